@@ -1,0 +1,57 @@
+"""etc_dist: fused computation and communication across GPUs, from event tensors.
+
+Importing starts nothing: no CUDA, no MPI, no NVSHMEM. See README.md for the first steps.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from etc_dist.compiler import compile
+    from etc_dist.errors import EtcDistError
+    from etc_dist.ops.all_gather_matmul import AllGatherMatmul
+    from etc_dist.ops.functional import all_gather_matmul, matmul_reduce_scatter
+    from etc_dist.ops.matmul_reduce_scatter import MatmulReduceScatter
+    from etc_dist.program import Program
+    from etc_dist.settings import Settings
+    from etc_dist.world import World, current, start
+
+__version__ = "0.1.0"
+
+_PLACES = {
+    "AllGatherMatmul": "ops.all_gather_matmul",
+    "EtcDistError": "errors",
+    "MatmulReduceScatter": "ops.matmul_reduce_scatter",
+    "Program": "program",
+    "Settings": "settings",
+    "World": "world",
+    "all_gather_matmul": "ops.functional",
+    "compile": "compiler",
+    "current": "world",
+    "matmul_reduce_scatter": "ops.functional",
+    "start": "world",
+}
+
+__all__ = [
+    "AllGatherMatmul",
+    "EtcDistError",
+    "MatmulReduceScatter",
+    "Program",
+    "Settings",
+    "World",
+    "all_gather_matmul",
+    "compile",
+    "current",
+    "matmul_reduce_scatter",
+    "start",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'etc_dist' has no attribute {name!r}")
+    value = getattr(import_module(f"etc_dist.{_PLACES[name]}"), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,51 @@
+"""The command `etc-dist`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+
+from etc_dist import doctor
+from etc_dist.ops.library import library_programs
+from etc_dist.runtime.build import ARCH, report
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one subcommand; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    if options.command == "build":
+        return build_all(options.arch)
+    report = doctor.examine()
+    print(report.to_json() if options.json else report.show())
+    return 0 if report.backend else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="etc-dist")
+    commands = parser.add_subparsers(dest="command", required=True)
+    text = "say what this machine has, what is missing, and how to get it"
+    command = commands.add_parser("doctor", help=text, description=text)
+    command.add_argument("--json", action="store_true", help="for programs")
+    text = "compile every program of the library, without a GPU; fails on spills"
+    command = commands.add_parser("build", help=text, description=text)
+    command.add_argument("--arch", default=ARCH, help="default: %(default)s")
+    return parser
+
+
+def build_all(arch: str) -> int:
+    """Compile the library's programs; 1 if one spills or loses a property, such as
+    warpgroup registers or asynchronous matrix products."""
+    failed = []
+    for name, graph in library_programs():
+        facts = report(name, graph, arch)
+        good = not (facts["spill_bytes"] or facts["stack_bytes"] or facts["remarks"])
+        print(("built   " if good else "FAILED  ") + json.dumps(facts), flush=True)
+        failed += [] if good else [name]
+    print(f"spills or lost properties: {', '.join(failed) or 'none'}")
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

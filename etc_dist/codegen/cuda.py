@@ -1,0 +1,275 @@
+"""Plan -> CUDA source: includes, named constants, index maps and lists of calls.
+
+No logic is generated: everything that decides or loops is in `kernels/`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from etc_dist.codegen.expression import linear, text
+from etc_dist.codegen.layout import (
+    Arguments,
+    event_base,
+    notification_unit,
+    pace_name,
+)
+from etc_dist.errors import CodegenError
+from etc_dist.ir.event import EventRef
+from etc_dist.ir.function import TENSOR, TRANSFER
+from etc_dist.ir.graph import Call
+from etc_dist.schedule.plan import Lane, Plan
+
+ELEMENTS = {
+    "bfloat16": "bf16",
+    "float16": "f16",
+    "float32": "float",
+    "int32": "i32",
+}
+MAX_WORLD = 64
+ENTRY = "etc_dist_program"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Generated text and what launching it takes."""
+
+    text: str
+    entry: str
+    arguments: Arguments
+    cluster: int
+    has_matmul: bool
+    workspace: int
+    sources: tuple[Path, ...]
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(self.text.encode()).hexdigest()[:16]
+
+
+def generate(plan: Plan, *, trace: bool = False) -> Source:
+    """The source of `plan`: equal plans give equal text. Raises CodegenError for what no
+    kernel can hold."""
+    graph = plan.graph
+    if graph.world_size > MAX_WORLD:
+        raise CodegenError(
+            f"graph {graph.name} has too many ranks",
+            where=f"plan {graph.name}",
+            wanted=f"at most {MAX_WORLD} ranks",
+            got=str(graph.world_size),
+            fix="use fewer ranks in one program",
+        )
+    arguments = Arguments.of(plan)
+    calls = [c for lane in plan.lanes for c in lane.calls]
+    matmuls = [c for c in calls if c.function.source == "tasks/matmul.cuh"]
+    own = sorted({str(c.function.source) for c in calls})
+    users = tuple(Path(s) for s in own if Path(s).is_absolute())
+    blocks = [
+        f"// {graph.name} on {graph.world_size} ranks, {plan.schedule} schedule",
+        "\n".join(f'#include "{name}"' for name in ("worker/worker.cuh", *own)),
+        "namespace etc {",
+        _constants(plan, calls, matmuls, trace),
+        arguments.text(),
+    ]
+    for lane in plan.lanes:
+        for call in lane.calls:
+            number = graph.calls.index(call)
+            blocks.append(_call(plan, lane, call, number, arguments))
+    blocks += [_program(plan), "}  // namespace etc", _entry(plan)]
+    return Source(
+        text="\n\n".join(blocks) + "\n",
+        entry=ENTRY,
+        arguments=arguments,
+        cluster=plan.cluster,
+        has_matmul=bool(matmuls),
+        workspace=max((c.function.workspace for c in calls), default=0),
+        sources=users,
+    )
+
+
+def _constants(
+    plan: Plan, calls: Sequence[Call], matmuls: Sequence[Call], trace: bool
+) -> str:
+    kinds = {tuple(c.function.constants.items()) for c in matmuls}
+    if len(kinds) > 1:
+        raise CodegenError(
+            f"graph {plan.graph.name} mixes kinds of matrix multiplication",
+            where=f"plan {plan.graph.name}: {', '.join(c.name for c in matmuls)}",
+            wanted="one dtype and one weight layout in a program",
+            got="; ".join(str(dict(k)) for k in sorted(kinds)),
+            fix="bring the weights into one layout and dtype",
+        )
+    of_matmul = dict(matmuls[0].function.constants) if matmuls else {}
+    cross_rank = any(e.cross_rank for e in plan.graph.events)
+    sends = any(c.function.name == "matmul_send" for c in calls)
+    values = {
+        "kWorld": plan.graph.world_size,
+        "kCluster": plan.cluster,
+        "kTensorCluster": plan.lane(TENSOR).cluster,
+        "kHasMatmul": int(bool(matmuls)),
+        "kSends": int(sends),
+        "kCrossRank": int(cross_rank),
+        "kIsHalf": of_matmul.get("kIsHalf", 0),
+        "kWeightIsKN": of_matmul.get("kWeightIsKN", 0),
+        "kTrace": int(trace),
+    }
+    return "\n".join(f"constexpr int {k} = {v};" for k, v in values.items())
+
+
+def _call(plan: Plan, lane: Lane, call: Call, number: int, arguments: Arguments) -> str:
+    function = call.function
+    lines = [f"struct {_type(call)} {{"]
+    lines.append(f"  template <class Task> using Function = {function.name}<Task>;")
+    peers = _peers(call)
+    constants = {
+        "kCall": number,
+        "kCluster": function.cluster,
+        "kWorld": plan.graph.world_size,
+        "kWaits": len(call.waits),
+        "kPeers": len(peers),
+        "kNotifies": len(call.notifies),
+        **function.constants,
+    }
+    lines += [f"  static constexpr int {k} = {v};" for k, v in constants.items()]
+    names = ", ".join(a.symbol.name for a in call.axes)
+    lines.append(f"  struct Coord {{ i32 {names}; }};")
+    lines.append(_method("i32 units", text(lane.units(call))))
+    lines.append(_method("i32 tasks", text(call.tasks)))
+    lines.append(_method("i32 pace", f"g.{pace_name(call.name)}"))
+    order = ", ".join(text(e) for e in call.order)
+    lines.append(_method("Coord at", f"{{{order}}}", "i32 t"))
+    operands = [text_ for text_ in _operands(call)]
+    lines += _select("auto operand", operands)
+    lines += _select("Box box", list(_boxes(call, arguments)))
+    lines += _indexed("EventRef wait", [_wait(plan, r) for r in call.waits])
+    lines += _indexed("i32 peer", peers)
+    lines += _indexed("EventRef notify", [_notify(r) for r in call.notifies])
+    steps = [
+        str(notification_unit(plan, r.events) // function.parts) for r in call.notifies
+    ]
+    lines += _indexed("u32 notify_step", steps, "int n")
+    lines.append("};")
+    return "\n".join(lines)
+
+
+def _method(head: str, body: str, extra: str = "") -> str:
+    parameters = "const Args& g" + (f", {extra}" if extra else "")
+    return f"  ETC_DEVICE static {head}({parameters}) {{ return {body}; }}"
+
+
+def _select(head: str, options: list[str]) -> list[str]:
+    """A member function template, chosen by a compile-time number."""
+    kind, name = head.split()
+    lines = [
+        f"  template <int n> ETC_DEVICE static {kind} {name}(const Args& g, Coord c) {{"
+    ]
+    for n, option in enumerate(options):
+        if option:
+            lines.append(f"    if constexpr (n == {n}) return {option};")
+    return [*lines, "  }"]
+
+
+def _indexed(
+    head: str, options: list[str], parameters: str = "const Args& g, Coord c, int n"
+) -> list[str]:
+    """A member function that picks one of a few by an unrolled loop's number."""
+    kind, name = head.split()
+    lines = [f"  ETC_DEVICE static {kind} {name}({parameters}) {{"]
+    lines += [f"    if (n == {n}) return {o};" for n, o in enumerate(options)]
+    return [*lines, "    return {};", "  }"]
+
+
+def _operands(call: Call) -> Iterator[str]:
+    for region in (*call.reads, *call.writes):
+        element = ELEMENTS[region.tensor.dtype]
+        rank = "g.rank" if region.rank is None else text(region.rank)
+        base = f"g.{region.tensor.name}"
+        if region.tensor.kind == "symmetric":
+            base = f"g.peer[{rank}] + {base}"
+        shape = ", ".join(text(e) for e in region.tensor.shape)
+        start = ", ".join(text(e) for e in region.start)
+        size = ", ".join(text(e) for e in region.size)
+        axes = len(region.start)
+        yield (
+            f"make_tile<{element}, {axes}>({base}, {rank}, {{{shape}}}, {{{start}}}, "
+            f"{{{size}}})"
+        )
+
+
+def _boxes(call: Call, arguments: Arguments) -> Iterator[str]:
+    for n, region in enumerate((*call.reads, *call.writes)):
+        box = call.function.boxes.get(n)
+        if box is None:
+            yield ""
+            continue
+        if not 2 <= len(region.start) <= 3:
+            raise CodegenError(
+                f"call {call.name}: operand {n} cannot be copied in bulk",
+                where=f"{region}",
+                wanted="a tensor of two or three axes",
+                got=f"{len(region.start)} axes",
+                fix="reshape the tensor",
+            )
+        x, y, *z = (text(e) for e in reversed(region.start))
+        name = arguments.map_of(region.tensor, box)
+        yield f"{{&g.{name}, {x}, {y}, {z[0] if z else 0}}}"
+
+
+def _peers(call: Call) -> list[str]:
+    touched = [r.rank for r in call.writes] + [r.rank for r in call.notifies]
+    return list(dict.fromkeys(text(rank) for rank in touched if rank is not None))
+
+
+def _index(ref: EventRef) -> str:
+    offset = linear(ref.index, ref.events.shape)
+    return f"u32(g.{event_base(ref.events)} + {offset})"
+
+
+def _wait(plan: Plan, ref: EventRef) -> str:
+    unit = notification_unit(plan, ref.events)
+    axes = dict(zip((a.name for a in ref.events.axes), ref.index, strict=True))
+    expects = text(ref.events.expects, axes)
+    return f"{{g.rank, {_index(ref)}, u32({expects}) * {unit}u}}"
+
+
+def _notify(ref: EventRef) -> str:
+    rank = "g.rank" if ref.rank is None else text(ref.rank)
+    return f"{{{rank}, {_index(ref)}, 0}}"
+
+
+def _type(call: Call) -> str:
+    return "Call_" + call.name
+
+
+def _program(plan: Plan) -> str:
+    lists = []
+    for name, alias in ((TENSOR, "TensorCalls"), (TRANSFER, "TransferCalls")):
+        types = ", ".join(_type(c) for c in plan.lane(name).calls)
+        lists.append(f"  using {alias} = CallList<{types}>;")
+    names = (
+        "kWorld",
+        "kCluster",
+        "kTensorCluster",
+        "kHasMatmul",
+        "kSends",
+        "kCrossRank",
+        "kIsHalf",
+        "kWeightIsKN",
+        "kTrace",
+    )
+    constants = [f"  static constexpr int {n} = etc::{n};" for n in names]
+    return "\n".join(
+        ["struct Program {", "  using Args = etc::Args;", *constants, *lists, "};"]
+    )
+
+
+def _entry(plan: Plan) -> str:
+    cluster = f"__cluster_dims__({plan.cluster}, 1, 1) " if plan.cluster > 1 else ""
+    return (
+        f'extern "C" __global__ {cluster}__launch_bounds__(etc::kWorkerThreads, 1)\n'
+        f"void {ENTRY}(const __grid_constant__ etc::Args g) {{\n"
+        "  etc::run_worker<etc::Program>(g);\n}"
+    )

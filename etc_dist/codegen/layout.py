@@ -1,0 +1,164 @@
+"""What host and device must agree on: argument block, symmetric block, control block.
+
+`kernels/event/layout.cuh` and `kernels/worker/trace.cuh` hold the device's half; the
+generated source asserts the size of the argument block, so that neither can drift.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from etc_dist.ir.event import EventTensor
+from etc_dist.ir.function import TmaBox
+from etc_dist.ir.tensor import Tensor
+from etc_dist.schedule.plan import Plan
+
+HEAD_BYTES = 1024
+ABORT_OFFSET = 256
+ALIGNMENT = 1024
+
+MAX_FAULTS = 64
+FAULT = np.dtype(
+    [
+        (n, "u4")
+        for n in ("worker", "lane", "call", "task", "event", "index", "have", "want")
+    ]
+)
+CONTROL = np.dtype(
+    [
+        ("epoch", "u4"),
+        ("exits", "u4"),
+        ("tickets", "u4", 2),
+        ("faults", "u4"),
+        ("unused", "u4", 11),
+        ("fault", FAULT, MAX_FAULTS),
+    ]
+)
+EVENT_WAIT, PEER_START, INSIDE_WORKER = range(3)
+
+TRACE_WARPS = 12
+TRACE_RECORD = np.dtype(
+    [
+        ("begin", "u8"),
+        ("end", "u8"),
+        ("lane", "u4"),
+        ("call", "u4"),
+        ("task", "u4"),
+        ("unused", "u4"),
+    ]
+)
+
+MAP_BYTES = 128
+
+
+@dataclass(frozen=True)
+class Map:
+    """A tensor map argument: bulk copies of `box` from or to `tensor`."""
+
+    name: str
+    tensor: Tensor
+    box: TmaBox
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The argument block of a program: tensor maps, then addresses, then integers."""
+
+    maps: tuple[Map, ...]
+    addresses: tuple[str, ...]
+    integers: tuple[str, ...]
+    world_size: int
+
+    @classmethod
+    def of(cls, plan: Plan) -> Arguments:
+        graph = plan.graph
+        integers = ["event_capacity", "trace_capacity", "rank"]
+        integers += [s.name for s in graph.dims]
+        integers += [s.name for s, _ in graph.derived]
+        integers += [event_base(e) for e in graph.events]
+        integers += [pace_name(c.name) for lane in plan.lanes for c in lane.calls]
+        addresses = ["control", "status", "workspace", "trace", "wait_limit"]
+        addresses += [t.name for t in graph.tensors]
+        return cls(_maps(plan), tuple(addresses), tuple(integers), graph.world_size)
+
+    def map_of(self, tensor: Tensor, box: TmaBox) -> str:
+        return next(m.name for m in self.maps if (m.tensor, m.box) == (tensor, box))
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The block as a structured NumPy dtype, as CuPy passes it by value."""
+        names: list[str] = []
+        formats: list[Any] = []
+        offsets: list[int] = []
+        at = 0
+        for m in self.maps:
+            names.append(m.name)
+            formats.append(("u1", MAP_BYTES))
+            offsets.append(at)
+            at += MAP_BYTES
+        names.append("peer")
+        formats.append(("u8", self.world_size))
+        offsets.append(at)
+        at += 8 * self.world_size
+        for kind, size, group in (("u8", 8, self.addresses), ("i4", 4, self.integers)):
+            for name in group:
+                names.append(name)
+                formats.append(kind)
+                offsets.append(at)
+                at += size
+        unit = MAP_BYTES if self.maps else 8
+        return np.dtype(
+            {
+                "names": names,
+                "formats": formats,
+                "offsets": offsets,
+                "itemsize": -(-at // unit) * unit,
+            }
+        )
+
+    def text(self) -> str:
+        """The same block as a C++ struct."""
+        lines = ["struct Args {"]
+        lines += [f"  TensorMap {m.name};" for m in self.maps]
+        lines.append("  u64 peer[kWorld];")
+        lines += [f"  u64 {name};" for name in self.addresses]
+        for name in self.integers:
+            kind = "u32" if name.endswith("_capacity") else "i32"
+            lines.append(f"  {kind} {name};")
+        lines += ["};", f"static_assert(sizeof(Args) == {self.dtype.itemsize});"]
+        return "\n".join(lines)
+
+
+def event_base(events: EventTensor) -> str:
+    """The argument that holds where an event tensor's counters begin."""
+    return f"events_{events.name}"
+
+
+def pace_name(call: str) -> str:
+    """The argument that holds a call's pace, in nanoseconds a task."""
+    return f"pace_{call}"
+
+
+def notification_unit(plan: Plan, events: EventTensor) -> int:
+    """Counter increments that make up one notification of `events`: a number that the
+    parts of every device function that notifies it divide."""
+    unit = 1
+    for call in plan.graph.calls:
+        if any(ref.events == events for ref in call.notifies):
+            unit = int(np.lcm(unit, call.function.parts))
+    return unit
+
+
+def _maps(plan: Plan) -> tuple[Map, ...]:
+    found: dict[tuple[Tensor, TmaBox], Map] = {}
+    for lane in plan.lanes:
+        for call in lane.calls:
+            regions = (*call.reads, *call.writes)
+            for operand, box in call.function.boxes.items():
+                tensor = regions[operand].tensor
+                name = f"map_{tensor.name}_{box.rows}x{box.columns}"
+                found.setdefault((tensor, box), Map(name, tensor, box))
+    return tuple(found.values())

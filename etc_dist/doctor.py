@@ -1,0 +1,337 @@
+"""What this machine has, in words, and which backend will be used for it.
+
+Nothing is started in this process: libraries are asked in processes of their own, so
+that one that crashes or hangs costs a line of the report and no more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from etc_dist.errors import EtcDistError
+from etc_dist.settings import Settings
+
+GIB = 1 << 30
+LIMIT = 60.0  # seconds that one question may take
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked for: what was found, and how to get what is missing."""
+
+    topic: str
+    found: str
+    fix: str = ""
+
+    def show(self) -> str:
+        lines = [f"{self.topic:18}{self.found}"]
+        if self.fix:
+            lines.append(f"{'':18}to do: {self.fix}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Report:
+    """All findings and the verdict; `backend` is empty where no start is possible."""
+
+    findings: tuple[Finding, ...]
+    backend: str
+    because: str
+
+    def show(self) -> str:
+        return "\n".join([*(f.show() for f in self.findings), "", self.verdict()])
+
+    def verdict(self) -> str:
+        if not self.backend:
+            return f"no backend can be used because {self.because}"
+        return f"backend {self.backend} will be used because {self.because}"
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self) | {"verdict": self.verdict()}, indent=2)
+
+
+def examine() -> Report:
+    """Look at this machine; raises nothing, whatever is missing."""
+    summary = _ask(["nvidia-smi"])
+    gpus = _ask(["nvidia-smi", f"--query-gpu={_GPU_COLUMNS}", "--format=csv,noheader"])
+    findings = [
+        *_system(),
+        *describe_gpus(gpus.text, _ask(["nvidia-smi", "topo", "-m"]).text),
+        *describe_driver(gpus.text, summary.text),
+        *_libraries(cuda_extra(summary.text)),
+        *_mpi(),
+        _nvls(bool(gpus.text)),
+    ]
+    try:
+        settings = Settings.load()
+    except EtcDistError as error:
+        findings.append(Finding("settings", error.what, f"{error.fix}: {error.got}"))
+        return Report(tuple(findings), "", "the settings cannot be read")
+    findings.append(_cache(settings.cache))
+    backend, because = _choose(settings.backend, bool(gpus.text))
+    return Report(tuple(findings), backend, because)
+
+
+# ------------------------------------------------------------------------- questions
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Standard output of a command; or why there is none, in one line."""
+
+    text: str = ""
+    fault: str = ""
+
+
+def _ask(command: list[str]) -> Answer:
+    # Under mpirun the question must not join the job it was asked in.
+    names = ("PMI_", "PMIX_", "OMPI_COMM_", "SLURM_")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(names)}
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+            env=environment,
+            check=False,
+        )
+    except OSError as error:
+        return Answer(fault=error.strerror or str(error))
+    except subprocess.TimeoutExpired:
+        return Answer(fault=f"no answer within {LIMIT:g} s")
+    if done.returncode:
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        return Answer(fault=lines[-1] if lines else f"exit code {done.returncode}")
+    return Answer(text=done.stdout.strip())
+
+
+def _ask_python(source: str) -> Answer:
+    return _ask([sys.executable, "-c", source])
+
+
+# A library is looked for where the package itself would find it.
+_LOAD = """
+import ctypes
+from cuda.pathfinder import load_nvidia_dynamic_lib
+path = load_nvidia_dynamic_lib({name!r}).abs_path
+library = ctypes.CDLL(path)
+numbers = [ctypes.c_int() for _ in range({count})]
+library.{function}(*map(ctypes.byref, numbers))
+print(*(number.value for number in numbers), path)
+"""
+_CUPY = "import cupy; print(cupy.__version__, cupy.__path__[0])"
+_MPI = """
+import mpi4py
+mpi4py.rc.initialize = False
+from mpi4py import MPI
+name = MPI.Get_library_version().splitlines()[0].strip(chr(0))
+print(mpi4py.__version__, name)
+"""
+_MULTICAST = """
+import ctypes
+cuda = ctypes.CDLL("libcuda.so.1")
+device, value, multicast_supported = ctypes.c_int(), ctypes.c_int(), 132
+assert cuda.cuInit(0) == 0 and cuda.cuDeviceGet(ctypes.byref(device), 0) == 0
+assert cuda.cuDeviceGetAttribute(
+    ctypes.byref(value), multicast_supported, device
+) == 0
+print(value.value)
+"""
+_NEEDED = "import ml_dtypes, numpy"
+_OBSTACLE = "from etc_dist.world import gpus; print(gpus.find().missing)"
+
+# --------------------------------------------------------------------------- findings
+
+
+def _system() -> Iterator[Finding]:
+    release = ""
+    with contextlib.suppress(OSError, KeyError):
+        release = ", " + platform.freedesktop_os_release()["PRETTY_NAME"]
+    system = f"{platform.system()} {platform.release()}{release}"
+    yield Finding("operating system", f"{system}, {platform.machine()}")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    cores = len(os.sched_getaffinity(0))
+    yield Finding("CPU", f"{cores} cores, {memory / GIB:.0f} GiB memory")
+    yield _shared_memory(Path("/dev/shm"))
+    yield Finding("Python", f"{platform.python_version()} ({sys.executable})")
+
+
+def _shared_memory(folder: Path) -> Finding:
+    topic = "shared memory"
+    try:
+        size = shutil.disk_usage(folder).total
+    except OSError as error:
+        return Finding(topic, f"{folder} is not there: {error.strerror}", "mount it")
+    small = "the cpu backend puts arrays there; for Docker: --shm-size=8g"
+    found = f"{size / GIB:.1f} GiB in {folder}"
+    return Finding(topic, found, small if size < GIB else "")
+
+
+_GPU_COLUMNS = "index,name,memory.total,compute_cap,driver_version"
+
+
+def describe_gpus(listing: str, topology: str) -> Iterator[Finding]:
+    """The GPUs and the links between them, from what nvidia-smi printed."""
+    rows = [line.split(", ") for line in listing.splitlines()]
+    if not rows:
+        fix = "none, if this machine has no NVIDIA GPU; else install its driver"
+        yield Finding("GPUs", "none found (nvidia-smi lists no GPU)", fix)
+        return
+    kinds = Counter(
+        f"{name}, {memory}, sm_{capability.replace('.', '')}"
+        for _, name, memory, capability, *_ in rows
+    )
+    found = "; ".join(f"{count} x {kind}" for kind, count in kinds.items())
+    old = any(float(row[3]) < 9 for row in rows)
+    yield Finding("GPUs", found, "kernels need sm_90 or newer" if old else "")
+    links = count_links(topology)
+    if links:
+        found = ", ".join(f"{kind}: {n}" for kind, n in sorted(links.items()))
+        found = f"pairs of GPUs by link: {found}"
+        slow = any(not kind.startswith("NV") for kind in links)
+        fix = "expect slow transfers: some pairs have no NVLink" if slow else ""
+        yield Finding("links", found, fix)
+
+
+def count_links(topology: str) -> Counter[str]:
+    """Pairs of GPUs by kind of link, from `nvidia-smi topo -m`."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", topology)
+    rows = [line.split() for line in plain.splitlines()]
+    matrix = [row[1:] for row in rows if row and re.fullmatch(r"GPU\d+", row[0])]
+    # The heading begins with GPU0 too, and has names where the matrix has links.
+    matrix = [row for row in matrix if "X" in row]
+    return Counter(row[j] for i, row in enumerate(matrix) for j in range(i))
+
+
+def describe_driver(listing: str, summary: str) -> Iterator[Finding]:
+    if listing:
+        yield Finding("driver", listing.splitlines()[0].split(", ")[-1])
+        yield Finding("CUDA", f"the driver supports up to {cuda_version(summary)}")
+
+
+def cuda_version(summary: str) -> str:
+    """The newest CUDA that the driver supports, from plain `nvidia-smi`."""
+    match = re.search(r"CUDA Version:\s*([\d.]+)", summary)
+    return match[1] if match else ""
+
+
+def cuda_extra(summary: str) -> str:
+    """The extra of this package that fits the driver; empty without a driver."""
+    version = cuda_version(summary)
+    if not version:
+        return ""
+    return "cu13" if int(version.split(".")[0]) >= 13 else "cu12"
+
+
+def _libraries(extra: str) -> Iterator[Finding]:
+    install = f"pip install 'etc-dist[{extra}]'" if extra else ""
+    without = "missing; not needed without a GPU"
+
+    def finding(topic: str, answer: Answer, fix: str = install) -> Finding:
+        if answer.text:
+            version, _, place = answer.text.rpartition(" ")
+            return Finding(topic, f"{version} ({place})")
+        return Finding(topic, f"missing ({answer.fault})" if fix else without, fix)
+
+    yield finding("CuPy", _ask_python(_CUPY))
+    build = install or "pip install 'etc-dist[compile]', to build kernels without a GPU"
+    yield finding("NVRTC", _library("nvrtc", "nvrtcVersion", 2), build)
+    version = "nvshmemx_vendor_get_version_info"
+    yield finding("NVSHMEM", _library("nvshmem_host", version, 3))
+    yield finding("NCCL", _library("nccl", "ncclGetVersion", 1))
+
+
+def _library(name: str, function: str, count: int) -> Answer:
+    answer = _ask_python(_LOAD.format(name=name, function=function, count=count))
+    if not answer.text:
+        return answer
+    *numbers, path = answer.text.split(" ", count)
+    if count == 1:  # NCCL writes 2.28.9 as 22809
+        packed = int(numbers[0])
+        numbers = [str(packed // 10000), str(packed // 100 % 100), str(packed % 100)]
+    return Answer(f"{'.'.join(numbers)} {path}")
+
+
+def _mpi() -> Iterator[Finding]:
+    install = "pip install mpi4py mpich, or install the system's MPI"
+    library = _ask_python(_MPI)
+    if library.text:
+        version, _, name = library.text.partition(" ")
+        name = " ".join(name.split())
+        yield Finding("MPI", f"{name}, by mpi4py {version}")
+    else:
+        yield Finding("MPI", f"cannot be loaded ({library.fault})", install)
+    beside = shutil.which("mpirun", path=str(Path(sys.executable).parent))
+    mpirun = beside or shutil.which("mpirun")
+    if mpirun is None:
+        yield Finding("mpirun", "missing", install)
+        return
+    version = _ask([mpirun, "--version"]).text
+    starts = "Open MPI" if "Open MPI" in version else "MPICH"
+    other = bool(library.text) and ("Open MPI" in library.text) != (
+        starts == "Open MPI"
+    )
+    fix = "its ranks would not find each other: use the mpirun of the MPI above"
+    yield Finding("mpirun", f"of {starts} ({mpirun})", fix if other else "")
+
+
+def _nvls(has_gpus: bool) -> Finding:
+    topic = "NVLS"
+    if not has_gpus:
+        return Finding(topic, "none without GPUs (and never needed)")
+    answer = _ask_python(_MULTICAST)
+    here = {"1": "present", "0": "not present"}.get(answer.text, "unknown")
+    disabled = disabled_by(os.environ)
+    state = f"disabled by {', '.join(disabled)}" if disabled else "not disabled"
+    return Finding(topic, f"{here}, {state} (and never needed)")
+
+
+def disabled_by(environ: Mapping[str, str]) -> list[str]:
+    """The variables that forbid multicast over NVLink to NVSHMEM and NCCL."""
+    forbidding = {"NCCL_NVLS_ENABLE": "0", "NVSHMEM_DISABLE_NVLS": "1"}
+    return [f"{k}={v}" for k, v in forbidding.items() if environ.get(k) == v]
+
+
+def _cache(folder: Path) -> Finding:
+    topic = "compile cache"
+    existing = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    if not os.access(existing, os.W_OK):
+        return Finding(topic, f"{folder}, not writable", "set ETC_DIST_CACHE")
+    if not folder.exists():
+        return Finding(topic, f"{folder}, empty so far")
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    size = sum(path.stat().st_size for path in files)
+    return Finding(topic, f"{folder}, {len(files)} files, {size / (1 << 20):.1f} MiB")
+
+
+# ---------------------------------------------------------------------------- verdict
+
+
+def _choose(asked: str, has_gpus: bool) -> tuple[str, str]:
+    """The backend of one rank on this machine, and why; none is an empty name."""
+    if asked not in ("auto", "cpu", "cuda"):
+        return "", f"ETC_DIST_BACKEND={asked} is not auto, cpu or cuda"
+    fault = _ask_python(_NEEDED).fault or _ask_python(_MPI).fault
+    if fault:
+        return "", f"what every backend needs is missing ({fault})"
+    if asked == "cpu":
+        return "cpu", "ETC_DIST_BACKEND=cpu asks for it"
+    answer = _ask_python(_OBSTACLE) if has_gpus else Answer("no NVIDIA GPU was found")
+    obstacle = answer.text or answer.fault
+    if not obstacle:
+        return "cuda", "a GPU and all it needs are here"
+    if asked == "cuda":
+        return "", f"ETC_DIST_BACKEND=cuda asks for a GPU, but {obstacle}"
+    return "cpu", obstacle

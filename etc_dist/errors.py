@@ -1,0 +1,144 @@
+"""Every error that etc_dist raises, in one tree.
+
+EtcDistError
+ ├── ArgumentError        a call's arrays, shapes, dtypes or options do not fit
+ ├── GraphError           a graph function is not a correct program
+ │    ├── DeadlockError   some wait can never be met
+ │    └── RaceError       two tasks touch the same bytes and nothing orders them
+ ├── ScheduleError        no plan can be made for this graph and these workers
+ ├── CodegenError         the plan cannot be written as CUDA source
+ ├── BuildError           the generated source did not compile or load
+ ├── WorldError           processes, GPUs or symmetric memory are not as needed
+ │    └── SymmetricMemoryError   the symmetric heap is exhausted
+ └── WaitTimeoutError     a wait was not met within the time limit; the run was ended
+
+A message has four parts: what failed, where, what was wanted and got, what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class EtcDistError(Exception):
+    """Base of all errors here; the four parts stay readable as attributes."""
+
+    def __init__(self, what: str, *, where: str, wanted: str, got: str, fix: str):
+        self.what, self.where, self.wanted, self.got, self.fix = (
+            what,
+            where,
+            wanted,
+            got,
+            fix,
+        )
+        super().__init__(
+            f"{what}\n  where:  {where}\n  wanted: {wanted}\n  got:    {got}\n"
+            f"  to do:  {fix}"
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Exceptions travel between ranks: pickle by parts, not by message.
+        return (_rebuild, (type(self), self.__dict__.copy()))
+
+
+def _rebuild(cls: type[EtcDistError], state: dict[str, object]) -> EtcDistError:
+    parts = {k: str(state[k]) for k in ("what", "where", "wanted", "got", "fix")}
+    error = cls(parts.pop("what"), **parts)
+    error.__dict__.update(state)
+    return error
+
+
+class ArgumentError(EtcDistError, ValueError):
+    """A call's arrays, shapes, dtypes or options do not fit, on some rank."""
+
+
+class GraphError(EtcDistError):
+    """A graph function is not a correct program; all faults are listed."""
+
+
+class DeadlockError(GraphError):
+    """Some wait can never be met with the workers at hand."""
+
+
+class RaceError(GraphError):
+    """Two tasks touch the same bytes, one writes, and no event orders them."""
+
+
+class ScheduleError(EtcDistError):
+    """No plan can be made for this graph and these workers."""
+
+
+class CodegenError(EtcDistError):
+    """The plan cannot be written as CUDA source."""
+
+
+class BuildError(EtcDistError):
+    """The generated source did not compile or load.
+
+    `source` is the whole text; `numbered()` prints it with line numbers.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str,
+        wanted: str,
+        got: str,
+        fix: str,
+        source: str = "",
+    ):
+        self.source = source
+        super().__init__(what, where=where, wanted=wanted, got=got, fix=fix)
+
+    def numbered(self) -> str:
+        lines = self.source.splitlines()
+        return "\n".join(f"{n:4d}  {line}" for n, line in enumerate(lines, 1))
+
+
+class WorldError(EtcDistError):
+    """Processes, GPUs or symmetric memory are not as needed."""
+
+
+class SymmetricMemoryError(WorldError, MemoryError):
+    """The symmetric heap cannot hold what a program asks for."""
+
+
+@dataclass(frozen=True)
+class WaitRecord:
+    """One wait that was not met: who waited for what, and how far it had come."""
+
+    rank: int
+    worker: int
+    lane: str
+    task: str
+    event: str
+    have: int
+    want: int
+
+    def __str__(self) -> str:
+        return (
+            f"rank {self.rank}, worker {self.worker}, {self.lane} lane: {self.task} "
+            f"waits for {self.event}: have {self.have}, want {self.want}"
+        )
+
+
+class WaitTimeoutError(EtcDistError, TimeoutError):
+    """A wait was not met within the time limit; every rank's run was ended.
+
+    `records` lists the waits of all ranks that could still be heard.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str,
+        wanted: str,
+        got: str,
+        fix: str,
+        records: Sequence[WaitRecord] = (),
+    ):
+        self.records = tuple(records)
+        super().__init__(what, where=where, wanted=wanted, got=got, fix=fix)

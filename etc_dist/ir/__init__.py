@@ -1,0 +1,30 @@
+"""The language: symbolic dims, tensors, event tensors, device and graph functions."""
+
+from etc_dist.ir.event import EventRef, EventTensor
+from etc_dist.ir.expr import Expr, Symbol, ceildiv, maximum, minimum
+from etc_dist.ir.function import DeviceFunction, TmaBox, device_function
+from etc_dist.ir.graph import RANK, TASK, Call, Graph, GraphFunction, graph_function
+from etc_dist.ir.tensor import Region, Tensor, span, tile
+
+__all__ = [
+    "RANK",
+    "TASK",
+    "Call",
+    "DeviceFunction",
+    "EventRef",
+    "EventTensor",
+    "Expr",
+    "Graph",
+    "GraphFunction",
+    "Region",
+    "Symbol",
+    "Tensor",
+    "TmaBox",
+    "ceildiv",
+    "device_function",
+    "graph_function",
+    "maximum",
+    "minimum",
+    "span",
+    "tile",
+]

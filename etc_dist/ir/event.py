@@ -1,0 +1,102 @@
+"""Event tensors: arrays of counters that tasks notify and wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from etc_dist.errors import GraphError
+from etc_dist.ir.expr import Expr, Symbol, wrap
+
+
+@dataclass(frozen=True)
+class EventTensor:
+    """Counters of symbolic shape; an element is met after `expects` notifications.
+
+    `expects` is an expression of the element's coordinates `axes` (a constant where
+    they do not occur; it may load from a runtime tensor). A cross-rank event tensor
+    may be notified by peers through `on(rank)`; waiting is always on one's own.
+    """
+
+    name: str
+    shape: tuple[Expr, ...]
+    axes: tuple[Symbol, ...]
+    expects: Expr
+    cross_rank: bool
+
+    def __getitem__(self, index: Any) -> EventRef:
+        return _reference(self, None, index)
+
+    def on(self, rank: Expr | int) -> RemoteEvents:
+        """The same event tensor on `rank`."""
+        if not self.cross_rank:
+            raise GraphError(
+                f"event tensor {self.name} is not cross-rank",
+                where=f"{self.name}.on({rank})",
+                wanted="g.events(..., cross_rank=True)",
+                got="an event tensor of one rank",
+                fix="declare it cross-rank, or drop .on(...)",
+            )
+        return RemoteEvents(self, wrap(rank))
+
+    def expected(self, coordinate: tuple[Any, ...], env: dict[str, Any]) -> Any:
+        """Notifications that the elements at `coordinate` need (int or array)."""
+        axes = {a.name: c for a, c in zip(self.axes, coordinate, strict=True)}
+        return self.expects.evaluate({**env, **axes})
+
+    def __str__(self) -> str:
+        axes = ", ".join(
+            f"{a}: {n}" for a, n in zip(self.axes, self.shape, strict=True)
+        )
+        scope = "cross-rank " if self.cross_rank else ""
+        return f"{scope}events {self.name} [{axes}] expects {self.expects}"
+
+
+@dataclass(frozen=True)
+class RemoteEvents:
+    """A cross-rank event tensor on `rank`; index it to name an element."""
+
+    events: EventTensor
+    rank: Expr
+
+    def __getitem__(self, index: Any) -> EventRef:
+        return _reference(self.events, self.rank, index)
+
+
+@dataclass(frozen=True)
+class EventRef:
+    """One element: a coordinate map from a task's coordinates; rank None is one's own."""
+
+    events: EventTensor
+    rank: Expr | None
+    index: tuple[Expr, ...]
+
+    def __str__(self) -> str:
+        where = "" if self.rank is None else f".on({self.rank})"
+        return f"{self.events.name}{where}[{', '.join(map(str, self.index))}]"
+
+
+def make_axes(name: str, count: int) -> tuple[Symbol, ...]:
+    """The coordinate symbols of an event tensor's elements."""
+    return tuple(Symbol(f"{name}_{k}", "coordinate") for k in range(count))
+
+
+def expected_count(
+    expects: Expr | int | Callable[..., Expr | int], axes: tuple[Symbol, ...]
+) -> Expr:
+    """`expects` as an expression of `axes`."""
+    return wrap(expects(*axes) if callable(expects) else expects)
+
+
+def _reference(events: EventTensor, rank: Expr | None, index: Any) -> EventRef:
+    parts = index if isinstance(index, tuple) else (index,)
+    if len(parts) != len(events.shape):
+        raise GraphError(
+            f"an element of event tensor {events.name} has the wrong number of axes",
+            where=f"{events.name}[...]",
+            wanted=f"{len(events.shape)} indices",
+            got=f"{len(parts)}",
+            fix="index every axis",
+        )
+    return EventRef(events, rank, tuple(wrap(p) for p in parts))

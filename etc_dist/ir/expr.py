@@ -1,0 +1,236 @@
+"""Symbolic integers: the index arithmetic of graphs, plans and generated code.
+
+    Expr := Const | Symbol | Op(+ - * // % min max, Expr, Expr) | Load(tensor, Expr...)
+
+One value serves three readers: `evaluate` (the CPU backend and the verifier, on
+numbers or whole NumPy arrays at once), `codegen` (CUDA text) and people (`str`).
+Division and remainder round to minus infinity, as in Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from etc_dist.errors import GraphError
+
+Value = Any  # int or an integer NumPy array
+IntLike = "Expr | int"
+
+_FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "+": lambda a, b: a + b,
+    "-": lambda a, b: a - b,
+    "*": lambda a, b: a * b,
+    "//": lambda a, b: a // b,
+    "%": lambda a, b: a % b,
+    "min": np.minimum,
+    "max": np.maximum,
+}
+_STRENGTH = {"+": 1, "-": 1, "*": 2, "//": 2, "%": 2}
+
+
+class Expr:
+    """Base of all index expressions; immutable, compared by structure."""
+
+    def __add__(self, other: Expr | int) -> Expr:
+        return op("+", self, other)
+
+    def __radd__(self, other: int) -> Expr:
+        return op("+", other, self)
+
+    def __sub__(self, other: Expr | int) -> Expr:
+        return op("-", self, other)
+
+    def __rsub__(self, other: int) -> Expr:
+        return op("-", other, self)
+
+    def __mul__(self, other: Expr | int) -> Expr:
+        return op("*", self, other)
+
+    def __rmul__(self, other: int) -> Expr:
+        return op("*", other, self)
+
+    def __floordiv__(self, other: Expr | int) -> Expr:
+        return op("//", self, other)
+
+    def __rfloordiv__(self, other: int) -> Expr:
+        return op("//", other, self)
+
+    def __mod__(self, other: Expr | int) -> Expr:
+        return op("%", self, other)
+
+    def __rmod__(self, other: int) -> Expr:
+        return op("%", other, self)
+
+    def __bool__(self) -> bool:
+        raise GraphError(
+            "a symbolic value has no truth value",
+            where=f"expression {self}",
+            wanted="arithmetic that holds for every shape (minimum, maximum, //, %)",
+            got="a Python `if`, `and`, `or` or comparison on it",
+            fix="write the choice with minimum() and maximum()",
+        )
+
+    def children(self) -> tuple[Expr, ...]:
+        return ()
+
+    def evaluate(self, env: Mapping[str, Value]) -> Value:
+        """The value under `env`: symbol name -> int or array; loads read
+        `env["@" + tensor name]`."""
+        raise NotImplementedError
+
+    def symbols(self) -> Iterator[Symbol]:
+        """All symbols below, each once, in order of first appearance."""
+        seen: set[str] = set()
+        stack: list[Expr] = [self]
+        while stack:
+            node = stack.pop()
+            if isinstance(node, Symbol) and node.name not in seen:
+                seen.add(node.name)
+                yield node
+            stack.extend(reversed(node.children()))
+
+    def loads(self) -> Iterator[Load]:
+        """All runtime loads below."""
+        stack: list[Expr] = [self]
+        while stack:
+            node = stack.pop()
+            if isinstance(node, Load):
+                yield node
+            stack.extend(reversed(node.children()))
+
+
+@dataclass(frozen=True)
+class Const(Expr):
+    value: int
+
+    def evaluate(self, env: Mapping[str, Value]) -> Value:
+        return self.value
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+@dataclass(frozen=True)
+class Symbol(Expr):
+    """A named integer: a dim of the program, a coordinate, the rank, a task index."""
+
+    name: str
+    kind: str  # "dim" | "derived" | "coordinate" | "rank" | "task"
+
+    def evaluate(self, env: Mapping[str, Value]) -> Value:
+        return env[self.name]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Op(Expr):
+    name: str
+    left: Expr
+    right: Expr
+
+    def children(self) -> tuple[Expr, ...]:
+        return (self.left, self.right)
+
+    def evaluate(self, env: Mapping[str, Value]) -> Value:
+        return _FUNCTIONS[self.name](self.left.evaluate(env), self.right.evaluate(env))
+
+    def __str__(self) -> str:
+        if self.name in ("min", "max"):
+            return f"{self.name}({self.left}, {self.right})"
+        strength = _STRENGTH[self.name]
+        left, right = str(self.left), str(self.right)
+        if isinstance(self.left, Op) and _STRENGTH.get(self.left.name, 9) < strength:
+            left = f"({left})"
+        # NOTE: a right operand of equal strength needs its parentheses: a // (b * c).
+        if isinstance(self.right, Op) and _STRENGTH.get(self.right.name, 9) <= strength:
+            right = f"({right})"
+        return f"{left} {self.name} {right}"
+
+
+@dataclass(frozen=True)
+class Load(Expr):
+    """An element of a runtime tensor of int32, known only when the program runs."""
+
+    tensor: str
+    index: tuple[Expr, ...]
+
+    def children(self) -> tuple[Expr, ...]:
+        return self.index
+
+    def evaluate(self, env: Mapping[str, Value]) -> Value:
+        values = env["@" + self.tensor]
+        found = values[tuple(i.evaluate(env) for i in self.index)]
+        return int(found) if np.ndim(found) == 0 else np.asarray(found, np.int64)
+
+    def __str__(self) -> str:
+        return f"{self.tensor}[{', '.join(map(str, self.index))}]"
+
+
+def wrap(value: Expr | int) -> Expr:
+    """An `Expr` from an `Expr` or a Python integer."""
+    if isinstance(value, Expr):
+        return value
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+        return Const(int(value))
+    raise GraphError(
+        "an index is not an integer",
+        where="a symbolic expression",
+        wanted="an int, a dim, a coordinate or arithmetic on them",
+        got=repr(value),
+        fix="use // for division and whole numbers throughout",
+    )
+
+
+def op(name: str, left: Expr | int, right: Expr | int) -> Expr:
+    """`left name right`, folded where both are constants or one is neutral."""
+    a, b = wrap(left), wrap(right)
+    if isinstance(a, Const) and isinstance(b, Const):
+        if name in ("//", "%") and b.value == 0:
+            raise GraphError(
+                "division by zero in an index expression",
+                where=f"{a} {name} {b}",
+                wanted="a divisor other than zero",
+                got="0",
+                fix="correct the expression",
+            )
+        return Const(int(_FUNCTIONS[name](a.value, b.value)))
+    if (
+        name in ("+", "-")
+        and isinstance(b, Const)
+        and isinstance(a, Op)
+        and a.name in ("+", "-")
+        and isinstance(a.right, Const)
+    ):
+        # (x + 2) - 1 -> x + 1
+        signed = {"+": 1, "-": -1}
+        total = signed[a.name] * a.right.value + signed[name] * b.value
+        return op("+", a.left, total) if total >= 0 else op("-", a.left, -total)
+    zero, one = Const(0), Const(1)
+    if name in ("min", "max") and a == b:
+        return a
+    if (name == "+" and a == zero) or (name == "*" and a == one):
+        return b
+    if (name in ("+", "-") and b == zero) or (name in ("*", "//") and b == one):
+        return a
+    if (name == "*" and zero in (a, b)) or (name == "%" and b == one):
+        return zero
+    return Op(name, a, b)
+
+
+def ceildiv(a: Expr | int, b: Expr | int) -> Expr:
+    """The least integer at or above a / b."""
+    return op("//", op("-", op("+", a, b), 1), b)
+
+
+def minimum(a: Expr | int, b: Expr | int) -> Expr:
+    return op("min", a, b)
+
+
+def maximum(a: Expr | int, b: Expr | int) -> Expr:
+    return op("max", a, b)

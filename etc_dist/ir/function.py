@@ -1,0 +1,99 @@
+"""Device functions: the tiled computations that a graph function calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from etc_dist.errors import GraphError
+
+TENSOR, TRANSFER = "tensor", "transfer"
+LANES = (TENSOR, TRANSFER)
+
+
+@dataclass(frozen=True)
+class TmaBox:
+    """The box of the last two axes that one bulk tensor copy moves, in elements."""
+
+    rows: int
+    columns: int
+
+
+@dataclass(frozen=True)
+class DeviceFunction:
+    """A computation on one tile: the same meaning in NumPy and in CUDA.
+
+    body(*reads, *writes): NumPy views of the call's regions, clipped at the edges; it
+    fills the writes. It is the executable specification.
+    source: the `.cuh` file that defines `template <class Task> struct <name>`: a path,
+    or a name below `kernels/`.
+    lane: "tensor" (the worker's 256 compute threads run a task together) or "transfer"
+    (one warp runs a task, beside the tensor lane).
+    cluster: workers that run one task together (2 share operands by TMA multicast).
+    parts: counter increments that one notification is made of on the device, where
+    several warps finish their share of a task independently.
+    boxes: operands (by position: reads, then writes) that the device reads or writes by
+    bulk tensor copies, with the box of one copy.
+    constants: named integers the `.cuh` body sees as `Task::name`.
+    workspace: bytes of local scratch for each worker.
+    """
+
+    name: str
+    body: Callable[..., None]
+    source: str | Path
+    lane: str
+    reads: int
+    writes: int
+    cluster: int = 1
+    parts: int = 1
+    boxes: Mapping[int, TmaBox] = field(default_factory=dict)
+    constants: Mapping[str, int] = field(default_factory=dict)
+    workspace: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("boxes", "constants"):
+            frozen = MappingProxyType(dict(sorted(getattr(self, name).items())))
+            object.__setattr__(self, name, frozen)
+        if self.lane not in LANES or self.cluster not in (1, 2):
+            raise GraphError(
+                f"device function {self.name} asks for what no worker has",
+                where=f"device function {self.name}",
+                wanted=f"lane in {LANES}, cluster 1 or 2 (2 on the tensor lane)",
+                got=f"lane {self.lane!r}, cluster {self.cluster}",
+                fix="choose one of these",
+            )
+        if self.lane == TRANSFER and self.cluster != 1:
+            raise GraphError(
+                f"device function {self.name} asks for a cluster of warps",
+                where=f"device function {self.name}",
+                wanted="cluster 1 on the transfer lane",
+                got=f"cluster {self.cluster}",
+                fix="move it to the tensor lane or use cluster 1",
+            )
+
+
+def device_function(
+    *,
+    source: str | Path,
+    reads: int,
+    writes: int,
+    lane: str = TENSOR,
+    constants: Mapping[str, int] | None = None,
+) -> Callable[[Callable[..., Any]], DeviceFunction]:
+    """Make a device function of a NumPy body; see `DeviceFunction` for the terms."""
+
+    def decorate(body: Callable[..., Any]) -> DeviceFunction:
+        return DeviceFunction(
+            name=body.__name__,
+            body=body,
+            source=source,
+            lane=lane,
+            reads=reads,
+            writes=writes,
+            constants=constants or {},
+        )
+
+    return decorate

@@ -1,0 +1,366 @@
+"""Graph functions: calls of device functions joined by event tensors.
+
+@graph_function
+def add_rows(g):
+    m, n = g.dims("m n")
+    x = g.input("x", (m, n), "float32")
+    ...
+    g.call(add, g.grid(i=ceildiv(m, 64)), reads=[...], writes=[...], ...)
+
+graph = add_rows(world_size=4)      # a GraphFunction; print(graph.show())
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from etc_dist.errors import GraphError
+from etc_dist.ir.event import EventRef, EventTensor, expected_count, make_axes
+from etc_dist.ir.expr import Const, Expr, Symbol, wrap
+from etc_dist.ir.function import DeviceFunction
+from etc_dist.ir.tensor import DTYPES, Region, Tensor
+
+RANK = Symbol("rank", "rank")
+TASK = Symbol("t", "task")
+
+Order = Callable[[Expr], Sequence["Expr | int"]]
+
+
+@dataclass(frozen=True)
+class Coordinate:
+    """One axis of a call's grid: its symbol and its symbolic extent."""
+
+    symbol: Symbol
+    extent: Expr
+
+
+class Grid(tuple[Symbol, ...]):
+    """The coordinate symbols of a grid, unpackable; remembers the extents."""
+
+    axes: tuple[Coordinate, ...]
+
+    def __new__(cls, axes: Sequence[Coordinate]) -> Grid:
+        grid = super().__new__(cls, [a.symbol for a in axes])
+        grid.axes = tuple(axes)
+        return grid
+
+
+@dataclass(frozen=True)
+class Call:
+    """A device function over a grid of tasks.
+
+    `order` maps the task index t (0 .. tasks - 1) to a coordinate, a bijection onto the
+    grid: the sequence in which the lane takes the tasks. `pace` is the least time in
+    nanoseconds between the starts of consecutive tasks on a rank (0: no limit).
+    """
+
+    name: str
+    function: DeviceFunction
+    axes: tuple[Coordinate, ...]
+    reads: tuple[Region, ...]
+    writes: tuple[Region, ...]
+    waits: tuple[EventRef, ...]
+    notifies: tuple[EventRef, ...]
+    order: tuple[Expr, ...]
+    pace: Expr
+
+    @property
+    def tasks(self) -> Expr:
+        """The number of tasks on one rank."""
+        count: Expr = Const(1)
+        for axis in self.axes:
+            count = count * axis.extent
+        return count
+
+    def coordinates(self, t: Any, env: dict[str, Any]) -> dict[str, Any]:
+        """Coordinate name -> value of task `t` (an int or an array of them)."""
+        inner = {**env, TASK.name: t}
+        return {
+            axis.symbol.name: part.evaluate(inner)
+            for axis, part in zip(self.axes, self.order, strict=True)
+        }
+
+    def show(self) -> str:
+        axes = ", ".join(f"{a.symbol}: {a.extent}" for a in self.axes)
+        lines = [f"call {self.name}: {self.function.name} [{axes}]"]
+        lines.append(f"  lane {self.function.lane}, cluster {self.function.cluster}")
+        lines.append(f"  order t -> ({', '.join(map(str, self.order))})")
+        if self.pace != Const(0):
+            lines.append(f"  pace {self.pace} ns")
+        for word, items in (
+            ("reads", self.reads),
+            ("writes", self.writes),
+            ("waits", self.waits),
+            ("notifies", self.notifies),
+        ):
+            lines += [f"  {word} {item}" for item in items]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class GraphFunction:
+    """A whole program for `world_size` ranks; every rank runs the same calls."""
+
+    name: str
+    world_size: int
+    dims: tuple[Symbol, ...]
+    derived: tuple[tuple[Symbol, Expr], ...]
+    tensors: tuple[Tensor, ...]
+    events: tuple[EventTensor, ...]
+    calls: tuple[Call, ...]
+
+    def show(self) -> str:
+        """Stable text of the graph; the same graph always gives the same text."""
+        dims = ", ".join(map(str, self.dims))
+        lines = [f"graph {self.name}({dims}) on {self.world_size} ranks"]
+        lines += [f"let {name} = {value}" for name, value in self.derived]
+        lines += [str(t) for t in self.tensors]
+        lines += [str(e) for e in self.events]
+        lines += [c.show() for c in self.calls]
+        return "\n".join(lines) + "\n"
+
+    def environment(self, dims: Mapping[str, int], rank: int) -> dict[str, Any]:
+        """Symbol name -> value on `rank`, all that expressions are evaluated under."""
+        env: dict[str, Any] = {**dims, RANK.name: rank}
+        for symbol, value in self.derived:
+            env[symbol.name] = int(value.evaluate(env))
+        return env
+
+    def tensor(self, name: str) -> Tensor:
+        return next(t for t in self.tensors if t.name == name)
+
+    def event(self, name: str) -> EventTensor:
+        return next(e for e in self.events if e.name == name)
+
+    def inputs(self) -> tuple[Tensor, ...]:
+        return tuple(t for t in self.tensors if t.kind == "input")
+
+    def outputs(self) -> tuple[Tensor, ...]:
+        return tuple(t for t in self.tensors if t.kind == "output")
+
+    def digest(self) -> str:
+        """A hash of the text: equal on all ranks that hold the same program."""
+        return hashlib.sha256(self.show().encode()).hexdigest()[:16]
+
+
+class Graph:
+    """Collects the parts of a graph function while its Python body runs."""
+
+    def __init__(self, name: str, world_size: int):
+        self.name = name
+        self.world_size = world_size
+        self.rank = RANK
+        self._dims: list[Symbol] = []
+        self._derived: list[tuple[Symbol, Expr]] = []
+        self._tensors: list[Tensor] = []
+        self._events: list[EventTensor] = []
+        self._calls: list[Call] = []
+        self._names: set[str] = {RANK.name, TASK.name}
+
+    def dims(self, names: str) -> tuple[Symbol, ...]:
+        """Symbolic dims by name, separated by spaces; bound when the program runs."""
+        made = tuple(Symbol(self._claim(n), "dim") for n in names.split())
+        self._dims += made
+        return made
+
+    def let(self, name: str, value: Expr | int) -> Expr:
+        """A named number derived from dims: computed once on the host for a run."""
+        value = wrap(value)
+        if isinstance(value, Const):
+            return value
+        symbol = Symbol(self._claim(name), "derived")
+        self._derived.append((symbol, value))
+        return symbol
+
+    def input(self, name: str, shape: Sequence[Expr | int], dtype: str) -> Tensor:
+        return self._tensor(name, shape, dtype, "input")
+
+    def output(self, name: str, shape: Sequence[Expr | int], dtype: str) -> Tensor:
+        return self._tensor(name, shape, dtype, "output")
+
+    def local(self, name: str, shape: Sequence[Expr | int], dtype: str) -> Tensor:
+        """Scratch of each rank, owned by the program."""
+        return self._tensor(name, shape, dtype, "local")
+
+    def symmetric(self, name: str, shape: Sequence[Expr | int], dtype: str) -> Tensor:
+        """A tensor that exists on every rank and that peers may write."""
+        return self._tensor(name, shape, dtype, "symmetric")
+
+    def events(
+        self,
+        name: str,
+        shape: Sequence[Expr | int],
+        *,
+        expects: Expr | int | Callable[..., Expr | int],
+        cross_rank: bool = False,
+    ) -> EventTensor:
+        """An event tensor; `expects` may be a function of an element's coordinates."""
+        axes = make_axes(self._claim(name), len(shape))
+        made = EventTensor(
+            name,
+            tuple(wrap(s) for s in shape),
+            axes,
+            expected_count(expects, axes),
+            cross_rank,
+        )
+        self._events.append(made)
+        return made
+
+    def grid(self, **extents: Expr | int) -> Grid:
+        """The axes of a call: coordinate name -> extent."""
+        return Grid(
+            [Coordinate(Symbol(n, "coordinate"), wrap(e)) for n, e in extents.items()]
+        )
+
+    def call(
+        self,
+        function: DeviceFunction,
+        grid: Grid,
+        *,
+        reads: Sequence[Region] = (),
+        writes: Sequence[Region] = (),
+        waits: Sequence[EventRef] = (),
+        notifies: Sequence[EventRef] = (),
+        order: Order | None = None,
+        pace: Expr | int = 0,
+        name: str | None = None,
+    ) -> Call:
+        """Add `function` over `grid`. Each task waits for all `waits`, runs, then
+        notifies all `notifies`. `order` maps a task index to a coordinate; the default
+        is row-major."""
+        name = self._claim(name or function.name)
+        if (len(reads), len(writes)) != (function.reads, function.writes):
+            raise GraphError(
+                f"call {name} does not fit device function {function.name}",
+                where=f"graph {self.name}, call {name}",
+                wanted=f"{function.reads} reads and {function.writes} writes",
+                got=f"{len(reads)} reads and {len(writes)} writes",
+                fix="give one region for each operand",
+            )
+        sequence = order(TASK) if order else _row_major(grid)
+        made = Call(
+            name,
+            function,
+            grid.axes,
+            tuple(reads),
+            tuple(writes),
+            tuple(waits),
+            tuple(notifies),
+            tuple(wrap(e) for e in sequence),
+            wrap(pace),
+        )
+        _check_symbols(self, made)
+        self._calls.append(made)
+        return made
+
+    def finish(self) -> GraphFunction:
+        return GraphFunction(
+            self.name,
+            self.world_size,
+            tuple(self._dims),
+            tuple(self._derived),
+            tuple(self._tensors),
+            tuple(self._events),
+            tuple(self._calls),
+        )
+
+    def _tensor(
+        self, name: str, shape: Sequence[Expr | int], dtype: str, kind: str
+    ) -> Tensor:
+        if dtype not in DTYPES:
+            raise GraphError(
+                f"tensor {name} has an unknown dtype",
+                where=f"graph {self.name}",
+                wanted=", ".join(DTYPES),
+                got=repr(dtype),
+                fix="use one of these",
+            )
+        made = Tensor(self._claim(name), tuple(wrap(s) for s in shape), dtype, kind)
+        self._tensors.append(made)
+        return made
+
+    def _claim(self, name: str) -> str:
+        if name in self._names or not name.isidentifier() or name.startswith("_"):
+            raise GraphError(
+                f"the name {name!r} cannot be used",
+                where=f"graph {self.name}",
+                wanted="an identifier that no dim, tensor, event or call bears yet",
+                got=repr(name),
+                fix="choose another name (calls: name=...)",
+            )
+        self._names.add(name)
+        return name
+
+
+def graph_function(body: Callable[..., None]) -> Callable[..., GraphFunction]:
+    """Turn `body(g, **options)` into a function `(world_size, **options)` that returns
+    the GraphFunction it describes."""
+
+    @functools.wraps(body)
+    def build(world_size: int, **options: Any) -> GraphFunction:
+        graph = Graph(body.__name__, world_size)
+        body(graph, **options)
+        return graph.finish()
+
+    return build
+
+
+def _row_major(grid: Grid) -> list[Expr]:
+    rest: Expr = TASK
+    parts: list[Expr] = []
+    for axis in reversed(grid.axes[1:]):
+        parts.append(rest % axis.extent)
+        rest = rest // axis.extent
+    return [rest, *reversed(parts)]
+
+
+def _given(rank: Expr | None) -> tuple[Expr, ...]:
+    return () if rank is None else (rank,)
+
+
+def _check_symbols(graph: Graph, call: Call) -> None:
+    """Refuse expressions that use a coordinate the call does not have."""
+    dims = {s.name for s in (*graph._dims, *(d for d, _ in graph._derived))}
+    dims.add(RANK.name)
+    inside = dims | {a.symbol.name for a in call.axes}
+    uses: list[tuple[str, Expr, set[str]]] = []
+    for region in (*call.reads, *call.writes):
+        parts = [*region.start, *region.size, *_given(region.rank)]
+        uses += [(str(region), e, inside) for e in parts]
+    for ref in (*call.waits, *call.notifies):
+        uses += [(str(ref), e, inside) for e in (*ref.index, *_given(ref.rank))]
+    uses += [(f"order {e}", e, dims | {TASK.name}) for e in call.order]
+    uses += [(f"extent of {a.symbol}", a.extent, dims) for a in call.axes]
+    uses.append((f"pace {call.pace}", call.pace, dims))
+    for what, expr, known in uses:
+        strange = [s.name for s in expr.symbols() if s.name not in known]
+        if strange:
+            raise GraphError(
+                f"call {call.name} uses unknown symbols",
+                where=f"graph {graph.name}, call {call.name}: {what}",
+                wanted=f"only {', '.join(sorted(known))}",
+                got=", ".join(strange),
+                fix="use the coordinates of this call's own grid",
+            )
+    for ref in call.waits:
+        if ref.rank is not None:
+            raise GraphError(
+                f"call {call.name} waits on another rank's event",
+                where=f"graph {graph.name}, call {call.name}: {ref}",
+                wanted="waits on one's own elements; peers notify them",
+                got=str(ref),
+                fix="let the producer notify events.on(this rank)",
+            )
+    for region in call.reads:
+        if region.rank is not None:
+            raise GraphError(
+                f"call {call.name} reads another rank's memory",
+                where=f"graph {graph.name}, call {call.name}: {region}",
+                wanted="reads of one's own memory; peers push into it",
+                got=str(region),
+                fix="let the owner write to tensor.on(reader)",
+            )

@@ -1,0 +1,194 @@
+"""Tensors of a program and the regions of them that a task touches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from etc_dist.errors import GraphError
+from etc_dist.ir.expr import Expr, Load, wrap
+
+DTYPES = {"bfloat16": 2, "float16": 2, "float32": 4, "int32": 4}
+"""Element types and their sizes in bytes."""
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """The NumPy dtype of an element type; bfloat16 comes from ml_dtypes."""
+    if name == "bfloat16":
+        import ml_dtypes
+
+        made: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return made
+    return np.dtype(name)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """`size` indices from `start`, cut off at the tensor's edge."""
+
+    start: Expr
+    size: Expr
+
+
+def tile(index: Expr | int, size: Expr | int) -> Tile:
+    """The index-th tile of `size`: [index * size, (index + 1) * size)."""
+    return Tile(wrap(index) * wrap(size), wrap(size))
+
+
+def span(start: Expr | int, size: Expr | int) -> Tile:
+    """`size` indices from `start`."""
+    return Tile(wrap(start), wrap(size))
+
+
+Index = "Expr | int | Tile | slice"
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A dense row-major array with a symbolic shape.
+
+    `kind`: "input" and "output" are the caller's arrays, "local" is scratch of one
+    rank, "symmetric" exists on every rank at the same place and may be written by
+    peers through `on(rank)`.
+    """
+
+    name: str
+    shape: tuple[Expr, ...]
+    dtype: str
+    kind: str
+
+    def __getitem__(self, index: Any) -> Region:
+        return _region(self, None, index)
+
+    def on(self, rank: Expr | int) -> RemoteTensor:
+        """The same tensor in `rank`'s memory."""
+        if self.kind != "symmetric":
+            raise GraphError(
+                f"tensor {self.name} has no copy on other ranks",
+                where=f"{self.name}.on({rank})",
+                wanted="a tensor made by g.symmetric(...)",
+                got=f"a tensor of kind {self.kind!r}",
+                fix="declare it symmetric, or drop .on(...)",
+            )
+        return RemoteTensor(self, wrap(rank))
+
+    def load(self, *index: Expr | int) -> Expr:
+        """An element as a symbolic integer, read when the program runs (int32)."""
+        if self.dtype != "int32" or self.kind not in ("input", "local"):
+            raise GraphError(
+                f"tensor {self.name} cannot be part of an index expression",
+                where=f"{self.name}.load({', '.join(map(str, index))})",
+                wanted="an int32 tensor of kind input or local",
+                got=f"{self.dtype}, {self.kind}",
+                fix="pass indices and counts as int32 tensors",
+            )
+        return Load(self.name, tuple(wrap(i) for i in index))
+
+    @property
+    def itemsize(self) -> int:
+        return DTYPES[self.dtype]
+
+    def nbytes(self, env: dict[str, int]) -> int:
+        return prod(int(d.evaluate(env)) for d in self.shape) * self.itemsize
+
+    def __str__(self) -> str:
+        shape = ", ".join(map(str, self.shape))
+        return f"{self.kind} {self.name} [{shape}] {self.dtype}"
+
+
+@dataclass(frozen=True)
+class RemoteTensor:
+    """A symmetric tensor in the memory of `rank`; index it to get a region."""
+
+    tensor: Tensor
+    rank: Expr
+
+    def __getitem__(self, index: Any) -> Region:
+        return _region(self.tensor, self.rank, index)
+
+
+@dataclass(frozen=True)
+class Region:
+    """A box of a tensor: per axis a start and a size, cut off at the edge.
+
+    `rank` is None for the running rank's own memory. `kept[axis]` is False where the
+    axis was indexed by one integer; such an axis is dropped from the NumPy view.
+    """
+
+    tensor: Tensor
+    rank: Expr | None
+    start: tuple[Expr, ...]
+    size: tuple[Expr, ...]
+    kept: tuple[bool, ...]
+
+    def bounds(self, env: dict[str, Any]) -> list[tuple[Any, Any]]:
+        """Per axis (low, high), clipped to the tensor, for numbers or arrays."""
+        out = []
+        for start, size, extent in zip(
+            self.start, self.size, self.tensor.shape, strict=True
+        ):
+            low = start.evaluate(env)
+            end = extent.evaluate(env)
+            high = np.minimum(low + size.evaluate(env), end)
+            out.append((np.minimum(low, end), high))
+        return out
+
+    def view(self, array: Any, env: dict[str, Any]) -> Any:
+        """The region of `array` (the tensor's storage on the right rank)."""
+        index = tuple(
+            slice(int(low), max(int(low), int(high))) if kept else int(low)
+            for kept, (low, high) in zip(self.kept, self.bounds(env), strict=True)
+        )
+        return array[index]
+
+    def __str__(self) -> str:
+        where = "" if self.rank is None else f".on({self.rank})"
+        parts = []
+        for start, size, extent, kept in zip(
+            self.start, self.size, self.tensor.shape, self.kept, strict=True
+        ):
+            if not kept:
+                parts.append(str(start))
+            elif size == extent and str(start) == "0":
+                parts.append(":")
+            else:
+                parts.append(f"{start} +: {size}")
+        return f"{self.tensor.name}{where}[{', '.join(parts)}]"
+
+
+def _region(tensor: Tensor, rank: Expr | None, index: Any) -> Region:
+    parts = index if isinstance(index, tuple) else (index,)
+    if len(parts) != len(tensor.shape):
+        raise GraphError(
+            f"a region of tensor {tensor.name} has the wrong number of axes",
+            where=f"{tensor.name}[...]",
+            wanted=f"{len(tensor.shape)} indices",
+            got=f"{len(parts)}",
+            fix="index every axis; use : for a whole one",
+        )
+    starts, sizes, kept = [], [], []
+    for part, extent in zip(parts, tensor.shape, strict=True):
+        if isinstance(part, Tile):
+            starts.append(part.start)
+            sizes.append(part.size)
+        elif isinstance(part, slice):
+            if part.step is not None:
+                raise GraphError(
+                    f"a region of tensor {tensor.name} has a step",
+                    where=f"{tensor.name}[...]",
+                    wanted="start:stop, : or tile(i, size)",
+                    got=f"step {part.step}",
+                    fix="drop the step",
+                )
+            start = wrap(0 if part.start is None else part.start)
+            stop = extent if part.stop is None else wrap(part.stop)
+            starts.append(start)
+            sizes.append(stop - start)
+        else:
+            starts.append(wrap(part))
+            sizes.append(wrap(1))
+        kept.append(isinstance(part, (Tile, slice)))
+    return Region(tensor, rank, tuple(starts), tuple(sizes), tuple(kept))

@@ -1,0 +1,122 @@
+"""AllGather + GEMM: y = (all ranks' rows of x, gathered) @ w.T."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from etc_dist.ir import Graph, ceildiv, graph_function, maximum, minimum, span, tile
+from etc_dist.ops.matmul import TILE, matmul_store
+from etc_dist.ops.operation import Operation
+from etc_dist.ops.order import grouped_rows
+from etc_dist.ops.push_rows import PACKET_BYTES, push_rows
+from etc_dist.runtime.arrays import Array
+
+ROW_GROUP = 8
+"""Row blocks whose tiles are taken together, for reuse in L2."""
+PUSH_BYTES_PER_NS = 250
+"""The fastest push: above it, stores crowd out the tensor lane's own loads."""
+NEED_FLOPS_PER_NS = 740_000
+"""A rank's matmul rate, from which follows how fast it needs its peers' rows."""
+PUSH_LEAD = 1.7
+"""The push runs this much faster than the rows are needed: measured best."""
+
+
+@graph_function
+def all_gather_matmul_graph(
+    g: Graph,
+    *,
+    dtype: str = "bfloat16",
+    w_layout: str = "nk",
+    tile_size: int = TILE,
+    packet_bytes: int = PACKET_BYTES,
+) -> None:
+    """x [rows, k] on each rank, w [n, k] or [k, n] -> y [world, rows, n].
+
+    Every rank pushes its rows to all peers in packets, paced, first to the peer that
+    needs them first, while its tensor lane multiplies its own rows, then those of the
+    next rank, and so on, each row block as soon as all its packets have come."""
+    rows, n, k = g.dims("rows n k")
+    world, size = g.world_size, tile_size
+    blocks = g.let("blocks", ceildiv(rows, size))
+    columns = g.let("columns", ceildiv(n, size))
+    x = g.input("x", (rows, k), dtype)
+    w = g.input("w", (n, k) if w_layout == "nk" else (k, n), dtype)
+    y = g.output("y", (world, rows, n), dtype)
+    multiply = matmul_store(w_layout, dtype)
+
+    i, j = grid = g.grid(i=blocks, j=columns)
+    w_tile = w[tile(j, size), :] if w_layout == "nk" else w[:, tile(j, size)]
+    g.call(
+        multiply,
+        grid,
+        name="matmul_own",
+        reads=[x[tile(i, size), :], w_tile],
+        writes=[y[g.rank, tile(i, size), tile(j, size)]],
+        order=lambda t: grouped_rows(t, blocks, columns, ROW_GROUP),
+    )
+    if world == 1:
+        return
+
+    row_bytes = k * x.itemsize
+    packet_rows = g.let(
+        "packet_rows", maximum(1, minimum(size, packet_bytes // row_bytes))
+    )
+    packets = g.let("packets", ceildiv(size, packet_rows))
+    gathered = g.symmetric("gathered", (world, rows, k), dtype)
+    arrived = g.events("arrived", (world, blocks), expects=packets, cross_rank=True)
+
+    sent = packet_rows * row_bytes
+    p, b, q = grid = g.grid(p=world - 1, b=blocks, q=packets)
+    to = (g.rank + (world - 1) - p) % world
+    # A packet's rows end where its block ends: an event counts whole packets.
+    first = b * size + q * packet_rows
+    packet = span(first, minimum(packet_rows, size - q * packet_rows))
+    g.call(
+        push_rows(),
+        grid,
+        reads=[x[packet, :]],
+        writes=[gathered.on(to)[g.rank, packet, :]],
+        notifies=[arrived.on(to)[g.rank, b]],
+        pace=maximum(
+            sent * n // int(NEED_FLOPS_PER_NS * PUSH_LEAD), sent // PUSH_BYTES_PER_NS
+        ),
+    )
+
+    p, i, j = grid = g.grid(p=world - 1, i=blocks, j=columns)
+    source = (g.rank + 1 + p) % world
+    w_tile = w[tile(j, size), :] if w_layout == "nk" else w[:, tile(j, size)]
+    g.call(
+        multiply,
+        grid,
+        name="matmul_peer",
+        reads=[gathered[source, tile(i, size), :], w_tile],
+        writes=[y[source, tile(i, size), tile(j, size)]],
+        waits=[arrived[source, i]],
+        order=lambda t: (
+            t // (blocks * columns),
+            *grouped_rows(t % (blocks * columns), blocks, columns, ROW_GROUP),
+        ),
+    )
+
+
+class AllGatherMatmul(Operation):
+    """AllGather + GEMM as a reusable object.
+
+    op(x, w, out=None, stream=None): x [M / world_size, K] and w [N, K] (or [K, N]) on
+    every rank; returns out [M, N]: the rows of all ranks, in rank order, times this rank's
+    w.T. On GPUs K and N are multiples of 8. Arrays and errors as in MatmulReduceScatter.
+    """
+
+    graph_function = staticmethod(all_gather_matmul_graph)
+
+    def _rows(self, m: int) -> int:
+        return m
+
+    def _output_shape(self, m: int, n: int) -> tuple[int, int]:
+        return m * self.world.size, n
+
+    def _tensors(
+        self, x: Array, w: Array, y: Array, dims: Mapping[str, int]
+    ) -> dict[str, Array]:
+        stacked = (self.world.size, dims["rows"], dims["n"])
+        return {"x": x, "w": w, "y": y.reshape(stacked)}

@@ -1,0 +1,44 @@
+"""The fused collectives as functions; each keeps one operation per world and kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from etc_dist.ops.all_gather_matmul import AllGatherMatmul
+from etc_dist.ops.matmul_reduce_scatter import MatmulReduceScatter
+from etc_dist.ops.operation import DTYPES, Operation
+from etc_dist.runtime.arrays import dtype_of
+from etc_dist.world import World, current
+
+
+def matmul_reduce_scatter(
+    x: Any, w: Any, *, w_layout: str = "nk", out: Any = None, stream: Any = None
+) -> Any:
+    """Rows [rank * M / world_size, ...) of the sum over ranks of x @ w.T.
+
+    x [M, K], w [N, K] (or [K, N] with w_layout="kn") -> [M / world_size, N]. Collective;
+    see `MatmulReduceScatter` for arrays, precision and errors."""
+    return _operation(MatmulReduceScatter, x, w_layout)(x, w, out, stream=stream)
+
+
+def all_gather_matmul(
+    x: Any, w: Any, *, w_layout: str = "nk", out: Any = None, stream: Any = None
+) -> Any:
+    """(The rows of all ranks' x) @ w.T.
+
+    x [M / world_size, K], w [N, K] (or [K, N] with w_layout="kn") -> [M, N]. Collective;
+    see `AllGatherMatmul` for arrays and errors."""
+    return _operation(AllGatherMatmul, x, w_layout)(x, w, out, stream=stream)
+
+
+_operations: dict[tuple[World, type[Operation], str, str], Operation] = {}
+
+
+def _operation(kind: type[Operation], x: Any, w_layout: str) -> Operation:
+    world = current()
+    dtype = dtype_of(x)
+    # A dtype that no operation has is refused, on every rank, by the bfloat16 one.
+    key = (world, kind, dtype if dtype in DTYPES else DTYPES[0], w_layout)
+    if key not in _operations:
+        _operations[key] = kind(dtype=key[2], w_layout=w_layout, world=world)
+    return _operations[key]

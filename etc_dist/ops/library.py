@@ -1,0 +1,24 @@
+"""Every program the library offers ready-made, for building ahead of time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from etc_dist.ir import GraphFunction
+from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
+from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
+from etc_dist.ops.operation import DTYPES, W_LAYOUTS
+
+WORLD_SIZES = (1, 2, 3, 4, 5, 6, 7, 8)
+
+
+def library_programs() -> Iterator[tuple[str, GraphFunction]]:
+    """(name, graph) of each program; one for all shapes of its kind. World sizes that
+    are no power of two are built for one kind each: they differ by a constant only."""
+    for make in (matmul_reduce_scatter_graph, all_gather_matmul_graph):
+        for world_size in WORLD_SIZES:
+            power = world_size & (world_size - 1) == 0
+            for dtype in DTYPES if power else DTYPES[:1]:
+                for w_layout in W_LAYOUTS if power else W_LAYOUTS[:1]:
+                    graph = make(world_size, dtype=dtype, w_layout=w_layout)
+                    yield f"{graph.name} {world_size} {dtype} {w_layout}", graph

@@ -1,0 +1,68 @@
+"""Device functions of matrix multiplication; CUDA half in `kernels/tasks/matmul.cuh`.
+
+Both compute x @ w.T (w stored [n, k]) or x @ w (w stored [k, n]) on one 256 x 256 tile
+with fp32 accumulation, by a cluster of two workers, 128 rows each. `matmul_store`
+writes the tile into a tensor of this rank; `matmul_send` forwards it to its owner.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from etc_dist.ir import DeviceFunction, TmaBox
+from etc_dist.ir.function import TENSOR
+
+TILE = 256
+"""Rows and columns of a tile on the GPU."""
+STAGE_K = 64
+"""Elements of k in one stage of the shared-memory ring."""
+WORKER_ROWS = 128
+IMAGE_BYTES = WORKER_ROWS * TILE * 2
+"""One worker's share of a tile as it travels: its shared-memory image."""
+
+
+def _multiply_nk(x: Any, w: Any, y: Any) -> None:
+    product = x.astype(np.float32) @ w.astype(np.float32).T
+    y[: product.shape[0], : product.shape[1]] = product.astype(y.dtype)
+
+
+def _multiply_kn(x: Any, w: Any, y: Any) -> None:
+    product = x.astype(np.float32) @ w.astype(np.float32)
+    y[: product.shape[0], : product.shape[1]] = product.astype(y.dtype)
+
+
+def _matmul(name: str, w_layout: str, dtype: str, **fields: Any) -> DeviceFunction:
+    boxes = {
+        0: TmaBox(WORKER_ROWS, STAGE_K),
+        1: TmaBox(TILE // 2, STAGE_K) if w_layout == "nk" else TmaBox(STAGE_K, 64),
+    }
+    boxes.update(fields.pop("boxes", {}))
+    return DeviceFunction(
+        name=name,
+        body=_multiply_nk if w_layout == "nk" else _multiply_kn,
+        source="tasks/matmul.cuh",
+        lane=TENSOR,
+        reads=2,
+        writes=1,
+        cluster=2,
+        boxes=boxes,
+        constants={
+            "kWeightIsKN": int(w_layout == "kn"),
+            "kIsHalf": int(dtype == "float16"),
+        },
+        **fields,
+    )
+
+
+def matmul_store(w_layout: str, dtype: str) -> DeviceFunction:
+    """x tile [256, k], w tile [256, k] or [k, 256] -> y tile, in this rank's memory."""
+    return _matmul("matmul_store", w_layout, dtype, boxes={2: TmaBox(64, 64)})
+
+
+def matmul_send(w_layout: str, dtype: str) -> DeviceFunction:
+    """As `matmul_store`, but the tile goes to its owner's slot, as two shared-memory
+    images (64 KB, one a worker), each forwarded by two warps beside the tensor cores;
+    each warp notifies for its half, hence four parts."""
+    return _matmul("matmul_send", w_layout, dtype, parts=4, workspace=2 * IMAGE_BYTES)

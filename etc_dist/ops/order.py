@@ -1,0 +1,30 @@
+"""Tile orders: maps from a task's index to its coordinate, shared by the ops."""
+
+from __future__ import annotations
+
+from etc_dist.ir import RANK, Expr, minimum
+
+
+def grouped_rows(
+    t: Expr, blocks: Expr | int, columns: Expr | int, group: int
+) -> tuple[Expr, Expr]:
+    """(i, j): groups of `group` row blocks, columns inside, rows innermost, so that a
+    wave of workers shares few operand tiles in L2."""
+    g = t // (group * columns)
+    height = minimum(group, blocks - g * group)
+    rest = t - g * (group * columns)
+    return g * group + rest % height, rest // height
+
+
+def rotated_owners(
+    t: Expr, world: int, blocks: Expr | int, columns: Expr | int, group: int
+) -> tuple[Expr, Expr, Expr]:
+    """(d, i, j): for each group of columns, all owners in turn beginning with the next
+    rank: every moment's traffic is spread over all peers, the output completes group
+    by group, and one's own tiles close each group."""
+    g = t // (world * blocks * group)
+    width = minimum(group, columns - g * group)
+    rest = t - g * (world * blocks * group)
+    inner = rest % (blocks * width)
+    owner = (RANK + 1 + rest // (blocks * width)) % world
+    return owner, inner % blocks, g * group + inner // blocks

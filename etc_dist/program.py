@@ -1,0 +1,287 @@
+"""Programs: a compiled graph function that all ranks run together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn, Protocol, cast
+
+from etc_dist.errors import ArgumentError, WaitRecord, WaitTimeoutError, WorldError
+from etc_dist.ir import GraphFunction, Tensor
+from etc_dist.runtime.arrays import Array, empty_like, inspect
+from etc_dist.runtime.stream import stream_for
+from etc_dist.runtime.trace import Trace
+from etc_dist.schedule import Plan
+from etc_dist.schedule.proof import prove
+from etc_dist.world import World
+from etc_dist.world.meeting import sign
+
+FAULT_SECONDS = 2.0
+"""How long a rank whose run failed waits to hear from its peers."""
+
+
+class Executor(Protocol):
+    """What a backend does for a program; `runtime/gpu.py` and `runtime/cpu.py`."""
+
+    workers: int
+
+    def prepare(self, arrays: Mapping[str, Array], dims: Mapping[str, int]) -> Any: ...
+    def is_current(self, launch: Any) -> bool: ...
+    def launch(self, launch: Any) -> None: ...
+    @property
+    def failed(self) -> bool: ...
+    def records(self) -> list[WaitRecord]: ...
+    def reset(self) -> None: ...
+    def synchronize(self) -> None: ...
+    def trace(self) -> Trace: ...
+    def close(self) -> None: ...
+
+
+@dataclass
+class Bound:
+    """A call whose arrays fit the program. `signature` is equal on ranks that make the
+    same call; `launch` is what the backend made of it, at the first run."""
+
+    arrays: Mapping[str, Array]
+    dims: Mapping[str, int]
+    signature: int
+    text: str
+    launch: Any = None
+
+    def describe(self) -> str:
+        return self.text
+
+
+class Program:
+    """A graph function compiled for a world; made by `etc_dist.compile`.
+
+    One program serves every shape; it owns its symmetric memory, which grows with the
+    largest shape seen. Collective: every rank makes the same calls in the same order.
+    """
+
+    def __init__(self, plan: Plan, world: World, executor: Executor, source: str):
+        self.plan, self.world, self.source = plan, world, source
+        self._executor = executor
+        self._proved: set[tuple[int, ...]] = set()
+        self._closed = False
+
+    @property
+    def backend(self) -> str:
+        """Which backend runs this program: "cuda" or "cpu"."""
+        return self.world.backend
+
+    @property
+    def workers(self) -> int:
+        """Resident workers a rank."""
+        return self._executor.workers
+
+    def run(self, *, stream: Any = None, **arrays: Any) -> dict[str, Any]:
+        """Run on arrays by tensor name. Inputs are needed; outputs are made where they
+        are not given, if an input's library and dtype can be copied. Returns the outputs
+        by name, valid in stream order. Raises ArgumentError on every rank if any rank's
+        arrays do not fit, and WaitTimeoutError if an earlier run was ended."""
+        try:
+            bound, outputs = self._bind_all(arrays)
+        except ArgumentError as error:
+            self.world.refuse(error)
+        first = next(iter(arrays.values()))
+        self.launch(bound, stream_for(stream, first))
+        return outputs
+
+    def bind(self, arrays: Mapping[str, Array], dims: Mapping[str, int]) -> Bound:
+        """Check arrays against the graph's tensors at `dims`. Local: nothing is launched
+        and no peer is asked."""
+        graph = self.plan.graph
+        env = graph.environment(dims, self.world.rank)
+        faults = []
+        for tensor in (*graph.inputs(), *graph.outputs()):
+            shape = tuple(int(s.evaluate(env)) for s in tensor.shape)
+            faults += self._array_faults(tensor, shape, arrays.get(tensor.name))
+        if faults:
+            raise ArgumentError(
+                f"the arguments do not fit {graph.name}",
+                where=f"{graph.name}, rank {self.world.rank}, "
+                f"{', '.join(f'{k}={v}' for k, v in dims.items())}",
+                wanted="; ".join(wanted for wanted, _ in faults),
+                got="; ".join(got for _, got in faults),
+                fix="correct these arrays",
+            )
+        text = f"{graph.name}({', '.join(f'{k}={v}' for k, v in dims.items())})"
+        return Bound(arrays, dims, sign(f"{graph.digest()} {text}"), text)
+
+    def launch(self, bound: Bound, stream: Any = None) -> None:
+        """Run a bound call on CuPy's current stream, or on `stream` (a CuPy stream)."""
+        self._check_open()
+        executor = self._executor
+        try:
+            if executor.failed:
+                self.world.refuse(self._failure([]))
+            self.world.meet(bound.signature, bound.describe)
+        except WaitTimeoutError:
+            self._recover()
+        if bound.launch is None or not executor.is_current(bound.launch):
+            self._prove(bound.dims)
+            bound.launch = executor.prepare(bound.arrays, bound.dims)
+        if stream is None:
+            executor.launch(bound.launch)
+        else:
+            with stream:
+                executor.launch(bound.launch)
+
+    def synchronize(self) -> None:
+        """Wait for the last run on every rank; WaitTimeoutError on all ranks if one of
+        them was ended by a wait that was not met."""
+        self._check_open()
+        self._executor.synchronize()
+        failed = self._executor.failed
+        limit = FAULT_SECONDS if failed else None
+        if any(f is not False for f in self.world.gather(failed, limit)):
+            self._recover()
+
+    def trace(self) -> Trace:
+        """The timeline of the last run, of all ranks (needs settings.trace)."""
+        mine = self._executor.trace()
+        return Trace.merge(cast(list[Trace], self.world.gather(mine)))
+
+    def show(self, **dims: int) -> str:
+        """Graph and plan as stable text; with dims, the numbers at that shape."""
+        workers = self.workers if dims else None
+        return self.plan.graph.show() + self.plan.show(workers, **dims)
+
+    def close(self) -> None:
+        """Free the program's memory; collective, idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._executor.close()
+
+    def _bind_all(self, arrays: Mapping[str, Any]) -> tuple[Bound, dict[str, Any]]:
+        graph = self.plan.graph
+        names = {t.name for t in (*graph.inputs(), *graph.outputs())}
+        missing = [t.name for t in graph.inputs() if t.name not in arrays]
+        strange = [name for name in arrays if name not in names]
+        if missing or strange:
+            raise ArgumentError(
+                f"the arguments do not fit {graph.name}",
+                where=f"{graph.name}, rank {self.world.rank}",
+                wanted=f"inputs {', '.join(t.name for t in graph.inputs())}",
+                got=f"missing {missing or 'none'}, unknown {strange or 'none'}",
+                fix="name every input tensor of the graph",
+            )
+        seen = {name: inspect(name, value) for name, value in arrays.items()}
+        dims = bind_dims(graph, seen)
+        env = graph.environment(dims, self.world.rank)
+        outputs: dict[str, Any] = {}
+        for tensor in graph.outputs():
+            if tensor.name not in arrays:
+                like = next((a for a in seen.values() if a.dtype == tensor.dtype), None)
+                if like is None:
+                    raise ArgumentError(
+                        f"output {tensor.name} cannot be made",
+                        where=f"{graph.name}, rank {self.world.rank}",
+                        wanted=f"an input of dtype {tensor.dtype} to follow",
+                        got="none",
+                        fix=f"pass {tensor.name}=",
+                    )
+                shape = tuple(int(s.evaluate(env)) for s in tensor.shape)
+                outputs[tensor.name] = empty_like(like, shape)
+                seen[tensor.name] = inspect(tensor.name, outputs[tensor.name])
+            else:
+                outputs[tensor.name] = arrays[tensor.name]
+        return self.bind(seen, dims), outputs
+
+    def _array_faults(
+        self, tensor: Tensor, shape: tuple[int, ...], array: Array | None
+    ) -> list[tuple[str, str]]:
+        device = "cpu" if self.backend == "cpu" else self.world.local_rank
+        wanted = f"{tensor.name} {list(shape)} {tensor.dtype}, contiguous, on " + (
+            "the CPU" if device == "cpu" else f"cuda:{device}"
+        )
+        if array is None:
+            return [(wanted, f"no {tensor.name}")]
+        fits = (
+            array.shape == shape
+            and array.dtype == tensor.dtype
+            and array.contiguous
+            and array.device == device
+        )
+        if not fits:
+            return [(wanted, f"{tensor.name} {array}")]
+        if device != "cpu" and (
+            array.pointer % 16 or shape[-1] * tensor.itemsize % 16 or 0 in shape
+        ):
+            rows = f"{tensor.name} with 16-byte aligned, non-empty rows"
+            return [(rows, f"{array} at {array.pointer:#x}")]
+        return []
+
+    def _prove(self, dims: Mapping[str, int]) -> None:
+        key = tuple(dims.values())
+        if self.world.settings.verify and key not in self._proved:
+            prove(self.plan, dims, self.workers, self.world.settings)
+            self._proved.add(key)
+
+    def _failure(
+        self, records: list[WaitRecord], silent: list[int] | None = None
+    ) -> Any:
+        shown = "; ".join(map(str, records[:8])) or "records of other ranks"
+        if silent:
+            shown += f"; ranks that answer no more: {', '.join(map(str, silent))}"
+        return WaitTimeoutError(
+            f"a run of {self.plan.graph.name} was ended: a wait was not met in time",
+            where=f"{self.plan.graph.name} on {self.world.size} ranks",
+            wanted=f"every event within {self.world.settings.wait_limit} s",
+            got=shown,
+            fix="look for a rank that died, was late or made another call; if ranks may "
+            "be further apart than this, raise ETC_DIST_WAIT_LIMIT",
+            records=records,
+        )
+
+    def _recover(self) -> NoReturn:
+        """All ranks: gather what was waited for, clear the counters, raise."""
+        self._executor.synchronize()
+        heard = cast(
+            list[list[WaitRecord] | None],
+            self.world.gather(self._executor.records(), FAULT_SECONDS),
+        )
+        records = [r for part in heard if part for r in part]
+        silent = [rank for rank, part in enumerate(heard) if part is None]
+        if not silent:
+            self.world.barrier()
+            self._executor.reset()
+            self.world.barrier()
+        raise self._failure(records, silent)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise WorldError(
+                "the program is closed",
+                where=self.plan.graph.name,
+                wanted="an open program",
+                got="a call after close()",
+                fix="compile it again",
+            )
+
+
+def bind_dims(graph: GraphFunction, arrays: Mapping[str, Array]) -> dict[str, int]:
+    """The dims that the shapes of `arrays` give; shapes that contradict each other are
+    found when the arrays are checked at these dims."""
+    dims: dict[str, int] = {}
+    names = {d.name for d in graph.dims}
+    for tensor in (*graph.inputs(), *graph.outputs()):
+        array = arrays.get(tensor.name)
+        if array is None or len(array.shape) != len(tensor.shape):
+            continue
+        for extent, value in zip(tensor.shape, array.shape, strict=True):
+            if str(extent) in names:
+                dims.setdefault(str(extent), value)
+    unbound = [d.name for d in graph.dims if d.name not in dims]
+    if unbound:
+        shapes = {name: list(a.shape) for name, a in arrays.items()}
+        raise ArgumentError(
+            f"dims of {graph.name} cannot be found from the arrays",
+            where=graph.name,
+            wanted=f"arrays whose axes are {', '.join(unbound)}: "
+            + "; ".join(str(t) for t in graph.inputs()),
+            got=str(shapes),
+            fix="check the number of axes of each array",
+        )
+    return {d.name: dims[d.name] for d in graph.dims}

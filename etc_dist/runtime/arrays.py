@@ -1,0 +1,121 @@
+"""The caller's arrays, whatever library they come from, as plain facts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from etc_dist.errors import ArgumentError
+
+
+@dataclass(frozen=True)
+class Array:
+    """Where an array lies and what it is. `device` is "cpu" or a CUDA device number."""
+
+    pointer: int
+    shape: tuple[int, ...]
+    dtype: str
+    device: int | str
+    contiguous: bool
+    owner: Any
+
+    def reshape(self, shape: tuple[int, ...]) -> Array:
+        """The same memory with another shape; only for contiguous arrays."""
+        return replace(self, shape=shape)
+
+    def __str__(self) -> str:
+        where = "cpu" if self.device == "cpu" else f"cuda:{self.device}"
+        layout = "" if self.contiguous else ", not contiguous"
+        return f"{list(self.shape)} {self.dtype} on {where}{layout}"
+
+
+def inspect(name: str, value: Any) -> Array:
+    """The facts of a NumPy, CuPy or torch array, or of anything that speaks DLPack or
+    `__cuda_array_interface__`; nothing is copied. Raises ArgumentError for the rest."""
+    if isinstance(value, np.ndarray):
+        return Array(
+            value.ctypes.data,
+            value.shape,
+            dtype_of(value),
+            "cpu",
+            value.flags.c_contiguous,
+            value,
+        )
+    module = type(value).__module__.partition(".")[0]
+    if module == "torch":
+        return Array(
+            value.data_ptr(),
+            tuple(value.shape),
+            dtype_of(value),
+            "cpu" if value.device.type == "cpu" else value.device.index,
+            value.is_contiguous(),
+            value,
+        )
+    if module != "cupy" and hasattr(value, "__dlpack__"):
+        import cupy
+
+        value = cupy.from_dlpack(value)
+    elif module != "cupy" and hasattr(value, "__cuda_array_interface__"):
+        import cupy
+
+        value = cupy.asarray(value)
+    elif module != "cupy":
+        raise ArgumentError(
+            f"argument {name} is not an array",
+            where=name,
+            wanted="a NumPy, CuPy or torch array, or one that speaks DLPack",
+            got=type(value).__name__,
+            fix="pass an array",
+        )
+    return Array(
+        value.data.ptr,
+        value.shape,
+        dtype_of(value),
+        value.device.id,
+        value.flags.c_contiguous,
+        value,
+    )
+
+
+def dtype_of(value: Any) -> str:
+    """The name of an array's dtype; empty for what has none."""
+    return str(getattr(value, "dtype", "")).removeprefix("torch.")
+
+
+def identity(value: Any) -> Any:
+    """A cheap key: equal keys mean equal facts. None for None."""
+    return _IDENTITIES.get(type(value).__module__.partition(".")[0], id)(value)
+
+
+def _identity_cupy(value: Any) -> Any:
+    return value.data.ptr, value.shape, value.strides, value.dtype
+
+
+def _identity_torch(value: Any) -> Any:
+    return value.data_ptr(), value.shape, value.stride(), value.dtype
+
+
+def _identity_none(value: None) -> None:
+    return None
+
+
+_IDENTITIES: dict[str, Callable[[Any], Any]] = {
+    "cupy": _identity_cupy,
+    "torch": _identity_torch,
+    "builtins": _identity_none,
+}
+
+
+def empty_like(like: Array, shape: tuple[int, ...]) -> Any:
+    """A new array of `shape` with `like`'s library, dtype and device."""
+    owner = like.owner
+    if hasattr(owner, "new_empty"):
+        return owner.new_empty(shape)
+    if isinstance(owner, np.ndarray):
+        return np.empty(shape, owner.dtype)
+    import cupy
+
+    return cupy.empty(shape, owner.dtype)

@@ -1,0 +1,113 @@
+"""The arrays of one rank: the caller's, checked, and the program's own."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Mapping
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from etc_dist.errors import ArgumentError
+from etc_dist.ir.event import EventTensor
+from etc_dist.ir.graph import GraphFunction
+from etc_dist.ir.tensor import Tensor, numpy_dtype
+from etc_dist.runtime.arrays import Array as Argument
+
+Array = np.ndarray[Any, Any]
+
+
+def environment(
+    graph: GraphFunction, dims: Mapping[str, int], rank: int
+) -> dict[str, Any]:
+    """What expressions are evaluated under on `rank`; ArgumentError for wrong dims."""
+    wanted = [symbol.name for symbol in graph.dims]
+    good = all(isinstance(n, (int, np.integer)) and n >= 0 for n in dims.values())
+    if sorted(wanted) != sorted(dims) or not good:
+        raise ArgumentError(
+            f"the dims do not fit graph {graph.name}",
+            where=f"graph {graph.name}, rank {rank}",
+            wanted=f"whole numbers for {', '.join(wanted) or 'no dims'}",
+            got=", ".join(f"{n}={dims[n]!r}" for n in sorted(dims)) or "none",
+            fix="give every dim of the graph and no other",
+        )
+    return graph.environment({name: int(n) for name, n in dims.items()}, rank)
+
+
+def shape_of(tensor: Tensor | EventTensor, env: Mapping[str, Any]) -> tuple[int, ...]:
+    return tuple(int(extent.evaluate(env)) for extent in tensor.shape)
+
+
+def poisoned(tensor: Tensor, env: Mapping[str, Any]) -> Array:
+    """A new array all of whose bytes are 0xFF: NaN, or -1 where there is no NaN."""
+    array = np.empty(shape_of(tensor, env), numpy_dtype(tensor.dtype))
+    poison(array)
+    return array
+
+
+def poison(array: Array) -> None:
+    """Fill a contiguous array as `poisoned` does."""
+    array.reshape(-1).view(np.uint8).fill(0xFF)
+
+
+def still_poisoned(array: Array) -> Array:
+    """Where a contiguous floating-point array was never filled.
+
+    NOTE: arithmetic makes other NaNs than this one, all of whose bits are set.
+    """
+    bits = array.view(np.dtype(f"u{array.itemsize}"))
+    full: Array = bits == np.iinfo(bits.dtype).max
+    return full
+
+
+def bind(
+    tensors: Iterable[Tensor],
+    arrays: Mapping[str, Array],
+    env: Mapping[str, Any],
+    where: str,
+) -> dict[str, Array]:
+    """The caller's arrays by tensor name; ArgumentError lists all that do not fit."""
+    wanted, got = [], []
+    tensors = list(tensors)
+    for tensor in tensors:
+        shape, dtype = shape_of(tensor, env), numpy_dtype(tensor.dtype)
+        array = arrays.get(tensor.name)
+        if array is None or array.shape != shape or array.dtype != dtype:
+            wanted.append(f"{tensor.name} {list(shape)} {dtype}")
+            got.append(
+                f"no {tensor.name}"
+                if array is None
+                else f"{tensor.name} {list(array.shape)} {array.dtype}"
+            )
+    unknown = sorted(set(arrays) - {tensor.name for tensor in tensors})
+    got += [f"{name}, which the graph does not have" for name in unknown]
+    if got:
+        raise ArgumentError(
+            "the arrays do not fit the graph",
+            where=where,
+            wanted="; ".join(wanted) or "only the tensors of the graph",
+            got="; ".join(got),
+            fix="pass each tensor by its name with this shape and dtype",
+        )
+    return {tensor.name: arrays[tensor.name] for tensor in tensors}
+
+
+def view_of(argument: Argument) -> Array:
+    """A caller's CPU array of any library as a NumPy view; contiguous, and to be kept
+    alive by its owner."""
+    dtype = numpy_dtype(argument.dtype)
+    if isinstance(argument.owner, np.ndarray):
+        return argument.owner.reshape(argument.shape)
+    nbytes = prod(argument.shape) * dtype.itemsize
+    memory: Any = (ctypes.c_char * nbytes).from_address(argument.pointer)
+    return np.ndarray(argument.shape, dtype, buffer=memory)
+
+
+def loads(graph: GraphFunction, arrays: Mapping[str, Array]) -> dict[str, Any]:
+    """The part of an environment that `Load` expressions read."""
+    return {
+        f"@{tensor.name}": arrays[tensor.name]
+        for tensor in graph.tensors
+        if tensor.dtype == "int32" and tensor.kind in ("input", "local")
+    }

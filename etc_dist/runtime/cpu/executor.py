@@ -1,0 +1,240 @@
+"""CpuExecutor: one rank of a world runs a plan with its peers, in shared memory."""
+
+from __future__ import annotations
+
+import random
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from etc_dist.errors import ArgumentError, WaitRecord, WaitTimeoutError, WorldError
+from etc_dist.runtime.arrays import Array as Argument
+from etc_dist.runtime.cpu import arrays as storage
+from etc_dist.runtime.cpu.arrays import Array
+from etc_dist.runtime.cpu.shared import SharedSpace
+from etc_dist.runtime.cpu.task import Task
+from etc_dist.runtime.cpu.team import Observer, Team, make_agents
+from etc_dist.runtime.trace import TaskRecord, Trace
+from etc_dist.schedule.plan import Plan
+from etc_dist.world import World
+from etc_dist.world.patience import Patience
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A run made ready: its arrays, and who owns their memory."""
+
+    arrays: Mapping[str, Array]
+    dims: Mapping[str, int]
+    owners: tuple[Argument, ...]
+
+
+class CpuExecutor:
+    """Runs `plan` with `settings.cpu_workers` simulated workers on each rank.
+
+    Made, run and closed by all ranks of `world` alike. A run ends on all ranks
+    together: so it can raise the same error on all of them.
+    """
+
+    def __init__(self, plan: Plan, world: World):
+        if plan.graph.world_size != world.size:
+            raise ArgumentError(
+                f"graph {plan.graph.name} is for another number of ranks",
+                where=f"rank {world.rank}",
+                wanted=f"a graph for {world.size} ranks",
+                got=f"a graph for {plan.graph.world_size}",
+                fix="build the graph with world.size",
+            )
+        self.workers = world.settings.cpu_workers
+        make_agents(plan, self.workers)  # refuses workers that do not fit
+        self._plan, self._world = plan, world
+        self._space = SharedSpace(plan.graph, world)
+        self._runs = 0
+        self._times = WallTime()
+
+    def trace(self) -> Trace:
+        """The tasks of the last run on this rank; all ranks of a host share a clock."""
+        return Trace.of(self._times.records)
+
+    def prepare(
+        self, arrays: Mapping[str, Argument], dims: Mapping[str, int]
+    ) -> Launch:
+        """A run made ready; local."""
+        views = {name: storage.view_of(array) for name, array in arrays.items()}
+        return Launch(views, dict(dims), tuple(arrays.values()))
+
+    def is_current(self, launch: Launch) -> bool:
+        return True
+
+    def launch(self, launch: Launch) -> None:
+        """As `run`: when it returns, the run is over; what it raises, all raise."""
+        self.run(launch.arrays, launch.dims)
+
+    def synchronize(self) -> None:
+        """Nothing is under way between runs."""
+
+    @property
+    def failed(self) -> bool:
+        """Always False: a run that failed has raised, and can be followed by others."""
+        return False
+
+    def records(self) -> list[WaitRecord]:
+        return []
+
+    def reset(self) -> None:
+        """Each failed run has done it."""
+
+    def run(self, arrays: Mapping[str, Array], dims: Mapping[str, int]) -> None:
+        """Run once: read the inputs and fill the outputs in `arrays`, by tensor name.
+
+        Collective; `dims` must be alike on all ranks. Raises on every rank
+        WaitTimeoutError where no rank went on for `settings.wait_limit` seconds, and
+        WorldError where a task failed on a peer; there, the task's own error. After
+        that, and after an ArgumentError, it can run again.
+        """
+        graph, rank = self._plan.graph, self._world.rank
+        env = storage.environment(graph, dims, rank)
+        self._space.prepare(env)
+        self._runs += 1
+        self._times = WallTime()
+        self._space.start()
+        try:
+            team = self._team(env, arrays)
+            waited = self._drive(team)
+        except BaseException as fault:
+            self._fail(Report(fault=_told(fault)))
+            raise
+        if waited is not None:
+            self._fail(Report(records=tuple(waited)))
+
+    def close(self) -> None:
+        """Give the symmetric memory back. Collective; again does nothing."""
+        if not self._world.broken:
+            self._space.free()
+
+    def _team(self, env: dict[str, Any], arrays: Mapping[str, Array]) -> Team:
+        graph, rank = self._plan.graph, self._world.rank
+        given = [t for t in graph.tensors if t.kind in ("input", "output")]
+        own = storage.bind(given, arrays, env, f"graph {graph.name}, rank {rank}")
+        for tensor in graph.tensors:
+            if tensor.kind == "local":
+                own[tensor.name] = storage.poisoned(tensor, env)
+        self._space.own = own
+        env = {**env, **storage.loads(graph, own)}
+        epoch, times = self._space.epoch, self._times
+        return Team(self._plan, env, rank, epoch, self.workers, self._space, [times])
+
+    def _drive(self, team: Team) -> list[WaitRecord] | None:
+        """Let the agents act in a random order until all ranks are through; else what
+        this rank was waiting for when the run was ended."""
+        chance = random.Random(self._runs * self._world.size + self._world.rank)
+        patience, beats = Patience(0.0), -1
+        while not self._through(team):
+            live = [agent for agent in team.agents if not agent.done]
+            chance.shuffle(live)
+            # NOTE: the list comes first, for every agent is to have its turn.
+            if any([team.step(agent) for agent in live]):
+                self._space.beat()
+            if self._space.aborted:
+                return team.records()
+            # Peers that go on may need long: only when nobody does is a wait hopeless.
+            if self._space.beats() != beats:
+                patience, beats = self._patience(team), self._space.beats()
+            elif not patience.pause():
+                return team.records() or self._missing()
+        return None
+
+    def _through(self, team: Team) -> bool:
+        if team.done:
+            self._space.finish()
+        return all(map(self._space.finished, range(self._world.size)))
+
+    def _patience(self, team: Team) -> Patience:
+        # A rank that is through leaves it to those that wait to say for what.
+        limit = self._world.settings.wait_limit
+        return Patience(2 * limit if team.done else limit)
+
+    def _missing(self) -> list[WaitRecord]:
+        """This rank is through, but peers are not, and do nothing."""
+        rank, epoch, space = self._world.rank, self._space.epoch, self._space
+        return [
+            WaitRecord(rank, 0, "host", "end of run", f"finished[{peer}]", 0, epoch)
+            for peer in range(self._world.size)
+            if not space.finished(peer)
+        ]
+
+    def _fail(self, report: Report) -> None:
+        """End the run on all ranks, make the next one possible, and raise what the
+        ranks found together, unless this rank has an error of its own."""
+        self._space.abort()
+        heard = self._world.gather(report)
+        if not self._world.broken:
+            self._space.reset()
+        if not report.fault:
+            where = f"plan of graph {self._plan.graph.name}, run {self._runs}"
+            limit = self._world.settings.wait_limit
+            raise _merge(heard, where, limit)
+
+
+@dataclass(frozen=True)
+class Report:
+    """How a failed run ended on one rank."""
+
+    records: tuple[WaitRecord, ...] = ()
+    fault: str = ""
+
+
+class WallTime(Observer):
+    """Records when every task ran; tasks of one rank run one at a time."""
+
+    def __init__(self) -> None:
+        self.records: list[TaskRecord] = []
+        self._entered = 0
+
+    def enter(self, task: Task) -> None:
+        self._entered = time.monotonic_ns()
+
+    def leave(self, task: Task) -> None:
+        row = (task.rank, task.worker, task.lane)
+        end, name = time.monotonic_ns(), task.call.name
+        record = TaskRecord(*row, self._entered, end, name, task.t, task.coordinate)
+        self.records.append(record)
+
+
+def _told(fault: BaseException) -> str:
+    return "".join(traceback.format_exception(fault))
+
+
+def _merge(
+    heard: list[object | None], where: str, limit: float
+) -> WaitTimeoutError | WorldError:
+    """One error of all ranks' reports, alike on every rank."""
+    reports = {
+        r: report for r, report in enumerate(heard) if isinstance(report, Report)
+    }
+    silent = [str(rank) for rank in range(len(heard)) if rank not in reports]
+    faults = {rank: report.fault for rank, report in reports.items() if report.fault}
+    if faults:
+        rank = min(faults)
+        return WorldError(
+            f"a task failed on rank {rank}, so the run was ended on all ranks",
+            where=where,
+            wanted="every task to succeed",
+            got=faults[rank].rstrip(),
+            fix=f"see the error above, of rank {rank}",
+        )
+    records = [record for report in reports.values() for record in report.records]
+    got = [str(record) for record in records]
+    if silent:
+        got.append(f"nothing heard of rank {', '.join(silent)}")
+    return WaitTimeoutError(
+        "waits were not met, so the run was ended on all ranks",
+        where=where,
+        wanted=f"some rank to go on within {limit:g} s",
+        got="\n          ".join(got) or "no waits",
+        fix="look at what should have notified these events; raise "
+        "ETC_DIST_WAIT_LIMIT if a single task takes longer than that",
+        records=records,
+    )

@@ -1,0 +1,198 @@
+"""Symmetric tensors, event counters and words between the processes of a world.
+
+A rank's block: its words, two event areas, its symmetric tensors.
+
+NOTE: NumPy has no atomic addition, so every counter has a column for each rank that
+may notify: only that rank writes it, and the counter's value is the sum. The order of
+plain stores between processes is that of x86 (and of any host that keeps stores in
+order): data first, then the column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from etc_dist.ir.graph import GraphFunction
+from etc_dist.ir.tensor import numpy_dtype
+from etc_dist.runtime.cpu.arrays import Array, shape_of
+from etc_dist.runtime.cpu.task import Element
+from etc_dist.world import SymmetricMemory, World
+
+ALIGNMENT = 256
+COUNTER = np.dtype(np.uint32)
+
+# Words of a rank, each in a cache line of its own: the rank alone writes them, but for
+# ABORT, which any rank may set.
+STARTED, FINISHED, BEAT, ABORT = 0, 8, 16, 24
+WORDS = 32
+_WORDS_BYTES = WORDS * 8
+
+
+class SharedSpace:
+    """One symmetric block, grown when dims need more; implements `Memory`.
+
+    Epoch e counts in event area e % 2 and clears the rank's own other area, for epoch
+    e + 1, before it says that it has started: every notification of e - 1 has been
+    waited for by then, and none of e + 1 comes before the rank starts that.
+    """
+
+    def __init__(self, graph: GraphFunction, world: World):
+        self._graph, self._world = graph, world
+        self._block: SymmetricMemory | None = None
+        self._events_bytes = self._tensors_bytes = 0
+        self._words: list[Array] = []
+        self._offsets: dict[str, tuple[int, tuple[int, ...]]] = {}
+        self._symmetric: list[dict[str, Array]] = []
+        self.own: dict[str, Array] = {}
+        """This rank's inputs, outputs and local tensors by name."""
+        self.epoch = 0
+
+    # ----------------------------------------------------------- the life of a block
+
+    def prepare(self, env: Mapping[str, Any]) -> None:
+        """Lay out this shape, in a larger block if need be.
+
+        Collective, with the same dims on every rank; the last run has ended on all.
+        """
+        cells = self._lay_out_events(env)
+        places, tensors_bytes = self._lay_out_tensors(env)
+        events_bytes = _aligned(cells * self._world.size * COUNTER.itemsize)
+        grows = events_bytes > self._events_bytes or tensors_bytes > self._tensors_bytes
+        if self._block is None or grows:
+            self._events_bytes = max(events_bytes, self._events_bytes)
+            self._tensors_bytes = max(tensors_bytes, self._tensors_bytes)
+            self._allocate()
+        assert self._block is not None
+        first = _WORDS_BYTES + 2 * self._events_bytes
+        self._symmetric = []
+        for peer in self._block.peers:
+            arrays = {}
+            for tensor in self._graph.tensors:
+                if tensor.name in places:
+                    shape, dtype = shape_of(tensor, env), numpy_dtype(tensor.dtype)
+                    start = first + places[tensor.name]
+                    stop = start + prod(shape) * dtype.itemsize
+                    arrays[tensor.name] = peer[start:stop].view(dtype).reshape(shape)
+            self._symmetric.append(arrays)
+
+    def start(self) -> None:
+        """Start the next epoch on this rank."""
+        self.epoch += 1
+        self._area(self._world.rank, self.epoch + 1)[:] = 0
+        self._words[self._world.rank][STARTED] = self.epoch
+
+    def reset(self) -> None:
+        """Back to no epoch at all, after a run that failed. Collective; no rank is in
+        a run, and none starts one before all have done this."""
+        assert self._block is not None
+        self._block.local[: _WORDS_BYTES + 2 * self._events_bytes] = 0
+        self.epoch = 0
+        self._world.barrier()
+
+    def free(self) -> None:
+        """Give the block back. Collective."""
+        if self._block is not None:
+            self._let_go(self._block)
+            self._block = None
+            self._events_bytes = self._tensors_bytes = 0
+
+    # ------------------------------------------------------------- what agents reach
+
+    def array(self, name: str, rank: int) -> Array:
+        held = self._symmetric[rank].get(name)
+        return self.own[name] if held is None else held
+
+    def have(self, element: Element) -> int:
+        area = self._area(element.rank, self.epoch)
+        return int(area[self._cell(element)].sum())
+
+    def notify(self, element: Element) -> None:
+        area = self._area(element.rank, self.epoch)
+        area[self._cell(element), self._world.rank] += 1
+
+    def started(self, rank: int) -> int:
+        return int(self._words[rank][STARTED])
+
+    # ----------------------------------------------- the end of a run, on every rank
+
+    def beat(self) -> None:
+        """Show the peers that this rank goes on."""
+        self._words[self._world.rank][BEAT] += 1
+
+    def beats(self) -> int:
+        """Changes as long as any rank goes on."""
+        return sum(int(words[BEAT]) for words in self._words)
+
+    def finish(self) -> None:
+        self._words[self._world.rank][FINISHED] = self.epoch
+
+    def finished(self, rank: int) -> bool:
+        return int(self._words[rank][FINISHED]) >= self.epoch
+
+    def abort(self) -> None:
+        """End the waits of all ranks."""
+        for words in self._words:
+            words[ABORT] = 1
+
+    @property
+    def aborted(self) -> bool:
+        return bool(self._words[self._world.rank][ABORT])
+
+    # ------------------------------------------------------------------------ layout
+
+    def _allocate(self) -> None:
+        if self._block is not None:
+            self._world.barrier()
+            self._let_go(self._block)
+        total = _WORDS_BYTES + 2 * self._events_bytes + self._tensors_bytes
+        self._block = self._world.allocate(total)
+        self._words = [peer[:_WORDS_BYTES].view(np.int64) for peer in self._block.peers]
+        self.epoch = 0
+
+    def _let_go(self, block: SymmetricMemory) -> None:
+        # No array over the block may outlive it.
+        self._words, self._symmetric = [], []
+        block.free()
+
+    def _area(self, rank: int, epoch: int) -> Array:
+        """[cells, rank that notifies] of one of the two event areas on `rank`."""
+        assert self._block is not None
+        start = _WORDS_BYTES + epoch % 2 * self._events_bytes
+        area: Array = self._block.peers[rank][start : start + self._events_bytes]
+        counters = area.view(COUNTER)
+        columns = self._world.size
+        return counters[: len(counters) // columns * columns].reshape(-1, columns)
+
+    def _cell(self, element: Element) -> int:
+        first, shape = self._offsets[element.name]
+        cell = 0
+        for i, extent in zip(element.index, shape, strict=True):
+            cell = cell * extent + i
+        return first + cell
+
+    def _lay_out_events(self, env: Mapping[str, Any]) -> int:
+        """Place every event tensor's first cell; the number of cells."""
+        cells = 0
+        self._offsets = {}
+        for events in self._graph.events:
+            shape = shape_of(events, env)
+            self._offsets[events.name] = cells, shape
+            cells += prod(shape)
+        return cells
+
+    def _lay_out_tensors(self, env: Mapping[str, Any]) -> tuple[dict[str, int], int]:
+        """The symmetric tensors' places, and the bytes they take together."""
+        places, end = {}, 0
+        for tensor in self._graph.tensors:
+            if tensor.kind == "symmetric":
+                places[tensor.name] = end
+                end += _aligned(tensor.nbytes(dict(env)))
+        return places, end
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,226 @@
+"""The GPU backend: one launch of the persistent kernel on every rank.
+
+A program owns, per rank: one symmetric block (head, event counters, symmetric tensors),
+a control block, a status word in pinned memory that the host can read at any time, local
+scratch and the workers' workspace. No call copies, resets or synchronises anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from etc_dist.codegen import Source
+from etc_dist.codegen.layout import (
+    CONTROL,
+    TRACE_RECORD,
+    TRACE_WARPS,
+    event_base,
+    pace_name,
+)
+from etc_dist.errors import BuildError, WaitRecord
+from etc_dist.runtime.arrays import Array
+from etc_dist.runtime.build import Cubin
+from etc_dist.runtime.faults import decode
+from etc_dist.runtime.memory_plan import Capacity, plan_memory
+from etc_dist.runtime.tensor_map import encode
+from etc_dist.runtime.trace import Trace
+from etc_dist.schedule import Plan
+
+if TYPE_CHECKING:
+    from etc_dist.world import SymmetricMemory, World
+
+WORKER_THREADS = 384
+SHARED_BYTES = 4 * 49152 + 32768 + 1024
+"""Shared memory of a worker that multiplies: `Matmul::kSharedBytes` in the kernels."""
+TRACE_CAPACITY = 2048
+"""Records a warp can keep of one traced run."""
+
+
+@dataclass
+class Launch:
+    """A run made ready: the argument block for given arrays and dims."""
+
+    arguments: np.ndarray[Any, Any]
+    dims: Mapping[str, int]
+    block: int
+
+
+class GpuExecutor:
+    """Runs a plan's compiled program on this rank's GPU."""
+
+    def __init__(self, plan: Plan, world: World, source: Source, cubin: Cubin):
+        import cupy
+
+        self.plan, self.world, self.source = plan, world, source
+        self._cupy = cupy
+        self._kernel = _load(cupy, source, cubin)
+        device = cupy.cuda.Device()
+        count = int(device.attributes["MultiProcessorCount"])
+        self.workers = count // source.cluster * source.cluster
+        self._shared = SHARED_BYTES if source.has_matmul else 0
+        self._control = cupy.zeros(CONTROL.itemsize, np.uint8)
+        pinned = cupy.cuda.alloc_pinned_memory(64)
+        self._status = np.frombuffer(pinned, np.uint32, 1)
+        self._status_pinned = pinned
+        self._workspace = cupy.empty(max(16, source.workspace * self.workers), np.uint8)
+        traced = "kTrace = 1" in source.text
+        self._trace_capacity = TRACE_CAPACITY if traced else 0
+        records = self.workers * TRACE_WARPS * self._trace_capacity
+        self._trace = cupy.zeros(max(1, records) * TRACE_RECORD.itemsize, np.uint8)
+        self._capacity = Capacity()
+        self._block: SymmetricMemory | None = None
+        self._local = cupy.empty(0, np.uint8)
+        self._dims: Mapping[str, int] = {}
+        self._templates: dict[tuple[int, ...], np.ndarray[Any, Any]] = {}
+        self._reset()
+
+    def prepare(self, arrays: Mapping[str, Array], dims: Mapping[str, int]) -> Launch:
+        """The argument block of a run; collective where the program has to grow."""
+        arguments = self._template(dims).copy()
+        for name, array in arrays.items():
+            arguments[name] = array.pointer
+        env = self.plan.graph.environment(dims, self.world.rank)
+        assert self._block is not None
+        for m in self.source.arguments.maps:
+            pointer = int(arguments[m.tensor.name])
+            if m.tensor.kind == "symmetric":
+                pointer += self._block.addresses[self.world.rank]
+            shape = [int(s.evaluate(env)) for s in m.tensor.shape]
+            arguments[m.name] = encode(
+                pointer, shape, m.tensor.dtype, m.tensor.itemsize, m.box
+            )
+        # NOTE: as plain bytes; CuPy spends 20 us a launch on describing named fields.
+        plain = arguments.view(f"V{arguments.dtype.itemsize}")
+        return Launch(plain, dims, id(self._block))
+
+    def is_current(self, launch: Launch) -> bool:
+        """False for a launch made before the program's memory moved."""
+        return launch.block == id(self._block)
+
+    def launch(self, launch: Launch) -> None:
+        """Enqueue the run on CuPy's current stream."""
+        self._dims = launch.dims
+        self._kernel(
+            (self.workers,),
+            (WORKER_THREADS,),
+            (launch.arguments,),
+            shared_mem=self._shared,
+        )
+
+    @property
+    def failed(self) -> bool:
+        """True once a run on this rank has been ended by a wait that was not met."""
+        return bool(self._status[0])
+
+    def records(self) -> list[WaitRecord]:
+        """The waits that this rank gave up, in words."""
+        control = self._control.get().view(CONTROL)[0]
+        return decode(self.plan, control, self._dims, self.world.rank)
+
+    def reset(self) -> None:
+        """Forget a failed run; every rank calls it, between two meetings of all ranks."""
+        self._reset()
+
+    def synchronize(self) -> None:
+        self._cupy.cuda.get_current_stream().synchronize()
+
+    def trace(self) -> Trace:
+        """The timeline of the last run on this rank (needs settings.trace)."""
+        self.synchronize()
+        records = self._trace.get().view(TRACE_RECORD)
+        per_warp = records.reshape(self.workers, TRACE_WARPS, -1)
+        return Trace.from_gpu(self.plan, self._dims, self.world.rank, per_warp)
+
+    def close(self) -> None:
+        if self._block is not None:
+            self.synchronize()
+            self._block.free()
+            self._block = None
+
+    def symmetric(self, name: str) -> Any:
+        """This rank's bytes of a symmetric tensor, for tests that poison it."""
+        assert self._block is not None
+        memory = plan_memory(self.plan.graph, self._dims)
+        start = self._capacity.tensors_offset + memory.symmetric[name]
+        tensor = self.plan.graph.tensor(name)
+        env = self.plan.graph.environment(self._dims, self.world.rank)
+        return self._block.local[start : start + tensor.nbytes(env)]
+
+    def _reset(self) -> None:
+        control = np.zeros(1, CONTROL)
+        control["epoch"] = 1
+        self._control.set(control.view(np.uint8))
+        self._status[0] = 0
+        if self._block is not None:
+            self._block.local[: self._capacity.tensors_offset].fill(0)
+        self.synchronize()
+
+    def _template(self, dims: Mapping[str, int]) -> np.ndarray[Any, Any]:
+        key = tuple(dims.values())
+        if key not in self._templates:
+            memory = plan_memory(self.plan.graph, dims)
+            if self._block is None or not self._capacity.holds(memory):
+                self._grow(self._capacity.grown(memory))
+            self._templates[key] = self._fill(dims)
+        return self._templates[key]
+
+    def _grow(self, capacity: Capacity) -> None:
+        self.synchronize()
+        self.world.barrier()
+        if self._block is not None:
+            self._block.free()
+            self._block = None
+        self._templates.clear()
+        self._block = self.world.allocate(capacity.block_bytes)
+        self._capacity = capacity
+        self._local = self._cupy.empty(max(16, capacity.local), np.uint8)
+        self._reset()
+        self.world.barrier()
+
+    def _fill(self, dims: Mapping[str, int]) -> np.ndarray[Any, Any]:
+        assert self._block is not None
+        graph, capacity = self.plan.graph, self._capacity
+        memory = plan_memory(graph, dims)
+        env = graph.environment(dims, self.world.rank)
+        a = np.zeros((), self.source.arguments.dtype)
+        a["peer"] = self._block.addresses
+        a["control"] = self._control.data.ptr
+        a["status"] = self._status_pinned.ptr
+        a["workspace"] = self._workspace.data.ptr
+        a["trace"] = self._trace.data.ptr
+        a["wait_limit"] = int(self.world.settings.wait_limit * 1e9)
+        a["event_capacity"] = capacity.events
+        a["trace_capacity"] = self._trace_capacity
+        for name, value in env.items():
+            a[name] = value
+        for name, base in memory.event_bases.items():
+            a[event_base(graph.event(name))] = base
+        for call in graph.calls:
+            a[pace_name(call.name)] = int(call.pace.evaluate(env))
+        for name, offset in memory.symmetric.items():
+            a[name] = capacity.tensors_offset + offset
+        for name, offset in memory.local.items():
+            a[name] = self._local.data.ptr + offset
+        return a
+
+
+def _load(cupy: Any, source: Source, cubin: Cubin) -> Any:
+    try:
+        module = cupy.RawModule(path=str(cubin.path))
+        kernel = module.get_function(source.entry)
+        if source.has_matmul:
+            kernel.max_dynamic_shared_size_bytes = SHARED_BYTES
+    except Exception as error:
+        raise BuildError(
+            "the compiled program does not load",
+            where=str(cubin.path),
+            wanted="an sm_90 GPU (H100, H200) and a driver at least as new as CUDA 12.8",
+            got=str(error),
+            fix="run `etc-dist doctor`",
+            source=source.text,
+        ) from error
+    return kernel

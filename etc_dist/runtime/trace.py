@@ -1,0 +1,200 @@
+"""Traces: when every task ran and where; shown as text, a picture or for Perfetto."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from etc_dist.ir.function import TRANSFER
+from etc_dist.schedule.plan import Plan
+
+_NO_TASKS = "trace: no tasks\n"
+
+
+@dataclass(frozen=True, order=True)
+class TaskRecord:
+    """One task as it ran. `task` is its index in the call's order, `coordinate` the
+    tile that this is; `lane` is the one that the worker's threads belong to."""
+
+    rank: int
+    worker: int
+    lane: str
+    start_ns: int
+    end_ns: int
+    call: str
+    task: int
+    coordinate: tuple[int, ...] = ()
+
+    @property
+    def label(self) -> str:
+        return f"{self.call}[{', '.join(map(str, self.coordinate))}]"
+
+    @property
+    def row(self) -> tuple[int, int, str]:
+        """What runs one task at a time: rank, worker, lane."""
+        return self.rank, self.worker, self.lane
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The tasks of one run on all ranks that it knows, sorted by row, then by start.
+
+    Clocks of ranks are taken as they are; make them comparable before merging.
+    """
+
+    records: tuple[TaskRecord, ...] = ()
+
+    @classmethod
+    def of(cls, records: Iterable[TaskRecord]) -> Trace:
+        return cls(tuple(sorted(records)))
+
+    @classmethod
+    def merge(cls, traces: Iterable[Trace]) -> Trace:
+        """One trace of several, each of other ranks."""
+        return cls.of(record for trace in traces for record in trace.records)
+
+    @classmethod
+    def from_gpu(
+        cls, plan: Plan, dims: Mapping[str, int], rank: int, per_warp: Any
+    ) -> Trace:
+        """The trace of a GPU run, from records [worker, warp, slot] as warps left them.
+
+        A warp's slot 0 bears the count of its tasks as `begin`; those that found no
+        room are lost. A tensor lane's warps run each task together: one row a worker;
+        warps of the transfer lane are rows of their own, "transfer.0" and so on.
+        """
+        return cls.of(_joined(_gpu_records(plan, dims, rank, per_warp)))
+
+    @property
+    def rows(self) -> tuple[tuple[int, int, str], ...]:
+        """The (rank, worker, lane) that ran any task, sorted."""
+        return tuple(sorted({record.row for record in self.records}))
+
+    @property
+    def calls(self) -> tuple[str, ...]:
+        """Names of the calls, in the order in which they first ran."""
+        first: dict[str, int] = {}
+        for r in self.records:
+            first[r.call] = min(r.start_ns, first.get(r.call, r.start_ns))
+        return tuple(sorted(first, key=lambda call: (first[call], call)))
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """(first start, last end) in nanoseconds."""
+        if not self.records:
+            return 0, 0
+        starts, ends = zip(*((r.start_ns, r.end_ns) for r in self.records), strict=True)
+        return min(starts), max(ends)
+
+    def show(self) -> str:
+        """A line for each rank and call. "busy" is the share of the rank's span that
+        the rows which ran the call spent in it."""
+        if not self.records:
+            return _NO_TASKS
+        groups: dict[tuple[int, str], list[TaskRecord]] = defaultdict(list)
+        for record in self.records:
+            groups[record.rank, record.call].append(record)
+        width = max(map(len, (*self.calls, "call")))
+        heading = f"{'rank':>4}  {'call':{width}}  {'tasks':>7}  {'total us':>11}"
+        lines = [f"{heading}  {'mean us':>9}  {'busy':>6}"]
+        for rank in sorted({record.rank for record in self.records}):
+            here = Trace(tuple(r for r in self.records if r.rank == rank))
+            begin, end = here.span
+            for call in here.calls:
+                tasks = groups[rank, call]
+                total = sum(r.end_ns - r.start_ns for r in tasks)
+                room = (end - begin) * len({r.row for r in tasks})
+                lines.append(
+                    f"{rank:>4}  {call:{width}}  {len(tasks):>7}  {total / 1e3:>11.1f}"
+                    f"  {total / 1e3 / len(tasks):>9.2f}  {total / max(room, 1):>6.1%}"
+                )
+        return "\n".join(lines) + "\n"
+
+    def perfetto(self, path: str | Path) -> None:
+        """Write Chrome's trace JSON, for ui.perfetto.dev: a process for each rank, a
+        thread for each worker and lane, a slice for each task."""
+        threads = {row: number for number, row in enumerate(self.rows)}
+        events: list[dict[str, Any]] = [
+            _named("process_name", rank, 0, f"rank {rank}")
+            for rank in sorted({rank for rank, _, _ in threads})
+        ]
+        for (rank, worker, lane), thread in threads.items():
+            name = f"worker {worker} {lane}"
+            events.append(_named("thread_name", rank, thread, name))
+            sort = {"sort_index": thread}
+            events.append(_meta("thread_sort_index", rank, thread, sort))
+        begin, _ = self.span
+        for r in self.records:
+            events.append(
+                {
+                    "ph": "X",
+                    "name": r.label,
+                    "cat": r.call,
+                    "pid": r.rank,
+                    "tid": threads[r.row],
+                    "ts": (r.start_ns - begin) / 1e3,
+                    "dur": (r.end_ns - r.start_ns) / 1e3,
+                    "args": {"call": r.call, "task": r.task, "tile": r.coordinate},
+                }
+            )
+        document = {"traceEvents": events, "displayTimeUnit": "ns"}
+        Path(path).write_text(json.dumps(document))
+
+    def png(self, path: str | Path) -> None:
+        """Draw the timeline: a row for each worker and lane, a colour for each call."""
+        # Here, for Matplotlib takes longer to import than all the rest.
+        from etc_dist.runtime.timeline import draw
+
+        draw(self, path)
+
+
+def _gpu_records(
+    plan: Plan, dims: Mapping[str, int], rank: int, per_warp: Any
+) -> Iterator[TaskRecord]:
+    count = np.minimum(per_warp["begin"][:, :, :1], per_warp.shape[2] - 1)
+    slots = np.arange(per_warp.shape[2])
+    worker, warp, slot = np.nonzero((slots >= 1) & (slots <= count))
+    found = per_warp[worker, warp, slot]
+    env = plan.graph.environment(dims, rank)
+    calls = plan.graph.calls
+    moving = [n for n, call in enumerate(calls) if call.function.lane == TRANSFER]
+    warps = sorted(set(warp[np.isin(found["call"], moving)].tolist()))
+    for number, call in enumerate(calls):
+        rows = np.flatnonzero(found["call"] == number)
+        if len(rows) == 0:
+            continue
+        t = found["task"][rows].astype(np.int64)
+        parts = call.coordinates(t, env).values()
+        tiles = np.stack([np.broadcast_to(part, t.shape) for part in parts], axis=1)
+        for row, index, tile in zip(rows, t.tolist(), tiles.tolist(), strict=True):
+            lane = call.function.lane
+            if lane == TRANSFER:
+                lane = f"{lane}.{warps.index(warp[row])}"
+            begin, end = int(found["begin"][row]), int(found["end"][row])
+            at = (rank, int(worker[row]), lane)
+            yield TaskRecord(*at, begin, end, call.name, index, tuple(tile))
+
+
+def _joined(records: Iterable[TaskRecord]) -> Iterator[TaskRecord]:
+    """One record of what several warps ran together: from first start to last end."""
+    whole: dict[tuple[object, ...], TaskRecord] = {}
+    for r in records:
+        key = (r.row, r.call, r.task)
+        start = min(r.start_ns, whole.get(key, r).start_ns)
+        end = max(r.end_ns, whole.get(key, r).end_ns)
+        whole[key] = replace(r, start_ns=start, end_ns=end)
+    yield from whole.values()
+
+
+def _named(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
+    return _meta(kind, process, thread, {"name": name})
+
+
+def _meta(kind: str, process: int, thread: int, args: object) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": process, "tid": thread, "args": args}

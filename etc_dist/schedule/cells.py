@@ -1,0 +1,119 @@
+"""Memory as tasks see it: each tensor cut into cells.
+
+A tensor is cut along every start and end of a box that touches it. Between the cuts
+lie cells, which every box covers wholly or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from etc_dist.ir.tensor import Tensor
+from etc_dist.schedule.enumeration import Access, Array, Enumeration, Mask
+
+
+@dataclass(frozen=True)
+class Cells:
+    """All accesses of one tensor in one rank's memory, cell by cell; within a cell by
+    rising level."""
+
+    tensor: Tensor
+    rank: int
+    cuts: list[Array]
+    cell: Array
+    task: Array
+    write: Mask
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(len(c) - 1 for c in self.cuts)
+
+    def name(self, cell: int) -> str:
+        parts = [
+            f"{cuts[i]}:{cuts[i + 1]}"
+            for cuts, i in zip(
+                self.cuts, np.unravel_index(cell, self.shape), strict=True
+            )
+        ]
+        return f"{self.tensor.name}[{', '.join(parts)}] on rank {self.rank}"
+
+
+def all_cells(tasks: Enumeration, level: Array) -> Iterator[Cells]:
+    """The cells of every known tensor on every rank, but of inputs that stay inputs."""
+    line = np.empty(tasks.tasks, np.int64)
+    line[np.argsort(level, kind="stable")] = np.arange(tasks.tasks)
+    for tensor in tasks.plan.graph.tensors:
+        mine = [a for a in tasks.accesses if a.region.tensor.name == tensor.name]
+        known = tensor.name not in tasks.unknown_tensors
+        if not known or (tensor.kind == "input" and not any(a.write for a in mine)):
+            continue
+        for rank, env in enumerate(tasks.environments):
+            extent = [int(n.evaluate(env)) for n in tensor.shape]
+            yield _cells(tensor, rank, extent, mine, line)
+
+
+def _cells(
+    tensor: Tensor, rank: int, extent: list[int], accesses: list[Access], line: Array
+) -> Cells:
+    here = [(a, np.flatnonzero(a.rank == rank)) for a in accesses]
+    axes = len(extent)
+
+    def gather(parts: list[Array], empty: Array) -> Array:
+        return np.concatenate([empty, *parts], axis=-1)
+
+    none = np.zeros((axes, 0), np.int64)
+    low = gather([a.low[:, at] for a, at in here], none)
+    high = gather([a.high[:, at] for a, at in here], none)
+    task = gather([a.task[at] for a, at in here], np.zeros(0, np.int64))
+    write = np.repeat([a.write for a, _ in here], [at.size for _, at in here])
+    lined = np.argsort(line[task], kind="stable")
+    low, high, task, write = low[:, lined], high[:, lined], task[lined], write[lined]
+    cuts = [
+        np.unique(np.concatenate(([0, extent[k]], low[k], high[k])))
+        for k in range(axes)
+    ]
+    box, cell = _expand(cuts, low, high)
+    by_cell = np.argsort(cell, kind="stable")
+    box = box[by_cell]
+    return Cells(tensor, rank, cuts, cell[by_cell], task[box], write[box].astype(bool))
+
+
+def _expand(cuts: list[Array], low: Array, high: Array) -> tuple[Array, Array]:
+    """(box, cell) for each cell of each box."""
+    begin = [np.searchsorted(c, part) for c, part in zip(cuts, low, strict=True)]
+    end = [np.searchsorted(c, part) for c, part in zip(cuts, high, strict=True)]
+    count = [e - b for b, e in zip(begin, end, strict=True)]
+    total = np.ones(low.shape[1], np.int64)
+    for each in count:
+        total *= each
+    box = np.repeat(np.arange(low.shape[1]), total)
+    rest = np.arange(box.size) - np.repeat(np.cumsum(total) - total, total)
+    cell = np.zeros(box.size, np.int64)
+    stride = 1
+    for axis in reversed(range(len(cuts))):
+        if (count[axis] == 1).all():
+            at = begin[axis][box]
+        else:
+            width = count[axis][box]
+            at = begin[axis][box] + rest % width
+            rest = rest // width
+        cell += at * stride
+        stride *= len(cuts[axis]) - 1
+    return box, cell
+
+
+def merged(cells: Cells) -> Cells:
+    """One entry for each task in a cell: a write if any of its operands writes."""
+    if not cells.cell.size:
+        return cells
+    new = np.ones(cells.cell.size, bool)
+    new[1:] = (np.diff(cells.cell) != 0) | (np.diff(cells.task) != 0)
+    at = np.flatnonzero(new)
+    if at.size == new.size:
+        return cells
+    write = np.logical_or.reduceat(cells.write, at)
+    cell, task = cells.cell[at], cells.task[at]
+    return Cells(cells.tensor, cells.rank, cells.cuts, cell, task, write)

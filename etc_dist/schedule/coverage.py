@@ -1,0 +1,75 @@
+"""What is written: outputs just once, all that is read, and peers' memory in order."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from etc_dist.errors import GraphError, RaceError
+from etc_dist.schedule.cells import Cells
+from etc_dist.schedule.enumeration import NONE, Enumeration
+from etc_dist.schedule.faults import Fault, Tally
+
+
+def check_outputs(tasks: Enumeration, cells: Cells, tally: Tally) -> None:
+    """Refuse cells of an output that are not written exactly once."""
+    written = np.flatnonzero(cells.write)
+    cell = cells.cell[written]
+    twice = np.flatnonzero(np.diff(cell) == 0)
+    if twice.size:
+        one, two = (tasks.name(int(cells.task[written[twice[0] + k]])) for k in (0, 1))
+        text = f"{cells.name(int(cell[twice[0]]))} is written by {one} and by {two}"
+        fix = "let exactly one task write each element of an output"
+        fault = Fault(GraphError, text, fix, int(twice.size))
+        tally.add(("twice", cells.tensor.name), fault)
+    total = int(np.prod(cells.shape, dtype=np.int64))
+    once = cell[np.diff(cell, prepend=-1) != 0]
+    if once.size < total:
+        gap = np.flatnonzero(once != np.arange(once.size))
+        first = int(gap[0]) if gap.size else once.size
+        text = f"no task writes {cells.name(first)}, a part of the output"
+        fix = "extend the grid, or the regions, to the whole output"
+        fault = Fault(GraphError, text, fix, total - once.size)
+        tally.add(("missing", cells.tensor.name), fault)
+
+
+def check_reads(tasks: Enumeration, cells: Cells, tally: Tally) -> None:
+    """Refuse reads of cells that no task writes."""
+    begin = np.flatnonzero(np.diff(cells.cell, prepend=-1))
+    if not begin.size:
+        return
+    written = np.logical_or.reduceat(cells.write, begin)
+    lost = np.flatnonzero(~np.repeat(written, np.diff(begin, append=cells.cell.size)))
+    if lost.size:
+        text = (
+            f"{tasks.name(int(cells.task[lost[0]]))} reads "
+            f"{cells.name(int(cells.cell[lost[0]]))}, which no task writes"
+        )
+        fix = "write what is read, or read less"
+        fault = Fault(GraphError, text, fix, int(lost.size))
+        tally.add(("unwritten", cells.tensor.name), fault)
+
+
+def check_remote_writes(tasks: Enumeration) -> list[Fault]:
+    """Refuse a write into a peer's memory that no notification to that peer follows.
+
+    Somebody there waits for the notification, or `count_notifications` has refused it;
+    so all that a peer is sent has arrived before that peer's epoch ends."""
+    tally = Tally()
+    # NONE, as an index, gives the last rank: here no rank.
+    rank_of = np.concatenate((tasks.elements.rank, [NONE]))
+    for access in tasks.accesses:
+        if not access.write:
+            continue
+        told = (rank_of[tasks.notify[access.task]] == access.rank[:, None]).any(axis=1)
+        bad = np.flatnonzero(~told & (access.rank != tasks.rank[access.task]))
+        if bad.size:
+            fault = Fault(
+                RaceError,
+                f"{tasks.name(int(access.task[bad[0]]))} writes {access.region}, on "
+                f"rank {access.rank[bad[0]]}, and notifies no event of that rank: "
+                f"nothing orders its arrival with that rank's next epoch",
+                "notify an event .on(the same rank) that a task there waits for",
+                int(bad.size),
+            )
+            tally.add(str(access.region), fault)
+    return tally.faults()

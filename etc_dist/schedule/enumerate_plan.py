@@ -1,0 +1,341 @@
+"""Spell out a plan at given dims, and tell every index that lies out of range."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from etc_dist.errors import GraphError
+from etc_dist.ir.event import EventRef
+from etc_dist.ir.expr import Expr
+from etc_dist.ir.graph import TASK, Call
+from etc_dist.ir.tensor import Region
+from etc_dist.schedule.enumeration import (
+    NONE,
+    Access,
+    Array,
+    Block,
+    Elements,
+    Enumeration,
+    Mask,
+    evaluate,
+    place,
+    task_name,
+)
+from etc_dist.schedule.faults import Fault, Tally
+from etc_dist.schedule.plan import Lane, Plan
+
+Runtime = Mapping[str, Sequence[npt.NDArray[Any]]]
+
+
+def enumerate_plan(
+    plan: Plan, dims: Mapping[str, int], workers: int, tensors: Runtime
+) -> tuple[Enumeration, list[Fault], list[str]]:
+    """All tasks of `plan`, the faults met on the way, and what stays unknown.
+
+    Whatever is out of range is told and then left out, so that the later checks see
+    the rest as if it were mended."""
+    reader = _Reader(plan, dims, tensors)
+    blocks = reader.blocks()
+    elements = reader.elements()
+    rank = np.repeat([b.rank for b in blocks], [b.count for b in blocks])
+    wait, notify = (
+        reader.references(blocks, elements, verb) for verb in ("waits", "notifies")
+    )
+    accesses = [access for block in blocks for access in reader.accesses(block)]
+    enumeration = Enumeration(
+        plan,
+        tuple(reader.environments),
+        tuple(blocks),
+        rank.astype(np.int64),
+        place(plan, blocks, workers),
+        elements,
+        wait,
+        notify,
+        tuple(accesses),
+        frozenset(reader.unknown_events),
+        frozenset(reader.unknown_counts),
+        frozenset(reader.unknown_tensors),
+    )
+    return enumeration, reader.tally.faults(), list(reader.notes)
+
+
+class _Reader:
+    """Evaluates a plan's expressions; keeps the faults and what it could not know."""
+
+    def __init__(self, plan: Plan, dims: Mapping[str, int], tensors: Runtime):
+        self.plan, self.graph = plan, plan.graph
+        self.world = plan.graph.world_size
+        self.given = set(tensors)
+        self.environments: list[dict[str, Any]] = []
+        for rank in range(self.world):
+            env = self.graph.environment(dims, rank)
+            env.update({"@" + name: per[rank] for name, per in tensors.items()})
+            self.environments.append(env)
+        self.tally = Tally()
+        self.notes: dict[str, None] = {}
+        self.unknown_events: set[str] = set()
+        self.unknown_counts: set[str] = set()
+        self.unknown_tensors: set[str] = set()
+
+    def known(self, what: str, exprs: Iterable[Expr]) -> bool:
+        """Whether `exprs` load only from the tensors at hand; if not, note it."""
+        loads = {load.tensor for e in exprs for load in e.loads()}
+        for name in sorted(loads - {t.name for t in self.graph.inputs()}):
+            self.notes[f"the order of loads from {name} with what writes it"] = None
+        missing = sorted(loads - self.given)
+        if missing:
+            self.notes[f"{what} (loads from {', '.join(missing)})"] = None
+        return not missing
+
+    def fail(self, cause: object, text: str, fix: str, count: int = 1) -> None:
+        self.tally.add(cause, Fault(GraphError, text, fix, count))
+
+    # ------------------------------------------------------------------------ tasks
+
+    def blocks(self) -> list[Block]:
+        found: list[Block] = []
+        base = 0
+        for rank in range(self.world):
+            for lane in self.plan.lanes:
+                for call in lane.calls:
+                    block = self.block(lane, call, rank, base)
+                    if block is None:
+                        refs = (*call.waits, *call.notifies)
+                        self.unknown_events.update(ref.events.name for ref in refs)
+                        regions = (*call.reads, *call.writes)
+                        self.unknown_tensors.update(r.tensor.name for r in regions)
+                        continue
+                    found.append(block)
+                    base += block.count
+        return found
+
+    def block(self, lane: Lane, call: Call, rank: int, base: int) -> Block | None:
+        """The tasks of `call`; None where they cannot be known."""
+        extents = [a.extent for a in call.axes]
+        if not self.known(f"call {call.name}", (*extents, *call.order)):
+            return None
+        env = self.environments[rank]
+        try:
+            shape = [int(e.evaluate(env)) for e in extents]
+            if min(shape, default=0) < 0:
+                raise IndexError(f"the grid is {shape}")
+            count = prod(shape)
+            inner = {**env, TASK.name: np.arange(count)}
+            parts = [evaluate(e, inner, count) for e in call.order]
+        except (ArithmeticError, IndexError) as error:
+            self.fail(
+                ("tasks", call.name),
+                f"the tasks of call {call.name} on rank {rank} cannot be counted: "
+                f"{error}",
+                "make extents and order valid at these dims",
+            )
+            return None
+        self.check_order(call, rank, shape, parts)
+        if ("order", call.name) in self.tally.found:
+            # The later checks look at each task once, whatever the order does.
+            parts = [np.asarray(p) for p in np.unravel_index(np.arange(count), shape)]
+        names = (a.symbol.name for a in call.axes)
+        return Block(
+            call,
+            lane,
+            rank,
+            base,
+            count,
+            {**env, **dict(zip(names, parts, strict=True))},
+        )
+
+    def check_order(
+        self, call: Call, rank: int, shape: list[int], parts: list[Array]
+    ) -> None:
+        """Refuse an order that is no bijection from task indices onto the grid."""
+        count = prod(shape)
+        extents = np.array(shape, np.int64)[:, None]
+        at = np.stack(parts)
+        outside = ((at < 0) | (at >= extents)).any(axis=0)
+        inside = np.flatnonzero(~outside)
+        task = np.ravel_multi_index(tuple(at[:, inside]), shape) if count else inside
+        times = np.bincount(task, minlength=count)
+        names = [a.symbol.name for a in call.axes]
+
+        def said(coordinate: Iterable[Any]) -> str:
+            pairs = zip(names, coordinate, strict=True)
+            return f"[{', '.join(f'{n}={int(c)}' for n, c in pairs)}]"
+
+        ways = []
+        if outside.any():
+            t = int(np.flatnonzero(outside)[0])
+            ways.append(f"t={t} gives {said(at[:, t])}, outside of {shape}")
+        if (times > 1).any():
+            twice = int(np.flatnonzero(times > 1)[0])
+            both = inside[np.flatnonzero(task == twice)[:2]]
+            ways.append(f"t={both[0]} and t={both[1]} both give {said(at[:, both[0]])}")
+        if (times == 0).any():
+            never = np.unravel_index(int(np.flatnonzero(times == 0)[0]), shape)
+            ways.append(f"no t gives {said(never)}")
+        if ways:
+            self.fail(
+                ("order", call.name),
+                f"the order of call {call.name} is no bijection onto its grid, on rank "
+                f"{rank}: {'; '.join(ways)}",
+                "let order give every coordinate exactly once",
+            )
+
+    # ----------------------------------------------------------------------- events
+
+    def elements(self) -> Elements:
+        first: dict[str, Array] = {}
+        shape: dict[str, Array] = {}
+        ranks = []
+        total = 0
+        for event in self.graph.events:
+            if not self.known(f"event tensor {event.name}", event.shape):
+                self.unknown_events.add(event.name)
+                continue
+            if not self.known(f"the expected count of {event.name}", (event.expects,)):
+                self.unknown_counts.add(event.name)
+            sizes = np.array(
+                [[int(n.evaluate(e)) for n in event.shape] for e in self.environments],
+                np.int64,
+            ).clip(0)
+            each = sizes.prod(axis=1)
+            shape[event.name] = sizes
+            first[event.name] = total + np.cumsum(each) - each
+            ranks.append(np.repeat(np.arange(self.world), each))
+            total += int(each.sum())
+        for call in (c for lane in self.plan.lanes for c in lane.calls):
+            for ref in (*call.waits, *call.notifies):
+                exprs = (*ref.index, *(() if ref.rank is None else (ref.rank,)))
+                if not self.known(f"call {call.name}, {ref}", exprs):
+                    self.unknown_events.add(ref.events.name)
+        rank = np.concatenate(ranks) if ranks else np.zeros(0, np.int64)
+        return Elements(first, shape, rank, total)
+
+    def references(self, blocks: list[Block], elements: Elements, verb: str) -> Array:
+        """The element numbers that each task waits for, or notifies."""
+        widest = max((len(getattr(b.call, verb)) for b in blocks), default=0)
+        made = np.full((sum(b.count for b in blocks), widest), NONE, np.int64)
+        for block in blocks:
+            for k, ref in enumerate(getattr(block.call, verb)):
+                if block.count and ref.events.name not in self.unknown_events:
+                    here = slice(block.base, block.base + block.count)
+                    made[here, k] = self.reference(block, elements, verb, ref)
+        return made
+
+    def reference(
+        self, block: Block, elements: Elements, verb: str, ref: EventRef
+    ) -> Array:
+        does = "waits for" if verb == "waits" else "notifies"
+        where = f"{block.call.name} {does} {ref}"
+        try:
+            rank = np.full(block.count, block.rank)
+            if ref.rank is not None:
+                rank = block.values(ref.rank)
+            index = _rows(block, ref.index).T
+        except (ArithmeticError, IndexError) as error:
+            self.fail((verb, where), f"{where}: {error}", "mend the index expression")
+            return np.full(block.count, NONE)
+        self.check_rank(block, where, rank)
+        foreign = (rank < 0) | (rank >= self.world)
+        shape = elements.shape[ref.events.name][np.where(foreign, block.rank, rank)]
+        outside = ((index < 0) | (index >= shape)).any(axis=1) & ~foreign
+        if outside.any():
+            t = int(np.flatnonzero(outside)[0])
+            self.fail(
+                ("element", where),
+                f"{task_name(block, t)} {does} {ref.events.name}{index[t].tolist()} on "
+                f"rank {rank[t]}, outside of {shape[t].tolist()}",
+                f"keep the index of {ref} inside of the event tensor",
+                int(outside.sum()),
+            )
+        wrong = foreign | outside
+        element = np.zeros(block.count, np.int64)
+        for axis in range(index.shape[1]):
+            element = element * shape[:, axis] + index[:, axis]
+        first = elements.first[ref.events.name][np.where(foreign, 0, rank)]
+        return np.where(wrong, NONE, element + first)
+
+    def check_rank(self, block: Block, where: str, rank: Array) -> None:
+        foreign = (rank < 0) | (rank >= self.world)
+        if foreign.any():
+            t = int(np.flatnonzero(foreign)[0])
+            self.fail(
+                ("rank", where),
+                f"{where}: {task_name(block, t)} names rank {rank[t]} of {self.world}",
+                "keep ranks inside of the world: (...) % world_size",
+                int(foreign.sum()),
+            )
+
+    # --------------------------------------------------------------------- accesses
+
+    def accesses(self, block: Block) -> list[Access]:
+        """The boxes that the block's tasks touch: writes first, then reads."""
+        found: list[Access] = []
+        if not block.count:
+            return found
+        active = np.zeros(block.count, bool)
+        for write, regions in ((True, block.call.writes), (False, block.call.reads)):
+            for region in regions:
+                exprs = [*region.start, *region.size, *region.tensor.shape]
+                exprs += [] if region.rank is None else [region.rank]
+                what = f"call {block.call.name}, {region}"
+                if not self.known(what, exprs):
+                    self.unknown_tensors.add(region.tensor.name)
+                    continue
+                access = self.access(block, region, write, active)
+                if access is None:
+                    self.unknown_tensors.add(region.tensor.name)
+                    continue
+                found.append(access)
+                if write:
+                    active[access.task - block.base] = True
+        return found
+
+    def access(
+        self, block: Block, region: Region, write: bool, active: Mask
+    ) -> Access | None:
+        where = f"call {block.call.name}, {region}"
+        try:
+            rank = np.full(block.count, block.rank)
+            if region.rank is not None:
+                rank = block.values(region.rank)
+            start, size, extent = (
+                _rows(block, part)
+                for part in (region.start, region.size, region.tensor.shape)
+            )
+        except (ArithmeticError, IndexError) as error:
+            self.fail(where, f"{where}: {error}", "mend the index expression")
+            return None
+        self.check_rank(block, where, rank)
+        index = ~np.array(region.kept)[:, None]
+        # A task beyond the edge of a partial tile touches nothing, which is fine; a
+        # task that writes something but reads from beyond the edge has lost its way.
+        lost = np.zeros(block.count, bool) if write else active
+        outside = (start < 0) | (index & (start >= extent)) | (lost & (start > extent))
+        wrong = outside.any(axis=0)
+        if wrong.any():
+            t = int(np.flatnonzero(wrong)[0])
+            self.fail(
+                ("region", where),
+                f"{task_name(block, t)} {'writes' if write else 'reads'} {region} from "
+                f"{start[:, t].tolist()}, outside of {extent[:, t].tolist()}",
+                f"keep the start of {region} inside of the tensor",
+                int(wrong.sum()),
+            )
+        low, high = start, np.minimum(start + size, extent)
+        keep = ~wrong & (rank >= 0) & (rank < self.world) & (high > low).all(axis=0)
+        return Access(
+            region, write, block.tasks[keep], rank[keep], low[:, keep], high[:, keep]
+        )
+
+
+def _rows(block: Block, exprs: Sequence[Expr]) -> Array:
+    """[expressions, tasks], also where there are no expressions."""
+    made = np.empty((len(exprs), block.count), np.int64)
+    for row, expr in enumerate(exprs):
+        made[row] = block.values(expr)
+    return made

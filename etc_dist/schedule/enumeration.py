@@ -1,0 +1,205 @@
+"""All tasks of a plan at given dims, over all ranks, as flat NumPy arrays.
+
+Tasks are numbered rank by rank, lane by lane, call by call, in each call's order;
+elements of event tensors are numbered tensor by tensor, rank by rank. What follows
+(`progress`, `happens_before`, `accesses`) works on these numbers alone, and asks the
+enumeration for names when it has a fault to tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from etc_dist.ir.event import EventTensor
+from etc_dist.ir.expr import Expr, Load
+from etc_dist.ir.graph import Call
+from etc_dist.ir.tensor import Region
+from etc_dist.schedule.plan import STRIDED, Lane, Plan
+
+Array = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+NONE = -1
+"""In tables of elements or tasks: no such thing."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """The tasks of one call on one rank, numbered base .. base + count - 1.
+
+    `env` holds the coordinates as arrays over the tasks, beside the rank's numbers."""
+
+    call: Call
+    lane: Lane
+    rank: int
+    base: int
+    count: int
+    env: dict[str, Any]
+
+    @property
+    def tasks(self) -> Array:
+        return np.arange(self.base, self.base + self.count)
+
+    def values(self, expr: Expr) -> Array:
+        """`expr` for every task of the block."""
+        return evaluate(expr, self.env, self.count)
+
+
+@dataclass(frozen=True)
+class Queues:
+    """Who takes each task when. A queue is what one cluster takes from a strided lane,
+    or all of a ticket lane on one rank; its units are taken by rising position."""
+
+    queue: Array
+    position: Array
+    slot: Array
+    """The worker of the cluster that runs the task, where it is not `whole`."""
+    whole: Mask
+    """All workers of the cluster run the task together."""
+    strided: Mask
+    """A task sees what earlier ones of its queue wrote. Not so in a ticket lane, whose
+    tasks run side by side, nor for tasks of a cluster of two: their loads run ahead of,
+    and their stores behind, those of their neighbours."""
+    names: list[str]
+
+
+@dataclass(frozen=True)
+class Elements:
+    """The numbering of all event elements: tensor name -> first number and shape on
+    each rank."""
+
+    first: dict[str, Array]
+    shape: dict[str, Array]
+    rank: Array
+    total: int
+
+    def name(self, element: int) -> str:
+        for event, first in self.first.items():
+            sizes = self.shape[event].prod(axis=1)
+            for rank in np.flatnonzero((first <= element) & (element < first + sizes)):
+                at = np.unravel_index(
+                    element - int(first[rank]), tuple(self.shape[event][rank])
+                )
+                return f"{event}[{', '.join(str(int(i)) for i in at)}] on rank {rank}"
+        raise AssertionError(f"no element {element}")
+
+    def of(self, event: EventTensor) -> Iterator[tuple[int, int, tuple[Array, ...]]]:
+        """(rank, first number, coordinates) of the tensor's elements on each rank."""
+        for rank, shape in enumerate(self.shape[event.name]):
+            at = np.unravel_index(np.arange(shape.prod()), tuple(shape))
+            first = int(self.first[event.name][rank])
+            yield rank, first, tuple(np.asarray(a, np.int64) for a in at)
+
+
+@dataclass(frozen=True)
+class Access:
+    """One operand of one call on one rank: the boxes that its tasks touch.
+
+    Tasks that touch nothing are left out. `rank` says in whose memory a box lies."""
+
+    region: Region
+    write: bool
+    task: Array
+    rank: Array
+    low: Array  # [axes, tasks]
+    high: Array
+
+
+@dataclass(frozen=True)
+class Enumeration:
+    """A plan with `workers` workers a rank, at given dims, spelled out.
+
+    wait, notify: [tasks, most of any call] element numbers, NONE where there are fewer.
+    unknown_*: names of what cannot be known without runtime tensors."""
+
+    plan: Plan
+    environments: tuple[dict[str, Any], ...]
+    blocks: tuple[Block, ...]
+    rank: Array
+    queues: Queues
+    elements: Elements
+    wait: Array
+    notify: Array
+    accesses: tuple[Access, ...]
+    unknown_events: frozenset[str]
+    unknown_counts: frozenset[str]
+    unknown_tensors: frozenset[str]
+
+    @property
+    def tasks(self) -> int:
+        return len(self.rank)
+
+    def block(self, task: int) -> Block:
+        bases = [b.base for b in self.blocks]
+        return self.blocks[int(np.searchsorted(bases, task, side="right")) - 1]
+
+    def name(self, task: int) -> str:
+        """A task in words: call, coordinate, rank."""
+        block = self.block(task)
+        return task_name(block, task - block.base)
+
+
+def task_name(block: Block, t: int) -> str:
+    at = ", ".join(
+        f"{a.symbol}={int(np.broadcast_to(block.env[a.symbol.name], block.count)[t])}"
+        for a in block.call.axes
+    )
+    return f"{block.call.name}[{at}] on rank {block.rank}"
+
+
+def evaluate(expr: Expr, env: dict[str, Any], count: int) -> Array:
+    """`expr` as `count` numbers; a load beyond its tensor is an IndexError."""
+    for load in expr.loads():
+        _check_load(load, env)
+    return np.broadcast_to(np.asarray(expr.evaluate(env), np.int64), (count,))
+
+
+def _check_load(load: Load, env: dict[str, Any]) -> None:
+    # NOTE: NumPy takes a negative index from the end, the device does not.
+    for index in load.index:
+        if np.any(np.asarray(index.evaluate(env)) < 0):
+            raise IndexError(f"{load} has a negative index")
+
+
+def place(plan: Plan, blocks: list[Block], workers: int) -> Queues:
+    """Every task's place in the queues of its lane."""
+    total = sum(b.count for b in blocks)
+    queue, position, slot = (np.zeros(total, np.int64) for _ in range(3))
+    whole, strided = np.ones(total, bool), np.zeros(total, bool)
+    names: list[str] = []
+    offset: dict[tuple[str, int], int] = {}
+    first_queue: dict[tuple[str, int], int] = {}
+    for block in blocks:
+        lane, key = block.lane, (block.lane.name, block.rank)
+        clusters = workers // lane.cluster if lane.policy == STRIDED else 1
+        if key not in first_queue:
+            first_queue[key] = len(names)
+            names += _queue_names(lane, block.rank, clusters)
+        here = slice(block.base, block.base + block.count)
+        unit = np.arange(block.count)
+        if block.call.function.cluster != lane.cluster:
+            slot[here] = unit % lane.cluster
+            whole[here] = False
+            unit = unit // lane.cluster
+        unit = unit + offset.get(key, 0)
+        if block.count:
+            offset[key] = int(unit[-1]) + 1
+        queue[here] = first_queue[key] + unit % clusters
+        position[here] = unit // clusters
+        alone = block.call.function.cluster == 1
+        strided[here] = lane.policy == STRIDED and alone
+    return Queues(queue, position, slot, whole, strided, names)
+
+
+def _queue_names(lane: Lane, rank: int, clusters: int) -> list[str]:
+    if lane.policy != STRIDED:
+        return [f"the {lane.name} lane of rank {rank}"]
+    group = "worker" if lane.cluster == 1 else "cluster"
+    return [
+        f"the {lane.name} lane of {group} {c} on rank {rank}" for c in range(clusters)
+    ]

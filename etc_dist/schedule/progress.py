@@ -1,0 +1,237 @@
+"""Whether every wait is met: notifications counted, then all queues run to the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from etc_dist.errors import DeadlockError, GraphError
+from etc_dist.schedule.enumeration import NONE, Array, Enumeration, Mask
+from etc_dist.schedule.faults import Fault, Tally
+
+BLOCKED_SHOWN = 6
+"""Blocked tasks that one fault names."""
+CYCLE_SHOWN = 8
+"""Steps of a cycle that one fault names."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Notifications of each element, those it expects, and the tasks that wait."""
+
+    notified: Array
+    awaited: Array
+    expected: Array
+
+
+def count_notifications(tasks: Enumeration) -> tuple[Counts, list[Fault]]:
+    """Refuse elements whose notifications are not just those expected.
+
+    An element notified on a rank where nobody waits for it is refused too: counters are
+    cleared an epoch later, and a late notification that no task waited for could still
+    arrive after that."""
+    total = tasks.elements.total
+    notified, awaited = (
+        np.bincount(table[table != NONE], minlength=total)
+        for table in (tasks.notify, tasks.wait)
+    )
+    expected = notified.copy()
+    tally = Tally()
+    for event in tasks.plan.graph.events:
+        if event.name in tasks.unknown_events | tasks.unknown_counts:
+            continue
+        for rank, first, at in tasks.elements.of(event):
+            here = slice(first, first + (len(at[0]) if at else 1))
+            try:
+                expected[here] = event.expected(at, tasks.environments[rank])
+            except (ArithmeticError, IndexError) as error:
+                text = f"the expected count of {event.name} on rank {rank}: {error}"
+                fix = "mend the expression of expects"
+                tally.add(event.name, Fault(GraphError, text, fix))
+    counts = Counts(notified, awaited, expected)
+    _tell_counts(tasks, counts, tally)
+    return counts, tally.faults()
+
+
+def _tell_counts(tasks: Enumeration, counts: Counts, tally: Tally) -> None:
+    few = (counts.awaited > 0) & (counts.notified < counts.expected)
+    many = (counts.awaited > 0) & (counts.notified > counts.expected)
+    idle = (counts.awaited == 0) & (counts.notified > 0)
+    for name, first in tasks.elements.first.items():
+        size = int(tasks.elements.shape[name].prod(axis=1).sum())
+        for kind, wrong in (("few", few), ("many", many), ("idle", idle)):
+            bad = int(first[0]) + np.flatnonzero(wrong[first[0] : first[0] + size])
+            if bad.size:
+                fault = _count_fault(tasks, counts, kind, int(bad[0]), bad.size)
+                tally.add((kind, name), fault)
+
+
+def _count_fault(
+    tasks: Enumeration, counts: Counts, kind: str, element: int, times: int
+) -> Fault:
+    name = tasks.elements.name(element)
+    have, want = int(counts.notified[element]), int(counts.expected[element])
+    if kind == "idle":
+        return Fault(
+            GraphError,
+            f"{name} is notified {have} times, and no task waits for it there",
+            "let a task of that rank wait for it, or drop the notification",
+            times,
+        )
+    waiter = tasks.name(_first(tasks.wait, element))
+    if kind == "few":
+        return Fault(
+            DeadlockError,
+            f"{waiter} waits for {name}; the wait can never be met: it expects {want} "
+            f"notifications and all tasks together make {have}",
+            "notify the element as often as its `expects` says",
+            times,
+        )
+    return Fault(
+        GraphError,
+        f"{waiter} waits for {name}, which expects {want} notifications and gets "
+        f"{have}: the wait may end too early",
+        "notify the element as often as its `expects` says",
+        times,
+    )
+
+
+def _first(table: Array, element: int) -> int:
+    return int(np.flatnonzero((table == element).any(axis=1))[0])
+
+
+def run_queues(tasks: Enumeration, counts: Counts) -> tuple[Array, list[Fault]]:
+    """The round in which each task runs, NONE for those that never do.
+
+    In a round every queue goes on to its first task with a wait not met by earlier
+    rounds. A ticket lane counts as one queue: whoever takes tickets, the first task
+    not yet done has been taken or is next, so that more takers never do less. Elements
+    with a wrong count, told already, count as met once all their notifiers ran."""
+    run = _Run(tasks, counts)
+    number = 0
+    while run.rest.size and run.advance(number):
+        number += 1
+    if not run.rest.size:
+        return run.round, []
+    return run.round, [_deadlock(run)]
+
+
+class _Run:
+    """The state of `run_queues`: what is left, and what it still waits for."""
+
+    def __init__(self, tasks: Enumeration, counts: Counts):
+        self.tasks, self.counts = tasks, counts
+        queues = tasks.queues
+        self.left = counts.notified.copy()
+        self.round = np.full(tasks.tasks, NONE)
+        self.rest = np.lexsort((queues.position, queues.queue))
+        waiter, slot = np.nonzero(tasks.wait != NONE)
+        element = tasks.wait[waiter, slot]
+        by_element = np.argsort(element, kind="stable")
+        self.waiters = waiter[by_element]
+        self.span = np.concatenate(([0], np.cumsum(counts.awaited)))
+        self.missing = np.bincount(
+            waiter[self.left[element] > 0], minlength=tasks.tasks
+        )
+
+    def blocked(self) -> Mask:
+        return self.missing[self.rest] > 0
+
+    def heads(self) -> Array:
+        """The position of each queue's first blocked task."""
+        queues = self.tasks.queues
+        stuck = self.rest[self.blocked()]
+        head = np.full(len(queues.names), np.iinfo(np.int64).max)
+        # In reverse, the first of a queue is written last and stays.
+        head[queues.queue[stuck][::-1]] = queues.position[stuck][::-1]
+        return head
+
+    def advance(self, number: int) -> bool:
+        """Run all tasks that can run now; False if there are none."""
+        queues, rest = self.tasks.queues, self.rest
+        go = ~self.blocked()
+        go &= queues.position[rest] <= self.heads()[queues.queue[rest]]
+        done = rest[go]
+        self.round[done] = number
+        self.rest = rest[~go]
+        notified = self.tasks.notify[done]
+        element, times = np.unique(notified[notified != NONE], return_counts=True)
+        self.left[element] -= times
+        self.release(element[self.left[element] == 0])
+        return done.size > 0
+
+    def release(self, met: Array) -> None:
+        """Tell the waiters of the elements just met."""
+        begin, count = self.span[met], self.span[met + 1] - self.span[met]
+        offset = np.repeat(begin - np.cumsum(count) + count, count)
+        waiter = self.waiters[offset + np.arange(count.sum())]
+        np.subtract.at(self.missing, waiter, 1)
+
+
+def _deadlock(run: _Run) -> Fault:
+    """Tell the first tasks that are blocked, and a cycle among the queues."""
+    tasks, head = run.tasks, run.heads()
+    queues = tasks.queues
+    stuck = run.rest[run.blocked()]
+    stuck = stuck[queues.position[stuck] == head[queues.queue[stuck]]]
+    lines = [f"{run.rest.size} tasks can never run"]
+    lines += [_blocked(run, int(task)) for task in stuck[:BLOCKED_SHOWN]]
+    if stuck.size > BLOCKED_SHOWN:
+        lines.append(f"and {stuck.size - BLOCKED_SHOWN} more are blocked")
+    lines.append("a cycle:")
+    cycle = _cycle(run, int(stuck[0]), stuck)
+    lines += [f"  {step}" for step in cycle[:CYCLE_SHOWN]]
+    if len(cycle) > CYCLE_SHOWN:
+        lines.append(f"  and {len(cycle) - CYCLE_SHOWN} steps more, back to the first")
+    return Fault(
+        DeadlockError,
+        "\n      ".join(lines),
+        "order the calls of a lane, and the tasks of a call, so that what notifies is "
+        "taken before what waits for it",
+    )
+
+
+def _unmet(run: _Run, task: int) -> int:
+    """The first element that holds `task` up."""
+    waits = run.tasks.wait[task]
+    waits = waits[waits != NONE]
+    return int(waits[run.left[waits] > 0][0])
+
+
+def _blocked(run: _Run, task: int) -> str:
+    element = _unmet(run, task)
+    want = int(run.counts.expected[element])
+    have = int(run.counts.notified[element] - run.left[element])
+    return (
+        f"{run.tasks.name(task)} waits for {run.tasks.elements.name(element)}: "
+        f"have {have}, want {want}"
+    )
+
+
+def _cycle(run: _Run, task: int, stuck: Array) -> list[str]:
+    """Follow who blocks whom until a task comes again.
+
+    The walk never ends otherwise: every unmet element has a notifier that did not run,
+    and that one's queue is held up by a blocked task."""
+    tasks, queues = run.tasks, run.tasks.queues
+    seen: dict[int, str] = {}
+    while task not in seen:
+        element = _unmet(run, task)
+        notifiers = np.flatnonzero((tasks.notify == element).any(axis=1))
+        notifier = int(notifiers[run.round[notifiers] == NONE][0])
+        text = f"{tasks.name(task)} waits for {tasks.elements.name(element)}"
+        queue = int(queues.queue[notifier])
+        following = notifier
+        if notifier not in stuck:
+            following = int(stuck[queues.queue[stuck] == queue][0])
+            text += (
+                f", which {tasks.name(notifier)} notifies, after "
+                f"{tasks.name(following)} in {queues.names[queue]}"
+            )
+        else:
+            text += f", which {tasks.name(notifier)} notifies"
+        seen[task] = text
+        task = following
+    steps = list(seen)
+    return [seen[t] for t in steps[steps.index(task) :]]

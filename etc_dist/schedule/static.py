@@ -1,0 +1,28 @@
+"""Static scheduling: the order of calls and tasks is fixed before the program runs."""
+
+from __future__ import annotations
+
+from etc_dist.errors import ScheduleError
+from etc_dist.ir.function import TENSOR, TRANSFER
+from etc_dist.ir.graph import GraphFunction
+from etc_dist.schedule.plan import STRIDED, TICKET, Lane, Plan
+
+
+def schedule_static(graph: GraphFunction) -> Plan:
+    """The static plan of `graph`: each lane runs its calls in the graph's order, the
+    tensor lane dealt round-robin (the paper's base policy), the transfer lane by
+    ticket. Raises ScheduleError for a graph without calls."""
+    if not graph.calls:
+        raise ScheduleError(
+            f"graph {graph.name} has nothing to run",
+            where=f"graph {graph.name}",
+            wanted="at least one call",
+            got="none",
+            fix="add g.call(...)",
+        )
+    lanes = []
+    for name, policy in ((TENSOR, STRIDED), (TRANSFER, TICKET)):
+        calls = tuple(c for c in graph.calls if c.function.lane == name)
+        cluster = max((c.function.cluster for c in calls), default=1)
+        lanes.append(Lane(name, calls, policy, cluster))
+    return Plan(graph, "static", tuple(lanes))

@@ -1,0 +1,226 @@
+"""Prove a plan correct by exact enumeration, before it runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from etc_dist.errors import ArgumentError, GraphError
+from etc_dist.ir.graph import Call
+from etc_dist.schedule.cells import all_cells, merged
+from etc_dist.schedule.coverage import (
+    check_outputs,
+    check_reads,
+    check_remote_writes,
+)
+from etc_dist.schedule.enumerate_plan import enumerate_plan
+from etc_dist.schedule.enumeration import Array, Enumeration
+from etc_dist.schedule.faults import Fault, Tally, refuse
+from etc_dist.schedule.happens_before import order_tasks
+from etc_dist.schedule.plan import Lane, Plan
+from etc_dist.schedule.progress import count_notifications, run_queues
+from etc_dist.schedule.races import Races
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What was proved, over all ranks: how many tasks, event elements (those that are
+    waited for) and accesses (boxes of tensors), in how many seconds; and what was not,
+    for it depends on runtime tensors that were not at hand."""
+
+    graph: str
+    dims: tuple[tuple[str, int], ...]
+    workers: int
+    tasks: int
+    events: int
+    accesses: int
+    seconds: float
+    unchecked: tuple[str, ...]
+
+    def show(self) -> str:
+        """Text for people; stable but for the seconds."""
+        dims = ", ".join(f"{name}={value}" for name, value in self.dims)
+        lines = [
+            f"verified {self.graph}({dims}) with {self.workers} workers a rank: "
+            f"{self.tasks} tasks, {self.events} event elements, "
+            f"{self.accesses} accesses in {self.seconds:.3f} s"
+        ]
+        lines += [f"  unchecked: {what}" for what in self.unchecked]
+        return "\n".join(lines) + "\n"
+
+
+def verify(
+    plan: Plan,
+    dims: Mapping[str, int],
+    workers: int,
+    tensors: Mapping[str, Sequence[npt.NDArray[Any]]] | None = None,
+) -> Verified:
+    """Prove that `plan` is a correct program at `dims`, with exactly `workers` resident
+    workers on each rank.
+
+    Proved, for every task of every rank: each order is a bijection onto its grid;
+    ranks, event elements and regions are in range; every event element gets just the
+    notifications it expects, on a rank where some task waits for it; the queues of all
+    lanes run to their end; two tasks that touch the same memory, one writing, are
+    ordered by events or by program order; every element of an output is written once,
+    and what is read from the program's own tensors has been written.
+
+    One run is enumerated, and the next is as safe: a task enters a peer's memory, to
+    write or to notify, only once the peer has started the same epoch (the plan's
+    handshake); and whatever a peer is sent has arrived before the peer's epoch ends,
+    for a task there waits for a notification after it (`check_remote_writes`).
+
+    tensors: runtime tensor name -> its int32 values on each rank, for expressions that
+    load from them. What needs others is left out and named in `Verified.unchecked`.
+
+    Raises ArgumentError for dims or workers that do not fit the plan. All faults of the
+    program are gathered, then raised at once: DeadlockError or RaceError if all are of
+    that kind, else GraphError. A plan whose parts do not belong together is refused
+    before anything is enumerated.
+    """
+    began = time.perf_counter()
+    tensors = dict(tensors or {})
+    _check_arguments(plan, dims, workers, tensors)
+    subject = f"graph {plan.graph.name}"
+    shape = ", ".join(f"{d}={dims[d.name]}" for d in plan.graph.dims) or "no dims"
+    where = f"ranks: {plan.graph.world_size}, workers a rank: {workers}, at {shape}"
+    refuse(subject, where, _check_structure(plan))
+    # A division by zero is an error of the expression, not a warning and a zero.
+    with np.errstate(divide="raise"):
+        tasks, faults, unchecked = enumerate_plan(plan, dims, workers, tensors)
+        counts, found = count_notifications(tasks)
+        faults += found + _check_tasks(tasks, *run_queues(tasks, counts), unchecked)
+    refuse(subject, where, faults)
+    return Verified(
+        plan.graph.name,
+        tuple((d.name, dims[d.name]) for d in plan.graph.dims),
+        workers,
+        tasks.tasks,
+        int(np.count_nonzero(counts.awaited)),
+        sum(a.task.size for a in tasks.accesses),
+        time.perf_counter() - began,
+        tuple(unchecked),
+    )
+
+
+def _check_tasks(
+    tasks: Enumeration, rounds: Array, stuck: list[Fault], unchecked: list[str]
+) -> list[Fault]:
+    """What tasks do to memory, given the round in which each one ran.
+
+    Where some task never runs, or some event is unknown, there is no order to hold
+    accesses against; coverage is checked all the same."""
+    tally = Tally()
+    races: Races | None = None
+    level = np.zeros_like(rounds)
+    if tasks.unknown_events:
+        unchecked.append("races and the order of remote writes")
+    elif not stuck:
+        order = order_tasks(tasks, rounds)
+        races, level = Races(tasks, order), order.level
+    for cells in all_cells(tasks, level):
+        if cells.tensor.kind == "output":
+            check_outputs(tasks, cells, tally)
+        cells = merged(cells)
+        if cells.tensor.kind != "input":
+            check_reads(tasks, cells, tally)
+        if races is not None:
+            races.check(cells)
+    faults = stuck + tally.faults()
+    if races is not None:
+        faults += races.faults()
+    if not tasks.unknown_events:
+        faults += check_remote_writes(tasks)
+    return faults
+
+
+def _check_arguments(
+    plan: Plan,
+    dims: Mapping[str, int],
+    workers: int,
+    tensors: Mapping[str, Sequence[npt.NDArray[Any]]],
+) -> None:
+    graph, cluster = plan.graph, plan.cluster
+    names = sorted(d.name for d in graph.dims)
+    where = f"verify of graph {graph.name}"
+    if sorted(dims) != names or any(value < 0 for value in dims.values()):
+        raise ArgumentError(
+            "the dims do not fit the graph",
+            where=where,
+            wanted=f"a number for each of: {', '.join(names)}",
+            got=", ".join(f"{name}={value}" for name, value in sorted(dims.items())),
+            fix="give all dims, and no others",
+        )
+    try:
+        graph.environment(dims, 0)
+    except ArithmeticError as error:
+        raise ArgumentError(
+            "the graph has no meaning at these dims",
+            where=where,
+            wanted="a value for every named number of the graph",
+            got=f"{error}, at {dict(dims)}",
+            fix="give other dims",
+        ) from error
+    if workers < 1 or workers % cluster:
+        raise ArgumentError(
+            "the number of workers does not fit the plan",
+            where=where,
+            wanted=f"a multiple of {cluster}, the workers of a cluster",
+            got=str(workers),
+            fix="launch whole clusters",
+        )
+    for name, values in tensors.items():
+        if len(values) != graph.world_size:
+            raise ArgumentError(
+                f"runtime tensor {name} is not given for all ranks",
+                where=where,
+                wanted=f"{graph.world_size} arrays, one a rank",
+                got=f"{len(values)}",
+                fix="gather the tensor's values from all ranks",
+            )
+
+
+def _check_structure(plan: Plan) -> list[Fault]:
+    """Faults that need no numbers: parts of a plan that do not belong together."""
+    texts: list[str] = []
+    graph = plan.graph
+    planned = sorted(c.name for lane in plan.lanes for c in lane.calls)
+    if planned != sorted(c.name for c in graph.calls):
+        texts.append(
+            f"the plan's lanes hold {planned}, not each call of the graph once"
+        )
+    for lane in plan.lanes:
+        for call in lane.calls:
+            texts += [
+                f"call {call.name}: {text}" for text in _misfits(plan, lane, call)
+            ]
+    fix = "build graphs by graph_function and plans by schedule_static"
+    return [Fault(GraphError, text, fix) for text in texts]
+
+
+def _misfits(plan: Plan, lane: Lane, call: Call) -> Iterator[str]:
+    tensors = {t.name for t in plan.graph.tensors}
+    events = {e.name for e in plan.graph.events}
+    if call.function.cluster not in (1, lane.cluster):
+        yield f"{call.function.cluster} workers a task in a lane of {lane.cluster}"
+    if len(call.order) != len(call.axes):
+        yield f"order gives {len(call.order)} coordinates for {len(call.axes)} axes"
+    for region in (*call.reads, *call.writes):
+        if region.tensor.name not in tensors:
+            yield f"{region} is of a tensor that the graph does not have"
+        elif region.rank is not None and region.tensor.kind != "symmetric":
+            yield f"{region} is on another rank, but the tensor is not symmetric"
+    yield from (f"reads {r} of another rank" for r in call.reads if r.rank is not None)
+    for ref in (*call.waits, *call.notifies):
+        if ref.events.name not in events:
+            yield f"{ref} is of an event tensor that the graph does not have"
+        elif ref.rank is not None and not ref.events.cross_rank:
+            yield f"{ref} is on another rank, but the event tensor is not cross-rank"
+    yield from (
+        f"waits for {w} of another rank" for w in call.waits if w.rank is not None
+    )

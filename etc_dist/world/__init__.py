@@ -1,0 +1,28 @@
+"""The world: processes, GPUs and symmetric memory.
+
+`start` (collective) turns the ranks of an MPI job into a `World`; `current` gives the
+one that the functional API uses. Importing this package starts nothing.
+
+Files, from the user down:
+
+    starting.py         start, current: MPI, settings and the backend's choice
+    world.py            World: what all the rest of etc_dist uses
+    memory.py           SymmetricMemory, and what a backend must offer
+    nvshmem.py          backend "cuda": NVSHMEM's symmetric heap, one GPU a rank
+    nvshmem_library.py  NVSHMEM's host calls by ctypes
+    shared.py           backend "cpu": MPI shared windows
+    choice.py, gpus.py  which backend; which GPUs a rank can see
+    meeting.py          all ranks agree on a call, or raise the same error
+    faults.py           the words of those errors
+    windows.py          the bytes of a shared window
+    mailbox.py          where signatures are compared: the hot path
+    exchange.py         objects between ranks, with a time limit
+    patience.py         how a waiting rank spends its time
+    aborting.py         one failing rank ends all
+"""
+
+from etc_dist.world.memory import SymmetricMemory
+from etc_dist.world.starting import current, start
+from etc_dist.world.world import World
+
+__all__ = ["SymmetricMemory", "World", "current", "start"]

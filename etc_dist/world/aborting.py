@@ -1,0 +1,61 @@
+"""One rank that fails ends all: its peers would wait for it without end."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from types import TracebackType
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+def abort(comm: MPI.Intracomm, error: BaseException) -> NoReturn:
+    """Print `error` with its traceback, each line tagged by rank; end all ranks."""
+    lines = "".join(traceback.format_exception(error)).splitlines()
+    _write(comm.rank, lines)
+    comm.Abort(1)
+
+
+class AbortOnUncaught:
+    """An exception hook that ends all ranks; install it once a communicator.
+
+    Test runners catch exceptions themselves, and at a prompt each typing error would
+    come here: there the previous hook alone is called.
+    """
+
+    def __init__(self, comm: MPI.Intracomm):
+        self._comm = comm
+        self._previous = sys.excepthook
+
+    def install(self) -> None:
+        sys.excepthook = self
+
+    def remove(self) -> None:
+        """Restore the previous hook, unless someone has replaced this one since."""
+        if sys.excepthook is self:
+            sys.excepthook = self._previous
+
+    def __call__(
+        self,
+        kind: type[BaseException],
+        error: BaseException,
+        trace: TracebackType | None,
+    ) -> None:
+        if hasattr(sys, "ps1"):
+            self._previous(kind, error, trace)
+            return
+        if self._previous is sys.__excepthook__:
+            abort(self._comm, error.with_traceback(trace))
+        _write(self._comm.rank, [f"uncaught {kind.__name__}; all ranks are ended"])
+        self._previous(kind, error, trace)
+        sys.stderr.flush()
+        self._comm.Abort(1)
+
+
+def _write(rank: int, lines: list[str]) -> None:
+    # One write, so that the lines of several ranks do not mix.
+    sys.stdout.flush()
+    sys.stderr.write("".join(f"[rank {rank}] {line}\n" for line in lines))
+    sys.stderr.flush()

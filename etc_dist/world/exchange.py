@@ -1,0 +1,87 @@
+"""Objects between all ranks, with a time limit that holds even when a peer is dead.
+
+MPI's own collectives give all or nothing: one dead rank silences all. Here every pair
+of ranks exchanges its own message, so the living hear each other in any case.
+"""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING
+
+from etc_dist.world.patience import Patience
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+# MPI promises tags up to 32767.
+TAGS = 32000
+
+
+class Exchange:
+    """All-to-all exchange of picklable objects over one private communicator."""
+
+    def __init__(self, comm: MPI.Intracomm):
+        from mpi4py import MPI
+
+        self._mpi = MPI
+        self._comm = comm
+        self.rank, self.size = comm.rank, comm.size
+        self._turn = 0
+        # Sends that a dead peer will never take; MPI still reads their memory.
+        self._abandoned: list[object] = []
+
+    def gather(self, value: object, limit: float) -> dict[int, object]:
+        """What each rank gave, by rank; ranks not heard within `limit` s are missing.
+
+        Collective. Returns early once all are heard and all have taken this rank's
+        value. A missing rank leaves the exchange unfit for further use.
+        """
+        self._turn += 1
+        tag = self._turn % TAGS
+        payload = pickle.dumps(value)
+        peers = [peer for peer in range(self.size) if peer != self.rank]
+        sends = [
+            self._comm.Isend([payload, self._mpi.BYTE], dest=peer, tag=tag)
+            for peer in peers
+        ]
+        heard: dict[int, object] = {self.rank: value}
+        arriving: dict[int, tuple[MPI.Request, bytearray]] = {}
+        patience = Patience(limit)
+        while True:
+            for peer in peers:
+                if peer not in heard:
+                    self._hear(peer, tag, arriving, heard)
+            if len(heard) == self.size and self._mpi.Request.Testall(sends):
+                return heard
+            if not patience.pause():
+                self._abandoned += [sends, payload, arriving]
+                return heard
+
+    def _hear(
+        self,
+        peer: int,
+        tag: int,
+        arriving: dict[int, tuple[MPI.Request, bytearray]],
+        heard: dict[int, object],
+    ) -> None:
+        if peer not in arriving:
+            status = self._mpi.Status()
+            probe = self._comm.Improbe  # codespell:ignore improbe
+            message = probe(source=peer, tag=tag, status=status)
+            if message is None:
+                return
+            buffer = bytearray(status.Get_count(self._mpi.BYTE))
+            arriving[peer] = message.Irecv([buffer, self._mpi.BYTE]), buffer
+        request, buffer = arriving[peer]
+        if request.Test():
+            heard[peer] = pickle.loads(buffer)
+
+    def barrier(self, limit: float) -> bool:
+        """Wait for all ranks, at most `limit` seconds; orders memory between them."""
+        request = self._comm.Ibarrier()
+        patience = Patience(limit)
+        while not request.Test():
+            if not patience.pause():
+                return False
+        return True

@@ -1,0 +1,149 @@
+"""Where ranks compare one signature a call, before anything is launched.
+
+On one host each rank owns one cache line of a shared window; a meeting is one write
+and one read a peer, about a microsecond. Across hosts the same meeting goes by message.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from etc_dist.world.exchange import Exchange
+from etc_dist.world.patience import Patience
+from etc_dist.world.windows import segment
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+MASK = (1 << 63) - 1
+"""Signatures have 63 bits: a slot's word stays a non-negative int64."""
+LEFT = -1
+"""In a slot and in `meet`'s answer: this rank has given up on the world."""
+
+# Odd, with well-spread bits: multiples of it mark the call numbers.
+_STEP = 0x1E3779B97F4A7C15
+# A few microseconds of looking; more would hold up peers that share the core.
+_SPINS = 50
+_LINE = 64
+_WORDS = _LINE // 8
+
+
+class Mailbox(Protocol):
+    """One meeting after the other; all ranks take part in each."""
+
+    def meet(self, signature: int, limit: float) -> list[int | None] | None:
+        """None if every rank brought `signature` (63 bits).
+
+        Else what each rank brought, by rank: a signature, None (did not come within
+        `limit` seconds), or LEFT.
+        """
+
+    def leave(self) -> None:
+        """Tell peers, where possible, that this rank will not meet again."""
+
+    def close(self) -> None:
+        """Free what is shared; collective."""
+
+
+class SharedMailbox:
+    """The ranks of one host: slots in an MPI shared window, read by busy looking.
+
+    A slot holds two pairs of words, used in turn by even and odd calls, so that a
+    fast rank does not overwrite what a slow one has still to read: to begin call
+    n + 2 it must have seen all ranks in call n + 1, and none enters that before it
+    has read all of call n. A pair is (signature ^ mark, signature); mark is the call
+    number times an odd constant.
+
+    NOTE: right on x86 and on Arm. Each word is an aligned 8-byte copy, one load or
+    one store, so no word is torn. Arm may show a pair's two stores in either order,
+    hence a reader trusts a pair only when its words differ by the mark of this call:
+    a mixture of new and old passes only if old and new signature are equal (and then
+    it is right) or by a 1 in 2**63 accident. Reads of call n come before the writes
+    of call n + 1 on both, since a branch on what was read lies between. Nothing else
+    is ordered: for data in symmetric memory use `World.barrier`.
+    """
+
+    def __init__(self, node: MPI.Intracomm):
+        from mpi4py import MPI
+
+        self._rank, self._size = node.rank, node.size
+        room = _LINE * (node.size + 1) if node.rank == 0 else 0
+        self._window = MPI.Win.Allocate_shared(room, 1, comm=node)
+        whole = segment(self._window, 0)
+        start = -int(whole.ctypes.data) % _LINE
+        lines = whole[start : start + _LINE * node.size]
+        # A memoryview is read in half the time of a NumPy array's scalars (measured).
+        self._words = lines.data.cast("q")
+        if node.rank == 0:
+            for word in range(len(self._words)):
+                self._words[word] = 0
+        node.Barrier()
+        self._mark = 0
+        self._parity = 0
+        self._own = self._rank * _WORDS
+        others = [rank for rank in range(self._size) if rank != self._rank]
+        self._others = tuple(
+            tuple(rank * _WORDS + 2 * parity for rank in others) for parity in (0, 1)
+        )
+
+    def meet(self, signature: int, limit: float) -> list[int | None] | None:
+        self._mark = mark = (self._mark + _STEP) & MASK
+        self._parity = parity = 1 - self._parity
+        words, own, token = self._words, self._own + 2 * parity, signature ^ mark
+        words[own + 1] = signature
+        words[own] = token
+        for slot in self._others[parity]:
+            spins = _SPINS
+            while words[slot] != token:
+                spins -= 1
+                if not spins:
+                    return self._look(signature, limit)
+        return None
+
+    def _look(self, signature: int, limit: float) -> list[int | None] | None:
+        """The patient half of `meet`: someone is late, or brought something else."""
+        found: list[int | None] = [None] * self._size
+        found[self._rank] = signature
+        patience = Patience(limit)
+        while None in found and LEFT not in found:
+            for rank in range(self._size):
+                if found[rank] is None:
+                    found[rank] = self._read(rank)
+            if None in found and not patience.pause():
+                break
+        return None if found == [signature] * self._size else found
+
+    def _read(self, rank: int) -> int | None:
+        slot = rank * _WORDS + 2 * self._parity
+        token, signature = self._words[slot], self._words[slot + 1]
+        if token == LEFT:
+            return LEFT
+        return signature if token ^ signature == self._mark else None
+
+    def leave(self) -> None:
+        self._words[self._own] = self._words[self._own + 2] = LEFT
+
+    def close(self) -> None:
+        self._words.release()
+        self._window.Free()
+
+
+class MessageMailbox:
+    """Ranks of several hosts: each meeting is an exchange of messages."""
+
+    def __init__(self, exchange: Exchange):
+        self._exchange = exchange
+
+    def meet(self, signature: int, limit: float) -> list[int | None] | None:
+        heard = self._exchange.gather(signature, limit)
+        found: list[int | None] = [None] * self._exchange.size
+        for rank, brought in heard.items():
+            assert isinstance(brought, int)
+            found[rank] = brought
+        return None if found == [signature] * self._exchange.size else found
+
+    def leave(self) -> None:
+        """Nothing to write on: peers find out by their time limit."""
+
+    def close(self) -> None:
+        """Nothing is shared."""

@@ -1,0 +1,190 @@
+"""How ranks agree: all make the same call, or all raise the same error.
+
+A meeting that a rank does not come to breaks the world: the ranks that waited raise
+`WorldError`, and every later call raises at once rather than hang.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import NoReturn, TypeVar, cast
+
+from etc_dist.errors import EtcDistError, WorldError
+from etc_dist.world import faults
+from etc_dist.world.exchange import Exchange
+from etc_dist.world.mailbox import LEFT, MASK, Mailbox
+
+T = TypeVar("T")
+
+# Brought to a meeting by a rank whose own arguments are bad; no call may sign so.
+_REFUSED = 0
+
+
+def sign(text: str) -> int:
+    """A 63-bit signature of `text`, the same in every process (unlike `hash`)."""
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") & MASK
+
+
+class Meeting:
+    """The ranks' agreement over one mailbox and one exchange; `limit` in seconds."""
+
+    def __init__(self, exchange: Exchange, mailbox: Mailbox, limit: float):
+        self.rank, self.size = exchange.rank, exchange.size
+        self._exchange, self._mailbox, self.limit = exchange, mailbox, limit
+        self._calls = 0
+        self._unusable: str | None = None
+
+    @property
+    def broken(self) -> bool:
+        """A rank was lost, or the world was closed: no call can succeed."""
+        return self._unusable is not None
+
+    def meet(self, signature: int, describe: Callable[[], str]) -> None:
+        """See `World.meet`."""
+        if self._unusable is not None:
+            self._raise_unusable()
+        self._calls += 1
+        found = self._mailbox.meet(signature & MASK or 1, self.limit)
+        if found is not None:
+            self._check(found, self.limit)
+            self._settle(found, describe, None)
+
+    def call(self, text: str, limit: float | None = None) -> None:
+        """Meet for the call that `text` fully describes, with a limit of its own."""
+        if self._unusable is not None:
+            self._raise_unusable()
+        self._calls += 1
+        limit = self.limit if limit is None else limit
+        found = self._mailbox.meet(sign(text) or 1, limit)
+        if found is not None:
+            self._check(found, limit)
+            self._settle(found, lambda: text, None)
+
+    def refuse(self, error: EtcDistError) -> NoReturn:
+        """See `World.refuse`."""
+        if self._unusable is not None or self.size == 1:
+            raise error
+        self._calls += 1
+        found = self._mailbox.meet(_REFUSED, self.limit)
+        found = [_REFUSED] * self.size if found is None else found
+        self._check(found, self.limit)
+        self._settle(found, lambda: error.what, error)
+
+    def agree(self, step: Callable[[], T]) -> list[T]:
+        """Run `step` on every rank; its results by rank, or an error on all ranks.
+
+        Collective. If `step` raises on any rank, all ranks raise that rank's error
+        (see `faults.refusal`); anything but an `EtcDistError` becomes `WorldError`.
+        """
+        result, error = None, None
+        try:
+            result = step()
+        except EtcDistError as own:
+            error = own
+        except Exception as own:
+            error = _unexpected(own, self._where())
+            error.__cause__ = own
+        return cast("list[T]", self._hear_all(result, error))
+
+    def gather(self, value: object, limit: float | None = None) -> list[object | None]:
+        """See `World.gather`."""
+        if self._unusable is not None:
+            self._raise_unusable()
+        self._calls += 1
+        limit = self.limit if limit is None else limit
+        heard = self._exchange.gather(value, limit)
+        missing = [rank for rank in range(self.size) if rank not in heard]
+        if missing:
+            self._break(faults.unheard(self._where(), missing, limit))
+        return [heard.get(rank) for rank in range(self.size)]
+
+    def barrier(self, limit: float | None = None) -> None:
+        """See `World.barrier`."""
+        self.call("world.barrier()", limit)
+        limit = self.limit if limit is None else limit
+        # The mailbox has compared the calls; MPI's barrier orders memory as well.
+        if not self._exchange.barrier(limit):
+            peers = [rank for rank in range(self.size) if rank != self.rank]
+            raise self._break(faults.unheard(self._where(), peers, limit))
+
+    def leave(self, reason: str) -> None:
+        """Give up on the world: later calls here, and the peers' next ones, raise."""
+        if self._unusable is None:
+            self._unusable = reason
+            self._mailbox.leave()
+
+    def close(self) -> None:
+        """Free the mailbox; collective."""
+        self._unusable = "it was closed"
+        self._mailbox.close()
+
+    def _check(self, found: list[int | None], limit: float) -> None:
+        """Raise unless every rank came."""
+        gone = [rank for rank, brought in enumerate(found) if brought == LEFT]
+        missing = [rank for rank, brought in enumerate(found) if brought is None]
+        if gone:
+            raise self._break(faults.left(self._where(), gone))
+        if missing:
+            raise self._break(faults.unheard(self._where(), missing, limit))
+
+    def _settle(
+        self,
+        found: list[int | None],
+        describe: Callable[[], str],
+        error: EtcDistError | None,
+    ) -> NoReturn:
+        """All came, and not alike: tell each other why, raise alike."""
+        texts = cast("list[str]", self._hear_all(_say(describe), error))
+        signatures = [brought or 0 for brought in found]
+        raise faults.mismatch(self._where(), texts, signatures)
+
+    def _hear_all(self, value: object, error: EtcDistError | None) -> list[object]:
+        """Every rank's value by rank; raises on all ranks if any brings an error."""
+        if self.size == 1:
+            if error is not None:
+                raise error
+            return [value]
+        parts = None if error is None else faults.take_apart(error)
+        heard = self._exchange.gather((value, parts), self.limit)
+        missing = [rank for rank in range(self.size) if rank not in heard]
+        if missing:
+            raise self._break(faults.unheard(self._where(), missing, self.limit))
+        values, errors = [], {}
+        for rank in range(self.size):
+            said, theirs = cast("tuple[object, faults.Parts | None]", heard[rank])
+            values.append(said)
+            if theirs is not None:
+                errors[rank] = faults.rebuild(*theirs)
+        if errors:
+            raise faults.refusal(errors) from error
+        return values
+
+    def _break(self, fault: WorldError) -> WorldError:
+        self.leave(f"it is broken: {fault.what}, {fault.got}")
+        return fault
+
+    def _raise_unusable(self) -> NoReturn:
+        raise faults.unusable(self._where(), cast(str, self._unusable))
+
+    def _where(self) -> str:
+        return f"call {self._calls} of this world, seen by rank {self.rank}"
+
+
+def _say(describe: Callable[[], str]) -> str:
+    # The peers wait for a text: a fault in making it must not leave them waiting.
+    try:
+        return describe()
+    except Exception as fault:
+        return f"(no description: {type(fault).__name__}: {fault})"
+
+
+def _unexpected(fault: Exception, where: str) -> WorldError:
+    return WorldError(
+        "a step that all ranks take failed",
+        where=where,
+        wanted="the step to succeed on every rank",
+        got=f"{type(fault).__name__}: {fault}",
+        fix="see the cause above on the rank that failed",
+    )

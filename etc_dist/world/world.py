@@ -1,0 +1,191 @@
+"""The world: all ranks of a job, their agreement, and their symmetric memory."""
+
+from __future__ import annotations
+
+import atexit
+import operator
+import socket
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NoReturn
+
+from etc_dist.errors import ArgumentError, EtcDistError
+from etc_dist.settings import Settings
+from etc_dist.world import aborting
+from etc_dist.world.meeting import Meeting
+from etc_dist.world.memory import Backend, SymmetricMemory
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+class World:
+    """All ranks of a job; made by `start`, the same on every rank.
+
+    A call is collective where it says so: every rank makes it, in the same order.
+    A call that ranks make differently raises ArgumentError on all of them, and the
+    world goes on. A rank that does not come within `settings.world_limit` seconds
+    breaks the world: WorldError on the ranks that waited, and at once on any later
+    call.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        comm: MPI.Intracomm,
+        node: MPI.Intracomm,
+        meeting: Meeting,
+        backend: Backend,
+        reason: str,
+    ):
+        """For `start`: takes over the private communicators of all and of one host."""
+        self.settings = settings
+        self.rank, self.size = comm.rank, comm.size
+        self.local_rank, self.local_size = node.rank, node.size
+        self.backend: str = backend.name
+        self._comm, self._node = comm, node
+        self._meeting, self._backend, self._reason = meeting, backend, reason
+        self._memories: dict[int, SymmetricMemory] = {}
+        self._allocations = 0
+        self._closed = False
+        self._hook = aborting.AbortOnUncaught(comm)
+        if self.size > 1:
+            self._hook.install()
+        atexit.register(self._close_at_exit)
+
+    @property
+    def broken(self) -> bool:
+        """A rank was lost, or the world is closed: every call raises WorldError."""
+        return self._meeting.broken
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def allocate(self, nbytes: int) -> SymmetricMemory:
+        """Zeroed symmetric memory of `nbytes` on every rank, 1024-byte aligned.
+
+        Collective. Raises SymmetricMemoryError on every rank if any rank has no room
+        (the program may go on), ArgumentError for sizes that are not whole,
+        negative, or differ between ranks.
+        """
+        try:
+            count = operator.index(nbytes)
+        except TypeError:
+            count = -1
+        if count < 0:
+            self.refuse(_bad_size(nbytes))
+        self._meeting.call(f"world.allocate({count})")
+        block = self._backend.allocate(count)
+        self._allocations += 1
+        memory = SymmetricMemory(
+            count, self._allocations, self.rank, block, self._release
+        )
+        self._memories[memory.number] = memory
+        # No rank may write before every block is zero.
+        self._meeting.barrier()
+        return memory
+
+    def meet(self, signature: int, describe: Callable[[], str]) -> None:
+        """Make sure that every rank makes the same call, before anything is launched.
+
+        Collective; about a microsecond on one host. `signature` is a 63-bit digest of
+        the call (the same in every process, so not from `hash` of a str);
+        `describe()` gives the call in words and is called only on a mismatch, which
+        raises ArgumentError on every rank. Orders no memory: see `barrier`.
+        """
+        self._meeting.meet(signature, describe)
+
+    def refuse(self, error: EtcDistError) -> NoReturn:
+        """Take part in the meeting of a call whose arguments are bad on this rank.
+
+        Collective with the peers' `meet`, or their own `refuse`. Every rank raises an
+        error of the lowest refusing rank's class that names the refusing ranks and
+        their words; on a rank that refused, its own error is the cause.
+        """
+        self._meeting.refuse(error)
+
+    def gather(self, value: object, limit: float | None = None) -> list[object | None]:
+        """Each rank's picklable `value`, by rank; None for ranks not heard.
+
+        Collective. Returns after at most `limit` seconds (default: the world limit),
+        also when peers are stuck or dead: the living hear each other. If any rank was
+        not heard, the world is broken afterwards.
+        """
+        return self._meeting.gather(value, limit)
+
+    def barrier(self, limit: float | None = None) -> None:
+        """Wait for all ranks; what they wrote before is visible after. Collective.
+
+        Orders what the CPU wrote; work on GPUs must be synchronised before. Raises
+        WorldError after `limit` seconds (default: the world limit).
+        """
+        self._meeting.barrier(limit)
+
+    def abort(self, error: BaseException) -> NoReturn:
+        """Print `error` and its traceback, tagged by rank, and end all ranks."""
+        aborting.abort(self._comm, error)
+
+    def close(self) -> None:
+        """Free what is left and end the backend; collective; again does nothing.
+
+        On a broken world nothing is freed, since that needs every rank.
+        """
+        if self._closed:
+            return
+        if not self.broken:
+            self._meeting.call("world.close()")
+            for memory in reversed(list(self._memories.values())):
+                memory.free()
+            self._backend.close()
+            self._meeting.close()
+            self._node.Free()
+            self._hook.remove()
+            self._comm.Free()
+        self._closed = True
+        atexit.unregister(self._close_at_exit)
+
+    def show(self) -> str:
+        """One line: rank, backend and why, host, MPI library."""
+        from mpi4py import MPI
+
+        # "MPICH Version:  5.0.2", "Open MPI v4.1.6, package: ...": the first words.
+        library = MPI.Get_library_version().splitlines()[0].split(",")[0]
+        library = " ".join(library.split())
+        detail = ", ".join(filter(None, (self._backend.show(), self._reason)))
+        return (
+            f"world: rank {self.rank} of {self.size}, backend {self.backend} "
+            f"({detail}), host {socket.gethostname()}, MPI {library}"
+        )
+
+    def __repr__(self) -> str:
+        return f"<World rank {self.rank} of {self.size}, {self.backend}>"
+
+    def _release(self, memory: SymmetricMemory) -> None:
+        self._meeting.call(f"free of {memory.show()}")
+        self._backend.free(memory.block)
+        del self._memories[memory.number]
+
+    def _close_at_exit(self) -> None:
+        from mpi4py import MPI
+
+        if MPI.Is_finalized():
+            return
+        # A rank that ends by an error takes part in nothing more, and says so:
+        # its peers then leave as well instead of waiting for it.
+        if getattr(sys, "last_value", None) is not None:
+            self._meeting.leave("this rank ended by an error")
+        try:
+            self.close()
+        except EtcDistError:
+            self._meeting.leave("it was not closed by all ranks")
+
+
+def _bad_size(nbytes: object) -> ArgumentError:
+    return ArgumentError(
+        "symmetric memory needs a size in bytes",
+        where="world.allocate",
+        wanted="a whole number, zero or more, the same on every rank",
+        got=repr(nbytes),
+        fix="pass the number of bytes as an int",
+    )

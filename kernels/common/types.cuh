@@ -1,0 +1,69 @@
+// Integers, element types and the index arithmetic of generated maps.
+// NOTE: no header of the toolkit is included anywhere: a program compiles with NVRTC alone.
+#pragma once
+
+namespace etc {
+
+using u8 = unsigned char;
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+using i32 = int;
+using i64 = long long;
+
+#define ETC_DEVICE __device__ __forceinline__
+
+// Division and remainder that round to minus infinity, as in the graph's expressions.
+ETC_DEVICE i32 floordiv(i32 a, i32 b) {
+  const i32 q = a / b;
+  return (a % b != 0 && ((a < 0) != (b < 0))) ? q - 1 : q;
+}
+ETC_DEVICE i32 floormod(i32 a, i32 b) { return a - floordiv(a, b) * b; }
+ETC_DEVICE i32 minimum(i32 a, i32 b) { return a < b ? a : b; }
+ETC_DEVICE i32 maximum(i32 a, i32 b) { return a > b ? a : b; }
+
+// Storage types of tensors; arithmetic is done in float.
+struct bf16 {
+  u16 bits;
+  ETC_DEVICE operator float() const { return __uint_as_float(u32(bits) << 16); }
+  ETC_DEVICE static bf16 from(float v) {
+    bf16 r;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(r.bits) : "f"(v));
+    return r;
+  }
+};
+struct f16 {
+  u16 bits;
+  ETC_DEVICE operator float() const {
+    float v;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(v) : "h"(bits));
+    return v;
+  }
+  ETC_DEVICE static f16 from(float v) {
+    f16 r;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r.bits) : "f"(v));
+    return r;
+  }
+};
+
+// Two neighbouring elements as one word: `low` is the first in memory.
+template <bool kIsHalf>
+ETC_DEVICE u32 pack(float low, float high) {
+  u32 r;
+  if constexpr (kIsHalf) {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  }
+  return r;
+}
+template <bool kIsHalf>
+ETC_DEVICE float2 unpack(u32 word) {
+  if constexpr (kIsHalf) {
+    return make_float2(f16{u16(word & 0xffffu)}, f16{u16(word >> 16)});
+  } else {
+    return make_float2(__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u));
+  }
+}
+
+}  // namespace etc

@@ -1,0 +1,41 @@
+// Where events and control words lie. `etc_dist/codegen/layout.py` holds the same numbers;
+// every program asserts that both agree.
+#pragma once
+#include "common/types.cuh"
+
+namespace etc {
+
+// The head of each rank's symmetric block. `started[r]` is the last epoch that rank r has
+// begun; `abort` is set by whoever gives up waiting. Two areas of event counters follow:
+// epoch e counts in area e % 2 and clears the other one, which no peer touches before this
+// rank has started epoch e + 1.
+struct SymmetricHead {
+  u32 started[64];
+  u32 abort;
+  u32 unused[191];
+};
+static_assert(sizeof(SymmetricHead) == 1024);
+constexpr u32 kAbortOffset = 64 * sizeof(u32);
+
+// A wait that was given up, for the host to put into words.
+struct Fault {
+  u32 worker, lane, call, task, event, index, have, want;
+};
+constexpr u32 kMaxFaults = 64;
+
+// One rank's own control block, in its local memory.
+struct Control {
+  u32 epoch;       // of the run in progress; the last worker to leave adds one
+  u32 exits;       // workers that have left this run
+  u32 tickets[2];  // next unit of the transfer lane, by epoch parity
+  u32 faults;      // faults seen; the first kMaxFaults are recorded
+  u32 unused[11];
+  Fault fault[kMaxFaults];
+};
+static_assert(sizeof(Control) == 64 + kMaxFaults * 32);
+
+enum LaneId : u32 { kTensorLane = 0, kTransferLane = 1 };
+// What a wait was for, where it was not an element of an event tensor.
+enum WaitKind : u32 { kEventWait = 0, kPeerStart = 1, kInsideWorker = 2 };
+
+}  // namespace etc

@@ -1,0 +1,123 @@
+// Waiting and notifying. All spinning of a program happens in this file.
+#pragma once
+#include "common/operand.cuh"
+#include "event/layout.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/memory.cuh"
+
+namespace etc {
+
+// What every thread of a running program knows.
+template <class Program>
+struct Run {
+  using Args = typename Program::Args;
+  const Args& g;
+  u32 epoch;
+  u64 self;   // this rank's symmetric block
+  u64 start;  // when this worker began, ns
+
+  ETC_DEVICE Control* control() const { return reinterpret_cast<Control*>(g.control); }
+  ETC_DEVICE u64 event_address(i32 rank, u32 index) const {
+    return g.peer[rank] + sizeof(SymmetricHead) + (u64(epoch & 1) * g.event_capacity + index) * 4;
+  }
+  ETC_DEVICE bool aborted() const { return ptx::load_relaxed(self + kAbortOffset) != 0; }
+};
+
+// Who waits, for the record.
+struct Waiter {
+  u32 lane, call, task;
+};
+
+template <class Program>
+ETC_DEVICE void give_up(
+    const Run<Program>& run, Waiter who, u32 kind, u32 index, u32 have, u32 want) {
+  Control* control = run.control();
+  const u32 n = atomicAdd(&control->faults, 1u);
+  if (n < kMaxFaults) {
+    control->fault[n] =
+        Fault{blockIdx.x, who.lane, who.call, who.task, kind, index, have, want};
+  }
+  ptx::fence_acq_rel<true>();
+  for (int r = 0; r < Program::kWorld; ++r) {
+    ptx::store_relaxed(run.g.peer[r] + kAbortOffset, 1);
+  }
+}
+
+// Polls until `poll()` is true; false if the program was aborted or the limit has passed,
+// in which case `report()` has been called. kNap sleeps between polls, for waits that are
+// not on the critical path. kWarp: all lanes poll together and leave together.
+template <bool kNap, bool kWarp = false, class Program, class Poll, class Report>
+ETC_DEVICE bool spin(const Run<Program>& run, u64 limit, Poll poll, Report report) {
+  u64 begin = 0, next_look = 100000;
+  while (!poll()) {  // one place, or inlined bodies double the code
+    if constexpr (kNap) ptx::nanosleep(100);
+    const u64 now = ptx::global_timer();
+    if (begin == 0) begin = now;
+    u64 waited = now - begin;
+    if constexpr (kWarp) waited = __shfl_sync(~0u, waited, 0);
+    if (waited < next_look) continue;
+    next_look = waited + 20000;
+    bool ended = run.aborted();
+    if constexpr (kWarp) ended = __any_sync(~0u, ended);
+    if (ended) return false;
+    if (waited > limit) {
+      report();
+      return false;
+    }
+  }
+  return true;
+}
+
+template <bool kSystem, class Program>
+ETC_DEVICE bool event_is_met(const Run<Program>& run, const EventRef& event) {
+  const u64 address = run.event_address(run.g.rank, event.index);
+  return i32(ptx::load_acquire<kSystem>(address) - event.target) >= 0;
+}
+
+template <bool kSystem, bool kNap, class Program>
+ETC_DEVICE bool wait_event(const Run<Program>& run, const EventRef& event, Waiter who) {
+  return spin<kNap>(
+      run, run.g.wait_limit, [&] { return event_is_met<kSystem>(run, event); },
+      [&] {
+        const u32 have = ptx::load_relaxed(run.event_address(run.g.rank, event.index));
+        give_up(run, who, kEventWait, event.index, have, event.target);
+      });
+}
+
+// Adds `step` to an element. The caller has ordered its data before: see order_stores.
+template <bool kSystem, class Program>
+ETC_DEVICE void notify_event(const Run<Program>& run, const EventRef& event, u32 step) {
+  ptx::add_relaxed<kSystem>(run.event_address(event.rank, event.index), step);
+}
+
+// The handshake: `rank` has begun this epoch, so it reads nothing of the last one any more
+// and its next counters are clear. `entered` remembers, one bit a rank.
+template <class Program>
+ETC_DEVICE bool peer_has_started(const Run<Program>& run, i32 rank, u32& entered) {
+  if (rank == run.g.rank || ((entered >> rank) & 1)) return true;
+  if (i32(ptx::load_acquire<true>(run.self + u64(rank) * 4) - run.epoch) < 0) return false;
+  entered |= 1u << rank;
+  return true;
+}
+template <class Program>
+ETC_DEVICE bool wait_peer_start(const Run<Program>& run, i32 rank, u32& entered, Waiter who) {
+  return spin<false>(
+      run, run.g.wait_limit, [&] { return peer_has_started(run, rank, entered); },
+      [&] {
+        const u32 have = ptx::load_relaxed(run.self + u64(rank) * 4);
+        give_up(run, who, kPeerStart, u32(rank), have, run.epoch);
+      });
+}
+
+// A hand-over between warps of a worker or cluster. It is given twice the limit: where a
+// whole worker stands still because of an event, the event is what gets reported.
+template <class Program>
+ETC_DEVICE bool wait_mbarrier(const Run<Program>& run, u32 barrier, u32 parity, Waiter who) {
+  return spin<false>(
+      run, 2 * run.g.wait_limit, [&] { return ptx::mbarrier_try_wait(barrier, parity); },
+      [&] {
+        if (threadIdx.x % 32 == 0) give_up(run, who, kInsideWorker, 0, 0, parity);
+      });
+}
+
+}  // namespace etc

@@ -1,0 +1,45 @@
+// Bulk copies between global and shared memory (TMA).
+#pragma once
+#include "common/operand.cuh"
+
+namespace etc::ptx {
+
+ETC_DEVICE void load_box(u32 shared, const Box& box, u32 barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(shared),
+      "l"(box.map), "r"(box.x), "r"(box.y), "r"(box.z), "r"(barrier)
+      : "memory");
+}
+// To the same place in the shared memory of every worker in `mask`.
+ETC_DEVICE void load_box_multicast(u32 shared, const Box& box, u32 barrier, u16 mask) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(shared),
+      "l"(box.map), "r"(box.x), "r"(box.y), "r"(box.z), "r"(barrier), "h"(mask)
+      : "memory");
+}
+ETC_DEVICE void store_box(const Box& box, u32 shared) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(
+          box.map),
+      "r"(box.x), "r"(box.y), "r"(box.z), "r"(shared)
+      : "memory");
+}
+ETC_DEVICE void store_bytes(u64 global, u32 shared, u32 bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global),
+               "r"(shared), "r"(bytes)
+               : "memory");
+}
+ETC_DEVICE void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Until at most kPending groups are incomplete; *_read: have still to read shared memory.
+template <int kPending>
+ETC_DEVICE void wait_stores() {
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
+}
+template <int kPending>
+ETC_DEVICE void wait_stores_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+
+}  // namespace etc::ptx

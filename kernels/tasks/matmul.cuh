@@ -1,0 +1,299 @@
+// Matrix multiplication on 256 x 256 tiles by clusters of two workers, 128 rows each.
+//
+// Per worker: two consumer warpgroups (64 x 256 each) fed by one loading warp through a
+// ring of four stages; the pair shares w by multicast. Finished tiles leave through a
+// small buffer, by one storing warp. A tile for another rank goes to a scratch ring in
+// local memory, from where the two warps of the transfer lane forward it:
+// stores straight to a peer would make the loads of the next tiles queue behind them.
+#pragma once
+#include "ptx/bulk_copy.cuh"
+#include "ptx/wgmma.cuh"
+#include "worker/task.cuh"
+
+namespace etc {
+
+struct Matmul {
+  static constexpr u32 kRows = 128, kColumns = 256, kDepth = 64;  // of a worker's stage
+  static constexpr u32 kStages = 4;
+  static constexpr u32 kBytesX = kRows * kDepth * 2, kBytesW = kColumns * kDepth * 2;
+  static constexpr u32 kStageBytes = kBytesX + kBytesW;
+  static constexpr u32 kChunkBytes = 64 * 64 * 2;  // 64 x 64 elements of the output
+  static constexpr u32 kRounds = 2;                // in which a warpgroup's 4 chunks leave
+  static constexpr u32 kRoundBytes = 2 * kChunkBytes;
+  static constexpr u32 kImageBytes = kRows * kColumns * 2;
+  static constexpr u32 kOutOffset = kStages * kStageBytes;
+  static constexpr u32 kBarrierOffset = kOutOffset + 2 * kRoundBytes;
+  static constexpr u32 kSharedBytes = kBarrierOffset + 1024;
+  static constexpr u32 kConsumerWarps = 8;
+
+  // Shared-memory addresses. `full`/`free`: stages of the ring; `filled`/`emptied`: the
+  // output buffer of each warpgroup; `ready`/`sent`: the two images in the scratch ring.
+  u32 base;
+  ETC_DEVICE u32 full(u32 s) const { return base + kBarrierOffset + 8 * s; }
+  ETC_DEVICE u32 free(u32 s) const { return base + kBarrierOffset + 64 + 8 * s; }
+  ETC_DEVICE u32 filled(u32 wg) const { return base + kBarrierOffset + 128 + 8 * wg; }
+  ETC_DEVICE u32 emptied(u32 wg) const { return base + kBarrierOffset + 144 + 8 * wg; }
+  ETC_DEVICE u32 ready(u32 image) const { return base + kBarrierOffset + 160 + 8 * image; }
+  ETC_DEVICE u32 sent(u32 image) const { return base + kBarrierOffset + 176 + 8 * image; }
+  ETC_DEVICE u32 out(u32 wg) const { return base + kOutOffset + wg * kRoundBytes; }
+
+  ETC_DEVICE void init() const {
+    for (u32 s = 0; s < kStages; ++s) {
+      ptx::mbarrier_init(full(s), 1);
+      ptx::mbarrier_init(free(s), 2 * kConsumerWarps);  // both workers' consumers
+    }
+    for (u32 i = 0; i < 2; ++i) {
+      ptx::mbarrier_init(filled(i), 128);
+      ptx::mbarrier_init(emptied(i), 1);
+      ptx::mbarrier_init(ready(i), 1);
+      ptx::mbarrier_init(sent(i), 2);
+    }
+    ptx::mbarrier_init_fence();
+    ptx::fence_proxy_async();
+  }
+
+  // One thread loads x and w for a tile: `ring` counts stages since the program began.
+  template <class Call, class Program>
+  ETC_DEVICE bool load(
+      const Run<Program>& run, const typename Call::Coord& c, u32& ring, Waiter who) const {
+    const u32 half = blockIdx.x & 1;
+    Box x = Call::template box<0>(run.g, c), w = Call::template box<1>(run.g, c);
+    const u32 steps = num_steps<Call>(run, c);
+    x.y += half * kRows;
+    for (u32 k = 0; k < steps; ++k, ++ring) {
+      const u32 s = ring % kStages, stage = base + s * kStageBytes;
+      if (!wait_mbarrier(run, free(s), (ring / kStages & 1) ^ 1, who)) return false;
+      ptx::mbarrier_arrive_expect(full(s), kStageBytes);
+      ptx::load_box(stage, {x.map, x.x + i32(k * kDepth), x.y, x.z}, full(s));
+      const u32 share = stage + kBytesX + half * (kBytesW / 2);
+      if constexpr (Call::kWeightIsKN) {
+        // [k][n]: two boxes of 64 k x 64 n, one a 64-column chunk.
+        const i32 n = w.x + i32(half) * 128, at = w.y + i32(k * kDepth);
+        ptx::load_box_multicast(share, {w.map, n, at, w.z}, full(s), 3);
+        ptx::load_box_multicast(share + kChunkBytes, {w.map, n + 64, at, w.z}, full(s), 3);
+      } else {
+        const Box part = {w.map, w.x + i32(k * kDepth), w.y + i32(half) * 128, w.z};
+        ptx::load_box_multicast(share, part, full(s), 3);
+      }
+    }
+    return true;
+  }
+
+  template <class Call, class Program>
+  ETC_DEVICE static u32 num_steps(const Run<Program>& run, const typename Call::Coord& c) {
+    const auto x = Call::template operand<0>(run.g, c);
+    return (u32(x.size[x.kRank - 1]) + kDepth - 1) / kDepth;
+  }
+
+  // A consumer warpgroup multiplies one tile and puts it into the output buffer.
+  template <bool kIsHalf, bool kWeightIsKN, class Program>
+  ETC_DEVICE bool consume(
+      const Run<Program>& run, u32 steps, u32& ring, u32& round, Waiter who) const {
+    const u32 lane = threadIdx.x & 31, wg = __shfl_sync(~0u, threadIdx.x >> 7, 0);
+    // NOTE: kept warp-uniform, so that descriptors stay in uniform registers. A shared
+    // address bears the worker's place in its cluster above bit 23: cut it off.
+    const u32 own = base & 0x3ffffu;
+    const u32 x0 = __shfl_sync(~0u, ((own + wg * (kBytesX / 2)) >> 4) | 0x10000u, 0);
+    const u32 leading = kWeightIsKN ? (kChunkBytes >> 4) << 16 : 0x10000u;
+    const u32 w0 = __shfl_sync(~0u, ((own + kBytesX) >> 4) | leading, 0);
+    constexpr u32 kStepW = kWeightIsKN ? 128 : 2;  // 16 k further, in units of 16 bytes
+    float d[128];
+    for (u32 k = 0; k < steps; ++k, ++ring) {
+      const u32 s = ring % kStages;
+      const bool came = wait_mbarrier(run, full(s), ring / kStages & 1, who);
+      if (!__all_sync(~0u, came)) return abandon(d);
+      const u32 x = x0 + s * (kStageBytes >> 4), w = w0 + s * (kStageBytes >> 4);
+      ptx::wgmma_fence();
+#pragma unroll
+      for (u32 q = 0; q < 4; ++q) {
+        ptx::wgmma_64x256x16<kIsHalf, kWeightIsKN>(
+            d, ptx::matrix_descriptor(x + 2 * q), ptx::matrix_descriptor(w + kStepW * q),
+            (k | q) != 0);
+      }
+      ptx::wgmma_commit();
+      if (k > 0) {
+        ptx::wgmma_wait<1>();
+        if (lane < 2) ptx::mbarrier_arrive_cluster(free((ring - 1) % kStages), lane);
+      }
+    }
+    ptx::wgmma_wait<0>();
+    if (lane < 2) ptx::mbarrier_arrive_cluster(free((ring - 1) % kStages), lane);
+    return put<kIsHalf>(run, d, wg, round, who);
+  }
+
+ private:
+  // Leaves with the accumulators still named, so that no wgmma in flight loses them.
+  ETC_DEVICE static bool abandon(float (&d)[128]) {
+    ptx::wgmma_wait<0>();
+    asm volatile("" : "+f"(d[0]));
+    return false;
+  }
+
+  template <bool kIsHalf, class Program>
+  ETC_DEVICE bool put(
+      const Run<Program>& run, float (&d)[128], u32 wg, u32& round, Waiter who) const {
+    const u32 lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
+    const u32 row = warp * 16 + ((lane >> 3) & 1) * 8 + (lane & 7);
+    const u32 unit = lane >> 4;
+    const u32 origin = out(wg) + row * 128;
+#pragma unroll
+    for (u32 h = 0; h < kRounds; ++h, ++round) {
+      const bool came = wait_mbarrier(run, emptied(wg), (round & 1) ^ 1, who);
+      if (!__all_sync(~0u, came)) return false;
+#pragma unroll
+      for (u32 chunk = 0; chunk < 2; ++chunk) {
+#pragma unroll
+        for (u32 j = 0; j < 4; ++j) {
+          const int b = ((h * 2 + chunk) * 8 + j * 2) * 4;
+          ptx::store_matrix4(
+              origin + chunk * kChunkBytes + (((j * 2 + unit) ^ (row & 7)) << 4),
+              pack<kIsHalf>(d[b], d[b + 1]), pack<kIsHalf>(d[b + 2], d[b + 3]),
+              pack<kIsHalf>(d[b + 4], d[b + 5]), pack<kIsHalf>(d[b + 6], d[b + 7]));
+        }
+      }
+      ptx::fence_proxy_async_shared();
+      ptx::mbarrier_arrive(filled(wg));
+    }
+    return true;
+  }
+
+ public:
+  // The storing thread takes a finished tile out of the buffer: `store(wg, h)` issues the
+  // bulk stores of round h of warpgroup wg.
+  template <class Program, class Store>
+  ETC_DEVICE bool drain_tile(
+      const Run<Program>& run, u32& round, Waiter who, Store store) const {
+    for (u32 h = 0; h < kRounds; ++h, ++round) {
+#pragma unroll
+      for (u32 wg = 0; wg < 2; ++wg) {
+        if (!wait_mbarrier(run, filled(wg), round & 1, who)) return false;
+        store(wg, h);
+        ptx::commit_stores();
+      }
+      ptx::wait_stores_read<1>();
+      ptx::mbarrier_arrive(emptied(0));
+      ptx::wait_stores_read<0>();
+      ptx::mbarrier_arrive(emptied(1));
+    }
+    return true;
+  }
+};
+
+// The tile stays on this rank: row-major, through a tensor map that clips it.
+template <class Task>
+struct matmul_store {
+  static constexpr bool kSends = false;
+
+  template <class Call, class Program>
+  ETC_DEVICE static bool store(
+      const Matmul& matmul, const Run<Program>& run, const typename Call::Coord& c, u32& round,
+      u32&, u32& entered, Waiter who) {
+    Box y = Call::template box<2>(run.g, c);
+    y.y += (blockIdx.x & 1) * Matmul::kRows;
+    const bool done = matmul.drain_tile(run, round, who, [&](u32 wg, u32 h) {
+#pragma unroll
+      for (u32 chunk = 0; chunk < 2; ++chunk) {
+        const i32 column = y.x + i32((h * 2 + chunk) * 64);
+        ptx::store_box(
+            {y.map, column, y.y + i32(wg * 64), y.z},
+            matmul.out(wg) + chunk * Matmul::kChunkBytes);
+      }
+    });
+    if (!done) return false;
+    if constexpr (Call::kNotifies > 0) {
+      ptx::wait_stores<0>();
+      ptx::fence_proxy_async();
+      if (!wait_peers<Program, Call>(run, c, who, entered)) return false;
+      notify_all<Program, Call>(run, c, 1);
+    }
+    return true;
+  }
+};
+
+// The tile goes to the slot of its owner, as the workers' shared-memory images.
+template <class Task>
+struct matmul_send {
+  static constexpr bool kSends = true;
+  static constexpr int kUnroll = 8;  // 16-byte stores in flight a thread; 16 is slower
+
+  ETC_DEVICE static u64 scratch(u64 workspace, u32 image) {
+    return workspace + (u64(blockIdx.x) * 2 + (image & 1)) * Matmul::kImageBytes;
+  }
+
+  // `images` counts tiles that went through the scratch ring.
+  template <class Call, class Program>
+  ETC_DEVICE static bool store(
+      const Matmul& matmul, const Run<Program>& run, const typename Call::Coord& c, u32& round,
+      u32& images, u32&, Waiter who) {
+    const auto slot = Call::template operand<2>(run.g, c);
+    const bool own = slot.rank == run.g.rank;
+    u64 to = u64(slot.at()) + (blockIdx.x & 1) * Matmul::kImageBytes;
+    if (!own) {
+      to = scratch(run.g.workspace, images);
+      const u32 parity = (images / 2 & 1) ^ 1;
+      if (!wait_mbarrier(run, matmul.sent(images & 1), parity, who)) return false;
+      ptx::fence_proxy_async();  // generic reads of the scratch before the next bulk store
+    }
+    const bool done = matmul.drain_tile(run, round, who, [&](u32 wg, u32 h) {
+      const u64 at = to + wg * (Matmul::kImageBytes / 2) + h * Matmul::kRoundBytes;
+      ptx::store_bytes(at, matmul.out(wg), Matmul::kRoundBytes);
+    });
+    if (!done) return false;
+    ptx::wait_stores<0>();
+    ptx::fence_proxy_async();
+    if (own) {
+      notify_all<Program, Call>(run, c, 2);
+    } else {
+      ptx::mbarrier_arrive(matmul.ready(images & 1));
+      ++images;
+    }
+    return true;
+  }
+
+  // One warp of the transfer lane forwards its half of an image; `idle()` may use the
+  // time until the image is ready, and returns false if the program was aborted.
+  template <class Call, class Program, class Idle>
+  ETC_DEVICE static bool send(
+      const Matmul& matmul, const Run<Program>& run, const typename Call::Coord& c, u32 half,
+      u32& images, u32& entered, Waiter who, Idle idle) {
+    const auto slot = Call::template operand<2>(run.g, c);
+    if (slot.rank == run.g.rank) return true;
+    const u32 lane = threadIdx.x & 31;
+    const bool came = spin<false, true>(
+        run, 2 * run.g.wait_limit,
+        [&] {
+          const bool is_ready = __all_sync(
+              ~0u, ptx::mbarrier_try_wait(matmul.ready(images & 1), images / 2 & 1));
+          return is_ready || (idle(), false);
+        },
+        [&] {
+          if (lane == 0) give_up(run, who, kInsideWorker, 0, 0, images);
+        });
+    if (!came) return false;
+    bool started = true;
+    if (lane == 0) started = wait_peers<Program, Call>(run, c, who, entered);
+    if (!__shfl_sync(~0u, int(started), 0)) return false;
+
+    const u64 share = half * (Matmul::kImageBytes / 2) + lane * 16;
+    const u64 from = scratch(run.g.workspace, images) + share;
+    const u64 to = u64(slot.at()) + (blockIdx.x & 1) * Matmul::kImageBytes + share;
+#pragma unroll 1
+    for (u32 i = 0; i < Matmul::kImageBytes / 1024; i += kUnroll) {
+      uint4 v[kUnroll];
+#pragma unroll
+      for (u32 u = 0; u < kUnroll; ++u) v[u] = ptx::load16_l2(from + (i + u) * 512);
+#pragma unroll
+      for (u32 u = 0; u < kUnroll; ++u) ptx::store16(to + (i + u) * 512, v[u]);
+    }
+    __syncwarp();
+    if (lane == 0) {
+      ptx::mbarrier_arrive(matmul.sent(images & 1));
+      notify_all<Program, Call>(run, c, 1);
+    }
+    __syncwarp();
+    ++images;
+    return true;
+  }
+};
+
+}  // namespace etc

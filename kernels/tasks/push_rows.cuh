@@ -1,0 +1,31 @@
+// Copies whole rows, contiguous on both sides, to a peer.
+// NOTE: eight 16-byte accesses in flight a thread are what keeps NVLink's queues short;
+// more of them, or bulk copies, slow the tensor lane's loads down.
+#pragma once
+#include "worker/task.cuh"
+
+namespace etc {
+
+template <class Task>
+struct push_rows {
+  static constexpr int kUnroll = 8;
+
+  ETC_DEVICE static void run(const Task& task) {
+    const auto x = task.template operand<0>();
+    const auto gathered = task.template operand<1>();
+    const u64 from = u64(x.at()), to = u64(gathered.at());
+    const u64 bytes = u64(x.size[0]) * x.size[1] * sizeof(*x.base);
+    constexpr u64 kStep = Task::threads * 16;
+    u64 i = task.thread * 16;
+    for (; i + (kUnroll - 1) * kStep < bytes; i += kUnroll * kStep) {
+      uint4 v[kUnroll];
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) v[u] = ptx::load16_l2(from + i + u * kStep);
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) ptx::store16(to + i + u * kStep, v[u]);
+    }
+    for (; i < bytes; i += kStep) ptx::store16(to + i, ptx::load16_l2(from + i));
+  }
+};
+
+}  // namespace etc

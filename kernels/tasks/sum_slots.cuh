@@ -1,0 +1,60 @@
+// Sums one 32 x 64 piece of an output tile over the ranks' slots: fp32, rank order.
+// A slot holds each worker's 128 x 256 share of a tile as its shared-memory image:
+// [2 warpgroups][4 chunks of 64 columns][64 rows][128 bytes, 16-byte units swizzled].
+#pragma once
+#include "worker/task.cuh"
+
+namespace etc {
+
+template <class Task>
+struct sum_slots {
+  static constexpr int kWorld = Task::kWorld;
+  static constexpr int kUnroll = kWorld > 4 ? 1 : 2;  // about 8 loads in flight
+
+  ETC_DEVICE static void run(const Task& task) {
+    const auto slots = task.template operand<0>();
+    const auto y = task.template operand<1>();
+    const i32 row0 = slots.start[3], column0 = slots.start[4];
+    const u64 image = ((row0 >> 6) * 4 + (column0 >> 6)) * 8192 + (row0 & 63) * 128;
+    const u64 slot_stride = u64(slots.stride[0]) * 2;
+    const u64 origin = u64(slots.base) + slots.start[1] * slots.stride[1] * 2 +
+                       slots.start[2] * slots.stride[2] * 2 + image;
+#pragma unroll 1
+    for (int i = 0; i < 8; i += kUnroll) {
+      uint4 part[kUnroll][kWorld];
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+#pragma unroll
+        for (int r = 0; r < kWorld; ++r) {
+          part[u][r] = ptx::load16_l2(origin + r * slot_stride + (i + u) * 512 + task.thread * 16);
+        }
+      }
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        float2 sum[4] = {};
+#pragma unroll
+        for (int r = 0; r < kWorld; ++r) {
+          const u32 word[4] = {part[u][r].x, part[u][r].y, part[u][r].z, part[u][r].w};
+#pragma unroll
+          for (int q = 0; q < 4; ++q) {
+            const float2 v = unpack<Task::kIsHalf>(word[q]);
+            sum[q].x += v.x;
+            sum[q].y += v.y;
+          }
+        }
+        const i32 row = (i + u) * 4 + task.thread / 8;
+        const i32 column = ((task.thread & 7) ^ (row & 7)) * 8;
+        if (row < y.size[0] && column < y.size[1]) {
+          ptx::store16(
+              u64(y.at(row, column)),
+              make_uint4(
+                  pack<Task::kIsHalf>(sum[0].x, sum[0].y), pack<Task::kIsHalf>(sum[1].x, sum[1].y),
+                  pack<Task::kIsHalf>(sum[2].x, sum[2].y),
+                  pack<Task::kIsHalf>(sum[3].x, sum[3].y)));
+        }
+      }
+    }
+  }
+};
+
+}  // namespace etc

@@ -1,0 +1,38 @@
+// The calls of a lane, one after the other; logic that a generated list of types needs.
+#pragma once
+#include "common/types.cuh"
+
+namespace etc {
+
+template <class... Calls>
+struct CallList {
+  static constexpr int kCount = sizeof...(Calls);
+
+  template <class Args>
+  ETC_DEVICE static i32 units(const Args& g) {
+    return (0 + ... + Calls::units(g));
+  }
+
+  // Calls f(Call{}, unit of that call) for the call that `unit` of the lane falls into.
+  template <class Args, class F>
+  ETC_DEVICE static void visit(const Args& g, i32 unit, F&& f) {
+    bool found = false;
+    ((found || !in_call<Calls>(g, unit) ? false : (found = true, f(Calls{}, unit), true)), ...);
+  }
+
+  template <template <class> class Predicate>
+  static constexpr bool any() {
+    return (false || ... || Predicate<Calls>::value);
+  }
+
+ private:
+  template <class Call, class Args>
+  ETC_DEVICE static bool in_call(const Args& g, i32& unit) {
+    const i32 n = Call::units(g);
+    if (unit < n) return true;
+    unit -= n;
+    return false;
+  }
+};
+
+}  // namespace etc

@@ -1,0 +1,87 @@
+// A task as its device function sees it, and how any task waits and notifies.
+#pragma once
+#include "event/wait.cuh"
+
+namespace etc {
+
+// `thread` of `threads` runs the task; a body strides over its elements by them.
+template <class Program, class Call, int kThreads>
+struct Task : Call {
+  using Coord = typename Call::Coord;
+  const typename Program::Args& g;
+  Coord c;
+  i32 thread;
+  static constexpr i32 threads = kThreads;
+
+  ETC_DEVICE Task(const typename Program::Args& args, Coord coord, i32 thread_)
+      : g(args), c(coord), thread(thread_) {}
+
+  // Operand n of the call: its reads, then its writes.
+  template <int n>
+  ETC_DEVICE auto operand() const {
+    return Call::template operand<n>(g, c);
+  }
+  ETC_DEVICE void sync() const {
+    if constexpr (kThreads == 32) {
+      __syncwarp();
+    } else {
+      ptx::named_barrier<1, kThreads>();
+    }
+  }
+};
+
+template <class Program, class Call>
+ETC_DEVICE bool waits_are_met(const Run<Program>& run, const typename Call::Coord& c) {
+  bool met = true;
+#pragma unroll
+  for (int n = 0; n < Call::kWaits; ++n) {
+    met = met && event_is_met<Program::kCrossRank>(run, Call::wait(run.g, c, n));
+  }
+  return met;
+}
+
+template <bool kNap, class Program, class Call>
+ETC_DEVICE bool wait_events(const Run<Program>& run, const typename Call::Coord& c, Waiter who) {
+#pragma unroll
+  for (int n = 0; n < Call::kWaits; ++n) {
+    if (!wait_event<Program::kCrossRank, kNap>(run, Call::wait(run.g, c, n), who)) return false;
+  }
+  return true;
+}
+
+// Before a task's first access to the memory or the events of other ranks.
+template <class Program, class Call>
+ETC_DEVICE bool wait_peers(
+    const Run<Program>& run, const typename Call::Coord& c, Waiter who, u32& entered) {
+#pragma unroll
+  for (int n = 0; n < Call::kPeers; ++n) {
+    if (!wait_peer_start(run, Call::peer(run.g, c, n), entered, who)) return false;
+  }
+  return true;
+}
+
+template <class Program, class Call>
+ETC_DEVICE bool peers_have_started(
+    const Run<Program>& run, const typename Call::Coord& c, u32& entered) {
+  bool started = true;
+#pragma unroll
+  for (int n = 0; n < Call::kPeers; ++n) {
+    started = started && peer_has_started(run, Call::peer(run.g, c, n), entered);
+  }
+  return started;
+}
+
+// One thread, after a barrier of all threads that wrote the task's data.
+template <class Program, class Call>
+ETC_DEVICE void notify_all(const Run<Program>& run, const typename Call::Coord& c, u32 parts) {
+  if constexpr (Call::kNotifies > 0) {
+    ptx::fence_acq_rel<Program::kCrossRank>();
+#pragma unroll
+    for (int n = 0; n < Call::kNotifies; ++n) {
+      const u32 step = parts * Call::notify_step(n);
+      notify_event<Program::kCrossRank>(run, Call::notify(run.g, c, n), step);
+    }
+  }
+}
+
+}  // namespace etc

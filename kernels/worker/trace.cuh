@@ -1,0 +1,43 @@
+// The timeline: when each warp that runs tasks began and ended each of them.
+#pragma once
+#include "event/wait.cuh"
+
+namespace etc {
+
+struct TraceRecord {
+  u64 begin, end;
+  u32 lane, call, task, unused;
+};
+static_assert(sizeof(TraceRecord) == 32);
+constexpr u32 kTraceWarps = 12;
+
+// One warp's records; compiled to nothing unless the program is traced. Per warp the
+// buffer holds `trace_capacity` records; record 0's `begin` is the count, kept or not.
+template <class Program>
+struct Tracer {
+  TraceRecord* records;
+  u32 capacity, count;
+
+  ETC_DEVICE explicit Tracer(const Run<Program>& run) : records(nullptr), capacity(0), count(0) {
+    if constexpr (Program::kTrace) {
+      capacity = run.g.trace_capacity;
+      const u64 warp = u64(blockIdx.x) * kTraceWarps + threadIdx.x / 32;
+      records = reinterpret_cast<TraceRecord*>(run.g.trace) + warp * capacity;
+    }
+  }
+  ETC_DEVICE u64 now() const {
+    if constexpr (Program::kTrace) return ptx::global_timer();
+    return 0;
+  }
+  ETC_DEVICE void add(u32 lane, u32 call, u32 task, u64 begin) {
+    if constexpr (Program::kTrace) {
+      if (threadIdx.x % 32 != 0) return;
+      if (++count < capacity) {
+        records[count] = TraceRecord{begin, ptx::global_timer(), lane, call, task, 0};
+      }
+      records[0].begin = count;
+    }
+  }
+};
+
+}  // namespace etc

@@ -1,0 +1,94 @@
+// A worker from its first to its last instruction: 384 threads, three warpgroups.
+//   warps 0..7   compute; at the end of the tensor lane they help the transfer lane
+//   warp 8       loads for the tensor lane        warp 9   stores for it
+//   warps 10, 11 the transfer lane, and forwarding for the tensor lane
+#pragma once
+#include "worker/tensor_lane.cuh"
+
+namespace etc {
+
+constexpr int kWorkerThreads = 384;
+
+// Registers of a thread: 168 at launch; the three warpgroups' shares must sum to 504.
+constexpr int kComputeRegisters = 200, kServiceRegisters = 104;
+
+template <class Program>
+ETC_DEVICE void begin_epoch(const Run<Program>& run) {
+  const auto& g = run.g;
+  const u32 next = (run.epoch + 1) & 1;
+  if (blockIdx.x == 0) {
+    if (threadIdx.x < Program::kWorld) {
+      const u64 word = g.peer[threadIdx.x] + u64(g.rank) * 4;
+      ptx::store_release(word, run.epoch);
+    }
+    if (threadIdx.x == 64) run.control()->tickets[next] = 0;
+  }
+  u32* counters = reinterpret_cast<u32*>(
+      run.self + sizeof(SymmetricHead) + u64(next) * g.event_capacity * 4);
+  for (u32 i = blockIdx.x * kWorkerThreads + threadIdx.x; i < g.event_capacity;
+       i += gridDim.x * kWorkerThreads) {
+    counters[i] = 0;
+  }
+}
+
+// The last worker to leave opens the next epoch and tells the host of an abort.
+template <class Program>
+ETC_DEVICE void end_epoch(const Run<Program>& run) {
+  Control* control = run.control();
+  __threadfence();
+  if (atomicAdd(&control->exits, 1u) != gridDim.x - 1) return;
+  control->exits = 0;
+  control->epoch = run.epoch + 1;
+  if (run.aborted()) {
+    __threadfence_system();
+    *reinterpret_cast<volatile u32*>(run.g.status) = 1;
+  }
+}
+
+template <class Program>
+ETC_DEVICE void run_worker(const typename Program::Args& g) {
+  extern __shared__ __align__(1024) u8 shared[];
+  const Control* control = reinterpret_cast<const Control*>(g.control);
+  const Run<Program> run{g, control->epoch, g.peer[g.rank], ptx::global_timer()};
+  const Matmul matmul{ptx::shared_address(shared)};
+  const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+
+  begin_epoch(run);
+  if constexpr (Program::kHasMatmul) {
+    if (threadIdx.x == 0) matmul.init();
+  }
+  __syncthreads();
+  if constexpr (Program::kCluster > 1) ptx::cluster_barrier();
+
+  const TensorLane<Program> tensor(run, matmul);
+  if (warp >= 8) {
+    if constexpr (Program::kHasMatmul) ptx::registers_shrink<kServiceRegisters>();
+    if (warp == 8) {
+      if (Program::kHasMatmul && lane == 0) tensor.load();
+    } else if (warp == 9) {
+      if (Program::kHasMatmul && lane == 0) tensor.store();
+    } else {
+      TransferLane<Program> transfer(run);
+      if constexpr (Program::kSends) tensor.send(warp - 10, transfer);
+      transfer.drain();
+    }
+  } else {
+    if constexpr (Program::kHasMatmul) ptx::registers_grow<kComputeRegisters>();
+    tensor.compute();
+    TransferLane<Program> transfer(run);
+    transfer.drain();
+  }
+  __syncwarp();
+
+  // NOTE: after an abort, bulk loads may still be on their way into a worker's shared
+  // memory, its pair's included; they land well within this time.
+  if (run.aborted()) {
+    for (int i = 0; i < 100; ++i) ptx::nanosleep(1000);
+  }
+  __syncthreads();
+  // Both workers of a cluster stay until the end: each writes to the other's memory.
+  if constexpr (Program::kCluster > 1) ptx::cluster_barrier();
+  if (threadIdx.x == 0) end_epoch(run);
+}
+
+}  // namespace etc

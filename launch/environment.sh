@@ -1,0 +1,92 @@
+# Sourced by launch/test, launch/demo and .ci/run, from the root of the checkout.
+#
+#   prepare [EXTRA ...]    set PYTHON to an interpreter that can import etc_dist and
+#                          the named extras of pyproject.toml
+#
+# The interpreter is .venv in the checkout, made and filled here; nothing outside of
+# the checkout is touched. Where LAUNCH_PYTHON names an interpreter, that one is used
+# as it is, and nothing is installed: for machines without a network.
+
+say() {
+    printf '%s\n' "$*" >&2
+}
+
+refuse() {
+    say "$@"
+    exit 1
+}
+
+prepare() {
+    if [ -n "${LAUNCH_PYTHON:-}" ]; then
+        PYTHON=$(command -v "$LAUNCH_PYTHON") ||
+            refuse "LAUNCH_PYTHON=$LAUNCH_PYTHON is not a program"
+        "$PYTHON" -c 'import ml_dtypes, mpi4py, numpy' ||
+            refuse "$PYTHON lacks what is named above: install it, or unset LAUNCH_PYTHON"
+        PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
+        export PYTHONPATH
+    else
+        PYTHON=.venv/bin/python
+        "$PYTHON" -c '' 2>/dev/null || make_venv
+        install_missing base "$@" $(gpu_extra)
+        PYTHON=$PWD/$PYTHON
+    fi
+}
+
+make_venv() {
+    base=$(find_python) || refuse \
+        "no Python 3.11 or newer was found in PATH" \
+        "(Debian 12, Ubuntu 24.04 and newer have one: sudo apt install python3)"
+    say "making .venv with $base"
+    rm -rf .venv
+    if "$base" -c 'import ensurepip' 2>/dev/null; then
+        "$base" -m venv .venv || refuse "could not make .venv"
+    else
+        # Debian keeps pip's installer in another package, python3-venv.
+        "$base" -m venv --without-pip .venv && .venv/bin/python launch/get_pip.py || {
+            rm -rf .venv
+            version=$("$base" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+            refuse "could not get pip. To do: sudo apt install python$version-venv"
+        }
+    fi
+}
+
+find_python() {
+    for name in python3 python3.14 python3.13 python3.12 python3.11; do
+        "$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null &&
+            command -v "$name" && return
+    done
+    return 1
+}
+
+# cu12 or cu13, after the driver; nothing on a machine without one.
+gpu_extra() {
+    version=$(nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: *\([0-9]*\).*/\1/p')
+    case $version in
+        '') ;;
+        1[3-9]) echo cu13 ;;
+        12) echo cu12 ;;
+        *) say "the NVIDIA driver is too old (CUDA $version): the GPUs stay unused" ;;
+    esac
+}
+
+# One stamp for each extra, holding the hash of the pyproject.toml it came from.
+install_missing() {
+    hash=$("$PYTHON" -c 'import hashlib, pathlib
+print(hashlib.sha256(pathlib.Path("pyproject.toml").read_bytes()).hexdigest())')
+    mkdir -p .venv/stamps
+    missing=
+    for extra in "$@"; do
+        [ "$(cat ".venv/stamps/$extra" 2>/dev/null)" = "$hash" ] ||
+            missing="$missing,$extra"
+    done
+    [ -n "$missing" ] || return 0
+    say "installing into .venv: etc-dist [${missing#,}]"
+    wanted=$(echo "${missing#,}" | sed 's/^base,*//')
+    "$PYTHON" -m pip install --quiet --disable-pip-version-check \
+        --editable ".${wanted:+[$wanted]}" || refuse \
+        "could not install. Without a network, name an interpreter that has all:" \
+        "LAUNCH_PYTHON=/path/to/python"
+    for extra in $(echo "$missing" | tr ',' ' '); do
+        echo "$hash" >".venv/stamps/$extra"
+    done
+}

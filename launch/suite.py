@@ -1,0 +1,242 @@
+"""The test suite: which runs of pytest it is made of, and what they add up to.
+
+    one process     every test that needs no ranks (with the GPU ones, where a GPU is)
+    1, 2, 4 ranks   every `mpi` test, on the CPU backend
+    2, all ranks    every `mpi` test again on GPUs, where there are two or more
+
+A test that fails in any run fails the suite. So does a test that every run skipped,
+and a run that did not come to its end. The last line is the sum over all runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+CPU_RANKS = (1, 2, 4)
+NOTHING_COLLECTED = 5  # pytest's exit code
+TIMED_OUT = 124  # launch/mpirun's exit code
+
+
+@dataclass(frozen=True)
+class Run:
+    """One start of pytest; `ranks` is 0 for one process without MPI."""
+
+    name: str
+    ranks: int = 0
+    backend: str | None = None
+
+    def command(self, arguments: Sequence[str], limit: float) -> list[str]:
+        # Ranks write to pipes, and a blocked MPI call hears no signal: no colours
+        # from the one, and the other kind of time limit for the other.
+        pytest = [sys.executable, "-m", "pytest", "--color=no"]
+        if not self.ranks:
+            return [*pytest, "-m", "not mpi", *arguments]
+        mpirun = [sys.executable, str(ROOT / "launch" / "mpirun")]
+        mpirun += ["-n", str(self.ranks), "--time-limit", str(limit)]
+        pytest += ["--timeout-method=thread", "--with-mpi", "-m", "mpi"]
+        return mpirun + pytest + list(arguments)
+
+    def environment(self, outcomes: Path) -> dict[str, str]:
+        """The environment of the run; tests/conftest.py writes to `outcomes`."""
+        environment = os.environ | {"LAUNCH_OUTCOMES": str(outcomes)}
+        if self.backend is not None:
+            environment["ETC_DIST_BACKEND"] = self.backend
+        if os.geteuid() == 0:
+            # Open MPI refuses root even to a single process that no mpirun started.
+            environment["OMPI_ALLOW_RUN_AS_ROOT"] = "1"
+            environment["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
+        return environment
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one test did in one run."""
+
+    test: str
+    outcome: str  # passed, failed, skipped
+    reason: str = ""
+    gpu: bool = False
+    min_size: int = 1
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one run did; `fault` says why it did not come to its end."""
+
+    run: Run
+    outcomes: tuple[Outcome, ...] = ()
+    fault: str = ""
+    seconds: float = 0.0
+
+    def count(self, outcome: str) -> int:
+        return sum(o.outcome == outcome for o in self.outcomes)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The sum over all runs, and what is to be said about it."""
+
+    passed: int
+    failed: int
+    skipped: int
+    complaints: tuple[str, ...] = field(default=())
+
+    def line(self) -> str:
+        return f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped"
+
+
+def plan(gpus: int) -> list[Run]:
+    """The runs for a machine with this many GPUs."""
+    runs = [Run("one process")]
+    runs += [Run(f"{rank_word(n)}, cpu", n, "cpu") for n in CPU_RANKS]
+    if gpus >= 2:
+        runs += [Run(f"{rank_word(n)}, cuda", n, "cuda") for n in sorted({2, gpus})]
+    return runs
+
+
+def judge(results: Iterable[Result], gpus: int) -> Verdict:
+    """Add up; a test that every run skipped counts as failed, not as skipped."""
+    results = tuple(results)
+    complaints = [f"{r.run.name}: {r.fault}" for r in results if r.fault]
+    by_test: dict[str, list[Outcome]] = {}
+    for result in results:
+        for outcome in result.outcomes:
+            by_test.setdefault(outcome.test, []).append(outcome)
+            if outcome.outcome == "failed":
+                why = f" ({outcome.reason})" if outcome.reason else ""
+                complaints.append(f"{result.run.name}: {outcome.test} failed{why}")
+    passed = sum(r.count("passed") for r in results)
+    skipped = sum(r.count("skipped") for r in results)
+    for test, outcomes in sorted(by_test.items()):
+        last = outcomes[-1]
+        if any(o.outcome != "skipped" for o in outcomes):
+            continue
+        if last.gpu and last.min_size > gpus:
+            continue  # no fault of the test: a machine with more GPUs runs it
+        skipped -= len(outcomes)
+        complaints.append(f"every run: {test} was skipped ({last.reason})")
+    return Verdict(passed, len(complaints), skipped, tuple(complaints))
+
+
+def execute(run: Run, arguments: Sequence[str], limit: float, whole: bool) -> Result:
+    """Do one run; its output goes where ours goes."""
+    print(f"\n=== {run.name} ===", flush=True)
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "outcomes"
+        process = subprocess.Popen(
+            run.command(arguments, limit),
+            cwd=ROOT,
+            env=run.environment(path),
+            start_new_session=True,
+        )
+        try:
+            # launch/mpirun keeps the limit itself and says where each rank stood.
+            code = process.wait(limit + 30 * bool(run.ranks))
+        except subprocess.TimeoutExpired:
+            code = TIMED_OUT
+        finally:
+            end_group(process, signal.SIGTERM if run.ranks else signal.SIGABRT)
+        outcomes = read_outcomes(path)
+    fault = ""
+    if code == TIMED_OUT:
+        fault = f"was ended after {limit:g} s"
+    elif code == NOTHING_COLLECTED:
+        fault = "has no tests" if whole else ""
+    elif code > 1 or code < 0:
+        fault = f"ended with exit code {code}, see above"
+    elif code == 1 and all(o.outcome != "failed" for o in outcomes):
+        fault = "failed outside of its tests, see above"
+    elif code == 0 and whole and not outcomes:
+        fault = "tests/conftest.py wrote no outcomes"
+    return Result(run, outcomes, fault, time.monotonic() - started)
+
+
+def end_group(process: subprocess.Popen[bytes], first: signal.Signals) -> None:
+    """End a run that is still going, with everything it started.
+
+    SIGTERM lets launch/mpirun end its ranks; SIGABRT makes pytest show its stack.
+    """
+    for number in (first, signal.SIGKILL):
+        if process.poll() is not None:
+            return
+        os.killpg(process.pid, number)
+        try:
+            process.wait(3.0)
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def read_outcomes(path: Path) -> tuple[Outcome, ...]:
+    """The last line on each test: the first says it failed, for it may never end."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    outcomes = [Outcome(**json.loads(line)) for line in lines]
+    return tuple({outcome.test: outcome for outcome in outcomes}.values())
+
+
+def count_gpus() -> int:
+    """GPUs that this process may use, without starting CUDA."""
+    try:
+        listing = subprocess.run(
+            ["nvidia-smi", "-L"], capture_output=True, text=True, check=True
+        ).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return 0
+    found = sum(line.startswith("GPU ") for line in listing.splitlines())
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        found = min(found, len([part for part in visible.split(",") if part]))
+    return found
+
+
+def rank_word(count: int) -> str:
+    return f"{count} rank" + "s" * (count > 1)
+
+
+def report(results: Sequence[Result], verdict: Verdict) -> None:
+    print("\n=== summary ===")
+    for result in results:
+        counts = ", ".join(
+            f"{result.count(o)} {o}" for o in ("passed", "failed", "skipped")
+        )
+        print(f"{result.run.name:14} {counts} ({result.seconds:.1f} s)")
+    for complaint in verdict.complaints:
+        print(f"FAILED {complaint}")
+    print(verdict.line(), flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="launch/test", allow_abbrev=False)
+    parser.add_argument(
+        "--time-limit",
+        type=float,
+        default=900.0,
+        metavar="SECONDS",
+        help="of each run (default 900)",
+    )
+    options, arguments = parser.parse_known_args()
+    gpus = count_gpus()
+    if not gpus:
+        print("no NVIDIA GPU here: tests marked gpu are left out")
+    results = [
+        execute(run, arguments or ["tests"], options.time_limit, whole=not arguments)
+        for run in plan(gpus)
+    ]
+    verdict = judge(results, gpus)
+    report(results, verdict)
+    return 1 if verdict.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,294 @@
+"""What the tests share: fixtures, what is left out where, and agreement of ranks.
+
+`python -m pytest tests` runs what needs no ranks. `mpi` tests are ordinary tests
+that every rank runs:
+
+    launch/mpirun -n 4 python -m pytest --with-mpi -m mpi tests
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zlib
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+TESTS = Path(__file__).parent
+GOLDEN = TESTS / "golden"
+# How long a failed rank waits for the others to end the test, in seconds.
+GRACE = float(os.environ.get("LAUNCH_TEST_GRACE", "10"))
+CODES = {"passed": 0, "skipped": 1, "failed": 2}
+
+# ------------------------------------------------------------------------- fixtures
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """A number from the test's own id: the same on every rank and in any order."""
+    return zlib.crc32(request.node.nodeid.encode())
+
+
+@pytest.fixture
+def rng(seed: int) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+@pytest.fixture(scope="session")
+def world() -> Iterator[Any]:
+    """This process's place among the ranks, on the backend of the settings."""
+    from etc_dist import world
+    from etc_dist.settings import Settings
+
+    started = world.start(Settings.load())
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Compare a text with tests/golden/<module>/<test>.txt."""
+    module = Path(request.node.path).relative_to(TESTS).with_suffix("")
+    name = re.sub(r"[^\w.=-]+", "-", request.node.name).strip("-")
+    path = GOLDEN / module / f"{name}.txt"
+    update = request.config.getoption("--update-golden")
+    command = f"python -m pytest {request.node.nodeid!r} --update-golden"
+
+    def compare(text: str) -> None:
+        text = text.rstrip("\n") + "\n"
+        if update and _rank() == 0:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        elif not path.exists():
+            pytest.fail(f"{path} is missing; write it by\n  {command}", pytrace=False)
+        elif path.read_text() != text:
+            assert text == path.read_text(), f"if this is right: {command}"
+
+    return compare
+
+
+# ------------------------------------------------------------------ which tests run
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden", action="store_true", help="write the texts in tests/golden"
+    )
+
+
+@functools.cache
+def _has_gpu() -> bool:
+    if os.environ.get("ETC_DIST_BACKEND") == "cpu":
+        return False
+    try:
+        subprocess.run(["nvidia-smi", "-L"], capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return False
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "all") != ""
+
+
+def _check_marks(item: pytest.Item) -> None:
+    """Refuse what pytest-mpi would silently ignore."""
+    for mark in item.iter_markers("mpi"):
+        unknown = [*map(str, mark.args), *sorted(set(mark.kwargs) - {"min_size"})]
+        if unknown:
+            raise pytest.UsageError(
+                f"{item.nodeid}: the mpi marker takes min_size= only, "
+                f"not {', '.join(unknown)}"
+            )
+
+
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    for item in items:
+        _check_marks(item)
+    left_out = [i for i in items if i.get_closest_marker("gpu") and not _has_gpu()]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+    config.stash[_left_out] = len(left_out)
+
+
+_left_out = pytest.StashKey[int]()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    # NOTE: pytest-mpi's closing block about the MPI library buries the summary.
+    for plugin in session.config.pluginmanager.get_plugins():
+        if type(plugin).__name__ == "MPIPlugin":
+            plugin._is_testing_mpi = False
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> str | None:
+    count = config.stash.get(_left_out, 0)
+    return f"left out, for there is no GPU here: {count} tests" if count else None
+
+
+# -------------------------------------------------------------------- many ranks
+
+
+def _rank() -> int:
+    world = _mpi_world()
+    return 0 if world is None else world.rank
+
+
+@functools.cache
+def _mpi_world() -> Any:
+    """MPI's world under mpirun, else None; MPI is not started without mpirun."""
+    names = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
+    if not any(name in os.environ for name in names):
+        return None
+    from mpi4py import MPI
+
+    started = int(os.environ.get("LAUNCH_RANKS", MPI.COMM_WORLD.size))
+    if started != MPI.COMM_WORLD.size:
+        raise pytest.UsageError(
+            f"mpirun started {started} ranks, but MPI sees {MPI.COMM_WORLD.size}: "
+            f"mpirun and mpi4py use different MPI libraries (etc-dist doctor)"
+        )
+    return MPI.COMM_WORLD
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    under_mpi = config.getoption("--with-mpi", False) and _mpi_world() is not None
+    if under_mpi and _mpi_world().size > 1:
+        world = _mpi_world()
+        # A signal, the default, is not heard inside of a blocked MPI call.
+        config.option.timeout_method = "thread"
+        folder = tempfile.gettempdir()
+        base = config.option.basetemp or f"{folder}/pytest-ranks-{_job(world)}"
+        config.option.basetemp = f"{base}-{world.rank}"
+        config.add_cleanup(
+            lambda: shutil.rmtree(config.option.basetemp, ignore_errors=True)
+        )
+        config.pluginmanager.register(Agreement(world), "rank-agreement")
+    path = os.environ.get("LAUNCH_OUTCOMES")
+    if path and (not under_mpi or _rank() == 0):
+        config.pluginmanager.register(Outcomes(Path(path)), "outcomes")
+
+
+def _job(world: Any) -> int:
+    """One number for all ranks of this job: rank 0's process id."""
+    return int(world.bcast(os.getpid()))
+
+
+class Agreement:
+    """Makes the ranks agree on every test; rank 0 alone reports.
+
+    After the call (or a set-up that did not pass) and after the tear-down, the ranks
+    compare outcomes: what failed on one rank fails on all, with that rank's traceback.
+    A failed rank whose peers do not come, for they wait for it, ends the job.
+    """
+
+    def __init__(self, world: Any) -> None:
+        self.world = world
+        self.comm = world.Dup()  # never mixes with a test's own messages
+        self.quiet = io.StringIO()  # what a rank above 0 would have reported
+        self.odd: list[int] = []  # ranks that rank 0 cannot speak for
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+        if self.comm.rank and reporter is not None:
+            reporter._tw._file = self.quiet
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Refuse ranks that would not run the same tests."""
+        ids = "\n".join(item.nodeid for item in session.items)
+        mine = (hashlib.sha256(ids.encode()).hexdigest(), session.testsfailed)
+        every = self.comm.allgather(mine)
+        self.odd = [r for r, theirs in enumerate(every) if theirs != every[0]]
+        if self.odd:
+            pytest.exit(f"ranks {self.odd} did not collect the tests of rank 0", 2)
+
+    def pytest_unconfigure(self) -> None:
+        if self.comm.rank in self.odd:
+            sys.__stderr__.write(self.quiet.getvalue())
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        if item.get_closest_marker("mpi") is None:
+            return report
+        if call.when == "setup" and report.passed:
+            return report  # the call will tell
+        bad = self.failed_ranks(report, item)
+        if bad:
+            mine = report.longreprtext if report.failed else None
+            texts = self.comm.allgather(mine)
+            report.outcome = "failed"
+            report.longrepr = "\n".join(f"--- rank {r} ---\n{texts[r]}" for r in bad)
+        return report
+
+    def failed_ranks(self, report: pytest.TestReport, item: pytest.Item) -> list[int]:
+        mine = np.array([CODES[report.outcome]], dtype="i4")
+        every = np.empty(self.comm.size, dtype="i4")
+        request = self.comm.Iallgather(mine, every)
+        end = time.monotonic() + GRACE
+        nap = 1e-5
+        while not request.Test():
+            # A rank that passed may be early for good reasons; it waits on.
+            if report.failed and time.monotonic() > end:
+                sys.__stderr__.write(
+                    f"{item.nodeid} failed on rank {self.comm.rank}; other ranks did "
+                    f"not end it within {GRACE:g} s\n{report.longreprtext}\n"
+                )
+                sys.__stderr__.flush()
+                time.sleep(0.5)  # until launch/mpirun has read it
+                self.world.Abort(1)
+            time.sleep(nap)
+            nap = min(nap * 2, 0.01)
+        return [rank for rank, code in enumerate(every) if code == CODES["failed"]]
+
+
+class Outcomes:
+    """Writes what launch/suite.py adds up: each test as failed until it has ended."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.marks: dict[str, dict[str, Any]] = {}
+        self.record: dict[str, Any] = {}
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        for item in session.items:
+            gpu = item.get_closest_marker("gpu") is not None
+            sizes = [m.kwargs.get("min_size", 1) for m in item.iter_markers("mpi")]
+            self.marks[item.nodeid] = {"gpu": gpu, "min_size": max(sizes, default=1)}
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self.record = {"test": nodeid, "outcome": "passed", **self.marks[nodeid]}
+        self.write({**self.record, "outcome": "failed", "reason": "it did not end"})
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        expected = hasattr(report, "wasxfail")
+        if report.failed:
+            self.record["outcome"] = "failed"
+        elif report.skipped and not expected and self.record["outcome"] == "passed":
+            self.record["outcome"] = "skipped"
+            if isinstance(report.longrepr, tuple):
+                reason = report.longrepr[2].removeprefix("Skipped: ")
+                self.record["reason"] = reason
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        self.write(self.record)
+
+    def write(self, record: dict[str, Any]) -> None:
+        with self.path.open("a") as file:
+            file.write(json.dumps(record) + "\n")

@@ -1,0 +1,146 @@
+"""launch/mpirun: readable output, and an end whatever the ranks do."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+MPIRUN = Path(__file__).parents[2] / "launch" / "mpirun"
+RANK = """
+import os
+rank = int(os.environ.get('PMI_RANK') or os.environ['OMPI_COMM_WORLD_RANK'])
+"""
+
+
+def launch(source: str, *options: str, ranks: int = 2) -> tuple[int, str, float]:
+    """Exit code, output and seconds of a Python program on some ranks."""
+    command = [sys.executable, str(MPIRUN), "-n", str(ranks), *options]
+    started = time.monotonic()
+    done = subprocess.run(
+        [*command, "python", "-c", f"{RANK}\n{source}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=60,
+    )
+    return done.returncode, done.stdout, time.monotonic() - started
+
+
+def test_lines_bear_their_rank_and_are_never_mixed():
+    source = "for line in range(200): print(line, 'x' * 2000)"
+    code, output, _ = launch(source)
+    lines = output.splitlines()
+    assert code == 0
+    assert len(lines) == 400
+    assert all(re.fullmatch(r"\[rank [01]\] \d+ x{2000}", line) for line in lines)
+
+
+def test_ranks_form_one_world_of_the_size_asked_for():
+    source = (
+        "from mpi4py import MPI; print(MPI.COMM_WORLD.size, os.environ['LAUNCH_RANKS'])"
+    )
+    code, output, _ = launch(source, ranks=3)
+    assert code == 0
+    assert sorted(output.splitlines()) == [f"[rank {r}] 3 3" for r in range(3)]
+
+
+def test_ranks_share_the_cores():
+    source = "print(os.environ['OMP_NUM_THREADS'], len(os.sched_getaffinity(0)))"
+    cores = len(os.sched_getaffinity(0))
+    share = cores // 2 or cores
+    assert f"[rank 0] 1 {share}\n" in launch(source)[1]
+
+
+def test_exit_code_of_the_failed_rank_is_ours():
+    code, output, seconds = launch("exit(3 * rank)")
+    assert code == 3
+    assert "[mpirun] rank 1 ended with exit code 3" in output
+    assert seconds < 10
+
+
+def test_survivors_may_report_before_they_are_ended():
+    source = """
+import time
+if rank == 1:
+    os._exit(3)
+time.sleep(1)
+print('I missed rank 1')
+time.sleep(60)
+"""
+    code, output, seconds = launch(source, "--grace", "2")
+    assert code == 3
+    assert "[rank 0] I missed rank 1" in output
+    assert (
+        "2 s have passed since rank 1 ended with exit code 3; ending rank 0" in output
+    )
+    assert 2 < seconds < 20
+
+
+def test_signal_that_ended_a_rank_is_named():
+    code, output, _ = launch("if rank == 1: os.kill(os.getpid(), 9)")
+    assert code == 137
+    assert "rank 1 was ended by SIGKILL" in output
+
+
+def test_hang_is_ended_by_the_time_limit_and_shows_where_ranks_stood():
+    source = """
+import time
+def wait_for_nobody():
+    time.sleep(60)
+wait_for_nobody()
+"""
+    code, output, seconds = launch(source, "--time-limit", "2")
+    assert code == 124
+    assert "the time limit of 2 s passed; ending ranks 0, 1" in output
+    for rank in (0, 1):
+        assert re.search(rf"\[rank {rank}\] .* in wait_for_nobody", output)
+    assert seconds < 20
+
+
+def test_rank_deaf_to_signals_is_ended_too():
+    source = """
+import signal, time
+for number in (signal.SIGABRT, signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, signal.SIG_IGN)
+print(os.getpid())
+time.sleep(60)
+"""
+    code, output, seconds = launch(source, "--time-limit", "2", ranks=1)
+    assert code == 124
+    assert seconds < 20
+    pid = re.search(r"\[rank 0\] (\d+)", output)[1]
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_abort_ends_all_ranks():
+    source = """
+from mpi4py import MPI
+import time
+if MPI.COMM_WORLD.rank == 1:
+    MPI.COMM_WORLD.Abort(7)
+time.sleep(60)
+"""
+    code, _, seconds = launch(source)
+    assert code != 0
+    assert seconds < 20
+
+
+def test_command_that_does_not_exist_is_named():
+    done = subprocess.run(
+        [sys.executable, str(MPIRUN), "-n", "1", "no-such-program"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 127
+    assert "[rank 0] cannot start no-such-program" in done.stderr
+
+
+def test_missing_command_is_refused():
+    done = subprocess.run(
+        [sys.executable, str(MPIRUN), "-n", "1"], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "the command to start is missing" in done.stderr

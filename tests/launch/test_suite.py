@@ -1,0 +1,77 @@
+"""launch/suite.py: what the runs add up to, and what must not pass."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+PATH = Path(__file__).parents[2] / "launch" / "suite.py"
+spec = importlib.util.spec_from_file_location("suite", PATH)
+suite = importlib.util.module_from_spec(spec)
+sys.modules["suite"] = suite  # dataclasses look their module up there
+spec.loader.exec_module(suite)
+
+Outcome = suite.Outcome
+ONE, TWO = suite.Run("1 rank"), suite.Run("2 ranks")
+
+
+def judge(*runs, gpus=0, fault=""):
+    results = [
+        suite.Result(run, outcomes, fault)
+        for run, outcomes in zip((ONE, TWO), runs, strict=False)
+    ]
+    return suite.judge(results, gpus)
+
+
+def test_counts_are_summed_over_runs():
+    verdict = judge(
+        (Outcome("a", "passed"), Outcome("b", "skipped")),
+        (Outcome("a", "passed"), Outcome("b", "passed")),
+    )
+    assert verdict.line() == "3 passed, 0 failed, 1 skipped"
+
+
+def test_failure_in_one_run_is_named_with_its_run():
+    verdict = judge((Outcome("a", "passed"),), (Outcome("a", "failed"),))
+    assert verdict.line() == "1 passed, 1 failed, 0 skipped"
+    assert verdict.complaints == ("2 ranks: a failed",)
+
+
+def test_test_that_every_run_skipped_is_a_failure():
+    skipped = (Outcome("a", "skipped", reason="no reason"),)
+    verdict = judge(skipped, skipped)
+    assert verdict.line() == "0 passed, 1 failed, 0 skipped"
+    assert verdict.complaints == ("every run: a was skipped (no reason)",)
+
+
+def test_gpu_test_for_a_larger_machine_may_be_skipped():
+    skipped = (Outcome("a", "skipped", gpu=True, min_size=8),)
+    assert judge(skipped, skipped, gpus=2).line() == "0 passed, 0 failed, 2 skipped"
+    assert judge(skipped, skipped, gpus=8).line() == "0 passed, 1 failed, 0 skipped"
+
+
+def test_run_that_did_not_end_is_a_failure():
+    verdict = judge((Outcome("a", "passed"),), fault="was ended after 9 s")
+    assert verdict.line() == "1 passed, 1 failed, 0 skipped"
+    assert verdict.complaints == ("1 rank: was ended after 9 s",)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "cuda_ranks"), [(0, []), (1, []), (2, [2]), (4, [2, 4]), (8, [2, 8])]
+)
+def test_plan_runs_on_two_and_on_all_gpus(gpus, cuda_ranks):
+    runs = suite.plan(gpus)
+    assert [r.ranks for r in runs if r.backend == "cuda"] == cuda_ranks
+    assert [r.ranks for r in runs if r.backend != "cuda"] == [0, 1, 2, 4]
+
+
+def test_unfinished_test_counts_as_failed(tmp_path):
+    path = tmp_path / "outcomes"
+    path.write_text(
+        '{"test": "a", "outcome": "failed"}\n'
+        '{"test": "a", "outcome": "passed"}\n'
+        '{"test": "b", "outcome": "failed", "reason": "it did not end"}\n'
+    )
+    outcomes = suite.read_outcomes(path)
+    assert [(o.test, o.outcome) for o in outcomes] == [("a", "passed"), ("b", "failed")]

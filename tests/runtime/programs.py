@@ -1,0 +1,147 @@
+"""Programs for these tests, each with what plain NumPy says they give."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from etc_dist.ir import (
+    DeviceFunction,
+    Graph,
+    device_function,
+    graph_function,
+    tile,
+)
+from etc_dist.ir.tensor import numpy_dtype
+from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
+from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
+from etc_dist.schedule import Plan, schedule_static
+
+Array = np.ndarray[Any, Any]
+OPS = ("matmul_reduce_scatter", "all_gather_matmul")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A plan with inputs by rank, and per rank what y must be, give or take."""
+
+    plan: Plan
+    inputs: list[dict[str, Array]]
+    dims: dict[str, int]
+    expected: list[Array]
+    bound: list[Array]
+
+    def check(self, rank: int, y: Array) -> None:
+        off = np.abs(y.astype(np.float64) - self.expected[rank]) - self.bound[rank]
+        assert off.max(initial=-1.0) <= 0.0, f"rank {rank} is off by {off.max()} more"
+
+
+def case(
+    op: str,
+    world: int,
+    rng: np.random.Generator,
+    dims: tuple[int, int, int] = (32, 32, 32),
+    dtype: str = "float32",
+    w_layout: str = "nk",
+) -> Case:
+    """`op` with random inputs of `dims` (rows, n, k), in tiles of 16."""
+    rows, n, k = dims
+    scatters = op == "matmul_reduce_scatter"
+    x_shape = (world, rows, k) if scatters else (rows, k)
+    inputs = [
+        {
+            "x": rng.standard_normal(x_shape).astype(numpy_dtype(dtype)),
+            "w": rng.standard_normal((n, k) if w_layout == "nk" else (k, n)).astype(
+                numpy_dtype(dtype)
+            ),
+        }
+        for _ in range(world)
+    ]
+    xs = [i["x"].astype(np.float64) for i in inputs]
+    ws = [i["w"].astype(np.float64) for i in inputs]
+    if w_layout == "kn":
+        ws = [w.T for w in ws]
+    rounding = {"float32": 2**-18, "float16": 2**-10, "bfloat16": 2**-7}[dtype]
+    if scatters:
+        parts = [[xs[q][r] @ ws[q].T for q in range(world)] for r in range(world)]
+        expected = [np.sum(p, axis=0) for p in parts]
+        bound = [rounding * np.sum(np.abs(p), axis=0) + 1e-4 for p in parts]
+    else:
+        expected = [np.stack([x @ w.T for x in xs]) for w in ws]
+        bound = [rounding * np.abs(y) + 1e-4 for y in expected]
+    plan = plan_of(op, world, dtype, w_layout)
+    return Case(plan, inputs, {"rows": rows, "n": n, "k": k}, expected, bound)
+
+
+def plan_of(op: str, world: int, dtype: str = "float32", w_layout: str = "nk") -> Plan:
+    options = {"dtype": dtype, "w_layout": w_layout, "tile_size": 16}
+    if op == "matmul_reduce_scatter":
+        return schedule_static(
+            matmul_reduce_scatter_graph(world, piece=(8, 8), **options)
+        )
+    return schedule_static(all_gather_matmul_graph(world, packet_bytes=256, **options))
+
+
+def with_call(plan: Plan, name: str, **changes: Any) -> Plan:
+    """The plan of the same graph with one call changed: a planted fault."""
+    assert any(call.name == name for call in plan.graph.calls)
+    calls = tuple(
+        replace(call, **changes) if call.name == name else call
+        for call in plan.graph.calls
+    )
+    return schedule_static(replace(plan.graph, calls=calls))
+
+
+@device_function(source="", reads=1, writes=1, lane="transfer")
+def send(x: Array, box: Array) -> None:
+    box[...] = x
+
+
+@device_function(source="", reads=1, writes=1)
+def double(box: Array, y: Array) -> None:
+    y[...] = 2 * box
+
+
+@graph_function
+def ring(
+    g: Graph,
+    *,
+    expects: int = 1,
+    loaded: bool = False,
+    function: DeviceFunction = send,
+) -> None:
+    """y = 2 * the previous rank's x, which travels by `box`, four elements a tile.
+
+    With `loaded` an event's expected count is element 0 of an input `count`."""
+    (n,) = g.dims("n")
+    tiles = g.let("tiles", n // 4)
+    x = g.input("x", (n,), "float32")
+    count = g.input("count", (1,), "int32")
+    y = g.output("y", (n,), "float32")
+    box = g.symmetric("box", (n,), "float32")
+    wanted = count.load(0) if loaded else expects
+    here = g.events("here", (tiles,), expects=wanted, cross_rank=True)
+    following = (g.rank + 1) % g.world_size
+    (i,) = grid = g.grid(i=tiles)
+    g.call(
+        function,
+        grid,
+        name="send",
+        reads=[x[tile(i, 4)]],
+        writes=[box.on(following)[tile(i, 4)]],
+        notifies=[here.on(following)[i]],
+    )
+    g.call(
+        double,
+        grid,
+        reads=[box[tile(i, 4)]],
+        writes=[y[tile(i, 4)]],
+        waits=[here[i]],
+    )
+
+
+def ring_inputs(rank: int, n: int, count: int = 1) -> dict[str, Array]:
+    x = np.arange(n, dtype=np.float32) + 100 * rank
+    return {"x": x, "count": np.array([count], np.int32)}

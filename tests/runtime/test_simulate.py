@@ -1,0 +1,160 @@
+"""The CPU backend with all ranks in one process: results, orders, epochs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from etc_dist.errors import ArgumentError, GraphError
+from etc_dist.runtime.cpu import simulate
+from etc_dist.runtime.cpu.simulate import ProcessMemory
+from etc_dist.schedule import schedule_static
+from tests.runtime.programs import OPS, case, plan_of, ring, ring_inputs
+
+
+@pytest.mark.parametrize("world", range(1, 9))
+@pytest.mark.parametrize("op", OPS)
+def test_every_world_size_gives_the_reference(op, world, rng, seed):
+    c = case(op, world, rng)
+    run = simulate(c.plan, c.inputs, c.dims, seed=seed)
+    for rank in range(world):
+        c.check(rank, run.outputs[rank]["y"])
+
+
+@pytest.mark.parametrize("w_layout", ["nk", "kn"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("op", OPS)
+def test_dtypes_and_layouts_give_the_reference(op, dtype, w_layout, rng, seed):
+    c = case(op, 3, rng, (20, 24, 40), dtype, w_layout)
+    run = simulate(c.plan, c.inputs, c.dims, seed=seed)
+    for rank in range(3):
+        assert str(run.outputs[rank]["y"].dtype) == dtype
+        c.check(rank, run.outputs[rank]["y"])
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    op=st.sampled_from(OPS),
+    world=st.integers(1, 8),
+    dims=st.tuples(st.integers(1, 37), st.integers(1, 37), st.integers(1, 37)),
+    workers=st.sampled_from([2, 4, 6]),
+    epochs=st.integers(1, 2),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_odd_shapes_give_the_reference(op, world, dims, workers, epochs, seed):
+    c = case(op, world, np.random.default_rng(seed), dims)
+    run = simulate(c.plan, c.inputs, c.dims, seed=seed, workers=workers, epochs=epochs)
+    for rank in range(world):
+        c.check(rank, run.outputs[rank]["y"])
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_every_interleaving_gives_the_same_bits(op, rng):
+    c = case(op, 4, rng, (40, 24, 16), "bfloat16")
+    runs = [simulate(c.plan, c.inputs, c.dims, seed=seed) for seed in range(8)]
+    assert len({tuple(run.interleaving) for run in runs}) == 8
+    for rank in range(4):
+        assert len({run.outputs[rank]["y"].tobytes() for run in runs}) == 1
+
+
+def test_an_interleaving_can_be_repeated(rng):
+    c = case("matmul_reduce_scatter", 3, rng)
+    first = simulate(c.plan, c.inputs, c.dims, seed=5)
+    again = simulate(c.plan, c.inputs, c.dims, interleaving=first.interleaving)
+    assert again.interleaving == first.interleaving
+    assert again.trace == first.trace
+
+
+def test_a_strange_interleaving_is_refused(rng):
+    c = case("all_gather_matmul", 2, rng)
+    with pytest.raises(ArgumentError, match="actor 0, which cannot act"):
+        simulate(c.plan, c.inputs, c.dims, interleaving=[0])
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("op", OPS)
+def test_three_epochs_without_a_meeting_of_ranks(op, seed, rng):
+    c = case(op, 3, rng)
+    run = simulate(c.plan, c.inputs, c.dims, seed=seed, epochs=3)
+    for rank in range(3):
+        c.check(rank, run.outputs[rank]["y"])
+    once = simulate(c.plan, c.inputs, c.dims, seed=seed)
+    assert len(run.trace.records) == 3 * len(once.trace.records)
+
+
+def test_a_fast_rank_starts_an_epoch_while_others_are_in_the_last(rng):
+    c = case("all_gather_matmul", 2, rng)
+    agents = 2 + 4  # two clusters and four workers' transfer lanes
+    ahead = 0
+    for seed in range(10):
+        acts = simulate(c.plan, c.inputs, c.dims, seed=seed, epochs=2).interleaving
+        starts = [place for place, actor in enumerate(acts) if actor >= 2 * agents]
+        between = acts[starts[2] + 1 : starts[3]]
+        slow = acts[starts[3]] - 2 * agents
+        ahead += any(actor // agents == slow for actor in between)
+    assert ahead >= 3
+
+
+def test_without_the_handshake_epochs_race(rng, monkeypatch):
+    c = case("all_gather_matmul", 2, rng)
+    monkeypatch.setattr(ProcessMemory, "started", lambda self, rank: 99)
+    faults = 0
+    for seed in range(10):
+        try:
+            simulate(c.plan, c.inputs, c.dims, seed=seed, epochs=3)
+        except GraphError:
+            faults += 1
+    assert faults >= 8
+
+
+def test_a_small_program_gives_literal_values():
+    plan = schedule_static(ring(2))
+    inputs = [ring_inputs(rank, 8) for rank in range(2)]
+    run = simulate(plan, inputs, {"n": 8}, workers=1)
+    assert run.outputs[0]["y"].tolist() == [200, 202, 204, 206, 208, 210, 212, 214]
+    assert run.outputs[1]["y"].tolist() == [0, 2, 4, 6, 8, 10, 12, 14]
+
+
+def test_expected_counts_may_come_from_a_runtime_tensor():
+    plan = schedule_static(ring(2, loaded=True))
+    inputs = [ring_inputs(rank, 8) for rank in range(2)]
+    run = simulate(plan, inputs, {"n": 8})
+    assert run.outputs[1]["y"].tolist() == [0, 2, 4, 6, 8, 10, 12, 14]
+
+
+def test_all_workers_run_side_by_side_in_simulated_time(rng):
+    c = case("matmul_reduce_scatter", 2, rng, (64, 64, 16))
+    trace = simulate(c.plan, c.inputs, c.dims).trace
+    begin, end = trace.span
+    # 32 tiles a rank by two clusters of two workers, then what is left to sum.
+    assert 16_000 <= end - begin <= 32_000
+    assert {record.end_ns - record.start_ns for record in trace.records} == {1000}
+
+
+def test_inputs_that_do_not_fit_are_refused_together(rng):
+    c = case("matmul_reduce_scatter", 2, rng)
+    c.inputs[1]["w"] = c.inputs[1]["w"][1:]
+    del c.inputs[1]["x"]
+    with pytest.raises(ArgumentError) as caught:
+        simulate(c.plan, c.inputs, c.dims)
+    assert "rank 1" in caught.value.where
+    assert caught.value.got == "no x; w [31, 32] float32"
+
+
+def test_dims_that_do_not_fit_are_refused(rng):
+    c = case("matmul_reduce_scatter", 2, rng)
+    with pytest.raises(ArgumentError, match="rows, n, k"):
+        simulate(c.plan, c.inputs, {"rows": 32, "n": 32})
+
+
+def test_workers_that_make_no_clusters_are_refused(rng):
+    c = case("matmul_reduce_scatter", 2, rng)
+    with pytest.raises(ArgumentError, match="3 workers"):
+        simulate(c.plan, c.inputs, c.dims, workers=3)
+
+
+def test_inputs_of_too_few_ranks_are_refused():
+    with pytest.raises(ArgumentError, match="inputs of 4 ranks"):
+        simulate(plan_of("all_gather_matmul", 4), [], {"rows": 1, "n": 1, "k": 1})

@@ -1,0 +1,197 @@
+"""Correct programs verify, whatever orders their tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from etc_dist.errors import ArgumentError, RaceError
+from etc_dist.ir import DeviceFunction, Graph, GraphFunction, graph_function, tile
+from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
+from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
+from etc_dist.schedule import schedule_static
+from etc_dist.schedule.verify import Verified, verify
+
+few = settings(max_examples=25, deadline=None)
+ranks = st.integers(1, 8)
+shapes = st.fixed_dictionaries(
+    {"rows": st.integers(1, 70), "n": st.integers(1, 70), "k": st.integers(1, 40)}
+)
+clusters = st.integers(1, 7)
+
+
+def touch(reads: int, writes: int, lane: str = "tensor") -> DeviceFunction:
+    return DeviceFunction(
+        f"touch_{reads}_{writes}_{lane}", print, "touch.cuh", lane, reads, writes
+    )
+
+
+def build(body: Callable[[Graph], None], world_size: int = 1) -> GraphFunction:
+    return graph_function(body)(world_size)
+
+
+def check(graph: GraphFunction, workers: int = 4, **dims: Any) -> Verified:
+    return verify(schedule_static(graph), dims, workers)
+
+
+@few
+@given(world=ranks, dims=shapes, pairs=clusters)
+def test_reduce_scatter_is_correct_at_odd_shapes(
+    world: int, dims: dict[str, int], pairs: int
+) -> None:
+    graph = matmul_reduce_scatter_graph(world, tile_size=16, piece=(8, 8))
+    assert check(graph, 2 * pairs, **dims).unchecked == ()
+
+
+@few
+@given(world=ranks, dims=shapes, pairs=clusters, packet=st.sampled_from([1, 64, 300]))
+def test_all_gather_is_correct_at_odd_shapes(
+    world: int, dims: dict[str, int], pairs: int, packet: int
+) -> None:
+    graph = all_gather_matmul_graph(world, tile_size=16, packet_bytes=packet)
+    assert check(graph, 2 * pairs, **dims).unchecked == ()
+
+
+@pytest.mark.parametrize("op", [matmul_reduce_scatter_graph, all_gather_matmul_graph])
+def test_real_shapes_are_correct(op: Callable[[int], GraphFunction]) -> None:
+    check(op(8), 132, rows=1024, n=13312, k=6656)
+
+
+def test_verified_counts_all_ranks_and_shows_them() -> None:
+    graph = matmul_reduce_scatter_graph(2, tile_size=16, piece=(8, 8))
+    found = check(graph, rows=16, n=16, k=4)
+    # A rank sends 2 tiles and sums 4 pieces; 3 operands a send, 2 a sum.
+    assert (found.tasks, found.events, found.accesses) == (12, 2, 28)
+    assert found.show().startswith(
+        "verified matmul_reduce_scatter_graph(rows=16, n=16, k=4) with 4 workers a "
+        "rank: 12 tasks, 2 event elements, 28 accesses in "
+    )
+
+
+def two_steps(g: Graph) -> None:
+    """Task i of `read` reads what task i of `write` wrote; no event between them."""
+    x = g.local("x", (4,), "float32")
+    (i,) = grid = g.grid(i=4)
+    g.call(touch(0, 1), grid, name="write", writes=[x[i]])
+    g.call(touch(1, 0), grid, name="read", reads=[x[i]])
+
+
+def test_one_worker_runs_its_tasks_in_order() -> None:
+    assert check(build(two_steps), workers=4).tasks == 8
+    with pytest.raises(RaceError):
+        check(build(two_steps), workers=3)
+
+
+def test_a_chain_of_events_orders_its_ends() -> None:
+    def relay(g: Graph) -> None:
+        x = g.local("x", (1,), "float32")
+        first = g.events("first", (1,), expects=1)
+        second = g.events("second", (1,), expects=1)
+        grid = g.grid(i=1)
+        g.call(touch(0, 1), grid, writes=[x[0]], notifies=[first[0]])
+        g.call(touch(0, 0), grid, waits=[first[0]], notifies=[second[0]])
+        g.call(touch(1, 0), grid, reads=[x[0]], waits=[second[0]])
+
+    check(build(relay))
+
+
+def test_one_wait_serves_the_later_tasks_of_its_worker() -> None:
+    def wait_once(g: Graph) -> None:
+        x = g.local("x", (2,), "float32")
+        sent = g.events("sent", (1,), expects=2)
+        (i,) = grid = g.grid(i=2)
+        send = touch(0, 1, "transfer")
+        g.call(send, grid, writes=[x[i]], notifies=[sent[0]])
+        g.call(touch(1, 0), g.grid(i=1), name="a", reads=[x[:]], waits=[sent[0]])
+        g.call(touch(1, 0), g.grid(i=1), name="b", reads=[x[:]])
+
+    check(build(wait_once), workers=1)
+    with pytest.raises(RaceError):
+        check(build(wait_once), workers=2)
+
+
+def test_a_buffer_may_be_written_again_after_its_reader_said_so() -> None:
+    def reuse(g: Graph) -> None:
+        x = g.local("x", (1,), "float32")
+        full = g.events("full", (2,), expects=1)
+        free = g.events("free", (1,), expects=1)
+        one = g.grid(i=1)
+        fill, use = touch(0, 1), touch(1, 0, "transfer")
+        g.call(fill, one, name="fill_0", writes=[x[0]], notifies=[full[0]])
+        g.call(
+            use, one, name="use_0", reads=[x[0]], waits=[full[0]], notifies=[free[0]]
+        )
+        g.call(
+            fill, one, name="fill_1", writes=[x[0]], waits=[free[0]], notifies=[full[1]]
+        )
+        g.call(use, one, name="use_1", reads=[x[0]], waits=[full[1]])
+
+    check(build(reuse))
+
+
+def test_two_lanes_take_turns() -> None:
+    def ping_pong(g: Graph) -> None:
+        ping = g.events("ping", (8,), expects=1)
+        pong = g.events("pong", (8,), expects=1)
+        (i,) = grid = g.grid(i=7)
+        g.call(touch(0, 0), g.grid(i=1), name="start", notifies=[ping[0]])
+        back = touch(0, 0, "transfer")
+        g.call(back, grid, waits=[ping[i]], notifies=[pong[i]])
+        g.call(touch(0, 0), grid, waits=[pong[i]], notifies=[ping[i + 1]])
+        g.call(touch(0, 0), g.grid(i=1), name="end", waits=[ping[7]])
+
+    check(build(ping_pong), workers=1)
+
+
+def routed(g: Graph) -> None:
+    """As many tasks send to each of two bins as a runtime tensor says."""
+    bin_of = g.input("bin_of", (4,), "int32")
+    size = g.input("size", (2,), "int32")
+    x = g.local("x", (2, 4), "float32")
+    full = g.events("full", (2,), expects=lambda b: size.load(b))
+    (i,) = grid = g.grid(i=4)
+    to = bin_of.load(i)
+    g.call(touch(0, 1), grid, name="send", writes=[x[to, i]], notifies=[full[to]])
+    g.call(touch(0, 0), g.grid(b=2), name="receive", waits=[full[0], full[1]])
+
+
+def test_counts_from_runtime_tensors_are_checked_where_given() -> None:
+    plan = schedule_static(build(routed))
+    tensors = {"bin_of": [np.array([1, 0, 1, 1])], "size": [np.array([1, 3])]}
+    assert verify(plan, {}, 2, tensors).unchecked == ()
+
+
+def test_what_needs_absent_tensors_is_named() -> None:
+    assert check(build(routed)).unchecked == (
+        "the expected count of full (loads from size)",
+        "call send, full[bin_of[i]] (loads from bin_of)",
+        "call send, x[bin_of[i], i] (loads from bin_of)",
+        "races and the order of remote writes",
+    )
+
+
+def test_a_task_beyond_the_edge_touches_nothing() -> None:
+    def padded(g: Graph) -> None:
+        (n,) = g.dims("n")
+        y = g.output("y", (n,), "float32")
+        (i,) = grid = g.grid(i=5)
+        g.call(touch(0, 1), grid, writes=[y[tile(i, 4)]])
+
+    assert check(build(padded), n=10).accesses == 3
+
+
+@pytest.mark.parametrize("workers", [0, 3])
+def test_workers_come_in_whole_clusters(workers: int) -> None:
+    graph = all_gather_matmul_graph(2)
+    with pytest.raises(ArgumentError, match="a multiple of 2"):
+        check(graph, workers, rows=1, n=1, k=1)
+
+
+def test_all_dims_must_be_given() -> None:
+    with pytest.raises(ArgumentError, match="a number for each of: k, n, rows"):
+        check(all_gather_matmul_graph(2), rows=1)

@@ -1,0 +1,356 @@
+"""Planted faults: each is found, with the right error and a counterexample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from etc_dist.errors import DeadlockError, GraphError, RaceError
+from etc_dist.ir import RANK, DeviceFunction, Graph, GraphFunction, graph_function, tile
+from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
+from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
+from etc_dist.schedule import schedule_static
+from etc_dist.schedule.verify import verify
+
+DIMS = {"rows": 20, "n": 20, "k": 4}
+
+
+def touch(
+    reads: int, writes: int, lane: str = "tensor", cluster: int = 1
+) -> DeviceFunction:
+    return DeviceFunction("touch", print, "touch.cuh", lane, reads, writes, cluster)
+
+
+def build(body: Callable[[Graph], None], world_size: int = 1) -> GraphFunction:
+    return graph_function(body)(world_size)
+
+
+def scatter(world: int = 2) -> GraphFunction:
+    return matmul_reduce_scatter_graph(world, tile_size=16, piece=(8, 8))
+
+
+def gather(world: int = 2) -> GraphFunction:
+    return all_gather_matmul_graph(world, tile_size=16, packet_bytes=64)
+
+
+def change(graph: GraphFunction, name: str, **fields: Any) -> GraphFunction:
+    """`graph` with other `fields` in the call `name`."""
+    calls = (replace(c, **fields) if c.name == name else c for c in graph.calls)
+    return replace(graph, calls=tuple(calls))
+
+
+def refused(graph: GraphFunction, workers: int = 2, **dims: int) -> GraphError:
+    with pytest.raises(GraphError) as caught:
+        verify(schedule_static(graph), dims, workers)
+    return caught.value
+
+
+# --------------------------------------------------------------------------- orders
+
+
+def test_an_order_that_is_no_bijection_is_refused() -> None:
+    def body(g: Graph) -> None:
+        grid = g.grid(i=2, j=3)
+        g.call(touch(0, 0), grid, order=lambda t: (t // 3, t // 2))
+
+    error = refused(build(body))
+    assert type(error) is GraphError
+    assert "t=0 and t=1 both give [i=0, j=0]; no t gives [i=0, j=2]" in error.got
+
+
+def test_an_order_that_leaves_the_grid_is_refused() -> None:
+    def body(g: Graph) -> None:
+        g.call(touch(0, 0), g.grid(i=3), order=lambda t: (t + 1,))
+
+    assert "t=2 gives [i=3], outside of [3]" in refused(build(body)).got
+
+
+# --------------------------------------------------------------------------- events
+
+
+def test_a_wait_that_nobody_notifies_is_a_deadlock() -> None:
+    def body(g: Graph) -> None:
+        ready = g.events("ready", (2,), expects=1)
+        g.call(touch(0, 0), g.grid(i=2), waits=[ready[1]])
+
+    error = refused(build(body))
+    assert type(error) is DeadlockError
+    assert (
+        "touch[i=0] on rank 0 waits for ready[1] on rank 0; the wait can never be met: "
+        "it expects 1 notifications and all tasks together make 0" in error.got
+    )
+
+
+@pytest.mark.parametrize(
+    ("expects", "kind", "text"),
+    [
+        (4, DeadlockError, "make 3"),
+        (2, GraphError, "expects 2 notifications and gets 3"),
+    ],
+)
+def test_a_wrong_count_is_refused(
+    expects: int, kind: type[GraphError], text: str
+) -> None:
+    def body(g: Graph) -> None:
+        ready = g.events("ready", (1,), expects=expects)
+        g.call(touch(0, 0), g.grid(i=3), name="send", notifies=[ready[0]])
+        g.call(touch(0, 0), g.grid(i=1), name="receive", waits=[ready[0]])
+
+    error = refused(build(body))
+    assert type(error) is kind
+    assert "receive[i=0] on rank 0 waits for ready[0] on rank 0" in error.got
+    assert text in error.got
+
+
+def test_a_forgotten_notification_is_found_on_every_rank() -> None:
+    error = refused(change(scatter(), "matmul_send", notifies=()), **DIMS)
+    assert "sum_slots[i=0, j=0, p=0, q=0] on rank 0 waits for ready[0, 0]" in error.got
+    assert "make 0 (and 7 more like it)" in error.got
+
+
+def test_a_notification_that_nobody_waits_for_is_refused() -> None:
+    error = refused(change(scatter(), "sum_slots", waits=()), **DIMS)
+    assert "ready[0, 0] on rank 0 is notified 2 times, and no task waits" in error.got
+
+
+def test_a_notification_to_the_wrong_rank_is_found_on_both() -> None:
+    graph = gather()
+    push = graph.calls[1]
+    wrong = tuple(replace(ref, rank=RANK) for ref in push.notifies)
+    error = refused(change(graph, "push_rows", notifies=wrong), **DIMS)
+    assert "arrived[0, 0] on rank 0 is notified 2 times, and no task" in error.got
+    assert "waits for arrived[1, 0] on rank 0; the wait can never" in error.got
+    assert "on rank 1, and notifies no event of that rank" in error.got
+
+
+def test_a_rank_outside_of_the_world_is_refused() -> None:
+    def body(g: Graph) -> None:
+        ready = g.events("ready", (1,), expects=1, cross_rank=True)
+        right = ready.on(g.rank + 1)
+        g.call(touch(0, 0), g.grid(i=2), notifies=[right[0]])
+
+    assert "touch[i=0] on rank 1 names rank 2 of 2" in refused(build(body, 2)).got
+
+
+def test_an_element_out_of_range_is_refused() -> None:
+    def body(g: Graph) -> None:
+        ready = g.events("ready", (3, 2), expects=1)
+        (i,) = grid = g.grid(i=4)
+        g.call(touch(0, 0), grid, waits=[ready[i, 2 - i]])
+
+    error = refused(build(body))
+    assert (
+        "touch[i=0] on rank 0 waits for ready[0, 2] on rank 0, outside of [3, 2]"
+        in error.got
+    )
+    assert "(and 1 more like it)" in error.got
+
+
+# ------------------------------------------------------------------------- deadlock
+
+
+def test_a_wait_ahead_of_its_notifier_in_one_queue_is_a_deadlock() -> None:
+    def body(g: Graph) -> None:
+        ready = g.events("ready", (1,), expects=1)
+        g.call(touch(0, 0), g.grid(i=1), name="receive", waits=[ready[0]])
+        g.call(touch(0, 0), g.grid(i=1), name="send", notifies=[ready[0]])
+
+    plan = schedule_static(build(body))
+    verify(plan, {}, workers=2)
+    with pytest.raises(DeadlockError) as caught:
+        verify(plan, {}, workers=1)
+    assert "2 tasks can never run" in caught.value.got
+    assert (
+        "receive[i=0] on rank 0 waits for ready[0] on rank 0, which send[i=0] on rank "
+        "0 notifies, after receive[i=0] on rank 0 in the tensor lane of worker 0 on "
+        "rank 0" in caught.value.got
+    )
+
+
+def test_a_cycle_across_lanes_and_ranks_is_a_deadlock() -> None:
+    def body(g: Graph) -> None:
+        there = g.events("there", (1,), expects=1, cross_rank=True)
+        back = g.events("back", (1,), expects=1)
+        peer = (g.rank + 1) % 2
+        one = g.grid(i=1)
+        g.call(
+            touch(0, 0), one, name="a", waits=[back[0]], notifies=[there.on(peer)[0]]
+        )
+        b = touch(0, 0, "transfer")
+        g.call(b, one, name="b", waits=[there[0]], notifies=[back[0]])
+
+    error = refused(build(body, 2))
+    assert type(error) is DeadlockError
+    assert "b[i=0] on rank 1 waits for there[0] on rank 1: have 0, want 1" in error.got
+    steps = (
+        "a[i=0] on rank 0 waits for back[0] on rank 0, which b[i=0] on rank 0 ",
+        "b[i=0] on rank 0 waits for there[0] on rank 0, which a[i=0] on rank 1 ",
+        "a[i=0] on rank 1 waits for back[0] on rank 1, which b[i=0] on rank 1 ",
+        "b[i=0] on rank 1 waits for there[0] on rank 1, which a[i=0] on rank 0 ",
+    )
+    lines = [line.strip() for line in error.got.splitlines()[-4:]]
+    assert lines == [f"{step}notifies" for step in steps]
+
+
+# ---------------------------------------------------------------------------- races
+
+
+def test_a_missing_wait_is_a_race() -> None:
+    def body(g: Graph) -> None:
+        x = g.local("x", (8,), "float32")
+        ready = g.events("ready", (2,), expects=1)
+        (i,) = grid = g.grid(i=2)
+        g.call(
+            touch(0, 1), grid, name="write", writes=[x[tile(i, 4)]], notifies=[ready[i]]
+        )
+        read = touch(1, 0, "transfer")
+        g.call(read, grid, name="good", reads=[x[tile(i, 4)]], waits=[ready[i]])
+        g.call(read, grid, name="bad", reads=[x[tile(i, 4)]], waits=[ready[0]])
+
+    error = refused(build(body))
+    assert type(error) is RaceError
+    assert (
+        "write[i=1] on rank 0 writes and bad[i=1] on rank 0 reads x[4:8] on rank"
+        in (error.got)
+    )
+    assert "good" not in error.got
+
+
+def test_a_ticket_lane_orders_nothing() -> None:
+    def body(g: Graph) -> None:
+        x = g.local("x", (1,), "float32")
+        g.call(touch(0, 1, "transfer"), g.grid(i=2), writes=[x[0]])
+
+    error = refused(build(body), workers=1)
+    assert "touch[i=0] on rank 0 writes and touch[i=1] on rank 0 writes x[0:1]" in (
+        error.got
+    )
+
+
+def test_only_a_worker_alone_runs_its_tasks_one_after_the_other() -> None:
+    def body(g: Graph) -> None:
+        x = g.local("x", (1,), "float32")
+        g.call(touch(0, 1, cluster=2), g.grid(i=1), name="both", writes=[x[0]])
+        g.call(touch(1, 0), g.grid(i=2), name="each", reads=[x[0]])
+        g.call(touch(0, 1), g.grid(i=1), name="first", writes=[x[0]])
+
+    error = refused(build(body), workers=2)
+    assert "each[i=1] on rank 0 reads and first[i=0] on rank 0 writes" in error.got
+    assert "both[i=0] on rank 0 writes and each[i=0] on rank 0 reads" in error.got
+    assert "each[i=0] on rank 0 reads and first[i=0] on rank 0" not in error.got
+
+
+def test_a_remote_write_without_a_notification_there_is_a_race() -> None:
+    def body(g: Graph) -> None:
+        slot = g.symmetric("slot", (2,), "float32")
+        g.call(touch(0, 1), g.grid(i=1), writes=[slot.on((g.rank + 1) % 2)[g.rank]])
+
+    error = refused(build(body, 2))
+    assert type(error) is RaceError
+    assert "touch[i=0] on rank 0 writes slot.on((rank + 1) % 2)[rank], on rank 1" in (
+        error.got
+    )
+
+
+# ------------------------------------------------------------------------- coverage
+
+
+def test_an_uncovered_part_of_an_output_is_refused() -> None:
+    def body(g: Graph) -> None:
+        y = g.output("y", (5, 6), "float32")
+        (i,) = grid = g.grid(i=2)
+        g.call(touch(0, 1), grid, writes=[y[tile(i, 3), 0:4]])
+
+    assert "no task writes y[0:3, 4:6] on rank 0, a part of the output" in (
+        refused(build(body)).got
+    )
+
+
+def test_an_output_written_twice_is_refused() -> None:
+    def body(g: Graph) -> None:
+        y = g.output("y", (6,), "float32")
+        g.call(touch(0, 1), g.grid(i=1), name="all", writes=[y[:]])
+        g.call(touch(0, 1), g.grid(i=1), name="some", writes=[y[2:3]])
+
+    error = refused(build(body), workers=1)
+    assert type(error) is GraphError
+    assert "y[2:3] on rank 0 is written by all[i=0] on rank 0 and by some[i=0]" in (
+        error.got
+    )
+
+
+def test_a_read_of_what_nobody_wrote_is_refused() -> None:
+    def body(g: Graph) -> None:
+        x = g.local("x", (8,), "float32")
+        g.call(touch(0, 1), g.grid(i=1), name="write", writes=[x[0:4]])
+        g.call(touch(1, 0), g.grid(i=1), name="read", reads=[x[:]])
+
+    assert "read[i=0] on rank 0 reads x[4:8] on rank 0, which no task writes" in (
+        refused(build(body), workers=1).got
+    )
+
+
+def test_a_read_before_the_first_write_is_refused() -> None:
+    def body(g: Graph) -> None:
+        x = g.local("x", (8,), "float32")
+        g.call(touch(1, 0), g.grid(i=1), name="read", reads=[x[:]])
+        g.call(touch(0, 1), g.grid(i=1), name="write", writes=[x[:]])
+
+    error = refused(build(body), workers=1)
+    assert "read[i=0] on rank 0 reads x[0:8] on rank 0 before write[i=0]" in error.got
+
+
+def test_a_region_that_starts_outside_of_its_tensor_is_refused() -> None:
+    def body(g: Graph) -> None:
+        x, y = g.input("x", (8,), "float32"), g.output("y", (3,), "float32")
+        (i,) = grid = g.grid(i=3)
+        g.call(touch(1, 1), grid, reads=[x[tile(2 * i - 1, 4)]], writes=[y[i]])
+
+    error = refused(build(body))
+    assert (
+        "touch[i=0] on rank 0 reads x[(2 * i - 1) * 4 +: 4] from [-4], outside of"
+        in (error.got)
+    )
+    assert "(and 1 more like it)" in error.got
+
+
+# -------------------------------------------------------------------------- message
+
+
+def test_all_faults_are_gathered_and_their_number_is_capped() -> None:
+    def body(g: Graph) -> None:
+        for n in range(30):
+            ready = g.events(f"ready_{n}", (1,), expects=1)
+            g.call(touch(0, 0), g.grid(i=1), name=f"wait_{n}", waits=[ready[0]])
+
+    error = refused(build(body))
+    assert "graph body is not correct: 30 faults" in str(error)
+    assert "and 10 more" in error.got and error.got.count("waits for") == 20
+
+
+def test_faults_of_several_kinds_are_one_graph_error() -> None:
+    error = refused(change(scatter(), "matmul_send", notifies=()), **DIMS)
+    assert type(error) is GraphError
+    assert "can never be met" in error.got and "no event orders them" in error.got
+    assert error.where == "ranks: 2, workers a rank: 2, at rows=20, n=20, k=4"
+
+
+def test_a_plan_that_lost_a_call_is_refused() -> None:
+    plan = schedule_static(gather())
+    with pytest.raises(GraphError, match="not each call of the graph once"):
+        verify(replace(plan, lanes=plan.lanes[:1]), DIMS, 2)
+
+
+def test_a_load_beyond_its_tensor_is_refused() -> None:
+    def body(g: Graph) -> None:
+        at = g.input("at", (2,), "int32")
+        y = g.output("y", (3,), "float32")
+        (i,) = grid = g.grid(i=3)
+        g.call(touch(0, 1), grid, writes=[y[at.load(i)]])
+
+    with pytest.raises(GraphError, match="index 2 is out of bounds"):
+        verify(schedule_static(build(body)), {}, 1, {"at": [np.array([0, 1])]})

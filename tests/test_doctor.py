@@ -1,0 +1,110 @@
+"""The doctor works with anything missing, and says what it saw."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from etc_dist import cli, doctor
+
+# Shortened from a machine with three GPUs, the last of them without NVLink.
+TOPOLOGY = """
+\tGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity
+GPU0\t X \tNV18\tSYS\tPIX\t0-31\t0
+GPU1\tNV18\t X \tSYS\tSYS\t0-31\t0
+GPU2\tSYS\tSYS\t X \tSYS\t32-63\t1
+NIC0\tPIX\tSYS\tSYS\t X \t\t
+"""
+LISTING = """\
+0, NVIDIA H200, 143771 MiB, 9.0, 580.159.03
+1, NVIDIA H200, 143771 MiB, 9.0, 580.159.03"""
+SUMMARY = "| NVIDIA-SMI 580.159.03   Driver Version: 580.159.03   CUDA Version: 13.0 |"
+
+
+@pytest.fixture
+def no_gpu(tmp_path, monkeypatch):
+    """An nvidia-smi that finds no driver, as the first in PATH."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho no driver\nexit 9\n")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("ETC_DIST_BACKEND", raising=False)
+
+
+def test_machine_without_gpu_gets_the_cpu_backend(no_gpu, capsys):
+    assert cli.main(["doctor"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "backend cpu will be used because no NVIDIA GPU was found"
+
+
+def test_json_has_every_finding_and_the_verdict(no_gpu, capsys):
+    assert cli.main(["doctor", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    topics = {finding["topic"] for finding in report["findings"]}
+    assert {"Python", "GPUs", "CuPy", "NVRTC", "NVSHMEM", "NCCL", "MPI"} <= topics
+    assert {"mpirun", "NVLS", "compile cache", "shared memory"} <= topics
+    assert report["backend"] == "cpu"
+
+
+def test_gpu_backend_without_gpu_is_no_backend(no_gpu, monkeypatch, capsys):
+    monkeypatch.setenv("ETC_DIST_BACKEND", "cuda")
+    assert cli.main(["doctor"]) == 1
+    assert "asks for a GPU, but no NVIDIA GPU" in capsys.readouterr().out
+
+
+def test_unreadable_settings_are_a_finding_not_a_crash(no_gpu, monkeypatch, capsys):
+    monkeypatch.setenv("ETC_DIST_BACKENT", "cpu")
+    assert cli.main(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert "unset it: ETC_DIST_BACKENT" in out
+    assert out.endswith("because the settings cannot be read\n")
+
+
+def test_bare_python_is_told_what_to_install(no_gpu):
+    # No packages but the standard library here; and none in its questions, for the
+    # interpreter that they name is not there.
+    root = cli.__file__.rsplit("/etc_dist/", 1)[0]
+    program = f"import sys; sys.path.append({root!r}); sys.executable += '-absent'"
+    program += "; from etc_dist import doctor; print(doctor.examine().show())"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "to do: pip install mpi4py mpich" in done.stdout
+    assert "no backend can be used" in done.stdout
+
+
+def test_gpus_are_counted_by_kind():
+    found = [f.show() for f in doctor.describe_gpus(LISTING, "")]
+    assert found == ["GPUs              2 x NVIDIA H200, 143771 MiB, sm_90"]
+
+
+def test_links_are_counted_by_pair():
+    assert doctor.count_links(TOPOLOGY) == {"NV18": 1, "SYS": 2}
+
+
+def test_pair_without_nvlink_is_pointed_out():
+    *_, links = doctor.describe_gpus(LISTING, TOPOLOGY)
+    assert links.found == "pairs of GPUs by link: NV18: 1, SYS: 2"
+    assert "some pairs have no NVLink" in links.fix
+
+
+@pytest.mark.parametrize(
+    ("version", "extra"), [("12.8", "cu12"), ("13.0", "cu13"), ("14.1", "cu13")]
+)
+def test_extra_follows_the_driver(version, extra):
+    assert doctor.cuda_extra(SUMMARY.replace("13.0", version)) == extra
+
+
+def test_no_driver_no_extra():
+    assert doctor.cuda_extra("NVIDIA-SMI has failed") == ""
+
+
+def test_nvls_is_disabled_by_either_variable():
+    assert doctor.disabled_by({"NCCL_NVLS_ENABLE": "1"}) == []
+    assert doctor.disabled_by({"NVSHMEM_DISABLE_NVLS": "1"}) == [
+        "NVSHMEM_DISABLE_NVLS=1"
+    ]

@@ -1,0 +1,83 @@
+"""Imports go one way: from the right of this line to its left.
+
+errors, settings <- ir <- schedule <- codegen <- runtime <- compiler, program <- ops
+                 <- layers <- cli, doctor;   world needs only errors and settings
+"""
+
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "etc_dist"
+LAYERS = [
+    {"errors", "settings"},
+    {"ir"},
+    {"schedule"},
+    {"codegen"},
+    {"runtime"},
+    {"compiler", "program"},
+    {"ops"},
+    {"layers"},
+    {"cli", "doctor"},
+]
+HEIGHT = {name: height for height, names in enumerate(LAYERS) for name in names}
+FILES = sorted(p for p in PACKAGE.rglob("*.py") if p != PACKAGE / "__init__.py")
+
+
+def may_import(user: str, used: str) -> bool:
+    """Whether a file of layer `user` may import from layer `used`."""
+    if user == used:
+        return True
+    if user == "world":
+        return HEIGHT[used] == 0
+    if used == "world":
+        return HEIGHT[user] >= HEIGHT["runtime"]
+    return HEIGHT[used] <= HEIGHT[user]
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Full names of what a file imports from the package, wherever it does so."""
+    package = module_name(path).split(".")
+    if path.name != "__init__.py":
+        package.pop()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (n.name for n in node.names if n.name.startswith("etc_dist"))
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            full = ".".join([*base, *([node.module] if node.module else [])])
+            if full.split(".")[0] == "etc_dist":
+                yield from (f"{full}.{name.name}" for name in node.names)
+
+
+def layer(module: str) -> str:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else ""
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_name)
+def test_file_imports_only_from_layers_to_its_left(path):
+    user = layer(module_name(path))
+    assert user in HEIGHT or user == "world", f"{user} has no place in LAYERS"
+    wrong = [name for name in imported(path) if not may_import(user, layer(name))]
+    assert wrong == []
+
+
+def test_no_two_layers_import_each_other():
+    uses: dict[str, set[str]] = {}
+    for path in FILES:
+        user = layer(module_name(path))
+        uses.setdefault(user, set()).update(layer(name) for name in imported(path))
+        uses[user].discard(user)
+    try:
+        TopologicalSorter(uses).prepare()
+    except CycleError as error:
+        pytest.fail(f"layers import in a circle: {' -> '.join(error.args[1])}")

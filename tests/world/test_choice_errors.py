@@ -1,0 +1,43 @@
+import pytest
+
+from etc_dist.errors import ArgumentError, WorldError
+from etc_dist.world.choice import Report, choose
+from etc_dist.world.gpus import Gpus
+from etc_dist.world.nvshmem import parse_size
+
+TWO = Gpus(("0000:0A:00.0", "0000:0B:00.0"))
+
+
+def report(local_rank: int, gpus: Gpus, backend: str = "cuda", node: int = 0) -> Report:
+    return Report(f"host{node}", node, local_rank, backend, "8G", gpus)
+
+
+def test_cuda_without_a_driver_says_what_is_missing_and_where():
+    gpus = Gpus(missing="no CUDA driver or GPU (cudaErrorInsufficientDriver)")
+    with pytest.raises(WorldError) as caught:
+        choose([report(0, gpus), report(1, gpus)])
+    assert caught.value.what == 'the backend "cuda" cannot be used'
+    assert caught.value.got == f"ranks 0, 1: {gpus.missing}"
+    assert "ETC_DIST_BACKEND=cpu" in caught.value.fix
+
+
+def test_cuda_with_more_ranks_than_gpus_counts_both():
+    with pytest.raises(WorldError) as caught:
+        choose([report(rank, TWO) for rank in range(3)])
+    assert caught.value.got == "rank 2: 3 ranks on host0 and 2 visible GPUs"
+
+
+def test_ranks_on_several_hosts_are_refused():
+    with pytest.raises(WorldError, match="several hosts") as caught:
+        choose([report(0, TWO, "auto", node=0), report(0, TWO, "auto", node=1)])
+    assert "rank 0: host0" in caught.value.got
+
+
+def test_unknown_backend_is_named():
+    with pytest.raises(ArgumentError, match="'metal'"):
+        choose([report(0, TWO, "metal")])
+
+
+def test_size_that_cannot_be_read_is_named():
+    with pytest.raises(ArgumentError, match="'8 giga'"):
+        parse_size("8 giga")

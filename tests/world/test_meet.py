@@ -1,0 +1,64 @@
+import time
+
+import numpy as np
+import pytest
+
+from etc_dist.world.exchange import Exchange
+from etc_dist.world.mailbox import MessageMailbox
+from etc_dist.world.meeting import sign
+
+
+def silent() -> str:
+    raise AssertionError("no description is wanted when all ranks agree")
+
+
+@pytest.mark.mpi
+def test_meet_returns_when_all_ranks_bring_the_same_signature(world):
+    for signature in (1, 2, 2, 1, (1 << 63) - 1, 0):
+        world.meet(signature, silent)
+
+
+@pytest.mark.mpi
+def test_meet_holds_when_ranks_come_at_different_times(world):
+    naps = np.random.default_rng(world.rank).choice([0, 0, 0, 2e-4, 2e-2], size=100)
+    for call, nap in enumerate(naps):
+        time.sleep(nap)
+        world.meet(sign(f"call {call}"), silent)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_no_rank_leaves_a_meeting_before_all_came(world):
+    late = world.size - 1
+    if world.rank == late:
+        time.sleep(0.2)
+    came = time.monotonic()
+    world.meet(5, silent)
+    left = time.monotonic()
+    assert left >= max(world.gather(came))
+
+
+@pytest.mark.mpi
+def test_gather_gives_each_ranks_object_in_rank_order(world):
+    value = {"rank": world.rank, "bytes": b"x" * (100_000 * world.rank)}
+    heard = world.gather(value)
+    assert [one["rank"] for one in heard] == list(range(world.size))
+    assert len(heard[-1]["bytes"]) == 100_000 * (world.size - 1)
+
+
+@pytest.mark.mpi
+def test_meeting_by_messages_compares_like_the_shared_mailbox(world):
+    from mpi4py import MPI
+
+    mailbox = MessageMailbox(Exchange(MPI.COMM_WORLD.Dup()))
+    assert mailbox.meet(7, limit=10.0) is None
+    found = mailbox.meet(7 + world.rank, limit=10.0)
+    unlike = [7 + rank for rank in range(world.size)]
+    assert found == (unlike if world.size > 1 else None)
+
+
+@pytest.mark.mpi
+def test_show_names_rank_backend_host_and_mpi(world):
+    text = world.show()
+    start = f"world: rank {world.rank} of {world.size}, backend {world.backend} ("
+    assert text.startswith(start)
+    assert ", host " in text and ", MPI " in text

@@ -1,0 +1,122 @@
+"""The "cuda" backend's own book-keeping, over a stand-in for NVSHMEM and CuPy."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from etc_dist.errors import SymmetricMemoryError, WorldError
+from etc_dist.world import nvshmem
+from etc_dist.world.nvshmem import NvshmemMemory, parse_size
+
+
+class OneRank:
+    """A meeting of one rank: every step is agreed on."""
+
+    rank, size = 0, 1
+
+    def agree(self, step):
+        return [step()]
+
+
+class FakeLibrary:
+    mapped = True
+    full = False
+
+    def __init__(self, path, heap_size):
+        self.held = {}
+
+    def unique_id(self):
+        return b"id"
+
+    def start(self, rank, size, unique_id):
+        assert (rank, size, unique_id) == (0, 1, b"id")
+
+    def align(self, alignment, nbytes):
+        if self.full:
+            return 0
+        address = 4096 * (1 + len(self.held))
+        self.held[address] = nbytes
+        return address
+
+    def peer_address(self, address, rank):
+        return address if self.mapped else 0
+
+    def free(self, address):
+        del self.held[address]
+
+    def finalize(self):
+        assert not self.held
+
+
+class FakeCupy(SimpleNamespace):
+    free_bytes = 8 << 30
+
+    def __init__(self):
+        runtime = SimpleNamespace(
+            free=lambda address: None,
+            memGetInfo=lambda: (self.free_bytes, 80 << 30),
+            deviceSynchronize=lambda: None,
+        )
+        cuda = SimpleNamespace(
+            runtime=runtime,
+            Device=lambda index: SimpleNamespace(use=lambda: None),
+            UnownedMemory=lambda *what: what,
+            MemoryPointer=lambda memory, offset: memory,
+        )
+        view = SimpleNamespace(fill=lambda value: None)
+        super().__init__(cuda=cuda, uint8="u1", ndarray=lambda *what: view)
+
+
+@pytest.fixture
+def memory(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", FakeCupy())
+    monkeypatch.setattr(nvshmem, "NvshmemLibrary", FakeLibrary)
+    monkeypatch.setattr(nvshmem.nvshmem_library, "find", lambda: "libnvshmem.so")
+    monkeypatch.setattr(nvshmem, "_owner", None)
+    return lambda heap_size=4096: NvshmemMemory(OneRank(), 0, heap_size)
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [("8G", 8 << 30), ("1.5m", 3 << 19), ("20 K", 20480), ("77", 77)],
+)
+def test_sizes_read_as_nvshmem_reads_them(text, nbytes):
+    assert parse_size(text) == nbytes
+
+
+def test_heap_is_counted_and_refused_before_nvshmem_is_asked(memory):
+    heap = memory(4096)
+    blocks = [heap.allocate(nbytes) for nbytes in (1, 1024, 1025)]
+    with pytest.raises(SymmetricMemoryError, match="4096 of 4096 bytes in use"):
+        heap.allocate(1)
+    heap.free(blocks[2])
+    assert heap.allocate(2048).addresses == (12288,)
+
+
+def test_gpu_without_room_for_the_heap_to_grow_is_refused(memory):
+    heap = memory(16 << 30)
+    with pytest.raises(SymmetricMemoryError, match="bytes left on GPU 0"):
+        heap.allocate(9 << 30)
+
+
+def test_null_from_nvshmem_is_an_error(memory, monkeypatch):
+    heap = memory()
+    monkeypatch.setattr(FakeLibrary, "full", True)
+    with pytest.raises(SymmetricMemoryError, match="NVSHMEM returned NULL"):
+        heap.allocate(1)
+
+
+def test_unmapped_peer_is_refused_and_nvshmem_ended(memory, monkeypatch):
+    monkeypatch.setattr(FakeLibrary, "mapped", False)
+    with pytest.raises(WorldError, match=r"no mapping of ranks \[0\]"):
+        memory()
+    assert nvshmem._owner is None
+
+
+def test_second_world_on_gpus_is_refused_until_the_first_is_closed(memory):
+    first = memory()
+    with pytest.raises(WorldError, match="close the other world first"):
+        memory()
+    first.close()
+    memory().close()

@@ -1,0 +1,199 @@
+import subprocess
+import sys
+import time
+
+import pytest
+
+from etc_dist.errors import (
+    ArgumentError,
+    GraphError,
+    SymmetricMemoryError,
+    WorldError,
+)
+from etc_dist.settings import Settings
+from etc_dist.world import start
+from etc_dist.world.aborting import AbortOnUncaught
+
+
+def goes_on(world) -> bool:
+    world.barrier()
+    return world.gather(world.rank) == list(range(world.size))
+
+
+@pytest.fixture
+def doomed():
+    """A world of its own for a test that breaks it."""
+    from mpi4py import MPI
+
+    yield start(Settings(backend="cpu", world_limit=0.5))
+    MPI.COMM_WORLD.Barrier()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_mismatch_raises_on_all_ranks_and_names_who_calls_what(world):
+    odd = world.rank == 1
+    with pytest.raises(ArgumentError) as caught:
+        world.meet(11 if odd else 12, lambda: "matmul [8]" if odd else "matmul [4]")
+    assert caught.value.what == "the ranks do not make the same call"
+    others = [rank for rank in range(world.size) if rank != 1]
+    name = "rank 0" if others == [0] else f"ranks {', '.join(map(str, others))}"
+    assert caught.value.got.split("\n" + " " * 10) == [
+        f"{name}: matmul [4]",
+        "rank 1: matmul [8]",
+    ]
+    assert goes_on(world)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_mismatch_with_equal_words_shows_signatures(world):
+    with pytest.raises(ArgumentError, match=r"rank 1: add \(signature 0x15\)"):
+        world.meet(0x14 + world.rank, lambda: "add")
+    assert goes_on(world)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_fault_in_a_description_reaches_the_peers_as_text(world):
+    def describe() -> str:
+        return "add" if world.rank else str(1 / 0)
+
+    with pytest.raises(ArgumentError, match=r"rank 0: \(no description: ZeroDiv"):
+        world.meet(1 + world.rank, describe)
+    assert goes_on(world)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_refusal_of_one_rank_raises_its_class_on_all(world):
+    own = GraphError("x is bad", where="add", wanted="[4]", got="[3]", fix="pass [4]")
+    with pytest.raises(GraphError) as caught:
+        if world.rank == 1:
+            world.refuse(own)
+        world.meet(3, lambda: "add")
+    assert str(caught.value) == (
+        "x is bad\n  where:  rank 1: add\n  wanted: [4]\n  got:    [3]\n"
+        "  to do:  pass [4]"
+    )
+    assert caught.value.__cause__ is (own if world.rank == 1 else None)
+    assert goes_on(world)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_refusals_of_all_ranks_are_told_rank_by_rank(world):
+    got = f"[{min(world.rank, 1)}]"
+    own = GraphError("x is bad", where="add", wanted="[4]", got=got, fix="pass [4]")
+    with pytest.raises(GraphError) as caught:
+        world.refuse(own)
+    assert caught.value.what == "x is bad"
+    first, second = caught.value.got.split("\n" + " " * 10)
+    assert first == "rank 0: [0]" and second.endswith(": [1]")
+    assert goes_on(world)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_rank_that_does_not_come_is_named_and_breaks_the_world(doomed):
+    from mpi4py import MPI
+
+    late = doomed.size - 1
+    if doomed.rank != late:
+        with pytest.raises(WorldError) as caught:
+            doomed.meet(1, lambda: "add")
+        assert caught.value.got == f"rank {late} did not come"
+        assert caught.value.wanted == "every rank within 0.5 s"
+        since = time.monotonic()
+        with pytest.raises(WorldError, match=f"broken: .*rank {late} did not come"):
+            doomed.barrier()
+        assert time.monotonic() - since < 0.2
+    MPI.COMM_WORLD.Barrier()
+    if doomed.rank == late:
+        with pytest.raises(WorldError, match="gave up: an earlier call there"):
+            doomed.meet(1, lambda: "add")
+    assert doomed.broken
+
+
+@pytest.mark.mpi(min_size=2)
+def test_gather_hears_the_living_when_a_rank_is_silent(doomed):
+    silent = doomed.size - 1
+    if doomed.rank != silent:
+        expected = [rank if rank != silent else None for rank in range(doomed.size)]
+        assert doomed.gather(doomed.rank, limit=0.3) == expected
+        with pytest.raises(WorldError, match=f"rank {silent} did not come"):
+            doomed.gather(0)
+
+
+@pytest.mark.mpi
+def test_allocation_beyond_all_memory_is_refused_and_the_world_goes_on(world):
+    with pytest.raises(SymmetricMemoryError) as caught:
+        world.allocate(1 << 60)
+    assert "cannot hold this allocation" in caught.value.what
+    assert isinstance(caught.value, MemoryError)
+    assert goes_on(world)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_allocation_of_unlike_sizes_is_refused(world):
+    with pytest.raises(ArgumentError, match=r"rank 1: world.allocate\(1025\)"):
+        world.allocate(1024 + world.rank)
+    assert goes_on(world)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("nbytes", [-1, 1.5, None])
+def test_allocation_needs_a_whole_number_of_bytes(world, nbytes):
+    with pytest.raises(ArgumentError, match="a whole number, zero or more"):
+        world.allocate(nbytes)
+
+
+@pytest.mark.mpi
+def test_freed_memory_cannot_be_used(world):
+    memory = world.allocate(64)
+    memory.free()
+    with pytest.raises(WorldError, match="after it was freed"):
+        _ = memory.local
+
+
+@pytest.mark.mpi
+def test_closed_world_says_so(doomed):
+    doomed.close()
+    doomed.close()
+    with pytest.raises(WorldError, match="cannot be used: it was closed"):
+        doomed.allocate(64)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_settings_that_differ_are_refused_on_all_ranks(world):
+    settings = Settings(backend="cpu" if world.rank else "auto")
+    with pytest.raises(ArgumentError, match="different settings of backend"):
+        start(settings)
+    assert goes_on(world)
+
+
+def test_missing_mpi_says_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    with pytest.raises(WorldError, match="pip install mpi4py mpich"):
+        start(Settings(backend="cpu"))
+
+
+def test_import_starts_nothing():
+    code = (
+        "import sys, etc_dist.world\n"
+        "print([m for m in sys.modules if m in ('mpi4py.MPI', 'cupy', 'cuda')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stderr
+
+
+class FakeComm:
+    rank = 3
+    aborted = 0
+
+    def Abort(self, code: int) -> None:
+        self.aborted = code
+
+
+def test_uncaught_exception_is_tagged_and_ends_all_ranks(monkeypatch, capsys):
+    shown = []
+    monkeypatch.setattr(sys, "excepthook", lambda *what: shown.append(what[0]))
+    comm = FakeComm()
+    hook = AbortOnUncaught(comm)
+    hook(KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert comm.aborted == 1 and shown == [KeyboardInterrupt]
+    assert capsys.readouterr().err.startswith("[rank 3] uncaught KeyboardInterrupt")
