@@ -1,6 +1,7 @@
 """etc_dist: fused computation and communication across GPUs, from event tensors.
 
-Importing starts nothing: no CUDA, no MPI, no NVSHMEM. See README.md for the first steps.
+Importing starts nothing: no CUDA, no MPI, no NVSHMEM. See README.md for the first
+steps.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The compiler: graph function -> plan -> source -> cubin -> program, one line a stage."""
+"""The compiler: graph function -> plan -> source -> cubin -> program, one line a
+stage."""
 
 from __future__ import annotations
 

@@ -77,9 +77,10 @@ class Program:
 
     def run(self, *, stream: Any = None, **arrays: Any) -> dict[str, Any]:
         """Run on arrays by tensor name. Inputs are needed; outputs are made where they
-        are not given, if an input's library and dtype can be copied. Returns the outputs
-        by name, valid in stream order. Raises ArgumentError on every rank if any rank's
-        arrays do not fit, and WaitTimeoutError if an earlier run was ended."""
+        are not given, if an input's library and dtype can be copied. Returns the
+        outputs by name, valid in stream order. Raises ArgumentError on every rank if
+        any rank's arrays do not fit, and WaitTimeoutError if an earlier run was
+        ended."""
         try:
             bound, outputs = self._bind_all(arrays)
         except ArgumentError as error:
@@ -89,8 +90,8 @@ class Program:
         return outputs
 
     def bind(self, arrays: Mapping[str, Array], dims: Mapping[str, int]) -> Bound:
-        """Check arrays against the graph's tensors at `dims`. Local: nothing is launched
-        and no peer is asked."""
+        """Check arrays against the graph's tensors at `dims`. Local: nothing is
+        launched and no peer is asked."""
         graph = self.plan.graph
         env = graph.environment(dims, self.world.rank)
         faults = []
@@ -230,8 +231,8 @@ class Program:
             where=f"{self.plan.graph.name} on {self.world.size} ranks",
             wanted=f"every event within {self.world.settings.wait_limit} s",
             got=shown,
-            fix="look for a rank that died, was late or made another call; if ranks may "
-            "be further apart than this, raise ETC_DIST_WAIT_LIMIT",
+            fix="look for a rank that died, was late or made another call; if ranks "
+            "may be further apart than this, raise ETC_DIST_WAIT_LIMIT",
             records=records,
         )
 

@@ -51,8 +51,8 @@ class Source:
 
 
 def generate(plan: Plan, *, trace: bool = False) -> Source:
-    """The source of `plan`: equal plans give equal text. Raises CodegenError for what no
-    kernel can hold."""
+    """The source of `plan`: equal plans give equal text. Raises CodegenError for what
+    no kernel can hold."""
     graph = plan.graph
     if graph.world_size > MAX_WORLD:
         raise CodegenError(

@@ -1,5 +1,5 @@
-"""Index expressions as CUDA text: dims come from the arguments `g`, coordinates from the
-task's coordinate `c`, the task index is `t`."""
+"""Index expressions as CUDA text: dims come from the arguments `g`, coordinates from
+the task's coordinate `c`, the task index is `t`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ _CALLS = {"//": "floordiv", "%": "floormod", "min": "minimum", "max": "maximum"}
 
 
 def text(expr: Expr, replace: Mapping[str, Expr] | None = None) -> str:
-    """`expr` as an i32 expression; `replace` puts expressions in the place of symbols."""
+    """`expr` as an i32 expression; `replace` puts expressions in the place of
+    symbols."""
     if isinstance(expr, Const):
         return str(expr.value)
     if isinstance(expr, Symbol):

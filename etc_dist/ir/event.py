@@ -66,7 +66,8 @@ class RemoteEvents:
 
 @dataclass(frozen=True)
 class EventRef:
-    """One element: a coordinate map from a task's coordinates; rank None is one's own."""
+    """One element: a coordinate map from a task's coordinates; rank None is one's
+    own."""
 
     events: EventTensor
     rank: Expr | None

@@ -103,8 +103,9 @@ class AllGatherMatmul(Operation):
     """AllGather + GEMM as a reusable object.
 
     op(x, w, out=None, stream=None): x [M / world_size, K] and w [N, K] (or [K, N]) on
-    every rank; returns out [M, N]: the rows of all ranks, in rank order, times this rank's
-    w.T. On GPUs K and N are multiples of 8. Arrays and errors as in MatmulReduceScatter.
+    every rank; returns out [M, N]: the rows of all ranks, in rank order, times this
+    rank's w.T. On GPUs K and N are multiples of 8. Arrays and errors as in
+    MatmulReduceScatter.
     """
 
     graph_function = staticmethod(all_gather_matmul_graph)

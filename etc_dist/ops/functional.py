@@ -16,8 +16,8 @@ def matmul_reduce_scatter(
 ) -> Any:
     """Rows [rank * M / world_size, ...) of the sum over ranks of x @ w.T.
 
-    x [M, K], w [N, K] (or [K, N] with w_layout="kn") -> [M / world_size, N]. Collective;
-    see `MatmulReduceScatter` for arrays, precision and errors."""
+    x [M, K], w [N, K] (or [K, N] with w_layout="kn") -> [M / world_size, N].
+    Collective; see `MatmulReduceScatter` for arrays, precision and errors."""
     return _operation(MatmulReduceScatter, x, w_layout)(x, w, out, stream=stream)
 
 
@@ -26,8 +26,8 @@ def all_gather_matmul(
 ) -> Any:
     """(The rows of all ranks' x) @ w.T.
 
-    x [M / world_size, K], w [N, K] (or [K, N] with w_layout="kn") -> [M, N]. Collective;
-    see `AllGatherMatmul` for arrays and errors."""
+    x [M / world_size, K], w [N, K] (or [K, N] with w_layout="kn") -> [M, N].
+    Collective; see `AllGatherMatmul` for arrays and errors."""
     return _operation(AllGatherMatmul, x, w_layout)(x, w, out, stream=stream)
 
 

@@ -79,13 +79,13 @@ def matmul_reduce_scatter_graph(
 class MatmulReduceScatter(Operation):
     """GEMM + Reduce-Scatter as a reusable object.
 
-    op(x, w, out=None, stream=None): x [M, K] and w [N, K] (or [K, N]) on every rank, each
-    rank with its own values; returns out [M / world_size, N]: rows [rank * M / world_size,
-    ...) of the sum over ranks of x @ w.T, added in fp32 in rank order (the same bits on
-    every run). M is a multiple of the world size; on GPUs K and N are multiples of 8.
-    Arrays: NumPy on the CPU backend; CuPy, torch, DLPack or `__cuda_array_interface__` on
-    GPUs, contiguous, not copied. Raises ArgumentError on every rank if any rank's
-    arguments do not fit or the ranks' shapes differ.
+    op(x, w, out=None, stream=None): x [M, K] and w [N, K] (or [K, N]) on every rank,
+    each rank with its own values; returns out [M / world_size, N]: rows [rank * M /
+    world_size, ...) of the sum over ranks of x @ w.T, added in fp32 in rank order
+    (the same bits on every run). M is a multiple of the world size; on GPUs K and N are
+    multiples of 8. Arrays: NumPy on the CPU backend; CuPy, torch, DLPack or
+    `__cuda_array_interface__` on GPUs, contiguous, not copied. Raises ArgumentError
+    on every rank if any rank's arguments do not fit or the ranks' shapes differ.
     """
 
     graph_function = staticmethod(matmul_reduce_scatter_graph)

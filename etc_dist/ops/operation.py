@@ -1,4 +1,5 @@
-"""What the fused collectives share: one compiled program for all shapes, and its calls."""
+"""What the fused collectives share: one compiled program for all shapes, and its
+calls."""
 
 from __future__ import annotations
 
@@ -91,7 +92,8 @@ class Operation:
     def _tensors(
         self, x: Array, w: Array, y: Array, dims: Mapping[str, int]
     ) -> dict[str, Array]:
-        """The graph's tensors from the caller's arrays: the same memory, other shapes."""
+        """The graph's tensors from the caller's arrays: the same memory, other
+        shapes."""
         raise NotImplementedError
 
     def _output_shape(self, m: int, n: int) -> tuple[int, int]:

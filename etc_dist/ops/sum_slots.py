@@ -22,7 +22,8 @@ def _sum_slots(slots: Any, y: Any) -> None:
 
 
 def sum_slots(dtype: str) -> DeviceFunction:
-    """slots [world, 32, 64] -> y [32, 64]: the sum over ranks in rank order, in fp32."""
+    """slots [world, 32, 64] -> y [32, 64]: the sum over ranks in rank order, in
+    fp32."""
     return DeviceFunction(
         name="sum_slots",
         body=_sum_slots,

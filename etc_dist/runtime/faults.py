@@ -22,8 +22,8 @@ _LANES = ("tensor", "transfer")
 def decode(
     plan: Plan, control: Any, dims: Mapping[str, int], rank: int
 ) -> list[WaitRecord]:
-    """The records of `control`, the events first: what waits inside a worker only stands
-    still because of them."""
+    """The records of `control`, the events first: what waits inside a worker only
+    stands still because of them."""
     count = min(int(control["faults"]), MAX_FAULTS)
     found = sorted(control["fault"][:count], key=lambda f: int(f["event"]))
     if any(f["event"] != INSIDE_WORKER for f in found):

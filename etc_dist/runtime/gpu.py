@@ -1,8 +1,9 @@
 """The GPU backend: one launch of the persistent kernel on every rank.
 
 A program owns, per rank: one symmetric block (head, event counters, symmetric tensors),
-a control block, a status word in pinned memory that the host can read at any time, local
-scratch and the workers' workspace. No call copies, resets or synchronises anything.
+a control block, a status word in pinned memory that the host can read at any time,
+local scratch and the workers' workspace. No call copies, resets or synchronises
+anything.
 """
 
 from __future__ import annotations
@@ -122,7 +123,8 @@ class GpuExecutor:
         return decode(self.plan, control, self._dims, self.world.rank)
 
     def reset(self) -> None:
-        """Forget a failed run; every rank calls it, between two meetings of all ranks."""
+        """Forget a failed run; every rank calls it, between two meetings of all
+        ranks."""
         self._reset()
 
     def synchronize(self) -> None:
@@ -218,7 +220,7 @@ def _load(cupy: Any, source: Source, cubin: Cubin) -> Any:
         raise BuildError(
             "the compiled program does not load",
             where=str(cubin.path),
-            wanted="an sm_90 GPU (H100, H200) and a driver at least as new as CUDA 12.8",
+            wanted="an sm_90 GPU (H100, H200) and a driver for CUDA 12.8 or newer",
             got=str(error),
             fix="run `etc-dist doctor`",
             source=source.text,

@@ -12,8 +12,9 @@ from etc_dist.ir import GraphFunction
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Offsets in the symmetric block and in local scratch, in bytes, and where each event
-    tensor's counters begin. Needs of larger dims may be met by one block of the largest."""
+    """Offsets in the symmetric block and in local scratch, in bytes, and where each
+    event tensor's counters begin. Needs of larger dims may be met by one block of the
+    largest."""
 
     event_bases: Mapping[str, int]
     event_count: int
@@ -24,7 +25,8 @@ class MemoryPlan:
 
 
 def plan_memory(graph: GraphFunction, dims: Mapping[str, int]) -> MemoryPlan:
-    """The memory of `graph` at `dims`; symmetric offsets count from the first tensor."""
+    """The memory of `graph` at `dims`; symmetric offsets count from the first
+    tensor."""
     env = graph.environment(dims, 0)
     bases, count = {}, 0
     for events in graph.events:

@@ -28,7 +28,8 @@ def _from_handle(handle: int) -> Any:
 
 def stream_for(stream: Any, array: Any) -> Any | None:
     """The CuPy stream to launch on: `stream` if given (a handle, a CuPy or a torch
-    stream), else torch's current one for torch arrays, else None: CuPy's current one."""
+    stream), else torch's current one for torch arrays, else None: CuPy's current
+    one."""
     if stream is None:
         if type(array).__module__.partition(".")[0] != "torch":
             return None

@@ -25,8 +25,8 @@ def _driver() -> ctypes.CDLL:
 def encode(
     pointer: int, shape: Sequence[int], dtype: str, itemsize: int, box: TmaBox
 ) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-    """The 128 bytes of a map of a row-major tensor of 2 or 3 axes; copies are clipped at
-    each axis, so that a box never reaches into the next matrix of a stack."""
+    """The 128 bytes of a map of a row-major tensor of 2 or 3 axes; copies are clipped
+    at each axis, so that a box never reaches into the next matrix of a stack."""
     columns, rows, stack = (*reversed(shape), 1)[:3]
     storage = np.zeros(2 * MAP_BYTES, np.uint8)
     at = -storage.ctypes.data % MAP_BYTES

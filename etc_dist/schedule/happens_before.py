@@ -22,7 +22,8 @@ class HappensBefore:
     A task that waits for an element comes after all that notify it, for it waits for
     all of them. A strided lane's tasks that one worker runs alone follow that worker's
     sequence. Tasks that a cluster runs together are ordered by events only, since their
-    loads run ahead; a ticket lane orders nothing. `level` rises along every such step."""
+    loads run ahead; a ticket lane orders nothing. `level` rises along every such
+    step."""
 
     tasks: Enumeration
     level: Array
