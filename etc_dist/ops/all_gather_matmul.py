@@ -17,7 +17,7 @@ PUSH_BYTES_PER_NS = 250
 """The fastest push: above it, stores crowd out the tensor lane's own loads."""
 NEED_FLOPS_PER_NS = 740_000
 """A rank's matmul rate, from which follows how fast it needs its peers' rows."""
-PUSH_LEAD = 1.7
+PUSH_LEAD = 2.2
 """The push runs this much faster than the rows are needed: measured best."""
 
 

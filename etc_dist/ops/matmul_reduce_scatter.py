@@ -11,7 +11,7 @@ from etc_dist.ops.order import rotated_owners
 from etc_dist.ops.sum_slots import PIECE_COLUMNS, PIECE_ROWS, sum_slots
 from etc_dist.runtime.arrays import Array
 
-COLUMN_GROUP = 2
+COLUMN_GROUP = 1
 """Columns of tiles that all owners get before the next ones: measured best."""
 
 

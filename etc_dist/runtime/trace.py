@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from etc_dist.ir.function import TRANSFER
+from etc_dist.ir.function import LANES, TRANSFER
 from etc_dist.schedule.plan import Plan
 
 _NO_TASKS = "trace: no tasks\n"
@@ -161,11 +161,14 @@ def _gpu_records(
     slots = np.arange(per_warp.shape[2])
     worker, warp, slot = np.nonzero((slots >= 1) & (slots <= count))
     found = per_warp[worker, warp, slot]
+    if not len(found):
+        return
+    # GPUs do not share a clock: each rank's time counts from its first task.
+    origin = int(found["begin"].min())
     env = plan.graph.environment(dims, rank)
-    calls = plan.graph.calls
-    moving = [n for n, call in enumerate(calls) if call.function.lane == TRANSFER]
-    warps = sorted(set(warp[np.isin(found["call"], moving)].tolist()))
-    for number, call in enumerate(calls):
+    transfer = found["lane"] == LANES.index(TRANSFER)
+    warps = sorted(set(warp[transfer].tolist()))
+    for number, call in enumerate(plan.graph.calls):
         rows = np.flatnonzero(found["call"] == number)
         if len(rows) == 0:
             continue
@@ -173,12 +176,16 @@ def _gpu_records(
         parts = call.coordinates(t, env).values()
         tiles = np.stack([np.broadcast_to(part, t.shape) for part in parts], axis=1)
         for row, index, tile in zip(rows, t.tolist(), tiles.tolist(), strict=True):
-            lane = call.function.lane
+            lane, name = LANES[int(found["lane"][row])], call.name
             if lane == TRANSFER:
                 lane = f"{lane}.{warps.index(warp[row])}"
+                # What the transfer lane does for a task of the tensor lane.
+                name += "" if call.function.lane == TRANSFER else " (forward)"
             begin, end = int(found["begin"][row]), int(found["end"][row])
             at = (rank, int(worker[row]), lane)
-            yield TaskRecord(*at, begin, end, call.name, index, tuple(tile))
+            yield TaskRecord(
+                *at, begin - origin, end - origin, name, index, tuple(tile)
+            )
 
 
 def _joined(records: Iterable[TaskRecord]) -> Iterator[TaskRecord]:

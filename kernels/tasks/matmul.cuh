@@ -9,6 +9,7 @@
 #include "ptx/bulk_copy.cuh"
 #include "ptx/wgmma.cuh"
 #include "worker/task.cuh"
+#include "worker/trace.cuh"
 
 namespace etc {
 
@@ -255,7 +256,7 @@ struct matmul_send {
   template <class Call, class Program, class Idle>
   ETC_DEVICE static bool send(
       const Matmul& matmul, const Run<Program>& run, const typename Call::Coord& c, u32 half,
-      u32& images, u32& entered, Waiter who, Idle idle) {
+      u32& images, u32& entered, Waiter who, Tracer<Program>& trace, Idle idle) {
     const auto slot = Call::template operand<2>(run.g, c);
     if (slot.rank == run.g.rank) return true;
     const u32 lane = threadIdx.x & 31;
@@ -274,6 +275,7 @@ struct matmul_send {
     if (lane == 0) started = wait_peers<Program, Call>(run, c, who, entered);
     if (!__shfl_sync(~0u, int(started), 0)) return false;
 
+    const u64 begin = trace.now();
     const u64 share = half * (Matmul::kImageBytes / 2) + lane * 16;
     const u64 from = scratch(run.g.workspace, images) + share;
     const u64 to = u64(slot.at()) + (blockIdx.x & 1) * Matmul::kImageBytes + share;
@@ -291,6 +293,7 @@ struct matmul_send {
       notify_all<Program, Call>(run, c, 1);
     }
     __syncwarp();
+    trace.add(kTransferLane, Call::kCall, who.task, begin);
     ++images;
     return true;
   }

@@ -66,14 +66,15 @@ class TensorLane {
   }
 
   // A warp of the transfer lane, before it turns to that lane alone.
-  ETC_DEVICE void send(u32 half, TransferLane<Program>& transfer) const {
+  ETC_DEVICE void send(
+      u32 half, TransferLane<Program>& transfer, Tracer<Program>& trace) const {
     u32 images = 0, entered = 0;
     each_task([&](auto call, i32 t) {
       using Call = decltype(call);
       if constexpr (Sends<Call>::value) {
         const Waiter who{kTensorLane, Call::kCall, u32(t)};
         return Call::template Function<Call>::template send<Call>(
-            matmul_, run_, Call::at(run_.g, t), half, images, entered, who,
+            matmul_, run_, Call::at(run_.g, t), half, images, entered, who, trace,
             [&] { transfer.try_one(); });
       }
       return true;
@@ -81,9 +82,8 @@ class TensorLane {
   }
 
   // The 256 compute threads.
-  ETC_DEVICE void compute() const {
+  ETC_DEVICE void compute(Tracer<Program>& trace) const {
     u32 ring = 0, round = 0;
-    Tracer<Program> trace(run_);
     each_unit([&](i32 unit) {
       // NOTE: steps are found first and the product is one piece of code, not one a call.
       u32 steps = 0;

@@ -15,8 +15,8 @@ class TransferLane {
  public:
   enum class Step { kRan, kNotReady, kEmpty, kAborted };
 
-  ETC_DEVICE explicit TransferLane(const Run<Program>& run)
-      : run_(run), trace_(run), entered_(0), unit_(-1) {
+  ETC_DEVICE TransferLane(const Run<Program>& run, Tracer<Program>& trace)
+      : run_(run), trace_(trace), entered_(0), unit_(-1) {
     total_ = Calls::units(run.g);
   }
 
@@ -103,7 +103,7 @@ class TransferLane {
   }
 
   const Run<Program>& run_;
-  Tracer<Program> trace_;
+  Tracer<Program>& trace_;
   u32 entered_;
   i32 unit_, total_;
 };

@@ -61,6 +61,7 @@ ETC_DEVICE void run_worker(const typename Program::Args& g) {
   if constexpr (Program::kCluster > 1) ptx::cluster_barrier();
 
   const TensorLane<Program> tensor(run, matmul);
+  Tracer<Program> trace(run);
   if (warp >= 8) {
     if constexpr (Program::kHasMatmul) ptx::registers_shrink<kServiceRegisters>();
     if (warp == 8) {
@@ -68,14 +69,14 @@ ETC_DEVICE void run_worker(const typename Program::Args& g) {
     } else if (warp == 9) {
       if (Program::kHasMatmul && lane == 0) tensor.store();
     } else {
-      TransferLane<Program> transfer(run);
-      if constexpr (Program::kSends) tensor.send(warp - 10, transfer);
+      TransferLane<Program> transfer(run, trace);
+      if constexpr (Program::kSends) tensor.send(warp - 10, transfer, trace);
       transfer.drain();
     }
   } else {
     if constexpr (Program::kHasMatmul) ptx::registers_grow<kComputeRegisters>();
-    tensor.compute();
-    TransferLane<Program> transfer(run);
+    tensor.compute(trace);
+    TransferLane<Program> transfer(run, trace);
     transfer.drain();
   }
   __syncwarp();

@@ -97,15 +97,19 @@ def test_a_gpu_leaves_records_by_warp():
     per_warp[0, 1, :3] = [(2, 0, 0, 0, 0), (110, 230, 0, 0, 3), (300, 310, 1, 1, 5)]
     # A warp that ran more than there was room for keeps the first three.
     per_warp[1, 8] = [(9, 0, 0, 0, 0)] + [(k, k + 1, 1, 1, k) for k in (10, 20, 30)]
+    # The transfer lane forwards what the tensor lane made.
+    per_warp[1, 9, :2] = [(1, 0, 0, 0, 0), (40, 50, 1, 0, 3)]
     dims = {"rows": 64, "n": 64, "k": 16}
     trace = Trace.from_gpu(plan, dims, 1, per_warp)
     assert [(r.worker, r.lane, r.start_ns, r.end_ns) for r in trace.records] == [
-        (0, "tensor", 100, 230),
-        (0, "transfer.0", 300, 310),
+        (0, "tensor", 90, 220),
+        (0, "transfer.0", 290, 300),
+        (1, "transfer.1", 0, 1),
         (1, "transfer.1", 10, 11),
         (1, "transfer.1", 20, 21),
-        (1, "transfer.1", 30, 31),
+        (1, "transfer.2", 30, 40),
     ]
+    assert trace.records[-1].label == "matmul_send (forward)[0, 3, 0]"
     # Owners in turn, beginning with the next rank: task 3 is tile (3, 0) of rank 0.
     assert trace.records[0].label == "matmul_send[0, 3, 0]"
     # Four pieces a tile: task 5 is piece (0, 1) of tile (1, 0).

@@ -1,0 +1,111 @@
+"""A graph of your own: y = a + b by tiles, fused with the sum of each row of y.
+
+    launch/mpirun -n 2 examples/add_row_sum.py
+
+The two calls run in one kernel. A task of `row_sum` covers two row blocks of `add` and
+all of their columns, so the dependency is many-to-one: an element of `added` is met
+after two blocks' worth of `add` tasks. The CUDA bodies are in add_row_sum.cuh.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import etc_dist
+from etc_dist.ir import (
+    Graph,
+    ceildiv,
+    device_function,
+    graph_function,
+    minimum,
+    tile,
+)
+
+CUDA = Path(__file__).with_suffix(".cuh")
+TILE = 64
+"""Rows and columns of an `add` task."""
+BLOCKS = 2
+"""Row blocks of `add` that one `row_sum` task covers."""
+
+
+@device_function(source=CUDA, reads=2, writes=1)
+def add(a: Any, b: Any, y: Any) -> None:
+    y[...] = a + b
+
+
+@device_function(source=CUDA, reads=1, writes=1, lane="transfer")
+def row_sum(y: Any, total: Any) -> None:
+    total[...] = y.sum(axis=1)
+
+
+@graph_function
+def add_row_sum(g: Graph) -> None:
+    """a, b [rows, n] -> y [rows, n] and total [rows], on each rank by itself."""
+    rows, n = g.dims("rows n")
+    blocks = g.let("blocks", ceildiv(rows, TILE))
+    columns = g.let("columns", ceildiv(n, TILE))
+    groups = g.let("groups", ceildiv(blocks, BLOCKS))
+    a = g.input("a", (rows, n), "float32")
+    b = g.input("b", (rows, n), "float32")
+    y = g.output("y", (rows, n), "float32")
+    total = g.output("total", (rows,), "float32")
+    # The last group may have fewer row blocks: the count depends on the element.
+    added = g.events(
+        "added",
+        (groups,),
+        expects=lambda s: minimum(BLOCKS, blocks - s * BLOCKS) * columns,
+    )
+
+    i, j = grid = g.grid(i=blocks, j=columns)
+    here = (tile(i, TILE), tile(j, TILE))
+    g.call(
+        add,
+        grid,
+        reads=[a[here], b[here]],
+        writes=[y[here]],
+        notifies=[added[i // BLOCKS]],
+    )
+
+    (s,) = grid = g.grid(s=groups)
+    g.call(
+        row_sum,
+        grid,
+        reads=[y[tile(s, BLOCKS * TILE), :]],
+        writes=[total[tile(s, BLOCKS * TILE)]],
+        waits=[added[s]],
+    )
+
+
+def main() -> None:
+    world = etc_dist.start()
+    program = etc_dist.compile(add_row_sum(world.size), world)
+    if world.backend == "cuda":
+        import cupy as xp
+    else:
+        xp = np
+    # 328 rows are six row blocks, the last one partial, in three groups.
+    rng = np.random.default_rng(world.rank)
+    a, b = (xp.asarray(rng.random((328, 256), np.float32)) for _ in range(2))
+    results = program.run(a=a, b=b)  # makes the outputs, for they are not given
+    program.synchronize()
+
+    good = bool((results["y"] == a + b).all())
+    expected = (a + b).sum(axis=1)
+    error = float(abs(results["total"] - expected).max() / abs(expected).max())
+    heard = world.gather((good, error))
+    if world.rank == 0:
+        print(world.show())
+        print(program.show(rows=328, n=256))
+        print(f"y equals a + b on every rank: {all(ok for ok, _ in heard)}")
+        print(f"largest error of a row's sum: {max(e for _, e in heard):.1e}")
+    program.close()
+    world.close()
+    if not good or error > 1e-5:
+        raise SystemExit(f"rank {world.rank}: the result is wrong")
+
+
+if __name__ == "__main__":
+    main()
