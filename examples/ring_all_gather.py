@@ -12,7 +12,8 @@ from __future__ import annotations
 import numpy as np
 
 import etc_dist
-from etc_dist.ir import Graph, ceildiv, graph_function, minimum, span
+from etc_dist.ir import Expr, Graph, ceildiv, graph_function, minimum, span
+from etc_dist.ir.tensor import Tile
 from etc_dist.ops.push_rows import push_rows
 
 BLOCK = 16
@@ -31,12 +32,19 @@ def ring_all_gather(g: Graph) -> None:
     ring = g.symmetric("ring", (world * rows, n), "float32")
     arrived = g.events("arrived", (world, blocks), expects=1, cross_rank=True)
 
-    def block(source, i):  # block i of the rows of rank `source`
-        return span(source * rows + i * BLOCK, minimum(BLOCK, rows - i * BLOCK))
-
     (i,) = grid = g.grid(i=blocks)
+    height = minimum(BLOCK, rows - i * BLOCK)  # a block ends where the rows end
+
+    def block(source: Expr) -> Tile:
+        """Block i among the rows of rank `source`."""
+        return span(source * rows + i * BLOCK, height)
+
     g.call(
-        push, grid, name="keep", reads=[x[block(0, i), :]], writes=[y[block(g.rank, i), :]]
+        push,
+        grid,
+        name="keep",
+        reads=[x[span(i * BLOCK, height), :]],
+        writes=[y[block(g.rank), :]],
     )
     if world == 1:
         return
@@ -44,8 +52,8 @@ def ring_all_gather(g: Graph) -> None:
         push,
         grid,
         name="send",
-        reads=[x[block(0, i), :]],
-        writes=[ring.on(following)[block(g.rank, i), :]],
+        reads=[x[span(i * BLOCK, height), :]],
+        writes=[ring.on(following)[block(g.rank), :]],
         notifies=[arrived.on(following)[g.rank, i]],
     )
     for step in range(1, world):
@@ -55,8 +63,8 @@ def ring_all_gather(g: Graph) -> None:
                 push,
                 grid,
                 name=f"pass_on_{step}",
-                reads=[ring[block(source, i), :]],
-                writes=[ring.on(following)[block(source, i), :]],
+                reads=[ring[block(source), :]],
+                writes=[ring.on(following)[block(source), :]],
                 waits=[arrived[source, i]],
                 notifies=[arrived.on(following)[source, i]],
             )
@@ -64,8 +72,8 @@ def ring_all_gather(g: Graph) -> None:
             push,
             grid,
             name=f"take_{step}",
-            reads=[ring[block(source, i), :]],
-            writes=[y[block(source, i), :]],
+            reads=[ring[block(source), :]],
+            writes=[y[block(source), :]],
             waits=[arrived[source, i]],
         )
 
@@ -85,7 +93,9 @@ def main() -> None:
     good = all(world.gather(bool((y == expected).all())))
     if world.rank == 0:
         print(world.show())
-        print(f"{world.size} ranks, {len(program.plan.graph.calls)} calls in one kernel")
+        print(
+            f"{world.size} ranks, {len(program.plan.graph.calls)} calls in one kernel"
+        )
         print(f"y holds the rows of all ranks, on every rank: {good}")
     program.close()
     world.close()

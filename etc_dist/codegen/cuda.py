@@ -93,7 +93,8 @@ def generate(plan: Plan, *, trace: bool = False) -> Source:
 def _constants(
     plan: Plan, calls: Sequence[Call], matmuls: Sequence[Call], trace: bool
 ) -> str:
-    kinds = {tuple(c.function.constants.items()) for c in matmuls}
+    shared = ("kIsHalf", "kWeightIsKN")
+    kinds = {tuple((k, c.function.constants[k]) for k in shared) for c in matmuls}
     if len(kinds) > 1:
         raise CodegenError(
             f"graph {plan.graph.name} mixes kinds of matrix multiplication",
@@ -103,7 +104,6 @@ def _constants(
             fix="bring the weights into one layout and dtype",
         )
     of_matmul = dict(matmuls[0].function.constants) if matmuls else {}
-    cross_rank = any(e.cross_rank for e in plan.graph.events)
     sends = any(c.function.name == "matmul_send" for c in calls)
     values = {
         "kWorld": plan.graph.world_size,
@@ -111,7 +111,7 @@ def _constants(
         "kTensorCluster": plan.lane(TENSOR).cluster,
         "kHasMatmul": int(bool(matmuls)),
         "kSends": int(sends),
-        "kCrossRank": int(cross_rank),
+        "kHasGate": int(any(c.function.constants["kGated"] for c in matmuls)),
         "kIsHalf": of_matmul.get("kIsHalf", 0),
         "kWeightIsKN": of_matmul.get("kWeightIsKN", 0),
         "kTrace": int(trace),
@@ -131,6 +131,8 @@ def _call(plan: Plan, lane: Lane, call: Call, number: int, arguments: Arguments)
         "kWaits": len(call.waits),
         "kPeers": len(peers),
         "kNotifies": len(call.notifies),
+        "kNotifiesPeers": int(any(r.events.cross_rank for r in call.notifies)),
+        "kReads": len(call.reads),
         **function.constants,
     }
     lines += [f"  static constexpr int {k} = {v};" for k, v in constants.items()]
@@ -232,12 +234,14 @@ def _wait(plan: Plan, ref: EventRef) -> str:
     unit = notification_unit(plan, ref.events)
     axes = dict(zip((a.name for a in ref.events.axes), ref.index, strict=True))
     expects = text(ref.events.expects, axes)
-    return f"{{g.rank, {_index(ref)}, u32({expects}) * {unit}u}}"
+    scope = str(ref.events.cross_rank).lower()
+    return f"{{g.rank, {_index(ref)}, u32({expects}) * {unit}u, {scope}}}"
 
 
 def _notify(ref: EventRef) -> str:
     rank = "g.rank" if ref.rank is None else text(ref.rank)
-    return f"{{{rank}, {_index(ref)}, 0}}"
+    scope = str(ref.events.cross_rank).lower()
+    return f"{{{rank}, {_index(ref)}, 0, {scope}}}"
 
 
 def _type(call: Call) -> str:
@@ -255,7 +259,7 @@ def _program(plan: Plan) -> str:
         "kTensorCluster",
         "kHasMatmul",
         "kSends",
-        "kCrossRank",
+        "kHasGate",
         "kIsHalf",
         "kWeightIsKN",
         "kTrace",

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
-from etc_dist.ir import Graph, ceildiv, graph_function, maximum, minimum, span, tile
+from etc_dist.ir import (
+    EventTensor,
+    Expr,
+    Graph,
+    Tensor,
+    ceildiv,
+    graph_function,
+    maximum,
+    minimum,
+    span,
+    tile,
+)
 from etc_dist.ops.matmul import TILE, matmul_store
-from etc_dist.ops.operation import Operation
+from etc_dist.ops.operation import Fitted
 from etc_dist.ops.order import grouped_rows
+from etc_dist.ops.product import ProductOperation
 from etc_dist.ops.push_rows import PACKET_BYTES, push_rows
 from etc_dist.runtime.arrays import Array
 
@@ -56,13 +68,39 @@ def all_gather_matmul_graph(
     )
     if world == 1:
         return
+    gathered, arrived = push_packets(g, x, blocks, n, size, packet_bytes)
+    p, i, j = grid = g.grid(p=world - 1, i=blocks, j=columns)
+    source = (g.rank + 1 + p) % world
+    w_tile = w[tile(j, size), :] if w_layout == "nk" else w[:, tile(j, size)]
+    g.call(
+        multiply,
+        grid,
+        name="matmul_peer",
+        reads=[gathered[source, tile(i, size), :], w_tile],
+        writes=[y[source, tile(i, size), tile(j, size)]],
+        waits=[arrived[source, i]],
+        order=lambda t: (
+            t // (blocks * columns),
+            *grouped_rows(t % (blocks * columns), blocks, columns, ROW_GROUP),
+        ),
+    )
 
+
+def push_packets(
+    g: Graph, x: Tensor, blocks: Expr, n: Expr, size: int, packet_bytes: int
+) -> tuple[Tensor, EventTensor]:
+    """Add the gathering of x [rows, k]: every rank pushes its rows to all peers.
+
+    Returns the gathered rows [world, rows, k] and their events [world, blocks], met
+    when all packets of a block of `size` rows have come; one's own rows stay in x. The
+    pace follows from the n columns that the rows will be multiplied with."""
+    world, (rows, k) = g.world_size, x.shape
     row_bytes = k * x.itemsize
     packet_rows = g.let(
         "packet_rows", maximum(1, minimum(size, packet_bytes // row_bytes))
     )
     packets = g.let("packets", ceildiv(size, packet_rows))
-    gathered = g.symmetric("gathered", (world, rows, k), dtype)
+    gathered = g.symmetric("gathered", (world, rows, k), x.dtype)
     arrived = g.events("arrived", (world, blocks), expects=packets, cross_rank=True)
 
     sent = packet_rows * row_bytes
@@ -81,25 +119,10 @@ def all_gather_matmul_graph(
             sent * n // int(NEED_FLOPS_PER_NS * PUSH_LEAD), sent // PUSH_BYTES_PER_NS
         ),
     )
-
-    p, i, j = grid = g.grid(p=world - 1, i=blocks, j=columns)
-    source = (g.rank + 1 + p) % world
-    w_tile = w[tile(j, size), :] if w_layout == "nk" else w[:, tile(j, size)]
-    g.call(
-        multiply,
-        grid,
-        name="matmul_peer",
-        reads=[gathered[source, tile(i, size), :], w_tile],
-        writes=[y[source, tile(i, size), tile(j, size)]],
-        waits=[arrived[source, i]],
-        order=lambda t: (
-            t // (blocks * columns),
-            *grouped_rows(t % (blocks * columns), blocks, columns, ROW_GROUP),
-        ),
-    )
+    return gathered, arrived
 
 
-class AllGatherMatmul(Operation):
+class AllGatherMatmul(ProductOperation):
     """AllGather + GEMM as a reusable object.
 
     op(x, w, out=None, stream=None): x [M / world_size, K] and w [N, K] (or [K, N]) on
@@ -110,14 +133,12 @@ class AllGatherMatmul(Operation):
 
     graph_function = staticmethod(all_gather_matmul_graph)
 
-    def _rows(self, m: int) -> int:
-        return m
+    def _output_shape(self, *shapes: Sequence[int]) -> tuple[int, ...]:
+        x, w = shapes
+        return x[0] * self.world.size, self._columns(w)
 
-    def _output_shape(self, m: int, n: int) -> tuple[int, int]:
-        return m * self.world.size, n
-
-    def _tensors(
-        self, x: Array, w: Array, y: Array, dims: Mapping[str, int]
-    ) -> dict[str, Array]:
-        stacked = (self.world.size, dims["rows"], dims["n"])
-        return {"x": x, "w": w, "y": y.reshape(stacked)}
+    def _tensors(self, inputs: Sequence[Array], y: Array) -> Fitted:
+        x, w = inputs
+        (rows, k), n = x.shape, self._columns(w.shape)
+        stacked = y.reshape((self.world.size, rows, n))
+        return {"x": x, "w": w, "y": stacked}, {"rows": rows, "n": n, "k": k}

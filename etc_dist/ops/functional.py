@@ -6,7 +6,7 @@ from typing import Any
 
 from etc_dist.ops.all_gather_matmul import AllGatherMatmul
 from etc_dist.ops.matmul_reduce_scatter import MatmulReduceScatter
-from etc_dist.ops.operation import DTYPES, Operation
+from etc_dist.ops.product import DTYPES, ProductOperation
 from etc_dist.runtime.arrays import dtype_of
 from etc_dist.world import World, current
 
@@ -31,10 +31,10 @@ def all_gather_matmul(
     return _operation(AllGatherMatmul, x, w_layout)(x, w, out, stream=stream)
 
 
-_operations: dict[tuple[World, type[Operation], str, str], Operation] = {}
+_operations: dict[tuple[World, type[ProductOperation], str, str], ProductOperation] = {}
 
 
-def _operation(kind: type[Operation], x: Any, w_layout: str) -> Operation:
+def _operation(kind: type[ProductOperation], x: Any, w_layout: str) -> ProductOperation:
     world = current()
     dtype = dtype_of(x)
     # A dtype that no operation has is refused, on every rank, by the bfloat16 one.

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from etc_dist.ir import GraphFunction
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
-from etc_dist.ops.operation import DTYPES, W_LAYOUTS
+from etc_dist.ops.product import DTYPES, W_LAYOUTS
 
 WORLD_SIZES = (1, 2, 3, 4, 5, 6, 7, 8)
 

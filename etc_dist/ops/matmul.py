@@ -1,8 +1,9 @@
 """Device functions of matrix multiplication; CUDA half in `kernels/tasks/matmul.cuh`.
 
-Both compute x @ w.T (w stored [n, k]) or x @ w (w stored [k, n]) on one 256 x 256 tile
+All compute x @ w.T (w stored [n, k]) or x @ w (w stored [k, n]) on one 256 x 256 tile
 with fp32 accumulation, by a cluster of two workers, 128 rows each. `matmul_store`
-writes the tile into a tensor of this rank; `matmul_send` forwards it to its owner.
+writes the tile into a tensor of this rank; `matmul_gated` writes the SwiGLU of two
+products; `matmul_send` forwards the tile to its owner.
 """
 
 from __future__ import annotations
@@ -33,6 +34,14 @@ def _multiply_kn(x: Any, w: Any, y: Any) -> None:
     y[: product.shape[0], : product.shape[1]] = product.astype(y.dtype)
 
 
+def _multiply_gated(x: Any, gate: Any, up: Any, y: Any) -> None:
+    rows = x.astype(np.float32)
+    left = rows @ gate.astype(np.float32).T
+    right = rows @ up.astype(np.float32).T
+    product = left / (1 + np.exp(-left)) * right
+    y[: product.shape[0], : product.shape[1]] = product.astype(y.dtype)
+
+
 def _matmul(name: str, w_layout: str, dtype: str, **fields: Any) -> DeviceFunction:
     boxes = {
         0: TmaBox(WORKER_ROWS, STAGE_K),
@@ -41,14 +50,15 @@ def _matmul(name: str, w_layout: str, dtype: str, **fields: Any) -> DeviceFuncti
     boxes.update(fields.pop("boxes", {}))
     return DeviceFunction(
         name=name,
-        body=_multiply_nk if w_layout == "nk" else _multiply_kn,
+        body=fields.pop("body", _multiply_nk if w_layout == "nk" else _multiply_kn),
         source="tasks/matmul.cuh",
         lane=TENSOR,
-        reads=2,
+        reads=fields.pop("reads", 2),
         writes=1,
         cluster=2,
         boxes=boxes,
         constants={
+            "kGated": int(name == "matmul_gated"),
             "kWeightIsKN": int(w_layout == "kn"),
             "kIsHalf": int(dtype == "float16"),
         },
@@ -57,8 +67,23 @@ def _matmul(name: str, w_layout: str, dtype: str, **fields: Any) -> DeviceFuncti
 
 
 def matmul_store(w_layout: str, dtype: str) -> DeviceFunction:
-    """x tile [256, k], w tile [256, k] or [k, 256] -> y tile, in this rank's memory."""
-    return _matmul("matmul_store", w_layout, dtype, boxes={2: TmaBox(64, 64)})
+    """x tile [256, k], w tile [256, k] or [k, 256] -> y tile, in this rank's memory.
+    Each worker notifies for its own rows, hence two parts."""
+    return _matmul("matmul_store", w_layout, dtype, boxes={2: TmaBox(64, 64)}, parts=2)
+
+
+def matmul_gated(dtype: str) -> DeviceFunction:
+    """x tile [256, k], gate and up tiles [128, k] -> silu(x @ gate.T) * (x @ up.T), a
+    tile [256, 128] in this rank's memory."""
+    return _matmul(
+        "matmul_gated",
+        "nk",
+        dtype,
+        body=_multiply_gated,
+        reads=3,
+        boxes={2: TmaBox(TILE // 2, STAGE_K), 3: TmaBox(64, 64)},
+        parts=2,
+    )
 
 
 def matmul_send(w_layout: str, dtype: str) -> DeviceFunction:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
-from etc_dist.ir import Graph, ceildiv, graph_function, span, tile
+from etc_dist.ir import (
+    EventTensor,
+    Graph,
+    Tensor,
+    ceildiv,
+    graph_function,
+    span,
+    tile,
+)
 from etc_dist.ops.matmul import TILE, matmul_send
-from etc_dist.ops.operation import Operation
+from etc_dist.ops.operation import Fitted
 from etc_dist.ops.order import rotated_owners
+from etc_dist.ops.product import ProductOperation
 from etc_dist.ops.sum_slots import PIECE_COLUMNS, PIECE_ROWS, sum_slots
 from etc_dist.runtime.arrays import Array
 
@@ -31,7 +40,7 @@ def matmul_reduce_scatter_graph(
     tile size and the piece of a tile that one task sums are fixed on the GPU and free
     on the CPU backend."""
     rows, n, k = g.dims("rows n k")
-    world, size, (piece_rows, piece_columns) = g.world_size, tile_size, piece
+    world, size = g.world_size, tile_size
     blocks = g.let("blocks", ceildiv(rows, size))
     columns = g.let("columns", ceildiv(n, size))
     x = g.input("x", (world, rows, k), dtype)
@@ -53,11 +62,21 @@ def matmul_reduce_scatter_graph(
         order=lambda t: rotated_owners(t, world, blocks, columns, COLUMN_GROUP),
     )
 
+    add_sum_slots(g, slots, ready, y, piece)
+
+
+def add_sum_slots(
+    g: Graph, slots: Tensor, ready: EventTensor, y: Tensor, piece: tuple[int, int]
+) -> None:
+    """Add the reduction: y [rows, n] = the sum of slots [world, blocks, columns, size,
+    size] over ranks, piece by piece, each as soon as its tile is ready from all."""
+    _, blocks, columns, extent, _ = slots.shape
+    size, (piece_rows, piece_columns) = int(str(extent)), piece
     down, across = size // piece_rows, size // piece_columns
     pieces = down * across
     i, j, p, q = grid = g.grid(i=blocks, j=columns, p=down, q=across)
     g.call(
-        sum_slots(dtype),
+        sum_slots(y.dtype),
         grid,
         reads=[slots[:, i, j, tile(p, piece_rows), tile(q, piece_columns)]],
         writes=[
@@ -76,7 +95,7 @@ def matmul_reduce_scatter_graph(
     )
 
 
-class MatmulReduceScatter(Operation):
+class MatmulReduceScatter(ProductOperation):
     """GEMM + Reduce-Scatter as a reusable object.
 
     op(x, w, out=None, stream=None): x [M, K] and w [N, K] (or [K, N]) on every rank,
@@ -90,16 +109,18 @@ class MatmulReduceScatter(Operation):
 
     graph_function = staticmethod(matmul_reduce_scatter_graph)
 
-    def _rows(self, m: int) -> int:
-        if m % self.world.size:
-            raise self._misfit(f"M a multiple of {self.world.size}", f"M = {m}")
-        return m // self.world.size
+    def _output_shape(self, *shapes: Sequence[int]) -> tuple[int, ...]:
+        x, w = shapes
+        return x[0] // self.world.size, self._columns(w)
 
-    def _output_shape(self, m: int, n: int) -> tuple[int, int]:
-        return m // self.world.size, n
+    def _check(self, inputs: Sequence[Array]) -> None:
+        super()._check(inputs)
+        m, world = inputs[0].shape[0], self.world.size
+        if m % world:
+            raise self.misfit(f"M a multiple of {world}", f"M = {m}")
 
-    def _tensors(
-        self, x: Array, w: Array, y: Array, dims: Mapping[str, int]
-    ) -> dict[str, Array]:
-        stacked = (self.world.size, dims["rows"], dims["k"])
-        return {"x": x.reshape(stacked), "w": w, "y": y}
+    def _tensors(self, inputs: Sequence[Array], y: Array) -> Fitted:
+        x, w = inputs
+        world, (m, k), n = self.world.size, x.shape, self._columns(w.shape)
+        dims = {"rows": m // world, "n": n, "k": k}
+        return {"x": x.reshape((world, m // world, k)), "w": w, "y": y}, dims

@@ -1,80 +1,41 @@
-"""What the fused collectives share: one compiled program for all shapes, and its
-calls."""
+"""What fused operations share: one compiled program for all shapes, and its calls."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 from etc_dist.compiler import compile
 from etc_dist.errors import ArgumentError, EtcDistError
 from etc_dist.ir import GraphFunction
+from etc_dist.ir.tensor import DTYPES as SIZES
 from etc_dist.program import Bound, Program
 from etc_dist.runtime.arrays import Array, empty_like, identity, inspect
 from etc_dist.runtime.stream import stream_for
-from etc_dist.world import World, current
+from etc_dist.world import World
 
-DTYPES = ("bfloat16", "float16")
-W_LAYOUTS = ("nk", "kn")
 REMEMBERED_CALLS = 256
 """Calls whose argument blocks are kept, so that repeating one costs microseconds."""
 
+Fitted = tuple[dict[str, Array], dict[str, int]]
+"""The graph's tensors by name, and its dims."""
+
 
 class Operation:
-    """Base of the fused collectives; owns a program and thereby its symmetric buffers.
+    """A program with a fixed set of arguments; owns it and thereby its buffers.
 
-    dtype: "bfloat16" or "float16", of inputs and output. w_layout: "nk" for weights
-    stored [N, K], "kn" for [K, N]. world: default the current one. options: passed to
-    the graph function (tile sizes, for the CPU backend). Making one is collective.
+    A subclass names its inputs and says what they must be; the first of them decides
+    the array library and the stream. Making, calling and closing one is collective.
     """
 
-    graph_function: Callable[..., GraphFunction]
+    names: tuple[str, ...] = ()
 
-    def __init__(
-        self,
-        *,
-        dtype: str = "bfloat16",
-        w_layout: str = "nk",
-        world: World | None = None,
-        schedule: str = "static",
-        options: Mapping[str, Any] | None = None,
-    ):
-        self.world = world or current()
-        self.dtype, self.w_layout = dtype, w_layout
-        if dtype not in DTYPES or w_layout not in W_LAYOUTS:
-            self.world.refuse(
-                ArgumentError(
-                    f"{type(self).__name__} cannot be made",
-                    where=f"{type(self).__name__}, rank {self.world.rank}",
-                    wanted=f"dtype in {DTYPES}, w_layout in {W_LAYOUTS}",
-                    got=f"dtype {dtype!r}, w_layout {w_layout!r}",
-                    fix="choose among these",
-                )
-            )
-        graph = type(self).graph_function(
-            self.world.size, dtype=dtype, w_layout=w_layout, **(options or {})
-        )
-        self.program: Program = compile(graph, self.world, schedule=schedule)
+    def __init__(self, graph: GraphFunction, world: World, schedule: str = "static"):
+        self.world = world
+        self.program: Program = compile(graph, world, schedule=schedule)
         self._calls: OrderedDict[Any, Bound] = OrderedDict()
-
-    def __call__(self, x: Any, w: Any, out: Any = None, *, stream: Any = None) -> Any:
-        key = None
-        if self.world.backend == "cuda":
-            if out is None:
-                out = self._make_output(x, w)
-            key = (identity(x), identity(w), identity(out))
-            bound = self._calls.get(key)
-            if bound is not None:
-                self.program.launch(bound, stream_for(stream, x))
-                return out
-        bound, out = self._bind(x, w, out)
-        self.program.launch(bound, stream_for(stream, x))
-        if key is not None:
-            self._calls[key] = bound
-            if len(self._calls) > REMEMBERED_CALLS:
-                self._calls.popitem(last=False)
-        return out
 
     def synchronize(self) -> None:
         """Wait for the last call on every rank; raises what ended it. Collective."""
@@ -85,73 +46,93 @@ class Operation:
         self._calls.clear()
         self.program.close()
 
-    def _rows(self, m: int) -> int:
-        """Rows of this call on one rank; ArgumentError if x does not fit."""
-        raise NotImplementedError
-
-    def _tensors(
-        self, x: Array, w: Array, y: Array, dims: Mapping[str, int]
-    ) -> dict[str, Array]:
-        """The graph's tensors from the caller's arrays: the same memory, other
-        shapes."""
-        raise NotImplementedError
-
-    def _output_shape(self, m: int, n: int) -> tuple[int, int]:
-        raise NotImplementedError
-
-    def _make_output(self, x: Any, w: Any) -> Any:
-        try:
-            n = w.shape[0] if self.w_layout == "nk" else w.shape[1]
-            return empty_like(inspect("x", x), self._output_shape(x.shape[0], n))
-        except (AttributeError, IndexError, ArgumentError):
-            return None  # _bind finds the words
-
-    def _bind(self, x: Any, w: Any, out: Any) -> tuple[Bound, Any]:
-        try:
-            return self._fit(x, w, out)
-        except EtcDistError as error:
-            self.world.refuse(error)
-
-    def _fit(self, x: Any, w: Any, out: Any) -> tuple[Bound, Any]:
-        ax, aw = inspect("x", x), inspect("w", w)
-        if len(ax.shape) != 2 or len(aw.shape) != 2:
-            raise self._misfit("x [M, K] and w of two axes", f"x {ax}; w {aw}")
-        m, k = ax.shape
-        n, wk = aw.shape if self.w_layout == "nk" else reversed(aw.shape)
-        if k != wk:
-            text = "[N, K]" if self.w_layout == "nk" else "[K, N]"
-            raise self._misfit(f"w {text} with K = {k} as in x", f"x {ax}; w {aw}")
-        dims = {"rows": self._rows(m), "n": n, "k": k}
-        shape = self._output_shape(m, n)
-        if out is None:
-            out = empty_like(ax, shape)
-        ay = inspect("out", out)
-        if ay.shape != shape:
-            raise self._misfit(f"out {list(shape)}", f"out {ay}")
-        _refuse_overlap(self, ay, ax, aw)
-        return self.program.bind(self._tensors(ax, aw, ay, dims), dims), out
-
-    def _misfit(self, wanted: str, got: str) -> ArgumentError:
+    def misfit(self, wanted: str, got: str) -> ArgumentError:
+        """The error for arguments that do not fit this operation."""
         name = type(self).__name__
         return ArgumentError(
             f"the arguments do not fit {name}",
             where=f"{name}, rank {self.world.rank} of {self.world.size}",
             wanted=wanted,
             got=got,
-            fix="correct the shapes; nothing was launched on any rank",
+            fix="correct the arguments; nothing was launched on any rank",
         )
 
+    def _call(self, inputs: Sequence[Any], out: Any, stream: Any) -> Any:
+        key = None
+        if self.world.backend == "cuda":
+            if out is None:
+                out = self._make_output(inputs)
+            key = (*map(identity, inputs), identity(out))
+            bound = self._calls.get(key)
+            if bound is not None:
+                self.program.launch(bound, stream_for(stream, inputs[0]))
+                return out
+        try:
+            bound, out = self._bind(inputs, out)
+        except EtcDistError as error:
+            self.world.refuse(error)
+        self.program.launch(bound, stream_for(stream, inputs[0]))
+        if key is not None:
+            self._calls[key] = bound
+            if len(self._calls) > REMEMBERED_CALLS:
+                self._calls.popitem(last=False)
+        return out
 
-def _refuse_overlap(op: Operation, y: Array, *inputs: Array) -> None:
-    size = 2
-    for name, array in zip("xw", inputs, strict=True):
-        end = array.pointer + _count(array) * size
-        if y.pointer < end and array.pointer < y.pointer + _count(y) * size:
-            raise op._misfit(f"out apart from {name}", f"out overlaps {name}")
+    def _output_shape(self, *shapes: Sequence[int]) -> tuple[int, ...]:
+        """The output's shape for inputs of these shapes."""
+        raise NotImplementedError
+
+    def _check(self, inputs: Sequence[Array]) -> None:
+        """Raise `misfit` for inputs that do not fit each other."""
+        raise NotImplementedError
+
+    def _tensors(self, inputs: Sequence[Array], y: Array) -> Fitted:
+        """The graph's tensors, in the caller's memory, and its dims."""
+        raise NotImplementedError
+
+    def _make_output(self, inputs: Sequence[Any]) -> Any:
+        try:
+            shape = self._output_shape(*(i.shape for i in inputs))
+            return empty_like(inspect(self.names[0], inputs[0]), shape)
+        except (AttributeError, IndexError, ArgumentError):
+            return None  # _bind finds the words
+
+    def _bind(self, inputs: Sequence[Any], out: Any) -> tuple[Bound, Any]:
+        seen = [inspect(n, i) for n, i in zip(self.names, inputs, strict=True)]
+        self._check(seen)
+        shape = self._output_shape(*(a.shape for a in seen))
+        if out is None:
+            out = empty_like(seen[0], shape)
+        y = inspect("out", out)
+        if y.shape != shape:
+            raise self.misfit(f"out {list(shape)}", f"out {y}")
+        for name, array in zip(self.names, seen, strict=True):
+            if _overlap(y, array):
+                raise self.misfit(f"out apart from {name}", f"out overlaps {name}")
+        tensors, dims = self._tensors(seen, y)
+        return self.program.bind(tensors, dims), out
 
 
-def _count(array: Array) -> int:
-    count = 1
-    for extent in array.shape:
-        count *= extent
-    return count
+def _overlap(a: Array, b: Array) -> bool:
+    return a.pointer < _end(b) and b.pointer < _end(a)
+
+
+def _end(array: Array) -> int:
+    return array.pointer + prod(array.shape) * SIZES.get(array.dtype, 1)
+
+
+def refuse_options(
+    world: World, name: str, **options: tuple[Any, Sequence[Any]]
+) -> None:
+    """Refuse, on every rank, an operation whose options are not among the known."""
+    bad = {k: v for k, (v, known) in options.items() if v not in known}
+    if bad:
+        world.refuse(
+            ArgumentError(
+                f"{name} cannot be made",
+                where=f"{name}, rank {world.rank}",
+                wanted=", ".join(f"{k} in {tuple(options[k][1])}" for k in bad),
+                got=", ".join(f"{k} = {v!r}" for k, v in bad.items()),
+                fix="choose among these",
+            )
+        )

@@ -54,10 +54,12 @@ struct Box {
 };
 
 // An element of the event counters of `rank`; `target` is the count that meets it.
+// `cross_rank` decides the scope of its accesses; it is known when a map is inlined.
 struct EventRef {
   i32 rank;
   u32 index;
   u32 target;
+  bool cross_rank;
 };
 
 ETC_DEVICE i32 load_index(u64 tensor, i64 offset) {

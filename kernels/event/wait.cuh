@@ -68,26 +68,33 @@ ETC_DEVICE bool spin(const Run<Program>& run, u64 limit, Poll poll, Report repor
   return true;
 }
 
-template <bool kSystem, class Program>
+template <class Program>
 ETC_DEVICE bool event_is_met(const Run<Program>& run, const EventRef& event) {
   const u64 address = run.event_address(run.g.rank, event.index);
-  return i32(ptx::load_acquire<kSystem>(address) - event.target) >= 0;
+  const u32 have = event.cross_rank ? ptx::load_acquire<true>(address)
+                                    : ptx::load_acquire<false>(address);
+  return i32(have - event.target) >= 0;
 }
 
-template <bool kSystem, bool kNap, class Program>
+template <bool kNap, class Program>
 ETC_DEVICE bool wait_event(const Run<Program>& run, const EventRef& event, Waiter who) {
   return spin<kNap>(
-      run, run.g.wait_limit, [&] { return event_is_met<kSystem>(run, event); },
+      run, run.g.wait_limit, [&] { return event_is_met(run, event); },
       [&] {
         const u32 have = ptx::load_relaxed(run.event_address(run.g.rank, event.index));
         give_up(run, who, kEventWait, event.index, have, event.target);
       });
 }
 
-// Adds `step` to an element. The caller has ordered its data before: see order_stores.
-template <bool kSystem, class Program>
+// Adds `step` to an element. The caller has ordered its data before by a fence.
+template <class Program>
 ETC_DEVICE void notify_event(const Run<Program>& run, const EventRef& event, u32 step) {
-  ptx::add_relaxed<kSystem>(run.event_address(event.rank, event.index), step);
+  const u64 address = run.event_address(event.rank, event.index);
+  if (event.cross_rank) {
+    ptx::add_relaxed<true>(address, step);
+  } else {
+    ptx::add_relaxed<false>(address, step);
+  }
 }
 
 // The handshake: `rank` has begun this epoch, so it reads nothing of the last one any more

@@ -61,6 +61,10 @@ struct Matmul {
     Box x = Call::template box<0>(run.g, c), w = Call::template box<1>(run.g, c);
     const u32 steps = num_steps<Call>(run, c);
     x.y += half * kRows;
+    if constexpr (Call::kGated) {
+      // Columns 0..127 of the product are the gate's, 128..255 the other weight's.
+      if (half == 1) w = Call::template box<2>(run.g, c);
+    }
     for (u32 k = 0; k < steps; ++k, ++ring) {
       const u32 s = ring % kStages, stage = base + s * kStageBytes;
       if (!wait_mbarrier(run, free(s), (ring / kStages & 1) ^ 1, who)) return false;
@@ -73,7 +77,8 @@ struct Matmul {
         ptx::load_box_multicast(share, {w.map, n, at, w.z}, full(s), 3);
         ptx::load_box_multicast(share + kChunkBytes, {w.map, n + 64, at, w.z}, full(s), 3);
       } else {
-        const Box part = {w.map, w.x + i32(k * kDepth), w.y + i32(half) * 128, w.z};
+        const i32 row = w.y + (Call::kGated ? 0 : i32(half) * 128);
+        const Box part = {w.map, w.x + i32(k * kDepth), row, w.z};
         ptx::load_box_multicast(share, part, full(s), 3);
       }
     }
@@ -86,10 +91,11 @@ struct Matmul {
     return (u32(x.size[x.kRank - 1]) + kDepth - 1) / kDepth;
   }
 
-  // A consumer warpgroup multiplies one tile and puts it into the output buffer.
+  // A consumer warpgroup multiplies one tile and puts it into the output buffer; a gated
+  // tile of 256 columns becomes silu(left half) * right half.
   template <bool kIsHalf, bool kWeightIsKN, class Program>
   ETC_DEVICE bool consume(
-      const Run<Program>& run, u32 steps, u32& ring, u32& round, Waiter who) const {
+      const Run<Program>& run, u32 steps, bool gated, u32& ring, u32& round, Waiter who) const {
     const u32 lane = threadIdx.x & 31, wg = __shfl_sync(~0u, threadIdx.x >> 7, 0);
     // NOTE: kept warp-uniform, so that descriptors stay in uniform registers. A shared
     // address bears the worker's place in its cluster above bit 23: cut it off.
@@ -119,7 +125,11 @@ struct Matmul {
     }
     ptx::wgmma_wait<0>();
     if (lane < 2) ptx::mbarrier_arrive_cluster(free((ring - 1) % kStages), lane);
-    return put<kIsHalf>(run, d, wg, round, who);
+    if (Program::kHasGate && gated) {
+#pragma unroll
+      for (int i = 0; i < 64; ++i) d[i] = __fdividef(d[i], 1.0f + __expf(-d[i])) * d[i + 64];
+    }
+    return put<kIsHalf>(run, d, gated ? kRounds / 2 : kRounds, wg, round, who);
   }
 
  private:
@@ -132,13 +142,15 @@ struct Matmul {
 
   template <bool kIsHalf, class Program>
   ETC_DEVICE bool put(
-      const Run<Program>& run, float (&d)[128], u32 wg, u32& round, Waiter who) const {
+      const Run<Program>& run, float (&d)[128], u32 rounds, u32 wg, u32& round,
+      Waiter who) const {
     const u32 lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
     const u32 row = warp * 16 + ((lane >> 3) & 1) * 8 + (lane & 7);
     const u32 unit = lane >> 4;
     const u32 origin = out(wg) + row * 128;
 #pragma unroll
     for (u32 h = 0; h < kRounds; ++h, ++round) {
+      if (Program::kHasGate && h == rounds) break;
       const bool came = wait_mbarrier(run, emptied(wg), (round & 1) ^ 1, who);
       if (!__all_sync(~0u, came)) return false;
 #pragma unroll
@@ -161,10 +173,10 @@ struct Matmul {
  public:
   // The storing thread takes a finished tile out of the buffer: `store(wg, h)` issues the
   // bulk stores of round h of warpgroup wg.
-  template <class Program, class Store>
+  template <u32 kCount, class Program, class Store>
   ETC_DEVICE bool drain_tile(
       const Run<Program>& run, u32& round, Waiter who, Store store) const {
-    for (u32 h = 0; h < kRounds; ++h, ++round) {
+    for (u32 h = 0; h < kCount; ++h, ++round) {
 #pragma unroll
       for (u32 wg = 0; wg < 2; ++wg) {
         if (!wait_mbarrier(run, filled(wg), round & 1, who)) return false;
@@ -189,9 +201,10 @@ struct matmul_store {
   ETC_DEVICE static bool store(
       const Matmul& matmul, const Run<Program>& run, const typename Call::Coord& c, u32& round,
       u32&, u32& entered, Waiter who) {
-    Box y = Call::template box<2>(run.g, c);
+    Box y = Call::template box<Call::kReads>(run.g, c);
     y.y += (blockIdx.x & 1) * Matmul::kRows;
-    const bool done = matmul.drain_tile(run, round, who, [&](u32 wg, u32 h) {
+    constexpr u32 kCount = Call::kGated ? Matmul::kRounds / 2 : Matmul::kRounds;
+    const bool done = matmul.drain_tile<kCount>(run, round, who, [&](u32 wg, u32 h) {
 #pragma unroll
       for (u32 chunk = 0; chunk < 2; ++chunk) {
         const i32 column = y.x + i32((h * 2 + chunk) * 64);
@@ -210,6 +223,10 @@ struct matmul_store {
     return true;
   }
 };
+
+// silu(x @ gate.T) * (x @ up.T), 128 columns wide.
+template <class Task>
+struct matmul_gated : matmul_store<Task> {};
 
 // The tile goes to the slot of its owner, as the workers' shared-memory images.
 template <class Task>
@@ -235,7 +252,7 @@ struct matmul_send {
       if (!wait_mbarrier(run, matmul.sent(images & 1), parity, who)) return false;
       ptx::fence_proxy_async();  // generic reads of the scratch before the next bulk store
     }
-    const bool done = matmul.drain_tile(run, round, who, [&](u32 wg, u32 h) {
+    const bool done = matmul.drain_tile<Matmul::kRounds>(run, round, who, [&](u32 wg, u32 h) {
       const u64 at = to + wg * (Matmul::kImageBytes / 2) + h * Matmul::kRoundBytes;
       ptx::store_bytes(at, matmul.out(wg), Matmul::kRoundBytes);
     });

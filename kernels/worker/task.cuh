@@ -35,7 +35,7 @@ ETC_DEVICE bool waits_are_met(const Run<Program>& run, const typename Call::Coor
   bool met = true;
 #pragma unroll
   for (int n = 0; n < Call::kWaits; ++n) {
-    met = met && event_is_met<Program::kCrossRank>(run, Call::wait(run.g, c, n));
+    met = met && event_is_met(run, Call::wait(run.g, c, n));
   }
   return met;
 }
@@ -44,7 +44,7 @@ template <bool kNap, class Program, class Call>
 ETC_DEVICE bool wait_events(const Run<Program>& run, const typename Call::Coord& c, Waiter who) {
 #pragma unroll
   for (int n = 0; n < Call::kWaits; ++n) {
-    if (!wait_event<Program::kCrossRank, kNap>(run, Call::wait(run.g, c, n), who)) return false;
+    if (!wait_event<kNap>(run, Call::wait(run.g, c, n), who)) return false;
   }
   return true;
 }
@@ -75,11 +75,11 @@ ETC_DEVICE bool peers_have_started(
 template <class Program, class Call>
 ETC_DEVICE void notify_all(const Run<Program>& run, const typename Call::Coord& c, u32 parts) {
   if constexpr (Call::kNotifies > 0) {
-    ptx::fence_acq_rel<Program::kCrossRank>();
+    ptx::fence_acq_rel<Call::kNotifiesPeers>();
 #pragma unroll
     for (int n = 0; n < Call::kNotifies; ++n) {
       const u32 step = parts * Call::notify_step(n);
-      notify_event<Program::kCrossRank>(run, Call::notify(run.g, c, n), step);
+      notify_event(run, Call::notify(run.g, c, n), step);
     }
   }
 }

@@ -87,6 +87,7 @@ class TensorLane {
     each_unit([&](i32 unit) {
       // NOTE: steps are found first and the product is one piece of code, not one a call.
       u32 steps = 0;
+      bool gated = false;
       Waiter who{kTensorLane, 0, 0};
       bool going = true;
       const u64 begin = trace.now();
@@ -97,6 +98,7 @@ class TensorLane {
         who = Waiter{kTensorLane, Call::kCall, u32(t)};
         if constexpr (IsMatmul<Call>::value) {
           steps = Matmul::num_steps<Call>(run_, Call::at(run_.g, t));
+          gated = Call::kGated;
         } else {
           going = run_body<Call>(t, who);
         }
@@ -104,7 +106,7 @@ class TensorLane {
       if constexpr (Program::kHasMatmul) {
         if (steps > 0) {
           going = matmul_.consume<Program::kIsHalf, Program::kWeightIsKN>(
-              run_, steps, ring, round, who);
+              run_, steps, gated, ring, round, who);
         }
       }
       trace.add(who.lane, who.call, who.task, begin);

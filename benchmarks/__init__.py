@@ -1,0 +1,1 @@
+"""Benchmarks: fused collectives against cuBLAS and NCCL; see README.md beside this."""

@@ -1,0 +1,108 @@
+"""From graph to loaded program: what each stage costs, without ranks.
+
+python benchmarks/compile_time.py --world-size 8
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks import records
+from benchmarks.device import driver_version
+from etc_dist.codegen import Source, generate
+from etc_dist.ir import GraphFunction
+from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
+from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
+from etc_dist.runtime.build import ARCH, build, nvrtc_version
+from etc_dist.schedule import schedule_static
+from etc_dist.settings import Settings
+
+Result = TypeVar("Result")
+
+
+def timed(stage: Callable[[], Result]) -> tuple[Result, float]:
+    """What a stage gives, and its milliseconds."""
+    started = time.perf_counter()
+    result = stage()
+    return result, round((time.perf_counter() - started) * 1e3, 3)
+
+
+def measure(graph: GraphFunction, settings: Settings) -> records.CompileRecord:
+    """Every stage of one graph; `settings` has an empty cache."""
+    # NOTE: the compiler is loaded once a process, whatever it compiles: not counted.
+    major, minor = nvrtc_version()
+    plan, schedule_ms = timed(lambda: schedule_static(graph))
+    source, generate_ms = timed(lambda: generate(plan))
+    cubin, build_ms = timed(lambda: build(source, settings))
+    _, cached_ms = timed(lambda: build(source, settings))
+    device, load_ms = _load(source, cubin.path)
+    return records.CompileRecord(
+        op="compile",
+        world_size=graph.world_size,
+        device=device,
+        driver=driver_version(),
+        cuda=f"{major}.{minor}",
+        backend="cuda",
+        path=f"{plan.schedule} schedule, NVRTC, {ARCH}",
+        commit=records.commit(),
+        date=records.now(),
+        program=graph.name,
+        schedule_ms=schedule_ms,
+        generate_ms=generate_ms,
+        build_ms=build_ms,
+        cached_ms=cached_ms,
+        load_ms=load_ms,
+        source_lines=len(source.text.splitlines()),
+        cubin_bytes=cubin.path.stat().st_size,
+        registers=cubin.registers,
+        spill_bytes=cubin.spill_bytes,
+    )
+
+
+def _load(source: Source, path: Path) -> tuple[str, float | None]:
+    """The GPU, and the milliseconds of loading a cubin on it; None without a GPU."""
+    try:
+        import cupy
+
+        properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
+        cupy.cuda.runtime.free(0)  # makes CUDA's context: not counted
+    except Exception:
+        return "none", None
+
+    def load() -> object:
+        return cupy.RawModule(path=str(path)).get_function(source.entry).attributes
+
+    return properties["name"].decode(), timed(load)[1]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Time the stages of a compilation.")
+    add = parser.add_argument
+    add("--world-size", type=int, default=8)
+    add("--record", type=Path, help="default: benchmarks/results/compile.jsonl")
+    options = parser.parse_args()
+    for make in (matmul_reduce_scatter_graph, all_gather_matmul_graph):
+        with tempfile.TemporaryDirectory() as cache:
+            settings = replace(Settings.load(), cache=Path(cache))
+            record = measure(make(options.world_size), settings)
+        records.append(record, options.record)
+        load = "no GPU" if record.load_ms is None else f"{record.load_ms:.1f} ms"
+        print(
+            f"{record.program}: schedule {record.schedule_ms:.1f} ms, source "
+            f"{record.generate_ms:.1f} ms ({record.source_lines} lines), cubin "
+            f"{record.build_ms:.1f} ms, again {record.cached_ms:.1f} ms, load {load}"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,157 @@
+"""What the benchmarks write down: one JSON object a line, appended by rank 0."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """What every record holds: where, when and with which code it was measured."""
+
+    op: str
+    world_size: int
+    device: str
+    driver: str
+    cuda: str
+    backend: str
+    path: str
+    """Which schedule, backend and workers ran."""
+    commit: str
+    date: str
+    """UTC, ISO 8601."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FusedRecord(Record):
+    """A fused collective at one shape against its unfused baseline."""
+
+    model: str
+    M: int
+    N: int
+    K: int
+    dtype: str
+    schedule: str
+    ours_ms: float
+    baseline_ms: float
+    gemm_ms: float
+    collective_ms: float
+    wire_ms: float
+    """The bytes that leave a rank, at the measured rate of the links."""
+    limit_ms: float
+    """max(gemm_ms, wire_ms): no fusion can be faster."""
+    of_limit: float
+    speedup: float
+    error: float
+    """Relative Frobenius norm over all ranks, against fp32."""
+    baseline_error: float
+    bitwise_equal: bool
+    repeats: int
+    ours_spread_ms: tuple[float, float]
+    """First and third quartile."""
+    host_us: Mapping[str, float]
+    """Host cost of an eager call after the first, by array library."""
+    protocol: str
+    baseline: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoakRecord(Record):
+    """Many runs in a row; their outputs compared bit by bit with the first ones."""
+
+    cases: int
+    runs: int
+    mismatches: int
+    hangs: int
+    seconds: float
+    error: float
+    """The largest of all bfloat16 cases."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileRecord(Record):
+    """From graph to loaded program, on one process."""
+
+    program: str
+    schedule_ms: float
+    generate_ms: float
+    build_ms: float
+    cached_ms: float
+    """The same build again, found in the cache."""
+    load_ms: float | None
+    """Cubin to GPU; None without a GPU."""
+    source_lines: int
+    cubin_bytes: int
+    registers: int
+    spill_bytes: int
+
+
+KINDS: Mapping[str, type[Record]] = {
+    "matmul_reduce_scatter": FusedRecord,
+    "all_gather_matmul": FusedRecord,
+    "soak": SoakRecord,
+    "compile": CompileRecord,
+}
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def commit() -> str:
+    """BENCH_COMMIT, for copies without history, else git's HEAD, "-dirty" if changed;
+    the results themselves do not count as a change."""
+    named = os.environ.get("BENCH_COMMIT")
+    if named:
+        return named
+    try:
+        head = _git("rev-parse", "HEAD")
+        changes = _git("status", "--porcelain", "--", ".", ":!benchmarks/results")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return f"{head}-dirty" if changes else head
+
+
+def append(record: Record, path: Path | None = None) -> None:
+    """Add a record to `path`, by default benchmarks/results/<op>.jsonl."""
+    path = path or RESULTS / f"{record.op}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write(json.dumps(asdict(record)) + "\n")
+
+
+def load(folder: Path = RESULTS) -> Iterator[Record]:
+    """Every record in `folder`, oldest first in each file. Raises ValueError, with
+    the file and line, for a line that is no record."""
+    for path in sorted(folder.glob("*.jsonl")):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            try:
+                yield parse(json.loads(line))
+            except (ValueError, KeyError) as fault:
+                raise ValueError(f"{path}:{number}: {fault}") from fault
+
+
+def parse(values: Mapping[str, Any]) -> Record:
+    """The record that `values` holds; ValueError unless it has just its kind's fields."""
+    kind = KINDS[values["op"]]
+    wanted = {field.name for field in fields(kind)}
+    if wanted != set(values):
+        missing, strange = sorted(wanted - set(values)), sorted(set(values) - wanted)
+        raise ValueError(f"missing {missing or 'nothing'}, unknown {strange or 'none'}")
+    return kind(**values)
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(ROOT), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return done.stdout.strip()

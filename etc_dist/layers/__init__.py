@@ -1,0 +1,1 @@
+"""Layers: whole parts of a model as one program."""

@@ -1,0 +1,155 @@
+"""The dense MLP of a transformer, tensor-parallel, as one persistent kernel a rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from etc_dist.ir import Graph, ceildiv, graph_function, tile
+from etc_dist.ops.all_gather_matmul import ROW_GROUP, push_packets
+from etc_dist.ops.matmul import TILE, matmul_gated, matmul_send
+from etc_dist.ops.matmul_reduce_scatter import add_sum_slots
+from etc_dist.ops.operation import Fitted, Operation, refuse_options
+from etc_dist.ops.order import grouped_rows, rotated_owners
+from etc_dist.ops.product import DTYPES
+from etc_dist.ops.push_rows import PACKET_BYTES
+from etc_dist.ops.sum_slots import PIECE_COLUMNS, PIECE_ROWS
+from etc_dist.runtime.arrays import Array, dtype_of
+from etc_dist.world import World, current
+
+COLUMN_GROUP = 4
+"""Columns of output tiles that all owners get before the next ones: with fewer, the
+down projection begins on rows whose activations are only just being made."""
+
+
+@graph_function
+def mlp_graph(
+    g: Graph,
+    *,
+    dtype: str = "bfloat16",
+    tile_size: int = TILE,
+    piece: tuple[int, int] = (PIECE_ROWS, PIECE_COLUMNS),
+    packet_bytes: int = PACKET_BYTES,
+) -> None:
+    """x [rows, hidden] on each rank -> y [rows, hidden], the same rows.
+
+    gate, up [inner, hidden] and down [hidden, inner] are a rank's share of the weights,
+    split along the inner width. All ranks' rows are gathered, multiplied by gate and up
+    into activations, and these by down; the partial sums go to the rows' owners. A tile
+    of the down projection starts when its rows' activations are complete on its rank.
+    """
+    rows, hidden, inner = g.dims("rows hidden inner")
+    world, size = g.world_size, tile_size
+    blocks = g.let("blocks", ceildiv(rows, size))
+    wide = g.let("wide", ceildiv(inner, size // 2))
+    columns = g.let("columns", ceildiv(hidden, size))
+    x = g.input("x", (rows, hidden), dtype)
+    gate = g.input("gate", (inner, hidden), dtype)
+    up = g.input("up", (inner, hidden), dtype)
+    down = g.input("down", (hidden, inner), dtype)
+    y = g.output("y", (rows, hidden), dtype)
+    active = g.local("active", (world, rows, inner), dtype)
+    activated = g.events("activated", (world, blocks), expects=wide)
+
+    i, j = grid = g.grid(i=blocks, j=wide)
+    weights = gate[tile(j, size // 2), :], up[tile(j, size // 2), :]
+    g.call(
+        matmul_gated(dtype),
+        grid,
+        name="gate_up_own",
+        reads=[x[tile(i, size), :], *weights],
+        writes=[active[g.rank, tile(i, size), tile(j, size // 2)]],
+        notifies=[activated[g.rank, i]],
+        order=lambda t: grouped_rows(t, blocks, wide, ROW_GROUP),
+    )
+    if world > 1:
+        gathered, arrived = push_packets(g, x, blocks, 2 * inner, size, packet_bytes)
+        p, i, j = grid = g.grid(p=world - 1, i=blocks, j=wide)
+        weights = gate[tile(j, size // 2), :], up[tile(j, size // 2), :]
+        source = (g.rank + 1 + p) % world
+        g.call(
+            matmul_gated(dtype),
+            grid,
+            name="gate_up_peer",
+            reads=[gathered[source, tile(i, size), :], *weights],
+            writes=[active[source, tile(i, size), tile(j, size // 2)]],
+            waits=[arrived[source, i]],
+            notifies=[activated[source, i]],
+            order=lambda t: (
+                t // (blocks * wide),
+                *grouped_rows(t % (blocks * wide), blocks, wide, ROW_GROUP),
+            ),
+        )
+
+    slots = g.symmetric("slots", (world, blocks, columns, size, size), dtype)
+    ready = g.events("ready", (blocks, columns), expects=world, cross_rank=True)
+    d, i, j = grid = g.grid(d=world, i=blocks, j=columns)
+    g.call(
+        matmul_send("nk", dtype),
+        grid,
+        name="down_projection",
+        reads=[active[d, tile(i, size), :], down[tile(j, size), :]],
+        writes=[slots.on(d)[g.rank, i, j, :, :]],
+        waits=[activated[d, i]],
+        notifies=[ready.on(d)[i, j]],
+        order=lambda t: rotated_owners(t, world, blocks, columns, COLUMN_GROUP),
+    )
+    add_sum_slots(g, slots, ready, y, piece)
+
+
+class MLP(Operation):
+    """y = (silu(x @ gate.T) * (x @ up.T)) @ down.T over all ranks, one kernel a rank.
+
+    gate, up [I / world_size, H] and down [H, I / world_size]: this rank's share of the
+    weights, kept by reference; mlp(x, out=None, stream=None): x [M / world_size, H] ->
+    [M / world_size, H], each rank its own rows (sequence-parallel in and out). bf16 or
+    fp16; products accumulate in fp32, the activations are rounded once to the dtype,
+    the ranks' partial sums are added in fp32 in rank order: the same bits on every run.
+    On GPUs H and I / world_size are multiples of 8. Arrays and errors as in
+    MatmulReduceScatter. Making one is collective.
+    """
+
+    names = ("x", "gate", "up", "down")
+
+    def __init__(
+        self,
+        gate: Any,
+        up: Any,
+        down: Any,
+        *,
+        world: World | None = None,
+        schedule: str = "static",
+        options: Mapping[str, Any] | None = None,
+    ):
+        world = world or current()
+        dtype = dtype_of(gate)
+        refuse_options(world, "MLP", dtype=(dtype, DTYPES))
+        self.dtype, self.weights = dtype, (gate, up, down)
+        graph = mlp_graph(world.size, dtype=dtype, **(options or {}))
+        super().__init__(graph, world, schedule)
+
+    def __call__(self, x: Any, out: Any = None, *, stream: Any = None) -> Any:
+        return self._call((x, *self.weights), out, stream)
+
+    def _output_shape(self, *shapes: Sequence[int]) -> tuple[int, ...]:
+        return tuple(shapes[0])
+
+    def _check(self, inputs: Sequence[Array]) -> None:
+        x, gate, up, down = inputs
+        shape = gate.shape
+        if (
+            any(len(a.shape) != 2 for a in inputs)
+            or up.shape != shape
+            or down.shape != tuple(reversed(shape))
+            or x.shape[1] != shape[1]
+        ):
+            raise self.misfit(
+                "x [M, H], gate [I, H], up [I, H], down [H, I]",
+                f"x {x}; gate {gate}; up {up}; down {down}",
+            )
+
+    def _tensors(self, inputs: Sequence[Array], y: Array) -> Fitted:
+        x, gate, up, down = inputs
+        inner, hidden = gate.shape
+        dims = {"rows": x.shape[0], "hidden": hidden, "inner": inner}
+        return {"x": x, "gate": gate, "up": up, "down": down, "y": y}, dims

@@ -1,0 +1,61 @@
+"""The fused collectives around one matrix product: x [M, K] and w."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from etc_dist.ir import GraphFunction
+from etc_dist.ops.operation import Operation, refuse_options
+from etc_dist.runtime.arrays import Array
+from etc_dist.world import World, current
+
+DTYPES = ("bfloat16", "float16")
+W_LAYOUTS = ("nk", "kn")
+
+
+class ProductOperation(Operation):
+    """Base of the fused collectives.
+
+    dtype: "bfloat16" or "float16", of inputs and output. w_layout: "nk" for weights
+    stored [N, K], "kn" for [K, N]. world: default the current one. options: passed to
+    the graph function (tile sizes, for the CPU backend). Making one is collective.
+    """
+
+    names = ("x", "w")
+    graph_function: Callable[..., GraphFunction]
+
+    def __init__(
+        self,
+        *,
+        dtype: str = "bfloat16",
+        w_layout: str = "nk",
+        world: World | None = None,
+        schedule: str = "static",
+        options: Mapping[str, Any] | None = None,
+    ):
+        world = world or current()
+        name = type(self).__name__
+        known = {"dtype": (dtype, DTYPES), "w_layout": (w_layout, W_LAYOUTS)}
+        refuse_options(world, name, **known)
+        self.dtype, self.w_layout = dtype, w_layout
+        graph = type(self).graph_function(
+            world.size, dtype=dtype, w_layout=w_layout, **(options or {})
+        )
+        super().__init__(graph, world, schedule)
+
+    def __call__(self, x: Any, w: Any, out: Any = None, *, stream: Any = None) -> Any:
+        return self._call((x, w), out, stream)
+
+    def _columns(self, w: Sequence[int]) -> int:
+        return w[0] if self.w_layout == "nk" else w[1]
+
+    def _check(self, inputs: Sequence[Array]) -> None:
+        x, w = inputs
+        if len(x.shape) != 2 or len(w.shape) != 2:
+            raise self.misfit("x [M, K] and w of two axes", f"x {x}; w {w}")
+        k = w.shape[1] if self.w_layout == "nk" else w.shape[0]
+        if x.shape[1] != k:
+            text = "[N, K]" if self.w_layout == "nk" else "[K, N]"
+            wanted = f"w {text} with K = {x.shape[1]} as in x"
+            raise self.misfit(wanted, f"x {x}; w {w}")
