@@ -21,7 +21,7 @@ from etc_dist.world import World
 
 Call = Callable[[], Any]
 SLEEP_NS = 2_000_000
-"""Device sleep before each timed call: hides the host's launches, lets the chip cool."""
+"""Device sleep before a timed call: hides the host's launches, lets the chip cool."""
 DTYPES: Mapping[str, Any] = {
     "bfloat16": ml_dtypes.bfloat16,
     "float16": np.float16,
@@ -103,7 +103,7 @@ class Device(ABC):
         """Array libraries whose host cost is measured, each with a way to get there."""
 
     @abstractmethod
-    def facts(self) -> dict[str, str]:
+    def facts(self) -> dict[str, Any]:
         """device, driver, cuda and baseline, for the records."""
 
 
@@ -171,10 +171,9 @@ class Gpu(Device):
 
     def poison_staging(self, operation: Operation) -> None:
         program = operation.program
-        executor: Any = program._executor
         for tensor in program.plan.graph.tensors:
             if tensor.kind == "symmetric":
-                executor.symmetric(tensor.name).fill(0xFF)
+                program.symmetric(tensor.name).fill(0xFF)
 
     def libraries(self) -> Mapping[str, Callable[[Any], Any]]:
         found: dict[str, Callable[[Any], Any]] = {"cupy": lambda array: array}
@@ -192,7 +191,7 @@ class Gpu(Device):
         assert tensor.data_ptr() == array.data.ptr, "torch copied a CuPy array"
         return tensor.view(getattr(self._torch, array.dtype.name))
 
-    def facts(self) -> dict[str, str]:
+    def facts(self) -> dict[str, Any]:
         cuda = self.xp.cuda.runtime
         properties = cuda.getDeviceProperties(self._id)
         number = self._nccl.get_version()
@@ -258,7 +257,7 @@ class Cpu(Device):
     def libraries(self) -> Mapping[str, Callable[[Any], Any]]:
         return {}
 
-    def facts(self) -> dict[str, str]:
+    def facts(self) -> dict[str, Any]:
         return {
             "device": platform.processor() or platform.machine(),
             "driver": "none",

@@ -1,4 +1,4 @@
-"""The protocol: how a fused collective is checked, timed and compared; see README.md."""
+"""The protocol: how a fused collective is checked and timed; see README.md."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import numpy as np
 import etc_dist
 from benchmarks import records
 from benchmarks.device import Call, Device, open_device
-from etc_dist.ops.operation import Operation
+from etc_dist.ops.product import ProductOperation
 from etc_dist.settings import Settings
 from etc_dist.world import World
 
@@ -35,9 +35,9 @@ CPU_MODELS: Mapping[str, tuple[int, int]] = {"small": (512, 2048)}
 LINK_BYTES_PER_S = 340e9
 """What leaves each of eight H200 at once, every rank writing to all others: the best
 rate measured over NVLink (nominally 450 GB/s)."""
-TOLERANCE: Mapping[str, float] = {"bfloat16": 3e-3, "float16": 4e-4}
+TOLERANCE: Mapping[str, float] = {"bfloat16": 3e-3, "float16": 5e-4}
 """Largest relative error; rounding each partial sum and the result costs 2.4e-3 in
-bfloat16, an eighth of that in float16."""
+bfloat16, an eighth of that in float16; small outputs scatter."""
 REPEATS, WARM_UP, BLOCK = 21, 4, 7
 HOST_CALLS, HOST_ROUNDS = 100, 5
 PROTOCOL = (
@@ -64,7 +64,7 @@ class Workload(ABC):
     """A fused collective: its shapes, and the unfused steps that give the same."""
 
     name: str
-    operation: type[Operation]
+    operation: type[ProductOperation]
 
     @abstractmethod
     def sizes(self, hidden: int, intermediate: int) -> tuple[int, int]:
@@ -179,7 +179,7 @@ def relative_error(device: Device, out: Any, reference: Any) -> float:
     return float(np.sqrt(error / norm))
 
 
-def bitwise_equal(device: Device, operation: Operation, case: Case) -> bool:
+def bitwise_equal(device: Device, operation: ProductOperation, case: Case) -> bool:
     """Whether three runs give equal bits on all ranks; leaves the last in case.out.
 
     Before each run, the output and the operation's own symmetric memory are poisoned:
@@ -200,7 +200,7 @@ def bitwise_equal(device: Device, operation: Operation, case: Case) -> bool:
 
 
 def host_cost(
-    device: Device, operation: Operation, workload: Workload
+    device: Device, operation: ProductOperation, workload: Workload
 ) -> dict[str, float]:
     """Microseconds of the host for an eager call after the first, by array library."""
     shape = Shape(256, 256, 256, device.world.size)
@@ -225,7 +225,7 @@ def host_cost(
 
 def benchmark(
     device: Device,
-    operation: Operation,
+    operation: ProductOperation,
     workload: Workload,
     model: str,
     shape: Shape,
@@ -276,15 +276,16 @@ def faults(values: Mapping[str, Any]) -> list[str]:
     """What is wrong with a measured shape, in words; alike on all ranks."""
     found = []
     limit = TOLERANCE[values["dtype"]]
-    for name in ("error", "baseline_error"):
-        if not values[name] <= limit * (2 if name == "baseline_error" else 1):
-            found.append(f"{name} {values[name]:.2e}, wanted {limit:.0e}")
+    # NCCL adds in the arrays' dtype: its error is larger, and grows with the ranks.
+    for name, allowed in (("error", limit), ("baseline_error", 2 * limit)):
+        if not values[name] <= allowed:  # so that NaN is refused too
+            found.append(f"{name} {values[name]:.2e}, wanted {allowed:.0e}")
     if not values["bitwise_equal"]:
         found.append("three runs differ in their bits")
     return found
 
 
-def provenance(world: World, operation: Operation) -> dict[str, Any]:
+def provenance(world: World, operation: ProductOperation) -> dict[str, Any]:
     """What the records of a fused program share besides the device's facts."""
     program = operation.program
     schedule = program.plan.schedule
@@ -297,10 +298,9 @@ def provenance(world: World, operation: Operation) -> dict[str, Any]:
 
 
 def start(cpu: bool) -> World:
-    """The world of a benchmark. Programs are not proved before they run, unless
-    ETC_DIST_VERIFY=1: proofs at these shapes take longer than the benchmark."""
+    """The world of a benchmark, on the CPU backend if asked for."""
     backend = {"ETC_DIST_BACKEND": "cpu"} if cpu else {}
-    environ = {"ETC_DIST_VERIFY": "0", **os.environ, **backend}
+    environ = {**os.environ, **backend}
     return etc_dist.start(Settings.load(environ))
 
 
@@ -328,10 +328,14 @@ def main(workload: Workload) -> int:
     device = open_device(world)
     operation = workload.operation(world=world)
     host_us = host_cost(device, operation, workload)
-    shared = provenance(world, operation)
-    shared |= {"schedule": operation.program.plan.schedule, "protocol": PROTOCOL}
-    shared |= {"op": workload.name, "host_us": host_us}
-    shared |= device.facts() if world.rank == 0 else {}
+    shared: dict[str, Any] = {
+        "op": workload.name,
+        "schedule": operation.program.plan.schedule,
+        "host_us": host_us,
+        "protocol": PROTOCOL,
+        **provenance(world, operation),
+        **(device.facts() if world.rank == 0 else {}),
+    }
     tell(f"{workload.name}: host cost of a call {host_us} us")
     failed = False
     for model in names:
@@ -342,8 +346,9 @@ def main(workload: Workload) -> int:
         failed = failed or bool(wrong)
         tell(_line(values) + "".join(f"\n  FAILED: {fault}" for fault in wrong))
         if not wrong and may_record(world, options.record):
-            moment = {"commit": records.commit(), "date": records.now()}
-            record = records.FusedRecord(**shared, **values, **moment)
+            record = records.FusedRecord(
+                **shared, **values, commit=records.commit(), date=records.now()
+            )
             records.append(record, options.record)
     operation.close()
     world.close()

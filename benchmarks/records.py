@@ -142,7 +142,7 @@ def load(folder: Path = RESULTS) -> Iterator[Record]:
 
 
 def parse(values: Mapping[str, Any]) -> Record:
-    """The record that `values` holds; ValueError unless it has just its kind's fields."""
+    """The record that `values` holds; ValueError unless it has its kind's fields."""
     kind = KINDS[values["op"]]
     wanted = {field.name for field in fields(kind)}
     if wanted != set(values):

@@ -32,13 +32,13 @@ from benchmarks.harness import (
     teller,
 )
 from benchmarks.matmul_reduce_scatter import MatmulReduceScatterWorkload
-from etc_dist.ops.operation import Operation
+from etc_dist.ops.product import ProductOperation
 from etc_dist.world import World
 
 BATCH = 100
 """Runs without any synchronisation of the host."""
-# dtype, layout of w, rows of one rank, N, K: whole tiles, tails in every direction, less
-# than one tile, one row, one step of K and many.
+# dtype, layout of w, rows of one rank, N, K: whole tiles, tails in every direction,
+# less than one tile, one row, one step of K and many.
 CASES = (
     (MatmulReduceScatterWorkload(), "bfloat16", "nk", 1024, 1024, 512),
     (MatmulReduceScatterWorkload(), "bfloat16", "nk", 3, 264, 72),
@@ -59,7 +59,7 @@ CASES = (
 class Soaked:
     """A case made ready: its operation, arguments, and the bits that it must give."""
 
-    operation: Operation
+    operation: ProductOperation
     case: Case
     w: Any
     first: Any
@@ -70,7 +70,7 @@ class Soak:
 
     def __init__(self, device: Device):
         self.device = device
-        self.operations: dict[tuple[type[Workload], str, str], Operation] = {}
+        self.operations: dict[tuple[type[Workload], str, str], ProductOperation] = {}
         self.error = 0.0
         self.faults: list[str] = []
         self.cases = [self._prepare(*case) for case in CASES]

@@ -34,6 +34,7 @@ class Executor(Protocol):
     def reset(self) -> None: ...
     def synchronize(self) -> None: ...
     def trace(self) -> Trace: ...
+    def symmetric(self, name: str) -> Any: ...
     def close(self) -> None: ...
 
 
@@ -143,6 +144,12 @@ class Program:
         """The timeline of the last run, of all ranks (needs settings.trace)."""
         mine = self._executor.trace()
         return Trace.merge(cast(list[Trace], self.world.gather(mine)))
+
+    def symmetric(self, name: str) -> Any:
+        """This rank's bytes (uint8) of a symmetric tensor, as laid out for the last
+        run: to poison or to look at."""
+        self._check_open()
+        return self._executor.symmetric(name)
 
     def show(self, **dims: int) -> str:
         """Graph and plan as stable text; with dims, the numbers at that shape."""

@@ -41,10 +41,16 @@ class OnGpu:
     remark = ""
 
     def __init__(self, world: etc_dist.World):
-        import cupy
-        from cupy.cuda import nccl
-        from cupy_backends.cuda.libs import cublas
-
+        try:
+            import cupy
+            from cupy.cuda import nccl
+            from cupy_backends.cuda.libs import cublas
+        except ImportError as fault:
+            raise SystemExit(
+                f"the unfused baseline of this demo needs cuBLAS and NCCL: {fault}\n"
+                "to do: pip install 'cupy-cuda13x[ctk]' nvidia-nccl-cu13 "
+                "(or 'cupy-cuda12x[ctk]' nvidia-nccl-cu12)"
+            ) from fault
         self.xp, self._world, self._cublas = cupy, world, cublas
         self._one, self._zero = np.ones(1, np.float32), np.zeros(1, np.float32)
         unique_id = world.gather(nccl.get_unique_id() if world.rank == 0 else None)[0]
@@ -187,8 +193,8 @@ def all_gather_matmul_case(world: etc_dist.World, on: Any) -> Case:
 
 def random(on: Any, seed: int, *shape: int) -> Any:
     """Random bfloat16 values: the same on every rank for the same seed."""
-    on.xp.random.seed(seed)
-    return on.xp.random.uniform(-1, 1, shape).astype(np.float32).astype(BF16)
+    values = np.random.default_rng(seed).random(shape, np.float32)
+    return on.xp.asarray(2 * values - 1).astype(BF16)
 
 
 def exact(x: Any) -> Any:

@@ -144,7 +144,7 @@ class GpuExecutor:
             self._block = None
 
     def symmetric(self, name: str) -> Any:
-        """This rank's bytes of a symmetric tensor, for tests that poison it."""
+        """This rank's bytes of a symmetric tensor, as laid out for the last run."""
         assert self._block is not None
         memory = plan_memory(self.plan.graph, self._dims)
         start = self._capacity.tensors_offset + memory.symmetric[name]

@@ -1,0 +1,55 @@
+"""The records of the benchmarks: one schema, and none that does not fit it."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import records
+
+
+def test_record_survives_being_written_and_read(
+    tmp_path: Path, values: dict[str, Any]
+) -> None:
+    record = records.parse(values)
+    records.append(record, tmp_path / "some.jsonl")
+    (read,) = records.load(tmp_path)
+    assert asdict(read) == values
+
+
+def test_record_with_a_field_missing_is_refused_with_its_line(
+    tmp_path: Path, values: dict[str, Any]
+) -> None:
+    del values["error"]
+    (tmp_path / "some.jsonl").write_text(json.dumps(values) + "\n")
+    with pytest.raises(ValueError, match=r"some.jsonl:1: missing \['error'\]"):
+        list(records.load(tmp_path))
+
+
+def test_every_record_in_the_repository_fits_its_schema() -> None:
+    for record in records.load():
+        assert record.op in records.KINDS
+
+
+def test_readme_names_every_field_of_a_fused_record() -> None:
+    text = (records.ROOT / "benchmarks" / "README.md").read_text()
+    named = set(re.findall(r"`(\w+)`", text.partition("## A record")[2]))
+    assert {field.name for field in fields(records.FusedRecord)} <= named
+
+
+def test_commit_is_taken_from_the_environment_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("BENCH_COMMIT", "abc")
+    assert records.commit() == "abc"
+
+
+def test_commit_is_unknown_without_git(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BENCH_COMMIT", raising=False)
+    monkeypatch.setenv("PATH", "")
+    assert records.commit() == "unknown"

@@ -1,0 +1,77 @@
+"""The graphs whose generated text is kept: both ops, and one small graph of a user."""
+
+from __future__ import annotations
+
+from etc_dist.ir import (
+    DeviceFunction,
+    Graph,
+    GraphFunction,
+    device_function,
+    graph_function,
+    minimum,
+    tile,
+)
+from etc_dist.ir.function import TENSOR, TRANSFER
+from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
+from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
+
+
+@device_function(
+    source="user/scale.cuh", reads=2, writes=1, lane=TENSOR, constants={"kFactor": 3}
+)
+def scale(x, table, box):
+    box[...] = 3 * x
+
+
+TAKE = DeviceFunction(
+    "take", lambda box, y: None, "user/take.cuh", TRANSFER, 1, 1, parts=2
+)
+
+
+@graph_function
+def ring(g: Graph) -> None:
+    """y = 3 * the previous rank's x; the tiles to wait for are an input."""
+    (n,) = g.dims("n")
+    tiles = g.let("tiles", n // 4)
+    x = g.input("x", (n, 8), "float16")
+    table = g.input("table", (4,), "int32")
+    y = g.output("y", (n, 8), "float16")
+    box = g.symmetric("box", (n, 8), "float16")
+    here = g.events(
+        "here",
+        (tiles, 2),
+        expects=lambda i, part: minimum(table.load(part), 1),
+        cross_rank=True,
+    )
+    done = g.events("done", (1,), expects=tiles)
+    following = (g.rank + 1) % g.world_size
+    (i,) = grid = g.grid(i=tiles)
+    g.call(
+        scale,
+        grid,
+        reads=[x[tile(i, 4), :], table[:]],
+        writes=[box.on(following)[tile(i, 4), :]],
+        notifies=[here.on(following)[i, part] for part in (0, 1)],
+        order=lambda t: (tiles - 1 - t,),
+        pace=n * 2,
+    )
+    g.call(
+        TAKE,
+        grid,
+        reads=[box[tile(i, 4), :]],
+        writes=[y[tile(i, 4), :]],
+        waits=[here[i, 0], here[i, 1]],
+        notifies=[done[0]],
+    )
+
+
+GRAPHS: dict[str, GraphFunction] = {
+    "matmul_reduce_scatter": matmul_reduce_scatter_graph(2),
+    "all_gather_matmul": all_gather_matmul_graph(2),
+    "user": ring(2),
+}
+DIMS: dict[str, dict[str, int]] = {
+    "matmul_reduce_scatter": {"rows": 1000, "n": 4096, "k": 1792},
+    "all_gather_matmul": {"rows": 1000, "n": 4096, "k": 1792},
+    "user": {"n": 32},
+}

@@ -1,0 +1,83 @@
+"""Index expressions as CUDA text: the same numbers as `evaluate` gives."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from etc_dist.codegen.expression import linear, text
+from etc_dist.ir import RANK, TASK, Expr, Symbol, maximum, minimum
+from etc_dist.ir.expr import Const, Load, op
+
+N, I = Symbol("n", "dim"), Symbol("i", "coordinate")  # noqa: E741
+BLOCKS = Symbol("blocks", "derived")
+SYMBOLS = [N, BLOCKS, I, RANK, TASK]
+TABLE = np.array([3, -1, 4, 1, -5, 9, 2, -6], np.int32)
+
+# What kernels/common/types.cuh and operand.cuh call so.
+DEVICE = {
+    "floordiv": lambda a, b: a // b,
+    "floormod": lambda a, b: a % b,
+    "minimum": min,
+    "maximum": max,
+    "load_index": lambda tensor, index: int(tensor[index]),
+}
+
+
+@pytest.mark.parametrize(
+    ("expr", "expected"),
+    [
+        (N + I * 2, "(g.n + (c.i * 2))"),
+        (TASK // BLOCKS % 4, "floormod(floordiv(t, g.blocks), 4)"),
+        (minimum(N, RANK) - 1, "(minimum(g.n, g.rank) - 1)"),
+        (maximum(I, -3), "maximum(c.i, -3)"),
+        (Load("table", (I + 1,)), "load_index(g.table, (c.i + 1))"),
+    ],
+)
+def test_symbols_are_found_where_the_device_has_them(expr, expected):
+    assert text(expr) == expected
+
+
+def test_a_replaced_symbol_takes_its_expression_along():
+    axis = Symbol("here_0", "coordinate")
+    assert text(axis * 2 + N, {"here_0": I + 1}) == "(((c.i + 1) * 2) + g.n)"
+
+
+def test_the_place_of_an_element_is_row_major():
+    at = linear((I, RANK, TASK), (N, BLOCKS, Const(5)))
+    assert value_of(at, dict(n=9, blocks=4, i=2, rank=3, t=1)) == (2 * 4 + 3) * 5 + 1
+
+
+def value_of(cuda: str, env: dict[str, int]) -> int:
+    """What the device computes, by Python's own precedence rules: C++ has the same."""
+    g = SimpleNamespace(table=TABLE, **env)
+    found = eval(cuda, {**DEVICE, "g": g, "c": g, "t": env["t"]})
+    assert isinstance(found, int)
+    return found
+
+
+@st.composite
+def larger(draw: st.DrawFn, parts: st.SearchStrategy[Expr]) -> Expr:
+    name = draw(st.sampled_from(["+", "-", "*", "//", "%", "min", "max", "load"]))
+    a, b = draw(parts), draw(parts)
+    if name == "load":
+        return Load("table", (a % len(TABLE),))
+    if name in ("//", "%"):  # no divisor is zero
+        b = draw(st.sampled_from([maximum(b, 1), minimum(b, -1)]))
+    return op(name, a, b)
+
+
+LEAVES = st.one_of(st.sampled_from(SYMBOLS), st.integers(-9, 9).map(Const))
+ENVIRONMENTS = st.fixed_dictionaries(
+    {symbol.name: st.integers(-50, 50) for symbol in SYMBOLS}
+)
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(st.recursive(LEAVES, larger, max_leaves=8), ENVIRONMENTS)
+def test_the_device_computes_what_the_host_does(expr, env):
+    assert value_of(text(expr), env) == expr.evaluate({**env, "@table": TABLE})

@@ -1,0 +1,76 @@
+"""The argument block: one layout in NumPy and in the generated C++ struct."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from etc_dist.codegen import Arguments, generate
+from etc_dist.codegen.layout import CONTROL, FAULT, TRACE_RECORD, notification_unit
+from etc_dist.schedule import schedule_static
+from tests.codegen.graphs import GRAPHS
+
+# Size and alignment of what the struct is made of, on the device.
+TYPES = {"TensorMap": (128, 128), "u64": (8, 8), "u32": (4, 4), "i32": (4, 4)}
+
+
+def compiled(text: str, world: int) -> tuple[dict[str, int], int]:
+    """Offsets of the members and size of a struct, by the rules of C."""
+    offsets: dict[str, int] = {}
+    at = largest = 0
+    for kind, name, many in re.findall(r"^  (\w+) (\w+)(\[kWorld\])?;$", text, re.M):
+        size, alignment = TYPES[kind]
+        at = -(-at // alignment) * alignment
+        offsets[name] = at
+        at += size * (world if many else 1)
+        largest = max(largest, alignment)
+    return offsets, -(-at // largest) * largest
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 8])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_numpy_and_the_compiler_place_every_argument_alike(name, world):
+    plan = schedule_static(replace(GRAPHS[name], world_size=world))
+    arguments = Arguments.of(plan)
+    offsets, size = compiled(arguments.text(), world)
+    dtype = arguments.dtype
+    assert dtype.names == tuple(offsets)
+    assert {n: dtype.fields[n][1] for n in dtype.names} == offsets
+    assert dtype.itemsize == size
+    assert f"static_assert(sizeof(Args) == {size});" in arguments.text()
+
+
+def test_the_block_holds_a_pointer_for_each_rank_and_each_tensor():
+    arguments = Arguments.of(schedule_static(GRAPHS["user"]))
+    assert arguments.dtype["peer"].shape == (2,)
+    tensors = ("x", "table", "y", "box")
+    assert [arguments.dtype[name] for name in tensors] == [np.dtype("u8")] * 4
+    assert arguments.maps == ()
+
+
+def test_operands_that_are_copied_alike_share_a_tensor_map():
+    arguments = Arguments.of(schedule_static(GRAPHS["all_gather_matmul"]))
+    names = [m.name for m in arguments.maps]
+    assert names == [
+        "map_x_128x64",
+        "map_w_128x64",
+        "map_y_64x64",
+        "map_gathered_128x64",
+    ]
+
+
+def test_a_notification_is_as_many_increments_as_its_parts_can_share():
+    plan = schedule_static(GRAPHS["user"])
+    units = {e.name: notification_unit(plan, e) for e in plan.graph.events}
+    assert units == {"here": 1, "done": 2}
+    scatter = schedule_static(GRAPHS["matmul_reduce_scatter"])
+    assert notification_unit(scatter, scatter.graph.event("ready")) == 4
+    assert "u32(2) * 4u" in generate(scatter).text
+
+
+def test_records_have_the_sizes_that_the_device_code_names():
+    assert (FAULT.itemsize, TRACE_RECORD.itemsize) == (32, 32)
+    assert (CONTROL.fields["faults"][1], CONTROL.fields["fault"][1]) == (16, 64)

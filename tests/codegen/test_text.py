@@ -1,0 +1,87 @@
+"""The texts of graphs, plans and sources: as they were, and the same on every rank."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from etc_dist.codegen import generate
+from etc_dist.schedule import schedule_static
+from tests.codegen.graphs import DIMS, GRAPHS
+
+NAMES = sorted(GRAPHS)
+WORKERS = 132
+ROOT = Path(__file__).parents[2]
+
+
+def all_texts() -> str:
+    """What every rank must come to by itself."""
+    plans = {name: schedule_static(graph) for name, graph in GRAPHS.items()}
+    shown = [p.graph.show() + p.show(WORKERS, **DIMS[n]) for n, p in plans.items()]
+    return "\n".join(shown + [generate(plan).text for plan in plans.values()])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_graph(name, golden):
+    golden(GRAPHS[name].show())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_plan(name, golden):
+    golden(schedule_static(GRAPHS[name]).show(WORKERS, **DIMS[name]))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_source(name, golden):
+    golden(generate(schedule_static(GRAPHS[name])).text)
+
+
+@pytest.mark.parametrize("hash_seed", ["1", "2"])
+def test_another_process_comes_to_the_same_text(hash_seed):
+    code = (
+        "import hashlib\nfrom tests.codegen.test_text import all_texts\n"
+        "print(hashlib.sha256(all_texts().encode()).hexdigest())"
+    )
+    environment = os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
+    expected = hashlib.sha256(all_texts().encode()).hexdigest()
+    assert done.stdout == expected + "\n", done.stderr
+
+
+def test_equal_plans_give_equal_sources():
+    assert all_texts() == all_texts()
+    graph = GRAPHS["user"]
+    first, second = (generate(schedule_static(graph)) for _ in range(2))
+    assert first == second
+    assert first.digest == hashlib.sha256(first.text.encode()).hexdigest()[:16]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_dim_is_an_argument_of_the_source(name):
+    source, graph = generate(schedule_static(GRAPHS[name])), GRAPHS[name]
+    names = [s.name for s in graph.dims] + [s.name for s, _ in graph.derived]
+    assert set(names) <= set(source.arguments.integers)
+    assert all(f"  i32 {name};\n" in source.text for name in names)
+
+
+def test_a_plan_that_was_shown_at_a_shape_gives_the_same_source():
+    plan = schedule_static(GRAPHS["all_gather_matmul"])
+    before = generate(plan).text
+    for rows in (8, 1000):
+        plan.show(WORKERS, rows=rows, n=rows, k=rows)
+        plan.graph.environment({"rows": rows, "n": rows, "k": rows}, 1)
+    assert generate(plan).text == before
+
+
+def test_tracing_changes_one_constant():
+    plan = schedule_static(GRAPHS["user"])
+    plain, traced = (generate(plan, trace=t).text for t in (False, True))
+    assert traced == plain.replace("int kTrace = 0;", "int kTrace = 1;")
+    assert traced != plain

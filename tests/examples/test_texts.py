@@ -1,0 +1,49 @@
+"""The README's example runs, and no text points at what is not there."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TEXTS = [ROOT / "README.md", ROOT / "etc_dist/README.md", *ROOT.glob("docs/*.md")]
+
+
+def test_example_of_the_readme_runs(tmp_path):
+    blocks = re.findall(r"^```python\n(.*?)^```", TEXTS[0].read_text(), re.M | re.S)
+    (tmp_path / "example.py").write_text(blocks[0])
+    command = [
+        sys.executable,
+        ROOT / "launch/mpirun",
+        "-n",
+        "2",
+        tmp_path / "example.py",
+    ]
+    done = subprocess.run(
+        command,
+        env=os.environ | {"ETC_DIST_BACKEND": "cpu", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert sorted(done.stdout.splitlines()) == [
+        f"[rank {r}] rank {r} of 2: y (256, 128), z (512, 64), 16.0" for r in range(2)
+    ], done.stderr
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_somewhere(path):
+    links = re.findall(r"\]\(([^)#]+)", path.read_text())
+    local = [link for link in links if "://" not in link]
+    assert [link for link in local if not (path.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_files_named_in_texts_exist(path):
+    named = re.findall(
+        r"`((?:etc_dist|kernels|launch|docs|examples)/[\w./]+)`", path.read_text()
+    )
+    assert [name for name in named if not (ROOT / name).exists()] == []

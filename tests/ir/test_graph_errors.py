@@ -1,0 +1,190 @@
+"""What the language refuses while a graph is written, and in which words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from etc_dist.errors import GraphError
+from etc_dist.ir import RANK, DeviceFunction, Graph, Symbol
+
+J = Symbol("j", "coordinate")
+
+
+def function(reads: int = 0, writes: int = 0, **fields: Any) -> DeviceFunction:
+    lane = fields.pop("lane", "tensor")
+    return DeviceFunction("work", print, "", lane, reads, writes, **fields)
+
+
+def refused(act: Callable[[], object]) -> GraphError:
+    with pytest.raises(GraphError) as caught:
+        act()
+    return caught.value
+
+
+# --------------------------------------------------------------------- expressions
+
+
+@pytest.mark.parametrize("value", [1.5, "2", None, True], ids=repr)
+def test_an_index_must_be_an_integer(value):
+    error = refused(lambda: J + value)
+    assert (error.what, error.got) == ("an index is not an integer", repr(value))
+
+
+def test_a_symbolic_value_has_no_truth_value():
+    error = refused(lambda: 4 if J - 4 else 5)
+    assert error.where == "expression j - 4"
+    assert "minimum() and maximum()" in error.fix
+
+
+@pytest.mark.parametrize("name", ["//", "%"])
+def test_a_constant_is_not_divided_by_zero(name):
+    seven = Graph("one", 1).let("seven", 7)
+    error = refused(lambda: seven // 0 if name == "//" else seven % 0)
+    assert (error.where, error.got) == (f"7 {name} 0", "0")
+
+
+# ------------------------------------------------------------------ tensors, events
+
+
+def test_only_a_symmetric_tensor_is_on_other_ranks():
+    x = Graph("one", 2).input("x", (4,), "float32")
+    error = refused(lambda: x.on(RANK + 1))
+    assert error.where == "x.on(rank + 1)"
+    assert error.got == "a tensor of kind 'input'"
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [("float32", "input"), ("int32", "output")])
+def test_only_int32_of_this_rank_is_part_of_an_index(dtype, kind):
+    x = getattr(Graph("one", 1), kind)("x", (4,), dtype)
+    error = refused(lambda: x.load(J, 0))
+    assert (error.where, error.got) == ("x.load(j, 0)", f"{dtype}, {kind}")
+
+
+@pytest.mark.parametrize("index", [0, (0, 0, 0)], ids=["one", "three"])
+def test_every_axis_is_indexed(index):
+    g = Graph("one", 2)
+    x = g.symmetric("x", (4, 4), "float32")
+    e = g.events("e", (4, 4), expects=1, cross_rank=True)
+    for thing in (x, x.on(1), e, e.on(1)):
+        error = refused(lambda thing=thing: thing[index])
+        assert "wrong number of axes" in error.what
+        assert error.wanted == "2 indices"
+
+
+def test_a_region_has_no_step():
+    x = Graph("one", 1).input("x", (4,), "float32")
+    assert refused(lambda: x[0:4:2]).got == "step 2"
+
+
+def test_events_of_one_rank_are_not_on_others():
+    e = Graph("one", 2).events("e", (4,), expects=1)
+    error = refused(lambda: e.on(1)[0])
+    assert error.what == "event tensor e is not cross-rank"
+
+
+# ------------------------------------------------------------------ device functions
+
+
+@pytest.mark.parametrize(
+    ("fields", "got"),
+    [
+        ({"lane": "vector"}, "lane 'vector', cluster 1"),
+        ({"cluster": 3}, "lane 'tensor', cluster 3"),
+        ({"lane": "transfer", "cluster": 2}, "cluster 2"),
+    ],
+    ids=["lane", "cluster", "transfer"],
+)
+def test_a_device_function_asks_for_what_a_worker_has(fields, got):
+    error = refused(lambda: function(**fields))
+    assert (error.where, error.got) == ("device function work", got)
+
+
+# ---------------------------------------------------------------------------- graphs
+
+
+@pytest.mark.parametrize(
+    "name", ["x", "rank", "t", "two words", "1st", "_hidden", ""], ids=repr
+)
+def test_a_name_is_an_identifier_and_used_once(name):
+    g = Graph("one", 1)
+    g.input("x", (4,), "float32")
+    for claim in (
+        lambda: g.output(name, (4,), "float32"),
+        lambda: g.events(name, (4,), expects=1),
+        lambda: g.let(name, J * 2),
+        lambda: g.call(function(), g.grid(i=1), name=name or "x"),
+    ):
+        assert refused(claim).where == "graph one"
+
+
+def test_the_same_function_called_twice_needs_names():
+    g = Graph("one", 1)
+    g.call(function(), g.grid(i=1))
+    error = refused(lambda: g.call(function(), g.grid(i=1)))
+    assert error.what == "the name 'work' cannot be used"
+    assert "name=..." in error.fix
+
+
+def test_a_dtype_must_be_known():
+    error = refused(lambda: Graph("one", 1).local("x", (4,), "float64"))
+    assert error.what == "tensor x has an unknown dtype"
+    assert error.wanted == "bfloat16, float16, float32, int32"
+
+
+def test_operands_fit_the_device_function():
+    g = Graph("one", 1)
+    x = g.input("x", (4,), "float32")
+    error = refused(lambda: g.call(function(1, 1), g.grid(i=1), reads=[x[:]] * 2))
+    assert error.wanted == "1 reads and 1 writes"
+    assert error.got == "2 reads and 0 writes"
+
+
+@pytest.mark.parametrize(
+    ("where", "fields"),
+    [
+        ("x[j]", {"writes": lambda x, e: [x[J]]}),
+        ("x.on(j)[:]", {"writes": lambda x, e: [x.on(J)[:]]}),
+        ("e[j]", {"waits": lambda x, e: [e[J]]}),
+        ("e.on(j)[0]", {"notifies": lambda x, e: [e.on(J)[0]]}),
+        ("order j", {"order": lambda x, e: lambda t: (J,)}),
+        ("pace j", {"pace": lambda x, e: J}),
+    ],
+    ids=["region", "region's rank", "wait", "notify's rank", "order", "pace"],
+)
+def test_a_call_uses_the_coordinates_of_its_own_grid(where, fields):
+    g = Graph("one", 2)
+    x = g.symmetric("x", (4,), "float32")
+    e = g.events("e", (4,), expects=1, cross_rank=True)
+    given = {name: make(x, e) for name, make in fields.items()}
+    writes = len(given.get("writes", ()))
+    error = refused(lambda: g.call(function(0, writes), g.grid(i=4), **given))
+    assert error.what == "call work uses unknown symbols"
+    assert error.where == f"graph one, call work: {where}"
+    assert error.got == "j"
+    assert re.match(r"only .*\brank\b", error.wanted)
+
+
+def test_an_extent_does_not_use_coordinates():
+    g = Graph("one", 1)
+    error = refused(lambda: g.call(function(), g.grid(k=J)))
+    assert error.where == "graph one, call work: extent of k"
+
+
+def test_a_call_waits_on_its_own_rank():
+    g = Graph("one", 2)
+    e = g.events("e", (4,), expects=1, cross_rank=True)
+    error = refused(lambda: g.call(function(), g.grid(i=1), waits=[e.on(1)[0]]))
+    assert error.what == "call work waits on another rank's event"
+    assert error.got == "e.on(1)[0]"
+
+
+def test_a_call_reads_its_own_memory():
+    g = Graph("one", 2)
+    x = g.symmetric("x", (4,), "float32")
+    error = refused(lambda: g.call(function(1), g.grid(i=1), reads=[x.on(1)[:]]))
+    assert error.what == "call work reads another rank's memory"
+    assert error.fix == "let the owner write to tensor.on(reader)"

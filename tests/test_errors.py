@@ -1,0 +1,92 @@
+"""Errors: four parts in the message, and nothing lost on the way between ranks."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from etc_dist import errors
+from etc_dist.errors import (
+    ArgumentError,
+    BuildError,
+    DeadlockError,
+    EtcDistError,
+    GraphError,
+    RaceError,
+    SymmetricMemoryError,
+    WaitRecord,
+    WaitTimeoutError,
+    WorldError,
+)
+
+PARTS = {"where": "here", "wanted": "good", "got": "bad", "fix": "mend it"}
+CLASSES = [
+    value
+    for value in vars(errors).values()
+    if isinstance(value, type) and issubclass(value, EtcDistError)
+]
+RECORD = WaitRecord(1, 7, "transfer", "sum_slots[0, 3]", "ready[0, 3]", 2, 4)
+
+
+def travelled(error: EtcDistError) -> EtcDistError:
+    return pickle.loads(pickle.dumps(error))
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_a_message_has_four_parts(kind):
+    assert str(kind("it failed", **PARTS)) == (
+        "it failed\n"
+        "  where:  here\n"
+        "  wanted: good\n"
+        "  got:    bad\n"
+        "  to do:  mend it"
+    )
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_an_error_survives_pickling(kind):
+    error = kind("it failed", **PARTS)
+    again = travelled(travelled(error))
+    assert type(again) is kind
+    assert str(again) == str(error)
+    assert vars(again) == vars(error)
+    assert (again.what, again.fix) == ("it failed", "mend it")
+
+
+@pytest.mark.parametrize(
+    ("kind", "parents"),
+    [
+        (ArgumentError, (ValueError,)),
+        (DeadlockError, (GraphError,)),
+        (RaceError, (GraphError,)),
+        (SymmetricMemoryError, (WorldError, MemoryError)),
+        (WaitTimeoutError, (TimeoutError,)),
+    ],
+)
+def test_an_error_is_also_what_python_would_raise(kind, parents):
+    assert all(issubclass(kind, parent) for parent in parents)
+
+
+def test_a_wait_record_reads_as_a_sentence():
+    assert str(RECORD) == (
+        "rank 1, worker 7, transfer lane: sum_slots[0, 3] waits for ready[0, 3]: "
+        "have 2, want 4"
+    )
+
+
+def test_a_timeout_keeps_its_records():
+    error = WaitTimeoutError("it failed", **PARTS, records=[RECORD, RECORD])
+    assert travelled(error).records == (RECORD, RECORD)
+
+
+def test_a_build_error_keeps_its_source_and_numbers_its_lines():
+    error = BuildError("it failed", **PARTS, source="int a;\nint b;\n")
+    again = travelled(error)
+    assert isinstance(again, BuildError)
+    assert again.numbered() == "   1  int a;\n   2  int b;"
+
+
+def test_the_tree_at_the_top_of_the_file_names_every_class():
+    drawn = errors.__doc__ or ""
+    assert [kind.__name__ for kind in CLASSES if kind.__name__ not in drawn] == []
