@@ -20,11 +20,16 @@ _SCHEDULES = {"static": schedule_static}
 
 
 def compile(
-    graph: GraphFunction, world: World | None = None, *, schedule: str = "static"
+    graph: GraphFunction,
+    world: World | None = None,
+    *,
+    schedule: str = "static",
+    trace: bool | None = None,
 ) -> Program:
     """Compile `graph` for all ranks of `world` (default: the current one). Collective.
 
-    The program is proved correct at each shape before its first run there. Raises the
+    The program is proved correct at each shape before its first run there. `trace`
+    makes one that records its timeline (default: settings.trace). Raises the
     error of the stage that refuses: ScheduleError, CodegenError, BuildError; WorldError
     if the ranks do not hold the same graph."""
     world = world or current()
@@ -33,7 +38,7 @@ def compile(
     with _timed("schedule", settings):
         plan = _schedule(graph, schedule)
     with _timed("codegen", settings):
-        source = generate(plan, trace=settings.trace)
+        source = generate(plan, trace=settings.trace if trace is None else trace)
     if world.backend == "cpu":
         from etc_dist.runtime.cpu import CpuExecutor
 

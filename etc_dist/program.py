@@ -200,7 +200,7 @@ class Program:
     def _array_faults(
         self, tensor: Tensor, shape: tuple[int, ...], array: Array | None
     ) -> list[tuple[str, str]]:
-        device = "cpu" if self.backend == "cpu" else self.world.local_rank
+        device = self.world.device
         wanted = f"{tensor.name} {list(shape)} {tensor.dtype}, contiguous, on " + (
             "the CPU" if device == "cpu" else f"cuda:{device}"
         )

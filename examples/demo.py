@@ -141,7 +141,7 @@ class Case:
 
     title: str
     shape: tuple[int, int, int]
-    make: Callable[[], Any]
+    make: Callable[..., Any]
     x: Any
     w: Any
     reference: Any
@@ -162,9 +162,9 @@ def matmul_reduce_scatter_case(world: etc_dist.World, on: Any) -> Case:
         on.matmul(x, w, partial)
         on.reduce_scatter(partial, y)
 
-    def make() -> Any:
+    def make(**more: Any) -> Any:
         options = {"tile_size": on.tile_size, "piece": on.piece}
-        return etc_dist.MatmulReduceScatter(world=world, options=options)
+        return etc_dist.MatmulReduceScatter(world=world, options=options, **more)
 
     own = (xs[world.rank], ws[world.rank])
     return Case("GEMM + Reduce-Scatter", (m, n, k), make, *own, reference, unfused)
@@ -183,9 +183,9 @@ def all_gather_matmul_case(world: etc_dist.World, on: Any) -> Case:
         on.all_gather(x, gathered)
         on.matmul(gathered, w, y)
 
-    def make() -> Any:
+    def make(**more: Any) -> Any:
         options = {"tile_size": on.tile_size}
-        return etc_dist.AllGatherMatmul(world=world, options=options)
+        return etc_dist.AllGatherMatmul(world=world, options=options, **more)
 
     own = (xs[world.rank], weights)
     return Case("AllGather + GEMM", (m, n, k), make, *own, reference, unfused)
@@ -251,10 +251,7 @@ def run(case: Case, world: etc_dist.World, on: Any, output: Path) -> Result:
 
 def draw(case: Case, world: etc_dist.World, output: Path) -> list[Path]:
     """Two more runs, of a program that records when its tasks began and ended."""
-    settings = world.settings  # a program takes its settings from its world
-    world.settings = dataclasses.replace(settings, trace=True)
-    op = case.make()
-    world.settings = settings
+    op = case.make(trace=True)
     for _ in range(2):
         op(case.x, case.w)
     op.synchronize()

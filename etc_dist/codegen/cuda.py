@@ -29,7 +29,8 @@ ELEMENTS = {
     "float32": "float",
     "int32": "i32",
 }
-MAX_WORLD = 64
+MAX_WORLD = 32
+"""A worker remembers in one word which peers have started."""
 ENTRY = "etc_dist_program"
 
 

@@ -21,10 +21,8 @@ def text(expr: Expr, replace: Mapping[str, Expr] | None = None) -> str:
         prefix = {"coordinate": "c.", "task": ""}.get(expr.kind, "g.")
         return prefix + expr.name
     if isinstance(expr, Load):
-        index = text(expr.index[-1], replace)
-        if len(expr.index) > 1:
-            raise NotImplementedError(f"load with several axes: {expr}")
-        return f"load_index(g.{expr.tensor}, {index})"
+        place = text(_place(expr.index, expr.shape), replace)
+        return f"load_index(g.{expr.tensor}, {place})"
     assert isinstance(expr, Op)
     left, right = text(expr.left, replace), text(expr.right, replace)
     if expr.name in _CALLS:
@@ -34,7 +32,11 @@ def text(expr: Expr, replace: Mapping[str, Expr] | None = None) -> str:
 
 def linear(index: Sequence[Expr], shape: Sequence[Expr]) -> str:
     """The row-major position of an element."""
+    return text(_place(index, shape))
+
+
+def _place(index: Sequence[Expr], shape: Sequence[Expr]) -> Expr:
     at: Expr = Const(0)
     for i, extent in zip(index, shape, strict=True):
         at = at * extent + i
-    return text(at)
+    return at

@@ -158,10 +158,11 @@ class Load(Expr):
     """An element of a runtime tensor of int32, known only when the program runs."""
 
     tensor: str
+    shape: tuple[Expr, ...]
     index: tuple[Expr, ...]
 
     def children(self) -> tuple[Expr, ...]:
-        return self.index
+        return (*self.index, *self.shape)
 
     def evaluate(self, env: Mapping[str, Value]) -> Value:
         values = env["@" + self.tensor]

@@ -85,7 +85,7 @@ class Tensor:
                 got=f"{self.dtype}, {self.kind}",
                 fix="pass indices and counts as int32 tensors",
             )
-        return Load(self.name, tuple(wrap(i) for i in index))
+        return Load(self.name, self.shape, tuple(wrap(i) for i in index))
 
     @property
     def itemsize(self) -> int:

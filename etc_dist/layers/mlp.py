@@ -119,6 +119,7 @@ class MLP(Operation):
         *,
         world: World | None = None,
         schedule: str = "static",
+        trace: bool | None = None,
         options: Mapping[str, Any] | None = None,
     ):
         world = world or current()
@@ -126,7 +127,7 @@ class MLP(Operation):
         refuse_options(world, "MLP", dtype=(dtype, DTYPES))
         self.dtype, self.weights = dtype, (gate, up, down)
         graph = mlp_graph(world.size, dtype=dtype, **(options or {}))
-        super().__init__(graph, world, schedule)
+        super().__init__(graph, world, schedule, trace)
 
     def __call__(self, x: Any, out: Any = None, *, stream: Any = None) -> Any:
         return self._call((x, *self.weights), out, stream)

@@ -32,9 +32,15 @@ class Operation:
 
     names: tuple[str, ...] = ()
 
-    def __init__(self, graph: GraphFunction, world: World, schedule: str = "static"):
+    def __init__(
+        self,
+        graph: GraphFunction,
+        world: World,
+        schedule: str = "static",
+        trace: bool | None = None,
+    ):
         self.world = world
-        self.program: Program = compile(graph, world, schedule=schedule)
+        self.program: Program = compile(graph, world, schedule=schedule, trace=trace)
         self._calls: OrderedDict[Any, Bound] = OrderedDict()
 
     def synchronize(self) -> None:

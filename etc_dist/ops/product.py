@@ -18,8 +18,9 @@ class ProductOperation(Operation):
     """Base of the fused collectives.
 
     dtype: "bfloat16" or "float16", of inputs and output. w_layout: "nk" for weights
-    stored [N, K], "kn" for [K, N]. world: default the current one. options: passed to
-    the graph function (tile sizes, for the CPU backend). Making one is collective.
+    stored [N, K], "kn" for [K, N]. world: default the current one. trace: record the
+    timeline of each run. options: passed to the graph function (tile sizes, for the CPU
+    backend). Making one is collective.
     """
 
     names = ("x", "w")
@@ -32,6 +33,7 @@ class ProductOperation(Operation):
         w_layout: str = "nk",
         world: World | None = None,
         schedule: str = "static",
+        trace: bool | None = None,
         options: Mapping[str, Any] | None = None,
     ):
         world = world or current()
@@ -42,7 +44,7 @@ class ProductOperation(Operation):
         graph = type(self).graph_function(
             world.size, dtype=dtype, w_layout=w_layout, **(options or {})
         )
-        super().__init__(graph, world, schedule)
+        super().__init__(graph, world, schedule, trace)
 
     def __call__(self, x: Any, w: Any, out: Any = None, *, stream: Any = None) -> Any:
         return self._call((x, w), out, stream)

@@ -175,7 +175,8 @@ class GpuExecutor:
         self.world.barrier()
         if self._block is not None:
             self._block.free()
-            self._block = None
+        # NOTE: where there is no room, the next run finds the program without any.
+        self._block, self._capacity = None, Capacity()
         self._templates.clear()
         self._block = self.world.allocate(capacity.block_bytes)
         self._capacity = capacity

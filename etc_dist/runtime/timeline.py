@@ -45,8 +45,8 @@ def draw(trace: Trace, path: str | Path) -> None:
         boxes = PolyCollection(
             _boxes(tasks, places, begin, 0.5 if thin else 0.42),
             facecolors=[colour],
-            edgecolors="none" if thin else "white",
-            linewidths=0.4,
+            edgecolors=[colour] if thin else "white",
+            linewidths=0.2 if thin else 0.4,
         )
         axes.add_collection(boxes)
     _label(axes, places, thin)

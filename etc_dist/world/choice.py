@@ -59,9 +59,7 @@ def choose(reports: Sequence[Report]) -> Choice:
     if not obstacles:
         return Choice("cuda")
     if asked == "auto":
-        return Choice(
-            "cpu", "no GPU found: " + "; ".join(dict.fromkeys(obstacles.values()))
-        )
+        return Choice("cpu", "; ".join(dict.fromkeys(obstacles.values())))
     raise WorldError(
         'the backend "cuda" cannot be used',
         where="start of the world",

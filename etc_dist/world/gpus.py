@@ -28,7 +28,8 @@ def find() -> Gpus:
         devices = range(runtime.getDeviceCount())
         pci_ids = tuple(str(runtime.deviceGetPCIBusId(device)) for device in devices)
     except cupy.cuda.runtime.CUDARuntimeError as fault:
-        return Gpus(missing=f"no CUDA driver or GPU ({_short(fault)})")
+        # "cudaErrorInsufficientDriver: and a long sentence": the name says it.
+        return Gpus(missing=f"no NVIDIA driver ({_short(fault).partition(':')[0]})")
     if not pci_ids:
         return Gpus(missing="no GPU is visible (see CUDA_VISIBLE_DEVICES)")
     try:

@@ -30,6 +30,8 @@ class Backend(Protocol):
     """
 
     name: str
+    device: int | str
+    """The CUDA device of this rank, or "cpu": where its arrays have to be."""
 
     def allocate(self, nbytes: int) -> Block:
         """A zeroed block on every rank, or the same error on every rank."""

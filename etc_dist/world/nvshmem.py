@@ -51,7 +51,9 @@ class NvshmemMemory:
 
         Raises WorldError on every rank where any step fails on any rank.
         """
-        self._meeting, self._device, self._heap_size = meeting, device, heap_size
+        self._meeting, self._heap_size = meeting, heap_size
+        self._device = device
+        self.device: int | str = device
         self._sizes: dict[int, int] = {}
         self._cupy: Any = None
         meeting.agree(self._bind)

@@ -21,6 +21,7 @@ class SharedMemory:
     """Allocates from the memory of one host; `node` holds all ranks of the world."""
 
     name = "cpu"
+    device: int | str = "cpu"
 
     def __init__(self, node: MPI.Intracomm, meeting: Meeting):
         self._node, self._meeting = node, meeting

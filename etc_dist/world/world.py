@@ -43,6 +43,7 @@ class World:
         self.rank, self.size = comm.rank, comm.size
         self.local_rank, self.local_size = node.rank, node.size
         self.backend: str = backend.name
+        self.device: int | str = backend.device
         self._comm, self._node = comm, node
         self._meeting, self._backend, self._reason = meeting, backend, reason
         self._memories: dict[int, SymmetricMemory] = {}

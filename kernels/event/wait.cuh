@@ -68,6 +68,16 @@ ETC_DEVICE bool spin(const Run<Program>& run, u64 limit, Poll poll, Report repor
   return true;
 }
 
+// The pace of a lane: until the clock reads `due`; false if the program was aborted.
+template <class Program>
+ETC_DEVICE bool wait_until(const Run<Program>& run, u64 due) {
+  while (ptx::global_timer() < due) {
+    ptx::nanosleep(200);
+    if (run.aborted()) return false;
+  }
+  return true;
+}
+
 template <class Program>
 ETC_DEVICE bool event_is_met(const Run<Program>& run, const EventRef& event) {
   const u64 address = run.event_address(run.g.rank, event.index);

@@ -59,9 +59,8 @@ class TransferLane {
           const auto c = Call::at(run_.g, t);
           bool ready = true;
           if (lane_index() == 0) {
-            while (ptx::global_timer() < due<Call>(t)) ptx::nanosleep(200);
             const Waiter who{kTransferLane, Call::kCall, u32(t)};
-            ready = wait_events<true, Program, Call>(run_, c, who) &&
+            ready = wait_until(run_, due<Call>(t)) && wait_events<true, Program, Call>(run_, c, who) &&
                     wait_peers<Program, Call>(run_, c, who, entered_);
           }
           aborted = !__shfl_sync(~0u, int(ready), 0);

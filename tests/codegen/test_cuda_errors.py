@@ -22,9 +22,9 @@ def refused(graph) -> CodegenError:
 
 
 def test_too_many_ranks_are_refused():
-    graph = replace(GRAPHS["user"], world_size=65)
+    graph = replace(GRAPHS["user"], world_size=33)
     error = refused(graph)
-    assert (error.wanted, error.got) == ("at most 64 ranks", "65")
+    assert (error.wanted, error.got) == ("at most 32 ranks", "33")
 
 
 def test_two_kinds_of_matmul_in_a_program_are_refused():
@@ -58,14 +58,3 @@ def test_a_bulk_copy_needs_two_or_three_axes(axes):
     error = refused(copied(1))
     assert error.what == "call f: operand 0 cannot be copied in bulk"
     assert error.got == f"{axes} axes"
-
-
-def test_an_index_loaded_by_two_axes_is_refused():
-    @graph_function
-    def looked_up(g: Graph) -> None:
-        table = g.input("table", (4, 4), "int32")
-        f = DeviceFunction("f", print, "f.cuh", "tensor", 1, 0)
-        g.call(f, g.grid(i=4), reads=[table[table.load(0, 1), :]])
-
-    error = refused(looked_up(1))
-    assert "table[0, 1]" in str(error)

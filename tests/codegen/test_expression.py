@@ -35,7 +35,7 @@ DEVICE = {
         (TASK // BLOCKS % 4, "floormod(floordiv(t, g.blocks), 4)"),
         (minimum(N, RANK) - 1, "(minimum(g.n, g.rank) - 1)"),
         (maximum(I, -3), "maximum(c.i, -3)"),
-        (Load("table", (I + 1,)), "load_index(g.table, (c.i + 1))"),
+        (Load("table", (Const(8),), (I + 1,)), "load_index(g.table, (c.i + 1))"),
     ],
 )
 def test_symbols_are_found_where_the_device_has_them(expr, expected):
@@ -65,7 +65,7 @@ def larger(draw: st.DrawFn, parts: st.SearchStrategy[Expr]) -> Expr:
     name = draw(st.sampled_from(["+", "-", "*", "//", "%", "min", "max", "load"]))
     a, b = draw(parts), draw(parts)
     if name == "load":
-        return Load("table", (a % len(TABLE),))
+        return Load("table", (Const(len(TABLE)),), (a % len(TABLE),))
     if name in ("//", "%"):  # no divisor is zero
         b = draw(st.sampled_from([maximum(b, 1), minimum(b, -1)]))
     return op(name, a, b)

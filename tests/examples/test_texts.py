@@ -2,11 +2,16 @@
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from etc_dist.errors import GraphError
+from etc_dist.schedule import schedule_static
+from etc_dist.schedule.verify import verify
 
 ROOT = Path(__file__).parents[2]
 TEXTS = [ROOT / "README.md", ROOT / "etc_dist/README.md", *ROOT.glob("docs/*.md")]
@@ -30,7 +35,7 @@ def test_example_of_the_readme_runs(tmp_path):
         timeout=60,
     )
     assert sorted(done.stdout.splitlines()) == [
-        f"[rank {r}] rank {r} of 2: y (256, 128), z (512, 64), 16.0" for r in range(2)
+        f"[rank {r}] rank {r} of 2: y (256, 128), z (512, 64), 128.0" for r in range(2)
     ], done.stderr
 
 
@@ -47,3 +52,22 @@ def test_files_named_in_texts_exist(path):
         r"`((?:etc_dist|kernels|launch|docs|examples)/[\w./]+)`", path.read_text()
     )
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "rows"),
+    [
+        ("minimum(BLOCKS, blocks - s * BLOCKS) * columns", "BLOCKS * columns", 300),
+        ("waits=[added[s]],", "", 328),
+    ],
+)
+def test_errors_in_the_language_page_are_real(tmp_path, old, new, rows):
+    source = (ROOT / "examples/add_row_sum.py").read_text()
+    assert old in source
+    (tmp_path / "faulty.py").write_text(source.replace(old, new))
+    graph = runpy.run_path(str(tmp_path / "faulty.py"))["add_row_sum"](2)
+    with pytest.raises(GraphError) as caught:
+        verify(schedule_static(graph), {"rows": rows, "n": 256}, workers=4)
+    text = f"etc_dist.errors.{type(caught.value).__name__}: {caught.value}"
+    page = (ROOT / "docs/language.md").read_text()
+    assert " ".join(text.split()) in " ".join(page.split())

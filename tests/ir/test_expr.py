@@ -59,7 +59,7 @@ def test_constants_and_neutral_elements_are_folded(expr, text):
         (N * (M % T), "n * (m % t)"),
         (minimum(N + M, T) * 2, "min(n + m, t) * 2"),
         (2 * maximum(N, M // T), "2 * max(n, m // t)"),
-        (Load("table", (N + 1, M)) + 1, "table[n + 1, m] + 1"),
+        (Load("table", (N + 2, M), (N + 1, M)) + 1, "table[n + 1, m] + 1"),
     ],
 )
 def test_text_has_only_the_parentheses_it_needs(expr, text):
@@ -78,7 +78,7 @@ def test_division_rounds_to_minus_infinity(a, b, quotient, remainder):
 
 
 def test_a_load_reads_the_tensor_of_the_environment():
-    load = Load("table", (N * 2, M))
+    load = Load("table", (N, M), (N * 2, M))
     table = np.arange(12, dtype=np.int32).reshape(4, 3)
     assert load.evaluate({"@table": table, "n": 1, "m": 2}) == 8
     rows = load.evaluate({"@table": table, "n": np.array([0, 1]), "m": 1})
@@ -86,7 +86,7 @@ def test_a_load_reads_the_tensor_of_the_environment():
 
 
 def test_symbols_and_loads_come_once_in_order_of_appearance():
-    load = Load("table", (M,))
+    load = Load("table", (N,), (M,))
     expr = (T + load) * (N - T) + M
     assert [str(s) for s in expr.symbols()] == ["t", "m", "n"]
     assert list(expr.loads()) == [load]

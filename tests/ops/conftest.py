@@ -1,4 +1,4 @@
-"""What the op tests share: arrays of the world's backend, and a reference."""
+"""What the op tests share: operations, inputs and a reference."""
 
 from __future__ import annotations
 
@@ -11,31 +11,7 @@ import pytest
 from etc_dist import AllGatherMatmul, MatmulReduceScatter, World
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.ops.operation import Operation
-
-Host = np.ndarray[Any, Any]
-
-
-class Arrays:
-    """NumPy arrays on the CPU backend, CuPy arrays on GPUs: the only place that
-    knows."""
-
-    def __init__(self, backend: str):
-        self._cupy: Any = None
-        if backend == "cuda":
-            import cupy
-
-            self._cupy = cupy
-
-    def put(self, array: Host) -> Any:
-        return array if self._cupy is None else self._cupy.asarray(array)
-
-    def get(self, array: Any) -> Host:
-        """`array` in float32, on the host."""
-        host = array if self._cupy is None else array.get()
-        return host.astype(np.float32)
-
-    def poisoned(self, shape: tuple[int, ...], dtype: str) -> Any:
-        return self.put(np.full(shape, np.nan, numpy_dtype(dtype)))
+from tests.ops.arrays import Arrays, Host
 
 
 @pytest.fixture(scope="session")
@@ -76,18 +52,16 @@ class Problem:
     ):
         m, n, k = shape
         rows = m if kind is MatmulReduceScatter else m // world.size
-        # Each rank has its own values; without rng so small that every sum is exact.
-        own = np.random.default_rng([world.rank, m, n, k]) if rng is None else rng
-        if rng is not None:
+        # Each rank has its own values: normal ones by `rng`, else -1, 0 and 1, whose
+        # sums are exact.
+        if rng is None:
+            small = np.random.default_rng([world.rank, m, n, k])
+            x, w = (small.integers(-1, 2, extents) for extents in ((rows, k), (n, k)))
+        else:
             own = rng.spawn(world.size)[world.rank]
-
-        def draw(*extents: int) -> Host:
-            if rng is None:
-                return own.integers(-1, 2, extents).astype(numpy_dtype(dtype))
-            return own.standard_normal(extents).astype(numpy_dtype(dtype))
-
-        x, w = draw(rows, k), draw(n, k)
-        self._arrays = arrays
+            x, w = (own.standard_normal(extents) for extents in ((rows, k), (n, k)))
+        x, w = x.astype(numpy_dtype(dtype)), w.astype(numpy_dtype(dtype))
+        self._arrays, self._dtype = arrays, numpy_dtype(dtype)
         self.expected = _reference(world, kind, x, w)
         self.x = arrays.put(x)
         self.w = arrays.put(w if w_layout == "nk" else np.ascontiguousarray(w.T))
@@ -99,7 +73,8 @@ class Problem:
         return float(np.linalg.norm(off) / np.linalg.norm(self.expected))
 
     def check_exact(self, out: Any) -> None:
-        np.testing.assert_array_equal(self._arrays.get(out), self.expected)
+        rounded = self.expected.astype(self._dtype).astype(np.float32)
+        np.testing.assert_array_equal(self._arrays.get(out), rounded)
 
 
 def _reference(world: World, kind: type[Operation], x: Host, w: Host) -> Host:

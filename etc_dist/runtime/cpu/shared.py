@@ -63,9 +63,10 @@ class SharedSpace:
         events_bytes = _aligned(cells * self._world.size * COUNTER.itemsize)
         grows = events_bytes > self._events_bytes or tensors_bytes > self._tensors_bytes
         if self._block is None or grows:
-            self._events_bytes = max(events_bytes, self._events_bytes)
-            self._tensors_bytes = max(tensors_bytes, self._tensors_bytes)
-            self._allocate()
+            self._allocate(
+                max(events_bytes, self._events_bytes),
+                max(tensors_bytes, self._tensors_bytes),
+            )
         assert self._block is not None
         first = _WORDS_BYTES + 2 * self._events_bytes
         self._symmetric = []
@@ -144,12 +145,13 @@ class SharedSpace:
 
     # ------------------------------------------------------------------------ layout
 
-    def _allocate(self) -> None:
+    def _allocate(self, events_bytes: int, tensors_bytes: int) -> None:
         if self._block is not None:
             self._world.barrier()
-            self._let_go(self._block)
-        total = _WORDS_BYTES + 2 * self._events_bytes + self._tensors_bytes
+            self.free()
+        total = _WORDS_BYTES + 2 * events_bytes + tensors_bytes
         self._block = self._world.allocate(total)
+        self._events_bytes, self._tensors_bytes = events_bytes, tensors_bytes
         self._words = [peer[:_WORDS_BYTES].view(np.int64) for peer in self._block.peers]
         self.epoch = 0
 

@@ -1,0 +1,37 @@
+"""Arrays of the world's backend, so that one test body runs on both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from etc_dist.ir.tensor import numpy_dtype
+
+Host = np.ndarray[Any, Any]
+
+
+class Arrays:
+    """NumPy arrays on the CPU backend, CuPy arrays on GPUs: the only place that
+    knows."""
+
+    def __init__(self, backend: str):
+        self._cupy: Any = None
+        if backend == "cuda":
+            import cupy
+
+            self._cupy = cupy
+
+    def put(self, array: Host) -> Any:
+        return array if self._cupy is None else self._cupy.asarray(array)
+
+    def put_as(self, array: Host, dtype: str) -> Any:
+        return self.put(array.astype(numpy_dtype(dtype)))
+
+    def get(self, array: Any) -> Host:
+        """`array` in float32, on the host."""
+        host = array if self._cupy is None else array.get()
+        return host.astype(np.float32)
+
+    def poisoned(self, shape: tuple[int, ...], dtype: str) -> Any:
+        return self.put_as(np.full(shape, np.nan), dtype)

@@ -1,0 +1,114 @@
+"""What both fused collectives have in common: one program, its calls and outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import etc_dist
+from etc_dist import AllGatherMatmul, MatmulReduceScatter
+from etc_dist.codegen import generate
+
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.parametrize("kind", [MatmulReduceScatter, AllGatherMatmul]),
+]
+
+FUNCTIONS = {
+    MatmulReduceScatter: etc_dist.matmul_reduce_scatter,
+    AllGatherMatmul: etc_dist.all_gather_matmul,
+}
+
+
+@pytest.fixture
+def compiled(monkeypatch) -> Iterator[list[str]]:
+    """The names of the graphs that are compiled during the test."""
+    names: list[str] = []
+
+    def counted(plan, **options):
+        names.append(plan.graph.name)
+        return generate(plan, **options)
+
+    monkeypatch.setattr("etc_dist.compiler.generate", counted)
+    return names
+
+
+def test_one_program_serves_every_shape(kind, world, make, problem, compiled):
+    op = make(kind)
+    shapes = [(1, 8, 8), (24, 256, 64), (40, 264, 72), (264, 96, 40), (8, 520, 16)]
+    # Up and down again: buffers grow, and stay right for what is smaller.
+    for rows, n, k in [*shapes, *reversed(shapes)]:
+        p = problem(kind, (rows * world.size, n, k))
+        op(p.x, p.w, p.out)
+        op.synchronize()
+        p.check_exact(p.out)
+    assert len(compiled) == 1
+
+
+def test_calls_follow_each_other_without_synchronising(kind, world, make, problem):
+    op = make(kind)
+    shapes = [(8, 264, 16), (40, 16, 24), (8, 264, 16)] * 3
+    calls = [problem(kind, (rows * world.size, n, k)) for rows, n, k in shapes]
+    for p in calls:
+        op(p.x, p.w, p.out)
+    op.synchronize()
+    for p in calls:
+        p.check_exact(p.out)
+
+
+def test_repeated_calls_give_the_same_bits(kind, world, make, problem, arrays, rng):
+    op = make(kind)
+    p = problem(kind, (72 * world.size, 264, 200), rng=rng)
+    bits = set()
+    for _ in range(6):
+        out = arrays.poisoned(p.expected.shape, "bfloat16")
+        op(p.x, p.w, out)
+        op.synchronize()
+        bits.add(arrays.get(out).tobytes())
+    assert len(bits) == 1
+    assert p.error(out) < 3e-3
+
+
+def test_a_call_reads_what_its_arrays_hold_then(kind, world, make, problem):
+    op = make(kind)
+    shape = (8 * world.size, 16, 24)
+    p, other = problem(kind, shape), problem(kind, shape)
+    for factor in (1, 2):
+        p.x[...] = factor * other.x
+        p.expected = factor * other.expected
+        op(p.x, p.w, p.out)
+        op.synchronize()
+        p.check_exact(p.out)
+
+
+def test_an_output_is_given_back_or_made(kind, world, make, problem):
+    op = make(kind, dtype="float16")
+    p = problem(kind, (16 * world.size, 24, 32), "float16")
+    assert op(p.x, p.w, p.out) is p.out
+    made = op(p.x, p.w)
+    op.synchronize()
+    assert (type(made), made.dtype) == (type(p.x), p.x.dtype)
+    assert made.shape == p.expected.shape
+    p.check_exact(p.out)
+    p.check_exact(made)
+
+
+def test_two_operations_take_turns(kind, world, make, problem):
+    ops = [make(kind, w_layout=layout) for layout in ("nk", "kn")]
+    for op in ops * 3:
+        p = problem(kind, (8 * world.size, 16, 24), w_layout=op.w_layout)
+        op(p.x, p.w, p.out)
+        op.synchronize()
+        p.check_exact(p.out)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_the_function_keeps_one_operation(kind, dtype, world, problem, compiled):
+    function = FUNCTIONS[kind]
+    for rows, n, k in [(8, 16, 24), (16, 8, 40), (8, 16, 24)]:
+        p = problem(kind, (rows * world.size, n, k), dtype, "kn")
+        assert function(p.x, p.w, w_layout="kn", out=p.out) is p.out
+        p.check_exact(p.out)
+        p.check_exact(function(p.x, p.w, w_layout="kn"))
+    assert len(compiled) == 1

@@ -1,0 +1,253 @@
+"""Calls that do not fit: refused on every rank, at once, and the next call works."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+import etc_dist
+from etc_dist import AllGatherMatmul, MatmulReduceScatter
+from etc_dist.errors import (
+    ArgumentError,
+    EtcDistError,
+    ScheduleError,
+    SymmetricMemoryError,
+    WorldError,
+)
+from etc_dist.ops.operation import Operation
+
+pytestmark = pytest.mark.mpi
+
+FUNCTIONS = {
+    MatmulReduceScatter: etc_dist.matmul_reduce_scatter,
+    AllGatherMatmul: etc_dist.all_gather_matmul,
+}
+SECONDS = 5.0
+"""How long a refusal may take: far less than any time limit of the world."""
+
+Call = tuple[Any, Any, Any]
+
+
+@pytest.fixture(params=FUNCTIONS, ids=lambda kind: kind.__name__)
+def kind(request) -> type[Operation]:
+    return request.param
+
+
+@pytest.fixture
+def op(kind, make) -> Operation:
+    return make(kind)
+
+
+@pytest.fixture
+def good(kind, problem, world) -> Callable[[], Any]:
+    """Makes arrays that fit: x [8 a rank, 24], w [16, 24]."""
+    return lambda: problem(kind, (8 * world.size, 16, 24))
+
+
+@contextmanager
+def refusal(error: type[EtcDistError], words: str) -> Iterator[None]:
+    """What is done inside must raise soon, in four parts and with these words."""
+    began = time.monotonic()
+    with pytest.raises(error, match=words) as caught:
+        yield
+    assert time.monotonic() - began < SECONDS
+    parts = ("what", "where", "wanted", "got", "fix")
+    assert [part for part in parts if not getattr(caught.value, part)] == []
+
+
+@pytest.fixture
+def refused(op, good, monkeypatch) -> Callable[[Call, str], None]:
+    """Makes a call that must raise on this rank and launch nothing; then a good one."""
+
+    def refused(call: Call, words: str) -> None:
+        launched: list[object] = []
+        with monkeypatch.context() as patch:
+            patch.setattr(op.program._executor, "launch", launched.append)
+            with refusal(ArgumentError, words):
+                op(*call)
+        assert launched == []
+        works(op, good())
+
+    return refused
+
+
+def works(op: Operation, p: Any) -> None:
+    op(p.x, p.w, p.out)
+    op.synchronize()
+    p.check_exact(p.out)
+
+
+def wrong(what: str, p: Any, put: Callable[..., Any]) -> Call:
+    """The arrays of `p` with one thing wrong."""
+    (rows, k), (n, _) = p.x.shape, p.w.shape
+    shape = p.out.shape
+
+    def zeros(*extents: int, dtype: str = "bfloat16") -> Any:
+        return put(np.zeros(extents), dtype)
+
+    both = zeros(rows * k + shape[0] * n)
+    return {
+        "K differs": (p.x, zeros(n, k + 8), None),
+        "x has one axis": (p.x[0], p.w, None),
+        "w has one axis": (p.x, p.w[0], None),
+        "w has three axes": (p.x, p.w[None], None),
+        "x is float16": (zeros(rows, k, dtype="float16"), p.w, None),
+        "w is float16": (p.x, zeros(n, k, dtype="float16"), None),
+        "out is float16": (p.x, p.w, zeros(*shape, dtype="float16")),
+        "x is float32": (zeros(rows, k, dtype="float32"), p.w, None),
+        "x is not contiguous": (zeros(rows, 2 * k)[:, ::2], p.w, None),
+        "w is transposed": (p.x, zeros(k, n).T, None),
+        "out has another row": (p.x, p.w, zeros(shape[0] + 1, n)),
+        "out has one axis": (p.x, p.w, zeros(shape[0] * n)),
+        "out is not contiguous": (p.x, p.w, zeros(n, shape[0]).T),
+        "out overlaps x": (
+            both[: rows * k].reshape(rows, k),
+            p.w,
+            both[rows * k - 8 : -8].reshape(shape),
+        ),
+        "x is a list": ([[0.0] * k] * rows, p.w, None),
+        "x is None": (None, p.w, None),
+    }[what]
+
+
+# ------------------------------------------------------------------ one bad argument
+
+
+WORDS = {
+    "K differs": r"wanted: w \[N, K\] with K = 24 as in x",
+    "x has one axis": r"got: +x \[24\] bfloat16 on",
+    "w has one axis": r"got: .*; w \[24\] bfloat16 on",
+    "w has three axes": r"got: .*; w \[1, 16, 24\] bfloat16 on",
+    "x is float16": r"got: +x .* float16 on",
+    "w is float16": r"got: +w \[16, 24\] float16 on",
+    "out is float16": r"got: +y .* float16 on",
+    "x is float32": r"wanted: x .* bfloat16, contiguous, on .*\n.* float32 on",
+    "x is not contiguous": r"got: +x .*, not contiguous",
+    "w is transposed": r"got: +w .*, not contiguous",
+    "out has another row": r"wanted: out \[\d+, 16\]\n.*got: +out \[\d+, 16\]",
+    "out has one axis": r"got: +out \[\d+\] bfloat16",
+    "out is not contiguous": r"got: +y .*, not contiguous",
+    "out overlaps x": r"wanted: out apart from x\n",
+    "x is a list": r"argument x is not an array[^$]*got: +list",
+    "x is None": r"argument x is not an array[^$]*got: +NoneType",
+}
+
+
+@pytest.mark.parametrize("what", WORDS)
+def test_what_does_not_fit_is_refused(what, refused, good, arrays):
+    refused(wrong(what, good(), arrays.put_as), WORDS[what])
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("bad_rank", [0, 1])
+@pytest.mark.parametrize("what", ["K differs", "w is float16", "out has another row"])
+def test_what_does_not_fit_on_one_rank_is_refused_on_all(
+    what, bad_rank, refused, op, good, arrays, world
+):
+    p = good()
+    works(op, p)  # the good ranks' call is one that the operation remembers
+    call = (p.x, p.w, p.out)
+    if world.rank == bad_rank:
+        call = wrong(what, p, arrays.put_as)
+    refused(call, rf"where: +rank {bad_rank}: ")
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_rank_with_other_shapes_than_its_peers_is_named(refused, arrays, world):
+    rows = 16 if world.rank == 1 else 8
+    x = arrays.put_as(np.zeros((rows * world.size, 24)), "bfloat16")
+    w = arrays.put_as(np.zeros((16, 24)), "bfloat16")
+    refused((x, w, None), r"rank 1: \w+\(rows=\d+, n=16, k=24\)")
+
+
+@pytest.mark.mpi(min_size=2)
+def test_ranks_that_call_different_operations_are_refused(make, arrays, world):
+    ops = [make(kind) for kind in FUNCTIONS]
+    x = arrays.put_as(np.zeros((8 * world.size, 24)), "bfloat16")
+    w = arrays.put_as(np.zeros((16, 24)), "bfloat16")
+    with refusal(ArgumentError, r"rank 0: matmul_reduce_scatter_graph\(rows=8, "):
+        ops[min(world.rank, 1)](x, w)
+    for op in ops:
+        out = op(x, w)
+        op.synchronize()
+        assert not arrays.get(out).any()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_rows_that_the_ranks_cannot_share_are_refused(make, arrays, world):
+    op = make(MatmulReduceScatter)
+    m = 8 * world.size + 1
+    x, w = (arrays.put_as(np.zeros((rows, 8)), "bfloat16") for rows in (m, 8))
+    with refusal(ArgumentError, rf"M a multiple of {world.size}\n.*got: +M = {m}"):
+        op(x, w)
+
+
+def test_a_function_refuses_a_dtype_that_no_operation_has(kind, arrays, world):
+    x, w = (arrays.put_as(np.zeros((8 * world.size, 8)), "float32") for _ in "xw")
+    with refusal(ArgumentError, r"bfloat16, contiguous[^$]* float32 on"):
+        FUNCTIONS[kind](x, w)
+
+
+@pytest.mark.gpu
+def test_arrays_in_host_memory_are_refused_on_gpus(refused, good):
+    p = good()
+    refused((p.x.get(), p.w, p.out), r"wanted: x .* on cuda:\d\n.*got: +x .* on cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.mpi(min_size=2)
+def test_arrays_of_another_gpu_are_refused(refused, good, world):
+    import cupy
+
+    p = good()
+    other = (world.local_rank + 1) % world.local_size
+    with cupy.cuda.Device(other):
+        w = cupy.asarray(p.w)
+    refused((p.x, w, p.out), rf"wanted: w .*\n.*got: +w .* on cuda:{other}")
+
+
+# --------------------------------------------------------------------- the operation
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"dtype": "float32"}, ArgumentError, r"got: +dtype = 'float32'\n"),
+        ({"w_layout": "mk"}, ArgumentError, r"got: +w_layout = 'mk'\n"),
+        ({"schedule": "dynamic"}, ScheduleError, r"wanted: 'static'\n.*'dynamic'"),
+    ],
+    ids=["dtype", "w_layout", "schedule"],
+)
+def test_an_unknown_option_is_refused(options, error, words, kind, world):
+    with refusal(error, words):
+        kind(world=world, **options)
+
+
+def test_a_closed_operation_says_so(op, good):
+    p = good()
+    works(op, p)
+    op.close()
+    op.close()
+    for use in (lambda: op(p.x, p.w, p.out), op.synchronize):
+        with refusal(WorldError, "the program is closed"):
+            use()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_exhausted_symmetric_memory_leaves_the_operation_usable(
+    op, kind, good, problem, world, monkeypatch
+):
+    works(op, good())
+    allocate = world.allocate
+    larger = problem(kind, (512 * world.size, 264, 16))
+    with monkeypatch.context() as patch:
+        patch.setattr(world, "allocate", lambda nbytes: allocate(nbytes << 32))
+        with refusal(SymmetricMemoryError, "cannot hold this allocation"):
+            op(larger.x, larger.w, larger.out)
+    works(op, good())
+    works(op, larger)

@@ -1,0 +1,203 @@
+"""Runs that cannot end well: an error on every rank, in time, and the next run works.
+
+The same tests run on both backends. On the CPU a faulty run raises by itself; on GPUs
+the next meeting of the ranks does.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import etc_dist
+from etc_dist import Program, World
+from etc_dist.errors import WaitRecord, WaitTimeoutError
+from tests.ops.arrays import Arrays
+from tests.ops.ring import ring
+
+LIMIT = 1.0
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def hasty(world: World) -> Iterator[World]:
+    """The world, with a short limit and without the proof that would refuse."""
+    before = world.settings
+    world.settings = replace(before, verify=False, wait_limit=LIMIT)
+    yield world
+    world.settings = before
+
+
+@pytest.fixture
+def compiled(hasty) -> Iterator[Callable[..., Program]]:
+    programs: list[Program] = []
+
+    def compiled(**options: Any) -> Program:
+        programs.append(etc_dist.compile(ring(hasty.size, **options), hasty))
+        return programs[-1]
+
+    yield compiled
+    for program in programs:
+        program.close()
+
+
+@pytest.fixture
+def run(hasty) -> Callable[..., list[float]]:
+    """Runs a program to its end; the first column of y."""
+    arrays = Arrays(hasty.backend)
+
+    def run(program: Program, count: int = 1) -> list[float]:
+        x = np.full((8, 8), hasty.rank, np.float32)
+        counts = np.full(4, count, np.int32)
+        y = program.run(x=arrays.put(x), count=arrays.put(counts))["y"]
+        program.synchronize()
+        return arrays.get(y)[:, 0].tolist()
+
+    return run
+
+
+def previous(world: World) -> list[float]:
+    return [float((world.rank - 1) % world.size)] * 8
+
+
+def timed_out(act: Callable[[], object]) -> tuple[WaitRecord, ...]:
+    """The records of the error that `act` must raise, in time, on this rank."""
+    began = time.monotonic()
+    with pytest.raises(WaitTimeoutError) as caught:
+        act()
+    assert LIMIT <= time.monotonic() - began < LIMIT + 5
+    assert all(str(record) in str(caught.value) for record in caught.value.records)
+    return caught.value.records
+
+
+def waits(records: tuple[WaitRecord, ...]) -> list[tuple[int, str, str, int, int]]:
+    return sorted((r.rank, r.task, r.event, r.have, r.want) for r in records)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_missing_notify_is_named_on_every_rank(compiled, run, hasty):
+    program = compiled(notifies=False)
+    records = timed_out(lambda: run(program))
+    assert waits(records) == [
+        (rank, f"take[{i}]", f"here[{i}]", 0, 1)
+        for rank in range(hasty.size)
+        for i in (0, 1)
+    ]
+    assert {record.lane for record in records} <= {"tensor", "transfer"}
+    assert all(0 <= record.worker < program.workers for record in records)
+    assert run(compiled()) == previous(hasty)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_the_same_program_runs_again_after_a_timeout(compiled, run, hasty):
+    program = compiled()
+    for _ in range(2):
+        assert run(program) == previous(hasty)
+        records = timed_out(lambda: run(program, count=3))
+        assert {(record.have, record.want) for record in records} == {(1, 3)}
+    assert run(program) == previous(hasty)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_wait_in_vain_on_one_rank_is_an_error_on_all(compiled, run, hasty):
+    program = compiled()
+    unlucky = hasty.size - 1
+    count = 2 if hasty.rank == unlucky else 1
+    records = timed_out(lambda: run(program, count))
+    assert waits(records) == [
+        (unlucky, f"take[{i}]", f"here[{i}]", 1, 2) for i in (0, 1)
+    ]
+    assert run(program) == previous(hasty)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_failed_run_is_told_by_the_next_call_at_the_latest(compiled, run, hasty):
+    program, arrays = compiled(), Arrays(hasty.backend)
+    x = arrays.put(np.zeros((8, 8), np.float32))
+    counts = [arrays.put(np.full(4, count, np.int32)) for count in (2, 1)]
+
+    def twice() -> None:
+        program.run(x=x, count=counts[0])
+        time.sleep(2 * LIMIT)
+        program.run(x=x, count=counts[1])
+
+    assert {record.want for record in timed_out(twice)} == {2}
+    assert run(program) == previous(hasty)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_rank_that_calls_late_is_waited_for(compiled, run, hasty):
+    program = compiled()
+    for late in (0, hasty.size - 1):
+        if hasty.rank == late:
+            time.sleep(2 * LIMIT)
+        # The ranks meet before they launch, and no wait has begun until then.
+        assert run(program) == previous(hasty)
+
+
+# ------------------------------------------------------------------ ranks that die
+
+LOOP = """
+import os, signal, sys
+import etc_dist
+from etc_dist.ops import sum_slots
+from tests.ops.arrays import Arrays
+from tests.ops.ring import ring
+import numpy as np
+
+world = etc_dist.start()
+death = sys.argv[1] if world.rank == 1 else ""
+calls = 0
+
+def body(slots, y):
+    if death == "inside" and calls == 20:
+        os._exit(1)
+    body.original(slots, y)
+
+body.original = sum_slots._sum_slots
+sum_slots._sum_slots = body
+op = etc_dist.MatmulReduceScatter(dtype="float16", world=world)
+x, w = (Arrays(world.backend).put(np.ones((16, 16), np.float16)) for _ in "xw")
+while calls < 1000:
+    calls += 1
+    op(x, w)
+    if calls == 20 and death == "exit":
+        os._exit(1)
+    if calls == 20 and death == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+op.synchronize()
+print("the loop came to its end")
+"""
+
+
+@pytest.mark.parametrize("death", ["exit", "kill", "inside"])
+def test_the_ranks_that_survive_a_death_say_so_in_time(death, tmp_path):
+    script = tmp_path / "loop.py"
+    script.write_text(LOOP)
+    mpirun = [sys.executable, str(ROOT / "launch" / "mpirun"), "-n", "2"]
+    named = {"LAUNCH_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+    if death == "inside":
+        named["ETC_DIST_BACKEND"] = "cpu"  # where a body is Python
+    began = time.monotonic()
+    done = subprocess.run(
+        [*mpirun, "--time-limit", "60", str(script), death],
+        env=os.environ | named,
+        capture_output=True,
+        text=True,
+    )
+    seconds = time.monotonic() - began
+    assert "the loop came to its end" not in done.stdout
+    errors = ("etc_dist.errors.WorldError: ", "etc_dist.errors.WaitTimeoutError: ")
+    said = [line for line in done.stderr.splitlines() if "[rank 0]" in line]
+    assert any(error in line for error in errors for line in said), done.stderr
+    assert "rank 1" in "\n".join(said)
+    assert seconds < 10

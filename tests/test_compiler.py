@@ -1,0 +1,102 @@
+"""The compiler's one pass over its stages, and graphs that ranks do not share."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+import etc_dist
+from etc_dist import World
+from etc_dist.codegen import generate
+from etc_dist.errors import EtcDistError, ScheduleError
+from etc_dist.ir import graph_function
+from etc_dist.schedule import schedule_static
+from tests.ops.ring import ring
+
+pytestmark = pytest.mark.mpi
+
+
+@pytest.fixture
+def brief(world) -> Iterator[World]:
+    """A world whose meetings are over soon, for tests that may break it."""
+    from mpi4py import MPI
+
+    made = etc_dist.start(replace(world.settings, backend="cpu", world_limit=2.0))
+    yield made
+    if not any(MPI.COMM_WORLD.allgather(made.broken)):
+        made.close()
+
+
+def test_a_program_has_the_text_of_its_plan(world):
+    program = etc_dist.compile(ring(world.size))
+    assert program.world is world
+    assert program.plan == schedule_static(ring(world.size))
+    assert program.source == generate(program.plan).text
+    program.close()
+
+
+def test_timing_names_each_stage_in_order(world, monkeypatch, capsys):
+    monkeypatch.setattr(world, "settings", replace(world.settings, timing=True))
+    etc_dist.compile(ring(world.size), world).close()
+    stages = re.findall(r"^etc_dist: (\w+) [\d.]+ ms$", capsys.readouterr().err, re.M)
+    assert stages[:2] == ["schedule", "codegen"]
+    assert stages[2:] == ([] if world.backend == "cpu" else ["build", "load"])
+
+
+def test_a_graph_for_another_number_of_ranks_is_refused(world):
+    with pytest.raises(ScheduleError) as caught:
+        etc_dist.compile(ring(world.size + 1), world)
+    assert caught.value.wanted == f"world_size={world.size}"
+    assert caught.value.got == f"world_size={world.size + 1}"
+    etc_dist.compile(ring(world.size), world).close()
+
+
+def test_an_unknown_schedule_is_refused(world):
+    with pytest.raises(ScheduleError) as caught:
+        etc_dist.compile(ring(world.size), world, schedule="dynamic")
+    assert (caught.value.wanted, caught.value.got) == ("'static'", "'dynamic'")
+    etc_dist.compile(ring(world.size), world).close()
+
+
+def test_a_graph_without_calls_is_refused(world):
+    empty = graph_function(lambda g: None)
+    with pytest.raises(ScheduleError, match="has nothing to run"):
+        etc_dist.compile(empty(world.size), world)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_ranks_that_hold_different_graphs_are_refused(world):
+    graphs = ring(world.size), ring(world.size, notifies=False)
+    with pytest.raises(EtcDistError) as caught:
+        etc_dist.compile(graphs[world.rank == 1], world)
+    assert f"rank 1: {graphs[1].digest()}" in caught.value.got
+    etc_dist.compile(graphs[0], world).close()
+
+
+BAD_ALONE: dict[str, Callable[[World], object]] = {
+    "world size": lambda w: etc_dist.compile(ring(w.size + 1), w),
+    "schedule": lambda w: etc_dist.compile(ring(w.size), w, schedule="dynamic"),
+    "dtype": lambda w: etc_dist.AllGatherMatmul(world=w, dtype="float32"),
+}
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("what", BAD_ALONE)
+def test_what_one_rank_alone_cannot_compile_is_refused_on_all(what, brief):
+    def compile() -> object:
+        if brief.rank == 1:
+            return BAD_ALONE[what](brief)
+        if what == "dtype":
+            return etc_dist.AllGatherMatmul(world=brief)
+        return etc_dist.compile(ring(brief.size), brief)
+
+    began = time.monotonic()
+    with pytest.raises(EtcDistError, match=r"'dynamic'|world_size=|'float32'"):
+        compile()
+    assert time.monotonic() - began < 1
+    assert not brief.broken
+    etc_dist.compile(ring(brief.size), brief).close()

@@ -1,0 +1,193 @@
+"""Programs: arrays by name, outputs made, shapes proved, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import etc_dist
+from etc_dist import Program
+from etc_dist.errors import ArgumentError, RaceError, WorldError
+from etc_dist.schedule.proof import prove
+from tests.ops.arrays import Arrays
+from tests.ops.ring import ring
+
+pytestmark = pytest.mark.mpi
+
+
+@pytest.fixture
+def compiled(world) -> Iterator[Callable[..., Program]]:
+    programs: list[Program] = []
+
+    def compiled(**options: Any) -> Program:
+        programs.append(etc_dist.compile(ring(world.size, **options), world))
+        return programs[-1]
+
+    yield compiled
+    for program in programs:
+        program.close()
+
+
+@pytest.fixture
+def program(compiled) -> Program:
+    return compiled()
+
+
+@pytest.fixture
+def arrays(world) -> Arrays:
+    return Arrays(world.backend)
+
+
+@pytest.fixture
+def inputs(world, arrays) -> Callable[..., dict[str, Any]]:
+    """x and count for the ring, x all of this rank's number."""
+
+    def inputs(rows: int = 8, columns: int = 8) -> dict[str, Any]:
+        x = np.full((rows, columns), world.rank, np.float32)
+        return {"x": arrays.put(x), "count": arrays.put(np.ones(4, np.int32))}
+
+    return inputs
+
+
+def fits(program: Program, inputs: dict[str, Any], arrays: Arrays) -> bool:
+    """Whether a run gives what the ring must give, on this rank."""
+    y = program.run(**inputs)["y"]
+    program.synchronize()
+    previous = (program.world.rank - 1) % program.world.size
+    return bool((arrays.get(y) == previous).all())
+
+
+# ------------------------------------------------------------------------- runs
+
+
+def test_outputs_are_made_like_the_inputs(program, inputs, arrays):
+    given = inputs()
+    made = program.run(**given)
+    program.synchronize()
+    assert list(made) == ["y"]
+    assert type(made["y"]) is type(given["x"])
+    assert (made["y"].shape, made["y"].dtype) == ((8, 8), np.float32)
+    assert fits(program, given, arrays)
+
+
+def test_outputs_that_are_given_are_filled(program, inputs, arrays, world):
+    y = arrays.poisoned((8, 8), "float32")
+    assert program.run(**inputs(), y=y)["y"] is y
+    program.synchronize()
+    assert (arrays.get(y) == (world.rank - 1) % world.size).all()
+
+
+def test_one_program_takes_every_shape(program, inputs, arrays):
+    for rows in (4, 64, 8, 64, 128, 4):
+        assert fits(program, inputs(rows), arrays)
+
+
+def test_a_shape_is_proved_before_its_first_run_only(
+    program, inputs, arrays, monkeypatch
+):
+    proved: list[int] = []
+
+    def counted(plan, dims, *rest):
+        proved.append(dims["rows"])
+        prove(plan, dims, *rest)
+
+    monkeypatch.setattr("etc_dist.program.prove", counted)
+    for rows in (4, 8, 4, 8, 12):
+        assert fits(program, inputs(rows), arrays)
+    assert proved == [4, 8, 12]
+
+
+def test_a_program_shows_its_graph_its_plan_and_numbers(program):
+    graph, plan = program.plan.graph.show(), program.plan.show()
+    assert program.show() == graph + plan
+    assert "take: tiles units\n    = 16\n" in program.show(rows=64)
+    assert program.source.startswith("// ring on")
+
+
+# --------------------------------------------------------------------- refusals
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_wrong_graph_is_refused_before_it_runs(compiled, inputs, arrays, monkeypatch):
+    bad, good = compiled(notifies=False), compiled()
+    monkeypatch.setattr(bad._executor, "launch", lambda _: pytest.fail("launched"))
+    for _ in range(2):
+        with pytest.raises(RaceError, match=r"box\[0:4, 0:8\].*no event orders them"):
+            bad.run(**inputs())
+    assert fits(good, inputs(), arrays)
+
+
+@pytest.mark.parametrize(
+    ("change", "got"),
+    [
+        ({"x": None}, r"missing \['x'\], unknown none"),
+        ({"z": "x"}, r"missing none, unknown \['z'\]"),
+        ({"x": None, "z": "x"}, r"missing \['x'\], unknown \['z'\]"),
+    ],
+    ids=["missing", "unknown", "both"],
+)
+def test_arrays_are_named_as_the_tensors_are(change, got, program, inputs, arrays):
+    given = inputs()
+    renamed = {**given, **{name: given.get(like) for name, like in change.items()}}
+    with pytest.raises(ArgumentError, match=rf"wanted: inputs x, count\n.*{got}"):
+        program.run(**{n: a for n, a in renamed.items() if a is not None})
+    assert fits(program, given, arrays)
+
+
+def bad_array(what: str, put: Callable[..., Any]) -> dict[str, Any]:
+    return {
+        "one axis": {"x": put(np.zeros(8), "float32")},
+        "other columns": {"x": put(np.zeros((8, 16)), "float32")},
+        "other dtype": {"x": put(np.zeros((8, 8)), "float16")},
+        "other rows than y": {"y": put(np.zeros((4, 8)), "float32")},
+        "count too short": {"count": put(np.ones(1), "int32")},
+    }[what]
+
+
+WORDS = {
+    "one axis": r"dims of ring cannot be found[^$]*got: +\{'x': \[8\]",
+    "other columns": r"wanted: x \[8, 8\] float32[^$]*got: +x \[8, 16\] float32",
+    "other dtype": r"output y cannot be made[^$]*an input of dtype float32 to follow",
+    "other rows than y": r"wanted: y \[8, 8\] float32[^$]*got: +y \[4, 8\] float32",
+    "count too short": r"wanted: count \[4\] int32[^$]*got: +count \[1\] int32",
+}
+
+
+@pytest.mark.parametrize("what", WORDS)
+def test_an_array_that_does_not_fit_is_refused(what, program, inputs, arrays):
+    with pytest.raises(ArgumentError, match=WORDS[what]):
+        program.run(**{**inputs(), **bad_array(what, arrays.put_as)})
+    assert fits(program, inputs(), arrays)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("what", WORDS)
+def test_an_array_that_does_not_fit_on_one_rank_is_refused_on_all(
+    what, program, inputs, arrays, world
+):
+    given = inputs()
+    if world.rank == world.size - 1:
+        given |= bad_array(what, arrays.put_as)
+    with pytest.raises(ArgumentError, match=rf"where: +rank {world.size - 1}: "):
+        program.run(**given)
+    assert fits(program, inputs(), arrays)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_ranks_with_different_shapes_are_refused(program, inputs, arrays, world):
+    rows = 16 if world.rank == 1 else 8
+    with pytest.raises(ArgumentError, match=r"rank 1: ring\(rows=16\)"):
+        program.run(**inputs(rows))
+    assert fits(program, inputs(), arrays)
+
+
+def test_a_closed_program_says_so(program, inputs, arrays):
+    assert fits(program, inputs(), arrays)
+    program.close()
+    program.close()
+    for use in (lambda: program.run(**inputs()), program.synchronize):
+        with pytest.raises(WorldError, match="the program is closed"):
+            use()
