@@ -5,18 +5,18 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
+from weakref import WeakKeyDictionary
 
-from etc_dist.codegen import generate
+from etc_dist.codegen import Source, generate
 from etc_dist.errors import ScheduleError, WorldError
 from etc_dist.ir import GraphFunction
-from etc_dist.program import Program
-from etc_dist.schedule import schedule_static
+from etc_dist.program import Executor, Program
+from etc_dist.schedule import Plan, schedule_static
 from etc_dist.settings import Settings
 from etc_dist.world import World, current
-
-_SCHEDULES = {"static": schedule_static}
 
 
 def compile(
@@ -34,26 +34,46 @@ def compile(
     if the ranks do not hold the same graph."""
     world = world or current()
     settings = world.settings
-    _check_ranks(graph, world)
-    with _timed("schedule", settings):
-        plan = _schedule(graph, schedule)
-    with _timed("codegen", settings):
-        source = generate(plan, trace=settings.trace if trace is None else trace)
+    parts: list[tuple[Plan, Executor, str]] = []
+
+    def make() -> str:
+        _check(graph, world, schedule)
+        with _timed("schedule", settings):
+            plan = _SCHEDULES[schedule](graph)
+        with _timed("codegen", settings):
+            source = generate(plan, trace=settings.trace if trace is None else trace)
+        parts.append((plan, _executor(plan, world, source), source.text))
+        return graph.digest()
+
+    # What one rank alone cannot compile is refused on all.
+    digests = world.agree(make)
+    if len(set(digests)) > 1:
+        raise _different(graph, digests)
+    plan, executor, text = parts[0]
+    number = next(_numbers.setdefault(world, count(1)))
+    return Program(plan, world, executor, text, number)
+
+
+_SCHEDULES = {"static": schedule_static}
+_numbers: WeakKeyDictionary[World, Iterator[int]] = WeakKeyDictionary()
+
+
+def _executor(plan: Plan, world: World, source: Source) -> Executor:
+    """The plan made ready for this world's backend."""
     if world.backend == "cpu":
         from etc_dist.runtime.cpu import CpuExecutor
 
-        return Program(plan, world, CpuExecutor(plan, world), source.text)
+        return CpuExecutor(plan, world)
     from etc_dist.runtime.build import build
     from etc_dist.runtime.gpu import GpuExecutor
 
-    with _timed("build", settings):
-        cubin = build(source, settings)
-    with _timed("load", settings):
-        executor = GpuExecutor(plan, world, source, cubin)
-    return Program(plan, world, executor, source.text)
+    with _timed("build", world.settings):
+        cubin = build(source, world.settings)
+    with _timed("load", world.settings):
+        return GpuExecutor(plan, world, source, cubin)
 
 
-def _schedule(graph: GraphFunction, schedule: str):  # type: ignore[no-untyped-def]
+def _check(graph: GraphFunction, world: World, schedule: str) -> None:
     if schedule not in _SCHEDULES:
         raise ScheduleError(
             "unknown schedule",
@@ -62,10 +82,6 @@ def _schedule(graph: GraphFunction, schedule: str):  # type: ignore[no-untyped-d
             got=repr(schedule),
             fix="choose one of these",
         )
-    return _SCHEDULES[schedule](graph)
-
-
-def _check_ranks(graph: GraphFunction, world: World) -> None:
     if graph.world_size != world.size:
         raise ScheduleError(
             f"graph {graph.name} was made for another number of ranks",
@@ -74,15 +90,16 @@ def _check_ranks(graph: GraphFunction, world: World) -> None:
             got=f"world_size={graph.world_size}",
             fix=f"build the graph with world_size={world.size}",
         )
-    digests = world.gather(graph.digest())
-    if len(set(digests)) > 1:
-        raise WorldError(
-            f"the ranks hold different graphs {graph.name}",
-            where=f"compile({graph.name})",
-            wanted="the same graph on every rank",
-            got=", ".join(f"rank {r}: {d}" for r, d in enumerate(digests)),
-            fix="build the graph from the same options on every rank",
-        )
+
+
+def _different(graph: GraphFunction, digests: Sequence[str]) -> WorldError:
+    return WorldError(
+        f"the ranks hold different graphs {graph.name}",
+        where=f"compile({graph.name})",
+        wanted="the same graph on every rank",
+        got=", ".join(f"rank {r}: {d}" for r, d in enumerate(digests)),
+        fix="build the graph from the same options on every rank",
+    )
 
 
 @contextmanager

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Protocol, cast
 
-from etc_dist.errors import ArgumentError, WaitRecord, WaitTimeoutError, WorldError
+from etc_dist.errors import (
+    ArgumentError,
+    EtcDistError,
+    WaitRecord,
+    WaitTimeoutError,
+    WorldError,
+)
 from etc_dist.ir import GraphFunction, Tensor
 from etc_dist.runtime.arrays import Array, empty_like, inspect
 from etc_dist.runtime.stream import stream_for
@@ -17,22 +23,29 @@ from etc_dist.world import World
 from etc_dist.world.meeting import sign
 
 FAULT_SECONDS = 2.0
-"""How long a rank whose run failed waits to hear from its peers."""
+"""What a rank whose run failed waits for its peers, beyond the time in which theirs
+must have failed too."""
+
+Heard = tuple[bool, list[WaitRecord]]
+"""Whether a rank's run failed, and the waits that it gave up."""
 
 
 class Executor(Protocol):
-    """What a backend does for a program; `runtime/gpu.py` and `runtime/cpu.py`."""
+    """What a backend does for a program; `runtime/gpu.py` and `runtime/cpu`."""
 
     workers: int
 
+    def needs_memory(self, dims: Mapping[str, int]) -> bool: ...
+    def grow(self, dims: Mapping[str, int]) -> None: ...
     def prepare(self, arrays: Mapping[str, Array], dims: Mapping[str, int]) -> Any: ...
     def is_current(self, launch: Any) -> bool: ...
-    def launch(self, launch: Any) -> None: ...
+    def launch(self, launch: Any, stream: Any = None) -> None: ...
     @property
     def failed(self) -> bool: ...
     def records(self) -> list[WaitRecord]: ...
     def reset(self) -> None: ...
     def synchronize(self) -> None: ...
+    def finish(self) -> None: ...
     def trace(self) -> Trace: ...
     def symmetric(self, name: str) -> Any: ...
     def close(self) -> None: ...
@@ -52,6 +65,11 @@ class Bound:
     def describe(self) -> str:
         return self.text
 
+    def without_owners(self) -> Bound:
+        """The same call, keeping none of the caller's arrays alive."""
+        bare = {name: replace(a, owner=None) for name, a in self.arrays.items()}
+        return replace(self, arrays=bare)
+
 
 class Program:
     """A graph function compiled for a world; made by `etc_dist.compile`.
@@ -60,9 +78,12 @@ class Program:
     largest shape seen. Collective: every rank makes the same calls in the same order.
     """
 
-    def __init__(self, plan: Plan, world: World, executor: Executor, source: str):
+    def __init__(
+        self, plan: Plan, world: World, executor: Executor, source: str, number: int
+    ):
         self.plan, self.world, self.source = plan, world, source
-        self._executor = executor
+        self._executor, self._number = executor, number
+        world.hold(executor)
         self._proved: set[tuple[int, ...]] = set()
         self._closed = False
 
@@ -84,10 +105,10 @@ class Program:
         ended."""
         try:
             bound, outputs = self._bind_all(arrays)
-        except ArgumentError as error:
-            self.world.refuse(error)
-        first = next(iter(arrays.values()))
-        self.launch(bound, stream_for(stream, first))
+            stream = stream_for(stream, next(iter(arrays.values()), None))
+        except Exception as error:
+            self.world.refuse(as_refusal(error, self.plan.graph.name))
+        self.launch(bound, stream)
         return outputs
 
     def bind(self, arrays: Mapping[str, Array], dims: Mapping[str, int]) -> Bound:
@@ -109,7 +130,9 @@ class Program:
                 fix="correct these arrays",
             )
         text = f"{graph.name}({', '.join(f'{k}={v}' for k, v in dims.items())})"
-        return Bound(arrays, dims, sign(f"{graph.digest()} {text}"), text)
+        # Its number tells this program from another one of the same graph.
+        signature = sign(f"{self._number} {graph.digest()} {text}")
+        return Bound(arrays, dims, signature, f"{text}, program {self._number}")
 
     def launch(self, bound: Bound, stream: Any = None) -> None:
         """Run a bound call on CuPy's current stream, or on `stream` (a CuPy stream)."""
@@ -117,28 +140,26 @@ class Program:
         executor = self._executor
         try:
             if executor.failed:
-                self.world.refuse(self._failure([]))
+                self.world.refuse(self._failure(executor.records()))
             self.world.meet(bound.signature, bound.describe)
         except WaitTimeoutError:
-            self._recover()
+            self._recover(self._hear())
+        except WorldError as error:
+            if executor.failed:  # whoever did not come: what failed first is the run
+                raise self._failure(executor.records()) from error
+            raise
         if bound.launch is None or not executor.is_current(bound.launch):
-            self._prove(bound.dims)
-            bound.launch = executor.prepare(bound.arrays, bound.dims)
-        if stream is None:
-            executor.launch(bound.launch)
-        else:
-            with stream:
-                executor.launch(bound.launch)
+            self._make_ready(bound)
+        executor.launch(bound.launch, stream)
 
     def synchronize(self) -> None:
         """Wait for the last run on every rank; WaitTimeoutError on all ranks if one of
         them was ended by a wait that was not met."""
         self._check_open()
         self._executor.synchronize()
-        failed = self._executor.failed
-        limit = FAULT_SECONDS if failed else None
-        if any(f is not False for f in self.world.gather(failed, limit)):
-            self._recover()
+        heard = self._hear()
+        if any(part is None or part[0] for part in heard):
+            self._recover(heard)
 
     def trace(self) -> Trace:
         """The timeline of the last run, of all ranks (needs settings.trace)."""
@@ -221,15 +242,39 @@ class Program:
             return [(rows, f"{array} at {array.pointer:#x}")]
         return []
 
+    def _make_ready(self, bound: Bound) -> None:
+        """Prove and prepare a call, on all ranks or on none: what fails or is slow on
+        one rank must not find the others already running."""
+        executor, dims = self._executor, bound.dims
+
+        def make() -> None:
+            self._prove(dims)
+            if not executor.needs_memory(dims):
+                bound.launch = executor.prepare(bound.arrays, dims)
+
+        self.world.agree_done(make)
+        if executor.needs_memory(dims):
+            self.synchronize()  # growing would hide that an earlier run failed
+            executor.grow(dims)
+            self.world.agree_done(make)
+
     def _prove(self, dims: Mapping[str, int]) -> None:
         key = tuple(dims.values())
         if self.world.settings.verify and key not in self._proved:
             prove(self.plan, dims, self.workers, self.world.settings)
             self._proved.add(key)
 
+    def _hear(self) -> list[Heard | None]:
+        """From each rank: whether its run failed, and its records; None from ranks that
+        are silent."""
+        failed = self._executor.failed
+        own: Heard = (failed, self._executor.records() if failed else [])
+        limit = 2 * self.world.settings.wait_limit + FAULT_SECONDS if failed else None
+        return cast("list[Heard | None]", self.world.gather(own, limit))
+
     def _failure(
-        self, records: list[WaitRecord], silent: list[int] | None = None
-    ) -> Any:
+        self, records: list[WaitRecord], silent: Sequence[int] = ()
+    ) -> WaitTimeoutError:
         shown = "; ".join(map(str, records[:8])) or "records of other ranks"
         if silent:
             shown += f"; ranks that answer no more: {', '.join(map(str, silent))}"
@@ -243,14 +288,10 @@ class Program:
             records=records,
         )
 
-    def _recover(self) -> NoReturn:
-        """All ranks: gather what was waited for, clear the counters, raise."""
-        self._executor.synchronize()
-        heard = cast(
-            list[list[WaitRecord] | None],
-            self.world.gather(self._executor.records(), FAULT_SECONDS),
-        )
-        records = [r for part in heard if part for r in part]
+    def _recover(self, heard: list[Heard | None]) -> NoReturn:
+        """All ranks: clear the counters, raise what was waited for."""
+        self._executor.finish()
+        records = [r for part in heard if part for r in part[1]]
         silent = [rank for rank, part in enumerate(heard) if part is None]
         if not silent:
             self.world.barrier()
@@ -267,6 +308,21 @@ class Program:
                 got="a call after close()",
                 fix="compile it again",
             )
+
+
+def as_refusal(error: Exception, name: str) -> EtcDistError:
+    """The error to refuse a call with: foreign ones are put into four parts."""
+    if isinstance(error, EtcDistError):
+        return error
+    refusal = ArgumentError(
+        f"the arguments of {name} cannot be used",
+        where=name,
+        wanted="arrays that can be read and, for outputs, made",
+        got=f"{type(error).__name__}: {error}",
+        fix="see the cause above on the rank that failed",
+    )
+    refusal.__cause__ = error
+    return refusal
 
 
 def bind_dims(graph: GraphFunction, arrays: Mapping[str, Array]) -> dict[str, int]:

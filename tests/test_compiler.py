@@ -73,7 +73,7 @@ def test_ranks_that_hold_different_graphs_are_refused(world):
     graphs = ring(world.size), ring(world.size, notifies=False)
     with pytest.raises(EtcDistError) as caught:
         etc_dist.compile(graphs[world.rank == 1], world)
-    assert f"rank 1: {graphs[1].digest()}" in caught.value.got
+    assert all(graph.digest() in caught.value.got for graph in graphs)
     etc_dist.compile(graphs[0], world).close()
 
 

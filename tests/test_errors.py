@@ -36,11 +36,7 @@ def travelled(error: EtcDistError) -> EtcDistError:
 @pytest.mark.parametrize("kind", CLASSES)
 def test_a_message_has_four_parts(kind):
     assert str(kind("it failed", **PARTS)) == (
-        "it failed\n"
-        "  where:  here\n"
-        "  wanted: good\n"
-        "  got:    bad\n"
-        "  to do:  mend it"
+        "it failed\n  where:  here\n  wanted: good\n  got:    bad\n  to do:  mend it"
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from etc_dist.codegen.expression import linear, text
 from etc_dist.codegen.layout import (
+    OWN_NAMES,
     Arguments,
     event_base,
     notification_unit,
@@ -62,6 +63,15 @@ def generate(plan: Plan, *, trace: bool = False) -> Source:
             wanted=f"at most {MAX_WORLD} ranks",
             got=str(graph.world_size),
             fix="use fewer ranks in one program",
+        )
+    taken = {*(t.name for t in graph.tensors), *(d.name for d in graph.dims)}
+    if taken & OWN_NAMES:
+        raise CodegenError(
+            f"graph {graph.name} uses names of the generated code",
+            where=f"plan {graph.name}",
+            wanted=f"tensors and dims not called {', '.join(sorted(OWN_NAMES))}",
+            got=", ".join(sorted(taken & OWN_NAMES)),
+            fix="rename them",
         )
     arguments = Arguments.of(plan)
     calls = [c for lane in plan.lanes for c in lane.calls]
@@ -116,6 +126,7 @@ def _constants(
         "kIsHalf": of_matmul.get("kIsHalf", 0),
         "kWeightIsKN": of_matmul.get("kWeightIsKN", 0),
         "kTrace": int(trace),
+        "kIsMixed": int(0 < len(matmuls) < len(plan.lane(TENSOR).calls)),
     }
     return "\n".join(f"constexpr int {k} = {v};" for k, v in values.items())
 
@@ -264,6 +275,7 @@ def _program(plan: Plan) -> str:
         "kIsHalf",
         "kWeightIsKN",
         "kTrace",
+        "kIsMixed",
     )
     constants = [f"  static constexpr int {n} = etc::{n};" for n in names]
     return "\n".join(

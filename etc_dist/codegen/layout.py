@@ -33,7 +33,8 @@ CONTROL = np.dtype(
         ("exits", "u4"),
         ("tickets", "u4", 2),
         ("faults", "u4"),
-        ("unused", "u4", 11),
+        ("shape", "u4"),
+        ("unused", "u4", 10),
         ("fault", FAULT, MAX_FAULTS),
     ]
 )
@@ -52,6 +53,12 @@ TRACE_RECORD = np.dtype(
 )
 
 MAP_BYTES = 128
+UNSIGNED = ("event_capacity", "trace_capacity", "shape")
+"""Integer arguments that the device counts with."""
+OWN_NAMES = frozenset(
+    ("peer", "control", "status", "workspace", "trace", "wait_limit", *UNSIGNED)
+)
+"""Names of the argument block that no tensor, dim or event may bear."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +82,7 @@ class Arguments:
     @classmethod
     def of(cls, plan: Plan) -> Arguments:
         graph = plan.graph
-        integers = ["event_capacity", "trace_capacity", "rank"]
+        integers = ["event_capacity", "trace_capacity", "shape", "rank"]
         integers += [s.name for s in graph.dims]
         integers += [s.name for s, _ in graph.derived]
         integers += [event_base(e) for e in graph.events]
@@ -126,7 +133,7 @@ class Arguments:
         lines.append("  u64 peer[kWorld];")
         lines += [f"  u64 {name};" for name in self.addresses]
         for name in self.integers:
-            kind = "u32" if name.endswith("_capacity") else "i32"
+            kind = "u32" if name in UNSIGNED else "i32"
             lines.append(f"  {kind} {name};")
         lines += ["};", f"static_assert(sizeof(Args) == {self.dtype.itemsize});"]
         return "\n".join(lines)

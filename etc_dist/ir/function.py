@@ -53,6 +53,13 @@ class DeviceFunction:
     constants: Mapping[str, int] = field(default_factory=dict)
     workspace: int = 0
 
+    @property
+    def terms(self) -> str:
+        """What two device functions of one name may differ in."""
+        boxes = [(n, box.rows, box.columns) for n, box in self.boxes.items()]
+        numbers = (self.parts, self.workspace, boxes, [*self.constants.items()])
+        return f"{self.name} {self.source} {numbers}"
+
     def __post_init__(self) -> None:
         for name in ("boxes", "constants"):
             frozen = MappingProxyType(dict(sorted(getattr(self, name).items())))

@@ -143,8 +143,10 @@ class GraphFunction:
         return tuple(t for t in self.tensors if t.kind == "output")
 
     def digest(self) -> str:
-        """A hash of the text: equal on all ranks that hold the same program."""
-        return hashlib.sha256(self.show().encode()).hexdigest()[:16]
+        """A hash of the graph and of its device functions' terms: equal on all ranks
+        that hold the same program."""
+        terms = [call.function.terms for call in self.calls]
+        return hashlib.sha256(f"{self.show()}{terms}".encode()).hexdigest()[:16]
 
 
 class Graph:
@@ -200,18 +202,32 @@ class Graph:
     ) -> EventTensor:
         """An event tensor; `expects` may be a function of an element's coordinates."""
         axes = make_axes(self._claim(name), len(shape))
-        made = EventTensor(
-            name,
-            tuple(wrap(s) for s in shape),
-            axes,
-            expected_count(expects, axes),
-            cross_rank,
-        )
+        count = expected_count(expects, axes)
+        known = self._values() | {a.name for a in axes}
+        strange = [s.name for s in count.symbols() if s.name not in known]
+        if strange:
+            raise GraphError(
+                f"event tensor {name} expects what its elements do not know",
+                where=f"graph {self.name}, events {name}: expects {count}",
+                wanted="dims, and coordinates that a function of them is given",
+                got=", ".join(strange),
+                fix="write expects=lambda i, ...: with one argument for each axis",
+            )
+        extents = tuple(wrap(s) for s in shape)
+        made = EventTensor(name, extents, axes, count, cross_rank)
         self._events.append(made)
         return made
 
     def grid(self, **extents: Expr | int) -> Grid:
         """The axes of a call: coordinate name -> extent."""
+        for name in extents.keys() & self._names:
+            raise GraphError(
+                f"the coordinate name {name!r} cannot be used",
+                where=f"graph {self.name}",
+                wanted="a name that no dim, tensor, event or call bears yet",
+                got=repr(name),
+                fix="choose another name",
+            )
         return Grid(
             [Coordinate(Symbol(n, "coordinate"), wrap(e)) for n, e in extents.items()]
         )
@@ -283,6 +299,11 @@ class Graph:
         self._tensors.append(made)
         return made
 
+    def _values(self) -> set[str]:
+        """The symbols that every expression may use."""
+        derived = {s.name for s, _ in self._derived}
+        return {d.name for d in self._dims} | derived | {RANK.name}
+
     def _claim(self, name: str) -> str:
         if name in self._names or not name.isidentifier() or name.startswith("_"):
             raise GraphError(
@@ -324,8 +345,7 @@ def _given(rank: Expr | None) -> tuple[Expr, ...]:
 
 def _check_symbols(graph: Graph, call: Call) -> None:
     """Refuse expressions that use a coordinate the call does not have."""
-    dims = {s.name for s in (*graph._dims, *(d for d, _ in graph._derived))}
-    dims.add(RANK.name)
+    dims = graph._values()
     inside = dims | {a.symbol.name for a in call.axes}
     uses: list[tuple[str, Expr, set[str]]] = []
     for region in (*call.reads, *call.writes):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from etc_dist.errors import GraphError
-from etc_dist.ir.expr import Expr, Load, wrap
+from etc_dist.ir.expr import Const, Expr, Load, wrap
 
 DTYPES = {"bfloat16": 2, "float16": 2, "float32": 4, "int32": 4}
 """Element types and their sizes in bytes."""
@@ -159,6 +159,10 @@ class Region:
         return f"{self.tensor.name}{where}[{', '.join(parts)}]"
 
 
+def _is_negative(value: Expr) -> bool:
+    return isinstance(value, Const) and value.value < 0
+
+
 def _region(tensor: Tensor, rank: Expr | None, index: Any) -> Region:
     parts = index if isinstance(index, tuple) else (index,)
     if len(parts) != len(tensor.shape):
@@ -185,8 +189,17 @@ def _region(tensor: Tensor, rank: Expr | None, index: Any) -> Region:
                 )
             start = wrap(0 if part.start is None else part.start)
             stop = extent if part.stop is None else wrap(part.stop)
+            size = stop - start
+            if (isinstance(size, Const) and size.value < 0) or _is_negative(stop):
+                raise GraphError(
+                    f"a region of tensor {tensor.name} ends before it begins",
+                    where=f"{tensor.name}[{start}:{stop}]",
+                    wanted="start and stop counted from the beginning",
+                    got=f"{start}:{stop}",
+                    fix="write the extent minus a number for places from the end",
+                )
             starts.append(start)
-            sizes.append(stop - start)
+            sizes.append(size)
         else:
             starts.append(wrap(part))
             sizes.append(wrap(1))

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import nullcontext
 from math import prod
 from typing import Any
 
 from etc_dist.compiler import compile
-from etc_dist.errors import ArgumentError, EtcDistError
+from etc_dist.errors import ArgumentError
 from etc_dist.ir import GraphFunction
 from etc_dist.ir.tensor import DTYPES as SIZES
-from etc_dist.program import Bound, Program
-from etc_dist.runtime.arrays import Array, empty_like, identity, inspect
+from etc_dist.program import Bound, Program, as_refusal
+from etc_dist.runtime.arrays import UNKNOWN, Array, empty_like, identity, inspect
 from etc_dist.runtime.stream import stream_for
 from etc_dist.world import World
 
@@ -64,22 +65,20 @@ class Operation:
         )
 
     def _call(self, inputs: Sequence[Any], out: Any, stream: Any) -> Any:
-        key = None
-        if self.world.backend == "cuda":
-            if out is None:
-                out = self._make_output(inputs)
+        try:
+            stream = stream_for(stream, inputs[0])
+            if out is None and self.world.backend == "cuda":
+                with stream or nullcontext():
+                    out = self._make_output(inputs)
             key = (*map(identity, inputs), identity(out))
             bound = self._calls.get(key)
-            if bound is not None:
-                self.program.launch(bound, stream_for(stream, inputs[0]))
-                return out
-        try:
-            bound, out = self._bind(inputs, out)
-        except EtcDistError as error:
-            self.world.refuse(error)
-        self.program.launch(bound, stream_for(stream, inputs[0]))
-        if key is not None:
-            self._calls[key] = bound
+            if bound is None:
+                bound, out = self._bind(inputs, out)
+        except Exception as error:
+            self.world.refuse(as_refusal(error, type(self).__name__))
+        self.program.launch(bound, stream)
+        if UNKNOWN not in key and key not in self._calls:
+            self._calls[key] = bound.without_owners()
             if len(self._calls) > REMEMBERED_CALLS:
                 self._calls.popitem(last=False)
         return out

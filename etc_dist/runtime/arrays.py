@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -85,28 +85,22 @@ def dtype_of(value: Any) -> str:
     return str(getattr(value, "dtype", "")).removeprefix("torch.")
 
 
+UNKNOWN = object()
+"""The identity of arrays that no cheap key tells apart."""
+
+
 def identity(value: Any) -> Any:
-    """A cheap key: equal keys mean equal facts. None for None."""
-    return _IDENTITIES.get(type(value).__module__.partition(".")[0], id)(value)
-
-
-def _identity_cupy(value: Any) -> Any:
-    return value.data.ptr, value.shape, value.strides, value.dtype
-
-
-def _identity_torch(value: Any) -> Any:
-    return value.data_ptr(), value.shape, value.stride(), value.dtype
-
-
-def _identity_none(value: None) -> None:
-    return None
-
-
-_IDENTITIES: dict[str, Callable[[Any], Any]] = {
-    "cupy": _identity_cupy,
-    "torch": _identity_torch,
-    "builtins": _identity_none,
-}
+    """A cheap key: equal keys mean equal facts. None for None; UNKNOWN for arrays of
+    libraries that are not known here."""
+    if value is None:
+        return None
+    kind = type(value)
+    if kind.__module__ == "cupy" or kind.__module__.startswith("cupy."):
+        return value.data.ptr, value.shape, value.strides, value.dtype
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return value.data_ptr(), value.shape, value.stride(), value.dtype
+    return UNKNOWN
 
 
 def empty_like(like: Array, shape: tuple[int, ...]) -> Any:

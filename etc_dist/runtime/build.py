@@ -76,10 +76,13 @@ def build(source: Source, settings: Settings, arch: str = ARCH) -> Cubin:
 def _key(source: Source, includes: Sequence[Path], arch: str) -> str:
     digest = hashlib.sha256()
     digest.update(repr((source.text, arch, OPTIONS, nvrtc_version())).encode())
-    for folder in includes:
-        for file in sorted(folder.rglob("*.cuh")):
-            digest.update(str(file.relative_to(folder)).encode())
-            digest.update(file.read_bytes())
+    kernels, *users = includes
+    files = [(kernels, p) for p in sorted(kernels.rglob("*.cuh"))]
+    # A user's file can include its neighbours, not whatever lies below them.
+    files += [(u, p) for u in users for p in sorted(u.glob("*.cuh"))]
+    for folder, file in files:
+        digest.update(str(file.relative_to(folder)).encode())
+        digest.update(file.read_bytes())
     return digest.hexdigest()[:24]
 
 

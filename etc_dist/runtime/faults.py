@@ -45,7 +45,7 @@ def _record(plan: Plan, fault: Any, dims: Mapping[str, int], rank: int) -> WaitR
     elif kind == PEER_START:
         event = f"the start of rank {index}"
     else:
-        event = "a hand-over inside its worker"
+        event, have, want = "a hand-over inside its worker", 0, 1
     lane = _LANES[int(fault["lane"])]
     return WaitRecord(rank, int(fault["worker"]), lane, task, event, have, want)
 
@@ -63,6 +63,3 @@ def _element(plan: Plan, index: int, env: Mapping[str, int]) -> tuple[str, int]:
             return f"{events.name}[{place}]", notification_unit(plan, events)
         index -= size
     return f"counter {index}", 1
-
-
-__all__ = ["PEER_START", "decode"]

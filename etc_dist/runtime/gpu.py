@@ -22,11 +22,12 @@ from etc_dist.codegen.layout import (
     event_base,
     pace_name,
 )
-from etc_dist.errors import BuildError, WaitRecord
+from etc_dist.errors import BuildError, WaitRecord, WorldError
 from etc_dist.runtime.arrays import Array
 from etc_dist.runtime.build import Cubin
 from etc_dist.runtime.faults import decode
 from etc_dist.runtime.memory_plan import Capacity, plan_memory
+from etc_dist.runtime.stream import order_of
 from etc_dist.runtime.tensor_map import encode
 from etc_dist.runtime.trace import Trace
 from etc_dist.schedule import Plan
@@ -41,13 +42,14 @@ TRACE_CAPACITY = 2048
 """Records a warp can keep of one traced run."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Launch:
-    """A run made ready: the argument block for given arrays and dims."""
+    """A run made ready: the argument block for given arrays and dims, good for as long
+    as the program's memory stays where it was (`generation`)."""
 
     arguments: np.ndarray[Any, Any]
     dims: Mapping[str, int]
-    block: int
+    generation: int
 
 
 class GpuExecutor:
@@ -73,14 +75,43 @@ class GpuExecutor:
         records = self.workers * TRACE_WARPS * self._trace_capacity
         self._trace = cupy.zeros(max(1, records) * TRACE_RECORD.itemsize, np.uint8)
         self._capacity = Capacity()
+        self._generation = 0
+        self._captured = False
         self._block: SymmetricMemory | None = None
         self._local = cupy.empty(0, np.uint8)
         self._dims: Mapping[str, int] = {}
+        self._shapes: list[tuple[int, ...]] = []
         self._templates: dict[tuple[int, ...], np.ndarray[Any, Any]] = {}
-        self._reset()
+        self._order = order_of(world)
+        self._stream: Any = None
+        self.reset()
+
+    def needs_memory(self, dims: Mapping[str, int]) -> bool:
+        """Whether the program has to grow for a run at `dims`; alike on all ranks."""
+        memory = plan_memory(self.plan.graph, dims)
+        return self._block is None or not self._capacity.holds(memory)
+
+    def grow(self, dims: Mapping[str, int]) -> None:
+        """Make room for a run at `dims`. Collective; no run is under way."""
+        if self._captured:
+            raise _captured(self.plan.graph.name, dims)
+        capacity = self._capacity.grown(plan_memory(self.plan.graph, dims))
+        self.finish()
+        self.world.barrier()
+        if self._block is not None:
+            self._block.free()
+        # NOTE: where there is no room, the next run finds the program without any.
+        self._block, self._capacity = None, Capacity()
+        self._generation += 1
+        self._templates.clear()
+        block = self.world.allocate(capacity.block_bytes)
+        self.world.agree_done(lambda: self._make_local(capacity))
+        self._block, self._capacity = block, capacity
+        self.reset()
+        self.world.barrier()
 
     def prepare(self, arrays: Mapping[str, Array], dims: Mapping[str, int]) -> Launch:
-        """The argument block of a run; collective where the program has to grow."""
+        """The argument block of a run that there is memory for; local."""
         arguments = self._template(dims).copy()
         for name, array in arrays.items():
             arguments[name] = array.pointer
@@ -96,21 +127,29 @@ class GpuExecutor:
             )
         # NOTE: as plain bytes; CuPy spends 20 us a launch on describing named fields.
         plain = arguments.view(f"V{arguments.dtype.itemsize}")
-        return Launch(plain, dims, id(self._block))
+        return Launch(plain, dims, self._generation)
 
     def is_current(self, launch: Launch) -> bool:
         """False for a launch made before the program's memory moved."""
-        return launch.block == id(self._block)
+        return launch.generation == self._generation and self._block is not None
 
-    def launch(self, launch: Launch) -> None:
-        """Enqueue the run on CuPy's current stream."""
+    def launch(self, launch: Launch, stream: Any = None) -> None:
+        """Enqueue the run on `stream` or on CuPy's current one, after all earlier runs
+        of this world, whatever streams they were launched on."""
+        current = self._cupy.cuda.get_current_stream() if stream is None else stream
+        if current.is_capturing():
+            self._captured = True
+        else:
+            self._order.enter(current)
+            self._stream = current
         self._dims = launch.dims
-        self._kernel(
-            (self.workers,),
-            (WORKER_THREADS,),
-            (launch.arguments,),
-            shared_mem=self._shared,
-        )
+        arguments = (launch.arguments,)
+        grid, block = (self.workers,), (WORKER_THREADS,)
+        if stream is None:
+            self._kernel(grid, block, arguments, shared_mem=self._shared)
+        else:
+            with stream:
+                self._kernel(grid, block, arguments, shared_mem=self._shared)
 
     @property
     def failed(self) -> bool:
@@ -120,28 +159,46 @@ class GpuExecutor:
     def records(self) -> list[WaitRecord]:
         """The waits that this rank gave up, in words."""
         control = self._control.get().view(CONTROL)[0]
-        return decode(self.plan, control, self._dims, self.world.rank)
+        if not self._shapes:
+            return []
+        names = (d.name for d in self.plan.graph.dims)
+        shape = self._shapes[int(control["shape"])]
+        dims = dict(zip(names, shape, strict=True))
+        return decode(self.plan, control, dims, self.world.rank)
 
     def reset(self) -> None:
-        """Forget a failed run; every rank calls it, between two meetings of all
-        ranks."""
-        self._reset()
+        """Forget a failed run and begin with epoch 1; every rank calls it, between two
+        meetings of all ranks, with no run under way."""
+        control = np.zeros(1, CONTROL)
+        control["epoch"] = 1
+        self._control.set(control.view(np.uint8))
+        self._status[0] = 0
+        if self._block is not None:
+            self._block.local[: self._capacity.tensors_offset].fill(0)
+        self.finish()
 
     def synchronize(self) -> None:
-        self._cupy.cuda.get_current_stream().synchronize()
+        """Wait for the last run, on the stream that it was launched on."""
+        if self._stream is not None:
+            self._stream.synchronize()
+
+    def finish(self) -> None:
+        """Wait for all that this GPU was given, replayed graphs included."""
+        self._cupy.cuda.runtime.deviceSynchronize()
 
     def trace(self) -> Trace:
         """The timeline of the last run on this rank (needs settings.trace)."""
-        self.synchronize()
+        self.finish()
         records = self._trace.get().view(TRACE_RECORD)
         per_warp = records.reshape(self.workers, TRACE_WARPS, -1)
         return Trace.from_gpu(self.plan, self._dims, self.world.rank, per_warp)
 
     def close(self) -> None:
         if self._block is not None:
-            self.synchronize()
+            self.finish()
             self._block.free()
             self._block = None
+        self.world.let_go(self)
 
     def symmetric(self, name: str) -> Any:
         """This rank's bytes of a symmetric tensor, as laid out for the last run."""
@@ -152,39 +209,18 @@ class GpuExecutor:
         env = self.plan.graph.environment(self._dims, self.world.rank)
         return self._block.local[start : start + tensor.nbytes(env)]
 
-    def _reset(self) -> None:
-        control = np.zeros(1, CONTROL)
-        control["epoch"] = 1
-        self._control.set(control.view(np.uint8))
-        self._status[0] = 0
-        if self._block is not None:
-            self._block.local[: self._capacity.tensors_offset].fill(0)
-        self.synchronize()
-
     def _template(self, dims: Mapping[str, int]) -> np.ndarray[Any, Any]:
         key = tuple(dims.values())
         if key not in self._templates:
-            memory = plan_memory(self.plan.graph, dims)
-            if self._block is None or not self._capacity.holds(memory):
-                self._grow(self._capacity.grown(memory))
-            self._templates[key] = self._fill(dims)
+            if key not in self._shapes:
+                self._shapes.append(key)
+            self._templates[key] = self._fill(dims, self._shapes.index(key))
         return self._templates[key]
 
-    def _grow(self, capacity: Capacity) -> None:
-        self.synchronize()
-        self.world.barrier()
-        if self._block is not None:
-            self._block.free()
-        # NOTE: where there is no room, the next run finds the program without any.
-        self._block, self._capacity = None, Capacity()
-        self._templates.clear()
-        self._block = self.world.allocate(capacity.block_bytes)
-        self._capacity = capacity
+    def _make_local(self, capacity: Capacity) -> None:
         self._local = self._cupy.empty(max(16, capacity.local), np.uint8)
-        self._reset()
-        self.world.barrier()
 
-    def _fill(self, dims: Mapping[str, int]) -> np.ndarray[Any, Any]:
+    def _fill(self, dims: Mapping[str, int], number: int) -> np.ndarray[Any, Any]:
         assert self._block is not None
         graph, capacity = self.plan.graph, self._capacity
         memory = plan_memory(graph, dims)
@@ -198,6 +234,7 @@ class GpuExecutor:
         a["wait_limit"] = int(self.world.settings.wait_limit * 1e9)
         a["event_capacity"] = capacity.events
         a["trace_capacity"] = self._trace_capacity
+        a["shape"] = number
         for name, value in env.items():
             a[name] = value
         for name, base in memory.event_bases.items():
@@ -209,6 +246,16 @@ class GpuExecutor:
         for name, offset in memory.local.items():
             a[name] = self._local.data.ptr + offset
         return a
+
+
+def _captured(name: str, dims: Mapping[str, int]) -> WorldError:
+    return WorldError(
+        f"program {name} cannot grow any more",
+        where=f"{name}, {', '.join(f'{k}={v}' for k, v in dims.items())}",
+        wanted="a shape that fits the memory which captured CUDA graphs refer to",
+        got="a larger one",
+        fix="run the largest shape once before capturing, or use another operation",
+    )
 
 
 def _load(cupy: Any, source: Source, cubin: Cubin) -> Any:

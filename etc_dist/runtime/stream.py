@@ -1,10 +1,14 @@
-"""Streams of any library as CuPy streams."""
+"""Streams of any library as CuPy streams, and the order of launches over them."""
 
 from __future__ import annotations
 
 import sys
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+if TYPE_CHECKING:
+    from etc_dist.world import World
 
 
 class _Foreign:
@@ -34,9 +38,39 @@ def stream_for(stream: Any, array: Any) -> Any | None:
         if type(array).__module__.partition(".")[0] != "torch":
             return None
         torch = sys.modules["torch"]
-        return _from_handle(torch.cuda.current_stream().cuda_stream)
+        return _from_handle(torch.cuda.current_stream(array.device).cuda_stream)
     if isinstance(stream, int):
         return _from_handle(stream)
     if hasattr(stream, "cuda_stream"):
         return _from_handle(stream.cuda_stream)
     return stream
+
+
+class LaunchOrder:
+    """All runs of a world one after the other, in the order of the calls.
+
+    A program's workers take whole SMs and wait for peers: two programs at once, each on
+    half of the SMs or each first on another rank, would wait for ever. Ranks make their
+    calls in the same order, so that order is safe whatever streams are used.
+    """
+
+    def __init__(self) -> None:
+        self._last: Any = None
+
+    def enter(self, stream: Any) -> None:
+        """Let what is launched on `stream` next come after the last launch."""
+        if self._last is not None and self._last.ptr != stream.ptr:
+            import cupy
+
+            event = cupy.cuda.Event(disable_timing=True)
+            event.record(self._last)
+            stream.wait_event(event)
+        self._last = stream
+
+
+_orders: WeakKeyDictionary[World, LaunchOrder] = WeakKeyDictionary()
+
+
+def order_of(world: World) -> LaunchOrder:
+    """The launch order of `world`, shared by its programs."""
+    return _orders.setdefault(world, LaunchOrder())

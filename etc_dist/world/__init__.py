@@ -16,8 +16,9 @@ Files, from the user down:
     faults.py           the words of those errors
     windows.py          the bytes of a shared window
     mailbox.py          where signatures are compared: the hot path
-    exchange.py         objects between ranks, with a time limit
+    exchange.py         objects between ranks, with waits that end
     patience.py         how a waiting rank spends its time
+    living.py           which ranks' processes still live
     aborting.py         one failing rank ends all
 """
 

@@ -1,4 +1,4 @@
-"""Objects between all ranks, with a time limit that holds even when a peer is dead.
+"""Objects between all ranks, with waits that end even when a peer is dead.
 
 MPI's own collectives give all or nothing: one dead rank silences all. Here every pair
 of ranks exchanges its own message, so the living hear each other in any case.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import pickle
 from typing import TYPE_CHECKING
 
+from etc_dist.world.living import Living
 from etc_dist.world.patience import Patience
 
 if TYPE_CHECKING:
@@ -21,40 +22,47 @@ TAGS = 32000
 class Exchange:
     """All-to-all exchange of picklable objects over one private communicator."""
 
-    def __init__(self, comm: MPI.Intracomm):
+    def __init__(self, comm: MPI.Intracomm, living: Living):
         from mpi4py import MPI
 
         self._mpi = MPI
         self._comm = comm
+        self.living = living
         self.rank, self.size = comm.rank, comm.size
         self._turn = 0
         # Sends that a dead peer will never take; MPI still reads their memory.
         self._abandoned: list[object] = []
 
-    def gather(self, value: object, limit: float) -> dict[int, object]:
+    def gather(
+        self, value: object, limit: float, *, need_all: bool = False
+    ) -> dict[int, object]:
         """What each rank gave, by rank; ranks not heard within `limit` s are missing.
 
-        Collective. Returns early once all are heard and all have taken this rank's
-        value. A missing rank leaves the exchange unfit for further use.
+        Collective. Returns early once all who live are heard and have taken this
+        rank's value; with `need_all`, also once it is known that one never will be. A
+        missing rank leaves the exchange unfit for further use.
         """
         self._turn += 1
         tag = self._turn % TAGS
         payload = pickle.dumps(value)
         peers = [peer for peer in range(self.size) if peer != self.rank]
-        sends = [
-            self._comm.Isend([payload, self._mpi.BYTE], dest=peer, tag=tag)
+        sends = {
+            peer: self._comm.Isend([payload, self._mpi.BYTE], dest=peer, tag=tag)
             for peer in peers
-        ]
+        }
         heard: dict[int, object] = {self.rank: value}
         arriving: dict[int, tuple[MPI.Request, bytearray]] = {}
-        patience = Patience(limit)
+        patience = Patience(limit, self.living)
         while True:
             for peer in peers:
                 if peer not in heard:
                     self._hear(peer, tag, arriving, heard)
-            if len(heard) == self.size and self._mpi.Request.Testall(sends):
+            pending = {p for p in peers if p not in heard or not sends[p].Test()}
+            if not pending:
                 return heard
-            if not patience.pause():
+            lost = pending & patience.dead
+            hopeless = pending == lost or (need_all and not lost <= heard.keys())
+            if hopeless or not patience.pause():
                 self._abandoned += [sends, payload, arriving]
                 return heard
 
@@ -78,10 +86,13 @@ class Exchange:
             heard[peer] = pickle.loads(buffer)
 
     def barrier(self, limit: float) -> bool:
-        """Wait for all ranks, at most `limit` seconds; orders memory between them."""
+        """Wait for all ranks; orders memory between them.
+
+        False if they did not come within `limit` seconds, or one never can.
+        """
         request = self._comm.Ibarrier()
-        patience = Patience(limit)
+        patience = Patience(limit, self.living)
         while not request.Test():
-            if not patience.pause():
+            if patience.dead or not patience.pause():
                 return False
         return True

@@ -70,10 +70,26 @@ def rebuild(kind: type[EtcDistError], state: Mapping[str, object]) -> EtcDistErr
     return error
 
 
-def unheard(where: str, missing: Sequence[int], limit: float) -> WorldError:
-    """Some ranks did not come to a meeting within `limit` seconds."""
+def unheard(
+    where: str, missing: Sequence[int], limit: float, dead: Sequence[int] = ()
+) -> WorldError:
+    """Some ranks did not come to a meeting within `limit` seconds, or are dead.
+
+    Of the missing only the dead are named, if there are any: they are the cause.
+    """
+    what = "not all ranks came to the same call"
+    if dead:
+        ended = "its process has" if len(dead) == 1 else "their processes have"
+        return WorldError(
+            what,
+            where=where,
+            wanted="every rank to take part",
+            got=f"{name_ranks(dead)} did not come: {ended} ended",
+            fix="look at the last output there and for what may have ended it (a "
+            "signal, no memory left); then end all ranks and start again",
+        )
     return WorldError(
-        "not all ranks came to the same call",
+        what,
         where=where,
         wanted=f"every rank within {limit:g} s",
         got=f"{name_ranks(missing)} did not come",

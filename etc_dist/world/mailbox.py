@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from etc_dist.world.exchange import Exchange
+from etc_dist.world.living import Living
 from etc_dist.world.patience import Patience
 from etc_dist.world.windows import segment
 
@@ -34,8 +35,8 @@ class Mailbox(Protocol):
     def meet(self, signature: int, limit: float) -> list[int | None] | None:
         """None if every rank brought `signature` (63 bits).
 
-        Else what each rank brought, by rank: a signature, None (did not come within
-        `limit` seconds), or LEFT.
+        Else what each rank brought, by rank: a signature, None (had not come when
+        `limit` seconds were over, or a rank was found dead), or LEFT.
         """
 
     def leave(self) -> None:
@@ -63,10 +64,11 @@ class SharedMailbox:
     is ordered: for data in symmetric memory use `World.barrier`.
     """
 
-    def __init__(self, node: MPI.Intracomm):
+    def __init__(self, node: MPI.Intracomm, living: Living):
         from mpi4py import MPI
 
         self._rank, self._size = node.rank, node.size
+        self._living = living
         room = _LINE * (node.size + 1) if node.rank == 0 else 0
         self._window = MPI.Win.Allocate_shared(room, 1, comm=node)
         whole = segment(self._window, 0)
@@ -104,12 +106,15 @@ class SharedMailbox:
         """The patient half of `meet`: someone is late, or brought something else."""
         found: list[int | None] = [None] * self._size
         found[self._rank] = signature
-        patience = Patience(limit)
-        while None in found and LEFT not in found:
+        patience = Patience(limit, self._living)
+        while True:
             for rank in range(self._size):
                 if found[rank] is None:
                     found[rank] = self._read(rank)
-            if None in found and not patience.pause():
+            if None not in found or LEFT in found:
+                break
+            lost = any(found[rank] is None for rank in patience.dead)
+            if lost or not patience.pause():
                 break
         return None if found == [signature] * self._size else found
 
@@ -135,7 +140,7 @@ class MessageMailbox:
         self._exchange = exchange
 
     def meet(self, signature: int, limit: float) -> list[int | None] | None:
-        heard = self._exchange.gather(signature, limit)
+        heard = self._exchange.gather(signature, limit, need_all=True)
         found: list[int | None] = [None] * self._exchange.size
         for rank, brought in heard.items():
             assert isinstance(brought, int)
@@ -143,7 +148,7 @@ class MessageMailbox:
         return None if found == [signature] * self._exchange.size else found
 
     def leave(self) -> None:
-        """Nothing to write on: peers find out by their time limit."""
+        """Nothing to write on: peers find out by its end or by their time limit."""
 
     def close(self) -> None:
         """Nothing is shared."""

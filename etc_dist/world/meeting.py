@@ -7,6 +7,7 @@ A meeting that a rank does not come to breaks the world: the ranks that waited r
 from __future__ import annotations
 
 import hashlib
+import pickle
 from collections.abc import Callable
 from typing import NoReturn, TypeVar, cast
 
@@ -78,15 +79,28 @@ class Meeting:
         Collective. If `step` raises on any rank, all ranks raise that rank's error
         (see `faults.refusal`); anything but an `EtcDistError` becomes `WorldError`.
         """
-        result, error = None, None
+        # Pickled within the step: a result that cannot travel is a fault of the step.
+        result = self._take(lambda: pickle.dumps(step()), "world.agree")
+        return [pickle.loads(one) for one in self._hear_all(result, None)]
+
+    def agree_done(self, step: Callable[[], object]) -> None:
+        """As `agree`, without results: costs as little as `meet` where all succeed."""
+        self._take(step, "world.agree_done")
+
+    def _take(self, step: Callable[[], T], text: str) -> T:
+        """This rank's result of a step that succeeded on every rank."""
+        if self._unusable is not None:
+            self._raise_unusable()
         try:
             result = step()
-        except EtcDistError as own:
-            error = own
-        except Exception as own:
-            error = _unexpected(own, self._where())
-            error.__cause__ = own
-        return cast("list[T]", self._hear_all(result, error))
+        except EtcDistError as error:
+            self.refuse(error)
+        except Exception as fault:
+            unexpected = _unexpected(fault, text)
+            unexpected.__cause__ = fault
+            self.refuse(unexpected)
+        self.call(text)
+        return result
 
     def gather(self, value: object, limit: float | None = None) -> list[object | None]:
         """See `World.gather`."""
@@ -97,7 +111,7 @@ class Meeting:
         heard = self._exchange.gather(value, limit)
         missing = [rank for rank in range(self.size) if rank not in heard]
         if missing:
-            self._break(faults.unheard(self._where(), missing, limit))
+            self._lose(missing, limit)
         return [heard.get(rank) for rank in range(self.size)]
 
     def barrier(self, limit: float | None = None) -> None:
@@ -107,7 +121,7 @@ class Meeting:
         # The mailbox has compared the calls; MPI's barrier orders memory as well.
         if not self._exchange.barrier(limit):
             peers = [rank for rank in range(self.size) if rank != self.rank]
-            raise self._break(faults.unheard(self._where(), peers, limit))
+            raise self._lose(peers, limit)
 
     def leave(self, reason: str) -> None:
         """Give up on the world: later calls here, and the peers' next ones, raise."""
@@ -124,10 +138,11 @@ class Meeting:
         """Raise unless every rank came."""
         gone = [rank for rank, brought in enumerate(found) if brought == LEFT]
         missing = [rank for rank, brought in enumerate(found) if brought is None]
-        if gone:
+        # Ranks give up where another has ended: its end is what to tell.
+        if gone and not any(map(self._exchange.living.dead, missing)):
             raise self._break(faults.left(self._where(), gone))
         if missing:
-            raise self._break(faults.unheard(self._where(), missing, limit))
+            raise self._lose(missing, limit)
 
     def _settle(
         self,
@@ -136,30 +151,34 @@ class Meeting:
         error: EtcDistError | None,
     ) -> NoReturn:
         """All came, and not alike: tell each other why, raise alike."""
-        texts = cast("list[str]", self._hear_all(_say(describe), error))
+        texts = self._hear_all(_say(describe), error)
         signatures = [brought or 0 for brought in found]
         raise faults.mismatch(self._where(), texts, signatures)
 
-    def _hear_all(self, value: object, error: EtcDistError | None) -> list[object]:
+    def _hear_all(self, value: T, error: EtcDistError | None) -> list[T]:
         """Every rank's value by rank; raises on all ranks if any brings an error."""
         if self.size == 1:
             if error is not None:
                 raise error
             return [value]
         parts = None if error is None else faults.take_apart(error)
-        heard = self._exchange.gather((value, parts), self.limit)
+        heard = self._exchange.gather((value, parts), self.limit, need_all=True)
         missing = [rank for rank in range(self.size) if rank not in heard]
         if missing:
-            raise self._break(faults.unheard(self._where(), missing, self.limit))
+            raise self._lose(missing, self.limit)
         values, errors = [], {}
         for rank in range(self.size):
-            said, theirs = cast("tuple[object, faults.Parts | None]", heard[rank])
+            said, theirs = cast("tuple[T, faults.Parts | None]", heard[rank])
             values.append(said)
             if theirs is not None:
                 errors[rank] = faults.rebuild(*theirs)
         if errors:
             raise faults.refusal(errors) from error
         return values
+
+    def _lose(self, missing: list[int], limit: float) -> WorldError:
+        dead = [rank for rank in missing if self._exchange.living.dead(rank)]
+        return self._break(faults.unheard(self._where(), missing, limit, dead))
 
     def _break(self, fault: WorldError) -> WorldError:
         self.leave(f"it is broken: {fault.what}, {fault.got}")

@@ -11,6 +11,7 @@ from etc_dist.settings import Settings
 from etc_dist.world import gpus
 from etc_dist.world.choice import BACKENDS, Report, choose
 from etc_dist.world.exchange import Exchange
+from etc_dist.world.living import Living
 from etc_dist.world.mailbox import Mailbox, MessageMailbox, SharedMailbox
 from etc_dist.world.meeting import Meeting
 from etc_dist.world.memory import Backend
@@ -39,9 +40,12 @@ def start(settings: Settings | None = None, comm: MPI.Intracomm | None = None) -
     ranks: MPI.Intracomm = everyone.Dup()
     split = ranks.Split_type(mpi.COMM_TYPE_SHARED, key=ranks.rank)
     node = cast("MPI.Intracomm", split)
-    exchange = Exchange(ranks)
+    living = Living.among(ranks)
+    exchange = Exchange(ranks, living)
     mailbox: Mailbox = (
-        SharedMailbox(node) if node.size == ranks.size else MessageMailbox(exchange)
+        SharedMailbox(node, living)
+        if node.size == ranks.size
+        else MessageMailbox(exchange)
     )
     fallback = settings or Settings()
     meeting = Meeting(exchange, mailbox, fallback.world_limit)

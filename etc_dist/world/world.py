@@ -7,7 +7,7 @@ import operator
 import socket
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from etc_dist.errors import ArgumentError, EtcDistError
 from etc_dist.settings import Settings
@@ -18,15 +18,17 @@ from etc_dist.world.memory import Backend, SymmetricMemory
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+T = TypeVar("T")
+
 
 class World:
     """All ranks of a job; made by `start`, the same on every rank.
 
     A call is collective where it says so: every rank makes it, in the same order.
     A call that ranks make differently raises ArgumentError on all of them, and the
-    world goes on. A rank that does not come within `settings.world_limit` seconds
-    breaks the world: WorldError on the ranks that waited, and at once on any later
-    call.
+    world goes on. A rank that does not come within `settings.world_limit` seconds, or
+    whose process is found to have ended, breaks the world: WorldError on the ranks
+    that waited, and at once on any later call.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class World:
         self._meeting, self._backend, self._reason = meeting, backend, reason
         self._memories: dict[int, SymmetricMemory] = {}
         self._allocations = 0
+        self._held: dict[int, object] = {}
         self._closed = False
         self._hook = aborting.AbortOnUncaught(comm)
         if self.size > 1:
@@ -106,12 +109,26 @@ class World:
         """
         self._meeting.refuse(error)
 
+    def agree(self, step: Callable[[], T]) -> list[T]:
+        """Run the local `step` on every rank; the picklable results, by rank.
+
+        Collective; a few microseconds beside the step itself on one host. If `step`
+        raises on any rank, all ranks raise an error of the lowest failing rank's class
+        that names the failing ranks; anything but an EtcDistError becomes WorldError.
+        """
+        return self._meeting.agree(step)
+
+    def agree_done(self, step: Callable[[], object]) -> None:
+        """As `agree`, without results: costs as little as `meet` where all succeed."""
+        self._meeting.agree_done(step)
+
     def gather(self, value: object, limit: float | None = None) -> list[object | None]:
         """Each rank's picklable `value`, by rank; None for ranks not heard.
 
         Collective. Returns after at most `limit` seconds (default: the world limit),
-        also when peers are stuck or dead: the living hear each other. If any rank was
-        not heard, the world is broken afterwards.
+        also when peers are stuck: the living hear each other, and wait for the dead no
+        longer than it takes to see that they are. If any rank was not heard, the world
+        is broken afterwards.
         """
         return self._meeting.gather(value, limit)
 
@@ -119,9 +136,21 @@ class World:
         """Wait for all ranks; what they wrote before is visible after. Collective.
 
         Orders what the CPU wrote; work on GPUs must be synchronised before. Raises
-        WorldError after `limit` seconds (default: the world limit).
+        WorldError after `limit` seconds (default: the world limit), or once a rank is
+        known to have ended.
         """
         self._meeting.barrier(limit)
+
+    def hold(self, thing: object) -> None:
+        """Keep `thing` alive until `let_go` or `close`, whoever else drops it.
+
+        For what a running kernel uses: a temporary may be dropped before its run ends.
+        """
+        self._held[id(thing)] = thing
+
+    def let_go(self, thing: object) -> None:
+        """End `hold`; does nothing for what is not held."""
+        self._held.pop(id(thing), None)
 
     def abort(self, error: BaseException) -> NoReturn:
         """Print `error` and its traceback, tagged by rank, and end all ranks."""
@@ -144,6 +173,7 @@ class World:
             self._hook.remove()
             self._comm.Free()
         self._closed = True
+        self._held.clear()
         atexit.unregister(self._close_at_exit)
 
     def show(self) -> str:

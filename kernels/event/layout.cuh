@@ -29,7 +29,8 @@ struct Control {
   u32 exits;       // workers that have left this run
   u32 tickets[2];  // next unit of the transfer lane, by epoch parity
   u32 faults;      // faults seen; the first kMaxFaults are recorded
-  u32 unused[11];
+  u32 shape;       // the number of the shape that the faulty run had
+  u32 unused[10];
   Fault fault[kMaxFaults];
 };
 static_assert(sizeof(Control) == 64 + kMaxFaults * 32);

@@ -33,6 +33,7 @@ ETC_DEVICE void give_up(
     const Run<Program>& run, Waiter who, u32 kind, u32 index, u32 have, u32 want) {
   Control* control = run.control();
   const u32 n = atomicAdd(&control->faults, 1u);
+  control->shape = run.g.shape;
   if (n < kMaxFaults) {
     control->fault[n] =
         Fault{blockIdx.x, who.lane, who.call, who.task, kind, index, have, want};

@@ -44,8 +44,8 @@ ETC_DEVICE void named_barrier() {
   asm volatile("barrier.cta.sync %0, %1;" ::"n"(kId), "n"(kThreads) : "memory");
 }
 // True on all threads of the barrier if `value` is true on any.
-template <int kId, int kThreads>
-ETC_DEVICE bool named_barrier_any(bool value) {
+template <int kThreads>
+ETC_DEVICE bool named_barrier_any(u32 id, bool value) {
   u32 any;
   asm volatile(
       "{.reg .pred p, q;\n"
@@ -53,7 +53,7 @@ ETC_DEVICE bool named_barrier_any(bool value) {
       "barrier.cta.red.or.pred q, %2, %3, p;\n"
       "selp.u32 %0, 1, 0, q;}"
       : "=r"(any)
-      : "r"(u32(value)), "n"(kId), "n"(kThreads)
+      : "r"(u32(value)), "r"(id), "n"(kThreads)
       : "memory");
   return any;
 }

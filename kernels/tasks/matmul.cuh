@@ -105,10 +105,14 @@ struct Matmul {
     const u32 w0 = __shfl_sync(~0u, ((own + kBytesX) >> 4) | leading, 0);
     constexpr u32 kStepW = kWeightIsKN ? 128 : 2;  // 16 k further, in units of 16 bytes
     float d[128];
+    // NOTE: a warp whose wait was given up goes on multiplying what lies in shared memory
+    // until the tile ends: wgmma needs all four warps, and they may learn of an abort at
+    // different steps. They agree, once a tile, whether to leave.
+    bool lost = false;
     for (u32 k = 0; k < steps; ++k, ++ring) {
       const u32 s = ring % kStages;
-      const bool came = wait_mbarrier(run, full(s), ring / kStages & 1, who);
-      if (!__all_sync(~0u, came)) return abandon(d);
+      if (!lost) lost = !wait_mbarrier(run, full(s), ring / kStages & 1, who);
+      lost = __any_sync(~0u, lost);
       const u32 x = x0 + s * (kStageBytes >> 4), w = w0 + s * (kStageBytes >> 4);
       ptx::wgmma_fence();
 #pragma unroll
@@ -120,26 +124,20 @@ struct Matmul {
       ptx::wgmma_commit();
       if (k > 0) {
         ptx::wgmma_wait<1>();
-        if (lane < 2) ptx::mbarrier_arrive_cluster(free((ring - 1) % kStages), lane);
+        if (lane < 2 && !lost) ptx::mbarrier_arrive_cluster(free((ring - 1) % kStages), lane);
       }
     }
     ptx::wgmma_wait<0>();
-    if (lane < 2) ptx::mbarrier_arrive_cluster(free((ring - 1) % kStages), lane);
+    if (lane < 2 && !lost) ptx::mbarrier_arrive_cluster(free((ring - 1) % kStages), lane);
     if (Program::kHasGate && gated) {
 #pragma unroll
       for (int i = 0; i < 64; ++i) d[i] = __fdividef(d[i], 1.0f + __expf(-d[i])) * d[i + 64];
     }
-    return put<kIsHalf>(run, d, gated ? kRounds / 2 : kRounds, wg, round, who);
+    if (!lost) lost = !put<kIsHalf>(run, d, gated ? kRounds / 2 : kRounds, wg, round, who);
+    return !ptx::named_barrier_any<128>(2 + wg, lost);
   }
 
  private:
-  // Leaves with the accumulators still named, so that no wgmma in flight loses them.
-  ETC_DEVICE static bool abandon(float (&d)[128]) {
-    ptx::wgmma_wait<0>();
-    asm volatile("" : "+f"(d[0]));
-    return false;
-  }
-
   template <bool kIsHalf, class Program>
   ETC_DEVICE bool put(
       const Run<Program>& run, float (&d)[128], u32 rounds, u32 wg, u32& round,
@@ -291,6 +289,7 @@ struct matmul_send {
     bool started = true;
     if (lane == 0) started = wait_peers<Program, Call>(run, c, who, entered);
     if (!__shfl_sync(~0u, int(started), 0)) return false;
+    __syncwarp();
 
     const u64 begin = trace.now();
     const u64 share = half * (Matmul::kImageBytes / 2) + lane * 16;

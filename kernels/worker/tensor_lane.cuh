@@ -110,6 +110,10 @@ class TensorLane {
         }
       }
       trace.add(who.lane, who.call, who.task, begin);
+      if constexpr (Program::kIsMixed) {
+        // All compute threads leave together: the next task may be of the other kind.
+        going = !ptx::named_barrier_any<kComputeThreads>(1, !going);
+      }
       return going;
     });
   }
@@ -155,7 +159,7 @@ class TensorLane {
       ready = wait_events<false, Program, Call>(run_, c, who) &&
               wait_peers<Program, Call>(run_, c, who, entered);
     }
-    if (ptx::named_barrier_any<1, kComputeThreads>(!ready)) return false;
+    if (ptx::named_barrier_any<kComputeThreads>(1, !ready)) return false;
     using Body = Task<Program, Call, kComputeThreads>;
     Call::template Function<Body>::run(Body(run_.g, c, i32(threadIdx.x)));
     ptx::named_barrier<1, kComputeThreads>();

@@ -23,6 +23,7 @@ struct Tracer {
       capacity = run.g.trace_capacity;
       const u64 warp = u64(blockIdx.x) * kTraceWarps + threadIdx.x / 32;
       records = reinterpret_cast<TraceRecord*>(run.g.trace) + warp * capacity;
+      if (threadIdx.x % 32 == 0) records[0].begin = 0;
     }
   }
   ETC_DEVICE u64 now() const {

@@ -92,7 +92,7 @@ class TransferLane {
   template <class Call>
   ETC_DEVICE void execute(const typename Call::Coord& c, i32 t) {
     const u64 begin = trace_.now();
-    __syncwarp();
+    __syncwarp();  // what lane 0 acquired holds for all
     Call::template Function<Task<Program, Call, 32>>::run(
         Task<Program, Call, 32>(run_.g, c, lane_index()));
     __syncwarp();

@@ -84,7 +84,8 @@ ETC_DEVICE void run_worker(const typename Program::Args& g) {
   // NOTE: after an abort, bulk loads may still be on their way into a worker's shared
   // memory, its pair's included; they land well within this time.
   if (run.aborted()) {
-    for (int i = 0; i < 100; ++i) ptx::nanosleep(1000);
+    const u64 now = ptx::global_timer();
+    while (ptx::global_timer() - now < 100000) ptx::nanosleep(1000);
   }
   __syncthreads();
   // Both workers of a cluster stay until the end: each writes to the other's memory.

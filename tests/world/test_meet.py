@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from etc_dist.world.exchange import Exchange
+from etc_dist.world.living import Living
 from etc_dist.world.mailbox import MessageMailbox
 from etc_dist.world.meeting import sign
 
@@ -46,10 +47,17 @@ def test_gather_gives_each_ranks_object_in_rank_order(world):
 
 
 @pytest.mark.mpi
+def test_agree_gives_each_ranks_result_in_rank_order(world):
+    assert world.agree(lambda: world.rank**2) == [r**2 for r in range(world.size)]
+    assert world.agree_done(lambda: "of no interest") is None
+
+
+@pytest.mark.mpi
 def test_meeting_by_messages_compares_like_the_shared_mailbox(world):
     from mpi4py import MPI
 
-    mailbox = MessageMailbox(Exchange(MPI.COMM_WORLD.Dup()))
+    comm = MPI.COMM_WORLD.Dup()
+    mailbox = MessageMailbox(Exchange(comm, Living.among(comm)))
     assert mailbox.meet(7, limit=10.0) is None
     found = mailbox.meet(7 + world.rank, limit=10.0)
     unlike = [7 + rank for rank in range(world.size)]

@@ -88,6 +88,37 @@ def test_refusals_of_all_ranks_are_told_rank_by_rank(world):
     assert goes_on(world)
 
 
+def fail_on_rank_1(world, fault):
+    """A step that raises `fault` on rank 1."""
+
+    def step() -> None:
+        if world.rank == 1:
+            raise fault
+
+    return step
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("agree", ["agree", "agree_done"])
+def test_step_that_fails_on_one_rank_raises_on_all(world, agree):
+    own = GraphError("x is bad", where="add", wanted="[4]", got="[3]", fix="pass [4]")
+    with pytest.raises(GraphError, match="rank 1: add") as caught:
+        getattr(world, agree)(fail_on_rank_1(world, own))
+    assert caught.value.__cause__ is (own if world.rank == 1 else None)
+    fault = OSError("no such file")
+    with pytest.raises(WorldError, match="OSError: no such file") as caught:
+        getattr(world, agree)(fail_on_rank_1(world, fault))
+    assert caught.value.where == f"rank 1: world.{agree}"
+    assert goes_on(world)
+
+
+@pytest.mark.mpi
+def test_result_that_cannot_travel_is_a_fault_of_the_step(world):
+    with pytest.raises(WorldError, match="a step that all ranks take failed"):
+        world.agree(lambda: lambda: None)
+    assert goes_on(world)
+
+
 @pytest.mark.mpi(min_size=2)
 def test_rank_that_does_not_come_is_named_and_breaks_the_world(doomed):
     from mpi4py import MPI

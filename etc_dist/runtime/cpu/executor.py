@@ -70,7 +70,17 @@ class CpuExecutor:
     def is_current(self, launch: Launch) -> bool:
         return True
 
-    def launch(self, launch: Launch) -> None:
+    def needs_memory(self, dims: Mapping[str, int]) -> bool:
+        """Never asked for: a run makes its own room."""
+        return False
+
+    def grow(self, dims: Mapping[str, int]) -> None:
+        """See `needs_memory`."""
+
+    def finish(self) -> None:
+        """Nothing is under way between runs."""
+
+    def launch(self, launch: Launch, stream: Any = None) -> None:
         """As `run`: when it returns, the run is over; what it raises, all raise."""
         self.run(launch.arrays, launch.dims)
 

@@ -1,0 +1,91 @@
+"""Which ranks' processes still live: a peer that has ended never comes.
+
+Without this, only a time limit ends a wait for a killed peer, and it cannot say why.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+# In /proc/PID/stat, counted from the state, which follows the command's name.
+_STATE, _FLAGS, _BEGIN = 0, 6, 19
+# Of the flags: set as soon as a process ends. Giving a GPU's memory back can then
+# take it seconds in which it still looks alive.
+_EXITING = 0x4
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process, as others on its host can find it."""
+
+    pid: int
+    realm: str
+    """Where `pid` means this process: one boot of one host, one pid namespace."""
+    begin: str
+    """When it started, in the kernel's ticks: a later user of `pid` has another."""
+
+    @classmethod
+    def own(cls) -> Process | None:
+        """This process; None on systems that do not tell (no Linux, no /proc)."""
+        try:
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+            realm = f"{boot} {os.readlink('/proc/self/ns/pid')}"
+            return cls(os.getpid(), realm, _read("self")[_BEGIN])
+        except OSError:
+            return None
+
+    def ended(self) -> bool:
+        """Whether it is over: gone, a zombie, or about to be; False if unknown."""
+        try:
+            fields = _read(str(self.pid))
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        except OSError:
+            return False
+        ending = fields[_STATE] in "ZXx" or int(fields[_FLAGS]) & _EXITING
+        return bool(ending) or fields[_BEGIN] != self.begin
+
+
+class Living:
+    """The processes of all ranks, by rank; None where they cannot be told."""
+
+    def __init__(self, processes: Sequence[Process | None]):
+        own = Process.own()
+        # NOTE: who cannot be seen now, while all live, is not watched at all: /proc
+        # may be another namespace's or hide the processes of others.
+        self._processes = [
+            process
+            if process and own and process.realm == own.realm and not process.ended()
+            else None
+            for process in processes
+        ]
+
+    @classmethod
+    def among(cls, comm: MPI.Intracomm) -> Living:
+        """The ranks of `comm`; collective."""
+        living = cls(comm.allgather(Process.own()))
+        # No rank may end before all have seen each other alive.
+        comm.Barrier()
+        return living
+
+    def dead(self, rank: int) -> bool:
+        """Whether the process of `rank` has ended; False where it cannot be told."""
+        process = self._processes[rank]
+        return process is not None and process.ended()
+
+    def all_dead(self) -> frozenset[int]:
+        """All ranks whose processes have ended."""
+        return frozenset(filter(self.dead, range(len(self._processes))))
+
+
+def _read(process: str) -> list[str]:
+    """The fields after the command's name, which may hold spaces and brackets."""
+    text = Path(f"/proc/{process}/stat").read_text(errors="replace")
+    return text.rpartition(")")[2].split()

@@ -1,0 +1,33 @@
+import gc
+import weakref
+
+import pytest
+
+from etc_dist.settings import Settings
+from etc_dist.world import start
+
+
+class Thing:
+    """Equal to all others: only identity tells them apart."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Thing)
+
+    __hash__ = None
+
+
+@pytest.mark.mpi
+def test_thing_lives_until_it_is_let_go_or_the_world_closes():
+    own = start(Settings(backend="cpu"))
+    first, second = Thing(), Thing()
+    alive = weakref.ref(first), weakref.ref(second)
+    own.hold(first)
+    own.hold(second)
+    own.let_go(first)
+    own.let_go(first)
+    del first, second
+    gc.collect()
+    assert [one() is not None for one in alive] == [False, True]
+    own.close()
+    gc.collect()
+    assert alive[1]() is None

@@ -1,0 +1,116 @@
+"""A rank whose process has ended is noticed, and named, long before the time limit."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from etc_dist.world.living import Living, Process
+
+MPIRUN = Path(__file__).parents[2] / "launch" / "mpirun"
+
+# Rank 1 ends while rank 0 waits for it; each call has a world of its own, for a lost
+# rank breaks a world.
+WAITS = """
+import json, os, signal, sys, time
+from mpi4py import MPI
+from etc_dist.errors import WorldError
+from etc_dist.settings import Settings
+from etc_dist.world import start
+from etc_dist.world.exchange import Exchange
+from etc_dist.world.living import Living
+
+CALLS = {
+    "meet": lambda world: world.meet(1, str),
+    "gather": lambda world: world.gather(bytes(10_000_000)),
+    "barrier": lambda world: world.barrier(),
+    "agree": lambda world: world.agree(int),
+}
+worlds = {call: start(Settings(backend="cpu")) for call in CALLS}
+comm = MPI.COMM_WORLD.Dup()
+exchange = Exchange(comm, Living.among(comm))
+if comm.rank == 1:
+    time.sleep(0.3)
+    ENDING
+found = {}
+for name, call in CALLS.items():
+    since = time.monotonic()
+    try:
+        heard = call(worlds[name])
+        call(worlds[name])
+    except WorldError as error:
+        found[name] = time.monotonic() - since, str(error)
+since = time.monotonic()
+assert not exchange.barrier(60.0)
+found["barrier of messages"] = time.monotonic() - since, ""
+print(json.dumps(found), flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("ending", ["os._exit(1)", "os.kill(os.getpid(), 9)"])
+def test_dead_peer_is_named_wherever_a_rank_waits_for_it(ending):
+    launch = [sys.executable, str(MPIRUN), "-n", "2", "--time-limit", "40"]
+    done = subprocess.run(
+        [*launch, "python", "-c", WAITS.replace("ENDING", ending)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"LAUNCH_PYTHON": sys.executable},
+    )
+    tag = "[rank 0] {"
+    lines = [one for one in done.stdout.splitlines() if one.startswith(tag)]
+    assert lines, done.stdout + done.stderr
+    found = json.loads(lines[0].removeprefix("[rank 0] "))
+    assert len(found) == 5 and max(seconds for seconds, _ in found.values()) < 3
+    text = "rank 1 did not come: its process has ended"
+    told = {name for name, (_, error) in found.items() if text in error}
+    assert told == {"meet", "gather", "barrier", "agree"}
+
+
+@pytest.fixture
+def child():
+    with subprocess.Popen(["sleep", "60"]) as process:
+        yield process
+        process.kill()
+
+
+def seen(child: subprocess.Popen[bytes]) -> Process:
+    """The child, as it would tell of itself."""
+    stat = Path(f"/proc/{child.pid}/stat").read_text()
+    return Process(child.pid, Process.own().realm, stat.split()[21])
+
+
+def test_this_process_lives_and_who_is_unknown_is_not_called_dead():
+    own = Process.own()
+    elsewhere = replace(own, pid=2**22 + 1, realm="another host's")
+    living = Living([own, None, elsewhere])
+    assert living.all_dead() == frozenset()
+
+
+def test_child_is_dead_as_a_zombie_and_once_reaped(child):
+    living = Living([Process.own(), seen(child)])
+    assert not living.dead(1)
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert living.dead(1)
+    child.wait()
+    assert not Path(f"/proc/{child.pid}").exists()
+    assert living.all_dead() == {1}
+
+
+def test_stopped_child_lives(child):
+    living = Living([seen(child)])
+    child.send_signal(signal.SIGSTOP)
+    time.sleep(0.05)
+    assert not living.dead(0)
+
+
+def test_later_process_with_the_same_number_is_another(child):
+    assert not seen(child).ended()
+    assert replace(seen(child), begin="1").ended()
