@@ -138,9 +138,12 @@ class Program:
         """Run a bound call on CuPy's current stream, or on `stream` (a CuPy stream)."""
         self._check_open()
         executor = self._executor
+        grows = False
         try:
             if executor.failed:
                 self.world.refuse(self._failure(executor.records()))
+            if bound.launch is None or not executor.is_current(bound.launch):
+                grows = self._make_ready(bound)
             self.world.meet(bound.signature, bound.describe)
         except WaitTimeoutError:
             self._recover(self._hear())
@@ -148,8 +151,8 @@ class Program:
             if executor.failed:  # whoever did not come: what failed first is the run
                 raise self._failure(executor.records()) from error
             raise
-        if bound.launch is None or not executor.is_current(bound.launch):
-            self._make_ready(bound)
+        if grows:
+            self._grow(bound)
         executor.launch(bound.launch, stream)
 
     def synchronize(self) -> None:
@@ -242,21 +245,29 @@ class Program:
             return [(rows, f"{array} at {array.pointer:#x}")]
         return []
 
-    def _make_ready(self, bound: Bound) -> None:
-        """Prove and prepare a call, on all ranks or on none: what fails or is slow on
-        one rank must not find the others already running."""
-        executor, dims = self._executor, bound.dims
+    def _make_ready(self, bound: Bound) -> bool:
+        """Prove and prepare a call; True if the program has to grow for it.
 
-        def make() -> None:
-            self._prove(dims)
-            if not executor.needs_memory(dims):
-                bound.launch = executor.prepare(bound.arrays, dims)
+        Local and before the ranks meet: what fails or is slow on one rank finds no peer
+        already running, and ranks need not all have forgotten the call."""
+        try:
+            self._prove(bound.dims)
+            grows = self._executor.needs_memory(bound.dims)
+            if not grows:
+                bound.launch = self._executor.prepare(bound.arrays, bound.dims)
+        except Exception as error:
+            self.world.refuse(as_refusal(error, self.plan.graph.name))
+        return grows
 
-        self.world.agree_done(make)
-        if executor.needs_memory(dims):
-            self.synchronize()  # growing would hide that an earlier run failed
-            executor.grow(dims)
-            self.world.agree_done(make)
+    def _grow(self, bound: Bound) -> None:
+        """Make room for a call, on all ranks: their memory has always the same size."""
+
+        def prepare() -> None:
+            bound.launch = self._executor.prepare(bound.arrays, bound.dims)
+
+        self.synchronize()  # growing would hide that an earlier run failed
+        self._executor.grow(bound.dims)
+        self.world.agree_done(prepare)
 
     def _prove(self, dims: Mapping[str, int]) -> None:
         key = tuple(dims.values())

@@ -1,0 +1,167 @@
+"""Layers and calls that do not fit: refused on every rank; the next call works."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from etc_dist.errors import ArgumentError, EtcDistError, ScheduleError, WorldError
+from etc_dist.layers.mlp import MLP
+
+pytestmark = pytest.mark.mpi
+
+HIDDEN, INNER = 40, 24
+SECONDS = 5.0
+"""How long a refusal may take: far less than any time limit of the world."""
+FITS = r"wanted: x \[M, H\], gate \[I, H\], up \[I, H\], down \[H, I\]\n"
+
+
+@contextmanager
+def refusal(words: str, error: type[EtcDistError] = ArgumentError) -> Iterator[None]:
+    """What is done inside must raise soon, with these words."""
+    began = time.monotonic()
+    with pytest.raises(error, match=words):
+        yield
+    assert time.monotonic() - began < SECONDS
+
+
+@pytest.fixture
+def layer(make):
+    return make(HIDDEN, INNER)
+
+
+@pytest.fixture
+def works(layer, arrays):
+    """Makes a good call and looks at its result."""
+
+    def works():
+        x, out, answer = layer.rows(8)
+        layer.mlp(x, out)
+        layer.mlp.synchronize()
+        answer.check(arrays.get(out))
+
+    return works
+
+
+@pytest.fixture
+def zeros(arrays):
+    return lambda *shape, dtype="bfloat16": arrays.put_as(np.zeros(shape), dtype)
+
+
+# name: shape and dtype of what is wrong with the weights, what the refusal says
+WEIGHTS = {
+    "up is narrower": (1, (INNER - 8, HIDDEN), "bfloat16", FITS + r".*up \[16, 40\]"),
+    "up is transposed": (1, (HIDDEN, INNER), "bfloat16", FITS),
+    "down is as stored": (2, (INNER, HIDDEN), "bfloat16", FITS + r".*down \[24, 40\]"),
+    "gate has one axis": (0, (HIDDEN,), "bfloat16", FITS + r".*gate \[40\]"),
+    "up is float16": (1, (INNER, HIDDEN), "float16", r"up .*\n?.*float16"),
+    "down is float32": (2, (HIDDEN, INNER), "float32", r"down .*\n?.*float32"),
+}
+
+
+@pytest.mark.parametrize("what", WEIGHTS)
+def test_weights_that_do_not_fit_are_refused(what, layer, works, zeros, world):
+    place, shape, dtype, words = WEIGHTS[what]
+    weights = list(layer.weights)
+    weights[place] = zeros(*shape, dtype=dtype)
+    bad = MLP(*weights, world=world)
+    with refusal(words):
+        bad(zeros(8, HIDDEN))
+    bad.close()
+    works()
+
+
+# name: shape and dtype of x, what the refusal says
+ROWS = {
+    "x is wider": ((8, HIDDEN + 8), "bfloat16", FITS + r".*x \[8, 48\]"),
+    "x has one axis": ((HIDDEN,), "bfloat16", FITS + r".*x \[40\]"),
+    "x is float16": ((8, HIDDEN), "float16", r"got: +x \[8, 40\] float16"),
+}
+
+
+@pytest.mark.parametrize("what", ROWS)
+def test_rows_that_do_not_fit_are_refused(what, layer, works, zeros):
+    shape, dtype, words = ROWS[what]
+    with refusal(words):
+        layer.mlp(zeros(*shape, dtype=dtype))
+    works()
+
+
+def test_an_output_that_does_not_fit_is_refused(layer, works, zeros):
+    x = zeros(8, HIDDEN)
+    for out, words in (
+        (zeros(9, HIDDEN), r"wanted: out \[8, 40\]\n"),
+        (x, "out apart from x"),
+        (layer.weights[0][:8], "out apart from gate"),
+    ):
+        with refusal(words):
+            layer.mlp(x, out)
+    works()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("bad_rank", [0, 1])
+@pytest.mark.parametrize("what", ROWS)
+def test_what_does_not_fit_on_one_rank_is_refused_on_all(
+    what, bad_rank, layer, works, zeros, world
+):
+    works()
+    shape, dtype, _ = ROWS[what]
+    bad = world.rank == bad_rank
+    x = zeros(*shape, dtype=dtype) if bad else zeros(8, HIDDEN)
+    with refusal(rf"where: +rank {bad_rank}: "):
+        layer.mlp(x)
+    works()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_ranks_with_other_shapes_are_named(layer, works, zeros, world):
+    with refusal(r"rank 1: .*mlp_graph\(rows=16, hidden=40, inner=24\)"):
+        layer.mlp(zeros(16 if world.rank == 1 else 8, HIDDEN))
+    works()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_ranks_with_other_shares_are_named(works, zeros, world):
+    inner = INNER + 8 if world.rank == 1 else INNER
+    shapes = ((inner, HIDDEN), (inner, HIDDEN), (HIDDEN, inner))
+    uneven = MLP(*(zeros(*shape) for shape in shapes), world=world)
+    with refusal(r"rank 1: .*mlp_graph\(rows=8, hidden=40, inner=32\)"):
+        uneven(zeros(8, HIDDEN))
+    uneven.close()
+    works()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_ranks_with_other_dtypes_make_no_layer(works, zeros, world):
+    dtype = "float16" if world.rank == 1 else "bfloat16"
+    shapes = ((INNER, HIDDEN), (INNER, HIDDEN), (HIDDEN, INNER))
+    with refusal("the ranks hold different graphs mlp_graph", WorldError):
+        MLP(*(zeros(*shape, dtype=dtype) for shape in shapes), world=world)
+    works()
+
+
+@pytest.mark.parametrize(
+    ("gate", "words"), [("float32", "got: +dtype = 'float32'\n"), (None, "dtype = ''")]
+)
+def test_a_dtype_that_no_layer_has_is_refused(gate, words, zeros, world, works):
+    weight = None if gate is None else zeros(INNER, HIDDEN, dtype=gate)
+    with refusal(words):
+        MLP(weight, weight, weight, world=world)
+    works()
+
+
+def test_an_unknown_schedule_is_refused(make):
+    with refusal(r"wanted: 'static'\n.*'dynamic'", ScheduleError):
+        make(HIDDEN, INNER, schedule="dynamic")
+
+
+def test_a_closed_layer_says_so(layer, works, zeros):
+    works()
+    layer.mlp.close()
+    with refusal("the program is closed", WorldError):
+        layer.mlp(zeros(8, HIDDEN))
