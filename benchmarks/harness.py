@@ -1,4 +1,4 @@
-"""The protocol: how a fused collective is checked and timed; see README.md."""
+"""The protocol: how a fused operation is checked and timed; see README.md."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, cast
@@ -17,6 +18,7 @@ import numpy as np
 import etc_dist
 from benchmarks import records
 from benchmarks.device import Call, Device, open_device
+from etc_dist.ops.operation import Operation
 from etc_dist.ops.product import ProductOperation
 from etc_dist.settings import Settings
 from etc_dist.world import World
@@ -38,6 +40,7 @@ rate measured over NVLink (nominally 450 GB/s)."""
 TOLERANCE: Mapping[str, float] = {"bfloat16": 3e-3, "float16": 5e-4}
 """Largest relative error; rounding each partial sum and the result costs 2.4e-3 in
 bfloat16, an eighth of that in float16; small outputs scatter."""
+DTYPE = "bfloat16"
 REPEATS, WARM_UP, BLOCK = 21, 4, 7
 HOST_CALLS, HOST_ROUNDS = 100, 5
 PROTOCOL = (
@@ -60,11 +63,28 @@ class Shape:
         return self.rows * self.world
 
 
+@dataclass(frozen=True)
+class Chain:
+    """Operations, and what lies between them, called in a row to fill `out`."""
+
+    operations: tuple[Operation, ...]
+    call: Call
+    out: Any
+
+
 class Workload(ABC):
-    """A fused collective: its shapes, and the unfused steps that give the same."""
+    """A fused operation: its shapes, and the unfused steps that give the same."""
 
     name: str
     operation: type[ProductOperation]
+    """What `make` makes, where weights are arguments of the call."""
+    parts: Mapping[str, tuple[str, ...]] = {
+        "gemm": ("gemm",),
+        "collective": ("collective",),
+    }
+    """What is timed alone: the steps of the matrix products, and of the collectives."""
+    leeway: float = 1.0
+    """Times TOLERANCE: the error allowed."""
 
     @abstractmethod
     def sizes(self, hidden: int, intermediate: int) -> tuple[int, int]:
@@ -73,18 +93,32 @@ class Workload(ABC):
     @abstractmethod
     def x_shape(self, shape: Shape) -> tuple[int, int]: ...
 
+    def weight_shapes(self, shape: Shape) -> tuple[tuple[int, int], ...]:
+        return ((shape.n, shape.k),)
+
     @abstractmethod
     def out_shape(self, shape: Shape) -> tuple[int, int]: ...
 
     @abstractmethod
     def moved(self, shape: Shape) -> int:
-        """Elements of the collective, of which a rank sends (W - 1) / W."""
+        """Elements of the collectives, of which a rank sends (W - 1) / W."""
 
-    @abstractmethod
-    def steps(
-        self, device: Device, shape: Shape, x: Any, w: Any, out: Any
-    ) -> dict[str, Call]:
-        """ "gemm" and "collective", in the order in which they give `out`."""
+    steps: Callable[..., dict[str, Call]]
+    """steps(device, shape, x, *weights, out): the unfused steps by name, in the order
+    in which they give `out`; `parts` has those that are timed alone."""
+
+    def make(self, world: World, case: Case) -> Operation:
+        """The fused operation for this case. Collective."""
+        return self.operation(dtype=case.dtype, world=world)
+
+    def call(self, operation: Any, case: Case) -> Call:
+        """One run of the operation on the arrays of a case."""
+        return partial(operation, case.x, *case.weights, case.out)
+
+    def rivals(self, device: Device, case: Case) -> dict[str, Chain]:
+        """Other ways of ours to the same result, timed beside, by the name that their
+        time and error have in the record. Collective."""
+        return {}
 
     def wire_ms(self, shape: Shape) -> float:
         sent = self.moved(shape) * 2 * (shape.world - 1) / shape.world
@@ -93,38 +127,51 @@ class Workload(ABC):
 
 @dataclass(frozen=True)
 class Case:
-    """Inputs and output of a workload at one shape; w is stored [n, k]."""
+    """Inputs and output of a workload at one shape; weights are stored [n, k]."""
 
     workload: Workload
     shape: Shape
     dtype: str
     x: Any
-    w: Any
+    weights: tuple[Any, ...]
     out: Any
 
     @classmethod
     def make(
         cls, device: Device, workload: Workload, shape: Shape, dtype: str, name: str
     ) -> Case:
-        x_shape, w_shape = workload.x_shape(shape), (shape.n, shape.k)
-        x = device.random(x_shape, dtype, f"{name} x")
-        w = device.random(w_shape, dtype, f"{name} w")
+        x = device.random(workload.x_shape(shape), dtype, f"{name} x")
+        weights = tuple(
+            device.random(extents, dtype, f"{name} w{number or ''}")
+            for number, extents in enumerate(workload.weight_shapes(shape))
+        )
         out = device.empty(workload.out_shape(shape), dtype)
-        return cls(workload, shape, dtype, x, w, out)
+        return cls(workload, shape, dtype, x, weights, out)
+
+    @property
+    def w(self) -> Any:
+        """The weight of a workload that has one."""
+        (w,) = self.weights
+        return w
 
     def with_w(self, w: Any) -> Case:
         """The same case with w as an operation of another layout takes it."""
-        return replace(self, w=w)
+        return replace(self, weights=(w,))
+
+    def converted(self, convert: Callable[[Any], Any]) -> Case:
+        """The same case with the arrays of another library."""
+        weights = tuple(map(convert, self.weights))
+        return replace(self, x=convert(self.x), weights=weights, out=convert(self.out))
 
     def unfused(self, device: Device, dtype: str | None) -> tuple[dict[str, Call], Any]:
         """The unfused steps in `dtype`, and the array that they fill."""
-        x, w = device.convert(self.x, dtype), device.convert(self.w, dtype)
+        x, *weights = (device.convert(a, dtype) for a in (self.x, *self.weights))
         out = device.empty(self.out.shape, dtype or self.dtype)
         device.poison(out)
-        return self.workload.steps(device, self.shape, x, w, out), out
+        return self.workload.steps(device, self.shape, x, *weights, out), out
 
     def reference(self, device: Device) -> Any:
-        """The result in fp32: the same matrix product and collective, unfused."""
+        """The result in fp32: the same products and collectives, unfused."""
         steps, out = self.unfused(device, "float32")
         run(steps)
         device.synchronize()
@@ -179,12 +226,13 @@ def relative_error(device: Device, out: Any, reference: Any) -> float:
     return float(np.sqrt(error / norm))
 
 
-def bitwise_equal(device: Device, operation: ProductOperation, case: Case) -> bool:
+def bitwise_equal(device: Device, operation: Operation, case: Case) -> bool:
     """Whether three runs give equal bits on all ranks; leaves the last in case.out.
 
     Before each run, the output and the operation's own symmetric memory are poisoned:
     what a run does not write or wait for shows as NaN."""
-    operation(case.x, case.w, case.out)  # gives the operation memory of this size
+    call = case.workload.call(operation, case)
+    call()  # gives the operation memory of this size
     results = []
     for _ in range(3):
         operation.synchronize()
@@ -192,100 +240,114 @@ def bitwise_equal(device: Device, operation: ProductOperation, case: Case) -> bo
         device.poison_staging(operation)
         device.synchronize()
         device.world.barrier()
-        operation(case.x, case.w, case.out)
+        call()
         results.append(case.out.copy())
     operation.synchronize()
     same = not any(bool(device.differs(results[0], other)) for other in results[1:])
     return all(cast(list[bool], device.world.gather(same)))
 
 
-def host_cost(
-    device: Device, operation: ProductOperation, workload: Workload
-) -> dict[str, float]:
+def host_cost(device: Device, workload: Workload, dtype: str) -> dict[str, float]:
     """Microseconds of the host for an eager call after the first, by array library."""
     shape = Shape(256, 256, 256, device.world.size)
-    case = Case.make(device, workload, shape, operation.dtype, "host cost")
+    made = Case.make(device, workload, shape, dtype, "host cost")
     costs = {}
     for library, convert in device.libraries().items():
-        x, w, out = map(convert, (case.x, case.w, case.out))
-        operation(x, w, out)
+        case = made.converted(convert)
+        operation = workload.make(device.world, case)
+        call = workload.call(operation, case)
+        call()
         rounds = []
         for _ in range(HOST_ROUNDS):
             operation.synchronize()
             device.world.barrier()
             started = time.perf_counter()
             for _ in range(HOST_CALLS):
-                operation(x, w, out)
+                call()
             rounds.append((time.perf_counter() - started) / HOST_CALLS * 1e6)
-        operation.synchronize()
+        operation.close()
         slowest = max(cast(list[float], device.world.gather(median(rounds))))
         costs[library] = round(slowest, 2)
     return costs
 
 
 def benchmark(
-    device: Device,
-    operation: ProductOperation,
-    workload: Workload,
-    model: str,
-    shape: Shape,
-    repeats: int,
+    device: Device, workload: Workload, model: str, shape: Shape, repeats: int
 ) -> dict[str, Any]:
     """Check, then time one shape: the part of a record that belongs to the shape."""
-    case = Case.make(device, workload, shape, operation.dtype, model)
-    equal = bitwise_equal(device, operation, case)
-    reference = case.reference(device)
-    error = relative_error(device, case.out, reference)
+    case = Case.make(device, workload, shape, DTYPE, model)
+    operation = workload.make(device.world, case)
+    rivals = workload.rivals(device, case)
     steps, baseline_out = case.unfused(device, device.baseline_dtype)
-    run(steps)
-    device.synchronize()
-    baseline_error = relative_error(device, baseline_out, reference)
-    del reference
     calls: dict[str, Call] = {
-        "ours": lambda: operation(case.x, case.w, case.out),
-        "baseline": lambda: run(steps),
-        **steps,
+        "ours": workload.call(operation, case),
+        "baseline": partial(run, steps),
+        **{
+            part: partial(run, {name: steps[name] for name in names})
+            for part, names in workload.parts.items()
+        },
+        **{name: chain.call for name, chain in rivals.items()},
     }
+    equal = bitwise_equal(device, operation, case)
+    for name in ("baseline", *rivals):
+        calls[name]()
+    device.synchronize()
+    outs = {"error": case.out, "baseline_error": baseline_out}
+    outs |= {f"{name}_error": chain.out for name, chain in rivals.items()}
+    reference = case.reference(device)
+    errors = {name: relative_error(device, o, reference) for name, o in outs.items()}
+    del reference
     times = measure(device, calls, repeats)
-    operation.synchronize()
-    ours, baseline = times["ours"].median, times["baseline"].median
-    gemm, wire = times["gemm"].median, workload.wire_ms(shape)
-    return {
+    values = {
         "model": model,
         "M": shape.m,
         "N": shape.n,
         "K": shape.k,
-        "dtype": operation.dtype,
-        "ours_ms": round(ours, 5),
-        "baseline_ms": round(baseline, 5),
-        "gemm_ms": round(gemm, 5),
-        "collective_ms": round(times["collective"].median, 5),
-        "wire_ms": round(wire, 5),
-        "limit_ms": round(max(gemm, wire), 5),
-        "of_limit": round(max(gemm, wire) / ours, 4),
-        "speedup": round(baseline / ours, 4),
-        "error": error,
-        "baseline_error": baseline_error,
+        "dtype": case.dtype,
+        "schedule": operation.program.plan.schedule,
+        **provenance(device.world, operation),
+        **_durations(times, workload.wire_ms(shape)),
+        **errors,
         "bitwise_equal": equal,
         "repeats": repeats,
+    }
+    chained = (made for chain in rivals.values() for made in chain.operations)
+    for made in (operation, *chained):
+        made.synchronize()
+        made.close()
+    return values
+
+
+def _durations(times: Mapping[str, Times], wire: float) -> dict[str, Any]:
+    """What a record says of the times of its calls."""
+    ms = {name: each.median for name, each in times.items()}
+    limit = max(ms["gemm"], wire)
+    return {
+        **{f"{name}_ms": round(median, 5) for name, median in ms.items()},
+        "wire_ms": round(wire, 5),
+        "limit_ms": round(limit, 5),
+        "of_limit": round(limit / ms["ours"], 4),
+        "speedup": round(ms["baseline"] / ms["ours"], 4),
         "ours_spread_ms": tuple(round(q, 5) for q in times["ours"].quartiles),
     }
 
 
-def faults(values: Mapping[str, Any]) -> list[str]:
+def faults(workload: Workload, values: Mapping[str, Any]) -> list[str]:
     """What is wrong with a measured shape, in words; alike on all ranks."""
     found = []
-    limit = TOLERANCE[values["dtype"]]
-    # NCCL adds in the arrays' dtype: its error is larger, and grows with the ranks.
-    for name, allowed in (("error", limit), ("baseline_error", 2 * limit)):
+    limit = TOLERANCE[values["dtype"]] * workload.leeway
+    for name in (name for name in values if name.endswith("error")):
+        # What rounds more often may be further off: NCCL adds in the arrays' dtype,
+        # and steps in a row store what lies between them.
+        allowed = limit if name == "error" else 2 * limit
         if not values[name] <= allowed:  # so that NaN is refused too
-            found.append(f"{name} {values[name]:.2e}, wanted {allowed:.0e}")
+            found.append(f"{name} {values[name]:.2e}, wanted {allowed:.1e}")
     if not values["bitwise_equal"]:
         found.append("three runs differ in their bits")
     return found
 
 
-def provenance(world: World, operation: ProductOperation) -> dict[str, Any]:
+def provenance(world: World, operation: Operation) -> dict[str, Any]:
     """What the records of a fused program share besides the device's facts."""
     program = operation.program
     schedule = program.plan.schedule
@@ -326,14 +388,11 @@ def main(workload: Workload) -> int:
     if world.backend == "cpu":
         tell("the CPU backend is no performance path: its times mean nothing")
     device = open_device(world)
-    operation = workload.operation(world=world)
-    host_us = host_cost(device, operation, workload)
+    host_us = host_cost(device, workload, DTYPE)
     shared: dict[str, Any] = {
         "op": workload.name,
-        "schedule": operation.program.plan.schedule,
         "host_us": host_us,
         "protocol": PROTOCOL,
-        **provenance(world, operation),
         **(device.facts() if world.rank == 0 else {}),
     }
     tell(f"{workload.name}: host cost of a call {host_us} us")
@@ -341,16 +400,14 @@ def main(workload: Workload) -> int:
     for model in names:
         n, k = workload.sizes(*{**MODELS, **CPU_MODELS}[model])
         shape = Shape(rows, n, k, world.size)
-        values = benchmark(device, operation, workload, model, shape, options.repeats)
-        wrong = faults(values)
+        values = benchmark(device, workload, model, shape, options.repeats)
+        wrong = faults(workload, values)
         failed = failed or bool(wrong)
         tell(_line(values) + "".join(f"\n  FAILED: {fault}" for fault in wrong))
         if not wrong and may_record(world, options.record):
-            record = records.FusedRecord(
-                **shared, **values, commit=records.commit(), date=records.now()
-            )
+            stamp = {"commit": records.commit(), "date": records.now()}
+            record = records.parse({**shared, **values, **stamp})
             records.append(record, options.record)
-    operation.close()
     world.close()
     return int(failed)
 
@@ -372,9 +429,13 @@ def _parse(workload: Workload) -> argparse.Namespace:
 
 
 def _line(values: Mapping[str, Any]) -> str:
+    times = ", ".join(
+        f"{name.removesuffix('_ms')} {value:.3f}"
+        for name, value in values.items()
+        if name.endswith("_ms") and name != "ours_spread_ms"
+    )
     return (
-        "{model:12s} M {M} N {N} K {K}: gemm {gemm_ms:.3f} collective "
-        "{collective_ms:.3f} wire {wire_ms:.3f} baseline {baseline_ms:.3f} ours "
-        "{ours_ms:.3f} ms, speed-up {speedup:.2f}, of limit {of_limit:.2f}, error "
-        "{error:.2e} (baseline {baseline_error:.2e}), equal bits {bitwise_equal}"
-    ).format(**values)
+        "{model:12s} M {M} N {N} K {K}: {times} ms; speed-up {speedup:.2f}, of limit "
+        "{of_limit:.2f}, error {error:.2e} (baseline {baseline_error:.2e}), equal bits "
+        "{bitwise_equal}"
+    ).format(times=times, **values)

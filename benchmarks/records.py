@@ -66,6 +66,16 @@ class FusedRecord(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LayerRecord(FusedRecord):
+    """A layer as one program. N is the hidden size, K a rank's share of the inner one;
+    gemm_ms, collective_ms and wire_ms are those of all products and collectives."""
+
+    two_ops_ms: float
+    """The fused collectives in a row, and what lies between them."""
+    two_ops_error: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class SoakRecord(Record):
     """Many runs in a row; their outputs compared bit by bit with the first ones."""
 
@@ -99,6 +109,7 @@ class CompileRecord(Record):
 KINDS: Mapping[str, type[Record]] = {
     "matmul_reduce_scatter": FusedRecord,
     "all_gather_matmul": FusedRecord,
+    "mlp": LayerRecord,
     "soak": SoakRecord,
     "compile": CompileRecord,
 }

@@ -1,9 +1,9 @@
-"""The README's tables, made from the records.
+"""The tables of the README and of docs/layers.md, made from the records.
 
 python benchmarks/table.py            # write them
-python benchmarks/table.py --check    # exit code 1 if the README is stale
+python benchmarks/table.py --check    # exit code 1 if one is stale
 
-In the README, a table of an operation on a number of ranks lies between two lines:
+In a text, a table of an operation on a number of ranks lies between two lines:
 
     <!-- table: matmul_reduce_scatter 8 -->
     <!-- end -->
@@ -20,14 +20,18 @@ from statistics import geometric_mean
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.records import RESULTS, ROOT, FusedRecord, Record, load
+from benchmarks.records import (
+    RESULTS,
+    ROOT,
+    FusedRecord,
+    LayerRecord,
+    Record,
+    load,
+)
 
+TEXTS = (ROOT / "README.md", ROOT / "docs" / "layers.md")
 MARKED = re.compile(
     r"(?P<begin><!-- table: (?P<name>[^\n]+?) -->\n).*?(?P<end><!-- end -->)", re.S
-)
-HEAD = (
-    "| model (N x K) | limit | cuBLAS + NCCL | ours | speed-up | % of limit | error |\n"
-    "|---|--:|--:|--:|--:|--:|--:|"
 )
 
 
@@ -45,23 +49,42 @@ def newest(records: Iterable[Record]) -> list[FusedRecord]:
 def table(records: Sequence[FusedRecord]) -> str:
     """Markdown of records with one operation, world size and M."""
     first = records[0]
-    rows = [HEAD, *map(row, records)]
+    model, *rest = cells(first)
     speedup = geometric_mean(r.speedup for r in records)
     of_limit = geometric_mean(r.of_limit for r in records)
-    rows.append(f"| geometric mean | | | | {speedup:.2f} | {of_limit:.0%} | |")
+    means = {"speed-up": f"{speedup:.2f}", "% of limit": f"{of_limit:.0%}"}
+    lines = [
+        line([model, *rest]),
+        "|---|" + "--:|" * len(rest),
+        *(line(cells(r).values()) for r in records),
+        line(["geometric mean", *(means.get(name, "") for name in rest)]),
+    ]
     return (
         f"M = {first.M}, {first.world_size} ranks, {first.dtype}; milliseconds.\n\n"
-        + "\n".join(rows)
+        + "\n".join(lines)
         + f"\n\n{origin(records)}\n"
     )
 
 
-def row(r: FusedRecord) -> str:
-    error = re.sub(r"e-0*", "e-", f"{r.error:.2e}")
-    return (
-        f"| {r.model} ({r.N} x {r.K}) | {r.limit_ms:.3f} | {r.baseline_ms:.3f} "
-        f"| {r.ours_ms:.3f} | {r.speedup:.2f} | {r.of_limit:.0%} | {error} |"
-    )
+def cells(r: FusedRecord) -> dict[str, str]:
+    """A record's row, by the words above it."""
+    sizes, between = "N x K", {}
+    if isinstance(r, LayerRecord):
+        sizes, between = "hidden x inner", {"two operations": f"{r.two_ops_ms:.3f}"}
+    return {
+        f"model ({sizes})": f"{r.model} ({r.N} x {r.K})",
+        "limit": f"{r.limit_ms:.3f}",
+        "cuBLAS + NCCL": f"{r.baseline_ms:.3f}",
+        **between,
+        "ours": f"{r.ours_ms:.3f}",
+        "speed-up": f"{r.speedup:.2f}",
+        "% of limit": f"{r.of_limit:.0%}",
+        "error": re.sub(r"e-0*", "e-", f"{r.error:.2e}"),
+    }
+
+
+def line(texts: Iterable[str]) -> str:
+    return "|" + "".join(f" {text} |" if text else " |" for text in texts)
 
 
 def origin(records: Sequence[FusedRecord]) -> str:
@@ -94,7 +117,7 @@ def section(name: str, records: Sequence[FusedRecord]) -> str:
 
 
 def render(text: str, records: Sequence[FusedRecord]) -> str:
-    """The README with all its tables made anew."""
+    """A text with all its tables made anew."""
 
     def make(match: re.Match[str]) -> str:
         return match["begin"] + section(match["name"], records) + match["end"]
@@ -103,27 +126,36 @@ def render(text: str, records: Sequence[FusedRecord]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Make the README's tables.")
+    parser = argparse.ArgumentParser(description="Make the tables of the texts.")
     add = parser.add_argument
-    add("--check", action="store_true", help="write nothing; 1 if it would change")
-    add("--readme", type=Path, default=ROOT / "README.md")
+    add("--check", action="store_true", help="write nothing; 1 if a table would change")
+    add("--texts", type=Path, nargs="+", default=TEXTS)
     add("--results", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)
-    text = options.readme.read_text()
     try:
-        fresh = render(text, newest(load(options.results)))
+        records = newest(load(options.results))
     except ValueError as fault:
-        print(f"table.py: {fault}", file=sys.stderr)
-        return 1
-    if options.check and fresh != text:
-        print(
-            f"{options.readme} is stale: run python benchmarks/table.py",
-            file=sys.stderr,
-        )
-        return 1
-    if not options.check:
-        options.readme.write_text(fresh)
-    return 0
+        parser.error(str(fault))
+    failed = [
+        path for path in options.texts if not settle(path, records, options.check)
+    ]
+    return int(bool(failed))
+
+
+def settle(path: Path, records: Sequence[FusedRecord], check: bool) -> bool:
+    """Write a text's tables, or check that they are as they should be."""
+    text = path.read_text()
+    try:
+        fresh = render(text, records)
+    except ValueError as fault:
+        print(f"{path}: {fault}", file=sys.stderr)
+        return False
+    if check and fresh != text:
+        print(f"{path} is stale: run python benchmarks/table.py", file=sys.stderr)
+        return False
+    if not check:
+        path.write_text(fresh)
+    return True
 
 
 if __name__ == "__main__":

@@ -82,7 +82,10 @@ class Program:
         self, plan: Plan, world: World, executor: Executor, source: str, number: int
     ):
         self.plan, self.world, self.source = plan, world, source
-        self._executor, self._number = executor, number
+        self._executor = executor
+        # The number tells this program from another one of the same graph.
+        self._identity = f"{number} {plan.graph.digest()}"
+        self._number = number
         world.hold(executor)
         self._proved: set[tuple[int, ...]] = set()
         self._closed = False
@@ -130,8 +133,7 @@ class Program:
                 fix="correct these arrays",
             )
         text = f"{graph.name}({', '.join(f'{k}={v}' for k, v in dims.items())})"
-        # Its number tells this program from another one of the same graph.
-        signature = sign(f"{self._number} {graph.digest()} {text}")
+        signature = sign(f"{self._identity} {text}")
         return Bound(arrays, dims, signature, f"{text}, program {self._number}")
 
     def launch(self, bound: Bound, stream: Any = None) -> None:

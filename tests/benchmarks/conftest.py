@@ -43,3 +43,10 @@ def values() -> dict[str, Any]:
         "protocol": "text",
         "baseline": "cuBLAS, NCCL",
     }
+
+
+@pytest.fixture
+def layer_values(values: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a record of a layer."""
+    times = {"two_ops_ms": 0.25, "two_ops_error": 0.0035}
+    return {**values, "op": "mlp", "world_size": 4, **times}

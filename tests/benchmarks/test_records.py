@@ -22,6 +22,17 @@ def test_record_survives_being_written_and_read(
     assert asdict(read) == values
 
 
+def test_record_of_a_layer_holds_the_two_operations_too(
+    layer_values: dict[str, Any],
+) -> None:
+    record = records.parse(layer_values)
+    assert isinstance(record, records.LayerRecord)
+    assert record.two_ops_ms == 0.25
+    del layer_values["two_ops_ms"]
+    with pytest.raises(ValueError, match="two_ops_ms"):
+        records.parse(layer_values)
+
+
 def test_record_with_a_field_missing_is_refused_with_its_line(
     tmp_path: Path, values: dict[str, Any]
 ) -> None:
@@ -36,10 +47,10 @@ def test_every_record_in_the_repository_fits_its_schema() -> None:
         assert record.op in records.KINDS
 
 
-def test_readme_names_every_field_of_a_fused_record() -> None:
+def test_readme_names_every_field_of_a_record() -> None:
     text = (records.ROOT / "benchmarks" / "README.md").read_text()
     named = set(re.findall(r"`(\w+)`", text.partition("## A record")[2]))
-    assert {field.name for field in fields(records.FusedRecord)} <= named
+    assert {field.name for field in fields(records.LayerRecord)} <= named
 
 
 def test_commit_is_taken_from_the_environment_first(

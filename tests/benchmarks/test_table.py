@@ -1,4 +1,4 @@
-"""The README's tables are made from the newest records."""
+"""The tables of the texts are made from the newest records."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.records import FusedRecord
+from benchmarks.records import FusedRecord, LayerRecord
 from benchmarks.table import main, newest, render, table
 
 MARKED = "Before\n<!-- table: matmul_reduce_scatter 8 -->\nold\n<!-- end -->\nAfter\n"
@@ -33,8 +33,8 @@ def folder(tmp_path: Path, values: dict[str, Any]) -> Path:
 
 
 def run(folder: Path, *options: str) -> int:
-    places = ["--readme", str(folder / "README.md"), "--results", str(folder)]
-    return main([*options, *places])
+    texts = map(str, sorted(folder.glob("*.md")))
+    return main([*options, "--results", str(folder), "--texts", *texts])
 
 
 def test_rows_show_times_and_the_last_line_the_geometric_mean(record: Make) -> None:
@@ -46,6 +46,20 @@ def test_rows_show_times_and_the_last_line_the_geometric_mean(record: Make) -> N
     assert lines[-1] == (
         "NVIDIA H200; 2026-01-02; commit 0123456789-dirty; baseline: cuBLAS, NCCL."
     )
+
+
+def test_table_of_a_layer_has_a_column_for_the_two_operations(
+    layer_values: dict[str, Any],
+) -> None:
+    lines = table([LayerRecord(**layer_values)]).splitlines()
+    assert (
+        "| model (hidden x inner) | limit | cuBLAS + NCCL | two operations | ours "
+        "| speed-up | % of limit | error |"
+    ) in lines
+    assert "|---|--:|--:|--:|--:|--:|--:|--:|" in lines
+    row = "| llama3-8b (4096 x 1792) | 0.160 | 0.300 | 0.250 | 0.200 | 2.00 | 80% | "
+    assert f"{row}2.35e-3 |" in lines
+    assert "| geometric mean | | | | | 2.00 | 80% | |" in lines
 
 
 def test_newest_record_of_a_shape_counts_and_cpu_records_do_not(record: Make) -> None:
@@ -80,3 +94,10 @@ def test_table_without_records_is_refused_by_name(
     assert (
         "no records for the table 'matmul_reduce_scatter 4'" in capsys.readouterr().err
     )
+
+
+def test_a_text_without_records_leaves_the_others_to_be_written(folder: Path) -> None:
+    (folder / "layers.md").write_text("<!-- table: mlp 4 -->\nold\n<!-- end -->\n")
+    assert run(folder) == 1
+    assert "old" in (folder / "layers.md").read_text()
+    assert "old" not in (folder / "README.md").read_text()
