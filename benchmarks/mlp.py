@@ -45,7 +45,7 @@ class MLPWorkload(Workload):
         return shape.rows, shape.n
 
     def moved(self, shape: Shape) -> int:
-        # NOTE: gathered rows and partial sums overlap only in part, so both count.
+        # Gathered rows and partial sums leave a rank by the same links.
         return 2 * shape.m * shape.n
 
     def steps(

@@ -136,10 +136,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         records = newest(load(options.results))
     except ValueError as fault:
         parser.error(str(fault))
-    failed = [
-        path for path in options.texts if not settle(path, records, options.check)
-    ]
-    return int(bool(failed))
+    settled = [settle(path, records, options.check) for path in options.texts]
+    return int(not all(settled))
 
 
 def settle(path: Path, records: Sequence[FusedRecord], check: bool) -> bool:

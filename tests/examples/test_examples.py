@@ -59,6 +59,12 @@ def test_ring_all_gather_says_that_its_result_is_right():
     assert "y holds the rows of all ranks, on every rank: True" in said
 
 
+def test_mlp_compares_itself_with_fp32():
+    said = launch(str(EXAMPLES / "mlp.py"))
+    assert "96 rows, hidden 256, inner 512 on each rank 5 calls in one kernel" in said
+    assert "error against fp32: " in said
+
+
 @pytest.mark.parametrize("rows", [4, 64, 128, 328])
 def test_add_row_sum_is_proved_at_partial_tiles(rows):
     plan = schedule_static(graph("add_row_sum", 2))

