@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from etc_dist import doctor
-from etc_dist.ops.library import library_programs
+from etc_dist.layers.library import library_programs
 from etc_dist.runtime.build import ARCH, report
 
 

@@ -38,7 +38,8 @@ def _multiply_gated(x: Any, gate: Any, up: Any, y: Any) -> None:
     rows = x.astype(np.float32)
     left = rows @ gate.astype(np.float32).T
     right = rows @ up.astype(np.float32).T
-    product = left / (1 + np.exp(-left)) * right
+    # exp(80) is large enough for silu to be 0 in any dtype here, and does not overflow.
+    product = left / (1 + np.exp(-np.maximum(left, -80))) * right
     y[: product.shape[0], : product.shape[1]] = product.astype(y.dtype)
 
 

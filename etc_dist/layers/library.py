@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from etc_dist.ir import GraphFunction
+from etc_dist.layers.mlp import mlp_graph
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
 from etc_dist.ops.product import DTYPES, W_LAYOUTS
@@ -22,3 +23,5 @@ def library_programs() -> Iterator[tuple[str, GraphFunction]]:
                 for w_layout in W_LAYOUTS if power else W_LAYOUTS[:1]:
                     graph = make(world_size, dtype=dtype, w_layout=w_layout)
                     yield f"{graph.name} {world_size} {dtype} {w_layout}", graph
+    for world_size in WORLD_SIZES:
+        yield f"mlp_graph {world_size} bfloat16", mlp_graph(world_size)
