@@ -4,9 +4,9 @@ Each worker of each agent has a component; a task advances its own by one, and c
 the clock of all that happened before it. Order comes from four things alone: one task
 after the other in an agent, a wait after the notifications it waited for, entering a
 peer after that peer started the epoch, and an epoch of a rank after the one before.
-Tickets order nothing. (On the GPU, loads of a cluster's next task run ahead of the last
-one's end: that only the verifier knows.) An access is safe if the clock of its task has seen the task
-that touched the element last.
+Tickets order nothing. (On the GPU, the loads of a cluster's next task run ahead of the
+end of the last one: only the verifier knows that.) An access is safe if the clock of
+its task has seen the task that touched the element last.
 """
 
 from __future__ import annotations
