@@ -17,7 +17,7 @@ from etc_dist.ops.sum_slots import PIECE_COLUMNS, PIECE_ROWS
 from etc_dist.runtime.arrays import Array, dtype_of
 from etc_dist.world import World, current
 
-COLUMN_GROUP = 4
+COLUMN_GROUP = 16
 """Columns of output tiles that all owners get before the next ones: with fewer, the
 down projection begins on rows whose activations are only just being made."""
 
