@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Protocol, cast
 
+import numpy as np
+
 from etc_dist.errors import (
     ArgumentError,
     EtcDistError,
@@ -240,6 +242,9 @@ class Program:
         )
         if not fits:
             return [(wanted, f"{tensor.name} {array}")]
+        host = array.owner if isinstance(array.owner, np.ndarray) else None
+        if tensor.kind == "output" and host is not None and not host.flags.writeable:
+            return [(f"{tensor.name} that can be written", "a read-only array")]
         if device != "cpu" and (
             array.pointer % 16 or shape[-1] * tensor.itemsize % 16 or 0 in shape
         ):

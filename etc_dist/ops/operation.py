@@ -104,6 +104,9 @@ class Operation:
 
     def _bind(self, inputs: Sequence[Any], out: Any) -> tuple[Bound, Any]:
         seen = [inspect(n, i) for n, i in zip(self.names, inputs, strict=True)]
+        if any(0 in a.shape for a in seen):
+            got = "; ".join(f"{n} {a}" for n, a in zip(self.names, seen, strict=True))
+            raise self.misfit("no axis of length 0", got)
         self._check(seen)
         shape = self._output_shape(*(a.shape for a in seen))
         if out is None:

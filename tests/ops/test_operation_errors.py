@@ -109,6 +109,7 @@ def wrong(what: str, p: Any, put: Callable[..., Any]) -> Call:
         "out has another row": (p.x, p.w, zeros(shape[0] + 1, n)),
         "out has one axis": (p.x, p.w, zeros(shape[0] * n)),
         "out is not contiguous": (p.x, p.w, zeros(n, shape[0]).T),
+        "w is empty": (p.x, zeros(0, k), None),
         "out overlaps x": (
             both[: rows * k].reshape(rows, k),
             p.w,
@@ -136,6 +137,7 @@ WORDS = {
     "out has another row": r"wanted: out \[\d+, 16\]\n.*got: +out \[\d+, 16\]",
     "out has one axis": r"got: +out \[\d+\] bfloat16",
     "out is not contiguous": r"got: +y .*, not contiguous",
+    "w is empty": r"wanted: no axis of length 0\n",
     "out overlaps x": r"wanted: out apart from x\n",
     "x is a list": r"argument x is not an array[^$]*got: +list",
     "x is None": r"argument x is not an array[^$]*got: +NoneType",
