@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from etc_dist import doctor
+from etc_dist.errors import EtcDistError
 from etc_dist.layers.library import library_programs
 from etc_dist.runtime.build import ARCH, report
 
@@ -15,6 +16,14 @@ from etc_dist.runtime.build import ARCH, report
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns the exit code."""
     options = _parser().parse_args(arguments)
+    try:
+        return _run(options)
+    except EtcDistError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+
+
+def _run(options: argparse.Namespace) -> int:
     if options.command == "build":
         return build_all(options.arch)
     report = doctor.examine()

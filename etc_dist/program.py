@@ -108,11 +108,12 @@ class Program:
         outputs by name, valid in stream order. Raises ArgumentError on every rank if
         any rank's arrays do not fit, and WaitTimeoutError if an earlier run was
         ended."""
+        name = self.plan.graph.name
         try:
             bound, outputs = self._bind_all(arrays)
             stream = stream_for(stream, next(iter(arrays.values()), None))
         except Exception as error:
-            self.world.refuse(as_refusal(error, self.plan.graph.name))
+            self.world.refuse(as_refusal(error, f"the arguments of {name}"))
         self.launch(bound, stream)
         return outputs
 
@@ -135,6 +136,7 @@ class Program:
                 fix="correct these arrays",
             )
         text = f"{graph.name}({', '.join(f'{k}={v}' for k, v in dims.items())})"
+        text += f" of {', '.join(dict.fromkeys(t.dtype for t in graph.inputs()))}"
         signature = sign(f"{self._identity} {text}")
         return Bound(arrays, dims, signature, f"{text}, program {self._number}")
 
@@ -263,7 +265,7 @@ class Program:
             if not grows:
                 bound.launch = self._executor.prepare(bound.arrays, bound.dims)
         except Exception as error:
-            self.world.refuse(as_refusal(error, self.plan.graph.name))
+            self.world.refuse(as_refusal(error, f"a proof or plan of {bound.text}"))
         return grows
 
     def _grow(self, bound: Bound) -> None:
@@ -328,16 +330,16 @@ class Program:
             )
 
 
-def as_refusal(error: Exception, name: str) -> EtcDistError:
+def as_refusal(error: Exception, what: str) -> EtcDistError:
     """The error to refuse a call with: foreign ones are put into four parts."""
     if isinstance(error, EtcDistError):
         return error
     refusal = ArgumentError(
-        f"the arguments of {name} cannot be used",
-        where=name,
-        wanted="arrays that can be read and, for outputs, made",
+        f"{what} cannot be used",
+        where="before the launch, on the rank that is named",
+        wanted="no error while a call is made ready",
         got=f"{type(error).__name__}: {error}",
-        fix="see the cause above on the rank that failed",
+        fix="mend what that error names; nothing was launched on any rank",
     )
     refusal.__cause__ = error
     return refusal

@@ -65,6 +65,8 @@ def _parse(name: str, text: str, kind: object) -> object:
         if kind == "bool":
             return {"1": True, "true": True, "0": False, "false": False}[text.lower()]
         if kind == "float":
+            if not 0 < float(text) < float("inf"):
+                raise ValueError(text)
             return float(text)
         if kind == "int":
             return int(text)
@@ -72,7 +74,11 @@ def _parse(name: str, text: str, kind: object) -> object:
         raise ArgumentError(
             f"setting {name} cannot be read",
             where="Settings.load",
-            wanted=f"a {kind}" + (": 0, 1, true or false" if kind == "bool" else ""),
+            wanted={
+                "bool": "0, 1, true or false",
+                "float": "a number of seconds above 0",
+                "int": "a whole number",
+            }[str(kind)],
             got=repr(text),
             fix=f"correct {name} or unset it",
         ) from None

@@ -41,8 +41,10 @@ def test_variables_are_read_by_type():
 @pytest.mark.parametrize(
     ("name", "value", "wanted"),
     [
-        ("ETC_DIST_WAIT_LIMIT", "soon", "float"),
-        ("ETC_DIST_CPU_WORKERS", "4.5", "int"),
+        ("ETC_DIST_WAIT_LIMIT", "soon", "seconds above 0"),
+        ("ETC_DIST_WAIT_LIMIT", "-1", "seconds above 0"),
+        ("ETC_DIST_WAIT_LIMIT", "nan", "seconds above 0"),
+        ("ETC_DIST_CPU_WORKERS", "4.5", "a whole number"),
         ("ETC_DIST_VERIFY", "perhaps", "0, 1, true or false"),
     ],
 )

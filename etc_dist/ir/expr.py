@@ -65,6 +65,11 @@ class Expr:
     def __rmod__(self, other: int) -> Expr:
         return op("%", other, self)
 
+    def __lt__(self, other: object) -> bool:
+        return bool(self)
+
+    __le__ = __gt__ = __ge__ = __lt__
+
     def __bool__(self) -> bool:
         raise GraphError(
             "a symbolic value has no truth value",

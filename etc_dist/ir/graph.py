@@ -27,6 +27,68 @@ from etc_dist.ir.tensor import DTYPES, Region, Tensor
 RANK = Symbol("rank", "rank")
 TASK = Symbol("t", "task")
 
+RESERVED = frozenset(
+    [
+        "auto",
+        "bool",
+        "break",
+        "case",
+        "catch",
+        "char",
+        "class",
+        "const",
+        "continue",
+        "default",
+        "delete",
+        "do",
+        "double",
+        "else",
+        "enum",
+        "explicit",
+        "export",
+        "extern",
+        "false",
+        "float",
+        "for",
+        "friend",
+        "goto",
+        "if",
+        "inline",
+        "int",
+        "long",
+        "mutable",
+        "namespace",
+        "new",
+        "operator",
+        "private",
+        "protected",
+        "public",
+        "register",
+        "return",
+        "short",
+        "signed",
+        "sizeof",
+        "static",
+        "struct",
+        "switch",
+        "template",
+        "this",
+        "throw",
+        "true",
+        "try",
+        "typedef",
+        "typename",
+        "union",
+        "unsigned",
+        "using",
+        "virtual",
+        "void",
+        "volatile",
+        "while",
+    ]
+)
+"""Names that the generated code cannot use."""
+
 Order = Callable[[Expr], Sequence["Expr | int"]]
 
 
@@ -201,7 +263,7 @@ class Graph:
         cross_rank: bool = False,
     ) -> EventTensor:
         """An event tensor; `expects` may be a function of an element's coordinates."""
-        axes = make_axes(self._claim(name), len(shape))
+        axes = make_axes(self._claim(name, bare=False), len(shape))
         count = expected_count(expects, axes)
         known = self._values() | {a.name for a in axes}
         strange = [s.name for s in count.symbols() if s.name not in known]
@@ -248,7 +310,7 @@ class Graph:
         """Add `function` over `grid`. Each task waits for all `waits`, runs, then
         notifies all `notifies`. `order` maps a task index to a coordinate; the default
         is row-major."""
-        name = self._claim(name or function.name)
+        name = self._claim(name or function.name, bare=False)
         if (len(reads), len(writes)) != (function.reads, function.writes):
             raise GraphError(
                 f"call {name} does not fit device function {function.name}",
@@ -304,12 +366,16 @@ class Graph:
         derived = {s.name for s, _ in self._derived}
         return {d.name for d in self._dims} | derived | {RANK.name}
 
-    def _claim(self, name: str) -> str:
-        if name in self._names or not name.isidentifier() or name.startswith("_"):
+    def _claim(self, name: str, bare: bool = True) -> str:
+        """Take a name; `bare` ones stand without a prefix in generated code."""
+        bad = not name.isidentifier() or name.startswith("_")
+        bad |= bare and name in RESERVED
+        if name in self._names or bad:
             raise GraphError(
                 f"the name {name!r} cannot be used",
                 where=f"graph {self.name}",
-                wanted="an identifier that no dim, tensor, event or call bears yet",
+                wanted="an identifier that no dim, tensor, event or call bears yet and "
+                "that means nothing in Python, C++ or a plan (t, rank)",
                 got=repr(name),
                 fix="choose another name (calls: name=...)",
             )

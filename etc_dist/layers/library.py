@@ -24,4 +24,6 @@ def library_programs() -> Iterator[tuple[str, GraphFunction]]:
                     graph = make(world_size, dtype=dtype, w_layout=w_layout)
                     yield f"{graph.name} {world_size} {dtype} {w_layout}", graph
     for world_size in WORLD_SIZES:
-        yield f"mlp_graph {world_size} bfloat16", mlp_graph(world_size)
+        for dtype in DTYPES:
+            graph = mlp_graph(world_size, dtype=dtype)
+            yield f"{graph.name} {world_size} {dtype}", graph

@@ -14,6 +14,7 @@ from etc_dist.ops.order import grouped_rows, rotated_owners
 from etc_dist.ops.product import DTYPES
 from etc_dist.ops.push_rows import PACKET_BYTES
 from etc_dist.ops.sum_slots import PIECE_COLUMNS, PIECE_ROWS
+from etc_dist.program import as_refusal
 from etc_dist.runtime.arrays import Array, dtype_of
 from etc_dist.world import World, current
 
@@ -126,7 +127,10 @@ class MLP(Operation):
         dtype = dtype_of(gate)
         refuse_options(world, "MLP", dtype=(dtype, DTYPES))
         self.dtype, self.weights = dtype, (gate, up, down)
-        graph = mlp_graph(world.size, dtype=dtype, **(options or {}))
+        try:
+            graph = mlp_graph(world.size, dtype=dtype, **(options or {}))
+        except Exception as error:
+            world.refuse(as_refusal(error, "the options of MLP"))
         super().__init__(graph, world, schedule, trace)
 
     def __call__(self, x: Any, out: Any = None, *, stream: Any = None) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 from etc_dist.ops.all_gather_matmul import AllGatherMatmul
 from etc_dist.ops.matmul_reduce_scatter import MatmulReduceScatter
-from etc_dist.ops.product import DTYPES, ProductOperation
+from etc_dist.ops.product import DTYPES, W_LAYOUTS, ProductOperation
 from etc_dist.runtime.arrays import dtype_of
 from etc_dist.world import World, current
 
@@ -36,6 +36,8 @@ _operations: dict[tuple[World, type[ProductOperation], str, str], ProductOperati
 
 def _operation(kind: type[ProductOperation], x: Any, w_layout: str) -> ProductOperation:
     world = current()
+    if w_layout not in W_LAYOUTS:
+        return kind(w_layout=w_layout, world=world)  # which refuses, on every rank
     dtype = dtype_of(x)
     # A dtype that no operation has is refused, on every rank, by the bfloat16 one.
     key = (world, kind, dtype if dtype in DTYPES else DTYPES[0], w_layout)

@@ -65,6 +65,7 @@ class Operation:
         )
 
     def _call(self, inputs: Sequence[Any], out: Any, stream: Any) -> Any:
+        what = f"the arguments of {type(self).__name__}"
         try:
             stream = stream_for(stream, inputs[0])
             if out is None and self.world.backend == "cuda":
@@ -75,7 +76,7 @@ class Operation:
             if bound is None:
                 bound, out = self._bind(inputs, out)
         except Exception as error:
-            self.world.refuse(as_refusal(error, type(self).__name__))
+            self.world.refuse(as_refusal(error, what))
         self.program.launch(bound, stream)
         if UNKNOWN not in key and key not in self._calls:
             self._calls[key] = bound.without_owners()

@@ -38,6 +38,11 @@ class Meeting:
         self._unusable: str | None = None
 
     @property
+    def lost(self) -> bool:
+        """The world broke and some rank's process has ended."""
+        return self.broken and bool(self._exchange.living.all_dead())
+
+    @property
     def broken(self) -> bool:
         """A rank was lost, or the world was closed: no call can succeed."""
         return self._unusable is not None

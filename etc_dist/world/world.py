@@ -163,7 +163,8 @@ class World:
         """
         if self._closed:
             return
-        if not self.broken:
+        broken = self.broken
+        if not broken:
             self._meeting.call("world.close()")
             for memory in reversed(list(self._memories.values())):
                 memory.free()
@@ -174,7 +175,8 @@ class World:
             self._comm.Free()
         self._closed = True
         self._held.clear()
-        atexit.unregister(self._close_at_exit)
+        if not broken:
+            atexit.unregister(self._close_at_exit)
 
     def show(self) -> str:
         """One line: rank, backend and why, host, MPI library."""
@@ -210,6 +212,11 @@ class World:
             self.close()
         except EtcDistError:
             self._meeting.leave("it was not closed by all ranks")
+        if self._meeting.lost:
+            # MPI would wait for the dead to finalize, and for ever.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            self._comm.Abort(1)
 
 
 def _bad_size(nbytes: object) -> ArgumentError:

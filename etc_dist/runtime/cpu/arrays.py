@@ -98,7 +98,8 @@ def view_of(argument: Argument) -> Array:
     alive by its owner."""
     dtype = numpy_dtype(argument.dtype)
     if isinstance(argument.owner, np.ndarray):
-        return argument.owner.reshape(argument.shape)
+        # As a plain array: a subclass may keep an axis that a body drops.
+        return np.asarray(argument.owner).reshape(argument.shape)
     nbytes = prod(argument.shape) * dtype.itemsize
     memory: Any = (ctypes.c_char * nbytes).from_address(argument.pointer)
     return np.ndarray(argument.shape, dtype, buffer=memory)

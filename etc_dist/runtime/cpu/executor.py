@@ -151,9 +151,9 @@ class CpuExecutor:
         while not self._through(team):
             live = [agent for agent in team.agents if not agent.done]
             chance.shuffle(live)
-            # NOTE: the list comes first, for every agent is to have its turn.
-            if any([team.step(agent) for agent in live]):
-                self._space.beat()
+            for agent in live:
+                if team.step(agent):
+                    self._space.beat()
             if self._space.aborted:
                 return team.records()
             # Peers that go on may need long: only when nobody does is a wait hopeless.
