@@ -26,6 +26,9 @@ from etc_dist.schedule.plan import Lane, Plan
 from etc_dist.schedule.progress import count_notifications, run_queues
 from etc_dist.schedule.races import Races
 
+MOST_TASKS = 20_000_000
+"""More would not fit the memory of a small machine."""
+
 
 @dataclass(frozen=True)
 class Verified:
@@ -78,7 +81,8 @@ def verify(
     tensors: runtime tensor name -> its int32 values on each rank, for expressions that
     load from them. What needs others is left out and named in `Verified.unchecked`.
 
-    Raises ArgumentError for dims or workers that do not fit the plan. All faults of the
+    Raises ArgumentError for dims or workers that do not fit the plan, and for a plan of
+    too many tasks to enumerate. All faults of the
     program are gathered, then raised at once: DeadlockError or RaceError if all are of
     that kind, else GraphError. A plan whose parts do not belong together is refused
     before anything is enumerated.
@@ -90,6 +94,7 @@ def verify(
     shape = ", ".join(f"{d}={dims[d.name]}" for d in plan.graph.dims) or "no dims"
     where = f"ranks: {plan.graph.world_size}, workers a rank: {workers}, at {shape}"
     refuse(subject, where, _check_structure(plan))
+    _check_size(plan, dims)
     # A division by zero is an error of the expression, not a warning and a zero.
     with np.errstate(divide="raise"):
         tasks, faults, unchecked = enumerate_plan(plan, dims, workers, tensors)
@@ -106,6 +111,22 @@ def verify(
         time.perf_counter() - began,
         tuple(unchecked),
     )
+
+
+def _check_size(plan: Plan, dims: Mapping[str, int]) -> None:
+    env = plan.graph.environment(dims, 0)
+    calls = [c for c in plan.graph.calls if not any(c.tasks.loads())]
+    with np.errstate(divide="raise"):
+        tasks = plan.graph.world_size * sum(int(c.tasks.evaluate(env)) for c in calls)
+    if tasks > MOST_TASKS:
+        raise ArgumentError(
+            f"graph {plan.graph.name} is too large to be proved",
+            where=", ".join(f"{k}={v}" for k, v in dims.items()) or "no dims",
+            wanted=f"at most {MOST_TASKS} tasks on all ranks",
+            got=str(tasks),
+            fix="use larger tiles, or prove it at smaller dims and run this shape with "
+            "ETC_DIST_VERIFY=0",
+        )
 
 
 def _check_tasks(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from etc_dist.errors import DeadlockError, GraphError, RaceError
+from etc_dist.errors import ArgumentError, DeadlockError, GraphError, RaceError
 from etc_dist.ir import RANK, DeviceFunction, Graph, GraphFunction, graph_function, tile
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
@@ -354,3 +354,13 @@ def test_a_load_beyond_its_tensor_is_refused() -> None:
 
     with pytest.raises(GraphError, match="index 2 is out of bounds"):
         verify(schedule_static(build(body)), {}, 1, {"at": [np.array([0, 1])]})
+
+
+def test_a_grid_too_large_to_enumerate_is_refused_at_once() -> None:
+    def body(g: Graph) -> None:
+        x = g.output("x", (10**9,), "float32")
+        (i,) = grid = g.grid(i=10**9)
+        g.call(touch(0, 1), grid, writes=[x[i]])
+
+    with pytest.raises(ArgumentError, match="got: +1000000000"):
+        verify(schedule_static(build(body)), {}, 4)
