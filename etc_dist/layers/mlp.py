@@ -10,11 +10,10 @@ from etc_dist.ops.all_gather_matmul import ROW_GROUP, push_packets
 from etc_dist.ops.matmul import TILE, matmul_gated, matmul_send
 from etc_dist.ops.matmul_reduce_scatter import add_sum_slots
 from etc_dist.ops.operation import Fitted, Operation, refuse_options
-from etc_dist.ops.order import grouped_rows, rotated_owners
+from etc_dist.ops.order import grouped_rows, rotated_owners, shards_in_turn
 from etc_dist.ops.product import DTYPES
 from etc_dist.ops.push_rows import PACKET_BYTES
 from etc_dist.ops.sum_slots import PIECE_COLUMNS, PIECE_ROWS
-from etc_dist.program import as_refusal
 from etc_dist.runtime.arrays import Array, dtype_of
 from etc_dist.world import World, current
 
@@ -76,10 +75,7 @@ def mlp_graph(
             writes=[active[source, tile(i, size), tile(j, size // 2)]],
             waits=[arrived[source, i]],
             notifies=[activated[source, i]],
-            order=lambda t: (
-                t // (blocks * wide),
-                *grouped_rows(t % (blocks * wide), blocks, wide, ROW_GROUP),
-            ),
+            order=lambda t: shards_in_turn(t, blocks, wide, ROW_GROUP),
         )
 
     slots = g.symmetric("slots", (world, blocks, columns, size, size), dtype)
@@ -127,11 +123,8 @@ class MLP(Operation):
         dtype = dtype_of(gate)
         refuse_options(world, "MLP", dtype=(dtype, DTYPES))
         self.dtype, self.weights = dtype, (gate, up, down)
-        try:
-            graph = mlp_graph(world.size, dtype=dtype, **(options or {}))
-        except Exception as error:
-            world.refuse(as_refusal(error, "the options of MLP"))
-        super().__init__(graph, world, schedule, trace)
+        options = {"dtype": dtype, **(options or {})}
+        super().__init__(mlp_graph, options, world, schedule, trace)
 
     def __call__(self, x: Any, out: Any = None, *, stream: Any = None) -> Any:
         return self._call((x, *self.weights), out, stream)

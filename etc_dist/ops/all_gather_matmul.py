@@ -18,7 +18,7 @@ from etc_dist.ir import (
 )
 from etc_dist.ops.matmul import TILE, matmul_store
 from etc_dist.ops.operation import Fitted
-from etc_dist.ops.order import grouped_rows
+from etc_dist.ops.order import grouped_rows, shards_in_turn
 from etc_dist.ops.product import ProductOperation
 from etc_dist.ops.push_rows import PACKET_BYTES, push_rows
 from etc_dist.runtime.arrays import Array
@@ -79,10 +79,7 @@ def all_gather_matmul_graph(
         reads=[gathered[source, tile(i, size), :], w_tile],
         writes=[y[source, tile(i, size), tile(j, size)]],
         waits=[arrived[source, i]],
-        order=lambda t: (
-            t // (blocks * columns),
-            *grouped_rows(t % (blocks * columns), blocks, columns, ROW_GROUP),
-        ),
+        order=lambda t: shards_in_turn(t, blocks, columns, ROW_GROUP),
     )
 
 

@@ -13,6 +13,7 @@ from etc_dist.ir import (
     span,
     tile,
 )
+from etc_dist.ir.expr import Const
 from etc_dist.ops.matmul import TILE, matmul_send
 from etc_dist.ops.operation import Fitted
 from etc_dist.ops.order import rotated_owners
@@ -71,7 +72,8 @@ def add_sum_slots(
     """Add the reduction: y [rows, n] = the sum of slots [world, blocks, columns, size,
     size] over ranks, piece by piece, each as soon as its tile is ready from all."""
     _, blocks, columns, extent, _ = slots.shape
-    size, (piece_rows, piece_columns) = int(str(extent)), piece
+    assert isinstance(extent, Const)  # tiles have a fixed size
+    size, (piece_rows, piece_columns) = extent.value, piece
     down, across = size // piece_rows, size // piece_columns
     pieces = down * across
     i, j, p, q = grid = g.grid(i=blocks, j=columns, p=down, q=across)

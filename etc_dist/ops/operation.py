@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from math import prod
 from typing import Any
@@ -35,12 +35,18 @@ class Operation:
 
     def __init__(
         self,
-        graph: GraphFunction,
+        make_graph: Callable[..., GraphFunction],
+        options: Mapping[str, Any],
         world: World,
         schedule: str = "static",
         trace: bool | None = None,
     ):
         self.world = world
+        try:
+            graph = make_graph(world.size, **options)
+        except Exception as error:
+            what = f"the options of {type(self).__name__}"
+            world.refuse(as_refusal(error, what))
         self.program: Program = compile(graph, world, schedule=schedule, trace=trace)
         self._calls: OrderedDict[Any, Bound] = OrderedDict()
 
@@ -65,7 +71,6 @@ class Operation:
         )
 
     def _call(self, inputs: Sequence[Any], out: Any, stream: Any) -> Any:
-        what = f"the arguments of {type(self).__name__}"
         try:
             stream = stream_for(stream, inputs[0])
             if out is None and self.world.backend == "cuda":
@@ -76,6 +81,7 @@ class Operation:
             if bound is None:
                 bound, out = self._bind(inputs, out)
         except Exception as error:
+            what = f"the arguments of {type(self).__name__}"
             self.world.refuse(as_refusal(error, what))
         self.program.launch(bound, stream)
         if UNKNOWN not in key and key not in self._calls:

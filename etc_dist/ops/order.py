@@ -16,6 +16,14 @@ def grouped_rows(
     return g * group + rest % height, rest // height
 
 
+def shards_in_turn(
+    t: Expr, blocks: Expr | int, columns: Expr | int, group: int
+) -> tuple[Expr, Expr, Expr]:
+    """(p, i, j): one shard of rows after the other, `grouped_rows` within each."""
+    tiles = blocks * columns
+    return t // tiles, *grouped_rows(t % tiles, blocks, columns, group)
+
+
 def rotated_owners(
     t: Expr, world: int, blocks: Expr | int, columns: Expr | int, group: int
 ) -> tuple[Expr, Expr, Expr]:

@@ -7,7 +7,6 @@ from typing import Any
 
 from etc_dist.ir import GraphFunction
 from etc_dist.ops.operation import Operation, refuse_options
-from etc_dist.program import as_refusal
 from etc_dist.runtime.arrays import Array
 from etc_dist.world import World, current
 
@@ -42,12 +41,8 @@ class ProductOperation(Operation):
         known = {"dtype": (dtype, DTYPES), "w_layout": (w_layout, W_LAYOUTS)}
         refuse_options(world, name, **known)
         self.dtype, self.w_layout = dtype, w_layout
-        make = type(self).graph_function
-        try:
-            graph = make(world.size, dtype=dtype, w_layout=w_layout, **(options or {}))
-        except Exception as error:
-            world.refuse(as_refusal(error, f"the options of {name}"))
-        super().__init__(graph, world, schedule, trace)
+        options = {"dtype": dtype, "w_layout": w_layout, **(options or {})}
+        super().__init__(type(self).graph_function, options, world, schedule, trace)
 
     def __call__(self, x: Any, w: Any, out: Any = None, *, stream: Any = None) -> Any:
         return self._call((x, w), out, stream)

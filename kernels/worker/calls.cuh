@@ -20,11 +20,6 @@ struct CallList {
     ((found || !in_call<Calls>(g, unit) ? false : (found = true, f(Calls{}, unit), true)), ...);
   }
 
-  template <template <class> class Predicate>
-  static constexpr bool any() {
-    return (false || ... || Predicate<Calls>::value);
-  }
-
  private:
   template <class Call, class Args>
   ETC_DEVICE static bool in_call(const Args& g, i32& unit) {
