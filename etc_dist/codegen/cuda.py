@@ -6,7 +6,7 @@ No logic is generated: everything that decides or loops is in `kernels/`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,18 +78,19 @@ def generate(plan: Plan, *, trace: bool = False) -> Source:
     matmuls = [c for c in calls if c.function.source == "tasks/matmul.cuh"]
     own = sorted({str(c.function.source) for c in calls})
     users = tuple(Path(s) for s in own if Path(s).is_absolute())
+    constants = _constants(plan, calls, matmuls, trace)
     blocks = [
         f"// {graph.name} on {graph.world_size} ranks, {plan.schedule} schedule",
         "\n".join(f'#include "{name}"' for name in ("worker/worker.cuh", *own)),
         "namespace etc {",
-        _constants(plan, calls, matmuls, trace),
+        "\n".join(f"constexpr int {k} = {v};" for k, v in constants.items()),
         arguments.text(),
     ]
     for lane in plan.lanes:
         for call in lane.calls:
             number = graph.calls.index(call)
             blocks.append(_call(plan, lane, call, number, arguments))
-    blocks += [_program(plan), "}  // namespace etc", _entry(plan)]
+    blocks += [_program(plan, constants), "}  // namespace etc", _entry(plan)]
     return Source(
         text="\n\n".join(blocks) + "\n",
         entry=ENTRY,
@@ -103,7 +104,7 @@ def generate(plan: Plan, *, trace: bool = False) -> Source:
 
 def _constants(
     plan: Plan, calls: Sequence[Call], matmuls: Sequence[Call], trace: bool
-) -> str:
+) -> dict[str, int]:
     shared = ("kIsHalf", "kWeightIsKN")
     kinds = {tuple((k, c.function.constants[k]) for k in shared) for c in matmuls}
     if len(kinds) > 1:
@@ -128,7 +129,7 @@ def _constants(
         "kTrace": int(trace),
         "kIsMixed": int(0 < len(matmuls) < len(plan.lane(TENSOR).calls)),
     }
-    return "\n".join(f"constexpr int {k} = {v};" for k, v in values.items())
+    return values
 
 
 def _call(plan: Plan, lane: Lane, call: Call, number: int, arguments: Arguments) -> str:
@@ -260,26 +261,14 @@ def _type(call: Call) -> str:
     return "Call_" + call.name
 
 
-def _program(plan: Plan) -> str:
+def _program(plan: Plan, constants: Iterable[str]) -> str:
     lists = []
     for name, alias in ((TENSOR, "TensorCalls"), (TRANSFER, "TransferCalls")):
         types = ", ".join(_type(c) for c in plan.lane(name).calls)
         lists.append(f"  using {alias} = CallList<{types}>;")
-    names = (
-        "kWorld",
-        "kCluster",
-        "kTensorCluster",
-        "kHasMatmul",
-        "kSends",
-        "kHasGate",
-        "kIsHalf",
-        "kWeightIsKN",
-        "kTrace",
-        "kIsMixed",
-    )
-    constants = [f"  static constexpr int {n} = etc::{n};" for n in names]
+    aliases = [f"  static constexpr int {n} = etc::{n};" for n in constants]
     return "\n".join(
-        ["struct Program {", "  using Args = etc::Args;", *constants, *lists, "};"]
+        ["struct Program {", "  using Args = etc::Args;", *aliases, *lists, "};"]
     )
 
 
