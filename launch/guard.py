@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import glob
 import os
 import resource
 import selectors
@@ -17,11 +18,17 @@ import struct
 import subprocess
 import sys
 import time
-from typing import IO
+from pathlib import Path
+from typing import IO, NamedTuple
 
 HEADER = struct.Struct(">cI")  # kind and length of a message to launch/mpirun
 HELLO, OUT, ERR, EXIT = b"h", b"o", b"e", b"x"  # kinds of message
+SHARED, LEFT = b"s", b"l"  # a file of MPICH's; the rank left without MPI_Finalize
 DUMP, KILL, RELEASE = b"D", b"K", b"R"  # orders from launch/mpirun
+
+SHARED_PREFIX = "/dev/shm/mpich_shm_"
+LOOK_SECONDS = 0.02  # between looks for MPICH's file, until there is one
+SETTLE_SECONDS = 1.0  # an MPI_Finalize of all ranks has removed that file by then
 
 
 def main() -> int:
@@ -40,6 +47,8 @@ class Guard:
         self.rank = variable("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
         self.grace = grace
         self.bind = bind
+        self.shared: set[SharedFile] = set()
+        self.alone = False  # launch/mpirun was there and is gone
         self.socket: socket.socket | None = socket.socket(socket.AF_UNIX)
         try:
             self.socket.connect(address)
@@ -74,8 +83,13 @@ class Guard:
             selector.register(stream, selectors.EVENT_READ, kind)
         if self.socket is not None:
             selector.register(self.socket, selectors.EVENT_READ)
+        looked = 0.0
         while parts:
-            ready = selector.select(timeout=0.5)
+            mpich = "PMI_RANK" in os.environ and not self.shared
+            ready = selector.select(timeout=LOOK_SECONDS if mpich else 0.5)
+            if mpich and time.monotonic() > looked + LOOK_SECONDS:
+                self.look(child.pid)
+                looked = time.monotonic()
             for key, _ in ready:
                 if key.fileobj is self.socket:
                     if not self.obey(child):
@@ -93,29 +107,56 @@ class Guard:
             if not ready and child.poll() is not None:
                 return  # a grandchild still holds the output open
 
+    def look(self, pid: int) -> None:
+        """Tell the job which file of MPICH's the rank has mapped.
+
+        That proves the file to be this job's; a killed rank cannot remove it.
+        """
+        for file in shared_files(pid):
+            self.shared.add(file)
+            self.send(SHARED, f"{file.inode} {file.path}".encode())
+
     def obey(self, child: subprocess.Popen[bytes]) -> bool:
-        assert self.socket is not None
-        try:
-            orders = self.socket.recv(16)
-        except OSError:
-            orders = b""
+        orders = self.hear()
         if DUMP in orders:
             child.send_signal(signal.SIGABRT)  # Python's fault handler shows the stack
         if KILL in orders or not orders:  # no orders: the job itself is gone
             child.kill()
         return bool(orders)
 
+    def hear(self) -> bytes:
+        assert self.socket is not None
+        try:
+            orders = self.socket.recv(16)
+        except OSError:
+            orders = b""
+        self.alone = not orders
+        return orders
+
     def finish(self, code: int) -> int:
         code = 128 - code if code < 0 else code
         self.send(EXIT, str(code).encode())
+        left = not code and self.has_left()
+        if left:
+            self.send(LEFT, b"")
         if code and self.socket is None:
             time.sleep(self.grace)
-        elif code and self.socket is not None:
+        elif (code or left) and self.socket is not None:
             # As long as this guard lives, mpirun leaves the other ranks alone.
-            with contextlib.suppress(OSError):
-                while (orders := self.socket.recv(16)) and RELEASE not in orders:
-                    pass
+            while (orders := self.hear()) and RELEASE not in orders:
+                pass
+        if self.alone or self.socket is None:
+            remove(self.shared)
         return code
+
+    def has_left(self) -> bool:
+        """Whether the rank ended without MPI_Finalize, which removes MPICH's file."""
+        until = time.monotonic() + SETTLE_SECONDS
+        while any(file.is_there() for file in self.shared):
+            if time.monotonic() > until:
+                return True
+            time.sleep(0.02)
+        return False
 
     def send(self, kind: bytes, payload: bytes) -> None:
         if self.socket is not None:
@@ -123,8 +164,44 @@ class Guard:
                 self.socket.sendall(HEADER.pack(kind, len(payload)) + payload)
         elif kind in (OUT, ERR):
             stream = sys.stdout if kind == OUT else sys.stderr
-            text = payload.decode(errors="replace")
-            print(f"[rank {self.rank}] {text}", file=stream, flush=True)
+            tag, text = f"[rank {self.rank}] ", payload.decode(errors="replace")
+            print(tag + text.removeprefix(tag), file=stream, flush=True)
+
+
+class SharedFile(NamedTuple):
+    """A file that MPICH's ranks of one host share until MPI_Finalize removes it."""
+
+    inode: int
+    path: str
+
+    def is_there(self) -> bool:
+        try:
+            return os.stat(self.path).st_ino == self.inode
+        except OSError:
+            return False
+
+
+def shared_files(pid: int) -> set[SharedFile]:
+    """The files of this kind that a process has mapped."""
+    if not glob.glob(f"{SHARED_PREFIX}*"):
+        return set()  # seen at less cost than in the maps
+    try:
+        maps = Path(f"/proc/{pid}/maps").read_text(errors="replace")
+    except OSError:
+        return set()
+    rows = (line.split(maxsplit=5) for line in maps.splitlines())
+    return {
+        SharedFile(int(row[4]), row[5])
+        for row in rows
+        if row[-1].startswith(SHARED_PREFIX) and not row[-1].endswith(" (deleted)")
+    }
+
+
+def remove(files: set[SharedFile]) -> None:
+    for file in files:
+        if file.is_there():
+            with contextlib.suppress(OSError):
+                os.unlink(file.path)
 
 
 def take_cores() -> None:

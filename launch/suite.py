@@ -1,8 +1,8 @@
 """The test suite: which runs of pytest it is made of, and what they add up to.
 
-    one process     every test that needs no ranks (with the GPU ones, where a GPU is)
-    1, 2, 4 ranks   every `mpi` test, on the CPU backend
-    2, all ranks    every `mpi` test again on GPUs, where there are two or more
+    one process      every test that needs no ranks (with the GPU ones, where a GPU is)
+    1, 2, 4 ranks    every `mpi` test, on the CPU backend
+    1, 2, all ranks  every `mpi` test again, on as many GPUs
 
 A test that fails in any run fails the suite. So does a test that every run skipped,
 and a run that did not come to its end. The last line is the sum over all runs.
@@ -100,8 +100,8 @@ def plan(gpus: int) -> list[Run]:
     """The runs for a machine with this many GPUs."""
     runs = [Run("one process")]
     runs += [Run(f"{rank_word(n)}, cpu", n, "cpu") for n in CPU_RANKS]
-    if gpus >= 2:
-        runs += [Run(f"{rank_word(n)}, cuda", n, "cuda") for n in sorted({2, gpus})]
+    on_gpus = sorted(n for n in {1, 2, gpus} if 0 < n <= gpus)
+    runs += [Run(f"{rank_word(n)}, cuda", n, "cuda") for n in on_gpus]
     return runs
 
 

@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 MPIRUN = Path(__file__).parents[2] / "launch" / "mpirun"
 RANK = """
 import os
@@ -112,6 +114,80 @@ time.sleep(60)
     assert seconds < 20
     pid = re.search(r"\[rank 0\] (\d+)", output)[1]
     assert not Path(f"/proc/{pid}").exists()
+
+
+IN_MPI = """
+import time
+from mpi4py import MPI
+from pathlib import Path
+MPI.COMM_WORLD.Barrier()
+time.sleep(0.5)
+maps = Path('/proc/self/maps').read_text().split()
+print('shares', *(word for word in maps if 'mpich_shm_' in word))
+"""
+
+
+def test_rank_that_leaves_in_the_middle_is_named():
+    source = f"{IN_MPI}\nif rank == 1: os._exit(0)\ntime.sleep(60)"
+    code, output, seconds = launch(source, "--grace", "2")
+    if "mpich_shm_" not in output:
+        pytest.skip("Open MPI ends such a job itself")
+    how = "rank 1 ended with exit code 0, but without MPI_Finalize"
+    assert f"{how}; rank 0 may go on for 2 s" in output
+    assert f"2 s have passed since {how}; ending rank 0" in output
+    assert code == 1
+    assert seconds < 20
+
+
+def test_ranks_that_wait_in_the_end_for_a_late_one_are_no_failure():
+    source = f"{IN_MPI}\nif rank == 1: time.sleep(4)"
+    code, output, _ = launch(source, "--grace", "1")
+    assert code == 0
+    assert "[mpirun]" not in output
+
+
+@pytest.fixture
+def foreign():
+    """What another running job might have in /dev/shm."""
+    path = Path(f"/dev/shm/mpich_shm_test{os.getpid()}_0")
+    path.touch()
+    yield path
+    path.unlink()
+
+
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "os._exit(0)", "abort"])
+def test_killed_job_leaves_none_of_its_own_shared_files(end, foreign):
+    end = end.replace("abort", "MPI.COMM_WORLD.Abort(3)")
+    _, output, _ = launch(f"{IN_MPI}\n{end}\ntime.sleep(60)")
+    files = re.findall("/dev/shm/mpich_shm_\\w+", output)
+    assert "shares" in output
+    assert not any(Path(file).exists() for file in files)
+    assert foreign.exists()
+
+
+def test_job_whose_launcher_is_killed_leaves_no_shared_file():
+    source = f"{RANK}\n{IN_MPI}\nprint('waits')\ntime.sleep(60)"
+    command = [sys.executable, str(MPIRUN), "-n", "2", "python", "-c", source]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
+        lines = []
+        while "".join(lines).count("waits") < 2:
+            lines.append(launcher.stdout.readline())
+            assert lines[-1]
+        launcher.kill()
+    files = re.findall("/dev/shm/mpich_shm_\\w+", "".join(lines))
+    until = time.monotonic() + 10
+    while any(Path(file).exists() for file in files) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not any(Path(file).exists() for file in files)
+
+
+def test_tag_that_a_line_bears_already_is_not_repeated():
+    _, output, _ = launch("print(f'[rank {rank}] aborts'); print('[rank 7] is told')")
+    assert sorted(output.splitlines()) == [
+        f"[rank {rank}] {text}"
+        for rank in range(2)
+        for text in ("[rank 7] is told", "aborts")
+    ]
 
 
 def test_abort_ends_all_ranks():

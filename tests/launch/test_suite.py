@@ -58,9 +58,10 @@ def test_run_that_did_not_end_is_a_failure():
 
 
 @pytest.mark.parametrize(
-    ("gpus", "cuda_ranks"), [(0, []), (1, []), (2, [2]), (4, [2, 4]), (8, [2, 8])]
+    ("gpus", "cuda_ranks"),
+    [(0, []), (1, [1]), (2, [1, 2]), (4, [1, 2, 4]), (8, [1, 2, 8])],
 )
-def test_plan_runs_on_two_and_on_all_gpus(gpus, cuda_ranks):
+def test_plan_runs_on_one_on_two_and_on_all_gpus(gpus, cuda_ranks):
     runs = suite.plan(gpus)
     assert [r.ranks for r in runs if r.backend == "cuda"] == cuda_ranks
     assert [r.ranks for r in runs if r.backend != "cuda"] == [0, 1, 2, 4]
