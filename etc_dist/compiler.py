@@ -14,7 +14,12 @@ from etc_dist.codegen import Source, generate
 from etc_dist.errors import ScheduleError, WorldError
 from etc_dist.ir import GraphFunction
 from etc_dist.program import Executor, Program
-from etc_dist.schedule import Plan, schedule_static
+from etc_dist.schedule import (
+    Plan,
+    schedule_auto,
+    schedule_dynamic,
+    schedule_static,
+)
 from etc_dist.settings import Settings
 from etc_dist.world import World, current
 
@@ -28,10 +33,15 @@ def compile(
 ) -> Program:
     """Compile `graph` for all ranks of `world` (default: the current one). Collective.
 
-    The program is proved correct at each shape before its first run there. `trace`
-    makes one that records its timeline (default: settings.trace). Raises the
-    error of the stage that refuses: ScheduleError, CodegenError, BuildError; WorldError
-    if the ranks do not hold the same graph."""
+    The program is proved correct at each shape before its first run there.
+
+    schedule: "static" fixes who takes which task when; "dynamic" takes tasks as they
+    become ready, with the same results; "auto" is dynamic for graphs that load from
+    runtime tensors, if they allow it. `program.plan.schedule` tells which it is.
+    trace: make a program that records its timeline (default: settings.trace).
+
+    Raises the error of the stage that refuses: ScheduleError, CodegenError, BuildError;
+    WorldError if the ranks do not hold the same graph."""
     world = world or current()
     settings = world.settings
     parts: list[tuple[Plan, Executor, str]] = []
@@ -43,7 +53,7 @@ def compile(
         with _timed("codegen", settings):
             source = generate(plan, trace=settings.trace if trace is None else trace)
         parts.append((plan, _executor(plan, world, source), source.text))
-        return graph.digest()
+        return f"{graph.digest()} {plan.schedule}"
 
     # What one rank alone cannot compile is refused on all.
     digests = world.agree(make)
@@ -54,7 +64,11 @@ def compile(
     return Program(plan, world, executor, text, number)
 
 
-_SCHEDULES = {"static": schedule_static}
+_SCHEDULES = {
+    "static": schedule_static,
+    "dynamic": schedule_dynamic,
+    "auto": schedule_auto,
+}
 _numbers: WeakKeyDictionary[World, Iterator[int]] = WeakKeyDictionary()
 
 
@@ -96,7 +110,7 @@ def _different(graph: GraphFunction, digests: Sequence[str]) -> WorldError:
     return WorldError(
         f"the ranks hold different graphs {graph.name}",
         where=f"compile({graph.name})",
-        wanted="the same graph on every rank",
+        wanted="the same graph and schedule on every rank",
         got=", ".join(f"rank {r}: {d}" for r, d in enumerate(digests)),
         fix="build the graph from the same options on every rank",
     )

@@ -236,7 +236,8 @@ def cuda_extra(summary: str) -> str:
 
 
 def _libraries(extra: str) -> Iterator[Finding]:
-    install = f"pip install 'etc-dist[{extra}]'" if extra else ""
+    checkout = "in the checkout of etc_dist: pip install"
+    install = f"{checkout} '.[{extra}]'" if extra else ""
     without = "missing; not needed without a GPU"
 
     def finding(topic: str, answer: Answer, fix: str = install) -> Finding:
@@ -246,7 +247,7 @@ def _libraries(extra: str) -> Iterator[Finding]:
         return Finding(topic, f"missing ({answer.fault})" if fix else without, fix)
 
     yield finding("CuPy", _ask_python(_CUPY))
-    build = install or "pip install 'etc-dist[compile]', to build kernels without a GPU"
+    build = install or f"{checkout} '.[compile]', to build kernels without a GPU"
     yield finding("NVRTC", _library("nvrtc", "nvrtcVersion", 2), build)
     version = "nvshmemx_vendor_get_version_info"
     yield finding("NVSHMEM", _library("nvshmem_host", version, 3))

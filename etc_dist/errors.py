@@ -50,7 +50,7 @@ def _rebuild(cls: type[EtcDistError], state: dict[str, object]) -> EtcDistError:
 
 
 class ArgumentError(EtcDistError, ValueError):
-    """A call's arrays, shapes, dtypes or options do not fit, on some rank."""
+    """A call's arrays, shapes, dtypes, options or data do not fit, on some rank."""
 
 
 class GraphError(EtcDistError):
@@ -107,7 +107,8 @@ class SymmetricMemoryError(WorldError, MemoryError):
 
 @dataclass(frozen=True)
 class WaitRecord:
-    """One wait that was not met: who waited for what, and how far it had come."""
+    """One wait that was not met: who waited for what, and how far it had come. `worker`
+    is -1 where no worker had taken the task yet."""
 
     rank: int
     worker: int
@@ -118,10 +119,27 @@ class WaitRecord:
     want: int
 
     def __str__(self) -> str:
+        worker = f"worker {self.worker}, " if self.worker >= 0 else ""
         return (
-            f"rank {self.rank}, worker {self.worker}, {self.lane} lane: {self.task} "
+            f"rank {self.rank}, {worker}{self.lane} lane: {self.task} "
             f"waits for {self.event}: have {self.have}, want {self.want}"
         )
+
+
+@dataclass(frozen=True)
+class RangeRecord:
+    """One task that its data led to what is not there: `wanted` names the maps, `got`
+    is what they gave, as far as it is known."""
+
+    rank: int
+    worker: int
+    lane: str
+    task: str
+    wanted: str
+    got: str
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}, worker {self.worker}, {self.lane} lane: {self.task}"
 
 
 class WaitTimeoutError(EtcDistError, TimeoutError):

@@ -11,12 +11,14 @@ import numpy as np
 from etc_dist.errors import (
     ArgumentError,
     EtcDistError,
+    RangeRecord,
     WaitRecord,
     WaitTimeoutError,
     WorldError,
 )
 from etc_dist.ir import GraphFunction, Tensor
 from etc_dist.runtime.arrays import Array, empty_like, inspect
+from etc_dist.runtime.faults import Record, out_of_range
 from etc_dist.runtime.stream import stream_for
 from etc_dist.runtime.trace import Trace
 from etc_dist.schedule import Plan
@@ -28,8 +30,8 @@ FAULT_SECONDS = 2.0
 """What a rank whose run failed waits for its peers, beyond the time in which theirs
 must have failed too."""
 
-Heard = tuple[bool, list[WaitRecord]]
-"""Whether a rank's run failed, and the waits that it gave up."""
+Heard = tuple[bool, list[Record]]
+"""Whether a rank's run failed, and what ended it there."""
 
 
 class Executor(Protocol):
@@ -44,7 +46,7 @@ class Executor(Protocol):
     def launch(self, launch: Any, stream: Any = None) -> None: ...
     @property
     def failed(self) -> bool: ...
-    def records(self) -> list[WaitRecord]: ...
+    def records(self) -> list[Record]: ...
     def reset(self) -> None: ...
     def synchronize(self) -> None: ...
     def finish(self) -> None: ...
@@ -106,8 +108,8 @@ class Program:
         """Run on arrays by tensor name. Inputs are needed; outputs are made where they
         are not given, if an input's library and dtype can be copied. Returns the
         outputs by name, valid in stream order. Raises ArgumentError on every rank if
-        any rank's arrays do not fit, and WaitTimeoutError if an earlier run was
-        ended."""
+        any rank's arrays do not fit, and if an earlier run was ended: ArgumentError if
+        the data of some rank named what is not there, else WaitTimeoutError."""
         name = self.plan.graph.name
         try:
             bound, outputs = self._bind_all(arrays)
@@ -147,7 +149,8 @@ class Program:
         grows = False
         try:
             if executor.failed:
-                self.world.refuse(self._failure(executor.records()))
+                # NOTE: peers, too, know by this class that they have to recover.
+                self.world.refuse(self._timeout(executor.records()))
             if bound.launch is None or not executor.is_current(bound.launch):
                 grows = self._make_ready(bound)
             self.world.meet(bound.signature, bound.describe)
@@ -162,8 +165,9 @@ class Program:
         executor.launch(bound.launch, stream)
 
     def synchronize(self) -> None:
-        """Wait for the last run on every rank; WaitTimeoutError on all ranks if one of
-        them was ended by a wait that was not met."""
+        """Wait for the last run on every rank. If it was ended on one of them, raises
+        on all: WaitTimeoutError for a wait that was not met, ArgumentError for data
+        that named what is not there."""
         self._check_open()
         self._executor.synchronize()
         heard = self._hear()
@@ -293,7 +297,14 @@ class Program:
         return cast("list[Heard | None]", self.world.gather(own, limit))
 
     def _failure(
-        self, records: list[WaitRecord], silent: Sequence[int] = ()
+        self, records: list[Record], silent: Sequence[int] = ()
+    ) -> ArgumentError | WaitTimeoutError:
+        # Data out of range on one rank is why others wait in vain.
+        strayed = [r for r in records if isinstance(r, RangeRecord)]
+        return out_of_range(strayed) if strayed else self._timeout(records, silent)
+
+    def _timeout(
+        self, records: list[Record], silent: Sequence[int] = ()
     ) -> WaitTimeoutError:
         shown = "; ".join(map(str, records[:8])) or "records of other ranks"
         if silent:
@@ -305,11 +316,11 @@ class Program:
             got=shown,
             fix="look for a rank that died, was late or made another call; if ranks "
             "may be further apart than this, raise ETC_DIST_WAIT_LIMIT",
-            records=records,
+            records=[r for r in records if isinstance(r, WaitRecord)],
         )
 
     def _recover(self, heard: list[Heard | None]) -> NoReturn:
-        """All ranks: clear the counters, raise what was waited for."""
+        """All ranks: clear the counters, raise what ended the run."""
         self._executor.finish()
         records = [r for part in heard if part for r in part[1]]
         silent = [rank for rank, part in enumerate(heard) if part is None]

@@ -15,6 +15,7 @@ from etc_dist.codegen import generate
 from etc_dist.errors import EtcDistError, ScheduleError
 from etc_dist.ir import graph_function
 from etc_dist.schedule import schedule_static
+from examples.add_row_sum import add_row_sum
 from tests.ops.ring import ring
 
 pytestmark = pytest.mark.mpi
@@ -57,8 +58,9 @@ def test_a_graph_for_another_number_of_ranks_is_refused(world):
 
 def test_an_unknown_schedule_is_refused(world):
     with pytest.raises(ScheduleError) as caught:
-        etc_dist.compile(ring(world.size), world, schedule="dynamic")
-    assert (caught.value.wanted, caught.value.got) == ("'static'", "'dynamic'")
+        etc_dist.compile(ring(world.size), world, schedule="greedy")
+    assert caught.value.wanted == "'static' or 'dynamic' or 'auto'"
+    assert caught.value.got == "'greedy'"
     etc_dist.compile(ring(world.size), world).close()
 
 
@@ -77,9 +79,27 @@ def test_ranks_that_hold_different_graphs_are_refused(world):
     etc_dist.compile(graphs[0], world).close()
 
 
+@pytest.mark.mpi(min_size=2)
+def test_ranks_that_ask_for_different_schedules_are_refused(world):
+    schedule = "dynamic" if world.rank == 1 else "static"
+    with pytest.raises(EtcDistError, match="the same graph and schedule") as caught:
+        etc_dist.compile(add_row_sum(world.size), world, schedule=schedule)
+    assert "dynamic" in caught.value.got
+    assert "static" in caught.value.got
+
+
+@pytest.mark.parametrize("schedule", ["static", "dynamic", "auto"])
+def test_the_plan_tells_which_schedule_it_has(schedule, world):
+    plain = etc_dist.compile(add_row_sum(world.size), world, schedule=schedule)
+    chosen = "dynamic" if schedule == "dynamic" else "static"
+    assert plain.plan.schedule == chosen
+    assert f"({chosen})" in plain.show()
+    plain.close()
+
+
 BAD_ALONE: dict[str, Callable[[World], object]] = {
     "world size": lambda w: etc_dist.compile(ring(w.size + 1), w),
-    "schedule": lambda w: etc_dist.compile(ring(w.size), w, schedule="dynamic"),
+    "schedule": lambda w: etc_dist.compile(ring(w.size), w, schedule="greedy"),
     "dtype": lambda w: etc_dist.AllGatherMatmul(world=w, dtype="float32"),
 }
 
@@ -95,7 +115,7 @@ def test_what_one_rank_alone_cannot_compile_is_refused_on_all(what, brief):
         return etc_dist.compile(ring(brief.size), brief)
 
     began = time.monotonic()
-    with pytest.raises(EtcDistError, match=r"'dynamic'|world_size=|'float32'"):
+    with pytest.raises(EtcDistError, match=r"'greedy'|world_size=|'float32'"):
         compile()
     assert time.monotonic() - began < 1
     assert not brief.broken

@@ -9,7 +9,9 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from etc_dist.codegen.bounds import in_range, waits_in_range
 from etc_dist.codegen.expression import linear, text
 from etc_dist.codegen.layout import (
     OWN_NAMES,
@@ -17,12 +19,21 @@ from etc_dist.codegen.layout import (
     event_base,
     notification_unit,
     pace_name,
+    queue_names,
+)
+from etc_dist.codegen.members import conjunction, indexed, method, select
+from etc_dist.codegen.queue import (
+    QUEUES,
+    call_members,
+    event_struct,
+    lane_queue,
+    releases,
 )
 from etc_dist.errors import CodegenError
 from etc_dist.ir.event import EventRef
 from etc_dist.ir.function import TENSOR, TRANSFER
 from etc_dist.ir.graph import Call
-from etc_dist.schedule.plan import Lane, Plan
+from etc_dist.schedule.plan import QUEUE, Lane, Plan
 
 ELEMENTS = {
     "bfloat16": "bf16",
@@ -30,6 +41,11 @@ ELEMENTS = {
     "float32": "float",
     "int32": "i32",
 }
+ENGINES = {
+    "tasks/matmul.cuh": "Matmul",
+    "tasks/grouped_matmul.cuh": "GroupedMatmul",
+}
+"""Sources of device functions that multiply matrices, and what multiplies them."""
 MAX_WORLD = 32
 """A worker remembers in one word which peers have started."""
 ENTRY = "etc_dist_program"
@@ -65,17 +81,18 @@ def generate(plan: Plan, *, trace: bool = False) -> Source:
             fix="use fewer ranks in one program",
         )
     taken = {*(t.name for t in graph.tensors), *(d.name for d in graph.dims)}
-    if taken & OWN_NAMES:
+    own_names = OWN_NAMES.union(queue_names(plan))
+    if taken & own_names:
         raise CodegenError(
             f"graph {graph.name} uses names of the generated code",
             where=f"plan {graph.name}",
-            wanted=f"tensors and dims not called {', '.join(sorted(OWN_NAMES))}",
-            got=", ".join(sorted(taken & OWN_NAMES)),
+            wanted=f"tensors and dims not called {', '.join(sorted(own_names))}",
+            got=", ".join(sorted(taken & own_names)),
             fix="rename them",
         )
     arguments = Arguments.of(plan)
     calls = [c for lane in plan.lanes for c in lane.calls]
-    matmuls = [c for c in calls if c.function.source == "tasks/matmul.cuh"]
+    matmuls = [c for c in calls if c.function.source in ENGINES]
     own = sorted({str(c.function.source) for c in calls})
     users = tuple(Path(s) for s in own if Path(s).is_absolute())
     constants = _constants(plan, calls, matmuls, trace)
@@ -86,11 +103,17 @@ def generate(plan: Plan, *, trace: bool = False) -> Source:
         "\n".join(f"constexpr int {k} = {v};" for k, v in constants.items()),
         arguments.text(),
     ]
+    if _is_dynamic(plan):
+        blocks += [lane_queue(lane) for lane in plan.lanes]
+        blocks += [event_struct(plan, events) for events in graph.events]
     for lane in plan.lanes:
         for call in lane.calls:
             number = graph.calls.index(call)
             blocks.append(_call(plan, lane, call, number, arguments))
-    blocks += [_program(plan, constants), "}  // namespace etc", _entry(plan)]
+    if _is_dynamic(plan):
+        blocks += releases(plan)
+    engine = _kind(matmuls[0])[0] if matmuls else "NoEngine"
+    blocks += [_program(plan, constants, engine), "}  // namespace etc", _entry(plan)]
     return Source(
         text="\n\n".join(blocks) + "\n",
         entry=ENTRY,
@@ -105,18 +128,17 @@ def generate(plan: Plan, *, trace: bool = False) -> Source:
 def _constants(
     plan: Plan, calls: Sequence[Call], matmuls: Sequence[Call], trace: bool
 ) -> dict[str, int]:
-    shared = ("kIsHalf", "kWeightIsKN")
-    kinds = {tuple((k, c.function.constants[k]) for k in shared) for c in matmuls}
+    kinds = {_kind(c) for c in matmuls}
     if len(kinds) > 1:
         raise CodegenError(
             f"graph {plan.graph.name} mixes kinds of matrix multiplication",
             where=f"plan {plan.graph.name}: {', '.join(c.name for c in matmuls)}",
-            wanted="one dtype and one weight layout in a program",
-            got="; ".join(str(dict(k)) for k in sorted(kinds)),
+            wanted="one engine, one dtype and one weight layout in a program",
+            got="; ".join(f"{engine} {dict(k)}" for engine, *k in sorted(kinds)),
             fix="bring the weights into one layout and dtype",
         )
     of_matmul = dict(matmuls[0].function.constants) if matmuls else {}
-    sends = any(c.function.name == "matmul_send" for c in calls)
+    sends = any(map(_sends, calls))
     values = {
         "kWorld": plan.graph.world_size,
         "kCluster": plan.cluster,
@@ -128,8 +150,21 @@ def _constants(
         "kWeightIsKN": of_matmul.get("kWeightIsKN", 0),
         "kTrace": int(trace),
         "kIsMixed": int(0 < len(matmuls) < len(plan.lane(TENSOR).calls)),
+        "kDynamic": int(_is_dynamic(plan)),
     }
     return values
+
+
+def _kind(call: Call) -> tuple[Any, ...]:
+    """What all multiplications of a program must have in common."""
+    constants = call.function.constants
+    shared = tuple((k, constants[k]) for k in ("kIsHalf", "kWeightIsKN"))
+    return ENGINES[str(call.function.source)], *shared
+
+
+def _sends(call: Call) -> bool:
+    """Whether the transfer lane's warps forward the call's tiles."""
+    return call.function.name == "matmul_send"
 
 
 def _call(plan: Plan, lane: Lane, call: Call, number: int, arguments: Arguments) -> str:
@@ -142,59 +177,45 @@ def _call(plan: Plan, lane: Lane, call: Call, number: int, arguments: Arguments)
         "kCluster": function.cluster,
         "kWorld": plan.graph.world_size,
         "kWaits": len(call.waits),
+        "kFreeWaits": len(call.free_waits),
+        "kLoads": int(call.is_loaded),
         "kPeers": len(peers),
         "kNotifies": len(call.notifies),
         "kNotifiesPeers": int(any(r.events.cross_rank for r in call.notifies)),
         "kReads": len(call.reads),
+        "kIsMatmul": int(function.source in ENGINES),
+        "kSends": int(_sends(call)),
         **function.constants,
     }
     lines += [f"  static constexpr int {k} = {v};" for k, v in constants.items()]
     names = ", ".join(a.symbol.name for a in call.axes)
     lines.append(f"  struct Coord {{ i32 {names}; }};")
-    lines.append(_method("i32 units", text(lane.units(call))))
-    lines.append(_method("i32 tasks", text(call.tasks)))
-    lines.append(_method("i32 pace", f"g.{pace_name(call.name)}"))
+    lines.append(method("i32 units", text(lane.units(call))))
+    lines.append(method("i32 tasks", text(call.tasks)))
+    lines.append(method("i32 pace", f"g.{pace_name(call.name)}"))
     order = ", ".join(text(e) for e in call.order)
-    lines.append(_method("Coord at", f"{{{order}}}", "i32 t"))
+    lines.append(method("Coord at", f"{{{order}}}", "i32 t"))
     operands = [text_ for text_ in _operands(call)]
-    lines += _select("auto operand", operands)
-    lines += _select("Box box", list(_boxes(call, arguments)))
-    lines += _indexed("EventRef wait", [_wait(plan, r) for r in call.waits])
-    lines += _indexed("i32 peer", peers)
-    lines += _indexed("EventRef notify", [_notify(r) for r in call.notifies])
+    lines += select("auto operand", operands)
+    lines += select("Box box", list(_boxes(call, arguments)))
+    waits = (*call.free_waits, *call.loaded_waits)
+    lines += indexed("EventRef wait", [_wait(plan, r) for r in waits])
+    lines += indexed("i32 peer", peers)
+    lines += indexed("EventRef notify", [_notify(r) for r in call.notifies])
     steps = [
         str(notification_unit(plan, r.events) // function.parts) for r in call.notifies
     ]
-    lines += _indexed("u32 notify_step", steps, "int n")
+    lines += indexed("u32 notify_step", steps, "int n")
+    lines += conjunction("bool waits_in_range", waits_in_range(call))
+    lines += conjunction("bool in_range", in_range(call, plan.graph.world_size))
+    if _is_dynamic(plan):
+        lines += call_members(lane, call)
     lines.append("};")
     return "\n".join(lines)
 
 
-def _method(head: str, body: str, extra: str = "") -> str:
-    parameters = "const Args& g" + (f", {extra}" if extra else "")
-    return f"  ETC_DEVICE static {head}({parameters}) {{ return {body}; }}"
-
-
-def _select(head: str, options: list[str]) -> list[str]:
-    """A member function template, chosen by a compile-time number."""
-    kind, name = head.split()
-    lines = [
-        f"  template <int n> ETC_DEVICE static {kind} {name}(const Args& g, Coord c) {{"
-    ]
-    for n, option in enumerate(options):
-        if option:
-            lines.append(f"    if constexpr (n == {n}) return {option};")
-    return [*lines, "  }"]
-
-
-def _indexed(
-    head: str, options: list[str], parameters: str = "const Args& g, Coord c, int n"
-) -> list[str]:
-    """A member function that picks one of a few by an unrolled loop's number."""
-    kind, name = head.split()
-    lines = [f"  ETC_DEVICE static {kind} {name}({parameters}) {{"]
-    lines += [f"    if (n == {n}) return {o};" for n, o in enumerate(options)]
-    return [*lines, "    return {};", "  }"]
+def _is_dynamic(plan: Plan) -> bool:
+    return any(lane.policy == QUEUE for lane in plan.lanes)
 
 
 def _operands(call: Call) -> Iterator[str]:
@@ -245,8 +266,7 @@ def _index(ref: EventRef) -> str:
 
 def _wait(plan: Plan, ref: EventRef) -> str:
     unit = notification_unit(plan, ref.events)
-    axes = dict(zip((a.name for a in ref.events.axes), ref.index, strict=True))
-    expects = text(ref.events.expects, axes)
+    expects = text(ref.expects)
     scope = str(ref.events.cross_rank).lower()
     return f"{{g.rank, {_index(ref)}, u32({expects}) * {unit}u, {scope}}}"
 
@@ -261,14 +281,25 @@ def _type(call: Call) -> str:
     return "Call_" + call.name
 
 
-def _program(plan: Plan, constants: Iterable[str]) -> str:
+def _program(plan: Plan, constants: Iterable[str], engine: str) -> str:
     lists = []
     for name, alias in ((TENSOR, "TensorCalls"), (TRANSFER, "TransferCalls")):
         types = ", ".join(_type(c) for c in plan.lane(name).calls)
         lists.append(f"  using {alias} = CallList<{types}>;")
+    if _is_dynamic(plan):
+        queued = [_type(c) for lane in plan.lanes for c in lane.calls if c.waits]
+        lists.append(f"  using QueuedCalls = CallList<{', '.join(queued)}>;")
+        lists += [f"  using {queue} = etc::{queue};" for queue in QUEUES.values()]
     aliases = [f"  static constexpr int {n} = etc::{n};" for n in constants]
     return "\n".join(
-        ["struct Program {", "  using Args = etc::Args;", *aliases, *lists, "};"]
+        [
+            "struct Program {",
+            "  using Args = etc::Args;",
+            f"  using Engine = etc::{engine};",
+            *aliases,
+            *lists,
+            "};",
+        ]
     )
 
 

@@ -3,31 +3,35 @@ the task's coordinate `c`, the task index is `t`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from etc_dist.ir.expr import Const, Expr, Load, Op, Symbol
 
 _CALLS = {"//": "floordiv", "%": "floormod", "min": "minimum", "max": "maximum"}
 
 
-def text(expr: Expr, replace: Mapping[str, Expr] | None = None) -> str:
-    """`expr` as an i32 expression; `replace` puts expressions in the place of
-    symbols."""
+def text(expr: Expr) -> str:
+    """`expr` as an i32 expression."""
     if isinstance(expr, Const):
         return str(expr.value)
     if isinstance(expr, Symbol):
-        if replace and expr.name in replace:
-            return text(replace[expr.name])
         prefix = {"coordinate": "c.", "task": ""}.get(expr.kind, "g.")
         return prefix + expr.name
     if isinstance(expr, Load):
-        place = text(_place(expr.index, expr.shape), replace)
+        place = text(_place(expr.index, expr.shape))
         return f"load_index(g.{expr.tensor}, {place})"
     assert isinstance(expr, Op)
-    left, right = text(expr.left, replace), text(expr.right, replace)
+    left, right = text(expr.left), text(expr.right)
     if expr.name in _CALLS:
         return f"{_CALLS[expr.name]}({left}, {right})"
     return f"({left} {expr.name} {right})"
+
+
+def wide(expr: Expr) -> str:
+    """`expr` as an i64 expression: sums and products of what is loaded do not wrap."""
+    if isinstance(expr, Op) and expr.name not in _CALLS and expr.is_loaded:
+        return f"({wide(expr.left)} {expr.name} {wide(expr.right)})"
+    return f"i64({text(expr)})"
 
 
 def linear(index: Sequence[Expr], shape: Sequence[Expr]) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 from etc_dist.ir.event import EventTensor
 from etc_dist.ir.function import TmaBox
 from etc_dist.ir.tensor import Tensor
-from etc_dist.schedule.plan import Plan
+from etc_dist.schedule.plan import QUEUE, Plan
 
 HEAD_BYTES = 1024
 ABORT_OFFSET = 256
@@ -38,7 +38,7 @@ CONTROL = np.dtype(
         ("fault", FAULT, MAX_FAULTS),
     ]
 )
-EVENT_WAIT, PEER_START, INSIDE_WORKER = range(3)
+EVENT_WAIT, PEER_START, INSIDE_WORKER, OUT_OF_RANGE = range(4)
 
 TRACE_WARPS = 12
 TRACE_RECORD = np.dtype(
@@ -87,6 +87,7 @@ class Arguments:
         integers += [s.name for s, _ in graph.derived]
         integers += [event_base(e) for e in graph.events]
         integers += [pace_name(c.name) for lane in plan.lanes for c in lane.calls]
+        integers += queue_names(plan)
         addresses = ["control", "status", "workspace", "trace", "wait_limit"]
         addresses += [t.name for t in graph.tensors]
         return cls(_maps(plan), tuple(addresses), tuple(integers), graph.world_size)
@@ -147,6 +148,23 @@ def event_base(events: EventTensor) -> str:
 def pace_name(call: str) -> str:
     """The argument that holds a call's pace, in nanoseconds a task."""
     return f"pace_{call}"
+
+
+def queue_name(owner: str, word: str) -> str:
+    """The argument that holds where a part of a queue lies among the counters: the
+    `head`, `tail` or `slots` of a lane, the `states` of a call's groups."""
+    return f"{word}_{owner}"
+
+
+def queue_names(plan: Plan) -> list[str]:
+    """The arguments of a plan's queues."""
+    names = []
+    for lane in plan.lanes:
+        if lane.policy == QUEUE:
+            names += [queue_name(lane.name, w) for w in ("head", "tail", "slots")]
+            queued = [call.name for call in lane.calls if lane.queued(call)]
+            names += [queue_name(name, "states") for name in queued]
+    return names
 
 
 def notification_unit(plan: Plan, events: EventTensor) -> int:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from etc_dist.errors import GraphError
-from etc_dist.ir.expr import Expr, Symbol, wrap
+from etc_dist.ir.expr import Expr, Symbol, substitute, wrap
 
 
 @dataclass(frozen=True)
@@ -15,8 +16,9 @@ class EventTensor:
     """Counters of symbolic shape; an element is met after `expects` notifications.
 
     `expects` is an expression of the element's coordinates `axes` (a constant where
-    they do not occur; it may load from a runtime tensor). A cross-rank event tensor
-    may be notified by peers through `on(rank)`; waiting is always on one's own.
+    they do not occur; it may load from a runtime tensor, on the rank that waits). A
+    cross-rank event tensor may be notified by peers through `on(rank)`; waiting is
+    always on one's own.
     """
 
     name: str
@@ -72,6 +74,23 @@ class EventRef:
     events: EventTensor
     rank: Expr | None
     index: tuple[Expr, ...]
+
+    @cached_property
+    def expects(self) -> Expr:
+        """The notifications that this element needs."""
+        names = (a.name for a in self.events.axes)
+        axes = dict(zip(names, self.index, strict=True))
+        return substitute(self.events.expects, axes)
+
+    @property
+    def parts(self) -> tuple[Expr, ...]:
+        """The expressions that say which element this is."""
+        return (*self.index, *(() if self.rank is None else (self.rank,)))
+
+    @cached_property
+    def is_loaded(self) -> bool:
+        """Whether which element this is depends on a runtime tensor."""
+        return any(e.is_loaded for e in self.parts)
 
     def __str__(self) -> str:
         where = "" if self.rank is None else f".on({self.rank})"

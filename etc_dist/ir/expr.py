@@ -107,6 +107,11 @@ class Expr:
                 yield node
             stack.extend(reversed(node.children()))
 
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the value depends on a runtime tensor."""
+        return next(self.loads(), None) is not None
+
 
 @dataclass(frozen=True)
 class Const(Expr):
@@ -170,8 +175,16 @@ class Load(Expr):
         return (*self.index, *self.shape)
 
     def evaluate(self, env: Mapping[str, Value]) -> Value:
+        """As `Expr.evaluate`; IndexError for an element that the tensor lacks."""
         values = env["@" + self.tensor]
-        found = values[tuple(i.evaluate(env) for i in self.index)]
+        index = tuple(i.evaluate(env) for i in self.index)
+        # NOTE: NumPy takes a negative index from the end, the device does not.
+        for i, extent in zip(index, values.shape, strict=True):
+            outside = np.less(i, 0) | np.greater_equal(i, extent)
+            if np.any(outside):
+                first = int(np.asarray(i)[outside][0])
+                raise IndexError(f"{self}: index {first} is outside of [0, {extent})")
+        found = values[index]
         return int(found) if np.ndim(found) == 0 else np.asarray(found, np.int64)
 
     def __str__(self) -> str:
@@ -227,6 +240,19 @@ def op(name: str, left: Expr | int, right: Expr | int) -> Expr:
     if (name == "*" and zero in (a, b)) or (name == "%" and b == one):
         return zero
     return Op(name, a, b)
+
+
+def substitute(expr: Expr, values: Mapping[str, Expr]) -> Expr:
+    """`expr` with expressions in the place of the symbols named in `values`."""
+    if isinstance(expr, Symbol):
+        return values.get(expr.name, expr)
+    if isinstance(expr, Op):
+        left, right = (substitute(e, values) for e in expr.children())
+        return op(expr.name, left, right)
+    if isinstance(expr, Load):
+        index = tuple(substitute(i, values) for i in expr.index)
+        return Load(expr.tensor, expr.shape, index)
+    return expr
 
 
 def ceildiv(a: Expr | int, b: Expr | int) -> Expr:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -39,6 +39,9 @@ class DeviceFunction:
     bulk tensor copies, with the box of one copy.
     constants: named integers the `.cuh` body sees as `Task::name`.
     workspace: bytes of local scratch for each worker.
+    picks: reads (by position) of which a task touches only a part, which it picks by
+    data. Their regions may be larger than what tasks write; all that tasks write of
+    them must be written, and ordered, before the task.
     """
 
     name: str
@@ -52,6 +55,7 @@ class DeviceFunction:
     boxes: Mapping[int, TmaBox] = field(default_factory=dict)
     constants: Mapping[str, int] = field(default_factory=dict)
     workspace: int = 0
+    picks: tuple[int, ...] = ()
 
     @property
     def terms(self) -> str:
@@ -64,6 +68,15 @@ class DeviceFunction:
         for name in ("boxes", "constants"):
             frozen = MappingProxyType(dict(sorted(getattr(self, name).items())))
             object.__setattr__(self, name, frozen)
+        object.__setattr__(self, "picks", tuple(self.picks))
+        if not set(self.picks) <= set(range(self.reads)):
+            raise GraphError(
+                f"device function {self.name} picks from what it does not read",
+                where=f"device function {self.name}",
+                wanted=f"positions of its {self.reads} reads",
+                got=f"picks {self.picks}",
+                fix="name operands that are read, counted from 0",
+            )
         if self.lane not in LANES or self.cluster not in (1, 2):
             raise GraphError(
                 f"device function {self.name} asks for what no worker has",
@@ -89,6 +102,7 @@ def device_function(
     writes: int,
     lane: str = TENSOR,
     constants: Mapping[str, int] | None = None,
+    picks: Sequence[int] = (),
 ) -> Callable[[Callable[..., Any]], DeviceFunction]:
     """Make a device function of a NumPy body; see `DeviceFunction` for the terms."""
 
@@ -101,6 +115,7 @@ def device_function(
             reads=reads,
             writes=writes,
             constants=constants or {},
+            picks=tuple(picks),
         )
 
     return decorate

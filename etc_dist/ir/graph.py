@@ -22,6 +22,7 @@ from etc_dist.errors import GraphError
 from etc_dist.ir.event import EventRef, EventTensor, expected_count, make_axes
 from etc_dist.ir.expr import Const, Expr, Symbol, wrap
 from etc_dist.ir.function import DeviceFunction
+from etc_dist.ir.loads import BOUND, refuse_loads, waiting_loads, working_loads
 from etc_dist.ir.tensor import DTYPES, Region, Tensor
 
 RANK = Symbol("rank", "rank")
@@ -138,6 +139,22 @@ class Call:
             count = count * axis.extent
         return count
 
+    @functools.cached_property
+    def free_waits(self) -> tuple[EventRef, ...]:
+        """The waits that load nothing: a task waits for these first."""
+        return tuple(w for w in self.waits if not (w.is_loaded or w.expects.is_loaded))
+
+    @functools.cached_property
+    def loaded_waits(self) -> tuple[EventRef, ...]:
+        """The waits whose element or expected count is loaded, known once all of
+        `free_waits` are met."""
+        return tuple(w for w in self.waits if w.is_loaded or w.expects.is_loaded)
+
+    @functools.cached_property
+    def is_loaded(self) -> bool:
+        """Whether what a task waits for, touches or notifies is loaded."""
+        return bool(waiting_loads(self) or working_loads(self))
+
     def coordinates(self, t: Any, env: dict[str, Any]) -> dict[str, Any]:
         """Coordinate name -> value of task `t` (an int or an array of them)."""
         inner = {**env, TASK.name: t}
@@ -153,8 +170,10 @@ class Call:
         lines.append(f"  order t -> ({', '.join(map(str, self.order))})")
         if self.pace != Const(0):
             lines.append(f"  pace {self.pace} ns")
+        for n, region in enumerate(self.reads):
+            verb = "picks from" if n in self.function.picks else "reads"
+            lines.append(f"  {verb} {region}")
         for word, items in (
-            ("reads", self.reads),
             ("writes", self.writes),
             ("waits", self.waits),
             ("notifies", self.notifies),
@@ -236,6 +255,8 @@ class Graph:
         value = wrap(value)
         if isinstance(value, Const):
             return value
+        fix = "write the load in the maps that use it"
+        refuse_loads(f"the named number {name}", f"graph {self.name}", [value], fix)
         symbol = Symbol(self._claim(name), "derived")
         self._derived.append((symbol, value))
         return symbol
@@ -276,6 +297,8 @@ class Graph:
                 fix="write expects=lambda i, ...: with one argument for each axis",
             )
         extents = tuple(wrap(s) for s in shape)
+        where = f"graph {self.name}, events {name}"
+        refuse_loads(f"the shape of event tensor {name}", where, extents, BOUND)
         made = EventTensor(name, extents, axes, count, cross_rank)
         self._events.append(made)
         return made
@@ -357,7 +380,11 @@ class Graph:
                 got=repr(dtype),
                 fix="use one of these",
             )
-        made = Tensor(self._claim(name), tuple(wrap(s) for s in shape), dtype, kind)
+        extents = tuple(wrap(s) for s in shape)
+        refuse_loads(
+            f"the shape of tensor {name}", f"graph {self.name}", extents, BOUND
+        )
+        made = Tensor(self._claim(name), extents, dtype, kind)
         self._tensors.append(made)
         return made
 
@@ -432,6 +459,13 @@ def _check_symbols(graph: Graph, call: Call) -> None:
                 got=", ".join(strange),
                 fix="use the coordinates of this call's own grid",
             )
+    where = f"graph {graph.name}, call {call.name}"
+    for what, exprs in (
+        ("the grid", [a.extent for a in call.axes]),
+        ("the order", call.order),
+        ("the pace", [call.pace]),
+    ):
+        refuse_loads(f"{what} of call {call.name}", where, exprs, BOUND)
     for ref in call.waits:
         if ref.rank is not None:
             raise GraphError(

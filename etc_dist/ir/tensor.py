@@ -85,6 +85,14 @@ class Tensor:
                 got=f"{self.dtype}, {self.kind}",
                 fix="pass indices and counts as int32 tensors",
             )
+        if len(index) != len(self.shape):
+            raise GraphError(
+                f"an element of tensor {self.name} has the wrong number of axes",
+                where=f"{self.name}.load({', '.join(map(str, index))})",
+                wanted=f"{len(self.shape)} indices",
+                got=f"{len(index)}",
+                fix="index every axis",
+            )
         return Load(self.name, self.shape, tuple(wrap(i) for i in index))
 
     @property
@@ -123,6 +131,17 @@ class Region:
     start: tuple[Expr, ...]
     size: tuple[Expr, ...]
     kept: tuple[bool, ...]
+
+    @property
+    def parts(self) -> tuple[Expr, ...]:
+        """The expressions that say which region this is."""
+        rank = () if self.rank is None else (self.rank,)
+        return (*self.start, *self.size, *rank)
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether which region this is depends on a runtime tensor."""
+        return any(e.is_loaded for e in self.parts)
 
     def bounds(self, env: dict[str, Any]) -> list[tuple[Any, Any]]:
         """Per axis (low, high), clipped to the tensor, for numbers or arrays."""

@@ -142,7 +142,8 @@ def _nvrtc() -> ctypes.CDLL:
             where="etc_dist.runtime.build",
             wanted="libnvrtc from the nvidia-cuda-nvrtc package",
             got=str(error).splitlines()[0] if str(error) else repr(error),
-            fix="pip install 'etc-dist[cu13]' (or [cu12], or [compile] without a GPU)",
+            fix="in the checkout of etc_dist: pip install '.[cu13]' (or [cu12], or "
+            "[compile] without a GPU)",
         ) from error
     library.nvrtcGetErrorString.restype = c_char_p
     return library

@@ -1,8 +1,11 @@
-"""Device fault records, put into words by the plan that the run came from."""
+"""What ended a run, in words: waits that were not met, and data out of range.
+
+The device leaves records, which the plan that the run came from puts into words.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -10,32 +13,70 @@ from etc_dist.codegen.layout import (
     EVENT_WAIT,
     INSIDE_WORKER,
     MAX_FAULTS,
+    OUT_OF_RANGE,
     PEER_START,
     notification_unit,
 )
-from etc_dist.errors import WaitRecord
+from etc_dist.errors import ArgumentError, RangeRecord, WaitRecord
+from etc_dist.ir import Call
 from etc_dist.schedule import Plan
 
+Record = WaitRecord | RangeRecord
+
 _LANES = ("tensor", "transfer")
+SHOWN = 4
+"""Tasks out of range that one error names."""
 
 
 def decode(
     plan: Plan, control: Any, dims: Mapping[str, int], rank: int
-) -> list[WaitRecord]:
+) -> list[Record]:
     """The records of `control`, the events first: what waits inside a worker only
-    stands still because of them."""
+    stands still because of them. Where data was out of range, only that counts."""
     count = min(int(control["faults"]), MAX_FAULTS)
     found = sorted(control["fault"][:count], key=lambda f: int(f["event"]))
+    strayed = [f for f in found if f["event"] == OUT_OF_RANGE]
+    if strayed:
+        return [_strayed(plan, f, dims, rank) for f in strayed]
     if any(f["event"] != INSIDE_WORKER for f in found):
         found = [f for f in found if f["event"] != INSIDE_WORKER]
     return [_record(plan, f, dims, rank) for f in found]
 
 
-def _record(plan: Plan, fault: Any, dims: Mapping[str, int], rank: int) -> WaitRecord:
-    env = plan.graph.environment(dims, rank)
+def out_of_range(records: Sequence[RangeRecord]) -> ArgumentError:
+    """The error for tasks that their data led out of range, on whatever ranks."""
+    first = records[0]
+    more = f"; and {len(records) - SHOWN} more" if len(records) > SHOWN else ""
+    return ArgumentError(
+        "the data of a run names what is not there; the run was ended on all ranks",
+        where="; ".join(map(str, records[:SHOWN])) + more,
+        wanted=first.wanted,
+        got=first.got,
+        fix="correct the tensors that these maps load from: inputs, or what tasks "
+        "compute",
+    )
+
+
+def _task(plan: Plan, fault: Any, env: dict[str, Any]) -> tuple[Call, str]:
     call = plan.graph.calls[int(fault["call"])]
     place = call.coordinates(int(fault["task"]), env)
-    task = f"{call.name}[{', '.join(str(int(v)) for v in place.values())}]"
+    return call, f"{call.name}[{', '.join(str(int(v)) for v in place.values())}]"
+
+
+def _strayed(plan: Plan, fault: Any, dims: Mapping[str, int], rank: int) -> RangeRecord:
+    call, task = _task(plan, fault, plan.graph.environment(dims, rank))
+    regions = [r for r in (*call.reads, *call.writes) if r.is_loaded]
+    events = [*call.loaded_waits, *(ref for ref in call.notifies if ref.is_loaded)]
+    maps = ", ".join(dict.fromkeys(map(str, (*regions, *events))))
+    lane = _LANES[int(fault["lane"])]
+    wanted = f"elements, regions and ranks that exist, in {maps}"
+    got = "one that does not, or a load from beyond its tensor"
+    return RangeRecord(rank, int(fault["worker"]), lane, task, wanted, got)
+
+
+def _record(plan: Plan, fault: Any, dims: Mapping[str, int], rank: int) -> WaitRecord:
+    env = plan.graph.environment(dims, rank)
+    _, task = _task(plan, fault, env)
     kind, index = int(fault["event"]), int(fault["index"])
     have, want = int(fault["have"]), int(fault["want"])
     if kind == EVENT_WAIT:

@@ -22,10 +22,10 @@ from etc_dist.codegen.layout import (
     event_base,
     pace_name,
 )
-from etc_dist.errors import BuildError, WaitRecord, WorldError
+from etc_dist.errors import BuildError, WorldError
 from etc_dist.runtime.arrays import Array
 from etc_dist.runtime.build import Cubin
-from etc_dist.runtime.faults import decode
+from etc_dist.runtime.faults import Record, decode
 from etc_dist.runtime.memory_plan import Capacity, plan_memory
 from etc_dist.runtime.stream import order_of
 from etc_dist.runtime.tensor_map import encode
@@ -36,8 +36,10 @@ if TYPE_CHECKING:
     from etc_dist.world import SymmetricMemory, World
 
 WORKER_THREADS = 384
-SHARED_BYTES = 4 * 49152 + 32768 + 1024
-"""Shared memory of a worker that multiplies: `Matmul::kSharedBytes` in the kernels."""
+SHARED_BYTES = 1024 + 32768
+ENGINE_BYTES = 4 * 49152
+"""Shared memory of a worker, and what one that multiplies has more: `NoEngine` and
+`TileRing::kSharedBytes` in the kernels."""
 TRACE_CAPACITY = 2048
 """Records a warp can keep of one traced run."""
 
@@ -64,7 +66,7 @@ class GpuExecutor:
         device = cupy.cuda.Device()
         count = int(device.attributes["MultiProcessorCount"])
         self.workers = count // source.cluster * source.cluster
-        self._shared = SHARED_BYTES if source.has_matmul else 0
+        self._shared = SHARED_BYTES + ENGINE_BYTES * source.has_matmul
         self._control = cupy.zeros(CONTROL.itemsize, np.uint8)
         pinned = cupy.cuda.alloc_pinned_memory(64)
         self._status = np.frombuffer(pinned, np.uint32, 1)
@@ -88,14 +90,14 @@ class GpuExecutor:
 
     def needs_memory(self, dims: Mapping[str, int]) -> bool:
         """Whether the program has to grow for a run at `dims`; alike on all ranks."""
-        memory = plan_memory(self.plan.graph, dims)
+        memory = plan_memory(self.plan, dims)
         return self._block is None or not self._capacity.holds(memory)
 
     def grow(self, dims: Mapping[str, int]) -> None:
         """Make room for a run at `dims`. Collective; no run is under way."""
         if self._captured:
             raise _captured(self.plan.graph.name, dims)
-        capacity = self._capacity.grown(plan_memory(self.plan.graph, dims))
+        capacity = self._capacity.grown(plan_memory(self.plan, dims))
         self.finish()
         self.world.barrier()
         if self._block is not None:
@@ -156,8 +158,8 @@ class GpuExecutor:
         """True once a run on this rank has been ended by a wait that was not met."""
         return bool(self._status[0])
 
-    def records(self) -> list[WaitRecord]:
-        """The waits that this rank gave up, in words."""
+    def records(self) -> list[Record]:
+        """The waits that this rank gave up, or its tasks out of range, in words."""
         control = self._control.get().view(CONTROL)[0]
         if not self._shapes:
             return []
@@ -203,7 +205,7 @@ class GpuExecutor:
     def symmetric(self, name: str) -> Any:
         """This rank's bytes of a symmetric tensor, as laid out for the last run."""
         assert self._block is not None
-        memory = plan_memory(self.plan.graph, self._dims)
+        memory = plan_memory(self.plan, self._dims)
         start = self._capacity.tensors_offset + memory.symmetric[name]
         tensor = self.plan.graph.tensor(name)
         env = self.plan.graph.environment(self._dims, self.world.rank)
@@ -223,7 +225,7 @@ class GpuExecutor:
     def _fill(self, dims: Mapping[str, int], number: int) -> np.ndarray[Any, Any]:
         assert self._block is not None
         graph, capacity = self.plan.graph, self._capacity
-        memory = plan_memory(graph, dims)
+        memory = plan_memory(self.plan, dims)
         env = graph.environment(dims, self.world.rank)
         a = np.zeros((), self.source.arguments.dtype)
         a["peer"] = self._block.addresses
@@ -239,6 +241,8 @@ class GpuExecutor:
             a[name] = value
         for name, base in memory.event_bases.items():
             a[event_base(graph.event(name))] = base
+        for name, base in memory.queue_bases.items():
+            a[name] = base
         for call in graph.calls:
             a[pace_name(call.name)] = int(call.pace.evaluate(env))
         for name, offset in memory.symmetric.items():
@@ -263,7 +267,7 @@ def _load(cupy: Any, source: Source, cubin: Cubin) -> Any:
         module = cupy.RawModule(path=str(cubin.path))
         kernel = module.get_function(source.entry)
         if source.has_matmul:
-            kernel.max_dynamic_shared_size_bytes = SHARED_BYTES
+            kernel.max_dynamic_shared_size_bytes = SHARED_BYTES + ENGINE_BYTES
     except Exception as error:
         raise BuildError(
             "the compiled program does not load",

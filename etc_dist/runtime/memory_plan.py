@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
-from etc_dist.codegen.layout import ALIGNMENT, HEAD_BYTES
-from etc_dist.ir import GraphFunction
+from etc_dist.codegen.layout import ALIGNMENT, HEAD_BYTES, queue_name
+from etc_dist.schedule.plan import QUEUE, Plan
+
+LINE = 32
+"""Words of a line of memory: the parts of a queue begin on lines of their own."""
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
     """Offsets in the symmetric block and in local scratch, in bytes, and where each
-    event tensor's counters begin. Needs of larger dims may be met by one block of the
-    largest."""
+    event tensor's counters begin. Behind them, counted as events, lie the queues of a
+    dynamic plan, by the names of their arguments. Needs of larger dims may be met by
+    one block of the largest."""
 
     event_bases: Mapping[str, int]
+    queue_bases: Mapping[str, int]
     event_count: int
     symmetric: Mapping[str, int]
     symmetric_bytes: int
@@ -24,14 +30,19 @@ class MemoryPlan:
     local_bytes: int
 
 
-def plan_memory(graph: GraphFunction, dims: Mapping[str, int]) -> MemoryPlan:
-    """The memory of `graph` at `dims`; symmetric offsets count from the first
+def plan_memory(plan: Plan, dims: Mapping[str, int]) -> MemoryPlan:
+    """The memory of `plan` at `dims`; symmetric offsets count from the first
     tensor."""
+    graph = plan.graph
     env = graph.environment(dims, 0)
     bases, count = {}, 0
     for events in graph.events:
         bases[events.name] = count
         count += prod(int(s.evaluate(env)) for s in events.shape)
+    queues = {}
+    for name, words in _queue_words(plan, env):
+        queues[name] = aligned(count, LINE)
+        count = aligned(queues[name] + words, LINE)
     offsets: dict[str, dict[str, int]] = {"symmetric": {}, "local": {}}
     ends = {"symmetric": 0, "local": 0}
     for tensor in graph.tensors:
@@ -40,12 +51,26 @@ def plan_memory(graph: GraphFunction, dims: Mapping[str, int]) -> MemoryPlan:
             ends[tensor.kind] += aligned(tensor.nbytes(env))
     return MemoryPlan(
         bases,
+        queues,
         count,
         offsets["symmetric"],
         ends["symmetric"],
         offsets["local"],
         ends["local"],
     )
+
+
+def _queue_words(plan: Plan, env: dict[str, Any]) -> Iterator[tuple[str, int]]:
+    """The parts of the plan's queues, and how many words each has."""
+    for lane in plan.lanes:
+        if lane.policy != QUEUE:
+            continue
+        slots = int((lane.total - lane.initial).evaluate(env))
+        for part, words in (("head", 1), ("tail", 1), ("slots", slots)):
+            yield queue_name(lane.name, part), words
+        for call in filter(lane.queued, lane.calls):
+            groups = int(lane.groups(call).evaluate(env))
+            yield queue_name(call.name, "states"), groups
 
 
 @dataclass(frozen=True)
@@ -80,5 +105,5 @@ class Capacity:
         return self.tensors_offset + aligned(self.symmetric)
 
 
-def aligned(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+def aligned(size: int, unit: int = ALIGNMENT) -> int:
+    return -(-size // unit) * unit

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from etc_dist.ir.tensor import Tensor
-from etc_dist.schedule.enumeration import Access, Array, Enumeration, Mask
+from etc_dist.schedule.enumeration import BODY, Access, Array, Enumeration, Mask
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,18 @@ class Cells:
     cell: Array
     task: Array
     write: Mask
+    moment: Array
+    picked: Mask
+    """Reads that need not touch the cell."""
 
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(len(c) - 1 for c in self.cuts)
+
+    def verb(self, entry: int) -> str:
+        if self.write[entry]:
+            return "writes"
+        return "reads" if self.moment[entry] == BODY else "loads"
 
     def name(self, cell: int) -> str:
         parts = [
@@ -42,13 +50,12 @@ class Cells:
 
 
 def all_cells(tasks: Enumeration, level: Array) -> Iterator[Cells]:
-    """The cells of every known tensor on every rank, but of inputs that stay inputs."""
+    """The cells of every tensor on every rank, but of inputs that stay inputs."""
     line = np.empty(tasks.tasks, np.int64)
     line[np.argsort(level, kind="stable")] = np.arange(tasks.tasks)
     for tensor in tasks.plan.graph.tensors:
         mine = [a for a in tasks.accesses if a.region.tensor.name == tensor.name]
-        known = tensor.name not in tasks.unknown_tensors
-        if not known or (tensor.kind == "input" and not any(a.write for a in mine)):
+        if tensor.kind == "input" and not any(a.write for a in mine):
             continue
         for rank, env in enumerate(tasks.environments):
             extent = [int(n.evaluate(env)) for n in tensor.shape]
@@ -68,9 +75,13 @@ def _cells(
     low = gather([a.low[:, at] for a, at in here], none)
     high = gather([a.high[:, at] for a, at in here], none)
     task = gather([a.task[at] for a, at in here], np.zeros(0, np.int64))
-    write = np.repeat([a.write for a, _ in here], [at.size for _, at in here])
+    sizes = [at.size for _, at in here]
+    write = np.repeat([a.write for a, _ in here], sizes).astype(bool)
+    moment = np.repeat([a.moment for a, _ in here], sizes).astype(np.int64)
+    picked = np.repeat([a.picked for a, _ in here], sizes).astype(bool)
     lined = np.argsort(line[task], kind="stable")
-    low, high, task, write = low[:, lined], high[:, lined], task[lined], write[lined]
+    low, high, task = low[:, lined], high[:, lined], task[lined]
+    write, moment, picked = write[lined], moment[lined], picked[lined]
     cuts = [
         np.unique(np.concatenate(([0, extent[k]], low[k], high[k])))
         for k in range(axes)
@@ -78,7 +89,9 @@ def _cells(
     box, cell = _expand(cuts, low, high)
     by_cell = np.argsort(cell, kind="stable")
     box = box[by_cell]
-    return Cells(tensor, rank, cuts, cell[by_cell], task[box], write[box].astype(bool))
+    cell = cell[by_cell]
+    kinds = write[box], moment[box], picked[box]
+    return Cells(tensor, rank, cuts, cell, task[box], *kinds)
 
 
 def _expand(cuts: list[Array], low: Array, high: Array) -> tuple[Array, Array]:
@@ -106,7 +119,8 @@ def _expand(cuts: list[Array], low: Array, high: Array) -> tuple[Array, Array]:
 
 
 def merged(cells: Cells) -> Cells:
-    """One entry for each task in a cell: a write if any of its operands writes."""
+    """One entry for each task in a cell: a write if any of its operands writes, of the
+    first moment in which it touches the cell, picked if all its reads there are."""
     if not cells.cell.size:
         return cells
     new = np.ones(cells.cell.size, bool)
@@ -115,5 +129,8 @@ def merged(cells: Cells) -> Cells:
     if at.size == new.size:
         return cells
     write = np.logical_or.reduceat(cells.write, at)
+    moment = np.minimum.reduceat(cells.moment, at)
     cell, task = cells.cell[at], cells.task[at]
-    return Cells(cells.tensor, cells.rank, cells.cuts, cell, task, write)
+    picked = np.logical_and.reduceat(cells.picked | cells.write, at)
+    kinds = write, moment, picked & ~write
+    return Cells(cells.tensor, cells.rank, cells.cuts, cell, task, *kinds)

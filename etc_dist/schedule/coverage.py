@@ -10,8 +10,11 @@ from etc_dist.schedule.enumeration import NONE, Enumeration
 from etc_dist.schedule.faults import Fault, Tally
 
 
-def check_outputs(tasks: Enumeration, cells: Cells, tally: Tally) -> None:
-    """Refuse cells of an output that are not written exactly once."""
+def check_outputs(
+    tasks: Enumeration, cells: Cells, complete: bool, tally: Tally
+) -> None:
+    """Refuse cells of an output that are not written exactly once; `complete`: all that
+    is written is known."""
     written = np.flatnonzero(cells.write)
     cell = cells.cell[written]
     twice = np.flatnonzero(np.diff(cell) == 0)
@@ -23,7 +26,7 @@ def check_outputs(tasks: Enumeration, cells: Cells, tally: Tally) -> None:
         tally.add(("twice", cells.tensor.name), fault)
     total = int(np.prod(cells.shape, dtype=np.int64))
     once = cell[np.diff(cell, prepend=-1) != 0]
-    if once.size < total:
+    if complete and once.size < total:
         gap = np.flatnonzero(once != np.arange(once.size))
         first = int(gap[0]) if gap.size else once.size
         text = f"no task writes {cells.name(first)}, a part of the output"
@@ -33,15 +36,16 @@ def check_outputs(tasks: Enumeration, cells: Cells, tally: Tally) -> None:
 
 
 def check_reads(tasks: Enumeration, cells: Cells, tally: Tally) -> None:
-    """Refuse reads of cells that no task writes."""
+    """Refuse reads of cells that no task writes, but for those that pick."""
     begin = np.flatnonzero(np.diff(cells.cell, prepend=-1))
     if not begin.size:
         return
     written = np.logical_or.reduceat(cells.write, begin)
-    lost = np.flatnonzero(~np.repeat(written, np.diff(begin, append=cells.cell.size)))
+    filled = np.repeat(written, np.diff(begin, append=cells.cell.size))
+    lost = np.flatnonzero(~(filled | cells.picked))
     if lost.size:
         text = (
-            f"{tasks.name(int(cells.task[lost[0]]))} reads "
+            f"{tasks.name(int(cells.task[lost[0]]))} {cells.verb(int(lost[0]))} "
             f"{cells.name(int(cells.cell[lost[0]]))}, which no task writes"
         )
         fix = "write what is read, or read less"

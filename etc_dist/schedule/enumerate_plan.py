@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -24,9 +25,11 @@ from etc_dist.schedule.enumeration import (
     Mask,
     evaluate,
     place,
+    rows,
     task_name,
 )
 from etc_dist.schedule.faults import Fault, Tally
+from etc_dist.schedule.loads import load_accesses
 from etc_dist.schedule.plan import Lane, Plan
 
 Runtime = Mapping[str, Sequence[npt.NDArray[Any]]]
@@ -59,7 +62,7 @@ def enumerate_plan(
         tuple(accesses),
         frozenset(reader.unknown_events),
         frozenset(reader.unknown_counts),
-        frozenset(reader.unknown_tensors),
+        frozenset(reader.unknown_writes),
     )
     return enumeration, reader.tally.faults(), list(reader.notes)
 
@@ -74,23 +77,25 @@ class _Reader:
         self.environments: list[dict[str, Any]] = []
         for rank in range(self.world):
             env = self.graph.environment(dims, rank)
-            env.update({"@" + name: per[rank] for name, per in tensors.items()})
+            env.update({f"@{n}": np.asarray(per[rank]) for n, per in tensors.items()})
             self.environments.append(env)
         self.tally = Tally()
         self.notes: dict[str, None] = {}
         self.unknown_events: set[str] = set()
         self.unknown_counts: set[str] = set()
-        self.unknown_tensors: set[str] = set()
+        self.unknown_writes: set[str] = set()
 
     def known(self, what: str, exprs: Iterable[Expr]) -> bool:
         """Whether `exprs` load only from the tensors at hand; if not, note it."""
-        loads = {load.tensor for e in exprs for load in e.loads()}
-        for name in sorted(loads - {t.name for t in self.graph.inputs()}):
-            self.notes[f"the order of loads from {name} with what writes it"] = None
-        missing = sorted(loads - self.given)
+        missing = self.missing(exprs)
         if missing:
             self.notes[f"{what} (loads from {', '.join(missing)})"] = None
         return not missing
+
+    def missing(self, exprs: Iterable[Expr]) -> list[str]:
+        """The tensors that `exprs` load from and that are not at hand."""
+        loads = {load.tensor for e in exprs for load in e.loads()}
+        return sorted(loads - self.given)
 
     def fail(self, cause: object, text: str, fix: str, count: int = 1) -> None:
         self.tally.add(cause, Fault(GraphError, text, fix, count))
@@ -107,27 +112,24 @@ class _Reader:
                     if block is None:
                         refs = (*call.waits, *call.notifies)
                         self.unknown_events.update(ref.events.name for ref in refs)
-                        regions = (*call.reads, *call.writes)
-                        self.unknown_tensors.update(r.tensor.name for r in regions)
+                        self.unknown_writes.update(r.tensor.name for r in call.writes)
                         continue
                     found.append(block)
                     base += block.count
         return found
 
     def block(self, lane: Lane, call: Call, rank: int, base: int) -> Block | None:
-        """The tasks of `call`; None where they cannot be known."""
+        """The tasks of `call`; None where they cannot be counted."""
         extents = [a.extent for a in call.axes]
-        if not self.known(f"call {call.name}", (*extents, *call.order)):
-            return None
         env = self.environments[rank]
         try:
             shape = [int(e.evaluate(env)) for e in extents]
             if min(shape, default=0) < 0:
-                raise IndexError(f"the grid is {shape}")
+                raise ValueError(f"the grid is {shape}")
             count = prod(shape)
             inner = {**env, TASK.name: np.arange(count)}
             parts = [evaluate(e, inner, count) for e in call.order]
-        except (ArithmeticError, IndexError) as error:
+        except (ArithmeticError, ValueError) as error:
             self.fail(
                 ("tasks", call.name),
                 f"the tasks of call {call.name} on rank {rank} cannot be counted: "
@@ -193,9 +195,6 @@ class _Reader:
         ranks = []
         total = 0
         for event in self.graph.events:
-            if not self.known(f"event tensor {event.name}", event.shape):
-                self.unknown_events.add(event.name)
-                continue
             if not self.known(f"the expected count of {event.name}", (event.expects,)):
                 self.unknown_counts.add(event.name)
             sizes = np.array(
@@ -209,21 +208,23 @@ class _Reader:
             total += int(each.sum())
         for call in (c for lane in self.plan.lanes for c in lane.calls):
             for ref in (*call.waits, *call.notifies):
-                exprs = (*ref.index, *(() if ref.rank is None else (ref.rank,)))
-                if not self.known(f"call {call.name}, {ref}", exprs):
+                if not self.known(f"call {call.name}, {ref}", ref.parts):
                     self.unknown_events.add(ref.events.name)
         rank = np.concatenate(ranks) if ranks else np.zeros(0, np.int64)
         return Elements(first, shape, rank, total)
 
     def references(self, blocks: list[Block], elements: Elements, verb: str) -> Array:
-        """The element numbers that each task waits for, or notifies."""
+        """The element numbers that each task waits for, or notifies; all that is known
+        is held against the shapes, also where other tasks' elements are not."""
         widest = max((len(getattr(b.call, verb)) for b in blocks), default=0)
         made = np.full((sum(b.count for b in blocks), widest), NONE, np.int64)
         for block in blocks:
             for k, ref in enumerate(getattr(block.call, verb)):
-                if block.count and ref.events.name not in self.unknown_events:
-                    here = slice(block.base, block.base + block.count)
-                    made[here, k] = self.reference(block, elements, verb, ref)
+                if not block.count or self.missing(ref.parts):
+                    continue
+                found = self.reference(block, elements, verb, ref)
+                if ref.events.name not in self.unknown_events:
+                    made[block.base : block.base + block.count, k] = found
         return made
 
     def reference(
@@ -235,8 +236,10 @@ class _Reader:
             rank = np.full(block.count, block.rank)
             if ref.rank is not None:
                 rank = block.values(ref.rank)
-            index = _rows(block, ref.index).T
-        except (ArithmeticError, IndexError) as error:
+            index = rows(block, ref.index).T
+        except IndexError:  # told of the load itself
+            return np.full(block.count, NONE)
+        except ArithmeticError as error:
             self.fail((verb, where), f"{where}: {error}", "mend the index expression")
             return np.full(block.count, NONE)
         self.check_rank(block, where, rank)
@@ -273,69 +276,84 @@ class _Reader:
     # --------------------------------------------------------------------- accesses
 
     def accesses(self, block: Block) -> list[Access]:
-        """The boxes that the block's tasks touch: writes first, then reads."""
-        found: list[Access] = []
+        """The boxes that the block's tasks touch: loads, then writes, then reads."""
         if not block.count:
-            return found
+            return []
+        found = load_accesses(block, self.graph, self.given, self.tally)
         active = np.zeros(block.count, bool)
-        for write, regions in ((True, block.call.writes), (False, block.call.reads)):
-            for region in regions:
-                exprs = [*region.start, *region.size, *region.tensor.shape]
-                exprs += [] if region.rank is None else [region.rank]
-                what = f"call {block.call.name}, {region}"
-                if not self.known(what, exprs):
-                    self.unknown_tensors.add(region.tensor.name)
-                    continue
-                access = self.access(block, region, write, active)
-                if access is None:
-                    self.unknown_tensors.add(region.tensor.name)
-                    continue
+        unsure = not block.call.writes
+        for region in block.call.writes:
+            access = self.access(block, region, True, active, np.ones_like(active))
+            if access is None:
+                self.unknown_writes.add(region.tensor.name)
+                unsure = True
+            else:
                 found.append(access)
-                if write:
-                    active[access.task - block.base] = True
+                active[access.task - block.base] = True
+        # Tasks none of whose writes are left run no body, and so read nothing.
+        runs = active | unsure
+        for n, region in enumerate(block.call.reads):
+            access = self.access(block, region, False, active, runs)
+            if access is not None:
+                picked = n in block.call.function.picks
+                found.append(replace(access, picked=picked))
         return found
 
     def access(
-        self, block: Block, region: Region, write: bool, active: Mask
+        self, block: Block, region: Region, write: bool, active: Mask, runs: Mask
     ) -> Access | None:
+        """The boxes of `region` that tasks which run touch; None where they are not
+        known. Starts that are known are in range in any case."""
         where = f"call {block.call.name}, {region}"
-        try:
-            rank = np.full(block.count, block.rank)
-            if region.rank is not None:
-                rank = block.values(region.rank)
-            start, size, extent = (
-                _rows(block, part)
-                for part in (region.start, region.size, region.tensor.shape)
-            )
-        except (ArithmeticError, IndexError) as error:
-            self.fail(where, f"{where}: {error}", "mend the index expression")
-            return None
-        self.check_rank(block, where, rank)
-        index = ~np.array(region.kept)[:, None]
         # A task beyond the edge of a partial tile touches nothing, which is fine; a
         # task that writes something but reads from beyond the edge has lost its way.
         lost = np.zeros(block.count, bool) if write else active
-        outside = (start < 0) | (index & (start >= extent)) | (lost & (start > extent))
-        wrong = outside.any(axis=0)
-        if wrong.any():
-            t = int(np.flatnonzero(wrong)[0])
-            self.fail(
-                ("region", where),
-                f"{task_name(block, t)} {'writes' if write else 'reads'} {region} from "
-                f"{start[:, t].tolist()}, outside of {extent[:, t].tolist()}",
-                f"keep the start of {region} inside of the tensor",
-                int(wrong.sum()),
+        try:
+            wrong = self.outside(block, region, write, lost)
+            if not self.known(where, region.parts):
+                return None
+            rank = np.full(block.count, block.rank)
+            if region.rank is not None:
+                rank = block.values(region.rank)
+            low, size, extent = (
+                rows(block, part)
+                for part in (region.start, region.size, region.tensor.shape)
             )
-        low, high = start, np.minimum(start + size, extent)
-        keep = ~wrong & (rank >= 0) & (rank < self.world) & (high > low).all(axis=0)
+        except IndexError:  # told of the load itself
+            return None
+        except ArithmeticError as error:
+            self.fail(where, f"{where}: {error}", "mend the index expression")
+            return None
+        self.check_rank(block, where, rank)
+        high = np.minimum(low + size, extent)
+        keep = runs & ~wrong & (high > low).all(axis=0)
+        keep &= (rank >= 0) & (rank < self.world)
         return Access(
             region, write, block.tasks[keep], rank[keep], low[:, keep], high[:, keep]
         )
 
-
-def _rows(block: Block, exprs: Sequence[Expr]) -> Array:
-    """[expressions, tasks], also where there are no expressions."""
-    made = np.empty((len(exprs), block.count), np.int64)
-    for row, expr in enumerate(exprs):
-        made[row] = block.values(expr)
-    return made
+    def outside(self, block: Block, region: Region, write: bool, lost: Mask) -> Mask:
+        """Tasks for which `region` begins outside of its tensor, as far as that is
+        known: what is loaded from a tensor that is not at hand, the run checks."""
+        wrong = np.zeros(block.count, bool)
+        starts: list[Array | None] = []
+        for start, extent, kept in zip(
+            region.start, region.tensor.shape, region.kept, strict=True
+        ):
+            starts.append(None if self.missing([start]) else block.values(start))
+            at, end = starts[-1], block.values(extent)
+            if at is not None:
+                beyond = (at > end) & (lost | start.is_loaded) if kept else at >= end
+                wrong |= (at < 0) | beyond
+        if wrong.any():
+            t = int(np.flatnonzero(wrong)[0])
+            got = ", ".join("?" if at is None else str(at[t]) for at in starts)
+            extents = [int(block.values(n)[t]) for n in region.tensor.shape]
+            self.fail(
+                ("region", block.call.name, region),
+                f"{task_name(block, t)} {'writes' if write else 'reads'} {region} from "
+                f"[{got}], outside of {extents}",
+                f"keep the start of {region} inside of the tensor",
+                int(wrong.sum()),
+            )
+        return wrong

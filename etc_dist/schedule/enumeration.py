@@ -8,24 +8,29 @@ enumeration for names when it has a fault to tell.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from etc_dist.ir.event import EventTensor
-from etc_dist.ir.expr import Expr, Load
+from etc_dist.ir.expr import Expr
 from etc_dist.ir.graph import Call
 from etc_dist.ir.tensor import Region
-from etc_dist.schedule.plan import STRIDED, Lane, Plan
+from etc_dist.schedule.plan import QUEUE, STRIDED, Lane, Plan
 
 Array = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 NONE = -1
 """In tables of elements or tasks: no such thing."""
+
+WAITING, BEGINNING, BODY = range(3)
+"""When a task touches a box: to know what else it waits for, once the waits that load
+nothing are met; to know what it touches and notifies; or by its body."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,8 @@ class Block:
 @dataclass(frozen=True)
 class Queues:
     """Who takes each task when. A queue is what one cluster takes from a strided lane,
-    or all of a ticket lane on one rank; its units are taken by rising position."""
+    or all of a ticket lane on one rank; its units are taken by rising position. Of a
+    queue lane, each task is a queue of its own: none holds up another."""
 
     queue: Array
     position: Array
@@ -62,9 +68,9 @@ class Queues:
     whole: Mask
     """All workers of the cluster run the task together."""
     strided: Mask
-    """A task sees what earlier ones of its queue wrote. Not so in a ticket lane, whose
-    tasks run side by side, nor for tasks of a cluster of two: their loads run ahead of,
-    and their stores behind, those of their neighbours."""
+    """A task sees what earlier ones of its queue wrote. Not so in a ticket or queue
+    lane, whose tasks run side by side, nor for tasks of a cluster of two: their loads
+    run ahead of, and their stores behind, those of their neighbours."""
     names: list[str]
 
 
@@ -100,7 +106,8 @@ class Elements:
 class Access:
     """One operand of one call on one rank: the boxes that its tasks touch.
 
-    Tasks that touch nothing are left out. `rank` says in whose memory a box lies."""
+    Tasks that touch nothing are left out. `rank` says in whose memory a box lies.
+    `picked`: a body reads only a part of its box."""
 
     region: Region
     write: bool
@@ -108,6 +115,8 @@ class Access:
     rank: Array
     low: Array  # [axes, tasks]
     high: Array
+    moment: int = BODY
+    picked: bool = False
 
 
 @dataclass(frozen=True)
@@ -128,11 +137,21 @@ class Enumeration:
     accesses: tuple[Access, ...]
     unknown_events: frozenset[str]
     unknown_counts: frozenset[str]
-    unknown_tensors: frozenset[str]
+    unknown_writes: frozenset[str]
 
     @property
     def tasks(self) -> int:
         return len(self.rank)
+
+    @cached_property
+    def free_wait(self) -> Array:
+        """`wait` without what a task has to load before it knows it."""
+        free = self.wait.copy()
+        for block in self.blocks:
+            for k, ref in enumerate(block.call.waits):
+                if ref in block.call.loaded_waits:
+                    free[block.base : block.base + block.count, k] = NONE
+        return free
 
     def block(self, task: int) -> Block:
         bases = [b.base for b in self.blocks]
@@ -154,16 +173,15 @@ def task_name(block: Block, t: int) -> str:
 
 def evaluate(expr: Expr, env: dict[str, Any], count: int) -> Array:
     """`expr` as `count` numbers; a load beyond its tensor is an IndexError."""
-    for load in expr.loads():
-        _check_load(load, env)
     return np.broadcast_to(np.asarray(expr.evaluate(env), np.int64), (count,))
 
 
-def _check_load(load: Load, env: dict[str, Any]) -> None:
-    # NOTE: NumPy takes a negative index from the end, the device does not.
-    for index in load.index:
-        if np.any(np.asarray(index.evaluate(env)) < 0):
-            raise IndexError(f"{load} has a negative index")
+def rows(block: Block, exprs: Sequence[Expr]) -> Array:
+    """[expressions, tasks], also where there are no expressions."""
+    made = np.empty((len(exprs), block.count), np.int64)
+    for row, expr in enumerate(exprs):
+        made[row] = block.values(expr)
+    return made
 
 
 def place(plan: Plan, blocks: list[Block], workers: int) -> Queues:
@@ -176,16 +194,19 @@ def place(plan: Plan, blocks: list[Block], workers: int) -> Queues:
     first_queue: dict[tuple[str, int], int] = {}
     for block in blocks:
         lane, key = block.lane, (block.lane.name, block.rank)
+        here = slice(block.base, block.base + block.count)
+        unit, member = lane.place(block.call, np.arange(block.count), block.env)
+        if lane.share(block.call) > 1:
+            slot[here], whole[here] = member, False
+        if lane.policy == QUEUE:
+            # Whatever is ready runs, whatever else is not: a queue for each task.
+            queue[here] = np.arange(len(names), len(names) + block.count)
+            names += [f"the {lane.name} lane of rank {block.rank}"] * block.count
+            continue
         clusters = workers // lane.cluster if lane.policy == STRIDED else 1
         if key not in first_queue:
             first_queue[key] = len(names)
             names += _queue_names(lane, block.rank, clusters)
-        here = slice(block.base, block.base + block.count)
-        unit = np.arange(block.count)
-        if block.call.function.cluster != lane.cluster:
-            slot[here] = unit % lane.cluster
-            whole[here] = False
-            unit = unit // lane.cluster
         unit = unit + offset.get(key, 0)
         if block.count:
             offset[key] = int(unit[-1]) + 1

@@ -22,22 +22,27 @@ class HappensBefore:
     A task that waits for an element comes after all that notify it, for it waits for
     all of them. A strided lane's tasks that one worker runs alone follow that worker's
     sequence. Tasks that a cluster runs together are ordered by events only, since their
-    loads run ahead; a ticket lane orders nothing. `level` rises along every such
-    step."""
+    loads run ahead; ticket and queue lanes order nothing. `level` rises along every
+    such step."""
 
     tasks: Enumeration
     level: Array
 
-    def direct(self, first: Array, second: Array) -> Mask:
-        """Pairs ordered by one step: one event, or one cluster's sequence."""
-        return self._by_event(first, second) | self._by_program(first, second)
+    def direct(self, first: Array, second: Array, soon: Mask) -> Mask:
+        """Pairs ordered by one step: one event, or one cluster's sequence. Where
+        `soon`, the first task must end before the second one loads to know what else it
+        waits for."""
+        return self._by_event(first, second, soon) | self._by_program(first, second)
 
-    def _by_event(self, first: Array, second: Array) -> Mask:
+    def _by_event(self, first: Array, second: Array, soon: Mask) -> Mask:
         found = np.zeros(first.shape, bool)
         for notified in self.tasks.notify.T:
             left = notified[first]
-            for awaited in self.tasks.wait.T:
-                found |= (left == awaited[second]) & (left != NONE)
+            for awaited, free in zip(
+                self.tasks.wait.T, self.tasks.free_wait.T, strict=True
+            ):
+                right = np.where(soon, free[second], awaited[second])
+                found |= (left == right) & (left != NONE)
         return found
 
     def _by_program(self, first: Array, second: Array) -> Mask:
@@ -48,7 +53,7 @@ class HappensBefore:
         same &= q.whole[first] | q.whole[second] | (q.slot[first] == q.slot[second])
         return same
 
-    def search(self, first: Array, second: Array) -> Mask:
+    def search(self, first: Array, second: Array, soon: Mask) -> Mask:
         """Pairs ordered by a chain of steps: exact, for the few that are not direct."""
         found = np.zeros(first.shape, bool)
         sources, source = np.unique(first, return_inverse=True)
@@ -57,10 +62,18 @@ class HappensBefore:
         steps = self._steps()
         for start in range(0, sources.size, width):
             batch = sources[start : start + width]
-            reached = self._reached(batch, previous, steps)
+            reached, met = self._reached(batch, previous, steps)
             pairs = np.flatnonzero((source >= start) & (source < start + width))
             bit = source[pairs] - start
             words = reached[second[pairs], bit // WORD]
+            few = np.flatnonzero(soon[pairs])
+            if few.size:
+                at, word = second[pairs[few]], bit[few] // WORD
+                words[few] = 0
+                for before in previous:
+                    words[few] |= reached[before[at], word]
+                for awaited in self.tasks.free_wait.T:
+                    words[few] |= met[awaited[at], word]
             found[pairs] = (words >> (bit % WORD).astype(np.uint64)) & np.uint64(1) != 0
         return found
 
@@ -84,8 +97,9 @@ class HappensBefore:
 
     def _reached(
         self, sources: Array, previous: Array, steps: list[Array]
-    ) -> npt.NDArray[np.uint64]:
-        """[task, word]: bit b is set for tasks that are, or come after, sources[b]."""
+    ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+        """[task, word]: bit b is set for tasks that are, or come after, sources[b]; and
+        [element, word]: for elements that such tasks notify."""
         words = -(-sources.size // WORD)
         # NOTE: the last row stays zero: NONE, as an index, means nobody.
         tasks = np.zeros((self.tasks.tasks + 1, words), np.uint64)
@@ -101,7 +115,7 @@ class HappensBefore:
             tasks[step] = mine
             for notified in self.tasks.notify.T:
                 _merge(elements, notified[step], mine)
-        return tasks
+        return tasks, elements
 
 
 def _merge(

@@ -6,19 +6,41 @@ two, one task that both run together or two tasks that each runs alone.
 
 A strided lane gives unit u to cluster u % clusters. A ticket lane gives units out in
 order to whoever asks next: several warps of every worker, and the tensor lane's warps
-once their own lane is empty.
+once their own lane is empty. A queue lane gives out, to whoever asks next, the units of
+calls without waits in order, and then whatever has become ready. Its calls stand in
+this sequence, too: those without waits first.
+
+The tasks of a call in a queue lane fall into *groups* that wait for the same events and
+so become ready together: one group for each value of the coordinates that the waits
+name. A unit never spans two groups. In other lanes, and without waits, all tasks of a
+call are one group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from etc_dist.ir.expr import Const, Expr, ceildiv
-from etc_dist.ir.graph import Call, GraphFunction
+from etc_dist.ir.graph import Call, Coordinate, GraphFunction
 
-STRIDED, TICKET = "strided", "ticket"
+STRIDED, TICKET, QUEUE = "strided", "ticket", "queue"
+
+
+def gating_axes(call: Call) -> tuple[Coordinate, ...]:
+    """The axes whose coordinates decide which events a task waits for."""
+    parts = [part for ref in call.waits for part in ref.parts]
+    names = {symbol.name for part in parts for symbol in part.symbols()}
+    return tuple(axis for axis in call.axes if axis.symbol.name in names)
+
+
+def size_of(axes: Sequence[Coordinate]) -> Expr:
+    """The number of coordinates on `axes`."""
+    count: Expr = Const(1)
+    for axis in axes:
+        count = count * axis.extent
+    return count
 
 
 @dataclass(frozen=True)
@@ -30,17 +52,71 @@ class Lane:
     policy: str
     cluster: int
 
+    def queued(self, call: Call) -> bool:
+        """Whether the units of `call` come through the lane's queue."""
+        return self.policy == QUEUE and bool(call.waits)
+
+    def gating(self, call: Call) -> tuple[Coordinate, ...]:
+        """The axes that tell the groups of `call` apart."""
+        return gating_axes(call) if self.queued(call) else ()
+
+    def groups(self, call: Call) -> Expr:
+        """Groups of `call` on one rank."""
+        return size_of(self.gating(call))
+
+    def group_size(self, call: Call) -> Expr:
+        """Tasks of a group of `call`."""
+        gating = self.gating(call)
+        return size_of([axis for axis in call.axes if axis not in gating])
+
+    def share(self, call: Call) -> int:
+        """Tasks of a unit of `call`, but perhaps fewer in the last of a group."""
+        return self.cluster // call.function.cluster
+
+    def group_units(self, call: Call) -> Expr:
+        """Units of a group of `call`."""
+        share = self.share(call)
+        size = self.group_size(call)
+        return size if share == 1 else ceildiv(size, share)
+
     def units(self, call: Call) -> Expr:
         """Units of `call` on one rank."""
-        if call.function.cluster == self.cluster:
-            return call.tasks
-        return ceildiv(call.tasks, self.cluster)
+        return self.groups(call) * self.group_units(call)
+
+    def first_unit(self, call: Call) -> Expr:
+        """Units of the calls before `call` in the lane."""
+        names = [c.name for c in self.calls]
+        return self._sum(self.calls[: names.index(call.name)])
 
     @property
     def total(self) -> Expr:
         """Units of the whole lane on one rank."""
+        return self._sum(self.calls)
+
+    @property
+    def initial(self) -> Expr:
+        """Units that are ready from the start, the first ones: of calls without
+        waits."""
+        return self._sum([c for c in self.calls if not self.queued(c)])
+
+    def place(self, call: Call, t: Any, env: dict[str, Any]) -> tuple[Any, Any]:
+        """The unit of the call that task `t` is in (an int or an array of them), and
+        which of the unit's tasks it is."""
+        share, size = self.share(call), int(self.group_size(call).evaluate(env))
+        units = int(self.group_units(call).evaluate(env))
+        group, member = t // max(1, size), t % max(1, size)
+        return group * units + member // share, member % share
+
+    def tasks(self, call: Call, unit: int, env: dict[str, Any]) -> range:
+        """The tasks of a unit of the call."""
+        share, size = self.share(call), int(self.group_size(call).evaluate(env))
+        group, part = divmod(unit, int(self.group_units(call).evaluate(env)))
+        first = part * share
+        return range(group * size + first, group * size + min(first + share, size))
+
+    def _sum(self, calls: Sequence[Call]) -> Expr:
         count: Expr = Const(0)
-        for call in self.calls:
+        for call in calls:
             count = count + self.units(call)
         return count
 
@@ -71,13 +147,8 @@ class Plan:
             if index >= units:
                 index -= units
                 continue
-            if call.function.cluster == lane.cluster:
-                yield call, index
-            else:
-                tasks = int(call.tasks.evaluate(env))
-                first = index * lane.cluster
-                for t in range(first, min(first + lane.cluster, tasks)):
-                    yield call, t
+            for t in lane.tasks(call, index, env):
+                yield call, t
             return
 
     def show(self, workers: int | None = None, **dims: int) -> str:
@@ -93,6 +164,9 @@ class Plan:
             lines.append(f"lane {lane.name}: {lane.policy}, cluster {lane.cluster}")
             for call in lane.calls:
                 lines.append(f"  {call.name}: {lane.units(call)} units")
+                if lane.queued(call):
+                    gating = ", ".join(str(a.symbol) for a in lane.gating(call))
+                    lines[-1] += f", {lane.groups(call)} groups by ({gating})"
                 if env is not None:
                     lines.append(f"    = {int(lane.units(call).evaluate(env))}")
             if env is not None and workers and lane.policy == STRIDED:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -106,15 +106,37 @@ def run_queues(tasks: Enumeration, counts: Counts) -> tuple[Array, list[Fault]]:
 
     In a round every queue goes on to its first task with a wait not met by earlier
     rounds. A ticket lane counts as one queue: whoever takes tickets, the first task
-    not yet done has been taken or is next, so that more takers never do less. Elements
+    not yet done has been taken or is next, so that more takers never do less. In a
+    queue lane whatever is ready is taken: each of its tasks counts as a queue. Elements
     with a wrong count, told already, count as met once all their notifiers ran."""
     run = _Run(tasks, counts)
-    number = 0
-    while run.rest.size and run.advance(number):
-        number += 1
+    run.go()
     if not run.rest.size:
         return run.round, []
     return run.round, [_deadlock(run)]
+
+
+def suppose_events(tasks: Enumeration) -> tuple[Enumeration, Array]:
+    """`tasks`, and rounds as of `run_queues`, as if each event tensor that is unknown
+    were one element: all wait for it that name it, and all notify it who do. That is
+    more order than there is; where it is a circle, some rounds are NONE."""
+    first, names = tasks.elements.total, sorted(tasks.unknown_events)
+    wait, notify = tasks.wait.copy(), tasks.notify.copy()
+    for block in tasks.blocks:
+        here = slice(block.base, block.base + block.count)
+        for table, refs in (
+            (wait, block.call.waits),
+            (notify, block.call.notifies),
+        ):
+            for k, ref in enumerate(refs):
+                if ref.events.name in names:
+                    table[here, k] = first + names.index(ref.events.name)
+    rank = np.concatenate((tasks.elements.rank, np.full(len(names), NONE)))
+    elements = replace(tasks.elements, rank=rank, total=first + len(names))
+    supposed = replace(tasks, elements=elements, wait=wait, notify=notify)
+    run = _Run(supposed, count_notifications(supposed)[0])
+    run.go()
+    return supposed, run.round
 
 
 class _Run:
@@ -134,6 +156,12 @@ class _Run:
         self.missing = np.bincount(
             waiter[self.left[element] > 0], minlength=tasks.tasks
         )
+
+    def go(self) -> None:
+        """Run all tasks that can ever run."""
+        number = 0
+        while self.rest.size and self.advance(number):
+            number += 1
 
     def blocked(self) -> Mask:
         return self.missing[self.rest] > 0

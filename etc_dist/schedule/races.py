@@ -14,7 +14,7 @@ import numpy as np
 
 from etc_dist.errors import GraphError, RaceError
 from etc_dist.schedule.cells import Cells
-from etc_dist.schedule.enumeration import Array, Enumeration, Mask
+from etc_dist.schedule.enumeration import WAITING, Array, Enumeration, Mask
 from etc_dist.schedule.faults import Fault, Tally
 from etc_dist.schedule.happens_before import HappensBefore
 
@@ -31,14 +31,16 @@ class Races:
         self.suspects: list[Pairs] = []
         self.early: list[Pairs] = []
 
-    def check(self, cells: Cells) -> None:
+    def check(self, cells: Cells, complete: bool) -> None:
+        """Look at a tensor's cells; `complete`: all that is written is known."""
         before, after, early = _neighbours(cells)
         for first, second in (before, after):
-            direct = self.order.direct(cells.task[first], cells.task[second])
+            soon = cells.moment[second] == WAITING
+            direct = self.order.direct(cells.task[first], cells.task[second], soon)
             loose = np.flatnonzero(~direct)
             if loose.size:
                 self.suspects.append((cells, first[loose], second[loose]))
-        if cells.tensor.kind != "input" and early[0].size:
+        if cells.tensor.kind != "input" and complete and early[0].size:
             self.early.append((cells, *early))
 
     def faults(self) -> list[Fault]:
@@ -55,9 +57,11 @@ class Races:
             return
         first = np.concatenate([cells.task[a] for cells, a, _ in pairs])
         second = np.concatenate([cells.task[b] for cells, _, b in pairs])
-        both = first * self.tasks.tasks + second
+        soon = np.concatenate([cells.moment[b] == WAITING for cells, _, b in pairs])
+        both = (first * self.tasks.tasks + second) * 2 + soon
         each, where = np.unique(both, return_inverse=True)
-        ordered = self.order.search(*np.divmod(each, self.tasks.tasks))[where]
+        pair = np.divmod(each // 2, self.tasks.tasks)
+        ordered = self.order.search(*pair, each % 2 == 1)[where]
         begin = 0
         for cells, a, b in pairs:
             yield cells, a, b, ordered[begin : begin + a.size]
@@ -88,17 +92,16 @@ class Races:
             tally.add(("race", cells.tensor.name, pair), fault)
 
     def _does(self, cells: Cells, entry: int) -> str:
-        verb = "writes" if cells.write[entry] else "reads"
-        return f"{self.tasks.name(int(cells.task[entry]))} {verb}"
+        return f"{self.tasks.name(int(cells.task[entry]))} {cells.verb(entry)}"
 
     def _tell_early(
         self, cells: Cells, read: Array, write: Array, tally: Tally
     ) -> None:
         if not read.size:
             return
-        reader, writer = (int(cells.task[entry[0]]) for entry in (read, write))
+        writer = int(cells.task[write[0]])
         text = (
-            f"{self.tasks.name(reader)} reads {cells.name(int(cells.cell[read[0]]))} "
+            f"{self._does(cells, int(read[0]))} {cells.name(int(cells.cell[read[0]]))} "
             f"before {self.tasks.name(writer)}, the first to write it"
         )
         fix = "let the reader wait for the writer"

@@ -12,6 +12,17 @@ def schedule_static(graph: GraphFunction) -> Plan:
     """The static plan of `graph`: each lane runs its calls in the graph's order, the
     tensor lane dealt round-robin (the paper's base policy), the transfer lane by
     ticket. Raises ScheduleError for a graph without calls."""
+    require_calls(graph)
+    lanes = []
+    for name, policy in ((TENSOR, STRIDED), (TRANSFER, TICKET)):
+        calls = tuple(c for c in graph.calls if c.function.lane == name)
+        cluster = max((c.function.cluster for c in calls), default=1)
+        lanes.append(Lane(name, calls, policy, cluster))
+    return Plan(graph, "static", tuple(lanes))
+
+
+def require_calls(graph: GraphFunction) -> None:
+    """Raise ScheduleError for a graph without calls."""
     if not graph.calls:
         raise ScheduleError(
             f"graph {graph.name} has nothing to run",
@@ -20,9 +31,3 @@ def schedule_static(graph: GraphFunction) -> Plan:
             got="none",
             fix="add g.call(...)",
         )
-    lanes = []
-    for name, policy in ((TENSOR, STRIDED), (TRANSFER, TICKET)):
-        calls = tuple(c for c in graph.calls if c.function.lane == name)
-        cluster = max((c.function.cluster for c in calls), default=1)
-        lanes.append(Lane(name, calls, policy, cluster))
-    return Plan(graph, "static", tuple(lanes))

@@ -12,18 +12,25 @@ import numpy.typing as npt
 
 from etc_dist.errors import ArgumentError, GraphError
 from etc_dist.ir.graph import Call
+from etc_dist.ir.loads import waiting_loads, working_loads
 from etc_dist.schedule.cells import all_cells, merged
 from etc_dist.schedule.coverage import (
     check_outputs,
     check_reads,
     check_remote_writes,
 )
+from etc_dist.schedule.dynamic import group_order
 from etc_dist.schedule.enumerate_plan import enumerate_plan
-from etc_dist.schedule.enumeration import Array, Enumeration
+from etc_dist.schedule.enumeration import NONE, Array, Enumeration
 from etc_dist.schedule.faults import Fault, Tally, refuse
 from etc_dist.schedule.happens_before import order_tasks
+from etc_dist.schedule.loads import check_own_writes
 from etc_dist.schedule.plan import Lane, Plan
-from etc_dist.schedule.progress import count_notifications, run_queues
+from etc_dist.schedule.progress import (
+    count_notifications,
+    run_queues,
+    suppose_events,
+)
 from etc_dist.schedule.races import Races
 
 MOST_TASKS = 20_000_000
@@ -71,7 +78,9 @@ def verify(
     notifications it expects, on a rank where some task waits for it; the queues of all
     lanes run to their end; two tasks that touch the same memory, one writing, are
     ordered by events or by program order; every element of an output is written once,
-    and what is read from the program's own tensors has been written.
+    and what is read from the program's own tensors has been written, but for operands
+    that a body picks from. A load in an index expression is such a read, before the
+    task's body.
 
     One run is enumerated, and the next is as safe: a task enters a peer's memory, to
     write or to notify, only once the peer has started the same epoch (the plan's
@@ -115,9 +124,9 @@ def verify(
 
 def _check_size(plan: Plan, dims: Mapping[str, int]) -> None:
     env = plan.graph.environment(dims, 0)
-    calls = [c for c in plan.graph.calls if not any(c.tasks.loads())]
     with np.errstate(divide="raise"):
-        tasks = plan.graph.world_size * sum(int(c.tasks.evaluate(env)) for c in calls)
+        tasks = sum(int(c.tasks.evaluate(env)) for c in plan.graph.calls)
+    tasks *= plan.graph.world_size
     if tasks > MOST_TASKS:
         raise ArgumentError(
             f"graph {plan.graph.name} is too large to be proved",
@@ -134,24 +143,29 @@ def _check_tasks(
 ) -> list[Fault]:
     """What tasks do to memory, given the round in which each one ran.
 
-    Where some task never runs, or some event is unknown, there is no order to hold
-    accesses against; coverage is checked all the same."""
+    Where some task never runs there is no order to hold accesses against; coverage is
+    checked all the same."""
     tally = Tally()
     races: Races | None = None
     level = np.zeros_like(rounds)
+    held = tasks
     if tasks.unknown_events:
         unchecked.append("races and the order of remote writes")
-    elif not stuck:
-        order = order_tasks(tasks, rounds)
+        # What even more order than there is leaves open is a race all the same.
+        held, rounds = suppose_events(tasks)
+    if not stuck and (rounds != NONE).all():
+        order = order_tasks(held, rounds)
         races, level = Races(tasks, order), order.level
     for cells in all_cells(tasks, level):
+        complete = cells.tensor.name not in tasks.unknown_writes
         if cells.tensor.kind == "output":
-            check_outputs(tasks, cells, tally)
+            check_outputs(tasks, cells, complete, tally)
+        check_own_writes(tasks, cells, tally)
         cells = merged(cells)
-        if cells.tensor.kind != "input":
+        if cells.tensor.kind != "input" and complete:
             check_reads(tasks, cells, tally)
         if races is not None:
-            races.check(cells)
+            races.check(cells, complete)
     faults = stuck + tally.faults()
     if races is not None:
         faults += races.faults()
@@ -195,7 +209,16 @@ def _check_arguments(
             got=str(workers),
             fix="launch whole clusters",
         )
+    loadable = [t.name for t in graph.tensors if t.dtype == "int32"]
     for name, values in tensors.items():
+        if name not in loadable:
+            raise ArgumentError(
+                f"the graph loads from no tensor {name}",
+                where=where,
+                wanted=f"values of {', '.join(loadable) or 'no tensor'}",
+                got=name,
+                fix="give values of the graph's int32 tensors only",
+            )
         if len(values) != graph.world_size:
             raise ArgumentError(
                 f"runtime tensor {name} is not given for all ranks",
@@ -204,6 +227,18 @@ def _check_arguments(
                 got=f"{len(values)}",
                 fix="gather the tensor's values from all ranks",
             )
+        tensor = graph.tensor(name)
+        for rank, array in enumerate(values):
+            env = graph.environment(dims, rank)
+            shape = [int(n.evaluate(env)) for n in tensor.shape]
+            if list(np.shape(array)) != shape:
+                raise ArgumentError(
+                    f"runtime tensor {name} has another shape",
+                    where=where,
+                    wanted=f"{name} {shape}",
+                    got=f"{list(np.shape(array))} on rank {rank}",
+                    fix="give the values that a run at these dims would have",
+                )
 
 
 def _check_structure(plan: Plan) -> list[Fault]:
@@ -220,7 +255,7 @@ def _check_structure(plan: Plan) -> list[Fault]:
             texts += [
                 f"call {call.name}: {text}" for text in _misfits(plan, lane, call)
             ]
-    fix = "build graphs by graph_function and plans by schedule_static"
+    fix = "build graphs by graph_function and plans by a function of etc_dist.schedule"
     return [Fault(GraphError, text, fix) for text in texts]
 
 
@@ -229,8 +264,13 @@ def _misfits(plan: Plan, lane: Lane, call: Call) -> Iterator[str]:
     events = {e.name for e in plan.graph.events}
     if call.function.cluster not in (1, lane.cluster):
         yield f"{call.function.cluster} workers a task in a lane of {lane.cluster}"
+    if lane.queued(call) and call.order != group_order(call):
+        yield "tasks that wait for the same do not follow one another"
     if len(call.order) != len(call.axes):
         yield f"order gives {len(call.order)} coordinates for {len(call.axes)} axes"
+    for load in (*waiting_loads(call), *working_loads(call)):
+        if load.tensor not in tensors:
+            yield f"{load} is of a tensor that the graph does not have"
     for region in (*call.reads, *call.writes):
         if region.tensor.name not in tensors:
             yield f"{region} is of a tensor that the graph does not have"

@@ -22,6 +22,11 @@ ETC_DEVICE i32 floormod(i32 a, i32 b) { return a - floordiv(a, b) * b; }
 ETC_DEVICE i32 minimum(i32 a, i32 b) { return a < b ? a : b; }
 ETC_DEVICE i32 maximum(i32 a, i32 b) { return a > b ? a : b; }
 
+template <class A, class B>
+constexpr bool kIsSame = false;
+template <class A>
+constexpr bool kIsSame<A, A> = true;
+
 // Storage types of tensors; arithmetic is done in float.
 struct bf16 {
   u16 bits;

@@ -36,7 +36,8 @@ struct Control {
 static_assert(sizeof(Control) == 64 + kMaxFaults * 32);
 
 enum LaneId : u32 { kTensorLane = 0, kTransferLane = 1 };
-// What a wait was for, where it was not an element of an event tensor.
-enum WaitKind : u32 { kEventWait = 0, kPeerStart = 1, kInsideWorker = 2 };
+// What a wait was for, where it was not an element of an event tensor; kOutOfRange: no wait,
+// but an index loaded from a runtime tensor that leads out of a tensor or event tensor.
+enum WaitKind : u32 { kEventWait = 0, kPeerStart = 1, kInsideWorker = 2, kOutOfRange = 3 };
 
 }  // namespace etc

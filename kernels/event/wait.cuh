@@ -44,6 +44,13 @@ ETC_DEVICE void give_up(
   }
 }
 
+// Ends the program because of a task whose loaded indices cannot be; false, for its waits.
+template <class Program>
+ETC_DEVICE bool out_of_range(const Run<Program>& run, Waiter who) {
+  if (!run.aborted()) give_up(run, who, kOutOfRange, 0, 0, 0);
+  return false;
+}
+
 // Polls until `poll()` is true; false if the program was aborted or the limit has passed,
 // in which case `report()` has been called. kNap sleeps between polls, for waits that are
 // not on the critical path. kWarp: all lanes poll together and leave together.
@@ -106,6 +113,13 @@ ETC_DEVICE void notify_event(const Run<Program>& run, const EventRef& event, u32
   } else {
     ptx::add_relaxed<false>(address, step);
   }
+}
+// The same; returns the count before, and what was ordered before it is seen from here on.
+template <class Program>
+ETC_DEVICE u32 count_event(const Run<Program>& run, const EventRef& event, u32 step) {
+  const u64 address = run.event_address(event.rank, event.index);
+  return event.cross_rank ? ptx::fetch_add_acquire<true>(address, step)
+                          : ptx::fetch_add_acquire<false>(address, step);
 }
 
 // The handshake: `rank` has begun this epoch, so it reads nothing of the last one any more

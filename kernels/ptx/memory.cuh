@@ -40,6 +40,43 @@ ETC_DEVICE void add_relaxed(u64 address, u32 v) {
     asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(address), "r"(v) : "memory");
   }
 }
+// The same, but they return what was there before.
+template <bool kSystem>
+ETC_DEVICE u32 fetch_add(u64 address, u32 v) {
+  u32 old;
+  if constexpr (kSystem) {
+    asm volatile("atom.relaxed.sys.global.add.u32 %0, [%1], %2;"
+                 : "=r"(old) : "l"(address), "r"(v) : "memory");
+  } else {
+    asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], %2;"
+                 : "=r"(old) : "l"(address), "r"(v) : "memory");
+  }
+  return old;
+}
+template <bool kSystem>
+ETC_DEVICE u32 fetch_add_acquire(u64 address, u32 v) {
+  u32 old;
+  if constexpr (kSystem) {
+    asm volatile("atom.acquire.sys.global.add.u32 %0, [%1], %2;"
+                 : "=r"(old) : "l"(address), "r"(v) : "memory");
+  } else {
+    asm volatile("atom.acquire.gpu.global.add.u32 %0, [%1], %2;"
+                 : "=r"(old) : "l"(address), "r"(v) : "memory");
+  }
+  return old;
+}
+template <bool kSystem>
+ETC_DEVICE u32 fetch_or(u64 address, u32 v) {
+  u32 old;
+  if constexpr (kSystem) {
+    asm volatile("atom.relaxed.sys.global.or.b32 %0, [%1], %2;"
+                 : "=r"(old) : "l"(address), "r"(v) : "memory");
+  } else {
+    asm volatile("atom.relaxed.gpu.global.or.b32 %0, [%1], %2;"
+                 : "=r"(old) : "l"(address), "r"(v) : "memory");
+  }
+  return old;
+}
 template <bool kSystem>
 ETC_DEVICE void fence_acq_rel() {
   if constexpr (kSystem) {
@@ -54,7 +91,7 @@ ETC_DEVICE void fence_proxy_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// NOTE: the 16-byte loads carry no "memory" clobber, so that many stay in flight.
+// NOTE: these loads carry no "memory" clobber, so that many stay in flight.
 // Past L1 (data that another SM wrote):
 ETC_DEVICE uint4 load16_l2(u64 address) {
   uint4 v;
@@ -63,10 +100,42 @@ ETC_DEVICE uint4 load16_l2(u64 address) {
                : "l"(address));
   return v;
 }
+ETC_DEVICE u32 load4_l2(u64 address) {
+  u32 v;
+  asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(v) : "l"(address));
+  return v;
+}
 ETC_DEVICE void store16(u64 address, uint4 v) {
   asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(address), "r"(v.x), "r"(v.y),
                "r"(v.z), "r"(v.w)
                : "memory");
+}
+
+ETC_DEVICE void store_shared8(u32 address, u32 low, u32 high) {
+  asm volatile("st.shared.v2.u32 [%0], {%1,%2};" ::"r"(address), "r"(low), "r"(high) : "memory");
+}
+ETC_DEVICE uint2 load_shared8(u32 address) {
+  uint2 v;
+  asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address) : "memory");
+  return v;
+}
+
+// To the same place in the shared memory of worker `worker` of the cluster; its mbarrier at
+// `barrier` counts the 4 bytes.
+ETC_DEVICE void store_async_cluster(u32 address, u32 v, u32 barrier, u32 worker) {
+  asm volatile(
+      "{.reg .b32 word, counter;\n"
+      "mapa.shared::cluster.u32 word, %0, %3;\n"
+      "mapa.shared::cluster.u32 counter, %2, %3;\n"
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [word], %1, [counter];}" ::
+          "r"(address),
+      "r"(v), "r"(barrier), "r"(worker)
+      : "memory");
+}
+ETC_DEVICE u32 load_shared(u32 address) {
+  u32 v;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
+  return v;
 }
 
 ETC_DEVICE u32 shared_address(const void* p) { return u32(__cvta_generic_to_shared(p)); }

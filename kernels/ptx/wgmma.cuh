@@ -10,15 +10,6 @@ template <int kPending>
 ETC_DEVICE void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
-template <int kRegisters>
-ETC_DEVICE void registers_grow() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
-}
-template <int kRegisters>
-ETC_DEVICE void registers_shrink() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
-}
-
 // Shared-memory matrix descriptor, 128-byte swizzle. `low` holds address / 16 in bits
 // 0..13 and the leading offset / 16 in bits 16..29; the stride is eight 128-byte rows.
 ETC_DEVICE u64 matrix_descriptor(u32 low) { return u64(low) | (64ull << 32) | (1ull << 62); }
@@ -27,6 +18,14 @@ ETC_DEVICE void store_matrix4(u32 shared, u32 a, u32 b, u32 c, u32 d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(shared),
                "r"(a), "r"(b), "r"(c), "r"(d)
                : "memory");
+}
+
+// The same with each 8 x 8 matrix transposed.
+ETC_DEVICE void store_matrix4_transposed(u32 shared, u32 a, u32 b, u32 c, u32 d) {
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(shared), "r"(a),
+      "r"(b), "r"(c), "r"(d)
+      : "memory");
 }
 
 #define ETC_F8(i)                                                                      \

@@ -6,67 +6,36 @@
 // local memory, from where the two warps of the transfer lane forward it:
 // stores straight to a peer would make the loads of the next tiles queue behind them.
 #pragma once
-#include "ptx/bulk_copy.cuh"
-#include "ptx/wgmma.cuh"
-#include "worker/task.cuh"
-#include "worker/trace.cuh"
+#include "tasks/tile_ring.cuh"
 
 namespace etc {
 
-struct Matmul {
-  static constexpr u32 kRows = 128, kColumns = 256, kDepth = 64;  // of a worker's stage
-  static constexpr u32 kStages = 4;
-  static constexpr u32 kBytesX = kRows * kDepth * 2, kBytesW = kColumns * kDepth * 2;
-  static constexpr u32 kStageBytes = kBytesX + kBytesW;
-  static constexpr u32 kChunkBytes = 64 * 64 * 2;  // 64 x 64 elements of the output
-  static constexpr u32 kRounds = 2;                // in which a warpgroup's 4 chunks leave
-  static constexpr u32 kRoundBytes = 2 * kChunkBytes;
+struct Matmul : TileRing {
+  static constexpr u32 kRows = 128, kColumns = 256;  // of a worker's share of a tile
+  static constexpr u32 kChunkBytes = 64 * 64 * 2;    // 64 x 64 elements of the output
+  static constexpr u32 kRounds = 2;                  // in which a warpgroup's 4 chunks leave
   static constexpr u32 kImageBytes = kRows * kColumns * 2;
-  static constexpr u32 kOutOffset = kStages * kStageBytes;
-  static constexpr u32 kBarrierOffset = kOutOffset + 2 * kRoundBytes;
-  static constexpr u32 kSharedBytes = kBarrierOffset + 1024;
-  static constexpr u32 kConsumerWarps = 8;
 
-  // Shared-memory addresses. `full`/`free`: stages of the ring; `filled`/`emptied`: the
-  // output buffer of each warpgroup; `ready`/`sent`: the two images in the scratch ring.
-  u32 base;
-  ETC_DEVICE u32 full(u32 s) const { return base + kBarrierOffset + 8 * s; }
-  ETC_DEVICE u32 free(u32 s) const { return base + kBarrierOffset + 64 + 8 * s; }
-  ETC_DEVICE u32 filled(u32 wg) const { return base + kBarrierOffset + 128 + 8 * wg; }
-  ETC_DEVICE u32 emptied(u32 wg) const { return base + kBarrierOffset + 144 + 8 * wg; }
-  ETC_DEVICE u32 ready(u32 image) const { return base + kBarrierOffset + 160 + 8 * image; }
-  ETC_DEVICE u32 sent(u32 image) const { return base + kBarrierOffset + 176 + 8 * image; }
-  ETC_DEVICE u32 out(u32 wg) const { return base + kOutOffset + wg * kRoundBytes; }
-
-  ETC_DEVICE void init() const {
-    for (u32 s = 0; s < kStages; ++s) {
-      ptx::mbarrier_init(full(s), 1);
-      ptx::mbarrier_init(free(s), 2 * kConsumerWarps);  // both workers' consumers
-    }
-    for (u32 i = 0; i < 2; ++i) {
-      ptx::mbarrier_init(filled(i), 128);
-      ptx::mbarrier_init(emptied(i), 1);
-      ptx::mbarrier_init(ready(i), 1);
-      ptx::mbarrier_init(sent(i), 2);
-    }
-    ptx::mbarrier_init_fence();
-    ptx::fence_proxy_async();
+  // What the roles of a worker have to know of a task: its steps.
+  template <class Call, class Program>
+  ETC_DEVICE static u32 size(const Run<Program>& run, const typename Call::Coord& c) {
+    return num_steps<Call>(run, c);
   }
 
   // One thread loads x and w for a tile: `ring` counts stages since the program began.
   template <class Call, class Program>
   ETC_DEVICE bool load(
-      const Run<Program>& run, const typename Call::Coord& c, u32& ring, Waiter who) const {
+      const Run<Program>& run, const typename Call::Coord& c, u32 steps, u32& ring,
+      Waiter who) const {
     const u32 half = blockIdx.x & 1;
     Box x = Call::template box<0>(run.g, c), w = Call::template box<1>(run.g, c);
-    const u32 steps = num_steps<Call>(run, c);
     x.y += half * kRows;
     if constexpr (Call::kGated) {
       // Columns 0..127 of the product are the gate's, 128..255 the other weight's.
       if (half == 1) w = Call::template box<2>(run.g, c);
     }
     for (u32 k = 0; k < steps; ++k, ++ring) {
-      const u32 s = ring % kStages, stage = base + s * kStageBytes;
+      const u32 s = ring % kStages, stage = this->stage(s);
       if (!wait_mbarrier(run, free(s), (ring / kStages & 1) ^ 1, who)) return false;
       ptx::mbarrier_arrive_expect(full(s), kStageBytes);
       ptx::load_box(stage, {x.map, x.x + i32(k * kDepth), x.y, x.z}, full(s));
@@ -85,24 +54,17 @@ struct Matmul {
     return true;
   }
 
-  template <class Call, class Program>
-  ETC_DEVICE static u32 num_steps(const Run<Program>& run, const typename Call::Coord& c) {
-    const auto x = Call::template operand<0>(run.g, c);
-    return (u32(x.size[x.kRank - 1]) + kDepth - 1) / kDepth;
-  }
-
   // A consumer warpgroup multiplies one tile and puts it into the output buffer; a gated
   // tile of 256 columns becomes silu(left half) * right half.
   template <bool kIsHalf, bool kWeightIsKN, class Program>
   ETC_DEVICE bool consume(
       const Run<Program>& run, u32 steps, bool gated, u32& ring, u32& round, Waiter who) const {
     const u32 lane = threadIdx.x & 31, wg = __shfl_sync(~0u, threadIdx.x >> 7, 0);
-    // NOTE: kept warp-uniform, so that descriptors stay in uniform registers. A shared
-    // address bears the worker's place in its cluster above bit 23: cut it off.
-    const u32 own = base & 0x3ffffu;
-    const u32 x0 = __shfl_sync(~0u, ((own + wg * (kBytesX / 2)) >> 4) | 0x10000u, 0);
+    // NOTE: kept warp-uniform, so that descriptors stay in uniform registers.
+    const u32 own = descriptor_base();
+    const u32 x0 = __shfl_sync(~0u, (own + wg * (kBytesX / 32)) | 0x10000u, 0);
     const u32 leading = kWeightIsKN ? (kChunkBytes >> 4) << 16 : 0x10000u;
-    const u32 w0 = __shfl_sync(~0u, ((own + kBytesX) >> 4) | leading, 0);
+    const u32 w0 = __shfl_sync(~0u, (own + kBytesX / 16) | leading, 0);
     constexpr u32 kStepW = kWeightIsKN ? 128 : 2;  // 16 k further, in units of 16 bytes
     float d[128];
     // NOTE: a warp whose wait was given up goes on multiplying what lies in shared memory
@@ -167,37 +129,14 @@ struct Matmul {
     }
     return true;
   }
-
- public:
-  // The storing thread takes a finished tile out of the buffer: `store(wg, h)` issues the
-  // bulk stores of round h of warpgroup wg.
-  template <u32 kCount, class Program, class Store>
-  ETC_DEVICE bool drain_tile(
-      const Run<Program>& run, u32& round, Waiter who, Store store) const {
-    for (u32 h = 0; h < kCount; ++h, ++round) {
-#pragma unroll
-      for (u32 wg = 0; wg < 2; ++wg) {
-        if (!wait_mbarrier(run, filled(wg), round & 1, who)) return false;
-        store(wg, h);
-        ptx::commit_stores();
-      }
-      ptx::wait_stores_read<1>();
-      ptx::mbarrier_arrive(emptied(0));
-      ptx::wait_stores_read<0>();
-      ptx::mbarrier_arrive(emptied(1));
-    }
-    return true;
-  }
 };
 
 // The tile stays on this rank: row-major, through a tensor map that clips it.
 template <class Task>
 struct matmul_store {
-  static constexpr bool kSends = false;
-
   template <class Call, class Program>
   ETC_DEVICE static bool store(
-      const Matmul& matmul, const Run<Program>& run, const typename Call::Coord& c, u32& round,
+      const Matmul& matmul, const Run<Program>& run, const typename Call::Coord& c, u32, u32& round,
       u32&, u32& entered, Waiter who) {
     Box y = Call::template box<Call::kReads>(run.g, c);
     y.y += (blockIdx.x & 1) * Matmul::kRows;
@@ -211,14 +150,7 @@ struct matmul_store {
             matmul.out(wg) + chunk * Matmul::kChunkBytes);
       }
     });
-    if (!done) return false;
-    if constexpr (Call::kNotifies > 0) {
-      ptx::wait_stores<0>();
-      ptx::fence_proxy_async();
-      if (!wait_peers<Program, Call>(run, c, who, entered)) return false;
-      notify_all<Program, Call>(run, c, 1);
-    }
-    return true;
+    return done && Matmul::notify_stored<Call>(run, c, entered, who);
   }
 };
 
@@ -229,7 +161,6 @@ struct matmul_gated : matmul_store<Task> {};
 // The tile goes to the slot of its owner, as the workers' shared-memory images.
 template <class Task>
 struct matmul_send {
-  static constexpr bool kSends = true;
   static constexpr int kUnroll = 8;  // 16-byte stores in flight a thread; 16 is slower
 
   ETC_DEVICE static u64 scratch(u64 workspace, u32 image) {
@@ -239,7 +170,7 @@ struct matmul_send {
   // `images` counts tiles that went through the scratch ring.
   template <class Call, class Program>
   ETC_DEVICE static bool store(
-      const Matmul& matmul, const Run<Program>& run, const typename Call::Coord& c, u32& round,
+      const Matmul& matmul, const Run<Program>& run, const typename Call::Coord& c, u32, u32& round,
       u32& images, u32&, Waiter who) {
     const auto slot = Call::template operand<2>(run.g, c);
     const bool own = slot.rank == run.g.rank;
@@ -247,7 +178,8 @@ struct matmul_send {
     if (!own) {
       to = scratch(run.g.workspace, images);
       const u32 parity = (images / 2 & 1) ^ 1;
-      if (!wait_mbarrier(run, matmul.sent(images & 1), parity, who)) return false;
+      const bool came = wait_mbarrier(run, matmul.sent(images & 1), parity, who);
+      if (!__all_sync(~0u, came)) return false;
       ptx::fence_proxy_async();  // generic reads of the scratch before the next bulk store
     }
     const bool done = matmul.drain_tile<Matmul::kRounds>(run, round, who, [&](u32 wg, u32 h) {
@@ -255,12 +187,11 @@ struct matmul_send {
       ptx::store_bytes(at, matmul.out(wg), Matmul::kRoundBytes);
     });
     if (!done) return false;
-    ptx::wait_stores<0>();
-    ptx::fence_proxy_async();
+    Matmul::finish_stores();
     if (own) {
       notify_all<Program, Call>(run, c, 2);
     } else {
-      ptx::mbarrier_arrive(matmul.ready(images & 1));
+      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(matmul.ready(images & 1));
       ++images;
     }
     return true;
@@ -304,11 +235,8 @@ struct matmul_send {
       for (u32 u = 0; u < kUnroll; ++u) ptx::store16(to + (i + u) * 512, v[u]);
     }
     __syncwarp();
-    if (lane == 0) {
-      ptx::mbarrier_arrive(matmul.sent(images & 1));
-      notify_all<Program, Call>(run, c, 1);
-    }
-    __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(matmul.sent(images & 1));
+    notify_all<Program, Call>(run, c, 1);
     trace.add(kTransferLane, Call::kCall, who.task, begin);
     ++images;
     return true;

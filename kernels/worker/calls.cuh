@@ -13,6 +13,12 @@ struct CallList {
     return (0 + ... + Calls::units(g));
   }
 
+  // Calls f(Call{}) for every call.
+  template <class F>
+  ETC_DEVICE static void each(F f) {
+    (f(Calls{}), ...);
+  }
+
   // Calls f(Call{}, unit of that call) for the call that `unit` of the lane falls into.
   template <class Args, class F>
   ETC_DEVICE static void visit(const Args& g, i32 unit, F&& f) {

@@ -1,20 +1,22 @@
 // A task as its device function sees it, and how any task waits and notifies.
 #pragma once
-#include "event/wait.cuh"
+#include "queue/release.cuh"
 
 namespace etc {
 
-// `thread` of `threads` runs the task; a body strides over its elements by them.
+// `thread` of `threads` runs the task; a body strides over its elements by them. On the
+// tensor lane `scratch` is shared memory of Shared::kScratchBytes.
 template <class Program, class Call, int kThreads>
 struct Task : Call {
   using Coord = typename Call::Coord;
   const typename Program::Args& g;
   Coord c;
   i32 thread;
+  u32* scratch;
   static constexpr i32 threads = kThreads;
 
-  ETC_DEVICE Task(const typename Program::Args& args, Coord coord, i32 thread_)
-      : g(args), c(coord), thread(thread_) {}
+  ETC_DEVICE Task(const typename Program::Args& args, Coord coord, i32 thread_, u32* scratch_)
+      : g(args), c(coord), thread(thread_), scratch(scratch_) {}
 
   // Operand n of the call: its reads, then its writes.
   template <int n>
@@ -30,12 +32,23 @@ struct Task : Call {
   }
 };
 
+// A task waits first for what it knows at once, kFreeWaits of its waits; only then are the
+// runtime tensors valid that its other index maps may load from, and may be wrong.
 template <class Program, class Call>
-ETC_DEVICE bool waits_are_met(const Run<Program>& run, const typename Call::Coord& c) {
+ETC_DEVICE bool waits_are_met(const Run<Program>& run, const typename Call::Coord& c, Waiter who) {
   bool met = true;
 #pragma unroll
-  for (int n = 0; n < Call::kWaits; ++n) {
+  for (int n = 0; n < Call::kFreeWaits; ++n) {
     met = met && event_is_met(run, Call::wait(run.g, c, n));
+  }
+  if constexpr (Call::kLoads) {
+    if (!met) return false;
+    if (!Call::waits_in_range(run.g, c)) return out_of_range(run, who);
+#pragma unroll
+    for (int n = Call::kFreeWaits; n < Call::kWaits; ++n) {
+      met = met && event_is_met(run, Call::wait(run.g, c, n));
+    }
+    if (met && !Call::in_range(run.g, c)) return out_of_range(run, who);
   }
   return met;
 }
@@ -43,8 +56,27 @@ ETC_DEVICE bool waits_are_met(const Run<Program>& run, const typename Call::Coor
 template <bool kNap, class Program, class Call>
 ETC_DEVICE bool wait_events(const Run<Program>& run, const typename Call::Coord& c, Waiter who) {
 #pragma unroll
-  for (int n = 0; n < Call::kWaits; ++n) {
+  for (int n = 0; n < Call::kFreeWaits; ++n) {
     if (!wait_event<kNap>(run, Call::wait(run.g, c, n), who)) return false;
+  }
+  if constexpr (Call::kLoads) {
+    if (!Call::waits_in_range(run.g, c)) return out_of_range(run, who);
+#pragma unroll
+    for (int n = Call::kFreeWaits; n < Call::kWaits; ++n) {
+      if (!wait_event<kNap>(run, Call::wait(run.g, c, n), who)) return false;
+    }
+    if (!Call::in_range(run.g, c)) return out_of_range(run, who);
+  }
+  return true;
+}
+
+// A task from a queue: its waits are met, but what it loads may be wrong.
+template <class Program, class Call>
+ETC_DEVICE bool is_in_range(const Run<Program>& run, const typename Call::Coord& c, Waiter who) {
+  if constexpr (Call::kLoads) {
+    if (!Call::waits_in_range(run.g, c) || !Call::in_range(run.g, c)) {
+      return out_of_range(run, who);
+    }
   }
   return true;
 }
@@ -71,16 +103,22 @@ ETC_DEVICE bool peers_have_started(
   return started;
 }
 
-// One thread, after a barrier of all threads that wrote the task's data.
+// A whole warp, after a barrier of all threads that wrote the task's data.
 template <class Program, class Call>
 ETC_DEVICE void notify_all(const Run<Program>& run, const typename Call::Coord& c, u32 parts) {
   if constexpr (Call::kNotifies > 0) {
-    ptx::fence_acq_rel<Call::kNotifiesPeers>();
+    if constexpr (Program::kDynamic) {
+      if (threadIdx.x % 32 == 0) ptx::fence_acq_rel<Call::kNotifiesPeers>();
+      notify_and_release<Call>(run, c, parts);
+    } else if (threadIdx.x % 32 == 0) {
+      ptx::fence_acq_rel<Call::kNotifiesPeers>();
 #pragma unroll
-    for (int n = 0; n < Call::kNotifies; ++n) {
-      const u32 step = parts * Call::notify_step(n);
-      notify_event(run, Call::notify(run.g, c, n), step);
+      for (int n = 0; n < Call::kNotifies; ++n) {
+        const u32 step = parts * Call::notify_step(n);
+        notify_event(run, Call::notify(run.g, c, n), step);
+      }
     }
+    __syncwarp();
   }
 }
 

@@ -1,121 +1,152 @@
-// The tensor lane: clusters of workers take units u = cluster, cluster + clusters, ...
-// Its roles run in different warps of a worker and go through the same units:
-// two warpgroups compute, one warp loads, one stores, and the transfer lane's two warps
-// forward what other ranks own.
+// The tensor lane: clusters of workers take units u = cluster, cluster + clusters, ..., or
+// in a dynamic program whatever is ready.
+// In each worker one thread leads: it takes the units, waits for their events and tells
+// the other roles, which go through the same units: two warpgroups compute, one warp
+// stores, and the transfer lane's two warps forward what other ranks own. The leading
+// thread loads as well, as far ahead as the engine's stages allow.
 #pragma once
-#include "tasks/matmul.cuh"
+#include "ptx/bulk_copy.cuh"
+#include "queue/line.cuh"
 #include "worker/calls.cuh"
+#include "worker/mailbox.cuh"
 #include "worker/transfer_lane.cuh"
+#include "worker/unit_ring.cuh"
 
 namespace etc {
-
-// A device function of the matmul family says so; its work is split over the roles.
-template <class Call>
-struct IsMatmul {
-  static constexpr bool value = requires { Call::template Function<Call>::kSends; };
-};
-template <class Call>
-struct Sends {
-  template <class F>
-  static constexpr bool sends() {
-    if constexpr (requires { F::kSends; }) return F::kSends;
-    return false;
-  }
-  static constexpr bool value = sends<typename Call::template Function<Call>>();
-};
 
 template <class Program>
 class TensorLane {
   using Calls = typename Program::TensorCalls;
+  using Engine = typename Program::Engine;
   static constexpr int kComputeThreads = 256;
+  // Warps that listen: those that compute, store and forward.
+  static constexpr u32 kListeners =
+      kComputeThreads / 32 + u32(Program::kHasMatmul) + 2 * u32(Program::kSends);
 
  public:
-  ETC_DEVICE TensorLane(const Run<Program>& run, Matmul matmul) : run_(run), matmul_(matmul) {}
+  ETC_DEVICE TensorLane(const Run<Program>& run, u8* shared)
+      : run_(run),
+        engine_{ptx::shared_address(shared)},
+        units_(ptx::shared_address(shared)),
+        scratch_(reinterpret_cast<u32*>(shared + Engine::kScratchOffset)) {}
 
-  // One thread.
-  ETC_DEVICE void load() const {
-    u32 ring = 0;
-    each_task([&](auto call, i32 t) {
-      using Call = decltype(call);
-      if constexpr (IsMatmul<Call>::value) {
-        const auto c = Call::at(run_.g, t);
-        const Waiter who{kTensorLane, Call::kCall, u32(t)};
-        if constexpr (Call::kWaits > 0) {
-          if (!wait_events<false, Program, Call>(run_, c, who)) return false;
-          ptx::fence_proxy_async();  // what peers wrote, before bulk loads of it
-        }
-        return matmul_.load<Call>(run_, c, ring, who);
-      }
-      return true;
-    });
+  // One thread, before any role begins.
+  ETC_DEVICE void init() const {
+    units_.init(kListeners);
+    if constexpr (Program::kDynamic) {
+      units_.init_begun(kComputeThreads / 32);
+      Mailbox(engine_.base).init();
+    }
+    if constexpr (Program::kHasMatmul) engine_.init();
+    ptx::mbarrier_init_fence();
+    ptx::fence_proxy_async();
   }
 
   // One thread.
-  ETC_DEVICE void store() const {
-    u32 round = 0, images = 0, entered = 0;
-    each_task([&](auto call, i32 t) {
-      using Call = decltype(call);
-      if constexpr (IsMatmul<Call>::value) {
+  ETC_DEVICE void lead() const {
+    u32 ring = 0, told = 0;
+    each_unit(told, [&](i32 unit) {
+      bool going = true;
+      Calls::visit(run_.g, unit, [&](auto call, i32 u) {
+        using Call = decltype(call);
+        const i32 t = task_of<Call>(u);
+        if (t < 0) return;
+        const auto c = Call::at(run_.g, t);
         const Waiter who{kTensorLane, Call::kCall, u32(t)};
-        return Call::template Function<Call>::template store<Call>(
-            matmul_, run_, Call::at(run_.g, t), round, images, entered, who);
-      }
-      return true;
+        if constexpr (Program::kDynamic) {
+          going = is_in_range<Program, Call>(run_, c, who);
+        } else {
+          going = wait_events<false, Program, Call>(run_, c, who);
+        }
+        if (!going) return;
+        if constexpr (Call::kIsMatmul) {
+          if constexpr (Call::kWaits > 0) {
+            ptx::fence_proxy_async();  // what others wrote, before bulk loads of it
+          }
+          const u32 size = Engine::template size<Call>(run_, c);
+          units_.tell(told, {unit, size});
+          going = engine_.template load<Call>(run_, c, size, ring, who);
+        } else {
+          units_.tell(told, {unit, 0});
+        }
+      });
+      return going;
     });
-    ptx::wait_stores<0>();
+    units_.tell(told, {-1, 0});
+  }
+
+  // One warp.
+  ETC_DEVICE void store() const {
+    u32 heard = 0, round = 0, images = 0, entered = 0;
+    bool going = true;
+    for (Announcement a; (a = units_.listen(heard)).unit >= 0;) {
+      visit_task(a.unit, [&](auto call, i32 t) {
+        using Call = decltype(call);
+        if constexpr (Call::kIsMatmul) {
+          const Waiter who{kTensorLane, Call::kCall, u32(t)};
+          going = going && Call::template Function<Call>::template store<Call>(
+              engine_, run_, Call::at(run_.g, t), a.size, round, images, entered, who);
+        }
+      });
+    }
+    if (threadIdx.x % 32 == 0) ptx::wait_stores<0>();
   }
 
   // A warp of the transfer lane, before it turns to that lane alone.
   ETC_DEVICE void send(
       u32 half, TransferLane<Program>& transfer, Tracer<Program>& trace) const {
-    u32 images = 0, entered = 0;
-    each_task([&](auto call, i32 t) {
-      using Call = decltype(call);
-      if constexpr (Sends<Call>::value) {
-        const Waiter who{kTensorLane, Call::kCall, u32(t)};
-        return Call::template Function<Call>::template send<Call>(
-            matmul_, run_, Call::at(run_.g, t), half, images, entered, who, trace,
-            [&] { transfer.try_one(); });
-      }
-      return true;
-    });
+    u32 heard = 0, images = 0, entered = 0;
+    bool going = true;
+    for (;;) {
+      while (!__all_sync(~0u, units_.is_told(heard))) transfer.try_one();
+      const Announcement a = units_.listen(heard);
+      if (a.unit < 0) return;
+      visit_task(a.unit, [&](auto call, i32 t) {
+        using Call = decltype(call);
+        if constexpr (Call::kSends) {
+          const Waiter who{kTensorLane, Call::kCall, u32(t)};
+          going = going && Call::template Function<Call>::template send<Call>(
+              engine_, run_, Call::at(run_.g, t), half, images, entered, who, trace,
+              [&] { transfer.try_one(); });
+        }
+      });
+    }
   }
 
   // The 256 compute threads.
   ETC_DEVICE void compute(Tracer<Program>& trace) const {
-    u32 ring = 0, round = 0;
-    each_unit([&](i32 unit) {
-      // NOTE: steps are found first and the product is one piece of code, not one a call.
-      u32 steps = 0;
+    u32 heard = 0, ring = 0, round = 0;
+    bool going = true;  // alike on all threads of a warpgroup
+    if constexpr (Program::kDynamic) release_empty<kComputeThreads>(run_);
+    for (;;) {
+      const Announcement a = units_.listen(heard);
+      if constexpr (Program::kDynamic) units_.begin();
+      if (a.unit < 0) return;
+      // NOTE: the product is one piece of code, not one a call.
       bool gated = false;
       Waiter who{kTensorLane, 0, 0};
-      bool going = true;
       const u64 begin = trace.now();
-      Calls::visit(run_.g, unit, [&](auto call, i32 u) {
+      visit_task(a.unit, [&](auto call, i32 t) {
         using Call = decltype(call);
-        const i32 t = task_of<Call>(u);
-        if (t < 0) return;
         who = Waiter{kTensorLane, Call::kCall, u32(t)};
-        if constexpr (IsMatmul<Call>::value) {
-          steps = Matmul::num_steps<Call>(run_, Call::at(run_.g, t));
+        if constexpr (Call::kIsMatmul) {
           gated = Call::kGated;
         } else {
-          going = run_body<Call>(t, who);
+          if constexpr (Program::kHasMatmul) {
+            // The body may use the output buffer: let the last tile leave it.
+            going = going && engine_.wait_emptied(run_, round, who);
+          }
+          going = run_body<Call>(t, who, going);
         }
       });
       if constexpr (Program::kHasMatmul) {
-        if (steps > 0) {
-          going = matmul_.consume<Program::kIsHalf, Program::kWeightIsKN>(
-              run_, steps, gated, ring, round, who);
+        if (going && a.size > 0) {
+          going = engine_.template consume<Program::kIsHalf, Program::kWeightIsKN>(
+              run_, a.size, gated, ring, round, who);
         }
       }
       trace.add(who.lane, who.call, who.task, begin);
-      if constexpr (Program::kIsMixed) {
-        // All compute threads leave together: the next task may be of the other kind.
-        going = !ptx::named_barrier_any<kComputeThreads>(1, !going);
-      }
-      return going;
-    });
+    }
   }
 
  private:
@@ -124,51 +155,79 @@ class TensorLane {
   ETC_DEVICE i32 task_of(i32 unit) const {
     if constexpr (Call::kCluster == Program::kTensorCluster) {
       return unit;
+    } else if constexpr (Program::kDynamic) {
+      constexpr i32 kShare = Program::kTensorCluster / Call::kCluster;
+      const i32 size = Call::group_size(run_.g), units = Call::group_units(run_.g);
+      const i32 group = unit / units;
+      const i32 member = (unit - group * units) * kShare + i32(blockIdx.x) % kShare;
+      return member < size ? group * size + member : -1;
     } else {
       const i32 t = unit * Program::kTensorCluster + i32(blockIdx.x) % Program::kTensorCluster;
       return t < Call::tasks(run_.g) ? t : -1;
     }
   }
-
   template <class F>
-  ETC_DEVICE void each_unit(F f) const {
-    const i32 clusters = i32(gridDim.x) / Program::kTensorCluster;
-    const i32 total = Calls::units(run_.g);
-    for (i32 u = i32(blockIdx.x) / Program::kTensorCluster; u < total; u += clusters) {
-      if (!f(u)) return;
+  ETC_DEVICE void visit_task(i32 unit, F f) const {
+    Calls::visit(run_.g, unit, [&](auto call, i32 u) { f(call, task_of<decltype(call)>(u)); });
+  }
+
+  // `told` counts what f tells.
+  template <class F>
+  ETC_DEVICE void each_unit(const u32& told, F f) const {
+    if constexpr (Program::kDynamic) {
+      i32 unit;
+      for (u32 n = 0; next_unit(n, told, unit) && f(unit); ++n) {
+      }
+    } else {
+      const i32 clusters = i32(gridDim.x) / Program::kTensorCluster;
+      const i32 total = Calls::units(run_.g);
+      for (i32 u = i32(blockIdx.x) / Program::kTensorCluster; u < total; u += clusters) {
+        if (!f(u)) return;
+      }
     }
   }
-  template <class F>
-  ETC_DEVICE void each_task(F f) const {
-    each_unit([&](i32 unit) {
-      bool going = true;
-      Calls::visit(run_.g, unit, [&](auto call, i32 u) {
-        const i32 t = task_of<decltype(call)>(u);
-        if (t >= 0) going = f(call, t);
-      });
-      return going;
-    });
+
+  // The n-th unit of a dynamic program; false if there is none any more. A leader takes one
+  // unit ahead, not more: others may be idle.
+  ETC_DEVICE bool next_unit(u32 n, u32 told, i32& unit) const {
+    using Queue = typename Program::TensorQueue;
+    using TensorLine = Line<Program, Queue>;
+    units_.wait_begun(told);
+    u32 ticket;
+    if constexpr (Program::kTensorCluster == 1) {
+      ticket = TensorLine::draw(run_);
+    } else if (blockIdx.x % 2 == 0) {
+      ticket = TensorLine::draw(run_);
+      if (!Mailbox(engine_.base).give(run_, n, ticket)) return false;
+    } else {
+      if (!Mailbox(engine_.base).take(run_, n, ticket)) return false;
+    }
+    const bool came = spin<false>(
+        run_, run_.g.wait_limit,
+        [&] { return (unit = TensorLine::look(run_, ticket)) != TensorLine::kNotYet; },
+        [&] { TensorLine::report(run_); });
+    return came && unit < Queue::units(run_.g);
   }
 
   template <class Call>
-  ETC_DEVICE bool run_body(i32 t, Waiter who) const {
+  ETC_DEVICE bool run_body(i32 t, Waiter who, bool going) const {
     const auto c = Call::at(run_.g, t);
-    u32 entered = 0;
-    bool ready = true;
-    if (threadIdx.x == 0) {
-      ready = wait_events<false, Program, Call>(run_, c, who) &&
-              wait_peers<Program, Call>(run_, c, who, entered);
+    if constexpr (Call::kPeers > 0) {
+      u32 entered = 0;
+      if (threadIdx.x == 0) going = wait_peers<Program, Call>(run_, c, who, entered) && going;
     }
-    if (ptx::named_barrier_any<kComputeThreads>(1, !ready)) return false;
+    if (ptx::named_barrier_any<kComputeThreads>(1, !going)) return false;
     using Body = Task<Program, Call, kComputeThreads>;
-    Call::template Function<Body>::run(Body(run_.g, c, i32(threadIdx.x)));
+    Call::template Function<Body>::run(Body(run_.g, c, i32(threadIdx.x), scratch_));
     ptx::named_barrier<1, kComputeThreads>();
-    if (threadIdx.x == 0) notify_all<Program, Call>(run_, c, 1);
+    if (threadIdx.x < 32) notify_all<Program, Call>(run_, c, 1);
     return true;
   }
 
   const Run<Program>& run_;
-  Matmul matmul_;
+  Engine engine_;
+  UnitRing units_;
+  u32* scratch_;
 };
 
 }  // namespace etc

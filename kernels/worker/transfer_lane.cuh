@@ -1,5 +1,6 @@
 // The transfer lane: single warps that copy and reduce, beside the tensor lane.
 #pragma once
+#include "queue/line.cuh"
 #include "worker/calls.cuh"
 #include "worker/task.cuh"
 #include "worker/trace.cuh"
@@ -7,7 +8,8 @@
 namespace etc {
 
 // One warp's share of the lane. Units are drawn in order by ticket; a drawn unit is kept
-// until it can run, so that order alone decides that the lane cannot deadlock.
+// until it can run, so that order alone decides that the lane cannot deadlock. In a dynamic
+// program a ticket is kept until a unit comes for it, and that unit can run.
 template <class Program>
 class TransferLane {
   using Calls = typename Program::TransferCalls;
@@ -16,7 +18,7 @@ class TransferLane {
   enum class Step { kRan, kNotReady, kEmpty, kAborted };
 
   ETC_DEVICE TransferLane(const Run<Program>& run, Tracer<Program>& trace)
-      : run_(run), trace_(trace), entered_(0), unit_(-1) {
+      : run_(run), trace_(trace), entered_(0), unit_(-1), has_ticket_(false) {
     total_ = Calls::units(run.g);
   }
 
@@ -26,6 +28,7 @@ class TransferLane {
       return Step::kEmpty;
     } else {
       draw();
+      if (Program::kDynamic && unit_ < 0) return Step::kNotReady;
       if (unit_ >= total_) return Step::kEmpty;
       bool ran = false;
       Calls::visit(run_.g, unit_, [&](auto call, i32 t) {
@@ -35,7 +38,7 @@ class TransferLane {
         if (lane_index() == 0) {
           ready = ptx::global_timer() >= due<Call>(t) &&
                   peers_have_started<Program, Call>(run_, c, entered_) &&
-                  waits_are_met<Program, Call>(run_, c);
+                  is_ready<Call>(c, Waiter{kTransferLane, Call::kCall, u32(t)});
         }
         if (!__shfl_sync(~0u, int(ready), 0)) return;
         execute<Call>(c, t);
@@ -51,8 +54,7 @@ class TransferLane {
   ETC_DEVICE void drain() {
     if constexpr (Calls::kCount > 0) {
       for (;;) {
-        draw();
-        if (unit_ >= total_) return;
+        if (!draw_waiting() || unit_ >= total_) return;
         bool aborted = false;
         Calls::visit(run_.g, unit_, [&](auto call, i32 t) {
           using Call = decltype(call);
@@ -60,7 +62,7 @@ class TransferLane {
           bool ready = true;
           if (lane_index() == 0) {
             const Waiter who{kTransferLane, Call::kCall, u32(t)};
-            ready = wait_until(run_, due<Call>(t)) && wait_events<true, Program, Call>(run_, c, who) &&
+            ready = wait_until(run_, due<Call>(t)) && wait_ready<Call>(c, who) &&
                     wait_peers<Program, Call>(run_, c, who, entered_);
           }
           aborted = !__shfl_sync(~0u, int(ready), 0);
@@ -75,13 +77,46 @@ class TransferLane {
  private:
   ETC_DEVICE static i32 lane_index() { return threadIdx.x % 32; }
 
+  // In a dynamic program there may be no unit yet.
   ETC_DEVICE void draw() {
     if (unit_ >= 0) return;
     i32 next = 0;
     if (lane_index() == 0) {
-      next = i32(atomicAdd(&run_.control()->tickets[run_.epoch & 1], 1u));
+      if constexpr (Program::kDynamic) {
+        using TransferLine = Line<Program, typename Program::TransferQueue>;
+        if (!has_ticket_) ticket_ = TransferLine::draw(run_);
+        next = TransferLine::look(run_, ticket_);
+      } else {
+        next = i32(atomicAdd(&run_.control()->tickets[run_.epoch & 1], 1u));
+      }
     }
     unit_ = __shfl_sync(~0u, next, 0);
+    has_ticket_ = unit_ < 0;
+  }
+  // False if the program was aborted.
+  ETC_DEVICE bool draw_waiting() {
+    if constexpr (Program::kDynamic) {
+      return spin<true, true>(
+          run_, run_.g.wait_limit, [&] { return draw(), unit_ >= 0; },
+          [&] {
+            if (lane_index() == 0) Line<Program, typename Program::TransferQueue>::report(run_);
+          });
+    } else {
+      draw();
+      return true;
+    }
+  }
+
+  // One lane. A dynamic program's unit is ready once it is there.
+  template <class Call>
+  ETC_DEVICE bool is_ready(const typename Call::Coord& c, Waiter who) const {
+    if constexpr (Program::kDynamic) return is_in_range<Program, Call>(run_, c, who);
+    return waits_are_met<Program, Call>(run_, c, who);
+  }
+  template <class Call>
+  ETC_DEVICE bool wait_ready(const typename Call::Coord& c, Waiter who) const {
+    if constexpr (Program::kDynamic) return is_in_range<Program, Call>(run_, c, who);
+    return wait_events<true, Program, Call>(run_, c, who);
   }
 
   template <class Call>
@@ -94,10 +129,9 @@ class TransferLane {
     const u64 begin = trace_.now();
     __syncwarp();  // what lane 0 acquired holds for all
     Call::template Function<Task<Program, Call, 32>>::run(
-        Task<Program, Call, 32>(run_.g, c, lane_index()));
+        Task<Program, Call, 32>(run_.g, c, lane_index(), nullptr));
     __syncwarp();
-    if (lane_index() == 0) notify_all<Program, Call>(run_, c, 1);
-    __syncwarp();
+    notify_all<Program, Call>(run_, c, 1);
     trace_.add(kTransferLane, Call::kCall, u32(t), begin);
   }
 
@@ -105,6 +139,8 @@ class TransferLane {
   Tracer<Program>& trace_;
   u32 entered_;
   i32 unit_, total_;
+  bool has_ticket_;
+  u32 ticket_;
 };
 
 }  // namespace etc

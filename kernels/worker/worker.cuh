@@ -1,8 +1,9 @@
 // A worker from its first to its last instruction: 384 threads, three warpgroups.
 //   warps 0..7   compute; at the end of the tensor lane they help the transfer lane
-//   warp 8       loads for the tensor lane        warp 9   stores for it
+//   warp 8       leads the tensor lane and loads for it     warp 9   stores for it
 //   warps 10, 11 the transfer lane, and forwarding for the tensor lane
 #pragma once
+#include "ptx/registers.cuh"
 #include "worker/tensor_lane.cuh"
 
 namespace etc {
@@ -50,24 +51,21 @@ ETC_DEVICE void run_worker(const typename Program::Args& g) {
   extern __shared__ __align__(1024) u8 shared[];
   const Control* control = reinterpret_cast<const Control*>(g.control);
   const Run<Program> run{g, control->epoch, g.peer[g.rank], ptx::global_timer()};
-  const Matmul matmul{ptx::shared_address(shared)};
+  const TensorLane<Program> tensor(run, shared);
   const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
   begin_epoch(run);
-  if constexpr (Program::kHasMatmul) {
-    if (threadIdx.x == 0) matmul.init();
-  }
+  if (threadIdx.x == 0) tensor.init();
   __syncthreads();
   if constexpr (Program::kCluster > 1) ptx::cluster_barrier();
 
-  const TensorLane<Program> tensor(run, matmul);
   Tracer<Program> trace(run);
   if (warp >= 8) {
     if constexpr (Program::kHasMatmul) ptx::registers_shrink<kServiceRegisters>();
     if (warp == 8) {
-      if (Program::kHasMatmul && lane == 0) tensor.load();
+      if (lane == 0) tensor.lead();
     } else if (warp == 9) {
-      if (Program::kHasMatmul && lane == 0) tensor.store();
+      if constexpr (Program::kHasMatmul) tensor.store();
     } else {
       TransferLane<Program> transfer(run, trace);
       if constexpr (Program::kSends) tensor.send(warp - 10, transfer, trace);

@@ -1,4 +1,4 @@
-"""The graphs whose generated text is kept: both ops, and one small graph of a user."""
+"""The graphs whose generated text is kept: both ops, and small graphs of a user."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from etc_dist.ir import (
     device_function,
     graph_function,
     minimum,
+    span,
     tile,
 )
 from etc_dist.ir.function import TENSOR, TRANSFER
@@ -65,13 +66,40 @@ def ring(g: Graph) -> None:
     )
 
 
+@graph_function
+def scattered(g: Graph) -> None:
+    """A call whose maps load in every way that there is."""
+    (n,) = g.dims("n")
+    at = g.input("at", (n, 2), "int32")
+    table = g.local("table", (n,), "int32")
+    x = g.input("x", (n, 4), "float32")
+    box = g.symmetric("box", (n, 4), "float32")
+    free = g.events("free", (n,), expects=1)
+    counted = g.events("counted", (n, 2), expects=lambda i, k: table.load(i) + k)
+    here = g.events("here", (n,), expects=1, cross_rank=True)
+    (i,) = grid = g.grid(i=n)
+    g.call(
+        DeviceFunction("scatter", print, "user/scatter.cuh", TENSOR, 2, 1),
+        grid,
+        reads=[
+            x[table.load(at.load(i, 0)), span(1, table.load(i))],
+            x[span(at.load(i, 1), n), span(4 * i, 4)],
+        ],
+        writes=[box.on(at.load(i, 1))[span(table.load(0) // table.load(i), 1), :]],
+        waits=[counted[table.load(i) - 1, minimum(i, 1)], free[i]],
+        notifies=[here.on(at.load(0, 0))[at.load(i, 1)], counted[i, 0]],
+    )
+
+
 GRAPHS: dict[str, GraphFunction] = {
     "matmul_reduce_scatter": matmul_reduce_scatter_graph(2),
     "all_gather_matmul": all_gather_matmul_graph(2),
     "user": ring(2),
+    "scattered": scattered(2),
 }
 DIMS: dict[str, dict[str, int]] = {
     "matmul_reduce_scatter": {"rows": 1000, "n": 4096, "k": 1792},
     "all_gather_matmul": {"rows": 1000, "n": 4096, "k": 1792},
     "user": {"n": 32},
+    "scattered": {"n": 3},
 }

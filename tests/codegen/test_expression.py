@@ -42,11 +42,6 @@ def test_symbols_are_found_where_the_device_has_them(expr, expected):
     assert text(expr) == expected
 
 
-def test_a_replaced_symbol_takes_its_expression_along():
-    axis = Symbol("here_0", "coordinate")
-    assert text(axis * 2 + N, {"here_0": I + 1}) == "(((c.i + 1) * 2) + g.n)"
-
-
 def test_the_place_of_an_element_is_row_major():
     at = linear((I, RANK, TASK), (N, BLOCKS, Const(5)))
     assert value_of(at, dict(n=9, blocks=4, i=2, rank=3, t=1)) == (2 * 4 + 3) * 5 + 1

@@ -366,6 +366,35 @@ def test_an_error_in_a_body_says_where_it_was():
     assert caught.value.__notes__ == ["in rank 0, worker 0, tensor lane: double[0]"]
 
 
+def test_a_body_that_returns_its_result_is_refused():
+    @device_function(source="", reads=1, writes=1)
+    def doubled(x, y):
+        return 2 * x
+
+    plan = with_call(schedule_static(copies(1, rows=1)), "double", function=doubled)
+    with pytest.raises(GraphError) as caught:
+        run_copies(plan)
+    assert caught.value.what.startswith("the body of call double returned a value")
+    assert caught.value.where == "rank 0, worker 0, tensor lane: double[0]"
+    assert caught.value.wanted.startswith("None: ")
+    assert caught.value.got == "ndarray"
+    assert caught.value.fix.startswith("in doubled, assign to y[...]")
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_body_that_writes_what_it_reads_fails(rows):
+    @device_function(source="", reads=1, writes=1)
+    def halves(x, y):
+        y[...] = x
+        x *= 0.5
+
+    count = 2 // rows
+    plan = schedule_static(copies(1, rows=rows, count=count))
+    with pytest.raises(ValueError, match="read-only") as caught:
+        run_copies(with_call(plan, "double", function=halves))
+    assert caught.value.__notes__ == ["in rank 0, worker 0, tensor lane: double[0]"]
+
+
 def test_without_check_faults_go_unseen():
     simulate(
         with_call(schedule_static(ring(1)), "double", waits=()),

@@ -10,6 +10,7 @@ import numpy as np
 from etc_dist.errors import DeadlockError
 from etc_dist.ir.expr import Value
 from etc_dist.ir.graph import Call, GraphFunction
+from etc_dist.runtime.cpu.arrays import Array
 from etc_dist.runtime.cpu.task import Element, Need, Task
 from etc_dist.runtime.cpu.team import Agent, Team
 
@@ -53,6 +54,7 @@ class _Search:
         teams: Sequence[Team],
     ):
         self._graph, self._envs, self._teams = graph, envs, teams
+        self._agents = [[*team.agents, *team.waiting] for team in teams]
 
     def line(self, team: Team, task: Task) -> str:
         need = task.need
@@ -66,31 +68,33 @@ class _Search:
     def circle(self) -> list[str]:
         """A closed walk of waits, one line each; empty if there is none."""
         done: set[Holder] = set()
-        for team in self._teams:
-            for agent in team.agents:
-                found = self._walk((team.rank, agent.number), [], done)
+        for team, agents in zip(self._teams, self._agents, strict=True):
+            for agent in agents:
+                found = self._walk((team.rank, agent.number), done)
                 if found:
                     return found
         return []
 
-    def _walk(
-        self, holder: Holder, path: list[tuple[Holder, str]], done: set[Holder]
-    ) -> list[str]:
-        for position, (earlier, _) in enumerate(path):
-            if earlier == holder:
-                return [text for _, text in path[position:]]
-        if holder in done:
-            return []
-        for following, text in self._edges(holder):
-            found = self._walk(following, [*path, (holder, text)], done)
-            if found:
-                return found
-        done.add(holder)
+    def _walk(self, start: Holder, done: set[Holder]) -> list[str]:
+        """A circle that can be reached from `start`, past those who are `done`."""
+        path, texts, edges = [start], [""], [self._edges(start)]
+        while path:
+            following, text = next(edges[-1], (None, ""))
+            if following in path:
+                return [*texts[path.index(following) + 1 :], text]
+            if following is None:
+                done.add(path.pop())
+                texts.pop()
+                edges.pop()
+            elif following not in done:
+                path.append(following)
+                texts.append(text)
+                edges.append(self._edges(following))
         return []
 
     def _edges(self, holder: Holder) -> Iterator[tuple[Holder, str]]:
         team = self._teams[holder[0]]
-        for task in team.agents[holder[1]].held:
+        for task in self._agents[holder[0]][holder[1]].held:
             if task.need is None:
                 continue
             said = f"{task.where} waits for {task.need.label}"
@@ -123,8 +127,23 @@ class _Search:
         ]
 
     def _notifying(self, call: Call, rank: int, element: Element) -> list[int]:
+        """The tasks of `call` on `rank` that notify `element`, as far as their maps can
+        be evaluated yet."""
         env = dict(self._envs[rank])
-        t = np.arange(int(call.tasks.evaluate(env)))
+        every = np.arange(int(call.tasks.evaluate(env)))
+        try:
+            return self._hits(call, rank, element, every)
+        except (ArithmeticError, IndexError):
+            return [t for n in every for t in self._hit(call, rank, element, int(n))]
+
+    def _hit(self, call: Call, rank: int, element: Element, t: int) -> list[int]:
+        try:
+            return self._hits(call, rank, element, np.array([t]))
+        except (ArithmeticError, IndexError):
+            return []
+
+    def _hits(self, call: Call, rank: int, element: Element, t: Array) -> list[int]:
+        env = dict(self._envs[rank])
         env.update(call.coordinates(t, env))
         hits = np.zeros(len(t), np.bool_)
         for ref in call.notifies:
@@ -135,7 +154,7 @@ class _Search:
             for part, wanted in zip(ref.index, element.index, strict=True):
                 hit = hit & (part.evaluate(env) == wanted)
             hits |= hit
-        return [int(i) for i in np.flatnonzero(hits)]
+        return [int(i) for i in t[hits]]
 
     def _name(self, team: Team, task: tuple[Call, int]) -> str:
         call, t = task

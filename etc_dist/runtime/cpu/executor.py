@@ -18,6 +18,7 @@ from etc_dist.runtime.cpu.arrays import Array
 from etc_dist.runtime.cpu.shared import SharedSpace
 from etc_dist.runtime.cpu.task import Task
 from etc_dist.runtime.cpu.team import Observer, Team, make_agents
+from etc_dist.runtime.faults import Record
 from etc_dist.runtime.trace import TaskRecord, Trace
 from etc_dist.schedule.plan import Plan
 from etc_dist.world import World
@@ -92,7 +93,7 @@ class CpuExecutor:
         """Always False: a run that failed has raised, and can be followed by others."""
         return False
 
-    def records(self) -> list[WaitRecord]:
+    def records(self) -> list[Record]:
         return []
 
     def reset(self) -> None:
@@ -102,9 +103,10 @@ class CpuExecutor:
         """Run once: read the inputs and fill the outputs in `arrays`, by tensor name.
 
         Collective; `dims` must be alike on all ranks. Raises on every rank
-        WaitTimeoutError where no rank went on for `settings.wait_limit` seconds, and
-        WorldError where a task failed on a peer; there, the task's own error. After
-        that, and after an ArgumentError, it can run again.
+        WaitTimeoutError where no rank went on for `settings.wait_limit` seconds,
+        ArgumentError where arrays or their data do not fit on some rank, and WorldError
+        where a task failed on a peer; there, the task's own error. After any of these
+        it can run again.
         """
         graph, rank = self._plan.graph, self._world.rank
         env = storage.environment(graph, dims, rank)
@@ -115,6 +117,9 @@ class CpuExecutor:
         try:
             team = self._team(env, arrays)
             waited = self._drive(team)
+        except ArgumentError as refusal:
+            self._fail(Report(refusal=refusal))
+            raise
         except BaseException as fault:
             self._fail(Report(fault=_told(fault)))
             raise
@@ -141,7 +146,8 @@ class CpuExecutor:
         self._space.own = own
         env = {**env, **storage.loads(graph, own)}
         epoch, times = self._space.epoch, self._times
-        return Team(self._plan, env, rank, epoch, self.workers, self._space, [times])
+        place = rank, epoch, self.workers, self._space
+        return Team(self._plan, env, *place, [times], seed=self._runs)
 
     def _drive(self, team: Team) -> list[WaitRecord] | None:
         """Let the agents act in a random order until all ranks are through; else what
@@ -201,6 +207,7 @@ class Report:
 
     records: tuple[WaitRecord, ...] = ()
     fault: str = ""
+    refusal: ArgumentError | None = None
 
 
 class WallTime(Observer):
@@ -226,12 +233,15 @@ def _told(fault: BaseException) -> str:
 
 def _merge(
     heard: list[object | None], where: str, limit: float
-) -> WaitTimeoutError | WorldError:
+) -> ArgumentError | WaitTimeoutError | WorldError:
     """One error of all ranks' reports, alike on every rank."""
     reports = {
         r: report for r, report in enumerate(heard) if isinstance(report, Report)
     }
     silent = [str(rank) for rank in range(len(heard)) if rank not in reports]
+    refusals = [report.refusal for report in reports.values() if report.refusal]
+    if refusals:
+        return refusals[0]
     faults = {rank: report.fault for rank, report in reports.items() if report.fault}
     if faults:
         rank = min(faults)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from etc_dist.errors import GraphError, RaceError
+from etc_dist.errors import EtcDistError, GraphError, RaceError
 from etc_dist.ir.graph import GraphFunction
 from etc_dist.runtime.cpu.arrays import Array, shape_of
 from etc_dist.runtime.cpu.task import Access, Element, Resolver, Task, place
@@ -48,6 +48,17 @@ def race(
     )
 
 
+def own_load(task: Task, access: Access, loaded: Access) -> RaceError:
+    at = tuple(int(i) for i in loaded.index if not isinstance(i, slice))
+    return RaceError(
+        f"{_name(access, at)} is written by the task whose maps load it",
+        where=task.where,
+        wanted="maps that mean the same before and after the body",
+        got="a body that writes what they load",
+        fix="write to another tensor, or let another task write",
+    )
+
+
 def second_write(task: Task, access: Access, mask: Array) -> GraphError:
     return GraphError(
         f"{_name(access, element(access, mask))} is written twice",
@@ -65,6 +76,18 @@ def never_written(task: Task, access: Access, at: tuple[int, ...]) -> GraphError
         wanted="reads of inputs and of what tasks wrote in the same epoch",
         got="an element that nothing fills",
         fix="correct the region that is read, or write the rest of the tensor",
+    )
+
+
+def read_early(
+    task: Task, reader: Task, access: Access, at: tuple[int, ...]
+) -> GraphError:
+    return GraphError(
+        f"{_name(access, at)} is read before {task.label} writes it",
+        where=f"{reader.where} (epoch {reader.epoch})",
+        wanted="reads of what is written before",
+        got=f"{task.where}, after it, is the first to write it",
+        fix="let the reader wait for the writer",
     )
 
 
@@ -110,7 +133,8 @@ def writer_of(
 ) -> Task | None:
     """A task, of any rank, that writes element `at` of what `access` touches.
 
-    Walks all tasks: for the words of an error only.
+    Walks all tasks: for the words of an error only. Left out are tasks whose regions
+    are not known yet.
     """
     for rank, env in enumerate(envs):
         shapes = {events.name: shape_of(events, env) for events in graph.events}
@@ -122,11 +146,21 @@ def writer_of(
                 lane = call.function.lane
                 tile = place(call, t, env)
                 task = Task(rank, -1, lane, call, t, epoch, (0,), tile)
-                task.notifies = tuple(resolver.element(r, task) for r in call.notifies)
-                for region in call.writes:
-                    if _covers(resolver.access(region, task), access, at):
-                        return task
+                try:
+                    told = (resolver.element(r, task) for r in call.notifies)
+                    task.notifies = tuple(told)
+                    writes = [resolver.access(region, task) for region in call.writes]
+                except EtcDistError:
+                    continue
+                if any(_covers(write, access, at) for write in writes):
+                    return task
     return None
+
+
+def overlap(write: Access, load: Access) -> bool:
+    """Whether `write` covers the one element of `load`."""
+    at = tuple(int(i) for i in load.index if not isinstance(i, slice))
+    return _covers(write, load, at)
 
 
 def _covers(write: Access, access: Access, at: tuple[int, ...]) -> bool:

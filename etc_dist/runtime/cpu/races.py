@@ -41,9 +41,10 @@ class Shadow:
 class RaceChecker(Observer):
     """Follows every task of all ranks; raises at the first access nothing orders.
 
-    Also found: reads of what no task wrote, second writes of an output element,
-    outputs left unwritten, more notifications than expected, and a peer entered that
-    need not be there any more.
+    Also found: reads of what no task wrote, or wrote only later, second writes of an
+    output element, outputs left unwritten, more notifications than expected, and a peer
+    entered that need not be there any more. Of an operand that a body picks from,
+    elements may be read that no task writes.
     """
 
     def __init__(
@@ -61,6 +62,8 @@ class RaceChecker(Observer):
         self._entered: list[dict[int, tuple[int, str]]] = [{} for _ in envs]
         self._events = {events.name: events for events in graph.events}
         self._loading: Task | None = None
+        self._loaded: dict[Task, list[Access]] = {}
+        self._wanted: dict[Element, int] = {}
         self._shadows = {
             (rank, tensor.name): Shadow(shape_of(tensor, env), components)
             for rank, env in enumerate(envs)
@@ -78,6 +81,8 @@ class RaceChecker(Observer):
         self._entered[rank] = {}
         for element in [e for e in self._counts if e.rank == rank]:
             del self._counts[element], self._seen[element]
+        for element in [e for e in self._wanted if e.rank == rank]:
+            del self._wanted[element]
         for tensor in _watched(self._graph):
             shadow = self._shadows[rank, tensor.name]
             shadow.written[:] = tensor.kind == "input"
@@ -99,15 +104,16 @@ class RaceChecker(Observer):
 
     # ------------------------------------------------------------- a task's moments
 
-    def draw(self, task: Task) -> None:
+    def wait(self, task: Task) -> None:
         self._loading = task
+        self._keep(task, self._after_waits(task))
 
     def begin(self, task: Task) -> None:
         self._loading = task
-        clock = self._clock(task)
-        for element, _ in task.waits or ():
-            if element in self._seen:
-                np.maximum(clock, self._seen[element], out=clock)
+        clock = self._after_waits(task)
+        for element, wanted in task.waits or ():
+            self._wanted[element] = wanted
+            self._check_count(task, element)
         own = self._component(task)
         clock[own] += 1
         self._tasks[own, int(clock[own])] = task
@@ -125,22 +131,41 @@ class RaceChecker(Observer):
             own = self._component(task)
             self._entered[peer][own] = int(clock[own]), findings.told(task)
         self._keep(task, clock)
-        for access in task.reads:
-            self._read(task, clock, access)
+        loaded = self._loaded.pop(task, [])
+        if task.idle:
+            return
+        for n, access in enumerate(task.reads):
+            self._read(task, clock, access, "reads", n in task.call.function.picks)
         for access in task.writes:
             self._write(task, clock, access)
+            for other in loaded:
+                if findings.overlap(access, other):
+                    raise findings.own_load(task, access, other)
 
     def notify(self, task: Task, element: Element) -> None:
         clock = self._clock(task)
-        count = self._counts.get(element, 0) + 1
+        self._counts[element] = self._counts.get(element, 0) + 1
         events = self._events[element.name]
-        env = dict(self._envs[element.rank])
-        expected = int(events.expected(element.index, env))
-        if count > expected:
-            raise findings.too_many(task, element, count, expected)
-        self._counts[element] = count
+        if not events.expects.is_loaded:
+            env = dict(self._envs[element.rank])
+            self._wanted[element] = int(events.expected(element.index, env))
+        self._check_count(task, element)
         seen = self._seen.get(element)
         self._seen[element] = clock if seen is None else np.maximum(seen, clock)
+
+    def _after_waits(self, task: Task) -> Array:
+        """The clock of `task` after what it has waited for so far."""
+        clock = self._clock(task)
+        for element, _ in task.waits or ():
+            if element in self._seen:
+                np.maximum(clock, self._seen[element], out=clock)
+        return clock
+
+    def _check_count(self, task: Task, element: Element) -> None:
+        """NOTE: a count that is loaded is known only once somebody waits for it."""
+        count, wanted = self._counts.get(element, 0), self._wanted.get(element)
+        if wanted is not None and count > wanted:
+            raise findings.too_many(task, element, count, wanted)
 
     def loaded(self, tensor: Tensor, index: tuple[Any, ...]) -> None:
         """An expression of the task that is being resolved loads one element."""
@@ -151,25 +176,29 @@ class RaceChecker(Observer):
                 clock[own] += 1
             self._tasks[own, int(clock[own])] = task
             where = tuple(int(i) for i in index)
-            self._read(task, clock, Access(tensor, task.rank, where))
+            access = Access(tensor, task.rank, where)
+            self._read(task, clock, access, "loads")
+            self._loaded.setdefault(task, []).append(access)
 
     # --------------------------------------------------------------------- accesses
 
-    def _read(self, task: Task, clock: Array, access: Access) -> None:
+    def _read(
+        self, task: Task, clock: Array, access: Access, verb: str, picks: bool = False
+    ) -> None:
         shadow = self._shadows.get((access.rank, access.tensor.name))
         if shadow is None:
             return
         at = access.index
         own = self._component(task)
-        if not np.all(shadow.written[at]):
-            self._read_too_early(task, access, ~shadow.written[at])
-        self._after_writers(task, clock, access, shadow)
+        if not (picks or np.all(shadow.written[at])):
+            self._read_too_early(task, access, verb, ~shadow.written[at])
+        self._after_writers(task, clock, access, verb, shadow)
         shadow.read_at[(own - task.rank * self._per_rank, *at)] = clock[own]
 
     def _write(self, task: Task, clock: Array, access: Access) -> None:
         shadow = self._shadows[access.rank, access.tensor.name]
         at = access.index
-        self._after_writers(task, clock, access, shadow)
+        self._after_writers(task, clock, access, "writes", shadow)
         first = access.rank * self._per_rank
         reads = shadow.read_at[(slice(None), *at)]
         seen = clock[first : first + self._per_rank]
@@ -180,6 +209,7 @@ class RaceChecker(Observer):
             other = self._tasks[first + int(place[0]), tick]
             element = findings.element(access, np.asarray(late.any(axis=0)))
             raise findings.race(task, "writes", other, "reads", access, element)
+        self._refuse_early_reads(task, access, reads)
         if access.tensor.kind == "output" and np.any(shadow.written[at]):
             raise findings.second_write(task, access, shadow.written[at])
         own = self._component(task)
@@ -187,26 +217,43 @@ class RaceChecker(Observer):
         shadow.written_at[at] = clock[own]
         shadow.written[at] = True
 
+    def _refuse_early_reads(self, task: Task, access: Access, reads: Array) -> None:
+        """Refuse the first write of what was picked from in the same epoch; `reads`,
+        when each component read it, is known to be ordered before."""
+        began = self._started.get((access.rank, task.epoch))
+        if began is None or not reads.any():
+            return
+        first = access.rank * self._per_rank
+        start = began[first : first + self._per_rank]
+        early = reads > start.reshape(-1, *[1] * (reads.ndim - 1))
+        early &= ~self._shadows[access.rank, access.tensor.name].written[access.index]
+        if early.any():
+            place = np.argwhere(early)[0]
+            reader = self._tasks[first + int(place[0]), int(reads[tuple(place)])]
+            element = findings.element(access, np.asarray(early.any(axis=0)))
+            raise findings.read_early(task, reader, access, element)
+
     def _after_writers(
-        self, task: Task, clock: Array, access: Access, shadow: Shadow
+        self, task: Task, clock: Array, access: Access, verb: str, shadow: Shadow
     ) -> None:
         writer, tick = shadow.writer[access.index], shadow.written_at[access.index]
         late = np.asarray(clock[writer] < tick)
         if late.any():
             place = tuple(np.argwhere(late)[0])
             who = int(np.asarray(writer)[place]), int(np.asarray(tick)[place])
-            verb = "reads" if access in task.reads else "writes"
             element = findings.element(access, late)
             other = self._tasks[who]
             raise findings.race(task, verb, other, "writes", access, element)
 
-    def _read_too_early(self, task: Task, access: Access, missing: Array) -> None:
+    def _read_too_early(
+        self, task: Task, access: Access, verb: str, missing: Array
+    ) -> None:
         element = findings.element(access, missing)
         writer = findings.writer_of(
             self._graph, self._envs, access, element, task.epoch
         )
         if writer is not None:
-            raise findings.race(task, "reads", writer, "writes", access, element)
+            raise findings.race(task, verb, writer, "writes", access, element)
         raise findings.never_written(task, access, element)
 
     # ----------------------------------------------------------------------- clocks
@@ -232,6 +279,10 @@ class WatchedLoads:
 
     def __init__(self, tensor: Tensor, array: Array, checker: RaceChecker):
         self._tensor, self._array, self._checker = tensor, array, checker
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self._array.shape)
 
     def __getitem__(self, index: tuple[Any, ...]) -> Any:
         self._checker.loaded(self._tensor, index)

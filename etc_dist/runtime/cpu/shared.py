@@ -111,6 +111,12 @@ class SharedSpace:
         area = self._area(element.rank, self.epoch)
         return int(area[self._cell(element)].sum())
 
+    def counts(self, name: str, rank: int) -> Array:
+        first, shape = self._offsets[name]
+        cells = self._area(rank, self.epoch)[first : first + prod(shape)]
+        found: Array = cells.sum(axis=1).reshape(shape)
+        return found
+
     def notify(self, element: Element) -> None:
         area = self._area(element.rank, self.epoch)
         area[self._cell(element), self._world.rank] += 1

@@ -49,14 +49,15 @@ def simulate(
 ) -> Simulation:
     """Run `plan` on `inputs`, by rank and tensor name, `epochs` times over.
 
-    `seed` chooses who acts next; `interleaving`, of an earlier simulation, repeats it.
+    `seed` chooses who acts next, and who gets which unit of a queue; `interleaving`, of
+    an earlier simulation with the same seed, repeats it.
     Ranks are not held together between epochs. In the trace every task takes one
     microsecond and ranks and agents run side by side.
 
     Raises ArgumentError for inputs that do not fit, DeadlockError where no agent can
     go on, and with `check` RaceError and GraphError as `RaceChecker` says.
     """
-    run = _Run(plan, inputs, dims, workers, epochs, check)
+    run = _Run(plan, inputs, dims, workers, epochs, check, seed)
     if interleaving is None:
         run.choose(random.Random(seed), step_limit)
     else:
@@ -87,6 +88,9 @@ class ProcessMemory:
 
     def have(self, element: Element) -> int:
         return int(self._counts[element.rank][element.name][element.index])
+
+    def counts(self, name: str, rank: int) -> Array:
+        return self._counts[rank][name]
 
     def notify(self, element: Element) -> None:
         self._counts[element.rank][element.name][element.index] += 1
@@ -143,8 +147,10 @@ class _Run:
         workers: int,
         epochs: int,
         check: bool,
+        seed: int,
     ):
         self._plan, self._workers, self._epochs = plan, workers, epochs
+        self._seed = seed
         graph = plan.graph
         ranks = range(graph.world_size)
         if len(inputs) != len(ranks):
@@ -279,5 +285,12 @@ class _Run:
             env = {**env, **watched}
             observers.insert(0, self._checker)
         self._teams[rank] = Team(
-            self._plan, env, rank, epoch, self._workers, self._memory, observers
+            self._plan,
+            env,
+            rank,
+            epoch,
+            self._workers,
+            self._memory,
+            observers,
+            self._seed,
         )

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from etc_dist.errors import GraphError, WaitRecord
+from etc_dist.errors import EtcDistError, GraphError, RangeRecord, WaitRecord
 from etc_dist.ir.event import EventRef
+from etc_dist.ir.expr import Expr
 from etc_dist.ir.graph import Call
 from etc_dist.ir.tensor import Region, Tensor
+from etc_dist.runtime.faults import out_of_range
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,10 @@ class Access:
     rank: int
     index: tuple[slice | int, ...]
 
+    @property
+    def empty(self) -> bool:
+        return any(isinstance(i, slice) and i.stop <= i.start for i in self.index)
+
 
 @dataclass(frozen=True)
 class Need:
@@ -60,8 +66,9 @@ class Task:
 
     `components` are the positions in the rank's vector clocks of the workers that run
     it: more than one where they run it together. What the task waits for is known once
-    drawn, what it touches only once its waits are met: index expressions may load what
-    other tasks wrote. `worker` is -1 in an error about a task that none has drawn yet.
+    drawn, unless that is loaded; the rest of its waits once these are met
+    (`knows_waits`); what it touches once all are: index expressions may load what other
+    tasks wrote. `worker` is -1 in an error about a task that none has drawn yet.
     """
 
     rank: int
@@ -73,6 +80,7 @@ class Task:
     components: tuple[int, ...]
     env: dict[str, Any]
     waits: tuple[tuple[Element, int], ...] | None = None
+    knows_waits: bool = False
     begun: bool = False
     reads: tuple[Access, ...] = ()
     writes: tuple[Access, ...] = ()
@@ -93,6 +101,11 @@ class Task:
         if self.worker < 0:
             agent = "not run yet"
         return f"rank {self.rank}, {agent}: {self.label}"
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is left of what it writes, so it does nothing but wait and notify."""
+        return bool(self.writes) and all(access.empty for access in self.writes)
 
     @property
     def peers(self) -> set[int]:
@@ -125,42 +138,74 @@ class Resolver:
         self._shapes = shapes
 
     def element(self, ref: EventRef, task: Task) -> Element:
-        """The element that `ref` names; GraphError where there is none."""
+        """The element that `ref` names. Where there is none, ArgumentError if it was
+        loaded, else GraphError."""
         rank = self._on(ref.rank, task, str(ref))
-        index = tuple(int(part.evaluate(task.env)) for part in ref.index)
+        index = tuple(_value(part, task, str(ref)) for part in ref.index)
         shape = self._shapes[ref.events.name]
         if any(not 0 <= i < n for i, n in zip(index, shape, strict=True)):
-            raise _outside(task, str(ref), f"an index within {list(shape)}", index)
+            wanted = f"an index within {list(shape)}"
+            raise _outside(task, str(ref), wanted, index, ref.is_loaded)
         return Element(ref.events.name, rank, index)
 
+    def expected(self, ref: EventRef, task: Task) -> int:
+        """The notifications that the element needs."""
+        return _value(ref.expects, task, f"the expected count of {ref}")
+
     def access(self, region: Region, task: Task) -> Access:
-        """The part of memory that `region` names, cut off at the tensor's edge."""
-        rank = self._on(region.rank, task, str(region))
+        """The part of memory that `region` names, cut off at the tensor's edge; errors
+        as for `element`. NOTE: only what is not loaded may begin beyond the edge."""
+        what = str(region)
+        rank = self._on(region.rank, task, what)
         index: list[slice | int] = []
-        bounds = region.bounds(task.env)
-        for kept, (low, high) in zip(region.kept, bounds, strict=True):
-            low, high = int(low), int(high)
-            if low < 0 or (not kept and high <= low):
-                starts = [start for start, _ in bounds]
-                raise _outside(task, str(region), "a region of the tensor", starts)
+        for start, size, extent, kept in zip(
+            region.start, region.size, region.tensor.shape, region.kept, strict=True
+        ):
+            low, end = _value(start, task, what), int(extent.evaluate(task.env))
+            loaded = start.is_loaded
+            if low < 0 or (low > end - (not kept) and (loaded or not kept)):
+                wanted = f"a start of 0 .. {end - (not kept)}"
+                raise _outside(task, what, wanted, (low,), loaded)
+            low = min(low, end)
+            high = min(low + _value(size, task, what), end)
             index.append(slice(low, max(low, high)) if kept else low)
         return Access(region.tensor, rank, tuple(index))
 
-    def _on(self, rank: Any, task: Task, what: str) -> int:
+    def _on(self, rank: Expr | None, task: Task, what: str) -> int:
         if rank is None:
             return self._rank
-        number = int(rank.evaluate(task.env))
+        number = _value(rank, task, what)
         if not 0 <= number < self._world_size:
             wanted = f"a rank of 0 .. {self._world_size - 1}"
-            raise _outside(task, what, wanted, (number,))
+            raise _outside(task, what, wanted, (number,), rank.is_loaded)
         return number
 
 
-def _outside(task: Task, what: str, wanted: str, got: Any) -> GraphError:
+def _value(expr: Expr, task: Task, what: str) -> int:
+    """The value of `expr` for `task`; ArgumentError where it cannot be loaded."""
+    try:
+        return int(expr.evaluate(task.env))
+    except (IndexError, ZeroDivisionError) as error:
+        if not expr.is_loaded:
+            raise
+        raise _stray(task, f"loads that exist, in {what}", str(error)) from error
+
+
+def _stray(task: Task, wanted: str, got: str) -> EtcDistError:
+    row = task.rank, task.worker, task.lane, task.label
+    return out_of_range([RangeRecord(*row, wanted, got)])
+
+
+def _outside(
+    task: Task, what: str, wanted: str, got: tuple[int, ...], loaded: bool
+) -> EtcDistError:
+    numbers = ", ".join(map(str, got))
+    if loaded:
+        return _stray(task, f"{wanted}, in {what}", numbers)
     return GraphError(
         f"call {task.call.name} refers to what is not there",
         where=f"{task.where}: {what}",
         wanted=wanted,
-        got=", ".join(str(int(n)) for n in got),
+        got=numbers,
         fix="correct the coordinate map of this reference",
     )

@@ -1,20 +1,28 @@
 """The agents of one rank: which takes which task when, and how a task is done.
 
-An agent is what runs one task at a time: in a strided lane a cluster of workers, in
-the ticket lane a worker's share of it. It holds what it drew until that is done.
+An agent is what runs one task at a time: in a strided or queue lane a cluster of
+workers, in the ticket lane a worker's share of it. It holds what it drew until that is
+done.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from etc_dist.errors import ArgumentError, WaitRecord
+from etc_dist.errors import ArgumentError, GraphError, WaitRecord
+from etc_dist.ir.event import EventRef
 from etc_dist.ir.graph import Call
+from etc_dist.ir.loads import counted
 from etc_dist.runtime.cpu.arrays import Array
+from etc_dist.runtime.cpu.queue import Queue
 from etc_dist.runtime.cpu.task import Element, Need, Resolver, Task, place
-from etc_dist.schedule.plan import STRIDED, TICKET, Lane, Plan
+from etc_dist.schedule.plan import QUEUE, STRIDED, TICKET, Lane, Plan
+
+TOLD = 16
+"""Groups that are not ready, of a rank, that an error names."""
 
 
 class Memory(Protocol):
@@ -26,6 +34,10 @@ class Memory(Protocol):
     def have(self, element: Element) -> int:
         """Notifications that one of this rank's elements got in this epoch."""
 
+    def counts(self, name: str, rank: int) -> Array:
+        """The same for all elements of an event tensor on this rank, `rank`, in its
+        shape."""
+
     def notify(self, element: Element) -> None:
         """Add one to an element of any rank."""
 
@@ -36,11 +48,11 @@ class Memory(Protocol):
 class Observer:
     """Sees a task's life, moment by moment; this one ignores it."""
 
-    def draw(self, task: Task) -> None:
-        """An agent holds `task`; next, what it waits for is evaluated."""
+    def wait(self, task: Task) -> None:
+        """The waits that load nothing are met; next, the others are evaluated."""
 
     def begin(self, task: Task) -> None:
-        """The waits are met; next, what it touches is evaluated."""
+        """All waits are met; next, what it touches and notifies is evaluated."""
 
     def enter(self, task: Task) -> None:
         """All is known and peers may be entered; next, the body runs."""
@@ -81,7 +93,7 @@ def make_agents(plan: Plan, workers: int) -> list[Agent]:
     agents: list[Agent] = []
     component = 0
     for lane in plan.lanes:
-        members = lane.cluster if lane.policy == STRIDED else 1
+        members = 1 if lane.policy == TICKET else lane.cluster
         for worker in range(0, workers, members):
             agents.append(Agent(len(agents), worker, lane, members, component))
             component += members
@@ -91,7 +103,8 @@ def make_agents(plan: Plan, workers: int) -> list[Agent]:
 class Team:
     """One rank's agents in one epoch, over `memory`.
 
-    `env` holds the rank's dims, derived numbers and what expressions load.
+    `env` holds the rank's dims, derived numbers and what expressions load. `seed`
+    decides who gets which unit of a queue lane.
     """
 
     def __init__(
@@ -103,6 +116,7 @@ class Team:
         workers: int,
         memory: Memory,
         observers: Sequence[Observer] = (),
+        seed: int = 0,
     ):
         self.plan, self.rank, self.epoch, self.env = plan, rank, epoch, dict(env)
         self.agents = make_agents(plan, workers)
@@ -117,6 +131,20 @@ class Team:
             for events in plan.graph.events
         }
         self._resolver = Resolver(rank, plan.graph.world_size, shapes)
+        loaded = [name for name in self.env if name.startswith("@")]
+        arrays = {name: memory.array(name[1:], rank) for name in loaded}
+        self._plain = {**self.env, **arrays}
+        chance = random.Random(f"{seed} {rank} {epoch}")
+
+        def counts(name: str) -> Array:
+            return memory.counts(name, rank)
+
+        self._queues = {
+            lane.name: Queue(lane, self._plain, counts, chance)
+            for lane in plan.lanes
+            if lane.policy == QUEUE
+        }
+        self._waiting: list[Agent] | None = None
 
     @property
     def done(self) -> bool:
@@ -124,13 +152,29 @@ class Team:
 
     @property
     def held(self) -> Iterator[Task]:
-        """The tasks in the agents' hands."""
-        for agent in self.agents:
+        """The tasks in the agents' hands, and one of each group that is not ready."""
+        for agent in (*self.agents, *self.waiting):
             yield from agent.held
 
+    @property
+    def waiting(self) -> list[Agent]:
+        """For each group of a queue lane that is not ready, an agent that does not
+        exist and holds the first of its tasks."""
+        if self._waiting is None:
+            number, self._waiting = len(self.agents), []
+            for name, queue in self._queues.items():
+                for call, t in queue.waiting():
+                    lane = self.plan.lane(name)
+                    agent = Agent(number, -1, lane, 1, 0, [self._task(lane, call, t)])
+                    self._waiting.append(agent)
+                    number += 1
+        return self._waiting
+
     def records(self) -> list[WaitRecord]:
-        """What the held tasks wait for."""
-        records = (task.record() for task in self.held)
+        """What the held tasks wait for, and the first of the groups that are not
+        ready."""
+        held = (a.held for a in (*self.agents, *self.waiting[:TOLD]))
+        records = (task.record() for tasks in held for task in tasks)
         return [record for record in records if record is not None]
 
     def step(self, agent: Agent) -> bool:
@@ -139,9 +183,12 @@ class Team:
         False if it can do nothing now.
         """
         drew = not agent.held
+        self._waiting = None
         if drew:
-            agent.held = next(self._units[agent.number], [])
-            agent.done = not agent.held
+            unit = self._draw(agent)
+            if unit is None:
+                return False
+            agent.held, agent.done = unit, not unit
         for task in agent.held:
             if self._ready(task):
                 agent.held.remove(task)
@@ -157,11 +204,16 @@ class Team:
             if any(k.call is call and k.t == t for k in agent.held)
         ]
         lane = self.plan.lane(call.function.lane)
-        if holders or lane.policy == TICKET:
+        if not holders and lane.policy == QUEUE:
+            size = int(lane.group_size(call).evaluate(self.env))
+            for agent in self.waiting:
+                task = agent.held[0]
+                if task.call is call and task.t // size == t // size:
+                    return [agent]
+        if holders or lane.policy != STRIDED:
             return holders or [a for a in self.agents if not a.done]
-        unit = t if call.function.cluster == lane.cluster else t // lane.cluster
-        for earlier in lane.calls[: lane.calls.index(call)]:
-            unit += int(lane.units(earlier).evaluate(self.env))
+        unit, _ = lane.place(call, t, self.env)
+        unit += int(lane.first_unit(call).evaluate(self.env))
         cluster = unit % (self._workers // lane.cluster)
         return [
             agent
@@ -169,8 +221,21 @@ class Team:
             if agent.lane is lane and agent.worker == cluster * lane.cluster
         ]
 
+    def _draw(self, agent: Agent) -> list[Task] | None:
+        """The agent's next unit: [] if there is none left for it, None if none is ready
+        yet."""
+        if agent.lane.policy != QUEUE:
+            return next(self._units[agent.number], [])
+        for lane in self.plan.lanes[self.plan.lanes.index(agent.lane) :]:
+            queue = self._queues[lane.name]
+            if queue.left:
+                index = queue.take()
+                return None if index is None else self._unit(agent, lane, index)
+        return []
+
     def _take(self, agent: Agent) -> Iterator[list[Task]]:
-        """The units that `agent` gets, each computed when it asks for it."""
+        """The units that `agent` gets of lanes without queues, each computed when it
+        asks for it."""
         lane = agent.lane
         if lane.policy == STRIDED:
             clusters = self._workers // lane.cluster
@@ -208,17 +273,28 @@ class Team:
             tasks.append(task)
         return tasks
 
-    def _ready(self, task: Task) -> bool:
-        """Whether `task` may run now; what it lacks is left in `task.need`."""
-        if task.waits is None:
-            for observer in self._observers:
-                observer.draw(task)
-            task.waits = tuple(self._wait(task))
-        task.need = None
-        for element, want in task.waits:
+    def _task(self, lane: Lane, call: Call, t: int) -> Task:
+        """A task that no agent holds, and what it lacks."""
+        env = place(call, t, self._plain)
+        task = Task(self.rank, -1, lane.name, call, t, self.epoch, (0,), env)
+        for ref in (*call.free_waits, *call.loaded_waits):
+            element = self._resolver.element(ref, task)
+            want = self._resolver.expected(ref, task)
             have = self._memory.have(element)
             if have < want:
                 task.need = Need(element, self.rank, have, want)
+                break
+        return task
+
+    def _ready(self, task: Task) -> bool:
+        """Whether `task` may run now; what it lacks is left in `task.need`."""
+        if task.waits is None:
+            task.waits = tuple(self._waits(task, task.call.free_waits))
+        if not self._met(task):
+            return False
+        if not task.knows_waits:
+            self._learn_waits(task)
+            if not self._met(task):
                 return False
         if not task.begun:
             self._begin(task)
@@ -229,10 +305,28 @@ class Team:
                 return False
         return True
 
-    def _wait(self, task: Task) -> Iterator[tuple[Element, int]]:
-        for ref in task.call.waits:
-            element = self._resolver.element(ref, task)
-            yield element, int(ref.events.expected(element.index, self.env))
+    def _met(self, task: Task) -> bool:
+        task.need = None
+        for element, want in task.waits or ():
+            have = self._memory.have(element)
+            if have < want:
+                task.need = Need(element, self.rank, have, want)
+                return False
+        return True
+
+    def _learn_waits(self, task: Task) -> None:
+        task.knows_waits = True
+        loaded = task.call.loaded_waits
+        if loaded:
+            for observer in self._observers:
+                observer.wait(task)
+            task.waits = (*(task.waits or ()), *self._waits(task, loaded))
+
+    def _waits(
+        self, task: Task, refs: Sequence[EventRef]
+    ) -> Iterator[tuple[Element, int]]:
+        for ref in refs:
+            yield self._resolver.element(ref, task), self._resolver.expected(ref, task)
 
     def _begin(self, task: Task) -> None:
         task.begun = True
@@ -242,20 +336,15 @@ class Team:
         task.reads = tuple(access(region, task) for region in call.reads)
         task.writes = tuple(access(region, task) for region in call.writes)
         task.notifies = tuple(self._resolver.element(r, task) for r in call.notifies)
+        for ref in call.notifies:
+            if any(count.is_loaded for count in counted(ref)):
+                self._resolver.expected(ref, task)
 
     def _run(self, task: Task) -> None:
         for observer in self._observers:
             observer.enter(task)
-        views = [
-            # NOTE: the ellipsis keeps a view where every axis is one integer.
-            self._memory.array(access.tensor.name, access.rank)[(*access.index, ...)]
-            for access in (*task.reads, *task.writes)
-        ]
-        try:
-            task.call.function.body(*views)
-        except Exception as fault:
-            fault.add_note(f"in {task.where}")
-            raise
+        if not task.idle:
+            self._work(task)
         for observer in self._observers:
             observer.leave(task)
         for element in task.notifies:
@@ -263,3 +352,31 @@ class Team:
                 observer.notify(task, element)
             self._memory.notify(element)
         self.ran.add((task.call.name, task.t))
+
+    def _work(self, task: Task) -> None:
+        views = [
+            # NOTE: the ellipsis keeps a view where every axis is one integer.
+            self._memory.array(access.tensor.name, access.rank)[(*access.index, ...)]
+            for access in (*task.reads, *task.writes)
+        ]
+        for view in views[: len(task.reads)]:
+            view.flags.writeable = False
+        body: Callable[..., object] = task.call.function.body
+        try:
+            returned = body(*views)
+        except Exception as fault:
+            fault.add_note(f"in {task.where}")
+            raise
+        if returned is not None:
+            raise _returned(task, returned)
+
+
+def _returned(task: Task, returned: object) -> GraphError:
+    call = task.call
+    return GraphError(
+        f"the body of call {call.name} returned a value, which nobody takes",
+        where=task.where,
+        wanted="None: a body fills the arrays that it writes",
+        got=type(returned).__name__,
+        fix=f"in {call.function.name}, assign to y[...] instead of returning",
+    )

@@ -1,0 +1,90 @@
+"""What loaded values must be for a task to stay within its tensors and events, as CUDA
+expressions that must all be true, to be looked at in this order.
+
+NOTE: each `load_index` in the text is a load, so a value is compared once: as an
+unsigned number a negative one is too large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from etc_dist.codegen.expression import text, wide
+from etc_dist.ir.event import EventRef
+from etc_dist.ir.expr import Const, Expr, Load, Op
+from etc_dist.ir.graph import Call
+from etc_dist.ir.loads import counted
+from etc_dist.ir.tensor import Region
+
+
+def waits_in_range(call: Call) -> Iterable[str]:
+    """That the waits which load name elements that exist, and load what exists."""
+    return dict.fromkeys(c for ref in call.loaded_waits for c in _wait(ref))
+
+
+def in_range(call: Call, world: int) -> Iterable[str]:
+    """That what a task touches and notifies, as far as it is loaded, exists."""
+    regions = (*call.reads, *call.writes)
+    touched = (c for region in regions for c in _region(region, world))
+    notified = (c for ref in call.notifies for c in _notified(ref, world))
+    return dict.fromkeys([*touched, *notified])
+
+
+def _wait(ref: EventRef) -> Iterator[str]:
+    yield from _element(ref)
+    yield from _loads(ref.expects)
+
+
+def _notified(ref: EventRef, world: int) -> Iterator[str]:
+    yield from _element(ref)
+    yield from _rank(ref.rank, world)
+    for count in counted(ref):
+        yield from _loads(count)
+
+
+def _element(ref: EventRef) -> Iterator[str]:
+    if not ref.is_loaded:
+        return
+    for part, extent in zip(ref.index, ref.events.shape, strict=True):
+        yield from _loads(part)
+        yield from _below(part, extent)
+
+
+def _region(region: Region, world: int) -> Iterator[str]:
+    """NOTE: a start without loads may lie beyond the edge, where the region is empty;
+    that it is not negative is proved."""
+    parts = zip(
+        region.start, region.size, region.tensor.shape, region.kept, strict=True
+    )
+    for start, size, extent, kept in parts:
+        yield from _loads(start)
+        yield from _loads(size)
+        if start.is_loaded:
+            yield from _below(start, extent, "<=" if kept else "<")
+    yield from _rank(region.rank, world)
+
+
+def _rank(rank: Expr | None, world: int) -> Iterator[str]:
+    if rank is not None and rank.is_loaded:
+        yield from _loads(rank)
+        yield from _below(rank, Const(world))
+
+
+def _loads(expr: Expr) -> Iterator[str]:
+    """That each load in `expr` is of an element that exists, the inner ones first, and
+    that no loaded divisor is zero."""
+    for child in expr.children():
+        yield from _loads(child)
+    if isinstance(expr, Load):
+        for index, extent in zip(expr.index, expr.shape, strict=True):
+            yield from _below(index, extent)
+    if isinstance(expr, Op) and expr.name in ("//", "%") and expr.right.is_loaded:
+        yield f"{text(expr.right)} != 0"
+
+
+def _below(value: Expr, extent: Expr, relation: str = "<") -> Iterator[str]:
+    known = isinstance(value, Const) and isinstance(extent, Const)
+    if isinstance(value, Op) and value.is_loaded:
+        yield f"u64({wide(value)}) {relation} u64({text(extent)})"
+    elif not known:  # else the proof has seen it
+        yield f"u32({text(value)}) {relation} u32({text(extent)})"

@@ -1,0 +1,234 @@
+"""What a dynamic program's queues need to know, as CUDA text: the groups of each call,
+the elements that a task notifies, and which groups an element releases.
+
+docs/protocol.md, "Dynamic schedules", says what the device makes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from etc_dist.codegen.expression import linear, text
+from etc_dist.codegen.layout import event_base, notification_unit, queue_name
+from etc_dist.codegen.members import indexed, method
+from etc_dist.ir.event import EventRef, EventTensor
+from etc_dist.ir.expr import Const, Expr, Op, Symbol, substitute
+from etc_dist.ir.function import TENSOR, TRANSFER
+from etc_dist.ir.graph import RANK, Call, GraphFunction
+from etc_dist.schedule.dynamic import coordinates
+from etc_dist.schedule.plan import Lane, Plan
+
+QUEUES = {TENSOR: "TensorQueue", TRANSFER: "TransferQueue"}
+_OWNER = Symbol("owner", "task")
+_GROUP = Symbol("group", "task")
+
+
+def lane_queue(lane: Lane) -> str:
+    """The struct of a lane's queue: how many units it gives out, and where it lies."""
+    lines = [f"struct {QUEUES[lane.name]} {{"]
+    lines.append(method("i32 units", text(lane.total)))
+    lines.append(method("i32 initial", text(lane.initial)))
+    for word in ("head", "tail", "slots"):
+        lines.append(method(f"u32 {word}", f"u32(g.{queue_name(lane.name, word)})"))
+    return "\n".join([*lines, "};"])
+
+
+def event_struct(plan: Plan, events: EventTensor) -> str:
+    """The struct of an event tensor: where an element's counter is, and the count at
+    which it is met, on the rank that owns it."""
+    expects = text(_on_owner(plan.graph, events.expects))
+    target = f"u32({expects}) * {notification_unit(plan, events)}u"
+    axes = f" i32 {', '.join(a.name for a in events.axes)};" if events.axes else ""
+    lines = [f"struct {_event(events)} {{", f"  struct Coord {{{axes} }};"]
+    lines.append(method("u32 index", _index(events, events.axes), "Coord c"))
+    lines.append(method("u32 target", target, "i32 owner, Coord c"))
+    return "\n".join([*lines, "};"])
+
+
+def call_members(lane: Lane, call: Call) -> list[str]:
+    """The members of a call's struct that a queue needs."""
+    gating, waits = lane.gating(call), _waits(call)
+    maybe_zero = sum(1 << n for n, r in enumerate(waits) if not _is_positive(r.events))
+    lines = [f"  using Queue = {QUEUES[lane.name]};"]
+    lines.append(f"  static constexpr int kQueued = {int(lane.queued(call))};")
+    lines.append(f"  static constexpr int kGating = {len(gating)};")
+    lines.append(f"  static constexpr u32 kMaybeZero = {maybe_zero}u;")
+    lines.append(method("i32 groups", text(lane.groups(call))))
+    lines.append(method("i32 group_size", text(lane.group_size(call))))
+    lines.append(method("i32 group_units", text(lane.group_units(call))))
+    lines.append(method("i32 first_unit", text(lane.first_unit(call))))
+    if lane.queued(call):
+        state = f"u32(g.{queue_name(call.name, 'states')} + group)"
+        at = dict(zip(gating, coordinates(gating, _GROUP), strict=True))
+        place = ", ".join(text(at.get(axis, Const(0))) for axis in call.axes)
+        lines.append(method("u32 state", state, "i32 group"))
+        lines.append(method("Coord group_at", f"{{{place}}}", "i32 group"))
+        extents = [text(axis.extent) for axis in gating]
+        lines += indexed("i32 extent", extents, "const Args& g, int n")
+    lines.append("  template <int n, class F>")
+    lines.append("  ETC_DEVICE static void notified(const Args& g, Coord c, F&& f) {")
+    for n, ref in enumerate(call.notifies):
+        rank = "g.rank" if ref.rank is None else text(ref.rank)
+        index = ", ".join(text(part) for part in ref.index)
+        event = _event(ref.events)
+        lines.append(
+            f"    if constexpr (n == {n}) f({event}{{}}, {rank}, "
+            f"{event}::Coord{{{index}}});"
+        )
+    return [*lines, "  }"]
+
+
+@dataclass(frozen=True)
+class _Release:
+    """An element of `events` lets wait n of a call's groups be met."""
+
+    events: EventTensor
+    lane: Lane
+    call: Call
+    number: int
+    ref: EventRef
+
+    @property
+    def name(self) -> str:
+        return f"Release_{self.events.name}_{self.call.name}_{self.number}"
+
+
+def releases(plan: Plan) -> Iterator[str]:
+    """The structs of what elements release, and the list of them for each tensor."""
+    found = [
+        _Release(ref.events, lane, call, n, ref)
+        for lane in plan.lanes
+        for call in lane.calls
+        for n, ref in enumerate(_waits(call))
+    ]
+    for release in found:
+        yield _release_struct(plan.graph, release)
+    for events in plan.graph.events:
+        names = ", ".join(r.name for r in found if r.events == events)
+        head = f"template <> struct Releases<{_event(events)}>"
+        yield f"{head} : ReleaseList<{names}> {{}};"
+
+
+def _release_struct(graph: GraphFunction, release: _Release) -> str:
+    ref, event = release.ref, _event(release.events)
+    gating = release.lane.gating(release.call)
+    index = [_on_owner(graph, part) for part in ref.index]
+    extents = {axis.symbol.name: axis.extent for axis in gating}
+    spans = released(index, release.events.axes, extents)
+    single = all(count == Const(1) for _, count in spans.values())
+    lines = [f"struct {release.name} {{"]
+    lines.append(f"  using Call = Call_{release.call.name};")
+    lines.append(f"  static constexpr int kWait = {release.number};")
+    lines.append(f"  static constexpr int kInvertible = {int(single)};")
+    texts = [f"{{{text(low)}, {text(count)}}}" for low, count in spans.values()]
+    place = f"const Args& g, i32 owner, {event}::Coord c, int n"
+    lines += indexed("Span span", texts, place)
+    lines.append(
+        "  ETC_DEVICE static u32 element(const Args& g, i32 owner, i32 group) {"
+    )
+    lines.append("    const auto c = Call::group_at(g, group);")
+    lines.append(f"    return {_index(release.events, index)};")
+    return "\n".join([*lines, "  }", "};"])
+
+
+Spans = dict[str, tuple[Expr, Expr]]
+"""Coordinate name -> the first value it may have, and how many values from there."""
+
+
+def released(
+    index: list[Expr], element: tuple[Symbol, ...], extents: Mapping[str, Expr]
+) -> Spans:
+    """Where the groups lie whose wait for `index` is one for `element`: for each gating
+    coordinate the values that it may have. One value follows where an index is the
+    coordinate plus or minus something, also modulo what is no less than its extent, a
+    few where it is divided by a number; all values where nothing follows."""
+    spans: Spans = {name: (Const(0), extent) for name, extent in extents.items()}
+    for part, value in zip(index, element, strict=True):
+        found = _solve(part, value, Const(1), extents)
+        if found is None:
+            continue
+        name, low, count = found
+        if spans[name][1] != Const(1):
+            spans[name] = low, count
+    return spans
+
+
+def _solve(
+    part: Expr, low: Expr, count: Expr, extents: Mapping[str, Expr]
+) -> tuple[str, Expr, Expr] | None:
+    """The coordinate in `part`, and the values it may have if `part` is one of the
+    `count` from `low` on; None where that cannot be said."""
+    if isinstance(part, Symbol):
+        return (part.name, low, count) if part.name in extents else None
+    if not isinstance(part, Op):
+        return None
+    left, right = part.left, part.right
+    if _is_fixed(right):
+        if part.name == "+":
+            return _solve(left, low - right, count, extents)
+        if part.name == "-":
+            return _solve(left, low + right, count, extents)
+        if part.name == "//" and isinstance(right, Const) and right.value > 0:
+            return _solve(left, low * right, count * right, extents)
+        if part.name == "%" and count == Const(1):
+            return _solve_modulo(left, low, right, extents)
+    elif _is_fixed(left):
+        if part.name == "+":
+            return _solve(right, low - left, count, extents)
+        if part.name == "-":
+            return _solve(right, left - low - count + 1, count, extents)
+    return None
+
+
+def _solve_modulo(
+    part: Expr, value: Expr, modulus: Expr, extents: Mapping[str, Expr]
+) -> tuple[str, Expr, Expr] | None:
+    found = _solve(part, value, Const(1), extents)
+    if found is None or found[2] != Const(1):
+        return None
+    name, low, count = found
+    if not _at_most(extents[name], modulus):
+        return None
+    return name, low % modulus, count
+
+
+def _at_most(extent: Expr, modulus: Expr) -> bool:
+    """Whether `extent` is surely no more than `modulus`."""
+    if isinstance(extent, Const) and isinstance(modulus, Const):
+        return extent.value <= modulus.value
+    if isinstance(extent, Op) and extent.name == "-":
+        less = isinstance(extent.right, Const) and extent.right.value >= 0
+        return less and extent.left == modulus
+    return extent == modulus
+
+
+def _is_fixed(expr: Expr) -> bool:
+    """Whether `expr` holds no coordinate of the call."""
+    return not any(s.kind == "coordinate" for s in expr.symbols())
+
+
+def _is_positive(events: EventTensor) -> bool:
+    return isinstance(events.expects, Const) and events.expects.value > 0
+
+
+def _waits(call: Call) -> tuple[EventRef, ...]:
+    """In the order of the generated `wait`."""
+    return (*call.free_waits, *call.loaded_waits)
+
+
+def _on_owner(graph: GraphFunction, expr: Expr) -> Expr:
+    """`expr` on the rank `owner`, whose named numbers may differ from one's own."""
+    values: dict[str, Expr] = {RANK.name: _OWNER}
+    for symbol, value in graph.derived:
+        if any(s.name in values for s in value.symbols()):
+            values[symbol.name] = substitute(value, values)
+    return substitute(expr, values)
+
+
+def _index(events: EventTensor, index: tuple[Expr, ...] | list[Expr]) -> str:
+    return f"u32(g.{event_base(events)} + {linear(index, events.shape)})"
+
+
+def _event(events: EventTensor) -> str:
+    return "Event_" + events.name

@@ -1,0 +1,146 @@
+"""The queue of a lane on one rank: which units are ready, and which never became so.
+
+The CPU's queue is no first-in-first-out: an agent gets any unit that is ready, as the
+seed decides, so that no program rests on an order that the plan does not promise.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from etc_dist.ir.event import EventRef
+from etc_dist.ir.graph import TASK, Call
+from etc_dist.runtime.cpu.arrays import Array
+from etc_dist.schedule.dynamic import coordinates
+from etc_dist.schedule.plan import Lane
+
+Counts = Callable[[str], Array]
+"""This rank's counters of an event tensor, in its shape."""
+
+
+class Queue:
+    """The units of a lane that nobody has taken yet. `env` holds what expressions are
+    evaluated under, with plain arrays for what they load."""
+
+    def __init__(
+        self, lane: Lane, env: Mapping[str, Any], counts: Counts, chance: random.Random
+    ):
+        env = dict(env)
+        self.left = int(lane.total.evaluate(env))
+        """Units not taken, ready or not."""
+        self._ready = list(range(int(lane.initial.evaluate(env))))
+        self._chance, self._counts = chance, counts
+        self._pending = [
+            _Pending(lane, c, env) for c in filter(lane.queued, lane.calls)
+        ]
+
+    def take(self) -> int | None:
+        """A ready unit, by its number in the lane; None while there is none."""
+        for pending in self._pending:
+            self._ready += pending.release(self._counts)
+        if not self._ready:
+            return None
+        at = self._chance.randrange(len(self._ready))
+        self._ready[at], self._ready[-1] = self._ready[-1], self._ready[at]
+        self.left -= 1
+        return self._ready.pop()
+
+    def waiting(self) -> Iterator[tuple[Call, int]]:
+        """Of each group that is not ready, the call and the first task."""
+        for pending in self._pending:
+            for group in pending.groups:
+                yield pending.call, int(group) * pending.size
+
+
+class _Pending:
+    """The groups of a call that are not ready."""
+
+    def __init__(self, lane: Lane, call: Call, env: dict[str, Any]):
+        self.call, self._env = call, env
+        self.size = int(lane.group_size(call).evaluate(env))
+        self._units = int(lane.group_units(call).evaluate(env))
+        self._first = int(lane.first_unit(call).evaluate(env))
+        count = int(lane.groups(call).evaluate(env)) if self._units else 0
+        self.groups = np.arange(count)
+        gating = lane.gating(call)
+        place = coordinates(gating, TASK)
+        inner = {**env, TASK.name: self.groups}
+        inner |= {
+            axis.symbol.name: part.evaluate(inner)
+            for axis, part in zip(gating, place, strict=True)
+        }
+        # NOTE: waits name no other coordinates than these. What divides by zero passes
+        # for ready: the task itself tells what is wrong.
+        with np.errstate(divide="ignore"):
+            self._free = [_Wait.of(ref, inner, count) for ref in call.free_waits]
+            self._loaded = [
+                (ref, _index(ref, inner, count)) for ref in call.loaded_waits
+            ]
+
+    def release(self, counts: Counts) -> list[int]:
+        """The units of the groups that have become ready since the last time."""
+        if not self.groups.size:
+            return []
+        met: Array = np.ones(self.groups.size, np.bool_)
+        for wait in self._free:
+            met = met & wait.is_met(self.groups, counts)
+        for ref, index in self._loaded:
+            for at in np.flatnonzero(met):
+                met[at] = self._is_met(ref, index[:, self.groups[at]], counts)
+        ready, self.groups = self.groups[met], self.groups[~met]
+        first = self._first + ready * self._units
+        units = first[:, None] + np.arange(self._units)
+        return [int(unit) for unit in units.reshape(-1)]
+
+    def _is_met(self, ref: EventRef, index: Array, counts: Counts) -> bool:
+        at = tuple(int(i) for i in index)
+        try:
+            want = ref.events.expected(at, self._env)
+            return bool(counts(ref.events.name)[at] >= want)
+        except (ArithmeticError, IndexError):
+            return True  # the task itself tells what is wrong
+
+
+@dataclass(frozen=True)
+class _Wait:
+    """A wait of all groups of a call, which loads nothing."""
+
+    ref: EventRef
+    index: Array  # [axes, groups]
+    want: Array
+
+    @classmethod
+    def of(cls, ref: EventRef, env: dict[str, Any], count: int) -> _Wait:
+        index = _index(ref, env, count)
+        try:
+            want = ref.events.expected(tuple(index), env)
+        except ArithmeticError:
+            want = 0
+        return cls(ref, index, np.broadcast_to(want, count))
+
+    def is_met(self, groups: Array, counts: Counts) -> Array:
+        have = counts(self.ref.events.name)
+        index, want = self.index[:, groups], self.want[groups]
+        limits = np.array(have.shape, np.int64)[:, None]
+        wrong = (index < 0) | (index >= limits)
+        outside: Array = np.logical_or.reduce(wrong, axis=0)
+        met = outside.copy()  # the task itself tells what is wrong
+        inside = tuple(index[:, ~outside])
+        met[~outside] = have[inside] >= want[~outside]
+        return met
+
+
+def _index(ref: EventRef, env: dict[str, Any], count: int) -> Array:
+    """[axes, groups], also where there are no axes."""
+    made = np.empty((len(ref.index), count), np.int64)
+    for row, part in enumerate(ref.index):
+        try:
+            made[row] = part.evaluate(env)
+        except ArithmeticError:
+            made[row] = 0
+    return made

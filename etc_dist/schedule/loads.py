@@ -1,0 +1,107 @@
+"""What index expressions load, as accesses: a task that loads reads, before its body.
+
+An element whose index is known is one box. Where the index is itself loaded, or follows
+from what is, the task may load any element: the box is the whole tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+import numpy as np
+
+from etc_dist.errors import GraphError, RaceError
+from etc_dist.ir.expr import Load
+from etc_dist.ir.graph import GraphFunction
+from etc_dist.ir.loads import waiting_loads, working_loads
+from etc_dist.ir.tensor import Region
+from etc_dist.schedule.cells import Cells
+from etc_dist.schedule.enumeration import (
+    BEGINNING,
+    BODY,
+    WAITING,
+    Access,
+    Block,
+    Enumeration,
+    rows,
+    task_name,
+)
+from etc_dist.schedule.faults import Fault, Tally
+
+
+def load_accesses(
+    block: Block, graph: GraphFunction, given: Set[str], tally: Tally
+) -> list[Access]:
+    """What the block's tasks load, given the values of some tensors."""
+    found: list[Access] = []
+    call = block.call
+    for moment, loads in (
+        (WAITING, waiting_loads(call)),
+        (BEGINNING, working_loads(call)),
+    ):
+        for load in loads:
+            access = _access(block, graph, given, load, moment, tally)
+            if access is not None:
+                found.append(access)
+    return found
+
+
+def _access(
+    block: Block,
+    graph: GraphFunction,
+    given: Set[str],
+    load: Load,
+    moment: int,
+    tally: Tally,
+) -> Access | None:
+    tensor, axes = graph.tensor(load.tensor), len(load.index)
+    region = Region(tensor, None, load.index, load.shape, (False,) * axes)
+    rank = np.full(block.count, block.rank)
+    extent = rows(block, load.shape)
+    if any(inner.tensor not in given for i in load.index for inner in i.loads()):
+        return Access(
+            region, False, block.tasks, rank, np.zeros_like(extent), extent, moment
+        )
+    try:
+        at = rows(block, load.index)
+    except IndexError:  # of an inner load, which is told by itself
+        return None
+    except ArithmeticError as error:
+        text, fix = f"call {block.call.name}, {load}: {error}", "mend the expression"
+        tally.add(("load", text), Fault(GraphError, text, fix))
+        return None
+    wrong = ((at < 0) | (at >= extent)).any(axis=0)
+    if wrong.any():
+        t = int(np.flatnonzero(wrong)[0])
+        fault = Fault(
+            GraphError,
+            f"{task_name(block, t)} loads {tensor.name}{at[:, t].tolist()}, outside of "
+            f"{extent[:, t].tolist()}",
+            f"keep the index of {load} inside of the tensor",
+            int(wrong.sum()),
+        )
+        tally.add(("load", block.call.name, load), fault)
+    right = ~wrong
+    at = at[:, right]
+    return Access(region, False, block.tasks[right], rank[right], at, at + 1, moment)
+
+
+def check_own_writes(tasks: Enumeration, cells: Cells, tally: Tally) -> None:
+    """Refuse tasks that write what their own maps load: on the device these are
+    evaluated whenever the body asks, before and after it has written."""
+    if not cells.cell.size or (cells.moment == BODY).all():
+        return
+    new = (np.diff(cells.cell, prepend=-1) != 0) | (
+        np.diff(cells.task, prepend=-1) != 0
+    )
+    begin = np.flatnonzero(new)
+    loads = np.logical_or.reduceat(cells.moment < BODY, begin)
+    own = begin[loads & np.logical_or.reduceat(cells.write, begin)]
+    if own.size:
+        text = (
+            f"{tasks.name(int(cells.task[own[0]]))} writes "
+            f"{cells.name(int(cells.cell[own[0]]))}, from which its own maps load"
+        )
+        fix = "write to another tensor, or let another task write"
+        fault = Fault(RaceError, text, fix, int(own.size))
+        tally.add(("own", cells.tensor.name), fault)

@@ -1,0 +1,50 @@
+// What the lanes of one warp do together: small matrix products, reductions.
+#pragma once
+#include "common/types.cuh"
+
+namespace etc::ptx {
+
+// d += a * b: 16 x 8, 16 deep. Per thread two neighbouring elements of k a register.
+template <bool kIsHalf>
+ETC_DEVICE void mma_16x8x16(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  if constexpr (kIsHalf) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+        "{%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+  } else {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+        "{%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+  }
+}
+
+ETC_DEVICE u32 warp_max(u32 v) {
+  u32 r;
+  asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(r) : "r"(v));
+  return r;
+}
+ETC_DEVICE u32 warp_min(u32 v) {
+  u32 r;
+  asm volatile("redux.sync.min.u32 %0, %1, 0xffffffff;" : "=r"(r) : "r"(v));
+  return r;
+}
+ETC_DEVICE float warp_sum(float v) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) v += __shfl_xor_sync(~0u, v, step);
+  return v;
+}
+// The sum over the lanes below this one.
+ETC_DEVICE u32 warp_sum_before(u32 v) {
+  const u32 lane = threadIdx.x % 32;
+  u32 sum = v;
+#pragma unroll
+  for (u32 step = 1; step < 32; step *= 2) {
+    const u32 other = __shfl_up_sync(~0u, sum, step);
+    if (lane >= step) sum += other;
+  }
+  return sum - v;
+}
+
+}  // namespace etc::ptx

@@ -1,0 +1,160 @@
+// Pushing: the words of a dynamic program's groups and queues, as whoever meets an event
+// changes them. docs/protocol.md, "Dynamic schedules", has the whole.
+//
+// Words that ranks share are accessed at the scope of the system in programs of several
+// ranks, as atomics on one word must agree; fences are narrower where they can be.
+#pragma once
+#include "event/wait.cuh"
+
+namespace etc {
+
+template <class Program>
+constexpr bool kPeersPush = Program::kWorld > 1;
+
+template <class Program, class Queue>
+constexpr u32 kLaneOf =
+    kIsSame<Queue, typename Program::TensorQueue> ? kTensorLane : kTransferLane;
+
+template <int kCount>
+constexpr u32 kFirstBits = kCount == 32 ? ~0u : (1u << kCount) - 1;
+
+// A group, for the record, by its first task.
+template <class Call, class Program>
+ETC_DEVICE Waiter group_waiter(const Run<Program>& run, i32 group) {
+  constexpr u32 kLane = kLaneOf<Program, typename Call::Queue>;
+  return {kLane, Call::kCall, u32(group * Call::group_size(run.g))};
+}
+
+// Orders what this thread has seen before what it writes to the words of a call's groups
+// and to their slots; peers see the words if one of the waits is for them.
+template <class Call, class Program>
+ETC_DEVICE void fence_groups(const Run<Program>& run) {
+  bool has_peers = false;
+#pragma unroll
+  for (int n = 0; n < Call::kWaits; ++n) {
+    has_peers = has_peers || Call::wait(run.g, typename Call::Coord{}, n).cross_rank;
+  }
+  if (has_peers) {
+    ptx::fence_acq_rel<true>();
+  } else {
+    ptx::fence_acq_rel<false>();
+  }
+}
+
+// A whole warp pushes the groups for which `bits` of their lane has bit j. Every lane has
+// fenced.
+template <class Call, int kCount, class Program>
+ETC_DEVICE void push(const Run<Program>& run, i32 owner, u32 bits, const i32 (&group)[kCount]) {
+  using Queue = typename Call::Queue;
+  constexpr i32 kFewUnits = 8;  // of a group; more are stored by all lanes together
+  const auto& g = run.g;
+  const u32 lane = threadIdx.x % 32;
+  u32 lanes[kCount], groups = 0;
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) {
+    lanes[j] = __ballot_sync(~0u, bits >> j & 1);
+    groups += __popc(lanes[j]);
+  }
+  if (groups == 0) return;
+
+  const u32 units = u32(Call::group_units(g));
+  u32 at = 0;
+  if (lane == 0) {
+    const u64 tail = run.event_address(owner, Queue::tail(g));
+    at = ptx::fetch_add<kPeersPush<Program>>(tail, groups * units);
+  }
+  at = __shfl_sync(~0u, at, 0);
+  const u64 slots = run.event_address(owner, Queue::slots(g));
+  // NOTE: slots count from the first queued unit: that number is the same on every rank, the
+  // number of initial units may not be.
+  const u32 first = u32(Call::first_unit(g) - Queue::initial(g)) + 1;
+  if (units <= kFewUnits) {
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) {
+      if (bits >> j & 1) {
+        const u32 own = at + __popc(lanes[j] & ((1u << lane) - 1)) * units;
+        for (u32 k = 0; k < units; ++k) {
+          ptx::store_relaxed(slots + u64(own + k) * 4, first + u32(group[j]) * units + k);
+        }
+      }
+      at += __popc(lanes[j]) * units;
+    }
+  } else {
+    if constexpr (Call::kWaits > 1) {
+      // NOTE: lanes store for each other, and must have seen what the other has.
+      __syncwarp();
+      fence_groups<Call>(run);
+    }
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) {
+      for (u32 left = lanes[j]; left != 0; left &= left - 1, at += units) {
+        const u32 unit = first + u32(__shfl_sync(~0u, group[j], __ffs(left) - 1)) * units;
+#pragma unroll 4
+        for (u32 k = lane; k < units; k += 32) {
+          ptx::store_relaxed(slots + u64(at + k) * 4, unit + k);
+        }
+      }
+    }
+  }
+}
+
+// Which of the waits [from, to) of an own group expect no notification, as bits; none if
+// loaded ones among them are out of range, which ends the program.
+template <class Call, class Program>
+ETC_DEVICE u32 empty_waits(const Run<Program>& run, i32 group, int from, int to) {
+  const auto c = Call::group_at(run.g, group);
+  if (to > Call::kFreeWaits && !Call::waits_in_range(run.g, c)) {
+    out_of_range(run, group_waiter<Call>(run, group));
+    return 0;
+  }
+  u32 bits = 0;
+#pragma unroll
+  for (int n = 0; n < Call::kWaits; ++n) {
+    if (n >= from && n < to && Call::wait(run.g, c, n).target == 0) bits |= 1u << n;
+  }
+  return bits;
+}
+
+// Marks waits of a group as met; true for whoever marks the last one. One lane, which has
+// fenced.
+template <class Call, class Program>
+ETC_DEVICE bool mark(const Run<Program>& run, i32 owner, i32 group, u32 bits) {
+  if constexpr (Call::kWaits == 1) {
+    return true;  // NOTE: an element is met once, so there is nothing to remember
+  } else {
+    constexpr bool kSystem = kPeersPush<Program>;
+    constexpr u32 kAll = kFirstBits<Call::kWaits>, kFree = kFirstBits<Call::kFreeWaits>;
+    const u64 word = run.event_address(owner, Call::state(run.g, group));
+    u32 old = ptx::fetch_or<kSystem>(word, bits);
+    if constexpr (kFree != kAll) {
+      const u32 now = old | bits;
+      if (now != kAll && (old & kFree) != kFree && (now & kFree) == kFree) {
+        // Only now are loaded counts valid, for whoever has seen all marks: those of 0 are
+        // met. Peers cannot be here.
+        ptx::fence_acq_rel<false>();
+        bits = empty_waits<Call>(run, group, Call::kFreeWaits, Call::kWaits);
+        if (bits == 0) return false;
+        old = ptx::fetch_or<kSystem>(word, bits);
+      }
+    }
+    return old != kAll && (old | bits) == kAll;
+  }
+}
+
+// A whole warp marks and pushes: bit j of `waiting`, that group[j] waits for it by `marks`.
+template <class Call, int kCount, class Program>
+ETC_DEVICE void mark_groups(
+    const Run<Program>& run, i32 owner, u32 waiting, const i32 (&group)[kCount], u32 marks) {
+  u32 last = 0;
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) {  // unrolled, so that many atomics are in flight
+    if (waiting >> j & 1 && mark<Call>(run, owner, group[j], marks)) last |= 1u << j;
+  }
+  if constexpr (Call::kWaits > 1) {
+    if (!__any_sync(~0u, last != 0)) return;
+    fence_groups<Call>(run);
+  }
+  push<Call>(run, owner, last, group);
+}
+
+}  // namespace etc

@@ -1,0 +1,122 @@
+// Releasing: an element that is met lets groups of tasks run that wait for it. By whole warps.
+#pragma once
+#include "queue/push.cuh"
+
+namespace etc {
+
+// The values that a coordinate of a group may have.
+struct Span {
+  i32 low, count;
+};
+
+// What the elements of an event tensor release; generated for each event tensor.
+template <class... Rs>
+struct ReleaseList {
+  static constexpr int kCount = sizeof...(Rs);
+  template <class F>
+  ETC_DEVICE static void each(F f) {
+    (f(Rs{}), ...);
+  }
+};
+template <class Event>
+struct Releases;
+
+// The groups among which those are that wait for an element: a box of coordinates.
+template <class Call>
+struct GroupBox {
+  i32 low[Call::kGating + 1], count[Call::kGating + 1], extent[Call::kGating + 1], total;
+
+  template <class R, class Args, class Coord>
+  ETC_DEVICE static GroupBox of(const Args& g, i32 owner, const Coord& element) {
+    GroupBox box;
+    box.total = 1;
+#pragma unroll
+    for (int axis = 0; axis < Call::kGating; ++axis) {
+      const Span span = R::span(g, owner, element, axis);
+      box.extent[axis] = Call::extent(g, axis);
+      box.low[axis] = maximum(0, span.low);
+      box.count[axis] =
+          maximum(0, minimum(span.low + span.count, box.extent[axis]) - box.low[axis]);
+      box.total *= box.count[axis];
+    }
+    return box;
+  }
+
+  ETC_DEVICE i32 group(i32 k) const {
+    i32 group = 0, stride = 1;
+#pragma unroll
+    for (int axis = Call::kGating - 1; axis >= 0; --axis) {
+      const i32 rest = axis == 0 ? 0 : k / count[axis];
+      group += (low[axis] + k - rest * count[axis]) * stride;
+      k = rest;
+      stride *= extent[axis];
+    }
+    return group;
+  }
+};
+
+// Releases what waits for the element at `index` of `owner`, by one wait of one call.
+template <class R, class Program, class Coord>
+ETC_DEVICE void release(const Run<Program>& run, i32 owner, const Coord& element, u32 index) {
+  using Call = typename R::Call;
+  // Groups that a lane looks at together.
+  constexpr int kCount = R::kInvertible || Call::kFreeWaits < Call::kWaits ? 1 : 4;
+  fence_groups<Call>(run);
+  const auto box = GroupBox<Call>::template of<R>(run.g, owner, element);
+  for (i32 first = 0; first < box.total; first += 32 * kCount) {
+    i32 group[kCount] = {};
+    u32 waiting = 0;
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) {
+      const i32 k = first + 32 * j + i32(threadIdx.x % 32);
+      if (k >= box.total) continue;
+      group[j] = box.group(R::kInvertible ? 0 : k);
+      // NOTE: the box may hold groups that wait for other elements.
+      if (R::element(run.g, owner, group[j]) == index) waiting |= 1u << j;
+    }
+    mark_groups<Call>(run, owner, waiting, group, 1u << R::kWait);
+  }
+}
+
+// The notifications of a task from number n on; the caller has ordered its data before by
+// a fence. Whoever brings an element to its count releases what waits for it.
+template <class Call, int n = 0, class Program>
+ETC_DEVICE void notify_and_release(
+    const Run<Program>& run, const typename Call::Coord& c, u32 parts) {
+  if constexpr (n < Call::kNotifies) {
+    Call::template notified<n>(run.g, c, [&](auto event, i32 owner, auto element) {
+      using Event = decltype(event);
+      const EventRef ref = Call::notify(run.g, c, n);
+      const u32 step = parts * Call::notify_step(n);
+      u32 old = 0;
+      if (threadIdx.x % 32 == 0) old = count_event(run, ref, step);
+      old = __shfl_sync(~0u, old, 0);
+      if (old + step != Event::target(run.g, owner, element)) return;
+      __syncwarp();  // what lane 0 acquired holds for all
+      Releases<Event>::each(
+          [&](auto r) { release<decltype(r)>(run, owner, element, ref.index); });
+    });
+    notify_and_release<Call, n + 1>(run, c, parts);
+  }
+}
+
+// At the start: what is met though nobody notifies. By the warps of `kThreads` threads of
+// every worker, each its share of the groups.
+template <int kThreads, class Program>
+ETC_DEVICE void release_empty(const Run<Program>& run) {
+  Program::QueuedCalls::each([&](auto call) {
+    using Call = decltype(call);
+    constexpr int kTo = Call::kFreeWaits > 0 ? Call::kFreeWaits : Call::kWaits;
+    if constexpr ((Call::kMaybeZero & kFirstBits<kTo>) != 0) {
+      const i32 groups = Call::groups(run.g);
+      const i32 warp = i32(blockIdx.x * kThreads + threadIdx.x) / 32;
+      for (i32 first = warp * 32; first < groups; first += i32(gridDim.x) * kThreads) {
+        const i32 group[1] = {first + i32(threadIdx.x % 32)};
+        const u32 marks = group[0] < groups ? empty_waits<Call>(run, group[0], 0, kTo) : 0;
+        mark_groups<Call>(run, run.g.rank, marks != 0, group, marks);
+      }
+    }
+  });
+}
+
+}  // namespace etc

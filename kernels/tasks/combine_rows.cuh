@@ -1,0 +1,67 @@
+// The weighted sum of each token's rows: fp32, in the order in which they were chosen.
+#pragma once
+#include "worker/task.cuh"
+
+namespace etc {
+
+template <class Task>
+struct combine_rows {
+  static constexpr int kTopK = Task::kTopK, kAtOnce = kTopK < 4 ? kTopK : 4;
+  static_assert(Task::threads == 32);
+
+  ETC_DEVICE static void run(const Task& task) {
+    const auto place = task.template operand<0>();
+    const auto product = task.template operand<2>();
+    const auto weights = task.template operand<1>();
+    const auto y = task.template operand<3>();
+    // The last two axes are tokens and columns; there may be one of ranks before them.
+    constexpr int kAxis = decltype(y)::kRank - 2;
+    const i32 lane = task.thread, tokens = y.size[kAxis], columns = y.size[kAxis + 1];
+    const u64 stride = u64(y.stride[kAxis]) * sizeof(*y.base);
+#pragma unroll 1
+    for (i32 token = 0; token < tokens; ++token) {
+      i32 row = 0;
+      float weight = 0.0f;
+      if (lane < kTopK) {
+        row = i32(ptx::load4_l2(u64(place.at(token, lane))));
+        weight = __uint_as_float(ptx::load4_l2(u64(weights.at(token, lane))));
+      }
+      // NOTE: rows and weights are handed round for each part, to save registers.
+#pragma unroll 1
+      for (i32 first = 0; first < columns; first += 256) {
+        const i32 column = first + lane * 8;
+        const bool inside = column < columns;
+        float2 sum[4] = {};
+#pragma unroll 1
+        for (int begin = 0; begin < kTopK; begin += kAtOnce) {
+          uint4 v[kAtOnce];
+#pragma unroll
+          for (int k = 0; k < kAtOnce; ++k) {
+            const u64 from = u64(product.at(__shfl_sync(~0u, row, begin + k), column));
+            v[k] = inside && begin + k < kTopK ? ptx::load16_l2(from) : uint4{};
+          }
+#pragma unroll
+          for (int k = 0; k < kAtOnce; ++k) {
+            const float w = __shfl_sync(~0u, weight, begin + k);
+            const u32 word[4] = {v[k].x, v[k].y, v[k].z, v[k].w};
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+              const float2 part = unpack<Task::kIsHalf>(word[i]);
+              sum[i].x = __fmaf_rn(w, part.x, sum[i].x);
+              sum[i].y = __fmaf_rn(w, part.y, sum[i].y);
+            }
+          }
+        }
+        if (!inside) continue;
+        ptx::store16(
+            u64(y.at()) + token * stride + column * 2,
+            make_uint4(
+                pack<Task::kIsHalf>(sum[0].x, sum[0].y), pack<Task::kIsHalf>(sum[1].x, sum[1].y),
+                pack<Task::kIsHalf>(sum[2].x, sum[2].y),
+                pack<Task::kIsHalf>(sum[3].x, sum[3].y)));
+      }
+    }
+  }
+};
+
+}  // namespace etc

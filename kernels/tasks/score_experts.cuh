@@ -1,0 +1,117 @@
+// The router of a mixture of experts: the logits of 32 tokens for 32 experts. The warps of
+// a worker share the depth among them; their parts are summed in a fixed order.
+#pragma once
+#include "ptx/warp.cuh"
+#include "worker/task.cuh"
+
+namespace etc {
+
+template <class Task>
+struct score_experts {
+  static constexpr int kTokens = 32, kGroup = Task::kExperts < 32 ? Task::kExperts : 32;
+  static constexpr int kBlocks = kGroup / 8;
+  static constexpr int kWarps = Task::threads / 32, kSlots = kWarps / 2;
+  static constexpr int kAtOnce = 2;  // parts of the depth whose loads are under way together
+  static_assert(kSlots * kTokens * kGroup * 4 <= Shared::kScratchBytes);
+  using Part = float[2][kBlocks][4];  // of a thread: 16 tokens by 8 experts, as products
+
+  ETC_DEVICE static void run(const Task& task) {
+    const i32 warp = task.thread / 32;
+    float* slot = reinterpret_cast<float*>(task.scratch) + warp % kSlots * (kTokens * kGroup);
+    Part d = {};
+    multiply(task, d);
+    if (warp >= kSlots) each(task, slot, d, [](float2& to, float x, float y) { to = {x, y}; });
+    task.sync();
+    if (warp < kSlots) {
+      each(task, slot, d, [](float2& to, float x, float y) { to = {to.x + x, to.y + y}; });
+    }
+    task.sync();
+    store(task);
+  }
+
+ private:
+  // NOTE: a dot product does not care for the order of k. Each thread loads eight
+  // neighbours of k at once and hands them to two products as if they lay apart.
+  ETC_DEVICE static void multiply(const Task& task, Part& d) {
+    const auto x = task.template operand<0>();
+    const auto router = task.template operand<1>();
+    const i32 g = task.thread % 32 / 4, q = task.thread % 4;
+    const i32 depth = x.size[1];
+    const u64 first_x = u64(x.at()), first_w = u64(router.at());
+    u32 at_x[4], at_w[kBlocks];  // bytes from the first row to this thread's
+#pragma unroll
+    for (int m = 0; m < 4; ++m) at_x[m] = u32(minimum(g + m * 8, x.size[0] - 1) * depth) * 2;
+#pragma unroll
+    for (int n = 0; n < kBlocks; ++n) {
+      at_w[n] = u32(minimum(g + n * 8, router.size[0] - 1) * depth) * 2;
+    }
+    constexpr i32 kStep = kWarps * 32;
+#pragma unroll 1
+    for (i32 first = task.thread / 32 * 32; first < depth; first += kAtOnce * kStep) {
+      uint4 a[kAtOnce][4], b[kAtOnce][kBlocks];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const i32 k = first + i * kStep + q * 8;
+#pragma unroll
+        for (int m = 0; m < 4; ++m) a[i][m] = k < depth ? load(first_x + at_x[m] + k * 2) : uint4{};
+#pragma unroll
+        for (int n = 0; n < kBlocks; ++n) {
+          b[i][n] = k < depth ? load(first_w + at_w[n] + k * 2) : uint4{};
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+#pragma unroll
+        for (int m = 0; m < 2; ++m) {
+          const uint4 low = a[i][2 * m], high = a[i][2 * m + 1];
+#pragma unroll
+          for (int n = 0; n < kBlocks; ++n) {
+            const uint4 w = b[i][n];
+            ptx::mma_16x8x16<Task::kIsHalf>(d[m][n], low.x, high.x, low.y, high.y, w.x, w.y);
+            ptx::mma_16x8x16<Task::kIsHalf>(d[m][n], low.z, high.z, low.w, high.w, w.z, w.w);
+          }
+        }
+      }
+    }
+  }
+  ETC_DEVICE static uint4 load(u64 address) {
+    return *reinterpret_cast<const uint4*>(address);
+  }
+
+  // Where an expert's logit lies in a slot; four neighbours stay together.
+  ETC_DEVICE static i32 place(i32 token, i32 expert) {
+    return token * kGroup + (expert + (token & 3) * 8) % kGroup;
+  }
+  template <class F>
+  ETC_DEVICE static void each(const Task& task, float* slot, const Part& d, F f) {
+    const i32 g = task.thread % 32 / 4, q = task.thread % 4;
+#pragma unroll
+    for (int m = 0; m < 4; ++m) {
+#pragma unroll
+      for (int n = 0; n < kBlocks; ++n) {
+        const float* v = d[m / 2][n] + m % 2 * 2;
+        f(*reinterpret_cast<float2*>(slot + place(g + m * 8, n * 8 + q * 2)), v[0], v[1]);
+      }
+    }
+  }
+
+  ETC_DEVICE static void store(const Task& task) {
+    const auto logits = task.template operand<2>();
+    const float* slots = reinterpret_cast<const float*>(task.scratch);
+    for (i32 i = task.thread * 4; i < kTokens * kGroup; i += Task::threads * 4) {
+      const i32 token = i / kGroup, expert = i % kGroup;
+      float4 sum = {};
+#pragma unroll
+      for (int s = 0; s < kSlots; ++s) {
+        const float4 v = *reinterpret_cast<const float4*>(
+            slots + s * (kTokens * kGroup) + place(token, expert));
+        sum = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w);
+      }
+      if (token < logits.size[0] && expert < logits.size[1]) {
+        *reinterpret_cast<float4*>(logits.at(token, expert)) = sum;
+      }
+    }
+  }
+};
+
+}  // namespace etc

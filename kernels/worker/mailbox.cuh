@@ -1,0 +1,47 @@
+// How, in a dynamic program, the leading thread of a cluster's first worker tells that of
+// the second which ticket the cluster has drawn: one at a time, through shared memory.
+#pragma once
+#include "worker/unit_ring.cuh"
+
+namespace etc {
+
+class Mailbox {
+  static constexpr u32 kOffset = Shared::kRingOffset + UnitRing::kBytes;
+  static_assert(UnitRing::kBytes + 24 <= Shared::kRingBytes);
+
+ public:
+  ETC_DEVICE explicit Mailbox(u32 base) : base_(base + kOffset) {}
+
+  ETC_DEVICE void init() const {
+    ptx::mbarrier_init(given(), 1);
+    ptx::mbarrier_init(taken(), 1);
+  }
+
+  // The n-th ticket; false if the program was aborted.
+  template <class Program>
+  ETC_DEVICE bool give(const Run<Program>& run, u32 n, u32 ticket) const {
+    if (!wait_mbarrier(run, taken(), (n & 1) ^ 1, kWho)) return false;
+    ptx::store_async_cluster(word(), ticket, given(), 1);
+    return true;
+  }
+  // NOTE: nothing but the ticket is passed on. Both leaders acquire the unit by themselves.
+  template <class Program>
+  ETC_DEVICE bool take(const Run<Program>& run, u32 n, u32& ticket) const {
+    ptx::mbarrier_arrive_expect(given(), 4);
+    if (!wait_mbarrier(run, given(), n & 1, kWho)) return false;
+    ticket = ptx::load_shared(word());
+    ptx::mbarrier_arrive_cluster(taken(), 0);
+    return true;
+  }
+
+ private:
+  static constexpr Waiter kWho{kTensorLane, 0, 0};
+  // `given` and `word` of the second worker are used, `taken` of the first.
+  ETC_DEVICE u32 given() const { return base_; }
+  ETC_DEVICE u32 taken() const { return base_ + 8; }
+  ETC_DEVICE u32 word() const { return base_ + 16; }
+
+  u32 base_;
+};
+
+}  // namespace etc

@@ -1,0 +1,157 @@
+"""What the device checks of loaded values: the same as the host, before it loads."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from etc_dist.codegen import generate
+from etc_dist.codegen.bounds import in_range, waits_in_range
+from etc_dist.errors import ArgumentError
+from etc_dist.ir import (
+    Call,
+    DeviceFunction,
+    Graph,
+    GraphFunction,
+    graph_function,
+    tile,
+)
+from etc_dist.runtime.cpu.task import Resolver, Task, place
+from etc_dist.schedule import schedule_static
+from tests.codegen.graphs import GRAPHS, scattered
+from tests.runtime.permute import permute
+
+WORLD, ROWS = 2, 3
+
+
+def call_of(graph: GraphFunction, name: str) -> Call:
+    return next(call for call in graph.calls if call.name == name)
+
+
+def test_what_loads_nothing_is_always_in_range():
+    for name in ("matmul_reduce_scatter", "all_gather_matmul"):
+        source = generate(schedule_static(GRAPHS[name])).text
+        assert "kLoads = 1" not in source
+        assert source.count("in_range(const Args& g, Coord c) {\n    return true;") == (
+            2 * len(GRAPHS[name].calls)
+        )
+
+
+def test_a_loaded_wait_comes_after_the_others_and_is_checked():
+    source = generate(schedule_static(scattered(WORLD))).text
+    for line in (
+        "kWaits = 2;",
+        "kFreeWaits = 1;",
+        "kLoads = 1;",
+        "if (n == 0) return {g.rank, u32(g.events_free + c.i), u32(1) * 1u, false};",
+        "if (n == 1) return {g.rank, u32(g.events_counted + (((load_index(g.table",
+    ):
+        assert line in source
+    assert list(waits_in_range(call_of(scattered(WORLD), "scatter"))) == [
+        "u32(c.i) < u32(g.n)",
+        "u64((i64(load_index(g.table, c.i)) - i64(1))) < u64(g.n)",
+        "u32(minimum(c.i, 1)) < u32(2)",
+    ]
+
+
+def test_a_product_of_what_is_loaded_does_not_wrap():
+    @graph_function
+    def tiled(g: Graph) -> None:
+        at = g.input("at", (4,), "int32")
+        x = g.input("x", (4096,), "float32")
+        f = DeviceFunction("f", print, "f.cuh", "tensor", 1, 0)
+        g.call(f, g.grid(i=1), reads=[x[tile(at.load(0), 1024)]])
+
+    call = call_of(tiled(1), "f")
+    assert list(in_range(call, 1)) == [
+        "u64((i64(load_index(g.at, 0)) * i64(1024))) <= u64(4096)"
+    ]
+    assert device_says(call, 0, {"at": np.array([4])})
+    assert not device_says(call, 0, {"at": np.array([2**22])})
+
+
+def test_a_value_is_loaded_once_for_both_bounds():
+    move = call_of(permute(1), "move_row")
+    assert list(in_range(move, 1)) == [
+        "u32(c.i) < u32(g.n)",
+        "u32(load_index(g.place, c.i)) <= u32(g.n)",
+        "u32(load_index(g.expert, c.i)) < u32(4)",
+    ]
+
+
+# ---------------------------------------------------------------- host and device agree
+
+
+def load_index(tensor: Any, place: int) -> int:
+    assert 0 <= place < tensor.size, "a load from beyond the tensor, unchecked"
+    return int(tensor.flat[place])
+
+
+DEVICE = {
+    "i64": lambda value: value,
+    "u32": lambda value: value % 2**32,
+    "u64": lambda value: value % 2**64,
+    "load_index": load_index,
+    "floordiv": lambda a, b: a // b,
+    "minimum": min,
+}
+
+
+def device_says(call: Call, i: int, tensors: dict[str, Any]) -> bool:
+    g = SimpleNamespace(n=ROWS, rank=0, **tensors)
+    names = {**DEVICE, "g": g, "c": SimpleNamespace(i=i)}
+    conditions = (*waits_in_range(call), *in_range(call, WORLD))
+    return all(eval(condition, names) for condition in conditions)
+
+
+def host_says(
+    graph: GraphFunction, call: Call, i: int, tensors: dict[str, Any]
+) -> bool:
+    env = graph.environment({"n": ROWS}, 0)
+    env |= {f"@{name}": array for name, array in tensors.items()}
+    shapes = {"free": (ROWS,), "counted": (ROWS, 2), "here": (ROWS,)}
+    resolver = Resolver(0, WORLD, shapes)
+    task = Task(0, 0, "tensor", call, i, 1, (0,), place(call, i, env))
+    try:
+        for ref in call.waits:
+            resolver.element(ref, task)
+            resolver.expected(ref, task)
+        for region in (*call.reads, *call.writes):
+            resolver.access(region, task)
+        for ref in call.notifies:
+            resolver.element(ref, task)
+            resolver.expected(ref, task)
+    except ArgumentError:
+        return False
+    return True
+
+
+VALUES = st.integers(-1, 4) | st.sampled_from([-(2**31), 2**31 - 5])
+
+
+@settings(derandomize=True, deadline=None, max_examples=400)
+@given(
+    st.lists(VALUES, min_size=2 * ROWS, max_size=2 * ROWS),
+    st.lists(VALUES, min_size=ROWS, max_size=ROWS),
+    st.integers(0, ROWS - 1),
+)
+def test_the_device_refuses_what_the_host_refuses(at, table, i):
+    graph = scattered(WORLD)
+    call = call_of(graph, "scatter")
+    tensors = {"at": np.array(at).reshape(ROWS, 2), "table": np.array(table)}
+    assert device_says(call, i, tensors) == host_says(graph, call, i, tensors)
+
+
+@pytest.mark.parametrize(("at", "fits"), [(0, True), (1, True), (2, False)])
+def test_ranks_are_of_the_world(at, fits):
+    graph = scattered(WORLD)
+    tensors = {
+        "at": np.array([[0, at]] * ROWS),
+        "table": np.ones(ROWS, np.int64),
+    }
+    assert device_says(call_of(graph, "scatter"), 0, tensors) is fits

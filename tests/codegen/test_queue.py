@@ -1,0 +1,180 @@
+"""What elements release, against a search of all groups; and the text of a dynamic
+program."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from etc_dist.codegen import generate
+from etc_dist.codegen.queue import released
+from etc_dist.errors import CodegenError
+from etc_dist.ir import DeviceFunction, Graph, Symbol, graph_function
+from etc_dist.ir.expr import Const, Expr, wrap
+from etc_dist.layers.mlp import mlp_graph
+from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
+from etc_dist.runtime.memory_plan import plan_memory
+from etc_dist.schedule import schedule_dynamic, schedule_static
+
+A, B = (Symbol(name, "coordinate") for name in "ab")
+X, Y = (Symbol(f"e_{k}", "coordinate") for k in range(2))
+N, OWNER = Symbol("n", "dim"), Symbol("owner", "task")
+EXTENTS: dict[str, Expr] = {"a": N, "b": wrap(5)}
+ENV = {"n": 7, "owner": 2}
+
+INDICES = {
+    "coordinates": ([A, B], 1),
+    "exchanged": ([B, A], 1),
+    "shifted": ([A + 2, N - 1 - B], 1),
+    "doubly shifted": ([3 - (A - N), B - OWNER + 1], 1),
+    "by the rank": ([(OWNER + 1 + A) % N, B], 1),
+    "backwards by the rank": ([(OWNER + N - A) % N, B], 1),
+    "of a longer ring": ([A, (OWNER + B) % 6], 1),
+    "of a shorter ring": ([A, (OWNER + B) % 3], 5),
+    "divided": ([A // 3, B], 3),
+    "divided and shifted": ([(A + 4) // 3, (7 - B) // 2], 6),
+    "divided twice": ([A // 2 // 2, B], 4),
+    "one of two": ([A], 5),
+    "sum": ([A + B], 35),
+    "constant and coordinate": ([wrap(1), A], 5),
+    "one coordinate twice": ([A, A + B, B], 1),
+    "multiplied": ([2 * A, B], 7),
+    "no coordinate": ([wrap(0)], 35),
+}
+
+
+@pytest.mark.parametrize("name", INDICES)
+def test_groups_that_wait_are_where_an_element_is_said_to_release_them(name):
+    index, most = INDICES[name]
+    element = tuple(Symbol(f"e_{k}", "coordinate") for k in range(len(index)))
+    spans = released(list(index), element, EXTENTS)
+    assert list(spans) == ["a", "b"]
+    grid = list(itertools.product(range(7), range(5)))
+    waits = {(a, b): values(index, {"a": a, "b": b}) for a, b in grid}
+    widest = 0
+    for target in set(waits.values()):
+        env = {**ENV, **{str(e): v for e, v in zip(element, target, strict=True)}}
+        box = []
+        for (low, count), extent in zip(spans.values(), (7, 5), strict=True):
+            begin, size = int(low.evaluate(env)), int(count.evaluate(env))
+            box.append(range(max(begin, 0), min(begin + size, extent)))
+        candidates = set(itertools.product(*box))
+        assert {at for at, of in waits.items() if of == target} <= candidates
+        widest = max(widest, len(candidates))
+    assert widest <= most
+
+
+def values(index: list[Expr], at: dict[str, int]) -> tuple[int, ...]:
+    return tuple(int(part.evaluate({**ENV, **at})) for part in index)
+
+
+def test_ring_of_all_others_is_invertible():
+    """As in the ops: peer p of world - 1 is rank (rank + 1 + p) % world."""
+    part = (OWNER + 1 + A) % 4
+    spans = released([part, B], (X, Y), {"a": wrap(3), "b": N})
+    assert [count for _, count in spans.values()] == [Const(1), Const(1)]
+    env = {"owner": 2, "e_0": 1, "e_1": 6}
+    lows = [int(low.evaluate(env)) for low, _ in spans.values()]
+    assert lows == [2, 6]
+
+
+# ---------------------------------------------------------------------- the text
+
+
+def test_source_of_a_dynamic_program(golden):
+    golden(generate(schedule_dynamic(all_gather_matmul_graph(2))).text)
+
+
+def test_static_programs_know_nothing_of_queues():
+    source = generate(schedule_static(mlp_graph(2)))
+    assert "constexpr int kDynamic = 0;" in source.text
+    for word in ("Queue", "Release", "Event_", "group"):
+        assert word not in source.text
+
+
+TOUCH = DeviceFunction("touch", lambda: None, "touch.cuh", "transfer", 0, 0)
+
+
+@graph_function
+def by_rank(g: Graph) -> None:
+    """What the ranks expect differs."""
+    share = g.let("share", g.rank + 2)
+    done = g.events("done", (4,), expects=lambda e: share + e, cross_rank=True)
+    (i,) = grid = g.grid(i=4)
+    g.call(TOUCH, grid, name="begin", notifies=[done.on((g.rank + 1) % 2)[i]])
+    g.call(TOUCH, grid, name="follow", waits=[done[(g.rank + i) % 4]])
+
+
+def test_elements_are_judged_by_the_rank_that_owns_them():
+    text = generate(schedule_dynamic(by_rank(2))).text
+    assert (
+        "u32 target(const Args& g, i32 owner, Coord c) "
+        "{ return u32(((owner + 2) + c.done_0)) * 1u; }" in text
+    )
+    assert "return u32(g.events_done + floormod((owner + c.i), 4));" in text
+    assert "if (n == 0) return {floormod((c.done_0 - owner), 4), 1};" in text
+    assert (
+        "if constexpr (n == 0) f(Event_done{}, floormod((g.rank + 1), 2), "
+        "Event_done::Coord{c.i});" in text
+    )
+
+
+def test_names_of_queue_arguments_are_refused():
+    @graph_function
+    def clash(g: Graph) -> None:
+        g.input("head_tensor", (4,), "float32")
+        g.call(TOUCH, g.grid(i=4))
+
+    generate(schedule_static(clash(1)))
+    with pytest.raises(CodegenError, match="uses names of the generated code"):
+        generate(schedule_dynamic(clash(1)))
+
+
+# --------------------------------------------------------------------- the memory
+
+
+def test_queues_lie_behind_the_events_on_lines_of_their_own():
+    dims = {"rows": 1000, "hidden": 4096, "inner": 1792}
+    plan = schedule_dynamic(mlp_graph(2))
+    static = plan_memory(schedule_static(plan.graph), dims)
+    memory = plan_memory(plan, dims)
+    assert static.queue_bases == {}
+    assert memory.event_bases == static.event_bases
+    sizes = {
+        "head_tensor": 1,
+        "tail_tensor": 1,
+        "slots_tensor": 56 + 128,
+        "states_gate_up_peer": 4,
+        "states_down_projection": 8,
+        "head_transfer": 1,
+        "tail_transfer": 1,
+        "slots_transfer": 2048,
+        "states_sum_slots": 64,
+    }
+    assert list(memory.queue_bases) == list(sizes)
+    end = static.event_count
+    for name, base in memory.queue_bases.items():
+        assert base % 32 == 0
+        assert base >= end
+        end = base + sizes[name]
+    assert memory.event_count >= end
+    assert set(memory.queue_bases) <= set(generate(plan).arguments.integers)
+
+
+def test_the_device_may_number_units_as_the_plan_does():
+    """The arithmetic that docs/protocol.md gives for a unit's tasks."""
+    plan = schedule_dynamic(mlp_graph(2))
+    env = plan.graph.environment({"rows": 300, "hidden": 512, "inner": 300}, 0)
+    for lane in plan.lanes:
+        for call in lane.calls:
+            size, units = (
+                int(e.evaluate(env))
+                for e in (lane.group_size(call), lane.group_units(call))
+            )
+            share = lane.share(call)
+            for unit in range(int(lane.units(call).evaluate(env))):
+                group, part = divmod(unit, units)
+                members = [part * share + slot for slot in range(share)]
+                tasks = [group * size + m for m in members if m < size]
+                assert tasks == list(lane.tasks(call, unit, env))

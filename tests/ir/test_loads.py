@@ -1,0 +1,103 @@
+"""What of a call depends on data, and when it is loaded."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from etc_dist.ir import (
+    Call,
+    Graph,
+    GraphFunction,
+    device_function,
+    graph_function,
+    span,
+)
+from etc_dist.ir.expr import Const, Load, Symbol, substitute
+from etc_dist.ir.loads import waiting_loads, working_loads
+
+
+@device_function(source="", reads=1, writes=1)
+def work(x, y):
+    y[...] = x
+
+
+@graph_function
+def routed(g: Graph, *, loads: bool = True, cross_rank: bool = False) -> None:
+    at = g.input("at", (4, 2), "int32")
+    x = g.input("x", (4,), "float32")
+    y = g.output("y", (4,), "float32")
+    ready = g.events("ready", (4,), expects=1)
+    many = g.events(
+        "many", (4,), expects=lambda i: at.load(i, 1), cross_rank=cross_rank
+    )
+    (i,) = grid = g.grid(i=4)
+    if loads:
+        to = at.load(at.load(i, 0), 0)
+        g.call(
+            work,
+            grid,
+            reads=[x[span(0, at.load(0, 0))]],
+            writes=[y[span(i, 1)]],
+            waits=[many[i + 1], ready[i], ready[to]],
+            notifies=[many[i]],
+        )
+    else:
+        g.call(work, grid, reads=[x[i]], writes=[y[i]], waits=[ready[i]])
+
+
+def call_of(graph: GraphFunction) -> Call:
+    return graph.calls[0]
+
+
+def test_waits_that_load_nothing_come_first():
+    call = call_of(routed(1))
+    assert [str(ref) for ref in call.free_waits] == ["ready[i]"]
+    assert [str(ref) for ref in call.loaded_waits] == [
+        "many[i + 1]",
+        "ready[at[at[i, 0], 0]]",
+    ]
+
+
+def test_loads_are_told_by_when_they_happen():
+    call = call_of(routed(1))
+    assert [str(load) for load in waiting_loads(call)] == [
+        "at[i + 1, 1]",
+        "at[at[i, 0], 0]",
+        "at[i, 0]",
+    ]
+    assert [str(load) for load in working_loads(call)] == ["at[0, 0]", "at[i, 1]"]
+    assert call.is_loaded and not call_of(routed(1, loads=False)).is_loaded
+
+
+def test_a_cross_rank_count_is_no_business_of_those_who_notify():
+    call = call_of(routed(1, cross_rank=True))
+    assert [str(load) for load in working_loads(call)] == ["at[0, 0]"]
+
+
+def test_an_expected_count_takes_the_elements_index_along():
+    (ref,) = call_of(routed(1)).notifies
+    assert str(ref.expects) == "at[i, 1]"
+    i, n = Symbol("i", "coordinate"), Symbol("n", "dim")
+    table = Load("table", (n,), (i * 2,))
+    assert str(substitute(table + i, {"i": n + 1})) == "table[(n + 1) * 2] + (n + 1)"
+    assert substitute(i * n, {"i": Const(0)}) == Const(0)
+
+
+TABLE = np.array([3, 1, 2], np.int32)
+I, N = Symbol("i", "coordinate"), Symbol("n", "dim")  # noqa: E741
+
+
+@pytest.mark.parametrize("i", [2, np.array([0, 2, 1])], ids=["number", "array"])
+def test_a_load_gives_numbers_that_do_not_wrap(i):
+    found = Load("table", (N,), (I,)).evaluate({"i": i, "@table": TABLE})
+    assert np.array_equal(found * 2**31, TABLE[i].astype(np.int64) * 2**31)
+
+
+@pytest.mark.parametrize(
+    ("i", "first"), [(-1, -1), (3, 3), (np.array([0, 1, -2, 7]), -2)]
+)
+def test_a_load_from_beyond_the_tensor_is_an_index_error(i, first):
+    with pytest.raises(IndexError) as caught:
+        Load("table", (N,), (I,)).evaluate({"i": i, "@table": TABLE})
+    assert str(caught.value) == f"table[i]: index {first} is outside of [0, 3)"

@@ -1,0 +1,111 @@
+"""A graph whose dependencies are data: rows sorted by the expert that each one chose.
+
+Both backends can run it; the widths suit them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from etc_dist.ir import Expr, Graph, device_function, graph_function, span, tile
+
+Array = np.ndarray[Any, Any]
+EXPERTS, WIDTH = 4, 4
+SOURCE = Path(__file__).with_suffix(".cuh")
+
+
+@device_function(source=SOURCE, reads=1, writes=3)
+def plan_rows(expert: Array, count: Array, first: Array, place: Array) -> None:
+    experts = np.arange(len(count))
+    count[:] = (expert[:, None] == experts).sum(axis=0)
+    first[:] = (expert[:, None] < experts).sum(axis=0)
+    place[np.argsort(expert, kind="stable")] = np.arange(len(expert))
+
+
+@device_function(source=SOURCE, reads=1, writes=1, lane="transfer")
+def move_row(x: Array, packed: Array) -> None:
+    packed[...] = x
+
+
+@device_function(source=SOURCE, reads=1, writes=1)
+def double_rows(packed: Array, y: Array) -> None:
+    assert y.size, "an expert without rows runs no body"
+    y[...] = 2 * packed
+
+
+@graph_function
+def permute(
+    g: Graph,
+    *,
+    move_waits: bool = True,
+    double_waits: bool = True,
+    miscounted: int = 0,
+    shifted: int = 0,
+) -> None:
+    """y = 2 x, sorted by expert. The options plant faults: a missing wait for what is
+    loaded, a wrong expected count, rows moved to where there are none."""
+    (n,) = g.dims("n")
+    expert = g.input("expert", (n,), "int32")
+    x = g.input("x", (n, WIDTH), "float32")
+    y = g.output("y", (n, WIDTH), "float32")
+    count = g.local("count", (EXPERTS,), "int32")
+    first = g.local("first", (EXPERTS,), "int32")
+    place = g.local("place", (n,), "int32")
+    packed = g.local("packed", (n, WIDTH), "float32")
+    planned = g.events("planned", (1,), expects=1)
+
+    def wanted(e: Expr) -> Expr:
+        return count.load(e) + miscounted
+
+    filled = g.events("filled", (EXPERTS,), expects=wanted)
+    g.call(
+        plan_rows,
+        g.grid(one=1),
+        reads=[expert[:]],
+        writes=[count[:], first[:], place[:]],
+        notifies=[planned[0]],
+    )
+    (i,) = rows = g.grid(i=n)
+    g.call(
+        move_row,
+        rows,
+        reads=[x[tile(i, 1), :]],
+        writes=[packed[span(place.load(i) + shifted, 1), :]],
+        waits=[planned[0]] if move_waits else [],
+        notifies=[filled[expert.load(i)]],
+    )
+    (e,) = experts = g.grid(e=EXPERTS)
+    mine = span(first.load(e), count.load(e))
+    g.call(
+        double_rows,
+        experts,
+        reads=[packed[mine, :]],
+        writes=[y[mine, :]],
+        waits=[filled[e], *([planned[0]] if double_waits else [])],
+    )
+
+
+def inputs(expert: Any) -> dict[str, Array]:
+    chosen = np.array(expert, np.int32)
+    x = np.arange(chosen.size * WIDTH, dtype=np.float32).reshape(-1, WIDTH)
+    return {"expert": chosen, "x": x}
+
+
+def computed(expert: Any) -> dict[str, Array]:
+    """What the plan's task writes."""
+    chosen = np.array(expert, np.int32)
+    count, first, place = (
+        np.zeros(k, np.int32) for k in (EXPERTS, EXPERTS, chosen.size)
+    )
+    plan_rows.body(chosen, count, first, place)
+    return {"count": count, "first": first, "place": place}
+
+
+def reference(expert: Any) -> list[list[float]]:
+    given = inputs(expert)
+    order = np.argsort(given["expert"], kind="stable")
+    rows: list[list[float]] = (2 * given["x"][order]).tolist()
+    return rows

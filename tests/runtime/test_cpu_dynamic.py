@@ -1,0 +1,54 @@
+"""Dynamic plans between processes: each rank finds its own ready tasks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from etc_dist.errors import WaitTimeoutError
+from etc_dist.runtime.cpu import CpuExecutor
+from etc_dist.schedule import schedule_dynamic
+from etc_dist.world import start
+from tests.runtime.programs import OPS, case, ring, ring_inputs
+
+pytestmark = pytest.mark.mpi
+
+
+@pytest.fixture(scope="module")
+def hasty(world):
+    """A world whose waits end soon."""
+    made = start(replace(world.settings, backend="cpu", wait_limit=0.5))
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_a_run_gives_the_reference(op, hasty, rng):
+    c = case(op, hasty.size, rng, (40, 24, 32))
+    executor = CpuExecutor(schedule_dynamic(c.plan.graph), hasty)
+    for _ in range(3):
+        y = np.zeros(c.expected[hasty.rank].shape, np.float32)
+        executor.run({**c.inputs[hasty.rank], "y": y}, c.dims)
+        c.check(hasty.rank, y)
+    executor.close()
+
+
+def test_a_wait_that_is_never_met_is_told_by_every_rank(hasty):
+    graph = ring(hasty.size)
+    silent = tuple(replace(c, notifies=()) for c in graph.calls)
+    executor = CpuExecutor(schedule_dynamic(replace(graph, calls=silent)), hasty)
+    given = ring_inputs(hasty.rank, 8)
+    with pytest.raises(WaitTimeoutError) as caught:
+        executor.run({**given, "y": np.zeros(8, np.float32)}, {"n": 8})
+    records = [str(record) for record in caught.value.records]
+    assert records == [
+        f"rank {rank}, tensor lane: double[{i}] waits for here[{i}]: have 0, want 1"
+        for rank in range(hasty.size)
+        for i in range(2)
+    ]
+    # It can run again.
+    with pytest.raises(WaitTimeoutError):
+        executor.run({**given, "y": np.zeros(8, np.float32)}, {"n": 8})
+    executor.close()

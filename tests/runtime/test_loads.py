@@ -1,0 +1,164 @@
+"""Graphs whose dependencies are data: any routing gives what NumPy says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import etc_dist
+from etc_dist.ir import Graph, device_function, graph_function, span
+from etc_dist.runtime.cpu import simulate
+from etc_dist.schedule import schedule_dynamic, schedule_static
+from tests.ops.arrays import Arrays
+from tests.runtime.permute import EXPERTS, inputs, permute, reference
+from tests.runtime.programs import send
+
+SCHEDULES = {"static": schedule_static, "dynamic": schedule_dynamic}
+ROUTINGS = {
+    "an empty expert": [0, 3, 1, 0, 3, 3, 1, 1],
+    "all to one": [2] * 8,
+    "in turn": [0, 1, 2, 3] * 2,
+    "backwards": [3, 3, 2, 2, 1, 1, 0, 0],
+}
+
+
+def simulated(routings: list[list[int]], seed: int, schedule: str) -> list[object]:
+    plan = SCHEDULES[schedule](permute(len(routings)))
+    given_inputs = [inputs(routing) for routing in routings]
+    dims = {"n": len(routings[0])}
+    run = simulate(plan, given_inputs, dims, seed=seed, workers=2, epochs=2)
+    return [outputs["y"].tolist() for outputs in run.outputs]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("routing", [*ROUTINGS.values(), []], ids=[*ROUTINGS, "none"])
+def test_rows_come_sorted_by_expert(routing, schedule, seed):
+    assert simulated([routing], seed, schedule) == [reference(routing)]
+
+
+@st.composite
+def two_routings(draw: st.DrawFn) -> list[list[int]]:
+    n = draw(st.integers(0, 9))
+    one = st.lists(st.integers(0, EXPERTS - 1), min_size=n, max_size=n)
+    return [draw(one), draw(one)]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@settings(derandomize=True, deadline=None, max_examples=40)
+@given(two_routings(), st.integers(0, 2**32))
+def test_any_routing_in_any_order_gives_the_reference(schedule, routings, seed):
+    expected = [reference(routing) for routing in routings]
+    assert simulated(routings, seed, schedule) == expected
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_program_serves_all_routings(schedule, world):
+    arrays = Arrays(world.backend)
+    program = etc_dist.compile(permute(world.size), world, schedule=schedule)
+    for routing in ROUTINGS.values():
+        routing = np.roll(routing, world.rank).tolist()
+        given_inputs = {k: arrays.put(v) for k, v in inputs(routing).items()}
+        y = program.run(**given_inputs)["y"]
+        program.synchronize()
+        assert arrays.get(y).tolist() == reference(routing)
+    program.close()
+
+
+# ------------------------------------------------------- what runs when, and what not
+
+
+@device_function(source="", reads=0, writes=1)
+def must_not_run(y):
+    raise AssertionError("nothing is left to write")
+
+
+@device_function(source="", reads=0, writes=0)
+def look():
+    LOOKED.append(None)
+
+
+LOOKED: list[None] = []
+
+
+@graph_function
+def nothing_left(g: Graph, *, size: int) -> None:
+    """Tasks that write nothing notify those that write nothing ever."""
+    size_of = g.input("size_of", (2,), "int32")
+    x = g.local("x", (4,), "float32")
+    done = g.events("done", (1,), expects=2)
+    (i,) = grid = g.grid(i=2)
+    left = span(4, 1) if size else span(0, size_of.load(i))
+    g.call(must_not_run, grid, writes=[x[left]], notifies=[done[0]])
+    g.call(look, g.grid(k=3), waits=[done[0]])
+
+
+@pytest.mark.parametrize("size", [0, 1], ids=["loaded", "beyond the edge"])
+def test_a_task_without_anything_to_write_only_notifies(size, seed):
+    LOOKED.clear()
+    given_inputs = [{"size_of": np.array([0, -3], np.int32)}]
+    simulate(schedule_static(nothing_left(1, size=size)), given_inputs, {}, seed=seed)
+    assert len(LOOKED) == 3
+
+
+@device_function(source="", reads=0, writes=1)
+def clear(y):
+    y[...] = 0
+
+
+@graph_function
+def deal(g: Graph) -> None:
+    """Each row goes to the rank and the slot that are given with it; what is left of y
+    is zero."""
+    x = g.input("x", (3, 4), "float32")
+    owner = g.input("owner", (3, 2), "int32")
+    arrivals = g.input("arrivals", (1,), "int32")
+    y = g.output("y", (6, 4), "float32")
+    box = g.symmetric("box", (6, 4), "float32")
+    here = g.events("here", (1,), expects=arrivals.load(0), cross_rank=True)
+    (i,) = grid = g.grid(i=3)
+    one, count = g.grid(one=1), arrivals.load(0)
+    to, slot = owner.load(i, 0), owner.load(i, 1)
+    g.call(
+        send,
+        grid,
+        reads=[x[i, :]],
+        writes=[box.on(to)[slot, :]],
+        notifies=[here.on(to)[0]],
+    )
+    taken = span(0, count)
+    g.call(
+        send,
+        one,
+        name="take",
+        reads=[box[taken, :]],
+        writes=[y[taken, :]],
+        waits=[here[0]],
+    )
+    g.call(clear, one, writes=[y[span(count, 6), :]])
+
+
+def deal_inputs(places: list[int]) -> list[dict[str, np.ndarray]]:
+    """By rank: row r of all goes to place r, six to a rank."""
+    owner = np.array([divmod(place, 6) for place in places], np.int32)
+    return [
+        {
+            "x": np.full((3, 4), 1, np.float32) + np.arange(3, dtype="f4")[:, None] + k,
+            "owner": owner[k : k + 3],
+            "arrivals": np.array([np.sum(owner[:, 0] == k // 3)], np.int32),
+        }
+        for k in (0, 3)
+    ]
+
+
+@pytest.mark.parametrize(
+    "places", [[0, 1, 2, 6, 7, 8], [7, 1, 6, 8, 0, 9], [5, 4, 3, 2, 1, 0]]
+)
+def test_data_decides_which_rank_is_written_to(places, seed):
+    run = simulate(schedule_static(deal(2)), deal_inputs(places), {}, seed=seed)
+    expected = np.zeros(12, np.float32)
+    expected[places] = np.arange(1, 7)
+    got = np.concatenate([outputs["y"][:, 0] for outputs in run.outputs])
+    assert got.tolist() == expected.tolist()

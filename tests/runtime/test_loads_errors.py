@@ -1,0 +1,311 @@
+"""Data that names what is not there, and loads that nothing orders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import etc_dist
+from etc_dist import Program, World
+from etc_dist.codegen.layout import CONTROL, EVENT_WAIT, OUT_OF_RANGE
+from etc_dist.errors import (
+    ArgumentError,
+    DeadlockError,
+    EtcDistError,
+    GraphError,
+    RaceError,
+    RangeRecord,
+    WaitRecord,
+    WaitTimeoutError,
+)
+from etc_dist.ir import Graph, GraphFunction, graph_function, span
+from etc_dist.runtime.cpu import simulate
+from etc_dist.runtime.faults import Record, decode, out_of_range
+from etc_dist.schedule import schedule_static
+from tests.ops.arrays import Arrays
+from tests.runtime.permute import inputs, permute, reference
+from tests.runtime.programs import send
+from tests.runtime.test_loads import clear, deal, deal_inputs
+
+ROUTING = [0, 2, 1, 1]
+
+
+def stopped(
+    graph: GraphFunction, given: list[dict[str, Any]], seed: int = 0, **dims: int
+) -> EtcDistError:
+    with pytest.raises(EtcDistError) as caught:
+        simulate(schedule_static(graph), given, dims, seed=seed)
+    return caught.value
+
+
+# ------------------------------------------------------------------- data out of range
+
+
+@pytest.mark.parametrize("bad", [-1, 4, 2**31 - 1])
+def test_an_expert_that_does_not_exist_is_named(bad, seed):
+    error = stopped(permute(1), [inputs([0, bad, 1])], seed, n=3)
+    assert type(error) is ArgumentError
+    assert "the data of a run names what is not there" in error.what
+    assert "rank 0" in error.where and "lane: move_row[1]" in error.where
+    assert error.wanted == "an index within [4], in filled[expert[i]]"
+    assert error.got == str(bad)
+
+
+@pytest.mark.parametrize(("shifted", "got"), [(-1, "-1"), (3, "4")])
+def test_a_region_that_starts_outside_of_its_tensor_is_named(shifted, got):
+    error = stopped(permute(1, shifted=shifted), [inputs([1, 0])], seed=1, n=2)
+    assert type(error) is ArgumentError
+    assert "a start of 0 .. 2, in packed[" in error.wanted
+    assert error.got in (got, "3")
+
+
+@graph_function
+def chained(g: Graph, *, divides: bool = False) -> None:
+    """y is the row of x that table[at[0]] names; or at[0] divides."""
+    x = g.input("x", (4, 4), "float32")
+    at = g.input("at", (1,), "int32")
+    table = g.input("table", (2,), "int32")
+    y = g.output("y", (4,), "float32")
+    row = 4 // at.load(0) if divides else table.load(at.load(0))
+    g.call(send, g.grid(i=1), reads=[x[row, :]], writes=[y[:]])
+
+
+def chain(at: int, table: tuple[int, int] = (1, 3)) -> list[dict[str, Any]]:
+    x = np.ones((4, 4), np.float32)
+    return [{"x": x, "at": np.array([at], "i4"), "table": np.array(table, "i4")}]
+
+
+@pytest.mark.parametrize("at", [-1, 2])
+def test_a_load_from_beyond_its_tensor_is_named(at):
+    error = stopped(chained(1), chain(at))
+    assert type(error) is ArgumentError
+    assert error.wanted == "loads that exist, in x[table[at[0]], :]"
+    assert error.got == f"table[at[0]]: index {at} is outside of [0, 2)"
+
+
+def test_a_row_that_is_dropped_from_the_view_must_exist():
+    error = stopped(chained(1), chain(1, (0, 4)))
+    assert (error.wanted, error.got) == (
+        "a start of 0 .. 3, in x[table[at[0]], :]",
+        "4",
+    )
+
+
+def test_a_division_by_a_loaded_zero_is_named():
+    error = stopped(chained(1, divides=True), chain(0))
+    assert type(error) is ArgumentError
+    assert "x[4 // at[0], :]" in error.wanted and "zero" in error.got
+
+
+@pytest.mark.parametrize("bad", [-1, 2])
+def test_a_rank_that_does_not_exist_is_named(bad):
+    given = deal_inputs([0, 1, 2, 6, 7, 8])
+    given[1]["owner"][0, 0] = bad
+    error = stopped(deal(2), given)
+    assert type(error) is ArgumentError
+    assert "rank 1" in error.where and "send[0]" in error.where
+    assert "a rank of 0 .. 1, in box.on(owner[i, 0])" in error.wanted
+    assert error.got == str(bad)
+
+
+def test_what_is_not_loaded_and_out_of_range_is_the_graphs_fault():
+    @graph_function
+    def beyond(g: Graph) -> None:
+        x, y = g.input("x", (4,), "float32"), g.output("y", (4,), "float32")
+        g.call(send, g.grid(i=1), reads=[x[4]], writes=[y[:]])
+
+    error = stopped(beyond(1), [{"x": np.ones(4, np.float32)}])
+    assert type(error) is GraphError
+
+
+# --------------------------------------------------------------------- order and counts
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_load_before_what_it_loads_is_written_is_a_race(seed):
+    error = stopped(permute(1, move_waits=False), [inputs(ROUTING)], seed, n=4)
+    assert type(error) is RaceError
+    assert "move_row" in error.where and "loads it" in error.where
+    assert "plan_rows[0]" in error.wanted or "plan_rows[0]" in error.got
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_count_is_loaded_before_the_wait_that_needs_it(seed):
+    # The wait for `filled` would order the load of its own count, if it came first.
+    error = stopped(permute(1, double_waits=False), [inputs(ROUTING)], seed, n=4)
+    assert type(error) is RaceError
+    assert "double_rows" in error.where and "loads it" in error.where
+
+
+def test_a_count_that_is_too_large_is_a_deadlock(seed):
+    error = stopped(permute(1, miscounted=1), [inputs(ROUTING)], seed, n=4)
+    assert type(error) is DeadlockError
+    assert "waits for filled[" in error.got
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_count_that_is_too_small_is_found(seed):
+    error = stopped(permute(1, miscounted=-1), [inputs([1, 1, 1, 1])], seed, n=4)
+    assert type(error) in (GraphError, RaceError)
+
+
+@graph_function
+def writes_its_own_map(g: Graph) -> None:
+    """A task adds to the number that says where it writes."""
+    first = g.local("first", (4,), "int32")
+    ready = g.events("ready", (1,), expects=1)
+    g.call(clear, g.grid(one=1), writes=[first[:]], notifies=[ready[0]])
+    at = span(first.load(0), 1)
+    g.call(clear, g.grid(k=1), name="add", writes=[first[at]], waits=[ready[0]])
+
+
+def test_a_task_that_writes_what_its_maps_load_is_refused():
+    error = stopped(writes_its_own_map(1), [{}])
+    assert type(error) is RaceError
+    assert "first[0] of rank 0 is written by the task whose maps load it" in error.what
+
+
+# ------------------------------------------------------------------------ on all ranks
+
+
+@pytest.fixture
+def hasty(world: World) -> Iterator[World]:
+    before = world.settings
+    world.settings = replace(before, wait_limit=1.0)
+    yield world
+    world.settings = before
+
+
+@pytest.fixture
+def run(hasty) -> Callable[[Program, list[int]], list[list[float]]]:
+    arrays = Arrays(hasty.backend)
+
+    def run(program: Program, routing: list[int]) -> list[list[float]]:
+        given = {name: arrays.put(array) for name, array in inputs(routing).items()}
+        y = program.run(**given)["y"]
+        program.synchronize()
+        found: list[list[float]] = arrays.get(y).tolist()
+        return found
+
+    return run
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("schedule", ["static", "dynamic"])
+@pytest.mark.parametrize("bad", [-1, 4, 2**31 - 1])
+def test_bad_data_of_one_rank_is_an_error_on_all_and_the_next_run_works(
+    bad, schedule, run, hasty
+):
+    program = etc_dist.compile(permute(hasty.size), hasty, schedule=schedule)
+    unlucky = hasty.size - 1
+    for _ in range(2):
+        assert run(program, ROUTING) == reference(ROUTING)
+        routing = [0, 1, bad, 3] if hasty.rank == unlucky else ROUTING
+        with pytest.raises(ArgumentError) as caught:
+            run(program, routing)
+        assert f"rank {unlucky}, worker" in caught.value.where
+        assert "move_row[2]" in caught.value.where
+        assert "filled[expert[i]]" in caught.value.wanted
+        assert len(set(hasty.gather(str(caught.value)))) == 1
+    assert run(program, ROUTING) == reference(ROUTING)
+    program.close()
+
+
+class Ended:
+    """A backend that ends runs as a GPU does: the host hears of it later."""
+
+    workers = 4
+
+    def __init__(self, world: World, records: list[Record]):
+        self.ends, self.failed = False, False
+        self._records, self._rank = records, world.rank
+
+    def needs_memory(self, dims: Any) -> bool:
+        return False
+
+    def grow(self, dims: Any) -> None: ...
+    def prepare(self, arrays: Any, dims: Any) -> Any:
+        return arrays
+
+    def is_current(self, launch: Any) -> bool:
+        return True
+
+    def launch(self, launch: Any, stream: Any = None) -> None:
+        self.failed = self.ends
+
+    def records(self) -> list[Record]:
+        return self._records
+
+    def reset(self) -> None:
+        self.failed = False
+
+    def synchronize(self) -> None: ...
+    def finish(self) -> None: ...
+    def trace(self) -> Any: ...
+    def symmetric(self, name: str) -> Any: ...
+    def close(self) -> None: ...
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_run_that_data_ended_on_one_rank_is_told_by_the_next_call(alone, hasty):
+    vain = WaitRecord(hasty.rank, 1, "tensor", "double_rows[0]", "filled[0]", 0, 1)
+    strayed = RangeRecord(hasty.rank, 2, "transfer", "move_row[3]", "a map", "a value")
+    unlucky = hasty.size - 1
+    executor = Ended(hasty, [strayed if hasty.rank == unlucky else vain])
+    program = Program(schedule_static(permute(hasty.size)), hasty, executor, "", 0)
+    arrays = Arrays(hasty.backend)
+    given = {name: arrays.put(array) for name, array in inputs(ROUTING).items()}
+    for act in (program.synchronize, lambda: program.run(**given)):
+        executor.ends = hasty.rank == unlucky or not alone
+        program.run(**given)
+        with pytest.raises(ArgumentError) as caught:
+            act()
+        where = f"rank {unlucky}, worker 2, transfer lane: move_row[3]"
+        assert (caught.value.where, caught.value.got) == (where, "a value")
+        executor.ends = False
+        program.run(**given)
+        program.synchronize()
+
+
+# --------------------------------------------------------------------- device's records
+
+
+def control(*faults: tuple[int, ...]) -> Any:
+    made = np.zeros(1, CONTROL)[0]
+    made["faults"] = len(faults)
+    for n, fault in enumerate(faults):
+        made["fault"][n] = fault
+    return made
+
+
+def test_records_out_of_range_win_over_the_waits_that_they_caused():
+    plan = schedule_static(permute(1))
+    waits = (0, 0, 2, 1, EVENT_WAIT, 1, 0, 1)
+    records = decode(
+        plan, control(waits, (5, 1, 1, 2, OUT_OF_RANGE, 0, 0, 0)), {"n": 4}, 0
+    )
+    assert [str(r) for r in records] == ["rank 0, worker 5, transfer lane: move_row[2]"]
+    (record,) = records
+    assert isinstance(record, RangeRecord)
+    assert record.wanted == (
+        "elements, regions and ranks that exist, in packed[place[i] +: 1, :], "
+        "filled[expert[i]]"
+    )
+    (record,) = decode(plan, control(waits), {"n": 4}, 0)
+    assert "double_rows[1] waits for filled[0]" in str(record)
+
+
+def test_many_tasks_out_of_range_are_one_error():
+    records = [
+        RangeRecord(rank, 0, "tensor", f"move_row[{rank}]", "in range", str(rank))
+        for rank in range(6)
+    ]
+    error = out_of_range(records)
+    assert not isinstance(error, WaitTimeoutError)
+    assert error.where.count("rank") == 4 and error.where.endswith("; and 2 more")
+    assert (error.wanted, error.got) == ("in range", "0")

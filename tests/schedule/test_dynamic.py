@@ -1,0 +1,279 @@
+"""Dynamic plans: groups and units, the same bits as static ones, and their proof."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given as drawn
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from etc_dist.ir import DeviceFunction, Graph, GraphFunction, graph_function
+from etc_dist.ir.expr import ceildiv
+from etc_dist.ir.tensor import numpy_dtype
+from etc_dist.layers.mlp import mlp_graph
+from etc_dist.layers.moe import moe_graph
+from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
+from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
+from etc_dist.runtime.cpu import simulate
+from etc_dist.schedule import Plan, schedule_auto, schedule_dynamic, schedule_static
+from etc_dist.schedule.verify import verify
+from examples.add_row_sum import add_row_sum
+from examples.ring_all_gather import ring_all_gather
+
+SMALL = {"tile_size": 16, "packet_bytes": 64}
+GRAPHS: dict[str, tuple[Callable[[int], GraphFunction], dict[str, int]]] = {
+    "matmul_reduce_scatter": (
+        lambda w: matmul_reduce_scatter_graph(w, tile_size=16, piece=(8, 8)),
+        {"rows": 20, "n": 37, "k": 8},
+    ),
+    "all_gather_matmul": (
+        lambda w: all_gather_matmul_graph(w, **SMALL),
+        {"rows": 20, "n": 37, "k": 8},
+    ),
+    "mlp": (
+        lambda w: mlp_graph(w, piece=(8, 8), **SMALL),
+        {"rows": 20, "hidden": 37, "inner": 19},
+    ),
+    "add_row_sum": (add_row_sum, {"rows": 328, "n": 130}),
+    "ring_all_gather": (ring_all_gather, {"rows": 40, "n": 3}),
+}
+
+
+def inputs(
+    graph: GraphFunction, dims: dict[str, int], rng: np.random.Generator
+) -> list[dict[str, Any]]:
+    env = graph.environment(dims, 0)
+    return [
+        {
+            t.name: rng.standard_normal([int(n.evaluate(env)) for n in t.shape]).astype(
+                numpy_dtype(t.dtype)
+            )
+            for t in graph.inputs()
+        }
+        for _ in range(graph.world_size)
+    ]
+
+
+# ---------------------------------------------------------------- the same bits
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_every_seed_gives_the_bits_of_the_static_plan(name, world, rng):
+    make, dims = GRAPHS[name]
+    graph = make(world)
+    given = inputs(graph, dims, rng)
+    static = simulate(schedule_static(graph), given, dims).outputs
+    plan = schedule_dynamic(graph)
+    for seed in range(3):
+        found = simulate(plan, given, dims, seed=seed, epochs=2).outputs
+        for mine, theirs in zip(found, static, strict=True):
+            for tensor in graph.outputs():
+                assert mine[tensor.name].tobytes() == theirs[tensor.name].tobytes()
+
+
+@settings(max_examples=15, deadline=None)
+@drawn(
+    world=st.integers(1, 4),
+    dims=st.fixed_dictionaries(
+        {name: st.integers(1, 40) for name in ("rows", "hidden", "inner")}
+    ),
+    workers=st.sampled_from([2, 4, 6]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_odd_shapes_give_the_bits_of_the_static_plan(world, dims, workers, seed):
+    graph = GRAPHS["mlp"][0](world)
+    given = inputs(graph, dims, np.random.default_rng(seed))
+    verify(schedule_dynamic(graph), dims, workers)
+    runs = [
+        simulate(make(graph), given, dims, seed=seed, workers=workers).outputs
+        for make in (schedule_static, schedule_dynamic)
+    ]
+    for static, dynamic in zip(*runs, strict=True):
+        assert static["y"].tobytes() == dynamic["y"].tobytes()
+
+
+def test_experts_give_the_bits_of_the_static_plan(rng):
+    graph = moe_graph(1, experts=8, top_k=2)
+    dims = {"tokens": 40, "hidden": 16, "inner": 24}
+    given = inputs(graph, dims, rng)
+    assert schedule_auto(graph) == schedule_dynamic(graph)
+    # NOTE: unchecked, for padded rows are multiplied, which nobody writes.
+    (static,) = simulate(schedule_static(graph), given, dims, check=False).outputs
+    for seed in range(3):
+        plan = schedule_dynamic(graph)
+        (found,) = simulate(plan, given, dims, seed=seed, check=False).outputs
+        assert found["y"].tobytes() == static["y"].tobytes()
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_dynamic_plans_are_proved(name, world):
+    make, dims = GRAPHS[name]
+    assert verify(schedule_dynamic(make(world)), dims, 6).unchecked == ()
+
+
+def test_seeds_take_units_in_different_orders_and_can_be_repeated(rng):
+    make, dims = GRAPHS["mlp"]
+    graph = make(2)
+    plan, given = schedule_dynamic(graph), inputs(graph, dims, rng)
+    runs = [simulate(plan, given, dims, seed=seed) for seed in range(4)]
+    sequences = [[(r.call, r.task) for r in run.trace.records] for run in runs]
+    assert len({tuple(sequence) for sequence in sequences}) == 4
+    again = simulate(plan, given, dims, seed=2, interleaving=runs[2].interleaving)
+    assert again.trace == runs[2].trace
+
+
+# ------------------------------------------------------------- groups and units
+
+
+def touch(cluster: int = 1, lane: str = "tensor") -> DeviceFunction:
+    name = f"touch_{cluster}_{lane}"
+    return DeviceFunction(name, lambda *_: None, "touch.cuh", lane, 0, 0, cluster)
+
+
+@graph_function
+def pairs(g: Graph) -> None:
+    """A call for both workers of a cluster, and one whose groups hold three tasks that
+    each runs alone."""
+    (n,) = g.dims("n")
+    begun = g.events("begun", (n,), expects=2)
+    i, _half = grid = g.grid(i=n, half=2)
+    g.call(touch(2), grid, name="whole", notifies=[begun[i]])
+    _part, i = grid = g.grid(part=3, i=n)
+    g.call(touch(), grid, name="alone", waits=[begun[n - 1 - i]])
+
+
+def places(plan: Plan, lane: str, env: dict[str, Any]) -> list[list[tuple[Any, ...]]]:
+    """The tasks of each unit of a lane, as (call, coordinate...)."""
+    mine = plan.lane(lane)
+    found = []
+    for unit in range(int(mine.total.evaluate(env))):
+        tasks = plan.unit(mine, unit, env)
+        found.append([(c.name, *c.coordinates(t, env).values()) for c, t in tasks])
+    return found
+
+
+def test_a_unit_never_spans_two_groups():
+    plan = schedule_dynamic(pairs(1))
+    assert places(plan, "tensor", {"n": 2, "rank": 0}) == [
+        [("whole", 0, 0)],
+        [("whole", 0, 1)],
+        [("whole", 1, 0)],
+        [("whole", 1, 1)],
+        [("alone", 0, 0), ("alone", 1, 0)],
+        [("alone", 2, 0)],
+        [("alone", 0, 1), ("alone", 1, 1)],
+        [("alone", 2, 1)],
+    ]
+
+
+def test_every_task_is_in_the_unit_that_its_place_says():
+    plan = schedule_dynamic(pairs(1))
+    lane, env = plan.lane("tensor"), {"n": 5, "rank": 0}
+    for call in lane.calls:
+        for t in range(int(call.tasks.evaluate(env))):
+            unit, member = lane.place(call, t, env)
+            assert lane.tasks(call, unit, env)[member] == t
+        t = np.arange(int(call.tasks.evaluate(env)))
+        units, _ = lane.place(call, t, env)
+        assert units.max() == int(lane.units(call).evaluate(env)) - 1
+
+
+def test_odd_groups_of_a_cluster_run_to_their_end():
+    plan = schedule_dynamic(pairs(2))
+    verify(plan, {"n": 5}, 6)
+    for seed in range(4):
+        simulate(plan, [{}, {}], {"n": 5}, seed=seed, workers=4)
+
+
+def test_calls_without_waits_come_first_and_keep_their_order():
+    @graph_function
+    def late_start(g: Graph) -> None:
+        begun = g.events("begun", (4,), expects=1)
+        (i,) = grid = g.grid(i=4)
+        g.call(touch(), grid, name="second", waits=[begun[i]])
+        order = {"order": lambda t: (3 - t,)}
+        g.call(touch(), grid, name="first", notifies=[begun[i]], **order)
+
+    plan = schedule_dynamic(late_start(1))
+    assert [call.name for call in plan.lane("tensor").calls] == ["first", "second"]
+    assert [call.name for call in plan.graph.calls] == ["second", "first"]
+    assert places(plan, "tensor", {"rank": 0})[0] == [("first", 3)]
+    verify(plan, {}, 1)
+
+
+def test_an_order_that_would_deadlock_statically_runs_dynamically():
+    @graph_function
+    def backwards(g: Graph) -> None:
+        done = g.events("done", (6,), expects=1)
+        (i,) = grid = g.grid(i=5)
+        g.call(touch(), grid, name="chain", waits=[done[i + 1]], notifies=[done[i]])
+        g.call(touch(), g.grid(one=1), name="begin", notifies=[done[5]])
+        g.call(touch(), g.grid(one=1), name="end", waits=[done[0]])
+
+    plan = schedule_dynamic(backwards(1))
+    verify(plan, {}, 1)
+    simulate(plan, [{}], {}, workers=1)
+
+
+# ------------------------------------------------------- counts that may be zero
+
+
+@graph_function
+def counted(g: Graph, *, experts: int = 4, limit: int = 3) -> None:
+    """Expert e is notified `counts[e]` times, by tasks that a table sends to it."""
+    (n,) = g.dims("n")
+    counts = g.input("counts", (experts,), "int32")
+    to = g.input("to", (n,), "int32")
+    served = g.events("served", (experts,), expects=lambda e: counts.load(e))
+    (i,) = grid = g.grid(i=n)
+    g.call(touch(), grid, name="serve", notifies=[served[to.load(i)]])
+    e, _part = grid = g.grid(e=experts, part=limit)
+    g.call(touch(), grid, name="collect", waits=[served[e]])
+
+
+def test_elements_that_expect_nothing_are_met_from_the_start():
+    to = np.array([0, 2, 2, 0, 2], np.int32)
+    counts = np.bincount(to, minlength=4).astype(np.int32)
+    plan = schedule_dynamic(counted(1))
+    tensors = {"counts": [counts], "to": [to]}
+    verify(plan, {"n": 5}, 2, tensors)
+    given = {"counts": counts, "to": to}
+    for seed in range(4):
+        simulate(plan, [given], {"n": 5}, seed=seed)
+
+
+# ------------------------------------------------------------------- the choice
+
+
+def test_auto_is_dynamic_where_dependencies_are_loaded():
+    assert schedule_auto(counted(1)).schedule == "dynamic"
+    assert schedule_auto(add_row_sum(1)) == schedule_static(add_row_sum(1))
+
+
+def test_auto_is_static_where_a_loaded_graph_cannot_be_dynamic():
+    @graph_function
+    def indirect(g: Graph) -> None:
+        to = g.input("to", (4,), "int32")
+        begun = g.events("begun", (4,), expects=1)
+        (i,) = grid = g.grid(i=4)
+        g.call(touch(), grid, name="begin", notifies=[begun[i]])
+        g.call(touch(), grid, name="follow", waits=[begun[to.load(i)]])
+
+    assert schedule_auto(indirect(1)).schedule == "static"
+
+
+def test_a_plan_shows_its_queues_and_groups(golden):
+    plan = schedule_dynamic(mlp_graph(2))
+    golden(plan.show(132, rows=1000, hidden=4096, inner=1792))
+
+
+def test_groups_of_partial_pairs_are_shown_with_their_units():
+    plan = schedule_dynamic(pairs(1))
+    assert "alone: n * 2 units, n groups by (i)" in plan.show()
+    assert plan.lane("tensor").group_units(plan.graph.calls[1]) == ceildiv(3, 2)

@@ -1,0 +1,260 @@
+"""What dynamic scheduling refuses, and planted faults in dynamic plans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from etc_dist.errors import DeadlockError, GraphError, RaceError, ScheduleError
+from etc_dist.ir import (
+    DeviceFunction,
+    Graph,
+    GraphFunction,
+    device_function,
+    graph_function,
+)
+from etc_dist.runtime.cpu import simulate
+from etc_dist.schedule import schedule_dynamic, schedule_static
+from etc_dist.schedule.plan import Plan
+from etc_dist.schedule.verify import verify
+
+
+@device_function(source="touch.cuh", reads=0, writes=0)
+def touch() -> None:
+    pass
+
+
+@device_function(source="fill.cuh", reads=0, writes=1)
+def fill(y: Any) -> None:
+    y[...] = 1
+
+
+@device_function(source="copy.cuh", reads=1, writes=1, lane="transfer")
+def copy(x: Any, y: Any) -> None:
+    y[...] = x
+
+
+def build(body: Callable[[Graph], None], world_size: int = 1) -> GraphFunction:
+    return graph_function(body)(world_size)
+
+
+def refused(plan: Plan, workers: int = 4, **dims: int) -> GraphError:
+    with pytest.raises(GraphError) as caught:
+        verify(plan, dims, workers)
+    return caught.value
+
+
+def stuck(plan: Plan, seed: int = 0, **dims: int) -> GraphError:
+    with pytest.raises(GraphError) as caught:
+        simulate(plan, [{}] * plan.graph.world_size, dims, seed=seed)
+    return caught.value
+
+
+# ------------------------------------------------------------------- planted faults
+
+
+@graph_function
+def chain(g: Graph, *, expects: int = 2, notifies: bool = True) -> None:
+    """Rank r's task i of `second` waits for both ranks' tasks i of `first`."""
+    done = g.events("done", (3,), expects=expects, cross_rank=True)
+    d, i = grid = g.grid(d=2, i=3)
+    told = [done.on(d)[i]] if notifies else []
+    g.call(touch, grid, name="first", notifies=told)
+    i, _j = grid = g.grid(i=3, j=5)
+    g.call(touch, grid, name="second", waits=[done[i]])
+
+
+def test_a_missing_notify_is_found():
+    plan = schedule_dynamic(chain(2, notifies=False))
+    error = refused(plan)
+    assert isinstance(error, DeadlockError)
+    assert "expects 2 notifications and all tasks together make 0" in error.got
+    error = stuck(plan)
+    assert isinstance(error, DeadlockError)
+    lines = [line.strip() for line in error.got.splitlines()]
+    assert len(lines) == 6  # one a group, not one a task
+    assert lines[0] == (
+        "rank 0, tensor lane: second[0, 0] waits for done[0]: have 0, want 2; "
+        "left to notify it: no task"
+    )
+
+
+def test_a_count_that_is_too_high_is_a_deadlock():
+    plan = schedule_dynamic(chain(2, expects=3))
+    assert isinstance(refused(plan), DeadlockError)
+    assert "second[0, 0] waits for done[0]: have 2, want 3" in stuck(plan).got
+
+
+def test_a_count_that_is_too_low_is_found():
+    plan = schedule_dynamic(chain(2, expects=1))
+    assert "expects 1 notifications and gets 2" in refused(plan).got
+    assert "is notified more often than expected" in stuck(plan).what
+
+
+def test_a_cycle_of_waits_is_found_with_its_steps():
+    def body(g: Graph) -> None:
+        there = g.events("there", (2,), expects=1, cross_rank=True)
+        back = g.events("back", (2,), expects=1)
+        (i,) = one = g.grid(i=2)
+        peer = (g.rank + 1) % 2
+        notifies = [there.on(peer)[i]]
+        g.call(touch, one, name="a", waits=[back[i]], notifies=notifies)
+        g.call(touch, one, name="b", waits=[there[i]], notifies=[back[i]])
+
+    plan = schedule_dynamic(build(body, 2))
+    steps = [
+        "a[i=0] on rank 0 waits for back[0] on rank 0, which b[i=0] on rank 0",
+        "b[i=0] on rank 0 waits for there[0] on rank 0, which a[i=0] on rank 1",
+        "a[i=0] on rank 1 waits for back[0] on rank 1, which b[i=0] on rank 1",
+        "b[i=0] on rank 1 waits for there[0] on rank 1, which a[i=0] on rank 0",
+    ]
+    error = refused(plan)
+    assert "8 tasks can never run" in error.got
+    lines = [line.strip() for line in error.got.splitlines()[-4:]]
+    assert lines == [f"{step} notifies" for step in steps]
+    told = stuck(plan).got.split("in a circle:")[1]
+    assert [line.strip() for line in told.splitlines() if line.strip()] == [
+        "rank 0, not run yet: a[0] waits for back[0], for rank 0 b[0]",
+        "rank 0, not run yet: b[0] waits for there[0], for rank 1 a[0]",
+        "rank 1, not run yet: a[0] waits for back[0], for rank 1 b[0]",
+        "rank 1, not run yet: b[0] waits for there[0], for rank 0 a[0]",
+    ]
+
+
+def test_long_chains_of_blocked_groups_are_told():
+    def body(g: Graph) -> None:
+        done = g.events("done", (3001,), expects=1)
+        (i,) = grid = g.grid(i=3000)
+        g.call(touch, grid, waits=[done[i + 1]], notifies=[done[i]])
+        g.call(touch, g.grid(one=1), name="end", waits=[done[0]])
+
+    lines = stuck(schedule_dynamic(build(body))).got.splitlines()
+    assert "touch[0] waits for done[1]: have 0, want 1" in lines[0]
+    assert lines[16].strip() == "... and 2985 more"
+
+
+@graph_function
+def by_worker(g: Graph) -> None:
+    """Task i of `use` reads what task i of `make` wrote: ordered by units alone."""
+    x = g.local("x", (4,), "float32")
+    y = g.output("y", (4,), "float32")
+    (i,) = grid = g.grid(i=4)
+    g.call(fill, grid, name="make", writes=[x[i]])
+    use = DeviceFunction("use", copy.body, "copy.cuh", "tensor", 1, 1)
+    g.call(use, grid, name="use", reads=[x[i]], writes=[y[i]])
+
+
+def test_what_only_the_order_of_units_orders_is_a_race():
+    graph = by_worker(1)
+    verify(schedule_static(graph), {}, workers=4)
+    error = refused(schedule_dynamic(graph))
+    assert isinstance(error, RaceError)
+    assert "make[i=0] on rank 0 writes and use[i=0] on rank 0 reads x[0:1]" in error.got
+    found = 0
+    for seed in range(8):
+        try:
+            simulate(schedule_dynamic(graph), [{}], {}, seed=seed)
+        except RaceError:
+            found += 1
+    assert found == 8
+
+
+def test_a_plan_whose_groups_are_torn_apart_is_refused():
+    plan = schedule_dynamic(chain(2))
+    lane = plan.lanes[0]
+    second = replace(lane.calls[1], order=plan.graph.calls[1].order[::-1])
+    calls = (lane.calls[0], second)
+    lanes = (replace(lane, calls=calls), plan.lanes[1])
+    torn = replace(plan, graph=replace(plan.graph, calls=calls), lanes=lanes)
+    assert (
+        "call second: tasks that wait for the same do not follow" in refused(torn).got
+    )
+
+
+def test_an_element_out_of_range_is_told_by_its_task():
+    def body(g: Graph) -> None:
+        done = g.events("done", (2,), expects=1)
+        (i,) = grid = g.grid(i=3)
+        (k,) = begin = g.grid(k=2)
+        g.call(touch, begin, name="begin", notifies=[done[k]])
+        g.call(touch, grid, name="follow", waits=[done[i]])
+
+    plan = schedule_dynamic(build(body))
+    assert "follow[i=2] on rank 0 waits for done[2]" in refused(plan).got
+    assert "refers to what is not there" in stuck(plan).what
+
+
+# ------------------------------------------------------------------------ refusals
+
+
+def reason(body: Callable[[Graph], None], world_size: int = 2) -> str:
+    with pytest.raises(ScheduleError) as caught:
+        schedule_dynamic(build(body, world_size))
+    assert caught.value.fix == 'use schedule="static"'
+    return caught.value.got
+
+
+def test_a_graph_without_calls_is_refused():
+    with pytest.raises(ScheduleError, match="has nothing to run"):
+        schedule_dynamic(build(lambda g: None))
+
+
+def test_a_wait_for_a_loaded_element_is_refused():
+    def body(g: Graph) -> None:
+        to = g.input("to", (4,), "int32")
+        done = g.events("done", (4,), expects=1)
+        (i,) = grid = g.grid(i=4)
+        g.call(touch, grid, waits=[done[to.load(i)]])
+
+    assert reason(body) == "call touch waits for done[to[i]], an element that is loaded"
+
+
+def test_a_loaded_count_of_peers_is_refused():
+    def body(g: Graph) -> None:
+        counts = g.input("counts", (4,), "int32")
+        done = g.events("done", (4,), expects=counts.load, cross_rank=True)
+        (i,) = grid = g.grid(i=4)
+        g.call(touch, grid, waits=[done[i]])
+
+    assert reason(body) == "done is cross-rank, its expected count is loaded"
+
+
+def test_a_wait_for_peers_and_for_a_loaded_count_is_refused():
+    def body(g: Graph) -> None:
+        counts = g.input("counts", (4,), "int32")
+        here = g.events("here", (4,), expects=1, cross_rank=True)
+        done = g.events("done", (4,), expects=counts.load)
+        (i,) = grid = g.grid(i=4)
+        g.call(touch, grid, waits=[here[i], done[i]])
+
+    assert "call touch waits for peers and for done[i], a loaded count" in reason(body)
+
+
+def test_a_grid_that_depends_on_the_rank_is_refused():
+    def body(g: Graph) -> None:
+        own = g.let("own", g.rank + 1)
+        done = g.events("done", (1,), expects=1)
+        g.call(touch, g.grid(i=2 * own), waits=[done[0]])
+
+    assert reason(body) == "the grid of call touch, which waits, depends on the rank"
+
+
+def test_too_many_waits_are_refused():
+    def body(g: Graph) -> None:
+        done = g.events("done", (33,), expects=1)
+        g.call(touch, g.grid(i=1), waits=[done[k] for k in range(33)])
+
+    assert reason(body) == "call touch has 33 waits, not 32"
+
+
+def test_all_reasons_are_told_at_once():
+    def body(g: Graph) -> None:
+        counts = g.input("counts", (4,), "int32")
+        done = g.events("done", (4,), expects=counts.load, cross_rank=True)
+        (i,) = grid = g.grid(i=4 + g.rank)
+        g.call(touch, grid, waits=[done[counts.load(i)]])
+
+    assert len(reason(body).split("; ")) == 3

@@ -1,0 +1,323 @@
+"""The proof of graphs whose maps load: order, range and what stays unchecked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from etc_dist.errors import ArgumentError, DeadlockError, GraphError, RaceError
+from etc_dist.ir import (
+    Expr,
+    Graph,
+    GraphFunction,
+    Tensor,
+    graph_function,
+    maximum,
+    minimum,
+    span,
+)
+from etc_dist.ir.expr import Const
+from etc_dist.schedule import schedule_dynamic, schedule_static
+from etc_dist.schedule.proof import prove
+from etc_dist.schedule.verify import Verified, verify
+from etc_dist.settings import Settings
+from tests.runtime.permute import EXPERTS, computed, permute
+from tests.schedule.test_verify import touch
+
+ROUTING = [0, 2, 1, 1]
+
+
+def build(body: Callable[[Graph], None]) -> GraphFunction:
+    return graph_function(body)(1)
+
+
+def values(routing: list[int], **changed: list[int]) -> dict[str, list[Any]]:
+    given = {"expert": np.array(routing), **computed(routing), **changed}
+    return {name: [np.array(array)] for name, array in given.items()}
+
+
+def check(graph: GraphFunction, tensors: Any = None, workers: int = 2) -> Verified:
+    dims = {"n": 4} if graph.dims else {}
+    return verify(schedule_static(graph), dims, workers, tensors)
+
+
+def refused(graph: GraphFunction, tensors: Any = None, workers: int = 2) -> GraphError:
+    with pytest.raises(GraphError) as caught:
+        check(graph, tensors, workers)
+    return caught.value
+
+
+@pytest.mark.parametrize("schedule", [schedule_static, schedule_dynamic])
+def test_a_graph_that_loads_what_tasks_compute_is_proved(schedule, tmp_path):
+    settings = replace(Settings(), cache=tmp_path)
+    prove(schedule(permute(1)), {"n": 4}, 2, settings)
+    (record,) = (tmp_path / "proofs").iterdir()
+    assert "verified permute(n=4)" in record.read_text()
+
+
+def test_what_depends_on_values_is_named():
+    assert check(permute(1)).unchecked == (
+        "the expected count of filled (loads from count)",
+        "call move_row, filled[expert[i]] (loads from expert)",
+        "call double_rows, y[first[e] +: count[e], :] (loads from count, first)",
+        "call double_rows, packed[first[e] +: count[e], :] (loads from count, first)",
+        "call move_row, packed[place[i] +: 1, :] (loads from place)",
+        "races and the order of remote writes",
+    )
+
+
+@pytest.mark.parametrize("routing", [ROUTING, [3, 3, 3, 3], [3, 2, 1, 0]])
+def test_with_all_values_at_hand_nothing_stays_unchecked(routing):
+    assert check(permute(1), values(routing)).unchecked == ()
+
+
+def test_a_missing_row_of_an_output_is_found_where_the_values_are_known():
+    error = refused(permute(1), values(ROUTING, first=[0, 1, 2, 4]))
+    assert "y[2:3, 0:4] on rank 0 is written by" in error.got
+    assert "no task writes y[3:4, 0:4]" in error.got
+
+
+def test_a_wrong_count_is_a_deadlock():
+    error = refused(permute(1, miscounted=1), values(ROUTING))
+    assert type(error) is DeadlockError
+    assert "filled[0] on rank 0; the wait can never be met: it expects 2" in error.got
+
+
+@pytest.mark.parametrize("bad", [-1, EXPERTS])
+def test_a_value_out_of_range_is_found_where_it_is_known(bad):
+    tensors = values(ROUTING)
+    tensors["expert"] = [np.array([0, bad, 1, 1])]
+    error = refused(permute(1), tensors)
+    assert f"move_row[i=1] on rank 0 notifies filled[{bad}] on rank 0" in error.got
+
+
+def test_values_of_the_wrong_shape_are_refused():
+    with pytest.raises(ArgumentError, match=r"expert \[4\]") as caught:
+        check(permute(1), {"expert": [np.zeros(3, np.int32)]})
+    assert caught.value.got == "[3] on rank 0"
+
+
+def test_values_of_a_tensor_that_nobody_can_load_are_refused():
+    with pytest.raises(ArgumentError, match="the graph loads from no tensor x"):
+        check(permute(1), {"x": [np.zeros((4, 4), np.float32)]})
+
+
+def test_a_load_from_another_graphs_tensor_is_refused():
+    lost = Tensor("lost", (Const(4),), "int32", "local")
+
+    def body(g: Graph) -> None:
+        y = g.output("y", (4,), "float32")
+        g.call(touch(0, 1), g.grid(i=1), writes=[y[span(lost.load(0), 4)]])
+
+    assert "lost[0] is of a tensor that the graph does not have" in (
+        refused(build(body)).got
+    )
+
+
+# ------------------------------------------------------------------------------- order
+
+
+def test_a_load_that_nothing_orders_after_its_write_is_refused():
+    # Whatever element of `filled` is notified, none is waited for by those who load.
+    error = refused(permute(1, move_waits=False))
+    assert type(error) is RaceError
+    assert (
+        "plan_rows[one=0] on rank 0 writes and move_row[i=0] on rank 0 loads place[0:1]"
+        in error.got
+    )
+    assert "no event orders them (and 3 more like it)" in error.got
+
+
+def test_a_count_is_loaded_once_the_waits_without_loads_are_met():
+    # The wait for `filled` orders its own count too late.
+    error = refused(permute(1, double_waits=False), values(ROUTING))
+    assert type(error) is RaceError
+    assert "double_rows[e=0] on rank 0 loads count[0:1] on rank 0" in error.got
+
+
+def late(g: Graph, *, waits: bool) -> None:
+    """A wait that loads orders what regions load, but not what it loads itself."""
+    table = g.local("table", (2,), "int32")
+    x, y = g.input("x", (4,), "float32"), g.output("y", (4,), "float32")
+    first = g.events("first", (1,), expects=1)
+    second = g.events(
+        "second", (1,), expects=lambda k: minimum(maximum(1, table.load(k)), 1)
+    )
+    g.call(
+        touch(0, 1),
+        g.grid(a=1),
+        name="count",
+        writes=[table[0:1]],
+        notifies=[first[0]] if waits else [],
+    )
+    g.call(
+        touch(0, 1),
+        g.grid(b=1),
+        name="place",
+        writes=[table[1:2]],
+        waits=[first[0]] if waits else [],
+        notifies=[second[0]],
+    )
+    g.call(
+        touch(1, 1),
+        g.grid(c=1),
+        name="use",
+        reads=[x[span(table.load(1), 4)]],
+        writes=[y[:]],
+        waits=[second[0], *([first[0]] if waits else [])],
+    )
+
+
+def test_a_loaded_wait_orders_what_the_regions_load():
+    check(build(lambda g: late(g, waits=True)), workers=4)
+    error = refused(build(lambda g: late(g, waits=False)), workers=4)
+    assert "use[c=0] on rank 0 loads table[0:1] on rank 0" in error.got
+    assert "table[1:2]" not in error.got
+
+
+def test_one_workers_sequence_orders_loads():
+    def body(g: Graph) -> None:
+        table = g.local("table", (1,), "int32")
+        y = g.output("y", (4,), "float32")
+        g.call(touch(0, 1), g.grid(a=1), name="write", writes=[table[:]])
+        g.call(touch(0, 1), g.grid(b=1), name="use", writes=[y[span(table.load(0), 4)]])
+
+    check(build(body), workers=1)
+    assert "use[b=0] on rank 0 loads table[0:1]" in refused(build(body), workers=2).got
+    flipped = replace(build(body), calls=build(body).calls[::-1])
+    assert "use[b=0] on rank 0 loads table[0:1] on rank 0 before" in (
+        refused(flipped, workers=1).got
+    )
+
+
+def nested(g: Graph, written: int) -> None:
+    at = g.input("at", (2,), "int32")
+    table = g.local("table", (4,), "int32")
+    y = g.output("y", (4,), "float32")
+    ready = g.events("ready", (1,), expects=1)
+    (i,) = grid = g.grid(i=2)
+    g.call(
+        touch(0, 1),
+        g.grid(a=1),
+        name="write",
+        writes=[table[0:written]],
+        notifies=[ready[0]],
+    )
+    first = table.load(at.load(i))
+    g.call(touch(0, 1), grid, name="use", writes=[y[span(first, 2)]], waits=[ready[0]])
+
+
+def test_a_load_of_any_element_needs_the_whole_tensor():
+    check(build(lambda g: nested(g, 4)))
+    error = refused(build(lambda g: nested(g, 3)))
+    assert "use[i=0] on rank 0 loads table[3:4] on rank 0, which no task writes" in (
+        error.got
+    )
+    tensors = {"at": [np.array([0, 2])], "table": [np.array([0, 2, 2, 2])]}
+    check(build(lambda g: nested(g, 3)), tensors)
+
+
+def test_a_notified_element_with_a_loaded_count_is_ordered_after_that_count():
+    def body(g: Graph, *, orders: bool, cross_rank: bool = False) -> None:
+        table = g.local("table", (1,), "int32")
+        ready = g.events("ready", (1,), expects=1)
+
+        def count(_: Expr) -> Expr:
+            return table.load(0)
+
+        done = g.events("done", (1,), expects=count, cross_rank=cross_rank)
+        call = touch(0, 0)
+        write = touch(0, 1)
+        g.call(write, g.grid(a=1), name="w", writes=[table[:]], notifies=[ready[0]])
+        waits = [ready[0]] if orders else []
+        g.call(call, g.grid(b=1), name="n", waits=waits, notifies=[done[0]])
+        g.call(call, g.grid(c=1), name="u", waits=[ready[0], done[0]])
+
+    check(build(lambda g: body(g, orders=True)), workers=4)
+    error = refused(build(lambda g: body(g, orders=False)), workers=4)
+    assert "n[b=0] on rank 0 loads table[0:1]" in error.got
+    # The count of a cross-rank event is known to the rank that waits for it only.
+    check(build(lambda g: body(g, orders=False, cross_rank=True)), workers=4)
+
+
+def test_a_task_that_writes_what_its_maps_load_is_refused():
+    def body(g: Graph) -> None:
+        at = g.input("at", (1,), "int32")
+        table = g.local("table", (4,), "int32")
+        ready = g.events("ready", (1,), expects=1)
+        g.call(
+            touch(0, 1), g.grid(a=1), name="w", writes=[table[:]], notifies=[ready[0]]
+        )
+        g.call(
+            touch(0, 1),
+            g.grid(b=1),
+            name="add",
+            writes=[table[at.load(0) : table.load(1)]],
+            waits=[ready[0]],
+        )
+
+    check(build(body))
+    tensors = {"at": [np.array([1])], "table": [np.array([0, 3, 0, 0])]}
+    error = refused(build(body), tensors)
+    assert "add[b=0] on rank 0 writes table[1:2] on rank 0, from which its own" in (
+        error.got
+    )
+
+
+# ------------------------------------------------------------------------------- range
+
+
+def test_a_known_index_beyond_the_loaded_tensor_is_refused():
+    def body(g: Graph) -> None:
+        table = g.input("table", (3,), "int32")
+        y = g.output("y", (8,), "float32")
+        (i,) = grid = g.grid(i=4)
+        g.call(touch(0, 1), grid, name="use", writes=[y[table.load(i)]])
+
+    error = refused(build(body))
+    assert "use[i=3] on rank 0 loads table[3], outside of [3]" in error.got
+
+
+def test_the_parts_of_a_loaded_region_that_are_known_are_in_range():
+    def body(g: Graph, start: int) -> None:
+        table = g.input("table", (2,), "int32")
+        x = g.input("x", (4, 4), "float32")
+        (i,) = grid = g.grid(i=2)
+        y = g.output("y", (2,), "float32")
+        g.call(
+            touch(1, 1),
+            grid,
+            reads=[x[table.load(i), span(i + start, 1)]],
+            writes=[y[i]],
+        )
+
+    check(build(lambda g: body(g, 0)))
+    error = refused(build(lambda g: body(g, -1)))
+    assert "reads x[table[i], i + -1 +: 1] from [?, -1], outside of [4, 4]" in error.got
+
+
+def test_known_references_to_an_event_that_others_load_are_in_range():
+    def body(g: Graph) -> None:
+        table = g.input("table", (2,), "int32")
+        done = g.events("done", (2,), expects=1)
+        (i,) = grid = g.grid(i=2)
+        g.call(touch(0, 0), grid, name="n", notifies=[done[i + 1]])
+        g.call(touch(0, 0), grid, name="w", waits=[done[table.load(i)]])
+
+    assert "n[i=1] on rank 0 notifies done[2] on rank 0, outside of [2]" in (
+        refused(build(body)).got
+    )
+
+
+def test_what_is_known_to_write_nothing_reads_nothing():
+    def body(g: Graph) -> None:
+        x, y = g.local("x", (4,), "float32"), g.output("y", (2,), "float32")
+        g.call(touch(0, 1), g.grid(a=1), name="write", writes=[x[0:2]])
+        (i,) = grid = g.grid(i=2)
+        g.call(touch(1, 1), grid, reads=[x[span(2 * i, 2)]], writes=[y[span(2 * i, 2)]])
+
+    check(build(body), workers=1)
