@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from etc_dist.ir import GraphFunction
 from etc_dist.layers.mlp import mlp_graph
+from etc_dist.layers.moe_graph import moe_graph
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
 from etc_dist.ops.product import DTYPES, W_LAYOUTS
 
 WORLD_SIZES = (1, 2, 3, 4, 5, 6, 7, 8)
+MIXTURES: Mapping[str, tuple[int, int]] = {
+    "qwen3-30b-a3b": (128, 8),
+    "mixtral-8x7b": (8, 2),
+}
+"""Experts, and how many of them a token picks."""
 
 
 def library_programs() -> Iterator[tuple[str, GraphFunction]]:
@@ -27,3 +33,7 @@ def library_programs() -> Iterator[tuple[str, GraphFunction]]:
         for dtype in DTYPES:
             graph = mlp_graph(world_size, dtype=dtype)
             yield f"{graph.name} {world_size} {dtype}", graph
+    for model, (experts, top_k) in MIXTURES.items():
+        for dtype in DTYPES:
+            graph = moe_graph(1, experts=experts, top_k=top_k, dtype=dtype)
+            yield f"{graph.name} {model} {dtype}", graph

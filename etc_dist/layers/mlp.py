@@ -14,7 +14,8 @@ from etc_dist.ops.order import grouped_rows, rotated_owners, shards_in_turn
 from etc_dist.ops.product import DTYPES
 from etc_dist.ops.push_rows import PACKET_BYTES
 from etc_dist.ops.sum_slots import PIECE_COLUMNS, PIECE_ROWS
-from etc_dist.runtime.arrays import Array, dtype_of
+from etc_dist.program import as_refusal
+from etc_dist.runtime.arrays import Array, dtype_of, inspect
 from etc_dist.world import World, current
 
 COLUMN_GROUP = 16
@@ -122,7 +123,12 @@ class MLP(Operation):
         world = world or current()
         dtype = dtype_of(gate)
         refuse_options(world, "MLP", dtype=(dtype, DTYPES))
-        self.dtype, self.weights = dtype, (gate, up, down)
+        self.world, self.dtype, self.weights = world, dtype, (gate, up, down)
+        try:
+            named = zip(self.names[1:], self.weights, strict=True)
+            self._check_weights([inspect(*weight) for weight in named])
+        except Exception as error:
+            world.refuse(as_refusal(error, "the weights of MLP"))
         options = {"dtype": dtype, **(options or {})}
         super().__init__(mlp_graph, options, world, schedule, trace)
 
@@ -134,17 +140,23 @@ class MLP(Operation):
 
     def _check(self, inputs: Sequence[Array]) -> None:
         x, gate, up, down = inputs
-        shape = gate.shape
-        if (
-            any(len(a.shape) != 2 for a in inputs)
-            or up.shape != shape
-            or down.shape != tuple(reversed(shape))
-            or x.shape[1] != shape[1]
-        ):
+        self._check_weights([gate, up, down])
+        if len(x.shape) != 2 or x.shape[1] != gate.shape[1]:
             raise self.misfit(
                 "x [M, H], gate [I, H], up [I, H], down [H, I]",
                 f"x {x}; gate {gate}; up {up}; down {down}",
             )
+
+    def _check_weights(self, weights: Sequence[Array]) -> None:
+        gate, up, down = weights
+        shape = gate.shape
+        fits = len(shape) == 2 and up.shape == shape and down.shape == shape[::-1]
+        wanted = "gate [I, H], up [I, H], down [H, I]"
+        if self.world.backend == "cuda":
+            fits = fits and not any(n % 8 for n in shape)
+            wanted += ", with I and H multiples of 8"
+        if not fits:
+            raise self.misfit(wanted, f"gate {gate}; up {up}; down {down}")
 
     def _tensors(self, inputs: Sequence[Array], y: Array) -> Fitted:
         x, gate, up, down = inputs

@@ -72,8 +72,9 @@ class Operation:
 
     def _call(self, inputs: Sequence[Any], out: Any, stream: Any) -> Any:
         try:
-            stream = stream_for(stream, inputs[0])
-            if out is None and self.world.backend == "cuda":
+            on_gpu = self.world.backend == "cuda"
+            stream = stream_for(stream, inputs[0]) if on_gpu else None
+            if out is None and on_gpu:
                 with stream or nullcontext():
                     out = self._make_output(inputs)
             key = (*map(identity, inputs), identity(out))

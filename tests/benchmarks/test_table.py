@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.records import FusedRecord, LayerRecord
-from benchmarks.table import main, newest, render, table
+from benchmarks.records import FusedRecord, LayerRecord, MoERecord
+from benchmarks.table import main, newest, render, section, table
 
 MARKED = "Before\n<!-- table: matmul_reduce_scatter 8 -->\nold\n<!-- end -->\nAfter\n"
 
@@ -69,6 +69,77 @@ def test_newest_record_of_a_shape_counts_and_cpu_records_do_not(record: Make) ->
     assert newest([new, old, small, cpu]) == [small, new]
 
 
+def test_each_schedule_of_a_shape_counts_and_a_table_has_the_static_one(
+    record: Make,
+) -> None:
+    records = newest([record(), record(schedule="dynamic", speedup=9.0)])
+    assert [r.schedule for r in records] == ["dynamic", "static"]
+    text = section("matmul_reduce_scatter 8", records)
+    assert "| 2.00 | 80% |" in text and "9.00" not in text
+
+
+@pytest.fixture
+def experts(moe_values: dict[str, Any]) -> list[FusedRecord]:
+    """Two models; one of them at two numbers of tokens, with both schedules at one."""
+    changes: list[dict[str, Any]] = [
+        {"ours_ms": 0.1, "speedup": 3.0},
+        {"ours_ms": 0.08, "speedup": 3.75, "of_limit": 0.9, "schedule": "dynamic"},
+        {"M": 1},
+        {"model": "mixtral-8x7b", "N": 4096, "experts": 8, "schedule": "dynamic"},
+    ]
+    return newest(MoERecord(**{**moe_values, **change}) for change in changes)
+
+
+def test_a_mixture_of_experts_has_a_table_a_model_with_both_schedules(
+    experts: list[FusedRecord],
+) -> None:
+    first, second = section("moe 1", experts).split("\n\nmixtral-8x7b: ")
+    lines = first.splitlines()
+    assert lines[1] == (
+        "qwen3-30b-a3b: hidden 2048, inner 768, 128 experts, 8 a token; 1 rank, "
+        "bfloat16; milliseconds. Speed-up and % of roofline: static / dynamic, each "
+        "within its own run."
+    )
+    assert lines[3:7] == [
+        "| tokens | roofline | baseline | ours, static | ours, dynamic | speed-up "
+        "| % of roofline | error |",
+        "|--:|--:|--:|--:|--:|--:|--:|--:|",
+        "| 1 | 0.160 | 0.300 | 0.200 | - | 2.00 / - | 80% / - | 2.35e-3 |",
+        "| 128 | 0.160 | 0.300 | 0.100 | 0.080 | 3.00 / 3.75 | 80% / 90% | 2.35e-3 |",
+    ]
+    row = "| 128 | 0.160 | 0.300 | - | 0.200 | - / 2.00 | - / 80% | 2.35e-3 |"
+    assert row in second.splitlines()
+    assert "baseline: torch." in second
+
+
+def test_schedules_are_compared_where_both_were_measured(
+    experts: list[FusedRecord], layer_values: dict[str, Any]
+) -> None:
+    lines = section("schedules moe 1", experts).splitlines()
+    assert lines[3:7] == [
+        "| model | tokens | static | dynamic | dynamic by static |",
+        "|---|--:|--:|--:|--:|",
+        "| qwen3-30b-a3b | 128 | 3.00 | 3.75 | 1.25 |",
+        "| geometric mean | | 3.00 | 3.75 | 1.25 |",
+    ]
+    static = LayerRecord(**layer_values)
+    dynamic = LayerRecord(**{**layer_values, "schedule": "dynamic", "speedup": 1.0})
+    text = section("schedules mlp 4", newest([static, dynamic]))
+    assert "| model | M | static | dynamic | dynamic by static |" in text
+    assert "| llama3-8b | 8192 | 2.00 | 1.00 | 0.50 |" in text
+
+
+@pytest.mark.parametrize("name", ["moe 1", "schedules moe 1", "mlp 4", "moe 4"])
+def test_what_was_never_measured_is_said_to_be_so(name: str, record: Make) -> None:
+    assert section(name, [record()]) == "\nNot measured yet.\n\n"
+
+
+@pytest.mark.parametrize("name", ["mo 1", "soak 8", "moe", "schedules", "moe x"])
+def test_a_table_of_no_operation_is_refused(name: str, record: Make) -> None:
+    with pytest.raises(ValueError, match=f"no records for the table '{name}'"):
+        section(name, [record()])
+
+
 def test_only_what_stands_between_the_markers_is_replaced(record: Make) -> None:
     text = render(MARKED, [record()])
     assert text.startswith(
@@ -97,7 +168,8 @@ def test_table_without_records_is_refused_by_name(
 
 
 def test_a_text_without_records_leaves_the_others_to_be_written(folder: Path) -> None:
-    (folder / "layers.md").write_text("<!-- table: mlp 4 -->\nold\n<!-- end -->\n")
+    other = MARKED.replace(" 8 ", " 4 ")
+    (folder / "layers.md").write_text(other)
     assert run(folder) == 1
     assert "old" in (folder / "layers.md").read_text()
     assert "old" not in (folder / "README.md").read_text()

@@ -12,6 +12,7 @@ import pytest
 
 import etc_dist
 from etc_dist.codegen import generate
+from etc_dist.errors import GraphError
 from etc_dist.runtime.build import compile_cubin, kernels_folder
 from etc_dist.schedule import schedule_static
 from etc_dist.schedule.verify import verify
@@ -24,10 +25,10 @@ def graph(name: str, world_size: int):
     return runpy.run_path(str(EXAMPLES / f"{name}.py"))[name](world_size)
 
 
-def launch(*command: str) -> str:
-    """The words that an example prints on two ranks of the CPU backend."""
+def launch(*command: str, ranks: int = 2) -> str:
+    """The words that an example prints on ranks of the CPU backend."""
     done = subprocess.run(
-        [sys.executable, str(ROOT / "launch" / "mpirun"), "-n", "2", *command],
+        [sys.executable, str(ROOT / "launch" / "mpirun"), "-n", str(ranks), *command],
         env=os.environ | {"ETC_DIST_BACKEND": "cpu", "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -65,6 +66,17 @@ def test_mlp_compares_itself_with_fp32():
     assert "error against fp32: " in said
 
 
+def test_moe_compares_itself_with_fp32():
+    said = launch(str(EXAMPLES / "moe.py"), ranks=1)
+    assert "100 tokens, 16 experts, of which each token picks 4" in said
+    assert "8 calls in one kernel error against fp32: " in said
+
+
+def test_bin_sums_says_that_its_result_is_right():
+    said = launch(str(EXAMPLES / "bin_sums.py"))
+    assert "total holds the sums of all bins, on every rank: True" in said
+
+
 @pytest.mark.parametrize("rows", [4, 64, 128, 328])
 def test_add_row_sum_is_proved_at_partial_tiles(rows):
     plan = schedule_static(graph("add_row_sum", 2))
@@ -78,7 +90,34 @@ def test_ring_all_gather_is_proved(world_size):
     assert verify(plan, {"rows": 100, "n": 8}, 132).events == events
 
 
-@pytest.mark.parametrize("name", ["add_row_sum", "ring_all_gather"])
+KEYS = np.array([3, 1, 3, 3, 1, 5], np.int32)
+BINS = {
+    "keys": KEYS,
+    "counts": np.array([0, 2, 0, 3, 0, 1], np.int32),
+    "starts": np.array([0, 0, 2, 2, 5, 5], np.int32),
+    "place": np.array([2, 0, 3, 4, 1, 5], np.int32),
+}
+
+
+def test_bin_sums_is_proved_for_given_keys():
+    plan = schedule_static(graph("bin_sums", 1))
+    dims = {"rows": 6, "bins": 6, "n": 8}
+    assert verify(plan, dims, 4).unchecked != ()
+    tensors = {name: [values] for name, values in BINS.items()}
+    assert verify(plan, dims, 4, tensors=tensors).unchecked == ()
+
+
+def test_rows_that_a_bin_does_not_expect_are_found():
+    plan = schedule_static(graph("bin_sums", 1))
+    counts = BINS["counts"] + np.array([0, 0, 1, -1, 0, 0], np.int32)
+    tensors = {name: [values] for name, values in {**BINS, "counts": counts}.items()}
+    with pytest.raises(GraphError) as caught:
+        verify(plan, {"rows": 6, "bins": 6, "n": 8}, 4, tensors=tensors)
+    assert "filled[2] on rank 0; the wait can never be met" in caught.value.got
+    assert "filled[3] on rank 0, which expects 2 notif" in caught.value.got
+
+
+@pytest.mark.parametrize("name", ["add_row_sum", "bin_sums", "ring_all_gather"])
 def test_kernel_compiles_without_spills(name):
     source = generate(schedule_static(graph(name, 2)))
     includes = [kernels_folder(), *(path.parent for path in source.sources)]
@@ -95,6 +134,22 @@ def test_add_row_sum_fits_numpy(world, rng):
     program.synchronize()
     np.testing.assert_array_equal(on_host(results["y"]), on_host(a) + on_host(b))
     np.testing.assert_allclose(on_host(results["total"]), on_host(a + b).sum(1), 1e-5)
+    program.close()
+
+
+@pytest.mark.mpi
+def test_bin_sums_fit_numpy(world, rng):
+    program = etc_dist.compile(graph("bin_sums", world.size), world)
+    for bins in (1, 40, 200):
+        keys = rng.integers(0, bins, 100).astype(np.int32)
+        x = rng.integers(-9, 10, (100, 12)).astype(np.float32)
+        total = on_device(world, np.full((bins, 12), np.nan, np.float32))
+        given = {"x": on_device(world, x), "keys": on_device(world, keys)}
+        program.run(**given, total=total)
+        program.synchronize()
+        expected = np.zeros((bins, 12), np.float32)
+        np.add.at(expected, keys, x)
+        np.testing.assert_array_equal(on_host(total), expected)
     program.close()
 
 

@@ -15,6 +15,7 @@ from etc_dist.schedule.verify import verify
 
 ROOT = Path(__file__).parents[2]
 TEXTS = [ROOT / "README.md", ROOT / "etc_dist/README.md", *ROOT.glob("docs/*.md")]
+COMMANDED = [*TEXTS, ROOT / "benchmarks/README.md", *ROOT.glob("benchmarks/*.py")]
 
 
 def test_example_of_the_readme_runs(tmp_path):
@@ -44,6 +45,22 @@ def test_links_lead_somewhere(path):
     links = re.findall(r"\]\(([^)#]+)", path.read_text())
     local = [link for link in links if "://" not in link]
     assert [link for link in local if not (path.parent / link).exists()] == []
+
+
+# Not in PATH after `sh launch/demo`, which fills .venv and nothing else.
+BARE = r"(?:^|`)((?:python3?|pytest|mpirun|etc-dist) [^`\n]*)"
+
+
+@pytest.mark.parametrize("path", COMMANDED, ids=lambda p: str(p.relative_to(ROOT)))
+def test_commands_in_texts_say_where_their_program_is(path):
+    assert re.findall(BARE, path.read_text(), re.M) == []
+
+
+def test_advice_names_no_package_that_is_not_published():
+    code = [*ROOT.glob("etc_dist/**/*.py"), *ROOT.glob("launch/*")]
+    texts = [path for path in (*TEXTS, *code) if path.is_file()]
+    unpublished = re.compile(r"install [^\n]*\betc[-_]dist\[")
+    assert [p.name for p in texts if unpublished.search(p.read_text())] == []
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda p: str(p.relative_to(ROOT)))

@@ -10,7 +10,16 @@ import pytest
 
 from etc_dist import World
 from etc_dist.layers.mlp import MLP
-from tests.layers.reference import Answer, draw, draw_weights, reference
+from etc_dist.layers.moe import MoE
+from tests.layers.reference import (
+    Answer,
+    aim,
+    draw,
+    draw_experts,
+    draw_weights,
+    moe_reference,
+    reference,
+)
 from tests.ops.arrays import Arrays
 
 
@@ -59,3 +68,60 @@ def make(world: World, arrays: Arrays, seed: int) -> Iterator[Callable[..., Laye
     yield make
     for layer in made:
         layer.mlp.close()
+
+
+class Experts:
+    """A mixture of experts on this rank, and its weights on the host."""
+
+    def __init__(
+        self,
+        world: World,
+        arrays: Arrays,
+        seed: int,
+        experts: int,
+        hidden: int,
+        inner: int,
+        *,
+        dtype: str = "bfloat16",
+        **options: Any,
+    ):
+        self._arrays, self._rng = arrays, np.random.default_rng(seed)
+        self._hidden, self._dtype = hidden, dtype
+        self._host = draw_experts(self._rng, experts, hidden, inner, dtype)
+        self.weights = [arrays.put(weight.copy()) for weight in self._host]
+        self.moe = MoE(*self.weights, world=world, **options)
+
+    def rows(self, count: int, ids: Any = None) -> tuple[Any, Any, Answer]:
+        """(x, out, answer) of `count` tokens, new ones each time, which choose the
+        experts `ids` [count, top_k] where these are given."""
+        x = draw(self._rng, (count, self._hidden), self._dtype)
+        if ids is not None:
+            aim(x, self._host, ids)
+            self.weights[0][...] = self._arrays.put(self._host[0])
+        out = self._arrays.poisoned((count, self._hidden), self._dtype)
+        answer = moe_reference(x, self._host, self.moe.top_k, self.moe.normalize)
+        return self._arrays.put(x), out, answer
+
+
+@pytest.fixture
+def one_rank(world: World) -> World:
+    """The world, where it has no other rank than this."""
+    if world.size > 1:
+        pytest.skip("a mixture of experts runs on one rank")
+    return world
+
+
+@pytest.fixture
+def make_moe(
+    one_rank: World, arrays: Arrays, seed: int
+) -> Iterator[Callable[..., Experts]]:
+    """Makes mixtures of experts that are closed after the test."""
+    made: list[Experts] = []
+
+    def make(*arguments: Any, **options: Any) -> Experts:
+        made.append(Experts(one_rank, arrays, seed, *arguments, **options))
+        return made[-1]
+
+    yield make
+    for layer in made:
+        layer.moe.close()

@@ -1,4 +1,4 @@
-"""The dense MLP by plain NumPy: weights and rows of all ranks, and what they give."""
+"""The layers by plain NumPy: weights and rows, and what they give."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from etc_dist.ir.tensor import numpy_dtype
 
 Host = np.ndarray[Any, Any]
 Weights = tuple[Host, Host, Host]
-"""One rank's share: gate, up [inner, hidden] and down [hidden, inner]."""
+"""One rank's share: gate, up [inner, hidden] and down [hidden, inner]; or router
+[experts, hidden], gate_up [experts, 2 inner, hidden], down [experts, hidden, inner]."""
 # NOTE: the reference rounds the activations as the layer does. Partial sums and the
 # result are rounded once each: an error of one rounding times the root of two.
 TOLERANCE = {"bfloat16": 3e-3, "float16": 3.75e-4}
@@ -41,7 +42,7 @@ class Answer:
 
 
 def draw(
-    rng: np.random.Generator, shape: tuple[int, int], dtype: str, scale: float = 1.0
+    rng: np.random.Generator, shape: tuple[int, ...], dtype: str, scale: float = 1.0
 ) -> Host:
     """Normal numbers of deviation `scale`."""
     return (rng.standard_normal(shape) * scale).astype(numpy_dtype(dtype))
@@ -69,3 +70,54 @@ def reference(xs: Sequence[Host], shares: Sequence[Weights]) -> list[Answer]:
         magnitude += np.abs(active) @ np.abs(down).T
     ranks = (np.split(sums, len(shares)) for sums in (total, magnitude))
     return [Answer(*sums) for sums in zip(*ranks, strict=True)]
+
+
+# ------------------------------------------------------------- the mixture of experts
+
+
+def draw_experts(
+    rng: np.random.Generator,
+    experts: int,
+    hidden: int,
+    inner: int,
+    dtype: str = "bfloat16",
+) -> Weights:
+    """Weights that keep a deviation of about one, and logits that differ clearly."""
+    router = draw(rng, (experts, hidden), dtype, hidden**-0.5)
+    gate_up = draw(rng, (experts, 2 * inner, hidden), dtype, hidden**-0.5)
+    return router, gate_up, draw(rng, (experts, hidden, inner), dtype, inner**-0.5)
+
+
+def aim(x: Host, weights: Weights, ids: Host) -> None:
+    """Make the tokens x choose the experts ids [tokens, top_k], in that order: the
+    first columns of x become the logits."""
+    router = weights[0]
+    experts = len(router)
+    router[...] = 0
+    router[:, :experts] = np.eye(experts)
+    x[:, :experts] = -1
+    falling = 1 - np.arange(ids.shape[1]) / 16
+    np.put_along_axis(x, ids, np.broadcast_to(falling, ids.shape).astype(x.dtype), 1)
+
+
+def moe_reference(
+    x: Host, weights: Weights, top_k: int, normalize: bool = True
+) -> Answer:
+    """What each token must get: in fp64 up to its choices, then expert by expert."""
+    router, gate_up, down = (weight.astype(np.float32) for weight in weights)
+    rows, inner = x.astype(np.float32), down.shape[2]
+    logits = rows.astype(np.float64) @ router.astype(np.float64).T
+    share = np.exp(logits - logits.max(axis=1, keepdims=True))
+    total, magnitude = np.zeros_like(rows), np.zeros_like(rows)
+    for token, row in enumerate(rows):
+        falling = sorted(range(len(router)), key=lambda e: (-logits[token, e], e))
+        picked = falling[:top_k]
+        whole = share[token, picked] if normalize else share[token]
+        for expert in picked:
+            weight = np.float32(share[token, expert] / whole.sum())
+            gate, up = (part @ row for part in np.split(gate_up[expert], [inner]))
+            active = (gate / (1 + np.exp(-gate)) * up).astype(x.dtype)
+            active = active.astype(np.float32)
+            total[token] += weight * (down[expert] @ active)
+            magnitude[token] += weight * (np.abs(down[expert]) @ np.abs(active))
+    return Answer(total, magnitude)

@@ -258,3 +258,20 @@ def test_layers_take_turns(make, arrays):
         layer.mlp(x, out)
         layer.mlp.synchronize()
         answer.check(arrays.get(out))
+
+
+@pytest.mark.mpi
+def test_dynamic_schedule_gives_the_same_bits(make, arrays):
+    shapes = [(48, 296, 136), (300, 264, 200)]
+    for rows, hidden, inner in shapes:
+        bits = set()
+        for schedule in ("static", "dynamic"):
+            layer = make(hidden, inner, schedule=schedule)
+            assert layer.mlp.program.plan.schedule == schedule
+            x, out, answer = layer.rows(rows)
+            for _ in range(3):
+                layer.mlp(x, out)
+                layer.mlp.synchronize()
+                bits.add(arrays.get(out).tobytes())
+            assert answer.error(arrays.get(out)) < TOLERANCE["bfloat16"]
+        assert len(bits) == 1

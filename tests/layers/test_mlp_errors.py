@@ -19,6 +19,7 @@ HIDDEN, INNER = 40, 24
 SECONDS = 5.0
 """How long a refusal may take: far less than any time limit of the world."""
 FITS = r"wanted: x \[M, H\], gate \[I, H\], up \[I, H\], down \[H, I\]\n"
+WEIGHTS_FIT = r"wanted: gate \[I, H\], up \[I, H\], down \[H, I\].*\n"
 
 
 @contextmanager
@@ -56,24 +57,71 @@ def zeros(arrays):
     return lambda *shape, dtype="bfloat16": arrays.put_as(np.zeros(shape), dtype)
 
 
-# name: shape and dtype of what is wrong with the weights, what the refusal says
+# name: which weight has which shape, what the refusal says
 WEIGHTS = {
-    "up is narrower": (1, (INNER - 8, HIDDEN), "bfloat16", FITS + r".*up \[16, 40\]"),
-    "up is transposed": (1, (HIDDEN, INNER), "bfloat16", FITS),
-    "down is as stored": (2, (INNER, HIDDEN), "bfloat16", FITS + r".*down \[24, 40\]"),
-    "gate has one axis": (0, (HIDDEN,), "bfloat16", FITS + r".*gate \[40\]"),
-    "up is float16": (1, (INNER, HIDDEN), "float16", r"up .*\n?.*float16"),
-    "down is float32": (2, (HIDDEN, INNER), "float32", r"down .*\n?.*float32"),
+    "up is narrower": (1, (INNER - 8, HIDDEN), r".*up \[16, 40\]"),
+    "up is transposed": (1, (HIDDEN, INNER), r".*up \[40, 24\]"),
+    "down is as stored": (2, (INNER, HIDDEN), r".*down \[24, 40\]"),
+    "gate has one axis": (0, (HIDDEN,), r".*gate \[40\]"),
 }
 
 
 @pytest.mark.parametrize("what", WEIGHTS)
-def test_weights_that_do_not_fit_are_refused(what, layer, works, zeros, world):
-    place, shape, dtype, words = WEIGHTS[what]
+def test_weights_that_do_not_fit_make_no_layer(what, layer, works, zeros, world):
+    place, shape, words = WEIGHTS[what]
     weights = list(layer.weights)
-    weights[place] = zeros(*shape, dtype=dtype)
+    weights[place] = zeros(*shape)
+    with refusal(WEIGHTS_FIT + words):
+        MLP(*weights, world=world)
+    works()
+
+
+@pytest.mark.parametrize("missing", [1, 2])
+def test_a_weight_that_is_no_array_makes_no_layer(missing, layer, works, world):
+    weights = list(layer.weights)
+    weights[missing] = None
+    with refusal(f"argument {('gate', 'up', 'down')[missing]} is not an array"):
+        MLP(*weights, world=world)
+    works()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("bad_rank", [0, 1])
+def test_weights_that_do_not_fit_on_one_rank_make_no_layer_on_any(
+    bad_rank, layer, works, zeros, world
+):
+    weights = list(layer.weights)
+    if world.rank == bad_rank:
+        weights[1] = zeros(INNER - 8, HIDDEN)
+    with refusal(rf"where: +rank {bad_rank}: "):
+        MLP(*weights, world=world)
+    works()
+
+
+@pytest.mark.parametrize(("inner", "hidden"), [(INNER + 4, HIDDEN), (INNER, 36)])
+def test_widths_that_bulk_copies_cannot_take_make_no_layer_on_gpus(
+    inner, hidden, works, zeros, world
+):
+    weights = zeros(inner, hidden), zeros(inner, hidden), zeros(hidden, inner)
+    if world.backend == "cuda":
+        with refusal(WEIGHTS_FIT + rf".*gate \[{inner}, {hidden}\]"):
+            MLP(*weights, world=world)
+    else:
+        MLP(*weights, world=world).close()
+    works()
+
+
+# name: which weight has which dtype
+DTYPES = {"up is float16": (1, "float16"), "down is float32": (2, "float32")}
+
+
+@pytest.mark.parametrize("what", DTYPES)
+def test_weights_of_another_dtype_are_refused(what, layer, works, zeros, world):
+    place, dtype = DTYPES[what]
+    weights = list(layer.weights)
+    weights[place] = zeros(*weights[place].shape, dtype=dtype)
     bad = MLP(*weights, world=world)
-    with refusal(words):
+    with refusal(rf"{('gate', 'up', 'down')[place]} .*\n?.*{dtype}"):
         bad(zeros(8, HIDDEN))
     bad.close()
     works()
@@ -160,8 +208,8 @@ def test_a_dtype_that_no_layer_has_is_refused(gate, words, zeros, world, works):
 
 
 def test_an_unknown_schedule_is_refused(make):
-    with refusal(r"wanted: 'static'\n.*'dynamic'", ScheduleError):
-        make(HIDDEN, INNER, schedule="dynamic")
+    with refusal(r"wanted: 'static'.*\n.*'eager'", ScheduleError):
+        make(HIDDEN, INNER, schedule="eager")
 
 
 def test_a_closed_layer_says_so(layer, works, zeros):

@@ -94,6 +94,8 @@ def test_a_captured_graph_can_be_replayed(kind, make, problem, world):
     op(second.x, second.w, second.out)
     op.synchronize()
     second.check_exact(second.out)
+    if world.size == 1:
+        return  # nothing is gathered, so there may be nothing to grow
     with pytest.raises(WorldError, match="cannot grow any more"):
         large = problem(kind, shape_for(world, 5000))
         op(large.x, large.w, large.out)

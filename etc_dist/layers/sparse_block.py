@@ -1,0 +1,185 @@
+"""The weights of a mixture of experts, as a block of a Hugging Face model holds them.
+
+Nothing is imported for it: blocks and their tensors are known by their attributes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from etc_dist.errors import ArgumentError
+
+LINEARS = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
+"""An expert's gate, up and down, as Qwen3-MoE and Mixtral name them."""
+LOOKED_FOR = (
+    "gate.weight [E, H]; experts.gate_up_proj [E, 2 I, H] and experts.down_proj "
+    "[E, H, I], or a list of experts with gate_proj, up_proj, down_proj or w1, w3, w2; "
+    "top_k or num_experts_per_tok of the block or its gate"
+)
+PLAIN = {
+    "shared_expert": None,
+    "shared_experts": None,
+    "bias": None,
+    "e_score_correction_bias": None,
+    "gate_up_proj_bias": None,
+    "down_proj_bias": None,
+    "has_bias": False,
+    "is_transposed": False,
+    "is_concatenated": True,
+}
+"""Attributes of blocks, gates and experts, and the values at which they do nothing."""
+SHOWN_NAMES = 12
+
+
+@dataclass(frozen=True)
+class SparseBlock:
+    """What MoE is made of: router [E, H], gate_up [E, 2 I, H], down [E, H, I], and how
+    tokens are routed."""
+
+    router: Any
+    gate_up: Any
+    down: Any
+    top_k: int
+    normalize: bool
+
+    def share(self, parallel: str, rank: int, world: int) -> SparseBlock:
+        """What a rank has of it: all experts, of the `tensor` their part of the inner
+        width, a copy; or some `expert`s, by reference. Raises ArgumentError where it
+        cannot be split evenly."""
+        if world == 1:
+            return self
+        experts, hidden, inner = self.down.shape
+        whole = experts if parallel == "expert" else inner
+        if whole % world:
+            what = "experts" if parallel == "expert" else "inner width"
+            wanted = f"{what} in a multiple of {world}, the number of ranks"
+            raise _refusal(wanted, f"{what} {whole}")
+        each = whole // world
+        own = slice(rank * each, (rank + 1) * each)
+        if parallel == "expert":
+            return replace(self, gate_up=self.gate_up[own], down=self.down[own])
+        halves = self.gate_up.reshape((experts, 2, inner, hidden))[:, :, own]
+        return replace(
+            self,
+            gate_up=halves.reshape((experts, 2 * each, hidden)),
+            down=self.down[:, :, own].reshape(-1).reshape((experts, hidden, each)),
+        )
+
+
+def read_sparse_block(block: Any) -> SparseBlock:
+    """The weights of a Qwen3-MoE or Mixtral block, or of one like them.
+
+    Fused weights are referred to; those of a list of experts are stacked, a copy. A
+    block that does not say whether it normalises, as Mixtral's, does. Raises
+    ArgumentError for blocks where something is missing, and for those that compute
+    what MoE does not: biases, shared experts, other activations than SiLU."""
+    gate, experts = getattr(block, "gate", None), getattr(block, "experts", None)
+    top_k = _first((block, gate), "top_k", "num_experts_per_tok")
+    router = getattr(gate, "weight", None)
+    weights = _fused(experts) or _stacked(experts)
+    if router is None or weights is None or top_k is None:
+        first = _first_expert(experts)
+        parts = [("block", block), ("gate", gate), ("experts", experts)]
+        parts += [("experts[0]", first)] if weights is None and first else []
+        raise _refusal(LOOKED_FOR, "; ".join(f"{n}: {_told(p)}" for n, p in parts))
+    strange = list(_strange(block, gate, experts))
+    if strange:
+        wanted = "softmax routing, SiLU, weights [out, in], no bias, no shared expert"
+        raise _refusal(wanted, ", ".join(strange))
+    normalize = _first((block, gate), "norm_topk_prob")
+    return SparseBlock(
+        _detached(router), *weights, int(top_k), normalize is None or bool(normalize)
+    )
+
+
+def _fused(experts: Any) -> tuple[Any, Any] | None:
+    names = ("gate_up_proj", "down_proj")
+    gate_up, down = (getattr(experts, name, None) for name in names)
+    if not hasattr(gate_up, "shape") or not hasattr(down, "shape"):
+        return None
+    return _detached(gate_up), _detached(down)
+
+
+def _stacked(experts: Any) -> tuple[Any, Any] | None:
+    """Weights [E, 2 I, H] and [E, H, I] of a list of experts."""
+    for gate, up, down in LINEARS:
+        if _length(experts) and all(hasattr(e, down) for e in experts):
+            pairs = [getattr(e, name).weight for e in experts for name in (gate, up)]
+            halves = _stack(pairs)
+            count, inner, hidden = halves.shape
+            gate_up = halves.reshape((count // 2, 2 * inner, hidden))
+            return gate_up, _stack([getattr(e, down).weight for e in experts])
+    return None
+
+
+def _stack(weights: Sequence[Any]) -> Any:
+    """One new array of weights of one shape, of their own library."""
+    shapes = sorted({tuple(weight.shape) for weight in weights})
+    if len(shapes) > 1:
+        raise _refusal(
+            "experts of one shape", ", ".join(str(list(shape)) for shape in shapes)
+        )
+    plain = [_detached(weight) for weight in weights]
+    library = sys.modules[type(plain[0]).__module__.partition(".")[0]]
+    return library.stack(plain)
+
+
+def _strange(block: Any, gate: Any, experts: Any) -> Iterator[str]:
+    """What the block computes, or how it stores it, that MoE knows nothing of."""
+    first = _first_expert(experts)
+    linears = {n: getattr(first, n, None) for names in LINEARS for n in names}
+    parts = {"block": block, "gate": gate, "experts": experts, "experts[0]": first}
+    parts |= {f"experts[0].{name}": linear for name, linear in linears.items()}
+    for part, holder in parts.items():
+        for name, plain in PLAIN.items():
+            value = getattr(holder, name, None)
+            if value is not None and value is not plain:
+                yield f"{part}.{name}"
+        activation = getattr(holder, "act_fn", None)
+        known = getattr(activation, "__name__", type(activation).__name__).lower()
+        if activation is not None and "silu" not in known and "swish" not in known:
+            yield f"{part}.act_fn {known}"
+
+
+def _detached(tensor: Any) -> Any:
+    """The same memory without a history of gradients."""
+    return tensor.detach() if hasattr(tensor, "detach") else tensor
+
+
+def _first(holders: Sequence[Any], *names: str) -> Any:
+    """The first of these attributes that there is."""
+    values = (getattr(holder, name, None) for holder in holders for name in names)
+    return next((value for value in values if value is not None), None)
+
+
+def _first_expert(experts: Any) -> Any:
+    return experts[0] if _length(experts) else None
+
+
+def _length(experts: Any) -> int:
+    return len(experts) if hasattr(experts, "__len__") else 0
+
+
+def _told(part: Any) -> str:
+    """A part of a block in words: its kind, and the names that it has."""
+    if part is None:
+        return "none"
+    held = vars(part) if hasattr(part, "__dict__") else {}
+    names = {*held, *held.get("_parameters", ()), *held.get("_modules", ())}
+    shown = sorted(name for name in names if not name.startswith("_"))[:SHOWN_NAMES]
+    count = f" of {_length(part)}" if _length(part) else ""
+    return f"{type(part).__name__}{count} with {', '.join(shown) or 'no names'}"
+
+
+def _refusal(wanted: str, got: str) -> ArgumentError:
+    return ArgumentError(
+        "the block cannot be read as a mixture of experts",
+        where="MoE.from_torch",
+        wanted=wanted,
+        got=got,
+        fix="pass the sparse block of a Qwen3-MoE or Mixtral layer, or make MoE of the "
+        "weights themselves",
+    )

@@ -1,0 +1,189 @@
+"""Tokens to experts and back; CUDA halves in `kernels/tasks/`, one file each.
+
+A token picks `top_k` experts. An expert's tokens, in the order of their indices, are
+numbered by rank; its ranks are cut into as few tiles as can be, alike but the last, and
+its rows of the packed tensors begin at a multiple of PADDING.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from etc_dist.ir import DeviceFunction
+from etc_dist.ir.function import TENSOR, TRANSFER
+
+BLOCK = 32
+"""Tokens that one task routes: the bits of a word of `chosen`; at most 32."""
+TILE_ROWS = 256
+"""Rows of a tile at most."""
+PIECE_ROWS = 8
+"""Rows that one warp gathers."""
+GROUP_TOKENS = 4
+"""Tokens whose rows one warp combines; divides BLOCK."""
+GROUP_EXPERTS = 32
+"""Experts whose logits one task computes."""
+PADDING = 32
+"""An expert's rows begin and end at a multiple of so many."""
+
+
+@dataclass(frozen=True)
+class Routing:
+    """How tokens are routed, and the sizes of it that are fixed on the GPU."""
+
+    experts: int
+    top_k: int
+    normalize: bool
+    dtype: str
+    block: int = BLOCK
+    tile_rows: int = TILE_ROWS
+    piece_rows: int = PIECE_ROWS
+
+    def function(
+        self,
+        name: str,
+        lane: str,
+        reads: int,
+        writes: int,
+        body: Callable[..., None],
+        picks: tuple[int, ...] = (),
+    ) -> DeviceFunction:
+        return DeviceFunction(
+            name=name,
+            body=body,
+            source=f"tasks/{name}.cuh",
+            lane=lane,
+            reads=reads,
+            writes=writes,
+            constants={
+                "kExperts": self.experts,
+                "kIsHalf": int(self.dtype == "float16"),
+                "kNormalize": int(self.normalize),
+                "kTopK": self.top_k,
+            },
+            picks=picks,
+        )
+
+
+def score_experts(routing: Routing) -> DeviceFunction:
+    """x [32, hidden], router [32, hidden] of 32 experts -> logits [32, 32] in fp32."""
+
+    def body(x: Any, router: Any, logits: Any) -> None:
+        logits[...] = x.astype(np.float32) @ router.astype(np.float32).T
+
+    return routing.function("score_experts", TENSOR, 2, 1, body)
+
+
+def choose_experts(routing: Routing) -> DeviceFunction:
+    """logits [32, experts] -> ids [32, top_k], by falling logit, of equal ones the
+    smaller expert first; weights [32, top_k], the softmax over all experts, or,
+    normalised, over those chosen; chosen [experts], whose bit i is set where token i
+    chose the expert."""
+
+    def body(logits: Any, ids: Any, weights: Any, chosen: Any) -> None:
+        ids[...] = np.argsort(-logits, axis=1, kind="stable")[:, : routing.top_k]
+        share = np.exp(logits - logits.max(axis=1, keepdims=True))
+        picked = np.take_along_axis(share, ids, axis=1)
+        whole = picked if routing.normalize else share
+        weights[...] = picked / whole.sum(axis=1, keepdims=True)
+        bits = np.zeros(logits.shape, np.uint32)
+        np.put_along_axis(bits, ids, np.uint32(1), axis=1)
+        token = np.arange(len(bits), dtype=np.uint32)
+        words = np.bitwise_or.reduce(bits << token[:, None], axis=0)
+        chosen[...] = words.view(np.int32)
+
+    return routing.function("choose_experts", TENSOR, 1, 3, body)
+
+
+def plan_tiles(routing: Routing) -> DeviceFunction:
+    """chosen [experts, blocks] -> before [experts, blocks], the tokens of earlier
+    blocks that chose the expert; tile_expert, tile_row (its first padded row) and
+    tile_rows [tiles], all 0 for tiles that are not needed; piece_first [tiles, 32], the
+    rank of the piece's first row; expert_row [experts], the first padded row."""
+
+    def body(
+        chosen: Any,
+        before: Any,
+        tile_expert: Any,
+        tile_row: Any,
+        tile_rows: Any,
+        piece_first: Any,
+        expert_row: Any,
+    ) -> None:
+        counts = _bits(chosen).sum(axis=2)
+        before[...] = np.cumsum(counts, axis=1) - counts
+        for array in (tile_expert, tile_row, tile_rows, piece_first):
+            array[...] = 0
+        row = number = 0
+        pieces = np.arange(piece_first.shape[1]) * routing.piece_rows
+        for expert, count in enumerate(counts.sum(axis=1).tolist()):
+            expert_row[expert] = row
+            least = max(-(-count // routing.tile_rows), 1)
+            share = min(_padded(-(-count // least)), routing.tile_rows)
+            for first in range(0, count, max(share, 1)):
+                tile_expert[number] = expert
+                tile_row[number] = row + first
+                tile_rows[number] = min(share, count - first)
+                piece_first[number] = first + pieces
+                number += 1
+            row += _padded(count)
+
+    return routing.function("plan_tiles", TENSOR, 1, 6, body)
+
+
+def gather_rows(routing: Routing) -> DeviceFunction:
+    """x [tokens, hidden], the expert's chosen [blocks] and before [blocks], the rank of
+    the first row -> packed [rows, hidden]: the rows of the tokens of these ranks."""
+
+    def body(x: Any, chosen: Any, before: Any, first: Any, packed: Any) -> None:
+        if not packed.size:
+            return
+        # The last block with at most `first` tokens before it has that token.
+        block = int(np.searchsorted(before, first, side="right")) - 1
+        bits = _bits(chosen[block:])[:, : routing.block]
+        tokens = block * routing.block + np.flatnonzero(bits)
+        skipped = int(first) - int(before[block])
+        packed[...] = x[tokens[skipped : skipped + len(packed)]]
+
+    return routing.function("gather_rows", TRANSFER, 4, 1, body, picks=(0,))
+
+
+def locate_rows(routing: Routing) -> DeviceFunction:
+    """ids [32, top_k], the block's chosen [experts] and before [experts], expert_row
+    [experts] -> place [32, top_k]: the padded row of each choice."""
+
+    def body(ids: Any, chosen: Any, before: Any, row: Any, place: Any) -> None:
+        bits = _bits(chosen)[:, : len(ids)]
+        ranks = before[:, None] + np.cumsum(bits, axis=1) - bits
+        place[...] = row[ids] + ranks[ids, np.arange(len(ids))[:, None]]
+
+    return routing.function("locate_rows", TRANSFER, 4, 1, body)
+
+
+def combine_rows(routing: Routing) -> DeviceFunction:
+    """place and weights [tokens, top_k], product [rows, columns] -> y [tokens,
+    columns]: the weighted sum of a token's rows, in the order of its choices, in
+    fp32."""
+
+    def body(place: Any, weights: Any, product: Any, y: Any) -> None:
+        total = np.zeros(y.shape, np.float32)
+        for k in range(routing.top_k):
+            # A product of two fp32 numbers is exact in fp64: one rounding, as by fma.
+            part = product[place[:, k]].astype(np.float64)
+            total = (total + weights[:, k, None] * part).astype(np.float32)
+        y[...] = total.astype(y.dtype)
+
+    return routing.function("combine_rows", TRANSFER, 3, 1, body, picks=(2,))
+
+
+def _bits(words: Any) -> Any:
+    """Words [...] -> their bits [..., 32], the lowest first."""
+    shifted = words.astype(np.uint32)[..., None] >> np.arange(32, dtype=np.uint32)
+    return (shifted & np.uint32(1)).astype(np.int64)
+
+
+def _padded(rows: int) -> int:
+    return -(-rows // PADDING) * PADDING

@@ -1,0 +1,85 @@
+"""The mixture of experts of a transformer as one kernel, routing included.
+
+    launch/mpirun -n 1 examples/moe.py
+
+On a GPU with the sizes of Qwen3-30B-A3B, else with small ones. A few tokens are
+compared with the definition, computed in fp32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+import etc_dist
+from etc_dist.layers.moe import MoE
+
+COMPARED = 8
+"""Tokens that are compared."""
+
+
+def definition(x: Any, ids: Any, weights: Any, gate_up: Any, down: Any) -> Any:
+    """What one token x [hidden] gets of its experts `ids`, with these weights."""
+    total = np.float32(0)
+    for expert, weight in zip(ids.tolist(), weights.tolist(), strict=True):
+        both = gate_up[expert].astype(np.float32) @ x
+        left, right = both[: len(both) // 2], both[len(both) // 2 :]
+        active = left / (1 + np.exp(-left)) * right
+        total = total + weight * (down[expert].astype(np.float32) @ active)
+    return total
+
+
+def main() -> None:
+    world = etc_dist.start()
+    if world.backend == "cuda":
+        import cupy as xp
+
+        tokens, hidden, inner, experts, top_k = 4096, 2048, 768, 128, 8
+    else:
+        xp = np
+        tokens, hidden, inner, experts, top_k = 100, 128, 64, 16, 4
+    rng = xp.random.default_rng(0)
+
+    def normal(*shape: int, scale: float) -> Any:
+        array = rng.standard_normal(shape, dtype=xp.float32) * np.float32(scale)
+        return array.astype(ml_dtypes.bfloat16)
+
+    router = normal(experts, hidden, scale=hidden**-0.5)
+    # Gate's rows, then up's.
+    gate_up = normal(experts, 2 * inner, hidden, scale=hidden**-0.5)
+    down = normal(experts, hidden, inner, scale=inner**-0.5)
+    x = normal(tokens, hidden, scale=1)
+
+    moe = MoE(router, gate_up, down, top_k=top_k, world=world)
+    y = moe(x)
+    moe.synchronize()
+
+    rows = x.astype(np.float32)
+    logits = rows @ router.astype(np.float32).T
+    ids = xp.argsort(-logits, axis=1)[:, :top_k]
+    shares = xp.exp(xp.take_along_axis(logits, ids, axis=1))
+    shares /= shares.sum(axis=1, keepdims=True)
+    expected = xp.stack(
+        [
+            definition(rows[token], ids[token], shares[token], gate_up, down)
+            for token in range(COMPARED)
+        ]
+    )
+    off = y[:COMPARED].astype(np.float32) - expected
+    error = float(xp.linalg.norm(off) / xp.linalg.norm(expected))
+    counts = xp.bincount(ids.ravel(), minlength=experts)
+    print(world.show())
+    print(f"{tokens} tokens, {experts} experts, of which each token picks {top_k}")
+    print(f"{int(counts.min())} to {int(counts.max())} tokens for an expert")
+    print(f"{len(moe.program.plan.graph.calls)} calls in one kernel")
+    print(f"error against fp32: {error:.1e}")
+    moe.close()
+    world.close()
+    if not error < 5e-3:
+        raise SystemExit("the result is wrong")
+
+
+if __name__ == "__main__":
+    main()

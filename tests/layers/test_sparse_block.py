@@ -1,0 +1,215 @@
+"""Blocks of Hugging Face models, and things like them, as mixtures of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from types import SimpleNamespace as Part
+from typing import Any
+
+import numpy as np
+import pytest
+
+from etc_dist.errors import ArgumentError
+from etc_dist.layers.moe import MoE
+from etc_dist.layers.sparse_block import read_sparse_block
+from tests.layers.reference import TOLERANCE, draw, draw_experts, moe_reference
+
+EXPERTS, HIDDEN, INNER, TOP_K = 8, 40, 24, 2
+Weights = Any
+
+
+class SiLU:
+    """What torch calls it."""
+
+
+def fused(weights: Weights, **options: Any) -> Any:
+    """As transformers 5: the router knows how tokens are routed."""
+    router, gate_up, down = weights
+    experts = Part(gate_up_proj=gate_up, down_proj=down, act_fn=SiLU())
+    return Part(gate=Part(weight=router, top_k=TOP_K, **options), experts=experts)
+
+
+def listed(weights: Weights, names: tuple[str, ...], **options: Any) -> Any:
+    """As transformers 4: a list of experts, each with linear layers."""
+    router, gate_up, down = weights
+    halves = [np.split(one, 2) for one in gate_up]
+    experts = [
+        Part(**{n: Part(weight=w) for n, w in zip(names, (*half, one), strict=True)})
+        for half, one in zip(halves, down, strict=True)
+    ]
+    return Part(gate=Part(weight=router), experts=experts, **options)
+
+
+def qwen3(weights: Weights) -> Any:
+    names = ("gate_proj", "up_proj", "down_proj")
+    return listed(weights, names, num_experts_per_tok=TOP_K, norm_topk_prob=False)
+
+
+def mixtral(weights: Weights) -> Any:
+    return listed(weights, ("w1", "w3", "w2"), top_k=TOP_K)
+
+
+def of_transformers(model: str, weights: Weights) -> Any:
+    """A block of the installed transformers with these weights, in bfloat16."""
+    import torch
+    from transformers import MixtralConfig, Qwen3MoeConfig
+    from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
+    from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
+
+    sizes: dict[str, int] = {"hidden_size": HIDDEN, "num_experts_per_tok": TOP_K}
+    if model == "qwen3":
+        sizes |= {"num_experts": EXPERTS, "moe_intermediate_size": INNER}
+        block = Qwen3MoeSparseMoeBlock(Qwen3MoeConfig(**sizes))
+    else:
+        sizes |= {"num_local_experts": EXPERTS, "intermediate_size": INNER}
+        block = MixtralSparseMoeBlock(MixtralConfig(**sizes))
+    router, gate_up, down = (torch.tensor(w.astype(np.float32)) for w in weights)
+    values = {"gate.weight": router}
+    if hasattr(block.experts, "gate_up_proj"):
+        values |= {"experts.gate_up_proj": gate_up, "experts.down_proj": down}
+    else:
+        names = ("gate_proj", "up_proj", "down_proj")
+        names = names if model == "qwen3" else ("w1", "w3", "w2")
+        for number, half in enumerate(gate_up):
+            parts = zip(names, (*half.chunk(2), down[number]), strict=True)
+            values |= {f"experts.{number}.{n}.weight": part for n, part in parts}
+    block.load_state_dict(values)
+    return block.to(torch.bfloat16).eval()
+
+
+# name: a block of given weights, and whether its weights are normalised
+BLOCKS: dict[str, tuple[Callable[[Weights], Any], bool]] = {
+    "fused": (fused, True),
+    "fused, not normalised": (lambda w: fused(w, norm_topk_prob=False), False),
+    "list as in Qwen3": (qwen3, False),
+    "list as in Mixtral": (mixtral, True),
+}
+
+
+@pytest.fixture
+def weights(rng):
+    return draw_experts(rng, EXPERTS, HIDDEN, INNER)
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_weights_and_routing_are_found(name, weights):
+    make, normalize = BLOCKS[name]
+    found = read_sparse_block(make(weights))
+    assert (found.top_k, found.normalize) == (TOP_K, normalize)
+    for got, wanted in zip(
+        (found.router, found.gate_up, found.down), weights, strict=True
+    ):
+        assert got.dtype == wanted.dtype
+        np.testing.assert_array_equal(got, wanted)
+
+
+def test_fused_weights_are_not_copied(weights):
+    found = read_sparse_block(fused(weights))
+    for got, wanted in zip(
+        (found.router, found.gate_up, found.down), weights, strict=True
+    ):
+        assert got is wanted
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("name", BLOCKS)
+def test_layer_of_a_block_gives_the_reference(name, weights, one_rank, arrays, rng):
+    make, normalize = BLOCKS[name]
+    block = make([arrays.put(weight) for weight in weights])
+    moe = MoE.from_torch(block, world=one_rank)
+    x = draw(rng, (37, HIDDEN), "bfloat16")
+    y = moe(arrays.put(x))
+    moe.synchronize()
+    moe_reference(x, weights, TOP_K, normalize).check(arrays.get(y))
+    moe.close()
+
+
+# NOTE: not a skip, for the suite refuses tests that are skipped in every run.
+if find_spec("torch") and find_spec("transformers"):
+
+    @pytest.mark.mpi
+    @pytest.mark.parametrize("model", ["qwen3", "mixtral"])
+    def test_layer_of_a_real_block_gives_what_it_gives(model, weights, one_rank, rng):
+        import torch
+
+        device = "cpu" if one_rank.backend == "cpu" else f"cuda:{one_rank.device}"
+        block = of_transformers(model, weights).to(device)
+        x = torch.tensor(rng.standard_normal((37, HIDDEN))).to(device, torch.bfloat16)
+        moe = MoE.from_torch(block, world=one_rank)
+        y = moe(x)
+        moe.synchronize()
+        moe.close()
+        with torch.no_grad():
+            theirs = block.float()(x.float()[None])
+        theirs = theirs[0] if isinstance(theirs, tuple) else theirs
+        error = (y.float() - theirs.reshape(y.shape)).norm() / theirs.norm()
+        assert type(y) is torch.Tensor
+        assert float(error) < 2 * TOLERANCE["bfloat16"]
+
+
+# ---------------------------------------------------------------------- the refusals
+
+
+def refused(block: Any) -> ArgumentError:
+    with pytest.raises(ArgumentError) as caught:
+        read_sparse_block(block)
+    return caught.value
+
+
+def test_what_was_looked_for_and_found_is_said():
+    mlp = Part(gate_proj=Part(), up_proj=Part(), down_proj=Part())
+    error = refused(mlp)
+    assert error.wanted.startswith("gate.weight [E, H]; experts.gate_up_proj")
+    assert "block: SimpleNamespace with down_proj, gate_proj, up_proj" in error.got
+    assert "gate: none; experts: none" in error.got
+
+
+def test_experts_with_other_names_are_shown(weights):
+    block = listed(weights, ("linear", "linear_v", "linear_1"), top_k=2)
+    error = refused(block)
+    assert "experts[0]: SimpleNamespace with linear, linear_1, linear_v" in error.got
+
+
+def test_a_block_that_does_not_say_top_k_is_refused(weights):
+    block = listed(weights, ("w1", "w3", "w2"))
+    assert "top_k or num_experts_per_tok" in refused(block).wanted
+
+
+def test_experts_of_two_shapes_are_refused(weights):
+    block = mixtral(weights)
+    block.experts[3].w2.weight = np.zeros((HIDDEN, INNER + 8))
+    error = refused(block)
+    assert (error.wanted, error.got) == ("experts of one shape", "[40, 24], [40, 32]")
+
+
+ODD = {
+    "block.shared_expert": lambda b: setattr(b, "shared_expert", Part()),
+    "gate.bias": lambda b: setattr(b.gate, "bias", np.zeros(8)),
+    "gate.e_score_correction_bias": lambda b: setattr(
+        b.gate, "e_score_correction_bias", np.zeros(8)
+    ),
+    "experts.is_transposed": lambda b: setattr(b.experts, "is_transposed", True),
+    "experts.act_fn gelu": lambda b: setattr(
+        b.experts, "act_fn", type("GELU", (), {})()
+    ),
+}
+
+
+@pytest.mark.parametrize("what", ODD)
+def test_what_the_layer_does_not_compute_is_refused(what, weights):
+    block = fused(weights)
+    ODD[what](block)
+    assert refused(block).got == what
+
+
+def test_biases_of_single_experts_are_refused(weights):
+    block = qwen3(weights)
+    block.experts[0].up_proj.bias = np.zeros(INNER)
+    assert refused(block).got == "experts[0].up_proj.bias"
+
+
+@pytest.mark.mpi
+def test_a_refused_block_is_refused_on_every_rank(world):
+    with pytest.raises(ArgumentError, match="cannot be read as a mixture of experts"):
+        MoE.from_torch(Part(), world=world)
