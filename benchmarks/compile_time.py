@@ -1,6 +1,6 @@
 """From graph to loaded program: what each stage costs, without ranks.
 
-python benchmarks/compile_time.py --world-size 8
+.venv/bin/python benchmarks/compile_time.py --world-size 8
 """
 
 from __future__ import annotations

@@ -41,6 +41,7 @@ TOLERANCE: Mapping[str, float] = {"bfloat16": 3e-3, "float16": 5e-4}
 """Largest relative error; rounding each partial sum and the result costs 2.4e-3 in
 bfloat16, an eighth of that in float16; small outputs scatter."""
 DTYPE = "bfloat16"
+SCHEDULES = ("static", "dynamic", "auto")
 REPEATS, WARM_UP, BLOCK = 21, 4, 7
 HOST_CALLS, HOST_ROUNDS = 100, 5
 PROTOCOL = (
@@ -107,9 +108,9 @@ class Workload(ABC):
     """steps(device, shape, x, *weights, out): the unfused steps by name, in the order
     in which they give `out`; `parts` has those that are timed alone."""
 
-    def make(self, world: World, case: Case) -> Operation:
+    def make(self, world: World, case: Case, schedule: str) -> Operation:
         """The fused operation for this case. Collective."""
-        return self.operation(dtype=case.dtype, world=world)
+        return self.operation(dtype=case.dtype, world=world, schedule=schedule)
 
     def call(self, operation: Any, case: Case) -> Call:
         """One run of the operation on the arrays of a case."""
@@ -247,14 +248,16 @@ def bitwise_equal(device: Device, operation: Operation, case: Case) -> bool:
     return all(cast(list[bool], device.world.gather(same)))
 
 
-def host_cost(device: Device, workload: Workload, dtype: str) -> dict[str, float]:
+def host_cost(
+    device: Device, workload: Workload, dtype: str, schedule: str
+) -> dict[str, float]:
     """Microseconds of the host for an eager call after the first, by array library."""
     shape = Shape(256, 256, 256, device.world.size)
     made = Case.make(device, workload, shape, dtype, "host cost")
     costs = {}
     for library, convert in device.libraries().items():
         case = made.converted(convert)
-        operation = workload.make(device.world, case)
+        operation = workload.make(device.world, case, schedule)
         call = workload.call(operation, case)
         call()
         rounds = []
@@ -272,11 +275,16 @@ def host_cost(device: Device, workload: Workload, dtype: str) -> dict[str, float
 
 
 def benchmark(
-    device: Device, workload: Workload, model: str, shape: Shape, repeats: int
+    device: Device,
+    workload: Workload,
+    model: str,
+    shape: Shape,
+    repeats: int,
+    schedule: str,
 ) -> dict[str, Any]:
     """Check, then time one shape: the part of a record that belongs to the shape."""
     case = Case.make(device, workload, shape, DTYPE, model)
-    operation = workload.make(device.world, case)
+    operation = workload.make(device.world, case, schedule)
     rivals = workload.rivals(device, case)
     steps, baseline_out = case.unfused(device, device.baseline_dtype)
     calls: dict[str, Call] = {
@@ -388,7 +396,7 @@ def main(workload: Workload) -> int:
     if world.backend == "cpu":
         tell("the CPU backend is no performance path: its times mean nothing")
     device = open_device(world)
-    host_us = host_cost(device, workload, DTYPE)
+    host_us = host_cost(device, workload, DTYPE, options.schedule)
     shared: dict[str, Any] = {
         "op": workload.name,
         "host_us": host_us,
@@ -400,7 +408,8 @@ def main(workload: Workload) -> int:
     for model in names:
         n, k = workload.sizes(*{**MODELS, **CPU_MODELS}[model])
         shape = Shape(rows, n, k, world.size)
-        values = benchmark(device, workload, model, shape, options.repeats)
+        how = options.repeats, options.schedule
+        values = benchmark(device, workload, model, shape, *how)
         wrong = faults(workload, values)
         failed = failed or bool(wrong)
         tell(_line(values) + "".join(f"\n  FAILED: {fault}" for fault in wrong))
@@ -418,6 +427,7 @@ def _parse(workload: Workload) -> argparse.Namespace:
     add = parser.add_argument
     add("--models", help=f"some of {','.join(models)}, with commas between")
     add("--rows-per-rank", type=int, help="1024, or 64 on the CPU backend")
+    add("--schedule", choices=SCHEDULES, default="static")
     add("--repeats", type=int, default=REPEATS)
     add("--record", type=Path, help="default: benchmarks/results/<op>.jsonl")
     add("--cpu", action="store_true", help="the CPU backend: no performance path")

@@ -1,6 +1,6 @@
 """The dense MLP as one program, against NCCL and cuBLAS in a row.
 
-launch/mpirun -n 4 benchmarks/mlp.py --models llama3-8b,llama3-70b
+launch/mpirun -n 4 benchmarks/mlp.py --models llama3-8b,llama3-70b --schedule dynamic
 """
 
 from __future__ import annotations
@@ -63,16 +63,17 @@ class MLPWorkload(Workload):
             "reduce_scatter": device.reduce_scatter(partial_sum, out),
         }
 
-    def make(self, world: World, case: Case) -> MLP:
+    def make(self, world: World, case: Case, schedule: str) -> MLP:
         gate_up, down = case.weights
         inner = case.shape.k
-        return MLP(gate_up[:inner], gate_up[inner:], down, world=world)
+        weights = gate_up[:inner], gate_up[inner:], down
+        return MLP(*weights, world=world, schedule=schedule)
 
     def call(self, operation: Any, case: Case) -> Call:
         return partial(operation, case.x, case.out)
 
     def rivals(self, device: Device, case: Case) -> dict[str, Chain]:
-        """Our two fused collectives in a row."""
+        """Our two fused collectives in a row, by static schedules."""
         shape, (gate_up, down) = case.shape, case.weights
         gather = AllGatherMatmul(dtype=case.dtype, world=device.world)
         scatter = MatmulReduceScatter(dtype=case.dtype, world=device.world)

@@ -76,6 +76,20 @@ class LayerRecord(FusedRecord):
 
 
 @dataclass(frozen=True, kw_only=True)
+class MoERecord(FusedRecord):
+    """A mixture of experts on one GPU. M is the number of tokens, N the hidden size, K
+    the inner one; ours_ms, baseline_ms and gemm_ms are those of replayed CUDA graphs;
+    limit_ms is that of memory or tensor cores; nothing is on the wire."""
+
+    experts: int
+    top_k: int
+    active_experts: float
+    """Those that some token chose: the mean over the inputs."""
+    ours_eager_ms: float
+    baseline_eager_ms: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class SoakRecord(Record):
     """Many runs in a row; their outputs compared bit by bit with the first ones."""
 
@@ -110,6 +124,7 @@ KINDS: Mapping[str, type[Record]] = {
     "matmul_reduce_scatter": FusedRecord,
     "all_gather_matmul": FusedRecord,
     "mlp": LayerRecord,
+    "moe": MoERecord,
     "soak": SoakRecord,
     "compile": CompileRecord,
 }

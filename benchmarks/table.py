@@ -1,12 +1,13 @@
 """The tables of the README and of docs/layers.md, made from the records.
 
-python benchmarks/table.py            # write them
-python benchmarks/table.py --check    # exit code 1 if one is stale
+.venv/bin/python benchmarks/table.py            # write them
+.venv/bin/python benchmarks/table.py --check    # exit code 1 if one is stale
 
-In a text, a table of an operation on a number of ranks lies between two lines:
+In a text, a table of an operation on a number of ranks, or of its schedules side by
+side, lies between two lines:
 
-    <!-- table: matmul_reduce_scatter 8 -->
-    <!-- end -->
+    <!-- table: matmul_reduce_scatter 8 -->        <!-- table: schedules mlp 4 -->
+    <!-- end -->                                   <!-- end -->
 """
 
 from __future__ import annotations
@@ -14,17 +15,19 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import geometric_mean
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.records import (
+    KINDS,
     RESULTS,
     ROOT,
     FusedRecord,
     LayerRecord,
+    MoERecord,
     Record,
     load,
 )
@@ -33,17 +36,37 @@ TEXTS = (ROOT / "README.md", ROOT / "docs" / "layers.md")
 MARKED = re.compile(
     r"(?P<begin><!-- table: (?P<name>[^\n]+?) -->\n).*?(?P<end><!-- end -->)", re.S
 )
+NAME = re.compile(r"(?P<compares>schedules )?(?P<op>\w+) (?P<ranks>\d+)")
+SCHEDULES = ("static", "dynamic")
+NOT_MEASURED = "Not measured yet.\n"
+
+Row = Mapping[str, FusedRecord]
+"""The records of one model and M, by schedule."""
 
 
 def newest(records: Iterable[Record]) -> list[FusedRecord]:
-    """The last GPU record of each operation, model, world size and M, by size."""
-    last: dict[tuple[str, str, int, int], FusedRecord] = {}
+    """The last GPU record of each operation, model, world size, M and schedule, by
+    size."""
+    last: dict[tuple[str, str, int, int, str], FusedRecord] = {}
     for record in records:
         if isinstance(record, FusedRecord) and record.backend == "cuda":
-            key = (record.op, record.model, record.world_size, record.M)
-            if key not in last or last[key].date <= record.date:
-                last[key] = record
-    return sorted(last.values(), key=lambda r: (r.op, r.world_size, r.M, r.N * r.K))
+            r = record
+            key = (r.op, r.model, r.world_size, r.M, r.schedule)
+            if key not in last or last[key].date <= r.date:
+                last[key] = r
+    return sorted(
+        last.values(), key=lambda r: (r.op, r.world_size, r.M, r.N * r.K, r.schedule)
+    )
+
+
+# ------------------------------------------------------------- an operation on ranks
+
+
+def tables(records: Sequence[FusedRecord]) -> list[str]:
+    """A table of static schedules for each M."""
+    static = [r for r in records if r.schedule == "static"]
+    sizes = sorted({r.M for r in static})
+    return [table([r for r in static if size == r.M]) for size in sizes]
 
 
 def table(records: Sequence[FusedRecord]) -> str:
@@ -60,7 +83,7 @@ def table(records: Sequence[FusedRecord]) -> str:
         line(["geometric mean", *(means.get(name, "") for name in rest)]),
     ]
     return (
-        f"M = {first.M}, {first.world_size} ranks, {first.dtype}; milliseconds.\n\n"
+        f"M = {first.M}, {ranks(first)}, {first.dtype}; milliseconds.\n\n"
         + "\n".join(lines)
         + f"\n\n{origin(records)}\n"
     )
@@ -79,8 +102,108 @@ def cells(r: FusedRecord) -> dict[str, str]:
         "ours": f"{r.ours_ms:.3f}",
         "speed-up": f"{r.speedup:.2f}",
         "% of limit": f"{r.of_limit:.0%}",
-        "error": re.sub(r"e-0*", "e-", f"{r.error:.2e}"),
+        "error": error(r),
     }
+
+
+# ------------------------------------------------------------- mixtures of experts
+
+
+def moe_tables(records: Sequence[FusedRecord]) -> list[str]:
+    """A table for each model, by tokens."""
+    mine = [r for r in records if isinstance(r, MoERecord)]
+    models = sorted({(r.N * r.K, r.model) for r in mine})
+    return [moe_table([r for r in mine if r.model == model]) for _, model in models]
+
+
+def moe_table(records: Sequence[MoERecord]) -> str:
+    """Markdown of one model's records on one world size."""
+    first, rows = records[0], by_schedule(records)
+    sides = " / ".join(SCHEDULES)
+    lines = [
+        line([*moe_cells(rows[0])]),
+        "|" + "--:|" * len(moe_cells(rows[0])),
+        *(line(moe_cells(row).values()) for row in rows),
+    ]
+    return (
+        f"{first.model}: hidden {first.N}, inner {first.K}, {first.experts} experts, "
+        f"{first.top_k} a token; {ranks(first)}, {first.dtype}; milliseconds. Speed-up "
+        f"and % of roofline: {sides}, each within its own run.\n\n"
+        + "\n".join(lines)
+        + f"\n\n{origin(records)}\n"
+    )
+
+
+def moe_cells(row: Row) -> dict[str, str]:
+    """The row of one number of tokens, by the words above it."""
+    r = next(row[schedule] for schedule in SCHEDULES if schedule in row)
+    ours = {
+        f"ours, {schedule}": each(row, lambda r: f"{r.ours_ms:.3f}", schedule)
+        for schedule in SCHEDULES
+    }
+    return {
+        "tokens": f"{r.M}",
+        "roofline": f"{r.limit_ms:.3f}",
+        "baseline": f"{r.baseline_ms:.3f}",
+        **ours,
+        "speed-up": each(row, lambda r: f"{r.speedup:.2f}", *SCHEDULES),
+        "% of roofline": each(row, lambda r: f"{r.of_limit:.0%}", *SCHEDULES),
+        "error": error(max(row.values(), key=lambda r: r.error)),
+    }
+
+
+# --------------------------------------------------------------- schedules compared
+
+
+def schedule_tables(records: Sequence[FusedRecord]) -> list[str]:
+    """How much faster than the unfused baseline each schedule is: one table of all
+    shapes that were measured with both."""
+    rows = [row for row in by_schedule(records) if len(row) == len(SCHEDULES)]
+    if not rows:
+        return []
+    used = [row[schedule] for row in rows for schedule in SCHEDULES]
+    first = used[0]
+    size = "tokens" if isinstance(first, MoERecord) else "M"
+    speedups = {s: [row[s].speedup for row in rows] for s in SCHEDULES}
+    ratios = [b / a for a, b in zip(*speedups.values(), strict=True)]
+    columns = [*speedups.values(), ratios]
+    lines = [
+        line(["model", size, *SCHEDULES, "dynamic by static"]),
+        "|---|" + "--:|" * 4,
+        *(
+            line([row["static"].model, f"{row['static'].M}", *map("{:.2f}".format, of)])
+            for row, *of in zip(rows, *columns, strict=True)
+        ),
+        line(["geometric mean", "", *(f"{geometric_mean(c):.2f}" for c in columns)]),
+    ]
+    return [
+        f"Speed-up over the unfused baseline of the same run; {ranks(first)}, "
+        f"{first.dtype}.\n\n" + "\n".join(lines) + f"\n\n{origin(used)}\n"
+    ]
+
+
+def by_schedule(records: Iterable[FusedRecord]) -> list[Row]:
+    """Records of one operation and world size: a row for each model and M, by size."""
+    rows: dict[tuple[int, str, int], dict[str, FusedRecord]] = {}
+    for r in records:
+        rows.setdefault((r.N * r.K, r.model, r.M), {})[r.schedule] = r
+    return [rows[key] for key in sorted(rows)]
+
+
+# --------------------------------------------------------------------------- the text
+
+
+def each(row: Row, text: Callable[[FusedRecord], str], *schedules: str) -> str:
+    """The text of each schedule's record, "-" where there is none."""
+    return " / ".join(text(row[s]) if s in row else "-" for s in schedules)
+
+
+def error(r: FusedRecord) -> str:
+    return re.sub(r"e-0*", "e-", f"{r.error:.2e}")
+
+
+def ranks(r: FusedRecord) -> str:
+    return f"{r.world_size} rank" + "s" * (r.world_size > 1)
 
 
 def line(texts: Iterable[str]) -> str:
@@ -106,14 +229,19 @@ def short(commit: str) -> str:
 
 
 def section(name: str, records: Sequence[FusedRecord]) -> str:
-    """What stands between the markers of `name`, "<operation> <world size>": a table
-    for each M. Raises ValueError where there is no such record."""
-    mine = [r for r in records if f"{r.op} {r.world_size}" == name]
-    if not mine:
+    """What stands between the markers of `name`: its tables, or that the operation has
+    not been measured yet. Raises ValueError where it has, but not on so many ranks, and
+    where there is no such operation."""
+    found = NAME.fullmatch(name)
+    op = found["op"] if found else ""
+    known = [r for r in records if r.op == op]
+    mine = [r for r in known if found and r.world_size == int(found["ranks"])]
+    if not issubclass(KINDS.get(op, Record), FusedRecord) or (known and not mine):
         raise ValueError(f"no records for the table {name!r}")
-    sizes = sorted({r.M for r in mine})
-    tables = (table([r for r in mine if size == r.M]) for size in sizes)
-    return "\n" + "\n".join(tables) + "\n"
+    make = moe_tables if op == "moe" else tables
+    if found and found["compares"]:
+        make = schedule_tables
+    return "\n" + "\n".join(make(mine) or [NOT_MEASURED]) + "\n"
 
 
 def render(text: str, records: Sequence[FusedRecord]) -> str:
@@ -149,7 +277,7 @@ def settle(path: Path, records: Sequence[FusedRecord], check: bool) -> bool:
         print(f"{path}: {fault}", file=sys.stderr)
         return False
     if check and fresh != text:
-        print(f"{path} is stale: run python benchmarks/table.py", file=sys.stderr)
+        print(f"{path} is stale: run benchmarks/table.py", file=sys.stderr)
         return False
     if not check:
         path.write_text(fresh)
