@@ -47,8 +47,8 @@ def build_all(arch: str) -> int:
     """Compile the library's programs; 1 if one spills or loses a property, such as
     warpgroup registers or asynchronous matrix products."""
     failed = []
-    for name, graph in library_programs():
-        facts = report(name, graph, arch)
+    for name, plan in library_programs():
+        facts = report(name, plan, arch)
         good = not (facts["spill_bytes"] or facts["stack_bytes"] or facts["remarks"])
         print(("built   " if good else "FAILED  ") + json.dumps(facts), flush=True)
         failed += [] if good else [name]

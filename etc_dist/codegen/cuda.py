@@ -31,6 +31,7 @@ from etc_dist.codegen.queue import (
 )
 from etc_dist.errors import CodegenError
 from etc_dist.ir.event import EventRef
+from etc_dist.ir.expr import Const
 from etc_dist.ir.function import TENSOR, TRANSFER
 from etc_dist.ir.graph import Call
 from etc_dist.schedule.plan import QUEUE, Lane, Plan
@@ -192,7 +193,8 @@ def _call(plan: Plan, lane: Lane, call: Call, number: int, arguments: Arguments)
     lines.append(f"  struct Coord {{ i32 {names}; }};")
     lines.append(method("i32 units", text(lane.units(call))))
     lines.append(method("i32 tasks", text(call.tasks)))
-    lines.append(method("i32 pace", f"g.{pace_name(call.name)}"))
+    pace = "0" if call.pace == Const(0) else f"g.{pace_name(call.name)}"
+    lines.append(method("i32 pace", pace))
     order = ", ".join(text(e) for e in call.order)
     lines.append(method("Coord at", f"{{{order}}}", "i32 t"))
     operands = [text_ for text_ in _operands(call)]

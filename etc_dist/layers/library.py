@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 
 from etc_dist.ir import GraphFunction
 from etc_dist.layers.mlp import mlp_graph
-from etc_dist.layers.moe_graph import moe_graph
+from etc_dist.layers.moe_graph import PARALLEL, moe_graph
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
 from etc_dist.ops.product import DTYPES, W_LAYOUTS
+from etc_dist.schedule import Plan, schedule_dynamic, schedule_static
 
 WORLD_SIZES = (1, 2, 3, 4, 5, 6, 7, 8)
 MIXTURES: Mapping[str, tuple[int, int]] = {
@@ -19,9 +20,17 @@ MIXTURES: Mapping[str, tuple[int, int]] = {
 """Experts, and how many of them a token picks."""
 
 
-def library_programs() -> Iterator[tuple[str, GraphFunction]]:
-    """(name, graph) of each program; one for all shapes of its kind. World sizes that
-    are no power of two are built for one kind each: they differ by a constant only."""
+def library_programs() -> Iterator[tuple[str, Plan]]:
+    """(name, plan) of each program; one for all shapes of its kind."""
+    for name, graph in _graphs():
+        yield name, schedule_static(graph)
+    for name, graph in _dynamic_graphs():
+        yield f"{name} dynamic", schedule_dynamic(graph)
+
+
+def _graphs() -> Iterator[tuple[str, GraphFunction]]:
+    """World sizes that are no power of two are built for one kind each: they differ by
+    a constant only."""
     for make in (matmul_reduce_scatter_graph, all_gather_matmul_graph):
         for world_size in WORLD_SIZES:
             power = world_size & (world_size - 1) == 0
@@ -37,3 +46,14 @@ def library_programs() -> Iterator[tuple[str, GraphFunction]]:
         for dtype in DTYPES:
             graph = moe_graph(1, experts=experts, top_k=top_k, dtype=dtype)
             yield f"{graph.name} {model} {dtype}", graph
+        for parallel in PARALLEL:
+            graph = moe_graph(4, experts=experts, top_k=top_k, parallel=parallel)
+            yield f"{graph.name} {model} {parallel} 4 {DTYPES[0]}", graph
+
+
+def _dynamic_graphs() -> Iterator[tuple[str, GraphFunction]]:
+    """A few of all: on one rank and on several, with and without loads."""
+    for world_size in (1, 4):
+        yield f"mlp_graph {world_size}", mlp_graph(world_size)
+    model, (experts, top_k) = next(iter(MIXTURES.items()))
+    yield f"moe_graph {model}", moe_graph(1, experts=experts, top_k=top_k)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from etc_dist.errors import ArgumentError
 from etc_dist.ir import (
@@ -11,6 +11,7 @@ from etc_dist.ir import (
     EventTensor,
     Expr,
     Graph,
+    Region,
     Tensor,
     ceildiv,
     graph_function,
@@ -19,7 +20,12 @@ from etc_dist.ir import (
     span,
     tile,
 )
-from etc_dist.ops.dispatch import sum_parts
+from etc_dist.ops.dispatch import (
+    PUSH_TOKENS,
+    push_tokens,
+    share_choices,
+    sum_parts,
+)
 from etc_dist.ops.grouped_matmul import (
     TILE_COLUMNS,
     UP_COLUMNS,
@@ -48,7 +54,9 @@ PASSES = 4
 PART_TOKENS = 16
 """Tokens of a task at most whose sums go to another rank."""
 PART_TASKS = 512
-"""Fewer tokens than PART_TOKENS are taken, so that there are about so many tasks."""
+"""Fewer tokens than PART_TOKENS are taken for about so many tasks."""
+PUSH_TASKS = 64
+"""Fewer tokens than PUSH_TOKENS are taken for about so many tasks a peer."""
 
 
 @graph_function
@@ -68,6 +76,7 @@ def moe_graph(
     tile_columns: int = TILE_COLUMNS,
     group_tokens: int = GROUP_TOKENS,
     part_tokens: int = PART_TOKENS,
+    pushed_tokens: int = PUSH_TOKENS,
 ) -> None:
     """x [tokens, hidden] -> y [tokens, hidden].
 
@@ -79,16 +88,23 @@ def moe_graph(
 
     Over many ranks, parallel = "tensor": all have the same x and router, and a share of
     every expert's inner width; a rank's y [shard, hidden] are its own of all world *
-    shard tokens. The sizes from `block` on are fixed on the GPU and free on the CPU
-    backend, but that block is at most 32 and a multiple of group_tokens, and tile_rows
-    one of piece_rows.
+    shard tokens. parallel = "expert": each has its own tokens, the whole router and a
+    share of the experts.
+
+    The sizes from `block` on are fixed on the GPU, but for the last two, and free on
+    the CPU backend, but that block is at most 32 and a multiple of group_tokens, and
+    tile_rows one of piece_rows.
     """
     routing = Routing(experts, top_k, normalize, dtype, block, tile_rows, piece_rows)
-    sizes = Sizes(passes, up_columns, tile_columns, group_tokens, part_tokens)
+    sizes = Sizes(
+        passes, up_columns, tile_columns, group_tokens, part_tokens, pushed_tokens
+    )
     if g.world_size == 1:
         _one_rank(g, routing, sizes)
     elif parallel == "tensor":
         _tensor_parallel(g, routing, sizes)
+    elif parallel == "expert":
+        _expert_parallel(g, routing, sizes)
     else:
         raise ArgumentError(
             f"a mixture of experts cannot be parallel in {parallel!r}",
@@ -108,6 +124,7 @@ class Sizes:
     tile_columns: int
     group_tokens: int
     part_tokens: int
+    pushed_tokens: int
 
 
 @dataclass(frozen=True)
@@ -158,7 +175,7 @@ def _one_rank(g: Graph, routing: Routing, sizes: Sizes) -> None:
     tiles = _plan(g, routing, chosen, tokens * routing.top_k, [routed[0]])
     product = _multiply(g, routing, sizes, x, chosen, tiles, gate_up, down)
     located = g.events("located", (blocks,), expects=1)
-    place = _locate(g, routing, choices, tiles, located)
+    place = _locate(g, routing, choices, tiles, tokens, located)
     size = sizes.group_tokens
     s, q = grid = g.grid(s=sizes.passes, q=ceildiv(tokens, size))
     of_group, of_pass = tile(q, size), tile(s, product.pass_columns)
@@ -191,46 +208,152 @@ def _tensor_parallel(g: Graph, routing: Routing, sizes: Sizes) -> None:
     tiles = _plan(g, routing, chosen, tokens * routing.top_k, [routed[0]])
     product = _multiply(g, routing, sizes, x, chosen, tiles, gate_up, down)
     located = g.events("located", (1,), expects=blocks)
-    place = _locate(g, routing, choices, tiles, located)
-    size = _part_size(g, sizes, tokens)
-    groups = g.let("groups", ceildiv(shard, size))
-    parts = g.symmetric("parts", (world, shard, hidden), routing.dtype)
-    arrived = g.events(
-        "arrived", (sizes.passes, groups), expects=world, cross_rank=True
+    place = _locate(g, routing, choices, tiles, tokens, located)
+    sent = Sent(
+        place, choices.weights, tokens, lambda p: (g.rank + 1 + p) % world * shard
     )
-    s, p, q = grid = g.grid(s=sizes.passes, p=world, q=groups)
+    _send_back(g, routing, sizes, sent, product, located, y)
+
+
+def _expert_parallel(g: Graph, routing: Routing, sizes: Sizes) -> None:
+    """Every rank routes its own tokens and sends each to the ranks that have experts of
+    its choice; these multiply what they get by their own experts, and send each token's
+    sum back to its rank, which adds the ranks'.
+
+    Of all that is exchanged, slot p on a rank is of rank + p: its own comes first."""
+    tokens, hidden, inner = g.dims("tokens hidden inner")
+    world, block, top_k = g.world_size, routing.block, routing.top_k
+    blocks = g.let("blocks", ceildiv(tokens, block))
+    padded = g.let("padded", blocks * block)
+    own = replace(routing, experts=routing.experts // world, split=True)
+    x, router, gate_up, down = _inputs(g, routing, tokens, hidden, inner, own.experts)
+    y = g.output("y", (tokens, hidden), routing.dtype)
+
+    routed = g.events("routed", (blocks,), expects=1)
+    choices = _choose(g, routing, x, router, blocks, routed)
+    everyones = Choices(
+        g.symmetric("all_ids", (world * padded, top_k), "int32"),
+        g.symmetric("all_weights", (world * padded, top_k), "float32"),
+        g.symmetric("all_chosen", (own.experts, world * blocks), "int32"),
+    )
+    all_x = g.symmetric("all_x", (world * padded, hidden), routing.dtype)
+    shared = g.events("shared", (1,), expects=world * blocks, cross_rank=True)
+    # The peers that wait for a slot first get it first, this rank its own last.
+    p, b = grid = g.grid(p=world, b=blocks)
+    slot = (p + 1) % world
+    to = (g.rank + (world - 1) - p) % world
+    of_block = span(b * block, minimum(block, tokens - b * block))
+    there = span(slot * padded + b * block, minimum(block, tokens - b * block))
+    g.call(
+        share_choices(own),
+        grid,
+        reads=[
+            choices.chosen[span(to * own.experts, own.experts), b],
+            *(t[of_block, :] for t in (choices.ids, choices.weights)),
+        ],
+        writes=[
+            everyones.chosen.on(to)[:, slot * blocks + b],
+            *(t.on(to)[there, :] for t in (everyones.ids, everyones.weights)),
+        ],
+        waits=[routed[b]],
+        notifies=[shared.on(to)[0]],
+    )
+    size = g.let("push", maximum(1, minimum(sizes.pushed_tokens, tokens // PUSH_TASKS)))
+    pushes = g.let("pushes", ceildiv(minimum(block, tokens), size))
+    arrived = g.events(
+        "arrived", (1,), expects=world * blocks * pushes, cross_rank=True
+    )
+    p, b, i = grid = g.grid(p=world, b=blocks, i=pushes)
+    slot = (p + 1) % world
+    to = (g.rank + (world - 1) - p) % world
+    first = b * block + i * size
+    left = minimum(minimum(size, block - i * size), tokens - first)
+    g.call(
+        push_tokens(own),
+        grid,
+        reads=[
+            *(t[span(first, left), :] for t in (x, choices.ids)),
+            choices.chosen[span(0, to * own.experts), b],
+        ],
+        writes=[all_x.on(to)[span(slot * padded + first, left), :]],
+        waits=[routed[b]],
+        notifies=[arrived.on(to)[0]],
+    )
+
+    most = world * tokens * min(top_k, own.experts)
+    tiles = _plan(g, own, everyones.chosen, most, [shared[0]])
+    product = _multiply(
+        g, own, sizes, all_x, everyones.chosen, tiles, gate_up, down, [arrived[0]]
+    )
+    located = g.events("located", (1,), expects=world * blocks)
+    lower = choices.chosen[span(0, g.rank * own.experts), 0]
+    place = _locate(g, own, everyones, tiles, tokens, located, [lower])
+    sent = Sent(
+        place, everyones.weights, world * tokens, lambda p: (p + 1) % world * padded
+    )
+    _send_back(g, own, sizes, sent, product, located, y, choices.ids)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Where a rank finds what belongs to the tokens whose sums it sends away: `tokens`
+    in all, those of rank + 1 + p from first(p) on."""
+
+    place: Tensor
+    weights: Tensor
+    tokens: Expr
+    first: Callable[[Expr], Expr]
+
+
+def _send_back(
+    g: Graph,
+    routing: Routing,
+    sizes: Sizes,
+    sent: Sent,
+    product: Product,
+    located: EventTensor,
+    y: Tensor,
+    ids: Tensor | None = None,
+) -> None:
+    """Add the sums of the tokens of all ranks, each sent to its rank as a part, and the
+    sums of the parts: y [tokens, hidden]. ids: of this rank's tokens, where the experts
+    are split over the ranks."""
+    world, (tokens, hidden) = g.world_size, y.shape
+    size = g.let(
+        "part", maximum(1, minimum(sizes.part_tokens, sent.tokens // PART_TASKS))
+    )
+    groups = g.let("groups", ceildiv(tokens, size))
+    parts = g.symmetric("parts", (world, tokens, hidden), y.dtype)
+    returned = g.events(
+        "returned", (sizes.passes, groups), expects=world, cross_rank=True
+    )
     # One's own part comes last: it does not have to travel.
-    owner = (g.rank + 1 + p) % world
-    of_part = span(q * size, minimum(size, shard - q * size))
-    of_tokens = span(owner * shard + q * size, minimum(size, shard - q * size))
+    s, p, q = grid = g.grid(s=sizes.passes, p=world, q=groups)
+    owner, left = (g.rank + 1 + p) % world, minimum(size, tokens - q * size)
+    of_tokens = span(sent.first(p) + q * size, left)
     of_pass = tile(s, product.pass_columns)
     g.call(
         combine_rows(routing),
         grid,
         reads=[
-            place[of_tokens, :],
-            choices.weights[of_tokens, :],
+            *(t[of_tokens, :] for t in (sent.place, sent.weights)),
             product.rows[:, of_pass],
         ],
-        writes=[parts.on(owner)[g.rank, of_part, of_pass]],
+        writes=[parts.on(owner)[g.rank, span(q * size, left), of_pass]],
         waits=[product.produced[s], located[0]],
-        notifies=[arrived.on(owner)[s, q]],
+        notifies=[returned.on(owner)[s, q]],
     )
     s, q = grid = g.grid(s=sizes.passes, q=groups)
     of_part, of_pass = tile(q, size), tile(s, product.pass_columns)
     g.call(
         sum_parts(routing),
         grid,
-        reads=[parts[:, of_part, of_pass]],
+        reads=[
+            parts[:, of_part, of_pass],
+            *([] if ids is None else [ids[of_part, :]]),
+        ],
         writes=[y[of_part, of_pass]],
-        waits=[arrived[s, q]],
-    )
-
-
-def _part_size(g: Graph, sizes: Sizes, tokens: Expr) -> Expr:
-    """Tokens of a task whose sums travel, and are added where they arrive."""
-    return g.let(
-        "part", maximum(1, minimum(sizes.part_tokens, tokens // PART_TASKS))
+        waits=[returned[s, q]],
     )
 
 
@@ -238,13 +361,18 @@ def _part_size(g: Graph, sizes: Sizes, tokens: Expr) -> Expr:
 
 
 def _inputs(
-    g: Graph, routing: Routing, tokens: Expr, hidden: Expr, inner: Expr
+    g: Graph,
+    routing: Routing,
+    tokens: Expr,
+    hidden: Expr,
+    inner: Expr,
+    own_experts: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """x, router, gate_up, down."""
-    experts, dtype = routing.experts, routing.dtype
+    """x, router, gate_up, down; of these two this rank may have its own experts'."""
+    dtype, experts = routing.dtype, own_experts or routing.experts
     return (
         g.input("x", (tokens, hidden), dtype),
-        g.input("router", (experts, hidden), dtype),
+        g.input("router", (routing.experts, hidden), dtype),
         g.input("gate_up", (experts, 2 * inner, hidden), dtype),
         g.input("down", (experts, hidden, inner), dtype),
     )
@@ -258,8 +386,9 @@ def _choose(
     blocks: Expr,
     routed: EventTensor,
 ) -> Choices:
-    """Add the router: x [tokens, hidden] -> the choices of all tokens; routed[0] is
-    notified once for each block of tokens."""
+    """Add the router: x [tokens, hidden] -> the choices of all tokens. `routed` has an
+    event for each block of them, or one for all."""
+    each = routed.shape == (blocks,)
     tokens = x.shape[0]
     experts, top_k, block = routing.experts, routing.top_k, routing.block
     logits = g.local("logits", (tokens, experts), "float32")
@@ -285,7 +414,7 @@ def _choose(
         reads=[logits[of_block, :]],
         writes=[*(t[of_block, :] for t in (ids, weights)), chosen[:, b]],
         waits=[scored[b]],
-        notifies=[routed[0]],
+        notifies=[routed[b if each else 0]],
     )
     return Choices(ids, weights, chosen)
 
@@ -398,15 +527,25 @@ def _multiply(
 
 
 def _locate(
-    g: Graph, routing: Routing, choices: Choices, tiles: Tiles, located: EventTensor
+    g: Graph,
+    routing: Routing,
+    choices: Choices,
+    tiles: Tiles,
+    tokens: Expr,
+    located: EventTensor,
+    lower: Sequence[Region] = (),
 ) -> Tensor:
-    """Add where the rows of each token lie: place [tokens, top_k]. `located` has an
-    event for each block, or one for all."""
+    """Add where the rows of each token lie: place, of the shape of ids. Of each rank
+    whose choices these are, there are so many tokens. `located` has an event for each
+    block, or one for all."""
     chosen, ids, block = choices.chosen, choices.ids, routing.block
     each = located.shape == (chosen.shape[1],)
     place = g.local("place", ids.shape, "int32")
     (b,) = grid = g.grid(b=chosen.shape[1])
     of_block = tile(b, block)
+    if routing.split:
+        left = tokens - b % ceildiv(tokens, block) * block
+        of_block = span(b * block, minimum(block, left))
     g.call(
         locate_rows(routing),
         grid,
@@ -414,6 +553,7 @@ def _locate(
             ids[of_block, :],
             *(t[:, b] for t in (chosen, tiles.before)),
             tiles.expert_row[:],
+            *lower,
         ],
         writes=[place[of_block, :]],
         waits=[tiles.planned[0]],

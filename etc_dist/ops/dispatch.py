@@ -1,6 +1,8 @@
-"""Tokens and their sums between ranks; CUDA halves in `kernels/tasks/`, one file each.
+"""Tokens to the ranks of their experts, and their sums back; CUDA halves in
+`kernels/tasks/`, one file each.
 
-What a rank computed of a peer's tokens comes back in parts, one of each rank.
+Experts are numbered through all ranks, each of which has as many. A token goes once to
+each rank that has experts of its choice, and comes back from there as one sum.
 """
 
 from __future__ import annotations
@@ -13,15 +15,47 @@ from etc_dist.ir import DeviceFunction
 from etc_dist.ir.function import TRANSFER
 from etc_dist.ops.routing import Routing
 
+PUSH_TOKENS = 8
+"""Tokens at most that one warp sends to a rank."""
+
+
+def share_choices(routing: Routing) -> DeviceFunction:
+    """A block's chosen [experts] of a rank, ids and weights [32, top_k] -> the same in
+    that rank's memory."""
+
+    def body(*operands: Any) -> None:
+        for source, target in zip(operands[:3], operands[3:], strict=True):
+            target[...] = source
+
+    return routing.function("share_choices", TRANSFER, 3, 3, body)
+
+
+def push_tokens(routing: Routing) -> DeviceFunction:
+    """x [tokens, hidden], ids [tokens, top_k] and lower, read for its length alone
+    [experts of ranks below a rank] -> the rows of those tokens that chose experts of
+    that rank, in its memory."""
+
+    def body(x: Any, ids: Any, lower: Any, target: Any) -> None:
+        own = ids - len(lower)
+        chosen = ((own >= 0) & (own < routing.experts)).any(axis=1)
+        target[: len(x)][chosen] = x[chosen]
+
+    return routing.function("push_tokens", TRANSFER, 3, 1, body)
+
 
 def sum_parts(routing: Routing) -> DeviceFunction:
     """parts [world, tokens, columns] -> y [tokens, columns]: the sum over ranks, in
-    rank order, in fp32."""
+    rank order, in fp32. Where experts are split, ids [tokens, top_k] is read too: a
+    rank without experts of a token's choice has no part of it."""
 
-    def body(parts: Any, y: Any) -> None:
+    def body(parts: Any, *rest: Any) -> None:
+        *ids, y = rest
         total = np.zeros(y.shape, np.float32)
-        for part in parts:
-            total += part.astype(np.float32)
+        for rank, part in enumerate(parts):
+            here = np.full(len(y), True)
+            if ids:
+                here = (ids[0] // routing.experts == rank).any(axis=1)
+            total[here] += part[here].astype(np.float32)
         y[...] = total.astype(y.dtype)
 
-    return routing.function("sum_parts", TRANSFER, 1, 1, body)
+    return routing.function("sum_parts", TRANSFER, 1 + routing.split, 1, body)

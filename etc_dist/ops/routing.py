@@ -32,7 +32,10 @@ PADDING = 32
 
 @dataclass(frozen=True)
 class Routing:
-    """How tokens are routed, and the sizes of it that are fixed on the GPU."""
+    """How tokens are routed, and the sizes of it that are fixed on the GPU.
+
+    experts: those of this rank. split: there are more, on other ranks, and some or all
+    of a token's choices are theirs."""
 
     experts: int
     top_k: int
@@ -41,6 +44,7 @@ class Routing:
     block: int = BLOCK
     tile_rows: int = TILE_ROWS
     piece_rows: int = PIECE_ROWS
+    split: bool = False
 
     def function(
         self,
@@ -62,6 +66,7 @@ class Routing:
                 "kExperts": self.experts,
                 "kIsHalf": int(self.dtype == "float16"),
                 "kNormalize": int(self.normalize),
+                "kSplit": int(self.split),
                 "kTopK": self.top_k,
             },
             picks=picks,
@@ -153,28 +158,38 @@ def gather_rows(routing: Routing) -> DeviceFunction:
 
 def locate_rows(routing: Routing) -> DeviceFunction:
     """ids [32, top_k], the block's chosen [experts] and before [experts], expert_row
-    [experts] -> place [32, top_k]: the padded row of each choice."""
+    [experts] -> place [32, top_k]: the padded row of each choice. Where experts are
+    split, one operand more is read, for its length alone: lower [experts of lower
+    ranks]; the place of other ranks' rows is -1."""
 
-    def body(ids: Any, chosen: Any, before: Any, row: Any, place: Any) -> None:
+    def body(ids: Any, chosen: Any, before: Any, row: Any, *rest: Any) -> None:
+        *lower, place = rest
+        own = ids - len(lower[0]) if lower else ids
+        known = (own >= 0) & (own < routing.experts)
+        expert = np.where(known, own, 0)
         bits = _bits(chosen)[:, : len(ids)]
         ranks = before[:, None] + np.cumsum(bits, axis=1) - bits
-        place[...] = row[ids] + ranks[ids, np.arange(len(ids))[:, None]]
+        found = row[expert] + ranks[expert, np.arange(len(ids))[:, None]]
+        place[...] = np.where(known, found, -1)
 
-    return routing.function("locate_rows", TRANSFER, 4, 1, body)
+    return routing.function("locate_rows", TRANSFER, 4 + routing.split, 1, body)
 
 
 def combine_rows(routing: Routing) -> DeviceFunction:
     """place and weights [tokens, top_k], product [rows, columns] -> y [tokens,
     columns]: the weighted sum of a token's rows, in the order of its choices, in
-    fp32."""
+    fp32. Tokens of whose choices this rank has none are left alone."""
 
     def body(place: Any, weights: Any, product: Any, y: Any) -> None:
         total = np.zeros(y.shape, np.float32)
         for k in range(routing.top_k):
+            here = place[:, k] >= 0
             # A product of two fp32 numbers is exact in fp64: one rounding, as by fma.
-            part = product[place[:, k]].astype(np.float64)
-            total = (total + weights[:, k, None] * part).astype(np.float32)
-        y[...] = total.astype(y.dtype)
+            part = product[place[here, k]].astype(np.float64)
+            sums = total[here] + weights[here, k, None] * part
+            total[here] = sums.astype(np.float32)
+        some = (place >= 0).any(axis=1)
+        y[some] = total[some].astype(y.dtype)
 
     return routing.function("combine_rows", TRANSFER, 3, 1, body, picks=(2,))
 

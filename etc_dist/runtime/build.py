@@ -18,8 +18,7 @@ from pathlib import Path
 
 from etc_dist.codegen import Source, generate
 from etc_dist.errors import BuildError
-from etc_dist.ir import GraphFunction
-from etc_dist.schedule import schedule_static
+from etc_dist.schedule import Plan
 from etc_dist.settings import Settings
 
 ARCH = "sm_90a"
@@ -194,10 +193,10 @@ def _read(library: ctypes.CDLL, handle: c_void_p, what: str) -> bytes:
     return buffer.raw.rstrip(b"\0") if what == "ProgramLog" else buffer.raw
 
 
-def report(name: str, graph: GraphFunction, arch: str = ARCH) -> dict[str, object]:
-    """Compile one graph afresh and say what the compiler made of it."""
+def report(name: str, plan: Plan, arch: str = ARCH) -> dict[str, object]:
+    """Compile one plan afresh and say what the compiler made of it."""
     started = time.perf_counter()
-    source = generate(schedule_static(graph))
+    source = generate(plan)
     generated = time.perf_counter() - started
     includes = (kernels_folder(), *sorted({p.parent for p in source.sources}))
     cubin, log = compile_cubin(source.text, includes, arch)

@@ -20,7 +20,10 @@ struct Run {
   ETC_DEVICE u64 event_address(i32 rank, u32 index) const {
     return g.peer[rank] + sizeof(SymmetricHead) + (u64(epoch & 1) * g.event_capacity + index) * 4;
   }
-  ETC_DEVICE bool aborted() const { return ptx::load_relaxed(self + kAbortOffset) != 0; }
+  // NOTE: the arguments know the address as well as `self`, and cost no register.
+  ETC_DEVICE bool aborted() const {
+    return ptx::load_relaxed(g.peer[g.rank] + kAbortOffset) != 0;
+  }
 };
 
 // Who waits, for the record.

@@ -4,6 +4,20 @@
 
 namespace etc::ptx {
 
+// This thread's place in its worker, and in its warp.
+// NOTE: volatile, so that they are asked for where they are needed, and neither they nor what
+// is computed from them is kept in registers.
+ETC_DEVICE u32 thread() {
+  u32 v;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(v));
+  return v;
+}
+ETC_DEVICE u32 lane() {
+  u32 v;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(v));
+  return v;
+}
+
 // d += a * b: 16 x 8, 16 deep. Per thread two neighbouring elements of k a register.
 template <bool kIsHalf>
 ETC_DEVICE void mma_16x8x16(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
@@ -28,6 +42,11 @@ ETC_DEVICE u32 warp_max(u32 v) {
 ETC_DEVICE u32 warp_min(u32 v) {
   u32 r;
   asm volatile("redux.sync.min.u32 %0, %1, 0xffffffff;" : "=r"(r) : "r"(v));
+  return r;
+}
+ETC_DEVICE u32 warp_or(u32 v) {
+  u32 r;
+  asm volatile("redux.sync.or.b32 %0, %1, 0xffffffff;" : "=r"(r) : "r"(v));
   return r;
 }
 ETC_DEVICE float warp_sum(float v) {

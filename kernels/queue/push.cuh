@@ -5,6 +5,7 @@
 // ranks, as atomics on one word must agree; fences are narrower where they can be.
 #pragma once
 #include "event/wait.cuh"
+#include "ptx/warp.cuh"
 
 namespace etc {
 
@@ -48,7 +49,7 @@ ETC_DEVICE void push(const Run<Program>& run, i32 owner, u32 bits, const i32 (&g
   using Queue = typename Call::Queue;
   constexpr i32 kFewUnits = 8;  // of a group; more are stored by all lanes together
   const auto& g = run.g;
-  const u32 lane = threadIdx.x % 32;
+  const u32 lane = ptx::lane();
   u32 lanes[kCount], groups = 0;
 #pragma unroll
   for (int j = 0; j < kCount; ++j) {
@@ -73,6 +74,7 @@ ETC_DEVICE void push(const Run<Program>& run, i32 owner, u32 bits, const i32 (&g
     for (int j = 0; j < kCount; ++j) {
       if (bits >> j & 1) {
         const u32 own = at + __popc(lanes[j] & ((1u << lane) - 1)) * units;
+#pragma unroll 1
         for (u32 k = 0; k < units; ++k) {
           ptx::store_relaxed(slots + u64(own + k) * 4, first + u32(group[j]) * units + k);
         }

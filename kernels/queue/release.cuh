@@ -63,12 +63,13 @@ ETC_DEVICE void release(const Run<Program>& run, i32 owner, const Coord& element
   constexpr int kCount = R::kInvertible || Call::kFreeWaits < Call::kWaits ? 1 : 4;
   fence_groups<Call>(run);
   const auto box = GroupBox<Call>::template of<R>(run.g, owner, element);
+#pragma unroll 1
   for (i32 first = 0; first < box.total; first += 32 * kCount) {
     i32 group[kCount] = {};
     u32 waiting = 0;
 #pragma unroll
     for (int j = 0; j < kCount; ++j) {
-      const i32 k = first + 32 * j + i32(threadIdx.x % 32);
+      const i32 k = first + 32 * j + i32(ptx::lane());
       if (k >= box.total) continue;
       group[j] = box.group(R::kInvertible ? 0 : k);
       // NOTE: the box may hold groups that wait for other elements.
@@ -89,7 +90,7 @@ ETC_DEVICE void notify_and_release(
       const EventRef ref = Call::notify(run.g, c, n);
       const u32 step = parts * Call::notify_step(n);
       u32 old = 0;
-      if (threadIdx.x % 32 == 0) old = count_event(run, ref, step);
+      if (ptx::lane() == 0) old = count_event(run, ref, step);
       old = __shfl_sync(~0u, old, 0);
       if (old + step != Event::target(run.g, owner, element)) return;
       __syncwarp();  // what lane 0 acquired holds for all
@@ -110,8 +111,9 @@ ETC_DEVICE void release_empty(const Run<Program>& run) {
     if constexpr ((Call::kMaybeZero & kFirstBits<kTo>) != 0) {
       const i32 groups = Call::groups(run.g);
       const i32 warp = i32(blockIdx.x * kThreads + threadIdx.x) / 32;
+#pragma unroll 1
       for (i32 first = warp * 32; first < groups; first += i32(gridDim.x) * kThreads) {
-        const i32 group[1] = {first + i32(threadIdx.x % 32)};
+        const i32 group[1] = {first + i32(ptx::lane())};
         const u32 marks = group[0] < groups ? empty_waits<Call>(run, group[0], 0, kTo) : 0;
         mark_groups<Call>(run, run.g.rank, marks != 0, group, marks);
       }

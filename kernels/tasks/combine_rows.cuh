@@ -1,4 +1,5 @@
 // The weighted sum of each token's rows: fp32, in the order in which they were chosen.
+// kSplit: of some choices, or all, other ranks have the rows; without any, nothing is done.
 #pragma once
 #include "worker/task.cuh"
 
@@ -26,6 +27,11 @@ struct combine_rows {
         row = i32(ptx::load4_l2(u64(place.at(token, lane))));
         weight = __uint_as_float(ptx::load4_l2(u64(weights.at(token, lane))));
       }
+      i32 count = kTopK;
+      if constexpr (Task::kSplit) {
+        count = move_own(row, weight);
+        if (count == 0) continue;
+      }
       // NOTE: rows and weights are handed round for each part, to save registers.
 #pragma unroll 1
       for (i32 first = 0; first < columns; first += 256) {
@@ -33,12 +39,12 @@ struct combine_rows {
         const bool inside = column < columns;
         float2 sum[4] = {};
 #pragma unroll 1
-        for (int begin = 0; begin < kTopK; begin += kAtOnce) {
+        for (int begin = 0; begin < count; begin += kAtOnce) {
           uint4 v[kAtOnce];
 #pragma unroll
           for (int k = 0; k < kAtOnce; ++k) {
             const u64 from = u64(product.at(__shfl_sync(~0u, row, begin + k), column));
-            v[k] = inside && begin + k < kTopK ? ptx::load16_l2(from) : uint4{};
+            v[k] = inside && begin + k < count ? ptx::load16_l2(from) : uint4{};
           }
 #pragma unroll
           for (int k = 0; k < kAtOnce; ++k) {
@@ -61,6 +67,19 @@ struct combine_rows {
                 pack<Task::kIsHalf>(sum[3].x, sum[3].y)));
       }
     }
+  }
+
+ private:
+  // Moves the rows and weights that this rank has to the first lanes; how many they are.
+  ETC_DEVICE static i32 move_own(i32& row, float& weight) {
+    const i32 lane = threadIdx.x % 32;
+    const u32 own = __ballot_sync(~0u, lane < kTopK && row >= 0), count = __popc(own);
+    u32 rest = own;
+    for (i32 n = 0; n < lane; ++n) rest &= rest - 1;
+    const i32 from = rest ? __ffs(rest) - 1 : 0;
+    row = __shfl_sync(~0u, row, from);
+    weight = __shfl_sync(~0u, weight, from);
+    return i32(count);
   }
 };
 

@@ -80,7 +80,8 @@ struct gather_rows {
       for (int r = 0; r < kTogether; ++r) {
 #pragma unroll
         for (int u = 0; u < kUnroll; ++u) {
-          if (begin + u * 512 < bytes) v[r][u] = ptx::load16_l2(from[r] + begin + u * 512);
+          const u64 place = from[r] + begin + u * 512;
+          v[r][u] = begin + u * 512 < bytes ? ptx::load16_l2(place) : uint4{};
         }
       }
 #pragma unroll

@@ -11,7 +11,7 @@ struct plan_tiles {
   static constexpr int kExperts = Task::kExperts, kTileRows = 256;
   static constexpr int kPieceRows = 8, kPieces = kTileRows / kPieceRows;
   static constexpr int kPadding = 32;  // an expert's rows and its tiles begin at a multiple
-  static_assert(kExperts % 8 == 0 && kExperts <= 256);
+  static_assert(kExperts <= 256);
 
   ETC_DEVICE static void run(const Task& task) {
     const Layout layout(task.scratch);
@@ -33,15 +33,18 @@ struct plan_tiles {
           tile(scratch + 3 * kExperts) {}
   };
 
-  // A warp goes through its experts by four, and through their blocks by 32 * kRows.
+  // A warp goes through its experts by four, where their number allows it, and through their blocks by 32 * kRows.
   ETC_DEVICE static void count(const Task& task, const Layout& layout) {
-    constexpr int kWarps = Task::threads / 32, kEach = kExperts / kWarps;
-    constexpr int kAtOnce = kEach % 4 == 0 ? 4 : kEach % 2 == 0 ? 2 : 1, kRows = 4;
+    constexpr int kWarps = Task::threads / 32, kEach = (kExperts + kWarps - 1) / kWarps;
+    constexpr bool kByFour = kEach % 4 == 0 && kExperts % 4 == 0;
+    constexpr bool kByTwo = kEach % 2 == 0 && kExperts % 2 == 0;
+    constexpr int kAtOnce = kByFour ? 4 : kByTwo ? 2 : 1, kRows = 4;
     const auto chosen = task.template operand<0>();
     const auto before = task.template operand<1>();
     const i32 lane = task.thread % 32, blocks = chosen.size[1];
 #pragma unroll 1
     for (i32 e = task.thread / 32 * kEach; e < (task.thread / 32 + 1) * kEach; e += kAtOnce) {
+      if (e >= kExperts) break;
       u32 sum[kAtOnce] = {};
 #pragma unroll 1
       for (i32 first = 0; first < blocks; first += 32 * kRows) {

@@ -1,5 +1,7 @@
-// Adds what the ranks computed of some tokens: fp32, rank order.
+// Adds what the ranks computed of some tokens: fp32, rank order. kSplit: only ranks that
+// have experts of a token's choice computed something.
 #pragma once
+#include "ptx/warp.cuh"
 #include "worker/task.cuh"
 
 namespace etc {
@@ -13,12 +15,13 @@ struct sum_parts {
 
   ETC_DEVICE static void run(const Task& task) {
     const auto parts = task.template operand<0>();
-    const auto y = task.template operand<1>();
+    const auto y = task.template operand<Task::kReads>();
     const u64 stride = u64(parts.stride[0]) * sizeof(*parts.base);
     const u32 bytes = u32(y.size[1]) * sizeof(*y.base);
 #pragma unroll 1
     for (i32 token = 0; token < y.size[0]; ++token) {
       const u64 from = u64(parts.at(0, token)), to = u64(y.at(token));
+      const u32 ranks = ranks_of(task, token);
 #pragma unroll 1
       for (u32 begin = task.thread * 16; begin < bytes; begin += kUnroll * 512) {
         uint4 part[kUnroll][kWorld];
@@ -27,7 +30,8 @@ struct sum_parts {
           const u64 address = from + r * stride + begin;
 #pragma unroll
           for (int u = 0; u < kUnroll; ++u) {
-            if (begin + u * 512 < bytes) part[u][r] = ptx::load16_l2(address + u * 512);
+            const bool wanted = begin + u * 512 < bytes && (ranks >> r & 1);
+            part[u][r] = wanted ? ptx::load16_l2(address + u * 512) : uint4{};
           }
         }
 #pragma unroll
@@ -39,6 +43,18 @@ struct sum_parts {
   }
 
  private:
+  // One bit for each rank that has a part.
+  ETC_DEVICE static u32 ranks_of(const Task& task, i32 token) {
+    if constexpr (Task::kSplit) {
+      const auto ids = task.template operand<1>();
+      u32 own = 0;
+      if (task.thread < Task::kTopK) {
+        own = 1u << ptx::load4_l2(u64(ids.at(token, task.thread))) / u32(Task::kExperts);
+      }
+      return ptx::warp_or(own);
+    }
+    return ~0u;
+  }
   ETC_DEVICE static uint4 sum(const uint4 (&part)[kWorld]) {
     float2 total[4] = {};
 #pragma unroll

@@ -108,7 +108,7 @@ template <class Program, class Call>
 ETC_DEVICE void notify_all(const Run<Program>& run, const typename Call::Coord& c, u32 parts) {
   if constexpr (Call::kNotifies > 0) {
     if constexpr (Program::kDynamic) {
-      if (threadIdx.x % 32 == 0) ptx::fence_acq_rel<Call::kNotifiesPeers>();
+      if (ptx::lane() == 0) ptx::fence_acq_rel<Call::kNotifiesPeers>();
       notify_and_release<Call>(run, c, parts);
     } else if (threadIdx.x % 32 == 0) {
       ptx::fence_acq_rel<Call::kNotifiesPeers>();

@@ -190,8 +190,7 @@ class TensorLane {
   // The n-th unit of a dynamic program; false if there is none any more. A leader takes one
   // unit ahead, not more: others may be idle.
   ETC_DEVICE bool next_unit(u32 n, u32 told, i32& unit) const {
-    using Queue = typename Program::TensorQueue;
-    using TensorLine = Line<Program, Queue>;
+    using TensorLine = Line<Program, typename Program::TensorQueue>;
     units_.wait_begun(told);
     u32 ticket;
     if constexpr (Program::kTensorCluster == 1) {
@@ -204,9 +203,9 @@ class TensorLane {
     }
     const bool came = spin<false>(
         run_, run_.g.wait_limit,
-        [&] { return (unit = TensorLine::look(run_, ticket)) != TensorLine::kNotYet; },
+        [&] { return (unit = TensorLine::look(run_, ticket)) != kNotYet; },
         [&] { TensorLine::report(run_); });
-    return came && unit < Queue::units(run_.g);
+    return came && unit != kLaneOver;
   }
 
   template <class Call>
@@ -218,7 +217,8 @@ class TensorLane {
     }
     if (ptx::named_barrier_any<kComputeThreads>(1, !going)) return false;
     using Body = Task<Program, Call, kComputeThreads>;
-    Call::template Function<Body>::run(Body(run_.g, c, i32(threadIdx.x), scratch_));
+    const u32 thread = Program::kDynamic ? ptx::thread() : threadIdx.x;
+    Call::template Function<Body>::run(Body(run_.g, c, i32(thread), scratch_));
     ptx::named_barrier<1, kComputeThreads>();
     if (threadIdx.x < 32) notify_all<Program, Call>(run_, c, 1);
     return true;

@@ -19,7 +19,7 @@ class TransferLane {
 
   ETC_DEVICE TransferLane(const Run<Program>& run, Tracer<Program>& trace)
       : run_(run), trace_(trace), entered_(0), unit_(-1), has_ticket_(false) {
-    total_ = Calls::units(run.g);
+    total_ = Program::kDynamic ? kLaneOver : Calls::units(run.g);
   }
 
   // Runs the drawn task if it is ready; never blocks.
@@ -121,7 +121,8 @@ class TransferLane {
 
   template <class Call>
   ETC_DEVICE u64 due(i32 t) const {
-    return run_.start + u64(t) * u64(Call::pace(run_.g));
+    const u64 pace = u64(Call::pace(run_.g));
+    return pace == 0 ? 0 : run_.start + u64(t) * pace;  // known when compiled, if 0
   }
 
   template <class Call>

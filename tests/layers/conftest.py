@@ -18,6 +18,7 @@ from tests.layers.reference import (
     draw_experts,
     draw_weights,
     moe_reference,
+    own_experts,
     reference,
 )
 from tests.ops.arrays import Arrays
@@ -71,7 +72,8 @@ def make(world: World, arrays: Arrays, seed: int) -> Iterator[Callable[..., Laye
 
 
 class Experts:
-    """A mixture of experts on this rank, and its weights on the host."""
+    """A mixture of experts on this world's ranks; every rank knows the weights and
+    tokens of all."""
 
     def __init__(
         self,
@@ -83,31 +85,36 @@ class Experts:
         inner: int,
         *,
         dtype: str = "bfloat16",
+        parallel: str = "tensor",
         **options: Any,
     ):
         self._arrays, self._rng = arrays, np.random.default_rng(seed)
         self._hidden, self._dtype = hidden, dtype
         self._host = draw_experts(self._rng, experts, hidden, inner, dtype)
-        self.weights = [arrays.put(weight.copy()) for weight in self._host]
-        self.moe = MoE(*self.weights, world=world, **options)
+        self._rank, self._ranks = world.rank, world.size
+        self._shared = parallel == "tensor"  # all ranks get all tokens
+        own = own_experts(self._host, parallel, world.rank, world.size)
+        self.weights = [arrays.put(weight.copy()) for weight in own]
+        self.moe = MoE(*self.weights, parallel=parallel, world=world, **options)
 
     def rows(self, count: int, ids: Any = None) -> tuple[Any, Any, Answer]:
-        """(x, out, answer) of `count` tokens, new ones each time, which choose the
-        experts `ids` [count, top_k] where these are given."""
-        x = draw(self._rng, (count, self._hidden), self._dtype)
+        """(x, out, answer) of `count` tokens a rank, new ones each time; all ranks'
+        choose the experts `ids` [ranks * count, top_k] where these are given."""
+        x = draw(self._rng, (self._ranks * count, self._hidden), self._dtype)
         if ids is not None:
             aim(x, self._host, ids)
             self.weights[0][...] = self._arrays.put(self._host[0])
         out = self._arrays.poisoned((count, self._hidden), self._dtype)
-        answer = moe_reference(x, self._host, self.moe.top_k, self.moe.normalize)
-        return self._arrays.put(x), out, answer
+        own = np.split(x, self._ranks)[self._rank]
+        answer = moe_reference(own, self._host, self.moe.top_k, self.moe.normalize)
+        return self._arrays.put(x if self._shared else own), out, answer
 
 
 @pytest.fixture
 def one_rank(world: World) -> World:
     """The world, where it has no other rank than this."""
     if world.size > 1:
-        pytest.skip("a mixture of experts runs on one rank")
+        pytest.skip("for one rank")
     return world
 
 
@@ -115,11 +122,25 @@ def one_rank(world: World) -> World:
 def make_moe(
     one_rank: World, arrays: Arrays, seed: int
 ) -> Iterator[Callable[..., Experts]]:
-    """Makes mixtures of experts that are closed after the test."""
+    """Makes mixtures of experts on one rank that are closed after the test."""
+    yield from _make_experts(one_rank, arrays, seed)
+
+
+@pytest.fixture
+def make_parallel(
+    world: World, arrays: Arrays, seed: int
+) -> Iterator[Callable[..., Experts]]:
+    """Makes mixtures of experts on all ranks that are closed after the test."""
+    yield from _make_experts(world, arrays, seed)
+
+
+def _make_experts(
+    world: World, arrays: Arrays, seed: int
+) -> Iterator[Callable[..., Experts]]:
     made: list[Experts] = []
 
     def make(*arguments: Any, **options: Any) -> Experts:
-        made.append(Experts(one_rank, arrays, seed, *arguments, **options))
+        made.append(Experts(world, arrays, seed, *arguments, **options))
         return made[-1]
 
     yield make

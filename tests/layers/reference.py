@@ -88,6 +88,18 @@ def draw_experts(
     return router, gate_up, draw(rng, (experts, hidden, inner), dtype, inner**-0.5)
 
 
+def own_experts(weights: Weights, parallel: str, rank: int, world: int) -> Weights:
+    """A rank's share: some experts, or some of the inner width of all."""
+    router, gate_up, down = weights
+    if parallel == "expert":
+        own = (np.ascontiguousarray(np.split(w, world)[rank]) for w in (gate_up, down))
+        return router, *own
+    halves = np.split(gate_up, 2, axis=1)
+    shares = [np.split(half, world, axis=1)[rank] for half in halves]
+    narrow = np.ascontiguousarray(np.split(down, world, axis=2)[rank])
+    return router, np.concatenate(shares, axis=1), narrow
+
+
 def aim(x: Host, weights: Weights, ids: Host) -> None:
     """Make the tokens x choose the experts ids [tokens, top_k], in that order: the
     first columns of x become the logits."""

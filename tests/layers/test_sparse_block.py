@@ -13,7 +13,13 @@ import pytest
 from etc_dist.errors import ArgumentError
 from etc_dist.layers.moe import MoE
 from etc_dist.layers.sparse_block import read_sparse_block
-from tests.layers.reference import TOLERANCE, draw, draw_experts, moe_reference
+from tests.layers.reference import (
+    TOLERANCE,
+    draw,
+    draw_experts,
+    moe_reference,
+    own_experts,
+)
 
 EXPERTS, HIDDEN, INNER, TOP_K = 8, 40, 24, 2
 Weights = Any
@@ -213,3 +219,53 @@ def test_biases_of_single_experts_are_refused(weights):
 def test_a_refused_block_is_refused_on_every_rank(world):
     with pytest.raises(ArgumentError, match="cannot be read as a mixture of experts"):
         MoE.from_torch(Part(), world=world)
+
+
+# -------------------------------------------------------------------- on many ranks
+
+
+@pytest.mark.parametrize("parallel", ["tensor", "expert"])
+@pytest.mark.parametrize("name", BLOCKS)
+def test_shares_of_all_ranks_are_contiguous_and_even(name, parallel, weights):
+    found = read_sparse_block(BLOCKS[name][0](weights))
+    assert found.share(parallel, 0, 1) is found
+    for rank in range(4):
+        share = found.share(parallel, rank, 4)
+        expected = own_experts(weights, parallel, rank, 4)
+        own = (share.router, share.gate_up, share.down)
+        for got, wanted in zip(own, expected, strict=True):
+            np.testing.assert_array_equal(got, wanted)
+            assert got.flags.c_contiguous
+
+
+def test_experts_of_a_rank_are_not_copied(weights):
+    share = read_sparse_block(fused(weights)).share("expert", 1, 2)
+    assert np.shares_memory(share.gate_up, weights[1])
+
+
+@pytest.mark.parametrize(
+    ("parallel", "wanted", "got"),
+    [
+        ("tensor", "inner width in a multiple of 5, the number of ranks", "24"),
+        ("expert", "experts in a multiple of 5, the number of ranks", "8"),
+    ],
+)
+def test_a_block_that_cannot_be_split_evenly_is_refused(parallel, wanted, got, weights):
+    with pytest.raises(ArgumentError) as caught:
+        read_sparse_block(fused(weights)).share(parallel, 0, 5)
+    assert caught.value.wanted == wanted
+    assert caught.value.got.endswith(f" {got}")
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("parallel", ["tensor", "expert"])
+def test_ranks_take_their_shares_of_a_block(parallel, world, arrays, rng):
+    weights = draw_experts(rng, EXPERTS, HIDDEN, 8 * 24)
+    block = fused([arrays.put(weight) for weight in weights])
+    moe = MoE.from_torch(block, parallel=parallel, world=world)
+    x = draw(rng, (8 * world.size, HIDDEN), "bfloat16")
+    own = np.split(x, world.size)[world.rank]
+    y = moe(arrays.put(x if parallel == "tensor" else own))
+    moe.synchronize()
+    moe_reference(own, weights, TOP_K).check(arrays.get(y))
+    moe.close()

@@ -7,15 +7,17 @@ from etc_dist.ops.push_rows import push_rows
 
 
 @graph_function
-def ring(g: Graph, *, notifies: bool = True) -> None:
-    """y is the previous rank's x; element 0 of `count` is what a tile waits for."""
+def ring(g: Graph, *, notifies: bool = True, wanted: int | None = None) -> None:
+    """y is the previous rank's x; a tile waits for `wanted` notifications, or for as
+    many as element 0 of `count` says."""
     (rows,) = g.dims("rows")
     tiles = g.let("tiles", rows // 4)
     x = g.input("x", (rows, 8), "float32")
     count = g.input("count", (4,), "int32")
     y = g.output("y", (rows, 8), "float32")
     box = g.symmetric("box", (rows, 8), "float32")
-    here = g.events("here", (tiles,), expects=count.load(0), cross_rank=True)
+    expects = count.load(0) if wanted is None else wanted
+    here = g.events("here", (tiles,), expects=expects, cross_rank=True)
     following = (g.rank + 1) % g.world_size
     (i,) = grid = g.grid(i=tiles)
     g.call(

@@ -17,7 +17,7 @@ from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
 from etc_dist.runtime import build as building
 from etc_dist.runtime.build import build, compile_cubin, kernels_folder, report
-from etc_dist.schedule import schedule_static
+from etc_dist.schedule import schedule_dynamic, schedule_static
 from etc_dist.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -66,9 +66,10 @@ def folders(settings: Settings) -> list[str]:
 # ------------------------------------------------------------------------ programs
 
 
+@pytest.mark.parametrize("schedule", [schedule_static, schedule_dynamic])
 @pytest.mark.parametrize("op", OPS)
-def test_a_library_program_keeps_its_registers(op):
-    found = report(op, OPS[op](4))
+def test_a_library_program_keeps_its_registers(op, schedule):
+    found = report(op, schedule(OPS[op](4)))
     assert found["spill_bytes"] == found["stack_bytes"] == 0
     # NOTE: remarks hold warnings, and C7508 where setmaxnreg was ignored.
     assert found["remarks"] == []
@@ -77,7 +78,8 @@ def test_a_library_program_keeps_its_registers(op):
 
 @pytest.mark.parametrize("op", OPS)
 def test_a_library_program_is_generated_and_compiled_in_time(op):
-    found = report(op, OPS[op](8, dtype="float16", w_layout="kn"))
+    graph = OPS[op](8, dtype="float16", w_layout="kn")
+    found = report(op, schedule_static(graph))
     assert found["generate_s"] < 0.2
     assert found["compile_s"] < 3
 

@@ -41,8 +41,9 @@ def hasty(world: World) -> Iterator[World]:
 def compiled(hasty) -> Iterator[Callable[..., Program]]:
     programs: list[Program] = []
 
-    def compiled(**options: Any) -> Program:
-        programs.append(etc_dist.compile(ring(hasty.size, **options), hasty))
+    def compiled(schedule: str = "static", **options: Any) -> Program:
+        graph = ring(hasty.size, **options)
+        programs.append(etc_dist.compile(graph, hasty, schedule=schedule))
         return programs[-1]
 
     yield compiled
@@ -97,6 +98,20 @@ def test_a_missing_notify_is_named_on_every_rank(compiled, run, hasty):
     assert {record.lane for record in records} <= {"tensor", "transfer"}
     assert all(0 <= record.worker < program.workers for record in records)
     assert run(compiled()) == previous(hasty)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_wait_in_vain_for_a_queue_names_the_event(compiled, run, hasty):
+    program = compiled("dynamic", wanted=2)
+    for _ in range(2):
+        records = timed_out(lambda: run(program))
+        vain = [
+            (rank, f"take[{i}]", f"here[{i}]", 1, 2)
+            for rank in range(hasty.size)
+            for i in (0, 1)
+        ]
+        assert waits(records) and set(waits(records)) <= set(vain)
+    assert run(compiled("dynamic", wanted=1)) == previous(hasty)
 
 
 @pytest.mark.mpi(min_size=2)

@@ -1,0 +1,47 @@
+// Copies to a rank the rows of those tokens that chose experts of it.
+#pragma once
+#include "worker/task.cuh"
+
+namespace etc {
+
+template <class Task>
+struct push_tokens {
+  static constexpr int kUnroll = 8;  // see push_rows
+  static_assert(Task::threads == 32);
+
+  ETC_DEVICE static void run(const Task& task) {
+    const auto x = task.template operand<0>();
+    const auto ids = task.template operand<1>();
+    const auto to = task.template operand<3>();
+    const i32 lower = task.template operand<2>().size[0];
+    const u32 bytes = u32(x.size[1]) * sizeof(*x.base);
+#pragma unroll 1
+    for (i32 token = 0; token < x.size[0]; ++token) {
+      i32 expert = -1;
+      if (task.thread < Task::kTopK) {
+        expert = i32(ptx::load4_l2(u64(ids.at(token, task.thread)))) - lower;
+      }
+      if (!__any_sync(~0u, u32(expert) < u32(Task::kExperts))) continue;
+      copy(task, u64(x.at(token)), u64(to.at(token)), bytes);
+    }
+  }
+
+ private:
+  ETC_DEVICE static void copy(const Task& task, u64 from, u64 to, u32 bytes) {
+#pragma unroll 1
+    for (u32 begin = task.thread * 16; begin < bytes; begin += kUnroll * 512) {
+      uint4 v[kUnroll];
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        const u64 place = from + begin + u * 512;
+        v[u] = begin + u * 512 < bytes ? ptx::load16_l2(place) : uint4{};
+      }
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        if (begin + u * 512 < bytes) ptx::store16(to + begin + u * 512, v[u]);
+      }
+    }
+  }
+};
+
+}  // namespace etc
