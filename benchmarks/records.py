@@ -90,6 +90,23 @@ class MoERecord(FusedRecord):
 
 
 @dataclass(frozen=True, kw_only=True)
+class MoEParallelRecord(FusedRecord):
+    """A mixture of experts over the ranks. M is the number of tokens of all ranks, N
+    the hidden size, K a rank's inner one; baseline_ms is the fastest of the baselines,
+    gemm_ms and collective_ms are those of the first one, wire_ms those of the busiest
+    rank, and limit_ms is at least its memory's or tensor cores'."""
+
+    experts: int
+    top_k: int
+    active_experts: float
+    """Those that some token chose: the mean over the inputs."""
+    routing: str
+    """How evenly: "uniform", or "zipf"."""
+    baselines_ms: Mapping[str, float]
+    """By the collectives that they use."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class SoakRecord(Record):
     """Many runs in a row; their outputs compared bit by bit with the first ones."""
 
@@ -100,6 +117,17 @@ class SoakRecord(Record):
     seconds: float
     error: float
     """The largest of all bfloat16 cases."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskCostRecord(Record):
+    """What a task that does next to nothing takes one of `workers` workers."""
+
+    schedule: str
+    lane: str
+    workers: int
+    task_ns: float
+    protocol: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +153,11 @@ KINDS: Mapping[str, type[Record]] = {
     "all_gather_matmul": FusedRecord,
     "mlp": LayerRecord,
     "moe": MoERecord,
+    "moe_tensor_parallel": MoEParallelRecord,
+    "moe_expert_parallel": MoEParallelRecord,
     "soak": SoakRecord,
+    "routings": SoakRecord,
+    "task_cost": TaskCostRecord,
     "compile": CompileRecord,
 }
 
