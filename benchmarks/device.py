@@ -8,7 +8,7 @@ import subprocess
 import time
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -105,6 +105,16 @@ class Device(ABC):
         """out = the rows of all ranks' source, in rank order."""
 
     @abstractmethod
+    def all_to_all(
+        self, source: Any, out: Any, sent: Sequence[int], received: Sequence[int]
+    ) -> Call:
+        """Rows of source to each rank, by rank, and rows of out from each rank."""
+
+    @abstractmethod
+    def from_torch(self, tensor: Any) -> Any:
+        """The memory of a contiguous torch tensor as an array of `xp`."""
+
+    @abstractmethod
     def time(self, call: Call) -> float:
         """Milliseconds that one call takes, all ranks starting together."""
 
@@ -181,6 +191,35 @@ class Gpu(Device):
         a, b, dtype = source.data.ptr, out.data.ptr, self._nccl_dtype(source)
         stream = self._stream()
         return lambda: self._comm.allGather(a, b, source.size, dtype, stream)
+
+    def all_to_all(
+        self, source: Any, out: Any, sent: Sequence[int], received: Sequence[int]
+    ) -> Call:
+        stream, dtype = self._stream(), self._nccl_dtype(source)
+        width = source.size // max(1, len(source))
+
+        def call() -> None:
+            self._nccl.groupStart()
+            for array, counts, move in (
+                (source, sent, self._comm.send),
+                (out, received, self._comm.recv),
+            ):
+                place = array.data.ptr
+                for peer, count in enumerate(counts):
+                    if count:
+                        move(place, count * width, dtype, peer, stream)
+                    place += count * width * array.itemsize
+            self._nccl.groupEnd()
+
+        return call
+
+    def from_torch(self, tensor: Any) -> Any:
+        assert tensor.is_contiguous()
+        name = str(tensor.dtype).removeprefix("torch.")
+        place = tensor.data_ptr(), tensor.nbytes, tensor
+        memory = self.xp.cuda.MemoryPointer(self.xp.cuda.UnownedMemory(*place), 0)
+        dtype = DTYPES.get(name, name)
+        return self.xp.ndarray(tuple(tensor.shape), dtype, memory)
 
     def time(self, call: Call) -> float:
         self.world.barrier()
@@ -276,6 +315,21 @@ class Cpu(Device):
 
     def all_gather(self, source: Any, out: Any) -> Call:
         return lambda: self._comm.Allgather(source, out)
+
+    def all_to_all(
+        self, source: Any, out: Any, sent: Sequence[int], received: Sequence[int]
+    ) -> Call:
+        width = source[:1].nbytes
+        bytes_ = ([count * width for count in counts] for counts in (sent, received))
+        pairs = zip((source, out), bytes_, strict=True)
+        buffers = [[array.view(np.uint8), count] for array, count in pairs]
+        return lambda: self._comm.Alltoallv(*buffers)
+
+    def from_torch(self, tensor: Any) -> Any:
+        # NumPy has no bfloat16: the bits will do where they are only moved.
+        if tensor.dtype.itemsize == 2:
+            tensor = tensor.view(import_module("torch").int16)
+        return tensor.numpy()
 
     def time(self, call: Call) -> float:
         self.world.barrier()

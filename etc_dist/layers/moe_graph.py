@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from etc_dist.errors import ArgumentError
 from etc_dist.ir import (
-    EventRef,
     EventTensor,
     Expr,
     Graph,
-    Region,
     Tensor,
     ceildiv,
     graph_function,
@@ -19,6 +17,16 @@ from etc_dist.ir import (
     minimum,
     span,
     tile,
+)
+from etc_dist.layers.moe_steps import (
+    Choices,
+    Product,
+    Sizes,
+    add_choices,
+    add_inputs,
+    add_places,
+    add_products,
+    add_tiles,
 )
 from etc_dist.ops.dispatch import (
     PUSH_TOKENS,
@@ -29,23 +37,14 @@ from etc_dist.ops.dispatch import (
 from etc_dist.ops.grouped_matmul import (
     TILE_COLUMNS,
     UP_COLUMNS,
-    grouped_gated,
-    grouped_store,
 )
 from etc_dist.ops.routing import (
     BLOCK,
-    GROUP_EXPERTS,
     GROUP_TOKENS,
-    PADDING,
     PIECE_ROWS,
     TILE_ROWS,
     Routing,
-    choose_experts,
     combine_rows,
-    gather_rows,
-    locate_rows,
-    plan_tiles,
-    score_experts,
 )
 
 PARALLEL = ("tensor", "expert")
@@ -115,67 +114,19 @@ def moe_graph(
         )
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """How the work is cut, beside what `Routing` says."""
-
-    passes: int
-    up_columns: int
-    tile_columns: int
-    group_tokens: int
-    part_tokens: int
-    pushed_tokens: int
-
-
-@dataclass(frozen=True)
-class Choices:
-    """What each token picked, of the tokens of a rank."""
-
-    ids: Tensor
-    weights: Tensor
-    chosen: Tensor
-
-
-@dataclass(frozen=True)
-class Tiles:
-    """Rows by expert, cut into tiles; `planned[0]` is met once all here is known."""
-
-    expert: Tensor
-    row: Tensor
-    rows: Tensor
-    piece_first: Tensor
-    before: Tensor
-    expert_row: Tensor
-    planned: EventTensor
-    most_rows: Expr
-
-    def of(self, r: Expr) -> tuple[Expr, Expr, Expr]:
-        """Tile r's expert, first row and number of rows."""
-        return self.expert.load(r), self.row.load(r), self.rows.load(r)
-
-
-@dataclass(frozen=True)
-class Product:
-    """The experts' rows; `produced[s]` is met once those columns are there."""
-
-    rows: Tensor
-    produced: EventTensor
-    pass_columns: Expr
-
-
 def _one_rank(g: Graph, routing: Routing, sizes: Sizes) -> None:
     tokens, hidden, inner = g.dims("tokens hidden inner")
     blocks = g.let("blocks", ceildiv(tokens, routing.block))
-    x, router, gate_up, down = _inputs(g, routing, tokens, hidden, inner)
+    x, router, gate_up, down = add_inputs(g, routing, tokens, hidden, inner)
     y = g.output("y", (tokens, hidden), routing.dtype)
 
     routed = g.events("routed", (1,), expects=blocks)
-    choices = _choose(g, routing, x, router, blocks, routed)
+    choices = add_choices(g, routing, x, router, blocks, routed)
     chosen = choices.chosen
-    tiles = _plan(g, routing, chosen, tokens * routing.top_k, [routed[0]])
-    product = _multiply(g, routing, sizes, x, chosen, tiles, gate_up, down)
+    tiles = add_tiles(g, routing, chosen, tokens * routing.top_k, [routed[0]])
+    product = add_products(g, routing, sizes, x, chosen, tiles, gate_up, down)
     located = g.events("located", (blocks,), expects=1)
-    place = _locate(g, routing, choices, tiles, tokens, located)
+    place = add_places(g, routing, choices, tiles, tokens, located)
     size = sizes.group_tokens
     s, q = grid = g.grid(s=sizes.passes, q=ceildiv(tokens, size))
     of_group, of_pass = tile(q, size), tile(s, product.pass_columns)
@@ -199,16 +150,16 @@ def _tensor_parallel(g: Graph, routing: Routing, sizes: Sizes) -> None:
     world = g.world_size
     tokens = g.let("tokens", world * shard)
     blocks = g.let("blocks", ceildiv(tokens, routing.block))
-    x, router, gate_up, down = _inputs(g, routing, tokens, hidden, inner)
+    x, router, gate_up, down = add_inputs(g, routing, tokens, hidden, inner)
     y = g.output("y", (shard, hidden), routing.dtype)
 
     routed = g.events("routed", (1,), expects=blocks)
-    choices = _choose(g, routing, x, router, blocks, routed)
+    choices = add_choices(g, routing, x, router, blocks, routed)
     chosen = choices.chosen
-    tiles = _plan(g, routing, chosen, tokens * routing.top_k, [routed[0]])
-    product = _multiply(g, routing, sizes, x, chosen, tiles, gate_up, down)
+    tiles = add_tiles(g, routing, chosen, tokens * routing.top_k, [routed[0]])
+    product = add_products(g, routing, sizes, x, chosen, tiles, gate_up, down)
     located = g.events("located", (1,), expects=blocks)
-    place = _locate(g, routing, choices, tiles, tokens, located)
+    place = add_places(g, routing, choices, tiles, tokens, located)
     sent = Sent(
         place, choices.weights, tokens, lambda p: (g.rank + 1 + p) % world * shard
     )
@@ -226,11 +177,13 @@ def _expert_parallel(g: Graph, routing: Routing, sizes: Sizes) -> None:
     blocks = g.let("blocks", ceildiv(tokens, block))
     padded = g.let("padded", blocks * block)
     own = replace(routing, experts=routing.experts // world, split=True)
-    x, router, gate_up, down = _inputs(g, routing, tokens, hidden, inner, own.experts)
+    x, router, gate_up, down = add_inputs(
+        g, routing, tokens, hidden, inner, own.experts
+    )
     y = g.output("y", (tokens, hidden), routing.dtype)
 
     routed = g.events("routed", (blocks,), expects=1)
-    choices = _choose(g, routing, x, router, blocks, routed)
+    choices = add_choices(g, routing, x, router, blocks, routed)
     everyones = Choices(
         g.symmetric("all_ids", (world * padded, top_k), "int32"),
         g.symmetric("all_weights", (world * padded, top_k), "float32"),
@@ -281,13 +234,13 @@ def _expert_parallel(g: Graph, routing: Routing, sizes: Sizes) -> None:
     )
 
     most = world * tokens * min(top_k, own.experts)
-    tiles = _plan(g, own, everyones.chosen, most, [shared[0]])
-    product = _multiply(
+    tiles = add_tiles(g, own, everyones.chosen, most, [shared[0]])
+    product = add_products(
         g, own, sizes, all_x, everyones.chosen, tiles, gate_up, down, [arrived[0]]
     )
     located = g.events("located", (1,), expects=world * blocks)
     lower = choices.chosen[span(0, g.rank * own.experts), 0]
-    place = _locate(g, own, everyones, tiles, tokens, located, [lower])
+    place = add_places(g, own, everyones, tiles, tokens, located, [lower])
     sent = Sent(
         place, everyones.weights, world * tokens, lambda p: (p + 1) % world * padded
     )
@@ -355,208 +308,3 @@ def _send_back(
         writes=[y[of_part, of_pass]],
         waits=[returned[s, q]],
     )
-
-
-# ------------------------------------------------------------------ what they share
-
-
-def _inputs(
-    g: Graph,
-    routing: Routing,
-    tokens: Expr,
-    hidden: Expr,
-    inner: Expr,
-    own_experts: int | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """x, router, gate_up, down; of these two this rank may have its own experts'."""
-    dtype, experts = routing.dtype, own_experts or routing.experts
-    return (
-        g.input("x", (tokens, hidden), dtype),
-        g.input("router", (routing.experts, hidden), dtype),
-        g.input("gate_up", (experts, 2 * inner, hidden), dtype),
-        g.input("down", (experts, hidden, inner), dtype),
-    )
-
-
-def _choose(
-    g: Graph,
-    routing: Routing,
-    x: Tensor,
-    router: Tensor,
-    blocks: Expr,
-    routed: EventTensor,
-) -> Choices:
-    """Add the router: x [tokens, hidden] -> the choices of all tokens. `routed` has an
-    event for each block of them, or one for all."""
-    each = routed.shape == (blocks,)
-    tokens = x.shape[0]
-    experts, top_k, block = routing.experts, routing.top_k, routing.block
-    logits = g.local("logits", (tokens, experts), "float32")
-    ids = g.local("ids", (tokens, top_k), "int32")
-    weights = g.local("weights", (tokens, top_k), "float32")
-    chosen = g.local("chosen", (experts, blocks), "int32")
-    groups = ceildiv(experts, GROUP_EXPERTS)
-    scored = g.events("scored", (blocks,), expects=groups)
-    b, e = grid = g.grid(b=blocks, e=groups)
-    of_block, of_group = tile(b, block), tile(e, GROUP_EXPERTS)
-    g.call(
-        score_experts(routing),
-        grid,
-        reads=[x[of_block, :], router[of_group, :]],
-        writes=[logits[of_block, of_group]],
-        notifies=[scored[b]],
-    )
-    (b,) = grid = g.grid(b=blocks)
-    of_block = tile(b, block)
-    g.call(
-        choose_experts(routing),
-        grid,
-        reads=[logits[of_block, :]],
-        writes=[*(t[of_block, :] for t in (ids, weights)), chosen[:, b]],
-        waits=[scored[b]],
-        notifies=[routed[b if each else 0]],
-    )
-    return Choices(ids, weights, chosen)
-
-
-def _plan(
-    g: Graph, routing: Routing, chosen: Tensor, choices: Expr, waits: Sequence[EventRef]
-) -> Tiles:
-    """Add the tiles of at most `choices` rows: chosen [experts, blocks] tells whose."""
-    experts, pieces = routing.experts, ceildiv(routing.tile_rows, routing.piece_rows)
-    choices = g.let("choices", choices)
-    # No routing needs more tiles than this; those that are too many stay empty.
-    tiles = g.let("tiles", minimum(choices, experts + choices // routing.tile_rows))
-    rows = g.let("rows", choices + PADDING * tiles)
-    before = g.local("before", chosen.shape, "int32")
-    expert = g.local("tile_expert", (tiles,), "int32")
-    row = g.local("tile_row", (tiles,), "int32")
-    size = g.local("tile_rows", (tiles,), "int32")
-    piece_first = g.local("piece_first", (tiles, pieces), "int32")
-    expert_row = g.local("expert_row", (experts,), "int32")
-    planned = g.events("planned", (1,), expects=1)
-    g.call(
-        plan_tiles(routing),
-        g.grid(one=1),
-        reads=[chosen[:, :]],
-        writes=[
-            before[:, :],
-            *(t[:] for t in (expert, row, size)),
-            piece_first[:, :],
-            expert_row[:],
-        ],
-        waits=waits,
-        notifies=[planned[0]],
-    )
-    return Tiles(expert, row, size, piece_first, before, expert_row, planned, rows)
-
-
-def _multiply(
-    g: Graph,
-    routing: Routing,
-    sizes: Sizes,
-    x: Tensor,
-    chosen: Tensor,
-    tiles: Tiles,
-    gate_up: Tensor,
-    down: Tensor,
-    waits: Sequence[EventRef] = (),
-) -> Product:
-    """Add the gathering of x by tiles, once `waits` are met too, and both products."""
-    _, hidden, inner = down.shape
-    up_columns, tile_columns = sizes.up_columns, sizes.tile_columns
-    piece_rows = routing.piece_rows
-    pieces = ceildiv(routing.tile_rows, piece_rows)
-    wide = g.let("wide", ceildiv(inner, up_columns))
-    columns = g.let("columns", ceildiv(hidden, tile_columns))
-    per = g.let("per", ceildiv(columns, sizes.passes))
-    (count,), rows = tiles.expert.shape, tiles.most_rows
-    packed = g.local("packed", (rows, hidden), routing.dtype)
-    active = g.local("active", (rows, inner), routing.dtype)
-    product = g.local("product", (rows, hidden), routing.dtype)
-    gathered = g.events("gathered", (count,), expects=pieces)
-    activated = g.events("activated", (count,), expects=wide)
-    produced = g.events("produced", (sizes.passes,), expects=count * per)
-
-    r, p = grid = g.grid(r=count, p=pieces)
-    expert, row, size = tiles.of(r)
-    skipped = p * piece_rows
-    left = maximum(0, minimum(piece_rows, size - skipped))
-    g.call(
-        gather_rows(routing),
-        grid,
-        reads=[
-            x[:, :],
-            *(t[expert, :] for t in (chosen, tiles.before)),
-            tiles.piece_first[r, p],
-        ],
-        writes=[packed[span(row + minimum(skipped, size), left), :]],
-        waits=[tiles.planned[0], *waits],
-        notifies=[gathered[r]],
-    )
-    r, j = grid = g.grid(r=count, j=wide)
-    expert, row, size = tiles.of(r)
-    skipped = j * up_columns
-    width = minimum(up_columns, inner - skipped)
-    g.call(
-        grouped_gated(routing.dtype),
-        grid,
-        name="gate_up_projection",
-        reads=[
-            packed[span(row, size), :],
-            gate_up[expert, span(skipped, width), :],
-            gate_up[expert, span(inner + skipped, width), :],
-        ],
-        writes=[active[span(row, size), tile(j, up_columns)]],
-        waits=[gathered[r]],
-        notifies=[activated[r]],
-    )
-    s, r, j = grid = g.grid(s=sizes.passes, r=count, j=per)
-    expert, row, size = tiles.of(r)
-    of_column = tile(s * per + j, tile_columns)
-    g.call(
-        grouped_store(routing.dtype),
-        grid,
-        name="down_projection",
-        reads=[active[span(row, size), :], down[expert, of_column, :]],
-        writes=[product[span(row, size), of_column]],
-        waits=[activated[r]],
-        notifies=[produced[s]],
-    )
-    return Product(product, produced, per * tile_columns)
-
-
-def _locate(
-    g: Graph,
-    routing: Routing,
-    choices: Choices,
-    tiles: Tiles,
-    tokens: Expr,
-    located: EventTensor,
-    lower: Sequence[Region] = (),
-) -> Tensor:
-    """Add where the rows of each token lie: place, of the shape of ids. Of each rank
-    whose choices these are, there are so many tokens. `located` has an event for each
-    block, or one for all."""
-    chosen, ids, block = choices.chosen, choices.ids, routing.block
-    each = located.shape == (chosen.shape[1],)
-    place = g.local("place", ids.shape, "int32")
-    (b,) = grid = g.grid(b=chosen.shape[1])
-    of_block = tile(b, block)
-    if routing.split:
-        left = tokens - b % ceildiv(tokens, block) * block
-        of_block = span(b * block, minimum(block, left))
-    g.call(
-        locate_rows(routing),
-        grid,
-        reads=[
-            ids[of_block, :],
-            *(t[:, b] for t in (chosen, tiles.before)),
-            tiles.expert_row[:],
-            *lower,
-        ],
-        writes=[place[of_block, :]],
-        waits=[tiles.planned[0]],
-        notifies=[located[b if each else 0]],
-    )
-    return place

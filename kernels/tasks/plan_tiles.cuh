@@ -33,7 +33,8 @@ struct plan_tiles {
           tile(scratch + 3 * kExperts) {}
   };
 
-  // A warp goes through its experts by four, where their number allows it, and through their blocks by 32 * kRows.
+  // A warp goes through its experts, by four where their number allows it, and through
+  // their blocks by 32 * kRows.
   ETC_DEVICE static void count(const Task& task, const Layout& layout) {
     constexpr int kWarps = Task::threads / 32, kEach = (kExperts + kWarps - 1) / kWarps;
     constexpr bool kByFour = kEach % 4 == 0 && kExperts % 4 == 0;

@@ -37,8 +37,8 @@ class TransferLane {
         bool ready = false;
         if (lane_index() == 0) {
           ready = ptx::global_timer() >= due<Call>(t) &&
-                  peers_have_started<Program, Call>(run_, c, entered_) &&
-                  is_ready<Call>(c, Waiter{kTransferLane, Call::kCall, u32(t)});
+                  is_ready<Call>(c, Waiter{kTransferLane, Call::kCall, u32(t)}) &&
+                  peers_have_started<Program, Call>(run_, c, entered_);
         }
         if (!__shfl_sync(~0u, int(ready), 0)) return;
         execute<Call>(c, t);

@@ -68,3 +68,26 @@ if find_spec("torch"):
         assert (one.M, one.active_experts, many.M) == (1, one.top_k, 50)
         assert many.bitwise_equal
         assert 1e-3 < many.error < 4e-3
+
+    @pytest.mark.parametrize(
+        ("parallel", "routing"), [("tensor", "uniform"), ("expert", "zipf")]
+    )
+    def test_mixture_of_experts_over_ranks_is_checked_and_recorded(
+        parallel: str, routing: str, tmp_path: Path
+    ) -> None:
+        launch = [sys.executable, str(ROOT / "launch" / "mpirun"), "-n", "2"]
+        command = [str(ROOT / "benchmarks" / "moe_parallel.py"), "--cpu"]
+        command += ["--parallel", parallel, "--routing", routing, "--repeats", "1"]
+        done = subprocess.run(
+            [*launch, *command, "--record", str(tmp_path / "some.jsonl")],
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        (record,) = records.load(tmp_path)
+        assert isinstance(record, records.MoEParallelRecord)
+        assert (record.op, record.M) == (f"moe_{parallel}_parallel", 64)
+        assert (record.routing, record.bitwise_equal) == (routing, True)
+        assert min(record.baselines_ms.values()) == record.baseline_ms
+        assert 1e-3 < record.error < 4e-3

@@ -92,7 +92,7 @@ def test_a_graph_that_loads_is_dynamic_if_it_may_choose(parallel):
 
 LINKS = {
     "tensor": ("located", "returned"),
-    "expert": ("routed", "shared", "arrived", "located", "returned"),
+    "expert": ("routed", "shared", "located", "returned"),
 }
 
 
@@ -103,6 +103,28 @@ def test_a_missing_event_is_a_race(parallel, event):
     graph = without(small(2, parallel), event, "waits", "notifies")
     with pytest.raises(RaceError):
         verify(schedule_static(graph), sized(parallel, 19, 40, 19), 8)
+
+
+def planned(graph: GraphFunction, dims: dict[str, int], rows: int) -> dict[str, Any]:
+    """The tiles of two ranks that have one expert each, the r-th, of so many rows."""
+    env = graph.environment(dims, 0)
+    (count,) = (int(n.evaluate(env)) for n in graph.tensor("tile_rows").shape)
+    tables = {name: np.zeros((2, count), np.int32) for name in LOADED}
+    for rank, number in ((0, 0), (1, 1)):
+        tables["tile_expert"][rank, 0] = number
+        tables["tile_rows"][rank, 0] = rows
+    return {name: list(table) for name, table in tables.items()}
+
+
+def test_all_is_proved_for_given_tiles_and_rows_that_do_not_arrive_are_a_race():
+    graph, dims = small(2, "expert"), sized("expert", 4, 40, 19)
+    tensors = planned(graph, dims, rows=8)
+    proof = verify(schedule_static(graph), dims, 4, tensors=tensors)
+    assert proof.unchecked == ()
+    for event in ("arrived", "gathered", "activated", "produced"):
+        lacking = without(graph, event, "waits", "notifies")
+        with pytest.raises(RaceError):
+            verify(schedule_static(lacking), dims, 8, tensors=tensors)
 
 
 # ------------------------------------------------------------------- the simulation
