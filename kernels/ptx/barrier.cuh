@@ -38,19 +38,6 @@ ETC_DEVICE bool mbarrier_try_wait(u32 barrier, u32 parity) {
       : "memory");
   return done;
 }
-// The same, but never suspends the thread.
-ETC_DEVICE bool mbarrier_test(u32 barrier, u32 parity) {
-  u32 done;
-  asm volatile(
-      "{.reg .pred p;\n"
-      "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-      "selp.u32 %0, 1, 0, p;}"
-      : "=r"(done)
-      : "r"(barrier), "r"(parity)
-      : "memory");
-  return done;
-}
-
 template <int kId, int kThreads>
 ETC_DEVICE void named_barrier() {
   asm volatile("barrier.cta.sync %0, %1;" ::"n"(kId), "n"(kThreads) : "memory");

@@ -135,19 +135,8 @@ struct GroupedMatmul : TileRing {
     // through the lane's loop, those of each number of columns beside the others.
     float d[2][kColumns / 2] = {};
     bool lost = false;  // see Matmul::consume
-    bool ahead = false;  // the last step's products may still read their stage
-    auto release = [&](u32 s) {
-      if (lane < 2 && !lost) ptx::mbarrier_arrive_cluster(free(s), lane);
-    };
     for (u32 k = 0; k < steps; ++k, ++ring) {
       const u32 s = ring % kStages;
-      // NOTE: a stage goes back at once where its successor has not come yet: the loads'
-      // latency is what short steps wait for.
-      if (ahead && !__all_sync(~0u, ptx::mbarrier_test(full(s), ring / kStages & 1))) {
-        ptx::wgmma_wait<0>();
-        release((ring - 1) % kStages);
-        ahead = false;
-      }
       if (!lost) lost = !wait_mbarrier(run, full(s), ring / kStages & 1, who);
       lost = __any_sync(~0u, lost);
       const u32 x = x0 + s * (kStageBytes >> 4), w = w0 + s * (kStageBytes >> 4);
@@ -162,14 +151,13 @@ struct GroupedMatmul : TileRing {
         }
       }
       ptx::wgmma_commit();
-      if (ahead) {
+      if (k > 0) {
         ptx::wgmma_wait<1>();
-        release((ring - 1) % kStages);
+        if (lane < 2 && !lost) ptx::mbarrier_arrive_cluster(free((ring - 1) % kStages), lane);
       }
-      ahead = true;
     }
     ptx::wgmma_wait<0>();
-    release((ring - 1) % kStages);
+    if (lane < 2 && !lost) ptx::mbarrier_arrive_cluster(free((ring - 1) % kStages), lane);
     if (gated) {
 #pragma unroll
       for (int i = 0; i < kColumns / 2; ++i) {
