@@ -12,6 +12,7 @@ from etc_dist.ops.product import DTYPES
 from etc_dist.program import as_refusal
 from etc_dist.runtime.arrays import Array, dtype_of, empty_like, inspect
 from etc_dist.world import World, current
+from etc_dist.world.meeting import sign
 
 __all__ = ["MoE", "moe_graph"]
 
@@ -142,7 +143,7 @@ class MoE(Operation):
         }, dims
 
     def _of_no_tokens(self, x: Any, out: Any) -> Any:
-        """The result for no tokens: nothing is launched."""
+        """The result for no tokens, which all ranks must have: nothing is launched."""
         try:
             seen = inspect("x", x)
             self._check([seen, inspect("router", self.weights[0])])
@@ -152,6 +153,8 @@ class MoE(Operation):
                 raise self.misfit(f"out {list(seen.shape)} {seen.dtype}", f"out {y}")
         except Exception as error:
             self.world.refuse(as_refusal(error, "the arguments of MoE"))
+        text = f"{self.program.plan.graph.name} of no tokens"
+        self.world.meet(sign(text), lambda: text)
         return made
 
     def _split(self, parallel: str) -> int:

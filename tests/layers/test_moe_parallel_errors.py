@@ -102,3 +102,15 @@ def test_experts_that_cannot_be_split_evenly_are_refused():
         MoE(*own, top_k=2, parallel="expert", world=ThreeRanks())
     assert caught.value.wanted == "experts in a multiple of 3, the number of ranks"
     assert caught.value.got == "8 experts"
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_rank_alone_without_tokens_is_refused(world, zeros):
+    own = weights(zeros, 8 * world.size, 8, INNER)
+    moe = MoE(*own, top_k=2, parallel="expert", world=world)
+    moe(zeros(3, HIDDEN), zeros(3, HIDDEN))
+    with refusal("of no tokens"):
+        moe(zeros(0 if world.rank == 0 else 3, HIDDEN))
+    moe(zeros(3, HIDDEN), zeros(3, HIDDEN))
+    moe.synchronize()
+    moe.close()
