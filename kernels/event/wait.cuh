@@ -14,7 +14,7 @@ struct Run {
   const Args& g;
   u32 epoch;
   u64 self;   // this rank's symmetric block
-  u64 start;  // when this worker began, ns
+  u32 start;  // when this worker began: the low word of the clock, ns
 
   ETC_DEVICE Control* control() const { return reinterpret_cast<Control*>(g.control); }
   ETC_DEVICE u64 event_address(i32 rank, u32 index) const {
@@ -79,10 +79,12 @@ ETC_DEVICE bool spin(const Run<Program>& run, u64 limit, Poll poll, Report repor
   return true;
 }
 
-// The pace of a lane: until the clock reads `due`; false if the program was aborted.
+// The pace of a lane: whether the clock's low word has come to `due`.
+ETC_DEVICE bool is_due(u32 due) { return i32(u32(ptx::global_timer()) - due) >= 0; }
+// Until it has; false if the program was aborted.
 template <class Program>
-ETC_DEVICE bool wait_until(const Run<Program>& run, u64 due) {
-  while (ptx::global_timer() < due) {
+ETC_DEVICE bool wait_until_due(const Run<Program>& run, u32 due) {
+  while (!is_due(due)) {
     ptx::nanosleep(200);
     if (run.aborted()) return false;
   }

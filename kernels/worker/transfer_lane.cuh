@@ -36,7 +36,7 @@ class TransferLane {
         const auto c = Call::at(run_.g, t);
         bool ready = false;
         if (lane_index() == 0) {
-          ready = ptx::global_timer() >= due<Call>(t) &&
+          ready = (!is_paced<Call>() || is_due(due<Call>(t))) &&
                   is_ready<Call>(c, Waiter{kTransferLane, Call::kCall, u32(t)}) &&
                   peers_have_started<Program, Call>(run_, c, entered_);
         }
@@ -62,7 +62,8 @@ class TransferLane {
           bool ready = true;
           if (lane_index() == 0) {
             const Waiter who{kTransferLane, Call::kCall, u32(t)};
-            ready = wait_until(run_, due<Call>(t)) && wait_ready<Call>(c, who) &&
+            ready = (!is_paced<Call>() || wait_until_due(run_, due<Call>(t))) &&
+                    wait_ready<Call>(c, who) &&
                     wait_peers<Program, Call>(run_, c, who, entered_);
           }
           aborted = !__shfl_sync(~0u, int(ready), 0);
@@ -120,9 +121,12 @@ class TransferLane {
   }
 
   template <class Call>
-  ETC_DEVICE u64 due(i32 t) const {
-    const u64 pace = u64(Call::pace(run_.g));
-    return pace == 0 ? 0 : run_.start + u64(t) * pace;  // known when compiled, if 0
+  ETC_DEVICE bool is_paced() const {  // if not, it is known when compiled
+    return Call::pace(run_.g) != 0;
+  }
+  template <class Call>
+  ETC_DEVICE u32 due(i32 t) const {
+    return run_.start + u32(t) * u32(Call::pace(run_.g));
   }
 
   template <class Call>

@@ -50,7 +50,7 @@ template <class Program>
 ETC_DEVICE void run_worker(const typename Program::Args& g) {
   extern __shared__ __align__(1024) u8 shared[];
   const Control* control = reinterpret_cast<const Control*>(g.control);
-  const Run<Program> run{g, control->epoch, g.peer[g.rank], ptx::global_timer()};
+  const Run<Program> run{g, control->epoch, g.peer[g.rank], u32(ptx::global_timer())};
   const TensorLane<Program> tensor(run, shared);
   const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
