@@ -51,8 +51,9 @@ from etc_dist.layers.moe_graph import PARALLEL
 from etc_dist.layers.sparse_block import SparseBlock
 from etc_dist.world import World
 
-TOKENS = (64, 256, 1024, 4096, 16384)
-CPU_TOKENS = (64,)
+TOKENS = (128, 512, 2048, 8192)
+"""Of a rank."""
+CPU_TOKENS = (16,)
 ROUTINGS = ("uniform", "zipf")
 
 
@@ -257,10 +258,12 @@ def limits(torch: Any, theirs: Torch, share: Share) -> tuple[float, float, float
 def benchmark(
     world: World, device: Device, torch: Any, name: str, tokens: int, options: Any
 ) -> dict[str, Any]:
-    """Check, then time one shape: the part of a record that belongs to the shape."""
+    """Check, then time one shape, with so many tokens a rank: the part of a record that
+    belongs to the shape. Its M is the number of rows of the layer's x: a rank's tokens
+    if expert-parallel, those of all ranks if tensor-parallel."""
     model = {**MODELS, **CPU_MODELS}[name]
     place = "cpu" if device.world.backend == "cpu" else f"cuda:{world.device}"
-    whole = make_case(torch, place, model, tokens)
+    whole = make_case(torch, place, model, tokens * world.size)
     route(torch, whole, options.routing)
     share = Share.of(torch, whole, options.parallel, world)
     own = share.own
@@ -315,7 +318,7 @@ def benchmark(
     times = measure(device, calls, options.repeats)
     values = {
         "model": name,
-        "M": tokens,
+        "M": len(own.xs[0]),
         "N": model.hidden,
         "K": own.model.inner,
         "dtype": DTYPE,
@@ -399,7 +402,7 @@ def main() -> int:
     models = options.models or list(MODELS if on_gpu else CPU_MODELS)
     op, failed = f"moe_{options.parallel}_parallel", False
     for model in models:
-        for tokens in options.tokens or (TOKENS if on_gpu else CPU_TOKENS):
+        for tokens in options.tokens_per_rank or (TOKENS if on_gpu else CPU_TOKENS):
             values = benchmark(world, device, torch, model, tokens, options)
             wrong = faults(values)
             failed = failed or bool(wrong)
@@ -424,8 +427,8 @@ def _parse() -> argparse.Namespace:
     add("--routing", choices=ROUTINGS, default="uniform")
     text = f"some of {','.join(models)}, with commas between"
     add("--models", type=lambda names: names.split(","), help=text)
-    text = f"numbers of tokens of all ranks, with commas; default: {TOKENS}"
-    add("--tokens", type=lambda counts: [*map(int, counts.split(","))], help=text)
+    text = f"numbers of tokens of a rank, with commas between; default: {TOKENS}"
+    add("--tokens-per-rank", type=lambda counts: [*map(int, counts.split(","))], help=text)
     add("--schedule", choices=SCHEDULES, default="static")
     add("--repeats", type=int, default=REPEATS)
     add("--record", type=Path, help="default: benchmarks/results/<op>.jsonl")

@@ -150,7 +150,6 @@ def _constants(
         "kIsHalf": of_matmul.get("kIsHalf", 0),
         "kWeightIsKN": of_matmul.get("kWeightIsKN", 0),
         "kTrace": int(trace),
-        "kIsMixed": int(0 < len(matmuls) < len(plan.lane(TENSOR).calls)),
         "kDynamic": int(_is_dynamic(plan)),
     }
     return values

@@ -71,4 +71,34 @@ ETC_DEVICE float2 unpack(u32 word) {
   }
 }
 
+// Eight neighbouring elements, added in float and rounded once.
+template <bool kIsHalf>
+struct Sum8 {
+  float2 pair[4] = {};
+
+  ETC_DEVICE void add(uint4 v) {
+    const u32 word[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 part = unpack<kIsHalf>(word[i]);
+      pair[i].x += part.x;
+      pair[i].y += part.y;
+    }
+  }
+  ETC_DEVICE void add(uint4 v, float weight) {
+    const u32 word[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 part = unpack<kIsHalf>(word[i]);
+      pair[i].x = __fmaf_rn(weight, part.x, pair[i].x);
+      pair[i].y = __fmaf_rn(weight, part.y, pair[i].y);
+    }
+  }
+  ETC_DEVICE uint4 rounded() const {
+    return make_uint4(
+        pack<kIsHalf>(pair[0].x, pair[0].y), pack<kIsHalf>(pair[1].x, pair[1].y),
+        pack<kIsHalf>(pair[2].x, pair[2].y), pack<kIsHalf>(pair[3].x, pair[3].y));
+  }
+};
+
 }  // namespace etc

@@ -12,7 +12,6 @@ struct Span {
 // What the elements of an event tensor release; generated for each event tensor.
 template <class... Rs>
 struct ReleaseList {
-  static constexpr int kCount = sizeof...(Rs);
   template <class F>
   ETC_DEVICE static void each(F f) {
     (f(Rs{}), ...);

@@ -37,7 +37,7 @@ struct combine_rows {
       for (i32 first = 0; first < columns; first += 256) {
         const i32 column = first + lane * 8;
         const bool inside = column < columns;
-        float2 sum[4] = {};
+        Sum8<Task::kIsHalf> sum;
 #pragma unroll 1
         for (int begin = 0; begin < count; begin += kAtOnce) {
           uint4 v[kAtOnce];
@@ -48,23 +48,10 @@ struct combine_rows {
           }
 #pragma unroll
           for (int k = 0; k < kAtOnce; ++k) {
-            const float w = __shfl_sync(~0u, weight, begin + k);
-            const u32 word[4] = {v[k].x, v[k].y, v[k].z, v[k].w};
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-              const float2 part = unpack<Task::kIsHalf>(word[i]);
-              sum[i].x = __fmaf_rn(w, part.x, sum[i].x);
-              sum[i].y = __fmaf_rn(w, part.y, sum[i].y);
-            }
+            sum.add(v[k], __shfl_sync(~0u, weight, begin + k));
           }
         }
-        if (!inside) continue;
-        ptx::store16(
-            u64(y.at()) + token * stride + column * 2,
-            make_uint4(
-                pack<Task::kIsHalf>(sum[0].x, sum[0].y), pack<Task::kIsHalf>(sum[1].x, sum[1].y),
-                pack<Task::kIsHalf>(sum[2].x, sum[2].y),
-                pack<Task::kIsHalf>(sum[3].x, sum[3].y)));
+        if (inside) ptx::store16(u64(y.at()) + token * stride + column * 2, sum.rounded());
       }
     }
   }

@@ -1,13 +1,14 @@
 // Copies the rows of up to 8 tokens of one expert, found by their rank among those that
 // chose it, side by side.
 #pragma once
+#include "tasks/copy_rows.cuh"
 #include "worker/task.cuh"
 
 namespace etc {
 
 template <class Task>
 struct gather_rows {
-  static constexpr int kRows = 8, kTogether = 2, kUnroll = 4;
+  static constexpr int kTogether = 2, kUnroll = 4;
   static_assert(Task::threads == 32);
 
   ETC_DEVICE static void run(const Task& task) {
@@ -27,7 +28,8 @@ struct gather_rows {
         if (wanted >= window.end) window.seek(task, wanted);
         from[r] = u64(x.at(window.find(wanted)));
       }
-      copy(task, u64(packed.at(row)), from, bytes, rows - row);
+      copy_rows<kTogether, kUnroll>(
+          task.thread, u64(packed.at(row)), from, bytes, rows - row);
     }
   }
 
@@ -69,31 +71,6 @@ struct gather_rows {
       return (block + top) * 32 + __ffs(word) - 1;
     }
   };
-
-  // Two rows, or one where there is no second.
-  ETC_DEVICE static void copy(
-      const Task& task, u64 to, const u64 (&from)[kTogether], u32 bytes, i32 rows) {
-#pragma unroll 1
-    for (u32 begin = task.thread * 16; begin < bytes; begin += kUnroll * 512) {
-      uint4 v[kTogether][kUnroll];
-#pragma unroll
-      for (int r = 0; r < kTogether; ++r) {
-#pragma unroll
-        for (int u = 0; u < kUnroll; ++u) {
-          const u64 place = from[r] + begin + u * 512;
-          v[r][u] = begin + u * 512 < bytes ? ptx::load16_l2(place) : uint4{};
-        }
-      }
-#pragma unroll
-      for (int r = 0; r < kTogether; ++r) {
-        if (r >= rows) break;
-#pragma unroll
-        for (int u = 0; u < kUnroll; ++u) {
-          if (begin + u * 512 < bytes) ptx::store16(to + r * bytes + begin + u * 512, v[r][u]);
-        }
-      }
-    }
-  }
 };
 
 }  // namespace etc

@@ -9,7 +9,7 @@
 // one after the other, each of which the pair shares by multicast. The finished tile is
 // transposed on its way to the output buffer.
 #pragma once
-#include "ptx/registers.cuh"
+#include "ptx/warp.cuh"
 #include "ptx/wgmma_columns.cuh"
 #include "tasks/tile_ring.cuh"
 
@@ -18,7 +18,7 @@ namespace etc {
 struct GroupedMatmul : TileRing {
   static constexpr u32 kPiece = 16;      // rows of y that one bulk copy moves,
   static constexpr u32 kLoadPiece = 32;  // and rows of x
-  static constexpr u32 kMaxRows = 128;  // of a worker
+  static constexpr u32 kMaxRows = 128;   // of a worker
   static_assert(kMaxRows * 128 == kRoundBytes);
 
   // What the roles have to know of a task; no rows for an empty tile.
@@ -61,32 +61,29 @@ struct GroupedMatmul : TileRing {
     }
     constexpr u32 kHalf = Call::kGated ? 128 : 256;
     const u32 loaded = (size.rows + kLoadPiece - 1) / kLoadPiece * kLoadPiece;
-    const u32 total = size.turns() * size.steps;
-    auto weight = [&](u32 step, u32 part) -> Box {
-      const u32 turn = step < size.steps ? 0 : 1;
-      const Box& from = part ? other : w;
-      return {
-          from.map, from.x + i32((step - turn * size.steps) * kDepth),
-          from.y + i32(size.weight_half(turn) * kHalf), from.z};
-    };
-    for (u32 step = 0, k = 0; step < total; ++step, ++k, ++ring) {
-      if (k == size.steps) k = 0;
-      const u32 s = ring % kStages, at = stage(s);
-      if (!wait_mbarrier(run, free(s), (ring / kStages & 1) ^ 1, who)) return false;
-      ptx::mbarrier_arrive_expect(full(s), loaded * (kDepth * 2) + kBytesW);
-      if (size.is_long) {
-        ptx::load_box_multicast(
-            at + kBytesX + own * (kBytesW / 2), weight(step, own), full(s), 3);
-        for (u32 i = 0; i < loaded; i += kLoadPiece) {
-          const i32 row = x.y + i32(size.first_row() + i);
-          ptx::load_box(at + i * (kDepth * 2), {x.map, x.x + i32(k * kDepth), row, x.z}, full(s));
-        }
-      } else {
-        ptx::load_box(at + kBytesX, weight(step, 0), full(s));
-        ptx::load_box(at + kBytesX + kBytesW / 2, weight(step, 1), full(s));
-        for (u32 i = own * kLoadPiece; i < loaded; i += 2 * kLoadPiece) {
-          const Box part = {x.map, x.x + i32(k * kDepth), x.y + i32(i), x.z};
-          ptx::load_box_multicast(at + i * (kDepth * 2), part, full(s), 3);
+    for (u32 turn = 0; turn < size.turns(); ++turn) {
+      const i32 offset = i32(size.weight_half(turn) * kHalf);
+      for (u32 k = 0; k < size.steps; ++k, ++ring) {
+        const u32 s = ring % kStages, at = stage(s);
+        const i32 depth = i32(k * kDepth);
+        if (!wait_mbarrier(run, free(s), (ring / kStages & 1) ^ 1, who)) return false;
+        ptx::mbarrier_arrive_expect(full(s), loaded * (kDepth * 2) + kBytesW);
+        auto rows = [&](u32 i) -> Box { return {x.map, x.x + depth, x.y + i32(i), x.z}; };
+        auto weight = [&](const Box& part) -> Box {
+          return {part.map, part.x + depth, part.y + offset, part.z};
+        };
+        if (size.is_long) {
+          ptx::load_box_multicast(
+              at + kBytesX + own * (kBytesW / 2), weight(own ? other : w), full(s), 3);
+          for (u32 i = 0; i < loaded; i += kLoadPiece) {
+            ptx::load_box(at + i * (kDepth * 2), rows(size.first_row() + i), full(s));
+          }
+        } else {
+          ptx::load_box(at + kBytesX, weight(w), full(s));
+          ptx::load_box(at + kBytesX + kBytesW / 2, weight(other), full(s));
+          for (u32 i = own * kLoadPiece; i < loaded; i += 2 * kLoadPiece) {
+            ptx::load_box_multicast(at + i * (kDepth * 2), rows(i), full(s), 3);
+          }
         }
       }
     }
@@ -126,7 +123,7 @@ struct GroupedMatmul : TileRing {
   template <bool kIsHalf, int kColumns, class Program>
   ETC_DEVICE bool multiply(
       const Run<Program>& run, u32 steps, bool gated, u32& ring, u32& round, Waiter who) const {
-    const u32 thread = ptx::thread_index();
+    const u32 thread = ptx::thread();
     const u32 lane = thread & 31, wg = __shfl_sync(~0u, thread >> 7, 0);
     const u32 own = descriptor_base();
     const u32 x0 = __shfl_sync(~0u, own | 0x10000u, 0);
@@ -134,13 +131,8 @@ struct GroupedMatmul : TileRing {
     // NOTE: set, though the first product need not add: otherwise they would be alive all
     // through the lane's loop, those of each number of columns beside the others.
     float d[2][kColumns / 2] = {};
-    bool lost = false;  // see Matmul::consume
-    for (u32 k = 0; k < steps; ++k, ++ring) {
-      const u32 s = ring % kStages;
-      if (!lost) lost = !wait_mbarrier(run, full(s), ring / kStages & 1, who);
-      lost = __any_sync(~0u, lost);
+    bool lost = multiply_steps(run, steps, ring, lane, who, [&](u32 s, u32 k) {
       const u32 x = x0 + s * (kStageBytes >> 4), w = w0 + s * (kStageBytes >> 4);
-      ptx::wgmma_fence();
 #pragma unroll
       for (u32 q = 0; q < 4; ++q) {
 #pragma unroll
@@ -150,14 +142,7 @@ struct GroupedMatmul : TileRing {
               ptx::matrix_descriptor(x + 2 * q), (k | q) != 0);
         }
       }
-      ptx::wgmma_commit();
-      if (k > 0) {
-        ptx::wgmma_wait<1>();
-        if (lane < 2 && !lost) ptx::mbarrier_arrive_cluster(free((ring - 1) % kStages), lane);
-      }
-    }
-    ptx::wgmma_wait<0>();
-    if (lane < 2 && !lost) ptx::mbarrier_arrive_cluster(free((ring - 1) % kStages), lane);
+    });
     if (gated) {
 #pragma unroll
       for (int i = 0; i < kColumns / 2; ++i) {
@@ -174,7 +159,7 @@ struct GroupedMatmul : TileRing {
   ETC_DEVICE bool put(
       const Run<Program>& run, const float (&d)[kColumns / 2], u32 wg, u32& round,
       Waiter who) const {
-    const u32 thread = ptx::thread_index(), lane = thread & 31, warp = (thread >> 5) & 3;
+    const u32 thread = ptx::thread(), lane = thread & 31, warp = (thread >> 5) & 3;
     const u32 row = (lane >> 4) * 8 + (lane & 7);  // and 16 more each time
     const u32 unit = warp * 2 + ((lane >> 3) & 1);
     const u32 origin = out(wg) + row * 128 + ((unit ^ (row & 7)) << 4);

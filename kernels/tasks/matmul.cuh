@@ -67,30 +67,15 @@ struct Matmul : TileRing {
     const u32 w0 = __shfl_sync(~0u, (own + kBytesX / 16) | leading, 0);
     constexpr u32 kStepW = kWeightIsKN ? 128 : 2;  // 16 k further, in units of 16 bytes
     float d[128];
-    // NOTE: a warp whose wait was given up goes on multiplying what lies in shared memory
-    // until the tile ends: wgmma needs all four warps, and they may learn of an abort at
-    // different steps. They agree, once a tile, whether to leave.
-    bool lost = false;
-    for (u32 k = 0; k < steps; ++k, ++ring) {
-      const u32 s = ring % kStages;
-      if (!lost) lost = !wait_mbarrier(run, full(s), ring / kStages & 1, who);
-      lost = __any_sync(~0u, lost);
+    bool lost = multiply_steps(run, steps, ring, lane, who, [&](u32 s, u32 k) {
       const u32 x = x0 + s * (kStageBytes >> 4), w = w0 + s * (kStageBytes >> 4);
-      ptx::wgmma_fence();
 #pragma unroll
       for (u32 q = 0; q < 4; ++q) {
         ptx::wgmma_64x256x16<kIsHalf, kWeightIsKN>(
             d, ptx::matrix_descriptor(x + 2 * q), ptx::matrix_descriptor(w + kStepW * q),
             (k | q) != 0);
       }
-      ptx::wgmma_commit();
-      if (k > 0) {
-        ptx::wgmma_wait<1>();
-        if (lane < 2 && !lost) ptx::mbarrier_arrive_cluster(free((ring - 1) % kStages), lane);
-      }
-    }
-    ptx::wgmma_wait<0>();
-    if (lane < 2 && !lost) ptx::mbarrier_arrive_cluster(free((ring - 1) % kStages), lane);
+    });
     if (Program::kHasGate && gated) {
 #pragma unroll
       for (int i = 0; i < 64; ++i) d[i] = __fdividef(d[i], 1.0f + __expf(-d[i])) * d[i + 64];

@@ -1,5 +1,6 @@
 // Copies to a rank the rows of those tokens that chose experts of it.
 #pragma once
+#include "tasks/copy_rows.cuh"
 #include "worker/task.cuh"
 
 namespace etc {
@@ -22,24 +23,8 @@ struct push_tokens {
         expert = i32(ptx::load4_l2(u64(ids.at(token, task.thread)))) - lower;
       }
       if (!__any_sync(~0u, u32(expert) < u32(Task::kExperts))) continue;
-      copy(task, u64(x.at(token)), u64(to.at(token)), bytes);
-    }
-  }
-
- private:
-  ETC_DEVICE static void copy(const Task& task, u64 from, u64 to, u32 bytes) {
-#pragma unroll 1
-    for (u32 begin = task.thread * 16; begin < bytes; begin += kUnroll * 512) {
-      uint4 v[kUnroll];
-#pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-        const u64 place = from + begin + u * 512;
-        v[u] = begin + u * 512 < bytes ? ptx::load16_l2(place) : uint4{};
-      }
-#pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-        if (begin + u * 512 < bytes) ptx::store16(to + begin + u * 512, v[u]);
-      }
+      const u64 from[1] = {u64(x.at(token))};
+      copy_rows<1, kUnroll>(task.thread, u64(to.at(token)), from, bytes);
     }
   }
 };

@@ -56,20 +56,10 @@ struct sum_parts {
     return ~0u;
   }
   ETC_DEVICE static uint4 sum(const uint4 (&part)[kWorld]) {
-    float2 total[4] = {};
+    Sum8<Task::kIsHalf> total;
 #pragma unroll
-    for (int r = 0; r < kWorld; ++r) {
-      const u32 word[4] = {part[r].x, part[r].y, part[r].z, part[r].w};
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float2 v = unpack<Task::kIsHalf>(word[i]);
-        total[i].x += v.x;
-        total[i].y += v.y;
-      }
-    }
-    return make_uint4(
-        pack<Task::kIsHalf>(total[0].x, total[0].y), pack<Task::kIsHalf>(total[1].x, total[1].y),
-        pack<Task::kIsHalf>(total[2].x, total[2].y), pack<Task::kIsHalf>(total[3].x, total[3].y));
+    for (int r = 0; r < kWorld; ++r) total.add(part[r]);
+    return total.rounded();
   }
 };
 

@@ -31,26 +31,13 @@ struct sum_slots {
       }
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
-        float2 sum[4] = {};
+        Sum8<Task::kIsHalf> sum;
 #pragma unroll
-        for (int r = 0; r < kWorld; ++r) {
-          const u32 word[4] = {part[u][r].x, part[u][r].y, part[u][r].z, part[u][r].w};
-#pragma unroll
-          for (int q = 0; q < 4; ++q) {
-            const float2 v = unpack<Task::kIsHalf>(word[q]);
-            sum[q].x += v.x;
-            sum[q].y += v.y;
-          }
-        }
+        for (int r = 0; r < kWorld; ++r) sum.add(part[u][r]);
         const i32 row = (i + u) * 4 + task.thread / 8;
         const i32 column = ((task.thread & 7) ^ (row & 7)) * 8;
         if (row < y.size[0] && column < y.size[1]) {
-          ptx::store16(
-              u64(y.at(row, column)),
-              make_uint4(
-                  pack<Task::kIsHalf>(sum[0].x, sum[0].y), pack<Task::kIsHalf>(sum[1].x, sum[1].y),
-                  pack<Task::kIsHalf>(sum[2].x, sum[2].y),
-                  pack<Task::kIsHalf>(sum[3].x, sum[3].y)));
+          ptx::store16(u64(y.at(row, column)), sum.rounded());
         }
       }
     }

@@ -61,6 +61,33 @@ struct TileRing {
     return (u32(x.size[x.kRank - 1]) + kDepth - 1) / kDepth;
   }
 
+  // A consumer warpgroup goes through `steps` stages: `multiply(s, k)` issues the products of
+  // step k, which lies in stage s. True if it was lost on the way.
+  // NOTE: a warp whose wait was given up goes on multiplying what lies in shared memory
+  // until the tile ends: wgmma needs all four warps, and they may learn of an abort at
+  // different steps. They agree, once a tile, whether to leave.
+  template <class Program, class Multiply>
+  ETC_DEVICE bool multiply_steps(
+      const Run<Program>& run, u32 steps, u32& ring, u32 lane, Waiter who,
+      Multiply multiply) const {
+    bool lost = false;
+    for (u32 k = 0; k < steps; ++k, ++ring) {
+      const u32 s = ring % kStages;
+      if (!lost) lost = !wait_mbarrier(run, full(s), ring / kStages & 1, who);
+      lost = __any_sync(~0u, lost);
+      ptx::wgmma_fence();
+      multiply(s, k);
+      ptx::wgmma_commit();
+      if (k > 0) {
+        ptx::wgmma_wait<1>();
+        if (lane < 2 && !lost) ptx::mbarrier_arrive_cluster(free((ring - 1) % kStages), lane);
+      }
+    }
+    ptx::wgmma_wait<0>();
+    if (lane < 2 && !lost) ptx::mbarrier_arrive_cluster(free((ring - 1) % kStages), lane);
+    return lost;
+  }
+
   // The compute threads: the output buffer is empty, after `round` rounds.
   template <class Program>
   ETC_DEVICE bool wait_emptied(const Run<Program>& run, u32 round, Waiter who) const {
