@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from etc_dist.codegen.bounds import in_range, waits_in_range
+from etc_dist.codegen.boxes import boxes
 from etc_dist.codegen.expression import linear, text
 from etc_dist.codegen.layout import (
     OWN_NAMES,
@@ -198,7 +199,7 @@ def _call(plan: Plan, lane: Lane, call: Call, number: int, arguments: Arguments)
     lines.append(method("Coord at", f"{{{order}}}", "i32 t"))
     operands = [text_ for text_ in _operands(call)]
     lines += select("auto operand", operands)
-    lines += select("Box box", list(_boxes(call, arguments)))
+    lines += select("Box box", list(boxes(call, arguments)))
     waits = (*call.free_waits, *call.loaded_waits)
     lines += indexed("EventRef wait", [_wait(plan, r) for r in waits])
     lines += indexed("i32 peer", peers)
@@ -234,25 +235,6 @@ def _operands(call: Call) -> Iterator[str]:
             f"make_tile<{element}, {axes}>({base}, {rank}, {{{shape}}}, {{{start}}}, "
             f"{{{size}}})"
         )
-
-
-def _boxes(call: Call, arguments: Arguments) -> Iterator[str]:
-    for n, region in enumerate((*call.reads, *call.writes)):
-        box = call.function.boxes.get(n)
-        if box is None:
-            yield ""
-            continue
-        if not 2 <= len(region.start) <= 3:
-            raise CodegenError(
-                f"call {call.name}: operand {n} cannot be copied in bulk",
-                where=f"{region}",
-                wanted="a tensor of two or three axes",
-                got=f"{len(region.start)} axes",
-                fix="reshape the tensor",
-            )
-        x, y, *z = (text(e) for e in reversed(region.start))
-        name = arguments.map_of(region.tensor, box)
-        yield f"{{&g.{name}, {x}, {y}, {z[0] if z else 0}}}"
 
 
 def _peers(call: Call) -> list[str]:

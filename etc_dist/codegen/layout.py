@@ -184,6 +184,7 @@ def _maps(plan: Plan) -> tuple[Map, ...]:
             regions = (*call.reads, *call.writes)
             for operand, box in call.function.boxes.items():
                 tensor = regions[operand].tensor
-                name = f"map_{tensor.name}_{box.rows}x{box.columns}"
+                kind = "halves" if box.halves else "map"
+                name = f"{kind}_{tensor.name}_{box.rows}x{box.columns}"
                 found.setdefault((tensor, box), Map(name, tensor, box))
     return tuple(found.values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -16,10 +16,14 @@ LANES = (TENSOR, TRANSFER)
 
 @dataclass(frozen=True)
 class TmaBox:
-    """The box of the last two axes that one bulk tensor copy moves, in elements."""
+    """The box of the last two axes that one bulk tensor copy moves, in elements.
+
+    halves: of both halves of a matrix's rows, eight of either in turn; the operand
+    names those of the first half, and the next operand the same of the second."""
 
     rows: int
     columns: int
+    halves: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ class DeviceFunction:
     @property
     def terms(self) -> str:
         """What two device functions of one name may differ in."""
-        boxes = [(n, box.rows, box.columns) for n, box in self.boxes.items()]
+        boxes = [(n, *astuple(box)) for n, box in self.boxes.items()]
         numbers = (self.parts, self.workspace, boxes, [*self.constants.items()])
         return f"{self.name} {self.source} {numbers}"
 

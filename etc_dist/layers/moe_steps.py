@@ -33,6 +33,9 @@ from etc_dist.ops.routing import (
     score_experts,
 )
 
+MANY_TOKENS = 17
+"""Of fewer, a task has half as many columns, so that more workers read weights."""
+
 
 @dataclass(frozen=True)
 class Sizes:
@@ -186,7 +189,14 @@ def add_products(
 ) -> Product:
     """Add the gathering of x by tiles, once `waits` are met too, and both products."""
     _, hidden, inner = down.shape
-    up_columns, tile_columns = sizes.up_columns, sizes.tile_columns
+    many = 1 + x.shape[0] // MANY_TOKENS
+    up_columns, tile_columns = (
+        g.let(name, minimum(columns, -(-columns // 2) * many))
+        for name, columns in (
+            ("up_columns", sizes.up_columns),
+            ("down_columns", sizes.tile_columns),
+        )
+    )
     piece_rows = routing.piece_rows
     pieces = ceildiv(routing.tile_rows, piece_rows)
     wide = g.let("wide", ceildiv(inner, up_columns))

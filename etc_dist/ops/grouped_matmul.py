@@ -21,7 +21,8 @@ UP_COLUMNS = 256
 """Columns of activations in a task on the GPU."""
 TILE_COLUMNS = 512
 """Columns of the down projection in a task on the GPU."""
-ROW_BOX, WEIGHT_BOX = TmaBox(32, STAGE_K), TmaBox(128, STAGE_K)
+ROW_BOX, WEIGHT_BOX = TmaBox(16, STAGE_K), TmaBox(128, STAGE_K)
+GATED_BOX = TmaBox(128, STAGE_K, halves=True)
 STORE_BOX = TmaBox(16, 64)
 
 
@@ -41,9 +42,13 @@ def _product(rows: Any, weights: Any) -> Any:
 
 
 def _grouped(
-    name: str, dtype: str, reads: int, body: Callable[..., None]
+    name: str,
+    dtype: str,
+    body: Callable[..., None],
+    weight_box: TmaBox,
 ) -> DeviceFunction:
-    boxes = {operand: WEIGHT_BOX for operand in range(1, reads)}
+    gated = weight_box.halves
+    reads = 2 + gated
     return DeviceFunction(
         name=name,
         body=body,
@@ -53,9 +58,9 @@ def _grouped(
         writes=1,
         cluster=2,
         parts=2,
-        boxes={0: ROW_BOX, **boxes, reads: STORE_BOX},
+        boxes={0: ROW_BOX, 1: weight_box, reads: STORE_BOX},
         constants={
-            "kGated": int(reads == 3),
+            "kGated": int(gated),
             "kIsHalf": int(dtype == "float16"),
             "kWeightIsKN": 0,
         },
@@ -63,11 +68,12 @@ def _grouped(
 
 
 def grouped_gated(dtype: str) -> DeviceFunction:
-    """rows [256, k], an expert's gate and up [256, k] -> silu(rows @ gate.T) * (rows @
-    up.T), a tile [256, 256], rounded once."""
-    return _grouped("grouped_gated", dtype, 3, _multiply_gated)
+    """rows [256, k], an expert's gate and up [256, k], the same rows of the two halves
+    of one matrix -> silu(rows @ gate.T) * (rows @ up.T), a tile [256, 256], rounded
+    once."""
+    return _grouped("grouped_gated", dtype, _multiply_gated, GATED_BOX)
 
 
 def grouped_store(dtype: str) -> DeviceFunction:
     """rows [256, k], an expert's weights [512, k] -> rows @ weights.T."""
-    return _grouped("grouped_store", dtype, 2, _multiply)
+    return _grouped("grouped_store", dtype, _multiply, WEIGHT_BOX)

@@ -15,6 +15,8 @@ from etc_dist.ir.function import TmaBox
 _TYPES = {"float16": 6, "float32": 7, "bfloat16": 9}
 _SWIZZLE_128B = 3
 _PROMOTION_256B = 3
+_TOGETHER = 8
+"""Rows of either half that a box of halves holds in turn."""
 
 
 @cache
@@ -31,30 +33,48 @@ def encode(
     storage = np.zeros(2 * MAP_BYTES, np.uint8)
     at = -storage.ctypes.data % MAP_BYTES
     out = storage[at : at + MAP_BYTES]
-    extents = (ctypes.c_uint64 * 3)(columns, rows, stack)
-    pitches = (ctypes.c_uint64 * 2)(columns * itemsize, rows * columns * itemsize)
-    sides = (ctypes.c_uint32 * 3)(box.columns, box.rows, 1)
-    steps = (ctypes.c_uint32 * 3)(1, 1, 1)
+    # By axis, the innermost first: extent, side of the box, bytes between neighbours.
+    row = columns * itemsize
+    axes = [(columns, box.columns, itemsize), (rows, box.rows, row)]
+    if box.halves:
+        if rows % (2 * _TOGETHER):
+            raise _refused(
+                pointer, shape, dtype, f"halves of a multiple of {_TOGETHER} rows"
+            )
+        axes[1:] = [
+            (_TOGETHER, _TOGETHER, row),
+            (2, 2, rows // 2 * row),
+            (rows // (2 * _TOGETHER), box.rows // (2 * _TOGETHER), _TOGETHER * row),
+        ]
+    axes.append((stack, 1, rows * row))
+    extents, sides, pitches = zip(*axes, strict=True)
     code = _driver().cuTensorMapEncodeTiled(
         ctypes.c_void_p(out.ctypes.data),
         ctypes.c_int(_TYPES[dtype]),
-        ctypes.c_uint32(3),
+        ctypes.c_uint32(len(axes)),
         ctypes.c_void_p(pointer),
-        extents,
-        pitches,
-        sides,
-        steps,
+        (ctypes.c_uint64 * len(axes))(*extents),
+        (ctypes.c_uint64 * len(axes))(*pitches[1:]),
+        (ctypes.c_uint32 * len(axes))(*sides),
+        (ctypes.c_uint32 * len(axes))(*[1] * len(axes)),
         ctypes.c_int(0),
         ctypes.c_int(_SWIZZLE_128B),
         ctypes.c_int(_PROMOTION_256B),
         ctypes.c_int(0),
     )
     if code:
-        raise ArgumentError(
-            "an array cannot be read by bulk copies",
-            where=f"array at {pointer:#x}",
-            wanted="a 16-byte aligned address and rows of a multiple of 16 bytes",
-            got=f"shape {list(shape)} {dtype} (driver code {code})",
-            fix="align the array, or pad its rows to a multiple of 16 bytes",
-        )
+        wanted = "a 16-byte aligned address and rows of a multiple of 16 bytes"
+        raise _refused(pointer, shape, dtype, wanted, f" (driver code {code})")
     return out.copy()
+
+
+def _refused(
+    pointer: int, shape: Sequence[int], dtype: str, wanted: str, why: str = ""
+) -> ArgumentError:
+    return ArgumentError(
+        "an array cannot be read by bulk copies",
+        where=f"array at {pointer:#x}",
+        wanted=wanted,
+        got=f"shape {list(shape)} {dtype}{why}",
+        fix="align the array, or pad its rows",
+    )

@@ -28,6 +28,12 @@ ETC_DEVICE void store_matrix4_transposed(u32 shared, u32 a, u32 b, u32 c, u32 d)
       : "memory");
 }
 
+ETC_DEVICE void store_matrix2_transposed(u32 shared, u32 a, u32 b) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1,%2};" ::"r"(shared),
+               "r"(a), "r"(b)
+               : "memory");
+}
+
 #define ETC_F8(i)                                                                      \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]),          \
       "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])

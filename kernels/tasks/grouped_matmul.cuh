@@ -6,8 +6,12 @@
 // of 16 can be had. Two warpgroups multiply 2 x 64 rows of the weight each. Of a short tile
 // (up to 128 rows, where the weight's bytes are what takes time) each worker of the pair
 // computes all rows by half of the weight; of a long one half of the rows, by both halves
-// one after the other, each of which the pair shares by multicast. The finished tile is
-// transposed on its way to the output buffer.
+// one after the other, each of which the pair shares by multicast. A narrow tile has half
+// as many rows of the weight and at most 16 of x: its stages are twice as deep, so that as
+// many bytes are under way. The finished tile is transposed on its way to the output buffer.
+//
+// A gated product needs the same rows of two weights, gate and up. Blocks of 64 rows hold
+// eight of either in turn: so a thread has both factors of each of its results.
 #pragma once
 #include "ptx/warp.cuh"
 #include "ptx/wgmma_columns.cuh"
@@ -16,31 +20,43 @@
 namespace etc {
 
 struct GroupedMatmul : TileRing {
-  static constexpr u32 kPiece = 16;      // rows of y that one bulk copy moves,
-  static constexpr u32 kLoadPiece = 32;  // and rows of x
-  static constexpr u32 kMaxRows = 128;   // of a worker
-  static_assert(kMaxRows * 128 == kRoundBytes);
+  static constexpr u32 kPiece = 16;     // rows of x or y that one bulk copy moves
+  static constexpr u32 kMaxRows = 128;  // of a worker
+  static constexpr u32 kRowBytes = kDepth * 2;
+  static constexpr u32 kBoxRows = 128, kBoxBytes = kBoxRows * kRowBytes;  // of the weight
+  static_assert(kMaxRows * kRowBytes == kBytesX && 2 * kBoxBytes == kBytesW);
+  enum Kind : u32 { kNarrow, kShort, kLong };
 
   // What the roles have to know of a task; no rows for an empty tile.
   struct Size {
     u32 steps, rows;  // of a worker
-    bool is_long;
+    Kind kind;
 
-    ETC_DEVICE u32 packed() const { return steps | rows << 16 | u32(is_long) << 24; }
-    ETC_DEVICE static Size of(u32 v) { return {v & 0xffffu, v >> 16 & 0xffu, v >> 24 != 0}; }
-    // A long tile's halves of the weight come in turn, a short one's one a worker.
-    ETC_DEVICE u32 turns() const { return is_long ? 2 : 1; }
-    ETC_DEVICE u32 weight_half(u32 turn) const { return is_long ? turn : blockIdx.x & 1; }
-    ETC_DEVICE u32 first_row() const { return is_long ? (blockIdx.x & 1) * rows : 0; }
+    ETC_DEVICE u32 packed() const { return steps | rows << 16 | u32(kind) << 24; }
+    ETC_DEVICE static Size of(u32 v) {
+      return {v & 0xffffu, v >> 16 & 0xffu, static_cast<Kind>(v >> 24)};
+    }
+    // A long tile's halves of the weight come in turn, another's one a worker.
+    ETC_DEVICE u32 turns() const { return kind == kLong ? 2 : 1; }
+    ETC_DEVICE u32 first_weight(u32 turn) const {
+      const u32 half = kind == kLong ? turn : blockIdx.x & 1;
+      return half * (kind == kNarrow ? kBoxRows : 2 * kBoxRows);
+    }
+    ETC_DEVICE u32 first_row() const { return kind == kLong ? (blockIdx.x & 1) * rows : 0; }
   };
   template <class Call, class Program>
   ETC_DEVICE static u32 size(const Run<Program>& run, const typename Call::Coord& c) {
     const u32 rows = minimum(Call::template operand<0>(run.g, c).size[0], 2 * kMaxRows);
     if (rows == 0) return 0;
+    const auto weight = Call::template operand<1>(run.g, c);
+    const u32 wide = u32(weight.size[weight.kRank - 2]) * (1 + Call::kGated);
     const bool is_long = rows > kMaxRows;
     const u32 share = is_long ? (rows + 1) / 2 : rows;
     const u32 padded = (share + kPiece - 1) / kPiece * kPiece;
-    return Size{num_steps<Call>(run, c), padded, is_long}.packed();
+    const bool is_narrow = padded == kPiece && wide <= 2 * kBoxRows;
+    const Kind kind = is_long ? kLong : is_narrow ? kNarrow : kShort;
+    const u32 steps = num_steps<Call>(run, c);
+    return Size{is_narrow ? (steps + 1) / 2 : steps, padded, kind}.packed();
   }
 
   // One thread. The rows of x end where the tile ends, not where a bulk copy does: what
@@ -51,40 +67,14 @@ struct GroupedMatmul : TileRing {
       Waiter who) const {
     if (packed == 0) return true;
     const Size size = Size::of(packed);
-    const u32 own = blockIdx.x & 1;
     const Box x = Call::template box<0>(run.g, c), w = Call::template box<1>(run.g, c);
-    Box other = w;  // the second 128 rows of a stage
-    if constexpr (Call::kGated) {
-      other = Call::template box<2>(run.g, c);
-    } else {
-      other.y += 128;
-    }
-    constexpr u32 kHalf = Call::kGated ? 128 : 256;
-    const u32 loaded = (size.rows + kLoadPiece - 1) / kLoadPiece * kLoadPiece;
     for (u32 turn = 0; turn < size.turns(); ++turn) {
-      const i32 offset = i32(size.weight_half(turn) * kHalf);
       for (u32 k = 0; k < size.steps; ++k, ++ring) {
-        const u32 s = ring % kStages, at = stage(s);
-        const i32 depth = i32(k * kDepth);
+        const u32 s = ring % kStages;
         if (!wait_mbarrier(run, free(s), (ring / kStages & 1) ^ 1, who)) return false;
-        ptx::mbarrier_arrive_expect(full(s), loaded * (kDepth * 2) + kBytesW);
-        auto rows = [&](u32 i) -> Box { return {x.map, x.x + depth, x.y + i32(i), x.z}; };
-        auto weight = [&](const Box& part) -> Box {
-          return {part.map, part.x + depth, part.y + offset, part.z};
-        };
-        if (size.is_long) {
-          ptx::load_box_multicast(
-              at + kBytesX + own * (kBytesW / 2), weight(own ? other : w), full(s), 3);
-          for (u32 i = 0; i < loaded; i += kLoadPiece) {
-            ptx::load_box(at + i * (kDepth * 2), rows(size.first_row() + i), full(s));
-          }
-        } else {
-          ptx::load_box(at + kBytesX, weight(w), full(s));
-          ptx::load_box(at + kBytesX + kBytesW / 2, weight(other), full(s));
-          for (u32 i = own * kLoadPiece; i < loaded; i += 2 * kLoadPiece) {
-            ptx::load_box_multicast(at + i * (kDepth * 2), rows(i), full(s), 3);
-          }
-        }
+        const u32 depth = size.kind == kNarrow ? 2 : 1;
+        ptx::mbarrier_arrive_expect(full(s), depth * size.rows * kRowBytes + kBytesW);
+        fill<Call::kGated>(size, s, turn, k, x, w);
       }
     }
     return true;
@@ -96,17 +86,83 @@ struct GroupedMatmul : TileRing {
       const Run<Program>& run, u32 packed, bool gated, u32& ring, u32& round, Waiter who) const {
     static_assert(!kWeightIsKN);
     const Size size = Size::of(packed);
+    if (size.kind == kNarrow) {
+      return multiply<kIsHalf, 1, kPiece>(run, size.steps, gated, ring, round, who);
+    }
     bool going = true;
     for (u32 turn = 0; turn < size.turns() && going; ++turn) {
       with_columns<kPiece>(size.rows, [&](auto columns) {
-        going = multiply<kIsHalf, decltype(columns)::value>(
+        going = multiply<kIsHalf, 2, decltype(columns)::value>(
             run, size.steps, gated, ring, round, who);
       });
     }
     return going;
   }
 
+  // The storing warp takes a turn's results out of the buffer: `store(wg, column)` issues the
+  // bulk stores of those that begin at this column of the worker's share.
+  template <bool kGated, class Program, class Store>
+  ETC_DEVICE bool drain(
+      const Run<Program>& run, Kind kind, u32& round, Waiter who, Store store) const {
+    if constexpr (kGated) {
+      return drain_tile<1>(run, round, who, [&](u32 wg, u32) {
+        if (kind != kNarrow || wg == 0) store(wg, wg * 64);
+      });
+    } else if (kind == kNarrow) {
+      return drain_tile<1>(run, round, who, [&](u32 wg, u32) { store(wg, wg * 64); });
+    } else {
+      return drain_tile<2>(
+          run, round, who, [&](u32 wg, u32 h) { store(wg, wg * 128 + h * 64); });
+    }
+  }
+
  private:
+  // One thread: the bulk copies of a stage.
+  template <bool kGated>
+  ETC_DEVICE void fill(
+      const Size& size, u32 s, u32 turn, u32 k, const Box& x, const Box& w) const {
+    const u32 own = blockIdx.x & 1, first = size.first_weight(turn);
+    auto rows = [&](u32 row, u32 step) -> Box {
+      return {x.map, x.x + i32(step * kDepth), x.y + i32(row), x.z};
+    };
+    auto weight = [&](u32 row, u32 step) -> Box {
+      return {w.map, w.x + i32(step * kDepth), w.y + i32(row / (1 + kGated)), w.z};
+    };
+    const u32 to_x = stage(s), to_w = to_x + kBytesX;
+    if (size.kind == kNarrow) {
+      for (u32 i = 0; i < 2; ++i) {
+        load_weight<kGated>(to_w + i * kBoxBytes, weight(first, 2 * k + i), full(s));
+      }
+      const u32 to = to_x + own * (kPiece * kRowBytes);
+      ptx::load_box_multicast(to, rows(0, 2 * k + own), full(s), 3);
+    } else if (size.kind == kShort) {
+      for (u32 i = 0; i < 2; ++i) {
+        load_weight<kGated>(to_w + i * kBoxBytes, weight(first + i * kBoxRows, k), full(s));
+      }
+      for (u32 i = own * kPiece; i < size.rows; i += 2 * kPiece) {
+        ptx::load_box_multicast(to_x + i * kRowBytes, rows(i, k), full(s), 3);
+      }
+    } else {
+      const Box half = weight(first + own * kBoxRows, k);
+      if constexpr (kGated) {
+        ptx::load_box_of_halves_multicast(to_w + own * kBoxBytes, half, full(s), 3);
+      } else {
+        ptx::load_box_multicast(to_w + own * kBoxBytes, half, full(s), 3);
+      }
+      for (u32 i = 0; i < size.rows; i += kPiece) {
+        ptx::load_box(to_x + i * kRowBytes, rows(size.first_row() + i, k), full(s));
+      }
+    }
+  }
+  template <bool kGated>
+  ETC_DEVICE static void load_weight(u32 shared, const Box& box, u32 barrier) {
+    if constexpr (kGated) {
+      ptx::load_box_of_halves(shared, box, barrier);
+    } else {
+      ptx::load_box(shared, box, barrier);
+    }
+  }
+
   template <int n>
   struct Columns {
     static constexpr int value = n;
@@ -120,37 +176,43 @@ struct GroupedMatmul : TileRing {
     }
   }
 
-  template <bool kIsHalf, int kColumns, class Program>
+  // One block of a narrow tile, of stages of twice the depth; otherwise two.
+  template <bool kIsHalf, int kBlocks, int kColumns, class Program>
   ETC_DEVICE bool multiply(
       const Run<Program>& run, u32 steps, bool gated, u32& ring, u32& round, Waiter who) const {
     const u32 thread = ptx::thread();
     const u32 lane = thread & 31, wg = __shfl_sync(~0u, thread >> 7, 0);
-    const u32 own = descriptor_base();
-    const u32 x0 = __shfl_sync(~0u, own | 0x10000u, 0);
-    const u32 w0 = __shfl_sync(~0u, (own + (kBytesX + wg * 8192) / 16) | 0x10000u, 0);
+    constexpr u32 kBlockBytes = 64 * kRowBytes, kParts = 2 / kBlocks;
+    const u32 own = descriptor_base() | 0x10000u;
+    const u32 x0 = __shfl_sync(~0u, own, 0);
+    const u32 w0 = __shfl_sync(~0u, own + (kBytesX + wg * kBlocks * kBlockBytes) / 16, 0);
     // NOTE: set, though the first product need not add: otherwise they would be alive all
     // through the lane's loop, those of each number of columns beside the others.
-    float d[2][kColumns / 2] = {};
+    float d[kBlocks][kColumns / 2] = {};
     bool lost = multiply_steps(run, steps, ring, lane, who, [&](u32 s, u32 k) {
-      const u32 x = x0 + s * (kStageBytes >> 4), w = w0 + s * (kStageBytes >> 4);
 #pragma unroll
-      for (u32 q = 0; q < 4; ++q) {
+      for (u32 part = 0; part < kParts; ++part) {
+        const u32 x = x0 + (s * kStageBytes + part * kPiece * kRowBytes) / 16;
+        const u32 w = w0 + (s * kStageBytes + part * kBoxBytes) / 16;
 #pragma unroll
-        for (u32 b = 0; b < 2; ++b) {
-          ptx::wgmma_columns<kIsHalf, kColumns>(
-              d[b], ptx::matrix_descriptor(w + b * (kBytesW / 32) + 2 * q),
-              ptx::matrix_descriptor(x + 2 * q), (k | q) != 0);
+        for (u32 q = 0; q < 4; ++q) {
+#pragma unroll
+          for (u32 b = 0; b < kBlocks; ++b) {
+            ptx::wgmma_columns<kIsHalf, kColumns>(
+                d[b], ptx::matrix_descriptor(w + b * (kBlockBytes / 16) + 2 * q),
+                ptx::matrix_descriptor(x + 2 * q), (k | part | q) != 0);
+          }
         }
       }
     });
     if (gated) {
+      lost = !put_gated<kIsHalf>(run, d, wg, round, who, lost);
+    } else {
 #pragma unroll
-      for (int i = 0; i < kColumns / 2; ++i) {
-        d[0][i] = __fdividef(d[0][i], 1.0f + __expf(-d[0][i])) * d[1][i];
+      for (int b = 0; b < kBlocks; ++b) {
+        if (!lost) lost = !put<kIsHalf, kColumns>(run, d[b], wg, round, who);
       }
     }
-    if (!lost) lost = !put<kIsHalf, kColumns>(run, d[0], wg, round, who);
-    if (!gated && !lost) lost = !put<kIsHalf, kColumns>(run, d[1], wg, round, who);
     return !ptx::named_barrier_any<128>(2 + wg, lost);
   }
 
@@ -177,6 +239,40 @@ struct GroupedMatmul : TileRing {
     ptx::mbarrier_arrive(filled(wg));
     return true;
   }
+
+  // Blocks of 32 rows of gate and of up become rows of 32 elements each: a warpgroup's two
+  // side by side in its buffer, or the one of either side by side in the first buffer.
+  template <bool kIsHalf, int kBlocks, int kSums, class Program>
+  ETC_DEVICE bool put_gated(
+      const Run<Program>& run, const float (&d)[kBlocks][kSums], u32 wg, u32& round,
+      Waiter who, bool lost) const {
+    const u32 thread = ptx::thread(), lane = thread & 31, warp = (thread >> 5) & 3;
+    const u32 row = lane & 15;  // and 16 more each time
+    constexpr bool kTogether = kBlocks == 1;
+    const u32 buffer = kTogether ? 0 : wg;
+    if (!lost) lost = !wait_mbarrier(run, emptied(buffer), (round & 1) ^ 1, who);
+    ++round;
+    lost = __any_sync(~0u, lost);
+    if (!lost) {
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) {
+        const u32 unit = (kTogether ? wg : u32(b)) * 4 + warp;
+        const u32 to = out(buffer) + row * 128 + ((unit ^ (row & 7)) << 4);
+#pragma unroll
+        for (int j = 0; j < kSums / 8; ++j) {
+          const float* v = d[b] + j * 8;
+          ptx::store_matrix2_transposed(
+              to + j * 2048, pack<kIsHalf>(silu(v[0]) * v[2], silu(v[1]) * v[3]),
+              pack<kIsHalf>(silu(v[4]) * v[6], silu(v[5]) * v[7]));
+        }
+      }
+      ptx::fence_proxy_async_shared();
+    }
+    if constexpr (kTogether) lost = ptx::named_barrier_any<256>(1, lost);
+    if (!lost) ptx::mbarrier_arrive(filled(wg));
+    return !lost;
+  }
+  ETC_DEVICE static float silu(float v) { return __fdividef(v, 1.0f + __expf(-v)); }
 };
 
 // The tile stays on this rank, through a tensor map that clips it.
@@ -188,17 +284,17 @@ struct grouped_store {
       u32 packed, u32& round, u32&, u32& entered, Waiter who) {
     const auto size = GroupedMatmul::Size::of(packed);
     const Box y = Call::template box<Call::kReads>(run.g, c);
-    constexpr u32 kHalf = Call::kGated ? 128 : 256;
     for (u32 turn = 0; turn < size.turns() && size.rows > 0; ++turn) {
-      const i32 column = y.x + i32(size.weight_half(turn) * kHalf);
+      const i32 first = y.x + i32(size.first_weight(turn) / (1 + Call::kGated));
       const i32 row = y.y + i32(size.first_row());
-      const bool done = matmul.drain_tile<kHalf / 128>(run, round, who, [&](u32 wg, u32 h) {
-        for (u32 i = 0; i < size.rows; i += GroupedMatmul::kPiece) {
-          ptx::store_box(
-              {y.map, column + i32(h * 128 + wg * 64), row + i32(i), y.z},
-              matmul.out(wg) + i * 128);
-        }
-      });
+      const bool done = matmul.drain<bool(Call::kGated)>(
+          run, size.kind, round, who, [&](u32 wg, u32 column) {
+            for (u32 i = 0; i < size.rows; i += GroupedMatmul::kPiece) {
+              ptx::store_box(
+                  {y.map, first + i32(column), row + i32(i), y.z},
+                  matmul.out(wg) + i * GroupedMatmul::kRowBytes);
+            }
+          });
       if (!done) return false;
     }
     return GroupedMatmul::notify_stored<Call>(run, c, entered, who);

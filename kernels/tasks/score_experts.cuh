@@ -1,4 +1,4 @@
-// The router of a mixture of experts: the logits of 32 tokens for 32 experts. The warps of
+// The router of a mixture of experts: the logits of 32 tokens for 16 experts. The warps of
 // a worker share the depth among them; their parts are summed in a fixed order.
 #pragma once
 #include "ptx/warp.cuh"
@@ -8,10 +8,10 @@ namespace etc {
 
 template <class Task>
 struct score_experts {
-  static constexpr int kTokens = 32, kGroup = Task::kExperts < 32 ? Task::kExperts : 32;
+  static constexpr int kTokens = 32, kGroup = Task::kExperts < 16 ? Task::kExperts : 16;
   static constexpr int kBlocks = kGroup / 8;
   static constexpr int kWarps = Task::threads / 32, kSlots = kWarps / 2;
-  static constexpr int kAtOnce = 2;  // parts of the depth whose loads are under way together
+  static constexpr int kAtOnce = 4;  // parts of the depth whose loads are under way together
   static_assert(kSlots * kTokens * kGroup * 4 <= Shared::kScratchBytes);
   using Part = float[2][kBlocks][4];  // of a thread: 16 tokens by 8 experts, as products
 

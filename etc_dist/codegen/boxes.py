@@ -1,0 +1,63 @@
+"""Where bulk copies of a call's operands begin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import permutations
+
+from etc_dist.codegen.expression import text
+from etc_dist.codegen.layout import Arguments
+from etc_dist.errors import CodegenError
+from etc_dist.ir.expr import Const, Expr, Op
+from etc_dist.ir.graph import Call
+from etc_dist.ir.tensor import Region
+
+
+def boxes(call: Call, arguments: Arguments) -> Iterator[str]:
+    """By operand, its box as CUDA text; empty if it is not copied in bulk."""
+    for n, region in enumerate((*call.reads, *call.writes)):
+        box = call.function.boxes.get(n)
+        if box is None:
+            yield ""
+            continue
+        if not 2 <= len(region.start) <= 3:
+            raise CodegenError(
+                f"call {call.name}: operand {n} cannot be copied in bulk",
+                where=f"{region}",
+                wanted="a tensor of two or three axes",
+                got=f"{len(region.start)} axes",
+                fix="reshape the tensor",
+            )
+        if box.halves and not _is_other_half(region, call.reads[n + 1]):
+            raise CodegenError(
+                f"call {call.name}: operand {n + 1} is not the other half of {n}",
+                where=f"{call.reads[n + 1]}",
+                wanted=f"of a tensor of 2 * h rows, those h behind {region}",
+                got=f"a tensor of {region.tensor.shape[-2]} rows",
+                fix="stack both matrices in one tensor; write the row as h + start",
+            )
+        x, y, *z = (text(e) for e in reversed(region.start))
+        name = arguments.map_of(region.tensor, box)
+        yield f"{{&g.{name}, {x}, {y}, {z[0] if z else 0}}}"
+
+
+def _is_other_half(region: Region, other: Region) -> bool:
+    *outer, rows, columns = region.start
+    *other_outer, other_rows, other_columns = other.start
+    return (
+        (region.tensor, region.size) == (other.tensor, other.size)
+        and (outer, columns) == (other_outer, other_columns)
+        and any(
+            other_rows in (half + rows, rows + half)
+            for half in _halves(region.tensor.shape[-2])
+        )
+    )
+
+
+def _halves(extent: Expr) -> list[Expr]:
+    """What `extent` is twice of, as far as its text tells."""
+    if isinstance(extent, Const):
+        return [Const(extent.value // 2)] * (extent.value % 2 == 0)
+    if isinstance(extent, Op) and extent.name == "*":
+        return [b for a, b in permutations(extent.children()) if a == Const(2)]
+    return []
