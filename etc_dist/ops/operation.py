@@ -78,14 +78,14 @@ class Operation:
                 with stream or nullcontext():
                     out = self._make_output(inputs)
             key = (*map(identity, inputs), identity(out))
-            bound = self._calls.get(key)
+            bound = known = self._calls.get(key)
             if bound is None:
                 bound, out = self._bind(inputs, out)
         except Exception as error:
             what = f"the arguments of {type(self).__name__}"
             self.world.refuse(as_refusal(error, what))
         self.program.launch(bound, stream)
-        if UNKNOWN not in key and key not in self._calls:
+        if known is None and UNKNOWN not in key:
             self._calls[key] = bound.without_owners()
             if len(self._calls) > REMEMBERED_CALLS:
                 self._calls.popitem(last=False)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,15 @@ class Array:
         return f"{list(self.shape)} {self.dtype} on {where}{layout}"
 
 
+def _library_of(kind: type) -> str:
+    names = (base.__module__.partition(".")[0] for base in kind.__mro__)
+    return next((name for name in names if name in ("cupy", "torch")), "")
+
+
+library_of: Callable[[type], str] = lru_cache(_library_of)
+"""Whose arrays a type is of, or is derived from: "cupy", "torch" or ""."""
+
+
 def inspect(name: str, value: Any) -> Array:
     """The facts of a NumPy, CuPy or torch array, or of anything that speaks DLPack or
     `__cuda_array_interface__`; nothing is copied. Raises ArgumentError for the rest."""
@@ -44,8 +54,8 @@ def inspect(name: str, value: Any) -> Array:
             value.flags.c_contiguous,
             value,
         )
-    module = type(value).__module__.partition(".")[0]
-    if module == "torch":
+    library = library_of(type(value))
+    if library == "torch":
         return Array(
             value.data_ptr(),
             tuple(value.shape),
@@ -54,15 +64,15 @@ def inspect(name: str, value: Any) -> Array:
             value.is_contiguous(),
             value,
         )
-    if module != "cupy" and hasattr(value, "__dlpack__"):
+    if library != "cupy" and hasattr(value, "__dlpack__"):
         import cupy
 
         value = cupy.from_dlpack(value)
-    elif module != "cupy" and hasattr(value, "__cuda_array_interface__"):
+    elif library != "cupy" and hasattr(value, "__cuda_array_interface__"):
         import cupy
 
         value = cupy.asarray(value)
-    elif module != "cupy":
+    elif library != "cupy":
         raise ArgumentError(
             f"argument {name} is not an array",
             where=name,
@@ -94,12 +104,11 @@ def identity(value: Any) -> Any:
     libraries that are not known here."""
     if value is None:
         return None
-    kind = type(value)
-    if kind.__module__ == "cupy" or kind.__module__.startswith("cupy."):
-        return value.data.ptr, value.shape, value.strides, value.dtype
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
+    library = library_of(type(value))
+    if library == "torch":
         return value.data_ptr(), value.shape, value.stride(), value.dtype
+    if library == "cupy":
+        return value.data.ptr, value.shape, value.strides, value.dtype
     return UNKNOWN
 
 

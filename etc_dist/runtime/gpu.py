@@ -50,6 +50,10 @@ class Launch:
     as the program's memory stays where it was (`generation`)."""
 
     arguments: np.ndarray[Any, Any]
+    place: np.ndarray[Any, Any]
+    """Where `arguments` lie."""
+    parameters: int
+    """Where `place` lies: what the driver launches with."""
     dims: Mapping[str, int]
     generation: int
 
@@ -62,7 +66,7 @@ class GpuExecutor:
 
         self.plan, self.world, self.source = plan, world, source
         self._cupy = cupy
-        self._kernel = _load(cupy, source, cubin)
+        self._function = _load(cupy, source, cubin)
         device = cupy.cuda.Device()
         count = int(device.attributes["MultiProcessorCount"])
         self.workers = count // source.cluster * source.cluster
@@ -127,9 +131,8 @@ class GpuExecutor:
             arguments[m.name] = encode(
                 pointer, shape, m.tensor.dtype, m.tensor.itemsize, m.box
             )
-        # NOTE: as plain bytes; CuPy spends 20 us a launch on describing named fields.
-        plain = arguments.view(f"V{arguments.dtype.itemsize}")
-        return Launch(plain, dims, self._generation)
+        place = np.array([arguments.ctypes.data], np.uintp)
+        return Launch(arguments, place, place.ctypes.data, dims, self._generation)
 
     def is_current(self, launch: Launch) -> bool:
         """False for a launch made before the program's memory moved."""
@@ -145,13 +148,16 @@ class GpuExecutor:
             self._order.enter(current)
             self._stream = current
         self._dims = launch.dims
-        arguments = (launch.arguments,)
-        grid, block = (self.workers,), (WORKER_THREADS,)
-        if stream is None:
-            self._kernel(grid, block, arguments, shared_mem=self._shared)
-        else:
-            with stream:
-                self._kernel(grid, block, arguments, shared_mem=self._shared)
+        # NOTE: the driver's own call; CuPy's takes microseconds to find the arguments.
+        self._cupy.cuda.driver.launchKernel(
+            self._function.ptr,
+            *(self.workers, 1, 1),
+            *(WORKER_THREADS, 1, 1),
+            self._shared,
+            current.ptr,
+            launch.parameters,
+            0,
+        )
 
     @property
     def failed(self) -> bool:
@@ -263,11 +269,13 @@ def _captured(name: str, dims: Mapping[str, int]) -> WorldError:
 
 
 def _load(cupy: Any, source: Source, cubin: Cubin) -> Any:
+    """The kernel as CuPy's Function, which keeps its module loaded."""
     try:
         module = cupy.RawModule(path=str(cubin.path))
         kernel = module.get_function(source.entry)
         if source.has_matmul:
             kernel.max_dynamic_shared_size_bytes = SHARED_BYTES + ENGINE_BYTES
+        return kernel.kernel
     except Exception as error:
         raise BuildError(
             "the compiled program does not load",
@@ -277,4 +285,3 @@ def _load(cupy: Any, source: Source, cubin: Cubin) -> Any:
             fix="run `etc-dist doctor`",
             source=source.text,
         ) from error
-    return kernel

@@ -7,6 +7,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from etc_dist.runtime.arrays import library_of
+
 if TYPE_CHECKING:
     from etc_dist.world import World
 
@@ -35,10 +37,11 @@ def stream_for(stream: Any, array: Any) -> Any | None:
     stream), else torch's current one for torch arrays, else None: CuPy's current
     one."""
     if stream is None:
-        if type(array).__module__.partition(".")[0] != "torch":
+        if library_of(type(array)) != "torch":
             return None
-        torch = sys.modules["torch"]
-        return _from_handle(torch.cuda.current_stream(array.device).cuda_stream)
+        # NOTE: the handle alone; torch.cuda.current_stream takes microseconds.
+        current_handle = sys.modules["torch"]._C._cuda_getCurrentRawStream
+        return _from_handle(current_handle(array.get_device()))
     if isinstance(stream, int):
         return _from_handle(stream)
     if hasattr(stream, "cuda_stream"):

@@ -1,0 +1,60 @@
+"""Arrays and streams of any library: what they are taken for."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from etc_dist.runtime.arrays import UNKNOWN, identity, library_of
+from etc_dist.runtime.stream import stream_for
+
+
+class Tensor:
+    """What a call reads of a torch tensor on GPU 3."""
+
+    dtype, shape = "torch.bfloat16", (4, 8)
+
+    def data_ptr(self) -> int:
+        return 4096
+
+    def stride(self) -> tuple[int, int]:
+        return (8, 1)
+
+    def get_device(self) -> int:
+        return 3
+
+
+Tensor.__module__ = "torch"
+
+
+class Parameter(Tensor):
+    pass
+
+
+def test_a_type_derived_from_a_library_s_counts_as_its_own():
+    assert library_of(Tensor) == library_of(Parameter) == "torch"
+    assert library_of(np.ndarray) == library_of(list) == ""
+
+
+def test_arrays_of_equal_facts_have_equal_identities():
+    tensor, other, transposed = Parameter(), Parameter(), Parameter()
+    transposed.stride = lambda: (1, 4)
+    assert identity(tensor) == identity(other) != identity(transposed)
+    assert identity(None) is None
+    assert identity(np.zeros(2)) is UNKNOWN
+
+
+def test_a_tensor_is_launched_on_torch_s_current_stream_of_its_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    current = {3: 1234}
+    library = SimpleNamespace(_cuda_getCurrentRawStream=current.__getitem__)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(_C=library))
+    # No CuPy is needed: its streams are told by their handles.
+    monkeypatch.setattr("etc_dist.runtime.stream._from_handle", lambda handle: handle)
+    assert stream_for(None, Parameter()) == 1234
+    assert stream_for(5678, Parameter()) == 5678
+    assert stream_for(None, np.zeros(2)) is None
