@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
-import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any, cast
 
 import numpy as np
 
-import etc_dist
-from benchmarks import records
-from benchmarks.device import Call, Device, open_device
+from benchmarks.command import begin, parser_for, provenance, record_all, teller
+from benchmarks.device import Call, Device
 from etc_dist.ops.operation import Operation
 from etc_dist.ops.product import ProductOperation
-from etc_dist.settings import Settings
 from etc_dist.world import World
 
 TENSOR_PARALLEL = 8
@@ -41,8 +36,7 @@ TOLERANCE: Mapping[str, float] = {"bfloat16": 3e-3, "float16": 5e-4}
 """Largest relative error; rounding each partial sum and the result costs 2.4e-3 in
 bfloat16, an eighth of that in float16; small outputs scatter."""
 DTYPE = "bfloat16"
-SCHEDULES = ("static", "dynamic", "auto")
-REPEATS, WARM_UP, BLOCK = 21, 4, 7
+WARM_UP, BLOCK = 4, 7
 HOST_CALLS, HOST_ROUNDS = 100, 5
 PROTOCOL = (
     "host barrier, 2 ms device sleep, all-reduce in stream, event, call, event; max "
@@ -222,55 +216,62 @@ def measure(
 
 def relative_error(device: Device, out: Any, reference: Any) -> float:
     """The relative Frobenius norm of out - reference, over all ranks; NaN if any is."""
-    parts = device.world.gather(device.squares(out, reference))
-    error, norm = np.sum(cast(list[tuple[float, float]], parts), axis=0)
+    return relative_norm(device.world, device.squares(out, reference))
+
+
+def relative_norm(world: World, squares: tuple[float, float]) -> float:
+    """The relative error from each rank's (squared error, squared norm)."""
+    parts = cast(list[tuple[float, float]], world.gather(squares))
+    error, norm = np.sum(parts, axis=0)
     return float(np.sqrt(error / norm))
 
 
-def bitwise_equal(device: Device, operation: Operation, case: Case) -> bool:
-    """Whether three runs give equal bits on all ranks; leaves the last in case.out.
+def bitwise_equal(device: Device, operation: Operation, call: Call, out: Any) -> bool:
+    """Whether three runs of a call give equal bits on all ranks; leaves the last in
+    `out`, which the call fills.
 
     Before each run, the output and the operation's own symmetric memory are poisoned:
     what a run does not write or wait for shows as NaN."""
-    call = case.workload.call(operation, case)
     call()  # gives the operation memory of this size
+    operation.synchronize()
     results = []
     for _ in range(3):
-        operation.synchronize()
-        device.poison(case.out)
+        device.poison(out)
         device.poison_staging(operation)
         device.synchronize()
         device.world.barrier()
         call()
-        results.append(case.out.copy())
-    operation.synchronize()
+        operation.synchronize()
+        results.append(out.copy())
     same = not any(bool(device.differs(results[0], other)) for other in results[1:])
     return all(cast(list[bool], device.world.gather(same)))
 
 
-def host_cost(
-    device: Device, workload: Workload, dtype: str, schedule: str
-) -> dict[str, float]:
-    """Microseconds of the host for an eager call after the first, by array library."""
+def host_cost(device: Device, operation: Operation, call: Call) -> float:
+    """Microseconds of the slowest rank's host for an eager call after the first."""
+    call()
+    rounds = []
+    for _ in range(HOST_ROUNDS):
+        operation.synchronize()
+        device.world.barrier()
+        started = time.perf_counter()
+        for _ in range(HOST_CALLS):
+            call()
+        rounds.append((time.perf_counter() - started) / HOST_CALLS * 1e6)
+    operation.synchronize()
+    return round(max(cast(list[float], device.world.gather(median(rounds)))), 2)
+
+
+def host_costs(device: Device, workload: Workload, schedule: str) -> dict[str, float]:
+    """`host_cost` of a small shape, by array library."""
     shape = Shape(256, 256, 256, device.world.size)
-    made = Case.make(device, workload, shape, dtype, "host cost")
+    made = Case.make(device, workload, shape, DTYPE, "host cost")
     costs = {}
     for library, convert in device.libraries().items():
         case = made.converted(convert)
         operation = workload.make(device.world, case, schedule)
-        call = workload.call(operation, case)
-        call()
-        rounds = []
-        for _ in range(HOST_ROUNDS):
-            operation.synchronize()
-            device.world.barrier()
-            started = time.perf_counter()
-            for _ in range(HOST_CALLS):
-                call()
-            rounds.append((time.perf_counter() - started) / HOST_CALLS * 1e6)
+        costs[library] = host_cost(device, operation, workload.call(operation, case))
         operation.close()
-        slowest = max(cast(list[float], device.world.gather(median(rounds))))
-        costs[library] = round(slowest, 2)
     return costs
 
 
@@ -296,7 +297,7 @@ def benchmark(
         },
         **{name: chain.call for name, chain in rivals.items()},
     }
-    equal = bitwise_equal(device, operation, case)
+    equal = bitwise_equal(device, operation, calls["ours"], case.out)
     for name in ("baseline", *rivals):
         calls[name]()
     device.synchronize()
@@ -313,8 +314,8 @@ def benchmark(
         "K": shape.k,
         "dtype": case.dtype,
         "schedule": operation.program.plan.schedule,
-        **provenance(device.world, operation),
-        **_durations(times, workload.wire_ms(shape)),
+        **provenance(operation.program),
+        **durations(times, times["gemm"].median, workload.wire_ms(shape)),
         **errors,
         "bitwise_equal": equal,
         "repeats": repeats,
@@ -326,10 +327,11 @@ def benchmark(
     return values
 
 
-def _durations(times: Mapping[str, Times], wire: float) -> dict[str, Any]:
-    """What a record says of the times of its calls."""
+def durations(times: Mapping[str, Times], busy: float, wire: float) -> dict[str, Any]:
+    """What a record says of the times of its calls: none can take less than its chip
+    is `busy`, nor than its `wire` is."""
     ms = {name: each.median for name, each in times.items()}
-    limit = max(ms["gemm"], wire)
+    limit = max(busy, wire)
     return {
         **{f"{name}_ms": round(median, 5) for name, median in ms.items()},
         "wire_ms": round(wire, 5),
@@ -340,14 +342,12 @@ def _durations(times: Mapping[str, Times], wire: float) -> dict[str, Any]:
     }
 
 
-def faults(workload: Workload, values: Mapping[str, Any]) -> list[str]:
-    """What is wrong with a measured shape, in words; alike on all ranks."""
+def faults(values: Mapping[str, Any], ours: float, others: float) -> list[str]:
+    """What is wrong with a measured shape, in words; alike on all ranks. Times
+    TOLERANCE, our error may be `ours`, and any other one `others`."""
     found = []
-    limit = TOLERANCE[values["dtype"]] * workload.leeway
     for name in (name for name in values if name.endswith("error")):
-        # What rounds more often may be further off: NCCL adds in the arrays' dtype,
-        # and steps in a row store what lies between them.
-        allowed = limit if name == "error" else 2 * limit
+        allowed = TOLERANCE[values["dtype"]] * (ours if name == "error" else others)
         if not values[name] <= allowed:  # so that NaN is refused too
             found.append(f"{name} {values[name]:.2e}, wanted {allowed:.1e}")
     if not values["bitwise_equal"]:
@@ -355,87 +355,36 @@ def faults(workload: Workload, values: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def provenance(world: World, operation: Operation) -> dict[str, Any]:
-    """What the records of a fused program share besides the device's facts."""
-    program = operation.program
-    schedule = program.plan.schedule
-    workers = program.workers
-    return {
-        "world_size": world.size,
-        "backend": world.backend,
-        "path": f"{schedule} schedule, {world.backend} backend, {workers} workers",
-    }
-
-
-def start(cpu: bool) -> World:
-    """The world of a benchmark, on the CPU backend if asked for."""
-    backend = {"ETC_DIST_BACKEND": "cpu"} if cpu else {}
-    environ = {**os.environ, **backend}
-    return etc_dist.start(Settings.load(environ))
-
-
-def teller(world: World) -> Callable[[str], None]:
-    """Prints on rank 0."""
-    return lambda text: print(text, flush=True) if world.rank == 0 else None
-
-
-def may_record(world: World, path: Path | None) -> bool:
-    """Rank 0 writes; on the CPU backend only where it was asked to."""
-    return world.rank == 0 and (world.backend == "cuda" or path is not None)
-
-
 def main(workload: Workload) -> int:
     """The command line of one workload's file; the exit code."""
-    options = _parse(workload)
-    world = start(options.cpu)
-    tell = teller(world)
+    parser = parser_for(workload.name, {**MODELS, **CPU_MODELS})
+    text = "1024, or 64 on the CPU backend"
+    parser.add_argument("--rows-per-rank", type=int, help=text)
+    options = parser.parse_args()
+    device = begin(options.cpu)
+    world = device.world
     known = MODELS if world.backend == "cuda" else CPU_MODELS
     rows = options.rows_per_rank or (1024 if world.backend == "cuda" else 64)
-    names = options.models.split(",") if options.models else list(known)
-    tell(world.show())
-    if world.backend == "cpu":
-        tell("the CPU backend is no performance path: its times mean nothing")
-    device = open_device(world)
-    host_us = host_cost(device, workload, DTYPE, options.schedule)
+    host_us = host_costs(device, workload, options.schedule)
+    teller(world)(f"{workload.name}: host cost of a call {host_us} us")
     shared: dict[str, Any] = {
         "op": workload.name,
         "host_us": host_us,
         "protocol": PROTOCOL,
         **(device.facts() if world.rank == 0 else {}),
     }
-    tell(f"{workload.name}: host cost of a call {host_us} us")
-    failed = False
-    for model in names:
+
+    def measured(model: str) -> dict[str, Any]:
         n, k = workload.sizes(*{**MODELS, **CPU_MODELS}[model])
         shape = Shape(rows, n, k, world.size)
         how = options.repeats, options.schedule
-        values = benchmark(device, workload, model, shape, *how)
-        wrong = faults(workload, values)
-        failed = failed or bool(wrong)
-        tell(_line(values) + "".join(f"\n  FAILED: {fault}" for fault in wrong))
-        if not wrong and may_record(world, options.record):
-            stamp = {"commit": records.commit(), "date": records.now()}
-            record = records.parse({**shared, **values, **stamp})
-            records.append(record, options.record)
-    world.close()
-    return int(failed)
+        return benchmark(device, workload, model, shape, *how)
 
-
-def _parse(workload: Workload) -> argparse.Namespace:
-    models = {**MODELS, **CPU_MODELS}
-    parser = argparse.ArgumentParser(description=f"Time {workload.name}.")
-    add = parser.add_argument
-    add("--models", help=f"some of {','.join(models)}, with commas between")
-    add("--rows-per-rank", type=int, help="1024, or 64 on the CPU backend")
-    add("--schedule", choices=SCHEDULES, default="static")
-    add("--repeats", type=int, default=REPEATS)
-    add("--record", type=Path, help="default: benchmarks/results/<op>.jsonl")
-    add("--cpu", action="store_true", help="the CPU backend: no performance path")
-    options = parser.parse_args()
-    unknown = set((options.models or "").split(",")) - {*models, ""}
-    if unknown:
-        parser.error(f"unknown models {', '.join(sorted(unknown))}")
-    return options
+    # What rounds more often may be further off: NCCL adds in the arrays' dtype, and
+    # steps in a row store what lies between them.
+    allowed = partial(faults, ours=workload.leeway, others=2 * workload.leeway)
+    shapes = map(measured, options.models or known)
+    return record_all(world, options.record, shared, shapes, allowed, _line)
 
 
 def _line(values: Mapping[str, Any]) -> str:

@@ -7,36 +7,29 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from itertools import cycle
-from math import sqrt
+from itertools import cycle, product, starmap
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import records
-from benchmarks.device import DTYPES, SWIGLU, Call, Device, Gpu, open_device
+from benchmarks.command import begin, numbers, parser_for, provenance, record_all
+from benchmarks.device import SWIGLU, Call, Device, Gpu
 from benchmarks.harness import (
     BLOCK,
     DTYPE,
-    HOST_CALLS,
-    HOST_ROUNDS,
-    REPEATS,
-    SCHEDULES,
-    TOLERANCE,
     WARM_UP,
-    Times,
-    may_record,
+    bitwise_equal,
+    durations,
+    faults,
+    host_cost,
     measure,
-    provenance,
-    start,
-    teller,
+    relative_norm,
 )
 from etc_dist.layers.moe import MoE
 from etc_dist.runtime.stream import stream_for
@@ -165,24 +158,18 @@ class Torch:
     def _fused_swiglu(self, product: Any) -> Any:
         active = product.new_empty(product.shape[0], product.shape[1] // 2)
         width, eighths = active.shape[1] // 8, active.numel() // 8
-        self._kernel(self._as_cupy(product), width, self._as_cupy(active), size=eighths)
+        source, target = map(self._device.from_torch, (product, active))
+        self._kernel(source, width, target, size=eighths)
         return active
 
-    def _as_cupy(self, tensor: Any) -> Any:
-        """The same memory as a CuPy array."""
-        assert tensor.is_contiguous()
-        cupy = self._device.xp
-        place = tensor.data_ptr(), tensor.nbytes, tensor
-        memory = cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(*place), 0)
-        return cupy.ndarray(tuple(tensor.shape), DTYPES[DTYPE], memory)
 
-
-def make_case(torch: Any, device: Any, model: Model, tokens: int) -> Case:
+def make_case(torch: Any, device: Device, model: Model, tokens: int) -> Case:
     """Random weights that keep a deviation of about one; the same for each seed."""
-    generator = torch.Generator(device).manual_seed(tokens)
+    place = f"cuda:{device.world.device}" if isinstance(device, Gpu) else "cpu"
+    generator = torch.Generator(place).manual_seed(tokens)
 
     def normal(*shape: int, scale: float) -> Any:
-        options = {"dtype": torch.bfloat16, "device": device, "generator": generator}
+        options = {"dtype": torch.bfloat16, "device": place, "generator": generator}
         return torch.randn(shape, **options).mul_(scale)
 
     hidden, inner, experts = model.hidden, model.inner, model.experts
@@ -214,25 +201,23 @@ def reference(torch: Any, case: Case, x: Any) -> tuple[Any, int]:
     return out, active
 
 
-def relative_error(outs: Sequence[Any], references: Sequence[Any]) -> float:
-    """The relative Frobenius norm over all inputs; NaN if any is."""
+def relative_error(
+    world: World, outs: Sequence[Any], references: Sequence[Any]
+) -> float:
+    """The relative Frobenius norm over all inputs and ranks; NaN if any is."""
     pairs = list(zip(outs, references, strict=True))
     off = sum(float((o.double() - r).square().sum()) for o, r in pairs)
-    return sqrt(off / sum(float(r.double().square().sum()) for _, r in pairs))
+    norm = sum(float(r.double().square().sum()) for _, r in pairs)
+    return relative_norm(world, (off, norm))
 
 
-def bitwise_equal(torch: Any, moe: MoE, case: Case) -> bool:
+def all_equal(device: Device, moe: MoE, case: Case) -> bool:
     """Whether three runs on each input give equal bits; leaves the last in the outs."""
-    same = True
-    for x, out in zip(case.xs, case.outs, strict=True):
-        seen = []
-        for _ in range(3):
-            out.fill_(float("nan"))
-            moe(x, out)
-            moe.synchronize()
-            seen.append(out.view(torch.int16).clone())
-        same &= all(torch.equal(seen[0], other) for other in seen[1:])
-    return same
+    same = [
+        bitwise_equal(device, moe, partial(moe, x, out), device.from_torch(out))
+        for x, out in zip(case.xs, case.outs, strict=True)
+    ]
+    return all(same)
 
 
 def captured_ours(device: Device, moe: MoE, x: Any, out: Any) -> Call:
@@ -279,19 +264,12 @@ def in_turn(calls: Sequence[Call]) -> Call:
     return lambda: next(turns)()
 
 
-def host_cost(device: Device, moe: MoE, case: Case) -> dict[str, float]:
-    """Microseconds of the host for an eager call after the first, by array library."""
+def host_costs(device: Device, moe: MoE, case: Case) -> dict[str, float]:
+    """`host_cost`, by array library."""
     if not isinstance(device, Gpu):
         return {}
-    rounds = []
-    for _ in range(HOST_ROUNDS):
-        moe.synchronize()
-        began = time.perf_counter()
-        for _ in range(HOST_CALLS):
-            moe(case.xs[0], case.outs[0])
-        rounds.append((time.perf_counter() - began) / HOST_CALLS * 1e6)
-    moe.synchronize()
-    return {"torch": round(median(rounds), 2)}
+    call = partial(moe, case.xs[0], case.outs[0])
+    return {"torch": host_cost(device, moe, call)}
 
 
 def limit_ms(model: Model, tokens: int, active: float) -> float:
@@ -302,26 +280,25 @@ def limit_ms(model: Model, tokens: int, active: float) -> float:
 
 
 def benchmark(
-    world: World, device: Device, torch: Any, name: str, tokens: int, options: Any
+    device: Device, torch: Any, options: Any, name: str, tokens: int
 ) -> dict[str, Any]:
     """Check, then time one shape: the part of a record that belongs to the shape."""
-    model = {**MODELS, **CPU_MODELS}[name]
-    place = "cpu" if device.world.backend == "cpu" else f"cuda:{world.device}"
-    case = make_case(torch, place, model, tokens)
+    model, world = {**MODELS, **CPU_MODELS}[name], device.world
+    case = make_case(torch, device, model, tokens)
     moe = MoE(*case.weights, top_k=model.top_k, world=world, schedule=options.schedule)
-    equal = bitwise_equal(torch, moe, case)
+    equal = all_equal(device, moe, case)
     expected, active = zip(*(reference(torch, case, x) for x in case.xs), strict=True)
-    error = relative_error(case.outs, expected)
+    error = relative_error(world, case.outs, expected)
     theirs = Torch(torch, device, case)
     outs = [torch.empty_like(out) for out in case.outs]
     for x, out in zip(case.xs, outs, strict=True):
         theirs(x, out)
-    baseline_error = relative_error(outs, expected)
+    baseline_error = relative_error(world, outs, expected)
     del expected
     pairs = list(zip(case.xs, case.outs, strict=True))
     steps = [partial(theirs, x, out) for x, out in zip(case.xs, outs, strict=True)]
     alone = [theirs.products_alone(x) for x in case.xs]
-    host_us = host_cost(device, moe, case)
+    host_us = host_costs(device, moe, case)
     graph = partial(captured_torch, torch, device)
     calls = {
         "ours": in_turn([captured_ours(device, moe, *pair) for pair in pairs]),
@@ -341,8 +318,9 @@ def benchmark(
         "top_k": model.top_k,
         "active_experts": round(mean(active), 2),
         "schedule": moe.program.plan.schedule,
-        **provenance(world, moe),
-        **durations(times, limit_ms(model, tokens, mean(active))),
+        **provenance(moe.program),
+        **durations(times, limit_ms(model, tokens, mean(active)), 0.0),
+        "collective_ms": 0.0,
         "error": error,
         "baseline_error": baseline_error,
         "bitwise_equal": equal,
@@ -354,78 +332,37 @@ def benchmark(
     return values
 
 
-def durations(times: Mapping[str, Times], limit: float) -> dict[str, Any]:
-    ms = {name: each.median for name, each in times.items()}
-    return {
-        **{f"{name}_ms": round(median, 5) for name, median in ms.items()},
-        "collective_ms": 0.0,
-        "wire_ms": 0.0,
-        "limit_ms": round(limit, 5),
-        "of_limit": round(limit / ms["ours"], 4),
-        "speedup": round(ms["baseline"] / ms["ours"], 4),
-        "ours_spread_ms": tuple(round(q, 5) for q in times["ours"].quartiles),
-    }
-
-
-def faults(values: Mapping[str, Any]) -> list[str]:
-    """What is wrong with a measured shape, in words."""
-    found = []
-    for name, leeway in (("error", LEEWAY), ("baseline_error", BASELINE_LEEWAY)):
-        allowed = TOLERANCE[DTYPE] * leeway
-        if not values[name] <= allowed:  # so that NaN is refused too
-            found.append(f"{name} {values[name]:.2e}, wanted {allowed:.1e}")
-    if not values["bitwise_equal"]:
-        found.append("runs differ in their bits")
-    return found
+def measure_all(
+    device: Device,
+    options: argparse.Namespace,
+    shared: Mapping[str, Any],
+    counts: Sequence[int],
+    measured: Callable[[str, int], Mapping[str, Any]],
+    line: Callable[[Mapping[str, Any]], str],
+) -> int:
+    """Measure each model with each number of tokens; the exit code of `record_all`."""
+    models = options.models or (MODELS if isinstance(device, Gpu) else CPU_MODELS)
+    shapes = starmap(measured, product(models, counts))
+    allowed = partial(faults, ours=LEEWAY, others=BASELINE_LEEWAY)
+    return record_all(device.world, options.record, shared, shapes, allowed, line)
 
 
 def main() -> int:
-    options = _parse()
-    world = start(options.cpu)
-    on_gpu = world.backend == "cuda"
-    tell = teller(world)
-    tell(world.show())
-    if not on_gpu:
-        tell("the CPU backend is no performance path: its times mean nothing")
-    device = open_device(world)
+    parser = parser_for("a mixture of experts", {**MODELS, **CPU_MODELS}, "moe")
+    text = f"numbers of tokens, with commas between; default: {TOKENS}"
+    parser.add_argument("--tokens", type=numbers, help=text)
+    options = parser.parse_args()
+    device = begin(options.cpu)
     torch = import_module("torch")
-    facts = {
+    shared = {
+        "op": "moe",
+        "protocol": PROTOCOL,
         **device.facts(),
         "baseline": f"torch {torch.__version__}, _grouped_mm and one SwiGLU kernel",
     }
-    models = options.models or list(MODELS if on_gpu else CPU_MODELS)
-    failed = False
-    for model in models:
-        for tokens in options.tokens or (TOKENS if on_gpu else CPU_TOKENS):
-            values = benchmark(world, device, torch, model, tokens, options)
-            wrong = faults(values)
-            failed = failed or bool(wrong)
-            tell(_line(values) + "".join(f"\n  FAILED: {fault}" for fault in wrong))
-            if not wrong and may_record(world, options.record):
-                stamp = {"commit": records.commit(), "date": records.now()}
-                shared = {"op": "moe", "protocol": PROTOCOL, **facts, **stamp}
-                records.append(records.parse({**shared, **values}), options.record)
-    world.close()
-    return int(failed)
-
-
-def _parse() -> argparse.Namespace:
-    models = {**MODELS, **CPU_MODELS}
-    parser = argparse.ArgumentParser(description="Time a mixture of experts.")
-    add = parser.add_argument
-    text = f"some of {','.join(models)}, with commas between"
-    add("--models", type=lambda names: names.split(","), help=text)
-    text = f"numbers of tokens, with commas between; default: {TOKENS}"
-    add("--tokens", type=lambda counts: [*map(int, counts.split(","))], help=text)
-    add("--schedule", choices=SCHEDULES, default="static")
-    add("--repeats", type=int, default=REPEATS)
-    add("--record", type=Path, help="default: benchmarks/results/moe.jsonl")
-    add("--cpu", action="store_true", help="the CPU backend: no performance path")
-    options = parser.parse_args()
-    unknown = set(options.models or ()) - models.keys()
-    if unknown:
-        parser.error(f"unknown models {', '.join(sorted(unknown))}")
-    return options
+    counts = options.tokens or (TOKENS if isinstance(device, Gpu) else CPU_TOKENS)
+    measured = partial(benchmark, device, torch, options)
+    return measure_all(device, options, shared, counts, measured, _line)
 
 
 def _line(values: Mapping[str, Any]) -> str:

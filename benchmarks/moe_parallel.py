@@ -5,46 +5,35 @@ launch/mpirun -n 4 benchmarks/moe_parallel.py --parallel expert --routing zipf
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import records
-from benchmarks.device import Call, Device, Gpu, open_device
-from benchmarks.harness import (
-    DTYPE,
-    LINK_BYTES_PER_S,
-    PROTOCOL,
-    REPEATS,
-    SCHEDULES,
-    Times,
-    may_record,
-    measure,
-    provenance,
-    start,
-    teller,
-)
+from benchmarks.command import begin, numbers, parser_for, provenance
+from benchmarks.device import Call, Device, Gpu
+from benchmarks.harness import DTYPE, LINK_BYTES_PER_S, PROTOCOL, durations, measure
 from benchmarks.moe import (
     CPU_MODELS,
     INPUTS,
     MODELS,
     Case,
-    Model,
     Torch,
-    faults,
-    host_cost,
+    all_equal,
+    host_costs,
     in_turn,
     limit_ms,
     make_case,
+    measure_all,
     reference,
+    relative_error,
 )
 from etc_dist.layers.moe import MoE
 from etc_dist.layers.moe_graph import PARALLEL
@@ -98,18 +87,7 @@ class TensorParallel(Torch):
         self.collective_alone(x, out)()
 
     def collective_alone(self, x: Any, out: Any) -> Call:
-        device = self._device
-        if isinstance(device, Gpu):
-            arrays = map(device.from_torch, (self._partial, out))
-            return device.reduce_scatter(*arrays)
-
-        def call() -> None:
-            whole = self._partial.float().numpy()
-            total = self._torch.empty(out.shape)
-            device.reduce_scatter(whole, total.numpy())()
-            out.copy_(total)
-
-        return call
+        return reduce_scatter(self._torch, self._device, self._partial, out)
 
 
 class AllToAll(Torch):
@@ -204,12 +182,20 @@ class Gathered(AllToAll):
         weight = weights.view(-1)[order].to(product.dtype)
         partial = torch.zeros_like(gathered)
         partial.index_add_(0, token, product.mul_(weight[:, None]))
-        if isinstance(device, Gpu):
-            device.reduce_scatter(*map(device.from_torch, (partial, out)))()
-            return
+        reduce_scatter(torch, device, partial, out)()
+
+
+def reduce_scatter(torch: Any, device: Device, source: Any, out: Any) -> Call:
+    """Of tensors; in fp32 on the CPU, where MPI adds."""
+    if isinstance(device, Gpu):
+        return device.reduce_scatter(*map(device.from_torch, (source, out)))
+
+    def call() -> None:
         total = torch.empty(out.shape)
-        device.reduce_scatter(partial.float().numpy(), total.numpy())()
+        device.reduce_scatter(source.float().numpy(), total.numpy())()
         out.copy_(total)
+
+    return call
 
 
 def route(torch: Any, case: Case, routing: str) -> None:
@@ -256,14 +242,13 @@ def limits(torch: Any, theirs: Torch, share: Share) -> tuple[float, float, float
 
 
 def benchmark(
-    world: World, device: Device, torch: Any, name: str, tokens: int, options: Any
+    device: Device, torch: Any, options: Any, name: str, tokens: int
 ) -> dict[str, Any]:
     """Check, then time one shape, with so many tokens a rank: the part of a record that
     belongs to the shape. Its M is the number of rows of the layer's x: a rank's tokens
     if expert-parallel, those of all ranks if tensor-parallel."""
-    model = {**MODELS, **CPU_MODELS}[name]
-    place = "cpu" if device.world.backend == "cpu" else f"cuda:{world.device}"
-    whole = make_case(torch, place, model, tokens * world.size)
+    model, world = {**MODELS, **CPU_MODELS}[name], device.world
+    whole = make_case(torch, device, model, tokens * world.size)
     route(torch, whole, options.routing)
     share = Share.of(torch, whole, options.parallel, world)
     own = share.own
@@ -274,7 +259,7 @@ def benchmark(
         world=world,
         schedule=options.schedule,
     )
-    equal = bitwise_equal(torch, device, moe, own)
+    equal = all_equal(device, moe, own)
     expected = [
         reference(torch, whole, x.chunk(world.size)[world.rank])[0] for x in whole.xs
     ]
@@ -305,7 +290,7 @@ def benchmark(
             for x, out in pairs
         ]
     busy, wire, active = limits(torch, first, share)
-    host_us = host_cost(device, moe, own)
+    host_us = host_costs(device, moe, own)
     calls = {
         "ours": in_turn([partial(moe, *p) for p in zip(own.xs, own.outs, strict=True)]),
         **{
@@ -316,6 +301,8 @@ def benchmark(
         "collective": in_turn([collectives for _, collectives in alone]),
     }
     times = measure(device, calls, options.repeats)
+    baselines = {name: times.pop(name) for name in rivals}
+    times["baseline"] = min(baselines.values(), key=attrgetter("median"))
     values = {
         "model": name,
         "M": len(own.xs[0]),
@@ -327,8 +314,9 @@ def benchmark(
         "active_experts": round(active, 2),
         "routing": options.routing,
         "schedule": moe.program.plan.schedule,
-        **provenance(world, moe),
-        **durations(times, rivals, busy, wire),
+        **provenance(moe.program),
+        **durations(times, busy, wire),
+        "baselines_ms": {n: round(each.median, 5) for n, each in baselines.items()},
         "error": error,
         "baseline_error": max(baseline_errors),
         "bitwise_equal": equal,
@@ -340,104 +328,27 @@ def benchmark(
     return values
 
 
-def bitwise_equal(torch: Any, device: Device, moe: MoE, case: Case) -> bool:
-    """Whether three runs on each input give equal bits on all ranks; leaves the last in
-    the outs. Before each run, the output and what peers write to are poisoned."""
-    same = True
-    for x, out in zip(case.xs, case.outs, strict=True):
-        moe(x, out)  # gives the layer memory of this size
-        seen = []
-        for _ in range(3):
-            moe.synchronize()
-            out.fill_(float("nan"))
-            device.poison_staging(moe)
-            device.synchronize()
-            device.world.barrier()
-            moe(x, out)
-            moe.synchronize()
-            seen.append(out.view(torch.int16).clone())
-        same &= all(torch.equal(seen[0], other) for other in seen[1:])
-    return all(device.world.gather(same))
-
-
-def relative_error(world: World, outs: Sequence[Any], expected: Sequence[Any]) -> float:
-    """The relative Frobenius norm over all inputs and ranks; NaN if any is."""
-    pairs = list(zip(outs, expected, strict=True))
-    off = sum(float((o.double() - r).square().sum()) for o, r in pairs)
-    norm = sum(float(r.double().square().sum()) for _, r in pairs)
-    every: Any = world.gather((off, norm))
-    return float((sum(o for o, _ in every) / sum(n for _, n in every)) ** 0.5)
-
-
-def durations(
-    times: Mapping[str, Times], rivals: Mapping[str, Any], busy: float, wire: float
-) -> dict[str, Any]:
-    ms = {name: each.median for name, each in times.items()}
-    baselines = {name: round(ms.pop(name), 5) for name in rivals}
-    ms["baseline"] = min(baselines.values())
-    limit = max(busy, wire)
-    return {
-        **{f"{name}_ms": round(value, 5) for name, value in ms.items()},
-        "baselines_ms": baselines,
-        "wire_ms": round(wire, 5),
-        "limit_ms": round(limit, 5),
-        "of_limit": round(limit / ms["ours"], 4),
-        "speedup": round(ms["baseline"] / ms["ours"], 4),
-        "ours_spread_ms": tuple(round(q, 5) for q in times["ours"].quartiles),
-    }
-
-
 def main() -> int:
-    options = _parse()
-    world = start(options.cpu)
-    on_gpu = world.backend == "cuda"
-    tell = teller(world)
-    tell(world.show())
-    if not on_gpu:
-        tell("the CPU backend is no performance path: its times mean nothing")
-    device = open_device(world)
-    torch = import_module("torch")
-    facts = device.facts()
-    facts["baseline"] = f"torch {torch.__version__}, _grouped_mm; {facts['baseline']}"
-    models = options.models or list(MODELS if on_gpu else CPU_MODELS)
-    op, failed = f"moe_{options.parallel}_parallel", False
-    for model in models:
-        for tokens in options.tokens_per_rank or (TOKENS if on_gpu else CPU_TOKENS):
-            values = benchmark(world, device, torch, model, tokens, options)
-            wrong = faults(values)
-            failed = failed or bool(wrong)
-            tell(_line(values) + "".join(f"\n  FAILED: {fault}" for fault in wrong))
-            if not wrong and may_record(world, options.record):
-                stamp = {"commit": records.commit(), "date": records.now()}
-                shared = {"op": op, "protocol": protocol(), **facts, **stamp}
-                records.append(records.parse({**shared, **values}), options.record)
-    world.close()
-    return int(failed)
-
-
-def protocol() -> str:
-    return f"{PROTOCOL}; {INPUTS} inputs take turns; the faster of baselines_ms"
-
-
-def _parse() -> argparse.Namespace:
-    models: Mapping[str, Model] = {**MODELS, **CPU_MODELS}
-    parser = argparse.ArgumentParser(description="Time a mixture of experts on ranks.")
+    parser = parser_for("a mixture of experts on ranks", {**MODELS, **CPU_MODELS})
     add = parser.add_argument
     add("--parallel", choices=PARALLEL, default="expert")
     add("--routing", choices=ROUTINGS, default="uniform")
-    text = f"some of {','.join(models)}, with commas between"
-    add("--models", type=lambda names: names.split(","), help=text)
     text = f"numbers of tokens of a rank, with commas between; default: {TOKENS}"
-    add("--tokens-per-rank", type=lambda counts: [*map(int, counts.split(","))], help=text)
-    add("--schedule", choices=SCHEDULES, default="static")
-    add("--repeats", type=int, default=REPEATS)
-    add("--record", type=Path, help="default: benchmarks/results/<op>.jsonl")
-    add("--cpu", action="store_true", help="the CPU backend: no performance path")
+    add("--tokens-per-rank", type=numbers, help=text)
     options = parser.parse_args()
-    unknown = set(options.models or ()) - models.keys()
-    if unknown:
-        parser.error(f"unknown models {', '.join(sorted(unknown))}")
-    return options
+    device = begin(options.cpu)
+    torch, facts = import_module("torch"), device.facts()
+    shared = {
+        "op": f"moe_{options.parallel}_parallel",
+        "protocol": f"{PROTOCOL}; {INPUTS} inputs take turns; the faster of "
+        "baselines_ms",
+        **facts,
+        "baseline": f"torch {torch.__version__}, _grouped_mm; {facts['baseline']}",
+    }
+    default = TOKENS if isinstance(device, Gpu) else CPU_TOKENS
+    counts = options.tokens_per_rank or default
+    measured = partial(benchmark, device, torch, options)
+    return measure_all(device, options, shared, counts, measured, _line)
 
 
 def _line(values: Mapping[str, Any]) -> str:

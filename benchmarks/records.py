@@ -91,10 +91,11 @@ class MoERecord(FusedRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class MoEParallelRecord(FusedRecord):
-    """A mixture of experts over the ranks. M is the number of tokens of all ranks, N
-    the hidden size, K a rank's inner one; baseline_ms is the fastest of the baselines,
-    gemm_ms and collective_ms are those of the first one, wire_ms those of the busiest
-    rank, and limit_ms is at least its memory's or tensor cores'."""
+    """A mixture of experts over the ranks. M is the number of tokens of all ranks, of
+    one rank if expert-parallel, N the hidden size, K a rank's inner one; baseline_ms is
+    the fastest of the baselines, gemm_ms and collective_ms are those of the first one,
+    wire_ms those of the busiest rank, and limit_ms is at least its memory's or tensor
+    cores'."""
 
     experts: int
     top_k: int
@@ -178,6 +179,11 @@ def commit() -> str:
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return f"{head}-dirty" if changes else head
+
+
+def stamp() -> dict[str, Any]:
+    """Which code is measured, and when."""
+    return {"commit": commit(), "date": now()}
 
 
 def append(record: Record, path: Path | None = None) -> None:

@@ -18,24 +18,16 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import records
-from benchmarks.device import Device, open_device
-from benchmarks.harness import (
-    TOLERANCE,
-    may_record,
-    provenance,
-    relative_error,
-    start,
-    teller,
-)
+from benchmarks.command import begin, may_record, provenance, teller
+from benchmarks.device import Device
+from benchmarks.harness import DTYPE, TOLERANCE, relative_error
+from benchmarks.moe import LEEWAY
 from etc_dist.layers.moe import MoE
 
-DTYPE = "bfloat16"
 HIDDEN, INNER, EXPERTS, TOP_K = 1024, 384, 128, 8
 CPU_SIZES = 32, 16, 16, 4
 TOKENS = (1, 3, 31, 32, 33, 100, 256, 517, 1000, 2048)
 CPU_TOKENS = (1, 5, 33)
-LEEWAY = 1.25
-"""Times TOLERANCE: the error allowed; activations and experts' rows are rounded too."""
 BATCH = 50
 """Routings without any synchronisation of the host."""
 KINDS = ("uniform", "zipf", "one set", "half of the experts")
@@ -174,11 +166,9 @@ def main() -> int:
     add("--record", type=Path, help="default: benchmarks/results/routings.jsonl")
     add("--cpu", action="store_true", help="the CPU backend")
     options = parser.parse_args()
-    world = start(options.cpu)
-    tell = teller(world)
-    tell(world.show())
-    on_gpu = world.backend == "cuda"
-    device = open_device(world)
+    device = begin(options.cpu)
+    world = device.world
+    tell, on_gpu = teller(world), world.backend == "cuda"
     routings = Routings(device, options.parallel, on_gpu)
     count = options.routings or (1000 if on_gpu else 20)
     started = time.perf_counter()
@@ -195,14 +185,13 @@ def main() -> int:
     if not faults and may_record(world, options.record):
         facts = device.facts()
         del facts["baseline"]
-        stamp = {"commit": records.commit(), "date": records.now()}
-        shared = provenance(world, routings.layers[0])
+        shared = provenance(routings.layers[0].program)
         ways = " and ".join(dict.fromkeys(routings.schedules))
         split = f"{options.parallel}-parallel" if world.size > 1 else "one rank"
         shared["path"] = shared["path"].replace("static schedule", f"{ways}, {split}")
         record = records.SoakRecord(
             op="routings",
-            **{**shared, **facts, **stamp},
+            **{**shared, **facts, **records.stamp()},
             cases=len(KINDS) * len(TOKENS),
             runs=3 * count,
             mismatches=0,

@@ -18,22 +18,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import records
 from benchmarks.all_gather_matmul import AllGatherMatmulWorkload
-from benchmarks.device import Device, open_device
+from benchmarks.command import begin, may_record, provenance, teller
+from benchmarks.device import Device
 from benchmarks.harness import (
     TOLERANCE,
     Case,
     Shape,
     Workload,
     bitwise_equal,
-    may_record,
-    provenance,
     relative_error,
-    start,
-    teller,
 )
 from benchmarks.matmul_reduce_scatter import MatmulReduceScatterWorkload
 from etc_dist.ops.product import ProductOperation
-from etc_dist.world import World
 
 BATCH = 100
 """Runs without any synchronisation of the host."""
@@ -79,8 +75,8 @@ class Soak:
     def run(self, order: Sequence[int]) -> int:
         """Run the cases in `order`; the runs whose bits differ on any rank, counted
         rank by rank."""
-        for begin in range(0, len(order), BATCH):
-            for number in order[begin : begin + BATCH]:
+        for first in range(0, len(order), BATCH):
+            for number in order[first : first + BATCH]:
                 self._run(self.cases[number])
             self.synchronize()
         counts = self.device.world.gather(int(self._differing[0]))
@@ -115,7 +111,8 @@ class Soak:
         name = f"{workload.name} {dtype} {layout} {rows} x {n} x {k}"
         case = Case.make(self.device, workload, shape, dtype, name)
         w = self.device.transpose(case.w) if layout == "kn" else case.w
-        equal = bitwise_equal(self.device, operation, case.with_w(w))
+        call = workload.call(operation, case.with_w(w))
+        equal = bitwise_equal(self.device, operation, call, case.out)
         self._judge(name, case, equal)
         return Soaked(operation, case, w, case.out.copy())
 
@@ -137,10 +134,9 @@ def main() -> int:
     add("--record", type=Path, help="default: benchmarks/results/soak.jsonl")
     add("--cpu", action="store_true", help="the CPU backend")
     options = parser.parse_args()
-    world = start(options.cpu)
+    device = begin(options.cpu)
+    world = device.world
     tell = teller(world)
-    tell(world.show())
-    device = open_device(world)
     soak = Soak(device)
     tell(f"soak: {len(soak.cases)} cases, largest error {soak.error:.2e}")
     runs = options.runs or (1000 if world.backend == "cuda" else 50)
@@ -154,7 +150,7 @@ def main() -> int:
     tell(f"soak: {runs} runs in {seconds:.1f} s, {mismatches} mismatches")
     tell("\n".join(f"FAILED: {fault}" for fault in soak.faults) or "soak: passed")
     if not soak.faults and may_record(world, options.record):
-        record = _record(world, device, soak, runs, seconds)
+        record = _record(device, soak, runs, seconds)
         records.append(record, options.record)
     soak.close()
     world.close()
@@ -162,16 +158,15 @@ def main() -> int:
 
 
 def _record(
-    world: World, device: Device, soak: Soak, runs: int, seconds: float
+    device: Device, soak: Soak, runs: int, seconds: float
 ) -> records.SoakRecord:
     facts = device.facts()
     del facts["baseline"]
     return records.SoakRecord(
         op="soak",
-        **provenance(world, soak.cases[0].operation),
+        **provenance(soak.cases[0].operation.program),
         **facts,
-        commit=records.commit(),
-        date=records.now(),
+        **records.stamp(),
         cases=len(soak.cases),
         runs=runs,
         mismatches=0,

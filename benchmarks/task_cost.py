@@ -16,10 +16,17 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import records
-from benchmarks.device import Device, open_device
-from benchmarks.harness import may_record, start, teller
+from benchmarks.command import begin, may_record, provenance, teller
+from benchmarks.device import Device
 from etc_dist import compile
-from etc_dist.ir import Graph, device_function, graph_function, minimum, tile
+from etc_dist.ir import (
+    DeviceFunction,
+    Graph,
+    device_function,
+    graph_function,
+    minimum,
+    tile,
+)
 from etc_dist.ir.function import TENSOR, TRANSFER
 from etc_dist.program import Program
 
@@ -35,14 +42,11 @@ PROTOCOL = (
 )
 
 
-def _copy_row(x: Any, y: Any) -> None:
+def copy_row(x: Any, y: Any) -> None:
     y[...] = x
 
 
-def _function(lane: str) -> Any:
-    def copy_row(x: Any, y: Any) -> None:
-        _copy_row(x, y)
-
+def _function(lane: str) -> DeviceFunction:
     source = Path(__file__).with_name("copy_row.cuh").resolve()
     return device_function(source=source, reads=1, writes=1, lane=lane)(copy_row)
 
@@ -104,10 +108,9 @@ def main() -> int:
     add("--record", type=Path, help="default: benchmarks/results/task_cost.jsonl")
     add("--cpu", action="store_true", help="the CPU backend: no performance path")
     options = parser.parse_args()
-    world = start(options.cpu)
+    device = begin(options.cpu)
+    world = device.world
     tell = teller(world)
-    tell(world.show())
-    device = open_device(world)
     facts = device.facts()
     del facts["baseline"]
     for lane in (TENSOR, TRANSFER):
@@ -119,12 +122,8 @@ def main() -> int:
             if may_record(world, options.record):
                 record = records.TaskCostRecord(
                     op="task_cost",
-                    world_size=world.size,
-                    backend=world.backend,
-                    path=f"{schedule} schedule, {world.backend} backend, "
-                    f"{program.workers} workers",
-                    commit=records.commit(),
-                    date=records.now(),
+                    **provenance(program),
+                    **records.stamp(),
                     protocol=PROTOCOL,
                     schedule=schedule,
                     lane=lane,

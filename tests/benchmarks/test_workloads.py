@@ -70,10 +70,11 @@ if find_spec("torch"):
         assert 1e-3 < many.error < 4e-3
 
     @pytest.mark.parametrize(
-        ("parallel", "routing"), [("tensor", "uniform"), ("expert", "zipf")]
+        ("parallel", "routing", "rows"),
+        [("tensor", "uniform", 32), ("expert", "zipf", 16)],
     )
     def test_mixture_of_experts_over_ranks_is_checked_and_recorded(
-        parallel: str, routing: str, tmp_path: Path
+        parallel: str, routing: str, rows: int, tmp_path: Path
     ) -> None:
         launch = [sys.executable, str(ROOT / "launch" / "mpirun"), "-n", "2"]
         command = [str(ROOT / "benchmarks" / "moe_parallel.py"), "--cpu"]
@@ -87,7 +88,7 @@ if find_spec("torch"):
         assert done.returncode == 0, done.stdout + done.stderr
         (record,) = records.load(tmp_path)
         assert isinstance(record, records.MoEParallelRecord)
-        assert (record.op, record.M) == (f"moe_{parallel}_parallel", 64)
+        assert (record.op, record.M) == (f"moe_{parallel}_parallel", rows)
         assert (record.routing, record.bitwise_equal) == (routing, True)
         assert min(record.baselines_ms.values()) == record.baseline_ms
         assert 1e-3 < record.error < 4e-3
