@@ -1,6 +1,7 @@
 """A mixture of experts as one program, against torch's grouped products.
 
 launch/mpirun -n 1 benchmarks/moe.py --models qwen3-30b-a3b --tokens 1,128,4096
+launch/mpirun -n 1 benchmarks/moe.py --triton    # vLLM's Triton kernel beside
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from importlib.util import find_spec
 from itertools import cycle, product, starmap
 from pathlib import Path
 from statistics import mean
@@ -31,6 +33,7 @@ from benchmarks.harness import (
     measure,
     relative_norm,
 )
+from benchmarks.moe_rivals import FusedMoE
 from etc_dist.layers.moe import MoE
 from etc_dist.runtime.stream import stream_for
 from etc_dist.world import World
@@ -113,13 +116,16 @@ class Torch:
 
     def choose(self, x: Any) -> tuple[Any, Any]:
         """Weights and ids [tokens, top_k]."""
+        share = self.logits(x).softmax(dim=1)
+        weights, ids = share.topk(self._model.top_k, dim=1)
+        return weights / weights.sum(dim=1, keepdim=True), ids
+
+    def logits(self, x: Any) -> Any:
+        """The router's, in fp32."""
         if isinstance(self._device, Gpu):
             dtype = self._torch.float32
-            logits = self._torch.mm(x, self._router, out_dtype=dtype)
-        else:
-            logits = x.float() @ self._router.float()
-        weights, ids = logits.softmax(dim=1).topk(self._model.top_k, dim=1)
-        return weights / weights.sum(dim=1, keepdim=True), ids
+            return self._torch.mm(x, self._router, out_dtype=dtype)
+        return x.float() @ self._router.float()
 
     def sort(self, ids: Any) -> tuple[Any, Any, Any]:
         """Choices by expert: their tokens, their places in ids, the experts' ends."""
@@ -279,6 +285,41 @@ def limit_ms(model: Model, tokens: int, active: float) -> float:
     return 1e3 * max(read, tokens * model.top_k * 2 * weights / FLOP_PER_S)
 
 
+def checked_beside(
+    world: World, rival: FusedMoE, case: Case, references: Sequence[Any]
+) -> dict[str, Any]:
+    """What a record says of vLLM's layer, but for its time."""
+    error = relative_error(world, [rival(x) for x in case.xs], references)
+    return {"triton": rival.name(), "triton_error": error}
+
+
+def calls_of(
+    device: Device,
+    torch: Any,
+    case: Case,
+    moe: MoE,
+    theirs: Torch,
+    outs: Sequence[Any],
+    rival: FusedMoE | None,
+) -> dict[str, Call]:
+    """What is timed, by the name that its time has in the record. The baseline fills
+    `outs`."""
+    pairs = list(zip(case.xs, case.outs, strict=True))
+    steps = [partial(theirs, x, out) for x, out in zip(case.xs, outs, strict=True)]
+    alone = [theirs.products_alone(x) for x in case.xs]
+    graph = partial(captured_torch, torch, device)
+    calls = {
+        "ours": in_turn([captured_ours(device, moe, *pair) for pair in pairs]),
+        "ours_eager": in_turn([partial(moe, *pair) for pair in pairs]),
+        "baseline": in_turn([graph(step) for step in steps]),
+        "baseline_eager": in_turn(steps),
+        "gemm": in_turn([graph(call) for call in alone]),
+    }
+    if rival:
+        calls["triton"] = in_turn([graph(partial(rival, x)) for x in case.xs])
+    return calls
+
+
 def benchmark(
     device: Device, torch: Any, options: Any, name: str, tokens: int
 ) -> dict[str, Any]:
@@ -294,19 +335,14 @@ def benchmark(
     for x, out in zip(case.xs, outs, strict=True):
         theirs(x, out)
     baseline_error = relative_error(world, outs, expected)
+    rival = None
+    beside: dict[str, Any] = {}
+    if options.triton:
+        rival = FusedMoE(theirs.logits, *case.weights[1:], model.top_k)
+        beside = checked_beside(world, rival, case, expected)
     del expected
-    pairs = list(zip(case.xs, case.outs, strict=True))
-    steps = [partial(theirs, x, out) for x, out in zip(case.xs, outs, strict=True)]
-    alone = [theirs.products_alone(x) for x in case.xs]
     host_us = host_costs(device, moe, case)
-    graph = partial(captured_torch, torch, device)
-    calls = {
-        "ours": in_turn([captured_ours(device, moe, *pair) for pair in pairs]),
-        "ours_eager": in_turn([partial(moe, *pair) for pair in pairs]),
-        "baseline": in_turn([graph(step) for step in steps]),
-        "baseline_eager": in_turn(steps),
-        "gemm": in_turn([graph(call) for call in alone]),
-    }
+    calls = calls_of(device, torch, case, moe, theirs, outs, rival)
     times = measure(device, calls, options.repeats)
     values = {
         "model": name,
@@ -323,6 +359,7 @@ def benchmark(
         "collective_ms": 0.0,
         "error": error,
         "baseline_error": baseline_error,
+        **beside,
         "bitwise_equal": equal,
         "repeats": options.repeats,
         "host_us": host_us,
@@ -351,7 +388,11 @@ def main() -> int:
     parser = parser_for("a mixture of experts", {**MODELS, **CPU_MODELS}, "moe")
     text = f"numbers of tokens, with commas between; default: {TOKENS}"
     parser.add_argument("--tokens", type=numbers, help=text)
+    text = "time vLLM's Triton kernel beside; vLLM must be installed"
+    parser.add_argument("--triton", action="store_true", help=text)
     options = parser.parse_args()
+    if options.triton and not find_spec("vllm"):
+        parser.error("--triton: vLLM is not installed")
     device = begin(options.cpu)
     torch = import_module("torch")
     shared = {
@@ -366,12 +407,17 @@ def main() -> int:
 
 
 def _line(values: Mapping[str, Any]) -> str:
+    beside = (
+        ", {triton}: {triton_ms:.3f} (error {triton_error:.2e})"
+        if "triton" in values
+        else ""
+    )
     return (
         "{model:14s} M {M:5d}, {active_experts:g} experts: ours {ours_ms:.3f} (eager "
         "{ours_eager_ms:.3f}), baseline {baseline_ms:.3f} (eager "
         "{baseline_eager_ms:.3f}), products {gemm_ms:.3f}, limit {limit_ms:.3f} ms; "
         "speed-up {speedup:.2f}, of limit {of_limit:.2f}, error {error:.2e} (baseline "
-        "{baseline_error:.2e}), equal bits {bitwise_equal}, host {host_us} us"
+        "{baseline_error:.2e}), equal bits {bitwise_equal}, host {host_us} us" + beside
     ).format(**values)
 
 

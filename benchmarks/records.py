@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -87,6 +87,11 @@ class MoERecord(FusedRecord):
     """Those that some token chose: the mean over the inputs."""
     ours_eager_ms: float
     baseline_eager_ms: float
+    triton: str | None = None
+    """The Triton kernel timed beside, if one was, with its version."""
+    triton_ms: float | None = None
+    """That of a replayed CUDA graph."""
+    triton_error: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,11 +211,13 @@ def load(folder: Path = RESULTS) -> Iterator[Record]:
 
 
 def parse(values: Mapping[str, Any]) -> Record:
-    """The record that `values` holds; ValueError unless it has its kind's fields."""
+    """The record that `values` holds; ValueError unless it has its kind's fields, of
+    which those with a default may be absent."""
     kind = KINDS[values["op"]]
-    wanted = {field.name for field in fields(kind)}
-    if wanted != set(values):
-        missing, strange = sorted(wanted - set(values)), sorted(set(values) - wanted)
+    known = {field.name for field in fields(kind)}
+    wanted = {field.name for field in fields(kind) if field.default is MISSING}
+    if not wanted <= set(values) <= known:
+        missing, strange = sorted(wanted - set(values)), sorted(set(values) - known)
         raise ValueError(f"missing {missing or 'nothing'}, unknown {strange or 'none'}")
     return kind(**values)
 

@@ -120,22 +120,26 @@ def moe_table(records: Sequence[MoERecord]) -> str:
     """Markdown of one model's records on one world size."""
     first, rows = records[0], by_schedule(records)
     sides = " / ".join(SCHEDULES)
+    rivals = sorted({r.triton for r in records if r.triton})
+    cells = [moe_cells(row, bool(rivals)) for row in rows]
     lines = [
-        line([*moe_cells(rows[0])]),
-        "|" + "--:|" * len(moe_cells(rows[0])),
-        *(line(moe_cells(row).values()) for row in rows),
+        line([*cells[0]]),
+        "|" + "--:|" * len(cells[0]),
+        *(line(row.values()) for row in cells),
     ]
+    triton = f" Triton: {'; '.join(rivals)}." if rivals else ""
     return (
         f"{first.model}: hidden {first.N}, inner {first.K}, {first.experts} experts, "
         f"{first.top_k} a token; {ranks(first)}, {first.dtype}; milliseconds. Speed-up "
         f"and % of roofline: {sides}, each within its own run.\n\n"
         + "\n".join(lines)
-        + f"\n\n{origin(records)}\n"
+        + f"\n\n{origin(records)}{triton}\n"
     )
 
 
-def moe_cells(row: Row) -> dict[str, str]:
-    """The row of one number of tokens, by the words above it."""
+def moe_cells(row: Row, beside: bool) -> dict[str, str]:
+    """The row of one number of tokens, by the words above it; with the time of the
+    Triton kernel `beside`."""
     r = next(row[schedule] for schedule in SCHEDULES if schedule in row)
     ours = {
         f"ours, {schedule}": each(row, lambda r: f"{r.ours_ms:.3f}", schedule)
@@ -145,11 +149,19 @@ def moe_cells(row: Row) -> dict[str, str]:
         "tokens": f"{r.M}",
         "roofline": f"{r.limit_ms:.3f}",
         "baseline": f"{r.baseline_ms:.3f}",
+        **({"Triton": triton_ms(row)} if beside else {}),
         **ours,
         "speed-up": each(row, lambda r: f"{r.speedup:.2f}", *SCHEDULES),
         "% of roofline": each(row, lambda r: f"{r.of_limit:.0%}", *SCHEDULES),
         "error": error(max(row.values(), key=lambda r: r.error)),
     }
+
+
+def triton_ms(row: Row) -> str:
+    """The first time that a run of this row has for the Triton kernel."""
+    runs = (row[schedule] for schedule in SCHEDULES if schedule in row)
+    times = (r.triton_ms for r in runs if isinstance(r, MoERecord))
+    return next((f"{ms:.3f}" for ms in times if ms is not None), "-")
 
 
 # --------------------------------------------------------------- schedules compared

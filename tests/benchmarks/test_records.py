@@ -33,6 +33,18 @@ def test_record_of_a_layer_holds_the_two_operations_too(
         records.parse(layer_values)
 
 
+def test_record_of_a_mixture_of_experts_may_name_a_triton_kernel(
+    moe_values: dict[str, Any],
+) -> None:
+    record = records.parse(moe_values)
+    assert isinstance(record, records.MoERecord)
+    assert (record.triton, record.triton_ms, record.triton_error) == (None,) * 3
+    beside = {"triton": "vLLM 1.2.3", "triton_ms": 0.25, "triton_error": 0.005}
+    assert asdict(records.parse({**moe_values, **beside})).items() >= beside.items()
+    with pytest.raises(ValueError, match=r"missing nothing, unknown \['trito'\]"):
+        records.parse({**moe_values, "trito": "vLLM 1.2.3"})
+
+
 def test_record_with_a_field_missing_is_refused_with_its_line(
     tmp_path: Path, values: dict[str, Any]
 ) -> None:

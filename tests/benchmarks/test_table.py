@@ -112,6 +112,18 @@ def test_a_mixture_of_experts_has_a_table_a_model_with_both_schedules(
     assert "baseline: torch." in second
 
 
+def test_a_triton_kernel_has_a_column_where_one_was_measured(
+    moe_values: dict[str, Any],
+) -> None:
+    beside = {"M": 1, "triton": "vLLM 1.2.3", "triton_ms": 0.25, "triton_error": 0.005}
+    some = [MoERecord(**moe_values), MoERecord(**{**moe_values, **beside})]
+    lines = section("moe 1", newest(some)).splitlines()
+    assert lines[3].startswith("| tokens | roofline | baseline | Triton | ours, static")
+    assert lines[5].startswith("| 1 | 0.160 | 0.300 | 0.250 | 0.200 |")
+    assert lines[6].startswith("| 128 | 0.160 | 0.300 | - | 0.200 |")
+    assert lines[8].endswith("baseline: torch. Triton: vLLM 1.2.3.")
+
+
 def test_schedules_are_compared_where_both_were_measured(
     experts: list[FusedRecord], layer_values: dict[str, Any]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -9,11 +10,34 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import records
+from benchmarks import moe, records
 from benchmarks.harness import TENSOR_PARALLEL
 
 ROOT = Path(__file__).parents[2]
 HIDDEN, INNER = 512, 2048 // TENSOR_PARALLEL
+
+LAYERS = """
+from torch import einsum
+from torch.nn.functional import silu
+
+def fused_topk(x, logits, top_k, renormalize):
+    weights, ids = logits.softmax(1).topk(top_k, 1)
+    return weights / weights.sum(1, keepdim=True), ids, None
+
+def fused_experts(x, gate_up, down, weights, ids):
+    left, right = einsum("tw,eiw->tei", x.float(), gate_up.float()).chunk(2, 2)
+    rows = einsum("tei,ewi->tew", silu(left) * right, down.float())
+    chosen = rows.gather(1, ids[:, :, None].expand(-1, -1, rows.shape[2]))
+    return (chosen * weights[:, :, None]).sum(1).to(x.dtype)
+"""
+"""What stands for vLLM's layers, in torch."""
+TILES = """
+def get_moe_configs(experts, inner, dtype):
+    return {1: {}}
+
+def get_config_file_name(experts, inner, dtype):
+    return f"E={experts},N={inner}.json"
+"""
 
 
 @pytest.mark.parametrize(
@@ -48,6 +72,16 @@ def test_workload_is_checked_and_recorded(
     assert isinstance(record, records.LayerRecord) == (op == "mlp")
 
 
+def test_triton_kernel_is_refused_without_vllm(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["moe.py", "--cpu", "--triton"])
+    monkeypatch.setattr(moe, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit):
+        moe.main()
+    assert "--triton: vLLM is not installed" in capsys.readouterr().err
+
+
 # NOTE: not a skip, for the suite refuses tests that are skipped in every run.
 if find_spec("torch"):
 
@@ -68,6 +102,32 @@ if find_spec("torch"):
         assert (one.M, one.active_experts, many.M) == (1, one.top_k, 50)
         assert many.bitwise_equal
         assert 1e-3 < many.error < 4e-3
+
+    def test_triton_kernel_is_checked_and_recorded_beside(tmp_path: Path) -> None:
+        layers = tmp_path / "vllm" / "model_executor" / "layers" / "fused_moe"
+        layers.mkdir(parents=True)
+        (layers / "__init__.py").write_text(LAYERS)
+        (layers / "fused_moe.py").write_text(TILES)
+        for package in ("vllm", "triton"):
+            (tmp_path / package).mkdir(exist_ok=True)
+            (tmp_path / package / "__init__.py").write_text("__version__ = '1.2.3'")
+        launch = [sys.executable, str(ROOT / "launch" / "mpirun"), "-n", "1"]
+        command = [str(ROOT / "benchmarks" / "moe.py"), "--cpu", "--repeats", "1"]
+        record_to = ["--record", str(tmp_path / "some.jsonl")]
+        done = subprocess.run(
+            [*launch, *command, "--triton", *record_to],
+            capture_output=True,
+            text=True,
+            timeout=100,
+            env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        (record,) = records.load(tmp_path)
+        assert isinstance(record, records.MoERecord)
+        named = "vLLM 1.2.3 fused_experts, Triton 1.2.3, tuned tiles E=16,N=64.json"
+        assert record.triton == named
+        assert record.triton_ms and record.triton_error
+        assert record.triton_ms > 0 and 1e-3 < record.triton_error < 4e-3
 
     @pytest.mark.parametrize(
         ("parallel", "routing", "rows"),
