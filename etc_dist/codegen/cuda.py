@@ -35,7 +35,7 @@ from etc_dist.ir.event import EventRef
 from etc_dist.ir.expr import Const
 from etc_dist.ir.function import TENSOR, TRANSFER
 from etc_dist.ir.graph import Call
-from etc_dist.schedule.plan import QUEUE, Lane, Plan
+from etc_dist.schedule.plan import QUEUE, TICKET, Lane, Plan
 
 ELEMENTS = {
     "bfloat16": "bf16",
@@ -152,6 +152,7 @@ def _constants(
         "kWeightIsKN": of_matmul.get("kWeightIsKN", 0),
         "kTrace": int(trace),
         "kDynamic": int(_is_dynamic(plan)),
+        "kTensorTickets": int(plan.lane(TENSOR).policy == TICKET),
     }
     return values
 

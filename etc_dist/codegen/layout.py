@@ -31,10 +31,10 @@ CONTROL = np.dtype(
     [
         ("epoch", "u4"),
         ("exits", "u4"),
-        ("tickets", "u4", 2),
+        ("tickets", "u4", (2, 2)),
         ("faults", "u4"),
         ("shape", "u4"),
-        ("unused", "u4", 10),
+        ("unused", "u4", 8),
         ("fault", FAULT, MAX_FAULTS),
     ]
 )

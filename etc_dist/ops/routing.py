@@ -24,7 +24,7 @@ PIECE_ROWS = 8
 """Rows that one warp gathers."""
 GROUP_TOKENS = 4
 """Tokens whose rows one warp combines; divides BLOCK."""
-GROUP_EXPERTS = 16
+GROUP_EXPERTS = 32
 """Experts whose logits one task computes."""
 PADDING = 32
 """An expert's rows begin and end at a multiple of so many."""
@@ -74,7 +74,7 @@ class Routing:
 
 
 def score_experts(routing: Routing) -> DeviceFunction:
-    """x [32, hidden], router [16, hidden] of 16 experts -> logits [32, 16] in fp32."""
+    """x [32, hidden], router [32, hidden] of 32 experts -> logits [32, 32] in fp32."""
 
     def body(x: Any, router: Any, logits: Any) -> None:
         logits[...] = x.astype(np.float32) @ router.astype(np.float32).T

@@ -5,10 +5,11 @@ the lane hands out at once: one task, or, in a lane whose workers run in cluster
 two, one task that both run together or two tasks that each runs alone.
 
 A strided lane gives unit u to cluster u % clusters. A ticket lane gives units out in
-order to whoever asks next: several warps of every worker, and the tensor lane's warps
-once their own lane is empty. A queue lane gives out, to whoever asks next, the units of
-calls without waits in order, and then whatever has become ready. Its calls stand in
-this sequence, too: those without waits first.
+order to whoever asks next: the tensor lane to clusters, the transfer lane to several
+warps of every worker, and to the tensor lane's warps once that is empty. A queue lane
+gives out, to whoever asks next, the units of calls without waits in order, and then
+whatever has become ready. Its calls stand in this sequence, too: those without waits
+first.
 
 The tasks of a call in a queue lane fall into *groups* that wait for the same events and
 so become ready together: one group for each value of the coordinates that the waits

@@ -11,11 +11,14 @@ from etc_dist.schedule.plan import STRIDED, TICKET, Lane, Plan
 def schedule_static(graph: GraphFunction) -> Plan:
     """The static plan of `graph`: each lane runs its calls in the graph's order, the
     tensor lane dealt round-robin (the paper's base policy), the transfer lane by
-    ticket. Raises ScheduleError for a graph without calls."""
+    ticket. Where data decide how much a task of the tensor lane has to do, this lane
+    goes by ticket, too. Raises ScheduleError for a graph without calls."""
     require_calls(graph)
     lanes = []
-    for name, policy in ((TENSOR, STRIDED), (TRANSFER, TICKET)):
+    for name in (TENSOR, TRANSFER):
         calls = tuple(c for c in graph.calls if c.function.lane == name)
+        is_even = name == TENSOR and not any(c.is_loaded for c in calls)
+        policy = STRIDED if is_even else TICKET
         cluster = max((c.function.cluster for c in calls), default=1)
         lanes.append(Lane(name, calls, policy, cluster))
     return Plan(graph, "static", tuple(lanes))

@@ -25,12 +25,12 @@ constexpr u32 kMaxFaults = 64;
 
 // One rank's own control block, in its local memory.
 struct Control {
-  u32 epoch;       // of the run in progress; the last worker to leave adds one
-  u32 exits;       // workers that have left this run
-  u32 tickets[2];  // next unit of the transfer lane, by epoch parity
-  u32 faults;      // faults seen; the first kMaxFaults are recorded
-  u32 shape;       // the number of the shape that the faulty run had
-  u32 unused[10];
+  u32 epoch;          // of the run in progress; the last worker to leave adds one
+  u32 exits;          // workers that have left this run
+  u32 tickets[2][2];  // drawn of a lane whose units go by ticket; by epoch parity
+  u32 faults;         // faults seen; the first kMaxFaults are recorded
+  u32 shape;          // the number of the shape that the faulty run had
+  u32 unused[8];
   Fault fault[kMaxFaults];
 };
 static_assert(sizeof(Control) == 64 + kMaxFaults * 32);

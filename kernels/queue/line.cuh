@@ -1,4 +1,5 @@
-// Taking: units of a dynamic program's queue, in the order in which they were pushed.
+// Taking: units by ticket, of a lane or of a dynamic program's queue, where they lie in the
+// order in which they were pushed.
 #pragma once
 #include "queue/push.cuh"
 
@@ -6,6 +7,12 @@ namespace etc {
 
 // In place of a unit: none yet for this ticket; the lane has no more.
 constexpr i32 kNotYet = -1, kLaneOver = 0x7fffffff;
+
+// The next ticket of a lane of a static program.
+template <class Program>
+ETC_DEVICE u32 draw_ticket(const Run<Program>& run, LaneId lane) {
+  return atomicAdd(&run.control()->tickets[lane][run.epoch & 1], 1u);
+}
 
 // Those who want a unit of a lane stand in line: each draws a ticket, and the unit of that
 // number is theirs, as soon as there is one.

@@ -1,4 +1,4 @@
-// The router of a mixture of experts: the logits of 32 tokens for 16 experts. The warps of
+// The router of a mixture of experts: the logits of 32 tokens for 32 experts. The warps of
 // a worker share the depth among them; their parts are summed in a fixed order.
 #pragma once
 #include "ptx/warp.cuh"
@@ -8,10 +8,10 @@ namespace etc {
 
 template <class Task>
 struct score_experts {
-  static constexpr int kTokens = 32, kGroup = Task::kExperts < 16 ? Task::kExperts : 16;
+  static constexpr int kTokens = 32, kGroup = Task::kExperts < 32 ? Task::kExperts : 32;
   static constexpr int kBlocks = kGroup / 8;
   static constexpr int kWarps = Task::threads / 32, kSlots = kWarps / 2;
-  static constexpr int kAtOnce = 4;  // parts of the depth whose loads are under way together
+  static constexpr int kAhead = 4;  // parts of the depth whose loads are under way
   static_assert(kSlots * kTokens * kGroup * 4 <= Shared::kScratchBytes);
   using Part = float[2][kBlocks][4];  // of a thread: 16 tokens by 8 experts, as products
 
@@ -45,22 +45,24 @@ struct score_experts {
     for (int n = 0; n < kBlocks; ++n) {
       at_w[n] = u32(minimum(g + n * 8, router.size[0] - 1) * depth) * 2;
     }
-    constexpr i32 kStep = kWarps * 32;
-#pragma unroll 1
-    for (i32 first = task.thread / 32 * 32; first < depth; first += kAtOnce * kStep) {
-      uint4 a[kAtOnce][4], b[kAtOnce][kBlocks];
+    const i32 own = task.thread / 32 * 32 + q * 8;  // in each part of the depth
+    uint4 a[kAhead][4], b[kAhead][kBlocks];
+    auto fetch = [&](i32 part, uint4 (&rows)[4], uint4 (&weights)[kBlocks]) {
+      const i32 k = part * kWarps * 32 + own;
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const i32 k = first + i * kStep + q * 8;
+      for (int m = 0; m < 4; ++m) rows[m] = k < depth ? load(first_x + at_x[m] + k * 2) : uint4{};
 #pragma unroll
-        for (int m = 0; m < 4; ++m) a[i][m] = k < depth ? load(first_x + at_x[m] + k * 2) : uint4{};
-#pragma unroll
-        for (int n = 0; n < kBlocks; ++n) {
-          b[i][n] = k < depth ? load(first_w + at_w[n] + k * 2) : uint4{};
-        }
+      for (int n = 0; n < kBlocks; ++n) {
+        weights[n] = k < depth ? load(first_w + at_w[n] + k * 2) : uint4{};
       }
+    };
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
+    for (int i = 0; i < kAhead; ++i) fetch(i, a[i], b[i]);
+    const i32 parts = (depth + kWarps * 32 - 1) / (kWarps * 32);
+#pragma unroll 1
+    for (i32 part = 0; part < parts; part += kAhead) {
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
           const uint4 low = a[i][2 * m], high = a[i][2 * m + 1];
@@ -71,6 +73,7 @@ struct score_experts {
             ptx::mma_16x8x16<Task::kIsHalf>(d[m][n], low.z, high.z, low.w, high.w, w.z, w.w);
           }
         }
+        fetch(part + kAhead + i, a[i], b[i]);
       }
     }
   }

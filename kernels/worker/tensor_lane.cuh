@@ -1,5 +1,5 @@
 // The tensor lane: clusters of workers take units u = cluster, cluster + clusters, ..., or
-// in a dynamic program whatever is ready.
+// the next one that nobody has taken, or in a dynamic program whatever is ready.
 // In each worker one thread leads: it takes the units, waits for their events and tells
 // the other roles, which go through the same units: two warpgroups compute, one warp
 // stores, and the transfer lane's two warps forward what other ranks own. The leading
@@ -19,6 +19,7 @@ class TensorLane {
   using Calls = typename Program::TensorCalls;
   using Engine = typename Program::Engine;
   static constexpr int kComputeThreads = 256;
+  static constexpr bool kByTicket = Program::kDynamic || Program::kTensorTickets;
   // Warps that listen: those that compute, store and forward.
   static constexpr u32 kListeners =
       kComputeThreads / 32 + u32(Program::kHasMatmul) + 2 * u32(Program::kSends);
@@ -33,7 +34,7 @@ class TensorLane {
   // One thread, before any role begins.
   ETC_DEVICE void init() const {
     units_.init(kListeners);
-    if constexpr (Program::kDynamic) {
+    if constexpr (kByTicket) {
       units_.init_begun(kComputeThreads / 32);
       Mailbox(engine_.base).init();
     }
@@ -120,7 +121,7 @@ class TensorLane {
     if constexpr (Program::kDynamic) release_empty<kComputeThreads>(run_);
     for (;;) {
       const Announcement a = units_.listen(heard);
-      if constexpr (Program::kDynamic) units_.begin();
+      if constexpr (kByTicket) units_.begin();
       if (a.unit < 0) return;
       // NOTE: the product is one piece of code, not one a call.
       bool gated = false;
@@ -174,33 +175,49 @@ class TensorLane {
   // `told` counts what f tells.
   template <class F>
   ETC_DEVICE void each_unit(const u32& told, F f) const {
+    const i32 clusters = i32(gridDim.x) / Program::kTensorCluster;
+    const i32 cluster = i32(blockIdx.x) / Program::kTensorCluster;
+    i32 unit = cluster;
     if constexpr (Program::kDynamic) {
-      i32 unit;
       for (u32 n = 0; next_unit(n, told, unit) && f(unit); ++n) {
       }
-    } else {
-      const i32 clusters = i32(gridDim.x) / Program::kTensorCluster;
+    } else if constexpr (Program::kTensorTickets) {
       const i32 total = Calls::units(run_.g);
-      for (i32 u = i32(blockIdx.x) / Program::kTensorCluster; u < total; u += clusters) {
-        if (!f(u)) return;
+      u32 ticket;
+      for (u32 n = 0; unit < total && f(unit) && draw(n, told, ticket); ++n) {
+        unit = clusters + i32(ticket);
+      }
+    } else {
+      const i32 total = Calls::units(run_.g);
+      for (; unit < total && f(unit); unit += clusters) {
       }
     }
   }
 
-  // The n-th unit of a dynamic program; false if there is none any more. A leader takes one
-  // unit ahead, not more: others may be idle.
+  // The cluster's n-th ticket; false if the program was aborted. A leader draws one unit
+  // ahead, not more: others may be idle.
+  ETC_DEVICE bool draw(u32 n, u32 told, u32& ticket) const {
+    units_.wait_begun(told);
+    if (Program::kTensorCluster == 1 || blockIdx.x % 2 == 0) {
+      if constexpr (Program::kDynamic) {
+        ticket = Line<Program, typename Program::TensorQueue>::draw(run_);
+      } else {
+        ticket = draw_ticket(run_, kTensorLane);
+      }
+    }
+    if constexpr (Program::kTensorCluster == 1) {
+      return true;
+    } else if (blockIdx.x % 2 == 0) {
+      return Mailbox(engine_.base).give(run_, n, ticket);
+    } else {
+      return Mailbox(engine_.base).take(run_, n, ticket);
+    }
+  }
+  // The n-th unit of a dynamic program; false if there is none any more.
   ETC_DEVICE bool next_unit(u32 n, u32 told, i32& unit) const {
     using TensorLine = Line<Program, typename Program::TensorQueue>;
-    units_.wait_begun(told);
     u32 ticket;
-    if constexpr (Program::kTensorCluster == 1) {
-      ticket = TensorLine::draw(run_);
-    } else if (blockIdx.x % 2 == 0) {
-      ticket = TensorLine::draw(run_);
-      if (!Mailbox(engine_.base).give(run_, n, ticket)) return false;
-    } else {
-      if (!Mailbox(engine_.base).take(run_, n, ticket)) return false;
-    }
+    if (!draw(n, told, ticket)) return false;
     const bool came = spin<false>(
         run_, run_.g.wait_limit,
         [&] { return (unit = TensorLine::look(run_, ticket)) != kNotYet; },

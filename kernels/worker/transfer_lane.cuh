@@ -88,7 +88,7 @@ class TransferLane {
         if (!has_ticket_) ticket_ = TransferLine::draw(run_);
         next = TransferLine::look(run_, ticket_);
       } else {
-        next = i32(atomicAdd(&run_.control()->tickets[run_.epoch & 1], 1u));
+        next = i32(draw_ticket(run_, kTransferLane));
       }
     }
     unit_ = __shfl_sync(~0u, next, 0);

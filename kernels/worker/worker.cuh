@@ -22,7 +22,7 @@ ETC_DEVICE void begin_epoch(const Run<Program>& run) {
       const u64 word = g.peer[threadIdx.x] + u64(g.rank) * 4;
       ptx::store_release(word, run.epoch);
     }
-    if (threadIdx.x == 64) run.control()->tickets[next] = 0;
+    if (threadIdx.x / 2 == 32) run.control()->tickets[threadIdx.x % 2][next] = 0;
   }
   u32* counters = reinterpret_cast<u32*>(
       run.self + sizeof(SymmetricHead) + u64(next) * g.event_capacity * 4);

@@ -73,4 +73,4 @@ def test_a_notification_is_as_many_increments_as_its_parts_can_share():
 
 def test_records_have_the_sizes_that_the_device_code_names():
     assert (FAULT.itemsize, TRACE_RECORD.itemsize) == (32, 32)
-    assert (CONTROL.fields["faults"][1], CONTROL.fields["fault"][1]) == (16, 64)
+    assert (CONTROL.fields["faults"][1], CONTROL.fields["fault"][1]) == (24, 64)

@@ -1,8 +1,8 @@
 """The agents of one rank: which takes which task when, and how a task is done.
 
 An agent is what runs one task at a time: in a strided or queue lane a cluster of
-workers, in the ticket lane a worker's share of it. It holds what it drew until that is
-done.
+workers, in the transfer lane a worker's share of it. It holds what it drew until that
+is done.
 """
 
 from __future__ import annotations
@@ -93,10 +93,9 @@ def make_agents(plan: Plan, workers: int) -> list[Agent]:
     agents: list[Agent] = []
     component = 0
     for lane in plan.lanes:
-        members = 1 if lane.policy == TICKET else lane.cluster
-        for worker in range(0, workers, members):
-            agents.append(Agent(len(agents), worker, lane, members, component))
-            component += members
+        for worker in range(0, workers, lane.cluster):
+            agents.append(Agent(len(agents), worker, lane, lane.cluster, component))
+            component += lane.cluster
     return agents
 
 
@@ -236,13 +235,13 @@ class Team:
     def _take(self, agent: Agent) -> Iterator[list[Task]]:
         """The units that `agent` gets of lanes without queues, each computed when it
         asks for it."""
-        lane = agent.lane
-        if lane.policy == STRIDED:
-            clusters = self._workers // lane.cluster
-            first, total = agent.worker // lane.cluster, self._total(lane)
+        own = agent.lane
+        if own.policy == STRIDED:
+            clusters = self._workers // own.cluster
+            first, total = agent.worker // own.cluster, self._total(own)
             for index in range(first, total, clusters):
-                yield self._unit(agent, lane, index)
-        for lane in self.plan.lanes:
+                yield self._unit(agent, own, index)
+        for lane in self.plan.lanes[self.plan.lanes.index(own) :]:
             if lane.policy != TICKET:
                 continue
             total = self._total(lane)
