@@ -22,7 +22,7 @@ TILE_ROWS = 256
 """Rows of a tile at most."""
 PIECE_ROWS = 8
 """Rows that one warp gathers."""
-GROUP_TOKENS = 4
+GROUP_TOKENS = 2
 """Tokens whose rows one warp combines; divides BLOCK."""
 GROUP_EXPERTS = 32
 """Experts whose logits one task computes."""

@@ -7,7 +7,7 @@ namespace etc {
 
 template <class Task>
 struct combine_rows {
-  static constexpr int kTopK = Task::kTopK, kAtOnce = kTopK < 4 ? kTopK : 4;
+  static constexpr int kTopK = Task::kTopK, kAtOnce = kTopK < 8 ? kTopK : 8;
   static_assert(Task::threads == 32);
 
   ETC_DEVICE static void run(const Task& task) {

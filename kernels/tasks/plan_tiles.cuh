@@ -11,7 +11,7 @@ struct plan_tiles {
   static constexpr int kExperts = Task::kExperts, kTileRows = 256;
   static constexpr int kPieceRows = 8, kPieces = kTileRows / kPieceRows;
   static constexpr int kPadding = 32;  // an expert's rows and its tiles begin at a multiple
-  static_assert(kExperts <= 256);
+  static_assert(kExperts <= 256 && kExperts <= Task::threads);
 
   ETC_DEVICE static void run(const Task& task) {
     const Layout layout(task.scratch);
@@ -33,9 +33,23 @@ struct plan_tiles {
           tile(scratch + 3 * kExperts) {}
   };
 
+  ETC_DEVICE static void count(const Task& task, const Layout& layout) {
+    if (task.template operand<0>().size[1] == 1) {
+      count_block(task, layout);
+    } else {
+      count_blocks(task, layout);
+    }
+  }
+  // Of a single block: a thread has one expert.
+  ETC_DEVICE static void count_block(const Task& task, const Layout& layout) {
+    if (task.thread >= kExperts) return;
+    const u64 from = u64(task.template operand<0>().at(task.thread, 0));
+    layout.tokens[task.thread] = __popc(ptx::load4_l2(from));
+    *task.template operand<1>().at(task.thread, 0) = 0;
+  }
   // A warp goes through its experts, by four where their number allows it, and through
   // their blocks by 32 * kRows.
-  ETC_DEVICE static void count(const Task& task, const Layout& layout) {
+  ETC_DEVICE static void count_blocks(const Task& task, const Layout& layout) {
     constexpr int kWarps = Task::threads / 32, kEach = (kExperts + kWarps - 1) / kWarps;
     constexpr bool kByFour = kEach % 4 == 0 && kExperts % 4 == 0;
     constexpr bool kByTwo = kEach % 2 == 0 && kExperts % 2 == 0;
