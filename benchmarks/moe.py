@@ -241,6 +241,17 @@ def captured_ours(device: Device, moe: MoE, x: Any, out: Any) -> Call:
     return launch
 
 
+@dataclass(frozen=True)
+class Replay:
+    """A CUDA graph, and the call that it is of, in whose memory its kernels work."""
+
+    graph: Any
+    call: Call
+
+    def __call__(self) -> None:
+        self.graph.replay()
+
+
 def captured_torch(torch: Any, device: Device, call: Call) -> Call:
     """A call of torch's, replayed."""
     if not isinstance(device, Gpu):
@@ -255,8 +266,7 @@ def captured_torch(torch: Any, device: Device, call: Call) -> Call:
     with torch.cuda.graph(graph, stream=stream), as_current(stream):
         call()
     device.synchronize()
-    replay: Call = graph.replay
-    return replay
+    return Replay(graph, call)
 
 
 def as_current(stream: Any) -> Any:
