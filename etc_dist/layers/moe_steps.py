@@ -22,6 +22,7 @@ from etc_dist.ops.grouped_matmul import (
     grouped_gated,
     grouped_store,
 )
+from etc_dist.ops.order import grouped_rows
 from etc_dist.ops.routing import (
     GROUP_EXPERTS,
     PADDING,
@@ -33,6 +34,9 @@ from etc_dist.ops.routing import (
     score_experts,
 )
 
+TILES_TOGETHER = 8
+"""Tiles of rows that take turns at the same columns of an expert's weights, which may
+be more than the L2 cache holds."""
 MANY_TOKENS = 17
 """Of fewer, a task has half as many columns, so that more workers read weights."""
 
@@ -248,6 +252,7 @@ def add_products(
         writes=[active[span(row, size), tile(j, up_columns)]],
         waits=[gathered[r]],
         notifies=[activated[r]],
+        order=lambda t: grouped_rows(t, count, wide, TILES_TOGETHER),
     )
     s, r, j = grid = g.grid(s=sizes.passes, r=count, j=per)
     expert, row, size = tiles.of(r)
