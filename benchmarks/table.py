@@ -27,6 +27,7 @@ from benchmarks.records import (
     ROOT,
     FusedRecord,
     LayerRecord,
+    MoEParallelRecord,
     MoERecord,
     Record,
     load,
@@ -45,13 +46,14 @@ Row = Mapping[str, FusedRecord]
 
 
 def newest(records: Iterable[Record]) -> list[FusedRecord]:
-    """The last GPU record of each operation, model, world size, M and schedule, by
-    size."""
-    last: dict[tuple[str, str, int, int, str], FusedRecord] = {}
+    """The last GPU record of each operation, model, world size, M, schedule and
+    routing, by size."""
+    last: dict[tuple[object, ...], FusedRecord] = {}
     for record in records:
         if isinstance(record, FusedRecord) and record.backend == "cuda":
             r = record
-            key = (r.op, r.model, r.world_size, r.M, r.schedule)
+            routing = r.routing if isinstance(r, MoEParallelRecord) else ""
+            key = (r.op, r.model, r.world_size, r.M, r.schedule, routing)
             if key not in last or last[key].date <= r.date:
                 last[key] = r
     return sorted(
@@ -164,6 +166,47 @@ def triton_ms(row: Row) -> str:
     return next((f"{ms:.3f}" for ms in times if ms is not None), "-")
 
 
+def parallel_tables(records: Sequence[FusedRecord]) -> list[str]:
+    """A table of a mixture of experts over ranks, for each model."""
+    mine = [r for r in records if isinstance(r, MoEParallelRecord)]
+    models = sorted({(r.N, r.model) for r in mine})
+    return [parallel_table([r for r in mine if r.model == m]) for _, m in models]
+
+
+def parallel_table(records: Sequence[MoEParallelRecord]) -> str:
+    """Markdown of one model's records on one world size, static schedules alone."""
+    first = records[0]
+    mine = [r for r in records if r.schedule == "static"]
+    mine.sort(key=lambda r: (r.routing, r.M))
+    names = sorted({name for r in mine for name in r.baselines_ms})
+    lines = [
+        line(
+            ["routing", "M", "limit", *names, "ours", "speed-up", "% of limit", "error"]
+        ),
+        "|---|" + "--:|" * (6 + len(names)),
+        *(
+            line(
+                [
+                    r.routing,
+                    f"{r.M}",
+                    f"{r.limit_ms:.3f}",
+                    *(f"{r.baselines_ms[name]:.3f}" for name in names),
+                    f"{r.ours_ms:.3f}",
+                    f"{r.speedup:.2f}",
+                    f"{r.of_limit:.0%}",
+                    error(r),
+                ]
+            )
+            for r in mine
+        ),
+    ]
+    return (
+        f"{first.model}: {first.experts} experts, {first.top_k} a token; "
+        f"{ranks(first)}, {first.dtype}; milliseconds; speed-up over the faster "
+        "baseline.\n\n" + "\n".join(lines) + f"\n\n{origin(mine)}\n"
+    )
+
+
 # --------------------------------------------------------------- schedules compared
 
 
@@ -250,10 +293,16 @@ def section(name: str, records: Sequence[FusedRecord]) -> str:
     mine = [r for r in known if found and r.world_size == int(found["ranks"])]
     if not issubclass(KINDS.get(op, Record), FusedRecord) or (known and not mine):
         raise ValueError(f"no records for the table {name!r}")
-    make = moe_tables if op == "moe" else tables
+    make = TABLES.get(KINDS[op], tables)
     if found and found["compares"]:
         make = schedule_tables
     return "\n" + "\n".join(make(mine) or [NOT_MEASURED]) + "\n"
+
+
+TABLES: Mapping[type[Record], Callable[[Sequence[FusedRecord]], list[str]]] = {
+    MoERecord: moe_tables,
+    MoEParallelRecord: parallel_tables,
+}
 
 
 def render(text: str, records: Sequence[FusedRecord]) -> str:

@@ -9,7 +9,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks.records import FusedRecord, LayerRecord, MoERecord
+from benchmarks.records import (
+    FusedRecord,
+    LayerRecord,
+    MoEParallelRecord,
+    MoERecord,
+)
 from benchmarks.table import main, newest, render, section, table
 
 MARKED = "Before\n<!-- table: matmul_reduce_scatter 8 -->\nold\n<!-- end -->\nAfter\n"
@@ -122,6 +127,25 @@ def test_a_triton_kernel_has_a_column_where_one_was_measured(
     assert lines[5].startswith("| 1 | 0.160 | 0.300 | 0.250 | 0.200 |")
     assert lines[6].startswith("| 128 | 0.160 | 0.300 | - | 0.200 |")
     assert lines[8].endswith("baseline: torch. Triton: vLLM 1.2.3.")
+
+
+def test_over_ranks_each_routing_has_its_rows(moe_values: dict[str, Any]) -> None:
+    alone = ("ours_eager_ms", "baseline_eager_ms")
+    values = {k: v for k, v in moe_values.items() if k not in alone} | {
+        "op": "moe_expert_parallel",
+        "world_size": 4,
+        "baselines_ms": {"gathered": 0.3, "all_to_all": 0.5},
+    }
+    routings = ("zipf", "uniform")
+    some = [MoEParallelRecord(**{**values, "routing": r}) for r in routings]
+    lines = section("moe_expert_parallel 4", newest(some)).splitlines()
+    assert lines[3:7] == [
+        "| routing | M | limit | all_to_all | gathered | ours | speed-up | % of limit "
+        "| error |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
+        "| uniform | 128 | 0.160 | 0.500 | 0.300 | 0.200 | 2.00 | 80% | 2.35e-3 |",
+        "| zipf | 128 | 0.160 | 0.500 | 0.300 | 0.200 | 2.00 | 80% | 2.35e-3 |",
+    ]
 
 
 def test_schedules_are_compared_where_both_were_measured(

@@ -8,8 +8,9 @@ import pytest
 
 from etc_dist.codegen import generate
 from etc_dist.errors import CodegenError
-from etc_dist.ir import DeviceFunction, Graph, graph_function
+from etc_dist.ir import DeviceFunction, Graph, graph_function, span, tile
 from etc_dist.ir.function import TmaBox
+from etc_dist.ops.grouped_matmul import grouped_gated
 from etc_dist.ops.matmul import matmul_store
 from etc_dist.schedule import schedule_static
 from tests.codegen.graphs import GRAPHS
@@ -44,6 +45,30 @@ def test_two_kinds_of_matmul_in_a_program_are_refused():
     error = refused(mixed(1))
     assert error.where == "plan mixed: one, two"
     assert "'kWeightIsKN': 0" in error.got and "'kWeightIsKN': 1" in error.got
+
+
+@pytest.mark.parametrize(("behind", "rows"), [(32, 64), (31, 64), (32, 66)])
+def test_a_gated_product_needs_both_halves_of_one_tensor(behind, rows):
+    @graph_function
+    def gated(g: Graph) -> None:
+        x, weight = g.input("x", (8, 64), "bfloat16"), (1, rows, 64)
+        both = g.input("both", weight, "bfloat16")
+        y = g.output("y", (8, 32), "bfloat16")
+        (j,) = grid = g.grid(j=2)
+        gate, up = (span(first + j * 16, 16) for first in (0, behind))
+        g.call(
+            grouped_gated("bfloat16"),
+            grid,
+            reads=[x[:, :], both[0, gate, :], both[0, up, :]],
+            writes=[y[:, tile(j, 16)]],
+        )
+
+    if (behind, rows) == (32, 64):
+        assert "halves_both_128x64" in generate(schedule_static(gated(1))).text
+    else:
+        error = refused(gated(1))
+        assert error.what == "call grouped_gated: operand 2 is not the other half of 1"
+        assert error.got == f"a tensor of {rows} rows"
 
 
 @pytest.mark.parametrize("axes", [1, 4])
