@@ -1,6 +1,7 @@
 """The test suite: which runs of pytest it is made of, and what they add up to.
 
-    one process      every test that needs no ranks (with the GPU ones, where a GPU is)
+    one process      every test that needs no ranks (with the GPU ones, where a GPU is;
+                     where there is none, a few such processes side by side)
     1, 2, 4 ranks    every `mpi` test, on the CPU backend
     1, 2, all ranks  every `mpi` test again, on as many GPUs
 
@@ -24,23 +25,28 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CPU_RANKS = (1, 2, 4)
+MOST_WORKERS = 4
 NOTHING_COLLECTED = 5  # pytest's exit code
 TIMED_OUT = 124  # launch/mpirun's exit code
 
 
 @dataclass(frozen=True)
 class Run:
-    """One start of pytest; `ranks` is 0 for one process without MPI."""
+    """One start of pytest; `ranks` is 0 for tests without MPI, which `workers`
+    processes share."""
 
     name: str
     ranks: int = 0
     backend: str | None = None
+    workers: int = 1
 
     def command(self, arguments: Sequence[str], limit: float) -> list[str]:
         # Ranks write to pipes, and a blocked MPI call hears no signal: no colours
         # from the one, and the other kind of time limit for the other.
         pytest = [sys.executable, "-m", "pytest", "--color=no"]
         if not self.ranks:
+            if self.workers > 1:
+                pytest += ["-n", str(self.workers), "--dist", "worksteal"]
             return [*pytest, "-m", "not mpi", *arguments]
         mpirun = [sys.executable, str(ROOT / "launch" / "mpirun")]
         mpirun += ["-n", str(self.ranks), "--time-limit", str(limit)]
@@ -98,7 +104,8 @@ class Verdict:
 
 def plan(gpus: int) -> list[Run]:
     """The runs for a machine with this many GPUs."""
-    runs = [Run("one process")]
+    workers = 1 if gpus else min(os.cpu_count() or 1, MOST_WORKERS)
+    runs = [Run("one process", workers=workers)]
     runs += [Run(f"{rank_word(n)}, cpu", n, "cpu") for n in CPU_RANKS]
     on_gpus = sorted(n for n in {1, 2, gpus} if 0 < n <= gpus)
     runs += [Run(f"{rank_word(n)}, cuda", n, "cuda") for n in on_gpus]

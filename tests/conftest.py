@@ -178,7 +178,9 @@ def pytest_configure(config: pytest.Config) -> None:
         )
         config.pluginmanager.register(Agreement(world), "rank-agreement")
     path = os.environ.get("LAUNCH_OUTCOMES")
-    if path and (not under_mpi or _rank() == 0):
+    # Of processes that share the tests, those write that run some.
+    runs_tests = hasattr(config, "workerinput") or not config.getoption("-n", None)
+    if path and runs_tests and (not under_mpi or _rank() == 0):
         config.pluginmanager.register(Outcomes(Path(path)), "outcomes")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 import traceback
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
@@ -10,11 +11,22 @@ from typing import TYPE_CHECKING, NoReturn
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+READ_SECONDS = 0.2
+
 
 def abort(comm: MPI.Intracomm, error: BaseException) -> NoReturn:
     """Print `error` with its traceback, each line tagged by rank; end all ranks."""
     lines = "".join(traceback.format_exception(error)).splitlines()
     _write(comm.rank, lines)
+    end_all(comm)
+
+
+def end_all(comm: MPI.Intracomm) -> NoReturn:
+    """End all ranks, once what this one has printed is read."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # NOTE: MPI also ends the processes that pass the output on.
+    time.sleep(READ_SECONDS)
     comm.Abort(1)
 
 
@@ -50,8 +62,7 @@ class AbortOnUncaught:
             abort(self._comm, error.with_traceback(trace))
         _write(self._comm.rank, [f"uncaught {kind.__name__}; all ranks are ended"])
         self._previous(kind, error, trace)
-        sys.stderr.flush()
-        self._comm.Abort(1)
+        end_all(self._comm)
 
 
 def _write(rank: int, lines: list[str]) -> None:

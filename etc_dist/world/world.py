@@ -214,9 +214,7 @@ class World:
             self._meeting.leave("it was not closed by all ranks")
         if self._meeting.lost:
             # MPI would wait for the dead to finalize, and for ever.
-            sys.stdout.flush()
-            sys.stderr.flush()
-            self._comm.Abort(1)
+            aborting.end_all(self._comm)
 
 
 def _bad_size(nbytes: object) -> ArgumentError:

@@ -133,13 +133,13 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize(
     ("tokens", "hidden", "inner", "experts", "top_k"), SHAPES, ids=str
 )
 def test_every_interleaving_gives_the_same_bits_near_fp32(
-    tokens, hidden, inner, experts, top_k, normalize, rng
+    tokens, hidden, inner, experts, top_k, rng
 ):
+    normalize = tokens % 2 == 0
     x = draw(rng, (tokens, hidden), "bfloat16")
     weights = draw_experts(rng, experts, hidden, inner)
     graph = small(experts, top_k, normalize=normalize)

@@ -154,10 +154,14 @@ def run(
 
 
 @pytest.mark.parametrize("parallel", WAYS)
-@pytest.mark.parametrize("world", [2, 3, 4])
 @pytest.mark.parametrize(
-    ("tokens", "hidden", "inner", "top_k", "normalize"),
-    [(1, 8, 24, 1, True), (16, 64, 24, 4, False), (19, 50, 12, 3, True)],
+    ("world", "tokens", "hidden", "inner", "top_k", "normalize"),
+    [
+        (2, 16, 64, 24, 4, False),
+        (3, 19, 50, 12, 3, True),
+        (4, 1, 8, 24, 1, True),
+        (4, 9, 24, 12, 4, False),
+    ],
     ids=str,
 )
 def test_every_interleaving_gives_the_same_bits_near_fp32(
@@ -282,7 +286,7 @@ def test_repeated_calls_give_the_same_bits(parallel, make_parallel, arrays):
     layer = make_parallel(16, 72, 64, top_k=4, parallel=parallel)
     x, out, answer = layer.rows(75)
     bits = set()
-    for _ in range(6):
+    for _ in range(3):
         out = arrays.poisoned(out.shape, "bfloat16")
         layer.moe(x, out)
         layer.moe.synchronize()
