@@ -7,7 +7,9 @@ namespace etc {
 
 template <class Task>
 struct combine_rows {
-  static constexpr int kTopK = Task::kTopK, kAtOnce = kTopK < 8 ? kTopK : 8;
+  // Where other ranks have some of a token's experts, this one has few.
+  static constexpr int kTopK = Task::kTopK, kMost = Task::kSplit ? 4 : 8;
+  static constexpr int kAtOnce = kTopK < kMost ? kTopK : kMost;
   static_assert(Task::threads == 32);
 
   ETC_DEVICE static void run(const Task& task) {
