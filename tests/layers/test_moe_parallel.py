@@ -226,8 +226,9 @@ def test_tiles_of_the_gpu_give_the_reference(parallel, rng):
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("schedule", PLANS)
-@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(
+    ("dtype", "schedule"), [("bfloat16", "static"), ("float16", "dynamic")]
+)
 @pytest.mark.parametrize("parallel", WAYS)
 def test_layer_comes_close_to_fp32(parallel, dtype, schedule, make_parallel, arrays):
     layer = make_parallel(
@@ -272,9 +273,9 @@ def test_layer_has_any_shape(
 def test_layer_routes_tokens_anyhow(
     routing, parallel, make_parallel, arrays, world, rng
 ):
-    ids = ROUTINGS[routing](rng, 140 * world.size)
+    ids = ROUTINGS[routing](rng, 70 * world.size)
     layer = make_parallel(8, 40, 64, top_k=ids.shape[1], parallel=parallel)
-    x, out, answer = layer.rows(140, ids)
+    x, out, answer = layer.rows(70, ids)
     layer.moe(x, out)
     layer.moe.synchronize()
     answer.check(arrays.get(out))
