@@ -167,17 +167,18 @@ def triton_ms(row: Row) -> str:
 
 
 def parallel_tables(records: Sequence[FusedRecord]) -> list[str]:
-    """A table of a mixture of experts over ranks, for each model."""
+    """A table of a mixture of experts over ranks, for each model; static schedules
+    alone."""
     mine = [r for r in records if isinstance(r, MoEParallelRecord)]
+    mine = [r for r in mine if r.schedule == "static"]
     models = sorted({(r.N, r.model) for r in mine})
     return [parallel_table([r for r in mine if r.model == m]) for _, m in models]
 
 
 def parallel_table(records: Sequence[MoEParallelRecord]) -> str:
-    """Markdown of one model's records on one world size, static schedules alone."""
+    """Markdown of one model's records on one world size."""
     first = records[0]
-    mine = [r for r in records if r.schedule == "static"]
-    mine.sort(key=lambda r: (r.routing, r.M))
+    mine = sorted(records, key=lambda r: (r.routing, r.M))
     names = sorted({name for r in mine for name in r.baselines_ms})
     lines = [
         line(

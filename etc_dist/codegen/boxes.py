@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import permutations
 
 from etc_dist.codegen.expression import text
@@ -28,10 +28,10 @@ def boxes(call: Call, arguments: Arguments) -> Iterator[str]:
                 got=f"{len(region.start)} axes",
                 fix="reshape the tensor",
             )
-        if box.halves and not _is_other_half(region, call.reads[n + 1]):
+        if box.halves and not _is_other_half(region, call.reads[n + 1 :]):
             raise CodegenError(
                 f"call {call.name}: operand {n + 1} is not the other half of {n}",
-                where=f"{call.reads[n + 1]}",
+                where=f"{region} and what follows",
                 wanted=f"of a tensor of 2 * h rows, those h behind {region}",
                 got=f"a tensor of {region.tensor.shape[-2]} rows",
                 fix="stack both matrices in one tensor; write the row as h + start",
@@ -41,7 +41,10 @@ def boxes(call: Call, arguments: Arguments) -> Iterator[str]:
         yield f"{{&g.{name}, {x}, {y}, {z[0] if z else 0}}}"
 
 
-def _is_other_half(region: Region, other: Region) -> bool:
+def _is_other_half(region: Region, following: Sequence[Region]) -> bool:
+    if not following:
+        return False
+    other = following[0]
     *outer, rows, columns = region.start
     *other_outer, other_rows, other_columns = other.start
     return (

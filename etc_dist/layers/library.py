@@ -57,3 +57,6 @@ def _dynamic_graphs() -> Iterator[tuple[str, GraphFunction]]:
         yield f"mlp_graph {world_size}", mlp_graph(world_size)
     model, (experts, top_k) = next(iter(MIXTURES.items()))
     yield f"moe_graph {model}", moe_graph(1, experts=experts, top_k=top_k)
+    for parallel in PARALLEL:
+        graph = moe_graph(4, experts=experts, top_k=top_k, parallel=parallel)
+        yield f"{graph.name} {model} {parallel} 4", graph

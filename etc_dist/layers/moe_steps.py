@@ -38,7 +38,8 @@ TILES_TOGETHER = 8
 """Tiles of rows that take turns at the same columns of an expert's weights, which may
 be more than the L2 cache holds."""
 MANY_TOKENS = 17
-"""Of fewer, a task has half as many columns, so that more workers read weights."""
+"""Of fewer, a task has half as many columns, so that more workers read weights. Where
+ranks exchange tokens there is room for more."""
 
 
 @dataclass(frozen=True)

@@ -70,10 +70,13 @@ def _grouped(
 def grouped_gated(dtype: str) -> DeviceFunction:
     """rows [256, k], an expert's gate and up [256, k], the same rows of the two halves
     of one matrix -> silu(rows @ gate.T) * (rows @ up.T), a tile [256, 256], rounded
-    once."""
+    once. On the GPU a tile has at most 256 rows, and its columns begin at a multiple of
+    8 and are 256, or 128 if no tile has more than 16 rows, but at the matrix' edge."""
     return _grouped("grouped_gated", dtype, _multiply_gated, GATED_BOX)
 
 
 def grouped_store(dtype: str) -> DeviceFunction:
-    """rows [256, k], an expert's weights [512, k] -> rows @ weights.T."""
+    """rows [256, k], an expert's weights [512, k] -> rows @ weights.T. On the GPU a
+    tile has at most 256 rows, and its columns are 512, or 256 if no tile has more than
+    16 rows, but at the matrix' edge."""
     return _grouped("grouped_store", dtype, _multiply, WEIGHT_BOX)

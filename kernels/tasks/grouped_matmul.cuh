@@ -99,6 +99,11 @@ struct GroupedMatmul : TileRing {
     return going;
   }
 
+  // Where both warpgroups meet over a tile, one that has given up has to come, too.
+  ETC_DEVICE void pass(u32 packed, bool gated) const {
+    if (gated && Size::of(packed).kind == kNarrow) meet(true);
+  }
+
   // The storing warp takes a turn's results out of the buffer: `store(wg, column)` issues the
   // bulk stores of those that begin at this column of the worker's share.
   template <bool kGated, class Program, class Store>
@@ -250,7 +255,10 @@ struct GroupedMatmul : TileRing {
     const u32 row = lane & 15;  // and 16 more each time
     constexpr bool kTogether = kBlocks == 1;
     const u32 buffer = kTogether ? 0 : wg;
-    if (!lost) lost = !wait_mbarrier(run, emptied(buffer), (round & 1) ^ 1, who);
+    // NOTE: the second buffer is emptied last, so both warpgroups may wait for it; none may
+    // run ahead of its own, or it would take an older emptying for this one.
+    const u32 last = kTogether ? 1 : wg;
+    if (!lost) lost = !wait_mbarrier(run, emptied(last), (round & 1) ^ 1, who);
     ++round;
     lost = __any_sync(~0u, lost);
     if (!lost) {
@@ -268,10 +276,12 @@ struct GroupedMatmul : TileRing {
       }
       ptx::fence_proxy_async_shared();
     }
-    if constexpr (kTogether) lost = ptx::named_barrier_any<256>(1, lost);
+    if constexpr (kTogether) lost = meet(lost);
     if (!lost) ptx::mbarrier_arrive(filled(wg));
     return !lost;
   }
+  // Both warpgroups: whether one of them has lost its way.
+  ETC_DEVICE static bool meet(bool lost) { return ptx::named_barrier_any<256>(1, lost); }
   ETC_DEVICE static float silu(float v) { return __fdividef(v, 1.0f + __expf(-v)); }
 };
 

@@ -11,7 +11,7 @@ struct score_experts {
   static constexpr int kTokens = 32, kGroup = Task::kExperts < 32 ? Task::kExperts : 32;
   static constexpr int kBlocks = kGroup / 8;
   static constexpr int kWarps = Task::threads / 32, kSlots = kWarps / 2;
-  static constexpr int kAhead = 3;  // parts of the depth whose loads are under way
+  static constexpr int kAhead = 2;  // parts of the depth whose loads are under way
   static_assert(kSlots * kTokens * kGroup * 4 <= Shared::kScratchBytes);
   using Part = float[2][kBlocks][4];  // of a thread: 16 tokens by 8 experts, as products
 

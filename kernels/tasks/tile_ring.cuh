@@ -88,6 +88,9 @@ struct TileRing {
     return lost;
   }
 
+  // A consumer warpgroup that has given up leaves a tile out; the other one may be at it.
+  ETC_DEVICE void pass(u32, bool) const {}
+
   // The compute threads: the output buffer is empty, after `round` rounds.
   template <class Program>
   ETC_DEVICE bool wait_emptied(const Run<Program>& run, u32 round, Waiter who) const {

@@ -1,4 +1,4 @@
-// How, in a dynamic program, the leading thread of a cluster's first worker tells that of
+// How, where clusters draw tickets, the leading thread of a cluster's first worker tells that of
 // the second which ticket the cluster has drawn: one at a time, through shared memory.
 #pragma once
 #include "worker/unit_ring.cuh"

@@ -141,9 +141,12 @@ class TensorLane {
         }
       });
       if constexpr (Program::kHasMatmul) {
-        if (going && a.size > 0) {
+        if (a.size == 0) {
+        } else if (going) {
           going = engine_.template consume<Program::kIsHalf, Program::kWeightIsKN>(
               run_, a.size, gated, ring, round, who);
+        } else {
+          engine_.pass(a.size, gated);
         }
       }
       trace.add(who.lane, who.call, who.task, begin);

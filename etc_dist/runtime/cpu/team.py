@@ -1,8 +1,7 @@
 """The agents of one rank: which takes which task when, and how a task is done.
 
-An agent is what runs one task at a time: in a strided or queue lane a cluster of
-workers, in the transfer lane a worker's share of it. It holds what it drew until that
-is done.
+An agent is what runs one task at a time: in the tensor lane a cluster of workers, in
+the transfer lane a worker's share of it. It holds what it drew until that is done.
 """
 
 from __future__ import annotations
@@ -210,7 +209,9 @@ class Team:
                 if task.call is call and task.t // size == t // size:
                     return [agent]
         if holders or lane.policy != STRIDED:
-            return holders or [a for a in self.agents if not a.done]
+            order = self.plan.lanes.index
+            takers = [a for a in self.agents if order(a.lane) <= order(lane)]
+            return holders or [a for a in takers if not a.done]
         unit, _ = lane.place(call, t, self.env)
         unit += int(lane.first_unit(call).evaluate(self.env))
         cluster = unit % (self._workers // lane.cluster)
