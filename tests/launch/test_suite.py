@@ -76,3 +76,11 @@ def test_unfinished_test_counts_as_failed(tmp_path):
     )
     outcomes = suite.read_outcomes(path)
     assert [(o.test, o.outcome) for o in outcomes] == [("a", "passed"), ("b", "failed")]
+
+
+def test_tests_without_ranks_share_processes_where_no_gpu_is(monkeypatch):
+    monkeypatch.setattr(suite.os, "cpu_count", lambda: 3)
+    alone, *_ = suite.plan(0)
+    assert " -n 3 " in " ".join(alone.command([], 9))
+    beside, *_ = suite.plan(2)
+    assert "-n" not in beside.command([], 9)
