@@ -136,33 +136,35 @@ struct GroupedMatmul : TileRing {
     const u32 to_x = stage(s), to_w = to_x + kBytesX;
     if (size.kind == kNarrow) {
       for (u32 i = 0; i < 2; ++i) {
-        load_weight<kGated>(to_w + i * kBoxBytes, weight(first, 2 * k + i), full(s));
+        load_weight<kGated, false>(to_w + i * kBoxBytes, weight(first, 2 * k + i), full(s));
       }
       const u32 to = to_x + own * (kPiece * kRowBytes);
       ptx::load_box_multicast(to, rows(0, 2 * k + own), full(s), 3);
     } else if (size.kind == kShort) {
       for (u32 i = 0; i < 2; ++i) {
-        load_weight<kGated>(to_w + i * kBoxBytes, weight(first + i * kBoxRows, k), full(s));
+        load_weight<kGated, false>(
+            to_w + i * kBoxBytes, weight(first + i * kBoxRows, k), full(s));
       }
       for (u32 i = own * kPiece; i < size.rows; i += 2 * kPiece) {
         ptx::load_box_multicast(to_x + i * kRowBytes, rows(i, k), full(s), 3);
       }
     } else {
-      const Box half = weight(first + own * kBoxRows, k);
-      if constexpr (kGated) {
-        ptx::load_box_of_halves_multicast(to_w + own * kBoxBytes, half, full(s), 3);
-      } else {
-        ptx::load_box_multicast(to_w + own * kBoxBytes, half, full(s), 3);
-      }
+      load_weight<kGated, true>(
+          to_w + own * kBoxBytes, weight(first + own * kBoxRows, k), full(s));
       for (u32 i = 0; i < size.rows; i += kPiece) {
         ptx::load_box(to_x + i * kRowBytes, rows(size.first_row() + i, k), full(s));
       }
     }
   }
-  template <bool kGated>
+  // kIsShared: to both workers.
+  template <bool kGated, bool kIsShared>
   ETC_DEVICE static void load_weight(u32 shared, const Box& box, u32 barrier) {
-    if constexpr (kGated) {
+    if constexpr (kGated && kIsShared) {
+      ptx::load_box_of_halves_multicast(shared, box, barrier, 3);
+    } else if constexpr (kGated) {
       ptx::load_box_of_halves(shared, box, barrier);
+    } else if constexpr (kIsShared) {
+      ptx::load_box_multicast(shared, box, barrier, 3);
     } else {
       ptx::load_box(shared, box, barrier);
     }

@@ -141,11 +141,10 @@ class TensorLane {
         }
       });
       if constexpr (Program::kHasMatmul) {
-        if (a.size == 0) {
-        } else if (going) {
+        if (going && a.size > 0) {
           going = engine_.template consume<Program::kIsHalf, Program::kWeightIsKN>(
               run_, a.size, gated, ring, round, who);
-        } else {
+        } else if (a.size > 0) {
           engine_.pass(a.size, gated);
         }
       }
@@ -179,8 +178,7 @@ class TensorLane {
   template <class F>
   ETC_DEVICE void each_unit(const u32& told, F f) const {
     const i32 clusters = i32(gridDim.x) / Program::kTensorCluster;
-    const i32 cluster = i32(blockIdx.x) / Program::kTensorCluster;
-    i32 unit = cluster;
+    i32 unit = i32(blockIdx.x) / Program::kTensorCluster;
     if constexpr (Program::kDynamic) {
       for (u32 n = 0; next_unit(n, told, unit) && f(unit); ++n) {
       }

@@ -209,8 +209,7 @@ class Team:
                 if task.call is call and task.t // size == t // size:
                     return [agent]
         if holders or lane.policy != STRIDED:
-            order = self.plan.lanes.index
-            takers = [a for a in self.agents if order(a.lane) <= order(lane)]
+            takers = [a for a in self.agents if lane in self._lanes(a)]
             return holders or [a for a in takers if not a.done]
         unit, _ = lane.place(call, t, self.env)
         unit += int(lane.first_unit(call).evaluate(self.env))
@@ -226,7 +225,7 @@ class Team:
         yet."""
         if agent.lane.policy != QUEUE:
             return next(self._units[agent.number], [])
-        for lane in self.plan.lanes[self.plan.lanes.index(agent.lane) :]:
+        for lane in self._lanes(agent):
             queue = self._queues[lane.name]
             if queue.left:
                 index = queue.take()
@@ -242,7 +241,7 @@ class Team:
             first, total = agent.worker // own.cluster, self._total(own)
             for index in range(first, total, clusters):
                 yield self._unit(agent, own, index)
-        for lane in self.plan.lanes[self.plan.lanes.index(own) :]:
+        for lane in self._lanes(agent):
             if lane.policy != TICKET:
                 continue
             total = self._total(lane)
@@ -250,6 +249,10 @@ class Team:
                 index = self._tickets[lane.name]
                 self._tickets[lane.name] += 1
                 yield self._unit(agent, lane, index)
+
+    def _lanes(self, agent: Agent) -> Sequence[Lane]:
+        """Those that `agent` takes units of: its own, and then the later ones."""
+        return self.plan.lanes[self.plan.lanes.index(agent.lane) :]
 
     def _total(self, lane: Lane) -> int:
         return int(lane.total.evaluate(self.env))
