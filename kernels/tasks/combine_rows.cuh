@@ -7,68 +7,108 @@ namespace etc {
 
 template <class Task>
 struct combine_rows {
-  // Where other ranks have some of a token's experts, this one has few.
-  static constexpr int kTopK = Task::kTopK, kMost = Task::kSplit ? 4 : 8;
+  static constexpr int kTopK = Task::kTopK;
+  static_assert(Task::threads == 32 && kTopK <= 32);
+  // In flight are kAtOnce rows, kParts times 256 columns of each. NOTE: rows that may be
+  // missing take more registers.
+  static constexpr int kMost = Task::kSplit ? 4 : 8;
   static constexpr int kAtOnce = kTopK < kMost ? kTopK : kMost;
-  static_assert(Task::threads == 32);
+  static constexpr int kParts = Task::kSplit ? 1 : 8 / kAtOnce;
+  static constexpr int kTogether = 32 / kTopK;  // tokens whose choices a warp holds
 
   ETC_DEVICE static void run(const Task& task) {
-    const auto place = task.template operand<0>();
-    const auto product = task.template operand<2>();
-    const auto weights = task.template operand<1>();
     const auto y = task.template operand<3>();
     // The last two axes are tokens and columns; there may be one of ranks before them.
     constexpr int kAxis = decltype(y)::kRank - 2;
-    const i32 lane = task.thread, tokens = y.size[kAxis], columns = y.size[kAxis + 1];
-    const u64 stride = u64(y.stride[kAxis]) * sizeof(*y.base);
+    const i32 tokens = y.size[kAxis], columns = y.size[kAxis + 1];
+    const i64 stride = y.stride[kAxis] * i64(sizeof(*y.base));
 #pragma unroll 1
-    for (i32 token = 0; token < tokens; ++token) {
-      i32 row = 0;
-      float weight = 0.0f;
-      if (lane < kTopK) {
-        row = i32(ptx::load4_l2(u64(place.at(token, lane))));
-        weight = __uint_as_float(ptx::load4_l2(u64(weights.at(token, lane))));
-      }
-      i32 count = kTopK;
-      if constexpr (Task::kSplit) {
-        count = move_own(row, weight);
+    for (i32 first = 0; first < tokens; first += kTogether) {
+      const i32 together = minimum(kTogether, tokens - first);
+      const Choices choices(task, first, together);
+#pragma unroll 1
+      for (i32 t = 0; t < together; ++t) {
+        const u64 to = u64(y.at()) + (first + t) * stride;
+        const i32 count = choices.count(t);
         if (count == 0) continue;
-      }
-      // NOTE: rows and weights are handed round for each part, to save registers.
 #pragma unroll 1
-      for (i32 first = 0; first < columns; first += 256) {
-        const i32 column = first + lane * 8;
-        const bool inside = column < columns;
-        Sum8<Task::kIsHalf> sum;
-#pragma unroll 1
-        for (int begin = 0; begin < count; begin += kAtOnce) {
-          uint4 v[kAtOnce];
-#pragma unroll
-          for (int k = 0; k < kAtOnce; ++k) {
-            const u64 from = u64(product.at(__shfl_sync(~0u, row, begin + k), column));
-            v[k] = inside && begin + k < count ? ptx::load16_l2(from) : uint4{};
-          }
-#pragma unroll
-          for (int k = 0; k < kAtOnce; ++k) {
-            sum.add(v[k], __shfl_sync(~0u, weight, begin + k));
-          }
+        for (i32 begin = 0; begin < columns; begin += kParts * 256) {
+          add_up(task, choices, t * kTopK, count, begin + task.thread * 8, columns - 8, to);
         }
-        if (inside) ptx::store16(u64(y.at()) + token * stride + column * 2, sum.rounded());
       }
     }
   }
 
  private:
-  // Moves the rows and weights that this rank has to the first lanes; how many they are.
-  ETC_DEVICE static i32 move_own(i32& row, float& weight) {
-    const i32 lane = threadIdx.x % 32;
-    const u32 own = __ballot_sync(~0u, lane < kTopK && row >= 0), count = __popc(own);
-    u32 rest = own;
-    for (i32 n = 0; n < lane; ++n) rest &= rest - 1;
-    const i32 from = rest ? __ffs(rest) - 1 : 0;
-    row = __shfl_sync(~0u, row, from);
-    weight = __shfl_sync(~0u, weight, from);
-    return i32(count);
+  // Of the tokens from `first` on: lanes from t * kTopK on have the choices of token t.
+  struct Choices {
+    i32 row;
+    float weight;
+    u32 own;
+
+    ETC_DEVICE Choices(const Task& task, i32 first, i32 together)
+        : row(-1), weight(0.0f), own(0) {
+      const i32 token = first + task.thread / kTopK, k = task.thread % kTopK;
+      if (task.thread < together * kTopK) {
+        const auto place = task.template operand<0>();
+        const auto weights = task.template operand<1>();
+        row = i32(ptx::load4_l2(u64(place.at(token, k))));
+        weight = __uint_as_float(ptx::load4_l2(u64(weights.at(token, k))));
+      }
+      if constexpr (Task::kSplit) move_own(task.thread);
+    }
+    ETC_DEVICE i32 count(i32 t) const { return Task::kSplit ? __popc(own_of(t)) : kTopK; }
+
+   private:
+    // Those that this rank has become the first of their token's.
+    ETC_DEVICE void move_own(i32 lane) {
+      own = __ballot_sync(~0u, row >= 0);
+      u32 rest = own_of(lane / kTopK);
+      for (i32 n = lane % kTopK; n > 0; --n) rest &= rest - 1;
+      const i32 from = rest ? lane / kTopK * kTopK + __ffs(rest) - 1 : 0;
+      row = __shfl_sync(~0u, row, from);
+      weight = __shfl_sync(~0u, weight, from);
+    }
+    ETC_DEVICE u32 own_of(i32 t) const { return own >> (t * kTopK) & ~0u >> (32 - kTopK); }
+  };
+
+  // One token's rows, from `column` on; `last` is where the last eight columns begin.
+  // NOTE: behind these they are added again, so that nothing stands between loads.
+  ETC_DEVICE static void add_up(
+      const Task& task, const Choices& choices, i32 first, i32 count, i32 column, i32 last,
+      u64 to) {
+    const auto product = task.template operand<2>();
+    const i32 stride = i32(product.stride[0]) * i32(sizeof(*product.base));
+    Sum8<Task::kIsHalf> sum[kParts];
+#pragma unroll 1
+    for (i32 begin = 0; begin < count; begin += kAtOnce) {
+      uint4 v[kParts][kAtOnce];
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        const i64 skipped = i64(__shfl_sync(~0u, choices.row, first + begin + k)) * stride;
+#pragma unroll
+        for (int p = 0; p < kParts; ++p) {
+          const u64 from = u64(product.at(0, minimum(column + p * 256, last))) + skipped;
+          v[p][k] = is_any(begin + k, count) ? ptx::load16_l2(from) : uint4{};
+        }
+      }
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        const float weight = __shfl_sync(~0u, choices.weight, first + begin + k);
+#pragma unroll
+        for (int p = 0; p < kParts; ++p) {
+          if (is_any(begin + k, count)) sum[p].add(v[p][k], weight);
+        }
+      }
+    }
+#pragma unroll
+    for (int p = 0; p < kParts; ++p) {
+      ptx::store16(to + minimum(column + p * 256, last) * 2, sum[p].rounded());
+    }
+  }
+
+  ETC_DEVICE static bool is_any(i32 choice, i32 count) {
+    return (!Task::kSplit && kTopK % kAtOnce == 0) || choice < count;
   }
 };
 

@@ -8,7 +8,8 @@ namespace etc {
 
 template <class Task>
 struct gather_rows {
-  static constexpr int kTogether = 2, kUnroll = 4;
+  // NOTE: programs of several ranks have no registers for two rows.
+  static constexpr int kTogether = Task::kWorld > 1 ? 1 : 2, kUnroll = 8;
   static_assert(Task::threads == 32);
 
   ETC_DEVICE static void run(const Task& task) {
@@ -48,7 +49,7 @@ struct gather_rows {
       const auto counts = task.template operand<2>();
       const i32 blocks = words.size[1], lane = task.thread;
       block = 0;
-      for (i32 width = blocks; width > 1;) {
+      for (i32 width = blocks; width > 32;) {
         const i32 step = (width + 31) / 32;
         const bool before_it =
             lane * step < width &&

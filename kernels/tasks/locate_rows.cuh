@@ -8,9 +8,26 @@ namespace etc {
 
 template <class Task>
 struct locate_rows {
+  static constexpr int kTopK = Task::kTopK, kMost = Task::kSplit ? 4 : 8;
+  static constexpr int kAtOnce = kTopK < kMost ? kTopK : kMost;  // choices of a lane
   static_assert(Task::threads == 32);
 
   ETC_DEVICE static void run(const Task& task) {
+    const i32 choices = task.template operand<0>().size[0] * kTopK;
+    if (choices <= 32) {
+      locate<1>(task, 0, choices);
+    } else {
+#pragma unroll 1
+      for (i32 first = 0; first < choices; first += 32 * kAtOnce) {
+        locate<kAtOnce>(task, first, choices);
+      }
+    }
+  }
+
+ private:
+  // kEach choices a lane; behind the last one it is located again.
+  template <int kEach>
+  ETC_DEVICE static void locate(const Task& task, i32 first, i32 choices) {
     const auto ids = task.template operand<0>();
     const auto chosen = task.template operand<1>();
     const auto before = task.template operand<2>();
@@ -18,19 +35,34 @@ struct locate_rows {
     const auto place = task.template operand<Task::kReads>();
     i32 lower = 0;
     if constexpr (Task::kSplit) lower = task.template operand<4>().size[0];
-    const i32 token = task.thread;
-    if (token >= ids.size[0]) return;
-#pragma unroll 4
-    for (i32 k = 0; k < Task::kTopK; ++k) {
-      const i32 e = i32(ptx::load4_l2(u64(ids.at(token, k)))) - lower;
-      if (Task::kSplit && u32(e) >= u32(Task::kExperts)) {
-        *place.at(token, k) = -1;
-        continue;
-      }
-      const u32 earlier = ptx::load4_l2(u64(chosen.at(e))) & ((1u << token) - 1);
-      const u32 rank = ptx::load4_l2(u64(before.at(e))) + __popc(earlier);
-      *place.at(token, k) = i32(ptx::load4_l2(u64(expert_row.at(e))) + rank);
+    const auto choice = [&](int n) {
+      return minimum(first + n * 32 + task.thread, choices - 1);
+    };
+    i32 expert[kEach];
+#pragma unroll
+    for (int n = 0; n < kEach; ++n) {
+      const u64 from = u64(ids.at(choice(n) / kTopK, choice(n) % kTopK));
+      expert[n] = i32(ptx::load4_l2(from)) - lower;
     }
+    u32 bits[kEach], rank[kEach], row[kEach];
+#pragma unroll
+    for (int n = 0; n < kEach; ++n) {
+      const i32 e = is_own(expert[n]) ? expert[n] : 0;
+      bits[n] = ptx::load4_l2(u64(chosen.at(e)));
+      rank[n] = ptx::load4_l2(u64(before.at(e)));
+      row[n] = ptx::load4_l2(u64(expert_row.at(e)));
+    }
+#pragma unroll
+    for (int n = 0; n < kEach; ++n) {
+      const i32 token = choice(n) / kTopK;
+      const u32 earlier = bits[n] & ((1u << token) - 1);
+      const i32 found = i32(row[n] + rank[n] + __popc(earlier));
+      *place.at(token, choice(n) % kTopK) = is_own(expert[n]) ? found : -1;
+    }
+  }
+
+  ETC_DEVICE static bool is_own(i32 expert) {
+    return !Task::kSplit || u32(expert) < u32(Task::kExperts);
   }
 };
 
