@@ -48,7 +48,7 @@ from etc_dist.ops.routing import (
 )
 
 PARALLEL = ("tensor", "expert")
-PASSES = 4
+PASSES = 2
 """Parts of the columns of the result; one is combined while the next is computed."""
 PART_TOKENS = 16
 """Tokens of a task at most whose sums go to another rank."""

@@ -34,7 +34,7 @@ from etc_dist.ops.routing import (
     score_experts,
 )
 
-TILES_TOGETHER = 8
+TILES_TOGETHER = 2
 """Tiles of rows that take turns at the same columns of an expert's weights, which may
 be more than the L2 cache holds."""
 MANY_TOKENS = 17

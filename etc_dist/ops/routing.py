@@ -18,7 +18,7 @@ from etc_dist.ir.function import TENSOR, TRANSFER
 
 BLOCK = 32
 """Tokens that one task routes: the bits of a word of `chosen`; at most 32."""
-TILE_ROWS = 256
+TILE_ROWS = 288
 """Rows of a tile at most."""
 PIECE_ROWS = 8
 """Rows that one warp gathers."""

@@ -13,6 +13,7 @@ namespace etc::ptx {
 #define ETC_R5 "%40, %41, %42, %43, %44, %45, %46, %47"
 #define ETC_R6 "%48, %49, %50, %51, %52, %53, %54, %55"
 #define ETC_R7 "%56, %57, %58, %59, %60, %61, %62, %63"
+#define ETC_R8 "%64, %65, %66, %67, %68, %69, %70, %71"
 #define ETC_F8(i)                                                                      \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]),          \
       "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
@@ -52,6 +53,8 @@ ETC_DEVICE void wgmma_columns(float (&d)[kColumns / 2], u64 a, u64 b, i32 accumu
       "%56", "%57", "%58", ETC_F8(0), ETC_F8(8), ETC_F8(16), ETC_F8(24), ETC_F8(32), ETC_F8(40), ETC_F8(48))
   ETC_COLUMNS(128, "128", ETC_R0 ", " ETC_R1 ", " ETC_R2 ", " ETC_R3 ", " ETC_R4 ", " ETC_R5 ", " ETC_R6 ", " ETC_R7,
       "%64", "%65", "%66", ETC_F8(0), ETC_F8(8), ETC_F8(16), ETC_F8(24), ETC_F8(32), ETC_F8(40), ETC_F8(48), ETC_F8(56))
+  ETC_COLUMNS(144, "144", ETC_R0 ", " ETC_R1 ", " ETC_R2 ", " ETC_R3 ", " ETC_R4 ", " ETC_R5 ", " ETC_R6 ", " ETC_R7 ", " ETC_R8,
+      "%72", "%73", "%74", ETC_F8(0), ETC_F8(8), ETC_F8(16), ETC_F8(24), ETC_F8(32), ETC_F8(40), ETC_F8(48), ETC_F8(56), ETC_F8(64))
 }
 #undef ETC_R0
 #undef ETC_R1
@@ -61,6 +64,7 @@ ETC_DEVICE void wgmma_columns(float (&d)[kColumns / 2], u64 a, u64 b, i32 accumu
 #undef ETC_R5
 #undef ETC_R6
 #undef ETC_R7
+#undef ETC_R8
 #undef ETC_F8
 #undef ETC_WGMMA
 #undef ETC_COLUMNS

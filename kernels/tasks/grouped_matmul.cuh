@@ -1,10 +1,10 @@
-// Grouped matrix multiplication: tiles of up to 256 rows of x, all of one group, by 512
+// Grouped matrix multiplication: tiles of up to 288 rows of x, all of one group, by 512
 // rows of that group's weight, by clusters of two workers.
 //
 // How many rows a tile has is known only at run time. So the weight's rows are the rows of
 // the tensor cores' tile, 64 at a time, and the rows of x its columns, of which any number
 // of 16 can be had. Two warpgroups multiply 2 x 64 rows of the weight each. Of a short tile
-// (up to 128 rows, where the weight's bytes are what takes time) each worker of the pair
+// (up to 144 rows, where the weight's bytes are what takes time) each worker of the pair
 // computes all rows by half of the weight; of a long one half of the rows, by both halves
 // one after the other, each of which the pair shares by multicast. A narrow tile has half
 // as many rows of the weight and at most 16 of x: its stages are twice as deep, so that as
@@ -19,12 +19,13 @@
 
 namespace etc {
 
-struct GroupedMatmul : TileRing {
+struct GroupedMatmul : TileRing<144, 96 * 128> {
   static constexpr u32 kPiece = 16;     // rows of x or y that one bulk copy moves
-  static constexpr u32 kMaxRows = 128;  // of a worker
-  static constexpr u32 kRowBytes = kDepth * 2;
+  static constexpr u32 kMaxRows = 144;  // of a worker
+  static constexpr u32 kRowBytes = kDepth * 2, kRoundRows = kRoundBytes / kRowBytes;
   static constexpr u32 kBoxRows = 128, kBoxBytes = kBoxRows * kRowBytes;  // of the weight
   static_assert(kMaxRows * kRowBytes == kBytesX && 2 * kBoxBytes == kBytesW);
+  static_assert(kMaxRows <= 2 * kRoundRows);
   enum Kind : u32 { kNarrow, kShort, kLong };
 
   // What the roles have to know of a task; no rows for an empty tile.
@@ -43,6 +44,8 @@ struct GroupedMatmul : TileRing {
       return half * (kind == kNarrow ? kBoxRows : 2 * kBoxRows);
     }
     ETC_DEVICE u32 first_row() const { return kind == kLong ? (blockIdx.x & 1) * rows : 0; }
+    // Its results leave in rounds, of as many rows each.
+    ETC_DEVICE u32 rounds() const { return rows_of_round(rows) < rows ? 2 : 1; }
   };
   template <class Call, class Program>
   ETC_DEVICE static u32 size(const Run<Program>& run, const typename Call::Coord& c) {
@@ -104,24 +107,28 @@ struct GroupedMatmul : TileRing {
     if (gated && Size::of(packed).kind == kNarrow) meet(true);
   }
 
-  // The storing warp takes a turn's results out of the buffer: `store(wg, column)` issues the
-  // bulk stores of those that begin at this column of the worker's share.
+  // The storing warp takes a turn's results out of the buffer: `store(wg, column, first, end)`
+  // issues the bulk stores of these rows and of 64 columns of the worker's share.
   template <bool kGated, class Program, class Store>
   ETC_DEVICE bool drain(
-      const Run<Program>& run, Kind kind, u32& round, Waiter who, Store store) const {
-    if constexpr (kGated) {
-      return drain_tile<1>(run, round, who, [&](u32 wg, u32) {
-        if (kind != kNarrow || wg == 0) store(wg, wg * 64);
-      });
-    } else if (kind == kNarrow) {
-      return drain_tile<1>(run, round, who, [&](u32 wg, u32) { store(wg, wg * 64); });
-    } else {
-      return drain_tile<2>(
-          run, round, who, [&](u32 wg, u32 h) { store(wg, wg * 128 + h * 64); });
-    }
+      const Run<Program>& run, const Size& size, u32& round, Waiter who, Store store) const {
+    const bool is_narrow = size.kind == kNarrow;
+    const u32 split = size.rounds() - 1, share = rows_of_round(size.rows);
+    const u32 count = (kGated || is_narrow ? 1 : 2) << split;
+    return drain_tile(run, count, round, who, [&](u32 wg, u32 h) {
+      if (kGated && is_narrow && wg == 1) return;
+      const u32 column = (kGated || is_narrow ? wg : wg * 2 + (h >> split)) * 64;
+      const u32 first = (h & split) * share;
+      store(wg, column, first, minimum(first + share, size.rows));
+    });
   }
 
  private:
+  // Of `rows` results, those of the first round: all, or about half.
+  ETC_DEVICE static constexpr u32 rows_of_round(u32 rows) {
+    return rows <= kRoundRows ? rows : (rows / kPiece + 1) / 2 * kPiece;
+  }
+
   // One thread: the bulk copies of a stage.
   template <bool kGated>
   ETC_DEVICE void fill(
@@ -232,18 +239,21 @@ struct GroupedMatmul : TileRing {
     const u32 row = (lane >> 4) * 8 + (lane & 7);  // and 16 more each time
     const u32 unit = warp * 2 + ((lane >> 3) & 1);
     const u32 origin = out(wg) + row * 128 + ((unit ^ (row & 7)) << 4);
-    const bool came = wait_mbarrier(run, emptied(wg), (round & 1) ^ 1, who);
-    ++round;
-    if (!__all_sync(~0u, came)) return false;
+    constexpr u32 kShare = rows_of_round(kColumns);
 #pragma unroll
-    for (int j = 0; j < kColumns / 16; ++j) {
-      const float* v = d + j * 8;
-      ptx::store_matrix4_transposed(
-          origin + j * 2048, pack<kIsHalf>(v[0], v[1]), pack<kIsHalf>(v[2], v[3]),
-          pack<kIsHalf>(v[4], v[5]), pack<kIsHalf>(v[6], v[7]));
+    for (u32 first = 0; first < kColumns; first += kShare, ++round) {
+      const bool came = wait_mbarrier(run, emptied(wg), (round & 1) ^ 1, who);
+      if (!__all_sync(~0u, came)) return false;
+#pragma unroll
+      for (u32 i = 0; i < kShare && first + i < kColumns; i += kPiece) {
+        const float* v = d + (first + i) / 2;
+        ptx::store_matrix4_transposed(
+            origin + i * kRowBytes, pack<kIsHalf>(v[0], v[1]), pack<kIsHalf>(v[2], v[3]),
+            pack<kIsHalf>(v[4], v[5]), pack<kIsHalf>(v[6], v[7]));
+      }
+      ptx::fence_proxy_async_shared();
+      ptx::mbarrier_arrive(filled(wg));
     }
-    ptx::fence_proxy_async_shared();
-    ptx::mbarrier_arrive(filled(wg));
     return true;
   }
 
@@ -260,26 +270,29 @@ struct GroupedMatmul : TileRing {
     // NOTE: the second buffer is emptied last, so both warpgroups may wait for it; none may
     // run ahead of its own, or it would take an older emptying for this one.
     const u32 last = kTogether ? 1 : wg;
-    if (!lost) lost = !wait_mbarrier(run, emptied(last), (round & 1) ^ 1, who);
-    ++round;
-    lost = __any_sync(~0u, lost);
-    if (!lost) {
+    constexpr u32 kColumns = kSums * 2, kShare = rows_of_round(kColumns);
 #pragma unroll
-      for (int b = 0; b < kBlocks; ++b) {
-        const u32 unit = (kTogether ? wg : u32(b)) * 4 + warp;
-        const u32 to = out(buffer) + row * 128 + ((unit ^ (row & 7)) << 4);
+    for (u32 first = 0; first < kColumns; first += kShare, ++round) {
+      if (!lost) lost = !wait_mbarrier(run, emptied(last), (round & 1) ^ 1, who);
+      lost = __any_sync(~0u, lost);
+      if (!lost) {
 #pragma unroll
-        for (int j = 0; j < kSums / 8; ++j) {
-          const float* v = d[b] + j * 8;
-          ptx::store_matrix2_transposed(
-              to + j * 2048, pack<kIsHalf>(silu(v[0]) * v[2], silu(v[1]) * v[3]),
-              pack<kIsHalf>(silu(v[4]) * v[6], silu(v[5]) * v[7]));
+        for (int b = 0; b < kBlocks; ++b) {
+          const u32 unit = (kTogether ? wg : u32(b)) * 4 + warp;
+          const u32 to = out(buffer) + row * 128 + ((unit ^ (row & 7)) << 4);
+#pragma unroll
+          for (u32 i = 0; i < kShare && first + i < kColumns; i += kPiece) {
+            const float* v = d[b] + (first + i) / 2;
+            ptx::store_matrix2_transposed(
+                to + i * kRowBytes, pack<kIsHalf>(silu(v[0]) * v[2], silu(v[1]) * v[3]),
+                pack<kIsHalf>(silu(v[4]) * v[6], silu(v[5]) * v[7]));
+          }
         }
+        ptx::fence_proxy_async_shared();
       }
-      ptx::fence_proxy_async_shared();
+      if constexpr (kTogether) lost = meet(lost);
+      if (!lost) ptx::mbarrier_arrive(filled(wg));
     }
-    if constexpr (kTogether) lost = meet(lost);
-    if (!lost) ptx::mbarrier_arrive(filled(wg));
     return !lost;
   }
   // Both warpgroups: whether one of them has lost its way.
@@ -300,11 +313,11 @@ struct grouped_store {
       const i32 first = y.x + i32(size.first_weight(turn) / (1 + Call::kGated));
       const i32 row = y.y + i32(size.first_row());
       const bool done = matmul.drain<bool(Call::kGated)>(
-          run, size.kind, round, who, [&](u32 wg, u32 column) {
-            for (u32 i = 0; i < size.rows; i += GroupedMatmul::kPiece) {
+          run, size, round, who, [&](u32 wg, u32 column, u32 begin, u32 end) {
+            for (u32 i = begin; i < end; i += GroupedMatmul::kPiece) {
               ptx::store_box(
                   {y.map, first + i32(column), row + i32(i), y.z},
-                  matmul.out(wg) + i * GroupedMatmul::kRowBytes);
+                  matmul.out(wg) + (i - begin) * GroupedMatmul::kRowBytes);
             }
           });
       if (!done) return false;

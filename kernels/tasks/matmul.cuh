@@ -10,7 +10,7 @@
 
 namespace etc {
 
-struct Matmul : TileRing {
+struct Matmul : TileRing<128, 128 * 128> {
   static constexpr u32 kRows = 128, kColumns = 256;  // of a worker's share of a tile
   static constexpr u32 kChunkBytes = 64 * 64 * 2;    // 64 x 64 elements of the output
   static constexpr u32 kRounds = 2;                  // in which a warpgroup's 4 chunks leave
@@ -126,7 +126,7 @@ struct matmul_store {
     Box y = Call::template box<Call::kReads>(run.g, c);
     y.y += (blockIdx.x & 1) * Matmul::kRows;
     constexpr u32 kCount = Call::kGated ? Matmul::kRounds / 2 : Matmul::kRounds;
-    const bool done = matmul.drain_tile<kCount>(run, round, who, [&](u32 wg, u32 h) {
+    const bool done = matmul.drain_tile(run, kCount, round, who, [&](u32 wg, u32 h) {
 #pragma unroll
       for (u32 chunk = 0; chunk < 2; ++chunk) {
         const i32 column = y.x + i32((h * 2 + chunk) * 64);
@@ -167,7 +167,7 @@ struct matmul_send {
       if (!__all_sync(~0u, came)) return false;
       ptx::fence_proxy_async();  // generic reads of the scratch before the next bulk store
     }
-    const bool done = matmul.drain_tile<Matmul::kRounds>(run, round, who, [&](u32 wg, u32 h) {
+    const bool done = matmul.drain_tile(run, Matmul::kRounds, round, who, [&](u32 wg, u32 h) {
       const u64 at = to + wg * (Matmul::kImageBytes / 2) + h * Matmul::kRoundBytes;
       ptx::store_bytes(at, matmul.out(wg), Matmul::kRoundBytes);
     });

@@ -8,14 +8,14 @@ namespace etc {
 
 template <class Task>
 struct plan_tiles {
-  static constexpr int kExperts = Task::kExperts, kTileRows = 256;
-  static constexpr int kPieceRows = 8, kPieces = kTileRows / kPieceRows;
+  static constexpr int kExperts = Task::kExperts, kTileRows = 288;
+  static constexpr int kPieceRows = 8, kFours = kTileRows / kPieceRows / 4;
   static constexpr int kPadding = 32;  // an expert's rows and its tiles begin at a multiple
-  static_assert(kExperts <= 256 && kExperts <= Task::threads);
+  static_assert(kExperts <= 256);
 
   ETC_DEVICE static void run(const Task& task) {
     const Layout layout(task.scratch);
-    count(task, layout);
+    count_all(task, layout);
     task.sync();
     if (task.thread < 32) lay_out(task, layout);
     task.sync();
@@ -23,70 +23,110 @@ struct plan_tiles {
   }
 
  private:
-  // In scratch, by expert: its tokens, first row, rows of a tile, first tile.
+  // In scratch, by expert: its tokens, first row, first tile.
   struct Layout {
-    u32 *tokens, *row, *share, *tile;
+    u32 *tokens, *row, *tile;
     ETC_DEVICE explicit Layout(u32* scratch)
-        : tokens(scratch),
-          row(scratch + kExperts),
-          share(scratch + 2 * kExperts),
-          tile(scratch + 3 * kExperts) {}
+        : tokens(scratch), row(scratch + kExperts), tile(scratch + 2 * kExperts) {}
   };
 
-  ETC_DEVICE static void count(const Task& task, const Layout& layout) {
-    if (task.template operand<0>().size[1] == 1) {
-      count_block(task, layout);
+  // 2^bits neighbouring lanes go through an expert's blocks, four blocks a lane.
+  ETC_DEVICE static void count_all(const Task& task, const Layout& layout) {
+    constexpr int kWarps = Task::threads / 32, kEach = (kExperts + kWarps - 1) / kWarps;
+    constexpr int kMost = kEach < 8 ? kEach : 8;
+    const i32 blocks = task.template operand<0>().size[1];
+    const i32 bits = 32 - __clz((minimum(blocks, 128) - 1) / 4);
+    if (Task::threads >> bits >= kExperts) {
+      count<1, false>(task, layout, bits);
+    } else if (blocks % 4 == 0) {
+      count<kMost, true>(task, layout, bits);
     } else {
-      count_blocks(task, layout);
+      count<kMost, false>(task, layout, bits);
     }
   }
-  // Of a single block: a thread has one expert.
-  ETC_DEVICE static void count_block(const Task& task, const Layout& layout) {
-    if (task.thread >= kExperts) return;
-    const u64 from = u64(task.template operand<0>().at(task.thread, 0));
-    layout.tokens[task.thread] = __popc(ptx::load4_l2(from));
-    *task.template operand<1>().at(task.thread, 0) = 0;
-  }
-  // A warp goes through its experts, by four where their number allows it, and through
-  // their blocks by 32 * kRows.
-  ETC_DEVICE static void count_blocks(const Task& task, const Layout& layout) {
-    constexpr int kWarps = Task::threads / 32, kEach = (kExperts + kWarps - 1) / kWarps;
-    constexpr bool kByFour = kEach % 4 == 0 && kExperts % 4 == 0;
-    constexpr bool kByTwo = kEach % 2 == 0 && kExperts % 2 == 0;
-    constexpr int kAtOnce = kByFour ? 4 : kByTwo ? 2 : 1, kRows = 4;
+
+  // kAtOnce experts a lane. NOTE: behind the last expert and the last block these are read
+  // again, so that nothing stands between loads.
+  template <int kAtOnce, bool kAligned>
+  ETC_DEVICE static void count(const Task& task, const Layout& layout, i32 bits) {
     const auto chosen = task.template operand<0>();
     const auto before = task.template operand<1>();
-    const i32 lane = task.thread % 32, blocks = chosen.size[1];
+    const i32 blocks = chosen.size[1], lane = task.thread % 32, last = (1 << bits) - 1;
+    const i32 place = lane & last, own = task.thread >> bits, step = Task::threads >> bits;
 #pragma unroll 1
-    for (i32 e = task.thread / 32 * kEach; e < (task.thread / 32 + 1) * kEach; e += kAtOnce) {
-      if (e >= kExperts) break;
-      u32 sum[kAtOnce] = {};
+    for (i32 first = 0; first < kExperts; first += kAtOnce * step) {
+      const auto expert = [&](int i) {
+        return minimum(first + i * step + own, kExperts - 1);
+      };
+      u32 sum[kAtOnce] = {};  // of the expert's tokens up to this lane's last
 #pragma unroll 1
-      for (i32 first = 0; first < blocks; first += 32 * kRows) {
-        u32 bits[kAtOnce][kRows];
+      for (i32 begin = 0; begin < blocks; begin += 4 << bits) {
+        const i32 b = begin + place * 4;
+        u32 tokens[kAtOnce][4];
 #pragma unroll
-        for (int r = 0; r < kRows; ++r) {
-          const i32 b = first + r * 32 + lane;
+        for (int i = 0; i < kAtOnce; ++i) read<kAligned>(chosen, expert(i), b, tokens[i]);
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          const u32 earlier = __shfl_sync(~0u, sum[i], lane | last);
+          sum[i] = place == 0 ? earlier : 0;
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            tokens[i][j] = b + j < blocks ? __popc(tokens[i][j]) : 0;
+            sum[i] += tokens[i][j];
+          }
+        }
+#pragma unroll 1
+        for (i32 distance = 1; distance <= last; distance *= 2) {
 #pragma unroll
           for (int i = 0; i < kAtOnce; ++i) {
-            bits[i][r] = b < blocks ? ptx::load4_l2(u64(chosen.at(e + i, b))) : 0;
+            const u32 other = __shfl_up_sync(~0u, sum[i], distance);
+            if (place >= distance) sum[i] += other;
           }
         }
 #pragma unroll
-        for (int r = 0; r < kRows; ++r) {
-          const i32 b = first + r * 32 + lane;
-          if (b - lane >= blocks) break;
-#pragma unroll
-          for (int i = 0; i < kAtOnce; ++i) {
-            const u32 own = __popc(bits[i][r]), at = sum[i] + ptx::warp_sum_before(own);
-            if (b < blocks) *before.at(e + i, b) = i32(at);
-            sum[i] = __shfl_sync(~0u, at + own, 31);
-          }
+        for (int i = 0; i < kAtOnce; ++i) {
+          write<kAligned>(before, expert(i), b, tokens[i], sum[i]);
         }
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        if (lane == 0) layout.tokens[e + i] = sum[i];
+        if (place == last) layout.tokens[expert(i)] = sum[i];
+      }
+    }
+  }
+
+  template <bool kAligned, class Words>
+  ETC_DEVICE static void read(const Words& words, i32 e, i32 b, u32 (&word)[4]) {
+    const i32 last = words.size[1] - 1;
+    if constexpr (kAligned) {
+      const uint4 v = ptx::load16_l2(u64(words.at(e, minimum(b, last - 3))));
+      word[0] = v.x, word[1] = v.y, word[2] = v.z, word[3] = v.w;
+    } else {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        word[j] = ptx::load4_l2(u64(words.at(e, minimum(b + j, last))));
+      }
+    }
+  }
+
+  // The counts before four blocks, of `tokens` each; with them there are `sum`.
+  template <bool kAligned, class Words>
+  ETC_DEVICE static void write(
+      const Words& words, i32 e, i32 b, const u32 (&tokens)[4], u32 sum) {
+    u32 at[4];
+#pragma unroll
+    for (int j = 3; j >= 0; --j) {
+      sum -= tokens[j];
+      at[j] = sum;
+    }
+    if constexpr (kAligned) {
+      if (b < words.size[1]) {
+        ptx::store16(u64(words.at(e, b)), make_uint4(at[0], at[1], at[2], at[3]));
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        if (b + j < words.size[1]) *words.at(e, b + j) = i32(at[j]);
       }
     }
   }
@@ -95,15 +135,12 @@ struct plan_tiles {
   ETC_DEVICE static void lay_out(const Task& task, const Layout& layout) {
     constexpr int kOfLane = (kExperts + 31) / 32;
     const auto expert_row = task.template operand<6>();
-    u32 tokens[kOfLane], share[kOfLane], tiles = 0, rows = 0;
+    u32 tokens[kOfLane], tiles = 0, rows = 0;
 #pragma unroll
     for (int i = 0; i < kOfLane; ++i) {
       const i32 e = task.thread * kOfLane + i;
       tokens[i] = e < kExperts ? layout.tokens[e] : 0;
-      // As few tiles as can be, as equal as can be.
-      const u32 least = (tokens[i] + kTileRows - 1) / kTileRows;
-      share[i] = padded(least > 0 ? (tokens[i] + least - 1) / least : 1);
-      tiles += (tokens[i] + share[i] - 1) / share[i];
+      tiles += tiles_of(tokens[i]);
       rows += padded(tokens[i]);
     }
     tiles = ptx::warp_sum_before(tiles);
@@ -113,46 +150,57 @@ struct plan_tiles {
       const i32 e = task.thread * kOfLane + i;
       if (e < kExperts) {
         *expert_row.at(e) = i32(layout.row[e] = rows);
-        layout.share[e] = share[i];
         layout.tile[e] = tiles;
       }
-      tiles += (tokens[i] + share[i] - 1) / share[i];
+      tiles += tiles_of(tokens[i]);
       rows += padded(tokens[i]);
     }
   }
 
-  ETC_DEVICE static u32 padded(u32 rows) { return (rows + kPadding - 1) / kPadding * kPadding; }
-
+  // A warp fills 32 tiles, then their pieces, four a lane.
   ETC_DEVICE static void fill(const Task& task, const Layout& layout) {
     const auto tile_expert = task.template operand<2>();
     const auto tile_row = task.template operand<3>();
     const auto tile_rows = task.template operand<4>();
     const auto piece_first = task.template operand<5>();
-    for (i32 tile = task.thread; tile < tile_expert.size[0]; tile += Task::threads) {
-      // The last expert whose first tile is not behind this one.
-      i32 e = 0;
-#pragma unroll
-      for (i32 step = 128; step > 0; step /= 2) {
-        if (e + step < kExperts && i32(layout.tile[e + step]) <= tile) e += step;
+    const i32 lane = task.thread % 32, tiles = tile_expert.size[0];
+#pragma unroll 1
+    for (i32 first = task.thread - lane; first < tiles; first += Task::threads) {
+      const i32 tile = first + lane, e = expert_of(layout, tile);
+      const u32 tokens = layout.tokens[e], number = tile - layout.tile[e];
+      // As few tiles as can be, as equal as can be.
+      const u32 least = tiles_of(tokens);
+      const u32 share = padded((tokens + least - 1) / maximum(least, 1));
+      const i32 rank = number < least ? i32(number * share) : -1;
+      if (tile < tiles) {
+        *tile_expert.at(tile) = rank < 0 ? 0 : e;
+        *tile_row.at(tile) = rank < 0 ? 0 : i32(layout.row[e]) + rank;
+        *tile_rows.at(tile) = rank < 0 ? 0 : minimum(share, i32(tokens) - rank);
       }
-      const i32 share = i32(layout.share[e]), number = tile - i32(layout.tile[e]);
-      const i32 rank = number * share, left = i32(layout.tokens[e]) - rank;
-      *tile_expert.at(tile) = left > 0 ? e : 0;
-      *tile_row.at(tile) = left > 0 ? i32(layout.row[e]) + rank : 0;
-      *tile_rows.at(tile) = left > 0 ? minimum(share, left) : 0;
-      const u64 to = u64(piece_first.at(tile, 0));
 #pragma unroll
-      for (u32 p = 0; p < kPieces; p += 4) {
-        const u32 first = rank + p * kPieceRows;
-        ptx::store16(
-            to + p * 4,
-            left > 0 ? make_uint4(
-                           first, first + kPieceRows, first + 2 * kPieceRows,
-                           first + 3 * kPieceRows)
-                     : uint4{});
+      for (i32 n = 0; n < kFours; ++n) {
+        const i32 t = (n * 32 + lane) / kFours, p = (n * 32 + lane) % kFours * 4;
+        const i32 begin = __shfl_sync(~0u, rank, t), r = begin + p * kPieceRows;
+        uint4 ranks{};
+        if (begin >= 0) {
+          ranks = make_uint4(r, r + kPieceRows, r + 2 * kPieceRows, r + 3 * kPieceRows);
+        }
+        if (first + t < tiles) ptx::store16(u64(piece_first.at(first + t, p)), ranks);
       }
     }
   }
+
+  // The last expert whose first tile is not behind this one.
+  ETC_DEVICE static i32 expert_of(const Layout& layout, i32 tile) {
+    i32 e = 0;
+#pragma unroll
+    for (i32 step = 128; step > 0; step /= 2) {
+      if (e + step < kExperts && i32(layout.tile[e + step]) <= tile) e += step;
+    }
+    return e;
+  }
+  ETC_DEVICE static u32 tiles_of(u32 tokens) { return (tokens + kTileRows - 1) / kTileRows; }
+  ETC_DEVICE static u32 padded(u32 rows) { return (rows + kPadding - 1) / kPadding * kPadding; }
 };
 
 }  // namespace etc

@@ -10,17 +10,19 @@
 
 namespace etc {
 
+// kRows: of x in a stage; kOutBytes: what a warpgroup puts out in a round.
+template <u32 kRows, u32 kOutBytes>
 struct TileRing {
   static constexpr u32 kDepth = 64;  // k of a stage
   static constexpr u32 kStages = 4;
-  static constexpr u32 kBytesX = 128 * kDepth * 2, kBytesW = 256 * kDepth * 2;
+  static constexpr u32 kBytesX = kRows * kDepth * 2, kBytesW = 256 * kDepth * 2;
   static constexpr u32 kStageBytes = kBytesX + kBytesW;
-  static constexpr u32 kRoundBytes = 128 * 128;  // of a warpgroup's share of a tile
+  static constexpr u32 kRoundBytes = kOutBytes;
   static constexpr u32 kOutOffset = Shared::kEngineOffset + kStages * kStageBytes;
   static constexpr u32 kSharedBytes = kOutOffset + 2 * kRoundBytes;
   // Between tiles, the output buffer is free for tasks of other kinds.
   static constexpr u32 kScratchOffset = kOutOffset;
-  static_assert(2 * kRoundBytes == Shared::kScratchBytes);
+  static_assert(2 * kRoundBytes >= Shared::kScratchBytes);
   static constexpr u32 kConsumerWarps = 8;
 
   // Shared-memory addresses. `full`/`free`: stages of the ring; `filled`/`emptied`: the
@@ -97,14 +99,14 @@ struct TileRing {
     return wait_mbarrier(run, emptied(threadIdx.x >> 7), (round & 1) ^ 1, who);
   }
 
-  // The storing warp takes a finished tile out of the buffer: `store(wg, h)` issues the
-  // bulk stores of round h of warpgroup wg, on one thread.
-  template <u32 kCount, class Program, class Store>
+  // The storing warp takes a finished tile out of the buffer, in `count` rounds: `store(wg, h)`
+  // issues the bulk stores of round h of warpgroup wg, on one thread.
+  template <class Program, class Store>
   ETC_DEVICE bool drain_tile(
-      const Run<Program>& run, u32& round, Waiter who, Store store) const {
+      const Run<Program>& run, u32 count, u32& round, Waiter who, Store store) const {
     bool came = true;
     if (threadIdx.x % 32 == 0) {
-      for (u32 h = 0; h < kCount && came; ++h) {
+      for (u32 h = 0; h < count && came; ++h) {
 #pragma unroll
         for (u32 wg = 0; wg < 2; ++wg) {
           came = came && wait_mbarrier(run, filled(wg), (round + h) & 1, who);
@@ -118,7 +120,7 @@ struct TileRing {
         ptx::mbarrier_arrive(emptied(1));
       }
     }
-    round += kCount;
+    round += count;
     return __shfl_sync(~0u, int(came), 0);
   }
 

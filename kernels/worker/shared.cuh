@@ -6,7 +6,7 @@
 namespace etc {
 
 struct Shared {
-  static constexpr u32 kBarrierBytes = 512, kRingBytes = 512, kScratchBytes = 32768;
+  static constexpr u32 kBarrierBytes = 512, kRingBytes = 512, kScratchBytes = 24576;
   static constexpr u32 kRingOffset = kBarrierBytes;
   static constexpr u32 kEngineOffset = kRingOffset + kRingBytes;
 };
