@@ -21,7 +21,7 @@ class Mailbox {
   template <class Program>
   ETC_DEVICE bool give(const Run<Program>& run, u32 n, u32 ticket) const {
     if (!wait_mbarrier(run, taken(), (n & 1) ^ 1, kWho)) return false;
-    ptx::store_async_cluster(word(), ticket, given(), 1);
+    ptx::store_async_cluster(word(n), ticket, given(), 1);
     return true;
   }
   // NOTE: nothing but the ticket is passed on. Both leaders acquire the unit by themselves.
@@ -29,7 +29,7 @@ class Mailbox {
   ETC_DEVICE bool take(const Run<Program>& run, u32 n, u32& ticket) const {
     ptx::mbarrier_arrive_expect(given(), 4);
     if (!wait_mbarrier(run, given(), n & 1, kWho)) return false;
-    ticket = ptx::load_shared(word());
+    ticket = ptx::load_shared(word(n));
     ptx::mbarrier_arrive_cluster(taken(), 0);
     return true;
   }
@@ -37,9 +37,11 @@ class Mailbox {
  private:
   static constexpr Waiter kWho{kTensorLane, 0, 0};
   // `given` and `word` of the second worker are used, `taken` of the first.
+  // NOTE: two words in turn. The load of a ticket may be overtaken by the arrival at `taken`
+  // and by the next ticket, but not by the one after: for that, this one was needed.
   ETC_DEVICE u32 given() const { return base_; }
   ETC_DEVICE u32 taken() const { return base_ + 8; }
-  ETC_DEVICE u32 word() const { return base_ + 16; }
+  ETC_DEVICE u32 word(u32 n) const { return base_ + 16 + 4 * (n & 1); }
 
   u32 base_;
 };
