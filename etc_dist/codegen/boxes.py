@@ -13,11 +13,11 @@ from etc_dist.ir.graph import Call
 from etc_dist.ir.tensor import Region
 
 
-def boxes(call: Call, arguments: Arguments) -> Iterator[str]:
-    """By operand, its box as CUDA text; empty if it is not copied in bulk."""
+def boxes(call: Call, arguments: Arguments, large: bool = False) -> Iterator[str]:
+    """By operand, its box, or its large one, as CUDA text; empty if it has none."""
     for n, region in enumerate((*call.reads, *call.writes)):
         box = call.function.boxes.get(n)
-        if box is None:
+        if box is None or (large and not box.large):
             yield ""
             continue
         if not 2 <= len(region.start) <= 3:
@@ -37,7 +37,7 @@ def boxes(call: Call, arguments: Arguments) -> Iterator[str]:
                 fix="stack both matrices in one tensor; write the row as h + start",
             )
         x, y, *z = (text(e) for e in reversed(region.start))
-        name = arguments.map_of(region.tensor, box)
+        name = arguments.map_of(region.tensor, box.small_and_large[large])
         yield f"{{&g.{name}, {x}, {y}, {z[0] if z else 0}}}"
 
 

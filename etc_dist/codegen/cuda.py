@@ -147,6 +147,7 @@ def _constants(
         "kTensorCluster": plan.lane(TENSOR).cluster,
         "kHasMatmul": int(bool(matmuls)),
         "kSends": int(sends),
+        "kGathers": int(any(map(_gathers, calls))),
         "kHasGate": int(any(c.function.constants["kGated"] for c in matmuls)),
         "kIsHalf": of_matmul.get("kIsHalf", 0),
         "kWeightIsKN": of_matmul.get("kWeightIsKN", 0),
@@ -169,6 +170,11 @@ def _sends(call: Call) -> bool:
     return call.function.name == "matmul_send"
 
 
+def _gathers(call: Call) -> bool:
+    """Whether the transfer lane's warps load what the call's products pick."""
+    return call.function.source in ENGINES and bool(call.function.picks)
+
+
 def _call(plan: Plan, lane: Lane, call: Call, number: int, arguments: Arguments) -> str:
     function = call.function
     lines = [f"struct {_type(call)} {{"]
@@ -187,6 +193,7 @@ def _call(plan: Plan, lane: Lane, call: Call, number: int, arguments: Arguments)
         "kReads": len(call.reads),
         "kIsMatmul": int(function.source in ENGINES),
         "kSends": int(_sends(call)),
+        "kGathers": int(_gathers(call)),
         **function.constants,
     }
     lines += [f"  static constexpr int {k} = {v};" for k, v in constants.items()]
@@ -201,6 +208,8 @@ def _call(plan: Plan, lane: Lane, call: Call, number: int, arguments: Arguments)
     operands = [text_ for text_ in _operands(call)]
     lines += select("auto operand", operands)
     lines += select("Box box", list(boxes(call, arguments)))
+    if any(large := list(boxes(call, arguments, large=True))):
+        lines += select("Box large_box", large)
     waits = (*call.free_waits, *call.loaded_waits)
     lines += indexed("EventRef wait", [_wait(plan, r) for r in waits])
     lines += indexed("i32 peer", peers)

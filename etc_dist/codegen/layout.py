@@ -182,9 +182,10 @@ def _maps(plan: Plan) -> tuple[Map, ...]:
     for lane in plan.lanes:
         for call in lane.calls:
             regions = (*call.reads, *call.writes)
-            for operand, box in call.function.boxes.items():
+            for operand, boxes in call.function.boxes.items():
                 tensor = regions[operand].tensor
-                kind = "halves" if box.halves else "map"
-                name = f"{kind}_{tensor.name}_{box.rows}x{box.columns}"
-                found.setdefault((tensor, box), Map(name, tensor, box))
+                for box in boxes.small_and_large:
+                    kind = "halves" if box.halves else "map"
+                    name = f"{kind}_{tensor.name}_{box.rows}x{box.columns}"
+                    found.setdefault((tensor, box), Map(name, tensor, box))
     return tuple(found.values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -19,11 +19,19 @@ class TmaBox:
     """The box of the last two axes that one bulk tensor copy moves, in elements.
 
     halves: of both halves of a matrix's rows, eight of either in turn; the operand
-    names those of the first half, and the next operand the same of the second."""
+    names those of the first half, and the next operand the same of the second.
+    large: rows of another box of the operand, for copies that may take more at once."""
 
     rows: int
     columns: int
     halves: bool = False
+    large: int = 0
+
+    @property
+    def small_and_large(self) -> tuple[TmaBox, ...]:
+        """Each box alone; the second only where there is a large one."""
+        small = replace(self, large=0)
+        return (small, replace(small, rows=self.large)) if self.large else (small,)
 
 
 @dataclass(frozen=True)

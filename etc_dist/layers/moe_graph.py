@@ -41,7 +41,6 @@ from etc_dist.ops.grouped_matmul import (
 from etc_dist.ops.routing import (
     BLOCK,
     GROUP_TOKENS,
-    PIECE_ROWS,
     TILE_ROWS,
     Routing,
     combine_rows,
@@ -70,7 +69,6 @@ def moe_graph(
     passes: int = PASSES,
     block: int = BLOCK,
     tile_rows: int = TILE_ROWS,
-    piece_rows: int = PIECE_ROWS,
     up_columns: int = UP_COLUMNS,
     tile_columns: int = TILE_COLUMNS,
     group_tokens: int = GROUP_TOKENS,
@@ -80,10 +78,10 @@ def moe_graph(
     """x [tokens, hidden] -> y [tokens, hidden].
 
     router [experts, hidden]; gate_up [experts, 2 inner, hidden], gate's rows first;
-    down [experts, hidden, inner]. Tokens pick experts; each expert's rows of x are
-    packed into tiles, whose number, place and size are found as the program runs; the
-    tiles are multiplied by the expert's gate and up into activations, and these by
-    down; each token's rows are combined.
+    down [experts, hidden, inner]. Tokens pick experts; each expert's tokens are cut
+    into tiles, whose number, place and size are found as the program runs; the rows of
+    x of a tile's tokens are multiplied by the expert's gate and up into activations,
+    and these by down; each token's rows are combined.
 
     Over many ranks, parallel = "tensor": all have the same x and router, and a share of
     every expert's inner width; a rank's y [shard, hidden] are its own of all world *
@@ -91,10 +89,9 @@ def moe_graph(
     share of the experts.
 
     The sizes from `block` on are fixed on the GPU, but for the last two, and free on
-    the CPU backend, but that block is at most 32 and a multiple of group_tokens, and
-    tile_rows one of piece_rows.
+    the CPU backend, but that block is at most 32 and a multiple of group_tokens.
     """
-    routing = Routing(experts, top_k, normalize, dtype, block, tile_rows, piece_rows)
+    routing = Routing(experts, top_k, normalize, dtype, block, tile_rows)
     sizes = Sizes(
         passes, up_columns, tile_columns, group_tokens, part_tokens, pushed_tokens
     )

@@ -13,7 +13,6 @@ from etc_dist.ir import (
     Region,
     Tensor,
     ceildiv,
-    maximum,
     minimum,
     span,
     tile,
@@ -28,7 +27,7 @@ from etc_dist.ops.routing import (
     PADDING,
     Routing,
     choose_experts,
-    gather_rows,
+    list_rows,
     locate_rows,
     plan_tiles,
     score_experts,
@@ -37,6 +36,9 @@ from etc_dist.ops.routing import (
 TILES_TOGETHER = 2
 """Tiles of rows that take turns at the same columns of an expert's weights, which may
 be more than the L2 cache holds."""
+SCORED_TOKENS = 1056
+"""Of more, a task scores two groups of experts, of twice as many four: the tasks of
+one wave of workers, each of which reads its tokens once."""
 MANY_TOKENS = 17
 """Of fewer, a task has half as many columns, so that more workers read weights. Where
 ranks exchange tokens there is room for more."""
@@ -70,7 +72,7 @@ class Tiles:
     expert: Tensor
     row: Tensor
     rows: Tensor
-    piece_first: Tensor
+    first: Tensor
     before: Tensor
     expert_row: Tensor
     planned: EventTensor
@@ -125,10 +127,12 @@ def add_choices(
     ids = g.local("ids", (tokens, top_k), "int32")
     weights = g.local("weights", (tokens, top_k), "float32")
     chosen = g.local("chosen", (experts, blocks), "int32")
-    groups = ceildiv(experts, GROUP_EXPERTS)
+    double = [1 + minimum(1, tokens // (n * SCORED_TOKENS + 1)) for n in (1, 2)]
+    together = g.let("scored_experts", GROUP_EXPERTS * double[0] * double[1])
+    groups = g.let("score_groups", ceildiv(experts, together))
     scored = g.events("scored", (blocks,), expects=groups)
     b, e = grid = g.grid(b=blocks, e=groups)
-    of_block, of_group = tile(b, block), tile(e, GROUP_EXPERTS)
+    of_block, of_group = tile(b, block), tile(e, together)
     g.call(
         score_experts(routing),
         grid,
@@ -153,7 +157,7 @@ def add_tiles(
     g: Graph, routing: Routing, chosen: Tensor, choices: Expr, waits: Sequence[EventRef]
 ) -> Tiles:
     """Add the tiles of at most `choices` rows: chosen [experts, blocks] tells whose."""
-    experts, pieces = routing.experts, ceildiv(routing.tile_rows, routing.piece_rows)
+    experts = routing.experts
     choices = g.let("choices", choices)
     # No routing needs more tiles than this; those that are too many stay empty.
     tiles = g.let("tiles", minimum(choices, experts + choices // routing.tile_rows))
@@ -162,7 +166,7 @@ def add_tiles(
     expert = g.local("tile_expert", (tiles,), "int32")
     row = g.local("tile_row", (tiles,), "int32")
     size = g.local("tile_rows", (tiles,), "int32")
-    piece_first = g.local("piece_first", (tiles, pieces), "int32")
+    first = g.local("tile_first", (tiles,), "int32")
     expert_row = g.local("expert_row", (experts,), "int32")
     planned = g.events("planned", (1,), expects=1)
     g.call(
@@ -171,14 +175,12 @@ def add_tiles(
         reads=[chosen[:, :]],
         writes=[
             before[:, :],
-            *(t[:] for t in (expert, row, size)),
-            piece_first[:, :],
-            expert_row[:],
+            *(t[:] for t in (expert, row, size, first, expert_row)),
         ],
         waits=waits,
         notifies=[planned[0]],
     )
-    return Tiles(expert, row, size, piece_first, before, expert_row, planned, rows)
+    return Tiles(expert, row, size, first, before, expert_row, planned, rows)
 
 
 def add_products(
@@ -192,7 +194,8 @@ def add_products(
     down: Tensor,
     waits: Sequence[EventRef] = (),
 ) -> Product:
-    """Add the gathering of x by tiles, once `waits` are met too, and both products."""
+    """Add the lists of the tiles' tokens and both products; the first one picks its
+    rows from x, once `waits` are met too."""
     _, hidden, inner = down.shape
     many = 1 + x.shape[0] // MANY_TOKENS
     up_columns, tile_columns = (
@@ -202,20 +205,31 @@ def add_products(
             ("down_columns", sizes.tile_columns),
         )
     )
-    piece_rows = routing.piece_rows
-    pieces = ceildiv(routing.tile_rows, piece_rows)
     wide = g.let("wide", ceildiv(inner, up_columns))
     columns = g.let("columns", ceildiv(hidden, tile_columns))
     per = g.let("per", ceildiv(columns, sizes.passes))
     (count,), rows = tiles.expert.shape, tiles.most_rows
-    packed = g.local("packed", (rows, hidden), routing.dtype)
+    row_token = g.local("row_token", (rows,), "int32")
     active = g.local("active", (rows, inner), routing.dtype)
     product = g.local("product", (rows, hidden), routing.dtype)
-    gathered = g.events("gathered", (count,), expects=pieces)
+    listed = g.events("listed", (count,), expects=1)
     activated = g.events("activated", (count,), expects=wide)
     produced = g.events("produced", (sizes.passes,), expects=count * per)
 
-    r, p = grid = g.grid(r=count, p=pieces)
+    (r,) = grid = g.grid(r=count)
+    expert, row, size = tiles.of(r)
+    g.call(
+        list_rows(routing),
+        grid,
+        reads=[
+            *(t[expert, :] for t in (chosen, tiles.before)),
+            tiles.first[r],
+        ],
+        writes=[row_token[span(row, size)]],
+        waits=[tiles.planned[0]],
+        notifies=[listed[r]],
+    )
+    r, j = grid = g.grid(r=count, j=wide)
     expert, row, size = tiles.of(r)
     # NOTE: what is not needed reads nothing. Where peers write x, a few rows a task,
     # this spares the proof to hold all tiles against all rows: loaded regions are left
@@ -223,22 +237,6 @@ def add_products(
     seen = (
         x[:, :] if x.kind == "input" else x[span(0, x.shape[0] * minimum(size, 1)), :]
     )
-    skipped = p * piece_rows
-    left = maximum(0, minimum(piece_rows, size - skipped))
-    g.call(
-        gather_rows(routing),
-        grid,
-        reads=[
-            seen,
-            *(t[expert, :] for t in (chosen, tiles.before)),
-            tiles.piece_first[r, p],
-        ],
-        writes=[packed[span(row + minimum(skipped, size), left), :]],
-        waits=[tiles.planned[0], *waits],
-        notifies=[gathered[r]],
-    )
-    r, j = grid = g.grid(r=count, j=wide)
-    expert, row, size = tiles.of(r)
     skipped = j * up_columns
     width = minimum(up_columns, inner - skipped)
     g.call(
@@ -246,12 +244,13 @@ def add_products(
         grid,
         name="gate_up_projection",
         reads=[
-            packed[span(row, size), :],
+            seen,
             gate_up[expert, span(skipped, width), :],
             gate_up[expert, span(inner + skipped, width), :],
+            row_token[span(row, size)],
         ],
         writes=[active[span(row, size), tile(j, up_columns)]],
-        waits=[gathered[r]],
+        waits=[listed[r], *waits],
         notifies=[activated[r]],
         order=lambda t: grouped_rows(t, count, wide, TILES_TOGETHER),
     )

@@ -20,8 +20,6 @@ BLOCK = 32
 """Tokens that one task routes: the bits of a word of `chosen`; at most 32."""
 TILE_ROWS = 288
 """Rows of a tile at most."""
-PIECE_ROWS = 8
-"""Rows that one warp gathers."""
 GROUP_TOKENS = 2
 """Tokens whose rows one warp combines; divides BLOCK."""
 GROUP_EXPERTS = 32
@@ -43,7 +41,6 @@ class Routing:
     dtype: str
     block: int = BLOCK
     tile_rows: int = TILE_ROWS
-    piece_rows: int = PIECE_ROWS
     split: bool = False
 
     def function(
@@ -106,8 +103,8 @@ def choose_experts(routing: Routing) -> DeviceFunction:
 def plan_tiles(routing: Routing) -> DeviceFunction:
     """chosen [experts, blocks] -> before [experts, blocks], the tokens of earlier
     blocks that chose the expert; tile_expert, tile_row (its first padded row) and
-    tile_rows [tiles], all 0 for tiles that are not needed; piece_first [tiles, 32], the
-    rank of the piece's first row; expert_row [experts], the first padded row."""
+    tile_rows [tiles], and tile_first [tiles], the rank of its first row, all 0 for
+    tiles that are not needed; expert_row [experts], the first padded row."""
 
     def body(
         chosen: Any,
@@ -115,15 +112,14 @@ def plan_tiles(routing: Routing) -> DeviceFunction:
         tile_expert: Any,
         tile_row: Any,
         tile_rows: Any,
-        piece_first: Any,
+        tile_first: Any,
         expert_row: Any,
     ) -> None:
         counts = _bits(chosen).sum(axis=2)
         before[...] = np.cumsum(counts, axis=1) - counts
-        for array in (tile_expert, tile_row, tile_rows, piece_first):
+        for array in (tile_expert, tile_row, tile_rows, tile_first):
             array[...] = 0
         row = number = 0
-        pieces = np.arange(piece_first.shape[1]) * routing.piece_rows
         for expert, count in enumerate(counts.sum(axis=1).tolist()):
             expert_row[expert] = row
             least = max(-(-count // routing.tile_rows), 1)
@@ -132,28 +128,28 @@ def plan_tiles(routing: Routing) -> DeviceFunction:
                 tile_expert[number] = expert
                 tile_row[number] = row + first
                 tile_rows[number] = min(share, count - first)
-                piece_first[number] = first + pieces
+                tile_first[number] = first
                 number += 1
             row += _padded(count)
 
     return routing.function("plan_tiles", TENSOR, 1, 6, body)
 
 
-def gather_rows(routing: Routing) -> DeviceFunction:
-    """x [tokens, hidden], the expert's chosen [blocks] and before [blocks], the rank of
-    the first row -> packed [rows, hidden]: the rows of the tokens of these ranks."""
+def list_rows(routing: Routing) -> DeviceFunction:
+    """The expert's chosen [blocks] and before [blocks], the rank of the tile's first
+    row -> tokens [rows]: those of these ranks."""
 
-    def body(x: Any, chosen: Any, before: Any, first: Any, packed: Any) -> None:
-        if not packed.size:
+    def body(chosen: Any, before: Any, first: Any, tokens: Any) -> None:
+        if not tokens.size:
             return
         # The last block with at most `first` tokens before it has that token.
         block = int(np.searchsorted(before, first, side="right")) - 1
         bits = _bits(chosen[block:])[:, : routing.block]
-        tokens = block * routing.block + np.flatnonzero(bits)
+        found = block * routing.block + np.flatnonzero(bits)
         skipped = int(first) - int(before[block])
-        packed[...] = x[tokens[skipped : skipped + len(packed)]]
+        tokens[...] = found[skipped : skipped + len(tokens)]
 
-    return routing.function("gather_rows", TRANSFER, 4, 1, body, picks=(0,))
+    return routing.function("list_rows", TRANSFER, 3, 1, body)
 
 
 def locate_rows(routing: Routing) -> DeviceFunction:

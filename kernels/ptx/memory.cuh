@@ -111,6 +111,17 @@ ETC_DEVICE void store16(u64 address, uint4 v) {
                : "memory");
 }
 
+// 16 bytes from global to shared memory, of which the last 16 - `bytes` become 0. The mbarrier
+// counts an arrival of this thread once all its copies so far are complete.
+ETC_DEVICE void copy16_async(u32 shared, u64 address, u32 bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(address),
+               "r"(bytes)
+               : "memory");
+}
+ETC_DEVICE void mbarrier_arrive_copied(u32 barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
 ETC_DEVICE void store_shared8(u32 address, u32 low, u32 high) {
   asm volatile("st.shared.v2.u32 [%0], {%1,%2};" ::"r"(address), "r"(low), "r"(high) : "memory");
 }

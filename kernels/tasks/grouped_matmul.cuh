@@ -19,26 +19,31 @@
 
 namespace etc {
 
-struct GroupedMatmul : TileRing<144, 96 * 128> {
-  static constexpr u32 kPiece = 16;     // rows of x or y that one bulk copy moves
+struct GroupedMatmul : TileRing<144, 96 * 128, 1 + 64> {
+  static constexpr u32 kPiece = 16;     // rows of x or y that one bulk copy moves,
+  static constexpr u32 kLarge = 64;     // or that one of x may move
   static constexpr u32 kMaxRows = 144;  // of a worker
   static constexpr u32 kRowBytes = kDepth * 2, kRoundRows = kRoundBytes / kRowBytes;
   static constexpr u32 kBoxRows = 128, kBoxBytes = kBoxRows * kRowBytes;  // of the weight
   static_assert(kMaxRows * kRowBytes == kBytesX && 2 * kBoxBytes == kBytesW);
   static_assert(kMaxRows <= 2 * kRoundRows);
+  static constexpr u32 kGatherers = 64;  // threads
+  static constexpr u32 kFew = 8;         // rows that need no gatherers
   enum Kind : u32 { kNarrow, kShort, kLong };
 
   // What the roles have to know of a task; no rows for an empty tile.
   struct Size {
     u32 steps, rows;  // of a worker
     Kind kind;
+    u32 few;  // rows that are loaded one by one; 0 if they are too many for that
 
-    ETC_DEVICE u32 packed() const { return steps | rows << 16 | u32(kind) << 24; }
+    ETC_DEVICE u32 packed() const { return steps | rows << 16 | u32(kind) << 24 | few << 26; }
     ETC_DEVICE static Size of(u32 v) {
-      return {v & 0xffffu, v >> 16 & 0xffu, static_cast<Kind>(v >> 24)};
+      return {v & 0xffffu, v >> 16 & 0xffu, static_cast<Kind>(v >> 24 & 3), v >> 26};
     }
     // A long tile's halves of the weight come in turn, another's one a worker.
     ETC_DEVICE u32 turns() const { return kind == kLong ? 2 : 1; }
+    ETC_DEVICE u32 depth() const { return kind == kNarrow ? 2 : 1; }  // of a stage, in kDepth
     ETC_DEVICE u32 first_weight(u32 turn) const {
       const u32 half = kind == kLong ? turn : blockIdx.x & 1;
       return half * (kind == kNarrow ? kBoxRows : 2 * kBoxRows);
@@ -49,7 +54,8 @@ struct GroupedMatmul : TileRing<144, 96 * 128> {
   };
   template <class Call, class Program>
   ETC_DEVICE static u32 size(const Run<Program>& run, const typename Call::Coord& c) {
-    const u32 rows = minimum(Call::template operand<0>(run.g, c).size[0], 2 * kMaxRows);
+    constexpr int kOfRows = Call::kGathers ? Call::kReads - 1 : 0;
+    const u32 rows = minimum(Call::template operand<kOfRows>(run.g, c).size[0], 2 * kMaxRows);
     if (rows == 0) return 0;
     const auto weight = Call::template operand<1>(run.g, c);
     const u32 wide = u32(weight.size[weight.kRank - 2]) * (1 + Call::kGated);
@@ -59,28 +65,50 @@ struct GroupedMatmul : TileRing<144, 96 * 128> {
     const bool is_narrow = padded == kPiece && wide <= 2 * kBoxRows;
     const Kind kind = is_long ? kLong : is_narrow ? kNarrow : kShort;
     const u32 steps = num_steps<Call>(run, c);
-    return Size{is_narrow ? (steps + 1) / 2 : steps, padded, kind}.packed();
+    const u32 few = Call::kGathers && rows <= kFew ? rows : 0;
+    return Size{is_narrow ? (steps + 1) / 2 : steps, padded, kind, few}.packed();
+  }
+  ETC_DEVICE static u32 num_stages(u32 packed) {
+    return Size::of(packed).steps * Size::of(packed).turns();
   }
 
-  // One thread. The rows of x end where the tile ends, not where a bulk copy does: what
-  // lies behind them is multiplied too, and stored behind the tile's own rows.
+  // One thread: all of a tile, or what is not gathered. The rows of x end where the tile ends,
+  // not where a bulk copy does: what lies behind them is multiplied too, and stored behind the
+  // tile's own rows.
   template <class Call, class Program>
   ETC_DEVICE bool load(
       const Run<Program>& run, const typename Call::Coord& c, u32 packed, u32& ring,
       Waiter who) const {
     if (packed == 0) return true;
     const Size size = Size::of(packed);
-    const Box x = Call::template box<0>(run.g, c), w = Call::template box<1>(run.g, c);
+    const Box w = Call::template box<1>(run.g, c);
     for (u32 turn = 0; turn < size.turns(); ++turn) {
       for (u32 k = 0; k < size.steps; ++k, ++ring) {
         const u32 s = ring % kStages;
         if (!wait_mbarrier(run, free(s), (ring / kStages & 1) ^ 1, who)) return false;
-        const u32 depth = size.kind == kNarrow ? 2 : 1;
-        ptx::mbarrier_arrive_expect(full(s), depth * size.rows * kRowBytes + kBytesW);
-        fill<Call::kGated>(size, s, turn, k, x, w);
+        const u32 rows = Call::kGathers ? size.few : size.rows;
+        ptx::mbarrier_arrive_expect(full(s), size.depth() * rows * kRowBytes + kBytesW);
+        if (rows > 0) ptx::mbarrier_arrive_many(full(s), kGatherers);
+        fill_w<Call::kGated>(size, s, turn, k, w);
+        if constexpr (!Call::kGathers) fill_x<Call>(run, c, size, s, k);
       }
     }
     return true;
+  }
+
+  // Two warps of each worker, of which this is one: a tile's rows of x, wherever they lie.
+  template <class Call, class Program>
+  ETC_DEVICE bool gather(
+      const Run<Program>& run, const typename Call::Coord& c, u32 packed, u32& ring,
+      Waiter who) const {
+    if (packed == 0) return true;
+    const Size size = Size::of(packed);
+    if (size.few > 0) return gather_few<Call>(run, c, size, ring, who);
+    bool going = true;
+    with_columns<kPiece>(size.rows, [&](auto rows) {
+      going = gather_many<Call, decltype(rows)::value / 8>(run, c, size, ring, who);
+    });
+    return going;
   }
 
   // A consumer warpgroup multiplies its share of a tile and puts it into the output buffer.
@@ -129,38 +157,118 @@ struct GroupedMatmul : TileRing<144, 96 * 128> {
     return rows <= kRoundRows ? rows : (rows / kPiece + 1) / 2 * kPiece;
   }
 
+  // Few rows: a lane of the first warp copies one of them in bulk.
+  template <class Call, class Program>
+  ETC_DEVICE bool gather_few(
+      const Run<Program>& run, const typename Call::Coord& c, const Size& size, u32& ring,
+      Waiter who) const {
+    if (ptx::thread() / 32 % 2 == 1) {
+      ring += size.steps;
+      return true;
+    }
+    const Box x = Call::template box<0>(run.g, c);
+    const auto tokens = Call::template operand<Call::kReads - 1>(run.g, c);
+    const u32 lane = ptx::lane();
+    const i32 token = lane < size.few ? i32(ptx::load4_l2(u64(tokens.at(lane)))) : 0;
+    for (u32 k = 0; k < size.steps; ++k, ++ring) {
+      const u32 s = ring % kStages;
+      if (!wait_free(run, s, ring, who)) return false;
+      for (u32 part = 0; part < size.depth(); ++part) {
+        const i32 column = i32((k * size.depth() + part) * kDepth);
+        const u32 to = stage(s) + (part * kPiece + lane) * kRowBytes;
+        if (lane < size.few) ptx::load_box(to, {x.map, column, token, 0}, full(s));
+      }
+    }
+    return true;
+  }
+
+  // More rows: each warp has four of eight neighbours, of which a lane copies 16 bytes each:
+  // kEach rows a lane.
+  // NOTE: such copies belong to the generic proxy: who reads them by wgmma sets a fence before.
+  template <class Call, u32 kEach, class Program>
+  ETC_DEVICE bool gather_many(
+      const Run<Program>& run, const typename Call::Coord& c, const Size& size, u32& ring,
+      Waiter who) const {
+    const auto x = Call::template operand<0>(run.g, c);
+    const auto tokens = Call::template operand<Call::kReads - 1>(run.g, c);
+    const u32 thread = ptx::thread(), unit = thread % 8, first = thread / 8 % 8;
+    const u32 to = first * kRowBytes + ((unit ^ first) << 4), row_bytes = u32(x.size[1]) * 2;
+    u32 offset[kEach];  // from x's first row to this lane's, in units of 16 bytes
+#pragma unroll
+    for (u32 i = 0; i < kEach; ++i) {
+      const i32 row = minimum(i32(size.first_row() + first + i * 8), tokens.size[0] - 1);
+      const u32 token = ptx::load4_l2(u64(tokens.at(row)));
+      offset[i] = token * (row_bytes / 16) + unit;
+    }
+    for (u32 turn = 0; turn < size.turns(); ++turn) {
+      u32 column = 0;
+      for (u32 k = 0; k < size.steps; ++k, ++ring) {
+        const u32 s = ring % kStages;
+        if (!wait_free(run, s, ring, who)) return false;
+        for (u32 part = 0; part < size.depth(); ++part, column += kRowBytes) {
+          const u32 at = stage(s) + part * (kPiece * kRowBytes) + to;
+          const u32 bytes = column + unit * 16 < row_bytes ? 16 : 0;
+          const u64 from = u64(x.at()) + column;
+#pragma unroll
+          for (u32 i = 0; i < kEach; ++i) {
+            ptx::copy16_async(at + i * 8 * kRowBytes, from + u64(offset[i]) * 16, bytes);
+          }
+        }
+        ptx::mbarrier_arrive_copied(full(s));
+      }
+    }
+    return true;
+  }
+  // A whole warp: stage s, for the use that `ring` counts.
+  template <class Program>
+  ETC_DEVICE bool wait_free(const Run<Program>& run, u32 s, u32 ring, Waiter who) const {
+    return __all_sync(~0u, wait_mbarrier(run, free(s), (ring / kStages & 1) ^ 1, who));
+  }
+
   // One thread: the bulk copies of a stage.
-  template <bool kGated>
-  ETC_DEVICE void fill(
-      const Size& size, u32 s, u32 turn, u32 k, const Box& x, const Box& w) const {
-    const u32 own = blockIdx.x & 1, first = size.first_weight(turn);
-    auto rows = [&](u32 row, u32 step) -> Box {
-      return {x.map, x.x + i32(step * kDepth), x.y + i32(row), x.z};
+  template <class Call, class Program>
+  ETC_DEVICE void fill_x(
+      const Run<Program>& run, const typename Call::Coord& c, const Size& size, u32 s,
+      u32 k) const {
+    const Box x = Call::template box<0>(run.g, c), large = Call::template large_box<0>(run.g, c);
+    const u32 own = blockIdx.x & 1, to = stage(s);
+    auto at = [&](const Box& box, u32 row, u32 step) -> Box {
+      return {box.map, box.x + i32(step * kDepth), box.y + i32(row), box.z};
     };
-    auto weight = [&](u32 row, u32 step) -> Box {
+    if (size.kind == kNarrow) {
+      ptx::load_box_multicast(
+          to + own * (kPiece * kRowBytes), at(x, 0, 2 * k + own), full(s), 3);
+      return;
+    }
+    bool is_own = own == 0;  // of a short tile, one worker loads every other box for both
+    for (u32 i = 0; i < size.rows;) {
+      const bool is_large = i + kLarge <= size.rows;
+      const Box box = at(is_large ? large : x, size.first_row() + i, k);
+      if (size.kind == kLong) {
+        ptx::load_box(to + i * kRowBytes, box, full(s));
+      } else if (is_own) {
+        ptx::load_box_multicast(to + i * kRowBytes, box, full(s), 3);
+      }
+      is_own = !is_own;
+      i += is_large ? kLarge : kPiece;
+    }
+  }
+  template <bool kGated>
+  ETC_DEVICE void fill_w(const Size& size, u32 s, u32 turn, u32 k, const Box& w) const {
+    const u32 own = blockIdx.x & 1, first = size.first_weight(turn), to = stage(s) + kBytesX;
+    auto at = [&](u32 row, u32 step) -> Box {
       return {w.map, w.x + i32(step * kDepth), w.y + i32(row / (1 + kGated)), w.z};
     };
-    const u32 to_x = stage(s), to_w = to_x + kBytesX;
     if (size.kind == kNarrow) {
       for (u32 i = 0; i < 2; ++i) {
-        load_weight<kGated, false>(to_w + i * kBoxBytes, weight(first, 2 * k + i), full(s));
+        load_weight<kGated, false>(to + i * kBoxBytes, at(first, 2 * k + i), full(s));
       }
-      const u32 to = to_x + own * (kPiece * kRowBytes);
-      ptx::load_box_multicast(to, rows(0, 2 * k + own), full(s), 3);
     } else if (size.kind == kShort) {
       for (u32 i = 0; i < 2; ++i) {
-        load_weight<kGated, false>(
-            to_w + i * kBoxBytes, weight(first + i * kBoxRows, k), full(s));
-      }
-      for (u32 i = own * kPiece; i < size.rows; i += 2 * kPiece) {
-        ptx::load_box_multicast(to_x + i * kRowBytes, rows(i, k), full(s), 3);
+        load_weight<kGated, false>(to + i * kBoxBytes, at(first + i * kBoxRows, k), full(s));
       }
     } else {
-      load_weight<kGated, true>(
-          to_w + own * kBoxBytes, weight(first + own * kBoxRows, k), full(s));
-      for (u32 i = 0; i < size.rows; i += kPiece) {
-        ptx::load_box(to_x + i * kRowBytes, rows(size.first_row() + i, k), full(s));
-      }
+      load_weight<kGated, true>(to + own * kBoxBytes, at(first + own * kBoxRows, k), full(s));
     }
   }
   // kIsShared: to both workers.
@@ -203,7 +311,7 @@ struct GroupedMatmul : TileRing<144, 96 * 128> {
     // NOTE: set, though the first product need not add: otherwise they would be alive all
     // through the lane's loop, those of each number of columns beside the others.
     float d[kBlocks][kColumns / 2] = {};
-    bool lost = multiply_steps(run, steps, ring, lane, who, [&](u32 s, u32 k) {
+    bool lost = multiply_steps(run, steps, gated, ring, lane, who, [&](u32 s, u32 k) {
 #pragma unroll
       for (u32 part = 0; part < kParts; ++part) {
         const u32 x = x0 + (s * kStageBytes + part * kPiece * kRowBytes) / 16;

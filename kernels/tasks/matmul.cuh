@@ -67,7 +67,7 @@ struct Matmul : TileRing<128, 128 * 128> {
     const u32 w0 = __shfl_sync(~0u, (own + kBytesX / 16) | leading, 0);
     constexpr u32 kStepW = kWeightIsKN ? 128 : 2;  // 16 k further, in units of 16 bytes
     float d[128];
-    bool lost = multiply_steps(run, steps, ring, lane, who, [&](u32 s, u32 k) {
+    bool lost = multiply_steps(run, steps, false, ring, lane, who, [&](u32 s, u32 k) {
       const u32 x = x0 + s * (kStageBytes >> 4), w = w0 + s * (kStageBytes >> 4);
 #pragma unroll
       for (u32 q = 0; q < 4; ++q) {

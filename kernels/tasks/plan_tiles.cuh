@@ -1,5 +1,5 @@
 // Lays the rows of all experts out in tiles: how many tokens of earlier blocks chose each
-// expert, where its rows begin, and for each tile its expert, rows and first ranks.
+// expert, where its rows begin, and for each tile its expert, rows and first rank.
 #pragma once
 #include "ptx/warp.cuh"
 #include "worker/task.cuh"
@@ -9,7 +9,6 @@ namespace etc {
 template <class Task>
 struct plan_tiles {
   static constexpr int kExperts = Task::kExperts, kTileRows = 288;
-  static constexpr int kPieceRows = 8, kFours = kTileRows / kPieceRows / 4;
   static constexpr int kPadding = 32;  // an expert's rows and its tiles begin at a multiple
   static_assert(kExperts <= 256);
 
@@ -157,36 +156,25 @@ struct plan_tiles {
     }
   }
 
-  // A warp fills 32 tiles, then their pieces, four a lane.
+  // As few tiles as can be, as equal as can be; 0 for those that are not needed.
   ETC_DEVICE static void fill(const Task& task, const Layout& layout) {
     const auto tile_expert = task.template operand<2>();
     const auto tile_row = task.template operand<3>();
     const auto tile_rows = task.template operand<4>();
-    const auto piece_first = task.template operand<5>();
-    const i32 lane = task.thread % 32, tiles = tile_expert.size[0];
+    const auto tile_first = task.template operand<5>();
+    const i32 tiles = tile_expert.size[0];
 #pragma unroll 1
-    for (i32 first = task.thread - lane; first < tiles; first += Task::threads) {
-      const i32 tile = first + lane, e = expert_of(layout, tile);
+    for (i32 tile = task.thread; tile < tiles; tile += Task::threads) {
+      const i32 e = expert_of(layout, tile);
       const u32 tokens = layout.tokens[e], number = tile - layout.tile[e];
-      // As few tiles as can be, as equal as can be.
       const u32 least = tiles_of(tokens);
       const u32 share = padded((tokens + least - 1) / maximum(least, 1));
-      const i32 rank = number < least ? i32(number * share) : -1;
-      if (tile < tiles) {
-        *tile_expert.at(tile) = rank < 0 ? 0 : e;
-        *tile_row.at(tile) = rank < 0 ? 0 : i32(layout.row[e]) + rank;
-        *tile_rows.at(tile) = rank < 0 ? 0 : minimum(share, i32(tokens) - rank);
-      }
-#pragma unroll
-      for (i32 n = 0; n < kFours; ++n) {
-        const i32 t = (n * 32 + lane) / kFours, p = (n * 32 + lane) % kFours * 4;
-        const i32 begin = __shfl_sync(~0u, rank, t), r = begin + p * kPieceRows;
-        uint4 ranks{};
-        if (begin >= 0) {
-          ranks = make_uint4(r, r + kPieceRows, r + 2 * kPieceRows, r + 3 * kPieceRows);
-        }
-        if (first + t < tiles) ptx::store16(u64(piece_first.at(first + t, p)), ranks);
-      }
+      const bool is_needed = number < least;
+      const i32 first = is_needed ? i32(number * share) : 0;
+      *tile_expert.at(tile) = is_needed ? e : 0;
+      *tile_row.at(tile) = is_needed ? i32(layout.row[e]) + first : 0;
+      *tile_rows.at(tile) = is_needed ? minimum(share, i32(tokens) - first) : 0;
+      *tile_first.at(tile) = first;
     }
   }
 

@@ -10,8 +10,9 @@
 
 namespace etc {
 
-// kRows: of x in a stage; kOutBytes: what a warpgroup puts out in a round.
-template <u32 kRows, u32 kOutBytes>
+// kRows: of x in a stage; kOutBytes: what a warpgroup puts out in a round; kFillers: threads
+// that tell when their part of a stage is there, beside bulk copies.
+template <u32 kRows, u32 kOutBytes, u32 kFillers = 1>
 struct TileRing {
   static constexpr u32 kDepth = 64;  // k of a stage
   static constexpr u32 kStages = 4;
@@ -39,7 +40,7 @@ struct TileRing {
 
   ETC_DEVICE void init() const {
     for (u32 s = 0; s < kStages; ++s) {
-      ptx::mbarrier_init(full(s), 1);
+      ptx::mbarrier_init(full(s), kFillers);
       ptx::mbarrier_init(free(s), 2 * kConsumerWarps);  // both workers' consumers
     }
     for (u32 i = 0; i < 2; ++i) {
@@ -63,20 +64,27 @@ struct TileRing {
     return (u32(x.size[x.kRank - 1]) + kDepth - 1) / kDepth;
   }
 
+  // Named in what is left out where no call gathers.
+  template <class Call, class Program, class Coord>
+  bool gather(const Run<Program>&, const Coord&, u32, u32&, Waiter) const;
+  static u32 num_stages(u32 size);
+
   // A consumer warpgroup goes through `steps` stages: `multiply(s, k)` issues the products of
-  // step k, which lies in stage s. True if it was lost on the way.
+  // step k, which lies in stage s. True if it was lost on the way. is_gathered: part of the
+  // stages was not loaded in bulk.
   // NOTE: a warp whose wait was given up goes on multiplying what lies in shared memory
   // until the tile ends: wgmma needs all four warps, and they may learn of an abort at
   // different steps. They agree, once a tile, whether to leave.
   template <class Program, class Multiply>
   ETC_DEVICE bool multiply_steps(
-      const Run<Program>& run, u32 steps, u32& ring, u32 lane, Waiter who,
+      const Run<Program>& run, u32 steps, bool is_gathered, u32& ring, u32 lane, Waiter who,
       Multiply multiply) const {
     bool lost = false;
     for (u32 k = 0; k < steps; ++k, ++ring) {
       const u32 s = ring % kStages;
       if (!lost) lost = !wait_mbarrier(run, full(s), ring / kStages & 1, who);
       lost = __any_sync(~0u, lost);
+      if (is_gathered) ptx::fence_proxy_async_shared();
       ptx::wgmma_fence();
       multiply(s, k);
       ptx::wgmma_commit();

@@ -22,6 +22,9 @@ struct NoEngine {
   static u32 size(const Run&, const Coord&);
   template <class Call, class Run, class Coord, class Waiter>
   bool load(const Run&, const Coord&, u32, u32&, Waiter) const;
+  template <class Call, class Run, class Coord>
+  bool gather(const Run&, const Coord&, u32, u32&, Waiter) const;
+  static u32 num_stages(u32 size);
 };
 
 }  // namespace etc

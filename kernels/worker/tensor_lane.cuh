@@ -20,9 +20,10 @@ class TensorLane {
   using Engine = typename Program::Engine;
   static constexpr int kComputeThreads = 256;
   static constexpr bool kByTicket = Program::kDynamic || Program::kTensorTickets;
-  // Warps that listen: those that compute, store and forward.
+  static constexpr bool kIsAssisted = Program::kSends || Program::kGathers;
+  // Warps that listen: those that compute, store and assist.
   static constexpr u32 kListeners =
-      kComputeThreads / 32 + u32(Program::kHasMatmul) + 2 * u32(Program::kSends);
+      kComputeThreads / 32 + u32(Program::kHasMatmul) + 2 * u32(kIsAssisted);
 
  public:
   ETC_DEVICE TensorLane(const Run<Program>& run, u8* shared)
@@ -93,10 +94,11 @@ class TensorLane {
     if (threadIdx.x % 32 == 0) ptx::wait_stores<0>();
   }
 
-  // A warp of the transfer lane, before it turns to that lane alone.
-  ETC_DEVICE void send(
+  // A warp of the transfer lane, before it turns to that lane alone: forwards what other
+  // ranks own, or gathers what products pick.
+  ETC_DEVICE void assist(
       u32 half, TransferLane<Program>& transfer, Tracer<Program>& trace) const {
-    u32 heard = 0, images = 0, entered = 0;
+    u32 heard = 0, images = 0, entered = 0, ring = 0;
     bool going = true;
     for (;;) {
       while (!__all_sync(~0u, units_.is_told(heard))) transfer.try_one();
@@ -109,6 +111,12 @@ class TensorLane {
           going = going && Call::template Function<Call>::template send<Call>(
               engine_, run_, Call::at(run_.g, t), half, images, entered, who, trace,
               [&] { transfer.try_one(); });
+        } else if constexpr (Call::kGathers) {
+          const Waiter who{kTensorLane, Call::kCall, u32(t)};
+          going = going && engine_.template gather<Call>(
+              run_, Call::at(run_.g, t), a.size, ring, who);
+        } else if constexpr (Program::kGathers && Call::kIsMatmul) {
+          ring += Engine::num_stages(a.size);
         }
       });
     }

@@ -53,13 +53,14 @@ def test_a_gated_product_needs_both_halves_of_one_tensor(behind, rows):
     def gated(g: Graph) -> None:
         x, weight = g.input("x", (8, 64), "bfloat16"), (1, rows, 64)
         both = g.input("both", weight, "bfloat16")
+        tokens = g.input("tokens", (8,), "int32")
         y = g.output("y", (8, 32), "bfloat16")
         (j,) = grid = g.grid(j=2)
         gate, up = (span(first + j * 16, 16) for first in (0, behind))
         g.call(
             grouped_gated("bfloat16"),
             grid,
-            reads=[x[:, :], both[0, gate, :], both[0, up, :]],
+            reads=[x[:, :], both[0, gate, :], both[0, up, :], tokens[:]],
             writes=[y[:, tile(j, 16)]],
         )
 

@@ -39,8 +39,8 @@ sizes = st.fixed_dictionaries(
 
 
 def small(experts: int = 8, top_k: int = 2, **options: Any) -> GraphFunction:
-    """The graph in small tiles: 10 rows of at most, gathered in pieces of 5."""
-    tiles = {"block": 8, "tile_rows": 10, "piece_rows": 5, "up_columns": 8}
+    """The graph in small tiles: of 10 rows at most."""
+    tiles = {"block": 8, "tile_rows": 10, "up_columns": 8}
     tiles |= {"tile_columns": 8, "group_tokens": 4, "passes": 3}
     return moe_graph(1, experts=experts, top_k=top_k, **{**tiles, **options})
 
@@ -211,7 +211,7 @@ def test_odd_shapes_and_equal_logits_give_the_reference(
     moe_reference(x, weights, top_k, normalize).check(y, dtype)
 
 
-EVENTS = ("scored", "routed", "planned", "gathered", "activated", "produced", "located")
+EVENTS = ("scored", "routed", "planned", "listed", "activated", "produced", "located")
 
 
 @pytest.mark.parametrize("event", EVENTS)

@@ -31,8 +31,8 @@ WAYS = ("tensor", "expert")
 
 
 def small(world: int, parallel: str, **options: Any) -> GraphFunction:
-    """The graph in small tiles: 10 rows of at most, gathered in pieces of 5."""
-    tiles = {"block": 8, "tile_rows": 10, "piece_rows": 5, "up_columns": 8}
+    """The graph in small tiles: of 10 rows at most."""
+    tiles = {"block": 8, "tile_rows": 10, "up_columns": 8}
     tiles |= {"tile_columns": 8, "group_tokens": 4, "passes": 3, "part_tokens": 3}
     tiles |= {"pushed_tokens": 3}
     options = {"experts": 8, "top_k": 2, **tiles, **options}
@@ -121,7 +121,7 @@ def test_all_is_proved_for_given_tiles_and_rows_that_do_not_arrive_are_a_race():
     tensors = planned(graph, dims, rows=8)
     proof = verify(schedule_static(graph), dims, 4, tensors=tensors)
     assert proof.unchecked == ()
-    for event in ("arrived", "gathered", "activated", "produced"):
+    for event in ("arrived", "listed", "activated", "produced"):
         lacking = without(graph, event, "waits", "notifies")
         with pytest.raises(RaceError):
             verify(schedule_static(lacking), dims, 8, tensors=tensors)
@@ -210,11 +210,10 @@ def test_tiles_of_the_gpu_give_the_reference(parallel, rng):
     weights = draw_experts(rng, 8, 40, 24)
     plain = {
         "block": 32,
-        "tile_rows": 256,
-        "piece_rows": 8,
+        "tile_rows": 288,
         "up_columns": 256,
         "tile_columns": 512,
-        "passes": 4,
+        "passes": 2,
         "part_tokens": 16,
     }
     ys = run(2, parallel, xs, weights, graph=plain)

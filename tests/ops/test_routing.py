@@ -11,13 +11,13 @@ from etc_dist.ops.routing import (
     Routing,
     choose_experts,
     combine_rows,
-    gather_rows,
+    list_rows,
     locate_rows,
     plan_tiles,
     score_experts,
 )
 
-ROUTING = Routing(8, 2, True, "float32", block=4, tile_rows=4, piece_rows=2)
+ROUTING = Routing(8, 2, True, "float32", block=4, tile_rows=4)
 # Six tokens in two blocks: bit i of a word is token i of the block.
 CHOSEN = np.zeros((8, 2), np.int32)
 CHOSEN[1] = 0b1101, 0b11  # tokens 0, 2, 3, 4, 5: two tiles of 3 and 2 rows
@@ -35,7 +35,7 @@ def planned() -> dict[str, Any]:
         "tile_expert": int32(7),
         "tile_row": int32(7),
         "tile_rows": int32(7),
-        "piece_first": int32(7, 2),
+        "tile_first": int32(7),
         "expert_row": int32(8),
     }
     plan_tiles(ROUTING).body(CHOSEN, *arrays.values())
@@ -84,7 +84,7 @@ def test_tiles_are_full_but_the_last():
     assert plan["tile_expert"].tolist() == [1, 1, 6, 0, 0, 0, 0]
     assert plan["tile_row"].tolist() == [0, 4, 32, 0, 0, 0, 0]
     assert plan["tile_rows"].tolist() == [4, 1, 2, 0, 0, 0, 0]
-    assert plan["piece_first"][:3].tolist() == [[0, 2], [4, 6], [0, 2]]
+    assert plan["tile_first"].tolist() == [0, 4, 0, 0, 0, 0, 0]
     assert plan["expert_row"][[1, 6]].tolist() == [0, 32]
 
 
@@ -92,13 +92,12 @@ def test_tiles_are_full_but_the_last():
     ("expert", "first", "tokens"),
     [(1, 0, [0, 2]), (1, 2, [3]), (1, 3, [4, 5]), (6, 1, [5]), (6, 0, [])],
 )
-def test_rows_are_gathered_by_rank(expert, first, tokens):
-    x = np.arange(6)[:, None] * np.ones(3)
-    packed = np.full((len(tokens), 3), np.nan)
+def test_rows_are_listed_by_rank(expert, first, tokens):
+    listed = int32(len(tokens))
     before = planned()["before"][expert]
     rank = np.array(first, np.int32)
-    gather_rows(ROUTING).body(x, CHOSEN[expert], before, rank, packed)
-    assert packed[:, 0].tolist() == tokens
+    list_rows(ROUTING).body(CHOSEN[expert], before, rank, listed)
+    assert listed.tolist() == tokens
 
 
 def test_rows_are_found_again():
