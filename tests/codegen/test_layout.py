@@ -10,6 +10,7 @@ import pytest
 
 from etc_dist.codegen import Arguments, generate
 from etc_dist.codegen.layout import CONTROL, FAULT, TRACE_RECORD, notification_unit
+from etc_dist.layers.moe_graph import moe_graph
 from etc_dist.schedule import schedule_static
 from tests.codegen.graphs import GRAPHS
 
@@ -59,6 +60,16 @@ def test_operands_that_are_copied_alike_share_a_tensor_map():
         "map_w_128x64",
         "map_y_64x64",
         "map_gathered_128x64",
+    ]
+
+
+def test_an_operand_with_a_large_box_has_a_map_for_either():
+    plan = schedule_static(moe_graph(1, experts=8, top_k=2))
+    names = [m.name for m in Arguments.of(plan).maps if m.tensor.name == "active"]
+    assert names == ["map_active_16x64", "map_active_64x64"]
+    large = re.findall(r"large_box\(.*\n(?:    if.*\n)*  }", generate(plan).text)
+    assert [re.findall(r"n == (\d)\) return \{&g\.(\w+),", text) for text in large] == [
+        [("0", "map_active_64x64")]
     ]
 
 
