@@ -237,7 +237,10 @@ def test_layer_comes_close_to_fp32(dtype, normalize, make_moe, arrays):
     check(answer, arrays.get(out), dtype)
 
 
-# One token, whole blocks and tiles and more; tails of hidden and inner, many passes.
+# One token, whole blocks and tiles and more; tails of hidden and inner, many passes;
+# numbers of experts that fill no group or word of 32; tiles of all rows that they may
+# have; tokens enough for the router to take three groups of experts at once, and to be
+# counted in more than one turn.
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     ("tokens", "experts", "hidden", "inner", "top_k"),
@@ -250,6 +253,12 @@ def test_layer_comes_close_to_fp32(dtype, normalize, make_moe, arrays):
         (301, 8, 40, 24, 3),
         (600, 8, 264, 56, 1),
         (1100, 128, 136, 24, 8),
+        (70, 24, 40, 24, 3),
+        (70, 136, 40, 24, 5),
+        (288, 8, 328, 264, 8),
+        (1024, 128, 40, 24, 8),
+        (2200, 96, 40, 24, 3),
+        (4200, 8, 40, 24, 1),
     ],
     ids=str,
 )
