@@ -16,6 +16,7 @@ from etc_dist.codegen.boxes import boxes
 from etc_dist.codegen.expression import linear, text
 from etc_dist.codegen.layout import (
     OWN_NAMES,
+    SHARED_BYTES,
     Arguments,
     event_base,
     notification_unit,
@@ -51,6 +52,7 @@ ENGINES = {
 MAX_WORLD = 32
 """A worker remembers in one word which peers have started."""
 ENTRY = "etc_dist_program"
+NO_ENGINE = "NoEngine"
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ def generate(plan: Plan, *, trace: bool = False) -> Source:
             blocks.append(_call(plan, lane, call, number, arguments))
     if _is_dynamic(plan):
         blocks += releases(plan)
-    engine = _kind(matmuls[0])[0] if matmuls else "NoEngine"
+    engine = _kind(matmuls[0])[0] if matmuls else NO_ENGINE
     blocks += [_program(plan, constants, engine), "}  // namespace etc", _entry(plan)]
     return Source(
         text="\n\n".join(blocks) + "\n",
@@ -284,6 +286,7 @@ def _program(plan: Plan, constants: Iterable[str], engine: str) -> str:
         lists.append(f"  using QueuedCalls = CallList<{', '.join(queued)}>;")
         lists += [f"  using {queue} = etc::{queue};" for queue in QUEUES.values()]
     aliases = [f"  static constexpr int {n} = etc::{n};" for n in constants]
+    shared = SHARED_BYTES[engine != NO_ENGINE]
     return "\n".join(
         [
             "struct Program {",
@@ -292,6 +295,7 @@ def _program(plan: Plan, constants: Iterable[str], engine: str) -> str:
             *aliases,
             *lists,
             "};",
+            f"static_assert(Program::Engine::kSharedBytes == {shared});",
         ]
     )
 

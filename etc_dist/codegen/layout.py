@@ -1,7 +1,8 @@
 """What host and device must agree on: argument block, symmetric block, control block.
 
 `kernels/event/layout.cuh` and `kernels/worker/trace.cuh` hold the device's half; the
-generated source asserts the size of the argument block, so that neither can drift.
+generated source asserts the sizes of the argument block and of shared memory, so that
+neither can drift.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from etc_dist.ir.function import TmaBox
 from etc_dist.ir.tensor import Tensor
 from etc_dist.schedule.plan import QUEUE, Plan
 
+SHARED_BYTES = (25600, 230400)
+"""Shared memory of a worker, without and with an engine that multiplies."""
 HEAD_BYTES = 1024
 ABORT_OFFSET = 256
 ALIGNMENT = 1024

@@ -2,7 +2,7 @@
 
 A token picks `top_k` experts. An expert's tokens, in the order of their indices, are
 numbered by rank; its ranks are cut into as few tiles as can be, alike but the last, and
-its rows of the packed tensors begin at a multiple of PADDING.
+its rows of activations and results begin at a multiple of PADDING.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TILE_ROWS = 288
 GROUP_TOKENS = 2
 """Tokens whose rows one warp combines; divides BLOCK."""
 GROUP_EXPERTS = 32
-"""Experts whose logits one task computes."""
+"""Experts of a group; a task computes the logits of up to four groups."""
 PADDING = 32
 """An expert's rows begin and end at a multiple of so many."""
 
@@ -71,7 +71,8 @@ class Routing:
 
 
 def score_experts(routing: Routing) -> DeviceFunction:
-    """x [32, hidden], router [32, hidden] of 32 experts -> logits [32, 32] in fp32."""
+    """x [32, hidden], router [128, hidden] of up to 128 experts -> logits [32, 128] in
+    fp32."""
 
     def body(x: Any, router: Any, logits: Any) -> None:
         logits[...] = x.astype(np.float32) @ router.astype(np.float32).T

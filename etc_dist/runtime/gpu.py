@@ -17,6 +17,7 @@ import numpy as np
 from etc_dist.codegen import Source
 from etc_dist.codegen.layout import (
     CONTROL,
+    SHARED_BYTES,
     TRACE_RECORD,
     TRACE_WARPS,
     event_base,
@@ -36,10 +37,6 @@ if TYPE_CHECKING:
     from etc_dist.world import SymmetricMemory, World
 
 WORKER_THREADS = 384
-SHARED_BYTES = 1024 + 32768
-ENGINE_BYTES = 4 * 49152
-"""Shared memory of a worker, and what one that multiplies has more: `NoEngine` and
-`TileRing::kSharedBytes` in the kernels."""
 TRACE_CAPACITY = 2048
 """Records a warp can keep of one traced run."""
 
@@ -70,7 +67,7 @@ class GpuExecutor:
         device = cupy.cuda.Device()
         count = int(device.attributes["MultiProcessorCount"])
         self.workers = count // source.cluster * source.cluster
-        self._shared = SHARED_BYTES + ENGINE_BYTES * source.has_matmul
+        self._shared = SHARED_BYTES[source.has_matmul]
         self._control = cupy.zeros(CONTROL.itemsize, np.uint8)
         pinned = cupy.cuda.alloc_pinned_memory(64)
         self._status = np.frombuffer(pinned, np.uint32, 1)
@@ -274,7 +271,7 @@ def _load(cupy: Any, source: Source, cubin: Cubin) -> Any:
         module = cupy.RawModule(path=str(cubin.path))
         kernel = module.get_function(source.entry)
         if source.has_matmul:
-            kernel.max_dynamic_shared_size_bytes = SHARED_BYTES + ENGINE_BYTES
+            kernel.max_dynamic_shared_size_bytes = SHARED_BYTES[True]
         return kernel.kernel
     except Exception as error:
         raise BuildError(

@@ -39,16 +39,6 @@ ETC_DEVICE u32 warp_max(u32 v) {
   asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(r) : "r"(v));
   return r;
 }
-ETC_DEVICE u32 warp_min(u32 v) {
-  u32 r;
-  asm volatile("redux.sync.min.u32 %0, %1, 0xffffffff;" : "=r"(r) : "r"(v));
-  return r;
-}
-ETC_DEVICE u32 warp_or(u32 v) {
-  u32 r;
-  asm volatile("redux.sync.or.b32 %0, %1, 0xffffffff;" : "=r"(r) : "r"(v));
-  return r;
-}
 ETC_DEVICE float warp_sum(float v) {
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) v += __shfl_xor_sync(~0u, v, step);

@@ -1,6 +1,6 @@
 // Copies to a rank the rows of those tokens that chose experts of it.
 #pragma once
-#include "tasks/copy_rows.cuh"
+#include "tasks/copy_row.cuh"
 #include "worker/task.cuh"
 
 namespace etc {
@@ -23,8 +23,7 @@ struct push_tokens {
         expert = i32(ptx::load4_l2(u64(ids.at(token, task.thread)))) - lower;
       }
       if (!__any_sync(~0u, u32(expert) < u32(Task::kExperts))) continue;
-      const u64 from[1] = {u64(x.at(token))};
-      copy_rows<1, kUnroll>(task.thread, u64(to.at(token)), from, bytes);
+      copy_row<kUnroll>(task.thread, u64(to.at(token)), u64(x.at(token)), bytes);
     }
   }
 };

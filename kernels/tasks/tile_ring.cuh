@@ -11,7 +11,7 @@
 namespace etc {
 
 // kRows: of x in a stage; kOutBytes: what a warpgroup puts out in a round; kFillers: threads
-// that tell when their part of a stage is there, beside bulk copies.
+// that arrive when their part of a stage is there or, for bulk copies, is on its way.
 template <u32 kRows, u32 kOutBytes, u32 kFillers = 1>
 struct TileRing {
   static constexpr u32 kDepth = 64;  // k of a stage

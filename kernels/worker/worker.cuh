@@ -1,7 +1,7 @@
 // A worker from its first to its last instruction: 384 threads, three warpgroups.
 //   warps 0..7   compute; at the end of the tensor lane they help the transfer lane
 //   warp 8       leads the tensor lane and loads for it     warp 9   stores for it
-//   warps 10, 11 the transfer lane, and forwarding for the tensor lane
+//   warps 10, 11 the transfer lane, and forwarding or gathering for the tensor lane
 #pragma once
 #include "ptx/registers.cuh"
 #include "worker/tensor_lane.cuh"
