@@ -28,14 +28,14 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 1 + 64> {
   static_assert(kMaxRows * kRowBytes == kBytesX && 2 * kBoxBytes == kBytesW);
   static_assert(kMaxRows <= 2 * kRoundRows);
   static constexpr u32 kGatherers = 64;  // threads
-  static constexpr u32 kFew = 8;         // rows that need no gatherers
+  static constexpr u32 kFew = 8;         // rows of x that come in bulk, one by one
   enum Kind : u32 { kNarrow, kShort, kLong };
 
   // What the roles have to know of a task; no rows for an empty tile.
   struct Size {
     u32 steps, rows;  // of a worker
     Kind kind;
-    u32 few;  // rows that are loaded one by one; 0 if they are too many for that
+    u32 few;  // rows that come one by one; 0 if they are too many for that
 
     ETC_DEVICE u32 packed() const { return steps | rows << 16 | u32(kind) << 24 | few << 26; }
     ETC_DEVICE static Size of(u32 v) {
