@@ -19,7 +19,7 @@
 
 namespace etc {
 
-struct GroupedMatmul : TileRing<144, 96 * 128, 1 + 64> {
+struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
   static constexpr u32 kPiece = 16;     // rows of x or y that one bulk copy moves,
   static constexpr u32 kLarge = 64;     // or that one of x may move
   static constexpr u32 kMaxRows = 144;  // of a worker
@@ -27,8 +27,7 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 1 + 64> {
   static constexpr u32 kBoxRows = 128, kBoxBytes = kBoxRows * kRowBytes;  // of the weight
   static_assert(kMaxRows * kRowBytes == kBytesX && 2 * kBoxBytes == kBytesW);
   static_assert(kMaxRows <= 2 * kRoundRows);
-  static constexpr u32 kGatherers = 64;  // threads
-  static constexpr u32 kFew = 8;         // rows of x that come in bulk, one by one
+  static constexpr u32 kFew = 8;  // rows of x that come in bulk, one by one
   enum Kind : u32 { kNarrow, kShort, kLong };
 
   // What the roles have to know of a task; no rows for an empty tile.
@@ -49,8 +48,6 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 1 + 64> {
       return half * (kind == kNarrow ? kBoxRows : 2 * kBoxRows);
     }
     ETC_DEVICE u32 first_row() const { return kind == kLong ? (blockIdx.x & 1) * rows : 0; }
-    // Its results leave in rounds, of as many rows each.
-    ETC_DEVICE u32 rounds() const { return rows_of_round(rows) < rows ? 2 : 1; }
   };
   template <class Call, class Program>
   ETC_DEVICE static u32 size(const Run<Program>& run, const typename Call::Coord& c) {
@@ -85,7 +82,7 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 1 + 64> {
     for (u32 turn = 0; turn < size.turns(); ++turn) {
       for (u32 k = 0; k < size.steps; ++k, ++ring) {
         const u32 s = ring % kStages;
-        if (!wait_mbarrier(run, free(s), (ring / kStages & 1) ^ 1, who)) return false;
+        if (!wait_free(run, ring, who)) return false;
         const u32 rows = Call::kGathers ? size.few : size.rows;
         ptx::mbarrier_arrive_expect(full(s), size.depth() * rows * kRowBytes + kBytesW);
         if (rows > 0) ptx::mbarrier_arrive_many(full(s), kGatherers);
@@ -141,7 +138,7 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 1 + 64> {
   ETC_DEVICE bool drain(
       const Run<Program>& run, const Size& size, u32& round, Waiter who, Store store) const {
     const bool is_narrow = size.kind == kNarrow;
-    const u32 split = size.rounds() - 1, share = rows_of_round(size.rows);
+    const u32 share = rows_of_round(size.rows), split = share < size.rows;
     const u32 count = (kGated || is_narrow ? 1 : 2) << split;
     return drain_tile(run, count, round, who, [&](u32 wg, u32 h) {
       if (kGated && is_narrow && wg == 1) return;
@@ -172,7 +169,7 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 1 + 64> {
     const i32 token = lane < size.few ? i32(ptx::load4_l2(u64(tokens.at(lane)))) : 0;
     for (u32 k = 0; k < size.steps; ++k, ++ring) {
       const u32 s = ring % kStages;
-      if (!wait_free(run, s, ring, who)) return false;
+      if (!__all_sync(~0u, wait_free(run, ring, who))) return false;
       for (u32 part = 0; part < size.depth(); ++part) {
         const i32 column = i32((k * size.depth() + part) * kDepth);
         const u32 to = stage(s) + (part * kPiece + lane) * kRowBytes;
@@ -204,7 +201,7 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 1 + 64> {
       u32 column = 0;
       for (u32 k = 0; k < size.steps; ++k, ++ring) {
         const u32 s = ring % kStages;
-        if (!wait_free(run, s, ring, who)) return false;
+        if (!__all_sync(~0u, wait_free(run, ring, who))) return false;
         for (u32 part = 0; part < size.depth(); ++part, column += kRowBytes) {
           const u32 at = stage(s) + part * (kPiece * kRowBytes) + to;
           const u32 bytes = column + unit * 16 < row_bytes ? 16 : 0;
@@ -218,11 +215,6 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 1 + 64> {
       }
     }
     return true;
-  }
-  // A whole warp: stage s, for the use that `ring` counts.
-  template <class Program>
-  ETC_DEVICE bool wait_free(const Run<Program>& run, u32 s, u32 ring, Waiter who) const {
-    return __all_sync(~0u, wait_mbarrier(run, free(s), (ring / kStages & 1) ^ 1, who));
   }
 
   // One thread: the bulk copies of a stage.

@@ -36,7 +36,7 @@ struct Matmul : TileRing<128, 128 * 128> {
     }
     for (u32 k = 0; k < steps; ++k, ++ring) {
       const u32 s = ring % kStages, stage = this->stage(s);
-      if (!wait_mbarrier(run, free(s), (ring / kStages & 1) ^ 1, who)) return false;
+      if (!wait_free(run, ring, who)) return false;
       ptx::mbarrier_arrive_expect(full(s), kStageBytes);
       ptx::load_box(stage, {x.map, x.x + i32(k * kDepth), x.y, x.z}, full(s));
       const u32 share = stage + kBytesX + half * (kBytesW / 2);

@@ -10,10 +10,11 @@
 
 namespace etc {
 
-// kRows: of x in a stage; kOutBytes: what a warpgroup puts out in a round; kFillers: threads
-// that arrive when their part of a stage is there or, for bulk copies, is on its way.
-template <u32 kRows, u32 kOutBytes, u32 kFillers = 1>
+// kRows: of x in a stage; kOutBytes: what a warpgroup puts out in a round; kCopiers: threads
+// that may copy parts of a stage beside the one that issues bulk copies.
+template <u32 kRows, u32 kOutBytes, u32 kCopiers = 0>
 struct TileRing {
+  static constexpr u32 kGatherers = kCopiers;
   static constexpr u32 kDepth = 64;  // k of a stage
   static constexpr u32 kStages = 4;
   static constexpr u32 kBytesX = kRows * kDepth * 2, kBytesW = 256 * kDepth * 2;
@@ -40,7 +41,7 @@ struct TileRing {
 
   ETC_DEVICE void init() const {
     for (u32 s = 0; s < kStages; ++s) {
-      ptx::mbarrier_init(full(s), kFillers);
+      ptx::mbarrier_init(full(s), 1 + kGatherers);
       ptx::mbarrier_init(free(s), 2 * kConsumerWarps);  // both workers' consumers
     }
     for (u32 i = 0; i < 2; ++i) {
@@ -68,6 +69,12 @@ struct TileRing {
   template <class Call, class Program, class Coord>
   bool gather(const Run<Program>&, const Coord&, u32, u32&, Waiter) const;
   static u32 num_stages(u32 size);
+
+  // Who fills stages: the next one is free, where `ring` counts those before.
+  template <class Program>
+  ETC_DEVICE bool wait_free(const Run<Program>& run, u32 ring, Waiter who) const {
+    return wait_mbarrier(run, free(ring % kStages), (ring / kStages & 1) ^ 1, who);
+  }
 
   // A consumer warpgroup goes through `steps` stages: `multiply(s, k)` issues the products of
   // step k, which lies in stage s. True if it was lost on the way. is_gathered: part of the

@@ -17,11 +17,15 @@ namespace etc {
 
 template <class Program>
 class TensorLane {
+ public:
+  // Whether the transfer lane's warps assist.
+  static constexpr bool kIsAssisted = Program::kSends || Program::kGathers;
+
+ private:
   using Calls = typename Program::TensorCalls;
   using Engine = typename Program::Engine;
   static constexpr int kComputeThreads = 256;
   static constexpr bool kByTicket = Program::kDynamic || Program::kTensorTickets;
-  static constexpr bool kIsAssisted = Program::kSends || Program::kGathers;
   // Warps that listen: those that compute, store and assist.
   static constexpr u32 kListeners =
       kComputeThreads / 32 + u32(Program::kHasMatmul) + 2 * u32(kIsAssisted);

@@ -68,9 +68,7 @@ ETC_DEVICE void run_worker(const typename Program::Args& g) {
       if constexpr (Program::kHasMatmul) tensor.store();
     } else {
       TransferLane<Program> transfer(run, trace);
-      if constexpr (Program::kSends || Program::kGathers) {
-        tensor.assist(warp - 10, transfer, trace);
-      }
+      if constexpr (tensor.kIsAssisted) tensor.assist(warp - 10, transfer, trace);
       transfer.drain();
     }
   } else {
