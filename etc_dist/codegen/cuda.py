@@ -6,7 +6,7 @@ No logic is generated: everything that decides or loops is in `kernels/`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,6 @@ ENGINES = {
 MAX_WORLD = 32
 """A worker remembers in one word which peers have started."""
 ENTRY = "etc_dist_program"
-NO_ENGINE = "NoEngine"
 
 
 @dataclass(frozen=True)
@@ -116,7 +115,7 @@ def generate(plan: Plan, *, trace: bool = False) -> Source:
             blocks.append(_call(plan, lane, call, number, arguments))
     if _is_dynamic(plan):
         blocks += releases(plan)
-    engine = _kind(matmuls[0])[0] if matmuls else NO_ENGINE
+    engine = _kind(matmuls[0])[0] if matmuls else "NoEngine"
     blocks += [_program(plan, constants, engine), "}  // namespace etc", _entry(plan)]
     return Source(
         text="\n\n".join(blocks) + "\n",
@@ -276,7 +275,7 @@ def _type(call: Call) -> str:
     return "Call_" + call.name
 
 
-def _program(plan: Plan, constants: Iterable[str], engine: str) -> str:
+def _program(plan: Plan, constants: Mapping[str, int], engine: str) -> str:
     lists = []
     for name, alias in ((TENSOR, "TensorCalls"), (TRANSFER, "TransferCalls")):
         types = ", ".join(_type(c) for c in plan.lane(name).calls)
@@ -286,7 +285,7 @@ def _program(plan: Plan, constants: Iterable[str], engine: str) -> str:
         lists.append(f"  using QueuedCalls = CallList<{', '.join(queued)}>;")
         lists += [f"  using {queue} = etc::{queue};" for queue in QUEUES.values()]
     aliases = [f"  static constexpr int {n} = etc::{n};" for n in constants]
-    shared = SHARED_BYTES[engine != NO_ENGINE]
+    shared = SHARED_BYTES[constants["kHasMatmul"]]
     return "\n".join(
         [
             "struct Program {",

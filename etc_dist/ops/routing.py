@@ -64,6 +64,7 @@ class Routing:
                 "kIsHalf": int(self.dtype == "float16"),
                 "kNormalize": int(self.normalize),
                 "kSplit": int(self.split),
+                "kTileRows": self.tile_rows,
                 "kTopK": self.top_k,
             },
             picks=picks,

@@ -271,7 +271,7 @@ def _load(cupy: Any, source: Source, cubin: Cubin) -> Any:
         module = cupy.RawModule(path=str(cubin.path))
         kernel = module.get_function(source.entry)
         if source.has_matmul:
-            kernel.max_dynamic_shared_size_bytes = SHARED_BYTES[True]
+            kernel.max_dynamic_shared_size_bytes = SHARED_BYTES[source.has_matmul]
         return kernel.kernel
     except Exception as error:
         raise BuildError(

@@ -8,8 +8,9 @@ namespace etc {
 
 template <class Task>
 struct plan_tiles {
-  static constexpr int kExperts = Task::kExperts, kTileRows = 288;
+  static constexpr int kExperts = Task::kExperts, kTileRows = Task::kTileRows;
   static constexpr int kPadding = 32;  // an expert's rows and its tiles begin at a multiple
+  static_assert(kTileRows % kPadding == 0);
   static_assert(kExperts <= 256);
 
   ETC_DEVICE static void run(const Task& task) {
