@@ -49,6 +49,8 @@ ENGINES = {
     "tasks/grouped_matmul.cuh": "GroupedMatmul",
 }
 """Sources of device functions that multiply matrices, and what multiplies them."""
+WEIGHT = 1
+"""The operand of a product that is its weight."""
 MAX_WORLD = 32
 """A worker remembers in one word which peers have started."""
 ENTRY = "etc_dist_program"
@@ -152,6 +154,7 @@ def _constants(
         "kHasGate": int(any(c.function.constants["kGated"] for c in matmuls)),
         "kIsHalf": of_matmul.get("kIsHalf", 0),
         "kWeightIsKN": of_matmul.get("kWeightIsKN", 0),
+        "kIsFloat": of_matmul.get("kIsFloat", 0),
         "kTrace": int(trace),
         "kDynamic": int(_is_dynamic(plan)),
         "kTensorTickets": int(plan.lane(TENSOR).policy == TICKET),
@@ -162,7 +165,8 @@ def _constants(
 def _kind(call: Call) -> tuple[Any, ...]:
     """What all multiplications of a program must have in common."""
     constants = call.function.constants
-    shared = tuple((k, constants[k]) for k in ("kIsHalf", "kWeightIsKN"))
+    names = "kIsHalf", "kWeightIsKN", "kIsFloat"
+    shared = tuple((k, constants.get(k, 0)) for k in names)
     return ENGINES[str(call.function.source)], *shared
 
 
@@ -194,6 +198,7 @@ def _call(plan: Plan, lane: Lane, call: Call, number: int, arguments: Arguments)
         "kReads": len(call.reads),
         "kIsMatmul": int(function.source in ENGINES),
         "kSends": int(_sends(call)),
+        "kWeightAhead": int(_has_weight_ahead(plan, call)),
         "kGathers": int(_gathers(call)),
         **function.constants,
     }
@@ -225,6 +230,15 @@ def _call(plan: Plan, lane: Lane, call: Call, number: int, arguments: Arguments)
         lines += call_members(lane, call)
     lines.append("};")
     return "\n".join(lines)
+
+
+def _has_weight_ahead(plan: Plan, call: Call) -> bool:
+    """Whether a product's weight can be loaded before a task's waits are met: no task
+    writes it, and nothing has to be loaded to know which part of it a task reads."""
+    is_grouped = ENGINES.get(str(call.function.source)) == "GroupedMatmul"
+    if not is_grouped or _is_dynamic(plan) or call.is_loaded or not call.waits:
+        return False
+    return call.reads[WEIGHT].tensor.kind == "input"
 
 
 def _is_dynamic(plan: Plan) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from etc_dist.ir import Graph, ceildiv, graph_function, tile
+from etc_dist.layers.mlp_few_rows import FEW_ROWS, mlp_few_rows_graph
 from etc_dist.ops.all_gather_matmul import ROW_GROUP, push_packets
 from etc_dist.ops.matmul import TILE, matmul_gated, matmul_send
 from etc_dist.ops.matmul_reduce_scatter import add_sum_slots
@@ -14,7 +15,7 @@ from etc_dist.ops.order import grouped_rows, rotated_owners, shards_in_turn
 from etc_dist.ops.product import DTYPES
 from etc_dist.ops.push_rows import PACKET_BYTES
 from etc_dist.ops.sum_slots import PIECE_COLUMNS, PIECE_ROWS
-from etc_dist.program import as_refusal
+from etc_dist.program import Program, as_refusal
 from etc_dist.runtime.arrays import Array, dtype_of, inspect
 from etc_dist.world import World, current
 
@@ -103,6 +104,8 @@ class MLP(Operation):
     [M / world_size, H], each rank its own rows (sequence-parallel in and out). bf16 or
     fp16; products accumulate in fp32, the activations are rounded once to the dtype,
     the ranks' partial sums are added in fp32 in rank order: the same bits on every run.
+    M up to few_rows (at most 128; 0 for none) goes through a program of its own, in
+    which all workers read the weights.
     On GPUs H and I / world_size are multiples of 8. Arrays and errors as in
     MatmulReduceScatter. Making one is collective.
     """
@@ -118,6 +121,7 @@ class MLP(Operation):
         world: World | None = None,
         schedule: str = "static",
         trace: bool | None = None,
+        few_rows: int = FEW_ROWS,
         options: Mapping[str, Any] | None = None,
     ):
         world = world or current()
@@ -131,9 +135,15 @@ class MLP(Operation):
             world.refuse(as_refusal(error, "the weights of MLP"))
         options = {"dtype": dtype, **(options or {})}
         super().__init__(mlp_graph, options, world, schedule, trace)
+        self._few_rows = min(few_rows, FEW_ROWS)
+        if self._few_rows > 0:
+            self._compile(mlp_few_rows_graph, {"dtype": dtype}, schedule, trace)
 
     def __call__(self, x: Any, out: Any = None, *, stream: Any = None) -> Any:
         return self._call((x, *self.weights), out, stream)
+
+    def _program_for(self, dims: Mapping[str, int]) -> Program:
+        return self._programs[self.world.size * dims["rows"] <= self._few_rows]
 
     def _output_shape(self, *shapes: Sequence[int]) -> tuple[int, ...]:
         return tuple(shapes[0])

@@ -24,7 +24,7 @@ TILE_COLUMNS = 512
 ROW_BOX, WEIGHT_BOX = TmaBox(16, STAGE_K, large=64), TmaBox(128, STAGE_K)
 GATED_BOX = TmaBox(128, STAGE_K, halves=True)
 PICKED_BOX = TmaBox(1, STAGE_K)
-STORE_BOX = TmaBox(16, 64)
+STORE_BOX, FLOAT_BOX = TmaBox(16, 64), TmaBox(16, 32)
 
 
 def _multiply(rows: Any, weights: Any, y: Any) -> None:
@@ -52,6 +52,7 @@ def _grouped(
     reads: int,
     boxes: Mapping[int, TmaBox],
     picks: tuple[int, ...] = (),
+    store: TmaBox = STORE_BOX,
 ) -> DeviceFunction:
     return DeviceFunction(
         name=name,
@@ -62,10 +63,11 @@ def _grouped(
         writes=1,
         cluster=2,
         parts=2,
-        boxes={**boxes, reads: STORE_BOX},
+        boxes={**boxes, reads: store},
         constants={
             "kGated": int(boxes[1].halves),
             "kIsHalf": int(dtype == "float16"),
+            "kIsFloat": int(store == FLOAT_BOX),
             "kWeightIsKN": 0,
         },
         picks=picks,
@@ -88,3 +90,9 @@ def grouped_store(dtype: str) -> DeviceFunction:
     16 rows, but at the matrix' edge."""
     boxes = {0: ROW_BOX, 1: WEIGHT_BOX}
     return _grouped("grouped_store", dtype, _multiply, 2, boxes)
+
+
+def grouped_float(dtype: str) -> DeviceFunction:
+    """As grouped_store, but the tile is fp32."""
+    boxes = {0: ROW_BOX, 1: WEIGHT_BOX}
+    return _grouped("grouped_float", dtype, _multiply, 2, boxes, store=FLOAT_BOX)

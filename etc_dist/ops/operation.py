@@ -1,4 +1,4 @@
-"""What fused operations share: one compiled program for all shapes, and its calls."""
+"""What fused operations share: compiled programs for all shapes, and their calls."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ Fitted = tuple[dict[str, Array], dict[str, int]]
 
 
 class Operation:
-    """A program with a fixed set of arguments; owns it and thereby its buffers.
+    """A program with a fixed set of arguments; owns it and thereby its buffers. There
+    may be several, for shapes that differ much: `program` is that of the last call.
 
     A subclass names its inputs and says what they must be; the first of them decides
     the array library and the stream. Making, calling and closing one is collective.
@@ -42,22 +43,20 @@ class Operation:
         trace: bool | None = None,
     ):
         self.world = world
-        try:
-            graph = make_graph(world.size, **options)
-        except Exception as error:
-            what = f"the options of {type(self).__name__}"
-            world.refuse(as_refusal(error, what))
-        self.program: Program = compile(graph, world, schedule=schedule, trace=trace)
-        self._calls: OrderedDict[Any, Bound] = OrderedDict()
+        self._programs: list[Program] = []
+        self.program = self._compile(make_graph, options, schedule, trace)
+        self._calls: OrderedDict[Any, tuple[Program, Bound]] = OrderedDict()
 
     def synchronize(self) -> None:
         """Wait for the last call on every rank; raises what ended it. Collective."""
-        self.program.synchronize()
+        for program in self._programs:
+            program.synchronize()
 
     def close(self) -> None:
         """Free the buffers; collective, idempotent."""
         self._calls.clear()
-        self.program.close()
+        for program in self._programs:
+            program.close()
 
     def misfit(self, wanted: str, got: str) -> ArgumentError:
         """The error for arguments that do not fit this operation."""
@@ -70,6 +69,27 @@ class Operation:
             fix="correct the arguments; nothing was launched on any rank",
         )
 
+    def _compile(
+        self,
+        make_graph: Callable[..., GraphFunction],
+        options: Mapping[str, Any],
+        schedule: str,
+        trace: bool | None,
+    ) -> Program:
+        """One more program of this operation; collective."""
+        try:
+            graph = make_graph(self.world.size, **options)
+        except Exception as error:
+            what = f"the options of {type(self).__name__}"
+            self.world.refuse(as_refusal(error, what))
+        program = compile(graph, self.world, schedule=schedule, trace=trace)
+        self._programs.append(program)
+        return program
+
+    def _program_for(self, dims: Mapping[str, int]) -> Program:
+        """The program that runs these dims, on every rank the same."""
+        return self._programs[0]
+
     def _call(self, inputs: Sequence[Any], out: Any, stream: Any) -> Any:
         try:
             on_gpu = self.world.backend == "cuda"
@@ -78,15 +98,18 @@ class Operation:
                 with stream or nullcontext():
                     out = self._make_output(inputs)
             key = (*map(identity, inputs), identity(out))
-            bound = known = self._calls.get(key)
-            if bound is None:
-                bound, out = self._bind(inputs, out)
+            known = self._calls.get(key)
+            if known is None:
+                program, bound, out = self._bind(inputs, out)
+            else:
+                program, bound = known
         except Exception as error:
             what = f"the arguments of {type(self).__name__}"
             self.world.refuse(as_refusal(error, what))
-        self.program.launch(bound, stream)
+        self.program = program
+        program.launch(bound, stream)
         if known is None and UNKNOWN not in key:
-            self._calls[key] = bound.without_owners()
+            self._calls[key] = program, bound.without_owners()
             if len(self._calls) > REMEMBERED_CALLS:
                 self._calls.popitem(last=False)
         return out
@@ -110,7 +133,7 @@ class Operation:
         except (AttributeError, IndexError, ArgumentError):
             return None  # _bind finds the words
 
-    def _bind(self, inputs: Sequence[Any], out: Any) -> tuple[Bound, Any]:
+    def _bind(self, inputs: Sequence[Any], out: Any) -> tuple[Program, Bound, Any]:
         seen = [inspect(n, i) for n, i in zip(self.names, inputs, strict=True)]
         if any(0 in a.shape for a in seen):
             got = "; ".join(f"{n} {a}" for n, a in zip(self.names, seen, strict=True))
@@ -126,7 +149,8 @@ class Operation:
             if _overlap(y, array):
                 raise self.misfit(f"out apart from {name}", f"out overlaps {name}")
         tensors, dims = self._tensors(seen, y)
-        return self.program.bind(tensors, dims), out
+        program = self._program_for(dims)
+        return program, program.bind(tensors, dims), out
 
 
 def _overlap(a: Array, b: Array) -> bool:

@@ -69,28 +69,38 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
     return Size::of(packed).steps * Size::of(packed).turns();
   }
 
-  // One thread: all of a tile, or what is not gathered. The rows of x end where the tile ends,
-  // not where a bulk copy does: what lies behind them is multiplied too, and stored behind the
-  // tile's own rows.
+  // One thread: all of a tile, or what is not gathered, but for the weight of the first `ahead`
+  // stages. The rows of x end where the tile ends, not where a bulk copy does: what lies behind
+  // them is multiplied too, and stored behind the tile's own rows.
   template <class Call, class Program>
   ETC_DEVICE bool load(
       const Run<Program>& run, const typename Call::Coord& c, u32 packed, u32& ring,
-      Waiter who) const {
+      Waiter who, u32 ahead = 0) const {
     if (packed == 0) return true;
     const Size size = Size::of(packed);
     const Box w = Call::template box<1>(run.g, c);
     for (u32 turn = 0; turn < size.turns(); ++turn) {
       for (u32 k = 0; k < size.steps; ++k, ++ring) {
-        const u32 s = ring % kStages;
-        if (!wait_free(run, ring, who)) return false;
-        const u32 rows = Call::kGathers ? size.few : size.rows;
-        ptx::mbarrier_arrive_expect(full(s), size.depth() * rows * kRowBytes + kBytesW);
-        if (rows > 0) ptx::mbarrier_arrive_many(full(s), kGatherers);
-        fill_w<Call::kGated>(size, s, turn, k, w);
-        if constexpr (!Call::kGathers) fill_x<Call>(run, c, size, s, k);
+        if (ahead > 0) {
+          --ahead;
+        } else if (!begin_stage<Call>(run, size, turn, k, w, ring, who)) {
+          return false;
+        }
+        if constexpr (!Call::kGathers) fill_x<Call>(run, c, size, ring % kStages, k);
       }
     }
     return true;
+  }
+
+  // One thread: the weight of a tile's n-th stage.
+  template <class Call, class Program>
+  ETC_DEVICE bool load_weight(
+      const Run<Program>& run, const typename Call::Coord& c, u32 packed, u32 n, u32 ring,
+      Waiter who) const {
+    const Size size = Size::of(packed);
+    const u32 turn = n / size.steps;
+    const Box w = Call::template box<1>(run.g, c);
+    return begin_stage<Call>(run, size, turn, n - turn * size.steps, w, ring, who);
   }
 
   // Two warps of each worker, of which this is one: a tile's rows of x, wherever they lie.
@@ -133,22 +143,37 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
   }
 
   // The storing warp takes a turn's results out of the buffer: `store(wg, column, first, end)`
-  // issues the bulk stores of these rows and of 64 columns of the worker's share.
+  // issues the bulk stores of these rows and of 64 columns of the worker's share, 32 in fp32.
   template <bool kGated, class Program, class Store>
   ETC_DEVICE bool drain(
       const Run<Program>& run, const Size& size, u32& round, Waiter who, Store store) const {
     const bool is_narrow = size.kind == kNarrow;
     const u32 share = rows_of_round(size.rows), split = share < size.rows;
-    const u32 count = (kGated || is_narrow ? 1 : 2) << split;
+    const u32 count = (kGated || is_narrow ? 1 : 2) << (split + Program::kIsFloat);
     return drain_tile(run, count, round, who, [&](u32 wg, u32 h) {
       if (kGated && is_narrow && wg == 1) return;
-      const u32 column = (kGated || is_narrow ? wg : wg * 2 + (h >> split)) * 64;
+      u32 column = (kGated || is_narrow ? wg : wg * 2 + (h >> split)) * 64;
+      if constexpr (Program::kIsFloat) column = (wg * (is_narrow ? 2 : 4) + (h >> split)) * 32;
       const u32 first = (h & split) * share;
       store(wg, column, first, minimum(first + share, size.rows));
     });
   }
 
  private:
+  // One thread: says what will come into a stage, and loads its weight.
+  template <class Call, class Program>
+  ETC_DEVICE bool begin_stage(
+      const Run<Program>& run, const Size& size, u32 turn, u32 k, const Box& w, u32 ring,
+      Waiter who) const {
+    const u32 s = ring % kStages;
+    if (!wait_free(run, ring, who)) return false;
+    const u32 rows = Call::kGathers ? size.few : size.rows;
+    ptx::mbarrier_arrive_expect(full(s), size.depth() * rows * kRowBytes + kBytesW);
+    if (rows > 0) ptx::mbarrier_arrive_many(full(s), kGatherers);
+    fill_w<Call::kGated>(size, s, turn, k, w);
+    return true;
+  }
+
   // Of `rows` results, those of the first round: all, or about half.
   ETC_DEVICE static constexpr u32 rows_of_round(u32 rows) {
     return rows <= kRoundRows ? rows : (rows / kPiece + 1) / 2 * kPiece;
@@ -324,7 +349,11 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
     } else {
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) {
-        if (!lost) lost = !put<kIsHalf, kColumns>(run, d[b], wg, round, who);
+        if constexpr (Program::kIsFloat) {
+          if (!lost) lost = !put_float<kColumns>(run, d[b], wg, round, who);
+        } else {
+          if (!lost) lost = !put<kIsHalf, kColumns>(run, d[b], wg, round, who);
+        }
       }
     }
     return !ptx::named_barrier_any<128>(2 + wg, lost);
@@ -353,6 +382,38 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
       }
       ptx::fence_proxy_async_shared();
       ptx::mbarrier_arrive(filled(wg));
+    }
+    return true;
+  }
+
+  // The same in fp32: first the 32 elements that two of the warps have, then the others'.
+  template <int kColumns, class Program>
+  ETC_DEVICE bool put_float(
+      const Run<Program>& run, const float (&d)[kColumns / 2], u32 wg, u32& round,
+      Waiter who) const {
+    const u32 thread = ptx::thread(), lane = thread & 31, warp = (thread >> 5) & 3;
+    const u32 row = lane % 4 * 2, column = warp % 2 * 16 + lane / 4;
+    constexpr u32 kShare = rows_of_round(kColumns);
+#pragma unroll 1
+    for (u32 half = 0; half < 2; ++half) {
+#pragma unroll
+      for (u32 first = 0; first < kColumns; first += kShare, ++round) {
+        const bool came = wait_mbarrier(run, emptied(wg), (round & 1) ^ 1, who);
+        if (!__all_sync(~0u, came)) return false;
+        if (warp / 2 == half) {
+#pragma unroll
+          for (u32 i = 0; i < kShare && first + i < kColumns; i += 8) {
+#pragma unroll
+            for (u32 n = 0; n < 4; ++n) {
+              const u32 r = row + n % 2, c = column + n / 2 * 8;
+              const u32 to = out(wg) + (i + r) * kRowBytes + ((c / 4 ^ r) << 4) + c % 4 * 4;
+              ptx::store_shared(to, d[(first + i) / 2 + n]);
+            }
+          }
+        }
+        ptx::fence_proxy_async_shared();
+        ptx::mbarrier_arrive(filled(wg));
+      }
     }
     return true;
   }
@@ -429,5 +490,9 @@ struct grouped_store {
 // silu(x @ gate.T) * (x @ up.T).
 template <class Task>
 struct grouped_gated : grouped_store<Task> {};
+
+// In fp32: kIsFloat.
+template <class Task>
+struct grouped_float : grouped_store<Task> {};
 
 }  // namespace etc

@@ -60,9 +60,14 @@ class TensorLane {
         if (t < 0) return;
         const auto c = Call::at(run_.g, t);
         const Waiter who{kTensorLane, Call::kCall, u32(t)};
+        u32 ahead = 0;  // stages whose weight is under way
         if constexpr (Program::kDynamic) {
           going = is_in_range<Program, Call>(run_, c, who);
         } else {
+          if constexpr (Call::kWeightAhead) {
+            going = load_ahead<Call>(c, ring, ahead, who);
+            if (!going) return;
+          }
           going = wait_events<false, Program, Call>(run_, c, who);
         }
         if (!going) return;
@@ -72,7 +77,11 @@ class TensorLane {
           }
           const u32 size = Engine::template size<Call>(run_, c);
           units_.tell(told, {unit, size});
-          going = engine_.template load<Call>(run_, c, size, ring, who);
+          if constexpr (Call::kWeightAhead) {
+            going = engine_.template load<Call>(run_, c, size, ring, who, ahead);
+          } else {
+            going = engine_.template load<Call>(run_, c, size, ring, who);
+          }
         } else {
           units_.tell(told, {unit, 0});
         }
@@ -166,6 +175,21 @@ class TensorLane {
   }
 
  private:
+  // Where no task writes a product's weight, and nothing has to be loaded to know which it is,
+  // the ring is filled with it while the events are not met. False if the program was aborted.
+  template <class Call>
+  ETC_DEVICE bool load_ahead(
+      const typename Call::Coord& c, u32 ring, u32& ahead, Waiter who) const {
+    const u32 size = Engine::template size<Call>(run_, c);
+    const u32 most = minimum(Engine::num_stages(size), Engine::kStages);
+    for (; ahead < most && !waits_are_met<Program, Call>(run_, c, who); ++ahead) {
+      if (!engine_.template load_weight<Call>(run_, c, size, ahead, ring + ahead, who)) {
+        return false;
+      }
+    }
+    return true;
+  }
+
   // The task of a call's unit that this worker runs; -1 if there is none for it.
   template <class Call>
   ETC_DEVICE i32 task_of(i32 unit) const {

@@ -30,7 +30,8 @@ def arrays(world: World) -> Arrays:
 
 
 class Layer:
-    """An MLP on this world's ranks; every rank knows the weights and rows of all."""
+    """An MLP on this world's ranks; every rank knows the weights and rows of all. Few
+    rows go through the program for many unless few_rows says otherwise."""
 
     def __init__(
         self,
@@ -40,6 +41,7 @@ class Layer:
         hidden: int,
         inner: int,
         dtype: str = "bfloat16",
+        few_rows: int = 0,
         **options: Any,
     ):
         self._arrays, self._rank = arrays, world.rank
@@ -47,7 +49,7 @@ class Layer:
         self._shares = [draw_weights(g, hidden, inner, dtype) for g in self._rngs]
         self._hidden, self._dtype = hidden, dtype
         self.weights = [arrays.put(weight) for weight in self._shares[world.rank]]
-        self.mlp = MLP(*self.weights, world=world, **options)
+        self.mlp = MLP(*self.weights, world=world, few_rows=few_rows, **options)
 
     def rows(self, count: int) -> tuple[Any, Any, Answer]:
         """(x, out, answer) of `count` rows a rank, new ones each time."""
