@@ -44,7 +44,7 @@ def mlp_few_rows_graph(
     *,
     dtype: str = "bfloat16",
     tile_columns: int = TILE_COLUMNS,
-    step: int = STAGE_K,
+    step: int = 2 * STAGE_K,
     block: int = BLOCK,
     summed: int = SUMMED,
     product_tasks: int = PRODUCT_TASKS,
@@ -58,7 +58,8 @@ def mlp_few_rows_graph(
 
     The sizes are fixed on the GPU, where a task may have half of tile_columns, and free
     on the CPU backend, but that tile_columns is a multiple of twice block and summed,
-    and block one of step.
+    and block one of step: what a narrow tile reads at once, which may reach behind the
+    end of k, but not into another share of it.
     """
     rows, hidden, inner = g.dims("rows hidden inner")
     world = g.world_size

@@ -18,7 +18,7 @@ from etc_dist.schedule.verify import verify
 from tests.layers.reference import TOLERANCE
 from tests.layers.test_mlp import inputs, sizes, without
 
-SMALL = {"tile_columns": 16, "step": 4, "block": 8, "summed": 8, "product_tasks": 6}
+SMALL = {"tile_columns": 16, "step": 8, "block": 8, "summed": 8, "product_tasks": 6}
 DIMS = {"rows": 3, "hidden": 37, "inner": 19}
 
 
