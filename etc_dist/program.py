@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Protocol, cast
 
@@ -31,6 +31,7 @@ FAULT_SECONDS = 2.0
 must have failed too."""
 
 Heard = tuple[bool, list[Record]]
+Room = Callable[[Mapping[str, int]], Sequence[Mapping[str, int]]]
 """Whether a rank's run failed, and what ended it there."""
 
 
@@ -40,7 +41,8 @@ class Executor(Protocol):
     workers: int
 
     def needs_memory(self, dims: Mapping[str, int]) -> bool: ...
-    def grow(self, dims: Mapping[str, int]) -> None: ...
+    def grow(self, *shapes: Mapping[str, int]) -> None: ...
+    def is_capturing(self, stream: Any = None) -> bool: ...
     def prepare(self, arrays: Mapping[str, Array], dims: Mapping[str, int]) -> Any: ...
     def is_current(self, launch: Any) -> bool: ...
     def launch(self, launch: Any, stream: Any = None) -> None: ...
@@ -93,6 +95,8 @@ class Program:
         world.hold(executor)
         self._proved: set[tuple[int, ...]] = set()
         self._closed = False
+        # What room is made for, if there is too little for some dims.
+        self.room: Room = lambda dims: (dims,)
 
     @property
     def backend(self) -> str:
@@ -153,6 +157,8 @@ class Program:
                 self.world.refuse(self._timeout(executor.records()))
             if bound.launch is None or not executor.is_current(bound.launch):
                 grows = self._make_ready(bound)
+                if grows and executor.is_capturing(stream):
+                    self.world.refuse(_without_room(bound.text))
             self.world.meet(bound.signature, bound.describe)
         except WaitTimeoutError:
             self._recover(self._hear())
@@ -279,7 +285,7 @@ class Program:
             bound.launch = self._executor.prepare(bound.arrays, bound.dims)
 
         self.synchronize()  # growing would hide that an earlier run failed
-        self._executor.grow(bound.dims)
+        self._executor.grow(*self.room(bound.dims))
         self.world.agree_done(prepare)
 
     def _prove(self, dims: Mapping[str, int]) -> None:
@@ -354,6 +360,16 @@ def as_refusal(error: Exception, what: str) -> EtcDistError:
     )
     refusal.__cause__ = error
     return refusal
+
+
+def _without_room(text: str) -> WorldError:
+    return WorldError(
+        "a program cannot be captured before it has room for the call",
+        where=text,
+        wanted="a call of this size, or a larger one, before capturing",
+        got="none; an MLP has a program of its own for few rows",
+        fix="make the call once, then capture it",
+    )
 
 
 def bind_dims(graph: GraphFunction, arrays: Mapping[str, Array]) -> dict[str, int]:

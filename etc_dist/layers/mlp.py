@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from etc_dist.ir import Graph, ceildiv, graph_function, tile
-from etc_dist.layers.mlp_few_rows import FEW_ROWS, mlp_few_rows_graph
+from etc_dist.layers.mlp_few_rows import (
+    FEW_ROWS,
+    few_rows_shapes,
+    mlp_few_rows_graph,
+)
 from etc_dist.ops.all_gather_matmul import ROW_GROUP, push_packets
 from etc_dist.ops.matmul import TILE, matmul_gated, matmul_send
 from etc_dist.ops.matmul_reduce_scatter import add_sum_slots
@@ -105,7 +110,7 @@ class MLP(Operation):
     fp16; products accumulate in fp32, the activations are rounded once to the dtype,
     the ranks' partial sums are added in fp32 in rank order: the same bits on every run.
     M up to few_rows (at most 128; 0 for none) goes through a program of its own, in
-    which all workers read the weights.
+    which all workers read the weights; `options` are those of the other program.
     On GPUs H and I / world_size are multiples of 8. Arrays and errors as in
     MatmulReduceScatter. Making one is collective.
     """
@@ -131,13 +136,14 @@ class MLP(Operation):
         try:
             named = zip(self.names[1:], self.weights, strict=True)
             self._check_weights([inspect(*weight) for weight in named])
+            self._few_rows = min(int(few_rows), FEW_ROWS)
         except Exception as error:
             world.refuse(as_refusal(error, "the weights of MLP"))
         options = {"dtype": dtype, **(options or {})}
         super().__init__(mlp_graph, options, world, schedule, trace)
-        self._few_rows = min(few_rows, FEW_ROWS)
         if self._few_rows > 0:
-            self._compile(mlp_few_rows_graph, {"dtype": dtype}, schedule, trace)
+            few = self._compile(mlp_few_rows_graph, {"dtype": dtype}, schedule, trace)
+            few.room = partial(few_rows_shapes, most=self._few_rows // world.size)
 
     def __call__(self, x: Any, out: Any = None, *, stream: Any = None) -> Any:
         return self._call((x, *self.weights), out, stream)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from etc_dist.ir import (
     EventTensor,
     Expr,
@@ -20,8 +22,8 @@ from etc_dist.ops.parts import activate_parts, add_parts
 from etc_dist.ops.push_rows import push_rows
 
 FEW_ROWS = 128
-"""Rows of all ranks at most: of more, the products take longer than the weights' bytes,
-measured at twice as many. On the GPU a tile has no more than 288."""
+"""Rows of all ranks at most. Twice as many took as long as by the other program; more
+than the 288 of a tile must not be given to this graph on the GPU."""
 PRODUCT_TASKS = 64
 """Tasks of a product that read weights side by side, about one for each cluster."""
 MANY_ROWS = 17
@@ -57,9 +59,9 @@ def mlp_few_rows_graph(
     parts are fp32.
 
     The sizes are fixed on the GPU, where a task may have half of tile_columns, and free
-    on the CPU backend, but that tile_columns is a multiple of twice block and summed,
-    and block one of step: what a narrow tile reads at once, which may reach behind the
-    end of k, but not into another share of it.
+    on the CPU backend, but that half of tile_columns is a multiple of block and of
+    summed, and block one of step: what a narrow tile reads at once, which may reach
+    behind the end of k, but not into another share of it.
     """
     rows, hidden, inner = g.dims("rows hidden inner")
     world = g.world_size
@@ -143,6 +145,12 @@ def mlp_few_rows_graph(
         notifies=[produced[j]],
     )
     _send_back(g, partial_sum, produced, columns, y, summed)
+
+
+def few_rows_shapes(dims: Mapping[str, int], most: int) -> list[dict[str, int]]:
+    """The dims of up to `most` rows a rank: how much memory they need does not rise
+    with the rows, as fewer may be cut into more groups."""
+    return [{**dims, "rows": rows} for rows in range(1, most + 1)]
 
 
 def _shares(

@@ -24,6 +24,12 @@ IMAGE_BYTES = WORKER_ROWS * TILE * 2
 """One worker's share of a tile as it travels: its shared-memory image."""
 
 
+def silu(values: Any) -> Any:
+    """values / (1 + exp(-values)), in fp32."""
+    # exp(80) is large enough for it to be 0 in any dtype here, and does not overflow.
+    return values / (1 + np.exp(-np.maximum(values, -80)))
+
+
 def _multiply_nk(x: Any, w: Any, y: Any) -> None:
     product = x.astype(np.float32) @ w.astype(np.float32).T
     y[: product.shape[0], : product.shape[1]] = product.astype(y.dtype)
@@ -38,8 +44,7 @@ def _multiply_gated(x: Any, gate: Any, up: Any, y: Any) -> None:
     rows = x.astype(np.float32)
     left = rows @ gate.astype(np.float32).T
     right = rows @ up.astype(np.float32).T
-    # exp(80) is large enough for silu to be 0 in any dtype here, and does not overflow.
-    product = left / (1 + np.exp(-np.maximum(left, -80))) * right
+    product = silu(left) * right
     y[: product.shape[0], : product.shape[1]] = product.astype(y.dtype)
 
 

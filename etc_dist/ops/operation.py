@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from math import prod
 from typing import Any
 
@@ -55,8 +55,9 @@ class Operation:
     def close(self) -> None:
         """Free the buffers; collective, idempotent."""
         self._calls.clear()
-        for program in self._programs:
-            program.close()
+        with ExitStack() as stack:
+            for program in self._programs:
+                stack.callback(program.close)
 
     def misfit(self, wanted: str, got: str) -> ArgumentError:
         """The error for arguments that do not fit this operation."""

@@ -94,11 +94,13 @@ class GpuExecutor:
         memory = plan_memory(self.plan, dims)
         return self._block is None or not self._capacity.holds(memory)
 
-    def grow(self, dims: Mapping[str, int]) -> None:
-        """Make room for a run at `dims`. Collective; no run is under way."""
+    def grow(self, *shapes: Mapping[str, int]) -> None:
+        """Make room for runs at all of these dims. Collective; no run is under way."""
         if self._captured:
-            raise _captured(self.plan.graph.name, dims)
-        capacity = self._capacity.grown(plan_memory(self.plan, dims))
+            raise _captured(self.plan.graph.name, shapes[-1])
+        capacity = self._capacity
+        for dims in shapes:
+            capacity = capacity.grown(plan_memory(self.plan, dims))
         self.finish()
         self.world.barrier()
         if self._block is not None:
@@ -112,6 +114,13 @@ class GpuExecutor:
         self._block, self._capacity = block, capacity
         self.reset()
         self.world.barrier()
+
+    def is_capturing(self, stream: Any = None) -> bool:
+        """Whether a run would become part of a CUDA graph."""
+        return bool(self._current(stream).is_capturing())
+
+    def _current(self, stream: Any) -> Any:
+        return self._cupy.cuda.get_current_stream() if stream is None else stream
 
     def prepare(self, arrays: Mapping[str, Array], dims: Mapping[str, int]) -> Launch:
         """The argument block of a run that there is memory for; local."""
@@ -138,7 +147,7 @@ class GpuExecutor:
     def launch(self, launch: Launch, stream: Any = None) -> None:
         """Enqueue the run on `stream` or on CuPy's current one, after all earlier runs
         of this world, whatever streams they were launched on."""
-        current = self._cupy.cuda.get_current_stream() if stream is None else stream
+        current = self._current(stream)
         if current.is_capturing():
             self._captured = True
         else:

@@ -71,6 +71,8 @@ ETC_DEVICE float2 unpack(u32 word) {
   }
 }
 
+ETC_DEVICE float silu(float v) { return __fdividef(v, 1.0f + __expf(-v)); }
+
 // Eight neighbouring elements, added in float and rounded once.
 template <bool kIsHalf>
 struct Sum8 {

@@ -98,7 +98,7 @@ struct activate_parts {
       Parts<Task>::add(gate, row, column, left);
       Parts<Task>::add(up, row, column, right);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) left[i] = __fdividef(left[i], 1.0f + __expf(-left[i])) * right[i];
+      for (int i = 0; i < 8; ++i) left[i] = silu(left[i]) * right[i];
       Parts<Task>::template store<2>(u64(active.at(row, column)), left);
     });
   }

@@ -458,7 +458,6 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
   }
   // Both warpgroups: whether one of them has lost its way.
   ETC_DEVICE static bool meet(bool lost) { return ptx::named_barrier_any<256>(1, lost); }
-  ETC_DEVICE static float silu(float v) { return __fdividef(v, 1.0f + __expf(-v)); }
 };
 
 // The tile stays on this rank, through a tensor map that clips it.

@@ -78,7 +78,7 @@ struct Matmul : TileRing<128, 128 * 128> {
     });
     if (Program::kHasGate && gated) {
 #pragma unroll
-      for (int i = 0; i < 64; ++i) d[i] = __fdividef(d[i], 1.0f + __expf(-d[i])) * d[i + 64];
+      for (int i = 0; i < 64; ++i) d[i] = silu(d[i]) * d[i + 64];
     }
     if (!lost) lost = !put<kIsHalf>(run, d, gated ? kRounds / 2 : kRounds, wg, round, who);
     return !ptx::named_barrier_any<128>(2 + wg, lost);

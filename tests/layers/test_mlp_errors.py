@@ -76,6 +76,12 @@ def test_weights_that_do_not_fit_make_no_layer(what, layer, works, zeros, world)
     works()
 
 
+def test_few_rows_that_are_no_number_make_no_layer(layer, works, world):
+    with refusal("few"):
+        MLP(*layer.weights, world=world, few_rows="few")
+    works()
+
+
 @pytest.mark.parametrize("missing", [1, 2])
 def test_a_weight_that_is_no_array_makes_no_layer(missing, layer, works, world):
     weights = list(layer.weights)

@@ -11,15 +11,27 @@ from hypothesis import strategies as st
 from etc_dist.codegen import generate
 from etc_dist.errors import ArgumentError, RaceError
 from etc_dist.ir import GraphFunction
-from etc_dist.layers.mlp_few_rows import FEW_ROWS, mlp_few_rows_graph
+from etc_dist.layers.mlp_few_rows import (
+    FEW_ROWS,
+    few_rows_shapes,
+    mlp_few_rows_graph,
+)
 from etc_dist.runtime.cpu import simulate
+from etc_dist.runtime.memory_plan import Capacity, plan_memory
 from etc_dist.schedule import schedule_dynamic, schedule_static
 from etc_dist.schedule.verify import verify
 from tests.layers.reference import TOLERANCE
-from tests.layers.test_mlp import inputs, sizes, without
+from tests.layers.test_mlp import inputs, without
 
 SMALL = {"tile_columns": 16, "step": 8, "block": 8, "summed": 8, "product_tasks": 6}
 DIMS = {"rows": 3, "hidden": 37, "inner": 19}
+sizes = st.fixed_dictionaries(
+    {
+        "rows": st.integers(1, 6),
+        "hidden": st.integers(1, 50),
+        "inner": st.integers(1, 50),
+    }
+)
 
 
 def small(world_size: int, dtype: str = "bfloat16") -> GraphFunction:
@@ -76,6 +88,18 @@ def test_odd_shapes_give_the_same_bits_near_fp32(world_size, dims, dtype, seed):
         answer.check(runs[0][rank]["y"], dtype)
 
 
+@pytest.mark.parametrize("world_size", [1, 4, 8])
+def test_room_for_few_rows_is_room_for_any_of_them(world_size):
+    plan, most = schedule_static(mlp_few_rows_graph(world_size)), FEW_ROWS // world_size
+    dims = {"rows": 1, "hidden": 5120, "inner": 25600 // world_size}
+    memories = [plan_memory(plan, shape) for shape in few_rows_shapes(dims, most)]
+    room = Capacity()
+    for memory in memories:
+        room = room.grown(memory)
+    assert len(memories) == most
+    assert all(map(room.holds, memories))
+
+
 # ------------------------------------------------------------------------- the layer
 
 
@@ -129,6 +153,8 @@ def test_few_and_many_rows_take_turns(make, arrays, world, monkeypatch):
     layer.mlp.synchronize()
     for _, out, answer in calls:
         answer.check(arrays.get(out))
+    dims = {"rows": 2, "hidden": 264, "inner": 136}
+    assert layer.mlp.program.room(dims) == few_rows_shapes(dims, most)
     few, many = "mlp_few_rows_graph", "mlp_graph"
     assert names == [few, many, few, many, few]
     assert compiled == [many, few]

@@ -75,8 +75,12 @@ class CpuExecutor:
         """Never asked for: a run makes its own room."""
         return False
 
-    def grow(self, dims: Mapping[str, int]) -> None:
+    def grow(self, *shapes: Mapping[str, int]) -> None:
         """See `needs_memory`."""
+
+    def is_capturing(self, stream: Any = None) -> bool:
+        """Never: there are no CUDA graphs."""
+        return False
 
     def finish(self) -> None:
         """Nothing is under way between runs."""
