@@ -71,7 +71,7 @@ def test_each_event_is_needed(event, race):
     assert race in caught.value.got
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     world_size=st.integers(1, 8),
     dims=sizes,
@@ -108,11 +108,11 @@ def test_room_for_few_rows_is_room_for_any_of_them(world_size):
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize(
     ("rows", "hidden", "inner"),
-    [(1, 8, 8), (2, 296, 136), (5, 1032, 776), (16, 520, 2056), (32, 264, 40)],
+    [(1, 8, 8), (2, 296, 136), (5, 1032, 776), (16, 520, 1032), (32, 264, 40)],
 )
 def test_few_rows_come_close_to_fp32(rows, hidden, inner, dtype, make, arrays):
     layer = make(hidden, inner, dtype, few_rows=FEW_ROWS)
-    for _ in range(3):
+    for _ in range(2):
         x, out, answer = layer.rows(rows)
         layer.mlp(x, out)
         layer.mlp.synchronize()
@@ -126,7 +126,7 @@ def test_both_schedules_and_repeats_give_the_same_bits(make, arrays, world):
     for schedule in ("static", "dynamic"):
         layer = make(1032, 520, few_rows=FEW_ROWS, schedule=schedule)
         x, out, answer = layer.rows(rows)
-        for _ in range(4):
+        for _ in range(2):
             layer.mlp(x, out)
             layer.mlp.synchronize()
             bits.add(arrays.get(out).tobytes())
