@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etc_dist.codegen import generate
-from etc_dist.errors import ArgumentError, RaceError
+from etc_dist.errors import ArgumentError, RaceError, WorldError
 from etc_dist.ir import GraphFunction
 from etc_dist.layers.mlp_few_rows import (
     FEW_ROWS,
@@ -17,21 +17,14 @@ from etc_dist.layers.mlp_few_rows import (
     mlp_few_rows_graph,
 )
 from etc_dist.runtime.cpu import simulate
-from etc_dist.runtime.memory_plan import Capacity, plan_memory
 from etc_dist.schedule import schedule_dynamic, schedule_static
 from etc_dist.schedule.verify import verify
 from tests.layers.reference import TOLERANCE
-from tests.layers.test_mlp import inputs, without
+from tests.layers.test_mlp import dims_of, inputs, without
 
 SMALL = {"tile_columns": 16, "step": 8, "block": 8, "summed": 8, "product_tasks": 6}
 DIMS = {"rows": 3, "hidden": 37, "inner": 19}
-sizes = st.fixed_dictionaries(
-    {
-        "rows": st.integers(1, 6),
-        "hidden": st.integers(1, 50),
-        "inner": st.integers(1, 50),
-    }
-)
+sizes = dims_of(6)
 
 
 def small(world_size: int, dtype: str = "bfloat16") -> GraphFunction:
@@ -86,18 +79,6 @@ def test_odd_shapes_give_the_same_bits_near_fp32(world_size, dims, dtype, seed):
     for rank, answer in enumerate(answers):
         assert len({run[rank]["y"].tobytes() for run in runs}) == 1
         answer.check(runs[0][rank]["y"], dtype)
-
-
-@pytest.mark.parametrize("world_size", [1, 4, 8])
-def test_room_for_few_rows_is_room_for_any_of_them(world_size):
-    plan, most = schedule_static(mlp_few_rows_graph(world_size)), FEW_ROWS // world_size
-    dims = {"rows": 1, "hidden": 5120, "inner": 25600 // world_size}
-    memories = [plan_memory(plan, shape) for shape in few_rows_shapes(dims, most)]
-    room = Capacity()
-    for memory in memories:
-        room = room.grown(memory)
-    assert len(memories) == most
-    assert all(map(room.holds, memories))
 
 
 # ------------------------------------------------------------------------- the layer
@@ -167,6 +148,52 @@ def test_ranks_that_would_run_other_programs_are_refused(make, arrays, world):
     with pytest.raises(ArgumentError, match="the ranks do not make the same call"):
         layer.mlp(x, out)
     x, out, answer = layer.rows(2)
+    layer.mlp(x, out)
+    layer.mlp.synchronize()
+    answer.check(arrays.get(out))
+
+
+@pytest.fixture
+def without_room(make, monkeypatch):
+    """A layer whose program for few rows has no room, and what it grows for."""
+    layer = make(40, 24, few_rows=FEW_ROWS)
+    x, out, _ = layer.rows(2)
+    layer.mlp(x, out)
+    executor, grown = layer.mlp.program._executor, []
+    grow = executor.grow
+
+    def counted(*shapes):
+        grown.extend(shapes)
+        grow(*shapes)
+
+    monkeypatch.setattr(executor, "grow", counted)
+    monkeypatch.setattr(executor, "needs_memory", lambda dims: not grown)
+    return layer, grown
+
+
+@pytest.mark.mpi
+def test_a_program_without_room_makes_room_for_all_few_rows(
+    without_room, arrays, world
+):
+    layer, grown = without_room
+    for rows in (3, FEW_ROWS // world.size):
+        x, out, answer = layer.rows(rows)
+        layer.mlp(x, out)
+        layer.mlp.synchronize()
+        answer.check(arrays.get(out))
+    assert [dims["rows"] for dims in grown] == [*range(1, FEW_ROWS // world.size + 1)]
+
+
+@pytest.mark.mpi
+def test_a_program_without_room_is_not_captured(without_room, arrays, monkeypatch):
+    layer, grown = without_room
+    x, out, answer = layer.rows(3)
+    with monkeypatch.context() as patch:
+        executor = layer.mlp.program._executor
+        patch.setattr(executor, "is_capturing", lambda stream=None: True)
+        with pytest.raises(WorldError, match="captured before it has room"):
+            layer.mlp(x, out)
+    assert not grown
     layer.mlp(x, out)
     layer.mlp.synchronize()
     answer.check(arrays.get(out))
