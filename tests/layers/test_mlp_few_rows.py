@@ -197,3 +197,38 @@ def test_a_program_without_room_is_not_captured(without_room, arrays, monkeypatc
     layer.mlp(x, out)
     layer.mlp.synchronize()
     answer.check(arrays.get(out))
+
+
+@pytest.mark.mpi
+@pytest.mark.gpu
+def test_few_rows_are_captured_once_there_is_room(make, arrays, world):
+    import cupy
+
+    layer, most = make(264, 136, few_rows=FEW_ROWS), FEW_ROWS // world.size
+    stream = cupy.cuda.Stream(non_blocking=True)
+    calls = [layer.rows(count) for count in (2, most)]
+    with stream:
+        stream.begin_capture()
+        with pytest.raises(WorldError, match="captured before it has room"):
+            layer.mlp(*calls[0][:2])
+        stream.end_capture()
+    layer.mlp(*calls[0][:2])
+    layer.mlp.synchronize()
+    with stream:
+        stream.begin_capture()
+        for x, out, _ in calls:
+            layer.mlp(x, out)
+        graph = stream.end_capture()
+    for _ in range(3):
+        for _, out, _ in calls:
+            out.fill(np.nan)
+        cupy.cuda.runtime.deviceSynchronize()
+        graph.launch(stream)
+        stream.synchronize()
+        for _, out, answer in calls:
+            answer.check(arrays.get(out))
+    # Many rows have memory of their own, which may still grow.
+    x, out, answer = layer.rows(300)
+    layer.mlp(x, out)
+    layer.mlp.synchronize()
+    answer.check(arrays.get(out))
