@@ -73,12 +73,12 @@ def may_record(world: World, path: Path | None) -> bool:
 
 def provenance(program: Program) -> dict[str, Any]:
     """What the records of a fused program share besides the device's facts."""
-    world, schedule = program.world, program.plan.schedule
+    world, plan = program.world, program.plan
     return {
         "world_size": world.size,
         "backend": world.backend,
-        "path": f"{schedule} schedule, {world.backend} backend, "
-        f"{program.workers} workers",
+        "path": f"{plan.graph.name}, {plan.schedule} schedule, "
+        f"{world.backend} backend, {program.workers} workers",
     }
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from etc_dist.ir import GraphFunction
 from etc_dist.layers.mlp import mlp_graph
 from etc_dist.layers.mlp_few_rows import mlp_few_rows_graph
+from etc_dist.layers.moe_few_tokens import moe_few_tokens_graph
 from etc_dist.layers.moe_graph import PARALLEL, moe_graph
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
@@ -48,8 +49,9 @@ def _graphs() -> Iterator[tuple[str, GraphFunction]]:
         yield f"{graph.name} {world_size} {dtype}", graph
     for model, (experts, top_k) in MIXTURES.items():
         for dtype in DTYPES:
-            graph = moe_graph(1, experts=experts, top_k=top_k, dtype=dtype)
-            yield f"{graph.name} {model} {dtype}", graph
+            for make in (moe_graph, moe_few_tokens_graph):
+                graph = make(1, experts=experts, top_k=top_k, dtype=dtype)
+                yield f"{graph.name} {model} {dtype}", graph
         for parallel in PARALLEL:
             graph = moe_graph(4, experts=experts, top_k=top_k, parallel=parallel)
             yield f"{graph.name} {model} {parallel} 4 {DTYPES[0]}", graph
@@ -61,7 +63,9 @@ def _dynamic_graphs() -> Iterator[tuple[str, GraphFunction]]:
         yield f"mlp_graph {world_size}", mlp_graph(world_size)
     yield "mlp_few_rows_graph 4", mlp_few_rows_graph(4)
     model, (experts, top_k) = next(iter(MIXTURES.items()))
-    yield f"moe_graph {model}", moe_graph(1, experts=experts, top_k=top_k)
+    for make in (moe_graph, moe_few_tokens_graph):
+        graph = make(1, experts=experts, top_k=top_k)
+        yield f"{graph.name} {model}", graph
     for parallel in PARALLEL:
         graph = moe_graph(4, experts=experts, top_k=top_k, parallel=parallel)
         yield f"{graph.name} {model} {parallel} 4", graph

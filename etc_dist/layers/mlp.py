@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from etc_dist.ir import Graph, ceildiv, graph_function, tile
-from etc_dist.layers.mlp_few_rows import (
-    FEW_ROWS,
-    few_rows_shapes,
-    mlp_few_rows_graph,
-)
+from etc_dist.layers.mlp_few_rows import FEW_ROWS, mlp_few_rows_graph
 from etc_dist.ops.all_gather_matmul import ROW_GROUP, push_packets
 from etc_dist.ops.matmul import TILE, matmul_gated, matmul_send
 from etc_dist.ops.matmul_reduce_scatter import add_sum_slots
-from etc_dist.ops.operation import Fitted, Operation, refuse_options
+from etc_dist.ops.operation import (
+    Fitted,
+    Operation,
+    refuse_options,
+    shapes_up_to,
+)
 from etc_dist.ops.order import grouped_rows, rotated_owners, shards_in_turn
 from etc_dist.ops.product import DTYPES
 from etc_dist.ops.push_rows import PACKET_BYTES
@@ -143,7 +143,7 @@ class MLP(Operation):
         super().__init__(mlp_graph, options, world, schedule, trace)
         if self._few_rows > 0:
             few = self._compile(mlp_few_rows_graph, {"dtype": dtype}, schedule, trace)
-            few.room = partial(few_rows_shapes, most=self._few_rows // world.size)
+            few.room = shapes_up_to("rows", self._few_rows // world.size)
 
     def __call__(self, x: Any, out: Any = None, *, stream: Any = None) -> Any:
         return self._call((x, *self.weights), out, stream)

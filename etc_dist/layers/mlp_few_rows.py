@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from etc_dist.ir import (
     EventTensor,
     Expr,
@@ -145,12 +143,6 @@ def mlp_few_rows_graph(
         notifies=[produced[j]],
     )
     _send_back(g, partial_sum, produced, columns, y, summed)
-
-
-def few_rows_shapes(dims: Mapping[str, int], most: int) -> list[dict[str, int]]:
-    """The dims of up to `most` rows a rank: how much memory they need does not rise
-    with the rows, as fewer may be cut into more groups."""
-    return [{**dims, "rows": rows} for rows in range(1, most + 1)]
 
 
 def _shares(

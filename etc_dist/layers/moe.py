@@ -5,11 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from etc_dist.layers.moe_few_tokens import (
+    FEW_TOKENS,
+    moe_few_tokens_graph,
+    most_tokens,
+)
 from etc_dist.layers.moe_graph import PARALLEL, moe_graph
 from etc_dist.layers.sparse_block import read_sparse_block
-from etc_dist.ops.operation import Fitted, Operation, refuse_options
+from etc_dist.ops.operation import (
+    Fitted,
+    Operation,
+    refuse_options,
+    shapes_up_to,
+)
 from etc_dist.ops.product import DTYPES
-from etc_dist.program import as_refusal
+from etc_dist.program import Program, as_refusal
 from etc_dist.runtime.arrays import Array, dtype_of, empty_like, inspect
 from etc_dist.world import World, current
 from etc_dist.world.meeting import sign
@@ -32,6 +42,10 @@ class MoE(Operation):
     same bits on every run. On GPUs H and I are multiples of 8. Arrays and errors as in
     MatmulReduceScatter. Making one is collective.
 
+    On one rank, up to few_tokens tokens (at most 16, and fewer where a token's experts
+    are large; 0 for none) go through a program of their own, which does each token
+    alone, and keeps its experts' results in fp32 until they are summed.
+
     On W ranks, each with the whole router, parallel="tensor": gate_up [E, 2 I / W, H]
     and down [E, H, I / W] are a share of every expert; x [M, H] is the same on all
     ranks, M a multiple of W, and the result [M / W, H] is of this rank's tokens, the
@@ -52,6 +66,7 @@ class MoE(Operation):
         world: World | None = None,
         schedule: str = "static",
         trace: bool | None = None,
+        few_tokens: int = FEW_TOKENS,
         options: Mapping[str, Any] | None = None,
     ):
         self.world = world = world or current()
@@ -62,17 +77,23 @@ class MoE(Operation):
         self.top_k, self.normalize, self.parallel = top_k, normalize, parallel
         try:
             experts = self._count_experts()
+            few = int(few_tokens)
         except Exception as error:
             world.refuse(as_refusal(error, "the weights of MoE"))
-        options = {
+        routing = {
             "dtype": dtype,
             "experts": experts,
             "top_k": int(top_k),
             "normalize": bool(normalize),
-            "parallel": parallel,
-            **(options or {}),
         }
+        options = {**routing, "parallel": parallel, **(options or {})}
         super().__init__(moe_graph, options, world, schedule, trace)
+        _, hidden, inner = (int(n) for n in down.shape)
+        most = most_tokens(int(top_k), hidden, inner) if world.size == 1 else 0
+        self._few_tokens = min(few, most)
+        if self._few_tokens > 0:
+            program = self._compile(moe_few_tokens_graph, routing, schedule, trace)
+            program.room = shapes_up_to("tokens", self._few_tokens)
 
     @classmethod
     def from_torch(
@@ -83,6 +104,7 @@ class MoE(Operation):
         world: World | None = None,
         schedule: str = "static",
         trace: bool | None = None,
+        few_tokens: int = FEW_TOKENS,
         options: Mapping[str, Any] | None = None,
     ) -> MoE:
         """The layer of a Qwen3-MoE or Mixtral block of Hugging Face transformers: its
@@ -109,6 +131,7 @@ class MoE(Operation):
             world=world,
             schedule=schedule,
             trace=trace,
+            few_tokens=few_tokens,
             options=options,
         )
 
@@ -116,6 +139,10 @@ class MoE(Operation):
         if tuple(getattr(x, "shape", ()))[:1] == (0,):
             return self._of_no_tokens(x, out)
         return self._call((x, *self.weights), out, stream)
+
+    def _program_for(self, dims: Mapping[str, int]) -> Program:
+        tokens = dims.get("tokens", self._few_tokens + 1)
+        return self._programs[tokens <= self._few_tokens]
 
     def _output_shape(self, *shapes: Sequence[int]) -> tuple[int, ...]:
         tokens, hidden = shapes[0]

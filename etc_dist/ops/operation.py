@@ -12,7 +12,7 @@ from etc_dist.compiler import compile
 from etc_dist.errors import ArgumentError
 from etc_dist.ir import GraphFunction
 from etc_dist.ir.tensor import DTYPES as SIZES
-from etc_dist.program import Bound, Program, as_refusal
+from etc_dist.program import Bound, Program, Room, as_refusal
 from etc_dist.runtime.arrays import UNKNOWN, Array, empty_like, identity, inspect
 from etc_dist.runtime.stream import stream_for
 from etc_dist.world import World
@@ -160,6 +160,12 @@ def _overlap(a: Array, b: Array) -> bool:
 
 def _end(array: Array) -> int:
     return array.pointer + prod(array.shape) * SIZES.get(array.dtype, 1)
+
+
+def shapes_up_to(name: str, most: int) -> Room:
+    """Room for dims in which `name` is up to `most`, whichever of them is needed first:
+    a smaller one may need more memory than a larger one, cut into more pieces."""
+    return lambda dims: [{**dims, name: n} for n in range(1, most + 1)]
 
 
 def refuse_options(

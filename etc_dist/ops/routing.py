@@ -81,18 +81,24 @@ def score_experts(routing: Routing) -> DeviceFunction:
     return routing.function("score_experts", TENSOR, 2, 1, body)
 
 
+def best_experts(logits: Any, top_k: int, normalize: bool) -> tuple[Any, Any]:
+    """logits [tokens, experts] -> ids [tokens, top_k] of the highest, of equal ones the
+    smaller expert first, and their weights: the softmax over all experts, or, where
+    these are to be normalised, over those picked."""
+    ids = np.argsort(-logits, axis=1, kind="stable")[:, :top_k]
+    share = np.exp(logits - logits.max(axis=1, keepdims=True))
+    picked = np.take_along_axis(share, ids, axis=1)
+    whole = picked if normalize else share
+    return ids, picked / whole.sum(axis=1, keepdims=True)
+
+
 def choose_experts(routing: Routing) -> DeviceFunction:
-    """logits [32, experts] -> ids [32, top_k], by falling logit, of equal ones the
-    smaller expert first; weights [32, top_k], the softmax over all experts, or,
-    normalised, over those chosen; chosen [experts], whose bit i is set where token i
-    chose the expert."""
+    """logits [32, experts] -> ids and weights [32, top_k] as of `best_experts`; chosen
+    [experts], whose bit i is set where token i chose the expert."""
 
     def body(logits: Any, ids: Any, weights: Any, chosen: Any) -> None:
-        ids[...] = np.argsort(-logits, axis=1, kind="stable")[:, : routing.top_k]
-        share = np.exp(logits - logits.max(axis=1, keepdims=True))
-        picked = np.take_along_axis(share, ids, axis=1)
-        whole = picked if routing.normalize else share
-        weights[...] = picked / whole.sum(axis=1, keepdims=True)
+        picked = best_experts(logits, routing.top_k, routing.normalize)
+        ids[...], weights[...] = picked
         bits = np.zeros(logits.shape, np.uint32)
         np.put_along_axis(bits, ids, np.uint32(1), axis=1)
         token = np.arange(len(bits), dtype=np.uint32)

@@ -100,9 +100,31 @@ ETC_DEVICE uint4 load16_l2(u64 address) {
                : "l"(address));
   return v;
 }
+// Data that nobody writes while the program runs, and that this worker reads once; zeros unless
+// they are wanted. NOTE: no branch, so that nothing stands between loads.
+ETC_DEVICE uint4 load16_once_if(bool wanted, u64 address) {
+  uint4 v;
+  asm volatile("{.reg .pred p;\n"
+               "setp.ne.u32 p, %5, 0;\n"
+               "mov.u32 %0, 0; mov.u32 %1, 0; mov.u32 %2, 0; mov.u32 %3, 0;\n"
+               "@p ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];}"
+               : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
+               : "l"(address), "r"(u32(wanted)));
+  return v;
+}
 ETC_DEVICE u32 load4_l2(u64 address) {
   u32 v;
   asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(v) : "l"(address));
+  return v;
+}
+ETC_DEVICE uint2 load8_l2_if(bool wanted, u64 address) {
+  uint2 v;
+  asm volatile("{.reg .pred p;\n"
+               "setp.ne.u32 p, %3, 0;\n"
+               "mov.u32 %0, 0; mov.u32 %1, 0;\n"
+               "@p ld.global.cg.v2.u32 {%0,%1}, [%2];}"
+               : "=&r"(v.x), "=&r"(v.y)
+               : "l"(address), "r"(u32(wanted)));
   return v;
 }
 ETC_DEVICE void store16(u64 address, uint4 v) {

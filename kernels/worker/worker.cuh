@@ -61,7 +61,7 @@ ETC_DEVICE void run_worker(const typename Program::Args& g) {
 
   Tracer<Program> trace(run);
   if (warp >= 8) {
-    if constexpr (Program::kHasMatmul) ptx::registers_shrink<kServiceRegisters>();
+    ptx::registers_shrink<kServiceRegisters>();
     if (warp == 8) {
       if (lane == 0) tensor.lead();
     } else if (warp == 9) {
@@ -72,7 +72,7 @@ ETC_DEVICE void run_worker(const typename Program::Args& g) {
       transfer.drain();
     }
   } else {
-    if constexpr (Program::kHasMatmul) ptx::registers_grow<kComputeRegisters>();
+    ptx::registers_grow<kComputeRegisters>();
     tensor.compute(trace);
     TransferLane<Program> transfer(run, trace);
     transfer.drain();

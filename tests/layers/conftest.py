@@ -75,7 +75,8 @@ def make(world: World, arrays: Arrays, seed: int) -> Iterator[Callable[..., Laye
 
 class Experts:
     """A mixture of experts on this world's ranks; every rank knows the weights and
-    tokens of all."""
+    tokens of all. Few tokens go through the program for many unless few_tokens says
+    otherwise."""
 
     def __init__(
         self,
@@ -88,6 +89,7 @@ class Experts:
         *,
         dtype: str = "bfloat16",
         parallel: str = "tensor",
+        few_tokens: int = 0,
         **options: Any,
     ):
         self._arrays, self._rng = arrays, np.random.default_rng(seed)
@@ -97,7 +99,8 @@ class Experts:
         self._shared = parallel == "tensor"  # all ranks get all tokens
         own = own_experts(self._host, parallel, world.rank, world.size)
         self.weights = [arrays.put(weight.copy()) for weight in own]
-        self.moe = MoE(*self.weights, parallel=parallel, world=world, **options)
+        options |= {"parallel": parallel, "world": world, "few_tokens": few_tokens}
+        self.moe = MoE(*self.weights, **options)
 
     def rows(self, count: int, ids: Any = None) -> tuple[Any, Any, Answer]:
         """(x, out, answer) of `count` tokens a rank, new ones each time; all ranks'

@@ -152,6 +152,11 @@ def test_unknown_options_are_refused(one_rank, zeros):
         MoE(*weights(zeros, {}), top_k=2, world=one_rank, options=options)
 
 
+def test_few_tokens_that_are_no_number_make_no_layer(one_rank, zeros):
+    with refusal("invalid literal for int"):
+        MoE(*weights(zeros, {}), top_k=2, world=one_rank, few_tokens="few")
+
+
 def test_an_unknown_schedule_is_refused(one_rank, zeros):
     with refusal("'sometime'", ScheduleError):
         MoE(*weights(zeros, {}), top_k=2, world=one_rank, schedule="sometime")

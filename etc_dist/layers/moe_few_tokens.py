@@ -1,0 +1,92 @@
+"""The graph of a mixture of experts for so few tokens that it pays to do each alone."""
+
+from __future__ import annotations
+
+from etc_dist.ir import Graph, ceildiv, graph_function, maximum, minimum, span, tile
+from etc_dist.layers.moe_steps import add_inputs
+from etc_dist.ops.few_tokens import down_token, gate_up_token, score_token
+from etc_dist.ops.routing import Routing
+
+FEW_TOKENS = 16
+"""Tokens at most,"""
+FEW_BYTES = 350_000_000
+"""and bytes of weights that they read. With more, the bytes alone take the time, and
+there the other program, which reads an expert once for all tokens, is the faster."""
+PRODUCT_TASKS = 132
+"""Tasks of a product that read weights side by side, about one for each worker."""
+SCORED = 8
+"""Experts that one task scores, one a warp."""
+
+
+def most_tokens(top_k: int, hidden: int, inner: int) -> int:
+    """Tokens at most for which this graph is the better one."""
+    read = top_k * 3 * hidden * inner * 2
+    return min(FEW_TOKENS, FEW_BYTES // read)
+
+
+@graph_function
+def moe_few_tokens_graph(
+    g: Graph,
+    *,
+    experts: int,
+    top_k: int,
+    normalize: bool = True,
+    dtype: str = "bfloat16",
+    product_tasks: int = PRODUCT_TASKS,
+    scored: int = SCORED,
+) -> None:
+    """x [tokens, hidden] -> y [tokens, hidden], as `moe_graph` on one rank.
+
+    No rows are grouped by expert, and nothing is planned: a token's tasks read the rows
+    of weights they need, two events after the first load. A task has some columns of
+    each expert that its token picks; those of down come in pairs."""
+    tokens, hidden, inner = g.dims("tokens hidden inner")
+    routing = Routing(experts, top_k, normalize, dtype)
+    x, router, gate_up, down = add_inputs(g, routing, tokens, hidden, inner)
+    y = g.output("y", (tokens, hidden), dtype)
+    of_token = g.let("token_tasks", maximum(1, product_tasks // tokens))
+
+    logits = g.local("logits", (tokens, experts), "float32")
+    groups = ceildiv(experts, scored)
+    routed = g.events("routed", (tokens,), expects=groups)
+    m, e = grid = g.grid(m=tokens, e=groups)
+    token, of_group = span(m, 1), tile(e, scored)
+    g.call(
+        score_token(routing),
+        grid,
+        reads=[x[token, :], router[of_group, :]],
+        writes=[logits[token, of_group]],
+        notifies=[routed[m]],
+    )
+
+    active = g.local("active", (tokens, top_k, inner), dtype)
+    width = g.let("up_columns", ceildiv(inner, of_token))
+    blocks = g.let("up_blocks", ceildiv(inner, width))
+    activated = g.events("activated", (tokens,), expects=blocks)
+    m, j = grid = g.grid(m=tokens, j=blocks)
+    token, first = span(m, 1), j * width
+    left = minimum(width, inner - first)
+    g.call(
+        gate_up_token(routing),
+        grid,
+        reads=[
+            x[token, :],
+            logits[token, :],
+            gate_up[:, span(first, left), :],
+            gate_up[:, span(inner + first, left), :],
+        ],
+        writes=[active[token, :, span(first, left)]],
+        waits=[routed[m]],
+        notifies=[activated[m]],
+    )
+
+    width = g.let("down_columns", 2 * ceildiv(hidden, 2 * of_token))
+    m, j = grid = g.grid(m=tokens, j=ceildiv(hidden, width))
+    token, of_block = span(m, 1), tile(j, width)
+    g.call(
+        down_token(routing),
+        grid,
+        reads=[logits[token, :], active[token, :, :], down[:, of_block, :]],
+        writes=[y[token, of_block]],
+        waits=[activated[m]],
+    )

@@ -1,0 +1,53 @@
+"""A mixture of experts, token by token; CUDA halves in `kernels/tasks/`, one file each.
+
+Every task finds out by itself, from the logits, which experts its token picks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from etc_dist.ir import DeviceFunction
+from etc_dist.ir.function import TENSOR
+from etc_dist.ops.matmul import silu
+from etc_dist.ops.routing import Routing, best_experts
+
+
+def score_token(routing: Routing) -> DeviceFunction:
+    """x [1, hidden], router [experts, hidden] of some experts -> logits [1, experts] in
+    fp32."""
+
+    def body(x: Any, router: Any, logits: Any) -> None:
+        logits[...] = x.astype(np.float32) @ router.astype(np.float32).T
+
+    return routing.function("score_token", TENSOR, 2, 1, body)
+
+
+def gate_up_token(routing: Routing) -> DeviceFunction:
+    """x [1, hidden], logits [1, experts], gate and up [experts, columns, hidden] ->
+    activations [1, top_k, columns], for the experts that the token picks."""
+
+    def body(x: Any, logits: Any, gate: Any, up: Any, active: Any) -> None:
+        row = x[0].astype(np.float32)
+        ids, _ = best_experts(logits, routing.top_k, routing.normalize)
+        for k, expert in enumerate(ids[0]):
+            left, right = (w[expert].astype(np.float32) @ row for w in (gate, up))
+            active[0, k] = (silu(left) * right).astype(active.dtype)
+
+    return routing.function("gate_up_token", TENSOR, 4, 1, body)
+
+
+def down_token(routing: Routing) -> DeviceFunction:
+    """logits [1, experts], active [1, top_k, inner], down [experts, columns, inner] ->
+    y [1, columns]: the weighted sum over the experts that the token picks, in fp32."""
+
+    def body(logits: Any, active: Any, down: Any, y: Any) -> None:
+        total = np.zeros(y.shape[1], np.float32)
+        ids, weights = best_experts(logits, routing.top_k, routing.normalize)
+        for k, expert in enumerate(ids[0]):
+            row = down[expert].astype(np.float32) @ active[0, k].astype(np.float32)
+            total += weights[0, k] * row
+        y[0] = total.astype(y.dtype)
+
+    return routing.function("down_token", TENSOR, 3, 1, body)

@@ -1,0 +1,42 @@
+// Some columns of the result of one token: the weighted sum over the experts that it picks, in
+// float.
+#pragma once
+#include "tasks/best_experts.cuh"
+#include "tasks/row_pairs.cuh"
+
+namespace etc {
+
+template <class Task>
+struct down_token {
+  using Best = BestExperts<Task::kExperts, Task::kTopK, Task::kNormalize>;
+
+  ETC_DEVICE static void run(const Task& task) {
+    const auto active = task.template operand<1>();
+    const auto down = task.template operand<2>();
+    const auto y = task.template operand<3>();
+    const auto best = Best::of(u64(task.template operand<0>().at()));
+    const i32 inner = active.size[2], each = RowPairs::steps_of(inner);
+    const u64 row = u64(inner) * 2;
+    const RowPairs pairs{
+        .first = u64(down.at()),
+        .apart = row,
+        .next = 2 * row,
+        .by_pair = 0,
+        .pairs = down.size[1] / 2,
+        .of_expert = down.size[1],
+        .by_step = u64(down.stride[0]) * 2,
+        .columns = inner,
+        .each = each,
+        .steps = Task::kTopK * each,
+        .vector = u64(active.at()),
+        .by_vector = u64(active.stride[1]) * 2,
+        .picked = best.expert,
+        .weight = best.weight};
+    pairs.multiply(task, [&](i32 pair, float first, float second) {
+      *y.at(0, 2 * pair) = y.base->from(first);
+      *y.at(0, 2 * pair + 1) = y.base->from(second);
+    });
+  }
+};
+
+}  // namespace etc

@@ -1,0 +1,41 @@
+// Some columns of the activations of one token, for each expert that it picks.
+#pragma once
+#include "tasks/best_experts.cuh"
+#include "tasks/row_pairs.cuh"
+
+namespace etc {
+
+template <class Task>
+struct gate_up_token {
+  using Best = BestExperts<Task::kExperts, Task::kTopK, Task::kNormalize>;
+
+  ETC_DEVICE static void run(const Task& task) {
+    const auto x = task.template operand<0>();
+    const auto gate = task.template operand<2>();
+    const auto up = task.template operand<3>();
+    const auto active = task.template operand<4>();
+    const auto best = Best::of(u64(task.template operand<1>().at()));
+    const i32 columns = gate.size[1], steps = RowPairs::steps_of(x.size[1]);
+    const RowPairs pairs{
+        .first = u64(gate.at()),
+        .apart = u64(up.at()) - u64(gate.at()),
+        .next = u64(gate.stride[1]) * 2,
+        .by_pair = u64(gate.stride[0]) * 2,
+        .pairs = Task::kTopK * columns,
+        .of_expert = columns,
+        .by_step = 0,
+        .columns = x.size[1],
+        .each = steps,
+        .steps = steps,
+        .vector = u64(x.at()),
+        .by_vector = 0,
+        .picked = best.expert,
+        .weight = 1.0f};
+    pairs.multiply(task, [&](i32 pair, float left, float right) {
+      auto* to = active.at(0, pair / columns, pair % columns);
+      *to = to->from(silu(left) * right);
+    });
+  }
+};
+
+}  // namespace etc

@@ -1,0 +1,155 @@
+// Products of pairs of rows of weights with one vector, for tasks of 256 threads: as fast as
+// memory gives the weights.
+#pragma once
+#include "ptx/warp.cuh"
+#include "worker/task.cuh"
+
+namespace etc {
+
+// Eight pairs make a tile of the tensor cores, of whose other operand all columns are the
+// vector: no sum over lanes is needed. The warps share the columns, 128 a step, among them;
+// their sums are added in order.
+// Experts may be picked in two ways: pairs are those of the first picked expert, then those of
+// the next; or the columns are, each expert's with a weight.
+struct RowPairs {
+  u64 first;    // address of the first pair's first row
+  u64 apart;    // bytes from a pair's first row to its second,
+  u64 next;     // to the next pair's first row,
+  u64 by_pair;  // and from an expert to the next, where pairs pick: of_expert pairs each
+  i32 pairs, of_expert;
+  u64 by_step;  // the same, where columns pick: each expert has `columns`, `each` steps of them
+  i32 columns, each, steps;
+  u64 vector, by_vector;  // address; bytes from an expert's part to the next
+  u32 picked;             // lane k's is the k-th expert, and
+  float weight;           // its weight
+
+  static constexpr i32 kStepColumns = 128;
+  static constexpr i32 steps_of(i32 columns) { return (columns + kStepColumns - 1) / kStepColumns; }
+
+  // finish(pair, x, y) gets both sums of each pair, on one thread.
+  template <class Task, class Finish>
+  ETC_DEVICE void multiply(const Task& task, Finish finish) const {
+    static_assert(Task::threads == kWarps * 32);
+    float2* const sums = reinterpret_cast<float2*>(task.scratch);
+    const i32 tiles = (pairs + kTilePairs - 1) / kTilePairs;
+#pragma unroll 1
+    for (i32 tile = 0; tile < tiles; tile += kMostTiles) {
+      const i32 end = minimum(tile + kMostTiles, tiles), begun = tile * kTilePairs;
+      add_up<Task::kIsHalf>(task.thread, sums, tile, end);
+      task.sync();
+      const i32 here = minimum(end * kTilePairs, pairs) - begun;
+      for (i32 i = task.thread; i < here; i += Task::threads) {
+        float2 sum = {};
+#pragma unroll
+        for (i32 warp = 0; warp < kWarps; ++warp) {
+          const float2 part = sums[slot(i / kTilePairs, warp, i % kTilePairs)];
+          sum = make_float2(sum.x + part.x, sum.y + part.y);
+        }
+        finish(begun + i, sum.x, sum.y);
+      }
+      task.sync();
+    }
+  }
+
+ private:
+  static constexpr i32 kWarps = 8, kTilePairs = 8;
+  static constexpr i32 kParts = 4;  // of a step: 32 columns, eight a lane
+  static constexpr int kAhead = 2;  // steps whose loads are under way
+  static constexpr i32 kMostTiles =
+      Shared::kScratchBytes / (kWarps * kTilePairs * i32(sizeof(float2)));
+
+  struct Step {
+    uint4 weight[kParts][2];
+    uint2 vector;  // of four columns a lane
+  };
+  // A step of a warp, and where the pair that this lane loads begins.
+  struct Place {
+    i32 tile, step;
+    u64 row;
+  };
+
+  ETC_DEVICE static i32 slot(i32 tile, i32 warp, i32 pair) {
+    return (tile * kWarps + warp) * kTilePairs + pair;
+  }
+
+  // The sums of each warp's columns for the tiles up to `end`.
+  // NOTE: what is behind the last step gives zeros, so that there is no branch.
+  template <bool kIsHalf>
+  ETC_DEVICE void add_up(i32 thread, float2* sums, i32 tile, i32 end) const {
+    const i32 warp = thread / 32, lane = thread % 32;
+    Place at{tile, warp, 0}, ahead{tile, warp, row(tile, lane)};
+    Step steps[kAhead];
+#pragma unroll
+    for (int n = 0; n < kAhead; ++n) {
+      fetch(ahead, end, lane, steps[n]);
+      if (advance(ahead, warp)) ahead.row = row(ahead.tile, lane);
+    }
+    float2 sum = {};
+#pragma unroll 1
+    while (at.tile < end) {
+#pragma unroll
+      for (int n = 0; n < kAhead; ++n) {
+        const float2 part = product<kIsHalf>(steps[n], lane);
+        fetch(ahead, end, lane, steps[n]);
+        if (advance(ahead, warp)) ahead.row = row(ahead.tile, lane);
+        const float scale = __shfl_sync(~0u, weight, at.step / each);
+        sum.x = __fmaf_rn(scale, part.x, sum.x);
+        sum.y = __fmaf_rn(scale, part.y, sum.y);
+        const i32 here = at.tile - tile;
+        if (advance(at, warp)) {
+          if (here + tile < end && lane % 4 == 0) sums[slot(here, warp, lane / 4)] = sum;
+          sum = {};
+        }
+      }
+    }
+  }
+
+  ETC_DEVICE u64 row(i32 tile, i32 lane) const {
+    const i32 pair = minimum(tile * kTilePairs + lane / 4, pairs - 1), k = pair / of_expert;
+    const u64 expert = __shfl_sync(~0u, picked, k);
+    return first + expert * by_pair + u64(pair - k * of_expert) * next + lane % 4 * 16;
+  }
+  // Whether another tile begins.
+  ETC_DEVICE bool advance(Place& at, i32 warp) const {
+    at.step += kWarps;
+    if (at.step < steps) return false;
+    at.step = warp;
+    ++at.tile;
+    return true;
+  }
+
+  ETC_DEVICE void fetch(const Place& at, i32 end, i32 lane, Step& to) const {
+    const i32 k = at.step / each, column = (at.step - k * each) * kStepColumns;
+    const i32 left = at.tile < end && at.step < steps ? columns - column : 0;
+    const u64 expert = __shfl_sync(~0u, picked, k);
+    const u64 from = at.row + expert * by_step + column * 2;
+    to.vector =
+        ptx::load8_l2_if(lane * 4 < left, vector + k * by_vector + column * 2 + lane * 8);
+#pragma unroll
+    for (i32 i = 0; i < kParts; ++i) {
+      const bool inside = i * 32 + lane % 4 * 8 < left;
+      to.weight[i][0] = ptx::load16_once_if(inside, from + i * 64);
+      to.weight[i][1] = ptx::load16_once_if(inside, from + apart + i * 64);
+    }
+  }
+
+  // NOTE: a dot product does not care for the order of columns: the eight neighbours that a
+  // lane loads go to two products as if they lay apart.
+  template <bool kIsHalf>
+  ETC_DEVICE static float2 product(const Step& step, i32 lane) {
+    float d[2][4] = {};
+#pragma unroll
+    for (i32 i = 0; i < kParts; ++i) {
+      const i32 from = i * 8 + lane % 4 * 2;
+      const u32 v[4] = {
+          __shfl_sync(~0u, step.vector.x, from), __shfl_sync(~0u, step.vector.y, from),
+          __shfl_sync(~0u, step.vector.x, from + 1), __shfl_sync(~0u, step.vector.y, from + 1)};
+      const uint4 a = step.weight[i][0], b = step.weight[i][1];
+      ptx::mma_16x8x16<kIsHalf>(d[0], a.x, b.x, a.y, b.y, v[0], v[1]);
+      ptx::mma_16x8x16<kIsHalf>(d[1], a.z, b.z, a.w, b.w, v[2], v[3]);
+    }
+    return make_float2(d[0][0] + d[1][0], d[0][2] + d[1][2]);
+  }
+};
+
+}  // namespace etc
