@@ -133,6 +133,14 @@ def generate(plan: Plan, *, trace: bool = False) -> Source:
 def _constants(
     plan: Plan, calls: Sequence[Call], matmuls: Sequence[Call], trace: bool
 ) -> dict[str, int]:
+    if any(c.function.early for c in matmuls):
+        raise CodegenError(
+            f"graph {plan.graph.name} has a matrix multiplication that reads early",
+            where=f"plan {plan.graph.name}: {', '.join(c.name for c in matmuls)}",
+            wanted="early reads by other device functions",
+            got="; ".join(f"{c.name}: early {c.function.early}" for c in matmuls),
+            fix="leave early out; its weight is loaded ahead where it can be",
+        )
     kinds = {_kind(c) for c in matmuls}
     if len(kinds) > 1:
         raise CodegenError(
@@ -200,6 +208,7 @@ def _call(plan: Plan, lane: Lane, call: Call, number: int, arguments: Arguments)
         "kSends": int(_sends(call)),
         "kWeightAhead": int(_has_weight_ahead(plan, call)),
         "kGathers": int(_gathers(call)),
+        "kReadsEarly": int(bool(function.early)),
         **function.constants,
     }
     lines += [f"  static constexpr int {k} = {v};" for k, v in constants.items()]

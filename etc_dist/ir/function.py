@@ -54,6 +54,9 @@ class DeviceFunction:
     picks: reads (by position) of which a task touches only a part, which it picks by
     data. Their regions may be larger than what tasks write; all that tasks write of
     them must be written, and ordered, before the task.
+    early: reads (by position) that the device may look at as soon as all waits of a
+    task but the last are met. On the tensor lane alone; the CUDA body then gets, beside
+    the task, a function that waits for the last one and is false after an abort.
     """
 
     name: str
@@ -68,6 +71,7 @@ class DeviceFunction:
     constants: Mapping[str, int] = field(default_factory=dict)
     workspace: int = 0
     picks: tuple[int, ...] = ()
+    early: tuple[int, ...] = ()
 
     @property
     def terms(self) -> str:
@@ -80,15 +84,17 @@ class DeviceFunction:
         for name in ("boxes", "constants"):
             frozen = MappingProxyType(dict(sorted(getattr(self, name).items())))
             object.__setattr__(self, name, frozen)
-        object.__setattr__(self, "picks", tuple(self.picks))
-        if not set(self.picks) <= set(range(self.reads)):
-            raise GraphError(
-                f"device function {self.name} picks from what it does not read",
-                where=f"device function {self.name}",
-                wanted=f"positions of its {self.reads} reads",
-                got=f"picks {self.picks}",
-                fix="name operands that are read, counted from 0",
-            )
+        for name in ("picks", "early"):
+            named = tuple(getattr(self, name))
+            object.__setattr__(self, name, named)
+            if not set(named) <= set(range(self.reads)):
+                raise GraphError(
+                    f"device function {self.name} names what it does not read",
+                    where=f"device function {self.name}",
+                    wanted=f"positions of its {self.reads} reads",
+                    got=f"{name} {named}",
+                    fix="name operands that are read, counted from 0",
+                )
         if self.lane not in LANES or self.cluster not in (1, 2):
             raise GraphError(
                 f"device function {self.name} asks for what no worker has",
@@ -96,6 +102,14 @@ class DeviceFunction:
                 wanted=f"lane in {LANES}, cluster 1 or 2 (2 on the tensor lane)",
                 got=f"lane {self.lane!r}, cluster {self.cluster}",
                 fix="choose one of these",
+            )
+        if self.lane == TRANSFER and self.early:
+            raise GraphError(
+                f"device function {self.name} asks for early reads of a warp",
+                where=f"device function {self.name}",
+                wanted="no early reads on the transfer lane",
+                got=f"early {self.early}",
+                fix="move it to the tensor lane, or read after all waits",
             )
         if self.lane == TRANSFER and self.cluster != 1:
             raise GraphError(
@@ -115,6 +129,7 @@ def device_function(
     lane: str = TENSOR,
     constants: Mapping[str, int] | None = None,
     picks: Sequence[int] = (),
+    early: Sequence[int] = (),
 ) -> Callable[[Callable[..., Any]], DeviceFunction]:
     """Make a device function of a NumPy body; see `DeviceFunction` for the terms."""
 
@@ -128,6 +143,7 @@ def device_function(
             writes=writes,
             constants=constants or {},
             picks=tuple(picks),
+            early=tuple(early),
         )
 
     return decorate

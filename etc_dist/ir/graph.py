@@ -172,6 +172,7 @@ class Call:
             lines.append(f"  pace {self.pace} ns")
         for n, region in enumerate(self.reads):
             verb = "picks from" if n in self.function.picks else "reads"
+            verb += " early" * (n in self.function.early)
             lines.append(f"  {verb} {region}")
         for word, items in (
             ("writes", self.writes),
@@ -355,6 +356,7 @@ class Graph:
             wrap(pace),
         )
         _check_symbols(self, made)
+        _check_early(self, made)
         self._calls.append(made)
         return made
 
@@ -408,6 +410,18 @@ class Graph:
             )
         self._names.add(name)
         return name
+
+
+def _check_early(graph: Graph, call: Call) -> None:
+    """Early reads need a wait to come before, and what is loaded comes after waits."""
+    if call.function.early and (call.is_loaded or not call.waits):
+        raise GraphError(
+            f"call {call.name} cannot read early",
+            where=f"graph {graph.name}, call {call.name}",
+            wanted="at least one wait, and no index that is loaded",
+            got=f"{len(call.waits)} waits, {'' if call.is_loaded else 'not '}loaded",
+            fix="use a device function without early reads",
+        )
 
 
 def graph_function(body: Callable[..., None]) -> Callable[..., GraphFunction]:

@@ -88,5 +88,5 @@ def moe_few_tokens_graph(
         grid,
         reads=[logits[token, :], active[token, :, :], down[:, of_block, :]],
         writes=[y[token, of_block]],
-        waits=[activated[m]],
+        waits=[routed[m], activated[m]],
     )

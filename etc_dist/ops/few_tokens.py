@@ -40,7 +40,8 @@ def gate_up_token(routing: Routing) -> DeviceFunction:
 
 def down_token(routing: Routing) -> DeviceFunction:
     """logits [1, experts], active [1, top_k, inner], down [experts, columns, inner] ->
-    y [1, columns]: the weighted sum over the experts that the token picks, in fp32."""
+    y [1, columns]: the weighted sum over the experts that the token picks, in fp32. The
+    first weights are sent for before the activations are there."""
 
     def body(logits: Any, active: Any, down: Any, y: Any) -> None:
         total = np.zeros(y.shape[1], np.float32)
@@ -50,4 +51,4 @@ def down_token(routing: Routing) -> DeviceFunction:
             total += weights[0, k] * row
         y[0] = total.astype(y.dtype)
 
-    return routing.function("down_token", TENSOR, 3, 1, body)
+    return routing.function("down_token", TENSOR, 3, 1, body, early=(0, 2))

@@ -51,6 +51,7 @@ class Routing:
         writes: int,
         body: Callable[..., None],
         picks: tuple[int, ...] = (),
+        early: tuple[int, ...] = (),
     ) -> DeviceFunction:
         return DeviceFunction(
             name=name,
@@ -68,6 +69,7 @@ class Routing:
                 "kTopK": self.top_k,
             },
             picks=picks,
+            early=early,
         )
 
 

@@ -20,6 +20,7 @@ from etc_dist.schedule.coverage import (
     check_remote_writes,
 )
 from etc_dist.schedule.dynamic import group_order
+from etc_dist.schedule.early import with_early_reads
 from etc_dist.schedule.enumerate_plan import enumerate_plan
 from etc_dist.schedule.enumeration import NONE, Array, Enumeration
 from etc_dist.schedule.faults import Fault, Tally, refuse
@@ -80,7 +81,7 @@ def verify(
     ordered by events or by program order; every element of an output is written once,
     and what is read from the program's own tensors has been written, but for operands
     that a body picks from. A load in an index expression is such a read, before the
-    task's body.
+    task's body. Reads that come early are held against all waits but the last.
 
     One run is enumerated, and the next is as safe: a task enters a peer's memory, to
     write or to notify, only once the peer has started the same epoch (the plan's
@@ -110,6 +111,8 @@ def verify(
         counts, found = count_notifications(tasks)
         faults += found + _check_tasks(tasks, *run_queues(tasks, counts), unchecked)
     refuse(subject, where, faults)
+    if early := with_early_reads(plan):
+        verify(early, dims, workers, tensors)
     return Verified(
         plan.graph.name,
         tuple((d.name, dims[d.name]) for d in plan.graph.dims),

@@ -10,7 +10,9 @@ template <class Task>
 struct down_token {
   using Best = BestExperts<Task::kExperts, Task::kTopK, Task::kNormalize>;
 
-  ETC_DEVICE static void run(const Task& task) {
+  // activated(): the activations are there. Until then the first weights are sent for.
+  template <class Activated>
+  ETC_DEVICE static void run(const Task& task, Activated activated) {
     const auto active = task.template operand<1>();
     const auto down = task.template operand<2>();
     const auto y = task.template operand<3>();
@@ -32,10 +34,11 @@ struct down_token {
         .by_vector = u64(active.stride[1]) * 2,
         .picked = best.expert,
         .weight = best.weight};
-    pairs.multiply(task, [&](i32 pair, float first, float second) {
+    const auto finish = [&](i32 pair, float first, float second) {
       *y.at(0, 2 * pair) = y.base->from(first);
       *y.at(0, 2 * pair + 1) = y.base->from(second);
-    });
+    };
+    pairs.multiply(task, activated, finish);
   }
 };
 

@@ -31,10 +31,11 @@ struct gate_up_token {
         .by_vector = 0,
         .picked = best.expert,
         .weight = 1.0f};
-    pairs.multiply(task, [&](i32 pair, float left, float right) {
+    const auto finish = [&](i32 pair, float left, float right) {
       auto* to = active.at(0, pair / columns, pair % columns);
       *to = to->from(silu(left) * right);
-    });
+    };
+    pairs.multiply(task, [] { return true; }, finish);
   }
 };
 

@@ -26,16 +26,17 @@ struct RowPairs {
   static constexpr i32 kStepColumns = 128;
   static constexpr i32 steps_of(i32 columns) { return (columns + kStepColumns - 1) / kStepColumns; }
 
+  // arrived(), once the first weights are under way: the vector is there; false to give up.
   // finish(pair, x, y) gets both sums of each pair, on one thread.
-  template <class Task, class Finish>
-  ETC_DEVICE void multiply(const Task& task, Finish finish) const {
+  template <class Task, class Arrived, class Finish>
+  ETC_DEVICE void multiply(const Task& task, Arrived arrived, Finish finish) const {
     static_assert(Task::threads == kWarps * 32);
     float2* const sums = reinterpret_cast<float2*>(task.scratch);
     const i32 tiles = (pairs + kTilePairs - 1) / kTilePairs;
 #pragma unroll 1
     for (i32 tile = 0; tile < tiles; tile += kMostTiles) {
       const i32 end = minimum(tile + kMostTiles, tiles), begun = tile * kTilePairs;
-      add_up<Task::kIsHalf>(task.thread, sums, tile, end);
+      if (!add_up<Task::kIsHalf>(task.thread, sums, tile, end, arrived)) return;
       task.sync();
       const i32 here = minimum(end * kTilePairs, pairs) - begun;
       for (i32 i = task.thread; i < here; i += Task::threads) {
@@ -74,23 +75,32 @@ struct RowPairs {
 
   // The sums of each warp's columns for the tiles up to `end`.
   // NOTE: what is behind the last step gives zeros, so that there is no branch.
-  template <bool kIsHalf>
-  ETC_DEVICE void add_up(i32 thread, float2* sums, i32 tile, i32 end) const {
+  template <bool kIsHalf, class Arrived>
+  ETC_DEVICE bool add_up(i32 thread, float2* sums, i32 tile, i32 end, Arrived arrived) const {
     const i32 warp = thread / 32, lane = thread % 32;
     Place at{tile, warp, 0}, ahead{tile, warp, row(tile, lane)};
     Step steps[kAhead];
 #pragma unroll
     for (int n = 0; n < kAhead; ++n) {
-      fetch(ahead, end, lane, steps[n]);
+      fetch_weight(ahead, end, lane, steps[n]);
       if (advance(ahead, warp)) ahead.row = row(ahead.tile, lane);
     }
+    if (tile == 0 && !arrived()) return false;
+    ahead = at;
+#pragma unroll
+    for (int n = 0; n < kAhead; ++n) {
+      fetch_vector(ahead, end, lane, steps[n]);
+      advance(ahead, warp);
+    }
+    ahead.row = row(ahead.tile, lane);
     float2 sum = {};
 #pragma unroll 1
     while (at.tile < end) {
 #pragma unroll
       for (int n = 0; n < kAhead; ++n) {
         const float2 part = product<kIsHalf>(steps[n], lane);
-        fetch(ahead, end, lane, steps[n]);
+        fetch_weight(ahead, end, lane, steps[n]);
+        fetch_vector(ahead, end, lane, steps[n]);
         if (advance(ahead, warp)) ahead.row = row(ahead.tile, lane);
         const float scale = __shfl_sync(~0u, weight, at.step / each);
         sum.x = __fmaf_rn(scale, part.x, sum.x);
@@ -102,6 +112,7 @@ struct RowPairs {
         }
       }
     }
+    return true;
   }
 
   ETC_DEVICE u64 row(i32 tile, i32 lane) const {
@@ -118,19 +129,25 @@ struct RowPairs {
     return true;
   }
 
-  ETC_DEVICE void fetch(const Place& at, i32 end, i32 lane, Step& to) const {
+  // Columns from a step's first one to the end; none behind the last step.
+  ETC_DEVICE i32 left(const Place& at, i32 end, i32 column) const {
+    return at.tile < end && at.step < steps ? columns - column : 0;
+  }
+  ETC_DEVICE void fetch_weight(const Place& at, i32 end, i32 lane, Step& to) const {
     const i32 k = at.step / each, column = (at.step - k * each) * kStepColumns;
-    const i32 left = at.tile < end && at.step < steps ? columns - column : 0;
     const u64 expert = __shfl_sync(~0u, picked, k);
     const u64 from = at.row + expert * by_step + column * 2;
-    to.vector =
-        ptx::load8_l2_if(lane * 4 < left, vector + k * by_vector + column * 2 + lane * 8);
 #pragma unroll
     for (i32 i = 0; i < kParts; ++i) {
-      const bool inside = i * 32 + lane % 4 * 8 < left;
+      const bool inside = i * 32 + lane % 4 * 8 < left(at, end, column);
       to.weight[i][0] = ptx::load16_once_if(inside, from + i * 64);
       to.weight[i][1] = ptx::load16_once_if(inside, from + apart + i * 64);
     }
+  }
+  ETC_DEVICE void fetch_vector(const Place& at, i32 end, i32 lane, Step& to) const {
+    const i32 k = at.step / each, column = (at.step - k * each) * kStepColumns;
+    const u64 from = vector + k * by_vector + column * 2;
+    to.vector = ptx::load8_l2_if(lane * 4 < left(at, end, column), from + lane * 8);
   }
 
   // NOTE: a dot product does not care for the order of columns: the eight neighbours that a

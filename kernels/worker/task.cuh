@@ -70,6 +70,17 @@ ETC_DEVICE bool wait_events(const Run<Program>& run, const typename Call::Coord&
   return true;
 }
 
+// The waits of a task that loads no index: those from `from` to `to`.
+template <class Program, class Call>
+ETC_DEVICE bool wait_some(
+    const Run<Program>& run, const typename Call::Coord& c, int from, int to, Waiter who) {
+  static_assert(!Call::kLoads);
+  for (int n = from; n < to; ++n) {
+    if (!wait_event<false>(run, Call::wait(run.g, c, n), who)) return false;
+  }
+  return true;
+}
+
 // A task from a queue: its waits are met, but what it loads may be wrong.
 template <class Program, class Call>
 ETC_DEVICE bool is_in_range(const Run<Program>& run, const typename Call::Coord& c, Waiter who) {

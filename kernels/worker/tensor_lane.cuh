@@ -63,6 +63,11 @@ class TensorLane {
         u32 ahead = 0;  // stages whose weight is under way
         if constexpr (Program::kDynamic) {
           going = is_in_range<Program, Call>(run_, c, who);
+        } else if constexpr (Call::kReadsEarly) {
+          going = wait_some<Program, Call>(run_, c, 0, Call::kWaits - 1, who);
+          if (!going) return;
+          units_.tell(told, {unit, 0});
+          going = wait_some<Program, Call>(run_, c, Call::kWaits - 1, Call::kWaits, who);
         } else {
           if constexpr (Call::kWeightAhead) {
             going = load_ahead<Call>(c, ring, ahead, who);
@@ -159,7 +164,7 @@ class TensorLane {
             // The body may use the output buffer: let the last tile leave it.
             going = going && engine_.wait_emptied(run_, round, who);
           }
-          going = run_body<Call>(t, who, going);
+          going = run_body<Call>(t, who, going, heard);
         }
       });
       if constexpr (Program::kHasMatmul) {
@@ -263,8 +268,9 @@ class TensorLane {
     return came && unit != kLaneOver;
   }
 
+  // `heard` counts what this warp has heard; a task that reads early hears of its last wait.
   template <class Call>
-  ETC_DEVICE bool run_body(i32 t, Waiter who, bool going) const {
+  ETC_DEVICE bool run_body(i32 t, Waiter who, bool going, u32& heard) const {
     const auto c = Call::at(run_.g, t);
     if constexpr (Call::kPeers > 0) {
       u32 entered = 0;
@@ -273,9 +279,30 @@ class TensorLane {
     if (ptx::named_barrier_any<kComputeThreads>(1, !going)) return false;
     using Body = Task<Program, Call, kComputeThreads>;
     const u32 thread = Program::kDynamic ? ptx::thread() : threadIdx.x;
-    Call::template Function<Body>::run(Body(run_.g, c, i32(thread), scratch_));
+    const Body body(run_.g, c, i32(thread), scratch_);
+    if constexpr (Call::kReadsEarly) {
+      bool met = true;
+      Call::template Function<Body>::run(body, [&] {
+        if constexpr (!Program::kDynamic) met = hear_last(heard);
+        return met;
+      });
+      if (!met) return false;
+    } else {
+      Call::template Function<Body>::run(body);
+    }
     ptx::named_barrier<1, kComputeThreads>();
     if (threadIdx.x < 32) notify_all<Program, Call>(run_, c, 1);
+    return true;
+  }
+
+  // Whether a task's last wait is met; false if the program was aborted before, in which case
+  // this was the last announcement, and is left to be heard again.
+  ETC_DEVICE bool hear_last(u32& heard) const {
+    while (!units_.is_told(heard)) {
+    }
+    if (units_.next(heard).unit < 0) return false;
+    units_.listen(heard);
+    if constexpr (kByTicket) units_.begin();
     return true;
   }
 

@@ -53,15 +53,20 @@ class UnitRing {
   ETC_DEVICE bool is_told(u32 n) const {
     return ptx::mbarrier_try_wait(told(n), n / kEntries & 1);
   }
+  // A whole warp, once it is told.
+  ETC_DEVICE Announcement next(u32 n) const {
+    const uint2 words = ptx::load_shared8(entry(n));
+    return Announcement{i32(words.x), words.y};
+  }
   // A whole warp.
   ETC_DEVICE Announcement listen(u32& n) const {
     while (!is_told(n)) {
     }
-    const uint2 words = ptx::load_shared8(entry(n));
+    const Announcement heard_now = next(n);
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(heard(n));
     ++n;
-    return Announcement{i32(words.x), words.y};
+    return heard_now;
   }
 
  private:

@@ -28,6 +28,18 @@ def test_too_many_ranks_are_refused():
     assert (error.wanted, error.got) == ("at most 32 ranks", "33")
 
 
+def test_a_matmul_that_reads_early_is_refused():
+    graph = GRAPHS["all_gather_matmul"]
+    calls = [
+        replace(c, function=replace(c.function, early=(1,)))
+        if c.function.name == "matmul_store"
+        else c
+        for c in graph.calls
+    ]
+    error = refused(replace(graph, calls=tuple(calls)))
+    assert error.wanted == "early reads by other device functions"
+
+
 def test_two_kinds_of_matmul_in_a_program_are_refused():
     @graph_function
     def mixed(g: Graph) -> None:

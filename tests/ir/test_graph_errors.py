@@ -188,3 +188,26 @@ def test_a_call_reads_its_own_memory():
     error = refused(lambda: g.call(function(1), g.grid(i=1), reads=[x.on(1)[:]]))
     assert error.what == "call work reads another rank's memory"
     assert error.fix == "let the owner write to tensor.on(reader)"
+
+
+# -------------------------------------------------------------------- early reads
+
+
+@pytest.mark.parametrize("field", ["picks", "early"])
+def test_a_function_names_what_it_reads(field):
+    error = refused(lambda: function(reads=2, **{field: (0, 2)}))
+    assert (error.wanted, error.got) == ("positions of its 2 reads", f"{field} (0, 2)")
+
+
+def test_a_warp_does_not_read_early():
+    error = refused(lambda: function(reads=1, lane="transfer", early=(0,)))
+    assert error.wanted == "no early reads on the transfer lane"
+
+
+def test_a_task_that_waits_for_nothing_does_not_read_early():
+    g = Graph("one", 1)
+    x = g.input("x", (4,), "float32")
+    error = refused(
+        lambda: g.call(function(reads=1, early=(0,)), g.grid(i=1), reads=[x[:]])
+    )
+    assert error.got == "0 waits, not loaded"

@@ -3,6 +3,7 @@ that picks it."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -76,6 +77,16 @@ def test_each_event_is_needed(event, race):
     with pytest.raises(RaceError) as caught:
         verify(schedule_static(graph), DIMS, 4)
     assert race in caught.value.got
+
+
+def test_weights_are_sent_for_once_the_token_is_routed():
+    *calls, down = small().calls
+    late = replace(down, waits=down.waits[1:])
+    with pytest.raises(RaceError) as caught:
+        verify(schedule_static(replace(small(), calls=(*calls, late))), DIMS, 4)
+    assert "score_token[m=0, e=0] on rank 0 writes and down_token_early" in (
+        caught.value.got
+    )
 
 
 @settings(max_examples=30, deadline=None)

@@ -13,7 +13,7 @@ from etc_dist.errors import ArgumentError, DeadlockError, GraphError, RaceError
 from etc_dist.ir import RANK, DeviceFunction, Graph, GraphFunction, graph_function, tile
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
-from etc_dist.schedule import schedule_static
+from etc_dist.schedule import schedule_dynamic, schedule_static
 from etc_dist.schedule.verify import verify
 
 DIMS = {"rows": 20, "n": 20, "k": 4}
@@ -242,6 +242,36 @@ def test_only_a_worker_alone_runs_its_tasks_one_after_the_other() -> None:
     assert "each[i=1] on rank 0 reads and first[i=0] on rank 0 writes" in error.got
     assert "both[i=0] on rank 0 writes and each[i=0] on rank 0 reads" in error.got
     assert "each[i=0] on rank 0 reads and first[i=0] on rank 0" not in error.got
+
+
+@pytest.mark.parametrize("waits", [("one", "two"), ("two", "one")])
+def test_an_early_read_is_held_against_all_waits_but_the_last(waits) -> None:
+    def body(g: Graph) -> None:
+        made = [g.local(name, (8,), "float32") for name in ("first", "second")]
+        events = {name: g.events(name, (1,), expects=4) for name in ("one", "two")}
+        (i,) = grid = g.grid(i=4)
+        for n, (name, tensor) in enumerate(zip(events, made, strict=True)):
+            writes, notifies = [tensor[tile(i, 2)]], [events[name][0]]
+            options = {"writes": writes, "notifies": notifies, "name": f"write_{n}"}
+            g.call(touch(0, 1, "transfer"), grid, **options)
+        y = g.output("y", (8,), "float32")
+        g.call(
+            replace(touch(2, 1), early=(0,)),
+            grid,
+            reads=[t[:] for t in made],
+            writes=[y[tile(i, 2)]],
+            waits=[events[name][0] for name in waits],
+            name="add",
+        )
+
+    graph = build(body)
+    if waits == ("one", "two"):
+        verify(schedule_static(graph), {}, 2)
+        return
+    error = refused(graph)
+    assert isinstance(error, RaceError)
+    assert "write_0[i=0] on rank 0 writes and add_early[i=" in error.got
+    verify(schedule_dynamic(graph), {}, 2)  # where a task comes with all waits met
 
 
 def test_a_remote_write_without_a_notification_there_is_a_race() -> None:
