@@ -26,7 +26,7 @@ class Record:
     cuda: str
     backend: str
     path: str
-    """Which schedule, backend and workers ran."""
+    """Which graph, schedule, backend and workers ran."""
     commit: str
     date: str
     """UTC, ISO 8601."""

@@ -53,6 +53,8 @@ class Routings:
         self.weights = gate_up, down
         self.layers = [self._layer(s) for s in ("static", "dynamic")]
         self.schedules = [layer.program.plan.schedule for layer in self.layers]
+        self.graphs: dict[str, None] = {}
+        """Names of those that ran."""
         self.error = 0.0
         self.faults: list[str] = []
         self._differing = device.xp.zeros(1, "int64")
@@ -61,11 +63,12 @@ class Routings:
         """The routings whose bits differ on any rank, counted rank by rank."""
         chance = random.Random(seed)  # alike on all ranks
         counts = TOKENS if self.on_gpu else CPU_TOKENS
-        # Largest first: a program grows between runs, and only then.
+        # Most and fewest tokens first: a program grows between runs, and only then.
+        first = [most for most in (max(counts), min(counts)) for _ in KINDS]
         for number in range(count):
-            kind = KINDS[number % len(KINDS)]
-            tokens = max(counts) if number < len(KINDS) else chance.choice(counts)
-            self._route(kind, tokens, chance.getrandbits(30), check=number < len(KINDS))
+            kind, check = KINDS[number % len(KINDS)], number < len(first)
+            tokens = first[number] if check else chance.choice(counts)
+            self._route(kind, tokens, chance.getrandbits(30), check)
             if number % BATCH == BATCH - 1:
                 self.synchronize()
         self.synchronize()
@@ -109,6 +112,7 @@ class Routings:
             out = device.xp.empty((shape, self.hidden), x.dtype)
             device.poison(out)
             outs.append(layer(x, out))
+            self.graphs[layer.program.plan.graph.name] = None
         # NOTE: counted on the device, for the host is to run ahead.
         self._differing += device.differs(outs[0], outs[1])
         self._differing += device.differs(outs[0], outs[2])
@@ -188,7 +192,8 @@ def main() -> int:
         shared = provenance(routings.layers[0].program)
         ways = " and ".join(dict.fromkeys(routings.schedules))
         split = f"{options.parallel}-parallel" if world.size > 1 else "one rank"
-        shared["path"] = shared["path"].replace("static schedule", f"{ways}, {split}")
+        _, _, *rest = shared["path"].split(", ")
+        shared["path"] = ", ".join([" and ".join(routings.graphs), ways, split, *rest])
         record = records.SoakRecord(
             op="routings",
             **{**shared, **facts, **records.stamp()},

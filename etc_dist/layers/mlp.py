@@ -138,7 +138,7 @@ class MLP(Operation):
             self._check_weights([inspect(*weight) for weight in named])
             self._few_rows = min(int(few_rows), FEW_ROWS)
         except Exception as error:
-            world.refuse(as_refusal(error, "the weights of MLP"))
+            world.refuse(as_refusal(error, "the arguments of MLP"))
         options = {"dtype": dtype, **(options or {})}
         super().__init__(mlp_graph, options, world, schedule, trace)
         if self._few_rows > 0:

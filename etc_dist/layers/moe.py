@@ -44,7 +44,8 @@ class MoE(Operation):
 
     On one rank, up to few_tokens tokens (at most 16, and fewer where a token's experts
     are large; 0 for none) go through a program of their own, which does each token
-    alone, and keeps its experts' results in fp32 until they are summed.
+    alone, and keeps its experts' results in fp32 until they are summed. Of `options`,
+    the sizes of tiles are those of the other program.
 
     On W ranks, each with the whole router, parallel="tensor": gate_up [E, 2 I / W, H]
     and down [E, H, I / W] are a share of every expert; x [M, H] is the same on all
@@ -79,7 +80,7 @@ class MoE(Operation):
             experts = self._count_experts()
             few = int(few_tokens)
         except Exception as error:
-            world.refuse(as_refusal(error, "the weights of MoE"))
+            world.refuse(as_refusal(error, "the arguments of MoE"))
         routing = {
             "dtype": dtype,
             "experts": experts,
@@ -89,9 +90,10 @@ class MoE(Operation):
         options = {**routing, "parallel": parallel, **(options or {})}
         super().__init__(moe_graph, options, world, schedule, trace)
         _, hidden, inner = (int(n) for n in down.shape)
-        most = most_tokens(int(top_k), hidden, inner) if world.size == 1 else 0
+        most = most_tokens(options["top_k"], hidden, inner) if world.size == 1 else 0
         self._few_tokens = min(few, most)
         if self._few_tokens > 0:
+            routing = {name: options[name] for name in routing}
             program = self._compile(moe_few_tokens_graph, routing, schedule, trace)
             program.room = shapes_up_to("tokens", self._few_tokens)
 

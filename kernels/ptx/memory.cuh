@@ -100,8 +100,8 @@ ETC_DEVICE uint4 load16_l2(u64 address) {
                : "l"(address));
   return v;
 }
-// Data that nobody writes while the program runs, and that this worker reads once; zeros unless
-// they are wanted. NOTE: no branch, so that nothing stands between loads.
+// Data that nobody writes while the program runs, not kept in L1; zeros unless they are wanted.
+// NOTE: no branch, so that nothing stands between loads.
 ETC_DEVICE uint4 load16_once_if(bool wanted, u64 address) {
   uint4 v;
   asm volatile("{.reg .pred p;\n"

@@ -13,6 +13,10 @@ constexpr int kWorkerThreads = 384;
 // Registers of a thread: 168 at launch; the three warpgroups' shares must sum to 504.
 constexpr int kComputeRegisters = 200, kServiceRegisters = 104;
 
+// NOTE: where no task multiplies, those of the transfer lane may need what it has at launch.
+template <class Program>
+constexpr bool kSharesRegisters = Program::kHasMatmul || Program::TransferCalls::kCount == 0;
+
 template <class Program>
 ETC_DEVICE void begin_epoch(const Run<Program>& run) {
   const auto& g = run.g;
@@ -61,7 +65,7 @@ ETC_DEVICE void run_worker(const typename Program::Args& g) {
 
   Tracer<Program> trace(run);
   if (warp >= 8) {
-    ptx::registers_shrink<kServiceRegisters>();
+    if constexpr (kSharesRegisters<Program>) ptx::registers_shrink<kServiceRegisters>();
     if (warp == 8) {
       if (lane == 0) tensor.lead();
     } else if (warp == 9) {
@@ -72,7 +76,7 @@ ETC_DEVICE void run_worker(const typename Program::Args& g) {
       transfer.drain();
     }
   } else {
-    ptx::registers_grow<kComputeRegisters>();
+    if constexpr (kSharesRegisters<Program>) ptx::registers_grow<kComputeRegisters>();
     tensor.compute(trace);
     TransferLane<Program> transfer(run, trace);
     transfer.drain();

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from etc_dist.codegen import generate
 from etc_dist.errors import RaceError
 from etc_dist.ir import GraphFunction
+from etc_dist.layers.moe import MoE
 from etc_dist.layers.moe_few_tokens import (
     FEW_TOKENS,
     moe_few_tokens_graph,
@@ -117,7 +118,8 @@ def test_odd_shapes_give_the_same_bits_near_fp32(
 
 
 # Tails of steps and of pairs, more steps than one for each warp in either product,
-# numbers of experts that fill no word of 32, as many tokens as may be.
+# numbers of experts that fill no word of 32, as many tokens as may be, more tiles of
+# pairs a task than one round has.
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     ("tokens", "experts", "hidden", "inner", "top_k", "normalize", "dtype"),
@@ -128,6 +130,7 @@ def test_odd_shapes_give_the_same_bits_near_fp32(
         (3, 136, 40, 24, 16, False, "float16"),
         (FEW_TOKENS, 256, 24, 16, 4, True, "bfloat16"),
         (1, 16, 40, 1288, 2, True, "bfloat16"),
+        (FEW_TOKENS, 8, 8, 776, 8, True, "bfloat16"),
     ],
     ids=str,
 )
@@ -153,6 +156,7 @@ def test_both_schedules_and_repeats_give_the_same_bits(make_moe, arrays):
         )
         x, out, answer = layer.rows(FEW_TOKENS)
         for _ in range(3):
+            out = arrays.poisoned(out.shape, "bfloat16")
             layer.moe(x, out)
             layer.moe.synchronize()
             bits.add(arrays.get(out).tobytes())
@@ -215,3 +219,17 @@ def test_a_layer_of_large_experts_has_one_program(make_moe, arrays, monkeypatch)
             layer.moe.synchronize()
             answer.check(arrays.get(out))
         assert layer.moe.program.plan.graph.name == name
+
+
+@pytest.mark.mpi
+def test_both_programs_route_as_the_options_say(one_rank, arrays, rng):
+    weights = draw_experts(rng, 8, 40, 24)
+    options = {"normalize": False, "top_k": 3}
+    put = [arrays.put(weight) for weight in weights]
+    moe = MoE(*put, top_k=2, world=one_rank, options=options)
+    for tokens in (1, 17):
+        x = draw(rng, (tokens, 40), "bfloat16")
+        y = moe(arrays.put(x))
+        moe.synchronize()
+        moe_reference(x, weights, 3, False).check(arrays.get(y))
+    moe.close()

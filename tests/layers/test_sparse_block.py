@@ -123,12 +123,16 @@ def test_fused_weights_are_not_copied(weights):
 def test_layer_of_a_block_gives_the_reference(name, weights, one_rank, arrays, rng):
     make, normalize = BLOCKS[name]
     block = make([arrays.put(weight) for weight in weights])
-    moe = MoE.from_torch(block, world=one_rank)
-    x = draw(rng, (37, HIDDEN), "bfloat16")
-    y = moe(arrays.put(x))
-    moe.synchronize()
-    moe_reference(x, weights, TOP_K, normalize).check(arrays.get(y))
-    moe.close()
+    many, few = "moe_graph", "moe_few_tokens_graph"
+    for options, of_few in (({}, few), ({"few_tokens": 0}, many)):
+        moe = MoE.from_torch(block, world=one_rank, **options)
+        for tokens, name in ((37, many), (2, of_few)):
+            x = draw(rng, (tokens, HIDDEN), "bfloat16")
+            y = moe(arrays.put(x))
+            moe.synchronize()
+            moe_reference(x, weights, TOP_K, normalize).check(arrays.get(y))
+            assert moe.program.plan.graph.name == name
+        moe.close()
 
 
 # NOTE: not a skip, for the suite refuses tests that are skipped in every run.
