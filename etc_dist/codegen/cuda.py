@@ -133,12 +133,12 @@ def generate(plan: Plan, *, trace: bool = False) -> Source:
 def _constants(
     plan: Plan, calls: Sequence[Call], matmuls: Sequence[Call], trace: bool
 ) -> dict[str, int]:
-    if any(c.function.early for c in matmuls):
+    if early := [c for c in matmuls if c.function.early]:
         raise CodegenError(
             f"graph {plan.graph.name} has a matrix multiplication that reads early",
-            where=f"plan {plan.graph.name}: {', '.join(c.name for c in matmuls)}",
+            where=f"plan {plan.graph.name}: {', '.join(c.name for c in early)}",
             wanted="early reads by other device functions",
-            got="; ".join(f"{c.name}: early {c.function.early}" for c in matmuls),
+            got="; ".join(f"{c.name}: early {c.function.early}" for c in early),
             fix="leave early out; its weight is loaded ahead where it can be",
         )
     kinds = {_kind(c) for c in matmuls}

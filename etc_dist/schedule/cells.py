@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from etc_dist.ir.tensor import Tensor
-from etc_dist.schedule.enumeration import BODY, Access, Array, Enumeration, Mask
+from etc_dist.schedule.enumeration import BODY, EARLY, Access, Array, Enumeration, Mask
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Cells:
     def verb(self, entry: int) -> str:
         if self.write[entry]:
             return "writes"
-        return "reads" if self.moment[entry] == BODY else "loads"
+        return {BODY: "reads", EARLY: "reads early"}.get(self.moment[entry], "loads")
 
     def name(self, cell: int) -> str:
         parts = [

@@ -16,6 +16,8 @@ from etc_dist.ir.expr import Expr
 from etc_dist.ir.graph import TASK, Call
 from etc_dist.ir.tensor import Region
 from etc_dist.schedule.enumeration import (
+    BODY,
+    EARLY,
     NONE,
     Access,
     Array,
@@ -30,7 +32,7 @@ from etc_dist.schedule.enumeration import (
 )
 from etc_dist.schedule.faults import Fault, Tally
 from etc_dist.schedule.loads import load_accesses
-from etc_dist.schedule.plan import Lane, Plan
+from etc_dist.schedule.plan import QUEUE, Lane, Plan
 
 Runtime = Mapping[str, Sequence[npt.NDArray[Any]]]
 
@@ -295,8 +297,11 @@ class _Reader:
         for n, region in enumerate(block.call.reads):
             access = self.access(block, region, False, active, runs)
             if access is not None:
-                picked = n in block.call.function.picks
-                found.append(replace(access, picked=picked))
+                function, from_queue = block.call.function, block.lane.policy == QUEUE
+                # From a queue, a task comes with all its waits met.
+                early = n in function.early and not from_queue
+                moment, picked = EARLY if early else BODY, n in function.picks
+                found.append(replace(access, moment=moment, picked=picked))
         return found
 
     def access(

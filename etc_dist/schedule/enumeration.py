@@ -28,9 +28,10 @@ Mask = npt.NDArray[np.bool_]
 NONE = -1
 """In tables of elements or tasks: no such thing."""
 
-WAITING, BEGINNING, BODY = range(3)
+WAITING, BEGINNING, EARLY, BODY = range(4)
 """When a task touches a box: to know what else it waits for, once the waits that load
-nothing are met; to know what it touches and notifies; or by its body."""
+nothing are met; to know what it touches and notifies; by its body, before the last wait
+is met; or by its body."""
 
 
 @dataclass(frozen=True)
@@ -145,11 +146,14 @@ class Enumeration:
 
     @cached_property
     def free_wait(self) -> Array:
-        """`wait` without what a task has to load before it knows it."""
+        """`wait` without what a task has to load before it knows it, or without the
+        last of them, where a task reads early."""
         free = self.wait.copy()
         for block in self.blocks:
+            last = len(block.call.waits) - 1
             for k, ref in enumerate(block.call.waits):
-                if ref in block.call.loaded_waits:
+                is_last = k == last and bool(block.call.function.early)
+                if is_last or ref in block.call.loaded_waits:
                     free[block.base : block.base + block.count, k] = NONE
         return free
 

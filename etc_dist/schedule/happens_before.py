@@ -31,7 +31,7 @@ class HappensBefore:
     def direct(self, first: Array, second: Array, soon: Mask) -> Mask:
         """Pairs ordered by one step: one event, or one cluster's sequence. Where
         `soon`, the first task must end before the second one loads to know what else it
-        waits for."""
+        waits for, or reads early."""
         return self._by_event(first, second, soon) | self._by_program(first, second)
 
     def _by_event(self, first: Array, second: Array, soon: Mask) -> Mask:

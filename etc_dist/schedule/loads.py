@@ -18,7 +18,7 @@ from etc_dist.ir.tensor import Region
 from etc_dist.schedule.cells import Cells
 from etc_dist.schedule.enumeration import (
     BEGINNING,
-    BODY,
+    EARLY,
     WAITING,
     Access,
     Block,
@@ -89,13 +89,13 @@ def _access(
 def check_own_writes(tasks: Enumeration, cells: Cells, tally: Tally) -> None:
     """Refuse tasks that write what their own maps load: on the device these are
     evaluated whenever the body asks, before and after it has written."""
-    if not cells.cell.size or (cells.moment == BODY).all():
+    if not cells.cell.size or (cells.moment >= EARLY).all():
         return
     new = (np.diff(cells.cell, prepend=-1) != 0) | (
         np.diff(cells.task, prepend=-1) != 0
     )
     begin = np.flatnonzero(new)
-    loads = np.logical_or.reduceat(cells.moment < BODY, begin)
+    loads = np.logical_or.reduceat(cells.moment < EARLY, begin)
     own = begin[loads & np.logical_or.reduceat(cells.write, begin)]
     if own.size:
         text = (

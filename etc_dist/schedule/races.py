@@ -14,10 +14,12 @@ import numpy as np
 
 from etc_dist.errors import GraphError, RaceError
 from etc_dist.schedule.cells import Cells
-from etc_dist.schedule.enumeration import WAITING, Array, Enumeration, Mask
+from etc_dist.schedule.enumeration import EARLY, WAITING, Array, Enumeration, Mask
 from etc_dist.schedule.faults import Fault, Tally
 from etc_dist.schedule.happens_before import HappensBefore
 
+SOON = (WAITING, EARLY)
+"""Moments at which not all of a task's waits are met."""
 Pairs = tuple[Cells, Array, Array]
 """Entries of a tensor's cells, the first of each pair and the second."""
 
@@ -35,7 +37,7 @@ class Races:
         """Look at a tensor's cells; `complete`: all that is written is known."""
         before, after, early = _neighbours(cells)
         for first, second in (before, after):
-            soon = cells.moment[second] == WAITING
+            soon = np.isin(cells.moment[second], SOON)
             direct = self.order.direct(cells.task[first], cells.task[second], soon)
             loose = np.flatnonzero(~direct)
             if loose.size:
@@ -57,7 +59,7 @@ class Races:
             return
         first = np.concatenate([cells.task[a] for cells, a, _ in pairs])
         second = np.concatenate([cells.task[b] for cells, _, b in pairs])
-        soon = np.concatenate([cells.moment[b] == WAITING for cells, _, b in pairs])
+        soon = np.concatenate([np.isin(c.moment[b], SOON) for c, _, b in pairs])
         both = (first * self.tasks.tasks + second) * 2 + soon
         each, where = np.unique(both, return_inverse=True)
         pair = np.divmod(each // 2, self.tasks.tasks)

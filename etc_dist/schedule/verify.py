@@ -20,7 +20,6 @@ from etc_dist.schedule.coverage import (
     check_remote_writes,
 )
 from etc_dist.schedule.dynamic import group_order
-from etc_dist.schedule.early import with_early_reads
 from etc_dist.schedule.enumerate_plan import enumerate_plan
 from etc_dist.schedule.enumeration import NONE, Array, Enumeration
 from etc_dist.schedule.faults import Fault, Tally, refuse
@@ -111,8 +110,6 @@ def verify(
         counts, found = count_notifications(tasks)
         faults += found + _check_tasks(tasks, *run_queues(tasks, counts), unchecked)
     refuse(subject, where, faults)
-    if early := with_early_reads(plan):
-        verify(early, dims, workers, tensors)
     return Verified(
         plan.graph.name,
         tuple((d.name, dims[d.name]) for d in plan.graph.dims),

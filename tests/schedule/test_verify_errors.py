@@ -270,8 +270,35 @@ def test_an_early_read_is_held_against_all_waits_but_the_last(waits) -> None:
         return
     error = refused(graph)
     assert isinstance(error, RaceError)
-    assert "write_0[i=0] on rank 0 writes and add_early[i=" in error.got
+    assert "write_0[i=0] on rank 0 writes and add[i=" in error.got
+    assert "reads early first[0:2] on rank 0" in error.got
     verify(schedule_dynamic(graph), {}, 2)  # where a task comes with all waits met
+
+
+def test_what_was_read_early_may_be_written_again_and_need_not_be_whole() -> None:
+    def body(g: Graph) -> None:
+        a, b = (g.local(name, (8,), "float32") for name in "ab")
+        made, ready = (g.events(n, (1,), expects=2) for n in ("made", "ready"))
+        done = g.events("done", (1,), expects=4)
+        (i,) = grid = g.grid(i=2)
+        for tensor, event, name in ((a, made, "write_a"), (b, ready, "write_b")):
+            writes, notifies = [tensor[tile(i, 2)]], [event[0]]
+            g.call(touch(0, 1), grid, writes=writes, notifies=notifies, name=name)
+        y = g.output("y", (4,), "float32")
+        # Half of a is never written, and two of the tasks have nothing to write.
+        (k,) = more = g.grid(k=4)
+        g.call(
+            replace(touch(2, 1), early=(0,), picks=(0,)),
+            more,
+            reads=[a[tile(k, 2)], b[0:4]],
+            writes=[y[tile(k, 2)]],
+            waits=[made[0], ready[0]],
+            notifies=[done[0]],
+            name="use",
+        )
+        g.call(touch(0, 1), grid, writes=[a[tile(i, 2)]], waits=[done[0]], name="again")
+
+    verify(schedule_static(build(body)), {}, 2)
 
 
 def test_a_remote_write_without_a_notification_there_is_a_race() -> None:
