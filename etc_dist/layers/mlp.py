@@ -13,6 +13,7 @@ from etc_dist.ops.matmul_reduce_scatter import add_sum_slots
 from etc_dist.ops.operation import (
     Fitted,
     Operation,
+    number,
     refuse_options,
     shapes_up_to,
 )
@@ -136,7 +137,7 @@ class MLP(Operation):
         try:
             named = zip(self.names[1:], self.weights, strict=True)
             self._check_weights([inspect(*weight) for weight in named])
-            self._few_rows = min(int(few_rows), FEW_ROWS)
+            self._few_rows = min(number("few_rows", few_rows), FEW_ROWS)
         except Exception as error:
             world.refuse(as_refusal(error, "the arguments of MLP"))
         options = {"dtype": dtype, **(options or {})}

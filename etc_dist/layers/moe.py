@@ -15,6 +15,7 @@ from etc_dist.layers.sparse_block import read_sparse_block
 from etc_dist.ops.operation import (
     Fitted,
     Operation,
+    number,
     refuse_options,
     shapes_up_to,
 )
@@ -78,7 +79,7 @@ class MoE(Operation):
         self.top_k, self.normalize, self.parallel = top_k, normalize, parallel
         try:
             experts = self._count_experts()
-            few = int(few_tokens)
+            few = number("few_tokens", few_tokens)
         except Exception as error:
             world.refuse(as_refusal(error, "the arguments of MoE"))
         routing = {

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from math import prod
+from numbers import Integral
 from typing import Any
 
 from etc_dist.compiler import compile
@@ -160,6 +161,19 @@ def _overlap(a: Array, b: Array) -> bool:
 
 def _end(array: Array) -> int:
     return array.pointer + prod(array.shape) * SIZES.get(array.dtype, 1)
+
+
+def number(name: str, value: Any) -> int:
+    """An argument that must be a whole number; ArgumentError for others."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise ArgumentError(
+            f"argument {name} is no whole number",
+            where=f"argument {name}",
+            wanted="an integer; 0 for none",
+            got=repr(value),
+            fix="give a number, or leave it out",
+        )
+    return int(value)
 
 
 def shapes_up_to(name: str, most: int) -> Room:

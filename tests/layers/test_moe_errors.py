@@ -152,9 +152,10 @@ def test_unknown_options_are_refused(one_rank, zeros):
         MoE(*weights(zeros, {}), top_k=2, world=one_rank, options=options)
 
 
-def test_few_tokens_that_are_no_number_make_no_layer(one_rank, zeros):
-    with refusal("invalid literal for int"):
-        MoE(*weights(zeros, {}), top_k=2, world=one_rank, few_tokens="few")
+@pytest.mark.parametrize("few", ["few", "3", True, 2.7, None])
+def test_few_tokens_that_are_no_number_make_no_layer(few, one_rank, zeros):
+    with refusal(rf"argument few_tokens is no whole number(\n.*)*got: +{few!r}"):
+        MoE(*weights(zeros, {}), top_k=2, world=one_rank, few_tokens=few)
 
 
 def test_an_unknown_schedule_is_refused(one_rank, zeros):
