@@ -113,7 +113,7 @@ def inputs(rng, world_size, dims, dtype="bfloat16"):
     return by_rank, reference(xs, shares)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("world_size", [1, 2, 5])
 def test_every_interleaving_gives_the_same_bits_near_fp32(world_size, rng):
     plan = schedule_static(small(world_size))
     by_rank, answers = inputs(rng, world_size, DIMS)

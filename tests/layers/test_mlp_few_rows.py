@@ -63,7 +63,7 @@ def test_each_event_is_needed(event, race):
     assert race in caught.value.got
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     world_size=st.integers(1, 8),
     dims=sizes,

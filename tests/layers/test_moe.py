@@ -128,8 +128,8 @@ SHAPES = [
     (1, 40, 24, 8, 8),
     (32, 64, 32, 16, 4),
     (33, 50, 19, 24, 3),
-    (90, 40, 24, 64, 8),
-    (9, 24, 8, 256, 16),
+    (50, 24, 16, 64, 8),
+    (9, 8, 8, 256, 16),
 ]
 
 
@@ -187,7 +187,7 @@ def test_any_routing_gives_the_reference(routing, tokens, schedule, rng, seed):
     moe_reference(x, weights, ids.shape[1]).check(y)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     dims=sizes,
     experts=st.sampled_from([8, 16, 40]),
