@@ -31,8 +31,9 @@ FAULT_SECONDS = 2.0
 must have failed too."""
 
 Heard = tuple[bool, list[Record]]
-Room = Callable[[Mapping[str, int]], Sequence[Mapping[str, int]]]
 """Whether a rank's run failed, and what ended it there."""
+Room = Callable[[Mapping[str, int]], Sequence[Mapping[str, int]]]
+"""The dims that room is made for at once, if there is too little for some dims."""
 
 
 class Executor(Protocol):
@@ -95,7 +96,6 @@ class Program:
         world.hold(executor)
         self._proved: set[tuple[int, ...]] = set()
         self._closed = False
-        # What room is made for, if there is too little for some dims.
         self.room: Room = lambda dims: (dims,)
 
     @property

@@ -59,6 +59,21 @@ def world() -> Iterator[Any]:
 
 
 @pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the graphs that are compiled during the test."""
+    from etc_dist.codegen import generate
+
+    names: list[str] = []
+
+    def counted(plan: Any, **options: Any) -> Any:
+        names.append(plan.graph.name)
+        return generate(plan, **options)
+
+    monkeypatch.setattr("etc_dist.compiler.generate", counted)
+    return names
+
+
+@pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str], None]:
     """Compare a text with tests/golden/<module>/<test>.txt."""
     module = Path(request.node.path).relative_to(TESTS).with_suffix("")

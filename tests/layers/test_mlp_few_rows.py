@@ -8,13 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etc_dist.codegen import generate
 from etc_dist.errors import ArgumentError, RaceError, WorldError
 from etc_dist.ir import GraphFunction
-from etc_dist.layers.mlp_few_rows import (
-    FEW_ROWS,
-    mlp_few_rows_graph,
-)
+from etc_dist.layers.mlp_few_rows import FEW_ROWS, mlp_few_rows_graph
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import schedule_dynamic, schedule_static
 from etc_dist.schedule.verify import verify
@@ -115,14 +111,7 @@ def test_both_schedules_and_repeats_give_the_same_bits(make, arrays, world):
 
 
 @pytest.mark.mpi
-def test_few_and_many_rows_take_turns(make, arrays, world, monkeypatch):
-    compiled = []
-
-    def counted(plan, **options):
-        compiled.append(plan.graph.name)
-        return generate(plan, **options)
-
-    monkeypatch.setattr("etc_dist.compiler.generate", counted)
+def test_few_and_many_rows_take_turns(make, arrays, world, compiled):
     layer, most = make(264, 136, few_rows=FEW_ROWS), FEW_ROWS // world.size
     # Without meeting between.
     calls = [layer.rows(count) for count in (1, most + 1, most, 300, 2)]

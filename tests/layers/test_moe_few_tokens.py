@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etc_dist.codegen import generate
 from etc_dist.errors import RaceError
 from etc_dist.ir import GraphFunction
 from etc_dist.layers.moe import MoE
@@ -174,14 +173,7 @@ def test_tokens_may_pick_the_same_experts(make_moe, arrays):
 
 
 @pytest.mark.mpi
-def test_few_and_many_tokens_take_turns(make_moe, arrays, monkeypatch):
-    compiled = []
-
-    def counted(plan, **options):
-        compiled.append(plan.graph.name)
-        return generate(plan, **options)
-
-    monkeypatch.setattr("etc_dist.compiler.generate", counted)
+def test_few_and_many_tokens_take_turns(make_moe, arrays, compiled):
     layer = make_moe(8, 40, 24, top_k=2, few_tokens=FEW_TOKENS)
     # Without meeting between.
     calls = [layer.rows(count) for count in (1, FEW_TOKENS + 1, FEW_TOKENS, 300, 2)]

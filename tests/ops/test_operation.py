@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 import etc_dist
 from etc_dist import AllGatherMatmul, MatmulReduceScatter
-from etc_dist.codegen import generate
 
 pytestmark = [
     pytest.mark.mpi,
@@ -19,19 +16,6 @@ FUNCTIONS = {
     MatmulReduceScatter: etc_dist.matmul_reduce_scatter,
     AllGatherMatmul: etc_dist.all_gather_matmul,
 }
-
-
-@pytest.fixture
-def compiled(monkeypatch) -> Iterator[list[str]]:
-    """The names of the graphs that are compiled during the test."""
-    names: list[str] = []
-
-    def counted(plan, **options):
-        names.append(plan.graph.name)
-        return generate(plan, **options)
-
-    monkeypatch.setattr("etc_dist.compiler.generate", counted)
-    return names
 
 
 def test_one_program_serves_every_shape(kind, world, make, problem, compiled):
