@@ -68,6 +68,7 @@ class TensorLane {
           if (!going) return;
           units_.tell(told, {unit, 0});
           going = wait_some<Program, Call>(run_, c, Call::kWaits - 1, Call::kWaits, who);
+          if constexpr (kByTicket) units_.wait_begun(told);
         } else {
           if constexpr (Call::kWeightAhead) {
             going = load_ahead<Call>(c, ring, ahead, who);
@@ -281,12 +282,15 @@ class TensorLane {
     const u32 thread = Program::kDynamic ? ptx::thread() : threadIdx.x;
     const Body body(run_.g, c, i32(thread), scratch_);
     if constexpr (Call::kReadsEarly) {
-      bool met = true;
-      Call::template Function<Body>::run(body, [&] {
-        if constexpr (!Program::kDynamic) met = hear_last(heard);
+      // Once, whether the body asks never or more often.
+      bool asked = Program::kDynamic, met = true;
+      const auto wait = [&] {
+        if (!asked) met = hear_last(heard);
+        asked = true;
         return met;
-      });
-      if (!met) return false;
+      };
+      Call::template Function<Body>::run(body, wait);
+      if (!wait()) return false;
     } else {
       Call::template Function<Body>::run(body);
     }

@@ -1,0 +1,86 @@
+"""A graph whose last task looks at one operand before its last wait is met."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from etc_dist.ir import Graph, device_function, graph_function, span, tile
+
+Array = np.ndarray[Any, Any]
+WIDTH = 4
+SOURCE = Path(__file__).with_suffix(".cuh")
+
+
+@device_function(source=SOURCE, reads=1, writes=1)
+def negate(x: Array, y: Array) -> None:
+    y[...] = -x
+
+
+@device_function(source=SOURCE, reads=2, writes=1, early=[0])
+def add_if_even(first: Array, second: Array, y: Array) -> None:
+    y[...] = np.where(first % 2 == 0, first + second, first)
+
+
+@graph_function
+def early(g: Graph, *, picks: bool = False) -> None:
+    """y = -a of the odd rows, -a + b of the others. If it `picks`, rows of b come in the
+    order that `at` says, and so workers draw tickets."""
+    (n,) = g.dims("n")
+    a, b = (g.input(name, (n, WIDTH), "int32") for name in "ab")
+    at = g.input("at", (n,), "int32")
+    y = g.output("y", (n, WIDTH), "int32")
+    first, minus, second = (
+        g.local(name, (n, WIDTH), "int32") for name in ("first", "minus", "second")
+    )
+    known, turned, added = (
+        g.events(name, (n,), expects=1) for name in ("known", "turned", "added")
+    )
+    (i,) = rows = g.grid(i=n)
+    row = tile(i, 1)
+    g.call(
+        negate,
+        rows,
+        name="first_of",
+        reads=[a[row, :]],
+        writes=[first[row, :]],
+        notifies=[known[i]],
+    )
+    g.call(
+        negate,
+        rows,
+        name="minus_of",
+        reads=[b[span(at.load(i), 1) if picks else row, :]],
+        writes=[minus[row, :]],
+        waits=[known[i]],
+        notifies=[turned[i]],
+    )
+    g.call(
+        negate,
+        rows,
+        name="second_of",
+        reads=[minus[row, :]],
+        writes=[second[row, :]],
+        waits=[turned[i]],
+        notifies=[added[i]],
+    )
+    g.call(
+        add_if_even,
+        rows,
+        reads=[first[row, :], second[row, :]],
+        writes=[y[row, :]],
+        waits=[known[i], added[i]],
+    )
+
+
+def inputs(n: int, seed: int) -> dict[str, Array]:
+    rng = np.random.default_rng(seed)
+    a, b = (rng.integers(-99, 99, (n, WIDTH), np.int32) for _ in "ab")
+    a[...] = a[:, :1]  # rows are odd or even as a whole
+    return {"a": a, "b": b, "at": np.arange(n, dtype=np.int32)}
+
+
+def reference(given: dict[str, Array]) -> Array:
+    return np.where(given["a"] % 2 == 0, given["b"] - given["a"], -given["a"])
