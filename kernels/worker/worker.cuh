@@ -17,21 +17,27 @@ constexpr int kComputeRegisters = 200, kServiceRegisters = 104;
 template <class Program>
 constexpr bool kSharesRegisters = Program::kHasMatmul || Program::TransferCalls::kCount == 0;
 
+// Where no task multiplies, the warp that stores has nothing to do: it begins the epoch, beside
+// the first tasks.
 template <class Program>
-ETC_DEVICE void begin_epoch(const Run<Program>& run) {
+constexpr bool kBeginsBeside = !Program::kHasMatmul;
+
+// As `thread` of `threads` of each worker.
+template <class Program>
+ETC_DEVICE void begin_epoch(const Run<Program>& run, u32 thread, u32 threads) {
   const auto& g = run.g;
   const u32 next = (run.epoch + 1) & 1;
   if (blockIdx.x == 0) {
-    if (threadIdx.x < Program::kWorld) {
-      const u64 word = g.peer[threadIdx.x] + u64(g.rank) * 4;
+    if (thread < Program::kWorld) {
+      const u64 word = g.peer[thread] + u64(g.rank) * 4;
       ptx::store_release(word, run.epoch);
     }
-    if (threadIdx.x / 2 == 32) run.control()->tickets[threadIdx.x % 2][next] = 0;
+    constexpr u32 kPair = kBeginsBeside<Program> ? 15 : 32;
+    if (thread / 2 == kPair) run.control()->tickets[thread % 2][next] = 0;
   }
   u32* counters = reinterpret_cast<u32*>(
       run.self + sizeof(SymmetricHead) + u64(next) * g.event_capacity * 4);
-  for (u32 i = blockIdx.x * kWorkerThreads + threadIdx.x; i < g.event_capacity;
-       i += gridDim.x * kWorkerThreads) {
+  for (u32 i = blockIdx.x * threads + thread; i < g.event_capacity; i += gridDim.x * threads) {
     counters[i] = 0;
   }
 }
@@ -58,7 +64,7 @@ ETC_DEVICE void run_worker(const typename Program::Args& g) {
   const TensorLane<Program> tensor(run, shared);
   const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
-  begin_epoch(run);
+  if constexpr (!kBeginsBeside<Program>) begin_epoch(run, threadIdx.x, kWorkerThreads);
   if (threadIdx.x == 0) tensor.init();
   __syncthreads();
   if constexpr (Program::kCluster > 1) ptx::cluster_barrier();
@@ -69,6 +75,7 @@ ETC_DEVICE void run_worker(const typename Program::Args& g) {
     if (warp == 8) {
       if (lane == 0) tensor.lead();
     } else if (warp == 9) {
+      if constexpr (kBeginsBeside<Program>) begin_epoch(run, lane, 32);
       if constexpr (Program::kHasMatmul) tensor.store();
     } else {
       TransferLane<Program> transfer(run, trace);
@@ -85,7 +92,7 @@ ETC_DEVICE void run_worker(const typename Program::Args& g) {
 
   // NOTE: after an abort, bulk loads may still be on their way into a worker's shared
   // memory, its pair's included; they land well within this time.
-  if (run.aborted()) {
+  if (Program::kHasMatmul && run.aborted()) {
     const u64 now = ptx::global_timer();
     while (ptx::global_timer() - now < 100000) ptx::nanosleep(1000);
   }
