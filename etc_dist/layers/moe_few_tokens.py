@@ -15,7 +15,11 @@ there the other program, which reads an expert once for all tokens, is the faste
 PRODUCT_TASKS = 132
 """Tasks of a product that read weights side by side, about one for each worker."""
 SCORED = 8
-"""Experts that one task scores, one a warp."""
+"""Experts that one task scores at most, one a warp,"""
+SCORE_TASKS = 132
+"""and fewer for no more than so many tasks: a worker alone reads slowly."""
+ASKED_TOKENS = 1
+"""Tokens at most for which the L2 cache is asked for down's weights beforehand."""
 
 
 def most_tokens(top_k: int, hidden: int, inner: int) -> int:
@@ -33,13 +37,16 @@ def moe_few_tokens_graph(
     normalize: bool = True,
     dtype: str = "bfloat16",
     product_tasks: int = PRODUCT_TASKS,
-    scored: int = SCORED,
+    score_tasks: int = SCORE_TASKS,
+    asked_tokens: int = ASKED_TOKENS,
 ) -> None:
     """x [tokens, hidden] -> y [tokens, hidden], as `moe_graph` on one rank.
 
     No rows are grouped by expert, and nothing is planned: a token's tasks read the rows
     of weights they need, two events after the first load. A task has some columns of
-    each expert that its token picks; those of down come in pairs."""
+    each expert that its token picks; those of down come in pairs. Tasks of the first
+    product also ask for a share of down's rows, each, of so few tokens that the L2
+    cache holds them."""
     tokens, hidden, inner = g.dims("tokens hidden inner")
     routing = Routing(experts, top_k, normalize, dtype)
     x, router, gate_up, down = add_inputs(g, routing, tokens, hidden, inner)
@@ -47,7 +54,10 @@ def moe_few_tokens_graph(
     of_token = g.let("token_tasks", maximum(1, product_tasks // tokens))
 
     logits = g.local("logits", (tokens, experts), "float32")
-    groups = ceildiv(experts, scored)
+    scored = g.let(
+        "scored", minimum(SCORED, maximum(2, ceildiv(experts * tokens, score_tasks)))
+    )
+    groups = g.let("groups", ceildiv(experts, scored))
     routed = g.events("routed", (tokens,), expects=groups)
     m, e = grid = g.grid(m=tokens, e=groups)
     token, of_group = span(m, 1), tile(e, scored)
@@ -66,6 +76,9 @@ def moe_few_tokens_graph(
     m, j = grid = g.grid(m=tokens, j=blocks)
     token, first = span(m, 1), j * width
     left = minimum(width, inner - first)
+    is_asked = minimum(1, asked_tokens // maximum(1, tokens))
+    share = ceildiv(hidden, blocks) * is_asked
+    begin = minimum(hidden, j * share)
     g.call(
         gate_up_token(routing),
         grid,
@@ -74,6 +87,7 @@ def moe_few_tokens_graph(
             logits[token, :],
             gate_up[:, span(first, left), :],
             gate_up[:, span(inner + first, left), :],
+            down[:, span(begin, minimum(share, hidden - begin)), :],
         ],
         writes=[active[token, :, span(first, left)]],
         waits=[routed[m]],

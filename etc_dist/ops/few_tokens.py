@@ -25,17 +25,19 @@ def score_token(routing: Routing) -> DeviceFunction:
 
 
 def gate_up_token(routing: Routing) -> DeviceFunction:
-    """x [1, hidden], logits [1, experts], gate and up [experts, columns, hidden] ->
-    activations [1, top_k, columns], for the experts that the token picks."""
+    """x [1, hidden], logits [1, experts], gate and up [experts, columns, hidden], down
+    [experts, rows, inner] -> activations [1, top_k, columns], for the experts that the
+    token picks. Of down, the L2 cache is asked for these experts' rows: a task that
+    follows will read them."""
 
-    def body(x: Any, logits: Any, gate: Any, up: Any, active: Any) -> None:
+    def body(x: Any, logits: Any, gate: Any, up: Any, down: Any, active: Any) -> None:
         row = x[0].astype(np.float32)
         ids, _ = best_experts(logits, routing.top_k, routing.normalize)
         for k, expert in enumerate(ids[0]):
             left, right = (w[expert].astype(np.float32) @ row for w in (gate, up))
             active[0, k] = (silu(left) * right).astype(active.dtype)
 
-    return routing.function("gate_up_token", TENSOR, 4, 1, body)
+    return routing.function("gate_up_token", TENSOR, 5, 1, body)
 
 
 def down_token(routing: Routing) -> DeviceFunction:

@@ -133,6 +133,11 @@ ETC_DEVICE void store16(u64 address, uint4 v) {
                : "memory");
 }
 
+// Asks the L2 cache for memory; both are multiples of 16.
+ETC_DEVICE void ask_l2(u64 address, u32 bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(address), "r"(bytes) : "memory");
+}
+
 // 16 bytes from global to shared memory, of which the last 16 - `bytes` become 0. The mbarrier
 // counts an arrival of this thread once all its copies so far are complete.
 ETC_DEVICE void copy16_async(u32 shared, u64 address, u32 bytes) {

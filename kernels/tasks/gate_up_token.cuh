@@ -1,4 +1,5 @@
-// Some columns of the activations of one token, for each expert that it picks.
+// Some columns of the activations of one token, for each expert that it picks. Rows of down are
+// not read, but asked for, once nothing of gate and up is.
 #pragma once
 #include "tasks/best_experts.cuh"
 #include "tasks/row_pairs.cuh"
@@ -13,7 +14,8 @@ struct gate_up_token {
     const auto x = task.template operand<0>();
     const auto gate = task.template operand<2>();
     const auto up = task.template operand<3>();
-    const auto active = task.template operand<4>();
+    const auto down = task.template operand<4>();
+    const auto active = task.template operand<5>();
     const auto best = Best::of(u64(task.template operand<1>().at()));
     const i32 columns = gate.size[1], steps = RowPairs::steps_of(x.size[1]);
     const RowPairs pairs{
@@ -36,6 +38,10 @@ struct gate_up_token {
       *to = to->from(silu(left) * right);
     };
     pairs.multiply(task, [] { return true; }, finish);
+    if (task.thread < Task::kTopK && down.size[1] > 0) {
+      const u64 from = u64(down.at()) + u64(best.expert) * u64(down.stride[0]) * 2;
+      ptx::ask_l2(from, u32(down.size[1] * down.size[2]) * 2);
+    }
   }
 };
 

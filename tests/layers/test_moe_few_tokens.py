@@ -37,7 +37,7 @@ sizes = st.fixed_dictionaries(
 
 def small(experts: int = 8, top_k: int = 2, **options: Any) -> GraphFunction:
     """The graph cut into about 6 tasks a product."""
-    sizes = {"product_tasks": 6, "scored": 4}
+    sizes = {"product_tasks": 6, "score_tasks": 4}
     return moe_few_tokens_graph(1, experts=experts, top_k=top_k, **sizes, **options)
 
 
