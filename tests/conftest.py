@@ -21,6 +21,7 @@ import tempfile
 import time
 import zlib
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,19 @@ def world() -> Iterator[Any]:
     started = world.start(Settings.load())
     yield started
     started.close()
+
+
+LIMIT = 1.0
+"""Seconds that a wait may last in a hasty world."""
+
+
+@pytest.fixture
+def hasty(world: Any) -> Iterator[Any]:
+    """The world, with a short limit and without the proof that would refuse."""
+    before = world.settings
+    world.settings = replace(before, verify=False, wait_limit=LIMIT)
+    yield world
+    world.settings = before
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +20,11 @@ import pytest
 import etc_dist
 from etc_dist import Program, World
 from etc_dist.errors import WaitRecord, WaitTimeoutError
+from tests.conftest import LIMIT
 from tests.ops.arrays import Arrays
 from tests.ops.ring import ring
 
-LIMIT = 1.0
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def hasty(world: World) -> Iterator[World]:
-    """The world, with a short limit and without the proof that would refuse."""
-    before = world.settings
-    world.settings = replace(before, verify=False, wait_limit=LIMIT)
-    yield world
-    world.settings = before
 
 
 @pytest.fixture
