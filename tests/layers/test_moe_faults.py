@@ -1,4 +1,4 @@
-"""Mixtures of experts that cannot end: an error on every rank, and the next one runs."""
+"""Mixtures of experts that cannot end: an error on all ranks, and the next one runs."""
 
 from __future__ import annotations
 

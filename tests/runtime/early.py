@@ -26,8 +26,8 @@ def add_if_even(first: Array, second: Array, y: Array) -> None:
 
 @graph_function
 def early(g: Graph, *, picks: bool = False) -> None:
-    """y = -a of the odd rows, -a + b of the others. If it `picks`, rows of b come in the
-    order that `at` says, and so workers draw tickets."""
+    """y = -a of the odd rows, -a + b of the others. If it `picks`, rows of b come in
+    the order that `at` says, and so workers draw tickets."""
     (n,) = g.dims("n")
     a, b = (g.input(name, (n, WIDTH), "int32") for name in "ab")
     at = g.input("at", (n,), "int32")
