@@ -90,9 +90,9 @@ ETC_DEVICE void run_worker(const typename Program::Args& g) {
   }
   __syncwarp();
 
-  // NOTE: after an abort, bulk loads may still be on their way into a worker's shared
-  // memory, its pair's included; they land well within this time.
-  if (Program::kHasMatmul && run.aborted()) {
+  // NOTE: after an abort, bulk loads and tickets may still be on their way into a worker's
+  // shared memory, its pair's included; they land well within this time.
+  if ((Program::kHasMatmul || Program::kCluster > 1) && run.aborted()) {
     const u64 now = ptx::global_timer();
     while (ptx::global_timer() - now < 100000) ptx::nanosleep(1000);
   }
