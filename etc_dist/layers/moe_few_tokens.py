@@ -18,8 +18,9 @@ SCORED = 8
 """Experts that one task scores at most, one a warp,"""
 SCORE_TASKS = 132
 """and fewer for no more than so many tasks: a worker alone reads slowly."""
-ASKED_TOKENS = 1
-"""Tokens at most for which the L2 cache is asked for down's weights beforehand."""
+ASKED_BYTES = 30_000_000
+"""Bytes of down at most that one token reads and the L2 cache is asked for beforehand;
+nothing is asked for more tokens."""
 
 
 def most_tokens(top_k: int, hidden: int, inner: int) -> int:
@@ -38,15 +39,15 @@ def moe_few_tokens_graph(
     dtype: str = "bfloat16",
     product_tasks: int = PRODUCT_TASKS,
     score_tasks: int = SCORE_TASKS,
-    asked_tokens: int = ASKED_TOKENS,
+    asked_bytes: int = ASKED_BYTES,
 ) -> None:
     """x [tokens, hidden] -> y [tokens, hidden], as `moe_graph` on one rank.
 
     No rows are grouped by expert, and nothing is planned: a token's tasks read the rows
     of weights they need, two events after the first load. A task has some columns of
     each expert that its token picks; those of down come in pairs. Tasks of the first
-    product also ask for a share of down's rows, each, of so few tokens that the L2
-    cache holds them."""
+    product also ask for a share of down's rows, each, if there is one token and the
+    L2 cache holds them."""
     tokens, hidden, inner = g.dims("tokens hidden inner")
     routing = Routing(experts, top_k, normalize, dtype)
     x, router, gate_up, down = add_inputs(g, routing, tokens, hidden, inner)
@@ -76,8 +77,10 @@ def moe_few_tokens_graph(
     m, j = grid = g.grid(m=tokens, j=blocks)
     token, first = span(m, 1), j * width
     left = minimum(width, inner - first)
-    is_asked = minimum(1, asked_tokens // maximum(1, tokens))
-    share = ceildiv(hidden, blocks) * is_asked
+    # No product of sizes, which might not fit 32 bits.
+    fits = minimum(1, asked_bytes // (2 * top_k) // hidden // inner)
+    is_one = 1 // maximum(1, tokens)
+    share = g.let("asked_rows", ceildiv(hidden, blocks) * fits * is_one)
     begin = minimum(hidden, j * share)
     g.call(
         gate_up_token(routing),

@@ -15,6 +15,7 @@ from etc_dist.errors import RaceError
 from etc_dist.ir import GraphFunction
 from etc_dist.layers.moe import MoE
 from etc_dist.layers.moe_few_tokens import (
+    ASKED_BYTES,
     FEW_TOKENS,
     moe_few_tokens_graph,
     most_tokens,
@@ -116,8 +117,8 @@ def test_odd_shapes_give_the_same_bits_near_fp32(
 
 
 # Tails of steps and of pairs, more steps than one for each warp in either product,
-# numbers of experts that fill no word of 32, as many tokens as may be, more tiles of
-# pairs a task than one round has.
+# numbers of experts that fill no word of 32 and no task of the router, as many tokens
+# as may be, more tiles of pairs a task than one round has.
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     ("tokens", "experts", "hidden", "inner", "top_k", "normalize", "dtype"),
@@ -126,6 +127,7 @@ def test_odd_shapes_give_the_same_bits_near_fp32(
         (1, 8, 1288, 72, 8, False, "bfloat16"),
         (2, 24, 264, 40, 3, True, "float16"),
         (3, 136, 40, 24, 16, False, "float16"),
+        (3, 256, 40, 24, 16, True, "bfloat16"),
         (FEW_TOKENS, 256, 24, 16, 4, True, "bfloat16"),
         (1, 16, 40, 1288, 2, True, "bfloat16"),
         (FEW_TOKENS, 8, 8, 776, 8, True, "bfloat16"),
@@ -163,6 +165,21 @@ def test_both_schedules_and_repeats_give_the_same_bits(make_moe, arrays):
 
 
 @pytest.mark.mpi
+@pytest.mark.parametrize("experts", [136, 256])
+def test_of_equal_logits_the_lower_expert_wins(experts, one_rank, arrays, rng):
+    weights = draw_experts(rng, experts, 40, 24)
+    weights[0][...] = rng.integers(-1, 2, weights[0].shape)
+    put = [arrays.put(weight) for weight in weights]
+    moe = MoE(*put, top_k=16, world=one_rank)
+    for tokens in (2, FEW_TOKENS + 3):  # by either program
+        x = rng.integers(-1, 2, (tokens, 40)).astype(weights[0].dtype)
+        y = moe(arrays.put(x))
+        moe.synchronize()
+        moe_reference(x, weights, 16).check(arrays.get(y))
+    moe.close()
+
+
+@pytest.mark.mpi
 def test_tokens_may_pick_the_same_experts(make_moe, arrays):
     ids = np.array([[5, 2], [2, 5], [5, 0], [7, 5]])
     layer = make_moe(8, 40, 24, top_k=2, few_tokens=FEW_TOKENS)
@@ -189,6 +206,26 @@ def test_few_and_many_tokens_take_turns(make_moe, arrays, compiled):
     assert compiled == [many, few]
     rooms = layer.moe.program.room({"tokens": 2, "hidden": 40, "inner": 24})
     assert [dims["tokens"] for dims in rooms] == [*range(1, FEW_TOKENS + 1)]
+
+
+def asked(tokens: int, hidden: int, inner: int) -> list[int]:
+    """The rows of down that tasks of the first product ask for, of all tasks."""
+    graph = moe_few_tokens_graph(1, experts=8, top_k=2)
+    call = next(c for c in graph.calls if c.name == "gate_up_token")
+    env = graph.environment({"tokens": tokens, "hidden": hidden, "inner": inner}, 0)
+    m, j = (axis.symbol.name for axis in call.axes)
+    rows: list[int] = []
+    for task in range(int(call.tasks.evaluate(env)) // tokens):
+        _, of_rows, _ = call.reads[4].bounds({**env, m: 0, j: task})
+        rows += range(*of_rows)
+    return rows
+
+
+@pytest.mark.parametrize("hidden", [8, 40, 2048])
+def test_of_one_token_all_rows_of_down_are_asked_for_once(hidden):
+    fits = ASKED_BYTES // (2 * 2 * hidden)
+    assert asked(1, hidden, 24) == asked(1, hidden, fits) == [*range(hidden)]
+    assert asked(1, hidden, fits + 1) == asked(2, hidden, 24) == []
 
 
 def test_few_tokens_are_those_that_read_little():
