@@ -25,18 +25,19 @@ def add_if_even(first: Array, second: Array, y: Array) -> None:
 
 
 @graph_function
-def early(g: Graph, *, picks: bool = False) -> None:
-    """y = -a of the odd rows, -a + b of the others. If it `picks`, rows of b come in
-    the order that `at` says, and so workers draw tickets."""
+def early(g: Graph, *, picks: bool = False, notifies: bool = True) -> None:
+    """y = -a of the odd rows, -a + b of the others; z = -b once y is there. If it
+    `picks`, rows of b come in the order that `at` says, and so workers draw tickets.
+    Without `notifies`, who waits early waits in vain."""
     (n,) = g.dims("n")
     a, b = (g.input(name, (n, WIDTH), "int32") for name in "ab")
     at = g.input("at", (n,), "int32")
-    y = g.output("y", (n, WIDTH), "int32")
+    y, z = (g.output(name, (n, WIDTH), "int32") for name in "yz")
     first, minus, second = (
         g.local(name, (n, WIDTH), "int32") for name in ("first", "minus", "second")
     )
-    known, turned, added = (
-        g.events(name, (n,), expects=1) for name in ("known", "turned", "added")
+    known, turned, there, done = (
+        g.events(name, (n,), expects=1) for name in ("known", "turned", "there", "done")
     )
     (i,) = rows = g.grid(i=n)
     row = tile(i, 1)
@@ -64,14 +65,23 @@ def early(g: Graph, *, picks: bool = False) -> None:
         reads=[minus[row, :]],
         writes=[second[row, :]],
         waits=[turned[i]],
-        notifies=[added[i]],
+        notifies=[there[i]] if notifies else [],
     )
     g.call(
         add_if_even,
         rows,
         reads=[first[row, :], second[row, :]],
         writes=[y[row, :]],
-        waits=[known[i], added[i]],
+        waits=[known[i], there[i]],
+        notifies=[done[i]],
+    )
+    g.call(
+        negate,
+        rows,
+        name="last_of",
+        reads=[second[row, :]],
+        writes=[z[row, :]],
+        waits=[done[i]],
     )
 
 
@@ -82,5 +92,6 @@ def inputs(n: int, seed: int) -> dict[str, Array]:
     return {"a": a, "b": b, "at": np.arange(n, dtype=np.int32)}
 
 
-def reference(given: dict[str, Array]) -> Array:
-    return np.where(given["a"] % 2 == 0, given["b"] - given["a"], -given["a"])
+def reference(given: dict[str, Array]) -> dict[str, Array]:
+    a, b = given["a"], given["b"]
+    return {"y": np.where(a % 2 == 0, b - a, -a), "z": -b}

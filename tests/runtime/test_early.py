@@ -2,23 +2,64 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import Any
+
 import pytest
 
 import etc_dist
+from etc_dist import Program, World
+from etc_dist.errors import WaitTimeoutError
 from tests.ops.arrays import Arrays
 from tests.runtime.early import early, inputs, reference
+
+either_way = pytest.mark.parametrize(
+    "picks", [False, True], ids=["in turn", "by ticket"]
+)
+
+
+def compiled(world: World, schedule: str, **options: Any) -> Program:
+    graph = early(world.size, **options)
+    return etc_dist.compile(graph, world, schedule=schedule, trace=True)
+
+
+def rows(program: Program) -> int:
+    return 3 * program.workers
+
+
+def check(program: Program, world: World, seed: int) -> None:
+    arrays, given = Arrays(world.backend), inputs(rows(program), seed)
+    found = program.run(**{k: arrays.put(v) for k, v in given.items()})
+    program.synchronize()
+    for name, wanted in reference(given).items():
+        assert arrays.get(found[name]).tolist() == wanted.tolist()
 
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("schedule", ["static", "dynamic"])
-@pytest.mark.parametrize("picks", [False, True], ids=["in turn", "by ticket"])
+@either_way
 def test_a_body_may_wait_never_once_or_twice(picks, schedule, world):
-    arrays = Arrays(world.backend)
-    graph = early(world.size, picks=picks)
-    program = etc_dist.compile(graph, world, schedule=schedule)
+    program = compiled(world, schedule, picks=picks)
     for seed in range(3):
-        given = inputs(300, seed)
-        y = program.run(**{k: arrays.put(v) for k, v in given.items()})["y"]
-        program.synchronize()
-        assert arrays.get(y).tolist() == reference(given).tolist()
+        check(program, world, seed)
+        # No task ran more often than the others.
+        tasks = [(r.rank, r.call, r.task) for r in program.trace().records]
+        assert len(set(Counter(tasks).values())) == 1
+        ranks = {rank for rank, _, _ in tasks}
+        assert len(set(tasks)) == 5 * rows(program) * len(ranks)
     program.close()
+
+
+@pytest.mark.mpi
+@either_way
+def test_a_task_that_has_begun_ends_when_its_wait_is_in_vain(picks, hasty):
+    wrong = compiled(hasty, "static", picks=picks, notifies=False)
+    right = compiled(hasty, "static", picks=picks)
+    for seed in range(2):
+        with pytest.raises(WaitTimeoutError) as caught:
+            check(wrong, hasty, seed)
+        events = {record.event.partition("[")[0] for record in caught.value.records}
+        assert events and events <= {"there", "done"}
+        check(right, hasty, seed)
+    wrong.close()
+    right.close()
