@@ -37,34 +37,24 @@ struct BestExperts {
   template <int kTokens>
   ETC_DEVICE static void pick(
       Keys (&keys)[kTokens], u32 lane, u32 (&chosen)[kTokens], float (&logit)[kTokens]) {
-    u32 places[kTokens], winners[kTokens] = {};  // lane k's: who had the k-th best
-#pragma unroll
-    for (int t = 0; t < kTokens; ++t) places[t] = sort(keys[t]);
 #pragma unroll 1
     for (u32 k = 0; k < kTopK; ++k) {
       u32 top[kTokens], winner[kTokens];
 #pragma unroll
-      for (int t = 0; t < kTokens; ++t) top[t] = ptx::warp_max(keys[t][0]);
+      for (int t = 0; t < kTokens; ++t) top[t] = ptx::warp_max(largest(keys[t]));
 #pragma unroll
       for (int t = 0; t < kTokens; ++t) {
-        winner[t] = __ffs(__ballot_sync(~0u, keys[t][0] == top[t])) - 1;
+        winner[t] = __ffs(__ballot_sync(~0u, largest(keys[t]) == top[t])) - 1;
       }
 #pragma unroll
       for (int t = 0; t < kTokens; ++t) {
-        if (lane == winner[t]) drop_first(keys[t]);
+        const u32 own = lane * kEach + take(keys[t], top[t], lane == winner[t]);
+        const u32 expert = __shfl_sync(~0u, own, winner[t]);
         if (lane == k) {
           logit[t] = logit_of(top[t]);
-          winners[t] = winner[t];
+          chosen[t] = expert;
         }
       }
-    }
-#pragma unroll
-    for (int t = 0; t < kTokens; ++t) {
-      // A lane that won before k gave what stands behind that.
-      const u32 won = __match_any_sync(~0u, lane < kTopK ? winners[t] : 32 + lane);
-      const u32 before = __popc(won & ((1u << lane) - 1));
-      const u32 order = __shfl_sync(~0u, places[t], winners[t]);
-      chosen[t] = winners[t] * kEach + (order >> (before * 4) & 15);
     }
   }
 
@@ -111,32 +101,18 @@ struct BestExperts {
   }
 
  private:
-  // By falling key, equal ones as they stood; returns where each stood, four bits each.
-  ETC_DEVICE static u32 sort(Keys& keys) {
-    u32 place[kEach];
+  // The first of a lane's keys that is `top`; where it is `mine`, it is cleared.
+  ETC_DEVICE static u32 take(Keys& keys, u32 top, bool mine) {
+    u32 first = 0;
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) place[i] = i;
-#pragma unroll
-    for (int end = kEach - 1; end > 0; --end) {
-#pragma unroll
-      for (int i = 0; i < end; ++i) {
-        const bool swap = keys[i] < keys[i + 1];
-        const u32 key = keys[i], at = place[i];
-        keys[i] = swap ? keys[i + 1] : key;
-        place[i] = swap ? place[i + 1] : at;
-        keys[i + 1] = swap ? key : keys[i + 1];
-        place[i + 1] = swap ? at : place[i + 1];
-      }
+    for (int i = kEach - 1; i >= 0; --i) {
+      if (keys[i] == top) first = i;
     }
-    u32 places = 0;
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) places |= place[i] << (i * 4);
-    return places;
-  }
-  ETC_DEVICE static void drop_first(Keys& keys) {
-#pragma unroll
-    for (int i = 0; i + 1 < kEach; ++i) keys[i] = keys[i + 1];
-    keys[kEach - 1] = 0;
+    for (int i = 0; i < kEach; ++i) {
+      if (mine && first == i) keys[i] = 0;
+    }
+    return first;
   }
   ETC_DEVICE static u32 largest(const Keys& keys) {
     u32 most = 0;
