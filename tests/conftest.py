@@ -59,6 +59,14 @@ def world() -> Iterator[Any]:
     started.close()
 
 
+@pytest.fixture
+def one_rank(world: Any) -> Any:
+    """The world, where it has no other rank than this."""
+    if world.size > 1:
+        pytest.skip("for one rank")
+    return world
+
+
 LIMIT = 1.0
 """Seconds that a wait may last in a hasty world."""
 

@@ -116,14 +116,6 @@ class Experts:
 
 
 @pytest.fixture
-def one_rank(world: World) -> World:
-    """The world, where it has no other rank than this."""
-    if world.size > 1:
-        pytest.skip("for one rank")
-    return world
-
-
-@pytest.fixture
 def make_moe(
     one_rank: World, arrays: Arrays, seed: int
 ) -> Iterator[Callable[..., Experts]]:
