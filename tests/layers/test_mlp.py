@@ -122,7 +122,7 @@ def test_every_interleaving_gives_the_same_bits_near_fp32(world_size, rng):
         assert answers[rank].error(runs[0][rank]["y"]) < TOLERANCE["bfloat16"]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     world_size=st.integers(1, 8),
     dims=sizes,

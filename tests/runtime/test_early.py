@@ -13,10 +13,6 @@ from etc_dist.errors import WaitTimeoutError
 from tests.ops.arrays import Arrays
 from tests.runtime.early import early, inputs, reference
 
-either_way = pytest.mark.parametrize(
-    "picks", [False, True], ids=["in turn", "by ticket"]
-)
-
 
 def compiled(world: World, schedule: str, **options: Any) -> Program:
     graph = early(world.size, **options)
@@ -37,7 +33,7 @@ def check(program: Program, world: World, seed: int) -> None:
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("schedule", ["static", "dynamic"])
-@either_way
+@pytest.mark.parametrize("picks", [False, True], ids=["in turn", "by ticket"])
 def test_a_body_may_wait_never_once_or_twice(picks, schedule, one_rank):
     program = compiled(one_rank, schedule, picks=picks)
     for seed in range(2):
@@ -50,10 +46,9 @@ def test_a_body_may_wait_never_once_or_twice(picks, schedule, one_rank):
 
 
 @pytest.mark.mpi
-@either_way
-def test_a_task_that_has_begun_ends_when_its_wait_is_in_vain(picks, one_rank, hasty):
-    wrong = compiled(hasty, "static", picks=picks, notifies=False)
-    right = compiled(hasty, "static", picks=picks)
+def test_a_task_that_has_begun_ends_when_its_wait_is_in_vain(one_rank, hasty):
+    wrong = compiled(hasty, "static", picks=True, notifies=False)
+    right = compiled(hasty, "static", picks=True)
     with pytest.raises(WaitTimeoutError) as caught:
         check(wrong, hasty, 0)
     events = {record.event.partition("[")[0] for record in caught.value.records}

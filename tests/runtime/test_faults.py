@@ -145,7 +145,7 @@ def test_a_rank_that_calls_late_is_waited_for(compiled, run, hasty):
     program = compiled()
     for late in (0, hasty.size - 1):
         if hasty.rank == late:
-            time.sleep(2 * LIMIT)
+            time.sleep(1.25 * LIMIT)
         # The ranks meet before they launch, and no wait has begun until then.
         assert run(program) == previous(hasty)
 
