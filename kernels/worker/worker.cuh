@@ -22,9 +22,11 @@ constexpr bool kSharesRegisters = Program::kHasMatmul || Program::TransferCalls:
 template <class Program>
 constexpr bool kBeginsBeside = !Program::kHasMatmul;
 
-// As `thread` of `threads` of each worker.
+// That warp of each worker, or all of its threads.
 template <class Program>
-ETC_DEVICE void begin_epoch(const Run<Program>& run, u32 thread, u32 threads) {
+ETC_DEVICE void begin_epoch(const Run<Program>& run) {
+  constexpr u32 kThreads = kBeginsBeside<Program> ? 32 : kWorkerThreads;
+  const u32 thread = kBeginsBeside<Program> ? threadIdx.x % 32 : threadIdx.x;
   const auto& g = run.g;
   const u32 next = (run.epoch + 1) & 1;
   if (blockIdx.x == 0) {
@@ -37,7 +39,7 @@ ETC_DEVICE void begin_epoch(const Run<Program>& run, u32 thread, u32 threads) {
   }
   u32* counters = reinterpret_cast<u32*>(
       run.self + sizeof(SymmetricHead) + u64(next) * g.event_capacity * 4);
-  for (u32 i = blockIdx.x * threads + thread; i < g.event_capacity; i += gridDim.x * threads) {
+  for (u32 i = blockIdx.x * kThreads + thread; i < g.event_capacity; i += gridDim.x * kThreads) {
     counters[i] = 0;
   }
 }
@@ -64,7 +66,7 @@ ETC_DEVICE void run_worker(const typename Program::Args& g) {
   const TensorLane<Program> tensor(run, shared);
   const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
-  if constexpr (!kBeginsBeside<Program>) begin_epoch(run, threadIdx.x, kWorkerThreads);
+  if constexpr (!kBeginsBeside<Program>) begin_epoch(run);
   if (threadIdx.x == 0) tensor.init();
   __syncthreads();
   if constexpr (Program::kCluster > 1) ptx::cluster_barrier();
@@ -75,7 +77,7 @@ ETC_DEVICE void run_worker(const typename Program::Args& g) {
     if (warp == 8) {
       if (lane == 0) tensor.lead();
     } else if (warp == 9) {
-      if constexpr (kBeginsBeside<Program>) begin_epoch(run, lane, 32);
+      if constexpr (kBeginsBeside<Program>) begin_epoch(run);
       if constexpr (Program::kHasMatmul) tensor.store();
     } else {
       TransferLane<Program> transfer(run, trace);
