@@ -79,9 +79,8 @@ def moe_few_tokens_graph(
     left = minimum(width, inner - first)
     # No product of sizes, which might not fit 32 bits.
     fits = minimum(1, asked_bytes // (2 * top_k) // hidden // inner)
-    is_one = 1 // maximum(1, tokens)
+    is_one = 1 // tokens
     share = g.let("asked_rows", ceildiv(hidden, blocks) * fits * is_one)
-    begin = minimum(hidden, j * share)
     g.call(
         gate_up_token(routing),
         grid,
@@ -90,7 +89,7 @@ def moe_few_tokens_graph(
             logits[token, :],
             gate_up[:, span(first, left), :],
             gate_up[:, span(inner + first, left), :],
-            down[:, span(begin, minimum(share, hidden - begin)), :],
+            down[:, span(minimum(hidden, j * share), share), :],
         ],
         writes=[active[token, :, span(first, left)]],
         waits=[routed[m]],
