@@ -7,7 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from etc_dist.ir import Graph, device_function, graph_function, span, tile
+from etc_dist.ir import (
+    EventRef,
+    Graph,
+    Region,
+    Tensor,
+    device_function,
+    graph_function,
+    span,
+    tile,
+)
 
 Array = np.ndarray[Any, Any]
 WIDTH = 4
@@ -41,32 +50,15 @@ def early(g: Graph, *, picks: bool = False, notifies: bool = True) -> None:
     )
     (i,) = rows = g.grid(i=n)
     row = tile(i, 1)
-    g.call(
-        negate,
-        rows,
-        name="first_of",
-        reads=[a[row, :]],
-        writes=[first[row, :]],
-        notifies=[known[i]],
-    )
-    g.call(
-        negate,
-        rows,
-        name="minus_of",
-        reads=[b[span(at.load(i), 1) if picks else row, :]],
-        writes=[minus[row, :]],
-        waits=[known[i]],
-        notifies=[turned[i]],
-    )
-    g.call(
-        negate,
-        rows,
-        name="second_of",
-        reads=[minus[row, :]],
-        writes=[second[row, :]],
-        waits=[turned[i]],
-        notifies=[there[i]] if notifies else [],
-    )
+    picked = b[span(at.load(i), 1) if picks else row, :]
+
+    def turn(name: str, x: Region, to: Tensor, **events: list[EventRef]) -> None:
+        g.call(negate, rows, name=name, reads=[x], writes=[to[row, :]], **events)
+
+    found = [there[i]] if notifies else []
+    turn("first_of", a[row, :], first, notifies=[known[i]])
+    turn("minus_of", picked, minus, waits=[known[i]], notifies=[turned[i]])
+    turn("second_of", minus[row, :], second, waits=[turned[i]], notifies=found)
     g.call(
         add_if_even,
         rows,
@@ -75,14 +67,7 @@ def early(g: Graph, *, picks: bool = False, notifies: bool = True) -> None:
         waits=[known[i], there[i]],
         notifies=[done[i]],
     )
-    g.call(
-        negate,
-        rows,
-        name="last_of",
-        reads=[second[row, :]],
-        writes=[z[row, :]],
-        waits=[done[i]],
-    )
+    turn("last_of", second[row, :], z, waits=[done[i]])
 
 
 def inputs(n: int, seed: int) -> dict[str, Array]:

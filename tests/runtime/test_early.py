@@ -14,7 +14,7 @@ from tests.ops.arrays import Arrays
 from tests.runtime.early import early, inputs, reference
 
 
-def compiled(world: World, schedule: str, **options: Any) -> Program:
+def program_of(world: World, schedule: str, **options: Any) -> Program:
     graph = early(world.size, **options)
     return etc_dist.compile(graph, world, schedule=schedule, trace=True)
 
@@ -35,7 +35,7 @@ def check(program: Program, world: World, seed: int) -> None:
 @pytest.mark.parametrize("schedule", ["static", "dynamic"])
 @pytest.mark.parametrize("picks", [False, True], ids=["in turn", "by ticket"])
 def test_a_body_may_wait_never_once_or_twice(picks, schedule, one_rank):
-    program = compiled(one_rank, schedule, picks=picks)
+    program = program_of(one_rank, schedule, picks=picks)
     for seed in range(2):
         check(program, one_rank, seed)
         # No task ran more often than the others.
@@ -47,8 +47,8 @@ def test_a_body_may_wait_never_once_or_twice(picks, schedule, one_rank):
 
 @pytest.mark.mpi
 def test_a_task_that_has_begun_ends_when_its_wait_is_in_vain(one_rank, hasty):
-    wrong = compiled(hasty, "static", picks=True, notifies=False)
-    right = compiled(hasty, "static", picks=True)
+    wrong = program_of(hasty, "static", picks=True, notifies=False)
+    right = program_of(hasty, "static", picks=True)
     with pytest.raises(WaitTimeoutError) as caught:
         check(wrong, hasty, 0)
     events = {record.event.partition("[")[0] for record in caught.value.records}
