@@ -7,6 +7,7 @@ from typing import Any
 
 from etc_dist.ir import Graph, ceildiv, graph_function, tile
 from etc_dist.layers.mlp_few_rows import FEW_ROWS, mlp_few_rows_graph
+from etc_dist.layers.mlp_packed_rows import mlp_packed_rows_graph
 from etc_dist.ops.all_gather_matmul import ROW_GROUP, push_packets
 from etc_dist.ops.matmul import TILE, matmul_gated, matmul_send
 from etc_dist.ops.matmul_reduce_scatter import add_sum_slots
@@ -28,6 +29,8 @@ from etc_dist.world import World, current
 COLUMN_GROUP = 16
 """Columns of output tiles that all owners get before the next ones: with fewer, the
 down projection begins on rows whose activations are only just being made."""
+PACKED_SHARE = 0.75
+"""Of the tiles that ranks have apart; rows that fill fewer together are packed."""
 
 
 @graph_function
@@ -111,7 +114,9 @@ class MLP(Operation):
     fp16; products accumulate in fp32, the activations are rounded once to the dtype,
     the ranks' partial sums are added in fp32 in rank order: the same bits on every run.
     M up to few_rows (at most 128; 0 for none) goes through a program of its own, in
-    which all workers read the weights; `options` are those of the other program.
+    which all workers read the weights; so do, if `packed`, rows of several ranks that
+    fill fewer tiles of 256 together, by a quarter and more. `options` are those of the
+    program for all others.
     On GPUs H and I / world_size are multiples of 8. Arrays and errors as in
     MatmulReduceScatter. Making one is collective.
     """
@@ -128,6 +133,7 @@ class MLP(Operation):
         schedule: str = "static",
         trace: bool | None = None,
         few_rows: int = FEW_ROWS,
+        packed: bool = True,
         options: Mapping[str, Any] | None = None,
     ):
         world = world or current()
@@ -142,15 +148,27 @@ class MLP(Operation):
             world.refuse(as_refusal(error, "the arguments of MLP"))
         options = {"dtype": dtype, **(options or {})}
         super().__init__(mlp_graph, options, world, schedule, trace)
+        self._many = self.program
+        self._packed: Program | None = None
+        self._few: Program | None = None
+        own = {"dtype": dtype}
+        if packed and world.size > 1:
+            self._packed = self._compile(mlp_packed_rows_graph, own, schedule, trace)
         if self._few_rows > 0:
-            few = self._compile(mlp_few_rows_graph, {"dtype": dtype}, schedule, trace)
-            few.room = shapes_up_to("rows", self._few_rows // world.size)
+            self._few = self._compile(mlp_few_rows_graph, own, schedule, trace)
+            self._few.room = shapes_up_to("rows", self._few_rows // world.size)
 
     def __call__(self, x: Any, out: Any = None, *, stream: Any = None) -> Any:
         return self._call((x, *self.weights), out, stream)
 
     def _program_for(self, dims: Mapping[str, int]) -> Program:
-        return self._programs[self.world.size * dims["rows"] <= self._few_rows]
+        world, rows = self.world.size, dims["rows"]
+        if self._few is not None and world * rows <= self._few_rows:
+            return self._few
+        together, apart = -(-world * rows // TILE), world * -(-rows // TILE)
+        if self._packed is not None and together < PACKED_SHARE * apart:
+            return self._packed
+        return self._many
 
     def _output_shape(self, *shapes: Sequence[int]) -> tuple[int, ...]:
         return tuple(shapes[0])

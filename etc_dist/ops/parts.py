@@ -40,6 +40,20 @@ def activate_parts(dtype: str) -> DeviceFunction:
     return _function("activate_parts", dtype, 2, _activate_parts)
 
 
+def sum_ranks(dtype: str) -> DeviceFunction:
+    """parts [world, rows, columns] -> their sum [rows, columns] over ranks, in rank
+    order, in fp32."""
+    return DeviceFunction(
+        name="sum_parts",
+        body=_add_parts,
+        source="tasks/sum_parts.cuh",
+        lane=TRANSFER,
+        reads=1,
+        writes=1,
+        constants={"kIsHalf": int(dtype == "float16"), "kSplit": 0},
+    )
+
+
 def _function(
     name: str, dtype: str, reads: int, body: Callable[..., None]
 ) -> DeviceFunction:

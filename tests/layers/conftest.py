@@ -31,7 +31,8 @@ def arrays(world: World) -> Arrays:
 
 class Layer:
     """An MLP on this world's ranks; every rank knows the weights and rows of all. Few
-    rows go through the program for many unless few_rows says otherwise."""
+    rows go through the program for many, and no rows are packed, unless few_rows and
+    packed say otherwise."""
 
     def __init__(
         self,
@@ -42,6 +43,7 @@ class Layer:
         inner: int,
         dtype: str = "bfloat16",
         few_rows: int = 0,
+        packed: bool = False,
         **options: Any,
     ):
         self._arrays, self._rank = arrays, world.rank
@@ -49,7 +51,8 @@ class Layer:
         self._shares = [draw_weights(g, hidden, inner, dtype) for g in self._rngs]
         self._hidden, self._dtype = hidden, dtype
         self.weights = [arrays.put(weight) for weight in self._shares[world.rank]]
-        self.mlp = MLP(*self.weights, world=world, few_rows=few_rows, **options)
+        options |= {"few_rows": few_rows, "packed": packed}
+        self.mlp = MLP(*self.weights, world=world, **options)
 
     def rows(self, count: int) -> tuple[Any, Any, Answer]:
         """(x, out, answer) of `count` rows a rank, new ones each time."""

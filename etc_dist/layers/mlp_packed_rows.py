@@ -1,0 +1,111 @@
+"""The graph of the dense MLP for ranks whose rows do not fill tiles of their own."""
+
+from __future__ import annotations
+
+from etc_dist.ir import Graph, ceildiv, graph_function, minimum, span, tile
+from etc_dist.ops.all_gather_matmul import ROW_GROUP
+from etc_dist.ops.matmul import TILE, matmul_gated, matmul_store
+from etc_dist.ops.order import grouped_rows
+from etc_dist.ops.parts import sum_ranks
+from etc_dist.ops.push_rows import push_rows
+
+SUMMED = 1024
+"""Columns of a row whose parts one warp adds."""
+
+
+@graph_function
+def mlp_packed_rows_graph(
+    g: Graph,
+    *,
+    dtype: str = "bfloat16",
+    tile_size: int = TILE,
+    summed: int = SUMMED,
+) -> None:
+    """x [rows, hidden] on each rank -> y [rows, hidden], the same rows.
+
+    As `mlp_graph`, but a tile has rows of several ranks: those of all lie behind each
+    other on every rank; a row of the down projection goes to its owner once all of its
+    tiles are computed, and the owner adds the ranks' in fp32.
+    """
+    rows, hidden, inner = g.dims("rows hidden inner")
+    world, size = g.world_size, tile_size
+    tokens = g.let("tokens", world * rows)
+    blocks = g.let("blocks", ceildiv(tokens, size))
+    wide = g.let("wide", ceildiv(inner, size // 2))
+    columns = g.let("columns", ceildiv(hidden, size))
+    x = g.input("x", (rows, hidden), dtype)
+    gate = g.input("gate", (inner, hidden), dtype)
+    up = g.input("up", (inner, hidden), dtype)
+    down = g.input("down", (hidden, inner), dtype)
+    y = g.output("y", (rows, hidden), dtype)
+
+    all_x = g.symmetric("all_x", (tokens, hidden), dtype)
+    arrived = g.events(
+        "arrived",
+        (blocks,),
+        expects=lambda i: minimum(size, tokens - i * size),
+        cross_rank=True,
+    )
+    p, r = grid = g.grid(p=world, r=rows)
+    to = (g.rank + (world - 1) - p) % world
+    g.call(
+        push_rows(),
+        grid,
+        reads=[x[span(r, 1), :]],
+        writes=[all_x.on(to)[span(g.rank * rows + r, 1), :]],
+        notifies=[arrived.on(to)[(g.rank * rows + r) // size]],
+    )
+
+    active = g.local("active", (tokens, inner), dtype)
+    activated = g.events("activated", (blocks,), expects=wide)
+    i, j = grid = g.grid(i=blocks, j=wide)
+    g.call(
+        matmul_gated(dtype),
+        grid,
+        name="gate_up_projection",
+        reads=[
+            all_x[tile(i, size), :],
+            *(w[tile(j, size // 2), :] for w in (gate, up)),
+        ],
+        writes=[active[tile(i, size), tile(j, size // 2)]],
+        waits=[arrived[i]],
+        notifies=[activated[i]],
+        order=lambda t: grouped_rows(t, blocks, wide, ROW_GROUP),
+    )
+    product = g.local("product", (tokens, hidden), dtype)
+    produced = g.events("produced", (blocks,), expects=columns)
+    i, j = grid = g.grid(i=blocks, j=columns)
+    g.call(
+        matmul_store("nk", dtype),
+        grid,
+        name="down_projection",
+        reads=[active[tile(i, size), :], down[tile(j, size), :]],
+        writes=[product[tile(i, size), tile(j, size)]],
+        waits=[activated[i]],
+        notifies=[produced[i]],
+        order=lambda t: grouped_rows(t, blocks, columns, ROW_GROUP),
+    )
+
+    parts = g.symmetric("parts", (world, rows, hidden), dtype)
+    returned = g.events("returned", (rows,), expects=world, cross_rank=True)
+    # One's own come last: they do not have to travel.
+    p, r = grid = g.grid(p=world, r=rows)
+    owner = (g.rank + 1 + p) % world
+    g.call(
+        push_rows(),
+        grid,
+        name="send_back",
+        reads=[product[span(owner * rows + r, 1), :]],
+        writes=[parts.on(owner)[g.rank, span(r, 1), :]],
+        waits=[produced[(owner * rows + r) // size]],
+        notifies=[returned.on(owner)[r]],
+    )
+    r, c = grid = g.grid(r=rows, c=ceildiv(hidden, summed))
+    of_piece = span(r, 1), tile(c, summed)
+    g.call(
+        sum_ranks(dtype),
+        grid,
+        reads=[parts[:, *of_piece]],
+        writes=[y[of_piece]],
+        waits=[returned[r]],
+    )
