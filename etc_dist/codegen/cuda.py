@@ -163,6 +163,7 @@ def _constants(
         "kIsHalf": of_matmul.get("kIsHalf", 0),
         "kWeightIsKN": of_matmul.get("kWeightIsKN", 0),
         "kIsFloat": of_matmul.get("kIsFloat", 0),
+        "kHasThin": int(any(c.function.constants.get("kIsThin") for c in matmuls)),
         "kTrace": int(trace),
         "kDynamic": int(_is_dynamic(plan)),
         "kTensorTickets": int(plan.lane(TENSOR).policy == TICKET),

@@ -53,6 +53,9 @@ PART_TOKENS = 16
 """Tokens of a task at most whose sums go to another rank."""
 PART_TASKS = 512
 """Fewer tokens than PART_TOKENS are taken for about so many tasks."""
+TILED_TOKENS = 2113
+"""From so many on, logits are computed in tiles of the tensor cores, as products are:
+fewer do not give work to enough workers."""
 PUSH_TASKS = 64
 """Fewer tokens than PUSH_TOKENS are taken for about so many tasks a peer."""
 
@@ -74,6 +77,7 @@ def moe_graph(
     group_tokens: int = GROUP_TOKENS,
     part_tokens: int = PART_TOKENS,
     pushed_tokens: int = PUSH_TOKENS,
+    tiled_tokens: int = TILED_TOKENS,
 ) -> None:
     """x [tokens, hidden] -> y [tokens, hidden].
 
@@ -88,12 +92,18 @@ def moe_graph(
     shard tokens. parallel = "expert": each has its own tokens, the whole router and a
     share of the experts.
 
-    The sizes from `block` on are fixed on the GPU, but for the last two, and free on
+    The sizes from `block` on are fixed on the GPU, but for the last three, and free on
     the CPU backend, but that block is at most 32 and a multiple of group_tokens.
     """
     routing = Routing(experts, top_k, normalize, dtype, block, tile_rows)
     sizes = Sizes(
-        passes, up_columns, tile_columns, group_tokens, part_tokens, pushed_tokens
+        passes,
+        up_columns,
+        tile_columns,
+        group_tokens,
+        part_tokens,
+        pushed_tokens,
+        tiled_tokens,
     )
     if g.world_size == 1:
         _one_rank(g, routing, sizes)
@@ -118,7 +128,7 @@ def _one_rank(g: Graph, routing: Routing, sizes: Sizes) -> None:
     y = g.output("y", (tokens, hidden), routing.dtype)
 
     routed = g.events("routed", (1,), expects=blocks)
-    choices = add_choices(g, routing, x, router, blocks, routed)
+    choices = add_choices(g, routing, x, router, blocks, routed, sizes)
     chosen = choices.chosen
     tiles = add_tiles(g, routing, chosen, tokens * routing.top_k, [routed[0]])
     product = add_products(g, routing, sizes, x, chosen, tiles, gate_up, down)
@@ -151,7 +161,7 @@ def _tensor_parallel(g: Graph, routing: Routing, sizes: Sizes) -> None:
     y = g.output("y", (shard, hidden), routing.dtype)
 
     routed = g.events("routed", (1,), expects=blocks)
-    choices = add_choices(g, routing, x, router, blocks, routed)
+    choices = add_choices(g, routing, x, router, blocks, routed, sizes)
     chosen = choices.chosen
     tiles = add_tiles(g, routing, chosen, tokens * routing.top_k, [routed[0]])
     product = add_products(g, routing, sizes, x, chosen, tiles, gate_up, down)
@@ -180,7 +190,7 @@ def _expert_parallel(g: Graph, routing: Routing, sizes: Sizes) -> None:
     y = g.output("y", (tokens, hidden), routing.dtype)
 
     routed = g.events("routed", (blocks,), expects=1)
-    choices = add_choices(g, routing, x, router, blocks, routed)
+    choices = add_choices(g, routing, x, router, blocks, routed, sizes)
     everyones = Choices(
         g.symmetric("all_ids", (world * padded, top_k), "int32"),
         g.symmetric("all_weights", (world * padded, top_k), "float32"),

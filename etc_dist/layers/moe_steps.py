@@ -20,6 +20,7 @@ from etc_dist.ir import (
 from etc_dist.ops.grouped_matmul import (
     grouped_gated,
     grouped_store,
+    thin_float,
 )
 from etc_dist.ops.order import grouped_rows
 from etc_dist.ops.routing import (
@@ -36,9 +37,11 @@ from etc_dist.ops.routing import (
 TILES_TOGETHER = 2
 """Tiles of rows that take turns at the same columns of an expert's weights, which may
 be more than the L2 cache holds."""
-SCORED_TOKENS = 1056
-"""Of more, a task scores two groups of experts, of twice as many four: the tasks of
-one wave of workers, each of which reads its tokens once."""
+PAIRED_TOKENS = 1057
+"""From so many on, a task scores two groups of experts instead of one: about the tasks
+of one wave of workers, each of which reads its tokens once."""
+TILE_BLOCKS, TILE_EXPERTS = 4, 128
+"""Blocks of tokens, and experts, of which a tile has the logits."""
 MANY_TOKENS = 17
 """Of fewer, a task has half as many columns, so that more workers read weights. Where
 ranks exchange tokens there is room for more."""
@@ -54,6 +57,7 @@ class Sizes:
     group_tokens: int
     part_tokens: int
     pushed_tokens: int
+    tiled_tokens: int
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,7 @@ def add_choices(
     router: Tensor,
     blocks: Expr,
     routed: EventTensor,
+    sizes: Sizes,
 ) -> Choices:
     """Add the router: x [tokens, hidden] -> the choices of all tokens. `routed` has an
     event for each block of them, or one for all."""
@@ -127,11 +132,24 @@ def add_choices(
     ids = g.local("ids", (tokens, top_k), "int32")
     weights = g.local("weights", (tokens, top_k), "float32")
     chosen = g.local("chosen", (experts, blocks), "int32")
-    double = [1 + minimum(1, tokens // (n * SCORED_TOKENS + 1)) for n in (1, 2)]
-    together = g.let("scored_experts", GROUP_EXPERTS * double[0] * double[1])
-    groups = g.let("score_groups", ceildiv(experts, together))
-    scored = g.events("scored", (blocks,), expects=groups)
-    b, e = grid = g.grid(b=blocks, e=groups)
+    # 1 where logits are computed in tiles, else 0.
+    tiled = g.let("tiled", minimum(1, tokens // sizes.tiled_tokens))
+    together = GROUP_EXPERTS * (1 + minimum(1, tokens // PAIRED_TOKENS))
+    together = g.let("scored_experts", together)
+    groups, tiles = ceildiv(experts, together), ceildiv(experts, TILE_EXPERTS)
+    expects = g.let("score_tasks", groups + tiled * (tiles - groups))
+    scored = g.events("scored", (blocks,), expects=expects)
+    n, e = grid = g.grid(n=tiled * ceildiv(blocks, TILE_BLOCKS), e=tiles)
+    of_tile, of_group = tile(n, TILE_BLOCKS * block), tile(e, TILE_EXPERTS)
+    g.call(
+        thin_float(routing.dtype),
+        grid,
+        name="score_tiles",
+        reads=[x[of_tile, :], router[of_group, :]],
+        writes=[logits[of_tile, of_group]],
+        notifies=[scored[n]],
+    )
+    b, e = grid = g.grid(b=(1 - tiled) * blocks, e=groups)
     of_block, of_group = tile(b, block), tile(e, together)
     g.call(
         score_experts(routing),
@@ -147,7 +165,7 @@ def add_choices(
         grid,
         reads=[logits[of_block, :]],
         writes=[*(t[of_block, :] for t in (ids, weights)), chosen[:, b]],
-        waits=[scored[b]],
+        waits=[scored[b // (1 + tiled * (TILE_BLOCKS - 1))]],
         notifies=[routed[b if each else 0]],
     )
     return Choices(ids, weights, chosen)

@@ -50,6 +50,7 @@ def _grouped(
     boxes: Mapping[int, TmaBox],
     picks: tuple[int, ...] = (),
     store: TmaBox = STORE_BOX,
+    thin: bool = False,
 ) -> DeviceFunction:
     return DeviceFunction(
         name=name,
@@ -64,7 +65,8 @@ def _grouped(
         constants={
             "kGated": int(boxes[1].halves),
             "kIsHalf": int(dtype == "float16"),
-            "kIsFloat": int(store == FLOAT_BOX),
+            "kIsFloat": int(store == FLOAT_BOX and not thin),
+            "kIsThin": int(thin),
             "kWeightIsKN": 0,
         },
         picks=picks,
@@ -94,3 +96,12 @@ def grouped_float(dtype: str) -> DeviceFunction:
     """As grouped_store, but the tile is fp32."""
     boxes = {0: ROW_BOX, 1: WEIGHT_BOX}
     return _grouped("grouped_float", dtype, _multiply, 2, boxes, store=FLOAT_BOX)
+
+
+def thin_float(dtype: str) -> DeviceFunction:
+    """x [128, k], a weight of few rows [128, k] -> x @ weight.T, a tile [128, 128] in
+    fp32. On the GPU a tile has 128 rows and columns, but at the edges."""
+    boxes = {0: ROW_BOX, 1: WEIGHT_BOX}
+    return _grouped(
+        "thin_float", dtype, _multiply, 2, boxes, store=FLOAT_BOX, thin=True
+    )

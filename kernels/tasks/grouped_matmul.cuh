@@ -8,7 +8,9 @@
 // computes all rows by half of the weight; of a long one half of the rows, by both halves
 // one after the other, each of which the pair shares by multicast. A narrow tile has half
 // as many rows of the weight and at most 16 of x: its stages are twice as deep, so that as
-// many bytes are under way. The finished tile is transposed on its way to the output buffer.
+// many bytes are under way. A thin tile has the same stages, but is of a weight of at most 128
+// rows, which the pair shares, each worker having 64 rows of x. The finished tile is transposed
+// on its way to the output buffer.
 //
 // A gated product needs the same rows of two weights, gate and up. Blocks of 64 rows hold
 // eight of either in turn: so a thread has both factors of each of its results.
@@ -28,6 +30,7 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
   static_assert(kMaxRows * kRowBytes == kBytesX && 2 * kBoxBytes == kBytesW);
   static_assert(kMaxRows <= 2 * kRoundRows);
   static constexpr u32 kFew = 8;  // rows of x that come in bulk, one by one
+  static constexpr u32 kThinRows = kLarge;  // of a worker, of a thin tile; else a narrow one's
   enum Kind : u32 { kNarrow, kShort, kLong };
 
   // What the roles have to know of a task; no rows for an empty tile.
@@ -43,17 +46,25 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
     // A long tile's halves of the weight come in turn, another's one a worker.
     ETC_DEVICE u32 turns() const { return kind == kLong ? 2 : 1; }
     ETC_DEVICE u32 depth() const { return kind == kNarrow ? 2 : 1; }  // of a stage, in kDepth
+    template <bool kIsThin>
     ETC_DEVICE u32 first_weight(u32 turn) const {
+      if constexpr (kIsThin) return 0;
       const u32 half = kind == kLong ? turn : blockIdx.x & 1;
       return half * (kind == kNarrow ? kBoxRows : 2 * kBoxRows);
     }
-    ETC_DEVICE u32 first_row() const { return kind == kLong ? (blockIdx.x & 1) * rows : 0; }
+    template <bool kIsThin>
+    ETC_DEVICE u32 first_row() const {
+      return kIsThin || kind == kLong ? (blockIdx.x & 1) * rows : 0;
+    }
   };
   template <class Call, class Program>
   ETC_DEVICE static u32 size(const Run<Program>& run, const typename Call::Coord& c) {
     constexpr int kOfRows = Call::kGathers ? Call::kReads - 1 : 0;
     const u32 rows = minimum(Call::template operand<kOfRows>(run.g, c).size[0], 2 * kMaxRows);
     if (rows == 0) return 0;
+    if constexpr (Call::kIsThin) {
+      return Size{(num_steps<Call>(run, c) + 1) / 2, kThinRows, kNarrow, 0}.packed();
+    }
     const auto weight = Call::template operand<1>(run.g, c);
     const u32 wide = u32(weight.size[weight.kRank - 2]) * (1 + Call::kGated);
     const bool is_long = rows > kMaxRows;
@@ -125,6 +136,11 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
     static_assert(!kWeightIsKN);
     const Size size = Size::of(packed);
     if (size.kind == kNarrow) {
+      if constexpr (Program::kHasThin) {
+        if (size.rows == kThinRows) {
+          return multiply<kIsHalf, 1, kThinRows, true>(run, size.steps, false, ring, round, who);
+        }
+      }
       return multiply<kIsHalf, 1, kPiece>(run, size.steps, gated, ring, round, who);
     }
     bool going = true;
@@ -144,16 +160,16 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
 
   // The storing warp takes a turn's results out of the buffer: `store(wg, column, first, end)`
   // issues the bulk stores of these rows and of 64 columns of the worker's share, 32 in fp32.
-  template <bool kGated, class Program, class Store>
+  template <bool kGated, bool kIsFloat, class Program, class Store>
   ETC_DEVICE bool drain(
       const Run<Program>& run, const Size& size, u32& round, Waiter who, Store store) const {
-    const bool is_narrow = size.kind == kNarrow;
+    const bool is_single = kGated || size.kind == kNarrow;
     const u32 share = rows_of_round(size.rows), split = share < size.rows;
-    const u32 count = (kGated || is_narrow ? 1 : 2) << (split + Program::kIsFloat);
+    const u32 count = (is_single ? 1 : 2) << (split + kIsFloat);
     return drain_tile(run, count, round, who, [&](u32 wg, u32 h) {
-      if (kGated && is_narrow && wg == 1) return;
-      u32 column = (kGated || is_narrow ? wg : wg * 2 + (h >> split)) * 64;
-      if constexpr (Program::kIsFloat) column = (wg * (is_narrow ? 2 : 4) + (h >> split)) * 32;
+      if (kGated && size.kind == kNarrow && wg == 1) return;
+      u32 column = (is_single ? wg : wg * 2 + (h >> split)) * 64;
+      if constexpr (kIsFloat) column = (wg * (is_single ? 2 : 4) + (h >> split)) * 32;
       const u32 first = (h & split) * share;
       store(wg, column, first, minimum(first + share, size.rows));
     });
@@ -170,7 +186,7 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
     const u32 rows = Call::kGathers ? size.few : size.rows;
     ptx::mbarrier_arrive_expect(full(s), size.depth() * rows * kRowBytes + kBytesW);
     if (rows > 0) ptx::mbarrier_arrive_many(full(s), kGatherers);
-    fill_w<Call::kGated>(size, s, turn, k, w);
+    fill_w<Call>(size, s, turn, k, w);
     return true;
   }
 
@@ -218,7 +234,7 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
     u32 offset[kEach];  // from x's first row to this lane's, in units of 16 bytes
 #pragma unroll
     for (u32 i = 0; i < kEach; ++i) {
-      const i32 row = minimum(i32(size.first_row() + first + i * 8), tokens.size[0] - 1);
+      const i32 row = minimum(i32(size.first_row<false>() + first + i * 8), tokens.size[0] - 1);
       const u32 token = ptx::load4_l2(u64(tokens.at(row)));
       offset[i] = token * (row_bytes / 16) + unit;
     }
@@ -252,6 +268,13 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
     auto at = [&](const Box& box, u32 row, u32 step) -> Box {
       return {box.map, box.x + i32(step * kDepth), box.y + i32(row), box.z};
     };
+    if constexpr (Call::kIsThin) {
+      for (u32 part = 0; part < 2; ++part) {
+        const Box box = at(large, size.first_row<true>(), 2 * k + part);
+        ptx::load_box(to + part * (kThinRows * kRowBytes), box, full(s));
+      }
+      return;
+    }
     if (size.kind == kNarrow) {
       ptx::load_box_multicast(
           to + own * (kPiece * kRowBytes), at(x, 0, 2 * k + own), full(s), 3);
@@ -260,7 +283,7 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
     bool is_own = own == 0;  // of a short tile, one worker loads every other box for both
     for (u32 i = 0; i < size.rows;) {
       const bool is_large = i + kLarge <= size.rows;
-      const Box box = at(is_large ? large : x, size.first_row() + i, k);
+      const Box box = at(is_large ? large : x, size.first_row<false>() + i, k);
       if (size.kind == kLong) {
         ptx::load_box(to + i * kRowBytes, box, full(s));
       } else if (is_own) {
@@ -270,13 +293,17 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
       i += is_large ? kLarge : kPiece;
     }
   }
-  template <bool kGated>
+  template <class Call>
   ETC_DEVICE void fill_w(const Size& size, u32 s, u32 turn, u32 k, const Box& w) const {
-    const u32 own = blockIdx.x & 1, first = size.first_weight(turn), to = stage(s) + kBytesX;
+    constexpr bool kGated = Call::kGated;
+    const u32 own = blockIdx.x & 1, first = size.first_weight<Call::kIsThin>(turn);
+    const u32 to = stage(s) + kBytesX;
     auto at = [&](u32 row, u32 step) -> Box {
       return {w.map, w.x + i32(step * kDepth), w.y + i32(row / (1 + kGated)), w.z};
     };
-    if (size.kind == kNarrow) {
+    if constexpr (Call::kIsThin) {
+      ptx::load_box_multicast(to + own * kBoxBytes, at(first, 2 * k + own), full(s), 3);
+    } else if (size.kind == kNarrow) {
       for (u32 i = 0; i < 2; ++i) {
         load_weight<kGated, false>(to + i * kBoxBytes, at(first, 2 * k + i), full(s));
       }
@@ -315,8 +342,10 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
     }
   }
 
-  // One block of a narrow tile, of stages of twice the depth; otherwise two.
-  template <bool kIsHalf, int kBlocks, int kColumns, class Program>
+  // One block of a narrow or thin tile, of stages of twice the depth; otherwise two.
+  // NOTE: a thin tile has two sums, one of either half of each stage: a long chain of additions
+  // is less exact, and experts are picked by the result.
+  template <bool kIsHalf, int kBlocks, int kColumns, bool kIsThin = false, class Program>
   ETC_DEVICE bool multiply(
       const Run<Program>& run, u32 steps, bool gated, u32& ring, u32& round, Waiter who) const {
     const u32 thread = ptx::thread();
@@ -327,24 +356,29 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
     const u32 w0 = __shfl_sync(~0u, own + (kBytesX + wg * kBlocks * kBlockBytes) / 16, 0);
     // NOTE: set, though the first product need not add: otherwise they would be alive all
     // through the lane's loop, those of each number of columns beside the others.
-    float d[kBlocks][kColumns / 2] = {};
+    float d[kIsThin ? 2 : kBlocks][kColumns / 2] = {};
     bool lost = multiply_steps(run, steps, gated, ring, lane, who, [&](u32 s, u32 k) {
 #pragma unroll
       for (u32 part = 0; part < kParts; ++part) {
-        const u32 x = x0 + (s * kStageBytes + part * kPiece * kRowBytes) / 16;
+        const u32 x = x0 + (s * kStageBytes + part * kColumns * kRowBytes) / 16;
         const u32 w = w0 + (s * kStageBytes + part * kBoxBytes) / 16;
 #pragma unroll
         for (u32 q = 0; q < 4; ++q) {
 #pragma unroll
           for (u32 b = 0; b < kBlocks; ++b) {
             ptx::wgmma_columns<kIsHalf, kColumns>(
-                d[b], ptx::matrix_descriptor(w + b * (kBlockBytes / 16) + 2 * q),
-                ptx::matrix_descriptor(x + 2 * q), (k | part | q) != 0);
+                d[kIsThin ? part : b],
+                ptx::matrix_descriptor(w + b * (kBlockBytes / 16) + 2 * q),
+                ptx::matrix_descriptor(x + 2 * q), (k | (kIsThin ? 0 : part) | q) != 0);
           }
         }
       }
     });
-    if (gated) {
+    if constexpr (kIsThin) {
+#pragma unroll
+      for (int i = 0; i < kColumns / 2; ++i) d[0][i] += d[1][i];
+      if (!lost) lost = !put_float<kColumns>(run, d[0], wg, round, who);
+    } else if (gated) {
       lost = !put_gated<kIsHalf>(run, d, wg, round, who, lost);
     } else {
 #pragma unroll
@@ -470,9 +504,10 @@ struct grouped_store {
     const auto size = GroupedMatmul::Size::of(packed);
     const Box y = Call::template box<Call::kReads>(run.g, c);
     for (u32 turn = 0; turn < size.turns() && size.rows > 0; ++turn) {
-      const i32 first = y.x + i32(size.first_weight(turn) / (1 + Call::kGated));
-      const i32 row = y.y + i32(size.first_row());
-      const bool done = matmul.drain<bool(Call::kGated)>(
+      const u32 skipped = size.template first_weight<Call::kIsThin>(turn);
+      const i32 first = y.x + i32(skipped / (1 + Call::kGated));
+      const i32 row = y.y + i32(size.template first_row<Call::kIsThin>());
+      const bool done = matmul.drain<bool(Call::kGated), Call::kIsFloat || Call::kIsThin>(
           run, size, round, who, [&](u32 wg, u32 column, u32 begin, u32 end) {
             for (u32 i = begin; i < end; i += GroupedMatmul::kPiece) {
               ptx::store_box(
@@ -493,5 +528,9 @@ struct grouped_gated : grouped_store<Task> {};
 // In fp32: kIsFloat.
 template <class Task>
 struct grouped_float : grouped_store<Task> {};
+
+// In fp32, of a weight of at most 128 rows: kIsThin.
+template <class Task>
+struct thin_float : grouped_store<Task> {};
 
 }  // namespace etc

@@ -1,4 +1,4 @@
-// The router of a mixture of experts: the logits of 32 tokens for up to four groups of 32
+// The router of a mixture of experts: the logits of 32 tokens for one or two groups of 32
 // experts. The warps of a worker share the groups, and those of a group the depth, among
 // them; their parts are summed in a fixed order.
 #pragma once
@@ -12,7 +12,7 @@ struct score_experts {
   static constexpr int kTokens = 32, kGroup = Task::kExperts < 32 ? Task::kExperts : 32;
   static constexpr int kBlocks = kGroup / 8;
   static constexpr int kWarps = Task::threads / 32, kSlots = kWarps / 2;
-  static_assert(kSlots == 4);  // one a group at least
+  static_assert(kSlots % 2 == 0);  // as many of each group
   static constexpr int kAhead = 2;  // parts of the depth whose loads are under way
   static_assert(kSlots * kTokens * kGroup * 4 <= Shared::kScratchBytes);
   using Part = float[2][kBlocks][4];  // of a thread: 16 tokens by 8 experts, as products
@@ -32,10 +32,9 @@ struct score_experts {
   }
 
  private:
-  // Among how many groups the warps are shared: 1, 2 or 4.
+  // Among how many groups the warps are shared.
   ETC_DEVICE static i32 num_ways(const Task& task) {
-    const i32 groups = (task.template operand<1>().size[0] + kGroup - 1) / kGroup;
-    return groups == 3 ? 4 : groups;
+    return task.template operand<1>().size[0] > kGroup ? 2 : 1;
   }
 
   // NOTE: a dot product does not care for the order of k. Each thread loads eight
