@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from etc_dist.ir import Graph, ceildiv, graph_function, minimum, span, tile
-from etc_dist.ops.all_gather_matmul import ROW_GROUP
 from etc_dist.ops.matmul import TILE, matmul_gated, matmul_store
-from etc_dist.ops.order import grouped_rows
 from etc_dist.ops.parts import sum_ranks
 from etc_dist.ops.push_rows import push_rows
 
@@ -25,7 +23,8 @@ def mlp_packed_rows_graph(
 
     As `mlp_graph`, but a tile has rows of several ranks: those of all lie behind each
     other on every rank; a row of the down projection goes to its owner once all of its
-    tiles are computed, and the owner adds the ranks' in fp32.
+    tiles are computed, and the owner adds the ranks' in fp32. Tiles of the same columns
+    come one after the other, for they share the weights.
     """
     rows, hidden, inner = g.dims("rows hidden inner")
     world, size = g.world_size, tile_size
@@ -70,7 +69,7 @@ def mlp_packed_rows_graph(
         writes=[active[tile(i, size), tile(j, size // 2)]],
         waits=[arrived[i]],
         notifies=[activated[i]],
-        order=lambda t: grouped_rows(t, blocks, wide, ROW_GROUP),
+        order=lambda t: (t % blocks, t // blocks),
     )
     product = g.local("product", (tokens, hidden), dtype)
     produced = g.events("produced", (blocks,), expects=columns)
@@ -83,7 +82,7 @@ def mlp_packed_rows_graph(
         writes=[product[tile(i, size), tile(j, size)]],
         waits=[activated[i]],
         notifies=[produced[i]],
-        order=lambda t: grouped_rows(t, blocks, columns, ROW_GROUP),
+        order=lambda t: (t % blocks, t // blocks),
     )
 
     parts = g.symmetric("parts", (world, rows, hidden), dtype)
@@ -100,7 +99,7 @@ def mlp_packed_rows_graph(
         waits=[produced[(owner * rows + r) // size]],
         notifies=[returned.on(owner)[r]],
     )
-    r, c = grid = g.grid(r=rows, c=ceildiv(hidden, summed))
+    r, c = grid = g.grid(r=rows, c=g.let("pieces", ceildiv(hidden, summed)))
     of_piece = span(r, 1), tile(c, summed)
     g.call(
         sum_ranks(dtype),
