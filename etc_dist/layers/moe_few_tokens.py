@@ -97,7 +97,7 @@ def moe_few_tokens_graph(
     )
 
     width = g.let("down_columns", 2 * ceildiv(hidden, 2 * of_token))
-    m, j = grid = g.grid(m=tokens, j=ceildiv(hidden, width))
+    m, j = grid = g.grid(m=tokens, j=g.let("down_blocks", ceildiv(hidden, width)))
     token, of_block = span(m, 1), tile(j, width)
     g.call(
         down_token(routing),

@@ -53,9 +53,9 @@ PART_TOKENS = 16
 """Tokens of a task at most whose sums go to another rank."""
 PART_TASKS = 512
 """Fewer tokens than PART_TOKENS are taken for about so many tasks."""
-TILED_TOKENS = 2113
-"""From so many on, logits are computed in tiles of the tensor cores, as products are:
-fewer do not give work to enough workers."""
+TILED_TOKENS = 1057
+"""From so many on, logits are computed in tiles, as products are: groups of experts
+would be more tasks than there are workers, each of which reads its tokens anew."""
 PUSH_TASKS = 64
 """Fewer tokens than PUSH_TOKENS are taken for about so many tasks a peer."""
 

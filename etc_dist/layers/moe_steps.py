@@ -37,9 +37,6 @@ from etc_dist.ops.routing import (
 TILES_TOGETHER = 2
 """Tiles of rows that take turns at the same columns of an expert's weights, which may
 be more than the L2 cache holds."""
-PAIRED_TOKENS = 1057
-"""From so many on, a task scores two groups of experts instead of one: about the tasks
-of one wave of workers, each of which reads its tokens once."""
 TILE_BLOCKS, TILE_EXPERTS = 4, 128
 """Blocks of tokens, and experts, of which a tile has the logits."""
 MANY_TOKENS = 17
@@ -134,12 +131,20 @@ def add_choices(
     chosen = g.local("chosen", (experts, blocks), "int32")
     # 1 where logits are computed in tiles, else 0.
     tiled = g.let("tiled", minimum(1, tokens // sizes.tiled_tokens))
-    together = GROUP_EXPERTS * (1 + minimum(1, tokens // PAIRED_TOKENS))
-    together = g.let("scored_experts", together)
-    groups, tiles = ceildiv(experts, together), ceildiv(experts, TILE_EXPERTS)
-    expects = g.let("score_tasks", groups + tiled * (tiles - groups))
+    groups, wide = ceildiv(experts, GROUP_EXPERTS), ceildiv(experts, TILE_EXPERTS)
+    expects = g.let("score_tasks", groups + tiled * (wide - groups))
     scored = g.events("scored", (blocks,), expects=expects)
-    n, e = grid = g.grid(n=tiled * ceildiv(blocks, TILE_BLOCKS), e=tiles)
+    b, e = grid = g.grid(b=g.let("score_blocks", (1 - tiled) * blocks), e=groups)
+    of_block, of_group = tile(b, block), tile(e, GROUP_EXPERTS)
+    g.call(
+        score_experts(routing),
+        grid,
+        reads=[x[of_block, :], router[of_group, :]],
+        writes=[logits[of_block, of_group]],
+        notifies=[scored[b]],
+    )
+    tiles = g.let("logit_tiles", tiled * ceildiv(blocks, TILE_BLOCKS))
+    n, e = grid = g.grid(n=tiles, e=wide)
     of_tile, of_group = tile(n, TILE_BLOCKS * block), tile(e, TILE_EXPERTS)
     g.call(
         thin_float(routing.dtype),
@@ -149,15 +154,6 @@ def add_choices(
         writes=[logits[of_tile, of_group]],
         notifies=[scored[n]],
     )
-    b, e = grid = g.grid(b=(1 - tiled) * blocks, e=groups)
-    of_block, of_group = tile(b, block), tile(e, together)
-    g.call(
-        score_experts(routing),
-        grid,
-        reads=[x[of_block, :], router[of_group, :]],
-        writes=[logits[of_block, of_group]],
-        notifies=[scored[b]],
-    )
     (b,) = grid = g.grid(b=blocks)
     of_block = tile(b, block)
     g.call(
@@ -165,7 +161,7 @@ def add_choices(
         grid,
         reads=[logits[of_block, :]],
         writes=[*(t[of_block, :] for t in (ids, weights)), chosen[:, b]],
-        waits=[scored[b // (1 + tiled * (TILE_BLOCKS - 1))]],
+        waits=[scored[b - tiled * (b - b // TILE_BLOCKS)]],
         notifies=[routed[b if each else 0]],
     )
     return Choices(ids, weights, chosen)

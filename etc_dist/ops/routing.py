@@ -23,7 +23,7 @@ TILE_ROWS = 288
 GROUP_TOKENS = 2
 """Tokens whose rows one warp combines; divides BLOCK."""
 GROUP_EXPERTS = 32
-"""Experts of a group; a task computes the logits of one or two."""
+"""Experts of which a task computes the logits."""
 PADDING = 32
 """An expert's rows begin and end at a multiple of so many."""
 
@@ -74,7 +74,7 @@ class Routing:
 
 
 def score_experts(routing: Routing) -> DeviceFunction:
-    """x [32, hidden], router [64, hidden] of up to 64 experts -> logits [32, 64] in
+    """x [32, hidden], router [32, hidden] of a group of experts -> logits [32, 32] in
     fp32."""
 
     def body(x: Any, router: Any, logits: Any) -> None:

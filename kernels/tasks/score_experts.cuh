@@ -1,6 +1,5 @@
-// The router of a mixture of experts: the logits of 32 tokens for one or two groups of 32
-// experts. The warps of a worker share the groups, and those of a group the depth, among
-// them; their parts are summed in a fixed order.
+// The router of a mixture of experts: the logits of 32 tokens for 32 experts. The warps of a
+// worker share the depth; their parts are summed in a fixed order.
 #pragma once
 #include "ptx/warp.cuh"
 #include "worker/task.cuh"
@@ -12,51 +11,44 @@ struct score_experts {
   static constexpr int kTokens = 32, kGroup = Task::kExperts < 32 ? Task::kExperts : 32;
   static constexpr int kBlocks = kGroup / 8;
   static constexpr int kWarps = Task::threads / 32, kSlots = kWarps / 2;
-  static_assert(kSlots % 2 == 0);  // as many of each group
   static constexpr int kAhead = 2;  // parts of the depth whose loads are under way
   static_assert(kSlots * kTokens * kGroup * 4 <= Shared::kScratchBytes);
   using Part = float[2][kBlocks][4];  // of a thread: 16 tokens by 8 experts, as products
 
   ETC_DEVICE static void run(const Task& task) {
-    const i32 warp = task.thread / 32, ways = num_ways(task);
+    const i32 warp = task.thread / 32;
     float* slot = reinterpret_cast<float*>(task.scratch) + warp % kSlots * (kTokens * kGroup);
     Part d = {};
-    multiply(task, ways, d);
+    multiply(task, d);
     if (warp >= kSlots) each(task, slot, d, [](float2& to, float x, float y) { to = {x, y}; });
     task.sync();
     if (warp < kSlots) {
       each(task, slot, d, [](float2& to, float x, float y) { to = {to.x + x, to.y + y}; });
     }
     task.sync();
-    store(task, ways);
+    store(task);
   }
 
  private:
-  // Among how many groups the warps are shared.
-  ETC_DEVICE static i32 num_ways(const Task& task) {
-    return task.template operand<1>().size[0] > kGroup ? 2 : 1;
-  }
-
   // NOTE: a dot product does not care for the order of k. Each thread loads eight
   // neighbours of k at once and hands them to two products as if they lay apart.
-  ETC_DEVICE static void multiply(const Task& task, i32 ways, Part& d) {
+  ETC_DEVICE static void multiply(const Task& task, Part& d) {
     const auto x = task.template operand<0>();
     const auto router = task.template operand<1>();
-    const i32 g = task.thread % 32 / 4, q = task.thread % 4;
-    const i32 warp = task.thread / 32, warps = kWarps / ways;  // of this warp's group
-    const i32 depth = x.size[1], first = warp % ways * kGroup;
+    const i32 thread = i32(ptx::thread()), g = thread % 32 / 4, q = thread % 4;
+    const i32 depth = x.size[1];
     const u64 first_x = u64(x.at()), first_w = u64(router.at());
     u32 at_x[4], at_w[kBlocks];  // bytes from the first row to this thread's
 #pragma unroll
     for (int m = 0; m < 4; ++m) at_x[m] = u32(minimum(g + m * 8, x.size[0] - 1) * depth) * 2;
 #pragma unroll
     for (int n = 0; n < kBlocks; ++n) {
-      at_w[n] = u32(minimum(first + g + n * 8, router.size[0] - 1) * depth) * 2;
+      at_w[n] = u32(minimum(g + n * 8, router.size[0] - 1) * depth) * 2;
     }
-    const i32 own = warp / ways * 32 + q * 8;  // in each part of the depth
+    const i32 own = thread / 32 * 32 + q * 8;  // in each part of the depth
     uint4 a[kAhead][4], b[kAhead][kBlocks];
     auto fetch = [&](i32 part, uint4 (&rows)[4], uint4 (&weights)[kBlocks]) {
-      const i32 k = part * warps * 32 + own;
+      const i32 k = part * (kWarps * 32) + own;
 #pragma unroll
       for (int m = 0; m < 4; ++m) rows[m] = k < depth ? load(first_x + at_x[m] + k * 2) : uint4{};
 #pragma unroll
@@ -66,7 +58,7 @@ struct score_experts {
     };
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) fetch(i, a[i], b[i]);
-    const i32 parts = (depth + warps * 32 - 1) / (warps * 32);
+    const i32 parts = (depth + kWarps * 32 - 1) / (kWarps * 32);
 #pragma unroll 1
     for (i32 part = 0; part < parts; part += kAhead) {
 #pragma unroll
@@ -95,7 +87,7 @@ struct score_experts {
   }
   template <class F>
   ETC_DEVICE static void each(const Task& task, float* slot, const Part& d, F f) {
-    const i32 g = task.thread % 32 / 4, q = task.thread % 4;
+    const i32 thread = i32(ptx::thread()), g = thread % 32 / 4, q = thread % 4;
 #pragma unroll
     for (int m = 0; m < 4; ++m) {
 #pragma unroll
@@ -106,16 +98,15 @@ struct score_experts {
     }
   }
 
-  ETC_DEVICE static void store(const Task& task, i32 ways) {
+  ETC_DEVICE static void store(const Task& task) {
     const auto logits = task.template operand<2>();
     const float* slots = reinterpret_cast<const float*>(task.scratch);
-    for (i32 i = task.thread * 4; i < ways * kTokens * kGroup; i += Task::threads * 4) {
-      const i32 group = i / (kTokens * kGroup), token = i / kGroup % kTokens;
-      const i32 in_group = i % kGroup, expert = group * kGroup + in_group;
+    for (i32 i = task.thread * 4; i < kTokens * kGroup; i += Task::threads * 4) {
+      const i32 token = i / kGroup, expert = i % kGroup;
       float4 sum = {};
-      for (i32 s = group; s < kSlots; s += ways) {
+      for (i32 s = 0; s < kSlots; ++s) {
         const float4 v = *reinterpret_cast<const float4*>(
-            slots + s * (kTokens * kGroup) + place(token, in_group));
+            slots + s * (kTokens * kGroup) + place(token, expert));
         sum = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w);
       }
       if (token < logits.size[0] && expert < logits.size[1]) {
