@@ -67,7 +67,7 @@ def one_rank(world: Any) -> Any:
     return world
 
 
-LIMIT = 1.0
+LIMIT = 0.5
 """Seconds that a wait may last in a hasty world."""
 
 
@@ -127,7 +127,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @functools.cache
-def _has_gpu() -> bool:
+def has_gpu() -> bool:
     if os.environ.get("ETC_DIST_BACKEND") == "cpu":
         return False
     try:
@@ -153,7 +153,7 @@ def pytest_collection_modifyitems(
 ) -> None:
     for item in items:
         _check_marks(item)
-    left_out = [i for i in items if i.get_closest_marker("gpu") and not _has_gpu()]
+    left_out = [i for i in items if i.get_closest_marker("gpu") and not has_gpu()]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]

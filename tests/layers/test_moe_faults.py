@@ -41,13 +41,13 @@ def test_a_wait_in_vain_ends_all_ranks_and_the_next_layer_runs(
     right = make_parallel(*SIZES, **options)
     lacking(event)
     wrong = make_parallel(*SIZES, **options)
-    x, out, _ = wrong.rows(19)
+    x, out, _ = wrong.rows(5)
     with pytest.raises(WaitTimeoutError) as caught:
         wrong.moe(x, out)
         wrong.moe.synchronize()
     tasks = {record.task.partition("[")[0] for record in caught.value.records}
     assert tasks and tasks <= WAITING
-    x, out, answer = right.rows(19)
+    x, out, answer = right.rows(5)
     right.moe(x, out)
     right.moe.synchronize()
     answer.check(arrays.get(out))

@@ -50,7 +50,7 @@ def sized(parallel: str, tokens: int, hidden: int, inner: int) -> dict[str, int]
 
 @pytest.mark.parametrize("schedule", PLANS)
 @pytest.mark.parametrize("parallel", WAYS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     world=st.integers(2, 8),
     tokens=st.integers(1, 20),
@@ -155,20 +155,20 @@ def run(
 
 @pytest.mark.parametrize("parallel", WAYS)
 @pytest.mark.parametrize(
-    ("world", "tokens", "hidden", "inner", "top_k", "normalize"),
+    ("world", "experts", "tokens", "hidden", "inner", "top_k", "normalize"),
     [
-        (2, 16, 40, 24, 4, False),
-        (3, 9, 26, 12, 3, True),
-        (4, 1, 8, 24, 1, True),
-        (4, 5, 16, 12, 4, False),
+        (2, 16, 8, 40, 12, 4, False),
+        (3, 24, 9, 18, 12, 3, True),
+        (4, 24, 1, 8, 24, 1, True),
+        (4, 8, 5, 16, 12, 3, False),
     ],
     ids=str,
 )
 def test_every_interleaving_gives_the_same_bits_near_fp32(
-    parallel, world, tokens, hidden, inner, top_k, normalize, rng
+    parallel, world, experts, tokens, hidden, inner, top_k, normalize, rng
 ):
     xs = [draw(rng, (tokens, hidden), "bfloat16") for _ in range(world)]
-    weights = draw_experts(rng, 24, hidden, inner)
+    weights = draw_experts(rng, experts, hidden, inner)
     options = {"top_k": top_k, "normalize": normalize}
     runs = [
         run(world, parallel, xs, weights, graph=options, seed=seed, epochs=2)
@@ -183,7 +183,7 @@ def test_every_interleaving_gives_the_same_bits_near_fp32(
 
 @pytest.mark.parametrize(("world", "schedule"), [(2, "dynamic"), (4, "static")])
 @pytest.mark.parametrize("parallel", WAYS)
-@pytest.mark.parametrize("tokens", [1, 13])
+@pytest.mark.parametrize("tokens", [1, 9])
 @pytest.mark.parametrize("routing", ROUTINGS)
 def test_any_routing_gives_the_reference(
     routing, tokens, world, parallel, schedule, rng, seed
@@ -206,7 +206,7 @@ def test_any_routing_gives_the_reference(
 
 @pytest.mark.parametrize("parallel", WAYS)
 def test_tiles_of_the_gpu_give_the_reference(parallel, rng):
-    xs = [draw(rng, (300, 40), "bfloat16") for _ in range(2)]
+    xs = [draw(rng, (110, 40), "bfloat16") for _ in range(2)]
     weights = draw_experts(rng, 8, 40, 24)
     plain = {
         "block": 32,
@@ -234,7 +234,7 @@ def test_layer_comes_close_to_fp32(parallel, dtype, schedule, make_parallel, arr
         16, 72, 192, dtype=dtype, top_k=4, parallel=parallel, schedule=schedule
     )
     assert layer.moe.program.plan.schedule == schedule
-    x, out, answer = layer.rows(75)
+    x, out, answer = layer.rows(43)
     assert layer.moe(x, out) is out
     layer.moe.synchronize()
     answer.check(arrays.get(out), dtype)
@@ -250,9 +250,9 @@ def test_layer_comes_close_to_fp32(parallel, dtype, schedule, make_parallel, arr
         (1, 8, 8, 64, 1),
         (31, 8, 256, 128, 2),
         (33, 128, 328, 64, 8),
-        (256, 8, 72, 320, 8),
-        (301, 16, 40, 64, 3),
-        (600, 8, 264, 64, 1),
+        (160, 8, 72, 320, 8),
+        (269, 16, 40, 64, 3),
+        (530, 8, 264, 64, 1),
     ],
     ids=str,
 )
@@ -272,9 +272,9 @@ def test_layer_has_any_shape(
 def test_layer_routes_tokens_anyhow(
     routing, parallel, make_parallel, arrays, world, rng
 ):
-    ids = ROUTINGS[routing](rng, 40 * world.size)
+    ids = ROUTINGS[routing](rng, 33 * world.size)
     layer = make_parallel(8, 40, 64, top_k=ids.shape[1], parallel=parallel)
-    x, out, answer = layer.rows(40, ids)
+    x, out, answer = layer.rows(33, ids)
     layer.moe(x, out)
     layer.moe.synchronize()
     answer.check(arrays.get(out))
@@ -284,7 +284,7 @@ def test_layer_routes_tokens_anyhow(
 @pytest.mark.parametrize("parallel", WAYS)
 def test_repeated_calls_give_the_same_bits(parallel, make_parallel, arrays):
     layer = make_parallel(16, 72, 64, top_k=4, parallel=parallel)
-    x, out, answer = layer.rows(75)
+    x, out, answer = layer.rows(35)
     bits = set()
     for _ in range(3):
         out = arrays.poisoned(out.shape, "bfloat16")
@@ -300,7 +300,7 @@ def test_repeated_calls_give_the_same_bits(parallel, make_parallel, arrays):
 def test_one_program_serves_any_number_of_tokens(parallel, make_parallel, arrays):
     layer = make_parallel(8, 40, 64, top_k=2, parallel=parallel)
     # Up and down again, without meeting between: buffers grow, and stay right.
-    calls = [layer.rows(count) for count in (3, 40, 300, 40, 1)]
+    calls = [layer.rows(count) for count in (3, 40, 130, 40, 1)]
     for x, out, _ in calls:
         layer.moe(x, out)
     layer.moe.synchronize()

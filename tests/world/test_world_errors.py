@@ -13,6 +13,7 @@ from etc_dist.errors import (
 from etc_dist.settings import Settings
 from etc_dist.world import start
 from etc_dist.world.aborting import AbortOnUncaught
+from etc_dist.world.gpus import Gpus
 
 
 def goes_on(world) -> bool:
@@ -190,7 +191,9 @@ def test_closed_world_says_so(doomed):
 
 
 @pytest.mark.mpi(min_size=2)
-def test_settings_that_differ_are_refused_on_all_ranks(world):
+def test_settings_that_differ_are_refused_on_all_ranks(world, monkeypatch):
+    # The import of CuPy takes seconds; what is found does not matter here.
+    monkeypatch.setattr("etc_dist.world.gpus.find", lambda: Gpus(missing="no CuPy"))
     settings = Settings(backend="cpu" if world.rank else "auto")
     with pytest.raises(ArgumentError, match="different settings of backend"):
         start(settings)
