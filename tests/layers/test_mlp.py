@@ -14,7 +14,7 @@ from etc_dist.errors import GraphError, RaceError
 from etc_dist.ir import GraphFunction
 from etc_dist.layers.mlp import MLP, mlp_graph
 from etc_dist.runtime.cpu import simulate
-from etc_dist.schedule import schedule_static
+from etc_dist.schedule import schedule_dynamic, schedule_static
 from etc_dist.schedule.verify import verify
 from tests.layers.reference import (
     TOLERANCE,
@@ -68,6 +68,13 @@ def without(graph: GraphFunction, event: str, *verbs: str) -> GraphFunction:
     return replace(graph, calls=tuple(calls))
 
 
+def race_without(graph: GraphFunction, event: str, dims: dict[str, int]) -> str:
+    """The races of `graph` without an event tensor, as the proof words them."""
+    with pytest.raises(RaceError) as caught:
+        verify(schedule_static(without(graph, event, "waits", "notifies")), dims, 4)
+    return caught.value.got
+
+
 DIMS = {"rows": 20, "hidden": 37, "inner": 19}
 
 
@@ -110,6 +117,19 @@ def inputs(rng, world_size, dims, dtype="bfloat16"):
     ranks = zip(xs, shares, strict=True)
     by_rank = [dict(zip(NAMES, (x, *share), strict=True)) for x, share in ranks]
     return by_rank, reference(xs, shares)
+
+
+def check_both_schedules(
+    graph: GraphFunction, dims: dict[str, int], dtype: str, seed: int
+) -> None:
+    """Both schedules give the same bits on every rank, near fp32."""
+    rng = np.random.default_rng(seed)
+    by_rank, answers = inputs(rng, graph.world_size, dims, dtype)
+    plans = schedule_static(graph), schedule_dynamic(graph)
+    runs = [simulate(p, by_rank, dims, seed=seed, epochs=2).outputs for p in plans]
+    for rank, answer in enumerate(answers):
+        assert len({run[rank]["y"].tobytes() for run in runs}) == 1
+        answer.check(runs[0][rank]["y"], dtype)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 5])

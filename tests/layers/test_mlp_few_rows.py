@@ -8,14 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etc_dist.errors import ArgumentError, RaceError, WorldError
+from etc_dist.errors import ArgumentError, WorldError
 from etc_dist.ir import GraphFunction
 from etc_dist.layers.mlp_few_rows import FEW_ROWS, mlp_few_rows_graph
-from etc_dist.runtime.cpu import simulate
-from etc_dist.schedule import schedule_dynamic, schedule_static
+from etc_dist.schedule import schedule_static
 from etc_dist.schedule.verify import verify
 from tests.layers.reference import TOLERANCE
-from tests.layers.test_mlp import dims_of, inputs, without
+from tests.layers.test_mlp import check_both_schedules, dims_of, race_without
 
 SMALL = {"tile_columns": 16, "step": 8, "block": 8, "summed": 8, "product_tasks": 6}
 DIMS = {"rows": 3, "hidden": 37, "inner": 19}
@@ -53,10 +52,7 @@ def test_graph_is_proved_at_real_shapes(rows):
     ],
 )
 def test_each_event_is_needed(event, race):
-    graph = without(small(2), event, "waits", "notifies")
-    with pytest.raises(RaceError) as caught:
-        verify(schedule_static(graph), DIMS, 4)
-    assert race in caught.value.got
+    assert race in race_without(small(2), event, DIMS)
 
 
 @settings(max_examples=6, deadline=None)
@@ -67,13 +63,7 @@ def test_each_event_is_needed(event, race):
     seed=st.integers(0, 2**32 - 1),
 )
 def test_odd_shapes_give_the_same_bits_near_fp32(world_size, dims, dtype, seed):
-    graph = small(world_size, dtype)
-    by_rank, answers = inputs(np.random.default_rng(seed), world_size, dims, dtype)
-    plans = schedule_static(graph), schedule_dynamic(graph)
-    runs = [simulate(p, by_rank, dims, seed=seed, epochs=2).outputs for p in plans]
-    for rank, answer in enumerate(answers):
-        assert len({run[rank]["y"].tobytes() for run in runs}) == 1
-        answer.check(runs[0][rank]["y"], dtype)
+    check_both_schedules(small(world_size, dtype), dims, dtype, seed)
 
 
 # ------------------------------------------------------------------------- the layer
