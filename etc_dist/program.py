@@ -367,7 +367,7 @@ def _without_room(text: str) -> WorldError:
         "a program cannot be captured before it has room for the call",
         where=text,
         wanted="a call of this size, or a larger one, before capturing",
-        got="none; layers have a program of their own for few rows",
+        got="none; layers have programs of their own for some sizes",
         fix="make the call once, then capture it",
     )
 

@@ -33,6 +33,18 @@ PACKED_SHARE = 0.75
 """Of the tiles that ranks have apart; rows that fill fewer together are packed."""
 
 
+def are_packed(world_size: int, rows: int) -> bool:
+    """Whether so many rows a rank fill that much fewer tiles together than apart."""
+    together, apart = -(-world_size * rows // TILE), world_size * -(-rows // TILE)
+    return together < PACKED_SHARE * apart
+
+
+def most_packed(world_size: int) -> int:
+    """The most rows a rank that are packed; 0 if none are. Four tiles and more of a
+    rank's own are never so empty."""
+    return max((r for r in range(1, 3 * TILE) if are_packed(world_size, r)), default=0)
+
+
 @graph_function
 def mlp_graph(
     g: Graph,
@@ -114,9 +126,9 @@ class MLP(Operation):
     fp16; products accumulate in fp32, the activations are rounded once to the dtype,
     the ranks' partial sums are added in fp32 in rank order: the same bits on every run.
     M up to few_rows (at most 128; 0 for none) goes through a program of its own, in
-    which all workers read the weights; so do, if `packed`, rows of several ranks that
-    fill fewer tiles of 256 together, by a quarter and more. `options` are those of the
-    program for all others.
+    which all workers read the weights; so do, if `packed`, rows that fill fewer tiles
+    of 256 together than each rank's apart, by more than a quarter. `options` are those
+    of the program for all others.
     On GPUs H and I / world_size are multiples of 8. Arrays and errors as in
     MatmulReduceScatter. Making one is collective.
     """
@@ -152,8 +164,10 @@ class MLP(Operation):
         self._packed: Program | None = None
         self._few: Program | None = None
         own = {"dtype": dtype}
-        if packed and world.size > 1:
+        most = most_packed(world.size)
+        if packed and most > 0:
             self._packed = self._compile(mlp_packed_rows_graph, own, schedule, trace)
+            self._packed.room = lambda dims: [{**dims, "rows": most}]
         if self._few_rows > 0:
             self._few = self._compile(mlp_few_rows_graph, own, schedule, trace)
             self._few.room = shapes_up_to("rows", self._few_rows // world.size)
@@ -165,8 +179,7 @@ class MLP(Operation):
         world, rows = self.world.size, dims["rows"]
         if self._few is not None and world * rows <= self._few_rows:
             return self._few
-        together, apart = -(-world * rows // TILE), world * -(-rows // TILE)
-        if self._packed is not None and together < PACKED_SHARE * apart:
+        if self._packed is not None and are_packed(world, rows):
             return self._packed
         return self._many
 

@@ -53,9 +53,9 @@ PART_TOKENS = 16
 """Tokens of a task at most whose sums go to another rank."""
 PART_TASKS = 512
 """Fewer tokens than PART_TOKENS are taken for about so many tasks."""
-TILED_TOKENS = 1057
-"""From so many on, logits are computed in tiles, as products are: groups of experts
-would be more tasks than there are workers, each of which reads its tokens anew."""
+SCORE_TASKS = 132
+"""Tasks at most that compute logits of 32 experts each, about one for each worker. If
+they were more, logits are computed in tiles, as products are."""
 PUSH_TASKS = 64
 """Fewer tokens than PUSH_TOKENS are taken for about so many tasks a peer."""
 
@@ -77,7 +77,7 @@ def moe_graph(
     group_tokens: int = GROUP_TOKENS,
     part_tokens: int = PART_TOKENS,
     pushed_tokens: int = PUSH_TOKENS,
-    tiled_tokens: int = TILED_TOKENS,
+    score_tasks: int = SCORE_TASKS,
 ) -> None:
     """x [tokens, hidden] -> y [tokens, hidden].
 
@@ -103,7 +103,7 @@ def moe_graph(
         group_tokens,
         part_tokens,
         pushed_tokens,
-        tiled_tokens,
+        score_tasks,
     )
     if g.world_size == 1:
         _one_rank(g, routing, sizes)

@@ -54,7 +54,7 @@ class Sizes:
     group_tokens: int
     part_tokens: int
     pushed_tokens: int
-    tiled_tokens: int
+    score_tasks: int
 
 
 @dataclass(frozen=True)
@@ -130,9 +130,9 @@ def add_choices(
     weights = g.local("weights", (tokens, top_k), "float32")
     chosen = g.local("chosen", (experts, blocks), "int32")
     # 1 where logits are computed in tiles, else 0.
-    tiled = g.let("tiled", minimum(1, tokens // sizes.tiled_tokens))
     groups, wide = ceildiv(experts, GROUP_EXPERTS), ceildiv(experts, TILE_EXPERTS)
-    expects = g.let("score_tasks", groups + tiled * (wide - groups))
+    tiled = g.let("tiled", minimum(1, blocks * groups // (sizes.score_tasks + 1)))
+    expects = g.let("logit_tasks", groups + tiled * (wide - groups))
     scored = g.events("scored", (blocks,), expects=expects)
     b, e = grid = g.grid(b=g.let("score_blocks", (1 - tiled) * blocks), e=groups)
     of_block, of_group = tile(b, block), tile(e, GROUP_EXPERTS)

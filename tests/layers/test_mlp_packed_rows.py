@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etc_dist.ir import GraphFunction
+from etc_dist.layers.mlp import are_packed, most_packed
 from etc_dist.layers.mlp_few_rows import FEW_ROWS
 from etc_dist.layers.mlp_packed_rows import mlp_packed_rows_graph
 from etc_dist.schedule import schedule_static
@@ -106,9 +107,29 @@ def test_rows_are_packed_where_that_makes_tiles_fewer(make, arrays, world, compi
         x, out, answer = layer.rows(rows)
         layer.mlp(x, out)
         assert layer.mlp.program.plan.graph.name == name
+        if name == PACKED:
+            room = layer.mlp.program.room({"rows": rows, "hidden": 40})
+            assert room == [{"rows": most_packed(world.size), "hidden": 40}]
         layer.mlp.synchronize()
         answer.check(arrays.get(out))
     assert compiled == [MANY, PACKED, FEW]
+
+
+# Four ranks' rows: two tiles of four at most, or five of eight; never nine of twelve.
+@pytest.mark.parametrize("rows", [1, 128, 257, 320])
+def test_tiles_are_shared_where_that_saves_more_than_a_quarter(rows):
+    assert are_packed(4, rows)
+
+
+@pytest.mark.parametrize("rows", [129, 192, 256, 321, 512, 513, 768])
+def test_tiles_are_not_shared_where_that_saves_less(rows):
+    assert not are_packed(4, rows)
+
+
+@pytest.mark.parametrize("world_size", range(1, 9))
+def test_no_more_rows_are_packed_than_there_is_room_for(world_size):
+    packed = [r for r in range(1, 5000) if are_packed(world_size, r)]
+    assert most_packed(world_size) == max(packed, default=0)
 
 
 @pytest.mark.mpi
