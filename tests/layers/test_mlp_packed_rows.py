@@ -26,7 +26,7 @@ def small(world_size: int, dtype: str = "bfloat16") -> GraphFunction:
     return mlp_packed_rows_graph(world_size, dtype=dtype, tile_size=16, summed=16)
 
 
-@pytest.mark.parametrize("world_size", range(1, 9))
+@pytest.mark.parametrize("world_size", [2, 3, 8])
 @settings(max_examples=6, deadline=None)
 @given(dims=dims_of(20), pairs=st.integers(1, 5))
 def test_graph_is_proved_at_odd_shapes(world_size, dims, pairs):
