@@ -7,7 +7,11 @@ from typing import Any
 
 from etc_dist.ir import Graph, ceildiv, graph_function, tile
 from etc_dist.layers.mlp_few_rows import FEW_ROWS, mlp_few_rows_graph
-from etc_dist.layers.mlp_packed_rows import mlp_packed_rows_graph
+from etc_dist.layers.mlp_packed_rows import (
+    are_packed,
+    mlp_packed_rows_graph,
+    most_packed,
+)
 from etc_dist.ops.all_gather_matmul import ROW_GROUP, push_packets
 from etc_dist.ops.matmul import TILE, matmul_gated, matmul_send
 from etc_dist.ops.matmul_reduce_scatter import add_sum_slots
@@ -29,20 +33,6 @@ from etc_dist.world import World, current
 COLUMN_GROUP = 16
 """Columns of output tiles that all owners get before the next ones: with fewer, the
 down projection begins on rows whose activations are only just being made."""
-PACKED_SHARE = 0.75
-"""Of the tiles that ranks have apart; rows that fill fewer together are packed."""
-
-
-def are_packed(world_size: int, rows: int) -> bool:
-    """Whether so many rows a rank fill that much fewer tiles together than apart."""
-    together, apart = -(-world_size * rows // TILE), world_size * -(-rows // TILE)
-    return together < PACKED_SHARE * apart
-
-
-def most_packed(world_size: int) -> int:
-    """The most rows a rank that are packed; 0 if none are. Four tiles and more of a
-    rank's own are never so empty."""
-    return max((r for r in range(1, 3 * TILE) if are_packed(world_size, r)), default=0)
 
 
 @graph_function

@@ -9,6 +9,20 @@ from etc_dist.ops.push_rows import push_rows
 
 SUMMED = 1024
 """Columns of a row whose parts one warp adds."""
+PACKED_SHARE = 0.75
+"""Of the tiles that ranks have apart; rows that fill fewer together are packed."""
+
+
+def are_packed(world_size: int, rows: int) -> bool:
+    """Whether so many rows a rank fill that much fewer tiles together than apart."""
+    together, apart = -(-world_size * rows // TILE), world_size * -(-rows // TILE)
+    return together < PACKED_SHARE * apart
+
+
+def most_packed(world_size: int) -> int:
+    """The most rows a rank that are packed; 0 if none are. Four tiles and more of a
+    rank's own are never so empty."""
+    return max((r for r in range(1, 3 * TILE) if are_packed(world_size, r)), default=0)
 
 
 @graph_function

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from etc_dist.ir import Graph, ceildiv, graph_function, maximum, minimum, span, tile
-from etc_dist.layers.moe_steps import add_inputs
+from etc_dist.layers.moe_steps import SCORE_TASKS, add_inputs
 from etc_dist.ops.few_tokens import down_token, gate_up_token, score_token
 from etc_dist.ops.routing import Routing
 
@@ -15,9 +15,8 @@ there the other program, which reads an expert once for all tokens, is the faste
 PRODUCT_TASKS = 132
 """Tasks of a product that read weights side by side, about one for each worker."""
 SCORED = 8
-"""Experts that one task scores at most, one a warp,"""
-SCORE_TASKS = 132
-"""and fewer for no more than so many tasks: a worker alone reads slowly."""
+"""Experts that one task scores at most, one a warp, and fewer for no more than
+SCORE_TASKS tasks: a worker alone reads slowly."""
 ASKED_BYTES = 30_000_000
 """Bytes of down at most that one token reads and the L2 cache is asked for beforehand;
 nothing is asked for more tokens."""

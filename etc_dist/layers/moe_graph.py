@@ -19,6 +19,7 @@ from etc_dist.ir import (
     tile,
 )
 from etc_dist.layers.moe_steps import (
+    SCORE_TASKS,
     Choices,
     Product,
     Sizes,
@@ -53,9 +54,6 @@ PART_TOKENS = 16
 """Tokens of a task at most whose sums go to another rank."""
 PART_TASKS = 512
 """Fewer tokens than PART_TOKENS are taken for about so many tasks."""
-SCORE_TASKS = 132
-"""Tasks at most that compute logits of 32 experts each, about one for each worker. If
-they were more, logits are computed in tiles, as products are."""
 PUSH_TASKS = 64
 """Fewer tokens than PUSH_TOKENS are taken for about so many tasks a peer."""
 

@@ -37,6 +37,9 @@ from etc_dist.ops.routing import (
 TILES_TOGETHER = 2
 """Tiles of rows that take turns at the same columns of an expert's weights, which may
 be more than the L2 cache holds."""
+SCORE_TASKS = 132
+"""Tasks at most that compute logits for groups of experts, about one for each worker.
+Where many tokens would make more, logits are computed in tiles, as products are."""
 TILE_BLOCKS, TILE_EXPERTS = 4, 128
 """Blocks of tokens, and experts, of which a tile has the logits."""
 MANY_TOKENS = 17

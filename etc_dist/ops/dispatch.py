@@ -13,6 +13,7 @@ import numpy as np
 
 from etc_dist.ir import DeviceFunction
 from etc_dist.ir.function import TRANSFER
+from etc_dist.ops.parts import sum_ranks
 from etc_dist.ops.routing import Routing
 
 PUSH_TOKENS = 8
@@ -48,14 +49,14 @@ def sum_parts(routing: Routing) -> DeviceFunction:
     rank order, in fp32. Where experts are split, ids [tokens, top_k] is read too: a
     rank without experts of a token's choice has no part of it."""
 
-    def body(parts: Any, *rest: Any) -> None:
-        *ids, y = rest
+    if not routing.split:
+        return sum_ranks(routing.dtype)
+
+    def body(parts: Any, ids: Any, y: Any) -> None:
         total = np.zeros(y.shape, np.float32)
         for rank, part in enumerate(parts):
-            here = np.full(len(y), True)
-            if ids:
-                here = (ids[0] // routing.experts == rank).any(axis=1)
+            here = (ids // routing.experts == rank).any(axis=1)
             total[here] += part[here].astype(np.float32)
         y[...] = total.astype(y.dtype)
 
-    return routing.function("sum_parts", TRANSFER, 1 + routing.split, 1, body)
+    return routing.function("sum_parts", TRANSFER, 2, 1, body)

@@ -43,26 +43,24 @@ def activate_parts(dtype: str) -> DeviceFunction:
 def sum_ranks(dtype: str) -> DeviceFunction:
     """parts [world, rows, columns] -> their sum [rows, columns] over ranks, in rank
     order, in fp32."""
-    return DeviceFunction(
-        name="sum_parts",
-        body=_add_parts,
-        source="tasks/sum_parts.cuh",
-        lane=TRANSFER,
-        reads=1,
-        writes=1,
-        constants={"kIsHalf": int(dtype == "float16"), "kSplit": 0},
-    )
+    source = "tasks/sum_parts.cuh"
+    return _function("sum_parts", dtype, 1, _add_parts, source, kSplit=0)
 
 
 def _function(
-    name: str, dtype: str, reads: int, body: Callable[..., None]
+    name: str,
+    dtype: str,
+    reads: int,
+    body: Callable[..., None],
+    source: str = "tasks/add_parts.cuh",
+    **constants: int,
 ) -> DeviceFunction:
     return DeviceFunction(
         name=name,
         body=body,
-        source="tasks/add_parts.cuh",
+        source=source,
         lane=TRANSFER,
         reads=reads,
         writes=1,
-        constants={"kIsHalf": int(dtype == "float16")},
+        constants={"kIsHalf": int(dtype == "float16"), **constants},
     )

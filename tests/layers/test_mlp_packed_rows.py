@@ -8,9 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etc_dist.ir import GraphFunction
-from etc_dist.layers.mlp import are_packed, most_packed
 from etc_dist.layers.mlp_few_rows import FEW_ROWS
-from etc_dist.layers.mlp_packed_rows import mlp_packed_rows_graph
+from etc_dist.layers.mlp_packed_rows import (
+    are_packed,
+    mlp_packed_rows_graph,
+    most_packed,
+)
 from etc_dist.schedule import schedule_static
 from etc_dist.schedule.verify import verify
 from tests.layers.reference import TOLERANCE
