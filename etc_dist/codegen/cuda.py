@@ -22,6 +22,7 @@ from etc_dist.codegen.layout import (
     notification_unit,
     pace_name,
     queue_names,
+    units_name,
 )
 from etc_dist.codegen.members import conjunction, indexed, method, select
 from etc_dist.codegen.queue import (
@@ -215,7 +216,7 @@ def _call(plan: Plan, lane: Lane, call: Call, number: int, arguments: Arguments)
     lines += [f"  static constexpr int {k} = {v};" for k, v in constants.items()]
     names = ", ".join(a.symbol.name for a in call.axes)
     lines.append(f"  struct Coord {{ i32 {names}; }};")
-    lines.append(method("i32 units", text(lane.units(call))))
+    lines.append(method("i32 units", f"g.{units_name(call.name)}"))
     lines.append(method("i32 tasks", text(call.tasks)))
     pace = "0" if call.pace == Const(0) else f"g.{pace_name(call.name)}"
     lines.append(method("i32 pace", pace))

@@ -33,7 +33,7 @@ FAULT = np.dtype(
 CONTROL = np.dtype(
     [
         ("epoch", "u4"),
-        ("exits", "u4"),
+        ("begun", "u4"),
         ("tickets", "u4", (2, 2)),
         ("faults", "u4"),
         ("shape", "u4"),
@@ -89,7 +89,8 @@ class Arguments:
         integers += [s.name for s in graph.dims]
         integers += [s.name for s, _ in graph.derived]
         integers += [event_base(e) for e in graph.events]
-        integers += [pace_name(c.name) for lane in plan.lanes for c in lane.calls]
+        for name in (units_name, pace_name):
+            integers += [name(c.name) for lane in plan.lanes for c in lane.calls]
         integers += queue_names(plan)
         addresses = ["control", "status", "workspace", "trace", "wait_limit"]
         addresses += [t.name for t in graph.tensors]
@@ -146,6 +147,12 @@ class Arguments:
 def event_base(events: EventTensor) -> str:
     """The argument that holds where an event tensor's counters begin."""
     return f"events_{events.name}"
+
+
+def units_name(call: str) -> str:
+    """The argument that holds how many units a call has: every role asks at each unit
+    of its lane."""
+    return f"units_{call}"
 
 
 def pace_name(call: str) -> str:

@@ -22,6 +22,7 @@ from etc_dist.codegen.layout import (
     TRACE_WARPS,
     event_base,
     pace_name,
+    units_name,
 )
 from etc_dist.errors import BuildError, WorldError
 from etc_dist.runtime.arrays import Array
@@ -172,6 +173,7 @@ class GpuExecutor:
 
     def records(self) -> list[Record]:
         """The waits that this rank gave up, or its tasks out of range, in words."""
+        self.finish()  # the first of them is told while the run still ends
         control = self._control.get().view(CONTROL)[0]
         if not self._shapes:
             return []
@@ -255,8 +257,10 @@ class GpuExecutor:
             a[event_base(graph.event(name))] = base
         for name, base in memory.queue_bases.items():
             a[name] = base
-        for call in graph.calls:
-            a[pace_name(call.name)] = int(call.pace.evaluate(env))
+        for lane in self.plan.lanes:
+            for call in lane.calls:
+                a[units_name(call.name)] = int(lane.units(call).evaluate(env))
+                a[pace_name(call.name)] = int(call.pace.evaluate(env))
         for name, offset in memory.symmetric.items():
             a[name] = capacity.tensors_offset + offset
         for name, offset in memory.local.items():

@@ -25,8 +25,8 @@ constexpr u32 kMaxFaults = 64;
 
 // One rank's own control block, in its local memory.
 struct Control {
-  u32 epoch;          // of the run in progress; the last worker to leave adds one
-  u32 exits;          // workers that have left this run
+  u32 epoch;          // of the run that begins; the last worker to know it adds one
+  u32 begun;          // workers that know it
   u32 tickets[2][2];  // drawn of a lane whose units go by ticket; by epoch parity
   u32 faults;         // faults seen; the first kMaxFaults are recorded
   u32 shape;          // the number of the shape that the faulty run had

@@ -13,27 +13,35 @@ struct Run {
   using Args = typename Program::Args;
   const Args& g;
   u32 epoch;
-  u64 self;   // this rank's symmetric block
   u32 start;  // when this worker began: the low word of the clock, ns
 
+  // This rank's symmetric block.
+  ETC_DEVICE u64 self() const { return g.peer[g.rank]; }
   ETC_DEVICE Control* control() const { return reinterpret_cast<Control*>(g.control); }
   ETC_DEVICE u64 event_address(i32 rank, u32 index) const {
     return g.peer[rank] + sizeof(SymmetricHead) + (u64(epoch & 1) * g.event_capacity + index) * 4;
   }
-  // NOTE: the arguments know the address as well as `self`, and cost no register.
-  ETC_DEVICE bool aborted() const {
-    return ptx::load_relaxed(g.peer[g.rank] + kAbortOffset) != 0;
+  ETC_DEVICE bool aborted() const { return ptx::load_relaxed(self() + kAbortOffset) != 0; }
+  // That the run has been aborted, by whichever rank.
+  ETC_DEVICE void tell_host() const { ptx::store_relaxed(g.status, 1); }
+};
+
+// Who waits, for the record; and, once a wait was in vain, for what: its kind, the number of the
+// event or rank, and the count that would have met it.
+struct Waiter {
+  u32 lane, call, task;
+  u32 kind = kInsideWorker, index = 0, want = 0;
+
+  ETC_DEVICE bool in_vain(u32 kind_, u32 index_, u32 want_) {
+    kind = kind_, index = index_, want = want_;
+    return false;
   }
 };
 
-// Who waits, for the record.
-struct Waiter {
-  u32 lane, call, task;
-};
-
+// Ends the program on all ranks.
 template <class Program>
 ETC_DEVICE void give_up(
-    const Run<Program>& run, Waiter who, u32 kind, u32 index, u32 have, u32 want) {
+    const Run<Program>& run, const Waiter& who, u32 kind, u32 index, u32 have, u32 want) {
   Control* control = run.control();
   const u32 n = atomicAdd(&control->faults, 1u);
   control->shape = run.g.shape;
@@ -47,34 +55,42 @@ ETC_DEVICE void give_up(
   }
 }
 
-// Ends the program because of a task whose loaded indices cannot be; false, for its waits.
+// A thread whose wait was in vain, because of an abort or because it was too long.
+// NOTE: each role has one place for this, since it is long, and there are many waits.
 template <class Program>
-ETC_DEVICE bool out_of_range(const Run<Program>& run, Waiter who) {
-  if (!run.aborted()) give_up(run, who, kOutOfRange, 0, 0, 0);
-  return false;
+ETC_DEVICE void report(const Run<Program>& run, const Waiter& who) {
+  if (threadIdx.x % 32 != 0) return;
+  run.tell_host();
+  if (run.aborted()) return;
+  u32 have = 0;
+  if (who.kind == kEventWait) {
+    have = ptx::load_relaxed(run.event_address(run.g.rank, who.index));
+  } else if (who.kind == kPeerStart) {
+    have = ptx::load_relaxed(run.self() + u64(who.index) * 4);
+  }
+  give_up(run, who, who.kind, who.index, have, who.want);
 }
 
-// Polls until `poll()` is true; false if the program was aborted or the limit has passed,
-// in which case `report()` has been called. kNap sleeps between polls, for waits that are
-// not on the critical path. kWarp: all lanes poll together and leave together.
-template <bool kNap, bool kWarp = false, class Program, class Poll, class Report>
-ETC_DEVICE bool spin(const Run<Program>& run, u64 limit, Poll poll, Report report) {
-  u64 begin = 0, next_look = 100000;
+// Polls until `poll()` is true; false if the program was aborted or `limit` nanoseconds passed.
+// kNap sleeps between polls, for waits that are not on the critical path. kWarp: all lanes
+// poll together and leave together. The clock is looked at in steps of about a millisecond,
+// and for an abort once a step.
+template <bool kNap, bool kWarp = false, class Program, class Poll>
+ETC_DEVICE bool spin(const Run<Program>& run, u64 limit, Poll poll) {
+  constexpr int kStep = 20;
+  u32 begin = 0, seen = 0;
   while (!poll()) {  // one place, or inlined bodies double the code
     if constexpr (kNap) ptx::nanosleep(100);
-    const u64 now = ptx::global_timer();
-    if (begin == 0) begin = now;
-    u64 waited = now - begin;
-    if constexpr (kWarp) waited = __shfl_sync(~0u, waited, 0);
-    if (waited < next_look) continue;
-    next_look = waited + 20000;
+    u32 now = u32(ptx::global_timer() >> kStep);
+    if constexpr (kWarp) now = __shfl_sync(~0u, now, 0);
+    if (now == seen) continue;
+    begin = seen == 0 ? now : begin;
+    const bool is_first = seen == 0;
+    seen = now;
+    if (is_first) continue;
     bool ended = run.aborted();
     if constexpr (kWarp) ended = __any_sync(~0u, ended);
-    if (ended) return false;
-    if (waited > limit) {
-      report();
-      return false;
-    }
+    if (ended || now - begin > u32(limit >> kStep)) return false;
   }
   return true;
 }
@@ -100,13 +116,9 @@ ETC_DEVICE bool event_is_met(const Run<Program>& run, const EventRef& event) {
 }
 
 template <bool kNap, class Program>
-ETC_DEVICE bool wait_event(const Run<Program>& run, const EventRef& event, Waiter who) {
-  return spin<kNap>(
-      run, run.g.wait_limit, [&] { return event_is_met(run, event); },
-      [&] {
-        const u32 have = ptx::load_relaxed(run.event_address(run.g.rank, event.index));
-        give_up(run, who, kEventWait, event.index, have, event.target);
-      });
+ETC_DEVICE bool wait_event(const Run<Program>& run, const EventRef& event, Waiter& who) {
+  return spin<kNap>(run, run.g.wait_limit, [&] { return event_is_met(run, event); }) ||
+         who.in_vain(kEventWait, event.index, event.target);
 }
 
 // Adds `step` to an element. The caller has ordered its data before by a fence.
@@ -132,29 +144,24 @@ ETC_DEVICE u32 count_event(const Run<Program>& run, const EventRef& event, u32 s
 template <class Program>
 ETC_DEVICE bool peer_has_started(const Run<Program>& run, i32 rank, u32& entered) {
   if (rank == run.g.rank || ((entered >> rank) & 1)) return true;
-  if (i32(ptx::load_acquire<true>(run.self + u64(rank) * 4) - run.epoch) < 0) return false;
+  if (i32(ptx::load_acquire<true>(run.self() + u64(rank) * 4) - run.epoch) < 0) return false;
   entered |= 1u << rank;
   return true;
 }
 template <class Program>
-ETC_DEVICE bool wait_peer_start(const Run<Program>& run, i32 rank, u32& entered, Waiter who) {
-  return spin<false>(
-      run, run.g.wait_limit, [&] { return peer_has_started(run, rank, entered); },
-      [&] {
-        const u32 have = ptx::load_relaxed(run.self + u64(rank) * 4);
-        give_up(run, who, kPeerStart, u32(rank), have, run.epoch);
-      });
+ETC_DEVICE bool wait_peer_start(
+    const Run<Program>& run, i32 rank, u32& entered, Waiter& who) {
+  const auto has_started = [&] { return peer_has_started(run, rank, entered); };
+  return spin<false>(run, run.g.wait_limit, has_started) ||
+         who.in_vain(kPeerStart, u32(rank), run.epoch);
 }
 
 // A hand-over between warps of a worker or cluster. It is given twice the limit: where a
 // whole worker stands still because of an event, the event is what gets reported.
 template <class Program>
-ETC_DEVICE bool wait_mbarrier(const Run<Program>& run, u32 barrier, u32 parity, Waiter who) {
+ETC_DEVICE bool wait_mbarrier(const Run<Program>& run, u32 barrier, u32 parity) {
   return spin<false>(
-      run, 2 * run.g.wait_limit, [&] { return ptx::mbarrier_try_wait(barrier, parity); },
-      [&] {
-        if (threadIdx.x % 32 == 0) give_up(run, who, kInsideWorker, 0, 0, parity);
-      });
+      run, 2 * run.g.wait_limit, [&] { return ptx::mbarrier_try_wait(barrier, parity); });
 }
 
 }  // namespace etc

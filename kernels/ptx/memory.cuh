@@ -65,6 +65,12 @@ ETC_DEVICE u32 fetch_add_acquire(u64 address, u32 v) {
   }
   return old;
 }
+ETC_DEVICE u32 fetch_add_acq_rel(u64 address, u32 v) {
+  u32 old;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
+               : "=r"(old) : "l"(address), "r"(v) : "memory");
+  return old;
+}
 template <bool kSystem>
 ETC_DEVICE u32 fetch_or(u64 address, u32 v) {
   u32 old;

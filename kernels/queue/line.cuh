@@ -37,13 +37,14 @@ struct Line {
   // For a unit that did not come in time: tells of the first wait that is not met, of the
   // earliest call in the graph. One record says it all, as whoever waits would tell the same.
   ETC_DEVICE static void report(const Run<Program>& run) {
-    if (ptx::load_relaxed(u64(&run.control()->faults)) != 0) return;
+    run.tell_host();
+    if (run.aborted() || ptx::load_relaxed(u64(&run.control()->faults)) != 0) return;
     Waiter who{kLaneOf<Program, Queue>, ~0u, 0};
     EventRef event{};
     Program::QueuedCalls::each([&](auto call) {
       using Call = decltype(call);
       if (Call::kCall > who.call) return;
-      const i32 groups = Call::groups(run.g);
+      const i32 groups = Call::group_units(run.g) > 0 ? Call::groups(run.g) : 0;
       for (i32 group = 0; group < groups; ++group) {
         if (!find_unmet<Call>(run, group, event)) continue;
         who = group_waiter<Call>(run, group);

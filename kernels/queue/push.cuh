@@ -106,7 +106,7 @@ template <class Call, class Program>
 ETC_DEVICE u32 empty_waits(const Run<Program>& run, i32 group, int from, int to) {
   const auto c = Call::group_at(run.g, group);
   if (to > Call::kFreeWaits && !Call::waits_in_range(run.g, c)) {
-    out_of_range(run, group_waiter<Call>(run, group));
+    if (!run.aborted()) give_up(run, group_waiter<Call>(run, group), kOutOfRange, 0, 0, 0);
     return 0;
   }
   u32 bits = 0;

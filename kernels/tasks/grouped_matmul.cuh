@@ -86,7 +86,7 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
   template <class Call, class Program>
   ETC_DEVICE bool load(
       const Run<Program>& run, const typename Call::Coord& c, u32 packed, u32& ring,
-      Waiter who, u32 ahead = 0) const {
+      u32 ahead = 0) const {
     if (packed == 0) return true;
     const Size size = Size::of(packed);
     const Box w = Call::template box<1>(run.g, c);
@@ -94,7 +94,7 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
       for (u32 k = 0; k < size.steps; ++k, ++ring) {
         if (ahead > 0) {
           --ahead;
-        } else if (!begin_stage<Call>(run, size, turn, k, w, ring, who)) {
+        } else if (!begin_stage<Call>(run, size, turn, k, w, ring)) {
           return false;
         }
         if constexpr (!Call::kGathers) fill_x<Call>(run, c, size, ring % kStages, k);
@@ -106,25 +106,23 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
   // One thread: the weight of a tile's n-th stage.
   template <class Call, class Program>
   ETC_DEVICE bool load_weight(
-      const Run<Program>& run, const typename Call::Coord& c, u32 packed, u32 n, u32 ring,
-      Waiter who) const {
+      const Run<Program>& run, const typename Call::Coord& c, u32 packed, u32 n, u32 ring) const {
     const Size size = Size::of(packed);
     const u32 turn = n / size.steps;
     const Box w = Call::template box<1>(run.g, c);
-    return begin_stage<Call>(run, size, turn, n - turn * size.steps, w, ring, who);
+    return begin_stage<Call>(run, size, turn, n - turn * size.steps, w, ring);
   }
 
   // Two warps of each worker, of which this is one: a tile's rows of x, wherever they lie.
   template <class Call, class Program>
   ETC_DEVICE bool gather(
-      const Run<Program>& run, const typename Call::Coord& c, u32 packed, u32& ring,
-      Waiter who) const {
+      const Run<Program>& run, const typename Call::Coord& c, u32 packed, u32& ring) const {
     if (packed == 0) return true;
     const Size size = Size::of(packed);
-    if (size.few > 0) return gather_few<Call>(run, c, size, ring, who);
+    if (size.few > 0) return gather_few<Call>(run, c, size, ring);
     bool going = true;
     with_columns<kPiece>(size.rows, [&](auto rows) {
-      going = gather_many<Call, decltype(rows)::value / 8>(run, c, size, ring, who);
+      going = gather_many<Call, decltype(rows)::value / 8>(run, c, size, ring);
     });
     return going;
   }
@@ -132,22 +130,22 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
   // A consumer warpgroup multiplies its share of a tile and puts it into the output buffer.
   template <bool kIsHalf, bool kWeightIsKN, class Program>
   ETC_DEVICE bool consume(
-      const Run<Program>& run, u32 packed, bool gated, u32& ring, u32& round, Waiter who) const {
+      const Run<Program>& run, u32 packed, bool gated, u32& ring, u32& round) const {
     static_assert(!kWeightIsKN);
     const Size size = Size::of(packed);
     if (size.kind == kNarrow) {
       if constexpr (Program::kHasThin) {
         if (size.rows == kThinRows) {
-          return multiply<kIsHalf, 1, kThinRows, true>(run, size.steps, false, ring, round, who);
+          return multiply<kIsHalf, 1, kThinRows, true>(run, size.steps, false, ring, round);
         }
       }
-      return multiply<kIsHalf, 1, kPiece>(run, size.steps, gated, ring, round, who);
+      return multiply<kIsHalf, 1, kPiece>(run, size.steps, gated, ring, round);
     }
     bool going = true;
     for (u32 turn = 0; turn < size.turns() && going; ++turn) {
       with_columns<kPiece>(size.rows, [&](auto columns) {
         going = multiply<kIsHalf, 2, decltype(columns)::value>(
-            run, size.steps, gated, ring, round, who);
+            run, size.steps, gated, ring, round);
       });
     }
     return going;
@@ -162,11 +160,11 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
   // issues the bulk stores of these rows and of 64 columns of the worker's share, 32 in fp32.
   template <bool kGated, bool kIsFloat, class Program, class Store>
   ETC_DEVICE bool drain(
-      const Run<Program>& run, const Size& size, u32& round, Waiter who, Store store) const {
+      const Run<Program>& run, const Size& size, u32& round, Store store) const {
     const bool is_single = kGated || size.kind == kNarrow;
     const u32 share = rows_of_round(size.rows), split = share < size.rows;
     const u32 count = (is_single ? 1 : 2) << (split + kIsFloat);
-    return drain_tile(run, count, round, who, [&](u32 wg, u32 h) {
+    return drain_tile(run, count, round, [&](u32 wg, u32 h) {
       if (kGated && size.kind == kNarrow && wg == 1) return;
       u32 column = (is_single ? wg : wg * 2 + (h >> split)) * 64;
       if constexpr (kIsFloat) column = (wg * (is_single ? 2 : 4) + (h >> split)) * 32;
@@ -179,10 +177,9 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
   // One thread: says what will come into a stage, and loads its weight.
   template <class Call, class Program>
   ETC_DEVICE bool begin_stage(
-      const Run<Program>& run, const Size& size, u32 turn, u32 k, const Box& w, u32 ring,
-      Waiter who) const {
+      const Run<Program>& run, const Size& size, u32 turn, u32 k, const Box& w, u32 ring) const {
     const u32 s = ring % kStages;
-    if (!wait_free(run, ring, who)) return false;
+    if (!wait_free(run, ring)) return false;
     const u32 rows = Call::kGathers ? size.few : size.rows;
     ptx::mbarrier_arrive_expect(full(s), size.depth() * rows * kRowBytes + kBytesW);
     if (rows > 0) ptx::mbarrier_arrive_many(full(s), kGatherers);
@@ -198,8 +195,7 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
   // Few rows: a lane of the first warp copies one of them in bulk.
   template <class Call, class Program>
   ETC_DEVICE bool gather_few(
-      const Run<Program>& run, const typename Call::Coord& c, const Size& size, u32& ring,
-      Waiter who) const {
+      const Run<Program>& run, const typename Call::Coord& c, const Size& size, u32& ring) const {
     if (ptx::thread() / 32 % 2 == 1) {
       ring += size.steps;
       return true;
@@ -210,7 +206,7 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
     const i32 token = lane < size.few ? i32(ptx::load4_l2(u64(tokens.at(lane)))) : 0;
     for (u32 k = 0; k < size.steps; ++k, ++ring) {
       const u32 s = ring % kStages;
-      if (!__all_sync(~0u, wait_free(run, ring, who))) return false;
+      if (!__all_sync(~0u, wait_free(run, ring))) return false;
       for (u32 part = 0; part < size.depth(); ++part) {
         const i32 column = i32((k * size.depth() + part) * kDepth);
         const u32 to = stage(s) + (part * kPiece + lane) * kRowBytes;
@@ -225,8 +221,7 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
   // NOTE: such copies belong to the generic proxy: who reads them by wgmma sets a fence before.
   template <class Call, u32 kEach, class Program>
   ETC_DEVICE bool gather_many(
-      const Run<Program>& run, const typename Call::Coord& c, const Size& size, u32& ring,
-      Waiter who) const {
+      const Run<Program>& run, const typename Call::Coord& c, const Size& size, u32& ring) const {
     const auto x = Call::template operand<0>(run.g, c);
     const auto tokens = Call::template operand<Call::kReads - 1>(run.g, c);
     const u32 thread = ptx::thread(), unit = thread % 8, first = thread / 8 % 8;
@@ -242,7 +237,7 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
       u32 column = 0;
       for (u32 k = 0; k < size.steps; ++k, ++ring) {
         const u32 s = ring % kStages;
-        if (!__all_sync(~0u, wait_free(run, ring, who))) return false;
+        if (!__all_sync(~0u, wait_free(run, ring))) return false;
         for (u32 part = 0; part < size.depth(); ++part, column += kRowBytes) {
           const u32 at = stage(s) + part * (kPiece * kRowBytes) + to;
           const u32 bytes = column + unit * 16 < row_bytes ? 16 : 0;
@@ -347,7 +342,7 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
   // is less exact, and experts are picked by the result.
   template <bool kIsHalf, int kBlocks, int kColumns, bool kIsThin = false, class Program>
   ETC_DEVICE bool multiply(
-      const Run<Program>& run, u32 steps, bool gated, u32& ring, u32& round, Waiter who) const {
+      const Run<Program>& run, u32 steps, bool gated, u32& ring, u32& round) const {
     const u32 thread = ptx::thread();
     const u32 lane = thread & 31, wg = __shfl_sync(~0u, thread >> 7, 0);
     constexpr u32 kBlockBytes = 64 * kRowBytes, kParts = 2 / kBlocks;
@@ -357,7 +352,7 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
     // NOTE: set, though the first product need not add: otherwise they would be alive all
     // through the lane's loop, those of each number of columns beside the others.
     float d[kIsThin ? 2 : kBlocks][kColumns / 2] = {};
-    bool lost = multiply_steps(run, steps, gated, ring, lane, who, [&](u32 s, u32 k) {
+    bool lost = multiply_steps(run, steps, gated, ring, lane, [&](u32 s, u32 k) {
 #pragma unroll
       for (u32 part = 0; part < kParts; ++part) {
         const u32 x = x0 + (s * kStageBytes + part * kColumns * kRowBytes) / 16;
@@ -377,16 +372,16 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
     if constexpr (kIsThin) {
 #pragma unroll
       for (int i = 0; i < kColumns / 2; ++i) d[0][i] += d[1][i];
-      if (!lost) lost = !put_float<kColumns>(run, d[0], wg, round, who);
+      if (!lost) lost = !put_float<kColumns>(run, d[0], wg, round);
     } else if (gated) {
-      lost = !put_gated<kIsHalf>(run, d, wg, round, who, lost);
+      lost = !put_gated<kIsHalf>(run, d, wg, round, lost);
     } else {
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) {
         if constexpr (Program::kIsFloat) {
-          if (!lost) lost = !put_float<kColumns>(run, d[b], wg, round, who);
+          if (!lost) lost = !put_float<kColumns>(run, d[b], wg, round);
         } else {
-          if (!lost) lost = !put<kIsHalf, kColumns>(run, d[b], wg, round, who);
+          if (!lost) lost = !put<kIsHalf, kColumns>(run, d[b], wg, round);
         }
       }
     }
@@ -396,8 +391,7 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
   // 64 rows of the weight by kColumns rows of x become kColumns rows of 64 elements.
   template <bool kIsHalf, int kColumns, class Program>
   ETC_DEVICE bool put(
-      const Run<Program>& run, const float (&d)[kColumns / 2], u32 wg, u32& round,
-      Waiter who) const {
+      const Run<Program>& run, const float (&d)[kColumns / 2], u32 wg, u32& round) const {
     const u32 thread = ptx::thread(), lane = thread & 31, warp = (thread >> 5) & 3;
     const u32 row = (lane >> 4) * 8 + (lane & 7);  // and 16 more each time
     const u32 unit = warp * 2 + ((lane >> 3) & 1);
@@ -405,7 +399,7 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
     constexpr u32 kShare = rows_of_round(kColumns);
 #pragma unroll
     for (u32 first = 0; first < kColumns; first += kShare, ++round) {
-      const bool came = wait_mbarrier(run, emptied(wg), (round & 1) ^ 1, who);
+      const bool came = wait_mbarrier(run, emptied(wg), (round & 1) ^ 1);
       if (!__all_sync(~0u, came)) return false;
 #pragma unroll
       for (u32 i = 0; i < kShare && first + i < kColumns; i += kPiece) {
@@ -423,8 +417,7 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
   // The same in fp32: first the 32 elements that two of the warps have, then the others'.
   template <int kColumns, class Program>
   ETC_DEVICE bool put_float(
-      const Run<Program>& run, const float (&d)[kColumns / 2], u32 wg, u32& round,
-      Waiter who) const {
+      const Run<Program>& run, const float (&d)[kColumns / 2], u32 wg, u32& round) const {
     const u32 thread = ptx::thread(), lane = thread & 31, warp = (thread >> 5) & 3;
     const u32 row = lane % 4 * 2, column = warp % 2 * 16 + lane / 4;
     constexpr u32 kShare = rows_of_round(kColumns);
@@ -432,7 +425,7 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
     for (u32 half = 0; half < 2; ++half) {
 #pragma unroll
       for (u32 first = 0; first < kColumns; first += kShare, ++round) {
-        const bool came = wait_mbarrier(run, emptied(wg), (round & 1) ^ 1, who);
+        const bool came = wait_mbarrier(run, emptied(wg), (round & 1) ^ 1);
         if (!__all_sync(~0u, came)) return false;
         if (warp / 2 == half) {
 #pragma unroll
@@ -457,7 +450,7 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
   template <bool kIsHalf, int kBlocks, int kSums, class Program>
   ETC_DEVICE bool put_gated(
       const Run<Program>& run, const float (&d)[kBlocks][kSums], u32 wg, u32& round,
-      Waiter who, bool lost) const {
+      bool lost) const {
     const u32 thread = ptx::thread(), lane = thread & 31, warp = (thread >> 5) & 3;
     const u32 row = lane & 15;  // and 16 more each time
     constexpr bool kTogether = kBlocks == 1;
@@ -468,7 +461,7 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
     constexpr u32 kColumns = kSums * 2, kShare = rows_of_round(kColumns);
 #pragma unroll
     for (u32 first = 0; first < kColumns; first += kShare, ++round) {
-      if (!lost) lost = !wait_mbarrier(run, emptied(last), (round & 1) ^ 1, who);
+      if (!lost) lost = !wait_mbarrier(run, emptied(last), (round & 1) ^ 1);
       lost = __any_sync(~0u, lost);
       if (!lost) {
 #pragma unroll
@@ -508,7 +501,7 @@ struct grouped_store {
       const i32 first = y.x + i32(skipped / (1 + Call::kGated));
       const i32 row = y.y + i32(size.template first_row<Call::kIsThin>());
       const bool done = matmul.drain<bool(Call::kGated), Call::kIsFloat || Call::kIsThin>(
-          run, size, round, who, [&](u32 wg, u32 column, u32 begin, u32 end) {
+          run, size, round, [&](u32 wg, u32 column, u32 begin, u32 end) {
             for (u32 i = begin; i < end; i += GroupedMatmul::kPiece) {
               ptx::store_box(
                   {y.map, first + i32(column), row + i32(i), y.z},

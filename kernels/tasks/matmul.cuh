@@ -25,8 +25,7 @@ struct Matmul : TileRing<128, 128 * 128> {
   // One thread loads x and w for a tile: `ring` counts stages since the program began.
   template <class Call, class Program>
   ETC_DEVICE bool load(
-      const Run<Program>& run, const typename Call::Coord& c, u32 steps, u32& ring,
-      Waiter who) const {
+      const Run<Program>& run, const typename Call::Coord& c, u32 steps, u32& ring) const {
     const u32 half = blockIdx.x & 1;
     Box x = Call::template box<0>(run.g, c), w = Call::template box<1>(run.g, c);
     x.y += half * kRows;
@@ -36,7 +35,7 @@ struct Matmul : TileRing<128, 128 * 128> {
     }
     for (u32 k = 0; k < steps; ++k, ++ring) {
       const u32 s = ring % kStages, stage = this->stage(s);
-      if (!wait_free(run, ring, who)) return false;
+      if (!wait_free(run, ring)) return false;
       ptx::mbarrier_arrive_expect(full(s), kStageBytes);
       ptx::load_box(stage, {x.map, x.x + i32(k * kDepth), x.y, x.z}, full(s));
       const u32 share = stage + kBytesX + half * (kBytesW / 2);
@@ -58,7 +57,7 @@ struct Matmul : TileRing<128, 128 * 128> {
   // tile of 256 columns becomes silu(left half) * right half.
   template <bool kIsHalf, bool kWeightIsKN, class Program>
   ETC_DEVICE bool consume(
-      const Run<Program>& run, u32 steps, bool gated, u32& ring, u32& round, Waiter who) const {
+      const Run<Program>& run, u32 steps, bool gated, u32& ring, u32& round) const {
     const u32 lane = threadIdx.x & 31, wg = __shfl_sync(~0u, threadIdx.x >> 7, 0);
     // NOTE: kept warp-uniform, so that descriptors stay in uniform registers.
     const u32 own = descriptor_base();
@@ -67,7 +66,7 @@ struct Matmul : TileRing<128, 128 * 128> {
     const u32 w0 = __shfl_sync(~0u, (own + kBytesX / 16) | leading, 0);
     constexpr u32 kStepW = kWeightIsKN ? 128 : 2;  // 16 k further, in units of 16 bytes
     float d[128];
-    bool lost = multiply_steps(run, steps, false, ring, lane, who, [&](u32 s, u32 k) {
+    bool lost = multiply_steps(run, steps, false, ring, lane, [&](u32 s, u32 k) {
       const u32 x = x0 + s * (kStageBytes >> 4), w = w0 + s * (kStageBytes >> 4);
 #pragma unroll
       for (u32 q = 0; q < 4; ++q) {
@@ -80,15 +79,14 @@ struct Matmul : TileRing<128, 128 * 128> {
 #pragma unroll
       for (int i = 0; i < 64; ++i) d[i] = silu(d[i]) * d[i + 64];
     }
-    if (!lost) lost = !put<kIsHalf>(run, d, gated ? kRounds / 2 : kRounds, wg, round, who);
+    if (!lost) lost = !put<kIsHalf>(run, d, gated ? kRounds / 2 : kRounds, wg, round);
     return !ptx::named_barrier_any<128>(2 + wg, lost);
   }
 
  private:
   template <bool kIsHalf, class Program>
   ETC_DEVICE bool put(
-      const Run<Program>& run, float (&d)[128], u32 rounds, u32 wg, u32& round,
-      Waiter who) const {
+      const Run<Program>& run, float (&d)[128], u32 rounds, u32 wg, u32& round) const {
     const u32 lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
     const u32 row = warp * 16 + ((lane >> 3) & 1) * 8 + (lane & 7);
     const u32 unit = lane >> 4;
@@ -96,7 +94,7 @@ struct Matmul : TileRing<128, 128 * 128> {
 #pragma unroll
     for (u32 h = 0; h < kRounds; ++h, ++round) {
       if (Program::kHasGate && h == rounds) break;
-      const bool came = wait_mbarrier(run, emptied(wg), (round & 1) ^ 1, who);
+      const bool came = wait_mbarrier(run, emptied(wg), (round & 1) ^ 1);
       if (!__all_sync(~0u, came)) return false;
 #pragma unroll
       for (u32 chunk = 0; chunk < 2; ++chunk) {
@@ -126,7 +124,7 @@ struct matmul_store {
     Box y = Call::template box<Call::kReads>(run.g, c);
     y.y += (blockIdx.x & 1) * Matmul::kRows;
     constexpr u32 kCount = Call::kGated ? Matmul::kRounds / 2 : Matmul::kRounds;
-    const bool done = matmul.drain_tile(run, kCount, round, who, [&](u32 wg, u32 h) {
+    const bool done = matmul.drain_tile(run, kCount, round, [&](u32 wg, u32 h) {
 #pragma unroll
       for (u32 chunk = 0; chunk < 2; ++chunk) {
         const i32 column = y.x + i32((h * 2 + chunk) * 64);
@@ -163,11 +161,11 @@ struct matmul_send {
     if (!own) {
       to = scratch(run.g.workspace, images);
       const u32 parity = (images / 2 & 1) ^ 1;
-      const bool came = wait_mbarrier(run, matmul.sent(images & 1), parity, who);
+      const bool came = wait_mbarrier(run, matmul.sent(images & 1), parity);
       if (!__all_sync(~0u, came)) return false;
       ptx::fence_proxy_async();  // generic reads of the scratch before the next bulk store
     }
-    const bool done = matmul.drain_tile(run, Matmul::kRounds, round, who, [&](u32 wg, u32 h) {
+    const bool done = matmul.drain_tile(run, Matmul::kRounds, round, [&](u32 wg, u32 h) {
       const u64 at = to + wg * (Matmul::kImageBytes / 2) + h * Matmul::kRoundBytes;
       ptx::store_bytes(at, matmul.out(wg), Matmul::kRoundBytes);
     });
@@ -191,16 +189,11 @@ struct matmul_send {
     const auto slot = Call::template operand<2>(run.g, c);
     if (slot.rank == run.g.rank) return true;
     const u32 lane = threadIdx.x & 31;
-    const bool came = spin<false, true>(
-        run, 2 * run.g.wait_limit,
-        [&] {
-          const bool is_ready = __all_sync(
-              ~0u, ptx::mbarrier_try_wait(matmul.ready(images & 1), images / 2 & 1));
-          return is_ready || (idle(), false);
-        },
-        [&] {
-          if (lane == 0) give_up(run, who, kInsideWorker, 0, 0, images);
-        });
+    const bool came = spin<false, true>(run, 2 * run.g.wait_limit, [&] {
+      const bool is_ready =
+          __all_sync(~0u, ptx::mbarrier_try_wait(matmul.ready(images & 1), images / 2 & 1));
+      return is_ready || (idle(), false);
+    });
     if (!came) return false;
     bool started = true;
     if (lane == 0) started = wait_peers<Program, Call>(run, c, who, entered);

@@ -67,13 +67,13 @@ struct TileRing {
 
   // Named in what is left out where no call gathers.
   template <class Call, class Program, class Coord>
-  bool gather(const Run<Program>&, const Coord&, u32, u32&, Waiter) const;
+  bool gather(const Run<Program>&, const Coord&, u32, u32&) const;
   static u32 num_stages(u32 size);
 
   // Who fills stages: the next one is free, where `ring` counts those before.
   template <class Program>
-  ETC_DEVICE bool wait_free(const Run<Program>& run, u32 ring, Waiter who) const {
-    return wait_mbarrier(run, free(ring % kStages), (ring / kStages & 1) ^ 1, who);
+  ETC_DEVICE bool wait_free(const Run<Program>& run, u32 ring) const {
+    return wait_mbarrier(run, free(ring % kStages), (ring / kStages & 1) ^ 1);
   }
 
   // A consumer warpgroup goes through `steps` stages: `multiply(s, k)` issues the products of
@@ -84,12 +84,12 @@ struct TileRing {
   // different steps. They agree, once a tile, whether to leave.
   template <class Program, class Multiply>
   ETC_DEVICE bool multiply_steps(
-      const Run<Program>& run, u32 steps, bool is_gathered, u32& ring, u32 lane, Waiter who,
+      const Run<Program>& run, u32 steps, bool is_gathered, u32& ring, u32 lane,
       Multiply multiply) const {
     bool lost = false;
     for (u32 k = 0; k < steps; ++k, ++ring) {
       const u32 s = ring % kStages;
-      if (!lost) lost = !wait_mbarrier(run, full(s), ring / kStages & 1, who);
+      if (!lost) lost = !wait_mbarrier(run, full(s), ring / kStages & 1);
       lost = __any_sync(~0u, lost);
       if (is_gathered) ptx::fence_proxy_async_shared();
       ptx::wgmma_fence();
@@ -110,21 +110,21 @@ struct TileRing {
 
   // The compute threads: the output buffer is empty, after `round` rounds.
   template <class Program>
-  ETC_DEVICE bool wait_emptied(const Run<Program>& run, u32 round, Waiter who) const {
-    return wait_mbarrier(run, emptied(threadIdx.x >> 7), (round & 1) ^ 1, who);
+  ETC_DEVICE bool wait_emptied(const Run<Program>& run, u32 round) const {
+    return wait_mbarrier(run, emptied(threadIdx.x >> 7), (round & 1) ^ 1);
   }
 
   // The storing warp takes a finished tile out of the buffer, in `count` rounds: `store(wg, h)`
   // issues the bulk stores of round h of warpgroup wg, on one thread.
   template <class Program, class Store>
   ETC_DEVICE bool drain_tile(
-      const Run<Program>& run, u32 count, u32& round, Waiter who, Store store) const {
+      const Run<Program>& run, u32 count, u32& round, Store store) const {
     bool came = true;
     if (threadIdx.x % 32 == 0) {
       for (u32 h = 0; h < count && came; ++h) {
 #pragma unroll
         for (u32 wg = 0; wg < 2; ++wg) {
-          came = came && wait_mbarrier(run, filled(wg), (round + h) & 1, who);
+          came = came && wait_mbarrier(run, filled(wg), (round + h) & 1);
           if (!came) break;
           store(wg, h);
           ptx::commit_stores();

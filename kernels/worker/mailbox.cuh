@@ -20,7 +20,7 @@ class Mailbox {
   // The n-th ticket; false if the program was aborted.
   template <class Program>
   ETC_DEVICE bool give(const Run<Program>& run, u32 n, u32 ticket) const {
-    if (!wait_mbarrier(run, taken(), (n & 1) ^ 1, kWho)) return false;
+    if (!wait(run, taken(), (n & 1) ^ 1)) return false;
     ptx::store_async_cluster(word(n), ticket, given(), 1);
     return true;
   }
@@ -28,14 +28,19 @@ class Mailbox {
   template <class Program>
   ETC_DEVICE bool take(const Run<Program>& run, u32 n, u32& ticket) const {
     ptx::mbarrier_arrive_expect(given(), 4);
-    if (!wait_mbarrier(run, given(), n & 1, kWho)) return false;
+    if (!wait(run, given(), n & 1)) return false;
     ticket = ptx::load_shared(word(n));
     ptx::mbarrier_arrive_cluster(taken(), 0);
     return true;
   }
 
  private:
-  static constexpr Waiter kWho{kTensorLane, 0, 0};
+  template <class Program>
+  ETC_DEVICE static bool wait(const Run<Program>& run, u32 barrier, u32 parity) {
+    const bool came = wait_mbarrier(run, barrier, parity);
+    if (!came) report(run, Waiter{kTensorLane, 0, 0});
+    return came;
+  }
   // `given` and `word` of the second worker are used, `taken` of the first.
   // NOTE: two words in turn. The load of a ticket may be overtaken by the arrival at `taken`
   // and by the next ticket, but not by the one after: for that, this one was needed.

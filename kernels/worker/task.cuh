@@ -35,7 +35,7 @@ struct Task : Call {
 // A task waits first for what it knows at once, kFreeWaits of its waits; only then are the
 // runtime tensors valid that its other index maps may load from, and may be wrong.
 template <class Program, class Call>
-ETC_DEVICE bool waits_are_met(const Run<Program>& run, const typename Call::Coord& c, Waiter who) {
+ETC_DEVICE bool waits_are_met(const Run<Program>& run, const typename Call::Coord& c, Waiter& who) {
   bool met = true;
 #pragma unroll
   for (int n = 0; n < Call::kFreeWaits; ++n) {
@@ -43,29 +43,29 @@ ETC_DEVICE bool waits_are_met(const Run<Program>& run, const typename Call::Coor
   }
   if constexpr (Call::kLoads) {
     if (!met) return false;
-    if (!Call::waits_in_range(run.g, c)) return out_of_range(run, who);
+    if (!Call::waits_in_range(run.g, c)) return who.in_vain(kOutOfRange, 0, 0);
 #pragma unroll
     for (int n = Call::kFreeWaits; n < Call::kWaits; ++n) {
       met = met && event_is_met(run, Call::wait(run.g, c, n));
     }
-    if (met && !Call::in_range(run.g, c)) return out_of_range(run, who);
+    if (met && !Call::in_range(run.g, c)) return who.in_vain(kOutOfRange, 0, 0);
   }
   return met;
 }
 
 template <bool kNap, class Program, class Call>
-ETC_DEVICE bool wait_events(const Run<Program>& run, const typename Call::Coord& c, Waiter who) {
+ETC_DEVICE bool wait_events(const Run<Program>& run, const typename Call::Coord& c, Waiter& who) {
 #pragma unroll
   for (int n = 0; n < Call::kFreeWaits; ++n) {
     if (!wait_event<kNap>(run, Call::wait(run.g, c, n), who)) return false;
   }
   if constexpr (Call::kLoads) {
-    if (!Call::waits_in_range(run.g, c)) return out_of_range(run, who);
+    if (!Call::waits_in_range(run.g, c)) return who.in_vain(kOutOfRange, 0, 0);
 #pragma unroll
     for (int n = Call::kFreeWaits; n < Call::kWaits; ++n) {
       if (!wait_event<kNap>(run, Call::wait(run.g, c, n), who)) return false;
     }
-    if (!Call::in_range(run.g, c)) return out_of_range(run, who);
+    if (!Call::in_range(run.g, c)) return who.in_vain(kOutOfRange, 0, 0);
   }
   return true;
 }
@@ -73,7 +73,7 @@ ETC_DEVICE bool wait_events(const Run<Program>& run, const typename Call::Coord&
 // The waits of a task that loads no index: those from `from` to `to`.
 template <class Program, class Call>
 ETC_DEVICE bool wait_some(
-    const Run<Program>& run, const typename Call::Coord& c, int from, int to, Waiter who) {
+    const Run<Program>& run, const typename Call::Coord& c, int from, int to, Waiter& who) {
   static_assert(!Call::kLoads);
   for (int n = from; n < to; ++n) {
     if (!wait_event<false>(run, Call::wait(run.g, c, n), who)) return false;
@@ -83,10 +83,10 @@ ETC_DEVICE bool wait_some(
 
 // A task from a queue: its waits are met, but what it loads may be wrong.
 template <class Program, class Call>
-ETC_DEVICE bool is_in_range(const Run<Program>& run, const typename Call::Coord& c, Waiter who) {
+ETC_DEVICE bool is_in_range(const Run<Program>& run, const typename Call::Coord& c, Waiter& who) {
   if constexpr (Call::kLoads) {
     if (!Call::waits_in_range(run.g, c) || !Call::in_range(run.g, c)) {
-      return out_of_range(run, who);
+      return who.in_vain(kOutOfRange, 0, 0);
     }
   }
   return true;
@@ -98,7 +98,10 @@ ETC_DEVICE bool wait_peers(
     const Run<Program>& run, const typename Call::Coord& c, Waiter who, u32& entered) {
 #pragma unroll
   for (int n = 0; n < Call::kPeers; ++n) {
-    if (!wait_peer_start(run, Call::peer(run.g, c, n), entered, who)) return false;
+    if (!wait_peer_start(run, Call::peer(run.g, c, n), entered, who)) {
+      report(run, who);
+      return false;
+    }
   }
   return true;
 }

@@ -22,6 +22,9 @@ class TensorLane {
   static constexpr bool kIsAssisted = Program::kSends || Program::kGathers;
 
  private:
+  // Who waited for another role of its worker. NOTE: told at the role's end, since registers
+  // are scarce before, and since that role, which waits itself, tells of its own.
+  static constexpr Waiter kInWorker{kTensorLane, 0, 0};
   using Calls = typename Program::TensorCalls;
   using Engine = typename Program::Engine;
   static constexpr int kComputeThreads = 256;
@@ -54,12 +57,13 @@ class TensorLane {
     u32 ring = 0, told = 0;
     each_unit(told, [&](i32 unit) {
       bool going = true;
+      Waiter who{kTensorLane, 0, 0};
       Calls::visit(run_.g, unit, [&](auto call, i32 u) {
         using Call = decltype(call);
         const i32 t = task_of<Call>(u);
         if (t < 0) return;
         const auto c = Call::at(run_.g, t);
-        const Waiter who{kTensorLane, Call::kCall, u32(t)};
+        who = Waiter{kTensorLane, Call::kCall, u32(t)};
         u32 ahead = 0;  // stages whose weight is under way
         if constexpr (Program::kDynamic) {
           going = is_in_range<Program, Call>(run_, c, who);
@@ -84,14 +88,15 @@ class TensorLane {
           const u32 size = Engine::template size<Call>(run_, c);
           units_.tell(told, {unit, size});
           if constexpr (Call::kWeightAhead) {
-            going = engine_.template load<Call>(run_, c, size, ring, who, ahead);
+            going = engine_.template load<Call>(run_, c, size, ring, ahead);
           } else {
-            going = engine_.template load<Call>(run_, c, size, ring, who);
+            going = engine_.template load<Call>(run_, c, size, ring);
           }
         } else {
           units_.tell(told, {unit, 0});
         }
       });
+      if (!going) report(run_, who);
       return going;
     });
     units_.tell(told, {-1, 0});
@@ -112,6 +117,7 @@ class TensorLane {
       });
     }
     if (threadIdx.x % 32 == 0) ptx::wait_stores<0>();
+    if (!going) report(run_, kInWorker);
   }
 
   // A warp of the transfer lane, before it turns to that lane alone: forwards what other
@@ -123,7 +129,7 @@ class TensorLane {
     for (;;) {
       while (!__all_sync(~0u, units_.is_told(heard))) transfer.try_one();
       const Announcement a = units_.listen(heard);
-      if (a.unit < 0) return;
+      if (a.unit < 0) break;
       visit_task(a.unit, [&](auto call, i32 t) {
         using Call = decltype(call);
         if constexpr (Call::kSends) {
@@ -132,14 +138,14 @@ class TensorLane {
               engine_, run_, Call::at(run_.g, t), half, images, entered, who, trace,
               [&] { transfer.try_one(); });
         } else if constexpr (Call::kGathers) {
-          const Waiter who{kTensorLane, Call::kCall, u32(t)};
           going = going && engine_.template gather<Call>(
-              run_, Call::at(run_.g, t), a.size, ring, who);
+              run_, Call::at(run_.g, t), a.size, ring);
         } else if constexpr (Program::kGathers && Call::kIsMatmul) {
           ring += Engine::num_stages(a.size);
         }
       });
     }
+    if (!going) report(run_, kInWorker);
   }
 
   // The 256 compute threads.
@@ -150,7 +156,7 @@ class TensorLane {
     for (;;) {
       const Announcement a = units_.listen(heard);
       if constexpr (kByTicket) units_.begin();
-      if (a.unit < 0) return;
+      if (a.unit < 0) break;
       // NOTE: the product is one piece of code, not one a call.
       bool gated = false;
       Waiter who{kTensorLane, 0, 0};
@@ -163,7 +169,7 @@ class TensorLane {
         } else {
           if constexpr (Program::kHasMatmul) {
             // The body may use the output buffer: let the last tile leave it.
-            going = going && engine_.wait_emptied(run_, round, who);
+            going = going && engine_.wait_emptied(run_, round);
           }
           going = run_body<Call>(t, who, going, heard);
         }
@@ -171,13 +177,14 @@ class TensorLane {
       if constexpr (Program::kHasMatmul) {
         if (going && a.size > 0) {
           going = engine_.template consume<Program::kIsHalf, Program::kWeightIsKN>(
-              run_, a.size, gated, ring, round, who);
+              run_, a.size, gated, ring, round);
         } else if (a.size > 0) {
           engine_.pass(a.size, gated);
         }
       }
       trace.add(who.lane, who.call, who.task, begin);
     }
+    if (!going) report(run_, kInWorker);
   }
 
  private:
@@ -185,11 +192,11 @@ class TensorLane {
   // the ring is filled with it while the events are not met. False if the program was aborted.
   template <class Call>
   ETC_DEVICE bool load_ahead(
-      const typename Call::Coord& c, u32 ring, u32& ahead, Waiter who) const {
+      const typename Call::Coord& c, u32 ring, u32& ahead, Waiter& who) const {
     const u32 size = Engine::template size<Call>(run_, c);
     const u32 most = minimum(Engine::num_stages(size), Engine::kStages);
     for (; ahead < most && !waits_are_met<Program, Call>(run_, c, who); ++ahead) {
-      if (!engine_.template load_weight<Call>(run_, c, size, ahead, ring + ahead, who)) {
+      if (!engine_.template load_weight<Call>(run_, c, size, ahead, ring + ahead)) {
         return false;
       }
     }
@@ -262,10 +269,10 @@ class TensorLane {
     using TensorLine = Line<Program, typename Program::TensorQueue>;
     u32 ticket;
     if (!draw(n, told, ticket)) return false;
-    const bool came = spin<false>(
-        run_, run_.g.wait_limit,
-        [&] { return (unit = TensorLine::look(run_, ticket)) != kNotYet; },
-        [&] { TensorLine::report(run_); });
+    const bool came = spin<false>(run_, run_.g.wait_limit, [&] {
+      return (unit = TensorLine::look(run_, ticket)) != kNotYet;
+    });
+    if (!came) TensorLine::report(run_);
     return came && unit != kLaneOver;
   }
 

@@ -36,9 +36,10 @@ class TransferLane {
         const auto c = Call::at(run_.g, t);
         bool ready = false;
         if (lane_index() == 0) {
-          ready = (!is_paced<Call>() || is_due(due<Call>(t))) &&
-                  is_ready<Call>(c, Waiter{kTransferLane, Call::kCall, u32(t)}) &&
+          Waiter who{kTransferLane, Call::kCall, u32(t)};
+          ready = (!is_paced<Call>() || is_due(due<Call>(t))) && is_ready<Call>(c, who) &&
                   peers_have_started<Program, Call>(run_, c, entered_);
+          if (who.kind == kOutOfRange) report(run_, who);
         }
         if (!__shfl_sync(~0u, int(ready), 0)) return;
         execute<Call>(c, t);
@@ -61,10 +62,11 @@ class TransferLane {
           const auto c = Call::at(run_.g, t);
           bool ready = true;
           if (lane_index() == 0) {
-            const Waiter who{kTransferLane, Call::kCall, u32(t)};
+            Waiter who{kTransferLane, Call::kCall, u32(t)};
             ready = (!is_paced<Call>() || wait_until_due(run_, due<Call>(t))) &&
                     wait_ready<Call>(c, who) &&
                     wait_peers<Program, Call>(run_, c, who, entered_);
+            if (!ready) report(run_, who);
           }
           aborted = !__shfl_sync(~0u, int(ready), 0);
           if (!aborted) execute<Call>(c, t);
@@ -97,11 +99,11 @@ class TransferLane {
   // False if the program was aborted.
   ETC_DEVICE bool draw_waiting() {
     if constexpr (Program::kDynamic) {
-      return spin<true, true>(
-          run_, run_.g.wait_limit, [&] { return draw(), unit_ >= 0; },
-          [&] {
-            if (lane_index() == 0) Line<Program, typename Program::TransferQueue>::report(run_);
-          });
+      using TransferLine = Line<Program, typename Program::TransferQueue>;
+      const bool came =
+          spin<true, true>(run_, run_.g.wait_limit, [&] { return draw(), unit_ >= 0; });
+      if (!came && lane_index() == 0) TransferLine::report(run_);
+      return came;
     } else {
       draw();
       return true;
@@ -110,12 +112,12 @@ class TransferLane {
 
   // One lane. A dynamic program's unit is ready once it is there.
   template <class Call>
-  ETC_DEVICE bool is_ready(const typename Call::Coord& c, Waiter who) const {
+  ETC_DEVICE bool is_ready(const typename Call::Coord& c, Waiter& who) const {
     if constexpr (Program::kDynamic) return is_in_range<Program, Call>(run_, c, who);
     return waits_are_met<Program, Call>(run_, c, who);
   }
   template <class Call>
-  ETC_DEVICE bool wait_ready(const typename Call::Coord& c, Waiter who) const {
+  ETC_DEVICE bool wait_ready(const typename Call::Coord& c, Waiter& who) const {
     if constexpr (Program::kDynamic) return is_in_range<Program, Call>(run_, c, who);
     return wait_events<true, Program, Call>(run_, c, who);
   }

@@ -38,31 +38,27 @@ ETC_DEVICE void begin_epoch(const Run<Program>& run) {
     if (thread / 2 == kPair) run.control()->tickets[thread % 2][next] = 0;
   }
   u32* counters = reinterpret_cast<u32*>(
-      run.self + sizeof(SymmetricHead) + u64(next) * g.event_capacity * 4);
+      run.self() + sizeof(SymmetricHead) + u64(next) * g.event_capacity * 4);
   for (u32 i = blockIdx.x * kThreads + thread; i < g.event_capacity; i += gridDim.x * kThreads) {
     counters[i] = 0;
   }
 }
 
-// The last worker to leave opens the next epoch and tells the host of an abort.
+// One thread, once its whole worker knows the epoch: the last worker opens the next one.
+// NOTE: at the end of a run it would cost a microsecond, which nothing hides.
 template <class Program>
-ETC_DEVICE void end_epoch(const Run<Program>& run) {
+ETC_DEVICE void leave_epoch(const Run<Program>& run) {
   Control* control = run.control();
-  __threadfence();
-  if (atomicAdd(&control->exits, 1u) != gridDim.x - 1) return;
-  control->exits = 0;
+  if (ptx::fetch_add_acq_rel(u64(&control->begun), 1) != gridDim.x - 1) return;
+  control->begun = 0;
   control->epoch = run.epoch + 1;
-  if (run.aborted()) {
-    __threadfence_system();
-    *reinterpret_cast<volatile u32*>(run.g.status) = 1;
-  }
 }
 
 template <class Program>
 ETC_DEVICE void run_worker(const typename Program::Args& g) {
   extern __shared__ __align__(1024) u8 shared[];
   const Control* control = reinterpret_cast<const Control*>(g.control);
-  const Run<Program> run{g, control->epoch, g.peer[g.rank], u32(ptx::global_timer())};
+  const Run<Program> run{g, control->epoch, u32(ptx::global_timer())};
   const TensorLane<Program> tensor(run, shared);
   const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
@@ -75,8 +71,12 @@ ETC_DEVICE void run_worker(const typename Program::Args& g) {
   if (warp >= 8) {
     if constexpr (kSharesRegisters<Program>) ptx::registers_shrink<kServiceRegisters>();
     if (warp == 8) {
-      if (lane == 0) tensor.lead();
+      if (lane == 0) {
+        tensor.lead();
+        if (run.aborted()) run.tell_host();  // by a peer that nothing here waits for
+      }
     } else if (warp == 9) {
+      if (lane == 0) leave_epoch(run);
       if constexpr (kBeginsBeside<Program>) begin_epoch(run);
       if constexpr (Program::kHasMatmul) tensor.store();
     } else {
@@ -101,7 +101,6 @@ ETC_DEVICE void run_worker(const typename Program::Args& g) {
   __syncthreads();
   // Both workers of a cluster stay until the end: each writes to the other's memory.
   if constexpr (Program::kCluster > 1) ptx::cluster_barrier();
-  if (threadIdx.x == 0) end_epoch(run);
 }
 
 }  // namespace etc
