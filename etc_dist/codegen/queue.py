@@ -13,7 +13,15 @@ from etc_dist.codegen.expression import linear, text
 from etc_dist.codegen.layout import event_base, notification_unit, queue_name
 from etc_dist.codegen.members import indexed, method
 from etc_dist.ir.event import EventRef, EventTensor
-from etc_dist.ir.expr import Const, Expr, Op, Symbol, substitute
+from etc_dist.ir.expr import (
+    Const,
+    Expr,
+    Op,
+    Symbol,
+    maximum,
+    minimum,
+    substitute,
+)
 from etc_dist.ir.function import TENSOR, TRANSFER
 from etc_dist.ir.graph import RANK, Call, GraphFunction
 from etc_dist.schedule.dynamic import coordinates
@@ -141,8 +149,9 @@ def released(
 ) -> Spans:
     """Where the groups lie whose wait for `index` is one for `element`: for each gating
     coordinate the values that it may have. One value follows where an index is the
-    coordinate plus or minus something, also modulo what is no less than its extent, a
-    few where it is divided by a number; all values where nothing follows."""
+    coordinate plus or minus something, also modulo what is no less than its extent, or
+    above what it is at least; a few where it is divided by a number or is at least
+    that; all values where nothing follows."""
     spans: Spans = {name: (Const(0), extent) for name, extent in extents.items()}
     for part, value in zip(index, element, strict=True):
         found = _solve(part, value, Const(1), extents)
@@ -173,6 +182,9 @@ def _solve(
             return _solve(left, low * right, count * right, extents)
         if part.name == "%" and count == Const(1):
             return _solve_modulo(left, low, right, extents)
+        if part.name == "max" and count == Const(1):
+            is_above = minimum(1, maximum(0, low - right))
+            return _solve(left, is_above * low, 1 + (1 - is_above) * right, extents)
     elif _is_fixed(left):
         if part.name == "+":
             return _solve(right, low - left, count, extents)

@@ -19,6 +19,7 @@ from etc_dist.ir import (
     tile,
 )
 from etc_dist.layers.moe_steps import (
+    LISTED_BLOCKS,
     SCORE_TASKS,
     Choices,
     Product,
@@ -50,6 +51,11 @@ from etc_dist.ops.routing import (
 PARALLEL = ("tensor", "expert")
 PASSES = 2
 """Parts of the columns of the result; one is combined while the next is computed."""
+COMBINED = 256
+"""Columns that a warp combines at once,"""
+COMBINE_TASKS = 1584
+"""and tasks of a pass for which a group's columns are shared: a warp of each worker's
+twelve has one."""
 PART_TOKENS = 16
 """Tokens of a task at most whose sums go to another rank."""
 PART_TASKS = 512
@@ -76,6 +82,8 @@ def moe_graph(
     part_tokens: int = PART_TOKENS,
     pushed_tokens: int = PUSH_TOKENS,
     score_tasks: int = SCORE_TASKS,
+    listed_blocks: int = LISTED_BLOCKS,
+    combined: int = COMBINED,
 ) -> None:
     """x [tokens, hidden] -> y [tokens, hidden].
 
@@ -90,8 +98,8 @@ def moe_graph(
     shard tokens. parallel = "expert": each has its own tokens, the whole router and a
     share of the experts.
 
-    The sizes from `block` on are fixed on the GPU, but for the last three, and free on
-    the CPU backend, but that block is at most 32 and a multiple of group_tokens.
+    The sizes from `block` to group_tokens are fixed on the GPU; on the CPU backend they
+    are free, but that block is at most 32 and a multiple of group_tokens.
     """
     routing = Routing(experts, top_k, normalize, dtype, block, tile_rows)
     sizes = Sizes(
@@ -102,6 +110,8 @@ def moe_graph(
         part_tokens,
         pushed_tokens,
         score_tasks,
+        listed_blocks,
+        combined,
     )
     if g.world_size == 1:
         _one_rank(g, routing, sizes)
@@ -128,22 +138,31 @@ def _one_rank(g: Graph, routing: Routing, sizes: Sizes) -> None:
     routed = g.events("routed", (1,), expects=blocks)
     choices = add_choices(g, routing, x, router, blocks, routed, sizes)
     chosen = choices.chosen
-    tiles = add_tiles(g, routing, chosen, tokens * routing.top_k, [routed[0]])
+    tiles = add_tiles(g, routing, sizes, chosen, tokens * routing.top_k, [routed[0]])
     product = add_products(g, routing, sizes, x, chosen, tiles, gate_up, down)
     located = g.events("located", (blocks,), expects=1)
     place = add_places(g, routing, choices, tiles, tokens, located)
     size = sizes.group_tokens
-    s, q = grid = g.grid(s=sizes.passes, q=ceildiv(tokens, size))
-    of_group, of_pass = tile(q, size), tile(s, product.pass_columns)
+    groups = g.let("groups", ceildiv(tokens, size))
+    width = g.let("pass_columns", product.pass_columns)
+    parts = maximum(1, COMBINE_TASKS // maximum(1, groups))
+    part = g.let(
+        "part", sizes.combined * ceildiv(ceildiv(width, sizes.combined), parts)
+    )
+    parts = g.let("parts", ceildiv(width, part))
+    s, q, c = grid = g.grid(s=sizes.passes, q=groups, c=parts)
+    skipped = c * part
+    of_group = tile(q, size)
+    of_part = span(s * width + skipped, minimum(part, width - skipped))
     g.call(
         combine_rows(routing),
         grid,
         reads=[
             place[of_group, :],
             choices.weights[of_group, :],
-            product.rows[:, of_pass],
+            product.rows[:, of_part],
         ],
-        writes=[y[of_group, of_pass]],
+        writes=[y[of_group, of_part]],
         waits=[product.produced[s], located[q // (routing.block // size)]],
     )
 
@@ -161,7 +180,7 @@ def _tensor_parallel(g: Graph, routing: Routing, sizes: Sizes) -> None:
     routed = g.events("routed", (1,), expects=blocks)
     choices = add_choices(g, routing, x, router, blocks, routed, sizes)
     chosen = choices.chosen
-    tiles = add_tiles(g, routing, chosen, tokens * routing.top_k, [routed[0]])
+    tiles = add_tiles(g, routing, sizes, chosen, tokens * routing.top_k, [routed[0]])
     product = add_products(g, routing, sizes, x, chosen, tiles, gate_up, down)
     located = g.events("located", (1,), expects=blocks)
     place = add_places(g, routing, choices, tiles, tokens, located)
@@ -239,7 +258,7 @@ def _expert_parallel(g: Graph, routing: Routing, sizes: Sizes) -> None:
     )
 
     most = world * tokens * min(top_k, own.experts)
-    tiles = add_tiles(g, own, everyones.chosen, most, [shared[0]])
+    tiles = add_tiles(g, own, sizes, everyones.chosen, most, [shared[0]])
     product = add_products(
         g, own, sizes, all_x, everyones.chosen, tiles, gate_up, down, [arrived[0]]
     )

@@ -13,6 +13,7 @@ from etc_dist.ir import (
     Region,
     Tensor,
     ceildiv,
+    maximum,
     minimum,
     span,
     tile,
@@ -42,6 +43,9 @@ SCORE_TASKS = 132
 Where many tokens would make more, logits are computed in tiles, as products are."""
 TILE_BLOCKS, TILE_EXPERTS = 4, 128
 """Blocks of tokens, and experts, of which a tile has the logits."""
+LISTED_BLOCKS = 16
+"""Blocks of tokens at most for which the task that plans the tiles lists their rows,
+too, which spares an event. For more, each tile has a task."""
 MANY_TOKENS = 17
 """Of fewer, a task has half as many columns, so that more workers read weights. Where
 ranks exchange tokens there is room for more."""
@@ -58,6 +62,8 @@ class Sizes:
     part_tokens: int
     pushed_tokens: int
     score_tasks: int
+    listed_blocks: int
+    combined: int
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,9 @@ class Choices:
 
 @dataclass(frozen=True)
 class Tiles:
-    """Rows by expert, cut into tiles; `planned[0]` is met once all here is known."""
+    """Rows by expert, cut into tiles. listed[r] is met once the tokens of tile r's rows
+    are known, and `planned`, the last element, once all else is; where `is_listed` is
+    1, it stands for the tokens, too, and the others are not used."""
 
     expert: Tensor
     row: Tensor
@@ -79,12 +87,17 @@ class Tiles:
     first: Tensor
     before: Tensor
     expert_row: Tensor
-    planned: EventTensor
-    most_rows: Expr
+    row_token: Tensor
+    listed: EventTensor
+    is_listed: Expr
 
     def of(self, r: Expr) -> tuple[Expr, Expr, Expr]:
         """Tile r's expert, first row and number of rows."""
         return self.expert.load(r), self.row.load(r), self.rows.load(r)
+
+    @property
+    def planned(self) -> EventRef:
+        return self.listed[self.expert.shape[0]]
 
 
 @dataclass(frozen=True)
@@ -132,13 +145,17 @@ def add_choices(
     ids = g.local("ids", (tokens, top_k), "int32")
     weights = g.local("weights", (tokens, top_k), "float32")
     chosen = g.local("chosen", (experts, blocks), "int32")
+    # Groups of 8, 16 or 32 experts, as few as make a task for each worker.
+    eights, wide = ceildiv(experts, 8), ceildiv(experts, TILE_EXPERTS)
+    fill = maximum(1, ceildiv(blocks * eights, sizes.score_tasks))
+    size = g.let("scored_experts", 8 * minimum(GROUP_EXPERTS // 8, fill + fill // 3))
+    groups = g.let("score_groups", ceildiv(experts, size))
     # 1 where logits are computed in tiles, else 0.
-    groups, wide = ceildiv(experts, GROUP_EXPERTS), ceildiv(experts, TILE_EXPERTS)
     tiled = g.let("tiled", minimum(1, blocks * groups // (sizes.score_tasks + 1)))
     expects = g.let("logit_tasks", groups + tiled * (wide - groups))
     scored = g.events("scored", (blocks,), expects=expects)
     b, e = grid = g.grid(b=g.let("score_blocks", (1 - tiled) * blocks), e=groups)
-    of_block, of_group = tile(b, block), tile(e, GROUP_EXPERTS)
+    of_block, of_group = tile(b, block), tile(e, size)
     g.call(
         score_experts(routing),
         grid,
@@ -171,7 +188,12 @@ def add_choices(
 
 
 def add_tiles(
-    g: Graph, routing: Routing, chosen: Tensor, choices: Expr, waits: Sequence[EventRef]
+    g: Graph,
+    routing: Routing,
+    sizes: Sizes,
+    chosen: Tensor,
+    choices: Expr,
+    waits: Sequence[EventRef],
 ) -> Tiles:
     """Add the tiles of at most `choices` rows: chosen [experts, blocks] tells whose."""
     experts = routing.experts
@@ -185,7 +207,12 @@ def add_tiles(
     size = g.local("tile_rows", (tiles,), "int32")
     first = g.local("tile_first", (tiles,), "int32")
     expert_row = g.local("expert_row", (experts,), "int32")
-    planned = g.events("planned", (1,), expects=1)
+    row_token = g.local("row_token", (rows,), "int32")
+    is_listed = g.let("is_listed", minimum(1, sizes.listed_blocks // chosen.shape[1]))
+    listed = g.events("listed", (tiles + 1,), expects=1)
+    made = Tiles(
+        expert, row, size, first, before, expert_row, row_token, listed, is_listed
+    )
     g.call(
         plan_tiles(routing),
         g.grid(one=1),
@@ -193,11 +220,12 @@ def add_tiles(
         writes=[
             before[:, :],
             *(t[:] for t in (expert, row, size, first, expert_row)),
+            row_token[span(0, is_listed * rows)],
         ],
         waits=waits,
-        notifies=[planned[0]],
+        notifies=[made.planned],
     )
-    return Tiles(expert, row, size, first, before, expert_row, planned, rows)
+    return made
 
 
 def add_products(
@@ -225,15 +253,13 @@ def add_products(
     wide = g.let("wide", ceildiv(inner, up_columns))
     columns = g.let("columns", ceildiv(hidden, tile_columns))
     per = g.let("per", ceildiv(columns, sizes.passes))
-    (count,), rows = tiles.expert.shape, tiles.most_rows
-    row_token = g.local("row_token", (rows,), "int32")
+    (count,), (rows,) = tiles.expert.shape, tiles.row_token.shape
     active = g.local("active", (rows, inner), routing.dtype)
     product = g.local("product", (rows, hidden), routing.dtype)
-    listed = g.events("listed", (count,), expects=1)
     activated = g.events("activated", (count,), expects=wide)
     produced = g.events("produced", (sizes.passes,), expects=count * per)
 
-    (r,) = grid = g.grid(r=count)
+    (r,) = grid = g.grid(r=g.let("lists", (1 - tiles.is_listed) * count))
     expert, row, size = tiles.of(r)
     g.call(
         list_rows(routing),
@@ -242,10 +268,11 @@ def add_products(
             *(t[expert, :] for t in (chosen, tiles.before)),
             tiles.first[r],
         ],
-        writes=[row_token[span(row, size)]],
-        waits=[tiles.planned[0]],
-        notifies=[listed[r]],
+        writes=[tiles.row_token[span(row, size)]],
+        waits=[tiles.planned],
+        notifies=[tiles.listed[r]],
     )
+    listed_at = g.let("listed_at", tiles.is_listed * count)
     r, j = grid = g.grid(r=count, j=wide)
     expert, row, size = tiles.of(r)
     # NOTE: what is not needed reads nothing. Where peers write x, a few rows a task,
@@ -264,10 +291,10 @@ def add_products(
             seen,
             gate_up[expert, span(skipped, width), :],
             gate_up[expert, span(inner + skipped, width), :],
-            row_token[span(row, size)],
+            tiles.row_token[span(row, size)],
         ],
         writes=[active[span(row, size), tile(j, up_columns)]],
-        waits=[listed[r], *waits],
+        waits=[tiles.listed[maximum(r, listed_at)], *waits],
         notifies=[activated[r]],
         order=lambda t: grouped_rows(t, count, wide, TILES_TOGETHER),
     )
@@ -316,7 +343,7 @@ def add_places(
             *lower,
         ],
         writes=[place[of_block, :]],
-        waits=[tiles.planned[0]],
+        waits=[tiles.planned],
         notifies=[located[b if each else 0]],
     )
     return place

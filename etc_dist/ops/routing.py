@@ -23,7 +23,7 @@ TILE_ROWS = 288
 GROUP_TOKENS = 2
 """Tokens whose rows one warp combines; divides BLOCK."""
 GROUP_EXPERTS = 32
-"""Experts of which a task computes the logits."""
+"""Experts at most of which a task computes the logits."""
 PADDING = 32
 """An expert's rows begin and end at a multiple of so many."""
 
@@ -74,8 +74,8 @@ class Routing:
 
 
 def score_experts(routing: Routing) -> DeviceFunction:
-    """x [32, hidden], router [32, hidden] of a group of experts -> logits [32, 32] in
-    fp32."""
+    """x [32, hidden], router [experts, hidden] of a group of at most 32 -> logits [32,
+    experts] in fp32."""
 
     def body(x: Any, router: Any, logits: Any) -> None:
         logits[...] = x.astype(np.float32) @ router.astype(np.float32).T
@@ -114,7 +114,8 @@ def plan_tiles(routing: Routing) -> DeviceFunction:
     """chosen [experts, blocks] -> before [experts, blocks], the tokens of earlier
     blocks that chose the expert; tile_expert, tile_row (its first padded row) and
     tile_rows [tiles], and tile_first [tiles], the rank of its first row, all 0 for
-    tiles that are not needed; expert_row [experts], the first padded row."""
+    tiles that are not needed; expert_row [experts], the first padded row; tokens, of
+    all padded rows or empty: whose they are, as of `list_rows`."""
 
     def body(
         chosen: Any,
@@ -124,8 +125,10 @@ def plan_tiles(routing: Routing) -> DeviceFunction:
         tile_rows: Any,
         tile_first: Any,
         expert_row: Any,
+        tokens: Any,
     ) -> None:
-        counts = _bits(chosen).sum(axis=2)
+        bits = _bits(chosen)[:, :, : routing.block]
+        counts = bits.sum(axis=2)
         before[...] = np.cumsum(counts, axis=1) - counts
         for array in (tile_expert, tile_row, tile_rows, tile_first):
             array[...] = 0
@@ -140,9 +143,11 @@ def plan_tiles(routing: Routing) -> DeviceFunction:
                 tile_rows[number] = min(share, count - first)
                 tile_first[number] = first
                 number += 1
+            if tokens.size:
+                tokens[row : row + count] = np.flatnonzero(bits[expert])
             row += _padded(count)
 
-    return routing.function("plan_tiles", TENSOR, 1, 6, body)
+    return routing.function("plan_tiles", TENSOR, 1, 7, body)
 
 
 def list_rows(routing: Routing) -> DeviceFunction:

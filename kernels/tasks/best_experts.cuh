@@ -37,22 +37,29 @@ struct BestExperts {
   template <int kTokens>
   ETC_DEVICE static void pick(
       Keys (&keys)[kTokens], u32 lane, u32 (&chosen)[kTokens], float (&logit)[kTokens]) {
+    u32 order[kTokens];  // four bits each: the lane's experts, the best one first
+#pragma unroll
+    for (int t = 0; t < kTokens; ++t) order[t] = sort(keys[t]);
 #pragma unroll 1
     for (u32 k = 0; k < kTopK; ++k) {
       u32 top[kTokens], winner[kTokens];
 #pragma unroll
-      for (int t = 0; t < kTokens; ++t) top[t] = ptx::warp_max(largest(keys[t]));
+      for (int t = 0; t < kTokens; ++t) top[t] = ptx::warp_max(keys[t][0]);
 #pragma unroll
       for (int t = 0; t < kTokens; ++t) {
-        winner[t] = __ffs(__ballot_sync(~0u, largest(keys[t]) == top[t])) - 1;
+        winner[t] = __ffs(__ballot_sync(~0u, keys[t][0] == top[t])) - 1;
       }
 #pragma unroll
       for (int t = 0; t < kTokens; ++t) {
-        const u32 own = lane * kEach + take(keys[t], top[t], lane == winner[t]);
-        const u32 expert = __shfl_sync(~0u, own, winner[t]);
+        const u32 expert = __shfl_sync(~0u, lane * kEach + (order[t] & 15), winner[t]);
         if (lane == k) {
           logit[t] = logit_of(top[t]);
           chosen[t] = expert;
+        }
+        if (lane == winner[t]) {
+          order[t] >>= 4;
+#pragma unroll
+          for (int i = 0; i < kEach; ++i) keys[t][i] = i + 1 < kEach ? keys[t][i + 1] : 0;
         }
       }
     }
@@ -101,18 +108,24 @@ struct BestExperts {
   }
 
  private:
-  // The first of a lane's keys that is `top`; where it is `mine`, it is cleared.
-  ETC_DEVICE static u32 take(Keys& keys, u32 top, bool mine) {
-    u32 first = 0;
+  // A lane's keys by falling size, equal ones as they were; where they were before.
+  ETC_DEVICE static u32 sort(Keys& keys) {
+    u32 from[kEach], order = 0;
 #pragma unroll
-    for (int i = kEach - 1; i >= 0; --i) {
-      if (keys[i] == top) first = i;
+    for (int i = 0; i < kEach; ++i) from[i] = i;
+#pragma unroll
+    for (int end = kEach - 1; end > 0; --end) {
+#pragma unroll
+      for (int i = 0; i < end; ++i) {
+        const bool swap = keys[i + 1] > keys[i];
+        const u32 key = keys[i], place = from[i];
+        keys[i] = swap ? keys[i + 1] : key, from[i] = swap ? from[i + 1] : place;
+        keys[i + 1] = swap ? key : keys[i + 1], from[i + 1] = swap ? place : from[i + 1];
+      }
     }
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      if (mine && first == i) keys[i] = 0;
-    }
-    return first;
+    for (int i = 0; i < kEach; ++i) order |= from[i] << (4 * i);
+    return order;
   }
   ETC_DEVICE static u32 largest(const Keys& keys) {
     u32 most = 0;

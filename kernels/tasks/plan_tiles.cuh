@@ -1,5 +1,6 @@
 // Lays the rows of all experts out in tiles: how many tokens of earlier blocks chose each
-// expert, where its rows begin, and for each tile its expert, rows and first rank.
+// expert, where its rows begin, and for each tile its expert, rows and first rank. If asked to,
+// lists the rows' tokens too.
 #pragma once
 #include "ptx/warp.cuh"
 #include "worker/task.cuh"
@@ -20,6 +21,7 @@ struct plan_tiles {
     if (task.thread < 32) lay_out(task, layout);
     task.sync();
     fill(task, layout);
+    list(task, layout);
   }
 
  private:
@@ -176,6 +178,23 @@ struct plan_tiles {
       *tile_row.at(tile) = is_needed ? i32(layout.row[e]) + first : 0;
       *tile_rows.at(tile) = is_needed ? minimum(share, i32(tokens) - first) : 0;
       *tile_first.at(tile) = first;
+    }
+  }
+
+  // NOTE: what each thread reads of the counts, others wrote before the last barrier.
+  ETC_DEVICE static void list(const Task& task, const Layout& layout) {
+    const auto tokens = task.template operand<7>();
+    if (tokens.size[0] == 0) return;
+    const auto chosen = task.template operand<0>();
+    const auto before = task.template operand<1>();
+    const i32 blocks = chosen.size[1];
+#pragma unroll 1
+    for (i32 i = task.thread; i < kExperts * blocks; i += Task::threads) {
+      const i32 e = i / blocks, b = i - e * blocks;
+      u32 word = ptx::load4_l2(u64(chosen.at(e, b)));
+      i32 row = i32(layout.row[e] + ptx::load4_l2(u64(before.at(e, b))));
+#pragma unroll 1
+      for (; word != 0; word &= word - 1, ++row) *tokens.at(row) = b * 32 + __ffs(word) - 1;
     }
   }
 

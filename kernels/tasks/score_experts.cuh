@@ -1,5 +1,5 @@
-// The router of a mixture of experts: the logits of 32 tokens for 32 experts. The warps of a
-// worker share the depth; their parts are summed in a fixed order.
+// The router of a mixture of experts: the logits of 32 tokens for at most 32 experts. The warps
+// of a worker share the depth; their parts are summed in a fixed order.
 #pragma once
 #include "ptx/warp.cuh"
 #include "worker/task.cuh"
@@ -8,18 +8,31 @@ namespace etc {
 
 template <class Task>
 struct score_experts {
-  static constexpr int kTokens = 32, kGroup = Task::kExperts < 32 ? Task::kExperts : 32;
-  static constexpr int kBlocks = kGroup / 8;
+  static constexpr int kTokens = 32, kGroup = 32;
   static constexpr int kWarps = Task::threads / 32, kSlots = kWarps / 2;
-  static constexpr int kAhead = 2;  // parts of the depth whose loads are under way
   static_assert(kSlots * kTokens * kGroup * 4 <= Shared::kScratchBytes);
+  template <int kBlocks>
   using Part = float[2][kBlocks][4];  // of a thread: 16 tokens by 8 experts, as products
 
   ETC_DEVICE static void run(const Task& task) {
+    const i32 experts = task.template operand<1>().size[0];
+    if (experts <= 8) {
+      score<1>(task);
+    } else if (experts <= 16) {
+      score<2>(task);
+    } else {
+      score<4>(task);
+    }
+  }
+
+ private:
+  // Of kBlocks times eight experts.
+  template <int kBlocks>
+  ETC_DEVICE static void score(const Task& task) {
     const i32 warp = task.thread / 32;
     float* slot = reinterpret_cast<float*>(task.scratch) + warp % kSlots * (kTokens * kGroup);
-    Part d = {};
-    multiply(task, d);
+    Part<kBlocks> d = {};
+    multiply<kBlocks>(task, d);
     if (warp >= kSlots) each(task, slot, d, [](float2& to, float x, float y) { to = {x, y}; });
     task.sync();
     if (warp < kSlots) {
@@ -29,10 +42,11 @@ struct score_experts {
     store(task);
   }
 
- private:
   // NOTE: a dot product does not care for the order of k. Each thread loads eight
   // neighbours of k at once and hands them to two products as if they lay apart.
-  ETC_DEVICE static void multiply(const Task& task, Part& d) {
+  template <int kBlocks>
+  ETC_DEVICE static void multiply(const Task& task, Part<kBlocks>& d) {
+    constexpr int kAhead = kBlocks == 1 ? 4 : 2;  // parts of the depth whose loads are under way
     const auto x = task.template operand<0>();
     const auto router = task.template operand<1>();
     const i32 thread = i32(ptx::thread()), g = thread % 32 / 4, q = thread % 4;
@@ -85,8 +99,9 @@ struct score_experts {
   ETC_DEVICE static i32 place(i32 token, i32 expert) {
     return token * kGroup + (expert + (token & 3) * 8) % kGroup;
   }
-  template <class F>
-  ETC_DEVICE static void each(const Task& task, float* slot, const Part& d, F f) {
+  template <int kBlocks, class F>
+  ETC_DEVICE static void each(
+      const Task& task, float* slot, const float (&d)[2][kBlocks][4], F f) {
     const i32 thread = i32(ptx::thread()), g = thread % 32 / 4, q = thread % 4;
 #pragma unroll
     for (int m = 0; m < 4; ++m) {

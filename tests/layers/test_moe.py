@@ -41,6 +41,7 @@ def small(experts: int = 8, top_k: int = 2, **options: Any) -> GraphFunction:
     """The graph in small tiles: of 10 rows at most."""
     tiles = {"block": 8, "tile_rows": 10, "up_columns": 8}
     tiles |= {"tile_columns": 8, "group_tokens": 4, "passes": 3, "score_tasks": 3}
+    tiles |= {"listed_blocks": 3, "combined": 8}
     return moe_graph(1, experts=experts, top_k=top_k, **{**tiles, **options})
 
 
@@ -99,7 +100,7 @@ def test_graph_is_proved_for_a_given_routing(schedule):
 def test_combining_rows_that_are_not_produced_is_a_race_for_a_given_routing(schedule):
     with pytest.raises(RaceError) as caught:
         routed(without(small(), "produced", "waits", "notifies"), schedule)
-    assert "combine_rows[s=0, q=0] on rank 0 reads" in caught.value.got
+    assert "combine_rows[s=0, q=0, c=0] on rank 0 reads" in caught.value.got
     assert "down_projection[s=0, r=0, j=0] on rank 0 writes" in caught.value.got
     assert "product[0:5, 0:4] on rank 0; no event orders them" in caught.value.got
 
@@ -108,7 +109,7 @@ def test_combining_rows_that_are_not_located_is_a_race():
     graph = without(small(), "located", "waits", "notifies")
     with pytest.raises(RaceError) as caught:
         verify(schedule_static(graph), DIMS, 4)
-    assert "combine_rows[s=0, q=0] on rank 0 reads" in caught.value.got
+    assert "combine_rows[s=0, q=0, c=0] on rank 0 reads" in caught.value.got
 
 
 # ------------------------------------------------------------------- the simulation
@@ -217,7 +218,7 @@ def test_odd_shapes_and_equal_logits_give_the_reference(
     moe_reference(x, weights, top_k, normalize).check(y, dtype)
 
 
-EVENTS = ("scored", "routed", "planned", "listed", "activated", "produced", "located")
+EVENTS = ("scored", "routed", "listed", "activated", "produced", "located")
 
 
 @pytest.mark.parametrize("event", EVENTS)

@@ -14,7 +14,8 @@ from tests.layers.test_mlp import without
 
 SIZES = (8, 64, 72)
 WAITING = {"gate_up_projection", "down_projection", "combine_rows", "sum_parts"}
-"""What waits in vain, at once or in the end, where no tile is listed or activated."""
+WAITING |= {"locate_rows"}
+"""What waits in vain, at once or in the end, where nothing is listed or activated."""
 
 
 @pytest.fixture

@@ -37,6 +37,7 @@ def planned() -> dict[str, Any]:
         "tile_rows": int32(7),
         "tile_first": int32(7),
         "expert_row": int32(8),
+        "tokens": int32(128),
     }
     plan_tiles(ROUTING).body(CHOSEN, *arrays.values())
     return arrays
@@ -86,6 +87,8 @@ def test_tiles_are_full_but_the_last():
     assert plan["tile_rows"].tolist() == [4, 1, 2, 0, 0, 0, 0]
     assert plan["tile_first"].tolist() == [0, 4, 0, 0, 0, 0, 0]
     assert plan["expert_row"][[1, 6]].tolist() == [0, 32]
+    assert plan["tokens"][:5].tolist() == [0, 2, 3, 4, 5]
+    assert plan["tokens"][32:34].tolist() == [0, 5]
 
 
 @pytest.mark.parametrize(
