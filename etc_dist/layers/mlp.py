@@ -12,6 +12,7 @@ from etc_dist.layers.mlp_packed_rows import (
     mlp_packed_rows_graph,
     most_packed,
 )
+from etc_dist.layers.mlp_steps import add_tensors
 from etc_dist.ops.all_gather_matmul import ROW_GROUP, push_packets
 from etc_dist.ops.matmul import TILE, matmul_gated, matmul_send
 from etc_dist.ops.matmul_reduce_scatter import add_sum_slots
@@ -51,16 +52,12 @@ def mlp_graph(
     into activations, and these by down; the partial sums go to the rows' owners. A tile
     of the down projection starts when its rows' activations are complete on its rank.
     """
-    rows, hidden, inner = g.dims("rows hidden inner")
+    x, y, (gate, up), down = add_tensors(g, dtype)
+    (rows, hidden), (_, inner) = x.shape, down.shape
     world, size = g.world_size, tile_size
     blocks = g.let("blocks", ceildiv(rows, size))
     wide = g.let("wide", ceildiv(inner, size // 2))
     columns = g.let("columns", ceildiv(hidden, size))
-    x = g.input("x", (rows, hidden), dtype)
-    gate = g.input("gate", (inner, hidden), dtype)
-    up = g.input("up", (inner, hidden), dtype)
-    down = g.input("down", (hidden, inner), dtype)
-    y = g.output("y", (rows, hidden), dtype)
     active = g.local("active", (world, rows, inner), dtype)
     activated = g.events("activated", (world, blocks), expects=wide)
 

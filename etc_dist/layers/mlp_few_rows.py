@@ -14,6 +14,7 @@ from etc_dist.ir import (
     span,
     tile,
 )
+from etc_dist.layers.mlp_steps import add_tensors
 from etc_dist.ops.grouped_matmul import TILE_COLUMNS, grouped_float
 from etc_dist.ops.matmul import STAGE_K
 from etc_dist.ops.parts import activate_parts, add_parts
@@ -61,14 +62,10 @@ def mlp_few_rows_graph(
     summed, and block one of step: what a narrow tile reads at once, which may reach
     behind the end of k, but not into another share of it.
     """
-    rows, hidden, inner = g.dims("rows hidden inner")
+    x, y, (gate, up), down = add_tensors(g, dtype)
+    (rows, hidden), (_, inner) = x.shape, down.shape
     world = g.world_size
     tokens = g.let("tokens", world * rows)
-    x = g.input("x", (rows, hidden), dtype)
-    gate = g.input("gate", (inner, hidden), dtype)
-    up = g.input("up", (inner, hidden), dtype)
-    down = g.input("down", (hidden, inner), dtype)
-    y = g.output("y", (rows, hidden), dtype)
     columns = g.let(
         "task_columns", tile_columns // 2 * (1 + minimum(1, tokens // MANY_ROWS))
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from etc_dist.ir import Graph, ceildiv, graph_function, minimum, span, tile
+from etc_dist.layers.mlp_steps import add_tensors
 from etc_dist.ops.matmul import TILE, matmul_gated, matmul_store
 from etc_dist.ops.parts import sum_ranks
 from etc_dist.ops.push_rows import push_rows
@@ -40,17 +41,13 @@ def mlp_packed_rows_graph(
     tiles are computed, and the owner adds the ranks' in fp32. Tiles of the same columns
     come one after the other, for they share the weights.
     """
-    rows, hidden, inner = g.dims("rows hidden inner")
+    x, y, (gate, up), down = add_tensors(g, dtype)
+    (rows, hidden), (_, inner) = x.shape, down.shape
     world, size = g.world_size, tile_size
     tokens = g.let("tokens", world * rows)
     blocks = g.let("blocks", ceildiv(tokens, size))
     wide = g.let("wide", ceildiv(inner, size // 2))
     columns = g.let("columns", ceildiv(hidden, size))
-    x = g.input("x", (rows, hidden), dtype)
-    gate = g.input("gate", (inner, hidden), dtype)
-    up = g.input("up", (inner, hidden), dtype)
-    down = g.input("down", (hidden, inner), dtype)
-    y = g.output("y", (rows, hidden), dtype)
 
     all_x = g.symmetric("all_x", (tokens, hidden), dtype)
     arrived = g.events(
