@@ -19,9 +19,9 @@ from etc_dist.codegen.layout import (
     SHARED_BYTES,
     Arguments,
     event_base,
+    made_names,
     notification_unit,
     pace_name,
-    queue_names,
     units_name,
 )
 from etc_dist.codegen.members import conjunction, indexed, method, select
@@ -87,7 +87,7 @@ def generate(plan: Plan, *, trace: bool = False) -> Source:
             fix="use fewer ranks in one program",
         )
     taken = {*(t.name for t in graph.tensors), *(d.name for d in graph.dims)}
-    own_names = OWN_NAMES.union(queue_names(plan))
+    own_names = OWN_NAMES.union(made_names(plan))
     if taken & own_names:
         raise CodegenError(
             f"graph {graph.name} uses names of the generated code",

@@ -88,10 +88,7 @@ class Arguments:
         integers = ["event_capacity", "trace_capacity", "shape", "rank"]
         integers += [s.name for s in graph.dims]
         integers += [s.name for s, _ in graph.derived]
-        integers += [event_base(e) for e in graph.events]
-        for name in (units_name, pace_name):
-            integers += [name(c.name) for lane in plan.lanes for c in lane.calls]
-        integers += queue_names(plan)
+        integers += made_names(plan)
         addresses = ["control", "status", "workspace", "trace", "wait_limit"]
         addresses += [t.name for t in graph.tensors]
         return cls(_maps(plan), tuple(addresses), tuple(integers), graph.world_size)
@@ -147,6 +144,15 @@ class Arguments:
 def event_base(events: EventTensor) -> str:
     """The argument that holds where an event tensor's counters begin."""
     return f"events_{events.name}"
+
+
+def made_names(plan: Plan) -> tuple[str, ...]:
+    """The arguments named after events, calls and queues; no tensor or dim is called
+    so."""
+    calls = [c.name for lane in plan.lanes for c in lane.calls]
+    bases = map(event_base, plan.graph.events)
+    each = (name(call) for name in (units_name, pace_name) for call in calls)
+    return (*bases, *each, *queue_names(plan))
 
 
 def units_name(call: str) -> str:

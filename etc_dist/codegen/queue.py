@@ -150,8 +150,9 @@ def released(
     """Where the groups lie whose wait for `index` is one for `element`: for each gating
     coordinate the values that it may have. One value follows where an index is the
     coordinate plus or minus something, also modulo what is no less than its extent, or
-    above what it is at least; a few where it is divided by a number or is at least
-    that; all values where nothing follows."""
+    where it is the coordinate and no less than a bound; a few where it is divided by a
+    number, and those up to the bound where it is the bound; all values where nothing
+    follows."""
     spans: Spans = {name: (Const(0), extent) for name, extent in extents.items()}
     for part, value in zip(index, element, strict=True):
         found = _solve(part, value, Const(1), extents)
@@ -182,7 +183,7 @@ def _solve(
             return _solve(left, low * right, count * right, extents)
         if part.name == "%" and count == Const(1):
             return _solve_modulo(left, low, right, extents)
-        if part.name == "max" and count == Const(1):
+        if part.name == "max" and count == Const(1) and isinstance(left, Symbol):
             is_above = minimum(1, maximum(0, low - right))
             return _solve(left, is_above * low, 1 + (1 - is_above) * right, extents)
     elif _is_fixed(left):

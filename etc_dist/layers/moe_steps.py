@@ -145,13 +145,13 @@ def add_choices(
     ids = g.local("ids", (tokens, top_k), "int32")
     weights = g.local("weights", (tokens, top_k), "float32")
     chosen = g.local("chosen", (experts, blocks), "int32")
-    # Groups of 8, 16 or 32 experts, as few as make a task for each worker.
-    eights, wide = ceildiv(experts, 8), ceildiv(experts, TILE_EXPERTS)
-    fill = maximum(1, ceildiv(blocks * eights, sizes.score_tasks))
-    size = g.let("scored_experts", 8 * minimum(GROUP_EXPERTS // 8, fill + fill // 3))
+    # Groups of 8, 16 or GROUP_EXPERTS experts: as small as leave a worker one task.
+    most, wide = sizes.score_tasks, ceildiv(experts, TILE_EXPERTS)
+    over = [minimum(1, blocks * ceildiv(experts, n) // (most + 1)) for n in (8, 16)]
+    size = g.let("scored_experts", 8 + 8 * over[0] + (GROUP_EXPERTS - 16) * over[1])
     groups = g.let("score_groups", ceildiv(experts, size))
     # 1 where logits are computed in tiles, else 0.
-    tiled = g.let("tiled", minimum(1, blocks * groups // (sizes.score_tasks + 1)))
+    tiled = g.let("tiled", minimum(1, blocks * groups // (most + 1)))
     expects = g.let("logit_tasks", groups + tiled * (wide - groups))
     scored = g.events("scored", (blocks,), expects=expects)
     b, e = grid = g.grid(b=g.let("score_blocks", (1 - tiled) * blocks), e=groups)

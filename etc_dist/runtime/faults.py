@@ -76,7 +76,8 @@ def _strayed(plan: Plan, fault: Any, dims: Mapping[str, int], rank: int) -> Rang
 
 def _record(plan: Plan, fault: Any, dims: Mapping[str, int], rank: int) -> WaitRecord:
     env = plan.graph.environment(dims, rank)
-    _, task = _task(plan, fault, env)
+    # Who waits inside its worker names no task.
+    task = "a warp" if fault["event"] == INSIDE_WORKER else _task(plan, fault, env)[1]
     kind, index = int(fault["event"]), int(fault["index"])
     have, want = int(fault["have"]), int(fault["want"])
     if kind == EVENT_WAIT:

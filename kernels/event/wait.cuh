@@ -56,7 +56,7 @@ ETC_DEVICE void give_up(
 }
 
 // A thread whose wait was in vain, because of an abort or because it was too long.
-// NOTE: each role has one place for this, since it is long, and there are many waits.
+// NOTE: roles have one place or two for this, since it is long, and there are many waits.
 template <class Program>
 ETC_DEVICE void report(const Run<Program>& run, const Waiter& who) {
   if (threadIdx.x % 32 != 0) return;

@@ -22,8 +22,8 @@ class TensorLane {
   static constexpr bool kIsAssisted = Program::kSends || Program::kGathers;
 
  private:
-  // Who waited for another role of its worker. NOTE: told at the role's end, since registers
-  // are scarce before, and since that role, which waits itself, tells of its own.
+  // Who waited for another role of its worker; no task is named. NOTE: told at the role's end,
+  // since registers are scarce before, and since that role mostly waits and tells itself.
   static constexpr Waiter kInWorker{kTensorLane, 0, 0};
   using Calls = typename Program::TensorCalls;
   using Engine = typename Program::Engine;

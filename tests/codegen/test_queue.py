@@ -11,7 +11,7 @@ from etc_dist.codegen import generate
 from etc_dist.codegen.queue import released
 from etc_dist.errors import CodegenError
 from etc_dist.ir import DeviceFunction, Graph, Symbol, graph_function
-from etc_dist.ir.expr import Const, Expr, wrap
+from etc_dist.ir.expr import Const, Expr, maximum, wrap
 from etc_dist.layers.mlp import mlp_graph
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
 from etc_dist.runtime.memory_plan import plan_memory
@@ -39,6 +39,11 @@ INDICES = {
     "sum": ([A + B], 35),
     "constant and coordinate": ([wrap(1), A], 5),
     "one coordinate twice": ([A, A + B, B], 1),
+    "at least a number": ([maximum(A, 3), B], 4),
+    "at least a name": ([A, maximum(B, N - 5)], 3),
+    "at least none": ([maximum(A, 0), B], 1),
+    "shifted, at least a number": ([maximum(A - 2, 0), B], 7),
+    "backwards, at least a number": ([A, maximum(3 - B, 1)], 5),
     "multiplied": ([2 * A, B], 7),
     "no coordinate": ([wrap(0)], 35),
 }
@@ -118,6 +123,16 @@ def test_elements_are_judged_by_the_rank_that_owns_them():
         "if constexpr (n == 0) f(Event_done{}, floormod((g.rank + 1), 2), "
         "Event_done::Coord{c.i});" in text
     )
+
+
+def test_names_of_call_arguments_are_refused():
+    @graph_function
+    def clash(g: Graph) -> None:
+        g.input("units_touch", (4,), "float32")
+        g.call(TOUCH, g.grid(i=4), name="touch")
+
+    with pytest.raises(CodegenError, match="uses names of the generated code"):
+        generate(schedule_static(clash(1)))
 
 
 def test_names_of_queue_arguments_are_refused():
