@@ -7,7 +7,8 @@ namespace etc {
 
 template <class Task>
 struct push_tokens {
-  static constexpr int kUnroll = 8;  // see push_rows
+  // See push_rows. NOTE: with eight, programs of few choices a token spill registers.
+  static constexpr int kUnroll = Task::kTopK < 4 ? 4 : 8;
   static_assert(Task::threads == 32);
 
   ETC_DEVICE static void run(const Task& task) {
