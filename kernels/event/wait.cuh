@@ -38,6 +38,11 @@ struct Waiter {
   }
 };
 
+// Who waited for another role of its worker or cluster; no task is named. NOTE: roles of the
+// tensor lane tell it at their end, since registers are scarce before, and since whoever they
+// waited for mostly waits and tells itself.
+constexpr Waiter kInWorker{kTensorLane, 0, 0};
+
 // Ends the program on all ranks.
 template <class Program>
 ETC_DEVICE void give_up(

@@ -38,7 +38,7 @@ class Mailbox {
   template <class Program>
   ETC_DEVICE static bool wait(const Run<Program>& run, u32 barrier, u32 parity) {
     const bool came = wait_mbarrier(run, barrier, parity);
-    if (!came) report(run, Waiter{kTensorLane, 0, 0});
+    if (!came) report(run, kInWorker);
     return came;
   }
   // `given` and `word` of the second worker are used, `taken` of the first.

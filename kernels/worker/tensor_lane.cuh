@@ -22,9 +22,6 @@ class TensorLane {
   static constexpr bool kIsAssisted = Program::kSends || Program::kGathers;
 
  private:
-  // Who waited for another role of its worker; no task is named. NOTE: told at the role's end,
-  // since registers are scarce before, and since that role mostly waits and tells itself.
-  static constexpr Waiter kInWorker{kTensorLane, 0, 0};
   using Calls = typename Program::TensorCalls;
   using Engine = typename Program::Engine;
   static constexpr int kComputeThreads = 256;
