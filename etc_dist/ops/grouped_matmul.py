@@ -24,7 +24,7 @@ TILE_COLUMNS = 512
 ROW_BOX, WEIGHT_BOX = TmaBox(16, STAGE_K, large=64), TmaBox(128, STAGE_K)
 GATED_BOX = TmaBox(128, STAGE_K, halves=True)
 PICKED_BOX = TmaBox(1, STAGE_K)
-STORE_BOX, FLOAT_BOX = TmaBox(16, 64), TmaBox(16, 32)
+STORE_BOX, FLOAT_BOX = TmaBox(16, 64, large=64), TmaBox(16, 32, large=64)
 
 
 def _multiply(rows: Any, weights: Any, y: Any) -> None:

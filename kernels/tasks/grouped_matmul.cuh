@@ -23,7 +23,7 @@ namespace etc {
 
 struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
   static constexpr u32 kPiece = 16;     // rows of x or y that one bulk copy moves,
-  static constexpr u32 kLarge = 64;     // or that one of x may move
+  static constexpr u32 kLarge = 64;     // or may move, where there are as many
   static constexpr u32 kMaxRows = 144;  // of a worker
   static constexpr u32 kRowBytes = kDepth * 2, kRoundRows = kRoundBytes / kRowBytes;
   static constexpr u32 kBoxRows = 128, kBoxBytes = kBoxRows * kRowBytes;  // of the weight
@@ -496,16 +496,19 @@ struct grouped_store {
       u32 packed, u32& round, u32&, u32& entered, Waiter who) {
     const auto size = GroupedMatmul::Size::of(packed);
     const Box y = Call::template box<Call::kReads>(run.g, c);
+    const Box large = Call::template large_box<Call::kReads>(run.g, c);
     for (u32 turn = 0; turn < size.turns() && size.rows > 0; ++turn) {
       const u32 skipped = size.template first_weight<Call::kIsThin>(turn);
       const i32 first = y.x + i32(skipped / (1 + Call::kGated));
       const i32 row = y.y + i32(size.template first_row<Call::kIsThin>());
       const bool done = matmul.drain<bool(Call::kGated), Call::kIsFloat || Call::kIsThin>(
           run, size, round, [&](u32 wg, u32 column, u32 begin, u32 end) {
-            for (u32 i = begin; i < end; i += GroupedMatmul::kPiece) {
+            for (u32 i = begin; i < end;) {
+              const bool is_large = i + GroupedMatmul::kLarge <= end;
               ptx::store_box(
-                  {y.map, first + i32(column), row + i32(i), y.z},
+                  {is_large ? large.map : y.map, first + i32(column), row + i32(i), y.z},
                   matmul.out(wg) + (i - begin) * GroupedMatmul::kRowBytes);
+              i += is_large ? GroupedMatmul::kLarge : GroupedMatmul::kPiece;
             }
           });
       if (!done) return false;
