@@ -128,8 +128,8 @@ class WaitRecord:
 
 @dataclass(frozen=True)
 class RangeRecord:
-    """One task that its data led to what is not there: `wanted` names the maps, `got`
-    is what they gave, as far as it is known."""
+    """One task whose data do not fit the graph, mostly since they lead to what is not
+    there: `wanted` names the maps, `got` is what they gave, as far as it is known."""
 
     rank: int
     worker: int

@@ -168,6 +168,7 @@ def _constants(
         "kTrace": int(trace),
         "kDynamic": int(_is_dynamic(plan)),
         "kTensorTickets": int(plan.lane(TENSOR).policy == TICKET),
+        "kHasRuns": int(any(_has_runs(plan, c) for c in calls)),
     }
     return values
 
@@ -211,6 +212,7 @@ def _call(plan: Plan, lane: Lane, call: Call, number: int, arguments: Arguments)
         "kWeightAhead": int(_has_weight_ahead(plan, call)),
         "kGathers": int(_gathers(call)),
         "kReadsEarly": int(bool(function.early)),
+        "kHasRuns": int(_has_runs(plan, call)),
         **function.constants,
     }
     lines += [f"  static constexpr int {k} = {v};" for k, v in constants.items()]
@@ -222,6 +224,8 @@ def _call(plan: Plan, lane: Lane, call: Call, number: int, arguments: Arguments)
     lines.append(method("i32 pace", pace))
     order = ", ".join(text(e) for e in call.order)
     lines.append(method("Coord at", f"{{{order}}}", "i32 t"))
+    if call.empty_until is not None and _has_runs(plan, call):
+        lines.append(method("i32 empty_until", text(call.empty_until), "i32 t"))
     operands = [text_ for text_ in _operands(call)]
     lines += select("auto operand", operands)
     lines += select("Box box", list(boxes(call, arguments)))
@@ -250,6 +254,13 @@ def _has_weight_ahead(plan: Plan, call: Call) -> bool:
     if not is_grouped or _is_dynamic(plan) or call.is_loaded or not call.waits:
         return False
     return call.reads[WEIGHT].tensor.kind == "input"
+
+
+def _has_runs(plan: Plan, call: Call) -> bool:
+    """Whether one worker passes over runs of empty tasks: products by ticket."""
+    by_ticket = plan.lane(TENSOR).policy == TICKET
+    is_grouped = ENGINES.get(str(call.function.source)) == "GroupedMatmul"
+    return call.empty_until is not None and by_ticket and is_grouped
 
 
 def _is_dynamic(plan: Plan) -> bool:

@@ -91,6 +91,7 @@ RESERVED = frozenset(
 """Names that the generated code cannot use."""
 
 Order = Callable[[Expr], Sequence["Expr | int"]]
+Until = Callable[[Expr], "Expr | int"]
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,8 @@ class Call:
 
     `order` maps the task index t (0 .. tasks - 1) to a coordinate, a bijection onto the
     grid: the sequence in which the lane takes the tasks. `pace` is the least time in
-    nanoseconds between the starts of consecutive tasks on a rank (0: no limit).
+    nanoseconds between the starts of consecutive tasks on a rank (0: no limit). Where
+    task t has nothing left to write, neither have those after it, up to `empty_until`.
     """
 
     name: str
@@ -130,6 +132,7 @@ class Call:
     notifies: tuple[EventRef, ...]
     order: tuple[Expr, ...]
     pace: Expr
+    empty_until: Expr | None = None
 
     @property
     def tasks(self) -> Expr:
@@ -163,6 +166,11 @@ class Call:
             for axis, part in zip(self.axes, self.order, strict=True)
         }
 
+    def run_end(self, t: Any, env: Mapping[str, Any]) -> Any:
+        """`empty_until` at t (an int or an array of them), where there is one."""
+        assert self.empty_until is not None
+        return self.empty_until.evaluate({**env, TASK.name: t})
+
     def show(self) -> str:
         axes = ", ".join(f"{a.symbol}: {a.extent}" for a in self.axes)
         lines = [f"call {self.name}: {self.function.name} [{axes}]"]
@@ -170,6 +178,8 @@ class Call:
         lines.append(f"  order t -> ({', '.join(map(str, self.order))})")
         if self.pace != Const(0):
             lines.append(f"  pace {self.pace} ns")
+        if self.empty_until is not None:
+            lines.append(f"  empty from t, empty until {self.empty_until}")
         for n, region in enumerate(self.reads):
             verb = "picks from" if n in self.function.picks else "reads"
             verb += " early" * (n in self.function.early)
@@ -330,10 +340,13 @@ class Graph:
         order: Order | None = None,
         pace: Expr | int = 0,
         name: str | None = None,
+        empty_until: Until | None = None,
     ) -> Call:
         """Add `function` over `grid`. Each task waits for all `waits`, runs, then
         notifies all `notifies`. `order` maps a task index to a coordinate; the default
-        is row-major."""
+        is row-major. `empty_until` maps t to the index behind the last task that has
+        nothing left to write if task t has not; so a product's worker passes over all
+        of them at once."""
         name = self._claim(name or function.name, bare=False)
         if (len(reads), len(writes)) != (function.reads, function.writes):
             raise GraphError(
@@ -354,6 +367,7 @@ class Graph:
             tuple(notifies),
             tuple(wrap(e) for e in sequence),
             wrap(pace),
+            None if empty_until is None else wrap(empty_until(TASK)),
         )
         _check_symbols(self, made)
         _check_early(self, made)
@@ -460,7 +474,9 @@ def _check_symbols(graph: Graph, call: Call) -> None:
         uses += [(str(region), e, inside) for e in parts]
     for ref in (*call.waits, *call.notifies):
         uses += [(str(ref), e, inside) for e in (*ref.index, *_given(ref.rank))]
+    until = () if call.empty_until is None else (call.empty_until,)
     uses += [(f"order {e}", e, dims | {TASK.name}) for e in call.order]
+    uses += [(f"empty until {e}", e, dims | {TASK.name}) for e in until]
     uses += [(f"extent of {a.symbol}", a.extent, dims) for a in call.axes]
     uses.append((f"pace {call.pace}", call.pace, dims))
     for what, expr, known in uses:
@@ -478,6 +494,7 @@ def _check_symbols(graph: Graph, call: Call) -> None:
         ("the grid", [a.extent for a in call.axes]),
         ("the order", call.order),
         ("the pace", [call.pace]),
+        ("the end of the empty tasks", until),
     ):
         refuse_loads(f"{what} of call {call.name}", where, exprs, BOUND)
     for ref in call.waits:

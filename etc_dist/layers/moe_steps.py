@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from etc_dist.ir import (
     EventRef,
@@ -281,6 +282,8 @@ def add_products(
     seen = (
         x[:, :] if x.kind == "input" else x[span(0, x.shape[0] * minimum(size, 1)), :]
     )
+    turns = partial(grouped_rows, blocks=count, columns=wide, group=TILES_TOGETHER)
+    last = count * wide
     skipped = j * up_columns
     width = minimum(up_columns, inner - skipped)
     g.call(
@@ -296,11 +299,19 @@ def add_products(
         writes=[active[span(row, size), tile(j, up_columns)]],
         waits=[tiles.listed[maximum(r, listed_at)], *waits],
         notifies=[activated[r]],
-        order=lambda t: grouped_rows(t, count, wide, TILES_TOGETHER),
+        order=turns,
+        empty_until=lambda t: (
+            last - minimum(1, turns(t)[0] % TILES_TOGETHER) * (last - t - 1)
+        ),
     )
     s, r, j = grid = g.grid(s=sizes.passes, r=count, j=per)
     expert, row, size = tiles.of(r)
     of_column = tile(s * per + j, tile_columns)
+
+    def until(t: Expr) -> Expr:
+        this, task = t // (count * per), t % (count * per)
+        return _until(t, (this + 1) * count * per, (this * per + task % per) // columns)
+
     g.call(
         grouped_store(routing.dtype),
         grid,
@@ -309,8 +320,16 @@ def add_products(
         writes=[product[span(row, size), of_column]],
         waits=[activated[r]],
         notifies=[produced[s]],
+        empty_until=until,
     )
     return Product(product, produced, per * tile_columns)
+
+
+def _until(t: Expr, end: Expr, alone: Expr) -> Expr:
+    """Where the tasks from an empty task t on end that must be empty, too: as all tiles
+    after an empty one are empty, at `end`; if `alone` is not 0, it tells of no other
+    one."""
+    return end - minimum(1, alone) * (end - t - 1)
 
 
 def add_places(

@@ -13,6 +13,7 @@ from etc_dist.codegen.layout import (
     EVENT_WAIT,
     INSIDE_WORKER,
     MAX_FAULTS,
+    NOT_EMPTY,
     OUT_OF_RANGE,
     PEER_START,
     notification_unit,
@@ -35,7 +36,7 @@ def decode(
     stands still because of them. Where data was out of range, only that counts."""
     count = min(int(control["faults"]), MAX_FAULTS)
     found = sorted(control["fault"][:count], key=lambda f: int(f["event"]))
-    strayed = [f for f in found if f["event"] == OUT_OF_RANGE]
+    strayed = [f for f in found if f["event"] in (OUT_OF_RANGE, NOT_EMPTY)]
     if strayed:
         return [_strayed(plan, f, dims, rank) for f in strayed]
     if any(f["event"] != INSIDE_WORKER for f in found):
@@ -48,13 +49,20 @@ def out_of_range(records: Sequence[RangeRecord]) -> ArgumentError:
     first = records[0]
     more = f"; and {len(records) - SHOWN} more" if len(records) > SHOWN else ""
     return ArgumentError(
-        "the data of a run names what is not there; the run was ended on all ranks",
+        "the data of a run does not fit its graph; the run was ended on all ranks",
         where="; ".join(map(str, records[:SHOWN])) + more,
         wanted=first.wanted,
         got=first.got,
-        fix="correct the tensors that these maps load from: inputs, or what tasks "
-        "compute",
+        fix="correct the tensors that these maps load from, inputs or what tasks "
+        "compute, or the maps",
     )
+
+
+def not_empty(rank: int, worker: int, lane: str, task: str) -> RangeRecord:
+    """For a task that the `empty_until` of one before it says to be empty."""
+    wanted = "nothing left to write, as an earlier task of the call has nothing left "
+    wanted += "and its empty_until is behind this one"
+    return RangeRecord(rank, worker, lane, task, wanted, "something to write")
 
 
 def _task(plan: Plan, fault: Any, env: dict[str, Any]) -> tuple[Call, str]:
@@ -69,6 +77,8 @@ def _strayed(plan: Plan, fault: Any, dims: Mapping[str, int], rank: int) -> Rang
     events = [*call.loaded_waits, *(ref for ref in call.notifies if ref.is_loaded)]
     maps = ", ".join(dict.fromkeys(map(str, (*regions, *events))))
     lane = _LANES[int(fault["lane"])]
+    if fault["event"] == NOT_EMPTY:
+        return not_empty(rank, int(fault["worker"]), lane, task)
     wanted = f"elements, regions and ranks that exist, in {maps}"
     got = "one that does not, or a load from beyond its tensor"
     return RangeRecord(rank, int(fault["worker"]), lane, task, wanted, got)

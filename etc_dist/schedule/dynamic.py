@@ -35,7 +35,8 @@ def schedule_dynamic(graph: GraphFunction) -> Plan:
             fix='use schedule="static"',
         )
     calls = tuple(
-        replace(c, order=group_order(c)) if c.waits else c for c in graph.calls
+        replace(c, order=group_order(c), empty_until=None) if c.waits else c
+        for c in graph.calls
     )
     graph = replace(graph, calls=calls)
     lanes = []

@@ -140,6 +140,7 @@ class _Reader:
             )
             return None
         self.check_order(call, rank, shape, parts)
+        self.check_runs(call, rank, count)
         if ("order", call.name) in self.tally.found:
             # The later checks look at each task once, whatever the order does.
             parts = [np.asarray(p) for p in np.unravel_index(np.arange(count), shape)]
@@ -187,6 +188,23 @@ class _Reader:
                 f"the order of call {call.name} is no bijection onto its grid, on rank "
                 f"{rank}: {'; '.join(ways)}",
                 "let order give every coordinate exactly once",
+            )
+
+    def check_runs(self, call: Call, rank: int, count: int) -> None:
+        """Refuse an `empty_until` that is not behind its task, or behind the last."""
+        if call.empty_until is None:
+            return
+        env, t = self.environments[rank], np.arange(count)
+        end = np.broadcast_to(call.run_end(t, env), count)
+        bad = np.flatnonzero((end <= t) | (end > count))
+        if bad.size:
+            first = int(bad[0])
+            self.fail(
+                ("runs", call.name),
+                f"empty_until of call {call.name} on rank {rank}: t={first} gives "
+                f"{int(end[first])}, not one of {first + 1} .. {count}",
+                "give the index behind the last task that is empty if t is",
+                int(bad.size),
             )
 
     # ----------------------------------------------------------------------- events

@@ -14,6 +14,12 @@ ETC_DEVICE u32 draw_ticket(const Run<Program>& run, LaneId lane) {
   return atomicAdd(&run.control()->tickets[lane][run.epoch & 1], 1u);
 }
 
+// All tickets below `end` that nobody has drawn; the first of them.
+template <class Program>
+ETC_DEVICE u32 draw_up_to(const Run<Program>& run, LaneId lane, u32 end) {
+  return atomicMax(&run.control()->tickets[lane][run.epoch & 1], end);
+}
+
 // Those who want a unit of a lane stand in line: each draws a ticket, and the unit of that
 // number is theirs, as soon as there is one.
 template <class Program, class Queue>

@@ -9,6 +9,7 @@
 #include "ptx/bulk_copy.cuh"
 #include "queue/line.cuh"
 #include "worker/calls.cuh"
+#include "worker/empty_run.cuh"
 #include "worker/mailbox.cuh"
 #include "worker/transfer_lane.cuh"
 #include "worker/unit_ring.cuh"
@@ -83,7 +84,11 @@ class TensorLane {
             ptx::fence_proxy_async();  // what others wrote, before bulk loads of it
           }
           const u32 size = Engine::template size<Call>(run_, c);
-          units_.tell(told, {unit, size});
+          u32 run = 0;
+          if constexpr (Call::kHasRuns) {
+            if (size == 0 && blockIdx.x % 2 == 0) run = take_run<Program, Call>(run_, unit, t);
+          }
+          units_.tell(told, {unit, size | run});
           if constexpr (Call::kWeightAhead) {
             going = engine_.template load<Call>(run_, c, size, ring, ahead);
           } else {
@@ -107,9 +112,15 @@ class TensorLane {
       visit_task(a.unit, [&](auto call, i32 t) {
         using Call = decltype(call);
         if constexpr (Call::kIsMatmul) {
-          const Waiter who{kTensorLane, Call::kCall, u32(t)};
+          Waiter who{kTensorLane, Call::kCall, u32(t)};
           going = going && Call::template Function<Call>::template store<Call>(
-              engine_, run_, Call::at(run_.g, t), a.size, round, images, entered, who);
+              engine_, run_, Call::at(run_.g, t), size_of(a), round, images, entered, who);
+          if constexpr (Call::kHasRuns) {
+            if (going && a.run() > 0) {
+              going = pass_run<Program, Call>(run_, t, i32(a.run()), entered, who);
+              if (!going) report(run_, who);
+            }
+          }
         }
       });
     }
@@ -136,9 +147,9 @@ class TensorLane {
               [&] { transfer.try_one(); });
         } else if constexpr (Call::kGathers) {
           going = going && engine_.template gather<Call>(
-              run_, Call::at(run_.g, t), a.size, ring);
+              run_, Call::at(run_.g, t), size_of(a), ring);
         } else if constexpr (Program::kGathers && Call::kIsMatmul) {
-          ring += Engine::num_stages(a.size);
+          ring += Engine::num_stages(size_of(a));
         }
       });
     }
@@ -172,11 +183,12 @@ class TensorLane {
         }
       });
       if constexpr (Program::kHasMatmul) {
-        if (going && a.size > 0) {
+        const u32 size = size_of(a);
+        if (going && size > 0) {
           going = engine_.template consume<Program::kIsHalf, Program::kWeightIsKN>(
-              run_, a.size, gated, ring, round);
-        } else if (a.size > 0) {
-          engine_.pass(a.size, gated);
+              run_, size, gated, ring, round);
+        } else if (size > 0) {
+          engine_.pass(size, gated);
         }
       }
       trace.add(who.lane, who.call, who.task, begin);
@@ -185,6 +197,11 @@ class TensorLane {
   }
 
  private:
+  // What the engine has to know of a unit, without the run that it may come with.
+  ETC_DEVICE static u32 size_of(Announcement a) {
+    return Program::kHasRuns && a.run() > 0 ? 0 : a.size;
+  }
+
   // Where no task writes a product's weight, and nothing has to be loaded to know which it is,
   // the ring is filled with it while the events are not met. False if the program was aborted.
   template <class Call>

@@ -4,10 +4,14 @@
 
 namespace etc {
 
-// A unit of the tensor lane; `size` is what its engine has to know of it. -1: no more.
+// A unit of the tensor lane; `size` is what its engine has to know of it. -1: no more. An empty
+// unit may come with a run of others, for the storing warp alone: from `run` units on.
 struct Announcement {
+  static constexpr u32 kRun = 1u << 31;
   i32 unit;
   u32 size;
+
+  ETC_DEVICE u32 run() const { return size & kRun ? size - kRun : 0; }
 };
 
 // A ring in shared memory. Every listener hears every announcement, also after an abort:

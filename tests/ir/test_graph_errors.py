@@ -152,8 +152,9 @@ def test_operands_fit_the_device_function():
         ("e.on(j)[0]", {"notifies": lambda x, e: [e.on(J)[0]]}),
         ("order j", {"order": lambda x, e: lambda t: (J,)}),
         ("pace j", {"pace": lambda x, e: J}),
+        ("empty until j", {"empty_until": lambda x, e: lambda t: J}),
     ],
-    ids=["region", "region's rank", "wait", "notify's rank", "order", "pace"],
+    ids=["region", "region's rank", "wait", "notify's rank", "order", "pace", "until"],
 )
 def test_a_call_uses_the_coordinates_of_its_own_grid(where, fields):
     g = Graph("one", 2)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from etc_dist.errors import WaitTimeoutError
-from etc_dist.ir import GraphFunction
+from etc_dist.errors import ArgumentError, WaitTimeoutError
+from etc_dist.ir import Call, GraphFunction
 from etc_dist.layers.moe_graph import moe_graph
 from tests.layers.test_mlp import without
 
@@ -16,6 +18,8 @@ SIZES = (8, 64, 72)
 WAITING = {"gate_up_projection", "down_projection", "combine_rows", "sum_parts"}
 WAITING |= {"locate_rows"}
 """What waits in vain, at once or in the end, where nothing is listed or activated."""
+TWO = np.array([[3, 6]] * 200)
+"""Choices of two experts alone, of so many that most tiles are empty."""
 
 
 @pytest.fixture
@@ -49,6 +53,39 @@ def test_a_wait_in_vain_ends_all_ranks_and_the_next_layer_runs(
     tasks = {record.task.partition("[")[0] for record in caught.value.records}
     assert tasks and tasks <= WAITING
     x, out, answer = right.rows(5)
+    right.moe(x, out)
+    right.moe.synchronize()
+    answer.check(arrays.get(out))
+
+
+def from_behind(call: Call) -> Call:
+    """The call `down_projection`, its tiles in turned order: the empty ones first."""
+    part, tile, column = call.order
+    last = call.axes[1].extent - 1
+    return replace(call, order=(part, last - tile, column))
+
+
+def test_a_task_that_must_be_empty_and_is_not_ends_the_run(
+    monkeypatch, make_moe, arrays
+):
+    def turned(*arguments: Any, **options: Any) -> GraphFunction:
+        graph = moe_graph(*arguments, **options)
+        name = "down_projection"
+        calls = (from_behind(c) if c.name == name else c for c in graph.calls)
+        return replace(graph, calls=tuple(calls))
+
+    monkeypatch.setattr("etc_dist.layers.moe.moe_graph", turned)
+    wrong = make_moe(256, 256, 72, top_k=2)
+    x, out, _ = wrong.rows(200, TWO)
+    with pytest.raises(ArgumentError) as caught:
+        wrong.moe(x, out)
+        wrong.moe.synchronize()
+    assert "does not fit its graph" in caught.value.what
+    assert "down_projection" in caught.value.where
+    assert "its empty_until is behind this one" in caught.value.wanted
+    monkeypatch.undo()
+    right = make_moe(256, 256, 72, top_k=2)
+    x, out, answer = right.rows(200, TWO)
     right.moe(x, out)
     right.moe.synchronize()
     answer.check(arrays.get(out))

@@ -11,7 +11,7 @@ import pytest
 
 import etc_dist
 from etc_dist import Program, World
-from etc_dist.codegen.layout import CONTROL, EVENT_WAIT, OUT_OF_RANGE
+from etc_dist.codegen.layout import CONTROL, EVENT_WAIT, NOT_EMPTY, OUT_OF_RANGE
 from etc_dist.errors import (
     ArgumentError,
     DeadlockError,
@@ -49,7 +49,7 @@ def stopped(
 def test_an_expert_that_does_not_exist_is_named(bad, seed):
     error = stopped(permute(1), [inputs([0, bad, 1])], seed, n=3)
     assert type(error) is ArgumentError
-    assert "the data of a run names what is not there" in error.what
+    assert "the data of a run does not fit its graph" in error.what
     assert "rank 0" in error.where and "lane: move_row[1]" in error.where
     assert error.wanted == "an index within [4], in filled[expert[i]]"
     assert error.got == str(bad)
@@ -298,6 +298,15 @@ def test_records_out_of_range_win_over_the_waits_that_they_caused():
     )
     (record,) = decode(plan, control(waits), {"n": 4}, 0)
     assert "double_rows[1] waits for filled[0]" in str(record)
+
+
+def test_a_task_that_must_be_empty_is_named():
+    plan = schedule_static(permute(1))
+    fault = (5, 0, 2, 3, NOT_EMPTY, 0, 0, 0)
+    (record,) = decode(plan, control(fault), {"n": 4}, 0)
+    assert isinstance(record, RangeRecord)
+    assert str(record) == "rank 0, worker 5, tensor lane: double_rows[3]"
+    assert record.got == "something to write"
 
 
 def test_many_tasks_out_of_range_are_one_error():

@@ -69,6 +69,16 @@ def test_an_order_that_leaves_the_grid_is_refused() -> None:
     assert "t=2 gives [i=3], outside of [3]" in refused(build(body)).got
 
 
+@pytest.mark.parametrize(("until", "got"), [(2, 2), (4, 4)])
+def test_a_run_of_empty_tasks_ends_behind_its_task_and_in_the_call(until, got):
+    def body(g: Graph) -> None:
+        g.call(touch(0, 0), g.grid(i=3), empty_until=lambda t: t * 0 + until)
+
+    t = 2 if until == 2 else 0
+    text = f"empty_until of call touch on rank 0: t={t} gives {got}, not one of {t + 1}"
+    assert text in refused(build(body)).got
+
+
 # --------------------------------------------------------------------------- events
 
 

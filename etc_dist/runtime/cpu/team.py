@@ -7,6 +7,7 @@ the transfer lane a worker's share of it. It holds what it drew until that is do
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ from etc_dist.ir.loads import counted
 from etc_dist.runtime.cpu.arrays import Array
 from etc_dist.runtime.cpu.queue import Queue
 from etc_dist.runtime.cpu.task import Element, Need, Resolver, Task, place
+from etc_dist.runtime.faults import not_empty, out_of_range
 from etc_dist.schedule.plan import QUEUE, STRIDED, TICKET, Lane, Plan
 
 TOLD = 16
@@ -143,6 +145,8 @@ class Team:
             if lane.policy == QUEUE
         }
         self._waiting: list[Agent] | None = None
+        self._runs: defaultdict[str, tuple[list[tuple[int, int]], list[Task]]]
+        self._runs = defaultdict(lambda: ([], []))
 
     @property
     def done(self) -> bool:
@@ -342,6 +346,24 @@ class Team:
         for ref in call.notifies:
             if any(count.is_loaded for count in counted(ref)):
                 self._resolver.expected(ref, task)
+        if call.empty_until is not None:
+            self._check_runs(task)
+
+    def _check_runs(self, task: Task) -> None:
+        """Refuse a task that is not empty, but must be by an earlier one's
+        `empty_until`, whichever of the two begins first."""
+        runs, busy = self._runs[task.call.name]
+        if task.idle:
+            until = task.call.run_end(task.t, task.env)
+            runs.append((task.t, until))
+            wrong = [other for other in busy if task.t < other.t < until]
+        else:
+            busy.append(task)
+            wrong = [task for first, until in runs if first < task.t < until]
+        if wrong:
+            stray = wrong[0]
+            row = stray.rank, stray.worker, stray.lane, stray.label
+            raise out_of_range([not_empty(*row)])
 
     def _run(self, task: Task) -> None:
         for observer in self._observers:

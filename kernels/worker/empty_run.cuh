@@ -1,0 +1,80 @@
+// Runs of empty tasks: where a product has nothing to write, and by `empty_until` neither have
+// the tasks after it, one warp lets all of them wait and notify, 32 at a time.
+#pragma once
+#include "queue/line.cuh"
+#include "worker/unit_ring.cuh"
+
+namespace etc {
+
+// The leading thread of a cluster's first worker, which has found task t, of a unit, empty: takes
+// the rest of its run that nobody has drawn. For the announcement: how many units behind this
+// one they begin; 0 if there are none.
+template <class Program, class Call>
+ETC_DEVICE u32 take_run(const Run<Program>& run, i32 unit, i32 t) {
+  const i32 clusters = i32(gridDim.x) / Program::kTensorCluster;
+  const i32 end = unit + Call::empty_until(run.g, t) - t;
+  if (end <= clusters) return 0;  // all were given out without a ticket
+  const i32 drawn = clusters + i32(draw_up_to(run, kTensorLane, u32(end - clusters)));
+  return drawn < end ? Announcement::kRun | u32(drawn - unit) : 0;
+}
+
+// One lane: lets a task wait and notify, for all workers of a cluster. Whether it could; if it
+// never will, `who` says why.
+template <class Program, class Call>
+ETC_DEVICE bool pass_empty(const Run<Program>& run, i32 t, u32& entered, Waiter& who) {
+  const auto c = Call::at(run.g, t);
+  if (!waits_are_met<Program, Call>(run, c, who)) return false;
+  if (!peers_have_started<Program, Call>(run, c, entered)) return false;
+  if (Program::Engine::template size<Call>(run, c) != 0) return who.in_vain(kNotEmpty, 0, 0);
+  ptx::fence_acq_rel<Call::kNotifiesPeers>();
+#pragma unroll
+  for (int n = 0; n < Call::kNotifies; ++n) {
+    notify_event(run, Call::notify(run.g, c, n), Call::kCluster * Call::notify_step(n));
+  }
+  return true;
+}
+
+// For the record: the first wait of a task that is not met.
+template <class Program, class Call>
+ETC_DEVICE void find_unmet(const Run<Program>& run, i32 t, Waiter& who) {
+  const auto c = Call::at(run.g, t);
+#pragma unroll 1
+  for (int n = 0; n < Call::kWaits; ++n) {
+    const EventRef event = Call::wait(run.g, c, n);
+    if (event_is_met(run, event)) continue;
+    who.in_vain(kEventWait, event.index, event.target);
+    return;
+  }
+}
+
+// One warp: the run that the announcement of task t told of. False if a task is not empty, or
+// waits in vain: `who` says which.
+// NOTE: no lane waits for another one's task: a task may wait for one before it.
+template <class Program, class Call>
+ETC_DEVICE bool pass_run(
+    const Run<Program>& run, i32 t, i32 skipped, u32& entered, Waiter& who) {
+  const i32 end = Call::empty_until(run.g, t);
+#pragma unroll 1
+  for (i32 begin = t + skipped; begin < end; begin += 32) {
+    const i32 own = begin + i32(ptx::lane());
+    Waiter mine{who.lane, who.call, u32(own)};
+    bool is_done = own >= end;
+    spin<false, true>(run, run.g.wait_limit, [&] {
+      if (!is_done) is_done = pass_empty<Program, Call>(run, own, entered, mine);
+      return __all_sync(~0u, is_done || mine.kind != kInsideWorker);
+    });
+    const u32 left = __ballot_sync(~0u, !is_done);
+    if (left != 0) {
+      const int first = __ffs(left) - 1;
+      if (mine.kind == kInsideWorker) find_unmet<Program, Call>(run, own, mine);
+      who.task = __shfl_sync(~0u, mine.task, first);
+      who.kind = __shfl_sync(~0u, mine.kind, first);
+      who.index = __shfl_sync(~0u, mine.index, first);
+      who.want = __shfl_sync(~0u, mine.want, first);
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace etc
