@@ -35,11 +35,15 @@ struct plan_tiles {
   // 2^bits neighbouring lanes go through an expert's blocks, four blocks a lane.
   ETC_DEVICE static void count_all(const Task& task, const Layout& layout) {
     constexpr int kWarps = Task::threads / 32, kEach = (kExperts + kWarps - 1) / kWarps;
-    constexpr int kMost = kEach < 8 ? kEach : 8;
+    // NOTE: of few blocks, fewer at once: code that is run once costs more than its loads.
+    constexpr int kMost = kEach < 8 ? kEach : 8, kFew = kEach < 2 ? kEach : 2;
+    constexpr i32 kFewBlocks = 64;
     const i32 blocks = task.template operand<0>().size[1];
     const i32 bits = 32 - __clz((minimum(blocks, 128) - 1) / 4);
     if (Task::threads >> bits >= kExperts) {
       count<1, false>(task, layout, bits);
+    } else if (blocks % 4 == 0 && blocks <= kFewBlocks) {
+      count<kFew, true>(task, layout, bits);
     } else if (blocks % 4 == 0) {
       count<kMost, true>(task, layout, bits);
     } else {
