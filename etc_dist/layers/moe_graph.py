@@ -40,6 +40,7 @@ from etc_dist.ops.grouped_matmul import (
     TILE_COLUMNS,
     UP_COLUMNS,
 )
+from etc_dist.ops.order import last_between
 from etc_dist.ops.routing import (
     BLOCK,
     GROUP_TOKENS,
@@ -240,6 +241,12 @@ def _expert_parallel(g: Graph, routing: Routing, sizes: Sizes) -> None:
     arrived = g.events(
         "arrived", (1,), expects=world * blocks * pushes, cross_rank=True
     )
+
+    def in_turn(t: Expr) -> tuple[Expr, Expr, Expr]:
+        # What stays here does not take from the links, so it is copied beside the rest.
+        p, task = last_between(t, world, blocks * pushes)
+        return p, task // pushes, task % pushes
+
     p, b, i = grid = g.grid(p=world, b=blocks, i=pushes)
     slot = (p + 1) % world
     to = (g.rank + (world - 1) - p) % world
@@ -255,6 +262,7 @@ def _expert_parallel(g: Graph, routing: Routing, sizes: Sizes) -> None:
         writes=[all_x.on(to)[span(slot * padded + first, left), :]],
         waits=[routed[b]],
         notifies=[arrived.on(to)[0]],
+        order=in_turn,
     )
 
     most = world * tokens * min(top_k, own.experts)

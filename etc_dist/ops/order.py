@@ -36,3 +36,13 @@ def rotated_owners(
     inner = rest % (blocks * width)
     owner = (RANK + 1 + rest // (blocks * width)) % world
     return owner, inner % blocks, g * group + inner // blocks
+
+
+def last_between(t: Expr, parts: int, tasks: Expr | int) -> tuple[Expr, Expr]:
+    """(p, i): of `parts` > 1 parts with as many tasks each, those of the last one, each
+    between some of the others, which come part by part."""
+    turn, place = t // parts, t % parts
+    is_last = place // (parts - 1)
+    other = turn * (parts - 1) + place
+    p = (1 - is_last) * (other // tasks) + is_last * (parts - 1)
+    return p, (1 - is_last) * (other % tasks) + is_last * turn
