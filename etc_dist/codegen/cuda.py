@@ -224,7 +224,7 @@ def _call(plan: Plan, lane: Lane, call: Call, number: int, arguments: Arguments)
     lines.append(method("i32 pace", pace))
     order = ", ".join(text(e) for e in call.order)
     lines.append(method("Coord at", f"{{{order}}}", "i32 t"))
-    if call.empty_until is not None and _has_runs(plan, call):
+    if call.empty_until is not None and constants["kHasRuns"]:
         lines.append(method("i32 empty_until", text(call.empty_until), "i32 t"))
     operands = [text_ for text_ in _operands(call)]
     lines += select("auto operand", operands)

@@ -166,11 +166,6 @@ class Call:
             for axis, part in zip(self.axes, self.order, strict=True)
         }
 
-    def run_end(self, t: Any, env: Mapping[str, Any]) -> Any:
-        """`empty_until` at t (an int or an array of them), where there is one."""
-        assert self.empty_until is not None
-        return self.empty_until.evaluate({**env, TASK.name: t})
-
     def show(self) -> str:
         axes = ", ".join(f"{a.symbol}: {a.extent}" for a in self.axes)
         lines = [f"call {self.name}: {self.function.name} [{axes}]"]

@@ -300,9 +300,7 @@ def add_products(
         waits=[tiles.listed[maximum(r, listed_at)], *waits],
         notifies=[activated[r]],
         order=turns,
-        empty_until=lambda t: (
-            last - minimum(1, turns(t)[0] % TILES_TOGETHER) * (last - t - 1)
-        ),
+        empty_until=lambda t: _until(t, last, turns(t)[0] % TILES_TOGETHER),
     )
     s, r, j = grid = g.grid(s=sizes.passes, r=count, j=per)
     expert, row, size = tiles.of(r)

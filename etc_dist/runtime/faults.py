@@ -54,7 +54,7 @@ def out_of_range(records: Sequence[RangeRecord]) -> ArgumentError:
         wanted=first.wanted,
         got=first.got,
         fix="correct the tensors that these maps load from, inputs or what tasks "
-        "compute, or the maps",
+        "compute, or the call's maps, order or empty_until",
     )
 
 

@@ -140,7 +140,7 @@ class _Reader:
             )
             return None
         self.check_order(call, rank, shape, parts)
-        self.check_runs(call, rank, count)
+        self.check_runs(lane, call, rank, count)
         if ("order", call.name) in self.tally.found:
             # The later checks look at each task once, whatever the order does.
             parts = [np.asarray(p) for p in np.unravel_index(np.arange(count), shape)]
@@ -190,21 +190,38 @@ class _Reader:
                 "let order give every coordinate exactly once",
             )
 
-    def check_runs(self, call: Call, rank: int, count: int) -> None:
-        """Refuse an `empty_until` that is not behind its task, or behind the last."""
-        if call.empty_until is None:
+    def check_runs(self, lane: Lane, call: Call, rank: int, count: int) -> None:
+        """Refuse an `empty_until` that is not behind its task, or behind the last; and
+        one that would let a worker gather rows for a later product, and look at no
+        other task meanwhile, before the tasks passed over have notified."""
+        if call.empty_until is None or count == 0:
             return
-        env, t = self.environments[rank], np.arange(count)
-        end = np.broadcast_to(call.run_end(t, env), count)
+        t, wanted = np.arange(count), "give the index behind the last task that is "
+        wanted += "empty if t is"
+        subject = f"empty_until of call {call.name} on rank {rank}"
+        try:
+            end = evaluate(
+                call.empty_until, {**self.environments[rank], TASK.name: t}, count
+            )
+        except (ArithmeticError, ValueError) as error:
+            self.fail(("runs", call.name), f"{subject}: {error}", wanted)
+            return
         bad = np.flatnonzero((end <= t) | (end > count))
         if bad.size:
             first = int(bad[0])
+            text = f"{subject}: t={first} gives {int(end[first])}, not one of "
+            text += f"{first + 1} .. {count}"
+            self.fail(("runs", call.name), text, wanted, int(bad.size))
+        later = lane.calls[lane.calls.index(call) + 1 :]
+        gathers = [c.name for c in later if c.function.picks]
+        if call.function.picks and ((end != t + 1) & (end != count)).any():
+            gathers.append(call.name)
+        if gathers:
             self.fail(
-                ("runs", call.name),
-                f"empty_until of call {call.name} on rank {rank}: t={first} gives "
-                f"{int(end[first])}, not one of {first + 1} .. {count}",
-                "give the index behind the last task that is empty if t is",
-                int(bad.size),
+                ("runs before picks", call.name),
+                f"{subject}: tasks of {', '.join(gathers)}, which pick, follow a run "
+                "of empty ones",
+                "let runs of empty tasks end where nothing after them picks",
             )
 
     # ----------------------------------------------------------------------- events

@@ -39,6 +39,12 @@ enum LaneId : u32 { kTensorLane = 0, kTransferLane = 1 };
 // What a wait was for, where it was not an element of an event tensor. The last two are no
 // waits: kOutOfRange: an index loaded from a runtime tensor leads out of a tensor or event tensor;
 // kNotEmpty: a task has something to write that must not, as one before it has not.
-enum WaitKind : u32 { kEventWait, kPeerStart, kInsideWorker, kOutOfRange, kNotEmpty };
+enum WaitKind : u32 {
+  kEventWait = 0,
+  kPeerStart = 1,
+  kInsideWorker = 2,
+  kOutOfRange = 3,
+  kNotEmpty = 4
+};
 
 }  // namespace etc

@@ -34,16 +34,22 @@ ETC_DEVICE bool pass_empty(const Run<Program>& run, i32 t, u32& entered, Waiter&
   return true;
 }
 
-// For the record: the first wait of a task that is not met.
+// For the record: what a task waits for first of all that is not there.
 template <class Program, class Call>
-ETC_DEVICE void find_unmet(const Run<Program>& run, i32 t, Waiter& who) {
+ETC_DEVICE void find_unmet(const Run<Program>& run, i32 t, u32& entered, Waiter& who) {
   const auto c = Call::at(run.g, t);
 #pragma unroll 1
   for (int n = 0; n < Call::kWaits; ++n) {
+    if (n == Call::kFreeWaits && !Call::waits_in_range(run.g, c)) return;
     const EventRef event = Call::wait(run.g, c, n);
     if (event_is_met(run, event)) continue;
     who.in_vain(kEventWait, event.index, event.target);
     return;
+  }
+#pragma unroll
+  for (int n = 0; n < Call::kPeers; ++n) {
+    const i32 peer = Call::peer(run.g, c, n);
+    if (!peer_has_started(run, peer, entered)) who.in_vain(kPeerStart, u32(peer), run.epoch);
   }
 }
 
@@ -53,6 +59,7 @@ ETC_DEVICE void find_unmet(const Run<Program>& run, i32 t, Waiter& who) {
 template <class Program, class Call>
 ETC_DEVICE bool pass_run(
     const Run<Program>& run, i32 t, i32 skipped, u32& entered, Waiter& who) {
+  static_assert(Call::kCluster == Program::kTensorCluster);
   const i32 end = Call::empty_until(run.g, t);
 #pragma unroll 1
   for (i32 begin = t + skipped; begin < end; begin += 32) {
@@ -61,12 +68,13 @@ ETC_DEVICE bool pass_run(
     bool is_done = own >= end;
     spin<false, true>(run, run.g.wait_limit, [&] {
       if (!is_done) is_done = pass_empty<Program, Call>(run, own, entered, mine);
-      return __all_sync(~0u, is_done || mine.kind != kInsideWorker);
+      return __all_sync(~0u, is_done) || __any_sync(~0u, mine.kind != kInsideWorker);
     });
     const u32 left = __ballot_sync(~0u, !is_done);
     if (left != 0) {
-      const int first = __ffs(left) - 1;
-      if (mine.kind == kInsideWorker) find_unmet<Program, Call>(run, own, mine);
+      const u32 wrong = __ballot_sync(~0u, mine.kind != kInsideWorker);
+      const int first = __ffs(wrong != 0 ? wrong : left) - 1;
+      if (!is_done && wrong == 0) find_unmet<Program, Call>(run, own, entered, mine);
       who.task = __shfl_sync(~0u, mine.task, first);
       who.kind = __shfl_sync(~0u, mine.kind, first);
       who.index = __shfl_sync(~0u, mine.index, first);

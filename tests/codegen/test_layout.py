@@ -11,7 +11,7 @@ import pytest
 from etc_dist.codegen import Arguments, generate
 from etc_dist.codegen.layout import CONTROL, FAULT, TRACE_RECORD, notification_unit
 from etc_dist.layers.moe_graph import moe_graph
-from etc_dist.schedule import schedule_static
+from etc_dist.schedule import schedule_dynamic, schedule_static
 from tests.codegen.graphs import GRAPHS
 
 # Size and alignment of what the struct is made of, on the device.
@@ -73,6 +73,18 @@ def test_an_operand_with_a_large_box_has_a_map_for_either():
         [("4", "map_active_64x64")],
         [("0", "map_active_64x64"), ("2", "map_product_64x64")],
     ]
+
+
+def test_products_by_ticket_pass_over_runs_of_empty_tasks():
+    graph = moe_graph(1, experts=8, top_k=2)
+    text = generate(schedule_static(graph)).text
+    assert text.count("static constexpr int kHasRuns = 1") == 2
+    assert "constexpr int kHasRuns = 1;" in text.partition("struct Call_")[0]
+    ends = re.findall(
+        r"i32 empty_until\(const Args& g, i32 t\) \{ return (.*); \}", text
+    )
+    assert len(ends) == 2 and all("floordiv(t, " in end or " - " in end for end in ends)
+    assert "kHasRuns = 1" not in generate(schedule_dynamic(graph)).text
 
 
 def test_a_notification_is_as_many_increments_as_its_parts_can_share():

@@ -84,6 +84,20 @@ def test_the_digest_is_that_of_the_text():
     assert shifted(2).digest() != shifted(2, size=8).digest()
 
 
+def test_runs_of_empty_tasks_are_part_of_the_text():
+    def of(**options):
+        g = Graph("one", 1)
+        x, y = (
+            make(n, (4,), "float32") for make, n in ((g.input, "x"), (g.output, "y"))
+        )
+        (i,) = grid = g.grid(i=4)
+        g.call(copy, grid, reads=[x[tile(i, 1)]], writes=[y[tile(i, 1)]], **options)
+        return g.finish()
+
+    plain, runs = of(), of(empty_until=lambda t: t + 1)
+    assert "empty until t + 1" in runs.show() and plain.digest() != runs.digest()
+
+
 def test_the_environment_has_dims_rank_and_derived_numbers():
     assert shifted(4).environment({"n": 13}, 2) == {"n": 13, "rank": 2, "tiles": 4}
 

@@ -10,7 +10,17 @@ import numpy as np
 import pytest
 
 from etc_dist.errors import ArgumentError, DeadlockError, GraphError, RaceError
-from etc_dist.ir import RANK, DeviceFunction, Graph, GraphFunction, graph_function, tile
+from etc_dist.ir import (
+    RANK,
+    DeviceFunction,
+    Graph,
+    GraphFunction,
+    graph_function,
+    minimum,
+    tile,
+)
+from etc_dist.ir.graph import TASK
+from etc_dist.layers.moe_graph import moe_graph
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
 from etc_dist.schedule import schedule_dynamic, schedule_static
@@ -77,6 +87,17 @@ def test_a_run_of_empty_tasks_ends_behind_its_task_and_in_the_call(until, got):
     t = 2 if until == 2 else 0
     text = f"empty_until of call touch on rank 0: t={t} gives {got}, not one of {t + 1}"
     assert text in refused(build(body)).got
+
+
+def test_no_product_that_picks_follows_a_run_of_empty_tasks():
+    experts = {"tokens": 40, "hidden": 24, "inner": 16}
+    graph = moe_graph(1, experts=8, top_k=2)
+    early = change(graph, "gate_up_projection", empty_until=TASK + 1)
+    verify(schedule_static(early), experts, 4)
+    gate_up = next(c for c in graph.calls if c.name == "gate_up_projection")
+    two = change(graph, gate_up.name, empty_until=minimum(TASK + 2, gate_up.tasks))
+    error = refused(two, 4, **experts)
+    assert "gate_up_projection, which pick, follow a run of empty ones" in error.got
 
 
 # --------------------------------------------------------------------------- events

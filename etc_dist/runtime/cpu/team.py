@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 from etc_dist.errors import ArgumentError, GraphError, WaitRecord
 from etc_dist.ir.event import EventRef
-from etc_dist.ir.graph import Call
+from etc_dist.ir.expr import Expr
+from etc_dist.ir.graph import TASK, Call
 from etc_dist.ir.loads import counted
 from etc_dist.runtime.cpu.arrays import Array
 from etc_dist.runtime.cpu.queue import Queue
@@ -347,14 +348,14 @@ class Team:
             if any(count.is_loaded for count in counted(ref)):
                 self._resolver.expected(ref, task)
         if call.empty_until is not None:
-            self._check_runs(task)
+            self._check_runs(task, call.empty_until)
 
-    def _check_runs(self, task: Task) -> None:
+    def _check_runs(self, task: Task, empty_until: Expr) -> None:
         """Refuse a task that is not empty, but must be by an earlier one's
         `empty_until`, whichever of the two begins first."""
         runs, busy = self._runs[task.call.name]
         if task.idle:
-            until = task.call.run_end(task.t, task.env)
+            until = int(empty_until.evaluate({**task.env, TASK.name: task.t}))
             runs.append((task.t, until))
             wrong = [other for other in busy if task.t < other.t < until]
         else:
