@@ -73,7 +73,8 @@ def verify(
     """Prove that `plan` is a correct program at `dims`, with exactly `workers` resident
     workers on each rank.
 
-    Proved, for every task of every rank: each order is a bijection onto its grid;
+    Proved, for every task of every rank: each order is a bijection onto its grid; runs
+    of empty tasks end behind their first one, and where no task that picks follows;
     ranks, event elements and regions are in range; every event element gets just the
     notifications it expects, on a rank where some task waits for it; the queues of all
     lanes run to their end; two tasks that touch the same memory, one writing, are
