@@ -20,6 +20,23 @@ ETC_DEVICE u32 draw_up_to(const Run<Program>& run, LaneId lane, u32 end) {
   return atomicMax(&run.control()->tickets[lane][run.epoch & 1], end);
 }
 
+// For the record: what an element has, and the first one that a task waits for in vain.
+template <class Program>
+ETC_DEVICE u32 have(const Run<Program>& run, const EventRef& event) {
+  return ptx::load_relaxed(run.event_address(run.g.rank, event.index));
+}
+template <class Call, class Program>
+ETC_DEVICE bool find_unmet(
+    const Run<Program>& run, const typename Call::Coord& c, EventRef& event) {
+#pragma unroll 1
+  for (int n = 0; n < Call::kWaits; ++n) {
+    if (n == Call::kFreeWaits && !Call::waits_in_range(run.g, c)) return false;
+    event = Call::wait(run.g, c, n);
+    if (i32(have(run, event) - event.target) < 0) return true;
+  }
+  return false;
+}
+
 // Those who want a unit of a lane stand in line: each draws a ticket, and the unit of that
 // number is theirs, as soon as there is one.
 template <class Program, class Queue>
@@ -52,7 +69,7 @@ struct Line {
       if (Call::kCall > who.call) return;
       const i32 groups = Call::group_units(run.g) > 0 ? Call::groups(run.g) : 0;
       for (i32 group = 0; group < groups; ++group) {
-        if (!find_unmet<Call>(run, group, event)) continue;
+        if (!find_unmet<Call>(run, Call::group_at(run.g, group), event)) continue;
         who = group_waiter<Call>(run, group);
         return;
       }
@@ -62,22 +79,6 @@ struct Line {
     } else {
       give_up(run, who, kEventWait, event.index, have(run, event), event.target);
     }
-  }
-
- private:
-  ETC_DEVICE static u32 have(const Run<Program>& run, const EventRef& event) {
-    return ptx::load_relaxed(run.event_address(run.g.rank, event.index));
-  }
-  template <class Call>
-  ETC_DEVICE static bool find_unmet(const Run<Program>& run, i32 group, EventRef& event) {
-    const auto c = Call::group_at(run.g, group);
-#pragma unroll 1
-    for (int n = 0; n < Call::kWaits; ++n) {
-      if (n == Call::kFreeWaits && !Call::waits_in_range(run.g, c)) return false;
-      event = Call::wait(run.g, c, n);
-      if (i32(have(run, event) - event.target) < 0) return true;
-    }
-    return false;
   }
 };
 

@@ -36,13 +36,10 @@ ETC_DEVICE bool pass_empty(const Run<Program>& run, i32 t, u32& entered, Waiter&
 
 // For the record: what a task waits for first of all that is not there.
 template <class Program, class Call>
-ETC_DEVICE void find_unmet(const Run<Program>& run, i32 t, u32& entered, Waiter& who) {
+ETC_DEVICE void name_unmet(const Run<Program>& run, i32 t, u32& entered, Waiter& who) {
   const auto c = Call::at(run.g, t);
-#pragma unroll 1
-  for (int n = 0; n < Call::kWaits; ++n) {
-    if (n == Call::kFreeWaits && !Call::waits_in_range(run.g, c)) return;
-    const EventRef event = Call::wait(run.g, c, n);
-    if (event_is_met(run, event)) continue;
+  EventRef event{};
+  if (find_unmet<Call>(run, c, event)) {
     who.in_vain(kEventWait, event.index, event.target);
     return;
   }
@@ -74,7 +71,7 @@ ETC_DEVICE bool pass_run(
     if (left != 0) {
       const u32 wrong = __ballot_sync(~0u, mine.kind != kInsideWorker);
       const int first = __ffs(wrong != 0 ? wrong : left) - 1;
-      if (!is_done && wrong == 0) find_unmet<Program, Call>(run, own, entered, mine);
+      if (!is_done && wrong == 0) name_unmet<Program, Call>(run, own, entered, mine);
       who.task = __shfl_sync(~0u, mine.task, first);
       who.kind = __shfl_sync(~0u, mine.kind, first);
       who.index = __shfl_sync(~0u, mine.index, first);
