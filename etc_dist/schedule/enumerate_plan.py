@@ -196,22 +196,25 @@ class _Reader:
         other task meanwhile, before the tasks passed over have notified."""
         if call.empty_until is None or count == 0:
             return
-        t, wanted = np.arange(count), "give the index behind the last task that is "
-        wanted += "empty if t is"
+        t = np.arange(count)
+        inner = {**self.environments[rank], TASK.name: t}
         subject = f"empty_until of call {call.name} on rank {rank}"
+        fix = "give the index behind the last task that is empty if t is"
         try:
-            end = evaluate(
-                call.empty_until, {**self.environments[rank], TASK.name: t}, count
-            )
+            end = evaluate(call.empty_until, inner, count)
         except (ArithmeticError, ValueError) as error:
-            self.fail(("runs", call.name), f"{subject}: {error}", wanted)
+            self.fail(("runs", call.name), f"{subject}: {error}", fix)
             return
         bad = np.flatnonzero((end <= t) | (end > count))
         if bad.size:
             first = int(bad[0])
-            text = f"{subject}: t={first} gives {int(end[first])}, not one of "
-            text += f"{first + 1} .. {count}"
-            self.fail(("runs", call.name), text, wanted, int(bad.size))
+            self.fail(
+                ("runs", call.name),
+                f"{subject}: t={first} gives {int(end[first])}, not one of "
+                f"{first + 1} .. {count}",
+                fix,
+                int(bad.size),
+            )
         later = lane.calls[lane.calls.index(call) + 1 :]
         gathers = [c.name for c in later if c.function.picks]
         if call.function.picks and ((end != t + 1) & (end != count)).any():
