@@ -77,17 +77,16 @@ def grouped_gated(dtype: str) -> DeviceFunction:
     """x [tokens, k], an expert's gate and up [256, k], the same rows of the two halves
     of one matrix, tokens [288] -> silu(rows @ gate.T) * (rows @ up.T), a tile [288,
     256], rounded once, where rows are those of x that `tokens` name. On the GPU a tile
-    has at most 288 rows, and its columns begin at a multiple of 8 and are 256, or 128
-    if no tile has more than 16 rows, but at the matrix' edge."""
+    has at most 288 rows, and its columns begin at a multiple of 8 and are 256 or 128,
+    but at the matrix' edge."""
     boxes = {0: PICKED_BOX, 1: GATED_BOX}
     return _grouped("grouped_gated", dtype, _multiply_gated, 4, boxes, picks=(0,))
 
 
 def grouped_store(dtype: str) -> DeviceFunction:
     """rows [288, k], an expert's weights [512, k] -> rows @ weights.T. On the GPU a
-    tile has at most 288 rows, and its columns are 512, or 256 if no tile has more than
-    16 rows, but at the matrix' edge. A share of k ends there, too, or after a multiple
-    of 128."""
+    tile has at most 288 rows, and its columns are 512 or 256, but at the matrix' edge.
+    A share of k ends there, too, or after a multiple of 128."""
     boxes = {0: ROW_BOX, 1: WEIGHT_BOX}
     return _grouped("grouped_store", dtype, _multiply, 2, boxes)
 

@@ -6,11 +6,12 @@
 // of 16 can be had. Two warpgroups multiply 2 x 64 rows of the weight each. Of a short tile
 // (up to 144 rows, where the weight's bytes are what takes time) each worker of the pair
 // computes all rows by half of the weight; of a long one half of the rows, by both halves
-// one after the other, each of which the pair shares by multicast. A narrow tile has half
-// as many rows of the weight and at most 16 of x: its stages are twice as deep, so that as
-// many bytes are under way. A thin tile has the same stages, but is of a weight of at most 128
-// rows, which the pair shares, each worker having 64 rows of x. The finished tile is transposed
-// on its way to the output buffer.
+// one after the other, each of which the pair shares by multicast. Where no more than one half
+// of the weight's rows are there, workers share them in the same way, whatever the rows of x;
+// but with at most 16 of these a narrow tile has stages of twice the depth, so that as many
+// bytes are under way. A thin tile has the same stages, but is of a weight of at most 128 rows,
+// which the pair shares, each worker having 64 rows of x. The finished tile is transposed on
+// its way to the output buffer.
 //
 // A gated product needs the same rows of two weights, gate and up. Blocks of 64 rows hold
 // eight of either in turn: so a thread has both factors of each of its results.
@@ -31,7 +32,7 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
   static_assert(kMaxRows <= 2 * kRoundRows);
   static constexpr u32 kFew = 8;  // rows of x that come in bulk, one by one
   static constexpr u32 kThinRows = kLarge;  // of a worker, of a thin tile; else a narrow one's
-  enum Kind : u32 { kNarrow, kShort, kLong };
+  enum Kind : u32 { kNarrow, kShort, kHalf, kLong };
 
   // What the roles have to know of a task; no rows for an empty tile.
   struct Size {
@@ -43,18 +44,20 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
     ETC_DEVICE static Size of(u32 v) {
       return {v & 0xffffu, v >> 16 & 0xffu, static_cast<Kind>(v >> 24 & 3), v >> 26};
     }
-    // A long tile's halves of the weight come in turn, another's one a worker.
+    // A long tile's halves of the weight come in turn; a short or narrow one's go one to each
+    // worker, and of half a tile there is only one.
     ETC_DEVICE u32 turns() const { return kind == kLong ? 2 : 1; }
+    ETC_DEVICE bool is_shared() const { return kind >= kHalf; }
     ETC_DEVICE u32 depth() const { return kind == kNarrow ? 2 : 1; }  // of a stage, in kDepth
     template <bool kIsThin>
     ETC_DEVICE u32 first_weight(u32 turn) const {
       if constexpr (kIsThin) return 0;
-      const u32 half = kind == kLong ? turn : blockIdx.x & 1;
+      const u32 half = is_shared() ? turn : blockIdx.x & 1;
       return half * (kind == kNarrow ? kBoxRows : 2 * kBoxRows);
     }
     template <bool kIsThin>
     ETC_DEVICE u32 first_row() const {
-      return kIsThin || kind == kLong ? (blockIdx.x & 1) * rows : 0;
+      return kIsThin || is_shared() ? (blockIdx.x & 1) * rows : 0;
     }
   };
   template <class Call, class Program>
@@ -67,11 +70,11 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
     }
     const auto weight = Call::template operand<1>(run.g, c);
     const u32 wide = u32(weight.size[weight.kRank - 2]) * (1 + Call::kGated);
-    const bool is_long = rows > kMaxRows;
-    const u32 share = is_long ? (rows + 1) / 2 : rows;
+    const bool is_half = wide <= 2 * kBoxRows, is_narrow = is_half && rows <= kPiece;
+    const bool is_shared = !is_narrow && (is_half || rows > kMaxRows);
+    const u32 share = is_shared ? (rows + 1) / 2 : rows;
     const u32 padded = (share + kPiece - 1) / kPiece * kPiece;
-    const bool is_narrow = padded == kPiece && wide <= 2 * kBoxRows;
-    const Kind kind = is_long ? kLong : is_narrow ? kNarrow : kShort;
+    const Kind kind = is_narrow ? kNarrow : is_half ? kHalf : is_shared ? kLong : kShort;
     const u32 steps = num_steps<Call>(run, c);
     const u32 few = Call::kGathers && rows <= kFew ? rows : 0;
     return Size{is_narrow ? (steps + 1) / 2 : steps, padded, kind, few}.packed();
@@ -279,7 +282,7 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
     for (u32 i = 0; i < size.rows;) {
       const bool is_large = i + kLarge <= size.rows;
       const Box box = at(is_large ? large : x, size.first_row<false>() + i, k);
-      if (size.kind == kLong) {
+      if (size.is_shared()) {
         ptx::load_box(to + i * kRowBytes, box, full(s));
       } else if (is_own) {
         ptx::load_box_multicast(to + i * kRowBytes, box, full(s), 3);
