@@ -19,7 +19,6 @@ from etc_dist.ir import (
     tile,
 )
 from etc_dist.layers.moe_steps import (
-    LISTED_BLOCKS,
     SCORE_TASKS,
     Choices,
     Product,
@@ -50,8 +49,10 @@ from etc_dist.ops.routing import (
 )
 
 PARALLEL = ("tensor", "expert")
-PASSES = 2
-"""Parts of the columns of the result; one is combined while the next is computed."""
+PASSES, PARALLEL_PASSES = 2, 4
+"""Parts of the columns of the result, on one rank and over many; one is combined while
+the next is computed. More parts are less to do at the end, which is longer where sums
+travel, but a tile's activations are read again for each."""
 COMBINED = 256
 """Columns that a warp combines at once,"""
 COMBINE_TASKS = 1584
@@ -61,8 +62,8 @@ PART_TOKENS = 16
 """Tokens of a task at most whose sums go to another rank."""
 PART_TASKS = 512
 """Fewer tokens than PART_TOKENS are taken for about so many tasks."""
-PUSH_TASKS = 64
-"""Fewer tokens than PUSH_TOKENS are taken for about so many tasks a peer."""
+PUSH_TASKS = 128
+"""Fewer tokens than PUSH_TOKENS are taken for about so many tasks."""
 
 
 @graph_function
@@ -74,7 +75,7 @@ def moe_graph(
     normalize: bool = True,
     dtype: str = "bfloat16",
     parallel: str = "tensor",
-    passes: int = PASSES,
+    passes: int | None = None,
     block: int = BLOCK,
     tile_rows: int = TILE_ROWS,
     up_columns: int = UP_COLUMNS,
@@ -83,7 +84,6 @@ def moe_graph(
     part_tokens: int = PART_TOKENS,
     pushed_tokens: int = PUSH_TOKENS,
     score_tasks: int = SCORE_TASKS,
-    listed_blocks: int = LISTED_BLOCKS,
     combined: int = COMBINED,
 ) -> None:
     """x [tokens, hidden] -> y [tokens, hidden].
@@ -104,14 +104,13 @@ def moe_graph(
     """
     routing = Routing(experts, top_k, normalize, dtype, block, tile_rows)
     sizes = Sizes(
-        passes,
+        passes or (PASSES if g.world_size == 1 else PARALLEL_PASSES),
         up_columns,
         tile_columns,
         group_tokens,
         part_tokens,
         pushed_tokens,
         score_tasks,
-        listed_blocks,
         combined,
     )
     if g.world_size == 1:
@@ -139,8 +138,8 @@ def _one_rank(g: Graph, routing: Routing, sizes: Sizes) -> None:
     routed = g.events("routed", (1,), expects=blocks)
     choices = add_choices(g, routing, x, router, blocks, routed, sizes)
     chosen = choices.chosen
-    tiles = add_tiles(g, routing, sizes, chosen, tokens * routing.top_k, [routed[0]])
-    product = add_products(g, routing, sizes, x, chosen, tiles, gate_up, down)
+    tiles = add_tiles(g, routing, chosen, tokens * routing.top_k, [routed[0]])
+    product = add_products(g, routing, sizes, x, tiles, gate_up, down)
     located = g.events("located", (blocks,), expects=1)
     place = add_places(g, routing, choices, tiles, tokens, located)
     size = sizes.group_tokens
@@ -181,8 +180,8 @@ def _tensor_parallel(g: Graph, routing: Routing, sizes: Sizes) -> None:
     routed = g.events("routed", (1,), expects=blocks)
     choices = add_choices(g, routing, x, router, blocks, routed, sizes)
     chosen = choices.chosen
-    tiles = add_tiles(g, routing, sizes, chosen, tokens * routing.top_k, [routed[0]])
-    product = add_products(g, routing, sizes, x, chosen, tiles, gate_up, down)
+    tiles = add_tiles(g, routing, chosen, tokens * routing.top_k, [routed[0]])
+    product = add_products(g, routing, sizes, x, tiles, gate_up, down)
     located = g.events("located", (1,), expects=blocks)
     place = add_places(g, routing, choices, tiles, tokens, located)
     sent = Sent(
@@ -236,8 +235,9 @@ def _expert_parallel(g: Graph, routing: Routing, sizes: Sizes) -> None:
         waits=[routed[b]],
         notifies=[shared.on(to)[0]],
     )
-    size = g.let("push", maximum(1, minimum(sizes.pushed_tokens, tokens // PUSH_TASKS)))
+    size = maximum(1, minimum(sizes.pushed_tokens, world * tokens // PUSH_TASKS))
     pushes = g.let("pushes", ceildiv(minimum(block, tokens), size))
+    size = g.let("push", ceildiv(minimum(block, tokens), pushes))
     arrived = g.events(
         "arrived", (1,), expects=world * blocks * pushes, cross_rank=True
     )
@@ -266,10 +266,8 @@ def _expert_parallel(g: Graph, routing: Routing, sizes: Sizes) -> None:
     )
 
     most = world * tokens * min(top_k, own.experts)
-    tiles = add_tiles(g, own, sizes, everyones.chosen, most, [shared[0]])
-    product = add_products(
-        g, own, sizes, all_x, everyones.chosen, tiles, gate_up, down, [arrived[0]]
-    )
+    tiles = add_tiles(g, own, everyones.chosen, most, [shared[0]])
+    product = add_products(g, own, sizes, all_x, tiles, gate_up, down, [arrived[0]])
     located = g.events("located", (1,), expects=world * blocks)
     lower = choices.chosen[span(0, g.rank * own.experts), 0]
     place = add_places(g, own, everyones, tiles, tokens, located, [lower])

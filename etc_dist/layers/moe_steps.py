@@ -14,7 +14,6 @@ from etc_dist.ir import (
     Region,
     Tensor,
     ceildiv,
-    maximum,
     minimum,
     span,
     tile,
@@ -44,9 +43,6 @@ SCORE_TASKS = 132
 Where many tokens would make more, logits are computed in tiles, as products are."""
 TILE_BLOCKS, TILE_EXPERTS = 4, 128
 """Blocks of tokens, and experts, of which a tile has the logits."""
-LISTED_BLOCKS = 16
-"""Blocks of tokens at most for which the task that plans the tiles lists their rows,
-too, which spares an event. For more, each tile has a task."""
 MANY_TOKENS = 17
 """Of fewer, a task has half as many columns, so that more workers read weights. Where
 ranks exchange tokens there is room for more."""
@@ -63,7 +59,6 @@ class Sizes:
     part_tokens: int
     pushed_tokens: int
     score_tasks: int
-    listed_blocks: int
     combined: int
 
 
@@ -78,9 +73,7 @@ class Choices:
 
 @dataclass(frozen=True)
 class Tiles:
-    """Rows by expert, cut into tiles. listed[r] is met once the tokens of tile r's rows
-    are known, and `planned`, the last element, once all else is; where `is_listed` is
-    1, it stands for the tokens, too, and the others are not used."""
+    """Rows by expert, cut into tiles; all of it is known once `planned` is met."""
 
     expert: Tensor
     row: Tensor
@@ -88,17 +81,13 @@ class Tiles:
     first: Tensor
     before: Tensor
     expert_row: Tensor
-    row_token: Tensor
-    listed: EventTensor
-    is_listed: Expr
+    tokens: Tensor
+    total: Expr
+    planned: EventRef
 
     def of(self, r: Expr) -> tuple[Expr, Expr, Expr]:
         """Tile r's expert, first row and number of rows."""
         return self.expert.load(r), self.row.load(r), self.rows.load(r)
-
-    @property
-    def planned(self) -> EventRef:
-        return self.listed[self.expert.shape[0]]
 
 
 @dataclass(frozen=True)
@@ -191,42 +180,47 @@ def add_choices(
 def add_tiles(
     g: Graph,
     routing: Routing,
-    sizes: Sizes,
     chosen: Tensor,
     choices: Expr,
     waits: Sequence[EventRef],
 ) -> Tiles:
     """Add the tiles of at most `choices` rows: chosen [experts, blocks] tells whose."""
-    experts = routing.experts
+    experts, blocks = routing.experts, chosen.shape[1]
     choices = g.let("choices", choices)
     # No routing needs more tiles than this; those that are too many stay empty.
     tiles = g.let("tiles", minimum(choices, experts + choices // routing.tile_rows))
-    rows = g.let("rows", choices + PADDING * tiles)
+    total = g.let("rows", choices + PADDING * tiles)
     before = g.local("before", chosen.shape, "int32")
-    expert = g.local("tile_expert", (tiles,), "int32")
-    row = g.local("tile_row", (tiles,), "int32")
-    size = g.local("tile_rows", (tiles,), "int32")
-    first = g.local("tile_first", (tiles,), "int32")
+    counts = g.local("counts", (experts,), "int32")
     expert_row = g.local("expert_row", (experts,), "int32")
-    row_token = g.local("row_token", (rows,), "int32")
-    is_listed = g.let("is_listed", minimum(1, sizes.listed_blocks // chosen.shape[1]))
-    listed = g.events("listed", (tiles + 1,), expects=1)
-    made = Tiles(
-        expert, row, size, first, before, expert_row, row_token, listed, is_listed
+    most = g.let("most_rows", blocks * routing.block)  # of an expert
+    tokens = g.local("expert_tokens", (experts * most,), "int32")
+    expert, row, rows, first = (
+        g.local(f"tile_{name}", (tiles,), "int32")
+        for name in ("expert", "row", "rows", "first")
+    )
+    listed = g.events("listed", (1,), expects=experts)
+    planned = g.events("planned", (1,), expects=1)
+    (e,) = grid = g.grid(e=experts)
+    g.call(
+        list_rows(routing),
+        grid,
+        reads=[chosen[e, :]],
+        writes=[before[e, :], tokens[tile(e, most)], counts[e]],
+        waits=waits,
+        notifies=[listed[0]],
     )
     g.call(
         plan_tiles(routing),
         g.grid(one=1),
-        reads=[chosen[:, :]],
-        writes=[
-            before[:, :],
-            *(t[:] for t in (expert, row, size, first, expert_row)),
-            row_token[span(0, is_listed * rows)],
-        ],
-        waits=waits,
-        notifies=[made.planned],
+        reads=[counts[:], tokens[span(0, most)]],
+        writes=[t[:] for t in (expert_row, expert, row, rows, first)],
+        waits=[listed[0]],
+        notifies=[planned[0]],
     )
-    return made
+    return Tiles(
+        expert, row, rows, first, before, expert_row, tokens, total, planned[0]
+    )
 
 
 def add_products(
@@ -234,14 +228,13 @@ def add_products(
     routing: Routing,
     sizes: Sizes,
     x: Tensor,
-    chosen: Tensor,
     tiles: Tiles,
     gate_up: Tensor,
     down: Tensor,
     waits: Sequence[EventRef] = (),
 ) -> Product:
-    """Add the lists of the tiles' tokens and both products; the first one picks its
-    rows from x, once `waits` are met too."""
+    """Add both products; the first one picks its rows from x, once `waits` are met
+    too."""
     _, hidden, inner = down.shape
     many = 1 + x.shape[0] // MANY_TOKENS
     up_columns, tile_columns = (
@@ -254,26 +247,12 @@ def add_products(
     wide = g.let("wide", ceildiv(inner, up_columns))
     columns = g.let("columns", ceildiv(hidden, tile_columns))
     per = g.let("per", ceildiv(columns, sizes.passes))
-    (count,), (rows,) = tiles.expert.shape, tiles.row_token.shape
+    (count,), rows = tiles.expert.shape, tiles.total
     active = g.local("active", (rows, inner), routing.dtype)
     product = g.local("product", (rows, hidden), routing.dtype)
     activated = g.events("activated", (count,), expects=wide)
     produced = g.events("produced", (sizes.passes,), expects=count * per)
 
-    (r,) = grid = g.grid(r=g.let("lists", (1 - tiles.is_listed) * count))
-    expert, row, size = tiles.of(r)
-    g.call(
-        list_rows(routing),
-        grid,
-        reads=[
-            *(t[expert, :] for t in (chosen, tiles.before)),
-            tiles.first[r],
-        ],
-        writes=[tiles.row_token[span(row, size)]],
-        waits=[tiles.planned],
-        notifies=[tiles.listed[r]],
-    )
-    listed_at = g.let("listed_at", tiles.is_listed * count)
     r, j = grid = g.grid(r=count, j=wide)
     expert, row, size = tiles.of(r)
     # NOTE: what is not needed reads nothing. Where peers write x, a few rows a task,
@@ -294,10 +273,10 @@ def add_products(
             seen,
             gate_up[expert, span(skipped, width), :],
             gate_up[expert, span(inner + skipped, width), :],
-            tiles.row_token[span(row, size)],
+            tiles.tokens[span(tiles.first.load(r), size)],
         ],
         writes=[active[span(row, size), tile(j, up_columns)]],
-        waits=[tiles.listed[maximum(r, listed_at)], *waits],
+        waits=[tiles.planned, *waits],
         notifies=[activated[r]],
         order=turns,
         empty_until=lambda t: _until(t, last, turns(t)[0] % TILES_TOGETHER),

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from etc_dist.ir import DeviceFunction
-from etc_dist.ir.function import TRANSFER
+from etc_dist.ir.function import TENSOR, TRANSFER
 from etc_dist.ops.parts import sum_ranks
 from etc_dist.ops.routing import Routing
 
-PUSH_TOKENS = 8
-"""Tokens at most that one warp sends to a rank."""
+PUSH_TOKENS = 32
+"""Tokens at most that one task sends to a rank."""
 
 
 def share_choices(routing: Routing) -> DeviceFunction:
@@ -41,7 +41,7 @@ def push_tokens(routing: Routing) -> DeviceFunction:
         chosen = ((own >= 0) & (own < routing.experts)).any(axis=1)
         target[: len(x)][chosen] = x[chosen]
 
-    return routing.function("push_tokens", TRANSFER, 3, 1, body)
+    return routing.function("push_tokens", TENSOR, 3, 1, body)
 
 
 def sum_parts(routing: Routing) -> DeviceFunction:

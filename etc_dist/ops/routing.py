@@ -110,30 +110,40 @@ def choose_experts(routing: Routing) -> DeviceFunction:
     return routing.function("choose_experts", TENSOR, 1, 3, body)
 
 
+def list_rows(routing: Routing) -> DeviceFunction:
+    """An expert's chosen [blocks] -> before [blocks], the tokens of earlier blocks that
+    chose it; tokens, those that did, what is behind them left alone; how many."""
+
+    def body(chosen: Any, before: Any, tokens: Any, count: Any) -> None:
+        bits = _bits(chosen)[:, : routing.block]
+        each = bits.sum(axis=1)
+        before[...] = np.cumsum(each) - each
+        count[...] = each.sum()
+        found = np.flatnonzero(bits)
+        tokens[: len(found)] = found
+
+    return routing.function("list_rows", TRANSFER, 1, 3, body)
+
+
 def plan_tiles(routing: Routing) -> DeviceFunction:
-    """chosen [experts, blocks] -> before [experts, blocks], the tokens of earlier
-    blocks that chose the expert; tile_expert, tile_row (its first padded row) and
-    tile_rows [tiles], and tile_first [tiles], the rank of its first row, all 0 for
-    tiles that are not needed; expert_row [experts], the first padded row; tokens, of
-    all padded rows or empty: whose they are, as of `list_rows`."""
+    """counts [experts] of tokens, and an expert's list of these, read for its length
+    alone -> expert_row [experts], the first padded row; tile_expert, tile_row (its
+    first padded row), tile_rows and tile_first (where its tokens begin in the lists of
+    all experts) [tiles], all 0 for tiles that are not needed."""
 
     def body(
-        chosen: Any,
-        before: Any,
+        counts: Any,
+        tokens: Any,
+        expert_row: Any,
         tile_expert: Any,
         tile_row: Any,
         tile_rows: Any,
         tile_first: Any,
-        expert_row: Any,
-        tokens: Any,
     ) -> None:
-        bits = _bits(chosen)[:, :, : routing.block]
-        counts = bits.sum(axis=2)
-        before[...] = np.cumsum(counts, axis=1) - counts
         for array in (tile_expert, tile_row, tile_rows, tile_first):
             array[...] = 0
         row = number = 0
-        for expert, count in enumerate(counts.sum(axis=1).tolist()):
+        for expert, count in enumerate(counts.tolist()):
             expert_row[expert] = row
             least = max(-(-count // routing.tile_rows), 1)
             share = min(_padded(-(-count // least)), routing.tile_rows)
@@ -141,30 +151,11 @@ def plan_tiles(routing: Routing) -> DeviceFunction:
                 tile_expert[number] = expert
                 tile_row[number] = row + first
                 tile_rows[number] = min(share, count - first)
-                tile_first[number] = first
+                tile_first[number] = expert * len(tokens) + first
                 number += 1
-            if tokens.size:
-                tokens[row : row + count] = np.flatnonzero(bits[expert])
             row += _padded(count)
 
-    return routing.function("plan_tiles", TENSOR, 1, 7, body)
-
-
-def list_rows(routing: Routing) -> DeviceFunction:
-    """The expert's chosen [blocks] and before [blocks], the rank of the tile's first
-    row -> tokens [rows]: those of these ranks."""
-
-    def body(chosen: Any, before: Any, first: Any, tokens: Any) -> None:
-        if not tokens.size:
-            return
-        # The last block with at most `first` tokens before it has that token.
-        block = int(np.searchsorted(before, first, side="right")) - 1
-        bits = _bits(chosen[block:])[:, : routing.block]
-        found = block * routing.block + np.flatnonzero(bits)
-        skipped = int(first) - int(before[block])
-        tokens[...] = found[skipped : skipped + len(tokens)]
-
-    return routing.function("list_rows", TRANSFER, 3, 1, body)
+    return routing.function("plan_tiles", TENSOR, 2, 5, body)
 
 
 def locate_rows(routing: Routing) -> DeviceFunction:

@@ -34,7 +34,7 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
   static constexpr u32 kThinRows = kLarge;  // of a worker, of a thin tile; else a narrow one's
   enum Kind : u32 { kNarrow, kShort, kHalf, kLong };
 
-  // What the roles have to know of a task; no rows for an empty tile.
+  // What the roles have to know of a task; no rows for an empty tile, of rows or columns.
   struct Size {
     u32 steps, rows;  // of a worker
     Kind kind;
@@ -70,6 +70,7 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
     }
     const auto weight = Call::template operand<1>(run.g, c);
     const u32 wide = u32(weight.size[weight.kRank - 2]) * (1 + Call::kGated);
+    if (wide == 0) return 0;  // a tile of columns behind the edge
     const bool is_half = wide <= 2 * kBoxRows, is_narrow = is_half && rows <= kPiece;
     const bool is_shared = !is_narrow && (is_half || rows > kMaxRows);
     const u32 share = is_shared ? (rows + 1) / 2 : rows;

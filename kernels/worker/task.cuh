@@ -124,7 +124,7 @@ ETC_DEVICE void notify_all(const Run<Program>& run, const typename Call::Coord& 
     if constexpr (Program::kDynamic) {
       if (ptx::lane() == 0) ptx::fence_acq_rel<Call::kNotifiesPeers>();
       notify_and_release<Call>(run, c, parts);
-    } else if (threadIdx.x % 32 == 0) {
+    } else if (ptx::lane() == 0) {
       ptx::fence_acq_rel<Call::kNotifiesPeers>();
 #pragma unroll
       for (int n = 0; n < Call::kNotifies; ++n) {

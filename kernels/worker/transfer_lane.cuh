@@ -78,7 +78,7 @@ class TransferLane {
   }
 
  private:
-  ETC_DEVICE static i32 lane_index() { return threadIdx.x % 32; }
+  ETC_DEVICE static i32 lane_index() { return i32(ptx::lane()); }
 
   // In a dynamic program there may be no unit yet.
   ETC_DEVICE void draw() {

@@ -26,7 +26,7 @@ from tests.layers.reference import (
 from tests.layers.test_mlp import without
 
 NAMES = ("x", "router", "gate_up", "down")
-LOADED = ("tile_expert", "tile_row", "tile_rows")
+LOADED = ("tile_expert", "tile_row", "tile_rows", "tile_first")
 PLANS = {"static": schedule_static, "dynamic": schedule_dynamic}
 sizes = st.fixed_dictionaries(
     {
@@ -41,7 +41,7 @@ def small(experts: int = 8, top_k: int = 2, **options: Any) -> GraphFunction:
     """The graph in small tiles: of 10 rows at most."""
     tiles = {"block": 8, "tile_rows": 10, "up_columns": 8}
     tiles |= {"tile_columns": 8, "group_tokens": 4, "passes": 3, "score_tasks": 3}
-    tiles |= {"listed_blocks": 3, "combined": 8}
+    tiles |= {"combined": 8}
     return moe_graph(1, experts=experts, top_k=top_k, **{**tiles, **options})
 
 
@@ -87,6 +87,7 @@ def routed(graph: GraphFunction, schedule: str) -> Any:
     """The proof for five tokens that all choose experts 3 and 5: two tiles of 5 rows,
     from 0 and from 32, and all that is done to them is known."""
     rows = {"tile_expert": [3, 5], "tile_row": [0, 32], "tile_rows": [5, 5]}
+    rows |= {"tile_first": [24, 40]}
     tensors = {n: [np.array([*v, *[0] * 7], np.int32)] for n, v in rows.items()}
     return verify(PLANS[schedule](graph), {**DIMS, "tokens": 5}, 4, tensors=tensors)
 

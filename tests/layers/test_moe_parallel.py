@@ -34,7 +34,7 @@ def small(world: int, parallel: str, **options: Any) -> GraphFunction:
     """The graph in small tiles: of 10 rows at most."""
     tiles = {"block": 8, "tile_rows": 10, "up_columns": 8}
     tiles |= {"tile_columns": 8, "group_tokens": 4, "passes": 3, "part_tokens": 3}
-    tiles |= {"pushed_tokens": 3, "score_tasks": 1, "listed_blocks": 3}
+    tiles |= {"pushed_tokens": 3, "score_tasks": 1}
     options = {"experts": 8, "top_k": 2, **tiles, **options}
     return moe_graph(world, parallel=parallel, **options)
 
@@ -108,8 +108,10 @@ def test_a_missing_event_is_a_race(parallel, event):
 def planned(graph: GraphFunction, dims: dict[str, int], rows: int) -> dict[str, Any]:
     """The tiles of two ranks that have one expert each, the r-th, of so many rows."""
     env = graph.environment(dims, 0)
-    (count,) = (int(n.evaluate(env)) for n in graph.tensor("tile_rows").shape)
-    tables = {name: np.zeros((2, count), np.int32) for name in LOADED}
+    tables = {}
+    for name in LOADED:
+        (count,) = (int(n.evaluate(env)) for n in graph.tensor(name).shape)
+        tables[name] = np.zeros((2, count), np.int32)
     for rank, number in ((0, 0), (1, 1)):
         tables["tile_expert"][rank, 0] = number
         tables["tile_rows"][rank, 0] = rows

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 
 from etc_dist.ops.routing import (
     Routing,
@@ -29,17 +28,22 @@ def int32(*shape: int) -> Any:
     return np.full(shape, -1, np.int32)
 
 
-def planned() -> dict[str, Any]:
+def planned(chosen: Any = CHOSEN) -> dict[str, Any]:
+    """What is known of the experts' rows: 32 places in the list of each."""
     arrays = {
         "before": int32(8, 2),
+        "tokens": int32(8, 32),
+        "counts": int32(8),
+        "expert_row": int32(8),
         "tile_expert": int32(7),
         "tile_row": int32(7),
         "tile_rows": int32(7),
         "tile_first": int32(7),
-        "expert_row": int32(8),
-        "tokens": int32(128),
     }
-    plan_tiles(ROUTING).body(CHOSEN, *arrays.values())
+    before, tokens, counts, *tiles = arrays.values()
+    for e, words in enumerate(chosen):
+        list_rows(ROUTING).body(words, before[e], tokens[e], counts[e, ...])
+    plan_tiles(ROUTING).body(counts, tokens[0], *tiles)
     return arrays
 
 
@@ -79,35 +83,27 @@ def test_the_last_token_of_a_block_is_the_sign_bit():
     assert chosen.tolist() == [2**31 - 1, 0, 0, 0, 0, 0, 0, -(2**31)]
 
 
-def test_tiles_are_full_but_the_last():
+def test_tokens_are_listed_and_counted():
     plan = planned()
     assert plan["before"][[1, 6]].tolist() == [[0, 3], [0, 1]]
+    assert plan["counts"].tolist() == [0, 5, 0, 0, 0, 0, 2, 0]
+    assert plan["tokens"][1].tolist() == [0, 2, 3, 4, 5] + [-1] * 27
+    assert plan["tokens"][6].tolist() == [0, 5] + [-1] * 30
+
+
+def test_tiles_are_full_but_the_last():
+    plan = planned()
     assert plan["tile_expert"].tolist() == [1, 1, 6, 0, 0, 0, 0]
     assert plan["tile_row"].tolist() == [0, 4, 32, 0, 0, 0, 0]
     assert plan["tile_rows"].tolist() == [4, 1, 2, 0, 0, 0, 0]
-    assert plan["tile_first"].tolist() == [0, 4, 0, 0, 0, 0, 0]
+    assert plan["tile_first"].tolist() == [32, 36, 192, 0, 0, 0, 0]
     assert plan["expert_row"][[1, 6]].tolist() == [0, 32]
-    assert plan["tokens"][:5].tolist() == [0, 2, 3, 4, 5]
-    assert plan["tokens"][32:34].tolist() == [0, 5]
-
-
-@pytest.mark.parametrize(
-    ("expert", "first", "tokens"),
-    [(1, 0, [0, 2]), (1, 2, [3]), (1, 3, [4, 5]), (6, 1, [5]), (6, 0, [])],
-)
-def test_rows_are_listed_by_rank(expert, first, tokens):
-    listed = int32(len(tokens))
-    before = planned()["before"][expert]
-    rank = np.array(first, np.int32)
-    list_rows(ROUTING).body(CHOSEN[expert], before, rank, listed)
-    assert listed.tolist() == tokens
 
 
 def test_rows_are_found_again():
-    plan = planned()
     taken = CHOSEN.copy()
     taken[[3, 4]] = [[0b110, 0b1], [0b1010, 0]]
-    plan_tiles(ROUTING).body(taken, *plan.values())
+    plan = planned(taken)
     place = int32(6, 2)
     for block, here in enumerate((slice(0, 4), slice(4, 6))):
         locate_rows(ROUTING).body(
