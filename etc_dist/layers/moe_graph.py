@@ -235,9 +235,10 @@ def _expert_parallel(g: Graph, routing: Routing, sizes: Sizes) -> None:
         waits=[routed[b]],
         notifies=[shared.on(to)[0]],
     )
-    size = maximum(1, minimum(sizes.pushed_tokens, world * tokens // PUSH_TASKS))
-    pushes = g.let("pushes", ceildiv(minimum(block, tokens), size))
-    size = g.let("push", ceildiv(minimum(block, tokens), pushes))
+    size = minimum(sizes.pushed_tokens, ceildiv(world * tokens, PUSH_TASKS))
+    most = minimum(block, tokens)
+    pushes = g.let("pushes", ceildiv(most, maximum(1, size)))
+    size = g.let("push", ceildiv(most, maximum(1, pushes)))
     arrived = g.events(
         "arrived", (1,), expects=world * blocks * pushes, cross_rank=True
     )
