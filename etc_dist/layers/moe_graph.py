@@ -50,9 +50,9 @@ from etc_dist.ops.routing import (
 
 PARALLEL = ("tensor", "expert")
 PASSES, PARALLEL_PASSES = 2, 4
-"""Parts of the columns of the result, on one rank and over many; one is combined while
-the next is computed. More parts are less to do at the end, which is longer where sums
-travel, but a tile's activations are read again for each."""
+"""Parts of the columns of the result at most, on one rank and over many; one is
+combined while the next is computed. More parts are less to do at the end, which is
+longer where sums travel, but a tile's activations are read again for each."""
 COMBINED = 256
 """Columns that a warp combines at once,"""
 COMBINE_TASKS = 1584
@@ -83,6 +83,7 @@ def moe_graph(
     group_tokens: int = GROUP_TOKENS,
     part_tokens: int = PART_TOKENS,
     pushed_tokens: int = PUSH_TOKENS,
+    push_tasks: int = PUSH_TASKS,
     score_tasks: int = SCORE_TASKS,
     combined: int = COMBINED,
 ) -> None:
@@ -110,6 +111,7 @@ def moe_graph(
         group_tokens,
         part_tokens,
         pushed_tokens,
+        push_tasks,
         score_tasks,
         combined,
     )
@@ -150,7 +152,7 @@ def _one_rank(g: Graph, routing: Routing, sizes: Sizes) -> None:
         "part", sizes.combined * ceildiv(ceildiv(width, sizes.combined), parts)
     )
     parts = g.let("parts", ceildiv(width, part))
-    s, q, c = grid = g.grid(s=sizes.passes, q=groups, c=parts)
+    s, q, c = grid = g.grid(s=product.passes, q=groups, c=parts)
     skipped = c * part
     of_group = tile(q, size)
     of_part = span(s * width + skipped, minimum(part, width - skipped))
@@ -235,7 +237,7 @@ def _expert_parallel(g: Graph, routing: Routing, sizes: Sizes) -> None:
         waits=[routed[b]],
         notifies=[shared.on(to)[0]],
     )
-    size = minimum(sizes.pushed_tokens, ceildiv(world * tokens, PUSH_TASKS))
+    size = minimum(sizes.pushed_tokens, ceildiv(world * tokens, sizes.push_tasks))
     most = minimum(block, tokens)
     pushes = g.let("pushes", ceildiv(most, maximum(1, size)))
     size = g.let("push", ceildiv(most, maximum(1, pushes)))
@@ -309,10 +311,10 @@ def _send_back(
     groups = g.let("groups", ceildiv(tokens, size))
     parts = g.symmetric("parts", (world, tokens, hidden), y.dtype)
     returned = g.events(
-        "returned", (sizes.passes, groups), expects=world, cross_rank=True
+        "returned", (product.passes, groups), expects=world, cross_rank=True
     )
     # One's own part comes last: it does not have to travel.
-    s, p, q = grid = g.grid(s=sizes.passes, p=world, q=groups)
+    s, p, q = grid = g.grid(s=product.passes, p=world, q=groups)
     owner, left = (g.rank + 1 + p) % world, minimum(size, tokens - q * size)
     of_tokens = span(sent.first(p) + q * size, left)
     of_pass = tile(s, product.pass_columns)
@@ -327,7 +329,7 @@ def _send_back(
         waits=[product.produced[s], located[0]],
         notifies=[returned.on(owner)[s, q]],
     )
-    s, q = grid = g.grid(s=sizes.passes, q=groups)
+    s, q = grid = g.grid(s=product.passes, q=groups)
     of_part, of_pass = tile(q, size), tile(s, product.pass_columns)
     g.call(
         sum_parts(routing),

@@ -58,6 +58,7 @@ class Sizes:
     group_tokens: int
     part_tokens: int
     pushed_tokens: int
+    push_tasks: int
     score_tasks: int
     combined: int
 
@@ -96,6 +97,7 @@ class Product:
 
     rows: Tensor
     produced: EventTensor
+    passes: Expr
     pass_columns: Expr
 
 
@@ -247,11 +249,12 @@ def add_products(
     wide = g.let("wide", ceildiv(inner, up_columns))
     columns = g.let("columns", ceildiv(hidden, tile_columns))
     per = g.let("per", ceildiv(columns, sizes.passes))
+    passes = g.let("passes", ceildiv(columns, per))
     (count,), rows = tiles.expert.shape, tiles.total
     active = g.local("active", (rows, inner), routing.dtype)
     product = g.local("product", (rows, hidden), routing.dtype)
     activated = g.events("activated", (count,), expects=wide)
-    produced = g.events("produced", (sizes.passes,), expects=count * per)
+    produced = g.events("produced", (passes,), expects=count * per)
 
     r, j = grid = g.grid(r=count, j=wide)
     expert, row, size = tiles.of(r)
@@ -281,7 +284,7 @@ def add_products(
         order=turns,
         empty_until=lambda t: _until(t, last, turns(t)[0] % TILES_TOGETHER),
     )
-    s, r, j = grid = g.grid(s=sizes.passes, r=count, j=per)
+    s, r, j = grid = g.grid(s=passes, r=count, j=per)
     expert, row, size = tiles.of(r)
     of_column = tile(s * per + j, tile_columns)
 
@@ -299,7 +302,7 @@ def add_products(
         notifies=[produced[s]],
         empty_until=until,
     )
-    return Product(product, produced, per * tile_columns)
+    return Product(product, produced, passes, per * tile_columns)
 
 
 def _until(t: Expr, end: Expr, alone: Expr) -> Expr:

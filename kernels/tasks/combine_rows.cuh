@@ -10,10 +10,10 @@ struct combine_rows {
   static constexpr int kTopK = Task::kTopK;
   static_assert(Task::threads == 32 && kTopK <= 32);
   // In flight are kAtOnce rows, kParts times 256 columns of each. NOTE: rows that may be
-  // missing take more registers.
-  static constexpr int kMost = Task::kSplit ? 4 : 8;
+  // missing take more registers, and a rank has but a few rows of a token.
+  static constexpr int kMost = Task::kSplit ? 2 : 8;
   static constexpr int kAtOnce = kTopK < kMost ? kTopK : kMost;
-  static constexpr int kParts = Task::kSplit ? 1 : 8 / kAtOnce;
+  static constexpr int kParts = !Task::kSplit ? 8 / kAtOnce : kTopK > 2 ? 2 : 1;
   static constexpr int kTogether = 32 / kTopK;  // tokens whose choices a warp holds
 
   ETC_DEVICE static void run(const Task& task) {

@@ -1,4 +1,4 @@
-// Copies a row of a tensor, for the tasks of one warp.
+// Copies a row of a tensor, by one warp.
 #pragma once
 #include "ptx/memory.cuh"
 

@@ -78,7 +78,7 @@ class TransferLane {
   }
 
  private:
-  ETC_DEVICE static i32 lane_index() { return i32(ptx::lane()); }
+  ETC_DEVICE static i32 lane_index() { return threadIdx.x % 32; }
 
   // In a dynamic program there may be no unit yet.
   ETC_DEVICE void draw() {
@@ -136,7 +136,7 @@ class TransferLane {
     const u64 begin = trace_.now();
     __syncwarp();  // what lane 0 acquired holds for all
     Call::template Function<Task<Program, Call, 32>>::run(
-        Task<Program, Call, 32>(run_.g, c, lane_index(), nullptr));
+        Task<Program, Call, 32>(run_.g, c, i32(ptx::lane()), nullptr));
     __syncwarp();
     notify_all<Program, Call>(run_, c, 1);
     trace_.add(kTransferLane, Call::kCall, u32(t), begin);
