@@ -300,9 +300,7 @@ class TensorLane {
     }
     if (ptx::named_barrier_any<kComputeThreads>(1, !going)) return false;
     using Body = Task<Program, Call, kComputeThreads>;
-    constexpr bool kIsVolatile = Program::kDynamic || Program::kWorld > 1;  // registers are scarce
-    const u32 thread = kIsVolatile ? ptx::thread() : threadIdx.x;
-    const Body body(run_.g, c, i32(thread), scratch_);
+    const Body body(run_.g, c, i32(ptx::thread()), scratch_);
     if constexpr (Call::kReadsEarly) {
       // Once, whether the body asks never or more often.
       bool asked = Program::kDynamic, met = true;

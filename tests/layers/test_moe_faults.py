@@ -16,7 +16,7 @@ from tests.layers.test_mlp import without
 
 SIZES = (8, 64, 72)
 WAITING = {"gate_up_projection", "down_projection", "combine_rows", "sum_parts"}
-WAITING |= {"locate_rows"}
+WAITING |= {"locate_rows", "plan_tiles"}
 """What waits in vain, at once or in the end, where nothing is listed or activated."""
 TWO = np.array([[3, 6]] * 200)
 """Choices of two experts alone, of so many that most tiles are empty."""
