@@ -121,8 +121,8 @@ class SoakRecord(Record):
     mismatches: int
     hangs: int
     seconds: float
-    error: float
-    """The largest of all bfloat16 cases."""
+    error: float | None
+    """The largest of all bfloat16 cases; None where it was not looked at."""
 
 
 @dataclass(frozen=True, kw_only=True)

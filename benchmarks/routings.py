@@ -55,7 +55,8 @@ class Routings:
         self.schedules = [layer.program.plan.schedule for layer in self.layers]
         self.graphs: dict[str, None] = {}
         """Names of those that ran."""
-        self.error = 0.0
+        # Over many ranks outputs are compared with one another alone.
+        self.error: float | None = 0.0 if device.world.size == 1 else None
         self.faults: list[str] = []
         self._differing = device.xp.zeros(1, "int64")
 
@@ -116,7 +117,7 @@ class Routings:
         # NOTE: counted on the device, for the host is to run ahead.
         self._differing += device.differs(outs[0], outs[1])
         self._differing += device.differs(outs[0], outs[2])
-        if check and world.size == 1:
+        if check and self.error is not None:
             self.synchronize()
             error = relative_error(device, outs[0], self._reference(x))
             self.error = max(self.error, error)
@@ -180,9 +181,11 @@ def main() -> int:
     seconds = time.perf_counter() - started
     if mismatches:
         routings.faults.append(f"{mismatches} results differ in their bits")
+    error = routings.error
+    told = "not looked at" if error is None else f"{error:.2e} at most"
     tell(
         f"routings: {count} under {', '.join(routings.schedules)} and once more in "
-        f"{seconds:.1f} s, {mismatches} mismatches, largest error {routings.error:.2e}"
+        f"{seconds:.1f} s, {mismatches} mismatches, error {told}"
     )
     faults = [f"FAILED: {fault}" for fault in routings.faults]
     tell("\n".join(faults) or "routings: passed")
@@ -202,7 +205,7 @@ def main() -> int:
             mismatches=0,
             hangs=0,  # a hang would have ended in WaitTimeoutError
             seconds=round(seconds, 3),
-            error=routings.error,
+            error=error,
         )
         records.append(record, options.record)
     routings.close()
