@@ -29,12 +29,7 @@ from etc_dist.layers.moe_steps import (
     add_products,
     add_tiles,
 )
-from etc_dist.ops.dispatch import (
-    PUSH_TOKENS,
-    push_tokens,
-    share_choices,
-    sum_parts,
-)
+from etc_dist.ops.dispatch import push_tokens, share_choices, sum_parts
 from etc_dist.ops.grouped_matmul import (
     TILE_COLUMNS,
     UP_COLUMNS,
@@ -63,7 +58,7 @@ PART_TOKENS = 16
 PART_TASKS = 512
 """Fewer tokens than PART_TOKENS are taken for about so many tasks."""
 PUSH_TASKS = 128
-"""Fewer tokens than PUSH_TOKENS are taken for about so many tasks."""
+"""Blocks of tokens go to a rank in parts where whole ones are fewer tasks than this."""
 
 
 @graph_function
@@ -82,7 +77,6 @@ def moe_graph(
     tile_columns: int = TILE_COLUMNS,
     group_tokens: int = GROUP_TOKENS,
     part_tokens: int = PART_TOKENS,
-    pushed_tokens: int = PUSH_TOKENS,
     push_tasks: int = PUSH_TASKS,
     score_tasks: int = SCORE_TASKS,
     combined: int = COMBINED,
@@ -110,7 +104,6 @@ def moe_graph(
         tile_columns,
         group_tokens,
         part_tokens,
-        pushed_tokens,
         push_tasks,
         score_tasks,
         combined,
@@ -237,9 +230,9 @@ def _expert_parallel(g: Graph, routing: Routing, sizes: Sizes) -> None:
         waits=[routed[b]],
         notifies=[shared.on(to)[0]],
     )
-    size = minimum(sizes.pushed_tokens, ceildiv(world * tokens, sizes.push_tasks))
     most = minimum(block, tokens)
-    pushes = g.let("pushes", ceildiv(most, maximum(1, size)))
+    share = maximum(1, ceildiv(world * tokens, sizes.push_tasks))
+    pushes = g.let("pushes", ceildiv(most, share))
     size = g.let("push", ceildiv(most, maximum(1, pushes)))
     arrived = g.events(
         "arrived", (1,), expects=world * blocks * pushes, cross_rank=True
@@ -268,8 +261,8 @@ def _expert_parallel(g: Graph, routing: Routing, sizes: Sizes) -> None:
         order=in_turn,
     )
 
-    most = world * tokens * min(top_k, own.experts)
-    tiles = add_tiles(g, own, everyones.chosen, most, [shared[0]])
+    rows = world * tokens * min(top_k, own.experts)
+    tiles = add_tiles(g, own, everyones.chosen, rows, [shared[0]])
     product = add_products(g, own, sizes, all_x, tiles, gate_up, down, [arrived[0]])
     located = g.events("located", (1,), expects=world * blocks)
     lower = choices.chosen[span(0, g.rank * own.experts), 0]

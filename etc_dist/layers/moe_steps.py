@@ -57,7 +57,6 @@ class Sizes:
     tile_columns: int
     group_tokens: int
     part_tokens: int
-    pushed_tokens: int
     push_tasks: int
     score_tasks: int
     combined: int

@@ -16,9 +16,6 @@ from etc_dist.ir.function import TENSOR, TRANSFER
 from etc_dist.ops.parts import sum_ranks
 from etc_dist.ops.routing import Routing
 
-PUSH_TOKENS = 32
-"""Tokens at most that one task sends to a rank."""
-
 
 def share_choices(routing: Routing) -> DeviceFunction:
     """A block's chosen [experts] of a rank, ids and weights [32, top_k] -> the same in

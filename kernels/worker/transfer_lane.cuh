@@ -135,6 +135,7 @@ class TransferLane {
   ETC_DEVICE void execute(const typename Call::Coord& c, i32 t) {
     const u64 begin = trace_.now();
     __syncwarp();  // what lane 0 acquired holds for all
+    // NOTE: a body's lane is asked for here, or what it computes from it stays in registers.
     Call::template Function<Task<Program, Call, 32>>::run(
         Task<Program, Call, 32>(run_.g, c, i32(ptx::lane()), nullptr));
     __syncwarp();

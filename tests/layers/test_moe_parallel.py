@@ -34,7 +34,7 @@ def small(world: int, parallel: str, **options: Any) -> GraphFunction:
     """The graph in small tiles: of 10 rows at most."""
     tiles = {"block": 8, "tile_rows": 10, "up_columns": 8}
     tiles |= {"tile_columns": 8, "group_tokens": 4, "passes": 3, "part_tokens": 3}
-    tiles |= {"pushed_tokens": 3, "push_tasks": 2, "score_tasks": 1}
+    tiles |= {"push_tasks": 8, "score_tasks": 1}
     options = {"experts": 8, "top_k": 2, **tiles, **options}
     return moe_graph(world, parallel=parallel, **options)
 
