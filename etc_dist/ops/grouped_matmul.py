@@ -24,7 +24,6 @@ TILE_COLUMNS = 512
 ROW_BOX, WEIGHT_BOX = TmaBox(16, STAGE_K, large=64), TmaBox(128, STAGE_K)
 GATED_BOX = TmaBox(128, STAGE_K, halves=True)
 PICKED_BOX = TmaBox(1, STAGE_K)
-STORE_BOX, FLOAT_BOX = TmaBox(16, 64, large=64), TmaBox(16, 32, large=64)
 
 
 def _multiply(rows: Any, weights: Any, y: Any) -> None:
@@ -49,7 +48,7 @@ def _grouped(
     reads: int,
     boxes: Mapping[int, TmaBox],
     picks: tuple[int, ...] = (),
-    store: TmaBox = STORE_BOX,
+    is_float: bool = False,
     thin: bool = False,
 ) -> DeviceFunction:
     return DeviceFunction(
@@ -61,11 +60,11 @@ def _grouped(
         writes=1,
         cluster=2,
         parts=2,
-        boxes={**boxes, reads: store},
+        boxes=boxes,
         constants={
             "kGated": int(boxes[1].halves),
             "kIsHalf": int(dtype == "float16"),
-            "kIsFloat": int(store == FLOAT_BOX and not thin),
+            "kIsFloat": int(is_float),
             "kIsThin": int(thin),
             "kWeightIsKN": 0,
         },
@@ -94,7 +93,7 @@ def grouped_store(dtype: str) -> DeviceFunction:
 def grouped_float(dtype: str) -> DeviceFunction:
     """As grouped_store, but the tile is fp32."""
     boxes = {0: ROW_BOX, 1: WEIGHT_BOX}
-    return _grouped("grouped_float", dtype, _multiply, 2, boxes, store=FLOAT_BOX)
+    return _grouped("grouped_float", dtype, _multiply, 2, boxes, is_float=True)
 
 
 def thin_float(dtype: str) -> DeviceFunction:
@@ -102,6 +101,4 @@ def thin_float(dtype: str) -> DeviceFunction:
     fp32. On the GPU a tile has 128 rows and columns, but at the edges, and k is all of
     the operands' or a share that ends after a multiple of 128."""
     boxes = {0: ROW_BOX, 1: WEIGHT_BOX}
-    return _grouped(
-        "thin_float", dtype, _multiply, 2, boxes, store=FLOAT_BOX, thin=True
-    )
+    return _grouped("thin_float", dtype, _multiply, 2, boxes, thin=True)

@@ -46,6 +46,10 @@ template <int kId, int kThreads>
 ETC_DEVICE void named_barrier() {
   asm volatile("barrier.cta.sync %0, %1;" ::"n"(kId), "n"(kThreads) : "memory");
 }
+template <int kThreads>
+ETC_DEVICE void named_barrier(u32 id) {
+  asm volatile("barrier.cta.sync %0, %1;" ::"r"(id), "n"(kThreads) : "memory");
+}
 // True on all threads of the barrier if `value` is true on any.
 template <int kThreads>
 ETC_DEVICE bool named_barrier_any(u32 id, bool value) {

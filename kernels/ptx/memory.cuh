@@ -139,6 +139,10 @@ ETC_DEVICE void store16(u64 address, uint4 v) {
                : "memory");
 }
 
+ETC_DEVICE void store4(u64 address, u32 v) {
+  asm volatile("st.global.u32 [%0], %1;" ::"l"(address), "r"(v) : "memory");
+}
+
 // Asks the L2 cache for memory; both are multiples of 16.
 ETC_DEVICE void ask_l2(u64 address, u32 bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(address), "r"(bytes) : "memory");
@@ -157,6 +161,14 @@ ETC_DEVICE void mbarrier_arrive_copied(u32 barrier) {
 
 ETC_DEVICE void store_shared8(u32 address, u32 low, u32 high) {
   asm volatile("st.shared.v2.u32 [%0], {%1,%2};" ::"r"(address), "r"(low), "r"(high) : "memory");
+}
+ETC_DEVICE uint4 load_shared16(u32 address) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(address)
+               : "memory");
+  return v;
 }
 ETC_DEVICE uint2 load_shared8(u32 address) {
   uint2 v;

@@ -11,8 +11,12 @@ ETC_DEVICE void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 // Shared-memory matrix descriptor, 128-byte swizzle. `low` holds address / 16 in bits
-// 0..13 and the leading offset / 16 in bits 16..29; the stride is eight 128-byte rows.
-ETC_DEVICE u64 matrix_descriptor(u32 low) { return u64(low) | (64ull << 32) | (1ull << 62); }
+// 0..13 and the leading offset / 16 in bits 16..29; of all groups of eight 128-byte rows, every
+// kStride-th is the matrix'.
+template <u32 kStride = 1>
+ETC_DEVICE u64 matrix_descriptor(u32 low) {
+  return u64(low) | (u64(64 * kStride) << 32) | (1ull << 62);
+}
 
 ETC_DEVICE void store_matrix4(u32 shared, u32 a, u32 b, u32 c, u32 d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(shared),

@@ -10,11 +10,16 @@
 // of the weight's rows are there, workers share them in the same way, whatever the rows of x;
 // but with at most 16 of these a narrow tile has stages of twice the depth, so that as many
 // bytes are under way. A thin tile has the same stages, but is of a weight of at most 128 rows,
-// which the pair shares, each worker having 64 rows of x. The finished tile is transposed on
-// its way to the output buffer.
+// which the pair shares, each worker having 64 rows of x.
 //
-// A gated product needs the same rows of two weights, gate and up. Blocks of 64 rows hold
-// eight of either in turn: so a thread has both factors of each of its results.
+// Two blocks of 64 rows of the weight have eight of its rows in turn, so that a warp has 32
+// neighbouring ones. Of a gated product, which needs the same rows of two weights, gate and up,
+// eight of either lie in turn, in stages as in memory: so one block is of gate and the other of
+// up, or half of a single one, and a thread has both factors of each of its results.
+//
+// A finished tile is transposed by the warpgroups that have it, in a little shared memory, and
+// stored from registers: bulk stores would make them wait for the buffer. The storing warp tells
+// where it goes, and notifies when all of it is there.
 #pragma once
 #include "ptx/warp.cuh"
 #include "ptx/wgmma_columns.cuh"
@@ -26,10 +31,9 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
   static constexpr u32 kPiece = 16;     // rows of x or y that one bulk copy moves,
   static constexpr u32 kLarge = 64;     // or may move, where there are as many
   static constexpr u32 kMaxRows = 144;  // of a worker
-  static constexpr u32 kRowBytes = kDepth * 2, kRoundRows = kRoundBytes / kRowBytes;
+  static constexpr u32 kRowBytes = kDepth * 2;
   static constexpr u32 kBoxRows = 128, kBoxBytes = kBoxRows * kRowBytes;  // of the weight
   static_assert(kMaxRows * kRowBytes == kBytesX && 2 * kBoxBytes == kBytesW);
-  static_assert(kMaxRows <= 2 * kRoundRows);
   static constexpr u32 kFew = 8;  // rows of x that come in bulk, one by one
   static constexpr u32 kThinRows = kLarge;  // of a worker, of a thin tile; else a narrow one's
   enum Kind : u32 { kNarrow, kShort, kHalf, kLong };
@@ -131,50 +135,63 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
     return going;
   }
 
-  // A consumer warpgroup multiplies its share of a tile and puts it into the output buffer.
+  // A consumer warpgroup multiplies its share of a tile and stores it.
   template <bool kIsHalf, bool kWeightIsKN, class Program>
   ETC_DEVICE bool consume(
       const Run<Program>& run, u32 packed, bool gated, u32& ring, u32& round) const {
     static_assert(!kWeightIsKN);
     const Size size = Size::of(packed);
-    if (size.kind == kNarrow) {
-      if constexpr (Program::kHasThin) {
-        if (size.rows == kThinRows) {
-          return multiply<kIsHalf, 1, kThinRows, true>(run, size.steps, false, ring, round);
-        }
-      }
-      return multiply<kIsHalf, 1, kPiece>(run, size.steps, gated, ring, round);
-    }
     bool going = true;
     for (u32 turn = 0; turn < size.turns() && going; ++turn) {
-      with_columns<kPiece>(size.rows, [&](auto columns) {
-        going = multiply<kIsHalf, 2, decltype(columns)::value>(
-            run, size.steps, gated, ring, round);
-      });
+      const auto multiply_by = [&](auto columns, auto blocks, auto thin) {
+        going = multiply<kIsHalf, decltype(blocks)::value, decltype(columns)::value,
+                         decltype(thin)::value>(run, size.steps, gated, turn, ring, round);
+      };
+      if (size.kind != kNarrow) {
+        with_columns<kPiece>(size.rows, [&](auto columns) {
+          multiply_by(columns, Number<2>{}, Number<0>{});
+        });
+      } else if (Program::kHasThin && size.rows == kThinRows) {
+        if constexpr (Program::kHasThin) {
+          multiply_by(Number<kThinRows>{}, Number<1>{}, Number<1>{});
+        }
+      } else {
+        multiply_by(Number<kPiece>{}, Number<1>{}, Number<0>{});
+      }
     }
+    if (going) ptx::mbarrier_arrive(filled(ptx::thread() >> 7));
+    ++round;
     return going;
   }
 
-  // Where both warpgroups meet over a tile, one that has given up has to come, too.
-  ETC_DEVICE void pass(u32 packed, bool gated) const {
-    if (gated && Size::of(packed).kind == kNarrow) meet(true);
+  // The storing warp tells where the tile of this task goes, and waits until it is there.
+  template <class Call, class Program>
+  ETC_DEVICE bool see_stored(
+      const Run<Program>& run, const typename Call::Coord& c, const Size& size,
+      u32& round) const {
+    const auto y = Call::template operand<Call::kReads>(run.g, c);
+    constexpr int kOfRows = y.kRank - 2, kOfColumns = y.kRank - 1;
+    const u32 first_row = size.template first_row<Call::kIsThin>();
+    const u32 first = size.template first_weight<Call::kIsThin>(0) / (1 + Call::kGated);
+    const i32 rows = maximum(y.size[kOfRows] - i32(first_row), 0);
+    const i32 columns = maximum(y.size[kOfColumns] - i32(first), 0);
+    const u32 row_bytes = u32(y.stride[kOfRows]) * sizeof(*y.base);
+    const u64 at = u64(y.at()) + u64(first_row) * row_bytes + first * sizeof(*y.base);
+    if (ptx::lane() == 0) {
+      ptx::store_shared8(place(), u32(at), u32(at >> 32));
+      ptx::store_shared8(place() + 8, row_bytes, u32(rows) | u32(columns) << 16);
+      ptx::mbarrier_arrive(placed());
+    }
+    bool came = wait_mbarrier(run, filled(0), round & 1);
+    came = came && wait_mbarrier(run, filled(1), round & 1);
+    ++round;
+    return __all_sync(~0u, came);
   }
 
-  // The storing warp takes a turn's results out of the buffer: `store(wg, column, first, end)`
-  // issues the bulk stores of these rows and of 64 columns of the worker's share, 32 in fp32.
-  template <bool kGated, bool kIsFloat, class Program, class Store>
-  ETC_DEVICE bool drain(
-      const Run<Program>& run, const Size& size, u32& round, Store store) const {
-    const bool is_single = kGated || size.kind == kNarrow;
-    const u32 share = rows_of_round(size.rows), split = share < size.rows;
-    const u32 count = (is_single ? 1 : 2) << (split + kIsFloat);
-    return drain_tile(run, count, round, [&](u32 wg, u32 h) {
-      if (kGated && size.kind == kNarrow && wg == 1) return;
-      u32 column = (is_single ? wg : wg * 2 + (h >> split)) * 64;
-      if constexpr (kIsFloat) column = (wg * (is_single ? 2 : 4) + (h >> split)) * 32;
-      const u32 first = (h & split) * share;
-      store(wg, column, first, minimum(first + share, size.rows));
-    });
+  // The buffer is that of warps who meet before they use it for anything else.
+  template <class Program>
+  ETC_DEVICE bool wait_emptied(const Run<Program>&, u32) const {
+    return true;
   }
 
  private:
@@ -189,11 +206,6 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
     if (rows > 0) ptx::mbarrier_arrive_many(full(s), kGatherers);
     fill_w<Call>(size, s, turn, k, w);
     return true;
-  }
-
-  // Of `rows` results, those of the first round: all, or about half.
-  ETC_DEVICE static constexpr u32 rows_of_round(u32 rows) {
-    return rows <= kRoundRows ? rows : (rows / kPiece + 1) / 2 * kPiece;
   }
 
   // Few rows: a lane of the first warp copies one of them in bulk.
@@ -329,24 +341,37 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
   }
 
   template <int n>
-  struct Columns {
+  struct Number {
     static constexpr int value = n;
   };
   template <u32 n, class F>
   ETC_DEVICE static void with_columns(u32 rows, F f) {
     if (rows == n) {
-      f(Columns<n>{});
+      f(Number<n>{});
     } else if constexpr (n < kMaxRows) {
       with_columns<n + kPiece>(rows, f);
     }
   }
 
+  // Where a worker's share of a tile goes: the first of so many rows and columns.
+  struct Place {
+    u64 at;
+    u32 row_bytes;
+    i32 rows, columns;
+  };
+  ETC_DEVICE u32 placed() const { return emptied(0); }
+  ETC_DEVICE u32 place() const { return base + 192; }
+  ETC_DEVICE Place read_place() const {
+    const uint2 at = ptx::load_shared8(place()), rest = ptx::load_shared8(place() + 8);
+    return {u64(at.y) << 32 | at.x, rest.x, i32(rest.y & 0xffffu), i32(rest.y >> 16)};
+  }
+
   // One block of a narrow or thin tile, of stages of twice the depth; otherwise two.
   // NOTE: a thin tile has two sums, one of either half of each stage: a long chain of additions
   // is less exact, and experts are picked by the result.
-  template <bool kIsHalf, int kBlocks, int kColumns, bool kIsThin = false, class Program>
+  template <bool kIsHalf, int kBlocks, int kColumns, bool kIsThin, class Program>
   ETC_DEVICE bool multiply(
-      const Run<Program>& run, u32 steps, bool gated, u32& ring, u32& round) const {
+      const Run<Program>& run, u32 steps, bool gated, u32 turn, u32& ring, u32 round) const {
     const u32 thread = ptx::thread();
     const u32 lane = thread & 31, wg = __shfl_sync(~0u, thread >> 7, 0);
     constexpr u32 kBlockBytes = 64 * kRowBytes, kParts = 2 / kBlocks;
@@ -367,131 +392,112 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
           for (u32 b = 0; b < kBlocks; ++b) {
             ptx::wgmma_columns<kIsHalf, kColumns>(
                 d[kIsThin ? part : b],
-                ptx::matrix_descriptor(w + b * (kBlockBytes / 16) + 2 * q),
+                ptx::matrix_descriptor<kBlocks>(w + b * (8 * kRowBytes / 16) + 2 * q),
                 ptx::matrix_descriptor(x + 2 * q), (k | (kIsThin ? 0 : part) | q) != 0);
           }
         }
       }
     });
-    if constexpr (kIsThin) {
+    if (!lost) lost = !wait_mbarrier(run, placed(), round & 1);
+    // Before the first of them reads the place or needs the buffer, which they all have left.
+    lost = ptx::named_barrier_any<128>(2 + wg, lost);
+    if (!lost) {
+      Place to = read_place();
+      const i32 skipped = (i32(turn) * i32(2 * kBoxRows)) >> gated;
+      to.columns -= skipped;
+      if constexpr (kIsThin) {
 #pragma unroll
-      for (int i = 0; i < kColumns / 2; ++i) d[0][i] += d[1][i];
-      if (!lost) lost = !put_float<kColumns>(run, d[0], wg, round);
-    } else if (gated) {
-      lost = !put_gated<kIsHalf>(run, d, wg, round, lost);
-    } else {
-#pragma unroll
-      for (int b = 0; b < kBlocks; ++b) {
-        if constexpr (Program::kIsFloat) {
-          if (!lost) lost = !put_float<kColumns>(run, d[b], wg, round);
+        for (int i = 0; i < kColumns / 2; ++i) d[0][i] += d[1][i];
+      }
+      if constexpr (kIsThin || Program::kIsFloat) {
+        to.at += u64(skipped) * 4;
+        put_float<kBlocks, kColumns>(to, d);
+      } else {
+        to.at += u64(skipped) * 2;
+        if (Program::kHasGate && gated) {
+          put<kBlocks, kColumns>(to, [&](int i, int n) {
+            const float* gate = d[0] + i * 4 + n * 2;
+            const float* up = kBlocks == 1 ? gate + 2 : d[kBlocks - 1] + i * 4 + n * 2;
+            return pack<kIsHalf>(silu(gate[0]) * up[0], silu(gate[1]) * up[1]);
+          });
         } else {
-          if (!lost) lost = !put<kIsHalf, kColumns>(run, d[b], wg, round);
+          put<2 * kBlocks, kColumns>(to, [&](int i, int n) {
+            const float* v = d[n % kBlocks] + i * 4 + n / kBlocks * 2;
+            return pack<kIsHalf>(v[0], v[1]);
+          });
         }
       }
-    }
-    return !ptx::named_barrier_any<128>(2 + wg, lost);
-  }
-
-  // 64 rows of the weight by kColumns rows of x become kColumns rows of 64 elements.
-  template <bool kIsHalf, int kColumns, class Program>
-  ETC_DEVICE bool put(
-      const Run<Program>& run, const float (&d)[kColumns / 2], u32 wg, u32& round) const {
-    const u32 thread = ptx::thread(), lane = thread & 31, warp = (thread >> 5) & 3;
-    const u32 row = (lane >> 4) * 8 + (lane & 7);  // and 16 more each time
-    const u32 unit = warp * 2 + ((lane >> 3) & 1);
-    const u32 origin = out(wg) + row * 128 + ((unit ^ (row & 7)) << 4);
-    constexpr u32 kShare = rows_of_round(kColumns);
-#pragma unroll
-    for (u32 first = 0; first < kColumns; first += kShare, ++round) {
-      const bool came = wait_mbarrier(run, emptied(wg), (round & 1) ^ 1);
-      if (!__all_sync(~0u, came)) return false;
-#pragma unroll
-      for (u32 i = 0; i < kShare && first + i < kColumns; i += kPiece) {
-        const float* v = d + (first + i) / 2;
-        ptx::store_matrix4_transposed(
-            origin + i * kRowBytes, pack<kIsHalf>(v[0], v[1]), pack<kIsHalf>(v[2], v[3]),
-            pack<kIsHalf>(v[4], v[5]), pack<kIsHalf>(v[6], v[7]));
-      }
-      ptx::fence_proxy_async_shared();
-      ptx::mbarrier_arrive(filled(wg));
-    }
-    return true;
-  }
-
-  // The same in fp32: first the 32 elements that two of the warps have, then the others'.
-  template <int kColumns, class Program>
-  ETC_DEVICE bool put_float(
-      const Run<Program>& run, const float (&d)[kColumns / 2], u32 wg, u32& round) const {
-    const u32 thread = ptx::thread(), lane = thread & 31, warp = (thread >> 5) & 3;
-    const u32 row = lane % 4 * 2, column = warp % 2 * 16 + lane / 4;
-    constexpr u32 kShare = rows_of_round(kColumns);
-#pragma unroll 1
-    for (u32 half = 0; half < 2; ++half) {
-#pragma unroll
-      for (u32 first = 0; first < kColumns; first += kShare, ++round) {
-        const bool came = wait_mbarrier(run, emptied(wg), (round & 1) ^ 1);
-        if (!__all_sync(~0u, came)) return false;
-        if (warp / 2 == half) {
-#pragma unroll
-          for (u32 i = 0; i < kShare && first + i < kColumns; i += 8) {
-#pragma unroll
-            for (u32 n = 0; n < 4; ++n) {
-              const u32 r = row + n % 2, c = column + n / 2 * 8;
-              const u32 to = out(wg) + (i + r) * kRowBytes + ((c / 4 ^ r) << 4) + c % 4 * 4;
-              ptx::store_shared(to, d[(first + i) / 2 + n]);
-            }
-          }
-        }
-        ptx::fence_proxy_async_shared();
-        ptx::mbarrier_arrive(filled(wg));
-      }
-    }
-    return true;
-  }
-
-  // Blocks of 32 rows of gate and of up become rows of 32 elements each: a warpgroup's two
-  // side by side in its buffer, or the one of either side by side in the first buffer.
-  template <bool kIsHalf, int kBlocks, int kSums, class Program>
-  ETC_DEVICE bool put_gated(
-      const Run<Program>& run, const float (&d)[kBlocks][kSums], u32 wg, u32& round,
-      bool lost) const {
-    const u32 thread = ptx::thread(), lane = thread & 31, warp = (thread >> 5) & 3;
-    const u32 row = lane & 15;  // and 16 more each time
-    constexpr bool kTogether = kBlocks == 1;
-    const u32 buffer = kTogether ? 0 : wg;
-    // NOTE: the second buffer is emptied last, so both warpgroups may wait for it; none may
-    // run ahead of its own, or it would take an older emptying for this one.
-    const u32 last = kTogether ? 1 : wg;
-    constexpr u32 kColumns = kSums * 2, kShare = rows_of_round(kColumns);
-#pragma unroll
-    for (u32 first = 0; first < kColumns; first += kShare, ++round) {
-      if (!lost) lost = !wait_mbarrier(run, emptied(last), (round & 1) ^ 1);
-      lost = __any_sync(~0u, lost);
-      if (!lost) {
-#pragma unroll
-        for (int b = 0; b < kBlocks; ++b) {
-          const u32 unit = (kTogether ? wg : u32(b)) * 4 + warp;
-          const u32 to = out(buffer) + row * 128 + ((unit ^ (row & 7)) << 4);
-#pragma unroll
-          for (u32 i = 0; i < kShare && first + i < kColumns; i += kPiece) {
-            const float* v = d[b] + (first + i) / 2;
-            ptx::store_matrix2_transposed(
-                to + i * kRowBytes, pack<kIsHalf>(silu(v[0]) * v[2], silu(v[1]) * v[3]),
-                pack<kIsHalf>(silu(v[4]) * v[6], silu(v[5]) * v[7]));
-          }
-        }
-        ptx::fence_proxy_async_shared();
-      }
-      if constexpr (kTogether) lost = meet(lost);
-      if (!lost) ptx::mbarrier_arrive(filled(wg));
     }
     return !lost;
   }
-  // Both warpgroups: whether one of them has lost its way.
-  ETC_DEVICE static bool meet(bool lost) { return ptx::named_barrier_any<256>(1, lost); }
+
+  // A warpgroup's share of kColumns rows, of which a warp has kUnits times eight elements each:
+  // value(i, n) are two of unit n of the rows from 8 i on, as the tensor cores leave them.
+  template <int kUnits, int kColumns, class Value>
+  ETC_DEVICE void put(const Place& to, Value value) const {
+    constexpr i32 kRow = 4 * kUnits, kStep = 128 / kRow;  // units of a row; rows of a store
+    constexpr i32 kMost = i32(kRoundBytes) / (kRow * 16);
+    constexpr int kEights = kUnits == 1 ? 2 : 4 / kUnits;  // of rows, that go in at once
+    const u32 thread = ptx::thread(), lane = thread & 31, wg = thread >> 7;
+    // Units of a row lie in an order of their own, so that neighbouring rows meet in no bank.
+    auto place = [&](u32 row, u32 unit) {
+      const u32 turned = kRow < 8 ? row / 2 % kRow : row % 8;
+      return out(wg) + row * (kRow * 16) + ((unit ^ turned) << 4);
+    };
+    const u32 warp = thread >> 5 & 3;
+    const u32 in = place(lane / 8 / kUnits * 8 + lane % 8, warp * kUnits + lane / 8 % kUnits);
+    const i32 row = i32(thread & 127) / kRow, unit = i32(thread & 127) % kRow;
+    const u32 from = place(u32(row), u32(unit));
+    const i32 column = (i32(wg) * kRow + unit) * 8;
+    const i32 left = column < to.columns ? to.rows - row : 0;
+    u64 at = to.at + u64(row) * to.row_bytes + column * 2;
+#pragma unroll
+    for (i32 first = 0; first < kColumns; first += kMost) {
+      if (first > 0) ptx::named_barrier<128>(2 + wg);
+#pragma unroll
+      for (int i = 0; i < kMost / 8 && first / 8 + i < kColumns / 8; i += kEights) {
+        const int n = first / 8 + i;
+        if constexpr (kUnits == 1) {
+          ptx::store_matrix2_transposed(in + i * 128 * kRow, value(n, 0), value(n + 1, 0));
+        } else {
+          constexpr int kSecond = kUnits == 4 ? 2 : 0;
+          ptx::store_matrix4_transposed(
+              in + i * 128 * kRow, value(n, 0), value(n, 1), value(n + kEights - 1, kSecond),
+              value(n + kEights - 1, kSecond + 1));
+        }
+      }
+      ptx::named_barrier<128>(2 + wg);
+#pragma unroll
+      for (i32 i = 0; i < kMost && first + i < kColumns; i += kStep) {
+        if ((kColumns % kStep == 0 || row < kColumns - first - i) && first + i < left) {
+          ptx::store16(at, ptx::load_shared16(from + i * (kRow * 16)));
+        }
+        at += u64(kStep) * to.row_bytes;
+      }
+    }
+  }
+
+  // The same of elements in fp32, as they are.
+  template <int kBlocks, int kColumns, int kSums>
+  ETC_DEVICE static void put_float(const Place& to, const float (&d)[kSums][kColumns / 2]) {
+    const u32 thread = ptx::thread(), lane = thread & 31, warp = thread >> 5;
+    const i32 row = i32(lane) % 4 * 2, column = i32(warp) * 16 * kBlocks + i32(lane) / 4;
+    const u64 at = to.at + u64(row) * to.row_bytes + column * 4;
+#pragma unroll
+    for (i32 i = 0; i < kColumns; i += 8) {
+#pragma unroll
+      for (i32 n = 0; n < 4 * kBlocks; ++n) {
+        const i32 r = i + n % 2, c = n / 2 * 8;  // of the warp's columns, eight of either block
+        if (row + r < to.rows && column + c < to.columns) {
+          const float v = d[n / 2 % kBlocks][i / 2 + n / 2 / kBlocks * 2 + n % 2];
+          ptx::store4(at + u64(r) * to.row_bytes + c * 4, __float_as_uint(v));
+        }
+      }
+    }
+  }
 };
 
-// The tile stays on this rank, through a tensor map that clips it.
+// The tile stays on this rank.
 template <class Task>
 struct grouped_store {
   template <class Call, class Program>
@@ -499,25 +505,8 @@ struct grouped_store {
       const GroupedMatmul& matmul, const Run<Program>& run, const typename Call::Coord& c,
       u32 packed, u32& round, u32&, u32& entered, Waiter who) {
     const auto size = GroupedMatmul::Size::of(packed);
-    const Box y = Call::template box<Call::kReads>(run.g, c);
-    const Box large = Call::template large_box<Call::kReads>(run.g, c);
-    for (u32 turn = 0; turn < size.turns() && size.rows > 0; ++turn) {
-      const u32 skipped = size.template first_weight<Call::kIsThin>(turn);
-      const i32 first = y.x + i32(skipped / (1 + Call::kGated));
-      const i32 row = y.y + i32(size.template first_row<Call::kIsThin>());
-      const bool done = matmul.drain<bool(Call::kGated), Call::kIsFloat || Call::kIsThin>(
-          run, size, round, [&](u32 wg, u32 column, u32 begin, u32 end) {
-            for (u32 i = begin; i < end;) {
-              const bool is_large = i + GroupedMatmul::kLarge <= end;
-              ptx::store_box(
-                  {is_large ? large.map : y.map, first + i32(column), row + i32(i), y.z},
-                  matmul.out(wg) + (i - begin) * GroupedMatmul::kRowBytes);
-              i += is_large ? GroupedMatmul::kLarge : GroupedMatmul::kPiece;
-            }
-          });
-      if (!done) return false;
-    }
-    return GroupedMatmul::notify_stored<Call>(run, c, entered, who);
+    if (size.rows > 0 && !matmul.see_stored<Call>(run, c, size, round)) return false;
+    return GroupedMatmul::notify_kept<Call>(run, c, entered, who);
   }
 };
 

@@ -133,7 +133,9 @@ struct matmul_store {
             matmul.out(wg) + chunk * Matmul::kChunkBytes);
       }
     });
-    return done && Matmul::notify_stored<Call>(run, c, entered, who);
+    if (!done) return false;
+    if constexpr (Call::kNotifies > 0) Matmul::finish_stores();
+    return Matmul::notify_kept<Call>(run, c, entered, who);
   }
 };
 

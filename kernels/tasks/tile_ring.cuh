@@ -147,12 +147,11 @@ struct TileRing {
     }
     __syncwarp();
   }
-  // For a task that keeps its tile on this rank.
+  // For a task whose tile stays on this rank.
   template <class Call, class Program>
-  ETC_DEVICE static bool notify_stored(
+  ETC_DEVICE static bool notify_kept(
       const Run<Program>& run, const typename Call::Coord& c, u32& entered, Waiter who) {
     if constexpr (Call::kNotifies > 0) {
-      finish_stores();
       bool started = true;
       if (threadIdx.x % 32 == 0) started = wait_peers<Program, Call>(run, c, who, entered);
       if (!__shfl_sync(~0u, int(started), 0)) return false;
