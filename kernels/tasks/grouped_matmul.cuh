@@ -97,7 +97,12 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
       u32 ahead = 0) const {
     if (packed == 0) return true;
     const Size size = Size::of(packed);
+    // NOTE: before the loop: what they load from runtime tensors would be loaded for each stage.
     const Box w = Call::template box<1>(run.g, c);
+    Box x{}, large_x{};
+    if constexpr (!Call::kGathers) {
+      x = Call::template box<0>(run.g, c), large_x = Call::template large_box<0>(run.g, c);
+    }
     for (u32 turn = 0; turn < size.turns(); ++turn) {
       for (u32 k = 0; k < size.steps; ++k, ++ring) {
         if (ahead > 0) {
@@ -105,7 +110,7 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
         } else if (!begin_stage<Call>(run, size, turn, k, w, ring)) {
           return false;
         }
-        if constexpr (!Call::kGathers) fill_x<Call>(run, c, size, ring % kStages, k);
+        if constexpr (!Call::kGathers) fill_x<Call>(size, ring % kStages, k, x, large_x);
       }
     }
     return true;
@@ -270,11 +275,9 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
   }
 
   // One thread: the bulk copies of a stage.
-  template <class Call, class Program>
+  template <class Call>
   ETC_DEVICE void fill_x(
-      const Run<Program>& run, const typename Call::Coord& c, const Size& size, u32 s,
-      u32 k) const {
-    const Box x = Call::template box<0>(run.g, c), large = Call::template large_box<0>(run.g, c);
+      const Size& size, u32 s, u32 k, const Box& x, const Box& large) const {
     const u32 own = blockIdx.x & 1, to = stage(s);
     auto at = [&](const Box& box, u32 row, u32 step) -> Box {
       return {box.map, box.x + i32(step * kDepth), box.y + i32(row), box.z};
