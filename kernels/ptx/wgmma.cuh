@@ -10,6 +10,8 @@ template <int kPending>
 ETC_DEVICE void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
+// The compiler reads it after whatever stands before this, and not earlier.
+ETC_DEVICE void keep_order(float& v) { asm volatile("" : "+f"(v)::"memory"); }
 // Shared-memory matrix descriptor, 128-byte swizzle. `low` holds address / 16 in bits
 // 0..13 and the leading offset / 16 in bits 16..29; of all groups of eight 128-byte rows, every
 // kStride-th is the matrix'.

@@ -402,6 +402,11 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
       }
     });
     if (!lost) lost = !wait_mbarrier(run, placed(), round & 1);
+#pragma unroll
+    for (auto& sums : d) {
+#pragma unroll
+      for (float& v : sums) ptx::keep_order(v);  // read after the wait, not before
+    }
     // Before the first of them reads the place or needs the buffer, which they all have left.
     lost = ptx::named_barrier_any<128>(2 + wg, lost);
     if (!lost) {
