@@ -148,8 +148,7 @@ class MoE(Operation):
         return self._programs[tokens <= self._few_tokens]
 
     def _output_shape(self, *shapes: Sequence[int]) -> tuple[int, ...]:
-        tokens, hidden = shapes[0]
-        return tokens // self._split("tensor"), hidden
+        return shapes[0][0] // self._split("tensor"), *shapes[0][1:]
 
     def _check(self, inputs: Sequence[Array]) -> None:
         x, router, *_ = inputs

@@ -84,7 +84,8 @@ def grouped_gated(dtype: str) -> DeviceFunction:
 
 def grouped_store(dtype: str) -> DeviceFunction:
     """rows [288, k], an expert's weights [512, k] -> rows @ weights.T. On the GPU a
-    tile has at most 288 rows, and its columns are 512 or 256, but at the matrix' edge.
+    tile has at most 288 rows, and its columns begin at a multiple of 8 and are 512 or
+    256, but at the matrix' edge; a row of the matrix is a multiple of 16 bytes.
     A share of k ends there, too, or after a multiple of 128."""
     boxes = {0: ROW_BOX, 1: WEIGHT_BOX}
     return _grouped("grouped_store", dtype, _multiply, 2, boxes)

@@ -188,9 +188,6 @@ ETC_DEVICE void store_async_cluster(u32 address, u32 v, u32 barrier, u32 worker)
       "r"(v), "r"(barrier), "r"(worker)
       : "memory");
 }
-ETC_DEVICE void store_shared(u32 address, float v) {
-  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(v) : "memory");
-}
 ETC_DEVICE u32 load_shared(u32 address) {
   u32 v;
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");

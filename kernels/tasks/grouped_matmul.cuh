@@ -28,7 +28,7 @@
 namespace etc {
 
 struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
-  static constexpr u32 kPiece = 16;     // rows of x or y that one bulk copy moves,
+  static constexpr u32 kPiece = 16;     // rows of x that one bulk copy moves,
   static constexpr u32 kLarge = 64;     // or may move, where there are as many
   static constexpr u32 kMaxRows = 144;  // of a worker
   static constexpr u32 kRowBytes = kDepth * 2;
@@ -90,7 +90,7 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
 
   // One thread: all of a tile, or what is not gathered, but for the weight of the first `ahead`
   // stages. The rows of x end where the tile ends, not where a bulk copy does: what lies behind
-  // them is multiplied too, and stored behind the tile's own rows.
+  // them is multiplied too, but not stored.
   template <class Call, class Program>
   ETC_DEVICE bool load(
       const Run<Program>& run, const typename Call::Coord& c, u32 packed, u32& ring,
@@ -178,8 +178,8 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
     constexpr int kOfRows = y.kRank - 2, kOfColumns = y.kRank - 1;
     const u32 first_row = size.template first_row<Call::kIsThin>();
     const u32 first = size.template first_weight<Call::kIsThin>(0) / (1 + Call::kGated);
-    const i32 rows = maximum(y.size[kOfRows] - i32(first_row), 0);
-    const i32 columns = maximum(y.size[kOfColumns] - i32(first), 0);
+    const i32 rows = minimum(maximum(y.size[kOfRows] - i32(first_row), 0), kMaxRows);
+    const i32 columns = minimum(maximum(y.size[kOfColumns] - i32(first), 0), 4 * kBoxRows);
     const u32 row_bytes = u32(y.stride[kOfRows]) * sizeof(*y.base);
     const u64 at = u64(y.at()) + u64(first_row) * row_bytes + first * sizeof(*y.base);
     if (ptx::lane() == 0) {
@@ -362,11 +362,16 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
     u32 row_bytes;
     i32 rows, columns;
   };
+  // NOTE: no buffer is filled or emptied here: `filled` says that a warpgroup has stored.
+  static constexpr u32 kPlaceOffset = 192;
+  static_assert(kPlaceOffset + 16 <= Shared::kBarrierBytes);
   ETC_DEVICE u32 placed() const { return emptied(0); }
-  ETC_DEVICE u32 place() const { return base + 192; }
-  ETC_DEVICE Place read_place() const {
+  ETC_DEVICE u32 place() const { return base + kPlaceOffset; }
+  // Without the first columns, which are another turn's.
+  ETC_DEVICE Place read_place(i32 skipped, u32 item_bytes) const {
     const uint2 at = ptx::load_shared8(place()), rest = ptx::load_shared8(place() + 8);
-    return {u64(at.y) << 32 | at.x, rest.x, i32(rest.y & 0xffffu), i32(rest.y >> 16)};
+    return {(u64(at.y) << 32 | at.x) + u32(skipped) * item_bytes, rest.x,
+            i32(rest.y & 0xffffu), i32(rest.y >> 16) - skipped};
   }
 
   // One block of a narrow or thin tile, of stages of twice the depth; otherwise two.
@@ -410,30 +415,24 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
     // Before the first of them reads the place or needs the buffer, which they all have left.
     lost = ptx::named_barrier_any<128>(2 + wg, lost);
     if (!lost) {
-      Place to = read_place();
       const i32 skipped = (i32(turn) * i32(2 * kBoxRows)) >> gated;
-      to.columns -= skipped;
       if constexpr (kIsThin) {
 #pragma unroll
         for (int i = 0; i < kColumns / 2; ++i) d[0][i] += d[1][i];
       }
       if constexpr (kIsThin || Program::kIsFloat) {
-        to.at += u64(skipped) * 4;
-        put_float<kBlocks, kColumns>(to, d);
+        put_float<kBlocks, kColumns>(read_place(skipped, 4), d);
+      } else if (Program::kHasGate && gated) {
+        put<kBlocks, kColumns>(skipped, [&](int i, int n) {
+          const float* gate = d[0] + i * 4 + n * 2;
+          const float* up = kBlocks == 1 ? gate + 2 : d[kBlocks - 1] + i * 4 + n * 2;
+          return pack<kIsHalf>(silu(gate[0]) * up[0], silu(gate[1]) * up[1]);
+        });
       } else {
-        to.at += u64(skipped) * 2;
-        if (Program::kHasGate && gated) {
-          put<kBlocks, kColumns>(to, [&](int i, int n) {
-            const float* gate = d[0] + i * 4 + n * 2;
-            const float* up = kBlocks == 1 ? gate + 2 : d[kBlocks - 1] + i * 4 + n * 2;
-            return pack<kIsHalf>(silu(gate[0]) * up[0], silu(gate[1]) * up[1]);
-          });
-        } else {
-          put<2 * kBlocks, kColumns>(to, [&](int i, int n) {
-            const float* v = d[n % kBlocks] + i * 4 + n / kBlocks * 2;
-            return pack<kIsHalf>(v[0], v[1]);
-          });
-        }
+        put<2 * kBlocks, kColumns>(skipped, [&](int i, int n) {
+          const float* v = d[n % kBlocks] + i * 4 + n / kBlocks * 2;
+          return pack<kIsHalf>(v[0], v[1]);
+        });
       }
     }
     return !lost;
@@ -442,23 +441,21 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
   // A warpgroup's share of kColumns rows, of which a warp has kUnits times eight elements each:
   // value(i, n) are two of unit n of the rows from 8 i on, as the tensor cores leave them.
   template <int kUnits, int kColumns, class Value>
-  ETC_DEVICE void put(const Place& to, Value value) const {
+  ETC_DEVICE void put(i32 skipped, Value value) const {
     constexpr i32 kRow = 4 * kUnits, kStep = 128 / kRow;  // units of a row; rows of a store
     constexpr i32 kMost = i32(kRoundBytes) / (kRow * 16);
     constexpr int kEights = kUnits == 1 ? 2 : 4 / kUnits;  // of rows, that go in at once
     const u32 thread = ptx::thread(), lane = thread & 31, wg = thread >> 7;
     // Units of a row lie in an order of their own, so that neighbouring rows meet in no bank.
-    auto place = [&](u32 row, u32 unit) {
+    auto spot = [&](u32 row, u32 unit) {
       const u32 turned = kRow < 8 ? row / 2 % kRow : row % 8;
       return out(wg) + row * (kRow * 16) + ((unit ^ turned) << 4);
     };
     const u32 warp = thread >> 5 & 3;
-    const u32 in = place(lane / 8 / kUnits * 8 + lane % 8, warp * kUnits + lane / 8 % kUnits);
+    const u32 in = spot(lane / 8 / kUnits * 8 + lane % 8, warp * kUnits + lane / 8 % kUnits);
     const i32 row = i32(thread & 127) / kRow, unit = i32(thread & 127) % kRow;
-    const u32 from = place(u32(row), u32(unit));
-    const i32 column = (i32(wg) * kRow + unit) * 8;
-    const i32 left = column < to.columns ? to.rows - row : 0;
-    u64 at = to.at + u64(row) * to.row_bytes + column * 2;
+    i32 left = 0;  // rows from this thread's first one on
+    u64 at = 0, step = 0;
 #pragma unroll
     for (i32 first = 0; first < kColumns; first += kMost) {
       if (first > 0) ptx::named_barrier<128>(2 + wg);
@@ -475,12 +472,19 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
         }
       }
       ptx::named_barrier<128>(2 + wg);
+      if (first == 0) {  // not earlier: registers are scarce
+        const Place to = read_place(skipped, 2);
+        const i32 column = (i32(wg) * kRow + unit) * 8;
+        left = column < to.columns ? to.rows - row : 0;
+        at = to.at + u64(row) * to.row_bytes + column * 2;
+        step = u64(kStep) * to.row_bytes;
+      }
+      const u32 from = spot(u32(row), u32(unit));
 #pragma unroll
-      for (i32 i = 0; i < kMost && first + i < kColumns; i += kStep) {
+      for (i32 i = 0; i < kMost && first + i < kColumns; i += kStep, at += step) {
         if ((kColumns % kStep == 0 || row < kColumns - first - i) && first + i < left) {
           ptx::store16(at, ptx::load_shared16(from + i * (kRow * 16)));
         }
-        at += u64(kStep) * to.row_bytes;
       }
     }
   }

@@ -1,6 +1,6 @@
 // What the engines of matrix multiplication share: a ring of four stages that one thread
-// fills and two warpgroups of each worker of a pair empty, and a buffer through which
-// finished tiles leave.
+// fills and two warpgroups of each worker of a pair empty, and a buffer on the way of
+// finished tiles.
 #pragma once
 #include "ptx/bulk_copy.cuh"
 #include "ptx/wgmma.cuh"
@@ -104,9 +104,6 @@ struct TileRing {
     if (lane < 2 && !lost) ptx::mbarrier_arrive_cluster(free((ring - 1) % kStages), lane);
     return lost;
   }
-
-  // A consumer warpgroup that has given up leaves a tile out; the other one may be at it.
-  ETC_DEVICE void pass(u32, bool) const {}
 
   // The compute threads: the output buffer is empty, after `round` rounds.
   template <class Program>

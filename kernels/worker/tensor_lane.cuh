@@ -2,7 +2,7 @@
 // the next one that nobody has taken, or in a dynamic program whatever is ready.
 // In each worker one thread leads: it takes the units, waits for their events and tells
 // the other roles, which go through the same units: two warpgroups compute, one warp
-// stores, and the transfer lane's two warps forward what other ranks own, or gather the
+// stores, or tells where to, and the transfer lane's two warps forward what other ranks own, or gather the
 // rows that a product picks. The leading thread loads as well, as far ahead as the engine's
 // stages allow.
 #pragma once
@@ -187,8 +187,6 @@ class TensorLane {
         if (going && size > 0) {
           going = engine_.template consume<Program::kIsHalf, Program::kWeightIsKN>(
               run_, size, gated, ring, round);
-        } else if (size > 0) {
-          engine_.pass(size, gated);
         }
       }
       trace.add(who.lane, who.call, who.task, begin);
