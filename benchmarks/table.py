@@ -3,8 +3,8 @@
 .venv/bin/python benchmarks/table.py            # write them
 .venv/bin/python benchmarks/table.py --check    # exit code 1 if one is stale
 
-In a text, a table of an operation on a number of ranks, or of its schedules side by
-side, lies between two lines:
+In a text, a table of an operation on a number of ranks, of its schedules side by side,
+or of the Triton kernel beside it, lies between two lines:
 
     <!-- table: matmul_reduce_scatter 8 -->        <!-- table: schedules mlp 4 -->
     <!-- end -->                                   <!-- end -->
@@ -37,7 +37,7 @@ TEXTS = (ROOT / "README.md", ROOT / "docs" / "layers.md")
 MARKED = re.compile(
     r"(?P<begin><!-- table: (?P<name>[^\n]+?) -->\n).*?(?P<end><!-- end -->)", re.S
 )
-NAME = re.compile(r"(?P<compares>schedules )?(?P<op>\w+) (?P<ranks>\d+)")
+NAME = re.compile(r"((?P<compares>schedules|triton) )?(?P<op>\w+) (?P<ranks>\d+)")
 SCHEDULES = ("static", "dynamic")
 NOT_MEASURED = "Not measured yet.\n"
 
@@ -122,26 +122,23 @@ def moe_table(records: Sequence[MoERecord]) -> str:
     """Markdown of one model's records on one world size."""
     first, rows = records[0], by_schedule(records)
     sides = " / ".join(SCHEDULES)
-    rivals = sorted({r.triton for r in records if r.triton})
-    cells = [moe_cells(row, bool(rivals)) for row in rows]
+    cells = [moe_cells(row) for row in rows]
     lines = [
         line([*cells[0]]),
         "|" + "--:|" * len(cells[0]),
         *(line(row.values()) for row in cells),
     ]
-    triton = f" Triton: {'; '.join(rivals)}." if rivals else ""
     return (
         f"{first.model}: hidden {first.N}, inner {first.K}, {first.experts} experts, "
         f"{first.top_k} a token; {ranks(first)}, {first.dtype}; milliseconds. Speed-up "
         f"and % of roofline: {sides}, each within its own run.\n\n"
         + "\n".join(lines)
-        + f"\n\n{origin(records)}{triton}\n"
+        + f"\n\n{origin(records)}\n"
     )
 
 
-def moe_cells(row: Row, beside: bool) -> dict[str, str]:
-    """The row of one number of tokens, by the words above it; with the time of the
-    Triton kernel `beside`."""
+def moe_cells(row: Row) -> dict[str, str]:
+    """The row of one number of tokens, by the words above it."""
     r = next(row[schedule] for schedule in SCHEDULES if schedule in row)
     ours = {
         f"ours, {schedule}": each(row, lambda r: f"{r.ours_ms:.3f}", schedule)
@@ -151,7 +148,6 @@ def moe_cells(row: Row, beside: bool) -> dict[str, str]:
         "tokens": f"{r.M}",
         "roofline": f"{r.limit_ms:.3f}",
         "baseline": f"{r.baseline_ms:.3f}",
-        **({"Triton": triton_ms(row)} if beside else {}),
         **ours,
         "speed-up": each(row, lambda r: f"{r.speedup:.2f}", *SCHEDULES),
         "% of roofline": each(row, lambda r: f"{r.of_limit:.0%}", *SCHEDULES),
@@ -159,11 +155,36 @@ def moe_cells(row: Row, beside: bool) -> dict[str, str]:
     }
 
 
-def triton_ms(row: Row) -> str:
-    """The first time that a run of this row has for the Triton kernel."""
-    runs = (row[schedule] for schedule in SCHEDULES if schedule in row)
-    times = (r.triton_ms for r in runs if isinstance(r, MoERecord))
-    return next((f"{ms:.3f}" for ms in times if ms is not None), "-")
+def triton_tables(records: Sequence[FusedRecord]) -> list[str]:
+    """The static schedule and the Triton kernel of the same run: one table of the
+    newest such records, which may be older than those of ours alone."""
+    mine = [r for r in records if isinstance(r, MoERecord) and r.schedule == "static"]
+    mine = sorted(mine, key=lambda r: (r.N * r.K, r.model, r.M))
+    if not mine:
+        return []
+    lines = [
+        line(["model", "tokens", "Triton", "ours", "Triton by ours", "commit"]),
+        "|---|" + "--:|" * 4 + "---|",
+        *(
+            line(
+                [
+                    r.model,
+                    f"{r.M}",
+                    f"{r.triton_ms:.3f}",
+                    f"{r.ours_ms:.3f}",
+                    f"{(r.triton_ms or 0) / r.ours_ms:.2f}",
+                    short(r.commit),
+                ]
+            )
+            for r in mine
+        ),
+    ]
+    names = "; ".join(sorted({r.triton or "" for r in mine}))
+    return [
+        f"{ranks(mine[0])}, {mine[0].dtype}; milliseconds, both of one run.\n\n"
+        + "\n".join(lines)
+        + f"\n\n{origin(mine)} Triton: {names}.\n"
+    ]
 
 
 def parallel_tables(records: Sequence[FusedRecord]) -> list[str]:
@@ -284,19 +305,19 @@ def short(commit: str) -> str:
     return head[:10] + dash + state
 
 
-def section(name: str, records: Sequence[FusedRecord]) -> str:
+def section(name: str, records: Sequence[Record]) -> str:
     """What stands between the markers of `name`: its tables, or that the operation has
     not been measured yet. Raises ValueError where it has, but not on so many ranks, and
     where there is no such operation."""
     found = NAME.fullmatch(name)
-    op = found["op"] if found else ""
-    known = [r for r in records if r.op == op]
+    op, compares = (found["op"], found["compares"]) if found else ("", None)
+    if compares == "triton":
+        records = [r for r in records if isinstance(r, MoERecord) and r.triton]
+    known = [r for r in newest(records) if r.op == op]
     mine = [r for r in known if found and r.world_size == int(found["ranks"])]
     if not issubclass(KINDS.get(op, Record), FusedRecord) or (known and not mine):
         raise ValueError(f"no records for the table {name!r}")
-    make = TABLES.get(KINDS[op], tables)
-    if found and found["compares"]:
-        make = schedule_tables
+    make = COMPARED.get(compares or "", TABLES.get(KINDS[op], tables))
     return "\n" + "\n".join(make(mine) or [NOT_MEASURED]) + "\n"
 
 
@@ -304,9 +325,10 @@ TABLES: Mapping[type[Record], Callable[[Sequence[FusedRecord]], list[str]]] = {
     MoERecord: moe_tables,
     MoEParallelRecord: parallel_tables,
 }
+COMPARED = {"schedules": schedule_tables, "triton": triton_tables}
 
 
-def render(text: str, records: Sequence[FusedRecord]) -> str:
+def render(text: str, records: Sequence[Record]) -> str:
     """A text with all its tables made anew."""
 
     def make(match: re.Match[str]) -> str:
@@ -323,14 +345,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--results", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)
     try:
-        records = newest(load(options.results))
+        records = list(load(options.results))
     except ValueError as fault:
         parser.error(str(fault))
     settled = [settle(path, records, options.check) for path in options.texts]
     return int(not all(settled))
 
 
-def settle(path: Path, records: Sequence[FusedRecord], check: bool) -> bool:
+def settle(path: Path, records: Sequence[Record], check: bool) -> bool:
     """Write a text's tables, or check that they are as they should be."""
     text = path.read_text()
     try:

@@ -117,16 +117,16 @@ def test_a_mixture_of_experts_has_a_table_a_model_with_both_schedules(
     assert "baseline: torch." in second
 
 
-def test_a_triton_kernel_has_a_column_where_one_was_measured(
+def test_a_triton_kernel_stands_beside_ours_of_the_same_run(
     moe_values: dict[str, Any],
 ) -> None:
-    beside = {"M": 1, "triton": "vLLM 1.2.3", "triton_ms": 0.25, "triton_error": 0.005}
-    some = [MoERecord(**moe_values), MoERecord(**{**moe_values, **beside})]
-    lines = section("moe 1", newest(some)).splitlines()
-    assert lines[3].startswith("| tokens | roofline | baseline | Triton | ours, static")
-    assert lines[5].startswith("| 1 | 0.160 | 0.300 | 0.250 | 0.200 |")
-    assert lines[6].startswith("| 128 | 0.160 | 0.300 | - | 0.200 |")
-    assert lines[8].endswith("baseline: torch. Triton: vLLM 1.2.3.")
+    beside = {"triton": "vLLM 1.2.3", "triton_ms": 0.25, "triton_error": 0.005}
+    other = {**moe_values, **beside, "date": "2025-12-31T00:00:00+00:00"}
+    newer = MoERecord(**{**moe_values, "ours_ms": 0.1})
+    lines = section("triton moe 1", [MoERecord(**other), newer]).splitlines()
+    assert lines[5].startswith("| qwen3-30b-a3b | 128 | 0.250 | 0.200 | 1.25 |")
+    assert lines[7].endswith("baseline: torch. Triton: vLLM 1.2.3.")
+    assert section("moe 1", [MoERecord(**other), newer]).count("| 0.100 |") == 1
 
 
 def test_over_ranks_each_routing_has_its_rows(moe_values: dict[str, Any]) -> None:
