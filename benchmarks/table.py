@@ -158,8 +158,8 @@ def moe_cells(row: Row) -> dict[str, str]:
 def triton_tables(records: Sequence[FusedRecord]) -> list[str]:
     """The static schedule and the Triton kernel of the same run: one table of the
     newest such records, which may be older than those of ours alone."""
-    mine = [r for r in records if isinstance(r, MoERecord) and r.schedule == "static"]
-    mine = sorted(mine, key=lambda r: (r.N * r.K, r.model, r.M))
+    rows = [row["static"] for row in by_schedule(records) if "static" in row]
+    mine = [r for r in rows if isinstance(r, MoERecord)]
     if not mine:
         return []
     lines = [
@@ -313,7 +313,7 @@ def section(name: str, records: Sequence[Record]) -> str:
     op, compares = (found["op"], found["compares"]) if found else ("", None)
     if compares == "triton":
         records = [r for r in records if isinstance(r, MoERecord) and r.triton]
-    known = [r for r in newest(records) if r.op == op]
+    known = newest(r for r in records if r.op == op)
     mine = [r for r in known if found and r.world_size == int(found["ranks"])]
     if not issubclass(KINDS.get(op, Record), FusedRecord) or (known and not mine):
         raise ValueError(f"no records for the table {name!r}")

@@ -42,10 +42,6 @@ ETC_DEVICE bool mbarrier_try_wait(u32 barrier, u32 parity) {
       : "memory");
   return done;
 }
-template <int kId, int kThreads>
-ETC_DEVICE void named_barrier() {
-  asm volatile("barrier.cta.sync %0, %1;" ::"n"(kId), "n"(kThreads) : "memory");
-}
 template <int kThreads>
 ETC_DEVICE void named_barrier(u32 id) {
   asm volatile("barrier.cta.sync %0, %1;" ::"r"(id), "n"(kThreads) : "memory");

@@ -27,7 +27,7 @@ struct Task : Call {
     if constexpr (kThreads == 32) {
       __syncwarp();
     } else {
-      ptx::named_barrier<1, kThreads>();
+      ptx::named_barrier<kThreads>(1);
     }
   }
 };

@@ -2,9 +2,9 @@
 // the next one that nobody has taken, or in a dynamic program whatever is ready.
 // In each worker one thread leads: it takes the units, waits for their events and tells
 // the other roles, which go through the same units: two warpgroups compute, one warp
-// stores, or tells where to, and the transfer lane's two warps forward what other ranks own, or gather the
-// rows that a product picks. The leading thread loads as well, as far ahead as the engine's
-// stages allow.
+// stores, or tells where to, and the transfer lane's two warps forward what other ranks own,
+// or gather the rows that a product picks. The leading thread loads as well, as far ahead as
+// the engine's stages allow.
 #pragma once
 #include "ptx/bulk_copy.cuh"
 #include "queue/line.cuh"
@@ -312,7 +312,7 @@ class TensorLane {
     } else {
       Call::template Function<Body>::run(body);
     }
-    ptx::named_barrier<1, kComputeThreads>();
+    ptx::named_barrier<kComputeThreads>(1);
     if (threadIdx.x < 32) notify_all<Program, Call>(run_, c, 1);
     return true;
   }
