@@ -18,8 +18,8 @@ SCORED = 8
 """Experts that one task scores at most, one a warp, and fewer for no more than
 SCORE_TASKS tasks: a worker alone reads slowly."""
 ASKED_BYTES = 30_000_000
-"""Bytes of down at most that one token reads and the L2 cache is asked for beforehand;
-nothing is asked for more tokens."""
+"""Bytes of down at most that one token reads, for the L2 cache to be asked for half of
+them beforehand; nothing is asked for more tokens."""
 
 
 def most_tokens(top_k: int, hidden: int, inner: int) -> int:
@@ -45,8 +45,8 @@ def moe_few_tokens_graph(
     No rows are grouped by expert, and nothing is planned: a token's tasks read the rows
     of weights they need, two events after the first load. A task has some columns of
     each expert that its token picks; those of down come in pairs. Tasks of the first
-    product also ask for a share of down's rows, each, if there is one token and the
-    L2 cache holds them."""
+    product also ask for a share of down's rows, of half of the experts, if there is one
+    token and the L2 cache holds them."""
     tokens, hidden, inner = g.dims("tokens hidden inner")
     routing = Routing(experts, top_k, normalize, dtype)
     x, router, gate_up, down = add_inputs(g, routing, tokens, hidden, inner)

@@ -32,22 +32,23 @@ struct choose_experts {
   ETC_DEVICE static void choose(const Task& task) {
     const auto logits = task.template operand<0>();
     const u32 lane = task.thread % 32, warp = task.thread / 32;
-    typename Best::Keys keys[kTokens];
-    float all[kTokens] = {}, logit[kTokens] = {};
-    u32 chosen[kTokens] = {};
+    typename Best::template Picks<kTokens> picks = {};
+    float all[kTokens] = {};
 #pragma unroll
     for (int t = 0; t < kTokens; ++t) {
       // Behind the last token it is read again.
       const i32 token = minimum(warp + t * kWarps, logits.size[0] - 1);
-      Best::read(u64(logits.at(token, lane * Best::kEach)), lane, keys[t]);
+      Best::read(u64(logits.at(token, lane * Best::kEach)), lane, picks.keys[t]);
     }
 #pragma unroll
-    for (int t = 0; t < kTokens; ++t) all[t] = Best::sum_all(keys[t]);
-    Best::template pick<kTokens>(keys, lane, chosen, logit);
+    for (int t = 0; t < kTokens; ++t) all[t] = Best::sum_all(picks.keys[t]);
+    picks.sort_keys();
+    picks.pick(lane, 0, kTopK);
     task.sync();  // scratch is cleared
 #pragma unroll
     for (int t = 0; t < kTokens; ++t) {
-      write(task, lane, warp + t * kWarps, chosen[t], Best::weight(logit[t], all[t]));
+      write(task, lane, warp + t * kWarps, picks.chosen[t],
+            Best::weight(picks.logit[t], all[t]));
     }
   }
 

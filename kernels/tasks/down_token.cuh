@@ -8,7 +8,7 @@ namespace etc {
 
 template <class Task>
 struct down_token {
-  using Best = BestExperts<Task::kExperts, Task::kTopK, Task::kNormalize>;
+  using Best = typename BestExperts<Task::kExperts, Task::kTopK, Task::kNormalize>::OneToken;
 
   // activated(): the activations are there. Until then the first weights are sent for.
   template <class Activated>
@@ -16,10 +16,10 @@ struct down_token {
     const auto active = task.template operand<1>();
     const auto down = task.template operand<2>();
     const auto y = task.template operand<3>();
-    const auto best = Best::of(u64(task.template operand<0>().at()));
+    Best best(u64(task.template operand<0>().at()));
     const i32 inner = active.size[2], each = RowPairs::steps_of(inner);
     const u64 row = u64(inner) * 2;
-    const RowPairs pairs{
+    RowPairs pairs{
         .first = u64(down.at()),
         .apart = row,
         .next = 2 * row,
@@ -32,13 +32,20 @@ struct down_token {
         .steps = Task::kTopK * each,
         .vector = u64(active.at()),
         .by_vector = u64(active.stride[1]) * 2,
-        .picked = best.expert,
-        .weight = best.weight};
+        .picked = 0,
+        .weight = 0.0f};
     const auto finish = [&](i32 pair, float first, float second) {
       *y.at(0, 2 * pair) = y.base->from(first);
       *y.at(0, 2 * pair + 1) = y.base->from(second);
     };
-    pairs.multiply(task, activated, finish);
+    best.pick_first(pairs.first_experts());
+    pairs.picked = best.expert();
+    const auto arrived = [&] {
+      best.pick_others();
+      pairs.picked = best.expert(), pairs.weight = best.weight();
+      return activated();
+    };
+    pairs.multiply(task, arrived, finish);
   }
 };
 

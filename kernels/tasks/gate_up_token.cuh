@@ -1,5 +1,6 @@
 // Some columns of the activations of one token, for each expert that it picks. Rows of down are
-// not read, but asked for, once nothing of gate and up is.
+// not read, but asked for, once nothing of gate and up is: those of half of the experts, what
+// memory gives while the event is on its way. With more in front of it the event would be late.
 #pragma once
 #include "tasks/best_experts.cuh"
 #include "tasks/row_pairs.cuh"
@@ -8,17 +9,19 @@ namespace etc {
 
 template <class Task>
 struct gate_up_token {
-  using Best = BestExperts<Task::kExperts, Task::kTopK, Task::kNormalize>;
+  using Best = typename BestExperts<Task::kExperts, Task::kTopK, Task::kNormalize>::OneToken;
 
-  ETC_DEVICE static void run(const Task& task) {
+  // routed(): the logits are there. What does not need them is worked out before.
+  template <class Routed>
+  ETC_DEVICE static void run(const Task& task, Routed routed) {
     const auto x = task.template operand<0>();
     const auto gate = task.template operand<2>();
     const auto up = task.template operand<3>();
     const auto down = task.template operand<4>();
     const auto active = task.template operand<5>();
-    const auto best = Best::of(u64(task.template operand<1>().at()));
+    const u64 logits = u64(task.template operand<1>().at());
     const i32 columns = gate.size[1], steps = RowPairs::steps_of(x.size[1]);
-    const RowPairs pairs{
+    RowPairs pairs{
         .first = u64(gate.at()),
         .apart = u64(up.at()) - u64(gate.at()),
         .next = u64(gate.stride[1]) * 2,
@@ -31,15 +34,26 @@ struct gate_up_token {
         .steps = steps,
         .vector = u64(x.at()),
         .by_vector = 0,
-        .picked = best.expert,
+        .picked = 0,
         .weight = 1.0f};
     const auto finish = [&](i32 pair, float left, float right) {
       auto* to = active.at(0, pair / columns, pair % columns);
       *to = to->from(silu(left) * right);
     };
-    pairs.multiply(task, [] { return true; }, finish);
-    if (task.thread < Task::kTopK && down.size[1] > 0) {
-      const u64 from = u64(down.at()) + u64(best.expert) * u64(down.stride[0]) * 2;
+    const i32 first = pairs.first_experts();
+    if (!routed()) return;
+    Best best(logits);
+    best.pick_first(first);
+    pairs.picked = best.expert();
+    const auto arrived = [&] {
+      best.pick_others();
+      pairs.picked = best.expert();
+      return true;
+    };
+    pairs.multiply(task, arrived, finish);
+    constexpr i32 kAsked = (Task::kTopK + 1) / 2;
+    if (task.thread < kAsked && down.size[1] > 0) {
+      const u64 from = u64(down.at()) + u64(best.expert()) * u64(down.stride[0]) * 2;
       ptx::ask_l2(from, u32(down.size[1] * down.size[2]) * 2);
     }
   }

@@ -26,6 +26,12 @@ struct RowPairs {
   static constexpr i32 kStepColumns = 128;
   static constexpr i32 steps_of(i32 columns) { return (columns + kStepColumns - 1) / kStepColumns; }
 
+  // Experts at most whose weights are sent for before arrived() is asked: by then all others
+  // have to be picked too.
+  ETC_DEVICE i32 first_experts() const {
+    return 1 + (by_step != 0 ? (kWarps * kAhead - 1) / each : (kTilePairs * kAhead - 1) / of_expert);
+  }
+
   // arrived(), once the first weights are under way: the vector is there; false to give up.
   // finish(pair, x, y) gets both sums of each pair, on one thread.
   template <class Task, class Arrived, class Finish>

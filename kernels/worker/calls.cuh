@@ -19,6 +19,13 @@ struct CallList {
     (f(Calls{}), ...);
   }
 
+  // Calls f(Call{}) for the first call, if there is any.
+  template <class F>
+  ETC_DEVICE static void first(F f) {
+    bool called = false;
+    ((called ? false : (called = true, f(Calls{}), true)), ...);
+  }
+
   // Calls f(Call{}, unit of that call) for the call that `unit` of the lane falls into.
   template <class Args, class F>
   ETC_DEVICE static void visit(const Args& g, i32 unit, F&& f) {

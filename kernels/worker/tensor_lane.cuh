@@ -27,6 +27,9 @@ class TensorLane {
   using Engine = typename Program::Engine;
   static constexpr int kComputeThreads = 256;
   static constexpr bool kByTicket = Program::kDynamic || Program::kTensorTickets;
+  // Whether who computes may know a worker's first unit without hearing of it.
+  static constexpr bool kKnowsFirst =
+      !Program::kHasMatmul && !kByTicket && Program::kTensorCluster == 1;
   // Warps that listen: those that compute, store and assist.
   static constexpr u32 kListeners =
       kComputeThreads / 32 + u32(Program::kHasMatmul) + 2 * u32(kIsAssisted);
@@ -47,7 +50,7 @@ class TensorLane {
     }
     if constexpr (Program::kHasMatmul) engine_.init();
     ptx::mbarrier_init_fence();
-    ptx::fence_proxy_async();
+    if constexpr (Program::kHasMatmul || Program::kCluster > 1) ptx::fence_proxy_async();
   }
 
   // One thread.
@@ -161,8 +164,8 @@ class TensorLane {
     u32 heard = 0, ring = 0, round = 0;
     bool going = true;  // alike on all threads of a warpgroup
     if constexpr (Program::kDynamic) release_empty<kComputeThreads>(run_);
-    for (;;) {
-      const Announcement a = units_.listen(heard);
+    for (bool known = knows_first();; known = false) {
+      const Announcement a = known ? Announcement{i32(blockIdx.x), 0} : units_.listen(heard);
       if constexpr (kByTicket) units_.begin();
       if (a.unit < 0) break;
       // NOTE: the product is one piece of code, not one a call.
@@ -198,6 +201,20 @@ class TensorLane {
   // What the engine has to know of a unit, without the run that it may come with.
   ETC_DEVICE static u32 size_of(Announcement a) {
     return Program::kHasRuns && a.run() > 0 ? 0 : a.size;
+  }
+
+  // Whether this worker's first unit is a task of the first call, which waits for nothing: it is
+  // not announced, which saves half a microsecond when a run begins.
+  ETC_DEVICE bool knows_first() const {
+    bool ready = false;
+    if constexpr (kKnowsFirst) {
+      Calls::first([&](auto call) {
+        using Call = decltype(call);
+        ready = Call::kWaits == 0 && !Call::kLoads && !Call::kReadsEarly &&
+                i32(blockIdx.x) < Call::units(run_.g);
+      });
+    }
+    return ready;
   }
 
   // Where no task writes a product's weight, and nothing has to be loaded to know which it is,
@@ -252,6 +269,7 @@ class TensorLane {
       }
     } else {
       const i32 total = Calls::units(run_.g);
+      if (knows_first()) unit += clusters;
       for (; unit < total && f(unit); unit += clusters) {
       }
     }
