@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from etc_dist.ir import Graph, ceildiv, graph_function, maximum, minimum, span, tile
 from etc_dist.layers.moe_steps import SCORE_TASKS, add_inputs
-from etc_dist.ops.few_tokens import down_token, gate_up_token, score_token
+from etc_dist.ops.few_tokens import (
+    down_token,
+    gate_up_token,
+    pick_token,
+    score_token,
+)
 from etc_dist.ops.routing import Routing
 
 FEW_TOKENS = 16
@@ -18,8 +23,8 @@ SCORED = 8
 """Experts that one task scores at most, one a warp, and fewer for no more than
 SCORE_TASKS tasks: a worker alone reads slowly."""
 ASKED_BYTES = 30_000_000
-"""Bytes of down at most that one token reads, for the L2 cache to be asked for half of
-them beforehand; nothing is asked for more tokens."""
+"""Bytes of down at most that one token reads, for the L2 cache to be asked for them
+beforehand; nothing is asked for more tokens."""
 
 
 def most_tokens(top_k: int, hidden: int, inner: int) -> int:
@@ -44,9 +49,10 @@ def moe_few_tokens_graph(
 
     No rows are grouped by expert, and nothing is planned: a token's tasks read the rows
     of weights they need, two events after the first load. A task has some columns of
-    each expert that its token picks; those of down come in pairs. Tasks of the first
-    product also ask for a share of down's rows, of half of the experts, if there is one
-    token and the L2 cache holds them."""
+    each expert that its token picks; those of down come in pairs. If there is one token
+    and the L2 cache holds its rows of down, tasks of the first product ask for those of
+    half of its experts, a share each, and tasks of the second for their own of the
+    others."""
     tokens, hidden, inner = g.dims("tokens hidden inner")
     routing = Routing(experts, top_k, normalize, dtype)
     x, router, gate_up, down = add_inputs(g, routing, tokens, hidden, inner)
@@ -69,6 +75,20 @@ def moe_few_tokens_graph(
         notifies=[routed[m]],
     )
 
+    ids = g.local("ids", (tokens, top_k), "int32")
+    weights = g.local("weights", (tokens, top_k), "float32")
+    picked = g.events("picked", (tokens,), expects=1)
+    (m,) = grid = g.grid(m=tokens)
+    token = span(m, 1)
+    g.call(
+        pick_token(routing),
+        grid,
+        reads=[logits[token, :]],
+        writes=[ids[token, :], weights[token, :]],
+        waits=[routed[m]],
+        notifies=[picked[m]],
+    )
+
     active = g.local("active", (tokens, top_k, inner), dtype)
     width = g.let("up_columns", ceildiv(inner, of_token))
     blocks = g.let("up_blocks", ceildiv(inner, width))
@@ -79,7 +99,8 @@ def moe_few_tokens_graph(
     # No product of sizes, which might not fit 32 bits.
     fits = minimum(1, asked_bytes // (2 * top_k) // hidden // inner)
     is_one = 1 // tokens
-    share = g.let("asked_rows", ceildiv(hidden, blocks) * fits * is_one)
+    asks = g.let("asks", fits * is_one)
+    share = g.let("asked_rows", ceildiv(hidden, blocks) * asks)
     g.call(
         gate_up_token(routing),
         grid,
@@ -101,7 +122,13 @@ def moe_few_tokens_graph(
     g.call(
         down_token(routing),
         grid,
-        reads=[logits[token, :], active[token, :, :], down[:, of_block, :]],
+        reads=[
+            ids[token, :],
+            weights[token, :],
+            active[token, :, :],
+            down[:, of_block, :],
+            down[:, span(j * width, minimum(width, hidden - j * width) * asks), :],
+        ],
         writes=[y[token, of_block]],
-        waits=[routed[m], activated[m]],
+        waits=[picked[m], activated[m]],
     )

@@ -1,6 +1,7 @@
 """A mixture of experts, token by token; CUDA halves in `kernels/tasks/`, one file each.
 
-Every task finds out by itself, from the logits, which experts its token picks."""
+Tasks of the first product find out by themselves, from the logits, which experts their
+token picks; those of the second, which have other things to wait for, are told."""
 
 from __future__ import annotations
 
@@ -41,17 +42,31 @@ def gate_up_token(routing: Routing) -> DeviceFunction:
     return routing.function("gate_up_token", TENSOR, 5, 1, body, early=early)
 
 
-def down_token(routing: Routing) -> DeviceFunction:
-    """logits [1, experts], active [1, top_k, inner], down [experts, columns, inner] ->
-    y [1, columns]: the weighted sum over the experts that the token picks, in fp32. The
-    first weights are sent for before the activations are there."""
+def pick_token(routing: Routing) -> DeviceFunction:
+    """logits [1, experts] -> ids [1, top_k] (int32), weights [1, top_k] (fp32): the
+    experts that the token picks, the best one first."""
 
-    def body(logits: Any, active: Any, down: Any, y: Any) -> None:
+    def body(logits: Any, ids: Any, weights: Any) -> None:
+        best = best_experts(logits, routing.top_k, routing.normalize)
+        ids[...], weights[...] = best
+
+    return routing.function("pick_token", TENSOR, 1, 2, body)
+
+
+def down_token(routing: Routing) -> DeviceFunction:
+    """ids and weights [1, top_k], active [1, top_k, inner], down [experts, columns,
+    inner], the same again or without columns -> y [1, columns]: the weighted sum over
+    the experts that the token picks, in fp32. The first weights are sent for before the
+    activations are there; then the L2 cache is asked for `asked` of those experts for
+    which the first product's tasks have not."""
+
+    def body(
+        ids: Any, weights: Any, active: Any, down: Any, asked: Any, y: Any
+    ) -> None:
         total = np.zeros(y.shape[1], np.float32)
-        ids, weights = best_experts(logits, routing.top_k, routing.normalize)
         for k, expert in enumerate(ids[0]):
             row = down[expert].astype(np.float32) @ active[0, k].astype(np.float32)
             total += weights[0, k] * row
         y[0] = total.astype(y.dtype)
 
-    return routing.function("down_token", TENSOR, 3, 1, body, early=(0, 2))
+    return routing.function("down_token", TENSOR, 5, 1, body, early=(0, 1, 3, 4))

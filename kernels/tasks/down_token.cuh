@@ -1,25 +1,26 @@
 // Some columns of the result of one token: the weighted sum over the experts that it picks, in
 // float.
 #pragma once
-#include "tasks/best_experts.cuh"
 #include "tasks/row_pairs.cuh"
 
 namespace etc {
 
 template <class Task>
 struct down_token {
-  using Best = typename BestExperts<Task::kExperts, Task::kTopK, Task::kNormalize>::OneToken;
-
   // activated(): the activations are there. Until then the first weights are sent for.
   template <class Activated>
   ETC_DEVICE static void run(const Task& task, Activated activated) {
-    const auto active = task.template operand<1>();
-    const auto down = task.template operand<2>();
-    const auto y = task.template operand<3>();
-    Best best(u64(task.template operand<0>().at()));
+    const auto active = task.template operand<2>();
+    const auto down = task.template operand<3>();
+    const auto asked = task.template operand<4>();
+    const auto y = task.template operand<5>();
+    // Behind the last choice it is read again.
+    const i32 k = minimum(task.thread % 32, Task::kTopK - 1);
+    const u32 picked = ptx::load4_l2(u64(task.template operand<0>().at(0, k)));
+    const u32 weight = ptx::load4_l2(u64(task.template operand<1>().at(0, k)));
     const i32 inner = active.size[2], each = RowPairs::steps_of(inner);
     const u64 row = u64(inner) * 2;
-    RowPairs pairs{
+    const RowPairs pairs{
         .first = u64(down.at()),
         .apart = row,
         .next = 2 * row,
@@ -32,17 +33,17 @@ struct down_token {
         .steps = Task::kTopK * each,
         .vector = u64(active.at()),
         .by_vector = u64(active.stride[1]) * 2,
-        .picked = 0,
-        .weight = 0.0f};
+        .picked = picked,
+        .weight = __uint_as_float(weight)};
     const auto finish = [&](i32 pair, float first, float second) {
       *y.at(0, 2 * pair) = y.base->from(first);
       *y.at(0, 2 * pair + 1) = y.base->from(second);
     };
-    best.pick_first(pairs.first_experts());
-    pairs.picked = best.expert();
     const auto arrived = [&] {
-      best.pick_others();
-      pairs.picked = best.expert(), pairs.weight = best.weight();
+      if (task.thread >= kAskedFirst<Task> && task.thread < Task::kTopK && asked.size[1] > 0) {
+        const u64 from = u64(asked.at()) + picked * u64(asked.stride[0]) * 2;
+        ptx::ask_l2(from, u32(asked.size[1] * asked.size[2]) * 2);
+      }
       return activated();
     };
     pairs.multiply(task, arrived, finish);

@@ -1,6 +1,5 @@
 // Some columns of the activations of one token, for each expert that it picks. Rows of down are
-// not read, but asked for, once nothing of gate and up is: those of half of the experts, what
-// memory gives while the event is on its way. With more in front of it the event would be late.
+// not read, but asked for, once nothing of gate and up is.
 #pragma once
 #include "tasks/best_experts.cuh"
 #include "tasks/row_pairs.cuh"
@@ -51,8 +50,7 @@ struct gate_up_token {
       return true;
     };
     pairs.multiply(task, arrived, finish);
-    constexpr i32 kAsked = (Task::kTopK + 1) / 2;
-    if (task.thread < kAsked && down.size[1] > 0) {
+    if (task.thread < kAskedFirst<Task> && down.size[1] > 0) {
       const u64 from = u64(down.at()) + u64(best.expert()) * u64(down.stride[0]) * 2;
       ptx::ask_l2(from, u32(down.size[1] * down.size[2]) * 2);
     }

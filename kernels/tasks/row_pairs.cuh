@@ -6,6 +6,12 @@
 
 namespace etc {
 
+// Of a token's experts, those whose rows of down the first product's tasks ask the L2 cache for,
+// when they have nothing more to load: what memory gives while the activations' event is on its
+// way. With more in front of it the event would be late; the second product's tasks ask for them.
+template <class Task>
+constexpr i32 kAskedFirst = (Task::kTopK + 1) / 2;
+
 // Eight pairs make a tile of the tensor cores, of whose other operand all columns are the
 // vector: no sum over lanes is needed. The warps share the columns, 128 a step, among them;
 // their sums are added in order.
@@ -26,11 +32,9 @@ struct RowPairs {
   static constexpr i32 kStepColumns = 128;
   static constexpr i32 steps_of(i32 columns) { return (columns + kStepColumns - 1) / kStepColumns; }
 
-  // Experts at most whose weights are sent for before arrived() is asked: by then all others
-  // have to be picked too.
-  ETC_DEVICE i32 first_experts() const {
-    return 1 + (by_step != 0 ? (kWarps * kAhead - 1) / each : (kTilePairs * kAhead - 1) / of_expert);
-  }
+  // Experts at most whose pairs are sent for before arrived() is asked: by then all others have
+  // to be picked too.
+  ETC_DEVICE i32 first_experts() const { return 1 + (kTilePairs * kAhead - 1) / of_expert; }
 
   // arrived(), once the first weights are under way: the vector is there; false to give up.
   // finish(pair, x, y) gets both sums of each pair, on one thread.

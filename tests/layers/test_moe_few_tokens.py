@@ -3,7 +3,6 @@ that picks it."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -80,13 +79,12 @@ def test_each_event_is_needed(event, race):
     assert race in caught.value.got
 
 
-def test_weights_are_sent_for_once_the_token_is_routed():
-    *calls, down = small().calls
-    late = replace(down, waits=down.waits[1:])
+def test_weights_are_sent_for_once_the_experts_are_picked():
+    graph = without(small(), "picked", "waits", "notifies")
     with pytest.raises(RaceError) as caught:
-        verify(schedule_static(replace(small(), calls=(*calls, late))), DIMS, 4)
-    assert "score_token[m=0, e=0] on rank 0 writes and down_token[" in caught.value.got
-    assert "reads early logits[0:1, 0:4]" in caught.value.got
+        verify(schedule_static(graph), DIMS, 4)
+    assert "pick_token[m=0] on rank 0 writes and down_token[" in caught.value.got
+    assert "reads early ids[0:1, 0:2]" in caught.value.got
 
 
 @settings(max_examples=30, deadline=None)
@@ -208,10 +206,10 @@ def test_few_and_many_tokens_take_turns(make_moe, arrays, compiled):
     assert [dims["tokens"] for dims in rooms] == [*range(1, FEW_TOKENS + 1)]
 
 
-def asked(tokens: int, hidden: int, inner: int) -> list[int]:
-    """The rows of down that tasks of the first product ask for, of all tasks."""
+def asked(name: str, tokens: int, hidden: int, inner: int) -> list[int]:
+    """The rows of down that the tasks of a product ask for, of all tasks."""
     graph = moe_few_tokens_graph(1, experts=8, top_k=2)
-    call = next(c for c in graph.calls if c.name == "gate_up_token")
+    call = next(c for c in graph.calls if c.name == name)
     env = graph.environment({"tokens": tokens, "hidden": hidden, "inner": inner}, 0)
     m, j = (axis.symbol.name for axis in call.axes)
     rows: list[int] = []
@@ -221,11 +219,14 @@ def asked(tokens: int, hidden: int, inner: int) -> list[int]:
     return rows
 
 
-@pytest.mark.parametrize("hidden", [8, 40, 2048])
-def test_of_one_token_all_rows_of_down_are_asked_for_once(hidden):
+@pytest.mark.parametrize("name", ["gate_up_token", "down_token"])
+@pytest.mark.parametrize("hidden", [8, 40, 2047, 2048])
+def test_of_one_token_all_rows_of_down_are_asked_for_once(hidden, name):
     fits = ASKED_BYTES // (2 * 2 * hidden)
-    assert asked(1, hidden, 24) == asked(1, hidden, fits) == [*range(hidden)]
-    assert asked(1, hidden, fits + 1) == asked(2, hidden, 24) == []
+    assert (
+        asked(name, 1, hidden, 24) == asked(name, 1, hidden, fits) == [*range(hidden)]
+    )
+    assert asked(name, 1, hidden, fits + 1) == asked(name, 2, hidden, 24) == []
 
 
 def test_few_tokens_are_those_that_read_little():
