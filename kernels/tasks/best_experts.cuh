@@ -32,8 +32,8 @@ struct BestExperts {
     }
   }
 
-  // For kTokens tokens side by side, lane k gets the k-th best expert and its logit; of equal
-  // logits the lower expert is the better. The keys are used up.
+  // For kTokens tokens side by side: once `keys` are read and sorted, lane k gets the k-th best
+  // expert and its logit; of equal logits the lower expert is the better. The keys are used up.
   template <int kTokens>
   struct Picks {
     Keys keys[kTokens];
@@ -87,7 +87,7 @@ struct BestExperts {
       picks_.pick(lane_, 0, first_);
     }
     ETC_DEVICE void pick_others() { picks_.pick(lane_, first_, kTopK); }
-    // Lane k's choice, and, once all are picked, its weight: 0 behind the last one.
+    // Lane k's choice, and, once all are picked, its weight: 0 behind the last one. By whole warps.
     ETC_DEVICE u32 expert() const { return picks_.chosen[0]; }
     ETC_DEVICE float weight() const {
       const float own = BestExperts::weight(picks_.logit[0], all_);

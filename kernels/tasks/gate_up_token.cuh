@@ -1,5 +1,5 @@
 // Some columns of the activations of one token, for each expert that it picks. Rows of down are
-// not read, but asked for, once nothing of gate and up is.
+// not read, but those of some experts asked for, once nothing of gate and up is.
 #pragma once
 #include "tasks/best_experts.cuh"
 #include "tasks/row_pairs.cuh"

@@ -27,7 +27,7 @@ struct RowPairs {
   i32 columns, each, steps;
   u64 vector, by_vector;  // address; bytes from an expert's part to the next
   u32 picked;             // lane k's is the k-th expert, and
-  float weight;           // its weight
+  float weight;           // its weight; lanes behind the last need a finite one, for zeros
 
   static constexpr i32 kStepColumns = 128;
   static constexpr i32 steps_of(i32 columns) { return (columns + kStepColumns - 1) / kStepColumns; }

@@ -116,7 +116,8 @@ def test_odd_shapes_give_the_same_bits_near_fp32(
 
 # Tails of steps and of pairs, more steps than one for each warp in either product,
 # numbers of experts that fill no word of 32 and no task of the router, as many tokens
-# as may be, more tiles of pairs a task than one round has.
+# as may be, more tiles of pairs a task than one round has, experts that are picked
+# before the first weights are sent for and others that are picked after.
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     ("tokens", "experts", "hidden", "inner", "top_k", "normalize", "dtype"),
@@ -128,6 +129,7 @@ def test_odd_shapes_give_the_same_bits_near_fp32(
         (3, 256, 40, 24, 16, True, "bfloat16"),
         (FEW_TOKENS, 256, 24, 16, 4, True, "bfloat16"),
         (1, 16, 40, 1288, 2, True, "bfloat16"),
+        (1, 16, 40, 1288, 8, True, "bfloat16"),
         (FEW_TOKENS, 8, 8, 776, 8, True, "bfloat16"),
     ],
     ids=str,
