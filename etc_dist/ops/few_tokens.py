@@ -47,8 +47,7 @@ def pick_token(routing: Routing) -> DeviceFunction:
     experts that the token picks, the best one first."""
 
     def body(logits: Any, ids: Any, weights: Any) -> None:
-        best = best_experts(logits, routing.top_k, routing.normalize)
-        ids[...], weights[...] = best
+        ids[...], weights[...] = best_experts(logits, routing.top_k, routing.normalize)
 
     return routing.function("pick_token", TENSOR, 1, 2, body)
 

@@ -100,8 +100,7 @@ def choose_experts(routing: Routing) -> DeviceFunction:
     [experts], whose bit i is set where token i chose the expert."""
 
     def body(logits: Any, ids: Any, weights: Any, chosen: Any) -> None:
-        picked = best_experts(logits, routing.top_k, routing.normalize)
-        ids[...], weights[...] = picked
+        ids[...], weights[...] = best_experts(logits, routing.top_k, routing.normalize)
         bits = np.zeros(logits.shape, np.uint32)
         np.put_along_axis(bits, ids, np.uint32(1), axis=1)
         token = np.arange(len(bits), dtype=np.uint32)

@@ -40,10 +40,8 @@ struct down_token {
       *y.at(0, 2 * pair + 1) = y.base->from(second);
     };
     const auto arrived = [&] {
-      if (task.thread >= kAskedFirst<Task> && task.thread < Task::kTopK && asked.size[1] > 0) {
-        const u64 from = u64(asked.at()) + picked * u64(asked.stride[0]) * 2;
-        ptx::ask_l2(from, u32(asked.size[1] * asked.size[2]) * 2);
-      }
+      const bool asks = task.thread >= kAskedFirst<Task> && task.thread < Task::kTopK;
+      ask_rows(asks, asked, picked);
       return activated();
     };
     pairs.multiply(task, arrived, finish);

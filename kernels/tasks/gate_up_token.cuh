@@ -50,10 +50,7 @@ struct gate_up_token {
       return true;
     };
     pairs.multiply(task, arrived, finish);
-    if (task.thread < kAskedFirst<Task> && down.size[1] > 0) {
-      const u64 from = u64(down.at()) + u64(best.expert()) * u64(down.stride[0]) * 2;
-      ptx::ask_l2(from, u32(down.size[1] * down.size[2]) * 2);
-    }
+    ask_rows(task.thread < kAskedFirst<Task>, down, best.expert());
   }
 };
 

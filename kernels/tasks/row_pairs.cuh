@@ -12,6 +12,15 @@ namespace etc {
 template <class Task>
 constexpr i32 kAskedFirst = (Task::kTopK + 1) / 2;
 
+// Asks the L2 cache for rows of an expert, which may be none, if this thread is to.
+template <class Tile>
+ETC_DEVICE void ask_rows(bool asks, const Tile& rows, u32 expert) {
+  if (asks && rows.size[1] > 0) {
+    const u64 first = u64(rows.at()) + u64(expert) * u64(rows.stride[0]) * 2;
+    ptx::ask_l2(first, u32(rows.size[1] * rows.size[2]) * 2);
+  }
+}
+
 // Eight pairs make a tile of the tensor cores, of whose other operand all columns are the
 // vector: no sum over lanes is needed. The warps share the columns, 128 a step, among them;
 // their sums are added in order.

@@ -23,7 +23,7 @@ struct CallList {
   template <class F>
   ETC_DEVICE static void first(F f) {
     bool called = false;
-    ((called ? false : (called = true, f(Calls{}), true)), ...);
+    ((called || (f(Calls{}), called = true)), ...);
   }
 
   // Calls f(Call{}, unit of that call) for the call that `unit` of the lane falls into.
