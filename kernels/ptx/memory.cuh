@@ -65,6 +65,14 @@ ETC_DEVICE u32 fetch_add_acquire(u64 address, u32 v) {
   }
   return old;
 }
+// Adds one, on this rank; returns the count before. NOTE: not by an add: where all lanes of a warp
+// would add the same, one adds for all, and waits at once for the result to share it out.
+ETC_DEVICE u32 count_up(u64 address) {
+  u32 old;
+  asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], 0x7fffffff;"
+               : "=r"(old) : "l"(address) : "memory");
+  return old;
+}
 ETC_DEVICE u32 fetch_add_acq_rel(u64 address, u32 v) {
   u32 old;
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
@@ -91,8 +99,11 @@ ETC_DEVICE void fence_acq_rel() {
     asm volatile("fence.acq_rel.gpu;" ::: "memory");
   }
 }
-// Between generic accesses and bulk copies: all memory, or shared memory alone.
+// Between generic accesses and bulk copies: all memory, or global or shared memory alone.
 ETC_DEVICE void fence_proxy_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
+ETC_DEVICE void fence_proxy_async_global() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
 ETC_DEVICE void fence_proxy_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
@@ -102,6 +113,14 @@ ETC_DEVICE void fence_proxy_async_shared() {
 ETC_DEVICE uint4 load16_l2(u64 address) {
   uint4 v;
   asm volatile("ld.global.cg.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(address));
+  return v;
+}
+// What is read for the last time: it is the first to leave the caches.
+ETC_DEVICE uint4 load16_last(u64 address) {
+  uint4 v;
+  asm volatile("ld.global.cs.v4.u32 {%0,%1,%2,%3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                : "l"(address));
   return v;

@@ -11,7 +11,7 @@ constexpr i32 kNotYet = -1, kLaneOver = 0x7fffffff;
 // The next ticket of a lane of a static program.
 template <class Program>
 ETC_DEVICE u32 draw_ticket(const Run<Program>& run, LaneId lane) {
-  return atomicAdd(&run.control()->tickets[lane][run.epoch & 1], 1u);
+  return ptx::count_up(u64(&run.control()->tickets[lane][run.epoch & 1]));
 }
 
 // All tickets below `end` that nobody has drawn; the first of them.
@@ -43,7 +43,7 @@ template <class Program, class Queue>
 struct Line {
   ETC_DEVICE static u32 draw(const Run<Program>& run) {
     // NOTE: only this rank draws, so its own scope does.
-    return ptx::fetch_add<false>(run.event_address(run.g.rank, Queue::head(run.g)), 1);
+    return ptx::count_up(run.event_address(run.g.rank, Queue::head(run.g)));
   }
 
   // The unit of a ticket, whose waits are met.

@@ -89,7 +89,7 @@ struct combine_rows {
 #pragma unroll
         for (int p = 0; p < kParts; ++p) {
           const u64 from = u64(product.at(0, minimum(column + p * 256, last))) + skipped;
-          v[p][k] = is_any(begin + k, count) ? ptx::load16_l2(from) : uint4{};
+          v[p][k] = is_any(begin + k, count) ? ptx::load16_last(from) : uint4{};
         }
       }
 #pragma unroll

@@ -89,12 +89,12 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
   }
 
   // One thread: all of a tile, or what is not gathered, but for the weight of the first `ahead`
-  // stages. The rows of x end where the tile ends, not where a bulk copy does: what lies behind
-  // them is multiplied too, but not stored.
-  template <class Call, class Program>
+  // stages; after each, the n-th, loaded(n, stages) is called. The rows of x end where the tile
+  // ends, not where a bulk copy does: what lies behind them is multiplied too, but not stored.
+  template <class Call, class Program, class Loaded>
   ETC_DEVICE bool load(
       const Run<Program>& run, const typename Call::Coord& c, u32 packed, u32& ring,
-      u32 ahead = 0) const {
+      Loaded loaded, u32 ahead = 0) const {
     if (packed == 0) return true;
     const Size size = Size::of(packed);
     // NOTE: before the loop: what they load from runtime tensors would be loaded for each stage.
@@ -111,6 +111,7 @@ struct GroupedMatmul : TileRing<144, 96 * 128, 64> {
           return false;
         }
         if constexpr (!Call::kGathers) fill_x<Call>(size, ring % kStages, k, x, large_x);
+        loaded(turn * size.steps + k + 1, size.steps * size.turns());
       }
     }
     return true;

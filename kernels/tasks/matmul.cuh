@@ -22,10 +22,12 @@ struct Matmul : TileRing<128, 128 * 128> {
     return num_steps<Call>(run, c);
   }
 
-  // One thread loads x and w for a tile: `ring` counts stages since the program began.
-  template <class Call, class Program>
+  // One thread loads x and w for a tile: `ring` counts stages since the program began; after
+  // each, the n-th, loaded(n, stages) is called.
+  template <class Call, class Program, class Loaded>
   ETC_DEVICE bool load(
-      const Run<Program>& run, const typename Call::Coord& c, u32 steps, u32& ring) const {
+      const Run<Program>& run, const typename Call::Coord& c, u32 steps, u32& ring,
+      Loaded loaded) const {
     const u32 half = blockIdx.x & 1;
     Box x = Call::template box<0>(run.g, c), w = Call::template box<1>(run.g, c);
     x.y += half * kRows;
@@ -49,6 +51,7 @@ struct Matmul : TileRing<128, 128 * 128> {
         const Box part = {w.map, w.x + i32(k * kDepth), row, w.z};
         ptx::load_box_multicast(share, part, full(s), 3);
       }
+      loaded(k + 1, steps);
     }
     return true;
   }

@@ -21,8 +21,14 @@ class Mailbox {
   template <class Program>
   ETC_DEVICE bool give(const Run<Program>& run, u32 n, u32 ticket) const {
     if (!wait(run, taken(), (n & 1) ^ 1)) return false;
-    ptx::store_async_cluster(word(n), ticket, given(), 1);
+    pass_on(n, ticket);
     return true;
+  }
+  // The same, if the one before has been taken. Whether it has.
+  ETC_DEVICE bool give_now(u32 n, u32 ticket) const {
+    const bool is_taken = ptx::mbarrier_try_wait(taken(), (n & 1) ^ 1);
+    if (is_taken) pass_on(n, ticket);
+    return is_taken;
   }
   // NOTE: nothing but the ticket is passed on. Both leaders acquire the unit by themselves.
   template <class Program>
@@ -40,6 +46,9 @@ class Mailbox {
     const bool came = wait_mbarrier(run, barrier, parity);
     if (!came) report(run, kInWorker);
     return came;
+  }
+  ETC_DEVICE void pass_on(u32 n, u32 ticket) const {
+    ptx::store_async_cluster(word(n), ticket, given(), 1);
   }
   // `given` and `word` of the second worker are used, `taken` of the first.
   // NOTE: two words in turn. The load of a ticket may be overtaken by the arrival at `taken`

@@ -20,8 +20,8 @@ struct NoEngine {
   // Named in what is left out where no call multiplies.
   template <class Call, class Run, class Coord>
   static u32 size(const Run&, const Coord&);
-  template <class Call, class Run, class Coord>
-  bool load(const Run&, const Coord&, u32, u32&) const;
+  template <class Call, class Run, class Coord, class Loaded>
+  bool load(const Run&, const Coord&, u32, u32&, Loaded) const;
   template <class Call, class Run, class Coord>
   bool gather(const Run&, const Coord&, u32, u32&) const;
   static u32 num_stages(u32 size);

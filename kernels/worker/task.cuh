@@ -53,17 +53,41 @@ ETC_DEVICE bool waits_are_met(const Run<Program>& run, const typename Call::Coor
   return met;
 }
 
+// For which events the first waits of a thread's last task were. One that is met stays so until the
+// run ends, and what was acquired with it holds for later tasks, too: it need not be looked at
+// again.
+struct Seen {
+  static constexpr int kMost = 2;
+  u32 index[kMost] = {~0u, ~0u};
+  bool news = false;  // whether the last task's waits took a look
+
+  // Whether the n-th wait takes one.
+  ETC_DEVICE bool takes_look(int n, const EventRef& event) {
+    if (n < kMost) {
+      if (index[n] == event.index) return false;
+      index[n] = event.index;
+    }
+    return news = true;
+  }
+};
+
 template <bool kNap, class Program, class Call>
-ETC_DEVICE bool wait_events(const Run<Program>& run, const typename Call::Coord& c, Waiter& who) {
+ETC_DEVICE bool wait_events(
+    const Run<Program>& run, const typename Call::Coord& c, Waiter& who, Seen& seen) {
+  const auto wait = [&](int n) {
+    const EventRef event = Call::wait(run.g, c, n);
+    return !seen.takes_look(n, event) || wait_event<kNap>(run, event, who);
+  };
+  seen.news = false;
 #pragma unroll
   for (int n = 0; n < Call::kFreeWaits; ++n) {
-    if (!wait_event<kNap>(run, Call::wait(run.g, c, n), who)) return false;
+    if (!wait(n)) return false;
   }
   if constexpr (Call::kLoads) {
     if (!Call::waits_in_range(run.g, c)) return who.in_vain(kOutOfRange, 0, 0);
 #pragma unroll
     for (int n = Call::kFreeWaits; n < Call::kWaits; ++n) {
-      if (!wait_event<kNap>(run, Call::wait(run.g, c, n), who)) return false;
+      if (!wait(n)) return false;
     }
     if (!Call::in_range(run.g, c)) return who.in_vain(kOutOfRange, 0, 0);
   }

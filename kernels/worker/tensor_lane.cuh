@@ -58,7 +58,8 @@ class TensorLane {
   // One thread.
   ETC_DEVICE void lead() const {
     u32 ring = 0, told = 0;
-    each_unit(told, [&](i32 unit) {
+    Seen seen;
+    each_unit(told, [&](i32 unit, Next& next) {
       bool going = true;
       Waiter who{kTensorLane, 0, 0};
       Calls::visit(run_.g, unit, [&](auto call, i32 u) {
@@ -81,23 +82,24 @@ class TensorLane {
             going = load_ahead<Call>(c, ring, ahead, who);
             if (!going) return;
           }
-          going = wait_events<false, Program, Call>(run_, c, who);
+          going = wait_events<false, Program, Call>(run_, c, who, seen);
         }
         if (!going) return;
         if constexpr (Call::kIsMatmul) {
-          if constexpr (Call::kWaits > 0) {
-            ptx::fence_proxy_async();  // what others wrote, before bulk loads of it
+          if (Call::kWaits > 0 && (Program::kDynamic || seen.news)) {
+            ptx::fence_proxy_async_global();  // what others wrote, before bulk loads of it
           }
           const u32 size = Engine::template size<Call>(run_, c);
           u32 run = 0;
           if constexpr (Call::kHasRuns) {
-            if (size == 0 && blockIdx.x % 2 == 0) run = take_run<Program, Call>(run_, unit, t);
+            if (size == 0 && is_first()) run = take_run<Program, Call>(run_, unit, t);
           }
           units_.tell(told, {unit, size | run});
+          const auto loaded = [&](u32 n, u32 stages) { draw_early(n, stages, next); };
           if constexpr (Call::kWeightAhead) {
-            going = engine_.template load<Call>(run_, c, size, ring, ahead);
+            going = engine_.template load<Call>(run_, c, size, ring, loaded, ahead);
           } else {
-            going = engine_.template load<Call>(run_, c, size, ring);
+            going = engine_.template load<Call>(run_, c, size, ring, loaded);
           }
         } else {
           units_.tell(told, {unit, 0});
@@ -255,52 +257,83 @@ class TensorLane {
     Calls::visit(run_.g, unit, [&](auto call, i32 u) { f(call, task_of<decltype(call)>(u)); });
   }
 
-  // `told` counts what f tells.
+  // The cluster's next ticket, its n-th.
+  struct Next {
+    u32 n = 0, ticket = 0;
+    bool is_drawn = false, is_given = false;
+  };
+
+  // `told` counts what f tells; f may draw the next ticket early.
   template <class F>
   ETC_DEVICE void each_unit(const u32& told, F f) const {
     const i32 clusters = i32(gridDim.x) / Program::kTensorCluster;
     i32 unit = i32(blockIdx.x) / Program::kTensorCluster;
+    Next next;
     if constexpr (Program::kDynamic) {
-      for (u32 n = 0; next_unit(n, told, unit) && f(unit); ++n) {
+      while (next_unit(next, told, unit) && f(unit, next)) {
       }
     } else if constexpr (Program::kTensorTickets) {
       const i32 total = Calls::units(run_.g);
       u32 ticket;
-      for (u32 n = 0; unit < total && f(unit) && draw(n, told, ticket); ++n) {
+      while (unit < total && f(unit, next) && draw(next, told, ticket)) {
         unit = clusters + i32(ticket);
       }
     } else {
       const i32 total = Calls::units(run_.g);
       if (knows_first()) unit += clusters;
-      for (; unit < total && f(unit); unit += clusters) {
+      for (; unit < total && f(unit, next); unit += clusters) {
       }
     }
   }
 
-  // The cluster's n-th ticket; false if the program was aborted. A leader draws one unit
+  // The cluster's next ticket; false if the program was aborted. A leader draws one unit
   // ahead, not more: others may be idle.
-  ETC_DEVICE bool draw(u32 n, u32 told, u32& ticket) const {
+  ETC_DEVICE bool draw(Next& next, u32 told, u32& ticket) const {
     units_.wait_begun(told);
-    if (Program::kTensorCluster == 1 || blockIdx.x % 2 == 0) {
-      if constexpr (Program::kDynamic) {
-        ticket = Line<Program, typename Program::TensorQueue>::draw(run_);
-      } else {
-        ticket = draw_ticket(run_, kTensorLane);
+    ask(next);
+    bool going = true;
+    if constexpr (Program::kTensorCluster > 1) {
+      const Mailbox mailbox(engine_.base);
+      if (!is_first()) {
+        going = mailbox.take(run_, next.n, next.ticket);
+      } else if (!next.is_given) {
+        going = mailbox.give(run_, next.n, next.ticket);
       }
     }
-    if constexpr (Program::kTensorCluster == 1) {
-      return true;
-    } else if (blockIdx.x % 2 == 0) {
-      return Mailbox(engine_.base).give(run_, n, ticket);
-    } else {
-      return Mailbox(engine_.base).take(run_, n, ticket);
+    ticket = next.ticket;
+    next = Next{next.n + 1};
+    return going;
+  }
+  // The same, as far as it takes no wait, once n of a unit's stages are being loaded: as late as
+  // the ticket is there in time. NOTE: those who compute have begun a unit of which more stages
+  // are being loaded than the ring has.
+  ETC_DEVICE void draw_early(u32 n, u32 stages, Next& next) const {
+    constexpr u32 kAsked = 6, kGiven = 2;  // stages before the last one
+    if constexpr (kByTicket) {
+      if (n + kAsked == stages && n > Engine::kStages) ask(next);
+      if constexpr (Program::kTensorCluster > 1) {
+        if (n + kGiven == stages && next.is_drawn) {
+          next.is_given = Mailbox(engine_.base).give_now(next.n, next.ticket);
+        }
+      }
     }
   }
-  // The n-th unit of a dynamic program; false if there is none any more.
-  ETC_DEVICE bool next_unit(u32 n, u32 told, i32& unit) const {
+  // Of a cluster, the first worker draws and tells the second one.
+  ETC_DEVICE static bool is_first() { return blockIdx.x % Program::kTensorCluster == 0; }
+  ETC_DEVICE void ask(Next& next) const {
+    if (!is_first() || next.is_drawn) return;
+    next.is_drawn = true;
+    if constexpr (Program::kDynamic) {
+      next.ticket = Line<Program, typename Program::TensorQueue>::draw(run_);
+    } else {
+      next.ticket = draw_ticket(run_, kTensorLane);
+    }
+  }
+  // The next unit of a dynamic program; false if there is none any more.
+  ETC_DEVICE bool next_unit(Next& next, u32 told, i32& unit) const {
     using TensorLine = Line<Program, typename Program::TensorQueue>;
     u32 ticket;
-    if (!draw(n, told, ticket)) return false;
+    if (!draw(next, told, ticket)) return false;
     const bool came = spin<false>(run_, run_.g.wait_limit, [&] {
       return (unit = TensorLine::look(run_, ticket)) != kNotYet;
     });

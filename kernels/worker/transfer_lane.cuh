@@ -119,7 +119,8 @@ class TransferLane {
   template <class Call>
   ETC_DEVICE bool wait_ready(const typename Call::Coord& c, Waiter& who) const {
     if constexpr (Program::kDynamic) return is_in_range<Program, Call>(run_, c, who);
-    return wait_events<true, Program, Call>(run_, c, who);
+    Seen nothing;
+    return wait_events<true, Program, Call>(run_, c, who, nothing);
   }
 
   template <class Call>
