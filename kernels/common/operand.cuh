@@ -63,7 +63,8 @@ struct EventRef {
 };
 
 // NOTE: a plain load, so that the compiler reads an element once for all maps of a task;
-// it stays behind the acquiring loads of the task's waits, which clobber memory.
+// it stays behind the acquiring loads of the task's waits, or of earlier ones for the
+// same events, which clobber memory.
 ETC_DEVICE i32 load_index(u64 tensor, i32 offset) {
   return reinterpret_cast<const i32*>(tensor)[offset];
 }

@@ -65,14 +65,6 @@ ETC_DEVICE u32 fetch_add_acquire(u64 address, u32 v) {
   }
   return old;
 }
-// Adds one, on this rank; returns the count before. NOTE: not by an add: where all lanes of a warp
-// would add the same, one adds for all, and waits at once for the result to share it out.
-ETC_DEVICE u32 count_up(u64 address) {
-  u32 old;
-  asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], 0x7fffffff;"
-               : "=r"(old) : "l"(address) : "memory");
-  return old;
-}
 ETC_DEVICE u32 fetch_add_acq_rel(u64 address, u32 v) {
   u32 old;
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
@@ -89,6 +81,15 @@ ETC_DEVICE u32 fetch_or(u64 address, u32 v) {
     asm volatile("atom.relaxed.gpu.global.or.b32 %0, [%1], %2;"
                  : "=r"(old) : "l"(address), "r"(v) : "memory");
   }
+  return old;
+}
+// Adds one, in this GPU's scope, to a counter that stays below the limit; returns the count before.
+// NOTE: not by an add: where all lanes of a warp would add the same, one adds for all, and waits at
+// once for the result to share it out. So does it for an increment whose limit is ~0.
+ETC_DEVICE u32 count_up(u64 address) {
+  u32 old;
+  asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], 0x7fffffff;"
+               : "=r"(old) : "l"(address) : "memory");
   return old;
 }
 template <bool kSystem>
@@ -117,7 +118,8 @@ ETC_DEVICE uint4 load16_l2(u64 address) {
                : "l"(address));
   return v;
 }
-// What is read for the last time: it is the first to leave the caches.
+// What is read for the last time: it is the first to leave the caches. NOTE: through L1, unlike the
+// loads above: only for what this SM has not read before an acquire that covers it.
 ETC_DEVICE uint4 load16_last(u64 address) {
   uint4 v;
   asm volatile("ld.global.cs.v4.u32 {%0,%1,%2,%3}, [%4];"

@@ -24,7 +24,8 @@ class Mailbox {
     pass_on(n, ticket);
     return true;
   }
-  // The same, if the one before has been taken. Whether it has.
+  // The same, if the one before has been taken, as it has where its unit is under way. Whether
+  // it has.
   ETC_DEVICE bool give_now(u32 n, u32 ticket) const {
     const bool is_taken = ptx::mbarrier_try_wait(taken(), (n & 1) ^ 1);
     if (is_taken) pass_on(n, ticket);

@@ -53,21 +53,21 @@ ETC_DEVICE bool waits_are_met(const Run<Program>& run, const typename Call::Coor
   return met;
 }
 
-// For which events the first waits of a thread's last task were. One that is met stays so until the
-// run ends, and what was acquired with it holds for later tasks, too: it need not be looked at
-// again.
+// For each of a task's first waits, the event that a thread waited for when it last had such a
+// wait. One that is met stays so until the run ends, and what was acquired with it holds for later
+// tasks, too: a wait for it again is over at once.
 struct Seen {
   static constexpr int kMost = 2;
   u32 index[kMost] = {~0u, ~0u};
-  bool news = false;  // whether the last task's waits took a look
+  bool is_unfenced = false;  // something was acquired, for tasks of any kind, since the last fence
 
-  // Whether the n-th wait takes one.
-  ETC_DEVICE bool takes_look(int n, const EventRef& event) {
+  // Whether the n-th wait has to look at its event; if so, it is noted.
+  ETC_DEVICE bool note(int n, const EventRef& event) {
     if (n < kMost) {
       if (index[n] == event.index) return false;
       index[n] = event.index;
     }
-    return news = true;
+    return is_unfenced = true;
   }
 };
 
@@ -76,9 +76,8 @@ ETC_DEVICE bool wait_events(
     const Run<Program>& run, const typename Call::Coord& c, Waiter& who, Seen& seen) {
   const auto wait = [&](int n) {
     const EventRef event = Call::wait(run.g, c, n);
-    return !seen.takes_look(n, event) || wait_event<kNap>(run, event, who);
+    return !seen.note(n, event) || wait_event<kNap>(run, event, who);
   };
-  seen.news = false;
 #pragma unroll
   for (int n = 0; n < Call::kFreeWaits; ++n) {
     if (!wait(n)) return false;

@@ -86,8 +86,9 @@ class TensorLane {
         }
         if (!going) return;
         if constexpr (Call::kIsMatmul) {
-          if (Call::kWaits > 0 && (Program::kDynamic || seen.news)) {
-            ptx::fence_proxy_async_global();  // what others wrote, before bulk loads of it
+          if (Call::kWaits > 0 && (Program::kDynamic || seen.is_unfenced)) {
+            ptx::fence_proxy_async_global();  // what others did, before bulk copies of this task
+            seen.is_unfenced = false;
           }
           const u32 size = Engine::template size<Call>(run_, c);
           u32 run = 0;
@@ -311,10 +312,8 @@ class TensorLane {
     constexpr u32 kAsked = 6, kGiven = 2;  // stages before the last one
     if constexpr (kByTicket) {
       if (n + kAsked == stages && n > Engine::kStages) ask(next);
-      if constexpr (Program::kTensorCluster > 1) {
-        if (n + kGiven == stages && next.is_drawn) {
-          next.is_given = Mailbox(engine_.base).give_now(next.n, next.ticket);
-        }
+      if (n + kGiven == stages && next.is_drawn) {
+        next.is_given = Mailbox(engine_.base).give_now(next.n, next.ticket);
       }
     }
   }
