@@ -122,7 +122,9 @@ def list_rows(routing: Routing) -> DeviceFunction:
         found = np.flatnonzero(bits)
         tokens[: len(found)] = found
 
-    return routing.function("list_rows", TRANSFER, 1, 3, body)
+    # Where tokens come from other ranks, the tensor lane's warps are busy sending them.
+    lane = TRANSFER if routing.split else TENSOR
+    return routing.function("list_rows", lane, 1, 3, body)
 
 
 def plan_tiles(routing: Routing) -> DeviceFunction:

@@ -7,8 +7,8 @@ namespace etc {
 
 template <class Task>
 struct list_rows {
-  static constexpr int kAtOnce = 4;  // blocks of a lane
-  static_assert(Task::threads == 32);
+  static constexpr int kThreads = Task::threads, kWarps = kThreads / 32;
+  static constexpr int kAtOnce = kWarps < 4 ? 4 / kWarps : 1;  // blocks of a thread
 
   ETC_DEVICE static void run(const Task& task) {
     const auto chosen = task.template operand<0>();
@@ -17,21 +17,19 @@ struct list_rows {
     const i32 blocks = chosen.size[1];
     u32 sum = 0;  // of the tokens so far
 #pragma unroll 1
-    for (i32 first = task.thread; first - task.thread < blocks; first += kAtOnce * 32) {
+    for (i32 first = task.thread; first - task.thread < blocks; first += kAtOnce * kThreads) {
       u32 word[kAtOnce];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         // Behind the last one it is read again, so that nothing stands between loads.
-        word[i] = ptx::load4_l2(u64(chosen.at(0, minimum(first + i * 32, blocks - 1))));
+        word[i] = ptx::load4_l2(u64(chosen.at(0, minimum(first + i * kThreads, blocks - 1))));
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        const i32 b = first + i * 32;
+        const i32 b = first + i * kThreads;
         if (b - task.thread >= blocks) break;
         if (b >= blocks) word[i] = 0;
-        const u32 count = __popc(word[i]);
-        u32 row = sum + ptx::warp_sum_before(count);
-        sum = __shfl_sync(~0u, row + count, 31);
+        u32 row = count(task, __popc(word[i]), sum);
         if (b < blocks) *before.at(0, b) = i32(row);
 #pragma unroll 1
         for (; word[i] != 0; word[i] &= word[i] - 1, ++row) {
@@ -41,6 +39,27 @@ struct list_rows {
       }
     }
     if (task.thread == 0) *task.template operand<3>().at() = i32(sum);
+  }
+
+ private:
+  // The sum of `sum` and what threads before this one have; adds what all have to `sum`.
+  ETC_DEVICE static u32 count(const Task& task, u32 own, u32& sum) {
+    u32 row = sum + ptx::warp_sum_before(own);
+    if constexpr (kWarps == 1) {
+      sum = __shfl_sync(~0u, row + own, 31);
+    } else {
+      const i32 warp = task.thread / 32;
+      if (task.thread % 32 == 31) task.scratch[warp] = row + own - sum;
+      task.sync();
+#pragma unroll
+      for (i32 w = 0; w < kWarps; ++w) {
+        const u32 of_warp = task.scratch[w];
+        if (w < warp) row += of_warp;
+        sum += of_warp;
+      }
+      task.sync();  // before it is written again
+    }
+    return row;
   }
 };
 
