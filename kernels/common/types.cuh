@@ -1,17 +1,8 @@
-// Integers, element types and the index arithmetic of generated maps.
-// NOTE: no header of the toolkit is included anywhere: a program compiles with NVRTC alone.
+// Element types and the index arithmetic of generated maps.
 #pragma once
+#include "ptx/convert.cuh"
 
 namespace etc {
-
-using u8 = unsigned char;
-using u16 = unsigned short;
-using u32 = unsigned int;
-using u64 = unsigned long long;
-using i32 = int;
-using i64 = long long;
-
-#define ETC_DEVICE __device__ __forceinline__
 
 // Division and remainder that round to minus infinity, as in the graph's expressions.
 ETC_DEVICE i32 floordiv(i32 a, i32 b) {
@@ -31,36 +22,18 @@ constexpr bool kIsSame<A, A> = true;
 struct bf16 {
   u16 bits;
   ETC_DEVICE operator float() const { return __uint_as_float(u32(bits) << 16); }
-  ETC_DEVICE static bf16 from(float v) {
-    bf16 r;
-    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(r.bits) : "f"(v));
-    return r;
-  }
+  ETC_DEVICE static bf16 from(float v) { return {ptx::to_bf16(v)}; }
 };
 struct f16 {
   u16 bits;
-  ETC_DEVICE operator float() const {
-    float v;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(v) : "h"(bits));
-    return v;
-  }
-  ETC_DEVICE static f16 from(float v) {
-    f16 r;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r.bits) : "f"(v));
-    return r;
-  }
+  ETC_DEVICE operator float() const { return ptx::from_f16(bits); }
+  ETC_DEVICE static f16 from(float v) { return {ptx::to_f16(v)}; }
 };
 
 // Two neighbouring elements as one word: `low` is the first in memory.
 template <bool kIsHalf>
 ETC_DEVICE u32 pack(float low, float high) {
-  u32 r;
-  if constexpr (kIsHalf) {
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-  } else {
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-  }
-  return r;
+  return kIsHalf ? ptx::to_f16x2(low, high) : ptx::to_bf16x2(low, high);
 }
 template <bool kIsHalf>
 ETC_DEVICE float2 unpack(u32 word) {
@@ -73,9 +46,7 @@ ETC_DEVICE float2 unpack(u32 word) {
 
 ETC_DEVICE float silu(float v) {
   // NOTE: __expf would take three more instructions for results that are lost beside the 1.
-  float power;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(v * -1.4426950408889634f));
-  return __fdividef(v, 1.0f + power);
+  return __fdividef(v, 1.0f + ptx::exp2(v * -1.4426950408889634f));
 }
 
 // Eight neighbouring elements, added in float and rounded once.

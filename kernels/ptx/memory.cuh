@@ -215,6 +215,11 @@ ETC_DEVICE u32 load_shared(u32 address) {
   return v;
 }
 
+// The worker's own shared memory, of the size that it is launched with.
+ETC_DEVICE u8* shared_memory() {
+  extern __shared__ __align__(1024) u8 shared[];
+  return shared;
+}
 ETC_DEVICE u32 shared_address(const void* p) { return u32(__cvta_generic_to_shared(p)); }
 
 }  // namespace etc::ptx

@@ -56,10 +56,9 @@ ETC_DEVICE void leave_epoch(const Run<Program>& run) {
 
 template <class Program>
 ETC_DEVICE void run_worker(const typename Program::Args& g) {
-  extern __shared__ __align__(1024) u8 shared[];
   const Control* control = reinterpret_cast<const Control*>(g.control);
   const Run<Program> run{g, control->epoch, u32(ptx::global_timer())};
-  const TensorLane<Program> tensor(run, shared);
+  const TensorLane<Program> tensor(run, ptx::shared_memory());
   const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
   if constexpr (!kBeginsBeside<Program>) begin_epoch(run);
