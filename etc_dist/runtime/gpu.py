@@ -20,11 +20,9 @@ from etc_dist.codegen.layout import (
     SHARED_BYTES,
     TRACE_RECORD,
     TRACE_WARPS,
-    event_base,
-    pace_name,
-    units_name,
 )
 from etc_dist.errors import BuildError, WorldError
+from etc_dist.runtime.arguments import Places, bind, fill
 from etc_dist.runtime.arrays import Array
 from etc_dist.runtime.build import Cubin
 from etc_dist.runtime.faults import Record, decode
@@ -126,18 +124,9 @@ class GpuExecutor:
     def prepare(self, arrays: Mapping[str, Array], dims: Mapping[str, int]) -> Launch:
         """The argument block of a run that there is memory for; local."""
         arguments = self._template(dims).copy()
-        for name, array in arrays.items():
-            arguments[name] = array.pointer
-        env = self.plan.graph.environment(dims, self.world.rank)
-        assert self._block is not None
-        for m in self.source.arguments.maps:
-            pointer = int(arguments[m.tensor.name])
-            if m.tensor.kind == "symmetric":
-                pointer += self._block.addresses[self.world.rank]
-            shape = [int(s.evaluate(env)) for s in m.tensor.shape]
-            arguments[m.name] = encode(
-                pointer, shape, m.tensor.dtype, m.tensor.itemsize, m.box
-            )
+        pointers = {name: array.pointer for name, array in arrays.items()}
+        rank = self.world.rank
+        bind(arguments, self.plan, self.source, pointers, dims, rank, encode)
         place = np.array([arguments.ctypes.data], np.uintp)
         return Launch(arguments, place, place.ctypes.data, dims, self._generation)
 
@@ -238,34 +227,18 @@ class GpuExecutor:
 
     def _fill(self, dims: Mapping[str, int], number: int) -> np.ndarray[Any, Any]:
         assert self._block is not None
-        graph, capacity = self.plan.graph, self._capacity
-        memory = plan_memory(self.plan, dims)
-        env = graph.environment(dims, self.world.rank)
-        a = np.zeros((), self.source.arguments.dtype)
-        a["peer"] = self._block.addresses
-        a["control"] = self._control.data.ptr
-        a["status"] = self._status_pinned.ptr
-        a["workspace"] = self._workspace.data.ptr
-        a["trace"] = self._trace.data.ptr
-        a["wait_limit"] = int(self.world.settings.wait_limit * 1e9)
-        a["event_capacity"] = capacity.events
-        a["trace_capacity"] = self._trace_capacity
-        a["shape"] = number
-        for name, value in env.items():
-            a[name] = value
-        for name, base in memory.event_bases.items():
-            a[event_base(graph.event(name))] = base
-        for name, base in memory.queue_bases.items():
-            a[name] = base
-        for lane in self.plan.lanes:
-            for call in lane.calls:
-                a[units_name(call.name)] = int(lane.units(call).evaluate(env))
-                a[pace_name(call.name)] = int(call.pace.evaluate(env))
-        for name, offset in memory.symmetric.items():
-            a[name] = capacity.tensors_offset + offset
-        for name, offset in memory.local.items():
-            a[name] = self._local.data.ptr + offset
-        return a
+        places = Places(
+            peers=self._block.addresses,
+            control=self._control.data.ptr,
+            status=self._status_pinned.ptr,
+            workspace=self._workspace.data.ptr,
+            local=self._local.data.ptr,
+            wait_limit=int(self.world.settings.wait_limit * 1e9),
+            trace=self._trace.data.ptr,
+            trace_capacity=self._trace_capacity,
+        )
+        rank = self.world.rank
+        return fill(self.plan, self.source, dims, rank, self._capacity, places, number)
 
 
 def _captured(name: str, dims: Mapping[str, int]) -> WorldError:

@@ -29,24 +29,13 @@ def encode(
 ) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
     """The 128 bytes of a map of a row-major tensor of 2 or 3 axes; copies are clipped
     at each axis, so that a box never reaches into the next matrix of a stack."""
-    columns, rows, stack = (*reversed(shape), 1)[:3]
     storage = np.zeros(2 * MAP_BYTES, np.uint8)
     at = -storage.ctypes.data % MAP_BYTES
     out = storage[at : at + MAP_BYTES]
-    # By axis, the innermost first: extent, side of the box, bytes between neighbours.
-    row = columns * itemsize
-    axes = [(columns, box.columns, itemsize), (rows, box.rows, row)]
-    if box.halves:
-        if rows % (2 * _TOGETHER):
-            raise _refused(
-                pointer, shape, dtype, f"halves of a multiple of {_TOGETHER} rows"
-            )
-        axes[1:] = [
-            (_TOGETHER, _TOGETHER, row),
-            (2, 2, rows // 2 * row),
-            (rows // (2 * _TOGETHER), box.rows // (2 * _TOGETHER), _TOGETHER * row),
-        ]
-    axes.append((stack, 1, rows * row))
+    if box.halves and shape[-2] % (2 * _TOGETHER):
+        wanted = f"halves of a multiple of {_TOGETHER} rows"
+        raise _refused(pointer, shape, dtype, wanted)
+    axes = axes_of(shape, itemsize, box)
     extents, sides, pitches = zip(*axes, strict=True)
     code = _driver().cuTensorMapEncodeTiled(
         ctypes.c_void_p(out.ctypes.data),
@@ -66,6 +55,24 @@ def encode(
         wanted = "a 16-byte aligned address and rows of a multiple of 16 bytes"
         raise _refused(pointer, shape, dtype, wanted, f" (driver code {code})")
     return out.copy()
+
+
+def axes_of(
+    shape: Sequence[int], itemsize: int, box: TmaBox
+) -> list[tuple[int, int, int]]:
+    """By axis of a map, the innermost first: its extent, the side of the box along it,
+    and the bytes between neighbours."""
+    columns, rows, stack = (*reversed(shape), 1)[:3]
+    row = columns * itemsize
+    axes = [(columns, box.columns, itemsize), (rows, box.rows, row)]
+    if box.halves:
+        pairs = 2 * _TOGETHER
+        axes[1:] = [
+            (_TOGETHER, _TOGETHER, row),
+            (2, 2, rows // 2 * row),
+            (rows // pairs, box.rows // pairs, _TOGETHER * row),
+        ]
+    return [*axes, (stack, 1, rows * row)]
 
 
 def _refused(
