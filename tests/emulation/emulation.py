@@ -1,0 +1,170 @@
+"""Programs run from the kernels' own text on a machine without a GPU, thread by thread.
+
+A host compiler takes the generated source and `kernels/` as they are, but for what is
+PTX: of each file of `kernels/ptx` there is one here that does the same (`threads.h`
+says how, and what such a run can show).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from etc_dist.codegen import generate
+from etc_dist.codegen.layout import CONTROL, MAP_BYTES, SHARED_BYTES
+from etc_dist.ir import GraphFunction, TmaBox
+from etc_dist.runtime.arguments import Places, bind, fill
+from etc_dist.runtime.memory_plan import Capacity, aligned, plan_memory
+from etc_dist.runtime.tensor_map import axes_of
+from etc_dist.schedule import schedule_dynamic, schedule_static
+
+HERE = Path(__file__).parent
+KERNELS = HERE.parents[1] / "kernels"
+FLAGS = (
+    *("-x", "c++", "-std=c++20", "-O1", "-w", "-fPIC", "-shared"),
+    *("-fno-exceptions", "-fno-rtti", "-fno-strict-aliasing", "-fno-sanitize=all"),
+)
+MAP = np.dtype(
+    [
+        ("pointer", "u8"),
+        *((name, "u4") for name in ("itemsize", "axes")),
+        *((name, "u4", 5) for name in ("extent", "side")),
+        ("pitch", "u8", 5),
+    ]
+)
+WAIT_LIMIT = 100
+"""Milliseconds that a wait may last, of those that `threads.h` counts."""
+
+
+class Emulated:
+    """A graph's program on all of its ranks at once, `workers` on each; compiled in
+    `folder`."""
+
+    def __init__(
+        self,
+        graph: GraphFunction,
+        folder: Path,
+        schedule: str = "static",
+        kernels: Path = KERNELS,
+        workers: int = 4,
+    ):
+        plan = {"static": schedule_static, "dynamic": schedule_dynamic}[schedule]
+        self.plan = plan(graph)
+        self.source = generate(self.plan, trace=False)
+        self.workers = workers
+        self._run = _compile(self.source.text, folder, kernels)
+        self._memory: dict[tuple[int, ...], Memory] = {}
+
+    def run(
+        self,
+        arrays: Sequence[Mapping[str, np.ndarray[Any, Any]]],
+        dims: Mapping[str, int],
+        seed: int = 0,
+    ) -> None:
+        """Run on each rank's inputs and outputs; AssertionError where something goes
+        wrong that shows by itself, such as a wait that is given up. Runs at the same
+        dims share the program's memory, as on a GPU."""
+        key = tuple(dims.values())
+        if key not in self._memory:
+            self._memory[key] = Memory(self.plan, self.source, dims, self.workers)
+        memory = self._memory[key]
+        blocks = []
+        for rank, named in enumerate(arrays):
+            assert all(a.flags.c_contiguous for a in named.values())
+            pointers = {name: a.ctypes.data for name, a in named.items()}
+            args = memory.arguments[rank].copy()
+            bind(args, self.plan, self.source, pointers, dims, rank, _encode)
+            blocks.append(_at_multiple(args.tobytes()))
+        places = (ctypes.c_void_p * len(blocks))(*(b.ctypes.data for b in blocks))
+        shared = SHARED_BYTES[self.source.has_matmul]
+        cluster = self.source.cluster
+        wrong = self._run(places, len(blocks), self.workers, cluster, shared, seed)
+        assert wrong is None, wrong.decode()
+        for rank, control in enumerate(memory.control):
+            given_up = control["fault"][0][: control["faults"][0]]
+            assert not len(given_up), f"rank {rank} gave up: {given_up}"
+
+
+class Memory:
+    """What a program's runs at some dims share, on all ranks."""
+
+    def __init__(self, plan: Any, source: Any, dims: Mapping[str, int], workers: int):
+        ranks = range(plan.graph.world_size)
+        capacity = Capacity().grown(plan_memory(plan, dims))
+        self.control = [np.zeros(1, CONTROL) for _ in ranks]
+        for control in self.control:
+            control["epoch"] = 1
+        self._status = np.zeros(16, np.uint32)
+        # Scratch begins as what is not a number.
+        self._symmetric = [_bytes(capacity.block_bytes, 0) for _ in ranks]
+        for block in self._symmetric:
+            block[capacity.tensors_offset :] = 0xFF
+        self._local = [_bytes(capacity.local, 0xFF) for _ in ranks]
+        self._workspace = [_bytes(source.workspace * workers, 0xFF) for _ in ranks]
+        self.arguments = [
+            fill(
+                plan,
+                source,
+                dims,
+                rank,
+                capacity,
+                Places(
+                    peers=[block.ctypes.data for block in self._symmetric],
+                    control=self.control[rank].ctypes.data,
+                    status=self._status.ctypes.data,
+                    workspace=self._workspace[rank].ctypes.data,
+                    local=self._local[rank].ctypes.data,
+                    wait_limit=WAIT_LIMIT * 1_000_000,
+                ),
+            )
+            for rank in ranks
+        ]
+
+
+def _compile(text: str, folder: Path, kernels: Path) -> Any:
+    """The entry of a program's library, made in `folder` unless it is there."""
+    whole = f'#include "cuda.h"\n{text}\n#include "run.h"\n'
+    name = hashlib.sha256(f"{kernels}\n{whole}".encode()).hexdigest()[:16]
+    path, source = folder / f"{name}.so", folder / f"{name}.cpp"
+    if not path.exists():
+        source.write_text(whole)
+        # NOTE: this folder comes first: its ptx/ hides that of the kernels.
+        includes = [f"-I{HERE}", f"-I{kernels}"]
+        command = [sys.executable, "-m", "ziglang", "cc", *FLAGS, *includes]
+        command += [str(source), "-o", str(path)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-4000:]
+    run = ctypes.CDLL(str(path)).run_emulated
+    run.restype = ctypes.c_char_p
+    run.argtypes = [ctypes.c_void_p, *[ctypes.c_int] * 4, ctypes.c_uint64]
+    return run
+
+
+def _encode(
+    pointer: int, shape: Sequence[int], dtype: str, itemsize: int, box: TmaBox
+) -> np.ndarray[Any, Any]:
+    found = np.zeros((), MAP)
+    axes = axes_of(shape, itemsize, box)
+    found["pointer"], found["itemsize"], found["axes"] = pointer, itemsize, len(axes)
+    for i, (extent, side, pitch) in enumerate(axes):
+        found["extent"][i], found["side"][i], found["pitch"][i] = extent, side, pitch
+    return np.frombuffer(found.tobytes().ljust(MAP_BYTES, b"\0"), np.uint8)
+
+
+def _bytes(count: int, value: int) -> np.ndarray[Any, Any]:
+    return _at_multiple(bytes([value]) * max(count, 16))
+
+
+def _at_multiple(content: bytes, unit: int = 1024) -> np.ndarray[Any, Any]:
+    """A copy that begins at a multiple of `unit`."""
+    storage = np.zeros(aligned(len(content), unit) + unit, np.uint8)
+    at = -storage.ctypes.data % unit
+    storage[at : at + len(content)] = np.frombuffer(content, np.uint8)
+    return storage[at : at + len(content)]

@@ -1,0 +1,43 @@
+#pragma once
+#include "common/operand.cuh"
+
+namespace etc::ptx {
+
+inline emulation::Later box_copy(u32 shared, const Box& box, u32 barrier, u32 mask, bool halves) {
+  emulation::Later what{emulation::Later::kLoad, emulation::own->worker};
+  what.shared = shared & ((1u << emulation::kPlace) - 1), what.mask = mask;
+  what.barrier = barrier & ((1u << emulation::kPlace) - 1);
+  what.map = reinterpret_cast<const emulation::Map*>(box.map);
+  const i32 plain[5] = {box.x, box.y, box.z}, of_halves[5] = {box.x, 0, 0, box.y / 8, box.z};
+  memcpy(what.first, halves ? of_halves : plain, sizeof plain);
+  if (what.map->axes != (halves ? 5 : 3)) emulation::fail("a map of another kind");
+  return what;
+}
+inline u32 own_place() { return 1u << emulation::own->worker->place; }
+
+inline void load_box_multicast(u32 shared, const Box& box, u32 barrier, u16 mask) {
+  emulation::later(box_copy(shared, box, barrier, mask, false));
+}
+inline void load_box_of_halves_multicast(u32 shared, const Box& box, u32 barrier, u16 mask) {
+  emulation::later(box_copy(shared, box, barrier, mask, true));
+}
+inline void load_box(u32 shared, const Box& box, u32 barrier) {
+  load_box_multicast(shared, box, barrier, u16(own_place()));
+}
+inline void load_box_of_halves(u32 shared, const Box& box, u32 barrier) {
+  load_box_of_halves_multicast(shared, box, barrier, u16(own_place()));
+}
+// NOTE: stores are done at once.
+inline void store_box(const Box& box, u32 shared) {
+  emulation::move_box(box_copy(shared, box, 0, own_place(), false), true);
+}
+inline void store_bytes(u64 global, u32 shared, u32 bytes) {
+  memcpy(reinterpret_cast<void*>(global), emulation::at(shared), bytes);
+}
+inline void commit_stores() {}
+template <int kPending>
+void wait_stores() {}
+template <int kPending>
+void wait_stores_read() {}
+
+}  // namespace etc::ptx

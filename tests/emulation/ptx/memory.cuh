@@ -1,0 +1,120 @@
+#pragma once
+#include "common/types.cuh"
+
+namespace etc::ptx {
+
+template <class T>
+T load(u64 address) {
+  T v;
+  memcpy(&v, reinterpret_cast<const void*>(address), sizeof v);
+  return v;
+}
+template <class T>
+void store(u64 address, T v) {
+  memcpy(reinterpret_cast<void*>(address), &v, sizeof v);
+}
+template <class T>
+T load_shared_as(u32 address) {
+  emulation::may_yield();
+  T v;
+  memcpy(&v, emulation::at(address), sizeof v);
+  return v;
+}
+
+inline u64 global_timer() {
+  emulation::yield();
+  return emulation::now();
+}
+inline void nanosleep(u32) { emulation::yield(); }
+
+template <bool kSystem>
+u32 load_acquire(u64 address) {
+  emulation::yield();
+  return load<u32>(address);
+}
+inline u32 load_relaxed(u64 address) { return load_acquire<true>(address); }
+inline void store_relaxed(u64 address, u32 v) { store(address, v); }
+inline void store_release(u64 address, u32 v) {
+  emulation::yield();
+  store(address, v);
+}
+template <bool kSystem>
+u32 fetch_add(u64 address, u32 v) {
+  const u32 before = load<u32>(address);
+  store(address, before + v);
+  emulation::go_on();
+  return before;
+}
+template <bool kSystem>
+void add_relaxed(u64 address, u32 v) {
+  fetch_add<kSystem>(address, v);
+}
+template <bool kSystem>
+u32 fetch_add_acquire(u64 address, u32 v) {
+  return fetch_add<kSystem>(address, v);
+}
+inline u32 fetch_add_acq_rel(u64 address, u32 v) { return fetch_add<false>(address, v); }
+template <bool kSystem>
+u32 fetch_or(u64 address, u32 v) {
+  const u32 before = load<u32>(address);
+  store(address, before | v);
+  return before;
+}
+inline u32 count_up(u64 address) { return fetch_add<false>(address, 1); }
+template <bool kSystem>
+void fence_acq_rel() {
+  emulation::may_yield();
+}
+inline void fence_proxy_async() {}
+inline void fence_proxy_async_global() {}
+inline void fence_proxy_async_shared() {}
+
+inline uint4 load16_l2(u64 address) { return load<uint4>(address); }
+inline uint4 load16_last(u64 address) { return load<uint4>(address); }
+inline uint4 load16_once_if(bool wanted, u64 address) {
+  return wanted ? load<uint4>(address) : uint4{};
+}
+inline u32 load4_l2(u64 address) { return load<u32>(address); }
+inline uint2 load8_l2_if(bool wanted, u64 address) {
+  return wanted ? load<uint2>(address) : uint2{};
+}
+inline void store16(u64 address, uint4 v) { store(address, v); }
+inline void store4(u64 address, u32 v) { store(address, v); }
+inline void ask_l2(u64, u32) {}
+
+inline void copy16_async(u32 shared, u64 address, u32 bytes) {
+  emulation::Thread& self = *emulation::own;
+  if (self.copied == sizeof self.copies / sizeof *self.copies) emulation::fail("many copies");
+  self.copies[self.copied++] = {
+      emulation::at(shared), reinterpret_cast<const u8*>(address), bytes};
+}
+inline void mbarrier_arrive_copied(u32 barrier) {
+  emulation::Thread& self = *emulation::own;
+  emulation::Later what{emulation::Later::kCopies, self.worker};
+  what.barrier = barrier & ((1u << emulation::kPlace) - 1), what.count = self.copied;
+  what.copies = static_cast<emulation::Copy*>(malloc(sizeof self.copies));
+  memcpy(what.copies, self.copies, sizeof self.copies);
+  self.copied = 0;
+  emulation::later(what);
+}
+
+inline void store_shared8(u32 address, u32 low, u32 high) {
+  const uint2 v{low, high};
+  memcpy(emulation::at(address), &v, sizeof v);
+}
+inline uint4 load_shared16(u32 address) { return load_shared_as<uint4>(address); }
+inline uint2 load_shared8(u32 address) { return load_shared_as<uint2>(address); }
+inline u32 load_shared(u32 address) { return load_shared_as<u32>(address); }
+inline void store_async_cluster(u32 address, u32 v, u32 barrier, u32 worker) {
+  constexpr u32 kOffset = (1u << emulation::kPlace) - 1;
+  emulation::Later what{emulation::Later::kWord, emulation::own->worker->cluster[worker]};
+  what.shared = address & kOffset, what.barrier = barrier & kOffset, what.value = v;
+  emulation::later(what);
+}
+inline u8* shared_memory() { return emulation::own->worker->shared; }
+inline u32 shared_address(const void* p) {
+  const emulation::Worker& worker = *emulation::own->worker;
+  return u32(static_cast<const u8*>(p) - worker.shared) | worker.place << emulation::kPlace;
+}
+
+}  // namespace etc::ptx

@@ -1,0 +1,38 @@
+#pragma once
+#include "common/types.cuh"
+
+namespace etc::ptx {
+
+inline u32 thread() { return threadIdx.x; }
+inline u32 lane() { return threadIdx.x % 32; }
+
+template <bool kIsHalf>
+void mma_16x8x16(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  const emulation::Words* all = emulation::exchange({a0, a1, a2, a3, b0, b1});
+  for (u32 i = 0; i < 4; ++i) {
+    const u32 row = lane() / 4, column = lane() % 4 * 2 + i % 2;
+    for (u32 k = 0; k < 16; ++k) {
+      const u32 a = u32(all[row * 4 + k % 8 / 2].word[i / 2 + k / 8 * 2]);
+      const u32 b = u32(all[column * 4 + k % 8 / 2].word[4 + k / 8]);
+      d[i] += element<kIsHalf>(a, k % 2) * element<kIsHalf>(b, k % 2);
+    }
+  }
+}
+
+inline u32 warp_max(u32 v) {
+  const emulation::Words* all = emulation::exchange({v});
+  for (int i = 0; i < 32; ++i) v = all[i].word[0] > v ? u32(all[i].word[0]) : v;
+  return v;
+}
+inline float warp_sum(float v) {
+  for (int step = 16; step > 0; step /= 2) v += __shfl_xor_sync(~0u, v, step);
+  return v;
+}
+inline u32 warp_sum_before(u32 v) {
+  const emulation::Words* all = emulation::exchange({v});
+  u32 sum = 0;
+  for (u32 i = 0; i < lane(); ++i) sum += u32(all[i].word[0]);
+  return sum;
+}
+
+}  // namespace etc::ptx
