@@ -173,7 +173,7 @@ static void run_ranks(
     for (size_t i = 0; i < threads; ++i) {
       Thread& t = thread[(first + i) % threads];
       const bool waits = t.turn != nullptr && *t.turn == t.seen;
-      if (t.is_over || waits || t.worker == all + slow || draw(8) == 0) continue;
+      if (t.is_over || waits || size_t(t.worker - all) == slow || draw(8) == 0) continue;
       own = &t;
       swapcontext(&scheduler, &t.context);
       left -= t.is_over;
