@@ -114,7 +114,7 @@ class MLP(Operation):
     the ranks' partial sums are added in fp32 in rank order: the same bits on every run.
     M up to few_rows (at most 128; 0 for none) goes through a program of its own, in
     which all workers read the weights; so do, if `packed`, rows that fill fewer tiles
-    of 256 together than each rank's apart, by more than a quarter. `options` are those
+    of 256 together than each rank's apart, by more than a quarter. `options` are sizes
     of the program for all others.
     On GPUs H and I / world_size are multiples of 8. Arrays and errors as in
     MatmulReduceScatter. Making one is collective.
@@ -145,12 +145,11 @@ class MLP(Operation):
             self._few_rows = min(number("few_rows", few_rows), FEW_ROWS)
         except Exception as error:
             world.refuse(as_refusal(error, "the arguments of MLP"))
-        options = {"dtype": dtype, **(options or {})}
-        super().__init__(mlp_graph, options, world, schedule, trace)
+        own = {"dtype": dtype}
+        super().__init__(mlp_graph, own, world, schedule, trace, options)
         self._many = self.program
         self._packed: Program | None = None
         self._few: Program | None = None
-        own = {"dtype": dtype}
         most = most_packed(world.size)
         if packed and most > 0:
             self._packed = self._compile(mlp_packed_rows_graph, own, schedule, trace)
@@ -186,10 +185,11 @@ class MLP(Operation):
         gate, up, down = weights
         shape = gate.shape
         fits = len(shape) == 2 and up.shape == shape and down.shape == shape[::-1]
-        wanted = "gate [I, H], up [I, H], down [H, I]"
+        fits = fits and len({weight.dtype for weight in weights}) == 1
+        wanted = "gate [I, H], up [I, H], down [H, I], of one dtype"
         if self.world.backend == "cuda":
             fits = fits and not any(n % 8 for n in shape)
-            wanted += ", with I and H multiples of 8"
+            wanted += ", I and H multiples of 8"
         if not fits:
             raise self.misfit(wanted, f"gate {gate}; up {up}; down {down}")
 

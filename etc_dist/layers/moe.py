@@ -45,8 +45,8 @@ class MoE(Operation):
 
     On one rank, up to few_tokens tokens (at most 16, and fewer where a token's experts
     are large; 0 for none) go through a program of their own, which does each token
-    alone, and keeps its experts' results in fp32 until they are summed. Of `options`,
-    the sizes of tiles are those of the other program.
+    alone, and keeps its experts' results in fp32 until they are summed. `options` are
+    sizes of the other program.
 
     On W ranks, each with the whole router, parallel="tensor": gate_up [E, 2 I / W, H]
     and down [E, H, I / W] are a share of every expert; x [M, H] is the same on all
@@ -74,7 +74,7 @@ class MoE(Operation):
         self.world = world = world or current()
         dtype = dtype_of(gate_up)
         known = {"dtype": (dtype, DTYPES), "parallel": (parallel, PARALLEL)}
-        refuse_options(world, "MoE", **known)
+        refuse_options(world, "MoE", **known, normalize=(normalize, (True, False)))
         self.dtype, self.weights = dtype, (router, gate_up, down)
         self.top_k, self.normalize, self.parallel = top_k, normalize, parallel
         try:
@@ -88,13 +88,12 @@ class MoE(Operation):
             "top_k": int(top_k),
             "normalize": bool(normalize),
         }
-        options = {**routing, "parallel": parallel, **(options or {})}
-        super().__init__(moe_graph, options, world, schedule, trace)
+        own = {**routing, "parallel": parallel}
+        super().__init__(moe_graph, own, world, schedule, trace, options)
         _, hidden, inner = (int(n) for n in down.shape)
-        most = most_tokens(options["top_k"], hidden, inner) if world.size == 1 else 0
+        most = most_tokens(top_k, hidden, inner) if world.size == 1 else 0
         self._few_tokens = min(few, most)
         if self._few_tokens > 0:
-            routing = {name: options[name] for name in routing}
             program = self._compile(moe_few_tokens_graph, routing, schedule, trace)
             program.room = shapes_up_to("tokens", self._few_tokens)
 

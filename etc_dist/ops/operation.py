@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
+from inspect import Parameter, signature
 from math import prod
 from numbers import Integral
 from typing import Any
@@ -42,9 +43,16 @@ class Operation:
         world: World,
         schedule: str = "static",
         trace: bool | None = None,
+        sizes: Mapping[str, Any] | None = None,
     ):
+        """`options` are what the operation itself decides of its graph, `sizes` what
+        the user asked for beside it."""
         self.world = world
         self._programs: list[Program] = []
+        try:
+            options = {**options, **_sizes(make_graph, options, sizes)}
+        except Exception as error:
+            world.refuse(as_refusal(error, f"the options of {type(self).__name__}"))
         self.program = self._compile(make_graph, options, schedule, trace)
         self._calls: OrderedDict[Any, tuple[Program, Bound]] = OrderedDict()
 
@@ -163,11 +171,52 @@ def _end(array: Array) -> int:
     return array.pointer + prod(array.shape) * SIZES.get(array.dtype, 1)
 
 
-def number(name: str, value: Any) -> int:
-    """An argument that must be a whole number; ArgumentError for others."""
-    if isinstance(value, bool) or not isinstance(value, Integral):
+def _sizes(
+    make_graph: Callable[..., GraphFunction],
+    decided: Mapping[str, Any],
+    sizes: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """`sizes`, if each is one that the graph function takes and nobody has `decided`:
+    a whole number from 1 on, or as many of them as the default has."""
+    name = getattr(make_graph, "__name__", "the graph function")
+    sizes = {} if sizes is None else dict(sizes)
+    known = {
+        key: parameter.default
+        for key, parameter in signature(make_graph).parameters.items()
+        if parameter.kind is Parameter.KEYWORD_ONLY and key not in decided
+    }
+    unfit = {
+        key: value
+        for key, value in sizes.items()
+        if key not in known or not _is_size(value, known[key])
+    }
+    if unfit:
         raise ArgumentError(
-            f"argument {name} is no whole number",
+            f"options that {name} does not take",
+            where=f"options of {name}",
+            wanted=f"whole numbers from 1 on, of {', '.join(known)}",
+            got=", ".join(f"{key} = {value!r}" for key, value in unfit.items()),
+            fix="leave them out, or choose among these",
+        )
+    return sizes
+
+
+def _is_size(value: Any, default: Any) -> bool:
+    if isinstance(default, tuple):
+        fits = isinstance(value, Sequence) and len(value) == len(default)
+        return fits and all(map(_is_size, value, default))
+    return _is_whole(value) and value >= 1
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def number(name: str, value: Any) -> int:
+    """An argument that must be a whole number from 0 on; ArgumentError for others."""
+    if not _is_whole(value) or value < 0:
+        raise ArgumentError(
+            f"argument {name} is no whole number from 0 on",
             where=f"argument {name}",
             wanted="an integer; 0 for none",
             got=repr(value),

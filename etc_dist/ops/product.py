@@ -19,8 +19,8 @@ class ProductOperation(Operation):
 
     dtype: "bfloat16" or "float16", of inputs and output. w_layout: "nk" for weights
     stored [N, K], "kn" for [K, N]. world: default the current one. trace: record the
-    timeline of each run. options: passed to the graph function (tile sizes, for the CPU
-    backend). Making one is collective.
+    timeline of each run. options: sizes passed to the graph function (of tiles, for the
+    CPU backend). Making one is collective.
     """
 
     names = ("x", "w")
@@ -41,8 +41,9 @@ class ProductOperation(Operation):
         known = {"dtype": (dtype, DTYPES), "w_layout": (w_layout, W_LAYOUTS)}
         refuse_options(world, name, **known)
         self.dtype, self.w_layout = dtype, w_layout
-        options = {"dtype": dtype, "w_layout": w_layout, **(options or {})}
-        super().__init__(type(self).graph_function, options, world, schedule, trace)
+        own = {"dtype": dtype, "w_layout": w_layout}
+        graph = type(self).graph_function
+        super().__init__(graph, own, world, schedule, trace, options)
 
     def __call__(self, x: Any, w: Any, out: Any = None, *, stream: Any = None) -> Any:
         return self._call((x, w), out, stream)

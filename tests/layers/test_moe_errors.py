@@ -146,15 +146,36 @@ def test_an_output_that_does_not_fit_is_refused(layer, works, zeros):
     works()
 
 
-def test_unknown_options_are_refused(one_rank, zeros):
-    options = {"tile_size": 16}
-    with refusal("unexpected keyword argument 'tile_size'", ArgumentError):
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"tile_size": 16},
+        {"top_k": 3},  # an argument of its own
+        {"passes": -1},
+        {"score_tasks": 0, "combined": 2.5, "block": True},
+    ],
+    ids=lambda options: "-".join(options),
+)
+def test_options_that_are_no_sizes_are_refused(options, one_rank, zeros):
+    got = ", ".join(f"{name} = {value!r}" for name, value in options.items())
+    words = rf"wanted: whole numbers from 1 on, of passes, block, .*\n +got: +{got}\n"
+    with refusal(words, ArgumentError):
         MoE(*weights(zeros, {}), top_k=2, world=one_rank, options=options)
 
 
-@pytest.mark.parametrize("few", ["few", "3", True, 2.7, None])
+def test_options_that_are_no_mapping_are_refused(one_rank, zeros):
+    with refusal("'int' object is not iterable", ArgumentError):
+        MoE(*weights(zeros, {}), top_k=2, world=one_rank, options=3)
+
+
+def test_normalize_is_true_or_false(one_rank, zeros):
+    with refusal(r"normalize in \(True, False\)\n +got: +normalize = 'no'"):
+        MoE(*weights(zeros, {}), top_k=2, world=one_rank, normalize="no")
+
+
+@pytest.mark.parametrize("few", ["few", "3", True, 2.7, -1, None])
 def test_few_tokens_that_are_no_number_make_no_layer(few, one_rank, zeros):
-    with refusal(rf"argument few_tokens is no whole number(\n.*)*got: +{few!r}"):
+    with refusal(rf"few_tokens is no whole number from 0 on\n(.*\n)*.*got: +{few!r}"):
         MoE(*weights(zeros, {}), top_k=2, world=one_rank, few_tokens=few)
 
 

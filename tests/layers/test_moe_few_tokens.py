@@ -253,11 +253,10 @@ def test_a_layer_of_large_experts_has_one_program(make_moe, arrays, monkeypatch)
 
 
 @pytest.mark.mpi
-def test_both_programs_route_as_the_options_say(one_rank, arrays, rng):
+def test_both_programs_route_as_the_arguments_say(one_rank, arrays, rng):
     weights = draw_experts(rng, 8, 40, 24)
-    options = {"normalize": False, "top_k": 3}
     put = [arrays.put(weight) for weight in weights]
-    moe = MoE(*put, top_k=2, world=one_rank, options=options)
+    moe = MoE(*put, top_k=3, normalize=False, world=one_rank)
     for tokens in (1, 17):
         x = draw(rng, (tokens, 40), "bfloat16")
         y = moe(arrays.put(x))
