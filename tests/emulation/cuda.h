@@ -27,7 +27,6 @@ struct alignas(16) float4 {
 };
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
-inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
 struct Dim {
@@ -55,7 +54,7 @@ inline int __popc(unsigned v) { return __builtin_popcount(v); }
 // NOTE: the kernels call these by whole warps only.
 template <class T>
 T __shfl_sync(unsigned, T v, int lane) {
-  return same_bits<T>(emulation::exchange({same_bits<uint64_t>(v)})[lane & 31].word[0]);
+  return same_bits<T>(emulation::exchange("a shuffle", {same_bits<uint64_t>(v)})[lane & 31].word[0]);
 }
 template <class T>
 T __shfl_up_sync(unsigned mask, T v, unsigned step) {
@@ -67,15 +66,15 @@ T __shfl_xor_sync(unsigned mask, T v, int other) {
   return __shfl_sync(mask, v, int(threadIdx.x % 32) ^ other);
 }
 inline unsigned __ballot_sync(unsigned, bool v) {
-  const emulation::Words* all = emulation::exchange({v});
+  const emulation::Words* all = emulation::exchange("a ballot", {v});
   unsigned bits = 0;
   for (int lane = 0; lane < 32; ++lane) bits |= unsigned(all[lane].word[0]) << lane;
   return bits;
 }
 inline int __any_sync(unsigned mask, bool v) { return __ballot_sync(mask, v) != 0; }
 inline int __all_sync(unsigned mask, bool v) { return __ballot_sync(mask, v) == ~0u; }
-inline void __syncwarp() { emulation::exchange({}); }
-inline void __syncthreads() { emulation::own->worker->all.meet(emulation::kThreads, false); }
+inline void __syncwarp() { emulation::exchange("__syncwarp", {}); }
+inline void __syncthreads() { emulation::own->worker->named[0].meet(emulation::kThreads, false); }
 
 template <class T>
 T atomicAdd(T* at, T v) {

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -70,26 +71,35 @@ class Emulated:
     ) -> None:
         """Run on each rank's inputs and outputs; AssertionError where something goes
         wrong that shows by itself, such as a wait that is given up. Runs at the same
-        dims share the program's memory, as on a GPU."""
+        dims share the program's memory, as on a GPU, but nothing that it computed."""
         key = tuple(dims.values())
         if key not in self._memory:
             self._memory[key] = Memory(self.plan, self.source, dims, self.workers)
         memory = self._memory[key]
-        blocks = []
+        memory.begin()
+        blocks, known = [], list(memory.arrays)
         for rank, named in enumerate(arrays):
             assert all(a.flags.c_contiguous for a in named.values())
             pointers = {name: a.ctypes.data for name, a in named.items()}
             args = memory.arguments[rank].copy()
             bind(args, self.plan, self.source, pointers, dims, rank, _encode)
             blocks.append(_at_multiple(args.tobytes()))
+            known += [*named.values(), blocks[-1]]
         places = (ctypes.c_void_p * len(blocks))(*(b.ctypes.data for b in blocks))
-        shared = SHARED_BYTES[self.source.has_matmul]
-        cluster = self.source.cluster
-        wrong = self._run(places, len(blocks), self.workers, cluster, shared, seed)
-        assert wrong is None, wrong.decode()
-        for rank, control in enumerate(memory.control):
-            given_up = control["fault"][0][: control["faults"][0]]
-            assert not len(given_up), f"rank {rank} gave up: {given_up}"
+        ranges = sorted((a.ctypes.data, a.ctypes.data + a.nbytes) for a in known)
+        wrong = self._run(
+            places,
+            np.array(ranges, np.uint64).ctypes,
+            len(ranges),
+            len(blocks),
+            self.workers,
+            self.source.cluster,
+            SHARED_BYTES[self.source.has_matmul],
+            seed,
+        )
+        faults = [c["fault"][0][: c["faults"][0]] for c in memory.control]
+        given_up = {rank: found for rank, found in enumerate(faults) if len(found)}
+        assert wrong is None and not given_up, f"{wrong}; given up: {given_up}"
 
 
 class Memory:
@@ -102,12 +112,13 @@ class Memory:
         for control in self.control:
             control["epoch"] = 1
         self._status = np.zeros(16, np.uint32)
-        # Scratch begins as what is not a number.
-        self._symmetric = [_bytes(capacity.block_bytes, 0) for _ in ranks]
-        for block in self._symmetric:
-            block[capacity.tensors_offset :] = 0xFF
-        self._local = [_bytes(capacity.local, 0xFF) for _ in ranks]
-        self._workspace = [_bytes(source.workspace * workers, 0xFF) for _ in ranks]
+        self._symmetric = [_bytes(capacity.block_bytes) for _ in ranks]
+        self._local = [_bytes(capacity.local) for _ in ranks]
+        self._workspace = [_bytes(source.workspace * workers) for _ in ranks]
+        self._scratch = [*self._local, *self._workspace]
+        self._scratch += [block[capacity.tensors_offset :] for block in self._symmetric]
+        self.arrays = [*self.control, self._status, *self._symmetric, *self._local]
+        self.arrays += self._workspace
         self.arguments = [
             fill(
                 plan,
@@ -127,23 +138,35 @@ class Memory:
             for rank in ranks
         ]
 
+    def begin(self) -> None:
+        """Fill what no run may expect of another with what is not a number."""
+        for scratch in self._scratch:
+            scratch[:] = 0xFF
+
 
 def _compile(text: str, folder: Path, kernels: Path) -> Any:
     """The entry of a program's library, made in `folder` unless it is there."""
     whole = f'#include "cuda.h"\n{text}\n#include "run.h"\n'
-    name = hashlib.sha256(f"{kernels}\n{whole}".encode()).hexdigest()[:16]
-    path, source = folder / f"{name}.so", folder / f"{name}.cpp"
+    known = hashlib.sha256(whole.encode())
+    for file in sorted([*HERE.rglob("*.*h"), *kernels.rglob("*.cuh")]):
+        known.update(file.read_bytes())
+    path = folder / f"{known.hexdigest()[:16]}.so"
     if not path.exists():
-        source.write_text(whole)
-        # NOTE: this folder comes first: its ptx/ hides that of the kernels.
-        includes = [f"-I{HERE}", f"-I{kernels}"]
-        command = [sys.executable, "-m", "ziglang", "cc", *FLAGS, *includes]
-        command += [str(source), "-o", str(path)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[-4000:]
+        # Under a name of its own: others may be making the same.
+        with TemporaryDirectory(dir=folder) as aside:
+            source, made = Path(aside, "program.cpp"), Path(aside, "program.so")
+            source.write_text(whole)
+            # NOTE: this folder comes first: its ptx/ hides that of the kernels.
+            includes = [f"-I{HERE}", f"-I{kernels}"]
+            command = [sys.executable, "-m", "ziglang", "cc", *FLAGS, *includes]
+            command += [str(source), "-o", str(made)]
+            done = subprocess.run(command, capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr[-4000:]
+            made.replace(path)
     run = ctypes.CDLL(str(path)).run_emulated
     run.restype = ctypes.c_char_p
-    run.argtypes = [ctypes.c_void_p, *[ctypes.c_int] * 4, ctypes.c_uint64]
+    pointer, number = ctypes.c_void_p, ctypes.c_int
+    run.argtypes = [pointer, pointer, *[number] * 5, ctypes.c_uint64]
     return run
 
 
@@ -153,13 +176,15 @@ def _encode(
     found = np.zeros((), MAP)
     axes = axes_of(shape, itemsize, box)
     found["pointer"], found["itemsize"], found["axes"] = pointer, itemsize, len(axes)
+    assert pointer % 16 == 0, "a tensor that bulk copies cannot read"
     for i, (extent, side, pitch) in enumerate(axes):
+        assert side <= 256 and (i == 0 or pitch % 16 == 0), f"box {box} of {shape}"
         found["extent"][i], found["side"][i], found["pitch"][i] = extent, side, pitch
     return np.frombuffer(found.tobytes().ljust(MAP_BYTES, b"\0"), np.uint8)
 
 
-def _bytes(count: int, value: int) -> np.ndarray[Any, Any]:
-    return _at_multiple(bytes([value]) * max(count, 16))
+def _bytes(count: int) -> np.ndarray[Any, Any]:
+    return _at_multiple(bytes(max(count, 16)))
 
 
 def _at_multiple(content: bytes, unit: int = 1024) -> np.ndarray[Any, Any]:

@@ -4,6 +4,7 @@ of events; and what is broken in a kernel shows."""
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from etc_dist.layers.moe_few_tokens import moe_few_tokens_graph
 from etc_dist.layers.moe_graph import moe_graph
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
+from etc_dist.ops.product import W_LAYOUTS
 from tests.emulation.emulation import KERNELS, Emulated
 from tests.layers.reference import (
     TOLERANCE,
@@ -33,10 +35,17 @@ SEEDS = range(3)
 SCHEDULES = ["static", "dynamic"]
 
 
-@pytest.fixture(scope="module")
+Given = tuple[list[dict[str, Any]], list[Answer], dict[str, int]]
+"""Each rank's inputs, what it must return, and the dims."""
+
+
+@pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the programs of this module are compiled."""
-    return tmp_path_factory.mktemp("emulated")
+    """Where programs are compiled, by all of the processes that share the tests."""
+    base = tmp_path_factory.getbasetemp()
+    found = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "emulated"
+    found.mkdir(exist_ok=True)
+    return found
 
 
 def check(
@@ -65,7 +74,7 @@ def named(weights: Any) -> dict[str, Any]:
 
 def moe(
     tokens: int, experts: int, top_k: int, hidden: int, inner: int, dtype: str
-) -> tuple[list[dict[str, Any]], list[Answer], dict[str, int]]:
+) -> Given:
     rng = np.random.default_rng(tokens)
     weights = draw_experts(rng, experts, hidden, inner, dtype)
     x = draw(rng, (tokens, hidden), dtype)
@@ -82,6 +91,8 @@ def moe(
         (300, 320, 264),  # short ones
         (300, 64, 72),  # and of half as many columns
         (680, 640, 200),  # long ones: of two turns
+        (1100, 8, 8),  # more blocks of tokens than a warp has lanes,
+        (9000, 8, 8),  # and than the tensor lane has threads
     ],
 )
 def test_mixture_of_experts(folder, schedule, tokens, hidden, inner):
@@ -139,21 +150,27 @@ def test_dense_mlp_of_two_ranks(folder, schedule, graph):
     check(Emulated(graph(2), folder, schedule), inputs, reference(xs, shares), dims)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_matmul_and_reduce_scatter(folder, schedule):
+def matmul_reduce_scatter(w_layout: str = "nk") -> Given:
     rows, n, k = 200, 264, 136
+    shape = (n, k) if w_layout == "nk" else (k, n)
     rng = np.random.default_rng(4)
     inputs = [
-        {"x": draw(rng, (2, rows, k), "bfloat16"), "w": draw(rng, (n, k), "bfloat16")}
+        {"x": draw(rng, (2, rows, k), "bfloat16"), "w": draw(rng, shape, "bfloat16")}
         for _ in range(2)
     ]
-    each = [[i["x"].astype(np.float32), i["w"].astype(np.float32).T] for i in inputs]
+    each = [[i["x"].astype(np.float32), i["w"].astype(np.float32)] for i in inputs]
+    each = [[x, w.T if w_layout == "nk" else w] for x, w in each]
     total = sum(x @ w for x, w in each)
     magnitude = sum(np.abs(x) @ np.abs(w) for x, w in each)
     answers = [Answer(total[r], magnitude[r]) for r in range(2)]
-    dims = {"rows": rows, "n": n, "k": k}
-    graph = matmul_reduce_scatter_graph(2)
-    check(Emulated(graph, folder, schedule), inputs, answers, dims)
+    return inputs, answers, {"rows": rows, "n": n, "k": k}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("w_layout", W_LAYOUTS)
+def test_matmul_and_reduce_scatter(folder, schedule, w_layout):
+    graph = matmul_reduce_scatter_graph(2, w_layout=w_layout)
+    check(Emulated(graph, folder, schedule), *matmul_reduce_scatter(w_layout))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -172,29 +189,46 @@ def test_all_gather_and_matmul(folder, schedule):
     check(Emulated(graph, folder, schedule), inputs, answers, dims)
 
 
+CASES = {
+    "moe": (moe_graph(1, experts=8, top_k=2), moe, (300, 8, 2, 320, 264, "bfloat16")),
+    "many": (moe_graph(1, experts=8, top_k=2), moe, (9000, 8, 2, 8, 8, "bfloat16")),
+    "sum": (matmul_reduce_scatter_graph(2), matmul_reduce_scatter, ()),
+}
+BROKEN = [  # by one statement less, or by another one
+    ("moe", "tasks/tile_ring", "if (!lost) lost = !wait_mbarrier(run, full(s), ", ""),
+    ("moe", "tasks/tile_ring", "        ptx::wgmma_wait<1>();", ""),
+    (
+        "moe",
+        "tasks/tile_ring",
+        "  multiply(s, k);",
+        "if (k != 2 || threadIdx.x / 32 != 1) multiply(s, k);",
+    ),
+    ("moe", "tasks/tile_ring", "return wait_mbarrier(run, free(ring ", "return true;"),
+    ("moe", "tasks/grouped_matmul", "      ptx::named_barrier<128>(2 + wg);", ""),
+    ("moe", "tasks/choose_experts", "    task.sync();", ""),
+    ("moe", "worker/mailbox", "ptx::mbarrier_arrive_cluster(taken(), 0);", ""),
+    ("many", "tasks/list_rows", "if (w < warp) row += of_warp;", ""),
+    ("many", "tasks/list_rows", "task.sync();  // before", "//"),
+    ("moe", "tasks/list_rows", "task.sync();  // before", "if (warp) task.sync(); //"),
+    ("sum", "tasks/tile_ring", "          ptx::commit_stores();", ""),
+    ("sum", "tasks/tile_ring", "        ptx::wait_stores_read<1>();", ""),
+    ("sum", "tasks/tile_ring", "        ptx::wait_stores_read<0>();", ""),
+    ("sum", "tasks/tile_ring", "      ptx::wait_stores<0>();", ""),
+]
+
+
 # Sums of what is not there may be of any size.
 @pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")
-@pytest.mark.parametrize(
-    ("file", "line"),
-    [
-        ("tasks/tile_ring.cuh", "lost = !wait_mbarrier(run, full(s), "),
-        ("tasks/tile_ring.cuh", "ptx::wgmma_wait<1>();"),
-        ("tasks/tile_ring.cuh", "return wait_mbarrier(run, free(ring % kStages), "),
-        ("tasks/grouped_matmul.cuh", "      ptx::named_barrier<128>(2 + wg);"),
-        ("tasks/choose_experts.cuh", "    task.sync();"),
-        ("worker/mailbox.cuh", "ptx::mbarrier_arrive_cluster(taken(), 0);"),
-    ],
-)
-def test_what_is_left_out_shows(folder, tmp_path, file, line):
+@pytest.mark.parametrize(("case", "file", "line", "instead"), BROKEN)
+def test_what_is_broken_shows(folder, tmp_path, case, file, line, instead):
     kernels = tmp_path / "kernels"
     shutil.copytree(KERNELS, kernels)
-    text = (kernels / file).read_text()
-    before, found, after = text.partition(line)
+    path = kernels / f"{file}.cuh"
+    before, found, after = path.read_text().partition(line)
     assert found, f"{file} has no {line}"
-    instead = "return true;" if line.startswith("return") else ""
-    after = after if line.endswith(";") else after.partition(";")[2]
-    (kernels / file).write_text(before + instead + after)
-    graph = moe_graph(1, experts=8, top_k=2)
+    rest = after if ";" in line else after.partition(";")[2]
+    path.write_text(before + instead + rest)
+    graph, make, arguments = CASES[case]
     broken = Emulated(graph, folder, kernels=kernels)
     with pytest.raises(AssertionError):
-        check(broken, *moe(300, 8, 2, 320, 264, "bfloat16"))
+        check(broken, *make(*arguments))

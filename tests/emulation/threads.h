@@ -1,11 +1,13 @@
 // The threads of a program's workers as fibers of one host thread, which take turns where they
 // would wait on a GPU; and what goes on beside them: bulk copies, products of the tensor cores.
 //
-// What a GPU may do late is done late here: a copy lands some turns after it was issued, a
-// product is computed when its warp waits for it, and whose turn it is, is drawn at random. So a
-// wait or a barrier that is missing shows as a wrong result for some seed. Memory itself is in
-// order: a fence that is missing does not show.
+// What a GPU may do late is done late here: a copy lands some turns after it was issued, in
+// either direction, a product is computed when its warp waits for it, and whose turn it is, is
+// drawn at random. So a wait or a barrier that is missing shows as a wrong result for some seed.
+// Addresses that are nobody's or not aligned, barriers of different counts and threads that wait
+// for one another end the run. Memory itself is in order: a fence that is missing does not show.
 #pragma once
+#include <setjmp.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,7 +25,7 @@ struct Words {
 
 // Threads that wait for one another; whether any of them brought true.
 struct Meeting {
-  uint32_t turn = 0, come = 0;
+  uint32_t turn = 0, come = 0, of = 0;
   bool any[2] = {};
   bool meet(uint32_t count, bool value);
 };
@@ -31,10 +33,12 @@ struct Meeting {
 struct Worker {
   uint32_t index, count, place, rank;
   uint8_t* shared;
+  uint32_t shared_bytes;
   Worker* cluster[kMaxCluster];
-  Meeting all, named[16], *pair;
+  Meeting named[16], *pair;
   struct {
-    uint32_t turn = 0, come = 0;
+    uint32_t turn = 0, come = 0, products = 0;  // that its first thread has issued
+    const char* what = nullptr;
     Words words[2][32];
   } warps[kThreads / 32];
 };
@@ -44,7 +48,7 @@ struct Product {
   float* sums;
   uint64_t a, b;
   int columns;
-  bool adds, is_half;
+  bool adds, is_half, is_kn;  // b has its rows along k
 };
 struct Copy {
   uint8_t* to;
@@ -53,16 +57,19 @@ struct Copy {
 };
 
 struct Thread {
-  ucontext_t context;
+  ucontext_t context;  // where it begins,
+  jmp_buf place;       // and where it was last
   Worker* worker;
   uint32_t id;
-  bool is_over = false;
+  bool has_begun = false, is_over = false;
   const uint32_t* turn = nullptr;  // waits until this is no longer `seen`
   uint32_t seen = 0;
   Product products[64];
   uint32_t count = 0, ends[8], groups = 0;  // of the products; behind the last one of each group
+  uint32_t products_done = 0;
   Copy copies[64];
   uint32_t copied = 0;
+  uint32_t store_groups = 0;  // that it has committed
 };
 extern Thread* own;
 
@@ -77,14 +84,21 @@ void wait_turn(const uint32_t* turn);
 uint64_t now();
 void go_on();  // tells that somebody did
 
-// Each lane's words, once all lanes of the warp have brought theirs.
-const Words* exchange(Words words);
+// Each lane's words, once all lanes of the warp have brought theirs, to the same function.
+const Words* exchange(const char* what, Words words);
 
-// A shared address, of any worker of the cluster.
-inline uint8_t* at(uint32_t place, uint32_t address) {
-  return own->worker->cluster[place]->shared + (address & ((1u << kPlace) - 1));
+// `bytes` at a shared address, of any worker of the cluster, that is a multiple of `unit`;
+inline uint8_t* at(const Worker& worker, uint32_t address, uint32_t bytes, uint32_t unit) {
+  const uint32_t offset = address & ((1u << kPlace) - 1);
+  if (offset + uint64_t(bytes) > worker.shared_bytes) fail("an access beyond shared memory");
+  if (offset % unit != 0) fail("a shared address that is not aligned");
+  return worker.shared + offset;
 }
-inline uint8_t* at(uint32_t address) { return at(own->worker->place, address); }
+inline uint8_t* at(uint32_t address, uint32_t bytes, uint32_t unit) {
+  return at(*own->worker, address, bytes, unit);
+}
+// and at a global one, which must be in some array.
+uint8_t* global(uint64_t address, uint64_t bytes, uint32_t unit);
 // Where a byte of rows of 128 lies, as bulk copies and the tensor cores have them.
 inline uint32_t swizzled(uint32_t address) { return address ^ ((address >> 7 & 7) << 4); }
 
@@ -109,13 +123,17 @@ struct Barrier {
 
  private:
   void settle() {
-    if (pending > 0 || bytes_and_phase >> 1 != 0) return;
+    if (pending > 0 || bytes_and_phase >> 1 > 0) return;
+    if (bytes_and_phase >> 1 < 0) fail("more bytes at an mbarrier than it expects");
     pending = int16_t(expected);
     bytes_and_phase ^= 1;
   }
 };
 static_assert(sizeof(Barrier) == 8);
-inline Barrier& barrier(uint32_t address) { return *reinterpret_cast<Barrier*>(at(address)); }
+inline Barrier& barrier(const Worker& worker, uint32_t address) {
+  return *reinterpret_cast<Barrier*>(at(worker, address, sizeof(Barrier), sizeof(Barrier)));
+}
+inline Barrier& barrier(uint32_t address) { return barrier(*own->worker, address); }
 
 // A tensor map as emulation.py makes it.
 struct Map {
@@ -134,10 +152,14 @@ struct Later {
   int32_t first[5];
   Copy* copies;
   uint32_t count;
+  uint64_t due;  // not before this turn
 };
 void later(const Later& what);
 
-// Bytes between global memory and a box in shared memory, in every worker of `mask`.
-void move_box(const Later& box, bool is_store);
+// A bulk store of the running thread: of a box, or of `bytes` to `global` if there is no map. Shared
+// memory is read some turns later, and global memory written later still.
+void store_later(const Later& box, uint64_t global, uint32_t bytes);
+// Until all but the last `pending` groups of them have read, or written, too.
+void wait_stores(uint32_t pending, bool are_written);
 
 }  // namespace emulation

@@ -16,14 +16,17 @@ inline void mbarrier_arrive_expect(u32 barrier, u32 bytes) {
   mbarrier_arrive_many(barrier, 1);
 }
 inline void mbarrier_arrive_cluster(u32 barrier, u32 worker) {
-  reinterpret_cast<emulation::Barrier*>(emulation::at(worker, barrier))->arrive(1);
+  emulation::barrier(*emulation::own->worker->cluster[worker], barrier).arrive(1);
 }
 inline bool mbarrier_try_wait(u32 barrier, u32 parity) {
-  emulation::yield();
-  return emulation::barrier(barrier).is_over(parity);
+  emulation::Barrier& seen = emulation::barrier(barrier);
+  seen.is_over(parity) ? emulation::may_yield() : emulation::yield();
+  return seen.is_over(parity);
 }
 template <int kThreads>
 bool named_barrier_any(u32 id, bool value) {
+  static_assert(kThreads % 32 == 0);
+  if (id >= 16) emulation::fail("there are barriers 0 to 15");
   return emulation::own->worker->named[id].meet(kThreads, value);
 }
 template <int kThreads>

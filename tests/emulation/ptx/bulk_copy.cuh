@@ -27,17 +27,22 @@ inline void load_box(u32 shared, const Box& box, u32 barrier) {
 inline void load_box_of_halves(u32 shared, const Box& box, u32 barrier) {
   load_box_of_halves_multicast(shared, box, barrier, u16(own_place()));
 }
-// NOTE: stores are done at once.
 inline void store_box(const Box& box, u32 shared) {
-  emulation::move_box(box_copy(shared, box, 0, own_place(), false), true);
+  emulation::store_later(box_copy(shared, box, 0, own_place(), false), 0, 0);
 }
 inline void store_bytes(u64 global, u32 shared, u32 bytes) {
-  memcpy(reinterpret_cast<void*>(global), emulation::at(shared), bytes);
+  emulation::Later what{emulation::Later::kLoad, emulation::own->worker};
+  what.shared = shared & ((1u << emulation::kPlace) - 1);
+  emulation::store_later(what, global, bytes);
 }
-inline void commit_stores() {}
+inline void commit_stores() { ++emulation::own->store_groups; }
 template <int kPending>
-void wait_stores() {}
+void wait_stores() {
+  emulation::wait_stores(kPending, true);
+}
 template <int kPending>
-void wait_stores_read() {}
+void wait_stores_read() {
+  emulation::wait_stores(kPending, false);
+}
 
 }  // namespace etc::ptx

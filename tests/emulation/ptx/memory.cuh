@@ -6,18 +6,18 @@ namespace etc::ptx {
 template <class T>
 T load(u64 address) {
   T v;
-  memcpy(&v, reinterpret_cast<const void*>(address), sizeof v);
+  memcpy(&v, emulation::global(address, sizeof v, sizeof v), sizeof v);
   return v;
 }
 template <class T>
 void store(u64 address, T v) {
-  memcpy(reinterpret_cast<void*>(address), &v, sizeof v);
+  memcpy(emulation::global(address, sizeof v, sizeof v), &v, sizeof v);
 }
 template <class T>
 T load_shared_as(u32 address) {
   emulation::may_yield();
   T v;
-  memcpy(&v, emulation::at(address), sizeof v);
+  memcpy(&v, emulation::at(address, sizeof v, sizeof v), sizeof v);
   return v;
 }
 
@@ -85,8 +85,9 @@ inline void ask_l2(u64, u32) {}
 inline void copy16_async(u32 shared, u64 address, u32 bytes) {
   emulation::Thread& self = *emulation::own;
   if (self.copied == sizeof self.copies / sizeof *self.copies) emulation::fail("many copies");
-  self.copies[self.copied++] = {
-      emulation::at(shared), reinterpret_cast<const u8*>(address), bytes};
+  if (bytes > 16) emulation::fail("a copy of more than 16 bytes");
+  const u8* const from = bytes == 0 ? nullptr : emulation::global(address, bytes, 16);
+  self.copies[self.copied++] = {emulation::at(shared, 16, 16), from, bytes};
 }
 inline void mbarrier_arrive_copied(u32 barrier) {
   emulation::Thread& self = *emulation::own;
@@ -100,7 +101,7 @@ inline void mbarrier_arrive_copied(u32 barrier) {
 
 inline void store_shared8(u32 address, u32 low, u32 high) {
   const uint2 v{low, high};
-  memcpy(emulation::at(address), &v, sizeof v);
+  memcpy(emulation::at(address, sizeof v, sizeof v), &v, sizeof v);
 }
 inline uint4 load_shared16(u32 address) { return load_shared_as<uint4>(address); }
 inline uint2 load_shared8(u32 address) { return load_shared_as<uint2>(address); }

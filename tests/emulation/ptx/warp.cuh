@@ -8,7 +8,7 @@ inline u32 lane() { return threadIdx.x % 32; }
 
 template <bool kIsHalf>
 void mma_16x8x16(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-  const emulation::Words* all = emulation::exchange({a0, a1, a2, a3, b0, b1});
+  const emulation::Words* all = emulation::exchange("mma_16x8x16", {a0, a1, a2, a3, b0, b1});
   for (u32 i = 0; i < 4; ++i) {
     const u32 row = lane() / 4, column = lane() % 4 * 2 + i % 2;
     for (u32 k = 0; k < 16; ++k) {
@@ -20,7 +20,7 @@ void mma_16x8x16(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) 
 }
 
 inline u32 warp_max(u32 v) {
-  const emulation::Words* all = emulation::exchange({v});
+  const emulation::Words* all = emulation::exchange("warp_max", {v});
   for (int i = 0; i < 32; ++i) v = all[i].word[0] > v ? u32(all[i].word[0]) : v;
   return v;
 }
@@ -29,7 +29,7 @@ inline float warp_sum(float v) {
   return v;
 }
 inline u32 warp_sum_before(u32 v) {
-  const emulation::Words* all = emulation::exchange({v});
+  const emulation::Words* all = emulation::exchange("warp_sum_before", {v});
   u32 sum = 0;
   for (u32 i = 0; i < lane(); ++i) sum += u32(all[i].word[0]);
   return sum;
