@@ -54,7 +54,8 @@ inline int __popc(unsigned v) { return __builtin_popcount(v); }
 // NOTE: the kernels call these by whole warps only.
 template <class T>
 T __shfl_sync(unsigned, T v, int lane) {
-  return same_bits<T>(emulation::exchange("a shuffle", {same_bits<uint64_t>(v)})[lane & 31].word[0]);
+  const emulation::Words* all = emulation::exchange("a shuffle", {same_bits<uint64_t>(v)});
+  return same_bits<T>(all[lane & 31].word[0]);
 }
 template <class T>
 T __shfl_up_sync(unsigned mask, T v, unsigned step) {

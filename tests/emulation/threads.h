@@ -156,8 +156,8 @@ struct Later {
 };
 void later(const Later& what);
 
-// A bulk store of the running thread: of a box, or of `bytes` to `global` if there is no map. Shared
-// memory is read some turns later, and global memory written later still.
+// A bulk store of the running thread: of a box, or of `bytes` to `global` if there is no map.
+// Shared memory is read some turns later, and global memory written later still.
 void store_later(const Later& box, uint64_t global, uint32_t bytes);
 // Until all but the last `pending` groups of them have read, or written, too.
 void wait_stores(uint32_t pending, bool are_written);
