@@ -271,7 +271,7 @@ def captured_torch(torch: Any, device: Device, call: Call) -> Call:
 
 def as_current(stream: Any) -> Any:
     """torch's stream as a CuPy stream, which is the current one inside of `with`."""
-    return stream_for(stream, None)
+    return stream_for("cuda", stream, None)
 
 
 def in_turn(calls: Sequence[Call]) -> Call:

@@ -8,10 +8,11 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from etc_dist.codegen import Source, generate
-from etc_dist.errors import ScheduleError, WorldError
+from etc_dist.errors import ArgumentError, ScheduleError, WorldError
 from etc_dist.ir import GraphFunction
 from etc_dist.program import Executor, Program
 from etc_dist.schedule import (
@@ -47,7 +48,7 @@ def compile(
     parts: list[tuple[Plan, Executor, str]] = []
 
     def make() -> str:
-        _check(graph, world, schedule)
+        _check(graph, world, schedule, trace)
         with _timed("schedule", settings):
             plan = _SCHEDULES[schedule](graph)
         with _timed("codegen", settings):
@@ -87,8 +88,24 @@ def _executor(plan: Plan, world: World, source: Source) -> Executor:
         return GpuExecutor(plan, world, source, cubin)
 
 
-def _check(graph: GraphFunction, world: World, schedule: str) -> None:
-    if schedule not in _SCHEDULES:
+def _check(graph: GraphFunction, world: World, schedule: Any, trace: Any) -> None:
+    if not isinstance(graph, GraphFunction):
+        raise ArgumentError(
+            "what is to be compiled is no graph",
+            where="compile",
+            wanted="what a function decorated by graph_function returns",
+            got=repr(graph),
+            fix="call the graph function with the number of ranks",
+        )
+    if trace is not None and not isinstance(trace, bool):
+        raise ArgumentError(
+            "argument trace is neither True nor False",
+            where=f"compile({graph.name})",
+            wanted="trace: True, False, or None for the setting",
+            got=f"trace = {trace!r}",
+            fix="give one of these",
+        )
+    if not isinstance(schedule, str) or schedule not in _SCHEDULES:
         raise ScheduleError(
             "unknown schedule",
             where=f"compile({graph.name})",

@@ -117,7 +117,9 @@ class Program:
         name = self.plan.graph.name
         try:
             bound, outputs = self._bind_all(arrays)
-            stream = stream_for(stream, next(iter(arrays.values()), None))
+            stream = stream_for(
+                self.world.backend, stream, next(iter(arrays.values()), None)
+            )
         except Exception as error:
             self.world.refuse(as_refusal(error, f"the arguments of {name}"))
         self.launch(bound, stream)
@@ -148,7 +150,7 @@ class Program:
 
     def launch(self, bound: Bound, stream: Any = None) -> None:
         """Run a bound call on CuPy's current stream, or on `stream` (a CuPy stream)."""
-        self._check_open()
+        self.check_open()
         executor = self._executor
         grows = False
         try:
@@ -174,7 +176,7 @@ class Program:
         """Wait for the last run on every rank. If it was ended on one of them, raises
         on all: WaitTimeoutError for a wait that was not met, ArgumentError for data
         that named what is not there."""
-        self._check_open()
+        self.check_open()
         self._executor.synchronize()
         heard = self._hear()
         if any(part is None or part[0] for part in heard):
@@ -188,7 +190,7 @@ class Program:
     def symmetric(self, name: str) -> Any:
         """This rank's bytes (uint8) of a symmetric tensor, as laid out for the last
         run: to poison or to look at."""
-        self._check_open()
+        self.check_open()
         return self._executor.symmetric(name)
 
     def show(self, **dims: int) -> str:
@@ -336,7 +338,8 @@ class Program:
             self.world.barrier()
         raise self._failure(records, silent)
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raise WorldError if it is closed."""
         if self._closed:
             raise WorldError(
                 "the program is closed",

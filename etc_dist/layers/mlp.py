@@ -14,22 +14,22 @@ from etc_dist.layers.mlp_packed_rows import (
 )
 from etc_dist.layers.mlp_steps import add_tensors
 from etc_dist.ops.all_gather_matmul import ROW_GROUP, push_packets
+from etc_dist.ops.arguments import (
+    given_world,
+    refuse_unknown,
+    truth,
+    whole_number,
+)
 from etc_dist.ops.matmul import TILE, matmul_gated, matmul_send
 from etc_dist.ops.matmul_reduce_scatter import add_sum_slots
-from etc_dist.ops.operation import (
-    Fitted,
-    Operation,
-    number,
-    refuse_options,
-    shapes_up_to,
-)
+from etc_dist.ops.operation import Fitted, Operation, shapes_up_to
 from etc_dist.ops.order import grouped_rows, rotated_owners, shards_in_turn
 from etc_dist.ops.product import DTYPES
 from etc_dist.ops.push_rows import PACKET_BYTES
 from etc_dist.ops.sum_slots import PIECE_COLUMNS, PIECE_ROWS
 from etc_dist.program import Program, as_refusal
 from etc_dist.runtime.arrays import Array, dtype_of, inspect
-from etc_dist.world import World, current
+from etc_dist.world import World
 
 COLUMN_GROUP = 16
 """Columns of output tiles that all owners get before the next ones: with fewer, the
@@ -135,14 +135,15 @@ class MLP(Operation):
         packed: bool = True,
         options: Mapping[str, Any] | None = None,
     ):
-        world = world or current()
+        world = given_world(world)
         dtype = dtype_of(gate)
-        refuse_options(world, "MLP", dtype=(dtype, DTYPES))
+        refuse_unknown(world, "MLP", dtype=(dtype, DTYPES))
         self.world, self.dtype, self.weights = world, dtype, (gate, up, down)
         try:
             named = zip(self.names[1:], self.weights, strict=True)
             self._check_weights([inspect(*weight) for weight in named])
-            self._few_rows = min(number("few_rows", few_rows), FEW_ROWS)
+            self._few_rows = min(whole_number("few_rows", few_rows), FEW_ROWS)
+            packed = truth("packed", packed)
         except Exception as error:
             world.refuse(as_refusal(error, "the arguments of MLP"))
         own = {"dtype": dtype}

@@ -12,17 +12,17 @@ from etc_dist.layers.moe_few_tokens import (
 )
 from etc_dist.layers.moe_graph import PARALLEL, moe_graph
 from etc_dist.layers.sparse_block import read_sparse_block
-from etc_dist.ops.operation import (
-    Fitted,
-    Operation,
-    number,
-    refuse_options,
-    shapes_up_to,
+from etc_dist.ops.arguments import (
+    given_world,
+    refuse_unknown,
+    truth,
+    whole_number,
 )
+from etc_dist.ops.operation import Fitted, Operation, shapes_up_to
 from etc_dist.ops.product import DTYPES
 from etc_dist.program import Program, as_refusal
 from etc_dist.runtime.arrays import Array, dtype_of, empty_like, inspect
-from etc_dist.world import World, current
+from etc_dist.world import World
 from etc_dist.world.meeting import sign
 
 __all__ = ["MoE", "moe_graph"]
@@ -71,27 +71,30 @@ class MoE(Operation):
         few_tokens: int = FEW_TOKENS,
         options: Mapping[str, Any] | None = None,
     ):
-        self.world = world = world or current()
+        self.world = world = given_world(world)
         dtype = dtype_of(gate_up)
         known = {"dtype": (dtype, DTYPES), "parallel": (parallel, PARALLEL)}
-        refuse_options(world, "MoE", **known, normalize=(normalize, (True, False)))
+        refuse_unknown(world, "MoE", **known)
         self.dtype, self.weights = dtype, (router, gate_up, down)
-        self.top_k, self.normalize, self.parallel = top_k, normalize, parallel
+        self.parallel = parallel
         try:
             experts = self._count_experts()
-            few = number("few_tokens", few_tokens)
+            most = min(experts, MOST_CHOICES)
+            self.top_k = whole_number("top_k", top_k, 1, most)
+            self.normalize = truth("normalize", normalize)
+            few = whole_number("few_tokens", few_tokens)
         except Exception as error:
             world.refuse(as_refusal(error, "the arguments of MoE"))
         routing = {
             "dtype": dtype,
             "experts": experts,
-            "top_k": int(top_k),
-            "normalize": bool(normalize),
+            "top_k": self.top_k,
+            "normalize": self.normalize,
         }
         own = {**routing, "parallel": parallel}
         super().__init__(moe_graph, own, world, schedule, trace, options)
         _, hidden, inner = (int(n) for n in down.shape)
-        most = most_tokens(top_k, hidden, inner) if world.size == 1 else 0
+        most = most_tokens(self.top_k, hidden, inner) if world.size == 1 else 0
         self._few_tokens = min(few, most)
         if self._few_tokens > 0:
             program = self._compile(moe_few_tokens_graph, routing, schedule, trace)
@@ -117,8 +120,8 @@ class MoE(Operation):
         block and gets its share of the experts, a copy where `parallel` is "tensor".
         Unlike the block, the layer takes x of two axes, and computes logits and weights
         in fp32."""
-        world = world or current()
-        refuse_options(world, "MoE", parallel=(parallel, PARALLEL))
+        world = given_world(world)
+        refuse_unknown(world, "MoE", parallel=(parallel, PARALLEL))
         try:
             found = read_sparse_block(block).share(parallel, world.rank, world.size)
         except Exception as error:
@@ -138,7 +141,8 @@ class MoE(Operation):
         )
 
     def __call__(self, x: Any, out: Any = None, *, stream: Any = None) -> Any:
-        if tuple(getattr(x, "shape", ()))[:1] == (0,):
+        shape = getattr(x, "shape", None)
+        if isinstance(shape, Sequence) and tuple(shape[:1]) == (0,):
             return self._of_no_tokens(x, out)
         return self._call((x, *self.weights), out, stream)
 
@@ -173,6 +177,7 @@ class MoE(Operation):
     def _of_no_tokens(self, x: Any, out: Any) -> Any:
         """The result for no tokens, which all ranks must have: nothing is launched."""
         try:
+            self.program.check_open()
             seen = inspect("x", x)
             self._check([seen, inspect("router", self.weights[0])])
             made = empty_like(seen, seen.shape) if out is None else out
@@ -213,7 +218,7 @@ class MoE(Operation):
         return experts
 
     def _check_experts(self, experts: int) -> None:
-        """Raise for numbers of experts, or of choices, that no layer has."""
+        """Raise for numbers of experts that no layer has."""
         if experts not in EXPERTS:
             limits = f"{EXPERTS[0]} to {EXPERTS[-1]} experts, a multiple of 8"
             raise self.misfit(limits, f"{experts} experts")
@@ -221,6 +226,3 @@ class MoE(Operation):
         if experts % ranks:
             wanted = f"experts in a multiple of {ranks}, the number of ranks"
             raise self.misfit(wanted, f"{experts} experts")
-        most = min(experts, MOST_CHOICES)
-        if isinstance(self.top_k, bool) or self.top_k not in range(1, most + 1):
-            raise self.misfit(f"top_k in 1 .. {most}", f"top_k = {self.top_k!r}")

@@ -42,8 +42,8 @@ class SparseBlock:
     router: Any
     gate_up: Any
     down: Any
-    top_k: int
-    normalize: bool
+    top_k: Any  # as the block has them
+    normalize: Any
 
     def share(self, parallel: str, rank: int, world: int) -> SparseBlock:
         """What a rank has of it: all experts, of the `tensor` their part of the inner
@@ -91,7 +91,7 @@ def read_sparse_block(block: Any) -> SparseBlock:
         raise _refusal(wanted, ", ".join(strange))
     normalize = _first((block, gate), "norm_topk_prob")
     return SparseBlock(
-        _detached(router), *weights, int(top_k), normalize is None or bool(normalize)
+        _detached(router), *weights, top_k, True if normalize is None else normalize
     )
 
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from inspect import Parameter, signature
 from math import prod
-from numbers import Integral
 from typing import Any
 
 from etc_dist.compiler import compile
 from etc_dist.errors import ArgumentError
 from etc_dist.ir import GraphFunction
 from etc_dist.ir.tensor import DTYPES as SIZES
+from etc_dist.ops.arguments import sizes_for
 from etc_dist.program import Bound, Program, Room, as_refusal
 from etc_dist.runtime.arrays import UNKNOWN, Array, empty_like, identity, inspect
 from etc_dist.runtime.stream import stream_for
@@ -50,7 +49,7 @@ class Operation:
         self.world = world
         self._programs: list[Program] = []
         try:
-            options = {**options, **_sizes(make_graph, options, sizes)}
+            options = {**options, **sizes_for(make_graph, options, sizes)}
         except Exception as error:
             world.refuse(as_refusal(error, f"the options of {type(self).__name__}"))
         self.program = self._compile(make_graph, options, schedule, trace)
@@ -102,9 +101,9 @@ class Operation:
 
     def _call(self, inputs: Sequence[Any], out: Any, stream: Any) -> Any:
         try:
-            on_gpu = self.world.backend == "cuda"
-            stream = stream_for(stream, inputs[0]) if on_gpu else None
-            if out is None and on_gpu:
+            backend = self.world.backend
+            stream = stream_for(backend, stream, inputs[0])
+            if out is None and backend == "cuda":
                 with stream or nullcontext():
                     out = self._make_output(inputs)
             key = (*map(identity, inputs), identity(out))
@@ -171,78 +170,7 @@ def _end(array: Array) -> int:
     return array.pointer + prod(array.shape) * SIZES.get(array.dtype, 1)
 
 
-def _sizes(
-    make_graph: Callable[..., GraphFunction],
-    decided: Mapping[str, Any],
-    sizes: Mapping[str, Any] | None,
-) -> dict[str, Any]:
-    """`sizes`, if each is one that the graph function takes and nobody has `decided`:
-    a whole number from 1 on, or as many of them as the default has."""
-    name = getattr(make_graph, "__name__", "the graph function")
-    sizes = {} if sizes is None else dict(sizes)
-    known = {
-        key: parameter.default
-        for key, parameter in signature(make_graph).parameters.items()
-        if parameter.kind is Parameter.KEYWORD_ONLY and key not in decided
-    }
-    unfit = {
-        key: value
-        for key, value in sizes.items()
-        if key not in known or not _is_size(value, known[key])
-    }
-    if unfit:
-        raise ArgumentError(
-            f"options that {name} does not take",
-            where=f"options of {name}",
-            wanted=f"whole numbers from 1 on, of {', '.join(known)}",
-            got=", ".join(f"{key} = {value!r}" for key, value in unfit.items()),
-            fix="leave them out, or choose among these",
-        )
-    return sizes
-
-
-def _is_size(value: Any, default: Any) -> bool:
-    if isinstance(default, tuple):
-        fits = isinstance(value, Sequence) and len(value) == len(default)
-        return fits and all(map(_is_size, value, default))
-    return _is_whole(value) and value >= 1
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
-
-
-def number(name: str, value: Any) -> int:
-    """An argument that must be a whole number from 0 on; ArgumentError for others."""
-    if not _is_whole(value) or value < 0:
-        raise ArgumentError(
-            f"argument {name} is no whole number from 0 on",
-            where=f"argument {name}",
-            wanted="an integer; 0 for none",
-            got=repr(value),
-            fix="give a number, or leave it out",
-        )
-    return int(value)
-
-
 def shapes_up_to(name: str, most: int) -> Room:
     """Room for dims in which `name` is up to `most`, whichever of them is needed first:
     a smaller one may need more memory than a larger one, cut into more pieces."""
     return lambda dims: [{**dims, name: n} for n in range(1, most + 1)]
-
-
-def refuse_options(
-    world: World, name: str, **options: tuple[Any, Sequence[Any]]
-) -> None:
-    """Refuse, on every rank, an operation whose options are not among the known."""
-    bad = {k: v for k, (v, known) in options.items() if v not in known}
-    if bad:
-        world.refuse(
-            ArgumentError(
-                f"{name} cannot be made",
-                where=f"{name}, rank {world.rank}",
-                wanted=", ".join(f"{k} in {tuple(options[k][1])}" for k in bad),
-                got=", ".join(f"{k} = {v!r}" for k, v in bad.items()),
-                fix="choose among these",
-            )
-        )

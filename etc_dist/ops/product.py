@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from etc_dist.ir import GraphFunction
-from etc_dist.ops.operation import Operation, refuse_options
+from etc_dist.ops.arguments import given_world, refuse_unknown
+from etc_dist.ops.operation import Operation
 from etc_dist.runtime.arrays import Array
-from etc_dist.world import World, current
+from etc_dist.world import World
 
 DTYPES = ("bfloat16", "float16")
 W_LAYOUTS = ("nk", "kn")
@@ -36,10 +37,10 @@ class ProductOperation(Operation):
         trace: bool | None = None,
         options: Mapping[str, Any] | None = None,
     ):
-        world = world or current()
+        world = given_world(world)
         name = type(self).__name__
         known = {"dtype": (dtype, DTYPES), "w_layout": (w_layout, W_LAYOUTS)}
-        refuse_options(world, name, **known)
+        refuse_unknown(world, name, **known)
         self.dtype, self.w_layout = dtype, w_layout
         own = {"dtype": dtype, "w_layout": w_layout}
         graph = type(self).graph_function

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from etc_dist.errors import ArgumentError
 from etc_dist.runtime.arrays import library_of
 
 if TYPE_CHECKING:
@@ -32,10 +33,14 @@ def _from_handle(handle: int) -> Any:
     return cupy.cuda.ExternalStream(handle)
 
 
-def stream_for(stream: Any, array: Any) -> Any | None:
+def stream_for(backend: str, stream: Any, array: Any) -> Any | None:
     """The CuPy stream to launch on: `stream` if given (a handle, a CuPy or a torch
     stream), else torch's current one for torch arrays, else None: CuPy's current
-    one."""
+    one, or none on the CPU backend. ArgumentError for what is no stream there."""
+    if backend == "cpu":
+        if stream is not None:
+            raise _no_stream(stream, "None on the CPU backend")
+        return None
     if stream is None:
         if library_of(type(array)) != "torch":
             return None
@@ -46,7 +51,19 @@ def stream_for(stream: Any, array: Any) -> Any | None:
         return _from_handle(stream)
     if hasattr(stream, "cuda_stream"):
         return _from_handle(stream.cuda_stream)
+    if not hasattr(stream, "ptr"):
+        raise _no_stream(stream, "a CuPy or a torch stream, its handle, or None")
     return stream
+
+
+def _no_stream(stream: Any, wanted: str) -> ArgumentError:
+    return ArgumentError(
+        "argument stream is no stream to run on",
+        where="argument stream",
+        wanted=wanted,
+        got=repr(stream),
+        fix="leave it out, or pass such a stream; nothing was launched",
+    )
 
 
 class LaunchOrder:

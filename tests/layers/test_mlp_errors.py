@@ -77,8 +77,14 @@ def test_weights_that_do_not_fit_make_no_layer(what, layer, works, zeros, world)
 
 
 def test_few_rows_that_are_no_number_make_no_layer(layer, works, world):
-    with refusal("argument few_rows is no whole number"):
+    with refusal("few_rows is no whole number"):
         MLP(*layer.weights, world=world, few_rows="few")
+    works()
+
+
+def test_packed_is_true_or_false(layer, works, world):
+    with refusal("packed: True or False"):
+        MLP(*layer.weights, world=world, packed="no")
     works()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -89,15 +90,16 @@ def test_odd_numbers_of_experts_are_refused(experts, one_rank, zeros):
         MoE(*weights(zeros, {}, **shapes), top_k=2, world=one_rank)
 
 
-@pytest.mark.parametrize("top_k", [0, 9, True, 2.5, "2", None])
+@pytest.mark.parametrize("top_k", [0, 9, True, 2.0, "2", None, np.array([2])])
 def test_odd_choices_are_refused(top_k, one_rank, zeros):
-    with refusal(rf"wanted: top_k in 1 \.\. 8\n.*got: +top_k = {top_k!r}"):
+    got = re.escape(repr(top_k))
+    with refusal(rf"top_k: an integer, from 1 to 8\n.*got: +top_k = {got}"):
         MoE(*weights(zeros, {}), top_k=top_k, world=one_rank)
 
 
 def test_more_choices_than_a_warp_holds_are_refused(one_rank, zeros):
     shapes = {name: (64, *shape[1:]) for name, shape in SHAPES.items()}
-    with refusal(r"wanted: top_k in 1 \.\. 16\n.*got: +top_k = 17"):
+    with refusal(r"top_k: an integer, from 1 to 16\n.*got: +top_k = 17"):
         MoE(*weights(zeros, {}, **shapes), top_k=17, world=one_rank)
 
 
@@ -163,19 +165,33 @@ def test_options_that_are_no_sizes_are_refused(options, one_rank, zeros):
         MoE(*weights(zeros, {}), top_k=2, world=one_rank, options=options)
 
 
-def test_options_that_are_no_mapping_are_refused(one_rank, zeros):
-    with refusal("'int' object is not iterable", ArgumentError):
-        MoE(*weights(zeros, {}), top_k=2, world=one_rank, options=3)
+@pytest.mark.parametrize("options", [3, [], "block"])
+def test_options_that_are_no_mapping_are_refused(options, one_rank, zeros):
+    with refusal(rf"got: +{re.escape(repr(options))}\n", ArgumentError):
+        MoE(*weights(zeros, {}), top_k=2, world=one_rank, options=options)
 
 
-def test_normalize_is_true_or_false(one_rank, zeros):
-    with refusal(r"normalize in \(True, False\)\n +got: +normalize = 'no'"):
-        MoE(*weights(zeros, {}), top_k=2, world=one_rank, normalize="no")
+@pytest.mark.parametrize("normalize", ["no", 1, np.ones(2, bool)])
+def test_normalize_is_true_or_false(normalize, one_rank, zeros):
+    got = re.escape(repr(normalize))
+    with refusal(rf"normalize: True or False\n +got: +normalize = {got}"):
+        MoE(*weights(zeros, {}), top_k=2, world=one_rank, normalize=normalize)
+
+
+@pytest.mark.parametrize("number", [np.uint8, np.int64])
+def test_numbers_may_be_those_of_an_array(number, make_moe):
+    layer = make_moe(EXPERTS, HIDDEN, INNER, top_k=number(2), few_tokens=number(200))
+    assert (layer.moe.top_k, type(layer.moe.top_k)) == (2, int)
+
+
+def test_a_world_is_a_world(zeros):
+    with refusal(r"None for the current one\n +got: +3\n", ArgumentError):
+        MoE(*weights(zeros, {}), top_k=2, world=3)
 
 
 @pytest.mark.parametrize("few", ["few", "3", True, 2.7, -1, None])
 def test_few_tokens_that_are_no_number_make_no_layer(few, one_rank, zeros):
-    with refusal(rf"few_tokens is no whole number from 0 on\n(.*\n)*.*got: +{few!r}"):
+    with refusal(rf"few_tokens: an integer, from 0 on\n +got: +few_tokens = {few!r}"):
         MoE(*weights(zeros, {}), top_k=2, world=one_rank, few_tokens=few)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import numpy as np
 import pytest
 
+from etc_dist import World
 from etc_dist.errors import ArgumentError, EtcDistError
 from etc_dist.layers.moe import MoE
 from etc_dist.layers.moe_graph import moe_graph
@@ -87,10 +87,11 @@ def test_other_ways_on_other_ranks_are_refused(world, zeros):
         MoE(*share, top_k=2, parallel=way, world=world)
 
 
-class ThreeRanks(SimpleNamespace):
+class ThreeRanks(World):
     """Rank 1 of three, as far as a layer that is refused needs it."""
 
-    rank, size, backend = 1, 3, "cpu"
+    def __init__(self):
+        self.rank, self.size, self.backend = 1, 3, "cpu"
 
     def refuse(self, error: EtcDistError) -> NoReturn:
         raise error

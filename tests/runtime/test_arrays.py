@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from etc_dist.errors import ArgumentError
 from etc_dist.runtime.arrays import UNKNOWN, identity, library_of
 from etc_dist.runtime.stream import stream_for
 
@@ -55,6 +56,13 @@ def test_a_tensor_is_launched_on_torch_s_current_stream_of_its_gpu(
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(_C=library))
     # No CuPy is needed: its streams are told by their handles.
     monkeypatch.setattr("etc_dist.runtime.stream._from_handle", lambda handle: handle)
-    assert stream_for(None, Parameter()) == 1234
-    assert stream_for(5678, Parameter()) == 5678
-    assert stream_for(None, np.zeros(2)) is None
+    assert stream_for("cuda", None, Parameter()) == 1234
+    assert stream_for("cuda", 5678, Parameter()) == 5678
+    assert stream_for("cuda", None, np.zeros(2)) is None
+    assert stream_for("cpu", None, Parameter()) is None
+
+
+@pytest.mark.parametrize(("backend", "stream"), [("cpu", 5), ("cuda", "abc")])
+def test_what_is_no_stream_is_refused(backend, stream):
+    with pytest.raises(ArgumentError, match="no stream to run on"):
+        stream_for(backend, stream, np.zeros(2))
