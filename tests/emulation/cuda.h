@@ -51,6 +51,8 @@ inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
 inline int __ffs(unsigned v) { return __builtin_ffs(int(v)); }
 inline int __popc(unsigned v) { return __builtin_popcount(v); }
 
+BEGIN_UNSEEN
+
 // NOTE: the kernels call these by whole warps only.
 template <class T>
 T __shfl_sync(unsigned, T v, int lane) {
@@ -74,24 +76,29 @@ inline unsigned __ballot_sync(unsigned, bool v) {
 }
 inline int __any_sync(unsigned mask, bool v) { return __ballot_sync(mask, v) != 0; }
 inline int __all_sync(unsigned mask, bool v) { return __ballot_sync(mask, v) == ~0u; }
-inline void __syncwarp() { emulation::exchange("__syncwarp", {}); }
+inline void __syncwarp() { emulation::exchange("__syncwarp", {}, true); }
 inline void __syncthreads() { emulation::own->worker->named[0].meet(emulation::kThreads, false); }
 
 template <class T>
-T atomicAdd(T* at, T v) {
+UNSEEN T atomicAdd(T* at, T v) {
+  emulation::access_atomic(at, sizeof v);
   const T before = *at;
   *at += v;
   return before;
 }
 template <class T>
-T atomicOr(T* at, T v) {
+UNSEEN T atomicOr(T* at, T v) {
+  emulation::access_atomic(at, sizeof v);
   const T before = *at;
   *at |= v;
   return before;
 }
 template <class T>
-T atomicMax(T* at, T v) {
+UNSEEN T atomicMax(T* at, T v) {
+  emulation::access_atomic(at, sizeof v);
   const T before = *at;
   if (v > before) *at = v;
   return before;
 }
+
+END_UNSEEN

@@ -31,6 +31,10 @@ KERNELS = HERE.parents[1] / "kernels"
 FLAGS = (
     *("-x", "c++", "-std=c++20", "-O1", "-w", "-fPIC", "-shared"),
     *("-fno-exceptions", "-fno-rtti", "-fno-strict-aliasing", "-fno-sanitize=all"),
+    # Calls a function before each load and store.
+    *("-Xclang", "-fsanitize-coverage-type=1"),
+    *("-Xclang", "-fsanitize-coverage-trace-loads"),
+    *("-Xclang", "-fsanitize-coverage-trace-stores"),
 )
 MAP = np.dtype(
     [
@@ -68,25 +72,36 @@ class Emulated:
         arrays: Sequence[Mapping[str, np.ndarray[Any, Any]]],
         dims: Mapping[str, int],
         seed: int = 0,
+        runs: int = 1,
+        broken: int = 0,
     ) -> None:
-        """Run on each rank's inputs and outputs; AssertionError where something goes
-        wrong that shows by itself, such as a wait that is given up. Runs at the same
-        dims share the program's memory, as on a GPU, but nothing that it computed."""
+        """Run on each rank's inputs and outputs, `runs` times in a row, where no rank
+        waits for the others in between; AssertionError where something goes wrong that
+        shows by itself, such as a wait that is given up, or accesses that nothing puts
+        in order. Calls at the same dims share the program's memory, as on a GPU, but
+        nothing that it computed. `broken` is `emulation::broken`, if the kernels have
+        it."""
         key = tuple(dims.values())
         if key not in self._memory:
             self._memory[key] = Memory(self.plan, self.source, dims, self.workers)
         memory = self._memory[key]
         memory.begin()
-        blocks, known = [], list(memory.arrays)
+        blocks: list[np.ndarray[Any, Any]] = []
+        written = {tensor.name for tensor in self.plan.graph.outputs()}
+        known = [(a, True) for a in memory.arrays]  # and whether it may be written
         for rank, named in enumerate(arrays):
             assert all(a.flags.c_contiguous for a in named.values())
             pointers = {name: a.ctypes.data for name, a in named.items()}
             args = memory.arguments[rank].copy()
             bind(args, self.plan, self.source, pointers, dims, rank, _encode)
             blocks.append(_at_multiple(args.tobytes()))
-            known += [*named.values(), blocks[-1]]
+            known += [(a, name in written) for name, a in named.items()]
+            known.append((blocks[-1], False))
         places = (ctypes.c_void_p * len(blocks))(*(b.ctypes.data for b in blocks))
-        ranges = sorted((a.ctypes.data, a.ctypes.data + a.nbytes) for a in known)
+        # The last of a range's words is for the run.
+        ranges = sorted(
+            (a.ctypes.data, a.ctypes.data + a.nbytes, may_be, 0) for a, may_be in known
+        )
         wrong = self._run(
             places,
             np.array(ranges, np.uint64).ctypes,
@@ -95,6 +110,8 @@ class Emulated:
             self.workers,
             self.source.cluster,
             SHARED_BYTES[self.source.has_matmul],
+            runs,
+            broken,
             seed,
         )
         faults = [c["fault"][0][: c["faults"][0]] for c in memory.control]
@@ -166,7 +183,7 @@ def _compile(text: str, folder: Path, kernels: Path) -> Any:
     run = ctypes.CDLL(str(path)).run_emulated
     run.restype = ctypes.c_char_p
     pointer, number = ctypes.c_void_p, ctypes.c_int
-    run.argtypes = [pointer, pointer, *[number] * 5, ctypes.c_uint64]
+    run.argtypes = [pointer, pointer, *[number] * 7, ctypes.c_uint64]
     return run
 
 

@@ -5,41 +5,60 @@
 // either direction, a product is computed when its warp waits for it, and whose turn it is, is
 // drawn at random. So a wait or a barrier that is missing shows as a wrong result for some seed.
 // Addresses that are nobody's or not aligned, barriers of different counts and threads that wait
-// for one another end the run. Memory itself is in order: a fence that is missing does not show.
+// for one another end the run. So do two accesses that nothing puts in order (order.h), whichever
+// of them came first in this run, though memory itself is in order here.
 #pragma once
 #include <setjmp.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <ucontext.h>
+
+#include "order.h"
+
+BEGIN_UNSEEN
 
 namespace emulation {
 
-constexpr uint32_t kThreads = 384, kMaxCluster = 2, kMaxRanks = 8;
+constexpr uint32_t kMaxCluster = 2;
 constexpr uint32_t kPlace = 24;  // bits of a shared address below the worker's place in its cluster
 
 struct Words {
   uint64_t word[6];
 };
 
-// Threads that wait for one another; whether any of them brought true.
+// Threads that wait for one another; whether any of them brought true. Each learns what all know.
 struct Meeting {
   uint32_t turn = 0, come = 0, of = 0;
   bool any[2] = {};
+  Sum sum;
+  View* known[2] = {};
   bool meet(uint32_t count, bool value);
+};
+
+// What an mbarrier hands on: from who arrives, and what completes, to who waits.
+struct Phase {
+  Sum sum;
+  View* known;        // in the phase before
+  Known init;         // who made it, when
+  uint32_t agent, clock;  // of what completes in this phase
 };
 
 struct Worker {
   uint32_t index, count, place, rank;
   uint8_t* shared;
   uint32_t shared_bytes;
+  Block* blocks;  // of shared memory
+  Phase phases[kBarriers];
+  uint8_t number[128];  // of the mbarrier at each 8 bytes, from 1 on
+  uint32_t barriers;
+  const struct Thread* storers[kStorers];
+  uint32_t atomics;  // of its threads that have written
   Worker* cluster[kMaxCluster];
   Meeting named[16], *pair;
   struct {
     uint32_t turn = 0, come = 0, products = 0;  // that its first thread has issued
     const char* what = nullptr;
     Words words[2][32];
+    Sum sum;
+    View* known[2];
   } warps[kThreads / 32];
 };
 
@@ -49,11 +68,14 @@ struct Product {
   uint64_t a, b;
   int columns;
   bool adds, is_half, is_kn;  // b has its rows along k
+  Known known;                // of a warp's first thread
 };
 struct Copy {
   uint8_t* to;
   const uint8_t* from;
   uint32_t bytes;
+  uint32_t shared;
+  Known known;
 };
 
 struct Thread {
@@ -70,8 +92,11 @@ struct Thread {
   Copy copies[64];
   uint32_t copied = 0;
   uint32_t store_groups = 0;  // that it has committed
+  Known known;
+  Fences fences;
 };
 extern Thread* own;
+inline int broken;  // which statement of the kernels a test has broken; 0: none
 
 // Lets others take their turn.
 void yield();
@@ -85,7 +110,8 @@ uint64_t now();
 void go_on();  // tells that somebody did
 
 // Each lane's words, once all lanes of the warp have brought theirs, to the same function.
-const Words* exchange(const char* what, Words words);
+// `orders`: and each learns what all know.
+const Words* exchange(const char* what, Words words, bool orders = false);
 
 // `bytes` at a shared address, of any worker of the cluster, that is a multiple of `unit`;
 inline uint8_t* at(const Worker& worker, uint32_t address, uint32_t bytes, uint32_t unit) {
@@ -107,33 +133,13 @@ struct Barrier {
   int16_t pending;
   uint16_t expected;
   int32_t bytes_and_phase;  // bytes still to come * 2 + phase
-
-  bool is_over(uint32_t phase) const { return uint32_t(bytes_and_phase & 1) != phase; }
-  void arrive(uint32_t count) {
-    go_on();
-    pending = int16_t(pending - int(count));
-    if (pending < 0) fail("more arrivals at an mbarrier than it expects");
-    settle();
-  }
-  void expect(uint32_t bytes) { bytes_and_phase += int32_t(bytes) * 2; }
-  void complete(uint32_t bytes) {
-    bytes_and_phase -= int32_t(bytes) * 2;
-    settle();
-  }
-
- private:
-  void settle() {
-    if (pending > 0 || bytes_and_phase >> 1 > 0) return;
-    if (bytes_and_phase >> 1 < 0) fail("more bytes at an mbarrier than it expects");
-    pending = int16_t(expected);
-    bytes_and_phase ^= 1;
-  }
 };
 static_assert(sizeof(Barrier) == 8);
-inline Barrier& barrier(const Worker& worker, uint32_t address) {
-  return *reinterpret_cast<Barrier*>(at(worker, address, sizeof(Barrier), sizeof(Barrier)));
-}
-inline Barrier& barrier(uint32_t address) { return barrier(*own->worker, address); }
+// That of the running thread's worker, or of another one.
+void init_barrier(uint32_t address, uint32_t count);
+void arrive(Worker& worker, uint32_t address, uint32_t count);
+void expect(uint32_t address, uint32_t bytes);
+bool is_over(uint32_t address, uint32_t parity);
 
 // A tensor map as emulation.py makes it.
 struct Map {
@@ -153,8 +159,24 @@ struct Later {
   Copy* copies;
   uint32_t count;
   uint64_t due;  // not before this turn
+  Known known;   // of who issued it
 };
-void later(const Later& what);
+void later(Later what);  // by the running thread
+
+// An access of the running thread, or of what it issued.
+void access_shared(const Worker& worker, uint32_t address, uint32_t bytes, const Access& access);
+void access_global(const void* at, uint64_t bytes, const Access& access);
+void access_atomic(const void* at, uint64_t bytes);
+// An atomic of four bytes: change(before) is what is there then. What was there before.
+void use_word(uint64_t address, const Atomic& how);
+template <class Change>
+UNSEEN uint32_t change_word(uint64_t address, const Atomic& how, Change change) {
+  uint32_t* const word = reinterpret_cast<uint32_t*>(global(address, 4, 4));
+  use_word(address, how);
+  const uint32_t before = *word;
+  if (how.writes) *word = change(before), go_on();
+  return before;
+}
 
 // A bulk store of the running thread: of a box, or of `bytes` to `global` if there is no map.
 // Shared memory is read some turns later, and global memory written later still.
@@ -163,3 +185,5 @@ void store_later(const Later& box, uint64_t global, uint32_t bytes);
 void wait_stores(uint32_t pending, bool are_written);
 
 }  // namespace emulation
+
+END_UNSEEN

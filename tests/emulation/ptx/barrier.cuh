@@ -1,27 +1,28 @@
 #pragma once
 #include "common/types.cuh"
 
+BEGIN_UNSEEN_CALLS
+
 namespace etc::ptx {
 
 inline void mbarrier_init(u32 barrier, u32 count) {
-  emulation::barrier(barrier) = {int16_t(count), u16(count), 0};
+  emulation::init_barrier(barrier, count);
 }
 inline void mbarrier_init_fence() {}
 inline void mbarrier_arrive_many(u32 barrier, u32 count) {
-  emulation::barrier(barrier).arrive(count);
+  emulation::arrive(*emulation::own->worker, barrier, count);
 }
 inline void mbarrier_arrive(u32 barrier) { mbarrier_arrive_many(barrier, 1); }
 inline void mbarrier_arrive_expect(u32 barrier, u32 bytes) {
-  emulation::barrier(barrier).expect(bytes);
+  emulation::expect(barrier, bytes);
   mbarrier_arrive_many(barrier, 1);
 }
 inline void mbarrier_arrive_cluster(u32 barrier, u32 worker) {
-  emulation::barrier(*emulation::own->worker->cluster[worker], barrier).arrive(1);
+  emulation::arrive(*emulation::own->worker->cluster[worker], barrier, 1);
 }
 inline bool mbarrier_try_wait(u32 barrier, u32 parity) {
-  emulation::Barrier& seen = emulation::barrier(barrier);
-  seen.is_over(parity) ? emulation::may_yield() : emulation::yield();
-  return seen.is_over(parity);
+  emulation::is_over(barrier, parity) ? emulation::may_yield() : emulation::yield();
+  return emulation::is_over(barrier, parity);
 }
 template <int kThreads>
 bool named_barrier_any(u32 id, bool value) {
@@ -38,3 +39,5 @@ inline void cluster_barrier() {
 }
 
 }  // namespace etc::ptx
+
+END_UNSEEN_CALLS

@@ -1,6 +1,8 @@
 #pragma once
 #include "common/operand.cuh"
 
+BEGIN_UNSEEN_CALLS
+
 namespace etc::ptx {
 
 inline emulation::Later box_copy(u32 shared, const Box& box, u32 barrier, u32 mask, bool halves) {
@@ -46,3 +48,5 @@ void wait_stores_read() {
 }
 
 }  // namespace etc::ptx
+
+END_UNSEEN_CALLS

@@ -1,23 +1,34 @@
 #pragma once
 #include "common/types.cuh"
 
+BEGIN_UNSEEN_CALLS
+
 namespace etc::ptx {
 
+inline emulation::Access own_access(bool writes) {
+  return access_of(emulation::own->known, emulation::kPlain, writes);
+}
 template <class T>
 T load(u64 address) {
   T v;
-  memcpy(&v, emulation::global(address, sizeof v, sizeof v), sizeof v);
+  const u8* const from = emulation::global(address, sizeof v, sizeof v);
+  emulation::access_global(from, sizeof v, own_access(false));
+  memcpy(&v, from, sizeof v);
   return v;
 }
 template <class T>
 void store(u64 address, T v) {
-  memcpy(emulation::global(address, sizeof v, sizeof v), &v, sizeof v);
+  u8* const to = emulation::global(address, sizeof v, sizeof v);
+  emulation::access_global(to, sizeof v, own_access(true));
+  memcpy(to, &v, sizeof v);
 }
 template <class T>
 T load_shared_as(u32 address) {
   emulation::may_yield();
   T v;
-  memcpy(&v, emulation::at(address, sizeof v, sizeof v), sizeof v);
+  const u8* const from = emulation::at(address, sizeof v, sizeof v);
+  emulation::access_shared(*emulation::own->worker, address, sizeof v, own_access(false));
+  memcpy(&v, from, sizeof v);
   return v;
 }
 
@@ -27,47 +38,58 @@ inline u64 global_timer() {
 }
 inline void nanosleep(u32) { emulation::yield(); }
 
+constexpr bool kReads = true, kWrites = true, kAdds = true, kAcquires = true, kReleases = true;
+
+inline u32 look(u64 address, bool system, bool acquires) {
+  emulation::yield();
+  return emulation::change_word(
+      address, {system, kReads, !kWrites, !kAdds, acquires}, [](u32 v) { return v; });
+}
 template <bool kSystem>
 u32 load_acquire(u64 address) {
-  emulation::yield();
-  return load<u32>(address);
+  return look(address, kSystem, kAcquires);
 }
-inline u32 load_relaxed(u64 address) { return load_acquire<true>(address); }
-inline void store_relaxed(u64 address, u32 v) { store(address, v); }
+inline u32 load_relaxed(u64 address) { return look(address, true, !kAcquires); }
+inline void store_relaxed(u64 address, u32 v) {
+  emulation::change_word(address, {true, !kReads, kWrites}, [&](u32) { return v; });
+}
 inline void store_release(u64 address, u32 v) {
   emulation::yield();
-  store(address, v);
+  emulation::change_word(
+      address, {true, !kReads, kWrites, !kAdds, !kAcquires, kReleases}, [&](u32) { return v; });
 }
-template <bool kSystem>
-u32 fetch_add(u64 address, u32 v) {
-  const u32 before = load<u32>(address);
-  store(address, before + v);
-  emulation::go_on();
-  return before;
+inline u32 add(u64 address, u32 v, const emulation::Atomic& how) {
+  return emulation::change_word(address, how, [&](u32 before) { return before + v; });
 }
 template <bool kSystem>
 void add_relaxed(u64 address, u32 v) {
-  fetch_add<kSystem>(address, v);
+  add(address, v, {kSystem, !kReads, kWrites, kAdds});
+}
+template <bool kSystem>
+u32 fetch_add(u64 address, u32 v) {
+  return add(address, v, {kSystem, kReads, kWrites, kAdds});
 }
 template <bool kSystem>
 u32 fetch_add_acquire(u64 address, u32 v) {
-  return fetch_add<kSystem>(address, v);
+  return add(address, v, {kSystem, kReads, kWrites, kAdds, kAcquires});
 }
-inline u32 fetch_add_acq_rel(u64 address, u32 v) { return fetch_add<false>(address, v); }
+inline u32 fetch_add_acq_rel(u64 address, u32 v) {
+  return add(address, v, {false, kReads, kWrites, kAdds, kAcquires, kReleases});
+}
 template <bool kSystem>
 u32 fetch_or(u64 address, u32 v) {
-  const u32 before = load<u32>(address);
-  store(address, before | v);
-  return before;
+  return emulation::change_word(
+      address, {kSystem, kReads, kWrites, kAdds}, [&](u32 before) { return before | v; });
 }
 inline u32 count_up(u64 address) { return fetch_add<false>(address, 1); }
 template <bool kSystem>
 void fence_acq_rel() {
   emulation::may_yield();
+  fence_acquire_release(emulation::own->known, emulation::own->fences, kSystem);
 }
-inline void fence_proxy_async() {}
-inline void fence_proxy_async_global() {}
-inline void fence_proxy_async_shared() {}
+inline void fence_proxy_async_global() { emulation::own->known.fence(emulation::kGlobal); }
+inline void fence_proxy_async_shared() { emulation::own->known.fence(emulation::kShared); }
+inline void fence_proxy_async() { fence_proxy_async_global(), fence_proxy_async_shared(); }
 
 inline uint4 load16_l2(u64 address) { return load<uint4>(address); }
 inline uint4 load16_last(u64 address) { return load<uint4>(address); }
@@ -87,7 +109,8 @@ inline void copy16_async(u32 shared, u64 address, u32 bytes) {
   if (self.copied == sizeof self.copies / sizeof *self.copies) emulation::fail("many copies");
   if (bytes > 16) emulation::fail("a copy of more than 16 bytes");
   const u8* const from = bytes == 0 ? nullptr : emulation::global(address, bytes, 16);
-  self.copies[self.copied++] = {emulation::at(shared, 16, 16), from, bytes};
+  u8* const to = emulation::at(shared, 16, 16);
+  self.copies[self.copied++] = {to, from, bytes, shared, self.known.issue()};
 }
 inline void mbarrier_arrive_copied(u32 barrier) {
   emulation::Thread& self = *emulation::own;
@@ -101,7 +124,9 @@ inline void mbarrier_arrive_copied(u32 barrier) {
 
 inline void store_shared8(u32 address, u32 low, u32 high) {
   const uint2 v{low, high};
-  memcpy(emulation::at(address, sizeof v, sizeof v), &v, sizeof v);
+  u8* const to = emulation::at(address, sizeof v, sizeof v);
+  emulation::access_shared(*emulation::own->worker, address, sizeof v, own_access(true));
+  memcpy(to, &v, sizeof v);
 }
 inline uint4 load_shared16(u32 address) { return load_shared_as<uint4>(address); }
 inline uint2 load_shared8(u32 address) { return load_shared_as<uint2>(address); }
@@ -119,3 +144,5 @@ inline u32 shared_address(const void* p) {
 }
 
 }  // namespace etc::ptx
+
+END_UNSEEN_CALLS

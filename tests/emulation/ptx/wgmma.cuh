@@ -1,6 +1,8 @@
 #pragma once
 #include "common/types.cuh"
 
+BEGIN_UNSEEN
+
 namespace etc::ptx {
 
 inline void wgmma_fence() {}
@@ -10,29 +12,50 @@ inline void wgmma_commit() {
   self.ends[self.groups++] = self.count;
 }
 
-// An element of an operand: of 128-byte rows along k, eight of which are neighbours; or, if it is
-// KN, of such rows along the other axis.
-template <bool kIsHalf>
-float operand(u64 descriptor, u32 row, u32 k, bool is_kn = false) {
+// Where an element of an operand lies: in 128-byte rows along k, eight of which are neighbours; or,
+// if it is KN, in such rows along the other axis.
+inline u32 place_of(u64 descriptor, u32 row, u32 k, bool is_kn) {
   const auto field = [&](u32 bit) { return u32(descriptor >> bit & 0x3fff) << 4; };
   const u32 first = field(0), apart = field(16), eight_rows = field(32);
   const u32 of_kn = first + row / 64 * apart + k / 8 * eight_rows + k % 8 * 128 + row % 64 * 2;
   const u32 of_nk = first + row / 8 * eight_rows + row % 8 * 128 + k * 2;
-  const u32 at = emulation::swizzled(is_kn ? of_kn : of_nk);
-  u16 bits;
-  memcpy(&bits, emulation::at(at, sizeof bits, sizeof bits), sizeof bits);
-  return element<kIsHalf>(bits, 0);
+  return emulation::swizzled(is_kn ? of_kn : of_nk);
 }
 template <bool kIsHalf>
-void multiply(const emulation::Product& p) {
+void read_row(float (&to)[16], u64 descriptor, u32 row, bool is_kn) {
+  const u32 step = is_kn ? 1 : 8;  // neighbours in memory
+  for (u32 k = 0; k < 16; k += step) {
+    u16 bits[8];
+    const u32 bytes = step * sizeof *bits;
+    memcpy(bits, emulation::at(place_of(descriptor, row, k, is_kn), bytes, bytes), bytes);
+    for (u32 i = 0; i < step; ++i) to[k + i] = element<kIsHalf>(bits[i], 0);
+  }
+}
+// A warp reads 16 rows of a, from `first` on, and all of b, when it waits for the product.
+// NOTE: for each of the four, another quarter of b is looked at: what is not in order shows there.
+inline void check_operands(const emulation::Product& p, u32 first) {
+  const emulation::Known& now = emulation::own->known;
+  const emulation::Access read{&p.known, now.agent, now.clock, emulation::kAsync, false};
+  const emulation::Worker& worker = *emulation::own->worker;
+  for (u32 i = 0; i < 32; ++i) {
+    access_shared(worker, place_of(p.a, first + i / 2, i % 2 * 8, false), 16, read);
+  }
+  for (u32 i = threadIdx.x / 32 % 4; i < u32(p.columns) * 2; i += 4) {  // eight elements each
+    const u32 row = p.is_kn ? i / 16 * 8 : i / 2, k = p.is_kn ? i % 16 : i % 2 * 8;
+    access_shared(worker, place_of(p.b, row, k, p.is_kn), 16, read);
+  }
+}
+template <bool kIsHalf>
+UNSEEN void multiply(const emulation::Product& p) {
   const u32 thread = threadIdx.x % 128, row = thread / 32 * 16 + thread % 32 / 4;
   float a[2][16], b[16];
   for (u32 half = 0; half < 2; ++half) {
-    for (u32 k = 0; k < 16; ++k) a[half][k] = operand<kIsHalf>(p.a, row + half * 8, k);
+    read_row<kIsHalf>(a[half], p.a, row + half * 8, false);
   }
+  if (threadIdx.x % 32 == 0) check_operands(p, row);
   for (i32 i = 0; i < p.columns / 4; ++i) {
     const u32 column = u32(i) / 2 * 8 + thread % 4 * 2 + u32(i) % 2;
-    for (u32 k = 0; k < 16; ++k) b[k] = operand<kIsHalf>(p.b, column, k, p.is_kn);
+    read_row<kIsHalf>(b, p.b, column, p.is_kn);
     for (i32 half = 0; half < 2; ++half) {
       float& sum = p.sums[i / 2 * 4 + half * 2 + i % 2];
       float v = p.adds ? sum : 0.0f;
@@ -44,7 +67,7 @@ void multiply(const emulation::Product& p) {
 // By whole warpgroups: none multiplies before all of its warps have issued as much, and by whole
 // warps: none goes on before all have multiplied.
 template <int kPending>
-void wgmma_wait() {
+UNSEEN void wgmma_wait() {
   emulation::Thread& self = *emulation::own;
   if (self.groups > kPending) {
     const u32 done = self.groups - kPending, end = self.ends[done - 1];
@@ -56,6 +79,7 @@ void wgmma_wait() {
     for (u32 i = 0; i < end; ++i) {
       const emulation::Product& p = self.products[i];
       p.is_half ? multiply<true>(p) : multiply<false>(p);
+      emulation::drop(p.known.view);
     }
     memmove(self.products, self.products + end, (self.count - end) * sizeof *self.products);
     self.count -= end;
@@ -64,11 +88,13 @@ void wgmma_wait() {
   }
   __syncwarp();
 }
-inline void add_product(const emulation::Product& p) {
+UNSEEN inline void add_product(emulation::Product p) {
   emulation::Thread& self = *emulation::own;
   if (self.count == sizeof self.products / sizeof *self.products) emulation::fail("many products");
+  const bool is_first = threadIdx.x % 32 == 0;
+  if (is_first) p.known = self.known.issue();
   self.products[self.count++] = p;
-  if (threadIdx.x % 32 == 0) ++self.worker->warps[threadIdx.x / 32].products;
+  if (is_first) ++self.worker->warps[threadIdx.x / 32].products;
 }
 inline void keep_order(float&) {}
 template <u32 kStride = 1>
@@ -82,7 +108,7 @@ void wgmma_64x256x16(float (&d)[128], u64 a, u64 b, i32 accumulate) {
 
 // Each lane has a row's address, of the first `count` matrices.
 template <bool kIsTransposed>
-void store_matrices(u32 shared, u32 count, emulation::Words own) {
+UNSEEN void store_matrices(u32 shared, u32 count, emulation::Words own) {
   emulation::may_yield();
   const emulation::Words* all = emulation::exchange("store_matrices", own);
   const u32 lane = threadIdx.x % 32, row = lane % 8;
@@ -94,8 +120,10 @@ void store_matrices(u32 shared, u32 count, emulation::Words own) {
       const u16 bits = u16((kIsTransposed ? row : i) % 2 == 0 ? word : word >> 16);
       memcpy(to + i * 2, &bits, 2);
     }
+    const emulation::Known& known = emulation::own->known;
+    access_shared(*emulation::own->worker, shared, 16, access_of(known, emulation::kPlain, true));
   }
-  __syncwarp();
+  emulation::exchange("store_matrices", {});
 }
 inline void store_matrix4(u32 shared, u32 a, u32 b, u32 c, u32 d) {
   store_matrices<false>(shared, 4, {a, b, c, d});
@@ -108,3 +136,5 @@ inline void store_matrix2_transposed(u32 shared, u32 a, u32 b) {
 }
 
 }  // namespace etc::ptx
+
+END_UNSEEN

@@ -1,0 +1,264 @@
+// What goes on beside the threads: bulk copies and stores, and the mbarriers that count them.
+// Behind a program.
+#pragma once
+#include "memory.h"
+
+BEGIN_UNSEEN_CALLS
+
+namespace emulation {
+
+struct Store {
+  Later box;  // its place in shared memory, whatever is stored
+  uint64_t global;
+  uint32_t bytes, group;
+  const Thread* thread;
+  uint8_t* data;  // what shared memory held, if it was read
+  uint64_t due;
+};
+static List<Later> waiting;
+static List<Store> stores;
+
+static Barrier& barrier(const Worker& worker, uint32_t address) {
+  return *reinterpret_cast<Barrier*>(at(worker, address, sizeof(Barrier), sizeof(Barrier)));
+}
+static uint8_t& number(Worker& worker, uint32_t address) {
+  const uint32_t place = (address & ((1u << kPlace) - 1)) / sizeof(Barrier);
+  if (place >= sizeof worker.number) fail("an mbarrier behind the place for them");
+  return worker.number[place];
+}
+// Of an mbarrier that `known` knows to be one.
+static Phase& phase(Worker& worker, uint32_t address, const Known& known) {
+  const uint8_t n = number(worker, address);
+  if (n == 0) fail("an mbarrier that nobody initialized");
+  Phase& found = worker.phases[n - 1];
+  if (!known.covers(found.init.agent, found.init.clock, kSeen)) {
+    fail("an mbarrier used with nothing between that and where it was initialized");
+  }
+  return found;
+}
+static void settle(Barrier& barrier, Phase& phase) {
+  if (barrier.pending < 0) fail("more arrivals at an mbarrier than it expects");
+  if (barrier.pending > 0 || barrier.bytes_and_phase >> 1 > 0) return;
+  if (barrier.bytes_and_phase >> 1 < 0) fail("more bytes at an mbarrier than it expects");
+  barrier.pending = int16_t(barrier.expected);
+  barrier.bytes_and_phase ^= 1;
+  View* const all = phase.sum.take();
+  raise(all->clock[phase.agent], phase.clock++);
+  put(phase.known, all);
+}
+void init_barrier(uint32_t address, uint32_t count) {
+  Worker& worker = *own->worker;
+  barrier(worker, address) = {int16_t(count), uint16_t(count), 0};
+  if (worker.barriers == kBarriers) fail("many mbarriers");
+  number(worker, address) = uint8_t(worker.barriers + 1);
+  Phase& made = worker.phases[worker.barriers];
+  made.init = own->known, made.init.view = nullptr;
+  if (made.clock == 0) made.clock = 1;
+  made.agent = uint32_t(&worker - workers) * kAgents + kFirstBarrier + worker.barriers++;
+}
+void arrive(Worker& worker, uint32_t address, uint32_t count) {
+  Barrier& at = barrier(worker, address);
+  Phase& now = phase(worker, address, own->known);
+  go_on();
+  now.sum.add(own->known);
+  at.pending = int16_t(at.pending - int(count));
+  settle(at, now);
+}
+void expect(uint32_t address, uint32_t bytes) {
+  barrier(*own->worker, address).bytes_and_phase += int32_t(bytes) * 2;
+}
+bool is_over(uint32_t address, uint32_t parity) {
+  Worker& worker = *own->worker;
+  Phase& now = phase(worker, address, own->known);
+  if (uint32_t(barrier(worker, address).bytes_and_phase & 1) == parity) return false;
+  own->known.acquire(now.known);
+  return true;
+}
+// What `known` issued is complete, by so many bytes or, if they are none, by an arrival.
+static void complete(Worker& worker, uint32_t address, uint32_t bytes, const Known& known) {
+  Barrier& at = barrier(worker, address);
+  Phase& now = phase(worker, address, known);
+  at.bytes_and_phase -= int32_t(bytes) * 2;
+  if (bytes == 0) --at.pending;
+  settle(at, now);
+}
+// An access that is over when an mbarrier's phase is.
+static Access counted(
+    Worker& worker, uint32_t address, const Known& known, Kind kind, bool writes) {
+  const Phase& now = phase(worker, address, known);
+  return {&known, now.agent, now.clock, kind, writes};
+}
+
+// Most of what goes on beside the threads takes a few turns, some of it many.
+static uint64_t some_turns_on() { return turns + draw(draw(4) == 0 ? 100 : 4); }
+void later(Later what) {
+  what.due = some_turns_on(), what.known = own->known.issue();
+  waiting.add(what);
+  go_on();
+}
+
+static uint32_t box_rows(const Later& box) {
+  uint32_t rows = 1;
+  for (uint32_t i = 1; i < box.map->axes; ++i) rows *= box.map->side[i];
+  return rows;
+}
+// Calls row(r, there, global, first, count) for each row of a box, of 128 bytes, of which `count`
+// elements from the `first` on are there, if it is.
+template <class Row>
+static void each_row(const Later& box, Row row) {
+  const Map& map = *box.map;
+  const uint32_t item = map.itemsize;
+  if (map.side[0] * item != 128) fail("a box is not of rows of 128 bytes");
+  for (uint32_t r = 0; r < box_rows(box); ++r) {
+    bool is_inside = true;
+    uint64_t at = map.pointer;
+    for (uint32_t i = 1, rest = r; i < map.axes; rest /= map.side[i], ++i) {
+      const int64_t k = box.first[i] + int64_t(rest % map.side[i]);
+      is_inside = is_inside && k >= 0 && k < map.extent[i];
+      at += uint64_t(k) * map.pitch[i];
+    }
+    const int64_t x = box.first[0], least = x < 0 ? -x : 0;
+    const int64_t most = map.extent[0] - x < map.side[0] ? map.extent[0] - x : map.side[0];
+    const bool is_there = is_inside && least < most;
+    uint8_t* from = nullptr;
+    if (is_there) from = global(at + uint64_t(x + least) * item, uint64_t(most - least) * item, 1);
+    row(r, is_there, from, uint32_t(least), uint32_t(most - least));
+  }
+}
+static void load_box(const Later& box) {
+  const uint32_t item = box.map->itemsize;
+  for (uint32_t place = 0; place < kMaxCluster; ++place) {
+    if ((box.mask >> place & 1) == 0) continue;
+    Worker& worker = *box.worker->cluster[place];
+    at(worker, box.shared, box_rows(box) * 128, 128);
+    const Access reads = counted(worker, box.barrier, box.known, kAsync, false);
+    const Access writes = counted(worker, box.barrier, box.known, kAsync, true);
+    access_shared(worker, box.shared, box_rows(box) * 128, writes);
+    each_row(box, [&](uint32_t r, bool is_there, uint8_t* from, uint32_t first, uint32_t count) {
+      uint8_t row[128] = {};
+      if (is_there) access_global(from, count * item, reads);
+      if (is_there) memcpy(row + first * item, from, count * item);
+      for (uint32_t i = 0; i < 128; i += 16) {
+        memcpy(worker.shared + swizzled(box.shared + r * 128 + i), row + i, 16);
+      }
+    });
+  }
+}
+// The agent that reads, or writes, for a thread's bulk stores.
+static uint32_t storer(const Thread& thread, bool writes) {
+  Worker& worker = *thread.worker;
+  uint32_t i = 0;
+  while (i < kStorers && worker.storers[i] != nullptr && worker.storers[i] != &thread) ++i;
+  if (i == kStorers) fail("many threads that issue bulk stores");
+  worker.storers[i] = &thread;
+  return uint32_t(&worker - workers) * kAgents + kFirstStorer + 2 * i + uint32_t(writes);
+}
+static void read_store(Store& store) {
+  store.data = static_cast<uint8_t*>(malloc(store.bytes));
+  const Known& known = store.box.known;
+  const Access reads{&known, storer(*store.thread, false), store.group + 1, kAsync, false};
+  access_shared(*store.box.worker, store.box.shared, store.bytes, reads);
+  memcpy(store.data, at(*store.box.worker, store.box.shared, store.bytes, 16), store.bytes);
+}
+static void write_store(List<Store>& stores, uint32_t i) {
+  const Store store = stores.items[i];
+  stores.remove(i);
+  const Known& known = store.box.known;
+  const Access writes{&known, storer(*store.thread, true), store.group + 1, kAsync, true};
+  if (store.box.map == nullptr) {
+    uint8_t* const to = global(store.global, store.bytes, 16);
+    access_global(to, store.bytes, writes);
+    memcpy(to, store.data, store.bytes);
+  } else {
+    const uint32_t item = store.box.map->itemsize, begin = store.box.shared;
+    each_row(store.box, [&](uint32_t r, bool there, uint8_t* to, uint32_t first, uint32_t count) {
+      if (there) access_global(to, count * item, writes);
+      for (uint32_t e = 0; there && e < count; ++e) {
+        const uint32_t from = swizzled(begin + r * 128 + (first + e) * item) - begin;
+        memcpy(to + e * item, store.data + from, item);
+      }
+    });
+  }
+  free(store.data);
+  drop(known.view);
+}
+void store_later(const Later& box, uint64_t global, uint32_t bytes) {
+  Store store{box, global, bytes, own->store_groups, own, nullptr, some_turns_on()};
+  store.box.known = own->known.issue();
+  if (box.map != nullptr) store.bytes = box_rows(box) * 128;
+  at(store.box.shared, store.bytes, box.map != nullptr ? 128 : 16);
+  if (store.bytes % 16 != 0) fail("a bulk store of no multiple of 16 bytes");
+  stores.add(store);
+  go_on();
+}
+void wait_stores(uint32_t pending, bool are_written) {
+  for (bool is_over = false; !is_over;) {
+    is_over = true;
+    for (uint32_t i = 0; i < stores.count; ++i) {
+      const Store& store = stores.items[i];
+      const bool is_meant = store.thread == own && store.group + pending < own->store_groups;
+      if (is_meant && (are_written || store.data == nullptr)) is_over = false;
+    }
+    if (!is_over) yield();
+  }
+  if (own->store_groups <= pending) return;
+  View* const now = copy(own->known.view);
+  raise(now->clock[storer(*own, false)], own->store_groups - pending);
+  if (are_written) raise(now->clock[storer(*own, true)], own->store_groups - pending);
+  own->known.set(now);
+}
+
+static void happen(const Later& what) {
+  if (what.kind == Later::kLoad) {
+    load_box(what);
+    for (uint32_t place = 0; place < kMaxCluster; ++place) {
+      if ((what.mask >> place & 1) == 0) continue;
+      complete(*what.worker->cluster[place], what.barrier, box_rows(what) * 128, what.known);
+    }
+  } else if (what.kind == Later::kCopies) {
+    for (uint32_t i = 0; i < what.count; ++i) {
+      const Copy& c = what.copies[i];
+      const Access reads = counted(*what.worker, what.barrier, c.known, kPlain, false);
+      const Access writes = counted(*what.worker, what.barrier, c.known, kPlain, true);
+      if (c.bytes > 0) access_global(c.from, c.bytes, reads);
+      access_shared(*what.worker, c.shared, 16, writes);
+      memset(c.to, 0, 16);
+      memcpy(c.to, c.from, c.bytes);
+      drop(c.known.view);
+    }
+    complete(*what.worker, what.barrier, 0, what.known);
+    free(what.copies);
+  } else {
+    const Access writes = counted(*what.worker, what.barrier, what.known, kPlain, true);
+    access_shared(*what.worker, what.shared, 4, writes);
+    memcpy(at(*what.worker, what.shared, 4, 4), &what.value, 4);
+    complete(*what.worker, what.barrier, 4, what.known);
+  }
+  drop(what.known.view);
+}
+// What goes on beside the threads, now and then.
+static void happen_some() {
+  for (uint32_t i = 0; i < waiting.count;) {
+    if (waiting.items[i].due <= turns) {
+      const Later what = waiting.items[i];
+      waiting.remove(i);
+      happen(what);
+    } else {
+      ++i;
+    }
+  }
+  for (uint32_t i = 0; i < stores.count;) {
+    Store& store = stores.items[i];
+    if (store.due > turns) {
+      ++i;
+    } else if (store.data == nullptr) {
+      read_store(store), store.due = some_turns_on();
+    } else {
+      write_store(stores, i);
+    }
+  }
+}
+
+}  // namespace emulation
+
+END_UNSEEN_CALLS

@@ -1,0 +1,140 @@
+// A program's memory: which there is, and every access to it. Behind a program.
+#pragma once
+#include "turns.h"
+
+BEGIN_UNSEEN_CALLS
+
+extern "C" __attribute__((visibility("hidden"))) char __ehdr_start, _end;  // of this library
+
+namespace emulation {
+
+constexpr uint32_t kTurnLimit = 50'000'000;  // accesses of a thread that lets nobody else go on
+
+// An array. Where nothing may be written, nothing has to be in order.
+struct Range {
+  uint64_t begin, end, is_written;
+  Block* blocks;
+
+  uint64_t count() const { return (end - begin + 15) / 16; }
+};
+static Range* ranges;  // of all arrays, by address
+static uint32_t range_count;
+
+// Atomics by address, each place of the table once.
+constexpr uint32_t kAtoms = 1 << 16;
+struct Used {
+  uint64_t address;
+  Atom atom;
+};
+static Used* atoms;
+
+// What lanes of a warp have written to one place, and must not have changed.
+static struct {
+  const void* at;
+  uint64_t bytes;
+  uint8_t was[16];
+} written;
+
+static void see_written() {
+  if (written.bytes > 0 && memcmp(written.at, written.was, written.bytes) != 0) {
+    fail("lanes of a warp have written different values to one place");
+  }
+  written.bytes = 0;
+}
+static void check_at(
+    Block* blocks, const uint8_t* memory, uint64_t offset, uint64_t bytes, const Access& access,
+    Row row) {
+  see_written();
+  lanes_meet = false;
+  check(blocks, offset, bytes, access, row);
+  if (!lanes_meet) return;
+  written.at = memory + offset, written.bytes = bytes;
+  memcpy(written.was, written.at, bytes);
+}
+
+static Range* find_range(uint64_t address, uint64_t bytes) {
+  uint32_t first = 0, behind = range_count;  // the last range that begins here or before
+  while (behind - first > 1) {
+    const uint32_t middle = (first + behind) / 2;
+    (ranges[middle].begin <= address ? first : behind) = middle;
+  }
+  Range& range = ranges[first];
+  return address >= range.begin && address + bytes <= range.end ? &range : nullptr;
+}
+uint8_t* global(uint64_t address, uint64_t bytes, uint32_t unit) {
+  if (find_range(address, bytes) == nullptr) fail("an access beyond all arrays");
+  if (address % unit != 0) fail("a global address that is not aligned");
+  return reinterpret_cast<uint8_t*>(address);
+}
+
+static void access_range(Range& range, uint64_t address, uint64_t bytes, const Access& access) {
+  if (range.is_written != 0) {
+    const uint8_t* const memory = reinterpret_cast<const uint8_t*>(range.begin);
+    check_at(range.blocks, memory, address - range.begin, bytes, access, kGlobal);
+  } else if (access.writes) {
+    fail("an input is written");
+  }
+}
+void access_global(const void* at, uint64_t bytes, const Access& access) {
+  access_range(*find_range(uint64_t(at), bytes), uint64_t(at), bytes, access);
+}
+void access_shared(const Worker& worker, uint32_t address, uint32_t bytes, const Access& access) {
+  const uint32_t offset = address & ((1u << kPlace) - 1);
+  check_at(worker.blocks, worker.shared, offset, bytes, access, kShared);
+}
+static bool is_in(const void* at, const void* begin, uint64_t bytes) {
+  return uint64_t(at) - uint64_t(begin) < bytes;
+}
+// A thread's own access, to whatever memory: what is none of the program's is let alone.
+static void access(const void* at, uint64_t bytes, Kind kind, bool writes) {
+  if (own == nullptr) return;
+  if (++accesses > kTurnLimit) fail("a thread that waits, and lets nobody else go on");
+  if (is_in(at, stacks, thread_count * kStack)) return;
+  const Access access = access_of(own->known, kind, writes);
+  const Worker& worker = *own->worker;
+  const uint64_t offset = uint64_t(at) - uint64_t(worker.shared);
+  if (offset + bytes <= worker.shared_bytes) {
+    check_at(worker.blocks, worker.shared, offset, bytes, access, kShared);
+  } else if (Range* const range = find_range(uint64_t(at), bytes); range != nullptr) {
+    access_range(*range, uint64_t(at), bytes, access);
+  } else if (!is_in(at, threads, thread_count * sizeof *threads) &&
+             !is_in(at, workers, worker_count * sizeof *workers) &&
+             !is_in(at, &__ehdr_start, uint64_t(&_end) - uint64_t(&__ehdr_start))) {
+    fail("an access beyond all arrays");
+  }
+}
+void access_atomic(const void* at, uint64_t bytes) { access(at, bytes, kAtomic, true); }
+void use_word(uint64_t address, const Atomic& how) {
+  Used* used = atoms + (address / 4 * 0x9e3779b97f4a7c15ull >> 48);
+  for (; used->address != address; used = used + 1 == atoms + kAtoms ? atoms : used + 1) {
+    if (used->address == 0) used->address = address;
+    if (used->address == address) break;
+  }
+  Worker& worker = *own->worker;
+  Access access = access_of(own->known, kAtomic, how.writes);
+  if (how.writes) {
+    own->known.atomic = ++worker.atomics;
+    access.agent = own->known.atomics(), access.clock = worker.atomics;
+  }
+  access_global(reinterpret_cast<void*>(address), 4, access);
+  use(used->atom, own->known, own->fences, worker.rank, how);
+}
+
+}  // namespace emulation
+
+// Called before each access in the text of the program that is not made by kernels/ptx.
+#define ACCESSES(bytes, type)                                   \
+  extern "C" void __sanitizer_cov_load##bytes(const type* at) {  \
+    emulation::access(at, bytes, emulation::kPlain, false);     \
+  }                                                             \
+  extern "C" void __sanitizer_cov_store##bytes(const type* at) { \
+    emulation::access(at, bytes, emulation::kPlain, true);      \
+  }
+ACCESSES(1, uint8_t)
+ACCESSES(2, uint16_t)
+ACCESSES(4, uint32_t)
+ACCESSES(8, uint64_t)
+ACCESSES(16, void)
+#undef ACCESSES
+
+END_UNSEEN_CALLS

@@ -1,0 +1,466 @@
+// Whether accesses to memory are in order: of any two to the same bytes, one of which writes, one
+// must have happened before the other. What happened before what, a program says by barriers,
+// fences, atomics and waits for what goes on beside. That is followed by vector clocks, in the
+// terms of PTX's memory model:
+//   - an atomic tells of what its thread had seen at its last fence, or now if it is a release;
+//     who reads it learns of that at his next fence, or now if he acquires; both within the
+//     scopes of either,
+//   - bulk copies and the tensor cores see what was written by others only behind a fence between
+//     proxies, for that kind of memory, of the writer or of somebody who knew of it,
+//   - a shuffle or a vote orders nothing; __syncwarp does.
+// So one that is missing shows in any run, in whatever order things happened there.
+//
+// Sources: PTX ISA, "Memory Consistency Model"; Flanagan and Freund, "FastTrack" (PLDI 2009).
+#pragma once
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+// Functions whose own accesses nobody sees; nor those of the functions that become part of them.
+// NOTE: they are seen where the function becomes part of one of the program's, so those that the
+// program calls, and that touch its memory or ours, are not inlined.
+#define UNSEEN __attribute__((no_sanitize("coverage"), noinline))
+#define BEGIN_UNSEEN \
+  _Pragma("clang attribute push(__attribute__((no_sanitize(\"coverage\"))), apply_to = function)")
+#define BEGIN_UNSEEN_CALLS \
+  BEGIN_UNSEEN _Pragma("clang attribute push(__attribute__((noinline)), apply_to = function)")
+#define END_UNSEEN _Pragma("clang attribute pop")
+#define END_UNSEEN_CALLS END_UNSEEN END_UNSEEN
+
+BEGIN_UNSEEN
+
+namespace emulation {
+
+[[noreturn]] void fail(const char* what);
+
+template <class T>
+struct List {
+  T* items = nullptr;
+  uint32_t count = 0, room = 0;
+
+  void add(const T& item) {
+    if (count == room) {
+      room = room * 2 + 8;
+      items = static_cast<T*>(realloc(items, room * sizeof(T)));
+      if (items == nullptr) abort();
+    }
+    items[count++] = item;
+  }
+  void remove(uint32_t i) { items[i] = items[--count]; }
+  void end() { free(items), items = nullptr, count = room = 0; }
+};
+
+constexpr uint32_t kThreads = 384, kMaxRanks = 8;
+
+// Who accesses memory, of each worker: its threads; what completes on each of its mbarriers; the
+// bulk stores of some threads, first as they read, then as they write; and atomics that write:
+// who sees one is behind it, but only by a fence behind what its thread did before.
+constexpr uint32_t kBarriers = 48, kStorers = 4;
+constexpr uint32_t kFirstBarrier = kThreads, kFirstStorer = kFirstBarrier + kBarriers;
+constexpr uint32_t kAtomics = kFirstStorer + 2 * kStorers, kAgents = kAtomics + 8;
+
+// What somebody knows to have happened: of each agent, its accesses up to a count. The second and
+// third row are of those that bulk copies see as well, of global and of shared memory.
+enum Row : uint32_t { kSeen, kGlobal, kShared, kRows };
+
+// It never changes, so many may have the same. None: nothing is known.
+struct View {
+  uint32_t uses;
+  uint32_t clock[];  // kRows * row_size
+};
+inline uint32_t row_size;  // all agents
+
+typedef uint32_t Eight __attribute__((vector_size(32), aligned(4)));
+static_assert(kAgents % 8 == 0);
+
+inline View* make_view() {
+  View* const made = static_cast<View*>(malloc(sizeof(View) + kRows * row_size * 4));
+  if (made == nullptr) abort();
+  made->uses = 1;
+  return made;
+}
+inline View* hold(View* view) {
+  if (view != nullptr) ++view->uses;
+  return view;
+}
+inline void drop(View* view) {
+  if (view != nullptr && --view->uses == 0) free(view);
+}
+// One that may be changed, until another has it.
+inline View* copy(const View* view) {
+  View* const made = make_view();
+  if (view != nullptr) {
+    memcpy(made->clock, view->clock, kRows * row_size * 4);
+  } else {
+    memset(made->clock, 0, kRows * row_size * 4);
+  }
+  return made;
+}
+inline void raise(uint32_t& clock, uint32_t to) {
+  if (clock < to) clock = to;
+}
+
+// What was made of two views before, or of one and a row: many threads know the same.
+struct Memo {
+  View *a, *b, *made;
+  Row row;
+};
+inline Memo memos[512];
+inline Memo& memo_of(const View* a, const View* b, Row row) {
+  const uint64_t mixed = (uint64_t(a) * 31 + uint64_t(b) + row) * 0x9e3779b97f4a7c15ull;
+  return memos[mixed >> 55];
+}
+inline void clear(Memo& memo) {
+  drop(memo.a), drop(memo.b), drop(memo.made);
+  memo = {};
+}
+inline View* note(Memo& memo, View* a, View* b, Row row, View* made) {
+  clear(memo);
+  memo = {hold(a), hold(b), hold(made), row};
+  return made;
+}
+
+// What either knows.
+inline View* merge(View* a, View* b) {
+  if (b == nullptr || a == b) return hold(a);
+  if (a == nullptr) return hold(b);
+  Memo& memo = memo_of(a, b, kSeen);
+  if (memo.a == a && memo.b == b) return hold(memo.made);
+  View* made = make_view();
+  Eight more_in_a = {}, more_in_b = {};
+  for (uint32_t i = 0; i < kRows * row_size; i += 8) {
+    const Eight x = *reinterpret_cast<const Eight*>(a->clock + i);
+    const Eight y = *reinterpret_cast<const Eight*>(b->clock + i);
+    more_in_a |= reinterpret_cast<Eight>(x > y), more_in_b |= reinterpret_cast<Eight>(y > x);
+    *reinterpret_cast<Eight*>(made->clock + i) = x > y ? x : y;
+  }
+  const auto any = [](Eight v) {
+    for (int i = 0; i < 8; ++i) {
+      if (v[i] != 0) return true;
+    }
+    return false;
+  };
+  if (!any(more_in_b)) {
+    drop(made), made = hold(a);
+  } else if (!any(more_in_a)) {
+    drop(made), made = hold(b);
+  }
+  return note(memo, a, b, kSeen, made);
+}
+// The same, and bulk copies see all of it.
+inline View* fenced(View* view, Row row) {
+  if (view == nullptr) return nullptr;
+  Memo& memo = memo_of(view, nullptr, row);
+  if (memo.a == view && memo.b == nullptr && memo.row == row) return hold(memo.made);
+  View* const made = copy(view);
+  uint32_t *const from = made->clock, *const to = from + row * row_size;
+  for (uint32_t i = 0; i < row_size; ++i) raise(to[i], from[i]);
+  return note(memo, view, nullptr, row, made);
+}
+
+// What an agent knows: of itself, up to which count bulk copies see what it did, and which of its
+// worker's atomics was its last; and of others.
+struct Known {
+  uint32_t agent, clock, fenced[kRows], atomic;
+  View* view;
+
+  uint32_t atomics() const { return agent / kAgents * kAgents + kAtomics; }
+  bool covers(uint32_t other, uint32_t until, Row row) const {
+    if (other == atomics() && until <= atomic) return true;
+    if (other == agent) return until <= (row == kSeen ? clock : fenced[row]);
+    return view != nullptr && until <= view->clock[row * row_size + other];
+  }
+  void set(View* now) { drop(view), view = now; }
+  void acquire(View* more) { set(merge(view, more)); }
+  void fence(Row row) {
+    set(emulation::fenced(view, row));
+    fenced[row] = clock++;
+  }
+  // As it is now, for what goes on beside. What the agent does next, it does later.
+  Known issue() {
+    Known now = *this;
+    hold(view), ++clock;
+    return now;
+  }
+};
+
+// What several agents bring together.
+struct Sum {
+  View* view = nullptr;
+  List<Known> agents;  // without their views
+
+  void add(Known& known) {
+    View* const all = merge(view, known.view);
+    drop(view), view = all;
+    agents.add(known);
+    ++known.clock;
+  }
+  View* take() {
+    View* const all = copy(view);
+    for (uint32_t i = 0; i < agents.count; ++i) {
+      const Known& a = agents.items[i];
+      raise(all->clock[a.agent], a.clock), raise(all->clock[a.atomics()], a.atomic);
+      for (uint32_t row = kGlobal; row < kRows; ++row) {
+        raise(all->clock[row * row_size + a.agent], a.fenced[row]);
+      }
+    }
+    drop(view), view = nullptr, agents.count = 0;
+    return all;
+  }
+  void end() { drop(view), view = nullptr, agents.end(); }
+};
+inline View* release(Known& known) {
+  Sum alone;
+  alone.add(known);
+  View* const all = alone.take();
+  alone.end();
+  return all;
+}
+
+// How memory is accessed: by a thread, by a bulk copy or the tensor cores, or atomically.
+enum Kind : uint8_t { kNone, kPlain, kAsync, kAtomic };
+
+// Of some neighbouring bytes, the last write and the reads since: in a list, or, of many agents,
+// each one's last.
+struct Cell {
+  uint32_t writer, clock, read;
+  Kind kind;
+  uint32_t* many;
+};
+// Of 16 bytes, which most accesses take at once; or of each two of them, if they differ.
+struct Block {
+  Cell whole;
+  Cell* parts;
+};
+struct Read {
+  uint32_t reader, clock, next;
+  Kind kind;
+};
+inline List<Read> reads;  // the first one is none
+inline uint32_t free_read;
+inline uint32_t add_read(const Read& read) {
+  if (free_read != 0) {
+    const uint32_t made = free_read;
+    free_read = reads.items[made].next, reads.items[made] = read;
+    return made;
+  }
+  if (reads.count == 0) reads.add({});
+  reads.add(read);
+  return reads.count - 1;
+}
+
+// An access by who knows as much as `known` does when it is issued; it is over when `agent` comes
+// to `clock`.
+struct Access {
+  const Known* known;
+  uint32_t agent, clock;
+  Kind kind;
+  bool writes;
+};
+inline Access access_of(const Known& known, Kind kind, bool writes) {
+  return {&known, known.agent, known.clock, kind, writes};
+}
+
+inline void name_agent(char (&name)[80], uint32_t agent) {
+  const uint32_t worker = agent / kAgents, of = agent % kAgents;
+  const char* const what = of < kFirstBarrier  ? "thread"
+                           : of < kFirstStorer ? "a copy counted by mbarrier"
+                           : of < kAtomics     ? "a bulk store"
+                                               : "an atomic";
+  const uint32_t number = of < kFirstBarrier  ? of
+                          : of < kFirstStorer ? of - kFirstBarrier
+                                              : (of - kFirstStorer) / 2;
+  snprintf(name, sizeof name, "%s %u of worker %u", what, number, worker);
+}
+[[noreturn]] inline void fail_order(
+    const Access& access, Row row, uint64_t at, uint32_t other, Kind kind, bool wrote) {
+  static const char* const kinds[] = {"", "", " in bulk or by wgmma", " by an atomic"};
+  static char what[320];
+  char first[80], second[80];
+  name_agent(first, access.agent), name_agent(second, other);
+  snprintf(what, sizeof what, "byte %llu of %s memory is %s%s, for %s, with nothing between that "
+           "and where it was %s%s, for %s", static_cast<unsigned long long>(at),
+           row == kShared ? "shared" : "an array in global", access.writes ? "written" : "read",
+           kinds[access.kind], first, wrote ? "written" : "read", kinds[kind], second);
+  fail(what);
+}
+
+constexpr uint32_t kFewReads = 12;
+// The reads of a list by their agents, but for atomics.
+inline void tell_apart(Cell& cell) {
+  cell.many = static_cast<uint32_t*>(calloc(row_size, 4));
+  if (cell.many == nullptr) abort();
+  uint32_t left = 0;
+  for (uint32_t i = cell.read, next; i != 0; i = next) {
+    Read& read = reads.items[i];
+    next = read.next;
+    uint32_t& list = read.kind == kAtomic ? left : free_read;
+    if (read.kind != kAtomic) raise(cell.many[read.reader], read.clock);
+    read.next = list, list = i;
+  }
+  cell.read = left;
+}
+
+// Two lanes of a warp have written to one place, as they may if it is the same value.
+inline bool lanes_meet;
+inline bool of_one_warp(uint32_t a, uint32_t b) {
+  const uint32_t first = a % kAgents, second = b % kAgents;
+  return a / kAgents == b / kAgents && first < kThreads && first / 32 == second / 32;
+}
+// `at` counts bytes, for the message.
+inline void check_cell(Cell& cell, const Access& access, Row row, uint64_t at) {
+  const Known& known = *access.known;
+  const bool is_atomic = access.kind == kAtomic;
+  if (cell.kind != kNone && !(is_atomic && cell.kind == kAtomic)) {
+    const Row seen = access.kind == kAsync && cell.kind != kAsync ? row : kSeen;
+    if (!known.covers(cell.writer, cell.clock, seen)) {
+      const bool by_both = access.writes && access.kind == kPlain && cell.kind == kPlain;
+      if (!by_both || !of_one_warp(access.agent, cell.writer)) {
+        fail_order(access, row, at, cell.writer, cell.kind, true);
+      }
+      lanes_meet = true;
+    }
+  }
+  if (access.writes) {
+    for (uint32_t i = cell.read; i != 0;) {
+      Read& read = reads.items[i];
+      if (!(is_atomic && read.kind == kAtomic) && !known.covers(read.reader, read.clock, kSeen)) {
+        fail_order(access, row, at, read.reader, read.kind, false);
+      }
+      const uint32_t next = read.next;
+      read.next = free_read, free_read = i, i = next;
+    }
+    for (uint32_t i = 0; cell.many != nullptr && i < row_size; ++i) {
+      if (cell.many[i] != 0 && !known.covers(i, cell.many[i], kSeen)) {
+        fail_order(access, row, at, i, kPlain, false);
+      }
+    }
+    free(cell.many);
+    cell = {access.agent, access.clock, 0, access.kind, nullptr};
+    return;
+  }
+  if (cell.many != nullptr && !is_atomic) {
+    cell.many[access.agent] = access.clock;
+    return;
+  }
+  // In place of one that happened before this one, as whoever knows of this one knows of it.
+  uint32_t count = 0;
+  for (uint32_t i = cell.read; i != 0; i = reads.items[i].next, ++count) {
+    Read& read = reads.items[i];
+    if ((read.kind == kAtomic) == is_atomic && known.covers(read.reader, read.clock, kSeen)) {
+      read.reader = access.agent, read.clock = access.clock, read.kind = access.kind;
+      return;
+    }
+  }
+  cell.read = add_read({access.agent, access.clock, cell.read, access.kind});
+  if (count == kFewReads && !is_atomic) tell_apart(cell);
+}
+inline uint32_t copy_reads(uint32_t from) {
+  uint32_t made = 0;
+  for (uint32_t i = from; i != 0; i = reads.items[i].next) {
+    Read read = reads.items[i];
+    read.next = made, made = add_read(read);
+  }
+  return made;
+}
+inline void split(Block& block) {
+  block.parts = static_cast<Cell*>(malloc(8 * sizeof(Cell)));
+  if (block.parts == nullptr) abort();
+  for (int i = 0; i < 8; ++i) {
+    block.parts[i] = block.whole;
+    if (i == 0) continue;
+    block.parts[i].read = copy_reads(block.whole.read);
+    if (block.whole.many == nullptr) continue;
+    block.parts[i].many = static_cast<uint32_t*>(malloc(row_size * 4));
+    if (block.parts[i].many == nullptr) abort();
+    memcpy(block.parts[i].many, block.whole.many, row_size * 4);
+  }
+}
+inline void check(Block* blocks, uint64_t offset, uint64_t bytes, const Access& access, Row row) {
+  const uint64_t end = offset + bytes;
+  for (uint64_t at = offset / 16 * 16; at < end; at += 16) {
+    Block& block = blocks[at / 16];
+    const bool is_whole = offset <= at && at + 16 <= end;
+    if (is_whole && block.parts == nullptr) {
+      check_cell(block.whole, access, row, at);
+      continue;
+    }
+    if (block.parts == nullptr) split(block);
+    for (uint64_t i = 0; i < 8; ++i) {
+      const uint64_t part = at + i * 2;
+      if (part + 2 > offset && part < end) check_cell(block.parts[i], access, row, part);
+    }
+    if (is_whole && access.writes) {  // which leaves them alike
+      block.whole = block.parts[0];
+      free(block.parts), block.parts = nullptr;
+    }
+  }
+}
+
+// A word of which atomics were seen: what each rank released there, for itself and for others.
+struct Atom {
+  View *within[kMaxRanks], *beyond[kMaxRanks];
+  uint32_t ranks, narrow;  // that used it; that did so in the scope of their GPU
+};
+// What a thread's relaxed atomics tell of, and what it will learn of at its next fence; in the
+// scope of its GPU, and beyond.
+struct Fences {
+  View *released[2], *seen[2];
+};
+
+inline void put(View*& to, View* view) { drop(to), to = view; }
+inline void fence_acquire_release(Known& known, Fences& fences, bool system) {
+  for (int beyond = 0; beyond <= int(system); ++beyond) {
+    known.acquire(fences.seen[beyond]);
+    put(fences.seen[beyond], nullptr);
+  }
+  put(fences.released[0], release(known));
+  if (system) put(fences.released[1], hold(fences.released[0]));
+}
+
+// Whether it returns what it reads; whether it adds to what is there.
+struct Atomic {
+  bool system, reads, writes, adds, acquires, releases;
+};
+// If it writes, it is the last of `known`.
+inline void use(Atom& atom, Known& known, Fences& fences, uint32_t rank, const Atomic& how) {
+  atom.ranks |= 1u << rank;
+  if (!how.system) atom.narrow |= 1u << rank;
+  if (atom.narrow != 0 && (atom.ranks & (atom.ranks - 1)) != 0) {
+    fail("an atomic in the scope of one GPU, on a word that others use");
+  }
+  if (how.reads) {
+    View* seen[2] = {hold(atom.within[rank]), nullptr};
+    for (uint32_t r = 0; how.system && r < kMaxRanks; ++r) {
+      if (r != rank) put(seen[1], merge(seen[1], atom.beyond[r]));
+    }
+    for (int beyond = 0; beyond < 2; ++beyond) {
+      if (how.acquires) {
+        known.acquire(seen[beyond]);
+      } else {
+        put(fences.seen[beyond], merge(fences.seen[beyond], seen[beyond]));
+      }
+      drop(seen[beyond]);
+    }
+  }
+  if (!how.writes) return;
+  if (!how.adds) {  // what others released is told no more
+    for (uint32_t r = 0; r < kMaxRanks; ++r) {
+      put(atom.within[r], nullptr), put(atom.beyond[r], nullptr);
+    }
+  }
+  View* const now = how.releases ? release(known) : nullptr;
+  View** const told[2] = {&atom.within[rank], &atom.beyond[rank]};
+  for (int beyond = 0; beyond <= int(how.system); ++beyond) {
+    View* const with_it = copy(how.releases ? now : fences.released[beyond]);
+    raise(with_it->clock[known.atomics()], known.atomic);
+    put(*told[beyond], merge(*told[beyond], with_it));
+    drop(with_it);
+  }
+  drop(now);
+}
+
+}  // namespace emulation
+
+END_UNSEEN

@@ -1,0 +1,134 @@
+"""What is broken in the kernels' own text shows when it is run thread by thread: a
+wait, barrier or fence that is missing, and what no longer computes the same."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from etc_dist.layers.moe_few_tokens import moe_few_tokens_graph
+from etc_dist.layers.moe_graph import moe_graph
+from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
+from tests.emulation.cases import check, matmul_reduce_scatter, moe
+from tests.emulation.emulation import KERNELS, Emulated
+
+GRAPHS = {
+    "moe": moe_graph(1, experts=8, top_k=2),
+    "few": moe_few_tokens_graph(1, experts=16, top_k=3),
+    "sum": matmul_reduce_scatter_graph(2),
+}
+CASES = {
+    "moe": lambda: moe(300, 8, 2, 320, 264, "bfloat16"),
+    "moe of many": lambda: moe(8200, 8, 2, 8, 8, "bfloat16"),
+    "few": lambda: moe(3, 16, 3, 200, 56, "bfloat16"),
+    "sum": lambda: matmul_reduce_scatter(600),
+    "sum of few rows": lambda: matmul_reduce_scatter(200),
+}
+BROKEN = [
+    # case, file, a statement or an expression there, what stands in its place
+    (
+        "moe",
+        "tasks/tile_ring",
+        "!wait_mbarrier(run, full(s), ring / kStages & 1)",
+        "false",
+    ),
+    ("moe", "tasks/tile_ring", "ptx::wgmma_wait<1>();", ""),
+    (
+        "moe",
+        "tasks/tile_ring",
+        "multiply(s, k);",
+        "if (k != 2 || threadIdx.x / 32 != 1) multiply(s, k);",
+    ),
+    (
+        "moe",
+        "tasks/tile_ring",
+        "wait_mbarrier(run, free(ring % kStages), (ring / kStages & 1) ^ 1)",
+        "true",
+    ),
+    ("moe", "tasks/tile_ring", "ptx::fence_proxy_async_shared();", ""),
+    ("moe", "tasks/grouped_matmul", "      ptx::named_barrier<128>(2 + wg);", ""),
+    ("moe", "tasks/grouped_matmul", "wait_mbarrier(run, filled(0), round & 1)", "true"),
+    ("moe", "tasks/choose_experts", "task.sync();  // scratch is cleared", ""),
+    ("moe", "tasks/choose_experts", "    task.sync();\n", ""),
+    ("moe", "worker/mailbox", "ptx::mbarrier_arrive_cluster(taken(), 0);", ""),
+    ("moe", "worker/task", "      ptx::fence_acq_rel<Call::kNotifiesPeers>();", ""),
+    ("moe", "worker/tensor_lane", "ptx::fence_proxy_async_global();", ""),
+    ("moe", "worker/tensor_lane", "    ptx::named_barrier<kComputeThreads>(1);", ""),
+    (
+        "moe",
+        "worker/transfer_lane",
+        "    __syncwarp();  // what lane 0 acquired holds for all",
+        "",
+    ),
+    (
+        "moe",
+        "tasks/list_rows",
+        "task.sync();  // before it is written again",
+        "if (warp) task.sync();",
+    ),
+    ("moe of many", "tasks/list_rows", "if (w < warp) row += of_warp;", ""),
+    ("few", "tasks/row_pairs", "    task.sync();", ""),
+    ("sum", "tasks/tile_ring", "ptx::commit_stores();", ""),
+    ("sum", "tasks/tile_ring", "ptx::wait_stores_read<1>();", ""),
+    ("sum", "tasks/tile_ring", "ptx::wait_stores_read<0>();", ""),
+    ("sum", "tasks/tile_ring", "ptx::wait_stores<0>();", ""),
+    ("sum", "tasks/matmul", "ptx::fence_proxy_async_shared();", ""),
+    (
+        "sum",
+        "tasks/matmul",
+        "wait_mbarrier(run, matmul.sent(images & 1), parity)",
+        "true",
+    ),
+    (
+        "sum of few rows",
+        "event/wait",
+        "ptx::load_acquire<true>(address)",
+        "ptx::load_relaxed(address)",
+    ),
+    (
+        "sum of few rows",
+        "event/wait",
+        "ptx::load_acquire<true>(run.self() + u64(rank) * 4)",
+        "run.epoch",
+    ),
+    (
+        "sum of few rows",
+        "worker/worker",
+        "ptx::store_release(word, run.epoch);",
+        "ptx::store_relaxed(word, run.epoch);",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The kernels, which are broken in one place if they are told which."""
+    folder = tmp_path_factory.mktemp("broken") / "kernels"
+    shutil.copytree(KERNELS, folder)
+    for number, (_, file, text, instead) in enumerate(BROKEN, 1):
+        path = folder / f"{file}.cuh"
+        before, found, after = path.read_text().partition(text)
+        assert found, f"{file} has no {text}"
+        is_broken = f"emulation::broken == {number}"
+        if ";" in text:
+            either = f"if ({is_broken}) {{\n{instead}\n}} else {{\n{text}\n}}"
+        else:
+            either = f"({is_broken} ? {instead} : {text})"
+        path.write_text(before + either + after)
+    return folder
+
+
+# Sums of what is not there may be of any size.
+@pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")
+@pytest.mark.parametrize(
+    "number",
+    range(1, len(BROKEN) + 1),
+    ids=lambda number: "-".join(BROKEN[number - 1][:2]),
+)
+def test_what_is_broken_shows(folder, kernels, number):
+    case = BROKEN[number - 1][0]
+    program = Emulated(GRAPHS[case.partition(" ")[0]], folder, kernels=kernels)
+    with pytest.raises(AssertionError):
+        check(program, *CASES[case](), broken=number)

@@ -1,0 +1,93 @@
+// Whose turn it is, and what threads wait for together. Behind a program.
+#pragma once
+#include "threads.h"
+
+BEGIN_UNSEEN_CALLS
+
+namespace emulation {
+
+Thread* own = nullptr;
+
+constexpr uint64_t kRunLimit = 2'000'000'000;  // nanoseconds that runs may last
+constexpr size_t kStack = 192 * 1024;
+
+static jmp_buf scheduler, end;
+static char failure[400];
+static const void* arguments[kMaxRanks];
+static uint64_t state, clock_ns, turns;
+static bool is_forward;
+static uint32_t accesses;  // since a thread's turn began
+static Worker* workers;
+static Thread* threads;
+static char* stacks;
+static size_t worker_count, thread_count;
+
+static uint32_t draw(uint32_t limit) {  // xorshift64
+  state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+  return uint32_t(state >> 32) % limit;
+}
+
+void fail(const char* what) {
+  const Thread& t = *own;
+  snprintf(failure, sizeof failure, "%s; the last turn was of rank %u, worker %u, thread %u", what,
+           t.worker->rank, t.worker->index, t.id);
+  _longjmp(end, 1);
+}
+
+static void see_written();  // memory.h
+
+// NOTE: not swapcontext, which asks the system for the signals' mask each time.
+void yield() {
+  see_written();
+  accesses = 0;
+  if (_setjmp(own->place) == 0) _longjmp(scheduler, 1);
+}
+void may_yield() {
+  if (draw(8) == 0) yield();
+}
+void wait_turn(const uint32_t* turn) {
+  own->turn = turn, own->seen = *turn;
+  while (*turn == own->seen) yield();
+  own->turn = nullptr;
+}
+uint64_t now() { return clock_ns; }
+void go_on() { is_forward = true; }
+
+bool Meeting::meet(uint32_t count, bool value) {
+  const uint32_t this_turn = turn & 1;
+  if (come == 0) any[this_turn] = false, of = count;
+  if (of != count) fail("threads at one barrier that wait for different numbers of them");
+  any[this_turn] |= value;
+  sum.add(own->known);
+  if (++come == count) {
+    put(known[this_turn], sum.take());
+    come = 0, ++turn;
+    go_on();
+  } else {
+    wait_turn(&turn);
+  }
+  own->known.set(hold(known[this_turn]));
+  return any[this_turn];
+}
+
+const Words* exchange(const char* what, Words words, bool orders) {
+  auto& warp = own->worker->warps[own->id / 32];
+  const uint32_t this_turn = warp.turn & 1;
+  Words* const all = warp.words[this_turn];
+  if (warp.come == 0) warp.what = what;
+  if (strcmp(warp.what, what) != 0) fail("lanes of a warp in different functions of it");
+  all[own->id % 32] = words;
+  if (orders) warp.sum.add(own->known);
+  if (++warp.come == 32) {
+    if (orders) put(warp.known[this_turn], warp.sum.take());
+    warp.come = 0, ++warp.turn;
+  } else {
+    wait_turn(&warp.turn);
+  }
+  if (orders) own->known.set(hold(warp.known[this_turn]));
+  return all;
+}
+
+}  // namespace emulation
+
+END_UNSEEN_CALLS
