@@ -27,6 +27,7 @@ struct Used {
   Atom atom;
 };
 static Used* atoms;
+static uint32_t atom_count;
 
 // What lanes of a warp have written to one place, and must not have changed.
 static struct {
@@ -106,9 +107,12 @@ static void access(const void* at, uint64_t bytes, Kind kind, bool writes) {
 void access_atomic(const void* at, uint64_t bytes) { access(at, bytes, kAtomic, true); }
 void use_word(uint64_t address, const Atomic& how) {
   Used* used = atoms + (address / 4 * 0x9e3779b97f4a7c15ull >> 48);
-  for (; used->address != address; used = used + 1 == atoms + kAtoms ? atoms : used + 1) {
-    if (used->address == 0) used->address = address;
-    if (used->address == address) break;
+  while (used->address != address && used->address != 0) {
+    used = used + 1 == atoms + kAtoms ? atoms : used + 1;
+  }
+  if (used->address == 0) {
+    used->address = address;
+    if (++atom_count == kAtoms) fail("many words that atomics use");
   }
   Worker& worker = *own->worker;
   Access access = access_of(own->known, kAtomic, how.writes);

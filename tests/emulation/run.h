@@ -230,7 +230,7 @@ extern "C" const char* run_emulated(
     }
   }
   worker_count = size_t(ranks) * size_t(count), thread_count = worker_count * kThreads;
-  row_size = uint32_t(worker_count) * kAgents, atoms = make<Used>(kAtoms);
+  row_size = uint32_t(worker_count) * kAgents, atoms = make<Used>(kAtoms), atom_count = 0;
   written.bytes = 0;
   workers = make<Worker>(worker_count), threads = make<Thread>(thread_count);
   stacks = static_cast<char*>(mmap(nullptr, thread_count * kStack, PROT_READ | PROT_WRITE,
