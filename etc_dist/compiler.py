@@ -11,6 +11,8 @@ from itertools import count
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
+
 from etc_dist.codegen import Source, generate
 from etc_dist.errors import ArgumentError, ScheduleError, WorldError
 from etc_dist.ir import GraphFunction
@@ -22,7 +24,7 @@ from etc_dist.schedule import (
     schedule_static,
 )
 from etc_dist.settings import Settings
-from etc_dist.world import World, current
+from etc_dist.world import World, given_world
 
 
 def compile(
@@ -43,7 +45,7 @@ def compile(
 
     Raises the error of the stage that refuses: ScheduleError, CodegenError, BuildError;
     WorldError if the ranks do not hold the same graph."""
-    world = world or current()
+    world = given_world(world)
     settings = world.settings
     parts: list[tuple[Plan, Executor, str]] = []
 
@@ -97,7 +99,7 @@ def _check(graph: GraphFunction, world: World, schedule: Any, trace: Any) -> Non
             got=repr(graph),
             fix="call the graph function with the number of ranks",
         )
-    if trace is not None and not isinstance(trace, bool):
+    if trace is not None and not isinstance(trace, (bool, np.bool_)):
         raise ArgumentError(
             "argument trace is neither True nor False",
             where=f"compile({graph.name})",

@@ -14,12 +14,7 @@ from etc_dist.layers.mlp_packed_rows import (
 )
 from etc_dist.layers.mlp_steps import add_tensors
 from etc_dist.ops.all_gather_matmul import ROW_GROUP, push_packets
-from etc_dist.ops.arguments import (
-    given_world,
-    refuse_unknown,
-    truth,
-    whole_number,
-)
+from etc_dist.ops.arguments import refuse_unknown, truth, whole_number
 from etc_dist.ops.matmul import TILE, matmul_gated, matmul_send
 from etc_dist.ops.matmul_reduce_scatter import add_sum_slots
 from etc_dist.ops.operation import Fitted, Operation, shapes_up_to
@@ -29,7 +24,7 @@ from etc_dist.ops.push_rows import PACKET_BYTES
 from etc_dist.ops.sum_slots import PIECE_COLUMNS, PIECE_ROWS
 from etc_dist.program import Program, as_refusal
 from etc_dist.runtime.arrays import Array, dtype_of, inspect
-from etc_dist.world import World
+from etc_dist.world import World, given_world
 
 COLUMN_GROUP = 16
 """Columns of output tiles that all owners get before the next ones: with fewer, the

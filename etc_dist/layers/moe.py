@@ -12,17 +12,13 @@ from etc_dist.layers.moe_few_tokens import (
 )
 from etc_dist.layers.moe_graph import PARALLEL, moe_graph
 from etc_dist.layers.sparse_block import read_sparse_block
-from etc_dist.ops.arguments import (
-    given_world,
-    refuse_unknown,
-    truth,
-    whole_number,
-)
+from etc_dist.ops.arguments import refuse_unknown, truth, whole_number
 from etc_dist.ops.operation import Fitted, Operation, shapes_up_to
 from etc_dist.ops.product import DTYPES
 from etc_dist.program import Program, as_refusal
 from etc_dist.runtime.arrays import Array, dtype_of, empty_like, inspect
-from etc_dist.world import World
+from etc_dist.runtime.stream import stream_for
+from etc_dist.world import World, given_world
 from etc_dist.world.meeting import sign
 
 __all__ = ["MoE", "moe_graph"]
@@ -143,7 +139,7 @@ class MoE(Operation):
     def __call__(self, x: Any, out: Any = None, *, stream: Any = None) -> Any:
         shape = getattr(x, "shape", None)
         if isinstance(shape, Sequence) and tuple(shape[:1]) == (0,):
-            return self._of_no_tokens(x, out)
+            return self._of_no_tokens(x, out, stream)
         return self._call((x, *self.weights), out, stream)
 
     def _program_for(self, dims: Mapping[str, int]) -> Program:
@@ -174,10 +170,11 @@ class MoE(Operation):
             "y": y,
         }, dims
 
-    def _of_no_tokens(self, x: Any, out: Any) -> Any:
+    def _of_no_tokens(self, x: Any, out: Any, stream: Any) -> Any:
         """The result for no tokens, which all ranks must have: nothing is launched."""
         try:
             self.program.check_open()
+            stream_for(self.world.backend, stream, x)
             seen = inspect("x", x)
             self._check([seen, inspect("router", self.weights[0])])
             made = empty_like(seen, seen.shape) if out is None else out

@@ -11,24 +11,7 @@ import numpy as np
 
 from etc_dist.errors import ArgumentError
 from etc_dist.ir import GraphFunction
-from etc_dist.world import World, current
-
-
-def given_world(world: Any) -> World:
-    """The world that was given, or the current one for None."""
-    if world is None:
-        return current()
-    if not isinstance(world, World):
-        current().refuse(
-            ArgumentError(
-                "argument world is no world",
-                where="argument world",
-                wanted="what etc_dist.start() returns, or None for the current one",
-                got=repr(world),
-                fix="leave it out, or pass such a world",
-            )
-        )
-    return world
+from etc_dist.world import World
 
 
 def whole_number(name: str, value: Any, least: int = 0, most: int | None = None) -> int:
@@ -122,7 +105,7 @@ def _as_ints(size: Any) -> Any:
 
 def _is_size(value: Any, default: Any) -> bool:
     if isinstance(default, tuple):
-        fits = isinstance(value, Sequence) and len(value) == len(default)
+        fits = isinstance(value, (tuple, list)) and len(value) == len(default)
         return fits and all(map(_is_size, value, default))
     return _is_whole(value) and value >= 1
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from etc_dist.ir import GraphFunction
-from etc_dist.ops.arguments import given_world, refuse_unknown
+from etc_dist.ops.arguments import refuse_unknown
 from etc_dist.ops.operation import Operation
 from etc_dist.runtime.arrays import Array
-from etc_dist.world import World
+from etc_dist.world import World, given_world
 
 DTYPES = ("bfloat16", "float16")
 W_LAYOUTS = ("nk", "kn")

@@ -23,7 +23,7 @@ Files, from the user down:
 """
 
 from etc_dist.world.memory import SymmetricMemory
-from etc_dist.world.starting import current, start
+from etc_dist.world.starting import current, given_world, start
 from etc_dist.world.world import World
 
-__all__ = ["SymmetricMemory", "World", "current", "start"]
+__all__ = ["SymmetricMemory", "World", "current", "given_world", "start"]

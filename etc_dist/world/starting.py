@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import socket
 from types import ModuleType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from etc_dist.errors import EtcDistError, WorldError
+from etc_dist.errors import ArgumentError, EtcDistError, WorldError
 from etc_dist.settings import Settings
 from etc_dist.world import gpus
 from etc_dist.world.choice import BACKENDS, Report, choose
@@ -69,6 +69,23 @@ def current() -> World:
     if _current is None or _current.closed:
         _current = start()
     return _current
+
+
+def given_world(world: Any) -> World:
+    """The world that was given, or the current one for None; others are refused."""
+    if world is None:
+        return current()
+    if not isinstance(world, World):
+        current().refuse(
+            ArgumentError(
+                "argument world is no world",
+                where="argument world",
+                wanted="what etc_dist.start() returns, or None for the current one",
+                got=repr(world),
+                fix="leave it out, or pass such a world",
+            )
+        )
+    return world
 
 
 def _start(

@@ -28,6 +28,7 @@ static uint8_t& number(Worker& worker, uint32_t address) {
 }
 // Of an mbarrier that `known` knows to be one.
 static Phase& phase(Worker& worker, uint32_t address, const Known& known) {
+  if (worker.left == 0) fail("an access to the shared memory of a worker that has ended");
   const uint8_t n = number(worker, address);
   if (n == 0) fail("an mbarrier that nobody initialized");
   Phase& found = worker.phases[n - 1];

@@ -28,12 +28,14 @@ def check(
     dtype: str = "bfloat16",
     broken: int = 0,
 ) -> None:
-    """Run with several seeds: right on each rank, and alike."""
+    """Run with several seeds: right on each rank, and alike. Some runs are followed by
+    another one at once."""
     first = None
     for seed in SEEDS:
         ys = [np.full(a.expected.shape, np.nan, inputs[0]["x"].dtype) for a in answers]
         arrays = [{**given, "y": y} for given, y in zip(inputs, ys, strict=True)]
-        program.run(arrays, dims, seed, runs=len(inputs), broken=broken)
+        runs = 2 if seed == 0 or len(inputs) > 1 else 1
+        program.run(arrays, dims, seed, runs=runs, broken=broken)
         for answer, y in zip(answers, ys, strict=True):
             assert answer.error(y) < TOLERANCE[dtype]
             answer.check(y, dtype)

@@ -117,8 +117,8 @@ void use_word(uint64_t address, const Atomic& how) {
   Worker& worker = *own->worker;
   Access access = access_of(own->known, kAtomic, how.writes);
   if (how.writes) {
-    own->known.atomic = ++worker.atomics;
-    access.agent = own->known.atomics(), access.clock = worker.atomics;
+    access.clock = own->known.atomic = ++worker.atomics[own->id / 32];
+    access.agent = own->known.atomics();
   }
   access_global(reinterpret_cast<void*>(address), 4, access);
   use(used->atom, own->known, own->fences, worker.rank, how);

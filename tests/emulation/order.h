@@ -8,7 +8,9 @@
 //   - bulk copies and the tensor cores see what was written by others only behind a fence between
 //     proxies, for that kind of memory, of the writer or of somebody who knew of it,
 //   - a shuffle or a vote orders nothing; __syncwarp does.
-// So one that is missing shows in any run, in whatever order things happened there.
+// So one that is missing shows though things happened in the right order, unless something else
+// put them in order in that run. Copies of whole structs, and what the compiler makes memset, from
+// memory to memory, are not seen; nor is a missing fence after mbarriers are initialized.
 //
 // Sources: PTX ISA, "Memory Consistency Model"; Flanagan and Freund, "FastTrack" (PLDI 2009).
 #pragma once
@@ -54,11 +56,11 @@ struct List {
 constexpr uint32_t kThreads = 384, kMaxRanks = 8;
 
 // Who accesses memory, of each worker: its threads; what completes on each of its mbarriers; the
-// bulk stores of some threads, first as they read, then as they write; and atomics that write:
-// who sees one is behind it, but only by a fence behind what its thread did before.
+// bulk stores of some threads, first as they read, then as they write; and each warp's atomics that
+// write: who sees one is behind it, but only by a fence behind what its thread did before.
 constexpr uint32_t kBarriers = 48, kStorers = 4;
 constexpr uint32_t kFirstBarrier = kThreads, kFirstStorer = kFirstBarrier + kBarriers;
-constexpr uint32_t kAtomics = kFirstStorer + 2 * kStorers, kAgents = kAtomics + 8;
+constexpr uint32_t kAtomics = kFirstStorer + 2 * kStorers, kAgents = kAtomics + 16;
 
 // What somebody knows to have happened: of each agent, its accesses up to a count. The second and
 // third row are of those that bulk copies see as well, of global and of shared memory.
@@ -69,7 +71,8 @@ struct View {
   uint32_t uses;
   uint32_t clock[];  // kRows * row_size
 };
-inline uint32_t row_size;  // all agents
+inline uint32_t row_size;         // all agents
+inline uint32_t workers_of_rank;  // whose agents follow one another
 
 typedef uint32_t Eight __attribute__((vector_size(32), aligned(4)));
 static_assert(kAgents % 8 == 0);
@@ -160,12 +163,14 @@ inline View* fenced(View* view, Row row) {
 }
 
 // What an agent knows: of itself, up to which count bulk copies see what it did, and which of its
-// worker's atomics was its last; and of others.
+// warp's atomics was its last; and of others.
 struct Known {
   uint32_t agent, clock, fenced[kRows], atomic;
   View* view;
 
-  uint32_t atomics() const { return agent / kAgents * kAgents + kAtomics; }
+  uint32_t atomics() const {
+    return agent / kAgents * kAgents + kAtomics + agent % kAgents / 32 % 16;
+  }
   bool covers(uint32_t other, uint32_t until, Row row) const {
     if (other == atomics() && until <= atomic) return true;
     if (other == agent) return until <= (row == kSeen ? clock : fenced[row]);
@@ -236,6 +241,7 @@ struct Block {
 struct Read {
   uint32_t reader, clock, next;
   Kind kind;
+  bool wrote = false;  // an atomic that did, before another one
 };
 inline List<Read> reads;  // the first one is none
 inline uint32_t free_read;
@@ -267,11 +273,13 @@ inline void name_agent(char (&name)[80], uint32_t agent) {
   const char* const what = of < kFirstBarrier  ? "thread"
                            : of < kFirstStorer ? "a copy counted by mbarrier"
                            : of < kAtomics     ? "a bulk store"
-                                               : "an atomic";
+                                               : "an atomic of warp";
   const uint32_t number = of < kFirstBarrier  ? of
                           : of < kFirstStorer ? of - kFirstBarrier
-                                              : (of - kFirstStorer) / 2;
-  snprintf(name, sizeof name, "%s %u of worker %u", what, number, worker);
+                          : of < kAtomics     ? (of - kFirstStorer) / 2
+                                              : of - kAtomics;
+  snprintf(name, sizeof name, "%s %u of rank %u, worker %u", what, number,
+           worker / workers_of_rank, worker % workers_of_rank);
 }
 [[noreturn]] inline void fail_order(
     const Access& access, Row row, uint64_t at, uint32_t other, Kind kind, bool wrote) {
@@ -322,14 +330,27 @@ inline void check_cell(Cell& cell, const Access& access, Row row, uint64_t at) {
       lanes_meet = true;
     }
   }
+  for (uint32_t i = cell.read; i != 0 && !is_atomic; i = reads.items[i].next) {
+    const Read& read = reads.items[i];
+    if (read.wrote && !known.covers(read.reader, read.clock, kSeen)) {
+      fail_order(access, row, at, read.reader, read.kind, true);
+    }
+  }
   if (access.writes) {
-    for (uint32_t i = cell.read; i != 0;) {
+    uint32_t atomics = 0;  // that an atomic need not be behind
+    if (is_atomic && cell.kind == kAtomic && !known.covers(cell.writer, cell.clock, kSeen)) {
+      atomics = add_read({cell.writer, cell.clock, 0, kAtomic, true});
+    }
+    for (uint32_t i = cell.read, next; i != 0; i = next) {
       Read& read = reads.items[i];
-      if (!(is_atomic && read.kind == kAtomic) && !known.covers(read.reader, read.clock, kSeen)) {
-        fail_order(access, row, at, read.reader, read.kind, false);
-      }
-      const uint32_t next = read.next;
-      read.next = free_read, free_read = i, i = next;
+      next = read.next;
+      // NOTE: bulk loads into a ring need no fence behind reads of what was there before.
+      const Row seen = access.kind == kAsync && read.kind != kAsync && row == kGlobal ? row : kSeen;
+      const bool is_known = known.covers(read.reader, read.clock, seen);
+      const bool stays = is_atomic && read.kind == kAtomic && !is_known;
+      if (!is_known && !stays) fail_order(access, row, at, read.reader, read.kind, false);
+      uint32_t& list = stays ? atomics : free_read;
+      read.next = list, list = i;
     }
     for (uint32_t i = 0; cell.many != nullptr && i < row_size; ++i) {
       if (cell.many[i] != 0 && !known.covers(i, cell.many[i], kSeen)) {
@@ -337,7 +358,7 @@ inline void check_cell(Cell& cell, const Access& access, Row row, uint64_t at) {
       }
     }
     free(cell.many);
-    cell = {access.agent, access.clock, 0, access.kind, nullptr};
+    cell = {access.agent, access.clock, atomics, access.kind, nullptr};
     return;
   }
   if (cell.many != nullptr && !is_atomic) {
@@ -348,7 +369,8 @@ inline void check_cell(Cell& cell, const Access& access, Row row, uint64_t at) {
   uint32_t count = 0;
   for (uint32_t i = cell.read; i != 0; i = reads.items[i].next, ++count) {
     Read& read = reads.items[i];
-    if ((read.kind == kAtomic) == is_atomic && known.covers(read.reader, read.clock, kSeen)) {
+    const bool is_alike = (read.kind == kAtomic) == is_atomic && !read.wrote;
+    if (is_alike && known.covers(read.reader, read.clock, kSeen)) {
       read.reader = access.agent, read.clock = access.clock, read.kind = access.kind;
       return;
     }

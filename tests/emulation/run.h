@@ -77,7 +77,7 @@ static void begin_run(uint32_t rank) {
     memset(worker.blocks, 0, count * sizeof(Block));
     memset(worker.shared, 0xff, worker.shared_bytes);  // not a number
     memset(worker.number, 0, sizeof worker.number);
-    worker.barriers = 0;
+    worker.barriers = 0, worker.left = kThreads;
   }
   for (size_t t = 0; t < thread_count; ++t) {
     if (threads[t].worker->rank != rank) continue;
@@ -107,7 +107,7 @@ static void end_run(uint32_t rank) {
     const Worker& worker = workers[w];
     if (worker.rank != rank) continue;
     uint32_t* const clock = all->clock + w * kAgents;
-    raise(clock[kAtomics], worker.atomics);
+    for (uint32_t i = 0; i < kThreads / 32; ++i) raise(clock[kAtomics + i], worker.atomics[i]);
     for (uint32_t i = 0; i < kBarriers; ++i) {
       raise(clock[kFirstBarrier + i], worker.phases[i].clock);
     }
@@ -136,11 +136,14 @@ static void run_threads(uint32_t ranks, uint32_t runs) {
   uint32_t runs_of[kMaxRanks];
   const size_t of_rank = thread_count / ranks;
   for (uint32_t r = 0; r < ranks; ++r) left_of[r] = of_rank, runs_of[r] = 1, begin_run(r);
-  uint64_t slow_until = 0;
-  for (uint32_t slow_warp = 0; left > 0; clock_ns += is_forward ? 1000 : 50000) {
+  uint64_t slow_until = 0, behind_until = 0;
+  for (uint32_t slow_warp = 0, behind = ranks; left > 0; clock_ns += is_forward ? 1000 : 50000) {
     is_forward = false;
     if (turns >= slow_until) {
       slow_warp = draw(uint32_t(thread_count / 32)), slow_until = turns + draw(100);
+    }
+    if (ranks > 1 && turns >= behind_until) {
+      behind = draw(2 * ranks), behind_until = turns + draw(400);
     }
     bool can_any = waiting.count > 0 || stores.count > 0;
     const uint32_t first = draw(uint32_t(thread_count));
@@ -150,9 +153,9 @@ static void run_threads(uint32_t ranks, uint32_t runs) {
       if (t.is_over || (t.turn != nullptr && *t.turn == t.seen)) continue;
       can_any = true;
       if (size_t(t.worker - workers) == slow || draw(8) == 0) continue;
-      if (size_t(&t - threads) / 32 == slow_warp) continue;
+      if (size_t(&t - threads) / 32 == slow_warp || t.worker->rank == behind) continue;
       resume(t);
-      left -= t.is_over, left_of[t.worker->rank] -= t.is_over;
+      left -= t.is_over, left_of[t.worker->rank] -= t.is_over, t.worker->left -= t.is_over;
     }
     happen_some();
     for (uint32_t r = 0; r < ranks; ++r) {
@@ -230,7 +233,8 @@ extern "C" const char* run_emulated(
     }
   }
   worker_count = size_t(ranks) * size_t(count), thread_count = worker_count * kThreads;
-  row_size = uint32_t(worker_count) * kAgents, atoms = make<Used>(kAtoms), atom_count = 0;
+  row_size = uint32_t(worker_count) * kAgents, workers_of_rank = uint32_t(count);
+  atoms = make<Used>(kAtoms), atom_count = 0;
   written.bytes = 0;
   workers = make<Worker>(worker_count), threads = make<Thread>(thread_count);
   stacks = static_cast<char*>(mmap(nullptr, thread_count * kStack, PROT_READ | PROT_WRITE,

@@ -82,6 +82,12 @@ BROKEN = [
         "true",
     ),
     (
+        "sum",
+        "tasks/matmul",
+        "      ptx::fence_proxy_async();",
+        "",
+    ),
+    (
         "sum of few rows",
         "event/wait",
         "ptx::load_acquire<true>(address)",

@@ -5,8 +5,8 @@
 // either direction, a product is computed when its warp waits for it, and whose turn it is, is
 // drawn at random. So a wait or a barrier that is missing shows as a wrong result for some seed.
 // Addresses that are nobody's or not aligned, barriers of different counts and threads that wait
-// for one another end the run. So do two accesses that nothing puts in order (order.h), whichever
-// of them came first in this run, though memory itself is in order here.
+// for one another end the run. So do two accesses that nothing puts in order (order.h), though
+// memory itself is in order here.
 #pragma once
 #include <setjmp.h>
 #include <ucontext.h>
@@ -50,7 +50,8 @@ struct Worker {
   uint8_t number[128];  // of the mbarrier at each 8 bytes, from 1 on
   uint32_t barriers;
   const struct Thread* storers[kStorers];
-  uint32_t atomics;  // of its threads that have written
+  uint32_t atomics[kThreads / 32];  // of its warps that have written
+  uint32_t left;                    // threads that have not ended
   Worker* cluster[kMaxCluster];
   Meeting named[16], *pair;
   struct {
