@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from etc_dist.errors import ArgumentError
 from etc_dist.ir import (
-    EventTensor,
+    EventRef,
     Expr,
     Graph,
     Tensor,
@@ -135,8 +135,7 @@ def _one_rank(g: Graph, routing: Routing, sizes: Sizes) -> None:
     chosen = choices.chosen
     tiles = add_tiles(g, routing, chosen, tokens * routing.top_k, [routed[0]])
     product = add_products(g, routing, sizes, x, tiles, gate_up, down)
-    located = g.events("located", (blocks,), expects=1)
-    place = add_places(g, routing, choices, tiles, tokens, located)
+    place, located = add_places(g, routing, choices, tiles, tokens)
     size = sizes.group_tokens
     groups = g.let("groups", ceildiv(tokens, size))
     width = g.let("pass_columns", product.pass_columns)
@@ -158,7 +157,7 @@ def _one_rank(g: Graph, routing: Routing, sizes: Sizes) -> None:
             product.rows[:, of_part],
         ],
         writes=[y[of_group, of_part]],
-        waits=[product.produced[s], located[q // (routing.block // size)]],
+        waits=[product.produced[s], located],
     )
 
 
@@ -177,8 +176,7 @@ def _tensor_parallel(g: Graph, routing: Routing, sizes: Sizes) -> None:
     chosen = choices.chosen
     tiles = add_tiles(g, routing, chosen, tokens * routing.top_k, [routed[0]])
     product = add_products(g, routing, sizes, x, tiles, gate_up, down)
-    located = g.events("located", (1,), expects=blocks)
-    place = add_places(g, routing, choices, tiles, tokens, located)
+    place, located = add_places(g, routing, choices, tiles, tokens)
     sent = Sent(
         place, choices.weights, tokens, lambda p: (g.rank + 1 + p) % world * shard
     )
@@ -264,9 +262,8 @@ def _expert_parallel(g: Graph, routing: Routing, sizes: Sizes) -> None:
     rows = world * tokens * min(top_k, own.experts)
     tiles = add_tiles(g, own, everyones.chosen, rows, [shared[0]])
     product = add_products(g, own, sizes, all_x, tiles, gate_up, down, [arrived[0]])
-    located = g.events("located", (1,), expects=world * blocks)
     lower = choices.chosen[span(0, g.rank * own.experts), 0]
-    place = add_places(g, own, everyones, tiles, tokens, located, [lower])
+    place, located = add_places(g, own, everyones, tiles, tokens, [lower])
     sent = Sent(
         place, everyones.weights, world * tokens, lambda p: (p + 1) % world * padded
     )
@@ -290,7 +287,7 @@ def _send_back(
     sizes: Sizes,
     sent: Sent,
     product: Product,
-    located: EventTensor,
+    located: EventRef,
     y: Tensor,
     ids: Tensor | None = None,
 ) -> None:
@@ -319,7 +316,7 @@ def _send_back(
             product.rows[:, of_pass],
         ],
         writes=[parts.on(owner)[g.rank, span(q * size, left), of_pass]],
-        waits=[product.produced[s], located[0]],
+        waits=[product.produced[s], located],
         notifies=[returned.on(owner)[s, q]],
     )
     s, q = grid = g.grid(s=product.passes, q=groups)

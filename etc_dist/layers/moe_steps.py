@@ -165,15 +165,19 @@ def add_choices(
         writes=[logits[of_tile, of_group]],
         notifies=[scored[n]],
     )
-    (b,) = grid = g.grid(b=blocks)
-    of_block = tile(b, block)
+    # Where tiles are whole, the blocks of each become ready together.
+    whole = g.let("whole_tiles", tiled * (1 - minimum(1, blocks % TILE_BLOCKS)))
+    together = g.let("tile_blocks", 1 + (TILE_BLOCKS - 1) * whole)
+    n, i = grid = g.grid(n=g.let("chosen_tiles", blocks // together), i=together)
+    this = n * together + i
+    of_block = tile(this, block)
     g.call(
         choose_experts(routing),
         grid,
         reads=[logits[of_block, :]],
-        writes=[*(t[of_block, :] for t in (ids, weights)), chosen[:, b]],
-        waits=[scored[b - tiled * (b - b // TILE_BLOCKS)]],
-        notifies=[routed[b if each else 0]],
+        writes=[*(t[of_block, :] for t in (ids, weights)), chosen[:, this]],
+        waits=[scored[n - (tiled - whole) * (n - n // TILE_BLOCKS)]],
+        notifies=[routed[this if each else 0]],
     )
     return Choices(ids, weights, chosen)
 
@@ -317,16 +321,16 @@ def add_places(
     choices: Choices,
     tiles: Tiles,
     tokens: Expr,
-    located: EventTensor,
     lower: Sequence[Region] = (),
-) -> Tensor:
-    """Add where the rows of each token lie: place, of the shape of ids. Of each rank
-    whose choices these are, there are so many tokens. `located` has an event for each
-    block, or one for all."""
+) -> tuple[Tensor, EventRef]:
+    """Add where the rows of each token lie: place, of the shape of ids, and the event
+    that is met once all are known. Of each rank whose choices these are, there are so
+    many tokens."""
     chosen, ids, block = choices.chosen, choices.ids, routing.block
-    each = located.shape == (chosen.shape[1],)
+    blocks = chosen.shape[1]
     place = g.local("place", ids.shape, "int32")
-    (b,) = grid = g.grid(b=chosen.shape[1])
+    located = g.events("located", (1,), expects=blocks)
+    (b,) = grid = g.grid(b=blocks)
     of_block = tile(b, block)
     if routing.split:
         left = tokens - b % ceildiv(tokens, block) * block
@@ -342,6 +346,6 @@ def add_places(
         ],
         writes=[place[of_block, :]],
         waits=[tiles.planned],
-        notifies=[located[b if each else 0]],
+        notifies=[located[0]],
     )
-    return place
+    return place, located[0]
