@@ -37,7 +37,7 @@ from etc_dist.ir.event import EventRef
 from etc_dist.ir.expr import Const
 from etc_dist.ir.function import TENSOR, TRANSFER
 from etc_dist.ir.graph import Call
-from etc_dist.schedule.plan import QUEUE, TICKET, Lane, Plan
+from etc_dist.schedule.plan import QUEUE, STRIDED, TICKET, Lane, Plan
 
 ELEMENTS = {
     "bfloat16": "bf16",
@@ -242,7 +242,7 @@ def _call(plan: Plan, lane: Lane, call: Call, number: int, arguments: Arguments)
     lines += conjunction("bool waits_in_range", waits_in_range(call))
     lines += conjunction("bool in_range", in_range(call, plan.graph.world_size))
     if _is_dynamic(plan):
-        lines += call_members(lane, call)
+        lines += call_members(lane, call, _is_grouped(call))
     lines.append("};")
     return "\n".join(lines)
 
@@ -250,17 +250,20 @@ def _call(plan: Plan, lane: Lane, call: Call, number: int, arguments: Arguments)
 def _has_weight_ahead(plan: Plan, call: Call) -> bool:
     """Whether a product's weight can be loaded before a task's waits are met: no task
     writes it, and nothing has to be loaded to know which part of it a task reads."""
-    is_grouped = ENGINES.get(str(call.function.source)) == "GroupedMatmul"
-    if not is_grouped or _is_dynamic(plan) or call.is_loaded or not call.waits:
+    if not _is_grouped(call) or _is_dynamic(plan) or call.is_loaded or not call.waits:
         return False
     return call.reads[WEIGHT].tensor.kind == "input"
 
 
 def _has_runs(plan: Plan, call: Call) -> bool:
-    """Whether one worker passes over runs of empty tasks: products by ticket."""
-    by_ticket = plan.lane(TENSOR).policy == TICKET
-    is_grouped = ENGINES.get(str(call.function.source)) == "GroupedMatmul"
-    return call.empty_until is not None and by_ticket and is_grouped
+    """Whether one worker passes over runs of empty tasks: grouped products that are
+    not dealt out."""
+    is_dealt_out = plan.lane(TENSOR).policy == STRIDED
+    return call.empty_until is not None and _is_grouped(call) and not is_dealt_out
+
+
+def _is_grouped(call: Call) -> bool:
+    return ENGINES.get(str(call.function.source)) == "GroupedMatmul"
 
 
 def _is_dynamic(plan: Plan) -> bool:

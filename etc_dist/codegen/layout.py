@@ -7,12 +7,14 @@ neither can drift.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from etc_dist.ir.event import EventTensor
+from etc_dist.ir.expr import Const, Expr
 from etc_dist.ir.function import TmaBox
 from etc_dist.ir.tensor import Tensor
 from etc_dist.schedule.plan import QUEUE, Plan
@@ -152,7 +154,7 @@ def made_names(plan: Plan) -> tuple[str, ...]:
     calls = [c.name for lane in plan.lanes for c in lane.calls]
     bases = map(event_base, plan.graph.events)
     each = (name(call) for name in (units_name, pace_name) for call in calls)
-    return (*bases, *each, *queue_names(plan))
+    return (*bases, *each, *(name for name, _ in queue_words(plan)))
 
 
 def units_name(call: str) -> str:
@@ -168,19 +170,26 @@ def pace_name(call: str) -> str:
 
 def queue_name(owner: str, word: str) -> str:
     """The argument that holds where a part of a queue lies among the counters: the
-    `head`, `tail` or `slots` of a lane, the `states` of a call's groups."""
+    `head`, `tail`, `voids` or `slots` of a lane, the `states` of a call's groups, and
+    how many of these have `passed` on to later passes, or were `voided`."""
     return f"{word}_{owner}"
 
 
-def queue_names(plan: Plan) -> list[str]:
-    """The arguments of a plan's queues."""
-    names = []
+def queue_words(plan: Plan) -> Iterator[tuple[str, Expr]]:
+    """The parts of a plan's queues, and how many words each has."""
+    one = Const(1)
     for lane in plan.lanes:
-        if lane.policy == QUEUE:
-            names += [queue_name(lane.name, w) for w in ("head", "tail", "slots")]
-            queued = [call.name for call in lane.calls if lane.queued(call)]
-            names += [queue_name(name, "states") for name in queued]
-    return names
+        if lane.policy != QUEUE:
+            continue
+        for part in ("head", "tail", *(["voids"] if lane.void else [])):
+            yield queue_name(lane.name, part), one
+        yield queue_name(lane.name, "slots"), lane.total - lane.initial
+        for call in filter(lane.queued, lane.calls):
+            yield queue_name(call.name, "states"), lane.groups(call)
+        for name in lane.passing:
+            yield queue_name(name, "passed"), one
+            if name in lane.void:
+                yield queue_name(name, "voided"), one
 
 
 def notification_unit(plan: Plan, events: EventTensor) -> int:

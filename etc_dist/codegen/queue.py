@@ -29,6 +29,7 @@ from etc_dist.schedule.plan import Lane, Plan
 
 QUEUES = {TENSOR: "TensorQueue", TRANSFER: "TransferQueue"}
 _OWNER = Symbol("owner", "task")
+_SLOT = Symbol("slot", "task")
 _GROUP = Symbol("group", "task")
 
 
@@ -37,8 +38,18 @@ def lane_queue(lane: Lane) -> str:
     lines = [f"struct {QUEUES[lane.name]} {{"]
     lines.append(method("i32 units", text(lane.total)))
     lines.append(method("i32 initial", text(lane.initial)))
-    for word in ("head", "tail", "slots"):
+    for word in ("head", "tail", "slots", *(["voids"] if lane.void else [])):
         lines.append(method(f"u32 {word}", f"u32(g.{queue_name(lane.name, word)})"))
+    lines.append(f"  static constexpr int kHasVoids = {int(bool(lane.void))};")
+    if lane.void:
+        lines.append(method("i32 first_part", text(lane.first_part)))
+        lines.append("  ETC_DEVICE static i32 end_of_part(const Args& g, i32 slot) {")
+        end = text(lane.first_part)
+        for _, place, units in lane.later_parts():
+            lines.append(f"    if (slot < {text(place)}) return {end};")
+            begin = place + (_SLOT - place) // maximum(1, units) * units
+            end = text(begin + units)
+        lines += [f"    return {end};", "  }"]
     return "\n".join([*lines, "};"])
 
 
@@ -54,18 +65,25 @@ def event_struct(plan: Plan, events: EventTensor) -> str:
     return "\n".join([*lines, "};"])
 
 
-def call_members(lane: Lane, call: Call) -> list[str]:
-    """The members of a call's struct that a queue needs."""
+def call_members(lane: Lane, call: Call, tells_size: bool) -> list[str]:
+    """The members of a call's struct that a queue needs. `tells_size`: its engine knows
+    which tasks are empty."""
     gating, waits = lane.gating(call), _waits(call)
     maybe_zero = sum(1 << n for n, r in enumerate(waits) if not _is_positive(r.events))
     lines = [f"  using Queue = {QUEUES[lane.name]};"]
     lines.append(f"  static constexpr int kQueued = {int(lane.queued(call))};")
+    is_passing = call.name in lane.passing
+    may_be_void = tells_size and call.name in lane.void
+    lines.append(f"  static constexpr int kInPasses = {int(is_passing)};")
+    lines.append(f"  static constexpr int kMayBeVoid = {int(may_be_void)};")
     lines.append(f"  static constexpr int kGating = {len(gating)};")
     lines.append(f"  static constexpr u32 kMaybeZero = {maybe_zero}u;")
     lines.append(method("i32 groups", text(lane.groups(call))))
     lines.append(method("i32 group_size", text(lane.group_size(call))))
     lines.append(method("i32 group_units", text(lane.group_units(call))))
     lines.append(method("i32 first_unit", text(lane.first_unit(call))))
+    lines.append(method("i32 passes", text(lane.passes(call))))
+    lines.append(method("i32 pass_units", text(lane.pass_units(call))))
     if lane.queued(call):
         state = f"u32(g.{queue_name(call.name, 'states')} + group)"
         at = dict(zip(gating, coordinates(gating, _GROUP), strict=True))
@@ -74,6 +92,12 @@ def call_members(lane: Lane, call: Call) -> list[str]:
         lines.append(method("Coord group_at", f"{{{place}}}", "i32 group"))
         extents = [text(axis.extent) for axis in gating]
         lines += indexed("i32 extent", extents, "const Args& g, int n")
+    if is_passing:
+        later = next(place for c, place, _ in lane.later_parts() if c is call)
+        lines.append(method("i32 first_later", text(later)))
+        for word in ("passed", *(["voided"] if call.name in lane.void else [])):
+            word_at = f"u32(g.{queue_name(call.name, word)})"
+            lines.append(method(f"u32 {word}", word_at))
     lines.append("  template <int n, class F>")
     lines.append("  ETC_DEVICE static void notified(const Args& g, Coord c, F&& f) {")
     for n, ref in enumerate(call.notifies):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
-from etc_dist.codegen.layout import ALIGNMENT, HEAD_BYTES, queue_name
-from etc_dist.schedule.plan import QUEUE, Plan
+from etc_dist.codegen.layout import ALIGNMENT, HEAD_BYTES, queue_words
+from etc_dist.schedule.plan import Plan
 
 LINE = 32
 """Words of a line of memory: the parts of a queue begin on lines of their own."""
@@ -40,7 +39,8 @@ def plan_memory(plan: Plan, dims: Mapping[str, int]) -> MemoryPlan:
         bases[events.name] = count
         count += prod(int(s.evaluate(env)) for s in events.shape)
     queues = {}
-    for name, words in _queue_words(plan, env):
+    for name, size in queue_words(plan):
+        words = int(size.evaluate(env))
         queues[name] = aligned(count, LINE)
         count = aligned(queues[name] + words, LINE)
     offsets: dict[str, dict[str, int]] = {"symmetric": {}, "local": {}}
@@ -58,19 +58,6 @@ def plan_memory(plan: Plan, dims: Mapping[str, int]) -> MemoryPlan:
         offsets["local"],
         ends["local"],
     )
-
-
-def _queue_words(plan: Plan, env: dict[str, Any]) -> Iterator[tuple[str, int]]:
-    """The parts of the plan's queues, and how many words each has."""
-    for lane in plan.lanes:
-        if lane.policy != QUEUE:
-            continue
-        slots = int((lane.total - lane.initial).evaluate(env))
-        for part, words in (("head", 1), ("tail", 1), ("slots", slots)):
-            yield queue_name(lane.name, part), words
-        for call in filter(lane.queued, lane.calls):
-            groups = int(lane.groups(call).evaluate(env))
-            yield queue_name(call.name, "states"), groups
 
 
 @dataclass(frozen=True)

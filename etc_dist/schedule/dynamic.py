@@ -9,7 +9,7 @@ from etc_dist.errors import ScheduleError
 from etc_dist.ir.expr import Expr
 from etc_dist.ir.function import TENSOR, TRANSFER
 from etc_dist.ir.graph import RANK, TASK, Call, Coordinate, GraphFunction
-from etc_dist.schedule.plan import QUEUE, Lane, Plan, gating_axes
+from etc_dist.schedule.plan import QUEUE, Lane, Plan, gating_axes, passing_axes
 from etc_dist.schedule.static import require_calls, schedule_static
 
 MOST_WAITS = 32
@@ -21,8 +21,9 @@ def schedule_dynamic(graph: GraphFunction) -> Plan:
     makes the last notification of an event fills with the tasks that waited for it.
 
     Calls without waits keep their order; the tasks of the others go group by group, for
-    the groups become ready as a whole. Raises ScheduleError for a graph without calls,
-    and for one whose ready tasks cannot be found on the GPU."""
+    the groups become ready as a whole. Those of the tensor lane's last calls may come
+    in passes, or not at all if they are empty. Raises ScheduleError for a graph without
+    calls, and for one whose ready tasks cannot be found on the GPU."""
     require_calls(graph)
     reasons = list(_misfits(graph))
     if reasons:
@@ -34,17 +35,18 @@ def schedule_dynamic(graph: GraphFunction) -> Plan:
             got="; ".join(reasons),
             fix='use schedule="static"',
         )
-    calls = tuple(
-        replace(c, order=group_order(c), empty_until=None) if c.waits else c
-        for c in graph.calls
-    )
-    graph = replace(graph, calls=calls)
+    empty = [c.name for c in graph.calls if _has_empty_groups(c)]
+    graph = replace(graph, calls=tuple(map(_in_groups, graph.calls)))
     lanes = []
     for name in (TENSOR, TRANSFER):
-        mine = [c for c in calls if c.function.lane == name]
+        mine = [c for c in graph.calls if c.function.lane == name]
         mine.sort(key=lambda c: bool(c.waits))
         cluster = max((c.function.cluster for c in mine), default=1)
-        lanes.append(Lane(name, tuple(mine), QUEUE, cluster))
+        lane = Lane(name, tuple(mine), QUEUE, cluster)
+        last = [c.name for c in mine if lane.share(c) == 1 and _is_last(graph, c)]
+        passing = tuple(c.name for c in mine if c.name in last and passing_axes(c))
+        void = tuple(name for name in last if name in empty)
+        lanes.append(replace(lane, passing=passing, void=void))
     return Plan(graph, "dynamic", tuple(lanes))
 
 
@@ -56,10 +58,46 @@ def schedule_auto(graph: GraphFunction) -> Plan:
     return schedule_static(graph)
 
 
+def _in_groups(call: Call) -> Call:
+    """`call` in the order of its groups, if it waits."""
+    if not gating_axes(call):
+        return call
+    return replace(call, order=group_order(call), empty_until=None)
+
+
+def _has_empty_groups(call: Call) -> bool:
+    """Whether groups of `call` may have nothing but empty tasks, and who releases them
+    can do what is left of these: notify on the own rank."""
+    touched = [*(r.rank for r in call.writes), *(r.rank for r in call.notifies)]
+    is_own = all(rank is None for rank in touched)
+    return call.empty_until is not None and bool(gating_axes(call)) and is_own
+
+
+def _is_last(graph: GraphFunction, call: Call) -> bool:
+    """Whether `call` is of the tensor lane and waits, but none of that lane comes after
+    it: what puts off its tasks holds nothing up but the other lane."""
+    if call.function.lane != TENSOR or not call.waits:
+        return False
+    following, found = [call], {call.name}
+    while following:
+        events = {ref.events.name for ref in following.pop().notifies}
+        for other in graph.calls:
+            if not any(ref.events.name in events for ref in other.waits):
+                continue
+            if other.function.lane == TENSOR:
+                return False
+            if other.name not in found:
+                found.add(other.name)
+                following.append(other)
+    return True
+
+
 def group_order(call: Call) -> tuple[Expr, ...]:
     """The order of a call with waits: the coordinates that they name first, then the
-    others, each row-major."""
+    others, each row-major. Its own where they name none: its tasks are one group."""
     gating = gating_axes(call)
+    if not gating:
+        return call.order
     axes = [*gating, *(axis for axis in call.axes if axis not in gating)]
     found = dict(zip(axes, coordinates(axes, TASK), strict=True))
     return tuple(found[axis] for axis in call.axes)

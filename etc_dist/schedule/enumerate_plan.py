@@ -219,7 +219,7 @@ class _Reader:
         gathers = [c.name for c in later if c.function.picks]
         if call.function.picks and ((end != t + 1) & (end != count)).any():
             gathers.append(call.name)
-        if gathers:
+        if gathers and lane.policy != QUEUE:
             self.fail(
                 ("runs before picks", call.name),
                 f"{subject}: tasks of {', '.join(gathers)}, which pick, follow a run "

@@ -15,6 +15,10 @@ The tasks of a call in a queue lane fall into *groups* that wait for the same ev
 so become ready together: one group for each value of the coordinates that the waits
 name. A unit never spans two groups. In other lanes, and without waits, all tasks of a
 call are one group.
+
+A group may come in *passes*, as many as the coordinates before the first one that its
+waits name have values: its tasks of the first pass are taken like all others, those of
+a later one when all other units of the lane and the passes before have been given out.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from etc_dist.ir.expr import Const, Expr, ceildiv
+from etc_dist.ir.expr import Const, Expr, ceildiv, maximum, minimum
 from etc_dist.ir.graph import Call, Coordinate, GraphFunction
 
 STRIDED, TICKET, QUEUE = "strided", "ticket", "queue"
@@ -34,6 +38,13 @@ def gating_axes(call: Call) -> tuple[Coordinate, ...]:
     parts = [part for ref in call.waits for part in ref.parts]
     names = {symbol.name for part in parts for symbol in part.symbols()}
     return tuple(axis for axis in call.axes if axis.symbol.name in names)
+
+
+def passing_axes(call: Call) -> tuple[Coordinate, ...]:
+    """The axes before the first of those that decide what a task waits for."""
+    gating = gating_axes(call)
+    first = min((call.axes.index(axis) for axis in gating), default=0)
+    return call.axes[:first]
 
 
 def size_of(axes: Sequence[Coordinate]) -> Expr:
@@ -52,6 +63,10 @@ class Lane:
     calls: tuple[Call, ...]
     policy: str
     cluster: int
+    passing: tuple[str, ...] = ()
+    """Names of the calls whose groups come in passes,"""
+    void: tuple[str, ...] = ()
+    """and of those whose groups are passed over if all of their tasks are empty."""
 
     def queued(self, call: Call) -> bool:
         """Whether the units of `call` come through the lane's queue."""
@@ -79,6 +94,36 @@ class Lane:
         share = self.share(call)
         size = self.group_size(call)
         return size if share == 1 else ceildiv(size, share)
+
+    def passes(self, call: Call) -> Expr:
+        """Passes in which the groups of `call` come."""
+        return size_of(passing_axes(call) if call.name in self.passing else ())
+
+    def pass_units(self, call: Call) -> Expr:
+        """Units of a pass of a group of `call`."""
+        if call.name not in self.passing:
+            return self.group_units(call)
+        apart = (*self.gating(call), *passing_axes(call))
+        return size_of([axis for axis in call.axes if axis not in apart])
+
+    def later_parts(self) -> Iterator[tuple[Call, Expr, Expr]]:
+        """The parts of the queue behind the first one: a call with later passes, the
+        place of its first one's first unit, and the units of each."""
+        place = self.first_part
+        for call in self.calls:
+            if call.name in self.passing:
+                units = self.groups(call) * self.pass_units(call)
+                yield call, place, units
+                place = place + maximum(0, self.passes(call) - 1) * units
+
+    @property
+    def first_part(self) -> Expr:
+        """Units that come through the queue, but for those of later passes."""
+        count: Expr = Const(0)
+        for call in filter(self.queued, self.calls):
+            units = self.groups(call) * self.pass_units(call)
+            count = count + minimum(1, self.passes(call)) * units
+        return count
 
     def units(self, call: Call) -> Expr:
         """Units of `call` on one rank."""
@@ -168,6 +213,10 @@ class Plan:
                 if lane.queued(call):
                     gating = ", ".join(str(a.symbol) for a in lane.gating(call))
                     lines[-1] += f", {lane.groups(call)} groups by ({gating})"
+                if call.name in lane.passing:
+                    lines[-1] += f" in {lane.passes(call)} passes"
+                if call.name in lane.void:
+                    lines[-1] += ", void ones passed over"
                 if env is not None:
                     lines.append(f"    = {int(lane.units(call).evaluate(env))}")
             if env is not None and workers and lane.policy == STRIDED:

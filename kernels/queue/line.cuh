@@ -5,8 +5,9 @@
 
 namespace etc {
 
-// In place of a unit: none yet for this ticket; the lane has no more.
-constexpr i32 kNotYet = -1, kLaneOver = 0x7fffffff;
+// In place of a unit: none yet for this ticket; none from this one to the end of the queue's part;
+// the lane has no more.
+constexpr i32 kNotYet = -1, kNoneHere = -2, kLaneOver = 0x7fffffff;
 
 // The next ticket of a lane of a static program.
 template <class Program>
@@ -14,7 +15,7 @@ ETC_DEVICE u32 draw_ticket(const Run<Program>& run, LaneId lane) {
   return ptx::count_up(u64(&run.control()->tickets[lane][run.epoch & 1]));
 }
 
-// All tickets below `end` that nobody has drawn; the first of them.
+// All tickets of a lane of a static program below `end` that nobody has drawn; the first of them.
 template <class Program>
 ETC_DEVICE u32 draw_up_to(const Run<Program>& run, LaneId lane, u32 end) {
   return atomicMax(&run.control()->tickets[lane][run.epoch & 1], end);
@@ -46,6 +47,16 @@ struct Line {
     return ptx::count_up(run.event_address(run.g.rank, Queue::head(run.g)));
   }
 
+  ETC_DEVICE static u32 draw_up_to(const Run<Program>& run, u32 end) {
+    const u64 head = run.event_address(run.g.rank, Queue::head(run.g));
+    return atomicMax(reinterpret_cast<u32*>(head), end);
+  }
+  // Nobody draws a ticket any more of the rest of this one's part of the queue.
+  ETC_DEVICE static void skip_part(const Run<Program>& run, u32 ticket) {
+    const u32 initial = u32(Queue::initial(run.g));
+    draw_up_to(run, initial + u32(Queue::end_of_part(run.g, i32(ticket - initial))));
+  }
+
   // The unit of a ticket, whose waits are met.
   ETC_DEVICE static i32 look(const Run<Program>& run, u32 ticket) {
     const auto& g = run.g;
@@ -54,6 +65,7 @@ struct Line {
     if (ticket >= units) return kLaneOver;
     const u64 slot = run.event_address(g.rank, Queue::slots(g) + ticket - initial);
     const u32 word = ptx::load_acquire<kPeersPush<Program>>(slot);
+    if (Queue::kHasVoids && word == kVoid) return kNoneHere;
     return word == 0 ? kNotYet : i32(initial + word - 1);
   }
 

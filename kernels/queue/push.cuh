@@ -42,41 +42,33 @@ ETC_DEVICE void fence_groups(const Run<Program>& run) {
   }
 }
 
-// A whole warp pushes the groups for which `bits` of their lane has bit j. Every lane has
-// fenced.
-template <class Call, int kCount, class Program>
-ETC_DEVICE void push(const Run<Program>& run, i32 owner, u32 bits, const i32 (&group)[kCount]) {
-  using Queue = typename Call::Queue;
-  constexpr i32 kFewUnits = 8;  // of a group; more are stored by all lanes together
-  const auto& g = run.g;
-  const u32 lane = ptx::lane();
-  u32 lanes[kCount], groups = 0;
-#pragma unroll
-  for (int j = 0; j < kCount; ++j) {
-    lanes[j] = __ballot_sync(~0u, bits >> j & 1);
-    groups += __popc(lanes[j]);
-  }
-  if (groups == 0) return;
+// In a slot, instead of a unit: there is none for this ticket and all after it, up to the end of
+// the queue's part.
+constexpr u32 kVoid = ~0u;
 
-  const u32 units = u32(Call::group_units(g));
-  u32 at = 0;
-  if (lane == 0) {
-    const u64 tail = run.event_address(owner, Queue::tail(g));
-    at = ptx::fetch_add<kPeersPush<Program>>(tail, groups * units);
-  }
-  at = __shfl_sync(~0u, at, 0);
+// A whole warp fills slots from number `at` on, of a lane of `owner`, with a pass of those groups
+// for which `lanes[j]` has the bit of their lane: with `units` units of each, the first one being
+// number `skipped` of the group.
+template <class Call, int kCount, class Program>
+ETC_DEVICE void fill_slots(
+    const Run<Program>& run, i32 owner, u32 at, u32 skipped, u32 units, const u32 (&lanes)[kCount],
+    const i32 (&group)[kCount]) {
+  using Queue = typename Call::Queue;
+  constexpr u32 kFewUnits = 8;  // of a group; more are stored by all lanes together
+  const auto& g = run.g;
+  const u32 lane = ptx::lane(), each = u32(Call::group_units(g));
   const u64 slots = run.event_address(owner, Queue::slots(g));
   // NOTE: slots count from the first queued unit: that number is the same on every rank, the
   // number of initial units may not be.
-  const u32 first = u32(Call::first_unit(g) - Queue::initial(g)) + 1;
+  const u32 first = u32(Call::first_unit(g) - Queue::initial(g)) + skipped + 1;
   if (units <= kFewUnits) {
 #pragma unroll
     for (int j = 0; j < kCount; ++j) {
-      if (bits >> j & 1) {
+      if (lanes[j] >> lane & 1) {
         const u32 own = at + __popc(lanes[j] & ((1u << lane) - 1)) * units;
 #pragma unroll 1
         for (u32 k = 0; k < units; ++k) {
-          ptx::store_relaxed(slots + u64(own + k) * 4, first + u32(group[j]) * units + k);
+          ptx::store_relaxed(slots + u64(own + k) * 4, first + u32(group[j]) * each + k);
         }
       }
       at += __popc(lanes[j]) * units;
@@ -90,12 +82,122 @@ ETC_DEVICE void push(const Run<Program>& run, i32 owner, u32 bits, const i32 (&g
 #pragma unroll
     for (int j = 0; j < kCount; ++j) {
       for (u32 left = lanes[j]; left != 0; left &= left - 1, at += units) {
-        const u32 unit = first + u32(__shfl_sync(~0u, group[j], __ffs(left) - 1)) * units;
+        const u32 unit = first + u32(__shfl_sync(~0u, group[j], __ffs(left) - 1)) * each;
 #pragma unroll 4
         for (u32 k = lane; k < units; k += 32) {
           ptx::store_relaxed(slots + u64(at + k) * 4, unit + k);
         }
       }
+    }
+  }
+}
+
+// For a whole warp: where `groups` of a call have their slots, of the first pass, which all calls
+// of the lane share, and of the second one, which are the call's own, as are those of later ones.
+// Those with tasks to run are counted from the first slot on, void ones from the last one.
+template <class Call, bool kIsVoid, class Program>
+ETC_DEVICE uint2 reserve(const Run<Program>& run, i32 owner, u32 groups) {
+  using Queue = typename Call::Queue;
+  const auto& g = run.g;
+  const auto add = [&](u32 word, u32 n) {
+    u32 old = 0;
+    if (ptx::lane() == 0) {
+      old = ptx::fetch_add<kPeersPush<Program>>(run.event_address(owner, word), n);
+    }
+    return old;
+  };
+  const u32 units = u32(Call::pass_units(g));
+  u32 first, later = 0;
+  if constexpr (kIsVoid) {
+    first = u32(Queue::first_part(g)) - add(Queue::voids(g), groups * units) - groups * units;
+    if constexpr (Call::kInPasses) {
+      later = u32(Call::groups(g)) - add(Call::voided(g), groups) - groups;
+    }
+  } else {
+    first = add(Queue::tail(g), groups * units);
+    if constexpr (Call::kInPasses) later = add(Call::passed(g), groups);
+  }
+  first = __shfl_sync(~0u, first, 0);
+  if constexpr (Call::kInPasses) {
+    later = u32(Call::first_later(g)) + __shfl_sync(~0u, later, 0) * units;
+  }
+  return {first, later};
+}
+
+// Whether an own group, whose waits are met, has nothing but empty tasks.
+template <class Call, class Program>
+ETC_DEVICE bool is_void(const Run<Program>& run, i32 group) {
+  const i32 size = Call::group_size(run.g);
+  for (i32 t = group * size; t < (group + 1) * size; ++t) {
+    const auto c = Call::at(run.g, t);
+    if constexpr (Call::kLoads) {
+      if (!Call::waits_in_range(run.g, c) || !Call::in_range(run.g, c)) return false;
+    }
+    if (Program::Engine::template size<Call>(run, c) != 0) return false;
+  }
+  return true;
+}
+
+// The notifications of a task of each lane that `has_one`; each lane has fenced.
+template <class Call, int n = 0, class Program>
+ETC_DEVICE void notify_and_release_each(
+    const Run<Program>& run, const typename Call::Coord& c, u32 parts, bool has_one);
+
+// A whole warp notifies for all tasks of each lane's group that is void. None of them is pushed:
+// their slots say so.
+template <class Call, class Program>
+ETC_DEVICE void pass_over(const Run<Program>& run, bool has_one, i32 group) {
+  const auto& g = run.g;
+  const u32 groups = __popc(__ballot_sync(~0u, has_one));
+  if (groups == 0) return;
+  const uint2 at = reserve<Call, true>(run, g.rank, groups);
+  const u64 slots = run.event_address(g.rank, Call::Queue::slots(g));
+  const u32 units = groups * u32(Call::pass_units(g));
+  const u32 part = u32(Call::groups(g) * Call::pass_units(g));
+  u32 first = at.x;
+#pragma unroll 1
+  for (i32 pass = 0; pass < Call::passes(g); ++pass) {
+    for (u32 k = ptx::lane(); k < units; k += 32) {
+      ptx::store_relaxed(slots + u64(first + k) * 4, kVoid);
+    }
+    first = at.y + u32(pass) * part;
+  }
+  ptx::fence_acq_rel<Call::kNotifiesPeers>();
+  const i32 size = Call::group_size(g);
+  i32 t = has_one ? group * size : 0;
+#pragma unroll 1
+  for (i32 k = 0; k < size; ++k, ++t) {
+    notify_and_release_each<Call>(run, Call::at(g, t), Call::kCluster, has_one);
+  }
+}
+
+// A whole warp pushes the groups for which `bits` of their lane has bit j, but for void ones if it
+// looks for them. Every lane has fenced.
+template <class Call, bool kPassesOver, int kCount, class Program>
+ETC_DEVICE void push(const Run<Program>& run, i32 owner, u32 bits, const i32 (&group)[kCount]) {
+  const auto& g = run.g;
+  const i32 passes = Call::passes(g);
+  if (passes == 0) return;
+  if constexpr (Call::kMayBeVoid && kPassesOver) {
+    static_assert(kCount == 1);
+    const bool has_one = bits != 0 && owner == g.rank && is_void<Call>(run, group[0]);
+    if (has_one) bits = 0;
+    pass_over<Call>(run, has_one, group[0]);
+  }
+  u32 lanes[kCount], groups = 0;
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) {
+    lanes[j] = __ballot_sync(~0u, bits >> j & 1);
+    groups += __popc(lanes[j]);
+  }
+  if (groups == 0) return;
+  uint2 at = reserve<Call, false>(run, owner, groups);
+  const u32 units = u32(Call::pass_units(g));
+  fill_slots<Call>(run, owner, at.x, 0, units, lanes, group);
+  if constexpr (Call::kInPasses) {
+#pragma unroll 1
+    for (i32 pass = 1; pass < passes; ++pass, at.y += u32(Call::groups(g)) * units) {
+      fill_slots<Call>(run, owner, at.y, u32(pass) * units, units, lanes, group);
     }
   }
 }
@@ -144,7 +246,7 @@ ETC_DEVICE bool mark(const Run<Program>& run, i32 owner, i32 group, u32 bits) {
 }
 
 // A whole warp marks and pushes: bit j of `waiting`, that group[j] waits for it by `marks`.
-template <class Call, int kCount, class Program>
+template <class Call, bool kPassesOver, int kCount, class Program>
 ETC_DEVICE void mark_groups(
     const Run<Program>& run, i32 owner, u32 waiting, const i32 (&group)[kCount], u32 marks) {
   u32 last = 0;
@@ -156,7 +258,7 @@ ETC_DEVICE void mark_groups(
     if (!__any_sync(~0u, last != 0)) return;
     fence_groups<Call>(run);
   }
-  push<Call>(run, owner, last, group);
+  push<Call, kPassesOver>(run, owner, last, group);
 }
 
 }  // namespace etc

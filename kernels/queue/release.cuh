@@ -74,7 +74,67 @@ ETC_DEVICE void release(const Run<Program>& run, i32 owner, const Coord& element
       // NOTE: the box may hold groups that wait for other elements.
       if (R::element(run.g, owner, group[j]) == index) waiting |= 1u << j;
     }
-    mark_groups<Call>(run, owner, waiting, group, 1u << R::kWait);
+    mark_groups<Call, false>(run, owner, waiting, group, 1u << R::kWait);
+  }
+}
+
+// The value of another lane.
+template <class Coord>
+ETC_DEVICE Coord of_lane(Coord c, int lane) {
+  if constexpr (__is_empty(Coord)) {
+    return c;
+  } else {
+    constexpr int kWords = sizeof(Coord) / 4;
+    i32 words[kWords];
+    __builtin_memcpy(words, &c, sizeof(Coord));
+#pragma unroll
+    for (int n = 0; n < kWords; ++n) words[n] = __shfl_sync(~0u, words[n], lane);
+    __builtin_memcpy(&c, words, sizeof(Coord));
+    return c;
+  }
+}
+
+// The same for an element of each lane for which it `is_met`: together, if each lets one group of
+// the same rank run.
+template <class R, class Program, class Coord>
+ETC_DEVICE void release_each(
+    const Run<Program>& run, i32 owner, const Coord& element, u32 index, bool is_met) {
+  using Call = typename R::Call;
+  for (u32 left; (left = __ballot_sync(~0u, is_met)) != 0;) {
+    const int first = __ffs(left) - 1;
+    const i32 common = __shfl_sync(~0u, owner, first);
+    if constexpr (R::kInvertible) {
+      const bool is_common = is_met && owner == common;
+      const auto box = GroupBox<Call>::template of<R>(run.g, common, element);
+      const i32 group[1] = {box.group(0)};
+      const bool waits =
+          is_common && box.total > 0 && R::element(run.g, common, group[0]) == index;
+      fence_groups<Call>(run);
+      mark_groups<Call, true>(run, common, u32(waits), group, 1u << R::kWait);
+      is_met = is_met && !is_common;
+    } else {
+      release<R>(run, common, of_lane(element, first), __shfl_sync(~0u, index, first));
+      is_met = is_met && int(ptx::lane()) != first;
+    }
+  }
+}
+
+template <class Call, int n, class Program>
+ETC_DEVICE void notify_and_release_each(
+    const Run<Program>& run, const typename Call::Coord& c, u32 parts, bool has_one) {
+  if constexpr (n < Call::kNotifies) {
+    Call::template notified<n>(run.g, c, [&](auto event, i32 owner, auto element) {
+      using Event = decltype(event);
+      const EventRef ref = Call::notify(run.g, c, n);
+      const u32 step = parts * Call::notify_step(n);
+      const bool is_met =
+          has_one && count_event(run, ref, step) + step == Event::target(run.g, owner, element);
+      __syncwarp();  // what one lane acquired holds for all
+      Releases<Event>::each([&](auto r) {
+        release_each<decltype(r)>(run, owner, element, ref.index, is_met);
+      });
+    });
+    notify_and_release_each<Call, n + 1>(run, c, parts, has_one);
   }
 }
 
@@ -114,7 +174,7 @@ ETC_DEVICE void release_empty(const Run<Program>& run) {
       for (i32 first = warp * 32; first < groups; first += i32(gridDim.x) * kThreads) {
         const i32 group[1] = {first + i32(ptx::lane())};
         const u32 marks = group[0] < groups ? empty_waits<Call>(run, group[0], 0, kTo) : 0;
-        mark_groups<Call>(run, run.g.rank, marks != 0, group, marks);
+        mark_groups<Call, false>(run, run.g.rank, marks != 0, group, marks);
       }
     }
   });

@@ -6,26 +6,47 @@
 
 namespace etc {
 
-// The leading thread of a cluster's first worker, which has found task t, of a unit, empty: takes
-// the rest of its run that nobody has drawn. For the announcement: how many units behind this
-// one they begin; 0 if there are none.
+// The leading thread of a cluster's first worker, whose ticket has brought the empty task t:
+// takes the rest of its run that nobody has drawn. For the announcement: how many units behind
+// this one they begin; 0 if there are none.
+// NOTE: units that were given out without a ticket have negative ones.
 template <class Program, class Call>
-ETC_DEVICE u32 take_run(const Run<Program>& run, i32 unit, i32 t) {
-  const i32 clusters = i32(gridDim.x) / Program::kTensorCluster;
-  const i32 end = unit + Call::empty_until(run.g, t) - t;
-  if (end <= clusters) return 0;  // all were given out without a ticket
-  const i32 drawn = clusters + i32(draw_up_to(run, kTensorLane, u32(end - clusters)));
-  return drawn < end ? Announcement::kRun | u32(drawn - unit) : 0;
+ETC_DEVICE u32 take_run(const Run<Program>& run, i32 ticket, i32 t) {
+  const i32 end = ticket + Call::empty_until(run.g, t) - t;
+  if (end <= 0) return 0;
+  i32 drawn;
+  if constexpr (Program::kDynamic) {
+    drawn = i32(Line<Program, typename Program::TensorQueue>::draw_up_to(run, u32(end)));
+  } else {
+    drawn = i32(draw_up_to(run, kTensorLane, u32(end)));
+  }
+  return drawn < end ? Announcement::kRun | u32(drawn - ticket) : 0;
 }
 
-// One lane: lets a task wait and notify, for all workers of a cluster. Whether it could; if it
-// never will, `who` says why.
+// One lane: whether an empty task may notify; if it never will, `who` says why. In a dynamic
+// program `ticket` has brought it.
+template <class Program, class Call>
+ETC_DEVICE bool may_pass(
+    const Run<Program>& run, i32 t, u32 ticket, u32& entered, Waiter& who) {
+  const auto c = Call::at(run.g, t);
+  if constexpr (Program::kDynamic) {
+    // NOTE: the unit is known, but nothing of this run may arrive once it is over.
+    using TensorLine = Line<Program, typename Program::TensorQueue>;
+    if (TensorLine::look(run, ticket) == kNotYet) return false;
+    if (!is_in_range<Program, Call>(run, c, who)) return false;
+  } else {
+    if (!waits_are_met<Program, Call>(run, c, who)) return false;
+  }
+  if (!peers_have_started<Program, Call>(run, c, entered)) return false;
+  return Program::Engine::template size<Call>(run, c) == 0 || who.in_vain(kNotEmpty, 0, 0);
+}
+
+// One lane: lets a task of a static program wait and notify, for all workers of a cluster.
+// Whether it could.
 template <class Program, class Call>
 ETC_DEVICE bool pass_empty(const Run<Program>& run, i32 t, u32& entered, Waiter& who) {
+  if (!may_pass<Program, Call>(run, t, 0, entered, who)) return false;
   const auto c = Call::at(run.g, t);
-  if (!waits_are_met<Program, Call>(run, c, who)) return false;
-  if (!peers_have_started<Program, Call>(run, c, entered)) return false;
-  if (Program::Engine::template size<Call>(run, c) != 0) return who.in_vain(kNotEmpty, 0, 0);
   ptx::fence_acq_rel<Call::kNotifiesPeers>();
 #pragma unroll
   for (int n = 0; n < Call::kNotifies; ++n) {
@@ -50,21 +71,27 @@ ETC_DEVICE void name_unmet(const Run<Program>& run, i32 t, u32& entered, Waiter&
   }
 }
 
-// One warp: the run that the announcement of task t told of. False if a task is not empty, or
+// One warp: the run that announcement `a` of task t told of. False if a task is not empty, or
 // waits in vain: `who` says which.
-// NOTE: no lane waits for another one's task: a task may wait for one before it.
+// NOTE: in a static program no lane waits for another one's task: a task may wait for one before
+// it.
 template <class Program, class Call>
 ETC_DEVICE bool pass_run(
-    const Run<Program>& run, i32 t, i32 skipped, u32& entered, Waiter& who) {
+    const Run<Program>& run, i32 t, Announcement a, u32& entered, Waiter& who) {
   static_assert(Call::kCluster == Program::kTensorCluster);
   const i32 end = Call::empty_until(run.g, t);
 #pragma unroll 1
-  for (i32 begin = t + skipped; begin < end; begin += 32) {
+  for (i32 begin = t + i32(a.run()); begin < end; begin += 32) {
     const i32 own = begin + i32(ptx::lane());
     Waiter mine{who.lane, who.call, u32(own)};
     bool is_done = own >= end;
     spin<false, true>(run, run.g.wait_limit, [&] {
-      if (!is_done) is_done = pass_empty<Program, Call>(run, own, entered, mine);
+      if (is_done) {
+      } else if constexpr (Program::kDynamic) {
+        is_done = may_pass<Program, Call>(run, own, a.ticket + u32(own - t), entered, mine);
+      } else {
+        is_done = pass_empty<Program, Call>(run, own, entered, mine);
+      }
       return __all_sync(~0u, is_done) || __any_sync(~0u, mine.kind != kInsideWorker);
     });
     const u32 left = __ballot_sync(~0u, !is_done);
@@ -77,6 +104,11 @@ ETC_DEVICE bool pass_run(
       who.index = __shfl_sync(~0u, mine.index, first);
       who.want = __shfl_sync(~0u, mine.want, first);
       return false;
+    }
+    if constexpr (Program::kDynamic) {
+      ptx::fence_acq_rel<Call::kNotifiesPeers>();
+      const auto c = Call::at(run.g, minimum(own, end - 1));
+      notify_and_release_each<Call>(run, c, Call::kCluster, own < end);
     }
   }
   return true;

@@ -93,9 +93,9 @@ class TensorLane {
           const u32 size = Engine::template size<Call>(run_, c);
           u32 run = 0;
           if constexpr (Call::kHasRuns) {
-            if (size == 0 && is_first()) run = take_run<Program, Call>(run_, unit, t);
+            if (size == 0 && is_first()) run = take_run<Program, Call>(run_, next.taken, t);
           }
-          units_.tell(told, {unit, size | run});
+          units_.tell(told, {unit, size | run, u32(next.taken)});
           const auto loaded = [&](u32 n, u32 stages) { draw_early(n, stages, next); };
           if constexpr (Call::kWeightAhead) {
             going = engine_.template load<Call>(run_, c, size, ring, loaded, ahead);
@@ -116,7 +116,7 @@ class TensorLane {
   ETC_DEVICE void store() const {
     u32 heard = 0, round = 0, images = 0, entered = 0;
     bool going = true;
-    for (Announcement a; (a = units_.listen(heard)).unit >= 0;) {
+    for (Announcement a; (a = units_.template listen<Program::kDynamic>(heard)).unit >= 0;) {
       visit_task(a.unit, [&](auto call, i32 t) {
         using Call = decltype(call);
         if constexpr (Call::kIsMatmul) {
@@ -125,7 +125,7 @@ class TensorLane {
               engine_, run_, Call::at(run_.g, t), size_of(a), round, images, entered, who);
           if constexpr (Call::kHasRuns) {
             if (going && a.run() > 0) {
-              going = pass_run<Program, Call>(run_, t, i32(a.run()), entered, who);
+              going = pass_run<Program, Call>(run_, t, a, entered, who);
               if (!going) report(run_, who);
             }
           }
@@ -258,9 +258,10 @@ class TensorLane {
     Calls::visit(run_.g, unit, [&](auto call, i32 u) { f(call, task_of<decltype(call)>(u)); });
   }
 
-  // The cluster's next ticket, its n-th.
+  // The cluster's next ticket, its n-th, and the one that was taken last.
   struct Next {
     u32 n = 0, ticket = 0;
+    i32 taken = 0;
     bool is_drawn = false, is_given = false;
   };
 
@@ -275,9 +276,9 @@ class TensorLane {
       }
     } else if constexpr (Program::kTensorTickets) {
       const i32 total = Calls::units(run_.g);
-      u32 ticket;
-      while (unit < total && f(unit, next) && draw(next, told, ticket)) {
-        unit = clusters + i32(ticket);
+      next.taken = unit - clusters;
+      while (unit < total && f(unit, next) && draw(next, told)) {
+        unit = clusters + next.taken;
       }
     } else {
       const i32 total = Calls::units(run_.g);
@@ -289,7 +290,7 @@ class TensorLane {
 
   // The cluster's next ticket; false if the program was aborted. A leader draws one unit
   // ahead, not more: others may be idle.
-  ETC_DEVICE bool draw(Next& next, u32 told, u32& ticket) const {
+  ETC_DEVICE bool draw(Next& next, u32 told) const {
     units_.wait_begun(told);
     ask(next);
     bool going = true;
@@ -301,8 +302,7 @@ class TensorLane {
         going = mailbox.give(run_, next.n, next.ticket);
       }
     }
-    ticket = next.ticket;
-    next = Next{next.n + 1};
+    next = Next{next.n + 1, 0, i32(next.ticket)};
     return going;
   }
   // The same, as far as it takes no wait, once n of a unit's stages are being loaded: as late as
@@ -331,13 +331,20 @@ class TensorLane {
   // The next unit of a dynamic program; false if there is none any more.
   ETC_DEVICE bool next_unit(Next& next, u32 told, i32& unit) const {
     using TensorLine = Line<Program, typename Program::TensorQueue>;
-    u32 ticket;
-    if (!draw(next, told, ticket)) return false;
-    const bool came = spin<false>(run_, run_.g.wait_limit, [&] {
-      return (unit = TensorLine::look(run_, ticket)) != kNotYet;
-    });
-    if (!came) TensorLine::report(run_);
-    return came && unit != kLaneOver;
+    for (;;) {
+      if (!draw(next, told)) return false;
+      const bool came = spin<false>(run_, run_.g.wait_limit, [&] {
+        return (unit = TensorLine::look(run_, u32(next.taken))) != kNotYet;
+      });
+      if (!came) TensorLine::report(run_);
+      if constexpr (Program::TensorQueue::kHasVoids) {
+        if (came && unit == kNoneHere) {
+          if (is_first()) TensorLine::skip_part(run_, u32(next.taken));
+          continue;
+        }
+      }
+      return came && unit != kLaneOver;
+    }
   }
 
   // `heard` counts what this warp has heard; a task that reads early hears of its last wait.

@@ -5,11 +5,12 @@
 namespace etc {
 
 // A unit of the tensor lane; `size` is what its engine has to know of it. -1: no more. An empty
-// unit may come with a run of others, for the storing warp alone: from `run` units on.
+// unit may come with a run of others, for the storing warp alone: from `run` units on. Of such a
+// one, in a dynamic program, that warp hears the ticket.
 struct Announcement {
   static constexpr u32 kRun = 1u << 31;
   i32 unit;
-  u32 size;
+  u32 size, ticket = 0;
 
   ETC_DEVICE u32 run() const { return size & kRun ? size - kRun : 0; }
 };
@@ -20,7 +21,7 @@ class UnitRing {
   static constexpr u32 kEntries = 8;
 
  public:
-  static constexpr u32 kBytes = kEntries * 24 + 8;
+  static constexpr u32 kBytes = kEntries * 32 + 8;
   static_assert(kBytes <= Shared::kRingBytes);
 
   ETC_DEVICE explicit UnitRing(u32 base) : base_(base + Shared::kRingOffset) {}
@@ -38,6 +39,7 @@ class UnitRing {
     while (!ptx::mbarrier_try_wait(heard(n), (n / kEntries & 1) ^ 1)) {
     }
     ptx::store_shared8(entry(n), u32(a.unit), a.size);
+    if (a.run() > 0) ptx::store_shared8(ticket(n), a.ticket, 0);
     ptx::mbarrier_arrive(told(n));
     ++n;
   }
@@ -63,10 +65,12 @@ class UnitRing {
     return Announcement{i32(words.x), words.y};
   }
   // A whole warp.
+  template <bool kTicket = false>
   ETC_DEVICE Announcement listen(u32& n) const {
     while (!is_told(n)) {
     }
-    const Announcement heard_now = next(n);
+    Announcement heard_now = next(n);
+    if (kTicket && heard_now.run() > 0) heard_now.ticket = ptx::load_shared(ticket(n));
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(heard(n));
     ++n;
@@ -77,7 +81,8 @@ class UnitRing {
   ETC_DEVICE u32 told(u32 n) const { return base_ + 8 * (n % kEntries); }
   ETC_DEVICE u32 heard(u32 n) const { return base_ + 8 * (kEntries + n % kEntries); }
   ETC_DEVICE u32 entry(u32 n) const { return base_ + 8 * (2 * kEntries + n % kEntries); }
-  ETC_DEVICE u32 begun() const { return base_ + 8 * (3 * kEntries); }
+  ETC_DEVICE u32 ticket(u32 n) const { return base_ + 8 * (3 * kEntries + n % kEntries); }
+  ETC_DEVICE u32 begun() const { return base_ + 8 * (4 * kEntries); }
 
   u32 base_;
 };

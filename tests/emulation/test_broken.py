@@ -16,12 +16,15 @@ from tests.emulation.emulation import KERNELS, Emulated
 
 GRAPHS = {
     "moe": moe_graph(1, experts=8, top_k=2),
+    "queue": moe_graph(1, experts=8, top_k=2),
     "few": moe_few_tokens_graph(1, experts=16, top_k=3),
     "sum": matmul_reduce_scatter_graph(2),
 }
+SCHEDULES = {"queue": "dynamic"}
 CASES = {
     "moe": lambda: moe(300, 8, 2, 320, 264, "bfloat16"),
     "moe of many": lambda: moe(8200, 8, 2, 8, 8, "bfloat16"),
+    "queue": lambda: moe(300, 8, 2, 320, 264, "bfloat16"),
     "few": lambda: moe(3, 16, 3, 200, 56, "bfloat16"),
     "sum": lambda: matmul_reduce_scatter(600),
     "sum of few rows": lambda: matmul_reduce_scatter(200),
@@ -69,6 +72,33 @@ BROKEN = [
         "if (warp) task.sync();",
     ),
     ("moe of many", "tasks/list_rows", "if (w < warp) row += of_warp;", ""),
+    (
+        "queue",
+        "queue/line",
+        "ptx::load_acquire<kPeersPush<Program>>(slot)",
+        "ptx::load_relaxed(slot)",
+    ),
+    ("queue", "queue/release", "  fence_groups<Call>(run);", ""),
+    (
+        "queue",
+        "queue/push",
+        "ptx::store_relaxed(slots + u64(first + k) * 4, kVoid);",
+        "",
+    ),
+    (
+        "queue",
+        "queue/push",
+        "    notify_and_release_each<Call>(run, Call::at(g, t), Call::kCluster, "
+        "has_one);",
+        "",
+    ),
+    (
+        "queue",
+        "worker/empty_run",
+        "      notify_and_release_each<Call>(run, c, Call::kCluster, own < end);",
+        "",
+    ),
+    ("queue", "worker/empty_run", "Announcement::kRun | u32(drawn - ticket)", "0"),
     ("few", "tasks/row_pairs", "    task.sync();", ""),
     ("sum", "tasks/tile_ring", "ptx::commit_stores();", ""),
     ("sum", "tasks/tile_ring", "ptx::wait_stores_read<1>();", ""),
@@ -135,6 +165,8 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_what_is_broken_shows(folder, kernels, number):
     case = BROKEN[number - 1][0]
-    program = Emulated(GRAPHS[case.partition(" ")[0]], folder, kernels=kernels)
+    name = case.partition(" ")[0]
+    schedule = SCHEDULES.get(name, "static")
+    program = Emulated(GRAPHS[name], folder, schedule, kernels=kernels)
     with pytest.raises(AssertionError):
         check(program, *CASES[case](), broken=number)

@@ -62,7 +62,7 @@ def test_mixture_of_experts_of_few_tokens(folder, schedule, tokens):
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("parallel", ["tensor", "expert"])
 def test_mixture_of_experts_of_two_ranks(folder, schedule, parallel):
-    hidden, inner, tokens = 136, 64, 35
+    hidden, inner, tokens = 136, 64, 150
     graph = moe_graph(2, experts=8, top_k=2, parallel=parallel)
     rng = np.random.default_rng(2)
     weights = draw_experts(rng, 8, hidden, inner)

@@ -191,6 +191,46 @@ def test_odd_groups_of_a_cluster_run_to_their_end():
         simulate(plan, [{}, {}], {"n": 5}, seed=seed, workers=4)
 
 
+@graph_function
+def columns(g: Graph, *, then: str = "transfer") -> None:
+    """Rows that wait by themselves, in columns that are waited for."""
+    n, m = g.dims("n m")
+    begun = g.events("begun", (n,), expects=1)
+    done = g.events("done", (m,), expects=2 * n)
+    (i,) = grid = g.grid(i=n)
+    g.call(touch(), grid, name="begin", notifies=[begun[i]])
+    j, i, _half = grid = g.grid(j=m, i=n, half=2)
+    events = {"waits": [begun[i]], "notifies": [done[j]]}
+    g.call(touch(), grid, name="go", empty_until=lambda t: t + 1, **events)
+    (j,) = grid = g.grid(j=m)
+    g.call(touch(lane=then), grid, name="end", waits=[done[j]])
+
+
+def test_what_holds_up_no_other_product_comes_in_passes():
+    plan = schedule_dynamic(columns(1))
+    lane = plan.lane("tensor")
+    assert lane.passing == lane.void == ("go",)
+    assert "go: n * (m * 2) units, n groups by (i) in m passes, void" in plan.show()
+    for m in range(4):
+        env = {"n": 5, "m": m, "rank": 0}
+        ((call, place, units),) = lane.later_parts()
+        assert (call.name, int(units.evaluate(env))) == ("go", 10)
+        first, queued = (
+            int(count.evaluate(env))
+            for count in (lane.first_part, lane.total - lane.initial)
+        )
+        assert int(place.evaluate(env)) == first == min(m, 1) * 10
+        assert queued == m * 10
+        if m > 0:
+            verify(plan, {"n": 5, "m": m}, 2)
+    simulate(plan, [{}], {"n": 5, "m": 3}, seed=1)
+
+
+def test_what_another_product_comes_after_does_not():
+    lane = schedule_dynamic(columns(1, then="tensor")).lane("tensor")
+    assert lane.passing == lane.void == ()
+
+
 def test_calls_without_waits_come_first_and_keep_their_order():
     @graph_function
     def late_start(g: Graph) -> None:
