@@ -148,8 +148,11 @@ ETC_DEVICE void notify_and_release_each(
 template <class Call, class Program>
 ETC_DEVICE void pass_over(const Run<Program>& run, bool has_one, i32 group) {
   const auto& g = run.g;
-  const u32 groups = __popc(__ballot_sync(~0u, has_one));
+  const u32 lanes = __ballot_sync(~0u, has_one), groups = __popc(lanes);
   if (groups == 0) return;
+  __syncwarp();  // what one lane has seen holds for all
+  // NOTE: of any other group, what its tasks load may not be there yet.
+  const i32 known = __shfl_sync(~0u, group, __ffs(lanes) - 1);
   const uint2 at = reserve<Call, true>(run, g.rank, groups);
   const u64 slots = run.event_address(g.rank, Call::Queue::slots(g));
   const u32 units = groups * u32(Call::pass_units(g));
@@ -164,7 +167,7 @@ ETC_DEVICE void pass_over(const Run<Program>& run, bool has_one, i32 group) {
   }
   ptx::fence_acq_rel<Call::kNotifiesPeers>();
   const i32 size = Call::group_size(g);
-  i32 t = has_one ? group * size : 0;
+  i32 t = (has_one ? group : known) * size;
 #pragma unroll 1
   for (i32 k = 0; k < size; ++k, ++t) {
     notify_and_release_each<Call>(run, Call::at(g, t), Call::kCluster, has_one);

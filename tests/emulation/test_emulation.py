@@ -4,14 +4,19 @@ of events, and no two accesses without one."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 
+from etc_dist.ir import Graph, ceildiv, device_function, graph_function, span, tile
 from etc_dist.layers.mlp import mlp_graph
 from etc_dist.layers.mlp_few_rows import mlp_few_rows_graph
 from etc_dist.layers.moe_few_tokens import moe_few_tokens_graph
 from etc_dist.layers.moe_graph import moe_graph
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
+from etc_dist.ops.grouped_matmul import grouped_store
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
 from tests.emulation.cases import check, matmul_reduce_scatter, moe, named
 from tests.emulation.emulation import Emulated
@@ -123,3 +128,102 @@ def test_all_gather_and_matmul(folder, schedule):
     dims = {"rows": rows, "n": n, "k": k}
     graph = all_gather_matmul_graph(2)
     check(Emulated(graph, folder, schedule), inputs, answers, dims)
+
+
+ROWS, COLUMNS = 16, 256
+
+
+@device_function(
+    source=Path(__file__).with_name("copy_numbers.cuh"),
+    reads=1,
+    writes=1,
+    lane="transfer",
+)
+def copy_numbers(source: Any, to: Any) -> None:
+    to[...] = source
+
+
+@graph_function
+def two_products(g: Graph) -> None:
+    """y = (x w) v in tiles of which most are empty; which event a task of the second
+    product notifies is loaded from what another lane has written."""
+    count, k, n = g.dims("count k n")
+    sizes = g.input("sizes", (count,), "int32")
+    given = g.input("given", (count,), "int32")
+    x = g.input("x", (count * ROWS, k), "bfloat16")
+    w = g.input("w", (1, k, k), "bfloat16")
+    v = g.input("v", (1, n, k), "bfloat16")
+    y = g.output("y", (count * ROWS, n), "bfloat16")
+    seen = g.output("seen", (count,), "int32")
+    to = g.local("to", (count,), "int32")
+    half = g.local("half", (count * ROWS, k), "bfloat16")
+    columns = g.let("columns", ceildiv(n, COLUMNS))
+    known = g.events("known", (count,), expects=1)
+    begun = g.events("begun", (count,), expects=1)
+    done = g.events("done", (count,), expects=columns)
+    (r,) = grid = g.grid(r=count)
+    g.call(
+        copy_numbers,
+        grid,
+        reads=[given[span(r, 1)]],
+        writes=[to[span(r, 1)]],
+        notifies=[known[r]],
+        order=lambda t: (count - 1 - t,),
+    )
+    (r,) = grid = g.grid(r=count)
+    rows = span(r * ROWS, sizes.load(r))
+    g.call(
+        grouped_store("bfloat16"),
+        grid,
+        name="first",
+        reads=[x[rows, :], w[0, :, :]],
+        writes=[half[rows, :]],
+        notifies=[begun[r]],
+        empty_until=lambda t: count,
+    )
+    j, r = grid = g.grid(j=columns, r=count)
+    rows = span(r * ROWS, sizes.load(r))
+    g.call(
+        grouped_store("bfloat16"),
+        grid,
+        name="second",
+        reads=[half[rows, :], v[0, tile(j, COLUMNS), :]],
+        writes=[y[rows, tile(j, COLUMNS)]],
+        waits=[begun[r], known[r]],
+        notifies=[done[to.load(r)]],
+        empty_until=lambda t: t + 1,
+    )
+    (r,) = grid = g.grid(r=count)
+    g.call(
+        copy_numbers,
+        grid,
+        name="end",
+        reads=[sizes[span(r, 1)]],
+        writes=[seen[span(r, 1)]],
+        waits=[done[r]],
+    )
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_groups_of_empty_tasks_notify_what_is_loaded(folder, schedule):
+    count, k, n = 40, 64, 600
+    rng = np.random.default_rng(6)
+    sizes = np.zeros(count, np.int32)
+    sizes[:2] = 5, 6
+    given = rng.permutation(count).astype(np.int32)
+    x, w, v = (
+        draw(rng, s, "bfloat16") for s in ((count * ROWS, k), (1, k, k), (1, n, k))
+    )
+    w, v = np.sign(w), np.sign(v)
+    program = Emulated(two_products(1), folder, schedule)
+    inputs = {"sizes": sizes, "given": given, "x": x, "w": w, "v": v}
+    for seed in range(3):
+        y, seen = np.zeros((count * ROWS, n), x.dtype), np.zeros(count, np.int32)
+        arrays = {**inputs, "y": y, "seen": seen}
+        program.run([arrays], {"count": count, "k": k, "n": n}, seed, runs=2)
+        half = (x.astype(np.float32) @ w[0].astype(np.float32).T).astype(x.dtype)
+        whole = half.astype(np.float32) @ v[0].astype(np.float32).T
+        live = np.concatenate([np.arange(s) + r * ROWS for r, s in enumerate(sizes)])
+        assert np.allclose(y[live].astype(np.float32), whole[live], rtol=1e-2, atol=0.5)
+        y[live] = 0
+        assert not y.any() and (seen == sizes).all()

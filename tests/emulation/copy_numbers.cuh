@@ -1,0 +1,17 @@
+// Copies numbers one by one.
+#pragma once
+#include "worker/task.cuh"
+
+namespace etc {
+
+// to [n] = from [n].
+template <class Task>
+struct copy_numbers {
+  ETC_DEVICE static void run(const Task& task) {
+    const auto from = task.template operand<0>();
+    const auto to = task.template operand<1>();
+    for (i32 n = task.thread; n < to.size[0]; n += Task::threads) *to.at(n) = *from.at(n);
+  }
+};
+
+}  // namespace etc
