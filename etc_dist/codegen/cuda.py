@@ -142,6 +142,19 @@ def _constants(
             got="; ".join(f"{c.name}: early {c.function.early}" for c in early),
             fix="leave early out; its weight is loaded ahead where it can be",
         )
+    if far := [
+        f"{c.name} writes {region}"
+        for c in matmuls
+        for region in c.writes
+        if region.rank is not None and not _sends(c)
+    ]:
+        raise CodegenError(
+            f"graph {plan.graph.name} multiplies straight into a peer's memory",
+            where=f"plan {plan.graph.name}",
+            wanted="results on the own rank, but of matmul_send",
+            got="; ".join(far),
+            fix="write to the own rank, and send the result by another call",
+        )
     kinds = {_kind(c) for c in matmuls}
     if len(kinds) > 1:
         raise CodegenError(

@@ -66,7 +66,7 @@ class Lane:
     passing: tuple[str, ...] = ()
     """Names of the calls whose groups come in passes,"""
     void: tuple[str, ...] = ()
-    """and of those whose groups are passed over if all of their tasks are empty."""
+    """and of those whose groups may be passed over if all of their tasks are empty."""
 
     def queued(self, call: Call) -> bool:
         """Whether the units of `call` come through the lane's queue."""
@@ -216,7 +216,7 @@ class Plan:
                 if call.name in lane.passing:
                     lines[-1] += f" in {lane.passes(call)} passes"
                 if call.name in lane.void:
-                    lines[-1] += ", void ones passed over"
+                    lines[-1] += ", void ones may be passed over"
                 if env is not None:
                     lines.append(f"    = {int(lane.units(call).evaluate(env))}")
             if env is not None and workers and lane.policy == STRIDED:

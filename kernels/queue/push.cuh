@@ -46,6 +46,9 @@ ETC_DEVICE void fence_groups(const Run<Program>& run) {
 // the queue's part.
 constexpr u32 kVoid = ~0u;
 
+// Units of a group for a lane to store; more are stored by all lanes together.
+constexpr u32 kFewUnits = 8;
+
 // A whole warp fills slots from number `at` on, of a lane of `owner`, with a pass of those groups
 // for which `lanes[j]` has the bit of their lane: with `units` units of each, the first one being
 // number `skipped` of the group.
@@ -54,7 +57,6 @@ ETC_DEVICE void fill_slots(
     const Run<Program>& run, i32 owner, u32 at, u32 skipped, u32 units, const u32 (&lanes)[kCount],
     const i32 (&group)[kCount]) {
   using Queue = typename Call::Queue;
-  constexpr u32 kFewUnits = 8;  // of a group; more are stored by all lanes together
   const auto& g = run.g;
   const u32 lane = ptx::lane(), each = u32(Call::group_units(g));
   const u64 slots = run.event_address(owner, Queue::slots(g));
@@ -74,11 +76,6 @@ ETC_DEVICE void fill_slots(
       at += __popc(lanes[j]) * units;
     }
   } else {
-    if constexpr (Call::kWaits > 1) {
-      // NOTE: lanes store for each other, and must have seen what the other has.
-      __syncwarp();
-      fence_groups<Call>(run);
-    }
 #pragma unroll
     for (int j = 0; j < kCount; ++j) {
       for (u32 left = lanes[j]; left != 0; left &= left - 1, at += units) {
@@ -196,6 +193,11 @@ ETC_DEVICE void push(const Run<Program>& run, i32 owner, u32 bits, const i32 (&g
   if (groups == 0) return;
   uint2 at = reserve<Call, false>(run, owner, groups);
   const u32 units = u32(Call::pass_units(g));
+  if (Call::kWaits > 1 && units > kFewUnits) {
+    // NOTE: lanes store for each other, and must have seen what the other has.
+    __syncwarp();
+    fence_groups<Call>(run);
+  }
   fill_slots<Call>(run, owner, at.x, 0, units, lanes, group);
   if constexpr (Call::kInPasses) {
 #pragma unroll 1

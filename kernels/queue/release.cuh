@@ -106,7 +106,7 @@ ETC_DEVICE void release_each(
     if constexpr (R::kInvertible) {
       const bool is_common = is_met && owner == common;
       const auto box = GroupBox<Call>::template of<R>(run.g, common, element);
-      const i32 group[1] = {box.group(0)};
+      const i32 group[1] = {box.total > 0 ? box.group(0) : 0};
       const bool waits =
           is_common && box.total > 0 && R::element(run.g, common, group[0]) == index;
       fence_groups<Call>(run);

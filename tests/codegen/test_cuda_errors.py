@@ -10,7 +10,7 @@ from etc_dist.codegen import generate
 from etc_dist.errors import CodegenError
 from etc_dist.ir import DeviceFunction, Graph, graph_function, span, tile
 from etc_dist.ir.function import TmaBox
-from etc_dist.ops.grouped_matmul import grouped_gated
+from etc_dist.ops.grouped_matmul import grouped_gated, thin_float
 from etc_dist.ops.matmul import matmul_store
 from etc_dist.schedule import schedule_static
 from tests.codegen.graphs import GRAPHS
@@ -38,6 +38,24 @@ def test_a_matmul_that_reads_early_is_refused():
     ]
     error = refused(replace(graph, calls=tuple(calls)))
     assert error.wanted == "early reads by other device functions"
+
+
+@pytest.mark.parametrize(
+    "store", [matmul_store("nk", "bfloat16"), thin_float("bfloat16")]
+)
+def test_a_matmul_that_writes_to_a_peer_is_refused(store):
+    @graph_function
+    def far(g: Graph) -> None:
+        x = g.input("x", (128, 64), "bfloat16")
+        dtype = "float32" if store.name == "thin_float" else "bfloat16"
+        y = g.symmetric("y", (128, 128), dtype)
+        peer = (g.rank + 1) % 2
+        reads, writes = [x[:, :], x[:, :]], [y.on(peer)[:, :]]
+        g.call(store, g.grid(i=1), name="send", reads=reads, writes=writes)
+
+    error = refused(far(2))
+    assert error.wanted == "results on the own rank, but of matmul_send"
+    assert error.got.startswith("send writes y")
 
 
 def test_two_kinds_of_matmul_in_a_program_are_refused():
