@@ -36,7 +36,7 @@ from etc_dist.errors import CodegenError
 from etc_dist.ir.event import EventRef
 from etc_dist.ir.expr import Const
 from etc_dist.ir.function import TENSOR, TRANSFER
-from etc_dist.ir.graph import Call
+from etc_dist.ir.graph import RANK, Call
 from etc_dist.schedule.plan import QUEUE, STRIDED, TICKET, Lane, Plan
 
 ELEMENTS = {
@@ -146,7 +146,7 @@ def _constants(
         f"{c.name} writes {region}"
         for c in matmuls
         for region in c.writes
-        if region.rank is not None and not _sends(c)
+        if region.rank not in (None, RANK) and not _sends(c)
     ]:
         raise CodegenError(
             f"graph {plan.graph.name} multiplies straight into a peer's memory",

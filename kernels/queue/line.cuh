@@ -1,5 +1,5 @@
 // Taking: units by ticket, of a lane or of a dynamic program's queue, where they lie in the
-// order in which they were pushed.
+// order in which they were pushed, but for what comes in passes or is void.
 #pragma once
 #include "queue/push.cuh"
 

@@ -176,8 +176,6 @@ ETC_DEVICE void pass_over(const Run<Program>& run, bool has_one, i32 group) {
 template <class Call, bool kPassesOver, int kCount, class Program>
 ETC_DEVICE void push(const Run<Program>& run, i32 owner, u32 bits, const i32 (&group)[kCount]) {
   const auto& g = run.g;
-  const i32 passes = Call::passes(g);
-  if (passes == 0) return;
   if constexpr (Call::kMayBeVoid && kPassesOver) {
     static_assert(kCount == 1);
     const bool has_one = bits != 0 && owner == g.rank && is_void<Call>(run, group[0]);
@@ -201,7 +199,7 @@ ETC_DEVICE void push(const Run<Program>& run, i32 owner, u32 bits, const i32 (&g
   fill_slots<Call>(run, owner, at.x, 0, units, lanes, group);
   if constexpr (Call::kInPasses) {
 #pragma unroll 1
-    for (i32 pass = 1; pass < passes; ++pass, at.y += u32(Call::groups(g)) * units) {
+    for (i32 pass = 1; pass < Call::passes(g); ++pass, at.y += u32(Call::groups(g)) * units) {
       fill_slots<Call>(run, owner, at.y, u32(pass) * units, units, lanes, group);
     }
   }
@@ -254,6 +252,8 @@ ETC_DEVICE bool mark(const Run<Program>& run, i32 owner, i32 group, u32 bits) {
 template <class Call, bool kPassesOver, int kCount, class Program>
 ETC_DEVICE void mark_groups(
     const Run<Program>& run, i32 owner, u32 waiting, const i32 (&group)[kCount], u32 marks) {
+  // NOTE: of groups without units nobody would look for what is written, perhaps too late.
+  if (Call::group_units(run.g) == 0) return;
   u32 last = 0;
 #pragma unroll
   for (int j = 0; j < kCount; ++j) {  // unrolled, so that many atomics are in flight
