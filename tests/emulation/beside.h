@@ -61,7 +61,13 @@ void arrive(Worker& worker, uint32_t address, uint32_t count) {
   Barrier& at = barrier(worker, address);
   Phase& now = phase(worker, address, own->known);
   go_on();
-  now.sum.add(own->known);
+  if (&worker == own->worker) {
+    now.sum.add(own->known);
+  } else {
+    now.sum.add_before(own->told), now.sum.add_products(own->known);
+    drop(own->told.view), own->told = own->known.issue();
+    worker.come[own->known.agent] = own->told.clock;
+  }
   at.pending = int16_t(at.pending - int(count));
   settle(at, now);
 }
@@ -87,6 +93,7 @@ static void complete(Worker& worker, uint32_t address, uint32_t bytes, const Kno
 static Access counted(
     Worker& worker, uint32_t address, const Known& known, Kind kind, bool writes) {
   const Phase& now = phase(worker, address, known);
+  worker.come[now.agent] = now.clock;
   return {&known, now.agent, now.clock, kind, writes};
 }
 

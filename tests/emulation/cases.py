@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from etc_dist.ir import DeviceFunction, Graph, device_function, graph_function, tile
 from tests.emulation.emulation import Emulated
 from tests.layers.reference import (
     TOLERANCE,
@@ -71,3 +73,113 @@ def matmul_reduce_scatter(rows: int, w_layout: str = "nk") -> Given:
     magnitude = sum(np.abs(x) @ np.abs(w) for x, w in each)
     answers = [Answer(total[r], magnitude[r]) for r in range(2)]
     return inputs, answers, {"rows": rows, "n": n, "k": k}
+
+
+def copy_on(lane: str) -> DeviceFunction:
+    @device_function(
+        source=Path(__file__).with_name("copy_numbers.cuh"),
+        reads=1,
+        writes=1,
+        lane=lane,
+    )
+    def copy_numbers(source: Any, to: Any) -> None:
+        to[...] = source
+
+    return copy_numbers
+
+
+PART = 8
+"""Numbers that a task copies."""
+
+
+@graph_function
+def sent_at_once(g: Graph) -> None:
+    """y [n] is the other rank's x, sent by the first tasks of a run."""
+    (n,) = g.dims("n")
+    x, y = g.input("x", (n,), "bfloat16"), g.output("y", (n,), "bfloat16")
+    box = g.symmetric("box", (n,), "bfloat16")
+    parts = g.let("parts", n // PART)
+    came = g.events("came", (parts,), expects=1, cross_rank=True)
+    other = (g.rank + 1) % 2
+    (i,) = grid = g.grid(i=parts)
+    g.call(
+        copy_on("tensor"),
+        grid,
+        reads=[x[tile(i, PART)]],
+        writes=[box.on(other)[tile(i, PART)]],
+        notifies=[came.on(other)[i]],
+    )
+    (i,) = grid = g.grid(i=parts)
+    g.call(
+        copy_on("transfer"),
+        grid,
+        name="take",
+        reads=[box[tile(i, PART)]],
+        writes=[y[tile(i, PART)]],
+        waits=[came[i]],
+    )
+
+
+@graph_function
+def counted_late(g: Graph) -> None:
+    """y [n] is x, copied by tasks that wait for as many `told` as `count` says, which
+    tasks of this run have written, and for other tasks."""
+    n, tellers = g.dims("n tellers")
+    x, y = g.input("x", (n,), "bfloat16"), g.output("y", (n,), "bfloat16")
+    parts = g.let("parts", n // PART)
+    given = g.input("given", (parts,), "int32")
+    whom = g.input("whom", (tellers,), "int32")
+    count = g.local("count", (parts,), "int32")
+    half, spare = (
+        g.local("half", (n,), "bfloat16"),
+        g.local("spare", (tellers,), "int32"),
+    )
+    counted = g.events("counted", (1,), expects=parts)
+    halved = g.events("halved", (parts,), expects=1)
+    told = g.events("told", (parts,), expects=lambda i: count.load(i))
+    (i,) = grid = g.grid(i=parts)
+    one = tile(i, 1)
+    copy = copy_on("transfer")
+    g.call(copy, grid, reads=[given[one]], writes=[count[one]], notifies=[counted[0]])
+    (i,) = grid = g.grid(i=parts)
+    g.call(
+        copy_on("tensor"),
+        grid,
+        name="halve",
+        reads=[x[tile(i, PART)]],
+        writes=[half[tile(i, PART)]],
+        notifies=[halved[i]],
+    )
+    (j,) = grid = g.grid(j=tellers)
+    one = tile(j, 1)
+    g.call(
+        copy,
+        grid,
+        name="tell",
+        reads=[whom[one]],
+        writes=[spare[one]],
+        waits=[counted[0]],
+        notifies=[told[whom.load(j)]],
+    )
+    (i,) = grid = g.grid(i=parts)
+    g.call(
+        copy,
+        grid,
+        name="end",
+        reads=[half[tile(i, PART)]],
+        writes=[y[tile(i, PART)]],
+        waits=[counted[0], halved[i], told[i]],
+    )
+
+
+def numbers(ranks: int) -> Given:
+    rng, n, tellers = np.random.default_rng(7), 24 * PART, 40
+    xs = [draw(rng, (n,), "bfloat16") for _ in range(ranks)]
+    wide = [x.astype(np.float32) for x in reversed(xs)]
+    answers = [Answer(x, np.abs(x)) for x in wide]
+    if ranks == 2:
+        return [{"x": x} for x in xs], answers, {"n": n}
+    whom = rng.integers(0, n // PART, tellers).astype(np.int32)
+    given = np.bincount(whom, minlength=n // PART).astype(np.int32)
+    dims = {"n": n, "tellers": tellers}
+    return [{"x": xs[0], "given": given, "whom": whom}], answers, dims

@@ -62,6 +62,10 @@ static Range* find_range(uint64_t address, uint64_t bytes) {
   Range& range = ranges[first];
   return address >= range.begin && address + bytes <= range.end ? &range : nullptr;
 }
+bool is_written(uint64_t address) {
+  const Range* const range = find_range(address, 1);
+  return range != nullptr && range->is_written != 0;
+}
 uint8_t* global(uint64_t address, uint64_t bytes, uint32_t unit) {
   if (find_range(address, bytes) == nullptr) fail("an access beyond all arrays");
   if (address % unit != 0) fail("a global address that is not aligned");

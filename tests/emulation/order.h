@@ -4,13 +4,19 @@
 // terms of PTX's memory model:
 //   - an atomic tells of what its thread had seen at its last fence, or now if it is a release;
 //     who reads it learns of that at his next fence, or now if he acquires; both within the
-//     scopes of either,
+//     scopes of either; an arrival at an mbarrier tells others of its worker, and those of another
+//     worker only of what came before the thread's last such arrival, and of what the tensor cores
+//     have read,
 //   - bulk copies and the tensor cores see what was written by others only behind a fence between
-//     proxies, for that kind of memory, of the writer or of somebody who knew of it,
-//   - a shuffle or a vote orders nothing; __syncwarp does.
+//     proxies, for that kind of memory, of the writer or of somebody who knew of it; what they have
+//     done is seen without one, once they are waited for,
+//   - a shuffle, a vote or a wait for products orders nothing else; __syncwarp does.
 // So one that is missing shows though things happened in the right order, unless something else
 // put them in order in that run. Copies of whole structs, and what the compiler makes memset, from
-// memory to memory, are not seen; nor is a missing fence after mbarriers are initialized.
+// memory to memory, are not seen; nor is a missing fence after mbarriers are initialized or between
+// registers and wgmma, a lane that is not behind an atomic of another one of its warp, nor what a
+// run does that is given up. Atomics of different words are in order, and read what was last
+// written.
 //
 // Sources: PTX ISA, "Memory Consistency Model"; Flanagan and Freund, "FastTrack" (PLDI 2009).
 #pragma once
@@ -56,11 +62,13 @@ struct List {
 constexpr uint32_t kThreads = 384, kMaxRanks = 8;
 
 // Who accesses memory, of each worker: its threads; what completes on each of its mbarriers; the
-// bulk stores of some threads, first as they read, then as they write; and each warp's atomics that
-// write: who sees one is behind it, but only by a fence behind what its thread did before.
+// bulk stores of some threads, first as they read, then as they write; each warp's atomics that
+// write: who sees one is behind it, but only by a fence behind what its thread did before; and what
+// the tensor cores read for each warp.
 constexpr uint32_t kBarriers = 48, kStorers = 4;
 constexpr uint32_t kFirstBarrier = kThreads, kFirstStorer = kFirstBarrier + kBarriers;
-constexpr uint32_t kAtomics = kFirstStorer + 2 * kStorers, kAgents = kAtomics + 16;
+constexpr uint32_t kAtomics = kFirstStorer + 2 * kStorers, kProducts = kAtomics + 16;
+constexpr uint32_t kAgents = kProducts + 16;
 
 // What somebody knows to have happened: of each agent, its accesses up to a count. The second and
 // third row are of those that bulk copies see as well, of global and of shared memory.
@@ -162,17 +170,20 @@ inline View* fenced(View* view, Row row) {
   return note(memo, view, nullptr, row, made);
 }
 
-// What an agent knows: of itself, up to which count bulk copies see what it did, and which of its
-// warp's atomics was its last; and of others.
+// What an agent knows: of itself, up to which count bulk copies see what it did, which of its
+// warp's atomics was its last, and how many of its warp's products have read; and of others.
 struct Known {
-  uint32_t agent, clock, fenced[kRows], atomic;
+  uint32_t agent, clock, fenced[kRows], atomic, product;
   View* view;
 
-  uint32_t atomics() const {
-    return agent / kAgents * kAgents + kAtomics + agent % kAgents / 32 % 16;
+  uint32_t of_warp(uint32_t first) const {
+    return agent / kAgents * kAgents + first + agent % kAgents / 32 % 16;
   }
+  uint32_t atomics() const { return of_warp(kAtomics); }
+  uint32_t products() const { return of_warp(kProducts); }
   bool covers(uint32_t other, uint32_t until, Row row) const {
     if (other == atomics() && until <= atomic) return true;
+    if (other == products() && until <= product) return true;
     if (other == agent) return until <= (row == kSeen ? clock : fenced[row]);
     return view != nullptr && until <= view->clock[row * row_size + other];
   }
@@ -195,17 +206,26 @@ struct Sum {
   View* view = nullptr;
   List<Known> agents;  // without their views
 
-  void add(Known& known) {
+  void add_before(const Known& known) {
     View* const all = merge(view, known.view);
     drop(view), view = all;
     agents.add(known);
+  }
+  void add(Known& known) {
+    add_before(known);
     ++known.clock;
+  }
+  void add_products(const Known& known) {
+    Known only{known.agent};
+    only.product = known.product;
+    agents.add(only);
   }
   View* take() {
     View* const all = copy(view);
     for (uint32_t i = 0; i < agents.count; ++i) {
       const Known& a = agents.items[i];
       raise(all->clock[a.agent], a.clock), raise(all->clock[a.atomics()], a.atomic);
+      raise(all->clock[a.products()], a.product);
       for (uint32_t row = kGlobal; row < kRows; ++row) {
         raise(all->clock[row * row_size + a.agent], a.fenced[row]);
       }
@@ -273,11 +293,12 @@ inline void name_agent(char (&name)[80], uint32_t agent) {
   const char* const what = of < kFirstBarrier  ? "thread"
                            : of < kFirstStorer ? "a copy counted by mbarrier"
                            : of < kAtomics     ? "a bulk store"
-                                               : "an atomic of warp";
+                           : of < kProducts    ? "an atomic of warp"
+                                               : "a product of warp";
   const uint32_t number = of < kFirstBarrier  ? of
                           : of < kFirstStorer ? of - kFirstBarrier
                           : of < kAtomics     ? (of - kFirstStorer) / 2
-                                              : of - kAtomics;
+                                              : (of - kAtomics) % 16;
   snprintf(name, sizeof name, "%s %u of rank %u, worker %u", what, number,
            worker / workers_of_rank, worker % workers_of_rank);
 }
@@ -316,13 +337,26 @@ inline bool of_one_warp(uint32_t a, uint32_t b) {
   const uint32_t first = a % kAgents, second = b % kAgents;
   return a / kAgents == b / kAgents && first < kThreads && first / 32 == second / 32;
 }
+// Whether what was written has been read by the tensor cores, which is known: then so is that.
+inline bool has_been_read(const Cell& cell, const Known& known) {
+  const auto is_known = [&](uint32_t reader, uint32_t clock) {
+    return clock > 0 && reader % kAgents >= kProducts && known.covers(reader, clock, kSeen);
+  };
+  for (uint32_t i = cell.read; i != 0; i = reads.items[i].next) {
+    if (is_known(reads.items[i].reader, reads.items[i].clock)) return true;
+  }
+  for (uint32_t i = 0; cell.many != nullptr && i < row_size; ++i) {
+    if (is_known(i, cell.many[i])) return true;
+  }
+  return false;
+}
 // `at` counts bytes, for the message.
 inline void check_cell(Cell& cell, const Access& access, Row row, uint64_t at) {
   const Known& known = *access.known;
   const bool is_atomic = access.kind == kAtomic;
   if (cell.kind != kNone && !(is_atomic && cell.kind == kAtomic)) {
     const Row seen = access.kind == kAsync && cell.kind != kAsync ? row : kSeen;
-    if (!known.covers(cell.writer, cell.clock, seen)) {
+    if (!known.covers(cell.writer, cell.clock, seen) && !has_been_read(cell, known)) {
       const bool by_both = access.writes && access.kind == kPlain && cell.kind == kPlain;
       if (!by_both || !of_one_warp(access.agent, cell.writer)) {
         fail_order(access, row, at, cell.writer, cell.kind, true);
@@ -353,7 +387,9 @@ inline void check_cell(Cell& cell, const Access& access, Row row, uint64_t at) {
       read.next = list, list = i;
     }
     for (uint32_t i = 0; cell.many != nullptr && i < row_size; ++i) {
-      if (cell.many[i] != 0 && !known.covers(i, cell.many[i], kSeen)) {
+      const bool is_thread = i % kAgents < kThreads;
+      const Row seen = access.kind == kAsync && is_thread && row == kGlobal ? row : kSeen;
+      if (cell.many[i] != 0 && !known.covers(i, cell.many[i], seen)) {
         fail_order(access, row, at, i, kPlain, false);
       }
     }

@@ -26,6 +26,11 @@ static void run_thread() {
       fail("a bulk store that nobody waited for");
     }
   }
+  for (uint32_t i = 0; i < row_size; ++i) {
+    if (!own->known.covers(i, own->worker->come[i], kSeen)) {
+      fail("a thread ends while somebody else may still write to its worker's shared memory");
+    }
+  }
   own->is_over = true;
   yield();
 }
@@ -49,6 +54,7 @@ static void begin(const void* const* blocks, int count, int cluster, int shared_
     if (worker.shared == nullptr) abort();
     worker.shared_bytes = uint32_t(shared_bytes);
     worker.blocks = make<Block>(room / 16);
+    worker.come = make<uint32_t>(row_size);
     Worker* const first = &worker - worker.place;
     worker.pair = worker.place == 0 ? make<Meeting>(1) : first->pair;
     for (int i = 0; i < cluster; ++i) worker.cluster[i] = first + i;
@@ -77,6 +83,7 @@ static void begin_run(uint32_t rank) {
     memset(worker.blocks, 0, count * sizeof(Block));
     memset(worker.shared, 0xff, worker.shared_bytes);  // not a number
     memset(worker.number, 0, sizeof worker.number);
+    memset(worker.come, 0, row_size * sizeof *worker.come);
     worker.barriers = 0, worker.left = kThreads;
   }
   for (size_t t = 0; t < thread_count; ++t) {
@@ -107,7 +114,10 @@ static void end_run(uint32_t rank) {
     const Worker& worker = workers[w];
     if (worker.rank != rank) continue;
     uint32_t* const clock = all->clock + w * kAgents;
-    for (uint32_t i = 0; i < kThreads / 32; ++i) raise(clock[kAtomics + i], worker.atomics[i]);
+    for (uint32_t i = 0; i < kThreads / 32; ++i) {
+      raise(clock[kAtomics + i], worker.atomics[i]);
+      raise(clock[kProducts + i], worker.warps[i].read);
+    }
     for (uint32_t i = 0; i < kBarriers; ++i) {
       raise(clock[kFirstBarrier + i], worker.phases[i].clock);
     }
@@ -189,7 +199,7 @@ static void end_all() {
     Thread& thread = threads[t];
     for (uint32_t i = 0; i < thread.count; ++i) drop(thread.products[i].known.view);
     for (uint32_t i = 0; i < thread.copied; ++i) drop(thread.copies[i].known.view);
-    drop(thread.known.view);
+    drop(thread.known.view), drop(thread.told.view);
     for (View* view : thread.fences.released) drop(view);
     for (View* view : thread.fences.seen) drop(view);
   }
@@ -200,7 +210,7 @@ static void end_all() {
     for (auto& warp : worker.warps) warp.sum.end(), drop(warp.known[0]), drop(warp.known[1]);
     for (Phase& phase : worker.phases) phase.sum.end(), drop(phase.known);
     end_blocks(worker.blocks, (worker.shared_bytes + 15) / 16);
-    free(worker.blocks), free(worker.shared);
+    free(worker.blocks), free(worker.shared), free(worker.come);
   }
   for (Used* used = atoms; used < atoms + kAtoms; ++used) {
     for (uint32_t r = 0; used->address != 0 && r < kMaxRanks; ++r) {

@@ -11,7 +11,14 @@ import pytest
 from etc_dist.layers.moe_few_tokens import moe_few_tokens_graph
 from etc_dist.layers.moe_graph import moe_graph
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
-from tests.emulation.cases import check, matmul_reduce_scatter, moe
+from tests.emulation.cases import (
+    check,
+    counted_late,
+    matmul_reduce_scatter,
+    moe,
+    numbers,
+    sent_at_once,
+)
 from tests.emulation.emulation import KERNELS, Emulated
 
 GRAPHS = {
@@ -19,8 +26,10 @@ GRAPHS = {
     "queue": moe_graph(1, experts=8, top_k=2),
     "few": moe_few_tokens_graph(1, experts=16, top_k=3),
     "sum": matmul_reduce_scatter_graph(2),
+    "sent": sent_at_once(2),
+    "counts": counted_late(1),
 }
-SCHEDULES = {"queue": "dynamic"}
+SCHEDULES = {"queue": "dynamic", "counts": "dynamic"}
 CASES = {
     "moe": lambda: moe(300, 8, 2, 320, 264, "bfloat16"),
     "moe of many": lambda: moe(8200, 8, 2, 8, 8, "bfloat16"),
@@ -28,6 +37,8 @@ CASES = {
     "few": lambda: moe(3, 16, 3, 200, 56, "bfloat16"),
     "sum": lambda: matmul_reduce_scatter(600),
     "sum of few rows": lambda: matmul_reduce_scatter(200),
+    "sent": lambda: numbers(2),
+    "counts": lambda: numbers(1),
 }
 BROKEN = [
     # case, file, a statement or an expression there, what stands in its place
@@ -56,6 +67,7 @@ BROKEN = [
     ("moe", "tasks/choose_experts", "task.sync();  // scratch is cleared", ""),
     ("moe", "tasks/choose_experts", "    task.sync();\n", ""),
     ("moe", "worker/mailbox", "ptx::mbarrier_arrive_cluster(taken(), 0);", ""),
+    ("moe", "worker/mailbox", "base_ + 16 + 4 * (n & 1)", "base_ + 16"),
     ("moe", "worker/task", "      ptx::fence_acq_rel<Call::kNotifiesPeers>();", ""),
     ("moe", "worker/tensor_lane", "ptx::fence_proxy_async_global();", ""),
     ("moe", "worker/tensor_lane", "    ptx::named_barrier<kComputeThreads>(1);", ""),
@@ -70,6 +82,19 @@ BROKEN = [
         "tasks/list_rows",
         "task.sync();  // before it is written again",
         "if (warp) task.sync();",
+    ),
+    (
+        "moe",
+        "worker/worker",
+        "// Both workers of a cluster stay until the end: each writes to the other's "
+        "memory.\n  if constexpr (Program::kCluster > 1) ptx::cluster_barrier();",
+        "",
+    ),
+    (
+        "moe",
+        "tasks/combine_rows",
+        "ptx::load16_last(from)",
+        "ptx::load16_once_if(true, from)",
     ),
     ("moe of many", "tasks/list_rows", "if (w < warp) row += of_warp;", ""),
     (
@@ -99,6 +124,13 @@ BROKEN = [
         "",
     ),
     ("queue", "worker/empty_run", "Announcement::kRun | u32(drawn - ticket)", "0"),
+    (
+        "queue",
+        "worker/task",
+        "if (ptx::lane() == 0) ptx::fence_acq_rel<Call::kNotifiesPeers>();",
+        "",
+    ),
+    ("counts", "queue/push", "        ptx::fence_acq_rel<false>();", ""),
     ("few", "tasks/row_pairs", "    task.sync();", ""),
     ("sum", "tasks/tile_ring", "ptx::commit_stores();", ""),
     ("sum", "tasks/tile_ring", "ptx::wait_stores_read<1>();", ""),
@@ -134,6 +166,12 @@ BROKEN = [
         "worker/worker",
         "ptx::store_release(word, run.epoch);",
         "ptx::store_relaxed(word, run.epoch);",
+    ),
+    (
+        "sent",
+        "worker/tensor_lane",
+        "wait_peers<Program, Call>(run_, c, who, entered) && going",
+        "going",
     ),
 ]
 

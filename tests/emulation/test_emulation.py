@@ -4,13 +4,10 @@ of events, and no two accesses without one."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
-from etc_dist.ir import Graph, ceildiv, device_function, graph_function, span, tile
+from etc_dist.ir import Graph, ceildiv, graph_function, span, tile
 from etc_dist.layers.mlp import mlp_graph
 from etc_dist.layers.mlp_few_rows import mlp_few_rows_graph
 from etc_dist.layers.moe_few_tokens import moe_few_tokens_graph
@@ -18,7 +15,16 @@ from etc_dist.layers.moe_graph import moe_graph
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
 from etc_dist.ops.grouped_matmul import grouped_store
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
-from tests.emulation.cases import check, matmul_reduce_scatter, moe, named
+from tests.emulation.cases import (
+    check,
+    copy_on,
+    counted_late,
+    matmul_reduce_scatter,
+    moe,
+    named,
+    numbers,
+    sent_at_once,
+)
 from tests.emulation.emulation import Emulated
 from tests.layers.reference import (
     Answer,
@@ -130,17 +136,13 @@ def test_all_gather_and_matmul(folder, schedule):
     check(Emulated(graph, folder, schedule), inputs, answers, dims)
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("ranks, graph", [(2, sent_at_once), (1, counted_late)])
+def test_graphs_of_copies(folder, schedule, ranks, graph):
+    check(Emulated(graph(ranks), folder, schedule), *numbers(ranks))
+
+
 ROWS, COLUMNS = 16, 256
-
-
-@device_function(
-    source=Path(__file__).with_name("copy_numbers.cuh"),
-    reads=1,
-    writes=1,
-    lane="transfer",
-)
-def copy_numbers(source: Any, to: Any) -> None:
-    to[...] = source
 
 
 @graph_function
@@ -163,7 +165,7 @@ def two_products(g: Graph) -> None:
     done = g.events("done", (count,), expects=columns)
     (r,) = grid = g.grid(r=count)
     g.call(
-        copy_numbers,
+        copy_on("transfer"),
         grid,
         reads=[given[span(r, 1)]],
         writes=[to[span(r, 1)]],
@@ -195,7 +197,7 @@ def two_products(g: Graph) -> None:
     )
     (r,) = grid = g.grid(r=count)
     g.call(
-        copy_numbers,
+        copy_on("transfer"),
         grid,
         name="end",
         reads=[sizes[span(r, 1)]],

@@ -52,10 +52,11 @@ struct Worker {
   const struct Thread* storers[kStorers];
   uint32_t atomics[kThreads / 32];  // of its warps that have written
   uint32_t left;                    // threads that have not ended
+  uint32_t* come;                   // of each agent, what it last did here from elsewhere
   Worker* cluster[kMaxCluster];
   Meeting named[16], *pair;
   struct {
-    uint32_t turn = 0, come = 0, products = 0;  // that its first thread has issued
+    uint32_t turn = 0, come = 0, products = 0, read = 0;  // that its first thread has issued
     const char* what = nullptr;
     Words words[2][32];
     Sum sum;
@@ -93,7 +94,7 @@ struct Thread {
   Copy copies[64];
   uint32_t copied = 0;
   uint32_t store_groups = 0;  // that it has committed
-  Known known;
+  Known known, told;          // now, and when it last arrived at another worker's mbarrier
   Fences fences;
 };
 extern Thread* own;
@@ -126,6 +127,7 @@ inline uint8_t* at(uint32_t address, uint32_t bytes, uint32_t unit) {
 }
 // and at a global one, which must be in some array.
 uint8_t* global(uint64_t address, uint64_t bytes, uint32_t unit);
+bool is_written(uint64_t address);  // by anybody, while the program runs
 // Where a byte of rows of 128 lies, as bulk copies and the tensor cores have them.
 inline uint32_t swizzled(uint32_t address) { return address ^ ((address >> 7 & 7) << 4); }
 

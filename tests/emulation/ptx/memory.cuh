@@ -94,6 +94,9 @@ inline void fence_proxy_async() { fence_proxy_async_global(), fence_proxy_async_
 inline uint4 load16_l2(u64 address) { return load<uint4>(address); }
 inline uint4 load16_last(u64 address) { return load<uint4>(address); }
 inline uint4 load16_once_if(bool wanted, u64 address) {
+  if (wanted && emulation::is_written(address)) {
+    emulation::fail("memory that the program writes is read as if nobody wrote it");
+  }
   return wanted ? load<uint4>(address) : uint4{};
 }
 inline u32 load4_l2(u64 address) { return load<u32>(address); }

@@ -34,9 +34,9 @@ void read_row(float (&to)[16], u64 descriptor, u32 row, bool is_kn) {
 // A warp reads 16 rows of a, from `first` on, and all of b, when it waits for the product.
 // NOTE: for each of the four, another quarter of b is looked at: what is not in order shows there.
 inline void check_operands(const emulation::Product& p, u32 first) {
-  const emulation::Known& now = emulation::own->known;
-  const emulation::Access read{&p.known, now.agent, now.clock, emulation::kAsync, false};
-  const emulation::Worker& worker = *emulation::own->worker;
+  emulation::Worker& worker = *emulation::own->worker;
+  const u32 count = ++worker.warps[threadIdx.x / 32].read;
+  const emulation::Access read{&p.known, p.known.products(), count, emulation::kAsync, false};
   for (u32 i = 0; i < 32; ++i) {
     access_shared(worker, place_of(p.a, first + i / 2, i % 2 * 8, false), 16, read);
   }
@@ -86,7 +86,8 @@ UNSEEN void wgmma_wait() {
     for (u32 i = 0; i < kPending; ++i) self.ends[i] = self.ends[done + i] - end;
     self.groups = kPending;
   }
-  __syncwarp();
+  const u64 read = self.worker->warps[threadIdx.x / 32].read;
+  self.known.product = u32(emulation::exchange("wgmma_wait", {read})[0].word[0]);
 }
 UNSEEN inline void add_product(emulation::Product p) {
   emulation::Thread& self = *emulation::own;
