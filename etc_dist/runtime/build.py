@@ -58,6 +58,7 @@ def kernels_folder() -> Path:
 def build(source: Source, settings: Settings, arch: str = ARCH) -> Cubin:
     """The cubin of `source`, compiled at most once for each content of source, device
     code, options and compiler. Safe when many ranks build the same thing at once."""
+    _refuse_missing(source)
     includes = (kernels_folder(), *sorted({p.parent for p in source.sources}))
     folder = settings.cache / "programs" / _key(source, includes, arch)
     started = time.perf_counter()
@@ -70,6 +71,19 @@ def build(source: Source, settings: Settings, arch: str = ARCH) -> Cubin:
     facts["remarks"] = tuple(facts["remarks"])
     seconds = time.perf_counter() - started
     return Cubin(path=folder / "program.cubin", seconds=seconds, cached=cached, **facts)
+
+
+def _refuse_missing(source: Source) -> None:
+    missing = [str(path) for path in source.sources if not path.is_file()]
+    if missing:
+        raise BuildError(
+            "the source of a device function does not exist",
+            where=source.text.splitlines()[0],
+            wanted="a .cuh file at each absolute path that is given as source=",
+            got=f"no file {', '.join(missing)}",
+            fix="write the CUDA body there, or correct source=",
+            source=source.text,
+        )
 
 
 def _key(source: Source, includes: Sequence[Path], arch: str) -> str:

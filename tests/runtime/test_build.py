@@ -160,6 +160,16 @@ def test_a_fault_in_the_users_body_is_shown_with_file_and_line(tmp_path, setting
     assert not (settings.cache / "programs").exists()
 
 
+def test_a_body_that_does_not_exist_is_told_by_its_path(tmp_path, settings):
+    source = filling(tmp_path)
+    (tmp_path / "fill.cuh").unlink()
+    with pytest.raises(BuildError) as caught:
+        build(source, settings)
+    assert caught.value.what == "the source of a device function does not exist"
+    assert caught.value.got == f"no file {tmp_path}/fill.cuh"
+    assert caught.value.fix == "write the CUDA body there, or correct source="
+
+
 def test_a_build_error_carries_the_numbered_source(tmp_path):
     source = filling(tmp_path)
     broken = source.text.replace("struct Program {", "struct Program { oops;")
