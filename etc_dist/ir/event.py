@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -100,13 +99,6 @@ class EventRef:
 def make_axes(name: str, count: int) -> tuple[Symbol, ...]:
     """The coordinate symbols of an event tensor's elements."""
     return tuple(Symbol(f"{name}_{k}", "coordinate") for k in range(count))
-
-
-def expected_count(
-    expects: Expr | int | Callable[..., Expr | int], axes: tuple[Symbol, ...]
-) -> Expr:
-    """`expects` as an expression of `axes`."""
-    return wrap(expects(*axes) if callable(expects) else expects)
 
 
 def _reference(events: EventTensor, rank: Expr | None, index: Any) -> EventRef:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 
@@ -30,6 +30,21 @@ _FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
     "max": np.maximum,
 }
 _STRENGTH = {"+": 1, "-": 1, "*": 2, "//": 2, "%": 2}
+
+
+def _missing(operator: str, fix: str) -> Callable[[Expr, Never], Never]:
+    """A method for an operator that expressions lack; type checkers refuse it, too."""
+
+    def refuse(self: Expr, other: object = None) -> Never:
+        raise GraphError(
+            f"expressions have no {operator}",
+            where=f"expression {self}",
+            wanted="+, -, *, //, %, minimum(), maximum() or ceildiv()",
+            got=operator if other is None else f"{operator} with {other}",
+            fix=fix,
+        )
+
+    return refuse
 
 
 class Expr:
@@ -64,6 +79,10 @@ class Expr:
 
     def __rmod__(self, other: int) -> Expr:
         return op("%", other, self)
+
+    __truediv__ = __rtruediv__ = _missing("/", "write //, or ceildiv() to round up")
+    __pow__ = __rpow__ = _missing("**", "write the product out")
+    __neg__ = _missing("unary -", "write 0 - ..., or ceildiv() to round up")
 
     def __lt__(self, other: object) -> bool:
         return bool(self)
@@ -191,15 +210,20 @@ class Load(Expr):
         return f"{self.tensor}[{', '.join(map(str, self.index))}]"
 
 
-def wrap(value: Expr | int) -> Expr:
-    """An `Expr` from an `Expr` or a Python integer."""
+def is_whole(value: object) -> bool:
+    """Whether `value` is an integer of Python or NumPy."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def wrap(value: Expr | int, where: str = "a symbolic expression") -> Expr:
+    """An `Expr` from an `Expr` or a Python integer, given at `where`."""
     if isinstance(value, Expr):
         return value
-    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+    if is_whole(value):
         return Const(int(value))
     raise GraphError(
         "an index is not an integer",
-        where="a symbolic expression",
+        where=where,
         wanted="an int, a dim, a coordinate or arithmetic on them",
         got=repr(value),
         fix="use // for division and whole numbers throughout",

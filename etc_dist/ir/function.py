@@ -9,6 +9,8 @@ from types import MappingProxyType
 from typing import Any
 
 from etc_dist.errors import GraphError
+from etc_dist.ir.expr import is_whole
+from etc_dist.ir.given import require, require_function
 
 TENSOR, TRANSFER = "tensor", "transfer"
 LANES = (TENSOR, TRANSFER)
@@ -70,8 +72,8 @@ class DeviceFunction:
     boxes: Mapping[int, TmaBox] = field(default_factory=dict)
     constants: Mapping[str, int] = field(default_factory=dict)
     workspace: int = 0
-    picks: tuple[int, ...] = ()
-    early: tuple[int, ...] = ()
+    picks: Sequence[int] = ()
+    early: Sequence[int] = ()
 
     @property
     def terms(self) -> str:
@@ -80,21 +82,19 @@ class DeviceFunction:
         numbers = (self.parts, self.workspace, boxes, [*self.constants.items()])
         return f"{self.name} {self.source} {numbers}"
 
+    def __str__(self) -> str:
+        return f"device function {self.name}"
+
     def __post_init__(self) -> None:
+        where = str(self)
+        _check_source(self.source, where)
+        _check_operands(self, where)
+        _check_constants(self.constants, where)
         for name in ("boxes", "constants"):
             frozen = MappingProxyType(dict(sorted(getattr(self, name).items())))
             object.__setattr__(self, name, frozen)
         for name in ("picks", "early"):
-            named = tuple(getattr(self, name))
-            object.__setattr__(self, name, named)
-            if not set(named) <= set(range(self.reads)):
-                raise GraphError(
-                    f"device function {self.name} names what it does not read",
-                    where=f"device function {self.name}",
-                    wanted=f"positions of its {self.reads} reads",
-                    got=f"{name} {named}",
-                    fix="name operands that are read, counted from 0",
-                )
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         if self.lane not in LANES or self.cluster not in (1, 2):
             raise GraphError(
                 f"device function {self.name} asks for what no worker has",
@@ -134,6 +134,7 @@ def device_function(
     """Make a device function of a NumPy body; see `DeviceFunction` for the terms."""
 
     def decorate(body: Callable[..., Any]) -> DeviceFunction:
+        require_function(body, "@device_function(...)")
         return DeviceFunction(
             name=body.__name__,
             body=body,
@@ -141,9 +142,57 @@ def device_function(
             lane=lane,
             reads=reads,
             writes=writes,
-            constants=constants or {},
-            picks=tuple(picks),
-            early=tuple(early),
+            constants={} if constants is None else constants,
+            picks=picks,
+            early=early,
         )
 
     return decorate
+
+
+def _check_source(source: str | Path, where: str) -> None:
+    # Whether it exists is the build's to say: proofs and CPUs do without it.
+    require(
+        isinstance(source, (str, Path)),
+        source,
+        f"the source of {where} is no path",
+        where=where,
+        wanted="the path of a .cuh file, or its name below kernels/",
+        fix='write source=Path(__file__).with_suffix(".cuh")',
+    )
+
+
+def _check_operands(made: DeviceFunction, where: str) -> None:
+    for name in ("reads", "writes"):
+        count = getattr(made, name)
+        require(
+            is_whole(count) and count >= 0,
+            count,
+            f"{name}= of {where} is no count",
+            where=where,
+            wanted="a whole number, 0 or more",
+            fix="count the regions that the body is given: first reads, then writes",
+        )
+    for name in ("picks", "early"):
+        named = getattr(made, name)
+        require(
+            isinstance(named, (list, tuple))
+            and all(n in range(made.reads) for n in named),
+            named,
+            f"{name}= of {where} names what it does not read",
+            where=where,
+            wanted=f"a list of positions of its {made.reads} reads",
+            fix=f"name operands that are read, counted from 0: {name}=[0]",
+        )
+
+
+def _check_constants(constants: Mapping[str, int], where: str) -> None:
+    require(
+        isinstance(constants, Mapping)
+        and all(str(k).isidentifier() and is_whole(v) for k, v in constants.items()),
+        constants,
+        f"constants= of {where} are no named integers",
+        where=where,
+        wanted="a dict from identifiers to whole numbers",
+        fix='write constants={"kName": 3}',
+    )

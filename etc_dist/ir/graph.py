@@ -19,76 +19,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from etc_dist.errors import GraphError
-from etc_dist.ir.event import EventRef, EventTensor, expected_count, make_axes
+from etc_dist.ir.event import EventRef, EventTensor, make_axes
 from etc_dist.ir.expr import Const, Expr, Symbol, wrap
 from etc_dist.ir.function import DeviceFunction
+from etc_dist.ir.given import (
+    coordinate,
+    end_of_empty,
+    expected_count,
+    extents,
+    listed,
+    require,
+    require_function,
+)
 from etc_dist.ir.loads import BOUND, refuse_loads, waiting_loads, working_loads
+from etc_dist.ir.names import RESERVED
 from etc_dist.ir.tensor import DTYPES, Region, Tensor
 
 RANK = Symbol("rank", "rank")
 TASK = Symbol("t", "task")
-
-RESERVED = frozenset(
-    [
-        "auto",
-        "bool",
-        "break",
-        "case",
-        "catch",
-        "char",
-        "class",
-        "const",
-        "continue",
-        "default",
-        "delete",
-        "do",
-        "double",
-        "else",
-        "enum",
-        "explicit",
-        "export",
-        "extern",
-        "false",
-        "float",
-        "for",
-        "friend",
-        "goto",
-        "if",
-        "inline",
-        "int",
-        "long",
-        "mutable",
-        "namespace",
-        "new",
-        "operator",
-        "private",
-        "protected",
-        "public",
-        "register",
-        "return",
-        "short",
-        "signed",
-        "sizeof",
-        "static",
-        "struct",
-        "switch",
-        "template",
-        "this",
-        "throw",
-        "true",
-        "try",
-        "typedef",
-        "typename",
-        "union",
-        "unsigned",
-        "using",
-        "virtual",
-        "void",
-        "volatile",
-        "while",
-    ]
-)
-"""Names that the generated code cannot use."""
 
 Order = Callable[[Expr], Sequence["Expr | int"]]
 Until = Callable[[Expr], "Expr | int"]
@@ -252,6 +200,14 @@ class Graph:
 
     def dims(self, names: str) -> tuple[Symbol, ...]:
         """Symbolic dims by name, separated by spaces; bound when the program runs."""
+        require(
+            isinstance(names, str),
+            names,
+            "the names of dims are no string",
+            where=f"graph {self.name}",
+            wanted="all names in one string, with spaces between",
+            fix='write g.dims("m n")',
+        )
         made = tuple(Symbol(self._claim(n), "dim") for n in names.split())
         self._dims += made
         return made
@@ -290,22 +246,21 @@ class Graph:
         cross_rank: bool = False,
     ) -> EventTensor:
         """An event tensor; `expects` may be a function of an element's coordinates."""
-        axes = make_axes(self._claim(name, bare=False), len(shape))
-        count = expected_count(expects, axes)
+        where = f"graph {self.name}, events {name}"
+        lengths = extents(shape, f"event tensor {name}", where)
+        axes = make_axes(self._claim(name, bare=False), len(lengths))
+        count = expected_count(expects, axes, where)
         known = self._values() | {a.name for a in axes}
         strange = [s.name for s in count.symbols() if s.name not in known]
         if strange:
             raise GraphError(
                 f"event tensor {name} expects what its elements do not know",
-                where=f"graph {self.name}, events {name}: expects {count}",
+                where=f"{where}: expects {count}",
                 wanted="dims, and coordinates that a function of them is given",
                 got=", ".join(strange),
                 fix="write expects=lambda i, ...: with one argument for each axis",
             )
-        extents = tuple(wrap(s) for s in shape)
-        where = f"graph {self.name}, events {name}"
-        refuse_loads(f"the shape of event tensor {name}", where, extents, BOUND)
-        made = EventTensor(name, extents, axes, count, cross_rank)
+        made = EventTensor(name, lengths, axes, count, cross_rank)
         self._events.append(made)
         return made
 
@@ -319,9 +274,9 @@ class Graph:
                 got=repr(name),
                 fix="choose another name",
             )
-        return Grid(
-            [Coordinate(Symbol(n, "coordinate"), wrap(e)) for n, e in extents.items()]
-        )
+        where = f"graph {self.name}: extent of"
+        lengths = {n: wrap(e, f"{where} {n}") for n, e in extents.items()}
+        return Grid([Coordinate(Symbol(n, "coordinate"), lengths[n]) for n in lengths])
 
     def call(
         self,
@@ -342,28 +297,39 @@ class Graph:
         is row-major. `empty_until` maps t to the index behind the last task that has
         nothing left to write if task t has not; so a product's worker passes over all
         of them at once."""
+        require(
+            isinstance(function, DeviceFunction),
+            function,
+            "a call of what is no device function",
+            where=f"graph {self.name}",
+            wanted="a function made by device_function",
+            fix="write @device_function(source=..., reads=..., writes=...) above it",
+        )
         name = self._claim(name or function.name, bare=False)
-        if (len(reads), len(writes)) != (function.reads, function.writes):
-            raise GraphError(
-                f"call {name} does not fit device function {function.name}",
-                where=f"graph {self.name}, call {name}",
-                wanted=f"{function.reads} reads and {function.writes} writes",
-                got=f"{len(reads)} reads and {len(writes)} writes",
-                fix="give one region for each operand",
-            )
-        sequence = order(TASK) if order else _row_major(grid)
+        where = f"graph {self.name}, call {name}"
+        require(
+            isinstance(grid, Grid) and len(grid) > 0,
+            grid,
+            f"call {name} has no grid of tasks",
+            where=where,
+            wanted="a grid with at least one axis",
+            fix="write i, j = grid = g.grid(i=..., j=...), and give grid",
+        )
         made = Call(
             name,
             function,
             grid.axes,
-            tuple(reads),
-            tuple(writes),
-            tuple(waits),
-            tuple(notifies),
-            tuple(wrap(e) for e in sequence),
-            wrap(pace),
-            None if empty_until is None else wrap(empty_until(TASK)),
+            listed(reads, Region, "reads", where),
+            listed(writes, Region, "writes", where),
+            listed(waits, EventRef, "waits", where),
+            listed(notifies, EventRef, "notifies", where),
+            _row_major(grid)
+            if order is None
+            else coordinate(order, TASK, len(grid), where),
+            wrap(pace, f"{where}: pace="),
+            None if empty_until is None else end_of_empty(empty_until, TASK, where),
         )
+        _check_operands(self, made)
         _check_symbols(self, made)
         _check_early(self, made)
         self._calls.append(made)
@@ -391,11 +357,8 @@ class Graph:
                 got=repr(dtype),
                 fix="use one of these",
             )
-        extents = tuple(wrap(s) for s in shape)
-        refuse_loads(
-            f"the shape of tensor {name}", f"graph {self.name}", extents, BOUND
-        )
-        made = Tensor(self._claim(name), extents, dtype, kind)
+        lengths = extents(shape, f"tensor {name}", f"graph {self.name}")
+        made = Tensor(self._claim(name), lengths, dtype, kind)
         self._tensors.append(made)
         return made
 
@@ -406,7 +369,9 @@ class Graph:
 
     def _claim(self, name: str, bare: bool = True) -> str:
         """Take a name; `bare` ones stand without a prefix in generated code."""
-        bad = not name.isidentifier() or name.startswith("_")
+        bad = (
+            not isinstance(name, str) or not name.isidentifier() or name.startswith("_")
+        )
         bad |= bare and name in RESERVED
         if name in self._names or bad:
             raise GraphError(
@@ -419,6 +384,18 @@ class Graph:
             )
         self._names.add(name)
         return name
+
+
+def _check_operands(graph: Graph, call: Call) -> None:
+    function, given = call.function, (len(call.reads), len(call.writes))
+    if given != (function.reads, function.writes):
+        raise GraphError(
+            f"call {call.name} does not fit device function {function.name}",
+            where=f"graph {graph.name}, call {call.name}",
+            wanted=f"{function.reads} reads and {function.writes} writes",
+            got=f"{given[0]} reads and {given[1]} writes",
+            fix="give one region for each operand",
+        )
 
 
 def _check_early(graph: Graph, call: Call) -> None:
@@ -436,6 +413,7 @@ def _check_early(graph: Graph, call: Call) -> None:
 def graph_function(body: Callable[..., None]) -> Callable[..., GraphFunction]:
     """Turn `body(g, **options)` into a function `(world_size, **options)` that returns
     the GraphFunction it describes."""
+    require_function(body, "@graph_function")
 
     @functools.wraps(body)
     def build(world_size: int, **options: Any) -> GraphFunction:
@@ -446,13 +424,13 @@ def graph_function(body: Callable[..., None]) -> Callable[..., GraphFunction]:
     return build
 
 
-def _row_major(grid: Grid) -> list[Expr]:
+def _row_major(grid: Grid) -> tuple[Expr, ...]:
     rest: Expr = TASK
     parts: list[Expr] = []
     for axis in reversed(grid.axes[1:]):
         parts.append(rest % axis.extent)
         rest = rest // axis.extent
-    return [rest, *reversed(parts)]
+    return (rest, *reversed(parts))
 
 
 def _given(rank: Expr | None) -> tuple[Expr, ...]:
