@@ -66,10 +66,11 @@ def test_mlp_compares_itself_with_fp32():
     assert "error against fp32: " in said
 
 
-def test_moe_compares_itself_with_fp32():
-    said = launch(str(EXAMPLES / "moe.py"), ranks=1)
-    assert "100 tokens, 16 experts, of which each token picks 4" in said
-    assert "9 calls in one kernel error against fp32: " in said
+@pytest.mark.parametrize("ranks, calls", [(1, 9), (2, 12)])
+def test_moe_compares_itself_with_fp32(ranks, calls):
+    said = launch(str(EXAMPLES / "moe.py"), ranks=ranks)
+    assert "100 tokens a rank, each picks 4 of 16 experts" in said
+    assert f"{calls} calls in one kernel error against fp32: " in said
 
 
 def test_bin_sums_says_that_its_result_is_right():
