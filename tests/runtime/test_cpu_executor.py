@@ -13,8 +13,9 @@ from etc_dist.ir import device_function
 from etc_dist.runtime.arrays import inspect
 from etc_dist.runtime.cpu import CpuExecutor
 from etc_dist.runtime.trace import Trace
-from etc_dist.schedule import schedule_static
+from etc_dist.schedule import schedule_dynamic, schedule_static
 from etc_dist.world import World, start
+from tests.runtime.permute import inputs, permute
 from tests.runtime.programs import OPS, case, plan_of, ring, ring_inputs, with_call
 
 pytestmark = pytest.mark.mpi
@@ -167,6 +168,20 @@ def test_bad_arrays_of_one_rank_end_the_run_on_all_ranks(hasty):
     with pytest.raises((ArgumentError, WorldError), match=r"no y"):
         executor.run(arrays, {"n": 8})
     assert run_ring(executor, hasty).tolist() == doubled(hasty)
+    executor.close()
+
+
+@pytest.mark.parametrize("schedule", [schedule_static, schedule_dynamic])
+def test_more_notifications_than_a_loaded_count_are_told(schedule, calm):
+    graph = permute(calm.size, miscounted=-1)
+    executor = CpuExecutor(schedule(graph), calm)
+    given = inputs([1, 1, 1, 1])
+    with pytest.raises(ArgumentError) as caught:
+        executor.run({**given, "y": np.zeros_like(given["x"])}, {"n": 4})
+    assert "lane: move_row[" in caught.value.where
+    assert "3 notifications of filled[1] of rank" in caught.value.wanted
+    assert caught.value.got == "4 or more"
+    assert len(set(calm.gather(str(caught.value)))) == 1
     executor.close()
 
 

@@ -85,6 +85,8 @@ class Task:
     reads: tuple[Access, ...] = ()
     writes: tuple[Access, ...] = ()
     notifies: tuple[Element, ...] = ()
+    most: Mapping[Element, int] = field(default_factory=dict)
+    """Of those whose expected count is loaded: that."""
     need: Need | None = field(default=None, repr=False)
 
     @property

@@ -20,7 +20,7 @@ from etc_dist.ir.loads import counted
 from etc_dist.runtime.cpu.arrays import Array
 from etc_dist.runtime.cpu.queue import Queue
 from etc_dist.runtime.cpu.task import Element, Need, Resolver, Task, place
-from etc_dist.runtime.faults import not_empty, out_of_range
+from etc_dist.runtime.faults import not_empty, out_of_range, too_often
 from etc_dist.schedule.plan import QUEUE, STRIDED, TICKET, Lane, Plan
 
 TOLD = 16
@@ -344,9 +344,11 @@ class Team:
         task.reads = tuple(access(region, task) for region in call.reads)
         task.writes = tuple(access(region, task) for region in call.writes)
         task.notifies = tuple(self._resolver.element(r, task) for r in call.notifies)
-        for ref in call.notifies:
-            if any(count.is_loaded for count in counted(ref)):
-                self._resolver.expected(ref, task)
+        task.most = {
+            element: self._resolver.expected(ref, task)
+            for ref, element in zip(call.notifies, task.notifies, strict=True)
+            if any(count.is_loaded for count in counted(ref))
+        }
         if call.empty_until is not None:
             self._check_runs(task, call.empty_until)
 
@@ -373,6 +375,11 @@ class Team:
             self._work(task)
         for observer in self._observers:
             observer.leave(task)
+        for element, most in task.most.items():
+            count = self._memory.have(element) + task.notifies.count(element)
+            if count > most:
+                row = task.rank, task.worker, task.lane, task.label
+                raise out_of_range([too_often(*row, str(element), count, most)])
         for element in task.notifies:
             for observer in self._observers:
                 observer.notify(task, element)
