@@ -16,8 +16,8 @@ from etc_dist.errors import (
     WaitTimeoutError,
     WorldError,
 )
-from etc_dist.ir import GraphFunction, Tensor
-from etc_dist.runtime.arrays import Array, empty_like, inspect
+from etc_dist.ir import Tensor
+from etc_dist.runtime.arrays import Array, bind_dims, empty_like, inspect
 from etc_dist.runtime.faults import Record, out_of_range
 from etc_dist.runtime.stream import stream_for
 from etc_dist.runtime.trace import Trace
@@ -129,20 +129,7 @@ class Program:
         """Check arrays against the graph's tensors at `dims`. Local: nothing is
         launched and no peer is asked."""
         graph = self.plan.graph
-        env = graph.environment(dims, self.world.rank)
-        faults = []
-        for tensor in (*graph.inputs(), *graph.outputs()):
-            shape = tuple(int(s.evaluate(env)) for s in tensor.shape)
-            faults += self._array_faults(tensor, shape, arrays.get(tensor.name))
-        if faults:
-            raise ArgumentError(
-                f"the arguments do not fit {graph.name}",
-                where=f"{graph.name}, rank {self.world.rank}, "
-                f"{', '.join(f'{k}={v}' for k, v in dims.items())}",
-                wanted="; ".join(wanted for wanted, _ in faults),
-                got="; ".join(got for _, got in faults),
-                fix="correct these arrays",
-            )
+        self._check((*graph.inputs(), *graph.outputs()), arrays, dims)
         text = f"{graph.name}({', '.join(f'{k}={v}' for k, v in dims.items())})"
         text += f" of {', '.join(dict.fromkeys(t.dtype for t in graph.inputs()))}"
         signature = sign(f"{self._identity} {text}")
@@ -238,6 +225,31 @@ class Program:
             else:
                 outputs[tensor.name] = arrays[tensor.name]
         return self.bind(seen, dims), outputs
+
+    def _check(
+        self,
+        tensors: Sequence[Tensor],
+        arrays: Mapping[str, Array],
+        dims: Mapping[str, int],
+    ) -> None:
+        """Raise ArgumentError unless the arrays of these tensors, inputs first, fit at
+        `dims`."""
+        graph = self.plan.graph
+        env = graph.environment(dims, self.world.rank)
+        faults = []
+        for tensor in tensors:
+            shape = tuple(int(s.evaluate(env)) for s in tensor.shape)
+            faults += self._array_faults(tensor, shape, arrays.get(tensor.name))
+        faults = faults or _overlaps(tensors, arrays)
+        if faults:
+            raise ArgumentError(
+                f"the arguments do not fit {graph.name}",
+                where=f"{graph.name}, rank {self.world.rank}, "
+                f"{', '.join(f'{k}={v}' for k, v in dims.items())}",
+                wanted="; ".join(wanted for wanted, _ in faults),
+                got="; ".join(got for _, got in faults),
+                fix="correct these arrays",
+            )
 
     def _array_faults(
         self, tensor: Tensor, shape: tuple[int, ...], array: Array | None
@@ -365,6 +377,19 @@ def as_refusal(error: Exception, what: str) -> EtcDistError:
     return refusal
 
 
+def _overlaps(
+    tensors: Sequence[Tensor], arrays: Mapping[str, Array]
+) -> list[tuple[str, str]]:
+    """What is wanted and got of outputs that share memory with one before them."""
+    return [
+        (f"{y.name} apart from {x.name}", f"{y.name} overlaps {x.name}")
+        for place, y in enumerate(tensors)
+        if y.kind == "output"
+        for x in tensors[:place]
+        if arrays[y.name].overlaps(arrays[x.name])
+    ]
+
+
 def _without_room(text: str) -> WorldError:
     return WorldError(
         "a program cannot be captured before it has room for the call",
@@ -373,29 +398,3 @@ def _without_room(text: str) -> WorldError:
         got="none; layers have programs of their own for some sizes",
         fix="make the call once, then capture it",
     )
-
-
-def bind_dims(graph: GraphFunction, arrays: Mapping[str, Array]) -> dict[str, int]:
-    """The dims that the shapes of `arrays` give; shapes that contradict each other are
-    found when the arrays are checked at these dims."""
-    dims: dict[str, int] = {}
-    names = {d.name for d in graph.dims}
-    for tensor in (*graph.inputs(), *graph.outputs()):
-        array = arrays.get(tensor.name)
-        if array is None or len(array.shape) != len(tensor.shape):
-            continue
-        for extent, value in zip(tensor.shape, array.shape, strict=True):
-            if str(extent) in names:
-                dims.setdefault(str(extent), value)
-    unbound = [d.name for d in graph.dims if d.name not in dims]
-    if unbound:
-        shapes = {name: list(a.shape) for name, a in arrays.items()}
-        raise ArgumentError(
-            f"dims of {graph.name} cannot be found from the arrays",
-            where=graph.name,
-            wanted=f"arrays whose axes are {', '.join(unbound)}: "
-            + "; ".join(str(t) for t in graph.inputs()),
-            got=str(shapes),
-            fix="check the number of axes of each array",
-        )
-    return {d.name: dims[d.name] for d in graph.dims}

@@ -12,6 +12,8 @@ import pytest
 import etc_dist
 from etc_dist import Program
 from etc_dist.errors import ArgumentError, RaceError, WorldError
+from etc_dist.ir import Graph, graph_function, tile
+from etc_dist.ops.push_rows import push_rows
 from etc_dist.schedule.proof import prove
 from tests.ops.arrays import Arrays
 from tests.ops.ring import ring
@@ -19,12 +21,27 @@ from tests.ops.ring import ring
 pytestmark = pytest.mark.mpi
 
 
+@graph_function
+def copies(g: Graph) -> None:
+    """y is a, and z is b."""
+    (rows,) = g.dims("rows")
+    for x, y in ("ay", "bz"):
+        source = g.input(x, (rows, 8), "float32")
+        g.call(
+            push_rows(),
+            (grid := g.grid(i=rows)),
+            name=f"copy_{x}",
+            reads=[source[tile(grid[0], 1), :]],
+            writes=[g.output(y, (rows, 8), "float32")[tile(grid[0], 1), :]],
+        )
+
+
 @pytest.fixture
 def compiled(world) -> Iterator[Callable[..., Program]]:
     programs: list[Program] = []
 
-    def compiled(**options: Any) -> Program:
-        programs.append(etc_dist.compile(ring(world.size, **options), world))
+    def compiled(graph: Any = ring, **options: Any) -> Program:
+        programs.append(etc_dist.compile(graph(world.size, **options), world))
         return programs[-1]
 
     yield compiled
@@ -79,6 +96,14 @@ def test_outputs_that_are_given_are_filled(program, inputs, arrays, world):
     assert program.run(**inputs(), y=y)["y"] is y
     program.synchronize()
     assert (arrays.get(y) == (world.rank - 1) % world.size).all()
+
+
+def test_inputs_may_be_one_array(compiled, arrays):
+    x, y, z = (arrays.put_as(np.full((4, 8), n), "float32") for n in range(3))
+    program = compiled(copies)
+    program.run(a=x, b=x, y=y, z=z)
+    program.synchronize()
+    assert (arrays.get(y) == 0).all() and (arrays.get(z) == 0).all()
 
 
 def test_one_program_takes_every_shape(program, inputs, arrays):
@@ -139,12 +164,15 @@ def test_arrays_are_named_as_the_tensors_are(change, got, program, inputs, array
 
 
 def bad_array(what: str, put: Callable[..., Any]) -> dict[str, Any]:
+    both = put(np.zeros((15, 8)), "float32")
     return {
         "one axis": {"x": put(np.zeros(8), "float32")},
         "other columns": {"x": put(np.zeros((8, 16)), "float32")},
         "other dtype": {"x": put(np.zeros((8, 8)), "float16")},
         "other rows than y": {"y": put(np.zeros((4, 8)), "float32")},
         "count too short": {"count": put(np.ones(1), "int32")},
+        "y overlaps x": {"x": both[:8], "y": both[7:]},
+        "y is x": {"x": both[:8], "y": both[:8]},
     }[what]
 
 
@@ -154,6 +182,8 @@ WORDS = {
     "other dtype": r"output y cannot be made[^$]*an input of dtype float32 to follow",
     "other rows than y": r"wanted: y \[8, 8\] float32[^$]*got: +y \[4, 8\] float32",
     "count too short": r"wanted: count \[4\] int32[^$]*got: +count \[1\] int32",
+    "y overlaps x": r"wanted: y apart from x\n +got: +y overlaps x\n",
+    "y is x": r"wanted: y apart from x\n",
 }
 
 
@@ -177,6 +207,12 @@ def test_an_array_that_does_not_fit_on_one_rank_is_refused_on_all(
     with pytest.raises(ArgumentError, match=rf"where: +rank {world.size - 1}: "):
         program.run(**given)
     assert fits(program, inputs(), arrays)
+
+
+def test_outputs_that_overlap_are_refused(compiled, arrays):
+    a, both = (arrays.poisoned(shape, "float32") for shape in ((4, 8), (7, 8)))
+    with pytest.raises(ArgumentError, match=r"wanted: z apart from y\n.*z overlaps y"):
+        compiled(copies).run(a=a, b=a, y=both[:4], z=both[3:])
 
 
 @pytest.mark.mpi(min_size=2)

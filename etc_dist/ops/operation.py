@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from math import prod
 from typing import Any
 
 from etc_dist.compiler import compile
 from etc_dist.errors import ArgumentError
 from etc_dist.ir import GraphFunction
-from etc_dist.ir.tensor import DTYPES as SIZES
 from etc_dist.ops.arguments import sizes_for
 from etc_dist.program import Bound, Program, Room, as_refusal
 from etc_dist.runtime.arrays import UNKNOWN, Array, empty_like, identity, inspect
@@ -154,20 +152,9 @@ class Operation:
         y = inspect("out", out)
         if y.shape != shape:
             raise self.misfit(f"out {list(shape)}", f"out {y}")
-        for name, array in zip(self.names, seen, strict=True):
-            if _overlap(y, array):
-                raise self.misfit(f"out apart from {name}", f"out overlaps {name}")
         tensors, dims = self._tensors(seen, y)
         program = self._program_for(dims)
         return program, program.bind(tensors, dims), out
-
-
-def _overlap(a: Array, b: Array) -> bool:
-    return a.pointer < _end(b) and b.pointer < _end(a)
-
-
-def _end(array: Array) -> int:
-    return array.pointer + prod(array.shape) * SIZES.get(array.dtype, 1)
 
 
 def shapes_up_to(name: str, most: int) -> Room:

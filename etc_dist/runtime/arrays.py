@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from etc_dist.errors import ArgumentError
+from etc_dist.ir import GraphFunction
+from etc_dist.ir.tensor import DTYPES as SIZES
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,15 @@ class Array:
     device: int | str
     contiguous: bool
     owner: Any
+
+    @cached_property
+    def end(self) -> int:
+        """Behind its last byte, if it is contiguous and of a dtype that graphs know."""
+        return self.pointer + prod(self.shape) * SIZES[self.dtype]
+
+    def overlaps(self, other: Array) -> bool:
+        """Whether they share memory; only for arrays that have an `end`."""
+        return max(self.pointer, other.pointer) < min(self.end, other.end)
 
     def reshape(self, shape: tuple[int, ...]) -> Array:
         """The same memory with another shape; only for contiguous arrays."""
@@ -122,3 +134,29 @@ def empty_like(like: Array, shape: tuple[int, ...]) -> Any:
     import cupy
 
     return cupy.empty(shape, owner.dtype)
+
+
+def bind_dims(graph: GraphFunction, arrays: Mapping[str, Array]) -> dict[str, int]:
+    """The dims that the shapes of `arrays` give; shapes that contradict each other are
+    found when the arrays are checked at these dims."""
+    dims: dict[str, int] = {}
+    names = {d.name for d in graph.dims}
+    for tensor in (*graph.inputs(), *graph.outputs()):
+        array = arrays.get(tensor.name)
+        if array is None or len(array.shape) != len(tensor.shape):
+            continue
+        for extent, value in zip(tensor.shape, array.shape, strict=True):
+            if str(extent) in names:
+                dims.setdefault(str(extent), value)
+    unbound = [d.name for d in graph.dims if d.name not in dims]
+    if unbound:
+        shapes = {name: list(a.shape) for name, a in arrays.items()}
+        raise ArgumentError(
+            f"dims of {graph.name} cannot be found from the arrays",
+            where=graph.name,
+            wanted=f"arrays whose axes are {', '.join(unbound)}: "
+            + "; ".join(str(t) for t in graph.inputs()),
+            got=str(shapes),
+            fix="check the number of axes of each array",
+        )
+    return {d.name: dims[d.name] for d in graph.dims}

@@ -158,8 +158,8 @@ def test_an_output_that_does_not_fit_is_refused(layer, works, zeros):
     x = zeros(8, HIDDEN)
     for out, words in (
         (zeros(9, HIDDEN), r"wanted: out \[8, 40\]\n"),
-        (x, "out apart from x"),
-        (layer.weights[0][:8], "out apart from gate"),
+        (x, "y apart from x"),
+        (layer.weights[0][:8], "y apart from gate"),
     ):
         with refusal(words):
             layer.mlp(x, out)

@@ -139,8 +139,8 @@ def test_an_output_that_does_not_fit_is_refused(layer, works, zeros):
     x = zeros(8, HIDDEN)
     for rows, out, words in (
         (x, zeros(9, HIDDEN), r"wanted: out \[8, 40\]\n"),
-        (x, x, "out apart from x"),
-        (x, layer.weights[0][:8], "out apart from router"),
+        (x, x, "y apart from x"),
+        (x, layer.weights[0][:8], "y apart from router"),
         (x[:0], zeros(1, HIDDEN), r"wanted: out \[0, 40\] bfloat16\n"),
     ):
         with refusal(words):

@@ -138,7 +138,7 @@ WORDS = {
     "out has one axis": r"got: +out \[\d+\] bfloat16",
     "out is not contiguous": r"got: +y .*, not contiguous",
     "w is empty": r"wanted: no axis of length 0\n",
-    "out overlaps x": r"wanted: out apart from x\n",
+    "out overlaps x": r"wanted: y apart from x\n",
     "x is a list": r"argument x is not an array[^$]*got: +list",
     "x is None": r"argument x is not an array[^$]*got: +NoneType",
 }
