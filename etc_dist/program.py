@@ -212,6 +212,7 @@ class Program:
             if tensor.name not in arrays:
                 like = next((a for a in seen.values() if a.dtype == tensor.dtype), None)
                 if like is None:
+                    self._check(graph.inputs(), seen, dims)
                     raise ArgumentError(
                         f"output {tensor.name} cannot be made",
                         where=f"{graph.name}, rank {self.world.rank}",

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.mpi
 
 
 @graph_function
-def copies(g: Graph) -> None:
+def copies(g: Graph, *, dtype: str = "float32") -> None:
     """y is a, and z is b."""
     (rows,) = g.dims("rows")
     for x, y in ("ay", "bz"):
@@ -32,7 +32,7 @@ def copies(g: Graph) -> None:
             (grid := g.grid(i=rows)),
             name=f"copy_{x}",
             reads=[source[tile(grid[0], 1), :]],
-            writes=[g.output(y, (rows, 8), "float32")[tile(grid[0], 1), :]],
+            writes=[g.output(y, (rows, 8), dtype)[tile(grid[0], 1), :]],
         )
 
 
@@ -179,7 +179,7 @@ def bad_array(what: str, put: Callable[..., Any]) -> dict[str, Any]:
 WORDS = {
     "one axis": r"dims of ring cannot be found[^$]*got: +\{'x': \[8\]",
     "other columns": r"wanted: x \[8, 8\] float32[^$]*got: +x \[8, 16\] float32",
-    "other dtype": r"output y cannot be made[^$]*an input of dtype float32 to follow",
+    "other dtype": r"wanted: x \[8, 8\] float32[^$]*got: +x \[8, 8\] float16",
     "other rows than y": r"wanted: y \[8, 8\] float32[^$]*got: +y \[4, 8\] float32",
     "count too short": r"wanted: count \[4\] int32[^$]*got: +count \[1\] int32",
     "y overlaps x": r"wanted: y apart from x\n +got: +y overlaps x\n",
@@ -213,6 +213,12 @@ def test_outputs_that_overlap_are_refused(compiled, arrays):
     a, both = (arrays.poisoned(shape, "float32") for shape in ((4, 8), (7, 8)))
     with pytest.raises(ArgumentError, match=r"wanted: z apart from y\n.*z overlaps y"):
         compiled(copies).run(a=a, b=a, y=both[:4], z=both[3:])
+
+
+def test_an_output_of_a_dtype_that_no_input_has_is_passed(compiled, arrays):
+    a = arrays.poisoned((4, 8), "float32")
+    with pytest.raises(ArgumentError, match=r"output y cannot be made[^$]*pass y="):
+        compiled(copies, dtype="int32").run(a=a, b=a)
 
 
 @pytest.mark.mpi(min_size=2)
