@@ -6,11 +6,17 @@ Nothing else in the package reads the environment for its own behaviour.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from numbers import Integral, Real
 from pathlib import Path
+from typing import Any
 
 from etc_dist.errors import ArgumentError
+
+Size = str
+"""Bytes, with K, M, G or T at will."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +29,7 @@ class Settings:
     """ETC_DIST_WAIT_LIMIT: seconds a wait inside a program may last."""
     world_limit: float = 60.0
     """ETC_DIST_WORLD_LIMIT: seconds a host-side meeting of ranks may last."""
-    symmetric_size: str = "8G"
+    symmetric_size: Size = "8G"
     """ETC_DIST_SYMMETRIC_SIZE: size of each rank's symmetric heap on GPUs."""
     cache: Path = Path.home() / ".cache" / "etc_dist"
     """ETC_DIST_CACHE: folder of compiled programs."""
@@ -38,14 +44,9 @@ class Settings:
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None) -> Settings:
-        """Read the settings from `environ` (default: the process's own)."""
+        """Read the settings from `environ` (default: the process's own), checked."""
         environ = os.environ if environ is None else environ
-        values: dict[str, object] = {}
-        for field in fields(cls):
-            name = f"ETC_DIST_{field.name.upper()}"
-            if name in environ:
-                values[field.name] = _parse(name, environ[name], field.type)
-        known = {f"ETC_DIST_{field.name.upper()}" for field in fields(cls)}
+        known = {_variable(field.name): field for field in fields(Settings)}
         unknown = sorted(
             k for k in environ if k.startswith("ETC_DIST_") and k not in known
         )
@@ -57,29 +58,95 @@ class Settings:
                 got=", ".join(unknown),
                 fix="correct the spelling or unset it",
             )
-        return cls(**values)  # type: ignore[arg-type]
+        given = {
+            field.name: _read(environ[name], str(field.type))
+            for name, field in known.items()
+            if name in environ
+        }
+        return cls(**given).checked()  # type: ignore[arg-type]
+
+    def checked(self) -> Settings:
+        """These settings, each of the type that it is declared with; ArgumentError for
+        what is not within its limits."""
+        kinds = {field.name: _KINDS[str(field.type)] for field in fields(Settings)}
+        values = {name: getattr(self, name) for name in kinds}
+        bad = [name for name, value in values.items() if not kinds[name].fits(value)]
+        if bad:
+            raise ArgumentError(
+                "settings cannot be used",
+                where="Settings, or " + ", ".join(map(_variable, bad)),
+                wanted="; ".join(f"{name}: {kinds[name].wanted}" for name in bad),
+                got="; ".join(f"{name} = {values[name]!r}" for name in bad),
+                fix="correct them, or leave them out",
+            )
+        made = {name: kinds[name].make(value) for name, value in values.items()}
+        return replace(self, **made)
+
+    @property
+    def symmetric_bytes(self) -> int:
+        """`symmetric_size` as a number, for settings that are checked."""
+        match = _read_size(self.symmetric_size)
+        assert match is not None
+        number, suffix = match.groups()
+        return int(float(number) * 1024 ** (" KMGT".index(suffix) if suffix else 0))
 
 
-def _parse(name: str, text: str, kind: object) -> object:
+@dataclass(frozen=True)
+class _Kind:
+    """What values of a type must be; `make` gives them exactly this type, and reads
+    most of them from text."""
+
+    make: Callable[[Any], Any]
+    fits: Callable[[Any], bool]
+    wanted: str
+
+
+def _is_number(value: Any, kind: type) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _read_size(value: Any) -> re.Match[str] | None:
+    text = value.strip().upper() if isinstance(value, str) else ""
+    return re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)", text)
+
+
+_KINDS = {
+    "str": _Kind(str, lambda value: isinstance(value, str), "a text"),
+    "Size": _Kind(
+        str,
+        lambda value: _read_size(value) is not None,
+        'a text: a number of bytes, with K, M, G or T at will, such as "8G"',
+    ),
+    "Path": _Kind(Path, lambda value: isinstance(value, (str, Path)), "a folder"),
+    "float": _Kind(
+        float,
+        lambda value: _is_number(value, Real) and 0 < value < float("inf"),
+        "a number of seconds above 0",
+    ),
+    "int": _Kind(
+        int,
+        lambda value: _is_number(value, Integral) and value >= 1,
+        "a whole number from 1 on",
+    ),
+    "bool": _Kind(
+        bool,
+        lambda value: isinstance(value, bool),
+        "True or False; as a variable 0, 1, true or false",
+    ),
+}
+_TRUTHS = {"1": True, "true": True, "0": False, "false": False}
+
+
+def _variable(name: str) -> str:
+    return f"ETC_DIST_{name.upper()}"
+
+
+def _read(text: str, type_name: str) -> object:
+    """The value that `text` stands for; the text itself, which is then refused, where
+    it stands for none."""
+    kind = _KINDS[type_name]
     try:
-        if kind == "bool":
-            return {"1": True, "true": True, "0": False, "false": False}[text.lower()]
-        if kind == "float":
-            if not 0 < float(text) < float("inf"):
-                raise ValueError(text)
-            return float(text)
-        if kind == "int":
-            return int(text)
+        value = _TRUTHS[text.lower()] if type_name == "bool" else kind.make(text)
     except (KeyError, ValueError):
-        raise ArgumentError(
-            f"setting {name} cannot be read",
-            where="Settings.load",
-            wanted={
-                "bool": "0, 1, true or false",
-                "float": "a number of seconds above 0",
-                "int": "a whole number",
-            }[str(kind)],
-            got=repr(text),
-            fix=f"correct {name} or unset it",
-        ) from None
-    return Path(text) if kind == "Path" else text
+        return text
+    return value if kind.fits(value) else text

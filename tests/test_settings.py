@@ -4,11 +4,13 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from etc_dist.errors import ArgumentError
 from etc_dist.settings import Settings
 
+NAN = float("nan")
 README = Path(__file__).parent.parent / "README.md"
 
 
@@ -44,7 +46,10 @@ def test_variables_are_read_by_type():
         ("ETC_DIST_WAIT_LIMIT", "soon", "seconds above 0"),
         ("ETC_DIST_WAIT_LIMIT", "-1", "seconds above 0"),
         ("ETC_DIST_WAIT_LIMIT", "nan", "seconds above 0"),
+        ("ETC_DIST_WAIT_LIMIT", "inf", "seconds above 0"),
         ("ETC_DIST_CPU_WORKERS", "4.5", "a whole number"),
+        ("ETC_DIST_CPU_WORKERS", "0", "from 1 on"),
+        ("ETC_DIST_SYMMETRIC_SIZE", "8 giga", 'such as "8G"'),
         ("ETC_DIST_VERIFY", "perhaps", "0, 1, true or false"),
     ],
 )
@@ -55,6 +60,49 @@ def test_value_that_cannot_be_read_is_refused_by_name(name, value, wanted):
     assert name in message
     assert repr(value) in message
     assert wanted in message
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        ("backend", None, "a text"),
+        *(("wait_limit", v, "seconds above 0") for v in (0, -1, "4", NAN, None, True)),
+        ("world_limit", None, "seconds above 0"),
+        *(("symmetric_size", v, 'such as "8G"') for v in ("x", "", 8 << 30, None)),
+        ("cache", None, "a folder"),
+        *(("verify", value, "True or False") for value in ("no", 0, None)),
+        ("trace", "no", "True or False"),
+        ("timing", 2, "True or False"),
+        *(("cpu_workers", v, "from 1 on") for v in ("4", 0, 2.5, True, None)),
+    ],
+)
+def test_value_beyond_its_limits_is_refused_by_name(name, value, wanted):
+    with pytest.raises(ArgumentError) as caught:
+        Settings(**{name: value}).checked()
+    assert caught.value.where.endswith(f"ETC_DIST_{name.upper()}")
+    assert caught.value.got == f"{name} = {value!r}"
+    assert caught.value.wanted.startswith(f"{name}: ") and wanted in caught.value.wanted
+
+
+def test_all_that_is_beyond_its_limits_is_told_at_once():
+    with pytest.raises(ArgumentError) as caught:
+        Settings(wait_limit=-1, verify="no").checked()
+    assert caught.value.got == "wait_limit = -1; verify = 'no'"
+
+
+def test_checked_settings_have_the_declared_types():
+    given = Settings(wait_limit=3, cpu_workers=np.int64(2), cache="/tmp/here")
+    made = given.checked()
+    assert made == Settings(wait_limit=3.0, cpu_workers=2, cache=Path("/tmp/here"))
+    assert (type(made.wait_limit), type(made.cpu_workers)) == (float, int)
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [("8G", 8 << 30), ("1.5m", 3 << 19), ("20 K", 20480), ("77", 77)],
+)
+def test_sizes_read_as_nvshmem_reads_them(text, nbytes):
+    assert Settings(symmetric_size=text).symmetric_bytes == nbytes
 
 
 def test_unknown_variable_is_refused_and_the_known_ones_are_listed():

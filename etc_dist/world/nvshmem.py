@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
-from etc_dist.errors import ArgumentError, SymmetricMemoryError, WorldError
+from etc_dist.errors import SymmetricMemoryError, WorldError
 from etc_dist.world import nvshmem_library
 from etc_dist.world.meeting import Meeting
 from etc_dist.world.memory import ALIGNMENT, Block
@@ -19,21 +18,6 @@ _STEP = 512 << 20
 
 # NVSHMEM is one a process: the world that has it, or None.
 _owner: NvshmemMemory | None = None
-
-
-def parse_size(text: str) -> int:
-    """Bytes of "8G", "512M", "1.5g" or a plain number; ArgumentError for others."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)", text.strip().upper())
-    if match is None:
-        raise ArgumentError(
-            "the size of the symmetric heap cannot be read",
-            where="start of the world",
-            wanted='a number of bytes, with K, M, G or T at will, such as "8G"',
-            got=repr(text),
-            fix="correct ETC_DIST_SYMMETRIC_SIZE or Settings.symmetric_size",
-        )
-    number, suffix = match.groups()
-    return int(float(number) * 1024 ** (" KMGT".index(suffix) if suffix else 0))
 
 
 class NvshmemMemory:

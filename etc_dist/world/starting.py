@@ -15,7 +15,7 @@ from etc_dist.world.living import Living
 from etc_dist.world.mailbox import Mailbox, MessageMailbox, SharedMailbox
 from etc_dist.world.meeting import Meeting
 from etc_dist.world.memory import Backend
-from etc_dist.world.nvshmem import NvshmemMemory, parse_size
+from etc_dist.world.nvshmem import NvshmemMemory
 from etc_dist.world.shared import SharedMemory
 from etc_dist.world.world import World
 
@@ -98,7 +98,7 @@ def _start(
     first_on_node = node.bcast(ranks.rank)
 
     def load() -> Settings:
-        return settings or Settings.load()
+        return settings.checked() if settings else Settings.load()
 
     # Every rank's own settings go around; a fault on one is raised on all.
     own = meeting.agree(load)[ranks.rank]
@@ -108,8 +108,7 @@ def _start(
     backend: Backend
     if choice.backend == "cuda":
         device = reports[ranks.rank].device
-        heap_size = parse_size(own.symmetric_size)
-        backend = NvshmemMemory(meeting, device, heap_size)
+        backend = NvshmemMemory(meeting, device, own.symmetric_bytes)
     else:
         backend = SharedMemory(node, meeting)
     world = World(own, ranks, node, meeting, backend, choice.reason)

@@ -3,7 +3,6 @@ import pytest
 from etc_dist.errors import ArgumentError, WorldError
 from etc_dist.world.choice import Report, choose
 from etc_dist.world.gpus import Gpus
-from etc_dist.world.nvshmem import parse_size
 
 TWO = Gpus(("0000:0A:00.0", "0000:0B:00.0"))
 
@@ -36,8 +35,3 @@ def test_ranks_on_several_hosts_are_refused():
 def test_unknown_backend_is_named():
     with pytest.raises(ArgumentError, match="'metal'"):
         choose([report(0, TWO, "metal")])
-
-
-def test_size_that_cannot_be_read_is_named():
-    with pytest.raises(ArgumentError, match="'8 giga'"):
-        parse_size("8 giga")

@@ -7,7 +7,7 @@ import pytest
 
 from etc_dist.errors import SymmetricMemoryError, WorldError
 from etc_dist.world import nvshmem
-from etc_dist.world.nvshmem import NvshmemMemory, parse_size
+from etc_dist.world.nvshmem import NvshmemMemory
 
 
 class OneRank:
@@ -75,14 +75,6 @@ def memory(monkeypatch):
     monkeypatch.setattr(nvshmem.nvshmem_library, "find", lambda: "libnvshmem.so")
     monkeypatch.setattr(nvshmem, "_owner", None)
     return lambda heap_size=4096: NvshmemMemory(OneRank(), 0, heap_size)
-
-
-@pytest.mark.parametrize(
-    ("text", "nbytes"),
-    [("8G", 8 << 30), ("1.5m", 3 << 19), ("20 K", 20480), ("77", 77)],
-)
-def test_sizes_read_as_nvshmem_reads_them(text, nbytes):
-    assert parse_size(text) == nbytes
 
 
 def test_heap_is_counted_and_refused_before_nvshmem_is_asked(memory):
