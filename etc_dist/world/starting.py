@@ -28,16 +28,16 @@ _current: World | None = None
 def start(settings: Settings | None = None, comm: MPI.Intracomm | None = None) -> World:
     """Start a world over `comm` (default: all ranks of the job). Collective.
 
-    `settings` default to the environment's; backend and symmetric_size must be alike
-    on all ranks. "auto" is "cuda" where every rank can have a GPU of its own, else
-    "cpu". Raises the same error on every rank: WorldError where MPI, GPUs or NVSHMEM
-    are missing or ranks are on several hosts, ArgumentError for bad settings.
+    `settings` default to the environment's; if given, no variable counts. backend and
+    symmetric_size must be alike on all ranks. "auto" is "cuda" where every rank can
+    have a GPU of its own, else "cpu". Raises the same error on every rank: WorldError
+    where MPI, GPUs or NVSHMEM are missing or ranks are on several hosts, ArgumentError
+    for bad arguments.
     The first world that is open is also `current`.
     """
     mpi = _import_mpi()
-    everyone: MPI.Intracomm = mpi.COMM_WORLD if comm is None else comm
     # Private duplicates: no message of the user's can meet one of ours.
-    ranks: MPI.Intracomm = everyone.Dup()
+    ranks = _place_to_meet(mpi, comm).Dup()
     split = ranks.Split_type(mpi.COMM_TYPE_SHARED, key=ranks.rank)
     node = cast("MPI.Intracomm", split)
     living = Living.among(ranks)
@@ -47,10 +47,11 @@ def start(settings: Settings | None = None, comm: MPI.Intracomm | None = None) -
         if node.size == ranks.size
         else MessageMailbox(exchange)
     )
-    fallback = settings or Settings()
-    meeting = Meeting(exchange, mailbox, fallback.world_limit)
+    meeting = Meeting(exchange, mailbox, Settings.world_limit)
     try:
-        return _start(settings, ranks, node, meeting)
+        # Every rank's own settings go around; a fault on one is raised on all.
+        own = meeting.agree(lambda: _check(mpi, settings, comm))[ranks.rank]
+        return _start(own, ranks, node, meeting)
     except EtcDistError:
         if not meeting.broken:
             meeting.close()
@@ -88,20 +89,47 @@ def given_world(world: Any) -> World:
     return world
 
 
+def _place_to_meet(mpi: ModuleType, comm: object) -> MPI.Intracomm:
+    """`comm`; or all ranks of the job, also for a rank whose `comm` is none: it takes
+    part, so that all hear of it."""
+    if isinstance(comm, mpi.Comm) and comm == mpi.COMM_NULL:
+        # Its peers are in a communicator that this rank has no part in.
+        raise _unfit("comm: an open communicator, or None", "comm = MPI.COMM_NULL")
+    is_good = isinstance(comm, mpi.Intracomm)
+    return cast("MPI.Intracomm", comm if is_good else mpi.COMM_WORLD)
+
+
+def _check(mpi: ModuleType, settings: Any, comm: Any) -> Settings:
+    """This rank's settings, its own or the environment's; ArgumentError for bad ones,
+    and for a `comm` that is none."""
+    if comm is not None and not isinstance(comm, mpi.Intracomm):
+        raise _unfit("comm: an MPI.Intracomm of mpi4py, or None", f"comm = {comm!r}")
+    if settings is None:
+        return Settings.load()
+    if not isinstance(settings, Settings):
+        wanted = "settings: an etc_dist.Settings, or None for the environment's"
+        raise _unfit(wanted, f"settings = {settings!r}")
+    return settings.checked()
+
+
+def _unfit(wanted: str, got: str) -> ArgumentError:
+    return ArgumentError(
+        "the arguments of start do not fit",
+        where="start of the world",
+        wanted=wanted,
+        got=got,
+        fix="leave it out, or pass such a one",
+    )
+
+
 def _start(
-    settings: Settings | None,
+    own: Settings,
     ranks: MPI.Intracomm,
     node: MPI.Intracomm,
     meeting: Meeting,
 ) -> World:
     global _current
     first_on_node = node.bcast(ranks.rank)
-
-    def load() -> Settings:
-        return settings.checked() if settings else Settings.load()
-
-    # Every rank's own settings go around; a fault on one is raised on all.
-    own = meeting.agree(load)[ranks.rank]
     meeting.limit = own.world_limit
     reports = meeting.agree(lambda: _report(own, node, first_on_node))
     choice = choose(reports)

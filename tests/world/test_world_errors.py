@@ -1,6 +1,8 @@
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -11,9 +13,11 @@ from etc_dist.errors import (
     WorldError,
 )
 from etc_dist.settings import Settings
-from etc_dist.world import start
+from etc_dist.world import start, starting
 from etc_dist.world.aborting import AbortOnUncaught
 from etc_dist.world.gpus import Gpus
+
+CPU = Settings(backend="cpu")
 
 
 def goes_on(world) -> bool:
@@ -198,6 +202,61 @@ def test_settings_that_differ_are_refused_on_all_ranks(world, monkeypatch):
     with pytest.raises(ArgumentError, match="different settings of backend"):
         start(settings)
     assert goes_on(world)
+
+
+# What is wrong with the arguments of start, on the last rank alone.
+ARGUMENTS = {
+    "settings = 'x'": {"settings": "x"},
+    "settings = 3": {"settings": 3},
+    "settings = ''": {"settings": ""},
+    "settings = {}": {"settings": {}},
+    "comm = 'x'": {"settings": CPU, "comm": "x"},
+    "comm = 0": {"settings": CPU, "comm": 0},
+    "wait_limit = -1": {"settings": replace(CPU, wait_limit=-1)},
+    "world_limit = None": {"settings": replace(CPU, world_limit=None)},
+    "symmetric_size = 'x'": {"settings": replace(CPU, symmetric_size="x")},
+}
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("got", ARGUMENTS)
+def test_bad_arguments_of_one_rank_start_no_world_on_any(got, world):
+    before, bad = starting._current, world.rank == world.size - 1
+    with pytest.raises(ArgumentError) as caught:
+        start(**(ARGUMENTS[got] if bad else {"settings": CPU}))
+    assert caught.value.got == got
+    assert caught.value.what in (
+        "the arguments of start do not fit",
+        "settings cannot be used",
+    )
+    assert starting._current is before
+    assert goes_on(world)
+
+
+@pytest.mark.mpi
+def test_a_refused_start_leaves_nothing_behind(one_rank):
+    # An MPI library has a few thousand communicators to give.
+    for _ in range(3000):
+        with pytest.raises(ArgumentError, match="comm = 'x'"):
+            start(CPU, comm="x")
+    assert goes_on(one_rank)
+
+
+@pytest.mark.mpi
+def test_a_communicator_that_was_freed_starts_no_world():
+    from mpi4py import MPI
+
+    freed = MPI.COMM_WORLD.Dup()
+    freed.Free()
+    with pytest.raises(ArgumentError, match=r"got: +comm = MPI.COMM_NULL"):
+        start(CPU, comm=freed)
+
+
+@pytest.mark.mpi
+def test_a_cache_may_be_a_text():
+    own = start(replace(CPU, cache="/tmp/here"))
+    assert own.settings.cache == Path("/tmp/here")
+    own.close()
 
 
 def test_missing_mpi_says_how_to_get_it(monkeypatch):
