@@ -137,12 +137,13 @@ class MLP(Operation):
         try:
             named = zip(self.names[1:], self.weights, strict=True)
             self._check_weights([inspect(*weight) for weight in named])
-            self._few_rows = min(whole_number("few_rows", few_rows), FEW_ROWS)
+            few_rows = whole_number("few_rows", few_rows)
             packed = truth("packed", packed)
         except Exception as error:
             world.refuse(as_refusal(error, "the arguments of MLP"))
-        own = {"dtype": dtype}
-        super().__init__(mlp_graph, own, world, schedule, trace, options)
+        own, others = {"dtype": dtype}, {"few_rows": few_rows, "packed": packed}
+        super().__init__(mlp_graph, own, world, schedule, trace, options, others)
+        self._few_rows = min(few_rows, FEW_ROWS)
         self._many = self.program
         self._packed: Program | None = None
         self._few: Program | None = None

@@ -87,8 +87,8 @@ class MoE(Operation):
             "top_k": self.top_k,
             "normalize": self.normalize,
         }
-        own = {**routing, "parallel": parallel}
-        super().__init__(moe_graph, own, world, schedule, trace, options)
+        own, others = {**routing, "parallel": parallel}, {"few_tokens": few}
+        super().__init__(moe_graph, own, world, schedule, trace, options, others)
         _, hidden, inner = (int(n) for n in down.shape)
         most = most_tokens(self.top_k, hidden, inner) if world.size == 1 else 0
         self._few_tokens = min(few, most)

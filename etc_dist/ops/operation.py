@@ -15,6 +15,7 @@ from etc_dist.program import Bound, Program, Room, as_refusal
 from etc_dist.runtime.arrays import UNKNOWN, Array, empty_like, identity, inspect
 from etc_dist.runtime.stream import stream_for
 from etc_dist.world import World
+from etc_dist.world.meeting import sign
 
 REMEMBERED_CALLS = 256
 """Calls whose argument blocks are kept, so that repeating one costs microseconds."""
@@ -41,15 +42,18 @@ class Operation:
         schedule: str = "static",
         trace: bool | None = None,
         sizes: Mapping[str, Any] | None = None,
+        others: Mapping[str, Any] | None = None,
     ):
         """`options` are what the operation itself decides of its graph, `sizes` what
-        the user asked for beside it."""
+        the user asked for beside it, `others` what decides which programs there are.
+        All ranks must have them alike."""
         self.world = world
         self._programs: list[Program] = []
         try:
             options = {**options, **sizes_for(make_graph, options, sizes)}
         except Exception as error:
             world.refuse(as_refusal(error, f"the options of {type(self).__name__}"))
+        self._agree({**options, "schedule": schedule, **(others or {})})
         self.program = self._compile(make_graph, options, schedule, trace)
         self._calls: OrderedDict[Any, tuple[Program, Bound]] = OrderedDict()
 
@@ -75,6 +79,12 @@ class Operation:
             got=got,
             fix="correct the arguments; nothing was launched on any rank",
         )
+
+    def _agree(self, options: Mapping[str, Any]) -> None:
+        """Refuse, on every rank, options that differ between ranks."""
+        given = ", ".join(f"{name}={options[name]}" for name in sorted(options))
+        text = f"{type(self).__name__}({given})"
+        self.world.meet(sign(text), lambda: text)
 
     def _compile(
         self,

@@ -203,8 +203,28 @@ def test_ranks_with_other_shares_are_named(works, zeros, world):
 def test_ranks_with_other_dtypes_make_no_layer(works, zeros, world):
     dtype = "float16" if world.rank == 1 else "bfloat16"
     shapes = ((INNER, HIDDEN), (INNER, HIDDEN), (HIDDEN, INNER))
-    with refusal("the ranks hold different graphs mlp_graph", WorldError):
+    with refusal("rank 1: MLP\\(dtype=float16, "):
         MLP(*(zeros(*shape, dtype=dtype) for shape in shapes), world=world)
+    works()
+
+
+# An option that rank 1 alone has.
+OPTIONS = {
+    "few_rows=0": {"few_rows": 0},
+    "packed=False": {"packed": False},
+    "schedule=dynamic": {"schedule": "dynamic"},
+    "tile_size=16": {"options": {"tile_size": 16}},
+}
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("got", OPTIONS)
+def test_ranks_with_other_options_make_no_layer(got, layer, works, world, compiled):
+    works()
+    compiled.clear()
+    with refusal(rf"the ranks do not make the same call[^$]*rank 1: MLP\(.*{got}"):
+        MLP(*layer.weights, world=world, **(OPTIONS[got] if world.rank == 1 else {}))
+    assert compiled == []
     works()
 
 

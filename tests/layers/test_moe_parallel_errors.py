@@ -83,8 +83,27 @@ def test_other_ways_on_other_ranks_are_refused(world, zeros):
     way = ("tensor", "expert")[world.rank % 2]
     own = draw_experts(np.random.default_rng(0), 8, HIDDEN, INNER)
     share = own_experts(own, way, world.rank, world.size)
-    with pytest.raises(EtcDistError):
+    with refusal(r"ranks? 1.*: MoE\(.*parallel=expert"):
         MoE(*share, top_k=2, parallel=way, world=world)
+
+
+# An option that rank 1 alone has.
+OPTIONS = {
+    "top_k=3": {"top_k": 3},
+    "normalize=False": {"normalize": False},
+    "few_tokens=0": {"few_tokens": 0},
+    "schedule=dynamic": {"schedule": "dynamic"},
+    "block=4": {"options": {"block": 4}},
+}
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("got", OPTIONS)
+def test_ranks_with_other_options_make_no_layer(got, world, zeros, compiled):
+    options = {"top_k": 2, **(OPTIONS[got] if world.rank == 1 else {})}
+    with refusal(rf"the ranks do not make the same call[^$]*rank 1: MoE\(.*{got}"):
+        MoE(*weights(zeros, 8, 8, INNER // world.size), world=world, **options)
+    assert compiled == []
 
 
 class ThreeRanks(World):
