@@ -136,6 +136,12 @@ def test_a_program_shows_its_graph_its_plan_and_numbers(program):
 # --------------------------------------------------------------------- refusals
 
 
+@pytest.mark.parametrize("dims", [{"row": 8}, {"rows": -8}, {"rows": "8"}])
+def test_a_program_shows_no_numbers_at_dims_that_do_not_fit(dims, program):
+    with pytest.raises(ArgumentError, match="wanted: whole numbers from 0 on for rows"):
+        program.show(**dims)
+
+
 @pytest.mark.mpi(min_size=2)
 def test_a_wrong_graph_is_refused_before_it_runs(compiled, inputs, arrays, monkeypatch):
     bad, good = compiled(notifies=False), compiled()

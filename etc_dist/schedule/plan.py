@@ -27,6 +27,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from etc_dist.errors import ArgumentError
+from etc_dist.ir.dims import whole_dims
 from etc_dist.ir.expr import Const, Expr, ceildiv, maximum, minimum
 from etc_dist.ir.graph import Call, Coordinate, GraphFunction
 
@@ -199,7 +201,8 @@ class Plan:
 
     def show(self, workers: int | None = None, **dims: int) -> str:
         """Stable text; with dims and workers also the numbers at that shape."""
-        env = self.graph.environment(dims, 0) if dims else None
+        graph = self.graph
+        env = graph.environment(whole_dims(graph, dims), 0) if dims else None
         lines = [f"plan {self.graph.name} ({self.schedule})"]
         if any(e.cross_rank for e in self.graph.events):
             lines.append(
@@ -226,3 +229,15 @@ class Plan:
                     f"  {total} units = {total / groups:.2f} waves of {groups}"
                 )
         return "\n".join(lines) + "\n"
+
+
+def require_plan(plan: object, where: str) -> None:
+    """Raise ArgumentError for what is no plan."""
+    if not isinstance(plan, Plan):
+        raise ArgumentError(
+            "argument plan is no plan",
+            where=where,
+            wanted="what schedule_static or schedule_dynamic returns, or program.plan",
+            got=type(plan).__name__,
+            fix="pass such a plan",
+        )

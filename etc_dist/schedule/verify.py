@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from etc_dist.errors import ArgumentError, GraphError
+from etc_dist.ir.dims import whole_dims
 from etc_dist.ir.graph import Call
 from etc_dist.ir.loads import waiting_loads, working_loads
 from etc_dist.schedule.cells import all_cells, merged
@@ -25,7 +26,7 @@ from etc_dist.schedule.enumeration import NONE, Array, Enumeration
 from etc_dist.schedule.faults import Fault, Tally, refuse
 from etc_dist.schedule.happens_before import order_tasks
 from etc_dist.schedule.loads import check_own_writes
-from etc_dist.schedule.plan import Lane, Plan
+from etc_dist.schedule.plan import Lane, Plan, require_plan
 from etc_dist.schedule.progress import (
     count_notifications,
     run_queues,
@@ -98,7 +99,8 @@ def verify(
     before anything is enumerated.
     """
     began = time.perf_counter()
-    tensors = dict(tensors or {})
+    require_plan(plan, "verify")
+    dims, tensors = whole_dims(plan.graph, dims), dict(tensors or {})
     _check_arguments(plan, dims, workers, tensors)
     subject = f"graph {plan.graph.name}"
     shape = ", ".join(f"{d}={dims[d.name]}" for d in plan.graph.dims) or "no dims"
@@ -182,16 +184,7 @@ def _check_arguments(
     tensors: Mapping[str, Sequence[npt.NDArray[Any]]],
 ) -> None:
     graph, cluster = plan.graph, plan.cluster
-    names = sorted(d.name for d in graph.dims)
     where = f"verify of graph {graph.name}"
-    if sorted(dims) != names or any(value < 0 for value in dims.values()):
-        raise ArgumentError(
-            "the dims do not fit the graph",
-            where=where,
-            wanted=f"a number for each of: {', '.join(names)}",
-            got=", ".join(f"{name}={value}" for name, value in sorted(dims.items())),
-            fix="give all dims, and no others",
-        )
     try:
         graph.environment(dims, 0)
     except ArithmeticError as error:

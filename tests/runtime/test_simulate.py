@@ -149,6 +149,12 @@ def test_dims_that_do_not_fit_are_refused(rng):
         simulate(c.plan, c.inputs, {"rows": 32, "n": 32})
 
 
+def test_what_is_no_plan_is_refused(rng):
+    c = case("matmul_reduce_scatter", 2, rng)
+    with pytest.raises(ArgumentError, match="what schedule_static or"):
+        simulate(c.plan.graph, c.inputs, c.dims)
+
+
 def test_workers_that_make_no_clusters_are_refused(rng):
     c = case("matmul_reduce_scatter", 2, rng)
     with pytest.raises(ArgumentError, match="3 workers"):

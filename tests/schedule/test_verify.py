@@ -192,6 +192,37 @@ def test_workers_come_in_whole_clusters(workers: int) -> None:
         check(graph, workers, rows=1, n=1, k=1)
 
 
-def test_all_dims_must_be_given() -> None:
-    with pytest.raises(ArgumentError, match="a number for each of: k, n, rows"):
-        check(all_gather_matmul_graph(2), rows=1)
+GOOD = {"rows": 1, "n": 1, "k": 1}
+
+
+@pytest.mark.parametrize(
+    ("dims", "got"),
+    [
+        ({"rows": 1}, "rows=1"),
+        ({**GOOD, "m": 1}, "rows=1, n=1, k=1, m=1"),
+        ({**GOOD, "k": -1}, "rows=1, n=1, k=-1"),
+        ({**GOOD, "k": 1.5}, "rows=1, n=1, k=1.5"),
+        ({**GOOD, "k": "1"}, "rows=1, n=1, k='1'"),
+        ({**GOOD, "k": None}, "rows=1, n=1, k=None"),
+    ],
+)
+def test_dims_are_whole_numbers_one_for_each(dims: Any, got: str) -> None:
+    plan = schedule_static(all_gather_matmul_graph(2))
+    for use in (lambda: verify(plan, dims, 4), lambda: plan.show(4, **dims)):
+        with pytest.raises(ArgumentError, match="from 0 on for rows, n, k") as caught:
+            use()
+        assert caught.value.got == got
+
+
+def test_dims_that_are_no_mapping_are_refused() -> None:
+    plan: Any = schedule_static(all_gather_matmul_graph(2))
+    dims: Any = None
+    with pytest.raises(ArgumentError, match="got: +None"):
+        verify(plan, dims, 4)
+
+
+def test_what_is_no_plan_is_refused() -> None:
+    graph: Any = all_gather_matmul_graph(2)
+    for plan, got in ((None, "NoneType"), (graph, "GraphFunction")):
+        with pytest.raises(ArgumentError, match=rf"no plan[^$]*got: +{got}\n"):
+            verify(plan, GOOD, 4)

@@ -18,23 +18,6 @@ from etc_dist.runtime.arrays import Array as Argument
 Array = np.ndarray[Any, Any]
 
 
-def environment(
-    graph: GraphFunction, dims: Mapping[str, int], rank: int
-) -> dict[str, Any]:
-    """What expressions are evaluated under on `rank`; ArgumentError for wrong dims."""
-    wanted = [symbol.name for symbol in graph.dims]
-    good = all(isinstance(n, (int, np.integer)) and n >= 0 for n in dims.values())
-    if sorted(wanted) != sorted(dims) or not good:
-        raise ArgumentError(
-            f"the dims do not fit graph {graph.name}",
-            where=f"graph {graph.name}, rank {rank}",
-            wanted=f"whole numbers for {', '.join(wanted) or 'no dims'}",
-            got=", ".join(f"{n}={dims[n]!r}" for n in sorted(dims)) or "none",
-            fix="give every dim of the graph and no other",
-        )
-    return graph.environment({name: int(n) for name, n in dims.items()}, rank)
-
-
 def shape_of(tensor: Tensor | EventTensor, env: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(int(extent.evaluate(env)) for extent in tensor.shape)
 

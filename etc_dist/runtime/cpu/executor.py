@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from etc_dist.errors import ArgumentError, WaitRecord, WaitTimeoutError, WorldError
+from etc_dist.ir.dims import whole_dims
 from etc_dist.runtime.arrays import Array as Argument
 from etc_dist.runtime.cpu import arrays as storage
 from etc_dist.runtime.cpu.arrays import Array
@@ -113,7 +114,7 @@ class CpuExecutor:
         it can run again.
         """
         graph, rank = self._plan.graph, self._world.rank
-        env = storage.environment(graph, dims, rank)
+        env = graph.environment(whole_dims(graph, dims), rank)
         self._space.prepare(env)
         self._runs += 1
         self._times = WallTime()

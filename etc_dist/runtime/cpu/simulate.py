@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from etc_dist.errors import ArgumentError, GraphError
+from etc_dist.ir.dims import whole_dims
 from etc_dist.runtime.cpu import arrays as storage
 from etc_dist.runtime.cpu.arrays import Array
 from etc_dist.runtime.cpu.deadlock import explain
@@ -18,7 +19,7 @@ from etc_dist.runtime.cpu.races import RaceChecker, WatchedLoads
 from etc_dist.runtime.cpu.task import Element, Task
 from etc_dist.runtime.cpu.team import Observer, Team, make_agents
 from etc_dist.runtime.trace import TaskRecord, Trace
-from etc_dist.schedule.plan import Plan
+from etc_dist.schedule.plan import Plan, require_plan
 
 STEP_LIMIT = 10_000_000
 TASK_NS = 1000
@@ -151,6 +152,7 @@ class _Run:
     ):
         self._plan, self._workers, self._epochs = plan, workers, epochs
         self._seed = seed
+        require_plan(plan, "simulate")
         graph = plan.graph
         ranks = range(graph.world_size)
         if len(inputs) != len(ranks):
@@ -161,7 +163,8 @@ class _Run:
                 got=f"inputs of {len(inputs)}",
                 fix="pass one mapping from name to array for each rank",
             )
-        self._envs = [storage.environment(graph, dims, rank) for rank in ranks]
+        dims = whole_dims(graph, dims)
+        self._envs = [graph.environment(dims, rank) for rank in ranks]
         self._bind(inputs)
         self._size = len(make_agents(plan, workers))
         components = sum(agent.members for agent in make_agents(plan, workers))

@@ -1,0 +1,29 @@
+"""The numbers that a caller gives for a graph's dims."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from etc_dist.errors import ArgumentError
+from etc_dist.ir.graph import GraphFunction
+
+
+def whole_dims(graph: GraphFunction, dims: Any) -> dict[str, int]:
+    """`dims` as ints, in the graph's order; ArgumentError unless they are whole numbers
+    from 0 on, one for each dim of the graph and no others."""
+    wanted = [symbol.name for symbol in graph.dims]
+    given = dims if isinstance(dims, Mapping) else {}
+    good = all(isinstance(n, (int, np.integer)) and n >= 0 for n in given.values())
+    if given is not dims or given.keys() != set(wanted) or not good:
+        named = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        raise ArgumentError(
+            f"the dims do not fit graph {graph.name}",
+            where=f"graph {graph.name}",
+            wanted=f"whole numbers from 0 on for {', '.join(wanted) or 'no dims'}",
+            got=(named or "none") if given is dims else repr(dims),
+            fix="give every dim of the graph and no other",
+        )
+    return {name: int(given[name]) for name in wanted}
