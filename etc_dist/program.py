@@ -17,7 +17,7 @@ from etc_dist.errors import (
     WorldError,
 )
 from etc_dist.ir import Tensor
-from etc_dist.runtime.arrays import Array, bind_dims, empty_like, inspect
+from etc_dist.runtime.arrays import Array, bind_dims, empty_like, inspect, place_on
 from etc_dist.runtime.faults import Record, out_of_range
 from etc_dist.runtime.stream import stream_for
 from etc_dist.runtime.trace import Trace
@@ -256,26 +256,20 @@ class Program:
         self, tensor: Tensor, shape: tuple[int, ...], array: Array | None
     ) -> list[tuple[str, str]]:
         device = self.world.device
-        wanted = f"{tensor.name} {list(shape)} {tensor.dtype}, contiguous, on " + (
-            "the CPU" if device == "cpu" else f"cuda:{device}"
-        )
+        name = tensor.name if array is None else array.name
+        wanted = f"{name} {list(shape)} {tensor.dtype}, {place_on(device)}"
         if array is None:
-            return [(wanted, f"no {tensor.name}")]
-        fits = (
-            array.shape == shape
-            and array.dtype == tensor.dtype
-            and array.contiguous
-            and array.device == device
-        )
-        if not fits:
-            return [(wanted, f"{tensor.name} {array}")]
+            return [(wanted, f"no {name}")]
+        fits = array.shape == shape and array.dtype == tensor.dtype
+        if not fits or not array.lies_on(device):
+            return [(wanted, f"{name} {array}")]
         host = array.owner if isinstance(array.owner, np.ndarray) else None
         if tensor.kind == "output" and host is not None and not host.flags.writeable:
-            return [(f"{tensor.name} that can be written", "a read-only array")]
+            return [(f"{name} that can be written", "a read-only array")]
         if device != "cpu" and (
             array.pointer % 16 or shape[-1] * tensor.itemsize % 16 or 0 in shape
         ):
-            rows = f"{tensor.name} with 16-byte aligned, non-empty rows"
+            rows = f"{name} with 16-byte aligned, non-empty rows"
             return [(rows, f"{array} at {array.pointer:#x}")]
         return []
 
@@ -382,12 +376,13 @@ def _overlaps(
     tensors: Sequence[Tensor], arrays: Mapping[str, Array]
 ) -> list[tuple[str, str]]:
     """What is wanted and got of outputs that share memory with one before them."""
+    seen = [arrays[tensor.name] for tensor in tensors]
     return [
         (f"{y.name} apart from {x.name}", f"{y.name} overlaps {x.name}")
-        for place, y in enumerate(tensors)
-        if y.kind == "output"
-        for x in tensors[:place]
-        if arrays[y.name].overlaps(arrays[x.name])
+        for place, y in enumerate(seen)
+        if tensors[place].kind == "output"
+        for x in seen[:place]
+        if y.overlaps(x)
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from etc_dist.errors import ArgumentError
 from etc_dist.ir import Graph, ceildiv, graph_function, tile
 from etc_dist.layers.mlp_few_rows import FEW_ROWS, mlp_few_rows_graph
 from etc_dist.layers.mlp_packed_rows import (
@@ -23,7 +24,7 @@ from etc_dist.ops.product import DTYPES
 from etc_dist.ops.push_rows import PACKET_BYTES
 from etc_dist.ops.sum_slots import PIECE_COLUMNS, PIECE_ROWS
 from etc_dist.program import Program, as_refusal
-from etc_dist.runtime.arrays import Array, dtype_of, inspect
+from etc_dist.runtime.arrays import Array, dtype_of, inspect, place_on
 from etc_dist.world import World, given_world
 
 COLUMN_GROUP = 16
@@ -47,6 +48,14 @@ def mlp_graph(
     into activations, and these by down; the partial sums go to the rows' owners. A tile
     of the down projection starts when its rows' activations are complete on its rank.
     """
+    if tile_size % 2:  # gate and up have a half each
+        raise ArgumentError(
+            "tile_size is odd",
+            where="mlp_graph",
+            wanted="tile_size: an even number",
+            got=f"tile_size = {tile_size}",
+            fix="leave it out, or choose such a number",
+        )
     x, y, (gate, up), down = add_tensors(g, dtype)
     (rows, hidden), (_, inner) = x.shape, down.shape
     world, size = g.world_size, tile_size
@@ -172,9 +181,10 @@ class MLP(Operation):
     def _check(self, inputs: Sequence[Array]) -> None:
         x, gate, up, down = inputs
         self._check_weights([gate, up, down])
-        if len(x.shape) != 2 or x.shape[1] != gate.shape[1]:
+        fits = len(x.shape) == 2 and x.shape[1] == gate.shape[1]
+        if not fits or x.dtype != gate.dtype:
             raise self.misfit(
-                "x [M, H], gate [I, H], up [I, H], down [H, I]",
+                "x [M, H], gate [I, H], up [I, H], down [H, I], of one dtype",
                 f"x {x}; gate {gate}; up {up}; down {down}",
             )
 
@@ -183,7 +193,10 @@ class MLP(Operation):
         shape = gate.shape
         fits = len(shape) == 2 and up.shape == shape and down.shape == shape[::-1]
         fits = fits and len({weight.dtype for weight in weights}) == 1
-        wanted = "gate [I, H], up [I, H], down [H, I], of one dtype"
+        device = self.world.device
+        fits = fits and 0 not in shape and all(w.lies_on(device) for w in weights)
+        wanted = "gate [I, H], up [I, H], down [H, I], of one dtype, not empty, "
+        wanted += place_on(device)
         if self.world.backend == "cuda":
             fits = fits and not any(n % 8 for n in shape)
             wanted += ", I and H multiples of 8"

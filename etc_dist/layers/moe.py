@@ -16,7 +16,13 @@ from etc_dist.ops.arguments import refuse_unknown, truth, whole_number
 from etc_dist.ops.operation import Fitted, Operation, shapes_up_to
 from etc_dist.ops.product import DTYPES
 from etc_dist.program import Program, as_refusal
-from etc_dist.runtime.arrays import Array, dtype_of, empty_like, inspect
+from etc_dist.runtime.arrays import (
+    Array,
+    dtype_of,
+    empty_like,
+    inspect,
+    place_on,
+)
 from etc_dist.runtime.stream import stream_for
 from etc_dist.world import World, given_world
 from etc_dist.world.meeting import sign
@@ -202,14 +208,16 @@ class MoE(Operation):
             self._check_experts(experts)
             shapes &= gate_up == (experts // ranks, 2 * inner, hidden)
             shapes &= down == (experts // ranks, hidden, inner)
-        if not shapes or len({array.dtype for array in weights}) > 1:
+        device = self.world.device
+        placed = all(array.lies_on(device) for array in weights)
+        if not shapes or not placed or len({array.dtype for array in weights}) > 1:
             e, i = (
                 f"{n} / {k}" if (k := self._split(parallel)) > 1 else n
                 for n, parallel in (("E", "expert"), ("I", "tensor"))
             )
             raise self.misfit(
                 f"router [E, H], gate_up [{e}, 2 {i}, H], down [{e}, H, {i}], of one "
-                "dtype",
+                f"dtype, {place_on(device)}",
                 "; ".join(f"{n} {w}" for n, w in zip(names, weights, strict=True)),
             )
         return experts

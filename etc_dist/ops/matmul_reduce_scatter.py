@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from etc_dist.errors import ArgumentError
 from etc_dist.ir import (
     EventTensor,
     Graph,
@@ -74,6 +75,14 @@ def add_sum_slots(
     _, blocks, columns, extent, _ = slots.shape
     assert isinstance(extent, Const)  # tiles have a fixed size
     size, (piece_rows, piece_columns) = extent.value, piece
+    if size % piece_rows or size % piece_columns:
+        raise ArgumentError(
+            "tiles cannot be cut into pieces",
+            where=g.name,
+            wanted="tile_size: a multiple of both numbers of piece",
+            got=f"tile_size = {size}, piece = {tuple(piece)}",
+            fix="give both, tile_size and piece, as options",
+        )
     down, across = size // piece_rows, size // piece_columns
     pieces = down * across
     i, j, p, q = grid = g.grid(i=blocks, j=columns, p=down, q=across)

@@ -57,6 +57,8 @@ class ProductOperation(Operation):
         if len(x.shape) != 2 or len(w.shape) != 2:
             raise self.misfit("x [M, K] and w of two axes", f"x {x}; w {w}")
         k = w.shape[1] if self.w_layout == "nk" else w.shape[0]
+        if {x.dtype, w.dtype} != {self.dtype}:
+            raise self.misfit(f"x and w of {self.dtype}", f"x {x}; w {w}")
         if x.shape[1] != k:
             text = "[N, K]" if self.w_layout == "nk" else "[K, N]"
             wanted = f"w {text} with K = {x.shape[1]} as in x"

@@ -17,7 +17,8 @@ from etc_dist.ir.tensor import DTYPES as SIZES
 
 @dataclass(frozen=True)
 class Array:
-    """Where an array lies and what it is. `device` is "cpu" or a CUDA device number."""
+    """Where an array lies, what it is, and what the caller calls it. `device` is "cpu"
+    or a CUDA device number."""
 
     pointer: int
     shape: tuple[int, ...]
@@ -25,6 +26,7 @@ class Array:
     device: int | str
     contiguous: bool
     owner: Any
+    name: str
 
     @cached_property
     def end(self) -> int:
@@ -35,6 +37,10 @@ class Array:
         """Whether they share memory; only for arrays that have an `end`."""
         return max(self.pointer, other.pointer) < min(self.end, other.end)
 
+    def lies_on(self, device: int | str) -> bool:
+        """Whether a program on `device` can read it where it is."""
+        return self.contiguous and self.device == device
+
     def reshape(self, shape: tuple[int, ...]) -> Array:
         """The same memory with another shape; only for contiguous arrays."""
         return replace(self, shape=shape)
@@ -43,6 +49,11 @@ class Array:
         where = "cpu" if self.device == "cpu" else f"cuda:{self.device}"
         layout = "" if self.contiguous else ", not contiguous"
         return f"{list(self.shape)} {self.dtype} on {where}{layout}"
+
+
+def place_on(device: int | str) -> str:
+    """What `Array.lies_on` asks for, in words."""
+    return "contiguous, on " + ("the CPU" if device == "cpu" else f"cuda:{device}")
 
 
 def _library_of(kind: type) -> str:
@@ -65,6 +76,7 @@ def inspect(name: str, value: Any) -> Array:
             "cpu",
             value.flags.c_contiguous,
             value,
+            name,
         )
     library = library_of(type(value))
     if library == "torch":
@@ -75,6 +87,7 @@ def inspect(name: str, value: Any) -> Array:
             "cpu" if value.device.type == "cpu" else value.device.index,
             value.is_contiguous(),
             value,
+            name,
         )
     if library != "cupy" and hasattr(value, "__dlpack__"):
         import cupy
@@ -99,6 +112,7 @@ def inspect(name: str, value: Any) -> Array:
         value.device.id,
         value.flags.c_contiguous,
         value,
+        name,
     )
 
 

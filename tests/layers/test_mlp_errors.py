@@ -18,7 +18,7 @@ pytestmark = pytest.mark.mpi
 HIDDEN, INNER = 40, 24
 SECONDS = 5.0
 """How long a refusal may take: far less than any time limit of the world."""
-FITS = r"wanted: x \[M, H\], gate \[I, H\], up \[I, H\], down \[H, I\]\n"
+FITS = r"wanted: x \[M, H\], gate \[I, H\], up \[I, H\], down \[H, I\], of one dtype\n"
 WEIGHTS_FIT = r"wanted: gate \[I, H\], up \[I, H\], down \[H, I\].*\n"
 
 
@@ -64,6 +64,38 @@ WEIGHTS = {
     "down is as stored": (2, (INNER, HIDDEN), r".*down \[24, 40\]"),
     "gate has one axis": (0, (HIDDEN,), r".*gate \[40\]"),
 }
+
+
+@pytest.mark.parametrize("place, name", [(0, "gate"), (1, "up"), (2, "down")])
+def test_weights_that_no_call_could_take_make_no_layer(
+    place, name, layer, works, zeros, world
+):
+    weights = list(layer.weights)
+    weights[place] = zeros(*weights[place].shape[::-1]).T
+    with refusal(rf"not empty, contiguous, on .*\n.*{name} [^;]*, not contiguous"):
+        MLP(*weights, world=world)
+    works()
+
+
+def test_empty_weights_make_no_layer(works, zeros, world):
+    with refusal(WEIGHTS_FIT + r".*gate \[0, 40\]"):
+        MLP(*(zeros(0, HIDDEN) for _ in range(2)), zeros(HIDDEN, 0), world=world)
+    works()
+
+
+SIZES = {
+    "7": ({"tile_size": 7}, "tile_size is odd"),
+    "16": ({"tile_size": 16}, "tile_size = 16, piece = "),
+    "piece": ({"piece": (3, 5)}, r"piece = \(3, 5\)"),
+}
+
+
+@pytest.mark.parametrize("what", SIZES)
+def test_tiles_that_cannot_be_cut_make_no_layer(what, layer, works, world):
+    options, words = SIZES[what]
+    with refusal(words):
+        MLP(*layer.weights, world=world, options=options)
+    works()
 
 
 @pytest.mark.parametrize("what", WEIGHTS)
@@ -158,8 +190,8 @@ def test_an_output_that_does_not_fit_is_refused(layer, works, zeros):
     x = zeros(8, HIDDEN)
     for out, words in (
         (zeros(9, HIDDEN), r"wanted: out \[8, 40\]\n"),
-        (x, "y apart from x"),
-        (layer.weights[0][:8], "y apart from gate"),
+        (x, "out apart from x"),
+        (layer.weights[0][:8], "out apart from gate"),
     ):
         with refusal(words):
             layer.mlp(x, out)

@@ -20,7 +20,10 @@ SHAPES = {
     "gate_up": (EXPERTS, 2 * INNER, HIDDEN),
     "down": (EXPERTS, HIDDEN, INNER),
 }
-FITS = r"wanted: router \[E, H\], gate_up \[E, 2 I, H\], down \[E, H, I\], of one dtype"
+FITS = (
+    r"wanted: router \[E, H\], gate_up \[E, 2 I, H\], down \[E, H, I\], of one dtype, "
+    r"contiguous, on [^\n]*"
+)
 
 
 @pytest.fixture
@@ -74,6 +77,12 @@ def test_weights_that_do_not_fit_are_refused(what, one_rank, zeros):
     shapes, words = WEIGHTS[what]
     with refusal(rf"{FITS}\n.*{words}"):
         MoE(*weights(zeros, {}, **shapes), top_k=2, world=one_rank)
+
+
+def test_weights_that_are_not_contiguous_are_refused(one_rank, zeros):
+    router, gate_up, _ = weights(zeros, {})
+    with refusal(rf"{FITS}\n.*down .*, not contiguous"):
+        MoE(router, gate_up, zeros(8, 24, 40).swapaxes(1, 2), top_k=2, world=one_rank)
 
 
 def test_weights_of_two_dtypes_are_refused(one_rank, zeros):
@@ -139,8 +148,8 @@ def test_an_output_that_does_not_fit_is_refused(layer, works, zeros):
     x = zeros(8, HIDDEN)
     for rows, out, words in (
         (x, zeros(9, HIDDEN), r"wanted: out \[8, 40\]\n"),
-        (x, x, "y apart from x"),
-        (x, layer.weights[0][:8], "y apart from router"),
+        (x, x, "out apart from x"),
+        (x, layer.weights[0][:8], "out apart from router"),
         (x[:0], zeros(1, HIDDEN), r"wanted: out \[0, 40\] bfloat16\n"),
     ):
         with refusal(words):
