@@ -220,6 +220,8 @@ def _call(plan: Plan, lane: Lane, call: Call, number: int, arguments: Arguments)
         "kNotifies": len(call.notifies),
         "kNotifiesPeers": int(any(r.events.cross_rank for r in call.notifies)),
         "kReads": len(call.reads),
+        "kWrites": len(call.writes),
+        "kMayBeIdle": int(_may_be_idle(call)),
         "kIsMatmul": int(function.source in ENGINES),
         "kSends": int(_sends(call)),
         "kWeightAhead": int(_has_weight_ahead(plan, call)),
@@ -258,6 +260,13 @@ def _call(plan: Plan, lane: Lane, call: Call, number: int, arguments: Arguments)
         lines += call_members(lane, call, _is_grouped(call))
     lines.append("};")
     return "\n".join(lines)
+
+
+def _may_be_idle(call: Call) -> bool:
+    """Whether data decide if a task has anything left to write, and somebody has to ask
+    before its body: products do by themselves."""
+    loaded = [any(e.is_loaded for e in (*r.start, *r.size)) for r in call.writes]
+    return bool(loaded) and all(loaded) and call.function.source not in ENGINES
 
 
 def _has_weight_ahead(plan: Plan, call: Call) -> bool:

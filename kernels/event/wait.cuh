@@ -1,4 +1,4 @@
-// Waiting and notifying. All spinning of a program happens in this file.
+// Waiting and notifying. Waits that may be in vain spin in this file.
 #pragma once
 #include "common/operand.cuh"
 #include "event/layout.cuh"

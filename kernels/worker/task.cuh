@@ -115,6 +115,22 @@ ETC_DEVICE bool is_in_range(const Run<Program>& run, const typename Call::Coord&
   return true;
 }
 
+// Whether nothing is left of what a task writes, from region n on: its body does not run.
+template <class Call, int n = 0, class Args>
+ETC_DEVICE bool is_idle(const Args& g, const typename Call::Coord& c) {
+  if constexpr (!Call::kMayBeIdle) {
+    return false;
+  } else if constexpr (n == Call::kWrites) {
+    return true;
+  } else {
+    const auto to = Call::template operand<Call::kReads + n>(g, c);
+    bool is_empty = false;
+#pragma unroll
+    for (const i32 size : to.size) is_empty = is_empty || size == 0;
+    return is_empty && is_idle<Call, n + 1>(g, c);
+  }
+}
+
 // Before a task's first access to the memory or the events of other ranks.
 template <class Program, class Call>
 ETC_DEVICE bool wait_peers(

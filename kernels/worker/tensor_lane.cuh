@@ -368,7 +368,7 @@ class TensorLane {
       };
       Call::template Function<Body>::run(body, wait);
       if (!wait()) return false;
-    } else {
+    } else if (!is_idle<Call>(run_.g, c)) {
       Call::template Function<Body>::run(body);
     }
     ptx::named_barrier<kComputeThreads>(1);

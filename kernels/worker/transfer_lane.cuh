@@ -137,8 +137,10 @@ class TransferLane {
     const u64 begin = trace_.now();
     __syncwarp();  // what lane 0 acquired holds for all
     // NOTE: a body's lane is asked for here, or what it computes from it stays in registers.
-    Call::template Function<Task<Program, Call, 32>>::run(
-        Task<Program, Call, 32>(run_.g, c, i32(ptx::lane()), nullptr));
+    if (!is_idle<Call>(run_.g, c)) {
+      Call::template Function<Task<Program, Call, 32>>::run(
+          Task<Program, Call, 32>(run_.g, c, i32(ptx::lane()), nullptr));
+    }
     __syncwarp();
     notify_all<Program, Call>(run_, c, 1);
     trace_.add(kTransferLane, Call::kCall, u32(t), begin);

@@ -92,6 +92,19 @@ PART = 8
 """Numbers that a task copies."""
 
 
+def set_first_on(lane: str) -> DeviceFunction:
+    @device_function(
+        source=Path(__file__).with_name("copy_numbers.cuh"),
+        reads=1,
+        writes=1,
+        lane=lane,
+    )
+    def set_first(source: Any, to: Any) -> None:
+        to[0] = source[0]
+
+    return set_first
+
+
 @graph_function
 def sent_at_once(g: Graph) -> None:
     """y [n] is the other rank's x, sent by the first tasks of a run."""

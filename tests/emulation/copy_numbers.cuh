@@ -1,4 +1,4 @@
-// Copies numbers one by one.
+// Copies numbers one by one, or writes a first one whatever there is to copy.
 #pragma once
 #include "worker/task.cuh"
 
@@ -11,6 +11,16 @@ struct copy_numbers {
     const auto from = task.template operand<0>();
     const auto to = task.template operand<1>();
     for (i32 n = task.thread; n < to.size[0]; n += Task::threads) *to.at(n) = *from.at(n);
+  }
+};
+
+// to [n], of which the first one becomes from [0].
+template <class Task>
+struct set_first {
+  ETC_DEVICE static void run(const Task& task) {
+    if (task.thread == 0) {
+      *task.template operand<1>().at(0) = *task.template operand<0>().at(0);
+    }
   }
 };
 
