@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from copy import copy
+from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
@@ -40,7 +42,8 @@ class Settings:
     timing: bool = False
     """ETC_DIST_TIMING: print the time of each stage of a compilation."""
     cpu_workers: int = 4
-    """ETC_DIST_CPU_WORKERS: simulated workers a rank on the CPU backend (even)."""
+    """ETC_DIST_CPU_WORKERS: simulated workers a rank on the CPU backend (even for
+    matrix products)."""
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None) -> Settings:
@@ -79,8 +82,10 @@ class Settings:
                 got="; ".join(f"{name} = {values[name]!r}" for name in bad),
                 fix="correct them, or leave them out",
             )
-        made = {name: kinds[name].make(value) for name, value in values.items()}
-        return replace(self, **made)
+        made = copy(self)
+        for name, value in values.items():
+            object.__setattr__(made, name, kinds[name].make(value))
+        return made
 
     @property
     def symmetric_bytes(self) -> int:
@@ -111,16 +116,16 @@ def _read_size(value: Any) -> re.Match[str] | None:
 
 
 _KINDS = {
-    "str": _Kind(str, lambda value: isinstance(value, str), "a text"),
+    "str": _Kind(str.__str__, lambda value: isinstance(value, str), "a text"),
     "Size": _Kind(
-        str,
+        str.__str__,
         lambda value: _read_size(value) is not None,
         'a text: a number of bytes, with K, M, G or T at will, such as "8G"',
     ),
     "Path": _Kind(Path, lambda value: isinstance(value, (str, Path)), "a folder"),
     "float": _Kind(
         float,
-        lambda value: _is_number(value, Real) and 0 < value < float("inf"),
+        lambda value: _is_number(value, Real) and 0 < value <= sys.float_info.max,
         "a number of seconds above 0",
     ),
     "int": _Kind(

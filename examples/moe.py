@@ -2,9 +2,9 @@
 
     launch/mpirun -n 2 examples/moe.py
 
-On GPUs with the sizes of Qwen3-30B-A3B, else with small ones. Each rank has a share of
-the experts and tokens of its own, a few of which are compared with the definition,
-computed in fp32.
+On GPUs with the sizes of Qwen3-30B-A3B, else with small ones. Each of 1, 2, 4 or 8
+ranks has a share of the experts and tokens of its own, a few of which are compared with
+the definition, computed in fp32.
 """
 
 from __future__ import annotations

@@ -90,6 +90,20 @@ def test_all_that_is_beyond_its_limits_is_told_at_once():
     assert caught.value.got == "wait_limit = -1; verify = 'no'"
 
 
+def test_settings_of_a_class_of_the_users_are_checked_as_they_are():
+    class Text(str):
+        def __str__(self) -> str:
+            return "another"
+
+    class Own(Settings):
+        def __init__(self):
+            super().__init__(backend=Text("cpu"))
+
+    made = Own().checked()
+    assert (type(made), made.backend) == (Own, "cpu")
+    assert type(made.backend) is str
+
+
 def test_checked_settings_have_the_declared_types():
     given = Settings(wait_limit=3, cpu_workers=np.int64(2), cache="/tmp/here")
     made = given.checked()

@@ -11,6 +11,7 @@ from typing import Any
 from etc_dist.errors import GraphError
 from etc_dist.ir.expr import is_whole
 from etc_dist.ir.given import require, require_function
+from etc_dist.ir.names import RESERVED
 
 TENSOR, TRANSFER = "tensor", "transfer"
 LANES = (TENSOR, TRANSFER)
@@ -176,8 +177,8 @@ def _check_operands(made: DeviceFunction, where: str) -> None:
     for name in ("picks", "early"):
         named = getattr(made, name)
         require(
-            isinstance(named, (list, tuple))
-            and all(n in range(made.reads) for n in named),
+            isinstance(named, Sequence)
+            and all(is_whole(n) and 0 <= n < made.reads for n in named),
             named,
             f"{name}= of {where} names what it does not read",
             where=where,
@@ -186,13 +187,17 @@ def _check_operands(made: DeviceFunction, where: str) -> None:
         )
 
 
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and name.isidentifier() and name not in RESERVED
+
+
 def _check_constants(constants: Mapping[str, int], where: str) -> None:
     require(
         isinstance(constants, Mapping)
-        and all(str(k).isidentifier() and is_whole(v) for k, v in constants.items()),
+        and all(_is_name(k) and is_whole(v) for k, v in constants.items()),
         constants,
         f"constants= of {where} are no named integers",
         where=where,
-        wanted="a dict from identifiers to whole numbers",
+        wanted="a dict from identifiers, which are no C++ words, to whole numbers",
         fix='write constants={"kName": 3}',
     )

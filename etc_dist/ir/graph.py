@@ -349,7 +349,7 @@ class Graph:
     def _tensor(
         self, name: str, shape: Sequence[Expr | int], dtype: str, kind: str
     ) -> Tensor:
-        if dtype not in DTYPES:
+        if not isinstance(dtype, str) or dtype not in DTYPES:
             raise GraphError(
                 f"tensor {name} has an unknown dtype",
                 where=f"graph {self.name}",
@@ -369,11 +369,8 @@ class Graph:
 
     def _claim(self, name: str, bare: bool = True) -> str:
         """Take a name; `bare` ones stand without a prefix in generated code."""
-        bad = (
-            not isinstance(name, str) or not name.isidentifier() or name.startswith("_")
-        )
-        bad |= bare and name in RESERVED
-        if name in self._names or bad:
+        good = isinstance(name, str) and name.isidentifier() and name[0] != "_"
+        if not good or name in self._names or (bare and name in RESERVED):
             raise GraphError(
                 f"the name {name!r} cannot be used",
                 where=f"graph {self.name}",

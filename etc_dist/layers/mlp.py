@@ -146,13 +146,13 @@ class MLP(Operation):
         try:
             named = zip(self.names[1:], self.weights, strict=True)
             self._check_weights([inspect(*weight) for weight in named])
-            few_rows = whole_number("few_rows", few_rows)
+            few_rows = min(whole_number("few_rows", few_rows), FEW_ROWS)
             packed = truth("packed", packed)
         except Exception as error:
             world.refuse(as_refusal(error, "the arguments of MLP"))
         own, others = {"dtype": dtype}, {"few_rows": few_rows, "packed": packed}
         super().__init__(mlp_graph, own, world, schedule, trace, options, others)
-        self._few_rows = min(few_rows, FEW_ROWS)
+        self._few_rows = few_rows
         self._many = self.program
         self._packed: Program | None = None
         self._few: Program | None = None

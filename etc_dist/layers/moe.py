@@ -93,11 +93,11 @@ class MoE(Operation):
             "top_k": self.top_k,
             "normalize": self.normalize,
         }
-        own, others = {**routing, "parallel": parallel}, {"few_tokens": few}
-        super().__init__(moe_graph, own, world, schedule, trace, options, others)
         _, hidden, inner = (int(n) for n in down.shape)
         most = most_tokens(self.top_k, hidden, inner) if world.size == 1 else 0
         self._few_tokens = min(few, most)
+        own, others = {**routing, "parallel": parallel}, {"few_tokens": min(few, most)}
+        super().__init__(moe_graph, own, world, schedule, trace, options, others)
         if self._few_tokens > 0:
             program = self._compile(moe_few_tokens_graph, routing, schedule, trace)
             program.room = shapes_up_to("tokens", self._few_tokens)

@@ -16,6 +16,7 @@ from etc_dist.world.mailbox import Mailbox, MessageMailbox, SharedMailbox
 from etc_dist.world.meeting import Meeting
 from etc_dist.world.memory import Backend
 from etc_dist.world.nvshmem import NvshmemMemory
+from etc_dist.world.patience import Patience
 from etc_dist.world.shared import SharedMemory
 from etc_dist.world.world import World
 
@@ -32,12 +33,13 @@ def start(settings: Settings | None = None, comm: MPI.Intracomm | None = None) -
     symmetric_size must be alike on all ranks. "auto" is "cuda" where every rank can
     have a GPU of its own, else "cpu". Raises the same error on every rank: WorldError
     where MPI, GPUs or NVSHMEM are missing or ranks are on several hosts, ArgumentError
-    for bad arguments.
+    for bad arguments. Ranks that do not give the same communicator, or do not come,
+    raise alone, within the default world_limit.
     The first world that is open is also `current`.
     """
     mpi = _import_mpi()
     # Private duplicates: no message of the user's can meet one of ours.
-    ranks = _place_to_meet(mpi, comm).Dup()
+    ranks = _duplicate(mpi, comm)
     split = ranks.Split_type(mpi.COMM_TYPE_SHARED, key=ranks.rank)
     node = cast("MPI.Intracomm", split)
     living = Living.among(ranks)
@@ -89,27 +91,44 @@ def given_world(world: Any) -> World:
     return world
 
 
-def _place_to_meet(mpi: ModuleType, comm: object) -> MPI.Intracomm:
-    """`comm`; or all ranks of the job, also for a rank whose `comm` is none: it takes
-    part, so that all hear of it."""
+def _duplicate(mpi: ModuleType, comm: object) -> MPI.Intracomm:
+    """A duplicate of `comm`; or of all ranks of the job, also for a rank whose `comm`
+    is none: it takes part, so that all hear of it."""
     if isinstance(comm, mpi.Comm) and comm == mpi.COMM_NULL:
         # Its peers are in a communicator that this rank has no part in.
         raise _unfit("comm: an open communicator, or None", "comm = MPI.COMM_NULL")
     is_good = isinstance(comm, mpi.Intracomm)
-    return cast("MPI.Intracomm", comm if is_good else mpi.COMM_WORLD)
+    place = cast("MPI.Intracomm", comm if is_good else mpi.COMM_WORLD)
+    ranks, request = place.Idup()
+    patience = Patience(Settings.world_limit)
+    while not request.Test():
+        if not patience.pause():
+            _check_comm(mpi, comm)
+            raise WorldError(
+                "the ranks do not start a world together",
+                where=f"start of the world, rank {place.rank} of {place.size}",
+                wanted=f"all ranks of the communicator in {Settings.world_limit:g} s",
+                got="not all of them",
+                fix="call start on all of its ranks, with the same communicator",
+            )
+    return ranks
 
 
 def _check(mpi: ModuleType, settings: Any, comm: Any) -> Settings:
     """This rank's settings, its own or the environment's; ArgumentError for bad ones,
     and for a `comm` that is none."""
-    if comm is not None and not isinstance(comm, mpi.Intracomm):
-        raise _unfit("comm: an MPI.Intracomm of mpi4py, or None", f"comm = {comm!r}")
+    _check_comm(mpi, comm)
     if settings is None:
         return Settings.load()
     if not isinstance(settings, Settings):
         wanted = "settings: an etc_dist.Settings, or None for the environment's"
         raise _unfit(wanted, f"settings = {settings!r}")
     return settings.checked()
+
+
+def _check_comm(mpi: ModuleType, comm: Any) -> None:
+    if comm is not None and not isinstance(comm, mpi.Intracomm):
+        raise _unfit("comm: an MPI.Intracomm of mpi4py, or None", f"comm = {comm!r}")
 
 
 def _unfit(wanted: str, got: str) -> ArgumentError:

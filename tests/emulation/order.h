@@ -6,7 +6,7 @@
 //     who reads it learns of that at his next fence, or now if he acquires; both within the
 //     scopes of either; an arrival at an mbarrier tells others of its worker, and those of another
 //     worker only of what came before the thread's last such arrival, and of what the tensor cores
-//     have read,
+//     have read for its warp,
 //   - bulk copies and the tensor cores see what was written by others only behind a fence between
 //     proxies, for that kind of memory, of the writer or of somebody who knew of it; what they have
 //     done is seen without one, once they are waited for,
@@ -406,7 +406,9 @@ inline void check_cell(Cell& cell, const Access& access, Row row, uint64_t at) {
   for (uint32_t i = cell.read; i != 0; i = reads.items[i].next, ++count) {
     Read& read = reads.items[i];
     const bool is_alike = (read.kind == kAtomic) == is_atomic && !read.wrote;
-    if (is_alike && known.covers(read.reader, read.clock, kSeen)) {
+    // NOTE: who hears of a product hears of it alone, not of what its warp knew.
+    const bool tells_all = access.agent % kAgents < kProducts || read.reader == access.agent;
+    if (is_alike && tells_all && known.covers(read.reader, read.clock, kSeen)) {
       read.reader = access.agent, read.clock = access.clock, read.kind = access.kind;
       return;
     }

@@ -35,8 +35,12 @@ def test_operands_are_counted(name, count):
     assert error.fix.startswith("count the regions that the body is given")
 
 
+def test_picks_may_be_any_sequence():
+    assert made(picks=range(1)).picks == (0,)
+
+
 @pytest.mark.parametrize("name", ["picks", "early"])
-@pytest.mark.parametrize("given", [0, None, ["x"], [[0]]], ids=repr)
+@pytest.mark.parametrize("given", [0, None, ["x"], [[0]], "0", [0.0]], ids=repr)
 def test_picks_and_early_reads_are_lists_of_positions(name, given):
     error = refused(**{name: given})
     assert error.what == f"{name}= of device function copy names what it does not read"
@@ -49,7 +53,10 @@ def test_picks_and_early_reads_are_lists_of_positions(name, given):
 
 @pytest.mark.parametrize(
     "constants",
-    [3, 0, ["kSize"], {"k": "s"}, {"k": 1.5}, {"k": True}, {"two words": 1}, {3: 3}],
+    [
+        *(3, 0, ["kSize"], {"k": "s"}, {"k": 1.5}, {"k": True}),
+        *({"two words": 1}, {3: 3}, {"class": 3}),
+    ],
     ids=repr,
 )
 def test_constants_are_named_integers(constants):

@@ -91,7 +91,6 @@ def test_other_ways_on_other_ranks_are_refused(world, zeros):
 OPTIONS = {
     "top_k=3": {"top_k": 3},
     "normalize=False": {"normalize": False},
-    "few_tokens=0": {"few_tokens": 0},
     "schedule=dynamic": {"schedule": "dynamic"},
     "block=4": {"options": {"block": 4}},
 }

@@ -242,6 +242,22 @@ def test_a_refused_start_leaves_nothing_behind(one_rank):
     assert goes_on(one_rank)
 
 
+@pytest.mark.mpi(min_size=2)
+def test_a_start_that_not_all_ranks_come_to_ends(world, monkeypatch):
+    from mpi4py import MPI
+
+    monkeypatch.setattr(Settings, "world_limit", 0.3)
+    place = MPI.COMM_WORLD.Dup()
+    if world.rank == 0:
+        with pytest.raises(WorldError, match="not all of them"):
+            start(CPU, comm=place)
+    world.barrier()
+    if world.rank > 0:  # what one rank began, all must
+        place.Idup()[1].Wait()
+    MPI.COMM_WORLD.Barrier()  # in which rank 0 ends it, too
+    assert goes_on(world)
+
+
 @pytest.mark.mpi
 def test_a_communicator_that_was_freed_starts_no_world():
     from mpi4py import MPI
