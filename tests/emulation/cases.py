@@ -7,7 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from etc_dist.ir import DeviceFunction, Graph, device_function, graph_function, tile
+from etc_dist.ir import (
+    DeviceFunction,
+    Graph,
+    device_function,
+    graph_function,
+    span,
+    tile,
+)
 from tests.emulation.emulation import Emulated
 from tests.layers.reference import (
     TOLERANCE,
@@ -103,6 +110,24 @@ def set_first_on(lane: str) -> DeviceFunction:
         to[0] = source[0]
 
     return set_first
+
+
+@graph_function
+def set_some(g: Graph, *, lane: str) -> None:
+    """y is x where sizes says that there is something, else as it was."""
+    (n,) = g.dims("n")
+    sizes = g.input("sizes", (n,), "int32")
+    x, y = g.input("x", (n,), "int32"), g.output("y", (n,), "int32")
+    (i,) = grid = g.grid(i=n)
+    of_task = span(i, sizes.load(i))
+    g.call(set_first_on(lane), grid, reads=[x[tile(i, 1)]], writes=[y[of_task]])
+
+
+def some_numbers() -> tuple[dict[str, Any], Any]:
+    """Arrays for set_some, and what y must become."""
+    sizes, x = (np.arange(40, dtype=np.int32) % k for k in (2, 7))
+    y = np.full(40, -1, np.int32)
+    return {"sizes": sizes, "x": x, "y": y}, np.where(sizes, x, -1)
 
 
 @graph_function

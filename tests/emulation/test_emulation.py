@@ -24,7 +24,8 @@ from tests.emulation.cases import (
     named,
     numbers,
     sent_at_once,
-    set_first_on,
+    set_some,
+    some_numbers,
 )
 from tests.emulation.emulation import Emulated
 from tests.layers.reference import (
@@ -143,26 +144,13 @@ def test_graphs_of_copies(folder, schedule, ranks, graph):
     check(Emulated(graph(ranks), folder, schedule), *numbers(ranks))
 
 
-@graph_function
-def set_some(g: Graph, *, lane: str) -> None:
-    """y is x where sizes says that there is something, else as it was."""
-    (n,) = g.dims("n")
-    sizes = g.input("sizes", (n,), "int32")
-    x, y = g.input("x", (n,), "int32"), g.output("y", (n,), "int32")
-    (i,) = grid = g.grid(i=n)
-    of_task = span(i, sizes.load(i))
-    g.call(set_first_on(lane), grid, reads=[x[tile(i, 1)]], writes=[y[of_task]])
-
-
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("lane", ["tensor", "transfer"])
 def test_a_task_with_nothing_left_runs_no_body(folder, schedule, lane):
-    n = 40
-    sizes, x = (np.arange(n, dtype=np.int32) % k for k in (2, 7))
-    y = np.full(n, -1, np.int32)
+    given, expected = some_numbers()
     program = Emulated(set_some(1, lane=lane), folder, schedule)
-    program.run([{"sizes": sizes, "x": x, "y": y}], {"n": n}, seed=0, runs=1)
-    assert (y == np.where(sizes, x, -1)).all()
+    program.run([given], {"n": len(expected)}, seed=0, runs=1)
+    assert (given["y"] == expected).all()
 
 
 ROWS, COLUMNS = 16, 256

@@ -11,6 +11,7 @@ import etc_dist
 from etc_dist.ir import Graph, device_function, graph_function, span
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import schedule_dynamic, schedule_static
+from tests.emulation.cases import set_some, some_numbers
 from tests.ops.arrays import Arrays
 from tests.runtime.permute import EXPERTS, inputs, permute, reference
 from tests.runtime.programs import send
@@ -101,6 +102,21 @@ def test_a_task_without_anything_to_write_only_notifies(size, seed):
     given_inputs = [{"size_of": np.array([0, -3], np.int32)}]
     simulate(schedule_static(nothing_left(1, size=size)), given_inputs, {}, seed=seed)
     assert len(LOOKED) == 3
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("lane", ["tensor", "transfer"])
+def test_a_body_is_not_run_where_data_leave_nothing_to_write(lane, schedule, world):
+    graph = set_some(world.size, lane=lane)
+    program = etc_dist.compile(graph, world, schedule=schedule)
+    arrays = Arrays(world.backend)
+    numbers, expected = some_numbers()
+    put = {name: arrays.put(array) for name, array in numbers.items()}
+    program.run(**put)
+    program.synchronize()
+    np.testing.assert_array_equal(arrays.get(put["y"]), expected)
+    program.close()
 
 
 @device_function(source="", reads=0, writes=1)
