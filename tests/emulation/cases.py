@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -82,13 +83,13 @@ def matmul_reduce_scatter(rows: int, w_layout: str = "nk") -> Given:
     return inputs, answers, {"rows": rows, "n": n, "k": k}
 
 
+def _on(lane: str) -> Callable[[Callable[..., None]], DeviceFunction]:
+    source = Path(__file__).with_name("copy_numbers.cuh")
+    return device_function(source=source, reads=1, writes=1, lane=lane)
+
+
 def copy_on(lane: str) -> DeviceFunction:
-    @device_function(
-        source=Path(__file__).with_name("copy_numbers.cuh"),
-        reads=1,
-        writes=1,
-        lane=lane,
-    )
+    @_on(lane)
     def copy_numbers(source: Any, to: Any) -> None:
         to[...] = source
 
@@ -100,12 +101,7 @@ PART = 8
 
 
 def set_first_on(lane: str) -> DeviceFunction:
-    @device_function(
-        source=Path(__file__).with_name("copy_numbers.cuh"),
-        reads=1,
-        writes=1,
-        lane=lane,
-    )
+    @_on(lane)
     def set_first(source: Any, to: Any) -> None:
         to[0] = source[0]
 
