@@ -17,7 +17,14 @@ from etc_dist.errors import (
     WorldError,
 )
 from etc_dist.ir import Tensor
-from etc_dist.runtime.arrays import Array, bind_dims, empty_like, inspect, place_on
+from etc_dist.runtime.arrays import (
+    Array,
+    bind_dims,
+    described,
+    empty_like,
+    inspect,
+    place_on,
+)
 from etc_dist.runtime.faults import Record, out_of_range
 from etc_dist.runtime.stream import stream_for
 from etc_dist.runtime.trace import Trace
@@ -262,7 +269,7 @@ class Program:
             return [(wanted, f"no {name}")]
         fits = array.shape == shape and array.dtype == tensor.dtype
         if not fits or not array.lies_on(device):
-            return [(wanted, f"{name} {array}")]
+            return [(wanted, described(array))]
         host = array.owner if isinstance(array.owner, np.ndarray) else None
         if tensor.kind == "output" and host is not None and not host.flags.writeable:
             return [(f"{name} that can be written", "a read-only array")]

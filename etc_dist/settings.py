@@ -66,7 +66,7 @@ class Settings:
             for name, field in known.items()
             if name in environ
         }
-        return cls(**given).checked()  # type: ignore[arg-type]
+        return cls(**given).checked()
 
     def checked(self) -> Settings:
         """These settings, each of the type that it is declared with; ArgumentError for
@@ -146,7 +146,7 @@ def _variable(name: str) -> str:
     return f"ETC_DIST_{name.upper()}"
 
 
-def _read(text: str, type_name: str) -> object:
+def _read(text: str, type_name: str) -> Any:
     """The value that `text` stands for; the text itself, which is then refused, where
     it stands for none."""
     kind = _KINDS[type_name]

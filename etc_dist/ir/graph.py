@@ -66,9 +66,9 @@ class Call:
     """A device function over a grid of tasks.
 
     `order` maps the task index t (0 .. tasks - 1) to a coordinate, a bijection onto the
-    grid: the sequence in which the lane takes the tasks. Task t begins no
-    earlier than t times `pace` nanoseconds after its worker (0: at once). Where
-    task t has nothing left to write, neither have those after it, up to `empty_until`.
+    grid: the sequence in which the lane takes the tasks. Task t begins no earlier than
+    t times `pace` nanoseconds after its worker (0: at once). Where task t has nothing
+    left to write, neither have those after it, up to `empty_until`.
     """
 
     name: str

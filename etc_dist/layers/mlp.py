@@ -24,7 +24,7 @@ from etc_dist.ops.product import DTYPES
 from etc_dist.ops.push_rows import PACKET_BYTES
 from etc_dist.ops.sum_slots import PIECE_COLUMNS, PIECE_ROWS
 from etc_dist.program import Program, as_refusal
-from etc_dist.runtime.arrays import Array, dtype_of, inspect, place_on
+from etc_dist.runtime.arrays import Array, described, dtype_of, inspect, place_on
 from etc_dist.world import World, given_world
 
 COLUMN_GROUP = 16
@@ -146,13 +146,13 @@ class MLP(Operation):
         try:
             named = zip(self.names[1:], self.weights, strict=True)
             self._check_weights([inspect(*weight) for weight in named])
-            few_rows = min(whole_number("few_rows", few_rows), FEW_ROWS)
+            self._few_rows = min(whole_number("few_rows", few_rows), FEW_ROWS)
             packed = truth("packed", packed)
         except Exception as error:
             world.refuse(as_refusal(error, "the arguments of MLP"))
-        own, others = {"dtype": dtype}, {"few_rows": few_rows, "packed": packed}
+        own = {"dtype": dtype}
+        others = {"few_rows": self._few_rows, "packed": packed}
         super().__init__(mlp_graph, own, world, schedule, trace, options, others)
-        self._few_rows = few_rows
         self._many = self.program
         self._packed: Program | None = None
         self._few: Program | None = None
@@ -185,7 +185,7 @@ class MLP(Operation):
         if not fits or x.dtype != gate.dtype:
             raise self.misfit(
                 "x [M, H], gate [I, H], up [I, H], down [H, I], of one dtype",
-                f"x {x}; gate {gate}; up {up}; down {down}",
+                described(*inputs),
             )
 
     def _check_weights(self, weights: Sequence[Array]) -> None:
@@ -201,7 +201,7 @@ class MLP(Operation):
             fits = fits and not any(n % 8 for n in shape)
             wanted += ", I and H multiples of 8"
         if not fits:
-            raise self.misfit(wanted, f"gate {gate}; up {up}; down {down}")
+            raise self.misfit(wanted, described(*weights))
 
     def _tensors(self, inputs: Sequence[Array], y: Array) -> Fitted:
         x, gate, up, down = inputs

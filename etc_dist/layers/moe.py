@@ -18,6 +18,7 @@ from etc_dist.ops.product import DTYPES
 from etc_dist.program import Program, as_refusal
 from etc_dist.runtime.arrays import (
     Array,
+    described,
     dtype_of,
     empty_like,
     inspect,
@@ -96,7 +97,8 @@ class MoE(Operation):
         _, hidden, inner = (int(n) for n in down.shape)
         most = most_tokens(self.top_k, hidden, inner) if world.size == 1 else 0
         self._few_tokens = min(few, most)
-        own, others = {**routing, "parallel": parallel}, {"few_tokens": min(few, most)}
+        own = {**routing, "parallel": parallel}
+        others = {"few_tokens": self._few_tokens}
         super().__init__(moe_graph, own, world, schedule, trace, options, others)
         if self._few_tokens > 0:
             program = self._compile(moe_few_tokens_graph, routing, schedule, trace)
@@ -218,7 +220,7 @@ class MoE(Operation):
             raise self.misfit(
                 f"router [E, H], gate_up [{e}, 2 {i}, H], down [{e}, H, {i}], of one "
                 f"dtype, {place_on(device)}",
-                "; ".join(f"{n} {w}" for n, w in zip(names, weights, strict=True)),
+                described(*weights),
             )
         return experts
 

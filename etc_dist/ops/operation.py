@@ -12,7 +12,14 @@ from etc_dist.errors import ArgumentError
 from etc_dist.ir import GraphFunction
 from etc_dist.ops.arguments import sizes_for
 from etc_dist.program import Bound, Program, Room, as_refusal
-from etc_dist.runtime.arrays import UNKNOWN, Array, empty_like, identity, inspect
+from etc_dist.runtime.arrays import (
+    UNKNOWN,
+    Array,
+    described,
+    empty_like,
+    identity,
+    inspect,
+)
 from etc_dist.runtime.stream import stream_for
 from etc_dist.world import World
 from etc_dist.world.meeting import sign
@@ -153,8 +160,7 @@ class Operation:
     def _bind(self, inputs: Sequence[Any], out: Any) -> tuple[Program, Bound, Any]:
         seen = [inspect(n, i) for n, i in zip(self.names, inputs, strict=True)]
         if any(0 in a.shape for a in seen):
-            got = "; ".join(f"{n} {a}" for n, a in zip(self.names, seen, strict=True))
-            raise self.misfit("no axis of length 0", got)
+            raise self.misfit("no axis of length 0", described(*seen))
         self._check(seen)
         shape = self._output_shape(*(a.shape for a in seen))
         if out is None:

@@ -8,7 +8,7 @@ from typing import Any
 from etc_dist.ir import GraphFunction
 from etc_dist.ops.arguments import refuse_unknown
 from etc_dist.ops.operation import Operation
-from etc_dist.runtime.arrays import Array
+from etc_dist.runtime.arrays import Array, described
 from etc_dist.world import World, given_world
 
 DTYPES = ("bfloat16", "float16")
@@ -55,11 +55,11 @@ class ProductOperation(Operation):
     def _check(self, inputs: Sequence[Array]) -> None:
         x, w = inputs
         if len(x.shape) != 2 or len(w.shape) != 2:
-            raise self.misfit("x [M, K] and w of two axes", f"x {x}; w {w}")
+            raise self.misfit("x [M, K] and w of two axes", described(x, w))
         k = w.shape[1] if self.w_layout == "nk" else w.shape[0]
         if {x.dtype, w.dtype} != {self.dtype}:
-            raise self.misfit(f"x and w of {self.dtype}", f"x {x}; w {w}")
+            raise self.misfit(f"x and w of {self.dtype}", described(x, w))
         if x.shape[1] != k:
             text = "[N, K]" if self.w_layout == "nk" else "[K, N]"
             wanted = f"w {text} with K = {x.shape[1]} as in x"
-            raise self.misfit(wanted, f"x {x}; w {w}")
+            raise self.misfit(wanted, described(x, w))

@@ -51,6 +51,11 @@ class Array:
         return f"{list(self.shape)} {self.dtype} on {where}{layout}"
 
 
+def described(*arrays: Array) -> str:
+    """Arrays by their names, as errors tell of them."""
+    return "; ".join(f"{array.name} {array}" for array in arrays)
+
+
 def place_on(device: int | str) -> str:
     """What `Array.lies_on` asks for, in words."""
     return "contiguous, on " + ("the CPU" if device == "cpu" else f"cuda:{device}")

@@ -65,14 +65,6 @@ def not_empty(rank: int, worker: int, lane: str, task: str) -> RangeRecord:
     return RangeRecord(rank, worker, lane, task, wanted, "something to write")
 
 
-def too_often(
-    rank: int, worker: int, lane: str, task: str, element: str, count: int, most: int
-) -> RangeRecord:
-    """For the task whose notification is beyond an expected count that is loaded."""
-    wanted = f"{most} notifications of {element}, as many as its count says"
-    return RangeRecord(rank, worker, lane, task, wanted, f"{count} or more")
-
-
 def _task(plan: Plan, fault: Any, env: dict[str, Any]) -> tuple[Call, str]:
     call = plan.graph.calls[int(fault["call"])]
     place = call.coordinates(int(fault["task"]), env)

@@ -190,10 +190,11 @@ def _value(expr: Expr, task: Task, what: str) -> int:
     except (IndexError, ZeroDivisionError) as error:
         if not expr.is_loaded:
             raise
-        raise _stray(task, f"loads that exist, in {what}", str(error)) from error
+        raise stray(task, f"loads that exist, in {what}", str(error)) from error
 
 
-def _stray(task: Task, wanted: str, got: str) -> EtcDistError:
+def stray(task: Task, wanted: str, got: str) -> EtcDistError:
+    """The error for a task whose data do not fit its graph."""
     row = task.rank, task.worker, task.lane, task.label
     return out_of_range([RangeRecord(*row, wanted, got)])
 
@@ -203,7 +204,7 @@ def _outside(
 ) -> EtcDistError:
     numbers = ", ".join(map(str, got))
     if loaded:
-        return _stray(task, f"{wanted}, in {what}", numbers)
+        return stray(task, f"{wanted}, in {what}", numbers)
     return GraphError(
         f"call {task.call.name} refers to what is not there",
         where=f"{task.where}: {what}",

@@ -19,8 +19,8 @@ from etc_dist.ir.graph import TASK, Call
 from etc_dist.ir.loads import counted
 from etc_dist.runtime.cpu.arrays import Array
 from etc_dist.runtime.cpu.queue import Queue
-from etc_dist.runtime.cpu.task import Element, Need, Resolver, Task, place
-from etc_dist.runtime.faults import not_empty, out_of_range, too_often
+from etc_dist.runtime.cpu.task import Element, Need, Resolver, Task, place, stray
+from etc_dist.runtime.faults import not_empty, out_of_range
 from etc_dist.schedule.plan import QUEUE, STRIDED, TICKET, Lane, Plan
 
 TOLD = 16
@@ -378,8 +378,8 @@ class Team:
         for element, most in task.most.items():
             count = self._memory.have(element) + task.notifies.count(element)
             if count > most:
-                row = task.rank, task.worker, task.lane, task.label
-                raise out_of_range([too_often(*row, str(element), count, most)])
+                wanted = f"{most} notifications of {element}, as many as its count says"
+                raise stray(task, wanted, f"{count} or more")
         for element in task.notifies:
             for observer in self._observers:
                 observer.notify(task, element)
