@@ -67,7 +67,7 @@ struct RowPairs {
         }
         finish(begun + i, sum.x, sum.y);
       }
-      task.sync();
+      task.sync();  // before they are written again
     }
   }
 

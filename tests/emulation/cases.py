@@ -11,11 +11,13 @@ import numpy as np
 from etc_dist.ir import (
     DeviceFunction,
     Graph,
+    ceildiv,
     device_function,
     graph_function,
     span,
     tile,
 )
+from etc_dist.ops.matmul import TILE, matmul_store
 from tests.emulation.emulation import Emulated
 from tests.layers.reference import (
     TOLERANCE,
@@ -94,6 +96,14 @@ def copy_on(lane: str) -> DeviceFunction:
         to[...] = source
 
     return copy_numbers
+
+
+def turn_on(lane: str) -> DeviceFunction:
+    @_on(lane)
+    def turn_numbers(source: Any, to: Any) -> None:
+        to[...] = source[:, ::-1]
+
+    return turn_numbers
 
 
 PART = 8
@@ -204,6 +214,34 @@ def counted_late(g: Graph) -> None:
         writes=[y[tile(i, PART)]],
         waits=[counted[0], halved[i], told[i]],
     )
+
+
+@graph_function
+def product_and_scratch(g: Graph) -> None:
+    """y = x @ w.T by tiles, each followed by tasks that have nothing to do with it, and
+    use the memory that tiles leave by."""
+    rows, n, k = g.dims("rows n k")
+    x, w = g.input("x", (rows, k), "bfloat16"), g.input("w", (n, k), "bfloat16")
+    y = g.output("y", (rows, n), "bfloat16")
+    turned = g.local("turned", (rows, k), "bfloat16")
+    r, c = grid = g.grid(r=ceildiv(rows, TILE), c=ceildiv(n, TILE))
+    g.call(
+        matmul_store("nk", "bfloat16"),
+        grid,
+        reads=[x[tile(r, TILE), :], w[tile(c, TILE), :]],
+        writes=[y[tile(r, TILE), tile(c, TILE)]],
+    )
+    (r,) = grid = g.grid(r=rows)
+    row = span(r, 1)
+    g.call(turn_on("tensor"), grid, reads=[x[row, :]], writes=[turned[row, :]])
+
+
+def product(rows: int, n: int, k: int) -> Given:
+    rng = np.random.default_rng(8)
+    x, w = draw(rng, (rows, k), "bfloat16"), draw(rng, (n, k), "bfloat16")
+    wide = [a.astype(np.float32) for a in (x, w)]
+    answer = Answer(wide[0] @ wide[1].T, np.abs(wide[0]) @ np.abs(wide[1]).T)
+    return [{"x": x, "w": w}], [answer], {"rows": rows, "n": n, "k": k}
 
 
 def numbers(ranks: int) -> Given:

@@ -1,4 +1,4 @@
-// Copies numbers one by one, or writes a first one whatever there is to copy.
+// Copies numbers one by one or through scratch, or writes a first one whatever there is to copy.
 #pragma once
 #include "worker/task.cuh"
 
@@ -11,6 +11,23 @@ struct copy_numbers {
     const auto from = task.template operand<0>();
     const auto to = task.template operand<1>();
     for (i32 n = task.thread; n < to.size[0]; n += Task::threads) *to.at(n) = *from.at(n);
+  }
+};
+
+// to [1, n] = from [1, n] from the last one on, of as many as scratch has words.
+template <class Task>
+struct turn_numbers {
+  ETC_DEVICE static void run(const Task& task) {
+    const auto from = task.template operand<0>();
+    const auto to = task.template operand<1>();
+    const i32 count = to.size[1];
+    for (i32 n = task.thread; n < count; n += Task::threads) {
+      task.scratch[n] = *reinterpret_cast<const u16*>(from.at(0, n));
+    }
+    task.sync();
+    for (i32 n = task.thread; n < count; n += Task::threads) {
+      *reinterpret_cast<u16*>(to.at(0, n)) = u16(task.scratch[count - 1 - n]);
+    }
   }
 };
 

@@ -23,6 +23,8 @@ from tests.emulation.cases import (
     moe,
     named,
     numbers,
+    product,
+    product_and_scratch,
     sent_at_once,
     set_some,
     some_numbers,
@@ -142,6 +144,16 @@ def test_all_gather_and_matmul(folder, schedule):
 @pytest.mark.parametrize("ranks, graph", [(2, sent_at_once), (1, counted_late)])
 def test_graphs_of_copies(folder, schedule, ranks, graph):
     check(Emulated(graph(ranks), folder, schedule), *numbers(ranks))
+
+
+def test_a_wide_layer_of_few_tokens(folder):
+    graph = moe_few_tokens_graph(1, experts=16, top_k=3, product_tasks=1)
+    check(Emulated(graph, folder), *moe(1, 16, 3, 1000, 56, "bfloat16"))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_tiles_and_scratch(folder, schedule):
+    check(Emulated(product_and_scratch(1), folder, schedule), *product(300, 264, 136))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
