@@ -69,6 +69,12 @@ def moe(
     return [{"x": x, **named(weights)}], [moe_reference(x, weights, top_k)], dims
 
 
+def product_of(x: Any, w: Any) -> Answer:
+    """x @ w.T."""
+    x, w = x.astype(np.float32), w.astype(np.float32)
+    return Answer(x @ w.T, np.abs(x) @ np.abs(w).T)
+
+
 def matmul_reduce_scatter(rows: int, w_layout: str = "nk") -> Given:
     n, k = 264, 136
     shape = (n, k) if w_layout == "nk" else (k, n)
@@ -77,10 +83,11 @@ def matmul_reduce_scatter(rows: int, w_layout: str = "nk") -> Given:
         {"x": draw(rng, (2, rows, k), "bfloat16"), "w": draw(rng, shape, "bfloat16")}
         for _ in range(2)
     ]
-    each = [[i["x"].astype(np.float32), i["w"].astype(np.float32)] for i in inputs]
-    each = [[x, w.T if w_layout == "nk" else w] for x, w in each]
-    total = sum(x @ w for x, w in each)
-    magnitude = sum(np.abs(x) @ np.abs(w) for x, w in each)
+    each = [
+        product_of(i["x"], i["w"] if w_layout == "nk" else i["w"].T) for i in inputs
+    ]
+    total = sum(a.expected for a in each)
+    magnitude = sum(a.magnitude for a in each)
     answers = [Answer(total[r], magnitude[r]) for r in range(2)]
     return inputs, answers, {"rows": rows, "n": n, "k": k}
 
@@ -98,12 +105,9 @@ def copy_on(lane: str) -> DeviceFunction:
     return copy_numbers
 
 
-def turn_on(lane: str) -> DeviceFunction:
-    @_on(lane)
-    def turn_numbers(source: Any, to: Any) -> None:
-        to[...] = source[:, ::-1]
-
-    return turn_numbers
+@_on("tensor")
+def turn_numbers(source: Any, to: Any) -> None:
+    to[...] = source[:, ::-1]
 
 
 PART = 8
@@ -218,8 +222,9 @@ def counted_late(g: Graph) -> None:
 
 @graph_function
 def product_and_scratch(g: Graph) -> None:
-    """y = x @ w.T by tiles, each followed by tasks that have nothing to do with it, and
-    use the memory that tiles leave by."""
+    """y = x @ w.T by tiles, then tasks that have nothing to do with it but use the
+    memory that tiles leave by, at its end. Nobody reads what they make: what shows is
+    whether a tile has left before."""
     rows, n, k = g.dims("rows n k")
     x, w = g.input("x", (rows, k), "bfloat16"), g.input("w", (n, k), "bfloat16")
     y = g.output("y", (rows, n), "bfloat16")
@@ -233,15 +238,13 @@ def product_and_scratch(g: Graph) -> None:
     )
     (r,) = grid = g.grid(r=rows)
     row = span(r, 1)
-    g.call(turn_on("tensor"), grid, reads=[x[row, :]], writes=[turned[row, :]])
+    g.call(turn_numbers, grid, reads=[x[row, :]], writes=[turned[row, :]])
 
 
 def product(rows: int, n: int, k: int) -> Given:
     rng = np.random.default_rng(8)
     x, w = draw(rng, (rows, k), "bfloat16"), draw(rng, (n, k), "bfloat16")
-    wide = [a.astype(np.float32) for a in (x, w)]
-    answer = Answer(wide[0] @ wide[1].T, np.abs(wide[0]) @ np.abs(wide[1]).T)
-    return [{"x": x, "w": w}], [answer], {"rows": rows, "n": n, "k": k}
+    return [{"x": x, "w": w}], [product_of(x, w)], {"rows": rows, "n": n, "k": k}
 
 
 def numbers(ranks: int) -> Given:

@@ -14,19 +14,20 @@ struct copy_numbers {
   }
 };
 
-// to [1, n] = from [1, n] from the last one on, of as many as scratch has words.
+// to [1, n] = from [1, n] from the last one on, by the last n words of scratch.
 template <class Task>
 struct turn_numbers {
   ETC_DEVICE static void run(const Task& task) {
     const auto from = task.template operand<0>();
     const auto to = task.template operand<1>();
     const i32 count = to.size[1];
+    u32* const words = task.scratch + Shared::kScratchBytes / 4 - count;
     for (i32 n = task.thread; n < count; n += Task::threads) {
-      task.scratch[n] = *reinterpret_cast<const u16*>(from.at(0, n));
+      words[n] = *reinterpret_cast<const u16*>(from.at(0, n));
     }
     task.sync();
     for (i32 n = task.thread; n < count; n += Task::threads) {
-      *reinterpret_cast<u16*>(to.at(0, n)) = u16(task.scratch[count - 1 - n]);
+      *reinterpret_cast<u16*>(to.at(0, n)) = u16(words[count - 1 - n]);
     }
   }
 };

@@ -148,7 +148,7 @@ BROKEN = [
         "scratch",
         "tasks/tile_ring",
         "wait_mbarrier(run, emptied(threadIdx.x >> 7), (round & 1) ^ 1)",
-        "true",
+        "wait_mbarrier(run, emptied(0), (round & 1) ^ 1)",
     ),
     ("sum", "tasks/tile_ring", "ptx::commit_stores();", ""),
     ("sum", "tasks/tile_ring", "ptx::wait_stores_read<1>();", ""),
