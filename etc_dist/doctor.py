@@ -78,6 +78,8 @@ def examine() -> Report:
     except EtcDistError as error:
         findings.append(Finding("settings", error.what, f"{error.fix}: {error.got}"))
         return Report(tuple(findings), "", "the settings cannot be read")
+    if settings.share_gpu:
+        findings.append(_sharing(gpus.text, os.environ))
     findings.append(_cache(settings.cache))
     backend, because = _choose(settings.backend, bool(gpus.text))
     return Report(tuple(findings), backend, because)
@@ -147,6 +149,14 @@ assert cuda.cuInit(0) == 0 and cuda.cuDeviceGet(ctypes.byref(device), 0) == 0
 assert cuda.cuDeviceGetAttribute(
     ctypes.byref(value), multicast_supported, device
 ) == 0
+print(value.value)
+"""
+_MPS = """
+import ctypes
+cuda = ctypes.CDLL("libcuda.so.1")
+device, value, mps_enabled = ctypes.c_int(), ctypes.c_int(), 133
+assert cuda.cuInit(0) == 0 and cuda.cuDeviceGet(ctypes.byref(device), 0) == 0
+assert cuda.cuDeviceGetAttribute(ctypes.byref(value), mps_enabled, device) == 0
 print(value.value)
 """
 _NEEDED = "import ml_dtypes, numpy"
@@ -303,6 +313,19 @@ def disabled_by(environ: Mapping[str, str]) -> list[str]:
     """The variables that forbid multicast over NVLink to NVSHMEM and NCCL."""
     forbidding = {"NCCL_NVLS_ENABLE": "0", "NVSHMEM_DISABLE_NVLS": "1"}
     return [f"{k}={v}" for k, v in forbidding.items() if environ.get(k) == v]
+
+
+def _sharing(listing: str, environ: Mapping[str, str]) -> Finding:
+    """How ranks share GPUs under ETC_DIST_SHARE_GPU; LAUNCH_RANKS is the number of
+    ranks under launch/mpirun."""
+    topic, gpus = "shared GPUs", len(listing.splitlines())
+    if not gpus:
+        return Finding(topic, "allowed, but there are no GPUs")
+    served = {"1": "under CUDA MPS", "0": "time-sliced (no CUDA MPS)"}
+    how = served.get(_ask_python(_MPS).text, "unknown whether under CUDA MPS")
+    ranks = int(environ.get("LAUNCH_RANKS", "0"))
+    share = f"{-(-ranks // gpus)} ranks per GPU" if ranks else "ranks may share a GPU"
+    return Finding(topic, f"{share}, {how}: times then mean nothing")
 
 
 def _cache(folder: Path) -> Finding:

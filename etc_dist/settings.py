@@ -23,7 +23,7 @@ Size = str
 
 @dataclass(frozen=True)
 class Settings:
-    """The nine settings; `README.md` has the same table (a test compares both)."""
+    """The ten settings; `README.md` has the same table (a test compares both)."""
 
     backend: str = "auto"
     """ETC_DIST_BACKEND: "cuda", "cpu", or "auto" (cuda where there is a GPU)."""
@@ -44,6 +44,8 @@ class Settings:
     cpu_workers: int = 4
     """ETC_DIST_CPU_WORKERS: simulated workers a rank on the CPU backend (even for
     matrix products)."""
+    share_gpu: bool = False
+    """ETC_DIST_SHARE_GPU: ranks of a host may share GPUs; for tests, not for speed."""
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None) -> Settings:

@@ -27,6 +27,7 @@ from etc_dist.runtime.arrays import Array
 from etc_dist.runtime.build import Cubin
 from etc_dist.runtime.faults import Record, decode
 from etc_dist.runtime.memory_plan import Capacity, plan_memory
+from etc_dist.runtime.occupancy import most_resident, resident_workers
 from etc_dist.runtime.stream import order_of
 from etc_dist.runtime.tensor_map import encode
 from etc_dist.runtime.trace import Trace
@@ -63,10 +64,17 @@ class GpuExecutor:
         self.plan, self.world, self.source = plan, world, source
         self._cupy = cupy
         self._function = _load(cupy, source, cubin)
-        device = cupy.cuda.Device()
-        count = int(device.attributes["MultiProcessorCount"])
-        self.workers = count // source.cluster * source.cluster
         self._shared = SHARED_BYTES[source.has_matmul]
+        count = int(cupy.cuda.Device().attributes["MultiProcessorCount"])
+        self.workers = resident_workers(
+            plan.graph.name,
+            multiprocessors=count,
+            cluster=source.cluster,
+            ranks=world.ranks_per_gpu,
+            resident=most_resident(
+                self._function.ptr, source.cluster, count, WORKER_THREADS, self._shared
+            ),
+        )
         self._control = cupy.zeros(CONTROL.itemsize, np.uint8)
         pinned = cupy.cuda.alloc_pinned_memory(64)
         self._status = np.frombuffer(pinned, np.uint32, 1)

@@ -11,6 +11,7 @@ from etc_dist.world.faults import by_rank
 from etc_dist.world.gpus import Gpus
 
 BACKENDS = ("auto", "cpu", "cuda")
+_SHARING = "ETC_DIST_SHARE_GPU=1 lets ranks share a GPU"
 
 
 @dataclass(frozen=True)
@@ -25,15 +26,25 @@ class Report:
     """As asked for in the settings."""
     symmetric_size: str
     gpus: Gpus
+    share_gpu: bool = False
 
     @property
     def device(self) -> int:
         """The CUDA device for this rank.
 
         A single visible GPU is the launcher's choice for this rank
-        (CUDA_VISIBLE_DEVICES); else ranks of a host take the GPUs in order.
+        (CUDA_VISIBLE_DEVICES); else ranks of a host take the GPUs in order, and with
+        `share_gpu` in turn.
         """
-        return 0 if len(self.gpus.pci_ids) == 1 else self.local_rank
+        count = len(self.gpus.pci_ids)
+        if count == 1:
+            return 0
+        return self.local_rank % count if self.share_gpu else self.local_rank
+
+    @property
+    def gpu(self) -> tuple[int, str]:
+        """Equal exactly for ranks that use the same GPU."""
+        return self.node, self.gpus.pci_ids[self.device]
 
 
 @dataclass(frozen=True)
@@ -42,6 +53,8 @@ class Choice:
 
     backend: str
     reason: str = ""
+    ranks_per_gpu: int = 1
+    """The largest number of ranks that share one GPU."""
 
 
 def choose(reports: Sequence[Report]) -> Choice:
@@ -57,7 +70,8 @@ def choose(reports: Sequence[Report]) -> Choice:
         return Choice("cpu", "asked for")
     obstacles = find_obstacles(reports)
     if not obstacles:
-        return Choice("cuda")
+        ranks_per_gpu = max(Counter(report.gpu for report in reports).values())
+        return Choice("cuda", ranks_per_gpu=ranks_per_gpu)
     if asked == "auto":
         return Choice("cpu", "; ".join(dict.fromkeys(obstacles.values())))
     raise WorldError(
@@ -66,30 +80,32 @@ def choose(reports: Sequence[Report]) -> Choice:
         wanted="one GPU of its own, CuPy and NVSHMEM on every rank",
         got=by_rank(obstacles),
         fix="add what is missing (in the checkout of etc_dist, pip install '.[cu13]' "
-        "brings CuPy and NVSHMEM), start as many ranks as there are GPUs, or set "
+        "brings CuPy and NVSHMEM), start as many ranks as there are GPUs, set "
+        "ETC_DIST_SHARE_GPU=1 to test with ranks that share GPUs, or set "
         "ETC_DIST_BACKEND=cpu",
     )
 
 
 def find_obstacles(reports: Sequence[Report]) -> dict[int, str]:
-    """Why ranks cannot have a GPU of their own, by rank; empty if all can."""
+    """Why ranks cannot have a GPU, by rank; empty if all can. Each rank needs its own
+    GPU unless `share_gpu` is set."""
     missing = {r: x.gpus.missing for r, x in enumerate(reports) if x.gpus.missing}
-    if missing:
+    if missing or reports[0].share_gpu:
         return missing
     crowded = {
         rank: f"{_ranks_of(reports, report.node)} ranks on {report.host} and "
-        f"{len(report.gpus.pci_ids)} visible GPUs"
+        f"{len(report.gpus.pci_ids)} visible GPUs; {_SHARING}"
         for rank, report in enumerate(reports)
         if report.device >= len(report.gpus.pci_ids)
     }
     if crowded:
         return crowded
-    taken = [(report.node, report.gpus.pci_ids[report.device]) for report in reports]
-    shared = Counter(taken)
+    users = Counter(report.gpu for report in reports)
     return {
-        rank: f"its only GPU on {report.host} (PCI {gpu[1]}) is another rank's too"
-        for rank, (report, gpu) in enumerate(zip(reports, taken, strict=True))
-        if shared[gpu] > 1
+        rank: f"its only GPU on {report.host} (PCI {report.gpu[1]}) is another rank's "
+        f"too; {_SHARING}"
+        for rank, report in enumerate(reports)
+        if users[report.gpu] > 1
     }
 
 
@@ -99,7 +115,7 @@ def _ranks_of(reports: Sequence[Report], node: int) -> int:
 
 def _common(reports: Sequence[Report]) -> str:
     """The one backend asked for; settings that must be alike are."""
-    for setting in ("backend", "symmetric_size"):
+    for setting in ("backend", "symmetric_size", "share_gpu"):
         values = {rank: repr(getattr(r, setting)) for rank, r in enumerate(reports)}
         if len(set(values.values())) > 1:
             raise ArgumentError(

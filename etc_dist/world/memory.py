@@ -32,6 +32,10 @@ class Backend(Protocol):
     name: str
     device: int | str
     """The CUDA device of this rank, or "cpu": where its arrays have to be."""
+    ranks_per_gpu: int
+    """The largest number of ranks that share one GPU; 1 where none is shared."""
+    mps: bool
+    """Whether CUDA MPS serves this rank's GPU."""
 
     def allocate(self, nbytes: int) -> Block:
         """A zeroed block on every rank, or the same error on every rank."""

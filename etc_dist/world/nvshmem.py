@@ -16,8 +16,17 @@ _ALLOWANCE = 128 << 20
 # NVSHMEM takes GPU memory for its heap in steps of this many bytes.
 _STEP = 512 << 20
 
+# cudaDevAttrMpsEnabled: contexts on this device are served by CUDA MPS.
+_MPS_ENABLED = 133
+
 # NVSHMEM is one a process: the world that has it, or None.
 _owner: NvshmemMemory | None = None
+
+
+def sharing(ranks_per_gpu: int, mps: bool) -> str:
+    """What a person has to know of a GPU that several ranks share."""
+    how = "under CUDA MPS" if mps else "time-sliced (no CUDA MPS)"
+    return f"shared by {ranks_per_gpu} ranks {how}: times mean nothing"
 
 
 class NvshmemMemory:
@@ -30,7 +39,9 @@ class NvshmemMemory:
 
     name = "cuda"
 
-    def __init__(self, meeting: Meeting, device: int, heap_size: int):
+    def __init__(
+        self, meeting: Meeting, device: int, heap_size: int, ranks_per_gpu: int = 1
+    ):
         """Bind this rank to CUDA `device` and start NVSHMEM; collective.
 
         Raises WorldError on every rank where any step fails on any rank.
@@ -38,14 +49,15 @@ class NvshmemMemory:
         self._meeting, self._heap_size = meeting, heap_size
         self._device = device
         self.device: int | str = device
+        self.ranks_per_gpu, self.mps = ranks_per_gpu, False
         self._sizes: dict[int, int] = {}
         self._cupy: Any = None
         meeting.agree(self._bind)
         ids = meeting.agree(self._new_id)
-        before = self._free_memory()
+        before = meeting.agree(self._free_memory)[meeting.rank]
         meeting.agree(lambda: self._start(ids[0]))
-        # Bytes of GPU memory that the heap holds already.
-        self._taken = max(0, before - self._free_memory())
+        # Bytes of GPU memory that the heap holds already; ranks on one GPU share them.
+        self._taken = max(0, before - self._free_memory()) // ranks_per_gpu
         try:
             self._require_mapped_peers()
         except WorldError:
@@ -82,7 +94,10 @@ class NvshmemMemory:
     def show(self) -> str:
         properties = self._cupy.cuda.runtime.getDeviceProperties(self._device)
         gpu = properties["name"].decode()
-        return f"NVSHMEM {self._library.version()}, GPU {self._device}: {gpu}"
+        text = f"NVSHMEM {self._library.version()}, GPU {self._device}: {gpu}"
+        if self.ranks_per_gpu > 1:
+            text += f", {sharing(self.ranks_per_gpu, self.mps)}"
+        return text
 
     def _bind(self) -> None:
         if _owner is not None:
@@ -99,6 +114,8 @@ class NvshmemMemory:
         cupy.cuda.Device(self._device).use()
         # NVSHMEM uses the CUDA context that is current: this call makes it.
         cupy.cuda.runtime.free(0)
+        attribute = cupy.cuda.runtime.deviceGetAttribute
+        self.mps = bool(attribute(_MPS_ENABLED, self._device))
         size = self._heap_size + _ALLOWANCE
         self._library = NvshmemLibrary(nvshmem_library.find(), size)
 
@@ -169,7 +186,7 @@ class NvshmemMemory:
         if held + room > self._heap_size:
             raise self._exhausted(room, f"{held} of {self._heap_size} bytes in use")
         growth = held + room - self._taken
-        steps = -(-growth // _STEP) * _STEP
+        steps = -(-growth // _STEP) * _STEP * self.ranks_per_gpu
         available = self._free_memory()
         if growth > 0 and steps > available:
             raise self._exhausted(room, f"{available} bytes left on GPU {self._device}")

@@ -22,6 +22,8 @@ class SharedMemory:
 
     name = "cpu"
     device: int | str = "cpu"
+    ranks_per_gpu = 1
+    mps = False
 
     def __init__(self, node: MPI.Intracomm, meeting: Meeting):
         self._node, self._meeting = node, meeting

@@ -29,12 +29,13 @@ _current: World | None = None
 def start(settings: Settings | None = None, comm: MPI.Intracomm | None = None) -> World:
     """Start a world over `comm` (default: all ranks of the job). Collective.
 
-    `settings` default to the environment's; if given, no variable counts. backend and
-    symmetric_size must be alike on all ranks. "auto" is "cuda" where every rank can
-    have a GPU of its own, else "cpu". Raises the same error on every rank: WorldError
-    where MPI, GPUs or NVSHMEM are missing or ranks are on several hosts, ArgumentError
-    for bad arguments. Ranks that do not give the same communicator, or do not come,
-    raise alone, within the default world_limit.
+    `settings` default to the environment's; if given, no variable counts. backend,
+    symmetric_size and share_gpu must be alike on all ranks. "auto" is "cuda" where
+    every rank can have its own GPU (or share one, with `share_gpu`), else "cpu".
+    Raises the same error on every rank: WorldError where MPI, GPUs or NVSHMEM are
+    missing or ranks are on several hosts, ArgumentError for bad arguments.
+    Ranks that pass another communicator, or do not call `start`, raise alone, within
+    the default world_limit.
     The first world that is open is also `current`.
     """
     mpi = _import_mpi()
@@ -155,7 +156,8 @@ def _start(
     backend: Backend
     if choice.backend == "cuda":
         device = reports[ranks.rank].device
-        backend = NvshmemMemory(meeting, device, own.symmetric_bytes)
+        shares = choice.ranks_per_gpu
+        backend = NvshmemMemory(meeting, device, own.symmetric_bytes, shares)
     else:
         backend = SharedMemory(node, meeting)
     world = World(own, ranks, node, meeting, backend, choice.reason)
@@ -173,6 +175,7 @@ def _report(settings: Settings, node: MPI.Intracomm, first_on_node: int) -> Repo
         local_rank=node.rank,
         backend=settings.backend,
         symmetric_size=settings.symmetric_size,
+        share_gpu=settings.share_gpu,
         gpus=gpus.find() if wants_gpus else gpus.Gpus(missing="not looked for"),
     )
 

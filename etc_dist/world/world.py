@@ -46,6 +46,7 @@ class World:
         self.local_rank, self.local_size = node.rank, node.size
         self.backend: str = backend.name
         self.device: int | str = backend.device
+        self.ranks_per_gpu, self.mps = backend.ranks_per_gpu, backend.mps
         self._comm, self._node = comm, node
         self._meeting, self._backend, self._reason = meeting, backend, reason
         self._memories: dict[int, SymmetricMemory] = {}
@@ -179,7 +180,7 @@ class World:
             atexit.unregister(self._close_at_exit)
 
     def show(self) -> str:
-        """One line: rank, backend and why, host, MPI library."""
+        """One line: rank, backend and why, how its GPU is shared, host, MPI library."""
         from mpi4py import MPI
 
         # "MPICH Version:  5.0.2", "Open MPI v4.1.6, package: ...": the first words.

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 from etc_dist.world.choice import Choice, Report, choose, find_obstacles
 from etc_dist.world.gpus import Gpus
 
@@ -34,5 +36,27 @@ def test_single_visible_gpu_is_the_launchers_choice():
 
 def test_two_ranks_with_one_visible_gpu_between_them_are_named():
     one = Gpus(TWO.pci_ids[:1])
-    text = "its only GPU on host0 (PCI 0000:0A:00.0) is another rank's too"
+    text = "its only GPU on host0 (PCI 0000:0A:00.0) is another rank's too; "
+    text += "ETC_DIST_SHARE_GPU=1 lets ranks share a GPU"
     assert find_obstacles([report(0, one), report(1, one)]) == {0: text, 1: text}
+
+
+def sharing(local_rank: int, gpus: Gpus) -> Report:
+    return replace(report(local_rank, gpus), share_gpu=True)
+
+
+def test_ranks_share_one_visible_gpu_where_the_setting_allows_it():
+    one = Gpus(TWO.pci_ids[:1])
+    choice = choose([sharing(rank, one) for rank in range(4)])
+    assert choice == Choice("cuda", ranks_per_gpu=4)
+
+
+def test_ranks_take_several_shared_gpus_in_turn():
+    ranks = [sharing(rank, TWO) for rank in range(3)]
+    assert [rank.device for rank in ranks] == [0, 1, 0]
+    assert choose(ranks) == Choice("cuda", ranks_per_gpu=2)
+
+
+def test_sharing_does_not_hide_what_a_rank_lacks():
+    choice = choose([sharing(0, TWO), sharing(1, NO_CUPY)])
+    assert choice.backend == "cpu"

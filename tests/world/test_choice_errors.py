@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from etc_dist.errors import ArgumentError, WorldError
@@ -23,7 +25,8 @@ def test_cuda_without_a_driver_says_what_is_missing_and_where():
 def test_cuda_with_more_ranks_than_gpus_counts_both():
     with pytest.raises(WorldError) as caught:
         choose([report(rank, TWO) for rank in range(3)])
-    assert caught.value.got == "rank 2: 3 ranks on host0 and 2 visible GPUs"
+    assert caught.value.got.startswith("rank 2: 3 ranks on host0 and 2 visible GPUs")
+    assert "ETC_DIST_SHARE_GPU=1" in caught.value.fix
 
 
 def test_ranks_on_several_hosts_are_refused():
@@ -35,3 +38,9 @@ def test_ranks_on_several_hosts_are_refused():
 def test_unknown_backend_is_named():
     with pytest.raises(ArgumentError, match="'metal'"):
         choose([report(0, TWO, "metal")])
+
+
+def test_sharing_that_differs_between_ranks_is_refused():
+    ranks = [report(0, TWO), replace(report(1, TWO), share_gpu=True)]
+    with pytest.raises(ArgumentError, match="different settings of share_gpu"):
+        choose(ranks)

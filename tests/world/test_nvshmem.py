@@ -7,7 +7,7 @@ import pytest
 
 from etc_dist.errors import SymmetricMemoryError, WorldError
 from etc_dist.world import nvshmem
-from etc_dist.world.nvshmem import NvshmemMemory
+from etc_dist.world.nvshmem import NvshmemMemory, sharing
 
 
 class OneRank:
@@ -55,6 +55,7 @@ class FakeCupy(SimpleNamespace):
     def __init__(self):
         runtime = SimpleNamespace(
             free=lambda address: None,
+            deviceGetAttribute=lambda attribute, device: attribute == 133,
             memGetInfo=lambda: (self.free_bytes, 80 << 30),
             deviceSynchronize=lambda: None,
         )
@@ -74,7 +75,9 @@ def memory(monkeypatch):
     monkeypatch.setattr(nvshmem, "NvshmemLibrary", FakeLibrary)
     monkeypatch.setattr(nvshmem.nvshmem_library, "find", lambda: "libnvshmem.so")
     monkeypatch.setattr(nvshmem, "_owner", None)
-    return lambda heap_size=4096: NvshmemMemory(OneRank(), 0, heap_size)
+    return lambda heap_size=4096, ranks_per_gpu=1: NvshmemMemory(
+        OneRank(), 0, heap_size, ranks_per_gpu
+    )
 
 
 def test_heap_is_counted_and_refused_before_nvshmem_is_asked(memory):
@@ -90,6 +93,20 @@ def test_gpu_without_room_for_the_heap_to_grow_is_refused(memory):
     heap = memory(16 << 30)
     with pytest.raises(SymmetricMemoryError, match="bytes left on GPU 0"):
         heap.allocate(9 << 30)
+
+
+def test_heaps_of_all_ranks_on_a_gpu_count_before_one_grows(memory):
+    first = memory(16 << 30)
+    first.free(first.allocate(3 << 30))
+    first.close()
+    with pytest.raises(SymmetricMemoryError, match="bytes left on GPU 0"):
+        memory(16 << 30, ranks_per_gpu=4).allocate(3 << 30)
+
+
+def test_shared_gpu_is_named_with_what_serves_it(memory):
+    assert memory(ranks_per_gpu=4).mps
+    assert sharing(4, mps=True).startswith("shared by 4 ranks under CUDA MPS")
+    assert "time-sliced" in sharing(2, mps=False)
 
 
 def test_null_from_nvshmem_is_an_error(memory, monkeypatch):
