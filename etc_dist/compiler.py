@@ -44,24 +44,27 @@ def compile(
     trace: make a program that records its timeline (default: settings.trace).
 
     Raises the error of the stage that refuses: ScheduleError, CodegenError, BuildError;
-    WorldError if the ranks do not hold the same graph."""
+    WorldError if the ranks do not hold the same graph or differ in workers."""
     world = given_world(world)
     settings = world.settings
     parts: list[tuple[Plan, Executor, str]] = []
 
-    def make() -> str:
+    def make() -> tuple[str, int]:
         _check(graph, world, schedule, trace)
         with _timed("schedule", settings):
             plan = _SCHEDULES[schedule](graph)
         with _timed("codegen", settings):
             source = generate(plan, trace=settings.trace if trace is None else trace)
-        parts.append((plan, _executor(plan, world, source), source.text))
-        return f"{graph.digest()} {plan.schedule}"
+        executor = _executor(plan, world, source)
+        parts.append((plan, executor, source.text))
+        return f"{graph.digest()} {plan.schedule}", executor.workers
 
     # What one rank alone cannot compile is refused on all.
-    digests = world.agree(make)
+    digests, workers = zip(*world.agree(make), strict=True)
     if len(set(digests)) > 1:
-        raise _different(graph, digests)
+        raise _different_graphs(graph, digests)
+    if len(set(workers)) > 1:
+        raise _different_workers(graph, workers)
     plan, executor, text = parts[0]
     number = next(_numbers.setdefault(world, count(1)))
     return Program(plan, world, executor, text, number)
@@ -125,13 +128,24 @@ def _check(graph: GraphFunction, world: World, schedule: Any, trace: Any) -> Non
         )
 
 
-def _different(graph: GraphFunction, digests: Sequence[str]) -> WorldError:
+def _different_graphs(graph: GraphFunction, digests: Sequence[str]) -> WorldError:
     return WorldError(
         f"the ranks hold different graphs {graph.name}",
         where=f"compile({graph.name})",
         wanted="the same graph and schedule on every rank",
         got=", ".join(f"rank {r}: {d}" for r, d in enumerate(digests)),
         fix="build the graph from the same options on every rank",
+    )
+
+
+def _different_workers(graph: GraphFunction, workers: Sequence[int]) -> WorldError:
+    return WorldError(
+        f"the ranks have different numbers of workers for {graph.name}",
+        where=f"compile({graph.name})",
+        wanted="the same number of workers on every rank, as the proof assumes",
+        got=", ".join(f"rank {rank}: {count}" for rank, count in enumerate(workers)),
+        fix="set ETC_DIST_CPU_WORKERS to one value; on GPUs use GPUs of one model, "
+        "each with the same number of SMs (or MIG slices of one size)",
     )
 
 

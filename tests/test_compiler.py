@@ -12,7 +12,7 @@ import pytest
 import etc_dist
 from etc_dist import World
 from etc_dist.codegen import generate
-from etc_dist.errors import EtcDistError, ScheduleError
+from etc_dist.errors import EtcDistError, ScheduleError, WorldError
 from etc_dist.ir import graph_function
 from etc_dist.schedule import schedule_static
 from examples.add_row_sum import add_row_sum
@@ -77,6 +77,16 @@ def test_ranks_that_hold_different_graphs_are_refused(world):
         etc_dist.compile(graphs[world.rank == 1], world)
     assert all(graph.digest() in caught.value.got for graph in graphs)
     etc_dist.compile(graphs[0], world).close()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_ranks_with_different_numbers_of_workers_are_refused(brief):
+    own = 2 if brief.rank == 1 else 8
+    brief.settings = replace(brief.settings, cpu_workers=own)
+    with pytest.raises(WorldError, match="different numbers of workers") as caught:
+        etc_dist.compile(ring(brief.size), brief)
+    assert caught.value.got.startswith("rank 0: 8, rank 1: 2")
+    assert not brief.broken
 
 
 @pytest.mark.mpi(min_size=2)

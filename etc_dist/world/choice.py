@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from etc_dist.errors import ArgumentError, EtcDistError, WorldError
+from etc_dist.settings import Settings
 from etc_dist.world.faults import by_rank
 from etc_dist.world.gpus import Gpus
 
 BACKENDS = ("auto", "cpu", "cuda")
+RANK_LOCAL = {"cache", "timing"}
+"""Settings that may differ between ranks."""
 _SHARING = "ETC_DIST_SHARE_GPU=1 lets ranks share a GPU"
 
 
@@ -22,11 +25,12 @@ class Report:
     node: int
     """The lowest rank on this host: equal exactly for ranks of one host."""
     local_rank: int
-    backend: str
-    """As asked for in the settings."""
-    symmetric_size: str
+    settings: Settings
     gpus: Gpus
-    share_gpu: bool = False
+
+    @property
+    def share_gpu(self) -> bool:
+        return self.settings.share_gpu
 
     @property
     def device(self) -> int:
@@ -115,17 +119,24 @@ def _ranks_of(reports: Sequence[Report], node: int) -> int:
 
 def _common(reports: Sequence[Report]) -> str:
     """The one backend asked for; settings that must be alike are."""
-    for setting in ("backend", "symmetric_size", "share_gpu"):
-        values = {rank: repr(getattr(r, setting)) for rank, r in enumerate(reports)}
-        if len(set(values.values())) > 1:
-            raise ArgumentError(
-                f"the ranks have different settings of {setting}",
-                where="start of the world",
-                wanted="the same value on every rank",
-                got=by_rank(values),
-                fix=f"set ETC_DIST_{setting.upper()} alike on every rank",
-            )
-    asked = reports[0].backend
+    texts: dict[int, list[str]] = {rank: [] for rank in range(len(reports))}
+    different = []
+    for name in (f.name for f in fields(Settings) if f.name not in RANK_LOCAL):
+        values = [getattr(report.settings, name) for report in reports]
+        if any(value != values[0] for value in values):
+            different.append(name)
+            for rank, value in enumerate(values):
+                texts[rank].append(f"{name} = {value!r}")
+    if different:
+        variables = ", ".join(f"ETC_DIST_{name.upper()}" for name in different)
+        raise ArgumentError(
+            f"the ranks have different settings of {', '.join(different)}",
+            where="start of the world",
+            wanted="the same values on every rank",
+            got=by_rank({rank: ", ".join(parts) for rank, parts in texts.items()}),
+            fix=f"set {variables} to the same value on every rank",
+        )
+    asked = reports[0].settings.backend
     if asked not in BACKENDS:
         raise ArgumentError(
             "an unknown backend was asked for",

@@ -173,9 +173,7 @@ def _report(settings: Settings, node: MPI.Intracomm, first_on_node: int) -> Repo
         host=socket.gethostname(),
         node=first_on_node,
         local_rank=node.rank,
-        backend=settings.backend,
-        symmetric_size=settings.symmetric_size,
-        share_gpu=settings.share_gpu,
+        settings=settings,
         gpus=gpus.find() if wants_gpus else gpus.Gpus(missing="not looked for"),
     )
 

@@ -1,11 +1,12 @@
 from dataclasses import replace
 
+from etc_dist.settings import Settings
 from etc_dist.world.choice import Choice, Report, choose, find_obstacles
 from etc_dist.world.gpus import Gpus
 
 
 def report(local_rank: int, gpus: Gpus, backend: str = "auto", node: int = 0) -> Report:
-    return Report(f"host{node}", node, local_rank, backend, "8G", gpus)
+    return Report(f"host{node}", node, local_rank, Settings(backend=backend), gpus)
 
 
 TWO = Gpus(("0000:0A:00.0", "0000:0B:00.0"))
@@ -42,7 +43,8 @@ def test_two_ranks_with_one_visible_gpu_between_them_are_named():
 
 
 def sharing(local_rank: int, gpus: Gpus) -> Report:
-    return replace(report(local_rank, gpus), share_gpu=True)
+    made = report(local_rank, gpus)
+    return replace(made, settings=replace(made.settings, share_gpu=True))
 
 
 def test_ranks_share_one_visible_gpu_where_the_setting_allows_it():

@@ -1,8 +1,10 @@
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from etc_dist.errors import ArgumentError, WorldError
+from etc_dist.settings import Settings
 from etc_dist.world.choice import Report, choose
 from etc_dist.world.gpus import Gpus
 
@@ -10,7 +12,7 @@ TWO = Gpus(("0000:0A:00.0", "0000:0B:00.0"))
 
 
 def report(local_rank: int, gpus: Gpus, backend: str = "cuda", node: int = 0) -> Report:
-    return Report(f"host{node}", node, local_rank, backend, "8G", gpus)
+    return Report(f"host{node}", node, local_rank, Settings(backend=backend), gpus)
 
 
 def test_cuda_without_a_driver_says_what_is_missing_and_where():
@@ -35,12 +37,26 @@ def test_ranks_on_several_hosts_are_refused():
     assert "rank 0: host0" in caught.value.got
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"share_gpu": True}, {"wait_limit": 8.0}, {"verify": False}, {"cpu_workers": 2}],
+)
+def test_settings_that_differ_between_ranks_are_named(change):
+    first, second = report(0, TWO), report(1, TWO)
+    second = replace(second, settings=replace(second.settings, **change))
+    ((name, value),) = change.items()
+    with pytest.raises(ArgumentError, match=f"different settings of {name}") as caught:
+        choose([first, second, first])
+    assert f"\n          rank 1: {name} = {value!r}" in str(caught.value)
+    assert f"set ETC_DIST_{name.upper()} to" in caught.value.fix
+
+
+def test_the_cache_may_differ_between_ranks():
+    first, second = report(0, TWO, "cpu"), report(1, TWO, "cpu")
+    second = replace(second, settings=replace(second.settings, cache=Path("/tmp/b")))
+    assert choose([first, second]).backend == "cpu"
+
+
 def test_unknown_backend_is_named():
     with pytest.raises(ArgumentError, match="'metal'"):
         choose([report(0, TWO, "metal")])
-
-
-def test_sharing_that_differs_between_ranks_is_refused():
-    ranks = [report(0, TWO), replace(report(1, TWO), share_gpu=True)]
-    with pytest.raises(ArgumentError, match="different settings of share_gpu"):
-        choose(ranks)
