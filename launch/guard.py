@@ -12,6 +12,7 @@ import glob
 import os
 import resource
 import selectors
+import shutil
 import signal
 import socket
 import struct
@@ -44,6 +45,7 @@ class Guard:
     """
 
     def __init__(self, address: str, grace: float, bind: bool) -> None:
+        self.address = address
         self.rank = variable("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
         self.grace = grace
         self.bind = bind
@@ -147,6 +149,8 @@ class Guard:
                 pass
         if self.alone or self.socket is None:
             remove(self.shared)
+        if self.alone:
+            shutil.rmtree(os.path.dirname(self.address), ignore_errors=True)
         return code
 
     def has_left(self) -> bool:

@@ -2,8 +2,10 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -147,6 +149,13 @@ def test_ranks_that_wait_in_the_end_for_a_late_one_are_no_failure():
 
 
 @pytest.fixture
+def short_folder():
+    """A folder for temporary files, with room for the name of a socket."""
+    with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
 def foreign():
     """What another running job might have in /dev/shm."""
     path = Path(f"/dev/shm/mpich_shm_test{os.getpid()}_0")
@@ -166,20 +175,60 @@ def test_killed_job_leaves_none_of_its_own_shared_files(end, foreign):
     assert foreign.exists()
 
 
-def test_job_whose_launcher_is_killed_leaves_no_shared_file():
+def end_in_the_middle(number: int, folder: Path) -> tuple[int, list[Path]]:
+    """Exit code of a launcher that gets a signal, and files that its job had."""
     source = f"{RANK}\n{IN_MPI}\nprint('waits')\ntime.sleep(60)"
     command = [sys.executable, str(MPIRUN), "-n", "2", "python", "-c", source]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
+    environment = os.environ | {"TMPDIR": str(folder)}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=environment
+    ) as launcher:
         lines = []
         while "".join(lines).count("waits") < 2:
             lines.append(launcher.stdout.readline())
             assert lines[-1]
-        launcher.kill()
+        assert list(folder.glob("ranks-*"))
+        launcher.send_signal(number)
     files = re.findall("/dev/shm/mpich_shm_\\w+", "".join(lines))
+    return launcher.returncode, [Path(file) for file in files]
+
+
+def test_job_whose_launcher_is_killed_leaves_no_files(short_folder):
+    _, files = end_in_the_middle(signal.SIGKILL, short_folder)
     until = time.monotonic() + 10
-    while any(Path(file).exists() for file in files) and time.monotonic() < until:
+    while time.monotonic() < until and any(
+        file.exists() for file in [*files, *short_folder.glob("ranks-*")]
+    ):
         time.sleep(0.1)
-    assert not any(Path(file).exists() for file in files)
+    assert not any(file.exists() for file in files)
+    assert not list(short_folder.glob("ranks-*"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_job_ended_by_a_signal_leaves_no_files(number, short_folder):
+    code, files = end_in_the_middle(number, short_folder)
+    assert code == 128 + number
+    assert not any(file.exists() for file in files)
+    assert not list(short_folder.glob("ranks-*"))
+
+
+def test_long_folder_for_temporary_files_is_no_obstacle(monkeypatch, tmp_path):
+    folder = tmp_path / ("x" * 100)
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    assert launch("print(rank)", ranks=1)[:2] == (0, "[rank 0] 0\n")
+
+
+def test_gpus_are_shared_where_the_option_says_so(monkeypatch):
+    monkeypatch.delenv("ETC_DIST_SHARE_GPU", raising=False)
+    source = "print(os.environ.get('ETC_DIST_SHARE_GPU'))"
+    assert launch(source, ranks=1)[1] == "[rank 0] None\n"
+    assert launch(source, "--share-gpu", ranks=1)[1] == "[rank 0] 1\n"
+
+
+def test_bus_error_names_the_shared_memory():
+    _, output, _ = launch("import time; os.kill(os.getpid(), 7)", ranks=1)
+    assert re.search(r"was ended by SIGBUS \(/dev/shm is [\d.]+ MiB;", output)
 
 
 def test_tag_that_a_line_bears_already_is_not_repeated():
@@ -213,11 +262,3 @@ def test_command_that_does_not_exist_is_named():
     )
     assert done.returncode == 127
     assert "[rank 0] cannot start no-such-program" in done.stderr
-
-
-def test_missing_command_is_refused():
-    done = subprocess.run(
-        [sys.executable, str(MPIRUN), "-n", "1"], capture_output=True, text=True
-    )
-    assert done.returncode == 2
-    assert "the command to start is missing" in done.stderr
