@@ -11,7 +11,8 @@ from etc_dist.ir.expr import Expr, Load
 
 if TYPE_CHECKING:
     from etc_dist.ir.event import EventRef
-    from etc_dist.ir.graph import Call
+    from etc_dist.ir.graph import Call, GraphFunction
+    from etc_dist.ir.tensor import Tensor
 
 BOUND = (
     "use an upper bound; a task of which nothing is left writes a region of size 0, "
@@ -32,6 +33,15 @@ def working_loads(call: Call) -> tuple[Load, ...]:
     touched = [e for region in regions for e in region.parts]
     notified = [e for ref in call.notifies for e in (*ref.parts, *counted(ref))]
     return _loads((*touched, *notified))
+
+
+def loaded_tensors(graph: GraphFunction) -> tuple[Tensor, ...]:
+    """The tensors that index expressions of `graph` load from, in its own order."""
+    loads = [*_loads(event.expects for event in graph.events)]
+    for call in graph.calls:
+        loads += (*waiting_loads(call), *working_loads(call))
+    names = {load.tensor for load in loads}
+    return tuple(tensor for tensor in graph.tensors if tensor.name in names)
 
 
 def counted(ref: EventRef) -> tuple[Expr, ...]:

@@ -1,4 +1,5 @@
-"""What is written: outputs just once, all that is read, and peers' memory in order."""
+"""What is written: outputs and loaded tensors once, all that is read, and peers'
+memory in order."""
 
 from __future__ import annotations
 
@@ -10,23 +11,26 @@ from etc_dist.schedule.enumeration import NONE, Enumeration
 from etc_dist.schedule.faults import Fault, Tally
 
 
-def check_outputs(
-    tasks: Enumeration, cells: Cells, complete: bool, tally: Tally
-) -> None:
-    """Refuse cells of an output that are not written exactly once; `complete`: all that
-    is written is known."""
+def check_once(tasks: Enumeration, cells: Cells, kind: str, tally: Tally) -> None:
+    """Refuse cells that are written more than once, of `kind`: an output, or a tensor
+    that maps load from."""
     written = np.flatnonzero(cells.write)
     cell = cells.cell[written]
     twice = np.flatnonzero(np.diff(cell) == 0)
     if twice.size:
         one, two = (tasks.name(int(cells.task[written[twice[0] + k]])) for k in (0, 1))
         text = f"{cells.name(int(cell[twice[0]]))} is written by {one} and by {two}"
-        fix = "let exactly one task write each element of an output"
+        fix = f"let exactly one task write each element of {kind}"
         fault = Fault(GraphError, text, fix, int(twice.size))
         tally.add(("twice", cells.tensor.name), fault)
+
+
+def check_complete(cells: Cells, tally: Tally) -> None:
+    """Refuse cells of an output that no task writes."""
+    cell = cells.cell[cells.write]
     total = int(np.prod(cells.shape, dtype=np.int64))
     once = cell[np.diff(cell, prepend=-1) != 0]
-    if complete and once.size < total:
+    if once.size < total:
         gap = np.flatnonzero(once != np.arange(once.size))
         first = int(gap[0]) if gap.size else once.size
         text = f"no task writes {cells.name(first)}, a part of the output"

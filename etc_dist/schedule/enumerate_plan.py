@@ -33,14 +33,15 @@ from etc_dist.schedule.enumeration import (
 from etc_dist.schedule.faults import Fault, Tally
 from etc_dist.schedule.loads import load_accesses
 from etc_dist.schedule.plan import QUEUE, Lane, Plan
+from etc_dist.schedule.unchecked import missing
 
 Runtime = Mapping[str, Sequence[npt.NDArray[Any]]]
 
 
 def enumerate_plan(
     plan: Plan, dims: Mapping[str, int], workers: int, tensors: Runtime
-) -> tuple[Enumeration, list[Fault], list[str]]:
-    """All tasks of `plan`, the faults met on the way, and what stays unknown.
+) -> tuple[Enumeration, list[Fault]]:
+    """All tasks of `plan`, and the faults met on the way.
 
     Whatever is out of range is told and then left out, so that the later checks see
     the rest as if it were mended."""
@@ -66,7 +67,7 @@ def enumerate_plan(
         frozenset(reader.unknown_counts),
         frozenset(reader.unknown_writes),
     )
-    return enumeration, reader.tally.faults(), list(reader.notes)
+    return enumeration, reader.tally.faults()
 
 
 class _Reader:
@@ -82,22 +83,13 @@ class _Reader:
             env.update({f"@{n}": np.asarray(per[rank]) for n, per in tensors.items()})
             self.environments.append(env)
         self.tally = Tally()
-        self.notes: dict[str, None] = {}
         self.unknown_events: set[str] = set()
         self.unknown_counts: set[str] = set()
         self.unknown_writes: set[str] = set()
 
-    def known(self, what: str, exprs: Iterable[Expr]) -> bool:
-        """Whether `exprs` load only from the tensors at hand; if not, note it."""
-        missing = self.missing(exprs)
-        if missing:
-            self.notes[f"{what} (loads from {', '.join(missing)})"] = None
-        return not missing
-
-    def missing(self, exprs: Iterable[Expr]) -> list[str]:
-        """The tensors that `exprs` load from and that are not at hand."""
-        loads = {load.tensor for e in exprs for load in e.loads()}
-        return sorted(loads - self.given)
+    def known(self, exprs: Iterable[Expr]) -> bool:
+        """Whether `exprs` load only from the tensors at hand."""
+        return not missing(exprs, self.given)
 
     def fail(self, cause: object, text: str, fix: str, count: int = 1) -> None:
         self.tally.add(cause, Fault(GraphError, text, fix, count))
@@ -235,7 +227,7 @@ class _Reader:
         ranks = []
         total = 0
         for event in self.graph.events:
-            if not self.known(f"the expected count of {event.name}", (event.expects,)):
+            if not self.known((event.expects,)):
                 self.unknown_counts.add(event.name)
             sizes = np.array(
                 [[int(n.evaluate(e)) for n in event.shape] for e in self.environments],
@@ -248,7 +240,7 @@ class _Reader:
             total += int(each.sum())
         for call in (c for lane in self.plan.lanes for c in lane.calls):
             for ref in (*call.waits, *call.notifies):
-                if not self.known(f"call {call.name}, {ref}", ref.parts):
+                if not self.known(ref.parts):
                     self.unknown_events.add(ref.events.name)
         rank = np.concatenate(ranks) if ranks else np.zeros(0, np.int64)
         return Elements(first, shape, rank, total)
@@ -260,7 +252,7 @@ class _Reader:
         made = np.full((sum(b.count for b in blocks), widest), NONE, np.int64)
         for block in blocks:
             for k, ref in enumerate(getattr(block.call, verb)):
-                if not block.count or self.missing(ref.parts):
+                if not block.count or not self.known(ref.parts):
                     continue
                 found = self.reference(block, elements, verb, ref)
                 if ref.events.name not in self.unknown_events:
@@ -353,7 +345,7 @@ class _Reader:
         lost = np.zeros(block.count, bool) if write else active
         try:
             wrong = self.outside(block, region, write, lost)
-            if not self.known(where, region.parts):
+            if not self.known(region.parts):
                 return None
             rank = np.full(block.count, block.rank)
             if region.rank is not None:
@@ -383,7 +375,7 @@ class _Reader:
         for start, extent, kept in zip(
             region.start, region.tensor.shape, region.kept, strict=True
         ):
-            starts.append(None if self.missing([start]) else block.values(start))
+            starts.append(block.values(start) if self.known([start]) else None)
             at, end = starts[-1], block.values(extent)
             if at is not None:
                 beyond = (at > end) & (lost | start.is_loaded) if kept else at >= end

@@ -12,11 +12,12 @@ import numpy.typing as npt
 
 from etc_dist.errors import ArgumentError, GraphError
 from etc_dist.ir.dims import whole_dims
-from etc_dist.ir.graph import Call
-from etc_dist.ir.loads import waiting_loads, working_loads
+from etc_dist.ir.graph import Call, GraphFunction
+from etc_dist.ir.loads import loaded_tensors, waiting_loads, working_loads
 from etc_dist.schedule.cells import all_cells, merged
 from etc_dist.schedule.coverage import (
-    check_outputs,
+    check_complete,
+    check_once,
     check_reads,
     check_remote_writes,
 )
@@ -33,6 +34,7 @@ from etc_dist.schedule.progress import (
     suppose_events,
 )
 from etc_dist.schedule.races import Races
+from etc_dist.schedule.unchecked import list_unchecked
 
 MOST_TASKS = 20_000_000
 """More would not fit the memory of a small machine."""
@@ -109,9 +111,9 @@ def verify(
     _check_size(plan, dims)
     # A division by zero is an error of the expression, not a warning and a zero.
     with np.errstate(divide="raise"):
-        tasks, faults, unchecked = enumerate_plan(plan, dims, workers, tensors)
+        tasks, faults = enumerate_plan(plan, dims, workers, tensors)
         counts, found = count_notifications(tasks)
-        faults += found + _check_tasks(tasks, *run_queues(tasks, counts), unchecked)
+        faults += found + _check_tasks(tasks, *run_queues(tasks, counts))
     refuse(subject, where, faults)
     return Verified(
         plan.graph.name,
@@ -121,7 +123,7 @@ def verify(
         int(np.count_nonzero(counts.awaited)),
         sum(a.task.size for a in tasks.accesses),
         time.perf_counter() - began,
-        tuple(unchecked),
+        list_unchecked(plan, tensors),
     )
 
 
@@ -141,9 +143,7 @@ def _check_size(plan: Plan, dims: Mapping[str, int]) -> None:
         )
 
 
-def _check_tasks(
-    tasks: Enumeration, rounds: Array, stuck: list[Fault], unchecked: list[str]
-) -> list[Fault]:
+def _check_tasks(tasks: Enumeration, rounds: Array, stuck: list[Fault]) -> list[Fault]:
     """What tasks do to memory, given the round in which each one ran.
 
     Where some task never runs there is no order to hold accesses against; coverage is
@@ -153,16 +153,20 @@ def _check_tasks(
     level = np.zeros_like(rounds)
     held = tasks
     if tasks.unknown_events:
-        unchecked.append("races and the order of remote writes")
         # What even more order than there is leaves open is a race all the same.
         held, rounds = suppose_events(tasks)
     if not stuck and (rounds != NONE).all():
         order = order_tasks(held, rounds)
         races, level = Races(tasks, order), order.level
+    loaded = loaded_tensors(tasks.plan.graph)
     for cells in all_cells(tasks, level):
         complete = cells.tensor.name not in tasks.unknown_writes
         if cells.tensor.kind == "output":
-            check_outputs(tasks, cells, complete, tally)
+            check_once(tasks, cells, "an output", tally)
+            if complete:
+                check_complete(cells, tally)
+        elif cells.tensor in loaded:
+            check_once(tasks, cells, "a tensor that maps load from", tally)
         check_own_writes(tasks, cells, tally)
         cells = merged(cells)
         if cells.tensor.kind != "input" and complete:
@@ -250,7 +254,26 @@ def _check_structure(plan: Plan) -> list[Fault]:
                 f"call {call.name}: {text}" for text in _misfits(plan, lane, call)
             ]
     fix = "build graphs by graph_function and plans by a function of etc_dist.schedule"
-    return [Fault(GraphError, text, fix) for text in texts]
+    return [Fault(GraphError, text, fix) for text in texts] + _check_loaded(graph)
+
+
+def _check_loaded(graph: GraphFunction) -> list[Fault]:
+    """Refuse writes after which nobody could say what was loaded: a tensor that maps
+    load from holds, at the end of a run, what they have loaded."""
+    loaded = loaded_tensors(graph)
+    fix = "load from an input that no task writes, or from a local tensor that tasks "
+    fix += "write by regions which load nothing"
+    return [
+        Fault(GraphError, f"call {call.name} writes {region}, {why}", fix)
+        for call in graph.calls
+        for region in call.writes
+        if region.tensor in loaded
+        for is_wrong, why in (
+            (region.tensor.kind == "input", "an input that maps load from"),
+            (region.is_loaded, "a loaded region of a tensor that maps load from"),
+        )
+        if is_wrong
+    ]
 
 
 def _misfits(plan: Plan, lane: Lane, call: Call) -> Iterator[str]:

@@ -245,25 +245,52 @@ def test_a_notified_element_with_a_loaded_count_is_ordered_after_that_count():
 
 def test_a_task_that_writes_what_its_maps_load_is_refused():
     def body(g: Graph) -> None:
-        at = g.input("at", (1,), "int32")
         table = g.local("table", (4,), "int32")
-        ready = g.events("ready", (1,), expects=1)
-        g.call(
-            touch(0, 1), g.grid(a=1), name="w", writes=[table[:]], notifies=[ready[0]]
-        )
-        g.call(
-            touch(0, 1),
-            g.grid(b=1),
-            name="add",
-            writes=[table[at.load(0) : table.load(1)]],
-            waits=[ready[0]],
-        )
+        y = g.output("y", (4,), "float32")
+        writes = [table[:], y[table.load(1) : 4]]
+        g.call(touch(0, 2), g.grid(b=1), name="add", writes=writes)
 
-    check(build(body))
-    tensors = {"at": [np.array([1])], "table": [np.array([0, 3, 0, 0])]}
-    error = refused(build(body), tensors)
+    error = refused(build(body))
     assert "add[b=0] on rank 0 writes table[1:2] on rank 0, from which its own" in (
         error.got
+    )
+
+
+def loaded_twice(g: Graph, *, kind: str = "local", again: Callable[..., Any]) -> None:
+    """A call writes `table`, another loads from it, a third writes `again` of it."""
+    table = getattr(g, kind)("table", (4,), "int32")
+    y = g.output("y", (4,), "float32")
+    first, second = (g.events(name, (1,), expects=1) for name in ("first", "second"))
+    write = touch(0, 1)
+    w, r, a = g.grid(w=1), g.grid(r=1), g.grid(a=1)
+    writes = [table[:]] if kind == "local" else [g.local("other", (4,), "int32")[:]]
+    g.call(write, w, name="fill", writes=writes, notifies=[first[0]])
+    loads = {"writes": [y[span(table.load(0), 4)]], "waits": [first[0]]}
+    g.call(write, r, name="load", **loads, notifies=[second[0]])
+    g.call(write, a, name="again", writes=[again(table)], waits=[second[0]])
+
+
+def test_a_second_write_of_what_is_loaded_is_refused():
+    error = refused(build(lambda g: loaded_twice(g, again=lambda t: t[2:3])))
+    assert error.got == (
+        "\n    - table[2:3] on rank 0 is written by fill[w=0] on rank 0 and by "
+        "again[a=0] on rank 0"
+    )
+    assert "each element of a tensor that maps load from" in error.fix
+
+
+def test_a_loaded_region_of_what_is_loaded_is_refused():
+    error = refused(build(lambda g: loaded_twice(g, again=lambda t: t[t.load(1)])))
+    assert error.got == (
+        "\n    - call again writes table[table[1]], a loaded region of a tensor that "
+        "maps load from"
+    )
+
+
+def test_a_write_of_an_input_that_is_loaded_is_refused():
+    graph = build(lambda g: loaded_twice(g, kind="input", again=lambda t: t[:]))
+    assert "call again writes table[:], an input that maps load from" in (
+        refused(graph).got
     )
 
 

@@ -1,0 +1,42 @@
+"""What a proof leaves out: all that depends on runtime tensors without given values."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator
+
+from etc_dist.ir.expr import Expr
+from etc_dist.schedule.plan import Plan
+
+
+def missing(exprs: Iterable[Expr], given: Container[str]) -> list[str]:
+    """The tensors that `exprs` load from and that are not `given`."""
+    names = {load.tensor for e in exprs for load in e.loads()}
+    return sorted(name for name in names if name not in given)
+
+
+def list_unchecked(plan: Plan, given: Container[str] = ()) -> tuple[str, ...]:
+    """What `verify` leaves out of the proof of `plan`, each with the tensors that it
+    loads from. `given`: the tensors whose values are known."""
+    found: dict[str, None] = {}
+    for what, exprs in _parts(plan):
+        absent = missing(exprs, given)
+        if absent:
+            found[f"{what} (loads from {', '.join(absent)})"] = None
+    calls = [call for lane in plan.lanes for call in lane.calls]
+    refs = [ref for call in calls for ref in (*call.waits, *call.notifies)]
+    if any(missing(ref.parts, given) for ref in refs):
+        found["races and the order of remote writes"] = None
+    return tuple(found)
+
+
+def _parts(plan: Plan) -> Iterator[tuple[str, Iterable[Expr]]]:
+    """All that may load: expected counts, then event elements, then regions."""
+    calls = [call for lane in plan.lanes for call in lane.calls]
+    for event in plan.graph.events:
+        yield f"the expected count of {event.name}", (event.expects,)
+    for call in calls:
+        for ref in (*call.waits, *call.notifies):
+            yield f"call {call.name}, {ref}", ref.parts
+    for call in calls:
+        for region in (*call.writes, *call.reads):
+            yield f"call {call.name}, {region}", region.parts
