@@ -17,12 +17,7 @@ from etc_dist.codegen import Source, generate
 from etc_dist.errors import ArgumentError, ScheduleError, WorldError
 from etc_dist.ir import GraphFunction
 from etc_dist.program import Executor, Program
-from etc_dist.schedule import (
-    Plan,
-    schedule_auto,
-    schedule_dynamic,
-    schedule_static,
-)
+from etc_dist.schedule import SCHEDULES, Plan
 from etc_dist.settings import Settings
 from etc_dist.world import World, given_world
 
@@ -52,7 +47,7 @@ def compile(
     def make() -> tuple[str, int]:
         _check(graph, world, schedule, trace)
         with _timed("schedule", settings):
-            plan = _SCHEDULES[schedule](graph)
+            plan = SCHEDULES[schedule](graph)
         with _timed("codegen", settings):
             source = generate(plan, trace=settings.trace if trace is None else trace)
         executor = _executor(plan, world, source)
@@ -70,11 +65,6 @@ def compile(
     return Program(plan, world, executor, text, number)
 
 
-_SCHEDULES = {
-    "static": schedule_static,
-    "dynamic": schedule_dynamic,
-    "auto": schedule_auto,
-}
 _numbers: WeakKeyDictionary[World, Iterator[int]] = WeakKeyDictionary()
 
 
@@ -110,11 +100,11 @@ def _check(graph: GraphFunction, world: World, schedule: Any, trace: Any) -> Non
             got=f"trace = {trace!r}",
             fix="give one of these",
         )
-    if not isinstance(schedule, str) or schedule not in _SCHEDULES:
+    if not isinstance(schedule, str) or schedule not in SCHEDULES:
         raise ScheduleError(
             "unknown schedule",
             where=f"compile({graph.name})",
-            wanted=" or ".join(map(repr, _SCHEDULES)),
+            wanted=" or ".join(map(repr, SCHEDULES)),
             got=repr(schedule),
             fix="choose one of these",
         )

@@ -8,6 +8,7 @@ EtcDistError
  ├── ScheduleError        no plan can be made for this graph and these workers
  ├── CodegenError         the plan cannot be written as CUDA source
  ├── BuildError           the generated source did not compile or load
+ ├── EmulationError       a CUDA body that the emulator ran is wrong
  ├── WorldError           processes, GPUs or symmetric memory are not as needed
  │    └── SymmetricMemoryError   the symmetric heap is exhausted
  └── WaitTimeoutError     a wait was not met within the time limit; the run was ended
@@ -95,6 +96,11 @@ class BuildError(EtcDistError):
     def numbered(self) -> str:
         lines = self.source.splitlines()
         return "\n".join(f"{n:4d}  {line}" for n, line in enumerate(lines, 1))
+
+
+class EmulationError(EtcDistError):
+    """A CUDA body, run by the emulator, accesses memory out of bounds or without order,
+    or its threads wait for one another."""
 
 
 class WorldError(EtcDistError):

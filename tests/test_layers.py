@@ -1,7 +1,7 @@
 """Imports go one way: from the right of this line to its left.
 
-errors, settings <- ir <- schedule <- codegen <- runtime <- compiler, program <- ops
-                 <- layers <- cli, doctor;   world needs only errors and settings
+errors, settings <- ir <- schedule <- codegen <- runtime <- compiler, program, emulate
+                 <- ops <- layers <- cli, doctor;   world needs only errors and settings
 """
 
 import ast
@@ -18,7 +18,7 @@ LAYERS = [
     {"schedule"},
     {"codegen"},
     {"runtime"},
-    {"compiler", "program"},
+    {"compiler", "program", "emulate"},
     {"ops"},
     {"layers"},
     {"cli", "doctor"},

@@ -4,4 +4,18 @@ from etc_dist.schedule.dynamic import schedule_auto, schedule_dynamic
 from etc_dist.schedule.plan import Lane, Plan
 from etc_dist.schedule.static import schedule_static
 
-__all__ = ["Lane", "Plan", "schedule_auto", "schedule_dynamic", "schedule_static"]
+SCHEDULES = {
+    "static": schedule_static,
+    "dynamic": schedule_dynamic,
+    "auto": schedule_auto,
+}
+"""What `schedule=` may be."""
+
+__all__ = [
+    "SCHEDULES",
+    "Lane",
+    "Plan",
+    "schedule_auto",
+    "schedule_dynamic",
+    "schedule_static",
+]

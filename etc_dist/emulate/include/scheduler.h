@@ -1,6 +1,6 @@
 // Whose turn it is, and what threads wait for together. Behind a program.
 #pragma once
-#include "threads.h"
+#include "fibers.h"
 
 BEGIN_UNSEEN_CALLS
 
@@ -29,7 +29,7 @@ static uint32_t draw(uint32_t limit) {  // xorshift64
 
 void fail(const char* what) {
   const Thread& t = *own;
-  snprintf(failure, sizeof failure, "%s; the last turn was of rank %u, worker %u, thread %u", what,
+  snprintf(failure, sizeof failure, "%s; rank %u, worker %u, thread %u", what,
            t.worker->rank, t.worker->index, t.id);
   _longjmp(end, 1);
 }

@@ -1,6 +1,6 @@
 // A program's memory: which there is, and every access to it. Behind a program.
 #pragma once
-#include "turns.h"
+#include "scheduler.h"
 
 BEGIN_UNSEEN_CALLS
 

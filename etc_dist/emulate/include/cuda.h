@@ -3,7 +3,9 @@
 #pragma once
 #include <math.h>
 
-#include "threads.h"
+#include "fibers.h"
+
+#define ETC_EMULATED
 
 #define __device__
 #define __forceinline__ inline

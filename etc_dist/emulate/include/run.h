@@ -1,9 +1,9 @@
-// Runs of a program, and the entry that emulation.py calls. Behind the program.
+// Runs of a program, and the entry that library.py loads. Included after the program.
 #pragma once
 #include <signal.h>
 #include <sys/mman.h>
 
-#include "beside.h"
+#include "async_copies.h"
 
 BEGIN_UNSEEN_CALLS
 
@@ -233,8 +233,7 @@ static void see_fault(int) { fail("an access to what is no memory"); }
 // ranges of all arrays, by address. What went wrong, if anything did.
 extern "C" const char* run_emulated(
     const void* const* blocks, Range* arrays, int array_count, int ranks, int count,
-    int cluster, int shared_bytes, int runs, int which, uint64_t seed) {
-  broken = which;
+    int cluster, int shared_bytes, int runs, uint64_t seed) {
   state = (seed + 1) * 0x9e3779b97f4a7c15ull, clock_ns = turns = 0, failure[0] = 0;
   ranges = arrays, range_count = uint32_t(array_count);
   for (uint32_t i = 0; i < range_count; ++i) {

@@ -3,15 +3,19 @@ wait, barrier or fence that is missing, and what no longer computes the same."""
 
 from __future__ import annotations
 
+import ctypes
 import shutil
 from pathlib import Path
 
 import pytest
 
+from etc_dist.emulate import Emulator
+from etc_dist.errors import EtcDistError
 from etc_dist.layers.moe_few_tokens import moe_few_tokens_graph
 from etc_dist.layers.moe_graph import moe_graph
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
-from tests.emulation.cases import (
+from etc_dist.runtime.build import kernels_folder
+from tests.emulate.cases import (
     check,
     counted_late,
     matmul_reduce_scatter,
@@ -21,7 +25,6 @@ from tests.emulation.cases import (
     product_and_scratch,
     sent_at_once,
 )
-from tests.emulation.emulation import KERNELS, Emulated
 
 GRAPHS = {
     "moe": moe_graph(1, experts=8, top_k=2),
@@ -196,14 +199,16 @@ BROKEN = [
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The kernels, which are broken in one place if they are told which."""
+    """The kernels, with all mutations; the variable `mutation` selects one."""
     folder = tmp_path_factory.mktemp("broken") / "kernels"
-    shutil.copytree(KERNELS, folder)
+    shutil.copytree(kernels_folder(), folder)
+    first = folder / "common" / "integers.cuh"
+    first.write_text(f'{first.read_text()}\nextern "C" {{\nint mutation = 0;\n}}\n')
     for number, (_, file, text, instead) in enumerate(BROKEN, 1):
         path = folder / f"{file}.cuh"
         before, found, after = path.read_text().partition(text)
         assert found, f"{file} has no {text}"
-        is_broken = f"emulation::broken == {number}"
+        is_broken = f"mutation == {number}"
         if ";" in text:
             either = f"if ({is_broken}) {{\n{instead}\n}} else {{\n{text}\n}}"
         else:
@@ -223,6 +228,7 @@ def test_what_is_broken_shows(folder, kernels, number):
     case = BROKEN[number - 1][0]
     name = case.partition(" ")[0]
     schedule = SCHEDULES.get(name, "static")
-    program = Emulated(GRAPHS[name], folder, schedule, kernels=kernels)
-    with pytest.raises(AssertionError):
-        check(program, *CASES[case](), broken=number)
+    program = Emulator(GRAPHS[name], schedule=schedule, folder=folder, kernels=kernels)
+    ctypes.c_int.in_dll(program.library, "mutation").value = number
+    with pytest.raises((AssertionError, EtcDistError)):
+        check(program, *CASES[case]())

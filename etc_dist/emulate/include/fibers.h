@@ -5,13 +5,13 @@
 // either direction, a product is computed when its warp waits for it, and whose turn it is, is
 // drawn at random. So a wait or a barrier that is missing shows as a wrong result for some seed.
 // Addresses that are nobody's or not aligned, barriers of different counts and threads that wait
-// for one another end the run. So do two accesses that nothing puts in order (order.h), though
+// for one another end the run. So do two accesses that nothing puts in order (happens_before.h), though
 // memory itself is in order here.
 #pragma once
 #include <setjmp.h>
 #include <ucontext.h>
 
-#include "order.h"
+#include "happens_before.h"
 
 BEGIN_UNSEEN
 
@@ -98,7 +98,6 @@ struct Thread {
   Fences fences;
 };
 extern Thread* own;
-inline int broken;  // which statement of the kernels a test has broken; 0: none
 
 // Lets others take their turn.
 void yield();
@@ -144,7 +143,7 @@ void arrive(Worker& worker, uint32_t address, uint32_t count);
 void expect(uint32_t address, uint32_t bytes);
 bool is_over(uint32_t address, uint32_t parity);
 
-// A tensor map as emulation.py makes it.
+// A tensor map as memory.py writes it.
 struct Map {
   uint64_t pointer;
   uint32_t itemsize, axes, extent[5], side[5];

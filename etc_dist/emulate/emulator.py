@@ -1,0 +1,194 @@
+"""Emulator: a graph's program on all of its ranks at once, on the CPU."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from etc_dist.codegen import generate
+from etc_dist.codegen.layout import SHARED_BYTES
+from etc_dist.emulate.faults import emulation_error, unfinished
+from etc_dist.emulate.library import compile_library
+from etc_dist.emulate.memory import Array, ProgramMemory, aligned_copy
+from etc_dist.errors import ArgumentError
+from etc_dist.ir import GraphFunction
+from etc_dist.ir.dims import whole_dims
+from etc_dist.ir.tensor import Tensor
+from etc_dist.runtime.build import kernels_folder
+from etc_dist.runtime.cpu import arrays as storage
+from etc_dist.runtime.faults import decode
+from etc_dist.schedule import SCHEDULES
+
+MAX_RANKS = 8
+
+
+class Emulator:
+    """A graph's CUDA bodies, compiled for the CPU; needs the package `ziglang`.
+
+    graph: a GraphFunction of at most 8 ranks.
+    schedule: "static", "dynamic" or "auto", as for `etc_dist.compile`.
+    workers: workers a rank; an even number where a call of the graph uses clusters.
+    folder: keeps the compiled library, and loads one of the same text that is there.
+        By default the library is compiled each time (some seconds).
+    kernels: the device code, if not that of this installation.
+
+    Raises BuildError where the bodies do not compile or there is no C++ compiler."""
+
+    def __init__(
+        self,
+        graph: GraphFunction,
+        *,
+        schedule: str = "static",
+        workers: int = 4,
+        folder: str | Path | None = None,
+        kernels: Path | None = None,
+    ):
+        _check(graph, schedule, workers, folder)
+        self.plan = SCHEDULES[schedule](graph)
+        self.source = generate(self.plan, trace=False)
+        self.workers = workers
+        if workers % self.source.cluster:
+            raise _wrong("workers", f"a multiple of {self.source.cluster}", workers)
+        kept = None if folder is None else Path(folder)
+        self.library = compile_library(self.source, kernels or kernels_folder(), kept)
+        self._run = self.library.run_emulated
+        self._run.restype = ctypes.c_char_p
+        pointer, number = ctypes.c_void_p, ctypes.c_int
+        self._run.argtypes = [pointer, pointer, *[number] * 6, ctypes.c_uint64]
+        self._memory: dict[tuple[int, ...], ProgramMemory] = {}
+
+    def run(
+        self,
+        inputs: Sequence[Mapping[str, Array]],
+        dims: Mapping[str, int],
+        *,
+        seed: int = 0,
+        runs: int = 1,
+    ) -> list[dict[str, Array]]:
+        """Run on each rank's inputs, NumPy arrays by tensor name; the outputs of each
+        rank. What no task wrote is NaN in these, or -1 where the dtype has no NaN.
+
+        seed: which thread runs next, and when copies complete; the same seed repeats a
+            run. Test with several.
+        runs: so many runs follow one another, and no rank waits for the others in
+            between.
+
+        Raises EmulationError for accesses that are out of bounds, not aligned or not
+        ordered, and for threads that wait for one another; WaitTimeoutError and
+        ArgumentError as a run on GPUs does."""
+        graph = self.plan.graph
+        if not isinstance(runs, int) or runs < 1:
+            raise _wrong("runs", "a whole number from 1 on", runs)
+        dims = whole_dims(graph, dims)
+        if len(inputs) != graph.world_size:
+            raise _wrong("inputs", f"{graph.world_size} mappings", len(inputs))
+        ranks = range(graph.world_size)
+        arrays = [self._arrays(rank, inputs[rank], dims) for rank in ranks]
+        key = tuple(dims.values())
+        if key not in self._memory:
+            self._memory[key] = ProgramMemory(
+                self.plan, self.source, dims, self.workers
+            )
+        memory = self._memory[key]
+        memory.begin()
+        report = self._call(memory, arrays, seed, runs)
+        records = [
+            record
+            for rank in ranks
+            for record in decode(self.plan, memory.control[rank][0], dims, rank)
+        ]
+        if report or records:
+            del self._memory[key]  # its events and tickets are those of a failed run
+        name = f"{graph.name}, {self.plan.schedule} schedule, seed {seed}"
+        if report:
+            what, _, where = report.rpartition("; ")
+            raise emulation_error(what, where, name)
+        if records:
+            raise unfinished(records, name)
+        outputs = [tensor.name for tensor in graph.outputs()]
+        return [{name: held[name] for name in outputs} for held in arrays]
+
+    def _arrays(
+        self, rank: int, inputs: Mapping[str, Array], dims: Mapping[str, int]
+    ) -> dict[str, Array]:
+        """Aligned copies of a rank's inputs, and its outputs."""
+        graph = self.plan.graph
+        env = graph.environment(dims, rank)
+        where = f"graph {graph.name}, rank {rank}"
+        held = storage.bind(graph.inputs(), inputs, env, where)
+        held |= {t.name: storage.poisoned(t, env) for t in graph.outputs()}
+        for tensor in (*graph.inputs(), *graph.outputs()):
+            _check_rows(tensor, storage.shape_of(tensor, env), where)
+        return {name: aligned_copy(array) for name, array in held.items()}
+
+    def _call(
+        self,
+        memory: ProgramMemory,
+        arrays: Sequence[Mapping[str, Array]],
+        seed: int,
+        runs: int,
+    ) -> str:
+        """What went wrong in the run, and which thread was last; empty if nothing."""
+        written = {tensor.name for tensor in self.plan.graph.outputs()}
+        blocks = [memory.arguments(rank, held) for rank, held in enumerate(arrays)]
+        ranges = [(array, True) for array in memory.arrays]
+        ranges += [(block, False) for block in blocks]
+        for held in arrays:
+            ranges += [(array, name in written) for name, array in held.items()]
+        # Address, end, whether it may be written, and a word for the run.
+        rows = sorted(
+            (a.ctypes.data, a.ctypes.data + a.nbytes, writes, 0) for a, writes in ranges
+        )
+        pointers = (ctypes.c_void_p * len(blocks))(*(b.ctypes.data for b in blocks))
+        report = self._run(
+            pointers,
+            np.array(rows, np.uint64).ctypes,
+            len(rows),
+            len(blocks),
+            self.workers,
+            self.source.cluster,
+            SHARED_BYTES[self.source.has_matmul],
+            runs,
+            seed % 2**64,
+        )
+        return (report or b"").decode()
+
+
+def _check(graph: Any, schedule: Any, workers: Any, folder: Any) -> None:
+    if not isinstance(graph, GraphFunction):
+        raise TypeError(f"graph must be a GraphFunction, not {type(graph).__name__}")
+    if folder is not None and not Path(folder).is_dir():
+        raise _wrong("folder", "a folder that exists", folder)
+    if not isinstance(schedule, str) or schedule not in SCHEDULES:
+        raise _wrong("schedule", " or ".join(map(repr, SCHEDULES)), schedule)
+    if not isinstance(workers, int) or workers < 1:
+        raise _wrong("workers", "a whole number from 1 on", workers)
+    if graph.world_size > MAX_RANKS:
+        raise _wrong("graph", f"at most {MAX_RANKS} ranks", graph.world_size)
+
+
+def _check_rows(tensor: Tensor, shape: tuple[int, ...], where: str) -> None:
+    """What GPUs need of every array."""
+    if shape[-1] * tensor.itemsize % 16 or not prod(shape):
+        raise ArgumentError(
+            f"tensor {tensor.name} has rows that GPUs cannot copy",
+            where=where,
+            wanted="at least one row, and rows of a multiple of 16 bytes",
+            got=f"{tensor.name} {list(shape)} {tensor.dtype}",
+            fix="choose other dims",
+        )
+
+
+def _wrong(name: str, wanted: str, got: object) -> ArgumentError:
+    return ArgumentError(
+        f"argument {name} of the emulator does not fit",
+        where="etc_dist.emulate.Emulator",
+        wanted=wanted,
+        got=repr(got),
+        fix=f"correct {name}",
+    )

@@ -1,0 +1,77 @@
+"""What the emulator reports, as an error in four parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from etc_dist.errors import EmulationError, RangeRecord, WaitRecord, WaitTimeoutError
+from etc_dist.runtime.faults import Record, out_of_range
+
+_FIXES = (
+    # a part of the report, what is wanted, what to do
+    (
+        "with nothing between",
+        "conflicting accesses that a barrier, event or fence orders",
+        "order the two accesses: task.sync() within a task, an event between tasks, "
+        "a proxy fence before bulk copies",
+    ),
+    (
+        "beyond all arrays",
+        "accesses within the tensors of the graph",
+        "compare indices with operand.size, and check that the regions of the call "
+        "have the shape that the body expects",
+    ),
+    (
+        "beyond shared memory",
+        "accesses within the worker's shared memory",
+        "compare indices with Shared::kScratchBytes",
+    ),
+    (
+        "an input is written",
+        "bodies that write only to the regions of writes=",
+        "write to another operand, or declare the tensor as an output or local",
+    ),
+    (
+        "wait for one another",
+        "threads that all reach their barriers",
+        "call task.sync() and warp functions from all of their threads, outside of "
+        "conditions that differ between these",
+    ),
+    (
+        "lanes of a warp",
+        "lanes of a warp that act alike",
+        "call warp functions from all 32 lanes, and write to one place from one lane",
+    ),
+)
+_OTHER = (
+    "a run without faults",
+    "correct the CUDA body, or the regions that its call declares",
+)
+
+
+def emulation_error(report: str, where: str, run: str) -> EmulationError:
+    """The error for what the library reported. `where` names the thread."""
+    wanted, fix = next((rest for part, *rest in _FIXES if part in report), _OTHER)
+    return EmulationError(
+        f"the emulated run of {run} failed",
+        where=where,
+        wanted=wanted,
+        got=report,
+        fix=fix,
+    )
+
+
+def unfinished(records: Sequence[Record], run: str) -> Exception:
+    """The error of a run that waits or data ended, as on GPUs."""
+    ranges = [r for r in records if isinstance(r, RangeRecord)]
+    if ranges:
+        return out_of_range(ranges)
+    waits = [r for r in records if isinstance(r, WaitRecord)]
+    return WaitTimeoutError(
+        f"the emulated run of {run} was ended: a wait was not met",
+        where="; ".join(str(w) for w in waits[:4]),
+        wanted="each wait met within the emulator's time limit",
+        got=f"{len(waits)} waits that were not met",
+        fix="check expects=, and that each body ends",
+        records=waits,
+    )

@@ -1,0 +1,75 @@
+"""Generated source -> shared library for the CPU, by clang of the ziglang package."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from etc_dist.codegen import Source
+from etc_dist.errors import BuildError
+
+INCLUDE = Path(__file__).parent / "include"
+FLAGS = (
+    *("-x", "c++", "-std=c++20", "-O1", "-w", "-fPIC"),
+    *("-fno-exceptions", "-fno-rtti", "-fno-strict-aliasing", "-fno-sanitize=all"),
+    # Calls a function before each load and store.
+    *("-Xclang", "-fsanitize-coverage-type=1"),
+    *("-Xclang", "-fsanitize-coverage-trace-loads"),
+    *("-Xclang", "-fsanitize-coverage-trace-stores"),
+)
+
+
+def compile_library(source: Source, kernels: Path, folder: Path | None) -> ctypes.CDLL:
+    """The program as a library. With `folder`, a library of the same text that is
+    already there is loaded, and a new one is kept there."""
+    _require_compiler()
+    with TemporaryDirectory(dir=folder) as temporary:
+        text, library = Path(temporary, "program.cpp"), Path(temporary, "program.so")
+        text.write_text(f'#include "cuda.h"\n{source.text}\n#include "run.h"\n')
+        # NOTE: INCLUDE comes first: its ptx/ replaces that of the kernels.
+        users = sorted({path.parent for path in source.sources})
+        includes = [f"-I{path}" for path in (INCLUDE, kernels, *users)]
+        command = [*FLAGS, *includes, str(text)]
+        if folder is None:
+            _run([*command, "-shared", "-o", str(library)], source)
+            return ctypes.CDLL(str(library))
+        # The name is a hash of the text with all files that it includes.
+        whole = _run([*command, "-E", "-P"], source)
+        kept = folder / f"{hashlib.sha256(whole).hexdigest()[:24]}.so"
+        if not kept.exists():
+            _run([*command, "-shared", "-o", str(library)], source)
+            library.replace(kept)  # at once: other processes may build the same
+    return ctypes.CDLL(str(kept))
+
+
+def _run(arguments: list[str], source: Source) -> bytes:
+    command = [sys.executable, "-m", "ziglang", "cc", *arguments]
+    done = subprocess.run(command, capture_output=True)
+    if done.returncode != 0:
+        raise BuildError(
+            "the source did not compile for the emulator",
+            where=source.text.splitlines()[0],
+            wanted="C++20 with the CUDA functions of etc_dist/emulate/include/cuda.h",
+            got=done.stderr.decode(errors="replace")[-4000:],
+            fix="correct your .cuh; a CUDA function that the emulator does not have "
+            "can be defined under `#ifdef ETC_EMULATED`",
+            source=source.text,
+        )
+    return done.stdout
+
+
+def _require_compiler() -> None:
+    if find_spec("ziglang") is None:
+        raise BuildError(
+            "the emulator needs a C++ compiler, which is not installed",
+            where="etc_dist.emulate",
+            wanted="the package ziglang, version 0.13 or later",
+            got=f"none in {sys.prefix}",
+            fix="pip install 'ziglang>=0.13', or install etc_dist with the extra "
+            "[emulate]; in a checkout: pip install -e '.[emulate]'",
+        )

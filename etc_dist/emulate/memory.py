@@ -1,0 +1,108 @@
+"""The memory of all emulated ranks, and the argument blocks that point to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from etc_dist.codegen import Source
+from etc_dist.codegen.layout import CONTROL, MAP_BYTES
+from etc_dist.ir import TmaBox
+from etc_dist.runtime.arguments import Places, bind, fill
+from etc_dist.runtime.memory_plan import Capacity, aligned, plan_memory
+from etc_dist.runtime.tensor_map import axes_of
+from etc_dist.schedule import Plan
+
+Array = np.ndarray[Any, Any]
+MAP = np.dtype(
+    [
+        ("pointer", "u8"),
+        *((name, "u4") for name in ("itemsize", "axes")),
+        *((name, "u4", 5) for name in ("extent", "side")),
+        ("pitch", "u8", 5),
+    ]
+)
+"""A tensor map, as `Map` of include/fibers.h."""
+WAIT_LIMIT = 100
+"""Milliseconds that a wait may last, in the time that scheduler.h counts."""
+
+
+class ProgramMemory:
+    """What a program's runs at the same dims share, on all ranks."""
+
+    def __init__(
+        self, plan: Plan, source: Source, dims: Mapping[str, int], workers: int
+    ):
+        self._plan, self._source, self._dims = plan, source, dims
+        ranks = range(plan.graph.world_size)
+        capacity = Capacity().grown(plan_memory(plan, dims))
+        self.control = [np.zeros(1, CONTROL) for _ in ranks]
+        for control in self.control:
+            control["epoch"] = 1
+        self._status = np.zeros(16, np.uint32)
+        self._symmetric = [_bytes(capacity.block_bytes) for _ in ranks]
+        self._local = [_bytes(capacity.local) for _ in ranks]
+        self._workspace = [_bytes(source.workspace * workers) for _ in ranks]
+        self._scratch = [*self._local, *self._workspace]
+        self._scratch += [block[capacity.tensors_offset :] for block in self._symmetric]
+        self.arrays: list[Array] = [*self.control, self._status, *self._symmetric]
+        self.arrays += [*self._local, *self._workspace]
+        self._arguments = [
+            fill(
+                plan,
+                source,
+                dims,
+                rank,
+                capacity,
+                Places(
+                    peers=[block.ctypes.data for block in self._symmetric],
+                    control=self.control[rank].ctypes.data,
+                    status=self._status.ctypes.data,
+                    workspace=self._workspace[rank].ctypes.data,
+                    local=self._local[rank].ctypes.data,
+                    wait_limit=WAIT_LIMIT * 1_000_000,
+                ),
+            )
+            for rank in ranks
+        ]
+
+    def begin(self) -> None:
+        """Fill with NaN what no run may read before it has written it."""
+        for scratch in self._scratch:
+            scratch[:] = 0xFF
+
+    def arguments(self, rank: int, arrays: Mapping[str, Array]) -> Array:
+        """The argument block of `rank` for a run on these arrays."""
+        block = self._arguments[rank].copy()
+        pointers = {name: array.ctypes.data for name, array in arrays.items()}
+        bind(block, self._plan, self._source, pointers, self._dims, rank, _encode)
+        return aligned_copy(np.frombuffer(block.tobytes(), np.uint8))
+
+
+def aligned_copy(array: Array, unit: int = 1024) -> Array:
+    """A contiguous copy whose address is a multiple of `unit`."""
+    storage = np.zeros(aligned(array.nbytes, unit) + unit, np.uint8)
+    start = -storage.ctypes.data % unit
+    bytes_of_copy = storage[start : start + array.nbytes]
+    copy = bytes_of_copy.view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+def _bytes(count: int) -> Array:
+    return aligned_copy(np.zeros(max(count, 16), np.uint8))
+
+
+def _encode(
+    pointer: int, shape: Sequence[int], dtype: str, itemsize: int, box: TmaBox
+) -> Array:
+    found = np.zeros((), MAP)
+    axes = axes_of(shape, itemsize, box)
+    found["pointer"], found["itemsize"], found["axes"] = pointer, itemsize, len(axes)
+    assert pointer % 16 == 0, "a tensor that bulk copies cannot read"
+    for i, (extent, side, pitch) in enumerate(axes):
+        assert side <= 256 and (i == 0 or pitch % 16 == 0), f"box {box} of {shape}"
+        found["extent"][i], found["side"][i], found["pitch"][i] = extent, side, pitch
+    return np.frombuffer(found.tobytes().ljust(MAP_BYTES, b"\0"), np.uint8)
