@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn, Protocol, cast
-
-import numpy as np
+from typing import Any, Protocol, cast
 
 from etc_dist.errors import (
     ArgumentError,
@@ -16,15 +14,8 @@ from etc_dist.errors import (
     WaitTimeoutError,
     WorldError,
 )
-from etc_dist.ir import Tensor
-from etc_dist.runtime.arrays import (
-    Array,
-    bind_dims,
-    described,
-    empty_like,
-    inspect,
-    place_on,
-)
+from etc_dist.runtime.arrays import Array, empty_like, inspect
+from etc_dist.runtime.arrays_of_graph import bind_dims, check_arrays
 from etc_dist.runtime.faults import Record, out_of_range
 from etc_dist.runtime.stream import stream_for
 from etc_dist.runtime.trace import Trace
@@ -33,11 +24,7 @@ from etc_dist.schedule.proof import prove
 from etc_dist.world import World
 from etc_dist.world.meeting import sign
 
-FAULT_SECONDS = 2.0
-"""What a rank whose run failed waits for its peers, beyond the time in which theirs
-must have failed too."""
-
-Heard = tuple[bool, list[Record]]
+Ended = tuple[bool, list[Record]]
 """Whether a rank's run failed, and what ended it there."""
 Room = Callable[[Mapping[str, int]], Sequence[Mapping[str, int]]]
 """The dims that room is made for at once, if there is too little for some dims."""
@@ -100,9 +87,10 @@ class Program:
         # The number tells this program from another one of the same graph.
         self._identity = f"{number} {plan.graph.digest()}"
         self._number = number
-        world.hold(executor)
+        world.hold(self)
         self._proved: set[tuple[int, ...]] = set()
         self._closed = False
+        self._reported = False
         self.room: Room = lambda dims: (dims,)
 
     @property
@@ -136,7 +124,7 @@ class Program:
         """Check arrays against the graph's tensors at `dims`. Local: nothing is
         launched and no peer is asked."""
         graph = self.plan.graph
-        self._check((*graph.inputs(), *graph.outputs()), arrays, dims)
+        check_arrays(graph, arrays, dims, self.world.rank, self.world.device)
         text = f"{graph.name}({', '.join(f'{k}={v}' for k, v in dims.items())})"
         text += f" of {', '.join(dict.fromkeys(t.dtype for t in graph.inputs()))}"
         signature = sign(f"{self._identity} {text}")
@@ -148,22 +136,18 @@ class Program:
         executor = self._executor
         grows = False
         try:
-            if executor.failed:
-                # NOTE: peers, too, know by this class that they have to recover.
-                self.world.refuse(self._timeout(executor.records()))
+            self._refuse_after_failure()
             if bound.launch is None or not executor.is_current(bound.launch):
                 grows = self._make_ready(bound)
                 if grows and executor.is_capturing(stream):
                     self.world.refuse(_without_room(bound.text))
             self.world.meet(bound.signature, bound.describe)
-        except WaitTimeoutError:
-            self._recover(self._hear())
-        except WorldError as error:
-            if executor.failed:  # whoever did not come: what failed first is the run
-                raise self._failure(executor.records()) from error
-            raise
+        except (WaitTimeoutError, WorldError) as error:
+            fault = self._end_of_run(error)
+            raise fault from fault.__cause__
         if grows:
             self._grow(bound)
+        self._reported = False
         executor.launch(bound.launch, stream)
 
     def synchronize(self) -> None:
@@ -171,13 +155,22 @@ class Program:
         on all: WaitTimeoutError for a wait that was not met, ArgumentError for data
         that named what is not there."""
         self.check_open()
-        self._executor.synchronize()
-        heard = self._hear()
-        if any(part is None or part[0] for part in heard):
-            self._recover(heard)
+        fault = self._agree_on_end()
+        if fault is not None:
+            raise fault
+
+    def await_end(self) -> EtcDistError | None:
+        """As `synchronize`, but returns the error. On a broken world it only looks at
+        this rank's run, and returns no error twice."""
+        if not self.world.broken:
+            return self._agree_on_end()
+        if self._executor.failed and not self._reported:
+            return self._failure(self._executor.records())
+        return None
 
     def trace(self) -> Trace:
         """The timeline of the last run, of all ranks (needs settings.trace)."""
+        self.check_open()
         mine = self._executor.trace()
         return Trace.merge(cast(list[Trace], self.world.gather(mine)))
 
@@ -193,10 +186,17 @@ class Program:
         return self.plan.graph.show() + self.plan.show(workers, **dims)
 
     def close(self) -> None:
-        """Free the program's memory; collective, idempotent."""
-        if not self._closed:
-            self._closed = True
-            self._executor.close()
+        """Free the program's memory; collective, idempotent. Then raises what ended the
+        last run, as `synchronize` does."""
+        if self._closed:
+            return
+        fault = self.await_end()
+        self._closed = True
+        self._executor.close()
+        if not self.world.broken:  # there, a run may still use the memory
+            self.world.let_go(self)
+        if fault is not None:
+            raise fault
 
     def _bind_all(self, arrays: Mapping[str, Any]) -> tuple[Bound, dict[str, Any]]:
         graph = self.plan.graph
@@ -219,7 +219,8 @@ class Program:
             if tensor.name not in arrays:
                 like = next((a for a in seen.values() if a.dtype == tensor.dtype), None)
                 if like is None:
-                    self._check(graph.inputs(), seen, dims)
+                    place = self.world.rank, self.world.device
+                    check_arrays(graph, seen, dims, *place, outputs=False)
                     raise ArgumentError(
                         f"output {tensor.name} cannot be made",
                         where=f"{graph.name}, rank {self.world.rank}",
@@ -233,52 +234,6 @@ class Program:
             else:
                 outputs[tensor.name] = arrays[tensor.name]
         return self.bind(seen, dims), outputs
-
-    def _check(
-        self,
-        tensors: Sequence[Tensor],
-        arrays: Mapping[str, Array],
-        dims: Mapping[str, int],
-    ) -> None:
-        """Raise ArgumentError unless the arrays of these tensors, inputs first, fit at
-        `dims`."""
-        graph = self.plan.graph
-        env = graph.environment(dims, self.world.rank)
-        faults = []
-        for tensor in tensors:
-            shape = tuple(int(s.evaluate(env)) for s in tensor.shape)
-            faults += self._array_faults(tensor, shape, arrays.get(tensor.name))
-        faults = faults or _overlaps(tensors, arrays)
-        if faults:
-            raise ArgumentError(
-                f"the arguments do not fit {graph.name}",
-                where=f"{graph.name}, rank {self.world.rank}, "
-                f"{', '.join(f'{k}={v}' for k, v in dims.items())}",
-                wanted="; ".join(wanted for wanted, _ in faults),
-                got="; ".join(got for _, got in faults),
-                fix="correct these arrays",
-            )
-
-    def _array_faults(
-        self, tensor: Tensor, shape: tuple[int, ...], array: Array | None
-    ) -> list[tuple[str, str]]:
-        device = self.world.device
-        name = tensor.name if array is None else array.name
-        wanted = f"{name} {list(shape)} {tensor.dtype}, {place_on(device)}"
-        if array is None:
-            return [(wanted, f"no {name}")]
-        fits = array.shape == shape and array.dtype == tensor.dtype
-        if not fits or not array.lies_on(device):
-            return [(wanted, described(array))]
-        host = array.owner if isinstance(array.owner, np.ndarray) else None
-        if tensor.kind == "output" and host is not None and not host.flags.writeable:
-            return [(f"{name} that can be written", "a read-only array")]
-        if device != "cpu" and (
-            array.pointer % 16 or shape[-1] * tensor.itemsize % 16 or 0 in shape
-        ):
-            rows = f"{name} with 16-byte aligned, non-empty rows"
-            return [(rows, f"{array} at {array.pointer:#x}")]
-        return []
 
     def _make_ready(self, bound: Bound) -> bool:
         """Prove and prepare a call; True if the program has to grow for it.
@@ -310,17 +265,42 @@ class Program:
             prove(self.plan, dims, self.workers, self.world.settings)
             self._proved.add(key)
 
-    def _hear(self) -> list[Heard | None]:
-        """From each rank: whether its run failed, and its records; None from ranks that
-        are silent."""
-        failed = self._executor.failed
-        own: Heard = (failed, self._executor.records() if failed else [])
-        limit = 2 * self.world.settings.wait_limit + FAULT_SECONDS if failed else None
-        return cast("list[Heard | None]", self.world.gather(own, limit))
+    def _refuse_after_failure(self) -> None:
+        if self._executor.failed:
+            # NOTE: peers, too, know by this class that they have to recover.
+            self.world.refuse(self._timeout(self._executor.records()))
+
+    def _agree_on_end(self) -> EtcDistError | None:
+        """Wait for the last run on every rank; what ended it, the same on all ranks."""
+        text = f"the end of the last run of {self.plan.graph.name}"
+        self._executor.synchronize()
+        try:
+            self._refuse_after_failure()
+            self.world.meet(
+                sign(f"{self._identity} end"), lambda: f"{text}, program {self._number}"
+            )
+        except (WaitTimeoutError, WorldError) as error:
+            fault = self._end_of_run(error)
+            if fault is error:
+                raise
+            return fault
+        return None
+
+    def _end_of_run(self, error: EtcDistError) -> EtcDistError:
+        """What to raise for an error of a meeting: the end of the last run, if that was
+        ended, as it came first; all ranks then recover."""
+        if isinstance(error, WaitTimeoutError) and not self.world.broken:
+            return self._recover()
+        if self._executor.failed:
+            fault = self._failure(self._executor.records())
+            fault.__cause__ = None if isinstance(error, WaitTimeoutError) else error
+            return fault
+        return error
 
     def _failure(
         self, records: list[Record], silent: Sequence[int] = ()
     ) -> ArgumentError | WaitTimeoutError:
+        self._reported = True
         # Data out of range on one rank is why others wait in vain.
         strayed = [r for r in records if isinstance(r, RangeRecord)]
         return out_of_range(strayed) if strayed else self._timeout(records, silent)
@@ -341,16 +321,19 @@ class Program:
             records=[r for r in records if isinstance(r, WaitRecord)],
         )
 
-    def _recover(self, heard: list[Heard | None]) -> NoReturn:
-        """All ranks: clear the counters, raise what ended the run."""
+    def _recover(self) -> EtcDistError:
+        """All ranks: exchange the records, clear the counters; what ended the run."""
+        failed = self._executor.failed
+        own: Ended = (failed, self._executor.records() if failed else [])
+        ends = cast("list[Ended | None]", self.world.gather(own))
         self._executor.finish()
-        records = [r for part in heard if part for r in part[1]]
-        silent = [rank for rank, part in enumerate(heard) if part is None]
+        records = [record for end in ends if end for record in end[1]]
+        silent = [rank for rank, end in enumerate(ends) if end is None]
         if not silent:
             self.world.barrier()
             self._executor.reset()
             self.world.barrier()
-        raise self._failure(records, silent)
+        return self._failure(records, silent)
 
     def check_open(self) -> None:
         """Raise WorldError if it is closed."""
@@ -377,20 +360,6 @@ def as_refusal(error: Exception, what: str) -> EtcDistError:
     )
     refusal.__cause__ = error
     return refusal
-
-
-def _overlaps(
-    tensors: Sequence[Tensor], arrays: Mapping[str, Array]
-) -> list[tuple[str, str]]:
-    """What is wanted and got of outputs that share memory with one before them."""
-    seen = [arrays[tensor.name] for tensor in tensors]
-    return [
-        (f"{y.name} apart from {x.name}", f"{y.name} overlaps {x.name}")
-        for place, y in enumerate(seen)
-        if tensors[place].kind == "output"
-        for x in seen[:place]
-        if y.overlaps(x)
-    ]
 
 
 def _without_room(text: str) -> WorldError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import prod
@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from etc_dist.errors import ArgumentError
-from etc_dist.ir import GraphFunction
 from etc_dist.ir.tensor import DTYPES as SIZES
 
 
@@ -27,6 +26,8 @@ class Array:
     contiguous: bool
     owner: Any
     name: str
+    given_shape: tuple[int, ...] | None = None
+    """The caller's shape, where an operation uses the memory with another one."""
 
     @cached_property
     def end(self) -> int:
@@ -43,12 +44,12 @@ class Array:
 
     def reshape(self, shape: tuple[int, ...]) -> Array:
         """The same memory with another shape; only for contiguous arrays."""
-        return replace(self, shape=shape)
+        return replace(self, shape=shape, given_shape=self.shape)
 
     def __str__(self) -> str:
         where = "cpu" if self.device == "cpu" else f"cuda:{self.device}"
         layout = "" if self.contiguous else ", not contiguous"
-        return f"{list(self.shape)} {self.dtype} on {where}{layout}"
+        return f"{list(self.given_shape or self.shape)} {self.dtype} on {where}{layout}"
 
 
 def described(*arrays: Array) -> str:
@@ -74,6 +75,8 @@ def inspect(name: str, value: Any) -> Array:
     """The facts of a NumPy, CuPy or torch array, or of anything that speaks DLPack or
     `__cuda_array_interface__`; nothing is copied. Raises ArgumentError for the rest."""
     if isinstance(value, np.ndarray):
+        if isinstance(value, np.ma.MaskedArray):
+            raise _masked(name)
         return Array(
             value.ctypes.data,
             value.shape,
@@ -121,6 +124,16 @@ def inspect(name: str, value: Any) -> Array:
     )
 
 
+def _masked(name: str) -> ArgumentError:
+    return ArgumentError(
+        f"argument {name} is a masked array",
+        where=f"argument {name}",
+        wanted="an array without a mask, as all elements are read and written",
+        got="numpy.ma.MaskedArray",
+        fix=f"pass {name}.filled(value) for an input, {name}.data for an output",
+    )
+
+
 def dtype_of(value: Any) -> str:
     """The name of an array's dtype; empty for what has none."""
     return str(getattr(value, "dtype", "")).removeprefix("torch.")
@@ -153,29 +166,3 @@ def empty_like(like: Array, shape: tuple[int, ...]) -> Any:
     import cupy
 
     return cupy.empty(shape, owner.dtype)
-
-
-def bind_dims(graph: GraphFunction, arrays: Mapping[str, Array]) -> dict[str, int]:
-    """The dims that the shapes of `arrays` give; shapes that contradict each other are
-    found when the arrays are checked at these dims."""
-    dims: dict[str, int] = {}
-    names = {d.name for d in graph.dims}
-    for tensor in (*graph.inputs(), *graph.outputs()):
-        array = arrays.get(tensor.name)
-        if array is None or len(array.shape) != len(tensor.shape):
-            continue
-        for extent, value in zip(tensor.shape, array.shape, strict=True):
-            if str(extent) in names:
-                dims.setdefault(str(extent), value)
-    unbound = [d.name for d in graph.dims if d.name not in dims]
-    if unbound:
-        shapes = {name: list(a.shape) for name, a in arrays.items()}
-        raise ArgumentError(
-            f"dims of {graph.name} cannot be found from the arrays",
-            where=graph.name,
-            wanted=f"arrays whose axes are {', '.join(unbound)}: "
-            + "; ".join(str(t) for t in graph.inputs()),
-            got=str(shapes),
-            fix="check the number of axes of each array",
-        )
-    return {d.name: dims[d.name] for d in graph.dims}

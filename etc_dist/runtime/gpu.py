@@ -8,7 +8,7 @@ anything.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,7 @@ from etc_dist.runtime.occupancy import most_resident, resident_workers
 from etc_dist.runtime.stream import order_of
 from etc_dist.runtime.tensor_map import encode
 from etc_dist.runtime.trace import Trace
+from etc_dist.runtime.waiting import failed, wait_for_call, wait_until
 from etc_dist.schedule import Plan
 
 if TYPE_CHECKING:
@@ -103,8 +104,7 @@ class GpuExecutor:
 
     def grow(self, *shapes: Mapping[str, int]) -> None:
         """Make room for runs at all of these dims. Collective; no run is under way."""
-        if self._captured:
-            raise _captured(self.plan.graph.name, shapes[-1])
+        self.world.agree_done(lambda: self._refuse_if_captured(shapes[-1]))
         capacity = self._capacity
         for dims in shapes:
             capacity = capacity.grown(plan_memory(self.plan, dims))
@@ -121,6 +121,10 @@ class GpuExecutor:
         self._block, self._capacity = block, capacity
         self.reset()
         self.world.barrier()
+
+    def _refuse_if_captured(self, dims: Mapping[str, int]) -> None:
+        if self._captured:
+            raise _captured(self.plan.graph.name, dims)
 
     def is_capturing(self, stream: Any = None) -> bool:
         """Whether a run would become part of a CUDA graph."""
@@ -145,12 +149,20 @@ class GpuExecutor:
     def launch(self, launch: Launch, stream: Any = None) -> None:
         """Enqueue the run on `stream` or on CuPy's current one, after all earlier runs
         of this world, whatever streams they were launched on."""
-        current = self._current(stream)
-        if current.is_capturing():
-            self._captured = True
-        else:
-            self._order.enter(current)
-            self._stream = current
+        try:
+            current = self._current(stream)
+            if current.is_capturing():
+                self._captured = True
+                self._enqueue(launch, current)
+            else:
+                self._order.enter(current)
+                self._enqueue(launch, current)
+                self._order.leave(current)
+                self._stream = current
+        except Exception as error:
+            raise self._break_world("a run was not launched", error) from error
+
+    def _enqueue(self, launch: Launch, stream: Any) -> None:
         self._dims = launch.dims
         # NOTE: the driver's own call; CuPy's takes microseconds to find the arguments.
         self._cupy.cuda.driver.launchKernel(
@@ -158,10 +170,20 @@ class GpuExecutor:
             *(self.workers, 1, 1),
             *(WORKER_THREADS, 1, 1),
             self._shared,
-            current.ptr,
+            stream.ptr,
             launch.parameters,
             0,
         )
+
+    @property
+    def _gpu(self) -> str:
+        return f"GPU {self.world.device} of rank {self.world.rank}"
+
+    def _break_world(self, step: str, error: Exception) -> WorldError:
+        """The error for a GPU that failed: peers cannot run without it."""
+        fault = failed(self._gpu, step, error)
+        self.world.leave(fault.what)
+        return fault
 
     @property
     def failed(self) -> bool:
@@ -192,12 +214,27 @@ class GpuExecutor:
 
     def synchronize(self) -> None:
         """Wait for the last run, on the stream that it was launched on."""
-        if self._stream is not None:
-            self._stream.synchronize()
+        stream = self._stream
+        if stream is not None:
+            self._wait(wait_until, lambda: self._order.is_done(stream))
 
     def finish(self) -> None:
         """Wait for all that this GPU was given, replayed graphs included."""
-        self._cupy.cuda.runtime.deviceSynchronize()
+
+        def finish_device() -> None:
+            with self._cupy.cuda.Device(self.world.device):
+                self._cupy.cuda.runtime.deviceSynchronize()
+
+        self._wait(wait_for_call, finish_device)
+
+    def _wait(self, wait: Callable[[Any, float, str], None], what: Any) -> None:
+        try:
+            wait(what, self.world.settings.world_limit, self._gpu)
+        except WorldError as error:
+            self.world.leave(error.what)
+            raise
+        except Exception as error:
+            raise self._break_world("its work did not end", error) from error
 
     def trace(self) -> Trace:
         """The timeline of the last run on this rank (needs settings.trace)."""
@@ -207,11 +244,11 @@ class GpuExecutor:
         return Trace.from_gpu(self.plan, self._dims, self.world.rank, per_warp)
 
     def close(self) -> None:
-        if self._block is not None:
+        """Free the memory. Collective; again, or on a broken world, does nothing."""
+        if self._block is not None and not self.world.broken:
             self.finish()
             self._block.free()
             self._block = None
-        self.world.let_go(self)
 
     def symmetric(self, name: str) -> Any:
         """This rank's bytes of a symmetric tensor, as laid out for the last run."""

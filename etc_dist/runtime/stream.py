@@ -76,22 +76,66 @@ class LaunchOrder:
     """
 
     def __init__(self) -> None:
+        import cupy
+
+        self._cupy = cupy
         self._last: Any = None
+        """The stream of the last launch."""
+        self._is_kept = True
+        """Whether that stream lives as long as its Python object."""
+        self._event = cupy.cuda.Event(disable_timing=True)
+        """Recorded after the last launch on a stream that others may destroy."""
 
     def enter(self, stream: Any) -> None:
         """Let what is launched on `stream` next come after the last launch."""
-        if self._last is not None and self._last.ptr != stream.ptr:
-            import cupy
+        last = self._last
+        if last is None:
+            return
+        if self._is_kept:
+            if last.ptr == stream.ptr:
+                return
+            self._event.record(last)
+        # NOTE: CUDA gives the handle of a destroyed stream to a new one: where others
+        # may destroy the last one, equal handles do not mean the same stream.
+        stream.wait_event(self._event)
 
-            event = cupy.cuda.Event(disable_timing=True)
-            event.record(self._last)
-            stream.wait_event(event)
-        self._last = stream
+    def leave(self, stream: Any) -> None:
+        """Note the launch that was just made on `stream`."""
+        if stream is not self._last:
+            self._is_kept = self._keeps(stream)
+            self._last = stream
+        if not self._is_kept:
+            self._event.record(stream)
+
+    def is_done(self, stream: Any) -> bool:
+        """Whether the last launch on `stream` has ended; raises CuPy's error if it
+        failed."""
+        runtime = self._cupy.cuda.runtime
+        if self._keeps(stream):
+            status = runtime.streamQuery(stream.ptr)
+        else:
+            status = runtime.eventQuery(self._event.ptr)
+        if status not in (0, _NOT_READY):
+            raise runtime.CUDARuntimeError(status)
+        return bool(status == 0)
+
+    def _keeps(self, stream: Any) -> bool:
+        """Whether a stream lives as long as its CuPy object: CuPy made it, or it is one
+        of CUDA's own. CuPy knows no device of streams that others made."""
+        if stream.ptr in _DEFAULT_STREAMS:
+            return True
+        return isinstance(stream, self._cupy.cuda.Stream) and stream.device_id != -1
 
 
+_NOT_READY = 600
+"""The driver's cudaErrorNotReady."""
+_DEFAULT_STREAMS = (0, 1, 2)
+"""Handles of CUDA's own streams: null, legacy, per thread."""
 _orders: WeakKeyDictionary[World, LaunchOrder] = WeakKeyDictionary()
 
 
 def order_of(world: World) -> LaunchOrder:
     """The launch order of `world`, shared by its programs."""
-    return _orders.setdefault(world, LaunchOrder())
+    if world not in _orders:
+        _orders[world] = LaunchOrder()
+    return _orders[world]

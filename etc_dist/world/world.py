@@ -7,7 +7,7 @@ import operator
 import socket
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
 
 from etc_dist.errors import ArgumentError, EtcDistError
 from etc_dist.settings import Settings
@@ -19,6 +19,14 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 T = TypeVar("T")
+
+
+class Runs(Protocol):
+    """What a world holds: something with runs, the last of which may have failed."""
+
+    def await_end(self) -> EtcDistError | None:
+        """Wait for the last run on every rank. Returns the error that ended it, the
+        same on all ranks, or None. Collective unless the world is broken."""
 
 
 class World:
@@ -51,7 +59,7 @@ class World:
         self._meeting, self._backend, self._reason = meeting, backend, reason
         self._memories: dict[int, SymmetricMemory] = {}
         self._allocations = 0
-        self._held: dict[int, object] = {}
+        self._held: dict[int, Runs] = {}
         self._closed = False
         self._hook = aborting.AbortOnUncaught(comm)
         if self.size > 1:
@@ -75,7 +83,7 @@ class World:
         negative, or differ between ranks.
         """
         try:
-            count = operator.index(nbytes)
+            count = -1 if isinstance(nbytes, bool) else operator.index(nbytes)
         except TypeError:
             count = -1
         if count < 0:
@@ -142,16 +150,32 @@ class World:
         """
         self._meeting.barrier(limit)
 
-    def hold(self, thing: object) -> None:
-        """Keep `thing` alive until `let_go` or `close`, whoever else drops it.
+    def synchronize(self) -> None:
+        """Wait for the last run of every program of this world, on every rank.
+
+        Collective. Raises what ended one of these runs, on all ranks: WaitTimeoutError
+        for a wait that was not met, ArgumentError for data out of range.
+        """
+        self._meeting.call("world.synchronize()")
+        fault = self._await_end()
+        if fault is not None:
+            raise fault
+
+    def hold(self, runs: Runs) -> None:
+        """Keep `runs` alive until `let_go` or `close`, and wait for its last run there.
 
         For what a running kernel uses: a temporary may be dropped before its run ends.
         """
-        self._held[id(thing)] = thing
+        self._held[id(runs)] = runs
 
-    def let_go(self, thing: object) -> None:
+    def let_go(self, runs: Runs) -> None:
         """End `hold`; does nothing for what is not held."""
-        self._held.pop(id(thing), None)
+        self._held.pop(id(runs), None)
+
+    def leave(self, reason: str) -> None:
+        """Break the world after a failure of this rank alone: later calls raise
+        WorldError, here and on the peers."""
+        self._meeting.leave(reason)
 
     def abort(self, error: BaseException) -> NoReturn:
         """Print `error` and its traceback, tagged by rank, and end all ranks."""
@@ -160,13 +184,29 @@ class World:
     def close(self) -> None:
         """Free what is left and end the backend; collective; again does nothing.
 
-        On a broken world nothing is freed, since that needs every rank.
+        Then raises what ended the last run of a program, as `synchronize` does. On a
+        broken world nothing is freed, since that needs every rank.
         """
         if self._closed:
             return
+        fault = self._end_runs()
+        self._free()
+        if fault is not None:
+            raise fault
+
+    def _await_end(self) -> EtcDistError | None:
+        faults = [runs.await_end() for runs in list(self._held.values())]
+        return next(filter(None, faults), None)
+
+    def _end_runs(self) -> EtcDistError | None:
+        """Agree to close the world; what ended the last run of a program, if any."""
+        if not self.broken:
+            self._meeting.call("world.close()")
+        return self._await_end()
+
+    def _free(self) -> None:
         broken = self.broken
         if not broken:
-            self._meeting.call("world.close()")
             for memory in reversed(list(self._memories.values())):
                 memory.free()
             self._backend.close()
@@ -209,10 +249,16 @@ class World:
         # its peers then leave as well instead of waiting for it.
         if getattr(sys, "last_value", None) is not None:
             self._meeting.leave("this rank ended by an error")
+        fault = None
         try:
-            self.close()
+            fault = self._end_runs()
+            if fault is None:
+                self._free()
         except EtcDistError:
             self._meeting.leave("it was not closed by all ranks")
+        if fault is not None:
+            # The exit code must not be 0: results of that run were never written.
+            aborting.abort(self._comm, fault)
         if self._meeting.lost:
             # MPI would wait for the dead to finalize, and for ever.
             aborting.end_all(self._comm)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from etc_dist.errors import ArgumentError
-from etc_dist.runtime.arrays import UNKNOWN, identity, library_of
+from etc_dist.runtime.arrays import UNKNOWN, identity, inspect, library_of
 from etc_dist.runtime.stream import stream_for
 
 
@@ -66,3 +66,9 @@ def test_a_tensor_is_launched_on_torch_s_current_stream_of_its_gpu(
 def test_what_is_no_stream_is_refused(backend, stream):
     with pytest.raises(ArgumentError, match="no stream to run on"):
         stream_for(backend, stream, np.zeros(2))
+
+
+def test_a_masked_array_is_refused():
+    masked = np.ma.array([1.0, 2.0], mask=[True, False])
+    with pytest.raises(ArgumentError, match=r"x is a masked array[^$]*x\.filled"):
+        inspect("x", masked)

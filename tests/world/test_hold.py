@@ -15,6 +15,9 @@ class Thing:
 
     __hash__ = None
 
+    def await_end(self) -> None:
+        """No run was ended."""
+
 
 @pytest.mark.mpi
 def test_thing_lives_until_it_is_let_go_or_the_world_closes():

@@ -172,7 +172,7 @@ def test_allocation_of_unlike_sizes_is_refused(world):
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("nbytes", [-1, 1.5, None])
+@pytest.mark.parametrize("nbytes", [-1, 1.5, None, True])
 def test_allocation_needs_a_whole_number_of_bytes(world, nbytes):
     with pytest.raises(ArgumentError, match="a whole number, zero or more"):
         world.allocate(nbytes)

@@ -1,0 +1,133 @@
+"""Runs that were ended: whatever comes next raises it, on all ranks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import etc_dist
+from etc_dist import Program, World
+from etc_dist.errors import ArgumentError, WaitRecord, WaitTimeoutError, WorldError
+from etc_dist.settings import Settings
+from tests.ops.arrays import Arrays
+from tests.ops.ring import ring
+
+
+class Ended:
+    """The executor of a program whose last run was ended, until it is reset."""
+
+    def __init__(self, executor: Any, rank: int):
+        self._executor, self._rank, self.failed = executor, rank, True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executor, name)
+
+    def records(self) -> list[WaitRecord]:
+        return [WaitRecord(self._rank, 0, "tensor", "take[0]", "here[0]", 0, 1)]
+
+    def reset(self) -> None:
+        self.failed = False
+        self._executor.reset()
+
+
+@pytest.fixture
+def own() -> World:
+    """A world that the test closes."""
+    return etc_dist.start(Settings(backend="cpu", world_limit=5.0))
+
+
+def ended(world: World, ranks: set[int]) -> Program:
+    """A program whose last run was ended on these ranks."""
+    program = etc_dist.compile(ring(world.size), world)
+    run(program)
+    if world.rank in ranks:
+        program._executor = Ended(program._executor, world.rank)
+    return program
+
+
+def run(program: Program) -> None:
+    put = Arrays(program.world.backend).put
+    x, count = put(np.ones((8, 8), np.float32)), put(np.ones(4, np.int32))
+    program.run(x=x, count=count)
+
+
+NEXT: dict[str, Callable[[Program], None]] = {
+    "run": run,
+    "program.synchronize": Program.synchronize,
+    "program.close": Program.close,
+    "world.synchronize": lambda program: program.world.synchronize(),
+    "world.close": lambda program: program.world.close(),
+}
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("call", NEXT)
+def test_what_follows_a_run_that_was_ended_raises_it_once_on_all_ranks(call, own):
+    program = ended(own, {own.size - 1})
+    with pytest.raises(WaitTimeoutError) as caught:
+        NEXT[call](program)
+    assert caught.value.got.startswith(f"rank {own.size - 1}, worker 0, tensor lane: ")
+    shown = "".join(traceback.format_exception(caught.value))
+    assert shown.count("a run of ring was ended") == 1
+    own.close()
+    assert own.closed
+
+
+@pytest.mark.mpi
+def test_all_programs_are_waited_for_before_one_s_end_is_raised(own):
+    first, second = ended(own, {0}), ended(own, {own.size - 1})
+    with pytest.raises(WaitTimeoutError, match="rank 0, worker 0"):
+        own.synchronize()
+    own.synchronize()
+    for program in (first, second):
+        run(program)
+    own.close()
+
+
+@pytest.mark.mpi
+def test_a_run_that_was_ended_is_raised_once_where_the_world_is_broken(own):
+    program = ended(own, {own.rank})
+    own.gather(0)  # all ranks have run it
+    own.leave("a test")
+    with pytest.raises(WaitTimeoutError):
+        program.close()
+    program.close()
+    own.close()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_rank_that_waits_for_its_runs_alone_is_named(own):
+    program = ended(own, set())
+    with pytest.raises(ArgumentError, match=r"rank 0: the end of the last run of ring"):
+        program.synchronize() if own.rank == 0 else run(program)
+    run(program)
+    own.close()
+
+
+@pytest.mark.mpi
+def test_a_closed_program_has_no_trace(own):
+    program = ended(own, set())
+    program.close()
+    with pytest.raises(WorldError, match="the program is closed"):
+        program.trace()
+    own.close()
+
+
+SCRIPT = """
+import etc_dist
+from tests.test_program_errors import ended
+ended(etc_dist.start(), {0})
+"""
+
+
+def test_a_run_that_was_ended_is_printed_at_exit():
+    command = [sys.executable, "-c", SCRIPT]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert "[rank 0] etc_dist.errors.WaitTimeoutError: a run of ring" in done.stderr
+    assert done.returncode != 0
