@@ -7,12 +7,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product, starmap
 from statistics import median
 from typing import Any, cast
 
 import numpy as np
 
-from benchmarks.command import begin, parser_for, provenance, record_all, teller
+from benchmarks.command import (
+    begin,
+    numbers,
+    parser_for,
+    provenance,
+    record_all,
+    teller,
+)
 from benchmarks.device import Call, Device
 from etc_dist.ops.operation import Operation
 from etc_dist.ops.product import ProductOperation
@@ -358,13 +366,13 @@ def faults(values: Mapping[str, Any], ours: float, others: float) -> list[str]:
 def main(workload: Workload) -> int:
     """The command line of one workload's file; the exit code."""
     parser = parser_for(workload.name, {**MODELS, **CPU_MODELS})
-    text = "1024, or 64 on the CPU backend"
-    parser.add_argument("--rows-per-rank", type=int, help=text)
+    text = "numbers, with commas between; default: 1024, or 64 on the CPU backend"
+    parser.add_argument("--rows-per-rank", type=numbers, help=text)
     options = parser.parse_args()
     device = begin(options.cpu)
     world = device.world
     known = MODELS if world.backend == "cuda" else CPU_MODELS
-    rows = options.rows_per_rank or (1024 if world.backend == "cuda" else 64)
+    rows = options.rows_per_rank or [1024 if world.backend == "cuda" else 64]
     host_us = host_costs(device, workload, options.schedule)
     teller(world)(f"{workload.name}: host cost of a call {host_us} us")
     shared: dict[str, Any] = {
@@ -374,7 +382,7 @@ def main(workload: Workload) -> int:
         **(device.facts() if world.rank == 0 else {}),
     }
 
-    def measured(model: str) -> dict[str, Any]:
+    def measured(model: str, rows: int) -> dict[str, Any]:
         n, k = workload.sizes(*{**MODELS, **CPU_MODELS}[model])
         shape = Shape(rows, n, k, world.size)
         how = options.repeats, options.schedule
@@ -383,7 +391,7 @@ def main(workload: Workload) -> int:
     # What rounds more often may be further off: NCCL adds in the arrays' dtype, and
     # steps in a row store what lies between them.
     allowed = partial(faults, ours=workload.leeway, others=2 * workload.leeway)
-    shapes = map(measured, options.models or known)
+    shapes = starmap(measured, product(options.models or known, rows))
     return record_all(world, options.record, shared, shapes, allowed, _line)
 
 
