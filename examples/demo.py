@@ -1,9 +1,10 @@
 """The fused collectives on real data: errors, times, proofs and timelines.
 
-    sh launch/demo                                   (on as many ranks as GPUs, or 4)
+    sh launch/demo                       (on as many ranks as GPUs, or 4)
+    sh launch/demo --share-gpu           (on 4 ranks, also where there is one GPU)
     launch/mpirun -n 2 examples/demo.py [--output FOLDER]
 
-On GPUs where every rank can have one, else on the CPU backend, with smaller shapes.
+On GPUs where every rank can use one, else on the CPU backend, with smaller shapes.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import statistics
+import tempfile
 import textwrap
 import time
 from collections.abc import Callable
@@ -41,6 +43,12 @@ class OnGpu:
     remark = ""
 
     def __init__(self, world: etc_dist.World):
+        if world.ranks_per_gpu > 1:
+            self.baseline = ""
+            self.remark = (
+                f"{world.ranks_per_gpu} ranks share a GPU, so times mean nothing. NCCL "
+                "refuses to run like this, so nothing is compared with it."
+            )
         try:
             import cupy
             from cupy.cuda import nccl
@@ -53,8 +61,9 @@ class OnGpu:
             ) from fault
         self.xp, self._world, self._cublas = cupy, world, cublas
         self._one, self._zero = np.ones(1, np.float32), np.zeros(1, np.float32)
-        unique_id = world.gather(nccl.get_unique_id() if world.rank == 0 else None)[0]
-        self._nccl = nccl.NcclCommunicator(world.size, unique_id, world.rank)
+        if self.baseline:
+            unique_id = world.gather(nccl.get_unique_id() if world.rank == 0 else None)
+            self._nccl = nccl.NcclCommunicator(world.size, unique_id[0], world.rank)
         self._bfloat16, self._sum = 9, 0  # ncclBfloat16, ncclSum
 
     def prepared(self, x: Any) -> Any:
@@ -107,7 +116,7 @@ class OnCpu:
     tile_size, piece = 128, (128, 128)  # free to choose, where there is no kernel
     baseline = "NumPy and MPI, fp32"
     remark = (
-        "The CPU backend is no performance path: it simulates the GPU's workers, one "
+        "The CPU backend is not made for speed: it simulates the GPU's workers, one "
         "task at a time, to show that a program is right."
     )
 
@@ -140,6 +149,8 @@ class Case:
     """One fused collective with its data, its reference and its unfused twin."""
 
     title: str
+    see: str  # in the picture
+    meanings: dict[str, str]  # of the calls, there
     shape: tuple[int, int, int]
     make: Callable[..., Any]
     x: Any
@@ -167,7 +178,14 @@ def matmul_reduce_scatter_case(world: etc_dist.World, on: Any) -> Case:
         return etc_dist.MatmulReduceScatter(world=world, options=options, **more)
 
     own = (xs[world.rank], ws[world.rank])
-    return Case("GEMM + Reduce-Scatter", (m, n, k), make, *own, reference, unfused)
+    see = "tiles are sent and summed (orange, red) while GEMM tiles (blue) still run"
+    meanings = {
+        "matmul_send": "GEMM tiles of all ranks' rows",
+        "matmul_send (forward)": "tiles on their way to the rank that owns the rows",
+        "sum_slots": "sums of the tiles that all ranks sent",
+    }
+    title, shape = "GEMM + Reduce-Scatter", (m, n, k)
+    return Case(title, see, meanings, shape, make, *own, reference, unfused)
 
 
 def all_gather_matmul_case(world: etc_dist.World, on: Any) -> Case:
@@ -188,7 +206,17 @@ def all_gather_matmul_case(world: etc_dist.World, on: Any) -> Case:
         return etc_dist.AllGatherMatmul(world=world, options=options, **more)
 
     own = (xs[world.rank], weights)
-    return Case("AllGather + GEMM", (m, n, k), make, *own, reference, unfused)
+    see = (
+        "blue GEMM tiles of own rows begin at once, orange bars send rows meanwhile, "
+        "and green tiles of other ranks' rows begin as these arrive"
+    )
+    meanings = {
+        "matmul_own": "GEMM tiles of own rows",
+        "push_rows": "own rows on their way to the other ranks",
+        "matmul_peer": "GEMM tiles of rows that have arrived",
+    }
+    title, shape = "AllGather + GEMM", (m, n, k)
+    return Case(title, see, meanings, shape, make, *own, reference, unfused)
 
 
 def random(on: Any, seed: int, *shape: int) -> Any:
@@ -208,9 +236,10 @@ class Result:
     error: float
     same_bits: bool
     fused: float
-    unfused: float
+    unfused: float | None
     proof: Any
     files: list[Path]
+    seen: str
 
 
 def run(case: Case, world: etc_dist.World, on: Any, output: Path) -> Result:
@@ -218,10 +247,8 @@ def run(case: Case, world: etc_dist.World, on: Any, output: Path) -> Result:
     op = case.make()
     m, n, k = case.shape
     dims = {"rows": m // world.size, "n": n, "k": k}
-    proof = None
-    if world.rank == 0:
-        # The program does the same by itself; here for the numbers.
-        proof = verify(op.program.plan, dims, op.program.workers)
+    # The program does the same by itself; here for the numbers.
+    proof = world.rank == 0 and verify(op.program.plan, dims, op.program.workers)
     y = op(case.x, case.w)
     again = op(case.x, case.w)
     op.synchronize()
@@ -233,24 +260,26 @@ def run(case: Case, world: etc_dist.World, on: Any, output: Path) -> Result:
         world.gather(bool((y.view(np.int16) == again.view(np.int16)).all()))
     )
 
-    times: dict[str, list[float]] = {"fused": [], "unfused": []}
-    for _ in range(ROUNDS):
-        # In turn, so that both meet the same temperature and clocks.
-        for name, call in (
-            ("fused", lambda: op(case.x, case.w, y)),
-            ("unfused", case.unfused),
-        ):
-            times[name].append(max(world.gather(on.seconds(call))))
+    calls = [lambda: op(case.x, case.w, y)]
+    if on.baseline:
+        calls.append(case.unfused)
+    # In turn, so that both meet the same temperature and clocks.
+    rounds = [
+        [max(world.gather(on.seconds(call))) for call in calls] for _ in range(ROUNDS)
+    ]
     op.synchronize()
-    fused, unfused = (statistics.median(ts) for ts in times.values())
+    fused, unfused = (*map(statistics.median, zip(*rounds, strict=True)), None)[:2]
 
     op.close()
-    files = draw(case, world, output)
-    return Result((off / size) ** 0.5, same_bits, fused, unfused, proof, files)
+    drawn = draw(case, world, output)
+    return Result((off / size) ** 0.5, same_bits, fused, unfused, proof, *drawn)
 
 
-def draw(case: Case, world: etc_dist.World, output: Path) -> list[Path]:
-    """Two more runs, of a program that records when its tasks began and ended."""
+def draw(case: Case, world: etc_dist.World, output: Path) -> tuple[list[Path], str]:
+    """Two more runs, of a program that records when its tasks began and ended.
+
+    Returns the files and what to see in them.
+    """
     op = case.make(trace=True)
     for _ in range(2):
         op(case.x, case.w)
@@ -259,17 +288,30 @@ def draw(case: Case, world: etc_dist.World, output: Path) -> list[Path]:
     name = op.program.plan.graph.name.removesuffix("_graph")
     op.close()
     files = [output / f"{name}.png", output / f"{name}.json"]
+    seen = f"What to see: {overlap(trace, case.see)}."
     if world.rank == 0:
-        output.mkdir(parents=True, exist_ok=True)
-        trace.png(files[0])
+        m, n, k = case.shape
+        title = f"{case.title}: M {m}, N {n}, K {k}, {world.size} ranks, "
+        shared = f", {world.ranks_per_gpu} ranks a GPU" * (world.ranks_per_gpu > 1)
+        title += f"backend {world.backend}{shared}"
+        trace.png(files[0], title, seen, case.meanings)
         trace.perfetto(files[1])
-    return files
+    return files, seen
+
+
+def overlap(trace: Any, see: str) -> str:
+    """`see`, with how much of rank 0's communication does not wait for its GEMM."""
+    mine = [r for r in trace.records if r.rank == 0]
+    last = max(r.end_ns for r in mine if r.lane == "tensor")
+    starts = [r.start_ns for r in mine if r.lane != "tensor"]
+    early = sum(start < last for start in starts)
+    share = f"{early} of {len(starts)} transfers on rank 0 begin before its last tile"
+    return f"{see}. {share} ends" if starts else "GEMM tiles; one rank sends nothing"
 
 
 def report(world: etc_dist.World, on: Any, results: list[tuple[Case, Result]]) -> None:
     """What rank 0 says about it all."""
-    say(world.show())
-    print()
+    print(f"{textwrap.fill(world.show(), WIDTH)}\n")
     head = f"{'M':>5} {'N':>5} {'K':>5} {'error':>8} {'bits':>5}"
     print(f"{'bfloat16':21} {head} {'fused':>10} {'unfused':>10}")
     for case, result in results:
@@ -283,7 +325,7 @@ def report(world: etc_dist.World, on: Any, results: list[tuple[Case, Result]]) -
     print()
     say(
         "error: relative, against an fp32 reference; rounding to bfloat16 alone gives "
-        f"1.7e-03. bits: of a second run. unfused: {on.baseline}. "
+        f"1.7e-03. bits: of a second run. unfused: {on.baseline or 'not run'}. "
         f"Times: median of {ROUNDS}, slowest rank."
     )
     if on.remark:
@@ -301,26 +343,45 @@ def report(world: etc_dist.World, on: Any, results: list[tuple[Case, Result]]) -
     for _, result in results:
         for file in result.files:
             print(f"  {file}" + " (for ui.perfetto.dev)" * (file.suffix == ".json"))
+        say(result.seen)
     print()
-    say(
-        f"Next: look at {results[0][1].files[0]}, then at examples/add_row_sum.py, a "
-        "graph with device functions of its own."
-    )
+    say("Next: examples/add_row_sum.py, a graph with its own device functions.")
 
 
-def milliseconds(seconds: float) -> str:
-    return f"{seconds * 1e3:>7.3f} ms"
+def milliseconds(seconds: float | None) -> str:
+    return f"{seconds * 1e3:>7.3f} ms" if seconds is not None else f"{'-':>10}"
 
 
 def say(text: str) -> None:
     print(textwrap.fill(text, WIDTH))
 
 
+def output_folder(world: etc_dist.World, given: Path | None) -> Path:
+    """Where rank 0 can write: the given folder, else demo-output or a temporary one."""
+    folder, fault = given or Path("demo-output"), ""
+    if world.rank == 0:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+        except OSError as error:
+            fault = f"nothing can be written to {folder}: {error.strerror}"
+            if given is None:
+                folder = Path(tempfile.mkdtemp(prefix="demo-output-"))
+                say(f"{fault}. The pictures will be in {folder}.")
+                fault = ""
+    folder, fault = world.gather((folder, fault))[0]
+    if fault:
+        world.close()
+        raise SystemExit(f"{fault}. To do: name another folder by --output")
+    return folder
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=Path("demo-output"))
-    output = parser.parse_args().output
+    parser.add_argument("--output", type=Path, help="folder (default: demo-output)")
+    given = parser.parse_args().output
     world = etc_dist.start()
+    output = output_folder(world, given)
     on = OnGpu(world) if world.backend == "cuda" else OnCpu(world)
     cases = [matmul_reduce_scatter_case, all_gather_matmul_case]
     results = []

@@ -15,6 +15,7 @@ from etc_dist.ir.function import LANES, TRANSFER
 from etc_dist.schedule.plan import Plan
 
 _NO_TASKS = "trace: no tasks\n"
+_GPU_CLOCK = "GPUs do not share a clock: each rank's time begins with its first task."
 
 
 @dataclass(frozen=True, order=True)
@@ -46,18 +47,22 @@ class Trace:
     """The tasks of one run on all ranks that it knows, sorted by row, then by start.
 
     Clocks of ranks are taken as they are; make them comparable before merging.
+    notes: sentences about the clock and the rows, for the picture's caption.
     """
 
     records: tuple[TaskRecord, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, records: Iterable[TaskRecord]) -> Trace:
-        return cls(tuple(sorted(records)))
+    def of(cls, records: Iterable[TaskRecord], notes: Iterable[str] = ()) -> Trace:
+        return cls(tuple(sorted(records)), tuple(notes))
 
     @classmethod
     def merge(cls, traces: Iterable[Trace]) -> Trace:
         """One trace of several, each of other ranks."""
-        return cls.of(record for trace in traces for record in trace.records)
+        traces = tuple(traces)
+        notes = dict.fromkeys(note for trace in traces for note in trace.notes)
+        return cls.of((r for trace in traces for r in trace.records), notes)
 
     @classmethod
     def from_gpu(
@@ -69,7 +74,7 @@ class Trace:
         room are lost. A tensor lane's warps run each task together: one row a worker;
         warps of the transfer lane are rows of their own, "transfer.0" and so on.
         """
-        return cls.of(_joined(_gpu_records(plan, dims, rank, per_warp)))
+        return cls.of(_joined(_gpu_records(plan, dims, rank, per_warp)), [_GPU_CLOCK])
 
     @property
     def rows(self) -> tuple[tuple[int, int, str], ...]:
@@ -125,7 +130,7 @@ class Trace:
             for rank in sorted({rank for rank, _, _ in threads})
         ]
         for (rank, worker, lane), thread in threads.items():
-            name = f"worker {worker} {lane}"
+            name = f"worker {worker} · {lane_name(lane)}"
             events.append(_named("thread_name", rank, thread, name))
             sort = {"sort_index": thread}
             events.append(_meta("thread_sort_index", rank, thread, sort))
@@ -146,12 +151,27 @@ class Trace:
         document = {"traceEvents": events, "displayTimeUnit": "ns"}
         Path(path).write_text(json.dumps(document))
 
-    def png(self, path: str | Path) -> None:
-        """Draw the timeline: a row for each worker and lane, a colour for each call."""
+    def png(
+        self,
+        path: str | Path,
+        title: str = "",
+        caption: str = "",
+        meanings: Mapping[str, str] | None = None,
+    ) -> None:
+        """Draw the timeline: a row for each worker and lane, a colour for each call.
+
+        caption: what to see. meanings: what calls do, by their names, for the legend.
+        """
         # Here, for Matplotlib takes longer to import than all the rest.
         from etc_dist.runtime.timeline import draw
 
-        draw(self, path)
+        draw(self, path, title, caption, meanings or {})
+
+
+def lane_name(lane: str) -> str:
+    """A lane in words: "transfer.1" is the second warp of the transfer lane."""
+    name, _, warp = lane.partition(".")
+    return f"{name} lane" + (f", warp {warp}" if warp else "")
 
 
 def _gpu_records(

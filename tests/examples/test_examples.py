@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,17 +27,18 @@ def graph(name: str, world_size: int):
     return runpy.run_path(str(EXAMPLES / f"{name}.py"))[name](world_size)
 
 
-def launch(*command: str, ranks: int = 2) -> str:
+def launch(*command: str, ranks: int = 2, code: int = 0, cwd: Path = ROOT) -> str:
     """The words that an example prints on ranks of the CPU backend."""
     done = subprocess.run(
         [sys.executable, str(ROOT / "launch" / "mpirun"), "-n", str(ranks), *command],
         env=os.environ | {"ETC_DIST_BACKEND": "cpu", "PYTHONPATH": str(ROOT)},
+        cwd=cwd,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         timeout=100,
     )
-    assert done.returncode == 0, done.stdout
+    assert done.returncode == code, done.stdout
     return " ".join(done.stdout.replace("[rank 0]", "").split())
 
 
@@ -44,10 +47,30 @@ def test_demo_reports_errors_proofs_and_timelines(tmp_path):
     assert "backend cpu" in said
     assert said.count(" same ") == 2
     assert said.count("proved free of deadlocks") == 2
+    assert said.count("What to see: ") == 2
+    assert re.search(r"\d+ of \d+ transfers on rank 0 begin before its last", said)
     for name in ("matmul_reduce_scatter", "all_gather_matmul"):
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         slices = json.loads((tmp_path / f"{name}.json").read_text())["traceEvents"]
         assert {e["pid"] for e in slices} == {0, 1}
+
+
+def test_demo_writes_elsewhere_where_the_checkout_cannot_be_written(tmp_path):
+    (tmp_path / "demo-output").touch()  # not a folder, so nothing fits in
+    said = launch(str(EXAMPLES / "demo.py"), cwd=tmp_path)
+    assert "nothing can be written to demo-output: File exists." in said
+    folder = Path(re.search(r"The pictures will be in (\S+)\.", said)[1])
+    assert (folder / "matmul_reduce_scatter.png").exists()
+    shutil.rmtree(folder)
+
+
+def test_demo_refuses_an_output_folder_before_it_runs(tmp_path):
+    (tmp_path / "file").touch()
+    options = ["--output", str(tmp_path / "file" / "folder")]
+    said = launch(str(EXAMPLES / "demo.py"), *options, code=1)
+    assert "folder: Not a directory. To do: name another folder by --output" in said
+    assert "Traceback" not in said
+    assert "GEMM" not in said
 
 
 def test_add_row_sum_says_that_its_result_is_right():

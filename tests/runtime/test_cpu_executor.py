@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from etc_dist.errors import ArgumentError, WaitTimeoutError, WorldError
 from etc_dist.ir import device_function
 from etc_dist.runtime.arrays import inspect
 from etc_dist.runtime.cpu import CpuExecutor
+from etc_dist.runtime.cpu.executor import TaskTimes
 from etc_dist.runtime.trace import Trace
 from etc_dist.schedule import schedule_dynamic, schedule_static
 from etc_dist.world import World, start
@@ -74,7 +76,22 @@ def test_the_trace_has_every_task_of_this_rank(calm, rng):
     heard = calm.gather(executor.trace())
     whole = Trace.merge(trace for trace in heard if isinstance(trace, Trace))
     assert len(whole.records) == calm.size * len(executor.trace().records)
+    assert "Bars are as long as the simulated tasks' CPU time" in whole.notes[0]
     executor.close()
+
+
+def test_time_of_other_processes_does_not_lengthen_a_task():
+    times = TaskTimes()
+    call = SimpleNamespace(name="add")
+    task = SimpleNamespace(
+        rank=0, worker=1, lane="tensor", call=call, t=2, coordinate=(3,)
+    )
+    times.enter(task)
+    time.sleep(0.1)
+    times.leave(task)
+    (record,) = times.records
+    assert record.label == "add[3]"
+    assert 0 <= record.end_ns - record.start_ns < 50e6
 
 
 def run_ring(executor: CpuExecutor, world: World, count: int = 1) -> np.ndarray:

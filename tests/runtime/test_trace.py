@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import matplotlib.image
 import numpy as np
 import pytest
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
 
 from etc_dist.runtime.trace import TaskRecord, Trace
 from tests.runtime.programs import plan_of
@@ -29,6 +32,11 @@ def test_merging_is_the_same_in_any_order():
     one, two = Trace.of([FIRST, BESIDE, SECOND]), Trace.of([OTHER])
     assert Trace.merge([one, two]) == Trace.merge([two, one])
     assert len(Trace.merge([one, two]).records) == 4
+
+
+def test_merging_keeps_each_note_once():
+    traces = [Trace.of([FIRST], ["cpu", "one"]), Trace.of([OTHER], ["cpu"])]
+    assert Trace.merge(traces).notes == ("cpu", "one")
 
 
 def test_the_text_has_a_line_for_each_rank_and_call():
@@ -66,7 +74,11 @@ def test_perfetto_gets_a_slice_for_each_task(tmp_path):
     names = {e["args"]["name"] for e in events if e["name"] == "process_name"}
     assert names == {"rank 0", "rank 1"}
     threads = [e["args"]["name"] for e in events if e["name"] == "thread_name"]
-    assert threads == ["worker 0 tensor", "worker 1 transfer", "worker 0 tensor"]
+    assert threads == [
+        "worker 0 · tensor lane",
+        "worker 1 · transfer lane",
+        "worker 0 · tensor lane",
+    ]
 
 
 @pytest.mark.parametrize("workers", [4, 132])
@@ -81,7 +93,70 @@ def test_the_picture_grows_with_the_rows_up_to_a_limit(workers, tmp_path):
     trace.png(tmp_path / "trace.png")
     height, width, _ = matplotlib.image.imread(tmp_path / "trace.png").shape
     assert width == 1680
-    assert height == {4: 1070, 132: 2160}[workers]
+    assert height == {4: 1214, 132: 2160}[workers]
+
+
+@pytest.fixture
+def figure(monkeypatch):
+    """The figure that was drawn last."""
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, path: drawn.append(self))
+    return lambda: drawn[-1]
+
+
+def bars(figure):
+    """Start and width of every bar, by its colour."""
+    (axes,) = figure.axes
+    return {
+        to_hex(boxes.get_facecolor()[0]): [
+            (path.get_extents().x0, path.get_extents().width)
+            for path in boxes.get_paths()
+        ]
+        for boxes in axes.collections
+    }
+
+
+def test_a_short_task_is_drawn_wide_enough_to_be_seen(figure):
+    short = TaskRecord(0, 0, "transfer", 0, 1, "sum", 0)
+    Trace.of([FIRST, replace(SECOND, end_ns=401_000), short]).png("")
+    blue, orange = bars(figure()).values()
+    assert blue == [(1.0, 3.0), (4.0, 397.0)]
+    assert orange == [(0.0, pytest.approx(401 / 400))]
+    assert "Bars below 1 us are drawn that wide." in figure()._supxlabel.get_text()
+
+
+@pytest.mark.parametrize(
+    ("nanoseconds", "unit"), [(10**6, "us"), (175 * 10**6, "ms"), (3 * 10**9, "s")]
+)
+def test_the_axis_has_a_unit_that_fits(nanoseconds, unit, figure):
+    Trace.of([replace(FIRST, start_ns=0, end_ns=nanoseconds)]).png("")
+    (axes,) = figure().axes
+    assert axes.get_xlabel() == f"{unit} since the first task began"
+    assert axes.get_xlim()[1] < 1100
+
+
+def test_lanes_calls_and_the_whole_picture_are_named_in_words(figure):
+    warp = replace(BESIDE, lane="transfer.1")
+    meanings = {"matmul": "GEMM tiles"}
+    Trace.of([FIRST, warp], ["A note."]).png("", "A title", "What to see.", meanings)
+    (axes,) = figure().axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == [
+        "worker 0 · tensor lane",
+        "worker 1 · transfer lane, warp 1",
+    ]
+    legend = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert legend == ["matmul: GEMM tiles", "sum"]
+    assert figure().get_suptitle() == "A title"
+    caption = figure()._supxlabel.get_text()
+    assert caption.startswith("What to see.\nEvery bar is a task. A worker is")
+    assert "A note." in caption
+
+
+def test_colours_do_not_depend_on_what_began_first(figure):
+    Trace.of([FIRST, BESIDE]).png("")
+    expected = list(bars(figure()))
+    Trace.of([FIRST, replace(BESIDE, start_ns=0)]).png("")
+    assert list(bars(figure())) == expected == ["#1f77b4", "#ff7f0e"]
 
 
 RECORD = np.dtype(

@@ -56,11 +56,11 @@ class CpuExecutor:
         self._plan, self._world = plan, world
         self._space = SharedSpace(plan.graph, world)
         self._runs = 0
-        self._times = WallTime()
+        self._times = TaskTimes()
 
     def trace(self) -> Trace:
         """The tasks of the last run on this rank; all ranks of a host share a clock."""
-        return Trace.of(self._times.records)
+        return Trace.of(self._times.records, _notes(self._plan))
 
     def prepare(
         self, arrays: Mapping[str, Argument], dims: Mapping[str, int]
@@ -117,7 +117,7 @@ class CpuExecutor:
         env = graph.environment(whole_dims(graph, dims), rank)
         self._space.prepare(env)
         self._runs += 1
-        self._times = WallTime()
+        self._times = TaskTimes()
         self._space.start()
         try:
             team = self._team(env, arrays)
@@ -215,21 +215,36 @@ class Report:
     refusal: ArgumentError | None = None
 
 
-class WallTime(Observer):
-    """Records when every task ran; tasks of one rank run one at a time."""
+class TaskTimes(Observer):
+    """Records when every task began and how long the CPU worked on it.
+
+    Without the time that other processes had the core: it would hide the tasks'.
+    """
 
     def __init__(self) -> None:
         self.records: list[TaskRecord] = []
-        self._entered = 0
+        self._began = self._cpu_time = 0
 
     def enter(self, task: Task) -> None:
-        self._entered = time.monotonic_ns()
+        self._began, self._cpu_time = time.monotonic_ns(), time.thread_time_ns()
 
     def leave(self, task: Task) -> None:
         row = (task.rank, task.worker, task.lane)
-        end, name = time.monotonic_ns(), task.call.name
-        record = TaskRecord(*row, self._entered, end, name, task.t, task.coordinate)
-        self.records.append(record)
+        end = self._began + time.thread_time_ns() - self._cpu_time
+        name, tile = task.call.name, task.coordinate
+        self.records.append(TaskRecord(*row, self._began, end, name, task.t, tile))
+
+
+def _notes(plan: Plan) -> list[str]:
+    """How to read a trace of this backend."""
+    notes = [
+        "CPU backend: a rank simulates its workers one task at a time. Bars are as "
+        "long as the simulated tasks' CPU time, which says nothing about GPUs. Gaps "
+        "are other tasks, waits, and other processes."
+    ]
+    if any(call.function.cluster > 1 for call in plan.graph.calls):
+        notes.append("Workers that share a task have its bar in the row of the first.")
+    return notes
 
 
 def _told(fault: BaseException) -> str:

@@ -63,7 +63,7 @@ def simulate(
         run.choose(random.Random(seed), step_limit)
     else:
         run.replay(interleaving)
-    trace = Trace.of(run.clock.records)
+    trace = Trace.of(run.clock.records, [f"Simulated: a task takes {TASK_NS} ns."])
     return Simulation(run.outputs, trace, run.interleaving)
 
 
