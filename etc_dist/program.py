@@ -110,15 +110,16 @@ class Program:
         any rank's arrays do not fit, and if an earlier run was ended: ArgumentError if
         the data of some rank named what is not there, else WaitTimeoutError."""
         name = self.plan.graph.name
-        try:
-            bound, outputs = self._bind_all(arrays)
-            stream = stream_for(
-                self.world.backend, stream, next(iter(arrays.values()), None)
-            )
-        except Exception as error:
-            self.world.refuse(as_refusal(error, f"the arguments of {name}"))
-        self.launch(bound, stream)
-        return outputs
+        with self.world.exclusive:
+            try:
+                bound, outputs = self._bind_all(arrays)
+                stream = stream_for(
+                    self.world.backend, stream, next(iter(arrays.values()), None)
+                )
+            except Exception as error:
+                self.world.refuse(as_refusal(error, f"the arguments of {name}"))
+            self.launch(bound, stream)
+            return outputs
 
     def bind(self, arrays: Mapping[str, Array], dims: Mapping[str, int]) -> Bound:
         """Check arrays against the graph's tensors at `dims`. Local: nothing is
@@ -131,7 +132,8 @@ class Program:
         return Bound(arrays, dims, signature, f"{text}, program {self._number}")
 
     def launch(self, bound: Bound, stream: Any = None) -> None:
-        """Run a bound call on CuPy's current stream, or on `stream` (a CuPy stream)."""
+        """Run a bound call on CuPy's current stream, or on `stream` (a CuPy stream).
+        The caller has entered `world.exclusive` for the whole call."""
         self.check_open()
         executor = self._executor
         grows = False
@@ -154,8 +156,9 @@ class Program:
         """Wait for the last run on every rank. If it was ended on one of them, raises
         on all: WaitTimeoutError for a wait that was not met, ArgumentError for data
         that named what is not there."""
-        self.check_open()
-        fault = self._agree_on_end()
+        with self.world.exclusive:
+            self.check_open()
+            fault = self._agree_on_end()
         if fault is not None:
             raise fault
 
@@ -170,9 +173,10 @@ class Program:
 
     def trace(self) -> Trace:
         """The timeline of the last run, of all ranks (needs settings.trace)."""
-        self.check_open()
-        mine = self._executor.trace()
-        return Trace.merge(cast(list[Trace], self.world.gather(mine)))
+        with self.world.exclusive:
+            self.check_open()
+            mine = self._executor.trace()
+            return Trace.merge(cast(list[Trace], self.world.gather(mine)))
 
     def symmetric(self, name: str) -> Any:
         """This rank's bytes (uint8) of a symmetric tensor, as laid out for the last
@@ -190,11 +194,12 @@ class Program:
         last run, as `synchronize` does."""
         if self._closed:
             return
-        fault = self.await_end()
-        self._closed = True
-        self._executor.close()
-        if not self.world.broken:  # there, a run may still use the memory
-            self.world.let_go(self)
+        with self.world.exclusive:
+            fault = self.await_end()
+            self._closed = True
+            self._executor.close()
+            if not self.world.broken:  # there, a run may still use the memory
+                self.world.let_go(self)
         if fault is not None:
             raise fault
 

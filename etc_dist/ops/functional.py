@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from etc_dist.ops.all_gather_matmul import AllGatherMatmul
 from etc_dist.ops.matmul_reduce_scatter import MatmulReduceScatter
 from etc_dist.ops.product import DTYPES, W_LAYOUTS, ProductOperation
 from etc_dist.runtime.arrays import dtype_of
-from etc_dist.world import World, current
+from etc_dist.world import current
 
 
 def matmul_reduce_scatter(
@@ -31,16 +31,14 @@ def all_gather_matmul(
     return _operation(AllGatherMatmul, x, w_layout)(x, w, out, stream=stream)
 
 
-_operations: dict[tuple[World, type[ProductOperation], str, str], ProductOperation] = {}
-
-
 def _operation(kind: type[ProductOperation], x: Any, w_layout: str) -> ProductOperation:
     world = current()
     if w_layout not in W_LAYOUTS:
         return kind(w_layout=w_layout, world=world)  # which refuses, on every rank
     dtype = dtype_of(x)
     # A dtype that no operation has is refused, on every rank, by the bfloat16 one.
-    key = (world, kind, dtype if dtype in DTYPES else DTYPES[0], w_layout)
-    if key not in _operations:
-        _operations[key] = kind(dtype=key[2], w_layout=w_layout, world=world)
-    return _operations[key]
+    key = (kind, dtype if dtype in DTYPES else DTYPES[0], w_layout)
+    kept = cast("dict[object, ProductOperation]", world.kept)
+    if key not in kept:
+        kept[key] = kind(dtype=key[1], w_layout=w_layout, world=world)
+    return kept[key]

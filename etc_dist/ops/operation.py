@@ -66,15 +66,17 @@ class Operation:
 
     def synchronize(self) -> None:
         """Wait for the last call on every rank; raises what ended it. Collective."""
-        for program in self._programs:
-            program.synchronize()
+        with self.world.exclusive:
+            for program in self._programs:
+                program.synchronize()
 
     def close(self) -> None:
         """Free the buffers; collective, idempotent."""
-        self._calls.clear()
-        with ExitStack() as stack:
-            for program in self._programs:
-                stack.callback(program.close)
+        with self.world.exclusive:
+            self._calls.clear()
+            with ExitStack() as stack:
+                for program in self._programs:
+                    stack.callback(program.close)
 
     def misfit(self, wanted: str, got: str) -> ArgumentError:
         """The error for arguments that do not fit this operation."""
@@ -115,28 +117,29 @@ class Operation:
         return self._programs[0]
 
     def _call(self, inputs: Sequence[Any], out: Any, stream: Any) -> Any:
-        try:
-            backend = self.world.backend
-            stream = stream_for(backend, stream, inputs[0])
-            if out is None and backend == "cuda":
-                with stream or nullcontext():
-                    out = self._make_output(inputs)
-            key = (*map(identity, inputs), identity(out))
-            known = self._calls.get(key)
-            if known is None:
-                program, bound, out = self._bind(inputs, out)
-            else:
-                program, bound = known
-        except Exception as error:
-            what = f"the arguments of {type(self).__name__}"
-            self.world.refuse(as_refusal(error, what))
-        self.program = program
-        program.launch(bound, stream)
-        if known is None and UNKNOWN not in key:
-            self._calls[key] = program, bound.without_owners()
-            if len(self._calls) > REMEMBERED_CALLS:
-                self._calls.popitem(last=False)
-        return out
+        with self.world.exclusive:
+            try:
+                backend = self.world.backend
+                stream = stream_for(backend, stream, inputs[0])
+                if out is None and backend == "cuda":
+                    with stream or nullcontext():
+                        out = self._make_output(inputs)
+                key = (*map(identity, inputs), identity(out))
+                known = self._calls.get(key)
+                if known is None:
+                    program, bound, out = self._bind(inputs, out)
+                else:
+                    program, bound = known
+            except Exception as error:
+                what = f"the arguments of {type(self).__name__}"
+                self.world.refuse(as_refusal(error, what))
+            self.program = program
+            program.launch(bound, stream)
+            if known is None and UNKNOWN not in key:
+                self._calls[key] = program, bound.without_owners()
+                if len(self._calls) > REMEMBERED_CALLS:
+                    self._calls.popitem(last=False)
+            return out
 
     def _output_shape(self, *shapes: Sequence[int]) -> tuple[int, ...]:
         """The output's shape for inputs of these shapes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 import traceback
@@ -16,9 +17,13 @@ READ_SECONDS = 0.2
 
 def abort(comm: MPI.Intracomm, error: BaseException) -> NoReturn:
     """Print `error` with its traceback, each line tagged by rank; end all ranks."""
-    lines = "".join(traceback.format_exception(error)).splitlines()
-    _write(comm.rank, lines)
+    show(comm.rank, error)
     end_all(comm)
+
+
+def show(rank: int, error: BaseException) -> None:
+    """Print `error` with its traceback, each line tagged by rank."""
+    _write(rank, "".join(traceback.format_exception(error)).splitlines())
 
 
 def end_all(comm: MPI.Intracomm) -> NoReturn:
@@ -28,6 +33,17 @@ def end_all(comm: MPI.Intracomm) -> NoReturn:
     # NOTE: MPI also ends the processes that pass the output on.
     time.sleep(READ_SECONDS)
     comm.Abort(1)
+
+
+def end_all_at_exit() -> None:
+    """End all ranks in place of MPI_Finalize, which waits for every rank.
+
+    Called while this process exits: its other exit handlers still run.
+    """
+    from mpi4py import MPI
+
+    MPI._set_abort_status(1)
+    time.sleep(READ_SECONDS)
 
 
 class AbortOnUncaught:
@@ -40,12 +56,16 @@ class AbortOnUncaught:
     def __init__(self, comm: MPI.Intracomm):
         self._comm = comm
         self._previous = sys.excepthook
+        self._pid = os.getpid()
+        self._removed = False
 
     def install(self) -> None:
         sys.excepthook = self
 
     def remove(self) -> None:
-        """Restore the previous hook, unless someone has replaced this one since."""
+        """Restore the previous hook; where another one has replaced this one since,
+        do nothing from now on."""
+        self._removed = True
         if sys.excepthook is self:
             sys.excepthook = self._previous
 
@@ -55,7 +75,9 @@ class AbortOnUncaught:
         error: BaseException,
         trace: TracebackType | None,
     ) -> None:
-        if hasattr(sys, "ps1"):
+        # NOTE: an exception in a forked child is not one of the rank.
+        forked = os.getpid() != self._pid
+        if self._removed or forked or hasattr(sys, "ps1"):
             self._previous(kind, error, trace)
             return
         if self._previous is sys.__excepthook__:

@@ -1,4 +1,4 @@
-"""Objects between all ranks, with waits that end even when a peer is dead.
+"""Objects between all ranks, with waits that end even when a peer is lost.
 
 MPI's own collectives give all or nothing: one dead rank silences all. Here every pair
 of ranks exchanges its own message, so the living hear each other in any case.
@@ -7,9 +7,9 @@ of ranks exchanges its own message, so the living hear each other in any case.
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from etc_dist.world.living import Living
 from etc_dist.world.patience import Patience
 
 if TYPE_CHECKING:
@@ -22,12 +22,13 @@ TAGS = 32000
 class Exchange:
     """All-to-all exchange of picklable objects over one private communicator."""
 
-    def __init__(self, comm: MPI.Intracomm, living: Living):
+    def __init__(self, comm: MPI.Intracomm):
         from mpi4py import MPI
 
         self._mpi = MPI
         self._comm = comm
-        self.living = living
+        self.find_lost: Callable[[], frozenset[int]] = frozenset
+        """The ranks that are known never to answer, as far as this rank can see."""
         self.rank, self.size = comm.rank, comm.size
         self._turn = 0
         # Sends that a dead peer will never take; MPI still reads their memory.
@@ -52,7 +53,7 @@ class Exchange:
         }
         heard: dict[int, object] = {self.rank: value}
         arriving: dict[int, tuple[MPI.Request, bytearray]] = {}
-        patience = Patience(limit, self.living)
+        patience = Patience(limit, self.find_lost)
         while True:
             for peer in peers:
                 if peer not in heard:
@@ -60,7 +61,7 @@ class Exchange:
             pending = {p for p in peers if p not in heard or not sends[p].Test()}
             if not pending:
                 return heard
-            lost = pending & patience.dead
+            lost = pending & patience.lost
             hopeless = pending == lost or (need_all and not lost <= heard.keys())
             if hopeless or not patience.pause():
                 self._abandoned += [sends, payload, arriving]
@@ -91,8 +92,8 @@ class Exchange:
         False if they did not come within `limit` seconds, or one never can.
         """
         request = self._comm.Ibarrier()
-        patience = Patience(limit, self.living)
+        patience = Patience(limit, self.find_lost)
         while not request.Test():
-            if patience.dead or not patience.pause():
+            if patience.lost or not patience.pause():
                 return False
         return True

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from etc_dist.errors import ArgumentError, EtcDistError, WorldError
+from etc_dist.world.mailbox import FAILED, INTERRUPTED, LOST, UNCLOSED
 
+GONE = {
+    LOST: "an earlier call there timed out or failed",
+    INTERRUPTED: "a call there was interrupted by an exception",
+    FAILED: "it ends by an error",
+    UNCLOSED: "it ends, and made another call than its peers before",
+}
+"""Why a rank has left a world, by what it publishes."""
 PARTS = ("what", "where", "wanted", "got", "fix")
 
 Parts = tuple[type[EtcDistError], dict[str, object]]
@@ -71,7 +79,11 @@ def rebuild(kind: type[EtcDistError], state: Mapping[str, object]) -> EtcDistErr
 
 
 def unheard(
-    where: str, missing: Sequence[int], limit: float, dead: Sequence[int] = ()
+    where: str,
+    missing: Sequence[int],
+    limit: float,
+    dead: Sequence[int] = (),
+    stopped: Sequence[int] = (),
 ) -> WorldError:
     """Some ranks did not come to a meeting within `limit` seconds, or are dead.
 
@@ -92,19 +104,22 @@ def unheard(
         what,
         where=where,
         wanted=f"every rank within {limit:g} s",
-        got=f"{name_ranks(missing)} did not come",
+        got=f"{name_ranks(missing)} did not come"
+        + f"; stopped by a signal or a debugger: {name_ranks(stopped)}" * bool(stopped),
         fix="look at what those ranks were doing (an error, or another path through "
         "the program); raise ETC_DIST_WORLD_LIMIT if they are only slow",
     )
 
 
-def left(where: str, gone: Sequence[int]) -> WorldError:
-    """Some ranks had already given up on the world."""
+def left(where: str, gone: Mapping[int, int]) -> WorldError:
+    """Some ranks had already left the world; `gone`: why, by rank."""
+    # Ranks that gave up because of others are named only where nobody else did.
+    first = {rank: why for rank, why in gone.items() if why != LOST} or gone
     return WorldError(
         "the world lost ranks",
         where=where,
         wanted="every rank to take part",
-        got=f"{name_ranks(gone)} gave up: an earlier call there timed out or failed",
+        got=by_rank({rank: f"gave up: {GONE[why]}" for rank, why in first.items()}),
         fix="read the error of those ranks first; then end all ranks and start again",
     )
 

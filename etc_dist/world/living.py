@@ -52,6 +52,13 @@ class Process:
         ending = fields[_STATE] in "ZXx" or int(fields[_FLAGS]) & _EXITING
         return bool(ending) or fields[_BEGIN] != self.begin
 
+    def stopped(self) -> bool:
+        """Whether a signal or a debugger has stopped it; False if unknown."""
+        try:
+            return _read(str(self.pid))[_STATE] in "Tt"
+        except OSError:
+            return False
+
 
 class Living:
     """The processes of all ranks, by rank; None where they cannot be told."""
@@ -79,6 +86,11 @@ class Living:
         """Whether the process of `rank` has ended; False where it cannot be told."""
         process = self._processes[rank]
         return process is not None and process.ended()
+
+    def stopped(self, rank: int) -> bool:
+        """Whether the process of `rank` is stopped; False where it cannot be read."""
+        process = self._processes[rank]
+        return process is not None and process.stopped()
 
     def all_dead(self) -> frozenset[int]:
         """All ranks whose processes have ended."""

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 MASK = (1 << 63) - 1
 """Signatures have 63 bits: a slot's word stays a non-negative int64."""
-LEFT = -1
-"""In a slot and in `meet`'s answer: this rank has given up on the world."""
+LOST, INTERRUPTED, FAILED, UNCLOSED = -1, -2, -3, -4
+"""In a slot and in `meet`'s answer, negative: this rank has left the world; why."""
 
 # Odd, with well-spread bits: multiples of it mark the call numbers.
 _STEP = 0x1E3779B97F4A7C15
@@ -36,11 +36,14 @@ class Mailbox(Protocol):
         """None if every rank brought `signature` (63 bits).
 
         Else what each rank brought, by rank: a signature, None (had not come when
-        `limit` seconds were over, or a rank was found dead), or LEFT.
+        `limit` seconds were over, or a rank was found dead), or why it left.
         """
 
-    def leave(self) -> None:
-        """Tell peers, where possible, that this rank will not meet again."""
+    def leave(self, reason: int) -> None:
+        """Publish, where possible, that this rank will not meet again."""
+
+    def left(self) -> dict[int, int]:
+        """The ranks that have left, and why."""
 
     def close(self) -> None:
         """Free what is shared; collective."""
@@ -106,14 +109,14 @@ class SharedMailbox:
         """The patient half of `meet`: someone is late, or brought something else."""
         found: list[int | None] = [None] * self._size
         found[self._rank] = signature
-        patience = Patience(limit, self._living)
+        patience = Patience(limit, self._living.all_dead)
         while True:
             for rank in range(self._size):
                 if found[rank] is None:
                     found[rank] = self._read(rank)
-            if None not in found or LEFT in found:
+            if None not in found or any(brought < 0 for brought in found if brought):
                 break
-            lost = any(found[rank] is None for rank in patience.dead)
+            lost = any(found[rank] is None for rank in patience.lost)
             if lost or not patience.pause():
                 break
         return None if found == [signature] * self._size else found
@@ -121,12 +124,16 @@ class SharedMailbox:
     def _read(self, rank: int) -> int | None:
         slot = rank * _WORDS + 2 * self._parity
         token, signature = self._words[slot], self._words[slot + 1]
-        if token == LEFT:
-            return LEFT
+        if token < 0:
+            return token
         return signature if token ^ signature == self._mark else None
 
-    def leave(self) -> None:
-        self._words[self._own] = self._words[self._own + 2] = LEFT
+    def leave(self, reason: int) -> None:
+        self._words[self._own] = self._words[self._own + 2] = reason
+
+    def left(self) -> dict[int, int]:
+        tokens = self._words[::_WORDS].tolist()
+        return {rank: token for rank, token in enumerate(tokens) if token < 0}
 
     def close(self) -> None:
         self._words.release()
@@ -147,8 +154,11 @@ class MessageMailbox:
             found[rank] = brought
         return None if found == [signature] * self._exchange.size else found
 
-    def leave(self) -> None:
+    def leave(self, reason: int) -> None:
         """Nothing to write on: peers find out by its end or by their time limit."""
+
+    def left(self) -> dict[int, int]:
+        return {}
 
     def close(self) -> None:
         """Nothing is shared."""

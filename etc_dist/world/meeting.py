@@ -14,7 +14,8 @@ from typing import NoReturn, TypeVar, cast
 from etc_dist.errors import EtcDistError, WorldError
 from etc_dist.world import faults
 from etc_dist.world.exchange import Exchange
-from etc_dist.world.mailbox import LEFT, MASK, Mailbox
+from etc_dist.world.living import Living
+from etc_dist.world.mailbox import LOST, MASK, Mailbox
 
 T = TypeVar("T")
 
@@ -31,16 +32,35 @@ def sign(text: str) -> int:
 class Meeting:
     """The ranks' agreement over one mailbox and one exchange; `limit` in seconds."""
 
-    def __init__(self, exchange: Exchange, mailbox: Mailbox, limit: float):
+    def __init__(
+        self, exchange: Exchange, mailbox: Mailbox, living: Living, limit: float
+    ):
         self.rank, self.size = exchange.rank, exchange.size
         self._exchange, self._mailbox, self.limit = exchange, mailbox, limit
+        self._living = living
+        exchange.find_lost = self.find_lost
         self._calls = 0
         self._unusable: str | None = None
 
+    def find_lost(self) -> frozenset[int]:
+        """The ranks that will not come to any call any more."""
+        return self._living.all_dead() | frozenset(self._mailbox.left())
+
+    def why_lost(self, rank: int) -> str:
+        """Why `rank` did not answer, as far as it is known."""
+        if self._living.dead(rank):
+            return "its process has ended"
+        left = self._mailbox.left()
+        if rank in left:
+            return f"it gave up: {faults.GONE[left[rank]]}"
+        if self._living.stopped(rank):
+            return "its process is stopped, by a signal or a debugger"
+        return "it did not answer"
+
     @property
-    def lost(self) -> bool:
+    def lost_process(self) -> bool:
         """The world broke and some rank's process has ended."""
-        return self.broken and bool(self._exchange.living.all_dead())
+        return self.broken and bool(self._living.all_dead())
 
     @property
     def broken(self) -> bool:
@@ -128,11 +148,11 @@ class Meeting:
             peers = [rank for rank in range(self.size) if rank != self.rank]
             raise self._lose(peers, limit)
 
-    def leave(self, reason: str) -> None:
+    def leave(self, text: str, reason: int = LOST) -> None:
         """Give up on the world: later calls here, and the peers' next ones, raise."""
         if self._unusable is None:
-            self._unusable = reason
-            self._mailbox.leave()
+            self._mailbox.leave(reason)
+            self._unusable = text
 
     def close(self) -> None:
         """Free the mailbox; collective."""
@@ -141,10 +161,12 @@ class Meeting:
 
     def _check(self, found: list[int | None], limit: float) -> None:
         """Raise unless every rank came."""
-        gone = [rank for rank, brought in enumerate(found) if brought == LEFT]
+        gone = {
+            r: brought for r, brought in enumerate(found) if brought and brought < 0
+        }
         missing = [rank for rank, brought in enumerate(found) if brought is None]
-        # Ranks give up where another has ended: its end is what to tell.
-        if gone and not any(map(self._exchange.living.dead, missing)):
+        # Ranks give up where another has ended: then its end is the cause.
+        if gone and not any(map(self._living.dead, missing)):
             raise self._break(faults.left(self._where(), gone))
         if missing:
             raise self._lose(missing, limit)
@@ -182,8 +204,14 @@ class Meeting:
         return values
 
     def _lose(self, missing: list[int], limit: float) -> WorldError:
-        dead = [rank for rank in missing if self._exchange.living.dead(rank)]
-        return self._break(faults.unheard(self._where(), missing, limit, dead))
+        dead = [rank for rank in missing if self._living.dead(rank)]
+        left = self._mailbox.left()
+        gone = {rank: left[rank] for rank in missing if rank in left}
+        if gone and not dead:
+            return self._break(faults.left(self._where(), gone))
+        stopped = [rank for rank in missing if self._living.stopped(rank)]
+        where = self._where()
+        return self._break(faults.unheard(where, missing, limit, dead, stopped))
 
     def _break(self, fault: WorldError) -> WorldError:
         self.leave(f"it is broken: {fault.what}, {fault.got}")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-
-from etc_dist.world.living import Living
+from collections.abc import Callable
 
 YIELDING = 5e-3
 """Seconds of giving the core away before the first sleep."""
@@ -18,17 +17,19 @@ GLANCE = 0.2
 class Patience:
     """One wait of at most `limit` seconds, counted from the first `pause`.
 
-    Given the ranks' processes, it also looks from time to time who of them has ended:
-    those ranks are in `dead`. It goes on pausing then; the caller knows whom it needs.
+    `find_lost` gives the ranks that cannot come any more. It is called from time to
+    time; its result is in `lost`. Pausing continues: the caller knows which it needs.
     """
 
-    def __init__(self, limit: float, living: Living | None = None):
+    def __init__(
+        self, limit: float, find_lost: Callable[[], frozenset[int]] | None = None
+    ):
         self._limit = limit
-        self._living = living
+        self._find_lost = find_lost
         self._since: float | None = None
         self._glance = GLANCE
         self._suspects: frozenset[int] = frozenset()
-        self.dead: frozenset[int] = frozenset()
+        self.lost: frozenset[int] = frozenset()
 
     def pause(self) -> bool:
         """Let others run for a moment; False once the limit is over."""
@@ -50,8 +51,8 @@ class Patience:
         return True
 
     def _look(self) -> None:
-        # NOTE: dead is who was so at the look before as well: what a rank brought just
-        # before its end has been taken in the meantime, and counts.
-        self.dead = self._suspects
-        if self._living is not None:
-            self._suspects = self._living.all_dead()
+        # NOTE: lost are those that were so at the previous call as well: what a rank
+        # sent just before its end has been received in the meantime, and counts.
+        self.lost = self._suspects
+        if self._find_lost is not None:
+            self._suspects = self._find_lost()

@@ -44,13 +44,13 @@ def start(settings: Settings | None = None, comm: MPI.Intracomm | None = None) -
     split = ranks.Split_type(mpi.COMM_TYPE_SHARED, key=ranks.rank)
     node = cast("MPI.Intracomm", split)
     living = Living.among(ranks)
-    exchange = Exchange(ranks, living)
+    exchange = Exchange(ranks)
     mailbox: Mailbox = (
         SharedMailbox(node, living)
         if node.size == ranks.size
         else MessageMailbox(exchange)
     )
-    meeting = Meeting(exchange, mailbox, Settings.world_limit)
+    meeting = Meeting(exchange, mailbox, living, Settings.world_limit)
     try:
         # Every rank's own settings go around; a fault on one is raised on all.
         own = meeting.agree(lambda: _check(mpi, settings, comm))[ranks.rank]

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
 from etc_dist.errors import ArgumentError, EtcDistError
 from etc_dist.settings import Settings
 from etc_dist.world import aborting
+from etc_dist.world.exclusive import Exclusive
+from etc_dist.world.mailbox import FAILED, INTERRUPTED, UNCLOSED
 from etc_dist.world.meeting import Meeting
 from etc_dist.world.memory import Backend, SymmetricMemory
 
@@ -60,7 +62,11 @@ class World:
         self._memories: dict[int, SymmetricMemory] = {}
         self._allocations = 0
         self._held: dict[int, Runs] = {}
+        self.kept: dict[object, object] = {}
+        """What other layers keep as long as this world is open."""
         self._closed = False
+        self.exclusive = Exclusive(lambda why: meeting.leave(why, INTERRUPTED))
+        """Entered by every collective call, up to its launch."""
         self._hook = aborting.AbortOnUncaught(comm)
         if self.size > 1:
             self._hook.install()
@@ -88,15 +94,16 @@ class World:
             count = -1
         if count < 0:
             self.refuse(_bad_size(nbytes))
-        self._meeting.call(f"world.allocate({count})")
-        block = self._backend.allocate(count)
-        self._allocations += 1
-        memory = SymmetricMemory(
-            count, self._allocations, self.rank, block, self._release
-        )
-        self._memories[memory.number] = memory
-        # No rank may write before every block is zero.
-        self._meeting.barrier()
+        with self.exclusive:
+            self._meeting.call(f"world.allocate({count})")
+            block = self._backend.allocate(count)
+            self._allocations += 1
+            memory = SymmetricMemory(
+                count, self._allocations, self.rank, block, self._release
+            )
+            self._memories[memory.number] = memory
+            # No rank may write before every block is zero.
+            self._meeting.barrier()
         return memory
 
     def meet(self, signature: int, describe: Callable[[], str]) -> None:
@@ -107,7 +114,8 @@ class World:
         `describe()` gives the call in words and is called only on a mismatch, which
         raises ArgumentError on every rank. Orders no memory: see `barrier`.
         """
-        self._meeting.meet(signature, describe)
+        with self.exclusive:
+            self._meeting.meet(signature, describe)
 
     def refuse(self, error: EtcDistError) -> NoReturn:
         """Take part in the meeting of a call whose arguments are bad on this rank.
@@ -116,7 +124,8 @@ class World:
         error of the lowest refusing rank's class that names the refusing ranks and
         their words; on a rank that refused, its own error is the cause.
         """
-        self._meeting.refuse(error)
+        with self.exclusive:
+            self._meeting.refuse(error)
 
     def agree(self, step: Callable[[], T]) -> list[T]:
         """Run the local `step` on every rank; the picklable results, by rank.
@@ -125,11 +134,13 @@ class World:
         raises on any rank, all ranks raise an error of the lowest failing rank's class
         that names the failing ranks; anything but an EtcDistError becomes WorldError.
         """
-        return self._meeting.agree(step)
+        with self.exclusive:
+            return self._meeting.agree(step)
 
     def agree_done(self, step: Callable[[], object]) -> None:
         """As `agree`, without results: costs as little as `meet` where all succeed."""
-        self._meeting.agree_done(step)
+        with self.exclusive:
+            self._meeting.agree_done(step)
 
     def gather(self, value: object, limit: float | None = None) -> list[object | None]:
         """Each rank's picklable `value`, by rank; None for ranks not heard.
@@ -139,7 +150,8 @@ class World:
         longer than it takes to see that they are. If any rank was not heard, the world
         is broken afterwards.
         """
-        return self._meeting.gather(value, limit)
+        with self.exclusive:
+            return self._meeting.gather(value, limit)
 
     def barrier(self, limit: float | None = None) -> None:
         """Wait for all ranks; what they wrote before is visible after. Collective.
@@ -148,7 +160,16 @@ class World:
         WorldError after `limit` seconds (default: the world limit), or once a rank is
         known to have ended.
         """
-        self._meeting.barrier(limit)
+        with self.exclusive:
+            self._meeting.barrier(limit)
+
+    def find_lost(self) -> frozenset[int]:
+        """The ranks whose processes have ended, or that have left the world."""
+        return self._meeting.find_lost()
+
+    def why_lost(self, rank: int) -> str:
+        """Why `rank` did not answer, in a few words, as far as it is known."""
+        return self._meeting.why_lost(rank)
 
     def synchronize(self) -> None:
         """Wait for the last run of every program of this world, on every rank.
@@ -156,8 +177,9 @@ class World:
         Collective. Raises what ended one of these runs, on all ranks: WaitTimeoutError
         for a wait that was not met, ArgumentError for data out of range.
         """
-        self._meeting.call("world.synchronize()")
-        fault = self._await_end()
+        with self.exclusive:
+            self._meeting.call("world.synchronize()")
+            fault = self._await_end()
         if fault is not None:
             raise fault
 
@@ -189,8 +211,9 @@ class World:
         """
         if self._closed:
             return
-        fault = self._end_runs()
-        self._free()
+        with self.exclusive:
+            fault = self._end_runs()
+            self._free()
         if fault is not None:
             raise fault
 
@@ -216,6 +239,7 @@ class World:
             self._comm.Free()
         self._closed = True
         self._held.clear()
+        self.kept.clear()
         if not broken:
             atexit.unregister(self._close_at_exit)
 
@@ -236,32 +260,30 @@ class World:
         return f"<World rank {self.rank} of {self.size}, {self.backend}>"
 
     def _release(self, memory: SymmetricMemory) -> None:
-        self._meeting.call(f"free of {memory.show()}")
-        self._backend.free(memory.block)
-        del self._memories[memory.number]
+        with self.exclusive:
+            self._meeting.call(f"free of {memory.show()}")
+            self._backend.free(memory.block)
+            del self._memories[memory.number]
 
     def _close_at_exit(self) -> None:
         from mpi4py import MPI
 
-        if MPI.Is_finalized():
+        if self.exclusive.forked or MPI.Is_finalized():
             return
-        # A rank that ends by an error takes part in nothing more, and says so:
+        # A rank that ends by an error takes part in nothing more, and publishes that:
         # its peers then leave as well instead of waiting for it.
         if getattr(sys, "last_value", None) is not None:
-            self._meeting.leave("this rank ended by an error")
-        fault = None
+            self._meeting.leave("this rank ended by an error", FAILED)
         try:
-            fault = self._end_runs()
-            if fault is None:
-                self._free()
-        except EtcDistError:
-            self._meeting.leave("it was not closed by all ranks")
-        if fault is not None:
-            # The exit code must not be 0: results of that run were never written.
-            aborting.abort(self._comm, fault)
-        if self._meeting.lost:
+            self.close()
+        except BaseException as error:
+            # The exit code must not be 0, whether calls or a last run failed.
+            self._meeting.leave("it was not closed by all ranks", UNCLOSED)
+            aborting.show(self.rank, error)
+            aborting.end_all_at_exit()
+        if self._meeting.lost_process:
             # MPI would wait for the dead to finalize, and for ever.
-            aborting.end_all(self._comm)
+            aborting.end_all_at_exit()
 
 
 def _bad_size(nbytes: object) -> ArgumentError:

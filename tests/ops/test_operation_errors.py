@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -18,9 +21,12 @@ from etc_dist.errors import (
     EtcDistError,
     ScheduleError,
     SymmetricMemoryError,
+    WaitTimeoutError,
     WorldError,
 )
 from etc_dist.ops.operation import Operation
+from etc_dist.settings import Settings
+from etc_dist.world import start
 
 pytestmark = pytest.mark.mpi
 
@@ -257,3 +263,97 @@ def test_exhausted_symmetric_memory_leaves_the_operation_usable(
             op(larger.x, larger.w, larger.out)
     works(op, good())
     works(op, larger)
+
+
+@pytest.fixture
+def own() -> Iterator[Any]:
+    """A separate world, which a test may break."""
+    own = start(Settings(backend="cpu", world_limit=30.0))
+    yield own
+    if not own.broken:
+        own.close()
+
+
+def ones(own: Any) -> tuple[Any, Any]:
+    """Arrays of 1 that fit MatmulReduceScatter."""
+    x = np.ones((8 * own.size, 8), np.float32)
+    w = np.ones((8, 8), np.float32)
+    return x.astype(ml_dtypes.bfloat16), w.astype(ml_dtypes.bfloat16)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_interrupt_between_agreement_and_launch_breaks_the_world(own, monkeypatch):
+    def interrupt(launch: Any, stream: Any) -> None:
+        raise KeyboardInterrupt
+
+    op = MatmulReduceScatter(world=own)
+    if own.rank == 0:
+        monkeypatch.setattr(op.program._executor, "launch", interrupt)
+    began = time.monotonic()
+    # A peer sees it in its own agreement, or once it waits in the run.
+    kinds = KeyboardInterrupt if own.rank == 0 else (WorldError, WaitTimeoutError)
+    with pytest.raises(kinds) as caught:
+        op(*ones(own))
+    text = "gave up: a call there was interrupted"
+    assert own.rank == 0 or text in str(caught.value)
+    with pytest.raises(WorldError, match="cannot be used"):
+        op(*ones(own))
+    assert time.monotonic() - began < SECONDS
+
+
+@pytest.mark.mpi(min_size=2)
+def test_interrupt_in_a_run_is_on_all_ranks_and_the_next_call_is_right(
+    own, monkeypatch
+):
+    op = MatmulReduceScatter(world=own)
+    executor = op.program._executor
+
+    def interrupt(team: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        if own.rank == 0:
+            patch.setattr(executor, "_drive", interrupt)
+        with pytest.raises(KeyboardInterrupt if own.rank == 0 else WorldError):
+            op(*ones(own))
+    assert (op(*ones(own)) == 8 * own.size).all()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_interrupt_of_all_ranks_at_once_ends_them_soon(own):
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    op = MatmulReduceScatter(world=own)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    began = time.monotonic()
+    try:
+        with pytest.raises((KeyboardInterrupt, WorldError, WaitTimeoutError)):
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
+            while True:
+                op(*ones(own))
+    finally:
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
+        signal.signal(signal.SIGALRM, before)
+    assert time.monotonic() - began < SECONDS
+
+
+def test_threads_that_call_at_once_get_right_results_or_an_error(own):
+    op = MatmulReduceScatter(world=own)
+    x, w = ones(own)
+    wrong = []
+
+    def call(value: int) -> None:
+        for _ in range(20):
+            try:
+                y = op(x, w * ml_dtypes.bfloat16(value))
+            except WorldError as error:
+                assert "two threads use one world" in str(error)
+            else:
+                if not (y == 8 * value * own.size).all():
+                    wrong.append(value)
+
+    if own.size == 1:
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(call, (1, 2)))
+    assert wrong == []

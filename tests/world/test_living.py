@@ -34,7 +34,8 @@ CALLS = {
 }
 worlds = {call: start(Settings(backend="cpu")) for call in CALLS}
 comm = MPI.COMM_WORLD.Dup()
-exchange = Exchange(comm, Living.among(comm))
+exchange = Exchange(comm)
+exchange.find_lost = Living.among(comm).all_dead
 if comm.rank == 1:
     time.sleep(0.3)
     ENDING

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from etc_dist.world.exchange import Exchange
-from etc_dist.world.living import Living
 from etc_dist.world.mailbox import MessageMailbox
 from etc_dist.world.meeting import sign
 
@@ -57,7 +56,7 @@ def test_meeting_by_messages_compares_like_the_shared_mailbox(world):
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD.Dup()
-    mailbox = MessageMailbox(Exchange(comm, Living.among(comm)))
+    mailbox = MessageMailbox(Exchange(comm))
     assert mailbox.meet(7, limit=10.0) is None
     found = mailbox.meet(7 + world.rank, limit=10.0)
     unlike = [7 + rank for rank in range(world.size)]

@@ -1,3 +1,4 @@
+import contextlib
 import subprocess
 import sys
 import time
@@ -30,8 +31,11 @@ def doomed():
     """A world of its own for a test that breaks it."""
     from mpi4py import MPI
 
-    yield start(Settings(backend="cpu", world_limit=0.5))
+    own = start(Settings(backend="cpu", world_limit=0.5))
+    yield own
     MPI.COMM_WORLD.Barrier()
+    with contextlib.suppress(WorldError):
+        own.close()
 
 
 @pytest.mark.mpi(min_size=2)

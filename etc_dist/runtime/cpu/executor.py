@@ -25,6 +25,9 @@ from etc_dist.schedule.plan import Plan
 from etc_dist.world import World
 from etc_dist.world.patience import Patience
 
+RECORD_SECONDS = 1.0
+"""How much longer a rank that is through waits than one whose waits are not met."""
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -127,6 +130,8 @@ class CpuExecutor:
             raise
         except BaseException as fault:
             self._fail(Report(fault=_told(fault)))
+            if not self._world.broken:
+                self._world.exclusive.report(fault)
             raise
         if waited is not None:
             self._fail(Report(records=tuple(waited)))
@@ -170,7 +175,7 @@ class CpuExecutor:
             # Peers that go on may need long: only when nobody does is a wait hopeless.
             if self._space.beats() != beats:
                 patience, beats = self._patience(team), self._space.beats()
-            elif not patience.pause():
+            elif not patience.pause() or patience.lost:
                 return team.records() or self._missing()
         return None
 
@@ -180,9 +185,10 @@ class CpuExecutor:
         return all(map(self._space.finished, range(self._world.size)))
 
     def _patience(self, team: Team) -> Patience:
-        # A rank that is through leaves it to those that wait to say for what.
+        # A rank that is through gives those that wait the time to record for what.
         limit = self._world.settings.wait_limit
-        return Patience(2 * limit if team.done else limit)
+        limit += min(limit, RECORD_SECONDS) if team.done else 0.0
+        return Patience(limit, self._world.find_lost)
 
     def _missing(self) -> list[WaitRecord]:
         """This rank is through, but peers are not, and do nothing."""
@@ -203,7 +209,9 @@ class CpuExecutor:
         if not report.fault:
             where = f"plan of graph {self._plan.graph.name}, run {self._runs}"
             limit = self._world.settings.wait_limit
-            raise _merge(heard, where, limit)
+            silent = [rank for rank, report in enumerate(heard) if report is None]
+            why = {rank: self._world.why_lost(rank) for rank in silent}
+            raise _merge(heard, where, limit, why)
 
 
 @dataclass(frozen=True)
@@ -252,13 +260,12 @@ def _told(fault: BaseException) -> str:
 
 
 def _merge(
-    heard: list[object | None], where: str, limit: float
+    heard: list[object | None], where: str, limit: float, silent: Mapping[int, str]
 ) -> ArgumentError | WaitTimeoutError | WorldError:
     """One error of all ranks' reports, alike on every rank."""
     reports = {
         r: report for r, report in enumerate(heard) if isinstance(report, Report)
     }
-    silent = [str(rank) for rank in range(len(heard)) if rank not in reports]
     refusals = [report.refusal for report in reports.values() if report.refusal]
     if refusals:
         return refusals[0]
@@ -274,8 +281,7 @@ def _merge(
         )
     records = [record for report in reports.values() for record in report.records]
     got = [str(record) for record in records]
-    if silent:
-        got.append(f"nothing heard of rank {', '.join(silent)}")
+    got += [f"rank {rank}: {why}" for rank, why in silent.items()]
     return WaitTimeoutError(
         "waits were not met, so the run was ended on all ranks",
         where=where,

@@ -1,0 +1,136 @@
+"""One thread at a time, and calls that an exception interrupts."""
+
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from etc_dist.errors import ArgumentError, WorldError
+from etc_dist.settings import Settings
+from etc_dist.world import start
+
+# Longer than any of these tests may take.
+LIMIT = 30.0
+
+
+@pytest.fixture
+def own():
+    """A separate world, which a test may break."""
+    own = start(Settings(backend="cpu", world_limit=LIMIT))
+    yield own
+    if not own.broken:
+        own.close()
+
+
+def in_thread(call, name="other"):
+    """What `call` returns or raises in a thread of this name."""
+    with ThreadPoolExecutor(1, thread_name_prefix=name) as pool:
+        return pool.submit(call).result()
+
+
+@pytest.fixture
+def alarm():
+    """Raises KeyboardInterrupt after some seconds, as a signal handler."""
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    yield lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.mpi
+def test_call_while_another_thread_is_inside_one_is_refused_by_name(own):
+    def step():
+        with pytest.raises(WorldError) as caught:
+            in_thread(own.barrier)
+        return caught.value.got
+
+    main = threading.current_thread().name
+    text = f"thread 'other_0' called while thread {main!r} was inside a call"
+    assert own.agree(step) == [text] * own.size
+    own.barrier()
+
+
+@pytest.mark.mpi
+def test_calls_in_turn_from_different_threads_work(own):
+    for _ in range(3):
+        assert in_thread(lambda: own.gather(own.rank)) == list(range(own.size))
+        own.barrier()
+
+
+@pytest.mark.mpi
+def test_lock_that_an_interrupt_left_behind_is_taken_over(own):
+    # As after a signal between the last step of a call and the release.
+    in_thread(own.exclusive.__enter__)
+    own.barrier()
+
+
+CALLS = {
+    "meet": lambda own: own.meet(1, str),
+    "agree": lambda own: own.agree(int),
+    "gather": lambda own: own.gather(1),
+    "barrier": lambda own: own.barrier(),
+    "refuse": lambda own: own.refuse(
+        ArgumentError("x is bad", where="x", wanted="1", got="2", fix="pass 1")
+    ),
+}
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("name", CALLS)
+def test_interrupted_meeting_breaks_the_world_by_name_on_all_ranks(name, own, alarm):
+    since = time.monotonic()
+    if own.rank == 0:
+        alarm(0.2)
+        with pytest.raises(KeyboardInterrupt):
+            CALLS[name](own)
+    else:
+        time.sleep(0.5)
+        with pytest.raises(WorldError, match="rank 0: gave up: a call there was inter"):
+            CALLS[name](own)
+            own.barrier()
+    with pytest.raises(WorldError, match="cannot be used"):
+        own.barrier()
+    assert time.monotonic() - since < LIMIT / 3
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("name", ["meet", "agree", "barrier"])
+def test_peers_that_wait_already_see_an_interrupted_call_soon(name, own):
+    def interrupt():
+        time.sleep(0.3)
+        raise KeyboardInterrupt
+
+    since = time.monotonic()
+    if own.rank == 0:
+        with pytest.raises(KeyboardInterrupt):
+            own.agree(interrupt)
+    else:
+        with pytest.raises(WorldError, match="rank 0: gave up: a call there was inter"):
+            CALLS[name](own)
+    assert time.monotonic() - since < LIMIT / 3
+
+
+@pytest.mark.mpi(min_size=2)
+def test_gather_does_not_wait_for_a_rank_that_left(own):
+    since = time.monotonic()
+    if own.rank == 0:
+        with pytest.raises(KeyboardInterrupt), own.exclusive:
+            time.sleep(0.3)
+            raise KeyboardInterrupt
+    else:
+        assert own.gather(own.rank) == [None, *range(1, own.size)]
+        assert own.broken
+    assert time.monotonic() - since < LIMIT / 3
+
+
+@pytest.mark.mpi
+def test_error_that_all_ranks_raise_does_not_break_the_world(own):
+    with pytest.raises(ArgumentError, match="x is bad"):
+        CALLS["refuse"](own)
+    own.barrier()
