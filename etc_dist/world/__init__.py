@@ -12,6 +12,8 @@ Files, from the user down:
     nvshmem_library.py  NVSHMEM's host calls by ctypes
     shared.py           backend "cpu": MPI shared windows
     choice.py, gpus.py  which backend; which GPUs a rank can see
+    exclusive.py        one thread at a time, and no call in a forked child
+    forked.py           a forked child does not finalize MPI
     meeting.py          all ranks agree on a call, or raise the same error
     faults.py           the words of those errors
     windows.py          the bytes of a shared window

@@ -67,7 +67,7 @@ class Exclusive:
     def _take(self, thread: int) -> None:
         if not self._lock.acquire(blocking=False):
             if self.forked:
-                raise _forked()
+                raise forked()
             if not self._owner:
                 time.sleep(ENTERING_SECONDS)
             if _runs_call(self._owner):
@@ -122,7 +122,8 @@ def _second_thread(owner: int, caller: int) -> WorldError:
     )
 
 
-def _forked() -> WorldError:
+def forked() -> WorldError:
+    """The error for a call in a child process."""
     return WorldError(
         "the world cannot be used: this process is a fork of the one that started it",
         where=f"process {os.getpid()}",

@@ -11,6 +11,7 @@ from etc_dist.settings import Settings
 from etc_dist.world import gpus
 from etc_dist.world.choice import BACKENDS, Report, choose
 from etc_dist.world.exchange import Exchange
+from etc_dist.world.forked import keep_children_out_of_mpi, refuse_in_child
 from etc_dist.world.living import Living
 from etc_dist.world.mailbox import Mailbox, MessageMailbox, SharedMailbox
 from etc_dist.world.meeting import Meeting
@@ -39,6 +40,8 @@ def start(settings: Settings | None = None, comm: MPI.Intracomm | None = None) -
     The first world that is open is also `current`.
     """
     mpi = _import_mpi()
+    refuse_in_child()
+    keep_children_out_of_mpi()
     # Private duplicates: no message of the user's can meet one of ours.
     ranks = _duplicate(mpi, comm)
     split = ranks.Split_type(mpi.COMM_TYPE_SHARED, key=ranks.rank)
