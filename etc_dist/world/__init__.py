@@ -10,13 +10,13 @@ Files, from the user down:
     memory.py           SymmetricMemory, and what a backend must offer
     nvshmem.py          backend "cuda": NVSHMEM's symmetric heap, one GPU a rank
     nvshmem_library.py  NVSHMEM's host calls by ctypes
-    shared.py           backend "cpu": MPI shared windows
+    shared.py           backend "cpu": shared memory of one host
     choice.py, gpus.py  which backend; which GPUs a rank can see
     exclusive.py        one thread at a time, and no call in a forked child
     forked.py           a forked child does not finalize MPI
     meeting.py          all ranks agree on a call, or raise the same error
     faults.py           the words of those errors
-    windows.py          the bytes of a shared window
+    pages.py            memory that all ranks of a host map
     mailbox.py          where signatures are compared: the hot path
     exchange.py         objects between ranks, with waits that end
     patience.py         how a waiting rank spends its time

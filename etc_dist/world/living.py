@@ -9,10 +9,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 # In /proc/PID/stat, counted from the state, which follows the command's name.
 _STATE, _FLAGS, _BEGIN = 0, 6, 19
@@ -73,14 +69,6 @@ class Living:
             else None
             for process in processes
         ]
-
-    @classmethod
-    def among(cls, comm: MPI.Intracomm) -> Living:
-        """The ranks of `comm`; collective."""
-        living = cls(comm.allgather(Process.own()))
-        # No rank may end before all have seen each other alive.
-        comm.Barrier()
-        return living
 
     def dead(self, rank: int) -> bool:
         """Whether the process of `rank` has ended; False where it cannot be told."""

@@ -1,20 +1,19 @@
 """Where ranks compare one signature a call, before anything is launched.
 
-On one host each rank owns one cache line of a shared window; a meeting is one write
+On one host each rank owns one cache line of shared memory; a meeting is one write
 and one read a peer, about a microsecond. Across hosts the same meeting goes by message.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from etc_dist.world.exchange import Exchange
 from etc_dist.world.living import Living
 from etc_dist.world.patience import Patience
-from etc_dist.world.windows import segment
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 MASK = (1 << 63) - 1
 """Signatures have 63 bits: a slot's word stays a non-negative int64."""
@@ -46,11 +45,16 @@ class Mailbox(Protocol):
         """The ranks that have left, and why."""
 
     def close(self) -> None:
-        """Free what is shared; collective."""
+        """End the use of what is shared; local, after the last meeting."""
+
+
+def mailbox_bytes(size: int) -> int:
+    """What a SharedMailbox of `size` ranks needs."""
+    return _LINE * size
 
 
 class SharedMailbox:
-    """The ranks of one host: slots in an MPI shared window, read by busy looking.
+    """The ranks of one host: slots in shared memory, read by polling.
 
     A slot holds two pairs of words, used in turn by even and odd calls, so that a
     fast rank does not overwrite what a slow one has still to read: to begin call
@@ -67,22 +71,12 @@ class SharedMailbox:
     is ordered: for data in symmetric memory use `World.barrier`.
     """
 
-    def __init__(self, node: MPI.Intracomm, living: Living):
-        from mpi4py import MPI
-
-        self._rank, self._size = node.rank, node.size
+    def __init__(self, rank: int, lines: npt.NDArray[np.uint8], living: Living):
+        """`lines`: `mailbox_bytes` of zeroed, aligned memory that all ranks share."""
+        self._rank, self._size = rank, len(lines) // _LINE
         self._living = living
-        room = _LINE * (node.size + 1) if node.rank == 0 else 0
-        self._window = MPI.Win.Allocate_shared(room, 1, comm=node)
-        whole = segment(self._window, 0)
-        start = -int(whole.ctypes.data) % _LINE
-        lines = whole[start : start + _LINE * node.size]
         # A memoryview is read in half the time of a NumPy array's scalars (measured).
         self._words = lines.data.cast("q")
-        if node.rank == 0:
-            for word in range(len(self._words)):
-                self._words[word] = 0
-        node.Barrier()
         self._mark = 0
         self._parity = 0
         self._own = self._rank * _WORDS
@@ -137,7 +131,6 @@ class SharedMailbox:
 
     def close(self) -> None:
         self._words.release()
-        self._window.Free()
 
 
 class MessageMailbox:

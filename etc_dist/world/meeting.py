@@ -42,6 +42,10 @@ class Meeting:
         self._calls = 0
         self._unusable: str | None = None
 
+    def use(self, mailbox: Mailbox) -> None:
+        """Compare calls in `mailbox` from now on; collective."""
+        self._mailbox = mailbox
+
     def find_lost(self) -> frozenset[int]:
         """The ranks that will not come to any call any more."""
         return self._living.all_dead() | frozenset(self._mailbox.left())
@@ -155,7 +159,7 @@ class Meeting:
             self._unusable = text
 
     def close(self) -> None:
-        """Free the mailbox; collective."""
+        """End all meetings; after a last one."""
         self._unusable = "it was closed"
         self._mailbox.close()
 

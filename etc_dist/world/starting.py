@@ -12,11 +12,17 @@ from etc_dist.world import gpus
 from etc_dist.world.choice import BACKENDS, Report, choose
 from etc_dist.world.exchange import Exchange
 from etc_dist.world.forked import keep_children_out_of_mpi, refuse_in_child
-from etc_dist.world.living import Living
-from etc_dist.world.mailbox import Mailbox, MessageMailbox, SharedMailbox
+from etc_dist.world.living import Living, Process
+from etc_dist.world.mailbox import (
+    INTERRUPTED,
+    MessageMailbox,
+    SharedMailbox,
+    mailbox_bytes,
+)
 from etc_dist.world.meeting import Meeting
 from etc_dist.world.memory import Backend
 from etc_dist.world.nvshmem import NvshmemMemory
+from etc_dist.world.pages import SharedPages, host_key
 from etc_dist.world.patience import Patience
 from etc_dist.world.shared import SharedMemory
 from etc_dist.world.world import World
@@ -24,7 +30,8 @@ from etc_dist.world.world import World
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-_current: World | None = None
+_worlds: list[World] = []
+"""The worlds in the order of their start, without those that are closed."""
 
 
 def start(settings: Settings | None = None, comm: MPI.Intracomm | None = None) -> World:
@@ -44,25 +51,22 @@ def start(settings: Settings | None = None, comm: MPI.Intracomm | None = None) -
     keep_children_out_of_mpi()
     # Private duplicates: no message of the user's can meet one of ours.
     ranks = _duplicate(mpi, comm)
-    split = ranks.Split_type(mpi.COMM_TYPE_SHARED, key=ranks.rank)
-    node = cast("MPI.Intracomm", split)
-    living = Living.among(ranks)
     exchange = Exchange(ranks)
-    mailbox: Mailbox = (
-        SharedMailbox(node, living)
-        if node.size == ranks.size
-        else MessageMailbox(exchange)
-    )
+    living = _find_processes(exchange)
+    mailbox = MessageMailbox(exchange)
     meeting = Meeting(exchange, mailbox, living, Settings.world_limit)
     try:
         # Every rank's own settings go around; a fault on one is raised on all.
         own = meeting.agree(lambda: _check(mpi, settings, comm))[ranks.rank]
-        return _start(own, ranks, node, meeting)
+        return _start(own, ranks, living, meeting)
     except EtcDistError:
         if not meeting.broken:
             meeting.close()
-            node.Free()
             ranks.Free()
+        raise
+    except BaseException as error:
+        reason = f"its start was interrupted by {type(error).__name__}"
+        meeting.leave(reason, INTERRUPTED)
         raise
 
 
@@ -72,10 +76,13 @@ def current() -> World:
     Collective where it starts one. A broken world stays current, so that its next
     call raises instead of hanging, until it is closed or another one is started.
     """
-    global _current
-    if _current is None or _current.closed:
-        _current = start()
-    return _current
+    _forget_closed()
+    usable = [world for world in _worlds if not world.broken]
+    return next(iter(usable or _worlds), None) or start()
+
+
+def _forget_closed() -> None:
+    _worlds[:] = [world for world in _worlds if not world.closed]
 
 
 def given_world(world: Any) -> World:
@@ -108,14 +115,31 @@ def _duplicate(mpi: ModuleType, comm: object) -> MPI.Intracomm:
     while not request.Test():
         if not patience.pause():
             _check_comm(mpi, comm)
-            raise WorldError(
-                "the ranks do not start a world together",
-                where=f"start of the world, rank {place.rank} of {place.size}",
-                wanted=f"all ranks of the communicator in {Settings.world_limit:g} s",
-                got="not all of them",
-                fix="call start on all of its ranks, with the same communicator",
-            )
+            raise _not_together(place.rank, place.size)
     return ranks
+
+
+def _find_processes(exchange: Exchange) -> Living:
+    """The processes of all ranks. Collective; WorldError where one does not answer."""
+    limit = Settings.world_limit
+    heard = exchange.gather(Process.own(), limit)
+    if len(heard) == exchange.size:
+        living = Living([cast("Process | None", heard[r]) for r in range(len(heard))])
+        exchange.find_lost = living.all_dead
+        # No rank may end before all have seen each other alive.
+        if len(exchange.gather(None, limit, need_all=True)) == exchange.size:
+            return living
+    raise _not_together(exchange.rank, exchange.size)
+
+
+def _not_together(rank: int, size: int) -> WorldError:
+    return WorldError(
+        "the ranks do not start a world together",
+        where=f"start of the world, rank {rank} of {size}",
+        wanted=f"all ranks of the communicator in {Settings.world_limit:g} s",
+        got="not all of them",
+        fix="call start on all of its ranks, with the same communicator",
+    )
 
 
 def _check(mpi: ModuleType, settings: Any, comm: Any) -> Settings:
@@ -148,34 +172,38 @@ def _unfit(wanted: str, got: str) -> ArgumentError:
 def _start(
     own: Settings,
     ranks: MPI.Intracomm,
-    node: MPI.Intracomm,
+    living: Living,
     meeting: Meeting,
 ) -> World:
-    global _current
-    first_on_node = node.bcast(ranks.rank)
     meeting.limit = own.world_limit
-    reports = meeting.agree(lambda: _report(own, node, first_on_node))
+    keys = meeting.agree(host_key)
+    reports = meeting.agree(lambda: _report(own, ranks.rank, keys))
     choice = choose(reports)
+    pages = SharedPages(meeting)
+    lines = pages.map(mailbox_bytes(ranks.size))
+    meeting.use(SharedMailbox(ranks.rank, lines, living))
     backend: Backend
     if choice.backend == "cuda":
         device = reports[ranks.rank].device
         shares = choice.ranks_per_gpu
         backend = NvshmemMemory(meeting, device, own.symmetric_bytes, shares)
     else:
-        backend = SharedMemory(node, meeting)
-    world = World(own, ranks, node, meeting, backend, choice.reason)
-    if _current is None or _current.broken:
-        _current = world
+        backend = SharedMemory(pages, ranks.size)
+    local = reports[ranks.rank].local_rank, keys.count(keys[ranks.rank])
+    world = World(own, ranks, local, meeting, backend, choice.reason)
+    _forget_closed()
+    _worlds.append(world)
     return world
 
 
-def _report(settings: Settings, node: MPI.Intracomm, first_on_node: int) -> Report:
+def _report(settings: Settings, rank: int, keys: list[str]) -> Report:
+    """What this rank reports; `keys` of hosts by rank."""
     # A world that is to be on the CPU does not touch CUDA at all.
     wants_gpus = settings.backend in BACKENDS and settings.backend != "cpu"
     return Report(
         host=socket.gethostname(),
-        node=first_on_node,
-        local_rank=node.rank,
+        node=keys.index(keys[rank]),
+        local_rank=keys[:rank].count(keys[rank]),
         settings=settings,
         gpus=gpus.find() if wants_gpus else gpus.Gpus(missing="not looked for"),
     )

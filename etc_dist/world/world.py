@@ -45,19 +45,20 @@ class World:
         self,
         settings: Settings,
         comm: MPI.Intracomm,
-        node: MPI.Intracomm,
+        local: tuple[int, int],
         meeting: Meeting,
         backend: Backend,
         reason: str,
     ):
-        """For `start`: takes over the private communicators of all and of one host."""
+        """For `start`: takes over the private communicator of all ranks. `local` is
+        this rank's number on its host, and how many are there."""
         self.settings = settings
         self.rank, self.size = comm.rank, comm.size
-        self.local_rank, self.local_size = node.rank, node.size
+        self.local_rank, self.local_size = local
         self.backend: str = backend.name
         self.device: int | str = backend.device
         self.ranks_per_gpu, self.mps = backend.ranks_per_gpu, backend.mps
-        self._comm, self._node = comm, node
+        self._comm = comm
         self._meeting, self._backend, self._reason = meeting, backend, reason
         self._memories: dict[int, SymmetricMemory] = {}
         self._allocations = 0
@@ -234,7 +235,6 @@ class World:
                 memory.free()
             self._backend.close()
             self._meeting.close()
-            self._node.Free()
             self._hook.remove()
             self._comm.Free()
         self._closed = True

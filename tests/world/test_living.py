@@ -24,7 +24,7 @@ from etc_dist.errors import WorldError
 from etc_dist.settings import Settings
 from etc_dist.world import start
 from etc_dist.world.exchange import Exchange
-from etc_dist.world.living import Living
+from etc_dist.world.living import Living, Process
 
 CALLS = {
     "meet": lambda world: world.meet(1, str),
@@ -35,7 +35,8 @@ CALLS = {
 worlds = {call: start(Settings(backend="cpu")) for call in CALLS}
 comm = MPI.COMM_WORLD.Dup()
 exchange = Exchange(comm)
-exchange.find_lost = Living.among(comm).all_dead
+exchange.find_lost = Living(comm.allgather(Process.own())).all_dead
+comm.Barrier()
 if comm.rank == 1:
     time.sleep(0.3)
     ENDING

@@ -225,7 +225,7 @@ ARGUMENTS = {
 @pytest.mark.mpi
 @pytest.mark.parametrize("got", ARGUMENTS)
 def test_bad_arguments_of_one_rank_start_no_world_on_any(got, world):
-    before, bad = starting._current, world.rank == world.size - 1
+    before, bad = list(starting._worlds), world.rank == world.size - 1
     with pytest.raises(ArgumentError) as caught:
         start(**(ARGUMENTS[got] if bad else {"settings": CPU}))
     assert caught.value.got == got
@@ -233,7 +233,7 @@ def test_bad_arguments_of_one_rank_start_no_world_on_any(got, world):
         "the arguments of start do not fit",
         "settings cannot be used",
     )
-    assert starting._current is before
+    assert starting._worlds == before
     assert goes_on(world)
 
 
