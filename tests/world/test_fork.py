@@ -1,14 +1,8 @@
 """A forked child does not disturb the ranks, whatever it does."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-MPIRUN = str(Path(__file__).parents[2] / "launch" / "mpirun")
-LAUNCH = [sys.executable, MPIRUN, "-n", "2", "--time-limit", "40", "python"]
+from tests.world.jobs import run_job
 
 # Rank 0 forks while the others are in a call; then all make calls.
 FORKS = """
@@ -34,24 +28,12 @@ if world.rank == 0:
 """
 
 
-def run(child: str) -> tuple[int, str]:
-    """Exit code and output of two ranks, of which one forks a child."""
-    done = subprocess.run(
-        [*LAUNCH, "-c", FORKS.replace("CHILD", child)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=os.environ | {"LAUNCH_PYTHON": sys.executable},
-    )
-    return done.returncode, done.stdout
-
-
 @pytest.mark.parametrize(
     ("child", "code"),
     [("sys.exit(7)", 7), ("sys.exit()", 0), ("raise ValueError('of the child')", 1)],
 )
 def test_child_that_ends_leaves_the_ranks_alone(child, code):
-    status, output = run(child)
+    status, output, _ = run_job(FORKS.replace("CHILD", child))
     assert status == 0, output
     assert "handler of the child" in output
     assert f"child ended with {code}" in output
@@ -63,7 +45,7 @@ def test_child_that_ends_leaves_the_ranks_alone(child, code):
     ["world.barrier()", "world.close()", "world.allocate(8)", "start()"],
 )
 def test_call_in_a_child_is_an_error_there_alone(call):
-    status, output = run(call)
+    status, output, _ = run_job(FORKS.replace("CHILD", call))
     assert status == 0, output
     assert "WorldError: the world cannot be used: this process is a fork" in output
     assert "child ended with 1" in output and "parents are well" in output

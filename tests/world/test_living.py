@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from etc_dist.world.living import Living, Process
-
-MPIRUN = Path(__file__).parents[2] / "launch" / "mpirun"
+from tests.world.jobs import run_job
 
 # Rank 1 ends while rank 0 waits for it; each call has a world of its own, for a lost
 # rank breaks a world.
@@ -58,16 +56,10 @@ os._exit(0)
 
 @pytest.mark.parametrize("ending", ["os._exit(1)", "os.kill(os.getpid(), 9)"])
 def test_dead_peer_is_named_wherever_a_rank_waits_for_it(ending):
-    launch = [sys.executable, str(MPIRUN), "-n", "2", "--time-limit", "40"]
-    done = subprocess.run(
-        [*launch, "python", "-c", WAITS.replace("ENDING", ending)],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"LAUNCH_PYTHON": sys.executable},
-    )
+    job = run_job(WAITS.replace("ENDING", ending))
     tag = "[rank 0] {"
-    lines = [one for one in done.stdout.splitlines() if one.startswith(tag)]
-    assert lines, done.stdout + done.stderr
+    lines = [one for one in job.output.splitlines() if one.startswith(tag)]
+    assert lines, job.output
     found = json.loads(lines[0].removeprefix("[rank 0] "))
     assert len(found) == 5 and max(seconds for seconds, _ in found.values()) < 3
     text = "rank 1 did not come: its process has ended"

@@ -1,0 +1,85 @@
+"""Ranks that are killed or stopped: the others name them, and wait no longer."""
+
+import pytest
+
+from tests.world.jobs import run_job
+
+START = """
+import os, signal, sys, time
+import ml_dtypes, numpy as np
+from etc_dist import MatmulReduceScatter
+from etc_dist.settings import Settings
+from etc_dist.world import pages, start
+
+world = start(Settings(backend="cpu", world_limit=LIMIT))
+pids = world.gather(os.getpid())
+x = np.ones((8 * world.size, 8), np.float32).astype(ml_dtypes.bfloat16)
+w = np.ones((8, 8), np.float32).astype(ml_dtypes.bfloat16)
+op = MatmulReduceScatter(world=world)
+op(x, w)
+
+def end(*_):
+    os.kill(os.getpid(), SIGNAL)
+
+def refused(call):
+    since = time.monotonic()
+    try:
+        call()
+    except Exception as error:
+        print(f"{type(error).__name__} after {time.monotonic() - since:.1f} s", error)
+    sys.stdout.flush()
+"""
+
+
+def started(limit: float, number: str) -> str:
+    return START.replace("LIMIT", str(limit)).replace("SIGNAL", number)
+
+
+def test_rank_that_is_killed_in_a_run_is_named_within_a_second_or_so():
+    source = """
+if world.rank == 1:
+    op.program._executor._drive = end
+refused(lambda: op(x, w))
+os._exit(0)
+"""
+    _, output, _ = run_job(started(30.0, "9") + source, ranks=3)
+    assert output.count("WaitTimeoutError after") == 2
+    assert output.count("rank 1: its process has ended") == 2
+    for line in output.splitlines():
+        if "WaitTimeoutError after" in line:
+            assert float(line.split("after ")[1].split()[0]) < 3
+
+
+def test_rank_that_is_killed_while_memory_is_made_does_not_hang_the_others():
+    source = """
+if world.rank == 1:
+    pages._map = end
+refused(lambda: world.allocate(1 << 20))
+print("left in /dev/shm:", list(pages.FOLDER.glob(f"{world._backend._pages._stem}*")))
+sys.stdout.flush()
+os._exit(0)
+"""
+    _, output, seconds = run_job(started(30.0, "9") + source)
+    assert "rank 1 did not come: its process has ended" in output
+    assert "left in /dev/shm: []" in output
+    assert seconds < 10
+
+
+@pytest.mark.parametrize("wakes", [True, False])
+def test_rank_that_is_stopped_is_named(wakes):
+    source = """
+if world.rank == 1:
+    end()
+    refused(world.barrier)
+else:
+    time.sleep(0.5)
+    refused(world.barrier)
+    os.kill(pids[1], signal.SIGCONT if WAKES else signal.SIGKILL)
+    time.sleep(1)
+os._exit(0)
+"""
+    source = source.replace("WAKES", str(wakes))
+    _, output, _ = run_job(started(2.0, "signal.SIGSTOP") + source)
+    assert "rank 1 did not come; stopped by a signal or a debugger: rank 1" in output
+    if wakes:
+        assert "rank 0: gave up: an earlier call there timed out or failed" in output

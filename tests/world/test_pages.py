@@ -1,0 +1,60 @@
+import gc
+import stat
+
+import numpy as np
+import pytest
+
+from etc_dist.errors import SymmetricMemoryError
+from etc_dist.settings import Settings
+from etc_dist.world import pages, start
+
+
+@pytest.fixture
+def own():
+    own = start(Settings(backend="cpu"))
+    yield own
+    own.close()
+
+
+@pytest.mark.mpi
+def test_memory_has_no_file_once_it_is_mapped(own):
+    own.allocate(5000)
+    assert list(pages.FOLDER.glob(f"{own._backend._pages._stem}*")) == []
+
+
+@pytest.mark.mpi
+def test_file_is_private_and_never_an_existing_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(pages, "FOLDER", tmp_path)
+    path = tmp_path / "memory"
+    pages._create(path, 4096)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    with pytest.raises(FileExistsError):
+        pages._create(path, 4096)
+    (tmp_path / "link").symlink_to(path)
+    with pytest.raises(OSError, match="link"):
+        pages._map(tmp_path / "link", 4096)
+
+
+@pytest.mark.mpi
+def test_array_over_freed_memory_can_still_be_read(own):
+    memory = own.allocate(4096)
+    array = memory.local
+    array[:] = 7
+    memory.free()
+    del memory
+    gc.collect()
+    own.barrier()
+    assert (array == np.uint8(7)).all()
+
+
+@pytest.mark.mpi
+def test_host_without_room_is_refused_on_all_ranks(own, monkeypatch):
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pages.os, "posix_fallocate", fail)
+        with pytest.raises(SymmetricMemoryError, match="No space left on device"):
+            own.allocate(4096)
+    assert list(pages.FOLDER.glob(f"{own._backend._pages._stem}*")) == []
+    own.allocate(4096).free()
