@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, fields
@@ -19,6 +18,11 @@ from etc_dist.errors import ArgumentError
 
 Size = str
 """Bytes, with K, M, G or T at will."""
+Seconds = float
+"""A time limit, above 0 and at most `MAX_SECONDS`."""
+MAX_SECONDS = 1e6
+"""The longest limit, 11.5 days. The device counts waits in 32 bits of 1.05 ms steps, so
+`2 * MAX_SECONDS`, the limit of hand-overs, must be below 52 days."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +31,9 @@ class Settings:
 
     backend: str = "auto"
     """ETC_DIST_BACKEND: "cuda", "cpu", or "auto" (cuda where there is a GPU)."""
-    wait_limit: float = 4.0
+    wait_limit: Seconds = 4.0
     """ETC_DIST_WAIT_LIMIT: seconds a wait inside a program may last."""
-    world_limit: float = 60.0
+    world_limit: Seconds = 60.0
     """ETC_DIST_WORLD_LIMIT: seconds a host-side meeting of ranks may last."""
     symmetric_size: Size = "8G"
     """ETC_DIST_SYMMETRIC_SIZE: size of each rank's symmetric heap on GPUs."""
@@ -125,10 +129,10 @@ _KINDS = {
         'a text: a number of bytes, with K, M, G or T at will, such as "8G"',
     ),
     "Path": _Kind(Path, lambda value: isinstance(value, (str, Path)), "a folder"),
-    "float": _Kind(
+    "Seconds": _Kind(
         float,
-        lambda value: _is_number(value, Real) and 0 < value <= sys.float_info.max,
-        "a number of seconds above 0",
+        lambda value: _is_number(value, Real) and 0 < value <= MAX_SECONDS,
+        f"a number of seconds above 0 and at most {MAX_SECONDS:.0f}",
     ),
     "int": _Kind(
         int,

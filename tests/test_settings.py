@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from etc_dist.errors import ArgumentError
-from etc_dist.settings import Settings
+from etc_dist.settings import MAX_SECONDS, Settings
 
 NAN = float("nan")
 README = Path(__file__).parent.parent / "README.md"
@@ -47,6 +47,8 @@ def test_variables_are_read_by_type():
         ("ETC_DIST_WAIT_LIMIT", "-1", "seconds above 0"),
         ("ETC_DIST_WAIT_LIMIT", "nan", "seconds above 0"),
         ("ETC_DIST_WAIT_LIMIT", "inf", "seconds above 0"),
+        ("ETC_DIST_WAIT_LIMIT", "1000001", "at most 1000000"),
+        ("ETC_DIST_WORLD_LIMIT", "1e9", "at most 1000000"),
         ("ETC_DIST_CPU_WORKERS", "4.5", "a whole number"),
         ("ETC_DIST_CPU_WORKERS", "0", "from 1 on"),
         ("ETC_DIST_SYMMETRIC_SIZE", "8 giga", 'such as "8G"'),
@@ -67,7 +69,8 @@ def test_value_that_cannot_be_read_is_refused_by_name(name, value, wanted):
     [
         ("backend", None, "a text"),
         *(("wait_limit", v, "seconds above 0") for v in (0, -1, "4", NAN, None, True)),
-        ("world_limit", None, "seconds above 0"),
+        ("wait_limit", 2.592e6, "at most 1000000"),
+        *(("world_limit", v, "at most 1000000") for v in (None, 1e7, 10**400)),
         *(("symmetric_size", v, 'such as "8G"') for v in ("x", "", 8 << 30, None)),
         ("cache", None, "a folder"),
         *(("verify", value, "True or False") for value in ("no", 0, None)),
@@ -82,6 +85,11 @@ def test_value_beyond_its_limits_is_refused_by_name(name, value, wanted):
     assert caught.value.where.endswith(f"ETC_DIST_{name.upper()}")
     assert caught.value.got == f"{name} = {value!r}"
     assert caught.value.wanted.startswith(f"{name}: ") and wanted in caught.value.wanted
+
+
+def test_longest_limits_are_accepted():
+    made = Settings(wait_limit=MAX_SECONDS, world_limit=10**6).checked()
+    assert (made.wait_limit, made.world_limit) == (1e6, 1e6)
 
 
 def test_all_that_is_beyond_its_limits_is_told_at_once():

@@ -12,6 +12,7 @@ from etc_dist.codegen import Arguments, generate
 from etc_dist.codegen.layout import CONTROL, FAULT, TRACE_RECORD, notification_unit
 from etc_dist.layers.moe_graph import moe_graph
 from etc_dist.schedule import schedule_dynamic, schedule_static
+from etc_dist.settings import MAX_SECONDS
 from tests.codegen.graphs import GRAPHS
 
 # Size and alignment of what the struct is made of, on the device.
@@ -106,3 +107,8 @@ def test_a_notification_is_as_many_increments_as_its_parts_can_share():
 def test_records_have_the_sizes_that_the_device_code_names():
     assert (FAULT.itemsize, TRACE_RECORD.itemsize) == (32, 32)
     assert (CONTROL.fields["faults"][1], CONTROL.fields["fault"][1]) == (24, 64)
+
+
+def test_longest_limit_fits_the_steps_that_the_device_counts():
+    # Twice the limit, as for hand-overs inside a worker, in steps of 2**20 ns.
+    assert 1 <= int(2 * MAX_SECONDS * 1e9) >> 20 < 2**31
