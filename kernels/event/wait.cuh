@@ -49,7 +49,7 @@ ETC_DEVICE void give_up(
     const Run<Program>& run, const Waiter& who, u32 kind, u32 index, u32 have, u32 want) {
   Control* control = run.control();
   const u32 n = atomicAdd(&control->faults, 1u);
-  control->shape = run.g.shape;
+  ptx::store_relaxed(u64(&control->shape), run.g.shape);
   if (n < kMaxFaults) {
     control->fault[n] =
         Fault{blockIdx.x, who.lane, who.call, who.task, kind, index, have, want};
@@ -80,6 +80,8 @@ ETC_DEVICE void report(const Run<Program>& run, const Waiter& who) {
 // kNap sleeps between polls, for waits that are not on the critical path. kWarp: all lanes
 // poll together and leave together. The clock is looked at in steps of about a millisecond,
 // and for an abort once a step.
+// NOTE: steps are counted in 32 bits. The host accepts limits of up to 1e6 s, so that twice the
+// limit has fewer than 2^31 steps.
 template <bool kNap, bool kWarp = false, class Program, class Poll>
 ETC_DEVICE bool spin(const Run<Program>& run, u64 limit, Poll poll) {
   constexpr int kStep = 20;

@@ -89,9 +89,15 @@ ETC_DEVICE void fill_slots(
   }
 }
 
+// In place of a reservation: the queue has no room for it.
+constexpr u32 kNoRoom = ~0u;
+
 // For a whole warp: where `groups` of a call have their slots, of the first pass, which all calls
 // of the lane share, and of the second one, which are the call's own, as are those of later ones.
 // Those with tasks to run are counted from the first slot on, void ones from the last one.
+// NOTE: a proved program always has room. If a count loaded from data is too small, late
+// notifications of a peer's last run may raise the words that count slots. What is reserved then
+// must not be stored outside the queue. Its slots stay empty, so the run ends by its wait limit.
 template <class Call, bool kIsVoid, class Program>
 ETC_DEVICE uint2 reserve(const Run<Program>& run, i32 owner, u32 groups) {
   using Queue = typename Call::Queue;
@@ -115,9 +121,13 @@ ETC_DEVICE uint2 reserve(const Run<Program>& run, i32 owner, u32 groups) {
     if constexpr (Call::kInPasses) later = add(Call::passed(g), groups);
   }
   first = __shfl_sync(~0u, first, 0);
+  bool has_room = first <= u32(Queue::units(g) - Queue::initial(g)) - groups * units;
   if constexpr (Call::kInPasses) {
-    later = u32(Call::first_later(g)) + __shfl_sync(~0u, later, 0) * units;
+    later = __shfl_sync(~0u, later, 0);
+    has_room = has_room && later <= u32(Call::groups(g)) - groups;
+    later = u32(Call::first_later(g)) + later * units;
   }
+  if (!has_room) return {kNoRoom, kNoRoom};
   return {first, later};
 }
 
@@ -151,6 +161,7 @@ ETC_DEVICE void pass_over(const Run<Program>& run, bool has_one, i32 group) {
   // NOTE: of any other group, what its tasks load may not be there yet.
   const i32 known = __shfl_sync(~0u, group, __ffs(lanes) - 1);
   const uint2 at = reserve<Call, true>(run, g.rank, groups);
+  if (at.x == kNoRoom) return;
   const u64 slots = run.event_address(g.rank, Call::Queue::slots(g));
   const u32 units = groups * u32(Call::pass_units(g));
   const u32 part = u32(Call::groups(g) * Call::pass_units(g));
@@ -190,6 +201,7 @@ ETC_DEVICE void push(const Run<Program>& run, i32 owner, u32 bits, const i32 (&g
   }
   if (groups == 0) return;
   uint2 at = reserve<Call, false>(run, owner, groups);
+  if (at.x == kNoRoom) return;
   const u32 units = u32(Call::pass_units(g));
   if (Call::kWaits > 1 && units > kFewUnits) {
     // NOTE: lanes store for each other, and must have seen what the other has.

@@ -22,15 +22,16 @@ constexpr bool kSharesRegisters = Program::kHasMatmul || Program::TransferCalls:
 template <class Program>
 constexpr bool kBeginsBeside = !Program::kHasMatmul;
 
-// That warp of each worker, or all of its threads.
+// That warp of each worker, or all of its threads. In an aborted program nothing is begun.
+// NOTE: a branch around all of this costs registers, which some programs do not have.
 template <class Program>
-ETC_DEVICE void begin_epoch(const Run<Program>& run) {
+ETC_DEVICE void begin_epoch(const Run<Program>& run, bool is_aborted) {
   constexpr u32 kThreads = kBeginsBeside<Program> ? 32 : kWorkerThreads;
   const u32 thread = kBeginsBeside<Program> ? threadIdx.x % 32 : threadIdx.x;
   const auto& g = run.g;
   const u32 next = (run.epoch + 1) & 1;
   if (blockIdx.x == 0) {
-    if (thread < Program::kWorld) {
+    if (thread < Program::kWorld && !is_aborted) {
       const u64 word = g.peer[thread] + u64(g.rank) * 4;
       ptx::store_release(word, run.epoch);
     }
@@ -39,7 +40,8 @@ ETC_DEVICE void begin_epoch(const Run<Program>& run) {
   }
   u32* counters = reinterpret_cast<u32*>(
       run.self() + sizeof(SymmetricHead) + u64(next) * g.event_capacity * 4);
-  for (u32 i = blockIdx.x * kThreads + thread; i < g.event_capacity; i += gridDim.x * kThreads) {
+  const u32 count = is_aborted ? 0 : g.event_capacity;
+  for (u32 i = blockIdx.x * kThreads + thread; i < count; i += gridDim.x * kThreads) {
     counters[i] = 0;
   }
 }
@@ -61,13 +63,22 @@ ETC_DEVICE void run_worker(const typename Program::Args& g) {
   const TensorLane<Program> tensor(run, ptx::shared_memory());
   const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
-  if constexpr (!kBeginsBeside<Program>) begin_epoch(run);
+  // NOTE: a run that finds the program aborted is skipped: it publishes no start and runs no task.
+  // Notifications of the aborted run may still arrive, and no run may count in their area.
+  const bool is_aborted = run.aborted();
+  if constexpr (!kBeginsBeside<Program>) begin_epoch(run, is_aborted);
   if (threadIdx.x == 0) tensor.init();
-  __syncthreads();
+  // A peer may abort the program just now: the threads of a worker must agree.
+  const bool is_skipped = ptx::named_barrier_any<kWorkerThreads>(0, is_aborted);
   if constexpr (Program::kCluster > 1) ptx::cluster_barrier();
 
   Tracer<Program> trace(run);
-  if (warp >= 8) {
+  if (is_skipped) {
+    if (threadIdx.x == 0) {
+      run.tell_host();
+      leave_epoch(run);
+    }
+  } else if (warp >= 8) {
     if constexpr (kSharesRegisters<Program>) ptx::registers_shrink<kServiceRegisters>();
     if (warp == 8) {
       if (lane == 0) {
@@ -76,7 +87,7 @@ ETC_DEVICE void run_worker(const typename Program::Args& g) {
       }
     } else if (warp == 9) {
       if (lane == 0) leave_epoch(run);
-      if constexpr (kBeginsBeside<Program>) begin_epoch(run);
+      if constexpr (kBeginsBeside<Program>) begin_epoch(run, false);
       if constexpr (Program::kHasMatmul) tensor.store();
     } else {
       TransferLane<Program> transfer(run, trace);

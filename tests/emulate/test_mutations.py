@@ -15,6 +15,7 @@ from etc_dist.layers.moe_few_tokens import moe_few_tokens_graph
 from etc_dist.layers.moe_graph import moe_graph
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
 from etc_dist.runtime.build import kernels_folder
+from tests.emulate.aborted import check_skipped, sent_in_vain
 from tests.emulate.cases import (
     check,
     counted_late,
@@ -35,6 +36,7 @@ GRAPHS = {
     "sum": matmul_reduce_scatter_graph(2),
     "sent": sent_at_once(2),
     "counts": counted_late(1),
+    "aborted": sent_in_vain(2, wanted=2),
 }
 SCHEDULES = {"queue": "dynamic", "counts": "dynamic"}
 CASES = {
@@ -48,7 +50,9 @@ CASES = {
     "sum of few rows": lambda: matmul_reduce_scatter(200),
     "sent": lambda: numbers(2),
     "counts": lambda: numbers(1),
+    "aborted": lambda: (),
 }
+CHECKS = {"aborted": check_skipped}
 BROKEN = [
     # case, file, a statement or an expression there, what stands in its place
     (
@@ -194,6 +198,7 @@ BROKEN = [
         "wait_peers<Program, Call>(run_, c, who, entered) && going",
         "going",
     ),
+    ("aborted", "worker/worker", "run.aborted()", "false"),
 ]
 
 
@@ -231,4 +236,4 @@ def test_what_is_broken_shows(folder, kernels, number):
     program = Emulator(GRAPHS[name], schedule=schedule, folder=folder, kernels=kernels)
     ctypes.c_int.in_dll(program.library, "mutation").value = number
     with pytest.raises((AssertionError, EtcDistError)):
-        check(program, *CASES[case]())
+        CHECKS.get(name, check)(program, *CASES[case]())

@@ -1,0 +1,97 @@
+"""Runs that follow one another on a program that the first of them aborts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from etc_dist.codegen.layout import ABORT_OFFSET, CONTROL, HEAD_BYTES
+from etc_dist.emulate import Emulator
+from etc_dist.emulate.memory import ProgramMemory
+from etc_dist.ir import Graph, graph_function, tile
+from etc_dist.ir.tensor import numpy_dtype
+from tests.emulate.cases import PART, copy_on
+
+Host = np.ndarray[Any, Any]
+DIMS = {"n": 24 * PART}
+
+
+@graph_function
+def sent_in_vain(g: Graph, *, wanted: int | None = None) -> None:
+    """y is the other rank's x, by tasks that wait for `wanted` of one notification each
+    or for as many as `count` says. z is x, by tasks that wait for nothing."""
+    (n,) = g.dims("n")
+    x, count = g.input("x", (n,), "bfloat16"), g.input("count", (8,), "int32")
+    y, z = (g.output(name, (n,), "bfloat16") for name in "yz")
+    box = g.symmetric("box", (n,), "bfloat16")
+    parts = g.let("parts", n // PART)
+    expects = count.load(0) if wanted is None else wanted
+    came = g.events("came", (parts,), expects=expects, cross_rank=True)
+    other = (g.rank + 1) % 2
+    (i,) = grid = g.grid(i=parts)
+    part = tile(i, PART)
+    to_other, sent = [box.on(other)[part]], [came.on(other)[i]]
+    copy = copy_on("transfer")
+    g.call(copy, grid, name="send", reads=[x[part]], writes=to_other, notifies=sent)
+    g.call(
+        copy, grid, name="take", reads=[box[part]], writes=[y[part]], waits=[came[i]]
+    )
+    g.call(copy_on("tensor"), grid, name="keep", reads=[x[part]], writes=[z[part]])
+
+
+class Aborted:
+    """Both ranks of `sent_in_vain`, whose first run waits in vain on either."""
+
+    def __init__(self, program: Emulator, seed: int = 0):
+        self.program, self.seed = program, seed
+        self.memory = ProgramMemory(program.plan, program.source, DIMS, program.workers)
+        self.memory.begin()
+        numbers = np.arange(DIMS["n"]).astype(numpy_dtype("bfloat16"))
+        count = np.full(8, 2, np.int32)
+        inputs = [{"x": numbers + rank, "count": count} for rank in range(2)]
+        ranks = range(2)
+        self.arrays = [program._arrays(rank, inputs[rank], DIMS) for rank in ranks]
+
+    def run(self, runs: int) -> str:
+        return self.program._call(self.memory, self.arrays, self.seed, runs)
+
+    def words(self, rank: int) -> Host:
+        """The symmetric block of a rank."""
+        return self.memory._symmetric[rank].view(np.uint32)
+
+    def area(self, rank: int, epoch: int) -> Host:
+        """A rank's event counters and queues of an epoch."""
+        capacity = int(self.memory._arguments[rank]["event_capacity"])
+        start = HEAD_BYTES // 4 + epoch % 2 * capacity
+        return self.words(rank)[start : start + capacity]
+
+    def reset(self) -> None:
+        """As the host does it on a GPU."""
+        for rank, control in enumerate(self.memory.control):
+            control[:] = np.zeros(1, CONTROL)
+            control["epoch"] = 1
+            self.words(rank)[: HEAD_BYTES // 4] = 0
+            for epoch in range(2):
+                self.area(rank, epoch)[:] = 0
+
+
+def check_skipped(program: Emulator) -> None:
+    """Of four runs in a row the first is aborted. The others change nothing but the
+    epoch, nor do later ones."""
+    runs = Aborted(program)
+    assert runs.run(4) == ""
+    for rank in range(2):
+        assert runs.words(rank)[ABORT_OFFSET // 4] == 1
+        assert runs.words(rank)[:2].tolist() == [1, 1]  # started, by each rank
+        assert runs.area(rank, 1)[: DIMS["n"] // PART].tolist() == [1] * 24
+        assert not runs.area(rank, 2).any()
+        assert runs.memory.control[rank]["epoch"] == 5
+        assert runs.memory.control[rank]["begun"] == 0
+        runs.arrays[rank]["z"][:] = 7
+    before = [array.copy() for array in runs.memory._symmetric]
+    assert runs.run(2) == ""
+    for rank, held in enumerate(runs.arrays):
+        assert (held["z"] == 7).all() and np.isnan(held["y"].astype(np.float32)).all()
+        assert (runs.memory._symmetric[rank] == before[rank]).all()
+        assert runs.memory.control[rank]["epoch"] == 7

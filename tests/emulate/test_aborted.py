@@ -1,0 +1,44 @@
+"""What follows an aborted run: nothing until the host resets, then all as before."""
+
+from __future__ import annotations
+
+import pytest
+
+from etc_dist.emulate import Emulator
+from tests.emulate.aborted import DIMS, Aborted, check_skipped, sent_in_vain
+from tests.emulate.cases import PART
+
+
+@pytest.mark.parametrize("schedule", ["static", "dynamic"])
+def test_runs_after_an_aborted_one_change_nothing(folder, schedule):
+    graph = sent_in_vain(2, wanted=2)
+    check_skipped(Emulator(graph, schedule=schedule, folder=folder))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_after_a_reset_the_program_is_right_again(folder, seed):
+    runs = Aborted(Emulator(sent_in_vain(2), folder=folder), seed)
+    for _ in range(2):
+        assert runs.run(3) == ""
+        runs.reset()
+        for held in runs.arrays:
+            held["count"][:] = 1
+        assert runs.run(3) == ""
+        for rank, held in enumerate(runs.arrays):
+            assert (held["y"] == runs.arrays[1 - rank]["x"]).all()
+            assert runs.memory.control[rank]["epoch"] == 4
+            held["count"][:] = 2
+
+
+@pytest.mark.parametrize("reserved", [1, 2**30])
+def test_slots_that_do_not_fit_the_queue_are_not_stored(folder, reserved):
+    graph = sent_in_vain(2, wanted=1)
+    runs = Aborted(Emulator(graph, schedule="dynamic", folder=folder))
+    places = runs.memory._arguments[0]
+    for rank in range(2):
+        runs.area(rank, 1)[places["tail_transfer"]] = reserved
+    assert runs.run(1) == ""
+    assert sum(control["faults"][0] for control in runs.memory.control) > 0
+    for rank in range(2):
+        behind = places["slots_transfer"] + DIMS["n"] // PART
+        assert not runs.area(rank, 1)[behind:].any()
