@@ -17,7 +17,8 @@ must be in bounds, aligned, and ordered with all conflicting accesses.
                   async_copies.h           bulk copies, stores and mbarriers
                   memory.h                 arrays, and every access to them
                   happens_before.h         vector clocks: which accesses are ordered
-                  cuda.h, ptx/             built-in functions, PTX instructions
+                  cuda.h, cuda_math.h      built-in variables and functions
+                  ptx/                     PTX instructions
                   run.h                    the entry point
 """
 

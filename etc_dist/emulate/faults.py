@@ -10,19 +10,19 @@ from etc_dist.runtime.faults import Record, out_of_range
 _FIXES = (
     # a part of the report, what is wanted, what to do
     (
-        "with nothing between",
+        "data race",
         "conflicting accesses that a barrier, event or fence orders",
         "order the two accesses: task.sync() within a task, an event between tasks, "
         "a proxy fence before bulk copies",
     ),
     (
-        "beyond all arrays",
+        "out of bounds of all arrays",
         "accesses within the tensors of the graph",
         "compare indices with operand.size, and check that the regions of the call "
         "have the shape that the body expects",
     ),
     (
-        "beyond shared memory",
+        "out of bounds of shared memory",
         "accesses within the worker's shared memory",
         "compare indices with Shared::kScratchBytes",
     ),

@@ -54,8 +54,8 @@ def _run(arguments: list[str], source: Source) -> bytes:
         raise BuildError(
             "the source did not compile for the emulator",
             where=source.text.splitlines()[0],
-            wanted="C++20 with the CUDA functions of etc_dist/emulate/include/cuda.h",
-            got=done.stderr.decode(errors="replace")[-4000:],
+            wanted=f"C++20 with the CUDA functions of {INCLUDE}",
+            got=done.stderr.decode(errors="replace")[:4000],
             fix="correct your .cuh; a CUDA function that the emulator does not have "
             "can be defined under `#ifdef ETC_EMULATED`",
             source=source.text,

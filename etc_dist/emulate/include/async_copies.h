@@ -33,7 +33,7 @@ static Phase& phase(Worker& worker, uint32_t address, const Known& known) {
   if (n == 0) fail("an mbarrier that nobody initialized");
   Phase& found = worker.phases[n - 1];
   if (!known.covers(found.init.agent, found.init.clock, kSeen)) {
-    fail("an mbarrier used with nothing between that and where it was initialized");
+    fail("a data race: an mbarrier is used and initialized in no order");
   }
   return found;
 }

@@ -1,106 +1,160 @@
-// What the kernels use of CUDA C++, for a host compiler: vector types, built-in variables, and
-// functions of a warp. PTX is in ptx/, whose files stand in for those of kernels/ptx.
+// What device code uses of CUDA C++, for a host compiler: keywords, built-in variables, and
+// functions of warps and of memory. PTX is in ptx/, whose files replace those of kernels/ptx.
 #pragma once
-#include <math.h>
-
+#include "cuda_math.h"
 #include "fibers.h"
 
 #define ETC_EMULATED
 
 #define __device__
+#define __host__
+#define __constant__
 #define __forceinline__ inline
+#define __noinline__ __attribute__((noinline))
 #define __global__
 #define __grid_constant__
 #define __align__(bytes) alignas(bytes)
 #define __cluster_dims__(...)
 #define __launch_bounds__(...)
 
-struct uint2 {
-  unsigned x, y;
-};
-struct alignas(16) uint4 {
-  unsigned x, y, z, w;
-};
-struct float2 {
-  float x, y;
-};
-struct alignas(16) float4 {
-  float x, y, z, w;
-};
-inline float2 make_float2(float x, float y) { return {x, y}; }
-inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
-inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
-
 struct Dim {
-  unsigned x;
+  unsigned x, y = 0, z = 0;
 };
 #define threadIdx (Dim{emulation::own->id})
 #define blockIdx (Dim{emulation::own->worker->index})
-#define gridDim (Dim{emulation::own->worker->count})
-
-template <class To, class From>
-To same_bits(From from) {
-  static_assert(sizeof(To) >= sizeof(From) || sizeof(From) == 8);
-  To to{};
-  memcpy(&to, &from, sizeof(To) < sizeof(From) ? sizeof(To) : sizeof(From));
-  return to;
-}
-inline float __uint_as_float(unsigned v) { return same_bits<float>(v); }
-inline unsigned __float_as_uint(float v) { return same_bits<unsigned>(v); }
-inline float __expf(float v) { return expf(v); }
-inline float __fdividef(float a, float b) { return a / b; }
-inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
-inline int __ffs(unsigned v) { return __builtin_ffs(int(v)); }
-inline int __popc(unsigned v) { return __builtin_popcount(v); }
+#define blockDim (Dim{emulation::kThreads, 1, 1})
+#define gridDim (Dim{emulation::own->worker->count, 1, 1})
+constexpr int warpSize = 32;
 
 BEGIN_UNSEEN
 
-// NOTE: the kernels call these by whole warps only.
+// Each lane's value, once all lanes of the warp have called the same function.
+inline const emulation::Words* exchange_lanes(unsigned mask, const char* what, uint64_t value) {
+  if (mask != ~0u) emulation::fail("a warp function with a mask of fewer than 32 lanes");
+  return emulation::exchange(what, {value});
+}
+// The value of lane `source` of the segments of `width` lanes, or `v` if it is in another one.
 template <class T>
-T __shfl_sync(unsigned, T v, int lane) {
-  const emulation::Words* all = emulation::exchange("a shuffle", {same_bits<uint64_t>(v)});
-  return same_bits<T>(all[lane & 31].word[0]);
+T shuffle(unsigned mask, const char* what, T v, int source, int width) {
+  static_assert(sizeof(T) <= 8);
+  const emulation::Words* all = exchange_lanes(mask, what, same_bits<uint64_t>(v));
+  const int lane = int(threadIdx.x % 32);
+  const bool is_same = source >= 0 && source / width == lane / width;
+  return is_same ? same_bits<T>(all[source].word[0]) : v;
 }
 template <class T>
-T __shfl_up_sync(unsigned mask, T v, unsigned step) {
-  const unsigned lane = threadIdx.x % 32;
-  return __shfl_sync(mask, v, int(lane >= step ? lane - step : lane));
+T __shfl_sync(unsigned mask, T v, int lane, int width = 32) {
+  const int first = int(threadIdx.x % 32) / width * width;
+  return shuffle(mask, "__shfl_sync", v, first + (lane & (width - 1)), width);
 }
 template <class T>
-T __shfl_xor_sync(unsigned mask, T v, int other) {
-  return __shfl_sync(mask, v, int(threadIdx.x % 32) ^ other);
+T __shfl_up_sync(unsigned mask, T v, unsigned step, int width = 32) {
+  return shuffle(mask, "__shfl_up_sync", v, int(threadIdx.x % 32) - int(step), width);
 }
-inline unsigned __ballot_sync(unsigned, bool v) {
-  const emulation::Words* all = emulation::exchange("a ballot", {v});
+template <class T>
+T __shfl_down_sync(unsigned mask, T v, unsigned step, int width = 32) {
+  return shuffle(mask, "__shfl_down_sync", v, int(threadIdx.x % 32) + int(step), width);
+}
+template <class T>
+T __shfl_xor_sync(unsigned mask, T v, int lanes, int width = 32) {
+  return shuffle(mask, "__shfl_xor_sync", v, int(threadIdx.x % 32) ^ lanes, width);
+}
+inline unsigned __ballot_sync(unsigned mask, int v) {
+  const emulation::Words* all = exchange_lanes(mask, "a vote", v != 0);
   unsigned bits = 0;
   for (int lane = 0; lane < 32; ++lane) bits |= unsigned(all[lane].word[0]) << lane;
   return bits;
 }
-inline int __any_sync(unsigned mask, bool v) { return __ballot_sync(mask, v) != 0; }
-inline int __all_sync(unsigned mask, bool v) { return __ballot_sync(mask, v) == ~0u; }
-inline void __syncwarp() { emulation::exchange("__syncwarp", {}, true); }
+inline int __any_sync(unsigned mask, int v) { return __ballot_sync(mask, v) != 0; }
+inline int __all_sync(unsigned mask, int v) { return __ballot_sync(mask, v) == ~0u; }
+template <class T, class Combine>
+T reduce_lanes(unsigned mask, T v, Combine combine) {
+  const emulation::Words* all = exchange_lanes(mask, "__reduce_sync", same_bits<uint64_t>(v));
+  T result = same_bits<T>(all[0].word[0]);
+  for (int lane = 1; lane < 32; ++lane) result = combine(result, same_bits<T>(all[lane].word[0]));
+  return result;
+}
+template <class T>
+T __reduce_add_sync(unsigned mask, T v) {
+  return reduce_lanes(mask, v, [](T a, T b) { return a + b; });
+}
+template <class T>
+T __reduce_max_sync(unsigned mask, T v) {
+  return reduce_lanes(mask, v, [](T a, T b) { return max(a, b); });
+}
+template <class T>
+T __reduce_min_sync(unsigned mask, T v) {
+  return reduce_lanes(mask, v, [](T a, T b) { return min(a, b); });
+}
+inline void __syncwarp(unsigned mask = ~0u) {
+  if (mask != ~0u) emulation::fail("__syncwarp with a mask of fewer than 32 lanes");
+  emulation::exchange("__syncwarp", {}, true);
+}
 inline void __syncthreads() { emulation::own->worker->named[0].meet(emulation::kThreads, false); }
 
+// An atomic: what was there before. `T` is deduced from the address alone.
 template <class T>
-UNSEEN T atomicAdd(T* at, T v) {
-  emulation::access_atomic(at, sizeof v);
+struct Plain {
+  using type = T;
+};
+template <class T, class Change>
+UNSEEN T change_atomically(T* at, Change change) {
+  emulation::access_atomic(at, sizeof *at);
   const T before = *at;
-  *at += v;
+  *at = change(before);
   return before;
 }
+#define ATOMIC(name, result)                                               \
+  template <class T>                                                       \
+  T atomic##name(T* at, typename Plain<T>::type v) {                       \
+    return change_atomically(at, [&](T before) -> T { return result; });   \
+  }
+ATOMIC(Add, before + v)
+ATOMIC(Sub, before - v)
+ATOMIC(Max, before < v ? v : before)
+ATOMIC(Min, v < before ? v : before)
+ATOMIC(And, before & v)
+ATOMIC(Or, before | v)
+ATOMIC(Xor, before ^ v)
+ATOMIC(Exch, v)
+#undef ATOMIC
 template <class T>
-UNSEEN T atomicOr(T* at, T v) {
-  emulation::access_atomic(at, sizeof v);
-  const T before = *at;
-  *at |= v;
-  return before;
+T atomicCAS(T* at, typename Plain<T>::type expected, typename Plain<T>::type v) {
+  return change_atomically(at, [&](T before) { return before == expected ? v : before; });
 }
+
+// A load that is not coherent with writes of the same program.
 template <class T>
-UNSEEN T atomicMax(T* at, T v) {
-  emulation::access_atomic(at, sizeof v);
-  const T before = *at;
-  if (v > before) *at = v;
-  return before;
+UNSEEN T __ldg(const T* at) {
+  const uint8_t* const from = emulation::global(uint64_t(at), sizeof(T), alignof(T));
+  if (emulation::is_written(uint64_t(at))) {
+    emulation::fail("memory that the program writes is read through the non-coherent cache");
+  }
+  T v;
+  memcpy(&v, from, sizeof v);
+  return v;
 }
 
 END_UNSEEN
+
+// Loads and stores with a cache hint, which are plain accesses here.
+#define CACHED(hint)                     \
+  template <class T>                     \
+  T __ld##hint(const T* at) {            \
+    return *at;                          \
+  }
+CACHED(ca)
+CACHED(cg)
+CACHED(cs)
+CACHED(cv)
+#undef CACHED
+#define CACHED(hint)                                     \
+  template <class T>                                     \
+  void __st##hint(T* at, typename Plain<T>::type v) {    \
+    *at = v;                                             \
+  }
+CACHED(wb)
+CACHED(cg)
+CACHED(cs)
+CACHED(wt)
+#undef CACHED

@@ -117,7 +117,7 @@ const Words* exchange(const char* what, Words words, bool orders = false);
 // `bytes` at a shared address, of any worker of the cluster, that is a multiple of `unit`;
 inline uint8_t* at(const Worker& worker, uint32_t address, uint32_t bytes, uint32_t unit) {
   const uint32_t offset = address & ((1u << kPlace) - 1);
-  if (offset + uint64_t(bytes) > worker.shared_bytes) fail("an access beyond shared memory");
+  if (offset + uint64_t(bytes) > worker.shared_bytes) fail("an access out of bounds of shared memory");
   if (offset % unit != 0) fail("a shared address that is not aligned");
   return worker.shared + offset;
 }

@@ -308,10 +308,11 @@ inline void name_agent(char (&name)[80], uint32_t agent) {
   static char what[320];
   char first[80], second[80];
   name_agent(first, access.agent), name_agent(second, other);
-  snprintf(what, sizeof what, "byte %llu of %s memory is %s%s, for %s, with nothing between that "
-           "and where it was %s%s, for %s", static_cast<unsigned long long>(at),
-           row == kShared ? "shared" : "an array in global", access.writes ? "written" : "read",
-           kinds[access.kind], first, wrote ? "written" : "read", kinds[kind], second);
+  snprintf(what, sizeof what,
+           "a data race at byte %llu of %s memory: %s%s for %s, %s%s for %s, in no order",
+           static_cast<unsigned long long>(at), row == kShared ? "shared" : "an array in global",
+           wrote ? "written" : "read", kinds[kind], second, access.writes ? "written" : "read",
+           kinds[access.kind], first);
   fail(what);
 }
 

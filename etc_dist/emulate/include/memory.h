@@ -67,7 +67,7 @@ bool is_written(uint64_t address) {
   return range != nullptr && range->is_written != 0;
 }
 uint8_t* global(uint64_t address, uint64_t bytes, uint32_t unit) {
-  if (find_range(address, bytes) == nullptr) fail("an access beyond all arrays");
+  if (find_range(address, bytes) == nullptr) fail("an access out of bounds of all arrays");
   if (address % unit != 0) fail("a global address that is not aligned");
   return reinterpret_cast<uint8_t*>(address);
 }
@@ -105,7 +105,7 @@ static void access(const void* at, uint64_t bytes, Kind kind, bool writes) {
   } else if (!is_in(at, threads, thread_count * sizeof *threads) &&
              !is_in(at, workers, worker_count * sizeof *workers) &&
              !is_in(at, &__ehdr_start, uint64_t(&_end) - uint64_t(&__ehdr_start))) {
-    fail("an access beyond all arrays");
+    fail("an access out of bounds of all arrays");
   }
 }
 void access_atomic(const void* at, uint64_t bytes) { access(at, bytes, kAtomic, true); }

@@ -95,7 +95,7 @@ inline uint4 load16_l2(u64 address) { return load<uint4>(address); }
 inline uint4 load16_last(u64 address) { return load<uint4>(address); }
 inline uint4 load16_once_if(bool wanted, u64 address) {
   if (wanted && emulation::is_written(address)) {
-    emulation::fail("memory that the program writes is read as if nobody wrote it");
+    emulation::fail("memory that the program writes is read through the non-coherent cache");
   }
   return wanted ? load<uint4>(address) : uint4{};
 }

@@ -1,0 +1,96 @@
+// Functions of CUDA C++ that bodies call, one result an element; and bodies that are wrong.
+#pragma once
+#include "worker/task.cuh"
+
+namespace etc {
+
+// y [n] = functions of x [n].
+template <class Task>
+struct math_functions {
+  ETC_DEVICE static void run(const Task& task) {
+    const auto x = task.template operand<0>();
+    const auto y = task.template operand<1>();
+    if (task.thread > 0) return;
+    const float v = __ldg(x.at(0));
+    const float results[] = {
+        rsqrtf(v), expf(v), exp2f(v), __expf(v), logf(v), log2f(v), __logf(v), tanhf(v),
+        sqrtf(v), erff(v), fabsf(-v), fmaxf(v, 1.0f), fminf(v, 1.0f), __fdividef(1.0f, v),
+        max(v, 1.0f), min(v, 1.0f), exp(v), sqrt(v), rsqrt(v), __frcp_rn(v),
+        float(max(1, 2)), float(__float2int_rn(v)), float(__float2int_rz(v)),
+        __int_as_float(__float_as_int(v)), float(__clz(1)), float(bf16::from(v)),
+        float(f16::from(v)), make_float4(1, 2, 3, v).w, float(make_int2(1, 2).y), powf(v, 2.0f),
+        sinf(v), floorf(v)};
+    for (i32 n = 0; n < y.size[0]; ++n) __stcs(y.at(n), results[n]);
+  }
+};
+
+// y [32] = functions of a warp, of x [32].
+template <class Task>
+struct warp_functions {
+  ETC_DEVICE static void run(const Task& task) {
+    const auto x = task.template operand<0>();
+    const auto y = task.template operand<1>();
+    const i32 lane = task.thread;
+    const i32 v = *x.at(lane);
+    i32 sum = v;
+    for (i32 step = 16; step > 0; step /= 2) sum += __shfl_down_sync(~0u, sum, step);
+    sum = __shfl_sync(~0u, sum, 0);
+    __syncwarp();
+    const i32 of_pair = __shfl_xor_sync(~0u, v, 1, 2) + __shfl_up_sync(~0u, v, 1, 2);
+    u32* const counter = reinterpret_cast<u32*>(y.at(0));
+    if (lane == 0) *counter = 0;
+    __syncwarp();
+    atomicAdd(counter, 1);
+    __syncwarp();
+    const bool is_complete = *counter == 32 && __reduce_add_sync(~0u, v) == sum;
+    __syncwarp();
+    *y.at(lane) = is_complete && __all_sync(~0u, true) ? sum + of_pair : -1;
+  }
+};
+
+// y [n] = x [n], but one element too far.
+template <class Task>
+struct too_far {
+  ETC_DEVICE static void run(const Task& task) {
+    const auto x = task.template operand<0>();
+    const auto y = task.template operand<1>();
+    if (task.thread == 0) *y.at(4096) = *x.at(0);
+  }
+};
+
+// y [0] = elements of x, by all warps at once.
+template <class Task>
+struct race {
+  ETC_DEVICE static void run(const Task& task) {
+    const auto x = task.template operand<0>();
+    const auto y = task.template operand<1>();
+    if (task.thread % 32 == 0) *y.at(0) = *x.at(task.thread);
+  }
+};
+
+// A barrier that one thread does not reach.
+template <class Task>
+struct deadlock {
+  ETC_DEVICE static void run(const Task& task) {
+    if (task.thread > 0) task.sync();
+  }
+};
+
+// x [n] is an input.
+template <class Task>
+struct write_input {
+  ETC_DEVICE static void run(const Task& task) {
+    *task.template operand<0>().at(task.thread) = 0;
+  }
+};
+
+// y [0] = x [0], and nothing else of y.
+template <class Task>
+struct write_first {
+  ETC_DEVICE static void run(const Task& task) {
+    const auto y = task.template operand<1>();
+    if (task.thread == 0) *y.at(0) = *task.template operand<0>().at(0);
+  }
+};
+
+}  // namespace etc

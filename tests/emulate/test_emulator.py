@@ -1,0 +1,49 @@
+"""The emulator as an object: what it returns, and which functions bodies may call."""
+
+from __future__ import annotations
+
+import math
+
+import ml_dtypes
+import numpy as np
+
+from etc_dist.emulate import Emulator
+from tests.emulate.programs import one_task
+
+V = 2.6
+
+
+def test_bodies_call_functions_of_cuda_math(folder):
+    graph = one_task(1, body="math_functions", dtype="float32", lane="transfer")
+    exp, log = math.exp(V), math.log(V)
+    expected = [V**-0.5, exp, 2**V, exp, log, math.log2(V), log, math.tanh(V)]
+    expected += [V**0.5, math.erf(V), V, V, 1, 1 / V, V, 1, exp, V**0.5, V**-0.5, 1 / V]
+    expected += [2, 3, 2, V, 31, ml_dtypes.bfloat16(V), np.float16(V), V, 2, V * V]
+    expected += [math.sin(V), 2]
+    x = np.full(4, V, np.float32)
+    [found] = Emulator(graph, folder=folder).run([{"x": x}], {"n": 4, "m": 32})
+    np.testing.assert_allclose(found["y"], np.array(expected, np.float32), rtol=1e-5)
+
+
+def test_bodies_call_functions_of_a_warp(folder):
+    graph = one_task(1, body="warp_functions", dtype="int32", lane="transfer")
+    x = np.arange(32, dtype=np.int32)
+    [found] = Emulator(graph, folder=folder).run([{"x": x}], {"n": 32, "m": 32})
+    of_pair = (x ^ 1) + x // 2 * 2
+    np.testing.assert_array_equal(found["y"], x.sum() + of_pair)
+
+
+def test_same_seed_repeats_a_run_and_inputs_stay_as_they_are(folder):
+    graph = one_task(1, body="math_functions", dtype="float32", lane="tensor")
+    emulator = Emulator(graph, folder=folder, schedule="dynamic", workers=1)
+    inputs, dims = [{"x": np.ones(4, np.float32)}], {"n": 4, "m": 32}
+    found, again = (emulator.run(inputs, dims, seed=3, runs=2) for _ in range(2))
+    assert found[0]["y"].tobytes() == again[0]["y"].tobytes()
+    assert inputs[0]["x"].tolist() == [1] * 4
+
+
+def test_elements_that_no_task_writes_are_nan(folder):
+    graph = one_task(1, body="write_first", dtype="float32", lane="tensor")
+    x = np.ones(4, np.float32)
+    [found] = Emulator(graph, folder=folder).run([{"x": x}], {"n": 4, "m": 4})
+    assert found["y"][0] == 1 and np.isnan(found["y"][1:]).all()

@@ -1,0 +1,78 @@
+"""What the emulator refuses, and what it finds wrong with a body."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from etc_dist.emulate import Emulator, library
+from etc_dist.errors import ArgumentError, BuildError, EmulationError
+from tests.emulate.programs import one_task
+
+X = np.arange(256, dtype=np.int32)
+
+
+def run(folder, body, dims=None, **options):
+    graph = one_task(1, body=body, dtype="int32", lane="tensor")
+    emulator = Emulator(graph, folder=folder, **options)
+    emulator.run([{"x": X}], dims or {"n": 256, "m": 4}, seed=1)
+
+
+@pytest.mark.parametrize(
+    "body, text",
+    [
+        ("too_far", "an access out of bounds of all arrays"),
+        ("race", "a data race at byte 0"),
+        ("deadlock", "all threads wait for one another"),
+        ("write_input", "an input is written"),
+    ],
+)
+def test_fault_of_a_body_is_an_error_in_four_parts(folder, body, text):
+    with pytest.raises(EmulationError) as caught:
+        run(folder, body)
+    error = caught.value
+    assert text in error.got and "one_task" in error.what and "seed 1" in error.what
+    assert "rank 0, worker" in error.where and len(error.fix) > 20
+
+
+def test_body_that_does_not_compile_shows_the_compiler_output(folder):
+    with pytest.raises(BuildError, match="no_such_function"):
+        run(folder, "unknown_function")
+
+
+def test_missing_compiler_says_how_to_install_it(folder, monkeypatch):
+    monkeypatch.setattr(library, "find_spec", lambda name: None)
+    with pytest.raises(BuildError, match=r"pip install 'ziglang>=0.13'"):
+        run(folder, "race")
+
+
+@pytest.mark.parametrize(
+    "options, text",
+    [
+        ({"schedule": "best"}, "'static' or 'dynamic' or 'auto'"),
+        ({"workers": 0}, "a whole number from 1 on"),
+        ({"folder": "/no/such/folder"}, "a folder that exists"),
+    ],
+)
+def test_option_that_does_not_fit_is_refused(options, text):
+    graph = one_task(1, body="race", dtype="int32", lane="tensor")
+    with pytest.raises(ArgumentError, match=text):
+        Emulator(graph, **options)
+
+
+def test_graph_must_be_a_graph_function():
+    with pytest.raises(TypeError, match="GraphFunction"):
+        Emulator("graph")
+
+
+@pytest.mark.parametrize(
+    "dims, text",
+    [
+        ({"n": 256}, "give every dim"),
+        ({"n": 256, "m": 3}, "rows of a multiple of 16 bytes"),
+        ({"n": 128, "m": 4}, r"x \[128\]"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(folder, dims, text):
+    with pytest.raises(ArgumentError, match=text):
+        run(folder, "race", dims)
