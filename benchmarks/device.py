@@ -9,6 +9,7 @@ import time
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -144,22 +145,28 @@ class Gpu(Device):
         os.environ["NCCL_NVLS_ENABLE"] = "0"
         os.environ["CUPY_TF32"] = "0"
         import cupy
-
-        self.xp, self.world = cupy, world
-        self._id = int(cupy.cuda.Device().id)
-        self._torch = find_torch(self._id)
         from cupy.cuda import nccl
 
-        self._nccl = nccl
-        unique = world.gather(nccl.get_unique_id() if world.rank == 0 else None)[0]
-        self._comm = nccl.NcclCommunicator(world.size, unique, world.rank)
+        self.xp, self.world, self._nccl = cupy, world, nccl
+        self._id = int(cupy.cuda.Device().id)
+        self._torch = find_torch(self._id)
         code = (Path(__file__).parent / "device.cu").read_text()
         self._sleep = cupy.RawKernel(code, "sleep_ns")
         self._normal = cupy.RawKernel(code, "normal")
-        # A barrier of the ranks in stream order: an all-reduce of next to nothing.
-        self._meeting = cupy.zeros((2, 8), np.float32)
-        self._meet = self._all_reduce(*self._meeting)
         self._start, self._end = cupy.cuda.Event(), cupy.cuda.Event()
+
+    @cached_property
+    def _comm(self) -> Any:
+        """NCCL's communicator, made by the first step that needs it: NCCL refuses ranks
+        that share a GPU."""
+        world, nccl = self.world, self._nccl
+        unique = world.gather(nccl.get_unique_id() if world.rank == 0 else None)[0]
+        return nccl.NcclCommunicator(world.size, unique, world.rank)
+
+    @cached_property
+    def _meet(self) -> Call:
+        """A barrier of the ranks in stream order: an all-reduce of next to nothing."""
+        return self._all_reduce(*self.xp.zeros((2, 8), np.float32))
 
     def normal(self, shape: tuple[int, ...], seed: int) -> Any:
         array = self.xp.empty(shape, np.float32)

@@ -122,7 +122,14 @@ class SoakRecord(Record):
     hangs: int
     seconds: float
     error: float | None
-    """The largest of all bfloat16 cases; None where it was not looked at."""
+    """The largest of all cases; None where it was not computed."""
+    ranks_per_gpu: int = 1
+    mps: bool = False
+    """Whether CUDA MPS served the GPU."""
+    growth_bytes: int | None = None
+    """By which the memory in use on a GPU grew during the runs; None: not measured."""
+    host_growth_bytes: int | None = None
+    """By which the resident memory of a rank's process grew."""
 
 
 @dataclass(frozen=True, kw_only=True)
