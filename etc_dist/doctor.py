@@ -246,7 +246,7 @@ def cuda_extra(summary: str) -> str:
 
 
 def _libraries(extra: str) -> Iterator[Finding]:
-    checkout = "in the checkout of etc_dist: pip install"
+    checkout = "in the checkout of etc_dist: pip install -e"
     install = f"{checkout} '.[{extra}]'" if extra else ""
     without = "missing; not needed without a GPU"
 

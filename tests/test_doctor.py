@@ -5,6 +5,7 @@ import os
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -32,6 +33,12 @@ def no_gpu(tmp_path, monkeypatch):
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.delenv("ETC_DIST_BACKEND", raising=False)
+
+
+def test_advice_to_install_from_a_checkout_is_editable():
+    root = Path(doctor.__file__).parent.parent
+    texts = [*root.joinpath("etc_dist").rglob("*.py"), root / "README.md"]
+    assert [t.name for t in texts if "pip install '." in t.read_text()] == []
 
 
 def test_machine_without_gpu_gets_the_cpu_backend(no_gpu, capsys):

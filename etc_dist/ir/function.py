@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
+from functools import cached_property
+from inspect import Parameter, signature
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -42,7 +44,8 @@ class DeviceFunction:
     """A computation on one tile: the same meaning in NumPy and in CUDA.
 
     body(*reads, *writes): NumPy views of the call's regions, clipped at the edges; it
-    fills the writes. It is the executable specification.
+    fills the writes. It is the executable specification. Keyword-only parameters get
+    the dim, named number or coordinate of their name, and `rank`.
     source: the `.cuh` file that defines `template <class Task> struct <name>`: a path,
     or a name below `kernels/`.
     lane: "tensor" (the worker's 256 compute threads run a task together) or "transfer"
@@ -82,6 +85,19 @@ class DeviceFunction:
         boxes = [(n, *astuple(box)) for n, box in self.boxes.items()]
         numbers = (self.parts, self.workspace, boxes, [*self.constants.items()])
         return f"{self.name} {self.source} {numbers}"
+
+    @cached_property
+    def keywords(self) -> tuple[str, ...]:
+        """The keyword-only parameters of the body that have no default."""
+        try:
+            parameters = signature(self.body).parameters.values()
+        except (TypeError, ValueError):  # a built-in function without a signature
+            return ()
+        return tuple(
+            p.name
+            for p in parameters
+            if p.kind is Parameter.KEYWORD_ONLY and p.default is Parameter.empty
+        )
 
     def __str__(self) -> str:
         return f"device function {self.name}"

@@ -270,7 +270,8 @@ class Graph:
             raise GraphError(
                 f"the coordinate name {name!r} cannot be used",
                 where=f"graph {self.name}",
-                wanted="a name that no dim, tensor, event or call bears yet",
+                wanted="a name that no dim, tensor, event or call has yet; t and rank "
+                "are reserved, for the task index of order= and for g.rank",
                 got=repr(name),
                 fix="choose another name",
             )
@@ -330,6 +331,7 @@ class Graph:
             None if empty_until is None else end_of_empty(empty_until, TASK, where),
         )
         _check_operands(self, made)
+        _check_keywords(self, made)
         _check_symbols(self, made)
         _check_early(self, made)
         self._calls.append(made)
@@ -374,8 +376,9 @@ class Graph:
             raise GraphError(
                 f"the name {name!r} cannot be used",
                 where=f"graph {self.name}",
-                wanted="an identifier that no dim, tensor, event or call bears yet and "
-                "that means nothing in Python, C++ or a plan (t, rank)",
+                wanted="an identifier that no dim, tensor, event or call has yet, and "
+                "that is not a C++ keyword; t and rank are reserved, for the task "
+                "index of order= and for g.rank",
                 got=repr(name),
                 fix="choose another name (calls: name=...)",
             )
@@ -392,6 +395,20 @@ def _check_operands(graph: Graph, call: Call) -> None:
             wanted=f"{function.reads} reads and {function.writes} writes",
             got=f"{given[0]} reads and {given[1]} writes",
             fix="give one region for each operand",
+        )
+
+
+def _check_keywords(graph: Graph, call: Call) -> None:
+    known = graph._values() | {axis.symbol.name for axis in call.axes}
+    unknown = [name for name in call.function.keywords if name not in known]
+    if unknown:
+        raise GraphError(
+            f"the body of call {call.name} takes values that the call does not have",
+            where=f"graph {graph.name}, call {call.name}, {call.function}",
+            wanted=f"keyword-only parameters among {', '.join(sorted(known))}",
+            got=", ".join(unknown),
+            fix="name a dim, a number of g.let, a coordinate of the grid, or rank; "
+            "operands are positional parameters",
         )
 
 

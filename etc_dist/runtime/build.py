@@ -155,7 +155,7 @@ def _nvrtc() -> ctypes.CDLL:
             where="etc_dist.runtime.build",
             wanted="libnvrtc from the nvidia-cuda-nvrtc package",
             got=str(error).splitlines()[0] if str(error) else repr(error),
-            fix="in the checkout of etc_dist: pip install '.[cu13]' (or [cu12], or "
+            fix="in the checkout of etc_dist: pip install -e '.[cu13]' (or [cu12], or "
             "[compile] without a GPU)",
         ) from error
     library.nvrtcGetErrorString.restype = c_char_p

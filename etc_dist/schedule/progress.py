@@ -113,7 +113,21 @@ def run_queues(tasks: Enumeration, counts: Counts) -> tuple[Array, list[Fault]]:
     run.go()
     if not run.rest.size:
         return run.round, []
-    return run.round, [_deadlock(run)]
+    unordered = _Run(_without_order(tasks), counts)
+    unordered.go()
+    if unordered.rest.size:
+        return run.round, [_deadlock(unordered, _BREAK_CYCLE)]
+    return run.round, [_deadlock(run, _CHANGE_ORDER)]
+
+
+def _without_order(tasks: Enumeration) -> Enumeration:
+    """`tasks`, none of which holds up another one by its place in a queue."""
+    each = np.arange(tasks.tasks)
+    names = ["no queue"] * tasks.tasks
+    queues = replace(
+        tasks.queues, queue=each, position=np.zeros_like(each), names=names
+    )
+    return replace(tasks, queues=queues)
 
 
 def suppose_events(tasks: Enumeration) -> tuple[Enumeration, Array]:
@@ -197,8 +211,18 @@ class _Run:
         np.subtract.at(self.missing, waiter, 1)
 
 
-def _deadlock(run: _Run) -> Fault:
-    """Tell the first tasks that are blocked, and a cycle among the queues."""
+_CHANGE_ORDER = (
+    "order the calls of a lane, and the tasks of a call, so that what notifies is "
+    "taken before what waits for it"
+)
+_BREAK_CYCLE = (
+    "drop a wait of the cycle, or notify its event from a task that does not depend on "
+    "it: these tasks wait for one another in every order"
+)
+
+
+def _deadlock(run: _Run, fix: str) -> Fault:
+    """The first tasks that are blocked, and a cycle among the queues."""
     tasks, head = run.tasks, run.heads()
     queues = tasks.queues
     stuck = run.rest[run.blocked()]
@@ -212,12 +236,7 @@ def _deadlock(run: _Run) -> Fault:
     lines += [f"  {step}" for step in cycle[:CYCLE_SHOWN]]
     if len(cycle) > CYCLE_SHOWN:
         lines.append(f"  and {len(cycle) - CYCLE_SHOWN} steps more, back to the first")
-    return Fault(
-        DeadlockError,
-        "\n      ".join(lines),
-        "order the calls of a lane, and the tasks of a call, so that what notifies is "
-        "taken before what waits for it",
-    )
+    return Fault(DeadlockError, "\n      ".join(lines), fix)
 
 
 def _unmet(run: _Run, task: int) -> int:

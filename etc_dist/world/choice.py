@@ -83,9 +83,9 @@ def choose(reports: Sequence[Report]) -> Choice:
         where="start of the world",
         wanted="one GPU of its own, CuPy and NVSHMEM on every rank",
         got=by_rank(obstacles),
-        fix="add what is missing (in the checkout of etc_dist, pip install '.[cu13]' "
-        "brings CuPy and NVSHMEM), start as many ranks as there are GPUs, set "
-        "ETC_DIST_SHARE_GPU=1 to test with ranks that share GPUs, or set "
+        fix="add what is missing (in the checkout of etc_dist, pip install -e "
+        "'.[cu13]' brings CuPy and NVSHMEM), start as many ranks as there are GPUs, "
+        "set ETC_DIST_SHARE_GPU=1 to test with ranks that share GPUs, or set "
         "ETC_DIST_BACKEND=cpu",
     )
 

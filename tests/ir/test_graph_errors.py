@@ -186,6 +186,27 @@ def test_a_name_is_an_identifier_and_used_once(name):
         assert refused(claim).where == "graph one"
 
 
+@pytest.mark.parametrize("name", ["t", "rank"])
+def test_reserved_name_is_named_with_its_meaning(name):
+    g = Graph("one", 1)
+    for claim in (lambda: g.dims(name), lambda: g.grid(**{name: 4})):
+        wanted = refused(claim).wanted
+        assert "t and rank are reserved, for the task index of order=" in wanted
+
+
+def test_a_body_takes_only_values_that_its_call_has():
+    def body(y: Any, *, rows: int, j: int, columns: int = 0) -> None: ...
+
+    g = Graph("one", 1)
+    g.dims("rows n")
+    y = g.output("y", (4,), "float32")
+    work = DeviceFunction("work", body, "", "tensor", 0, 1)
+    error = refused(lambda: g.call(work, g.grid(i=1), writes=[y[:]]))
+    assert error.got == "j" and error.where.startswith("graph one, call work")
+    assert error.wanted == "keyword-only parameters among i, n, rank, rows"
+    g.call(work, g.grid(j=1), name="right", writes=[y[:]])
+
+
 def test_dims_are_named_in_one_string():
     error = refused(lambda: Graph("one", 1).dims(["m", "n"]))
     assert error.what == "the names of dims are no string"

@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etc_dist.errors import ArgumentError, GraphError
+from etc_dist.ir import device_function, graph_function, span
 from etc_dist.runtime.cpu import simulate
 from etc_dist.runtime.cpu.simulate import ProcessMemory
-from etc_dist.schedule import schedule_static
+from etc_dist.schedule import schedule_dynamic, schedule_static
 from tests.runtime.programs import OPS, case, plan_of, ring, ring_inputs
 
 
@@ -115,6 +116,29 @@ def test_a_small_program_gives_literal_values():
     run = simulate(plan, inputs, {"n": 8}, workers=1)
     assert run.outputs[0]["y"].tolist() == [200, 202, 204, 206, 208, 210, 212, 214]
     assert run.outputs[1]["y"].tolist() == [0, 2, 4, 6, 8, 10, 12, 14]
+
+
+@device_function(source="", reads=0, writes=1)
+def write_place(y, *, rank, rows, half, i):
+    y[...] = (rank, rows, half, i)
+
+
+@graph_function
+def places(g):
+    """y [rows, 4] is where each task runs."""
+    rows, four = g.dims("rows four")
+    g.let("half", rows // 2)
+    y = g.output("y", (rows, four), "int32")
+    (i,) = grid = g.grid(i=rows)
+    g.call(write_place, grid, writes=[y[span(i, 1), :]])
+
+
+@pytest.mark.parametrize("schedule", [schedule_static, schedule_dynamic])
+def test_body_gets_dims_and_coordinates_by_name(schedule):
+    plan = schedule(places(2))
+    run = simulate(plan, [{}, {}], {"rows": 5, "four": 4})
+    for rank, outputs in enumerate(run.outputs):
+        assert outputs["y"].tolist() == [[rank, 5, 2, i] for i in range(5)]
 
 
 def test_expected_counts_may_come_from_a_runtime_tensor():

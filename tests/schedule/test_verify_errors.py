@@ -200,6 +200,7 @@ def test_a_wait_ahead_of_its_notifier_in_one_queue_is_a_deadlock() -> None:
         "0 notifies, after receive[i=0] on rank 0 in the tensor lane of worker 0 on "
         "rank 0" in caught.value.got
     )
+    assert "order the calls of a lane" in caught.value.fix
 
 
 def test_a_cycle_across_lanes_and_ranks_is_a_deadlock() -> None:
@@ -225,6 +226,7 @@ def test_a_cycle_across_lanes_and_ranks_is_a_deadlock() -> None:
     )
     lines = [line.strip() for line in error.got.splitlines()[-4:]]
     assert lines == [f"{step}notifies" for step in steps]
+    assert "drop a wait of the cycle" in error.fix
 
 
 # ---------------------------------------------------------------------------- races

@@ -395,8 +395,9 @@ class Team:
         for view in views[: len(task.reads)]:
             view.flags.writeable = False
         body: Callable[..., object] = task.call.function.body
+        named = {name: task.env[name] for name in task.call.function.keywords}
         try:
-            returned = body(*views)
+            returned = body(*views, **named)
         except Exception as fault:
             fault.add_note(f"in {task.where}")
             raise
