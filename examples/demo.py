@@ -302,7 +302,7 @@ def draw(case: Case, world: etc_dist.World, output: Path) -> tuple[list[Path], s
 def overlap(trace: Any, see: str) -> str:
     """`see`, with how much of rank 0's communication does not wait for its GEMM."""
     mine = [r for r in trace.records if r.rank == 0]
-    last = max(r.end_ns for r in mine if r.lane == "tensor")
+    last = max(r.end_ns for r in mine if r.lane == "tensor" and "matmul" in r.call)
     starts = [r.start_ns for r in mine if r.lane != "tensor"]
     early = sum(start < last for start in starts)
     share = f"{early} of {len(starts)} transfers on rank 0 begin before its last tile"

@@ -4,6 +4,7 @@
                      where there is none, a few such processes side by side)
     1, 2, 4 ranks    every `mpi` test, on the CPU backend
     1, 2, all ranks  every `mpi` test again, on as many GPUs
+    2, 4 ranks       and again, where there are fewer GPUs: these ranks share them
 
 A test that fails in any run fails the suite. So does a test that every run skipped,
 and a run that did not come to its end. The last line is the sum over all runs.
@@ -25,6 +26,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CPU_RANKS = (1, 2, 4)
+SHARED_RANKS = (2, 4)
 MOST_WORKERS = 4
 NOTHING_COLLECTED = 5  # pytest's exit code
 TIMED_OUT = 124  # launch/mpirun's exit code
@@ -33,12 +35,13 @@ TIMED_OUT = 124  # launch/mpirun's exit code
 @dataclass(frozen=True)
 class Run:
     """One start of pytest; `ranks` is 0 for tests without MPI, which `workers`
-    processes share."""
+    processes share. `sharing`: options of launch/mpirun for more ranks than GPUs."""
 
     name: str
     ranks: int = 0
     backend: str | None = None
     workers: int = 1
+    sharing: tuple[str, ...] = ()
 
     def command(self, arguments: Sequence[str], limit: float) -> list[str]:
         # Ranks write to pipes, and a blocked MPI call hears no signal: no colours
@@ -49,7 +52,7 @@ class Run:
                 pytest += ["-n", str(self.workers), "--dist", "worksteal"]
             return [*pytest, "-m", "not mpi", *arguments]
         mpirun = [sys.executable, str(ROOT / "launch" / "mpirun")]
-        mpirun += ["-n", str(self.ranks), "--time-limit", str(limit)]
+        mpirun += ["-n", str(self.ranks), "--time-limit", str(limit), *self.sharing]
         pytest += ["--timeout-method=thread", "--with-mpi", "-m", "mpi"]
         return mpirun + pytest + list(arguments)
 
@@ -75,7 +78,7 @@ class Outcome:
     test: str
     outcome: str  # passed, failed, skipped
     reason: str = ""
-    gpu: bool = False
+    devices: int = 0
     min_size: int = 1
 
 
@@ -105,19 +108,25 @@ class Verdict:
         return f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped"
 
 
-def plan(gpus: int) -> list[Run]:
+def plan(
+    gpus: int, shared_ranks: Iterable[int] = SHARED_RANKS, sharing: str = "--share-gpu"
+) -> list[Run]:
     """The runs for a machine with this many GPUs."""
     workers = 1 if gpus else min(os.cpu_count() or 1, MOST_WORKERS)
     runs = [Run("one process", workers=workers)]
     runs += [Run(f"{rank_word(n)}, cpu", n, "cpu") for n in CPU_RANKS]
     on_gpus = sorted(n for n in {1, 2, gpus} if 0 < n <= gpus)
     runs += [Run(f"{rank_word(n)}, cuda", n, "cuda") for n in on_gpus]
+    for n in sorted(n for n in shared_ranks if 0 < gpus < n):
+        word = f"{rank_word(n)}, shared"
+        runs.append(Run(word, n, "cuda", sharing=(sharing,)))
     return runs
 
 
 def judge(results: Iterable[Result], gpus: int) -> Verdict:
     """Add up; a test that every run skipped counts as failed, not as skipped."""
     results = tuple(results)
+    most = max((r.run.ranks for r in results if r.run.backend == "cuda"), default=0)
     complaints = [f"{r.run.name}: {r.fault}" for r in results if r.fault]
     by_test: dict[str, list[Outcome]] = {}
     for result in results:
@@ -132,7 +141,7 @@ def judge(results: Iterable[Result], gpus: int) -> Verdict:
         last = outcomes[-1]
         if any(o.outcome != "skipped" for o in outcomes):
             continue
-        if last.gpu and last.min_size > gpus:
+        if last.devices > gpus or (last.devices and last.min_size > most):
             continue  # no fault of the test: a machine with more GPUs runs it
         skipped -= len(outcomes)
         complaints.append(f"every run: {test} was skipped ({last.reason})")
@@ -176,14 +185,15 @@ def execute(run: Run, arguments: Sequence[str], limit: float, whole: bool) -> Re
 def end_group(process: subprocess.Popen[bytes], first: signal.Signals) -> None:
     """End a run that is still going, with everything it started.
 
-    SIGTERM lets launch/mpirun end its ranks; SIGABRT makes pytest show its stack.
+    SIGTERM lets launch/mpirun end its ranks, and an MPS server, which takes longer;
+    SIGABRT makes pytest show its stack.
     """
     for number in (first, signal.SIGKILL):
         if process.poll() is not None:
             return
         os.killpg(process.pid, number)
         try:
-            process.wait(3.0)
+            process.wait(20.0 if first == signal.SIGTERM else 3.0)
         except subprocess.TimeoutExpired:
             continue
 
@@ -214,6 +224,10 @@ def rank_word(count: int) -> str:
     return f"{count} rank" + "s" * (count > 1)
 
 
+def numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
 def report(results: Sequence[Result], verdict: Verdict) -> None:
     print("\n=== summary ===")
     for result in results:
@@ -235,13 +249,27 @@ def main() -> int:
         metavar="SECONDS",
         help="of each run (default 900)",
     )
+    parser.add_argument(
+        "--shared-ranks",
+        type=numbers,
+        default=SHARED_RANKS,
+        metavar="N,N",
+        help="runs of more ranks than GPUs (default 2,4)",
+    )
+    parser.add_argument(
+        "--mps",
+        action="store_const",
+        const="--mps",
+        default="--share-gpu",
+        help="shared ranks run at the same time, by an MPS server for each run",
+    )
     options, arguments = parser.parse_known_args()
     gpus = count_gpus()
     if not gpus:
         print("no NVIDIA GPU here: tests marked gpu are left out")
     results = [
         execute(run, arguments or ["tests"], options.time_limit, whole=not arguments)
-        for run in plan(gpus)
+        for run in plan(gpus, options.shared_ranks, options.mps)
     ]
     verdict = judge(results, gpus)
     report(results, verdict)

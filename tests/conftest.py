@@ -15,7 +15,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,10 +27,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from launch.suite import count_gpus
+
 TESTS = Path(__file__).parent
 GOLDEN = TESTS / "golden"
 # How long a failed rank waits for the others to end the test, in seconds.
 GRACE = float(os.environ.get("LAUNCH_TEST_GRACE", "10"))
+MARKS = {"mpi": "min_size", "gpu": "devices"}  # and what they take
 CODES = {"passed": 0, "skipped": 1, "failed": 2}
 
 # ------------------------------------------------------------------------- fixtures
@@ -127,25 +129,38 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @functools.cache
+def usable_gpus() -> int:
+    return 0 if os.environ.get("ETC_DIST_BACKEND") == "cpu" else count_gpus()
+
+
 def has_gpu() -> bool:
-    if os.environ.get("ETC_DIST_BACKEND") == "cpu":
-        return False
-    try:
-        subprocess.run(["nvidia-smi", "-L"], capture_output=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return False
-    return os.environ.get("CUDA_VISIBLE_DEVICES", "all") != ""
+    return usable_gpus() > 0
 
 
 def _check_marks(item: pytest.Item) -> None:
-    """Refuse what pytest-mpi would silently ignore."""
-    for mark in item.iter_markers("mpi"):
-        unknown = [*map(str, mark.args), *sorted(set(mark.kwargs) - {"min_size"})]
-        if unknown:
-            raise pytest.UsageError(
-                f"{item.nodeid}: the mpi marker takes min_size= only, "
-                f"not {', '.join(unknown)}"
-            )
+    """Refuse what would be silently ignored."""
+    for name, argument in MARKS.items():
+        for mark in item.iter_markers(name):
+            unknown = [*map(str, mark.args), *sorted(set(mark.kwargs) - {argument})]
+            if unknown:
+                raise pytest.UsageError(
+                    f"{item.nodeid}: the {name} marker takes {argument}= only, "
+                    f"not {', '.join(unknown)}"
+                )
+
+
+def _devices(item: pytest.Item) -> int:
+    """GPUs that a test needs."""
+    return max(
+        (m.kwargs.get("devices", 1) for m in item.iter_markers("gpu")), default=0
+    )
+
+
+def _skip_without_devices(item: pytest.Item) -> None:
+    needed, found = _devices(item), usable_gpus()
+    if needed > found:
+        reason = f"needs {needed} GPUs, and {found} can be used"
+        item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def pytest_collection_modifyitems(
@@ -153,10 +168,12 @@ def pytest_collection_modifyitems(
 ) -> None:
     for item in items:
         _check_marks(item)
-    left_out = [i for i in items if i.get_closest_marker("gpu") and not has_gpu()]
+    left_out = [item for item in items if _devices(item) and not has_gpu()]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+    for item in items:
+        _skip_without_devices(item)
     config.stash[_left_out] = len(left_out)
 
 
@@ -307,9 +324,9 @@ class Outcomes:
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         for item in session.items:
-            gpu = item.get_closest_marker("gpu") is not None
             sizes = [m.kwargs.get("min_size", 1) for m in item.iter_markers("mpi")]
-            self.marks[item.nodeid] = {"gpu": gpu, "min_size": max(sizes, default=1)}
+            marks = {"devices": _devices(item), "min_size": max(sizes, default=1)}
+            self.marks[item.nodeid] = marks
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self.record = {"test": nodeid, "outcome": "passed", **self.marks[nodeid]}

@@ -1,19 +1,13 @@
 """launch/suite.py: what the runs add up to, and what must not pass."""
 
-import importlib.util
-import sys
 from pathlib import Path
 
 import pytest
 
-PATH = Path(__file__).parents[2] / "launch" / "suite.py"
-spec = importlib.util.spec_from_file_location("suite", PATH)
-suite = importlib.util.module_from_spec(spec)
-sys.modules["suite"] = suite  # dataclasses look their module up there
-spec.loader.exec_module(suite)
+from launch import suite
 
 Outcome = suite.Outcome
-ONE, TWO = suite.Run("1 rank"), suite.Run("2 ranks")
+ONE, TWO = suite.Run("1 rank"), suite.Run("2 ranks", 2, "cuda")
 
 
 def judge(*runs, gpus=0, fault=""):
@@ -45,10 +39,19 @@ def test_test_that_every_run_skipped_is_a_failure():
     assert verdict.complaints == ("every run: a was skipped (no reason)",)
 
 
-def test_gpu_test_for_a_larger_machine_may_be_skipped():
-    skipped = (Outcome("a", "skipped", gpu=True, min_size=8),)
-    assert judge(skipped, skipped, gpus=2).line() == "0 passed, 0 failed, 2 skipped"
-    assert judge(skipped, skipped, gpus=8).line() == "0 passed, 1 failed, 0 skipped"
+@pytest.mark.parametrize(
+    ("gpus", "devices", "min_size", "verdict"),
+    [
+        (1, 2, 2, "0 passed, 0 failed, 2 skipped"),  # too few GPUs
+        (2, 2, 2, "0 passed, 1 failed, 0 skipped"),
+        (1, 1, 2, "0 passed, 1 failed, 0 skipped"),  # two ranks shared one GPU
+        (2, 1, 8, "0 passed, 0 failed, 2 skipped"),  # too few ranks on GPUs
+        (8, 0, 8, "0 passed, 1 failed, 0 skipped"),  # needs no GPU
+    ],
+)
+def test_only_lack_of_gpus_excuses_a_skip(gpus, devices, min_size, verdict):
+    skipped = (Outcome("a", "skipped", devices=devices, min_size=min_size),)
+    assert judge(skipped, skipped, gpus=gpus).line() == verdict
 
 
 def test_run_that_did_not_end_is_a_failure():
@@ -62,9 +65,28 @@ def test_run_that_did_not_end_is_a_failure():
     [(0, []), (1, [1]), (2, [1, 2]), (4, [1, 2, 4]), (8, [1, 2, 8])],
 )
 def test_plan_runs_on_one_on_two_and_on_all_gpus(gpus, cuda_ranks):
-    runs = suite.plan(gpus)
+    runs = suite.plan(gpus, shared_ranks=())
     assert [r.ranks for r in runs if r.backend == "cuda"] == cuda_ranks
     assert [r.ranks for r in runs if r.backend != "cuda"] == [0, 1, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "shared", "ranks"),
+    [
+        (0, "2,4", []),
+        (1, "2,4", [2, 4]),
+        (2, "2,4", [4]),
+        (4, "2,4", []),
+        (1, "8", [8]),
+    ],
+)
+def test_ranks_share_gpus_where_there_are_fewer(gpus, shared, ranks):
+    runs = suite.plan(gpus, suite.numbers(shared), "--mps")
+    sharing = [run for run in runs if run.sharing]
+    assert [run.ranks for run in sharing] == ranks
+    for run in sharing:
+        assert " --mps " in " ".join(run.command([], 9))
+        assert run.environment(Path("x"))["ETC_DIST_BACKEND"] == "cuda"
 
 
 def test_unfinished_test_counts_as_failed(tmp_path):

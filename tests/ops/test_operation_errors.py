@@ -211,13 +211,13 @@ def test_arrays_in_host_memory_are_refused_on_gpus(refused, good):
     refused((p.x.get(), p.w, p.out), r"wanted: x .* on cuda:\d[^$]*got: +x .* on cpu")
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(devices=2)
 @pytest.mark.mpi(min_size=2)
-def test_arrays_of_another_gpu_are_refused(refused, good, world):
+def test_arrays_of_another_gpu_are_refused(refused, good):
     import cupy
 
     p = good()
-    other = (world.local_rank + 1) % world.local_size
+    other = (p.x.device.id + 1) % cupy.cuda.runtime.getDeviceCount()
     with cupy.cuda.Device(other):
         w = cupy.asarray(p.w)
     refused((p.x, w, p.out), rf"wanted: w [^$]*got: [^$]*w .* on cuda:{other}")
