@@ -32,11 +32,13 @@ from etc_dist.codegen.queue import (
     lane_queue,
     releases,
 )
+from etc_dist.codegen.tiles import check_tiles, row_multiples
 from etc_dist.errors import CodegenError
 from etc_dist.ir.event import EventRef
 from etc_dist.ir.expr import Const
 from etc_dist.ir.function import TENSOR, TRANSFER
 from etc_dist.ir.graph import RANK, Call
+from etc_dist.ir.tensor import Tensor
 from etc_dist.schedule.plan import QUEUE, STRIDED, TICKET, Lane, Plan
 
 ELEMENTS = {
@@ -68,6 +70,8 @@ class Source:
     has_matmul: bool
     workspace: int
     sources: tuple[Path, ...]
+    row_multiples: Mapping[Tensor, int]
+    """Tensors of which a row must be a multiple of so many elements."""
 
     @property
     def digest(self) -> str:
@@ -96,6 +100,7 @@ def generate(plan: Plan, *, trace: bool = False) -> Source:
             got=", ".join(sorted(taken & own_names)),
             fix="rename them",
         )
+    check_tiles(graph)
     arguments = Arguments.of(plan)
     calls = [c for lane in plan.lanes for c in lane.calls]
     matmuls = [c for c in calls if c.function.source in ENGINES]
@@ -128,6 +133,7 @@ def generate(plan: Plan, *, trace: bool = False) -> Source:
         has_matmul=bool(matmuls),
         workspace=max((c.function.workspace for c in calls), default=0),
         sources=users,
+        row_multiples=row_multiples(graph),
     )
 
 

@@ -4,6 +4,7 @@ from etc_dist.ir.event import EventRef, EventTensor
 from etc_dist.ir.expr import Expr, Symbol, ceildiv, maximum, minimum
 from etc_dist.ir.function import DeviceFunction, TmaBox, device_function
 from etc_dist.ir.graph import RANK, TASK, Call, Graph, GraphFunction, graph_function
+from etc_dist.ir.operand import Extent, Operand
 from etc_dist.ir.tensor import Region, Tensor, span, tile
 
 __all__ = [
@@ -14,8 +15,10 @@ __all__ = [
     "EventRef",
     "EventTensor",
     "Expr",
+    "Extent",
     "Graph",
     "GraphFunction",
+    "Operand",
     "Region",
     "Symbol",
     "Tensor",

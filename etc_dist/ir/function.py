@@ -14,6 +14,7 @@ from etc_dist.errors import GraphError
 from etc_dist.ir.expr import is_whole
 from etc_dist.ir.given import require, require_function
 from etc_dist.ir.names import RESERVED
+from etc_dist.ir.operand import Operand
 
 TENSOR, TRANSFER = "tensor", "transfer"
 LANES = (TENSOR, TRANSFER)
@@ -60,6 +61,9 @@ class DeviceFunction:
     picks: reads (by position) of which a task touches only a part, which it picks by
     data. Their regions may be larger than what tasks write; all that tasks write of
     them must be written, and ordered, before the task.
+    tile: operands (by position: reads, then writes) with the region that the CUDA body
+    serves; a call with another region is refused where its program is compiled for
+    GPUs. Operands that are left out take any region.
     early: reads (by position) that the device may look at as soon as all waits of a
     task but the last are met. On the tensor lane alone; the CUDA body then gets, beside
     the task, a function that waits for the last one and is false after an abort.
@@ -78,13 +82,15 @@ class DeviceFunction:
     workspace: int = 0
     picks: Sequence[int] = ()
     early: Sequence[int] = ()
+    tile: Mapping[int, Operand] = field(default_factory=dict)
 
     @property
     def terms(self) -> str:
         """What two device functions of one name may differ in."""
         boxes = [(n, *astuple(box)) for n, box in self.boxes.items()]
         numbers = (self.parts, self.workspace, boxes, [*self.constants.items()])
-        return f"{self.name} {self.source} {numbers}"
+        tile = "; ".join(f"{n}: {operand}" for n, operand in self.tile.items())
+        return f"{self.name} {self.source} {numbers} {tile}"
 
     @cached_property
     def keywords(self) -> tuple[str, ...]:
@@ -107,7 +113,8 @@ class DeviceFunction:
         _check_source(self.source, where)
         _check_operands(self, where)
         _check_constants(self.constants, where)
-        for name in ("boxes", "constants"):
+        _check_tile(self, where)
+        for name in ("boxes", "constants", "tile"):
             frozen = MappingProxyType(dict(sorted(getattr(self, name).items())))
             object.__setattr__(self, name, frozen)
         for name in ("picks", "early"):
@@ -147,6 +154,7 @@ def device_function(
     constants: Mapping[str, int] | None = None,
     picks: Sequence[int] = (),
     early: Sequence[int] = (),
+    tile: Mapping[int, Operand] | None = None,
 ) -> Callable[[Callable[..., Any]], DeviceFunction]:
     """Make a device function of a NumPy body; see `DeviceFunction` for the terms."""
 
@@ -162,6 +170,7 @@ def device_function(
             constants={} if constants is None else constants,
             picks=picks,
             early=early,
+            tile={} if tile is None else tile,
         )
 
     return decorate
@@ -201,6 +210,22 @@ def _check_operands(made: DeviceFunction, where: str) -> None:
             wanted=f"a list of positions of its {made.reads} reads",
             fix=f"name operands that are read, counted from 0: {name}=[0]",
         )
+
+
+def _check_tile(made: DeviceFunction, where: str) -> None:
+    count = made.reads + made.writes
+    require(
+        isinstance(made.tile, Mapping)
+        and all(
+            is_whole(n) and 0 <= n < count and isinstance(operand, Operand)
+            for n, operand in made.tile.items()
+        ),
+        made.tile,
+        f"tile= of {where} does not describe its operands",
+        where=where,
+        wanted=f"a dict from positions, 0 to {count - 1}, to Operand(...)",
+        fix="write, for example, tile={0: Operand((64, 'k'))}",
+    )
 
 
 def _is_name(name: object) -> bool:

@@ -15,14 +15,14 @@ from etc_dist.ir import (
     tile,
 )
 from etc_dist.layers.mlp_steps import add_tensors
-from etc_dist.ops.grouped_matmul import TILE_COLUMNS, grouped_float
+from etc_dist.ops.grouped_matmul import MOST_ROWS, TILE_COLUMNS, grouped_float
 from etc_dist.ops.matmul import STAGE_K
 from etc_dist.ops.parts import activate_parts, add_parts
 from etc_dist.ops.push_rows import push_rows
 
 FEW_ROWS = 128
 """Rows of all ranks at most. Twice as many took as long as by the other program; more
-than the 288 of a tile must not be given to this graph on the GPU."""
+than the 288 of a tile are refused by the proof of the graph."""
 PRODUCT_TASKS = 64
 """Tasks of a product that read weights side by side, about one for each cluster."""
 MANY_ROWS = 17
@@ -66,6 +66,7 @@ def mlp_few_rows_graph(
     (rows, hidden), (_, inner) = x.shape, down.shape
     world = g.world_size
     tokens = g.let("tokens", world * rows)
+    of_tile = span(0, minimum(MOST_ROWS, tokens))  # all of them
     columns = g.let(
         "task_columns", tile_columns // 2 * (1 + minimum(1, tokens // MANY_ROWS))
     )
@@ -97,8 +98,8 @@ def mlp_few_rows_graph(
             grouped_float(dtype),
             grid,
             name=f"{name}_projection",
-            reads=[all_x[:, share], weight[tile(j, columns), share]],
-            writes=[part[s, :, tile(j, columns)]],
+            reads=[all_x[of_tile, share], weight[tile(j, columns), share]],
+            writes=[part[s, of_tile, tile(j, columns)]],
             waits=[arrived[0]],
             notifies=[multiplied[j]],
         )
@@ -134,8 +135,8 @@ def mlp_few_rows_graph(
         grouped_float(dtype),
         grid,
         name="down_projection",
-        reads=[active[:, share], down[tile(j, columns), share]],
-        writes=[partial_sum[s, :, tile(j, columns)]],
+        reads=[active[of_tile, share], down[tile(j, columns), share]],
+        writes=[partial_sum[s, of_tile, tile(j, columns)]],
         waits=[activated[s]],
         notifies=[produced[j]],
     )

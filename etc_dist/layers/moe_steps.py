@@ -83,11 +83,14 @@ class Tiles:
     expert_row: Tensor
     tokens: Tensor
     total: Expr
+    most: int
+    """Rows of a tile at most."""
     planned: EventRef
 
     def of(self, r: Expr) -> tuple[Expr, Expr, Expr]:
         """Tile r's expert, first row and number of rows."""
-        return self.expert.load(r), self.row.load(r), self.rows.load(r)
+        rows = minimum(self.most, self.rows.load(r))
+        return self.expert.load(r), self.row.load(r), rows
 
 
 @dataclass(frozen=True)
@@ -223,9 +226,8 @@ def add_tiles(
         waits=[listed[0]],
         notifies=[planned[0]],
     )
-    return Tiles(
-        expert, row, rows, first, before, expert_row, tokens, total, planned[0]
-    )
+    lists = expert, row, rows, first, before, expert_row, tokens
+    return Tiles(*lists, total, routing.tile_rows, planned[0])
 
 
 def add_products(

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from etc_dist.ir import DeviceFunction
+from etc_dist.ir import DeviceFunction, Operand
 from etc_dist.ir.function import TENSOR, TRANSFER
-from etc_dist.ops.parts import sum_ranks
+from etc_dist.ops.parts import sum_operand, sum_ranks
 from etc_dist.ops.routing import Routing
 
 
@@ -25,7 +25,13 @@ def share_choices(routing: Routing) -> DeviceFunction:
         for source, target in zip(operands[:3], operands[3:], strict=True):
             target[...] = source
 
-    return routing.function("share_choices", TRANSFER, 3, 3, body)
+    words = Operand((routing.experts, 1), "int32")
+    ids, weights = (
+        Operand(("rows", routing.top_k), dtype, contiguous=True)
+        for dtype in ("int32", "float32")
+    )
+    tile = dict(enumerate([words, ids, weights] * 2))
+    return routing.function("share_choices", TRANSFER, 3, 3, body, tile=tile)
 
 
 def push_tokens(routing: Routing) -> DeviceFunction:
@@ -38,7 +44,10 @@ def push_tokens(routing: Routing) -> DeviceFunction:
         chosen = ((own >= 0) & (own < routing.experts)).any(axis=1)
         target[: len(x)][chosen] = x[chosen]
 
-    return routing.function("push_tokens", TENSOR, 3, 1, body)
+    rows = Operand(("rows", "hidden"), routing.element)
+    ids = Operand(("rows", routing.top_k), "int32")
+    tile = {0: rows, 1: ids, 3: rows}
+    return routing.function("push_tokens", TENSOR, 3, 1, body, tile=tile)
 
 
 def sum_parts(routing: Routing) -> DeviceFunction:
@@ -56,4 +65,9 @@ def sum_parts(routing: Routing) -> DeviceFunction:
             total[here] += part[here].astype(np.float32)
         y[...] = total.astype(y.dtype)
 
-    return routing.function("sum_parts", TRANSFER, 2, 1, body)
+    tile = {
+        0: sum_operand(routing.element),
+        1: Operand(("rows", routing.top_k), "int32"),
+        2: Operand(("rows", "columns"), routing.element),
+    }
+    return routing.function("sum_parts", TRANSFER, 2, 1, body, tile=tile)

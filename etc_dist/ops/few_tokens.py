@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from etc_dist.ir import DeviceFunction
+from etc_dist.ir import DeviceFunction, Extent, Operand
 from etc_dist.ir.function import TENSOR
 from etc_dist.ops.matmul import silu
 from etc_dist.ops.routing import Routing, best_experts
@@ -22,7 +22,12 @@ def score_token(routing: Routing) -> DeviceFunction:
     def body(x: Any, router: Any, logits: Any) -> None:
         logits[...] = x.astype(np.float32) @ router.astype(np.float32).T
 
-    return routing.function("score_token", TENSOR, 2, 1, body)
+    tile = {
+        0: Operand((1, "hidden"), routing.element),
+        1: Operand(("scored", "hidden"), routing.element),
+        2: Operand((1, "scored"), "float32"),
+    }
+    return routing.function("score_token", TENSOR, 2, 1, body, tile=tile)
 
 
 def gate_up_token(routing: Routing) -> DeviceFunction:
@@ -39,7 +44,16 @@ def gate_up_token(routing: Routing) -> DeviceFunction:
             active[0, k] = (silu(left) * right).astype(active.dtype)
 
     early = 0, 2, 3, 4
-    return routing.function("gate_up_token", TENSOR, 5, 1, body, early=early)
+    weight = Operand((routing.experts, "columns", "hidden"), routing.element)
+    tile = {
+        0: Operand((1, "hidden"), routing.element),
+        1: Operand((1, routing.experts), "float32"),
+        2: weight,
+        3: weight,
+        4: _prefetched(routing),
+        5: Operand((1, routing.top_k, "columns"), routing.element),
+    }
+    return routing.function("gate_up_token", TENSOR, 5, 1, body, early=early, tile=tile)
 
 
 def pick_token(routing: Routing) -> DeviceFunction:
@@ -49,7 +63,12 @@ def pick_token(routing: Routing) -> DeviceFunction:
     def body(logits: Any, ids: Any, weights: Any) -> None:
         ids[...], weights[...] = best_experts(logits, routing.top_k, routing.normalize)
 
-    return routing.function("pick_token", TENSOR, 1, 2, body)
+    tile = {
+        0: Operand((1, routing.experts), "float32"),
+        1: Operand((1, routing.top_k), "int32"),
+        2: Operand((1, routing.top_k), "float32"),
+    }
+    return routing.function("pick_token", TENSOR, 1, 2, body, tile=tile)
 
 
 def down_token(routing: Routing) -> DeviceFunction:
@@ -68,4 +87,20 @@ def down_token(routing: Routing) -> DeviceFunction:
             total += weights[0, k] * row
         y[0] = total.astype(y.dtype)
 
-    return routing.function("down_token", TENSOR, 5, 1, body, early=(0, 1, 3, 4))
+    early, inner = (0, 1, 3, 4), Extent(name="inner", whole=True)
+    # The rows of a weight come in pairs.
+    columns = Extent(name="columns", multiple=2)
+    tile = {
+        0: Operand((1, routing.top_k), "int32"),
+        1: Operand((1, routing.top_k), "float32"),
+        2: Operand((1, routing.top_k, inner), routing.element),
+        3: Operand((routing.experts, columns, inner), routing.element),
+        4: _prefetched(routing),
+        5: Operand((1, columns), routing.element),
+    }
+    return routing.function("down_token", TENSOR, 5, 1, body, early=early, tile=tile)
+
+
+def _prefetched(routing: Routing) -> Operand:
+    whole = Extent(whole=True)
+    return Operand((routing.experts, None, whole), routing.element)

@@ -13,14 +13,21 @@ from typing import Any
 
 import numpy as np
 
-from etc_dist.ir import DeviceFunction, TmaBox
+from etc_dist.ir import DeviceFunction, Extent, Operand, TmaBox
 from etc_dist.ir.function import TENSOR
-from etc_dist.ops.matmul import STAGE_K, silu
+from etc_dist.ops.matmul import STAGE_K, silu, two_byte
 
 UP_COLUMNS = 256
 """Columns of activations in a task on the GPU."""
 TILE_COLUMNS = 512
 """Columns of the down projection in a task on the GPU."""
+THIN = 128
+"""Rows and columns of a thin tile."""
+MOST_ROWS = 288
+"""Rows of a tile at most."""
+ROWS = Extent(most=MOST_ROWS, name="rows")
+DEPTH = Extent(name="k", multiple=2 * STAGE_K)
+"""k, or a share of it: stages are of up to 128."""
 ROW_BOX, WEIGHT_BOX = TmaBox(16, STAGE_K, large=64), TmaBox(128, STAGE_K)
 GATED_BOX = TmaBox(128, STAGE_K, halves=True)
 PICKED_BOX = TmaBox(1, STAGE_K)
@@ -47,6 +54,7 @@ def _grouped(
     body: Callable[..., None],
     reads: int,
     boxes: Mapping[int, TmaBox],
+    tile: Mapping[int, Operand],
     picks: tuple[int, ...] = (),
     is_float: bool = False,
     thin: bool = False,
@@ -61,6 +69,7 @@ def _grouped(
         cluster=2,
         parts=2,
         boxes=boxes,
+        tile=tile,
         constants={
             "kGated": int(boxes[1].halves),
             "kIsHalf": int(dtype == "float16"),
@@ -78,8 +87,31 @@ def grouped_gated(dtype: str) -> DeviceFunction:
     256], rounded once, where rows are those of x that `tokens` name. On the GPU a tile
     has at most 288 rows, and its columns begin at a multiple of 8 and are 256 or 128,
     but at the matrix' edge."""
-    boxes = {0: PICKED_BOX, 1: GATED_BOX}
-    return _grouped("grouped_gated", dtype, _multiply_gated, 4, boxes, picks=(0,))
+    boxes, element = {0: PICKED_BOX, 1: GATED_BOX}, two_byte(dtype)
+    picked = Extent(begins=0), Extent(name="k", whole=True)
+    weight = Operand((Extent(most=UP_COLUMNS), DEPTH), element, leading=True)
+    columns = Extent(most=UP_COLUMNS, multiple=8, begins=8)
+    tile = {
+        0: Operand(picked, element),
+        1: weight,
+        2: weight,
+        3: Operand((ROWS,), "int32"),
+        4: Operand((ROWS, columns), element, leading=True),
+    }
+    body = _multiply_gated
+    return _grouped("grouped_gated", dtype, body, 4, boxes, tile, picks=(0,))
+
+
+def _tile(dtype: str, rows: Extent, most: int, result: str) -> dict[int, Operand]:
+    """rows [rows, k], a weight [most, k], a result [rows, most]."""
+    inputs, columns = two_byte(dtype), Extent(most=most)
+    if result != "float32":  # it is stored in units of 16 bytes
+        columns = Extent(most=most, multiple=8, begins=8)
+    return {
+        0: Operand((rows, DEPTH), inputs),
+        1: Operand((Extent(most=most), DEPTH), inputs, leading=True),
+        2: Operand((rows, columns), result, leading=True),
+    }
 
 
 def grouped_store(dtype: str) -> DeviceFunction:
@@ -88,13 +120,15 @@ def grouped_store(dtype: str) -> DeviceFunction:
     256, but at the matrix' edge; a row of the matrix is a multiple of 16 bytes.
     A share of k ends there, too, or after a multiple of 128."""
     boxes = {0: ROW_BOX, 1: WEIGHT_BOX}
-    return _grouped("grouped_store", dtype, _multiply, 2, boxes)
+    tile = _tile(dtype, ROWS, TILE_COLUMNS, two_byte(dtype))
+    return _grouped("grouped_store", dtype, _multiply, 2, boxes, tile)
 
 
 def grouped_float(dtype: str) -> DeviceFunction:
     """As grouped_store, but the tile is fp32."""
     boxes = {0: ROW_BOX, 1: WEIGHT_BOX}
-    return _grouped("grouped_float", dtype, _multiply, 2, boxes, is_float=True)
+    tile = _tile(dtype, ROWS, TILE_COLUMNS, "float32")
+    return _grouped("grouped_float", dtype, _multiply, 2, boxes, tile, is_float=True)
 
 
 def thin_float(dtype: str) -> DeviceFunction:
@@ -102,4 +136,5 @@ def thin_float(dtype: str) -> DeviceFunction:
     fp32. On the GPU a tile has 128 rows and columns, but at the edges, and k is all of
     the operands' or a share that ends after a multiple of 128."""
     boxes = {0: ROW_BOX, 1: WEIGHT_BOX}
-    return _grouped("thin_float", dtype, _multiply, 2, boxes, thin=True)
+    tile = _tile(dtype, Extent(THIN), THIN, "float32")
+    return _grouped("thin_float", dtype, _multiply, 2, boxes, tile, thin=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from etc_dist.ir import DeviceFunction, TmaBox
+from etc_dist.ir import DeviceFunction, Extent, Operand, TmaBox
 from etc_dist.ir.function import TENSOR
 
 TILE = 256
@@ -22,6 +22,11 @@ STAGE_K = 64
 WORKER_ROWS = 128
 IMAGE_BYTES = WORKER_ROWS * TILE * 2
 """One worker's share of a tile as it travels: its shared-memory image."""
+
+
+def two_byte(dtype: str) -> str:
+    """The dtype that a CUDA body made for `dtype` reads: float16, else bfloat16."""
+    return "float16" if dtype == "float16" else "bfloat16"
 
 
 def silu(values: Any) -> Any:
@@ -48,7 +53,16 @@ def _multiply_gated(x: Any, gate: Any, up: Any, y: Any) -> None:
     y[: product.shape[0], : product.shape[1]] = product.astype(y.dtype)
 
 
+DEPTH = Extent(name="k", multiple=STAGE_K)
+
+
+def _tile(dtype: str, *sizes: Extent | int) -> Operand:
+    return Operand(sizes, two_byte(dtype), leading=True)
+
+
 def _matmul(name: str, w_layout: str, dtype: str, **fields: Any) -> DeviceFunction:
+    weight = (TILE, DEPTH) if w_layout == "nk" else (DEPTH, TILE)
+    tile = {0: (TILE, DEPTH), 1: weight, 2: (TILE, TILE), **fields.pop("tile", {})}
     boxes = {
         0: TmaBox(WORKER_ROWS, STAGE_K),
         1: TmaBox(TILE // 2, STAGE_K) if w_layout == "nk" else TmaBox(STAGE_K, 64),
@@ -63,6 +77,7 @@ def _matmul(name: str, w_layout: str, dtype: str, **fields: Any) -> DeviceFuncti
         writes=1,
         cluster=2,
         boxes=boxes,
+        tile={n: _tile(dtype, *sizes) for n, sizes in tile.items()},
         constants={
             "kGated": int(name == "matmul_gated"),
             "kWeightIsKN": int(w_layout == "kn"),
@@ -81,6 +96,7 @@ def matmul_store(w_layout: str, dtype: str) -> DeviceFunction:
 def matmul_gated(dtype: str) -> DeviceFunction:
     """x tile [256, k], gate and up tiles [128, k] -> silu(x @ gate.T) * (x @ up.T), a
     tile [256, 128] in this rank's memory."""
+    half = TILE // 2, DEPTH
     return _matmul(
         "matmul_gated",
         "nk",
@@ -88,6 +104,7 @@ def matmul_gated(dtype: str) -> DeviceFunction:
         body=_multiply_gated,
         reads=3,
         boxes={2: TmaBox(TILE // 2, STAGE_K), 3: TmaBox(64, 64)},
+        tile={1: half, 2: half, 3: (TILE, TILE // 2)},
         parts=2,
     )
 
@@ -95,5 +112,15 @@ def matmul_gated(dtype: str) -> DeviceFunction:
 def matmul_send(w_layout: str, dtype: str) -> DeviceFunction:
     """As `matmul_store`, but the tile goes to its owner's slot, as two shared-memory
     images (64 KB, one a worker), each forwarded by two warps beside the tensor cores;
-    each warp notifies for its half, hence four parts."""
-    return _matmul("matmul_send", w_layout, dtype, parts=4, workspace=2 * IMAGE_BYTES)
+    each warp notifies for its half, hence four parts. A slot is the last two axes of a
+    symmetric tensor [..., 256, 256]; its elements are not row-major: `sum_slots` alone
+    reads them."""
+    image = Extent(TILE, of=TILE)
+    return _matmul(
+        "matmul_send",
+        w_layout,
+        dtype,
+        tile={2: (image, image)},
+        parts=4,
+        workspace=2 * IMAGE_BYTES,
+    )

@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from etc_dist.ir import DeviceFunction
+from etc_dist.ir import DeviceFunction, Extent, Operand
 from etc_dist.ir.function import TRANSFER
-from etc_dist.ops.matmul import silu
+from etc_dist.ops.matmul import silu, two_byte
 
 
 def _add_parts(parts: Any, y: Any) -> None:
@@ -28,30 +28,53 @@ def _sum(parts: Any) -> Any:
     return total
 
 
+def _columns(dtype: str) -> Extent:
+    """Eights of columns; a row of the tensor is a multiple of 16 bytes."""
+    return Extent(name="columns", multiple=8, begins=4 if dtype == "float32" else 8)
+
+
+def _total(dtype: str) -> Operand:
+    return Operand(("rows", _columns(dtype)), dtype, leading=True)
+
+
+PARTS = Operand((None, "rows", _columns("float32")), "float32")
+
+
 def add_parts(dtype: str) -> DeviceFunction:
     """fp32 parts [n, rows, columns] -> their sum in `dtype`, added in order, here or in
-    a peer's memory."""
-    return _function("add_parts", dtype, 1, _add_parts)
+    a peer's memory. On GPUs columns are multiples of 8."""
+    made = dtype if dtype == "float32" else two_byte(dtype)
+    return _function("add_parts", dtype, _add_parts, {0: PARTS, 1: _total(made)})
 
 
 def activate_parts(dtype: str) -> DeviceFunction:
     """fp32 parts of gate's and of up's product [n, rows, columns] -> silu(gate) * up of
     their sums, added in order."""
-    return _function("activate_parts", dtype, 2, _activate_parts)
+    tile = {0: PARTS, 1: PARTS, 2: _total(two_byte(dtype))}
+    return _function("activate_parts", dtype, _activate_parts, tile)
 
 
 def sum_ranks(dtype: str) -> DeviceFunction:
-    """parts [world, rows, columns] -> their sum [rows, columns] over ranks, in rank
-    order, in fp32."""
+    """parts [world, rows, columns] of `dtype`, row-major -> their sum [rows, columns]
+    over ranks, in rank order, in fp32, rounded once. On GPUs columns are multiples of
+    8, and so are the places where they begin."""
+    if dtype == "float32":
+        return add_parts(dtype)
+    tile = {0: sum_operand(dtype), 1: Operand(("rows", _columns(dtype)), dtype)}
     source = "tasks/sum_parts.cuh"
-    return _function("sum_parts", dtype, 1, _add_parts, source, kSplit=0)
+    return _function("sum_parts", dtype, _add_parts, tile, source, kSplit=0)
+
+
+def sum_operand(dtype: str) -> Operand:
+    """The ranks' parts, of two bytes an element."""
+    return Operand(("world", "rows", _columns(dtype)), dtype)
 
 
 def _function(
     name: str,
     dtype: str,
-    reads: int,
     body: Callable[..., None],
+    tile: Mapping[int, Operand],
     source: str = "tasks/add_parts.cuh",
     **constants: int,
 ) -> DeviceFunction:
@@ -60,7 +83,8 @@ def _function(
         body=body,
         source=source,
         lane=TRANSFER,
-        reads=reads,
+        reads=len(tile) - 1,
         writes=1,
         constants={"kIsHalf": int(dtype == "float16"), **constants},
+        tile=tile,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from etc_dist.ir import DeviceFunction
+from etc_dist.ir import DeviceFunction, Operand
 from etc_dist.ir.function import TRANSFER
 
 PACKET_BYTES = 32768
@@ -16,7 +16,10 @@ def _push_rows(x: Any, gathered: Any) -> None:
 
 
 def push_rows() -> DeviceFunction:
-    """x [rows, k] -> the same rows in a peer's memory; both contiguous."""
+    """A region of x -> the same elements in this rank's memory or a peer's.
+
+    Both regions are contiguous in memory, with equal sizes and dtypes: whole rows, or a
+    part of one row. They may have any number of axes, and axes with one index."""
     return DeviceFunction(
         name="push_rows",
         body=_push_rows,
@@ -24,4 +27,5 @@ def push_rows() -> DeviceFunction:
         lane=TRANSFER,
         reads=1,
         writes=1,
+        tile={0: Operand(contiguous=True), 1: Operand(contiguous=True, like=0)},
     )

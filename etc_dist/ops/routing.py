@@ -7,14 +7,15 @@ its rows of activations and results begin at a multiple of PADDING.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from etc_dist.ir import DeviceFunction
+from etc_dist.ir import DeviceFunction, Extent, Operand
 from etc_dist.ir.function import TENSOR, TRANSFER
+from etc_dist.ops.matmul import two_byte
 
 BLOCK = 32
 """Tokens that one task routes: the bits of a word of `chosen`; at most 32."""
@@ -53,6 +54,7 @@ class Routing:
         body: Callable[..., None],
         picks: tuple[int, ...] = (),
         early: tuple[int, ...] = (),
+        tile: Mapping[int, Operand] | None = None,
     ) -> DeviceFunction:
         return DeviceFunction(
             name=name,
@@ -71,7 +73,13 @@ class Routing:
             },
             picks=picks,
             early=early,
+            tile={} if tile is None else tile,
         )
+
+    @property
+    def element(self) -> str:
+        """The dtype of what CUDA bodies read and write in two bytes."""
+        return two_byte(self.dtype)
 
 
 def score_experts(routing: Routing) -> DeviceFunction:
@@ -81,7 +89,14 @@ def score_experts(routing: Routing) -> DeviceFunction:
     def body(x: Any, router: Any, logits: Any) -> None:
         logits[...] = x.astype(np.float32) @ router.astype(np.float32).T
 
-    return routing.function("score_experts", TENSOR, 2, 1, body)
+    few = Extent(most=GROUP_EXPERTS)
+    logits_columns = Extent(most=GROUP_EXPERTS, multiple=4, begins=4)
+    tile = {
+        0: Operand((BLOCK, "hidden"), routing.element, contiguous=True),
+        1: Operand((few, "hidden"), routing.element, contiguous=True),
+        2: Operand((BLOCK, logits_columns), "float32"),
+    }
+    return routing.function("score_experts", TENSOR, 2, 1, body, tile=tile)
 
 
 def best_experts(logits: Any, top_k: int, normalize: bool) -> tuple[Any, Any]:
@@ -107,7 +122,13 @@ def choose_experts(routing: Routing) -> DeviceFunction:
         words = np.bitwise_or.reduce(bits << token[:, None], axis=0)
         chosen[...] = words.view(np.int32)
 
-    return routing.function("choose_experts", TENSOR, 1, 3, body)
+    tile = {
+        0: Operand((BLOCK, routing.experts), "float32"),
+        1: Operand((BLOCK, routing.top_k), "int32"),
+        2: Operand((BLOCK, routing.top_k), "float32"),
+        3: Operand((routing.experts, 1), "int32"),
+    }
+    return routing.function("choose_experts", TENSOR, 1, 3, body, tile=tile)
 
 
 def list_rows(routing: Routing) -> DeviceFunction:
@@ -124,7 +145,10 @@ def list_rows(routing: Routing) -> DeviceFunction:
 
     # Where tokens come from other ranks, the tensor lane's warps are busy sending them.
     lane = TRANSFER if routing.split else TENSOR
-    return routing.function("list_rows", lane, 1, 3, body)
+    words = Operand((1, "blocks"), "int32")
+    one = Operand((1,), "int32")
+    tile = {0: words, 1: words, 2: Operand((None,), "int32"), 3: one}
+    return routing.function("list_rows", lane, 1, 3, body, tile=tile)
 
 
 def plan_tiles(routing: Routing) -> DeviceFunction:
@@ -157,7 +181,11 @@ def plan_tiles(routing: Routing) -> DeviceFunction:
                 number += 1
             row += _padded(count)
 
-    return routing.function("plan_tiles", TENSOR, 2, 5, body)
+    of_expert, of_tile = (Operand((n,), "int32") for n in (routing.experts, "tiles"))
+    each = [of_expert, Operand((None,), "int32"), of_expert, *[of_tile] * 4]
+    return routing.function(
+        "plan_tiles", TENSOR, 2, 5, body, tile=dict(enumerate(each))
+    )
 
 
 def locate_rows(routing: Routing) -> DeviceFunction:
@@ -176,7 +204,13 @@ def locate_rows(routing: Routing) -> DeviceFunction:
         found = row[expert] + ranks[expert, np.arange(len(ids))[:, None]]
         place[...] = np.where(known, found, -1)
 
-    return routing.function("locate_rows", TRANSFER, 4 + routing.split, 1, body)
+    choices = Operand((Extent(most=BLOCK, name="rows"), routing.top_k), "int32")
+    of_block = Operand((routing.experts, 1), "int32")
+    tile = {0: choices, 1: of_block, 2: of_block}
+    tile[3] = Operand((routing.experts,), "int32")
+    reads = 4 + routing.split
+    tile[reads] = choices
+    return routing.function("locate_rows", TRANSFER, reads, 1, body, tile=tile)
 
 
 def combine_rows(routing: Routing) -> DeviceFunction:
@@ -195,7 +229,14 @@ def combine_rows(routing: Routing) -> DeviceFunction:
         some = (place >= 0).any(axis=1)
         y[some] = total[some].astype(y.dtype)
 
-    return routing.function("combine_rows", TRANSFER, 3, 1, body, picks=(2,))
+    columns = Extent(name="columns", multiple=8, begins=8)
+    tile = {
+        0: Operand(("rows", routing.top_k), "int32"),
+        1: Operand(("rows", routing.top_k), "float32"),
+        2: Operand((Extent(begins=0), columns), routing.element),
+        3: Operand(("rows", columns), routing.element, leading=True),
+    }
+    return routing.function("combine_rows", TRANSFER, 3, 1, body, picks=(2,), tile=tile)
 
 
 def _bits(words: Any) -> Any:

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from etc_dist.ir import DeviceFunction
+from etc_dist.ir import DeviceFunction, Extent, Operand
 from etc_dist.ir.function import TRANSFER
+from etc_dist.ops.matmul import TILE, two_byte
 
 PIECE_ROWS, PIECE_COLUMNS = 32, 64
 """The part of a tile that one warp sums: 4 KB of output."""
@@ -22,8 +23,15 @@ def _sum_slots(slots: Any, y: Any) -> None:
 
 
 def sum_slots(dtype: str) -> DeviceFunction:
-    """slots [world, 32, 64] -> y [32, 64]: the sum over ranks in rank order, in
-    fp32."""
+    """A piece [world, 1, 1, 32, 64] of slots [world, blocks, columns, 256, 256] that
+    `matmul_send` wrote -> y [32, 64]: the sum over ranks in rank order, in fp32.
+
+    dtype: bfloat16 or float16. On GPUs `matmul_send` stores a tile in an order of its
+    own, so no other slots can be read; `sum_ranks` (parts.py) adds row-major ones."""
+    every = Extent(name="world", whole=True)
+    rows = Extent(PIECE_ROWS, begins=PIECE_ROWS, of=TILE)
+    columns = Extent(PIECE_COLUMNS, begins=PIECE_COLUMNS, of=TILE)
+    piece = PIECE_ROWS, Extent(PIECE_COLUMNS, begins=8)
     return DeviceFunction(
         name="sum_slots",
         body=_sum_slots,
@@ -32,4 +40,8 @@ def sum_slots(dtype: str) -> DeviceFunction:
         reads=1,
         writes=1,
         constants={"kIsHalf": int(dtype == "float16")},
+        tile={
+            0: Operand((every, 1, 1, rows, columns), two_byte(dtype)),
+            1: Operand(piece, two_byte(dtype)),
+        },
     )

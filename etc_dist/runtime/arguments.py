@@ -10,6 +10,7 @@ import numpy as np
 
 from etc_dist.codegen import Source
 from etc_dist.codegen.layout import event_base, pace_name, units_name
+from etc_dist.errors import ArgumentError
 from etc_dist.ir.function import TmaBox
 from etc_dist.runtime.memory_plan import Capacity, plan_memory
 from etc_dist.schedule import Plan
@@ -47,6 +48,7 @@ def fill(
     which faults name it."""
     graph, memory = plan.graph, plan_memory(plan, dims)
     env = graph.environment(dims, rank)
+    _check_rows(source, env, f"graph {graph.name}")
     a = np.zeros((), source.arguments.dtype)
     a["peer"] = places.peers
     for name in ("control", "status", "workspace", "trace", "wait_limit"):
@@ -69,6 +71,19 @@ def fill(
     for name, offset in memory.local.items():
         a[name] = places.local + offset
     return a
+
+
+def _check_rows(source: Source, env: Mapping[str, Any], where: str) -> None:
+    for tensor, multiple in source.row_multiples.items():
+        row = int(tensor.shape[-1].evaluate(env))
+        if row % multiple:
+            raise ArgumentError(
+                f"a row of tensor {tensor.name} cannot be stored on a GPU",
+                where=where,
+                wanted=f"rows of a multiple of {multiple} elements (16 bytes)",
+                got=f"{tensor.shape[-1]} = {row} elements of {tensor.dtype}",
+                fix="pad the arrays, or choose another size",
+            )
 
 
 def bind(

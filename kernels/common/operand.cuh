@@ -19,6 +19,14 @@ struct Tile {
   i32 size[R];
   i64 stride[R];
 
+  // Elements of the region.
+  ETC_DEVICE u64 count() const {
+    u64 elements = 1;
+#pragma unroll
+    for (int axis = 0; axis < R; ++axis) elements *= u64(size[axis]);
+    return elements;
+  }
+
   // Address of the region's element at the given offsets (missing ones are zero).
   template <class... I>
   ETC_DEVICE T* at(I... offset) const {

@@ -1,4 +1,4 @@
-// Copies whole rows, contiguous on both sides, to a peer.
+// Copies a region that is contiguous on both sides, by units of 16 bytes where it can be.
 // NOTE: eight 16-byte accesses in flight a thread are what keeps NVLink's queues short;
 // more of them, or bulk copies, slow the tensor lane's loads down.
 #pragma once
@@ -14,7 +14,13 @@ struct push_rows {
     const auto x = task.template operand<0>();
     const auto gathered = task.template operand<1>();
     const u64 from = u64(x.at()), to = u64(gathered.at());
-    const u64 bytes = u64(x.size[0]) * x.size[1] * sizeof(*x.base);
+    const u64 count = x.count() < gathered.count() ? x.count() : gathered.count();
+    const u64 bytes = count * sizeof(*x.base);
+    if ((from | to | bytes) % 16 != 0) {
+#pragma unroll 1
+      for (u64 i = task.thread; i < count; i += Task::threads) gathered.at()[i] = x.at()[i];
+      return;
+    }
     constexpr u64 kStep = Task::threads * 16;
     u64 i = task.thread * 16;
     for (; i + (kUnroll - 1) * kStep < bytes; i += kUnroll * kStep) {

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from etc_dist.emulate import Emulator
-from etc_dist.ir import Graph, ceildiv, graph_function, span, tile
+from etc_dist.ir import Graph, ceildiv, graph_function, minimum, span, tile
 from etc_dist.layers.mlp import mlp_graph
 from etc_dist.layers.mlp_few_rows import mlp_few_rows_graph
 from etc_dist.layers.moe_few_tokens import moe_few_tokens_graph
@@ -196,6 +196,7 @@ def two_products(g: Graph) -> None:
     to = g.local("to", (count,), "int32")
     half = g.local("half", (count * ROWS, k), "bfloat16")
     columns = g.let("columns", ceildiv(n, COLUMNS))
+    all_columns = span(0, minimum(2 * COLUMNS, k))
     known = g.events("known", (count,), expects=1)
     begun = g.events("begun", (count,), expects=1)
     done = g.events("done", (count,), expects=columns)
@@ -209,18 +210,18 @@ def two_products(g: Graph) -> None:
         order=lambda t: (count - 1 - t,),
     )
     (r,) = grid = g.grid(r=count)
-    rows = span(r * ROWS, sizes.load(r))
+    rows = span(r * ROWS, minimum(ROWS, sizes.load(r)))
     g.call(
         grouped_store("bfloat16"),
         grid,
         name="first",
-        reads=[x[rows, :], w[0, :, :]],
-        writes=[half[rows, :]],
+        reads=[x[rows, :], w[0, all_columns, :]],
+        writes=[half[rows, all_columns]],
         notifies=[begun[r]],
         empty_until=lambda t: count,
     )
     j, r = grid = g.grid(j=columns, r=count)
-    rows = span(r * ROWS, sizes.load(r))
+    rows = span(r * ROWS, minimum(ROWS, sizes.load(r)))
     g.call(
         grouped_store("bfloat16"),
         grid,

@@ -1,0 +1,170 @@
+"""Calls against the tiles that their device functions declare.
+
+A region is symbolic, so a requirement holds only where it can be shown for all dims;
+what cannot be shown is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import lcm
+
+from etc_dist.codegen.ranges import alternatives, bounds, is_multiple
+from etc_dist.errors import CodegenError
+from etc_dist.ir.expr import Const, Expr, op, substitute
+from etc_dist.ir.graph import Call, GraphFunction
+from etc_dist.ir.operand import WORLD, Extent, Operand
+from etc_dist.ir.tensor import Region, Tensor
+
+ONE = Const(1)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A region along one axis: its first index, its size, the tensor's extent."""
+
+    start: Expr
+    size: Expr
+    extent: Expr
+
+    @property
+    def is_one(self) -> bool:
+        return self.size == ONE
+
+    @property
+    def is_whole(self) -> bool:
+        return self.start == Const(0) and self.size == self.extent
+
+    @property
+    def reaches_end(self) -> bool:
+        rest, end = op("-", self.extent, self.start), op("+", self.start, self.size)
+        return self.size == rest or end == self.extent
+
+
+def row_multiples(graph: GraphFunction) -> dict[Tensor, int]:
+    """Tensors whose rows CUDA bodies read or write in units of several elements: the
+    number that a row must be a multiple of. Whether it is, dims decide."""
+    found: dict[Tensor, int] = {}
+    for call in graph.calls:
+        regions = (*call.reads, *call.writes)
+        for n, operand in call.function.tile.items():
+            unit = operand.extents[-1].begins if operand.extents else 1
+            if unit > 1:
+                tensor = regions[n].tensor
+                found[tensor] = lcm(unit, found.get(tensor, 1))
+    return found
+
+
+def check_tiles(graph: GraphFunction) -> None:
+    """Refuse calls with regions other than their CUDA bodies serve."""
+    derived: dict[str, Expr] = {}
+    for symbol, value in graph.derived:
+        derived[symbol.name] = substitute(value, derived)
+    for call in graph.calls:
+        regions = (*call.reads, *call.writes)
+        axes = [_axes(region, derived) for region in regions]
+        names: dict[str, Expr] = {WORLD: Const(graph.world_size)}
+        for n, operand in call.function.tile.items():
+            faults = list(_faults(operand, n, regions, axes, names))
+            if faults:
+                raise _refused(call, n, regions[n], operand, faults)
+
+
+def _axes(region: Region, derived: Mapping[str, Expr]) -> list[Axis]:
+    parts = zip(region.start, region.size, region.tensor.shape, strict=True)
+    return [Axis(*(substitute(e, derived) for e in part)) for part in parts]
+
+
+def _faults(
+    operand: Operand,
+    n: int,
+    regions: tuple[Region, ...],
+    axes: list[list[Axis]],
+    names: dict[str, Expr],
+) -> Iterator[str]:
+    dtype = regions[n].tensor.dtype
+    if operand.dtype and dtype not in operand.dtype:
+        yield dtype
+    if operand.contiguous and not _is_contiguous(axes[n]):
+        yield "rows that are not contiguous, or cannot be shown to be"
+    if operand.like is not None:
+        yield from _unlike(operand.like, n, regions, axes)
+    if operand.extents is None:
+        return
+    front = len(axes[n]) - len(operand.extents)
+    if front < 0 or (front and not operand.leading):
+        yield f"{len(axes[n])} axes"
+        return
+    for number, axis in enumerate(axes[n]):
+        if number >= front:
+            wanted = operand.extents[number - front]
+            texts = _extent_faults(wanted, axis, names)
+        else:
+            texts = iter(() if axis.is_one else [f"size {axis.size}"])
+        yield from (f"axis {number}: {text}" for text in texts)
+
+
+def _is_contiguous(axes: list[Axis]) -> bool:
+    rest = iter(axes)
+    for axis in rest:
+        if not axis.is_one:
+            break
+    return all(axis.is_whole for axis in rest)
+
+
+def _unlike(
+    like: int, n: int, regions: tuple[Region, ...], axes: list[list[Axis]]
+) -> Iterator[str]:
+    own, other = regions[n].tensor.dtype, regions[like].tensor.dtype
+    if own != other:
+        yield f"{own}, where operand {like} is {other}"
+    own_sizes, sizes = (
+        [str(axis.size) for axis in axes[k] if not axis.is_one] for k in (n, like)
+    )
+    if own_sizes != sizes:
+        yield (
+            f"[{', '.join(own_sizes)}], where operand {like} is [{', '.join(sizes)}]"
+        )
+
+
+def _extent_faults(wanted: Extent, axis: Axis, names: dict[str, Expr]) -> Iterator[str]:
+    most = wanted.size if wanted.size is not None else wanted.most
+    fits = most is None or bounds(axis.size)[1] <= most
+    if wanted.size is not None:
+        fits = fits and all(
+            bounds(size) == (wanted.size, wanted.size)
+            or replace(axis, size=size).reaches_end
+            for size in alternatives(axis.size)
+        )
+    if wanted.name:
+        fits = fits and names.setdefault(wanted.name, axis.size) == axis.size
+    fits = fits and all(
+        is_multiple(size, wanted.multiple) or replace(axis, size=size).reaches_end
+        for size in alternatives(axis.size)
+    )
+    if not fits or (wanted.whole and not axis.is_whole):
+        known = names.get(wanted.name, axis.size)
+        other = (
+            "" if known == axis.size else f", where another {wanted.name} is {known}"
+        )
+        yield f"size {axis.size}{other}"
+    if not is_multiple(axis.start, wanted.begins):
+        yield f"from {axis.start}"
+    if wanted.of is not None and axis.extent != Const(wanted.of):
+        yield f"of {axis.extent}"
+
+
+def _refused(
+    call: Call, n: int, region: Region, operand: Operand, faults: list[str]
+) -> CodegenError:
+    name = call.function.name
+    kind = "reads" if n < len(call.reads) else "writes"
+    return CodegenError(
+        f"call {call.name}: operand {n} does not fit the tile of {name} on a GPU",
+        where=f"call {call.name} {kind} {region}",
+        wanted=f"operand {n}: {operand}",
+        got="; ".join(faults),
+        fix=f"name a region of that shape, or use another device function than {name}; "
+        "sizes that are options are free on the CPU backend alone",
+    )

@@ -1,0 +1,120 @@
+"""Operand: what a device function's CUDA body requires of one region of a call.
+
+NumPy bodies take regions of any shape; a CUDA body is written for a tile. The
+declaration is checked where a plan becomes CUDA source (`codegen/tiles.py`), so that
+the CPU backend can run the same graph with small tiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from etc_dist.ir.expr import is_whole
+from etc_dist.ir.given import require
+from etc_dist.ir.tensor import DTYPES
+
+WORLD = "world"
+"""The name of an extent that is the number of ranks."""
+
+
+@dataclass(frozen=True)
+class Extent:
+    """The size of a region along one axis. All that is given must hold.
+
+    size: exactly this many elements, or fewer where the tensor ends.
+    most: at most this many.
+    multiple: a multiple of this, or up to the tensor's end.
+    begins: the region begins at a multiple of this; 0: at the tensor's first element.
+    name: equal to all extents of this name in the call; "world": the number of ranks.
+    whole: the region covers the axis.
+    of: the extent of the tensor itself along the axis.
+    """
+
+    size: int | None = None
+    most: int | None = None
+    multiple: int = 1
+    begins: int = 1
+    name: str = ""
+    whole: bool = False
+    of: int | None = None
+
+    def __str__(self) -> str:
+        terms = [] if self.size is None else [str(self.size)]
+        terms += [self.name] * bool(self.name)
+        terms += [] if self.most is None else [f"at most {self.most}"]
+        terms += [f"a multiple of {self.multiple}"] * (self.multiple > 1)
+        if self.begins != 1:
+            place = f"a multiple of {self.begins}" if self.begins else "0"
+            terms.append(f"from {place}")
+        terms += ["the whole axis"] * self.whole
+        terms += [] if self.of is None else [f"of {self.of}"]
+        return " ".join(terms) or "any"
+
+
+@dataclass(frozen=True)
+class Operand:
+    """The region that a CUDA body serves as one operand.
+
+    size: an extent for each axis: an `Extent`, or short for one: a number (its size),
+    a name, or None (any). Without sizes, a region of any shape.
+    dtype: the element type, or a few of them; without any, all.
+    leading: the tensor may have further axes in front, with one index each.
+    contiguous: the region's elements lie next to each other in memory.
+    like: the operand, by position, whose dtype and sizes the region must have, apart
+    from axes with one index.
+    """
+
+    size: Sequence[Extent | int | str | None] | None = None
+    dtype: str | Sequence[str] = ()
+    leading: bool = False
+    contiguous: bool = False
+    like: int | None = None
+
+    def __post_init__(self) -> None:
+        dtypes = (self.dtype,) if isinstance(self.dtype, str) else tuple(self.dtype)
+        sizes = None if self.size is None else tuple(map(_extent, self.size))
+        unknown = [d for d in dtypes if d not in DTYPES]
+        require(
+            not unknown,
+            unknown,
+            "an operand is declared with an unknown dtype",
+            where="Operand(...)",
+            wanted=f"dtypes among {', '.join(DTYPES)}",
+            fix="correct dtype=",
+        )
+        object.__setattr__(self, "dtype", dtypes)
+        object.__setattr__(self, "size", sizes)
+
+    @property
+    def extents(self) -> tuple[Extent, ...] | None:
+        """`size`, all of it as `Extent`s."""
+        return None if self.size is None else tuple(map(_extent, self.size))
+
+    def __str__(self) -> str:
+        sizes = self.extents
+        terms = []
+        if sizes is not None:
+            front = ["one index each"] * self.leading
+            terms.append(f"[{', '.join([*front, *map(str, sizes)])}]")
+        terms += [" or ".join(self.dtype)] * bool(self.dtype)
+        terms += ["contiguous in memory"] * self.contiguous
+        if self.like is not None:
+            terms.append(f"the dtype and sizes of operand {self.like}")
+        return ", ".join(terms) or "any region"
+
+
+def _extent(given: Extent | int | str | None) -> Extent:
+    if isinstance(given, Extent):
+        return given
+    if isinstance(given, str) and given.isidentifier():
+        return Extent(name=given)
+    require(
+        given is None or (is_whole(given) and not isinstance(given, str) and given > 0),
+        given,
+        "an extent of an operand is not a size",
+        where="Operand(...)",
+        wanted="a positive number, a name, None or an Extent",
+        fix="write, for example, Operand((64, 'k'))",
+    )
+    return Extent() if given is None else Extent(size=int(given))

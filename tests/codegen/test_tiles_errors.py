@@ -1,0 +1,194 @@
+"""Regions that the CUDA body of a device function does not serve."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from etc_dist.codegen import generate
+from etc_dist.errors import CodegenError
+from etc_dist.ir import (
+    DeviceFunction,
+    Extent,
+    Graph,
+    Operand,
+    Region,
+    Tensor,
+    graph_function,
+    minimum,
+    span,
+    tile,
+)
+from etc_dist.layers.mlp import mlp_graph
+from etc_dist.layers.moe_graph import moe_graph
+from etc_dist.ops.matmul import matmul_store
+from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
+from etc_dist.ops.parts import sum_ranks
+from etc_dist.ops.push_rows import push_rows
+from etc_dist.ops.sum_slots import sum_slots
+from etc_dist.schedule import schedule_static
+
+
+def source_of(graph: Any) -> str:
+    return generate(schedule_static(graph)).text
+
+
+def refused(graph: Any) -> CodegenError:
+    with pytest.raises(CodegenError) as caught:
+        source_of(graph)
+    return caught.value
+
+
+def one_call(
+    function: DeviceFunction,
+    shapes: Any,
+    index: Any,
+    dtype: str = "bfloat16",
+    world: int = 1,
+) -> Any:
+    """A call of `function` on a grid of i: index(i, m, *tensors) is its regions."""
+
+    @graph_function
+    def graph(g: Graph) -> None:
+        (m,) = g.dims("m")
+        tensors = [
+            g.local(f"t{n}", [m if e is None else e for e in shape], dtype)
+            for n, shape in enumerate(shapes)
+        ]
+        (i,) = grid = g.grid(i=m)
+        regions = index(i, m, *tensors)
+        reads, writes = regions[: function.reads], regions[function.reads :]
+        g.call(function, grid, name="call", reads=reads, writes=writes)
+
+    return graph(world)
+
+
+@pytest.mark.parametrize("size", [128, 512])
+def test_the_size_of_a_products_tile_is_fixed(size):
+    error = refused(matmul_reduce_scatter_graph(2, tile_size=size))
+    assert error.what == (
+        "call matmul_send: operand 0 does not fit the tile of matmul_send on a GPU"
+    )
+    assert error.where == f"call matmul_send reads x[d, i * {size} +: {size}, :]"
+    assert error.wanted.endswith("[one index each, 256, k a multiple of 64], bfloat16")
+    assert error.got == f"axis 1: size {size}"
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        mlp_graph(2, tile_size=128),
+        moe_graph(1, experts=8, top_k=2, block=16),
+        moe_graph(1, experts=8, top_k=2, tile_rows=320),
+        moe_graph(1, experts=8, top_k=2, tile_columns=528),
+        matmul_reduce_scatter_graph(2, piece=(64, 64)),
+    ],
+    ids=lambda graph: graph.name,
+)
+def test_sizes_for_the_cpu_backend_are_refused(graph):
+    assert "does not fit the tile of" in refused(graph).what
+
+
+def store(size: Any, x: Any = (None, 72), depth: Any = slice(None)) -> Any:
+    def index(i: Any, m: Any, x: Tensor, w: Tensor, y: Tensor) -> list[Region]:
+        return [
+            x[tile(i, size), depth],
+            w[tile(i, 256), depth],
+            y[tile(i, size), tile(i, 256)],
+        ]
+
+    shapes = (x, (None, 72), (None, None))
+    return one_call(matmul_store("nk", "bfloat16"), shapes, index)
+
+
+@pytest.mark.parametrize(
+    "graph, got",
+    [
+        (store(64), "axis 0: size 64"),
+        (store(64, x=(64, 72)), "axis 0: size 64"),
+        (store(256, depth=span(0, 24)), "axis 1: size 24"),
+        (store(256, depth=span(8, 64)), ""),
+        (store(256, depth=span(8, minimum(64, 72 - 8))), ""),
+        (store(256), ""),
+    ],
+)
+def test_a_users_product_has_tiles_of_256(graph, got):
+    if got:
+        assert refused(graph).got == got
+    else:
+        assert "matmul_store" in source_of(graph)
+
+
+def test_a_product_of_another_dtype_is_refused():
+    def index(i: Any, m: Any, x: Tensor, y: Tensor) -> list[Region]:
+        return [x[tile(i, 256), :], x[tile(i, 256), :], y[tile(i, 256), tile(i, 256)]]
+
+    shapes = (None, 64), (None, None)
+    multiply = matmul_store("nk", "bfloat16")
+    assert refused(one_call(multiply, shapes, index, "float32")).got == "float32"
+
+
+PUSHES = {
+    "a tile of a stack": lambda i, m, x, y: [x[1, tile(i, 8), :], y[tile(i, 8), :]],
+    "whole rows": lambda i, m, x, y: [x[tile(i, 8), :, :], x[tile(i, 8), :, :]],
+    "a part of a row": lambda i, m, x, y: [x[0, i, span(8, 16)], y[i, tile(i, 16)]],
+    "a row on a row": lambda i, m, x, y: [x[0, i, :], y[span(i, 1), :]],
+}
+REFUSED_PUSHES = {
+    "columns": lambda i, m, x, y: [x[1, tile(i, 8), 0:16], y[tile(i, 8), 0:16]],
+    "a plane": lambda i, m, x, y: [x[:, i, :], y[tile(i, 8), :]],
+    "another size": lambda i, m, x, y: [x[1, tile(i, 8), :], y[tile(i, 4), :]],
+}
+
+
+@pytest.mark.parametrize("name", [*PUSHES, *REFUSED_PUSHES])
+def test_push_rows_serves_contiguous_regions_of_equal_sizes(name):
+    index = {**PUSHES, **REFUSED_PUSHES}[name]
+    graph = one_call(push_rows(), ((None, None, 64), (None, 64)), index)
+    if name in PUSHES:
+        assert "push_rows" in source_of(graph)
+    else:
+        assert "does not fit the tile of push_rows" in refused(graph).what
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_sum_slots_reads_only_what_matmul_send_wrote(dtype):
+    def index(i: Any, m: Any, slots: Tensor, y: Tensor) -> list[Region]:
+        return [slots[:, tile(i, 32), 0:64], y[tile(i, 32), 0:64]]
+
+    shapes = (2, None, 64), (None, 64)
+    error = refused(one_call(sum_slots(dtype), shapes, index, dtype, world=2))
+    assert "3 axes" in error.got
+    assert "sum_ranks" in sum_slots.__doc__
+    assert "sum_parts" in source_of(
+        one_call(sum_ranks("bfloat16"), shapes, index, world=2)
+    )
+
+
+def test_slots_must_be_those_of_all_ranks():
+    def index(i: Any, m: Any, slots: Tensor, y: Tensor) -> list[Region]:
+        return [slots[1:3, tile(i, 32), :], y[tile(i, 32), :]]
+
+    graph = one_call(sum_ranks("float16"), ((4, None, 64), (None, 64)), index)
+    assert refused(graph).got == "bfloat16; axis 0: size 2, where another world is 1"
+
+
+def test_a_users_function_declares_its_tile():
+    tile_of_f = {
+        0: Operand((Extent(most=64), "n"), "float32"),
+        1: Operand((None, "n"), ("float32", "bfloat16"), leading=True),
+    }
+    f = DeviceFunction("f", print, "f.cuh", "tensor", 1, 1, tile=tile_of_f)
+
+    def graph(rows: int, columns: Any) -> Any:
+        def index(i: Any, m: Any, x: Tensor, y: Tensor) -> list[Region]:
+            return [x[tile(i, rows), :], y[0, tile(i, rows), columns]]
+
+        return one_call(f, ((None, 8), (2, None, 8)), index, "float32")
+
+    assert "f<Task>" in source_of(graph(64, slice(None)))
+    assert refused(graph(65, slice(None))).got == "axis 0: size 65"
+    error = refused(graph(64, span(0, 4)))
+    assert error.got == "axis 2: size 4, where another n is 8"
+    assert error.wanted == "operand 1: [one index each, any, n], float32 or bfloat16"

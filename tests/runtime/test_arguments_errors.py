@@ -1,0 +1,33 @@
+"""Shapes that a program's CUDA bodies cannot run at."""
+
+from __future__ import annotations
+
+import pytest
+
+from etc_dist.codegen import generate
+from etc_dist.emulate.memory import ProgramMemory
+from etc_dist.errors import ArgumentError
+from etc_dist.ir import Graph, graph_function, tile
+from etc_dist.ops.parts import sum_ranks
+from etc_dist.schedule import schedule_static
+
+
+@graph_function
+def sums(g: Graph) -> None:
+    (n,) = g.dims("n")
+    slots = g.symmetric("slots", (g.world_size, 4, n), "bfloat16")
+    y = g.output("y", (4, n), "bfloat16")
+    (i,) = grid = g.grid(i=2)
+    rows = tile(i, 2)
+    g.call(sum_ranks("bfloat16"), grid, reads=[slots[:, rows, :]], writes=[y[rows, :]])
+
+
+def test_rows_that_are_not_stored_in_whole_units_are_refused():
+    plan = schedule_static(sums(2))
+    ProgramMemory(plan, generate(plan), {"n": 24}, 2)
+    with pytest.raises(ArgumentError) as caught:
+        ProgramMemory(plan, generate(plan), {"n": 12}, 2)
+    error = caught.value
+    assert error.what == "a row of tensor slots cannot be stored on a GPU"
+    assert error.wanted == "rows of a multiple of 8 elements (16 bytes)"
+    assert error.got == "n = 12 elements of bfloat16"
