@@ -35,7 +35,7 @@ def poison(array: Array) -> None:
 
 
 def still_poisoned(array: Array) -> Array:
-    """Where a contiguous floating-point array was never filled.
+    """Where a floating-point array was never filled; of integers, where it is -1.
 
     NOTE: arithmetic makes other NaNs than this one, all of whose bits are set.
     """

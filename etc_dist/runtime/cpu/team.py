@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from etc_dist.errors import ArgumentError, GraphError, WaitRecord
+from etc_dist.errors import ArgumentError, WaitRecord
 from etc_dist.ir.event import EventRef
 from etc_dist.ir.expr import Expr
 from etc_dist.ir.graph import TASK, Call
 from etc_dist.ir.loads import counted
 from etc_dist.runtime.cpu.arrays import Array
+from etc_dist.runtime.cpu.body import run_body
 from etc_dist.runtime.cpu.queue import Queue
 from etc_dist.runtime.cpu.task import Element, Need, Resolver, Task, place, stray
 from etc_dist.runtime.faults import not_empty, out_of_range
@@ -392,25 +393,4 @@ class Team:
             self._memory.array(access.tensor.name, access.rank)[(*access.index, ...)]
             for access in (*task.reads, *task.writes)
         ]
-        for view in views[: len(task.reads)]:
-            view.flags.writeable = False
-        body: Callable[..., object] = task.call.function.body
-        named = {name: task.env[name] for name in task.call.function.keywords}
-        try:
-            returned = body(*views, **named)
-        except Exception as fault:
-            fault.add_note(f"in {task.where}")
-            raise
-        if returned is not None:
-            raise _returned(task, returned)
-
-
-def _returned(task: Task, returned: object) -> GraphError:
-    call = task.call
-    return GraphError(
-        f"the body of call {call.name} returned a value, which nobody takes",
-        where=task.where,
-        wanted="None: a body fills the arrays that it writes",
-        got=type(returned).__name__,
-        fix=f"in {call.function.name}, assign to y[...] instead of returning",
-    )
+        run_body(task, views)

@@ -1,0 +1,88 @@
+"""NumPy bodies that do not fill what they write."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from etc_dist.errors import EtcDistError, GraphError
+from etc_dist.ir import Graph, GraphFunction, device_function, graph_function, tile
+from etc_dist.runtime.cpu import CpuExecutor
+from etc_dist.runtime.cpu.simulate import simulate
+from etc_dist.schedule import schedule_static
+from etc_dist.world import start
+
+
+def graph_of(body: Any, dtype: str, kind: str = "output") -> GraphFunction:
+    """y[i] is made of x[i] by `body`, four rows of three a task."""
+    made = device_function(source="", reads=1, writes=1)(body)
+
+    @graph_function
+    def graph(g: Graph) -> None:
+        x = g.input("x", (8, 3), dtype)
+        y = g.output("y", (8, 3), dtype)
+        (i,) = grid = g.grid(i=2)
+        g.call(made, grid, reads=[x[tile(i, 4), :]], writes=[y[tile(i, 4), :]])
+
+    return graph(1)
+
+
+def forgets(x: Any, y: Any) -> None:
+    y[:, :2] = x[:, :2]
+    y[:3, 2] = x[:3, 2]
+
+
+def accumulates(x: Any, y: Any) -> None:
+    y[...] = 2 * y + x
+
+
+def copies(x: Any, y: Any) -> None:
+    y[...] = x
+
+
+def run(body: Any, dtype: str, x: Any) -> Any:
+    plan = schedule_static(graph_of(body, dtype))
+    return simulate(plan, [{"x": x}], {}, check=False).outputs[0]["y"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32"])
+def test_an_element_that_a_body_leaves_unwritten_is_named(dtype):
+    with pytest.raises(GraphError) as caught:
+        run(forgets, dtype, np.ones((8, 3), dtype))
+    error = caught.value
+    assert error.what == (
+        "the body of call forgets leaves elements of an output unwritten"
+    )
+    assert error.where.startswith("rank 0, worker ")
+    assert error.got in (
+        "y[3, 2] is unwritten, the first of 1",
+        "y[7, 2] is unwritten, the first of 1",
+    )
+    assert error.fix == "in forgets, assign to all of it: y[...] = ..."
+
+
+def test_a_body_that_reads_its_output_is_refused():
+    with pytest.raises(GraphError, match="leaves elements of an output unwritten"):
+        run(accumulates, "float32", np.ones((8, 3), np.float32))
+
+
+def test_results_that_look_unwritten_are_results():
+    minus = np.full((8, 3), -1, np.int32)
+    assert (run(copies, "int32", minus) == -1).all()
+    nan = minus.view(np.float32)
+    assert np.isnan(run(copies, "float32", nan)).all()
+
+
+@pytest.mark.mpi
+def test_a_run_names_what_is_unwritten(world):
+    calm = start(replace(world.settings, backend="cpu"))
+    plan = schedule_static(replace(graph_of(forgets, "float32"), world_size=calm.size))
+    executor = CpuExecutor(plan, calm)
+    x = np.ones((8, 3), np.float32)
+    with pytest.raises(EtcDistError, match="leaves elements of an output unwritten"):
+        executor.run({"x": x, "y": np.zeros_like(x)}, {})
+    executor.close()
+    calm.close()
