@@ -49,7 +49,9 @@ def compile(
         with _timed("schedule", settings):
             plan = SCHEDULES[schedule](graph)
         with _timed("codegen", settings):
-            source = generate(plan, trace=settings.trace if trace is None else trace)
+            tracing = settings.trace if trace is None else trace
+            on_gpus = world.backend != "cpu"
+            source = generate(plan, trace=tracing, check=on_gpus)
         executor = _executor(plan, world, source)
         parts.append((plan, executor, source.text))
         return f"{graph.digest()} {plan.schedule}", executor.workers

@@ -304,7 +304,7 @@ def test_a_body_that_leaves_output_unwritten_is_found():
         y[0] = x[0]
 
     plan = schedule_static(copies(1, count=1))
-    with pytest.raises(GraphError, match=r"y\[1, 0\] is the first"):
+    with pytest.raises(GraphError, match=r"y\[1, 0\] is unwritten, the first of 4"):
         run_copies(with_call(plan, "double", function=lazy))
 
 
