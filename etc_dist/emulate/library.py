@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 
 from etc_dist.codegen import Source
 from etc_dist.errors import BuildError
+from etc_dist.runtime.build_advice import advice
 
 INCLUDE = Path(__file__).parent / "include"
 FLAGS = (
@@ -51,13 +52,14 @@ def _run(arguments: list[str], source: Source) -> bytes:
     command = [sys.executable, "-m", "ziglang", "cc", *arguments]
     done = subprocess.run(command, capture_output=True)
     if done.returncode != 0:
+        log = done.stderr.decode(errors="replace")
         raise BuildError(
             "the source did not compile for the emulator",
             where=source.text.splitlines()[0],
             wanted=f"C++20 with the CUDA functions of {INCLUDE}",
-            got=done.stderr.decode(errors="replace")[:4000],
-            fix="correct your .cuh; a CUDA function that the emulator does not have "
-            "can be defined under `#ifdef ETC_EMULATED`",
+            got=log[:4000],
+            fix=f"{advice(source.text, log)} A CUDA function that the emulator lacks "
+            "can be defined under #ifdef ETC_EMULATED",
             source=source.text,
         )
     return done.stdout

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from etc_dist.codegen import Source, generate
 from etc_dist.errors import BuildError
+from etc_dist.runtime.build_advice import advice
 from etc_dist.schedule import Plan
 from etc_dist.settings import Settings
 
@@ -190,8 +191,7 @@ def compile_cubin(
                 where=text.splitlines()[0],
                 wanted=f"a cubin for {arch}",
                 got=f"{library.nvrtcGetErrorString(code).decode()}\n{log}",
-                fix="look at error.numbered(); if the fault is in your own .cuh, "
-                "correct it there",
+                fix=advice(text, log),
                 source=text,
             )
         return _read(library, handle, "CUBIN"), log

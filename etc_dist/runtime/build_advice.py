@@ -1,0 +1,38 @@
+"""What to correct in a source that did not compile, by the compiler's log."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+_NO_STRUCT = re.compile(
+    r'error: (?:class ")?(?:etc::)?(\w+)"? (?:is not a template|may not have a templ)'
+    r"|no template named '(\w+)'"
+    r"|after alias declaration\n[^\n]*Function = (\w+)<Task>"
+)
+_NO_RUN = re.compile(
+    r'class "(?:etc::)?(\w+)<[^\n]*" has no member "run"'
+    r"|no member named 'run' in '(?:etc::)?(\w+)<"
+)
+
+
+def advice(text: str, log: str) -> str:
+    """The fix for the compiler errors in `log`, of NVRTC or clang, about the generated
+    `text`."""
+    for pattern in (_NO_STRUCT, _NO_RUN):
+        match = pattern.search(log)
+        name = match and next(filter(None, match.groups()))
+        if name and f"Function = {name}<Task>" in text:
+            return (
+                f"{_file_of(name, text)} must define, in namespace etc: template "
+                f"<class Task> struct {name} {{ ETC_DEVICE static void run(const Task& "
+                "task) { ... } };"
+            )
+    return "look at error.numbered(); correct the .cuh file of the first error."
+
+
+def _file_of(name: str, text: str) -> str:
+    """The source of device function `name`, or all that it may be in."""
+    files = re.findall(r'^#include "(/[^"]+)"', text, re.MULTILINE)
+    own = [file for file in files if Path(file).stem == name]
+    return " or ".join(own or files) or f"the source of {name}"
