@@ -66,7 +66,6 @@ def timed_out(act: Callable[[], object]) -> tuple[WaitRecord, ...]:
     with pytest.raises(WaitTimeoutError) as caught:
         act()
     assert LIMIT <= time.monotonic() - began < LIMIT + 5
-    assert all(str(record) in str(caught.value) for record in caught.value.records)
     return caught.value.records
 
 
@@ -196,6 +195,8 @@ def test_the_ranks_that_survive_a_death_say_so_in_time(death, tmp_path):
     # seconds, which count.
     if death == "inside" or not has_gpu():
         named["ETC_DIST_BACKEND"] = "cpu"
+    elif "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
+        pytest.skip("a client killed inside a kernel leaves the MPS server unusable")
     began = time.monotonic()
     done = subprocess.run(
         [*mpirun, "--time-limit", "60", str(script), death],
@@ -204,7 +205,7 @@ def test_the_ranks_that_survive_a_death_say_so_in_time(death, tmp_path):
         text=True,
     )
     seconds = time.monotonic() - began
-    assert "the loop came to its end" not in done.stdout
+    assert "the loop came to its end" not in done.stdout and done.returncode != 0
     errors = ("etc_dist.errors.WorldError: ", "etc_dist.errors.WaitTimeoutError: ")
     said = [line for line in done.stderr.splitlines() if "[rank 0]" in line]
     assert any(error in line for error in errors for line in said), done.stderr

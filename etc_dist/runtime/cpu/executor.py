@@ -6,8 +6,9 @@ import random
 import time
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -105,7 +106,9 @@ class CpuExecutor:
         return []
 
     def reset(self) -> None:
-        """Each failed run has done it."""
+        """Forget a failed run of the peers that this rank agreed to and did not start.
+        They do the same between the same two meetings."""
+        self._space.reset()
 
     def run(self, arrays: Mapping[str, Array], dims: Mapping[str, int]) -> None:
         """Run once: read the inputs and fill the outputs in `arrays`, by tensor name.
@@ -203,21 +206,29 @@ class CpuExecutor:
         """End the run on all ranks, make the next one possible, and raise what the
         ranks found together, unless this rank has an error of its own."""
         self._space.abort()
+        where = f"plan of graph {self._plan.graph.name}, run {self._runs}"
+        limit = self._world.settings.wait_limit
+        # A rank that agreed to this run and did not start it is at its next call. There
+        # it gets this error, and recovers with the others in `Program`.
+        if not self._world.find_lost():
+            waits = Report(records=report.records)
+            with suppress(WaitTimeoutError):
+                self._world.refuse(_merge([waits], where, limit, {}))
         heard = self._world.gather(report)
         if not self._world.broken:
+            self._world.barrier()
             self._space.reset()
+            self._world.barrier()
         if not report.fault:
-            where = f"plan of graph {self._plan.graph.name}, run {self._runs}"
-            limit = self._world.settings.wait_limit
             silent = [rank for rank, report in enumerate(heard) if report is None]
             why = {rank: self._world.why_lost(rank) for rank in silent}
             raise _merge(heard, where, limit, why)
 
 
-@dataclass(frozen=True)
-class Report:
-    """How a failed run ended on one rank."""
+class Report(NamedTuple):
+    """How a failed run ended on one rank. It begins as `program.Ended` does."""
 
+    failed: bool = True
     records: tuple[WaitRecord, ...] = ()
     fault: str = ""
     refusal: ArgumentError | None = None

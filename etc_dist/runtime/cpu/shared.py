@@ -87,12 +87,11 @@ class SharedSpace:
         self._words[self._world.rank][STARTED] = self.epoch
 
     def reset(self) -> None:
-        """Back to no epoch at all, after a run that failed. Collective; no rank is in
-        a run, and none starts one before all have done this."""
+        """Back to no epoch at all, after a run that failed. Every rank calls it, in no
+        run and between two meetings of all ranks."""
         assert self._block is not None
         self._block.local[: _WORDS_BYTES + 2 * self._events_bytes] = 0
         self.epoch = 0
-        self._world.barrier()
 
     def free(self) -> None:
         """Give the block back. Collective."""

@@ -1,0 +1,113 @@
+"""Ranks that agree to a call and launch it late or never: WaitTimeoutError on every
+rank within the limit, and the next run is right.
+
+Ranks that come late to a call are waited for. So here a rank is late between the
+agreement on a call and its launch.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+import etc_dist
+from etc_dist import Program
+from etc_dist.errors import WaitTimeoutError
+from tests.conftest import LIMIT
+from tests.ops.arrays import Arrays
+from tests.ops.ring import ring
+
+LATE = 2 * LIMIT
+"""Seconds."""
+Launch = Callable[..., None]
+
+
+def never(launch: Launch, *call: Any) -> None:
+    """A rank that does not launch."""
+
+
+def late(launch: Launch, *call: Any) -> None:
+    time.sleep(LATE)
+    launch(*call)
+
+
+def stopped(launch: Launch, *call: Any) -> None:
+    """A rank whose process is stopped, and continues later."""
+    wake = f"sleep {LATE}; kill -CONT {os.getpid()}"
+    with subprocess.Popen(["sh", "-c", wake]):
+        os.kill(os.getpid(), signal.SIGSTOP)
+    launch(*call)
+
+
+@pytest.fixture(params=["static", "dynamic"])
+def program(hasty, request) -> Iterator[Program]:
+    program = etc_dist.compile(
+        ring(hasty.size, wanted=1), hasty, schedule=request.param
+    )
+    yield program
+    program.close()
+
+
+@pytest.fixture
+def run(hasty, program) -> Callable[[], list[float]]:
+    """Runs the program to its end; the first column of y."""
+    arrays = Arrays(hasty.backend)
+    x = arrays.put(np.full((8, 8), hasty.rank, np.float32))
+    count = arrays.put(np.ones(4, np.int32))
+
+    def run() -> list[float]:
+        y = program.run(x=x, count=count)["y"]
+        program.synchronize()
+        return arrays.get(y)[:, 0].tolist()
+
+    return run
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("how", [never, late, stopped])
+def test_rank_that_agrees_and_does_not_launch_in_time(
+    how, program, run, hasty, monkeypatch
+):
+    expected = [float((hasty.rank - 1) % hasty.size)] * 8
+    for odd in (hasty.size - 1, 0):
+        assert run() == expected
+        with monkeypatch.context() as patch:
+            if hasty.rank == odd:
+                executor = program._executor
+                patch.setattr(executor, "launch", partial(how, executor.launch))
+            began = time.monotonic()
+            with pytest.raises(WaitTimeoutError) as caught:
+                run()
+        assert LIMIT <= time.monotonic() - began < LIMIT + LATE + 5
+        assert caught.value.records
+        assert run() == expected
+
+
+@pytest.mark.mpi(min_size=2)
+def test_rank_that_did_not_launch_is_told_by_its_next_call(
+    program, run, hasty, monkeypatch
+):
+    expected = run()
+    arrays = Arrays(hasty.backend)
+    x = arrays.put(np.zeros((8, 8), np.float32))
+    count = arrays.put(np.ones(4, np.int32))
+
+    def twice() -> None:
+        program.run(x=x, count=count)
+        time.sleep(LATE)
+        program.run(x=x, count=count)
+
+    with monkeypatch.context() as patch:
+        if hasty.rank == 0:
+            patch.setattr(program._executor, "launch", lambda *call: None)
+        with pytest.raises(WaitTimeoutError):
+            twice()
+    assert run() == expected
