@@ -39,7 +39,9 @@ class Exclusive:
     def __enter__(self) -> None:
         thread = get_ident()
         if self._owner != thread:
-            self._take(thread)
+            if not self._lock.acquire(False):
+                self._take_over(thread)
+            self._owner = thread
         self._depth += 1
 
     def __exit__(
@@ -49,11 +51,11 @@ class Exclusive:
         trace: TracebackType | None,
     ) -> None:
         self._depth -= 1
+        if error is not None:
+            self._consider(error)
         if not self._depth:
             self._owner = 0
             self._lock.release()
-        if error is not None:
-            self._consider(error)
 
     def report(self, error: BaseException) -> None:
         """All ranks have this error: it does not break the world."""
@@ -63,19 +65,20 @@ class Exclusive:
         agreed = isinstance(error, EtcDistError) or error is self._reported
         if not agreed and not self.forked:
             self._give_up(f"a call was interrupted by {type(error).__name__}")
+        if not self._depth:
+            self._reported = None
 
-    def _take(self, thread: int) -> None:
-        if not self._lock.acquire(blocking=False):
-            if self.forked:
-                raise forked()
-            if not self._owner:
-                time.sleep(ENTERING_SECONDS)
-            if _runs_call(self._owner):
-                raise _second_thread(self._owner, thread)
-            # NOTE: a signal handler can raise before `__exit__` has begun, which
-            # leaves the lock taken though the call is over.
-            self._depth = 0
-        self._owner = thread
+    def _take_over(self, thread: int) -> None:
+        """Take the lock from a call that is over; refuse `thread` if none is."""
+        if self.forked:
+            raise forked()
+        if not self._owner:
+            time.sleep(ENTERING_SECONDS)
+        if _runs_call(self._owner):
+            raise _second_thread(self._owner, thread)
+        # NOTE: a signal handler can raise before `__exit__` has begun, which leaves
+        # the lock taken though the call is over.
+        self._depth = 0
 
     def _fork(self) -> None:
         """In the child: refuse all calls, and never release."""

@@ -6,6 +6,7 @@ which would send that on the parent's connections and end the job.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 from functools import cache
@@ -26,9 +27,9 @@ def keep_children_out_of_mpi() -> None:
     """Make MPI_Finalize do nothing in children that are forked from now on.
 
     MPI_Finalize begins by deleting the attributes of MPI_COMM_SELF, and returns the
-    error of a callback that refuses to. A child sets such an attribute, with a callback
-    in C: Python has ended by then. `getpid` serves as one, as it never returns
-    MPI_SUCCESS, which is 0.
+    error of a callback that refuses to. A child sets such an attribute at its exit,
+    with a callback in C: Python has ended by then. `getpid` serves as one, as it never
+    returns MPI_SUCCESS, which is 0.
 
     NOTE: MPICH returns that error; Open MPI ignores it.
     """
@@ -43,9 +44,11 @@ def keep_children_out_of_mpi() -> None:
     handle = ctypes.c_int if is_int else ctypes.c_void_p
     own = handle.from_address(MPI._addressof(MPI.COMM_SELF))
 
-    def refuse_to_finalize() -> None:
+    def begin_child() -> None:
         global _in_child
         _in_child = True
-        library.MPI_Comm_set_attr(own, key, None)
+        # NOTE: not now, as a thread of the parent may hold a lock of MPI's; and most
+        # children end without exit handlers, or run another program.
+        atexit.register(library.MPI_Comm_set_attr, own, key, None)
 
-    os.register_at_fork(after_in_child=refuse_to_finalize)
+    os.register_at_fork(after_in_child=begin_child)
