@@ -320,6 +320,26 @@ def test_interrupt_in_a_run_is_on_all_ranks_and_the_next_call_is_right(
 
 
 @pytest.mark.mpi(min_size=2)
+def test_interrupt_after_all_ranks_have_finished_is_of_one_rank_alone(own, monkeypatch):
+    op = MatmulReduceScatter(world=own)
+    executor = op.program._executor
+    drive = executor._drive
+
+    def interrupt(team: Any) -> None:
+        drive(team)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        if own.rank == 0:
+            patch.setattr(executor, "_drive", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                op(*ones(own))
+        else:
+            assert (op(*ones(own)) == 8 * own.size).all()
+    assert (op(*ones(own)) == 8 * own.size).all()
+
+
+@pytest.mark.mpi(min_size=2)
 def test_interrupt_of_all_ranks_at_once_ends_them_soon(own):
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

@@ -26,6 +26,8 @@ from etc_dist.schedule.plan import Plan
 from etc_dist.world import World
 from etc_dist.world.patience import Patience
 
+FINISH_SECONDS = 5e-3
+"""More than a rank needs from its look at `aborted` to publishing that it finished."""
 RECORD_SECONDS = 1.0
 """How much longer a rank that is through waits than one whose waits are not met."""
 
@@ -132,11 +134,12 @@ class CpuExecutor:
             self._fail(Report(refusal=refusal))
             raise
         except BaseException as fault:
-            self._fail(Report(fault=_told(fault)))
+            if not self._completed():
+                self._fail(Report(fault=_told(fault)))
             if not self._world.broken:
                 self._world.exclusive.report(fault)
             raise
-        if waited is not None:
+        if waited is not None and not self._completed():
             self._fail(Report(records=tuple(waited)))
 
     def symmetric(self, name: str) -> Array:
@@ -183,9 +186,21 @@ class CpuExecutor:
         return None
 
     def _through(self, team: Team) -> bool:
-        if team.done:
+        if team.done and not self._space.aborted:
             self._space.finish()
+        return self._all_finished()
+
+    def _all_finished(self) -> bool:
         return all(map(self._space.finished, range(self._world.size)))
+
+    def _completed(self) -> bool:
+        """End the run; whether all ranks had finished it before.
+
+        Then it counts as completed on all of them, since some may have returned.
+        """
+        self._space.abort()
+        time.sleep(FINISH_SECONDS)
+        return self._all_finished()
 
     def _patience(self, team: Team) -> Patience:
         # A rank that is through gives those that wait the time to record for what.

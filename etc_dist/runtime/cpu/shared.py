@@ -140,13 +140,13 @@ class SharedSpace:
         return int(self._words[rank][FINISHED]) >= self.epoch
 
     def abort(self) -> None:
-        """End the waits of all ranks."""
+        """End the waits of all ranks, in this epoch alone."""
         for words in self._words:
-            words[ABORT] = 1
+            words[ABORT] = self.epoch
 
     @property
     def aborted(self) -> bool:
-        return bool(self._words[self._world.rank][ABORT])
+        return int(self._words[self._world.rank][ABORT]) == self.epoch
 
     # ------------------------------------------------------------------------ layout
 
