@@ -5,7 +5,10 @@
 #
 # The interpreter is .venv in the checkout, made and filled here; nothing outside of
 # the checkout is touched. Where LAUNCH_PYTHON names an interpreter, that one is used
-# as it is, and nothing is installed: for machines without a network.
+# as it is, and nothing is installed: for machines without a network. A .venv that was
+# made by hand is used, too, but never removed.
+
+MADE_HERE=.venv/made-by-launch
 
 say() {
     printf '%s\n' "$*" >&2
@@ -33,11 +36,18 @@ prepare() {
 }
 
 make_venv() {
+    if [ -e .venv ] || [ -L .venv ]; then
+        [ -e "$MADE_HERE" ] || refuse \
+            ".venv has no Python that starts, and was not made by this script" \
+            "To do: remove or rename $PWD/.venv, or name an interpreter that has all:" \
+            "LAUNCH_PYTHON=/path/to/python"
+        rm -rf .venv
+    fi
     base=$(find_python) || refuse \
         "no Python 3.11 or newer was found in PATH" \
         "(Debian 12, Ubuntu 24.04 and newer have one: sudo apt install python3)"
     say "making .venv with $base"
-    rm -rf .venv
+    mkdir .venv && : >"$MADE_HERE" || refuse "could not make .venv in $PWD"
     if "$base" -c 'import ensurepip' 2>/dev/null; then
         "$base" -m venv .venv || refuse "could not make .venv"
     else
@@ -58,6 +68,14 @@ find_python() {
     return 1
 }
 
+# Whether .venv imports etc_dist from this checkout (-I: not from the current folder).
+is_editable() {
+    "$PYTHON" -I -c 'import importlib.util, os, sys
+spec = importlib.util.find_spec("etc_dist")
+sys.exit(spec is None or not os.path.samefile(os.path.dirname(spec.origin), "etc_dist"))
+' 2>/dev/null
+}
+
 # cu12 or cu13, after the driver; nothing on a machine without one.
 gpu_extra() {
     version=$(nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: *\([0-9]*\).*/\1/p')
@@ -69,10 +87,13 @@ gpu_extra() {
     esac
 }
 
-# One stamp for each extra, holding the hash of the pyproject.toml it came from.
+# One stamp for each extra, holding the hash of the pyproject.toml it came from. All
+# stamps are void where etc_dist is imported from elsewhere: `pip install .` puts a copy
+# into .venv, which edits of the checkout do not reach.
 install_missing() {
     hash=$("$PYTHON" -c 'import hashlib, pathlib
 print(hashlib.sha256(pathlib.Path("pyproject.toml").read_bytes()).hexdigest())')
+    is_editable || rm -rf .venv/stamps
     mkdir -p .venv/stamps
     missing=
     for extra in "$@"; do

