@@ -1,7 +1,8 @@
 """Imports go one way: from the right of this line to its left.
 
-errors, settings <- ir <- schedule <- codegen <- runtime <- compiler, program, emulate
-                 <- ops <- layers <- cli, doctor;   world needs only errors and settings
+errors, settings <- cache <- ir <- schedule <- codegen <- runtime
+                 <- compiler, program, emulate <- ops <- layers <- cli, doctor;
+world needs only errors and settings
 """
 
 import ast
@@ -14,6 +15,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "etc_dist"
 LAYERS = [
     {"errors", "settings"},
+    {"cache"},
     {"ir"},
     {"schedule"},
     {"codegen"},

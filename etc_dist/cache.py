@@ -1,0 +1,362 @@
+"""The cache on disk of compiled programs and of proofs, private to one user.
+
+An entry is a manifest `KEY.json` and its files `KEY.NAME`. Each is written aside and
+renamed, and the manifest, which holds the SHA-256 of all, comes last. So a reader finds
+a whole entry or none, and a damaged entry is made again. The cache is an aid: if it
+cannot be used, there is one warning, and everything is made anew in each process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import stat
+import tempfile
+import time
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+FORMAT = 1
+"""Of manifests: an entry of another format is made again."""
+LIMITS = {"programs": 4 << 30, "proofs": 32 << 20}
+"""The kinds of entries, and the bytes on disk that each kind may take."""
+ABANDONED_SECONDS = 3600.0
+"""An unfinished file that is older than this was left by a process that ended."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is kept under a key: facts that JSON can hold, and files by name."""
+
+    facts: Mapping[str, Any]
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+
+class Cache:
+    """The cache in folder `root`; no method raises if that folder cannot be used."""
+
+    def __init__(self, root: Path):
+        self.root = root
+
+    def load(self, kind: str, key: str) -> Entry | None:
+        """The entry, or None if it is missing, damaged or another user's."""
+        try:
+            folder = self._folder(kind)
+            manifest = _checked(kind, key, _read(folder / f"{key}.json"))
+            files = {}
+            for name, digest in manifest["files"].items():
+                files[name] = _read(folder / f"{key}.{name}")
+                if _sha256(files[name]) != digest:
+                    return None
+            with contextlib.suppress(OSError):
+                os.utime(folder / f"{key}.json")  # trimming removes the oldest
+            return Entry(manifest["facts"], files)
+        except _Unusable as error:
+            self._warn(str(error))
+        except (OSError, ValueError, RecursionError):
+            pass  # missing, or damaged: the caller makes it again
+        return None
+
+    def store(self, kind: str, key: str, entry: Entry) -> None:
+        """Keep `entry`, in place of a damaged one, and remove the oldest entries of
+        its kind that are beyond its limit."""
+        try:
+            folder = self._folder(kind)
+            files = {**entry.files, "json": _manifest(kind, key, entry)}
+            try:
+                for name, content in files.items():
+                    _write(folder / f"{key}.{name}", content)
+            except OSError:
+                _remove([str(folder / f"{key}.{name}") for name in files])
+                raise
+            _trim(folder, LIMITS[kind], key)
+        except OSError as error:
+            self._warn(str(error))
+
+    def fetch(
+        self, kind: str, key: str, make: Callable[[], Entry], limit: float
+    ) -> tuple[Entry, bool]:
+        """The entry, and whether it was found. If not, one process makes and stores it.
+        Others wait up to `limit` seconds for that one, then make it themselves."""
+        entry = self.load(kind, key)
+        if entry is not None:
+            return entry, True
+        with self._making(kind, key, limit):
+            entry = self.load(kind, key)
+            if entry is not None:
+                return entry, True
+            entry = make()
+            self.store(kind, key, entry)
+            return entry, False
+
+    def fault(self) -> str:
+        """Why the cache cannot be used, or nothing; creates and changes nothing."""
+        root = self.root.absolute()
+        existing = next(p for p in (root, *root.parents) if os.path.lexists(p))
+        try:
+            if existing == root:
+                _require_private(root, links=True)
+                for folder in filter(os.path.lexists, map(root.joinpath, LIMITS)):
+                    _require_private(folder, links=False)
+            elif not existing.is_dir():
+                return f"{existing} is not a folder"
+        except OSError as error:
+            return str(error)
+        writable = os.access(existing, os.W_OK | os.X_OK)
+        return "" if writable else f"{existing} cannot be written"
+
+    def sizes(self) -> dict[str, tuple[int, int]]:
+        """For each kind the number of entries and their bytes on disk."""
+        sizes = {}
+        for kind in LIMITS:
+            try:
+                entries = _entries(self.root / kind).values()
+            except OSError:
+                entries = {}.values()
+            sizes[kind] = (len(entries), sum(entry.size for entry in entries))
+        return sizes
+
+    def _folder(self, kind: str) -> Path:
+        """The folder of one kind, private and made if missing; raises _Unusable."""
+        folder = self.root / kind
+        try:
+            if not os.path.lexists(self.root):
+                self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _require_private(self.root, links=True)
+            if not os.path.lexists(folder):
+                folder.mkdir(mode=0o700, exist_ok=True)
+            if _require_private(folder, links=False) & 0o077:
+                folder.chmod(0o700)
+        except OSError as error:
+            raise _Unusable(str(error)) from error
+        return folder
+
+    @contextlib.contextmanager
+    def _making(self, kind: str, key: str, limit: float) -> Iterator[None]:
+        """Of all processes that come here for an entry, the first enters at once. The
+        others enter when it leaves or ends, or after `limit` seconds."""
+        try:
+            path = self._folder(kind) / f"{key}.lock"
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        except OSError:
+            yield
+            return
+        first = False
+        try:
+            first = _lock(lock, limit)
+            yield
+        finally:
+            if first:
+                _remove([str(path)])
+            os.close(lock)
+
+    def _warn(self, reason: str) -> None:
+        if self.root not in _warned:
+            _warned.add(self.root)
+            warnings.warn(
+                f"etc_dist cannot use its cache {self.root}: {reason}. Programs are "
+                "compiled and proved again in each process. Set ETC_DIST_CACHE to a "
+                "folder that only you can write",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+
+_warned: set[Path] = set()
+"""The caches that this process has warned of."""
+
+
+class _Unusable(OSError):
+    """The cache's folder cannot be used."""
+
+
+# --------------------------------------------------------------------------- folders
+
+
+def _require_private(folder: Path, *, links: bool) -> int:
+    """The mode of a folder of this user's that no other user can write; OSError for
+    anything else. With `links`, a symbolic link of this user's or of root may lead to
+    it."""
+    found = folder.lstat()
+    user = os.geteuid()
+    if links and stat.S_ISLNK(found.st_mode) and found.st_uid in (user, 0):
+        found = folder.stat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise _Unusable(f"{folder} is not a folder")
+    if found.st_uid != user:
+        raise _Unusable(f"{folder} belongs to user {found.st_uid}, not to {user}")
+    if found.st_mode & 0o022:
+        mode = stat.S_IMODE(found.st_mode)
+        raise _Unusable(f"other users can write {folder} (mode {mode:04o})")
+    return found.st_mode
+
+
+@dataclass
+class _Use:
+    """The files of one entry on disk."""
+
+    paths: list[str]
+    size: int = 0
+    used: float = 0.0
+
+
+def _entries(folder: Path) -> dict[str, _Use]:
+    """The entries in a folder by key, finished or not."""
+    entries: dict[str, _Use] = {}
+    with os.scandir(folder) as items:
+        for item in items:
+            with contextlib.suppress(FileNotFoundError):  # removed by another process
+                found = item.stat(follow_symlinks=False)
+                if stat.S_ISDIR(found.st_mode):
+                    continue
+                use = entries.setdefault(item.name.partition(".")[0], _Use([]))
+                use.paths.append(item.path)
+                use.size += found.st_blocks * 512
+                use.used = max(use.used, found.st_mtime)
+    return entries
+
+
+def _trim(folder: Path, limit: int, kept: str) -> None:
+    """Remove the entries used longest ago until `limit` holds, and what processes that
+    ended left unfinished. Another process that reads one of them makes it again."""
+    entries = _entries(folder)
+    total = sum(use.size for use in entries.values())
+    for key, use in sorted(entries.items(), key=lambda item: item[1].used):
+        parts = [path for path in use.paths if path.endswith(".part")]
+        if total > limit and key != kept:
+            total -= use.size
+            # The manifest first: without it there is no entry.
+            _remove(sorted(use.paths, key=lambda path: not path.endswith(".json")))
+        elif time.time() - use.used > ABANDONED_SECONDS:
+            _remove(parts)
+
+
+def _remove(paths: list[str]) -> None:
+    for path in paths:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
+
+def _lock(lock: int, limit: float) -> bool:
+    """Lock a file, or wait up to `limit` seconds until it is not locked any more; True
+    if it was not locked before."""
+    end = time.monotonic() + limit
+    nap = 0.005
+    first = True
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            first = False
+            if time.monotonic() > end:
+                break
+        except OSError:  # a file system without locks
+            break
+        time.sleep(nap)
+        nap = min(2 * nap, 0.1)
+    if not first:
+        # NOTE: if the first process failed, so do the others, all at the same time.
+        with contextlib.suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_UN)
+    return first
+
+
+# ----------------------------------------------------------------------------- files
+
+
+def _read(path: Path) -> bytes:
+    """A regular file of this user's; OSError for anything else."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+    with open(os.open(path, flags), "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+            raise OSError(f"{path} is not a file of this user's")
+        return file.read()
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file at once: readers see all of it or what was there before."""
+    # NOTE: mkstemp never opens what is there, be it a file or a link.
+    number, aside = tempfile.mkstemp(
+        dir=path.parent, prefix=f"{path.name}.", suffix=".part"
+    )
+    try:
+        with open(number, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except BaseException:
+        _remove([aside])
+        raise
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _canonical(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(document, sort_keys=True).encode()
+
+
+def _manifest(kind: str, key: str, entry: Entry) -> bytes:
+    document = {
+        "format": FORMAT,
+        "kind": kind,
+        "key": key,
+        "facts": dict(entry.facts),
+        "files": {name: _sha256(content) for name, content in entry.files.items()},
+    }
+    digest = _sha256(_canonical(document))
+    return _canonical({**document, "digest": digest}) + b"\n"
+
+
+def _checked(kind: str, key: str, content: bytes) -> dict[str, Any]:
+    """The manifest of this very entry; ValueError for anything else."""
+    document = json.loads(content)
+    if isinstance(document, dict):
+        digest = document.pop("digest", None)
+        own = {"format": FORMAT, "kind": kind, "key": key}.items() <= {
+            name: document.get(name) for name in ("format", "kind", "key")
+        }.items()
+        if own and digest == _sha256(_canonical(document)):
+            return document
+    raise ValueError("not the manifest of this entry")
+
+
+# ---------------------------------------------------------------------------- memory
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+class Recent(Generic[Key, Value]):
+    """A dictionary in memory that keeps its `limit` most recently used values."""
+
+    def __init__(self, limit: int):
+        self._limit = limit
+        self._values: OrderedDict[Key, Value] = OrderedDict()
+
+    def get(self, key: Key) -> Value | None:
+        """The value of `key`, which counts as used now."""
+        if key not in self._values:
+            return None
+        self._values.move_to_end(key)
+        return self._values[key]
+
+    def put(self, key: Key, value: Value) -> None:
+        self._values[key] = value
+        self._values.move_to_end(key)
+        if len(self._values) > self._limit:
+            self._values.popitem(last=False)
+
+    def clear(self) -> None:
+        self._values.clear()
