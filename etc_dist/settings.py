@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,14 @@ MAX_SECONDS = 1e6
 `2 * MAX_SECONDS`, the limit of hand-overs, must be below 52 days."""
 
 
+def default_cache() -> Path:
+    """In the home folder; or in the temporary folder, for a user without a home."""
+    try:
+        return Path.home() / ".cache" / "etc_dist"
+    except RuntimeError:
+        return Path(tempfile.gettempdir()) / f"etc_dist-{os.geteuid()}"
+
+
 @dataclass(frozen=True)
 class Settings:
     """The ten settings; `README.md` has the same table (a test compares both)."""
@@ -37,8 +47,8 @@ class Settings:
     """ETC_DIST_WORLD_LIMIT: seconds a host-side meeting of ranks may last."""
     symmetric_size: Size = "8G"
     """ETC_DIST_SYMMETRIC_SIZE: size of each rank's symmetric heap on GPUs."""
-    cache: Path = Path.home() / ".cache" / "etc_dist"
-    """ETC_DIST_CACHE: folder of compiled programs."""
+    cache: Path = field(default_factory=default_cache)
+    """ETC_DIST_CACHE: folder of compiled programs and of proofs, private to a user."""
     verify: bool = True
     """ETC_DIST_VERIFY: prove a program before its first run at a shape."""
     trace: bool = False
@@ -116,6 +126,22 @@ def _is_number(value: Any, kind: type) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
+def _folder(name: str | Path) -> Path:
+    """The folder of that name; ValueError for a text that names none."""
+    if not str(name).strip() or "\0" in str(name):
+        raise ValueError("an empty name, or one with a zero byte")
+    try:
+        return Path(name).expanduser()
+    except RuntimeError as error:
+        raise ValueError(str(error)) from error
+
+
+def _is_folder(value: Any) -> bool:
+    with suppress(ValueError):
+        return isinstance(value, (str, Path)) and bool(_folder(value))
+    return False
+
+
 def _read_size(value: Any) -> re.Match[str] | None:
     text = value.strip().upper() if isinstance(value, str) else ""
     return re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)", text)
@@ -128,7 +154,11 @@ _KINDS = {
         lambda value: _read_size(value) is not None,
         'a text: a number of bytes, with K, M, G or T at will, such as "8G"',
     ),
-    "Path": _Kind(Path, lambda value: isinstance(value, (str, Path)), "a folder"),
+    "Path": _Kind(
+        _folder,
+        _is_folder,
+        "a folder, not an empty text; ~ is the home folder, if there is one",
+    ),
     "Seconds": _Kind(
         float,
         lambda value: _is_number(value, Real) and 0 < value <= MAX_SECONDS,

@@ -1,5 +1,6 @@
 """Settings come from the environment, and nothing misspelt is taken in silence."""
 
+import os
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -53,6 +54,8 @@ def test_variables_are_read_by_type():
         ("ETC_DIST_CPU_WORKERS", "0", "from 1 on"),
         ("ETC_DIST_SYMMETRIC_SIZE", "8 giga", 'such as "8G"'),
         ("ETC_DIST_VERIFY", "perhaps", "0, 1, true or false"),
+        ("ETC_DIST_CACHE", "", "a folder"),
+        ("ETC_DIST_CACHE", "~no-such-user/x", "a folder"),
     ],
 )
 def test_value_that_cannot_be_read_is_refused_by_name(name, value, wanted):
@@ -72,7 +75,7 @@ def test_value_that_cannot_be_read_is_refused_by_name(name, value, wanted):
         ("wait_limit", 2.592e6, "at most 1000000"),
         *(("world_limit", v, "at most 1000000") for v in (None, 1e7, 10**400)),
         *(("symmetric_size", v, 'such as "8G"') for v in ("x", "", 8 << 30, None)),
-        ("cache", None, "a folder"),
+        *(("cache", value, "a folder") for value in (None, "", " ", "~no-such-user")),
         *(("verify", value, "True or False") for value in ("no", 0, None)),
         ("trace", "no", "True or False"),
         ("timing", 2, "True or False"),
@@ -90,6 +93,23 @@ def test_value_beyond_its_limits_is_refused_by_name(name, value, wanted):
 def test_longest_limits_are_accepted():
     made = Settings(wait_limit=MAX_SECONDS, world_limit=10**6).checked()
     assert (made.wait_limit, made.world_limit) == (1e6, 1e6)
+
+
+def test_home_of_the_cache_is_found(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/of/user")
+    assert Settings().cache == Path("/home/of/user/.cache/etc_dist")
+    assert Settings.load({"ETC_DIST_CACHE": "~/x"}).cache == Path("/home/of/user/x")
+    assert Settings(cache="~/x").checked().cache == Path("/home/of/user/x")
+
+
+def test_user_without_a_home_has_a_cache_of_their_own(monkeypatch):
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    monkeypatch.setattr("tempfile.tempdir", "/tmp/of/all")
+    assert Settings.load({}).cache == Path(f"/tmp/of/all/etc_dist-{os.geteuid()}")
+    assert Settings.load({"ETC_DIST_CACHE": "/c"}).cache == Path("/c")
 
 
 def test_all_that_is_beyond_its_limits_is_told_at_once():
