@@ -2,38 +2,63 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
-import os
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from etc_dist.cache import Cache, Entry
+from etc_dist.ir.dims import whole_dims
 from etc_dist.schedule.plan import Plan
-from etc_dist.schedule.verify import verify
+from etc_dist.schedule.verify import Verified, verify
 from etc_dist.settings import Settings
+
+PACKAGE = Path(__file__).parent.parent
+VERIFIER = ("errors.py", "ir", "schedule")
+"""The sources that a verdict depends on: all that `verify` imports from here."""
 
 
 def prove(
     plan: Plan, dims: Mapping[str, int], workers: int, settings: Settings
-) -> None:
+) -> Verified:
     """Verify `plan` at `dims`, or find that this was done before; see `verify`."""
-    record = _record(plan, dims, workers, settings)
-    if record.exists():
-        return
+    cache = Cache(settings.cache)
+    key = _key(plan, dims, workers)
+    record = cache.load("proofs", key)
+    if record is not None:
+        return _verdict(record.facts)
     verified = verify(plan, dims, workers)
     if settings.timing or verified.seconds > 1.0:
         print(f"etc_dist: {verified.show()}", end="", file=sys.stderr)
-    record.parent.mkdir(parents=True, exist_ok=True)
-    aside = record.with_suffix(f".{os.getpid()}")
-    aside.write_text(verified.show())
-    os.replace(aside, record)
+    cache.store("proofs", key, Entry(asdict(verified)))
+    return verified
 
 
-def _record(
-    plan: Plan, dims: Mapping[str, int], workers: int, settings: Settings
-) -> Path:
-    # The verifier's own text is part of the key: a better verifier proves again.
-    sources = sorted(Path(__file__).parent.rglob("*.py"))
-    digest = hashlib.sha256(b"".join(p.read_bytes() for p in sources))
-    digest.update(repr((plan.graph.show(), plan.show(), dims, workers)).encode())
-    return settings.cache / "proofs" / digest.hexdigest()[:24]
+def _verdict(facts: Mapping[str, Any]) -> Verified:
+    dims = tuple((name, size) for name, size in facts["dims"])
+    return Verified(**{**facts, "dims": dims, "unchecked": tuple(facts["unchecked"])})
+
+
+def _key(plan: Plan, dims: Mapping[str, int], workers: int) -> str:
+    sizes = sorted(whole_dims(plan.graph, dims).items())
+    digest = hashlib.sha256(verifier_digest())
+    digest.update(repr((plan.graph.show(), plan.show(), sizes, workers)).encode())
+    return digest.hexdigest()[:32]
+
+
+@functools.cache
+def verifier_digest() -> bytes:
+    """Of the verifier's own sources: a changed verifier proves again."""
+    digest = hashlib.sha256(np.__version__.encode())
+    for name in VERIFIER:
+        place = PACKAGE / name
+        for path in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
+            content = path.read_bytes()
+            digest.update(f"{path.relative_to(PACKAGE)} {len(content)} ".encode())
+            digest.update(content)
+    return digest.digest()

@@ -1,0 +1,124 @@
+"""Proofs on record: found again if they are whole, of this plan and this verifier."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import etc_dist
+from etc_dist.errors import GraphError
+from etc_dist.ir import DeviceFunction, Graph, graph_function
+from etc_dist.schedule import proof, schedule_static
+from etc_dist.schedule.plan import Plan
+from etc_dist.schedule.proof import prove, verifier_digest
+from etc_dist.settings import Settings
+
+DIMS = {"n": 4}
+
+
+def plan(writers: int = 1) -> Plan:
+    """A graph whose output is written by so many calls."""
+
+    @graph_function
+    def filled(g: Graph) -> None:
+        (n,) = g.dims("n")
+        y = g.output("y", (n,), "float32")
+        fill = DeviceFunction("fill", print, "/fill.cuh", "tensor", 0, 1)
+        for number in range(writers):
+            g.call(fill, g.grid(i=1), writes=[y[:]], name=f"fill{number}")
+
+    return schedule_static(filled(1))
+
+
+@pytest.fixture
+def settings(tmp_path) -> Settings:
+    return Settings(cache=tmp_path / "cache")
+
+
+@pytest.fixture
+def verified(monkeypatch) -> list[int]:
+    """The sizes of the proofs that are made during the test."""
+    sizes: list[int] = []
+    verify = proof.verify
+
+    def counted(plan, dims, workers):
+        sizes.append(dims["n"])
+        return verify(plan, dims, workers)
+
+    monkeypatch.setattr(proof, "verify", counted)
+    return sizes
+
+
+def record(settings: Settings) -> Path:
+    (path,) = (settings.cache / "proofs").iterdir()
+    return path
+
+
+def test_a_proof_is_found_again_as_it_was(settings, verified):
+    first = prove(plan(), DIMS, 2, settings)
+    assert prove(plan(), DIMS, 2, settings) == first
+    assert verified == [4]
+
+
+@pytest.mark.parametrize("forged", ["file", "folder", "other proof", "other verdict"])
+def test_a_forged_proof_does_not_count(settings, forged):
+    prove(plan(), DIMS, 2, settings)
+    good = record(settings)
+    text = good.read_text()
+    key = proof._key(plan(2), DIMS, 2)
+    for path in (good.with_name(key), good.with_name(f"{key}.json")):
+        if forged == "folder":
+            path.mkdir()
+        elif forged == "file":
+            path.write_text("")
+        else:
+            path.write_text(text.replace(good.stem, key) if "v" in forged else text)
+    with pytest.raises(GraphError):
+        prove(plan(2), DIMS, 2, settings)
+
+
+@pytest.mark.parametrize("damage", [0, 20, -2])
+def test_a_damaged_proof_is_made_again(settings, verified, damage):
+    first = prove(plan(), DIMS, 2, settings)
+    content = record(settings).read_bytes()
+    record(settings).write_bytes(content[:damage])
+    again = prove(plan(), DIMS, 2, settings)
+    assert (again.tasks, verified) == (first.tasks, [4, 4])
+    assert prove(plan(), DIMS, 2, settings) == again
+
+
+def test_the_key_covers_all_sources_of_the_verifier():
+    code = "import sys, etc_dist.schedule.verify\n"
+    code += "print(*(m for m in sys.modules if m.startswith('etc_dist.')))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    parts = {name.split(".")[1] for name in done.stdout.split()}
+    assert parts == {name.removesuffix(".py") for name in proof.VERIFIER}
+
+
+@pytest.mark.parametrize("name", ["ir/expr.py", "ir/loads.py", "schedule/races.py"])
+def test_a_changed_verifier_proves_again(tmp_path, monkeypatch, name):
+    package = Path(etc_dist.__file__).parent
+    digests = []
+    for number in range(2):
+        copy = tmp_path / f"{number}"
+        for part in proof.VERIFIER:
+            files = [package / part, *(package / part).rglob("*.py")]
+            for path in (p for p in files if p.is_file()):
+                place = copy / path.relative_to(package)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.write_bytes(path.read_bytes())
+        if number:
+            (copy / name).write_text("# changed\n")
+        monkeypatch.setattr(proof, "PACKAGE", copy)
+        digests.append(verifier_digest.__wrapped__())
+    assert digests[0] != digests[1]
+
+
+def test_an_unwritable_cache_costs_one_warning(tmp_path, verified):
+    (tmp_path / "file").write_text("")
+    settings = Settings(cache=tmp_path / "file")
+    with pytest.warns(RuntimeWarning, match="Set ETC_DIST_CACHE") as caught:
+        for _ in range(2):
+            prove(plan(), DIMS, 2, settings)
+    assert (len(caught), verified) == (1, [4, 4])
