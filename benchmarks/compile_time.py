@@ -22,7 +22,7 @@ from etc_dist.codegen import Source, generate
 from etc_dist.ir import GraphFunction
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
-from etc_dist.runtime.build import ARCH, build, nvrtc_version
+from etc_dist.runtime.build import ARCH, Cubin, build, nvrtc_version
 from etc_dist.schedule import schedule_static
 from etc_dist.settings import Settings
 
@@ -44,7 +44,7 @@ def measure(graph: GraphFunction, settings: Settings) -> records.CompileRecord:
     source, generate_ms = timed(lambda: generate(plan))
     cubin, build_ms = timed(lambda: build(source, settings))
     _, cached_ms = timed(lambda: build(source, settings))
-    device, load_ms = _load(source, cubin.path)
+    device, load_ms = _load(source, cubin)
     return records.CompileRecord(
         op="compile",
         world_size=graph.world_size,
@@ -61,13 +61,13 @@ def measure(graph: GraphFunction, settings: Settings) -> records.CompileRecord:
         cached_ms=cached_ms,
         load_ms=load_ms,
         source_lines=len(source.text.splitlines()),
-        cubin_bytes=cubin.path.stat().st_size,
+        cubin_bytes=len(cubin.code),
         registers=cubin.registers,
         spill_bytes=cubin.spill_bytes,
     )
 
 
-def _load(source: Source, path: Path) -> tuple[str, float | None]:
+def _load(source: Source, cubin: Cubin) -> tuple[str, float | None]:
     """The GPU, and the milliseconds of loading a cubin on it; None without a GPU."""
     try:
         import cupy
@@ -78,7 +78,9 @@ def _load(source: Source, path: Path) -> tuple[str, float | None]:
         return "none", None
 
     def load() -> object:
-        return cupy.RawModule(path=str(path)).get_function(source.entry).attributes
+        module = cupy.cuda.Module()
+        module.load(cubin.code)
+        return module.get_function(source.entry)
 
     return properties["name"].decode(), timed(load)[1]
 

@@ -4,35 +4,39 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import json
-import os
 import re
 import sys
-import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from ctypes import byref, c_char_p, c_int, c_size_t, c_void_p
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 
+from etc_dist.cache import Cache, Entry
 from etc_dist.codegen import Source, generate
 from etc_dist.errors import BuildError
 from etc_dist.runtime.build_advice import advice
+from etc_dist.runtime.includes import headers
 from etc_dist.schedule import Plan
 from etc_dist.settings import Settings
 
 ARCH = "sm_90a"
-OPTIONS = ("--std=c++20", "-default-device", "--ptxas-options=-v")
+OPTIONS = (
+    "--std=c++20",
+    "-default-device",
+    "--ptxas-options=-v",
+    "--no-source-include",  # headers are given by name
+)
 SLOW_SECONDS = 1.0
 """A build that takes longer says so."""
 
 
 @dataclass(frozen=True)
 class Cubin:
-    """A compiled program in the cache, with what the compiler said of it."""
+    """A compiled program, with the compiler's report on it."""
 
-    path: Path
+    code: bytes
     registers: int
     spill_bytes: int
     stack_bytes: int
@@ -57,21 +61,20 @@ def kernels_folder() -> Path:
 
 
 def build(source: Source, settings: Settings, arch: str = ARCH) -> Cubin:
-    """The cubin of `source`, compiled at most once for each content of source, device
-    code, options and compiler. Safe when many ranks build the same thing at once."""
+    """The cubin of `source`, compiled at most once for each content of source, headers,
+    options and compiler. Of many ranks that build the same, one compiles it."""
     _refuse_missing(source)
-    includes = (kernels_folder(), *sorted({p.parent for p in source.sources}))
-    folder = settings.cache / "programs" / _key(source, includes, arch)
     started = time.perf_counter()
-    if not (folder / "program.json").exists():
-        _compile_into(folder, source, includes, arch)
-        cached = False
-    else:
-        cached = True
-    facts = json.loads((folder / "program.json").read_text())
-    facts["remarks"] = tuple(facts["remarks"])
+    included = headers(source, kernels_folder())
+    entry, cached = Cache(settings.cache).fetch(
+        "programs",
+        _key(source, included, arch),
+        lambda: _compile(source, included, arch),
+        limit=settings.world_limit / 2,  # before other ranks give up
+    )
+    facts = {**entry.facts, "remarks": tuple(entry.facts["remarks"])}
     seconds = time.perf_counter() - started
-    return Cubin(path=folder / "program.cubin", seconds=seconds, cached=cached, **facts)
+    return Cubin(entry.files["cubin"], seconds=seconds, cached=cached, **facts)
 
 
 def _refuse_missing(source: Source) -> None:
@@ -87,43 +90,24 @@ def _refuse_missing(source: Source) -> None:
         )
 
 
-def _key(source: Source, includes: Sequence[Path], arch: str) -> str:
-    digest = hashlib.sha256()
-    digest.update(repr((source.text, arch, OPTIONS, nvrtc_version())).encode())
-    kernels, *users = includes
-    files = [(kernels, p) for p in sorted(kernels.rglob("*.cuh"))]
-    # A user's file can include its neighbours, not whatever lies below them.
-    files += [(u, p) for u in users for p in sorted(u.glob("*.cuh"))]
-    for folder, file in files:
-        digest.update(str(file.relative_to(folder)).encode())
-        digest.update(file.read_bytes())
-    return digest.hexdigest()[:24]
+def _key(source: Source, included: Mapping[str, str], arch: str) -> str:
+    kept = [field.name for field in fields(Cubin)]
+    parts = (source.text, arch, OPTIONS, compiler_version(), kept, sorted(included))
+    digest = hashlib.sha256(repr(parts).encode(errors="surrogateescape"))
+    for _, text in sorted(included.items()):
+        digest.update(hashlib.sha256(_encoded(text)).digest())
+    return digest.hexdigest()[:32]
 
 
-def _compile_into(
-    folder: Path, source: Source, includes: Sequence[Path], arch: str
-) -> None:
+def _compile(source: Source, included: Mapping[str, str], arch: str) -> Entry:
     started = time.perf_counter()
-    cubin, log = compile_cubin(source.text, includes, arch)
+    cubin, log = compile_cubin(source.text, included, arch)
     seconds = time.perf_counter() - started
     if seconds > SLOW_SECONDS:
         name = source.text.splitlines()[0].removeprefix("// ")
         print(f"etc_dist: compiled {name} in {seconds:.1f} s", file=sys.stderr)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    # Whole folders appear at once: a rank sees all of a program or nothing of it.
-    aside = Path(tempfile.mkdtemp(dir=folder.parent, prefix="building-"))
-    (aside / "program.cu").write_text(source.text)
-    (aside / "program.cubin").write_bytes(cubin)
-    (aside / "program.log").write_text(log)
-    (aside / "program.json").write_text(json.dumps(_facts(log)))
-    try:
-        os.rename(aside, folder)
-    except OSError:
-        if not (folder / "program.json").exists():
-            raise
-        for file in aside.iterdir():
-            file.unlink()
-        aside.rmdir()
+    files = {"cu": source.text.encode(), "cubin": cubin, "log": log.encode()}
+    return Entry(_facts(log), files)
 
 
 def _facts(log: str) -> dict[str, object]:
@@ -171,32 +155,56 @@ def nvrtc_version() -> tuple[int, int]:
     return major.value, minor.value
 
 
+@cache
+def compiler_version() -> str:
+    """The compiler's release, patch and build, as it writes them into its output."""
+    text, _ = _run("", {}, [f"--gpu-architecture={ARCH}"], "PTX")
+    lines = text.decode(errors="replace").splitlines()
+    return "\n".join(line for line in lines if line.startswith("//"))
+
+
 def compile_cubin(
-    text: str, includes: Sequence[Path], arch: str = ARCH
+    text: str, included: Mapping[str, str], arch: str = ARCH
 ) -> tuple[bytes, str]:
-    """Compile `text` to (cubin, log). Raises BuildError with the numbered source."""
+    """Compile `text`, which includes these headers by name, to (cubin, log). Raises
+    BuildError with the numbered source."""
+    return _run(text, included, [f"--gpu-architecture={arch}", *OPTIONS], "CUBIN")
+
+
+def _run(
+    text: str, included: Mapping[str, str], options: Sequence[str], output: str
+) -> tuple[bytes, str]:
     library = _nvrtc()
     handle = c_void_p()
+    names, texts = _strings(included), _strings(included.values())
     library.nvrtcCreateProgram(
-        byref(handle), text.encode(), b"program.cu", 0, None, None
+        byref(handle), _encoded(text), b"program.cu", len(included), texts, names
     )
-    options = [f"--gpu-architecture={arch}", *OPTIONS, *(f"-I{p}" for p in includes)]
-    values = (c_char_p * len(options))(*[o.encode() for o in options])
     try:
-        code = library.nvrtcCompileProgram(handle, len(options), values)
+        code = library.nvrtcCompileProgram(handle, len(options), _strings(options))
         log = _read(library, handle, "ProgramLog").decode(errors="replace")
         if code:
+            fault = library.nvrtcGetErrorString(code).decode()
             raise BuildError(
                 "the generated source did not compile",
-                where=text.splitlines()[0],
-                wanted=f"a cubin for {arch}",
-                got=f"{library.nvrtcGetErrorString(code).decode()}\n{log}",
+                where=next(iter(text.splitlines()), "an empty program"),
+                wanted=f"a cubin for {options[0].rpartition('=')[2]}",
+                got=f"{fault}\n{log}",
                 fix=advice(text, log),
                 source=text,
             )
-        return _read(library, handle, "CUBIN"), log
+        return _read(library, handle, output), log
     finally:
         library.nvrtcDestroyProgram(byref(handle))
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode(errors="surrogateescape")
+
+
+def _strings(texts: Iterable[str]) -> ctypes.Array[c_char_p]:
+    values = [_encoded(text) for text in texts]
+    return (c_char_p * len(values))(*values)
 
 
 def _read(library: ctypes.CDLL, handle: c_void_p, what: str) -> bytes:
@@ -212,8 +220,8 @@ def report(name: str, plan: Plan, arch: str = ARCH) -> dict[str, object]:
     started = time.perf_counter()
     source = generate(plan)
     generated = time.perf_counter() - started
-    includes = (kernels_folder(), *sorted({p.parent for p in source.sources}))
-    cubin, log = compile_cubin(source.text, includes, arch)
+    included = headers(source, kernels_folder())
+    cubin, log = compile_cubin(source.text, included, arch)
     return {
         "program": name,
         "generate_s": round(generated, 3),

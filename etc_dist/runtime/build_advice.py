@@ -15,6 +15,8 @@ _NO_RUN = re.compile(
     r"|no member named 'run' in '(?:etc::)?(\w+)<"
 )
 
+_NO_FILE = re.compile(r"open source file|' file not found")
+
 
 def advice(text: str, log: str) -> str:
     """The fix for the compiler errors in `log`, of NVRTC or clang, about the generated
@@ -28,6 +30,11 @@ def advice(text: str, log: str) -> str:
                 f"<class Task> struct {name} {{ ETC_DEVICE static void run(const Task& "
                 "task) { ... } };"
             )
+    if _NO_FILE.search(log):
+        return (
+            "put the file that is included into the folder of the .cuh or below it; "
+            "headers of CUDA and of the system cannot be included"
+        )
     return "look at error.numbered(); correct the .cuh file of the first error."
 
 

@@ -8,12 +8,14 @@ anything.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from etc_dist.cache import Recent
 from etc_dist.codegen import Source
 from etc_dist.codegen.layout import (
     CONTROL,
@@ -38,8 +40,18 @@ if TYPE_CHECKING:
     from etc_dist.world import SymmetricMemory, World
 
 WORKER_THREADS = 384
+MAX_DYNAMIC_SHARED_BYTES = 8
+"""The driver's number of that attribute of a function."""
+MOST_SHAPES = 4096
+"""The shapes of runs that are kept; more runs than these are never under way."""
+MOST_TEMPLATES = 256
+"""The argument blocks that are kept, one for each shape."""
 TRACE_CAPACITY = 2048
 """Records a warp can keep of one traced run."""
+
+
+Template = tuple[int, np.ndarray[Any, Any]]
+"""A shape's number, and the argument block of its runs but for the arrays."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +65,8 @@ class Launch:
     parameters: int
     """Where `place` lies: what the driver launches with."""
     dims: Mapping[str, int]
+    shape: int
+    """The number that the device gives in its records in place of `dims`."""
     generation: int
 
 
@@ -91,8 +105,9 @@ class GpuExecutor:
         self._block: SymmetricMemory | None = None
         self._local = cupy.empty(0, np.uint8)
         self._dims: Mapping[str, int] = {}
-        self._shapes: list[tuple[int, ...]] = []
-        self._templates: dict[tuple[int, ...], np.ndarray[Any, Any]] = {}
+        self._numbers = itertools.count()
+        self._shapes: Recent[int, Mapping[str, int]] = Recent(MOST_SHAPES)
+        self._templates: Recent[tuple[int, ...], Template] = Recent(MOST_TEMPLATES)
         self._order = order_of(world)
         self._stream: Any = None
         self.reset()
@@ -135,12 +150,15 @@ class GpuExecutor:
 
     def prepare(self, arrays: Mapping[str, Array], dims: Mapping[str, int]) -> Launch:
         """The argument block of a run that there is memory for; local."""
-        arguments = self._template(dims).copy()
+        shape, template = self._template(dims)
+        arguments = template.copy()
         pointers = {name: array.pointer for name, array in arrays.items()}
         rank = self.world.rank
         bind(arguments, self.plan, self.source, pointers, dims, rank, encode)
         place = np.array([arguments.ctypes.data], np.uintp)
-        return Launch(arguments, place, place.ctypes.data, dims, self._generation)
+        return Launch(
+            arguments, place, place.ctypes.data, dims, shape, self._generation
+        )
 
     def is_current(self, launch: Launch) -> bool:
         """False for a launch made before the program's memory moved."""
@@ -164,6 +182,7 @@ class GpuExecutor:
 
     def _enqueue(self, launch: Launch, stream: Any) -> None:
         self._dims = launch.dims
+        self._shapes.put(launch.shape, launch.dims)
         # NOTE: the driver's own call; CuPy's takes microseconds to find the arguments.
         self._cupy.cuda.driver.launchKernel(
             self._function.ptr,
@@ -194,11 +213,9 @@ class GpuExecutor:
         """The waits that this rank gave up, or its tasks out of range, in words."""
         self.finish()  # the first of them is told while the run still ends
         control = self._control.get().view(CONTROL)[0]
-        if not self._shapes:
+        dims = self._shapes.get(int(control["shape"]))
+        if dims is None:  # a replayed graph's, which was captured long ago
             return []
-        names = (d.name for d in self.plan.graph.dims)
-        shape = self._shapes[int(control["shape"])]
-        dims = dict(zip(names, shape, strict=True))
         return decode(self.plan, control, dims, self.world.rank)
 
     def reset(self) -> None:
@@ -259,13 +276,15 @@ class GpuExecutor:
         env = self.plan.graph.environment(self._dims, self.world.rank)
         return self._block.local[start : start + tensor.nbytes(env)]
 
-    def _template(self, dims: Mapping[str, int]) -> np.ndarray[Any, Any]:
+    def _template(self, dims: Mapping[str, int]) -> Template:
         key = tuple(dims.values())
-        if key not in self._templates:
-            if key not in self._shapes:
-                self._shapes.append(key)
-            self._templates[key] = self._fill(dims, self._shapes.index(key))
-        return self._templates[key]
+        template = self._templates.get(key)
+        if template is None:
+            # NOTE: numbers are not used again: older launches may still run.
+            number = next(self._numbers)
+            template = number, self._fill(dims, number)
+            self._templates.put(key, template)
+        return template
 
     def _make_local(self, capacity: Capacity) -> None:
         self._local = self._cupy.empty(max(16, capacity.local), np.uint8)
@@ -299,15 +318,19 @@ def _captured(name: str, dims: Mapping[str, int]) -> WorldError:
 def _load(cupy: Any, source: Source, cubin: Cubin) -> Any:
     """The kernel as CuPy's Function, which keeps its module loaded."""
     try:
-        module = cupy.RawModule(path=str(cubin.path))
-        kernel = module.get_function(source.entry)
+        # From memory: what was verified is what is loaded.
+        module = cupy.cuda.Module()
+        module.load(cubin.code)
+        function = module.get_function(source.entry)
         if source.has_matmul:
-            kernel.max_dynamic_shared_size_bytes = SHARED_BYTES[source.has_matmul]
-        return kernel.kernel
+            cupy.cuda.driver.funcSetAttribute(
+                function.ptr, MAX_DYNAMIC_SHARED_BYTES, SHARED_BYTES[source.has_matmul]
+            )
+        return function
     except Exception as error:
         raise BuildError(
             "the compiled program does not load",
-            where=str(cubin.path),
+            where=source.text.splitlines()[0],
             wanted="an sm_90 GPU (H100, H200) and a driver for CUDA 12.8 or newer",
             got=str(error),
             fix="run `etc-dist doctor`",

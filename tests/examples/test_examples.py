@@ -16,6 +16,7 @@ import etc_dist
 from etc_dist.codegen import generate
 from etc_dist.errors import GraphError
 from etc_dist.runtime.build import compile_cubin, kernels_folder
+from etc_dist.runtime.includes import headers
 from etc_dist.schedule import schedule_static
 from etc_dist.schedule.verify import verify
 
@@ -144,8 +145,7 @@ def test_rows_that_a_bin_does_not_expect_are_found():
 @pytest.mark.parametrize("name", ["add_row_sum", "bin_sums", "ring_all_gather"])
 def test_kernel_compiles_without_spills(name):
     source = generate(schedule_static(graph(name, 2)))
-    includes = [kernels_folder(), *(path.parent for path in source.sources)]
-    cubin, log = compile_cubin(source.text, includes)
+    cubin, log = compile_cubin(source.text, headers(source, kernels_folder()))
     assert cubin
     assert "0 bytes spill stores" in log
 

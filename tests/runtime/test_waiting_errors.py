@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from etc_dist.cache import Recent
 from etc_dist.errors import WorldError
 from etc_dist.runtime.gpu import GpuExecutor
 from etc_dist.runtime.waiting import wait_for_call, wait_until
@@ -36,12 +37,12 @@ def executor() -> GpuExecutor:
     made.world, made._shared, made.workers = World(), 0, 4
     made._function = SimpleNamespace(ptr=1)
     made._order = SimpleNamespace(enter=lambda s: None, leave=lambda s: None)
-    made._stream, made._captured = None, False
+    made._stream, made._captured, made._shapes = None, False, Recent(4)
     made.plan = SimpleNamespace(graph=SimpleNamespace(name="ring"))
     return made
 
 
-LAUNCH = SimpleNamespace(dims={}, parameters=np.zeros(1).ctypes.data)
+LAUNCH = SimpleNamespace(dims={}, shape=0, parameters=np.zeros(1).ctypes.data)
 STREAM = SimpleNamespace(ptr=5, is_capturing=lambda: False)
 
 
