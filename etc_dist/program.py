@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
+from etc_dist.cache import Recent
 from etc_dist.errors import (
     ArgumentError,
     EtcDistError,
@@ -21,8 +22,12 @@ from etc_dist.runtime.stream import stream_for
 from etc_dist.runtime.trace import Trace
 from etc_dist.schedule import Plan
 from etc_dist.schedule.proof import prove
+from etc_dist.schedule.verify import Verified
 from etc_dist.world import World
 from etc_dist.world.meeting import sign
+
+MOST_PROOFS = 4096
+"""The proved shapes that a program remembers."""
 
 Ended = tuple[bool, list[Record]]
 """Whether a rank's run failed, and what ended it there."""
@@ -88,7 +93,7 @@ class Program:
         self._identity = f"{number} {plan.graph.digest()}"
         self._number = number
         world.hold(self)
-        self._proved: set[tuple[int, ...]] = set()
+        self._proved: Recent[tuple[int, ...], Verified] = Recent(MOST_PROOFS)
         self._closed = False
         self._reported = False
         self.room: Room = lambda dims: (dims,)
@@ -266,9 +271,9 @@ class Program:
 
     def _prove(self, dims: Mapping[str, int]) -> None:
         key = tuple(dims.values())
-        if self.world.settings.verify and key not in self._proved:
-            prove(self.plan, dims, self.workers, self.world.settings)
-            self._proved.add(key)
+        if self.world.settings.verify and self._proved.get(key) is None:
+            settings = self.world.settings
+            self._proved.put(key, prove(self.plan, dims, self.workers, settings))
 
     def _refuse_after_failure(self) -> None:
         if self._executor.failed:
