@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 
@@ -17,10 +18,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns the exit code."""
     options = _parser().parse_args(arguments)
     try:
-        return _run(options)
+        code = _run(options)
+        sys.stdout.flush()
     except EtcDistError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        print(f"etc-dist: its output cannot be written: {error}", file=sys.stderr)
+        # NOTE: Python flushes once more at its exit, and would fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return code
 
 
 def _run(options: argparse.Namespace) -> int:

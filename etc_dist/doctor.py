@@ -19,10 +19,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from etc_dist.cache import Cache
 from etc_dist.errors import EtcDistError
 from etc_dist.settings import Settings
 
 GIB = 1 << 30
+MIB = 1 << 20
 LIMIT = 60.0  # seconds that one question may take
 
 
@@ -330,14 +332,16 @@ def _sharing(listing: str, environ: Mapping[str, str]) -> Finding:
 
 def _cache(folder: Path) -> Finding:
     topic = "compile cache"
-    existing = next(p for p in (folder, *folder.absolute().parents) if p.exists())
-    if not os.access(existing, os.W_OK):
-        return Finding(topic, f"{folder}, not writable", "set ETC_DIST_CACHE")
-    if not folder.exists():
-        return Finding(topic, f"{folder}, empty so far")
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    size = sum(path.stat().st_size for path in files)
-    return Finding(topic, f"{folder}, {len(files)} files, {size / (1 << 20):.1f} MiB")
+    cache = Cache(folder)
+    fault = cache.fault()
+    if fault:
+        fix = "set ETC_DIST_CACHE to a folder that only you can write"
+        return Finding(topic, f"{folder} cannot be used: {fault}", fix)
+    parts = [
+        f"{count} {kind} in {size / MIB:.1f} MiB"
+        for kind, (count, size) in cache.sizes().items()
+    ]
+    return Finding(topic, f"{folder}, {', '.join(parts)}")
 
 
 # ---------------------------------------------------------------------------- verdict

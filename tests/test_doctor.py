@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from etc_dist import cli, doctor
+from etc_dist.cache import Cache, Entry
 
 # Shortened from a machine with three GPUs, the last of them without NVLink.
 TOPOLOGY = """
@@ -68,6 +69,33 @@ def test_unreadable_settings_are_a_finding_not_a_crash(no_gpu, monkeypatch, caps
     out = capsys.readouterr().out
     assert "unset it: ETC_DIST_BACKENT" in out
     assert out.endswith("because the settings cannot be read\n")
+
+
+def test_cache_that_cannot_be_used_is_pointed_out(tmp_path):
+    (tmp_path / "file").write_text("")
+    finding = doctor._cache(tmp_path / "file")
+    assert finding.found.endswith(f"cannot be used: {tmp_path}/file is not a folder")
+    assert finding.fix == "set ETC_DIST_CACHE to a folder that only you can write"
+
+
+def test_size_of_the_cache_is_shown(tmp_path):
+    Cache(tmp_path / "c").store("programs", "k", Entry({}, {"cubin": bytes(1 << 20)}))
+    finding = doctor._cache(tmp_path / "c")
+    assert finding.found == f"{tmp_path}/c, 1 programs in 1.0 MiB, 0 proofs in 0.0 MiB"
+    assert finding.fix == ""
+
+
+def test_full_output_ends_with_one_line(no_gpu):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "etc_dist.cli", "doctor"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("etc-dist: its output cannot be written: ")
 
 
 def test_bare_python_is_told_what_to_install(no_gpu):
