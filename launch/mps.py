@@ -77,8 +77,9 @@ def start(variables: dict[str, str]) -> str:
             "  to do: leave out --mps: ranks then use the GPU in turn"
         )
     output = Path(variables[LOGS], "start.log")
+    code = 1
     with output.open("wb") as file, contextlib.suppress(subprocess.TimeoutExpired):
-        subprocess.run(
+        code = subprocess.run(
             [CONTROL, "-d"],
             stdin=subprocess.DEVNULL,
             stdout=file,
@@ -86,9 +87,9 @@ def start(variables: dict[str, str]) -> str:
             env=os.environ | variables,
             timeout=START_SECONDS,
             check=False,
-        )
+        ).returncode
     until = time.monotonic() + START_SECONDS
-    while processes(variables) and time.monotonic() < until:
+    while code == 0 and time.monotonic() < until:
         if command("get_server_list", variables):
             return ""
         time.sleep(0.1)
@@ -104,8 +105,7 @@ def start(variables: dict[str, str]) -> str:
 
 def stop(variables: dict[str, str]) -> None:
     """End the server: by its own command, then by signals."""
-    if processes(variables):
-        command("quit", variables)
+    command("quit", variables)
     for number in (None, signal.SIGTERM, signal.SIGKILL):
         for pid in processes(variables):
             if number is not None:
