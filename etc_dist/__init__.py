@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from etc_dist.ahead import Binary, build
     from etc_dist.compiler import compile
     from etc_dist.errors import EtcDistError
     from etc_dist.ops.all_gather_matmul import AllGatherMatmul
@@ -23,12 +24,14 @@ __version__ = "0.1.0"
 
 _PLACES = {
     "AllGatherMatmul": "ops.all_gather_matmul",
+    "Binary": "ahead",
     "EtcDistError": "errors",
     "MatmulReduceScatter": "ops.matmul_reduce_scatter",
     "Program": "program",
     "Settings": "settings",
     "World": "world",
     "all_gather_matmul": "ops.functional",
+    "build": "ahead",
     "compile": "compiler",
     "current": "world",
     "matmul_reduce_scatter": "ops.functional",
@@ -37,12 +40,14 @@ _PLACES = {
 
 __all__ = [
     "AllGatherMatmul",
+    "Binary",
     "EtcDistError",
     "MatmulReduceScatter",
     "Program",
     "Settings",
     "World",
     "all_gather_matmul",
+    "build",
     "compile",
     "current",
     "matmul_reduce_scatter",

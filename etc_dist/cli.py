@@ -7,11 +7,13 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 
 from etc_dist import doctor
-from etc_dist.errors import EtcDistError
+from etc_dist.errors import ArgumentError, EtcDistError
 from etc_dist.layers.library import library_programs
 from etc_dist.runtime.build import ARCH, report
+from etc_dist.schedule import Plan
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,7 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     if options.command == "build":
-        return build_all(options.arch)
+        if options.list:
+            print("\n".join(name for name, _ in library_programs()))
+            return 0
+        return build_programs(options.names, options.arch)
     report = doctor.examine()
     print(report.to_json() if options.json else report.show())
     return 0 if report.backend else 1
@@ -47,23 +52,54 @@ def _parser() -> argparse.ArgumentParser:
     text = "say what this machine has, what is missing, and how to get it"
     command = commands.add_parser("doctor", help=text, description=text)
     command.add_argument("--json", action="store_true", help="for programs")
-    text = "compile every program of the library, without a GPU; fails on spills"
+    text = "compile programs of the library, without a GPU; fails on spills"
     command = commands.add_parser("build", help=text, description=text)
+    text = "a program, the first words of its name, or a pattern; default: all"
+    command.add_argument("names", nargs="*", metavar="NAME", help=text)
+    command.add_argument("--list", action="store_true", help="print the names")
     command.add_argument("--arch", default=ARCH, help="default: %(default)s")
     return parser
 
 
-def build_all(arch: str) -> int:
-    """Compile the library's programs; 1 if one spills or loses a property, such as
-    warpgroup registers or asynchronous matrix products."""
+def build_programs(names: Sequence[str], arch: str) -> int:
+    """Compile the library's programs, those of `names` if there are any; 1 if one
+    spills or loses a property, such as warpgroup registers or asynchronous matrix
+    products."""
     failed = []
-    for name, plan in library_programs():
+    for name, plan in select_programs(names):
         facts = report(name, plan, arch)
         good = not (facts["spill_bytes"] or facts["stack_bytes"] or facts["remarks"])
         print(("built   " if good else "FAILED  ") + json.dumps(facts), flush=True)
         failed += [] if good else [name]
     print(f"spills or lost properties: {', '.join(failed) or 'none'}")
     return int(bool(failed))
+
+
+def select_programs(names: Sequence[str]) -> list[tuple[str, Plan]]:
+    """The library's programs that `names` match, all if there are none. ArgumentError
+    for a name that matches nothing."""
+    programs = list(library_programs())
+    if not names:
+        return programs
+    for wanted in names:
+        if not any(_matches(name, wanted) for name, _ in programs):
+            raise ArgumentError(
+                f"no program of the library has the name {wanted!r}",
+                where="etc-dist build",
+                wanted="a name, its first words, or a pattern with * of: "
+                + ", ".join(name for name, _ in programs),
+                got=repr(wanted),
+                fix="choose one of these; `etc-dist build --list` prints them",
+            )
+    return [
+        (name, plan)
+        for name, plan in programs
+        if any(_matches(name, wanted) for wanted in names)
+    ]
+
+
+def _matches(name: str, wanted: str) -> bool:
+    return f"{name} ".startswith(f"{wanted} ") or fnmatchcase(name, wanted)
 
 
 if __name__ == "__main__":

@@ -94,22 +94,7 @@ def _check(graph: GraphFunction, world: World, schedule: Any, trace: Any) -> Non
             got=repr(graph),
             fix="call the graph function with the number of ranks",
         )
-    if trace is not None and not isinstance(trace, (bool, np.bool_)):
-        raise ArgumentError(
-            "argument trace is neither True nor False",
-            where=f"compile({graph.name})",
-            wanted="trace: True, False, or None for the setting",
-            got=f"trace = {trace!r}",
-            fix="give one of these",
-        )
-    if not isinstance(schedule, str) or schedule not in SCHEDULES:
-        raise ScheduleError(
-            "unknown schedule",
-            where=f"compile({graph.name})",
-            wanted=" or ".join(map(repr, SCHEDULES)),
-            got=repr(schedule),
-            fix="choose one of these",
-        )
+    check_options(graph, schedule, trace, "compile")
     if graph.world_size != world.size:
         raise ScheduleError(
             f"graph {graph.name} was made for another number of ranks",
@@ -117,6 +102,26 @@ def _check(graph: GraphFunction, world: World, schedule: Any, trace: Any) -> Non
             wanted=f"world_size={world.size}",
             got=f"world_size={graph.world_size}",
             fix=f"build the graph with world_size={world.size}",
+        )
+
+
+def check_options(graph: GraphFunction, schedule: Any, trace: Any, call: str) -> None:
+    """Raise the error for options of `call` that do not fit."""
+    if trace is not None and not isinstance(trace, (bool, np.bool_)):
+        raise ArgumentError(
+            "argument trace is neither True nor False",
+            where=f"{call}({graph.name})",
+            wanted="trace: True, False, or None for the setting",
+            got=f"trace = {trace!r}",
+            fix="give one of these",
+        )
+    if not isinstance(schedule, str) or schedule not in SCHEDULES:
+        raise ScheduleError(
+            "unknown schedule",
+            where=f"{call}({graph.name})",
+            wanted=" or ".join(map(repr, SCHEDULES)),
+            got=repr(schedule),
+            fix="choose one of these",
         )
 
 

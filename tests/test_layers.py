@@ -1,7 +1,7 @@
 """Imports go one way: from the right of this line to its left.
 
 errors, settings <- cache <- ir <- schedule <- codegen <- runtime
-                 <- compiler, program, emulate <- ops <- layers <- cli, doctor;
+                 <- compiler, program, ahead, emulate <- ops <- layers <- cli, doctor;
 world needs only errors and settings
 """
 
@@ -20,7 +20,7 @@ LAYERS = [
     {"schedule"},
     {"codegen"},
     {"runtime"},
-    {"compiler", "program", "emulate"},
+    {"compiler", "program", "ahead", "emulate"},
     {"ops"},
     {"layers"},
     {"cli", "doctor"},

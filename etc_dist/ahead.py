@@ -1,0 +1,91 @@
+"""Building ahead of time: graph function -> cubin, without a GPU or a world."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from etc_dist.codegen import generate
+from etc_dist.compiler import check_options
+from etc_dist.errors import ArgumentError
+from etc_dist.ir import GraphFunction
+from etc_dist.runtime.build import ARCH
+from etc_dist.runtime.build import build as build_source
+from etc_dist.schedule import SCHEDULES, Plan
+from etc_dist.settings import Settings
+
+
+@dataclass(frozen=True)
+class Binary:
+    """A graph compiled for a GPU architecture."""
+
+    plan: Plan
+    target: str
+    source: str
+    """The generated CUDA."""
+    cubin: bytes
+    registers: int
+    """Registers of a thread."""
+    spill_bytes: int
+    stack_bytes: int
+    remarks: tuple[str, ...]
+    """Warnings of the compiler."""
+
+    def show(self) -> str:
+        """What the compiler reports, as stable text."""
+        graph = self.plan.graph
+        lines = [
+            f"{graph.name} on {graph.world_size} ranks, {self.plan.schedule} schedule",
+            f"  target     {self.target}",
+            f"  cubin      {len(self.cubin)} bytes",
+            f"  registers  {self.registers} a thread",
+            f"  spills     {self.spill_bytes} bytes, stack {self.stack_bytes} bytes",
+        ]
+        lines += [f"  remark     {remark}" for remark in self.remarks]
+        return "\n".join(lines) + "\n"
+
+    def save(self, path: str | Path) -> None:
+        """Write the cubin to a file, for cuobjdump and similar tools."""
+        Path(path).write_bytes(self.cubin)
+
+
+def build(
+    graph: GraphFunction,
+    *,
+    target: str = ARCH,
+    schedule: str = "static",
+    trace: bool = False,
+) -> Binary:
+    """Compile `graph` for a GPU architecture; needs neither a GPU nor MPI, but NVRTC.
+
+    The graph is not proved: `etc_dist.schedule.verify` does that at a shape. The
+    result is kept in the cache, where `compile` with the same options finds it.
+    schedule, trace: as for `etc_dist.compile`.
+
+    Raises TypeError for what is not a GraphFunction, and the error of the stage that
+    fails: ArgumentError, ScheduleError, CodegenError, BuildError."""
+    if not isinstance(graph, GraphFunction):
+        raise TypeError(f"graph must be a GraphFunction, not {type(graph).__name__}")
+    check_options(graph, schedule, trace, "build")
+    if not isinstance(target, str) or not re.fullmatch(r"sm_\d{2,3}[af]?", target):
+        raise ArgumentError(
+            "argument target is not a GPU architecture",
+            where=f"build({graph.name})",
+            wanted=f"a name such as {ARCH!r}",
+            got=f"target = {target!r}",
+            fix=f"use {ARCH!r}, which H100 and H200 run",
+        )
+    plan = SCHEDULES[schedule](graph)
+    source = generate(plan, trace=trace)
+    cubin = build_source(source, Settings.load(), target)
+    return Binary(
+        plan,
+        target,
+        source.text,
+        cubin.code,
+        cubin.registers,
+        cubin.spill_bytes,
+        cubin.stack_bytes,
+        cubin.remarks,
+    )

@@ -1,0 +1,49 @@
+"""The command etc-dist build: which programs it builds."""
+
+from __future__ import annotations
+
+import pytest
+
+from etc_dist import cli
+
+PROGRAMS = ["mlp_graph 4 bfloat16", "mlp_graph 8 bfloat16", "moe_graph mixtral"]
+
+
+@pytest.fixture(autouse=True)
+def built(monkeypatch):
+    """The names that are built."""
+    names = []
+
+    def report(name, plan, arch):
+        names.append(name)
+        return {"spill_bytes": 0, "stack_bytes": 0, "remarks": []}
+
+    monkeypatch.setattr(cli, "report", report)
+    monkeypatch.setattr(cli, "library_programs", lambda: ((n, n) for n in PROGRAMS))
+    return names
+
+
+@pytest.mark.parametrize(
+    "names, found",
+    [
+        ([], PROGRAMS),
+        (["mlp_graph 8 bfloat16"], PROGRAMS[1:2]),
+        (["mlp_graph"], PROGRAMS[:2]),
+        (["moe_graph", "* 4 *"], [PROGRAMS[0], PROGRAMS[2]]),
+    ],
+)
+def test_programs_are_built_by_name(names, found, built):
+    assert cli.main(["build", *names]) == 0
+    assert built == found
+
+
+def test_unknown_name_lists_the_names(built, capsys):
+    assert cli.main(["build", "mlp_graph", "mlp"]) == 1
+    output = capsys.readouterr().err
+    assert "no program of the library has the name 'mlp'" in output
+    assert all(name in output for name in PROGRAMS) and built == []
+
+
+def test_names_are_listed(built, capsys):
+    assert cli.main(["build", "--list"]) == 0
+    assert capsys.readouterr().out.splitlines() == PROGRAMS and built == []
