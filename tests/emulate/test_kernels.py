@@ -147,7 +147,7 @@ def test_all_gather_and_matmul(folder, schedule):
     rng = np.random.default_rng(5)
     xs = [draw(rng, (rows, k), "bfloat16") for _ in range(2)]
     inputs = [{"x": x, "w": draw(rng, (n, k), "bfloat16")} for x in xs]
-    whole = np.concatenate(xs)
+    whole = np.stack(xs)
     answers = [product_of(whole, i["w"]) for i in inputs]
     dims = {"rows": rows, "n": n, "k": k}
     graph = all_gather_matmul_graph(2)
