@@ -11,6 +11,7 @@ from etc_dist.layers.mlp_packed_rows import mlp_packed_rows_graph
 from etc_dist.layers.moe_few_tokens import moe_few_tokens_graph
 from etc_dist.layers.moe_graph import PARALLEL, moe_graph
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
+from etc_dist.ops.float_partials import float_partials_graph
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
 from etc_dist.ops.product import DTYPES, W_LAYOUTS
 from etc_dist.schedule import Plan, schedule_dynamic, schedule_static
@@ -41,6 +42,9 @@ def _graphs() -> Iterator[tuple[str, GraphFunction]]:
                 for w_layout in W_LAYOUTS if power else W_LAYOUTS[:1]:
                     graph = make(world_size, dtype=dtype, w_layout=w_layout)
                     yield f"{graph.name} {world_size} {dtype} {w_layout}", graph
+    for world_size in (4, 8):
+        graph = float_partials_graph(world_size)
+        yield f"{graph.name} {world_size} {DTYPES[0]}", graph
     for world_size in WORLD_SIZES:
         for dtype in DTYPES:
             graph = mlp_graph(world_size, dtype=dtype)

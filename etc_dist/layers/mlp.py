@@ -115,7 +115,8 @@ class MLP(Operation):
     weights, kept by reference; mlp(x, out=None, stream=None): x [M / world_size, H] ->
     [M / world_size, H], each rank its own rows (sequence-parallel in and out). bf16 or
     fp16; products accumulate in fp32, the activations are rounded once to the dtype,
-    the ranks' partial sums are added in fp32 in rank order: the same bits on every run.
+    the ranks' partial sums are rounded to the dtype as they travel (not those of
+    few_rows) and added in fp32 in rank order: the same bits on every run.
     M up to few_rows (at most 128; 0 for none) goes through a program of its own, in
     which all workers read the weights; so do, if `packed`, rows that fill fewer tiles
     of 256 together than each rank's apart, by more than a quarter. `options` are sizes

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from etc_dist.errors import ArgumentError
 from etc_dist.ir import (
@@ -15,12 +16,15 @@ from etc_dist.ir import (
     tile,
 )
 from etc_dist.ir.expr import Const
+from etc_dist.ops.arguments import refuse_unknown
+from etc_dist.ops.float_partials import float_partials_graph
 from etc_dist.ops.matmul import TILE, matmul_send
 from etc_dist.ops.operation import Fitted
 from etc_dist.ops.order import rotated_owners
 from etc_dist.ops.product import ProductOperation
 from etc_dist.ops.sum_slots import PIECE_COLUMNS, PIECE_ROWS, sum_slots
 from etc_dist.runtime.arrays import Array
+from etc_dist.world import World, given_world
 
 COLUMN_GROUP = 1
 """Columns of tiles that all owners get before the next ones: measured best."""
@@ -112,13 +116,42 @@ class MatmulReduceScatter(ProductOperation):
     op(x, w, out=None, stream=None): x [M, K] and w [N, K] (or [K, N]) on every rank,
     each rank with its own values; returns out [M / world_size, N]: rows [rank * M /
     world_size, ...) of the sum over ranks of x @ w.T, added in fp32 in rank order
-    (the same bits on every run). M is a multiple of the world size; on GPUs K and N are
-    multiples of 8. Arrays: NumPy on the CPU backend; CuPy, torch, DLPack or
-    `__cuda_array_interface__` on GPUs, contiguous, not copied. Raises ArgumentError
-    on every rank if any rank's arguments do not fit or the ranks' shapes differ.
+    (the same bits on every run). Each rank's partial sum is rounded to the dtype before
+    it travels; in float16 it must be within +-65504. partials="float32" keeps partial
+    sums in fp32: twice the bytes travel, and w must be [N, K]. M is a multiple of the
+    world size; on GPUs K and N are multiples of 8. Arrays: NumPy on the CPU backend;
+    CuPy, torch, DLPack or `__cuda_array_interface__` on GPUs, contiguous, not copied.
+    Raises ArgumentError on every rank if any rank's arguments do not fit or the ranks'
+    shapes differ.
     """
 
     graph_function = staticmethod(matmul_reduce_scatter_graph)
+
+    def __init__(
+        self,
+        *,
+        dtype: str = "bfloat16",
+        w_layout: str = "nk",
+        partials: str | None = None,
+        world: World | None = None,
+        schedule: str = "static",
+        trace: bool | None = None,
+        options: Mapping[str, Any] | None = None,
+    ):
+        if partials is not None:
+            world = given_world(world)
+            known = {"partials": (partials, ("float32",))}
+            refuse_unknown(world, type(self).__name__, **known)
+            self.graph_function = float_partials_graph
+        self.partials = partials
+        super().__init__(
+            dtype=dtype,
+            w_layout=w_layout,
+            world=world,
+            schedule=schedule,
+            trace=trace,
+            options=options,
+        )
 
     def _output_shape(self, *shapes: Sequence[int]) -> tuple[int, ...]:
         x, w = shapes
@@ -134,4 +167,6 @@ class MatmulReduceScatter(ProductOperation):
         x, w = inputs
         world, (m, k), n = self.world.size, x.shape, self._columns(w.shape)
         dims = {"rows": m // world, "n": n, "k": k}
+        if self.partials:
+            return {"x": x, "w": w, "y": y}, dims
         return {"x": x.reshape((world, m // world, k)), "w": w, "y": y}, dims

@@ -43,8 +43,7 @@ class ProductOperation(Operation):
         refuse_unknown(world, name, **known)
         self.dtype, self.w_layout = dtype, w_layout
         own = {"dtype": dtype, "w_layout": w_layout}
-        graph = type(self).graph_function
-        super().__init__(graph, own, world, schedule, trace, options)
+        super().__init__(self.graph_function, own, world, schedule, trace, options)
 
     def __call__(self, x: Any, w: Any, out: Any = None, *, stream: Any = None) -> Any:
         return self._call((x, w), out, stream)

@@ -14,6 +14,7 @@ from etc_dist.layers.mlp_few_rows import mlp_few_rows_graph
 from etc_dist.layers.moe_few_tokens import moe_few_tokens_graph
 from etc_dist.layers.moe_graph import moe_graph
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
+from etc_dist.ops.float_partials import float_partials_graph
 from etc_dist.ops.grouped_matmul import grouped_store
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
 from tests.emulate.cases import (
@@ -139,6 +140,14 @@ def test_matmul_and_reduce_scatter(folder, schedule, rows, w_layout):
         Emulator(graph, schedule=schedule, folder=folder),
         *matmul_reduce_scatter(rows, w_layout),
     )
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_reduce_scatter_of_partial_sums_in_fp32(folder, schedule):
+    inputs, answers, dims = matmul_reduce_scatter(300)
+    inputs = [{**i, "x": i["x"].reshape(2 * dims["rows"], dims["k"])} for i in inputs]
+    program = Emulator(float_partials_graph(2), schedule=schedule, folder=folder)
+    check(program, inputs, answers, dims)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -1,0 +1,100 @@
+"""GEMM + Reduce-Scatter whose partial sums stay in fp32 until all ranks' are added."""
+
+from __future__ import annotations
+
+from etc_dist.errors import ArgumentError
+from etc_dist.ir import Graph, ceildiv, graph_function, minimum, span, tile
+from etc_dist.ops.grouped_matmul import grouped_float
+from etc_dist.ops.matmul import TILE
+from etc_dist.ops.order import rotated_owners
+from etc_dist.ops.parts import add_parts
+from etc_dist.ops.sum_slots import PIECE_COLUMNS, PIECE_ROWS
+
+
+@graph_function
+def float_partials_graph(
+    g: Graph,
+    *,
+    dtype: str = "bfloat16",
+    w_layout: str = "nk",
+    tile_size: int = TILE,
+    piece: tuple[int, int] = (PIECE_ROWS, PIECE_COLUMNS),
+) -> None:
+    """x [world * rows, k], w [n, k] -> y [rows, n] on each rank.
+
+    A tile of tile_size x 2 * tile_size is computed into local memory, and sent to the
+    rank that owns it piece by piece; the owner adds the ranks' in rank order. Twice the
+    bytes of `matmul_reduce_scatter_graph` travel."""
+    (piece_rows, piece_columns), size, wide = piece, tile_size, 2 * tile_size
+    if w_layout != "nk" or size % piece_rows or wide % piece_columns:
+        raise ArgumentError(
+            "partial sums cannot be kept in float32",
+            where=g.name,
+            wanted="w_layout = 'nk', and tile_size a multiple of both numbers of piece",
+            got=f"w_layout = {w_layout!r}, tile_size = {size}, piece = {tuple(piece)}",
+            fix="store w as [N, K], and leave the sizes out, or leave out partials",
+        )
+    rows, n, k = g.dims("rows n k")
+    world = g.world_size
+    blocks = g.let("blocks", ceildiv(rows, size))
+    columns = g.let("columns", ceildiv(n, wide))
+    x = g.input("x", (world * rows, k), dtype)
+    w = g.input("w", (n, k), dtype)
+    y = g.output("y", (rows, n), dtype)
+    product = g.local("product", (world, rows, n), "float32")
+    slots = g.symmetric("slots", (world, rows, n), "float32")
+    down, across = size // piece_rows, wide // piece_columns
+    pieces = down * across
+    produced = g.events("produced", (world, blocks, columns), expects=1)
+    ready = g.events(
+        "ready", (blocks, columns), expects=world * pieces, cross_rank=True
+    )
+
+    d, i, j = grid = g.grid(d=world, i=blocks, j=columns)
+    height = minimum(size, rows - i * size)
+    g.call(
+        grouped_float(dtype),
+        grid,
+        reads=[x[span(d * rows + i * size, height), :], w[tile(j, wide), :]],
+        writes=[product[d, span(i * size, height), tile(j, wide)]],
+        notifies=[produced[d, i, j]],
+        order=lambda t: rotated_owners(t, world, blocks, columns, 1),
+    )
+    d, i, j, p, q = grid = g.grid(d=world, i=blocks, j=columns, p=down, q=across)
+    of_piece = (
+        span(i * size + p * piece_rows, piece_rows),
+        span(j * wide + q * piece_columns, piece_columns),
+    )
+    g.call(
+        add_parts("float32"),
+        grid,
+        name="send_piece",
+        reads=[product[span(d, 1), *of_piece]],
+        writes=[slots.on(d)[g.rank, *of_piece]],
+        waits=[produced[d, i, j]],
+        notifies=[ready.on(d)[i, j]],
+        order=lambda t: (
+            *rotated_owners(t // pieces, world, blocks, columns, 1),
+            t // across % down,
+            t % across,
+        ),
+    )
+    i, j, p, q = grid = g.grid(i=blocks, j=columns, p=down, q=across)
+    of_piece = (
+        span(i * size + p * piece_rows, piece_rows),
+        span(j * wide + q * piece_columns, piece_columns),
+    )
+    g.call(
+        add_parts(dtype),
+        grid,
+        name="sum_ranks",
+        reads=[slots[:, *of_piece]],
+        writes=[y[of_piece]],
+        waits=[ready[i, j]],
+        order=lambda t: (
+            t // pieces % blocks,
+            t // (pieces * blocks),
+            t // across % down,
+            t % across,
+        ),
+    )
