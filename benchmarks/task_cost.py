@@ -54,7 +54,7 @@ def _function(lane: str) -> DeviceFunction:
 @graph_function
 def copy_twice(g: Graph, *, lane: str) -> None:
     """x [rows, 32] -> y [rows, 32], row by row, by way of another tensor."""
-    (rows,) = g.dims("rows")
+    rows = g.dims("rows")
     groups = g.let("groups", (rows + GROUP - 1) // GROUP)
     x = g.input("x", (rows, WIDTH), "float32")
     y = g.output("y", (rows, WIDTH), "float32")

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.mpi
 @graph_function
 def rounded(g: Graph) -> None:
     """y is a, in another dtype."""
-    (rows,) = g.dims("rows")
+    rows = g.dims("rows")
     a = g.input("a", (1, rows, 8), "float32")
     y = g.output("y", (rows, 8), "bfloat16")
     (i,) = grid = g.grid(i=rows)
@@ -40,7 +40,7 @@ def rounded(g: Graph) -> None:
 @graph_function
 def copies(g: Graph) -> None:
     """y is a, and z is b."""
-    (rows,) = g.dims("rows")
+    rows = g.dims("rows")
     for x, y in ("ay", "bz"):
         source = g.input(x, (rows, 8), "float32")
         g.call(

@@ -198,8 +198,9 @@ class Graph:
         self._calls: list[Call] = []
         self._names: set[str] = {RANK.name, TASK.name}
 
-    def dims(self, names: str) -> tuple[Symbol, ...]:
-        """Symbolic dims by name, separated by spaces; bound when the program runs."""
+    def dims(self, names: str) -> Any:
+        """Symbolic dims by name, separated by spaces; bound when the program runs. One
+        name gives its Symbol, several give a tuple of them."""
         require(
             isinstance(names, str),
             names,
@@ -210,7 +211,7 @@ class Graph:
         )
         made = tuple(Symbol(self._claim(n), "dim") for n in names.split())
         self._dims += made
-        return made
+        return made[0] if len(made) == 1 else made
 
     def let(self, name: str, value: Expr | int) -> Expr:
         """A named number derived from dims: computed once on the host for a run."""

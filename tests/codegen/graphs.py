@@ -32,7 +32,7 @@ TAKE = DeviceFunction(
 @graph_function
 def ring(g: Graph) -> None:
     """y = 3 * the previous rank's x; the tiles to wait for are an input."""
-    (n,) = g.dims("n")
+    n = g.dims("n")
     tiles = g.let("tiles", n // 4)
     x = g.input("x", (n, 8), "float16")
     table = g.input("table", (4,), "int32")
@@ -69,7 +69,7 @@ def ring(g: Graph) -> None:
 @graph_function
 def scattered(g: Graph) -> None:
     """A call whose maps load in every way that there is."""
-    (n,) = g.dims("n")
+    n = g.dims("n")
     at = g.input("at", (n, 2), "int32")
     table = g.local("table", (n,), "int32")
     x = g.input("x", (n, 4), "float32")

@@ -51,7 +51,7 @@ def one_call(
 
     @graph_function
     def graph(g: Graph) -> None:
-        (m,) = g.dims("m")
+        m = g.dims("m")
         tensors = [
             g.local(f"t{n}", [m if e is None else e for e in shape], dtype)
             for n, shape in enumerate(shapes)

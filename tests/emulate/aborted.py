@@ -21,7 +21,7 @@ DIMS = {"n": 24 * PART}
 def sent_in_vain(g: Graph, *, wanted: int | None = None) -> None:
     """y is the other rank's x, by tasks that wait for `wanted` of one notification each
     or for as many as `count` says. z is x, by tasks that wait for nothing."""
-    (n,) = g.dims("n")
+    n = g.dims("n")
     x, count = g.input("x", (n,), "bfloat16"), g.input("count", (8,), "int32")
     y, z = (g.output(name, (n,), "bfloat16") for name in "yz")
     box = g.symmetric("box", (n,), "bfloat16")

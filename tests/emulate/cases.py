@@ -122,7 +122,7 @@ def set_first_on(lane: str) -> DeviceFunction:
 @graph_function
 def set_some(g: Graph, *, lane: str) -> None:
     """y is x where sizes says that there is something, else as it was."""
-    (n,) = g.dims("n")
+    n = g.dims("n")
     sizes = g.input("sizes", (n,), "int32")
     x, y = g.input("x", (n,), "int32"), g.output("y", (n,), "int32")
     (i,) = grid = g.grid(i=n)
@@ -140,7 +140,7 @@ def some_numbers() -> tuple[dict[str, Any], Any]:
 @graph_function
 def sent_at_once(g: Graph) -> None:
     """y [n] is the other rank's x, sent by the first tasks of a run."""
-    (n,) = g.dims("n")
+    n = g.dims("n")
     x, y = g.input("x", (n,), "bfloat16"), g.output("y", (n,), "bfloat16")
     box = g.symmetric("box", (n,), "bfloat16")
     parts = g.let("parts", n // PART)

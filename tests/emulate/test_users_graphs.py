@@ -39,7 +39,7 @@ def test_rows_of_a_stack_are_pushed(folder, n):
 @graph_function
 def parts_of_rows(g: Graph) -> None:
     """y [rows, 8] = x[:, 3:11], of x [rows, 16]: not aligned to 16 bytes."""
-    (rows,) = g.dims("rows")
+    rows = g.dims("rows")
     x, y = g.input("x", (rows, 16), "bfloat16"), g.output("y", (rows, 8), "bfloat16")
     (i,) = grid = g.grid(i=rows)
     g.call(push_rows(), grid, reads=[x[i, 3:11]], writes=[y[i, :]])

@@ -23,7 +23,7 @@ def copy(x, y):
 
 @graph_function
 def shifted(g: Graph, *, size: int = 4) -> None:
-    (n,) = g.dims("n")
+    n = g.dims("n")
     tiles = g.let("tiles", ceildiv(n, size))
     x = g.input("x", (n,), "float32")
     y = g.output("y", (n,), "float32")
@@ -149,3 +149,10 @@ def test_a_decorated_body_stays_the_body():
     y = np.zeros(3)
     copy.body(np.ones(3), y)
     assert (copy.name, copy.lane, y.tolist()) == ("copy", "transfer", [1, 1, 1])
+
+
+def test_one_name_gives_one_dim_and_several_give_a_tuple():
+    g = Graph("one", 1)
+    n = g.dims("n")
+    assert g.local("x", (n * 2, 4), "float32").shape[0] == n * 2
+    assert [str(dim) for dim in g.dims("rows columns")] == ["rows", "columns"]

@@ -84,7 +84,7 @@ def test_an_element_of_an_event_tensor_is_a_map_of_coordinates(g):
 
 
 def test_expected_counts_may_depend_on_the_element(g):
-    (n,) = g.dims("n")
+    n = g.dims("n")
     ready = g.events("ready", (4, 2), expects=lambda i, j: n * i + j)
     assert ready.expected((3, 1), {"n": 10}) == 31
     many = ready.expected((np.arange(4), 1), {"n": 10})

@@ -10,7 +10,7 @@ from etc_dist.ops.push_rows import push_rows
 def ring(g: Graph, *, notifies: bool = True, wanted: int | None = None) -> None:
     """y is the previous rank's x; a tile waits for `wanted` notifications, or for as
     many as element 0 of `count` says."""
-    (rows,) = g.dims("rows")
+    rows = g.dims("rows")
     tiles = g.let("tiles", rows // 4)
     x = g.input("x", (rows, 8), "float32")
     count = g.input("count", (4,), "int32")

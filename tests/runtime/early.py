@@ -38,7 +38,7 @@ def early(g: Graph, *, picks: bool = False, notifies: bool = True) -> None:
     """y = -a of the odd rows, -a + b of the others; z = -b once y is there. If it
     `picks`, rows of b come in the order that `at` says, and so workers draw tickets.
     Without `notifies`, who waits early waits in vain."""
-    (n,) = g.dims("n")
+    n = g.dims("n")
     a, b = (g.input(name, (n, WIDTH), "int32") for name in "ab")
     at = g.input("at", (n,), "int32")
     y, z = (g.output(name, (n, WIDTH), "int32") for name in "yz")

@@ -47,7 +47,7 @@ def permute(
 ) -> None:
     """y = 2 x, sorted by expert. The options plant faults: a missing wait for what is
     loaded, a wrong expected count, rows moved to where there are none."""
-    (n,) = g.dims("n")
+    n = g.dims("n")
     expert = g.input("expert", (n,), "int32")
     x = g.input("x", (n, WIDTH), "float32")
     y = g.output("y", (n, WIDTH), "float32")

@@ -115,7 +115,7 @@ def ring(
     """y = 2 * the previous rank's x, which travels by `box`, four elements a tile.
 
     With `loaded` an event's expected count is element 0 of an input `count`."""
-    (n,) = g.dims("n")
+    n = g.dims("n")
     tiles = g.let("tiles", n // 4)
     x = g.input("x", (n,), "float32")
     count = g.input("count", (1,), "int32")

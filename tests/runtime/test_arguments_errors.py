@@ -14,7 +14,7 @@ from etc_dist.schedule import schedule_static
 
 @graph_function
 def sums(g: Graph) -> None:
-    (n,) = g.dims("n")
+    n = g.dims("n")
     slots = g.symmetric("slots", (g.world_size, 4, n), "bfloat16")
     y = g.output("y", (4, n), "bfloat16")
     (i,) = grid = g.grid(i=2)

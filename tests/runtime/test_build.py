@@ -55,7 +55,7 @@ def filling(folder: Path, value: str = "7.0f", includes: str = "") -> Source:
 
     @graph_function
     def filled(g: Graph) -> None:
-        (n,) = g.dims("n")
+        n = g.dims("n")
         y = g.output("y", (n,), "float32")
         fill = DeviceFunction("fill", print, path, "tensor", 0, 1)
         g.call(fill, g.grid(i=1), writes=[y[:]])

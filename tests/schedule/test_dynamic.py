@@ -140,7 +140,7 @@ def touch(cluster: int = 1, lane: str = "tensor") -> DeviceFunction:
 def pairs(g: Graph) -> None:
     """A call for both workers of a cluster, and one whose groups hold three tasks that
     each runs alone."""
-    (n,) = g.dims("n")
+    n = g.dims("n")
     begun = g.events("begun", (n,), expects=2)
     i, _half = grid = g.grid(i=n, half=2)
     g.call(touch(2), grid, name="whole", notifies=[begun[i]])
@@ -267,7 +267,7 @@ def test_an_order_that_would_deadlock_statically_runs_dynamically():
 @graph_function
 def counted(g: Graph, *, experts: int = 4, limit: int = 3) -> None:
     """Expert e is notified `counts[e]` times, by tasks that a table sends to it."""
-    (n,) = g.dims("n")
+    n = g.dims("n")
     counts = g.input("counts", (experts,), "int32")
     to = g.input("to", (n,), "int32")
     served = g.events("served", (experts,), expects=lambda e: counts.load(e))

@@ -22,7 +22,7 @@ def plan(writers: int = 1) -> Plan:
 
     @graph_function
     def filled(g: Graph) -> None:
-        (n,) = g.dims("n")
+        n = g.dims("n")
         y = g.output("y", (n,), "float32")
         fill = DeviceFunction("fill", print, "/fill.cuh", "tensor", 0, 1)
         for number in range(writers):

@@ -177,7 +177,7 @@ def test_what_needs_absent_tensors_is_named() -> None:
 
 def test_a_task_beyond_the_edge_touches_nothing() -> None:
     def padded(g: Graph) -> None:
-        (n,) = g.dims("n")
+        n = g.dims("n")
         y = g.output("y", (n,), "float32")
         (i,) = grid = g.grid(i=5)
         g.call(touch(0, 1), grid, writes=[y[tile(i, 4)]])
