@@ -14,7 +14,7 @@ from copy import copy
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from etc_dist.errors import ArgumentError
 
@@ -25,6 +25,8 @@ Seconds = float
 MAX_SECONDS = 1e6
 """The longest limit, 11.5 days. The device counts waits in 32 bits of 1.05 ms steps, so
 `2 * MAX_SECONDS`, the limit of hand-overs, must be below 52 days."""
+Verify = bool | Literal[0, 1, "data"]
+"""What is verified: nothing, programs before they run, or also each run's data."""
 
 
 def default_cache() -> Path:
@@ -49,8 +51,9 @@ class Settings:
     """ETC_DIST_SYMMETRIC_SIZE: size of each rank's symmetric heap on GPUs."""
     cache: Path = field(default_factory=default_cache)
     """ETC_DIST_CACHE: folder of compiled programs and of proofs, private to a user."""
-    verify: bool = True
-    """ETC_DIST_VERIFY: prove a program before its first run at a shape."""
+    verify: Verify = 1
+    """ETC_DIST_VERIFY: 1 proves a program before its first run at a shape, and what
+    depends on data after each run on the CPU backend; "data" on GPUs, too; 0 none."""
     trace: bool = False
     """ETC_DIST_TRACE: record every task's start and end (slower; see docs)."""
     timing: bool = False
@@ -142,6 +145,11 @@ def _is_folder(value: Any) -> bool:
     return False
 
 
+def _is_verify(value: Any) -> bool:
+    is_whole = isinstance(value, Integral) and value in (0, 1)
+    return is_whole or (isinstance(value, str) and value == "data")
+
+
 def _read_size(value: Any) -> re.Match[str] | None:
     text = value.strip().upper() if isinstance(value, str) else ""
     return re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)", text)
@@ -174,6 +182,11 @@ _KINDS = {
         lambda value: isinstance(value, bool),
         "True or False; as a variable 0, 1, true or false",
     ),
+    "Verify": _Kind(
+        lambda value: "data" if isinstance(value, str) else int(value),
+        lambda value: _is_verify(value),
+        '0, 1 or "data"; or False for 0 and True for 1',
+    ),
 }
 _TRUTHS = {"1": True, "true": True, "0": False, "false": False}
 
@@ -187,7 +200,8 @@ def _read(text: str, type_name: str) -> Any:
     it stands for none."""
     kind = _KINDS[type_name]
     try:
-        value = _TRUTHS[text.lower()] if type_name == "bool" else kind.make(text)
-    except (KeyError, ValueError):
+        truth = type_name in ("bool", "Verify")
+        value = _TRUTHS.get(text.lower(), text) if truth else kind.make(text)
+    except ValueError:
         return text
     return value if kind.fits(value) else text

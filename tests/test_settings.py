@@ -53,9 +53,10 @@ def test_variables_are_read_by_type():
         ("ETC_DIST_CPU_WORKERS", "4.5", "a whole number"),
         ("ETC_DIST_CPU_WORKERS", "0", "from 1 on"),
         ("ETC_DIST_SYMMETRIC_SIZE", "8 giga", 'such as "8G"'),
-        ("ETC_DIST_VERIFY", "perhaps", "0, 1, true or false"),
         ("ETC_DIST_CACHE", "", "a folder"),
         ("ETC_DIST_CACHE", "~no-such-user/x", "a folder"),
+        ("ETC_DIST_TRACE", "perhaps", "0, 1, true or false"),
+        *(("ETC_DIST_VERIFY", v, '0, 1 or "data"') for v in ("perhaps", "2", "")),
     ],
 )
 def test_value_that_cannot_be_read_is_refused_by_name(name, value, wanted):
@@ -76,7 +77,7 @@ def test_value_that_cannot_be_read_is_refused_by_name(name, value, wanted):
         *(("world_limit", v, "at most 1000000") for v in (None, 1e7, 10**400)),
         *(("symmetric_size", v, 'such as "8G"') for v in ("x", "", 8 << 30, None)),
         *(("cache", value, "a folder") for value in (None, "", " ", "~no-such-user")),
-        *(("verify", value, "True or False") for value in ("no", 0, None)),
+        *(("verify", value, '0, 1 or "data"') for value in ("no", 2, 1.0, None)),
         ("trace", "no", "True or False"),
         ("timing", 2, "True or False"),
         *(("cpu_workers", v, "from 1 on") for v in ("4", 0, 2.5, True, None)),
@@ -145,6 +146,16 @@ def test_checked_settings_have_the_declared_types():
 )
 def test_sizes_read_as_nvshmem_reads_them(text, nbytes):
     assert Settings(symmetric_size=text).symmetric_bytes == nbytes
+
+
+@pytest.mark.parametrize(
+    ("text", "given", "verify"),
+    [("0", False, 0), ("1", True, 1), ("false", 0, 0), ("data", "data", "data")],
+)
+def test_verify_is_0_or_1_or_data(text, given, verify):
+    read, made = Settings.load({"ETC_DIST_VERIFY": text}), Settings(verify=given)
+    for value in (read.verify, made.checked().verify):
+        assert (value, type(value)) == (verify, type(verify))
 
 
 def test_unknown_variable_is_refused_and_the_known_ones_are_listed():
