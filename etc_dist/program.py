@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol, cast
 
 from etc_dist.cache import Recent
@@ -18,6 +19,7 @@ from etc_dist.errors import (
 from etc_dist.runtime.arrays import Array, empty_like, inspect
 from etc_dist.runtime.arrays_of_graph import bind_dims, check_arrays
 from etc_dist.runtime.faults import Record, out_of_range
+from etc_dist.runtime.run_check import Loaded, RunCheck, cannot_capture
 from etc_dist.runtime.stream import stream_for
 from etc_dist.runtime.trace import Trace
 from etc_dist.schedule import Plan
@@ -49,6 +51,7 @@ class Executor(Protocol):
     @property
     def failed(self) -> bool: ...
     def records(self) -> list[Record]: ...
+    def loaded(self, launch: Any, names: Sequence[str]) -> Loaded: ...
     def reset(self) -> None: ...
     def synchronize(self) -> None: ...
     def finish(self) -> None: ...
@@ -96,6 +99,7 @@ class Program:
         self._proved: Recent[tuple[int, ...], Verified] = Recent(MOST_PROOFS)
         self._closed = False
         self._reported = False
+        self._run_check = RunCheck(plan, world, executor.workers)
         self.room: Room = lambda dims: (dims,)
 
     @property
@@ -138,7 +142,9 @@ class Program:
 
     def launch(self, bound: Bound, stream: Any = None) -> None:
         """Run a bound call on CuPy's current stream, or on `stream` (a CuPy stream).
-        The caller has entered `world.exclusive` for the whole call."""
+        The caller has entered `world.exclusive` for the whole call. Where the settings
+        want it, wait for the run and check its data: RaceError, DeadlockError or
+        GraphError on all ranks."""
         self.check_open()
         executor = self._executor
         grows = False
@@ -148,6 +154,8 @@ class Program:
                 grows = self._make_ready(bound)
                 if grows and executor.is_capturing(stream):
                     self.world.refuse(_without_room(bound.text))
+            if self._run_check.is_wanted and executor.is_capturing(stream):
+                self.world.refuse(cannot_capture(bound.text))
             self.world.meet(bound.signature, bound.describe)
         except (WaitTimeoutError, WorldError) as error:
             fault = self._end_of_run(error)
@@ -156,6 +164,12 @@ class Program:
             self._grow(bound)
         self._reported = False
         executor.launch(bound.launch, stream)
+        if self._run_check.is_wanted:
+            self.synchronize()
+            read = partial(executor.loaded, bound.launch)
+            self._run_check.check(read, bound.dims)
+        else:
+            self._run_check.warn()
 
     def synchronize(self) -> None:
         """Wait for the last run on every rank. If it was ended on one of them, raises
@@ -190,9 +204,11 @@ class Program:
         return self._executor.symmetric(name)
 
     def show(self, **dims: int) -> str:
-        """Graph and plan as stable text; with dims, the numbers at that shape."""
+        """Graph and plan as stable text, and what is not proved; with dims, the numbers
+        at that shape."""
         workers = self.workers if dims else None
-        return self.plan.graph.show() + self.plan.show(workers, **dims)
+        plan = self.plan.show(workers, **dims)
+        return self.plan.graph.show() + plan + self._run_check.show()
 
     def close(self) -> None:
         """Free the program's memory; collective, idempotent. Then raises what ended the

@@ -9,7 +9,7 @@ anything.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from etc_dist.codegen.layout import (
     TRACE_WARPS,
 )
 from etc_dist.errors import BuildError, WorldError
+from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.runtime.arguments import Places, bind, fill
 from etc_dist.runtime.arrays import Array
 from etc_dist.runtime.build import Cubin
@@ -217,6 +218,23 @@ class GpuExecutor:
         if dims is None:  # a replayed graph's, which was captured long ago
             return []
         return decode(self.plan, control, dims, self.world.rank)
+
+    def loaded(
+        self, launch: Launch, names: Sequence[str]
+    ) -> dict[str, np.ndarray[Any, Any]]:
+        """Copies of these inputs and local tensors, as a run that has ended left
+        them."""
+        runtime, found = self._cupy.cuda.runtime, {}
+        env = self.plan.graph.environment(launch.dims, self.world.rank)
+        for name in names:
+            tensor = self.plan.graph.tensor(name)
+            shape = [int(n.evaluate(env)) for n in tensor.shape]
+            array = np.empty(shape, numpy_dtype(tensor.dtype))
+            place = int(launch.arguments[name])
+            to_host = runtime.memcpyDeviceToHost
+            runtime.memcpy(array.ctypes.data, place, array.nbytes, to_host)
+            found[name] = array
+        return found
 
     def reset(self) -> None:
         """Forget a failed run and begin with epoch 1; every rank calls it, between two

@@ -237,6 +237,8 @@ class Ended:
     def launch(self, launch: Any, stream: Any = None) -> None:
         self.failed = self.ends
 
+    def loaded(self, launch: Any, names: Any) -> Any: ...
+
     def records(self) -> list[Record]:
         return self._records
 
@@ -252,7 +254,9 @@ class Ended:
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("alone", [False, True])
-def test_a_run_that_data_ended_on_one_rank_is_told_by_the_next_call(alone, hasty):
+def test_a_run_that_data_ended_on_one_rank_is_told_by_the_next_call(
+    alone, hasty, unverified
+):
     vain = WaitRecord(hasty.rank, 1, "tensor", "double_rows[0]", "filled[0]", 0, 1)
     strayed = RangeRecord(hasty.rank, 2, "transfer", "move_row[3]", "a map", "a value")
     unlucky = hasty.size - 1

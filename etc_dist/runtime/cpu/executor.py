@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -106,6 +106,10 @@ class CpuExecutor:
 
     def records(self) -> list[Record]:
         return []
+
+    def loaded(self, launch: Launch, names: Sequence[str]) -> dict[str, Array]:
+        """These inputs and local tensors, as the last run left them."""
+        return {name: self._space.own[name] for name in names}
 
     def reset(self) -> None:
         """Forget a failed run of the peers that this rank agreed to and did not start.

@@ -1,0 +1,125 @@
+"""What a proof leaves out: checked after each run, with the data that it loaded."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from etc_dist.errors import EtcDistError, GraphError, WorldError
+from etc_dist.ir.loads import loaded_tensors
+from etc_dist.schedule.plan import Plan
+from etc_dist.schedule.unchecked import list_unchecked
+from etc_dist.schedule.verify import verify
+from etc_dist.world import World
+
+Loaded = Mapping[str, np.ndarray[Any, Any]]
+"""The tensors that index expressions load from, by name, as a run left them."""
+REMEMBERED = 1024
+"""Data of correct runs that are known again, so that they are not verified twice."""
+
+
+class RunCheck:
+    """Checks the runs of one plan, on all ranks alike.
+
+    Tensors that maps load from are written once, so they hold after a run what was
+    loaded in it, and `verify` can enumerate the run."""
+
+    def __init__(self, plan: Plan, world: World, workers: int):
+        self._plan, self._world, self._workers = plan, world, workers
+        self._names = tuple(tensor.name for tensor in loaded_tensors(plan.graph))
+        self._unchecked = list_unchecked(plan)
+        self._correct: OrderedDict[tuple[Any, ...], None] = OrderedDict()
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether each run is checked: there is something that its proof leaves out,
+        and the settings want it on this backend."""
+        if not self._names:
+            return False
+        setting = self._world.settings.verify
+        return setting == "data" or (setting == 1 and self._world.backend == "cpu")
+
+    def check(
+        self, read: Callable[[Sequence[str]], Loaded], dims: Mapping[str, int]
+    ) -> None:
+        """Verify the run that has just ended on all ranks; `read` gives this rank's
+        data by name. Collective. Raises the same error on every rank: RaceError,
+        DeadlockError or GraphError."""
+        loaded: dict[str, np.ndarray[Any, Any]] = {}
+
+        def digest() -> bytes:
+            loaded.update(read(self._names))
+            parts = [loaded[name].tobytes() for name in self._names]
+            return hashlib.sha256(b"".join(parts)).digest()
+
+        key = (*dims.items(), *self._world.agree(digest))
+        if key in self._correct:
+            self._correct.move_to_end(key)
+            return
+        every = self._world.agree(lambda: loaded)
+        tensors = {name: [each[name] for each in every] for name in self._names}
+        fault = self._world.agree(lambda: self._find_fault(tensors, dims))[0]
+        if fault is not None:
+            raise fault
+        self._correct[key] = None
+        if len(self._correct) > REMEMBERED:
+            self._correct.popitem(last=False)
+
+    def warn(self) -> None:
+        """Say, once a process, that runs are not checked; nothing if all is proved, or
+        if nothing was to be proved."""
+        if self._unchecked and self._world.settings.verify and self._world.rank == 0:
+            _warn(
+                f"etc_dist: {self._plan.graph.name}: what depends on run-time data is "
+                "not proved (program.show() lists it); ETC_DIST_VERIFY=data checks "
+                "each run"
+            )
+
+    def show(self) -> str:
+        """Text for people: what is not proved, and whether each run is checked."""
+        if not self._unchecked:
+            return ""
+        when = "checked after each run" if self.is_wanted else "not checked"
+        lines = [f"not proved, since it depends on run-time data; {when}"]
+        lines += [f"  {what}" for what in self._unchecked]
+        return "\n".join(lines) + "\n"
+
+    def _find_fault(
+        self, tensors: Mapping[str, list[np.ndarray[Any, Any]]], dims: Mapping[str, int]
+    ) -> EtcDistError | None:
+        """What is wrong with the run; found on rank 0, for it enumerates all ranks."""
+        if self._world.rank != 0:
+            return None
+        try:
+            verify(self._plan, dims, self._workers, tensors)
+        except GraphError as error:
+            return type(error)(
+                f"a run gave no valid result: {error.what}",
+                where=f"{error.where}, with the run's {', '.join(self._names)}",
+                wanted=error.wanted,
+                got=error.got,
+                fix=error.fix,
+            )
+        return None
+
+
+def cannot_capture(text: str) -> WorldError:
+    """The error for a captured run of a program whose runs are checked."""
+    return WorldError(
+        "a program whose runs are checked cannot be captured",
+        where=text,
+        wanted="eager runs: with ETC_DIST_VERIFY=data the host checks each run",
+        got="a stream that is capturing",
+        fix="capture it with ETC_DIST_VERIFY=1",
+    )
+
+
+@functools.cache
+def _warn(text: str) -> None:
+    print(text, file=sys.stderr)

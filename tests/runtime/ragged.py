@@ -1,0 +1,100 @@
+"""Graphs whose regions are data: right for some data, and wrong for others.
+
+Both backends can run them; the widths suit them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from etc_dist.ir import Graph, device_function, graph_function, span, tile
+from tests.runtime.permute import move_row
+
+Array = np.ndarray[Any, Any]
+WIDTH, SEQUENCES, ROWS = 4, 4, 10
+SOURCE = Path(__file__).with_suffix(".cuh")
+
+
+@device_function(source=SOURCE, reads=2, writes=1)
+def score_row(query: Array, key: Array, score: Array) -> None:
+    score[...] = (query * key).sum()
+
+
+@device_function(source=SOURCE, reads=2, writes=1)
+def weigh_rows(scores: Array, values: Array, y: Array) -> None:
+    y[...] = (scores[:, None] * values).sum(axis=0)
+
+
+@graph_function
+def attention(g: Graph, *, waits: bool = True) -> None:
+    """y[s] is the sum of the values of sequence s, weighted by their scores. The rows
+    of a sequence are data. Without `waits`, no event orders the two calls."""
+    (rows,) = g.dims("rows")
+    first, count = (g.input(n, (SEQUENCES,), "int32") for n in ("first", "count"))
+    query = g.input("query", (1, WIDTH), "float32")
+    keys, values = (g.input(n, (rows, WIDTH), "float32") for n in ("keys", "values"))
+    y = g.output("y", (SEQUENCES, WIDTH), "float32")
+    scores = g.local("scores", (rows,), "float32")
+    scored = g.events("scored", (1,), expects=rows)
+    (r,) = grid = g.grid(r=rows)
+    g.call(
+        score_row,
+        grid,
+        reads=[query[0, :], keys[r, :]],
+        writes=[scores[tile(r, 1)]],
+        notifies=[scored[0]] if waits else [],
+    )
+    (s,) = grid = g.grid(s=SEQUENCES)
+    mine = span(first.load(s), count.load(s))
+    g.call(
+        weigh_rows,
+        grid,
+        reads=[scores[mine], values[mine, :]],
+        writes=[y[s, :]],
+        waits=[scored[0]] if waits else [],
+    )
+
+
+@graph_function
+def scatter(g: Graph) -> None:
+    """y[place[r]] = x[r]: every row of y is written if place is a permutation."""
+    (rows,) = g.dims("rows")
+    place = g.input("place", (rows,), "int32")
+    x, y = (
+        g.input("x", (rows, WIDTH), "float32"),
+        g.output("y", (rows, WIDTH), "float32"),
+    )
+    (r,) = grid = g.grid(r=rows)
+    to = span(place.load(r), 1)
+    g.call(move_row, grid, reads=[x[tile(r, 1), :]], writes=[y[to, :]])
+
+
+def sequences(seed: int = 0) -> dict[str, Array]:
+    """Inputs of attention: sequences of 1, 2, 3 and 4 rows, in an order that the seed
+    decides."""
+    rng = np.random.default_rng(seed)
+    count = rng.permutation([1, 2, 3, 4]).astype(np.int32)
+    floats = {
+        "query": (1, WIDTH),
+        "keys": (ROWS, WIDTH),
+        "values": (ROWS, WIDTH),
+    }
+    given = {n: rng.integers(-9, 9, s).astype("f4") for n, s in floats.items()}
+    return {"first": np.cumsum(count, dtype="i4") - count, "count": count, **given}
+
+
+def attended(given: dict[str, Array]) -> Array:
+    """What y must be."""
+    scores = given["keys"] @ given["query"][0]
+    parts = zip(given["first"], given["count"], strict=True)
+    return np.stack([scores[f : f + c] @ given["values"][f : f + c] for f, c in parts])
+
+
+def scattered(place: Any) -> dict[str, Array]:
+    """Inputs of scatter."""
+    to = np.array(place, np.int32)
+    x = np.arange(to.size * WIDTH, dtype=np.float32).reshape(-1, WIDTH)
+    return {"place": to, "x": x}

@@ -1,0 +1,75 @@
+"""Runs whose data make two tasks race, or leave outputs unwritten, are errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from etc_dist import Program
+from etc_dist.errors import GraphError, RaceError, WorldError
+from tests.runtime.ragged import attention, scatter, scattered, sequences
+from tests.runtime.test_run_check import run
+
+PAGE = Path(__file__).parents[2] / "docs" / "language.md"
+pytestmark = pytest.mark.mpi
+
+
+def fault_of(program: Program, given: dict[str, Any]) -> GraphError:
+    """What a run raises, with the same text on all ranks."""
+    with pytest.raises(GraphError) as caught:
+        run(program, given)
+    assert len(set(program.world.gather(str(caught.value)))) == 1
+    return caught.value
+
+
+@pytest.mark.parametrize("schedule", ["static", "dynamic"])
+def test_attention_without_an_event_between_its_calls_is_a_race(
+    schedule, checked, make_program
+):
+    program = make_program(attention(checked.size, waits=False), schedule=schedule)
+    for seed in range(2):
+        error = fault_of(program, sequences(seed + checked.rank))
+        assert type(error) is RaceError
+        assert "a run gave no valid result: graph attention is not" in error.what
+        assert "at rows=10, with the run's first, count" in error.where
+        assert "score_row[r=" in error.got and "weigh_rows[s=" in error.got
+        assert "scores[0:1] on rank 0; no event orders them" in error.got
+
+
+@pytest.mark.parametrize("schedule", ["static", "dynamic"])
+def test_a_scatter_that_leaves_rows_unwritten_is_refused(
+    schedule, checked, make_program
+):
+    program = make_program(scatter(checked.size), schedule=schedule)
+    error = fault_of(program, scattered([4] * 12))
+    assert "y[4:5, 0:4] on rank 0 is written by move_row[r=0] on rank 0" in error.got
+    assert "no task writes y[0:4, 0:4] on rank 0, a part of the output" in error.got
+
+
+def test_data_of_one_rank_are_an_error_on_all_and_the_next_run_works(
+    checked, make_program
+):
+    program, last = make_program(scatter(checked.size)), checked.size - 1
+    places = [0, 1, 1, 3] if checked.rank == last else [3, 2, 1, 0]
+    for _ in range(2):
+        error = fault_of(program, scattered(places))
+        assert f"y[1:2, 0:4] on rank {last} is written by move_row[r=1]" in error.got
+        x = scattered([3, 2, 1, 0])
+        assert (run(program, x) == x["x"][::-1]).all()
+
+
+def test_a_run_that_is_checked_cannot_be_captured(checked, make_program, monkeypatch):
+    program = make_program(scatter(checked.size))
+    monkeypatch.setattr(program._executor, "is_capturing", lambda stream: True)
+    with pytest.raises(WorldError, match="whose runs are checked cannot be captured"):
+        run(program, scattered([0, 1, 2, 3]))
+
+
+def test_the_error_in_the_language_page_is_real(one_rank, checked, make_program):
+    if checked.backend != "cpu":
+        pytest.skip("the page has the workers of the CPU backend")
+    error = fault_of(make_program(scatter(1)), scattered([4] * 12))
+    text = f"etc_dist.errors.{type(error).__name__}: {error}"
+    assert " ".join(text.split()) in " ".join(PAGE.read_text().split())
