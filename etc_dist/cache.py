@@ -25,7 +25,7 @@ from typing import Any, Generic, TypeVar
 
 FORMAT = 1
 """Of manifests: an entry of another format is made again."""
-LIMITS = {"programs": 4 << 30, "proofs": 32 << 20}
+LIMITS = {"programs": 4 << 30, "proofs": 16 << 20}
 """The kinds of entries, and the bytes on disk that each kind may take."""
 ABANDONED_SECONDS = 3600.0
 """An unfinished file that is older than this was left by a process that ended."""
