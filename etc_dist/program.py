@@ -335,8 +335,8 @@ class Program:
         self, records: list[Record], silent: Sequence[int] = ()
     ) -> WaitTimeoutError:
         shown = "; ".join(map(str, records[:8])) or "records of other ranks"
-        if silent:
-            shown += f"; ranks that answer no more: {', '.join(map(str, silent))}"
+        for rank in silent:
+            shown += f"; rank {rank}: {self.world.why_lost(rank)}"
         return WaitTimeoutError(
             f"a run of {self.plan.graph.name} was ended: a wait was not met in time",
             where=f"{self.plan.graph.name} on {self.world.size} ranks",

@@ -1,7 +1,8 @@
 """Where ranks compare one signature a call, before anything is launched.
 
 On one host each rank owns one cache line of shared memory; a meeting is one write
-and one read a peer, about a microsecond. Across hosts the same meeting goes by message.
+and one read a peer, about a microsecond. While a world starts, the same meeting goes
+by message.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ class SharedMailbox:
 
 
 class MessageMailbox:
-    """Ranks of several hosts: each meeting is an exchange of messages."""
+    """Of a world that starts: each meeting is an exchange of messages."""
 
     def __init__(self, exchange: Exchange):
         self._exchange = exchange
