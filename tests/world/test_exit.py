@@ -60,6 +60,6 @@ atexit.register(world._close_at_exit)
 if world.rank == 1:
     world.meet(3, lambda: "one more")
 """
-    code, output, _ = run_job(START + source)
-    assert code == 1
+    code, output, seconds = run_job(START + source)
+    assert code == 1 and seconds < SOON
     assert "[rank 0] handler" in output
