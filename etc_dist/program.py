@@ -232,7 +232,7 @@ class Program:
         if missing or strange:
             raise ArgumentError(
                 f"the arguments do not fit {graph.name}",
-                where=f"{graph.name}, rank {self.world.rank}",
+                where=graph.name,
                 wanted=f"inputs {', '.join(t.name for t in graph.inputs())}",
                 got=f"missing {missing or 'none'}, unknown {strange or 'none'}",
                 fix="name every input tensor of the graph",
@@ -249,7 +249,7 @@ class Program:
                     check_arrays(graph, seen, dims, *place, outputs=False)
                     raise ArgumentError(
                         f"output {tensor.name} cannot be made",
-                        where=f"{graph.name}, rank {self.world.rank}",
+                        where=graph.name,
                         wanted=f"an input of dtype {tensor.dtype} to follow",
                         got="none",
                         fix=f"pass {tensor.name}=",

@@ -83,7 +83,7 @@ class Operation:
         name = type(self).__name__
         return ArgumentError(
             f"the arguments do not fit {name}",
-            where=f"{name}, rank {self.world.rank} of {self.world.size}",
+            where=f"{name} on {self.world.size} ranks",
             wanted=wanted,
             got=got,
             fix="correct the arguments; nothing was launched on any rank",
@@ -119,9 +119,9 @@ class Operation:
     def _call(self, inputs: Sequence[Any], out: Any, stream: Any) -> Any:
         with self.world.exclusive:
             try:
-                backend = self.world.backend
-                stream = stream_for(backend, stream, inputs[0])
-                if out is None and backend == "cuda":
+                stream = stream_for(self.world.backend, stream, inputs[0])
+                if out is None:
+                    # Before the key: a remembered call has an output of its own.
                     with stream or nullcontext():
                         out = self._make_output(inputs)
                 key = (*map(identity, inputs), identity(out))

@@ -34,11 +34,10 @@ RECORD_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Launch:
-    """A run made ready: its arrays, and who owns their memory."""
+    """A run made ready: views of its arrays, whose memory the caller keeps alive."""
 
     arrays: Mapping[str, Array]
     dims: Mapping[str, int]
-    owners: tuple[Argument, ...]
 
 
 class CpuExecutor:
@@ -73,7 +72,7 @@ class CpuExecutor:
     ) -> Launch:
         """A run made ready; local."""
         views = {name: storage.view_of(array) for name, array in arrays.items()}
-        return Launch(views, dict(dims), tuple(arrays.values()))
+        return Launch(views, dict(dims))
 
     def is_current(self, launch: Launch) -> bool:
         return True

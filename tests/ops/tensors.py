@@ -1,0 +1,55 @@
+"""Tensors of torch in the CPU's memory, by torch or by a stand-in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from tests.ops.arrays import Host
+
+
+class Tensor:
+    """What a call uses of a torch tensor, over a NumPy array."""
+
+    device = SimpleNamespace(type="cpu")
+
+    def __init__(self, array: Host):
+        self.array = array
+        self.shape, self.dtype = array.shape, f"torch.{array.dtype}"
+
+    def data_ptr(self) -> int:
+        return int(self.array.ctypes.data)
+
+    def stride(self) -> tuple[int, ...]:
+        return self.array.strides
+
+    def is_contiguous(self) -> bool:
+        return True
+
+    def new_empty(self, shape: tuple[int, ...]) -> Tensor:
+        return Tensor(np.empty(shape, self.array.dtype))
+
+
+Tensor.__module__ = "torch"
+
+
+def _as_torch(array: Host) -> Any:
+    import torch
+
+    return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+
+
+def _of_torch(tensor: Any) -> Host:
+    return np.asarray(tensor.float())
+
+
+LIBRARIES: dict[str, tuple[Callable[[Host], Any], Callable[[Any], Host]]] = {
+    "stand-in": (Tensor, lambda tensor: tensor.array.astype(np.float32)),
+}
+"""By name: bfloat16 arrays as tensors in the same memory, and tensors as float32."""
+if find_spec("torch"):
+    LIBRARIES["torch"] = _as_torch, _of_torch

@@ -1,0 +1,56 @@
+"""Operations on tensors of torch, on the CPU backend."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+
+import etc_dist
+from etc_dist import MatmulReduceScatter
+from etc_dist.ir.tensor import numpy_dtype
+from etc_dist.settings import Settings
+from tests.ops.tensors import LIBRARIES, Tensor
+
+pytestmark = pytest.mark.mpi
+
+
+@pytest.fixture
+def op():
+    world = etc_dist.start(Settings(backend="cpu"))
+    yield MatmulReduceScatter(world=world)
+    world.close()
+
+
+def ones(rows: int):
+    return np.ones((rows, 16), numpy_dtype("bfloat16"))
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_each_call_returns_an_output_of_its_own(library, op):
+    as_tensor, values = LIBRARIES[library]
+    w, size = ones(8), op.world.size
+    x, weights = as_tensor(ones(4 * size)), as_tensor(w)
+    first = op(x, weights)
+    w *= 3
+    second = op(x, weights)
+    assert (values(first) == 16 * size).all()
+    assert (values(second) == 48 * size).all()
+
+
+def test_a_repeated_call_fills_the_output_that_is_given(op):
+    x, w = Tensor(ones(4 * op.world.size)), Tensor(ones(8))
+    out = x.new_empty((4, 8))
+    for factor in (1, 2):
+        w.array *= factor
+        assert op(x, w, out) is out
+        assert (out.array == 16 * op.world.size * factor).all()
+
+
+def test_remembered_calls_keep_no_tensor_alive(op):
+    w = Tensor(ones(8))
+    alive = [weakref.ref(op(Tensor(ones(4 * op.world.size)), w)) for _ in range(3)]
+    gc.collect()
+    assert [one() for one in alive] == [None] * 3
