@@ -27,6 +27,8 @@ MAX_SECONDS = 1e6
 `2 * MAX_SECONDS`, the limit of hand-overs, must be below 52 days."""
 Verify = bool | Literal[0, 1, "data"]
 """What is verified: nothing, programs before they run, or also each run's data."""
+MAX_BYTES = 1024**5
+"""More than any GPU has: a size beyond it is a slip."""
 
 
 def default_cache() -> Path:
@@ -109,10 +111,7 @@ class Settings:
     @property
     def symmetric_bytes(self) -> int:
         """`symmetric_size` as a number, for settings that are checked."""
-        match = _read_size(self.symmetric_size)
-        assert match is not None
-        number, suffix = match.groups()
-        return int(float(number) * 1024 ** (" KMGT".index(suffix) if suffix else 0))
+        return _bytes_of(self.symmetric_size)
 
 
 @dataclass(frozen=True)
@@ -150,17 +149,23 @@ def _is_verify(value: Any) -> bool:
     return is_whole or (isinstance(value, str) and value == "data")
 
 
-def _read_size(value: Any) -> re.Match[str] | None:
-    text = value.strip().upper() if isinstance(value, str) else ""
-    return re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)", text)
+def _bytes_of(size: Any) -> int:
+    """A size as a number; 0 for what is not a size."""
+    text = size.strip().upper() if isinstance(size, str) else ""
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)\s*([KMGT]?)", text)
+    if match is None:
+        return 0
+    number, suffix = match.groups()
+    return int(float(number) * 1024 ** (" KMGT".index(suffix) if suffix else 0))
 
 
 _KINDS = {
     "str": _Kind(str.__str__, lambda value: isinstance(value, str), "a text"),
     "Size": _Kind(
         str.__str__,
-        lambda value: _read_size(value) is not None,
-        'a text: a number of bytes, with K, M, G or T at will, such as "8G"',
+        lambda value: 1 <= _bytes_of(value) <= MAX_BYTES,
+        "a text: a number of bytes from 1 to 1024T, with K, M, G or T at will, such as "
+        '"8G"',
     ),
     "Path": _Kind(
         _folder,

@@ -78,6 +78,10 @@ def test_value_that_cannot_be_read_is_refused_by_name(name, value, wanted):
         *(("symmetric_size", v, 'such as "8G"') for v in ("x", "", 8 << 30, None)),
         *(("cache", value, "a folder") for value in (None, "", " ", "~no-such-user")),
         *(("verify", value, '0, 1 or "data"') for value in ("no", 2, 1.0, None)),
+        *(
+            ("symmetric_size", v, "from 1 to 1024T")
+            for v in ("0", "0.5", "9" * 9 + "T")
+        ),
         ("trace", "no", "True or False"),
         ("timing", 2, "True or False"),
         *(("cpu_workers", v, "from 1 on") for v in ("4", 0, 2.5, True, None)),
