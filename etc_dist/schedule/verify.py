@@ -106,7 +106,7 @@ def verify(
     _check_arguments(plan, dims, workers, tensors)
     subject = f"graph {plan.graph.name}"
     shape = ", ".join(f"{d}={dims[d.name]}" for d in plan.graph.dims) or "no dims"
-    where = f"ranks: {plan.graph.world_size}, workers a rank: {workers}, at {shape}"
+    where = f"{plan.graph.world_size} ranks, {workers} workers each, at {shape}"
     refuse(subject, where, _check_structure(plan))
     _check_size(plan, dims)
     # A division by zero is an error of the expression, not a warning and a zero.

@@ -426,7 +426,7 @@ def test_faults_of_several_kinds_are_one_graph_error() -> None:
     error = refused(change(scatter(), "matmul_send", notifies=()), **DIMS)
     assert type(error) is GraphError
     assert "can never be met" in error.got and "no event orders them" in error.got
-    assert error.where == "ranks: 2, workers a rank: 2, at rows=20, n=20, k=4"
+    assert error.where == "2 ranks, 2 workers each, at rows=20, n=20, k=4"
 
 
 def test_a_plan_that_lost_a_call_is_refused() -> None:
