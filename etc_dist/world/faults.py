@@ -54,14 +54,15 @@ def mismatch(
     )
 
 
-def refusal(errors: Mapping[int, EtcDistError]) -> EtcDistError:
-    """One error for all: of the lowest failing rank's class, naming who failed."""
+def refusal(errors: Mapping[int, EtcDistError], size: int) -> EtcDistError:
+    """One error for all: of the lowest failing rank's class. It names the ranks that
+    failed, unless all ranks of the world, `size` of them, did so alike."""
     first = errors[min(errors)]
     parts = {}
     for part in PARTS:
         texts = {rank: getattr(error, part) for rank, error in errors.items()}
         alike = len(set(texts.values())) == 1
-        one_text = alike and part != "where"
+        one_text = alike and (part != "where" or len(texts) == size)
         parts[part] = getattr(first, part) if one_text else by_rank(texts)
     return rebuild(type(first), {**vars(first), **parts})
 

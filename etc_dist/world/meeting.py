@@ -204,7 +204,9 @@ class Meeting:
             if theirs is not None:
                 errors[rank] = faults.rebuild(*theirs)
         if errors:
-            raise faults.refusal(errors) from error
+            # NOTE: this rank's own error is not the cause: it has the same text.
+            cause = None if error is None else error.__cause__
+            raise faults.refusal(errors, self.size) from cause
         return values
 
     def _lose(self, missing: list[int], limit: float) -> WorldError:

@@ -123,7 +123,7 @@ class World:
 
         Collective with the peers' `meet`, or their own `refuse`. Every rank raises an
         error of the lowest refusing rank's class that names the refusing ranks and
-        their words; on a rank that refused, its own error is the cause.
+        their words; on a rank that refused, the cause is that of its own error.
         """
         with self.exclusive:
             self._meeting.refuse(error)

@@ -138,7 +138,7 @@ WORDS = {
     "w is float16": r"got: .*; w \[16, 24\] float16 on",
     "out is float16": r"got: +out .* float16 on",
     "x is float32": r"wanted: x and w of bfloat16\n.* float32 on",
-    "x is not contiguous": r"got: +x .*, not contiguous",
+    "x is not contiguous": r"wanted: x (\[\d+, 24\]) [^$]*got: +x \1 .*, not cont",
     "w is transposed": r"got: +w .*, not contiguous",
     "out has another row": r"wanted: out \[\d+, 16\]\n.*got: +out \[\d+, 16\]",
     "out has one axis": r"got: +out \[\d+\] bfloat16",

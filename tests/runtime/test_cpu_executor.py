@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+import traceback
+import warnings
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -171,9 +173,22 @@ def test_an_error_in_a_body_ends_the_run_on_all_ranks(hasty):
     assert time.monotonic() - began < LIMIT
     if hasty.rank:
         assert "a task failed on rank 0" in str(caught.value)
-        assert "send[" in str(caught.value)
+        assert "send[" in str(caught.value) and "in broken" in str(caught.value)
+        # The whole traceback is rank 0's to show.
+        assert "Traceback" not in str(caught.value)
     failing[0] = False
     assert run_ring(executor, hasty).tolist() == doubled(hasty)
+    executor.close()
+
+
+def test_no_body_warns_of_nan(calm):
+    @device_function(source="", reads=1, writes=1, lane="transfer")
+    def divide(x, box):
+        box[...] = (x - x) / (x - x)
+
+    executor = CpuExecutor(schedule_static(ring(calm.size, function=divide)), calm)
+    with warnings.catch_warnings(action="error"):
+        assert np.isnan(run_ring(executor, calm)).all()
     executor.close()
 
 
@@ -182,8 +197,10 @@ def test_bad_arrays_of_one_rank_end_the_run_on_all_ranks(hasty):
     arrays = {**ring_inputs(hasty.rank, 8), "y": np.zeros(8, np.float32)}
     if hasty.rank == 0:
         del arrays["y"]
-    with pytest.raises((ArgumentError, WorldError), match=r"no y"):
+    with pytest.raises((ArgumentError, WorldError), match=r"no y") as caught:
         executor.run(arrays, {"n": 8})
+    shown = "".join(traceback.format_exception(caught.value))
+    assert shown.count(caught.value.what) == 1
     assert run_ring(executor, hasty).tolist() == doubled(hasty)
     executor.close()
 

@@ -138,7 +138,7 @@ class CpuExecutor:
             raise
         except BaseException as fault:
             if not self._completed():
-                self._fail(Report(fault=_told(fault)))
+                self._fail(Report(fault=_summary(fault)))
             if not self._world.broken:
                 self._world.exclusive.report(fault)
             raise
@@ -240,7 +240,8 @@ class CpuExecutor:
         if not report.fault:
             silent = [rank for rank, report in enumerate(heard) if report is None]
             why = {rank: self._world.why_lost(rank) for rank in silent}
-            raise _merge(heard, where, limit, why)
+            # NOTE: this rank's own error, if any, has the same text.
+            raise _merge(heard, where, limit, why) from None
 
 
 class Report(NamedTuple):
@@ -284,8 +285,11 @@ def _notes(plan: Plan) -> list[str]:
     return notes
 
 
-def _told(fault: BaseException) -> str:
-    return "".join(traceback.format_exception(fault))
+def _summary(fault: BaseException) -> str:
+    """An error and where it was raised; the rank itself shows the whole traceback."""
+    text = "".join(traceback.format_exception_only(fault)).rstrip()
+    frame = traceback.extract_tb(fault.__traceback__)[-1]
+    return f"{text}\nat {frame.filename}, line {frame.lineno}, in {frame.name}"
 
 
 def _merge(
@@ -305,8 +309,8 @@ def _merge(
             f"a task failed on rank {rank}, so the run was ended on all ranks",
             where=where,
             wanted="every task to succeed",
-            got=faults[rank].rstrip(),
-            fix=f"see the error above, of rank {rank}",
+            got=faults[rank].replace("\n", "\n          "),
+            fix=f"see the traceback of rank {rank}",
         )
     records = [record for report in reports.values() for record in report.records]
     got = [str(record) for record in records]

@@ -1,0 +1,39 @@
+"""Arrays whose shapes do not give the dims of a graph."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from etc_dist.errors import ArgumentError
+from etc_dist.ir import Graph, graph_function
+from etc_dist.runtime.arrays import inspect
+from etc_dist.runtime.arrays_of_graph import bind_dims
+
+
+@graph_function
+def gathered(g: Graph) -> None:
+    """A graph whose only input has the rows of all ranks."""
+    rows, n = g.dims("rows n")
+    g.input("x", (g.world_size * rows, n), "float32")
+
+
+@graph_function
+def plain(g: Graph) -> None:
+    rows, n = g.dims("rows n")
+    g.input("x", (rows, n), "float32")
+
+
+@pytest.mark.parametrize(
+    ("graph", "shape", "fix"),
+    [
+        (gathered, (8, 4), "in the graph, give an input an axis that is just rows"),
+        (plain, (8,), "check the number of axes of each array"),
+    ],
+)
+def test_dims_that_no_axis_gives_are_refused(graph, shape, fix):
+    x = inspect("x", np.zeros(shape, np.float32))
+    with pytest.raises(ArgumentError, match="dims of .* cannot be found") as caught:
+        bind_dims(graph(2), {"x": x})
+    assert caught.value.fix.startswith(fix)
+    assert "x [" in caught.value.wanted
