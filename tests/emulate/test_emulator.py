@@ -3,14 +3,36 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 
 from etc_dist.emulate import Emulator
+from etc_dist.ir import DeviceFunction, Graph, graph_function
 from tests.emulate.programs import one_task
 
 V = 2.6
+SET_ALL = """#pragma once
+#include "worker/task.cuh"
+namespace etc {
+template <class Task>
+struct set_all {
+  ETC_DEVICE static void run(const Task& task) {
+    const auto y = task.template operand<0>();
+    if (task.thread < y.size[0]) *y.at(task.thread) = VALUE;
+  }
+};
+}  // namespace etc
+"""
+
+
+@graph_function
+def set_all_graph(g: Graph, *, source: Path) -> None:
+    n = g.dims("n")
+    y = g.output("y", (n,), "int32")
+    set_all = DeviceFunction("set_all", print, source, "tensor", 0, 1)
+    g.call(set_all, g.grid(i=1), writes=[y[:]])
 
 
 def test_bodies_call_functions_of_cuda_math(folder):
@@ -47,3 +69,13 @@ def test_elements_that_no_task_writes_are_nan(folder):
     x = np.ones(4, np.float32)
     [found] = Emulator(graph, folder=folder).run([{"x": x}], {"n": 4, "m": 4})
     assert found["y"][0] == 1 and np.isnan(found["y"][1:]).all()
+
+
+def test_changed_body_is_compiled_again(folder, tmp_path):
+    path = tmp_path / "set_all.cuh"
+    found = []
+    for value in (1, 2):
+        path.write_text(SET_ALL.replace("VALUE", str(value)))
+        emulator = Emulator(set_all_graph(1, source=path), folder=folder)
+        found += emulator.run([{}], {"n": 4})
+    assert [int(outputs["y"][0]) for outputs in found] == [1, 2]

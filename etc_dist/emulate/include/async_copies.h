@@ -1,5 +1,5 @@
-// What goes on beside the threads: bulk copies and stores, and the mbarriers that count them.
-// Behind a program.
+// Asynchronous operations: bulk copies and stores, and the mbarriers that count them. Included
+// after the program.
 #pragma once
 #include "memory.h"
 
@@ -8,7 +8,7 @@ BEGIN_UNSEEN_CALLS
 namespace emulation {
 
 struct Store {
-  Later box;  // its place in shared memory, whatever is stored
+  Later box;  // its place in shared memory, for boxes and for bytes
   uint64_t global;
   uint32_t bytes, group;
   const Thread* thread;
@@ -23,14 +23,16 @@ static Barrier& barrier(const Worker& worker, uint32_t address) {
 }
 static uint8_t& number(Worker& worker, uint32_t address) {
   const uint32_t place = (address & ((1u << kPlace) - 1)) / sizeof(Barrier);
-  if (place >= sizeof worker.number) fail("an mbarrier behind the place for them");
+  if (place >= sizeof worker.number) {
+    fail("an mbarrier outside of the first 1024 bytes of shared memory");
+  }
   return worker.number[place];
 }
 // Of an mbarrier that `known` knows to be one.
 static Phase& phase(Worker& worker, uint32_t address, const Known& known) {
   if (worker.left == 0) fail("an access to the shared memory of a worker that has ended");
   const uint8_t n = number(worker, address);
-  if (n == 0) fail("an mbarrier that nobody initialized");
+  if (n == 0) fail("an mbarrier that is not initialized");
   Phase& found = worker.phases[n - 1];
   if (!known.covers(found.init.agent, found.init.clock, kSeen)) {
     fail("a data race: an mbarrier is used and initialized in no order");
@@ -50,7 +52,7 @@ static void settle(Barrier& barrier, Phase& phase) {
 void init_barrier(uint32_t address, uint32_t count) {
   Worker& worker = *own->worker;
   barrier(worker, address) = {int16_t(count), uint16_t(count), 0};
-  if (worker.barriers == kBarriers) fail("many mbarriers");
+  if (worker.barriers == kBarriers) fail("more than 48 mbarriers");
   number(worker, address) = uint8_t(worker.barriers + 1);
   Phase& made = worker.phases[worker.barriers];
   made.init = own->known, made.init.view = nullptr;
@@ -97,7 +99,7 @@ static Access counted(
   return {&known, now.agent, now.clock, kind, writes};
 }
 
-// Most of what goes on beside the threads takes a few turns, some of it many.
+// Most asynchronous operations take a few turns, some of them many.
 static uint64_t some_turns_on() { return turns + draw(draw(4) == 0 ? 100 : 4); }
 void later(Later what) {
   what.due = some_turns_on(), what.known = own->known.issue();
@@ -116,7 +118,7 @@ template <class Row>
 static void each_row(const Later& box, Row row) {
   const Map& map = *box.map;
   const uint32_t item = map.itemsize;
-  if (map.side[0] * item != 128) fail("a box is not of rows of 128 bytes");
+  if (map.side[0] * item != 128) fail("a bulk copy of a box whose rows are not 128 bytes");
   for (uint32_t r = 0; r < box_rows(box); ++r) {
     bool is_inside = true;
     uint64_t at = map.pointer;
@@ -157,7 +159,7 @@ static uint32_t storer(const Thread& thread, bool writes) {
   Worker& worker = *thread.worker;
   uint32_t i = 0;
   while (i < kStorers && worker.storers[i] != nullptr && worker.storers[i] != &thread) ++i;
-  if (i == kStorers) fail("many threads that issue bulk stores");
+  if (i == kStorers) fail("more than 4 threads that issue bulk stores");
   worker.storers[i] = &thread;
   return uint32_t(&worker - workers) * kAgents + kFirstStorer + 2 * i + uint32_t(writes);
 }
@@ -195,7 +197,7 @@ void store_later(const Later& box, uint64_t global, uint32_t bytes) {
   store.box.known = own->known.issue();
   if (box.map != nullptr) store.bytes = box_rows(box) * 128;
   at(store.box.shared, store.bytes, box.map != nullptr ? 128 : 16);
-  if (store.bytes % 16 != 0) fail("a bulk store of no multiple of 16 bytes");
+  if (store.bytes % 16 != 0) fail("a bulk store whose size is not a multiple of 16 bytes");
   stores.add(store);
   go_on();
 }
@@ -244,7 +246,7 @@ static void happen(const Later& what) {
   }
   drop(what.known.view);
 }
-// What goes on beside the threads, now and then.
+// Completes the asynchronous operations that are due.
 static void happen_some() {
   for (uint32_t i = 0; i < waiting.count;) {
     if (waiting.items[i].due <= turns) {

@@ -1,12 +1,12 @@
-// The threads of a program's workers as fibers of one host thread, which take turns where they
-// would wait on a GPU; and what goes on beside them: bulk copies, products of the tensor cores.
+// The threads of a program's workers, as fibers of one host thread that yield where they would wait
+// on a GPU; and asynchronous operations: bulk copies and wgmma.
 //
-// What a GPU may do late is done late here: a copy lands some turns after it was issued, in
-// either direction, a product is computed when its warp waits for it, and whose turn it is, is
-// drawn at random. So a wait or a barrier that is missing shows as a wrong result for some seed.
-// Addresses that are nobody's or not aligned, barriers of different counts and threads that wait
-// for one another end the run. So do two accesses that nothing puts in order (happens_before.h), though
-// memory itself is in order here.
+// What a GPU may do late is done late here. A copy completes some turns after it was issued, wgmma
+// is computed when its warp waits for it, and the next thread to run is drawn at random. So a
+// missing wait or barrier gives a wrong result for some seed. Addresses that are out of bounds or
+// not aligned, barriers with different counts and threads that wait for one another end the run.
+// So do two accesses that are not ordered (happens_before.h), though memory itself is sequentially
+// consistent here.
 #pragma once
 #include <setjmp.h>
 #include <ucontext.h>
@@ -117,7 +117,9 @@ const Words* exchange(const char* what, Words words, bool orders = false);
 // `bytes` at a shared address, of any worker of the cluster, that is a multiple of `unit`;
 inline uint8_t* at(const Worker& worker, uint32_t address, uint32_t bytes, uint32_t unit) {
   const uint32_t offset = address & ((1u << kPlace) - 1);
-  if (offset + uint64_t(bytes) > worker.shared_bytes) fail("an access out of bounds of shared memory");
+  if (offset + uint64_t(bytes) > worker.shared_bytes) {
+    fail("an access out of bounds of shared memory");
+  }
   if (offset % unit != 0) fail("a shared address that is not aligned");
   return worker.shared + offset;
 }

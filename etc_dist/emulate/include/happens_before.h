@@ -1,22 +1,23 @@
-// Whether accesses to memory are in order: of any two to the same bytes, one of which writes, one
-// must have happened before the other. What happened before what, a program says by barriers,
-// fences, atomics and waits for what goes on beside. That is followed by vector clocks, in the
-// terms of PTX's memory model:
-//   - an atomic tells of what its thread had seen at its last fence, or now if it is a release;
-//     who reads it learns of that at his next fence, or now if he acquires; both within the
-//     scopes of either; an arrival at an mbarrier tells others of its worker, and those of another
-//     worker only of what came before the thread's last such arrival, and of what the tensor cores
-//     have read for its warp,
-//   - bulk copies and the tensor cores see what was written by others only behind a fence between
-//     proxies, for that kind of memory, of the writer or of somebody who knew of it; what they have
-//     done is seen without one, once they are waited for,
-//   - a shuffle, a vote or a wait for products orders nothing else; __syncwarp does.
-// So one that is missing shows though things happened in the right order, unless something else
-// put them in order in that run. Copies of whole structs, and what the compiler makes memset, from
-// memory to memory, are not seen; nor is a missing fence after mbarriers are initialized or between
-// registers and wgmma, a lane that is not behind an atomic of another one of its warp, nor what a
-// run does that is given up. Atomics of different words are in order, and read what was last
-// written.
+// Whether accesses to memory are ordered: of two accesses to the same bytes, one of which writes,
+// one must happen before the other. Barriers, fences, atomics and waits for asynchronous operations
+// order accesses. Vector clocks follow that order, by the PTX memory model:
+//   - An atomic publishes what its thread knew at its last fence, or now if it is a release. A
+//     thread that reads the value learns that at its next fence, or now if it is an acquire. Both
+//     hold within the scopes of the two.
+//   - An arrival at an mbarrier publishes to threads of the same worker. To the other worker of a
+//     cluster it publishes only what came before the thread's last such arrival, and what the
+//     tensor cores have read for its warp.
+//   - Bulk copies and the tensor cores see the writes of threads only after a proxy fence for that
+//     kind of memory, by the writer or by a thread that the write is known to. Their own accesses
+//     need no fence once a thread has waited for them.
+//   - A shuffle, a vote or a wait for wgmma orders nothing else. __syncwarp orders its lanes.
+// So missing synchronization is reported even if the accesses happened in the right order, unless
+// something else ordered them in this run.
+//
+// Not detected: copies of whole structs from memory to memory, and what the compiler turns into
+// memset; a missing fence after the initialization of mbarriers, or between registers and wgmma; a
+// lane that does not wait for an atomic of another lane of its warp; anything in a run that is
+// ended early. Atomics of different words are ordered, and read the last value written.
 //
 // Sources: PTX ISA, "Memory Consistency Model"; Flanagan and Freund, "FastTrack" (PLDI 2009).
 #pragma once
@@ -489,7 +490,7 @@ inline void use(Atom& atom, Known& known, Fences& fences, uint32_t rank, const A
   atom.ranks |= 1u << rank;
   if (!how.system) atom.narrow |= 1u << rank;
   if (atom.narrow != 0 && (atom.ranks & (atom.ranks - 1)) != 0) {
-    fail("an atomic in the scope of one GPU, on a word that others use");
+    fail("an atomic of GPU scope on a word that other GPUs access");
   }
   if (how.reads) {
     View* seen[2] = {hold(atom.within[rank]), nullptr};

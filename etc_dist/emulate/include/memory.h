@@ -1,4 +1,4 @@
-// A program's memory: which there is, and every access to it. Behind a program.
+// A program's memory: which there is, and every access to it. Included after the program.
 #pragma once
 #include "scheduler.h"
 
@@ -93,7 +93,9 @@ static bool is_in(const void* at, const void* begin, uint64_t bytes) {
 // A thread's own access, to whatever memory: what is none of the program's is let alone.
 static void access(const void* at, uint64_t bytes, Kind kind, bool writes) {
   if (own == nullptr) return;
-  if (++accesses > kTurnLimit) fail("a thread that waits, and lets nobody else go on");
+  if (++accesses > kTurnLimit) {
+    fail("a thread that polls memory in a loop without ptx::nanosleep or an acquire");
+  }
   if (is_in(at, stacks, thread_count * kStack)) return;
   const Access access = access_of(own->known, kind, writes);
   const Worker& worker = *own->worker;
@@ -116,7 +118,7 @@ void use_word(uint64_t address, const Atomic& how) {
   }
   if (used->address == 0) {
     used->address = address;
-    if (++atom_count == kAtoms) fail("many words that atomics use");
+    if (++atom_count == kAtoms) fail("more than 65535 words that atomics access");
   }
   Worker& worker = *own->worker;
   Access access = access_of(own->known, kAtomic, how.writes);

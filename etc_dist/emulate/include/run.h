@@ -19,16 +19,16 @@ static T* make(size_t count) {
 
 static void run_thread() {
   etc_dist_program(*static_cast<const etc::Args*>(arguments[own->worker->rank]));
-  if (own->count > 0) fail("products that nobody waited for");
-  if (own->copied > 0) fail("copies that no mbarrier waits for");
+  if (own->count > 0) fail("wgmma instructions that no thread waited for");
+  if (own->copied > 0) fail("asynchronous copies without mbarrier_arrive_copied");
   for (uint32_t i = 0; i < stores.count; ++i) {
     if (stores.items[i].thread == own && stores.items[i].data == nullptr) {
-      fail("a bulk store that nobody waited for");
+      fail("a bulk store that the thread did not wait for");
     }
   }
   for (uint32_t i = 0; i < row_size; ++i) {
     if (!own->known.covers(i, own->worker->come[i], kSeen)) {
-      fail("a thread ends while somebody else may still write to its worker's shared memory");
+      fail("a thread ends while its worker's shared memory may still be written");
     }
   }
   own->is_over = true;
@@ -98,7 +98,9 @@ static void begin_run(uint32_t rank) {
 // What a rank's run did has happened, in every respect, before its next run begins.
 static void end_run(uint32_t rank) {
   for (uint32_t i = 0; i < waiting.count; ++i) {
-    if (waiting.items[i].worker->rank == rank) fail("copies that nobody waited for");
+    if (waiting.items[i].worker->rank == rank) {
+      fail("asynchronous copies that no thread waited for");
+    }
   }
   for (uint32_t i = 0; i < stores.count;) {
     // NOTE: all of them have read: a thread does not end before.
@@ -178,7 +180,7 @@ static void run_threads(uint32_t ranks, uint32_t runs) {
     if (clock_ns > kRunLimit) fail("the run does not end");
     ++turns;
   }
-  if (waiting.count > 0) fail("copies that nobody waited for");
+  if (waiting.count > 0) fail("asynchronous copies that no thread waited for");
   while (stores.count > 0) write_store(stores, 0);
 }
 
@@ -227,7 +229,7 @@ static void end_all() {
   munmap(stacks, thread_count * kStack);
 }
 
-static void see_fault(int) { fail("an access to what is no memory"); }
+static void see_fault(int) { fail("an access to an invalid address"); }
 
 // Runs one program on `ranks` GPUs of `count` workers, whose argument blocks are given, and the
 // ranges of all arrays, by address. What went wrong, if anything did.

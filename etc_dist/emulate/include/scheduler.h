@@ -1,4 +1,4 @@
-// Whose turn it is, and what threads wait for together. Behind a program.
+// Whose turn it is, and what threads wait for together. Included after the program.
 #pragma once
 #include "fibers.h"
 
@@ -56,7 +56,7 @@ void go_on() { is_forward = true; }
 bool Meeting::meet(uint32_t count, bool value) {
   const uint32_t this_turn = turn & 1;
   if (come == 0) any[this_turn] = false, of = count;
-  if (of != count) fail("threads at one barrier that wait for different numbers of them");
+  if (of != count) fail("threads that expect different numbers of threads at one barrier");
   any[this_turn] |= value;
   sum.add(own->known);
   if (++come == count) {
@@ -75,7 +75,7 @@ const Words* exchange(const char* what, Words words, bool orders) {
   const uint32_t this_turn = warp.turn & 1;
   Words* const all = warp.words[this_turn];
   if (warp.come == 0) warp.what = what;
-  if (strcmp(warp.what, what) != 0) fail("lanes of a warp in different functions of it");
+  if (strcmp(warp.what, what) != 0) fail("lanes of a warp in different warp functions");
   all[own->id % 32] = words;
   if (orders) warp.sum.add(own->known);
   if (++warp.come == 32) {

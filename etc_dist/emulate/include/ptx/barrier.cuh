@@ -27,7 +27,7 @@ inline bool mbarrier_try_wait(u32 barrier, u32 parity) {
 template <int kThreads>
 bool named_barrier_any(u32 id, bool value) {
   static_assert(kThreads % 32 == 0);
-  if (id >= 16) emulation::fail("there are barriers 0 to 15");
+  if (id >= 16) emulation::fail("a named barrier other than 0 to 15");
   return emulation::own->worker->named[id].meet(kThreads, value);
 }
 template <int kThreads>
