@@ -41,7 +41,7 @@ TRANSFER = ("#ff7f0e", "#d62728", "#e6b800", "#e377c2", "#8c564b", "#ffb07c", "#
 """Colours of the calls that mostly run on tensor lanes, and of the others."""
 
 SHADES = ("#dbe8f3", "#fdeadb")
-"""Behind the bars of tensor lanes and of transfer lanes, from the first to the last."""
+"""Background of tensor lanes and of transfer lanes, from the first task to the last."""
 
 LANES = (
     "Every bar is a task. A worker is a resident thread block: its tensor lane "
