@@ -32,7 +32,7 @@ def weigh_rows(scores: Array, values: Array, y: Array) -> None:
 def attention(g: Graph, *, waits: bool = True) -> None:
     """y[s] is the sum of the values of sequence s, weighted by their scores. The rows
     of a sequence are data. Without `waits`, no event orders the two calls."""
-    (rows,) = g.dims("rows")
+    rows = g.dims("rows")
     first, count = (g.input(n, (SEQUENCES,), "int32") for n in ("first", "count"))
     query = g.input("query", (1, WIDTH), "float32")
     keys, values = (g.input(n, (rows, WIDTH), "float32") for n in ("keys", "values"))
@@ -61,7 +61,7 @@ def attention(g: Graph, *, waits: bool = True) -> None:
 @graph_function
 def scatter(g: Graph) -> None:
     """y[place[r]] = x[r]: every row of y is written if place is a permutation."""
-    (rows,) = g.dims("rows")
+    rows = g.dims("rows")
     place = g.input("place", (rows,), "int32")
     x, y = (
         g.input("x", (rows, WIDTH), "float32"),

@@ -12,7 +12,9 @@ inline emulation::Later box_copy(u32 shared, const Box& box, u32 barrier, u32 ma
   what.map = reinterpret_cast<const emulation::Map*>(box.map);
   const i32 plain[5] = {box.x, box.y, box.z}, of_halves[5] = {box.x, 0, 0, box.y / 8, box.z};
   memcpy(what.first, halves ? of_halves : plain, sizeof plain);
-  if (what.map->axes != (halves ? 5 : 3)) emulation::fail("a tensor map whose number of axes differs from that of the copy");
+  if (what.map->axes != (halves ? 5 : 3)) {
+    emulation::fail("a tensor map whose number of axes differs from that of the copy");
+  }
   return what;
 }
 inline u32 own_place() { return 1u << emulation::own->worker->place; }

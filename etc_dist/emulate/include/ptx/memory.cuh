@@ -109,7 +109,9 @@ inline void ask_l2(u64, u32) {}
 
 inline void copy16_async(u32 shared, u64 address, u32 bytes) {
   emulation::Thread& self = *emulation::own;
-  if (self.copied == sizeof self.copies / sizeof *self.copies) emulation::fail("more than 64 asynchronous copies of one thread");
+  if (self.copied == sizeof self.copies / sizeof *self.copies) {
+    emulation::fail("more than 64 asynchronous copies of one thread");
+  }
   if (bytes > 16) emulation::fail("a copy of more than 16 bytes");
   const u8* const from = bytes == 0 ? nullptr : emulation::global(address, bytes, 16);
   u8* const to = emulation::at(shared, 16, 16);

@@ -8,7 +8,9 @@ namespace etc::ptx {
 inline void wgmma_fence() {}
 inline void wgmma_commit() {
   emulation::Thread& self = *emulation::own;
-  if (self.groups == sizeof self.ends / sizeof *self.ends) emulation::fail("more than 8 groups of wgmma");
+  if (self.groups == sizeof self.ends / sizeof *self.ends) {
+    emulation::fail("more than 8 groups of wgmma");
+  }
   self.ends[self.groups++] = self.count;
 }
 
@@ -91,7 +93,9 @@ UNSEEN void wgmma_wait() {
 }
 UNSEEN inline void add_product(emulation::Product p) {
   emulation::Thread& self = *emulation::own;
-  if (self.count == sizeof self.products / sizeof *self.products) emulation::fail("more than 64 wgmma instructions in flight");
+  if (self.count == sizeof self.products / sizeof *self.products) {
+    emulation::fail("more than 64 wgmma instructions in flight");
+  }
   const bool is_first = threadIdx.x % 32 == 0;
   if (is_first) p.known = self.known.issue();
   self.products[self.count++] = p;
