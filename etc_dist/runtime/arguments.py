@@ -45,7 +45,7 @@ def fill(
     number: int = 0,
 ) -> Block:
     """All but what depends on the caller's arrays. `number` is the shape's own, by
-    which faults name it."""
+    which faults name it. ArgumentError for shapes beyond 32-bit indices."""
     graph, memory = plan.graph, plan_memory(plan, dims)
     env = graph.environment(dims, rank)
     _check_rows(source, env, f"graph {graph.name}")
@@ -53,19 +53,23 @@ def fill(
     a["peer"] = places.peers
     for name in ("control", "status", "workspace", "trace", "wait_limit"):
         a[name] = getattr(places, name)
-    a["event_capacity"] = capacity.events
-    a["trace_capacity"] = places.trace_capacity
-    a["shape"] = number
-    for name, value in env.items():
-        a[name] = value
-    for name, base in memory.event_bases.items():
-        a[event_base(graph.event(name))] = base
-    for name, base in memory.queue_bases.items():
-        a[name] = base
+    integers = {
+        "event_capacity": capacity.events,
+        "trace_capacity": places.trace_capacity,
+        "shape": number,
+        **env,
+        **{event_base(graph.event(e)): at for e, at in memory.event_bases.items()},
+        **memory.queue_bases,
+    }
     for lane in plan.lanes:
         for call in lane.calls:
-            a[units_name(call.name)] = int(lane.units(call).evaluate(env))
-            a[pace_name(call.name)] = int(call.pace.evaluate(env))
+            integers[units_name(call.name)] = int(lane.units(call).evaluate(env))
+            integers[pace_name(call.name)] = int(call.pace.evaluate(env))
+    large = {name: value for name, value in integers.items() if value >= 2**31}
+    if large:
+        raise _too_large(plan, dims, large)
+    for name, value in integers.items():
+        a[name] = value
     for name, offset in memory.symmetric.items():
         a[name] = capacity.tensors_offset + offset
     for name, offset in memory.local.items():
@@ -84,6 +88,19 @@ def _check_rows(source: Source, env: Mapping[str, Any], where: str) -> None:
                 got=f"{tensor.shape[-1]} = {row} elements of {tensor.dtype}",
                 fix="pad the arrays, or choose another size",
             )
+
+
+def _too_large(
+    plan: Plan, dims: Mapping[str, int], large: Mapping[str, int]
+) -> ArgumentError:
+    return ArgumentError(
+        f"the arrays are too large for {plan.graph.name} on GPUs",
+        where=f"{plan.graph.name}, {', '.join(f'{k}={v}' for k, v in dims.items())}",
+        wanted="dims, units and offsets of events below 2147483648, as indices on GPUs "
+        "have 32 bits",
+        got=", ".join(f"{name} = {value}" for name, value in large.items()),
+        fix="split the call into several, along the largest axis",
+    )
 
 
 def bind(

@@ -9,6 +9,8 @@ from etc_dist.emulate.memory import ProgramMemory
 from etc_dist.errors import ArgumentError
 from etc_dist.ir import Graph, graph_function, tile
 from etc_dist.ops.parts import sum_ranks
+from etc_dist.runtime.arguments import Places, fill
+from etc_dist.runtime.memory_plan import Capacity
 from etc_dist.schedule import schedule_static
 
 
@@ -31,3 +33,17 @@ def test_rows_that_are_not_stored_in_whole_units_are_refused():
     assert error.what == "a row of tensor slots cannot be stored on a GPU"
     assert error.wanted == "rows of a multiple of 8 elements (16 bytes)"
     assert error.got == "n = 12 elements of bfloat16"
+
+
+def test_a_dim_beyond_32_bits_is_refused():
+    plan = schedule_static(sums(1))
+    places = Places((0,), control=0, status=0, workspace=0, local=0, wait_limit=1)
+
+    def filled(n: int) -> int:
+        block = fill(plan, generate(plan), {"n": n}, 0, Capacity(), places)
+        return int(block["n"])
+
+    assert filled(2**31 - 8) == 2**31 - 8
+    with pytest.raises(ArgumentError, match="2147483648, as indices") as caught:
+        filled(2**31)
+    assert caught.value.got == "n = 2147483648"
