@@ -121,7 +121,7 @@ class Operation:
             try:
                 stream = stream_for(self.world.backend, stream, inputs[0])
                 if out is None:
-                    # Before the key: a remembered call has an output of its own.
+                    # Before the key, so that each call with a new output is a new call.
                     with stream or nullcontext():
                         out = self._make_output(inputs)
                 key = (*map(identity, inputs), identity(out))

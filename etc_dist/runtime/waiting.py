@@ -19,7 +19,7 @@ def wait_until(is_done: Callable[[], bool], limit: float, gpu: str) -> None:
 
 def wait_for_call(call: Callable[[], object], limit: float, gpu: str) -> None:
     """Make a blocking call; WorldError naming `gpu` after `limit` seconds, in which
-    the call goes on in a thread of its own. Raises what the call raises."""
+    the call continues in another thread. Raises what the call raises."""
     faults: list[Exception] = []
 
     def target() -> None:

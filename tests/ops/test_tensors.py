@@ -29,7 +29,7 @@ def ones(rows: int):
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_each_call_returns_an_output_of_its_own(library, op):
+def test_each_call_returns_a_new_output(library, op):
     as_tensor, values = LIBRARIES[library]
     w, size = ones(8), op.world.size
     x, weights = as_tensor(ones(4 * size)), as_tensor(w)
