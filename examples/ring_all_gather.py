@@ -12,9 +12,9 @@ from __future__ import annotations
 import numpy as np
 
 import etc_dist
+from etc_dist.functions.push_rows import push_rows
 from etc_dist.ir import Expr, Graph, ceildiv, graph_function, minimum, span
 from etc_dist.ir.tensor import Tile
-from etc_dist.ops.push_rows import push_rows
 
 BLOCK = 16
 """Rows that one task sends."""

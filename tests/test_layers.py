@@ -1,8 +1,9 @@
 """Imports go one way: from the right of this line to its left.
 
 errors, settings <- cache <- ir <- schedule <- codegen <- runtime
-                 <- compiler, program, ahead, emulate <- ops <- layers <- cli, doctor;
-world needs only errors and settings
+                 <- compiler, program, ahead, emulate <- functions <- ops <- layers
+                 <- cli, doctor;
+world needs only errors and settings, functions only ir
 """
 
 import ast
@@ -21,6 +22,7 @@ LAYERS = [
     {"codegen"},
     {"runtime"},
     {"compiler", "program", "ahead", "emulate"},
+    {"functions"},
     {"ops"},
     {"layers"},
     {"cli", "doctor"},
@@ -35,6 +37,8 @@ def may_import(user: str, used: str) -> bool:
         return True
     if user == "world":
         return HEIGHT[used] == 0
+    if user == "functions":
+        return used == "ir"
     if used == "world":
         return HEIGHT[user] >= HEIGHT["runtime"]
     return HEIGHT[used] <= HEIGHT[user]

@@ -12,9 +12,9 @@ import pytest
 import etc_dist
 from etc_dist import Program
 from etc_dist.errors import ArgumentError, RaceError, WorldError
+from etc_dist.functions.add_partials import add_partials
+from etc_dist.functions.push_rows import push_rows
 from etc_dist.ir import Graph, graph_function, tile
-from etc_dist.ops.parts import add_parts
-from etc_dist.ops.push_rows import push_rows
 from etc_dist.schedule.proof import prove
 from tests.ops.arrays import Arrays
 from tests.ops.ring import ring
@@ -30,7 +30,7 @@ def rounded(g: Graph) -> None:
     y = g.output("y", (rows, 8), "bfloat16")
     (i,) = grid = g.grid(i=rows)
     g.call(
-        add_parts("bfloat16"),
+        add_partials("bfloat16"),
         grid,
         reads=[a[:, tile(i, 1), :]],
         writes=[y[tile(i, 1), :]],

@@ -48,8 +48,8 @@ ELEMENTS = {
     "int32": "i32",
 }
 ENGINES = {
-    "tasks/matmul.cuh": "Matmul",
-    "tasks/grouped_matmul.cuh": "GroupedMatmul",
+    "functions/matmul.cuh": "Matmul",
+    "functions/grouped_matmul.cuh": "GroupedMatmul",
 }
 """Sources of device functions that multiply matrices, and what multiplies them."""
 WEIGHT = 1

@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from etc_dist.errors import ArgumentError
+from etc_dist.functions.matmul import TILE, matmul_gated, matmul_send
+from etc_dist.functions.push_rows import PACKET_BYTES
+from etc_dist.functions.sum_slots import PIECE_COLUMNS, PIECE_ROWS
 from etc_dist.ir import Graph, ceildiv, graph_function, tile
 from etc_dist.layers.mlp_few_rows import FEW_ROWS, mlp_few_rows_graph
 from etc_dist.layers.mlp_packed_rows import (
@@ -16,13 +19,10 @@ from etc_dist.layers.mlp_packed_rows import (
 from etc_dist.layers.mlp_steps import add_tensors
 from etc_dist.ops.all_gather_matmul import ROW_GROUP, push_packets
 from etc_dist.ops.arguments import refuse_unknown, truth, whole_number
-from etc_dist.ops.matmul import TILE, matmul_gated, matmul_send
 from etc_dist.ops.matmul_reduce_scatter import add_sum_slots
 from etc_dist.ops.operation import Fitted, Operation, shapes_up_to
 from etc_dist.ops.order import grouped_rows, rotated_owners, shards_in_turn
 from etc_dist.ops.product import DTYPES
-from etc_dist.ops.push_rows import PACKET_BYTES
-from etc_dist.ops.sum_slots import PIECE_COLUMNS, PIECE_ROWS
 from etc_dist.program import Program, as_refusal
 from etc_dist.runtime.arrays import Array, described, dtype_of, inspect, place_on
 from etc_dist.world import World, given_world

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from etc_dist.functions.add_partials import activate_partials, add_partials
+from etc_dist.functions.grouped_matmul import MOST_ROWS, TILE_COLUMNS, grouped_float
+from etc_dist.functions.matmul import STAGE_K
+from etc_dist.functions.push_rows import push_rows
 from etc_dist.ir import (
     EventTensor,
     Expr,
@@ -15,10 +19,6 @@ from etc_dist.ir import (
     tile,
 )
 from etc_dist.layers.mlp_steps import add_tensors
-from etc_dist.ops.grouped_matmul import MOST_ROWS, TILE_COLUMNS, grouped_float
-from etc_dist.ops.matmul import STAGE_K
-from etc_dist.ops.parts import activate_parts, add_parts
-from etc_dist.ops.push_rows import push_rows
 
 FEW_ROWS = 128
 """Rows of all ranks at most. Twice as many took as long as by the other program; more
@@ -120,7 +120,7 @@ def mlp_few_rows_graph(
     i, b = grid = g.grid(i=groups, b=blocks)
     of_block = tile(i, group), tile(b, block)
     g.call(
-        activate_parts(dtype),
+        activate_partials(dtype),
         grid,
         reads=[part[:, *of_block] for part in parts],
         writes=[active[of_block]],
@@ -174,7 +174,7 @@ def _send_back(
     p, i, c = grid = g.grid(p=world, i=groups, c=pieces)
     owner, left = (g.rank + 1 + p) % world, minimum(group, rows - i * group)
     g.call(
-        add_parts("float32"),
+        add_partials("float32"),
         grid,
         name="add_shares",
         reads=[partial_sum[:, span(owner * rows + i * group, left), tile(c, summed)]],
@@ -185,7 +185,7 @@ def _send_back(
     i, c = grid = g.grid(i=groups, c=pieces)
     of_piece = tile(i, group), tile(c, summed)
     g.call(
-        add_parts(y.dtype),
+        add_partials(y.dtype),
         grid,
         name="add_ranks",
         reads=[sums[:, *of_piece]],

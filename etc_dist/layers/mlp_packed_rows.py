@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from etc_dist.functions.matmul import TILE, matmul_gated, matmul_store
+from etc_dist.functions.push_rows import push_rows
+from etc_dist.functions.sum_ranks import sum_ranks
 from etc_dist.ir import Graph, ceildiv, graph_function, minimum, span, tile
 from etc_dist.layers.mlp_steps import add_tensors
-from etc_dist.ops.matmul import TILE, matmul_gated, matmul_store
-from etc_dist.ops.parts import sum_ranks
-from etc_dist.ops.push_rows import push_rows
 
 SUMMED = 1024
 """Columns of a row whose parts one warp adds."""

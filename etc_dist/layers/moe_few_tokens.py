@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from etc_dist.functions.down_token import down_token
+from etc_dist.functions.gate_up_token import gate_up_token
+from etc_dist.functions.pick_token import pick_token
+from etc_dist.functions.routing import Routing
+from etc_dist.functions.score_token import score_token
 from etc_dist.ir import Graph, ceildiv, graph_function, maximum, minimum, span, tile
 from etc_dist.layers.moe_steps import SCORE_TASKS, add_inputs
-from etc_dist.ops.few_tokens import (
-    down_token,
-    gate_up_token,
-    pick_token,
-    score_token,
-)
-from etc_dist.ops.routing import Routing
 
 FEW_TOKENS = 16
 """Tokens at most,"""

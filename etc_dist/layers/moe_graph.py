@@ -6,6 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from etc_dist.errors import ArgumentError
+from etc_dist.functions.combine_rows import GROUP_TOKENS, combine_rows
+from etc_dist.functions.grouped_matmul import TILE_COLUMNS, UP_COLUMNS
+from etc_dist.functions.push_tokens import push_tokens
+from etc_dist.functions.routing import BLOCK, TILE_ROWS, Routing
+from etc_dist.functions.share_choices import share_choices
+from etc_dist.functions.sum_ranks import sum_expert_ranks
 from etc_dist.ir import (
     EventRef,
     Expr,
@@ -29,19 +35,7 @@ from etc_dist.layers.moe_steps import (
     add_products,
     add_tiles,
 )
-from etc_dist.ops.dispatch import push_tokens, share_choices, sum_parts
-from etc_dist.ops.grouped_matmul import (
-    TILE_COLUMNS,
-    UP_COLUMNS,
-)
 from etc_dist.ops.order import last_between
-from etc_dist.ops.routing import (
-    BLOCK,
-    GROUP_TOKENS,
-    TILE_ROWS,
-    Routing,
-    combine_rows,
-)
 
 PARALLEL = ("tensor", "expert")
 PASSES, PARALLEL_PASSES = 2, 4
@@ -322,7 +316,7 @@ def _send_back(
     s, q = grid = g.grid(s=product.passes, q=groups)
     of_part, of_pass = tile(q, size), tile(s, product.pass_columns)
     g.call(
-        sum_parts(routing),
+        sum_expert_ranks(routing),
         grid,
         reads=[
             parts[:, of_part, of_pass],

@@ -6,6 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from etc_dist.functions.choose_experts import choose_experts
+from etc_dist.functions.grouped_matmul import grouped_gated, grouped_store, thin_float
+from etc_dist.functions.list_rows import list_rows
+from etc_dist.functions.locate_rows import locate_rows
+from etc_dist.functions.plan_tiles import plan_tiles
+from etc_dist.functions.routing import PADDING, Routing
+from etc_dist.functions.score_experts import GROUP_EXPERTS, score_experts
 from etc_dist.ir import (
     EventRef,
     EventTensor,
@@ -18,22 +25,7 @@ from etc_dist.ir import (
     span,
     tile,
 )
-from etc_dist.ops.grouped_matmul import (
-    grouped_gated,
-    grouped_store,
-    thin_float,
-)
 from etc_dist.ops.order import grouped_rows
-from etc_dist.ops.routing import (
-    GROUP_EXPERTS,
-    PADDING,
-    Routing,
-    choose_experts,
-    list_rows,
-    locate_rows,
-    plan_tiles,
-    score_experts,
-)
 
 TILES_TOGETHER = 2
 """Tiles of rows that take turns at the same columns of an expert's weights, which may

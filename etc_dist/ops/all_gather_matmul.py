@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from etc_dist.functions.matmul import TILE, matmul_store
+from etc_dist.functions.push_rows import PACKET_BYTES, push_rows
 from etc_dist.ir import (
     EventTensor,
     Expr,
@@ -16,11 +18,9 @@ from etc_dist.ir import (
     span,
     tile,
 )
-from etc_dist.ops.matmul import TILE, matmul_store
 from etc_dist.ops.operation import Fitted
 from etc_dist.ops.order import grouped_rows, shards_in_turn
 from etc_dist.ops.product import ProductOperation
-from etc_dist.ops.push_rows import PACKET_BYTES, push_rows
 from etc_dist.runtime.arrays import Array
 
 ROW_GROUP = 8

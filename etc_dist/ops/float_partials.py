@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from etc_dist.errors import ArgumentError
+from etc_dist.functions.add_partials import add_partials
+from etc_dist.functions.grouped_matmul import grouped_float
+from etc_dist.functions.matmul import TILE
+from etc_dist.functions.sum_slots import PIECE_COLUMNS, PIECE_ROWS
 from etc_dist.ir import Graph, ceildiv, graph_function, minimum, span, tile
-from etc_dist.ops.grouped_matmul import grouped_float
-from etc_dist.ops.matmul import TILE
 from etc_dist.ops.order import rotated_owners
-from etc_dist.ops.parts import add_parts
-from etc_dist.ops.sum_slots import PIECE_COLUMNS, PIECE_ROWS
 
 
 @graph_function
@@ -66,7 +66,7 @@ def float_partials_graph(
         span(j * wide + q * piece_columns, piece_columns),
     )
     g.call(
-        add_parts("float32"),
+        add_partials("float32"),
         grid,
         name="send_piece",
         reads=[product[span(d, 1), *of_piece]],
@@ -85,7 +85,7 @@ def float_partials_graph(
         span(j * wide + q * piece_columns, piece_columns),
     )
     g.call(
-        add_parts(dtype),
+        add_partials(dtype),
         grid,
         name="sum_ranks",
         reads=[slots[:, *of_piece]],

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from etc_dist.errors import ArgumentError
+from etc_dist.functions.matmul import TILE, matmul_send
+from etc_dist.functions.sum_slots import PIECE_COLUMNS, PIECE_ROWS, sum_slots
 from etc_dist.ir import (
     EventTensor,
     Graph,
@@ -18,11 +20,9 @@ from etc_dist.ir import (
 from etc_dist.ir.expr import Const
 from etc_dist.ops.arguments import refuse_unknown
 from etc_dist.ops.float_partials import float_partials_graph
-from etc_dist.ops.matmul import TILE, matmul_send
 from etc_dist.ops.operation import Fitted
 from etc_dist.ops.order import rotated_owners
 from etc_dist.ops.product import ProductOperation
-from etc_dist.ops.sum_slots import PIECE_COLUMNS, PIECE_ROWS, sum_slots
 from etc_dist.runtime.arrays import Array
 from etc_dist.world import World, given_world
 

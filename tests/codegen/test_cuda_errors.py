@@ -8,10 +8,10 @@ import pytest
 
 from etc_dist.codegen import generate
 from etc_dist.errors import CodegenError
+from etc_dist.functions.grouped_matmul import grouped_gated, thin_float
+from etc_dist.functions.matmul import matmul_store
 from etc_dist.ir import DeviceFunction, Graph, graph_function, span, tile
 from etc_dist.ir.function import TmaBox
-from etc_dist.ops.grouped_matmul import grouped_gated, thin_float
-from etc_dist.ops.matmul import matmul_store
 from etc_dist.schedule import schedule_static
 from tests.codegen.graphs import GRAPHS
 

@@ -8,6 +8,10 @@ import pytest
 
 from etc_dist.codegen import generate
 from etc_dist.errors import CodegenError
+from etc_dist.functions.matmul import matmul_store
+from etc_dist.functions.push_rows import push_rows
+from etc_dist.functions.sum_ranks import sum_ranks
+from etc_dist.functions.sum_slots import sum_slots
 from etc_dist.ir import (
     DeviceFunction,
     Extent,
@@ -22,11 +26,7 @@ from etc_dist.ir import (
 )
 from etc_dist.layers.mlp import mlp_graph
 from etc_dist.layers.moe_graph import moe_graph
-from etc_dist.ops.matmul import matmul_store
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
-from etc_dist.ops.parts import sum_ranks
-from etc_dist.ops.push_rows import push_rows
-from etc_dist.ops.sum_slots import sum_slots
 from etc_dist.schedule import schedule_static
 
 
@@ -161,7 +161,7 @@ def test_sum_slots_reads_only_what_matmul_send_wrote(dtype):
     error = refused(one_call(sum_slots(dtype), shapes, index, dtype, world=2))
     assert "3 axes" in error.got
     assert "sum_ranks" in sum_slots.__doc__
-    assert "sum_parts" in source_of(
+    assert "sum_ranks" in source_of(
         one_call(sum_ranks("bfloat16"), shapes, index, world=2)
     )
 

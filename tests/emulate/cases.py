@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from etc_dist.emulate import Emulator
+from etc_dist.functions.matmul import TILE, matmul_store
 from etc_dist.ir import (
     DeviceFunction,
     Graph,
@@ -18,7 +19,6 @@ from etc_dist.ir import (
     span,
     tile,
 )
-from etc_dist.ops.matmul import TILE, matmul_store
 from tests.layers.reference import (
     TOLERANCE,
     Answer,

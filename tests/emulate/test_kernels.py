@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from etc_dist.emulate import Emulator
+from etc_dist.functions.grouped_matmul import grouped_store
 from etc_dist.ir import Graph, ceildiv, graph_function, minimum, span, tile
 from etc_dist.layers.mlp import mlp_graph
 from etc_dist.layers.mlp_few_rows import mlp_few_rows_graph
@@ -15,7 +16,6 @@ from etc_dist.layers.moe_few_tokens import moe_few_tokens_graph
 from etc_dist.layers.moe_graph import moe_graph
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
 from etc_dist.ops.float_partials import float_partials_graph
-from etc_dist.ops.grouped_matmul import grouped_store
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
 from tests.emulate.cases import (
     check,

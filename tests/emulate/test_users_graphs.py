@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from etc_dist.emulate import Emulator
+from etc_dist.functions.matmul import TILE, matmul_store
+from etc_dist.functions.push_rows import push_rows
+from etc_dist.functions.sum_ranks import sum_ranks
 from etc_dist.ir import Graph, ceildiv, graph_function, minimum, span, tile
-from etc_dist.ops.matmul import TILE, matmul_store
-from etc_dist.ops.parts import sum_ranks
-from etc_dist.ops.push_rows import push_rows
 from tests.emulate.cases import check, product_of
 from tests.layers.reference import Answer, draw
 

@@ -74,7 +74,7 @@ def test_a_source_is_a_path(source):
     assert error.fix == 'write source=Path(__file__).with_suffix(".cuh")'
 
 
-@pytest.mark.parametrize("source", ["", "tasks/not_yet.cuh", "/nowhere/copy.cuh"])
+@pytest.mark.parametrize("source", ["", "functions/not_yet.cuh", "/nowhere/copy.cuh"])
 def test_a_source_need_not_exist_before_the_build(source):
     assert made(source=source).source == source
 

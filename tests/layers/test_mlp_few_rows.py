@@ -45,7 +45,7 @@ def test_graph_is_proved_at_real_shapes(rows):
     ("event", "race"),
     [
         ("arrived", "gate_projection[s=0, j=0] on rank 0 reads and push_rows"),
-        ("multiplied", "activate_parts[i=0, b=0] on rank 0 reads and"),
+        ("multiplied", "activate_partials[i=0, b=0] on rank 0 reads and"),
         ("activated", "down_projection[s=0, j=0] on rank 0 reads"),
         ("produced", "add_shares[p=1, i=0, c=0] on rank 0 reads"),
         ("returned", "add_ranks[i=0, c=0] on rank 0 reads"),

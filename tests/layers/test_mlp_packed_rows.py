@@ -49,7 +49,7 @@ def test_graph_is_proved_at_real_shapes(rows):
         ("arrived", "gate_up_projection[i=0, j=0] on rank 0 reads and push_rows"),
         ("activated", "down_projection[i=0, j=0] on rank 0 reads active"),
         ("produced", "send_back[p=2, r=0] on rank 0 reads and down_projection"),
-        ("returned", "send_back[p=2, r=0] on rank 0 writes and sum_parts[r=0, c=0]"),
+        ("returned", "send_back[p=2, r=0] on rank 0 writes and sum_ranks[r=0, c=0]"),
     ],
 )
 def test_each_event_is_needed(event, race):

@@ -15,7 +15,7 @@ from etc_dist.layers.moe_graph import moe_graph
 from tests.layers.test_mlp import without
 
 SIZES = (8, 64, 72)
-WAITING = {"gate_up_projection", "down_projection", "combine_rows", "sum_parts"}
+WAITING = {"gate_up_projection", "down_projection", "combine_rows", "sum_ranks"}
 WAITING |= {"locate_rows", "plan_tiles"}
 """What waits in vain, at once or in the end, where nothing is listed or activated."""
 TWO = np.array([[3, 6]] * 200)

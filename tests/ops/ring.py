@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from etc_dist.functions.push_rows import push_rows
 from etc_dist.ir import Graph, graph_function, tile
-from etc_dist.ops.push_rows import push_rows
 
 
 @graph_function

@@ -154,7 +154,7 @@ def test_a_rank_that_calls_late_is_waited_for(compiled, run, hasty):
 LOOP = """
 import os, signal, sys
 import etc_dist
-from etc_dist.ops import sum_slots
+from etc_dist.functions import sum_slots
 from tests.ops.arrays import Arrays
 from tests.ops.ring import ring
 import numpy as np

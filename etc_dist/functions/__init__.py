@@ -1,0 +1,1 @@
+"""Device functions of the library, each with a NumPy body and a CUDA body."""

@@ -1,0 +1,18 @@
+"""The experts that tokens pick; CUDA half in `kernels/functions/best_experts.cuh`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+def best_experts(logits: Any, top_k: int, normalize: bool) -> tuple[Any, Any]:
+    """logits [tokens, experts] -> ids [tokens, top_k] of the highest, of equal ones the
+    smaller expert first, and their weights: the softmax over all experts, or, where
+    these are to be normalised, over those picked."""
+    ids = np.argsort(-logits, axis=1, kind="stable")[:, :top_k]
+    share = np.exp(logits - logits.max(axis=1, keepdims=True))
+    picked = np.take_along_axis(share, ids, axis=1)
+    whole = picked if normalize else share
+    return ids, picked / whole.sum(axis=1, keepdims=True)

@@ -1,0 +1,40 @@
+"""Weighted sums of tokens' rows; CUDA half in `kernels/functions/combine_rows.cuh`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from etc_dist.functions.routing import Routing
+from etc_dist.ir import DeviceFunction, Extent, Operand
+from etc_dist.ir.function import TRANSFER
+
+GROUP_TOKENS = 2
+"""Tokens whose rows one warp combines; divides BLOCK."""
+
+
+def combine_rows(routing: Routing) -> DeviceFunction:
+    """place and weights [tokens, top_k], product [rows, columns] -> y [tokens,
+    columns]: the weighted sum of a token's rows, in the order of its choices, in
+    fp32. Tokens of whose choices this rank has none are left alone."""
+
+    def body(place: Any, weights: Any, product: Any, y: Any) -> None:
+        total = np.zeros(y.shape, np.float32)
+        for k in range(routing.top_k):
+            here = place[:, k] >= 0
+            # A product of two fp32 numbers is exact in fp64: one rounding, as by fma.
+            part = product[place[here, k]].astype(np.float64)
+            sums = total[here] + weights[here, k, None] * part
+            total[here] = sums.astype(np.float32)
+        some = (place >= 0).any(axis=1)
+        y[some] = total[some].astype(y.dtype)
+
+    columns = Extent(name="columns", multiple=8, begins=8)
+    tile = {
+        0: Operand(("rows", routing.top_k), "int32"),
+        1: Operand(("rows", routing.top_k), "float32"),
+        2: Operand((Extent(begins=0), columns), routing.element),
+        3: Operand(("rows", columns), routing.element, leading=True),
+    }
+    return routing.function("combine_rows", TRANSFER, 3, 1, body, picks=(2,), tile=tile)

@@ -1,0 +1,42 @@
+"""The second GEMV of one token; CUDA half in `kernels/functions/down_token.cuh`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from etc_dist.functions.gate_up_token import prefetched
+from etc_dist.functions.routing import Routing
+from etc_dist.ir import DeviceFunction, Extent, Operand
+from etc_dist.ir.function import TENSOR
+
+
+def down_token(routing: Routing) -> DeviceFunction:
+    """ids and weights [1, top_k], active [1, top_k, inner], down [experts, columns,
+    inner], the same again or without columns -> y [1, columns]: the weighted sum over
+    the experts that the token picks, in fp32. The first weights are sent for before the
+    activations are there; then the L2 cache is asked for `asked` of those experts for
+    which the first product's tasks have not."""
+
+    def body(
+        ids: Any, weights: Any, active: Any, down: Any, asked: Any, y: Any
+    ) -> None:
+        total = np.zeros(y.shape[1], np.float32)
+        for k, expert in enumerate(ids[0]):
+            row = down[expert].astype(np.float32) @ active[0, k].astype(np.float32)
+            total += weights[0, k] * row
+        y[0] = total.astype(y.dtype)
+
+    early, inner = (0, 1, 3, 4), Extent(name="inner", whole=True)
+    # The rows of a weight come in pairs.
+    columns = Extent(name="columns", multiple=2)
+    tile = {
+        0: Operand((1, routing.top_k), "int32"),
+        1: Operand((1, routing.top_k), "float32"),
+        2: Operand((1, routing.top_k, inner), routing.element),
+        3: Operand((routing.experts, columns, inner), routing.element),
+        4: prefetched(routing),
+        5: Operand((1, columns), routing.element),
+    }
+    return routing.function("down_token", TENSOR, 5, 1, body, early=early, tile=tile)

@@ -1,0 +1,45 @@
+"""The first GEMV of one token; CUDA half in `kernels/functions/gate_up_token.cuh`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from etc_dist.functions.best_experts import best_experts
+from etc_dist.functions.matmul import silu
+from etc_dist.functions.routing import Routing
+from etc_dist.ir import DeviceFunction, Extent, Operand
+from etc_dist.ir.function import TENSOR
+
+
+def gate_up_token(routing: Routing) -> DeviceFunction:
+    """x [1, hidden], logits [1, experts], gate and up [experts, columns, hidden], down
+    [experts, rows, inner] -> activations [1, top_k, columns], for the experts that the
+    token picks. Of down, the L2 cache is asked for rows of half of these experts: a
+    task that follows will read them."""
+
+    def body(x: Any, logits: Any, gate: Any, up: Any, down: Any, active: Any) -> None:
+        row = x[0].astype(np.float32)
+        ids, _ = best_experts(logits, routing.top_k, routing.normalize)
+        for k, expert in enumerate(ids[0]):
+            left, right = (w[expert].astype(np.float32) @ row for w in (gate, up))
+            active[0, k] = (silu(left) * right).astype(active.dtype)
+
+    early = 0, 2, 3, 4
+    weight = Operand((routing.experts, "columns", "hidden"), routing.element)
+    tile = {
+        0: Operand((1, "hidden"), routing.element),
+        1: Operand((1, routing.experts), "float32"),
+        2: weight,
+        3: weight,
+        4: prefetched(routing),
+        5: Operand((1, routing.top_k, "columns"), routing.element),
+    }
+    return routing.function("gate_up_token", TENSOR, 5, 1, body, early=early, tile=tile)
+
+
+def prefetched(routing: Routing) -> Operand:
+    """Rows of a weight that are prefetched into the L2 cache."""
+    whole = Extent(whole=True)
+    return Operand((routing.experts, None, whole), routing.element)

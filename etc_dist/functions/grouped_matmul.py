@@ -1,0 +1,140 @@
+"""Matrix products of tiles of rows, each with its own expert's weights; CUDA half in
+`kernels/functions/grouped_matmul.cuh`.
+
+Weights are stored [experts, n, k]. A tile has up to 288 rows; one of no rows is left
+alone. A cluster of two workers computes it with fp32 accumulation, each notifying for
+its own share, hence two parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from etc_dist.functions.matmul import STAGE_K, silu, two_byte
+from etc_dist.ir import DeviceFunction, Extent, Operand, TmaBox
+from etc_dist.ir.function import TENSOR
+
+UP_COLUMNS = 256
+"""Columns of activations in a task on the GPU."""
+TILE_COLUMNS = 512
+"""Columns of the down projection in a task on the GPU."""
+THIN = 128
+"""Rows and columns of a thin tile."""
+MOST_ROWS = 288
+"""Rows of a tile at most."""
+ROWS = Extent(most=MOST_ROWS, name="rows")
+DEPTH = Extent(name="k", multiple=2 * STAGE_K)
+"""k, or a share of it: stages are of up to 128."""
+ROW_BOX, WEIGHT_BOX = TmaBox(16, STAGE_K, large=64), TmaBox(128, STAGE_K)
+GATED_BOX = TmaBox(128, STAGE_K, halves=True)
+PICKED_BOX = TmaBox(1, STAGE_K)
+
+
+def _multiply(rows: Any, weights: Any, y: Any) -> None:
+    y[...] = _product(rows, weights).astype(y.dtype)
+
+
+def _multiply_gated(x: Any, gate: Any, up: Any, tokens: Any, y: Any) -> None:
+    if not y.size:
+        return
+    rows = x[tokens]
+    y[...] = (silu(_product(rows, gate)) * _product(rows, up)).astype(y.dtype)
+
+
+def _product(rows: Any, weights: Any) -> Any:
+    return rows.astype(np.float32) @ weights.astype(np.float32).T
+
+
+def _grouped(
+    name: str,
+    dtype: str,
+    body: Callable[..., None],
+    reads: int,
+    boxes: Mapping[int, TmaBox],
+    tile: Mapping[int, Operand],
+    picks: tuple[int, ...] = (),
+    is_float: bool = False,
+    thin: bool = False,
+) -> DeviceFunction:
+    return DeviceFunction(
+        name=name,
+        body=body,
+        source="functions/grouped_matmul.cuh",
+        lane=TENSOR,
+        reads=reads,
+        writes=1,
+        cluster=2,
+        parts=2,
+        boxes=boxes,
+        tile=tile,
+        constants={
+            "kGated": int(boxes[1].halves),
+            "kIsHalf": int(dtype == "float16"),
+            "kIsFloat": int(is_float),
+            "kIsThin": int(thin),
+            "kWeightIsKN": 0,
+        },
+        picks=picks,
+    )
+
+
+def grouped_gated(dtype: str) -> DeviceFunction:
+    """x [tokens, k], an expert's gate and up [256, k], the same rows of the two halves
+    of one matrix, tokens [288] -> silu(rows @ gate.T) * (rows @ up.T), a tile [288,
+    256], rounded once, where rows are those of x that `tokens` name. On the GPU a tile
+    has at most 288 rows, and its columns begin at a multiple of 8 and are 256 or 128,
+    but at the matrix' edge."""
+    boxes, element = {0: PICKED_BOX, 1: GATED_BOX}, two_byte(dtype)
+    picked = Extent(begins=0), Extent(name="k", whole=True)
+    weight = Operand((Extent(most=UP_COLUMNS), DEPTH), element, leading=True)
+    columns = Extent(most=UP_COLUMNS, multiple=8, begins=8)
+    tile = {
+        0: Operand(picked, element),
+        1: weight,
+        2: weight,
+        3: Operand((ROWS,), "int32"),
+        4: Operand((ROWS, columns), element, leading=True),
+    }
+    body = _multiply_gated
+    return _grouped("grouped_gated", dtype, body, 4, boxes, tile, picks=(0,))
+
+
+def _tile(dtype: str, rows: Extent, most: int, result: str) -> dict[int, Operand]:
+    """rows [rows, k], a weight [most, k], a result [rows, most]."""
+    inputs, columns = two_byte(dtype), Extent(most=most)
+    if result != "float32":  # it is stored in units of 16 bytes
+        columns = Extent(most=most, multiple=8, begins=8)
+    return {
+        0: Operand((rows, DEPTH), inputs),
+        1: Operand((Extent(most=most), DEPTH), inputs, leading=True),
+        2: Operand((rows, columns), result, leading=True),
+    }
+
+
+def grouped_store(dtype: str) -> DeviceFunction:
+    """rows [288, k], an expert's weights [512, k] -> rows @ weights.T. On the GPU a
+    tile has at most 288 rows, and its columns begin at a multiple of 8 and are 512 or
+    256, but at the matrix' edge; a row of the matrix is a multiple of 16 bytes.
+    A share of k ends there, too, or after a multiple of 128."""
+    boxes = {0: ROW_BOX, 1: WEIGHT_BOX}
+    tile = _tile(dtype, ROWS, TILE_COLUMNS, two_byte(dtype))
+    return _grouped("grouped_store", dtype, _multiply, 2, boxes, tile)
+
+
+def grouped_float(dtype: str) -> DeviceFunction:
+    """As grouped_store, but the tile is fp32."""
+    boxes = {0: ROW_BOX, 1: WEIGHT_BOX}
+    tile = _tile(dtype, ROWS, TILE_COLUMNS, "float32")
+    return _grouped("grouped_float", dtype, _multiply, 2, boxes, tile, is_float=True)
+
+
+def thin_float(dtype: str) -> DeviceFunction:
+    """x [128, k], a weight of few rows [128, k] -> x @ weight.T, a tile [128, 128] in
+    fp32. On the GPU a tile has 128 rows and columns, but at the edges, and k is all of
+    the operands' or a share that ends after a multiple of 128."""
+    boxes = {0: ROW_BOX, 1: WEIGHT_BOX}
+    tile = _tile(dtype, Extent(THIN), THIN, "float32")
+    return _grouped("thin_float", dtype, _multiply, 2, boxes, tile, thin=True)

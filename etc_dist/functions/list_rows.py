@@ -1,0 +1,31 @@
+"""An expert's tokens; CUDA half in `kernels/functions/list_rows.cuh`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from etc_dist.functions.routing import Routing, bits_of
+from etc_dist.ir import DeviceFunction, Operand
+from etc_dist.ir.function import TENSOR, TRANSFER
+
+
+def list_rows(routing: Routing) -> DeviceFunction:
+    """An expert's chosen [blocks] -> before [blocks], the tokens of earlier blocks that
+    chose it; tokens, those that did, what is behind them left alone; how many."""
+
+    def body(chosen: Any, before: Any, tokens: Any, count: Any) -> None:
+        bits = bits_of(chosen)[:, : routing.block]
+        each = bits.sum(axis=1)
+        before[...] = np.cumsum(each) - each
+        count[...] = each.sum()
+        found = np.flatnonzero(bits)
+        tokens[: len(found)] = found
+
+    # Where tokens come from other ranks, the tensor lane's warps are busy sending them.
+    lane = TRANSFER if routing.split else TENSOR
+    words = Operand((1, "blocks"), "int32")
+    one = Operand((1,), "int32")
+    tile = {0: words, 1: words, 2: Operand((None,), "int32"), 3: one}
+    return routing.function("list_rows", lane, 1, 3, body, tile=tile)

@@ -1,0 +1,36 @@
+"""The rows of a block's choices; CUDA half in `kernels/functions/locate_rows.cuh`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from etc_dist.functions.routing import BLOCK, Routing, bits_of
+from etc_dist.ir import DeviceFunction, Extent, Operand
+from etc_dist.ir.function import TRANSFER
+
+
+def locate_rows(routing: Routing) -> DeviceFunction:
+    """ids [32, top_k], the block's chosen [experts] and before [experts], expert_row
+    [experts] -> place [32, top_k]: the padded row of each choice. Where experts are
+    split, one operand more is read, for its length alone: lower [experts of lower
+    ranks]; the place of other ranks' rows is -1."""
+
+    def body(ids: Any, chosen: Any, before: Any, row: Any, *rest: Any) -> None:
+        *lower, place = rest
+        own = ids - len(lower[0]) if lower else ids
+        known = (own >= 0) & (own < routing.experts)
+        expert = np.where(known, own, 0)
+        bits = bits_of(chosen)[:, : len(ids)]
+        ranks = before[:, None] + np.cumsum(bits, axis=1) - bits
+        found = row[expert] + ranks[expert, np.arange(len(ids))[:, None]]
+        place[...] = np.where(known, found, -1)
+
+    choices = Operand((Extent(most=BLOCK, name="rows"), routing.top_k), "int32")
+    of_block = Operand((routing.experts, 1), "int32")
+    tile = {0: choices, 1: of_block, 2: of_block}
+    tile[3] = Operand((routing.experts,), "int32")
+    reads = 4 + routing.split
+    tile[reads] = choices
+    return routing.function("locate_rows", TRANSFER, reads, 1, body, tile=tile)

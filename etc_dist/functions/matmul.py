@@ -1,0 +1,126 @@
+"""Dense matrix multiplication; CUDA half in `kernels/functions/matmul.cuh`.
+
+All compute x @ w.T (w stored [n, k]) or x @ w (w stored [k, n]) on one 256 x 256 tile
+with fp32 accumulation, by a cluster of two workers, 128 rows each. `matmul_store`
+writes the tile into a tensor of this rank; `matmul_gated` writes the SwiGLU of two
+products; `matmul_send` forwards the tile to its owner.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from etc_dist.ir import DeviceFunction, Extent, Operand, TmaBox
+from etc_dist.ir.function import TENSOR
+
+TILE = 256
+"""Rows and columns of a tile on the GPU."""
+STAGE_K = 64
+"""Elements of k in one stage of the shared-memory ring."""
+WORKER_ROWS = 128
+IMAGE_BYTES = WORKER_ROWS * TILE * 2
+"""One worker's share of a tile as it travels: its shared-memory image."""
+
+
+def two_byte(dtype: str) -> str:
+    """The dtype that a CUDA body made for `dtype` reads: float16, else bfloat16."""
+    return "float16" if dtype == "float16" else "bfloat16"
+
+
+def silu(values: Any) -> Any:
+    """values / (1 + exp(-values)), in fp32."""
+    # exp(80) is large enough for it to be 0 in any dtype here, and does not overflow.
+    return values / (1 + np.exp(-np.maximum(values, -80)))
+
+
+def _multiply_nk(x: Any, w: Any, y: Any) -> None:
+    product = x.astype(np.float32) @ w.astype(np.float32).T
+    y[: product.shape[0], : product.shape[1]] = product.astype(y.dtype)
+
+
+def _multiply_kn(x: Any, w: Any, y: Any) -> None:
+    product = x.astype(np.float32) @ w.astype(np.float32)
+    y[: product.shape[0], : product.shape[1]] = product.astype(y.dtype)
+
+
+def _multiply_gated(x: Any, gate: Any, up: Any, y: Any) -> None:
+    rows = x.astype(np.float32)
+    left = rows @ gate.astype(np.float32).T
+    right = rows @ up.astype(np.float32).T
+    product = silu(left) * right
+    y[: product.shape[0], : product.shape[1]] = product.astype(y.dtype)
+
+
+DEPTH = Extent(name="k", multiple=STAGE_K)
+
+
+def _tile(dtype: str, *sizes: Extent | int) -> Operand:
+    return Operand(sizes, two_byte(dtype), leading=True)
+
+
+def _matmul(name: str, w_layout: str, dtype: str, **fields: Any) -> DeviceFunction:
+    weight = (TILE, DEPTH) if w_layout == "nk" else (DEPTH, TILE)
+    tile = {0: (TILE, DEPTH), 1: weight, 2: (TILE, TILE), **fields.pop("tile", {})}
+    boxes = {
+        0: TmaBox(WORKER_ROWS, STAGE_K),
+        1: TmaBox(TILE // 2, STAGE_K) if w_layout == "nk" else TmaBox(STAGE_K, 64),
+    }
+    boxes.update(fields.pop("boxes", {}))
+    return DeviceFunction(
+        name=name,
+        body=fields.pop("body", _multiply_nk if w_layout == "nk" else _multiply_kn),
+        source="functions/matmul.cuh",
+        lane=TENSOR,
+        reads=fields.pop("reads", 2),
+        writes=1,
+        cluster=2,
+        boxes=boxes,
+        tile={n: _tile(dtype, *sizes) for n, sizes in tile.items()},
+        constants={
+            "kGated": int(name == "matmul_gated"),
+            "kWeightIsKN": int(w_layout == "kn"),
+            "kIsHalf": int(dtype == "float16"),
+        },
+        **fields,
+    )
+
+
+def matmul_store(w_layout: str, dtype: str) -> DeviceFunction:
+    """x tile [256, k], w tile [256, k] or [k, 256] -> y tile, in this rank's memory.
+    Each worker notifies for its own rows, hence two parts."""
+    return _matmul("matmul_store", w_layout, dtype, boxes={2: TmaBox(64, 64)}, parts=2)
+
+
+def matmul_gated(dtype: str) -> DeviceFunction:
+    """x tile [256, k], gate and up tiles [128, k] -> silu(x @ gate.T) * (x @ up.T), a
+    tile [256, 128] in this rank's memory."""
+    half = TILE // 2, DEPTH
+    return _matmul(
+        "matmul_gated",
+        "nk",
+        dtype,
+        body=_multiply_gated,
+        reads=3,
+        boxes={2: TmaBox(TILE // 2, STAGE_K), 3: TmaBox(64, 64)},
+        tile={1: half, 2: half, 3: (TILE, TILE // 2)},
+        parts=2,
+    )
+
+
+def matmul_send(w_layout: str, dtype: str) -> DeviceFunction:
+    """As `matmul_store`, but the tile goes to its owner's slot, as two shared-memory
+    images (64 KB, one a worker), each forwarded by two warps beside the tensor cores;
+    each warp notifies for its half, hence four parts. A slot is the last two axes of a
+    symmetric tensor [..., 256, 256]; its elements are not row-major: `sum_slots` alone
+    reads them."""
+    image = Extent(TILE, of=TILE)
+    return _matmul(
+        "matmul_send",
+        w_layout,
+        dtype,
+        tile={2: (image, image)},
+        parts=4,
+        workspace=2 * IMAGE_BYTES,
+    )

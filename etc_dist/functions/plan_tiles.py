@@ -1,0 +1,50 @@
+"""Tiles of the rows of all experts; CUDA half in `kernels/functions/plan_tiles.cuh`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from etc_dist.functions.routing import PADDING, Routing
+from etc_dist.ir import DeviceFunction, Operand
+from etc_dist.ir.function import TENSOR
+
+
+def plan_tiles(routing: Routing) -> DeviceFunction:
+    """counts [experts] of tokens, and an expert's list of these, read for its length
+    alone -> expert_row [experts], the first padded row; tile_expert, tile_row (its
+    first padded row), tile_rows and tile_first (where its tokens begin in the lists of
+    all experts) [tiles], all 0 for tiles that are not needed."""
+
+    def body(
+        counts: Any,
+        tokens: Any,
+        expert_row: Any,
+        tile_expert: Any,
+        tile_row: Any,
+        tile_rows: Any,
+        tile_first: Any,
+    ) -> None:
+        for array in (tile_expert, tile_row, tile_rows, tile_first):
+            array[...] = 0
+        row = number = 0
+        for expert, count in enumerate(counts.tolist()):
+            expert_row[expert] = row
+            least = max(-(-count // routing.tile_rows), 1)
+            share = min(_padded(-(-count // least)), routing.tile_rows)
+            for first in range(0, count, max(share, 1)):
+                tile_expert[number] = expert
+                tile_row[number] = row + first
+                tile_rows[number] = min(share, count - first)
+                tile_first[number] = expert * len(tokens) + first
+                number += 1
+            row += _padded(count)
+
+    of_expert, of_tile = (Operand((n,), "int32") for n in (routing.experts, "tiles"))
+    each = [of_expert, Operand((None,), "int32"), of_expert, *[of_tile] * 4]
+    return routing.function(
+        "plan_tiles", TENSOR, 2, 5, body, tile=dict(enumerate(each))
+    )
+
+
+def _padded(rows: int) -> int:
+    return -(-rows // PADDING) * PADDING

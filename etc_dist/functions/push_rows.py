@@ -1,0 +1,31 @@
+"""The transfer of an all-gather; CUDA half in `kernels/functions/push_rows.cuh`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from etc_dist.ir import DeviceFunction, Operand
+from etc_dist.ir.function import TRANSFER
+
+PACKET_BYTES = 32768
+"""What one warp pushes before it notifies, where rows are not longer than that."""
+
+
+def _push_rows(x: Any, gathered: Any) -> None:
+    gathered[...] = x
+
+
+def push_rows() -> DeviceFunction:
+    """A region of x -> the same elements in this rank's memory or a peer's.
+
+    Both regions are contiguous in memory, with equal sizes and dtypes: whole rows, or a
+    part of one row. They may have any number of axes, and axes with one index."""
+    return DeviceFunction(
+        name="push_rows",
+        body=_push_rows,
+        source="functions/push_rows.cuh",
+        lane=TRANSFER,
+        reads=1,
+        writes=1,
+        tile={0: Operand(contiguous=True), 1: Operand(contiguous=True, like=0)},
+    )

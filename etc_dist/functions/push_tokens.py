@@ -1,0 +1,30 @@
+"""Tokens to the rank of their experts; CUDA half in
+`kernels/functions/push_tokens.cuh`.
+
+Experts are numbered through all ranks, each of which has as many. A token goes once to
+each rank that has experts of its choice, and comes back from there as one sum.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from etc_dist.functions.routing import Routing
+from etc_dist.ir import DeviceFunction, Operand
+from etc_dist.ir.function import TENSOR
+
+
+def push_tokens(routing: Routing) -> DeviceFunction:
+    """x [tokens, hidden], ids [tokens, top_k] and lower, read for its length alone
+    [experts of ranks below a rank] -> the rows of those tokens that chose experts of
+    that rank, in its memory."""
+
+    def body(x: Any, ids: Any, lower: Any, target: Any) -> None:
+        own = ids - len(lower)
+        chosen = ((own >= 0) & (own < routing.experts)).any(axis=1)
+        target[: len(x)][chosen] = x[chosen]
+
+    rows = Operand(("rows", "hidden"), routing.element)
+    ids = Operand(("rows", routing.top_k), "int32")
+    tile = {0: rows, 1: ids, 3: rows}
+    return routing.function("push_tokens", TENSOR, 3, 1, body, tile=tile)

@@ -1,0 +1,83 @@
+"""How tokens are routed to experts: what the device functions of routing share.
+
+A token picks `top_k` experts. An expert's tokens, in the order of their indices, are
+numbered by rank; its ranks are cut into as few tiles as can be, alike but the last, and
+its rows of activations and results begin at a multiple of PADDING.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from etc_dist.functions.matmul import two_byte
+from etc_dist.ir import DeviceFunction, Operand
+
+BLOCK = 32
+"""Tokens that one task routes: the bits of a word of `chosen`; at most 32."""
+TILE_ROWS = 288
+"""Rows of a tile at most."""
+PADDING = 32
+"""An expert's rows begin and end at a multiple of so many: the bulk copies of a tile's
+rows of activations, 16 at a time and by two workers, touch no other expert's."""
+
+
+@dataclass(frozen=True)
+class Routing:
+    """How tokens are routed, and the sizes of it that are fixed on the GPU.
+
+    experts: those of this rank. split: there are more, on other ranks, and some or all
+    of a token's choices are theirs."""
+
+    experts: int
+    top_k: int
+    normalize: bool
+    dtype: str
+    block: int = BLOCK
+    tile_rows: int = TILE_ROWS
+    split: bool = False
+
+    def function(
+        self,
+        name: str,
+        lane: str,
+        reads: int,
+        writes: int,
+        body: Callable[..., None],
+        picks: tuple[int, ...] = (),
+        early: tuple[int, ...] = (),
+        tile: Mapping[int, Operand] | None = None,
+    ) -> DeviceFunction:
+        return DeviceFunction(
+            name=name,
+            body=body,
+            source=f"functions/{name}.cuh",
+            lane=lane,
+            reads=reads,
+            writes=writes,
+            constants={
+                "kExperts": self.experts,
+                "kIsHalf": int(self.dtype == "float16"),
+                "kNormalize": int(self.normalize),
+                "kSplit": int(self.split),
+                "kTileRows": self.tile_rows,
+                "kTopK": self.top_k,
+            },
+            picks=picks,
+            early=early,
+            tile={} if tile is None else tile,
+        )
+
+    @property
+    def element(self) -> str:
+        """The dtype of what CUDA bodies read and write in two bytes."""
+        return two_byte(self.dtype)
+
+
+def bits_of(words: Any) -> Any:
+    """Words [...] -> their bits [..., 32], the lowest first."""
+    shifted = words.astype(np.uint32)[..., None] >> np.arange(32, dtype=np.uint32)
+    return (shifted & np.uint32(1)).astype(np.int64)

@@ -1,0 +1,32 @@
+"""Router logits of a block of tokens; CUDA half in
+`kernels/functions/score_experts.cuh`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from etc_dist.functions.routing import BLOCK, Routing
+from etc_dist.ir import DeviceFunction, Extent, Operand
+from etc_dist.ir.function import TENSOR
+
+GROUP_EXPERTS = 32
+"""Experts at most of which a task computes the logits."""
+
+
+def score_experts(routing: Routing) -> DeviceFunction:
+    """x [32, hidden], router [experts, hidden] of a group of at most 32 -> logits [32,
+    experts] in fp32."""
+
+    def body(x: Any, router: Any, logits: Any) -> None:
+        logits[...] = x.astype(np.float32) @ router.astype(np.float32).T
+
+    few = Extent(most=GROUP_EXPERTS)
+    logits_columns = Extent(most=GROUP_EXPERTS, multiple=4, begins=4)
+    tile = {
+        0: Operand((BLOCK, "hidden"), routing.element, contiguous=True),
+        1: Operand((few, "hidden"), routing.element, contiguous=True),
+        2: Operand((BLOCK, logits_columns), "float32"),
+    }
+    return routing.function("score_experts", TENSOR, 2, 1, body, tile=tile)

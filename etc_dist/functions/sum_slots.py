@@ -1,0 +1,47 @@
+"""The reduction of a reduce-scatter; CUDA half in `kernels/functions/sum_slots.cuh`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from etc_dist.functions.matmul import TILE, two_byte
+from etc_dist.ir import DeviceFunction, Extent, Operand
+from etc_dist.ir.function import TRANSFER
+
+PIECE_ROWS, PIECE_COLUMNS = 32, 64
+"""The part of a tile that one warp sums: 4 KB of output."""
+
+
+def _sum_slots(slots: Any, y: Any) -> None:
+    # Rank order and fp32: the same bits on every run, one rounding.
+    total = slots[0].astype(np.float32)
+    for part in slots[1:]:
+        total = total + part.astype(np.float32)
+    y[...] = total[: y.shape[0], : y.shape[1]].astype(y.dtype)
+
+
+def sum_slots(dtype: str) -> DeviceFunction:
+    """A piece [world, 1, 1, 32, 64] of slots [world, blocks, columns, 256, 256] that
+    `matmul_send` wrote -> y [32, 64]: the sum over ranks in rank order, in fp32.
+
+    dtype: bfloat16 or float16. On GPUs `matmul_send` stores a tile in an order of its
+    own, so no other slots can be read; `sum_ranks` adds row-major ones."""
+    every = Extent(name="world", whole=True)
+    rows = Extent(PIECE_ROWS, begins=PIECE_ROWS, of=TILE)
+    columns = Extent(PIECE_COLUMNS, begins=PIECE_COLUMNS, of=TILE)
+    piece = PIECE_ROWS, Extent(PIECE_COLUMNS, begins=8)
+    return DeviceFunction(
+        name="sum_slots",
+        body=_sum_slots,
+        source="functions/sum_slots.cuh",
+        lane=TRANSFER,
+        reads=1,
+        writes=1,
+        constants={"kIsHalf": int(dtype == "float16")},
+        tile={
+            0: Operand((every, 1, 1, rows, columns), two_byte(dtype)),
+            1: Operand(piece, two_byte(dtype)),
+        },
+    )

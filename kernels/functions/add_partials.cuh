@@ -1,0 +1,107 @@
+// Adds fp32 parts of a product, each of a share of k or of a rank, in order.
+#pragma once
+#include "worker/task.cuh"
+
+namespace etc {
+
+template <class Task>
+struct Parts {
+  static_assert(Task::threads == 32);
+  static constexpr int kAtOnce = 4;  // parts under way
+  using Sum = float[8];
+
+  // Calls f(row, column) for all eights of columns, each lane's in turn.
+  template <class F>
+  ETC_DEVICE static void each(const Task& task, i32 rows, i32 columns, F f) {
+    const i32 across = columns / 8;
+#pragma unroll 1
+    for (i32 i = task.thread; i < rows * across; i += 32) f(i / across, i % across * 8);
+  }
+
+  // Eight neighbouring columns of a row.
+  template <class Operand>
+  ETC_DEVICE static void add(const Operand& parts, i32 row, i32 column, Sum& sum) {
+    const u64 stride = u64(parts.stride[0]) * 4, from = u64(parts.at(0, row, column));
+    const i32 count = parts.size[0];
+#pragma unroll 1
+    for (i32 first = 0; first < count; first += kAtOnce) {
+      uint4 part[kAtOnce][2];
+#pragma unroll
+      for (int p = 0; p < kAtOnce; ++p) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const u64 at = from + (first + p) * stride + h * 16;
+          part[p][h] = first + p < count ? ptx::load16_l2(at) : uint4{};
+        }
+      }
+#pragma unroll
+      for (int p = 0; p < kAtOnce; ++p) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const uint4 v = part[p][h];
+          const u32 word[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+          for (int i = 0; i < 4; ++i) sum[h * 4 + i] += __uint_as_float(word[i]);
+        }
+      }
+    }
+  }
+
+  // To eight columns of a tensor, of which `to` is the address and kBytes an element's size.
+  template <int kBytes>
+  ETC_DEVICE static void store(u64 to, const Sum& v) {
+    if constexpr (kBytes == 4) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float* four = v + h * 4;
+        ptx::store16(
+            to + h * 16, make_uint4(
+                             __float_as_uint(four[0]), __float_as_uint(four[1]),
+                             __float_as_uint(four[2]), __float_as_uint(four[3])));
+      }
+    } else {
+      constexpr bool kIsHalf = Task::kIsHalf;
+      ptx::store16(
+          to, make_uint4(
+                  pack<kIsHalf>(v[0], v[1]), pack<kIsHalf>(v[2], v[3]),
+                  pack<kIsHalf>(v[4], v[5]), pack<kIsHalf>(v[6], v[7])));
+    }
+  }
+};
+
+template <class Task>
+struct add_partials {
+  ETC_DEVICE static void run(const Task& task) {
+    const auto parts = task.template operand<0>();
+    const auto y = task.template operand<1>();
+    // The last two axes are rows and columns; there may be one of ranks before them.
+    constexpr int kAxis = decltype(y)::kRank - 2, kBytes = sizeof(*y.base);
+    const i64 stride = y.stride[kAxis] * kBytes;
+    const u64 first = u64(y.at());
+    Parts<Task>::each(task, y.size[kAxis], y.size[kAxis + 1], [&](i32 row, i32 column) {
+      typename Parts<Task>::Sum sum = {};
+      Parts<Task>::add(parts, row, column, sum);
+      Parts<Task>::template store<kBytes>(first + row * stride + column * kBytes, sum);
+    });
+  }
+};
+
+// silu(the sum of gate's parts) * the sum of up's.
+template <class Task>
+struct activate_partials {
+  ETC_DEVICE static void run(const Task& task) {
+    const auto gate = task.template operand<0>();
+    const auto up = task.template operand<1>();
+    const auto active = task.template operand<2>();
+    Parts<Task>::each(task, active.size[0], active.size[1], [&](i32 row, i32 column) {
+      typename Parts<Task>::Sum left = {}, right = {};
+      Parts<Task>::add(gate, row, column, left);
+      Parts<Task>::add(up, row, column, right);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) left[i] = silu(left[i]) * right[i];
+      Parts<Task>::template store<2>(u64(active.at(row, column)), left);
+    });
+  }
+};
+
+}  // namespace etc

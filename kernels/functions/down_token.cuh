@@ -1,0 +1,51 @@
+// Some columns of the result of one token: the weighted sum over the experts that it picks, in
+// float.
+#pragma once
+#include "functions/row_pairs.cuh"
+
+namespace etc {
+
+template <class Task>
+struct down_token {
+  // activated(): the activations are there. Until then the first weights are sent for.
+  template <class Activated>
+  ETC_DEVICE static void run(const Task& task, Activated activated) {
+    const auto active = task.template operand<2>();
+    const auto down = task.template operand<3>();
+    const auto asked = task.template operand<4>();
+    const auto y = task.template operand<5>();
+    // Behind the last choice it is read again.
+    const i32 k = minimum(task.thread % 32, Task::kTopK - 1);
+    const u32 picked = ptx::load4_l2(u64(task.template operand<0>().at(0, k)));
+    const u32 weight = ptx::load4_l2(u64(task.template operand<1>().at(0, k)));
+    const i32 inner = active.size[2], each = RowPairs::steps_of(inner);
+    const u64 row = u64(inner) * 2;
+    const RowPairs pairs{
+        .first = u64(down.at()),
+        .apart = row,
+        .next = 2 * row,
+        .by_pair = 0,
+        .pairs = down.size[1] / 2,
+        .of_expert = down.size[1],
+        .by_step = u64(down.stride[0]) * 2,
+        .columns = inner,
+        .each = each,
+        .steps = Task::kTopK * each,
+        .vector = u64(active.at()),
+        .by_vector = u64(active.stride[1]) * 2,
+        .picked = picked,
+        .weight = __uint_as_float(weight)};
+    const auto finish = [&](i32 pair, float first, float second) {
+      *y.at(0, 2 * pair) = y.base->from(first);
+      *y.at(0, 2 * pair + 1) = y.base->from(second);
+    };
+    const auto arrived = [&] {
+      const bool asks = task.thread >= kAskedFirst<Task> && task.thread < Task::kTopK;
+      ask_rows(asks, asked, picked);
+      return activated();
+    };
+    pairs.multiply(task, arrived, finish);
+  }
+};
+
+}  // namespace etc

@@ -1,0 +1,57 @@
+// Some columns of the activations of one token, for each expert that it picks. Rows of down are
+// not read, but those of some experts asked for, once nothing of gate and up is.
+#pragma once
+#include "functions/best_experts.cuh"
+#include "functions/row_pairs.cuh"
+
+namespace etc {
+
+template <class Task>
+struct gate_up_token {
+  using Best = typename BestExperts<Task::kExperts, Task::kTopK, Task::kNormalize>::OneToken;
+
+  // routed(): the logits are there. What does not need them is worked out before.
+  template <class Routed>
+  ETC_DEVICE static void run(const Task& task, Routed routed) {
+    const auto x = task.template operand<0>();
+    const auto gate = task.template operand<2>();
+    const auto up = task.template operand<3>();
+    const auto down = task.template operand<4>();
+    const auto active = task.template operand<5>();
+    const u64 logits = u64(task.template operand<1>().at());
+    const i32 columns = gate.size[1], steps = RowPairs::steps_of(x.size[1]);
+    RowPairs pairs{
+        .first = u64(gate.at()),
+        .apart = u64(up.at()) - u64(gate.at()),
+        .next = u64(gate.stride[1]) * 2,
+        .by_pair = u64(gate.stride[0]) * 2,
+        .pairs = Task::kTopK * columns,
+        .of_expert = columns,
+        .by_step = 0,
+        .columns = x.size[1],
+        .each = steps,
+        .steps = steps,
+        .vector = u64(x.at()),
+        .by_vector = 0,
+        .picked = 0,
+        .weight = 1.0f};
+    const auto finish = [&](i32 pair, float left, float right) {
+      auto* to = active.at(0, pair / columns, pair % columns);
+      *to = to->from(silu(left) * right);
+    };
+    const i32 first = pairs.first_experts();
+    if (!routed()) return;
+    Best best(logits);
+    best.pick_first(first);
+    pairs.picked = best.expert();
+    const auto arrived = [&] {
+      best.pick_others();
+      pairs.picked = best.expert();
+      return true;
+    };
+    pairs.multiply(task, arrived, finish);
+    ask_rows(task.thread < kAskedFirst<Task>, down, best.expert());
+  }
+};
+
+}  // namespace etc

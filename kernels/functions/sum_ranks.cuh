@@ -1,0 +1,92 @@
+// Adds what the ranks computed of some tokens: fp32, rank order. kSplit: only ranks that
+// have experts of a token's choice computed something.
+#pragma once
+#include "worker/task.cuh"
+
+namespace etc {
+
+template <class Task>
+struct sum_ranks {
+  static constexpr int kWorld = Task::kWorld;
+  // NOTE: about eight loads are in flight, as in push_rows: of kTogether tokens, kUnroll
+  // times 256 columns of each.
+  static constexpr int kUnroll = kWorld > 4 ? 1 : 2, kTogether = kWorld > 2 ? 1 : 2;
+  static_assert(Task::threads == 32);
+
+  ETC_DEVICE static void run(const Task& task) {
+    const auto y = task.template operand<Task::kReads>();
+    const i32 tokens = y.size[0];
+#pragma unroll 1
+    for (i32 first = 0; first < tokens; first += 32) {
+      const u32 ranks = ranks_of(task, minimum(first + task.thread, tokens - 1));
+      const i32 end = minimum(first + 32, tokens);
+#pragma unroll 1
+      for (i32 token = first; token < end; token += kTogether) {
+        u32 own[kTogether];
+#pragma unroll
+        for (int t = 0; t < kTogether; ++t) {
+          const u32 wanted = __shfl_sync(~0u, ranks, (token + t) % 32);
+          own[t] = token + t < end ? wanted : 0;
+        }
+        add_up(task, token, own);
+      }
+    }
+  }
+
+ private:
+  // One bit for each rank that has a part of the token.
+  ETC_DEVICE static u32 ranks_of(const Task& task, i32 token) {
+    if constexpr (Task::kSplit) {
+      const auto ids = task.template operand<1>();
+      u32 ranks = 0;
+#pragma unroll
+      for (int k = 0; k < Task::kTopK; ++k) {
+        ranks |= 1u << ptx::load4_l2(u64(ids.at(token, k))) / u32(Task::kExperts);
+      }
+      return ranks;
+    }
+    return ~0u;
+  }
+
+  // Of tokens from `token` on, whose ranks are `own`; without any there is no such token.
+  ETC_DEVICE static void add_up(const Task& task, i32 token, const u32 (&own)[kTogether]) {
+    const auto parts = task.template operand<0>();
+    const auto y = task.template operand<Task::kReads>();
+    const u64 stride = u64(parts.stride[0]) * sizeof(*parts.base);
+    const u32 bytes = u32(y.size[1]) * sizeof(*y.base);
+#pragma unroll 1
+    for (u32 begin = task.thread * 16; begin < bytes; begin += kUnroll * 512) {
+      uint4 part[kTogether][kUnroll][kWorld];
+#pragma unroll
+      for (int t = 0; t < kTogether; ++t) {
+#pragma unroll
+        for (int r = 0; r < kWorld; ++r) {
+          const u64 from = u64(parts.at(0, token + t)) + r * stride + begin;
+#pragma unroll
+          for (int u = 0; u < kUnroll; ++u) {
+            const bool wanted = begin + u * 512 < bytes && (own[t] >> r & 1);
+            part[t][u][r] = wanted ? ptx::load16_l2(from + u * 512) : uint4{};
+          }
+        }
+      }
+#pragma unroll
+      for (int t = 0; t < kTogether; ++t) {
+        const u64 to = u64(y.at(token + t)) + begin;
+#pragma unroll
+        for (int u = 0; u < kUnroll; ++u) {
+          const bool inside = begin + u * 512 < bytes && own[t] != 0;
+          if (inside) ptx::store16(to + u * 512, sum(part[t][u]));
+        }
+      }
+    }
+  }
+
+  ETC_DEVICE static uint4 sum(const uint4 (&part)[kWorld]) {
+    Sum8<Task::kIsHalf> total;
+#pragma unroll
+    for (int r = 0; r < kWorld; ++r) total.add(part[r]);
+    return total.rounded();
+  }
+};
+
+}  // namespace etc

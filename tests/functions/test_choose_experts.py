@@ -1,0 +1,45 @@
+"""The choices of a block of tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from etc_dist.functions.choose_experts import choose_experts
+from etc_dist.functions.routing import Routing
+
+ROUTING = Routing(8, 2, True, "float32")
+
+
+def choices(logits: Any, routing: Routing) -> list[Any]:
+    """ids, weights, chosen."""
+    n, k = len(logits), routing.top_k
+    arrays = [
+        np.empty((n, k), np.int32),
+        np.empty((n, k), np.float32),
+        np.empty(8, np.int32),
+    ]
+    choose_experts(routing).body(logits, *arrays)
+    return arrays
+
+
+def test_larger_logits_and_smaller_experts_come_first():
+    logits = np.array([[0, 3, 1, 3, 0, 0, 0, 2], [5, 5, 5, 5, 5, 5, 5, 5]], np.float32)
+    ids, weights, chosen = choices(logits, ROUTING)
+    assert ids.tolist() == [[1, 3], [0, 1]]
+    assert weights.tolist() == [[0.5, 0.5], [0.5, 0.5]]
+    assert chosen.tolist() == [2, 3, 0, 1, 0, 0, 0, 0]
+
+
+def test_weights_are_not_normalised_by_default():
+    routing = Routing(8, 2, False, "float32")
+    _, weights, _ = choices(np.zeros((1, 8), np.float32), routing)
+    assert weights.tolist() == [[0.125, 0.125]]
+
+
+def test_the_last_token_of_a_block_is_the_sign_bit():
+    logits = np.zeros((32, 8), np.float32)
+    logits[31, 7] = 1
+    *_, chosen = choices(logits, Routing(8, 1, True, "float32"))
+    assert chosen.tolist() == [2**31 - 1, 0, 0, 0, 0, 0, 0, -(2**31)]
