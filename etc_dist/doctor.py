@@ -162,7 +162,7 @@ assert cuda.cuDeviceGetAttribute(ctypes.byref(value), mps_enabled, device) == 0
 print(value.value)
 """
 _NEEDED = "import ml_dtypes, numpy"
-_OBSTACLE = "from etc_dist.world import gpus; print(gpus.find().missing)"
+_OBSTACLE = "from etc_dist.world.choice import find_gpus; print(find_gpus().missing)"
 
 # --------------------------------------------------------------------------- findings
 

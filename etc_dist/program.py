@@ -26,7 +26,7 @@ from etc_dist.schedule import Plan
 from etc_dist.schedule.proof import prove
 from etc_dist.schedule.verify import Verified
 from etc_dist.world import World
-from etc_dist.world.meeting import sign
+from etc_dist.world.agreement import sign
 
 MOST_PROOFS = 4096
 """The proved shapes that a program remembers."""
@@ -156,7 +156,7 @@ class Program:
                     self.world.refuse(_without_room(bound.text))
             if self._run_check.is_wanted and executor.is_capturing(stream):
                 self.world.refuse(cannot_capture(bound.text))
-            self.world.meet(bound.signature, bound.describe)
+            self.world.match_call(bound.signature, bound.describe)
         except (WaitTimeoutError, WorldError) as error:
             fault = self._end_of_run(error)
             raise fault from fault.__cause__
@@ -220,7 +220,7 @@ class Program:
             self._closed = True
             self._executor.close()
             if not self.world.broken:  # there, a run may still use the memory
-                self.world.let_go(self)
+                self.world.release(self)
         if fault is not None:
             raise fault
 
@@ -302,7 +302,7 @@ class Program:
         self._executor.synchronize()
         try:
             self._refuse_after_failure()
-            self.world.meet(
+            self.world.match_call(
                 sign(f"{self._identity} end"), lambda: f"{text}, program {self._number}"
             )
         except (WaitTimeoutError, WorldError) as error:

@@ -26,7 +26,7 @@ from etc_dist.runtime.arrays import (
 )
 from etc_dist.runtime.stream import stream_for
 from etc_dist.world import World, given_world
-from etc_dist.world.meeting import sign
+from etc_dist.world.agreement import sign
 
 __all__ = ["MoE", "moe_graph"]
 
@@ -192,7 +192,7 @@ class MoE(Operation):
         except Exception as error:
             self.world.refuse(as_refusal(error, "the arguments of MoE"))
         text = f"{self.program.plan.graph.name} of no tokens"
-        self.world.meet(sign(text), lambda: text)
+        self.world.match_call(sign(text), lambda: text)
         return made
 
     def _split(self, parallel: str) -> int:

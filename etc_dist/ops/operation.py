@@ -22,7 +22,7 @@ from etc_dist.runtime.arrays import (
 )
 from etc_dist.runtime.stream import stream_for
 from etc_dist.world import World
-from etc_dist.world.meeting import sign
+from etc_dist.world.agreement import sign
 
 REMEMBERED_CALLS = 256
 """Calls whose argument blocks are kept, so that repeating one costs microseconds."""
@@ -93,7 +93,7 @@ class Operation:
         """Refuse, on every rank, options that differ between ranks."""
         given = ", ".join(f"{name}={options[name]}" for name in sorted(options))
         text = f"{type(self).__name__}({given})"
-        self.world.meet(sign(text), lambda: text)
+        self.world.match_call(sign(text), lambda: text)
 
     def _compile(
         self,

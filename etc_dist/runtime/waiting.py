@@ -6,12 +6,12 @@ from collections.abc import Callable
 from threading import Thread
 
 from etc_dist.errors import WorldError
-from etc_dist.world.patience import Patience
+from etc_dist.world.processes import Backoff
 
 
 def wait_until(is_done: Callable[[], bool], limit: float, gpu: str) -> None:
     """Poll `is_done`; WorldError naming `gpu` after `limit` seconds."""
-    patience = Patience(limit)
+    patience = Backoff(limit)
     while not is_done():
         if not patience.pause():
             raise _silent(gpu, limit)

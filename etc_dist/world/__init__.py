@@ -5,27 +5,26 @@ one that the functional API uses. Importing this package starts nothing.
 
 Files, from the user down:
 
-    starting.py         start, current: MPI, settings and the backend's choice
+    startup.py         start, current: MPI, settings and the backend's choice
     world.py            World: what all the rest of etc_dist uses
     memory.py           SymmetricMemory, and what a backend must offer
-    nvshmem.py          backend "cuda": NVSHMEM's symmetric heap, one GPU a rank
+    gpu_memory.py       backend "cuda": NVSHMEM's symmetric heap, one GPU a rank
     nvshmem_library.py  NVSHMEM's host calls by ctypes
-    shared.py           backend "cpu": shared memory of one host
-    choice.py, gpus.py  which backend; which GPUs a rank can see
+    cpu_memory.py       backend "cpu": shared memory of one host
+    choice.py           which backend; which GPUs a rank can see
     exclusive.py        one thread at a time, and no call in a forked child
     forked.py           a forked child does not finalize MPI
-    meeting.py          all ranks agree on a call, or raise the same error
-    faults.py           the words of those errors
+    agreement.py          all ranks agree on a call, or raise the same error
+    rank_errors.py           the words of those errors
     pages.py            memory that all ranks of a host map
     mailbox.py          where signatures are compared: the hot path
-    exchange.py         objects between ranks, with waits that end
-    patience.py         how a waiting rank spends its time
-    living.py           which ranks' processes still live
+    mpi.py              objects between ranks, with waits that end
+    processes.py        which processes live; how a rank waits
     aborting.py         one failing rank ends all
 """
 
 from etc_dist.world.memory import SymmetricMemory
-from etc_dist.world.starting import current, given_world, start
+from etc_dist.world.startup import current, given_world, start
 from etc_dist.world.world import World
 
 __all__ = ["SymmetricMemory", "World", "current", "given_world", "start"]

@@ -8,13 +8,23 @@ from dataclasses import dataclass, fields
 
 from etc_dist.errors import ArgumentError, EtcDistError, WorldError
 from etc_dist.settings import Settings
-from etc_dist.world.faults import by_rank
-from etc_dist.world.gpus import Gpus
+from etc_dist.world import nvshmem_library
+from etc_dist.world.rank_errors import by_rank
 
 BACKENDS = ("auto", "cpu", "cuda")
 RANK_LOCAL = {"cache", "timing"}
 """Settings that may differ between ranks."""
 _SHARING = "ETC_DIST_SHARE_GPU=1 lets ranks share a GPU"
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """The GPUs visible to one rank, in CUDA's order; none if something is missing."""
+
+    pci_ids: tuple[str, ...] = ()
+    """PCI bus addresses: one GPU bears the same on every rank of a host."""
+    missing: str = ""
+    """What to name in an error: empty exactly if a GPU can be used."""
 
 
 @dataclass(frozen=True)
@@ -156,3 +166,30 @@ def _several_hosts(reports: Sequence[Report]) -> EtcDistError:
         got=by_rank({rank: report.host for rank, report in enumerate(reports)}),
         fix="start all ranks on one host",
     )
+
+
+def find_gpus() -> Gpus:
+    """Look for CuPy, a driver, GPUs and NVSHMEM, in this order; never raises."""
+    try:
+        import cupy
+    except Exception as fault:
+        return Gpus(missing=f"CuPy cannot be imported ({_short(fault)})")
+    try:
+        runtime = cupy.cuda.runtime
+        devices = range(runtime.getDeviceCount())
+        pci_ids = tuple(str(runtime.deviceGetPCIBusId(device)) for device in devices)
+    except cupy.cuda.runtime.CUDARuntimeError as fault:
+        # "cudaErrorInsufficientDriver: and a long sentence": the name says it.
+        return Gpus(missing=f"no NVIDIA driver ({_short(fault).partition(':')[0]})")
+    if not pci_ids:
+        return Gpus(missing="no GPU is visible (see CUDA_VISIBLE_DEVICES)")
+    try:
+        nvshmem_library.find()
+    except Exception as fault:
+        return Gpus(missing=f"NVSHMEM's host library is not found ({_short(fault)})")
+    return Gpus(pci_ids)
+
+
+def _short(fault: Exception) -> str:
+    text = str(fault).strip().splitlines()
+    return text[0] if text else type(fault).__name__

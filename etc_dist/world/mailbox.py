@@ -1,7 +1,7 @@
 """Where ranks compare one signature a call, before anything is launched.
 
-On one host each rank owns one cache line of shared memory; a meeting is one write
-and one read a peer, about a microsecond. While a world starts, the same meeting goes
+On one host each rank owns one cache line of shared memory; a agreement is one write
+and one read a peer, about a microsecond. While a world starts, the same agreement goes
 by message.
 """
 
@@ -12,9 +12,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from etc_dist.world.exchange import Exchange
-from etc_dist.world.living import Living
-from etc_dist.world.patience import Patience
+from etc_dist.world.mpi import ObjectGather
+from etc_dist.world.processes import Backoff, ProcessMonitor
 
 MASK = (1 << 63) - 1
 """Signatures have 63 bits: a slot's word stays a non-negative int64."""
@@ -30,9 +29,9 @@ _WORDS = _LINE // 8
 
 
 class Mailbox(Protocol):
-    """One meeting after the other; all ranks take part in each."""
+    """One agreement after the other; all ranks take part in each."""
 
-    def meet(self, signature: int, limit: float) -> list[int | None] | None:
+    def match_call(self, signature: int, limit: float) -> list[int | None] | None:
         """None if every rank brought `signature` (63 bits).
 
         Else what each rank brought, by rank: a signature, None (had not come when
@@ -46,15 +45,15 @@ class Mailbox(Protocol):
         """The ranks that have left, and why."""
 
     def close(self) -> None:
-        """End the use of what is shared; local, after the last meeting."""
+        """End the use of what is shared; local, after the last agreement."""
 
 
 def mailbox_bytes(size: int) -> int:
-    """What a SharedMailbox of `size` ranks needs."""
+    """What a SignatureBoard of `size` ranks needs."""
     return _LINE * size
 
 
-class SharedMailbox:
+class SignatureBoard:
     """The ranks of one host: slots in shared memory, read by polling.
 
     A slot holds two pairs of words, used in turn by even and odd calls, so that a
@@ -72,10 +71,10 @@ class SharedMailbox:
     is ordered: for data in symmetric memory use `World.barrier`.
     """
 
-    def __init__(self, rank: int, lines: npt.NDArray[np.uint8], living: Living):
+    def __init__(self, rank: int, lines: npt.NDArray[np.uint8], living: ProcessMonitor):
         """`lines`: `mailbox_bytes` of zeroed, aligned memory that all ranks share."""
         self._rank, self._size = rank, len(lines) // _LINE
-        self._living = living
+        self._monitor = living
         # A memoryview is read in half the time of a NumPy array's scalars (measured).
         self._words = lines.data.cast("q")
         self._mark = 0
@@ -86,7 +85,7 @@ class SharedMailbox:
             tuple(rank * _WORDS + 2 * parity for rank in others) for parity in (0, 1)
         )
 
-    def meet(self, signature: int, limit: float) -> list[int | None] | None:
+    def match_call(self, signature: int, limit: float) -> list[int | None] | None:
         self._mark = mark = (self._mark + _STEP) & MASK
         self._parity = parity = 1 - self._parity
         words, own, token = self._words, self._own + 2 * parity, signature ^ mark
@@ -104,7 +103,7 @@ class SharedMailbox:
         """The patient half of `meet`: someone is late, or brought something else."""
         found: list[int | None] = [None] * self._size
         found[self._rank] = signature
-        patience = Patience(limit, self._living.all_dead)
+        patience = Backoff(limit, self._monitor.all_dead)
         while True:
             for rank in range(self._size):
                 if found[rank] is None:
@@ -135,12 +134,12 @@ class SharedMailbox:
 
 
 class MessageMailbox:
-    """Of a world that starts: each meeting is an exchange of messages."""
+    """Of a world that starts: each agreement is an exchange of messages."""
 
-    def __init__(self, exchange: Exchange):
+    def __init__(self, exchange: ObjectGather):
         self._exchange = exchange
 
-    def meet(self, signature: int, limit: float) -> list[int | None] | None:
+    def match_call(self, signature: int, limit: float) -> list[int | None] | None:
         heard = self._exchange.gather(signature, limit, need_all=True)
         found: list[int | None] = [None] * self._exchange.size
         for rank, brought in heard.items():

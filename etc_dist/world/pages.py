@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from etc_dist.errors import SymmetricMemoryError
-from etc_dist.world.meeting import Meeting
+from etc_dist.world.agreement import Agreement
 
 FOLDER = Path("/dev/shm")
 """Where Linux keeps shared memory."""
@@ -25,13 +25,13 @@ def host_key() -> str:
 
 
 class SharedPages:
-    """Makes shared memory for the ranks of `meeting`. Collective, as `map` is."""
+    """Makes shared memory for the ranks of `agreement`. Collective, as `map` is."""
 
-    def __init__(self, meeting: Meeting):
-        self._meeting = meeting
+    def __init__(self, agreement: Agreement):
+        self._agreement = agreement
         # Unpredictable, and known to every rank before the first file exists: each
         # rank can remove a file, also when the rank that made it has ended.
-        token = meeting.agree(lambda: secrets.token_hex(16))[0]
+        token = agreement.agree(lambda: secrets.token_hex(16))[0]
         self._stem = f"etc_dist-{token}"
         self._files = 0
 
@@ -45,11 +45,11 @@ class SharedPages:
         path = FOLDER / f"{self._stem}-{self._files}"
         mapped: list[npt.NDArray[np.uint8]] = []
         try:
-            if self._meeting.rank == 0:
-                self._meeting.agree_done(lambda: _create(path, nbytes))
+            if self._agreement.rank == 0:
+                self._agreement.agree_done(lambda: _create(path, nbytes))
             else:
-                self._meeting.agree_done(lambda: None)
-            self._meeting.agree_done(lambda: mapped.append(_map(path, nbytes)))
+                self._agreement.agree_done(lambda: None)
+            self._agreement.agree_done(lambda: mapped.append(_map(path, nbytes)))
         finally:
             path.unlink(missing_ok=True)
         return mapped[0]

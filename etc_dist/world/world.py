@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
 from etc_dist.errors import ArgumentError, EtcDistError
 from etc_dist.settings import Settings
 from etc_dist.world import aborting
+from etc_dist.world.agreement import Agreement
 from etc_dist.world.exclusive import Exclusive
 from etc_dist.world.mailbox import FAILED, INTERRUPTED, UNCLOSED
-from etc_dist.world.meeting import Meeting
 from etc_dist.world.memory import Backend, SymmetricMemory
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class World:
         settings: Settings,
         comm: MPI.Intracomm,
         local: tuple[int, int],
-        meeting: Meeting,
+        agreement: Agreement,
         backend: Backend,
         reason: str,
     ):
@@ -59,14 +59,14 @@ class World:
         self.device: int | str = backend.device
         self.ranks_per_gpu, self.mps = backend.ranks_per_gpu, backend.mps
         self._comm = comm
-        self._meeting, self._backend, self._reason = meeting, backend, reason
+        self._agreement, self._backend, self._reason = agreement, backend, reason
         self._memories: dict[int, SymmetricMemory] = {}
         self._allocations = 0
         self._held: dict[int, Runs] = {}
         self.kept: dict[object, object] = {}
         """What other layers keep as long as this world is open."""
         self._closed = False
-        self.exclusive = Exclusive(lambda why: meeting.leave(why, INTERRUPTED))
+        self.exclusive = Exclusive(lambda why: agreement.leave(why, INTERRUPTED))
         """Entered by every collective call, up to its launch."""
         self._hook = aborting.AbortOnUncaught(comm)
         if self.size > 1:
@@ -76,7 +76,7 @@ class World:
     @property
     def broken(self) -> bool:
         """A rank was lost, or the world is closed: every call raises WorldError."""
-        return self._meeting.broken
+        return self._agreement.broken
 
     @property
     def closed(self) -> bool:
@@ -96,7 +96,7 @@ class World:
         if count < 0:
             self.refuse(_bad_size(nbytes))
         with self.exclusive:
-            self._meeting.call(f"world.allocate({count})")
+            self._agreement.call(f"world.allocate({count})")
             block = self._backend.allocate(count)
             self._allocations += 1
             memory = SymmetricMemory(
@@ -104,10 +104,10 @@ class World:
             )
             self._memories[memory.number] = memory
             # No rank may write before every block is zero.
-            self._meeting.barrier()
+            self._agreement.barrier()
         return memory
 
-    def meet(self, signature: int, describe: Callable[[], str]) -> None:
+    def match_call(self, signature: int, describe: Callable[[], str]) -> None:
         """Make sure that every rank makes the same call, before anything is launched.
 
         Collective; about a microsecond on one host. `signature` is a 63-bit digest of
@@ -116,17 +116,17 @@ class World:
         raises ArgumentError on every rank. Orders no memory: see `barrier`.
         """
         with self.exclusive:
-            self._meeting.meet(signature, describe)
+            self._agreement.match_call(signature, describe)
 
     def refuse(self, error: EtcDistError) -> NoReturn:
-        """Take part in the meeting of a call whose arguments are bad on this rank.
+        """Take part in the agreement of a call whose arguments are bad on this rank.
 
         Collective with the peers' `meet`, or their own `refuse`. Every rank raises an
         error of the lowest refusing rank's class that names the refusing ranks and
         their words; on a rank that refused, the cause is that of its own error.
         """
         with self.exclusive:
-            self._meeting.refuse(error)
+            self._agreement.refuse(error)
 
     def agree(self, step: Callable[[], T]) -> list[T]:
         """Run the local `step` on every rank; the picklable results, by rank.
@@ -136,12 +136,12 @@ class World:
         that names the failing ranks; anything but an EtcDistError becomes WorldError.
         """
         with self.exclusive:
-            return self._meeting.agree(step)
+            return self._agreement.agree(step)
 
     def agree_done(self, step: Callable[[], object]) -> None:
         """As `agree`, without results: costs as little as `meet` where all succeed."""
         with self.exclusive:
-            self._meeting.agree_done(step)
+            self._agreement.agree_done(step)
 
     def gather(self, value: object, limit: float | None = None) -> list[object | None]:
         """Each rank's picklable `value`, by rank; None for ranks not heard.
@@ -152,7 +152,7 @@ class World:
         is broken afterwards.
         """
         with self.exclusive:
-            return self._meeting.gather(value, limit)
+            return self._agreement.gather(value, limit)
 
     def barrier(self, limit: float | None = None) -> None:
         """Wait for all ranks; what they wrote before is visible after. Collective.
@@ -162,15 +162,15 @@ class World:
         known to have ended.
         """
         with self.exclusive:
-            self._meeting.barrier(limit)
+            self._agreement.barrier(limit)
 
     def find_lost(self) -> frozenset[int]:
         """The ranks whose processes have ended, or that have left the world."""
-        return self._meeting.find_lost()
+        return self._agreement.find_lost()
 
     def why_lost(self, rank: int) -> str:
         """Why `rank` did not answer, in a few words, as far as it is known."""
-        return self._meeting.why_lost(rank)
+        return self._agreement.why_lost(rank)
 
     def synchronize(self) -> None:
         """Wait for the last run of every program of this world, on every rank.
@@ -179,26 +179,26 @@ class World:
         for a wait that was not met, ArgumentError for data out of range.
         """
         with self.exclusive:
-            self._meeting.call("world.synchronize()")
+            self._agreement.call("world.synchronize()")
             fault = self._await_end()
         if fault is not None:
             raise fault
 
     def hold(self, runs: Runs) -> None:
-        """Keep `runs` alive until `let_go` or `close`, and wait for its last run there.
+        """Keep `runs` alive until `release` or `close`; `close` waits for its last run.
 
         For what a running kernel uses: a temporary may be dropped before its run ends.
         """
         self._held[id(runs)] = runs
 
-    def let_go(self, runs: Runs) -> None:
+    def release(self, runs: Runs) -> None:
         """End `hold`; does nothing for what is not held."""
         self._held.pop(id(runs), None)
 
     def leave(self, reason: str) -> None:
         """Break the world after a failure of this rank alone: later calls raise
         WorldError, here and on the peers."""
-        self._meeting.leave(reason)
+        self._agreement.leave(reason)
 
     def abort(self, error: BaseException) -> NoReturn:
         """Print `error` and its traceback, tagged by rank, and end all ranks."""
@@ -225,7 +225,7 @@ class World:
     def _end_runs(self) -> EtcDistError | None:
         """Agree to close the world; what ended the last run of a program, if any."""
         if not self.broken:
-            self._meeting.call("world.close()")
+            self._agreement.call("world.close()")
         return self._await_end()
 
     def _free(self) -> None:
@@ -234,7 +234,7 @@ class World:
             for memory in reversed(list(self._memories.values())):
                 memory.free()
             self._backend.close()
-            self._meeting.close()
+            self._agreement.close()
             self._hook.remove()
             self._comm.Free()
         self._closed = True
@@ -261,7 +261,7 @@ class World:
 
     def _release(self, memory: SymmetricMemory) -> None:
         with self.exclusive:
-            self._meeting.call(f"free of {memory.show()}")
+            self._agreement.call(f"free of {memory.show()}")
             self._backend.free(memory.block)
             del self._memories[memory.number]
 
@@ -273,15 +273,15 @@ class World:
         # A rank that ends by an error takes part in nothing more, and publishes that:
         # its peers then leave as well instead of waiting for it.
         if getattr(sys, "last_value", None) is not None:
-            self._meeting.leave("this rank ended by an error", FAILED)
+            self._agreement.leave("this rank ended by an error", FAILED)
         try:
             self.close()
         except BaseException as error:
             # The exit code must not be 0, whether calls or a last run failed.
-            self._meeting.leave("it was not closed by all ranks", UNCLOSED)
+            self._agreement.leave("it was not closed by all ranks", UNCLOSED)
             aborting.show(self.rank, error)
             aborting.end_all_at_exit()
-        if self._meeting.lost_process:
+        if self._agreement.lost_process:
             # MPI would wait for the dead to finalize, and for ever.
             aborting.end_all_at_exit()
 

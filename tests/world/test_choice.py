@@ -1,8 +1,7 @@
 from dataclasses import replace
 
 from etc_dist.settings import Settings
-from etc_dist.world.choice import Choice, Report, choose, find_obstacles
-from etc_dist.world.gpus import Gpus
+from etc_dist.world.choice import Choice, Gpus, Report, choose, find_obstacles
 
 
 def report(local_rank: int, gpus: Gpus, backend: str = "auto", node: int = 0) -> Report:

@@ -5,8 +5,7 @@ import pytest
 
 from etc_dist.errors import ArgumentError, WorldError
 from etc_dist.settings import Settings
-from etc_dist.world.choice import Report, choose
-from etc_dist.world.gpus import Gpus
+from etc_dist.world.choice import Gpus, Report, choose
 
 TWO = Gpus(("0000:0A:00.0", "0000:0B:00.0"))
 

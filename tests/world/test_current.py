@@ -7,7 +7,7 @@ import pytest
 
 import etc_dist
 from etc_dist.settings import Settings
-from etc_dist.world import current, start, starting
+from etc_dist.world import current, start, startup
 
 pytestmark = pytest.mark.mpi
 CPU = Settings(backend="cpu")
@@ -15,7 +15,7 @@ CPU = Settings(backend="cpu")
 
 @pytest.fixture(autouse=True)
 def no_worlds(monkeypatch):
-    monkeypatch.setattr(starting, "_worlds", [])
+    monkeypatch.setattr(startup, "_worlds", [])
 
 
 def test_current_is_the_open_world_that_was_started_first():

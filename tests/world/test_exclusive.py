@@ -71,7 +71,7 @@ def test_lock_that_an_interrupt_left_behind_is_taken_over(own):
 
 
 CALLS = {
-    "meet": lambda own: own.meet(1, str),
+    "meet": lambda own: own.match_call(1, str),
     "agree": lambda own: own.agree(int),
     "gather": lambda own: own.gather(1),
     "barrier": lambda own: own.barrier(),

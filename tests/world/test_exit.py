@@ -18,7 +18,7 @@ def test_a_call_that_one_rank_makes_alone_ends_all_with_its_error():
     source = """
 if world.rank == 1:
     try:
-        world.meet(3, lambda: "one more")
+        world.match_call(3, lambda: "one more")
     except ValueError:
         print("caught", flush=True)
 """
@@ -58,7 +58,7 @@ atexit.register(lambda: print("handler", flush=True))
 atexit.unregister(world._close_at_exit)
 atexit.register(world._close_at_exit)
 if world.rank == 1:
-    world.meet(3, lambda: "one more")
+    world.match_call(3, lambda: "one more")
 """
     code, output, seconds = run_job(START + source)
     assert code == 1 and seconds < SOON

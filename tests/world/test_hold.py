@@ -20,14 +20,14 @@ class Thing:
 
 
 @pytest.mark.mpi
-def test_thing_lives_until_it_is_let_go_or_the_world_closes():
+def test_thing_lives_until_it_is_release_or_the_world_closes():
     own = start(Settings(backend="cpu"))
     first, second = Thing(), Thing()
     alive = weakref.ref(first), weakref.ref(second)
     own.hold(first)
     own.hold(second)
-    own.let_go(first)
-    own.let_go(first)
+    own.release(first)
+    own.release(first)
     del first, second
     gc.collect()
     assert [one() is not None for one in alive] == [False, True]

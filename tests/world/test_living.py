@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from etc_dist.world.living import Living, Process
+from etc_dist.world.processes import Process, ProcessMonitor
 from tests.world.jobs import run_job
 
 # Rank 1 ends while rank 0 waits for it; each call has a world of its own, for a lost
@@ -21,19 +21,19 @@ from mpi4py import MPI
 from etc_dist.errors import WorldError
 from etc_dist.settings import Settings
 from etc_dist.world import start
-from etc_dist.world.exchange import Exchange
-from etc_dist.world.living import Living, Process
+from etc_dist.world.mpi import ObjectGather
+from etc_dist.world.processes import ProcessMonitor, Process
 
 CALLS = {
-    "meet": lambda world: world.meet(1, str),
+    "meet": lambda world: world.match_call(1, str),
     "gather": lambda world: world.gather(bytes(10_000_000)),
     "barrier": lambda world: world.barrier(),
     "agree": lambda world: world.agree(int),
 }
 worlds = {call: start(Settings(backend="cpu")) for call in CALLS}
 comm = MPI.COMM_WORLD.Dup()
-exchange = Exchange(comm)
-exchange.find_lost = Living(comm.allgather(Process.own())).all_dead
+exchange = ObjectGather(comm)
+exchange.find_lost = ProcessMonitor(comm.allgather(Process.own())).all_dead
 comm.Barrier()
 if comm.rank == 1:
     time.sleep(0.3)
@@ -83,12 +83,12 @@ def seen(child: subprocess.Popen[bytes]) -> Process:
 def test_this_process_lives_and_who_is_unknown_is_not_called_dead():
     own = Process.own()
     elsewhere = replace(own, pid=2**22 + 1, realm="another host's")
-    living = Living([own, None, elsewhere])
+    living = ProcessMonitor([own, None, elsewhere])
     assert living.all_dead() == frozenset()
 
 
 def test_child_is_dead_as_a_zombie_and_once_reaped(child):
-    living = Living([Process.own(), seen(child)])
+    living = ProcessMonitor([Process.own(), seen(child)])
     assert not living.dead(1)
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
@@ -99,7 +99,7 @@ def test_child_is_dead_as_a_zombie_and_once_reaped(child):
 
 
 def test_stopped_child_lives(child):
-    living = Living([seen(child)])
+    living = ProcessMonitor([seen(child)])
     child.send_signal(signal.SIGSTOP)
     time.sleep(0.05)
     assert not living.dead(0)

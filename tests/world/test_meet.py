@@ -3,9 +3,9 @@ import time
 import numpy as np
 import pytest
 
-from etc_dist.world.exchange import Exchange
+from etc_dist.world.agreement import sign
 from etc_dist.world.mailbox import MessageMailbox
-from etc_dist.world.meeting import sign
+from etc_dist.world.mpi import ObjectGather
 
 
 def silent() -> str:
@@ -15,7 +15,7 @@ def silent() -> str:
 @pytest.mark.mpi
 def test_meet_returns_when_all_ranks_bring_the_same_signature(world):
     for signature in (1, 2, 2, 1, (1 << 63) - 1, 0):
-        world.meet(signature, silent)
+        world.match_call(signature, silent)
 
 
 @pytest.mark.mpi
@@ -23,7 +23,7 @@ def test_meet_holds_when_ranks_come_at_different_times(world):
     naps = np.random.default_rng(world.rank).choice([0, 0, 0, 2e-4, 2e-2], size=40)
     for call, nap in enumerate(naps):
         time.sleep(nap)
-        world.meet(sign(f"call {call}"), silent)
+        world.match_call(sign(f"call {call}"), silent)
 
 
 @pytest.mark.mpi(min_size=2)
@@ -32,7 +32,7 @@ def test_no_rank_leaves_a_meeting_before_all_came(world):
     if world.rank == late:
         time.sleep(0.2)
     came = time.monotonic()
-    world.meet(5, silent)
+    world.match_call(5, silent)
     left = time.monotonic()
     assert left >= max(world.gather(came))
 
@@ -56,9 +56,9 @@ def test_meeting_by_messages_compares_like_the_shared_mailbox(world):
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD.Dup()
-    mailbox = MessageMailbox(Exchange(comm))
-    assert mailbox.meet(7, limit=10.0) is None
-    found = mailbox.meet(7 + world.rank, limit=10.0)
+    mailbox = MessageMailbox(ObjectGather(comm))
+    assert mailbox.match_call(7, limit=10.0) is None
+    found = mailbox.match_call(7 + world.rank, limit=10.0)
     unlike = [7 + rank for rank in range(world.size)]
     assert found == (unlike if world.size > 1 else None)
 

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import pytest
 
 from etc_dist.errors import SymmetricMemoryError, WorldError
-from etc_dist.world import nvshmem
-from etc_dist.world.nvshmem import NvshmemMemory, sharing
+from etc_dist.world import gpu_memory
+from etc_dist.world.gpu_memory import GpuMemory, sharing
 
 
 class OneRank:
-    """A meeting of one rank: every step is agreed on."""
+    """A agreement of one rank: every step is agreed on."""
 
     rank, size = 0, 1
 
@@ -72,10 +72,10 @@ class FakeCupy(SimpleNamespace):
 @pytest.fixture
 def memory(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", FakeCupy())
-    monkeypatch.setattr(nvshmem, "NvshmemLibrary", FakeLibrary)
-    monkeypatch.setattr(nvshmem.nvshmem_library, "find", lambda: "libnvshmem.so")
-    monkeypatch.setattr(nvshmem, "_owner", None)
-    return lambda heap_size=4096, ranks_per_gpu=1: NvshmemMemory(
+    monkeypatch.setattr(gpu_memory, "NvshmemLibrary", FakeLibrary)
+    monkeypatch.setattr(gpu_memory.nvshmem_library, "find", lambda: "libnvshmem.so")
+    monkeypatch.setattr(gpu_memory, "_owner", None)
+    return lambda heap_size=4096, ranks_per_gpu=1: GpuMemory(
         OneRank(), 0, heap_size, ranks_per_gpu
     )
 
@@ -120,7 +120,7 @@ def test_unmapped_peer_is_refused_and_nvshmem_ended(memory, monkeypatch):
     monkeypatch.setattr(FakeLibrary, "mapped", False)
     with pytest.raises(WorldError, match=r"no mapping of ranks \[0\]"):
         memory()
-    assert nvshmem._owner is None
+    assert gpu_memory._owner is None
 
 
 def test_second_world_on_gpus_is_refused_until_the_first_is_closed(memory):

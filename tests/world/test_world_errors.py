@@ -16,9 +16,9 @@ from etc_dist.errors import (
     WorldError,
 )
 from etc_dist.settings import Settings
-from etc_dist.world import start, starting
+from etc_dist.world import start, startup
 from etc_dist.world.aborting import AbortOnUncaught
-from etc_dist.world.gpus import Gpus
+from etc_dist.world.choice import Gpus
 
 CPU = Settings(backend="cpu")
 
@@ -49,7 +49,9 @@ def doomed():
 def test_mismatch_raises_on_all_ranks_and_names_who_calls_what(world):
     odd = world.rank == 1
     with pytest.raises(ArgumentError) as caught:
-        world.meet(11 if odd else 12, lambda: "matmul [8]" if odd else "matmul [4]")
+        world.match_call(
+            11 if odd else 12, lambda: "matmul [8]" if odd else "matmul [4]"
+        )
     assert caught.value.what == "the ranks do not make the same call"
     others = [rank for rank in range(world.size) if rank != 1]
     name = "rank 0" if others == [0] else f"ranks {', '.join(map(str, others))}"
@@ -63,7 +65,7 @@ def test_mismatch_raises_on_all_ranks_and_names_who_calls_what(world):
 @pytest.mark.mpi(min_size=2)
 def test_mismatch_with_equal_words_shows_signatures(world):
     with pytest.raises(ArgumentError, match=r"rank 1: add \(signature 0x15\)"):
-        world.meet(0x14 + world.rank, lambda: "add")
+        world.match_call(0x14 + world.rank, lambda: "add")
     assert goes_on(world)
 
 
@@ -73,7 +75,7 @@ def test_fault_in_a_description_reaches_the_peers_as_text(world):
         return "add" if world.rank else str(1 / 0)
 
     with pytest.raises(ArgumentError, match=r"rank 0: \(no description: ZeroDiv"):
-        world.meet(1 + world.rank, describe)
+        world.match_call(1 + world.rank, describe)
     assert goes_on(world)
 
 
@@ -83,7 +85,7 @@ def test_refusal_of_one_rank_raises_its_class_on_all(world):
     with pytest.raises(GraphError) as caught:
         if world.rank == 1:
             world.refuse(own)
-        world.meet(3, lambda: "add")
+        world.match_call(3, lambda: "add")
     assert str(caught.value) == (
         "x is bad\n  where:  rank 1: add\n  wanted: [4]\n  got:    [3]\n"
         "  to do:  pass [4]"
@@ -143,7 +145,7 @@ def test_rank_that_does_not_come_is_named_and_breaks_the_world(doomed):
     late = doomed.size - 1
     if doomed.rank != late:
         with pytest.raises(WorldError) as caught:
-            doomed.meet(1, lambda: "add")
+            doomed.match_call(1, lambda: "add")
         assert caught.value.got == f"rank {late} did not come"
         assert caught.value.wanted == "every rank within 0.5 s"
         since = time.monotonic()
@@ -153,7 +155,7 @@ def test_rank_that_does_not_come_is_named_and_breaks_the_world(doomed):
     MPI.COMM_WORLD.Barrier()
     if doomed.rank == late:
         with pytest.raises(WorldError, match="gave up: an earlier call there"):
-            doomed.meet(1, lambda: "add")
+            doomed.match_call(1, lambda: "add")
     assert doomed.broken
 
 
@@ -209,7 +211,9 @@ def test_closed_world_says_so(doomed):
 @pytest.mark.mpi(min_size=2)
 def test_settings_that_differ_are_refused_on_all_ranks(world, monkeypatch):
     # The import of CuPy takes seconds; what is found does not matter here.
-    monkeypatch.setattr("etc_dist.world.gpus.find", lambda: Gpus(missing="no CuPy"))
+    monkeypatch.setattr(
+        "etc_dist.world.startup.find_gpus", lambda: Gpus(missing="no CuPy")
+    )
     settings = Settings(backend="cpu" if world.rank else "auto")
     with pytest.raises(ArgumentError, match="different settings of backend"):
         start(settings)
@@ -233,7 +237,7 @@ ARGUMENTS = {
 @pytest.mark.mpi
 @pytest.mark.parametrize("got", ARGUMENTS)
 def test_bad_arguments_of_one_rank_start_no_world_on_any(got, world):
-    before, bad = list(starting._worlds), world.rank == world.size - 1
+    before, bad = list(startup._worlds), world.rank == world.size - 1
     with pytest.raises(ArgumentError) as caught:
         start(**(ARGUMENTS[got] if bad else {"settings": CPU}))
     assert caught.value.got == got
@@ -241,7 +245,7 @@ def test_bad_arguments_of_one_rank_start_no_world_on_any(got, world):
         "the arguments of start do not fit",
         "settings cannot be used",
     )
-    assert starting._worlds == before
+    assert startup._worlds == before
     assert goes_on(world)
 
 

@@ -24,7 +24,7 @@ from etc_dist.runtime.faults import Record
 from etc_dist.runtime.trace import TaskRecord, Trace
 from etc_dist.schedule.plan import Plan
 from etc_dist.world import World
-from etc_dist.world.patience import Patience
+from etc_dist.world.processes import Backoff
 
 FINISH_SECONDS = 5e-3
 """More than a rank needs from its look at `aborted` to publishing that it finished."""
@@ -172,7 +172,7 @@ class CpuExecutor:
         """Let the agents act in a random order until all ranks are through; else what
         this rank was waiting for when the run was ended."""
         chance = random.Random(self._runs * self._world.size + self._world.rank)
-        patience, beats = Patience(0.0), -1
+        patience, beats = Backoff(0.0), -1
         while not self._through(team):
             live = [agent for agent in team.agents if not agent.done]
             chance.shuffle(live)
@@ -205,11 +205,11 @@ class CpuExecutor:
         time.sleep(FINISH_SECONDS)
         return self._all_finished()
 
-    def _patience(self, team: Team) -> Patience:
+    def _patience(self, team: Team) -> Backoff:
         # A rank that is through gives those that wait the time to record for what.
         limit = self._world.settings.wait_limit
         limit += min(limit, RECORD_SECONDS) if team.done else 0.0
-        return Patience(limit, self._world.find_lost)
+        return Backoff(limit, self._world.find_lost)
 
     def _missing(self) -> list[WaitRecord]:
         """This rank is through, but peers are not, and do nothing."""

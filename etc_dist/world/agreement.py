@@ -1,6 +1,6 @@
 """How ranks agree: all make the same call, or all raise the same error.
 
-A meeting that a rank does not come to breaks the world: the ranks that waited raise
+A agreement that a rank does not come to breaks the world: the ranks that waited raise
 `WorldError`, and every later call raises at once rather than hang.
 """
 
@@ -12,14 +12,14 @@ from collections.abc import Callable
 from typing import NoReturn, TypeVar, cast
 
 from etc_dist.errors import EtcDistError, WorldError
-from etc_dist.world import faults
-from etc_dist.world.exchange import Exchange
-from etc_dist.world.living import Living
+from etc_dist.world import rank_errors
 from etc_dist.world.mailbox import LOST, MASK, Mailbox
+from etc_dist.world.mpi import ObjectGather
+from etc_dist.world.processes import ProcessMonitor
 
 T = TypeVar("T")
 
-# Brought to a meeting by a rank whose own arguments are bad; no call may sign so.
+# Brought to a agreement by a rank whose own arguments are bad; no call may sign so.
 _REFUSED = 0
 
 
@@ -29,15 +29,19 @@ def sign(text: str) -> int:
     return int.from_bytes(digest, "little") & MASK
 
 
-class Meeting:
+class Agreement:
     """The ranks' agreement over one mailbox and one exchange; `limit` in seconds."""
 
     def __init__(
-        self, exchange: Exchange, mailbox: Mailbox, living: Living, limit: float
+        self,
+        exchange: ObjectGather,
+        mailbox: Mailbox,
+        living: ProcessMonitor,
+        limit: float,
     ):
         self.rank, self.size = exchange.rank, exchange.size
         self._exchange, self._mailbox, self.limit = exchange, mailbox, limit
-        self._living = living
+        self._monitor = living
         exchange.find_lost = self.find_lost
         self._calls = 0
         self._unusable: str | None = None
@@ -48,35 +52,35 @@ class Meeting:
 
     def find_lost(self) -> frozenset[int]:
         """The ranks that will not come to any call any more."""
-        return self._living.all_dead() | frozenset(self._mailbox.left())
+        return self._monitor.all_dead() | frozenset(self._mailbox.left())
 
     def why_lost(self, rank: int) -> str:
         """Why `rank` did not answer, as far as it is known."""
-        if self._living.dead(rank):
+        if self._monitor.dead(rank):
             return "its process has ended"
         left = self._mailbox.left()
         if rank in left:
-            return f"it gave up: {faults.GONE[left[rank]]}"
-        if self._living.stopped(rank):
+            return f"it gave up: {rank_errors.GONE[left[rank]]}"
+        if self._monitor.stopped(rank):
             return "its process is stopped, by a signal or a debugger"
         return "it did not answer"
 
     @property
     def lost_process(self) -> bool:
         """The world broke and some rank's process has ended."""
-        return self.broken and bool(self._living.all_dead())
+        return self.broken and bool(self._monitor.all_dead())
 
     @property
     def broken(self) -> bool:
         """A rank was lost, or the world was closed: no call can succeed."""
         return self._unusable is not None
 
-    def meet(self, signature: int, describe: Callable[[], str]) -> None:
+    def match_call(self, signature: int, describe: Callable[[], str]) -> None:
         """See `World.meet`."""
         if self._unusable is not None:
             self._raise_unusable()
         self._calls += 1
-        found = self._mailbox.meet(signature & MASK or 1, self.limit)
+        found = self._mailbox.match_call(signature & MASK or 1, self.limit)
         if found is not None:
             self._check(found, self.limit)
             self._settle(found, describe, None)
@@ -87,7 +91,7 @@ class Meeting:
             self._raise_unusable()
         self._calls += 1
         limit = self.limit if limit is None else limit
-        found = self._mailbox.meet(sign(text) or 1, limit)
+        found = self._mailbox.match_call(sign(text) or 1, limit)
         if found is not None:
             self._check(found, limit)
             self._settle(found, lambda: text, None)
@@ -97,7 +101,7 @@ class Meeting:
         if self._unusable is not None or self.size == 1:
             raise error
         self._calls += 1
-        found = self._mailbox.meet(_REFUSED, self.limit)
+        found = self._mailbox.match_call(_REFUSED, self.limit)
         found = [_REFUSED] * self.size if found is None else found
         self._check(found, self.limit)
         self._settle(found, lambda: error.what, error)
@@ -106,7 +110,7 @@ class Meeting:
         """Run `step` on every rank; its results by rank, or an error on all ranks.
 
         Collective. If `step` raises on any rank, all ranks raise that rank's error
-        (see `faults.refusal`); anything but an `EtcDistError` becomes `WorldError`.
+        (see `rank_errors.refusal`); other exceptions become a `WorldError`.
         """
         # Pickled within the step: a result that cannot travel is a fault of the step.
         result = self._take(lambda: pickle.dumps(step()), "world.agree")
@@ -170,8 +174,8 @@ class Meeting:
         }
         missing = [rank for rank, brought in enumerate(found) if brought is None]
         # Ranks give up where another has ended: then its end is the cause.
-        if gone and not any(map(self._living.dead, missing)):
-            raise self._break(faults.left(self._where(), gone))
+        if gone and not any(map(self._monitor.dead, missing)):
+            raise self._break(rank_errors.left(self._where(), gone))
         if missing:
             raise self._lose(missing, limit)
 
@@ -184,7 +188,7 @@ class Meeting:
         """All came, and not alike: tell each other why, raise alike."""
         texts = self._hear_all(_say(describe), error)
         signatures = [brought or 0 for brought in found]
-        raise faults.mismatch(self._where(), texts, signatures)
+        raise rank_errors.mismatch(self._where(), texts, signatures)
 
     def _hear_all(self, value: T, error: EtcDistError | None) -> list[T]:
         """Every rank's value by rank; raises on all ranks if any brings an error."""
@@ -192,39 +196,39 @@ class Meeting:
             if error is not None:
                 raise error
             return [value]
-        parts = None if error is None else faults.take_apart(error)
+        parts = None if error is None else rank_errors.take_apart(error)
         heard = self._exchange.gather((value, parts), self.limit, need_all=True)
         missing = [rank for rank in range(self.size) if rank not in heard]
         if missing:
             raise self._lose(missing, self.limit)
         values, errors = [], {}
         for rank in range(self.size):
-            said, theirs = cast("tuple[T, faults.Parts | None]", heard[rank])
+            said, theirs = cast("tuple[T, rank_errors.Parts | None]", heard[rank])
             values.append(said)
             if theirs is not None:
-                errors[rank] = faults.rebuild(*theirs)
+                errors[rank] = rank_errors.rebuild(*theirs)
         if errors:
             # NOTE: this rank's own error is not the cause: it has the same text.
             cause = None if error is None else error.__cause__
-            raise faults.refusal(errors, self.size) from cause
+            raise rank_errors.refusal(errors, self.size) from cause
         return values
 
     def _lose(self, missing: list[int], limit: float) -> WorldError:
-        dead = [rank for rank in missing if self._living.dead(rank)]
+        dead = [rank for rank in missing if self._monitor.dead(rank)]
         left = self._mailbox.left()
         gone = {rank: left[rank] for rank in missing if rank in left}
         if gone and not dead:
-            return self._break(faults.left(self._where(), gone))
-        stopped = [rank for rank in missing if self._living.stopped(rank)]
+            return self._break(rank_errors.left(self._where(), gone))
+        stopped = [rank for rank in missing if self._monitor.stopped(rank)]
         where = self._where()
-        return self._break(faults.unheard(where, missing, limit, dead, stopped))
+        return self._break(rank_errors.unheard(where, missing, limit, dead, stopped))
 
     def _break(self, fault: WorldError) -> WorldError:
         self.leave(f"it is broken: {fault.what}, {fault.got}")
         return fault
 
     def _raise_unusable(self) -> NoReturn:
-        raise faults.unusable(self._where(), cast(str, self._unusable))
+        raise rank_errors.unusable(self._where(), cast(str, self._unusable))
 
     def _where(self) -> str:
         return f"call {self._calls} of this world, seen by rank {self.rank}"

@@ -8,23 +8,21 @@ from typing import TYPE_CHECKING, Any, cast
 
 from etc_dist.errors import ArgumentError, EtcDistError, WorldError
 from etc_dist.settings import Settings
-from etc_dist.world import gpus
-from etc_dist.world.choice import BACKENDS, Report, choose
-from etc_dist.world.exchange import Exchange
+from etc_dist.world.agreement import Agreement
+from etc_dist.world.choice import BACKENDS, Gpus, Report, choose, find_gpus
+from etc_dist.world.cpu_memory import CpuMemory
 from etc_dist.world.forked import keep_children_out_of_mpi, refuse_in_child
-from etc_dist.world.living import Living, Process
+from etc_dist.world.gpu_memory import GpuMemory
 from etc_dist.world.mailbox import (
     INTERRUPTED,
     MessageMailbox,
-    SharedMailbox,
+    SignatureBoard,
     mailbox_bytes,
 )
-from etc_dist.world.meeting import Meeting
 from etc_dist.world.memory import Backend
-from etc_dist.world.nvshmem import NvshmemMemory
+from etc_dist.world.mpi import ObjectGather
 from etc_dist.world.pages import SharedPages, host_key
-from etc_dist.world.patience import Patience
-from etc_dist.world.shared import SharedMemory
+from etc_dist.world.processes import Backoff, Process, ProcessMonitor
 from etc_dist.world.world import World
 
 if TYPE_CHECKING:
@@ -51,22 +49,22 @@ def start(settings: Settings | None = None, comm: MPI.Intracomm | None = None) -
     keep_children_out_of_mpi()
     # Private duplicates: no message of the user's can meet one of ours.
     ranks = _duplicate(mpi, comm)
-    exchange = Exchange(ranks)
+    exchange = ObjectGather(ranks)
     living = _find_processes(exchange)
     mailbox = MessageMailbox(exchange)
-    meeting = Meeting(exchange, mailbox, living, Settings.world_limit)
+    agreement = Agreement(exchange, mailbox, living, Settings.world_limit)
     try:
         # Every rank's own settings go around; a fault on one is raised on all.
-        own = meeting.agree(lambda: _check(mpi, settings, comm))[ranks.rank]
-        return _start(own, ranks, living, meeting)
+        own = agreement.agree(lambda: _check(mpi, settings, comm))[ranks.rank]
+        return _start(own, ranks, living, agreement)
     except EtcDistError:
-        if not meeting.broken:
-            meeting.close()
+        if not agreement.broken:
+            agreement.close()
             ranks.Free()
         raise
     except BaseException as error:
         reason = f"its start was interrupted by {type(error).__name__}"
-        meeting.leave(reason, INTERRUPTED)
+        agreement.leave(reason, INTERRUPTED)
         raise
 
 
@@ -111,7 +109,7 @@ def _duplicate(mpi: ModuleType, comm: object) -> MPI.Intracomm:
     is_good = isinstance(comm, mpi.Intracomm)
     place = cast("MPI.Intracomm", comm if is_good else mpi.COMM_WORLD)
     ranks, request = place.Idup()
-    patience = Patience(Settings.world_limit)
+    patience = Backoff(Settings.world_limit)
     while not request.Test():
         if not patience.pause():
             _check_comm(mpi, comm)
@@ -119,12 +117,14 @@ def _duplicate(mpi: ModuleType, comm: object) -> MPI.Intracomm:
     return ranks
 
 
-def _find_processes(exchange: Exchange) -> Living:
+def _find_processes(exchange: ObjectGather) -> ProcessMonitor:
     """The processes of all ranks. Collective; WorldError where one does not answer."""
     limit = Settings.world_limit
     heard = exchange.gather(Process.own(), limit)
     if len(heard) == exchange.size:
-        living = Living([cast("Process | None", heard[r]) for r in range(len(heard))])
+        living = ProcessMonitor(
+            [cast("Process | None", heard[r]) for r in range(len(heard))]
+        )
         exchange.find_lost = living.all_dead
         # No rank may end before all have seen each other alive.
         if len(exchange.gather(None, limit, need_all=True)) == exchange.size:
@@ -172,25 +172,25 @@ def _unfit(wanted: str, got: str) -> ArgumentError:
 def _start(
     own: Settings,
     ranks: MPI.Intracomm,
-    living: Living,
-    meeting: Meeting,
+    living: ProcessMonitor,
+    agreement: Agreement,
 ) -> World:
-    meeting.limit = own.world_limit
-    keys = meeting.agree(host_key)
-    reports = meeting.agree(lambda: _report(own, ranks.rank, keys))
+    agreement.limit = own.world_limit
+    keys = agreement.agree(host_key)
+    reports = agreement.agree(lambda: _report(own, ranks.rank, keys))
     choice = choose(reports)
-    pages = SharedPages(meeting)
+    pages = SharedPages(agreement)
     lines = pages.map(mailbox_bytes(ranks.size))
-    meeting.use(SharedMailbox(ranks.rank, lines, living))
+    agreement.use(SignatureBoard(ranks.rank, lines, living))
     backend: Backend
     if choice.backend == "cuda":
         device = reports[ranks.rank].device
         shares = choice.ranks_per_gpu
-        backend = NvshmemMemory(meeting, device, own.symmetric_bytes, shares)
+        backend = GpuMemory(agreement, device, own.symmetric_bytes, shares)
     else:
-        backend = SharedMemory(pages, ranks.size)
+        backend = CpuMemory(pages, ranks.size)
     local = reports[ranks.rank].local_rank, keys.count(keys[ranks.rank])
-    world = World(own, ranks, local, meeting, backend, choice.reason)
+    world = World(own, ranks, local, agreement, backend, choice.reason)
     _forget_closed()
     _worlds.append(world)
     return world
@@ -205,7 +205,7 @@ def _report(settings: Settings, rank: int, keys: list[str]) -> Report:
         node=keys.index(keys[rank]),
         local_rank=keys[:rank].count(keys[rank]),
         settings=settings,
-        gpus=gpus.find() if wants_gpus else gpus.Gpus(missing="not looked for"),
+        gpus=find_gpus() if wants_gpus else Gpus(missing="not looked for"),
     )
 
 

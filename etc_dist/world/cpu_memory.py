@@ -6,7 +6,7 @@ from etc_dist.world.memory import Block
 from etc_dist.world.pages import PAGE, SharedPages
 
 
-class SharedMemory:
+class CpuMemory:
     """Allocates for `size` ranks, all of this host."""
 
     name = "cpu"

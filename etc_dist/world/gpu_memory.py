@@ -6,7 +6,7 @@ from typing import Any
 
 from etc_dist.errors import SymmetricMemoryError, WorldError
 from etc_dist.world import nvshmem_library
-from etc_dist.world.meeting import Meeting
+from etc_dist.world.agreement import Agreement
 from etc_dist.world.memory import ALIGNMENT, Block
 from etc_dist.world.nvshmem_library import NvshmemLibrary
 
@@ -20,7 +20,7 @@ _STEP = 512 << 20
 _MPS_ENABLED = 133
 
 # NVSHMEM is one a process: the world that has it, or None.
-_owner: NvshmemMemory | None = None
+_owner: GpuMemory | None = None
 
 
 def sharing(ranks_per_gpu: int, mps: bool) -> str:
@@ -29,7 +29,7 @@ def sharing(ranks_per_gpu: int, mps: bool) -> str:
     return f"shared by {ranks_per_gpu} ranks {how}: times mean nothing"
 
 
-class NvshmemMemory:
+class GpuMemory:
     """Allocates from NVSHMEM's symmetric heap of `heap_size` bytes a rank.
 
     NOTE: NVSHMEM may end the process when its heap or the GPU is full, instead of
@@ -40,22 +40,22 @@ class NvshmemMemory:
     name = "cuda"
 
     def __init__(
-        self, meeting: Meeting, device: int, heap_size: int, ranks_per_gpu: int = 1
+        self, agreement: Agreement, device: int, heap_size: int, ranks_per_gpu: int = 1
     ):
         """Bind this rank to CUDA `device` and start NVSHMEM; collective.
 
         Raises WorldError on every rank where any step fails on any rank.
         """
-        self._meeting, self._heap_size = meeting, heap_size
+        self._agreement, self._heap_size = agreement, heap_size
         self._device = device
         self.device: int | str = device
         self.ranks_per_gpu, self.mps = ranks_per_gpu, False
         self._sizes: dict[int, int] = {}
         self._cupy: Any = None
-        meeting.agree(self._bind)
-        ids = meeting.agree(self._new_id)
-        before = meeting.agree(self._free_memory)[meeting.rank]
-        meeting.agree(lambda: self._start(ids[0]))
+        agreement.agree(self._bind)
+        ids = agreement.agree(self._new_id)
+        before = agreement.agree(self._free_memory)[agreement.rank]
+        agreement.agree(lambda: self._start(ids[0]))
         # Bytes of GPU memory that the heap holds already; ranks on one GPU share them.
         self._taken = max(0, before - self._free_memory()) // ranks_per_gpu
         try:
@@ -67,7 +67,7 @@ class NvshmemMemory:
     def allocate(self, nbytes: int) -> Block:
         """Zeroed blocks; SymmetricMemoryError where heap or GPU cannot hold them."""
         room = -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT
-        self._meeting.agree(lambda: self._require(room))
+        self._agreement.agree(lambda: self._require(room))
         address = self._align(room)
         self._sizes[address] = room
         self._taken = max(self._taken, sum(self._sizes.values()))
@@ -75,20 +75,20 @@ class NvshmemMemory:
         peers = tuple(self._view(peer, nbytes) for peer in addresses)
 
         def zero() -> None:
-            peers[self._meeting.rank].fill(0)
+            peers[self._agreement.rank].fill(0)
             self._synchronize()
 
-        self._meeting.agree(zero)
+        self._agreement.agree(zero)
         return Block(addresses, peers, address)
 
     def free(self, block: Block) -> None:
         # Work on the GPU may still use the block: here, or by a peer's GPU.
-        self._meeting.agree(self._synchronize)
+        self._agreement.agree(self._synchronize)
         self._library.free(block.handle)
         del self._sizes[block.handle]
 
     def close(self) -> None:
-        self._meeting.agree(self._synchronize)
+        self._agreement.agree(self._synchronize)
         self._finalize()
 
     def show(self) -> str:
@@ -103,7 +103,7 @@ class NvshmemMemory:
         if _owner is not None:
             raise WorldError(
                 "a second world on GPUs was started",
-                where=f"rank {self._meeting.rank}",
+                where=f"rank {self._agreement.rank}",
                 wanted="one world on GPUs a process, as NVSHMEM allows",
                 got="another one that is still open",
                 fix="use etc_dist.world.current(), or close the other world first",
@@ -120,11 +120,11 @@ class NvshmemMemory:
         self._library = NvshmemLibrary(nvshmem_library.find(), size)
 
     def _new_id(self) -> bytes:
-        return self._library.unique_id() if self._meeting.rank == 0 else b""
+        return self._library.unique_id() if self._agreement.rank == 0 else b""
 
     def _start(self, unique_id: bytes) -> None:
         global _owner
-        self._library.start(self._meeting.rank, self._meeting.size, unique_id)
+        self._library.start(self._agreement.rank, self._agreement.size, unique_id)
         _owner = self
 
     def _finalize(self) -> None:
@@ -142,7 +142,7 @@ class NvshmemMemory:
             if unmapped:
                 raise WorldError(
                     "some GPUs cannot reach each other's memory",
-                    where=f"rank {self._meeting.rank}, GPU {self._device}",
+                    where=f"rank {self._agreement.rank}, GPU {self._device}",
                     wanted="every rank's memory mapped by NVSHMEM (NVLink, one host)",
                     got=f"no mapping of ranks {unmapped}",
                     fix="use GPUs of one host with peer access (nvidia-smi topo -m); "
@@ -150,7 +150,7 @@ class NvshmemMemory:
                 )
 
         try:
-            self._meeting.agree(check)
+            self._agreement.agree(check)
         finally:
             self._library.free(address)
 
@@ -164,11 +164,11 @@ class NvshmemMemory:
 
         # NOTE: blocks that other ranks got are not given back: freeing is collective,
         # and the rank without one would not take part. Symmetric heaps fail alike.
-        self._meeting.agree(check)
+        self._agreement.agree(check)
         return address
 
     def _addresses(self, address: int) -> tuple[int, ...]:
-        ranks = range(self._meeting.size)
+        ranks = range(self._agreement.size)
         return tuple(self._library.peer_address(address, rank) for rank in ranks)
 
     def _view(self, address: int, nbytes: int) -> Any:

@@ -1,4 +1,4 @@
-"""The errors of a meeting of ranks, built alike on every rank from the same facts."""
+"""The errors of a agreement of ranks, built alike on every rank from the same facts."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def unheard(
     dead: Sequence[int] = (),
     stopped: Sequence[int] = (),
 ) -> WorldError:
-    """Some ranks did not come to a meeting within `limit` seconds, or are dead.
+    """Some ranks did not come to a agreement within `limit` seconds, or are dead.
 
     Of the missing only the dead are named, if there are any: they are the cause.
     """

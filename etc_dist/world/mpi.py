@@ -10,7 +10,7 @@ import pickle
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from etc_dist.world.patience import Patience
+from etc_dist.world.processes import Backoff
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 TAGS = 32000
 
 
-class Exchange:
+class ObjectGather:
     """All-to-all exchange of picklable objects over one private communicator."""
 
     def __init__(self, comm: MPI.Intracomm):
@@ -53,7 +53,7 @@ class Exchange:
         }
         heard: dict[int, object] = {self.rank: value}
         arriving: dict[int, tuple[MPI.Request, bytearray]] = {}
-        patience = Patience(limit, self.find_lost)
+        patience = Backoff(limit, self.find_lost)
         while True:
             for peer in peers:
                 if peer not in heard:
@@ -92,7 +92,7 @@ class Exchange:
         False if they did not come within `limit` seconds, or one never can.
         """
         request = self._comm.Ibarrier()
-        patience = Patience(limit, self.find_lost)
+        patience = Backoff(limit, self.find_lost)
         while not request.Test():
             if patience.lost or not patience.pause():
                 return False
