@@ -142,13 +142,13 @@ def generate(plan: Plan, *, trace: bool = False, check: bool = True) -> Source:
 def _constants(
     plan: Plan, calls: Sequence[Call], matmuls: Sequence[Call], trace: bool
 ) -> dict[str, int]:
-    if early := [c for c in matmuls if c.function.early]:
+    if early := [c for c in matmuls if c.function.reads_before_wait]:
         raise CodegenError(
             f"graph {plan.graph.name} has a matrix multiplication that reads early",
             where=f"plan {plan.graph.name}: {', '.join(c.name for c in early)}",
-            wanted="early reads by other device functions",
-            got="; ".join(f"{c.name}: early {c.function.early}" for c in early),
-            fix="leave early out; its weight is loaded ahead where it can be",
+            wanted="no reads_before_wait= of a matrix multiplication",
+            got="; ".join(f"{c.name}: {c.function.reads_before_wait}" for c in early),
+            fix="omit reads_before_wait=: the weight is loaded ahead where possible",
         )
     if far := [
         f"{c.name} writes {region}"
@@ -208,8 +208,8 @@ def _sends(call: Call) -> bool:
 
 
 def _gathers(call: Call) -> bool:
-    """Whether the transfer lane's warps load what the call's products pick."""
-    return call.function.source in ENGINES and bool(call.function.picks)
+    """Whether the warps of the transfer lane gather rows for the call's GEMM."""
+    return call.function.source in ENGINES and bool(call.function.gathers)
 
 
 def _call(plan: Plan, lane: Lane, call: Call, number: int, arguments: Arguments) -> str:
@@ -234,7 +234,7 @@ def _call(plan: Plan, lane: Lane, call: Call, number: int, arguments: Arguments)
         "kSends": int(_sends(call)),
         "kWeightAhead": int(_has_weight_ahead(plan, call)),
         "kGathers": int(_gathers(call)),
-        "kReadsEarly": int(bool(function.early)),
+        "kReadsBeforeWait": int(bool(function.reads_before_wait)),
         "kHasRuns": int(_has_runs(plan, call)),
         **function.constants,
     }

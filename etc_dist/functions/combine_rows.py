@@ -37,4 +37,6 @@ def combine_rows(routing: Routing) -> DeviceFunction:
         2: Operand((Extent(begins=0), columns), routing.element),
         3: Operand(("rows", columns), routing.element, leading=True),
     }
-    return routing.function("combine_rows", TRANSFER, 3, 1, body, picks=(2,), tile=tile)
+    return routing.function(
+        "combine_rows", TRANSFER, 3, 1, body, gathers=(2,), tile=tile
+    )

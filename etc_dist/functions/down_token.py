@@ -28,7 +28,8 @@ def down_token(routing: Routing) -> DeviceFunction:
             total += weights[0, k] * row
         y[0] = total.astype(y.dtype)
 
-    early, inner = (0, 1, 3, 4), Extent(name="inner", whole=True)
+    before_wait = 0, 1, 3, 4
+    inner = Extent(name="inner", whole=True)
     # The rows of a weight come in pairs.
     columns = Extent(name="columns", multiple=2)
     tile = {
@@ -39,4 +40,6 @@ def down_token(routing: Routing) -> DeviceFunction:
         4: prefetched(routing),
         5: Operand((1, columns), routing.element),
     }
-    return routing.function("down_token", TENSOR, 5, 1, body, early=early, tile=tile)
+    return routing.function(
+        "down_token", TENSOR, 5, 1, body, reads_before_wait=before_wait, tile=tile
+    )

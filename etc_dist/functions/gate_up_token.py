@@ -26,7 +26,7 @@ def gate_up_token(routing: Routing) -> DeviceFunction:
             left, right = (w[expert].astype(np.float32) @ row for w in (gate, up))
             active[0, k] = (silu(left) * right).astype(active.dtype)
 
-    early = 0, 2, 3, 4
+    before_wait = 0, 2, 3, 4
     weight = Operand((routing.experts, "columns", "hidden"), routing.element)
     tile = {
         0: Operand((1, "hidden"), routing.element),
@@ -36,7 +36,9 @@ def gate_up_token(routing: Routing) -> DeviceFunction:
         4: prefetched(routing),
         5: Operand((1, routing.top_k, "columns"), routing.element),
     }
-    return routing.function("gate_up_token", TENSOR, 5, 1, body, early=early, tile=tile)
+    return routing.function(
+        "gate_up_token", TENSOR, 5, 1, body, reads_before_wait=before_wait, tile=tile
+    )
 
 
 def prefetched(routing: Routing) -> Operand:

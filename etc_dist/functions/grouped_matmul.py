@@ -30,7 +30,7 @@ DEPTH = Extent(name="k", multiple=2 * STAGE_K)
 """k, or a share of it: stages are of up to 128."""
 ROW_BOX, WEIGHT_BOX = TmaBox(16, STAGE_K, large=64), TmaBox(128, STAGE_K)
 GATED_BOX = TmaBox(128, STAGE_K, halves=True)
-PICKED_BOX = TmaBox(1, STAGE_K)
+GATHERED_BOX = TmaBox(1, STAGE_K)
 
 
 def _multiply(rows: Any, weights: Any, y: Any) -> None:
@@ -55,7 +55,7 @@ def _grouped(
     reads: int,
     boxes: Mapping[int, TmaBox],
     tile: Mapping[int, Operand],
-    picks: tuple[int, ...] = (),
+    gathers: tuple[int, ...] = (),
     is_float: bool = False,
     thin: bool = False,
 ) -> DeviceFunction:
@@ -77,7 +77,7 @@ def _grouped(
             "kIsThin": int(thin),
             "kWeightIsKN": 0,
         },
-        picks=picks,
+        gathers=gathers,
     )
 
 
@@ -87,19 +87,19 @@ def grouped_gated(dtype: str) -> DeviceFunction:
     256], rounded once, where rows are those of x that `tokens` name. On the GPU a tile
     has at most 288 rows, and its columns begin at a multiple of 8 and are 256 or 128,
     but at the matrix' edge."""
-    boxes, element = {0: PICKED_BOX, 1: GATED_BOX}, two_byte(dtype)
-    picked = Extent(begins=0), Extent(name="k", whole=True)
+    boxes, element = {0: GATHERED_BOX, 1: GATED_BOX}, two_byte(dtype)
+    gathered = Extent(begins=0), Extent(name="k", whole=True)
     weight = Operand((Extent(most=UP_COLUMNS), DEPTH), element, leading=True)
     columns = Extent(most=UP_COLUMNS, multiple=8, begins=8)
     tile = {
-        0: Operand(picked, element),
+        0: Operand(gathered, element),
         1: weight,
         2: weight,
         3: Operand((ROWS,), "int32"),
         4: Operand((ROWS, columns), element, leading=True),
     }
     body = _multiply_gated
-    return _grouped("grouped_gated", dtype, body, 4, boxes, tile, picks=(0,))
+    return _grouped("grouped_gated", dtype, body, 4, boxes, tile, gathers=(0,))
 
 
 def _tile(dtype: str, rows: Extent, most: int, result: str) -> dict[int, Operand]:

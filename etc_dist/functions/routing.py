@@ -47,8 +47,8 @@ class Routing:
         reads: int,
         writes: int,
         body: Callable[..., None],
-        picks: tuple[int, ...] = (),
-        early: tuple[int, ...] = (),
+        gathers: tuple[int, ...] = (),
+        reads_before_wait: tuple[int, ...] = (),
         tile: Mapping[int, Operand] | None = None,
     ) -> DeviceFunction:
         return DeviceFunction(
@@ -66,8 +66,8 @@ class Routing:
                 "kTileRows": self.tile_rows,
                 "kTopK": self.top_k,
             },
-            picks=picks,
-            early=early,
+            gathers=gathers,
+            reads_before_wait=reads_before_wait,
             tile={} if tile is None else tile,
         )
 

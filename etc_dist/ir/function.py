@@ -58,15 +58,16 @@ class DeviceFunction:
     bulk tensor copies, with the box of one copy.
     constants: named integers the `.cuh` body sees as `Task::name`.
     workspace: bytes of local scratch for each worker.
-    picks: reads (by position) of which a task touches only a part, which it picks by
-    data. Their regions may be larger than what tasks write; all that tasks write of
-    them must be written, and ordered, before the task.
+    gathers: reads (by position) of which a task reads only elements that other data
+    selects. Their regions may include elements that no task writes; all that tasks
+    write of them must be written, and ordered, before the task.
     tile: operands (by position: reads, then writes) with the region that the CUDA body
     serves; a call with another region is refused where its program is compiled for
     GPUs. Operands that are left out take any region.
-    early: reads (by position) that the device may look at as soon as all waits of a
-    task but the last are met. On the tensor lane alone; the CUDA body then gets, beside
-    the task, a function that waits for the last one and is false after an abort.
+    reads_before_wait: reads (by position) that the CUDA body may do once all waits of
+    the task but the last are met (early reads). Only on the tensor lane. The CUDA body
+    then gets a second argument: a function that waits for the last event, and returns
+    false after an abort.
     """
 
     name: str
@@ -80,8 +81,8 @@ class DeviceFunction:
     boxes: Mapping[int, TmaBox] = field(default_factory=dict)
     constants: Mapping[str, int] = field(default_factory=dict)
     workspace: int = 0
-    picks: Sequence[int] = ()
-    early: Sequence[int] = ()
+    gathers: Sequence[int] = ()
+    reads_before_wait: Sequence[int] = ()
     tile: Mapping[int, Operand] = field(default_factory=dict)
 
     @property
@@ -117,7 +118,7 @@ class DeviceFunction:
         for name in ("boxes", "constants", "tile"):
             frozen = MappingProxyType(dict(sorted(getattr(self, name).items())))
             object.__setattr__(self, name, frozen)
-        for name in ("picks", "early"):
+        for name in ("gathers", "reads_before_wait"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         if self.lane not in LANES or self.cluster not in (1, 2):
             raise GraphError(
@@ -127,12 +128,12 @@ class DeviceFunction:
                 got=f"lane {self.lane!r}, cluster {self.cluster}",
                 fix="choose one of these",
             )
-        if self.lane == TRANSFER and self.early:
+        if self.lane == TRANSFER and self.reads_before_wait:
             raise GraphError(
-                f"device function {self.name} asks for early reads of a warp",
+                f"device function {self.name} has early reads on the transfer lane",
                 where=f"device function {self.name}",
-                wanted="no early reads on the transfer lane",
-                got=f"early {self.early}",
+                wanted="no reads_before_wait= on the transfer lane",
+                got=f"reads_before_wait = {self.reads_before_wait}",
                 fix="move it to the tensor lane, or read after all waits",
             )
         if self.lane == TRANSFER and self.cluster != 1:
@@ -152,8 +153,8 @@ def device_function(
     writes: int,
     lane: str = TENSOR,
     constants: Mapping[str, int] | None = None,
-    picks: Sequence[int] = (),
-    early: Sequence[int] = (),
+    gathers: Sequence[int] = (),
+    reads_before_wait: Sequence[int] = (),
     tile: Mapping[int, Operand] | None = None,
 ) -> Callable[[Callable[..., Any]], DeviceFunction]:
     """Make a device function of a NumPy body; see `DeviceFunction` for the terms."""
@@ -168,8 +169,8 @@ def device_function(
             reads=reads,
             writes=writes,
             constants={} if constants is None else constants,
-            picks=picks,
-            early=early,
+            gathers=gathers,
+            reads_before_wait=reads_before_wait,
             tile={} if tile is None else tile,
         )
 
@@ -199,7 +200,7 @@ def _check_operands(made: DeviceFunction, where: str) -> None:
             wanted="a whole number, 0 or more",
             fix="count the regions that the body is given: first reads, then writes",
         )
-    for name in ("picks", "early"):
+    for name in ("gathers", "reads_before_wait"):
         named = getattr(made, name)
         require(
             isinstance(named, Sequence)

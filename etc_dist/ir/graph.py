@@ -124,8 +124,8 @@ class Call:
         if self.empty_until is not None:
             lines.append(f"  empty from t, empty until {self.empty_until}")
         for n, region in enumerate(self.reads):
-            verb = "picks from" if n in self.function.picks else "reads"
-            verb += " early" * (n in self.function.early)
+            verb = "gathers from" if n in self.function.gathers else "reads"
+            verb += " early" * (n in self.function.reads_before_wait)
             lines.append(f"  {verb} {region}")
         for word, items in (
             ("writes", self.writes),
@@ -415,7 +415,7 @@ def _check_keywords(graph: Graph, call: Call) -> None:
 
 def _check_early(graph: Graph, call: Call) -> None:
     """Early reads need a wait to come before, and what is loaded comes after waits."""
-    if call.function.early and (call.is_loaded or not call.waits):
+    if call.function.reads_before_wait and (call.is_loaded or not call.waits):
         raise GraphError(
             f"call {call.name} cannot read early",
             where=f"graph {graph.name}, call {call.name}",

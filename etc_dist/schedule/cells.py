@@ -27,7 +27,7 @@ class Cells:
     task: Array
     write: Mask
     moment: Array
-    picked: Mask
+    gathered: Mask
     """Reads that need not touch the cell."""
 
     @property
@@ -78,10 +78,10 @@ def _cells(
     sizes = [at.size for _, at in here]
     write = np.repeat([a.write for a, _ in here], sizes).astype(bool)
     moment = np.repeat([a.moment for a, _ in here], sizes).astype(np.int64)
-    picked = np.repeat([a.picked for a, _ in here], sizes).astype(bool)
+    gathered = np.repeat([a.gathered for a, _ in here], sizes).astype(bool)
     lined = np.argsort(line[task], kind="stable")
     low, high, task = low[:, lined], high[:, lined], task[lined]
-    write, moment, picked = write[lined], moment[lined], picked[lined]
+    write, moment, gathered = write[lined], moment[lined], gathered[lined]
     cuts = [
         np.unique(np.concatenate(([0, extent[k]], low[k], high[k])))
         for k in range(axes)
@@ -90,7 +90,7 @@ def _cells(
     by_cell = np.argsort(cell, kind="stable")
     box = box[by_cell]
     cell = cell[by_cell]
-    kinds = write[box], moment[box], picked[box]
+    kinds = write[box], moment[box], gathered[box]
     return Cells(tensor, rank, cuts, cell, task[box], *kinds)
 
 
@@ -120,7 +120,7 @@ def _expand(cuts: list[Array], low: Array, high: Array) -> tuple[Array, Array]:
 
 def merged(cells: Cells) -> Cells:
     """One entry for each task in a cell: a write if any of its operands writes, of the
-    first moment in which it touches the cell, picked if all its reads there are."""
+    first moment in which it touches the cell, gathered if all its reads there are."""
     if not cells.cell.size:
         return cells
     new = np.ones(cells.cell.size, bool)
@@ -131,6 +131,6 @@ def merged(cells: Cells) -> Cells:
     write = np.logical_or.reduceat(cells.write, at)
     moment = np.minimum.reduceat(cells.moment, at)
     cell, task = cells.cell[at], cells.task[at]
-    picked = np.logical_and.reduceat(cells.picked | cells.write, at)
-    kinds = write, moment, picked & ~write
+    gathered = np.logical_and.reduceat(cells.gathered | cells.write, at)
+    kinds = write, moment, gathered & ~write
     return Cells(cells.tensor, cells.rank, cells.cuts, cell, task, *kinds)

@@ -40,13 +40,13 @@ def check_complete(cells: Cells, tally: Tally) -> None:
 
 
 def check_reads(tasks: Enumeration, cells: Cells, tally: Tally) -> None:
-    """Refuse reads of cells that no task writes, but for those that pick."""
+    """Refuse reads of cells that no task writes, but for those that gather."""
     begin = np.flatnonzero(np.diff(cells.cell, prepend=-1))
     if not begin.size:
         return
     written = np.logical_or.reduceat(cells.write, begin)
     filled = np.repeat(written, np.diff(begin, append=cells.cell.size))
-    lost = np.flatnonzero(~(filled | cells.picked))
+    lost = np.flatnonzero(~(filled | cells.gathered))
     if lost.size:
         text = (
             f"{tasks.name(int(cells.task[lost[0]]))} {cells.verb(int(lost[0]))} "

@@ -208,15 +208,15 @@ class _Reader:
                 int(bad.size),
             )
         later = lane.calls[lane.calls.index(call) + 1 :]
-        gathers = [c.name for c in later if c.function.picks]
-        if call.function.picks and ((end != t + 1) & (end != count)).any():
+        gathers = [c.name for c in later if c.function.gathers]
+        if call.function.gathers and ((end != t + 1) & (end != count)).any():
             gathers.append(call.name)
         if gathers and lane.policy != QUEUE:
             self.fail(
-                ("runs before picks", call.name),
-                f"{subject}: tasks of {', '.join(gathers)}, which pick, follow a run "
+                ("runs before gathers", call.name),
+                f"{subject}: tasks of {', '.join(gathers)}, which gather, follow a run "
                 "of empty ones",
-                "let runs of empty tasks end where nothing after them picks",
+                "let runs of empty tasks end where no call after them gathers",
             )
 
     # ----------------------------------------------------------------------- events
@@ -329,9 +329,9 @@ class _Reader:
             if access is not None:
                 function, from_queue = block.call.function, block.lane.policy == QUEUE
                 # From a queue, a task comes with all its waits met.
-                early = n in function.early and not from_queue
-                moment, picked = EARLY if early else BODY, n in function.picks
-                found.append(replace(access, moment=moment, picked=picked))
+                early = n in function.reads_before_wait and not from_queue
+                moment, gathered = EARLY if early else BODY, n in function.gathers
+                found.append(replace(access, moment=moment, gathered=gathered))
         return found
 
     def access(

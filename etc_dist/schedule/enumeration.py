@@ -108,7 +108,7 @@ class Access:
     """One operand of one call on one rank: the boxes that its tasks touch.
 
     Tasks that touch nothing are left out. `rank` says in whose memory a box lies.
-    `picked`: a body reads only a part of its box."""
+    `gathered`: a body reads only a part of its box."""
 
     region: Region
     write: bool
@@ -117,7 +117,7 @@ class Access:
     low: Array  # [axes, tasks]
     high: Array
     moment: int = BODY
-    picked: bool = False
+    gathered: bool = False
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class Enumeration:
         for block in self.blocks:
             last = len(block.call.waits) - 1
             for k, ref in enumerate(block.call.waits):
-                is_last = k == last and bool(block.call.function.early)
+                is_last = k == last and bool(block.call.function.reads_before_wait)
                 if is_last or ref in block.call.loaded_waits:
                     free[block.base : block.base + block.count, k] = NONE
         return free

@@ -77,13 +77,13 @@ def verify(
     workers on each rank.
 
     Proved, for every task of every rank: each order is a bijection onto its grid; runs
-    of empty tasks end behind their first one, and where no task that picks follows;
+    of empty tasks end behind their first one, and where no task that gathers follows;
     ranks, event elements and regions are in range; every event element gets just the
     notifications it expects, on a rank where some task waits for it; the queues of all
     lanes run to their end; two tasks that touch the same memory, one writing, are
     ordered by events or by program order; every element of an output is written once,
     and what is read from the program's own tensors has been written, but for operands
-    that a body picks from. A load in an index expression is such a read, before the
+    that a body gathers from. A load in an index expression is such a read, before the
     task's body. Reads that come early are held against all waits but the last.
 
     One run is enumerated, and the next is as safe: a task enters a peer's memory, to

@@ -71,7 +71,7 @@ class TensorLane {
         u32 ahead = 0;  // stages whose weight is under way
         if constexpr (Program::kDynamic) {
           going = is_in_range<Program, Call>(run_, c, who);
-        } else if constexpr (Call::kReadsEarly) {
+        } else if constexpr (Call::kReadsBeforeWait) {
           going = wait_some<Program, Call>(run_, c, 0, Call::kWaits - 1, who);
           if (!going) return;
           units_.tell(told, {unit, 0});
@@ -215,7 +215,7 @@ class TensorLane {
     if constexpr (kKnowsFirst) {
       Calls::first([&](auto call) {
         using Call = decltype(call);
-        ready = Call::kWaits == 0 && !Call::kLoads && !Call::kReadsEarly &&
+        ready = Call::kWaits == 0 && !Call::kLoads && !Call::kReadsBeforeWait &&
                 i32(blockIdx.x) < Call::units(run_.g);
       });
     }
@@ -358,7 +358,7 @@ class TensorLane {
     if (ptx::named_barrier_any<kComputeThreads>(1, !going)) return false;
     using Body = Task<Program, Call, kComputeThreads>;
     const Body body(run_.g, c, i32(ptx::thread()), scratch_);
-    if constexpr (Call::kReadsEarly) {
+    if constexpr (Call::kReadsBeforeWait) {
       // Once, whether the body asks never or more often.
       bool asked = Program::kDynamic, met = true;
       const auto wait = [&] {

@@ -31,13 +31,13 @@ def test_too_many_ranks_are_refused():
 def test_a_matmul_that_reads_early_is_refused():
     graph = GRAPHS["all_gather_matmul"]
     calls = [
-        replace(c, function=replace(c.function, early=(1,)))
+        replace(c, function=replace(c.function, reads_before_wait=(1,)))
         if c.function.name == "matmul_store"
         else c
         for c in graph.calls
     ]
     error = refused(replace(graph, calls=tuple(calls)))
-    assert error.wanted == "early reads by other device functions"
+    assert error.wanted == "no reads_before_wait= of a matrix multiplication"
 
 
 @pytest.mark.parametrize(

@@ -36,12 +36,12 @@ def test_operands_are_counted(name, count):
 
 
 def test_picks_may_be_any_sequence():
-    assert made(picks=range(1)).picks == (0,)
+    assert made(gathers=range(1)).gathers == (0,)
 
 
-@pytest.mark.parametrize("name", ["picks", "early"])
+@pytest.mark.parametrize("name", ["gathers", "reads_before_wait"])
 @pytest.mark.parametrize("given", [0, None, ["x"], [[0]], "0", [0.0]], ids=repr)
-def test_picks_and_early_reads_are_lists_of_positions(name, given):
+def test_gathers_and_early_reads_are_lists_of_positions(name, given):
     error = refused(**{name: given})
     assert error.what == f"{name}= of device function copy names what it does not read"
     assert (error.wanted, error.got) == (

@@ -414,7 +414,7 @@ def test_a_call_reads_its_own_memory():
 # -------------------------------------------------------------------- early reads
 
 
-@pytest.mark.parametrize("field", ["picks", "early"])
+@pytest.mark.parametrize("field", ["gathers", "reads_before_wait"])
 def test_a_function_names_what_it_reads(field):
     error = refused(lambda: function(reads=2, **{field: (0, 2)}))
     assert error.what == f"{field}= of device function work names what it does not read"
@@ -422,14 +422,16 @@ def test_a_function_names_what_it_reads(field):
 
 
 def test_a_warp_does_not_read_early():
-    error = refused(lambda: function(reads=1, lane="transfer", early=(0,)))
-    assert error.wanted == "no early reads on the transfer lane"
+    error = refused(lambda: function(reads=1, lane="transfer", reads_before_wait=(0,)))
+    assert error.wanted == "no reads_before_wait= on the transfer lane"
 
 
 def test_a_task_that_waits_for_nothing_does_not_read_early():
     g = Graph("one", 1)
     x = g.input("x", (4,), "float32")
     error = refused(
-        lambda: g.call(function(reads=1, early=(0,)), g.grid(i=1), reads=[x[:]])
+        lambda: g.call(
+            function(reads=1, reads_before_wait=(0,)), g.grid(i=1), reads=[x[:]]
+        )
     )
     assert error.got == "0 waits, not loaded"

@@ -28,15 +28,15 @@ def negate(x: Array, y: Array) -> None:
     y[...] = -x
 
 
-@device_function(source=SOURCE, reads=2, writes=1, early=[0])
+@device_function(source=SOURCE, reads=2, writes=1, reads_before_wait=[0])
 def add_if_even(first: Array, second: Array, y: Array) -> None:
     y[...] = np.where(first % 2 == 0, first + second, first)
 
 
 @graph_function
-def early(g: Graph, *, picks: bool = False, notifies: bool = True) -> None:
+def early(g: Graph, *, gathers: bool = False, notifies: bool = True) -> None:
     """y = -a of the odd rows, -a + b of the others; z = -b once y is there. If it
-    `picks`, rows of b come in the order that `at` says, and so workers draw tickets.
+    `gathers`, rows of b come in the order that `at` says, and so workers draw tickets.
     Without `notifies`, who waits early waits in vain."""
     n = g.dims("n")
     a, b = (g.input(name, (n, WIDTH), "int32") for name in "ab")
@@ -50,14 +50,14 @@ def early(g: Graph, *, picks: bool = False, notifies: bool = True) -> None:
     )
     (i,) = rows = g.grid(i=n)
     row = tile(i, 1)
-    picked = b[span(at.load(i), 1) if picks else row, :]
+    gathered = b[span(at.load(i), 1) if gathers else row, :]
 
     def turn(name: str, x: Region, to: Tensor, **events: list[EventRef]) -> None:
         g.call(negate, rows, name=name, reads=[x], writes=[to[row, :]], **events)
 
     found = [there[i]] if notifies else []
     turn("first_of", a[row, :], first, notifies=[known[i]])
-    turn("minus_of", picked, minus, waits=[known[i]], notifies=[turned[i]])
+    turn("minus_of", gathered, minus, waits=[known[i]], notifies=[turned[i]])
     turn("second_of", minus[row, :], second, waits=[turned[i]], notifies=found)
     g.call(
         add_if_even,

@@ -33,9 +33,9 @@ def check(program: Program, world: World, seed: int) -> None:
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("schedule", ["static", "dynamic"])
-@pytest.mark.parametrize("picks", [False, True], ids=["in turn", "by ticket"])
-def test_a_body_may_wait_never_once_or_twice(picks, schedule, one_rank):
-    program = program_of(one_rank, schedule, picks=picks)
+@pytest.mark.parametrize("gathers", [False, True], ids=["in turn", "by ticket"])
+def test_a_body_may_wait_never_once_or_twice(gathers, schedule, one_rank):
+    program = program_of(one_rank, schedule, gathers=gathers)
     for seed in range(2):
         check(program, one_rank, seed)
         # No task ran more often than the others.
@@ -47,8 +47,8 @@ def test_a_body_may_wait_never_once_or_twice(picks, schedule, one_rank):
 
 @pytest.mark.mpi
 def test_a_task_that_has_begun_ends_when_its_wait_is_in_vain(one_rank, hasty):
-    wrong = program_of(hasty, "static", picks=True, notifies=False)
-    right = program_of(hasty, "static", picks=True)
+    wrong = program_of(hasty, "static", gathers=True, notifies=False)
+    right = program_of(hasty, "static", gathers=True)
     with pytest.raises(WaitTimeoutError) as caught:
         check(wrong, hasty, 0)
     events = {record.event.partition("[")[0] for record in caught.value.records}

@@ -97,7 +97,7 @@ def test_no_product_that_picks_follows_a_run_of_empty_tasks():
     gate_up = next(c for c in graph.calls if c.name == "gate_up_projection")
     two = change(graph, gate_up.name, empty_until=minimum(TASK + 2, gate_up.tasks))
     error = refused(two, 4, **experts)
-    assert "gate_up_projection, which pick, follow a run of empty ones" in error.got
+    assert "gate_up_projection, which gather, follow a run of empty ones" in error.got
 
 
 # --------------------------------------------------------------------------- events
@@ -289,7 +289,7 @@ def test_an_early_read_is_held_against_all_waits_but_the_last(waits) -> None:
             g.call(touch(0, 1, "transfer"), grid, **options)
         y = g.output("y", (8,), "float32")
         g.call(
-            replace(touch(2, 1), early=(0,)),
+            replace(touch(2, 1), reads_before_wait=(0,)),
             grid,
             reads=[t[:] for t in made],
             writes=[y[tile(i, 2)]],
@@ -321,7 +321,7 @@ def test_what_was_read_early_may_be_written_again_and_need_not_be_whole() -> Non
         # Half of a is never written, and two of the tasks have nothing to write.
         (k,) = more = g.grid(k=4)
         g.call(
-            replace(touch(2, 1), early=(0,), picks=(0,)),
+            replace(touch(2, 1), reads_before_wait=(0,), gathers=(0,)),
             more,
             reads=[a[tile(k, 2)], b[0:4]],
             writes=[y[tile(k, 2)]],

@@ -43,7 +43,7 @@ class RaceChecker(Observer):
 
     Also found: reads of what no task wrote, or wrote only later, second writes of an
     output element, outputs left unwritten, more notifications than expected, and a peer
-    entered that need not be there any more. Of an operand that a body picks from,
+    entered that need not be there any more. Of an operand that a body gathers from,
     elements may be read that no task writes.
     """
 
@@ -135,7 +135,7 @@ class RaceChecker(Observer):
         if task.idle:
             return
         for n, access in enumerate(task.reads):
-            self._read(task, clock, access, "reads", n in task.call.function.picks)
+            self._read(task, clock, access, "reads", n in task.call.function.gathers)
         for access in task.writes:
             self._write(task, clock, access)
             for other in loaded:
@@ -183,14 +183,14 @@ class RaceChecker(Observer):
     # --------------------------------------------------------------------- accesses
 
     def _read(
-        self, task: Task, clock: Array, access: Access, verb: str, picks: bool = False
+        self, task: Task, clock: Array, access: Access, verb: str, gathers: bool = False
     ) -> None:
         shadow = self._shadows.get((access.rank, access.tensor.name))
         if shadow is None:
             return
         at = access.index
         own = self._component(task)
-        if not (picks or np.all(shadow.written[at])):
+        if not (gathers or np.all(shadow.written[at])):
             self._read_too_early(task, access, verb, ~shadow.written[at])
         self._after_writers(task, clock, access, verb, shadow)
         shadow.read_at[(own - task.rank * self._per_rank, *at)] = clock[own]
@@ -218,7 +218,7 @@ class RaceChecker(Observer):
         shadow.written[at] = True
 
     def _refuse_early_reads(self, task: Task, access: Access, reads: Array) -> None:
-        """Refuse the first write of what was picked from in the same epoch; `reads`,
+        """Refuse the first write of what was gathered from in the same epoch; `reads`,
         when each component read it, is known to be ordered before."""
         began = self._started.get((access.rank, task.epoch))
         if began is None or not reads.any():

@@ -1,4 +1,4 @@
-"""Operands that a body picks from: what nobody writes may be read, in order still."""
+"""Operands that a body gathers from: elements without a writer are allowed."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def double(x, y):
     y[...] = 2 * x
 
 
-@device_function(source="", reads=2, writes=1, picks=[0])
-def pick(box, at, y):
+@device_function(source="", reads=2, writes=1, gathers=[0])
+def gather(box, at, y):
     y[...] = box[at[0]]
 
 
@@ -31,13 +31,13 @@ def take(box, at, y):
     y[...] = box[at[0]]
 
 
-@device_function(source="", reads=3, writes=1, picks=[0])
-def pick_and_read(box, at, row, y):
+@device_function(source="", reads=3, writes=1, gathers=[0])
+def gather_and_read(box, at, row, y):
     y[...] = box[at[0]] + row
 
 
 @graph_function
-def picking(g: Graph, *, first: str = "writers", reader: Any = pick) -> None:
+def gathering(g: Graph, *, first: str = "writers", reader: Any = gather) -> None:
     """y is the row of 2 x that an input names; two rows of four are written. `first`
     are the "writers", the "reader", or "nobody"."""
     x, at = g.input("x", (2, 4), "float32"), g.input("at", (1,), "int32")
@@ -79,27 +79,27 @@ def found(request, seed):
     return proof, simulation
 
 
-def test_rows_that_no_task_writes_may_be_picked_from(found):
+def test_rows_that_no_task_writes_may_be_gathered_from(found):
     proof, simulation = found
-    assert proof(picking(1)).unchecked == ()
-    assert simulation(picking(1))["y"].tolist() == [8, 10, 12, 14]
+    assert proof(gathering(1)).unchecked == ()
+    assert simulation(gathering(1))["y"].tolist() == [8, 10, 12, 14]
 
 
 def test_a_row_that_no_task_writes_is_refused_where_it_is_picked(found):
     _, simulation = found
     with pytest.raises(GraphError, match=r"y\[0\] is the first"):
-        simulation(picking(1), at=3)
+        simulation(gathering(1), at=3)
 
 
 def test_the_same_read_that_does_not_pick_is_refused(found):
-    graph = picking(1, reader=take)
+    graph = gathering(1, reader=take)
     for check in found:
         with pytest.raises(GraphError, match=r"reads? .*box\[2|box\[2, 0\] .*is read"):
             check(graph)
 
 
 def test_what_is_read_beside_must_be_written(found):
-    graph = picking(1, reader=pick_and_read)
+    graph = gathering(1, reader=gather_and_read)
     for check in found:
         with pytest.raises(GraphError, match=r"box\[3"):
             check(graph)
@@ -108,25 +108,25 @@ def test_what_is_read_beside_must_be_written(found):
 @pytest.mark.parametrize("turn", range(8))
 @pytest.mark.parametrize("found", ["static"], indirect=True)
 def test_writes_that_nothing_orders_before_a_pick_are_a_race(found, turn):
-    graph = picking(1, first="nobody")
+    graph = gathering(1, first="nobody")
     proof, simulation = found
     with pytest.raises(RaceError) as caught:
         proof(graph)
-    assert "pick[one=0] on rank 0 reads" in caught.value.got
+    assert "gather[one=0] on rank 0 reads" in caught.value.got
     assert "double[i=0] on rank 0 writes" in caught.value.got
     assert "box[0:1, 0:4] on rank 0; no event orders them" in caught.value.got
     with pytest.raises(RaceError) as caught:
         simulation(graph)
     assert "two tasks touch box[" in caught.value.what
-    assert ": pick[" in str(caught.value) and ": double[" in str(caught.value)
+    assert ": gather[" in str(caught.value) and ": double[" in str(caught.value)
 
 
 @pytest.mark.parametrize("turn", range(8))
 @pytest.mark.parametrize("found", ["dynamic"], indirect=True)
 def test_a_dynamic_pick_that_no_write_is_ordered_before_is_refused(found, turn):
-    graph = picking(1, first="nobody")
+    graph = gathering(1, first="nobody")
     proof, simulation = found
-    with pytest.raises(RaceError, match=r"pick\[one=0\] on rank 0"):
+    with pytest.raises(RaceError, match=r"gather\[one=0\] on rank 0"):
         proof(graph)
     # NOTE: a worker may happen to take the one after the other, which is no race.
     with pytest.raises(GraphError, match=r"touch box\[|is read before double\["):
@@ -134,29 +134,29 @@ def test_a_dynamic_pick_that_no_write_is_ordered_before_is_refused(found, turn):
 
 
 def test_writes_that_are_ordered_after_a_pick_are_refused(found):
-    graph = picking(1, first="reader")
+    graph = gathering(1, first="reader")
     proof, simulation = found
     with pytest.raises(GraphError) as caught:
         proof(graph)
     assert (
-        "pick[one=0] on rank 0 reads box[0:1, 0:4] on rank 0 before double[i=0] on "
+        "gather[one=0] on rank 0 reads box[0:1, 0:4] on rank 0 before double[i=0] on "
         "rank 0, the first to write it"
     ) in caught.value.got
     with pytest.raises(GraphError) as caught:
         simulation(graph)
     assert "of rank 0 is read before double[" in caught.value.what
-    assert ": pick[0]" in caught.value.where
+    assert ": gather[0]" in caught.value.where
 
 
 def test_a_proof_is_another_one_where_the_reads_pick():
-    reads, picks = (picking(1, reader=reader).show() for reader in (take, pick))
+    reads, gathers = (gathering(1, reader=reader).show() for reader in (take, gather))
     assert "  reads box[:, :]\n  reads at[:]\n" in reads
-    assert "  picks from box[:, :]\n  reads at[:]\n" in picks
+    assert "  gathers from box[:, :]\n  reads at[:]\n" in gathers
 
 
-@pytest.mark.parametrize("picks", [(2,), (-1,), (0, 5)])
-def test_only_what_is_read_can_be_picked_from(picks):
+@pytest.mark.parametrize("gathers", [(2,), (-1,), (0, 5)])
+def test_only_what_is_read_can_be_gathered_from(gathers):
     with pytest.raises(GraphError) as caught:
-        device_function(source="", reads=2, writes=1, picks=picks)(print)
-    assert "picks= of device function print" in caught.value.what
-    assert caught.value.got == str(picks)
+        device_function(source="", reads=2, writes=1, gathers=gathers)(print)
+    assert "gathers= of device function print" in caught.value.what
+    assert caught.value.got == str(gathers)
