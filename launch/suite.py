@@ -8,6 +8,8 @@
 
 A test that fails in any run fails the suite. So does a test that every run skipped,
 and a run that did not come to its end. The last line is the sum over all runs.
+
+Tests marked `exhaustive` run with --all only: before each commit that changes kernels/.
 """
 
 from __future__ import annotations
@@ -80,6 +82,7 @@ class Outcome:
     reason: str = ""
     devices: int = 0
     min_size: int = 1
+    exhaustive: bool = False
 
 
 @dataclass(frozen=True)
@@ -123,8 +126,11 @@ def plan(
     return runs
 
 
-def judge(results: Iterable[Result], gpus: int) -> Verdict:
-    """Add up; a test that every run skipped counts as failed, not as skipped."""
+def judge(
+    results: Iterable[Result], gpus: int, needs_exhaustive: bool = False
+) -> Verdict:
+    """Add up; a test that every run skipped counts as failed, not as skipped.
+    `needs_exhaustive`: so does a suite that ran no exhaustive test."""
     results = tuple(results)
     most = max((r.run.ranks for r in results if r.run.backend == "cuda"), default=0)
     complaints = [f"{r.run.name}: {r.fault}" for r in results if r.fault]
@@ -135,6 +141,9 @@ def judge(results: Iterable[Result], gpus: int) -> Verdict:
             if outcome.outcome == "failed":
                 why = f" ({outcome.reason})" if outcome.reason else ""
                 complaints.append(f"{result.run.name}: {outcome.test} failed{why}")
+    outcomes = [outcome for result in results for outcome in result.outcomes]
+    if needs_exhaustive and not any(o.exhaustive for o in outcomes):
+        complaints.append("every run: --all selected no exhaustive test")
     passed = sum(r.count("passed") for r in results)
     skipped = sum(r.count("skipped") for r in results)
     for test, outcomes in sorted(by_test.items()):
@@ -263,15 +272,20 @@ def main() -> int:
         default="--share-gpu",
         help="shared ranks run at the same time, by an MPS server for each run",
     )
+    parser.add_argument(
+        "--all", action="store_true", help="run the tests marked exhaustive, too"
+    )
     options, arguments = parser.parse_known_args()
+    whole = not arguments
+    arguments = [*(["--all"] if options.all else []), *(arguments or ["tests"])]
     gpus = count_gpus()
     if not gpus:
         print("no NVIDIA GPU here: tests marked gpu are left out")
     results = [
-        execute(run, arguments or ["tests"], options.time_limit, whole=not arguments)
+        execute(run, arguments, options.time_limit, whole)
         for run in plan(gpus, options.shared_ranks, options.mps)
     ]
-    verdict = judge(results, gpus)
+    verdict = judge(results, gpus, needs_exhaustive=options.all and whole)
     report(results, verdict)
     return 1 if verdict.failed else 0
 

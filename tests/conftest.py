@@ -33,7 +33,8 @@ TESTS = Path(__file__).parent
 GOLDEN = TESTS / "golden"
 # How long a failed rank waits for the others to end the test, in seconds.
 GRACE = float(os.environ.get("LAUNCH_TEST_GRACE", "10"))
-MARKS = {"mpi": "min_size", "gpu": "devices"}  # and what they take
+MARKS = {"mpi": "min_size", "gpu": "devices", "exhaustive": ""}  # and what they take
+EXHAUSTIVE = "for --all only"
 CODES = {"passed": 0, "skipped": 1, "failed": 2}
 
 # ------------------------------------------------------------------------- fixtures
@@ -126,6 +127,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden", action="store_true", help="write the texts in tests/golden"
     )
+    parser.addoption(
+        "--all", action="store_true", help="run the tests marked exhaustive, too"
+    )
 
 
 @functools.cache
@@ -137,14 +141,15 @@ def has_gpu() -> bool:
     return usable_gpus() > 0
 
 
-def _check_marks(item: pytest.Item) -> None:
+def check_marks(item: pytest.Item) -> None:
     """Refuse what would be silently ignored."""
     for name, argument in MARKS.items():
         for mark in item.iter_markers(name):
             unknown = [*map(str, mark.args), *sorted(set(mark.kwargs) - {argument})]
             if unknown:
+                takes = f"{argument}= only" if argument else "nothing"
                 raise pytest.UsageError(
-                    f"{item.nodeid}: the {name} marker takes {argument}= only, "
+                    f"{item.nodeid}: the {name} marker takes {takes}, "
                     f"not {', '.join(unknown)}"
                 )
 
@@ -167,17 +172,26 @@ def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
     for item in items:
-        _check_marks(item)
-    left_out = [item for item in items if _devices(item) and not has_gpu()]
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
+        check_marks(item)
+    deselect = {
+        "there is no GPU": lambda item: _devices(item) and not has_gpu(),
+        EXHAUSTIVE: lambda item: (
+            item.get_closest_marker("exhaustive") and not config.getoption("--all")
+        ),
+    }
+    counts: dict[str, int] = {}
+    for reason, applies in deselect.items():
+        left_out = [item for item in items if applies(item)]
+        if left_out:
+            config.hook.pytest_deselected(items=left_out)
+            items[:] = [item for item in items if item not in left_out]
+            counts[reason] = len(left_out)
     for item in items:
         _skip_without_devices(item)
-    config.stash[_left_out] = len(left_out)
+    config.stash[_left_out] = counts
 
 
-_left_out = pytest.StashKey[int]()
+_left_out = pytest.StashKey[dict[str, int]]()
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -187,9 +201,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
             plugin._is_testing_mpi = False
 
 
-def pytest_report_collectionfinish(config: pytest.Config) -> str | None:
-    count = config.stash.get(_left_out, 0)
-    return f"left out, for there is no GPU here: {count} tests" if count else None
+def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
+    counts = config.stash.get(_left_out, {})
+    return [f"left out, {reason}: {count} tests" for reason, count in counts.items()]
 
 
 # -------------------------------------------------------------------- many ranks
@@ -326,6 +340,7 @@ class Outcomes:
         for item in session.items:
             sizes = [m.kwargs.get("min_size", 1) for m in item.iter_markers("mpi")]
             marks = {"devices": _devices(item), "min_size": max(sizes, default=1)}
+            marks["exhaustive"] = item.get_closest_marker("exhaustive") is not None
             self.marks[item.nodeid] = marks
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:

@@ -40,35 +40,35 @@ def test_example_of_the_readme_runs(tmp_path):
     ], done.stderr
 
 
-@pytest.mark.parametrize("path", TEXTS, ids=lambda p: str(p.relative_to(ROOT)))
-def test_links_lead_somewhere(path):
-    links = re.findall(r"\]\(([^)#]+)", path.read_text())
-    local = [link for link in links if "://" not in link]
-    assert [link for link in local if not (path.parent / link).exists()] == []
+def found(pattern: str, paths: list[Path] = TEXTS) -> list[tuple[Path, str]]:
+    """What matches `pattern` in each of the texts."""
+    return [
+        (path, match)
+        for path in paths
+        for match in re.findall(pattern, path.read_text(), re.M)
+    ]
 
 
-# Not in PATH after `sh launch/demo`, which fills .venv and nothing else.
-BARE = r"(?:^|`)((?:python3?|pytest|mpirun|etc-dist) [^`\n]*)"
+def test_links_lead_somewhere():
+    links = [(path, link) for path, link in found(r"\]\(([^)#]+)") if "://" not in link]
+    assert [pair for pair in links if not (pair[0].parent / pair[1]).exists()] == []
 
 
-@pytest.mark.parametrize("path", COMMANDED, ids=lambda p: str(p.relative_to(ROOT)))
-def test_commands_in_texts_say_where_their_program_is(path):
-    assert re.findall(BARE, path.read_text(), re.M) == []
+def test_files_named_in_texts_exist():
+    named = found(r"`((?:etc_dist|kernels|launch|docs|examples)/[\w./]+)`")
+    assert [pair for pair in named if not (ROOT / pair[1]).exists()] == []
+
+
+def test_commands_in_texts_say_where_their_program_is():
+    # Not in PATH after `sh launch/demo`, which fills .venv and nothing else.
+    bare = r"(?:^|`)((?:python3?|pytest|mpirun|etc-dist) [^`\n]*)"
+    assert found(bare, COMMANDED) == []
 
 
 def test_advice_names_no_package_that_is_not_published():
     code = [*ROOT.glob("etc_dist/**/*.py"), *ROOT.glob("launch/*")]
     texts = [path for path in (*TEXTS, *code) if path.is_file()]
-    unpublished = re.compile(r"install [^\n]*\betc[-_]dist\[")
-    assert [p.name for p in texts if unpublished.search(p.read_text())] == []
-
-
-@pytest.mark.parametrize("path", TEXTS, ids=lambda p: str(p.relative_to(ROOT)))
-def test_files_named_in_texts_exist(path):
-    named = re.findall(
-        r"`((?:etc_dist|kernels|launch|docs|examples)/[\w./]+)`", path.read_text()
-    )
-    assert [name for name in named if not (ROOT / name).exists()] == []
+    assert found(r"install [^\n]*\betc[-_]dist\[", texts) == []
 
 
 @pytest.mark.parametrize(

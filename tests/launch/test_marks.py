@@ -5,51 +5,60 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from tests.conftest import check_marks
+
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def outcome(tmp_path):
-    """What pytest prints about one test with a marker, where there are some GPUs."""
-
-    def run(marker: str, gpus: int) -> str:
-        shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
-        test = f"import pytest\n@pytest.mark.{marker}\ndef test(): pass\n"
-        (tmp_path / "test_marked.py").write_text(test)
-        smi = tmp_path / "nvidia-smi"
-        smi.write_text(f"#!/bin/sh\nfor i in $(seq {gpus}); do echo GPU $i; done\n")
-        smi.chmod(0o755)
-        environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-        for name in ("CUDA_VISIBLE_DEVICES", "ETC_DIST_BACKEND", "LAUNCH_OUTCOMES"):
-            environment.pop(name, None)
-        command = [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml")]
-        return subprocess.run(
-            [*command, "-p", "no:cacheprovider", str(tmp_path)],
-            cwd=ROOT,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        ).stdout
-
-    return run
+MARKERS = ("gpu", "gpu(devices=2)", "exhaustive")
+TESTS = "import pytest\n" + "".join(
+    f"@pytest.mark.{marker}\ndef test_{number}(): pass\n"
+    for number, marker in enumerate(MARKERS)
+)
 
 
 @pytest.mark.parametrize(
-    ("marker", "gpus", "words"),
+    ("options", "gpus", "words"),
     [
-        ("gpu", 0, "left out, for there is no GPU here: 1 tests"),
-        ("gpu", 1, "1 passed"),
-        ("gpu(devices=2)", 0, "left out, for there is no GPU here: 1 tests"),
-        ("gpu(devices=2)", 1, "needs 2 GPUs, and 1 can be used"),
-        ("gpu(devices=2)", 2, "1 passed"),
-        ("gpu(device=2)", 2, "the gpu marker takes devices= only, not device"),
-        ("gpu(2)", 2, "the gpu marker takes devices= only, not 2"),
-        ("mpi(size=2)", 0, "the mpi marker takes min_size= only, not size"),
+        ([], 0, ["left out, there is no GPU: 2 tests", "left out, for --all only: 1"]),
+        (["--all"], 1, ["needs 2 GPUs, and 1 can be used", "2 passed, 1 skipped"]),
+        (["--all"], 2, ["3 passed"]),
     ],
 )
-def test_a_marked_test_runs_where_it_can(marker, gpus, words, outcome):
-    assert words in outcome(marker, gpus)
+def test_marked_tests_run_where_they_can(options, gpus, words, tmp_path):
+    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
+    (tmp_path / "test_marked.py").write_text(TESTS)
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(f"#!/bin/sh\nfor i in $(seq {gpus}); do echo GPU $i; done\n")
+    smi.chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    for name in ("CUDA_VISIBLE_DEVICES", "ETC_DIST_BACKEND", "LAUNCH_OUTCOMES"):
+        environment.pop(name, None)
+    command = [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml")]
+    done = subprocess.run(
+        [*command, "-p", "no:cacheprovider", str(tmp_path), *options],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert all(part in done.stdout for part in words), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("mark", "words"),
+    [
+        (pytest.mark.gpu(device=2), "the gpu marker takes devices= only, not device"),
+        (pytest.mark.gpu(2), "the gpu marker takes devices= only, not 2"),
+        (pytest.mark.mpi(size=2), "the mpi marker takes min_size= only, not size"),
+        (pytest.mark.exhaustive(2), "the exhaustive marker takes nothing, not 2"),
+    ],
+)
+def test_a_marker_with_an_unknown_argument_is_refused(mark, words):
+    item = SimpleNamespace(
+        nodeid="test", iter_markers=lambda name: [mark.mark] * (name == mark.name)
+    )
+    with pytest.raises(pytest.UsageError, match=words):
+        check_marks(item)

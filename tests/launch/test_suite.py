@@ -54,6 +54,14 @@ def test_only_lack_of_gpus_excuses_a_skip(gpus, devices, min_size, verdict):
     assert judge(skipped, skipped, gpus=gpus).line() == verdict
 
 
+def test_a_whole_suite_without_exhaustive_tests_is_a_failure_of_all():
+    results = [suite.Result(ONE, (Outcome("a", "passed", exhaustive=False),))]
+    verdict = suite.judge(results, 0, needs_exhaustive=True)
+    assert verdict.complaints == ("every run: --all selected no exhaustive test",)
+    results = [suite.Result(ONE, (Outcome("a", "passed", exhaustive=True),))]
+    assert suite.judge(results, 0, needs_exhaustive=True).failed == 0
+
+
 def test_run_that_did_not_end_is_a_failure():
     verdict = judge((Outcome("a", "passed"),), fault="was ended after 9 s")
     assert verdict.line() == "1 passed, 1 failed, 0 skipped"
