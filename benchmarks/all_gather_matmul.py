@@ -11,39 +11,45 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.device import Call, Device
-from benchmarks.harness import TENSOR_PARALLEL, Shape, Workload, main
+from benchmarks.collective import Collective, main
+from benchmarks.device import Call, Gpu, wide
+from benchmarks.harness import TENSOR_PARALLEL
 from etc_dist import AllGatherMatmul
 
 
-class AllGatherMatmulWorkload(Workload):
+class AllGatherMatmulWorkload(Collective):
     """x [M / W, K] and w [N, K] on each rank -> all ranks' rows of x times w.T; N holds
     both halves, gate and up, of a gated layer."""
 
-    name = "all_gather_matmul"
+    op = "all_gather_matmul"
     operation = AllGatherMatmul
 
-    def sizes(self, hidden: int, intermediate: int) -> tuple[int, int]:
+    @staticmethod
+    def sizes_of(hidden: int, intermediate: int) -> tuple[int, int]:
         return 2 * intermediate // TENSOR_PARALLEL, hidden
 
-    def x_shape(self, shape: Shape) -> tuple[int, int]:
-        return shape.rows, shape.k
+    def x(self, rank: int, number: int = 0) -> Any:
+        return self.draw("x", rank, self.rows, self.k)
 
-    def out_shape(self, shape: Shape) -> tuple[int, int]:
-        return shape.m, shape.n
+    @property
+    def out_shape(self) -> tuple[int, int]:
+        return self.m, self.n
 
-    def moved(self, shape: Shape) -> int:
-        return shape.m * shape.k
+    @property
+    def moved(self) -> int:
+        return self.m * self.k
 
-    def steps(
-        self, device: Device, shape: Shape, x: Any, w: Any, out: Any
-    ) -> dict[str, Call]:
-        gathered = device.xp.empty((shape.m, shape.k), x.dtype)
+    def reference(self, number: int = 0) -> Any:
+        xs = [wide(self.x(rank)) for rank in range(self.world.size)]
+        return self.device.xp.concatenate(xs) @ wide(self.w(self.world.rank)).T
+
+    def steps(self, gpu: Gpu, x: Any, w: Any, out: Any) -> dict[str, Call]:
+        gathered = gpu.empty((self.m, self.k), self.dtype)
         return {
-            "collective": device.all_gather(x, gathered),
-            "gemm": device.matmul(gathered, w, out),
+            "collective": gpu.all_gather(x, gathered),
+            "gemm": gpu.matmul(gathered, w, out),
         }
 
 
 if __name__ == "__main__":
-    sys.exit(main(AllGatherMatmulWorkload()))
+    sys.exit(main(AllGatherMatmulWorkload))

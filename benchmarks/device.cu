@@ -1,4 +1,4 @@
-// The two device functions that the benchmarks need beside CuPy's own.
+// The two device functions that the benchmarks need besides CuPy's own.
 
 // One thread waits by the clock of the GPU, so that the time does not depend on its
 // frequency.
@@ -11,7 +11,7 @@ extern "C" __global__ void sleep_ns(unsigned long long ns) {
     } while (now - start < ns);
 }
 
-// Normal numbers of deviation 0.1: splitmix64 of (seed, place), then Box-Muller.
+// Normal numbers of deviation 1: splitmix64 of (seed, place), then Box-Muller.
 extern "C" __global__ void normal(float* out, unsigned long long count,
                                   unsigned long long seed) {
     const unsigned long long i = blockIdx.x * 256ull + threadIdx.x;
@@ -25,5 +25,5 @@ extern "C" __global__ void normal(float* out, unsigned long long count,
     const float unit = 5.9604645e-8f;  // 2^-24
     const float u = ((unsigned int)(z >> 40) + 1) * unit;  // in (0, 1]
     const float v = (unsigned int)(z & 0xFFFFFF) * unit;
-    out[i] = 0.1f * sqrtf(-2.0f * logf(u)) * cospif(2.0f * v);
+    out[i] = sqrtf(-2.0f * logf(u)) * cospif(2.0f * v);
 }

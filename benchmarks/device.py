@@ -1,18 +1,15 @@
-"""Where a benchmark runs: arrays, the unfused steps and the clock of one rank."""
+"""The arrays of one rank; on GPUs also the unfused steps and a clock."""
 
 from __future__ import annotations
 
 import os
-import platform
 import subprocess
-import time
 import zlib
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import ml_dtypes
 import numpy as np
@@ -32,7 +29,7 @@ DTYPES: Mapping[str, Any] = {
 SWIGLU = """
 struct alignas(16) Eight { T of[8]; };
 const long long row = i / width, column = i - row * width;
-const Eight* line = reinterpret_cast<const Eight*>(&product[0]) + row * 2 * width;
+const Eight* line = reinterpret_cast<const Eight*>(&gate_up[0]) + row * 2 * width;
 const Eight gate = line[column], up = line[column + width];
 Eight y;
 for (int j = 0; j < 8; ++j) {
@@ -43,102 +40,61 @@ reinterpret_cast<Eight*>(&out[0])[i] = y;
 """
 
 
-class Device(ABC):
-    """One rank's arrays and clock. `xp` is the array library: CuPy or NumPy.
+class Device:
+    """One rank's arrays. `xp` is the array library: NumPy here, CuPy on GPUs.
 
-    The steps `matmul`, `swiglu`, `reduce_scatter` and `all_gather` are made ready once
-    and called often; on a GPU, a call only enqueues them.
+    The CPU backend checks results and measures nothing.
     """
 
-    xp: Any
-    world: World
-    baseline_dtype: str | None
-    """What the baseline computes in; None: the dtype of the inputs."""
+    xp: Any = np
+
+    def __init__(self, world: World):
+        self.world = world
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
         return self.xp.empty(shape, DTYPES[dtype])
 
-    def random(self, shape: tuple[int, ...], dtype: str, name: str) -> Any:
-        """Normal numbers of deviation 0.1, other ones for each name and rank."""
-        seed = zlib.crc32(f"{name} of rank {self.world.rank}".encode())
-        return self.normal(shape, seed).astype(DTYPES[dtype])
-
-    def convert(self, array: Any, dtype: str | None) -> Any:
-        """`array` in another dtype; the same array where it has it already."""
-        return array if dtype is None else array.astype(DTYPES[dtype], copy=False)
-
-    def transpose(self, array: Any) -> Any:
-        """A contiguous transposed copy."""
-        bits = self.xp.ascontiguousarray(array.view(np.uint16).T)
-        return bits.view(array.dtype)
+    def random(
+        self, shape: tuple[int, ...], dtype: str, name: str, deviation: float = 0.1
+    ) -> Any:
+        """Normal numbers, different for each name."""
+        array = self.normal(self.xp.empty(shape, np.float32), seed_of(name))
+        array *= np.float32(deviation)
+        return array.astype(DTYPES[dtype])
 
     def poison(self, array: Any) -> None:
-        """Fill with 0xFF bytes: NaN, whatever the floating dtype."""
+        """Fill with 0xFF bytes: NaN in every floating dtype."""
         array.view(np.uint8).fill(0xFF)
 
     def differs(self, a: Any, b: Any) -> Any:
         """Whether any bit of two 16-bit arrays differs: a bool on the device."""
         return (a.view(np.uint16) != b.view(np.uint16)).any()
 
-    def squares(self, array: Any, reference: Any) -> tuple[float, float]:
-        """(squared error, squared norm) of an array against its fp32 reference."""
-        error = array.astype(np.float32) - reference
-        total = (error * error).sum(dtype=np.float64)
-        return float(total), float((reference * reference).sum(dtype=np.float64))
+    def relative_error(self, outs: Sequence[Any], references: Sequence[Any]) -> float:
+        """The relative Frobenius norm over all arrays and ranks against fp32
+        references; NaN if any element is. Collective."""
+        squares = np.zeros(2)
+        for out, reference in zip(outs, references, strict=True):
+            for number, array in enumerate((wide(out) - reference, reference)):
+                squares[number] += float((array * array).sum(dtype=np.float64))
+        error, norm = np.sum(cast(list[Any], self.world.gather(squares)), axis=0)
+        return float(np.sqrt(error / norm))
 
-    @abstractmethod
-    def normal(self, shape: tuple[int, ...], seed: int) -> Any: ...
+    def normal(self, array: Any, seed: int) -> Any:
+        """Fill an fp32 array with normal numbers of deviation 1, and return it."""
+        np.random.default_rng(seed).standard_normal(dtype=np.float32, out=array)
+        return array
 
-    @abstractmethod
-    def matmul(self, x: Any, w: Any, out: Any) -> Call:
-        """out = x @ w.T"""
+    def synchronize(self) -> None:
+        """Wait for the device; a call on the CPU backend has ended when it returns."""
 
-    @abstractmethod
-    def swiglu(self, product: Any, out: Any) -> Call:
-        """out [m, n] = silu(left half) * right half of product [m, 2n]."""
-
-    @abstractmethod
-    def reduce_scatter(self, source: Any, out: Any) -> Call:
-        """out = this rank's rows of the sum over ranks of source."""
-
-    @abstractmethod
-    def all_gather(self, source: Any, out: Any) -> Call:
-        """out = the rows of all ranks' source, in rank order."""
-
-    @abstractmethod
-    def all_to_all(
-        self, source: Any, out: Any, sent: Sequence[int], received: Sequence[int]
-    ) -> Call:
-        """Rows of source to each rank, by rank, and rows of out from each rank."""
-
-    @abstractmethod
-    def from_torch(self, tensor: Any) -> Any:
-        """The memory of a contiguous torch tensor as an array of `xp`."""
-
-    @abstractmethod
-    def time(self, call: Call) -> float:
-        """Milliseconds that one call takes, all ranks starting together."""
-
-    @abstractmethod
-    def synchronize(self) -> None: ...
-
-    @abstractmethod
     def poison_staging(self, operation: Operation) -> None:
-        """Fill the symmetric tensors of the operation's last shape with 0xFF bytes."""
-
-    @abstractmethod
-    def libraries(self) -> Mapping[str, Callable[[Any], Any]]:
-        """Array libraries whose host cost is measured, each with a way to get there."""
-
-    @abstractmethod
-    def facts(self) -> dict[str, Any]:
-        """device, driver, cuda and baseline, for the records."""
+        """Fill the symmetric tensors of the operation's last shape with 0xFF bytes; the
+        CPU backend does so before every run."""
 
 
 class Gpu(Device):
     """This rank's GPU: CuPy arrays, cuBLAS and NCCL, on CuPy's current stream."""
-
-    baseline_dtype = None
 
     def __init__(self, world: World):
         # NOTE: NCCL and CuPy read these when they are first used.
@@ -147,9 +103,10 @@ class Gpu(Device):
         import cupy
         from cupy.cuda import nccl
 
-        self.xp, self.world, self._nccl = cupy, world, nccl
+        super().__init__(world)
+        self.xp, self._nccl = cupy, nccl
         self._id = int(cupy.cuda.Device().id)
-        self._torch = find_torch(self._id)
+        self.torch = find_torch(self._id)
         code = (Path(__file__).parent / "device.cu").read_text()
         self._sleep = cupy.RawKernel(code, "sleep_ns")
         self._normal = cupy.RawKernel(code, "normal")
@@ -165,36 +122,38 @@ class Gpu(Device):
 
     @cached_property
     def _meet(self) -> Call:
-        """A barrier of the ranks in stream order: an all-reduce of next to nothing."""
+        """A barrier of the ranks in stream order: a tiny all-reduce."""
         return self._all_reduce(*self.xp.zeros((2, 8), np.float32))
 
-    def normal(self, shape: tuple[int, ...], seed: int) -> Any:
-        array = self.xp.empty(shape, np.float32)
+    def normal(self, array: Any, seed: int) -> Any:
         arguments = (array, np.uint64(array.size), np.uint64(seed))
         self._normal((-(-array.size // 256),), (256,), arguments)
         return array
 
     def matmul(self, x: Any, w: Any, out: Any) -> Call:
-        if self._torch is None:
+        """out = x @ w.T"""
+        if self.torch is None:
             return lambda: self.xp.matmul(x, w.T, out=out)
         a, b, c = map(self.as_torch, (x, w.T, out))
-        return lambda: self._torch.matmul(a, b, out=c)
+        return lambda: self.torch.matmul(a, b, out=c)
 
-    def swiglu(self, product: Any, out: Any) -> Call:
+    def swiglu(self, gate_up: Any, out: Any) -> Call:
+        """out [m, n] = silu(left half) * right half of gate_up [m, 2n]."""
         # NOTE: one kernel, 8 elements a thread: PyTorch would take two, and leave the
         # baseline slower than it need be.
-        kernel = self.xp.ElementwiseKernel(
-            "raw T product, int64 width", "raw T out", SWIGLU, "swiglu"
-        )
+        types = "raw T gate_up, int64 width", "raw T out"
+        kernel = self.xp.ElementwiseKernel(*types, SWIGLU, "swiglu")
         eighths = out.size // 8
-        return lambda: kernel(product, out.shape[1] // 8, out, size=eighths)
+        return lambda: kernel(gate_up, out.shape[1] // 8, out, size=eighths)
 
     def reduce_scatter(self, source: Any, out: Any) -> Call:
+        """out = this rank's rows of the sum over ranks of source."""
         a, b, dtype = source.data.ptr, out.data.ptr, self._nccl_dtype(source)
         add, stream = self._nccl.NCCL_SUM, self._stream()
         return lambda: self._comm.reduceScatter(a, b, out.size, dtype, add, stream)
 
     def all_gather(self, source: Any, out: Any) -> Call:
+        """out = the rows of all ranks' source, in rank order."""
         a, b, dtype = source.data.ptr, out.data.ptr, self._nccl_dtype(source)
         stream = self._stream()
         return lambda: self._comm.allGather(a, b, source.size, dtype, stream)
@@ -202,6 +161,7 @@ class Gpu(Device):
     def all_to_all(
         self, source: Any, out: Any, sent: Sequence[int], received: Sequence[int]
     ) -> Call:
+        """Rows of source to each rank, by rank, and rows of out from each rank."""
         stream, dtype = self._stream(), self._nccl_dtype(source)
         width = source.size // max(1, len(source))
 
@@ -221,6 +181,7 @@ class Gpu(Device):
         return call
 
     def from_torch(self, tensor: Any) -> Any:
+        """The memory of a contiguous torch tensor as a CuPy array."""
         assert tensor.is_contiguous()
         name = str(tensor.dtype).removeprefix("torch.")
         place = tensor.data_ptr(), tensor.nbytes, tensor
@@ -229,6 +190,7 @@ class Gpu(Device):
         return self.xp.ndarray(tuple(tensor.shape), dtype, memory)
 
     def time(self, call: Call) -> float:
+        """Milliseconds of one call; all ranks start together."""
         self.world.barrier()
         self._sleep((1,), (1,), (np.uint64(SLEEP_NS),))
         self._meet()
@@ -248,27 +210,29 @@ class Gpu(Device):
                 program.symmetric(tensor.name).fill(0xFF)
 
     def libraries(self) -> Mapping[str, Callable[[Any], Any]]:
+        """Array libraries, each with the conversion of a CuPy array to it."""
         found: dict[str, Callable[[Any], Any]] = {"cupy": lambda array: array}
-        if self._torch is not None:
+        if self.torch is not None:
             found["torch"] = self.as_torch
         return found
 
     def as_torch(self, array: Any) -> Any:
-        """The same memory as a torch tensor; contiguous, or the transpose of such."""
+        """The same memory as a torch tensor: a contiguous array or its transpose."""
         if not array.flags.c_contiguous:
             return self.as_torch(array.T).t()
-        # NOTE: `__cuda_array_interface__` has no bfloat16, so the bits go over.
+        # NOTE: `__cuda_array_interface__` has no bfloat16: pass the bits.
         bits = array.view(np.int16 if array.itemsize == 2 else np.int32)
-        tensor = self._torch.as_tensor(bits, device=f"cuda:{self._id}")
+        tensor = self.torch.as_tensor(bits, device=f"cuda:{self._id}")
         assert tensor.data_ptr() == array.data.ptr, "torch copied a CuPy array"
-        return tensor.view(getattr(self._torch, array.dtype.name))
+        return tensor.view(getattr(self.torch, array.dtype.name))
 
     def facts(self) -> dict[str, Any]:
+        """device, driver, cuda and baseline, for the records."""
         cuda = self.xp.cuda.runtime
         properties = cuda.getDeviceProperties(self._id)
         number = self._nccl.get_version()
         version = f"{number // 10000}.{number // 100 % 100}.{number % 100}"
-        library = "cupy" if self._torch is None else "torch"
+        library = "cupy" if self.torch is None else "torch"
         used = import_module(library).__version__
         runtime = cuda.runtimeGetVersion()
         return {
@@ -290,81 +254,17 @@ class Gpu(Device):
         return int(getattr(self._nccl, f"NCCL_{array.dtype.name.upper()}"))
 
 
-class Cpu(Device):
-    """This rank's share of the CPU: NumPy and MPI, in fp32. No performance path."""
+def wide(array: Any) -> Any:
+    return array.astype(np.float32)
 
-    xp = np
-    baseline_dtype = "float32"
 
-    def __init__(self, world: World):
-        from mpi4py import MPI
-
-        self.world, self._mpi, self._comm = world, MPI, MPI.COMM_WORLD
-
-    def normal(self, shape: tuple[int, ...], seed: int) -> Any:
-        rng = np.random.default_rng(seed)
-        return rng.standard_normal(shape, np.float32) * np.float32(0.1)
-
-    def matmul(self, x: Any, w: Any, out: Any) -> Call:
-        return lambda: np.matmul(x, w.T, out=out)
-
-    def swiglu(self, product: Any, out: Any) -> Call:
-        left, right = np.split(product, 2, axis=1)
-
-        def call() -> None:
-            gate = left.astype(np.float32)
-            out[...] = gate / (1 + np.exp(-gate)) * right.astype(np.float32)
-
-        return call
-
-    def reduce_scatter(self, source: Any, out: Any) -> Call:
-        return lambda: self._comm.Reduce_scatter_block(source, out, self._mpi.SUM)
-
-    def all_gather(self, source: Any, out: Any) -> Call:
-        return lambda: self._comm.Allgather(source, out)
-
-    def all_to_all(
-        self, source: Any, out: Any, sent: Sequence[int], received: Sequence[int]
-    ) -> Call:
-        width = source[:1].nbytes
-        bytes_ = ([count * width for count in counts] for counts in (sent, received))
-        pairs = zip((source, out), bytes_, strict=True)
-        buffers = [[array.view(np.uint8), count] for array, count in pairs]
-        return lambda: self._comm.Alltoallv(*buffers)
-
-    def from_torch(self, tensor: Any) -> Any:
-        # NumPy has no bfloat16: the bits will do where they are only moved.
-        if tensor.dtype.itemsize == 2:
-            tensor = tensor.view(import_module("torch").int16)
-        return tensor.numpy()
-
-    def time(self, call: Call) -> float:
-        self.world.barrier()
-        started = time.perf_counter()
-        call()
-        return (time.perf_counter() - started) * 1e3
-
-    def synchronize(self) -> None:
-        """Every call has ended when it returns."""
-
-    def poison_staging(self, operation: Operation) -> None:
-        """The CPU backend does so before every run."""
-
-    def libraries(self) -> Mapping[str, Callable[[Any], Any]]:
-        return {}
-
-    def facts(self) -> dict[str, Any]:
-        return {
-            "device": platform.processor() or platform.machine(),
-            "driver": "none",
-            "cuda": "none",
-            "baseline": f"numpy {np.__version__} and MPI, in fp32",
-        }
+def seed_of(name: str) -> int:
+    return zlib.crc32(name.encode())
 
 
 def open_device(world: World) -> Device:
     """This rank's device on the backend of `world`. Collective."""
-    return Gpu(world) if world.backend == "cuda" else Cpu(world)
+    return Gpu(world) if world.backend == "cuda" else Device(world)
 
 
 def find_torch(device: int) -> Any:

@@ -1,33 +1,33 @@
-"""The protocol: how a fused operation is checked and timed; see README.md."""
+"""The protocol: how an operation is checked and timed, and its command line; see
+README.md."""
 
 from __future__ import annotations
 
+import argparse
+import copy
+import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
-from itertools import product, starmap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import cycle
+from pathlib import Path
 from statistics import median
 from typing import Any, cast
 
 import numpy as np
 
-from benchmarks.command import (
-    begin,
-    numbers,
-    parser_for,
-    provenance,
-    record_all,
-    teller,
-)
-from benchmarks.device import Call, Device
+import etc_dist
+from benchmarks import records
+from benchmarks.device import Call, Device, Gpu, open_device
 from etc_dist.ops.operation import Operation
-from etc_dist.ops.product import ProductOperation
+from etc_dist.program import Program
+from etc_dist.settings import Settings
 from etc_dist.world import World
 
 TENSOR_PARALLEL = 8
-"""The ranks that a model's layers are split over, whatever the number measured on."""
+"""The ranks that a model's layers are split over, on any number of measured ranks."""
 MODELS: Mapping[str, tuple[int, int]] = {
     "llama3-8b": (4096, 14336),
     "qwen3-32b": (5120, 25600),
@@ -36,15 +36,17 @@ MODELS: Mapping[str, tuple[int, int]] = {
     "llama3-405b": (16384, 53248),
 }
 """Hidden and intermediate size."""
-CPU_MODELS: Mapping[str, tuple[int, int]] = {"small": (512, 2048)}
+SMALL = "small"
+"""The name of the model that the CPU backend checks."""
 LINK_BYTES_PER_S = 340e9
-"""What leaves each of eight H200 at once, every rank writing to all others: the best
-rate measured over NVLink (nominally 450 GB/s)."""
+"""The rate at which each of eight H200 sends to all others at once: the best measured
+over NVLink (nominally 450 GB/s)."""
+DTYPE = "bfloat16"
 TOLERANCE: Mapping[str, float] = {"bfloat16": 3e-3, "float16": 5e-4}
 """Largest relative error; rounding each partial sum and the result costs 2.4e-3 in
-bfloat16, an eighth of that in float16; small outputs scatter."""
-DTYPE = "bfloat16"
-WARM_UP, BLOCK = 4, 7
+bfloat16, an eighth of that in float16; the errors of small outputs vary."""
+SCHEDULES = ("static", "dynamic", "auto")
+WARM_UP, BLOCK, REPEATS = 4, 7, 21
 HOST_CALLS, HOST_ROUNDS = 100, 5
 PROTOCOL = (
     "host barrier, 2 ms device sleep, all-reduce in stream, event, call, event; max "
@@ -53,185 +55,133 @@ PROTOCOL = (
 
 
 @dataclass(frozen=True)
-class Shape:
-    """Rows of one rank, columns of w and summed elements, on `world` ranks."""
+class Rival:
+    """Another way to the results: a call for each input, the arrays that they fill, and
+    our operations among the steps."""
 
-    rows: int
-    n: int
-    k: int
-    world: int
-
-    @property
-    def m(self) -> int:
-        return self.rows * self.world
-
-
-@dataclass(frozen=True)
-class Chain:
-    """Operations, and what lies between them, called in a row to fill `out`."""
-
-    operations: tuple[Operation, ...]
-    call: Call
-    out: Any
+    calls: Sequence[Call]
+    outs: Sequence[Any]
+    operations: tuple[Operation, ...] = ()
 
 
 class Workload(ABC):
-    """A fused operation: its shapes, and the unfused steps that give the same."""
+    """An operation at one shape: this rank's inputs, weights and outputs, an fp32
+    reference, and what is timed on GPUs.
 
-    name: str
-    operation: type[ProductOperation]
-    """What `make` makes, where weights are arguments of the call."""
-    parts: Mapping[str, tuple[str, ...]] = {
-        "gemm": ("gemm",),
-        "collective": ("collective",),
-    }
-    """What is timed alone: the steps of the matrix products, and of the collectives."""
-    leeway: float = 1.0
-    """Times TOLERANCE: the error allowed."""
+    Inputs follow from names, so a rank can draw those of all ranks: no reference needs
+    a collective, which NCCL would refuse to ranks that share a GPU.
+    """
+
+    op: str
+    protocol = PROTOCOL
+    inputs = 1
+    """Inputs that take turns."""
+    leeway, baseline_leeway = 1.0, 2.0
+    """Times TOLERANCE: the allowed errors. The baseline rounds more often: NCCL adds in
+    the arrays' dtype, and each step stores its result."""
+    baselines: tuple[str, ...] = ("baseline",)
+    """Rivals of which the fastest is the baseline."""
+
+    def __init__(
+        self,
+        device: Device,
+        name: str,
+        sizes: Sequence[int],
+        rows: int,
+        dtype: str = DTYPE,
+    ):
+        """At a model's `sizes`, with `rows` of this rank."""
+        self.device, self.world = device, device.world
+        self.name, self.sizes, self.rows, self.dtype = name, sizes, rows, dtype
 
     @abstractmethod
-    def sizes(self, hidden: int, intermediate: int) -> tuple[int, int]:
-        """(N, K) of one rank of a model."""
+    def x(self, rank: int, number: int = 0) -> Any:
+        """A rank's input."""
 
     @abstractmethod
-    def x_shape(self, shape: Shape) -> tuple[int, int]: ...
-
-    def weight_shapes(self, shape: Shape) -> tuple[tuple[int, int], ...]:
-        return ((shape.n, shape.k),)
-
-    @abstractmethod
-    def out_shape(self, shape: Shape) -> tuple[int, int]: ...
-
-    @abstractmethod
-    def moved(self, shape: Shape) -> int:
-        """Elements of the collectives, of which a rank sends (W - 1) / W."""
-
-    steps: Callable[..., dict[str, Call]]
-    """steps(device, shape, x, *weights, out): the unfused steps by name, in the order
-    in which they give `out`; `parts` has those that are timed alone."""
-
-    def make(self, world: World, case: Case, schedule: str) -> Operation:
-        """The fused operation for this case. Collective."""
-        return self.operation(dtype=case.dtype, world=world, schedule=schedule)
-
-    def call(self, operation: Any, case: Case) -> Call:
-        """One run of the operation on the arrays of a case."""
-        return partial(operation, case.x, *case.weights, case.out)
-
-    def rivals(self, device: Device, case: Case) -> dict[str, Chain]:
-        """Other ways of ours to the same result, timed beside, by the name that their
-        time and error have in the record. Collective."""
-        return {}
-
-    def wire_ms(self, shape: Shape) -> float:
-        sent = self.moved(shape) * 2 * (shape.world - 1) / shape.world
-        return sent / LINK_BYTES_PER_S * 1e3
-
-
-@dataclass(frozen=True)
-class Case:
-    """Inputs and output of a workload at one shape; weights are stored [n, k]."""
-
-    workload: Workload
-    shape: Shape
-    dtype: str
-    x: Any
-    weights: tuple[Any, ...]
-    out: Any
-
-    @classmethod
-    def make(
-        cls, device: Device, workload: Workload, shape: Shape, dtype: str, name: str
-    ) -> Case:
-        x = device.random(workload.x_shape(shape), dtype, f"{name} x")
-        weights = tuple(
-            device.random(extents, dtype, f"{name} w{number or ''}")
-            for number, extents in enumerate(workload.weight_shapes(shape))
-        )
-        out = device.empty(workload.out_shape(shape), dtype)
-        return cls(workload, shape, dtype, x, weights, out)
+    def make_weights(self) -> tuple[Any, ...]: ...
 
     @property
-    def w(self) -> Any:
-        """The weight of a workload that has one."""
-        (w,) = self.weights
-        return w
+    @abstractmethod
+    def out_shape(self) -> tuple[int, int]: ...
 
-    def with_w(self, w: Any) -> Case:
-        """The same case with w as an operation of another layout takes it."""
-        return replace(self, weights=(w,))
+    @abstractmethod
+    def make(self, schedule: str) -> Operation:
+        """The operation for this shape. Collective."""
 
-    def converted(self, convert: Callable[[Any], Any]) -> Case:
-        """The same case with the arrays of another library."""
-        weights = tuple(map(convert, self.weights))
-        return replace(self, x=convert(self.x), weights=weights, out=convert(self.out))
+    @abstractmethod
+    def call(self, operation: Any, number: int) -> Call:
+        """One run of the operation on an input."""
 
-    def unfused(self, device: Device, dtype: str | None) -> tuple[dict[str, Call], Any]:
-        """The unfused steps in `dtype`, and the array that they fill."""
-        x, *weights = (device.convert(a, dtype) for a in (self.x, *self.weights))
-        out = device.empty(self.out.shape, dtype or self.dtype)
-        device.poison(out)
-        return self.workload.steps(device, self.shape, x, *weights, out), out
+    @abstractmethod
+    def reference(self, number: int = 0) -> Any:
+        """The result in fp32."""
 
-    def reference(self, device: Device) -> Any:
-        """The result in fp32: the same products and collectives, unfused."""
-        steps, out = self.unfused(device, "float32")
-        run(steps)
-        device.synchronize()
-        return out
+    @abstractmethod
+    def rivals(self, gpu: Gpu) -> dict[str, Rival]:
+        """Other ways to the same results, by the names of their times. Collective."""
 
+    @abstractmethod
+    def parts(self, gpu: Gpu) -> dict[str, Call]:
+        """What is timed alone: the GEMMs ("gemm") and the collectives."""
 
-@dataclass(frozen=True)
-class Times:
-    """Milliseconds of each repeat, the slowest rank's."""
+    @abstractmethod
+    def limits(self, gemm_ms: float) -> tuple[float, float]:
+        """Lower bounds in milliseconds: of the busiest chip and of its wire."""
 
-    samples: tuple[float, ...]
+    @abstractmethod
+    def fields(self) -> dict[str, Any]:
+        """The shape as a record has it: M, N, K and more."""
 
-    @property
-    def median(self) -> float:
-        return median(self.samples)
+    @cached_property
+    def xs(self) -> list[Any]:
+        return [self.x(self.world.rank, number) for number in range(self.inputs)]
 
-    @property
-    def quartiles(self) -> tuple[float, float]:
-        first, third = np.percentile(self.samples, (25, 75))
-        return float(first), float(third)
+    @cached_property
+    def weights(self) -> tuple[Any, ...]:
+        return self.make_weights()
 
+    @cached_property
+    def outs(self) -> list[Any]:
+        shape = self.out_shape
+        return [self.device.empty(shape, self.dtype) for _ in range(self.inputs)]
 
-def run(steps: Mapping[str, Call]) -> None:
-    for step in steps.values():
-        step()
+    def timed(self, gpu: Gpu, ours: Operation, rivals: Mapping[str, Rival]) -> Calls:
+        """What is timed, by the names of the times."""
+        own = [self.call(ours, number) for number in range(self.inputs)]
+        others = {name: in_turn(rival.calls) for name, rival in rivals.items()}
+        return {"ours": in_turn(own), **others, **self.parts(gpu)}
 
+    def draw(self, name: str, rank: int, *shape: int, dtype: str | None = None) -> Any:
+        """The same numbers on every rank that draws this name and rank."""
+        full = f"{self.name} {name} of rank {rank}"
+        return self.device.random(shape, dtype or self.dtype, full)
 
-def measure(
-    device: Device, calls: Mapping[str, Call], repeats: int
-) -> dict[str, Times]:
-    """Time the calls in blocks that take turns, so that heat hits all alike."""
-    for call in calls.values():
-        for _ in range(WARM_UP):
-            call()
-    device.synchronize()
-    mine: dict[str, list[float]] = {name: [] for name in calls}
-    for done in range(0, repeats, BLOCK):
-        for name, call in calls.items():
-            for _ in range(min(BLOCK, repeats - done)):
-                mine[name].append(device.time(call))
-    every = cast(list[dict[str, list[float]]], device.world.gather(mine))
-    return {
-        name: Times(tuple(map(max, zip(*(rank[name] for rank in every), strict=True))))
-        for name in calls
-    }
+    def converted(self, convert: Callable[[Any], Any]) -> Workload:
+        """The same arrays in another library."""
+        other = copy.copy(self)
+        other.xs, other.outs = ([*map(convert, of)] for of in (self.xs, self.outs))
+        other.weights = tuple(map(convert, self.weights))
+        return other
 
 
-def relative_error(device: Device, out: Any, reference: Any) -> float:
-    """The relative Frobenius norm of out - reference, over all ranks; NaN if any is."""
-    return relative_norm(device.world, device.squares(out, reference))
+Calls = dict[str, Call]
+Make = Callable[[Device, str, Sequence[int], int], Workload]
+"""A workload of a device, a model's name and sizes, and the rows of a rank."""
 
 
-def relative_norm(world: World, squares: tuple[float, float]) -> float:
-    """The relative error from each rank's (squared error, squared norm)."""
-    parts = cast(list[tuple[float, float]], world.gather(squares))
-    error, norm = np.sum(parts, axis=0)
-    return float(np.sqrt(error / norm))
+# ------------------------------------------------------------------- check, then time
+
+
+def check(case: Workload, ours: Operation) -> tuple[dict[str, Any], list[Any]]:
+    """Whether three runs on each input give equal bits, and the error of the last; and
+    the references. Collective."""
+    numbers = range(case.inputs)
+    calls = [case.call(ours, number) for number in numbers]
+    equal = [bitwise_equal(case.device, ours, calls[n], case.outs[n]) for n in numbers]
+    references = [case.reference(number) for number in numbers]
+    error = case.device.relative_error(case.outs, references)
+    return {"error": error, "bitwise_equal": all(equal)}, references
 
 
 def bitwise_equal(device: Device, operation: Operation, call: Call, out: Any) -> bool:
@@ -239,7 +189,7 @@ def bitwise_equal(device: Device, operation: Operation, call: Call, out: Any) ->
     `out`, which the call fills.
 
     Before each run, the output and the operation's own symmetric memory are poisoned:
-    what a run does not write or wait for shows as NaN."""
+    an element that a run does not write or wait for is NaN."""
     call()  # gives the operation memory of this size
     operation.synchronize()
     results = []
@@ -253,6 +203,78 @@ def bitwise_equal(device: Device, operation: Operation, call: Call, out: Any) ->
         results.append(out.copy())
     same = not any(bool(device.differs(results[0], other)) for other in results[1:])
     return all(cast(list[bool], device.world.gather(same)))
+
+
+def compete(
+    gpu: Gpu, case: Workload, ours: Operation, references: list[Any], repeats: int
+) -> dict[str, Any]:
+    """Check the rivals, then time all; `references` are released between."""
+    rivals = case.rivals(gpu)
+    for rival in rivals.values():
+        for call in rival.calls:
+            call()
+    gpu.synchronize()
+    errors = {n: gpu.relative_error(r.outs, references) for n, r in rivals.items()}
+    references.clear()
+    times = measure(gpu, case.timed(gpu, ours, rivals), repeats)
+    named = {name: times.pop(name) for name in case.baselines}
+    times["baseline"] = min(named.values(), key=median)
+    errors["baseline"] = max(errors.pop(name) for name in case.baselines)
+    for operation in (o for rival in rivals.values() for o in rival.operations):
+        operation.synchronize()
+        operation.close()
+    found = durations(times, *case.limits(median(times["gemm"])))
+    if case.baselines != Workload.baselines:
+        found["baselines_ms"] = {n: round(median(t), 5) for n, t in named.items()}
+    return {**found, **{f"{name}_error": error for name, error in errors.items()}}
+
+
+def in_turn(calls: Sequence[Call]) -> Call:
+    """One of the calls, the next one each time."""
+    turns = cycle(calls)
+    return lambda: next(turns)()
+
+
+def run(steps: Mapping[str, Call]) -> None:
+    for step in steps.values():
+        step()
+
+
+def measure(gpu: Gpu, calls: Calls, repeats: int) -> dict[str, list[float]]:
+    """Milliseconds of each repeat, the slowest rank's. The calls are timed in blocks
+    that take turns, so that heat slows all alike."""
+    for call in calls.values():
+        for _ in range(WARM_UP):
+            call()
+    gpu.synchronize()
+    mine: dict[str, list[float]] = {name: [] for name in calls}
+    for done in range(0, repeats, BLOCK):
+        for name, call in calls.items():
+            for _ in range(min(BLOCK, repeats - done)):
+                mine[name].append(gpu.time(call))
+    every = cast(list[dict[str, list[float]]], gpu.world.gather(mine))
+    return {
+        name: [max(each) for each in zip(*(rank[name] for rank in every), strict=True)]
+        for name in calls
+    }
+
+
+def durations(
+    times: Mapping[str, Sequence[float]], busy: float, wire: float
+) -> dict[str, Any]:
+    """The fields of a record for its times and lower bounds."""
+    ms = {name: median(samples) for name, samples in times.items()}
+    limit = max(busy, wire)
+    quartiles = np.percentile(times["ours"], (25, 75))
+    return {
+        "collective_ms": 0.0,
+        **{f"{name}_ms": round(value, 5) for name, value in ms.items()},
+        "wire_ms": round(wire, 5),
+        "limit_ms": round(limit, 5),
+        "of_limit": round(limit / ms["ours"], 4),
+        "speedup": round(ms["baseline"] / ms["ours"], 4),
+        "ours_spread_ms": tuple(round(float(q), 5) for q in quartiles),
+    }
 
 
 def host_cost(device: Device, operation: Operation, call: Call) -> float:
@@ -270,139 +292,151 @@ def host_cost(device: Device, operation: Operation, call: Call) -> float:
     return round(max(cast(list[float], device.world.gather(median(rounds)))), 2)
 
 
-def host_costs(device: Device, workload: Workload, schedule: str) -> dict[str, float]:
+def host_costs(gpu: Gpu, made: Workload, schedule: str) -> dict[str, float]:
     """`host_cost` of a small shape, by array library."""
-    shape = Shape(256, 256, 256, device.world.size)
-    made = Case.make(device, workload, shape, DTYPE, "host cost")
     costs = {}
-    for library, convert in device.libraries().items():
+    for library, convert in gpu.libraries().items():
         case = made.converted(convert)
-        operation = workload.make(device.world, case, schedule)
-        costs[library] = host_cost(device, operation, workload.call(operation, case))
+        operation = case.make(schedule)
+        costs[library] = host_cost(gpu, operation, case.call(operation, 0))
         operation.close()
     return costs
 
 
 def benchmark(
-    device: Device,
-    workload: Workload,
-    model: str,
-    shape: Shape,
-    repeats: int,
-    schedule: str,
-) -> dict[str, Any]:
-    """Check, then time one shape: the part of a record that belongs to the shape."""
-    case = Case.make(device, workload, shape, DTYPE, model)
-    operation = workload.make(device.world, case, schedule)
-    rivals = workload.rivals(device, case)
-    steps, baseline_out = case.unfused(device, device.baseline_dtype)
-    calls: dict[str, Call] = {
-        "ours": workload.call(operation, case),
-        "baseline": partial(run, steps),
-        **{
-            part: partial(run, {name: steps[name] for name in names})
-            for part, names in workload.parts.items()
-        },
-        **{name: chain.call for name, chain in rivals.items()},
-    }
-    equal = bitwise_equal(device, operation, calls["ours"], case.out)
-    for name in ("baseline", *rivals):
-        calls[name]()
-    device.synchronize()
-    outs = {"error": case.out, "baseline_error": baseline_out}
-    outs |= {f"{name}_error": chain.out for name, chain in rivals.items()}
-    reference = case.reference(device)
-    errors = {name: relative_error(device, o, reference) for name, o in outs.items()}
-    del reference
-    times = measure(device, calls, repeats)
-    values = {
-        "model": model,
-        "M": shape.m,
-        "N": shape.n,
-        "K": shape.k,
-        "dtype": case.dtype,
-        "schedule": operation.program.plan.schedule,
-        **provenance(operation.program),
-        **durations(times, times["gemm"].median, workload.wire_ms(shape)),
-        **errors,
-        "bitwise_equal": equal,
-        "repeats": repeats,
-    }
-    chained = (made for chain in rivals.values() for made in chain.operations)
-    for made in (operation, *chained):
-        made.synchronize()
-        made.close()
-    return values
+    case: Workload, schedule: str, repeats: int
+) -> tuple[dict[str, Any], list[str]]:
+    """Check, then, on a GPU, time one shape: its part of a record, and its failures."""
+    ours = case.make(schedule)
+    values, references = check(case, ours)
+    if isinstance(case.device, Gpu):
+        values |= {**provenance(ours.program), "repeats": repeats}
+        values |= compete(case.device, case, ours, references, repeats)
+    shape = {"model": case.name, "dtype": case.dtype, **case.fields()}
+    values = {**shape, "schedule": ours.program.plan.schedule, **values}
+    ours.synchronize()
+    ours.close()
+    return values, failures(values, case)
 
 
-def durations(times: Mapping[str, Times], busy: float, wire: float) -> dict[str, Any]:
-    """What a record says of the times of its calls: none can take less than its chip
-    is `busy`, nor than its `wire` is."""
-    ms = {name: each.median for name, each in times.items()}
-    limit = max(busy, wire)
-    return {
-        **{f"{name}_ms": round(median, 5) for name, median in ms.items()},
-        "wire_ms": round(wire, 5),
-        "limit_ms": round(limit, 5),
-        "of_limit": round(limit / ms["ours"], 4),
-        "speedup": round(ms["baseline"] / ms["ours"], 4),
-        "ours_spread_ms": tuple(round(q, 5) for q in times["ours"].quartiles),
-    }
-
-
-def faults(values: Mapping[str, Any], ours: float, others: float) -> list[str]:
-    """What is wrong with a measured shape, in words; alike on all ranks. Times
-    TOLERANCE, our error may be `ours`, and any other one `others`."""
+def failures(values: Mapping[str, Any], case: Workload) -> list[str]:
+    """Failed checks, the same on all ranks."""
     found = []
     for name in (name for name in values if name.endswith("error")):
-        allowed = TOLERANCE[values["dtype"]] * (ours if name == "error" else others)
+        leeway = case.leeway if name == "error" else case.baseline_leeway
+        allowed = TOLERANCE[case.dtype] * leeway
         if not values[name] <= allowed:  # so that NaN is refused too
             found.append(f"{name} {values[name]:.2e}, wanted {allowed:.1e}")
     if not values["bitwise_equal"]:
-        found.append("three runs differ in their bits")
+        found.append("the bits of three runs differ")
     return found
 
 
-def main(workload: Workload) -> int:
-    """The command line of one workload's file; the exit code."""
-    parser = parser_for(workload.name, {**MODELS, **CPU_MODELS})
-    text = "numbers, with commas between; default: 1024, or 64 on the CPU backend"
-    parser.add_argument("--rows-per-rank", type=numbers, help=text)
-    options = parser.parse_args()
-    device = begin(options.cpu)
-    world = device.world
-    known = MODELS if world.backend == "cuda" else CPU_MODELS
-    rows = options.rows_per_rank or [1024 if world.backend == "cuda" else 64]
-    host_us = host_costs(device, workload, options.schedule)
-    teller(world)(f"{workload.name}: host cost of a call {host_us} us")
-    shared: dict[str, Any] = {
-        "op": workload.name,
-        "host_us": host_us,
-        "protocol": PROTOCOL,
-        **(device.facts() if world.rank == 0 else {}),
+# ------------------------------------------------------------------- the command line
+
+
+def parser_for(title: str, op: str) -> argparse.ArgumentParser:
+    """The options of every benchmark that is recorded as `op`."""
+    parser = argparse.ArgumentParser(description=title)
+    add = parser.add_argument
+    add("--record", type=Path, help=f"default: benchmarks/results/{op}.jsonl")
+    add("--cpu", action="store_true", help="only check results, on the CPU backend")
+    return parser
+
+
+def shapes_parser(
+    title: str, op: str, models: Mapping[str, Any]
+) -> argparse.ArgumentParser:
+    """The options of a benchmark of models."""
+    parser = parser_for(title, op)
+    add = parser.add_argument
+    known = ",".join((*models, SMALL))
+    add("--models", type=lambda text: text.split(","), help=f"default: {known}")
+    add("--rows-per-rank", "--tokens", type=numbers, dest="rows")
+    add("--schedule", choices=SCHEDULES, default="static")
+    add("--repeats", type=int, default=REPEATS)
+    return parser
+
+
+def numbers(text: str) -> list[int]:
+    """The type of an option: numbers separated by commas."""
+    return [int(number) for number in text.split(",")]
+
+
+def begin(cpu: bool) -> Device:
+    """Start the world, on the CPU backend if requested, and print what it is; this
+    rank's device. Collective."""
+    backend = {"ETC_DIST_BACKEND": "cpu"} if cpu else {}
+    world = etc_dist.start(Settings.load({**os.environ, **backend}))
+    say(world, world.show())
+    if world.backend == "cpu":
+        say(world, "the CPU backend checks results and measures nothing")
+    return open_device(world)
+
+
+def say(world: World, text: str) -> None:
+    """Print on rank 0."""
+    if world.rank == 0:
+        print(text, flush=True)
+
+
+def provenance(program: Program) -> dict[str, Any]:
+    """What the records of a program have in common, besides the device's facts."""
+    world, plan = program.world, program.plan
+    return {
+        "world_size": world.size,
+        "backend": world.backend,
+        "path": f"{plan.graph.name}, {plan.schedule} schedule, "
+        f"{world.backend} backend, {program.workers} workers",
     }
 
-    def measured(model: str, rows: int) -> dict[str, Any]:
-        n, k = workload.sizes(*{**MODELS, **CPU_MODELS}[model])
-        shape = Shape(rows, n, k, world.size)
-        how = options.repeats, options.schedule
-        return benchmark(device, workload, model, shape, *how)
 
-    # What rounds more often may be further off: NCCL adds in the arrays' dtype, and
-    # steps in a row store what lies between them.
-    allowed = partial(faults, ours=workload.leeway, others=2 * workload.leeway)
-    shapes = starmap(measured, product(options.models or known, rows))
-    return record_all(world, options.record, shared, shapes, allowed, _line)
+def record(device: Device, path: Path | None, values: Mapping[str, Any]) -> None:
+    """Append a record on rank 0 of a GPU run."""
+    if isinstance(device, Gpu) and device.world.rank == 0:
+        records.append(records.parse({**values, **records.stamp()}), path)
 
 
-def _line(values: Mapping[str, Any]) -> str:
-    times = ", ".join(
-        f"{name.removesuffix('_ms')} {value:.3f}"
-        for name, value in values.items()
-        if name.endswith("_ms") and name != "ours_spread_ms"
-    )
-    return (
-        "{model:12s} M {M} N {N} K {K}: {times} ms; speed-up {speedup:.2f}, of limit "
-        "{of_limit:.2f}, error {error:.2e} (baseline {baseline_error:.2e}), equal bits "
-        "{bitwise_equal}"
-    ).format(times=times, **values)
+def main(
+    device: Device,
+    make: Make,
+    models: Mapping[str, Sequence[int]],
+    small: tuple[Sequence[int], int],
+    rows: Sequence[int],
+    options: argparse.Namespace,
+) -> int:
+    """Check and time each model with each number of rows; the exit code. The CPU
+    backend checks the `small` sizes and rows."""
+    sizes = {**models, SMALL: small[0]}
+    chosen, counts = options.models or [*models], options.rows or rows
+    shared: dict[str, Any] = {}
+    if isinstance(device, Gpu):
+        made = make(device, SMALL, *small)
+        shared = {"op": made.op, "protocol": made.protocol, **device.facts()}
+        shared["host_us"] = host_costs(device, made, options.schedule)
+        say(device.world, f"{made.op}: host cost of a call {shared['host_us']} us")
+    else:
+        chosen, counts = options.models or [SMALL], options.rows or [small[1]]
+    failed = False
+    for name in chosen:
+        for count in counts:
+            case = make(device, name, sizes[name], count)
+            values, wrong = benchmark(case, options.schedule, options.repeats)
+            failed = failed or bool(wrong)
+            text = "".join(f"\n  FAILED: {each}" for each in wrong)
+            say(device.world, f"{case.op} {described(values)}{text}")
+            if not wrong:
+                record(device, options.record, {**shared, **values})
+    device.world.close()
+    return int(failed)
+
+
+def described(values: Mapping[str, Any]) -> str:
+    """A line of output: the shape, its checks and its times."""
+    left = {"path", "world_size", "backend", "repeats", "ours_spread_ms", "model"}
+    words = [str(values["model"])]
+    for name, value in values.items():
+        if name not in left:
+            number = f"{value:.4g}" if isinstance(value, float) else value
+            words.append(f"{name} {number}")
+    return ", ".join(words)

@@ -11,38 +11,46 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.device import Call, Device
-from benchmarks.harness import TENSOR_PARALLEL, Shape, Workload, main
+from benchmarks.collective import Collective, main
+from benchmarks.device import Call, Gpu, wide
+from benchmarks.harness import TENSOR_PARALLEL
 from etc_dist import MatmulReduceScatter
 
 
-class MatmulReduceScatterWorkload(Workload):
+class MatmulReduceScatterWorkload(Collective):
     """x [M, K] and w [N, K] on each rank -> its M / W rows of the sum over ranks."""
 
-    name = "matmul_reduce_scatter"
+    op = "matmul_reduce_scatter"
     operation = MatmulReduceScatter
 
-    def sizes(self, hidden: int, intermediate: int) -> tuple[int, int]:
+    @staticmethod
+    def sizes_of(hidden: int, intermediate: int) -> tuple[int, int]:
         return hidden, intermediate // TENSOR_PARALLEL
 
-    def x_shape(self, shape: Shape) -> tuple[int, int]:
-        return shape.m, shape.k
+    def x(self, rank: int, number: int = 0) -> Any:
+        return self.draw("x", rank, self.m, self.k)
 
-    def out_shape(self, shape: Shape) -> tuple[int, int]:
-        return shape.rows, shape.n
+    @property
+    def out_shape(self) -> tuple[int, int]:
+        return self.rows, self.n
 
-    def moved(self, shape: Shape) -> int:
-        return shape.m * shape.n
+    @property
+    def moved(self) -> int:
+        return self.m * self.n
 
-    def steps(
-        self, device: Device, shape: Shape, x: Any, w: Any, out: Any
-    ) -> dict[str, Call]:
-        partial = device.xp.empty((shape.m, shape.n), x.dtype)
+    def reference(self, number: int = 0) -> Any:
+        first = self.world.rank * self.rows
+        own = slice(first, first + self.rows)
+        ranks = range(self.world.size)
+        return sum(wide(self.x(r)[own]) @ wide(self.w(r)).T for r in ranks)
+
+    def steps(self, gpu: Gpu, x: Any, w: Any, out: Any) -> dict[str, Call]:
+        partial = gpu.empty((self.m, self.n), self.dtype)
         return {
-            "gemm": device.matmul(x, w, partial),
-            "collective": device.reduce_scatter(partial, out),
+            "gemm": gpu.matmul(x, w, partial),
+            "collective": gpu.reduce_scatter(partial, out),
         }
 
 
 if __name__ == "__main__":
-    sys.exit(main(MatmulReduceScatterWorkload()))
+    sys.exit(main(MatmulReduceScatterWorkload))

@@ -1,4 +1,4 @@
-"""The dense MLP as one program, against NCCL and cuBLAS in a row.
+"""The dense MLP as one program, against the unfused steps of NCCL and cuBLAS.
 
 launch/mpirun -n 4 benchmarks/mlp.py --models llama3-8b,llama3-70b --schedule dynamic
 """
@@ -13,80 +13,96 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.device import Call, Device
-from benchmarks.harness import TENSOR_PARALLEL, Case, Chain, Shape, Workload, main, run
+from benchmarks.collective import Stepwise, main
+from benchmarks.device import Call, Gpu, wide
+from benchmarks.harness import TENSOR_PARALLEL, Rival, run
 from etc_dist import AllGatherMatmul, MatmulReduceScatter
 from etc_dist.layers.mlp import MLP
-from etc_dist.world import World
 
 
-class MLPWorkload(Workload):
+class MLPWorkload(Stepwise):
     """x [M / W, N], gate and up [K, N], stored as one, and down [N, K] on each rank ->
     [M / W, N]: N is the hidden size, K a rank's share of the inner one."""
 
-    name = "mlp"
-    parts: Mapping[str, tuple[str, ...]] = {
+    op = "mlp"
+    alone: Mapping[str, tuple[str, ...]] = {
         "gemm": ("gate_up", "down"),
         "collective": ("all_gather", "reduce_scatter"),
     }
-    leeway = 1.25
+    leeway, baseline_leeway = 1.25, 2.5
     """The activations are rounded too."""
 
-    def sizes(self, hidden: int, intermediate: int) -> tuple[int, int]:
+    @staticmethod
+    def sizes_of(hidden: int, intermediate: int) -> tuple[int, int]:
         return hidden, intermediate // TENSOR_PARALLEL
 
-    def x_shape(self, shape: Shape) -> tuple[int, int]:
-        return shape.rows, shape.n
+    def x(self, rank: int, number: int = 0) -> Any:
+        return self.draw("x", rank, self.rows, self.n)
 
-    def weight_shapes(self, shape: Shape) -> tuple[tuple[int, int], ...]:
-        return (2 * shape.k, shape.n), (shape.n, shape.k)
+    def make_weights(self) -> tuple[Any, ...]:
+        return self.weights_of(self.world.rank)
 
-    def out_shape(self, shape: Shape) -> tuple[int, int]:
-        return shape.rows, shape.n
+    def weights_of(self, rank: int) -> tuple[Any, Any]:
+        gate_up = self.draw("gate and up", rank, 2 * self.k, self.n)
+        return gate_up, self.draw("down", rank, self.n, self.k)
 
-    def moved(self, shape: Shape) -> int:
+    @property
+    def out_shape(self) -> tuple[int, int]:
+        return self.rows, self.n
+
+    @property
+    def moved(self) -> int:
         # Gathered rows and partial sums leave a rank by the same links.
-        return 2 * shape.m * shape.n
+        return 2 * self.m * self.n
+
+    def make(self, schedule: str) -> MLP:
+        gate_up, down = self.weights
+        weights = gate_up[: self.k], gate_up[self.k :], down
+        return MLP(*weights, world=self.world, schedule=schedule)
+
+    def call(self, operation: Any, number: int) -> Call:
+        return partial(operation, self.xs[number], self.outs[number])
+
+    def reference(self, number: int = 0) -> Any:
+        x = wide(self.xs[number])
+        total = self.device.xp.zeros(x.shape, x.dtype)
+        for rank in range(self.world.size):
+            gate_up, down = map(wide, self.weights_of(rank))
+            both = x @ gate_up.T
+            gate, up = both[:, : self.k], both[:, self.k :]
+            total += (gate / (1 + self.device.xp.exp(-gate)) * up) @ down.T
+        return total
 
     def steps(
-        self, device: Device, shape: Shape, x: Any, gate_up: Any, down: Any, out: Any
+        self, gpu: Gpu, x: Any, gate_up: Any, down: Any, out: Any
     ) -> dict[str, Call]:
-        xp, m = device.xp, shape.m
-        gathered, partial_sum = (xp.empty((m, shape.n), x.dtype) for _ in range(2))
-        product = xp.empty((m, 2 * shape.k), x.dtype)
-        active = xp.empty((m, shape.k), x.dtype)
+        shapes = (self.m, self.n), (self.m, 2 * self.k), (self.m, self.k)
+        gathered, both, active = (gpu.empty(shape, self.dtype) for shape in shapes)
+        partial_sum = gpu.empty((self.m, self.n), self.dtype)
         return {
-            "all_gather": device.all_gather(x, gathered),
-            "gate_up": device.matmul(gathered, gate_up, product),
-            "swiglu": device.swiglu(product, active),
-            "down": device.matmul(active, down, partial_sum),
-            "reduce_scatter": device.reduce_scatter(partial_sum, out),
+            "all_gather": gpu.all_gather(x, gathered),
+            "gate_up": gpu.matmul(gathered, gate_up, both),
+            "swiglu": gpu.swiglu(both, active),
+            "down": gpu.matmul(active, down, partial_sum),
+            "reduce_scatter": gpu.reduce_scatter(partial_sum, out),
         }
 
-    def make(self, world: World, case: Case, schedule: str) -> MLP:
-        gate_up, down = case.weights
-        inner = case.shape.k
-        weights = gate_up[:inner], gate_up[inner:], down
-        return MLP(*weights, world=world, schedule=schedule)
-
-    def call(self, operation: Any, case: Case) -> Call:
-        return partial(operation, case.x, case.out)
-
-    def rivals(self, device: Device, case: Case) -> dict[str, Chain]:
-        """Our two fused collectives in a row, by static schedules."""
-        shape, (gate_up, down) = case.shape, case.weights
-        gather = AllGatherMatmul(dtype=case.dtype, world=device.world)
-        scatter = MatmulReduceScatter(dtype=case.dtype, world=device.world)
-        product = device.empty((shape.m, 2 * shape.k), case.dtype)
-        active = device.empty((shape.m, shape.k), case.dtype)
-        out = device.empty(case.out.shape, case.dtype)
+    def rivals(self, gpu: Gpu) -> dict[str, Rival]:
+        """The steps, and our two fused collectives in a row, with static schedules."""
+        gate_up, down = self.weights
+        gather = AllGatherMatmul(dtype=self.dtype, world=self.world)
+        scatter = MatmulReduceScatter(dtype=self.dtype, world=self.world)
+        both = gpu.empty((self.m, 2 * self.k), self.dtype)
+        active = gpu.empty((self.m, self.k), self.dtype)
+        out = gpu.empty(self.out_shape, self.dtype)
         steps: dict[str, Call] = {
-            "gate_up": partial(gather, case.x, gate_up, product),
-            "swiglu": device.swiglu(product, active),
+            "gate_up": partial(gather, self.xs[0], gate_up, both),
+            "swiglu": gpu.swiglu(both, active),
             "down": partial(scatter, active, down, out),
         }
-        return {"two_ops": Chain((gather, scatter), partial(run, steps), out)}
+        two = Rival([partial(run, steps)], [out], (gather, scatter))
+        return {**super().rivals(gpu), "two_ops": two}
 
 
 if __name__ == "__main__":
-    sys.exit(main(MLPWorkload()))
+    sys.exit(main(MLPWorkload))

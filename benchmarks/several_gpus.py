@@ -78,8 +78,7 @@ def moe(ranks: int, known: Known) -> Iterator[Job]:
             left = [tokens for tokens in MOE_TOKENS if tokens * rows not in done]
             options = ("--parallel", parallel, "--routing", routing)
             if left:
-                tokens = ("--tokens-per-rank", joined(left))
-                yield Job(("benchmarks/moe_parallel.py", *options, *tokens))
+                yield Job(("benchmarks/moe.py", *options, "--tokens", joined(left)))
 
 
 def memcheck(ranks: int, known: Known) -> Iterator[Job]:
@@ -122,12 +121,8 @@ def execute(job: Job, ranks: int, limit: float) -> bool:
     mpirun = [sys.executable, str(records.ROOT / "launch" / "mpirun")]
     mpirun += ["-n", str(job.ranks or ranks), "--time-limit", f"{limit:.0f}"]
     print(f"\n=== {' '.join(job.command)} ===", flush=True)
-    return (
-        subprocess.run(
-            [*mpirun, *job.command], cwd=records.ROOT, check=False
-        ).returncode
-        == 0
-    )
+    done = subprocess.run([*mpirun, *job.command], cwd=records.ROOT, check=False)
+    return done.returncode == 0
 
 
 def main() -> int:

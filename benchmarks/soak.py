@@ -1,19 +1,20 @@
-"""Many calls of mixed operations, layers, shapes and schedules in a row: each result
-compared with the first one of its call bit by bit, and no growth of memory.
+"""Many calls of mixed operations, layers, shapes and schedules in random order: results
+must keep their bits, and memory must not grow.
 
 launch/mpirun -n 4 --mps benchmarks/soak.py --calls 10000
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import os
 import random
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,11 +22,38 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import records
-from benchmarks.command import begin, may_record, teller
-from benchmarks.device import Device
-from benchmarks.soak_cases import SCHEDULES, Case, Cases
+from benchmarks.all_gather_matmul import AllGatherMatmulWorkload
+from benchmarks.device import Device, Gpu, seed_of
+from benchmarks.harness import (
+    DTYPE,
+    TOLERANCE,
+    Workload,
+    begin,
+    parser_for,
+    record,
+    say,
+)
+from benchmarks.matmul_reduce_scatter import MatmulReduceScatterWorkload
+from benchmarks.mlp import MLPWorkload
+from benchmarks.moe import ROUTINGS, Model, MoEWorkload, routing_bias
+from etc_dist.layers.moe_graph import PARALLEL
+from etc_dist.ops.operation import Operation
 
+SCHEDULES = ("static", "dynamic")
+WEIGHTS = (("bfloat16", "nk"), ("float16", "kn"))
+"""dtype and layout of w."""
+COLLECTIVE_SHAPES = ((1, 8, 8), (3, 264, 72), (129, 256, 520), (300, 1000, 136))
+"""Rows of one rank, N, K: one row, tails in every direction, several tiles."""
+MLP_SIZES, MLP_ROWS = (512, 264), (1, 16, 100, 300)
+"""Few rows, rows that share tiles, whole tiles."""
+MOE, MOE_TOKENS = Model(256, 64, 16, 4), (1, 5, 64, 200)
+"""The inner size is one rank's share if the layer is tensor-parallel."""
+ROUTED, ROUTED_TOKENS = Model(1024, 384, 128, 8), (1, 3, 31, 32, 33, 256, 517, 2048)
+CPU_ROUTED, CPU_TOKENS = Model(32, 16, 16, 4), (1, 5, 33)
+BIASES = 16
+"""Different routings of a kind."""
+LEEWAY = 2.0
+"""Times TOLERANCE: errors of few numbers vary, and layers round activations too."""
 BATCH = 100
 """Calls without any synchronisation of the host."""
 LINES = 10
@@ -36,6 +64,133 @@ of one kilobyte a call is more after 10,000 calls."""
 DIFFERING = """
 if (a != b) flags[number] = 1;
 """
+
+
+@dataclass
+class Case:
+    """Calls of a workload at one shape that must give equal bits, always, or until its
+    inputs are drawn anew: `refresh` does so in place. `first` has the bits."""
+
+    name: str
+    workload: Workload
+    operations: Sequence[Operation]
+    refresh: Callable[[int], None] | None = None
+
+    def __post_init__(self) -> None:
+        """Make the first calls, and compare the last with the reference. Collective."""
+        case = self.workload
+        if self.refresh:
+            self.refresh(seed_of(self.name))
+        self.calls = [case.call(operation, 0) for operation in self.operations]
+        for call, operation in zip(self.calls, self.operations, strict=True):
+            call()
+            operation.synchronize()
+        (self.out,) = case.outs[:1]
+        self.first = self.out.copy()
+        self.error = case.device.relative_error([self.out], [case.reference()])
+
+    def fault(self) -> str | None:
+        """What is wrong with the error, if anything."""
+        tolerance = LEEWAY * TOLERANCE[self.workload.dtype]
+        if self.error <= tolerance:  # NaN is not
+            return None
+        return f"{self.name}: error {self.error:.2e}, wanted {tolerance:.1e}"
+
+    def run(self, seed: int, differ: Callable[[Any, Any], None]) -> None:
+        """Make the calls, and compare each result with the first bits."""
+        poison, calls = self.workload.device.poison, self.calls
+        if self.refresh:
+            first, *calls = self.calls
+            self.refresh(seed)
+            poison(self.out)
+            first()
+            self.first.view(np.uint16)[...] = self.out.view(np.uint16)
+        for call in calls:
+            poison(self.out)
+            call()
+            differ(self.out, self.first)
+
+
+class Cases:
+    """Makes the cases of one rank, on all ranks in the same order. Collective."""
+
+    def __init__(self, device: Device):
+        self.device, self.operations = device, list[Operation]()
+
+    def __iter__(self) -> Iterator[Case]:
+        device = self.device
+        for schedule in SCHEDULES:
+            made: list[Workload]
+            for workload in (MatmulReduceScatterWorkload, AllGatherMatmulWorkload):
+                for dtype, layout in WEIGHTS:
+                    made = [
+                        workload(device, "soak", (n, k), rows, dtype, layout)
+                        for rows, n, k in COLLECTIVE_SHAPES
+                    ]
+                    yield from self._fixed(made, schedule)
+            made = [MLPWorkload(device, "soak", MLP_SIZES, n) for n in MLP_ROWS]
+            yield from self._fixed(made, schedule)
+            for parallel in PARALLEL:
+                sizes = self._sizes(MOE, parallel)
+                made = [
+                    MoEWorkload(device, "soak", sizes, n, DTYPE, parallel)
+                    for n in MOE_TOKENS
+                ]
+                yield from self._fixed(made, schedule)
+        for parallel in PARALLEL if self.device.world.size > 1 else PARALLEL[:1]:
+            yield from self._routed(parallel)
+
+    def _sizes(self, model: Model, parallel: str) -> Model:
+        size = self.device.world.size if parallel == "tensor" else 1
+        return model._replace(inner=model.inner * size)
+
+    def _make(self, case: Workload, schedule: str) -> Operation:
+        self.operations.append(case.make(schedule))
+        return self.operations[-1]
+
+    def _fixed(self, made: Sequence[Workload], schedule: str) -> Iterator[Case]:
+        """Workloads that share one operation."""
+        operation = self._make(made[0], schedule)
+        for case in made:
+            name = f"{case.op} {schedule} {case.dtype} {case.rows} rows {case.sizes}"
+            yield Case(name, case, [operation])
+
+    def _routed(self, parallel: str) -> Iterator[Case]:
+        """New tokens and a new routing at each call; both schedules, and the first one
+        again, must give the same bits."""
+        on_gpu = isinstance(self.device, Gpu)
+        model, counts = (ROUTED, ROUTED_TOKENS) if on_gpu else (CPU_ROUTED, CPU_TOKENS)
+        sizes = self._sizes(model, parallel)
+        # Most tokens first: a program grows between runs, and only then.
+        made = [
+            MoEWorkload(self.device, "routed", sizes, count, DTYPE, parallel)
+            for count in sorted(counts, reverse=True)
+        ]
+        operations = [self._make(made[0], schedule) for schedule in SCHEDULES]
+        for case in made:
+            case.weights = made[0].weights
+            name = f"moe {parallel} routed, {case.rows} tokens"
+            yield Case(name, case, [*operations, operations[0]], _router_of(case))
+
+
+def _router_of(case: MoEWorkload) -> Callable[[int], None]:
+    """Draws new tokens and a new routing in place."""
+    device, x, router = case.device, case.xs[0], case.weights[0]
+    xp = device.xp
+    scratch = xp.empty(x.shape, np.float32)
+    biases = [
+        xp.asarray(routing_bias(kind, case.model, seed)).astype(router.dtype)
+        for kind, seed in product(ROUTINGS, range(BIASES))
+    ]
+    own = device.world.rank if case.parallel == "expert" else 0
+
+    def refresh(seed: int) -> None:
+        device.normal(scratch, seed + own)
+        scratch[:, 0] = 1
+        x[...] = scratch
+        router[:, 0] = biases[seed % len(biases)]
+
+    return refresh
 
 
 @dataclass(frozen=True)
@@ -52,7 +207,7 @@ class Memory:
         gc.collect()
         device.world.barrier()
         used = 0
-        if device.world.backend == "cuda":
+        if isinstance(device, Gpu):
             free, total = device.xp.cuda.runtime.memGetInfo()
             used = int(total - free)
         pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -68,171 +223,129 @@ class Memory:
 
 @dataclass(frozen=True)
 class Result:
-    """What the calls gave; alike on all ranks."""
+    """The outcome of the calls, the same on all ranks."""
 
     seconds: float
     mismatches: int
     growth: Memory
 
-
-class Soak:
-    """All cases on one device."""
-
-    def __init__(self, device: Device):
-        self.device, self.world = device, device.world
-        self._tell = teller(self.world)
-        started = time.perf_counter()
-        self.cases = list(Cases(self.world, device.xp.asarray))
-        seconds = time.perf_counter() - started
-        self.operations = list(
-            {id(c.operation): c.operation for c in self.cases}.values()
-        )
-        self.errors = [self._error(case) for case in self.cases]
-        self._differ = differing_of(device)
-        kinds = f"{len(self.cases)} cases of {len(self.operations)} operations"
-        self._tell(f"soak: {kinds} are ready after {seconds:.0f} s")
-
     def faults(self) -> list[str]:
-        """Cases whose first result is not near its reference."""
-        return [
-            f"{case.name}: error {error:.2e}, wanted {case.tolerance:.1e}"
-            for case, error in zip(self.cases, self.errors, strict=True)
-            if not error <= case.tolerance  # so that NaN is refused too
-        ]
+        found = []
+        if self.mismatches:
+            found.append(f"{self.mismatches} results differ from the first bits")
+        if self.growth.device > 0:
+            found.append(f"the GPU's memory grew by {self.growth.device} bytes")
+        if self.growth.host > HOST_TOLERANCE:
+            grown = f"a process grew by {self.growth.host} bytes"
+            found.append(f"{grown}, more than {HOST_TOLERANCE}")
+        return found
 
-    def run(self, order: Sequence[int]) -> Result:
-        """Call the cases in `order`, the same on every rank."""
-        flags = self.device.xp.zeros(len(order), "int8")
-        for number in range(len(self.cases)):  # what is allocated once is allocated now
-            self._call(self.cases[number], flags, 0)
-        self.synchronize()
-        flags.fill(0)
-        before = Memory.now(self.device)
-        started = time.perf_counter()
-        line = max(BATCH, len(order) // LINES)
-        for done, number in enumerate(order, 1):
-            self._call(self.cases[number], flags, done - 1)
-            if done % BATCH == 0:
-                self.synchronize()
-            if done % line == 0:
-                self._tell(f"soak: {done} calls, {time.perf_counter() - started:.1f} s")
-        self.synchronize()
-        self.device.synchronize()
-        seconds = time.perf_counter() - started
-        growth = Memory.now(self.device).growth(self.device, before)
-        counts = cast(list[int], self.world.gather(int(flags.sum())))
-        return Result(seconds, sum(counts), growth)
 
-    def synchronize(self) -> None:
-        for operation in self.operations:
+def soak(
+    device: Device, cases: Sequence[Case], order: Sequence[int], seed: int
+) -> Result:
+    """Run the cases in `order`, the same on every rank."""
+    world, flags = device.world, device.xp.zeros(len(order), "int8")
+    differ = differing_of(device)
+    operations = {id(o): o for case in cases for o in case.operations}.values()
+
+    def synchronize() -> None:
+        for operation in operations:
             operation.synchronize()
 
-    def close(self) -> None:
-        for operation in self.operations:
-            operation.close()
+    for case in cases:  # what is allocated once is allocated now
+        case.run(seed, partial(differ, 0, flags))
+    synchronize()
+    flags.fill(0)
+    before, started = Memory.now(device), time.perf_counter()
+    for done, number in enumerate(order, 1):
+        # NOTE: compared on the device, so that the host runs ahead.
+        cases[number].run(seed + done, partial(differ, done - 1, flags))
+        if done % BATCH == 0:
+            synchronize()
+        if done % max(BATCH, len(order) // LINES) == 0:
+            say(world, f"soak: {done} calls")
+    synchronize()
+    device.synchronize()
+    seconds = time.perf_counter() - started
+    growth = Memory.now(device).growth(device, before)
+    counts = cast(list[int], world.gather(int(flags.sum())))
+    return Result(seconds, sum(counts), growth)
 
-    def _call(self, case: Case, flags: Any, number: int) -> None:
-        self.device.poison(case.out)
-        case.call()
-        # NOTE: compared on the device, for the host is to run ahead.
-        self._differ(case.out, case.first, number, flags)
 
-    def _error(self, case: Case) -> float:
-        """The largest relative error of all ranks."""
-        first = case.first if isinstance(case.first, np.ndarray) else case.first.get()
-        off = np.linalg.norm(first.astype(np.float32) - case.expected)
-        mine = float(off / np.linalg.norm(case.expected))
-        # NOTE: NumPy's maximum keeps NaN.
-        return float(np.max(cast(list[float], self.world.gather(mine))))
-
-
-def differing_of(device: Device) -> Callable[[Any, Any, int, Any], None]:
-    """A function (a, b, number, flags): flags[number] = 1 if a bit of two 16-bit arrays
+def differing_of(device: Device) -> Callable[[int, Any, Any, Any], None]:
+    """A function (number, flags, a, b): flags[number] = 1 if a bit of two 16-bit arrays
     differs. It allocates nothing on the device."""
-    if device.world.backend == "cpu":
+    if not isinstance(device, Gpu):
 
-        def compare(a: Any, b: Any, number: int, flags: Any) -> None:
-            flags[number] = device.differs(a, b)
+        def compare(number: int, flags: Any, a: Any, b: Any) -> None:
+            flags[number] |= device.differs(a, b)
 
         return compare
     kernel = device.xp.ElementwiseKernel(
         "uint16 a, uint16 b, int64 number", "raw int8 flags", DIFFERING, "differing"
     )
 
-    def enqueue(a: Any, b: Any, number: int, flags: Any) -> None:
+    def enqueue(number: int, flags: Any, a: Any, b: Any) -> None:
         kernel(a.view(np.uint16), b.view(np.uint16), number, flags)
 
     return enqueue
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Run mixed calls for long.")
+    parser = parser_for("Run mixed calls for long.", "soak")
     add = parser.add_argument
     add("--calls", type=int, help="10000, or 100 on the CPU backend")
     add("--seed", type=int, default=0, help="of the order of the calls")
-    add("--record", type=Path, help="default: benchmarks/results/soak.jsonl")
-    add("--cpu", action="store_true", help="the CPU backend")
     options = parser.parse_args()
     device = begin(options.cpu)
-    world = device.world
-    tell = teller(world)
-    soak = Soak(device)
-    tell(f"soak: largest error {max(soak.errors):.2e}")
-    calls = options.calls or (10000 if world.backend == "cuda" else 100)
-    order = random.Random(options.seed).choices(range(len(soak.cases)), k=calls)
-    result = soak.run(order)
-    faults = soak.faults() + faults_of(result)
-    tell(
-        f"soak: {calls} calls in {result.seconds:.1f} s, {result.mismatches} mismatches"
-        f", growth of {result.growth.device} bytes on the GPU and {result.growth.host} "
-        "in a process"
-    )
-    tell("\n".join(f"FAILED: {fault}" for fault in faults) or "soak: passed")
-    if not faults and may_record(world, options.record):
-        records.append(record_of(device, soak, calls, result), options.record)
-    soak.close()
-    world.close()
+    made = Cases(device)
+    cases = list(made)
+    error = max(case.error for case in cases)
+    kinds = f"{len(cases)} cases of {len(made.operations)} operations"
+    say(device.world, f"soak: {kinds}, largest error {error:.2e}")
+    calls = options.calls or (10000 if isinstance(device, Gpu) else 100)
+    order = random.Random(options.seed).choices(range(len(cases)), k=calls)
+    result = soak(device, cases, order, options.seed)
+    faults = [fault for fault in map(Case.fault, cases) if fault] + result.faults()
+    grown = f"{result.growth.device} bytes (GPU) and {result.growth.host} (process)"
+    text = f"{calls} calls, {result.mismatches} mismatches, growth of {grown}"
+    say(device.world, f"soak: {text}")
+    failed = "\n".join(f"FAILED: {fault}" for fault in faults)
+    say(device.world, failed or "soak: passed")
+    if not faults and isinstance(device, Gpu):
+        record(device, options.record, record_of(device, made, cases, calls, result))
+    for operation in made.operations:
+        operation.close()
+    device.world.close()
     return int(bool(faults))
 
 
-def faults_of(result: Result) -> list[str]:
-    """What is wrong with the calls, in words."""
-    found = []
-    if result.mismatches:
-        found.append(f"{result.mismatches} results differ from the first of their call")
-    if result.growth.device > 0:
-        found.append(f"the GPU's memory grew by {result.growth.device} bytes")
-    if result.growth.host > HOST_TOLERANCE:
-        grown = f"a process grew by {result.growth.host} bytes"
-        found.append(f"{grown}, more than {HOST_TOLERANCE}")
-    return found
-
-
 def record_of(
-    device: Device, soak: Soak, calls: int, result: Result
-) -> records.SoakRecord:
-    world, facts = device.world, device.facts()
+    gpu: Gpu, made: Cases, cases: Sequence[Case], calls: int, result: Result
+) -> dict[str, Any]:
+    world, facts = gpu.world, gpu.facts()
     del facts["baseline"]
-    workers = soak.operations[0].program.workers
-    return records.SoakRecord(
-        op="soak",
-        world_size=world.size,
-        backend=world.backend,
-        path=f"{len(soak.operations)} operations and layers, {' and '.join(SCHEDULES)} "
-        f"schedules, {world.backend} backend, {workers} workers",
+    workers = made.operations[0].program.workers
+    return {
+        "op": "soak",
+        "world_size": world.size,
+        "backend": world.backend,
+        "path": f"{len(made.operations)} operations and layers, "
+        f"{' and '.join(SCHEDULES)} schedules, {world.backend} backend, "
+        f"{workers} workers",
         **facts,
-        **records.stamp(),
-        cases=len(soak.cases),
-        runs=calls,
-        mismatches=result.mismatches,
-        hangs=0,  # a hang would have ended in WaitTimeoutError
-        seconds=round(result.seconds, 3),
-        error=max(soak.errors),
-        ranks_per_gpu=world.ranks_per_gpu,
-        mps=world.mps,
-        growth_bytes=result.growth.device,
-        host_growth_bytes=result.growth.host,
-    )
+        "cases": len(cases),
+        "runs": calls,
+        "mismatches": result.mismatches,
+        "hangs": 0,  # a hang would have ended in WaitTimeoutError
+        "seconds": round(result.seconds, 3),
+        "error": max(case.error for case in cases),
+        "ranks_per_gpu": world.ranks_per_gpu,
+        "mps": world.mps,
+        "growth_bytes": result.growth.device,
+        "host_growth_bytes": result.growth.host,
+    }
 
 
 if __name__ == "__main__":

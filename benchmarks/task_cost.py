@@ -5,19 +5,18 @@ launch/mpirun -n 1 benchmarks/task_cost.py
 
 from __future__ import annotations
 
-import argparse
 import sys
+from collections.abc import Sequence
+from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
-
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import records
-from benchmarks.command import begin, may_record, provenance, teller
-from benchmarks.device import Device
+from benchmarks.device import Call, Device, Gpu
+from benchmarks.harness import begin, parser_for, provenance, record, say
 from etc_dist import compile
 from etc_dist.ir import (
     DeviceFunction,
@@ -83,56 +82,45 @@ def copy_twice(g: Graph, *, lane: str) -> None:
     )
 
 
-def cost_ns(device: Device, program: Program) -> float:
-    """Nanoseconds that a task takes a worker."""
-    times = []
+def runs(device: Device, program: Program) -> list[Call]:
+    """Checked calls of few and of many tasks."""
+    found: list[Call] = []
     for each in (FEW, MANY):
         rows = each * program.workers
-        x = device.normal((rows, WIDTH), each)
+        x = device.normal(device.empty((rows, WIDTH), "float32"), each)
         y = device.xp.zeros_like(x)
-
-        def run(x: Any = x, y: Any = y) -> None:
-            program.run(x=x, y=y)
-
-        run()
+        found.append(partial(program.run, x=x, y=y))
+        found[-1]()
         program.synchronize()
         if not bool((x == y).all()):
             raise SystemExit(f"FAILED: {rows} rows were not copied")
-        times.append(median(device.time(run) for _ in range(REPEATS)))
-    return (times[1] - times[0]) * 1e6 / (MANY - FEW) / 2
+    return found
+
+
+def cost_ns(gpu: Gpu, calls: Sequence[Call]) -> float:
+    """Nanoseconds that a task takes a worker."""
+    few, many = (median(gpu.time(call) for _ in range(REPEATS)) for call in calls)
+    return round((many - few) * 1e6 / (MANY - FEW) / 2, 1)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Time the scheduling of tasks.")
-    add = parser.add_argument
-    add("--record", type=Path, help="default: benchmarks/results/task_cost.jsonl")
-    add("--cpu", action="store_true", help="the CPU backend: no performance path")
-    options = parser.parse_args()
+    options = parser_for("Time the scheduling of tasks.", "task_cost").parse_args()
     device = begin(options.cpu)
     world = device.world
-    tell = teller(world)
-    facts = device.facts()
-    del facts["baseline"]
-    for lane in (TENSOR, TRANSFER):
-        for schedule in SCHEDULES:
-            graph = copy_twice(world.size, lane=lane)
-            program = compile(graph, world, schedule=schedule)
-            cost = float(np.round(cost_ns(device, program), 1))
-            tell(f"{lane} lane, {schedule}: {cost:.0f} ns a task and worker")
-            if may_record(world, options.record):
-                record = records.TaskCostRecord(
-                    op="task_cost",
-                    **provenance(program),
-                    **records.stamp(),
-                    protocol=PROTOCOL,
-                    schedule=schedule,
-                    lane=lane,
-                    workers=program.workers,
-                    task_ns=cost,
-                    **facts,
-                )
-                records.append(record, options.record)
-            program.close()
+    for lane, schedule in product((TENSOR, TRANSFER), SCHEDULES):
+        program = compile(copy_twice(world.size, lane=lane), world, schedule=schedule)
+        calls = runs(device, program)
+        text = "rows were copied"
+        if isinstance(device, Gpu):
+            facts, cost = device.facts(), cost_ns(device, calls)
+            del facts["baseline"]
+            values = {"op": "task_cost", "protocol": PROTOCOL, **facts}
+            values |= {"schedule": schedule, "lane": lane, "task_ns": cost}
+            values |= {"workers": program.workers, **provenance(program)}
+            record(device, options.record, values)
+            text = f"{cost:.0f} ns a task and worker"
+        say(world, f"{lane} lane, {schedule}: {text}")
+        program.close()
     world.close()
     return 0
 

@@ -1,0 +1,127 @@
+"""Workloads with unfused steps on GPUs: the fused collectives and the MLP."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any, ClassVar
+
+from benchmarks import harness
+from benchmarks.device import Call, Device, Gpu
+from benchmarks.harness import DTYPE, LINK_BYTES_PER_S, MODELS, Rival, Workload, run
+from etc_dist.ops.operation import Operation
+
+ROWS = (1024,)
+SMALL_MODEL, SMALL_ROWS = (512, 2048), 64
+
+
+class Stepwise(Workload):
+    """A workload with unfused steps; its sizes are N and K."""
+
+    alone: Mapping[str, tuple[str, ...]] = {
+        "gemm": ("gemm",),
+        "collective": ("collective",),
+    }
+    """Steps that are timed alone, by the names of the times."""
+
+    @staticmethod
+    @abstractmethod
+    def sizes_of(hidden: int, intermediate: int) -> tuple[int, int]:
+        """(N, K) of one rank of a model."""
+
+    @property
+    @abstractmethod
+    def moved(self) -> int:
+        """Elements of the collectives; a rank sends (W - 1) / W of them."""
+
+    steps: Any
+    """steps(gpu, x, *weights, out): the unfused steps by name, in their order."""
+
+    @property
+    def m(self) -> int:
+        return self.rows * self.world.size
+
+    @property
+    def n(self) -> int:
+        return self.sizes[0]
+
+    @property
+    def k(self) -> int:
+        return self.sizes[1]
+
+    def fields(self) -> dict[str, Any]:
+        return {"M": self.m, "N": self.n, "K": self.k}
+
+    @cached_property
+    def _unfused(self) -> tuple[dict[str, Call], Any]:
+        assert isinstance(self.device, Gpu)
+        out = self.device.empty(self.out_shape, self.dtype)
+        self.device.poison(out)
+        return self.steps(self.device, *self.xs, *self.weights, out), out
+
+    def rivals(self, gpu: Gpu) -> dict[str, Rival]:
+        steps, out = self._unfused
+        return {"baseline": Rival([partial(run, steps)], [out])}
+
+    def parts(self, gpu: Gpu) -> dict[str, Call]:
+        steps, _ = self._unfused
+        return {
+            name: partial(run, {step: steps[step] for step in chosen})
+            for name, chosen in self.alone.items()
+        }
+
+    def limits(self, gemm_ms: float) -> tuple[float, float]:
+        sent = self.moved * 2 * (self.world.size - 1) / self.world.size
+        return gemm_ms, sent / LINK_BYTES_PER_S * 1e3
+
+
+class Collective(Stepwise):
+    """A fused collective of x and one weight."""
+
+    operation: ClassVar[Any]
+
+    def __init__(
+        self,
+        device: Device,
+        name: str,
+        sizes: Sequence[int],
+        rows: int,
+        dtype: str = DTYPE,
+        layout: str = "nk",
+    ):
+        """`layout` is how the operation takes w."""
+        super().__init__(device, name, sizes, rows, dtype)
+        self.layout = layout
+
+    def w(self, rank: int) -> Any:
+        return self.draw("w", rank, self.n, self.k)
+
+    def make_weights(self) -> tuple[Any, ...]:
+        return (self.w(self.world.rank),)
+
+    def make(self, schedule: str) -> Operation:
+        made: Operation = self.operation(
+            dtype=self.dtype,
+            w_layout=self.layout,
+            world=self.world,
+            schedule=schedule,
+        )
+        return made
+
+    def call(self, operation: Any, number: int) -> Call:
+        (w,) = self.weights
+        if self.layout == "kn":
+            bits = self.device.xp.ascontiguousarray(w.view("uint16").T)
+            w = bits.view(w.dtype)
+        return partial(operation, self.xs[number], w, self.outs[number])
+
+
+def main(workload: type[Stepwise]) -> int:
+    """The command line of one workload's file; the exit code."""
+    title = f"Check and time {workload.op}."
+    options = harness.shapes_parser(title, workload.op, MODELS).parse_args()
+    models = {name: workload.sizes_of(*sizes) for name, sizes in MODELS.items()}
+    small = workload.sizes_of(*SMALL_MODEL), SMALL_ROWS
+    device = harness.begin(options.cpu)
+    return harness.main(device, workload, models, small, ROWS, options)

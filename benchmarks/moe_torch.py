@@ -1,0 +1,277 @@
+"""What a mixture of experts is compared with on GPUs: torch's grouped GEMMs, NCCL, and
+vLLM's Triton kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.device import SWIGLU, Call, Gpu
+from benchmarks.harness import WARM_UP
+from etc_dist.runtime.stream import stream_for
+
+if TYPE_CHECKING:
+    from benchmarks.moe import MoEWorkload
+
+VLLM = "vllm.model_executor.layers.fused_moe"
+
+
+class Torch:
+    """The layer by torch on one rank: each step a kernel or a few.
+
+    Router, softmax, top-k, sort, grouped GEMM, SwiGLU, grouped GEMM, weighted
+    index_add. Logits in fp32, as ours, so that both choose the same experts."""
+
+    def __init__(self, gpu: Gpu, case: MoEWorkload):
+        self._torch, self._gpu, self._top_k = gpu.torch, gpu, case.model.top_k
+        self.router, self.gate_up, self.down = map(gpu.as_torch, case.weights)
+        self._xs = [gpu.as_torch(x) for x in case.xs]
+        every = len(self.router)
+        self._experts = self._torch.arange(every, device=self.router.device)
+        self._world, self._rank = case.world.size, case.world.rank
+        self._own = every // self._world  # experts of a rank, if expert-parallel
+        # NOTE: one kernel, where torch takes two.
+        types = "raw T gate_up, int64 width", "raw T out"
+        self._kernel = gpu.xp.ElementwiseKernel(*types, SWIGLU, "swiglu")
+
+    def __call__(self, x: Any, out: Any) -> None:
+        weights, ids = self.choose(x)
+        token, order, ends = self.sort(ids)
+        rows = self.multiply(x[token], ends)
+        weight = weights.view(-1)[order].to(rows.dtype)
+        out.zero_().index_add_(0, token, rows.mul_(weight[:, None]))
+
+    def alone(self, x: Any) -> tuple[Call, ...]:
+        """Both grouped GEMMs, on sorted rows, and the collectives of the layer."""
+        token, _, ends = self.sort(self.choose(x)[1])
+        return (self.gemms(x[token], ends),)
+
+    def choose(self, x: Any) -> tuple[Any, Any]:
+        """Weights and ids [tokens, top_k]."""
+        share = self.logits(x).softmax(dim=1)
+        weights, ids = share.topk(self._top_k, dim=1)
+        return weights / weights.sum(dim=1, keepdim=True), ids
+
+    def logits(self, x: Any) -> Any:
+        """The router's, in fp32."""
+        return self._torch.mm(x, self.router.t(), out_dtype=self._torch.float32)
+
+    def sort(self, ids: Any) -> tuple[Any, Any, Any]:
+        """Choices by expert: their tokens, their places in ids, the experts' ends."""
+        sorted_ids, order = ids.view(-1).sort(stable=True)
+        ends = self._torch.searchsorted(
+            sorted_ids, self._experts, right=True, out_int32=True
+        )
+        return order // self._top_k, order, ends
+
+    def multiply(self, rows: Any, ends: Any) -> Any:
+        return self.project_down(self.swiglu(self.project_up(rows, ends)), ends)
+
+    def project_up(self, rows: Any, ends: Any) -> Any:
+        return self._torch._grouped_mm(rows, self.gate_up.transpose(1, 2), offs=ends)
+
+    def project_down(self, active: Any, ends: Any) -> Any:
+        return self._torch._grouped_mm(active, self.down.transpose(1, 2), offs=ends)
+
+    def gemms(self, rows: Any, ends: Any) -> Call:
+        active = self.swiglu(self.project_up(rows, ends))
+
+        def call() -> None:
+            self.project_up(rows, ends)
+            self.project_down(active, ends)
+
+        return call
+
+    def swiglu(self, both: Any) -> Any:
+        active = both.new_empty(both.shape[0], both.shape[1] // 2)
+        width, eighths = active.shape[1] // 8, active.numel() // 8
+        source, target = map(self._gpu.from_torch, (both, active))
+        self._kernel(source, width, target, size=eighths)
+        return active
+
+    def reduce_scatter(self, source: Any, out: Any) -> Call:
+        return self._gpu.reduce_scatter(*map(self._gpu.from_torch, (source, out)))
+
+
+class TensorParallel(Torch):
+    """One rank's layer by torch, and a reduce-scatter by NCCL."""
+
+    def __init__(self, gpu: Gpu, case: MoEWorkload):
+        super().__init__(gpu, case)
+        self._partial = self._torch.empty_like(self._xs[0])
+
+    def __call__(self, x: Any, out: Any) -> None:
+        super().__call__(x, self._partial)
+        self.reduce_scatter(self._partial, out)()
+
+    def alone(self, x: Any) -> tuple[Call, ...]:
+        out = self._torch.empty_like(x[: len(x) // self._world])
+        return *super().alone(x), self.reduce_scatter(self._partial, out)
+
+
+class AllToAll(Torch):
+    """Each choice's row to its expert's rank and back, by NCCL.
+
+    Sorted by expert, exchanged after an all-gather of their counts, sorted by expert
+    again, multiplied, sent back the same way, added."""
+
+    def __call__(self, x: Any, out: Any) -> None:
+        weights, ids = self.choose(x)
+        token, order, ends = self.sort(ids)
+        sent, received, by_expert = self.agree(ends)
+        came = x.new_empty(sum(received), x.shape[1])
+        self.exchange(x[token], came, sent, received)
+        place, own_ends = self.regroup(by_expert)
+        rows = self.multiply(came[place], own_ends)
+        back = self._torch.empty_like(came)
+        back[place] = rows
+        home = x.new_empty(len(token), x.shape[1])
+        self.exchange(back, home, received, sent)
+        weight = weights.view(-1)[order].to(home.dtype)
+        out.zero_().index_add_(0, token, home.mul_(weight[:, None]))
+
+    def agree(self, ends: Any) -> tuple[list[int], list[int], Any]:
+        """Rows to and from each rank, and those from each rank of each own expert; the
+        host waits for them."""
+        counts = ends.diff(prepend=ends.new_zeros(1))
+        every = counts.new_empty(self._world * len(counts))
+        self._gpu.all_gather(*map(self._gpu.from_torch, (counts, every)))()
+        every = every.view(self._world, self._world, self._own)
+        rows = every.sum(dim=2).tolist()
+        sent = rows[self._rank]
+        return sent, [row[self._rank] for row in rows], every[:, self._rank]
+
+    def regroup(self, by_expert: Any) -> tuple[Any, Any]:
+        """The places of received rows by expert, and where each expert's end."""
+        experts = self._experts[: self._own].repeat(self._world)
+        expert = experts.repeat_interleave(by_expert.reshape(-1).long())
+        ends = by_expert.sum(dim=0).cumsum(dim=0).to(self._torch.int32)
+        return expert.argsort(stable=True), ends
+
+    def exchange(
+        self, source: Any, out: Any, sent: Sequence[int], received: Sequence[int]
+    ) -> None:
+        rows, target = map(self._gpu.from_torch, (source, out))
+        self._gpu.all_to_all(rows, target, sent, received)()
+
+    def alone(self, x: Any) -> tuple[Call, ...]:
+        """Both GEMMs, and both exchanges."""
+        token, _, ends = self.sort(self.choose(x)[1])
+        sent, received, by_expert = self.agree(ends)
+        rows, came = x[token], x.new_empty(sum(received), x.shape[1])
+        self.exchange(rows, came, sent, received)
+        place, own_ends = self.regroup(by_expert)
+        came = came[place]
+
+        def exchanges() -> None:
+            self.exchange(rows, came, sent, received)
+            self.exchange(came, rows, received, sent)
+
+        return self.gemms(came, own_ends), exchanges
+
+
+class Gathered(AllToAll):
+    """All ranks' tokens gathered; own experts' choices of them multiplied, added, and
+    the sums reduce-scattered, by NCCL."""
+
+    def __call__(self, x: Any, out: Any) -> None:
+        gpu, torch = self._gpu, self._torch
+        gathered = x.new_empty(self._world * len(x), x.shape[1])
+        gpu.all_gather(*map(gpu.from_torch, (x, gathered)))()
+        weights, ids = self.choose(gathered)
+        # Own experts come first: rows after theirs are left out.
+        turned = (ids - self._rank * self._own) % len(self._experts)
+        token, order, ends = self.sort(turned)
+        ends = ends[: self._own].contiguous()
+        count = int(ends[-1])
+        token, order = token[:count], order[:count]
+        rows = self.multiply(gathered[token], ends)
+        weight = weights.view(-1)[order].to(rows.dtype)
+        partial = torch.zeros_like(gathered)
+        partial.index_add_(0, token, rows.mul_(weight[:, None]))
+        self.reduce_scatter(partial, out)()
+
+
+LAYERS = {
+    "baseline": Torch,
+    "reduce_scatter": TensorParallel,
+    "all_to_all": AllToAll,
+    "gathered": Gathered,
+}
+
+
+class FusedMoE:
+    """The layer by vLLM: its routing, and its Triton kernel for each grouped GEMM, with
+    vLLM's tile sizes for the device. Logits in fp32, as ours."""
+
+    def __init__(self, torch: Torch, top_k: int):
+        self._layers = import_module(VLLM)
+        self._logits, self._top_k = torch.logits, top_k
+        self._weights = torch.gate_up, torch.down
+
+    def __call__(self, x: Any) -> Any:
+        """The result for x, in memory of its own."""
+        layers = self._layers
+        scores = self._logits(x)
+        weights, ids, *_ = layers.fused_topk(x, scores, self._top_k, renormalize=True)
+        return layers.fused_experts(x, *self._weights, weights, ids)
+
+    def name(self) -> str:
+        """The versions, and the origin of the tile sizes."""
+        kernel = import_module(f"{VLLM}.fused_moe")
+        experts, _, inner = self._weights[1].shape
+        tuned = kernel.get_moe_configs(experts, inner, None)
+        file = kernel.get_config_file_name(experts, inner, None)
+        vllm, triton = (import_module(n).__version__ for n in ("vllm", "triton"))
+        tiles = f"tuned tiles {file}" if tuned else "default tiles"
+        return f"vLLM {vllm} fused_experts, Triton {triton}, {tiles}"
+
+
+# ----------------------------------------------------------------------- CUDA graphs
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A CUDA graph, and its call, in whose memory the graph's kernels work."""
+
+    graph: Any
+    call: Call
+
+    def __call__(self) -> None:
+        self.graph.replay()
+
+
+def captured(gpu: Gpu, call: Call) -> Call:
+    """A call of torch's, replayed."""
+    torch = gpu.torch
+    stream = torch.cuda.Stream()
+    gpu.synchronize()
+    with torch.cuda.stream(stream), as_current(stream):
+        for _ in range(WARM_UP):
+            call()
+    gpu.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream), as_current(stream):
+        call()
+    gpu.synchronize()
+    return Replay(graph, call)
+
+
+def captured_ours(gpu: Gpu, operation: Any, x: Any, out: Any) -> Call:
+    """A call of ours, replayed."""
+    stream = gpu.xp.cuda.Stream(non_blocking=True)
+    gpu.synchronize()
+    with stream:
+        stream.begin_capture()
+        operation(x, out, stream=stream)
+        graph = stream.end_capture()
+    gpu.synchronize()
+    launch: Call = graph.launch
+    return launch
+
+
+def as_current(stream: Any) -> Any:
+    """torch's stream as a CuPy stream, which is the current one inside of `with`."""
+    return stream_for("cuda", stream, None)
