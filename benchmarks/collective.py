@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from benchmarks import harness
 from benchmarks.device import Call, Device, Gpu
-from benchmarks.harness import DTYPE, LINK_BYTES_PER_S, MODELS, Rival, Workload, run
+from benchmarks.workload import DTYPE, LINK_BYTES_PER_S, MODELS, Rival, Workload, run
 from etc_dist.ops.operation import Operation
 
 ROWS = (1024,)

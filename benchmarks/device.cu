@@ -1,4 +1,4 @@
-// The two device functions that the benchmarks need besides CuPy's own.
+// Two device functions that CuPy does not have.
 
 // One thread waits by the clock of the GPU, so that the time does not depend on its
 // frequency.

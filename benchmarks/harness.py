@@ -4,14 +4,9 @@ README.md."""
 from __future__ import annotations
 
 import argparse
-import copy
 import os
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from itertools import cycle
 from pathlib import Path
 from statistics import median
 from typing import Any, cast
@@ -21,151 +16,15 @@ import numpy as np
 import etc_dist
 from benchmarks import records
 from benchmarks.device import Call, Device, Gpu, open_device
+from benchmarks.workload import BLOCK, SMALL, TOLERANCE, WARM_UP, Calls, Workload
 from etc_dist.ops.operation import Operation
 from etc_dist.program import Program
 from etc_dist.settings import Settings
 from etc_dist.world import World
 
-TENSOR_PARALLEL = 8
-"""The ranks that a model's layers are split over, on any number of measured ranks."""
-MODELS: Mapping[str, tuple[int, int]] = {
-    "llama3-8b": (4096, 14336),
-    "qwen3-32b": (5120, 25600),
-    "llama3-70b": (8192, 28672),
-    "gpt3-175b": (12288, 49152),
-    "llama3-405b": (16384, 53248),
-}
-"""Hidden and intermediate size."""
-SMALL = "small"
-"""The name of the model that the CPU backend checks."""
-LINK_BYTES_PER_S = 340e9
-"""The rate at which each of eight H200 sends to all others at once: the best measured
-over NVLink (nominally 450 GB/s)."""
-DTYPE = "bfloat16"
-TOLERANCE: Mapping[str, float] = {"bfloat16": 3e-3, "float16": 5e-4}
-"""Largest relative error; rounding each partial sum and the result costs 2.4e-3 in
-bfloat16, an eighth of that in float16; the errors of small outputs vary."""
 SCHEDULES = ("static", "dynamic", "auto")
-WARM_UP, BLOCK, REPEATS = 4, 7, 21
+REPEATS = 21
 HOST_CALLS, HOST_ROUNDS = 100, 5
-PROTOCOL = (
-    "host barrier, 2 ms device sleep, all-reduce in stream, event, call, event; max "
-    f"over ranks; median after {WARM_UP} warm-ups; blocks of {BLOCK} take turns"
-)
-
-
-@dataclass(frozen=True)
-class Rival:
-    """Another way to the results: a call for each input, the arrays that they fill, and
-    our operations among the steps."""
-
-    calls: Sequence[Call]
-    outs: Sequence[Any]
-    operations: tuple[Operation, ...] = ()
-
-
-class Workload(ABC):
-    """An operation at one shape: this rank's inputs, weights and outputs, an fp32
-    reference, and what is timed on GPUs.
-
-    Inputs follow from names, so a rank can draw those of all ranks: no reference needs
-    a collective, which NCCL would refuse to ranks that share a GPU.
-    """
-
-    op: str
-    protocol = PROTOCOL
-    inputs = 1
-    """Inputs that take turns."""
-    leeway, baseline_leeway = 1.0, 2.0
-    """Times TOLERANCE: the allowed errors. The baseline rounds more often: NCCL adds in
-    the arrays' dtype, and each step stores its result."""
-    baselines: tuple[str, ...] = ("baseline",)
-    """Rivals of which the fastest is the baseline."""
-
-    def __init__(
-        self,
-        device: Device,
-        name: str,
-        sizes: Sequence[int],
-        rows: int,
-        dtype: str = DTYPE,
-    ):
-        """At a model's `sizes`, with `rows` of this rank."""
-        self.device, self.world = device, device.world
-        self.name, self.sizes, self.rows, self.dtype = name, sizes, rows, dtype
-
-    @abstractmethod
-    def x(self, rank: int, number: int = 0) -> Any:
-        """A rank's input."""
-
-    @abstractmethod
-    def make_weights(self) -> tuple[Any, ...]: ...
-
-    @property
-    @abstractmethod
-    def out_shape(self) -> tuple[int, int]: ...
-
-    @abstractmethod
-    def make(self, schedule: str) -> Operation:
-        """The operation for this shape. Collective."""
-
-    @abstractmethod
-    def call(self, operation: Any, number: int) -> Call:
-        """One run of the operation on an input."""
-
-    @abstractmethod
-    def reference(self, number: int = 0) -> Any:
-        """The result in fp32."""
-
-    @abstractmethod
-    def rivals(self, gpu: Gpu) -> dict[str, Rival]:
-        """Other ways to the same results, by the names of their times. Collective."""
-
-    @abstractmethod
-    def parts(self, gpu: Gpu) -> dict[str, Call]:
-        """What is timed alone: the GEMMs ("gemm") and the collectives."""
-
-    @abstractmethod
-    def limits(self, gemm_ms: float) -> tuple[float, float]:
-        """Lower bounds in milliseconds: of the busiest chip and of its wire."""
-
-    @abstractmethod
-    def fields(self) -> dict[str, Any]:
-        """The shape as a record has it: M, N, K and more."""
-
-    @cached_property
-    def xs(self) -> list[Any]:
-        return [self.x(self.world.rank, number) for number in range(self.inputs)]
-
-    @cached_property
-    def weights(self) -> tuple[Any, ...]:
-        return self.make_weights()
-
-    @cached_property
-    def outs(self) -> list[Any]:
-        shape = self.out_shape
-        return [self.device.empty(shape, self.dtype) for _ in range(self.inputs)]
-
-    def timed(self, gpu: Gpu, ours: Operation, rivals: Mapping[str, Rival]) -> Calls:
-        """What is timed, by the names of the times."""
-        own = [self.call(ours, number) for number in range(self.inputs)]
-        others = {name: in_turn(rival.calls) for name, rival in rivals.items()}
-        return {"ours": in_turn(own), **others, **self.parts(gpu)}
-
-    def draw(self, name: str, rank: int, *shape: int, dtype: str | None = None) -> Any:
-        """The same numbers on every rank that draws this name and rank."""
-        full = f"{self.name} {name} of rank {rank}"
-        return self.device.random(shape, dtype or self.dtype, full)
-
-    def converted(self, convert: Callable[[Any], Any]) -> Workload:
-        """The same arrays in another library."""
-        other = copy.copy(self)
-        other.xs, other.outs = ([*map(convert, of)] for of in (self.xs, self.outs))
-        other.weights = tuple(map(convert, self.weights))
-        return other
-
-
-Calls = dict[str, Call]
 Make = Callable[[Device, str, Sequence[int], int], Workload]
 """A workload of a device, a model's name and sizes, and the rows of a rank."""
 
@@ -227,17 +86,6 @@ def compete(
     if case.baselines != Workload.baselines:
         found["baselines_ms"] = {n: round(median(t), 5) for n, t in named.items()}
     return {**found, **{f"{name}_error": error for name, error in errors.items()}}
-
-
-def in_turn(calls: Sequence[Call]) -> Call:
-    """One of the calls, the next one each time."""
-    turns = cycle(calls)
-    return lambda: next(turns)()
-
-
-def run(steps: Mapping[str, Call]) -> None:
-    for step in steps.values():
-        step()
 
 
 def measure(gpu: Gpu, calls: Calls, repeats: int) -> dict[str, list[float]]:
@@ -350,8 +198,14 @@ def shapes_parser(
     """The options of a benchmark of models."""
     parser = parser_for(title, op)
     add = parser.add_argument
-    known = ",".join((*models, SMALL))
-    add("--models", type=lambda text: text.split(","), help=f"default: {known}")
+
+    def names(text: str) -> list[str]:
+        unknown = set(text.split(",")) - {*models, SMALL}
+        if unknown:
+            raise argparse.ArgumentTypeError(f"unknown models {sorted(unknown)}")
+        return text.split(",")
+
+    add("--models", type=names, help=f"some of {','.join((*models, SMALL))}")
     add("--rows-per-rank", "--tokens", type=numbers, dest="rows")
     add("--schedule", choices=SCHEDULES, default="static")
     add("--repeats", type=int, default=REPEATS)
@@ -381,7 +235,7 @@ def say(world: World, text: str) -> None:
 
 
 def provenance(program: Program) -> dict[str, Any]:
-    """What the records of a program have in common, besides the device's facts."""
+    """The fields of a record that follow from its program."""
     world, plan = program.world, program.plan
     return {
         "world_size": world.size,
@@ -412,7 +266,9 @@ def main(
     shared: dict[str, Any] = {}
     if isinstance(device, Gpu):
         made = make(device, SMALL, *small)
-        shared = {"op": made.op, "protocol": made.protocol, **device.facts()}
+        facts = device.facts()
+        facts["baseline"] = made.libraries + facts["baseline"]
+        shared = {"op": made.op, "protocol": made.protocol, **facts}
         shared["host_us"] = host_costs(device, made, options.schedule)
         say(device.world, f"{made.op}: host cost of a call {shared['host_us']} us")
     else:

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.collective import Collective, main
 from benchmarks.device import Call, Gpu, wide
-from benchmarks.harness import TENSOR_PARALLEL
+from benchmarks.workload import TENSOR_PARALLEL
 from etc_dist import MatmulReduceScatter
 
 

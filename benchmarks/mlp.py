@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.collective import Stepwise, main
 from benchmarks.device import Call, Gpu, wide
-from benchmarks.harness import TENSOR_PARALLEL, Rival, run
+from benchmarks.workload import TENSOR_PARALLEL, Rival, run
 from etc_dist import AllGatherMatmul, MatmulReduceScatter
 from etc_dist.layers.mlp import MLP
 

@@ -20,7 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import moe_torch
 from benchmarks.device import DTYPES, Call, Device, Gpu, wide
-from benchmarks.harness import (
+from benchmarks.harness import begin, main, shapes_parser
+from benchmarks.workload import (
     BLOCK,
     DTYPE,
     LINK_BYTES_PER_S,
@@ -29,10 +30,7 @@ from benchmarks.harness import (
     Calls,
     Rival,
     Workload,
-    begin,
     in_turn,
-    main,
-    shapes_parser,
 )
 from etc_dist.layers.moe import MoE
 from etc_dist.layers.moe_graph import PARALLEL
@@ -77,6 +75,7 @@ class MoEWorkload(Workload):
     is tensor-parallel, a rank's own if it is expert-parallel, and the result has a
     rank's own."""
 
+    libraries = "torch._grouped_mm and one SwiGLU kernel; "
     inputs = INPUTS
     leeway, baseline_leeway = 1.25, 4.0
     """Activations and experts' rows are rounded too; the baselines add a token's rows

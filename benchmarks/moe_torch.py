@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.device import SWIGLU, Call, Gpu
-from benchmarks.harness import WARM_UP
+from benchmarks.workload import WARM_UP
 from etc_dist.runtime.stream import stream_for
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ class Torch:
     index_add. Logits in fp32, as ours, so that both choose the same experts."""
 
     def __init__(self, gpu: Gpu, case: MoEWorkload):
-        self._torch, self._gpu, self._top_k = gpu.torch, gpu, case.model.top_k
+        self._torch, self._gpu = import_module("torch"), gpu
+        self._top_k = case.model.top_k
         self.router, self.gate_up, self.down = map(gpu.as_torch, case.weights)
         self._xs = [gpu.as_torch(x) for x in case.xs]
         every = len(self.router)
@@ -212,7 +213,7 @@ class FusedMoE:
         self._weights = torch.gate_up, torch.down
 
     def __call__(self, x: Any) -> Any:
-        """The result for x, in memory of its own."""
+        """The result for x, in new memory."""
         layers = self._layers
         scores = self._logits(x)
         weights, ids, *_ = layers.fused_topk(x, scores, self._top_k, renormalize=True)

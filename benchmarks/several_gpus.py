@@ -20,7 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import records
-from benchmarks.harness import MODELS
+from benchmarks.workload import MODELS
 
 PYTEST = ("-m", "pytest", "-q", "--color=no", "--timeout-method=thread", "--with-mpi")
 COLLECTIVES = ("matmul_reduce_scatter", "all_gather_matmul")

@@ -83,7 +83,7 @@ def copy_twice(g: Graph, *, lane: str) -> None:
 
 
 def runs(device: Device, program: Program) -> list[Call]:
-    """Checked calls of few and of many tasks."""
+    """Checked calls: FEW tasks, and MANY tasks, a worker."""
     found: list[Call] = []
     for each in (FEW, MANY):
         rows = each * program.workers

@@ -43,19 +43,3 @@ def values() -> dict[str, Any]:
         "protocol": "text",
         "baseline": "cuBLAS, NCCL",
     }
-
-
-@pytest.fixture
-def layer_values(values: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a record of a layer."""
-    times = {"two_ops_ms": 0.25, "two_ops_error": 0.0035}
-    return {**values, "op": "mlp", "world_size": 4, **times}
-
-
-@pytest.fixture
-def moe_values(values: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a record of a mixture of experts."""
-    sizes = {"model": "qwen3-30b-a3b", "M": 128, "N": 2048, "K": 768}
-    routing = {"experts": 128, "top_k": 8, "active_experts": 127.5}
-    eager = {"ours_eager_ms": 0.21, "baseline_eager_ms": 0.5, "baseline": "torch"}
-    return {**values, "op": "moe", "world_size": 1, **sizes, **routing, **eager}

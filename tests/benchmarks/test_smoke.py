@@ -1,0 +1,73 @@
+"""The correctness check of each benchmark passes on the CPU backend, which measures
+nothing, and finds wrong results."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from benchmarks import soak
+from benchmarks.harness import failures
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "command"),
+    [
+        (2, "matmul_reduce_scatter"),
+        (2, "all_gather_matmul"),
+        (2, "mlp --schedule dynamic"),
+        (1, "moe --tokens 1,50"),
+        (2, "moe --parallel tensor"),
+        (2, "moe --parallel expert --routing zipf"),
+        (2, "soak --calls 20"),
+        (1, "task_cost"),
+    ],
+)
+def test_results_are_checked_and_nothing_is_measured(
+    ranks: int, command: str, tmp_path: Path
+) -> None:
+    name, *options = command.split()
+    launch = [sys.executable, str(ROOT / "launch" / "mpirun"), "-n", str(ranks)]
+    script = [str(ROOT / "benchmarks" / f"{name}.py"), "--cpu", *options]
+    path = tmp_path / "some.jsonl"
+    done = subprocess.run(
+        [*launch, *script, "--record", str(path)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "checks results and measures nothing" in done.stdout
+    assert "_ms" not in done.stdout and "seconds" not in done.stdout
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({}, []),
+        ({"error": 4e-3}, ["error 4.00e-03, wanted 3.0e-03"]),
+        ({"error": float("nan")}, ["error nan, wanted 3.0e-03"]),
+        ({"baseline_error": 7e-3}, ["baseline_error 7.00e-03, wanted 6.0e-03"]),
+        ({"bitwise_equal": False}, ["the bits of three runs differ"]),
+    ],
+)
+def test_wrong_results_are_failures(changes: dict[str, Any], found: list[str]) -> None:
+    case: Any = SimpleNamespace(dtype="bfloat16", leeway=1.0, baseline_leeway=2.0)
+    values = {"error": 2e-3, "baseline_error": 5e-3, "bitwise_equal": True, **changes}
+    assert failures(values, case) == found
+
+
+def test_differing_bits_and_growth_are_faults_of_a_soak() -> None:
+    grown = soak.Memory(device=1, host=soak.HOST_TOLERANCE + 1)
+    faults = soak.Result(1.0, 2, grown).faults()
+    assert [fault.split()[0] for fault in faults] == ["2", "the", "a"]
+    kept = soak.Memory(device=0, host=soak.HOST_TOLERANCE)
+    assert soak.Result(1.0, 0, kept).faults() == []
