@@ -46,7 +46,7 @@ CPU_ROUTED, CPU_TOKENS = Model(32, 16, 16, 4), (1, 5, 33)
 BIASES = 16
 """Different routings of a kind."""
 LEEWAY = 2.0
-"""Times TOLERANCE: errors of few numbers vary, and layers also round activations."""
+"""Times TOLERANCE: errors of small outputs vary; layers also round activations."""
 BATCH = 100
 """Calls without any synchronisation of the host."""
 LINES = 10
