@@ -14,12 +14,14 @@ EtcDistError
  └── WaitTimeoutError     a wait was not met within the time limit; the run was ended
 
 A message has four parts: what failed, where, what was wanted and got, what to do.
+A wrong Python type is a plain TypeError, raised by `expect_type`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 
 class EtcDistError(Exception):
@@ -109,6 +111,21 @@ class WorldError(EtcDistError):
 
 class SymmetricMemoryError(WorldError, MemoryError):
     """The symmetric heap cannot hold what a program asks for."""
+
+
+def expect_type(value: object, kind: type | tuple[type, ...], name: str) -> None:
+    """Raise TypeError("name expects a str, got int") unless `value` is a `kind`.
+
+    NumPy's integers count as int; a bool does not.
+    """
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    accepted = tuple(Integral if k is int else k for k in kinds)
+    is_bool = isinstance(value, bool) and bool not in kinds
+    if is_bool or not isinstance(value, accepted):
+        wanted = " or ".join("None" if k is type(None) else k.__name__ for k in kinds)
+        article = "an" if wanted[0] in "AEIOUaeiou" else "a"
+        got = "None" if value is None else type(value).__name__
+        raise TypeError(f"{name} expects {article} {wanted}, got {got}")
 
 
 @dataclass(frozen=True)

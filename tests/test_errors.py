@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 
+import numpy as np
 import pytest
 
 from etc_dist import errors
@@ -18,6 +19,7 @@ from etc_dist.errors import (
     WaitRecord,
     WaitTimeoutError,
     WorldError,
+    expect_type,
 )
 
 PARTS = {"where": "here", "wanted": "good", "got": "bad", "fix": "mend it"}
@@ -86,3 +88,26 @@ def test_a_build_error_keeps_its_source_and_numbers_its_lines():
 def test_the_tree_at_the_top_of_the_file_names_every_class():
     drawn = errors.__doc__ or ""
     assert [kind.__name__ for kind in CLASSES if kind.__name__ not in drawn] == []
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "message"),
+    [
+        (3, str, "f() expects a str, got int"),
+        (None, int, "f() expects an int, got None"),
+        (True, int, "f() expects an int, got bool"),
+        (1.5, (int, type(None)), "f() expects an int or None, got float"),
+    ],
+)
+def test_wrong_type_is_a_type_error_with_both_types(value, kind, message):
+    with pytest.raises(TypeError) as caught:
+        expect_type(value, kind, "f()")
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [("x", str), (np.int64(3), int), (True, bool), (None, (int, type(None)))],
+)
+def test_right_type_is_accepted(value, kind):
+    expect_type(value, kind, "f()")
