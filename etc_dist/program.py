@@ -23,8 +23,8 @@ from etc_dist.runtime.run_check import Loaded, RunCheck, cannot_capture
 from etc_dist.runtime.stream import stream_for
 from etc_dist.runtime.trace import Trace
 from etc_dist.schedule import Plan
-from etc_dist.schedule.proof import prove
-from etc_dist.schedule.verify import Verified
+from etc_dist.verify.proof import prove
+from etc_dist.verify.verify import Verified
 from etc_dist.world import World
 from etc_dist.world.agreement import sign
 

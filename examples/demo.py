@@ -23,7 +23,7 @@ import ml_dtypes
 import numpy as np
 
 import etc_dist
-from etc_dist.schedule.verify import verify
+from etc_dist.verify.verify import verify
 
 BF16 = ml_dtypes.bfloat16
 ROUNDS = 5

@@ -1,6 +1,6 @@
 """Imports go one way: from the right of this line to its left.
 
-errors, settings <- cache <- ir <- schedule <- codegen <- runtime
+errors, settings <- cache <- ir <- schedule <- verify <- codegen <- runtime
                  <- compiler, program, ahead, emulate <- functions <- ops <- layers
                  <- cli, doctor;
 world needs only errors and settings, functions only ir
@@ -19,6 +19,7 @@ LAYERS = [
     {"cache"},
     {"ir"},
     {"schedule"},
+    {"verify"},
     {"codegen"},
     {"runtime"},
     {"compiler", "program", "ahead", "emulate"},

@@ -15,7 +15,7 @@ from etc_dist.errors import ArgumentError, RaceError, WorldError
 from etc_dist.functions.add_partials import add_partials
 from etc_dist.functions.push_rows import push_rows
 from etc_dist.ir import Graph, graph_function, tile
-from etc_dist.schedule.proof import prove
+from etc_dist.verify.proof import prove
 from tests.ops.arrays import Arrays
 from tests.ops.ring import ring
 

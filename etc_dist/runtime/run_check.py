@@ -14,8 +14,8 @@ import numpy as np
 from etc_dist.errors import EtcDistError, GraphError, WorldError
 from etc_dist.ir.loads import loaded_tensors
 from etc_dist.schedule.plan import Plan
-from etc_dist.schedule.unchecked import list_unchecked
-from etc_dist.schedule.verify import verify
+from etc_dist.verify.unchecked import list_unchecked
+from etc_dist.verify.verify import verify
 from etc_dist.world import World
 
 Loaded = Mapping[str, np.ndarray[Any, Any]]

@@ -18,7 +18,7 @@ from etc_dist.errors import GraphError
 from etc_dist.runtime.build import compile_cubin, kernels_folder
 from etc_dist.runtime.includes import headers
 from etc_dist.schedule import schedule_static
-from etc_dist.schedule.verify import verify
+from etc_dist.verify.verify import verify
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"

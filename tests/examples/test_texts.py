@@ -11,7 +11,7 @@ import pytest
 
 from etc_dist.errors import GraphError
 from etc_dist.schedule import schedule_static
-from etc_dist.schedule.verify import verify
+from etc_dist.verify.verify import verify
 
 ROOT = Path(__file__).parents[2]
 TEXTS = [ROOT / "README.md", ROOT / "etc_dist/README.md", *ROOT.glob("docs/*.md")]

@@ -12,7 +12,7 @@ from etc_dist.errors import ArgumentError, WorldError
 from etc_dist.ir import GraphFunction
 from etc_dist.layers.mlp_few_rows import FEW_ROWS, mlp_few_rows_graph
 from etc_dist.schedule import schedule_static
-from etc_dist.schedule.verify import verify
+from etc_dist.verify.verify import verify
 from tests.layers.reference import TOLERANCE
 from tests.layers.test_mlp import check_both_schedules, dims_of, race_without
 

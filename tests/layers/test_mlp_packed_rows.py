@@ -15,7 +15,7 @@ from etc_dist.layers.mlp_packed_rows import (
     most_packed,
 )
 from etc_dist.schedule import schedule_static
-from etc_dist.schedule.verify import verify
+from etc_dist.verify.verify import verify
 from tests.layers.reference import TOLERANCE
 from tests.layers.test_mlp import check_both_schedules, dims_of, race_without
 

@@ -20,7 +20,7 @@ from etc_dist.layers.moe_few_tokens import (
     most_tokens,
 )
 from etc_dist.schedule import schedule_static
-from etc_dist.schedule.verify import verify
+from etc_dist.verify.verify import verify
 from tests.layers.reference import TOLERANCE, draw, draw_experts, moe_reference
 from tests.layers.test_mlp import without
 from tests.layers.test_moe import PLANS, run

@@ -14,7 +14,7 @@ from etc_dist.ir import GraphFunction
 from etc_dist.layers.moe_graph import moe_graph
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import schedule_auto, schedule_dynamic, schedule_static
-from etc_dist.schedule.verify import verify
+from etc_dist.verify.verify import verify
 from tests.layers.reference import (
     TOLERANCE,
     aim,

@@ -11,7 +11,7 @@ from etc_dist.errors import GraphError, RaceError
 from etc_dist.ir import Graph, device_function, graph_function
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import schedule_dynamic, schedule_static
-from etc_dist.schedule.verify import verify
+from etc_dist.verify.verify import verify
 
 PLANS = {"static": schedule_static, "dynamic": schedule_dynamic}
 

@@ -14,7 +14,7 @@ from etc_dist import Program
 from etc_dist.runtime import run_check
 from etc_dist.runtime.gpu import GpuExecutor
 from etc_dist.schedule import schedule_static
-from etc_dist.schedule.verify import verify
+from etc_dist.verify.verify import verify
 from tests.ops.arrays import Arrays
 from tests.ops.ring import ring
 from tests.runtime.permute import inputs, permute

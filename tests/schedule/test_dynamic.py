@@ -20,7 +20,7 @@ from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import Plan, schedule_auto, schedule_dynamic, schedule_static
-from etc_dist.schedule.verify import verify
+from etc_dist.verify.verify import verify
 from examples.add_row_sum import add_row_sum
 from examples.ring_all_gather import ring_all_gather
 

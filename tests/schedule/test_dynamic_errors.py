@@ -19,7 +19,7 @@ from etc_dist.ir import (
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import schedule_dynamic, schedule_static
 from etc_dist.schedule.plan import Plan
-from etc_dist.schedule.verify import verify
+from etc_dist.verify.verify import verify
 
 
 @device_function(source="touch.cuh", reads=0, writes=0)

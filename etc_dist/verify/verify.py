@@ -14,27 +14,27 @@ from etc_dist.errors import ArgumentError, GraphError
 from etc_dist.ir.dims import whole_dims
 from etc_dist.ir.graph import Call, GraphFunction
 from etc_dist.ir.loads import loaded_tensors, waiting_loads, working_loads
-from etc_dist.schedule.cells import all_cells, merged
-from etc_dist.schedule.coverage import (
+from etc_dist.schedule.dynamic import group_order
+from etc_dist.schedule.plan import Lane, Plan, require_plan
+from etc_dist.verify.cells import all_cells, merged
+from etc_dist.verify.coverage import (
     check_complete,
     check_once,
     check_reads,
     check_remote_writes,
 )
-from etc_dist.schedule.dynamic import group_order
-from etc_dist.schedule.enumerate_plan import enumerate_plan
-from etc_dist.schedule.enumeration import NONE, Array, Enumeration
-from etc_dist.schedule.faults import Fault, Tally, refuse
-from etc_dist.schedule.happens_before import order_tasks
-from etc_dist.schedule.loads import check_own_writes
-from etc_dist.schedule.plan import Lane, Plan, require_plan
-from etc_dist.schedule.progress import (
+from etc_dist.verify.enumerate_plan import enumerate_plan
+from etc_dist.verify.enumeration import NONE, Array, Enumeration
+from etc_dist.verify.happens_before import order_tasks
+from etc_dist.verify.loaded_accesses import check_own_writes
+from etc_dist.verify.progress import (
     count_notifications,
     run_queues,
     suppose_events,
 )
-from etc_dist.schedule.races import Races
-from etc_dist.schedule.unchecked import list_unchecked
+from etc_dist.verify.races import Races
+from etc_dist.verify.unchecked import list_unchecked
+from etc_dist.verify.violations import Fault, Tally, refuse
 
 MOST_TASKS = 20_000_000
 """More would not fit the memory of a small machine."""

@@ -15,8 +15,8 @@ from etc_dist.ir.expr import Load
 from etc_dist.ir.graph import GraphFunction
 from etc_dist.ir.loads import waiting_loads, working_loads
 from etc_dist.ir.tensor import Region
-from etc_dist.schedule.cells import Cells
-from etc_dist.schedule.enumeration import (
+from etc_dist.verify.cells import Cells
+from etc_dist.verify.enumeration import (
     BEGINNING,
     EARLY,
     WAITING,
@@ -26,7 +26,7 @@ from etc_dist.schedule.enumeration import (
     rows,
     task_name,
 )
-from etc_dist.schedule.faults import Fault, Tally
+from etc_dist.verify.violations import Fault, Tally
 
 
 def load_accesses(

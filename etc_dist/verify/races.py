@@ -13,10 +13,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from etc_dist.errors import GraphError, RaceError
-from etc_dist.schedule.cells import Cells
-from etc_dist.schedule.enumeration import EARLY, WAITING, Array, Enumeration, Mask
-from etc_dist.schedule.faults import Fault, Tally
-from etc_dist.schedule.happens_before import HappensBefore
+from etc_dist.verify.cells import Cells
+from etc_dist.verify.enumeration import EARLY, WAITING, Array, Enumeration, Mask
+from etc_dist.verify.happens_before import HappensBefore
+from etc_dist.verify.violations import Fault, Tally
 
 SOON = (WAITING, EARLY)
 """Moments at which not all of a task's waits are met."""

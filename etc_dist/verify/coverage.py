@@ -6,9 +6,9 @@ from __future__ import annotations
 import numpy as np
 
 from etc_dist.errors import GraphError, RaceError
-from etc_dist.schedule.cells import Cells
-from etc_dist.schedule.enumeration import NONE, Enumeration
-from etc_dist.schedule.faults import Fault, Tally
+from etc_dist.verify.cells import Cells
+from etc_dist.verify.enumeration import NONE, Enumeration
+from etc_dist.verify.violations import Fault, Tally
 
 
 def check_once(tasks: Enumeration, cells: Cells, kind: str, tally: Tally) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from etc_dist.schedule.enumeration import NONE, Array, Enumeration, Mask
+from etc_dist.verify.enumeration import NONE, Array, Enumeration, Mask
 
 WORD = 64
 BUDGET = 2**24

@@ -15,7 +15,7 @@ from etc_dist.ir import DeviceFunction, Graph, GraphFunction, graph_function, ti
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
 from etc_dist.schedule import schedule_static
-from etc_dist.schedule.verify import Verified, verify
+from etc_dist.verify.verify import Verified, verify
 
 few = settings(max_examples=25, deadline=None)
 ranks = st.integers(1, 8)

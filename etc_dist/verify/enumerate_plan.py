@@ -15,7 +15,8 @@ from etc_dist.ir.event import EventRef
 from etc_dist.ir.expr import Expr
 from etc_dist.ir.graph import TASK, Call
 from etc_dist.ir.tensor import Region
-from etc_dist.schedule.enumeration import (
+from etc_dist.schedule.plan import QUEUE, Lane, Plan
+from etc_dist.verify.enumeration import (
     BODY,
     EARLY,
     NONE,
@@ -30,10 +31,9 @@ from etc_dist.schedule.enumeration import (
     rows,
     task_name,
 )
-from etc_dist.schedule.faults import Fault, Tally
-from etc_dist.schedule.loads import load_accesses
-from etc_dist.schedule.plan import QUEUE, Lane, Plan
-from etc_dist.schedule.unchecked import missing
+from etc_dist.verify.loaded_accesses import load_accesses
+from etc_dist.verify.unchecked import missing
+from etc_dist.verify.violations import Fault, Tally
 
 Runtime = Mapping[str, Sequence[npt.NDArray[Any]]]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from etc_dist.ir.tensor import Tensor
-from etc_dist.schedule.enumeration import BODY, EARLY, Access, Array, Enumeration, Mask
+from etc_dist.verify.enumeration import BODY, EARLY, Access, Array, Enumeration, Mask
 
 
 @dataclass(frozen=True)

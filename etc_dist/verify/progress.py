@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from etc_dist.errors import DeadlockError, GraphError
-from etc_dist.schedule.enumeration import NONE, Array, Enumeration, Mask
-from etc_dist.schedule.faults import Fault, Tally
+from etc_dist.verify.enumeration import NONE, Array, Enumeration, Mask
+from etc_dist.verify.violations import Fault, Tally
 
 BLOCKED_SHOWN = 6
 """Blocked tasks that one fault names."""

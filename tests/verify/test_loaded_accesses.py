@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.schedule.test_verify import touch
 
 from etc_dist.errors import ArgumentError, DeadlockError, GraphError, RaceError
 from etc_dist.ir import (
@@ -22,11 +23,10 @@ from etc_dist.ir import (
 )
 from etc_dist.ir.expr import Const
 from etc_dist.schedule import schedule_dynamic, schedule_static
-from etc_dist.schedule.proof import prove
-from etc_dist.schedule.verify import Verified, verify
 from etc_dist.settings import Settings
+from etc_dist.verify.proof import prove
+from etc_dist.verify.verify import Verified, verify
 from tests.runtime.permute import EXPERTS, computed, permute
-from tests.schedule.test_verify import touch
 
 ROUTING = [0, 2, 1, 1]
 

@@ -24,7 +24,7 @@ from etc_dist.layers.moe_graph import moe_graph
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
 from etc_dist.schedule import schedule_dynamic, schedule_static
-from etc_dist.schedule.verify import verify
+from etc_dist.verify.verify import verify
 
 DIMS = {"rows": 20, "n": 20, "k": 4}
 

@@ -15,11 +15,11 @@ import numpy as np
 from etc_dist.cache import Cache, Entry
 from etc_dist.ir.dims import whole_dims
 from etc_dist.schedule.plan import Plan
-from etc_dist.schedule.verify import Verified, verify
 from etc_dist.settings import Settings
+from etc_dist.verify.verify import Verified, verify
 
 PACKAGE = Path(__file__).parent.parent
-VERIFIER = ("errors.py", "ir", "schedule")
+VERIFIER = ("errors.py", "ir", "schedule", "verify")
 """The sources that a verdict depends on: all that `verify` imports from here."""
 
 

@@ -11,8 +11,8 @@ from etc_dist.errors import GraphError
 from etc_dist.ir import DeviceFunction, Graph, graph_function
 from etc_dist.schedule import proof, schedule_static
 from etc_dist.schedule.plan import Plan
-from etc_dist.schedule.proof import prove, verifier_digest
 from etc_dist.settings import Settings
+from etc_dist.verify.proof import prove, verifier_digest
 
 DIMS = {"n": 4}
 
@@ -89,14 +89,14 @@ def test_a_damaged_proof_is_made_again(settings, verified, damage):
 
 
 def test_the_key_covers_all_sources_of_the_verifier():
-    code = "import sys, etc_dist.schedule.verify\n"
+    code = "import sys, etc_dist.verify.verify\n"
     code += "print(*(m for m in sys.modules if m.startswith('etc_dist.')))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     parts = {name.split(".")[1] for name in done.stdout.split()}
     assert parts == {name.removesuffix(".py") for name in proof.VERIFIER}
 
 
-@pytest.mark.parametrize("name", ["ir/expr.py", "ir/loads.py", "schedule/races.py"])
+@pytest.mark.parametrize("name", ["ir/expr.py", "ir/loads.py", "verify/races.py"])
 def test_a_changed_verifier_proves_again(tmp_path, monkeypatch, name):
     package = Path(etc_dist.__file__).parent
     digests = []

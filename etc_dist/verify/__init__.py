@@ -1,0 +1,14 @@
+"""Verification: proof that a plan is correct at one shape, before it runs.
+
+verify.py           verify: all checks, over one enumeration
+enumerate_plan.py   a plan at a shape: every task with its waits and accesses
+enumeration.py      the arrays that hold them
+progress.py         counts of notifications, and the run of all queues
+happens_before.py   the happens-before relation of tasks
+cells.py, races.py  accesses of one place that nothing orders
+coverage.py         elements written twice or never
+loaded_accesses.py  loads in index expressions, as reads
+unchecked.py        what a proof leaves out
+violations.py       all violations of a plan, as one error
+proof.py            proofs on record
+"""
