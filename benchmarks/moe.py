@@ -8,7 +8,7 @@ launch/mpirun -n 4 benchmarks/moe.py --parallel expert --routing zipf
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -258,39 +258,36 @@ class MoEWorkload(Workload):
         found = {}
         for name, layer in self._layers.items():
             outs = [gpu.empty(self.out_shape, self.dtype) for _ in self._xs]
-            tensors = map(gpu.as_torch, outs)
-            pairs = zip(self._xs, tensors, strict=True)
-            found[name] = Rival([partial(layer, *pair) for pair in pairs], outs)
+            pairs = zip(self._xs, map(gpu.as_torch, outs), strict=True)
+            self._eager = [partial(layer, *pair) for pair in pairs]
+            found[name] = Rival(self._replayed(gpu, self._eager), outs)
         if self.triton:
             fused = moe_torch.FusedMoE(self._layers["baseline"], self.model.top_k)
             self.facts["triton"] = fused.name()
             outs = [gpu.from_torch(fused(x)) for x in self._xs]
-            found["triton"] = Rival([partial(fused, x) for x in self._xs], outs)
+            calls = [partial(fused, x) for x in self._xs]
+            found["triton"] = Rival(self._replayed(gpu, calls), outs)
         return found
 
     def parts(self, gpu: Gpu) -> Calls:
-        first = self._layers[self.baselines[0]]
-        alone = [first.alone(x) for x in self._xs]
+        alone = [self._layers[self.baselines[0]].alone(x) for x in self._xs]
         names = ("gemm",) if self.alone else ("gemm", "collective")
-        calls = zip(*alone, strict=True)
-        return {name: in_turn(each) for name, each in zip(names, calls, strict=True)}
+        each = zip(names, zip(*alone, strict=True), strict=True)
+        return {name: in_turn(self._replayed(gpu, calls)) for name, calls in each}
 
     def timed(self, gpu: Gpu, ours: Operation, rivals: Mapping[str, Rival]) -> Calls:
-        eager = super().timed(gpu, ours, rivals)
+        calls = super().timed(gpu, ours, rivals)
         if not self.alone:
-            return eager
-        graph = partial(moe_torch.captured, gpu)
+            return calls
         pairs = zip(self.xs, self.outs, strict=True)
         own = [moe_torch.captured_ours(gpu, ours, *pair) for pair in pairs]
-        alone = [self._layers["baseline"].alone(x)[0] for x in self._xs]
-        others = {n: in_turn([*map(graph, r.calls)]) for n, r in rivals.items()}
-        return {
-            "ours": in_turn(own),
-            "ours_eager": eager["ours"],
-            **others,
-            "baseline_eager": eager["baseline"],
-            "gemm": in_turn([*map(graph, alone)]),
-        }
+        eager = {"ours_eager": calls["ours"], "baseline_eager": in_turn(self._eager)}
+        return {**calls, "ours": in_turn(own), **eager}
+
+    def _replayed(self, gpu: Gpu, calls: Sequence[Call]) -> list[Call]:
+        """On one rank, CUDA graphs of the calls."""
+        graphs = partial(moe_torch.captured, gpu)
+        return [*map(graphs, calls)] if self.alone else [*calls]
 
 
 def routing_bias(routing: str, model: Model, seed: int) -> Any:

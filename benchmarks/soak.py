@@ -41,8 +41,9 @@ MLP_SIZES, MLP_ROWS = (512, 264), (1, 16, 100, 300)
 """Few rows, rows that share tiles, whole tiles."""
 MOE, MOE_TOKENS = Model(256, 64, 16, 4), (1, 5, 64, 200)
 """The inner size is one rank's share if the layer is tensor-parallel."""
-ROUTED, ROUTED_TOKENS = Model(1024, 384, 128, 8), (1, 3, 31, 32, 33, 256, 517, 2048)
-CPU_ROUTED, CPU_TOKENS = Model(32, 16, 16, 4), (1, 5, 33)
+ROUTED = Model(1024, 384, 128, 8), (1, 3, 31, 32, 33, 256, 517, 2048)
+CPU_ROUTED = Model(32, 16, 16, 4), (1, 5, 33)
+"""The model, and the numbers of tokens of the cases with changing routings."""
 BIASES = 16
 """Different routings of a kind."""
 LEEWAY = 2.0
@@ -104,71 +105,58 @@ class Case:
             differ(self.out, self.first)
 
 
-class Cases:
-    """Makes the cases of one rank, on all ranks in the same order. Collective."""
-
-    def __init__(self, device: Device):
-        self.device, self.operations = device, list[Operation]()
-
-    def __iter__(self) -> Iterator[Case]:
-        device = self.device
-        few = None if isinstance(device, Gpu) else 2  # of the shapes: the smallest
-        for schedule in SCHEDULES:
-            made: list[Workload]
-            for workload in (MatmulReduceScatterWorkload, AllGatherMatmulWorkload):
-                for dtype, layout in WEIGHTS:
-                    made = [
-                        workload(device, "soak", (n, k), rows, dtype, layout)
-                        for rows, n, k in COLLECTIVE_SHAPES[:few]
-                    ]
-                    yield from self._fixed(made, schedule)
-            counts = MLP_ROWS[:few]
-            made = [MLPWorkload(device, "soak", MLP_SIZES, n) for n in counts]
-            yield from self._fixed(made, schedule)
-            for parallel in PARALLEL:
-                sizes = self._sizes(MOE, parallel)
+def cases_of(device: Device) -> Iterator[Case]:
+    """All cases, made on all ranks in the same order. Collective."""
+    few = None if isinstance(device, Gpu) else 2  # of the shapes: the smallest
+    for schedule in SCHEDULES:
+        made: list[Workload]
+        for workload in (MatmulReduceScatterWorkload, AllGatherMatmulWorkload):
+            for dtype, layout in WEIGHTS:
                 made = [
-                    MoEWorkload(device, "soak", sizes, n, DTYPE, parallel)
-                    for n in MOE_TOKENS[:few]
+                    workload(device, "soak", (n, k), rows, dtype, layout)
+                    for rows, n, k in COLLECTIVE_SHAPES[:few]
                 ]
-                yield from self._fixed(made, schedule)
-        for parallel in PARALLEL if self.device.world.size > 1 else PARALLEL[:1]:
-            yield from self._routed(parallel)
-
-    def _sizes(self, model: Model, parallel: str) -> Model:
-        size = self.device.world.size if parallel == "tensor" else 1
-        return model._replace(inner=model.inner * size)
-
-    def _make(self, case: Workload, schedule: str) -> Operation:
-        self.operations.append(case.make(schedule))
-        return self.operations[-1]
-
-    def _fixed(self, made: Sequence[Workload], schedule: str) -> Iterator[Case]:
-        """Workloads that share one operation."""
-        operation = self._make(made[0], schedule)
-        for case in made:
-            name = f"{case.op} {schedule} {case.dtype} {case.rows} rows {case.sizes}"
-            yield Case(name, case, [operation])
-
-    def _routed(self, parallel: str) -> Iterator[Case]:
-        """New tokens and a new routing at each call; both schedules, and the first one
-        again, must give the same bits."""
-        on_gpu = isinstance(self.device, Gpu)
-        model, counts = (ROUTED, ROUTED_TOKENS) if on_gpu else (CPU_ROUTED, CPU_TOKENS)
-        sizes = self._sizes(model, parallel)
-        # Most tokens first: a program grows between runs, and only then.
-        made = [
-            MoEWorkload(self.device, "routed", sizes, count, DTYPE, parallel)
-            for count in sorted(counts, reverse=True)
-        ]
-        operations = [self._make(made[0], schedule) for schedule in SCHEDULES]
-        for case in made:
-            case.weights = made[0].weights
-            name = f"moe {parallel} routed, {case.rows} tokens"
-            yield Case(name, case, [*operations, operations[0]], _router_of(case))
+                yield from fixed(made, schedule)
+        made = [MLPWorkload(device, "soak", MLP_SIZES, n) for n in MLP_ROWS[:few]]
+        yield from fixed(made, schedule)
+        for parallel in PARALLEL:
+            some = layers(device, MOE, MOE_TOKENS[:few], parallel)
+            yield from fixed(some, schedule)
+    for parallel in PARALLEL if device.world.size > 1 else PARALLEL[:1]:
+        yield from routed(device, parallel)
 
 
-def _router_of(case: MoEWorkload) -> Callable[[int], None]:
+def layers(
+    device: Device, model: Model, counts: Sequence[int], parallel: str
+) -> list[MoEWorkload]:
+    """One layer with several numbers of tokens; its inner size is of one rank."""
+    split = device.world.size if parallel == "tensor" else 1
+    sizes = model._replace(inner=model.inner * split)
+    return [MoEWorkload(device, "soak", sizes, n, DTYPE, parallel) for n in counts]
+
+
+def fixed(made: Sequence[Workload], schedule: str) -> Iterator[Case]:
+    """Workloads that share one operation."""
+    operation = made[0].make(schedule)
+    for case in made:
+        name = f"{case.op} {schedule} {case.dtype} {case.rows} rows {case.sizes}"
+        yield Case(name, case, [operation])
+
+
+def routed(device: Device, parallel: str) -> Iterator[Case]:
+    """New tokens and a new routing at each call; both schedules, and the first one
+    again, must give the same bits."""
+    model, counts = CPU_ROUTED if not isinstance(device, Gpu) else ROUTED
+    # Most tokens first: a program grows between runs, and only then.
+    made = layers(device, model, sorted(counts, reverse=True), parallel)
+    operations = [made[0].make(schedule) for schedule in SCHEDULES]
+    for case in made:
+        case.weights = made[0].weights
+        name = f"{case.op} routed, {case.rows} tokens"
+        yield Case(name, case, [*operations, operations[0]], router_of(case))
+
+
+def router_of(case: MoEWorkload) -> Callable[[int], None]:
     """Draws new tokens and a new routing in place."""
     device, x, router = case.device, case.xs[0], case.weights[0]
     xp = device.xp
@@ -242,10 +230,9 @@ def soak(
     """Run the cases in `order`, the same on every rank."""
     world, flags = device.world, device.xp.zeros(len(order), "int8")
     differ = differing_of(device)
-    operations = {id(o): o for case in cases for o in case.operations}.values()
 
     def synchronize() -> None:
-        for operation in operations:
+        for operation in operations_of(cases):
             operation.synchronize()
 
     for case in cases:  # what is allocated once is allocated now
@@ -266,6 +253,11 @@ def soak(
     growth = Memory.now(device).growth(device, before)
     counts = cast(list[int], world.gather(int(flags.sum())))
     return Result(seconds, sum(counts), growth)
+
+
+def operations_of(cases: Sequence[Case]) -> list[Operation]:
+    found = {id(o): o for case in cases for o in case.operations}
+    return list(found.values())
 
 
 def differing_of(device: Device) -> Callable[[int, Any, Any, Any], None]:
@@ -294,10 +286,10 @@ def main() -> int:
     add("--seed", type=int, default=0, help="of the order of the calls")
     options = parser.parse_args()
     device = begin(options.cpu)
-    made = Cases(device)
-    cases = list(made)
+    cases = list(cases_of(device))
+    operations = operations_of(cases)
     error = max(case.error for case in cases)
-    kinds = f"{len(cases)} cases of {len(made.operations)} operations"
+    kinds = f"{len(cases)} cases of {len(operations)} operations"
     say(device.world, f"soak: {kinds}, largest error {error:.2e}")
     calls = options.calls or (10000 if isinstance(device, Gpu) else 100)
     order = random.Random(options.seed).choices(range(len(cases)), k=calls)
@@ -309,26 +301,26 @@ def main() -> int:
     failed = "\n".join(f"FAILED: {fault}" for fault in faults)
     say(device.world, failed or "soak: passed")
     if not faults and isinstance(device, Gpu):
-        record(device, options.record, record_of(device, made, cases, calls, result))
-    for operation in made.operations:
+        record(device, options.record, record_of(device, cases, calls, result))
+    for operation in operations:
         operation.close()
     device.world.close()
     return int(bool(faults))
 
 
 def record_of(
-    gpu: Gpu, made: Cases, cases: Sequence[Case], calls: int, result: Result
+    gpu: Gpu, cases: Sequence[Case], calls: int, result: Result
 ) -> dict[str, Any]:
     world, facts = gpu.world, gpu.facts()
     del facts["baseline"]
-    workers = made.operations[0].program.workers
+    operations = operations_of(cases)
     return {
         "op": "soak",
         "world_size": world.size,
         "backend": world.backend,
-        "path": f"{len(made.operations)} operations and layers, "
+        "path": f"{len(operations)} operations and layers, "
         f"{' and '.join(SCHEDULES)} schedules, {world.backend} backend, "
-        f"{workers} workers",
+        f"{operations[0].program.workers} workers",
         **facts,
         "cases": len(cases),
         "runs": calls,

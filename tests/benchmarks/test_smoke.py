@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from benchmarks import soak
+from benchmarks.device import Device
 from benchmarks.harness import failures
 
 ROOT = Path(__file__).parents[2]
@@ -63,6 +66,18 @@ def test_wrong_results_are_failures(changes: dict[str, Any], found: list[str]) -
     case: Any = SimpleNamespace(dtype="bfloat16", leeway=1.0, baseline_leeway=2.0)
     values = {"error": 2e-3, "baseline_error": 5e-3, "bitwise_equal": True, **changes}
     assert failures(values, case) == found
+
+
+@pytest.mark.parametrize(("written", "flag"), [(1.0, 0), (2.0, 1)])
+def test_soak_marks_a_call_whose_bits_differ(written: float, flag: int) -> None:
+    device, out = Device(cast(Any, None)), np.zeros(4, np.float16)
+    case = object.__new__(soak.Case)
+    case.workload, case.refresh = cast(Any, SimpleNamespace(device=device)), None
+    case.out, case.first = out, np.ones(4, np.float16)
+    case.calls = [lambda: out.fill(written)]
+    flags = np.zeros(1, np.int8)
+    case.run(0, partial(soak.differing_of(device), 0, flags))
+    assert flags[0] == flag
 
 
 def test_differing_bits_and_growth_are_faults_of_a_soak() -> None:
