@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.schedule.test_verify import touch
 
 from etc_dist.errors import ArgumentError, DeadlockError, GraphError, RaceError
 from etc_dist.ir import (
@@ -27,6 +26,7 @@ from etc_dist.settings import Settings
 from etc_dist.verify.proof import prove
 from etc_dist.verify.verify import Verified, verify
 from tests.runtime.permute import EXPERTS, computed, permute
+from tests.verify.test_verify import touch
 
 ROUTING = [0, 2, 1, 1]
 
