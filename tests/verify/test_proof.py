@@ -9,9 +9,10 @@ import pytest
 import etc_dist
 from etc_dist.errors import GraphError
 from etc_dist.ir import DeviceFunction, Graph, graph_function
-from etc_dist.schedule import proof, schedule_static
+from etc_dist.schedule import schedule_static
 from etc_dist.schedule.plan import Plan
 from etc_dist.settings import Settings
+from etc_dist.verify import proof
 from etc_dist.verify.proof import prove, verifier_digest
 
 DIMS = {"n": 4}
