@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,3 +133,23 @@ def moe_reference(
             total[token] += weight * (down[expert] @ active)
             magnitude[token] += weight * (np.abs(down[expert]) @ np.abs(active))
     return Answer(total, magnitude)
+
+
+def zipf(rng: np.random.Generator, tokens: int, experts: int, top_k: int) -> Any:
+    """Choices of which the first experts get most."""
+    odds = 1 / np.arange(1, experts + 1)
+    odds /= odds.sum()
+    return np.array(
+        [rng.choice(experts, top_k, replace=False, p=odds) for _ in range(tokens)]
+    )
+
+
+ROUTINGS: dict[str, Callable[[np.random.Generator, int], Any]] = {
+    "one expert gets all": lambda rng, n: np.full((n, 1), 5),
+    "two experts get all": lambda rng, n: np.tile([6, 1], (n, 1)),
+    "one expert gets none": lambda rng, n: 1 + zipf(rng, n, 7, 2),
+    "first experts get most": lambda rng, n: zipf(rng, n, 8, 3),
+    "all experts get the same": lambda rng, n: np.arange(2 * n).reshape(n, 2) % 8,
+    "all get all": lambda rng, n: np.tile(np.arange(8), (n, 1)),
+}
+"""How tokens choose among 8 experts: ids [tokens, top_k]."""

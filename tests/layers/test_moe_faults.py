@@ -12,9 +12,9 @@ import pytest
 from etc_dist.errors import ArgumentError, WaitTimeoutError
 from etc_dist.ir import Call, GraphFunction
 from etc_dist.layers.moe_graph import moe_graph
-from tests.layers.test_mlp import without
+from tests.layers.programs import without
 
-SIZES = (8, 64, 72)
+SIZES = (64, 72)
 WAITING = {"gate_up_projection", "down_projection", "combine_rows", "sum_ranks"}
 WAITING |= {"locate_rows", "plan_tiles"}
 """What waits in vain, at once or in the end, where nothing is listed or activated."""
@@ -40,22 +40,19 @@ def lacking(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     ("schedule", "event"), [("static", "activated"), ("dynamic", "listed")]
 )
 def test_a_wait_in_vain_ends_all_ranks_and_the_next_layer_runs(
-    schedule, event, lacking, make_parallel, arrays, hasty
+    schedule, event, lacking, make, hasty
 ):
-    options = {"top_k": 2, "parallel": "expert", "schedule": schedule}
-    right = make_parallel(*SIZES, **options)
+    kind = "moe expert-parallel"
+    right = make(kind, *SIZES, schedule=schedule)
     lacking(event)
-    wrong = make_parallel(*SIZES, **options)
+    wrong = make(kind, *SIZES, schedule=schedule)
     x, out, _ = wrong.rows(5)
     with pytest.raises(WaitTimeoutError) as caught:
-        wrong.moe(x, out)
-        wrong.moe.synchronize()
+        wrong.layer(x, out)
+        wrong.layer.synchronize()
     tasks = {record.task.partition("[")[0] for record in caught.value.records}
     assert tasks and tasks <= WAITING
-    x, out, answer = right.rows(5)
-    right.moe(x, out)
-    right.moe.synchronize()
-    answer.check(arrays.get(out))
+    right.check(5)
 
 
 def from_behind(call: Call) -> Call:
@@ -65,9 +62,7 @@ def from_behind(call: Call) -> Call:
     return replace(call, order=(part, last - tile, column))
 
 
-def test_a_task_that_must_be_empty_and_is_not_ends_the_run(
-    monkeypatch, make_moe, arrays
-):
+def test_a_task_that_must_be_empty_and_is_not_ends_the_run(monkeypatch, make):
     def turned(*arguments: Any, **options: Any) -> GraphFunction:
         graph = moe_graph(*arguments, **options)
         name = "down_projection"
@@ -75,17 +70,14 @@ def test_a_task_that_must_be_empty_and_is_not_ends_the_run(
         return replace(graph, calls=tuple(calls))
 
     monkeypatch.setattr("etc_dist.layers.moe.moe_graph", turned)
-    wrong = make_moe(256, 256, 72, top_k=2)
+    wrong = make("moe", 256, 72, experts=256)
     x, out, _ = wrong.rows(200, TWO)
     with pytest.raises(ArgumentError) as caught:
-        wrong.moe(x, out)
-        wrong.moe.synchronize()
+        wrong.layer(x, out)
+        wrong.layer.synchronize()
     assert "does not fit its graph" in caught.value.what
     assert "down_projection" in caught.value.where
     assert "its empty_until is behind this one" in caught.value.wanted
     monkeypatch.undo()
-    right = make_moe(256, 256, 72, top_k=2)
-    x, out, answer = right.rows(200, TWO)
-    right.moe(x, out)
-    right.moe.synchronize()
-    answer.check(arrays.get(out))
+    right = make("moe", 256, 72, experts=256)
+    right.check(200, TWO)

@@ -1,0 +1,144 @@
+"""Layers on the world's ranks, with their inputs and answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from etc_dist import World
+from etc_dist.layers.mlp import MLP
+from etc_dist.layers.mlp_few_rows import FEW_ROWS
+from etc_dist.layers.moe import MoE
+from etc_dist.layers.moe_few_tokens import FEW_TOKENS
+from tests.layers.reference import (
+    Answer,
+    aim,
+    draw,
+    draw_experts,
+    draw_weights,
+    moe_reference,
+    own_experts,
+    reference,
+)
+from tests.ops.arrays import Arrays
+
+
+class DenseRows:
+    """An MLP on this world's ranks; every rank knows the weights and rows of all. Few
+    rows go through the program for many, and no rows are packed, unless few_rows and
+    packed say otherwise."""
+
+    def __init__(
+        self,
+        world: World,
+        arrays: Arrays,
+        seed: int,
+        hidden: int,
+        inner: int,
+        dtype: str = "bfloat16",
+        few_rows: int = 0,
+        packed: bool = False,
+        **options: Any,
+    ):
+        self._arrays, self._rank = arrays, world.rank
+        self._rngs = [np.random.default_rng([seed, r]) for r in range(world.size)]
+        self._shares = [draw_weights(g, hidden, inner, dtype) for g in self._rngs]
+        self._hidden, self.dtype = hidden, dtype
+        self.weights = [arrays.put(weight) for weight in self._shares[world.rank]]
+        options |= {"few_rows": few_rows, "packed": packed}
+        self.layer: Any = MLP(*self.weights, world=world, **options)
+
+    def rows(self, count: int) -> tuple[Any, Any, Answer]:
+        """(x, out, answer) of `count` rows a rank, new ones each time."""
+        xs = [draw(rng, (count, self._hidden), self.dtype) for rng in self._rngs]
+        out = self._arrays.poisoned((count, self._hidden), self.dtype)
+        answer = reference(xs, self._shares)[self._rank]
+        return self._arrays.put(xs[self._rank]), out, answer
+
+    def check(self, count: int, ids: Any = None) -> None:
+        """One call on new rows, and its result."""
+        x, out, answer = self.rows(count, ids) if ids is not None else self.rows(count)
+        assert self.layer(x, out) is out
+        self.layer.synchronize()
+        answer.check(self._arrays.get(out), self.dtype)
+
+    @property
+    def program(self) -> str:
+        """The name of the graph that made the last call."""
+        return str(self.layer.program.plan.graph.name)
+
+
+class ExpertRows(DenseRows):
+    """A mixture of experts on this world's ranks; every rank knows the weights and
+    tokens of all. Few tokens go through the program for many unless few_tokens says
+    otherwise."""
+
+    def __init__(
+        self,
+        world: World,
+        arrays: Arrays,
+        seed: int,
+        hidden: int,
+        inner: int,
+        *,
+        experts: int = 8,
+        top_k: int = 2,
+        dtype: str = "bfloat16",
+        parallel: str = "tensor",
+        few_tokens: int = 0,
+        **options: Any,
+    ):
+        self._arrays, self._rng = arrays, np.random.default_rng(seed)
+        self._hidden, self.dtype = hidden, dtype
+        self._host = draw_experts(self._rng, experts, hidden, inner, dtype)
+        self._rank, self._ranks = world.rank, world.size
+        self._shared = parallel == "tensor"  # all ranks get all tokens
+        own = own_experts(self._host, parallel, world.rank, world.size)
+        self.weights = [arrays.put(weight.copy()) for weight in own]
+        options |= {"parallel": parallel, "world": world, "few_tokens": few_tokens}
+        self.layer = MoE(*self.weights, top_k=top_k, **options)
+
+    def rows(self, count: int, ids: Any = None) -> tuple[Any, Any, Answer]:
+        """(x, out, answer) of `count` tokens a rank, new ones each time; all ranks'
+        choose the experts `ids` [ranks * count, top_k] where these are given."""
+        x = draw(self._rng, (self._ranks * count, self._hidden), self.dtype)
+        if ids is not None:
+            aim(x, self._host, ids)
+            self.weights[0][...] = self._arrays.put(self._host[0])
+        out = self._arrays.poisoned((count, self._hidden), self.dtype)
+        own = np.split(x, self._ranks)[self._rank]
+        answer = moe_reference(own, self._host, self.layer.top_k, self.layer.normalize)
+        return self._arrays.put(x if self._shared else own), out, answer
+
+
+KINDS: dict[str, tuple[type[DenseRows], dict[str, Any], str, range]] = {
+    "mlp": (DenseRows, {}, "mlp_graph", range(1, 99)),
+    "mlp few rows": (
+        DenseRows,
+        {"few_rows": FEW_ROWS},
+        "mlp_few_rows_graph",
+        range(1, 99),
+    ),
+    "mlp packed rows": (
+        DenseRows,
+        {"packed": True},
+        "mlp_packed_rows_graph",
+        range(2, 99),
+    ),
+    "moe": (ExpertRows, {}, "moe_graph", range(1, 2)),
+    "moe few tokens": (
+        ExpertRows,
+        {"few_tokens": FEW_TOKENS},
+        "moe_few_tokens_graph",
+        range(1, 2),
+    ),
+    "moe tensor-parallel": (ExpertRows, {}, "moe_graph", range(1, 99)),
+    "moe expert-parallel": (
+        ExpertRows,
+        {"parallel": "expert"},
+        "moe_graph",
+        range(1, 99),
+    ),
+}
+"""What layers are made of, the program that serves them, and numbers of ranks."""

@@ -1,0 +1,357 @@
+"""The programs of the layers as graphs: their sizes, inputs, answers and races."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from etc_dist.ir import GraphFunction
+from etc_dist.layers.mlp import mlp_graph
+from etc_dist.layers.mlp_few_rows import FEW_ROWS, mlp_few_rows_graph
+from etc_dist.layers.mlp_packed_rows import mlp_packed_rows_graph
+from etc_dist.layers.moe_few_tokens import FEW_TOKENS, moe_few_tokens_graph
+from etc_dist.layers.moe_graph import moe_graph
+from etc_dist.schedule import schedule_dynamic, schedule_static
+from tests.layers.reference import (
+    TOLERANCE,
+    Answer,
+    aim,
+    draw,
+    draw_experts,
+    draw_weights,
+    moe_reference,
+    own_experts,
+    reference,
+)
+
+SCHEDULES = {"static": schedule_static, "dynamic": schedule_dynamic}
+LOADED = ("tile_expert", "tile_row", "tile_rows", "tile_first")
+"""What a program loads: the tiles of experts that have tokens."""
+Sizes = tuple[int, int, int]
+"""Rows of a rank's result, hidden, inner."""
+Given = tuple[list[dict[str, Any]], list[Answer]]
+"""Each rank's inputs, and what it must return."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A graph, and where it is tested."""
+
+    graph: Callable[..., GraphFunction]
+    tiles: Mapping[str, Any]
+    """Small tiles, so that small shapes have many."""
+    worlds: Sequence[int]
+    most: Sizes
+    """The largest odd shape."""
+    real: Sequence[tuple[int, dict[str, Any], Sizes]]
+    """Ranks, options and sizes of real models."""
+    world: int
+    sizes: Sizes
+    """Where each event is needed."""
+    protects: Mapping[str, str]
+    """Event tensor -> an array that tasks race for without it."""
+    corners: Sequence[tuple[int, dict[str, Any], Sizes]] = ()
+    """Shapes that odd ones need not include."""
+    full: Sizes = (40, 40, 24)
+    """A shape that tiles as on GPUs are run at."""
+    given: Sequence[Mapping[str, Sequence[int]]] = ()
+    """What each rank loads at `sizes`, where the program loads something."""
+
+    def small(self, world: int, **options: Any) -> GraphFunction:
+        return self.graph(world, **{**self.tiles, **options})
+
+    def large(self, world: int, **options: Any) -> GraphFunction:
+        """In tiles as on GPUs."""
+        return self.graph(world, **options)
+
+    def experts(self, world: int) -> dict[str, Any]:
+        """What the graph must be given."""
+        return {}
+
+    def dims(self, world: int, sizes: Sizes) -> dict[str, int]:
+        return dict(zip(("rows", "hidden", "inner"), sizes, strict=True))
+
+    def draw_options(self, data: Any, world: int) -> dict[str, Any]:
+        return {"dtype": data.draw(st.sampled_from(sorted(TOLERANCE)))}
+
+    def draw_case(
+        self, data: Any, most_ranks: int = 8, most_rows: int = 50
+    ) -> tuple[int, dict[str, Any], Sizes]:
+        """Ranks, options and sizes of an odd shape."""
+        worlds = [world for world in self.worlds if world <= most_ranks]
+        world = data.draw(st.sampled_from(worlds))
+        least = 8 if self.loads else 1
+        rows, hidden, inner = self.most
+        limits = (1, min(rows, most_rows)), (least, hidden), (1, inner)
+        sizes = data.draw(st.tuples(*(st.integers(*limit) for limit in limits)))
+        return world, self.draw_options(data, world), sizes
+
+    @property
+    def loads(self) -> bool:
+        return bool(self.given)
+
+    def tensors(self, graph: GraphFunction) -> dict[str, list[Any]] | None:
+        """What the program loads at `sizes`."""
+        if not self.loads:
+            return None
+        env = graph.environment(self.dims(self.world, self.sizes), 0)
+        tables = {}
+        for name in LOADED:
+            (count,) = (int(n.evaluate(env)) for n in graph.tensor(name).shape)
+            tables[name] = np.zeros((self.world, count), np.int32)
+            for rank, values in enumerate(self.given):
+                of_rank = values.get(name, [])
+                tables[name][rank, : len(of_rank)] = of_rank
+        return {name: list(table) for name, table in tables.items()}
+
+    def inputs(
+        self,
+        rng: np.random.Generator,
+        world: int,
+        sizes: Sizes,
+        dtype: str = "bfloat16",
+    ) -> Given:
+        rows, hidden, inner = sizes
+        xs = [draw(rng, (rows, hidden), dtype) for _ in range(world)]
+        shares = [draw_weights(rng, hidden, inner, dtype) for _ in range(world)]
+        names = ("x", "gate", "up", "down")
+        ranks = zip(xs, shares, strict=True)
+        by_rank = [dict(zip(names, (x, *share), strict=True)) for x, share in ranks]
+        return by_rank, reference(xs, shares)
+
+
+@dataclass(frozen=True)
+class Experts(Program):
+    """A mixture of experts; `parallel` over many ranks."""
+
+    parallel: str = "tensor"
+    choices: Sequence[int] = (8, 16, 40)
+    """Numbers of experts of a rank."""
+
+    def small(self, world: int, **options: Any) -> GraphFunction:
+        return self.large(world, **{**self.tiles, **options})
+
+    def large(self, world: int, **options: Any) -> GraphFunction:
+        if self.graph is moe_graph:
+            options["parallel"] = self.parallel
+        return self.graph(world, **{"experts": 8, "top_k": 2, **options})
+
+    def experts(self, world: int) -> dict[str, Any]:
+        split = world if self.parallel == "expert" else 1
+        return {"experts": max(8, 8 * split)}
+
+    def dims(self, world: int, sizes: Sizes) -> dict[str, int]:
+        shard = world > 1 and self.parallel == "tensor"
+        names = ("shard" if shard else "tokens", "hidden", "inner")
+        return dict(zip(names, sizes, strict=True))
+
+    def draw_options(self, data: Any, world: int) -> dict[str, Any]:
+        return {
+            **super().draw_options(data, world),
+            "experts": world * data.draw(st.sampled_from(self.choices)),
+            "top_k": data.draw(st.integers(1, 8)),
+            "normalize": data.draw(st.booleans()),
+        }
+
+    def inputs(
+        self,
+        rng: np.random.Generator,
+        world: int,
+        sizes: Sizes,
+        dtype: str = "bfloat16",
+        *,
+        experts: int = 8,
+        top_k: int = 2,
+        normalize: bool = True,
+        ids: Any = None,
+        equal: bool = False,
+    ) -> Given:
+        """`ids`: the experts that all ranks' tokens choose. `equal`: of small integers,
+        so that logits are exact, and often equal."""
+        tokens, hidden, inner = sizes
+        split = world if self.parallel == "tensor" else 1
+        x = draw(rng, (world * tokens, hidden), dtype)
+        weights = draw_experts(rng, experts, hidden, split * inner, dtype)
+        if equal:
+            x[...] = rng.integers(-1, 2, x.shape)
+            weights[0][...] = rng.integers(-1, 2, weights[0].shape)
+        if ids is not None:
+            aim(x, weights, ids)
+        answer = moe_reference(x, weights, top_k, normalize)
+        own = [np.split(a, world) for a in (answer.expected, answer.magnitude)]
+        xs = [x] * world if split > 1 else np.split(x, world)
+        names = ("router", "gate_up", "down")
+        by_rank = [
+            {"x": xs[rank]}
+            | dict(
+                zip(
+                    names, own_experts(weights, self.parallel, rank, world), strict=True
+                )
+            )
+            for rank in range(world)
+        ]
+        return by_rank, [Answer(*pair) for pair in zip(*own, strict=True)]
+
+
+QWEN3, MIXTRAL = {"experts": 128, "top_k": 8}, {"experts": 8, "top_k": 2}
+"""Qwen3-30B-A3B and Mixtral 8x7B, here and in the sizes below."""
+MOE_TILES = {"block": 8, "tile_rows": 10, "up_columns": 8, "tile_columns": 8}
+MOE_TILES |= {"group_tokens": 4, "passes": 3}
+MANY_TILES = {**MOE_TILES, "part_tokens": 3, "push_tasks": 8, "score_tasks": 1}
+PROTECTS = {"scored": "logits", "routed": "ids", "listed": "ids", "planned": "ids"}
+PROTECTS |= {"activated": "active", "produced": "product", "located": "place"}
+SHARED_PROTECTS = {**PROTECTS, "arrived": "all_x", "returned": "parts"}
+SHARED_PROTECTS |= {name: "all_ids" for name in ("shared", "listed", "planned")}
+PARALLEL_CORNERS = [
+    (2, {"experts": 16, "top_k": 4, "normalize": False}, (8, 40, 12)),
+    (4, {"experts": 8, "top_k": 3}, (5, 16, 12)),
+]
+
+
+def real_moe(world: int, *tokens: int, split: int = 1) -> list[Any]:
+    return [
+        (world, options, (n, hidden, inner // split))
+        for options, hidden, inner in ((QWEN3, 2048, 768), (MIXTRAL, 4096, 14336))
+        for n in tokens
+    ]
+
+
+PROGRAMS: dict[str, Program] = {
+    "mlp": Program(
+        graph=mlp_graph,
+        tiles={"tile_size": 16, "piece": (8, 8), "packet_bytes": 64},
+        worlds=range(1, 9),
+        most=(40, 50, 50),
+        real=[(n, {}, (1024, 8192, 28672 // n)) for n in (1, 4, 8)],
+        world=2,
+        sizes=(20, 37, 19),
+        protects={"arrived": "gathered", "activated": "active", "ready": "slots"},
+        corners=[(n, {}, (20, 37, 19)) for n in (1, 2, 5)],
+    ),
+    "mlp few rows": Program(
+        graph=mlp_few_rows_graph,
+        tiles={
+            "tile_columns": 16,
+            "step": 8,
+            "block": 8,
+            "summed": 8,
+            "product_tasks": 6,
+        },
+        worlds=range(1, 9),
+        most=(6, 50, 50),
+        real=[
+            (8, {}, (rows, *widths))
+            for rows in (1, 2, 3, FEW_ROWS // 8)
+            for widths in ((5120, 3200), (8192, 3584), (4096, 14336))
+        ],
+        world=2,
+        sizes=(3, 37, 19),
+        protects={
+            "arrived": "all_x",
+            "multiplied": "gate_parts",
+            "activated": "active",
+            "produced": "down_parts",
+            "returned": "sums",
+        },
+    ),
+    "mlp packed rows": Program(
+        graph=mlp_packed_rows_graph,
+        tiles={"tile_size": 16, "summed": 16},
+        worlds=range(1, 9),
+        most=(20, 50, 50),
+        real=[(8, {}, (rows, 8192, 3584)) for rows in (33, 150)],
+        # Three ranks' rows in two tiles, of which one has rows of two ranks.
+        world=3,
+        sizes=(9, 37, 19),
+        protects={
+            "arrived": "all_x",
+            "activated": "active",
+            "produced": "product",
+            "returned": "parts",
+        },
+    ),
+    "moe": Experts(
+        graph=moe_graph,
+        tiles={**MOE_TILES, "score_tasks": 3, "combined": 8},
+        worlds=[1],
+        most=(50, 50, 30),
+        real=real_moe(1, 1, 128, 8192),
+        world=1,
+        # Five tokens all choose experts 3 and 5: two tiles of 5 rows, from 0 and 32.
+        sizes=(5, 40, 19),
+        given=[
+            {
+                "tile_expert": [3, 5],
+                "tile_row": [0, 32],
+                "tile_rows": [5, 5],
+                "tile_first": [24, 40],
+            }
+        ],
+        protects=PROTECTS,
+        corners=[
+            (1, {"experts": 8, "top_k": 1}, (1, 8, 8)),
+            (1, {"experts": 8, "top_k": 8, "normalize": False}, (1, 40, 24)),
+            (1, {"experts": 16, "top_k": 4}, (32, 64, 32)),
+            (1, {"experts": 24, "top_k": 3, "normalize": False}, (33, 50, 19)),
+            (1, {"experts": 64, "top_k": 8}, (50, 24, 16)),
+            (1, {"experts": 256, "top_k": 16}, (3, 8, 8)),
+        ],
+        full=(600, 40, 24),
+    ),
+    "moe few tokens": Experts(
+        graph=moe_few_tokens_graph,
+        tiles={"product_tasks": 6, "score_tasks": 4},
+        worlds=[1],
+        most=(5, 50, 30),
+        real=real_moe(1, 1, 3, FEW_TOKENS),
+        world=1,
+        sizes=(2, 40, 19),
+        protects={"routed": "logits", "picked": "ids", "activated": "active"},
+        full=(3, 40, 24),
+    ),
+    "moe tensor-parallel": Experts(
+        graph=moe_graph,
+        parallel="tensor",
+        tiles=MANY_TILES,
+        worlds=range(2, 9),
+        most=(20, 50, 30),
+        real=real_moe(4, 1, 2048, split=4),
+        world=2,
+        sizes=(4, 40, 19),
+        given=[{"tile_expert": [0], "tile_row": [0], "tile_rows": [8]}] * 2,
+        protects={**PROTECTS, "returned": "parts"},
+        choices=[8],
+        corners=PARALLEL_CORNERS,
+        full=(110, 40, 12),
+    ),
+    "moe expert-parallel": Experts(
+        graph=moe_graph,
+        parallel="expert",
+        tiles=MANY_TILES,
+        worlds=range(2, 9),
+        most=(20, 50, 30),
+        real=real_moe(4, 1, 2048),
+        world=2,
+        # Each rank has eight rows of one of its experts.
+        sizes=(4, 40, 19),
+        given=[{"tile_expert": [r], "tile_row": [0], "tile_rows": [8]} for r in (0, 1)],
+        protects=SHARED_PROTECTS,
+        choices=[8],
+        corners=PARALLEL_CORNERS,
+        full=(110, 40, 24),
+    ),
+}
+
+
+def without(graph: GraphFunction, event: str, *verbs: str) -> GraphFunction:
+    """`graph` without the waits or notifications, or both, of one event tensor."""
+
+    def kept(refs: Any) -> Any:
+        return tuple(ref for ref in refs if ref.events.name != event)
+
+    calls = (replace(c, **{v: kept(getattr(c, v)) for v in verbs}) for c in graph.calls)
+    return replace(graph, calls=tuple(calls))

@@ -1,0 +1,379 @@
+"""Layers and calls that do not fit are refused on every rank, and the next call works:
+one test a rule, for either layer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import numpy as np
+import pytest
+
+from etc_dist import World
+from etc_dist.errors import ArgumentError, EtcDistError, ScheduleError, WorldError
+from etc_dist.layers.mlp import MLP, mlp_graph
+from etc_dist.layers.moe import MoE
+from etc_dist.layers.moe_graph import moe_graph
+
+HIDDEN, INNER = 40, 24
+SHAPES = {
+    MLP: {"gate": (INNER, HIDDEN), "up": (INNER, HIDDEN), "down": (HIDDEN, INNER)},
+    MoE: {
+        "router": (8, HIDDEN),
+        "gate_up": (8, 2 * INNER, HIDDEN),
+        "down": (8, HIDDEN, INNER),
+    },
+}
+FITS = {
+    MLP: r"wanted: gate \[I, H\], up \[I, H\], down \[H, I\][^\n]*\n",
+    MoE: r"wanted: router \[E, H\], gate_up \[E, 2 I[^,]*, H\], down [^\n]*\n",
+}
+OPTIONS: dict[Any, dict[str, Any]] = {MLP: {}, MoE: {"top_k": 2}}
+LAYERS = pytest.mark.parametrize("layer", SHAPES, ids=lambda layer: layer.__name__)
+
+
+@contextmanager
+def refusal(words: str, error: type[EtcDistError] = ArgumentError) -> Iterator[None]:
+    """What is done inside must raise, with these words."""
+    with pytest.raises(error) as caught:
+        yield
+    # Ranks on GPUs differ in the device they name: then each line bears its rank.
+    text = str(caught.value)
+    assert re.search(words, text) or re.search(words, text.replace("rank 0: ", ""))
+
+
+@pytest.fixture
+def build(zeros, world, make) -> Iterator[Callable[..., Any]]:
+    """Makes a layer of weights that fit, but for these: of another shape, or another
+    array. Afterwards, calls of a layer that was there before work."""
+    before = make("mlp", HIDDEN, INNER)
+    before.check(8)
+    made: list[Any] = []
+
+    def build(layer: Any, weights: dict[str, Any] | None = None, **options: Any) -> Any:
+        named = {**SHAPES[layer], **(weights or {})}
+        arrays = [zeros(*w) if isinstance(w, tuple) else w for w in named.values()]
+        options = {**OPTIONS[layer], "world": world, **options}
+        made.append(layer(*arrays, **options))
+        return made[-1]
+
+    yield build
+    before.check(8)
+    for layer in made:
+        layer.close()
+
+
+# layer, weights that do not fit, what the refusal says of them
+WEIGHTS = {
+    "other width": (MLP, {"up": (16, 40)}, r"up \[16, 40\]"),
+    "transposed": (MLP, {"down": (24, 40)}, r"down \[24, 40\]"),
+    "one axis": (MLP, {"gate": (40,)}, r"gate \[40\]"),
+    "empty": (
+        MLP,
+        {"gate": (0, 40), "up": (0, 40), "down": (40, 0)},
+        r"gate \[0, 40\]",
+    ),
+    "half": (MoE, {"gate_up": (8, 24, 40)}, r"gate_up \[8, 24, 40\]"),
+    "transposed experts": (MoE, {"down": (8, 24, 40)}, r"down \[8, 24, 40\]"),
+    "wider router": (MoE, {"router": (8, 48)}, r"router \[8, 48\]"),
+    "router of more experts": (MoE, {"router": (16, 40)}, r"router \[16, 40\]"),
+    "two axes": (MoE, {"down": (40, 24)}, r"down \[40, 24\]"),
+    "no width": (
+        MoE,
+        {"gate_up": (8, 0, 40), "down": (8, 40, 0)},
+        r"down \[8, 40, 0\]",
+    ),
+}
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("what", WEIGHTS)
+def test_weights_that_do_not_fit_are_refused(what, build):
+    layer, weights, words = WEIGHTS[what]
+    with refusal(FITS[layer] + r".*" + words):
+        build(layer, weights)
+
+
+@pytest.mark.mpi
+@LAYERS
+def test_weights_that_are_not_contiguous_are_refused(layer, build, zeros):
+    *first, rows, columns = SHAPES[layer]["down"]
+    with refusal(FITS[layer] + r".*down .*, not contiguous"):
+        build(layer, {"down": zeros(*first, columns, rows).swapaxes(-1, -2)})
+
+
+@pytest.mark.mpi
+@LAYERS
+def test_weights_of_two_dtypes_are_refused(layer, build, zeros):
+    wrong = zeros(*SHAPES[layer]["down"], dtype="float16")
+    with refusal(FITS[layer] + r".*down \[[\d, ]+\] float16"):
+        build(layer, {"down": wrong})
+
+
+@pytest.mark.mpi
+@LAYERS
+def test_weights_of_a_dtype_that_no_layer_has_are_refused(layer, build, zeros):
+    shapes = SHAPES[layer]
+    with refusal("got: +dtype = 'float32'\n"):
+        build(layer, {n: zeros(*shapes[n], dtype="float32") for n in shapes})
+
+
+@pytest.mark.mpi
+@LAYERS
+def test_a_weight_that_is_no_array_is_refused(layer, build):
+    with refusal("argument down is not an array"):
+        build(layer, {"down": [[1.0]]})
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("widths", [(INNER + 4, HIDDEN), (INNER, 36)])
+def test_widths_that_bulk_copies_cannot_take_are_refused_on_gpus(widths, build, world):
+    shapes = {"gate": widths, "up": widths, "down": widths[::-1]}
+    if world.backend == "cuda":
+        with refusal(FITS[MLP] + rf".*gate \[{widths[0]}, {widths[1]}\]"):
+            build(MLP, shapes)
+    else:
+        build(MLP, shapes)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("experts", [4, 12, 264])
+def test_odd_numbers_of_experts_are_refused(experts, build):
+    shapes = {name: (experts, *shape[1:]) for name, shape in SHAPES[MoE].items()}
+    words = rf"wanted: 8 to 256 experts, a multiple of 8\n.*got: +{experts} experts"
+    with refusal(words):
+        build(MoE, shapes)
+
+
+# layer, an argument, what is wanted of it
+ARGUMENTS = [
+    (MLP, {"few_rows": "few"}, "few_rows"),
+    (MLP, {"packed": "no"}, "packed: True or False"),
+    (MoE, {"top_k": 0}, "top_k: an integer, from 1 to 8"),
+    (MoE, {"top_k": 9}, "top_k: an integer, from 1 to 8"),
+    (MoE, {"top_k": True}, "top_k: an integer, from 1 to 8"),
+    (MoE, {"top_k": 2.0}, "top_k: an integer, from 1 to 8"),
+    (MoE, {"normalize": 1}, "normalize: True or False"),
+    (MoE, {"few_tokens": -1}, "few_tokens: an integer, from 0 on"),
+    (MoE, {"few_tokens": 2.7}, "few_tokens: an integer, from 0 on"),
+    (MoE, {"parallel": "data"}, r"parallel in \('tensor', 'expert'\)"),
+]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("layer", "argument", "words"), ARGUMENTS, ids=str)
+def test_arguments_that_do_not_fit_are_refused(layer, argument, words, build):
+    with refusal(words):
+        build(layer, **argument)
+
+
+@pytest.mark.mpi
+def test_more_choices_than_a_warp_holds_are_refused(build):
+    shapes = {name: (64, *shape[1:]) for name, shape in SHAPES[MoE].items()}
+    with refusal(r"top_k: an integer, from 1 to 16\n.*got: +top_k = 17"):
+        build(MoE, shapes, top_k=17)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("number", [np.uint8, np.int64])
+def test_numbers_may_be_those_of_an_array(number, build):
+    layer = build(MoE, top_k=number(2), few_tokens=number(200))
+    assert (layer.top_k, type(layer.top_k)) == (2, int)
+
+
+@pytest.mark.mpi
+@LAYERS
+def test_an_unknown_schedule_is_refused(layer, build):
+    with refusal(r"wanted: 'static'.*\n.*'eager'", ScheduleError):
+        build(layer, schedule="eager")
+
+
+def test_tiles_that_cannot_be_cut_are_refused():
+    with pytest.raises(ArgumentError, match="tile_size is odd"):
+        mlp_graph(1, tile_size=7)
+
+
+def test_a_graph_that_is_parallel_in_an_unknown_way_is_refused():
+    with pytest.raises(ArgumentError, match="parallel in 'data'"):
+        moe_graph(2, experts=8, top_k=2, parallel="data")
+
+
+# ------------------------------------------------------------------------ the calls
+
+# shape and dtype of x, what the refusal says
+ROWS = {
+    "wider": ((8, HIDDEN + 8), "bfloat16", r"x \[8, 48\]"),
+    "one axis": ((HIDDEN,), "bfloat16", r"x \[40\]"),
+    "three axes": ((2, 4, HIDDEN), "bfloat16", r"x \[2, 4, 40\]"),
+    "float16": ((8, HIDDEN), "float16", r"x \[8, 40\] float16"),
+}
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("what", ROWS)
+@LAYERS
+def test_rows_that_do_not_fit_are_refused(layer, what, build, zeros):
+    shape, dtype, words = ROWS[what]
+    with refusal(r"wanted: x \[M, .*\n.*got: +" + words):
+        build(layer)(zeros(*shape, dtype=dtype))
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("width", "dtype"), [(HIDDEN + 8, "bfloat16"), (HIDDEN, "float16")]
+)
+def test_no_tokens_that_do_not_fit_are_refused(width, dtype, build, zeros):
+    with refusal(rf"wanted: x \[M, 40\] bfloat16\n.*got: +x \[0, {width}\]"):
+        build(MoE)(zeros(0, width, dtype=dtype))
+
+
+@pytest.mark.mpi
+def test_an_output_that_does_not_fit_is_refused(build, zeros, world):
+    mlp, moe = build(MLP), build(MoE)
+    x, all_x = zeros(8, HIDDEN), zeros(8 * world.size, HIDDEN)
+    for layer, rows, out, words in (
+        (mlp, x, zeros(9, HIDDEN), r"wanted: out \[8, 40\]\n"),
+        (moe, all_x, zeros(9, HIDDEN), r"wanted: out \[8, 40\]\n"),
+        (moe, x[:0], zeros(1, HIDDEN), r"wanted: out \[0, 40\] bfloat16\n"),
+        (mlp, x, x, "out apart from x"),
+        (moe, all_x, all_x[:8], "out apart from x"),
+        (mlp, x, mlp.weights[0][:8], "out apart from gate"),
+        (moe, all_x, moe.weights[0][:8], "out apart from router"),
+    ):
+        with refusal(words):
+            layer(rows, out)
+
+
+@pytest.mark.mpi
+@LAYERS
+def test_a_closed_layer_says_so(layer, build, zeros, world):
+    closed = build(layer)
+    closed.close()
+    with refusal("the program is closed", WorldError):
+        closed(zeros(8 * world.size, HIDDEN))
+
+
+# ------------------------------------------------------------------- the other ranks
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("bad_rank", [0, 1])
+@LAYERS
+def test_what_does_not_fit_on_one_rank_is_refused_on_all(
+    layer, bad_rank, build, zeros, world
+):
+    bad = world.rank == bad_rank
+    with refusal(rf"where: +rank {bad_rank}: "):
+        build(layer, {"down": (40, 16)} if bad else {})
+    called = build(layer)
+    with refusal(rf"where: +rank {bad_rank}: "):
+        called(zeros(8 * world.size, HIDDEN + 8 * bad))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_ranks_with_other_shapes_are_named(build, zeros, world):
+    called = build(MLP, few_rows=0, packed=False)
+    with refusal(r"rank 1: .*mlp_graph\(rows=16, hidden=40, inner=24\)"):
+        called(zeros(16 if world.rank == 1 else 8, HIDDEN))
+    inner = 32 if world.rank == 1 else 24
+    uneven = build(MLP, {"gate": (inner, 40), "up": (inner, 40), "down": (40, inner)})
+    with refusal(r"rank 1: .*mlp_few_rows_graph\(rows=8, hidden=40, inner=32\)"):
+        uneven(zeros(8, HIDDEN))
+
+
+# layer, an option that rank 1 alone has
+OTHERS = [
+    (MLP, "few_rows", 0),
+    (MLP, "packed", False),
+    (MLP, "schedule", "dynamic"),
+    (MoE, "top_k", 3),
+    (MoE, "normalize", False),
+    (MoE, "schedule", "dynamic"),
+]
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize(("layer", "name", "value"), OTHERS, ids=str)
+def test_ranks_with_other_options_make_no_layer(
+    layer, name, value, build, world, compiled
+):
+    words = rf"the ranks do not make the same call[^$]*rank 1: {layer.__name__}"
+    with refusal(rf"{words}\(.*{name}={value}"):
+        build(layer, **({name: value} if world.rank == 1 else {}))
+    assert compiled == []
+
+
+@pytest.mark.mpi(min_size=2)
+def test_ranks_with_other_dtypes_make_no_layer(build, zeros, world):
+    dtype = "float16" if world.rank == 1 else "bfloat16"
+    shapes = SHAPES[MLP]
+    with refusal("rank 1: MLP\\(dtype=float16, "):
+        build(MLP, {name: zeros(*shapes[name], dtype=dtype) for name in shapes})
+
+
+# ------------------------------------------------------------ experts over many ranks
+
+
+@pytest.mark.mpi(min_size=2)
+def test_shares_of_the_other_way_are_refused(build, world):
+    n = world.size
+    with refusal(
+        rf"wanted: router \[E, H\], gate_up \[E / {n}, 2 I, H\], down "
+        rf"\[E / {n}, H, I\], of one dtype, [^$]*.*gate_up \[8, 48, 40\]"
+    ):
+        build(MoE, parallel="expert")
+    shares = {"gate_up": (8 // n, 48, 40), "down": (8 // n, 40, 24)}
+    with refusal(
+        rf"wanted: router \[E, H\], gate_up \[E, 2 I / {n}, H\], down "
+        rf"\[E, H, I / {n}\], of one dtype, [^$]*.*got: +router \[8, 40\]"
+    ):
+        build(MoE, shares, parallel="tensor")
+
+
+@pytest.mark.mpi(min_size=2)
+def test_other_ways_on_other_ranks_are_refused(build, world):
+    n = world.size
+    way = ("tensor", "expert")[world.rank % 2]
+    shares = {"gate_up": (8 // n, 48, 40), "down": (8 // n, 40, 24)}
+    with refusal(r"ranks? 1.*: MoE\(.*parallel=expert"):
+        build(MoE, shares if way == "expert" else {}, parallel=way)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_tokens_that_cannot_be_split_evenly_are_refused(build, zeros, world):
+    with refusal(rf"wanted: M a multiple of {world.size}\n.*got: +M = 9\n"):
+        build(MoE)(zeros(9, HIDDEN))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_rank_alone_with_other_or_no_tokens_is_refused(build, zeros, world):
+    n = world.size
+    shares = {"router": (8 * n, 40)}
+    moe = build(MoE, shares, parallel="expert")
+    moe(zeros(3, HIDDEN), zeros(3, HIDDEN))
+    with refusal("the ranks do not make the same call"):
+        moe(zeros(8 + world.rank, HIDDEN))
+    with refusal("of no tokens"):
+        moe(zeros(0 if world.rank == 0 else 3, HIDDEN))
+    moe(zeros(3, HIDDEN), zeros(3, HIDDEN))
+    moe.synchronize()
+
+
+class ThreeRanks(World):
+    """Rank 1 of three, as far as a layer that is refused needs it."""
+
+    def __init__(self) -> None:
+        self.rank, self.size, self.backend = 1, 3, "cpu"
+
+    def refuse(self, error: EtcDistError) -> NoReturn:
+        raise error
+
+
+def test_experts_that_cannot_be_split_evenly_are_refused():
+    own = [np.zeros(s, "float16") for s in ((8, 40), (2, 128, 40), (2, 40, 64))]
+    with pytest.raises(ArgumentError) as caught:
+        MoE(*own, top_k=2, parallel="expert", world=ThreeRanks())
+    assert caught.value.wanted == "experts in a multiple of 3, the number of ranks"
+    assert caught.value.got == "8 experts"

@@ -1,0 +1,193 @@
+"""Each program of the layers as a graph: proved, simulated, and nothing needless."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from etc_dist.errors import GraphError, RaceError
+from etc_dist.ir import GraphFunction
+from etc_dist.layers.moe_graph import moe_graph
+from etc_dist.runtime.cpu import simulate
+from etc_dist.schedule import schedule_auto, schedule_static
+from etc_dist.verify.verify import verify
+from tests.layers.programs import (
+    LOADED,
+    PROGRAMS,
+    SCHEDULES,
+    Experts,
+    Program,
+    Sizes,
+    without,
+)
+from tests.layers.reference import ROUTINGS, TOLERANCE
+
+programs = pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+mixtures = [name for name, program in PROGRAMS.items() if isinstance(program, Experts)]
+
+
+def options_of_graph(options: dict[str, Any]) -> dict[str, Any]:
+    """Those that are not of the inputs alone."""
+    return {k: v for k, v in options.items() if k not in ("ids", "equal")}
+
+
+# ------------------------------------------------------------------------ the proof
+
+
+def prove(program: Program, graph: GraphFunction, dims: dict[str, int], workers: int):
+    """Prove both schedules, but for what the program loads."""
+    for schedule in SCHEDULES.values():
+        unchecked = verify(schedule(graph), dims, workers).unchecked
+        assert bool(unchecked) == program.loads
+        assert all(any(name in text for name in LOADED) for text in unchecked)
+
+
+@programs
+@settings(max_examples=15, deadline=None)
+@given(data=st.data(), pairs=st.integers(1, 5))
+def test_program_is_proved_at_odd_shapes(program, data, pairs):
+    world, options, sizes = program.draw_case(data)
+    graph = program.small(world, **options)
+    prove(program, graph, program.dims(world, sizes), 2 * pairs)
+
+
+@programs
+def test_program_is_proved_on_any_number_of_ranks(program):
+    for world in program.worlds:
+        graph = program.small(world, **program.experts(world))
+        prove(program, graph, program.dims(world, program.sizes), 4)
+
+
+@programs
+def test_program_is_proved_at_real_shapes(program):
+    for world, options, sizes in program.real:
+        graph = program.large(world, **options)
+        verify(schedule_static(graph), program.dims(world, sizes), 132)
+
+
+@pytest.mark.parametrize("tokens", [1056, 1057])
+def test_moe_is_proved_with_two_tiles_of_experts(tokens):
+    program = PROGRAMS["moe"]
+    graph = moe_graph(1, experts=136, top_k=3)
+    prove(program, graph, program.dims(1, (tokens, 40, 24)), 132)
+
+
+@programs
+def test_program_is_proved_whole_for_given_loads(program):
+    graph = program.small(program.world)
+    dims = program.dims(program.world, program.sizes)
+    for schedule in SCHEDULES.values():
+        proof = verify(schedule(graph), dims, 4, tensors=program.tensors(graph))
+        assert proof.unchecked == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "event"),
+    [(name, event) for name in PROGRAMS for event in PROGRAMS[name].protects],
+)
+def test_each_event_is_needed(name, event):
+    program = PROGRAMS[name]
+    graph = program.small(program.world)
+    dims, tensors = program.dims(program.world, program.sizes), program.tensors(graph)
+
+    def check(*verbs: str) -> None:
+        lacking = without(graph, event, *verbs)
+        verify(schedule_static(lacking), dims, 8, tensors=tensors)
+
+    with pytest.raises(RaceError) as caught:
+        check("waits", "notifies")
+    assert re.search(rf" {program.protects[event]}\[", caught.value.got)
+    with pytest.raises(GraphError):
+        check("waits")
+
+
+@programs
+def test_no_other_event_is_there(program):
+    graph = program.small(program.world)
+    assert {events.name for events in graph.events} == set(program.protects)
+
+
+@pytest.mark.parametrize("name", ["moe tensor-parallel", "moe expert-parallel"])
+def test_a_program_that_loads_is_dynamic_if_it_may_choose(name):
+    assert schedule_auto(PROGRAMS[name].small(2)).schedule == "dynamic"
+
+
+# ------------------------------------------------------------------- the simulation
+
+
+def check_bits(
+    program: Program,
+    case: tuple[int, dict[str, Any], Sizes],
+    seed: int,
+    graph: GraphFunction | None = None,
+) -> None:
+    """Other interleavings and the other schedule give the same bits, near fp32."""
+    world, options, sizes = case
+    rng, dims = np.random.default_rng(seed), program.dims(world, sizes)
+    graph = graph or program.small(world, **options_of_graph(options))
+    inputs, answers = program.inputs(rng, world, sizes, **options)
+    runs = [
+        simulate(SCHEDULES[schedule](graph), inputs, dims, seed=n, epochs=2).outputs
+        for schedule, n in (("static", seed), ("static", seed + 1), ("dynamic", seed))
+    ]
+    dtype = options.get("dtype", "bfloat16")
+    for rank, answer in enumerate(answers):
+        assert len({run[rank]["y"].tobytes() for run in runs}) == 1
+        answer.check(runs[0][rank]["y"], dtype)
+
+
+@programs
+@settings(max_examples=6, deadline=None)
+@given(data=st.data(), seed=st.integers(0, 2**32 - 1))
+def test_odd_shapes_give_the_same_bits_near_fp32(program, data, seed):
+    world, options, sizes = program.draw_case(data, most_ranks=4, most_rows=9)
+    if isinstance(program, Experts):
+        options["equal"] = data.draw(st.booleans())
+    check_bits(program, (world, options, sizes), seed)
+
+
+CORNERS = [(n, case) for n, program in PROGRAMS.items() for case in program.corners]
+
+
+@pytest.mark.parametrize(("name", "case"), CORNERS, ids=str)
+def test_corner_shapes_give_the_same_bits_near_fp32(name, case, seed):
+    check_bits(PROGRAMS[name], case, seed)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@programs
+def test_tiles_of_the_gpu_give_the_reference(program, dtype, rng):
+    world, sizes = program.world, program.full
+    experts = program.experts(world)
+    graph = program.large(world, dtype=dtype, **experts)
+    inputs, answers = program.inputs(rng, world, sizes, dtype, **experts)
+    dims = program.dims(world, sizes)
+    outputs = simulate(schedule_static(graph), inputs, dims).outputs
+    for answer, out in zip(answers, outputs, strict=True):
+        answer.check(out["y"], dtype)
+        assert answer.error(out["y"]) < 1.5 * TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("routing", ROUTINGS)
+@pytest.mark.parametrize("name", mixtures)
+def test_any_routing_gives_the_reference(name, routing, rng, seed):
+    program = PROGRAMS[name]
+    # A full tile of ten rows, one row more, and many tiles.
+    counts = zip((1, 10, 11, 75), itertools.cycle(SCHEDULES))
+    for count, schedule in counts:
+        world = 4 if program.world == 2 and count in (1, 11) else program.world
+        tokens = max(1, min(count, program.most[0]) // world)
+        ids = ROUTINGS[routing](rng, world * tokens)
+        sizes, top_k = (tokens, 24, 16), ids.shape[1]
+        inputs, answers = program.inputs(rng, world, sizes, top_k=top_k, ids=ids)
+        plan = SCHEDULES[schedule](program.small(world, top_k=top_k))
+        dims = program.dims(world, sizes)
+        outputs = simulate(plan, inputs, dims, seed=seed, workers=8).outputs
+        for answer, out in zip(answers, outputs, strict=True):
+            answer.check(out["y"])
