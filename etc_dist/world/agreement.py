@@ -1,6 +1,6 @@
 """How ranks agree: all make the same call, or all raise the same error.
 
-A agreement that a rank does not come to breaks the world: the ranks that waited raise
+A rank that does not come to a call breaks the world: the ranks that waited raise
 `WorldError`, and every later call raises at once rather than hang.
 """
 
@@ -11,16 +11,27 @@ import pickle
 from collections.abc import Callable
 from typing import NoReturn, TypeVar, cast
 
+import numpy as np
+import numpy.typing as npt
+
 from etc_dist.errors import EtcDistError, WorldError
 from etc_dist.world import rank_errors
-from etc_dist.world.mailbox import LOST, MASK, Mailbox
 from etc_dist.world.mpi import ObjectGather
-from etc_dist.world.processes import ProcessMonitor
+from etc_dist.world.processes import Backoff, ProcessMonitor
+from etc_dist.world.rank_errors import LOST, REASONS
 
 T = TypeVar("T")
 
-# Brought to a agreement by a rank whose own arguments are bad; no call may sign so.
+MASK = (1 << 63) - 1
+"""Signatures have 63 bits: on the board they are non-negative int64."""
+# The signature of a rank whose own arguments are bad; no call has it.
 _REFUSED = 0
+# Odd, with well-spread bits: multiples of it mark the call numbers.
+_STEP = 0x1E3779B97F4A7C15
+# A few microseconds of polling; more would hold up peers that share the core.
+_SPINS = 50
+_LINE = 64
+_WORDS = _LINE // 8
 
 
 def sign(text: str) -> int:
@@ -30,223 +41,284 @@ def sign(text: str) -> int:
 
 
 class Agreement:
-    """The ranks' agreement over one mailbox and one exchange; `limit` in seconds."""
+    """The agreement of all ranks on each call. `World` documents its methods."""
 
-    def __init__(
-        self,
-        exchange: ObjectGather,
-        mailbox: Mailbox,
-        living: ProcessMonitor,
-        limit: float,
-    ):
-        self.rank, self.size = exchange.rank, exchange.size
-        self._exchange, self._mailbox, self.limit = exchange, mailbox, limit
-        self._monitor = living
-        exchange.find_lost = self.find_lost
+    def __init__(self, objects: ObjectGather, monitor: ProcessMonitor, limit: float):
+        self.rank, self.size = objects.rank, objects.size
+        self.limit = limit
+        """Seconds that a call waits for the other ranks."""
+        self._objects, self._monitor = objects, monitor
+        objects.find_lost = self.find_lost
+        self._board: SignatureBoard | None = None
         self._calls = 0
         self._unusable: str | None = None
 
-    def use(self, mailbox: Mailbox) -> None:
-        """Compare calls in `mailbox` from now on; collective."""
-        self._mailbox = mailbox
+    def use_board(self, board: SignatureBoard) -> None:
+        """Compare calls on `board` from now on, not by messages. Collective."""
+        self._board = board
 
-    def find_lost(self) -> frozenset[int]:
-        """The ranks that will not come to any call any more."""
-        return self._monitor.all_dead() | frozenset(self._mailbox.left())
-
-    def why_lost(self, rank: int) -> str:
-        """Why `rank` did not answer, as far as it is known."""
-        if self._monitor.dead(rank):
-            return "its process has ended"
-        left = self._mailbox.left()
-        if rank in left:
-            return f"it gave up: {rank_errors.GONE[left[rank]]}"
-        if self._monitor.stopped(rank):
-            return "its process is stopped, by a signal or a debugger"
-        return "it did not answer"
+    @property
+    def broken(self) -> bool:
+        return self._unusable is not None
 
     @property
     def lost_process(self) -> bool:
         """The world broke and some rank's process has ended."""
-        return self.broken and bool(self._monitor.all_dead())
+        return self.broken and bool(self._monitor.find_ended())
 
-    @property
-    def broken(self) -> bool:
-        """A rank was lost, or the world was closed: no call can succeed."""
-        return self._unusable is not None
+    def find_lost(self) -> frozenset[int]:
+        return self._monitor.find_ended() | frozenset(self._left())
+
+    def why_lost(self, rank: int) -> str:
+        if self._monitor.ended(rank):
+            return "its process has ended"
+        left = self._left()
+        if rank in left:
+            return f"it gave up: {REASONS[left[rank]]}"
+        if self._monitor.stopped(rank):
+            return "its process is stopped, by a signal or a debugger"
+        return "it did not answer"
 
     def match_call(self, signature: int, describe: Callable[[], str]) -> None:
-        """See `World.meet`."""
-        if self._unusable is not None:
-            self._raise_unusable()
-        self._calls += 1
-        found = self._mailbox.match_call(signature & MASK or 1, self.limit)
+        found = self._compare(signature & MASK or 1)
         if found is not None:
-            self._check(found, self.limit)
-            self._settle(found, describe, None)
+            self._raise_difference(found, describe, None)
 
-    def call(self, text: str, limit: float | None = None) -> None:
-        """Meet for the call that `text` fully describes, with a limit of its own."""
-        if self._unusable is not None:
-            self._raise_unusable()
-        self._calls += 1
-        limit = self.limit if limit is None else limit
-        found = self._mailbox.match_call(sign(text) or 1, limit)
-        if found is not None:
-            self._check(found, limit)
-            self._settle(found, lambda: text, None)
+    def call(self, text: str) -> None:
+        """`match_call` for the call that `text` fully describes."""
+        self.match_call(sign(text), lambda: text)
 
     def refuse(self, error: EtcDistError) -> NoReturn:
-        """See `World.refuse`."""
-        if self._unusable is not None or self.size == 1:
+        if self.broken or self.size == 1:
             raise error
-        self._calls += 1
-        found = self._mailbox.match_call(_REFUSED, self.limit)
-        found = [_REFUSED] * self.size if found is None else found
-        self._check(found, self.limit)
-        self._settle(found, lambda: error.what, error)
+        found = self._compare(_REFUSED) or [_REFUSED] * self.size
+        self._raise_difference(found, lambda: error.what, error)
 
     def agree(self, step: Callable[[], T]) -> list[T]:
-        """Run `step` on every rank; its results by rank, or an error on all ranks.
-
-        Collective. If `step` raises on any rank, all ranks raise that rank's error
-        (see `rank_errors.refusal`); other exceptions become a `WorldError`.
-        """
         # Pickled within the step: a result that cannot travel is a fault of the step.
-        result = self._take(lambda: pickle.dumps(step()), "world.agree")
-        return [pickle.loads(one) for one in self._hear_all(result, None)]
+        result = self._run(lambda: pickle.dumps(step()), "world.agree")
+        return [pickle.loads(one) for one in self._gather_values(result, None)]
 
     def agree_done(self, step: Callable[[], object]) -> None:
-        """As `agree`, without results: costs as little as `meet` where all succeed."""
-        self._take(step, "world.agree_done")
+        self._run(step, "world.agree_done")
 
-    def _take(self, step: Callable[[], T], text: str) -> T:
+    def gather(self, value: object) -> list[object | None]:
+        self._begin()
+        received = self._objects.gather(value, self.limit)
+        missing = [rank for rank in range(self.size) if rank not in received]
+        if missing:
+            self._lose(missing)
+        return [received.get(rank) for rank in range(self.size)]
+
+    def barrier(self) -> None:
+        self.call("world.barrier()")
+        # The calls are compared; the barrier of messages orders memory as well.
+        if not self._objects.barrier(self.limit):
+            raise self._lose([rank for rank in range(self.size) if rank != self.rank])
+
+    def leave(self, text: str, reason: int = LOST) -> None:
+        """Give up on the world: later calls here, and the peers' next ones, raise."""
+        if self._unusable is None:
+            if self._board is not None:
+                self._board.leave(reason)
+            self._unusable = text
+
+    def close(self) -> None:
+        """End all calls. Local, after the last call."""
+        self._unusable = "it was closed"
+        if self._board is not None:
+            self._board.close()
+
+    def _begin(self) -> None:
+        if self._unusable is not None:
+            raise rank_errors.unusable(self._where(), self._unusable)
+        self._calls += 1
+
+    def _compare(self, signature: int) -> list[int] | None:
+        """The ranks' signatures if they differ from this one; raises if any is lost."""
+        self._begin()
+        found: list[int | None] | None
+        if self._board is not None:
+            found = self._board.compare(signature, self.limit)
+        else:
+            received = self._objects.gather(signature, self.limit, need_all=True)
+            found = [cast("int | None", received.get(r)) for r in range(self.size)]
+            found = None if found == [signature] * self.size else found
+        if found is None:
+            return None
+        left = {rank: one for rank, one in enumerate(found) if one and one < 0}
+        missing = [rank for rank, one in enumerate(found) if one is None]
+        # Ranks give up where another has ended: then its end is the cause.
+        if left and not any(map(self._monitor.ended, missing)):
+            raise self._break(rank_errors.left_ranks(self._where(), left))
+        if missing:
+            raise self._lose(missing)
+        return cast("list[int]", found)
+
+    def _raise_difference(
+        self,
+        signatures: list[int],
+        describe: Callable[[], str],
+        error: EtcDistError | None,
+    ) -> NoReturn:
+        """All ranks came, with different calls: exchange the reasons, raise alike."""
+        texts = self._gather_values(_text(describe), error)
+        raise rank_errors.mismatch(self._where(), texts, signatures)
+
+    def _run(self, step: Callable[[], T], text: str) -> T:
         """This rank's result of a step that succeeded on every rank."""
         if self._unusable is not None:
-            self._raise_unusable()
+            raise rank_errors.unusable(self._where(), self._unusable)
         try:
             result = step()
         except EtcDistError as error:
             self.refuse(error)
         except Exception as fault:
-            unexpected = _unexpected(fault, text)
-            unexpected.__cause__ = fault
-            self.refuse(unexpected)
+            self.refuse(rank_errors.failed_step(fault, text))
         self.call(text)
         return result
 
-    def gather(self, value: object, limit: float | None = None) -> list[object | None]:
-        """See `World.gather`."""
-        if self._unusable is not None:
-            self._raise_unusable()
-        self._calls += 1
-        limit = self.limit if limit is None else limit
-        heard = self._exchange.gather(value, limit)
-        missing = [rank for rank in range(self.size) if rank not in heard]
-        if missing:
-            self._lose(missing, limit)
-        return [heard.get(rank) for rank in range(self.size)]
-
-    def barrier(self, limit: float | None = None) -> None:
-        """See `World.barrier`."""
-        self.call("world.barrier()", limit)
-        limit = self.limit if limit is None else limit
-        # The mailbox has compared the calls; MPI's barrier orders memory as well.
-        if not self._exchange.barrier(limit):
-            peers = [rank for rank in range(self.size) if rank != self.rank]
-            raise self._lose(peers, limit)
-
-    def leave(self, text: str, reason: int = LOST) -> None:
-        """Give up on the world: later calls here, and the peers' next ones, raise."""
-        if self._unusable is None:
-            self._mailbox.leave(reason)
-            self._unusable = text
-
-    def close(self) -> None:
-        """End all meetings; after a last one."""
-        self._unusable = "it was closed"
-        self._mailbox.close()
-
-    def _check(self, found: list[int | None], limit: float) -> None:
-        """Raise unless every rank came."""
-        gone = {
-            r: brought for r, brought in enumerate(found) if brought and brought < 0
-        }
-        missing = [rank for rank, brought in enumerate(found) if brought is None]
-        # Ranks give up where another has ended: then its end is the cause.
-        if gone and not any(map(self._monitor.dead, missing)):
-            raise self._break(rank_errors.left(self._where(), gone))
-        if missing:
-            raise self._lose(missing, limit)
-
-    def _settle(
-        self,
-        found: list[int | None],
-        describe: Callable[[], str],
-        error: EtcDistError | None,
-    ) -> NoReturn:
-        """All came, and not alike: tell each other why, raise alike."""
-        texts = self._hear_all(_say(describe), error)
-        signatures = [brought or 0 for brought in found]
-        raise rank_errors.mismatch(self._where(), texts, signatures)
-
-    def _hear_all(self, value: T, error: EtcDistError | None) -> list[T]:
-        """Every rank's value by rank; raises on all ranks if any brings an error."""
+    def _gather_values(self, value: T, error: EtcDistError | None) -> list[T]:
+        """Every rank's value, by rank; raises on all ranks if any has an error."""
         if self.size == 1:
             if error is not None:
                 raise error
             return [value]
-        parts = None if error is None else rank_errors.take_apart(error)
-        heard = self._exchange.gather((value, parts), self.limit, need_all=True)
-        missing = [rank for rank in range(self.size) if rank not in heard]
+        received = self._objects.gather((value, error), self.limit, need_all=True)
+        missing = [rank for rank in range(self.size) if rank not in received]
         if missing:
-            raise self._lose(missing, self.limit)
-        values, errors = [], {}
-        for rank in range(self.size):
-            said, theirs = cast("tuple[T, rank_errors.Parts | None]", heard[rank])
-            values.append(said)
-            if theirs is not None:
-                errors[rank] = rank_errors.rebuild(*theirs)
+            raise self._lose(missing)
+        pairs = [
+            cast("tuple[T, EtcDistError | None]", received[rank])
+            for rank in range(self.size)
+        ]
+        errors = {rank: one for rank, (_, one) in enumerate(pairs) if one is not None}
         if errors:
             # NOTE: this rank's own error is not the cause: it has the same text.
             cause = None if error is None else error.__cause__
             raise rank_errors.refusal(errors, self.size) from cause
-        return values
+        return [one for one, _ in pairs]
 
-    def _lose(self, missing: list[int], limit: float) -> WorldError:
-        dead = [rank for rank in missing if self._monitor.dead(rank)]
-        left = self._mailbox.left()
-        gone = {rank: left[rank] for rank in missing if rank in left}
-        if gone and not dead:
-            return self._break(rank_errors.left(self._where(), gone))
-        stopped = [rank for rank in missing if self._monitor.stopped(rank)]
+    def _left(self) -> dict[int, int]:
+        return {} if self._board is None else self._board.left()
+
+    def _lose(self, missing: list[int]) -> WorldError:
+        """Break the world, which did not receive from these ranks; the error."""
         where = self._where()
-        return self._break(rank_errors.unheard(where, missing, limit, dead, stopped))
+        ended = [rank for rank in missing if self._monitor.ended(rank)]
+        left = {rank: why for rank, why in self._left().items() if rank in missing}
+        if left and not ended:
+            return self._break(rank_errors.left_ranks(where, left))
+        stopped = [rank for rank in missing if self._monitor.stopped(rank)]
+        return self._break(
+            rank_errors.missing_ranks(where, missing, self.limit, ended, stopped)
+        )
 
-    def _break(self, fault: WorldError) -> WorldError:
-        self.leave(f"it is broken: {fault.what}, {fault.got}")
-        return fault
-
-    def _raise_unusable(self) -> NoReturn:
-        raise rank_errors.unusable(self._where(), cast(str, self._unusable))
+    def _break(self, error: WorldError) -> WorldError:
+        self.leave(f"it is broken: {error.what}, {error.got}")
+        return error
 
     def _where(self) -> str:
         return f"call {self._calls} of this world, seen by rank {self.rank}"
 
 
-def _say(describe: Callable[[], str]) -> str:
-    # The peers wait for a text: a fault in making it must not leave them waiting.
+def _text(describe: Callable[[], str]) -> str:
+    # The peers wait for a text: an error in making it must not keep it from them.
     try:
         return describe()
     except Exception as fault:
         return f"(no description: {type(fault).__name__}: {fault})"
 
 
-def _unexpected(fault: Exception, where: str) -> WorldError:
-    return WorldError(
-        "a step that all ranks take failed",
-        where=where,
-        wanted="the step to succeed on every rank",
-        got=f"{type(fault).__name__}: {fault}",
-        fix="see the cause above on the rank that failed",
-    )
+def board_bytes(size: int) -> int:
+    """What a SignatureBoard of `size` ranks needs."""
+    return _LINE * size
+
+
+class SignatureBoard:
+    """Where the ranks of a host compare one signature a call: about a microsecond.
+
+    Each rank owns one cache line of shared memory. It holds two pairs of words, used in
+    turn by even and odd calls, so that a fast rank does not overwrite what a slow one
+    has still to read: to begin call n + 2 it must have seen all ranks in call n + 1,
+    and none enters that before it has read all of call n. A pair is
+    (signature ^ mark, signature); mark is the call number times an odd constant.
+
+    NOTE: correct on x86 and on Arm. Each word is an aligned 8-byte copy, one load or
+    one store, so no word is torn. Arm may show a pair's two stores in either order,
+    hence a reader trusts a pair only when its words differ by the mark of this call:
+    a mixture of new and old passes only if old and new signature are equal (and then
+    it is right) or by a 1 in 2**63 accident. Reads of call n come before the writes
+    of call n + 1 on both, since a branch on what was read lies between. Nothing else
+    is ordered: for data in symmetric memory use `World.barrier`.
+    """
+
+    def __init__(
+        self, rank: int, lines: npt.NDArray[np.uint8], monitor: ProcessMonitor
+    ):
+        """`lines`: `board_bytes` of zeroed, aligned memory that all ranks share."""
+        self._rank, self._size = rank, len(lines) // _LINE
+        self._monitor = monitor
+        # A memoryview is read in half the time of a NumPy array's scalars (measured).
+        self._words = lines.data.cast("q")
+        self._mark = 0
+        self._parity = 0
+        self._own = self._rank * _WORDS
+        others = [rank for rank in range(self._size) if rank != self._rank]
+        self._others = tuple(
+            tuple(rank * _WORDS + 2 * parity for rank in others) for parity in (0, 1)
+        )
+
+    def compare(self, signature: int, limit: float) -> list[int | None] | None:
+        """None if every rank has `signature` (63 bits). Collective.
+
+        Otherwise each rank's signature, None for a rank that did not come in `limit`
+        seconds or has ended, or the negative reason why it left.
+        """
+        self._mark = mark = (self._mark + _STEP) & MASK
+        self._parity = parity = 1 - self._parity
+        words, own, token = self._words, self._own + 2 * parity, signature ^ mark
+        words[own + 1] = signature
+        words[own] = token
+        for slot in self._others[parity]:
+            spins = _SPINS
+            while words[slot] != token:
+                spins -= 1
+                if not spins:
+                    return self._wait(signature, limit)
+        return None
+
+    def leave(self, reason: int) -> None:
+        """Publish that this rank makes no further call, and why."""
+        self._words[self._own] = self._words[self._own + 2] = reason
+
+    def left(self) -> dict[int, int]:
+        """The ranks that have left, and why."""
+        tokens = self._words[::_WORDS].tolist()
+        return {rank: token for rank, token in enumerate(tokens) if token < 0}
+
+    def close(self) -> None:
+        self._words.release()
+
+    def _wait(self, signature: int, limit: float) -> list[int | None] | None:
+        """The slow half of `compare`: a rank is late, or has another signature."""
+        found: list[int | None] = [None] * self._size
+        found[self._rank] = signature
+        backoff = Backoff(limit, self._monitor.find_ended)
+        while True:
+            for rank in range(self._size):
+                if found[rank] is None:
+                    found[rank] = self._read(rank)
+            if None not in found or any(one < 0 for one in found if one):
+                break
+            lost = any(found[rank] is None for rank in backoff.lost)
+            if lost or not backoff.pause():
+                break
+        return None if found == [signature] * self._size else found
+
+    def _read(self, rank: int) -> int | None:
+        slot = rank * _WORDS + 2 * self._parity
+        token, signature = self._words[slot], self._words[slot + 1]
+        if token < 0:
+            return token
+        return signature if token ^ signature == self._mark else None

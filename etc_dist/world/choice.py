@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 
 from etc_dist.errors import ArgumentError, EtcDistError, WorldError
 from etc_dist.settings import Settings
-from etc_dist.world import nvshmem_library
+from etc_dist.world import gpu_memory
 from etc_dist.world.rank_errors import by_rank
 
 BACKENDS = ("auto", "cpu", "cuda")
@@ -184,7 +184,7 @@ def find_gpus() -> Gpus:
     if not pci_ids:
         return Gpus(missing="no GPU is visible (see CUDA_VISIBLE_DEVICES)")
     try:
-        nvshmem_library.find()
+        gpu_memory.load_library()
     except Exception as fault:
         return Gpus(missing=f"NVSHMEM's host library is not found ({_short(fault)})")
     return Gpus(pci_ids)

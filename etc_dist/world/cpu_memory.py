@@ -1,27 +1,74 @@
-"""The "cpu" backend: symmetric memory in the shared memory of one host."""
+"""Memory that all ranks of a host map, without MPI: a file whose name is soon removed.
+
+It is the symmetric memory of the backend "cpu", and holds the board of signatures.
+"""
 
 from __future__ import annotations
 
+import mmap
+import os
+import secrets
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from etc_dist.errors import SymmetricMemoryError
+from etc_dist.world.agreement import Agreement
 from etc_dist.world.memory import Block
-from etc_dist.world.pages import PAGE, SharedPages
+
+FOLDER = Path("/dev/shm")
+"""Where Linux keeps shared memory."""
+PAGE = mmap.PAGESIZE
+
+
+def host_key() -> str:
+    """Equal exactly on ranks that see the same files in `FOLDER`."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {FOLDER.stat().st_dev}"
 
 
 class CpuMemory:
-    """Allocates for `size` ranks, all of this host."""
+    """Shared memory for the ranks of `agreement`, all on one host. Collective."""
 
     name = "cpu"
     device: int | str = "cpu"
     ranks_per_gpu = 1
     mps = False
 
-    def __init__(self, pages: SharedPages, size: int):
-        self._pages, self._size = pages, size
+    def __init__(self, agreement: Agreement):
+        self._agreement = agreement
+        # Unpredictable, and known to every rank before the first file exists: each
+        # rank can remove a file, also when the rank that made it has ended.
+        token = agreement.agree(lambda: secrets.token_hex(16))[0]
+        self._stem = f"etc_dist-{token}"
+        self._files = 0
+
+    def map(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Zeroed memory, the same on every rank; it begins with a page.
+
+        It lives as long as any array over it, on any rank. SymmetricMemoryError on
+        every rank where the host does not have enough memory.
+        """
+        self._files += 1
+        path = FOLDER / f"{self._stem}-{self._files}"
+        mapped: list[npt.NDArray[np.uint8]] = []
+        try:
+            if self._agreement.rank == 0:
+                self._agreement.agree_done(lambda: _create(path, nbytes))
+            else:
+                self._agreement.agree_done(lambda: None)
+            self._agreement.agree_done(lambda: mapped.append(_map(path, nbytes)))
+        finally:
+            path.unlink(missing_ok=True)
+        return mapped[0]
 
     def allocate(self, nbytes: int) -> Block:
-        """Whole pages for each rank; SymmetricMemoryError where there is no room."""
-        room = -(-max(nbytes, 1) // PAGE) * PAGE
-        whole = self._pages.map(room * self._size)
-        starts = range(0, room * self._size, room)
+        """Whole pages for each rank; SymmetricMemoryError as `map`."""
+        stride = -(-max(nbytes, 1) // PAGE) * PAGE
+        size = self._agreement.size
+        whole = self.map(stride * size)
+        starts = range(0, stride * size, stride)
         peers = tuple(whole[start : start + nbytes] for start in starts)
         first = int(whole.ctypes.data)
         return Block(tuple(first + start for start in starts), peers, None)
@@ -34,3 +81,39 @@ class CpuMemory:
 
     def show(self) -> str:
         return "shared memory of the host"
+
+
+def _create(path: Path, nbytes: int) -> None:
+    """A file whose pages all exist: a write to a missing page, where no memory is left,
+    would end the process by SIGBUS."""
+    status = os.statvfs(FOLDER)
+    available = status.f_bavail * status.f_frsize
+    if nbytes > available:
+        raise _exhausted(nbytes, f"{available} bytes left")
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    file = os.open(path, flags, 0o600)
+    try:
+        os.posix_fallocate(file, 0, nbytes)
+    except OSError as fault:
+        raise _exhausted(nbytes, str(fault)) from fault
+    finally:
+        os.close(file)
+
+
+def _map(path: Path, nbytes: int) -> npt.NDArray[np.uint8]:
+    file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        return np.frombuffer(mmap.mmap(file, nbytes), dtype=np.uint8)
+    finally:
+        os.close(file)
+
+
+def _exhausted(total: int, got: str) -> SymmetricMemoryError:
+    return SymmetricMemoryError(
+        "the host's shared memory cannot hold this allocation",
+        where=f"shared memory of the ranks in {FOLDER}",
+        wanted=f"{total} bytes for all ranks of this host together",
+        got=got,
+        fix="allocate less, free symmetric memory that is no longer used, or give the "
+        f"host a larger {FOLDER} (docker: --shm-size)",
+    )

@@ -1,14 +1,19 @@
-"""The "cuda" backend: symmetric memory of GPUs that map each other's memory."""
+"""The "cuda" backend: NVSHMEM's symmetric heap on GPUs that map each other's memory.
+
+NVSHMEM's host library is called by ctypes. It starts by a unique id, which any means
+can carry between ranks: NVSHMEM's own MPI bootstrap is linked to Open MPI only.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import os
+from ctypes import POINTER, byref, c_char, c_int, c_size_t, c_uint, c_void_p
 from typing import Any
 
 from etc_dist.errors import SymmetricMemoryError, WorldError
-from etc_dist.world import nvshmem_library
 from etc_dist.world.agreement import Agreement
 from etc_dist.world.memory import ALIGNMENT, Block
-from etc_dist.world.nvshmem_library import NvshmemLibrary
 
 # Bytes of the heap for NVSHMEM's own use and for gaps between blocks, on top of what
 # the settings promise to programs.
@@ -117,7 +122,7 @@ class GpuMemory:
         attribute = cupy.cuda.runtime.deviceGetAttribute
         self.mps = bool(attribute(_MPS_ENABLED, self._device))
         size = self._heap_size + _ALLOWANCE
-        self._library = NvshmemLibrary(nvshmem_library.find(), size)
+        self._library = NvshmemLibrary(load_library(), size)
 
     def _new_id(self) -> bytes:
         return self._library.unique_id() if self._agreement.rank == 0 else b""
@@ -206,3 +211,131 @@ class GpuMemory:
 
     def _synchronize(self) -> None:
         self._cupy.cuda.runtime.deviceSynchronize()
+
+
+# NVSHMEM's host library: the few calls that symmetric memory needs.
+
+_WITH_UNIQUE_ID = 1 << 3
+
+
+def _versioned(structure: type[ctypes.Structure]) -> int:
+    # NVSHMEM marks a structure by version 1 in the high half and its size.
+    return (1 << 16) + ctypes.sizeof(structure)
+
+
+class _UniqueId(ctypes.Structure):
+    _fields_ = [("version", c_int), ("internal", c_char * 124)]
+
+
+class _UniqueIdArgs(ctypes.Structure):
+    _fields_ = [
+        ("version", c_int),
+        ("id", POINTER(_UniqueId)),
+        ("rank", c_int),
+        ("size", c_int),
+    ]
+
+
+class _InitArgs(ctypes.Structure):
+    _fields_ = [
+        ("version", c_int),
+        ("unique_id", _UniqueIdArgs),
+        ("content", c_char * 96),
+    ]
+
+
+class _InitAttributes(ctypes.Structure):
+    _fields_ = [("version", c_int), ("mpi_comm", c_void_p), ("args", _InitArgs)]
+
+
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "nvshmemx_get_uniqueid": (c_int, [POINTER(_UniqueId)]),
+    "nvshmemx_set_attr_uniqueid_args": (
+        c_int,
+        [c_int, c_int, POINTER(_UniqueId), POINTER(_InitAttributes)],
+    ),
+    "nvshmemx_hostlib_init_attr": (c_int, [c_uint, POINTER(_InitAttributes)]),
+    "nvshmemx_hostlib_finalize": (None, []),
+    "nvshmemx_vendor_get_version_info": (c_int, [POINTER(c_int)] * 3),
+    "nvshmem_align": (c_void_p, [c_size_t, c_size_t]),
+    "nvshmem_free": (None, [c_void_p]),
+    "nvshmem_ptr": (c_void_p, [c_void_p, c_int]),
+}
+
+
+def load_library() -> str:
+    """Load NVSHMEM into the process, and return its path; starts nothing.
+
+    NVLink multicast (NVLS) and network transports are switched off before, unless the
+    user has set them: no code here uses either, and multicast objects cost start-up
+    time and fail on hosts that forbid them.
+    """
+    os.environ.setdefault("NVSHMEM_DISABLE_NVLS", "1")
+    os.environ.setdefault("NVSHMEM_REMOTE_TRANSPORT", "none")
+    from cuda import pathfinder
+
+    return str(pathfinder.load_nvidia_dynamic_lib("nvshmem_host").abs_path)
+
+
+class NvshmemLibrary:
+    """The library's calls, with errors for their codes; `path` is what to load."""
+
+    def __init__(self, path: str, heap_size: int):
+        os.environ["NVSHMEM_SYMMETRIC_SIZE"] = str(heap_size)
+        self._library = ctypes.CDLL(path)
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(self._library, name)
+            function.restype, function.argtypes = result, arguments
+
+    def version(self) -> str:
+        parts = c_int(), c_int(), c_int()
+        self._library.nvshmemx_vendor_get_version_info(*map(byref, parts))
+        return ".".join(str(part.value) for part in parts)
+
+    def unique_id(self) -> bytes:
+        """A new world's id, made on one rank for all."""
+        made = _UniqueId(version=_versioned(_UniqueId))
+        self._check("nvshmemx_get_uniqueid", byref(made))
+        return bytes(made)
+
+    def start(self, rank: int, size: int, unique_id: bytes) -> None:
+        """Begin as `rank` of `size`; collective; this rank's CUDA device is current."""
+        made = _UniqueId.from_buffer_copy(unique_id)
+        attributes = _InitAttributes(version=_versioned(_InitAttributes))
+        attributes.args.version = _versioned(_InitArgs)
+        attributes.args.unique_id.version = _versioned(_UniqueIdArgs)
+        self._check(
+            "nvshmemx_set_attr_uniqueid_args",
+            rank,
+            size,
+            byref(made),
+            byref(attributes),
+        )
+        self._check("nvshmemx_hostlib_init_attr", _WITH_UNIQUE_ID, byref(attributes))
+
+    def align(self, alignment: int, nbytes: int) -> int:
+        """A symmetric block's local address, or 0 if there is none; collective."""
+        return self._library.nvshmem_align(alignment, nbytes) or 0
+
+    def free(self, address: int) -> None:
+        """Give a block back; collective."""
+        self._library.nvshmem_free(address)
+
+    def peer_address(self, address: int, rank: int) -> int:
+        """The same block on `rank` as mapped here, or 0 if it is not mapped."""
+        return self._library.nvshmem_ptr(address, rank) or 0
+
+    def finalize(self) -> None:
+        """End NVSHMEM in this process; collective."""
+        self._library.nvshmemx_hostlib_finalize()
+
+    def _check(self, name: str, *arguments: Any) -> None:
+        code = getattr(self._library, name)(*arguments)
+        if code:
+            raise WorldError(
+                "NVSHMEM did not start",
+                where=f"{name}, NVSHMEM {self.version()}",
+                wanted="return code 0",
+                got=f"return code {code}",
+                fix="set NVSHMEM_DEBUG=INFO and read NVSHMEM's own reason",
+            )

@@ -1,15 +1,21 @@
-"""Objects between all ranks, with waits that end even when a peer is lost.
-
-MPI's own collectives give all or nothing: one dead rank silences all. Here every pair
-of ranks exchanges its own message, so the living hear each other in any case.
-"""
+"""Everything that uses MPI: the ranks' communicator, objects between them, and their
+end. Waits have a time limit, and end early where a peer is lost."""
 
 from __future__ import annotations
 
+import atexit
+import ctypes
+import os
 import pickle
+import sys
+import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from functools import cache
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, cast
 
+from etc_dist.errors import WorldError
+from etc_dist.world import rank_errors
 from etc_dist.world.processes import Backoff
 
 if TYPE_CHECKING:
@@ -17,18 +23,69 @@ if TYPE_CHECKING:
 
 # MPI promises tags up to 32767.
 TAGS = 32000
+READ_SECONDS = 0.2
+"""How long a launcher may take to read the last output."""
+
+
+def import_mpi() -> ModuleType:
+    """mpi4py's MPI, started; WorldError where it cannot be used."""
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as fault:
+        raise WorldError(
+            "MPI cannot be used",
+            where="start of the world",
+            wanted="mpi4py with an MPI library (MPICH or Open MPI)",
+            got=f"{type(fault).__name__}: {fault}",
+            fix="pip install mpi4py mpich, or install mpi4py for the site's own MPI; "
+            "then start with mpirun -n <ranks> python ...",
+        ) from fault
+    return MPI
+
+
+def check_comm(mpi: ModuleType, comm: Any) -> None:
+    """ArgumentError for a `comm` of `start` that is not a communicator."""
+    if comm is not None and not isinstance(comm, mpi.Intracomm):
+        wanted = "comm: an MPI.Intracomm of mpi4py, or None"
+        raise rank_errors.start_arguments(wanted, f"comm = {comm!r}")
+
+
+def duplicate(mpi: ModuleType, comm: object, limit: float) -> MPI.Intracomm:
+    """A private duplicate of `comm`, so that its messages meet no others. Collective.
+
+    A rank with a wrong `comm` takes part with all ranks of the job, so that its error
+    reaches every rank.
+    """
+    if isinstance(comm, mpi.Comm) and comm == mpi.COMM_NULL:
+        # Its peers are in a communicator that does not contain this rank.
+        wanted = "comm: an open communicator, or None"
+        raise rank_errors.start_arguments(wanted, "comm = MPI.COMM_NULL")
+    is_good = isinstance(comm, mpi.Intracomm)
+    source = cast("MPI.Intracomm", comm if is_good else mpi.COMM_WORLD)
+    ranks, request = source.Idup()
+    backoff = Backoff(limit)
+    while not request.Test():
+        if not backoff.pause():
+            check_comm(mpi, comm)
+            raise rank_errors.not_together(source.rank, source.size, limit)
+    return ranks
 
 
 class ObjectGather:
-    """All-to-all exchange of picklable objects over one private communicator."""
+    """All-to-all exchange of picklable objects, and a barrier.
+
+    MPI's own collectives give all or nothing: one dead rank silences all. Here every
+    pair of ranks exchanges a message, so the living ranks still receive each other's.
+    """
 
     def __init__(self, comm: MPI.Intracomm):
+        """Takes over `comm`, which must be private."""
         from mpi4py import MPI
 
         self._mpi = MPI
         self._comm = comm
         self.find_lost: Callable[[], frozenset[int]] = frozenset
-        """The ranks that are known never to answer, as far as this rank can see."""
+        """Returns the ranks that are known never to answer."""
         self.rank, self.size = comm.rank, comm.size
         self._turn = 0
         # Sends that a dead peer will never take; MPI still reads their memory.
@@ -37,11 +94,11 @@ class ObjectGather:
     def gather(
         self, value: object, limit: float, *, need_all: bool = False
     ) -> dict[int, object]:
-        """What each rank gave, by rank; ranks not heard within `limit` s are missing.
+        """Each rank's value, by rank; ranks that did not answer are missing.
 
-        Collective. Returns early once all who live are heard and have taken this
-        rank's value; with `need_all`, also once it is known that one never will be. A
-        missing rank leaves the exchange unfit for further use.
+        Collective. Returns after `limit` seconds, or once all living ranks are received
+        and have taken this rank's value; with `need_all`, also once a missing rank is
+        known to be lost. After a missing rank no further exchange is possible.
         """
         self._turn += 1
         tag = self._turn % TAGS
@@ -51,28 +108,28 @@ class ObjectGather:
             peer: self._comm.Isend([payload, self._mpi.BYTE], dest=peer, tag=tag)
             for peer in peers
         }
-        heard: dict[int, object] = {self.rank: value}
+        received: dict[int, object] = {self.rank: value}
         arriving: dict[int, tuple[MPI.Request, bytearray]] = {}
-        patience = Backoff(limit, self.find_lost)
+        backoff = Backoff(limit, self.find_lost)
         while True:
             for peer in peers:
-                if peer not in heard:
-                    self._hear(peer, tag, arriving, heard)
-            pending = {p for p in peers if p not in heard or not sends[p].Test()}
+                if peer not in received:
+                    self._receive(peer, tag, arriving, received)
+            pending = {p for p in peers if p not in received or not sends[p].Test()}
             if not pending:
-                return heard
-            lost = pending & patience.lost
-            hopeless = pending == lost or (need_all and not lost <= heard.keys())
-            if hopeless or not patience.pause():
+                return received
+            lost = pending & backoff.lost
+            hopeless = pending == lost or (need_all and not lost <= received.keys())
+            if hopeless or not backoff.pause():
                 self._abandoned += [sends, payload, arriving]
-                return heard
+                return received
 
-    def _hear(
+    def _receive(
         self,
         peer: int,
         tag: int,
         arriving: dict[int, tuple[MPI.Request, bytearray]],
-        heard: dict[int, object],
+        received: dict[int, object],
     ) -> None:
         if peer not in arriving:
             status = self._mpi.Status()
@@ -84,16 +141,77 @@ class ObjectGather:
             arriving[peer] = message.Irecv([buffer, self._mpi.BYTE]), buffer
         request, buffer = arriving[peer]
         if request.Test():
-            heard[peer] = pickle.loads(buffer)
+            received[peer] = pickle.loads(buffer)
 
     def barrier(self, limit: float) -> bool:
         """Wait for all ranks; orders memory between them.
 
-        False if they did not come within `limit` seconds, or one never can.
+        False if they did not come within `limit` seconds, or one is lost.
         """
         request = self._comm.Ibarrier()
-        patience = Backoff(limit, self.find_lost)
+        backoff = Backoff(limit, self.find_lost)
         while not request.Test():
-            if patience.lost or not patience.pause():
+            if backoff.lost or not backoff.pause():
                 return False
         return True
+
+    def close(self) -> None:
+        """Free the communicator. Collective."""
+        self._comm.Free()
+
+    def abort(self) -> None:
+        """End all ranks, once what this one has printed is read."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # NOTE: MPI also ends the processes that pass the output on.
+        time.sleep(READ_SECONDS)
+        self._comm.Abort(1)
+
+    def library(self) -> str:
+        """The name and version of the MPI library."""
+        # "MPICH Version:  5.0.2", "Open MPI v4.1.6, package: ...": the first words.
+        first = self._mpi.Get_library_version().splitlines()[0].split(",")[0]
+        return " ".join(first.split())
+
+    def finalized(self) -> bool:
+        """Whether MPI has ended in this process."""
+        return bool(self._mpi.Is_finalized())
+
+    def abort_at_exit(self) -> None:
+        """End all ranks in place of MPI_Finalize, which waits for every rank.
+
+        For a process that exits: its other exit handlers still run.
+        """
+        self._mpi._set_abort_status(1)
+        time.sleep(READ_SECONDS)
+
+
+@cache
+def keep_children_out_of_mpi() -> None:
+    """Make MPI_Finalize do nothing in children that are forked from now on.
+
+    mpi4py finalizes MPI at the end of a forked child, too, which would use the parent's
+    connections and end the job. MPI_Finalize begins by deleting the attributes of
+    MPI_COMM_SELF, and returns the error of a callback that fails. A child sets such an
+    attribute at its exit, with a callback in C, since Python has ended by then.
+    `getpid` serves as one: it never returns MPI_SUCCESS, which is 0.
+
+    NOTE: MPICH returns that error; Open MPI ignores it.
+    """
+    from mpi4py import MPI
+
+    library = ctypes.CDLL(MPI.__file__)
+    refuse = ctypes.cast(ctypes.CDLL(None).getpid, ctypes.c_void_p)
+    key = ctypes.c_int()
+    library.MPI_Comm_create_keyval(None, refuse, ctypes.byref(key), None)
+    # An int in MPICH, a pointer in Open MPI.
+    is_int = MPI._sizeof(MPI.Comm) == ctypes.sizeof(ctypes.c_int)
+    handle = ctypes.c_int if is_int else ctypes.c_void_p
+    own = handle.from_address(MPI._addressof(MPI.COMM_SELF))
+
+    def begin_child() -> None:
+        # NOTE: not now, as a thread of the parent may hold a lock of MPI's; and most
+        # children end without exit handlers, or run another program.
+        atexit.register(library.MPI_Comm_set_attr, own, key, None)
+
+    os.register_at_fork(after_in_child=begin_child)

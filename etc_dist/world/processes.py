@@ -1,25 +1,87 @@
-"""The ranks' processes: which have ended, and how a rank waits for the others."""
+"""Processes and threads: how a rank waits for its peers, which of them have ended,
+which threads may call the world, and what an uncaught exception does."""
 
 from __future__ import annotations
 
 import os
+import sys
+import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from threading import get_ident
+from types import TracebackType
+
+from etc_dist.errors import EtcDistError
+from etc_dist.world import rank_errors
+
+YIELDING = 5e-3
+"""Seconds for which a waiting rank yields before its first sleep."""
+LONGEST_SLEEP = 1e-3
+"""Seconds; bounds how late a waiting rank notices."""
+CHECK_SECONDS = 0.2
+"""Seconds between two searches for lost ranks."""
+ENTERING_SECONDS = 0.01
+"""More than a thread needs between taking the lock and writing its identity."""
 
 # In /proc/PID/stat, counted from the state, which follows the command's name.
 _STATE, _FLAGS, _BEGIN = 0, 6, 19
-# Of the flags: set as soon as a process ends. Giving a GPU's memory back can then
-# take it seconds in which it still looks alive.
+# Of the flags: set as soon as a process ends. Releasing a GPU's memory can then take
+# seconds, in which the process still looks alive.
 _EXITING = 0x4
 
-YIELDING = 5e-3
-"""Seconds of giving the core away before the first sleep."""
-LONGEST_SLEEP = 1e-3
-"""Seconds; bounds how late a waiting rank notices."""
-GLANCE = 0.2
-"""Seconds from one look at who still lives to the next."""
+# ----------------------------------------------------------------- waiting for peers
+
+
+class Backoff:
+    """One wait of at most `limit` seconds, counted from the first `pause`.
+
+    `find_lost` returns the ranks that will never answer. It is called from time to
+    time; its result is in `lost`. `pause` does not act on it: the caller knows which
+    ranks it needs.
+    """
+
+    def __init__(
+        self, limit: float, find_lost: Callable[[], frozenset[int]] | None = None
+    ):
+        self._limit = limit
+        self._find_lost = find_lost
+        self._since: float | None = None
+        self._next_check = CHECK_SECONDS
+        self._suspects: frozenset[int] = frozenset()
+        self.lost: frozenset[int] = frozenset()
+
+    def pause(self) -> bool:
+        """Yield the core, later sleep; False once the limit is over."""
+        now = time.monotonic()
+        if self._since is None:
+            self._since = now
+        waited = now - self._since
+        if waited >= self._limit:
+            return False
+        if waited >= self._next_check:
+            self._next_check = waited + CHECK_SECONDS
+            self._check()
+        if waited < YIELDING:
+            # NOTE: time.sleep(0) costs tens of microseconds of timer set-up on Linux;
+            # a plain yield costs half of one and still runs an oversubscribed peer.
+            os.sched_yield()
+        else:
+            time.sleep(min(LONGEST_SLEEP, waited / 50))
+        return True
+
+    def _check(self) -> None:
+        # NOTE: a rank counts as lost at the second search that finds it: what it sent
+        # just before its end has been received in the meantime.
+        self.lost = self._suspects
+        if self._find_lost is not None:
+            self._suspects = self._find_lost()
+
+
+# ------------------------------------------------------------------ processes of peers
 
 
 @dataclass(frozen=True)
@@ -34,7 +96,7 @@ class Process:
 
     @classmethod
     def own(cls) -> Process | None:
-        """This process; None on systems that do not tell (no Linux, no /proc)."""
+        """This process; None on systems without Linux's /proc."""
         try:
             boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
             realm = f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -43,7 +105,7 @@ class Process:
             return None
 
     def ended(self) -> bool:
-        """Whether it is over: gone, a zombie, or about to be; False if unknown."""
+        """Whether it is gone, a zombie, or exiting; False if unknown."""
         try:
             fields = _read(str(self.pid))
         except (FileNotFoundError, ProcessLookupError):
@@ -62,12 +124,16 @@ class Process:
 
 
 class ProcessMonitor:
-    """The processes of all ranks, by rank; None where they cannot be told."""
+    """Which of the ranks' processes have ended or are stopped.
+
+    Without it, only a time limit ends a wait for a killed peer, without the reason.
+    """
 
     def __init__(self, processes: Sequence[Process | None]):
+        """`processes` by rank, while all of them live; None where unknown."""
         own = Process.own()
-        # NOTE: who cannot be seen now, while all live, is not watched at all: /proc
-        # may be another namespace's or hide the processes of others.
+        # NOTE: a process that cannot be seen now is not watched at all: /proc may be
+        # another namespace's, or hide the processes of others.
         self._processes = [
             process
             if process and own and process.realm == own.realm and not process.ended()
@@ -75,19 +141,19 @@ class ProcessMonitor:
             for process in processes
         ]
 
-    def dead(self, rank: int) -> bool:
-        """Whether the process of `rank` has ended; False where it cannot be told."""
+    def ended(self, rank: int) -> bool:
+        """Whether the process of `rank` has ended; False if unknown."""
         process = self._processes[rank]
         return process is not None and process.ended()
 
     def stopped(self, rank: int) -> bool:
-        """Whether the process of `rank` is stopped; False where it cannot be read."""
+        """Whether the process of `rank` is stopped; False if unknown."""
         process = self._processes[rank]
         return process is not None and process.stopped()
 
-    def all_dead(self) -> frozenset[int]:
+    def find_ended(self) -> frozenset[int]:
         """All ranks whose processes have ended."""
-        return frozenset(filter(self.dead, range(len(self._processes))))
+        return frozenset(filter(self.ended, range(len(self._processes))))
 
 
 def _read(process: str) -> list[str]:
@@ -96,45 +162,150 @@ def _read(process: str) -> list[str]:
     return text.rpartition(")")[2].split()
 
 
-class Backoff:
-    """One wait of at most `limit` seconds, counted from the first `pause`.
+# ------------------------------------------------------------- forks, threads, signals
 
-    `find_lost` gives the ranks that cannot come any more. It is called from time to
-    time; its result is in `lost`. Pausing continues: the caller knows which it needs.
+_forked = False
+
+
+@cache
+def watch_forks() -> None:
+    """From now on, a forked child cannot call a world."""
+    os.register_at_fork(after_in_child=_mark_child)
+
+
+def _mark_child() -> None:
+    global _forked
+    _forked = True
+
+
+def is_forked() -> bool:
+    """Whether this process was forked from one that had started a world."""
+    return _forked
+
+
+class Exclusive:
+    """Entered by each call of a world, from its first step to its launch; reentrant.
+
+    A second thread, or a forked child, gets a WorldError and changes nothing. An
+    exception other than an EtcDistError that leaves a call breaks the world through
+    `give_up`: from then on, the ranks would pair different calls.
     """
 
-    def __init__(
-        self, limit: float, find_lost: Callable[[], frozenset[int]] | None = None
-    ):
-        self._limit = limit
-        self._find_lost = find_lost
-        self._since: float | None = None
-        self._glance = GLANCE
-        self._suspects: frozenset[int] = frozenset()
-        self.lost: frozenset[int] = frozenset()
+    def __init__(self, give_up: Callable[[str], None]):
+        self._give_up = give_up
+        self._lock = threading.Lock()
+        self._owner = 0
+        self._depth = 0
+        self._agreed_error: BaseException | None = None
 
-    def pause(self) -> bool:
-        """Let others run for a moment; False once the limit is over."""
-        now = time.monotonic()
-        if self._since is None:
-            self._since = now
-        waited = now - self._since
-        if waited >= self._limit:
-            return False
-        if waited >= self._glance:
-            self._glance = waited + GLANCE
-            self._look()
-        if waited < YIELDING:
-            # NOTE: time.sleep(0) costs tens of microseconds of timer set-up on Linux;
-            # a plain yield costs half of one and still lets an oversubscribed peer run.
-            os.sched_yield()
+    def __enter__(self) -> None:
+        if _forked:
+            raise rank_errors.forked()
+        thread = get_ident()
+        if self._owner != thread:
+            if not self._lock.acquire(False):
+                self._take_over(thread)
+            self._owner = thread
+        self._depth += 1
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._depth -= 1
+        if error is not None and not _forked:
+            self._check(error)
+        if not self._depth:
+            self._owner = 0
+            self._lock.release()
+
+    def report(self, error: BaseException) -> None:
+        """All ranks have received this error: it does not break the world."""
+        self._agreed_error = error
+
+    def _check(self, error: BaseException) -> None:
+        if not isinstance(error, EtcDistError) and error is not self._agreed_error:
+            self._give_up(f"a call was interrupted by {type(error).__name__}")
+        if not self._depth:
+            self._agreed_error = None
+
+    def _take_over(self, thread: int) -> None:
+        """Take the lock from a call that is over; otherwise refuse `thread`."""
+        if not self._owner:
+            time.sleep(ENTERING_SECONDS)
+        if _runs_call(self._owner):
+            raise rank_errors.second_thread(_name(self._owner), _name(thread))
+        # NOTE: a signal handler can raise before `__exit__` has begun, which leaves
+        # the lock taken though the call is over.
+        self._depth = 0
+
+
+def _runs_call(thread: int) -> bool:
+    """Whether `thread` is inside this package."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        if str(frame.f_globals.get("__name__")).startswith("etc_dist."):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _name(thread: int) -> str:
+    names = {one.ident: one.name for one in threading.enumerate()}
+    return f"thread {names.get(thread, thread)!r}"
+
+
+# ---------------------------------------------------------------- uncaught exceptions
+
+
+class AbortOnUncaught:
+    """An exception hook that ends all ranks: peers would wait for this one.
+
+    At a Python prompt, in a forked child and once removed, it only calls the previous
+    hook. Test runners catch exceptions before any hook.
+    """
+
+    def __init__(self, rank: int, abort: Callable[[], object]):
+        """`abort` ends all ranks."""
+        self._rank, self._abort = rank, abort
+        self._previous = sys.excepthook
+        self._removed = False
+
+    def install(self) -> None:
+        sys.excepthook = self
+
+    def remove(self) -> None:
+        """Restore the previous hook, unless another one has replaced this one."""
+        self._removed = True
+        if sys.excepthook is self:
+            sys.excepthook = self._previous
+
+    def __call__(
+        self,
+        kind: type[BaseException],
+        error: BaseException,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._removed or _forked or hasattr(sys, "ps1"):
+            self._previous(kind, error, trace)
+            return
+        if self._previous is sys.__excepthook__:
+            show_error(self._rank, error.with_traceback(trace))
         else:
-            time.sleep(min(LONGEST_SLEEP, waited / 50))
-        return True
+            _write(self._rank, [f"uncaught {kind.__name__}; all ranks are ended"])
+            self._previous(kind, error, trace)
+        self._abort()
 
-    def _look(self) -> None:
-        # NOTE: lost are those that were so at the previous call as well: what a rank
-        # sent just before its end has been received in the meantime, and counts.
-        self.lost = self._suspects
-        if self._find_lost is not None:
-            self._suspects = self._find_lost()
+
+def show_error(rank: int, error: BaseException) -> None:
+    """Print `error` with its traceback, each line tagged by rank."""
+    _write(rank, "".join(traceback.format_exception(error)).splitlines())
+
+
+def _write(rank: int, lines: list[str]) -> None:
+    # One write, so that the lines of several ranks do not mix.
+    sys.stdout.flush()
+    sys.stderr.write("".join(f"[rank {rank}] {line}\n" for line in lines))
+    sys.stderr.flush()

@@ -1,22 +1,22 @@
-"""The errors of a agreement of ranks, built alike on every rank from the same facts."""
+"""The errors of collective calls, built alike on every rank from the same facts."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 
 from etc_dist.errors import ArgumentError, EtcDistError, WorldError
-from etc_dist.world.mailbox import FAILED, INTERRUPTED, LOST, UNCLOSED
 
-GONE = {
+LOST, INTERRUPTED, FAILED, UNCLOSED, BLOCK_LEFT = -1, -2, -3, -4, -5
+"""Why a rank has left the world, as it publishes it: negative, unlike signatures."""
+REASONS = {
     LOST: "an earlier call there timed out or failed",
     INTERRUPTED: "a call there was interrupted by an exception",
     FAILED: "it ends by an error",
     UNCLOSED: "it ends, and made another call than its peers before",
+    BLOCK_LEFT: "an exception left its with block",
 }
-"""Why a rank has left a world, by what it publishes."""
 PARTS = ("what", "where", "wanted", "got", "fix")
-
-Parts = tuple[type[EtcDistError], dict[str, object]]
 
 # Continues a message's part under its first line.
 _NEXT_LINE = "\n" + " " * 10
@@ -33,6 +33,34 @@ def by_rank(texts: Mapping[int, str]) -> str:
     for rank in sorted(texts):
         groups.setdefault(texts[rank], []).append(rank)
     return _NEXT_LINE.join(f"{name_ranks(r)}: {text}" for text, r in groups.items())
+
+
+# ------------------------------------------------------------------------------ start
+
+
+def start_arguments(wanted: str, got: str) -> ArgumentError:
+    """An argument of `start` is wrong."""
+    return ArgumentError(
+        "the arguments of start do not fit",
+        where="start of the world",
+        wanted=wanted,
+        got=got,
+        fix="pass such an object, or leave the argument out",
+    )
+
+
+def not_together(rank: int, size: int, limit: float) -> WorldError:
+    """Not all ranks of the communicator called `start`."""
+    return WorldError(
+        "the ranks do not start a world together",
+        where=f"start of the world, rank {rank} of {size}",
+        wanted=f"all ranks of the communicator in {limit:g} s",
+        got="not all of them",
+        fix="call start on all of its ranks, with the same communicator",
+    )
+
+
+# -------------------------------------------------------------------- arguments, steps
 
 
 def mismatch(
@@ -56,7 +84,7 @@ def mismatch(
 
 def refusal(errors: Mapping[int, EtcDistError], size: int) -> EtcDistError:
     """One error for all: of the lowest failing rank's class. It names the ranks that
-    failed, unless all ranks of the world, `size` of them, did so alike."""
+    failed, unless all `size` ranks of the world failed alike."""
     first = errors[min(errors)]
     parts = {}
     for part in PARTS:
@@ -64,40 +92,46 @@ def refusal(errors: Mapping[int, EtcDistError], size: int) -> EtcDistError:
         alike = len(set(texts.values())) == 1
         one_text = alike and (part != "where" or len(texts) == size)
         parts[part] = getattr(first, part) if one_text else by_rank(texts)
-    return rebuild(type(first), {**vars(first), **parts})
+    made = type(first)(**parts)
+    vars(made).update({**vars(first), **parts})
+    return made
 
 
-def take_apart(error: EtcDistError) -> Parts:
-    """What of an error travels between ranks: not its traceback, nor its cause."""
-    return type(error), dict(vars(error))
-
-
-def rebuild(kind: type[EtcDistError], state: Mapping[str, object]) -> EtcDistError:
-    """An error of this class with these attributes; its message comes from them."""
-    error = kind(**{part: str(state[part]) for part in PARTS})
-    vars(error).update(state)
+def failed_step(fault: Exception, where: str) -> WorldError:
+    """A step of all ranks raised something unexpected."""
+    error = WorldError(
+        "a step that all ranks take failed",
+        where=where,
+        wanted="the step to succeed on every rank",
+        got=f"{type(fault).__name__}: {fault}",
+        fix="see the cause above on the rank that failed",
+    )
+    error.__cause__ = fault
     return error
 
 
-def unheard(
+# ------------------------------------------------------------------------- lost ranks
+
+
+def missing_ranks(
     where: str,
     missing: Sequence[int],
     limit: float,
-    dead: Sequence[int] = (),
+    ended: Sequence[int] = (),
     stopped: Sequence[int] = (),
 ) -> WorldError:
-    """Some ranks did not come to a agreement within `limit` seconds, or are dead.
+    """Some ranks did not come to a call within `limit` seconds.
 
-    Of the missing only the dead are named, if there are any: they are the cause.
+    If processes of missing ranks have ended, only these are named: they are the cause.
     """
     what = "not all ranks came to the same call"
-    if dead:
-        ended = "its process has" if len(dead) == 1 else "their processes have"
+    if ended:
+        processes = "its process has" if len(ended) == 1 else "their processes have"
         return WorldError(
             what,
             where=where,
             wanted="every rank to take part",
-            got=f"{name_ranks(dead)} did not come: {ended} ended",
+            got=f"{name_ranks(ended)} did not come: {processes} ended",
             fix="look at the last output there and for what may have ended it (a "
             "signal, no memory left); then end all ranks and start again",
         )
@@ -112,15 +146,15 @@ def unheard(
     )
 
 
-def left(where: str, gone: Mapping[int, int]) -> WorldError:
-    """Some ranks had already left the world; `gone`: why, by rank."""
-    # Ranks that gave up because of others are named only where nobody else did.
-    first = {rank: why for rank, why in gone.items() if why != LOST} or gone
+def left_ranks(where: str, reasons: Mapping[int, int]) -> WorldError:
+    """Some ranks had already left the world; `reasons` by rank."""
+    # Ranks that gave up because of others are named only where no other rank left.
+    first = {rank: why for rank, why in reasons.items() if why != LOST} or reasons
     return WorldError(
         "the world lost ranks",
         where=where,
         wanted="every rank to take part",
-        got=by_rank({rank: f"gave up: {GONE[why]}" for rank, why in first.items()}),
+        got=by_rank({rank: f"gave up: {REASONS[why]}" for rank, why in first.items()}),
         fix="read the error of those ranks first; then end all ranks and start again",
     )
 
@@ -134,4 +168,31 @@ def unusable(where: str, reason: str) -> WorldError:
         got=reason,
         fix="end all ranks and start the program again, or start a new world if this "
         "one was closed",
+    )
+
+
+# ---------------------------------------------------------------------- threads, forks
+
+
+def second_thread(owner: str, caller: str) -> WorldError:
+    """Thread `caller` made a call during one of thread `owner`."""
+    return WorldError(
+        "two threads use one world at the same time",
+        where=caller,
+        wanted="one call at a time; several threads may call in turn",
+        got=f"{caller} called while {owner} was inside a call",
+        fix="order the calls by a lock, alike on every rank, or make them all in one "
+        "thread; this call did nothing, the other one continues",
+    )
+
+
+def forked() -> WorldError:
+    """A call in a child process."""
+    return WorldError(
+        "the world cannot be used: this process is a fork of the one that started it",
+        where=f"process {os.getpid()}",
+        wanted="calls from the process that called start",
+        got="a call from a child that os.fork() made of it",
+        fix="make the calls in the parent, or start processes by the method spawn; "
+        "the parent's world is unharmed",
     )

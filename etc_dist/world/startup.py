@@ -1,28 +1,21 @@
-"""Starting the world: from an MPI communicator to ranks that agree on a backend."""
+"""Starting the world: from a communicator to ranks that agree on a backend."""
 
 from __future__ import annotations
 
+import os
 import socket
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
-from etc_dist.errors import ArgumentError, EtcDistError, WorldError
+from etc_dist.errors import ArgumentError, EtcDistError
 from etc_dist.settings import Settings
-from etc_dist.world.agreement import Agreement
+from etc_dist.world import mpi, processes, rank_errors
+from etc_dist.world.agreement import Agreement, SignatureBoard, board_bytes
 from etc_dist.world.choice import BACKENDS, Gpus, Report, choose, find_gpus
-from etc_dist.world.cpu_memory import CpuMemory
-from etc_dist.world.forked import keep_children_out_of_mpi, refuse_in_child
+from etc_dist.world.cpu_memory import CpuMemory, host_key
 from etc_dist.world.gpu_memory import GpuMemory
-from etc_dist.world.mailbox import (
-    INTERRUPTED,
-    MessageMailbox,
-    SignatureBoard,
-    mailbox_bytes,
-)
 from etc_dist.world.memory import Backend
-from etc_dist.world.mpi import ObjectGather
-from etc_dist.world.pages import SharedPages, host_key
-from etc_dist.world.processes import Backoff, Process, ProcessMonitor
+from etc_dist.world.processes import Process, ProcessMonitor
 from etc_dist.world.world import World
 
 if TYPE_CHECKING:
@@ -32,44 +25,59 @@ _worlds: list[World] = []
 """The worlds in the order of their start, without those that are closed."""
 
 
-def start(settings: Settings | None = None, comm: MPI.Intracomm | None = None) -> World:
+def start(
+    settings: Settings | None = None,
+    comm: MPI.Intracomm | None = None,
+    *,
+    abort_on_uncaught: bool = False,
+) -> World:
     """Start a world over `comm` (default: all ranks of the job). Collective.
 
     `settings` default to the environment's; if given, no variable counts. backend,
     symmetric_size and share_gpu must be alike on all ranks. "auto" is "cuda" where
     every rank can have its own GPU (or share one, with `share_gpu`), else "cpu".
+
+    With `abort_on_uncaught`, an uncaught exception on one rank ends all ranks of the
+    job: `sys.excepthook` is replaced until the world is closed. It is the default for
+    ranks that launch/mpirun has started.
+
     Raises the same error on every rank: WorldError where MPI, GPUs or NVSHMEM are
     missing or ranks are on several hosts, ArgumentError for bad arguments.
     Ranks that pass another communicator, or do not call `start`, raise alone, within
     the default world_limit.
     The first world that is open is also `current`.
     """
-    mpi = _import_mpi()
-    refuse_in_child()
-    keep_children_out_of_mpi()
-    # Private duplicates: no message of the user's can meet one of ours.
-    ranks = _duplicate(mpi, comm)
-    exchange = ObjectGather(ranks)
-    living = _find_processes(exchange)
-    mailbox = MessageMailbox(exchange)
-    agreement = Agreement(exchange, mailbox, living, Settings.world_limit)
+    library = mpi.import_mpi()
+    if processes.is_forked():
+        raise rank_errors.forked()
+    processes.watch_forks()
+    mpi.keep_children_out_of_mpi()
+    limit = Settings.world_limit
+    objects = mpi.ObjectGather(mpi.duplicate(library, comm, limit))
+    monitor = _monitor_processes(objects, limit)
+    agreement = Agreement(objects, monitor, limit)
     try:
-        # Every rank's own settings go around; a fault on one is raised on all.
-        own = agreement.agree(lambda: _check(mpi, settings, comm))[ranks.rank]
-        return _start(own, ranks, living, agreement)
+        # Every rank's own settings go around; an error on one is raised on all.
+        every = agreement.agree(lambda: _check(library, settings, comm))
+        world = _start(every[objects.rank], objects, monitor, agreement)
     except EtcDistError:
         if not agreement.broken:
             agreement.close()
-            ranks.Free()
+            objects.close()
         raise
     except BaseException as error:
         reason = f"its start was interrupted by {type(error).__name__}"
-        agreement.leave(reason, INTERRUPTED)
+        agreement.leave(reason, rank_errors.INTERRUPTED)
         raise
+    if world.size > 1 and (abort_on_uncaught or "LAUNCH_RANKS" in os.environ):
+        world.abort_on_uncaught()
+    _forget_closed()
+    _worlds.append(world)
+    return world
 
 
 def current() -> World:
-    """The open world that was started first; starts one if there is none.
+    """The open world that was started first; starts one if none is open.
 
     Collective where it starts one. A broken world stays current, so that its next
     call raises instead of hanging, until it is closed or another one is started.
@@ -84,116 +92,67 @@ def _forget_closed() -> None:
 
 
 def given_world(world: Any) -> World:
-    """The world that was given, or the current one for None; others are refused."""
+    """`world`, or the current one for None; other objects are refused on all ranks."""
     if world is None:
         return current()
     if not isinstance(world, World):
         current().refuse(
             ArgumentError(
-                "argument world is no world",
+                "the argument world is not a world",
                 where="argument world",
-                wanted="what etc_dist.start() returns, or None for the current one",
+                wanted="a world from etc_dist.start(), or None for the current one",
                 got=repr(world),
-                fix="leave it out, or pass such a world",
+                fix="pass a world, or leave the argument out",
             )
         )
     return world
 
 
-def _duplicate(mpi: ModuleType, comm: object) -> MPI.Intracomm:
-    """A duplicate of `comm`; or of all ranks of the job, also for a rank whose `comm`
-    is none: it takes part, so that all hear of it."""
-    if isinstance(comm, mpi.Comm) and comm == mpi.COMM_NULL:
-        # Its peers are in a communicator that this rank has no part in.
-        raise _unfit("comm: an open communicator, or None", "comm = MPI.COMM_NULL")
-    is_good = isinstance(comm, mpi.Intracomm)
-    place = cast("MPI.Intracomm", comm if is_good else mpi.COMM_WORLD)
-    ranks, request = place.Idup()
-    patience = Backoff(Settings.world_limit)
-    while not request.Test():
-        if not patience.pause():
-            _check_comm(mpi, comm)
-            raise _not_together(place.rank, place.size)
-    return ranks
-
-
-def _find_processes(exchange: ObjectGather) -> ProcessMonitor:
+def _monitor_processes(objects: mpi.ObjectGather, limit: float) -> ProcessMonitor:
     """The processes of all ranks. Collective; WorldError where one does not answer."""
-    limit = Settings.world_limit
-    heard = exchange.gather(Process.own(), limit)
-    if len(heard) == exchange.size:
-        living = ProcessMonitor(
-            [cast("Process | None", heard[r]) for r in range(len(heard))]
-        )
-        exchange.find_lost = living.all_dead
+    ranks = range(objects.size)
+    received = objects.gather(Process.own(), limit)
+    if len(received) == objects.size:
+        monitor = ProcessMonitor([cast("Process | None", received[r]) for r in ranks])
+        objects.find_lost = monitor.find_ended
         # No rank may end before all have seen each other alive.
-        if len(exchange.gather(None, limit, need_all=True)) == exchange.size:
-            return living
-    raise _not_together(exchange.rank, exchange.size)
+        if len(objects.gather(None, limit, need_all=True)) == objects.size:
+            return monitor
+    raise rank_errors.not_together(objects.rank, objects.size, limit)
 
 
-def _not_together(rank: int, size: int) -> WorldError:
-    return WorldError(
-        "the ranks do not start a world together",
-        where=f"start of the world, rank {rank} of {size}",
-        wanted=f"all ranks of the communicator in {Settings.world_limit:g} s",
-        got="not all of them",
-        fix="call start on all of its ranks, with the same communicator",
-    )
-
-
-def _check(mpi: ModuleType, settings: Any, comm: Any) -> Settings:
-    """This rank's settings, its own or the environment's; ArgumentError for bad ones,
-    and for a `comm` that is none."""
-    _check_comm(mpi, comm)
+def _check(library: ModuleType, settings: Any, comm: Any) -> Settings:
+    """This rank's settings, given or the environment's; ArgumentError for wrong ones,
+    and for a wrong `comm`."""
+    mpi.check_comm(library, comm)
     if settings is None:
         return Settings.load()
     if not isinstance(settings, Settings):
         wanted = "settings: an etc_dist.Settings, or None for the environment's"
-        raise _unfit(wanted, f"settings = {settings!r}")
+        raise rank_errors.start_arguments(wanted, f"settings = {settings!r}")
     return settings.checked()
 
 
-def _check_comm(mpi: ModuleType, comm: Any) -> None:
-    if comm is not None and not isinstance(comm, mpi.Intracomm):
-        raise _unfit("comm: an MPI.Intracomm of mpi4py, or None", f"comm = {comm!r}")
-
-
-def _unfit(wanted: str, got: str) -> ArgumentError:
-    return ArgumentError(
-        "the arguments of start do not fit",
-        where="start of the world",
-        wanted=wanted,
-        got=got,
-        fix="leave it out, or pass such a one",
-    )
-
-
 def _start(
-    own: Settings,
-    ranks: MPI.Intracomm,
-    living: ProcessMonitor,
+    settings: Settings,
+    objects: mpi.ObjectGather,
+    monitor: ProcessMonitor,
     agreement: Agreement,
 ) -> World:
-    agreement.limit = own.world_limit
+    agreement.limit = settings.world_limit
     keys = agreement.agree(host_key)
-    reports = agreement.agree(lambda: _report(own, ranks.rank, keys))
+    reports = agreement.agree(lambda: _report(settings, objects.rank, keys))
     choice = choose(reports)
-    pages = SharedPages(agreement)
-    lines = pages.map(mailbox_bytes(ranks.size))
-    agreement.use(SignatureBoard(ranks.rank, lines, living))
-    backend: Backend
+    own = reports[objects.rank]
+    memory = CpuMemory(agreement)
+    lines = memory.map(board_bytes(objects.size))
+    agreement.use_board(SignatureBoard(objects.rank, lines, monitor))
+    backend: Backend = memory
     if choice.backend == "cuda":
-        device = reports[ranks.rank].device
-        shares = choice.ranks_per_gpu
-        backend = GpuMemory(agreement, device, own.symmetric_bytes, shares)
-    else:
-        backend = CpuMemory(pages, ranks.size)
-    local = reports[ranks.rank].local_rank, keys.count(keys[ranks.rank])
-    world = World(own, ranks, local, agreement, backend, choice.reason)
-    _forget_closed()
-    _worlds.append(world)
-    return world
+        size = settings.symmetric_bytes
+        backend = GpuMemory(agreement, own.device, size, choice.ranks_per_gpu)
+    local = own.local_rank, keys.count(keys[objects.rank])
+    return World(settings, objects, local, agreement, backend, choice.reason)
 
 
 def _report(settings: Settings, rank: int, keys: list[str]) -> Report:
@@ -207,18 +166,3 @@ def _report(settings: Settings, rank: int, keys: list[str]) -> Report:
         settings=settings,
         gpus=find_gpus() if wants_gpus else Gpus(missing="not looked for"),
     )
-
-
-def _import_mpi() -> ModuleType:
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as fault:
-        raise WorldError(
-            "MPI cannot be used",
-            where="start of the world",
-            wanted="mpi4py with an MPI library (MPICH or Open MPI)",
-            got=f"{type(fault).__name__}: {fault}",
-            fix="pip install mpi4py mpich, or install mpi4py beside the site's own "
-            "MPI; then start with mpirun -n <ranks> python ...",
-        ) from fault
-    return MPI

@@ -7,24 +7,23 @@ import operator
 import socket
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
+from types import TracebackType
+from typing import NoReturn, Protocol, Self, TypeVar
 
 from etc_dist.errors import ArgumentError, EtcDistError
 from etc_dist.settings import Settings
-from etc_dist.world import aborting
+from etc_dist.world import processes
 from etc_dist.world.agreement import Agreement
-from etc_dist.world.exclusive import Exclusive
-from etc_dist.world.mailbox import FAILED, INTERRUPTED, UNCLOSED
 from etc_dist.world.memory import Backend, SymmetricMemory
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
+from etc_dist.world.mpi import ObjectGather
+from etc_dist.world.processes import AbortOnUncaught, Exclusive
+from etc_dist.world.rank_errors import BLOCK_LEFT, FAILED, INTERRUPTED, UNCLOSED
 
 T = TypeVar("T")
 
 
 class Runs(Protocol):
-    """What a world holds: something with runs, the last of which may have failed."""
+    """What a world holds: an object with runs, the last of which may have failed."""
 
     def await_end(self) -> EtcDistError | None:
         """Wait for the last run on every rank. Returns the error that ended it, the
@@ -36,29 +35,33 @@ class World:
 
     A call is collective where it says so: every rank makes it, in the same order.
     A call that ranks make differently raises ArgumentError on all of them, and the
-    world goes on. A rank that does not come within `settings.world_limit` seconds, or
-    whose process is found to have ended, breaks the world: WorldError on the ranks
-    that waited, and at once on any later call.
+    world stays usable. A rank that does not come within `settings.world_limit` seconds,
+    or whose process has ended, breaks the world: WorldError on the ranks that waited,
+    and at once on any later call.
+
+    A context manager: `with etc_dist.start() as world:` closes the world at the end of
+    the block. If an exception leaves the block, this rank leaves the world instead:
+    calls of its peers raise a WorldError that names it, and the exception continues.
     """
 
     def __init__(
         self,
         settings: Settings,
-        comm: MPI.Intracomm,
+        objects: ObjectGather,
         local: tuple[int, int],
         agreement: Agreement,
         backend: Backend,
         reason: str,
     ):
-        """For `start`: takes over the private communicator of all ranks. `local` is
-        this rank's number on its host, and how many are there."""
+        """For `start`. `local` is this rank's number on its host, and how many are
+        there; `reason` says why the backend was chosen."""
         self.settings = settings
-        self.rank, self.size = comm.rank, comm.size
+        self.rank, self.size = agreement.rank, agreement.size
         self.local_rank, self.local_size = local
         self.backend: str = backend.name
         self.device: int | str = backend.device
         self.ranks_per_gpu, self.mps = backend.ranks_per_gpu, backend.mps
-        self._comm = comm
+        self._objects = objects
         self._agreement, self._backend, self._reason = agreement, backend, reason
         self._memories: dict[int, SymmetricMemory] = {}
         self._allocations = 0
@@ -68,10 +71,22 @@ class World:
         self._closed = False
         self.exclusive = Exclusive(lambda why: agreement.leave(why, INTERRUPTED))
         """Entered by every collective call, up to its launch."""
-        self._hook = aborting.AbortOnUncaught(comm)
-        if self.size > 1:
-            self._hook.install()
+        self._hook = AbortOnUncaught(self.rank, objects.abort)
         atexit.register(self._close_at_exit)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._agreement.leave(f"{kind.__name__} left its with block", BLOCK_LEFT)
 
     @property
     def broken(self) -> bool:
@@ -85,9 +100,9 @@ class World:
     def allocate(self, nbytes: int) -> SymmetricMemory:
         """Zeroed symmetric memory of `nbytes` on every rank, 1024-byte aligned.
 
-        Collective. Raises SymmetricMemoryError on every rank if any rank has no room
-        (the program may go on), ArgumentError for sizes that are not whole,
-        negative, or differ between ranks.
+        Collective. Raises SymmetricMemoryError on every rank if any rank does not have
+        the memory (the program may continue), ArgumentError for sizes that are not
+        whole, negative, or differ between ranks.
         """
         try:
             count = -1 if isinstance(nbytes, bool) else operator.index(nbytes)
@@ -100,7 +115,7 @@ class World:
             block = self._backend.allocate(count)
             self._allocations += 1
             memory = SymmetricMemory(
-                count, self._allocations, self.rank, block, self._release
+                count, self._allocations, self.rank, block, self._free_memory
             )
             self._memories[memory.number] = memory
             # No rank may write before every block is zero.
@@ -119,11 +134,11 @@ class World:
             self._agreement.match_call(signature, describe)
 
     def refuse(self, error: EtcDistError) -> NoReturn:
-        """Take part in the agreement of a call whose arguments are bad on this rank.
+        """Take part in a call whose arguments are bad on this rank: raise on all ranks.
 
-        Collective with the peers' `meet`, or their own `refuse`. Every rank raises an
-        error of the lowest refusing rank's class that names the refusing ranks and
-        their words; on a rank that refused, the cause is that of its own error.
+        Collective with the peers' `match_call`, or their own `refuse`. Every rank
+        raises an error of the lowest refusing rank's class that names the refusing
+        ranks and their errors; on a rank that refused, its cause is that of `error`.
         """
         with self.exclusive:
             self._agreement.refuse(error)
@@ -131,7 +146,7 @@ class World:
     def agree(self, step: Callable[[], T]) -> list[T]:
         """Run the local `step` on every rank; the picklable results, by rank.
 
-        Collective; a few microseconds beside the step itself on one host. If `step`
+        Collective; a few microseconds more than the step itself on one host. If `step`
         raises on any rank, all ranks raise an error of the lowest failing rank's class
         that names the failing ranks; anything but an EtcDistError becomes WorldError.
         """
@@ -139,30 +154,28 @@ class World:
             return self._agreement.agree(step)
 
     def agree_done(self, step: Callable[[], object]) -> None:
-        """As `agree`, without results: costs as little as `meet` where all succeed."""
+        """As `agree`, without results: as fast as `match_call` where all succeed."""
         with self.exclusive:
             self._agreement.agree_done(step)
 
-    def gather(self, value: object, limit: float | None = None) -> list[object | None]:
-        """Each rank's picklable `value`, by rank; None for ranks not heard.
+    def gather(self, value: object) -> list[object | None]:
+        """Each rank's picklable `value`, by rank; None for ranks that did not answer.
 
-        Collective. Returns after at most `limit` seconds (default: the world limit),
-        also when peers are stuck: the living hear each other, and wait for the dead no
-        longer than it takes to see that they are. If any rank was not heard, the world
-        is broken afterwards.
+        Collective. Returns within the world limit, also when peers are stuck: living
+        ranks receive each other's values, and do not wait for ranks that have ended.
+        If any rank did not answer, the world is broken afterwards.
         """
         with self.exclusive:
-            return self._agreement.gather(value, limit)
+            return self._agreement.gather(value)
 
-    def barrier(self, limit: float | None = None) -> None:
+    def barrier(self) -> None:
         """Wait for all ranks; what they wrote before is visible after. Collective.
 
         Orders what the CPU wrote; work on GPUs must be synchronised before. Raises
-        WorldError after `limit` seconds (default: the world limit), or once a rank is
-        known to have ended.
+        WorldError after the world limit, or once a rank is known to have ended.
         """
         with self.exclusive:
-            self._agreement.barrier(limit)
+            self._agreement.barrier()
 
     def find_lost(self) -> frozenset[int]:
         """The ranks whose processes have ended, or that have left the world."""
@@ -180,9 +193,9 @@ class World:
         """
         with self.exclusive:
             self._agreement.call("world.synchronize()")
-            fault = self._await_end()
-        if fault is not None:
-            raise fault
+            error = self._await_end()
+        if error is not None:
+            raise error
 
     def hold(self, runs: Runs) -> None:
         """Keep `runs` alive until `release` or `close`; `close` waits for its last run.
@@ -200,12 +213,12 @@ class World:
         WorldError, here and on the peers."""
         self._agreement.leave(reason)
 
-    def abort(self, error: BaseException) -> NoReturn:
-        """Print `error` and its traceback, tagged by rank, and end all ranks."""
-        aborting.abort(self._comm, error)
+    def abort_on_uncaught(self) -> None:
+        """Until the world is closed, an uncaught exception here ends all ranks."""
+        self._hook.install()
 
     def close(self) -> None:
-        """Free what is left and end the backend; collective; again does nothing.
+        """Free symmetric memory and end the backend. Collective; again does nothing.
 
         Then raises what ended the last run of a program, as `synchronize` does. On a
         broken world nothing is freed, since that needs every rank.
@@ -213,20 +226,16 @@ class World:
         if self._closed:
             return
         with self.exclusive:
-            fault = self._end_runs()
+            if not self.broken:
+                self._agreement.call("world.close()")
+            error = self._await_end()
             self._free()
-        if fault is not None:
-            raise fault
+        if error is not None:
+            raise error
 
     def _await_end(self) -> EtcDistError | None:
-        faults = [runs.await_end() for runs in list(self._held.values())]
-        return next(filter(None, faults), None)
-
-    def _end_runs(self) -> EtcDistError | None:
-        """Agree to close the world; what ended the last run of a program, if any."""
-        if not self.broken:
-            self._agreement.call("world.close()")
-        return self._await_end()
+        errors = [runs.await_end() for runs in list(self._held.values())]
+        return next(filter(None, errors), None)
 
     def _free(self) -> None:
         broken = self.broken
@@ -236,7 +245,7 @@ class World:
             self._backend.close()
             self._agreement.close()
             self._hook.remove()
-            self._comm.Free()
+            self._objects.close()
         self._closed = True
         self._held.clear()
         self.kept.clear()
@@ -245,33 +254,26 @@ class World:
 
     def show(self) -> str:
         """One line: rank, backend and why, how its GPU is shared, host, MPI library."""
-        from mpi4py import MPI
-
-        # "MPICH Version:  5.0.2", "Open MPI v4.1.6, package: ...": the first words.
-        library = MPI.Get_library_version().splitlines()[0].split(",")[0]
-        library = " ".join(library.split())
         detail = ", ".join(filter(None, (self._backend.show(), self._reason)))
         return (
             f"world: rank {self.rank} of {self.size}, backend {self.backend} "
-            f"({detail}), host {socket.gethostname()}, MPI {library}"
+            f"({detail}), host {socket.gethostname()}, MPI {self._objects.library()}"
         )
 
     def __repr__(self) -> str:
         return f"<World rank {self.rank} of {self.size}, {self.backend}>"
 
-    def _release(self, memory: SymmetricMemory) -> None:
+    def _free_memory(self, memory: SymmetricMemory) -> None:
         with self.exclusive:
             self._agreement.call(f"free of {memory.show()}")
             self._backend.free(memory.block)
             del self._memories[memory.number]
 
     def _close_at_exit(self) -> None:
-        from mpi4py import MPI
-
-        if self.exclusive.forked or MPI.Is_finalized():
+        if processes.is_forked() or self._objects.finalized():
             return
-        # A rank that ends by an error takes part in nothing more, and publishes that:
-        # its peers then leave as well instead of waiting for it.
+        # A rank that ends by an error takes part in no further call, and publishes
+        # that: its peers then leave as well instead of waiting for it.
         if getattr(sys, "last_value", None) is not None:
             self._agreement.leave("this rank ended by an error", FAILED)
         try:
@@ -279,11 +281,11 @@ class World:
         except BaseException as error:
             # The exit code must not be 0, whether calls or a last run failed.
             self._agreement.leave("it was not closed by all ranks", UNCLOSED)
-            aborting.show(self.rank, error)
-            aborting.end_all_at_exit()
+            processes.show_error(self.rank, error)
+            self._objects.abort_at_exit()
         if self._agreement.lost_process:
-            # MPI would wait for the dead to finalize, and for ever.
-            aborting.end_all_at_exit()
+            # MPI would wait for the ended process to finalize, and for ever.
+            self._objects.abort_at_exit()
 
 
 def _bad_size(nbytes: object) -> ArgumentError:

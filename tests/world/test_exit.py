@@ -1,15 +1,30 @@
 """What ranks print and return when they do not end alike."""
 
+import pytest
+
 from tests.world.jobs import run_job
 
-START = """
-import sys, time
+IMPORTS = """
+import os, sys, time
+from etc_dist.errors import WorldError
 from etc_dist.settings import Settings
 from etc_dist.world import start
 
-world = start(Settings(backend="cpu"))
+CPU = Settings(backend="cpu")
+"""
+START = (
+    IMPORTS
+    + """
+world = start(CPU)
 world.barrier()
 """
+)
+ALONE = (
+    IMPORTS
+    + """
+del os.environ["LAUNCH_RANKS"]  # as under another launcher
+"""
+)
 SOON = 10.0
 """Seconds; less than what the launcher gives ranks after a failure."""
 
@@ -63,3 +78,35 @@ if world.rank == 1:
     code, output, seconds = run_job(START + source)
     assert code == 1 and seconds < SOON
     assert "[rank 0] handler" in output
+
+
+@pytest.mark.parametrize("requested", [False, True])
+def test_uncaught_exception_ends_all_ranks_where_it_is_requested(requested):
+    source = f"""
+world = start(CPU, abort_on_uncaught={requested})
+if world.rank == 1:
+    raise ValueError("of one rank")
+world.barrier()
+"""
+    code, output, seconds = run_job(ALONE + source)
+    assert code == 1 and seconds < SOON
+    assert "[rank 1] ValueError: of one rank" in output
+    # Without the request each rank ends by its own error.
+    assert ("rank 1: gave up: it ends by an error" in output) is not requested
+
+
+def test_peers_name_the_rank_whose_with_block_an_exception_left():
+    source = """
+try:
+    with start(CPU) as world:
+        if world.rank == 1:
+            raise ValueError("of one rank")
+        world.barrier()
+except (ValueError, WorldError) as error:
+    print(type(error).__name__, *error.args, world.closed, flush=True)
+time.sleep(1)
+"""
+    code, output, seconds = run_job(ALONE + source)
+    assert code == 0 and seconds < SOON, output
+    assert "rank 1: gave up: an exception left its with block" in output
+    assert "[rank 1] ValueError of one rank False" in output

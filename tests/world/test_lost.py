@@ -9,7 +9,7 @@ import os, signal, sys, time
 import ml_dtypes, numpy as np
 from etc_dist import MatmulReduceScatter
 from etc_dist.settings import Settings
-from etc_dist.world import pages, start
+from etc_dist.world import cpu_memory, start
 
 world = start(Settings(backend="cpu", world_limit=LIMIT))
 pids = world.gather(os.getpid())
@@ -53,9 +53,9 @@ os._exit(0)
 def test_rank_that_is_killed_while_memory_is_made_does_not_hang_the_others():
     source = """
 if world.rank == 1:
-    pages._map = end
+    cpu_memory._map = end
 refused(lambda: world.allocate(1 << 20))
-print("left in /dev/shm:", list(pages.FOLDER.glob(f"{world._backend._pages._stem}*")))
+print("left in /dev/shm:", list(cpu_memory.FOLDER.glob(f"{world._backend._stem}*")))
 sys.stdout.flush()
 os._exit(0)
 """

@@ -17,8 +17,8 @@ from etc_dist.errors import (
 )
 from etc_dist.settings import Settings
 from etc_dist.world import start, startup
-from etc_dist.world.aborting import AbortOnUncaught
 from etc_dist.world.choice import Gpus
+from etc_dist.world.processes import AbortOnUncaught
 
 CPU = Settings(backend="cpu")
 
@@ -164,7 +164,7 @@ def test_gather_hears_the_living_when_a_rank_is_silent(doomed):
     silent = doomed.size - 1
     if doomed.rank != silent:
         expected = [rank if rank != silent else None for rank in range(doomed.size)]
-        assert doomed.gather(doomed.rank, limit=0.3) == expected
+        assert doomed.gather(doomed.rank) == expected
         with pytest.raises(WorldError, match=f"rank {silent} did not come"):
             doomed.gather(0)
 
@@ -306,19 +306,10 @@ def test_import_starts_nothing():
     assert done.stdout == "[]\n", done.stderr
 
 
-class FakeComm:
-    rank = 3
-    aborted = 0
-
-    def Abort(self, code: int) -> None:
-        self.aborted = code
-
-
 def test_uncaught_exception_is_tagged_and_ends_all_ranks(monkeypatch, capsys):
-    shown = []
-    monkeypatch.setattr(sys, "excepthook", lambda *what: shown.append(what[0]))
-    comm = FakeComm()
-    hook = AbortOnUncaught(comm)
+    seen = []
+    monkeypatch.setattr(sys, "excepthook", lambda *what: seen.append(what[0]))
+    hook = AbortOnUncaught(3, lambda: seen.append("aborted"))
     hook(KeyboardInterrupt, KeyboardInterrupt(), None)
-    assert comm.aborted == 1 and shown == [KeyboardInterrupt]
+    assert seen == [KeyboardInterrupt, "aborted"]
     assert capsys.readouterr().err.startswith("[rank 3] uncaught KeyboardInterrupt")

@@ -33,7 +33,7 @@ CALLS = {
 worlds = {call: start(Settings(backend="cpu")) for call in CALLS}
 comm = MPI.COMM_WORLD.Dup()
 exchange = ObjectGather(comm)
-exchange.find_lost = ProcessMonitor(comm.allgather(Process.own())).all_dead
+exchange.find_lost = ProcessMonitor(comm.allgather(Process.own())).find_ended
 comm.Barrier()
 if comm.rank == 1:
     time.sleep(0.3)
@@ -83,26 +83,26 @@ def seen(child: subprocess.Popen[bytes]) -> Process:
 def test_this_process_lives_and_who_is_unknown_is_not_called_dead():
     own = Process.own()
     elsewhere = replace(own, pid=2**22 + 1, realm="another host's")
-    living = ProcessMonitor([own, None, elsewhere])
-    assert living.all_dead() == frozenset()
+    monitor = ProcessMonitor([own, None, elsewhere])
+    assert monitor.find_ended() == frozenset()
 
 
 def test_child_is_dead_as_a_zombie_and_once_reaped(child):
-    living = ProcessMonitor([Process.own(), seen(child)])
-    assert not living.dead(1)
+    monitor = ProcessMonitor([Process.own(), seen(child)])
+    assert not monitor.ended(1)
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert living.dead(1)
+    assert monitor.ended(1)
     child.wait()
     assert not Path(f"/proc/{child.pid}").exists()
-    assert living.all_dead() == {1}
+    assert monitor.find_ended() == {1}
 
 
 def test_stopped_child_lives(child):
-    living = ProcessMonitor([seen(child)])
+    monitor = ProcessMonitor([seen(child)])
     child.send_signal(signal.SIGSTOP)
     time.sleep(0.05)
-    assert not living.dead(0)
+    assert not monitor.ended(0)
 
 
 def test_later_process_with_the_same_number_is_another(child):

@@ -73,7 +73,7 @@ class FakeCupy(SimpleNamespace):
 def memory(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", FakeCupy())
     monkeypatch.setattr(gpu_memory, "NvshmemLibrary", FakeLibrary)
-    monkeypatch.setattr(gpu_memory.nvshmem_library, "find", lambda: "libnvshmem.so")
+    monkeypatch.setattr(gpu_memory, "load_library", lambda: "libnvshmem.so")
     monkeypatch.setattr(gpu_memory, "_owner", None)
     return lambda heap_size=4096, ranks_per_gpu=1: GpuMemory(
         OneRank(), 0, heap_size, ranks_per_gpu

@@ -3,9 +3,10 @@ import time
 import numpy as np
 import pytest
 
-from etc_dist.world.agreement import sign
-from etc_dist.world.mailbox import MessageMailbox
+from etc_dist.errors import ArgumentError
+from etc_dist.world.agreement import Agreement, sign
 from etc_dist.world.mpi import ObjectGather
+from etc_dist.world.processes import ProcessMonitor
 
 
 def silent() -> str:
@@ -51,16 +52,16 @@ def test_agree_gives_each_ranks_result_in_rank_order(world):
     assert world.agree_done(lambda: "of no interest") is None
 
 
-@pytest.mark.mpi
-def test_meeting_by_messages_compares_like_the_shared_mailbox(world):
+@pytest.mark.mpi(min_size=2)
+def test_calls_of_a_world_that_starts_are_compared_by_messages(world):
     from mpi4py import MPI
 
-    comm = MPI.COMM_WORLD.Dup()
-    mailbox = MessageMailbox(ObjectGather(comm))
-    assert mailbox.match_call(7, limit=10.0) is None
-    found = mailbox.match_call(7 + world.rank, limit=10.0)
-    unlike = [7 + rank for rank in range(world.size)]
-    assert found == (unlike if world.size > 1 else None)
+    monitor = ProcessMonitor([None] * world.size)
+    agreement = Agreement(ObjectGather(MPI.COMM_WORLD.Dup()), monitor, 10.0)
+    agreement.match_call(7, silent)
+    with pytest.raises(ArgumentError, match="rank 1: call 1"):
+        agreement.match_call(7 + world.rank, lambda: f"call {world.rank}")
+    assert agreement.agree(lambda: world.rank) == list(range(world.size))
 
 
 @pytest.mark.mpi

@@ -1,4 +1,5 @@
 import gc
+import sys
 import weakref
 
 import ml_dtypes
@@ -36,3 +37,25 @@ def test_closed_world_is_freed_with_what_functions_kept_for_it():
     start(CPU).close()
     gc.collect()
     assert alive() is None
+
+
+def test_with_block_closes_the_world():
+    hook = sys.excepthook
+    with start(CPU) as own:
+        own.barrier()
+    assert own.closed and sys.excepthook is hook
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("launched", [False, True])
+@pytest.mark.parametrize("requested", [False, True])
+def test_excepthook_is_replaced_on_request_or_under_the_launcher(
+    requested, launched, monkeypatch
+):
+    monkeypatch.delenv("LAUNCH_RANKS", raising=False)
+    if launched:
+        monkeypatch.setenv("LAUNCH_RANKS", "2")
+    before = sys.excepthook
+    with start(CPU, abort_on_uncaught=requested):
+        assert (sys.excepthook is not before) is (requested or launched)
+    assert sys.excepthook is before

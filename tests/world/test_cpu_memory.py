@@ -6,7 +6,7 @@ import pytest
 
 from etc_dist.errors import SymmetricMemoryError
 from etc_dist.settings import Settings
-from etc_dist.world import pages, start
+from etc_dist.world import cpu_memory, start
 
 
 @pytest.fixture
@@ -19,20 +19,20 @@ def own():
 @pytest.mark.mpi
 def test_memory_has_no_file_once_it_is_mapped(own):
     own.allocate(5000)
-    assert list(pages.FOLDER.glob(f"{own._backend._pages._stem}*")) == []
+    assert list(cpu_memory.FOLDER.glob(f"{own._backend._stem}*")) == []
 
 
 @pytest.mark.mpi
 def test_file_is_private_and_never_an_existing_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(pages, "FOLDER", tmp_path)
+    monkeypatch.setattr(cpu_memory, "FOLDER", tmp_path)
     path = tmp_path / "memory"
-    pages._create(path, 4096)
+    cpu_memory._create(path, 4096)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     with pytest.raises(FileExistsError):
-        pages._create(path, 4096)
+        cpu_memory._create(path, 4096)
     (tmp_path / "link").symlink_to(path)
     with pytest.raises(OSError, match="link"):
-        pages._map(tmp_path / "link", 4096)
+        cpu_memory._map(tmp_path / "link", 4096)
 
 
 @pytest.mark.mpi
@@ -53,8 +53,8 @@ def test_host_without_room_is_refused_on_all_ranks(own, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(pages.os, "posix_fallocate", fail)
+        patch.setattr(cpu_memory.os, "posix_fallocate", fail)
         with pytest.raises(SymmetricMemoryError, match="No space left on device"):
             own.allocate(4096)
-    assert list(pages.FOLDER.glob(f"{own._backend._pages._stem}*")) == []
+    assert list(cpu_memory.FOLDER.glob(f"{own._backend._stem}*")) == []
     own.allocate(4096).free()
