@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from etc_dist.codegen.expression import text, wide
+from etc_dist.ir.call import Call
 from etc_dist.ir.event import EventRef
 from etc_dist.ir.expr import Const, Expr, Load, Op
-from etc_dist.ir.graph import Call
 from etc_dist.ir.loads import counted
 from etc_dist.ir.tensor import Region
 

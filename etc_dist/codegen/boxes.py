@@ -8,8 +8,8 @@ from itertools import permutations
 from etc_dist.codegen.expression import text
 from etc_dist.codegen.layout import Arguments
 from etc_dist.errors import CodegenError
+from etc_dist.ir.call import Call
 from etc_dist.ir.expr import Const, Expr, Op
-from etc_dist.ir.graph import Call
 from etc_dist.ir.tensor import Region
 
 

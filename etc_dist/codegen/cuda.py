@@ -13,6 +13,13 @@ from typing import Any
 
 from etc_dist.codegen.bounds import in_range, waits_in_range
 from etc_dist.codegen.boxes import boxes
+from etc_dist.codegen.dynamic_queues import (
+    QUEUES,
+    call_members,
+    event_struct,
+    lane_queue,
+    releases,
+)
 from etc_dist.codegen.expression import linear, text
 from etc_dist.codegen.layout import (
     OWN_NAMES,
@@ -25,19 +32,12 @@ from etc_dist.codegen.layout import (
     units_name,
 )
 from etc_dist.codegen.members import conjunction, indexed, method, select
-from etc_dist.codegen.queue import (
-    QUEUES,
-    call_members,
-    event_struct,
-    lane_queue,
-    releases,
-)
 from etc_dist.codegen.tiles import check_tiles, row_multiples
 from etc_dist.errors import CodegenError
+from etc_dist.ir.call import RANK, Call
 from etc_dist.ir.event import EventRef
 from etc_dist.ir.expr import Const
 from etc_dist.ir.function import TENSOR, TRANSFER
-from etc_dist.ir.graph import RANK, Call
 from etc_dist.ir.tensor import Tensor
 from etc_dist.schedule.plan import QUEUE, STRIDED, TICKET, Lane, Plan
 

@@ -12,8 +12,9 @@ from math import lcm
 
 from etc_dist.codegen.ranges import alternatives, bounds, is_multiple
 from etc_dist.errors import CodegenError
+from etc_dist.ir.call import Call
 from etc_dist.ir.expr import Const, Expr, op, substitute
-from etc_dist.ir.graph import Call, GraphFunction
+from etc_dist.ir.graph import GraphFunction
 from etc_dist.ir.operand import WORLD, Extent, Operand
 from etc_dist.ir.tensor import Region, Tensor
 

@@ -1,9 +1,10 @@
 """The language: symbolic dims, tensors, event tensors, device and graph functions."""
 
+from etc_dist.ir.call import RANK, TASK, Call
 from etc_dist.ir.event import EventRef, EventTensor
 from etc_dist.ir.expr import Expr, Symbol, ceildiv, maximum, minimum
 from etc_dist.ir.function import DeviceFunction, TmaBox, device_function
-from etc_dist.ir.graph import RANK, TASK, Call, Graph, GraphFunction, graph_function
+from etc_dist.ir.graph import Graph, GraphFunction, graph_function
 from etc_dist.ir.operand import Extent, Operand
 from etc_dist.ir.tensor import Region, Tensor, span, tile
 

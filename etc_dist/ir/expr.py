@@ -32,17 +32,11 @@ _FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
 _STRENGTH = {"+": 1, "-": 1, "*": 2, "//": 2, "%": 2}
 
 
-def _missing(operator: str, fix: str) -> Callable[[Expr, Never], Never]:
-    """A method for an operator that expressions lack; type checkers refuse it, too."""
+def _missing(operator: str, fix: str) -> Callable[..., Never]:
+    """A method for an operator that expressions lack."""
 
-    def refuse(self: Expr, other: object = None) -> Never:
-        raise GraphError(
-            f"expressions have no {operator}",
-            where=f"expression {self}",
-            wanted="+, -, *, //, %, minimum(), maximum() or ceildiv()",
-            got=operator if other is None else f"{operator} with {other}",
-            fix=fix,
-        )
+    def refuse(self: Expr, *other: Never) -> Never:
+        raise TypeError(f"expression {self} has no operator {operator}: {fix}")
 
     return refuse
 
@@ -221,13 +215,7 @@ def wrap(value: Expr | int, where: str = "a symbolic expression") -> Expr:
         return value
     if is_whole(value):
         return Const(int(value))
-    raise GraphError(
-        "an index is not an integer",
-        where=where,
-        wanted="an int, a dim, a coordinate or arithmetic on them",
-        got=repr(value),
-        fix="use // for division and whole numbers throughout",
-    )
+    raise TypeError(f"{where} expects an int or an expression, got {value!r}")
 
 
 def op(name: str, left: Expr | int, right: Expr | int) -> Expr:

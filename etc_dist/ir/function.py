@@ -7,13 +7,10 @@ from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
 from inspect import Parameter, signature
 from pathlib import Path
-from types import MappingProxyType
+from types import FunctionType, MappingProxyType
 from typing import Any
 
-from etc_dist.errors import GraphError
-from etc_dist.ir.expr import is_whole
-from etc_dist.ir.given import require, require_function
-from etc_dist.ir.names import RESERVED
+from etc_dist.errors import GraphError, expect_type
 from etc_dist.ir.operand import Operand
 
 TENSOR, TRANSFER = "tensor", "transfer"
@@ -110,40 +107,15 @@ class DeviceFunction:
         return f"device function {self.name}"
 
     def __post_init__(self) -> None:
-        where = str(self)
-        _check_source(self.source, where)
-        _check_operands(self, where)
-        _check_constants(self.constants, where)
-        _check_tile(self, where)
+        _check_types(self)
+        _check_operands(self)
+        _check_constants(self)
         for name in ("boxes", "constants", "tile"):
             frozen = MappingProxyType(dict(sorted(getattr(self, name).items())))
             object.__setattr__(self, name, frozen)
         for name in ("gathers", "reads_before_wait"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        if self.lane not in LANES or self.cluster not in (1, 2):
-            raise GraphError(
-                f"device function {self.name} asks for what no worker has",
-                where=f"device function {self.name}",
-                wanted=f"lane in {LANES}, cluster 1 or 2 (2 on the tensor lane)",
-                got=f"lane {self.lane!r}, cluster {self.cluster}",
-                fix="choose one of these",
-            )
-        if self.lane == TRANSFER and self.reads_before_wait:
-            raise GraphError(
-                f"device function {self.name} has early reads on the transfer lane",
-                where=f"device function {self.name}",
-                wanted="no reads_before_wait= on the transfer lane",
-                got=f"reads_before_wait = {self.reads_before_wait}",
-                fix="move it to the tensor lane, or read after all waits",
-            )
-        if self.lane == TRANSFER and self.cluster != 1:
-            raise GraphError(
-                f"device function {self.name} asks for a cluster of warps",
-                where=f"device function {self.name}",
-                wanted="cluster 1 on the transfer lane",
-                got=f"cluster {self.cluster}",
-                fix="move it to the tensor lane or use cluster 1",
-            )
+        _check_lane(self)
 
 
 def device_function(
@@ -160,7 +132,7 @@ def device_function(
     """Make a device function of a NumPy body; see `DeviceFunction` for the terms."""
 
     def decorate(body: Callable[..., Any]) -> DeviceFunction:
-        require_function(body, "@device_function(...)")
+        expect_type(body, FunctionType, "@device_function(...)")
         return DeviceFunction(
             name=body.__name__,
             body=body,
@@ -177,69 +149,77 @@ def device_function(
     return decorate
 
 
-def _check_source(source: str | Path, where: str) -> None:
-    # Whether it exists is the build's to say: proofs and CPUs do without it.
-    require(
-        isinstance(source, (str, Path)),
-        source,
-        f"the source of {where} is no path",
-        where=where,
-        wanted="the path of a .cuh file, or its name below kernels/",
-        fix='write source=Path(__file__).with_suffix(".cuh")',
-    )
-
-
-def _check_operands(made: DeviceFunction, where: str) -> None:
+def _check_types(made: DeviceFunction) -> None:
+    expect_type(made.source, (str, Path), f"source= of {made}")
     for name in ("reads", "writes"):
-        count = getattr(made, name)
-        require(
-            is_whole(count) and count >= 0,
-            count,
-            f"{name}= of {where} is no count",
-            where=where,
-            wanted="a whole number, 0 or more",
+        expect_type(getattr(made, name), int, f"{name}= of {made}")
+    for name in ("gathers", "reads_before_wait"):
+        expect_type(getattr(made, name), Sequence, f"{name}= of {made}")
+        for position in getattr(made, name):
+            expect_type(position, int, f"{name}= of {made}")
+    for name, key_type, value_type in (
+        ("constants", str, int),
+        ("boxes", int, TmaBox),
+        ("tile", int, Operand),
+    ):
+        expect_type(getattr(made, name), Mapping, f"{name}= of {made}")
+        for key, value in getattr(made, name).items():
+            expect_type(key, key_type, f"a key in {name}= of {made}")
+            expect_type(value, value_type, f"a value in {name}= of {made}")
+
+
+def _check_operands(made: DeviceFunction) -> None:
+    if min(made.reads, made.writes) < 0:
+        raise GraphError(
+            f"{made} has a negative number of operands",
+            where=str(made),
+            wanted="reads= and writes= of 0 or more",
+            got=f"reads={made.reads}, writes={made.writes}",
             fix="count the regions that the body is given: first reads, then writes",
         )
-    for name in ("gathers", "reads_before_wait"):
-        named = getattr(made, name)
-        require(
-            isinstance(named, Sequence)
-            and all(is_whole(n) and 0 <= n < made.reads for n in named),
-            named,
-            f"{name}= of {where} names what it does not read",
-            where=where,
-            wanted=f"a list of positions of its {made.reads} reads",
-            fix=f"name operands that are read, counted from 0: {name}=[0]",
+    for name, count in (
+        ("gathers", made.reads),
+        ("reads_before_wait", made.reads),
+        ("tile", made.reads + made.writes),
+    ):
+        positions = list(getattr(made, name))
+        if any(not 0 <= n < count for n in positions):
+            raise GraphError(
+                f"{name}= of {made} names an operand that does not exist",
+                where=str(made),
+                wanted=f"positions below {count}",
+                got=str(positions),
+                fix="count operands from 0: first reads, then writes",
+            )
+
+
+def _check_constants(made: DeviceFunction) -> None:
+    bad = [k for k in made.constants if not k.isidentifier() or k[0] == "_"]
+    if bad:
+        raise GraphError(
+            f"constants= of {made} has names that C++ cannot use",
+            where=str(made),
+            wanted="identifiers without a leading underscore",
+            got=", ".join(map(repr, bad)),
+            fix='write constants={"kName": 3}',
         )
 
 
-def _check_tile(made: DeviceFunction, where: str) -> None:
-    count = made.reads + made.writes
-    require(
-        isinstance(made.tile, Mapping)
-        and all(
-            is_whole(n) and 0 <= n < count and isinstance(operand, Operand)
-            for n, operand in made.tile.items()
-        ),
-        made.tile,
-        f"tile= of {where} does not describe its operands",
-        where=where,
-        wanted=f"a dict from positions, 0 to {count - 1}, to Operand(...)",
-        fix="write, for example, tile={0: Operand((64, 'k'))}",
-    )
-
-
-def _is_name(name: object) -> bool:
-    return isinstance(name, str) and name.isidentifier() and name not in RESERVED
-
-
-def _check_constants(constants: Mapping[str, int], where: str) -> None:
-    require(
-        isinstance(constants, Mapping)
-        and all(_is_name(k) and is_whole(v) for k, v in constants.items()),
-        constants,
-        f"constants= of {where} are no named integers",
-        where=where,
-        wanted="a dict from identifiers, which are no C++ words, to whole numbers",
-        fix='write constants={"kName": 3}',
-    )
+def _check_lane(made: DeviceFunction) -> None:
+    faults = {
+        f"lane in {LANES}": made.lane not in LANES,
+        "cluster 1 or 2": made.cluster not in (1, 2),
+        "cluster 1 on the transfer lane": made.lane == TRANSFER and made.cluster != 1,
+        "no reads_before_wait= on the transfer lane": made.lane == TRANSFER
+        and made.reads_before_wait,
+    }
+    wanted = [rule for rule, broken in faults.items() if broken]
+    if wanted:
+        raise GraphError(
+            f"{made} cannot run on a worker",
+            where=str(made),
+            wanted="; ".join(wanted),
+            got=f"lane {made.lane!r}, cluster {made.cluster}, reads_before_wait "
+            f"{made.reads_before_wait}",
+            fix="use the tensor lane, or change these terms",
+        )

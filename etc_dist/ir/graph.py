@@ -16,124 +16,29 @@ import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import FunctionType
+from typing import Any, TypeVar
 
-from etc_dist.errors import GraphError
+from etc_dist.errors import GraphError, expect_type
+from etc_dist.ir.call import (
+    RANK,
+    TASK,
+    Call,
+    Coordinate,
+    Grid,
+    waiting_loads,
+    working_loads,
+)
+from etc_dist.ir.checks import check_call
 from etc_dist.ir.event import EventRef, EventTensor, make_axes
 from etc_dist.ir.expr import Const, Expr, Symbol, wrap
 from etc_dist.ir.function import DeviceFunction
-from etc_dist.ir.given import (
-    coordinate,
-    end_of_empty,
-    expected_count,
-    extents,
-    listed,
-    require,
-    require_function,
-)
-from etc_dist.ir.loads import BOUND, refuse_loads, waiting_loads, working_loads
-from etc_dist.ir.names import RESERVED
+from etc_dist.ir.loads import UPPER_BOUND, loads_of, refuse_loads
 from etc_dist.ir.tensor import DTYPES, Region, Tensor
-
-RANK = Symbol("rank", "rank")
-TASK = Symbol("t", "task")
 
 Order = Callable[[Expr], Sequence["Expr | int"]]
 Until = Callable[[Expr], "Expr | int"]
-
-
-@dataclass(frozen=True)
-class Coordinate:
-    """One axis of a call's grid: its symbol and its symbolic extent."""
-
-    symbol: Symbol
-    extent: Expr
-
-
-class Grid(tuple[Symbol, ...]):
-    """The coordinate symbols of a grid, unpackable; remembers the extents."""
-
-    axes: tuple[Coordinate, ...]
-
-    def __new__(cls, axes: Sequence[Coordinate]) -> Grid:
-        grid = super().__new__(cls, [a.symbol for a in axes])
-        grid.axes = tuple(axes)
-        return grid
-
-
-@dataclass(frozen=True)
-class Call:
-    """A device function over a grid of tasks.
-
-    `order` maps the task index t (0 .. tasks - 1) to a coordinate, a bijection onto the
-    grid: the sequence in which the lane takes the tasks. Task t begins no earlier than
-    t times `pace` nanoseconds after its worker (0: at once). Where task t has nothing
-    left to write, neither have those after it, up to `empty_until`.
-    """
-
-    name: str
-    function: DeviceFunction
-    axes: tuple[Coordinate, ...]
-    reads: tuple[Region, ...]
-    writes: tuple[Region, ...]
-    waits: tuple[EventRef, ...]
-    notifies: tuple[EventRef, ...]
-    order: tuple[Expr, ...]
-    pace: Expr
-    empty_until: Expr | None = None
-
-    @property
-    def tasks(self) -> Expr:
-        """The number of tasks on one rank."""
-        count: Expr = Const(1)
-        for axis in self.axes:
-            count = count * axis.extent
-        return count
-
-    @functools.cached_property
-    def free_waits(self) -> tuple[EventRef, ...]:
-        """The waits that load nothing: a task waits for these first."""
-        return tuple(w for w in self.waits if not (w.is_loaded or w.expects.is_loaded))
-
-    @functools.cached_property
-    def loaded_waits(self) -> tuple[EventRef, ...]:
-        """The waits whose element or expected count is loaded, known once all of
-        `free_waits` are met."""
-        return tuple(w for w in self.waits if w.is_loaded or w.expects.is_loaded)
-
-    @functools.cached_property
-    def is_loaded(self) -> bool:
-        """Whether what a task waits for, touches or notifies is loaded."""
-        return bool(waiting_loads(self) or working_loads(self))
-
-    def coordinates(self, t: Any, env: dict[str, Any]) -> dict[str, Any]:
-        """Coordinate name -> value of task `t` (an int or an array of them)."""
-        inner = {**env, TASK.name: t}
-        return {
-            axis.symbol.name: part.evaluate(inner)
-            for axis, part in zip(self.axes, self.order, strict=True)
-        }
-
-    def show(self) -> str:
-        axes = ", ".join(f"{a.symbol}: {a.extent}" for a in self.axes)
-        lines = [f"call {self.name}: {self.function.name} [{axes}]"]
-        lines.append(f"  lane {self.function.lane}, cluster {self.function.cluster}")
-        lines.append(f"  order t -> ({', '.join(map(str, self.order))})")
-        if self.pace != Const(0):
-            lines.append(f"  pace {self.pace} ns")
-        if self.empty_until is not None:
-            lines.append(f"  empty from t, empty until {self.empty_until}")
-        for n, region in enumerate(self.reads):
-            verb = "gathers from" if n in self.function.gathers else "reads"
-            verb += " early" * (n in self.function.reads_before_wait)
-            lines.append(f"  {verb} {region}")
-        for word, items in (
-            ("writes", self.writes),
-            ("waits", self.waits),
-            ("notifies", self.notifies),
-        ):
-            lines += [f"  {word} {item}" for item in items]
-        return "\n".join(lines)
+Member = TypeVar("Member", Region, EventRef)
 
 
 @dataclass(frozen=True)
@@ -183,6 +88,14 @@ class GraphFunction:
         terms = [call.function.terms for call in self.calls]
         return hashlib.sha256(f"{self.show()}{terms}".encode()).hexdigest()[:16]
 
+    def loaded_tensors(self) -> tuple[Tensor, ...]:
+        """The tensors that index expressions load from."""
+        loads = [*loads_of(event.expects for event in self.events)]
+        for call in self.calls:
+            loads += (*waiting_loads(call), *working_loads(call))
+        names = {load.tensor for load in loads}
+        return tuple(tensor for tensor in self.tensors if tensor.name in names)
+
 
 class Graph:
     """Collects the parts of a graph function while its Python body runs."""
@@ -201,14 +114,7 @@ class Graph:
     def dims(self, names: str) -> Any:
         """Symbolic dims by name, separated by spaces; bound when the program runs. One
         name gives its Symbol, several give a tuple of them."""
-        require(
-            isinstance(names, str),
-            names,
-            "the names of dims are no string",
-            where=f"graph {self.name}",
-            wanted="all names in one string, with spaces between",
-            fix='write g.dims("m n")',
-        )
+        expect_type(names, str, "g.dims()")
         made = tuple(Symbol(self._claim(n), "dim") for n in names.split())
         self._dims += made
         return made[0] if len(made) == 1 else made
@@ -248,17 +154,19 @@ class Graph:
     ) -> EventTensor:
         """An event tensor; `expects` may be a function of an element's coordinates."""
         where = f"graph {self.name}, events {name}"
-        lengths = extents(shape, f"event tensor {name}", where)
-        axes = make_axes(self._claim(name, bare=False), len(lengths))
-        count = expected_count(expects, axes, where)
+        lengths = _shape(shape, f"event tensor {name}", where)
+        axes = make_axes(self._claim(name), len(lengths))
+        count = wrap(
+            expects(*axes) if callable(expects) else expects, f"{where}: expects="
+        )
         known = self._values() | {a.name for a in axes}
-        strange = [s.name for s in count.symbols() if s.name not in known]
-        if strange:
+        unknown = [s.name for s in count.symbols() if s.name not in known]
+        if unknown:
             raise GraphError(
-                f"event tensor {name} expects what its elements do not know",
+                f"expects= of event tensor {name} uses unknown symbols",
                 where=f"{where}: expects {count}",
-                wanted="dims, and coordinates that a function of them is given",
-                got=", ".join(strange),
+                wanted="dims, and the arguments of a function of the coordinates",
+                got=", ".join(unknown),
                 fix="write expects=lambda i, ...: with one argument for each axis",
             )
         made = EventTensor(name, lengths, axes, count, cross_rank)
@@ -267,15 +175,8 @@ class Graph:
 
     def grid(self, **extents: Expr | int) -> Grid:
         """The axes of a call: coordinate name -> extent."""
-        for name in extents.keys() & self._names:
-            raise GraphError(
-                f"the coordinate name {name!r} cannot be used",
-                where=f"graph {self.name}",
-                wanted="a name that no dim, tensor, event or call has yet; t and rank "
-                "are reserved, for the task index of order= and for g.rank",
-                got=repr(name),
-                fix="choose another name",
-            )
+        for name in extents:
+            self._refuse_taken(name)
         where = f"graph {self.name}: extent of"
         lengths = {n: wrap(e, f"{where} {n}") for n, e in extents.items()}
         return Grid([Coordinate(Symbol(n, "coordinate"), lengths[n]) for n in lengths])
@@ -296,45 +197,27 @@ class Graph:
     ) -> Call:
         """Add `function` over `grid`. Each task waits for all `waits`, runs, then
         notifies all `notifies`. `order` maps a task index to a coordinate; the default
-        is row-major. `empty_until` maps t to the index behind the last task that has
-        nothing left to write if task t has not; so a product's worker passes over all
-        of them at once."""
-        require(
-            isinstance(function, DeviceFunction),
-            function,
-            "a call of what is no device function",
-            where=f"graph {self.name}",
-            wanted="a function made by device_function",
-            fix="write @device_function(source=..., reads=..., writes=...) above it",
-        )
-        name = self._claim(name or function.name, bare=False)
+        is row-major. If task t has nothing to write, neither have the tasks from t up
+        to `empty_until(t)`: the worker of a GEMM skips all of them at once."""
+        expect_type(function, DeviceFunction, "g.call()")
+        expect_type(grid, Grid, "the grid of g.call()")
+        name = self._claim(name or function.name)
         where = f"graph {self.name}, call {name}"
-        require(
-            isinstance(grid, Grid) and len(grid) > 0,
-            grid,
-            f"call {name} has no grid of tasks",
-            where=where,
-            wanted="a grid with at least one axis",
-            fix="write i, j = grid = g.grid(i=..., j=...), and give grid",
-        )
         made = Call(
             name,
             function,
             grid.axes,
-            listed(reads, Region, "reads", where),
-            listed(writes, Region, "writes", where),
-            listed(waits, EventRef, "waits", where),
-            listed(notifies, EventRef, "notifies", where),
-            _row_major(grid)
-            if order is None
-            else coordinate(order, TASK, len(grid), where),
+            _members(reads, Region, f"{where}: reads="),
+            _members(writes, Region, f"{where}: writes="),
+            _members(waits, EventRef, f"{where}: waits="),
+            _members(notifies, EventRef, f"{where}: notifies="),
+            _row_major(grid) if order is None else _coordinate(order, grid, where),
             wrap(pace, f"{where}: pace="),
-            None if empty_until is None else end_of_empty(empty_until, TASK, where),
+            None
+            if empty_until is None
+            else wrap(empty_until(TASK), f"{where}: empty_until="),
         )
-        _check_operands(self, made)
-        _check_keywords(self, made)
-        _check_symbols(self, made)
-        _check_early(self, made)
+        check_call(made, where, self._values())
         self._calls.append(made)
         return made
 
@@ -352,7 +235,8 @@ class Graph:
     def _tensor(
         self, name: str, shape: Sequence[Expr | int], dtype: str, kind: str
     ) -> Tensor:
-        if not isinstance(dtype, str) or dtype not in DTYPES:
+        expect_type(dtype, str, f"the dtype of tensor {name}")
+        if dtype not in DTYPES:
             raise GraphError(
                 f"tensor {name} has an unknown dtype",
                 where=f"graph {self.name}",
@@ -360,7 +244,7 @@ class Graph:
                 got=repr(dtype),
                 fix="use one of these",
             )
-        lengths = extents(shape, f"tensor {name}", f"graph {self.name}")
+        lengths = _shape(shape, f"tensor {name}", f"graph {self.name}")
         made = Tensor(self._claim(name), lengths, dtype, kind)
         self._tensors.append(made)
         return made
@@ -370,65 +254,29 @@ class Graph:
         derived = {s.name for s, _ in self._derived}
         return {d.name for d in self._dims} | derived | {RANK.name}
 
-    def _claim(self, name: str, bare: bool = True) -> str:
-        """Take a name; `bare` ones stand without a prefix in generated code."""
-        good = isinstance(name, str) and name.isidentifier() and name[0] != "_"
-        if not good or name in self._names or (bare and name in RESERVED):
-            raise GraphError(
-                f"the name {name!r} cannot be used",
-                where=f"graph {self.name}",
-                wanted="an identifier that no dim, tensor, event or call has yet, and "
-                "that is not a C++ keyword; t and rank are reserved, for the task "
-                "index of order= and for g.rank",
-                got=repr(name),
-                fix="choose another name (calls: name=...)",
-            )
+    def _claim(self, name: str) -> str:
+        """Take a name for a dim, a tensor, an event tensor or a call."""
+        expect_type(name, str, f"a name in graph {self.name}")
+        self._refuse_taken(name)
         self._names.add(name)
         return name
 
-
-def _check_operands(graph: Graph, call: Call) -> None:
-    function, given = call.function, (len(call.reads), len(call.writes))
-    if given != (function.reads, function.writes):
-        raise GraphError(
-            f"call {call.name} does not fit device function {function.name}",
-            where=f"graph {graph.name}, call {call.name}",
-            wanted=f"{function.reads} reads and {function.writes} writes",
-            got=f"{given[0]} reads and {given[1]} writes",
-            fix="give one region for each operand",
-        )
-
-
-def _check_keywords(graph: Graph, call: Call) -> None:
-    known = graph._values() | {axis.symbol.name for axis in call.axes}
-    unknown = [name for name in call.function.keywords if name not in known]
-    if unknown:
-        raise GraphError(
-            f"the body of call {call.name} takes values that the call does not have",
-            where=f"graph {graph.name}, call {call.name}, {call.function}",
-            wanted=f"keyword-only parameters among {', '.join(sorted(known))}",
-            got=", ".join(unknown),
-            fix="name a dim, a number of g.let, a coordinate of the grid, or rank; "
-            "operands are positional parameters",
-        )
-
-
-def _check_early(graph: Graph, call: Call) -> None:
-    """Early reads need a wait to come before, and what is loaded comes after waits."""
-    if call.function.reads_before_wait and (call.is_loaded or not call.waits):
-        raise GraphError(
-            f"call {call.name} cannot read early",
-            where=f"graph {graph.name}, call {call.name}",
-            wanted="at least one wait, and no index that is loaded",
-            got=f"{len(call.waits)} waits, {'' if call.is_loaded else 'not '}loaded",
-            fix="use a device function without early reads",
-        )
+    def _refuse_taken(self, name: str) -> None:
+        if not name.isidentifier() or name[0] == "_" or name in self._names:
+            raise GraphError(
+                f"the name {name!r} cannot be used",
+                where=f"graph {self.name}",
+                wanted="an identifier without a leading underscore, not yet a name of "
+                "this graph; t (the task index of order=) and rank are reserved",
+                got=repr(name),
+                fix="choose another name (calls: name=...)",
+            )
 
 
 def graph_function(body: Callable[..., None]) -> Callable[..., GraphFunction]:
     """Turn `body(g, **options)` into a function `(world_size, **options)` that returns
     the GraphFunction it describes."""
-    require_function(body, "@graph_function")
+    expect_type(body, FunctionType, "@graph_function")
 
     @functools.wraps(body)
     def build(world_size: int, **options: Any) -> GraphFunction:
@@ -448,58 +296,33 @@ def _row_major(grid: Grid) -> tuple[Expr, ...]:
     return (rest, *reversed(parts))
 
 
-def _given(rank: Expr | None) -> tuple[Expr, ...]:
-    return () if rank is None else (rank,)
+def _shape(shape: Sequence[Expr | int], what: str, where: str) -> tuple[Expr, ...]:
+    expect_type(shape, (tuple, list), f"the shape of {what}")
+    made = tuple(wrap(extent, f"{where}: the shape of {what}") for extent in shape)
+    refuse_loads(f"the shape of {what}", where, made, UPPER_BOUND)
+    return made
 
 
-def _check_symbols(graph: Graph, call: Call) -> None:
-    """Refuse expressions that use a coordinate the call does not have."""
-    dims = graph._values()
-    inside = dims | {a.symbol.name for a in call.axes}
-    uses: list[tuple[str, Expr, set[str]]] = []
-    for region in (*call.reads, *call.writes):
-        parts = [*region.start, *region.size, *_given(region.rank)]
-        uses += [(str(region), e, inside) for e in parts]
-    for ref in (*call.waits, *call.notifies):
-        uses += [(str(ref), e, inside) for e in (*ref.index, *_given(ref.rank))]
-    until = () if call.empty_until is None else (call.empty_until,)
-    uses += [(f"order {e}", e, dims | {TASK.name}) for e in call.order]
-    uses += [(f"empty until {e}", e, dims | {TASK.name}) for e in until]
-    uses += [(f"extent of {a.symbol}", a.extent, dims) for a in call.axes]
-    uses.append((f"pace {call.pace}", call.pace, dims))
-    for what, expr, known in uses:
-        strange = [s.name for s in expr.symbols() if s.name not in known]
-        if strange:
-            raise GraphError(
-                f"call {call.name} uses unknown symbols",
-                where=f"graph {graph.name}, call {call.name}: {what}",
-                wanted=f"only {', '.join(sorted(known))}",
-                got=", ".join(strange),
-                fix="use the coordinates of this call's own grid",
-            )
-    where = f"graph {graph.name}, call {call.name}"
-    for what, exprs in (
-        ("the grid", [a.extent for a in call.axes]),
-        ("the order", call.order),
-        ("the pace", [call.pace]),
-        ("the end of the empty tasks", until),
-    ):
-        refuse_loads(f"{what} of call {call.name}", where, exprs, BOUND)
-    for ref in call.waits:
-        if ref.rank is not None:
-            raise GraphError(
-                f"call {call.name} waits on another rank's event",
-                where=f"graph {graph.name}, call {call.name}: {ref}",
-                wanted="waits on one's own elements; peers notify them",
-                got=str(ref),
-                fix="let the producer notify events.on(this rank)",
-            )
-    for region in call.reads:
-        if region.rank is not None:
-            raise GraphError(
-                f"call {call.name} reads another rank's memory",
-                where=f"graph {graph.name}, call {call.name}: {region}",
-                wanted="reads of one's own memory; peers push into it",
-                got=str(region),
-                fix="let the owner write to tensor.on(reader)",
-            )
+def _members(
+    given: Sequence[Member], kind: type[Member], name: str
+) -> tuple[Member, ...]:
+    """The regions or elements in a list of a call."""
+    expect_type(given, (list, tuple), name)
+    for member in given:
+        expect_type(member, kind, f"the list {name}")
+    return tuple(given)
+
+
+def _coordinate(order: Order, grid: Grid, where: str) -> tuple[Expr, ...]:
+    """The coordinate of task t in `grid`."""
+    parts = order(TASK)
+    expect_type(parts, (tuple, list), f"{where}: the result of order=")
+    if len(parts) != len(grid):
+        raise GraphError(
+            "order= does not return a coordinate of the grid",
+            where=where,
+            wanted=f"a tuple of {len(grid)}, one expression for each axis",
+            got=f"({', '.join(map(str, parts))})",
+            fix="write order=lambda t: (t,) for one axis, (t // n, t % n) for two",
+        )
+    return tuple(wrap(part, f"{where}: order=") for part in parts)

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from etc_dist.ir.expr import is_whole
-from etc_dist.ir.given import require
+from etc_dist.errors import GraphError, expect_type
 from etc_dist.ir.tensor import DTYPES
 
 WORLD = "world"
@@ -75,14 +74,14 @@ class Operand:
         dtypes = (self.dtype,) if isinstance(self.dtype, str) else tuple(self.dtype)
         sizes = None if self.size is None else tuple(map(_extent, self.size))
         unknown = [d for d in dtypes if d not in DTYPES]
-        require(
-            not unknown,
-            unknown,
-            "an operand is declared with an unknown dtype",
-            where="Operand(...)",
-            wanted=f"dtypes among {', '.join(DTYPES)}",
-            fix="correct dtype=",
-        )
+        if unknown:
+            raise GraphError(
+                "an operand is declared with an unknown dtype",
+                where="Operand(...)",
+                wanted=f"dtypes among {', '.join(DTYPES)}",
+                got=", ".join(map(repr, unknown)),
+                fix="correct dtype=",
+            )
         object.__setattr__(self, "dtype", dtypes)
         object.__setattr__(self, "size", sizes)
 
@@ -107,14 +106,19 @@ class Operand:
 def _extent(given: Extent | int | str | None) -> Extent:
     if isinstance(given, Extent):
         return given
-    if isinstance(given, str) and given.isidentifier():
+    expect_type(given, (Extent, int, str, type(None)), "an extent of Operand(...)")
+    if not (given is None or _is_extent(given)):
+        raise GraphError(
+            "an extent of an operand is not a size",
+            where="Operand(...)",
+            wanted="a positive number, a name, None or an Extent",
+            got=repr(given),
+            fix="write, for example, Operand((64, 'k'))",
+        )
+    if isinstance(given, str):
         return Extent(name=given)
-    require(
-        given is None or (is_whole(given) and not isinstance(given, str) and given > 0),
-        given,
-        "an extent of an operand is not a size",
-        where="Operand(...)",
-        wanted="a positive number, a name, None or an Extent",
-        fix="write, for example, Operand((64, 'k'))",
-    )
     return Extent() if given is None else Extent(size=int(given))
+
+
+def _is_extent(given: int | str) -> bool:
+    return given.isidentifier() if isinstance(given, str) else given > 0

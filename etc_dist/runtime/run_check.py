@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from etc_dist.errors import EtcDistError, GraphError, WorldError
-from etc_dist.ir.loads import loaded_tensors
 from etc_dist.schedule.plan import Plan
 from etc_dist.verify.unchecked import list_unchecked
 from etc_dist.verify.verify import verify
@@ -32,7 +31,7 @@ class RunCheck:
 
     def __init__(self, plan: Plan, world: World, workers: int):
         self._plan, self._world, self._workers = plan, world, workers
-        self._names = tuple(tensor.name for tensor in loaded_tensors(plan.graph))
+        self._names = tuple(tensor.name for tensor in plan.graph.loaded_tensors())
         self._unchecked = list_unchecked(plan)
         self._correct: OrderedDict[tuple[Any, ...], None] = OrderedDict()
 

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from etc_dist.errors import ScheduleError
+from etc_dist.ir.call import RANK, TASK, Call, Coordinate
 from etc_dist.ir.expr import Expr
 from etc_dist.ir.function import TENSOR, TRANSFER
-from etc_dist.ir.graph import RANK, TASK, Call, Coordinate, GraphFunction
+from etc_dist.ir.graph import GraphFunction
 from etc_dist.schedule.plan import QUEUE, Lane, Plan, gating_axes, passing_axes
 from etc_dist.schedule.static import require_calls, schedule_static
 

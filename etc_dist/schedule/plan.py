@@ -28,9 +28,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from etc_dist.errors import ArgumentError
+from etc_dist.ir.call import Call, Coordinate
 from etc_dist.ir.dims import whole_dims
 from etc_dist.ir.expr import Const, Expr, ceildiv, maximum, minimum
-from etc_dist.ir.graph import Call, Coordinate, GraphFunction
+from etc_dist.ir.graph import GraphFunction
 
 STRIDED, TICKET, QUEUE = "strided", "ticket", "queue"
 

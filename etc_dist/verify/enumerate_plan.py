@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from etc_dist.errors import GraphError
+from etc_dist.ir.call import TASK, Call
 from etc_dist.ir.event import EventRef
 from etc_dist.ir.expr import Expr
-from etc_dist.ir.graph import TASK, Call
 from etc_dist.ir.tensor import Region
 from etc_dist.schedule.plan import QUEUE, Lane, Plan
 from etc_dist.verify.enumeration import (

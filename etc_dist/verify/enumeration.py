@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from etc_dist.ir.call import Call
 from etc_dist.ir.event import EventTensor
 from etc_dist.ir.expr import Expr
-from etc_dist.ir.graph import Call
 from etc_dist.ir.tensor import Region
 from etc_dist.schedule.plan import QUEUE, STRIDED, Lane, Plan
 

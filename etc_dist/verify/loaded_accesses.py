@@ -11,9 +11,9 @@ from collections.abc import Set
 import numpy as np
 
 from etc_dist.errors import GraphError, RaceError
+from etc_dist.ir.call import waiting_loads, working_loads
 from etc_dist.ir.expr import Load
 from etc_dist.ir.graph import GraphFunction
-from etc_dist.ir.loads import waiting_loads, working_loads
 from etc_dist.ir.tensor import Region
 from etc_dist.verify.cells import Cells
 from etc_dist.verify.enumeration import (

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from etc_dist.errors import ArgumentError, GraphError
+from etc_dist.ir.call import Call, waiting_loads, working_loads
 from etc_dist.ir.dims import whole_dims
-from etc_dist.ir.graph import Call, GraphFunction
-from etc_dist.ir.loads import loaded_tensors, waiting_loads, working_loads
+from etc_dist.ir.graph import GraphFunction
 from etc_dist.schedule.dynamic import group_order
 from etc_dist.schedule.plan import Lane, Plan, require_plan
 from etc_dist.verify.cells import all_cells, merged
@@ -158,7 +158,7 @@ def _check_tasks(tasks: Enumeration, rounds: Array, stuck: list[Fault]) -> list[
     if not stuck and (rounds != NONE).all():
         order = order_tasks(held, rounds)
         races, level = Races(tasks, order), order.level
-    loaded = loaded_tensors(tasks.plan.graph)
+    loaded = tasks.plan.graph.loaded_tensors()
     for cells in all_cells(tasks, level):
         complete = cells.tensor.name not in tasks.unknown_writes
         if cells.tensor.kind == "output":
@@ -260,7 +260,7 @@ def _check_structure(plan: Plan) -> list[Fault]:
 def _check_loaded(graph: GraphFunction) -> list[Fault]:
     """Refuse writes after which nobody could say what was loaded: a tensor that maps
     load from holds, at the end of a run, what they have loaded."""
-    loaded = loaded_tensors(graph)
+    loaded = graph.loaded_tensors()
     fix = "load from an input that no task writes, or from a local tensor that tasks "
     fix += "write by regions which load nothing"
     return [

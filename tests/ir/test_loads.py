@@ -13,8 +13,8 @@ from etc_dist.ir import (
     graph_function,
     span,
 )
+from etc_dist.ir.call import waiting_loads, working_loads
 from etc_dist.ir.expr import Const, Load, Symbol, substitute
-from etc_dist.ir.loads import waiting_loads, working_loads
 
 
 @device_function(source="", reads=1, writes=1)

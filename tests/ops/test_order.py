@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from etc_dist.ir.graph import TASK
+from etc_dist.ir.call import TASK
 from etc_dist.ops.order import last_between
 
 

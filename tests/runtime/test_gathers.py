@@ -152,11 +152,3 @@ def test_a_proof_is_another_one_where_the_reads_pick():
     reads, gathers = (gathering(1, reader=reader).show() for reader in (take, gather))
     assert "  reads box[:, :]\n  reads at[:]\n" in reads
     assert "  gathers from box[:, :]\n  reads at[:]\n" in gathers
-
-
-@pytest.mark.parametrize("gathers", [(2,), (-1,), (0, 5)])
-def test_only_what_is_read_can_be_gathered_from(gathers):
-    with pytest.raises(GraphError) as caught:
-        device_function(source="", reads=2, writes=1, gathers=gathers)(print)
-    assert "gathers= of device function print" in caught.value.what
-    assert caught.value.got == str(gathers)

@@ -19,7 +19,7 @@ from etc_dist.ir import (
     minimum,
     tile,
 )
-from etc_dist.ir.graph import TASK
+from etc_dist.ir.call import TASK
 from etc_dist.layers.moe_graph import moe_graph
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from etc_dist.errors import DeadlockError
+from etc_dist.ir.call import Call
 from etc_dist.ir.expr import Value
-from etc_dist.ir.graph import Call, GraphFunction
+from etc_dist.ir.graph import GraphFunction
 from etc_dist.runtime.cpu.arrays import Array
 from etc_dist.runtime.cpu.task import Element, Need, Task
 from etc_dist.runtime.cpu.team import Agent, Team

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from etc_dist.ir.call import TASK, Call
 from etc_dist.ir.event import EventRef
-from etc_dist.ir.graph import TASK, Call
 from etc_dist.runtime.cpu.arrays import Array
 from etc_dist.schedule.dynamic import coordinates
 from etc_dist.schedule.plan import Lane

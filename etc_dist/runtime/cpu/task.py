@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from etc_dist.errors import EtcDistError, GraphError, RangeRecord, WaitRecord
+from etc_dist.ir.call import Call
 from etc_dist.ir.event import EventRef
 from etc_dist.ir.expr import Expr
-from etc_dist.ir.graph import Call
 from etc_dist.ir.tensor import Region, Tensor
 from etc_dist.runtime.faults import out_of_range
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from etc_dist.errors import ArgumentError, WaitRecord
+from etc_dist.ir.call import TASK, Call
 from etc_dist.ir.event import EventRef
 from etc_dist.ir.expr import Expr
-from etc_dist.ir.graph import TASK, Call
 from etc_dist.ir.loads import counted
 from etc_dist.runtime.cpu.arrays import Array
 from etc_dist.runtime.cpu.body import run_body

@@ -8,7 +8,7 @@ import itertools
 import pytest
 
 from etc_dist.codegen import generate
-from etc_dist.codegen.queue import released
+from etc_dist.codegen.dynamic_queues import released
 from etc_dist.errors import CodegenError
 from etc_dist.ir import DeviceFunction, Graph, Symbol, graph_function
 from etc_dist.ir.expr import Const, Expr, maximum, wrap

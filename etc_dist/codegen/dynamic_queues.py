@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from etc_dist.codegen.expression import linear, text
 from etc_dist.codegen.layout import event_base, notification_unit, queue_name
 from etc_dist.codegen.members import indexed, method
+from etc_dist.ir.call import RANK, Call
 from etc_dist.ir.event import EventRef, EventTensor
 from etc_dist.ir.expr import (
     Const,
@@ -23,7 +24,7 @@ from etc_dist.ir.expr import (
     substitute,
 )
 from etc_dist.ir.function import TENSOR, TRANSFER
-from etc_dist.ir.graph import RANK, Call, GraphFunction
+from etc_dist.ir.graph import GraphFunction
 from etc_dist.schedule.dynamic import coordinates
 from etc_dist.schedule.plan import Lane, Plan
 

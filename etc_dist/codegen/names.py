@@ -1,0 +1,49 @@
+"""How generated code calls what users name. Each kind has a prefix, so that no name
+clashes with C++ words or with the program's own names."""
+
+from __future__ import annotations
+
+
+def tensor_name(tensor: str) -> str:
+    """The argument that holds a tensor's address."""
+    return f"tensor_{tensor}"
+
+
+def dim_name(dim: str) -> str:
+    """The argument that holds a dim or a number of `g.let`."""
+    return f"dim_{dim}"
+
+
+def axis_name(coordinate: str) -> str:
+    """The member of a task's or an element's coordinate."""
+    return f"axis_{coordinate}"
+
+
+def events_name(events: str) -> str:
+    """The argument that holds where an event tensor's counters begin."""
+    return f"events_{events}"
+
+
+def units_name(call: str) -> str:
+    """The argument that holds how many units a call has."""
+    return f"units_{call}"
+
+
+def pace_name(call: str) -> str:
+    """The argument that holds a call's pace, in nanoseconds a task."""
+    return f"pace_{call}"
+
+
+def queue_name(owner: str, word: str) -> str:
+    """The argument that holds where a part of a queue lies among the counters: the
+    `head`, `tail`, `voids` or `slots` of a lane, the `states` of a call's groups, and
+    the numbers of groups that have `passed` to a later pass or were `voided`."""
+    return f"{word}_{owner}"
+
+
+def call_type(call: str) -> str:
+    return f"Call_{call}"
+
+
+def event_type(events: str) -> str:
+    return f"Event_{events}"

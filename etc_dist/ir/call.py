@@ -1,0 +1,125 @@
+"""A call: a device function over a grid of tasks."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from etc_dist.ir.event import EventRef
+from etc_dist.ir.expr import Const, Expr, Load, Symbol
+from etc_dist.ir.function import DeviceFunction
+from etc_dist.ir.loads import counted, loads_of
+from etc_dist.ir.tensor import Region
+
+RANK = Symbol("rank", "rank")
+TASK = Symbol("t", "task")
+
+
+@dataclass(frozen=True)
+class Coordinate:
+    """One axis of a call's grid: its symbol and its symbolic extent."""
+
+    symbol: Symbol
+    extent: Expr
+
+
+class Grid(tuple[Symbol, ...]):
+    """The coordinate symbols of a grid, unpackable; remembers the extents."""
+
+    axes: tuple[Coordinate, ...]
+
+    def __new__(cls, axes: Sequence[Coordinate]) -> Grid:
+        grid = super().__new__(cls, [a.symbol for a in axes])
+        grid.axes = tuple(axes)
+        return grid
+
+
+@dataclass(frozen=True)
+class Call:
+    """A device function over a grid of tasks.
+
+    `order` maps the task index t (0 .. tasks - 1) to a coordinate, a bijection onto the
+    grid: the sequence in which the lane takes the tasks. Task t begins no earlier than
+    t times `pace` nanoseconds after its worker (0: at once). If task t has nothing to
+    write, neither have the tasks from t up to `empty_until`.
+    """
+
+    name: str
+    function: DeviceFunction
+    axes: tuple[Coordinate, ...]
+    reads: tuple[Region, ...]
+    writes: tuple[Region, ...]
+    waits: tuple[EventRef, ...]
+    notifies: tuple[EventRef, ...]
+    order: tuple[Expr, ...]
+    pace: Expr
+    empty_until: Expr | None = None
+
+    @property
+    def tasks(self) -> Expr:
+        """The number of tasks on one rank."""
+        count: Expr = Const(1)
+        for axis in self.axes:
+            count = count * axis.extent
+        return count
+
+    @functools.cached_property
+    def free_waits(self) -> tuple[EventRef, ...]:
+        """The waits that load nothing: a task waits for these first."""
+        return tuple(w for w in self.waits if not (w.is_loaded or w.expects.is_loaded))
+
+    @functools.cached_property
+    def loaded_waits(self) -> tuple[EventRef, ...]:
+        """The waits whose element or expected count is loaded, known once all of
+        `free_waits` are met."""
+        return tuple(w for w in self.waits if w.is_loaded or w.expects.is_loaded)
+
+    @functools.cached_property
+    def is_loaded(self) -> bool:
+        """Whether what a task waits for, accesses or notifies is loaded."""
+        return bool(waiting_loads(self) or working_loads(self))
+
+    def coordinates(self, t: Any, env: dict[str, Any]) -> dict[str, Any]:
+        """Coordinate name -> value of task `t` (an int or an array of them)."""
+        inner = {**env, TASK.name: t}
+        return {
+            axis.symbol.name: part.evaluate(inner)
+            for axis, part in zip(self.axes, self.order, strict=True)
+        }
+
+    def show(self) -> str:
+        axes = ", ".join(f"{a.symbol}: {a.extent}" for a in self.axes)
+        lines = [f"call {self.name}: {self.function.name} [{axes}]"]
+        lines.append(f"  lane {self.function.lane}, cluster {self.function.cluster}")
+        lines.append(f"  order t -> ({', '.join(map(str, self.order))})")
+        if self.pace != Const(0):
+            lines.append(f"  pace {self.pace} ns")
+        if self.empty_until is not None:
+            lines.append(f"  empty from t, empty until {self.empty_until}")
+        for n, region in enumerate(self.reads):
+            verb = "gathers from" if n in self.function.gathers else "reads"
+            verb += " early" * (n in self.function.reads_before_wait)
+            lines.append(f"  {verb} {region}")
+        for word, items in (
+            ("writes", self.writes),
+            ("waits", self.waits),
+            ("notifies", self.notifies),
+        ):
+            lines += [f"  {word} {item}" for item in items]
+        return "\n".join(lines)
+
+
+def waiting_loads(call: Call) -> tuple[Load, ...]:
+    """What a task loads to find its loaded waits, once `free_waits` are met."""
+    return loads_of(e for w in call.loaded_waits for e in (*w.parts, w.expects))
+
+
+def working_loads(call: Call) -> tuple[Load, ...]:
+    """What a task loads, once all its waits are met, to find what it accesses and
+    notifies."""
+    regions = (*call.reads, *call.writes)
+    accessed = [e for region in regions for e in region.parts]
+    notified = [e for ref in call.notifies for e in (*ref.parts, *counted(ref))]
+    return loads_of((*accessed, *notified))

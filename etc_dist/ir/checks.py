@@ -1,0 +1,128 @@
+"""What a call must fulfil to be part of a graph: GraphErrors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
+
+from etc_dist.errors import GraphError
+from etc_dist.ir.call import TASK, Call
+from etc_dist.ir.expr import Expr
+from etc_dist.ir.loads import UPPER_BOUND, refuse_loads
+
+
+def check_call(call: Call, where: str, known: Set[str]) -> None:
+    """Raise GraphError unless `call`, made at `where`, is correct. `known`: the symbols
+    that every expression of the graph may use."""
+    _check_operands(call, where)
+    _check_keywords(call, where, known)
+    _check_symbols(call, where, known)
+    _check_loads(call, where)
+    _check_ranks(call, where)
+    _check_reads_before_wait(call, where)
+
+
+def _check_operands(call: Call, where: str) -> None:
+    if not call.axes:
+        raise GraphError(
+            f"the grid of call {call.name} has no axis",
+            where=where,
+            wanted="at least one axis",
+            got="g.grid()",
+            fix="write i, j = grid = g.grid(i=..., j=...), and give grid",
+        )
+    function, given = call.function, (len(call.reads), len(call.writes))
+    if given != (function.reads, function.writes):
+        raise GraphError(
+            f"call {call.name} does not fit device function {function.name}",
+            where=where,
+            wanted=f"{function.reads} reads and {function.writes} writes",
+            got=f"{given[0]} reads and {given[1]} writes",
+            fix="give one region for each operand",
+        )
+
+
+def _check_keywords(call: Call, where: str, known: Set[str]) -> None:
+    names = known | {axis.symbol.name for axis in call.axes}
+    unknown = [name for name in call.function.keywords if name not in names]
+    if unknown:
+        raise GraphError(
+            f"the body of call {call.name} takes values that the call does not have",
+            where=f"{where}, {call.function}",
+            wanted=f"keyword-only parameters among {', '.join(sorted(names))}",
+            got=", ".join(unknown),
+            fix="name a dim, a number of g.let, a coordinate of the grid, or rank; "
+            "operands are positional parameters",
+        )
+
+
+def _check_symbols(call: Call, where: str, known: Set[str]) -> None:
+    """Refuse coordinates that are not of the call's own grid."""
+    for what, expr, allowed in _expressions(call, known):
+        unknown = [s.name for s in expr.symbols() if s.name not in allowed]
+        if unknown:
+            raise GraphError(
+                f"call {call.name} uses unknown symbols",
+                where=f"{where}: {what}",
+                wanted=f"only {', '.join(sorted(allowed))}",
+                got=", ".join(unknown),
+                fix="use the coordinates of this call's own grid",
+            )
+
+
+def _expressions(call: Call, known: Set[str]) -> Iterator[tuple[str, Expr, Set[str]]]:
+    """All expressions of `call`: what each is, and the symbols it may use."""
+    coordinates = known | {a.symbol.name for a in call.axes}
+    task = known | {TASK.name}
+    for region in (*call.reads, *call.writes):
+        yield from ((str(region), e, coordinates) for e in region.parts)
+    for ref in (*call.waits, *call.notifies):
+        yield from ((str(ref), e, coordinates) for e in ref.parts)
+    yield from ((f"order {e}", e, task) for e in call.order)
+    if call.empty_until is not None:
+        yield f"empty until {call.empty_until}", call.empty_until, task
+    yield from ((f"extent of {a.symbol}", a.extent, known) for a in call.axes)
+    yield f"pace {call.pace}", call.pace, known
+
+
+def _check_loads(call: Call, where: str) -> None:
+    until = () if call.empty_until is None else (call.empty_until,)
+    for what, exprs in (
+        ("the grid", [a.extent for a in call.axes]),
+        ("the order", call.order),
+        ("the pace", [call.pace]),
+        ("the end of the empty tasks", until),
+    ):
+        refuse_loads(f"{what} of call {call.name}", where, exprs, UPPER_BOUND)
+
+
+def _check_ranks(call: Call, where: str) -> None:
+    for ref in call.waits:
+        if ref.rank is not None:
+            raise GraphError(
+                f"call {call.name} waits on another rank's event",
+                where=f"{where}: {ref}",
+                wanted="waits on elements of the same rank; peers notify them",
+                got=str(ref),
+                fix="let the producer notify events.on(this rank)",
+            )
+    for region in call.reads:
+        if region.rank is not None:
+            raise GraphError(
+                f"call {call.name} reads another rank's memory",
+                where=f"{where}: {region}",
+                wanted="reads of the same rank's memory; peers push into it",
+                got=str(region),
+                fix="let the owner write to tensor.on(reader)",
+            )
+
+
+def _check_reads_before_wait(call: Call, where: str) -> None:
+    """They need at least one wait, and no index that is loaded after the waits."""
+    if call.function.reads_before_wait and (call.is_loaded or not call.waits):
+        raise GraphError(
+            f"call {call.name} cannot read before its last wait",
+            where=where,
+            wanted="at least one wait, and no index that is loaded",
+            got=f"{len(call.waits)} waits, {'' if call.is_loaded else 'not '}loaded",
+            fix="use a device function without reads_before_wait=",
+        )
