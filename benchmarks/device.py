@@ -60,7 +60,7 @@ class Device:
         """Normal numbers, different for each name."""
         array = self.normal(self.xp.empty(shape, np.float32), seed_of(name))
         array *= np.float32(deviation)
-        return array.astype(DTYPES[dtype])
+        return array.astype(DTYPES[dtype], copy=False)
 
     def poison(self, array: Any) -> None:
         """Fill with 0xFF bytes: NaN in every floating dtype."""

@@ -61,10 +61,12 @@ MEMORY_BYTES_PER_S = 4.3e12
 FLOP_PER_S = 780e12
 """Its tensor cores' highest rate in bfloat16 (nominally 989 TFLOP/s)."""
 REPLAYED = (
-    "2 ms device sleep, event, call, event; each call a replayed CUDA graph but for "
+    "2 ms device sleep, event, call, event; each call a replayed CUDA graph except "
     f"*_eager_ms; {INPUTS} inputs take turns; median after {WARM_UP} warm-ups; blocks "
     f"of {BLOCK} take turns"
 )
+BASELINES = {"tensor": ("reduce_scatter",), "expert": ("all_to_all", "gathered")}
+"""On several ranks, by the collectives that they use."""
 ROUTINGS = ("uniform", "zipf", "one set", "half")
 FAR = 64.0
 """A logit that no token exceeds."""
@@ -95,15 +97,13 @@ class MoEWorkload(Workload):
         super().__init__(device, name, sizes, rows, dtype)
         self.model, self.parallel, self.routing = Model(*sizes), parallel, routing
         self.triton = triton
-        self.alone = self.world.size == 1
-        self.op = "moe" if self.alone else f"moe_{parallel}_parallel"
-        taken = f"{PROTOCOL}; {INPUTS} inputs take turns; the faster of baselines_ms"
-        self.protocol = REPLAYED if self.alone else taken
-        if not self.alone:
-            split = parallel == "tensor"
-            self.baselines = (
-                ("reduce_scatter",) if split else ("all_to_all", "gathered")
-            )
+        self.on_one_rank = self.world.size == 1
+        self.op = "moe" if self.on_one_rank else f"moe_{parallel}_parallel"
+        if self.on_one_rank:
+            self.protocol = REPLAYED
+        else:
+            self.protocol = f"{PROTOCOL}; {INPUTS} inputs take turns; fastest baseline"
+            self.baselines = BASELINES[parallel]
         self.facts: dict[str, Any] = {}
 
     # ------------------------------------------------------------ inputs and weights
@@ -116,7 +116,7 @@ class MoEWorkload(Workload):
         return self.device.xp.concatenate(bits).view(DTYPES[self.dtype])
 
     def tokens(self, rank: int, number: int) -> Any:
-        """A rank's own tokens; their first column is 1, for the routing."""
+        """A rank's own tokens; the first column is 1: the router's adds the bias."""
         name = f"{self.name} x {number} of rank {rank}"
         shape = self.rows, self.model.hidden
         x = self.device.random(shape, "float32", name, 1.0)
@@ -167,7 +167,7 @@ class MoEWorkload(Workload):
     def call(self, operation: Any, number: int) -> Call:
         return partial(operation, self.xs[number], self.outs[number])
 
-    # ------------------------------------------------------------- what it must give
+    # ----------------------------------------------------------------- the reference
 
     def choose(self, x: Any) -> tuple[Any, Any]:
         """The experts of each token, and its weight for every expert, 0 for others."""
@@ -200,15 +200,14 @@ class MoEWorkload(Workload):
     # ------------------------------------------------------------------- the records
 
     def fields(self) -> dict[str, Any]:
-        own_inner = int(self.weights[2].shape[2])
         return {
             "M": len(self.xs[0]),
             "N": self.model.hidden,
-            "K": own_inner,
+            "K": int(self.weights[2].shape[2]),
             "experts": self.model.experts,
             "top_k": self.model.top_k,
             "active_experts": round(self.loads[2], 2),
-            **({} if self.alone else {"routing": self.routing}),
+            **({} if self.on_one_rank else {"routing": self.routing}),
             **self.facts,
         }
 
@@ -271,13 +270,13 @@ class MoEWorkload(Workload):
 
     def parts(self, gpu: Gpu) -> Calls:
         alone = [self._layers[self.baselines[0]].alone(x) for x in self._xs]
-        names = ("gemm",) if self.alone else ("gemm", "collective")
+        names = ("gemm",) if self.on_one_rank else ("gemm", "collective")
         each = zip(names, zip(*alone, strict=True), strict=True)
         return {name: in_turn(self._replayed(gpu, calls)) for name, calls in each}
 
     def timed(self, gpu: Gpu, ours: Operation, rivals: Mapping[str, Rival]) -> Calls:
         calls = super().timed(gpu, ours, rivals)
-        if not self.alone:
+        if not self.on_one_rank:
             return calls
         pairs = zip(self.xs, self.outs, strict=True)
         own = [moe_torch.captured_ours(gpu, ours, *pair) for pair in pairs]
@@ -287,7 +286,7 @@ class MoEWorkload(Workload):
     def _replayed(self, gpu: Gpu, calls: Sequence[Call]) -> list[Call]:
         """On one rank, CUDA graphs of the calls."""
         graphs = partial(moe_torch.captured, gpu)
-        return [*map(graphs, calls)] if self.alone else [*calls]
+        return [*map(graphs, calls)] if self.on_one_rank else [*calls]
 
 
 def routing_bias(routing: str, model: Model, seed: int) -> Any:

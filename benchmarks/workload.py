@@ -141,10 +141,10 @@ class Workload(ABC):
         others = {name: in_turn(rival.calls) for name, rival in rivals.items()}
         return {"ours": in_turn(own), **others, **self.parts(gpu)}
 
-    def draw(self, name: str, rank: int, *shape: int, dtype: str | None = None) -> Any:
+    def draw(self, name: str, rank: int, *shape: int) -> Any:
         """The same numbers on every rank that draws this name and rank."""
         full = f"{self.name} {name} of rank {rank}"
-        return self.device.random(shape, dtype or self.dtype, full)
+        return self.device.random(shape, self.dtype, full)
 
     def converted(self, convert: Callable[[Any], Any]) -> Workload:
         """The same arrays in another library."""
