@@ -1,5 +1,5 @@
-"""What loaded values must be for a task to stay within its tensors and events, as CUDA
-expressions that must all be true, to be looked at in this order.
+"""The conditions on loaded values under which a task stays within its tensors and
+events, as CUDA expressions that must all be true.
 
 NOTE: each `load_index` in the text is a load, so a value is compared once: as an
 unsigned number a negative one is too large.
@@ -8,6 +8,7 @@ unsigned number a negative one is too large.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from etc_dist.codegen.expression import text, wide
 from etc_dist.ir.call import Call
@@ -17,12 +18,28 @@ from etc_dist.ir.loads import counted
 from etc_dist.ir.tensor import Region
 
 
-def waits_in_range(call: Call) -> Iterable[str]:
+class Condition(NamedTuple):
+    text: str
+    depth: int
+    """How many of its loads, at most, depend on each other."""
+
+
+def conjunction(conditions: Iterable[Condition]) -> str:
+    """All of `conditions`. A condition is evaluated only if those with fewer dependent
+    loads hold; those with equally many are evaluated together."""
+    stages: dict[int, list[str]] = {}
+    for condition in conditions:
+        stages.setdefault(condition.depth, []).append(f"({condition.text})")
+    joined = [" & ".join(stages[depth]) for depth in sorted(stages)]
+    return " &&\n        ".join(joined or ["true"])
+
+
+def waits_in_range(call: Call) -> Iterable[Condition]:
     """That the waits which load name elements that exist, and load what exists."""
     return dict.fromkeys(c for ref in call.loaded_waits for c in _wait(ref))
 
 
-def in_range(call: Call, world: int) -> Iterable[str]:
+def in_range(call: Call, world: int) -> Iterable[Condition]:
     """That what a task touches and notifies, as far as it is loaded, exists."""
     regions = (*call.reads, *call.writes)
     touched = (c for region in regions for c in _region(region, world))
@@ -30,19 +47,19 @@ def in_range(call: Call, world: int) -> Iterable[str]:
     return dict.fromkeys([*touched, *notified])
 
 
-def _wait(ref: EventRef) -> Iterator[str]:
+def _wait(ref: EventRef) -> Iterator[Condition]:
     yield from _element(ref)
     yield from _loads(ref.expects)
 
 
-def _notified(ref: EventRef, world: int) -> Iterator[str]:
+def _notified(ref: EventRef, world: int) -> Iterator[Condition]:
     yield from _element(ref)
     yield from _rank(ref.rank, world)
     for count in counted(ref):
         yield from _loads(count)
 
 
-def _element(ref: EventRef) -> Iterator[str]:
+def _element(ref: EventRef) -> Iterator[Condition]:
     if not ref.is_loaded:
         return
     for part, extent in zip(ref.index, ref.events.shape, strict=True):
@@ -50,7 +67,7 @@ def _element(ref: EventRef) -> Iterator[str]:
         yield from _below(part, extent)
 
 
-def _region(region: Region, world: int) -> Iterator[str]:
+def _region(region: Region, world: int) -> Iterator[Condition]:
     """NOTE: a start without loads may lie beyond the edge, where the region is empty;
     that it is not negative is proved."""
     parts = zip(
@@ -64,13 +81,13 @@ def _region(region: Region, world: int) -> Iterator[str]:
     yield from _rank(region.rank, world)
 
 
-def _rank(rank: Expr | None, world: int) -> Iterator[str]:
+def _rank(rank: Expr | None, world: int) -> Iterator[Condition]:
     if rank is not None and rank.is_loaded:
         yield from _loads(rank)
         yield from _below(rank, Const(world))
 
 
-def _loads(expr: Expr) -> Iterator[str]:
+def _loads(expr: Expr) -> Iterator[Condition]:
     """That each load in `expr` is of an element that exists, the inner ones first, and
     that no loaded divisor is zero."""
     for child in expr.children():
@@ -79,12 +96,20 @@ def _loads(expr: Expr) -> Iterator[str]:
         for index, extent in zip(expr.index, expr.shape, strict=True):
             yield from _below(index, extent)
     if isinstance(expr, Op) and expr.name in ("//", "%") and expr.right.is_loaded:
-        yield f"{text(expr.right)} != 0"
+        yield Condition(f"{text(expr.right)} != 0", _depth(expr.right))
 
 
-def _below(value: Expr, extent: Expr, relation: str = "<") -> Iterator[str]:
+def _below(value: Expr, extent: Expr, relation: str = "<") -> Iterator[Condition]:
     known = isinstance(value, Const) and isinstance(extent, Const)
     if isinstance(value, Op) and value.is_loaded:
-        yield f"u64({wide(value)}) {relation} u64({text(extent)})"
-    elif not known:  # else the proof has seen it
-        yield f"u32({text(value)}) {relation} u32({text(extent)})"
+        compared = f"u64({wide(value)}) {relation} u64({text(extent)})"
+        yield Condition(compared, _depth(value))
+    elif not known:  # else the proof covers it
+        compared = f"u32({text(value)}) {relation} u32({text(extent)})"
+        yield Condition(compared, _depth(value))
+
+
+def _depth(expr: Expr) -> int:
+    """How many loads in `expr`, at most, depend on each other."""
+    inner = max(map(_depth, expr.children()), default=0)
+    return inner + isinstance(expr, Load)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from etc_dist.codegen.bounds import in_range, waits_in_range
+from etc_dist.codegen.bounds import conjunction, in_range, waits_in_range
 from etc_dist.codegen.boxes import boxes
 from etc_dist.codegen.dynamic_queues import (
     QUEUES,
@@ -22,16 +22,19 @@ from etc_dist.codegen.dynamic_queues import (
 )
 from etc_dist.codegen.expression import linear, text
 from etc_dist.codegen.layout import (
-    OWN_NAMES,
     SHARED_BYTES,
     Arguments,
-    event_base,
-    made_names,
     notification_unit,
+)
+from etc_dist.codegen.members import block, indexed, method, select
+from etc_dist.codegen.names import (
+    axis_name,
+    call_type,
+    events_name,
     pace_name,
+    tensor_name,
     units_name,
 )
-from etc_dist.codegen.members import conjunction, indexed, method, select
 from etc_dist.codegen.tiles import check_tiles, row_multiples
 from etc_dist.errors import CodegenError
 from etc_dist.ir.call import RANK, Call
@@ -70,6 +73,7 @@ class Source:
     has_matmul: bool
     workspace: int
     sources: tuple[Path, ...]
+    traced: bool
     row_multiples: Mapping[Tensor, int]
     """Tensors of which a row must be a multiple of so many elements."""
 
@@ -90,16 +94,6 @@ def generate(plan: Plan, *, trace: bool = False, check: bool = True) -> Source:
             wanted=f"at most {MAX_WORLD} ranks",
             got=str(graph.world_size),
             fix="use fewer ranks in one program",
-        )
-    taken = {*(t.name for t in graph.tensors), *(d.name for d in graph.dims)}
-    own_names = OWN_NAMES.union(made_names(plan))
-    if taken & own_names:
-        raise CodegenError(
-            f"graph {graph.name} uses names of the generated code",
-            where=f"plan {graph.name}",
-            wanted=f"tensors and dims not called {', '.join(sorted(own_names))}",
-            got=", ".join(sorted(taken & own_names)),
-            fix="rename them",
         )
     if check:
         check_tiles(graph)
@@ -135,6 +129,7 @@ def generate(plan: Plan, *, trace: bool = False, check: bool = True) -> Source:
         has_matmul=bool(matmuls),
         workspace=max((c.function.workspace for c in calls), default=0),
         sources=users,
+        traced=trace,
         row_multiples=row_multiples(graph),
     )
 
@@ -214,7 +209,7 @@ def _gathers(call: Call) -> bool:
 
 def _call(plan: Plan, lane: Lane, call: Call, number: int, arguments: Arguments) -> str:
     function = call.function
-    lines = [f"struct {_type(call)} {{"]
+    lines = [f"struct {call_type(call.name)} {{"]
     lines.append(f"  template <class Task> using Function = {function.name}<Task>;")
     peers = _peers(call)
     constants = {
@@ -239,7 +234,7 @@ def _call(plan: Plan, lane: Lane, call: Call, number: int, arguments: Arguments)
         **function.constants,
     }
     lines += [f"  static constexpr int {k} = {v};" for k, v in constants.items()]
-    names = ", ".join(a.symbol.name for a in call.axes)
+    names = ", ".join(axis_name(a.symbol.name) for a in call.axes)
     lines.append(f"  struct Coord {{ i32 {names}; }};")
     lines.append(method("i32 units", f"g.{units_name(call.name)}"))
     lines.append(method("i32 tasks", text(call.tasks)))
@@ -262,8 +257,10 @@ def _call(plan: Plan, lane: Lane, call: Call, number: int, arguments: Arguments)
         str(notification_unit(plan, r.events) // function.parts) for r in call.notifies
     ]
     lines += indexed("u32 notify_step", steps, "int n")
-    lines += conjunction("bool waits_in_range", waits_in_range(call))
-    lines += conjunction("bool in_range", in_range(call, plan.graph.world_size))
+    waits_fit = conjunction(waits_in_range(call))
+    fits = conjunction(in_range(call, plan.graph.world_size))
+    lines += block("bool waits_in_range", waits_fit)
+    lines += block("bool in_range", fits)
     if _is_dynamic(plan):
         lines += call_members(lane, call, _is_grouped(call))
     lines.append("};")
@@ -304,7 +301,7 @@ def _operands(call: Call) -> Iterator[str]:
     for region in (*call.reads, *call.writes):
         element = ELEMENTS[region.tensor.dtype]
         rank = "g.rank" if region.rank is None else text(region.rank)
-        base = f"g.{region.tensor.name}"
+        base = f"g.{tensor_name(region.tensor.name)}"
         if region.tensor.kind == "symmetric":
             base = f"g.peer[{rank}] + {base}"
         shape = ", ".join(text(e) for e in region.tensor.shape)
@@ -324,7 +321,7 @@ def _peers(call: Call) -> list[str]:
 
 def _index(ref: EventRef) -> str:
     offset = linear(ref.index, ref.events.shape)
-    return f"u32(g.{event_base(ref.events)} + {offset})"
+    return f"u32(g.{events_name(ref.events.name)} + {offset})"
 
 
 def _wait(plan: Plan, ref: EventRef) -> str:
@@ -340,17 +337,15 @@ def _notify(ref: EventRef) -> str:
     return f"{{{rank}, {_index(ref)}, 0, {scope}}}"
 
 
-def _type(call: Call) -> str:
-    return "Call_" + call.name
-
-
 def _program(plan: Plan, constants: Mapping[str, int], engine: str) -> str:
     lists = []
     for name, alias in ((TENSOR, "TensorCalls"), (TRANSFER, "TransferCalls")):
-        types = ", ".join(_type(c) for c in plan.lane(name).calls)
+        types = ", ".join(call_type(c.name) for c in plan.lane(name).calls)
         lists.append(f"  using {alias} = CallList<{types}>;")
     if _is_dynamic(plan):
-        queued = [_type(c) for lane in plan.lanes for c in lane.calls if c.waits]
+        queued = [
+            call_type(c.name) for lane in plan.lanes for c in lane.calls if c.waits
+        ]
         lists.append(f"  using QueuedCalls = CallList<{', '.join(queued)}>;")
         lists += [f"  using {queue} = etc::{queue};" for queue in QUEUES.values()]
     aliases = [f"  static constexpr int {n} = etc::{n};" for n in constants]

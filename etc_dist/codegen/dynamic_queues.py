@@ -10,8 +10,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from etc_dist.codegen.expression import linear, text
-from etc_dist.codegen.layout import event_base, notification_unit, queue_name
+from etc_dist.codegen.layout import notification_unit
 from etc_dist.codegen.members import indexed, method
+from etc_dist.codegen.names import (
+    axis_name,
+    call_type,
+    event_type,
+    events_name,
+    queue_name,
+)
 from etc_dist.ir.call import RANK, Call
 from etc_dist.ir.event import EventRef, EventTensor
 from etc_dist.ir.expr import (
@@ -59,8 +66,12 @@ def event_struct(plan: Plan, events: EventTensor) -> str:
     which it is met, on the rank that owns it."""
     expects = text(_on_owner(plan.graph, events.expects))
     target = f"u32({expects}) * {notification_unit(plan, events)}u"
-    axes = f" i32 {', '.join(a.name for a in events.axes)};" if events.axes else ""
-    lines = [f"struct {_event(events)} {{", f"  struct Coord {{{axes} }};"]
+    axes = (
+        f" i32 {', '.join(axis_name(a.name) for a in events.axes)};"
+        if events.axes
+        else ""
+    )
+    lines = [f"struct {event_type(events.name)} {{", f"  struct Coord {{{axes} }};"]
     lines.append(method("u32 index", _index(events, events.axes), "Coord c"))
     lines.append(method("u32 target", target, "i32 owner, Coord c"))
     return "\n".join([*lines, "};"])
@@ -104,7 +115,7 @@ def call_members(lane: Lane, call: Call, tells_size: bool) -> list[str]:
     for n, ref in enumerate(call.notifies):
         rank = "g.rank" if ref.rank is None else text(ref.rank)
         index = ", ".join(text(part) for part in ref.index)
-        event = _event(ref.events)
+        event = event_type(ref.events.name)
         lines.append(
             f"    if constexpr (n == {n}) f({event}{{}}, {rank}, "
             f"{event}::Coord{{{index}}});"
@@ -139,19 +150,19 @@ def releases(plan: Plan) -> Iterator[str]:
         yield _release_struct(plan.graph, release)
     for events in plan.graph.events:
         names = ", ".join(r.name for r in found if r.events == events)
-        head = f"template <> struct Releases<{_event(events)}>"
+        head = f"template <> struct Releases<{event_type(events.name)}>"
         yield f"{head} : ReleaseList<{names}> {{}};"
 
 
 def _release_struct(graph: GraphFunction, release: _Release) -> str:
-    ref, event = release.ref, _event(release.events)
+    ref, event = release.ref, event_type(release.events.name)
     gating = release.lane.gating(release.call)
     index = [_on_owner(graph, part) for part in ref.index]
     extents = {axis.symbol.name: axis.extent for axis in gating}
     spans = released(index, release.events.axes, extents)
     single = all(count == Const(1) for _, count in spans.values())
     lines = [f"struct {release.name} {{"]
-    lines.append(f"  using Call = Call_{release.call.name};")
+    lines.append(f"  using Call = {call_type(release.call.name)};")
     lines.append(f"  static constexpr int kWait = {release.number};")
     lines.append(f"  static constexpr int kInvertible = {int(single)};")
     texts = [f"{{{text(low)}, {text(count)}}}" for low, count in spans.values()]
@@ -265,8 +276,4 @@ def _on_owner(graph: GraphFunction, expr: Expr) -> Expr:
 
 
 def _index(events: EventTensor, index: tuple[Expr, ...] | list[Expr]) -> str:
-    return f"u32(g.{event_base(events)} + {linear(index, events.shape)})"
-
-
-def _event(events: EventTensor) -> str:
-    return "Event_" + events.name
+    return f"u32(g.{events_name(events.name)} + {linear(index, events.shape)})"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from etc_dist.codegen.names import axis_name, dim_name, tensor_name
 from etc_dist.ir.expr import Const, Expr, Load, Op, Symbol
 
 _CALLS = {"//": "floordiv", "%": "floormod", "min": "minimum", "max": "maximum"}
@@ -15,16 +16,23 @@ def text(expr: Expr) -> str:
     if isinstance(expr, Const):
         return str(expr.value)
     if isinstance(expr, Symbol):
-        prefix = {"coordinate": "c.", "task": ""}.get(expr.kind, "g.")
-        return prefix + expr.name
+        return _symbol(expr)
     if isinstance(expr, Load):
         place = text(_place(expr.index, expr.shape))
-        return f"load_index(g.{expr.tensor}, {place})"
+        return f"load_index(g.{tensor_name(expr.tensor)}, {place})"
     assert isinstance(expr, Op)
     left, right = text(expr.left), text(expr.right)
     if expr.name in _CALLS:
         return f"{_CALLS[expr.name]}({left}, {right})"
     return f"({left} {expr.name} {right})"
+
+
+def _symbol(symbol: Symbol) -> str:
+    if symbol.kind == "coordinate":
+        return f"c.{axis_name(symbol.name)}"
+    if symbol.kind in ("dim", "derived"):
+        return f"g.{dim_name(symbol.name)}"
+    return "g.rank" if symbol.kind == "rank" else symbol.name
 
 
 def wide(expr: Expr) -> str:

@@ -13,6 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from etc_dist.codegen.names import (
+    dim_name,
+    events_name,
+    pace_name,
+    queue_name,
+    tensor_name,
+    units_name,
+)
 from etc_dist.ir.event import EventTensor
 from etc_dist.ir.expr import Const, Expr
 from etc_dist.ir.function import TmaBox
@@ -60,10 +68,6 @@ TRACE_RECORD = np.dtype(
 MAP_BYTES = 128
 UNSIGNED = ("event_capacity", "trace_capacity", "shape")
 """Integer arguments that the device counts with."""
-OWN_NAMES = frozenset(
-    ("peer", "control", "status", "workspace", "trace", "wait_limit", *UNSIGNED)
-)
-"""Names of the argument block that no tensor, dim or event may bear."""
 
 
 @dataclass(frozen=True)
@@ -88,11 +92,14 @@ class Arguments:
     def of(cls, plan: Plan) -> Arguments:
         graph = plan.graph
         integers = ["event_capacity", "trace_capacity", "shape", "rank"]
-        integers += [s.name for s in graph.dims]
-        integers += [s.name for s, _ in graph.derived]
-        integers += made_names(plan)
+        integers += [dim_name(s.name) for s in graph.dims]
+        integers += [dim_name(s.name) for s, _ in graph.derived]
+        integers += [events_name(events.name) for events in graph.events]
+        calls = [c.name for lane in plan.lanes for c in lane.calls]
+        integers += [name(call) for name in (units_name, pace_name) for call in calls]
+        integers += [name for name, _ in queue_words(plan)]
         addresses = ["control", "status", "workspace", "trace", "wait_limit"]
-        addresses += [t.name for t in graph.tensors]
+        addresses += [tensor_name(t.name) for t in graph.tensors]
         return cls(_maps(plan), tuple(addresses), tuple(integers), graph.world_size)
 
     def map_of(self, tensor: Tensor, box: TmaBox) -> str:
@@ -141,38 +148,6 @@ class Arguments:
             lines.append(f"  {kind} {name};")
         lines += ["};", f"static_assert(sizeof(Args) == {self.dtype.itemsize});"]
         return "\n".join(lines)
-
-
-def event_base(events: EventTensor) -> str:
-    """The argument that holds where an event tensor's counters begin."""
-    return f"events_{events.name}"
-
-
-def made_names(plan: Plan) -> tuple[str, ...]:
-    """The arguments named after events, calls and queues; no tensor or dim is called
-    so."""
-    calls = [c.name for lane in plan.lanes for c in lane.calls]
-    bases = map(event_base, plan.graph.events)
-    each = (name(call) for name in (units_name, pace_name) for call in calls)
-    return (*bases, *each, *(name for name, _ in queue_words(plan)))
-
-
-def units_name(call: str) -> str:
-    """The argument that holds how many units a call has: every role asks at each unit
-    of its lane."""
-    return f"units_{call}"
-
-
-def pace_name(call: str) -> str:
-    """The argument that holds a call's pace, in nanoseconds a task."""
-    return f"pace_{call}"
-
-
-def queue_name(owner: str, word: str) -> str:
-    """The argument that holds where a part of a queue lies among the counters: the
-    `head`, `tail`, `voids` or `slots` of a lane, the `states` of a call's groups, and
-    how many of these have `passed` on to later passes, or were `voided`."""
-    return f"{word}_{owner}"
 
 
 def queue_words(plan: Plan) -> Iterator[tuple[str, Expr]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 
 def method(head: str, body: str, extra: str = "") -> str:
     parameters = "const Args& g" + (f", {extra}" if extra else "")
@@ -32,29 +30,10 @@ def indexed(
     return [*lines, "    return {};", "  }"]
 
 
-def conjunction(head: str, conditions: Iterable[str]) -> list[str]:
-    """A member function that says whether all of a task's conditions hold: those that
-    load later than others' results only if these hold, all others side by side."""
-    stages: dict[int, list[str]] = {}
-    for condition in conditions:
-        stages.setdefault(_depth(condition), []).append(f"({condition})")
-    joined = [" & ".join(stages[depth]) for depth in sorted(stages)]
-    body = " &&\n        ".join(joined or ["true"])
+def block(head: str, body: str) -> list[str]:
+    """A member function of a task's coordinate, over several lines."""
     return [
         f"  ETC_DEVICE static {head}(const Args& g, Coord c) {{",
         f"    return {body};",
         "  }",
     ]
-
-
-def _depth(condition: str) -> int:
-    """How many loads, at most, wait for each other in a condition's text."""
-    inside: list[bool] = []
-    most = 0
-    for end, letter in enumerate(condition):
-        if letter == "(":
-            inside.append(condition[:end].endswith("load_index"))
-            most = max(most, sum(inside))
-        elif letter == ")":
-            inside.pop()
-    return most

@@ -9,8 +9,15 @@ from typing import Any
 import numpy as np
 
 from etc_dist.codegen import Source
-from etc_dist.codegen.layout import event_base, pace_name, units_name
+from etc_dist.codegen.names import (
+    dim_name,
+    events_name,
+    pace_name,
+    tensor_name,
+    units_name,
+)
 from etc_dist.errors import ArgumentError
+from etc_dist.ir.call import RANK
 from etc_dist.ir.function import TmaBox
 from etc_dist.runtime.memory_plan import Capacity, plan_memory
 from etc_dist.schedule import Plan
@@ -57,8 +64,9 @@ def fill(
         "event_capacity": capacity.events,
         "trace_capacity": places.trace_capacity,
         "shape": number,
-        **env,
-        **{event_base(graph.event(e)): at for e, at in memory.event_bases.items()},
+        RANK.name: rank,
+        **{dim_name(name): n for name, n in env.items() if name != RANK.name},
+        **{events_name(name): at for name, at in memory.event_bases.items()},
         **memory.queue_bases,
     }
     for lane in plan.lanes:
@@ -71,9 +79,9 @@ def fill(
     for name, value in integers.items():
         a[name] = value
     for name, offset in memory.symmetric.items():
-        a[name] = capacity.tensors_offset + offset
+        a[tensor_name(name)] = capacity.tensors_offset + offset
     for name, offset in memory.local.items():
-        a[name] = places.local + offset
+        a[tensor_name(name)] = places.local + offset
     return a
 
 
@@ -98,7 +106,7 @@ def _too_large(
         where=f"{plan.graph.name}, {', '.join(f'{k}={v}' for k, v in dims.items())}",
         wanted="dims, units and offsets of events below 2147483648, as indices on GPUs "
         "have 32 bits",
-        got=", ".join(f"{name} = {value}" for name, value in large.items()),
+        got=", ".join(f"{n.removeprefix('dim_')} = {v}" for n, v in large.items()),
         fix="split the call into several, along the largest axis",
     )
 
@@ -114,10 +122,10 @@ def bind(
 ) -> None:
     """Add the caller's arrays, and the tensor maps of all that bulk copies touch."""
     for name, pointer in pointers.items():
-        block[name] = pointer
+        block[tensor_name(name)] = pointer
     env = plan.graph.environment(dims, rank)
     for m in source.arguments.maps:
-        tensor, pointer = m.tensor, int(block[m.tensor.name])
+        tensor, pointer = m.tensor, int(block[tensor_name(m.tensor.name)])
         if tensor.kind == "symmetric":
             pointer += int(block["peer"][rank])
         shape = [int(s.evaluate(env)) for s in tensor.shape]

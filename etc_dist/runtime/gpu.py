@@ -23,6 +23,7 @@ from etc_dist.codegen.layout import (
     TRACE_RECORD,
     TRACE_WARPS,
 )
+from etc_dist.codegen.names import tensor_name
 from etc_dist.errors import BuildError, WorldError
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.runtime.arguments import Places, bind, fill
@@ -96,8 +97,7 @@ class GpuExecutor:
         self._status = np.frombuffer(pinned, np.uint32, 1)
         self._status_pinned = pinned
         self._workspace = cupy.empty(max(16, source.workspace * self.workers), np.uint8)
-        traced = "kTrace = 1" in source.text
-        self._trace_capacity = TRACE_CAPACITY if traced else 0
+        self._trace_capacity = TRACE_CAPACITY if source.traced else 0
         records = self.workers * TRACE_WARPS * self._trace_capacity
         self._trace = cupy.zeros(max(1, records) * TRACE_RECORD.itemsize, np.uint8)
         self._capacity = Capacity()
@@ -230,7 +230,7 @@ class GpuExecutor:
             tensor = self.plan.graph.tensor(name)
             shape = [int(n.evaluate(env)) for n in tensor.shape]
             array = np.empty(shape, numpy_dtype(tensor.dtype))
-            place = int(launch.arguments[name])
+            place = int(launch.arguments[tensor_name(name)])
             to_host = runtime.memcpyDeviceToHost
             runtime.memcpy(array.ctypes.data, place, array.nbytes, to_host)
             found[name] = array

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etc_dist.codegen import generate
-from etc_dist.codegen.bounds import in_range, waits_in_range
+from etc_dist.codegen.bounds import Condition, conjunction, in_range, waits_in_range
+from etc_dist.codegen.names import tensor_name
 from etc_dist.errors import ArgumentError
 from etc_dist.ir import (
     Call,
@@ -48,14 +49,14 @@ def test_a_loaded_wait_comes_after_the_others_and_is_checked():
         "kWaits = 2;",
         "kFreeWaits = 1;",
         "kLoads = 1;",
-        "if (n == 0) return {g.rank, u32(g.events_free + c.i), u32(1) * 1u, false};",
-        "if (n == 1) return {g.rank, u32(g.events_counted + (((load_index(g.table",
+        "if (n == 0) return {g.rank, u32(g.events_free + c.axis_i), u32(1) * 1u, ",
+        "if (n == 1) return {g.rank, u32(g.events_counted + (((load_index(g.tensor_",
     ):
         assert line in source
     assert list(waits_in_range(call_of(scattered(WORLD), "scatter"))) == [
-        "u32(c.i) < u32(g.n)",
-        "u64((i64(load_index(g.table, c.i)) - i64(1))) < u64(g.n)",
-        "u32(minimum(c.i, 1)) < u32(2)",
+        ("u32(c.axis_i) < u32(g.dim_n)", 0),
+        ("u64((i64(load_index(g.tensor_table, c.axis_i)) - i64(1))) < u64(g.dim_n)", 1),
+        ("u32(minimum(c.axis_i, 1)) < u32(2)", 0),
     ]
 
 
@@ -69,7 +70,7 @@ def test_a_product_of_what_is_loaded_does_not_wrap():
 
     call = call_of(tiled(1), "f")
     assert list(in_range(call, 1)) == [
-        "u64((i64(load_index(g.at, 0)) * i64(1024))) <= u64(4096)"
+        ("u64((i64(load_index(g.tensor_at, 0)) * i64(1024))) <= u64(4096)", 1)
     ]
     assert device_says(call, 0, {"at": np.array([4])})
     assert not device_says(call, 0, {"at": np.array([2**22])})
@@ -78,10 +79,18 @@ def test_a_product_of_what_is_loaded_does_not_wrap():
 def test_a_value_is_loaded_once_for_both_bounds():
     move = call_of(permute(1), "move_row")
     assert list(in_range(move, 1)) == [
-        "u32(c.i) < u32(g.n)",
-        "u32(load_index(g.place, c.i)) <= u32(g.n)",
-        "u32(load_index(g.expert, c.i)) < u32(4)",
+        ("u32(c.axis_i) < u32(g.dim_n)", 0),
+        ("u32(load_index(g.tensor_place, c.axis_i)) <= u32(g.dim_n)", 1),
+        ("u32(load_index(g.tensor_expert, c.axis_i)) < u32(4)", 1),
     ]
+
+
+def test_conditions_with_dependent_loads_are_evaluated_last():
+    conditions = [Condition("a", 1), Condition("b", 0), Condition("c", 1)]
+    assert conjunction(conditions) == "(b) &&\n        (a) & (c)"
+    assert conjunction([]) == "true"
+    found = in_range(call_of(scattered(WORLD), "scatter"), WORLD)
+    assert {c.text.count("load_index") for c in found if c.depth == 2} == {2}
 
 
 # ---------------------------------------------------------------- host and device agree
@@ -103,10 +112,11 @@ DEVICE = {
 
 
 def device_says(call: Call, i: int, tensors: dict[str, Any]) -> bool:
-    g = SimpleNamespace(n=ROWS, rank=0, **tensors)
-    names = {**DEVICE, "g": g, "c": SimpleNamespace(i=i)}
+    arrays = {tensor_name(name): array for name, array in tensors.items()}
+    g = SimpleNamespace(dim_n=ROWS, rank=0, **arrays)
+    names = {**DEVICE, "g": g, "c": SimpleNamespace(axis_i=i)}
     conditions = (*waits_in_range(call), *in_range(call, WORLD))
-    return all(eval(condition, names) for condition in conditions)
+    return all(eval(condition.text, names) for condition in conditions)
 
 
 def host_says(

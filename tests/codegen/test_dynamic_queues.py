@@ -4,16 +4,18 @@ program."""
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
 
 from etc_dist.codegen import generate
 from etc_dist.codegen.dynamic_queues import released
-from etc_dist.errors import CodegenError
-from etc_dist.ir import DeviceFunction, Graph, Symbol, graph_function
+from etc_dist.ir import DeviceFunction, Graph, Symbol, graph_function, tile
 from etc_dist.ir.expr import Const, Expr, maximum, wrap
 from etc_dist.layers.mlp import mlp_graph
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
+from etc_dist.runtime.build import compile_cubin, kernels_folder
+from etc_dist.runtime.includes import headers
 from etc_dist.runtime.memory_plan import plan_memory
 from etc_dist.schedule import schedule_dynamic, schedule_static
 
@@ -115,35 +117,34 @@ def test_elements_are_judged_by_the_rank_that_owns_them():
     text = generate(schedule_dynamic(by_rank(2))).text
     assert (
         "u32 target(const Args& g, i32 owner, Coord c) "
-        "{ return u32(((owner + 2) + c.done_0)) * 1u; }" in text
+        "{ return u32(((owner + 2) + c.axis_done_0)) * 1u; }" in text
     )
-    assert "return u32(g.events_done + floormod((owner + c.i), 4));" in text
-    assert "if (n == 0) return {floormod((c.done_0 - owner), 4), 1};" in text
+    assert "return u32(g.events_done + floormod((owner + c.axis_i), 4));" in text
+    assert "if (n == 0) return {floormod((c.axis_done_0 - owner), 4), 1};" in text
     assert (
         "if constexpr (n == 0) f(Event_done{}, floormod((g.rank + 1), 2), "
-        "Event_done::Coord{c.i});" in text
+        "Event_done::Coord{c.axis_i});" in text
     )
 
 
-def test_names_of_call_arguments_are_refused():
+def test_any_name_of_a_user_can_be_compiled():
+    """C++ words, and names of the generated code."""
+    body = Path(__file__).parent.parent / "emulate" / "copy_numbers.cuh"
+    copy = DeviceFunction("copy_numbers", print, body, "transfer", 1, 1)
+
     @graph_function
-    def clash(g: Graph) -> None:
-        g.input("units_touch", (4,), "float32")
-        g.call(TOUCH, g.grid(i=4), name="touch")
+    def named(g: Graph) -> None:
+        n = g.let("double", g.dims("class") * 1 + 1)
+        x, y = g.input("control", (n,), "float32"), g.output("rank_", (n,), "float32")
+        z = g.output("head_tensor", (n,), "float32")
+        done = g.events("peer", (n,), expects=1)
+        (i,) = grid = g.grid(g=n)
+        own, region = {"reads": [x[tile(i, 1)]]}, tile(i, 1)
+        g.call(copy, grid, name="units", notifies=[done[i]], writes=[y[region]], **own)
+        g.call(copy, grid, name="if_", waits=[done[i]], writes=[z[region]], **own)
 
-    with pytest.raises(CodegenError, match="uses names of the generated code"):
-        generate(schedule_static(clash(1)))
-
-
-def test_names_of_queue_arguments_are_refused():
-    @graph_function
-    def clash(g: Graph) -> None:
-        g.input("head_tensor", (4,), "float32")
-        g.call(TOUCH, g.grid(i=4))
-
-    generate(schedule_static(clash(1)))
-    with pytest.raises(CodegenError, match="uses names of the generated code"):
-        generate(schedule_dynamic(clash(1)))
+    source = generate(schedule_dynamic(named(1)))
+    compile_cubin(source.text, headers(source, kernels_folder()))
 
 
 # --------------------------------------------------------------------- the memory

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etc_dist.codegen.expression import linear, text
+from etc_dist.codegen.names import dim_name
 from etc_dist.ir import RANK, TASK, Expr, Symbol, maximum, minimum
 from etc_dist.ir.expr import Const, Load, op
 
@@ -31,11 +32,14 @@ DEVICE = {
 @pytest.mark.parametrize(
     ("expr", "expected"),
     [
-        (N + I * 2, "(g.n + (c.i * 2))"),
-        (TASK // BLOCKS % 4, "floormod(floordiv(t, g.blocks), 4)"),
-        (minimum(N, RANK) - 1, "(minimum(g.n, g.rank) - 1)"),
-        (maximum(I, -3), "maximum(c.i, -3)"),
-        (Load("table", (Const(8),), (I + 1,)), "load_index(g.table, (c.i + 1))"),
+        (N + I * 2, "(g.dim_n + (c.axis_i * 2))"),
+        (TASK // BLOCKS % 4, "floormod(floordiv(t, g.dim_blocks), 4)"),
+        (minimum(N, RANK) - 1, "(minimum(g.dim_n, g.rank) - 1)"),
+        (maximum(I, -3), "maximum(c.axis_i, -3)"),
+        (
+            Load("table", (Const(8),), (I + 1,)),
+            "load_index(g.tensor_table, (c.axis_i + 1))",
+        ),
     ],
 )
 def test_symbols_are_found_where_the_device_has_them(expr, expected):
@@ -49,8 +53,10 @@ def test_the_place_of_an_element_is_row_major():
 
 def value_of(cuda: str, env: dict[str, int]) -> int:
     """What the device computes, by Python's own precedence rules: C++ has the same."""
-    g = SimpleNamespace(table=TABLE, **env)
-    found = eval(cuda, {**DEVICE, "g": g, "c": g, "t": env["t"]})
+    dims = {dim_name(name): value for name, value in env.items()}
+    g = SimpleNamespace(tensor_table=TABLE, rank=env["rank"], **dims)
+    names = {"g": g, "c": SimpleNamespace(axis_i=env["i"]), "t": env["t"]}
+    found = eval(cuda, {**DEVICE, **names})
     assert isinstance(found, int)
     return found
 

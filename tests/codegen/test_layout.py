@@ -48,7 +48,7 @@ def test_numpy_and_the_compiler_place_every_argument_alike(name, world):
 def test_the_block_holds_a_pointer_for_each_rank_and_each_tensor():
     arguments = Arguments.of(schedule_static(GRAPHS["user"]))
     assert arguments.dtype["peer"].shape == (2,)
-    tensors = ("x", "table", "y", "box")
+    tensors = ("tensor_x", "tensor_table", "tensor_y", "tensor_box")
     assert [arguments.dtype[name] for name in tensors] == [np.dtype("u8")] * 4
     assert arguments.maps == ()
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from etc_dist.codegen import generate
+from etc_dist.codegen.names import dim_name
 from etc_dist.schedule import schedule_static
 from tests.codegen.graphs import DIMS, GRAPHS
 
@@ -66,7 +67,8 @@ def test_equal_plans_give_equal_sources():
 @pytest.mark.parametrize("name", NAMES)
 def test_every_dim_is_an_argument_of_the_source(name):
     source, graph = generate(schedule_static(GRAPHS[name])), GRAPHS[name]
-    names = [s.name for s in graph.dims] + [s.name for s, _ in graph.derived]
+    symbols = (*graph.dims, *(s for s, _ in graph.derived))
+    names = [dim_name(s.name) for s in symbols]
     assert set(names) <= set(source.arguments.integers)
     assert all(f"  i32 {name};\n" in source.text for name in names)
 
@@ -82,6 +84,7 @@ def test_a_plan_that_was_shown_at_a_shape_gives_the_same_source():
 
 def test_tracing_changes_one_constant():
     plan = schedule_static(GRAPHS["user"])
-    plain, traced = (generate(plan, trace=t).text for t in (False, True))
-    assert traced == plain.replace("int kTrace = 0;", "int kTrace = 1;")
-    assert traced != plain
+    plain, traced = (generate(plan, trace=t) for t in (False, True))
+    assert traced.text == plain.text.replace("int kTrace = 0;", "int kTrace = 1;")
+    assert traced.text != plain.text
+    assert (plain.traced, traced.traced) == (False, True)

@@ -41,7 +41,7 @@ def test_a_dim_beyond_32_bits_is_refused():
 
     def filled(n: int) -> int:
         block = fill(plan, generate(plan), {"n": n}, 0, Capacity(), places)
-        return int(block["n"])
+        return int(block["dim_n"])
 
     assert filled(2**31 - 8) == 2**31 - 8
     with pytest.raises(ArgumentError, match="2147483648, as indices") as caught:
