@@ -19,12 +19,12 @@ _SHARING = "ETC_DIST_SHARE_GPU=1 lets ranks share a GPU"
 
 @dataclass(frozen=True)
 class Gpus:
-    """The GPUs visible to one rank, in CUDA's order; none if something is missing."""
+    """The GPUs visible to one rank, in CUDA's order; empty if something is missing."""
 
     pci_ids: tuple[str, ...] = ()
-    """PCI bus addresses: one GPU bears the same on every rank of a host."""
+    """PCI bus addresses: the same for a GPU on every rank of a host."""
     missing: str = ""
-    """What to name in an error: empty exactly if a GPU can be used."""
+    """What keeps the rank from using a GPU, for an error; otherwise empty."""
 
 
 @dataclass(frozen=True)
@@ -75,23 +75,23 @@ def choose(reports: Sequence[Report]) -> Choice:
     """The backend for these ranks (reports by rank); the same answer on each.
 
     Raises ArgumentError for settings that are unknown or differ between ranks, and
-    WorldError for ranks on several hosts or for "cuda" where it cannot be had.
+    WorldError for ranks on several hosts or for "cuda" where a rank cannot use it.
     """
-    asked = _common(reports)
+    backend = _common_backend(reports)
     if len({report.node for report in reports}) > 1:
         raise _several_hosts(reports)
-    if asked == "cpu":
-        return Choice("cpu", "asked for")
+    if backend == "cpu":
+        return Choice("cpu", "requested")
     obstacles = find_obstacles(reports)
     if not obstacles:
         ranks_per_gpu = max(Counter(report.gpu for report in reports).values())
         return Choice("cuda", ranks_per_gpu=ranks_per_gpu)
-    if asked == "auto":
+    if backend == "auto":
         return Choice("cpu", "; ".join(dict.fromkeys(obstacles.values())))
     raise WorldError(
         'the backend "cuda" cannot be used',
         where="start of the world",
-        wanted="one GPU of its own, CuPy and NVSHMEM on every rank",
+        wanted="a separate GPU, CuPy and NVSHMEM on every rank",
         got=by_rank(obstacles),
         fix="add what is missing (in the checkout of etc_dist, pip install -e "
         "'.[cu13]' brings CuPy and NVSHMEM), start as many ranks as there are GPUs, "
@@ -127,8 +127,8 @@ def _ranks_of(reports: Sequence[Report], node: int) -> int:
     return sum(report.node == node for report in reports)
 
 
-def _common(reports: Sequence[Report]) -> str:
-    """The one backend asked for; settings that must be alike are."""
+def _common_backend(reports: Sequence[Report]) -> str:
+    """The requested backend; ArgumentError unless the settings of all ranks agree."""
     texts: dict[int, list[str]] = {rank: [] for rank in range(len(reports))}
     different = []
     for name in (f.name for f in fields(Settings) if f.name not in RANK_LOCAL):
@@ -146,16 +146,16 @@ def _common(reports: Sequence[Report]) -> str:
             got=by_rank({rank: ", ".join(parts) for rank, parts in texts.items()}),
             fix=f"set {variables} to the same value on every rank",
         )
-    asked = reports[0].settings.backend
-    if asked not in BACKENDS:
+    backend = reports[0].settings.backend
+    if backend not in BACKENDS:
         raise ArgumentError(
-            "an unknown backend was asked for",
+            "the backend is unknown",
             where="start of the world",
             wanted=" or ".join(f'"{name}"' for name in BACKENDS),
-            got=repr(asked),
+            got=repr(backend),
             fix="correct ETC_DIST_BACKEND or Settings.backend",
         )
-    return asked
+    return backend
 
 
 def _several_hosts(reports: Sequence[Report]) -> EtcDistError:

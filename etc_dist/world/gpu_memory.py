@@ -39,7 +39,7 @@ class GpuMemory:
 
     NOTE: NVSHMEM may end the process when its heap or the GPU is full, instead of
     returning NULL. So what programs hold is counted here, and what does not fit is
-    refused before NVSHMEM is asked.
+    refused before NVSHMEM is called.
     """
 
     name = "cuda"

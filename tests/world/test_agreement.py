@@ -41,9 +41,9 @@ def test_no_rank_leaves_a_meeting_before_all_came(world):
 @pytest.mark.mpi
 def test_gather_gives_each_ranks_object_in_rank_order(world):
     value = {"rank": world.rank, "bytes": b"x" * (100_000 * world.rank)}
-    heard = world.gather(value)
-    assert [one["rank"] for one in heard] == list(range(world.size))
-    assert len(heard[-1]["bytes"]) == 100_000 * (world.size - 1)
+    received = world.gather(value)
+    assert [one["rank"] for one in received] == list(range(world.size))
+    assert len(received[-1]["bytes"]) == 100_000 * (world.size - 1)
 
 
 @pytest.mark.mpi
@@ -62,11 +62,3 @@ def test_calls_of_a_world_that_starts_are_compared_by_messages(world):
     with pytest.raises(ArgumentError, match="rank 1: call 1"):
         agreement.match_call(7 + world.rank, lambda: f"call {world.rank}")
     assert agreement.agree(lambda: world.rank) == list(range(world.size))
-
-
-@pytest.mark.mpi
-def test_show_names_rank_backend_host_and_mpi(world):
-    text = world.show()
-    start = f"world: rank {world.rank} of {world.size}, backend {world.backend} ("
-    assert text.startswith(start)
-    assert ", host " in text and ", MPI " in text

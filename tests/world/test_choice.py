@@ -22,9 +22,9 @@ def test_auto_is_cpu_with_the_reason_where_one_rank_has_none():
     assert choice.reason.startswith("CuPy cannot be imported")
 
 
-def test_cpu_asked_for_is_taken_although_there_are_gpus():
+def test_requested_cpu_is_used_although_there_are_gpus():
     ranks = [report(0, TWO, "cpu"), report(1, TWO, "cpu")]
-    assert choose(ranks) == Choice("cpu", "asked for")
+    assert choose(ranks) == Choice("cpu", "requested")
 
 
 def test_single_visible_gpu_is_the_launchers_choice():

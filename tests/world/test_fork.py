@@ -1,4 +1,4 @@
-"""A forked child does not disturb the ranks, whatever it does."""
+"""A forked child does not disturb the ranks."""
 
 import pytest
 

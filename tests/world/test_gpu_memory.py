@@ -80,7 +80,7 @@ def memory(monkeypatch):
     )
 
 
-def test_heap_is_counted_and_refused_before_nvshmem_is_asked(memory):
+def test_heap_is_counted_and_refused_before_nvshmem_is_called(memory):
     heap = memory(4096)
     blocks = [heap.allocate(nbytes) for nbytes in (1, 1024, 1025)]
     with pytest.raises(SymmetricMemoryError, match="4096 of 4096 bytes in use"):

@@ -4,17 +4,18 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from etc_dist.world.processes import Process, ProcessMonitor
+from etc_dist.world.processes import AbortOnUncaught, Process, ProcessMonitor
 from tests.world.jobs import run_job
 
-# Rank 1 ends while rank 0 waits for it; each call has a world of its own, for a lost
-# rank breaks a world.
+# Rank 1 ends while rank 0 waits for it; each call has a separate world, which a lost
+# rank breaks.
 WAITS = """
 import json, os, signal, sys, time
 from mpi4py import MPI
@@ -22,7 +23,7 @@ from etc_dist.errors import WorldError
 from etc_dist.settings import Settings
 from etc_dist.world import start
 from etc_dist.world.mpi import ObjectGather
-from etc_dist.world.processes import ProcessMonitor, Process
+from etc_dist.world.processes import Process, ProcessMonitor
 
 CALLS = {
     "meet": lambda world: world.match_call(1, str),
@@ -42,7 +43,7 @@ found = {}
 for name, call in CALLS.items():
     since = time.monotonic()
     try:
-        heard = call(worlds[name])
+        call(worlds[name])
         call(worlds[name])
     except WorldError as error:
         found[name] = time.monotonic() - since, str(error)
@@ -55,7 +56,7 @@ os._exit(0)
 
 
 @pytest.mark.parametrize("ending", ["os._exit(1)", "os.kill(os.getpid(), 9)"])
-def test_dead_peer_is_named_wherever_a_rank_waits_for_it(ending):
+def test_ended_peer_is_named_wherever_a_rank_waits_for_it(ending):
     job = run_job(WAITS.replace("ENDING", ending))
     tag = "[rank 0] {"
     lines = [one for one in job.output.splitlines() if one.startswith(tag)]
@@ -63,8 +64,8 @@ def test_dead_peer_is_named_wherever_a_rank_waits_for_it(ending):
     found = json.loads(lines[0].removeprefix("[rank 0] "))
     assert len(found) == 5 and max(seconds for seconds, _ in found.values()) < 3
     text = "rank 1 did not come: its process has ended"
-    told = {name for name, (_, error) in found.items() if text in error}
-    assert told == {"meet", "gather", "barrier", "agree"}
+    named = {name for name, (_, error) in found.items() if text in error}
+    assert named == {"meet", "gather", "barrier", "agree"}
 
 
 @pytest.fixture
@@ -75,19 +76,19 @@ def child():
 
 
 def seen(child: subprocess.Popen[bytes]) -> Process:
-    """The child, as it would tell of itself."""
+    """The child, as it would describe itself."""
     stat = Path(f"/proc/{child.pid}/stat").read_text()
     return Process(child.pid, Process.own().realm, stat.split()[21])
 
 
-def test_this_process_lives_and_who_is_unknown_is_not_called_dead():
+def test_own_and_unknown_processes_have_not_ended():
     own = Process.own()
     elsewhere = replace(own, pid=2**22 + 1, realm="another host's")
     monitor = ProcessMonitor([own, None, elsewhere])
     assert monitor.find_ended() == frozenset()
 
 
-def test_child_is_dead_as_a_zombie_and_once_reaped(child):
+def test_child_has_ended_as_a_zombie_and_once_reaped(child):
     monitor = ProcessMonitor([Process.own(), seen(child)])
     assert not monitor.ended(1)
     child.kill()
@@ -98,13 +99,22 @@ def test_child_is_dead_as_a_zombie_and_once_reaped(child):
     assert monitor.find_ended() == {1}
 
 
-def test_stopped_child_lives(child):
+def test_stopped_child_has_not_ended(child):
     monitor = ProcessMonitor([seen(child)])
     child.send_signal(signal.SIGSTOP)
     time.sleep(0.05)
-    assert not monitor.ended(0)
+    assert monitor.stopped(0) and not monitor.ended(0)
 
 
 def test_later_process_with_the_same_number_is_another(child):
     assert not seen(child).ended()
     assert replace(seen(child), begin="1").ended()
+
+
+def test_uncaught_exception_is_tagged_and_ends_all_ranks(monkeypatch, capsys):
+    seen = []
+    monkeypatch.setattr(sys, "excepthook", lambda *what: seen.append(what[0]))
+    hook = AbortOnUncaught(3, lambda: seen.append("aborted"))
+    hook(KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert seen == [KeyboardInterrupt, "aborted"]
+    assert capsys.readouterr().err.startswith("[rank 3] uncaught KeyboardInterrupt")

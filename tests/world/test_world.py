@@ -34,3 +34,11 @@ def test_thing_lives_until_it_is_release_or_the_world_closes():
     own.close()
     gc.collect()
     assert alive[1]() is None
+
+
+@pytest.mark.mpi
+def test_show_names_rank_backend_host_and_mpi(world):
+    text = world.show()
+    start = f"world: rank {world.rank} of {world.size}, backend {world.backend} ("
+    assert text.startswith(start)
+    assert ", host " in text and ", MPI " in text

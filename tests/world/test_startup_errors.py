@@ -1,0 +1,106 @@
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from etc_dist.errors import ArgumentError, WorldError
+from etc_dist.settings import Settings
+from etc_dist.world import start, startup
+from etc_dist.world.choice import Gpus
+
+CPU = Settings(backend="cpu")
+
+
+@pytest.mark.mpi(min_size=2)
+def test_settings_that_differ_are_refused_on_all_ranks(world, monkeypatch):
+    # The import of CuPy takes seconds; what is found does not matter here.
+    monkeypatch.setattr(
+        "etc_dist.world.startup.find_gpus", lambda: Gpus(missing="no CuPy")
+    )
+    settings = Settings(backend="cpu" if world.rank else "auto")
+    with pytest.raises(ArgumentError, match="different settings of backend"):
+        start(settings)
+    assert world.gather(1) == [1] * world.size
+
+
+# What is wrong with the arguments of start, on the last rank alone.
+ARGUMENTS = {
+    "settings = 'x'": {"settings": "x"},
+    "settings = {}": {"settings": {}},
+    "comm = 'x'": {"settings": CPU, "comm": "x"},
+    "wait_limit = -1": {"settings": replace(CPU, wait_limit=-1)},
+}
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("got", ARGUMENTS)
+def test_bad_arguments_of_one_rank_start_no_world_on_any(got, world):
+    before, bad = list(startup._worlds), world.rank == world.size - 1
+    with pytest.raises(ArgumentError) as caught:
+        start(**(ARGUMENTS[got] if bad else {"settings": CPU}))
+    assert caught.value.got == got
+    assert caught.value.what in (
+        "the arguments of start do not fit",
+        "settings cannot be used",
+    )
+    assert startup._worlds == before
+    assert world.gather(1) == [1] * world.size
+
+
+@pytest.mark.mpi
+def test_a_refused_start_leaves_nothing_behind(one_rank):
+    # An MPI library has a few thousand communicators to give.
+    for _ in range(3000):
+        with pytest.raises(ArgumentError, match="comm = 'x'"):
+            start(CPU, comm="x")
+    assert one_rank.gather(1) == [1]
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_start_that_not_all_ranks_come_to_ends(world, monkeypatch):
+    from mpi4py import MPI
+
+    monkeypatch.setattr(Settings, "world_limit", 0.3)
+    place = MPI.COMM_WORLD.Dup()
+    if world.rank == 0:
+        with pytest.raises(WorldError, match="not all of them"):
+            start(CPU, comm=place)
+    world.barrier()
+    if world.rank > 0:  # what one rank began, all must
+        place.Idup()[1].Wait()
+    MPI.COMM_WORLD.Barrier()  # in which rank 0 ends it, too
+    assert world.gather(1) == [1] * world.size
+
+
+@pytest.mark.mpi
+def test_a_communicator_that_was_freed_starts_no_world():
+    from mpi4py import MPI
+
+    freed = MPI.COMM_WORLD.Dup()
+    freed.Free()
+    with pytest.raises(ArgumentError, match=r"got: +comm = MPI.COMM_NULL"):
+        start(CPU, comm=freed)
+
+
+@pytest.mark.mpi
+def test_a_cache_may_be_a_text():
+    own = start(replace(CPU, cache="/tmp/here"))
+    assert own.settings.cache == Path("/tmp/here")
+    own.close()
+
+
+def test_missing_mpi_says_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    with pytest.raises(WorldError, match="pip install mpi4py mpich"):
+        start(Settings(backend="cpu"))
+
+
+def test_import_starts_nothing():
+    code = (
+        "import sys, etc_dist.world\n"
+        "print([m for m in sys.modules if m in ('mpi4py.MPI', 'cupy', 'cuda')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stderr
