@@ -90,7 +90,7 @@ class Collective(Stepwise):
         dtype: str = DTYPE,
         layout: str = "nk",
     ):
-        """`layout` is how the operation takes w."""
+        """`layout`: "nk" for w as it is, "kn" for a transposed view of [K, N]."""
         super().__init__(device, name, sizes, rows, dtype)
         self.layout = layout
 
@@ -102,8 +102,6 @@ class Collective(Stepwise):
 
     def make(self, schedule: str) -> Operation:
         made: Operation = self.operation(
-            dtype=self.dtype,
-            w_layout=self.layout,
             world=self.world,
             schedule=schedule,
         )
@@ -113,7 +111,7 @@ class Collective(Stepwise):
         (w,) = self.weights
         if self.layout == "kn":
             bits = self.device.xp.ascontiguousarray(w.view("uint16").T)
-            w = bits.view(w.dtype)
+            w = bits.view(w.dtype).T
         return partial(operation, self.xs[number], w, self.outs[number])
 
 

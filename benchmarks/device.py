@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from etc_dist.ops.operation import Operation
+from etc_dist.program import symmetric_bytes
 from etc_dist.world import World
 
 Call = Callable[[], Any]
@@ -207,7 +208,7 @@ class Gpu(Device):
         program = operation.program
         for tensor in program.plan.graph.tensors:
             if tensor.kind == "symmetric":
-                program.symmetric(tensor.name).fill(0xFF)
+                symmetric_bytes(program, tensor.name).fill(0xFF)
 
     def libraries(self) -> Mapping[str, Callable[[Any], Any]]:
         """Array libraries, each with the conversion of a CuPy array to it."""

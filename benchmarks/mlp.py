@@ -90,8 +90,8 @@ class MLPWorkload(Stepwise):
     def rivals(self, gpu: Gpu) -> dict[str, Rival]:
         """The steps, and our two fused collectives in a row, with static schedules."""
         gate_up, down = self.weights
-        gather = AllGatherMatmul(dtype=self.dtype, world=self.world)
-        scatter = MatmulReduceScatter(dtype=self.dtype, world=self.world)
+        gather = AllGatherMatmul(world=self.world)
+        scatter = MatmulReduceScatter(world=self.world)
         both = gpu.empty((self.m, 2 * self.k), self.dtype)
         active = gpu.empty((self.m, self.k), self.dtype)
         out = gpu.empty(self.out_shape, self.dtype)

@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from etc_dist.ahead import Binary, build
-    from etc_dist.compiler import compile
+    from etc_dist.compiler import compile as compile
     from etc_dist.errors import EtcDistError
+    from etc_dist.ir import device_function, graph_function, tile
+    from etc_dist.layers.mlp import MLP
+    from etc_dist.layers.moe import MoE
     from etc_dist.ops.all_gather_matmul import AllGatherMatmul
     from etc_dist.ops.functional import all_gather_matmul, matmul_reduce_scatter
     from etc_dist.ops.matmul_reduce_scatter import MatmulReduceScatter
@@ -26,7 +29,9 @@ _PLACES = {
     "AllGatherMatmul": "ops.all_gather_matmul",
     "Binary": "ahead",
     "EtcDistError": "errors",
+    "MLP": "layers.mlp",
     "MatmulReduceScatter": "ops.matmul_reduce_scatter",
+    "MoE": "layers.moe",
     "Program": "program",
     "Settings": "settings",
     "World": "world",
@@ -34,24 +39,32 @@ _PLACES = {
     "build": "ahead",
     "compile": "compiler",
     "current": "world",
+    "device_function": "ir",
+    "graph_function": "ir",
     "matmul_reduce_scatter": "ops.functional",
     "start": "world",
+    "tile": "ir",
 }
 
+# Without `compile`, which is also a built-in function: write etc_dist.compile(...).
 __all__ = [
+    "MLP",
     "AllGatherMatmul",
     "Binary",
     "EtcDistError",
     "MatmulReduceScatter",
+    "MoE",
     "Program",
     "Settings",
     "World",
     "all_gather_matmul",
     "build",
-    "compile",
     "current",
+    "device_function",
+    "graph_function",
     "matmul_reduce_scatter",
     "start",
+    "tile",
 ]
 
 

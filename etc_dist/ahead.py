@@ -8,7 +8,7 @@ from pathlib import Path
 
 from etc_dist.codegen import generate
 from etc_dist.compiler import check_options
-from etc_dist.errors import ArgumentError
+from etc_dist.errors import ArgumentError, expect_type
 from etc_dist.ir import GraphFunction
 from etc_dist.runtime.build import ARCH
 from etc_dist.runtime.build import build as build_source
@@ -65,9 +65,8 @@ def build(
 
     Raises TypeError for what is not a GraphFunction, and the error of the stage that
     fails: ArgumentError, ScheduleError, CodegenError, BuildError."""
-    if not isinstance(graph, GraphFunction):
-        raise TypeError(f"graph must be a GraphFunction, not {type(graph).__name__}")
-    check_options(graph, schedule, trace, "build")
+    expect_type(graph, GraphFunction, "graph")
+    check_options(schedule, trace, f"build({graph.name})")
     if not isinstance(target, str) or not re.fullmatch(r"sm_\d{2,3}[af]?", target):
         raise ArgumentError(
             "argument target is not a GPU architecture",

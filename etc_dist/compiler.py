@@ -8,18 +8,17 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
+from types import NoneType
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import numpy as np
-
 from etc_dist.codegen import Source, generate
-from etc_dist.errors import ArgumentError, ScheduleError, WorldError
+from etc_dist.errors import ScheduleError, WorldError, expect_type
 from etc_dist.ir import GraphFunction
-from etc_dist.program import Executor, Program
+from etc_dist.program import Executor, Program, as_refusal
 from etc_dist.schedule import SCHEDULES, Plan
 from etc_dist.settings import Settings
-from etc_dist.world import World, given_world
+from etc_dist.world import World, current
 
 
 def compile(
@@ -31,21 +30,25 @@ def compile(
 ) -> Program:
     """Compile `graph` for all ranks of `world` (default: the current one). Collective.
 
-    The program is proved correct at each shape before its first run there.
+    The program is proved correct at each shape before its first run at that shape.
 
-    schedule: "static" fixes who takes which task when; "dynamic" takes tasks as they
+    schedule: "static" assigns tasks to workers in advance; "dynamic" runs tasks as they
     become ready, with the same results; "auto" is dynamic for graphs that load from
-    runtime tensors, if they allow it. `program.plan.schedule` tells which it is.
+    runtime tensors, if they support it. `program.plan.schedule` is the chosen one.
     trace: make a program that records its timeline (default: settings.trace).
 
-    Raises the error of the stage that refuses: ScheduleError, CodegenError, BuildError;
-    WorldError if the ranks do not hold the same graph or differ in workers."""
-    world = given_world(world)
+    Raises the error of the stage that fails: ScheduleError, CodegenError, BuildError;
+    TypeError for arguments of a wrong type; WorldError if the ranks have different
+    graphs or numbers of workers."""
+    world = world_or_current(world)
     settings = world.settings
     parts: list[tuple[Plan, Executor, str]] = []
 
     def make() -> tuple[str, int]:
-        _check(graph, world, schedule, trace)
+        try:
+            _check(graph, world, schedule, trace)
+        except TypeError as error:
+            raise as_refusal(error, "the arguments of compile") from error
         with _timed("schedule", settings):
             plan = SCHEDULES[schedule](graph)
         with _timed("codegen", settings):
@@ -56,7 +59,7 @@ def compile(
         parts.append((plan, executor, source.text))
         return f"{graph.digest()} {plan.schedule}", executor.workers
 
-    # What one rank alone cannot compile is refused on all.
+    # An error of one rank is raised on all.
     digests, workers = zip(*world.agree(make), strict=True)
     if len(set(digests)) > 1:
         raise _different_graphs(graph, digests)
@@ -71,7 +74,7 @@ _numbers: WeakKeyDictionary[World, Iterator[int]] = WeakKeyDictionary()
 
 
 def _executor(plan: Plan, world: World, source: Source) -> Executor:
-    """The plan made ready for this world's backend."""
+    """The plan on this world's backend."""
     if world.backend == "cpu":
         from etc_dist.runtime.cpu import CpuExecutor
 
@@ -85,16 +88,20 @@ def _executor(plan: Plan, world: World, source: Source) -> Executor:
         return GpuExecutor(plan, world, source, cubin)
 
 
+def world_or_current(world: World | None) -> World:
+    """`world`, or the current one for None."""
+    if world is None:
+        return current()
+    try:
+        expect_type(world, World, "world")
+    except TypeError as error:
+        current().refuse(as_refusal(error, "the argument world"))
+    return world
+
+
 def _check(graph: GraphFunction, world: World, schedule: Any, trace: Any) -> None:
-    if not isinstance(graph, GraphFunction):
-        raise ArgumentError(
-            "what is to be compiled is no graph",
-            where="compile",
-            wanted="what a function decorated by graph_function returns",
-            got=repr(graph),
-            fix="call the graph function with the number of ranks",
-        )
-    check_options(graph, schedule, trace, "compile")
+    expect_type(graph, GraphFunction, "graph")
+    check_options(schedule, trace, f"compile({graph.name})")
     if graph.world_size != world.size:
         raise ScheduleError(
             f"graph {graph.name} was made for another number of ranks",
@@ -105,20 +112,14 @@ def _check(graph: GraphFunction, world: World, schedule: Any, trace: Any) -> Non
         )
 
 
-def check_options(graph: GraphFunction, schedule: Any, trace: Any, call: str) -> None:
-    """Raise the error for options of `call` that do not fit."""
-    if trace is not None and not isinstance(trace, (bool, np.bool_)):
-        raise ArgumentError(
-            "argument trace is neither True nor False",
-            where=f"{call}({graph.name})",
-            wanted="trace: True, False, or None for the setting",
-            got=f"trace = {trace!r}",
-            fix="give one of these",
-        )
-    if not isinstance(schedule, str) or schedule not in SCHEDULES:
+def check_options(schedule: Any, trace: Any, call: str) -> None:
+    """Raise TypeError or ScheduleError for options of `call` that it does not have."""
+    expect_type(schedule, str, "schedule")
+    expect_type(trace, (bool, NoneType), "trace")
+    if schedule not in SCHEDULES:
         raise ScheduleError(
             "unknown schedule",
-            where=f"{call}({graph.name})",
+            where=call,
             wanted=" or ".join(map(repr, SCHEDULES)),
             got=repr(schedule),
             fix="choose one of these",
@@ -127,7 +128,7 @@ def check_options(graph: GraphFunction, schedule: Any, trace: Any, call: str) ->
 
 def _different_graphs(graph: GraphFunction, digests: Sequence[str]) -> WorldError:
     return WorldError(
-        f"the ranks hold different graphs {graph.name}",
+        f"the ranks have different graphs {graph.name}",
         where=f"compile({graph.name})",
         wanted="the same graph and schedule on every rank",
         got=", ".join(f"rank {r}: {d}" for r, d in enumerate(digests)),

@@ -2,6 +2,7 @@
 
 EtcDistError
  ├── ArgumentError        a call's arrays, shapes, dtypes or options do not fit
+ ├── ArgumentTypeError    an argument of a collective call has a wrong Python type
  ├── GraphError           a graph function is not a correct program
  │    ├── DeadlockError   some wait can never be met
  │    └── RaceError       two tasks touch the same bytes and nothing orders them
@@ -54,6 +55,10 @@ def _rebuild(cls: type[EtcDistError], state: dict[str, object]) -> EtcDistError:
 
 class ArgumentError(EtcDistError, ValueError):
     """A call's arrays, shapes, dtypes, options or data do not fit, on some rank."""
+
+
+class ArgumentTypeError(EtcDistError, TypeError):
+    """An argument of a collective call has a wrong Python type, on some rank."""
 
 
 class GraphError(EtcDistError):

@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, cast
+from types import TracebackType
+from typing import Any, Protocol, Self, cast
 
 from etc_dist.cache import Recent
 from etc_dist.errors import (
     ArgumentError,
+    ArgumentTypeError,
     EtcDistError,
     RangeRecord,
     WaitRecord,
     WaitTimeoutError,
     WorldError,
 )
+from etc_dist.runtime.array_checks import Expected, bind_dims, check_arrays
 from etc_dist.runtime.arrays import Array, empty_like, inspect
-from etc_dist.runtime.arrays_of_graph import bind_dims, check_arrays
 from etc_dist.runtime.faults import Record, out_of_range
 from etc_dist.runtime.run_check import Loaded, RunCheck, cannot_capture
 from etc_dist.runtime.stream import stream_for
@@ -31,14 +33,14 @@ from etc_dist.world.agreement import sign
 MOST_PROOFS = 4096
 """The proved shapes that a program remembers."""
 
-Ended = tuple[bool, list[Record]]
-"""Whether a rank's run failed, and what ended it there."""
-Room = Callable[[Mapping[str, int]], Sequence[Mapping[str, int]]]
-"""The dims that room is made for at once, if there is too little for some dims."""
+RunStatus = tuple[bool, list[Record]]
+"""Whether a rank's run failed, and the records of what ended it."""
+CapacityHint = Callable[[Mapping[str, int]], Sequence[Mapping[str, int]]]
+"""The dims to allocate memory for, once some dims need more than there is."""
 
 
 class Executor(Protocol):
-    """What a backend does for a program; `runtime/gpu.py` and `runtime/cpu`."""
+    """The interface of a backend: `runtime/gpu.py` and `runtime/cpu`."""
 
     workers: int
 
@@ -62,8 +64,8 @@ class Executor(Protocol):
 
 @dataclass
 class Bound:
-    """A call whose arrays fit the program. `signature` is equal on ranks that make the
-    same call; `launch` is what the backend made of it, at the first run."""
+    """The tensors of a call. `signature` is equal on ranks that make the same call;
+    `launch` is the backend's form of it, made at the first run."""
 
     arrays: Mapping[str, Array]
     dims: Mapping[str, int]
@@ -75,7 +77,7 @@ class Bound:
         return self.text
 
     def without_owners(self) -> Bound:
-        """The same call, keeping none of the caller's arrays alive."""
+        """The same call, without references to the caller's arrays."""
         bare = {name: replace(a, owner=None) for name, a in self.arrays.items()}
         return replace(self, arrays=bare)
 
@@ -85,6 +87,8 @@ class Program:
 
     One program serves every shape; it owns its symmetric memory, which grows with the
     largest shape seen. Collective: every rank makes the same calls in the same order.
+    A context manager that closes the program; after an exception the program stays open
+    until its world is closed.
     """
 
     def __init__(
@@ -92,7 +96,7 @@ class Program:
     ):
         self.plan, self.world, self.source = plan, world, source
         self._executor = executor
-        # The number tells this program from another one of the same graph.
+        # The number distinguishes programs of the same graph.
         self._identity = f"{number} {plan.graph.digest()}"
         self._number = number
         world.hold(self)
@@ -100,7 +104,7 @@ class Program:
         self._closed = False
         self._reported = False
         self._run_check = RunCheck(plan, world, executor.workers)
-        self.room: Room = lambda dims: (dims,)
+        self._capacity_hint: CapacityHint = lambda dims: (dims,)
 
     @property
     def backend(self) -> str:
@@ -113,11 +117,13 @@ class Program:
         return self._executor.workers
 
     def run(self, *, stream: Any = None, **arrays: Any) -> dict[str, Any]:
-        """Run on arrays by tensor name. Inputs are needed; outputs are made where they
-        are not given, if an input's library and dtype can be copied. Returns the
-        outputs by name, valid in stream order. Raises ArgumentError on every rank if
-        any rank's arrays do not fit, and if an earlier run was ended: ArgumentError if
-        the data of some rank named what is not there, else WaitTimeoutError."""
+        """Run on arrays by tensor name. All inputs are required. An output that is not
+        given is made like an input of its dtype. Returns the outputs by name, valid in
+        stream order.
+
+        Raises on every rank: ArgumentError if any rank's arrays do not fit, TypeError
+        if one is not an array. If an earlier run was ended, its error: ArgumentError
+        for indices out of range in the data of some rank, else WaitTimeoutError."""
         name = self.plan.graph.name
         with self.world.exclusive:
             try:
@@ -131,10 +137,8 @@ class Program:
             return outputs
 
     def bind(self, arrays: Mapping[str, Array], dims: Mapping[str, int]) -> Bound:
-        """Check arrays against the graph's tensors at `dims`. Local: nothing is
-        launched and no peer is asked."""
+        """A call on arrays that were checked, by tensor name. Local."""
         graph = self.plan.graph
-        check_arrays(graph, arrays, dims, self.world.rank, self.world.device)
         text = f"{graph.name}({', '.join(f'{k}={v}' for k, v in dims.items())})"
         text += f" of {', '.join(dict.fromkeys(t.dtype for t in graph.inputs()))}"
         signature = sign(f"{self._identity} {text}")
@@ -142,8 +146,8 @@ class Program:
 
     def launch(self, bound: Bound, stream: Any = None) -> None:
         """Run a bound call on CuPy's current stream, or on `stream` (a CuPy stream).
-        The caller has entered `world.exclusive` for the whole call. Where the settings
-        want it, wait for the run and check its data: RaceError, DeadlockError or
+        The caller has entered `world.exclusive` for the whole call. If the settings
+        require it, wait for the run and check its data: RaceError, DeadlockError or
         GraphError on all ranks."""
         self.check_open()
         executor = self._executor
@@ -153,7 +157,7 @@ class Program:
             if bound.launch is None or not executor.is_current(bound.launch):
                 grows = self._make_ready(bound)
                 if grows and executor.is_capturing(stream):
-                    self.world.refuse(_without_room(bound.text))
+                    self.world.refuse(cannot_capture_first_call(bound.text))
             if self._run_check.is_wanted and executor.is_capturing(stream):
                 self.world.refuse(cannot_capture(bound.text))
             self.world.match_call(bound.signature, bound.describe)
@@ -173,8 +177,8 @@ class Program:
 
     def synchronize(self) -> None:
         """Wait for the last run on every rank. If it was ended on one of them, raises
-        on all: WaitTimeoutError for a wait that was not met, ArgumentError for data
-        that named what is not there."""
+        on all: WaitTimeoutError for a wait that was not met, ArgumentError for indices
+        out of range in its data."""
         with self.world.exclusive:
             self.check_open()
             fault = self._agree_on_end()
@@ -182,8 +186,8 @@ class Program:
             raise fault
 
     def await_end(self) -> EtcDistError | None:
-        """As `synchronize`, but returns the error. On a broken world it only looks at
-        this rank's run, and returns no error twice."""
+        """As `synchronize`, but returns the error. On a broken world it only checks
+        this rank's run, and returns an error once."""
         if not self.world.broken:
             return self._agree_on_end()
         if self._executor.failed and not self._reported:
@@ -197,22 +201,16 @@ class Program:
             mine = self._executor.trace()
             return Trace.merge(cast(list[Trace], self.world.gather(mine)))
 
-    def symmetric(self, name: str) -> Any:
-        """This rank's bytes (uint8) of a symmetric tensor, as laid out for the last
-        run: to poison or to look at."""
-        self.check_open()
-        return self._executor.symmetric(name)
-
     def show(self, **dims: int) -> str:
-        """Graph and plan as stable text, and what is not proved; with dims, the numbers
-        at that shape."""
+        """Graph and plan as stable text, and the parts that are not proved; with dims,
+        the numbers at that shape."""
         workers = self.workers if dims else None
         plan = self.plan.show(workers, **dims)
         return self.plan.graph.show() + plan + self._run_check.show()
 
     def close(self) -> None:
-        """Free the program's memory; collective, idempotent. Then raises what ended the
-        last run, as `synchronize` does."""
+        """Free the program's memory; collective, idempotent. Then raises the error of
+        the last run, as `synchronize` does."""
         if self._closed:
             return
         with self.world.exclusive:
@@ -223,6 +221,18 @@ class Program:
                 self.world.release(self)
         if fault is not None:
             raise fault
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
 
     def _bind_all(self, arrays: Mapping[str, Any]) -> tuple[Bound, dict[str, Any]]:
         graph = self.plan.graph
@@ -239,33 +249,50 @@ class Program:
             )
         seen = {name: inspect(name, value) for name, value in arrays.items()}
         dims = bind_dims(graph, seen)
-        env = graph.environment(dims, self.world.rank)
+        expected = self._expected(dims)
         outputs: dict[str, Any] = {}
         for tensor in graph.outputs():
-            if tensor.name not in arrays:
+            name = tensor.name
+            if name not in arrays:
                 like = next((a for a in seen.values() if a.dtype == tensor.dtype), None)
                 if like is None:
-                    place = self.world.rank, self.world.device
-                    check_arrays(graph, seen, dims, *place, outputs=False)
-                    raise ArgumentError(
-                        f"output {tensor.name} cannot be made",
-                        where=graph.name,
-                        wanted=f"an input of dtype {tensor.dtype} to follow",
-                        got="none",
-                        fix=f"pass {tensor.name}=",
-                    )
-                shape = tuple(int(s.evaluate(env)) for s in tensor.shape)
-                outputs[tensor.name] = empty_like(like, shape)
-                seen[tensor.name] = inspect(tensor.name, outputs[tensor.name])
+                    self._check(expected, seen, outputs=False)
+                    raise _cannot_make_output(graph.name, name, tensor.dtype)
+                outputs[name] = empty_like(like.owner, expected[name].shape)
+                seen[name] = inspect(name, outputs[name])
             else:
-                outputs[tensor.name] = arrays[tensor.name]
+                outputs[name] = arrays[name]
+        self._check(expected, seen)
         return self.bind(seen, dims), outputs
 
-    def _make_ready(self, bound: Bound) -> bool:
-        """Prove and prepare a call; True if the program has to grow for it.
+    def _expected(self, dims: Mapping[str, int]) -> dict[str, Expected]:
+        """The arrays of a call at `dims`, by name."""
+        graph = self.plan.graph
+        env = graph.environment(dims, self.world.rank)
+        expected = {}
+        for tensor in (*graph.inputs(), *graph.outputs()):
+            shape = tuple(int(extent.evaluate(env)) for extent in tensor.shape)
+            written = tensor.kind == "output"
+            expected[tensor.name] = Expected(tensor.name, shape, tensor.dtype, written)
+        return expected
 
-        Local and before the ranks meet: what fails or is slow on one rank finds no peer
-        already running, and ranks need not all have forgotten the call."""
+    def _check(
+        self,
+        expected: Mapping[str, Expected],
+        arrays: Mapping[str, Array],
+        *,
+        outputs: bool = True,
+    ) -> None:
+        checked = [e for e in expected.values() if outputs or not e.written]
+        device, may_be_empty = self.world.device, self.backend == "cpu"
+        name = self.plan.graph.name
+        check_arrays(name, checked, arrays, device, may_be_empty=may_be_empty)
+
+    def _make_ready(self, bound: Bound) -> bool:
+        """Prove and prepare a call; True if the program needs more memory for it.
+
+        Local, and before the ranks agree on the call: no peer has started to run while
+        this fails or is slow on one rank."""
         try:
             self._prove(bound.dims)
             grows = self._executor.needs_memory(bound.dims)
@@ -276,13 +303,13 @@ class Program:
         return grows
 
     def _grow(self, bound: Bound) -> None:
-        """Make room for a call, on all ranks: their memory has always the same size."""
+        """Allocate memory for a call, of the same size on all ranks."""
 
         def prepare() -> None:
             bound.launch = self._executor.prepare(bound.arrays, bound.dims)
 
         self.synchronize()  # growing would hide that an earlier run failed
-        self._executor.grow(*self.room(bound.dims))
+        self._executor.grow(*self._capacity_hint(bound.dims))
         self.world.agree_done(prepare)
 
     def _prove(self, dims: Mapping[str, int]) -> None:
@@ -293,11 +320,11 @@ class Program:
 
     def _refuse_after_failure(self) -> None:
         if self._executor.failed:
-            # NOTE: peers, too, know by this class that they have to recover.
+            # NOTE: peers recover as well when they get an error of this class.
             self.world.refuse(self._timeout(self._executor.records()))
 
     def _agree_on_end(self) -> EtcDistError | None:
-        """Wait for the last run on every rank; what ended it, the same on all ranks."""
+        """Wait for the last run on every rank; returns its error, alike on all."""
         text = f"the end of the last run of {self.plan.graph.name}"
         self._executor.synchronize()
         try:
@@ -313,8 +340,8 @@ class Program:
         return None
 
     def _end_of_run(self, error: EtcDistError) -> EtcDistError:
-        """What to raise for an error of a meeting: the end of the last run, if that was
-        ended, as it came first; all ranks then recover."""
+        """What to raise for an error of an agreement: that of the last run if it was
+        ended, since it came first; all ranks then recover."""
         if isinstance(error, WaitTimeoutError) and not self.world.broken:
             return self._recover()
         if self._executor.failed:
@@ -328,8 +355,8 @@ class Program:
     ) -> ArgumentError | WaitTimeoutError:
         self._reported = True
         # Data out of range on one rank is why others wait in vain.
-        strayed = [r for r in records if isinstance(r, RangeRecord)]
-        return out_of_range(strayed) if strayed else self._timeout(records, silent)
+        outside = [r for r in records if isinstance(r, RangeRecord)]
+        return out_of_range(outside) if outside else self._timeout(records, silent)
 
     def _timeout(
         self, records: list[Record], silent: Sequence[int] = ()
@@ -348,10 +375,11 @@ class Program:
         )
 
     def _recover(self) -> EtcDistError:
-        """All ranks: exchange the records, clear the counters; what ended the run."""
+        """All ranks: exchange the records and clear the counters. Returns the error of
+        the run."""
         failed = self._executor.failed
-        own: Ended = (failed, self._executor.records() if failed else [])
-        ends = cast("list[Ended | None]", self.world.gather(own))
+        own: RunStatus = (failed, self._executor.records() if failed else [])
+        ends = cast("list[RunStatus | None]", self.world.gather(own))
         self._executor.finish()
         records = [record for end in ends if end for record in end[1]]
         silent = [rank for rank, end in enumerate(ends) if end is None]
@@ -373,26 +401,50 @@ class Program:
             )
 
 
+def set_capacity_hint(program: Program, hint: CapacityHint) -> None:
+    """Internal, for layers: allocate memory for `hint(dims)` at once."""
+    program._capacity_hint = hint
+
+
+def symmetric_bytes(program: Program, name: str) -> Any:
+    """Internal, for tests and benchmarks: this rank's bytes (uint8) of a symmetric
+    tensor, as laid out for the last run."""
+    program.check_open()
+    return program._executor.symmetric(name)
+
+
 def as_refusal(error: Exception, what: str) -> EtcDistError:
-    """The error to refuse a call with: foreign ones are put into four parts."""
+    """The error that all ranks raise for `error` on one of them: with four parts, and
+    a TypeError if it is one."""
     if isinstance(error, EtcDistError):
         return error
-    refusal = ArgumentError(
+    kind = ArgumentTypeError if isinstance(error, TypeError) else ArgumentError
+    refusal = kind(
         f"{what} cannot be used",
         where="before the launch, on the rank that is named",
-        wanted="no error while a call is made ready",
+        wanted="arguments of the documented types and values",
         got=f"{type(error).__name__}: {error}",
-        fix="mend what that error names; nothing was launched on any rank",
+        fix="correct the error above; nothing was launched on any rank",
     )
     refusal.__cause__ = error
     return refusal
 
 
-def _without_room(text: str) -> WorldError:
+def cannot_capture_first_call(call: str) -> WorldError:
     return WorldError(
-        "a program cannot be captured before it has room for the call",
-        where=text,
+        "a program cannot be captured before it has memory for the call",
+        where=call,
         wanted="a call of this size, or a larger one, before capturing",
         got="none; layers have programs of their own for some sizes",
         fix="make the call once, then capture it",
+    )
+
+
+def _cannot_make_output(graph: str, name: str, dtype: str) -> ArgumentError:
+    return ArgumentError(
+        f"output {name} cannot be made",
+        where=graph,
+        wanted=f"an input of dtype {dtype}, whose library is used",
+        got="none",
+        fix=f"pass {name}=",
     )

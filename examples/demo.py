@@ -23,6 +23,7 @@ import ml_dtypes
 import numpy as np
 
 import etc_dist
+from etc_dist.ops.operation import with_sizes
 from etc_dist.verify.verify import verify
 
 BF16 = ml_dtypes.bfloat16
@@ -174,8 +175,8 @@ def matmul_reduce_scatter_case(world: etc_dist.World, on: Any) -> Case:
         on.reduce_scatter(partial, y)
 
     def make(**more: Any) -> Any:
-        options = {"tile_size": on.tile_size, "piece": on.piece}
-        return etc_dist.MatmulReduceScatter(world=world, options=options, **more)
+        sizes = {"tile_size": on.tile_size, "piece": on.piece}
+        return with_sizes(etc_dist.MatmulReduceScatter, **sizes)(world=world, **more)
 
     own = (xs[world.rank], ws[world.rank])
     see = "tiles are sent and summed (orange, red) while GEMM tiles (blue) still run"
@@ -202,8 +203,8 @@ def all_gather_matmul_case(world: etc_dist.World, on: Any) -> Case:
         on.matmul(gathered, w, y)
 
     def make(**more: Any) -> Any:
-        options = {"tile_size": on.tile_size}
-        return etc_dist.AllGatherMatmul(world=world, options=options, **more)
+        sizes = {"tile_size": on.tile_size}
+        return with_sizes(etc_dist.AllGatherMatmul, **sizes)(world=world, **more)
 
     own = (xs[world.rank], weights)
     see = (
@@ -247,10 +248,10 @@ def run(case: Case, world: etc_dist.World, on: Any, output: Path) -> Result:
     op = case.make()
     m, n, k = case.shape
     dims = {"rows": m // world.size, "n": n, "k": k}
-    # The program does the same by itself; here for the numbers.
-    proof = world.rank == 0 and verify(op.program.plan, dims, op.program.workers)
     y = op(case.x, case.w)
     again = op(case.x, case.w)
+    # The program does the same by itself; here for the numbers.
+    proof = world.rank == 0 and verify(op.program.plan, dims, op.program.workers)
     op.synchronize()
     off, size = (
         sum(world.gather(float((v * v).sum())))

@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 
 import etc_dist
-from etc_dist.layers.mlp import MLP
+from etc_dist import MLP
 
 COMPARED = 4
 """Rows of each rank that are compared."""

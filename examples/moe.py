@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 
 import etc_dist
-from etc_dist.layers.moe import MoE
+from etc_dist import MoE
 
 COMPARED = 8
 """Tokens that are compared."""

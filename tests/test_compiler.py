@@ -110,7 +110,8 @@ def test_the_plan_tells_which_schedule_it_has(schedule, world):
 BAD_ALONE: dict[str, Callable[[World], object]] = {
     "world size": lambda w: etc_dist.compile(ring(w.size + 1), w),
     "schedule": lambda w: etc_dist.compile(ring(w.size), w, schedule="greedy"),
-    "dtype": lambda w: etc_dist.AllGatherMatmul(world=w, dtype="float32"),
+    "graph": lambda w: etc_dist.compile("ring", w),
+    "trace": lambda w: etc_dist.AllGatherMatmul(world=w, trace="yes"),
 }
 
 
@@ -120,13 +121,14 @@ def test_what_one_rank_alone_cannot_compile_is_refused_on_all(what, brief):
     def compile() -> object:
         if brief.rank == 1:
             return BAD_ALONE[what](brief)
-        if what == "dtype":
+        if what == "trace":
             return etc_dist.AllGatherMatmul(world=brief)
         return etc_dist.compile(ring(brief.size), brief)
 
     began = time.monotonic()
-    with pytest.raises(EtcDistError, match=r"'greedy'|world_size=|'float32'"):
+    with pytest.raises(EtcDistError, match=r"'greedy'|world_size=|got str") as caught:
         compile()
     assert time.monotonic() - began < 1
+    assert isinstance(caught.value, TypeError) == (what in ("graph", "trace"))
     assert not brief.broken
     etc_dist.compile(ring(brief.size), brief).close()

@@ -251,6 +251,30 @@ def test_ranks_with_different_shapes_are_refused(program, inputs, arrays, world)
     assert fits(program, inputs(), arrays)
 
 
+def test_what_is_not_an_array_is_a_type_error_on_all_ranks(
+    program, inputs, arrays, world
+):
+    given = inputs()
+    if world.rank == world.size - 1:
+        given["count"] = [1, 1, 1, 1]
+    words = rf"where: +(rank {world.size - 1}|before)[^$]*count expects .*, got list"
+    with pytest.raises(TypeError, match=words):
+        program.run(**given)
+    assert fits(program, inputs(), arrays)
+
+
+def test_a_context_manager_closes_a_program_unless_it_is_left_by_an_error(
+    compiled, inputs
+):
+    with pytest.raises(KeyError), compiled() as program:
+        raise KeyError
+    program.run(**inputs())
+    with program:
+        program.run(**inputs())
+    with pytest.raises(WorldError, match="the program is closed"):
+        program.synchronize()
+
+
 def test_a_closed_program_says_so(program, inputs, arrays):
     assert fits(program, inputs(), arrays)
     program.close()

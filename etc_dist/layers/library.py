@@ -1,4 +1,4 @@
-"""Every program the library offers ready-made, for building ahead of time."""
+"""Every program of the library, for building ahead of time."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from etc_dist.layers.mlp_packed_rows import mlp_packed_rows_graph
 from etc_dist.layers.moe_few_tokens import moe_few_tokens_graph
 from etc_dist.layers.moe_graph import PARALLEL, moe_graph
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
+from etc_dist.ops.argument_table import DTYPES
 from etc_dist.ops.float_partials import float_partials_graph
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
-from etc_dist.ops.product import DTYPES, W_LAYOUTS
 from etc_dist.schedule import Plan, schedule_dynamic, schedule_static
 
+W_LAYOUTS = ("nk", "kn")
 WORLD_SIZES = (1, 2, 3, 4, 5, 6, 7, 8)
 MIXTURES: Mapping[str, tuple[int, int]] = {
     "qwen3-30b-a3b": (128, 8),
     "mixtral-8x7b": (8, 2),
 }
-"""Experts, and how many of them a token picks."""
+"""The number of experts, and the experts of a token."""
 
 
 def library_programs() -> Iterator[tuple[str, Plan]]:
@@ -33,8 +34,8 @@ def library_programs() -> Iterator[tuple[str, Plan]]:
 
 
 def _graphs() -> Iterator[tuple[str, GraphFunction]]:
-    """World sizes that are no power of two are built for one kind each: they differ by
-    a constant only."""
+    """World sizes that are not a power of two are built for one dtype and layout each:
+    the programs differ in a constant only."""
     for make in (matmul_reduce_scatter_graph, all_gather_matmul_graph):
         for world_size in WORLD_SIZES:
             power = world_size & (world_size - 1) == 0
@@ -64,7 +65,7 @@ def _graphs() -> Iterator[tuple[str, GraphFunction]]:
 
 
 def _dynamic_graphs() -> Iterator[tuple[str, GraphFunction]]:
-    """A few of all: on one rank and on several, with and without loads."""
+    """Examples: on one rank and on several, with and without loads."""
     for world_size in (1, 4):
         yield f"mlp_graph {world_size}", mlp_graph(world_size)
     for make in (mlp_few_rows_graph, mlp_packed_rows_graph):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-from etc_dist.errors import ArgumentError
+from etc_dist.compiler import world_or_current
+from etc_dist.errors import ArgumentError, expect_type
 from etc_dist.functions.matmul import TILE, matmul_gated, matmul_send
 from etc_dist.functions.push_rows import PACKET_BYTES
 from etc_dist.functions.sum_slots import PIECE_COLUMNS, PIECE_ROWS
@@ -18,18 +18,21 @@ from etc_dist.layers.mlp_packed_rows import (
 )
 from etc_dist.layers.mlp_steps import add_tensors
 from etc_dist.ops.all_gather_matmul import ROW_GROUP, push_packets
-from etc_dist.ops.arguments import refuse_unknown, truth, whole_number
+from etc_dist.ops.argument_table import ArgumentTable
 from etc_dist.ops.matmul_reduce_scatter import add_sum_slots
-from etc_dist.ops.operation import Fitted, Operation, shapes_up_to
+from etc_dist.ops.operation import (
+    Candidate,
+    Operation,
+    expect_range,
+    refusing,
+    shapes_up_to,
+)
 from etc_dist.ops.order import grouped_rows, rotated_owners, shards_in_turn
-from etc_dist.ops.product import DTYPES
-from etc_dist.program import Program, as_refusal
-from etc_dist.runtime.arrays import Array, described, dtype_of, inspect, place_on
-from etc_dist.world import World, given_world
+from etc_dist.world import World
 
 COLUMN_GROUP = 16
-"""Columns of output tiles that all owners get before the next ones: with fewer, the
-down projection begins on rows whose activations are only just being made."""
+"""Columns of output tiles that are sent to all owners before the next ones: with fewer,
+the down projection starts on rows whose activations are not complete yet."""
 
 
 @graph_function
@@ -43,7 +46,7 @@ def mlp_graph(
 ) -> None:
     """x [rows, hidden] on each rank -> y [rows, hidden], the same rows.
 
-    gate, up [inner, hidden] and down [hidden, inner] are a rank's share of the weights,
+    gate, up [inner, hidden] and down [hidden, inner] are a rank's shard of the weights,
     split along the inner width. All ranks' rows are gathered, multiplied by gate and up
     into activations, and these by down; the partial sums go to the rows' owners. A tile
     of the down projection starts when its rows' activations are complete on its rank.
@@ -54,7 +57,7 @@ def mlp_graph(
             where="mlp_graph",
             wanted="tile_size: an even number",
             got=f"tile_size = {tile_size}",
-            fix="leave it out, or choose such a number",
+            fix="choose an even number",
         )
     x, y, (gate, up), down = add_tensors(g, dtype)
     (rows, hidden), (_, inner) = x.shape, down.shape
@@ -111,21 +114,22 @@ def mlp_graph(
 class MLP(Operation):
     """y = (silu(x @ gate.T) * (x @ up.T)) @ down.T over all ranks, one kernel a rank.
 
-    gate, up [I / world_size, H] and down [H, I / world_size]: this rank's share of the
+    gate, up [I / world_size, H] and down [H, I / world_size]: this rank's shard of the
     weights, kept by reference; mlp(x, out=None, stream=None): x [M / world_size, H] ->
-    [M / world_size, H], each rank its own rows (sequence-parallel in and out). bf16 or
-    fp16; products accumulate in fp32, the activations are rounded once to the dtype,
-    the ranks' partial sums are rounded to the dtype as they travel (not those of
-    few_rows) and added in fp32 in rank order: the same bits on every run.
-    M up to few_rows (at most 128; 0 for none) goes through a program of its own, in
-    which all workers read the weights; so do, if `packed`, rows that fill fewer tiles
-    of 256 together than each rank's apart, by more than a quarter. `options` are sizes
-    of the program for all others.
-    On GPUs H and I / world_size are multiples of 8. Arrays and errors as in
-    MatmulReduceScatter. Making one is collective.
-    """
+    [M / world_size, H], each rank its own rows (sequence-parallel in and out). The
+    dtype is that of the weights, bfloat16 or float16. GEMMs accumulate in fp32, the
+    activations are rounded once to the dtype. The ranks' partial sums are rounded to
+    the dtype before they are sent (in fp32 up to few_rows) and added in fp32 in rank
+    order: the same bits on every run.
 
-    names = ("x", "gate", "up", "down")
+    Up to few_rows rows of all ranks (at most 128; 0 for none) use a program in which
+    all workers read the weights. If `packed`, so do rows that fill at least a quarter
+    fewer tiles of 256 together than those of each rank do separately. The programs are
+    compiled when the layer is made.
+
+    On GPUs H and I / world_size are multiples of 8. Arrays and errors as for
+    `MatmulReduceScatter`. Making one is collective.
+    """
 
     def __init__(
         self,
@@ -138,74 +142,60 @@ class MLP(Operation):
         trace: bool | None = None,
         few_rows: int = FEW_ROWS,
         packed: bool = True,
-        options: Mapping[str, Any] | None = None,
     ):
-        world = given_world(world)
-        dtype = dtype_of(gate)
-        refuse_unknown(world, "MLP", dtype=(dtype, DTYPES))
-        self.world, self.dtype, self.weights = world, dtype, (gate, up, down)
-        try:
-            named = zip(self.names[1:], self.weights, strict=True)
-            self._check_weights([inspect(*weight) for weight in named])
-            self._few_rows = min(whole_number("few_rows", few_rows), FEW_ROWS)
-            packed = truth("packed", packed)
-        except Exception as error:
-            world.refuse(as_refusal(error, "the arguments of MLP"))
-        own = {"dtype": dtype}
-        others = {"few_rows": self._few_rows, "packed": packed}
-        super().__init__(mlp_graph, own, world, schedule, trace, options, others)
-        self._many = self.program
-        self._packed: Program | None = None
-        self._few: Program | None = None
-        most = most_packed(world.size)
-        if packed and most > 0:
-            self._packed = self._compile(mlp_packed_rows_graph, own, schedule, trace)
-            self._packed.room = lambda dims: [{**dims, "rows": most}]
-        if self._few_rows > 0:
-            self._few = self._compile(mlp_few_rows_graph, own, schedule, trace)
-            self._few.room = shapes_up_to("rows", self._few_rows // world.size)
+        world = world_or_current(world)
+        self.weights = gate, up, down
+        table = ArgumentTable(
+            "MLP",
+            world,
+            [
+                "x [rows, hidden]",
+                "gate [inner, hidden]",
+                "up [inner, hidden]",
+                "down [hidden, inner]",
+            ],
+            "out [rows, hidden]",
+        )
+        with refusing(world, "the arguments of MLP"):
+            known = table.hold(self.weights)
+            few_rows = min(expect_range(few_rows, 0, None, "few_rows"), FEW_ROWS)
+            expect_type(packed, bool, "packed")
+        self.dtype = known.dtype
+        candidates = _candidates(world.size, few_rows, packed)
+        candidates.append(Candidate(mlp_graph, self.sizes))
+        super().__init__(
+            table,
+            candidates,
+            world,
+            schedule=schedule,
+            trace=trace,
+            options={"dtype": known.dtype, "few_rows": few_rows, "packed": packed},
+            held=self.weights,
+            known=known,
+        )
 
     def __call__(self, x: Any, out: Any = None, *, stream: Any = None) -> Any:
-        return self._call((x, *self.weights), out, stream)
+        return self._call((x,), out, stream)
 
-    def _program_for(self, dims: Mapping[str, int]) -> Program:
-        world, rows = self.world.size, dims["rows"]
-        if self._few is not None and world * rows <= self._few_rows:
-            return self._few
-        if self._packed is not None and are_packed(world, rows):
-            return self._packed
-        return self._many
 
-    def _output_shape(self, *shapes: Sequence[int]) -> tuple[int, ...]:
-        return tuple(shapes[0])
-
-    def _check(self, inputs: Sequence[Array]) -> None:
-        x, gate, up, down = inputs
-        self._check_weights([gate, up, down])
-        fits = len(x.shape) == 2 and x.shape[1] == gate.shape[1]
-        if not fits or x.dtype != gate.dtype:
-            raise self.misfit(
-                "x [M, H], gate [I, H], up [I, H], down [H, I], of one dtype",
-                described(*inputs),
+def _candidates(world_size: int, few_rows: int, packed: bool) -> list[Candidate]:
+    """The programs for some numbers of rows."""
+    candidates = []
+    if few_rows > 0:
+        candidates.append(
+            Candidate(
+                mlp_few_rows_graph,
+                serves=lambda dims: world_size * dims["rows"] <= few_rows,
+                capacity=shapes_up_to("rows", few_rows // world_size),
             )
-
-    def _check_weights(self, weights: Sequence[Array]) -> None:
-        gate, up, down = weights
-        shape = gate.shape
-        fits = len(shape) == 2 and up.shape == shape and down.shape == shape[::-1]
-        fits = fits and len({weight.dtype for weight in weights}) == 1
-        device = self.world.device
-        fits = fits and 0 not in shape and all(w.lies_on(device) for w in weights)
-        wanted = "gate [I, H], up [I, H], down [H, I], of one dtype, not empty, "
-        wanted += place_on(device)
-        if self.world.backend == "cuda":
-            fits = fits and not any(n % 8 for n in shape)
-            wanted += ", I and H multiples of 8"
-        if not fits:
-            raise self.misfit(wanted, described(*weights))
-
-    def _tensors(self, inputs: Sequence[Array], y: Array) -> Fitted:
-        x, gate, up, down = inputs
-        inner, hidden = gate.shape
-        dims = {"rows": x.shape[0], "hidden": hidden, "inner": inner}
-        return {"x": x, "gate": gate, "up": up, "down": down, "y": y}, dims
+        )
+    most = most_packed(world_size)
+    if packed and most > 0:
+        candidates.append(
+            Candidate(
+                mlp_packed_rows_graph,
+                serves=lambda dims: are_packed(world_size, dims["rows"]),
+                capacity=lambda dims: [{**dims, "rows": most}],
+            )
+        )
+    return candidates

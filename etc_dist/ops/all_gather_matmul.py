@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
+from etc_dist.compiler import world_or_current
 from etc_dist.functions.matmul import TILE, matmul_store
 from etc_dist.functions.push_rows import PACKET_BYTES, push_rows
 from etc_dist.ir import (
@@ -18,17 +19,17 @@ from etc_dist.ir import (
     span,
     tile,
 )
-from etc_dist.ops.operation import Fitted
+from etc_dist.ops.argument_table import ArgumentTable
+from etc_dist.ops.operation import Candidate, Operation
 from etc_dist.ops.order import grouped_rows, shards_in_turn
-from etc_dist.ops.product import ProductOperation
-from etc_dist.runtime.arrays import Array
+from etc_dist.world import World
 
 ROW_GROUP = 8
-"""Row blocks whose tiles are taken together, for reuse in L2."""
+"""Row blocks whose tiles run together, for reuse in L2."""
 PUSH_BYTES_PER_NS = 250
-"""The fastest push: above it, stores crowd out the tensor lane's own loads."""
+"""The limit of the push rate: faster stores delay the loads of the tensor lane."""
 NEED_FLOPS_PER_NS = 740_000
-"""A rank's matmul rate, from which follows how fast it needs its peers' rows."""
+"""A rank's matmul rate, which determines how fast it needs its peers' rows."""
 PUSH_LEAD = 2.2
 """The push runs this much faster than the rows are needed: measured best."""
 
@@ -44,9 +45,9 @@ def all_gather_matmul_graph(
 ) -> None:
     """x [rows, k] on each rank, w [n, k] or [k, n] -> y [world, rows, n].
 
-    Every rank pushes its rows to all peers in packets, paced, first to the peer that
-    needs them first, while its tensor lane multiplies its own rows, then those of the
-    next rank, and so on, each row block as soon as all its packets have come."""
+    Every rank pushes its rows to all peers in packets, at a limited rate, first to the
+    peer that needs them first. Meanwhile its tensor lane multiplies its own rows, then
+    those of the next rank, and so on: each row block once all its packets are there."""
     rows, n, k = g.dims("rows n k")
     world, size = g.world_size, tile_size
     blocks = g.let("blocks", ceildiv(rows, size))
@@ -88,9 +89,9 @@ def push_packets(
 ) -> tuple[Tensor, EventTensor]:
     """Add the gathering of x [rows, k]: every rank pushes its rows to all peers.
 
-    Returns the gathered rows [world, rows, k] and their events [world, blocks], met
-    when all packets of a block of `size` rows have come; one's own rows stay in x. The
-    pace follows from the n columns that the rows will be multiplied with."""
+    Returns the gathered rows [world, rows, k] and their events [world, blocks], each
+    complete when all packets of a block of `size` rows have arrived. The rank's own
+    rows stay in x. The pace follows from n, the columns of the GEMM that follows."""
     world, (rows, k) = g.world_size, x.shape
     row_bytes = k * x.itemsize
     packet_rows = g.let(
@@ -119,23 +120,39 @@ def push_packets(
     return gathered, arrived
 
 
-class AllGatherMatmul(ProductOperation):
+class AllGatherMatmul(Operation):
     """AllGather + GEMM as a reusable object.
 
-    op(x, w, out=None, stream=None): x [M / world_size, K] and w [N, K] (or [K, N]) on
-    every rank; returns out [M, N]: the rows of all ranks, in rank order, times this
-    rank's w.T. On GPUs K and N are multiples of 8. Arrays and errors as in
-    MatmulReduceScatter.
+    op(x, w, out=None, stream=None): x [M / world_size, K] and w [N, K] on every rank;
+    returns out [M, N]: the rows of all ranks, in rank order, times this rank's w.T. w
+    may be a transposed view. On GPUs K and N are multiples of 8. Arrays, dtypes,
+    options and errors as for `MatmulReduceScatter`.
     """
 
-    graph_function = staticmethod(all_gather_matmul_graph)
+    def __init__(
+        self,
+        *,
+        world: World | None = None,
+        schedule: str = "static",
+        trace: bool | None = None,
+    ):
+        world = world_or_current(world)
+        table = ArgumentTable(
+            type(self).__name__,
+            world,
+            ["x [rows, k]", "w [n, k]"],
+            "out [ranks * rows, n]",
+            transposable="w",
+        )
+        super().__init__(
+            table,
+            [Candidate(all_gather_matmul_graph, self.sizes)],
+            world,
+            schedule=schedule,
+            trace=trace,
+            options={},
+            transposes=True,
+        )
 
-    def _output_shape(self, *shapes: Sequence[int]) -> tuple[int, ...]:
-        x, w = shapes
-        return x[0] * self.world.size, self._columns(w)
-
-    def _tensors(self, inputs: Sequence[Array], y: Array) -> Fitted:
-        x, w = inputs
-        (rows, k), n = x.shape, self._columns(w.shape)
-        stacked = y.reshape((self.world.size, rows, n))
-        return {"x": x, "w": w, "y": stacked}, {"rows": rows, "n": n, "k": k}
+    def __call__(self, x: Any, w: Any, out: Any = None, *, stream: Any = None) -> Any:
+        return self._call((x, w), out, stream)

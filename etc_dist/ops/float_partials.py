@@ -16,7 +16,6 @@ def float_partials_graph(
     g: Graph,
     *,
     dtype: str = "bfloat16",
-    w_layout: str = "nk",
     tile_size: int = TILE,
     piece: tuple[int, int] = (PIECE_ROWS, PIECE_COLUMNS),
 ) -> None:
@@ -26,13 +25,13 @@ def float_partials_graph(
     rank that owns it piece by piece; the owner adds the ranks' in rank order. Twice the
     bytes of `matmul_reduce_scatter_graph` travel."""
     (piece_rows, piece_columns), size, wide = piece, tile_size, 2 * tile_size
-    if w_layout != "nk" or size % piece_rows or wide % piece_columns:
+    if size % piece_rows or wide % piece_columns:
         raise ArgumentError(
-            "partial sums cannot be kept in float32",
+            "tiles cannot be split into pieces",
             where=g.name,
-            wanted="w_layout = 'nk', and tile_size a multiple of both numbers of piece",
-            got=f"w_layout = {w_layout!r}, tile_size = {size}, piece = {tuple(piece)}",
-            fix="store w as [N, K], and leave the sizes out, or leave out partials",
+            wanted="tile_size: a multiple of both numbers of piece",
+            got=f"tile_size = {size}, piece = {tuple(piece)}",
+            fix="choose both sizes",
         )
     rows, n, k = g.dims("rows n k")
     world = g.world_size
@@ -41,7 +40,7 @@ def float_partials_graph(
     x = g.input("x", (world * rows, k), dtype)
     w = g.input("w", (n, k), dtype)
     y = g.output("y", (rows, n), dtype)
-    product = g.local("product", (world, rows, n), "float32")
+    partials = g.local("partials", (world, rows, n), "float32")
     slots = g.symmetric("slots", (world, rows, n), "float32")
     down, across = size // piece_rows, wide // piece_columns
     pieces = down * across
@@ -56,7 +55,7 @@ def float_partials_graph(
         grouped_float(dtype),
         grid,
         reads=[x[span(d * rows + i * size, height), :], w[tile(j, wide), :]],
-        writes=[product[d, span(i * size, height), tile(j, wide)]],
+        writes=[partials[d, span(i * size, height), tile(j, wide)]],
         notifies=[produced[d, i, j]],
         order=lambda t: rotated_owners(t, world, blocks, columns, 1),
     )
@@ -69,7 +68,7 @@ def float_partials_graph(
         add_partials("float32"),
         grid,
         name="send_piece",
-        reads=[product[span(d, 1), *of_piece]],
+        reads=[partials[span(d, 1), *of_piece]],
         writes=[slots.on(d)[g.rank, *of_piece]],
         waits=[produced[d, i, j]],
         notifies=[ready.on(d)[i, j]],

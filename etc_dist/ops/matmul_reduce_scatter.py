@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from types import NoneType
 from typing import Any
 
-from etc_dist.errors import ArgumentError
+from etc_dist.compiler import world_or_current
+from etc_dist.errors import ArgumentError, expect_type
 from etc_dist.functions.matmul import TILE, matmul_send
 from etc_dist.functions.sum_slots import PIECE_COLUMNS, PIECE_ROWS, sum_slots
 from etc_dist.ir import (
@@ -18,16 +19,14 @@ from etc_dist.ir import (
     tile,
 )
 from etc_dist.ir.expr import Const
-from etc_dist.ops.arguments import refuse_unknown
+from etc_dist.ops.argument_table import ArgumentTable
 from etc_dist.ops.float_partials import float_partials_graph
-from etc_dist.ops.operation import Fitted
+from etc_dist.ops.operation import Candidate, Operation, refusing
 from etc_dist.ops.order import rotated_owners
-from etc_dist.ops.product import ProductOperation
-from etc_dist.runtime.arrays import Array
-from etc_dist.world import World, given_world
+from etc_dist.world import World
 
 COLUMN_GROUP = 1
-"""Columns of tiles that all owners get before the next ones: measured best."""
+"""Columns of tiles that are sent to all owners before the next ones: measured best."""
 
 
 @graph_function
@@ -42,9 +41,9 @@ def matmul_reduce_scatter_graph(
     """x [world, rows, k], w [n, k] or [k, n] -> y [rows, n] on each rank.
 
     Every rank computes its partial sum of all rows, tile by tile, and pushes each tile
-    into a slot of the rank that owns it; the owner adds the slots in rank order. The
-    tile size and the piece of a tile that one task sums are fixed on the GPU and free
-    on the CPU backend."""
+    into a slot of the rank that owns it; the owner adds the slots in rank order. On the
+    CPU backend tile_size and piece, the part of a tile that one task sums, may have
+    other values."""
     rows, n, k = g.dims("rows n k")
     world, size = g.world_size, tile_size
     blocks = g.let("blocks", ceildiv(rows, size))
@@ -75,17 +74,17 @@ def add_sum_slots(
     g: Graph, slots: Tensor, ready: EventTensor, y: Tensor, piece: tuple[int, int]
 ) -> None:
     """Add the reduction: y [rows, n] = the sum of slots [world, blocks, columns, size,
-    size] over ranks, piece by piece, each as soon as its tile is ready from all."""
+    size] over ranks. A piece is summed once its tile has come from all ranks."""
     _, blocks, columns, extent, _ = slots.shape
     assert isinstance(extent, Const)  # tiles have a fixed size
     size, (piece_rows, piece_columns) = extent.value, piece
     if size % piece_rows or size % piece_columns:
         raise ArgumentError(
-            "tiles cannot be cut into pieces",
+            "tiles cannot be split into pieces",
             where=g.name,
             wanted="tile_size: a multiple of both numbers of piece",
             got=f"tile_size = {size}, piece = {tuple(piece)}",
-            fix="give both, tile_size and piece, as options",
+            fix="choose both sizes",
         )
     down, across = size // piece_rows, size // piece_columns
     pieces = down * across
@@ -110,63 +109,69 @@ def add_sum_slots(
     )
 
 
-class MatmulReduceScatter(ProductOperation):
+class MatmulReduceScatter(Operation):
     """GEMM + Reduce-Scatter as a reusable object.
 
-    op(x, w, out=None, stream=None): x [M, K] and w [N, K] (or [K, N]) on every rank,
-    each rank with its own values; returns out [M / world_size, N]: rows [rank * M /
-    world_size, ...) of the sum over ranks of x @ w.T, added in fp32 in rank order
-    (the same bits on every run). Each rank's partial sum is rounded to the dtype before
-    it travels; in float16 it must be within +-65504. partials="float32" keeps partial
-    sums in fp32: twice the bytes travel, and w must be [N, K]. M is a multiple of the
-    world size; on GPUs K and N are multiples of 8. Arrays: NumPy on the CPU backend;
-    CuPy, torch, DLPack or `__cuda_array_interface__` on GPUs, contiguous, not copied.
-    Raises ArgumentError on every rank if any rank's arguments do not fit or the ranks'
-    shapes differ.
-    """
+    op(x, w, out=None, stream=None): x [M, K] and w [N, K] on every rank, each rank with
+    its own values; returns out [M / world_size, N]: rows [rank * M / world_size, ...)
+    of the sum over ranks of x @ w.T. w may be a transposed view, w.T of a contiguous
+    [K, N] array. M is a multiple of the world size; on GPUs K and N are multiples of 8.
 
-    graph_function = staticmethod(matmul_reduce_scatter_graph)
+    bfloat16 or float16, as x has it. The ranks' partial sums are added in fp32 in rank
+    order: the same bits on every run. Each is rounded to the dtype before it is sent;
+    in float16 it must be within +-65504. partials="float32" keeps them in fp32, for
+    twice the bytes between ranks; then w must be contiguous.
+
+    Arrays: NumPy on the CPU backend; CuPy, torch, DLPack or `__cuda_array_interface__`
+    on GPUs, not copied. A program is compiled at the first call of a dtype and of a
+    layout of w. schedule, trace: as for `etc_dist.compile`.
+
+    Raises on every rank: ArgumentError if any rank's arrays do not fit or the ranks'
+    shapes differ, TypeError if an argument of any rank has a wrong type.
+    """
 
     def __init__(
         self,
         *,
-        dtype: str = "bfloat16",
-        w_layout: str = "nk",
         partials: str | None = None,
         world: World | None = None,
         schedule: str = "static",
         trace: bool | None = None,
-        options: Mapping[str, Any] | None = None,
     ):
-        if partials is not None:
-            world = given_world(world)
-            known = {"partials": (partials, ("float32",))}
-            refuse_unknown(world, type(self).__name__, **known)
-            self.graph_function = float_partials_graph
-        self.partials = partials
+        world = world_or_current(world)
+        name = type(self).__name__
+        with refusing(world, f"the options of {name}"):
+            _check_partials(partials)
+        graph = float_partials_graph if partials else matmul_reduce_scatter_graph
+        table = ArgumentTable(
+            name,
+            world,
+            ["x [ranks * rows, k]", "w [n, k]"],
+            "out [rows, n]",
+            transposable="" if partials else "w",
+        )
         super().__init__(
-            dtype=dtype,
-            w_layout=w_layout,
-            world=world,
+            table,
+            [Candidate(graph, self.sizes)],
+            world,
             schedule=schedule,
             trace=trace,
-            options=options,
+            options={"partials": partials},
+            transposes=not partials,
         )
+        self.partials = partials
 
-    def _output_shape(self, *shapes: Sequence[int]) -> tuple[int, ...]:
-        x, w = shapes
-        return x[0] // self.world.size, self._columns(w)
+    def __call__(self, x: Any, w: Any, out: Any = None, *, stream: Any = None) -> Any:
+        return self._call((x, w), out, stream)
 
-    def _check(self, inputs: Sequence[Array]) -> None:
-        super()._check(inputs)
-        m, world = inputs[0].shape[0], self.world.size
-        if m % world:
-            raise self.misfit(f"M a multiple of {world}", f"M = {m}")
 
-    def _tensors(self, inputs: Sequence[Array], y: Array) -> Fitted:
-        x, w = inputs
-        world, (m, k), n = self.world.size, x.shape, self._columns(w.shape)
-        dims = {"rows": m // world, "n": n, "k": k}
-        if self.partials:
-            return {"x": x, "w": w, "y": y}, dims
-        return {"x": x.reshape((world, m // world, k)), "w": w, "y": y}, dims
+def _check_partials(partials: str | None) -> None:
+    expect_type(partials, (str, NoneType), "partials")
+    if partials not in (None, "float32"):
+        raise ArgumentError(
+            "unknown dtype of partial sums",
+            where="argument partials",
+            wanted="partials: 'float32', or None for the dtype of x",
+            got=f"partials = {partials!r}",
+            fix="choose one of these",
+        )

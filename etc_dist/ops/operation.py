@@ -1,182 +1,264 @@
-"""What fused operations share: compiled programs for all shapes, and their calls."""
+"""Operations: calls with arrays by position, bound to the programs that run them.
+
+An operation binds, a program runs: `ArgumentTable.bind` inspects and checks the arrays
+of a call, `Operation` chooses the program and remembers the call, `Program` runs it.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self, TypeVar, cast
 
-from etc_dist.compiler import compile
-from etc_dist.errors import ArgumentError
+from etc_dist.compiler import check_options, compile
+from etc_dist.errors import ArgumentError, WorldError, expect_type
 from etc_dist.ir import GraphFunction
-from etc_dist.ops.arguments import sizes_for
-from etc_dist.program import Bound, Program, Room, as_refusal
-from etc_dist.runtime.arrays import (
-    UNKNOWN,
-    Array,
-    described,
-    empty_like,
-    identity,
-    inspect,
+from etc_dist.ops.argument_table import Arguments, ArgumentTable, Known, new_output
+from etc_dist.program import (
+    Bound,
+    CapacityHint,
+    Program,
+    as_refusal,
+    cannot_capture_first_call,
+    set_capacity_hint,
 )
-from etc_dist.runtime.stream import stream_for
+from etc_dist.runtime.arrays import UNKNOWN, identity
+from etc_dist.runtime.stream import is_capturing, stream_for
 from etc_dist.world import World
 from etc_dist.world.agreement import sign
 
 REMEMBERED_CALLS = 256
 """Calls whose argument blocks are kept, so that repeating one costs microseconds."""
 
-Fitted = tuple[dict[str, Array], dict[str, int]]
-"""The graph's tensors by name, and its dims."""
+
+@dataclass(frozen=True)
+class Candidate:
+    """A graph that an operation may compile, and the dims at which it is used."""
+
+    graph: Callable[..., GraphFunction]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    serves: Callable[[Mapping[str, int]], bool] = lambda dims: True
+    capacity: CapacityHint | None = None
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What decides which program serves a call."""
+
+    candidate: int
+    dtype: str
+    w_layout: str
 
 
 class Operation:
-    """A program with a fixed set of arguments; owns it and thereby its buffers. There
-    may be several, for shapes that differ much: `program` is that of the last call.
+    """Base of the fused collectives and layers: a table of arguments, and candidates,
+    the first of which that serves a call's dims runs it.
 
-    A subclass names its inputs and says what they must be; the first of them decides
-    the array library and the stream. Making, calling and closing one is collective.
+    Owns its programs and their buffers. Making, calling and closing one is collective.
+    A context manager that closes it; after an exception it stays open until its world
+    is closed.
     """
 
-    names: tuple[str, ...] = ()
+    sizes: Mapping[str, Any] = {}
+    """Internal: tile sizes of the main graph, see `with_sizes`."""
 
     def __init__(
         self,
-        make_graph: Callable[..., GraphFunction],
-        options: Mapping[str, Any],
+        table: ArgumentTable,
+        candidates: Sequence[Candidate],
         world: World,
-        schedule: str = "static",
-        trace: bool | None = None,
-        sizes: Mapping[str, Any] | None = None,
-        others: Mapping[str, Any] | None = None,
+        *,
+        schedule: str,
+        trace: bool | None,
+        options: Mapping[str, Any],
+        held: Sequence[Any] = (),
+        known: Known | None = None,
+        transposes: bool = False,
     ):
-        """`options` are what the operation itself decides of its graph, `sizes` what
-        the user asked for beside it, `others` what decides which programs there are.
-        All ranks must have them alike."""
+        """`options` must be equal on all ranks. `held` are the last inputs of each
+        call, and `known` is what they fix: then all candidates are compiled at once,
+        otherwise each at its first call."""
         self.world = world
-        self._programs: list[Program] = []
-        try:
-            options = {**options, **sizes_for(make_graph, options, sizes)}
-        except Exception as error:
-            world.refuse(as_refusal(error, f"the options of {type(self).__name__}"))
-        self._agree({**options, "schedule": schedule, **(others or {})})
-        self.program = self._compile(make_graph, options, schedule, trace)
+        self._table, self._candidates = table, candidates
+        self._schedule, self._trace = schedule, trace
+        self._held, self._known = tuple(held), known or Known()
+        self._transposes = transposes
+        self._programs: dict[Kind, Program] = {}
+        self._last: Program | None = None
+        self._closed = False
         self._calls: OrderedDict[Any, tuple[Program, Bound]] = OrderedDict()
+        self._output_shapes: dict[Any, tuple[int, ...]] = {}
+        with refusing(world, f"the options of {table.name}"):
+            check_options(schedule, trace, table.name)
+        agreed = {**options, **self.sizes, "schedule": schedule}
+        self._agree(", ".join(f"{name}={agreed[name]}" for name in sorted(agreed)))
+        if known is not None:
+            for place in reversed(range(len(candidates))):
+                self._compile(Kind(place, known.dtype, "nk"))
+
+    @property
+    def program(self) -> Program:
+        """The program of the last call; before a call, that of the main graph."""
+        program = self._last or next(iter(self._programs.values()), None)
+        if program is None:
+            raise WorldError(
+                f"{self._table.name} has no program yet",
+                where=f"{self._table.name}.program",
+                wanted="a call before, which compiles the program",
+                got="no call",
+                fix="make a call first",
+            )
+        return program
 
     def synchronize(self) -> None:
         """Wait for the last call on every rank; raises what ended it. Collective."""
         with self.world.exclusive:
-            for program in self._programs:
+            self._check_open()
+            for program in self._programs.values():
                 program.synchronize()
 
     def close(self) -> None:
         """Free the buffers; collective, idempotent."""
         with self.world.exclusive:
+            self._closed = True
             self._calls.clear()
             with ExitStack() as stack:
-                for program in self._programs:
+                for program in self._programs.values():
                     stack.callback(program.close)
 
-    def misfit(self, wanted: str, got: str) -> ArgumentError:
-        """The error for arguments that do not fit this operation."""
-        name = type(self).__name__
-        return ArgumentError(
-            f"the arguments do not fit {name}",
-            where=f"{name} on {self.world.size} ranks",
-            wanted=wanted,
-            got=got,
-            fix="correct the arguments; nothing was launched on any rank",
-        )
+    def __enter__(self) -> Self:
+        return self
 
-    def _agree(self, options: Mapping[str, Any]) -> None:
-        """Refuse, on every rank, options that differ between ranks."""
-        given = ", ".join(f"{name}={options[name]}" for name in sorted(options))
-        text = f"{type(self).__name__}({given})"
-        self.world.match_call(sign(text), lambda: text)
-
-    def _compile(
+    def __exit__(
         self,
-        make_graph: Callable[..., GraphFunction],
-        options: Mapping[str, Any],
-        schedule: str,
-        trace: bool | None,
-    ) -> Program:
-        """One more program of this operation; collective."""
-        try:
-            graph = make_graph(self.world.size, **options)
-        except Exception as error:
-            what = f"the options of {type(self).__name__}"
-            self.world.refuse(as_refusal(error, what))
-        program = compile(graph, self.world, schedule=schedule, trace=trace)
-        self._programs.append(program)
-        return program
-
-    def _program_for(self, dims: Mapping[str, int]) -> Program:
-        """The program that runs these dims, on every rank the same."""
-        return self._programs[0]
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
 
     def _call(self, inputs: Sequence[Any], out: Any, stream: Any) -> Any:
-        with self.world.exclusive:
+        """Run on these inputs, followed by those that are held."""
+        world, inputs = self.world, (*inputs, *self._held)
+        with world.exclusive:
             try:
-                stream = stream_for(self.world.backend, stream, inputs[0])
+                self._check_open()
+                stream = stream_for(world.backend, stream, inputs[0])
+                key = tuple(map(identity, inputs))
                 if out is None:
-                    # Before the key, so that each call with a new output is a new call.
-                    with stream or nullcontext():
-                        out = self._make_output(inputs)
-                key = (*map(identity, inputs), identity(out))
-                known = self._calls.get(key)
-                if known is None:
-                    program, bound, out = self._bind(inputs, out)
-                else:
-                    program, bound = known
+                    shape = self._output_shapes.get(key)
+                    if shape is not None:
+                        out = new_output(inputs[0], shape, stream)
+                found = self._calls.get((key, identity(out)))
+                if found is None:
+                    arguments = self._table.bind(inputs, out, self._known, stream)
             except Exception as error:
-                what = f"the arguments of {type(self).__name__}"
-                self.world.refuse(as_refusal(error, what))
-            self.program = program
-            program.launch(bound, stream)
-            if known is None and UNKNOWN not in key:
-                self._calls[key] = program, bound.without_owners()
-                if len(self._calls) > REMEMBERED_CALLS:
-                    self._calls.popitem(last=False)
-            return out
+                world.refuse(as_refusal(error, f"the arguments of {self._table.name}"))
+            if found is not None:
+                self._last, bound = found
+                self._last.launch(bound, stream)
+                return out
+            if arguments.is_empty:
+                self._agree("of no rows")
+            else:
+                self._run_new(arguments, key, stream)
+            return arguments.out
 
-    def _output_shape(self, *shapes: Sequence[int]) -> tuple[int, ...]:
-        """The output's shape for inputs of these shapes."""
-        raise NotImplementedError
+    def _run_new(self, arguments: Arguments, key: Any, stream: Any) -> None:
+        """Run a call that is not remembered, and remember it."""
+        dims = arguments.dims
+        place = next(i for i, c in enumerate(self._candidates) if c.serves(dims))
+        kind = Kind(place, arguments.dtype, arguments.w_layout)
+        program = self._programs.get(kind)
+        if program is None:
+            if is_capturing(self.world.backend, stream):
+                self.world.refuse(cannot_capture_first_call(self._table.name))
+            self._agree(f"first call, {kind.dtype}, w_layout={kind.w_layout}")
+            program = self._compile(kind)
+        graph = program.plan.graph
+        tensors = arguments.tensors(graph, self.world.rank)
+        bound = program.bind(tensors, arguments.graph_dims(graph))
+        self._last = program
+        program.launch(bound, stream)
+        made = identity(arguments.out)
+        if made is UNKNOWN or UNKNOWN in key:
+            return
+        if len(self._output_shapes) >= REMEMBERED_CALLS:
+            self._output_shapes.clear()
+        self._output_shapes[key] = arguments.arrays["out"].shape
+        self._calls[key, made] = program, bound.without_owners()
+        if len(self._calls) > REMEMBERED_CALLS:
+            self._calls.popitem(last=False)
 
-    def _check(self, inputs: Sequence[Array]) -> None:
-        """Raise `misfit` for inputs that do not fit each other."""
-        raise NotImplementedError
+    def _agree(self, text: str) -> None:
+        """Refuse, on every rank, a step of this operation that ranks do differently."""
+        text = f"{self._table.name}({text})"
+        self.world.match_call(sign(text), lambda: text)
 
-    def _tensors(self, inputs: Sequence[Array], y: Array) -> Fitted:
-        """The graph's tensors, in the caller's memory, and its dims."""
-        raise NotImplementedError
+    def _compile(self, kind: Kind) -> Program:
+        """Compile a candidate; collective."""
+        candidate = self._candidates[kind.candidate]
+        options = {**candidate.options, "dtype": kind.dtype}
+        if self._transposes:
+            options["w_layout"] = kind.w_layout
+        with refusing(self.world, f"the options of {self._table.name}"):
+            graph = candidate.graph(self.world.size, **options)
+        program = compile(graph, self.world, schedule=self._schedule, trace=self._trace)
+        if candidate.capacity is not None:
+            set_capacity_hint(program, candidate.capacity)
+        self._programs[kind] = program
+        return program
 
-    def _make_output(self, inputs: Sequence[Any]) -> Any:
-        try:
-            shape = self._output_shape(*(i.shape for i in inputs))
-            return empty_like(inspect(self.names[0], inputs[0]), shape)
-        except (AttributeError, IndexError, ArgumentError):
-            return None  # _bind finds the words
-
-    def _bind(self, inputs: Sequence[Any], out: Any) -> tuple[Program, Bound, Any]:
-        seen = [inspect(n, i) for n, i in zip(self.names, inputs, strict=True)]
-        if any(0 in a.shape for a in seen):
-            raise self.misfit("no axis of length 0", described(*seen))
-        self._check(seen)
-        shape = self._output_shape(*(a.shape for a in seen))
-        if out is None:
-            out = empty_like(seen[0], shape)
-        y = inspect("out", out)
-        if y.shape != shape:
-            raise self.misfit(f"out {list(shape)}", f"out {y}")
-        tensors, dims = self._tensors(seen, y)
-        program = self._program_for(dims)
-        return program, program.bind(tensors, dims), out
+    def _check_open(self) -> None:
+        if self._closed:
+            raise WorldError(
+                "the program is closed",
+                where=self._table.name,
+                wanted=f"an open {self._table.name}",
+                got="a call after close()",
+                fix="make a new one",
+            )
 
 
-def shapes_up_to(name: str, most: int) -> Room:
-    """Room for dims in which `name` is up to `most`, whichever of them is needed first:
-    a smaller one may need more memory than a larger one, cut into more pieces."""
+Kept = TypeVar("Kept", bound=Operation)
+
+
+def with_sizes(kind: type[Kept], **sizes: Any) -> type[Kept]:
+    """Internal, for tests and the CPU backend: the operation with other tile sizes. The
+    sizes of a GPU's kernels are fixed; others are refused there."""
+    return cast("type[Kept]", type(kind.__name__, (kind,), {"sizes": sizes}))
+
+
+@contextmanager
+def refusing(world: World, what: str) -> Iterator[None]:
+    """Raise an error of the block on all ranks; they are at the same step."""
+    try:
+        yield
+    except Exception as error:
+        world.refuse(as_refusal(error, what))
+
+
+def expect_range(value: int, low: int, high: int | None, name: str) -> int:
+    """`value` as an int; TypeError or ArgumentError unless it is an int from `low` to
+    `high`."""
+    expect_type(value, int, name)
+    if value < low or (high is not None and value > high):
+        limits = f"from {low}" if high is None else f"from {low} to {high}"
+        raise ArgumentError(
+            f"{name} is out of range",
+            where=f"argument {name}",
+            wanted=f"{name}: an integer {limits}" + " on" * (high is None),
+            got=f"{name} = {value}",
+            fix="change it, or omit it if it has a default",
+        )
+    return int(value)
+
+
+def shapes_up_to(name: str, most: int) -> CapacityHint:
+    """Capacity for all dims in which `name` is up to `most`: a smaller one may need
+    more memory than a larger one, which is split into fewer slices."""
     return lambda dims: [{**dims, name: n} for n in range(1, most + 1)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import prod
@@ -17,49 +17,64 @@ from etc_dist.ir.tensor import DTYPES as SIZES
 @dataclass(frozen=True)
 class Array:
     """Where an array lies, what it is, and what the caller calls it. `device` is "cpu"
-    or a CUDA device number."""
+    or a CUDA device number. `order` is "C" for rows that are contiguous, "F" for the
+    transposed view of such an array, and "" for all other strides."""
 
     pointer: int
     shape: tuple[int, ...]
     dtype: str
     device: int | str
-    contiguous: bool
+    order: str
     owner: Any
     name: str
-    given_shape: tuple[int, ...] | None = None
-    """The caller's shape, where an operation uses the memory with another one."""
 
     @cached_property
     def end(self) -> int:
-        """Behind its last byte, if it is contiguous and of a dtype that graphs know."""
+        """The address after its last byte; for contiguous or transposed arrays of a
+        dtype that graphs know."""
         return self.pointer + prod(self.shape) * SIZES[self.dtype]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of the axis whose elements are adjacent in memory."""
+        return self.shape[0 if self.order == "F" else -1] * SIZES[self.dtype]
 
     def overlaps(self, other: Array) -> bool:
         """Whether they share memory; only for arrays that have an `end`."""
         return max(self.pointer, other.pointer) < min(self.end, other.end)
 
-    def lies_on(self, device: int | str) -> bool:
-        """Whether a program on `device` can read it where it is."""
-        return self.contiguous and self.device == device
-
-    def reshape(self, shape: tuple[int, ...]) -> Array:
-        """The same memory with another shape; only for contiguous arrays."""
-        return replace(self, shape=shape, given_shape=self.shape)
+    def in_shape(self, shape: tuple[int, ...]) -> Array:
+        """The same memory as a contiguous array of `shape`."""
+        return replace(self, shape=shape, order="C")
 
     def __str__(self) -> str:
         where = "cpu" if self.device == "cpu" else f"cuda:{self.device}"
-        layout = "" if self.contiguous else ", not contiguous"
-        return f"{list(self.given_shape or self.shape)} {self.dtype} on {where}{layout}"
+        layout = {"C": "", "F": ", transposed", "": ", not contiguous"}[self.order]
+        return f"{list(self.shape)} {self.dtype} on {where}{layout}"
+
+
+def order_of(shape: Sequence[int], strides: Sequence[int], unit: int = 1) -> str:
+    """`Array.order` of an array with these strides, in units of one element."""
+    axes = range(len(shape))
+    if 0 in shape or _is_packed(shape, strides, reversed(axes), unit):
+        return "C"
+    return "F" if _is_packed(shape, strides, axes, unit) else ""
+
+
+def _is_packed(
+    shape: Sequence[int], strides: Sequence[int], axes: Iterable[int], unit: int
+) -> bool:
+    """Whether the elements have no gaps, with the first of `axes` the innermost."""
+    for axis in axes:
+        if shape[axis] != 1 and strides[axis] != unit:
+            return False
+        unit *= shape[axis]
+    return True
 
 
 def described(*arrays: Array) -> str:
-    """Arrays by their names, as errors tell of them."""
+    """Arrays with their names, for errors."""
     return "; ".join(f"{array.name} {array}" for array in arrays)
-
-
-def place_on(device: int | str) -> str:
-    """What `Array.lies_on` asks for, in words."""
-    return "contiguous, on " + ("the CPU" if device == "cpu" else f"cuda:{device}")
 
 
 def _library_of(kind: type) -> str:
@@ -68,12 +83,12 @@ def _library_of(kind: type) -> str:
 
 
 library_of: Callable[[type], str] = lru_cache(_library_of)
-"""Whose arrays a type is of, or is derived from: "cupy", "torch" or ""."""
+"""The library whose array type it is, or is derived from: "cupy", "torch" or ""."""
 
 
 def inspect(name: str, value: Any) -> Array:
-    """The facts of a NumPy, CuPy or torch array, or of anything that speaks DLPack or
-    `__cuda_array_interface__`; nothing is copied. Raises ArgumentError for the rest."""
+    """Read a NumPy, CuPy or torch array, or one that supports DLPack or
+    `__cuda_array_interface__`; nothing is copied. TypeError for other objects."""
     if isinstance(value, np.ndarray):
         if isinstance(value, np.ma.MaskedArray):
             raise _masked(name)
@@ -82,7 +97,7 @@ def inspect(name: str, value: Any) -> Array:
             value.shape,
             dtype_of(value),
             "cpu",
-            value.flags.c_contiguous,
+            order_of(value.shape, value.strides, value.itemsize),
             value,
             name,
         )
@@ -93,7 +108,7 @@ def inspect(name: str, value: Any) -> Array:
             tuple(value.shape),
             dtype_of(value),
             "cpu" if value.device.type == "cpu" else value.device.index,
-            value.is_contiguous(),
+            order_of(value.shape, value.stride()),
             value,
             name,
         )
@@ -106,19 +121,16 @@ def inspect(name: str, value: Any) -> Array:
 
         value = cupy.asarray(value)
     elif library != "cupy":
-        raise ArgumentError(
-            f"argument {name} is not an array",
-            where=name,
-            wanted="a NumPy, CuPy or torch array, or one that speaks DLPack",
-            got=type(value).__name__,
-            fix="pass an array",
+        raise TypeError(
+            f"{name} expects a NumPy, CuPy or torch array, or one that supports "
+            f"DLPack, got {type(value).__name__}"
         )
     return Array(
         value.data.ptr,
         value.shape,
         dtype_of(value),
         value.device.id,
-        value.flags.c_contiguous,
+        order_of(value.shape, value.strides, value.itemsize),
         value,
         name,
     )
@@ -140,12 +152,12 @@ def dtype_of(value: Any) -> str:
 
 
 UNKNOWN = object()
-"""The identity of arrays that no cheap key tells apart."""
+"""The identity of arrays without a cheap key."""
 
 
 def identity(value: Any) -> Any:
-    """A cheap key: equal keys mean equal facts. None for None; UNKNOWN for arrays of
-    libraries that are not known here."""
+    """A cheap key: equal keys mean the same memory, shape, strides and dtype. None for
+    None; UNKNOWN for NumPy arrays and those of other libraries."""
     if value is None:
         return None
     library = library_of(type(value))
@@ -156,9 +168,9 @@ def identity(value: Any) -> Any:
     return UNKNOWN
 
 
-def empty_like(like: Array, shape: tuple[int, ...]) -> Any:
-    """A new array of `shape` with `like`'s library, dtype and device."""
-    owner = like.owner
+def empty_like(owner: Any, shape: tuple[int, ...]) -> Any:
+    """A new array of `shape` with the library, dtype and device of `owner`, which is
+    that of an `Array`."""
     if hasattr(owner, "new_empty"):
         return owner.new_empty(shape)
     if isinstance(owner, np.ndarray):

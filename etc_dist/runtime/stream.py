@@ -67,6 +67,16 @@ def _no_stream(stream: Any, wanted: str) -> ArgumentError:
     )
 
 
+def is_capturing(backend: str, stream: Any | None) -> bool:
+    """Whether a run on `stream`, as `stream_for` returns it, would become part of a
+    CUDA graph."""
+    if backend == "cpu":
+        return False
+    import cupy
+
+    return bool((stream or cupy.cuda.get_current_stream()).is_capturing())
+
+
 class LaunchOrder:
     """All runs of a world one after the other, in the order of the calls.
 

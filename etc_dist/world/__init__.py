@@ -19,7 +19,7 @@ Files, from the user down:
 """
 
 from etc_dist.world.memory import SymmetricMemory
-from etc_dist.world.startup import current, given_world, start
+from etc_dist.world.startup import current, start
 from etc_dist.world.world import World
 
-__all__ = ["SymmetricMemory", "World", "current", "given_world", "start"]
+__all__ = ["SymmetricMemory", "World", "current", "start"]

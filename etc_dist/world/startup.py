@@ -7,7 +7,7 @@ import socket
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
-from etc_dist.errors import ArgumentError, EtcDistError
+from etc_dist.errors import EtcDistError
 from etc_dist.settings import Settings
 from etc_dist.world import mpi, processes, rank_errors
 from etc_dist.world.agreement import Agreement, SignatureBoard, board_bytes
@@ -89,23 +89,6 @@ def current() -> World:
 
 def _forget_closed() -> None:
     _worlds[:] = [world for world in _worlds if not world.closed]
-
-
-def given_world(world: Any) -> World:
-    """`world`, or the current one for None; other objects are refused on all ranks."""
-    if world is None:
-        return current()
-    if not isinstance(world, World):
-        current().refuse(
-            ArgumentError(
-                "the argument world is not a world",
-                where="argument world",
-                wanted="a world from etc_dist.start(), or None for the current one",
-                got=repr(world),
-                fix="pass a world, or leave the argument out",
-            )
-        )
-    return world
 
 
 def _monitor_processes(objects: mpi.ObjectGather, limit: float) -> ProcessMonitor:

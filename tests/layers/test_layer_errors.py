@@ -26,16 +26,12 @@ SHAPES = {
         "down": (8, HIDDEN, INNER),
     },
 }
-FITS = {
-    MLP: r"wanted: gate \[I, H\], up \[I, H\], down \[H, I\][^\n]*\n",
-    MoE: r"wanted: router \[E, H\], gate_up \[E, 2 I[^,]*, H\], down [^\n]*\n",
-}
 OPTIONS: dict[Any, dict[str, Any]] = {MLP: {}, MoE: {"top_k": 2}}
 LAYERS = pytest.mark.parametrize("layer", SHAPES, ids=lambda layer: layer.__name__)
 
 
 @contextmanager
-def refusal(words: str, error: type[EtcDistError] = ArgumentError) -> Iterator[None]:
+def refusal(words: str, error: type[Exception] = ArgumentError) -> Iterator[None]:
     """What is done inside must raise, with these words."""
     with pytest.raises(error) as caught:
         yield
@@ -67,19 +63,19 @@ def build(zeros, world, make) -> Iterator[Callable[..., Any]]:
 
 # layer, weights that do not fit, what the refusal says of them
 WEIGHTS = {
-    "other width": (MLP, {"up": (16, 40)}, r"up \[16, 40\]"),
-    "transposed": (MLP, {"down": (24, 40)}, r"down \[24, 40\]"),
-    "one axis": (MLP, {"gate": (40,)}, r"gate \[40\]"),
+    "other width": (MLP, {"up": (16, 40)}, r"up \[24, 40\] .*got: +up \[16, 40\]"),
+    "transposed": (MLP, {"down": (24, 40)}, r"\[40, 24\] .*got: +down \[24, 40\]"),
+    "one axis": (MLP, {"gate": (40,)}, r"gate \[inner, hidden\].*got: .*gate \[40\]"),
     "empty": (
         MLP,
         {"gate": (0, 40), "up": (0, 40), "down": (40, 0)},
-        r"gate \[0, 40\]",
+        r"gate without an axis of length 0.*got: +gate \[0, 40\]",
     ),
-    "half": (MoE, {"gate_up": (8, 24, 40)}, r"gate_up \[8, 24, 40\]"),
+    "half": (MoE, {"gate_up": (8, 24, 40)}, r"\[8, 40, 12\].*got: .*\[8, 40, 24\]"),
     "transposed experts": (MoE, {"down": (8, 24, 40)}, r"down \[8, 24, 40\]"),
-    "wider router": (MoE, {"router": (8, 48)}, r"router \[8, 48\]"),
-    "router of more experts": (MoE, {"router": (16, 40)}, r"router \[16, 40\]"),
-    "two axes": (MoE, {"down": (40, 24)}, r"down \[40, 24\]"),
+    "wider router": (MoE, {"router": (8, 48)}, r"gate_up \[8, 48, 48\].*got:"),
+    "router of more experts": (MoE, {"router": (16, 40)}, r"gate_up \[16, 48, 40\]"),
+    "two axes": (MoE, {"down": (40, 24)}, r"got: .*down \[40, 24\]"),
     "no width": (
         MoE,
         {"gate_up": (8, 0, 40), "down": (8, 40, 0)},
@@ -92,7 +88,7 @@ WEIGHTS = {
 @pytest.mark.parametrize("what", WEIGHTS)
 def test_weights_that_do_not_fit_are_refused(what, build):
     layer, weights, words = WEIGHTS[what]
-    with refusal(FITS[layer] + r".*" + words):
+    with refusal("(?s)wanted: .*" + words):
         build(layer, weights)
 
 
@@ -100,7 +96,7 @@ def test_weights_that_do_not_fit_are_refused(what, build):
 @LAYERS
 def test_weights_that_are_not_contiguous_are_refused(layer, build, zeros):
     *first, rows, columns = SHAPES[layer]["down"]
-    with refusal(FITS[layer] + r".*down .*, not contiguous"):
+    with refusal(r"wanted: down .* contiguous, on.*\n +got: +down .*, (not|transp)"):
         build(layer, {"down": zeros(*first, columns, rows).swapaxes(-1, -2)})
 
 
@@ -108,7 +104,7 @@ def test_weights_that_are_not_contiguous_are_refused(layer, build, zeros):
 @LAYERS
 def test_weights_of_two_dtypes_are_refused(layer, build, zeros):
     wrong = zeros(*SHAPES[layer]["down"], dtype="float16")
-    with refusal(FITS[layer] + r".*down \[[\d, ]+\] float16"):
+    with refusal(r"wanted: down .* bfloat16.*\n +got: +down .* float16"):
         build(layer, {"down": wrong})
 
 
@@ -116,14 +112,14 @@ def test_weights_of_two_dtypes_are_refused(layer, build, zeros):
 @LAYERS
 def test_weights_of_a_dtype_that_no_layer_has_are_refused(layer, build, zeros):
     shapes = SHAPES[layer]
-    with refusal("got: +dtype = 'float32'\n"):
+    with refusal(r"of bfloat16 or float16\n +got: +\w+ .* float32"):
         build(layer, {n: zeros(*shapes[n], dtype="float32") for n in shapes})
 
 
 @pytest.mark.mpi
 @LAYERS
-def test_a_weight_that_is_no_array_is_refused(layer, build):
-    with refusal("argument down is not an array"):
+def test_a_weight_that_is_not_an_array_is_a_type_error(layer, build):
+    with refusal("down expects a NumPy, .*, got list", TypeError):
         build(layer, {"down": [[1.0]]})
 
 
@@ -132,7 +128,7 @@ def test_a_weight_that_is_no_array_is_refused(layer, build):
 def test_widths_that_bulk_copies_cannot_take_are_refused_on_gpus(widths, build, world):
     shapes = {"gate": widths, "up": widths, "down": widths[::-1]}
     if world.backend == "cuda":
-        with refusal(FITS[MLP] + rf".*gate \[{widths[0]}, {widths[1]}\]"):
+        with refusal(r"wanted: \w+ with 16-byte aligned rows"):
             build(MLP, shapes)
     else:
         build(MLP, shapes)
@@ -149,15 +145,15 @@ def test_odd_numbers_of_experts_are_refused(experts, build):
 
 # layer, an argument, what is wanted of it
 ARGUMENTS = [
-    (MLP, {"few_rows": "few"}, "few_rows"),
-    (MLP, {"packed": "no"}, "packed: True or False"),
-    (MoE, {"top_k": 0}, "top_k: an integer, from 1 to 8"),
-    (MoE, {"top_k": 9}, "top_k: an integer, from 1 to 8"),
-    (MoE, {"top_k": True}, "top_k: an integer, from 1 to 8"),
-    (MoE, {"top_k": 2.0}, "top_k: an integer, from 1 to 8"),
-    (MoE, {"normalize": 1}, "normalize: True or False"),
-    (MoE, {"few_tokens": -1}, "few_tokens: an integer, from 0 on"),
-    (MoE, {"few_tokens": 2.7}, "few_tokens: an integer, from 0 on"),
+    (MLP, {"few_rows": "few"}, "few_rows expects an int, got str"),
+    (MLP, {"packed": "no"}, "packed expects a bool, got str"),
+    (MoE, {"top_k": 0}, "top_k: an integer from 1 to 8"),
+    (MoE, {"top_k": 9}, "top_k: an integer from 1 to 8"),
+    (MoE, {"top_k": True}, "top_k expects an int, got bool"),
+    (MoE, {"top_k": 2.0}, "top_k expects an int, got float"),
+    (MoE, {"normalize": 1}, "normalize expects a bool, got int"),
+    (MoE, {"few_tokens": -1}, "few_tokens: an integer from 0 on"),
+    (MoE, {"few_tokens": 2.7}, "few_tokens expects an int, got float"),
     (MoE, {"parallel": "data"}, r"parallel in \('tensor', 'expert'\)"),
 ]
 
@@ -165,14 +161,14 @@ ARGUMENTS = [
 @pytest.mark.mpi
 @pytest.mark.parametrize(("layer", "argument", "words"), ARGUMENTS, ids=str)
 def test_arguments_that_do_not_fit_are_refused(layer, argument, words, build):
-    with refusal(words):
+    with refusal(words, TypeError if "expects" in words else ArgumentError):
         build(layer, **argument)
 
 
 @pytest.mark.mpi
 def test_more_choices_than_a_warp_holds_are_refused(build):
     shapes = {name: (64, *shape[1:]) for name, shape in SHAPES[MoE].items()}
-    with refusal(r"top_k: an integer, from 1 to 16\n.*got: +top_k = 17"):
+    with refusal(r"top_k: an integer from 1 to 16\n.*got: +top_k = 17"):
         build(MoE, shapes, top_k=17)
 
 
@@ -216,7 +212,7 @@ ROWS = {
 @LAYERS
 def test_rows_that_do_not_fit_are_refused(layer, what, build, zeros):
     shape, dtype, words = ROWS[what]
-    with refusal(r"wanted: x \[M, .*\n.*got: +" + words):
+    with refusal(r"wanted: x \[.*\n.*got: +" + words):
         build(layer)(zeros(*shape, dtype=dtype))
 
 
@@ -225,7 +221,7 @@ def test_rows_that_do_not_fit_are_refused(layer, what, build, zeros):
     ("width", "dtype"), [(HIDDEN + 8, "bfloat16"), (HIDDEN, "float16")]
 )
 def test_no_tokens_that_do_not_fit_are_refused(width, dtype, build, zeros):
-    with refusal(rf"wanted: x \[M, 40\] bfloat16\n.*got: +x \[0, {width}\]"):
+    with refusal(rf"wanted: x \[0, 40\] bfloat16.*\n.*got: +x \[0, {width}\]"):
         build(MoE)(zeros(0, width, dtype=dtype))
 
 
@@ -234,9 +230,9 @@ def test_an_output_that_does_not_fit_is_refused(build, zeros, world):
     mlp, moe = build(MLP), build(MoE)
     x, all_x = zeros(8, HIDDEN), zeros(8 * world.size, HIDDEN)
     for layer, rows, out, words in (
-        (mlp, x, zeros(9, HIDDEN), r"wanted: out \[8, 40\]\n"),
-        (moe, all_x, zeros(9, HIDDEN), r"wanted: out \[8, 40\]\n"),
-        (moe, x[:0], zeros(1, HIDDEN), r"wanted: out \[0, 40\] bfloat16\n"),
+        (mlp, x, zeros(9, HIDDEN), r"wanted: out \[8, 40\]"),
+        (moe, all_x, zeros(9, HIDDEN), r"wanted: out \[8, 40\]"),
+        (moe, x[:0], zeros(1, HIDDEN), r"wanted: out \[0, 40\] bfloat16"),
         (mlp, x, x, "out apart from x"),
         (moe, all_x, all_x[:8], "out apart from x"),
         (mlp, x, mlp.weights[0][:8], "out apart from gate"),
@@ -320,14 +316,12 @@ def test_ranks_with_other_dtypes_make_no_layer(build, zeros, world):
 def test_shares_of_the_other_way_are_refused(build, world):
     n = world.size
     with refusal(
-        rf"wanted: router \[E, H\], gate_up \[E / {n}, 2 I, H\], down "
-        rf"\[E / {n}, H, I\], of one dtype, [^$]*.*gate_up \[8, 48, 40\]"
+        rf"wanted: gate_up \[{8 // n}, 48, 40\] [^$]*got: +gate_up \[8, 48, 40\]"
     ):
         build(MoE, parallel="expert")
     shares = {"gate_up": (8 // n, 48, 40), "down": (8 // n, 40, 24)}
     with refusal(
-        rf"wanted: router \[E, H\], gate_up \[E, 2 I / {n}, H\], down "
-        rf"\[E, H, I / {n}\], of one dtype, [^$]*.*got: +router \[8, 40\]"
+        rf"wanted: gate_up \[8, 48, 40\] [^$]*got: +gate_up \[{8 // n}, 48, 40\]"
     ):
         build(MoE, shares, parallel="tensor")
 
@@ -343,7 +337,7 @@ def test_other_ways_on_other_ranks_are_refused(build, world):
 
 @pytest.mark.mpi(min_size=2)
 def test_tokens_that_cannot_be_split_evenly_are_refused(build, zeros, world):
-    with refusal(rf"wanted: M a multiple of {world.size}\n.*got: +M = 9\n"):
+    with refusal(rf"wanted: x \[{world.size} \* shard, 40\].*\n.*x \[9, 40\]"):
         build(MoE)(zeros(9, HIDDEN))
 
 
@@ -355,7 +349,7 @@ def test_a_rank_alone_with_other_or_no_tokens_is_refused(build, zeros, world):
     moe(zeros(3, HIDDEN), zeros(3, HIDDEN))
     with refusal("the ranks do not make the same call"):
         moe(zeros(8 + world.rank, HIDDEN))
-    with refusal("of no tokens"):
+    with refusal("of no rows"):
         moe(zeros(0 if world.rank == 0 else 3, HIDDEN))
     moe(zeros(3, HIDDEN), zeros(3, HIDDEN))
     moe.synchronize()
@@ -375,5 +369,5 @@ def test_experts_that_cannot_be_split_evenly_are_refused():
     own = [np.zeros(s, "float16") for s in ((8, 40), (2, 128, 40), (2, 40, 64))]
     with pytest.raises(ArgumentError) as caught:
         MoE(*own, top_k=2, parallel="expert", world=ThreeRanks())
-    assert caught.value.wanted == "experts in a multiple of 3, the number of ranks"
-    assert caught.value.got == "8 experts"
+    assert "router [3 * experts, hidden]" in caught.value.wanted
+    assert "router [8, 40]" in caught.value.got

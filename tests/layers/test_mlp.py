@@ -50,7 +50,7 @@ def test_few_and_many_rows_take_turns(make, arrays, world, compiled):
     for _, out, answer in calls:
         answer.check(arrays.get(out))
     dims = {"rows": 2, "hidden": 264, "inner": 136}
-    rooms = layer.layer.program.room(dims)
+    rooms = layer.layer.program._capacity_hint(dims)
     assert rooms == [{**dims, "rows": rows} for rows in range(1, most + 1)]
     assert names == [FEW, MANY, FEW, MANY, FEW]
     assert compiled == [MANY, FEW]
@@ -66,7 +66,7 @@ def test_rows_are_packed_where_that_makes_tiles_fewer(make, world, compiled):
         layer.check(rows)
         assert layer.program == name
         if name == PACKED:
-            room = layer.layer.program.room({"rows": rows, "hidden": 40})
+            room = layer.layer.program._capacity_hint({"rows": rows, "hidden": 40})
             assert room == [{"rows": most_packed(world.size), "hidden": 40}]
     assert compiled == [MANY, PACKED, FEW]
 
@@ -130,7 +130,7 @@ def test_a_program_without_room_is_not_captured(without_room, monkeypatch):
     with monkeypatch.context() as patch:
         executor = layer.layer.program._executor
         patch.setattr(executor, "is_capturing", lambda stream=None: True)
-        with pytest.raises(WorldError, match="captured before it has room"):
+        with pytest.raises(WorldError, match="captured before it has memory"):
             layer.layer(x, out)
     assert not grown
     layer.check(3)
@@ -146,7 +146,7 @@ def test_few_rows_are_captured_once_there_is_room(make, arrays, world):
     calls = [layer.rows(count) for count in (2, most)]
     with stream:
         stream.begin_capture()
-        with pytest.raises(WorldError, match="captured before it has room"):
+        with pytest.raises(WorldError, match="captured before it has memory"):
             layer.layer(*calls[0][:2])
         stream.end_capture()
     layer.layer(*calls[0][:2])

@@ -60,7 +60,7 @@ def test_few_and_many_tokens_take_turns(make, arrays, compiled):
         answer.check(arrays.get(out))
     assert names == [FEW, MANY, FEW, MANY, FEW]
     assert compiled == [MANY, FEW]
-    rooms = layer.layer.program.room({"tokens": 2, "hidden": 40, "inner": 24})
+    rooms = layer.layer.program._capacity_hint({"tokens": 2, "hidden": 40, "inner": 24})
     assert [dims["tokens"] for dims in rooms] == [*range(1, FEW_TOKENS + 1)]
 
 

@@ -64,7 +64,8 @@ class Problem:
         self._arrays, self._dtype = arrays, numpy_dtype(dtype)
         self.expected = _reference(world, kind, x, w)
         self.x = arrays.put(x)
-        self.w = arrays.put(w if w_layout == "nk" else np.ascontiguousarray(w.T))
+        # A transposed view, as w.T of weights that are stored [k, n].
+        self.w = arrays.put(w) if w_layout == "nk" else arrays.put(w.T.copy()).T
         self.out = arrays.poisoned(self.expected.shape, dtype)
 
     def error(self, out: Any) -> float:

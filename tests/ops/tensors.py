@@ -25,10 +25,7 @@ class Tensor:
         return int(self.array.ctypes.data)
 
     def stride(self) -> tuple[int, ...]:
-        return self.array.strides
-
-    def is_contiguous(self) -> bool:
-        return True
+        return tuple(step // self.array.itemsize for step in self.array.strides)
 
     def new_empty(self, shape: tuple[int, ...]) -> Tensor:
         return Tensor(np.empty(shape, self.array.dtype))

@@ -16,7 +16,7 @@ TOLERANCE = {"bfloat16": 2.1e-3, "float16": 2.7e-4}
 @pytest.mark.parametrize("w_layout", ["nk", "kn"])
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_random_values_come_close_to_fp32(dtype, w_layout, world, make, problem, rng):
-    op = make(AllGatherMatmul, dtype=dtype, w_layout=w_layout)
+    op = make(AllGatherMatmul)
     shape = (48 * world.size, 296, 136)
     p = problem(AllGatherMatmul, shape, dtype, w_layout, rng)
     op(p.x, p.w, p.out)
@@ -39,7 +39,7 @@ def test_random_values_come_close_to_fp32(dtype, w_layout, world, make, problem,
     ],
 )
 def test_small_integers_are_summed_exactly(rows, n, k, w_layout, world, make, problem):
-    op = make(AllGatherMatmul, w_layout=w_layout)
+    op = make(AllGatherMatmul)
     p = problem(AllGatherMatmul, (rows * world.size, n, k), w_layout=w_layout)
     op(p.x, p.w, p.out)
     op.synchronize()

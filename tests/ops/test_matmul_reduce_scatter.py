@@ -17,7 +17,7 @@ TOLERANCE = {"bfloat16": 3e-3, "float16": 3.75e-4}
 @pytest.mark.parametrize("w_layout", ["nk", "kn"])
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_random_values_come_close_to_fp32(dtype, w_layout, world, make, problem, rng):
-    op = make(MatmulReduceScatter, dtype=dtype, w_layout=w_layout)
+    op = make(MatmulReduceScatter)
     shape = (48 * world.size, 296, 136)
     p = problem(MatmulReduceScatter, shape, dtype, w_layout, rng)
     op(p.x, p.w, p.out)
@@ -32,7 +32,7 @@ def test_random_values_come_close_to_fp32(dtype, w_layout, world, make, problem,
     [(1, 8, 8), (24, 256, 64), (256, 264, 8), (40, 520, 72), (264, 96, 40)],
 )
 def test_small_integers_are_summed_exactly(rows, n, k, w_layout, world, make, problem):
-    op = make(MatmulReduceScatter, w_layout=w_layout)
+    op = make(MatmulReduceScatter)
     p = problem(MatmulReduceScatter, (rows * world.size, n, k), w_layout=w_layout)
     op(p.x, p.w, p.out)
     op.synchronize()

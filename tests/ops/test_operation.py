@@ -6,6 +6,7 @@ import pytest
 
 import etc_dist
 from etc_dist import AllGatherMatmul, MatmulReduceScatter
+from etc_dist.errors import WorldError
 
 pytestmark = [
     pytest.mark.mpi,
@@ -67,7 +68,7 @@ def test_a_call_reads_what_its_arrays_hold_then(kind, world, make, problem):
 
 
 def test_an_output_is_given_back_or_made(kind, world, make, problem):
-    op = make(kind, dtype="float16")
+    op = make(kind)
     p = problem(kind, (16 * world.size, 24, 32), "float16")
     assert op(p.x, p.w, p.out) is p.out
     made = op(p.x, p.w)
@@ -79,9 +80,9 @@ def test_an_output_is_given_back_or_made(kind, world, make, problem):
 
 
 def test_two_operations_take_turns(kind, world, make, problem):
-    ops = [make(kind, w_layout=layout) for layout in ("nk", "kn")]
+    ops = [make(kind) for _ in range(2)]
     for op in ops * 3:
-        p = problem(kind, (8 * world.size, 16, 24), w_layout=op.w_layout)
+        p = problem(kind, (8 * world.size, 16, 24))
         op(p.x, p.w, p.out)
         op.synchronize()
         p.check_exact(p.out)
@@ -91,8 +92,24 @@ def test_two_operations_take_turns(kind, world, make, problem):
 def test_the_function_keeps_one_operation(kind, dtype, world, problem, compiled):
     function = FUNCTIONS[kind]
     for rows, n, k in [(8, 16, 24), (16, 8, 40), (8, 16, 24)]:
-        p = problem(kind, (rows * world.size, n, k), dtype, "kn")
-        assert function(p.x, p.w, w_layout="kn", out=p.out) is p.out
+        p = problem(kind, (rows * world.size, n, k), dtype)
+        assert function(p.x, p.w, out=p.out) is p.out
         p.check_exact(p.out)
-        p.check_exact(function(p.x, p.w, w_layout="kn"))
+        p.check_exact(function(p.x, p.w))
     assert len(compiled) == 1
+
+
+def test_one_operation_takes_every_dtype_and_layout(
+    kind, world, make, problem, compiled
+):
+    with make(kind) as op:
+        for _ in range(2):
+            for dtype in ("bfloat16", "float16"):
+                for layout in ("nk", "kn"):
+                    p = problem(kind, (8 * world.size, 16, 24), dtype, layout)
+                    op(p.x, p.w, p.out)
+                    op.synchronize()
+                    p.check_exact(p.out)
+        assert len(compiled) == 4
+    with pytest.raises(WorldError, match="the program is closed"):
+        op.synchronize()

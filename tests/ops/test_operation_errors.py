@@ -18,7 +18,6 @@ import etc_dist
 from etc_dist import AllGatherMatmul, MatmulReduceScatter
 from etc_dist.errors import (
     ArgumentError,
-    EtcDistError,
     ScheduleError,
     SymmetricMemoryError,
     WaitTimeoutError,
@@ -57,7 +56,7 @@ def good(kind, problem, world) -> Callable[[], Any]:
 
 
 @contextmanager
-def refusal(error: type[EtcDistError], words: str) -> Iterator[None]:
+def refusal(error: type[Exception], words: str) -> Iterator[None]:
     """What is done inside must raise soon, in four parts and with these words."""
     began = time.monotonic()
     with pytest.raises(error) as caught:
@@ -71,14 +70,15 @@ def refusal(error: type[EtcDistError], words: str) -> Iterator[None]:
 
 
 @pytest.fixture
-def refused(op, good, monkeypatch) -> Callable[[Call, str], None]:
+def refused(op, good, monkeypatch) -> Callable[..., None]:
     """Makes a call that must raise on this rank and launch nothing; then a good one."""
 
-    def refused(call: Call, words: str) -> None:
+    def refused(call: Call, words: str, error: type[Exception] = ArgumentError) -> None:
+        works(op, good())
         launched: list[object] = []
         with monkeypatch.context() as patch:
             patch.setattr(op.program._executor, "launch", launched.append)
-            with refusal(ArgumentError, words):
+            with refusal(error, words):
                 op(*call)
         assert launched == []
         works(op, good())
@@ -111,7 +111,8 @@ def wrong(what: str, p: Any, put: Callable[..., Any]) -> Call:
         "out is float16": (p.x, p.w, zeros(*shape, dtype="float16")),
         "x is float32": (zeros(rows, k, dtype="float32"), p.w, None),
         "x is not contiguous": (zeros(rows, 2 * k)[:, ::2], p.w, None),
-        "w is transposed": (p.x, zeros(k, n).T, None),
+        "w has other strides": (p.x, zeros(k, 2 * n).T[::2], None),
+        "x is transposed": (zeros(k, rows).T, p.w, None),
         "out has another row": (p.x, p.w, zeros(shape[0] + 1, n)),
         "out has one axis": (p.x, p.w, zeros(shape[0] * n)),
         "out is not contiguous": (p.x, p.w, zeros(n, shape[0]).T),
@@ -121,8 +122,6 @@ def wrong(what: str, p: Any, put: Callable[..., Any]) -> Call:
             p.w,
             both[rows * k - 8 : -8].reshape(shape),
         ),
-        "x is a list": ([[0.0] * k] * rows, p.w, None),
-        "x is None": (None, p.w, None),
     }[what]
 
 
@@ -130,23 +129,22 @@ def wrong(what: str, p: Any, put: Callable[..., Any]) -> Call:
 
 
 WORDS = {
-    "K differs": r"wanted: w \[N, K\] with K = 24 as in x",
-    "x has one axis": r"got: +x \[24\] bfloat16 on",
+    "K differs": r"wanted: w \[16, 24\] [^$]*got: +w \[16, 32\]",
+    "x has one axis": r"wanted: x \[[^$]*got: +x \[24\] bfloat16 on",
     "w has one axis": r"got: .*; w \[24\] bfloat16 on",
     "w has three axes": r"got: .*; w \[1, 16, 24\] bfloat16 on",
-    "x is float16": r"got: +x .* float16 on",
-    "w is float16": r"got: .*; w \[16, 24\] float16 on",
+    "x is float16": r"got: +w .* bfloat16 on",
+    "w is float16": r"got: +w \[16, 24\] float16 on",
     "out is float16": r"got: +out .* float16 on",
-    "x is float32": r"wanted: x and w of bfloat16\n.* float32 on",
+    "x is float32": r"wanted: x of bfloat16 or float16\n.* float32 on",
     "x is not contiguous": r"wanted: x (\[\d+, 24\]) [^$]*got: +x \1 .*, not cont",
-    "w is transposed": r"got: +w .*, not contiguous",
-    "out has another row": r"wanted: out \[\d+, 16\]\n.*got: +out \[\d+, 16\]",
+    "w has other strides": r"wanted: w .* contiguous or transposed[^$]*, not contig",
+    "x is transposed": r"wanted: x .*, contiguous, [^$]*got: +x .*, transposed",
+    "out has another row": r"wanted: out \[\d+, 16\] .*\n.*got: +out \[\d+, 16\]",
     "out has one axis": r"got: +out \[\d+\] bfloat16",
-    "out is not contiguous": r"got: +out .*, not contiguous",
-    "w is empty": r"wanted: no axis of length 0\n",
+    "out is not contiguous": r"got: +out .*, transposed",
+    "w is empty": r"wanted: w without an axis of length 0",
     "out overlaps x": r"wanted: out apart from x\n",
-    "x is a list": r"argument x is not an array[^$]*got: +list",
-    "x is None": r"argument x is not an array[^$]*got: +NoneType",
 }
 
 
@@ -182,7 +180,7 @@ def test_ranks_that_call_different_operations_are_refused(make, arrays, world):
     ops = [make(kind) for kind in FUNCTIONS]
     x = arrays.put_as(np.zeros((8 * world.size, 24)), "bfloat16")
     w = arrays.put_as(np.zeros((16, 24)), "bfloat16")
-    with refusal(ArgumentError, r"rank 0: matmul_reduce_scatter_graph\(rows=8, "):
+    with refusal(ArgumentError, r"rank 0: MatmulReduceScatter\(first call"):
         ops[min(world.rank, 1)](x, w)
     for op in ops:
         out = op(x, w)
@@ -195,14 +193,58 @@ def test_rows_that_the_ranks_cannot_share_are_refused(make, arrays, world):
     op = make(MatmulReduceScatter)
     m = 8 * world.size + 1
     x, w = (arrays.put_as(np.zeros((rows, 8)), "bfloat16") for rows in (m, 8))
-    with refusal(ArgumentError, rf"M a multiple of {world.size}\n.*got: +M = {m}"):
+    with refusal(ArgumentError, rf"x \[{world.size} \* rows, k\][^$]*x \[{m}, 8\]"):
         op(x, w)
 
 
-def test_a_function_refuses_a_dtype_that_no_operation_has(kind, arrays, world):
-    x, w = (arrays.put_as(np.zeros((8 * world.size, 8)), "float32") for _ in "xw")
-    with refusal(ArgumentError, r"x and w of bfloat16\n[^$]* float32 on"):
-        FUNCTIONS[kind](x, w)
+# name: x, or None for the right one; what is wrong
+TYPES = {"list": ([[0.0] * 24], "x expects a NumPy"), "str": ("x", "got str")}
+
+
+@pytest.mark.parametrize("what", TYPES)
+def test_an_object_that_is_not_an_array_is_a_type_error(what, refused, good):
+    x, words = TYPES[what]
+    p = good()
+    refused((x, p.w, p.out), words, TypeError)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("bad_rank", [0, 1])
+def test_a_type_error_of_one_rank_is_raised_on_all(bad_rank, kind, good, world):
+    p = good()
+    x = "x" if world.rank == bad_rank else p.x
+    for call in (kind(world=world), FUNCTIONS[kind]):
+        for _ in range(2):  # a first call as well as a repeated one
+            with refusal(TypeError, rf"where: +rank {bad_rank}: [^$]*got: .*got str"):
+                call(x, p.w)
+            call(p.x, p.w, out=p.out)
+        p.check_exact(p.out)
+
+
+# name: the arrays of the first call on rank 1
+FIRST_CALLS = {
+    "dtype": lambda p, put: (p.x, put(np.zeros(p.w.shape), "float16")),
+    "all dtypes": lambda p, put: [
+        put(np.zeros(a.shape), "float16") for a in (p.x, p.w)
+    ],
+    "layout": lambda p, put: (p.x, put(np.zeros(p.w.shape[::-1]), "bfloat16").T),
+}
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("what", FIRST_CALLS)
+def test_ranks_with_other_first_calls_are_refused_before_compiling(
+    what, op, good, arrays, world, compiled
+):
+    p = good()
+    x, w = FIRST_CALLS[what](p, arrays.put_as) if world.rank == 1 else (p.x, p.w)
+    with refusal(ArgumentError, "rank 1: "):
+        op(x, w)
+    assert compiled == []
+    works(op, p)
+    with refusal(ArgumentError, "rank 1: "):
+        op(x, w)
+    works(op, p)
 
 
 @pytest.mark.gpu
@@ -229,15 +271,16 @@ def test_arrays_of_another_gpu_are_refused(refused, good):
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"dtype": "float32"}, ArgumentError, r"got: +dtype = 'float32'\n"),
-        ({"w_layout": "mk"}, ArgumentError, r"got: +w_layout = 'mk'\n"),
         ({"schedule": "eager"}, ScheduleError, r"wanted: 'static'.*\n.*'eager'"),
+        ({"schedule": 7}, TypeError, "schedule expects a str, got int"),
+        ({"trace": "yes"}, TypeError, "trace expects a bool or None, got str"),
+        ({"world": 3}, TypeError, "world expects a World, got int"),
     ],
-    ids=["dtype", "w_layout", "schedule"],
+    ids=["schedule", "schedule type", "trace type", "world type"],
 )
 def test_an_unknown_option_is_refused(options, error, words, kind, world):
     with refusal(error, words):
-        kind(world=world, **options)
+        kind(**{"world": world, **options})
 
 
 def test_a_closed_operation_says_so(op, good):
@@ -287,6 +330,7 @@ def test_interrupt_between_agreement_and_launch_breaks_the_world(own, monkeypatc
         raise KeyboardInterrupt
 
     op = MatmulReduceScatter(world=own)
+    op(*ones(own))
     if own.rank == 0:
         monkeypatch.setattr(op.program._executor, "launch", interrupt)
     began = time.monotonic()
@@ -306,6 +350,7 @@ def test_interrupt_in_a_run_is_on_all_ranks_and_the_next_call_is_right(
     own, monkeypatch
 ):
     op = MatmulReduceScatter(world=own)
+    op(*ones(own))
     executor = op.program._executor
 
     def interrupt(team: Any) -> None:
@@ -322,6 +367,7 @@ def test_interrupt_in_a_run_is_on_all_ranks_and_the_next_call_is_right(
 @pytest.mark.mpi(min_size=2)
 def test_interrupt_after_all_ranks_have_finished_is_of_one_rank_alone(own, monkeypatch):
     op = MatmulReduceScatter(world=own)
+    op(*ones(own))
     executor = op.program._executor
     drive = executor._drive
 

@@ -49,6 +49,17 @@ def test_a_repeated_call_fills_the_output_that_is_given(op):
         assert (out.array == 16 * op.world.size * factor).all()
 
 
+def test_a_transposed_view_of_the_same_memory_is_another_call(op):
+    x = Tensor(ones(16 * op.world.size))
+    w = np.arange(256).reshape(16, 16) // 5 % 2
+    w = w.astype(numpy_dtype("bfloat16"))
+    for _ in range(2):
+        for view in (w, w.T):
+            expected = op.world.size * view.astype(np.float32).sum(axis=1)
+            y = op(x, Tensor(view)).array.astype(np.float32)
+            np.testing.assert_array_equal(y, np.broadcast_to(expected, y.shape))
+
+
 def test_remembered_calls_keep_no_tensor_alive(op):
     w = Tensor(ones(8))
     alive = [weakref.ref(op(Tensor(ones(4 * op.world.size)), w)) for _ in range(3)]

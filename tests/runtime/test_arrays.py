@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from etc_dist.errors import ArgumentError
-from etc_dist.runtime.arrays import UNKNOWN, identity, inspect, library_of
+from etc_dist.runtime.arrays import UNKNOWN, identity, inspect, library_of, order_of
 from etc_dist.runtime.stream import stream_for
 
 
@@ -66,6 +66,27 @@ def test_a_tensor_is_launched_on_torch_s_current_stream_of_its_gpu(
 def test_what_is_no_stream_is_refused(backend, stream):
     with pytest.raises(ArgumentError, match="no stream to run on"):
         stream_for(backend, stream, np.zeros(2))
+
+
+@pytest.mark.parametrize("shape", [(4, 8), (1, 8), (8, 1), (0, 8), (2, 4, 8), (5,)])
+def test_order_is_that_of_the_strides(shape):
+    array = np.zeros(shape, np.int16)
+    wide = np.zeros((*shape[:-1], 2 * shape[-1]), np.int16)[..., ::2]
+    is_plain = array.flags.f_contiguous
+    assert inspect("x", array).order == "C"
+    assert inspect("x", array.T).order == ("C" if is_plain else "F")
+    assert order_of(shape, [step // 2 for step in array.strides]) == "C"
+    if array.size > 1:
+        assert inspect("x", wide).order == inspect("x", wide.T).order == ""
+
+
+def test_order_of_a_tensor_comes_from_its_strides():
+    x = Tensor()
+    x.device = SimpleNamespace(type="cuda", index=3)
+    assert (inspect("x", x).order, inspect("x", x).device) == ("C", 3)
+    for strides, order in ((1, 4), "F"), ((16, 1), ""):
+        x.stride = lambda strides=strides: strides
+        assert inspect("x", x).order == order
 
 
 def test_a_masked_array_is_refused():

@@ -82,10 +82,12 @@ def view_of(argument: Argument) -> Array:
     dtype = numpy_dtype(argument.dtype)
     if isinstance(argument.owner, np.ndarray):
         # As a plain array: a subclass may keep an axis that a body drops.
-        return np.asarray(argument.owner).reshape(argument.shape)
+        # In the order of the memory: the owner may be a transposed view.
+        memory = np.asarray(argument.owner).reshape(-1, order="A")
+        return memory.reshape(argument.shape)
     nbytes = prod(argument.shape) * dtype.itemsize
-    memory: Any = (ctypes.c_char * nbytes).from_address(argument.pointer)
-    return np.ndarray(argument.shape, dtype, buffer=memory)
+    block: Any = (ctypes.c_char * nbytes).from_address(argument.pointer)
+    return np.ndarray(argument.shape, dtype, buffer=block)
 
 
 def loads(graph: GraphFunction, arrays: Mapping[str, Array]) -> dict[str, Any]:

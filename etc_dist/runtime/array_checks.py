@@ -1,16 +1,32 @@
-"""Whether the caller's arrays fit the tensors of a graph, and at which dims."""
+"""Whether the caller's arrays are what a call expects, and at which dims."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from etc_dist.errors import ArgumentError
-from etc_dist.ir import GraphFunction, Tensor
-from etc_dist.runtime.arrays import Array, described, place_on
+from etc_dist.ir import GraphFunction
+from etc_dist.runtime.arrays import Array, described
 
-Device = int | str
+
+@dataclass(frozen=True)
+class Expected:
+    """What an array of a call has to be; `name` is the caller's. `orders` are the
+    memory orders that are accepted, see `Array.order`."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    written: bool = False
+    orders: str = "C"
+
+    def describe(self, device: int | str) -> str:
+        layout = "contiguous or transposed" if "F" in self.orders else "contiguous"
+        place = "the CPU" if device == "cpu" else f"cuda:{device}"
+        return f"{self.name} {list(self.shape)} {self.dtype}, {layout}, on {place}"
 
 
 def bind_dims(graph: GraphFunction, arrays: Mapping[str, Array]) -> dict[str, int]:
@@ -47,65 +63,60 @@ def bind_dims(graph: GraphFunction, arrays: Mapping[str, Array]) -> dict[str, in
 
 
 def check_arrays(
-    graph: GraphFunction,
+    call: str,
+    expected: Sequence[Expected],
     arrays: Mapping[str, Array],
-    dims: Mapping[str, int],
-    rank: int,
-    device: Device,
+    device: int | str,
     *,
-    outputs: bool = True,
+    may_be_empty: bool = False,
 ) -> None:
-    """Raise ArgumentError unless the arrays of the inputs, and of the `outputs`, fit at
-    `dims`."""
-    tensors = [*graph.inputs(), *(graph.outputs() if outputs else ())]
-    env = graph.environment(dims, rank)
+    """Raise one ArgumentError for all arrays of `call` that are not as expected."""
     faults = []
-    for tensor in tensors:
-        shape = tuple(int(s.evaluate(env)) for s in tensor.shape)
-        faults += _array_faults(tensor, shape, arrays.get(tensor.name), device)
-    faults = faults or _overlaps(tensors, arrays)
+    for one in expected:
+        faults += _array_faults(one, arrays.get(one.name), device, may_be_empty)
+    faults = faults or _overlaps(expected, arrays)
     if faults:
         raise ArgumentError(
-            f"the arguments do not fit {graph.name}",
-            where=f"{graph.name}, {', '.join(f'{k}={v}' for k, v in dims.items())}",
+            f"the arguments do not fit {call}",
+            where=call,
             wanted="; ".join(wanted for wanted, _ in faults),
             got="; ".join(got for _, got in faults),
-            fix="correct these arrays",
+            fix="correct these arrays; nothing was launched on any rank",
         )
 
 
 def _array_faults(
-    tensor: Tensor, shape: tuple[int, ...], array: Array | None, device: Device
+    expected: Expected, array: Array | None, device: int | str, may_be_empty: bool
 ) -> list[tuple[str, str]]:
-    """What is wanted and got, in the caller's names and shapes."""
+    """What is wanted of one array and what it is."""
+    name = expected.name
     if array is None:
-        wanted = f"{tensor.name} {list(shape)} {tensor.dtype}, {place_on(device)}"
-        return [(wanted, f"no {tensor.name}")]
-    name = array.name
-    if array.shape != shape or array.dtype != tensor.dtype or not array.lies_on(device):
-        seen = array.given_shape if array.shape == shape else None
-        wanted = f"{name} {list(seen or shape)} {tensor.dtype}, {place_on(device)}"
-        return [(wanted, described(array))]
+        return [(expected.describe(device), f"no {name}")]
+    found = (array.shape, array.dtype, array.device)
+    is_ordered = array.order != "" and array.order in expected.orders
+    if found != (expected.shape, expected.dtype, device) or not is_ordered:
+        return [(expected.describe(device), described(array))]
+    if 0 in array.shape:
+        wanted = f"{name} without an axis of length 0"
+        return [] if may_be_empty else [(wanted, described(array))]
     host = array.owner if isinstance(array.owner, np.ndarray) else None
-    if tensor.kind == "output" and host is not None and not host.flags.writeable:
+    if expected.written and host is not None and not host.flags.writeable:
         return [(f"{name} that can be written", "a read-only array")]
-    if device != "cpu" and (
-        array.pointer % 16 or shape[-1] * tensor.itemsize % 16 or 0 in shape
-    ):
-        rows = f"{name} with 16-byte aligned, non-empty rows"
+    if device != "cpu" and (array.pointer % 16 or array.row_bytes % 16):
+        rows = f"{name} with 16-byte aligned rows of a multiple of 16 bytes"
         return [(rows, f"{array} at {array.pointer:#x}")]
     return []
 
 
 def _overlaps(
-    tensors: Sequence[Tensor], arrays: Mapping[str, Array]
+    expected: Sequence[Expected], arrays: Mapping[str, Array]
 ) -> list[tuple[str, str]]:
-    """What is wanted and got of outputs that share memory with one before them."""
-    seen = [arrays[tensor.name] for tensor in tensors]
+    """Outputs that share memory with an array listed before them."""
+    seen = [arrays[one.name] for one in expected]
     return [
         (f"{y.name} apart from {x.name}", f"{y.name} overlaps {x.name}")
         for place, y in enumerate(seen)
-        if tensors[place].kind == "output"
+        if expected[place].written
         for x in seen[:place]
         if y.overlaps(x)
     ]

@@ -7,8 +7,8 @@ import pytest
 
 from etc_dist.errors import ArgumentError
 from etc_dist.ir import Graph, graph_function
+from etc_dist.runtime.array_checks import bind_dims
 from etc_dist.runtime.arrays import inspect
-from etc_dist.runtime.arrays_of_graph import bind_dims
 
 
 @graph_function

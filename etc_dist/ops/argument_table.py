@@ -1,0 +1,209 @@
+"""The arrays of an operation as a table of names and shapes, such as "w [n, k]"."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+from etc_dist.errors import ArgumentError
+from etc_dist.ir import GraphFunction
+from etc_dist.runtime.array_checks import Expected, check_arrays
+from etc_dist.runtime.arrays import Array, described, empty_like, inspect
+from etc_dist.world import World
+
+DTYPES = ("bfloat16", "float16")
+_AXIS = re.compile(r"(?:(\w+) \* )?(\w+)")
+
+
+@dataclass(frozen=True)
+class Axis:
+    """`factor` times a dim."""
+
+    factor: int
+    dim: str
+
+    def show(self, dims: Mapping[str, int]) -> str:
+        if self.dim in dims:
+            return str(self.factor * dims[self.dim])
+        return self.dim if self.factor == 1 else f"{self.factor} * {self.dim}"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The axes of the array `name`."""
+
+    name: str
+    axes: tuple[Axis, ...]
+
+    @classmethod
+    def parse(cls, text: str, ranks: int) -> Shape:
+        """ "x [ranks * rows, k]": each axis is a dim, or a multiple of one."""
+        name, axes = text.removesuffix("]").split(" [")
+        factors = {"ranks": ranks, "": 1}
+        parsed = []
+        for factor, dim in _AXIS.findall(axes):
+            parsed.append(Axis(factors.get(factor) or int(factor), dim))
+        return cls(name, tuple(parsed))
+
+    def bind(self, shape: Sequence[int], dims: dict[str, int]) -> bool:
+        """Add to `dims` those that are not known yet; False if `shape` has another
+        number of axes, or an axis that is not a multiple of its factor."""
+        if len(shape) != len(self.axes):
+            return False
+        for axis, extent in zip(self.axes, shape, strict=True):
+            if extent % axis.factor:
+                return False
+            dims.setdefault(axis.dim, extent // axis.factor)
+        return True
+
+    def at(self, dims: Mapping[str, int]) -> tuple[int, ...]:
+        return tuple(axis.factor * dims[axis.dim] for axis in self.axes)
+
+    def show(self, dims: Mapping[str, int]) -> str:
+        return f"{self.name} [{', '.join(axis.show(dims) for axis in self.axes)}]"
+
+
+@dataclass(frozen=True)
+class Known:
+    """What earlier arrays have fixed: dims, and the dtype of all arrays."""
+
+    dims: Mapping[str, int] = field(default_factory=dict)
+    dtype: str = ""
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The checked arrays of one call. `w_layout` is "kn" if w is a transposed view, so
+    that its memory is [k, n]. `out` is the caller's output, or the one made for it."""
+
+    arrays: Mapping[str, Array]
+    dims: Mapping[str, int]
+    dtype: str
+    w_layout: str
+    out: Any
+    is_empty: bool
+
+    def tensors(self, graph: GraphFunction, rank: int) -> dict[str, Array]:
+        """The same memory as the tensors of `graph`, which calls the output y."""
+        env = graph.environment(self.graph_dims(graph), rank)
+        tensors = {}
+        for tensor in (*graph.inputs(), *graph.outputs()):
+            name = "out" if tensor.kind == "output" else tensor.name
+            shape = tuple(int(extent.evaluate(env)) for extent in tensor.shape)
+            tensors[tensor.name] = self.arrays[name].in_shape(shape)
+        return tensors
+
+    def graph_dims(self, graph: GraphFunction) -> dict[str, int]:
+        return {dim.name: self.dims[dim.name] for dim in graph.dims}
+
+
+class ArgumentTable:
+    """The inputs of the operation `name`, by shape, and its output `out`.
+
+    transposable: the input that may be a transposed view. empty: the dim that may be 0.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        world: World,
+        inputs: Sequence[str],
+        output: str,
+        *,
+        transposable: str = "",
+        empty: str = "",
+    ):
+        self.name, self._world = name, world
+        self.inputs = [Shape.parse(text, world.size) for text in inputs]
+        self.output = Shape.parse(output, world.size)
+        self._transposable, self._empty = transposable, empty
+
+    def hold(self, values: Sequence[Any]) -> Known:
+        """Check the last inputs, which are the same in every call."""
+        shapes = self.inputs[-len(values) :]
+        arrays = _inspect(shapes, values)
+        dims: dict[str, int] = {}
+        self._bind(shapes, arrays, dims)
+        dtype = self._dtype(next(iter(arrays.values())))
+        self._check(shapes, arrays, dims, dtype)
+        return Known(dims, dtype)
+
+    def bind(
+        self, values: Sequence[Any], out: Any, known: Known, stream: Any
+    ) -> Arguments:
+        """Inspect and check the arrays of a call, and make its output if `out` is None.
+        Local."""
+        arrays = _inspect(self.inputs, values)
+        dims = dict(known.dims)
+        self._bind(self.inputs, arrays, dims)
+        first = arrays[self.inputs[0].name]
+        dtype = known.dtype or self._dtype(first)
+        if out is None and first.dtype == dtype:
+            out = new_output(first.owner, self.output.at(dims), stream)
+        if out is not None:
+            arrays["out"] = inspect("out", out)
+        is_empty = dims.get(self._empty) == 0
+        self._check([*self.inputs, self.output], arrays, dims, dtype, is_empty)
+        w = arrays.get(self._transposable)
+        layout = "kn" if w is not None and w.order == "F" else "nk"
+        return Arguments(arrays, dims, dtype, layout, out, is_empty)
+
+    def error(self, wanted: str, got: str) -> ArgumentError:
+        return ArgumentError(
+            f"the arguments do not fit {self.name}",
+            where=f"{self.name} on {self._world.size} ranks",
+            wanted=wanted,
+            got=got,
+            fix="correct the arguments; nothing was launched on any rank",
+        )
+
+    def _bind(
+        self,
+        shapes: Sequence[Shape],
+        arrays: Mapping[str, Array],
+        dims: dict[str, int],
+    ) -> None:
+        known = dict(dims)
+        if not all([one.bind(arrays[one.name].shape, dims) for one in shapes]):
+            wanted = ", ".join(one.show(known) for one in shapes)
+            raise self.error(wanted, described(*arrays.values()))
+
+    def _dtype(self, array: Array) -> str:
+        if array.dtype not in DTYPES:
+            raise self.error(f"{array.name} of {' or '.join(DTYPES)}", described(array))
+        return array.dtype
+
+    def _check(
+        self,
+        shapes: Sequence[Shape],
+        arrays: Mapping[str, Array],
+        dims: Mapping[str, int],
+        dtype: str,
+        may_be_empty: bool = False,
+    ) -> None:
+        expected = [
+            Expected(
+                shape.name,
+                shape.at(dims),
+                dtype,
+                written=shape is self.output,
+                orders="CF" if shape.name == self._transposable else "C",
+            )
+            for shape in shapes
+        ]
+        check_arrays(
+            self.name, expected, arrays, self._world.device, may_be_empty=may_be_empty
+        )
+
+
+def new_output(owner: Any, shape: tuple[int, ...], stream: Any) -> Any:
+    """An output like the array `owner`, made on `stream`."""
+    with stream or nullcontext():
+        return empty_like(owner, shape)
+
+
+def _inspect(shapes: Sequence[Shape], values: Sequence[Any]) -> dict[str, Array]:
+    return {s.name: inspect(s.name, v) for s, v in zip(shapes, values, strict=True)}
