@@ -95,12 +95,12 @@ def main() -> None:
     good = bool((results["y"] == a + b).all())
     expected = (a + b).sum(axis=1)
     error = float(abs(results["total"] - expected).max() / abs(expected).max())
-    heard = world.gather((good, error))
+    received = world.gather((good, error))
     if world.rank == 0:
         print(world.show())
         print(program.show(rows=328, n=256))
-        print(f"y equals a + b on every rank: {all(ok for ok, _ in heard)}")
-        print(f"largest error of a row's sum: {max(e for _, e in heard):.1e}")
+        print(f"y equals a + b on every rank: {all(ok for ok, _ in received)}")
+        print(f"largest error of a row's sum: {max(e for _, e in received):.1e}")
     program.close()
     world.close()
     if not good or error > 1e-5:

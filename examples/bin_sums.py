@@ -97,11 +97,11 @@ def main() -> None:
     expected = np.zeros((12, 64), np.float32)
     np.add.at(expected, keys, x)
     good = bool((total == xp.asarray(expected)).all())
-    heard = world.gather(good)
+    received = world.gather(good)
     if world.rank == 0:
         print(world.show())
         print(program.show(rows=100, bins=12, n=64))
-        print(f"total holds the sums of all bins, on every rank: {all(heard)}")
+        print(f"total holds the sums of all bins, on every rank: {all(received)}")
     program.close()
     world.close()
     if not good:
