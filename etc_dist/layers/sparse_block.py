@@ -84,7 +84,7 @@ def read_sparse_block(block: Any) -> SparseBlock:
         first = _first_expert(experts)
         parts = [("block", block), ("gate", gate), ("experts", experts)]
         parts += [("experts[0]", first)] if weights is None and first else []
-        raise _refusal(LOOKED_FOR, "; ".join(f"{n}: {_told(p)}" for n, p in parts))
+        raise _refusal(LOOKED_FOR, "; ".join(f"{n}: {_describe(p)}" for n, p in parts))
     strange = list(_strange(block, gate, experts))
     if strange:
         wanted = "softmax routing, SiLU, weights [out, in], no bias, no shared expert"
@@ -163,8 +163,8 @@ def _length(experts: Any) -> int:
     return len(experts) if hasattr(experts, "__len__") else 0
 
 
-def _told(part: Any) -> str:
-    """A part of a block in words: its kind, and the names that it has."""
+def _describe(part: Any) -> str:
+    """A part of a block for an error: its class and attributes."""
     if part is None:
         return "none"
     held = vars(part) if hasattr(part, "__dict__") else {}
