@@ -115,7 +115,7 @@ class WorldError(EtcDistError):
 
 
 class SymmetricMemoryError(WorldError, MemoryError):
-    """The symmetric heap cannot hold what a program asks for."""
+    """The symmetric heap has no space for an allocation."""
 
 
 def expect_type(value: object, kind: type | tuple[type, ...], name: str) -> None:
@@ -173,7 +173,7 @@ class RangeRecord:
 class WaitTimeoutError(EtcDistError, TimeoutError):
     """A wait was not met within the time limit; every rank's run was ended.
 
-    `records` lists the waits of all ranks that could still be heard.
+    `records` lists the waits of all ranks that still responded.
     """
 
     def __init__(

@@ -22,7 +22,7 @@ from etc_dist.errors import (
     expect_type,
 )
 
-PARTS = {"where": "here", "wanted": "good", "got": "bad", "fix": "mend it"}
+PARTS = {"where": "here", "wanted": "good", "got": "bad", "fix": "correct it"}
 CLASSES = [
     value
     for value in vars(errors).values()
@@ -38,7 +38,7 @@ def travelled(error: EtcDistError) -> EtcDistError:
 @pytest.mark.parametrize("kind", CLASSES)
 def test_a_message_has_four_parts(kind):
     assert str(kind("it failed", **PARTS)) == (
-        "it failed\n  where:  here\n  wanted: good\n  got:    bad\n  to do:  mend it"
+        "it failed\n  where:  here\n  wanted: good\n  got:    bad\n  to do:  correct it"
     )
 
 
@@ -49,7 +49,7 @@ def test_an_error_survives_pickling(kind):
     assert type(again) is kind
     assert str(again) == str(error)
     assert vars(again) == vars(error)
-    assert (again.what, again.fix) == ("it failed", "mend it")
+    assert (again.what, again.fix) == ("it failed", "correct it")
 
 
 @pytest.mark.parametrize(

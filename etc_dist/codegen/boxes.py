@@ -32,7 +32,7 @@ def boxes(call: Call, arguments: Arguments, large: bool = False) -> Iterator[str
             raise CodegenError(
                 f"call {call.name}: operand {n + 1} is not the other half of {n}",
                 where=f"{region} and what follows",
-                wanted=f"of a tensor of 2 * h rows, those h behind {region}",
+                wanted=f"in a tensor of 2 * h rows, those h after {region}",
                 got=f"a tensor of {region.tensor.shape[-2]} rows",
                 fix="stack both matrices in one tensor; write the row as h + start",
             )
@@ -58,7 +58,7 @@ def _is_other_half(region: Region, following: Sequence[Region]) -> bool:
 
 
 def _halves(extent: Expr) -> list[Expr]:
-    """What `extent` is twice of, as far as its text tells."""
+    """The halves of `extent`, if its expression shows them."""
     if isinstance(extent, Const):
         return [Const(extent.value // 2)] * (extent.value % 2 == 0)
     if isinstance(extent, Op) and extent.name == "*":

@@ -268,8 +268,8 @@ def _call(plan: Plan, lane: Lane, call: Call, number: int, arguments: Arguments)
 
 
 def _may_be_idle(call: Call) -> bool:
-    """Whether data decide if a task has anything left to write, and somebody has to ask
-    before its body: products do by themselves."""
+    """Whether data decide if a task has anything to write, so that it is checked before
+    the body runs: GEMMs check by themselves."""
     loaded = [any(e.is_loaded for e in (*r.start, *r.size)) for r in call.writes]
     return bool(loaded) and all(loaded) and call.function.source not in ENGINES
 

@@ -1,7 +1,7 @@
 """What a dynamic program's queues need to know, as CUDA text: the groups of each call,
 the elements that a task notifies, and which groups an element releases.
 
-docs/protocol.md, "Dynamic schedules", says what the device makes of it.
+docs/protocol.md, "Dynamic schedules", describes how the device uses it.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def released(
 ) -> Spans:
     """Where the groups lie whose wait for `index` is one for `element`: for each gating
     coordinate the values that it may have. One value follows where an index is the
-    coordinate plus or minus something, also modulo what is no less than its extent, or
+    coordinate plus or minus something, also modulo a number at or above its extent, or
     where it is the coordinate and no less than a bound; a few where it is divided by a
     number, and those up to the bound where it is the bound; all values where nothing
     follows."""

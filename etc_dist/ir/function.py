@@ -47,7 +47,7 @@ class DeviceFunction:
     source: the `.cuh` file that defines `template <class Task> struct <name>`: a path,
     or a name below `kernels/`.
     lane: "tensor" (the worker's 256 compute threads run a task together) or "transfer"
-    (one warp runs a task, beside the tensor lane).
+    (one warp runs a task, concurrently with the tensor lane).
     cluster: workers that run one task together (2 share operands by TMA multicast).
     parts: counter increments that one notification is made of on the device, where
     several warps finish their share of a task independently.

@@ -77,8 +77,8 @@ def test_two_kinds_of_matmul_in_a_program_are_refused():
     assert "'kWeightIsKN': 0" in error.got and "'kWeightIsKN': 1" in error.got
 
 
-@pytest.mark.parametrize(("behind", "rows"), [(32, 64), (31, 64), (32, 66)])
-def test_a_gated_product_needs_both_halves_of_one_tensor(behind, rows):
+@pytest.mark.parametrize(("offset", "rows"), [(32, 64), (31, 64), (32, 66)])
+def test_a_gated_product_needs_both_halves_of_one_tensor(offset, rows):
     @graph_function
     def gated(g: Graph) -> None:
         x, weight = g.input("x", (8, 64), "bfloat16"), (1, rows, 64)
@@ -86,7 +86,7 @@ def test_a_gated_product_needs_both_halves_of_one_tensor(behind, rows):
         tokens = g.input("tokens", (8,), "int32")
         y = g.output("y", (8, 32), "bfloat16")
         (j,) = grid = g.grid(j=2)
-        gate, up = (span(first + j * 16, 16) for first in (0, behind))
+        gate, up = (span(first + j * 16, 16) for first in (0, offset))
         g.call(
             grouped_gated("bfloat16"),
             grid,
@@ -94,7 +94,7 @@ def test_a_gated_product_needs_both_halves_of_one_tensor(behind, rows):
             writes=[y[:, tile(j, 16)]],
         )
 
-    if (behind, rows) == (32, 64):
+    if (offset, rows) == (32, 64):
         assert "halves_both_128x64" in generate(schedule_static(gated(1))).text
     else:
         error = refused(gated(1))
