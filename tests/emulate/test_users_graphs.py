@@ -77,7 +77,10 @@ def one_shot_all_reduce(g: Graph, *, dtype: str) -> None:
     )
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize(
+    "dtype",
+    ["bfloat16", "float32", pytest.param("float16", marks=pytest.mark.exhaustive)],
+)
 def test_a_one_shot_all_reduce_adds_all_ranks(folder, dtype):
     rng = np.random.default_rng(1)
     xs = [draw(rng, (5, 136), dtype) for _ in range(2)]
