@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, TypeVar
@@ -110,6 +110,7 @@ class Graph:
         self._events: list[EventTensor] = []
         self._calls: list[Call] = []
         self._names: set[str] = {RANK.name, TASK.name}
+        self._coordinates: set[str] = set()
 
     def dims(self, names: str) -> Any:
         """Symbolic dims by name, separated by spaces; bound when the program runs. One
@@ -156,6 +157,8 @@ class Graph:
         where = f"graph {self.name}, events {name}"
         lengths = _shape(shape, f"event tensor {name}", where)
         axes = make_axes(self._claim(name), len(lengths))
+        for axis in axes:
+            self._claim_coordinate(axis.name)
         count = wrap(
             expects(*axes) if callable(expects) else expects, f"{where}: expects="
         )
@@ -176,7 +179,7 @@ class Graph:
     def grid(self, **extents: Expr | int) -> Grid:
         """The axes of a call: coordinate name -> extent."""
         for name in extents:
-            self._refuse_taken(name)
+            self._claim_coordinate(name)
         where = f"graph {self.name}: extent of"
         lengths = {n: wrap(e, f"{where} {n}") for n, e in extents.items()}
         return Grid([Coordinate(Symbol(n, "coordinate"), lengths[n]) for n in lengths])
@@ -257,12 +260,19 @@ class Graph:
     def _claim(self, name: str) -> str:
         """Take a name for a dim, a tensor, an event tensor or a call."""
         expect_type(name, str, f"a name in graph {self.name}")
-        self._refuse_taken(name)
+        self._refuse_taken(name, self._coordinates)
         self._names.add(name)
         return name
 
-    def _refuse_taken(self, name: str) -> None:
-        if not name.isidentifier() or name[0] == "_" or name in self._names:
+    def _claim_coordinate(self, name: str) -> None:
+        """Take a name for a coordinate, of this call and perhaps others: no dim or
+        number of `let` may share it, for one expression may use both."""
+        self._refuse_taken(name)
+        self._coordinates.add(name)
+
+    def _refuse_taken(self, name: str, others: Set[str] = frozenset()) -> None:
+        taken = name in self._names or name in others
+        if not name.isidentifier() or name[0] == "_" or taken:
             raise GraphError(
                 f"the name {name!r} cannot be used",
                 where=f"graph {self.name}",

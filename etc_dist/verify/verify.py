@@ -26,6 +26,7 @@ from etc_dist.verify.coverage import (
 from etc_dist.verify.enumerate_plan import enumerate_plan
 from etc_dist.verify.enumeration import NONE, Array, Enumeration
 from etc_dist.verify.happens_before import order_tasks
+from etc_dist.verify.index_range import check_index_range
 from etc_dist.verify.loaded_accesses import check_own_writes
 from etc_dist.verify.progress import (
     count_notifications,
@@ -112,6 +113,7 @@ def verify(
     # A division by zero is an error of the expression, not a warning and a zero.
     with np.errstate(divide="raise"):
         tasks, faults = enumerate_plan(plan, dims, workers, tensors)
+        faults += check_index_range(plan.graph, tasks.environments)
         counts, found = count_notifications(tasks)
         faults += found + _check_tasks(tasks, *run_queues(tasks, counts))
     refuse(subject, where, faults)

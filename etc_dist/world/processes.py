@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from threading import get_ident
-from types import TracebackType
+from types import FrameType, TracebackType
 
 from etc_dist.errors import EtcDistError
 from etc_dist.world import rank_errors
@@ -24,6 +24,8 @@ LONGEST_SLEEP = 1e-3
 """Seconds; bounds how late a waiting rank notices."""
 CHECK_SECONDS = 0.2
 """Seconds between two searches for lost ranks."""
+_PASSING = ("contextlib", "functools")
+"""Modules through which this package may call itself."""
 ENTERING_SECONDS = 0.01
 """More than a thread needs between taking the lock and writing its identity."""
 
@@ -197,12 +199,15 @@ class Exclusive:
         self._owner = 0
         self._depth = 0
         self._agreed_error: BaseException | None = None
+        self._nested: BaseException | None = None
 
     def __enter__(self) -> None:
         if _forked:
             raise rank_errors.forked()
         thread = get_ident()
-        if self._owner != thread:
+        if self._owner == thread:
+            self._refuse_nested()
+        else:
             if not self._lock.acquire(False):
                 self._take_over(thread)
             self._owner = thread
@@ -221,15 +226,27 @@ class Exclusive:
             self._owner = 0
             self._lock.release()
 
+    def _refuse_nested(self) -> None:
+        """Refuse a call that user code makes inside another call: a NumPy body, a
+        signal handler or a finalizer. Calls of this package may nest."""
+        frame = sys._getframe(3)  # the caller of the method that enters
+        while frame.f_back is not None and _module(frame) in _PASSING:
+            frame = frame.f_back
+        if not _module(frame).startswith("etc_dist."):
+            self._nested = rank_errors.nested(frame.f_code.co_name)
+            raise self._nested
+
     def report(self, error: BaseException) -> None:
         """All ranks have received this error: it does not break the world."""
         self._agreed_error = error
 
     def _check(self, error: BaseException) -> None:
-        if not isinstance(error, EtcDistError) and error is not self._agreed_error:
+        agreed = isinstance(error, EtcDistError) or error is self._agreed_error
+        # Peers have no part in the refusal of a nested call.
+        if not agreed or error is self._nested:
             self._give_up(f"a call was interrupted by {type(error).__name__}")
         if not self._depth:
-            self._agreed_error = None
+            self._agreed_error = self._nested = None
 
     def _take_over(self, thread: int) -> None:
         """Take the lock from a call that is over; otherwise refuse `thread`."""
@@ -246,10 +263,14 @@ def _runs_call(thread: int) -> bool:
     """Whether `thread` is inside this package."""
     frame = sys._current_frames().get(thread)
     while frame is not None:
-        if str(frame.f_globals.get("__name__")).startswith("etc_dist."):
+        if _module(frame).startswith("etc_dist."):
             return True
         frame = frame.f_back
     return False
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__"))
 
 
 def _name(thread: int) -> str:

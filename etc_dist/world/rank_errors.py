@@ -186,6 +186,18 @@ def second_thread(owner: str, caller: str) -> WorldError:
     )
 
 
+def nested(caller: str) -> WorldError:
+    """The function `caller` of a user made a call inside another call."""
+    return WorldError(
+        "a call was made inside another call of the same world",
+        where=caller,
+        wanted="one call at a time",
+        got="a call from the body of a device function, a signal handler or a "
+        "finalizer, while the same thread was inside a call",
+        fix="make the call after the other one has returned; this one did nothing",
+    )
+
+
 def forked() -> WorldError:
     """A call in a child process."""
     return WorldError(

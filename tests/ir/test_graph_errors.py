@@ -292,3 +292,19 @@ def test_a_task_that_waits_for_nothing_does_not_read_early():
         )
     )
     assert error.got == "0 waits, not loaded"
+
+
+@pytest.mark.parametrize("claim", ["let", "dims"])
+def test_a_value_has_not_the_name_of_a_coordinate(claim):
+    g = Graph("one", 1)
+    g.grid(i=4)
+    n = g.dims("n")
+    error = refused(lambda: g.let("i", n + 1) if claim == "let" else g.dims("i"))
+    assert error.what == "the name 'i' cannot be used"
+
+
+def test_a_value_has_not_the_name_of_an_axis_of_events():
+    g = Graph("one", 1)
+    g.dims("done_0")
+    error = refused(lambda: g.events("done", (4,), expects=lambda i: i))
+    assert "'done_0'" in error.what

@@ -298,10 +298,10 @@ def test_exhausted_symmetric_memory_leaves_the_operation_usable(
     op, kind, good, problem, world, monkeypatch
 ):
     works(op, good())
-    allocate = world.allocate
+    take = world._backend.allocate
     larger = problem(kind, (512 * world.size, 264, 16))
     with monkeypatch.context() as patch:
-        patch.setattr(world, "allocate", lambda nbytes: allocate(nbytes << 32))
+        patch.setattr(world._backend, "allocate", lambda nbytes: take(nbytes << 32))
         with refusal(SymmetricMemoryError, "cannot hold this allocation"):
             op(larger.x, larger.w, larger.out)
     works(op, good())

@@ -86,3 +86,42 @@ def test_a_run_names_what_is_unwritten(world):
         executor.run({"x": x, "y": np.zeros_like(x)}, {})
     executor.close()
     calm.close()
+
+
+def test_a_body_that_changes_a_tensor_in_place_counts_once():
+    def start(x: Any, total: Any) -> None:
+        total[...] = x
+
+    def step(before: Any, x: Any, total: Any, y: Any) -> None:
+        y[...] = np.where(x > 0, x, -1)  # what an unwritten element looks like
+        total[...] = before + x
+
+    made = [
+        device_function(source="", reads=1, writes=1)(start),
+        device_function(source="", reads=2, writes=2)(step),
+        device_function(source="", reads=1, writes=1)(copies),
+    ]
+
+    @graph_function
+    def graph(g: Graph) -> None:
+        x, y, z = (
+            g.input("x", (4,), "int32"),
+            *(g.output(n, (4,), "int32") for n in "yz"),
+        )
+        total = g.local("total", (4,), "int32")
+        one, two = (g.events(name, (1,), expects=1) for name in ("one", "two"))
+        a, b, c = made
+        g.call(a, g.grid(i=1), reads=[x[:]], writes=[total[:]], notifies=[one[0]])
+        g.call(
+            b,
+            g.grid(j=1),
+            reads=[total[:], x[:]],
+            writes=[total[:], y[:]],
+            waits=[one[0]],
+            notifies=[two[0]],
+        )
+        g.call(c, g.grid(k=1), reads=[total[:]], writes=[z[:]], waits=[two[0]])
+
+    x = np.array([1, 2, 3, -4], np.int32)
+    outputs = simulate(schedule_static(graph(1)), [{"x": x}], {}).outputs[0]
+    np.testing.assert_array_equal(outputs["z"], 2 * x)

@@ -134,3 +134,28 @@ def test_error_that_all_ranks_raise_does_not_break_the_world(own):
     with pytest.raises(ArgumentError, match="x is bad"):
         CALLS["refuse"](own)
     own.barrier()
+
+
+@pytest.mark.mpi
+def test_call_of_user_code_inside_another_call_is_refused(own):
+    def step():
+        with pytest.raises(WorldError, match="made inside another call"):
+            own.barrier()
+
+    own.agree(step)
+    own.barrier()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_nested_call_that_a_signal_handler_does_not_catch_breaks_the_world(own):
+    if own.rank == 0:
+        before = signal.signal(signal.SIGALRM, lambda *_: own.barrier())
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with pytest.raises(WorldError, match="made inside another call"):
+            own.barrier()
+        signal.signal(signal.SIGALRM, before)
+        assert own.broken
+    else:
+        time.sleep(1.0)
+        with pytest.raises(WorldError, match="rank 0: gave up"):
+            own.barrier()

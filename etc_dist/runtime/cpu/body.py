@@ -9,6 +9,8 @@ import numpy as np
 from etc_dist.errors import GraphError
 from etc_dist.runtime.cpu.arrays import Array, still_poisoned
 from etc_dist.runtime.cpu.task import Access, Task
+from etc_dist.world.processes import is_forked
+from etc_dist.world.rank_errors import forked
 
 
 def run_body(task: Task, views: Sequence[Array]) -> None:
@@ -16,7 +18,8 @@ def run_body(task: Task, views: Sequence[Array]) -> None:
     returns a value, or leaves elements of an output as they were.
 
     Outputs are poisoned before the body. An element that still looks poisoned may be a
-    result with the same bits, so the body runs again on zeros: a result stays."""
+    result with the same bits. So the body runs again on copies of what it had, with
+    zeros in its outputs: a result has the same bits again."""
     reads, writes = views[: len(task.reads)], views[len(task.reads) :]
     for view in reads:
         view.flags.writeable = False
@@ -28,18 +31,30 @@ def run_body(task: Task, views: Sequence[Array]) -> None:
     ]
     for _, view in outputs:
         _bits(view).fill(np.iinfo(_bits(view).dtype).max)
+    before = _copies(reads, writes) if outputs else []
     _call(task, views)
-    doubtful = [(a, view, still_poisoned(view)) for a, view in outputs]
-    doubtful = [found for found in doubtful if found[2].any()]
-    if not doubtful:
+    if not any(still_poisoned(view).any() for _, view in outputs):
         return
-    for _, view, _ in doubtful:
-        _bits(view).fill(0)
-    _call(task, views)
-    for access, view, before in doubtful:
-        left = np.argwhere(before & ~still_poisoned(view))
+    checked = [(a, view, before[_position(views, view)]) for a, view in outputs]
+    for _, _, copy in checked:
+        _bits(copy).fill(0)
+    _call(task, before)
+    for access, view, copy in checked:
+        left = np.argwhere(still_poisoned(view) & ~still_poisoned(copy))
         if len(left):
             raise _unwritten(task, access, left)
+
+
+def _copies(reads: Sequence[Array], writes: Sequence[Array]) -> list[Array]:
+    """The operands of another call with the same values: reads that no write changes
+    are not copied. Memory that operands share is not shared by their copies."""
+    changed = [any(np.may_share_memory(r, w) for w in writes) for r in reads]
+    kept = [r.copy() if c else r for r, c in zip(reads, changed, strict=True)]
+    return [*kept, *(view.copy() for view in writes)]
+
+
+def _position(views: Sequence[Array], view: Array) -> int:
+    return next(n for n, other in enumerate(views) if other is view)
 
 
 def _bits(view: Array) -> Array:
@@ -56,6 +71,8 @@ def _call(task: Task, views: Sequence[Array]) -> None:
     except Exception as fault:
         fault.add_note(f"in {task.where}")
         raise
+    if is_forked():
+        raise forked()  # a child of the body, which has no part in the run
     if returned is not None:
         raise _returned(task, returned)
 

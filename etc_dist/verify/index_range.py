@@ -1,0 +1,108 @@
+"""Whether index arithmetic fits the 32 bits that it has on GPUs.
+
+The verifier and the CPU backend compute with wider numbers, so a program could be
+correct there and wrong on a GPU. Every sub-expression gets an interval from those of
+its symbols at the given dims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from etc_dist.errors import GraphError
+from etc_dist.ir import RANK
+from etc_dist.ir.call import TASK, Call
+from etc_dist.ir.event import EventRef
+from etc_dist.ir.expr import Const, Expr, Op, Symbol
+from etc_dist.ir.graph import GraphFunction
+from etc_dist.verify.violations import Fault
+
+Interval = tuple[int, int]
+LEAST, GREATEST = -(1 << 31), (1 << 31) - 1
+
+
+def check_index_range(
+    graph: GraphFunction, environments: Sequence[Mapping[str, Any]]
+) -> list[Fault]:
+    """A fault for each call with an index expression that may exceed 32 bits;
+    `environments` holds the dims and derived numbers of each rank, among others."""
+    names = (*(d.name for d in graph.dims), *(s.name for s, _ in graph.derived))
+    known = {n: _over([env[n] for env in environments]) for n in (*names, RANK.name)}
+    return [fault for call in graph.calls for fault in _check_call(call, known)]
+
+
+def _check_call(call: Call, known: Mapping[str, Interval]) -> Iterator[Fault]:
+    ranges = dict(known)
+    tasks = 1
+    for axis in call.axes:
+        extent = max(interval(axis.extent, known)[1], 1)
+        ranges[axis.symbol.name] = 0, extent - 1
+        tasks *= extent
+    ranges[TASK.name] = 0, tasks - 1
+    for expr in _expressions(call):
+        wide = next(_too_wide(expr, ranges), None)
+        if wide is not None:
+            low, high = interval(wide, ranges)
+            yield Fault(
+                GraphError,
+                f"call {call.name}: {wide} in {expr} may be {low} to {high}, and index "
+                "arithmetic has 32 bits on GPUs",
+                "use smaller numbers, or compute the index in an int32 tensor and load "
+                "it",
+            )
+            return
+
+
+def _expressions(call: Call) -> Iterator[Expr]:
+    yield from call.order
+    for region in (*call.reads, *call.writes):
+        yield from region.parts
+        yield from (s + e for s, e in zip(region.start, region.size, strict=True))
+    for ref in (*call.waits, *call.notifies):
+        yield from _parts(ref)
+
+
+def _parts(ref: EventRef) -> tuple[Expr, ...]:
+    return (*ref.index, ref.expects, *(() if ref.rank is None else (ref.rank,)))
+
+
+def _too_wide(expr: Expr, ranges: Mapping[str, Interval]) -> Iterator[Expr]:
+    """Sub-expressions without loads that may not fit, innermost first. What is loaded
+    is checked as the program runs."""
+    for child in expr.children():
+        yield from _too_wide(child, ranges)
+    if isinstance(expr, (Const, Op)) and not expr.is_loaded:
+        low, high = interval(expr, ranges)
+        if low < LEAST or high > GREATEST:
+            yield expr
+
+
+def interval(expr: Expr, ranges: Mapping[str, Interval]) -> Interval:
+    """The least and the greatest value that `expr` may have, or bounds of them."""
+    if isinstance(expr, Const):
+        return expr.value, expr.value
+    if isinstance(expr, Symbol):
+        return ranges.get(expr.name, (LEAST, GREATEST))
+    if not isinstance(expr, Op):
+        return LEAST, GREATEST  # a load
+    (a, b), (c, d) = interval(expr.left, ranges), interval(expr.right, ranges)
+    if expr.name == "+":
+        return a + c, b + d
+    if expr.name == "-":
+        return a - d, b - c
+    if expr.name == "min":
+        return min(a, c), min(b, d)
+    if expr.name == "max":
+        return max(a, c), max(b, d)
+    if expr.name == "*":
+        return _over((a * c, a * d, b * c, b * d))
+    if c <= 0:  # a divisor that may be negative, or 0, which is refused elsewhere
+        return (LEAST, GREATEST) if expr.name == "%" else (min(a, -b), max(b, -a))
+    if expr.name == "//":
+        return _over((a // c, a // d, b // c, b // d))
+    return (a, b) if a >= 0 and b < c else (0, d - 1)
+
+
+def _over(values: Sequence[int]) -> Interval:
+    return min(values), max(values)
