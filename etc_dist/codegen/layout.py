@@ -156,7 +156,7 @@ def queue_words(plan: Plan) -> Iterator[tuple[str, Expr]]:
     for lane in plan.lanes:
         if lane.policy != QUEUE:
             continue
-        for part in ("head", "tail", *(["voids"] if lane.void else [])):
+        for part in ("head", "tail", *(["empty_slots"] if lane.void else [])):
             yield queue_name(lane.name, part), one
         yield queue_name(lane.name, "slots"), lane.total - lane.initial
         for call in filter(lane.queued, lane.calls):
@@ -164,7 +164,7 @@ def queue_words(plan: Plan) -> Iterator[tuple[str, Expr]]:
         for name in lane.passing:
             yield queue_name(name, "passed"), one
             if name in lane.void:
-                yield queue_name(name, "voided"), one
+                yield queue_name(name, "empty_groups"), one
 
 
 def notification_unit(plan: Plan, events: EventTensor) -> int:

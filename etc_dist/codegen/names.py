@@ -35,9 +35,9 @@ def pace_name(call: str) -> str:
 
 
 def queue_name(owner: str, word: str) -> str:
-    """The argument that holds where a part of a queue lies among the counters: the
-    `head`, `tail`, `voids` or `slots` of a lane, the `states` of a call's groups, and
-    the numbers of groups that have `passed` to a later pass or were `voided`."""
+    """The argument with the position of a queue's words among the counters: the `head`,
+    `tail`, `empty_slots` or `slots` of a lane, the `states` of a call's groups, and how
+    many groups have `passed` to later passes or are `empty_groups`."""
     return f"{word}_{owner}"
 
 

@@ -1,5 +1,5 @@
-// Integers, and what marks a function of the device.
-// NOTE: no header of the toolkit is included anywhere: a program compiles with NVRTC alone.
+// Integer types and the qualifiers of device functions.
+// NOTE: no toolkit header is included anywhere, so that NVRTC alone compiles a program.
 #pragma once
 
 #define ETC_DEVICE __device__ __forceinline__

@@ -1,4 +1,4 @@
-// What a task touches, as generated index maps hand it out.
+// Operands and events of a task, as the generated index maps return them.
 #pragma once
 #include "common/types.cuh"
 
@@ -62,7 +62,7 @@ struct Box {
 };
 
 // An element of the event counters of `rank`; `target` is the count that meets it.
-// `cross_rank` decides the scope of its accesses; it is known when a map is inlined.
+// `cross_rank` selects the memory scope; it is a constant once the map is inlined.
 struct EventRef {
   i32 rank;
   u32 index;
@@ -70,9 +70,8 @@ struct EventRef {
   bool cross_rank;
 };
 
-// NOTE: a plain load, so that the compiler reads an element once for all maps of a task;
-// it stays behind the acquiring loads of the task's waits, or of earlier ones for the
-// same events, which clobber memory.
+// NOTE: a plain load, so that the compiler reads an element once for all maps of a task. It is
+// not moved before the acquire loads of the waits for its events, since these clobber memory.
 ETC_DEVICE i32 load_index(u64 tensor, i32 offset) {
   return reinterpret_cast<const i32*>(tensor)[offset];
 }

@@ -4,7 +4,7 @@
 
 namespace etc {
 
-// Division and remainder that round to minus infinity, as in the graph's expressions.
+// Floor division and its remainder, as in the graph's expressions.
 ETC_DEVICE i32 floordiv(i32 a, i32 b) {
   const i32 q = a / b;
   return (a % b != 0 && ((a < 0) != (b < 0))) ? q - 1 : q;
@@ -45,7 +45,7 @@ ETC_DEVICE float2 unpack(u32 word) {
 }
 
 ETC_DEVICE float silu(float v) {
-  // NOTE: __expf would take three more instructions for results that are lost beside the 1.
+  // NOTE: __expf takes three more instructions, and its extra accuracy is lost in adding 1.
   return __fdividef(v, 1.0f + ptx::exp2(v * -1.4426950408889634f));
 }
 

@@ -1,13 +1,13 @@
-// Where events and control words lie. `etc_dist/codegen/layout.py` holds the same numbers;
-// every program asserts that both agree.
+// The layout of events and control words. `etc_dist/codegen/layout.py` has the same numbers;
+// every program asserts that they agree.
 #pragma once
 #include "common/types.cuh"
 
 namespace etc {
 
 // The head of each rank's symmetric block. `started[r]` is the last epoch that rank r has
-// begun; `abort` is set by whoever gives up waiting. Two areas of event counters follow:
-// epoch e counts in area e % 2 and clears the other one, which no peer touches before this
+// begun; `abort` is set by a rank whose wait times out. Two areas of event counters follow:
+// epoch e counts in area e % 2 and clears the other one, which no peer accesses before this
 // rank has started epoch e + 1.
 struct SymmetricHead {
   u32 started[64];
@@ -17,28 +17,28 @@ struct SymmetricHead {
 static_assert(sizeof(SymmetricHead) == 1024);
 constexpr u32 kAbortOffset = 64 * sizeof(u32);
 
-// A wait that was given up, for the host to put into words.
+// The record of a failed wait, from which the host makes an error.
 struct Fault {
   u32 worker, lane, call, task, event, index, have, want;
 };
 constexpr u32 kMaxFaults = 64;
 
-// One rank's own control block, in its local memory.
+// A rank's control block, in local memory.
 struct Control {
-  u32 epoch;          // of the run that begins; the last worker to know it adds one
-  u32 begun;          // workers that know it
-  u32 tickets[2][2];  // drawn of a lane whose units go by ticket; by epoch parity
-  u32 faults;         // faults seen; the first kMaxFaults are recorded
-  u32 shape;          // the number of the shape that the faulty run had
+  u32 epoch;          // of the run that begins; the last worker to read it increments it
+  u32 begun;          // workers that have read it
+  u32 tickets[2][2];  // next tickets of dynamically claimed lanes, by epoch parity
+  u32 faults;         // number of faults; the first kMaxFaults are recorded
+  u32 shape;          // number of the shape of the run that failed
   u32 unused[8];
   Fault fault[kMaxFaults];
 };
 static_assert(sizeof(Control) == 64 + kMaxFaults * 32);
 
 enum LaneId : u32 { kTensorLane = 0, kTransferLane = 1 };
-// What a wait was for, where it was not an element of an event tensor. The last two are no
-// waits: kOutOfRange: an index loaded from a runtime tensor leads out of a tensor or event tensor;
-// kNotEmpty: a task has something to write that must not, as one before it has not.
+// The kind of a fault. The first three are waits: for an element of an event tensor, for a peer to
+// start, for another role of the worker. kOutOfRange: an index loaded from a runtime tensor is out
+// of range. kNotEmpty: a task writes something although an empty task before it excludes that.
 enum WaitKind : u32 {
   kEventWait = 0,
   kPeerStart = 1,

@@ -1,4 +1,4 @@
-// Waiting and notifying. Waits that may be in vain spin in this file.
+// Waiting and notifying. All waits that can time out spin in this file.
 #pragma once
 #include "common/operand.cuh"
 #include "event/layout.cuh"
@@ -7,7 +7,7 @@
 
 namespace etc {
 
-// What every thread of a running program knows.
+// The state of a run that every thread holds.
 template <class Program>
 struct Run {
   using Args = typename Program::Args;
@@ -22,30 +22,30 @@ struct Run {
     return g.peer[rank] + sizeof(SymmetricHead) + (u64(epoch & 1) * g.event_capacity + index) * 4;
   }
   ETC_DEVICE bool aborted() const { return ptx::load_relaxed(self() + kAbortOffset) != 0; }
-  // That the run has been aborted, by whichever rank.
-  ETC_DEVICE void tell_host() const { ptx::store_relaxed(g.status, 1); }
+  // Reports to the host that the run was aborted, by any rank.
+  ETC_DEVICE void signal_host() const { ptx::store_relaxed(g.status, 1); }
 };
 
-// Who waits, for the record; and, once a wait was in vain, for what: its kind, the number of the
-// event or rank, and the count that would have met it.
+// Diagnostic record of a wait: the waiting task and, after a failure, its kind, the number of the
+// awaited event or rank, and the count that would have met it.
 struct Waiter {
   u32 lane, call, task;
   u32 kind = kInsideWorker, index = 0, want = 0;
 
-  ETC_DEVICE bool in_vain(u32 kind_, u32 index_, u32 want_) {
+  ETC_DEVICE bool fail(u32 kind_, u32 index_, u32 want_) {
     kind = kind_, index = index_, want = want_;
     return false;
   }
 };
 
-// Who waited for another role of its worker or cluster; no task is named. NOTE: roles of the
-// tensor lane tell it at their end, since registers are scarce before, and since whoever they
-// waited for mostly waits and tells itself.
+// A wait for another role of the worker or cluster; it names no task. NOTE: roles of the tensor
+// lane report it when they end, since registers are scarce before. Mostly the other role waits too,
+// and reports for itself.
 constexpr Waiter kInWorker{kTensorLane, 0, 0};
 
-// Ends the program on all ranks.
+// Aborts the run on all ranks and records why.
 template <class Program>
-ETC_DEVICE void give_up(
+ETC_DEVICE void abort_run(
     const Run<Program>& run, const Waiter& who, u32 kind, u32 index, u32 have, u32 want) {
   Control* control = run.control();
   const u32 n = atomicAdd(&control->faults, 1u);
@@ -60,12 +60,13 @@ ETC_DEVICE void give_up(
   }
 }
 
-// A thread whose wait was in vain, because of an abort or because it was too long.
-// NOTE: roles have one place or two for this, since it is long, and there are many waits.
+// Reports a failed wait: the run was aborted, or the wait timed out.
+// NOTE: called from few places per role. The code is large, and inlining it at every wait would
+// bloat the kernel.
 template <class Program>
 ETC_DEVICE void report(const Run<Program>& run, const Waiter& who) {
   if (threadIdx.x % 32 != 0) return;
-  run.tell_host();
+  run.signal_host();
   if (run.aborted()) return;
   u32 have = 0;
   if (who.kind == kEventWait) {
@@ -73,21 +74,20 @@ ETC_DEVICE void report(const Run<Program>& run, const Waiter& who) {
   } else if (who.kind == kPeerStart) {
     have = ptx::load_relaxed(run.self() + u64(who.index) * 4);
   }
-  give_up(run, who, who.kind, who.index, have, who.want);
+  abort_run(run, who, who.kind, who.index, have, who.want);
 }
 
 // Polls until `poll()` is true; false if the program was aborted or `limit` nanoseconds passed.
-// kNap sleeps between polls, for waits that are not on the critical path. kWarp: all lanes
-// poll together and leave together. The clock is looked at in steps of about a millisecond,
-// and for an abort once a step.
+// kSleeps sleeps between polls, for waits off the critical path. kWarp: all lanes poll and leave
+// together. The clock counts steps of about a millisecond; `abort` is read once per step.
 // NOTE: steps are counted in 32 bits. The host accepts limits of up to 1e6 s, so that twice the
 // limit has fewer than 2^31 steps.
-template <bool kNap, bool kWarp = false, class Program, class Poll>
+template <bool kSleeps, bool kWarp = false, class Program, class Poll>
 ETC_DEVICE bool spin(const Run<Program>& run, u64 limit, Poll poll) {
   constexpr int kStep = 20;
   u32 begin = 0, seen = 0;
-  while (!poll()) {  // one place, or inlined bodies double the code
-    if constexpr (kNap) ptx::nanosleep(100);
+  while (!poll()) {  // one call of poll(): a second one would double the inlined code
+    if constexpr (kSleeps) ptx::nanosleep(100);
     u32 now = u32(ptx::global_timer() >> kStep);
     if constexpr (kWarp) now = __shfl_sync(~0u, now, 0);
     if (now == seen) continue;
@@ -102,9 +102,9 @@ ETC_DEVICE bool spin(const Run<Program>& run, u64 limit, Poll poll) {
   return true;
 }
 
-// The pace of a lane: whether the clock's low word has come to `due`.
+// Pacing of a lane: whether the low word of the clock has reached `due`.
 ETC_DEVICE bool is_due(u32 due) { return i32(u32(ptx::global_timer()) - due) >= 0; }
-// Until it has; false if the program was aborted.
+// Waits until `due`; false if the run was aborted.
 template <class Program>
 ETC_DEVICE bool wait_until_due(const Run<Program>& run, u32 due) {
   while (!is_due(due)) {
@@ -122,13 +122,13 @@ ETC_DEVICE bool event_is_met(const Run<Program>& run, const EventRef& event) {
   return i32(have - event.target) >= 0;
 }
 
-template <bool kNap, class Program>
+template <bool kSleeps, class Program>
 ETC_DEVICE bool wait_event(const Run<Program>& run, const EventRef& event, Waiter& who) {
-  return spin<kNap>(run, run.g.wait_limit, [&] { return event_is_met(run, event); }) ||
-         who.in_vain(kEventWait, event.index, event.target);
+  return spin<kSleeps>(run, run.g.wait_limit, [&] { return event_is_met(run, event); }) ||
+         who.fail(kEventWait, event.index, event.target);
 }
 
-// Adds `step` to an element. The caller has ordered its data before by a fence.
+// Adds `step` to an element. The caller has fenced its data.
 template <class Program>
 ETC_DEVICE void notify_event(const Run<Program>& run, const EventRef& event, u32 step) {
   const u64 address = run.event_address(event.rank, event.index);
@@ -138,7 +138,7 @@ ETC_DEVICE void notify_event(const Run<Program>& run, const EventRef& event, u32
     ptx::add_relaxed<false>(address, step);
   }
 }
-// The same; returns the count before, and what was ordered before it is seen from here on.
+// The same as an acquire; returns the previous count.
 template <class Program>
 ETC_DEVICE u32 count_event(const Run<Program>& run, const EventRef& event, u32 step) {
   const u64 address = run.event_address(event.rank, event.index);
@@ -146,8 +146,8 @@ ETC_DEVICE u32 count_event(const Run<Program>& run, const EventRef& event, u32 s
                           : ptx::fetch_add_acquire<false>(address, step);
 }
 
-// The handshake: `rank` has begun this epoch, so it reads nothing of the last one any more
-// and its next counters are clear. `entered` remembers, one bit a rank.
+// The handshake: `rank` has begun this epoch. So it no longer reads data of the last one, and its
+// next counters are clear. `entered` caches the result, one bit per rank.
 template <class Program>
 ETC_DEVICE bool peer_has_started(const Run<Program>& run, i32 rank, u32& entered) {
   if (rank == run.g.rank || ((entered >> rank) & 1)) return true;
@@ -160,11 +160,11 @@ ETC_DEVICE bool wait_peer_start(
     const Run<Program>& run, i32 rank, u32& entered, Waiter& who) {
   const auto has_started = [&] { return peer_has_started(run, rank, entered); };
   return spin<false>(run, run.g.wait_limit, has_started) ||
-         who.in_vain(kPeerStart, u32(rank), run.epoch);
+         who.fail(kPeerStart, u32(rank), run.epoch);
 }
 
-// A hand-over between warps of a worker or cluster. It is given twice the limit: where a
-// whole worker stands still because of an event, the event is what gets reported.
+// A wait between warps of a worker or cluster. It has twice the limit: if an event blocks the
+// whole worker, the event is reported first.
 template <class Program>
 ETC_DEVICE bool wait_mbarrier(const Run<Program>& run, u32 barrier, u32 parity) {
   return spin<false>(

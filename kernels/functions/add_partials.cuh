@@ -1,16 +1,16 @@
-// Adds fp32 parts of a product, each of a share of k or of a rank, in order.
+// Adds fp32 partial results, of split-K slices or of ranks, in order.
 #pragma once
 #include "worker/task.cuh"
 
 namespace etc {
 
 template <class Task>
-struct Parts {
+struct Partials {
   static_assert(Task::threads == 32);
-  static constexpr int kAtOnce = 4;  // parts under way
+  static constexpr int kAtOnce = 4;  // partials in flight
   using Sum = float[8];
 
-  // Calls f(row, column) for all eights of columns, each lane's in turn.
+  // Calls f(row, column) for each vector of eight columns, divided among the lanes.
   template <class F>
   ETC_DEVICE static void each(const Task& task, i32 rows, i32 columns, F f) {
     const i32 across = columns / 8;
@@ -18,11 +18,11 @@ struct Parts {
     for (i32 i = task.thread; i < rows * across; i += 32) f(i / across, i % across * 8);
   }
 
-  // Eight neighbouring columns of a row.
+  // Adds eight adjacent columns of a row to `sum`.
   template <class Operand>
-  ETC_DEVICE static void add(const Operand& parts, i32 row, i32 column, Sum& sum) {
-    const u64 stride = u64(parts.stride[0]) * 4, from = u64(parts.at(0, row, column));
-    const i32 count = parts.size[0];
+  ETC_DEVICE static void add(const Operand& partials, i32 row, i32 column, Sum& sum) {
+    const u64 stride = u64(partials.stride[0]) * 4, from = u64(partials.at(0, row, column));
+    const i32 count = partials.size[0];
 #pragma unroll 1
     for (i32 first = 0; first < count; first += kAtOnce) {
       uint4 part[kAtOnce][2];
@@ -47,7 +47,7 @@ struct Parts {
     }
   }
 
-  // To eight columns of a tensor, of which `to` is the address and kBytes an element's size.
+  // Stores eight columns at address `to`; kBytes: the size of an element.
   template <int kBytes>
   ETC_DEVICE static void store(u64 to, const Sum& v) {
     if constexpr (kBytes == 4) {
@@ -72,34 +72,34 @@ struct Parts {
 template <class Task>
 struct add_partials {
   ETC_DEVICE static void run(const Task& task) {
-    const auto parts = task.template operand<0>();
+    const auto partials = task.template operand<0>();
     const auto y = task.template operand<1>();
-    // The last two axes are rows and columns; there may be one of ranks before them.
+    // The last two axes are rows and columns; an axis of ranks may precede them.
     constexpr int kAxis = decltype(y)::kRank - 2, kBytes = sizeof(*y.base);
     const i64 stride = y.stride[kAxis] * kBytes;
     const u64 first = u64(y.at());
-    Parts<Task>::each(task, y.size[kAxis], y.size[kAxis + 1], [&](i32 row, i32 column) {
-      typename Parts<Task>::Sum sum = {};
-      Parts<Task>::add(parts, row, column, sum);
-      Parts<Task>::template store<kBytes>(first + row * stride + column * kBytes, sum);
+    Partials<Task>::each(task, y.size[kAxis], y.size[kAxis + 1], [&](i32 row, i32 column) {
+      typename Partials<Task>::Sum sum = {};
+      Partials<Task>::add(partials, row, column, sum);
+      Partials<Task>::template store<kBytes>(first + row * stride + column * kBytes, sum);
     });
   }
 };
 
-// silu(the sum of gate's parts) * the sum of up's.
+// silu(sum of gate's partials) * sum of up's partials.
 template <class Task>
 struct activate_partials {
   ETC_DEVICE static void run(const Task& task) {
     const auto gate = task.template operand<0>();
     const auto up = task.template operand<1>();
     const auto active = task.template operand<2>();
-    Parts<Task>::each(task, active.size[0], active.size[1], [&](i32 row, i32 column) {
-      typename Parts<Task>::Sum left = {}, right = {};
-      Parts<Task>::add(gate, row, column, left);
-      Parts<Task>::add(up, row, column, right);
+    Partials<Task>::each(task, active.size[0], active.size[1], [&](i32 row, i32 column) {
+      typename Partials<Task>::Sum left = {}, right = {};
+      Partials<Task>::add(gate, row, column, left);
+      Partials<Task>::add(up, row, column, right);
 #pragma unroll
       for (int i = 0; i < 8; ++i) left[i] = silu(left[i]) * right[i];
-      Parts<Task>::template store<2>(u64(active.at(row, column)), left);
+      Partials<Task>::template store<2>(u64(active.at(row, column)), left);
     });
   }
 };

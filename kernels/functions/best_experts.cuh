@@ -1,5 +1,5 @@
-// Which experts a token picks, by falling logit, and with what weights: what one warp finds out
-// of a row of logits.
+// The top-k experts of a token by descending logit, and their weights, computed by one warp from a
+// row of logits.
 #pragma once
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
@@ -8,13 +8,13 @@ namespace etc {
 
 template <int kExperts, int kTopK, bool kNormalize>
 struct BestExperts {
-  static constexpr int kEach = (kExperts + 31) / 32;  // neighbouring experts of a lane
+  static constexpr int kEach = (kExperts + 31) / 32;  // adjacent experts of a lane
   static_assert(kExperts % 8 == 0 && kExperts <= 256 && kTopK <= 32 && kTopK <= kExperts);
 
-  // Keys are ordered as the logits are; 0 is below all of them.
+  // Integer keys with the order of the logits; 0 is below all of them.
   using Keys = u32[kEach];
 
-  // A lane's keys, whose logits begin at `from`.
+  // Reads the keys of a lane; its logits begin at `from`.
   ETC_DEVICE static void read(u64 from, u32 lane, Keys& keys) {
     const u32 first = lane * kEach;
     constexpr int kStep = kEach % 4 == 0 ? 4 : 1;
@@ -32,8 +32,8 @@ struct BestExperts {
     }
   }
 
-  // For kTokens tokens side by side: once `keys` are read and sorted, lane k gets the k-th best
-  // expert and its logit; of equal logits the lower expert is the better. The keys are used up.
+  // Selects for kTokens tokens in parallel. After `keys` are read and sorted, lane k gets the k-th
+  // best expert and its logit; among equal logits the lower expert is first. Consumes the keys.
   template <int kTokens>
   struct Picks {
     Keys keys[kTokens];
@@ -45,7 +45,7 @@ struct BestExperts {
 #pragma unroll
       for (int t = 0; t < kTokens; ++t) order[t] = sort(keys[t]);
     }
-    // The `from`-th to those before `to`; those before `from` are picked.
+    // Selects number `from` to `to` - 1; those before `from` are selected already.
     ETC_DEVICE void pick(u32 lane, i32 from, i32 to) {
 #pragma unroll 1
       for (i32 k = from; k < to; ++k) {
@@ -73,8 +73,8 @@ struct BestExperts {
     }
   };
 
-  // Of one token, whose logits begin at `logits`. A pick takes 0.1 us: whoever needs the first ones
-  // at once picks the others later.
+  // The selection for one token, whose logits begin at `logits`. Each expert takes 0.1 us, so a
+  // caller that needs the first ones early can select the others later.
   class OneToken {
    public:
     ETC_DEVICE explicit OneToken(u64 logits) : lane_(ptx::lane()) {
@@ -87,7 +87,8 @@ struct BestExperts {
       picks_.pick(lane_, 0, first_);
     }
     ETC_DEVICE void pick_others() { picks_.pick(lane_, first_, kTopK); }
-    // Lane k's choice, and, once all are picked, its weight: 0 behind the last one. By whole warps.
+    // The k-th expert on lane k and, once all are selected, its weight; 0 after the last one. By
+    // whole warps.
     ETC_DEVICE u32 expert() const { return picks_.chosen[0]; }
     ETC_DEVICE float weight() const {
       const float own = BestExperts::weight(picks_.logit[0], all_);
@@ -101,7 +102,7 @@ struct BestExperts {
     i32 first_ = 0;
   };
 
-  // The softmax's sum over all experts, if that is what weights are shares of.
+  // The denominator of the softmax over all experts, unless the weights are normalised.
   ETC_DEVICE static float sum_all(const Keys& keys) {
     if constexpr (kNormalize) return 0.0f;
     const float best = logit_of(ptx::warp_max(largest(keys)));
@@ -113,7 +114,7 @@ struct BestExperts {
     return ptx::warp_sum(sum);
   }
 
-  // The weight of lane k's choice.
+  // The weight of the expert of this lane.
   ETC_DEVICE static float weight(float logit, float all) {
     const float share = __expf(logit - __shfl_sync(~0u, logit, 0));
     float whole = all;
@@ -126,7 +127,7 @@ struct BestExperts {
   }
 
  private:
-  // A lane's keys by falling size, equal ones as they were; where they were before.
+  // Sorts the keys of a lane in descending order, stably; returns their previous positions.
   ETC_DEVICE static u32 sort(Keys& keys) {
     u32 from[kEach], order = 0;
 #pragma unroll

@@ -1,5 +1,5 @@
-// The best experts of each of 32 tokens, their weights, and for each expert one word:
-// which of the tokens chose it.
+// The top-k experts of each of 32 tokens, their weights, and for each expert a word with one bit
+// for each token that chose it.
 #pragma once
 #include "functions/best_experts.cuh"
 #include "worker/task.cuh"
@@ -27,7 +27,7 @@ struct choose_experts {
   }
 
  private:
-  // A warp chooses for kTokens tokens side by side.
+  // A warp chooses for kTokens tokens in parallel.
   template <int kTokens>
   ETC_DEVICE static void choose(const Task& task) {
     const auto logits = task.template operand<0>();
@@ -36,7 +36,7 @@ struct choose_experts {
     float all[kTokens] = {};
 #pragma unroll
     for (int t = 0; t < kTokens; ++t) {
-      // Behind the last token it is read again.
+      // Indices after the last token read the last token again.
       const i32 token = minimum(warp + t * kWarps, logits.size[0] - 1);
       Best::read(u64(logits.at(token, lane * Best::kEach)), lane, picks.keys[t]);
     }

@@ -1,5 +1,5 @@
-// The weighted sum of each token's rows: fp32, in the order in which they were chosen.
-// kSplit: of some choices, or all, other ranks have the rows; without any, nothing is done.
+// The weighted sum of each token's rows: fp32, in the order of the token's choices.
+// kSplit: rows of other ranks' experts are absent; a token without rows is skipped.
 #pragma once
 #include "worker/task.cuh"
 
@@ -9,8 +9,8 @@ template <class Task>
 struct combine_rows {
   static constexpr int kTopK = Task::kTopK;
   static_assert(Task::threads == 32 && kTopK <= 32);
-  // In flight are kAtOnce rows, kParts times 256 columns of each. NOTE: rows that may be
-  // missing take more registers, and a rank has but a few rows of a token.
+  // In flight: kAtOnce rows, kParts x 256 columns of each. NOTE: rows that may be absent need more
+  // registers, and a rank has only a few rows of a token.
   static constexpr int kMost = Task::kSplit ? 2 : 8;
   static constexpr int kAtOnce = kTopK < kMost ? kTopK : kMost;
   static constexpr int kParts = !Task::kSplit ? 8 / kAtOnce : kTopK > 2 ? 2 : 1;
@@ -18,7 +18,7 @@ struct combine_rows {
 
   ETC_DEVICE static void run(const Task& task) {
     const auto y = task.template operand<3>();
-    // The last two axes are tokens and columns; there may be one of ranks before them.
+    // The last two axes are tokens and columns; an axis of ranks may precede them.
     constexpr int kAxis = decltype(y)::kRank - 2;
     const i32 tokens = y.size[kAxis], columns = y.size[kAxis + 1];
     const i64 stride = y.stride[kAxis] * i64(sizeof(*y.base));
@@ -40,7 +40,7 @@ struct combine_rows {
   }
 
  private:
-  // Of the tokens from `first` on: lanes from t * kTopK on have the choices of token t.
+  // The choices of tokens from `first` on; lanes from t * kTopK on have those of token t.
   struct Choices {
     i32 row;
     float weight;
@@ -60,7 +60,7 @@ struct combine_rows {
     ETC_DEVICE i32 count(i32 t) const { return Task::kSplit ? __popc(own_of(t)) : kTopK; }
 
    private:
-    // Those that this rank has become the first of their token's.
+    // Moves the choices whose rows are on this rank to the front of their token's lanes.
     ETC_DEVICE void move_own(i32 lane) {
       own = __ballot_sync(~0u, row >= 0);
       u32 rest = own_of(lane / kTopK);
@@ -72,8 +72,8 @@ struct combine_rows {
     ETC_DEVICE u32 own_of(i32 t) const { return own >> (t * kTopK) & ~0u >> (32 - kTopK); }
   };
 
-  // One token's rows, from `column` on; `last` is where the last eight columns begin.
-  // NOTE: behind these they are added again, so that nothing stands between loads.
+  // Sums the rows of one token, from `column` on; `last`: the beginning of the last eight columns.
+  // NOTE: columns after `last` are replaced by the last ones, so that loads need no branch.
   ETC_DEVICE static void add_up(
       const Task& task, const Choices& choices, i32 first, i32 count, i32 column, i32 last,
       u64 to) {

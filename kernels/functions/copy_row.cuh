@@ -4,7 +4,7 @@
 
 namespace etc {
 
-// Copies `bytes` from one place to another. kUnroll 16-byte accesses are in flight a thread.
+// Copies `bytes` with kUnroll 16-byte accesses in flight per thread.
 template <int kUnroll>
 ETC_DEVICE void copy_row(i32 thread, u64 to, u64 from, u32 bytes) {
 #pragma unroll 1

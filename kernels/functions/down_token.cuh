@@ -40,8 +40,8 @@ struct down_token {
       *y.at(0, 2 * pair + 1) = y.base->from(second);
     };
     const auto arrived = [&] {
-      const bool asks = task.thread >= kAskedFirst<Task> && task.thread < Task::kTopK;
-      ask_rows(asks, asked, picked);
+      const bool asks = task.thread >= kPrefetchedFirst<Task> && task.thread < Task::kTopK;
+      prefetch_rows(asks, asked, picked);
       return activated();
     };
     pairs.multiply(task, arrived, finish);

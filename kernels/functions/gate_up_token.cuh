@@ -50,7 +50,7 @@ struct gate_up_token {
       return true;
     };
     pairs.multiply(task, arrived, finish);
-    ask_rows(task.thread < kAskedFirst<Task>, down, best.expert());
+    prefetch_rows(task.thread < kPrefetchedFirst<Task>, down, best.expert());
   }
 };
 

@@ -1,4 +1,4 @@
-// Lists the tokens that chose an expert, in their order: counted block by block.
+// Lists the tokens that chose an expert, in order, and counts them per block.
 #pragma once
 #include "ptx/warp.cuh"
 #include "worker/task.cuh"
@@ -8,20 +8,20 @@ namespace etc {
 template <class Task>
 struct list_rows {
   static constexpr int kThreads = Task::threads, kWarps = kThreads / 32;
-  static constexpr int kAtOnce = kWarps < 4 ? 4 / kWarps : 1;  // blocks of a thread
+  static constexpr int kAtOnce = kWarps < 4 ? 4 / kWarps : 1;  // blocks per thread
 
   ETC_DEVICE static void run(const Task& task) {
     const auto chosen = task.template operand<0>();
     const auto before = task.template operand<1>();
     const auto tokens = task.template operand<2>();
     const i32 blocks = chosen.size[1];
-    u32 sum = 0;  // of the tokens so far
+    u32 sum = 0;  // tokens so far
 #pragma unroll 1
     for (i32 first = task.thread; first - task.thread < blocks; first += kAtOnce * kThreads) {
       u32 word[kAtOnce];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        // Behind the last one it is read again, so that nothing stands between loads.
+        // Indices after the last block read it again, so that loads need no branch.
         word[i] = ptx::load4_l2(u64(chosen.at(0, minimum(first + i * kThreads, blocks - 1))));
       }
 #pragma unroll
@@ -42,7 +42,7 @@ struct list_rows {
   }
 
  private:
-  // The sum of `sum` and what threads before this one have; adds what all have to `sum`.
+  // Returns `sum` plus the exclusive prefix sum of `own`; adds the total of `own` to `sum`.
   ETC_DEVICE static u32 count(const Task& task, u32 own, u32& sum) {
     u32 row = sum + ptx::warp_sum_before(own);
     if constexpr (kWarps == 1) {

@@ -1,6 +1,5 @@
-// Where the rows of 32 tokens lie: one row for each expert that a token chose.
-// kSplit: the rows of some experts only, those after as many as there are in operand 4; -1
-// for the others.
+// Locates the rows of 32 tokens: one row for each expert that a token chose. kSplit: only rows of
+// this rank's experts; their first index is the extent of operand 4. -1 for the others.
 #pragma once
 #include "worker/task.cuh"
 
@@ -9,7 +8,7 @@ namespace etc {
 template <class Task>
 struct locate_rows {
   static constexpr int kTopK = Task::kTopK, kMost = Task::kSplit ? 4 : 8;
-  static constexpr int kAtOnce = kTopK < kMost ? kTopK : kMost;  // choices of a lane
+  static constexpr int kAtOnce = kTopK < kMost ? kTopK : kMost;  // choices per lane
   static_assert(Task::threads == 32);
 
   ETC_DEVICE static void run(const Task& task) {
@@ -25,7 +24,7 @@ struct locate_rows {
   }
 
  private:
-  // kEach choices a lane; behind the last one it is located again.
+  // kEach choices per lane; indices after the last choice repeat it.
   template <int kEach>
   ETC_DEVICE static void locate(const Task& task, i32 first, i32 choices) {
     const auto ids = task.template operand<0>();

@@ -1,5 +1,5 @@
-// Lays the rows of all experts out in tiles: where each expert's rows begin, and for each tile
-// its expert, its rows and where their tokens begin in the lists of all experts.
+// Divides the rows of all experts into tiles: the first row of each expert, and for each tile its
+// expert, its rows and the index of its first token in the lists of all experts.
 #pragma once
 #include "ptx/warp.cuh"
 #include "worker/task.cuh"
@@ -9,7 +9,7 @@ namespace etc {
 template <class Task>
 struct plan_tiles {
   static constexpr int kExperts = Task::kExperts, kTileRows = Task::kTileRows;
-  static constexpr int kPadding = 32;  // an expert's rows and its tiles begin at a multiple
+  static constexpr int kPadding = 32;  // alignment of an expert's rows and of its tiles
   static_assert(kTileRows % kPadding == 0);
   static_assert(kExperts <= 256);
 
@@ -21,34 +21,34 @@ struct plan_tiles {
   }
 
  private:
-  // In scratch, by expert: its tokens, first row, first tile.
+  // In scratch memory, per expert: number of tokens, first row, first tile.
   struct Layout {
     u32 *tokens, *row, *tile;
     ETC_DEVICE explicit Layout(u32* scratch)
         : tokens(scratch), row(scratch + kExperts), tile(scratch + 2 * kExperts) {}
   };
 
-  // One warp; each lane has neighbouring experts.
+  // By one warp; each lane has adjacent experts.
   ETC_DEVICE static void lay_out(const Task& task, const Layout& layout) {
-    constexpr int kOfLane = (kExperts + 31) / 32;
+    constexpr int kPerLane = (kExperts + 31) / 32;
     const auto counts = task.template operand<0>();
     const auto expert_row = task.template operand<2>();
-    u32 tokens[kOfLane], tiles = 0, rows = 0;
+    u32 tokens[kPerLane], tiles = 0, rows = 0;
 #pragma unroll
-    for (int i = 0; i < kOfLane; ++i) {
-      const i32 e = task.thread * kOfLane + i;
+    for (int i = 0; i < kPerLane; ++i) {
+      const i32 e = task.thread * kPerLane + i;
       tokens[i] = e < kExperts ? ptx::load4_l2(u64(counts.at(e))) : 0;
     }
 #pragma unroll
-    for (int i = 0; i < kOfLane; ++i) {
+    for (int i = 0; i < kPerLane; ++i) {
       tiles += tiles_of(tokens[i]);
       rows += padded(tokens[i]);
     }
     tiles = ptx::warp_sum_before(tiles);
     rows = ptx::warp_sum_before(rows);
 #pragma unroll
-    for (int i = 0; i < kOfLane; ++i) {
-      const i32 e = task.thread * kOfLane + i;
+    for (int i = 0; i < kPerLane; ++i) {
+      const i32 e = task.thread * kPerLane + i;
       if (e < kExperts) {
         layout.tokens[e] = tokens[i];
         *expert_row.at(e) = i32(layout.row[e] = rows);
@@ -59,7 +59,7 @@ struct plan_tiles {
     }
   }
 
-  // As few tiles as can be, as equal as can be; 0 for those that are not needed.
+  // As few tiles as possible, as equal as possible; 0 for unused tiles.
   ETC_DEVICE static void fill(const Task& task, const Layout& layout) {
     const auto tile_expert = task.template operand<3>();
     const auto tile_row = task.template operand<4>();
@@ -72,16 +72,16 @@ struct plan_tiles {
       const u32 tokens = layout.tokens[e], number = tile - layout.tile[e];
       const u32 least = tiles_of(tokens);
       const u32 share = padded((tokens + least - 1) / maximum(least, 1));
-      const bool is_needed = number < least;
-      const i32 first = is_needed ? i32(number * share) : 0;
-      *tile_expert.at(tile) = is_needed ? e : 0;
-      *tile_row.at(tile) = is_needed ? i32(layout.row[e]) + first : 0;
-      *tile_rows.at(tile) = is_needed ? minimum(share, i32(tokens) - first) : 0;
-      *tile_first.at(tile) = is_needed ? e * most + first : 0;
+      const bool is_used = number < least;
+      const i32 first = is_used ? i32(number * share) : 0;
+      *tile_expert.at(tile) = is_used ? e : 0;
+      *tile_row.at(tile) = is_used ? i32(layout.row[e]) + first : 0;
+      *tile_rows.at(tile) = is_used ? minimum(share, i32(tokens) - first) : 0;
+      *tile_first.at(tile) = is_used ? e * most + first : 0;
     }
   }
 
-  // The last expert whose first tile is not behind this one.
+  // The last expert whose first tile is at most this one.
   ETC_DEVICE static i32 expert_of(const Layout& layout, i32 tile) {
     i32 e = 0;
 #pragma unroll

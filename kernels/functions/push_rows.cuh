@@ -1,6 +1,6 @@
-// Copies a region that is contiguous on both sides, by units of 16 bytes where it can be.
-// NOTE: eight 16-byte accesses in flight a thread are what keeps NVLink's queues short;
-// more of them, or bulk copies, slow the tensor lane's loads down.
+// Copies a region that is contiguous on both sides, in units of 16 bytes if alignment allows.
+// NOTE: eight 16-byte accesses in flight per thread keep NVLink's queues short. More of them, or
+// bulk copies, slow down the loads of the tensor lane.
 #pragma once
 #include "worker/task.cuh"
 

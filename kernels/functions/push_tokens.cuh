@@ -1,4 +1,4 @@
-// Copies to a rank the rows of those tokens that chose experts of it.
+// Copies the rows of tokens that chose experts of a rank to this rank.
 #pragma once
 #include "functions/copy_row.cuh"
 #include "worker/task.cuh"
@@ -7,7 +7,7 @@ namespace etc {
 
 template <class Task>
 struct push_tokens {
-  // See push_rows. NOTE: with eight, programs of few choices a token spill registers.
+  // See push_rows. NOTE: with eight, programs with few choices per token spill registers.
   static constexpr int kUnroll = Task::kTopK < 4 ? 4 : 8;
   static constexpr i32 kWarps = Task::threads / 32;
 

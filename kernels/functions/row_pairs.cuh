@@ -10,14 +10,14 @@ namespace etc {
 // when they have nothing more to load: what memory gives while the activations' event is on its
 // way. With more in front of it the event would be late; the second product's tasks ask for them.
 template <class Task>
-constexpr i32 kAskedFirst = (Task::kTopK + 1) / 2;
+constexpr i32 kPrefetchedFirst = (Task::kTopK + 1) / 2;
 
 // Asks the L2 cache for rows of an expert, which may be none, if this thread is to.
 template <class Tile>
-ETC_DEVICE void ask_rows(bool asks, const Tile& rows, u32 expert) {
+ETC_DEVICE void prefetch_rows(bool asks, const Tile& rows, u32 expert) {
   if (asks && rows.size[1] > 0) {
     const u64 first = u64(rows.at()) + u64(expert) * u64(rows.stride[0]) * 2;
-    ptx::ask_l2(first, u32(rows.size[1] * rows.size[2]) * 2);
+    ptx::prefetch_l2(first, u32(rows.size[1] * rows.size[2]) * 2);
   }
 }
 

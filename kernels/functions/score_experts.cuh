@@ -1,5 +1,5 @@
-// The router of a mixture of experts: the logits of 32 tokens for at most 32 experts. The warps
-// of a worker share the depth; their parts are summed in a fixed order.
+// The router of a mixture of experts: the logits of 32 tokens for at most 32 experts. Split-K over
+// the warps of a worker; their partial sums are added in a fixed order.
 #pragma once
 #include "ptx/warp.cuh"
 #include "worker/task.cuh"
@@ -12,7 +12,7 @@ struct score_experts {
   static constexpr int kWarps = Task::threads / 32, kSlots = kWarps / 2;
   static_assert(kSlots * kTokens * kGroup * 4 <= Shared::kScratchBytes);
   template <int kBlocks>
-  using Part = float[2][kBlocks][4];  // of a thread: 16 tokens by 8 experts, as products
+  using Part = float[2][kBlocks][4];  // of a thread: fragments of 16 tokens x 8 experts
 
   ETC_DEVICE static void run(const Task& task) {
     const i32 experts = task.template operand<1>().size[0];
@@ -26,7 +26,7 @@ struct score_experts {
   }
 
  private:
-  // Of kBlocks times eight experts.
+  // Scores kBlocks x 8 experts.
   template <int kBlocks>
   ETC_DEVICE static void score(const Task& task) {
     const i32 warp = task.thread / 32;
@@ -42,11 +42,12 @@ struct score_experts {
     store(task);
   }
 
-  // NOTE: a dot product does not care for the order of k. Each thread loads eight
-  // neighbours of k at once and hands them to two products as if they lay apart.
+  // NOTE: a dot product does not depend on the order of k. Each thread loads eight adjacent
+  // elements of k and passes them to two mma instructions, in an order that is the same for both
+  // operands.
   template <int kBlocks>
   ETC_DEVICE static void multiply(const Task& task, Part<kBlocks>& d) {
-    constexpr int kAhead = kBlocks == 1 ? 4 : 2;  // parts of the depth whose loads are under way
+    constexpr int kAhead = kBlocks == 1 ? 4 : 2;  // slices of k whose loads are in flight
     const auto x = task.template operand<0>();
     const auto router = task.template operand<1>();
     const i32 thread = i32(ptx::thread()), g = thread % 32 / 4, q = thread % 4;
@@ -59,10 +60,10 @@ struct score_experts {
     for (int n = 0; n < kBlocks; ++n) {
       at_w[n] = u32(minimum(g + n * 8, router.size[0] - 1) * depth) * 2;
     }
-    const i32 own = thread / 32 * 32 + q * 8;  // in each part of the depth
+    const i32 own = thread / 32 * 32 + q * 8;  // in each slice of k
     uint4 a[kAhead][4], b[kAhead][kBlocks];
-    auto fetch = [&](i32 part, uint4 (&rows)[4], uint4 (&weights)[kBlocks]) {
-      const i32 k = part * (kWarps * 32) + own;
+    auto fetch = [&](i32 slice, uint4 (&rows)[4], uint4 (&weights)[kBlocks]) {
+      const i32 k = slice * (kWarps * 32) + own;
 #pragma unroll
       for (int m = 0; m < 4; ++m) rows[m] = k < depth ? load(first_x + at_x[m] + k * 2) : uint4{};
 #pragma unroll
@@ -72,9 +73,9 @@ struct score_experts {
     };
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) fetch(i, a[i], b[i]);
-    const i32 parts = (depth + kWarps * 32 - 1) / (kWarps * 32);
+    const i32 slices = (depth + kWarps * 32 - 1) / (kWarps * 32);
 #pragma unroll 1
-    for (i32 part = 0; part < parts; part += kAhead) {
+    for (i32 slice = 0; slice < slices; slice += kAhead) {
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
 #pragma unroll
@@ -87,7 +88,7 @@ struct score_experts {
             ptx::mma_16x8x16<Task::kIsHalf>(d[m][n], low.z, high.z, low.w, high.w, w.z, w.w);
           }
         }
-        fetch(part + kAhead + i, a[i], b[i]);
+        fetch(slice + kAhead + i, a[i], b[i]);
       }
     }
   }
@@ -95,7 +96,7 @@ struct score_experts {
     return *reinterpret_cast<const uint4*>(address);
   }
 
-  // Where an expert's logit lies in a slot; four neighbours stay together.
+  // The index of a logit in a slot; groups of four stay together.
   ETC_DEVICE static i32 place(i32 token, i32 expert) {
     return token * kGroup + (expert + (token & 3) * 8) % kGroup;
   }

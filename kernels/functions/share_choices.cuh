@@ -1,5 +1,5 @@
-// Tells a rank what 32 tokens chose: for each of its experts a word of those that chose it,
-// and all choices and their weights.
+// Copies the choices of 32 tokens to a rank: for each of its experts the word of tokens that chose
+// it, and all choices with their weights.
 #pragma once
 #include "worker/task.cuh"
 

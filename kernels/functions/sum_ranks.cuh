@@ -1,5 +1,5 @@
-// Adds what the ranks computed of some tokens: fp32, rank order. kSplit: only ranks that
-// have experts of a token's choice computed something.
+// Sums partial results of tokens over ranks: fp32, rank order. kSplit: only ranks that have experts
+// of a token's choice have a partial result.
 #pragma once
 #include "worker/task.cuh"
 
@@ -8,8 +8,8 @@ namespace etc {
 template <class Task>
 struct sum_ranks {
   static constexpr int kWorld = Task::kWorld;
-  // NOTE: about eight loads are in flight, as in push_rows: of kTogether tokens, kUnroll
-  // times 256 columns of each.
+  // NOTE: about eight loads are in flight, as in push_rows: kUnroll x 256 columns of each of
+  // kTogether tokens.
   static constexpr int kUnroll = kWorld > 4 ? 1 : 2, kTogether = kWorld > 2 ? 1 : 2;
   static_assert(Task::threads == 32);
 
@@ -34,7 +34,7 @@ struct sum_ranks {
   }
 
  private:
-  // One bit for each rank that has a part of the token.
+  // One bit for each rank that has a partial result of the token.
   ETC_DEVICE static u32 ranks_of(const Task& task, i32 token) {
     if constexpr (Task::kSplit) {
       const auto ids = task.template operand<1>();
@@ -48,11 +48,11 @@ struct sum_ranks {
     return ~0u;
   }
 
-  // Of tokens from `token` on, whose ranks are `own`; without any there is no such token.
+  // Sums kTogether tokens from `token` on; `own`: the ranks of each, 0 after the last token.
   ETC_DEVICE static void add_up(const Task& task, i32 token, const u32 (&own)[kTogether]) {
-    const auto parts = task.template operand<0>();
+    const auto partials = task.template operand<0>();
     const auto y = task.template operand<Task::kReads>();
-    const u64 stride = u64(parts.stride[0]) * sizeof(*parts.base);
+    const u64 stride = u64(partials.stride[0]) * sizeof(*partials.base);
     const u32 bytes = u32(y.size[1]) * sizeof(*y.base);
 #pragma unroll 1
     for (u32 begin = task.thread * 16; begin < bytes; begin += kUnroll * 512) {
@@ -61,7 +61,7 @@ struct sum_ranks {
       for (int t = 0; t < kTogether; ++t) {
 #pragma unroll
         for (int r = 0; r < kWorld; ++r) {
-          const u64 from = u64(parts.at(0, token + t)) + r * stride + begin;
+          const u64 from = u64(partials.at(0, token + t)) + r * stride + begin;
 #pragma unroll
           for (int u = 0; u < kUnroll; ++u) {
             const bool wanted = begin + u * 512 < bytes && (own[t] >> r & 1);

@@ -1,5 +1,5 @@
 // Sums one 32 x 64 piece of an output tile over the ranks' slots: fp32, rank order.
-// A slot holds each worker's 128 x 256 share of a tile as its shared-memory image:
+// A slot holds each worker's half of a tile, 128 x 256, as its shared-memory image:
 // [2 warpgroups][4 chunks of 64 columns][64 rows][128 bytes, 16-byte units swizzled].
 #pragma once
 #include "worker/task.cuh"

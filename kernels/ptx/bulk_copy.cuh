@@ -11,7 +11,7 @@ ETC_DEVICE void load_box(u32 shared, const Box& box, u32 barrier) {
       "l"(box.map), "r"(box.x), "r"(box.y), "r"(box.z), "r"(barrier)
       : "memory");
 }
-// Rows of both halves of a matrix in turn, eight of either; box.y is a multiple of eight.
+// Rows of both halves of a matrix, alternating in groups of eight; box.y is a multiple of eight.
 ETC_DEVICE void load_box_of_halves(u32 shared, const Box& box, u32 barrier) {
   asm volatile(
       "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
@@ -19,7 +19,7 @@ ETC_DEVICE void load_box_of_halves(u32 shared, const Box& box, u32 barrier) {
       "l"(box.map), "r"(box.x), "r"(0), "r"(box.y / 8), "r"(box.z), "r"(barrier)
       : "memory");
 }
-// To the same place in the shared memory of every worker in `mask`.
+// To the same offset in the shared memory of every worker in `mask`.
 ETC_DEVICE void load_box_multicast(u32 shared, const Box& box, u32 barrier, u16 mask) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
@@ -48,7 +48,7 @@ ETC_DEVICE void store_bytes(u64 global, u32 shared, u32 bytes) {
                : "memory");
 }
 ETC_DEVICE void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Until at most kPending groups are incomplete; *_read: have still to read shared memory.
+// Waits until at most kPending groups are incomplete; *_read: still read shared memory.
 template <int kPending>
 ETC_DEVICE void wait_stores() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");

@@ -1,4 +1,4 @@
-// Conversions between element types, rounded to nearest, and a power: one instruction each.
+// Conversions between element types, rounded to nearest, and 2^x: one instruction each.
 #pragma once
 #include "common/integers.cuh"
 

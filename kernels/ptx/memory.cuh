@@ -40,7 +40,7 @@ ETC_DEVICE void add_relaxed(u64 address, u32 v) {
     asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(address), "r"(v) : "memory");
   }
 }
-// The same, but they return what was there before.
+// The same, returning the previous value.
 template <bool kSystem>
 ETC_DEVICE u32 fetch_add(u64 address, u32 v) {
   u32 old;
@@ -83,9 +83,9 @@ ETC_DEVICE u32 fetch_or(u64 address, u32 v) {
   }
   return old;
 }
-// Adds one, in this GPU's scope, to a counter that stays below the limit; returns the count before.
-// NOTE: not by an add: where all lanes of a warp would add the same, one adds for all, and waits at
-// once for the result to share it out. So does it for an increment whose limit is ~0.
+// Adds one at GPU scope to a counter below the limit; returns the previous count.
+// NOTE: not an add, nor an increment with limit ~0: the compiler aggregates these over the warp,
+// and then waits at once for the result to distribute it.
 ETC_DEVICE u32 count_up(u64 address) {
   u32 old;
   asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], 0x7fffffff;"
@@ -109,8 +109,8 @@ ETC_DEVICE void fence_proxy_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// NOTE: these loads carry no "memory" clobber, so that many stay in flight.
-// Past L1 (data that another SM wrote):
+// NOTE: these loads have no "memory" clobber, so that many stay in flight.
+// Bypasses L1, for data that another SM wrote.
 ETC_DEVICE uint4 load16_l2(u64 address) {
   uint4 v;
   asm volatile("ld.global.cg.v4.u32 {%0,%1,%2,%3}, [%4];"
@@ -118,8 +118,8 @@ ETC_DEVICE uint4 load16_l2(u64 address) {
                : "l"(address));
   return v;
 }
-// What is read for the last time: it is the first to leave the caches. NOTE: through L1, unlike the
-// loads above: only for what this SM has not read before an acquire that covers it.
+// Evict-first, for data that is read for the last time. NOTE: through L1, unlike the load above:
+// only for data that this SM has not read before the acquire that covers it.
 ETC_DEVICE uint4 load16_last(u64 address) {
   uint4 v;
   asm volatile("ld.global.cs.v4.u32 {%0,%1,%2,%3}, [%4];"
@@ -127,8 +127,8 @@ ETC_DEVICE uint4 load16_last(u64 address) {
                : "l"(address));
   return v;
 }
-// Data that nobody writes while the program runs, not kept in L1; zeros unless they are wanted.
-// NOTE: no branch, so that nothing stands between loads.
+// For data that is constant during the program, not allocated in L1; zeros unless `wanted`.
+// NOTE: predicated instead of branched, so that loads are issued back to back.
 ETC_DEVICE uint4 load16_once_if(bool wanted, u64 address) {
   uint4 v;
   asm volatile("{.reg .pred p;\n"
@@ -164,8 +164,8 @@ ETC_DEVICE void store4(u64 address, u32 v) {
   asm volatile("st.global.u32 [%0], %1;" ::"l"(address), "r"(v) : "memory");
 }
 
-// Asks the L2 cache for memory; both are multiples of 16.
-ETC_DEVICE void ask_l2(u64 address, u32 bytes) {
+// Prefetches memory into L2; address and size are multiples of 16.
+ETC_DEVICE void prefetch_l2(u64 address, u32 bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(address), "r"(bytes) : "memory");
 }
 
@@ -197,8 +197,8 @@ ETC_DEVICE uint2 load_shared8(u32 address) {
   return v;
 }
 
-// To the same place in the shared memory of worker `worker` of the cluster; its mbarrier at
-// `barrier` counts the 4 bytes.
+// Stores to the same offset in the shared memory of worker `worker` of the cluster, whose mbarrier
+// at `barrier` counts the 4 bytes.
 ETC_DEVICE void store_async_cluster(u32 address, u32 v, u32 barrier, u32 worker) {
   asm volatile(
       "{.reg .b32 word, counter;\n"
@@ -215,7 +215,7 @@ ETC_DEVICE u32 load_shared(u32 address) {
   return v;
 }
 
-// The worker's own shared memory, of the size that it is launched with.
+// The worker's dynamic shared memory.
 ETC_DEVICE u8* shared_memory() {
   extern __shared__ __align__(1024) u8 shared[];
   return shared;

@@ -1,4 +1,4 @@
-// Shares of the register file.
+// Registers of a warpgroup.
 #pragma once
 #include "common/types.cuh"
 

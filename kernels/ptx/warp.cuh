@@ -1,12 +1,12 @@
-// What the lanes of one warp do together: small matrix products, reductions.
+// Warp-level operations: small matrix products, reductions.
 #pragma once
 #include "common/types.cuh"
 
 namespace etc::ptx {
 
-// This thread's place in its worker, and in its warp.
-// NOTE: volatile, so that they are asked for where they are needed, and neither they nor what
-// is computed from them is kept in registers.
+// The index of this thread in its worker, and in its warp.
+// NOTE: volatile, so that it is read again at each use, and neither it nor values derived from it
+// occupy registers in between.
 ETC_DEVICE u32 thread() {
   u32 v;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(v));

@@ -10,11 +10,11 @@ template <int kPending>
 ETC_DEVICE void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
-// The compiler reads it after whatever stands before this, and not earlier.
+// Keeps the compiler from reading `v` before the code above.
 ETC_DEVICE void keep_order(float& v) { asm volatile("" : "+f"(v)::"memory"); }
 // Shared-memory matrix descriptor, 128-byte swizzle. `low` holds address / 16 in bits
-// 0..13 and the leading offset / 16 in bits 16..29; of all groups of eight 128-byte rows, every
-// kStride-th is the matrix'.
+// 0..13 and the leading offset / 16 in bits 16..29; the matrix is every
+// kStride-th group of eight 128-byte rows.
 template <u32 kStride = 1>
 ETC_DEVICE u64 matrix_descriptor(u32 low) {
   return u64(low) | (u64(64 * kStride) << 32) | (1ull << 62);

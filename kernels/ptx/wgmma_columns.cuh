@@ -1,5 +1,5 @@
-// Warpgroup matrix multiply: 64 x kColumns x 16 for a number of columns that is known when
-// the program is compiled; fp32 accumulators, both operands k-major in shared memory.
+// Warpgroup matrix multiply: 64 x kColumns x 16 for a number of columns known at
+// compile time; fp32 accumulators, both operands k-major in shared memory.
 #pragma once
 #include "common/types.cuh"
 

@@ -1,8 +1,8 @@
-// Pushing: the words of a dynamic program's groups and queues, as whoever meets an event
-// changes them. docs/protocol.md, "Dynamic schedules", has the whole.
+// Pushing: the warp whose notification meets an event marks the waiting groups, and pushes the
+// units of ready groups to their queues. See docs/protocol.md, "Dynamic schedules".
 //
-// Words that ranks share are accessed at the scope of the system in programs of several
-// ranks, as atomics on one word must agree; fences are narrower where they can be.
+// In programs of several ranks, words that ranks share are accessed at system scope, since all
+// atomics on a word must have the same scope. Fences are narrower where possible.
 #pragma once
 #include "event/wait.cuh"
 #include "ptx/warp.cuh"
@@ -19,15 +19,15 @@ constexpr u32 kLaneOf =
 template <int kCount>
 constexpr u32 kFirstBits = kCount == 32 ? ~0u : (1u << kCount) - 1;
 
-// A group, for the record, by its first task.
+// A group in diagnostics, identified by its first task.
 template <class Call, class Program>
 ETC_DEVICE Waiter group_waiter(const Run<Program>& run, i32 group) {
   constexpr u32 kLane = kLaneOf<Program, typename Call::Queue>;
   return {kLane, Call::kCall, u32(group * Call::group_size(run.g))};
 }
 
-// Orders what this thread has seen before what it writes to the words of a call's groups
-// and to their slots; peers see the words if one of the waits is for them.
+// Orders this thread's reads before its writes to the words and slots of a call's groups. At system
+// scope if one of the call's waits can be met by peers.
 template <class Call, class Program>
 ETC_DEVICE void fence_groups(const Run<Program>& run) {
   bool has_peers = false;
@@ -42,16 +42,16 @@ ETC_DEVICE void fence_groups(const Run<Program>& run) {
   }
 }
 
-// In a slot, instead of a unit: there is none for this ticket and all after it, up to the end of
-// the queue's part.
-constexpr u32 kVoid = ~0u;
+// In a slot instead of a unit: this slot and all after it are empty, up to the end of the queue's
+// part.
+constexpr u32 kEmptySlot = ~0u;
 
-// Units of a group for a lane to store; more are stored by all lanes together.
+// Up to this number of units of a group are stored by one lane, more by the whole warp.
 constexpr u32 kFewUnits = 8;
 
-// A whole warp fills slots from number `at` on, of a lane of `owner`, with a pass of those groups
-// for which `lanes[j]` has the bit of their lane: with `units` units of each, the first one being
-// number `skipped` of the group.
+// A whole warp fills slots of a lane of `owner`, from slot `at` on, with one pass of the groups
+// whose lane's bit is set in `lanes[j]`: `units` units of each, from unit `skipped` of the group
+// on.
 template <class Call, int kCount, class Program>
 ETC_DEVICE void fill_slots(
     const Run<Program>& run, i32 owner, u32 at, u32 skipped, u32 units, const u32 (&lanes)[kCount],
@@ -60,8 +60,8 @@ ETC_DEVICE void fill_slots(
   const auto& g = run.g;
   const u32 lane = ptx::lane(), each = u32(Call::group_units(g));
   const u64 slots = run.event_address(owner, Queue::slots(g));
-  // NOTE: slots count from the first queued unit: that number is the same on every rank, the
-  // number of initial units may not be.
+  // NOTE: slots are numbered from the first queued unit. This number is the same on every rank; the
+  // number of initial units may differ.
   const u32 first = u32(Call::first_unit(g) - Queue::initial(g)) + skipped + 1;
   if (units <= kFewUnits) {
 #pragma unroll
@@ -89,16 +89,17 @@ ETC_DEVICE void fill_slots(
   }
 }
 
-// In place of a reservation: the queue has no room for it.
+// Instead of a reservation: the queue is full.
 constexpr u32 kNoRoom = ~0u;
 
-// For a whole warp: where `groups` of a call have their slots, of the first pass, which all calls
-// of the lane share, and of the second one, which are the call's own, as are those of later ones.
-// Those with tasks to run are counted from the first slot on, void ones from the last one.
-// NOTE: a proved program always has room. If a count loaded from data is too small, late
-// notifications of a peer's last run may raise the words that count slots. What is reserved then
-// must not be stored outside the queue. Its slots stay empty, so the run ends by its wait limit.
-template <class Call, bool kIsVoid, class Program>
+// A whole warp reserves the slots of `groups` groups of a call: of the first pass, in a part that
+// all calls of the lane share, and of the second one, in a part of the call's own (as for later
+// passes). Groups with tasks to run are counted from the first slot on, empty ones from the last
+// one.
+// NOTE: a verified program always has room. If a count loaded from data is too small, late
+// notifications of a peer's last run may increase the words that count slots. Such a reservation
+// must not be stored outside the queue. Its slots stay empty, so the run ends at its wait limit.
+template <class Call, bool kIsEmpty, class Program>
 ETC_DEVICE uint2 reserve(const Run<Program>& run, i32 owner, u32 groups) {
   using Queue = typename Call::Queue;
   const auto& g = run.g;
@@ -111,10 +112,10 @@ ETC_DEVICE uint2 reserve(const Run<Program>& run, i32 owner, u32 groups) {
   };
   const u32 units = u32(Call::pass_units(g));
   u32 first, later = 0;
-  if constexpr (kIsVoid) {
-    first = u32(Queue::first_part(g)) - add(Queue::voids(g), groups * units) - groups * units;
+  if constexpr (kIsEmpty) {
+    first = u32(Queue::first_part(g)) - add(Queue::empty_slots(g), groups * units) - groups * units;
     if constexpr (Call::kInPasses) {
-      later = u32(Call::groups(g)) - add(Call::voided(g), groups) - groups;
+      later = u32(Call::groups(g)) - add(Call::empty_groups(g), groups) - groups;
     }
   } else {
     first = add(Queue::tail(g), groups * units);
@@ -131,9 +132,9 @@ ETC_DEVICE uint2 reserve(const Run<Program>& run, i32 owner, u32 groups) {
   return {first, later};
 }
 
-// Whether an own group, whose waits are met, has nothing but empty tasks.
+// Whether a group of this rank, whose waits are met, has only empty tasks.
 template <class Call, class Program>
-ETC_DEVICE bool is_void(const Run<Program>& run, i32 group) {
+ETC_DEVICE bool is_empty_group(const Run<Program>& run, i32 group) {
   const i32 size = Call::group_size(run.g);
   for (i32 t = group * size; t < (group + 1) * size; ++t) {
     const auto c = Call::at(run.g, t);
@@ -145,20 +146,20 @@ ETC_DEVICE bool is_void(const Run<Program>& run, i32 group) {
   return true;
 }
 
-// The notifications of a task of each lane that `has_one`; each lane has fenced.
+// Performs the notifications of one task for each lane with `has_one`; each lane has fenced.
 template <class Call, int n = 0, class Program>
 ETC_DEVICE void notify_and_release_each(
     const Run<Program>& run, const typename Call::Coord& c, u32 parts, bool has_one);
 
-// A whole warp notifies for all tasks of each lane's group that is void. None of them is pushed:
-// their slots say so.
+// A whole warp notifies for all tasks of each lane's empty group. None of them is pushed; their
+// slots get kEmptySlot.
 template <class Call, class Program>
-ETC_DEVICE void pass_over(const Run<Program>& run, bool has_one, i32 group) {
+ETC_DEVICE void complete_empty_groups(const Run<Program>& run, bool has_one, i32 group) {
   const auto& g = run.g;
   const u32 lanes = __ballot_sync(~0u, has_one), groups = __popc(lanes);
   if (groups == 0) return;
-  __syncwarp();  // what one lane has seen holds for all
-  // NOTE: of any other group, what its tasks load may not be there yet.
+  __syncwarp();  // one lane's acquire covers the whole warp
+  // NOTE: for other groups, the indices that their tasks load may not be written yet.
   const i32 known = __shfl_sync(~0u, group, __ffs(lanes) - 1);
   const uint2 at = reserve<Call, true>(run, g.rank, groups);
   if (at.x == kNoRoom) return;
@@ -169,7 +170,7 @@ ETC_DEVICE void pass_over(const Run<Program>& run, bool has_one, i32 group) {
 #pragma unroll 1
   for (i32 pass = 0; pass < Call::passes(g); ++pass) {
     for (u32 k = ptx::lane(); k < units; k += 32) {
-      ptx::store_relaxed(slots + u64(first + k) * 4, kVoid);
+      ptx::store_relaxed(slots + u64(first + k) * 4, kEmptySlot);
     }
     first = at.y + u32(pass) * part;
   }
@@ -182,16 +183,16 @@ ETC_DEVICE void pass_over(const Run<Program>& run, bool has_one, i32 group) {
   }
 }
 
-// A whole warp pushes the groups for which `bits` of their lane has bit j, but for void ones if it
-// looks for them. Every lane has fenced.
-template <class Call, bool kPassesOver, int kCount, class Program>
+// A whole warp pushes group[j] of each lane with bit j in `bits`. With kCompletesEmpty, empty
+// groups are completed instead. Every lane has fenced.
+template <class Call, bool kCompletesEmpty, int kCount, class Program>
 ETC_DEVICE void push(const Run<Program>& run, i32 owner, u32 bits, const i32 (&group)[kCount]) {
   const auto& g = run.g;
-  if constexpr (Call::kMayBeVoid && kPassesOver) {
+  if constexpr (Call::kMayBeEmpty && kCompletesEmpty) {
     static_assert(kCount == 1);
-    const bool has_one = bits != 0 && owner == g.rank && is_void<Call>(run, group[0]);
+    const bool has_one = bits != 0 && owner == g.rank && is_empty_group<Call>(run, group[0]);
     if (has_one) bits = 0;
-    pass_over<Call>(run, has_one, group[0]);
+    complete_empty_groups<Call>(run, has_one, group[0]);
   }
   u32 lanes[kCount], groups = 0;
 #pragma unroll
@@ -204,7 +205,7 @@ ETC_DEVICE void push(const Run<Program>& run, i32 owner, u32 bits, const i32 (&g
   if (at.x == kNoRoom) return;
   const u32 units = u32(Call::pass_units(g));
   if (Call::kWaits > 1 && units > kFewUnits) {
-    // NOTE: lanes store for each other, and must have seen what the other has.
+    // NOTE: lanes store for each other, so each needs the acquires of the others.
     __syncwarp();
     fence_groups<Call>(run);
   }
@@ -217,13 +218,13 @@ ETC_DEVICE void push(const Run<Program>& run, i32 owner, u32 bits, const i32 (&g
   }
 }
 
-// Which of the waits [from, to) of an own group expect no notification, as bits; none if
-// loaded ones among them are out of range, which ends the program.
+// The waits in [from, to) of a group of this rank that expect no notification, as bits. None if a
+// loaded index is out of range, which aborts the run.
 template <class Call, class Program>
 ETC_DEVICE u32 empty_waits(const Run<Program>& run, i32 group, int from, int to) {
   const auto c = Call::group_at(run.g, group);
   if (to > Call::kFreeWaits && !Call::waits_in_range(run.g, c)) {
-    if (!run.aborted()) give_up(run, group_waiter<Call>(run, group), kOutOfRange, 0, 0, 0);
+    if (!run.aborted()) abort_run(run, group_waiter<Call>(run, group), kOutOfRange, 0, 0, 0);
     return 0;
   }
   u32 bits = 0;
@@ -234,12 +235,11 @@ ETC_DEVICE u32 empty_waits(const Run<Program>& run, i32 group, int from, int to)
   return bits;
 }
 
-// Marks waits of a group as met; true for whoever marks the last one. One lane, which has
-// fenced.
+// Marks waits of a group as met; true if these were the last ones. One lane, which has fenced.
 template <class Call, class Program>
 ETC_DEVICE bool mark(const Run<Program>& run, i32 owner, i32 group, u32 bits) {
   if constexpr (Call::kWaits == 1) {
-    return true;  // NOTE: an element is met once, so there is nothing to remember
+    return true;  // NOTE: an element is met once, so no state is needed
   } else {
     constexpr bool kSystem = kPeersPush<Program>;
     constexpr u32 kAll = kFirstBits<Call::kWaits>, kFree = kFirstBits<Call::kFreeWaits>;
@@ -248,8 +248,8 @@ ETC_DEVICE bool mark(const Run<Program>& run, i32 owner, i32 group, u32 bits) {
     if constexpr (kFree != kAll) {
       const u32 now = old | bits;
       if (now != kAll && (old & kFree) != kFree && (now & kFree) == kFree) {
-        // Only now are loaded counts valid, for whoever has seen all marks: those of 0 are
-        // met. Peers cannot be here.
+        // Loaded counts are valid only now, after all marks: waits for a count of 0 are met.
+        // Never a peer's thread.
         ptx::fence_acq_rel<false>();
         bits = empty_waits<Call>(run, group, Call::kFreeWaits, Call::kWaits);
         if (bits == 0) return false;
@@ -260,11 +260,12 @@ ETC_DEVICE bool mark(const Run<Program>& run, i32 owner, i32 group, u32 bits) {
   }
 }
 
-// A whole warp marks and pushes: bit j of `waiting`, that group[j] waits for it by `marks`.
-template <class Call, bool kPassesOver, int kCount, class Program>
+// A whole warp marks waits `marks` of group[j] if bit j of `waiting` is set, and pushes ready
+// groups.
+template <class Call, bool kCompletesEmpty, int kCount, class Program>
 ETC_DEVICE void mark_groups(
     const Run<Program>& run, i32 owner, u32 waiting, const i32 (&group)[kCount], u32 marks) {
-  // NOTE: of groups without units nobody would look for what is written, perhaps too late.
+  // NOTE: nothing waits for groups without units, so their words might be written after the run.
   if (Call::group_units(run.g) == 0) return;
   u32 last = 0;
 #pragma unroll
@@ -275,7 +276,7 @@ ETC_DEVICE void mark_groups(
     if (!__any_sync(~0u, last != 0)) return;
     fence_groups<Call>(run);
   }
-  push<Call, kPassesOver>(run, owner, last, group);
+  push<Call, kCompletesEmpty>(run, owner, last, group);
 }
 
 }  // namespace etc

@@ -1,15 +1,16 @@
-// Releasing: an element that is met lets groups of tasks run that wait for it. By whole warps.
+// Releasing: an element that is met makes the groups of tasks that wait for it ready. By whole
+// warps.
 #pragma once
 #include "queue/push.cuh"
 
 namespace etc {
 
-// The values that a coordinate of a group may have.
+// A range of values of one coordinate of a group.
 struct Span {
   i32 low, count;
 };
 
-// What the elements of an event tensor release; generated for each event tensor.
+// The calls that wait for an event tensor; generated for each event tensor.
 template <class... Rs>
 struct ReleaseList {
   template <class F>
@@ -20,7 +21,7 @@ struct ReleaseList {
 template <class Event>
 struct Releases;
 
-// The groups among which those are that wait for an element: a box of coordinates.
+// A box of group coordinates that includes all groups that wait for an element.
 template <class Call>
 struct GroupBox {
   i32 low[Call::kGating + 1], count[Call::kGating + 1], extent[Call::kGating + 1], total;
@@ -54,11 +55,11 @@ struct GroupBox {
   }
 };
 
-// Releases what waits for the element at `index` of `owner`, by one wait of one call.
+// Releases the groups that wait for the element at `index` of `owner`, for one wait of one call.
 template <class R, class Program, class Coord>
 ETC_DEVICE void release(const Run<Program>& run, i32 owner, const Coord& element, u32 index) {
   using Call = typename R::Call;
-  // Groups that a lane looks at together.
+  // Groups that a lane checks together.
   constexpr int kCount = R::kInvertible || Call::kFreeWaits < Call::kWaits ? 1 : 4;
   fence_groups<Call>(run);
   const auto box = GroupBox<Call>::template of<R>(run.g, owner, element);
@@ -71,7 +72,7 @@ ETC_DEVICE void release(const Run<Program>& run, i32 owner, const Coord& element
       const i32 k = first + 32 * j + i32(ptx::lane());
       if (k >= box.total) continue;
       group[j] = box.group(R::kInvertible ? 0 : k);
-      // NOTE: the box may hold groups that wait for other elements.
+      // NOTE: the box may include groups that wait for other elements.
       if (R::element(run.g, owner, group[j]) == index) waiting |= 1u << j;
     }
     mark_groups<Call, false>(run, owner, waiting, group, 1u << R::kWait);
@@ -94,8 +95,8 @@ ETC_DEVICE Coord of_lane(Coord c, int lane) {
   }
 }
 
-// The same for an element of each lane for which it `is_met`: together, if each lets one group of
-// the same rank run.
+// The same for one element of each lane with `is_met`: in parallel where each element releases one
+// group of the same rank.
 template <class R, class Program, class Coord>
 ETC_DEVICE void release_each(
     const Run<Program>& run, i32 owner, const Coord& element, u32 index, bool is_met) {
@@ -129,7 +130,7 @@ ETC_DEVICE void notify_and_release_each(
       const u32 step = parts * Call::notify_step(n);
       const bool is_met =
           has_one && count_event(run, ref, step) + step == Event::target(run.g, owner, element);
-      __syncwarp();  // what one lane acquired holds for all
+      __syncwarp();  // one lane's acquire covers the whole warp
       Releases<Event>::each([&](auto r) {
         release_each<decltype(r)>(run, owner, element, ref.index, is_met);
       });
@@ -138,8 +139,8 @@ ETC_DEVICE void notify_and_release_each(
   }
 }
 
-// The notifications of a task from number n on; the caller has ordered its data before by
-// a fence. Whoever brings an element to its count releases what waits for it.
+// Performs the notifications of a task from number n on, after a fence by the caller. The warp
+// whose notification completes an element releases the groups that wait for it.
 template <class Call, int n = 0, class Program>
 ETC_DEVICE void notify_and_release(
     const Run<Program>& run, const typename Call::Coord& c, u32 parts) {
@@ -152,7 +153,7 @@ ETC_DEVICE void notify_and_release(
       if (ptx::lane() == 0) old = count_event(run, ref, step);
       old = __shfl_sync(~0u, old, 0);
       if (old + step != Event::target(run.g, owner, element)) return;
-      __syncwarp();  // what lane 0 acquired holds for all
+      __syncwarp();  // lane 0's acquire covers the whole warp
       Releases<Event>::each(
           [&](auto r) { release<decltype(r)>(run, owner, element, ref.index); });
     });
@@ -160,8 +161,8 @@ ETC_DEVICE void notify_and_release(
   }
 }
 
-// At the start: what is met though nobody notifies. By the warps of `kThreads` threads of
-// every worker, each its share of the groups.
+// At the start: releases events that expect no notification. The groups are divided among the warps
+// of `kThreads` threads of every worker.
 template <int kThreads, class Program>
 ETC_DEVICE void release_empty(const Run<Program>& run) {
   Program::QueuedCalls::each([&](auto call) {

@@ -1,4 +1,4 @@
-// The calls of a lane, one after the other; logic that a generated list of types needs.
+// The calls of a lane, in order, as a generated list of types.
 #pragma once
 #include "common/types.cuh"
 
@@ -26,7 +26,7 @@ struct CallList {
     ((called || (f(Calls{}), called = true)), ...);
   }
 
-  // Calls f(Call{}, unit of that call) for the call that `unit` of the lane falls into.
+  // Calls f(Call{}, unit within the call) for the call that `unit` of the lane belongs to.
   template <class Args, class F>
   ETC_DEVICE static void visit(const Args& g, i32 unit, F&& f) {
     bool found = false;

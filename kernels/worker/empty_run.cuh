@@ -1,51 +1,51 @@
-// Runs of empty tasks: where a product has nothing to write, and by `empty_until` neither have
-// the tasks after it, one warp lets all of them wait and notify, 32 at a time.
+// Runs of empty tasks: if a GEMM task is empty, and `empty_until` says that the tasks after it are
+// too, one warp performs the waits and notifications of all of them, 32 at a time.
 #pragma once
-#include "queue/line.cuh"
-#include "worker/unit_ring.cuh"
+#include "queue/pop.cuh"
+#include "worker/work_ring.cuh"
 
 namespace etc {
 
-// The leading thread of a cluster's first worker, whose ticket has brought the empty task t:
-// takes the rest of its run that nobody has drawn. For the announcement: how many units behind
-// this one they begin; 0 if there are none.
-// NOTE: units that were given out without a ticket have negative ones.
+// The producer thread of a cluster's first worker, whose ticket gave it the empty task t: claims
+// the unclaimed rest of the run. Returns, for the work item, the distance from this unit to the
+// claimed ones; 0 if there are none.
+// NOTE: units that are assigned without a ticket have negative tickets.
 template <class Program, class Call>
 ETC_DEVICE u32 take_run(const Run<Program>& run, i32 ticket, i32 t) {
   const i32 end = ticket + Call::empty_until(run.g, t) - t;
   if (end <= 0) return 0;
   i32 drawn;
   if constexpr (Program::kDynamic) {
-    drawn = i32(Line<Program, typename Program::TensorQueue>::draw_up_to(run, u32(end)));
+    drawn = i32(WorkQueue<Program, typename Program::TensorQueue>::draw_up_to(run, u32(end)));
   } else {
     drawn = i32(draw_up_to(run, kTensorLane, u32(end)));
   }
-  return drawn < end ? Announcement::kRun | u32(drawn - ticket) : 0;
+  return drawn < end ? WorkItem::kRun | u32(drawn - ticket) : 0;
 }
 
-// One lane: whether an empty task may notify; if it never will, `who` says why. In a dynamic
-// program `ticket` has brought it.
+// One lane: whether an empty task may notify; if it never can, `who` records why. `ticket`: the
+// task's ticket in a dynamic program.
 template <class Program, class Call>
-ETC_DEVICE bool may_pass(
+ETC_DEVICE bool may_complete(
     const Run<Program>& run, i32 t, u32 ticket, u32& entered, Waiter& who) {
   const auto c = Call::at(run.g, t);
   if constexpr (Program::kDynamic) {
-    // NOTE: the unit is known, but nothing of this run may arrive once it is over.
-    using TensorLine = Line<Program, typename Program::TensorQueue>;
-    if (TensorLine::look(run, ticket) == kNotYet) return false;
+    // NOTE: the unit is known, but the run must not end before its slot is written.
+    using TensorUnits = WorkQueue<Program, typename Program::TensorQueue>;
+    if (TensorUnits::unit_of(run, ticket) == kNotYet) return false;
     if (!is_in_range<Program, Call>(run, c, who)) return false;
   } else {
     if (!waits_are_met<Program, Call>(run, c, who)) return false;
   }
   if (!peers_have_started<Program, Call>(run, c, entered)) return false;
-  return Program::Engine::template size<Call>(run, c) == 0 || who.in_vain(kNotEmpty, 0, 0);
+  return Program::Engine::template size<Call>(run, c) == 0 || who.fail(kNotEmpty, 0, 0);
 }
 
-// One lane: lets a task of a static program wait and notify, for all workers of a cluster.
-// Whether it could.
+// One lane: notifies for an empty task of a static program, for all workers of a cluster, if its
+// waits are met; returns whether they are.
 template <class Program, class Call>
-ETC_DEVICE bool pass_empty(const Run<Program>& run, i32 t, u32& entered, Waiter& who) {
-  if (!may_pass<Program, Call>(run, t, 0, entered, who)) return false;
+ETC_DEVICE bool complete_empty(const Run<Program>& run, i32 t, u32& entered, Waiter& who) {
+  if (!may_complete<Program, Call>(run, t, 0, entered, who)) return false;
   const auto c = Call::at(run.g, t);
   ptx::fence_acq_rel<Call::kNotifiesPeers>();
 #pragma unroll
@@ -55,29 +55,29 @@ ETC_DEVICE bool pass_empty(const Run<Program>& run, i32 t, u32& entered, Waiter&
   return true;
 }
 
-// For the record: what a task waits for first of all that is not there.
+// For diagnostics: records the first unmet wait of a task.
 template <class Program, class Call>
-ETC_DEVICE void name_unmet(const Run<Program>& run, i32 t, u32& entered, Waiter& who) {
+ETC_DEVICE void record_unmet(const Run<Program>& run, i32 t, u32& entered, Waiter& who) {
   const auto c = Call::at(run.g, t);
   EventRef event{};
   if (find_unmet<Call>(run, c, event)) {
-    who.in_vain(kEventWait, event.index, event.target);
+    who.fail(kEventWait, event.index, event.target);
     return;
   }
 #pragma unroll
   for (int n = 0; n < Call::kPeers; ++n) {
     const i32 peer = Call::peer(run.g, c, n);
-    if (!peer_has_started(run, peer, entered)) who.in_vain(kPeerStart, u32(peer), run.epoch);
+    if (!peer_has_started(run, peer, entered)) who.fail(kPeerStart, u32(peer), run.epoch);
   }
 }
 
-// One warp: the run that announcement `a` of task t told of. False if a task is not empty, or
-// waits in vain: `who` says which.
-// NOTE: in a static program no lane waits for another one's task: a task may wait for one before
-// it.
+// One warp: completes the run that work item `a` of task t carries. False if a task is not empty or
+// its wait failed; `who` records which one.
+// NOTE: in a static program lanes complete tasks independently, since a task may wait for an
+// earlier one of the run.
 template <class Program, class Call>
-ETC_DEVICE bool pass_run(
-    const Run<Program>& run, i32 t, Announcement a, u32& entered, Waiter& who) {
+ETC_DEVICE bool complete_run(
+    const Run<Program>& run, i32 t, WorkItem a, u32& entered, Waiter& who) {
   static_assert(Call::kCluster == Program::kTensorCluster);
   const i32 end = Call::empty_until(run.g, t);
 #pragma unroll 1
@@ -88,9 +88,9 @@ ETC_DEVICE bool pass_run(
     spin<false, true>(run, run.g.wait_limit, [&] {
       if (is_done) {
       } else if constexpr (Program::kDynamic) {
-        is_done = may_pass<Program, Call>(run, own, a.ticket + u32(own - t), entered, mine);
+        is_done = may_complete<Program, Call>(run, own, a.ticket + u32(own - t), entered, mine);
       } else {
-        is_done = pass_empty<Program, Call>(run, own, entered, mine);
+        is_done = complete_empty<Program, Call>(run, own, entered, mine);
       }
       return __all_sync(~0u, is_done) || __any_sync(~0u, mine.kind != kInsideWorker);
     });
@@ -98,7 +98,7 @@ ETC_DEVICE bool pass_run(
     if (left != 0) {
       const u32 wrong = __ballot_sync(~0u, mine.kind != kInsideWorker);
       const int first = __ffs(wrong != 0 ? wrong : left) - 1;
-      if (!is_done && wrong == 0) name_unmet<Program, Call>(run, own, entered, mine);
+      if (!is_done && wrong == 0) record_unmet<Program, Call>(run, own, entered, mine);
       who.task = __shfl_sync(~0u, mine.task, first);
       who.kind = __shfl_sync(~0u, mine.kind, first);
       who.index = __shfl_sync(~0u, mine.index, first);

@@ -1,5 +1,5 @@
-// A worker's shared memory: barriers, the ring of announced units, then the buffers of the
-// engine, or words that a task of the tensor lane may use as it likes.
+// A worker's shared memory: barriers, the ring of work items, then the buffers of the engine, which
+// are scratch memory for other tasks of the tensor lane.
 #pragma once
 #include "event/wait.cuh"
 
@@ -17,7 +17,7 @@ struct NoEngine {
   static constexpr u32 kSharedBytes = kScratchOffset + Shared::kScratchBytes;
   u32 base;
 
-  // Named in what is left out where no call multiplies.
+  // Declared for code that is discarded in programs without matrix multiplication.
   template <class Call, class Run, class Coord>
   static u32 size(const Run&, const Coord&);
   template <class Call, class Run, class Coord, class Loaded>

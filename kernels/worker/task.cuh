@@ -1,11 +1,11 @@
-// A task as its device function sees it, and how any task waits and notifies.
+// A task as its device function gets it, and how tasks wait and notify.
 #pragma once
 #include "queue/release.cuh"
 
 namespace etc {
 
-// `thread` of `threads` runs the task; a body strides over its elements by them. On the
-// tensor lane `scratch` is shared memory of Shared::kScratchBytes.
+// A body strides over its elements by `thread` of `threads`. On the tensor lane `scratch` is shared
+// memory of Shared::kScratchBytes.
 template <class Program, class Call, int kThreads>
 struct Task : Call {
   using Coord = typename Call::Coord;
@@ -32,8 +32,8 @@ struct Task : Call {
   }
 };
 
-// A task waits first for what it knows at once, kFreeWaits of its waits; only then are the
-// runtime tensors valid that its other index maps may load from, and may be wrong.
+// The first kFreeWaits waits of a task load no index. Only after them are the runtime tensors valid
+// from which its other index maps load; loaded indices may be out of range.
 template <class Program, class Call>
 ETC_DEVICE bool waits_are_met(const Run<Program>& run, const typename Call::Coord& c, Waiter& who) {
   bool met = true;
@@ -43,26 +43,26 @@ ETC_DEVICE bool waits_are_met(const Run<Program>& run, const typename Call::Coor
   }
   if constexpr (Call::kLoads) {
     if (!met) return false;
-    if (!Call::waits_in_range(run.g, c)) return who.in_vain(kOutOfRange, 0, 0);
+    if (!Call::waits_in_range(run.g, c)) return who.fail(kOutOfRange, 0, 0);
 #pragma unroll
     for (int n = Call::kFreeWaits; n < Call::kWaits; ++n) {
       met = met && event_is_met(run, Call::wait(run.g, c, n));
     }
-    if (met && !Call::in_range(run.g, c)) return who.in_vain(kOutOfRange, 0, 0);
+    if (met && !Call::in_range(run.g, c)) return who.fail(kOutOfRange, 0, 0);
   }
   return met;
 }
 
-// For each of a task's first waits, the event that a thread waited for when it last had such a
-// wait. One that is met stays so until the run ends, and what was acquired with it holds for later
-// tasks, too: a wait for it again is over at once.
-struct Seen {
+// For each of the first waits of a task, the event of the thread's previous wait at this position.
+// A met event stays met until the run ends, and its acquire covers later tasks too, so that waiting
+// for it again is unnecessary.
+struct WaitCache {
   static constexpr int kMost = 2;
   u32 index[kMost] = {~0u, ~0u};
-  bool is_unfenced = false;  // something was acquired, for tasks of any kind, since the last fence
+  bool is_unfenced = false;  // an event was acquired since the last proxy fence
 
-  // Whether the n-th wait has to look at its event; if so, it is noted.
-  ETC_DEVICE bool note(int n, const EventRef& event) {
+  // Whether the n-th wait has to poll its event; if so, stores the event.
+  ETC_DEVICE bool update(int n, const EventRef& event) {
     if (n < kMost) {
       if (index[n] == event.index) return false;
       index[n] = event.index;
@@ -71,29 +71,29 @@ struct Seen {
   }
 };
 
-template <bool kNap, class Program, class Call>
+template <bool kSleeps, class Program, class Call>
 ETC_DEVICE bool wait_events(
-    const Run<Program>& run, const typename Call::Coord& c, Waiter& who, Seen& seen) {
+    const Run<Program>& run, const typename Call::Coord& c, Waiter& who, WaitCache& cache) {
   const auto wait = [&](int n) {
     const EventRef event = Call::wait(run.g, c, n);
-    return !seen.note(n, event) || wait_event<kNap>(run, event, who);
+    return !cache.update(n, event) || wait_event<kSleeps>(run, event, who);
   };
 #pragma unroll
   for (int n = 0; n < Call::kFreeWaits; ++n) {
     if (!wait(n)) return false;
   }
   if constexpr (Call::kLoads) {
-    if (!Call::waits_in_range(run.g, c)) return who.in_vain(kOutOfRange, 0, 0);
+    if (!Call::waits_in_range(run.g, c)) return who.fail(kOutOfRange, 0, 0);
 #pragma unroll
     for (int n = Call::kFreeWaits; n < Call::kWaits; ++n) {
       if (!wait(n)) return false;
     }
-    if (!Call::in_range(run.g, c)) return who.in_vain(kOutOfRange, 0, 0);
+    if (!Call::in_range(run.g, c)) return who.fail(kOutOfRange, 0, 0);
   }
   return true;
 }
 
-// The waits of a task that loads no index: those from `from` to `to`.
+// The waits [from, to) of a task that loads no index.
 template <class Program, class Call>
 ETC_DEVICE bool wait_some(
     const Run<Program>& run, const typename Call::Coord& c, int from, int to, Waiter& who) {
@@ -104,18 +104,18 @@ ETC_DEVICE bool wait_some(
   return true;
 }
 
-// A task from a queue: its waits are met, but what it loads may be wrong.
+// For a task from a queue: its waits are met, but loaded indices may be out of range.
 template <class Program, class Call>
 ETC_DEVICE bool is_in_range(const Run<Program>& run, const typename Call::Coord& c, Waiter& who) {
   if constexpr (Call::kLoads) {
     if (!Call::waits_in_range(run.g, c) || !Call::in_range(run.g, c)) {
-      return who.in_vain(kOutOfRange, 0, 0);
+      return who.fail(kOutOfRange, 0, 0);
     }
   }
   return true;
 }
 
-// Whether nothing is left of what a task writes, from region n on: its body does not run.
+// Whether all regions that a task writes are empty, from region n on: then its body does not run.
 template <class Call, int n = 0, class Args>
 ETC_DEVICE bool is_idle(const Args& g, const typename Call::Coord& c) {
   if constexpr (!Call::kMayBeIdle) {
@@ -156,7 +156,7 @@ ETC_DEVICE bool peers_have_started(
   return started;
 }
 
-// A whole warp, after a barrier of all threads that wrote the task's data.
+// By a whole warp, after a barrier of all threads that wrote the task's data.
 template <class Program, class Call>
 ETC_DEVICE void notify_all(const Run<Program>& run, const typename Call::Coord& c, u32 parts) {
   if constexpr (Call::kNotifies > 0) {

@@ -8,12 +8,12 @@
 // untold.
 #pragma once
 #include "ptx/bulk_copy.cuh"
-#include "queue/line.cuh"
+#include "queue/pop.cuh"
 #include "worker/calls.cuh"
 #include "worker/empty_run.cuh"
-#include "worker/mailbox.cuh"
+#include "worker/ticket_channel.cuh"
 #include "worker/transfer_lane.cuh"
-#include "worker/unit_ring.cuh"
+#include "worker/work_ring.cuh"
 
 namespace etc {
 
@@ -32,7 +32,7 @@ class TensorLane {
   static constexpr bool kKnowsFirst =
       !Program::kHasMatmul && !kByTicket && Program::kTensorCluster == 1;
   // Warps that listen: those that compute, store and assist.
-  static constexpr u32 kListeners =
+  static constexpr u32 kConsumers =
       kComputeThreads / 32 + u32(Program::kHasMatmul) + 2 * u32(kIsAssisted);
 
  public:
@@ -44,10 +44,10 @@ class TensorLane {
 
   // One thread, before any role begins.
   ETC_DEVICE void init() const {
-    units_.init(kListeners);
+    units_.init(kConsumers);
     if constexpr (kByTicket) {
       units_.init_begun(kComputeThreads / 32);
-      Mailbox(engine_.base).init();
+      TicketChannel(engine_.base).init();
     }
     if constexpr (Program::kHasMatmul) engine_.init();
     ptx::mbarrier_init_fence();
@@ -57,9 +57,9 @@ class TensorLane {
 
   // One thread.
   ETC_DEVICE void lead() const {
-    u32 ring = 0, told = 0;
-    Seen seen;
-    each_unit(told, [&](i32 unit, Next& next) {
+    u32 ring = 0, published = 0;
+    WaitCache seen;
+    each_unit(published, [&](i32 unit, Next& next) {
       bool going = true;
       Waiter who{kTensorLane, 0, 0};
       Calls::visit(run_.g, unit, [&](auto call, i32 u) {
@@ -74,9 +74,9 @@ class TensorLane {
         } else if constexpr (Call::kReadsBeforeWait) {
           going = wait_some<Program, Call>(run_, c, 0, Call::kWaits - 1, who);
           if (!going) return;
-          units_.tell(told, {unit, 0});
+          units_.publish(published, {unit, 0});
           going = wait_some<Program, Call>(run_, c, Call::kWaits - 1, Call::kWaits, who);
-          if constexpr (kByTicket) units_.wait_begun(told);
+          if constexpr (kByTicket) units_.wait_begun(published);
         } else {
           if constexpr (Call::kWeightAhead) {
             going = load_ahead<Call>(c, ring, ahead, who);
@@ -95,7 +95,7 @@ class TensorLane {
           if constexpr (Call::kHasRuns) {
             if (size == 0 && is_first()) run = take_run<Program, Call>(run_, next.taken, t);
           }
-          units_.tell(told, {unit, size | run, u32(next.taken)});
+          units_.publish(published, {unit, size | run, u32(next.taken)});
           const auto loaded = [&](u32 n, u32 stages) { draw_early(n, stages, next); };
           if constexpr (Call::kWeightAhead) {
             going = engine_.template load<Call>(run_, c, size, ring, loaded, ahead);
@@ -103,20 +103,20 @@ class TensorLane {
             going = engine_.template load<Call>(run_, c, size, ring, loaded);
           }
         } else {
-          units_.tell(told, {unit, 0});
+          units_.publish(published, {unit, 0});
         }
       });
       if (!going) report(run_, who);
       return going;
     });
-    units_.tell(told, {-1, 0});
+    units_.publish(published, {-1, 0});
   }
 
   // One warp.
   ETC_DEVICE void store() const {
-    u32 heard = 0, round = 0, images = 0, entered = 0;
+    u32 consumed = 0, round = 0, images = 0, entered = 0;
     bool going = true;
-    for (Announcement a; (a = units_.template listen<Program::kDynamic>(heard)).unit >= 0;) {
+    for (WorkItem a; (a = units_.template consume<Program::kDynamic>(consumed)).unit >= 0;) {
       visit_task(a.unit, [&](auto call, i32 t) {
         using Call = decltype(call);
         if constexpr (Call::kIsMatmul) {
@@ -125,7 +125,7 @@ class TensorLane {
               engine_, run_, Call::at(run_.g, t), size_of(a), round, images, entered, who);
           if constexpr (Call::kHasRuns) {
             if (going && a.run() > 0) {
-              going = pass_run<Program, Call>(run_, t, a, entered, who);
+              going = complete_run<Program, Call>(run_, t, a, entered, who);
               if (!going) report(run_, who);
             }
           }
@@ -140,11 +140,11 @@ class TensorLane {
   // ranks own, or gathers what products pick.
   ETC_DEVICE void assist(
       u32 half, TransferLane<Program>& transfer, Tracer<Program>& trace) const {
-    u32 heard = 0, images = 0, entered = 0, ring = 0;
+    u32 consumed = 0, images = 0, entered = 0, ring = 0;
     bool going = true;
     for (;;) {
-      while (!__all_sync(~0u, units_.is_told(heard))) transfer.try_one();
-      const Announcement a = units_.listen(heard);
+      while (!__all_sync(~0u, units_.is_full(consumed))) transfer.try_one();
+      const WorkItem a = units_.consume(consumed);
       if (a.unit < 0) break;
       visit_task(a.unit, [&](auto call, i32 t) {
         using Call = decltype(call);
@@ -166,11 +166,11 @@ class TensorLane {
 
   // The 256 compute threads.
   ETC_DEVICE void compute(Tracer<Program>& trace) const {
-    u32 heard = 0, ring = 0, round = 0;
+    u32 consumed = 0, ring = 0, round = 0;
     bool going = true;  // alike on all threads of a warpgroup
     if constexpr (Program::kDynamic) release_empty<kComputeThreads>(run_);
     for (bool known = knows_first();; known = false) {
-      const Announcement a = known ? Announcement{i32(blockIdx.x), 0} : units_.listen(heard);
+      const WorkItem a = known ? WorkItem{i32(blockIdx.x), 0} : units_.consume(consumed);
       if constexpr (kByTicket) units_.begin();
       if (a.unit < 0) break;
       // NOTE: the product is one piece of code, not one a call.
@@ -187,7 +187,7 @@ class TensorLane {
             // The body may use the output buffer: let the last tile leave it.
             going = going && engine_.wait_emptied(run_, round);
           }
-          going = run_body<Call>(t, who, going, heard);
+          going = run_body<Call>(t, who, going, consumed);
         }
       });
       if constexpr (Program::kHasMatmul) {
@@ -204,7 +204,7 @@ class TensorLane {
 
  private:
   // What the engine has to know of a unit, without the run that it may come with.
-  ETC_DEVICE static u32 size_of(Announcement a) {
+  ETC_DEVICE static u32 size_of(WorkItem a) {
     return Program::kHasRuns && a.run() > 0 ? 0 : a.size;
   }
 
@@ -262,22 +262,22 @@ class TensorLane {
   struct Next {
     u32 n = 0, ticket = 0;
     i32 taken = 0;
-    bool is_drawn = false, is_given = false;
+    bool is_drawn = false, is_sent = false;
   };
 
   // `told` counts what f tells; f may draw the next ticket early.
   template <class F>
-  ETC_DEVICE void each_unit(const u32& told, F f) const {
+  ETC_DEVICE void each_unit(const u32& published, F f) const {
     const i32 clusters = i32(gridDim.x) / Program::kTensorCluster;
     i32 unit = i32(blockIdx.x) / Program::kTensorCluster;
     Next next;
     if constexpr (Program::kDynamic) {
-      while (next_unit(next, told, unit) && f(unit, next)) {
+      while (next_unit(next, published, unit) && f(unit, next)) {
       }
     } else if constexpr (Program::kTensorTickets) {
       const i32 total = Calls::units(run_.g);
       next.taken = unit - clusters;
-      while (unit < total && f(unit, next) && draw(next, told)) {
+      while (unit < total && f(unit, next) && draw(next, published)) {
         unit = clusters + next.taken;
       }
     } else {
@@ -290,16 +290,16 @@ class TensorLane {
 
   // The cluster's next ticket; false if the program was aborted. A leader draws one unit
   // ahead, not more: others may be idle.
-  ETC_DEVICE bool draw(Next& next, u32 told) const {
-    units_.wait_begun(told);
+  ETC_DEVICE bool draw(Next& next, u32 published) const {
+    units_.wait_begun(published);
     ask(next);
     bool going = true;
     if constexpr (Program::kTensorCluster > 1) {
-      const Mailbox mailbox(engine_.base);
+      const TicketChannel channel(engine_.base);
       if (!is_first()) {
-        going = mailbox.take(run_, next.n, next.ticket);
-      } else if (!next.is_given) {
-        going = mailbox.give(run_, next.n, next.ticket);
+        going = channel.receive(run_, next.n, next.ticket);
+      } else if (!next.is_sent) {
+        going = channel.send(run_, next.n, next.ticket);
       }
     }
     next = Next{next.n + 1, 0, i32(next.ticket)};
@@ -309,11 +309,11 @@ class TensorLane {
   // the ticket is there in time. NOTE: those who compute have begun a unit of which more stages
   // are being loaded than the ring has.
   ETC_DEVICE void draw_early(u32 n, u32 stages, Next& next) const {
-    constexpr u32 kAsked = 6, kGiven = 2;  // stages before the last one
+    constexpr u32 kDrawStage = 6, kSendStage = 2;  // stages before the last one
     if constexpr (kByTicket) {
-      if (n + kAsked == stages && n > Engine::kStages) ask(next);
-      if (n + kGiven == stages && next.is_drawn) {
-        next.is_given = Mailbox(engine_.base).give_now(next.n, next.ticket);
+      if (n + kDrawStage == stages && n > Engine::kStages) ask(next);
+      if (n + kSendStage == stages && next.is_drawn) {
+        next.is_sent = TicketChannel(engine_.base).try_send(next.n, next.ticket);
       }
     }
   }
@@ -323,23 +323,23 @@ class TensorLane {
     if (!is_first() || next.is_drawn) return;
     next.is_drawn = true;
     if constexpr (Program::kDynamic) {
-      next.ticket = Line<Program, typename Program::TensorQueue>::draw(run_);
+      next.ticket = WorkQueue<Program, typename Program::TensorQueue>::draw(run_);
     } else {
       next.ticket = draw_ticket(run_, kTensorLane);
     }
   }
   // The next unit of a dynamic program; false if there is none any more.
-  ETC_DEVICE bool next_unit(Next& next, u32 told, i32& unit) const {
-    using TensorLine = Line<Program, typename Program::TensorQueue>;
+  ETC_DEVICE bool next_unit(Next& next, u32 published, i32& unit) const {
+    using TensorUnits = WorkQueue<Program, typename Program::TensorQueue>;
     for (;;) {
-      if (!draw(next, told)) return false;
+      if (!draw(next, published)) return false;
       const bool came = spin<false>(run_, run_.g.wait_limit, [&] {
-        return (unit = TensorLine::look(run_, u32(next.taken))) != kNotYet;
+        return (unit = TensorUnits::unit_of(run_, u32(next.taken))) != kNotYet;
       });
-      if (!came) TensorLine::report(run_);
-      if constexpr (Program::TensorQueue::kHasVoids) {
-        if (came && unit == kNoneHere) {
-          if (is_first()) TensorLine::skip_part(run_, u32(next.taken));
+      if (!came) TensorUnits::report(run_);
+      if constexpr (Program::TensorQueue::kHasEmptyGroups) {
+        if (came && unit == kRestIsEmpty) {
+          if (is_first()) TensorUnits::skip_part(run_, u32(next.taken));
           continue;
         }
       }
@@ -349,7 +349,7 @@ class TensorLane {
 
   // `heard` counts what this warp has heard; a task that reads early hears of its last wait.
   template <class Call>
-  ETC_DEVICE bool run_body(i32 t, Waiter who, bool going, u32& heard) const {
+  ETC_DEVICE bool run_body(i32 t, Waiter who, bool going, u32& consumed) const {
     const auto c = Call::at(run_.g, t);
     if constexpr (Call::kPeers > 0) {
       u32 entered = 0;
@@ -362,7 +362,7 @@ class TensorLane {
       // Once, whether the body asks never or more often.
       bool asked = Program::kDynamic, met = true;
       const auto wait = [&] {
-        if (!asked) met = hear_last(heard);
+        if (!asked) met = wait_last(consumed);
         asked = true;
         return met;
       };
@@ -378,18 +378,18 @@ class TensorLane {
 
   // Whether a task's last wait is met; false if the program was aborted before, in which case
   // this was the last announcement, and is left to be heard again.
-  ETC_DEVICE bool hear_last(u32& heard) const {
-    while (!units_.is_told(heard)) {
+  ETC_DEVICE bool wait_last(u32& consumed) const {
+    while (!units_.is_full(consumed)) {
     }
-    if (units_.next(heard).unit < 0) return false;
-    units_.listen(heard);
+    if (units_.next(consumed).unit < 0) return false;
+    units_.consume(consumed);
     if constexpr (kByTicket) units_.begin();
     return true;
   }
 
   const Run<Program>& run_;
   Engine engine_;
-  UnitRing units_;
+  WorkRing units_;
   u32* scratch_;
 };
 

@@ -1,4 +1,4 @@
-// The timeline: when each warp that runs tasks began and ended each of them.
+// The timeline: when each warp began and ended each of its tasks.
 #pragma once
 #include "event/wait.cuh"
 
@@ -11,8 +11,8 @@ struct TraceRecord {
 static_assert(sizeof(TraceRecord) == 32);
 constexpr u32 kTraceWarps = 12;
 
-// One warp's records; compiled to nothing unless the program is traced. Per warp the
-// buffer holds `trace_capacity` records; record 0's `begin` is the count, kept or not.
+// The records of one warp; no code unless the program is traced. The buffer has `trace_capacity`
+// records per warp; `begin` of record 0 is the number of tasks, including dropped records.
 template <class Program>
 struct Tracer {
   TraceRecord* records;

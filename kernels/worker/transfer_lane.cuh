@@ -1,15 +1,15 @@
-// The transfer lane: single warps that copy and reduce, beside the tensor lane.
+// The transfer lane: single warps that copy and reduce, concurrently with the tensor lane.
 #pragma once
-#include "queue/line.cuh"
+#include "queue/pop.cuh"
 #include "worker/calls.cuh"
 #include "worker/task.cuh"
 #include "worker/trace.cuh"
 
 namespace etc {
 
-// One warp's share of the lane. Units are drawn in order by ticket; a drawn unit is kept
-// until it can run, so that order alone decides that the lane cannot deadlock. In a dynamic
-// program a ticket is kept until a unit comes for it, and that unit can run.
+// One warp of the lane. Units are claimed in order with an atomic ticket. A warp holds a claimed
+// unit until it can run, so the order alone determines that the lane cannot deadlock. In a dynamic
+// program a warp holds a ticket until its unit is pushed; that unit can run.
 template <class Program>
 class TransferLane {
   using Calls = typename Program::TransferCalls;
@@ -22,7 +22,7 @@ class TransferLane {
     total_ = Program::kDynamic ? kLaneOver : Calls::units(run.g);
   }
 
-  // Runs the drawn task if it is ready; never blocks.
+  // Runs the claimed task if it is ready; never blocks.
   ETC_DEVICE Step try_one() {
     if constexpr (Calls::kCount == 0) {
       return Step::kEmpty;
@@ -51,7 +51,7 @@ class TransferLane {
     }
   }
 
-  // Runs the rest of the lane; returns when no unit is left or the program is aborted.
+  // Runs the rest of the lane; returns when no unit is left or the run is aborted.
   ETC_DEVICE void drain() {
     if constexpr (Calls::kCount > 0) {
       for (;;) {
@@ -80,15 +80,15 @@ class TransferLane {
  private:
   ETC_DEVICE static i32 lane_index() { return threadIdx.x % 32; }
 
-  // In a dynamic program there may be no unit yet.
+  // In a dynamic program the unit may not be pushed yet.
   ETC_DEVICE void draw() {
     if (unit_ >= 0) return;
     i32 next = 0;
     if (lane_index() == 0) {
       if constexpr (Program::kDynamic) {
-        using TransferLine = Line<Program, typename Program::TransferQueue>;
-        if (!has_ticket_) ticket_ = TransferLine::draw(run_);
-        next = TransferLine::look(run_, ticket_);
+        using TransferUnits = WorkQueue<Program, typename Program::TransferQueue>;
+        if (!has_ticket_) ticket_ = TransferUnits::draw(run_);
+        next = TransferUnits::unit_of(run_, ticket_);
       } else {
         next = i32(draw_ticket(run_, kTransferLane));
       }
@@ -96,21 +96,21 @@ class TransferLane {
     unit_ = __shfl_sync(~0u, next, 0);
     has_ticket_ = unit_ < 0;
   }
-  // False if the program was aborted.
+  // False if the run was aborted.
   ETC_DEVICE bool draw_waiting() {
     if constexpr (Program::kDynamic) {
-      using TransferLine = Line<Program, typename Program::TransferQueue>;
-      const bool came =
+      using TransferUnits = WorkQueue<Program, typename Program::TransferQueue>;
+      const bool arrived =
           spin<true, true>(run_, run_.g.wait_limit, [&] { return draw(), unit_ >= 0; });
-      if (!came && lane_index() == 0) TransferLine::report(run_);
-      return came;
+      if (!arrived && lane_index() == 0) TransferUnits::report(run_);
+      return arrived;
     } else {
       draw();
       return true;
     }
   }
 
-  // One lane. A dynamic program's unit is ready once it is there.
+  // One lane. A unit of a dynamic program is ready once it is pushed.
   template <class Call>
   ETC_DEVICE bool is_ready(const typename Call::Coord& c, Waiter& who) const {
     if constexpr (Program::kDynamic) return is_in_range<Program, Call>(run_, c, who);
@@ -119,12 +119,12 @@ class TransferLane {
   template <class Call>
   ETC_DEVICE bool wait_ready(const typename Call::Coord& c, Waiter& who) const {
     if constexpr (Program::kDynamic) return is_in_range<Program, Call>(run_, c, who);
-    Seen nothing;
-    return wait_events<true, Program, Call>(run_, c, who, nothing);
+    WaitCache none;
+    return wait_events<true, Program, Call>(run_, c, who, none);
   }
 
   template <class Call>
-  ETC_DEVICE bool is_paced() const {  // if not, it is known when compiled
+  ETC_DEVICE bool is_paced() const {  // false is known at compile time
     return Call::pace(run_.g) != 0;
   }
   template <class Call>
@@ -135,8 +135,8 @@ class TransferLane {
   template <class Call>
   ETC_DEVICE void execute(const typename Call::Coord& c, i32 t) {
     const u64 begin = trace_.now();
-    __syncwarp();  // what lane 0 acquired holds for all
-    // NOTE: a body's lane is asked for here, or what it computes from it stays in registers.
+    __syncwarp();  // lane 0's acquire covers the whole warp
+    // NOTE: the lane index is read here, or values that a body derives from it stay in registers.
     if (!is_idle<Call>(run_.g, c)) {
       Call::template Function<Task<Program, Call, 32>>::run(
           Task<Program, Call, 32>(run_.g, c, i32(ptx::lane()), nullptr));

@@ -1,7 +1,8 @@
-// A worker from its first to its last instruction: 384 threads, three warpgroups.
-//   warps 0..7   compute; at the end of the tensor lane they help the transfer lane
-//   warp 8       leads the tensor lane and loads for it     warp 9   stores for it
-//   warps 10, 11 the transfer lane, and forwarding or gathering for the tensor lane
+// A worker: 384 threads, three warpgroups.
+//   warps 0..7   consumers of the tensor lane; after its end they run the transfer lane
+//   warp 8       producer of the tensor lane: claims units, waits, loads
+//   warp 9       stores results of the tensor lane
+//   warps 10, 11 the transfer lane; they forward or gather for the tensor lane
 #pragma once
 #include "ptx/registers.cuh"
 #include "worker/tensor_lane.cuh"
@@ -10,24 +11,24 @@ namespace etc {
 
 constexpr int kWorkerThreads = 384;
 
-// Registers of a thread: 168 at launch; the three warpgroups' shares must sum to 504.
+// Registers per thread: 168 at launch; those of the three warpgroups must sum to 504.
 constexpr int kComputeRegisters = 200, kServiceRegisters = 104;
 
-// NOTE: where no task multiplies, those of the transfer lane may need what it has at launch.
+// NOTE: without matrix multiplications, tasks of the transfer lane may need the number at launch.
 template <class Program>
 constexpr bool kSharesRegisters = Program::kHasMatmul || Program::TransferCalls::kCount == 0;
 
-// Where no task multiplies, the warp that stores has nothing to do: it begins the epoch, beside
-// the first tasks.
+// Without matrix multiplications the store warp is free: it begins the epoch while the first tasks
+// run.
 template <class Program>
-constexpr bool kBeginsBeside = !Program::kHasMatmul;
+constexpr bool kStoreWarpBegins = !Program::kHasMatmul;
 
-// That warp of each worker, or all of its threads. In an aborted program nothing is begun.
-// NOTE: a branch around all of this costs registers, which some programs do not have.
+// By this warp of each worker, or by all of its threads. Does nothing in an aborted run.
+// NOTE: a branch around all of it costs registers, which some programs cannot spare.
 template <class Program>
 ETC_DEVICE void begin_epoch(const Run<Program>& run, bool is_aborted) {
-  constexpr u32 kThreads = kBeginsBeside<Program> ? 32 : kWorkerThreads;
-  const u32 thread = kBeginsBeside<Program> ? threadIdx.x % 32 : threadIdx.x;
+  constexpr u32 kThreads = kStoreWarpBegins<Program> ? 32 : kWorkerThreads;
+  const u32 thread = kStoreWarpBegins<Program> ? threadIdx.x % 32 : threadIdx.x;
   const auto& g = run.g;
   const u32 next = (run.epoch + 1) & 1;
   if (blockIdx.x == 0) {
@@ -35,7 +36,7 @@ ETC_DEVICE void begin_epoch(const Run<Program>& run, bool is_aborted) {
       const u64 word = g.peer[thread] + u64(g.rank) * 4;
       ptx::store_release(word, run.epoch);
     }
-    constexpr u32 kPair = kBeginsBeside<Program> ? 15 : 32;
+    constexpr u32 kPair = kStoreWarpBegins<Program> ? 15 : 32;
     if (thread / 2 == kPair) run.control()->tickets[thread % 2][next] = 0;
   }
   u32* counters = reinterpret_cast<u32*>(
@@ -46,8 +47,8 @@ ETC_DEVICE void begin_epoch(const Run<Program>& run, bool is_aborted) {
   }
 }
 
-// One thread, once its whole worker knows the epoch: the last worker opens the next one.
-// NOTE: at the end of a run it would cost a microsecond, which nothing hides.
+// One thread, once its whole worker has read the epoch: the last worker increments it.
+// NOTE: at the end of a run this would cost an exposed microsecond.
 template <class Program>
 ETC_DEVICE void leave_epoch(const Run<Program>& run) {
   Control* control = run.control();
@@ -63,19 +64,19 @@ ETC_DEVICE void run_worker(const typename Program::Args& g) {
   const TensorLane<Program> tensor(run, ptx::shared_memory());
   const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
-  // NOTE: a run that finds the program aborted is skipped: it publishes no start and runs no task.
+  // NOTE: a run that starts after an abort is skipped: it publishes no start and runs no task.
   // Notifications of the aborted run may still arrive, and no run may count in their area.
   const bool is_aborted = run.aborted();
-  if constexpr (!kBeginsBeside<Program>) begin_epoch(run, is_aborted);
+  if constexpr (!kStoreWarpBegins<Program>) begin_epoch(run, is_aborted);
   if (threadIdx.x == 0) tensor.init();
-  // A peer may abort the program just now: the threads of a worker must agree.
+  // A peer may abort at any moment: the threads of a worker must agree.
   const bool is_skipped = ptx::named_barrier_any<kWorkerThreads>(0, is_aborted);
   if constexpr (Program::kCluster > 1) ptx::cluster_barrier();
 
   Tracer<Program> trace(run);
   if (is_skipped) {
     if (threadIdx.x == 0) {
-      run.tell_host();
+      run.signal_host();
       leave_epoch(run);
     }
   } else if (warp >= 8) {
@@ -83,11 +84,11 @@ ETC_DEVICE void run_worker(const typename Program::Args& g) {
     if (warp == 8) {
       if (lane == 0) {
         tensor.lead();
-        if (run.aborted()) run.tell_host();  // by a peer that nothing here waits for
+        if (run.aborted()) run.signal_host();  // by a peer that no wait here depends on
       }
     } else if (warp == 9) {
       if (lane == 0) leave_epoch(run);
-      if constexpr (kBeginsBeside<Program>) begin_epoch(run, false);
+      if constexpr (kStoreWarpBegins<Program>) begin_epoch(run, false);
       if constexpr (Program::kHasMatmul) tensor.store();
     } else {
       TransferLane<Program> transfer(run, trace);
@@ -102,8 +103,8 @@ ETC_DEVICE void run_worker(const typename Program::Args& g) {
   }
   __syncwarp();
 
-  // NOTE: after an abort, bulk loads and tickets may still be on their way into a worker's
-  // shared memory, its pair's included; they land well within this time.
+  // NOTE: after an abort, bulk loads and tickets may still be in flight to the shared memory of a
+  // worker or of its pair; they arrive well within this time.
   if ((Program::kHasMatmul || Program::kCluster > 1) && run.aborted()) {
     const u64 now = ptx::global_timer();
     while (ptx::global_timer() - now < 100000) ptx::nanosleep(1000);

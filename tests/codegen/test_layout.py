@@ -86,13 +86,13 @@ def test_products_by_ticket_pass_over_runs_of_empty_tasks():
     assert len(ends) == 2 and all("floordiv(t, " in end or " - " in end for end in ends)
     # Of the second product, whose tiles wait apart, those without rows go unqueued.
     text = generate(schedule_dynamic(graph)).text
-    runs, voids = (f"static constexpr int kHas{w} = 1" for w in ("Runs", "Voids"))
+    runs, empty = (f"static constexpr int kHas{w} = 1" for w in ("Runs", "EmptyGroups"))
     gate_up, down = (
         re.search(rf"struct Call_{name}_projection {{.*?\n}};", text, re.DOTALL)[0]
         for name in ("gate_up", "down")
     )
-    assert runs in gate_up and runs not in down and text.count(voids) == 1
-    assert "kMayBeVoid = 1" in down and text.count("kMayBeVoid = 1") == 1
+    assert runs in gate_up and runs not in down and text.count(empty) == 1
+    assert "kMayBeEmpty = 1" in down and text.count("kMayBeEmpty = 1") == 1
 
 
 def test_a_notification_is_as_many_increments_as_its_parts_can_share():

@@ -86,15 +86,15 @@ BROKEN = [
     ),
     ("moe", "functions/choose_experts", "task.sync();  // scratch is cleared", ""),
     ("moe", "functions/choose_experts", "    task.sync();\n", ""),
-    ("moe", "worker/mailbox", "ptx::mbarrier_arrive_cluster(taken(), 0);", ""),
-    ("moe", "worker/mailbox", "base_ + 16 + 4 * (n & 1)", "base_ + 16"),
+    ("moe", "worker/ticket_channel", "ptx::mbarrier_arrive_cluster(empty(), 0);", ""),
+    ("moe", "worker/ticket_channel", "base_ + 16 + 4 * (n & 1)", "base_ + 16"),
     ("moe", "worker/task", "      ptx::fence_acq_rel<Call::kNotifiesPeers>();", ""),
     ("moe", "worker/tensor_lane", "ptx::fence_proxy_async_global();", ""),
     ("moe", "worker/tensor_lane", "    ptx::named_barrier<kComputeThreads>(1);", ""),
     (
         "moe",
         "worker/transfer_lane",
-        "    __syncwarp();  // what lane 0 acquired holds for all",
+        "    __syncwarp();  // lane 0's acquire covers the whole warp",
         "",
     ),
     (
@@ -127,7 +127,7 @@ BROKEN = [
     ("moe of many", "functions/list_rows", "if (w < warp) row += of_warp;", ""),
     (
         "queue",
-        "queue/line",
+        "queue/pop",
         "ptx::load_acquire<kPeersPush<Program>>(slot)",
         "ptx::load_relaxed(slot)",
     ),
@@ -135,7 +135,7 @@ BROKEN = [
     (
         "queue",
         "queue/push",
-        "ptx::store_relaxed(slots + u64(first + k) * 4, kVoid);",
+        "ptx::store_relaxed(slots + u64(first + k) * 4, kEmptySlot);",
         "",
     ),
     (
@@ -151,7 +151,7 @@ BROKEN = [
         "      notify_and_release_each<Call>(run, c, Call::kCluster, own < end);",
         "",
     ),
-    ("queue", "worker/empty_run", "Announcement::kRun | u32(drawn - ticket)", "0"),
+    ("queue", "worker/empty_run", "WorkItem::kRun | u32(drawn - ticket)", "0"),
     (
         "queue",
         "worker/task",

@@ -105,7 +105,7 @@ inline uint2 load8_l2_if(bool wanted, u64 address) {
 }
 inline void store16(u64 address, uint4 v) { store(address, v); }
 inline void store4(u64 address, u32 v) { store(address, v); }
-inline void ask_l2(u64, u32) {}
+inline void prefetch_l2(u64, u32) {}
 
 inline void copy16_async(u32 shared, u64 address, u32 bytes) {
   emulation::Thread& self = *emulation::own;

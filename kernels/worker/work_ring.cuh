@@ -1,0 +1,90 @@
+// The ring through which a worker's producer thread publishes units to the other warps.
+#pragma once
+#include "worker/shared.cuh"
+
+namespace etc {
+
+// A unit of the tensor lane, or -1 after the last one. `size` is passed to the engine. An empty
+// unit may carry a run of empty units that the storing warp completes: it begins `run` units
+// later. In a dynamic program the storing warp also reads the ticket.
+struct WorkItem {
+  static constexpr u32 kRun = 1u << 31;
+  i32 unit;
+  u32 size, ticket = 0;
+
+  ETC_DEVICE u32 run() const { return size & kRun ? size - kRun : 0; }
+};
+
+// Every consumer reads every item, also after an abort: so all warps of a worker process the same
+// units and leave together.
+class WorkRing {
+  static constexpr u32 kEntries = 8;
+
+ public:
+  static constexpr u32 kBytes = kEntries * 32 + 8;
+  static_assert(kBytes <= Shared::kRingBytes);
+
+  ETC_DEVICE explicit WorkRing(u32 base) : base_(base + Shared::kRingOffset) {}
+
+  // `consumers`: the number of warps that consume.
+  ETC_DEVICE void init(u32 consumers) const {
+    for (u32 n = 0; n < kEntries; ++n) {
+      ptx::mbarrier_init(full(n), 1);
+      ptx::mbarrier_init(empty(n), consumers);
+    }
+  }
+
+  // One thread; `n` counts items.
+  ETC_DEVICE void publish(u32& n, WorkItem a) const {
+    while (!ptx::mbarrier_try_wait(empty(n), (n / kEntries & 1) ^ 1)) {
+    }
+    ptx::store_shared8(entry(n), u32(a.unit), a.size);
+    if (a.run() > 0) ptx::store_shared8(ticket(n), a.ticket, 0);
+    ptx::mbarrier_arrive(full(n));
+    ++n;
+  }
+
+  // For a producer that must not run ahead; `consumers`: the warps that call begin().
+  ETC_DEVICE void init_begun(u32 consumers) const { ptx::mbarrier_init(begun(), consumers); }
+  // A whole warp, when it begins the unit that it has consumed.
+  ETC_DEVICE void begin() const {
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(begun());
+  }
+  // The producer, before it publishes item n: waits until all have begun the one before.
+  ETC_DEVICE void wait_begun(u32 n) const {
+    while (n > 0 && !ptx::mbarrier_try_wait(begun(), (n - 1) & 1)) {
+    }
+  }
+
+  ETC_DEVICE bool is_full(u32 n) const {
+    return ptx::mbarrier_try_wait(full(n), n / kEntries & 1);
+  }
+  // A whole warp, once entry n is full.
+  ETC_DEVICE WorkItem next(u32 n) const {
+    const uint2 words = ptx::load_shared8(entry(n));
+    return WorkItem{i32(words.x), words.y};
+  }
+  // A whole warp.
+  template <bool kTicket = false>
+  ETC_DEVICE WorkItem consume(u32& n) const {
+    while (!is_full(n)) {
+    }
+    WorkItem item = next(n);
+    if (kTicket && item.run() > 0) item.ticket = ptx::load_shared(ticket(n));
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(empty(n));
+    ++n;
+    return item;
+  }
+
+ private:
+  ETC_DEVICE u32 full(u32 n) const { return base_ + 8 * (n % kEntries); }
+  ETC_DEVICE u32 empty(u32 n) const { return base_ + 8 * (kEntries + n % kEntries); }
+  ETC_DEVICE u32 entry(u32 n) const { return base_ + 8 * (2 * kEntries + n % kEntries); }
+  ETC_DEVICE u32 ticket(u32 n) const { return base_ + 8 * (3 * kEntries + n % kEntries); }
+  ETC_DEVICE u32 begun() const { return base_ + 8 * (4 * kEntries); }
+
+  u32 base_;
+};
+
+}  // namespace etc
