@@ -20,7 +20,7 @@ from etc_dist.world import World
 Loaded = Mapping[str, np.ndarray[Any, Any]]
 """The tensors that index expressions load from, by name, as a run left them."""
 REMEMBERED = 1024
-"""Data of correct runs that are known again, so that they are not verified twice."""
+"""Data of correct runs that are remembered, so that they are not verified twice."""
 
 
 class RunCheck:
@@ -71,8 +71,8 @@ class RunCheck:
             self._correct.popitem(last=False)
 
     def warn(self) -> None:
-        """Say, once a process, that runs are not checked; nothing if all is proved, or
-        if nothing was to be proved."""
+        """Warn, once a process, that runs are not checked, if the proof leaves out
+        anything and the settings ask for a proof."""
         if self._unchecked and self._world.settings.verify and self._world.rank == 0:
             _warn(
                 f"etc_dist: {self._plan.graph.name}: what depends on run-time data is "

@@ -126,7 +126,7 @@ def host_says(
     env |= {f"@{name}": array for name, array in tensors.items()}
     shapes = {"free": (ROWS,), "counted": (ROWS, 2), "here": (ROWS,)}
     resolver = Resolver(0, WORLD, shapes)
-    task = Task(0, 0, "tensor", call, i, 1, (0,), place(call, i, env))
+    task = Task(0, 0, "tensor", call, i, 1, place(call, i, env))
     try:
         for ref in call.waits:
             resolver.element(ref, task)

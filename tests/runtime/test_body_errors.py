@@ -10,8 +10,7 @@ import pytest
 
 from etc_dist.errors import EtcDistError, GraphError
 from etc_dist.ir import Graph, GraphFunction, device_function, graph_function, tile
-from etc_dist.runtime.cpu import CpuExecutor
-from etc_dist.runtime.cpu.simulate import simulate
+from etc_dist.runtime.cpu import CpuExecutor, simulate
 from etc_dist.schedule import schedule_static
 from etc_dist.world import start
 
@@ -76,16 +75,48 @@ def test_results_that_look_unwritten_are_results():
     assert np.isnan(run(copies, "float32", nan)).all()
 
 
+def test_an_error_in_a_body_names_its_task():
+    def broken(x: Any, y: Any) -> None:
+        raise ValueError("a fault")
+
+    with pytest.raises(ValueError, match="a fault") as caught:
+        run(broken, "float32", np.ones((8, 3), np.float32))
+    (note,) = caught.value.__notes__
+    assert note.startswith("in rank 0, worker ") and "lane: broken[" in note
+
+
+def test_a_body_that_returns_its_result_is_refused():
+    def doubles(x: Any, y: Any) -> Any:
+        return 2 * x
+
+    with pytest.raises(GraphError) as caught:
+        run(doubles, "float32", np.ones((8, 3), np.float32))
+    assert "returned a value" in caught.value.what
+    assert (caught.value.got, caught.value.wanted[:5]) == ("ndarray", "None:")
+    assert "assign to y[...] instead of returning" in caught.value.fix
+
+
+def test_a_body_that_writes_its_operand_fails():
+    def halves(x: Any, y: Any) -> None:
+        y[...] = x
+        x *= 0.5
+
+    with pytest.raises(ValueError, match="read-only"):
+        run(halves, "float32", np.ones((8, 3), np.float32))
+
+
 @pytest.mark.mpi
 def test_a_run_names_what_is_unwritten(world):
-    calm = start(replace(world.settings, backend="cpu"))
-    plan = schedule_static(replace(graph_of(forgets, "float32"), world_size=calm.size))
-    executor = CpuExecutor(plan, calm)
+    cpu_world = start(replace(world.settings, backend="cpu"))
+    plan = schedule_static(
+        replace(graph_of(forgets, "float32"), world_size=cpu_world.size)
+    )
+    executor = CpuExecutor(plan, cpu_world)
     x = np.ones((8, 3), np.float32)
     with pytest.raises(EtcDistError, match="leaves elements of an output unwritten"):
         executor.run({"x": x, "y": np.zeros_like(x)}, {})
     executor.close()
-    calm.close()
+    cpu_world.close()
 
 
 def test_a_body_that_changes_a_tensor_in_place_counts_once():

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.mpi
 
 
 @pytest.fixture(scope="module")
-def hasty(world):
+def short_timeout(world):
     """A world whose waits end soon."""
     made = start(replace(world.settings, backend="cpu", wait_limit=0.5))
     yield made
@@ -25,27 +25,29 @@ def hasty(world):
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_a_run_gives_the_reference(op, hasty, rng):
-    c = case(op, hasty.size, rng, (40, 24, 32))
-    executor = CpuExecutor(schedule_dynamic(c.plan.graph), hasty)
+def test_a_run_gives_the_reference(op, short_timeout, rng):
+    c = case(op, short_timeout.size, rng, (40, 24, 32))
+    executor = CpuExecutor(schedule_dynamic(c.plan.graph), short_timeout)
     for _ in range(3):
-        y = np.zeros(c.expected[hasty.rank].shape, np.float32)
-        executor.run({**c.inputs[hasty.rank], "y": y}, c.dims)
-        c.check(hasty.rank, y)
+        y = np.zeros(c.expected[short_timeout.rank].shape, np.float32)
+        executor.run({**c.inputs[short_timeout.rank], "y": y}, c.dims)
+        c.check(short_timeout.rank, y)
     executor.close()
 
 
-def test_a_wait_that_is_never_met_is_told_by_every_rank(hasty):
-    graph = ring(hasty.size)
+def test_every_rank_reports_a_wait_that_is_never_met(short_timeout):
+    graph = ring(short_timeout.size)
     silent = tuple(replace(c, notifies=()) for c in graph.calls)
-    executor = CpuExecutor(schedule_dynamic(replace(graph, calls=silent)), hasty)
-    given = ring_inputs(hasty.rank, 8)
+    executor = CpuExecutor(
+        schedule_dynamic(replace(graph, calls=silent)), short_timeout
+    )
+    given = ring_inputs(short_timeout.rank, 8)
     with pytest.raises(WaitTimeoutError) as caught:
         executor.run({**given, "y": np.zeros(8, np.float32)}, {"n": 8})
     records = [str(record) for record in caught.value.records]
     assert records == [
         f"rank {rank}, tensor lane: double[{i}] waits for here[{i}]: have 0, want 1"
-        for rank in range(hasty.size)
+        for rank in range(short_timeout.size)
         for i in range(2)
     ]
     # It can run again.

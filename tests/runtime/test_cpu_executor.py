@@ -6,7 +6,7 @@ import time
 import traceback
 import warnings
 from dataclasses import replace
-from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +15,6 @@ from etc_dist.errors import ArgumentError, WaitTimeoutError, WorldError
 from etc_dist.ir import device_function
 from etc_dist.runtime.arrays import inspect
 from etc_dist.runtime.cpu import CpuExecutor
-from etc_dist.runtime.cpu.executor import TaskTimes
 from etc_dist.runtime.trace import Trace
 from etc_dist.schedule import schedule_dynamic, schedule_static
 from etc_dist.world import World, start
@@ -28,7 +27,7 @@ LIMIT = 0.5
 
 
 @pytest.fixture(scope="module")
-def hasty(world):
+def short_timeout(world):
     """A world whose waits end soon."""
     made = start(replace(world.settings, backend="cpu", wait_limit=LIMIT))
     yield made
@@ -36,7 +35,7 @@ def hasty(world):
 
 
 @pytest.fixture(scope="module")
-def calm(world):
+def cpu_world(world):
     made = start(replace(world.settings, backend="cpu"))
     yield made
     made.close()
@@ -50,50 +49,54 @@ def filled(executor: CpuExecutor, c, rank: int) -> np.ndarray:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("op", OPS)
-def test_a_run_gives_the_reference(op, dtype, calm, rng):
-    c = case(op, calm.size, rng, (40, 24, 32), dtype)
-    executor = CpuExecutor(c.plan, calm)
+def test_a_run_gives_the_reference(op, dtype, cpu_world, rng):
+    c = case(op, cpu_world.size, rng, (40, 24, 32), dtype)
+    executor = CpuExecutor(c.plan, cpu_world)
     for _ in range(3):
-        c.check(calm.rank, filled(executor, c, calm.rank))
+        c.check(cpu_world.rank, filled(executor, c, cpu_world.rank))
     executor.close()
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_dims_may_change_between_runs(op, calm, rng):
-    executor = CpuExecutor(plan_of(op, calm.size), calm)
+def test_dims_may_change_between_runs(op, cpu_world, rng):
+    executor = CpuExecutor(plan_of(op, cpu_world.size), cpu_world)
     for dims in [(16, 16, 8), (5, 7, 3), (48, 33, 16), (16, 16, 8), (1, 50, 4)]:
-        c = case(op, calm.size, rng, dims)
+        c = case(op, cpu_world.size, rng, dims)
         for _ in range(2):
-            c.check(calm.rank, filled(executor, c, calm.rank))
+            c.check(cpu_world.rank, filled(executor, c, cpu_world.rank))
     executor.close()
 
 
-def test_the_trace_has_every_task_of_this_rank(calm, rng):
-    c = case("all_gather_matmul", calm.size, rng)
-    executor = CpuExecutor(c.plan, calm)
-    filled(executor, c, calm.rank)
-    filled(executor, c, calm.rank)
-    assert {record.rank for record in executor.trace().records} == {calm.rank}
-    assert len(executor.trace().records) == 4 + (calm.size - 1) * (2 * 8 + 4)
-    heard = calm.gather(executor.trace())
-    whole = Trace.merge(trace for trace in heard if isinstance(trace, Trace))
-    assert len(whole.records) == calm.size * len(executor.trace().records)
+def test_the_trace_has_every_task_of_this_rank(cpu_world, rng):
+    c = case("all_gather_matmul", cpu_world.size, rng)
+    executor = CpuExecutor(c.plan, cpu_world)
+    filled(executor, c, cpu_world.rank)
+    filled(executor, c, cpu_world.rank)
+    assert {record.rank for record in executor.trace().records} == {cpu_world.rank}
+    assert len(executor.trace().records) == 4 + (cpu_world.size - 1) * (2 * 8 + 4)
+    gathered = cpu_world.gather(executor.trace())
+    whole = Trace.merge(trace for trace in gathered if isinstance(trace, Trace))
+    assert len(whole.records) == cpu_world.size * len(executor.trace().records)
     assert "Bars are as long as the simulated tasks' CPU time" in whole.notes[0]
     executor.close()
 
 
-def test_time_of_other_processes_does_not_lengthen_a_task():
-    times = TaskTimes()
-    call = SimpleNamespace(name="add")
-    task = SimpleNamespace(
-        rank=0, worker=1, lane="tensor", call=call, t=2, coordinate=(3,)
-    )
-    times.enter(task)
-    time.sleep(0.1)
-    times.leave(task)
-    (record,) = times.records
-    assert record.label == "add[3]"
-    assert 0 <= record.end_ns - record.start_ns < 50e6
+def test_time_of_other_processes_does_not_lengthen_a_task(cpu_world):
+    @device_function(source="", reads=1, writes=1, lane="transfer")
+    def sleeps(x, box):
+        time.sleep(0.1)
+        box[...] = x
+
+    executor = ring_on(cpu_world, function=sleeps)
+    run_ring(executor, cpu_world)
+    sends = [r for r in executor.trace().records if r.call == "send"]
+    assert {record.label for record in sends} == {"send[0]", "send[1]"}
+    assert all(0 <= record.end_ns - record.start_ns < 50e6 for record in sends)
+    executor.close()
+
+
+def ring_on(world: World, **options: Any) -> CpuExecutor:
+    return CpuExecutor(schedule_static(ring(world.size, **options)), world)
 
 
 def run_ring(executor: CpuExecutor, world: World, count: int = 1) -> np.ndarray:
@@ -107,16 +110,16 @@ def doubled(world: World) -> list[float]:
     return [2.0 * (i + 100 * previous) for i in range(8)]
 
 
-def test_a_rank_that_never_notifies_ends_the_run_on_all_ranks(hasty):
-    last = hasty.size - 1
-    good = schedule_static(ring(hasty.size))
-    bad = with_call(good, "send", notifies=()) if hasty.rank == last else good
-    executor = CpuExecutor(bad, hasty)
+def test_a_rank_that_never_notifies_ends_the_run_on_all_ranks(short_timeout):
+    last = short_timeout.size - 1
+    good = schedule_static(ring(short_timeout.size))
+    bad = with_call(good, "send", notifies=()) if short_timeout.rank == last else good
+    executor = CpuExecutor(bad, short_timeout)
     began = time.monotonic()
     with pytest.raises(WaitTimeoutError) as caught:
-        run_ring(executor, hasty)
+        run_ring(executor, short_timeout)
     assert LIMIT <= time.monotonic() - began < LIMIT + 3
-    # Only the last rank's neighbour waited in vain, yet all have its words.
+    # Only the last rank's neighbour has unmet waits; all ranks report them.
     assert {record.rank for record in caught.value.records} == {0}
     assert {record.task for record in caught.value.records} == {
         "double[0]",
@@ -125,106 +128,106 @@ def test_a_rank_that_never_notifies_ends_the_run_on_all_ranks(hasty):
     record = caught.value.records[0]
     assert (record.lane, record.have, record.want) == ("tensor", 0, 1)
     assert f"{record.task} waits for {record.event}: have 0" in str(caught.value)
-    assert len(set(hasty.gather(str(caught.value)))) == 1
+    assert len(set(short_timeout.gather(str(caught.value)))) == 1
     executor.close()
-    again = CpuExecutor(good, hasty)
-    assert run_ring(again, hasty).tolist() == doubled(hasty)
+    again = CpuExecutor(good, short_timeout)
+    assert run_ring(again, short_timeout).tolist() == doubled(short_timeout)
     again.close()
 
 
-def test_the_same_program_runs_after_a_timeout(hasty):
-    executor = CpuExecutor(schedule_static(ring(hasty.size, loaded=True)), hasty)
+def test_the_same_program_runs_after_a_timeout(short_timeout):
+    executor = ring_on(short_timeout, loaded=True)
     for _ in range(2):
-        assert run_ring(executor, hasty).tolist() == doubled(hasty)
+        assert run_ring(executor, short_timeout).tolist() == doubled(short_timeout)
         with pytest.raises(WaitTimeoutError, match="have 1, want 2"):
-            run_ring(executor, hasty, count=2)
-        assert run_ring(executor, hasty).tolist() == doubled(hasty)
+            run_ring(executor, short_timeout, count=2)
+        assert run_ring(executor, short_timeout).tolist() == doubled(short_timeout)
     executor.close()
 
 
 @pytest.mark.mpi(min_size=2)
-def test_a_slow_task_of_a_peer_is_no_timeout(hasty):
+def test_a_slow_task_of_a_peer_is_no_timeout(short_timeout):
     @device_function(source="", reads=1, writes=1, lane="transfer")
     def slow(x, box):
-        time.sleep(0.4 * LIMIT if hasty.rank == 0 else 0)
+        time.sleep(0.4 * LIMIT if short_timeout.rank == 0 else 0)
         box[...] = x
 
-    executor = CpuExecutor(schedule_static(ring(hasty.size, function=slow)), hasty)
+    executor = ring_on(short_timeout, function=slow)
     y = np.zeros(24, np.float32)
-    executor.run({**ring_inputs(hasty.rank, 24), "y": y}, {"n": 24})
-    assert y[0] == doubled(hasty)[0]
+    executor.run({**ring_inputs(short_timeout.rank, 24), "y": y}, {"n": 24})
+    assert y[0] == doubled(short_timeout)[0]
     executor.close()
 
 
-def test_an_error_in_a_body_ends_the_run_on_all_ranks(hasty):
+def test_an_error_in_a_body_ends_the_run_on_all_ranks(short_timeout):
     failing = [True]
 
     @device_function(source="", reads=1, writes=1, lane="transfer")
     def broken(x, box):
-        if failing[0] and hasty.rank == 0:
+        if failing[0] and short_timeout.rank == 0:
             raise ValueError("a fault of rank 0")
         box[...] = x
 
-    executor = CpuExecutor(schedule_static(ring(hasty.size, function=broken)), hasty)
-    kind = ValueError if hasty.rank == 0 else WorldError
+    executor = ring_on(short_timeout, function=broken)
+    kind = ValueError if short_timeout.rank == 0 else WorldError
     began = time.monotonic()
     with pytest.raises(kind, match="a fault of rank 0") as caught:
-        run_ring(executor, hasty)
+        run_ring(executor, short_timeout)
     assert time.monotonic() - began < LIMIT
-    if hasty.rank:
+    if short_timeout.rank:
         assert "a task failed on rank 0" in str(caught.value)
         assert "send[" in str(caught.value) and "in broken" in str(caught.value)
-        # The whole traceback is rank 0's to show.
+        # Only rank 0 shows the whole traceback.
         assert "Traceback" not in str(caught.value)
     failing[0] = False
-    assert run_ring(executor, hasty).tolist() == doubled(hasty)
+    assert run_ring(executor, short_timeout).tolist() == doubled(short_timeout)
     executor.close()
 
 
-def test_no_body_warns_of_nan(calm):
+def test_no_body_warns_of_nan(cpu_world):
     @device_function(source="", reads=1, writes=1, lane="transfer")
     def divide(x, box):
         box[...] = (x - x) / (x - x)
 
-    executor = CpuExecutor(schedule_static(ring(calm.size, function=divide)), calm)
+    executor = ring_on(cpu_world, function=divide)
     with warnings.catch_warnings(action="error"):
-        assert np.isnan(run_ring(executor, calm)).all()
+        assert np.isnan(run_ring(executor, cpu_world)).all()
     executor.close()
 
 
-def test_bad_arrays_of_one_rank_end_the_run_on_all_ranks(hasty):
-    executor = CpuExecutor(schedule_static(ring(hasty.size)), hasty)
-    arrays = {**ring_inputs(hasty.rank, 8), "y": np.zeros(8, np.float32)}
-    if hasty.rank == 0:
+def test_bad_arrays_of_one_rank_end_the_run_on_all_ranks(short_timeout):
+    executor = ring_on(short_timeout)
+    arrays = {**ring_inputs(short_timeout.rank, 8), "y": np.zeros(8, np.float32)}
+    if short_timeout.rank == 0:
         del arrays["y"]
     with pytest.raises((ArgumentError, WorldError), match=r"no y") as caught:
         executor.run(arrays, {"n": 8})
     shown = "".join(traceback.format_exception(caught.value))
     assert shown.count(caught.value.what) == 1
-    assert run_ring(executor, hasty).tolist() == doubled(hasty)
+    assert run_ring(executor, short_timeout).tolist() == doubled(short_timeout)
     executor.close()
 
 
 @pytest.mark.parametrize("schedule", [schedule_static, schedule_dynamic])
-def test_more_notifications_than_a_loaded_count_are_told(schedule, calm):
-    graph = permute(calm.size, miscounted=-1)
-    executor = CpuExecutor(schedule(graph), calm)
+def test_more_notifications_than_a_loaded_count_are_an_error(schedule, cpu_world):
+    graph = permute(cpu_world.size, miscounted=-1)
+    executor = CpuExecutor(schedule(graph), cpu_world)
     given = inputs([1, 1, 1, 1])
     with pytest.raises(ArgumentError) as caught:
         executor.run({**given, "y": np.zeros_like(given["x"])}, {"n": 4})
     assert "lane: move_row[" in caught.value.where
     assert "3 notifications of filled[1] of rank" in caught.value.wanted
     assert caught.value.got == "4 or more"
-    assert len(set(calm.gather(str(caught.value)))) == 1
+    assert len(set(cpu_world.gather(str(caught.value)))) == 1
     executor.close()
 
 
-def test_a_launch_reads_and_fills_the_memory_of_any_library(calm):
+def test_a_launch_reads_and_fills_the_memory_of_any_library(cpu_world):
     class Foreign:
-        """Someone else's array: nothing but an address."""
+        """An array of another library: an address only."""
 
-    executor = CpuExecutor(schedule_static(ring(calm.size)), calm)
-    memory = {**ring_inputs(calm.rank, 8), "y": np.zeros(8, np.float32)}
+    executor = ring_on(cpu_world)
+    memory = {**ring_inputs(cpu_world.rank, 8), "y": np.zeros(8, np.float32)}
     foreign = {
         name: replace(inspect(name, array), owner=Foreign())
         for name, array in memory.items()
@@ -232,17 +235,17 @@ def test_a_launch_reads_and_fills_the_memory_of_any_library(calm):
     launch = executor.prepare(foreign, {"n": 8})
     assert executor.is_current(launch)
     executor.launch(launch)
-    assert memory["y"].tolist() == doubled(calm)
+    assert memory["y"].tolist() == doubled(cpu_world)
     executor.close()
 
 
-def test_a_graph_for_another_world_is_refused(calm):
-    with pytest.raises(ArgumentError, match=f"a graph for {calm.size + 1}"):
-        CpuExecutor(schedule_static(ring(calm.size + 1)), calm)
+def test_a_graph_for_another_world_is_refused(cpu_world):
+    with pytest.raises(ArgumentError, match=f"a graph for {cpu_world.size + 1}"):
+        CpuExecutor(schedule_static(ring(cpu_world.size + 1)), cpu_world)
 
 
-def test_closing_twice_does_nothing(calm):
-    executor = CpuExecutor(schedule_static(ring(calm.size)), calm)
-    run_ring(executor, calm)
+def test_closing_twice_does_nothing(cpu_world):
+    executor = ring_on(cpu_world)
+    run_ring(executor, cpu_world)
     executor.close()
     executor.close()

@@ -39,7 +39,7 @@ def gather_and_read(box, at, row, y):
 @graph_function
 def gathering(g: Graph, *, first: str = "writers", reader: Any = gather) -> None:
     """y is the row of 2 x that an input names; two rows of four are written. `first`
-    are the "writers", the "reader", or "nobody"."""
+    are the "writers", the "reader", or "none" of them."""
     x, at = g.input("x", (2, 4), "float32"), g.input("at", (1,), "int32")
     box, y = g.local("box", (4, 4), "float32"), g.output("y", (4,), "float32")
     written = g.events("written", (1,), expects=2)
@@ -64,88 +64,54 @@ def gathering(g: Graph, *, first: str = "writers", reader: Any = gather) -> None
 
 
 @pytest.fixture(params=PLANS)
-def found(request, seed):
-    """What the proof and a simulation say of a graph."""
-    schedule = PLANS[request.param]
-
-    def proof(graph):
-        return verify(schedule(graph), {}, 4)
-
-    def simulation(graph, at=1):
-        x = np.arange(8, dtype=np.float32).reshape(2, 4)
-        inputs = [{"x": x, "at": np.array([at], np.int32)}]
-        return simulate(schedule(graph), inputs, {}, seed=seed, epochs=2).outputs[0]
-
-    return proof, simulation
+def schedule(request):
+    return PLANS[request.param]
 
 
-def test_rows_that_no_task_writes_may_be_gathered_from(found):
-    proof, simulation = found
-    assert proof(gathering(1)).unchecked == ()
-    assert simulation(gathering(1))["y"].tolist() == [8, 10, 12, 14]
+def simulated(plan, at, seed):
+    x = np.arange(8, dtype=np.float32).reshape(2, 4)
+    inputs = [{"x": x, "at": np.array([at], np.int32)}]
+    return simulate(plan, inputs, {}, seed=seed, epochs=2).outputs[0]["y"].tolist()
 
 
-def test_a_row_that_no_task_writes_is_refused_where_it_is_picked(found):
-    _, simulation = found
-    with pytest.raises(GraphError, match=r"y\[0\] is the first"):
-        simulation(gathering(1), at=3)
-
-
-def test_the_same_read_that_does_not_pick_is_refused(found):
-    graph = gathering(1, reader=take)
-    for check in found:
-        with pytest.raises(GraphError, match=r"reads? .*box\[2|box\[2, 0\] .*is read"):
-            check(graph)
-
-
-def test_what_is_read_beside_must_be_written(found):
-    graph = gathering(1, reader=gather_and_read)
-    for check in found:
-        with pytest.raises(GraphError, match=r"box\[3"):
-            check(graph)
-
-
-@pytest.mark.parametrize("turn", range(8))
-@pytest.mark.parametrize("found", ["static"], indirect=True)
-def test_writes_that_nothing_orders_before_a_pick_are_a_race(found, turn):
-    graph = gathering(1, first="nobody")
-    proof, simulation = found
-    with pytest.raises(RaceError) as caught:
-        proof(graph)
-    assert "gather[one=0] on rank 0 reads" in caught.value.got
-    assert "double[i=0] on rank 0 writes" in caught.value.got
-    assert "box[0:1, 0:4] on rank 0; no event orders them" in caught.value.got
-    with pytest.raises(RaceError) as caught:
-        simulation(graph)
-    assert "two tasks touch box[" in caught.value.what
-    assert ": gather[" in str(caught.value) and ": double[" in str(caught.value)
-
-
-@pytest.mark.parametrize("turn", range(8))
-@pytest.mark.parametrize("found", ["dynamic"], indirect=True)
-def test_a_dynamic_pick_that_no_write_is_ordered_before_is_refused(found, turn):
-    graph = gathering(1, first="nobody")
-    proof, simulation = found
-    with pytest.raises(RaceError, match=r"gather\[one=0\] on rank 0"):
-        proof(graph)
-    # NOTE: a worker may happen to take the one after the other, which is no race.
-    with pytest.raises(GraphError, match=r"touch box\[|is read before double\["):
-        simulation(graph)
-
-
-def test_writes_that_are_ordered_after_a_pick_are_refused(found):
-    graph = gathering(1, first="reader")
-    proof, simulation = found
+def refused(plan):
     with pytest.raises(GraphError) as caught:
-        proof(graph)
+        verify(plan, {}, 4)
+    return caught.value
+
+
+def test_rows_that_no_task_writes_may_be_gathered_from(schedule, seed):
+    plan = schedule(gathering(1))
+    assert verify(plan, {}, 4).unchecked == ()
+    assert simulated(plan, 1, seed) == [8, 10, 12, 14]
+
+
+def test_a_gathered_row_that_no_task_writes_leaves_an_output_incomplete(schedule, seed):
+    with pytest.raises(GraphError, match=r"4 unwritten, the first at \[0\]"):
+        simulated(schedule(gathering(1)), 3, seed)
+
+
+def test_the_same_read_without_gathers_is_refused(schedule):
+    assert "reads box[2" in refused(schedule(gathering(1, reader=take))).got
+
+
+def test_a_read_operand_next_to_a_gathered_one_must_be_written(schedule):
+    assert "box[3" in refused(schedule(gathering(1, reader=gather_and_read))).got
+
+
+def test_writes_that_nothing_orders_before_a_gather_are_a_race(schedule):
+    error = refused(schedule(gathering(1, first="none")))
+    assert type(error) is RaceError
+    assert "gather[one=0] on rank 0 reads" in error.got
+    assert "double[i=0] on rank 0 writes" in error.got
+    assert "box[0:1, 0:4] on rank 0; no event orders them" in error.got
+
+
+def test_writes_that_are_ordered_after_a_gather_are_refused(schedule):
     assert (
         "gather[one=0] on rank 0 reads box[0:1, 0:4] on rank 0 before double[i=0] on "
         "rank 0, the first to write it"
-    ) in caught.value.got
-    with pytest.raises(GraphError) as caught:
-        simulation(graph)
-    assert "of rank 0 is read before double[" in caught.value.what
-    assert ": gather[0]" in caught.value.where
+    ) in refused(schedule(gathering(1, first="reader"))).got
 
 
 def test_a_proof_is_another_one_where_the_reads_pick():

@@ -117,15 +117,12 @@ def test_dynamic_plans_are_proved(name, world):
     assert verify(schedule_dynamic(make(world)), dims, 6).unchecked == ()
 
 
-def test_seeds_take_units_in_different_orders_and_can_be_repeated(rng):
+def test_seeds_take_units_in_different_orders(rng):
     make, dims = GRAPHS["mlp"]
     graph = make(2)
     plan, given = schedule_dynamic(graph), inputs(graph, dims, rng)
     runs = [simulate(plan, given, dims, seed=seed) for seed in range(4)]
-    sequences = [[(r.call, r.task) for r in run.trace.records] for run in runs]
-    assert len({tuple(sequence) for sequence in sequences}) == 4
-    again = simulate(plan, given, dims, seed=2, interleaving=runs[2].interleaving)
-    assert again.trace == runs[2].trace
+    assert len({tuple((t.call, t.task) for t in run.tasks) for run in runs}) == 4
 
 
 # ------------------------------------------------------------- groups and units

@@ -16,7 +16,6 @@ from etc_dist.ir import (
     device_function,
     graph_function,
 )
-from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import schedule_dynamic, schedule_static
 from etc_dist.schedule.plan import Plan
 from etc_dist.verify.verify import verify
@@ -47,12 +46,6 @@ def refused(plan: Plan, workers: int = 4, **dims: int) -> GraphError:
     return caught.value
 
 
-def stuck(plan: Plan, seed: int = 0, **dims: int) -> GraphError:
-    with pytest.raises(GraphError) as caught:
-        simulate(plan, [{}] * plan.graph.world_size, dims, seed=seed)
-    return caught.value
-
-
 # ------------------------------------------------------------------- planted faults
 
 
@@ -61,8 +54,8 @@ def chain(g: Graph, *, expects: int = 2, notifies: bool = True) -> None:
     """Rank r's task i of `second` waits for both ranks' tasks i of `first`."""
     done = g.events("done", (3,), expects=expects, cross_rank=True)
     d, i = grid = g.grid(d=2, i=3)
-    told = [done.on(d)[i]] if notifies else []
-    g.call(touch, grid, name="first", notifies=told)
+    notified = [done.on(d)[i]] if notifies else []
+    g.call(touch, grid, name="first", notifies=notified)
     i, _j = grid = g.grid(i=3, j=5)
     g.call(touch, grid, name="second", waits=[done[i]])
 
@@ -72,26 +65,16 @@ def test_a_missing_notify_is_found():
     error = refused(plan)
     assert isinstance(error, DeadlockError)
     assert "expects 2 notifications and all tasks together make 0" in error.got
-    error = stuck(plan)
-    assert isinstance(error, DeadlockError)
-    lines = [line.strip() for line in error.got.splitlines()]
-    assert len(lines) == 6  # one a group, not one a task
-    assert lines[0] == (
-        "rank 0, tensor lane: second[0, 0] waits for done[0]: have 0, want 2; "
-        "left to notify it: no task"
-    )
 
 
 def test_a_count_that_is_too_high_is_a_deadlock():
     plan = schedule_dynamic(chain(2, expects=3))
     assert isinstance(refused(plan), DeadlockError)
-    assert "second[0, 0] waits for done[0]: have 2, want 3" in stuck(plan).got
 
 
 def test_a_count_that_is_too_low_is_found():
     plan = schedule_dynamic(chain(2, expects=1))
     assert "expects 1 notifications and gets 2" in refused(plan).got
-    assert "is notified more often than expected" in stuck(plan).what
 
 
 def test_a_cycle_of_waits_is_found_with_its_steps():
@@ -115,25 +98,6 @@ def test_a_cycle_of_waits_is_found_with_its_steps():
     assert "8 tasks can never run" in error.got
     lines = [line.strip() for line in error.got.splitlines()[-4:]]
     assert lines == [f"{step} notifies" for step in steps]
-    told = stuck(plan).got.split("in a circle:")[1]
-    assert [line.strip() for line in told.splitlines() if line.strip()] == [
-        "rank 0, not run yet: a[0] waits for back[0], for rank 0 b[0]",
-        "rank 0, not run yet: b[0] waits for there[0], for rank 1 a[0]",
-        "rank 1, not run yet: a[0] waits for back[0], for rank 1 b[0]",
-        "rank 1, not run yet: b[0] waits for there[0], for rank 0 a[0]",
-    ]
-
-
-def test_long_chains_of_blocked_groups_are_told():
-    def body(g: Graph) -> None:
-        done = g.events("done", (1501,), expects=1)
-        (i,) = grid = g.grid(i=1500)
-        g.call(touch, grid, waits=[done[i + 1]], notifies=[done[i]])
-        g.call(touch, g.grid(one=1), name="end", waits=[done[0]])
-
-    lines = stuck(schedule_dynamic(build(body))).got.splitlines()
-    assert "touch[0] waits for done[1]: have 0, want 1" in lines[0]
-    assert lines[16].strip() == "... and 1485 more"
 
 
 @graph_function
@@ -153,13 +117,6 @@ def test_what_only_the_order_of_units_orders_is_a_race():
     error = refused(schedule_dynamic(graph))
     assert isinstance(error, RaceError)
     assert "make[i=0] on rank 0 writes and use[i=0] on rank 0 reads x[0:1]" in error.got
-    found = 0
-    for seed in range(8):
-        try:
-            simulate(schedule_dynamic(graph), [{}], {}, seed=seed)
-        except RaceError:
-            found += 1
-    assert found == 8
 
 
 def test_a_plan_whose_groups_are_torn_apart_is_refused():
@@ -174,7 +131,7 @@ def test_a_plan_whose_groups_are_torn_apart_is_refused():
     )
 
 
-def test_an_element_out_of_range_is_told_by_its_task():
+def test_an_element_out_of_range_names_its_task():
     def body(g: Graph) -> None:
         done = g.events("done", (2,), expects=1)
         (i,) = grid = g.grid(i=3)
@@ -184,7 +141,6 @@ def test_an_element_out_of_range_is_told_by_its_task():
 
     plan = schedule_dynamic(build(body))
     assert "follow[i=2] on rank 0 waits for done[2]" in refused(plan).got
-    assert "refers to what is not there" in stuck(plan).what
 
 
 # ------------------------------------------------------------------------ refusals
@@ -250,7 +206,7 @@ def test_too_many_waits_are_refused():
     assert reason(body) == "call touch has 33 waits, not 32"
 
 
-def test_all_reasons_are_told_at_once():
+def test_all_reasons_are_listed():
     def body(g: Graph) -> None:
         counts = g.input("counts", (4,), "int32")
         done = g.events("done", (4,), expects=counts.load, cross_rank=True)

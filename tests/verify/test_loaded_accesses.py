@@ -88,6 +88,11 @@ def test_a_wrong_count_is_a_deadlock():
     assert "filled[0] on rank 0; the wait can never be met: it expects 2" in error.got
 
 
+def test_a_count_that_is_too_small_is_refused():
+    error = refused(permute(1, miscounted=-1), values(ROUTING))
+    assert "filled[0] on rank 0, which expects 0 notifications and gets 1" in error.got
+
+
 @pytest.mark.parametrize("bad", [-1, EXPERTS])
 def test_a_value_out_of_range_is_found_where_it_is_known(bad):
     tensors = values(ROUTING)

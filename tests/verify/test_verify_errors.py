@@ -253,6 +253,27 @@ def test_a_missing_wait_is_a_race() -> None:
     assert "good" not in error.got
 
 
+@pytest.mark.parametrize(
+    ("make", "call", "writer"),
+    [(scatter, "sum_slots", "matmul_send"), (gather, "matmul_peer", "push_rows")],
+)
+def test_a_collective_without_its_wait_is_a_race(make, call, writer) -> None:
+    error = refused(change(make(), call, waits=()), **DIMS)
+    assert f"{writer}[" in error.got and f"{call}[" in error.got
+    assert "no event orders them" in error.got
+
+
+def test_data_sent_to_the_wrong_rank_is_refused() -> None:
+    graph = scatter(4)
+    (region,) = graph.calls[0].writes
+    assert region.rank is not None
+    wrong = replace(region, rank=(region.rank + 1) % 4)
+    error = refused(change(graph, "matmul_send", writes=(wrong,)), **DIMS)
+    assert "matmul_send[" in error.got and "and notifies no event of that rank" in (
+        error.got
+    )
+
+
 def test_a_ticket_lane_orders_nothing() -> None:
     def body(g: Graph) -> None:
         x = g.local("x", (1,), "float32")

@@ -1,17 +1,16 @@
 """The CPU backend: a plan run by simulated workers with the NumPy bodies.
 
-The specification of what a plan means, a machine without a GPU's way to run it, and
-the place where races and deadlocks are found. It is not a performance path.
+It defines what a plan computes, and runs it on a machine without a GPU. It is not a
+performance path. Races are found by the verifier, not here (`runtime/run_check.py`).
 
-    executor.py  CpuExecutor: one rank of a world, in shared memory
-    simulate.py  simulate: all ranks in this process, one seeded step at a time
-    team.py      the agents of one rank: the same under both
-    queue.py     which units of a dynamic plan's lane are ready
-    task.py      one task: its tile, what it waits for, touches and notifies
-    arrays.py    the arrays of one rank
-    shared.py    symmetric tensors, counters and the end of a run between processes
-    races.py     vector clocks: which accesses nothing orders
-    deadlock.py  why no agent can go on
+    executor.py     CpuExecutor: one rank of a world, in shared memory
+    simulate.py     simulate: all ranks in this process, in a seeded order
+    workers.py      the workers of one rank, used by both
+    ready_queue.py  the ready units of a lane of a dynamic plan
+    task.py         one task: its tile, waits, accesses and notifications
+    body.py         the NumPy body of a task
+    arrays.py       the arrays of one rank
+    run_state.py    the shared state of a run: words, counters, symmetric tensors
 """
 
 from etc_dist.runtime.cpu.executor import CpuExecutor

@@ -23,7 +23,7 @@ def shape_of(tensor: Tensor | EventTensor, env: Mapping[str, Any]) -> tuple[int,
 
 
 def poisoned(tensor: Tensor, env: Mapping[str, Any]) -> Array:
-    """A new array all of whose bytes are 0xFF: NaN, or -1 where there is no NaN."""
+    """A new array filled with bytes of 0xFF: NaN, or -1 for integers."""
     array = np.empty(shape_of(tensor, env), numpy_dtype(tensor.dtype))
     poison(array)
     return array
@@ -35,9 +35,9 @@ def poison(array: Array) -> None:
 
 
 def still_poisoned(array: Array) -> Array:
-    """Where a floating-point array was never filled; of integers, where it is -1.
+    """Where a floating-point array was never filled; for integers, where it is -1.
 
-    NOTE: arithmetic makes other NaNs than this one, all of whose bits are set.
+    NOTE: arithmetic gives NaNs with other bits.
     """
     bits = array.view(np.dtype(f"u{array.itemsize}"))
     full: Array = bits == np.iinfo(bits.dtype).max
@@ -50,7 +50,7 @@ def bind(
     env: Mapping[str, Any],
     where: str,
 ) -> dict[str, Array]:
-    """The caller's arrays by tensor name; ArgumentError lists all that do not fit."""
+    """The caller's arrays by tensor name. ArgumentError lists all that do not fit."""
     wanted, got = [], []
     tensors = list(tensors)
     for tensor in tensors:
@@ -77,8 +77,8 @@ def bind(
 
 
 def view_of(argument: Argument) -> Array:
-    """A caller's CPU array of any library as a NumPy view; contiguous, and to be kept
-    alive by its owner."""
+    """A NumPy view of a caller's contiguous CPU array of any library. The caller keeps
+    the memory alive."""
     dtype = numpy_dtype(argument.dtype)
     if isinstance(argument.owner, np.ndarray):
         # As a plain array: a subclass may keep an axis that a body drops.

@@ -80,7 +80,7 @@ def _call(task: Task, views: Sequence[Array]) -> None:
 def _returned(task: Task, returned: object) -> GraphError:
     call = task.call
     return GraphError(
-        f"the body of call {call.name} returned a value, which nobody takes",
+        f"the body of call {call.name} returned a value, which nothing uses",
         where=task.where,
         wanted="None: a body fills the arrays that it writes",
         got=type(returned).__name__,
@@ -98,7 +98,7 @@ def _unwritten(task: Task, access: Access, left: Array) -> GraphError:
     return GraphError(
         f"the body of call {call.name} leaves elements of an output unwritten",
         where=task.where,
-        wanted=f"a value for each element of {region}, whatever was there before",
+        wanted=f"a value for each element of {region}, independent of its old value",
         got=f"{name}[{place}] is unwritten, the first of {len(left)}",
         fix=f"in {call.function.name}, assign to all of it: y[...] = ...",
     )

@@ -17,9 +17,8 @@ from etc_dist.ir.dims import whole_dims
 from etc_dist.runtime.arrays import Array as Argument
 from etc_dist.runtime.cpu import arrays as storage
 from etc_dist.runtime.cpu.arrays import Array
-from etc_dist.runtime.cpu.shared import SharedSpace
-from etc_dist.runtime.cpu.task import Task
-from etc_dist.runtime.cpu.team import Observer, Team, make_agents
+from etc_dist.runtime.cpu.run_state import RunState
+from etc_dist.runtime.cpu.workers import Workers, make_lane_workers
 from etc_dist.runtime.faults import Record
 from etc_dist.runtime.trace import TaskRecord, Trace
 from etc_dist.schedule.plan import Plan
@@ -27,9 +26,9 @@ from etc_dist.world import World
 from etc_dist.world.processes import Backoff
 
 FINISH_SECONDS = 5e-3
-"""More than a rank needs from its look at `aborted` to publishing that it finished."""
+"""More than a rank needs between reading `aborted` and publishing its end."""
 RECORD_SECONDS = 1.0
-"""How much longer a rank that is through waits than one whose waits are not met."""
+"""How much longer a finished rank waits than one with unmet waits."""
 
 
 @dataclass(frozen=True)
@@ -57,15 +56,15 @@ class CpuExecutor:
                 fix="build the graph with world.size",
             )
         self.workers = world.settings.cpu_workers
-        make_agents(plan, self.workers)  # refuses workers that do not fit
+        make_lane_workers(plan, self.workers)  # refuses workers that do not fit
         self._plan, self._world = plan, world
-        self._space = SharedSpace(plan.graph, world)
+        self._state = RunState(plan.graph, world)
         self._runs = 0
-        self._times = TaskTimes()
+        self._records: list[TaskRecord] = []
 
     def trace(self) -> Trace:
         """The tasks of the last run on this rank; all ranks of a host share a clock."""
-        return Trace.of(self._times.records, _notes(self._plan))
+        return Trace.of(self._records, _notes(self._plan))
 
     def prepare(
         self, arrays: Mapping[str, Argument], dims: Mapping[str, int]
@@ -78,7 +77,7 @@ class CpuExecutor:
         return True
 
     def needs_memory(self, dims: Mapping[str, int]) -> bool:
-        """Never asked for: a run makes its own room."""
+        """Never: a run allocates what it needs."""
         return False
 
     def grow(self, *shapes: Mapping[str, int]) -> None:
@@ -89,18 +88,18 @@ class CpuExecutor:
         return False
 
     def finish(self) -> None:
-        """Nothing is under way between runs."""
+        """Nothing runs between runs."""
 
     def launch(self, launch: Launch, stream: Any = None) -> None:
         """As `run`: when it returns, the run is over; what it raises, all raise."""
         self.run(launch.arrays, launch.dims)
 
     def synchronize(self) -> None:
-        """Nothing is under way between runs."""
+        """Nothing runs between runs."""
 
     @property
     def failed(self) -> bool:
-        """Always False: a run that failed has raised, and can be followed by others."""
+        """Always False: a failed run has raised, and other runs may follow."""
         return False
 
     def records(self) -> list[Record]:
@@ -108,31 +107,30 @@ class CpuExecutor:
 
     def loaded(self, launch: Launch, names: Sequence[str]) -> dict[str, Array]:
         """These inputs and local tensors, as the last run left them."""
-        return {name: self._space.own[name] for name in names}
+        return {name: self._state.own[name] for name in names}
 
     def reset(self) -> None:
         """Forget a failed run of the peers that this rank agreed to and did not start.
-        They do the same between the same two meetings."""
-        self._space.reset()
+        They do the same between the same two barriers."""
+        self._state.reset()
 
     def run(self, arrays: Mapping[str, Array], dims: Mapping[str, int]) -> None:
         """Run once: read the inputs and fill the outputs in `arrays`, by tensor name.
 
         Collective; `dims` must be alike on all ranks. Raises on every rank
-        WaitTimeoutError where no rank went on for `settings.wait_limit` seconds,
-        ArgumentError where arrays or their data do not fit on some rank, and WorldError
-        where a task failed on a peer; there, the task's own error. After any of these
-        it can run again.
+        WaitTimeoutError after `settings.wait_limit` seconds without progress on any
+        rank, ArgumentError where arrays or their data do not fit on some rank, and
+        WorldError where a task failed on a peer; that peer raises the task's own error.
+        After any of these it can run again.
         """
         graph, rank = self._plan.graph, self._world.rank
         env = graph.environment(whole_dims(graph, dims), rank)
-        self._space.prepare(env)
+        self._state.prepare(env)
         self._runs += 1
-        self._times = TaskTimes()
-        self._space.start()
+        self._records = []
+        self._state.start()
         try:
-            team = self._team(env, arrays)
-            waited = self._drive(team)
+            unmet = self._drive(self._make_workers(env, arrays))
         except ArgumentError as refusal:
             self._fail(Report(refusal=refusal))
             raise
@@ -142,88 +140,92 @@ class CpuExecutor:
             if not self._world.broken:
                 self._world.exclusive.report(fault)
             raise
-        if waited is not None and not self._completed():
-            self._fail(Report(records=tuple(waited)))
+        if unmet is not None and not self._completed():
+            self._fail(Report(records=tuple(unmet)))
 
     def symmetric(self, name: str) -> Array:
         """This rank's bytes of a symmetric tensor, as laid out for the last run."""
-        tensor = self._space.array(name, self._world.rank)
+        tensor = self._state.array(name, self._world.rank)
         return tensor.reshape(-1).view(np.uint8)
 
     def close(self) -> None:
         """Give the symmetric memory back. Collective; again does nothing."""
         if not self._world.broken:
-            self._space.free()
+            self._state.free()
 
-    def _team(self, env: dict[str, Any], arrays: Mapping[str, Array]) -> Team:
+    def _make_workers(
+        self, env: dict[str, Any], arrays: Mapping[str, Array]
+    ) -> Workers:
         graph, rank = self._plan.graph, self._world.rank
         given = [t for t in graph.tensors if t.kind in ("input", "output")]
         own = storage.bind(given, arrays, env, f"graph {graph.name}, rank {rank}")
         for tensor in graph.tensors:
             if tensor.kind == "local":
                 own[tensor.name] = storage.poisoned(tensor, env)
-        self._space.own = own
+        self._state.own = own
         env = {**env, **storage.loads(graph, own)}
-        epoch, times = self._space.epoch, self._times
-        place = rank, epoch, self.workers, self._space
-        return Team(self._plan, env, *place, [times], seed=self._runs)
+        place = rank, self._state.epoch, self.workers, self._state
+        workers = Workers(self._plan, env, *place, seed=self._runs)
+        self._records = workers.records
+        return workers
 
-    def _drive(self, team: Team) -> list[WaitRecord] | None:
-        """Let the agents act in a random order until all ranks are through; else what
-        this rank was waiting for when the run was ended."""
+    def _drive(self, workers: Workers) -> list[WaitRecord] | None:
+        """Step the workers in a random order until all ranks have finished; else this
+        rank's unmet waits when the run was ended."""
         chance = random.Random(self._runs * self._world.size + self._world.rank)
-        patience, beats = Backoff(0.0), -1
-        while not self._through(team):
-            live = [agent for agent in team.agents if not agent.done]
+        backoff, beats = Backoff(0.0), -1
+        while not self._is_finished(workers):
+            live = [worker for worker in workers.lane_workers if not worker.done]
             chance.shuffle(live)
-            for agent in live:
-                if team.step(agent):
-                    self._space.beat()
-            if self._space.aborted:
-                return team.records()
-            # Peers that go on may need long: only when nobody does is a wait hopeless.
-            if self._space.beats() != beats:
-                patience, beats = self._patience(team), self._space.beats()
-            elif not patience.pause() or patience.lost:
-                return team.records() or self._missing()
+            for worker in live:
+                if workers.step(worker):
+                    self._state.beat()
+            if self._state.aborted:
+                return workers.unmet_waits()
+            # A task of a peer may take long: only without progress on all ranks does
+            # the limit apply.
+            if self._state.beats() != beats:
+                backoff, beats = self._backoff(workers), self._state.beats()
+            elif not backoff.pause() or backoff.lost:
+                return workers.unmet_waits() or self._missing()
         return None
 
-    def _through(self, team: Team) -> bool:
-        if team.done and not self._space.aborted:
-            self._space.finish()
+    def _is_finished(self, workers: Workers) -> bool:
+        if workers.done and not self._state.aborted:
+            self._state.finish()
         return self._all_finished()
 
     def _all_finished(self) -> bool:
-        return all(map(self._space.finished, range(self._world.size)))
+        return all(map(self._state.finished, range(self._world.size)))
 
     def _completed(self) -> bool:
         """End the run; whether all ranks had finished it before.
 
         Then it counts as completed on all of them, since some may have returned.
         """
-        self._space.abort()
+        self._state.abort()
         time.sleep(FINISH_SECONDS)
         return self._all_finished()
 
-    def _patience(self, team: Team) -> Backoff:
-        # A rank that is through gives those that wait the time to record for what.
+    def _backoff(self, workers: Workers) -> Backoff:
+        # A rank that has finished leaves the others time to record their waits.
         limit = self._world.settings.wait_limit
-        limit += min(limit, RECORD_SECONDS) if team.done else 0.0
+        limit += min(limit, RECORD_SECONDS) if workers.done else 0.0
         return Backoff(limit, self._world.find_lost)
 
     def _missing(self) -> list[WaitRecord]:
-        """This rank is through, but peers are not, and do nothing."""
-        rank, epoch, space = self._world.rank, self._space.epoch, self._space
+        """This rank has finished; its peers have not, and make no progress."""
+        rank, epoch, state = self._world.rank, self._state.epoch, self._state
         return [
             WaitRecord(rank, 0, "host", "end of run", f"finished[{peer}]", 0, epoch)
             for peer in range(self._world.size)
-            if not space.finished(peer)
+            if not state.finished(peer)
         ]
 
     def _fail(self, report: Report) -> None:
         """End the run on all ranks, make the next one possible, and raise what the
         ranks found together, unless this rank has an error of its own."""
-        self._space.abort()
+        self._state.abort()
         where = f"plan of graph {self._plan.graph.name}, run {self._runs}"
         limit = self._world.settings.wait_limit
         # A rank that agreed to this run and did not start it is at its next call. There
@@ -232,16 +234,16 @@ class CpuExecutor:
             waits = Report(records=report.records)
             with suppress(WaitTimeoutError):
                 self._world.refuse(_merge([waits], where, limit, {}))
-        heard = self._world.gather(report)
+        reports = self._world.gather(report)
         if not self._world.broken:
             self._world.barrier()
-            self._space.reset()
+            self._state.reset()
             self._world.barrier()
         if not report.fault:
-            silent = [rank for rank, report in enumerate(heard) if report is None]
+            silent = [rank for rank, report in enumerate(reports) if report is None]
             why = {rank: self._world.why_lost(rank) for rank in silent}
             # NOTE: this rank's own error, if any, has the same text.
-            raise _merge(heard, where, limit, why) from None
+            raise _merge(reports, where, limit, why) from None
 
 
 class Report(NamedTuple):
@@ -251,26 +253,6 @@ class Report(NamedTuple):
     records: tuple[WaitRecord, ...] = ()
     fault: str = ""
     refusal: ArgumentError | None = None
-
-
-class TaskTimes(Observer):
-    """Records when every task began and how long the CPU worked on it.
-
-    Without the time that other processes had the core: it would hide the tasks'.
-    """
-
-    def __init__(self) -> None:
-        self.records: list[TaskRecord] = []
-        self._began = self._cpu_time = 0
-
-    def enter(self, task: Task) -> None:
-        self._began, self._cpu_time = time.monotonic_ns(), time.thread_time_ns()
-
-    def leave(self, task: Task) -> None:
-        row = (task.rank, task.worker, task.lane)
-        end = self._began + time.thread_time_ns() - self._cpu_time
-        name, tile = task.call.name, task.coordinate
-        self.records.append(TaskRecord(*row, self._began, end, name, task.t, tile))
 
 
 def _notes(plan: Plan) -> list[str]:
@@ -293,11 +275,11 @@ def _summary(fault: BaseException) -> str:
 
 
 def _merge(
-    heard: list[object | None], where: str, limit: float, silent: Mapping[int, str]
+    gathered: list[object | None], where: str, limit: float, silent: Mapping[int, str]
 ) -> ArgumentError | WaitTimeoutError | WorldError:
     """One error of all ranks' reports, alike on every rank."""
     reports = {
-        r: report for r, report in enumerate(heard) if isinstance(report, Report)
+        r: report for r, report in enumerate(gathered) if isinstance(report, Report)
     }
     refusals = [report.refusal for report in reports.values() if report.refusal]
     if refusals:
@@ -318,9 +300,9 @@ def _merge(
     return WaitTimeoutError(
         "waits were not met, so the run was ended on all ranks",
         where=where,
-        wanted=f"some rank to go on within {limit:g} s",
+        wanted=f"progress on some rank within {limit:g} s",
         got="\n          ".join(got) or "no waits",
-        fix="look at what should have notified these events; raise "
+        fix="check the tasks that notify these events; raise "
         "ETC_DIST_WAIT_LIMIT if a single task takes longer than that",
         records=records,
     )

@@ -1,4 +1,4 @@
-"""One task in an agent's hands: its tile, and what it waits for, touches, notifies."""
+"""One task that a worker runs: its tile, waits, accesses and notifications."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Access:
 
 
 @dataclass(frozen=True)
-class Need:
-    """What a task waits for, how far it has come, and how far it must come.
+class UnmetWait:
+    """A wait of a task with the present count and the expected one.
 
     `element` is None for the handshake: rank `peer` must have started the epoch.
     """
@@ -62,13 +62,12 @@ class Need:
 
 @dataclass(eq=False)
 class Task:
-    """Task `t` of `call`, held by an agent from the moment it is drawn.
+    """Task `t` of `call`, from the moment a worker takes its unit.
 
-    `components` are the positions in the rank's vector clocks of the workers that run
-    it: more than one where they run it together. What the task waits for is known once
-    drawn, unless that is loaded; the rest of its waits once these are met
-    (`knows_waits`); what it touches once all are: index expressions may load what other
-    tasks wrote. `worker` is -1 in an error about a task that none has drawn yet.
+    Waits that load nothing are known at once; the others once those are met
+    (`knows_waits`); accesses and notifications once all are (`begun`): index
+    expressions may load what other tasks wrote. `worker` is -1 in an error about a
+    task that no worker has taken.
     """
 
     rank: int
@@ -77,7 +76,6 @@ class Task:
     call: Call
     t: int
     epoch: int
-    components: tuple[int, ...]
     env: dict[str, Any]
     waits: tuple[tuple[Element, int], ...] | None = None
     knows_waits: bool = False
@@ -86,8 +84,8 @@ class Task:
     writes: tuple[Access, ...] = ()
     notifies: tuple[Element, ...] = ()
     most: Mapping[Element, int] = field(default_factory=dict)
-    """Of those whose expected count is loaded: that."""
-    need: Need | None = field(default=None, repr=False)
+    """The expected count of each element where that count is loaded."""
+    unmet: UnmetWait | None = field(default=None, repr=False)
 
     @property
     def coordinate(self) -> tuple[int, ...]:
@@ -99,14 +97,11 @@ class Task:
 
     @property
     def where(self) -> str:
-        agent = f"worker {self.worker}, {self.lane} lane"
-        if self.worker < 0:
-            agent = "not run yet"
-        return f"rank {self.rank}, {agent}: {self.label}"
+        return f"rank {self.rank}, worker {self.worker}, {self.lane} lane: {self.label}"
 
     @property
     def idle(self) -> bool:
-        """Nothing is left of what it writes, so it does nothing but wait and notify."""
+        """All regions that it writes are empty, so it only waits and notifies."""
         return bool(self.writes) and all(access.empty for access in self.writes)
 
     @property
@@ -117,13 +112,12 @@ class Task:
         return ranks - {self.rank}
 
     def record(self) -> WaitRecord | None:
-        """The wait that this task is in, for an error."""
-        if self.need is None:
+        """The unmet wait of this task, for an error."""
+        if self.unmet is None:
             return None
-        have, want = self.need.have, self.need.want
-        return WaitRecord(
-            self.rank, self.worker, self.lane, self.label, self.need.label, have, want
-        )
+        have, want = self.unmet.have, self.unmet.want
+        row = self.rank, self.worker, self.lane, self.label
+        return WaitRecord(*row, self.unmet.label, have, want)
 
 
 def place(call: Call, t: int, env: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,7 +134,7 @@ class Resolver:
         self._shapes = shapes
 
     def element(self, ref: EventRef, task: Task) -> Element:
-        """The element that `ref` names. Where there is none, ArgumentError if it was
+        """The element that `ref` names. Out of range, ArgumentError if the index was
         loaded, else GraphError."""
         rank = self._on(ref.rank, task, str(ref))
         index = tuple(_value(part, task, str(ref)) for part in ref.index)
@@ -156,7 +150,8 @@ class Resolver:
 
     def access(self, region: Region, task: Task) -> Access:
         """The part of memory that `region` names, cut off at the tensor's edge; errors
-        as for `element`. NOTE: only what is not loaded may begin beyond the edge."""
+        as for `element`. NOTE: only a start that is not loaded may be beyond the edge.
+        """
         what = str(region)
         rank = self._on(region.rank, task, what)
         index: list[slice | int] = []
@@ -190,11 +185,11 @@ def _value(expr: Expr, task: Task, what: str) -> int:
     except (IndexError, ZeroDivisionError) as error:
         if not expr.is_loaded:
             raise
-        raise stray(task, f"loads that exist, in {what}", str(error)) from error
+        raise range_error(task, f"loads that exist, in {what}", str(error)) from error
 
 
-def stray(task: Task, wanted: str, got: str) -> EtcDistError:
-    """The error for a task whose data do not fit its graph."""
+def range_error(task: Task, wanted: str, got: str) -> EtcDistError:
+    """The error for a task whose data does not fit its graph."""
     row = task.rank, task.worker, task.lane, task.label
     return out_of_range([RangeRecord(*row, wanted, got)])
 
@@ -204,9 +199,9 @@ def _outside(
 ) -> EtcDistError:
     numbers = ", ".join(map(str, got))
     if loaded:
-        return stray(task, f"{wanted}, in {what}", numbers)
+        return range_error(task, f"{wanted}, in {what}", numbers)
     return GraphError(
-        f"call {task.call.name} refers to what is not there",
+        f"call {task.call.name} has a reference out of range",
         where=f"{task.where}: {what}",
         wanted=wanted,
         got=numbers,

@@ -1,4 +1,4 @@
-"""Symmetric tensors, event counters and words between the processes of a world.
+"""The shared state of a run: status words, event counters, symmetric tensors.
 
 A rank's block: its words, two event areas, its symmetric tensors.
 
@@ -32,11 +32,11 @@ WORDS = 32
 _WORDS_BYTES = WORDS * 8
 
 
-class SharedSpace:
-    """One symmetric block, grown when dims need more; implements `Memory`.
+class RunState:
+    """One symmetric block, which grows when dims need more; implements `Memory`.
 
     Epoch e counts in event area e % 2 and clears the rank's own other area, for epoch
-    e + 1, before it says that it has started: every notification of e - 1 has been
+    e + 1, before it publishes that it has started: every notification of e - 1 has been
     waited for by then, and none of e + 1 comes before the rank starts that.
     """
 
@@ -87,8 +87,8 @@ class SharedSpace:
         self._words[self._world.rank][STARTED] = self.epoch
 
     def reset(self) -> None:
-        """Back to no epoch at all, after a run that failed. Every rank calls it, in no
-        run and between two meetings of all ranks."""
+        """Return to epoch 0 after a failed run. Every rank calls it, between runs and
+        between two barriers of all ranks."""
         assert self._block is not None
         self._block.local[: _WORDS_BYTES + 2 * self._events_bytes] = 0
         self.epoch = 0
@@ -100,11 +100,11 @@ class SharedSpace:
             self._block = None
             self._events_bytes = self._tensors_bytes = 0
 
-    # ------------------------------------------------------------- what agents reach
+    # --------------------------------------------------------------- access by workers
 
     def array(self, name: str, rank: int) -> Array:
-        held = self._symmetric[rank].get(name)
-        return self.own[name] if held is None else held
+        shared = self._symmetric[rank].get(name)
+        return self.own[name] if shared is None else shared
 
     def have(self, element: Element) -> int:
         area = self._area(element.rank, self.epoch)
@@ -126,11 +126,11 @@ class SharedSpace:
     # ----------------------------------------------- the end of a run, on every rank
 
     def beat(self) -> None:
-        """Show the peers that this rank goes on."""
+        """Show the peers that this rank makes progress."""
         self._words[self._world.rank][BEAT] += 1
 
     def beats(self) -> int:
-        """Changes as long as any rank goes on."""
+        """Changes as long as any rank makes progress."""
         return sum(int(words[BEAT]) for words in self._words)
 
     def finish(self) -> None:

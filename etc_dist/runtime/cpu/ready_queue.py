@@ -1,7 +1,7 @@
-"""The queue of a lane on one rank: which units are ready, and which never became so.
+"""The queue of a lane on one rank: which units are ready.
 
-The CPU's queue is no first-in-first-out: an agent gets any unit that is ready, as the
-seed decides, so that no program rests on an order that the plan does not promise.
+The CPU's queue is not first-in-first-out: a worker takes any unit that is ready, as the
+seed decides, so that no program relies on an order that the plan does not guarantee.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Counts = Callable[[str], Array]
 """This rank's counters of an event tensor, in its shape."""
 
 
-class Queue:
-    """The units of a lane that nobody has taken yet. `env` holds what expressions are
-    evaluated under, with plain arrays for what they load."""
+class ReadyQueue:
+    """The units of a lane that no worker has taken. `env` is the environment of the
+    rank's expressions, with the arrays that they load from."""
 
     def __init__(
         self, lane: Lane, env: Mapping[str, Any], counts: Counts, chance: random.Random
@@ -51,7 +51,7 @@ class Queue:
         return self._ready.pop()
 
     def waiting(self) -> Iterator[tuple[Call, int]]:
-        """Of each group that is not ready, the call and the first task."""
+        """The call and the first task of each group that is not ready."""
         for pending in self._pending:
             for group in pending.groups:
                 yield pending.call, int(group) * pending.size
@@ -74,8 +74,8 @@ class _Pending:
             axis.symbol.name: part.evaluate(inner)
             for axis, part in zip(gating, place, strict=True)
         }
-        # NOTE: waits name no other coordinates than these. What divides by zero passes
-        # for ready: the task itself tells what is wrong.
+        # NOTE: waits depend on no other coordinates. A division by zero counts as
+        # ready: the task's own evaluation reports it.
         with np.errstate(divide="ignore"):
             self._free = [_Wait.of(ref, inner, count) for ref in call.free_waits]
             self._loaded = [
@@ -83,7 +83,7 @@ class _Pending:
             ]
 
     def release(self, counts: Counts) -> list[int]:
-        """The units of the groups that have become ready since the last time."""
+        """The units of the groups that have become ready since the last call."""
         if not self.groups.size:
             return []
         met: Array = np.ones(self.groups.size, np.bool_)
@@ -103,7 +103,7 @@ class _Pending:
             want = ref.events.expected(at, self._env)
             return bool(counts(ref.events.name)[at] >= want)
         except (ArithmeticError, IndexError):
-            return True  # the task itself tells what is wrong
+            return True  # the task reports it
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class _Wait:
         limits = np.array(have.shape, np.int64)[:, None]
         wrong = (index < 0) | (index >= limits)
         outside: Array = np.logical_or.reduce(wrong, axis=0)
-        met = outside.copy()  # the task itself tells what is wrong
+        met = outside.copy()  # the task reports it
         inside = tuple(index[:, ~outside])
         met[~outside] = have[inside] >= want[~outside]
         return met

@@ -1,0 +1,313 @@
+"""The simulated workers of one rank: which one takes which task, and how a task runs.
+
+A `LaneWorker` runs the tasks of one lane, one at a time: in the tensor lane it is a
+cluster of workers, in the transfer lane one worker's share of that lane. It keeps a
+unit of the plan until all tasks of the unit have run.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Protocol
+
+from etc_dist.errors import ArgumentError, WaitRecord
+from etc_dist.ir.call import TASK, Call
+from etc_dist.ir.event import EventRef
+from etc_dist.ir.expr import Expr
+from etc_dist.ir.loads import counted
+from etc_dist.runtime.cpu.arrays import Array
+from etc_dist.runtime.cpu.body import run_body
+from etc_dist.runtime.cpu.ready_queue import ReadyQueue
+from etc_dist.runtime.cpu.task import (
+    Element,
+    Resolver,
+    Task,
+    UnmetWait,
+    place,
+    range_error,
+)
+from etc_dist.runtime.faults import not_empty, out_of_range
+from etc_dist.runtime.trace import TaskRecord
+from etc_dist.schedule.plan import QUEUE, STRIDED, TICKET, Lane, Plan
+
+SHOWN = 16
+"""Groups of a rank that are not ready and that an error names."""
+
+
+class Memory(Protocol):
+    """The arrays and events of a rank and of its peers."""
+
+    def array(self, name: str, rank: int) -> Array:
+        """The storage of a tensor on `rank`."""
+
+    def have(self, element: Element) -> int:
+        """Notifications of one of this rank's elements in this epoch."""
+
+    def counts(self, name: str, rank: int) -> Array:
+        """The same for all elements of an event tensor on this rank, `rank`, in its
+        shape."""
+
+    def notify(self, element: Element) -> None:
+        """Add one to an element of any rank."""
+
+    def started(self, rank: int) -> int:
+        """The epoch that `rank` last started; epochs count from 1."""
+
+
+@dataclass(eq=False)
+class LaneWorker:
+    """`members` workers, beginning with `worker`, that run units of `lane` together."""
+
+    number: int
+    worker: int
+    lane: Lane
+    members: int
+    unit: list[Task] = field(default_factory=list)
+    """The tasks of its present unit that have not run."""
+    done: bool = False
+
+
+def make_lane_workers(plan: Plan, workers: int) -> list[LaneWorker]:
+    """The lane workers of one rank; all ranks have the same."""
+    if workers < 1 or workers % plan.cluster:
+        raise ArgumentError(
+            "these workers cannot run the plan",
+            where=f"plan of graph {plan.graph.name}",
+            wanted=f"a positive multiple of {plan.cluster}, the plan's cluster",
+            got=f"{workers} workers",
+            fix="choose another number of workers (ETC_DIST_CPU_WORKERS)",
+        )
+    made: list[LaneWorker] = []
+    for lane in plan.lanes:
+        for worker in range(0, workers, lane.cluster):
+            made.append(LaneWorker(len(made), worker, lane, lane.cluster))
+    return made
+
+
+class Workers:
+    """All workers of one rank in one epoch, over `memory`.
+
+    `env` holds the rank's dims, derived numbers and the arrays that expressions load
+    from. `seed` decides in which order the ready units of a queue lane are taken.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        env: Mapping[str, Any],
+        rank: int,
+        epoch: int,
+        workers: int,
+        memory: Memory,
+        seed: int = 0,
+    ):
+        self.plan, self.rank, self.epoch, self.env = plan, rank, epoch, dict(env)
+        self.lane_workers = make_lane_workers(plan, workers)
+        self.records: list[TaskRecord] = []
+        """The tasks that have run, in this order."""
+        self._memory, self._workers = memory, workers
+        self._tickets = {lane.name: 0 for lane in plan.lanes}
+        self._units = [self._take(worker) for worker in self.lane_workers]
+        shapes = {
+            events.name: tuple(int(n.evaluate(self.env)) for n in events.shape)
+            for events in plan.graph.events
+        }
+        self._resolver = Resolver(rank, plan.graph.world_size, shapes)
+        chance = random.Random(f"{seed} {rank} {epoch}")
+
+        def counts(name: str) -> Array:
+            return memory.counts(name, rank)
+
+        self._queues = {
+            lane.name: ReadyQueue(lane, self.env, counts, chance)
+            for lane in plan.lanes
+            if lane.policy == QUEUE
+        }
+        self._runs: defaultdict[str, tuple[list[tuple[int, int]], list[Task]]]
+        self._runs = defaultdict(lambda: ([], []))
+
+    @property
+    def done(self) -> bool:
+        return all(worker.done for worker in self.lane_workers)
+
+    def unmet_waits(self) -> list[WaitRecord]:
+        """The waits of tasks in present units, and of the first groups that are not
+        ready."""
+        tasks = [task for worker in self.lane_workers for task in worker.unit]
+        groups = (
+            (self.plan.lane(name), call, t)
+            for name, queue in self._queues.items()
+            for call, t in queue.waiting()
+        )
+        tasks += [self._pending_task(*group) for group in islice(groups, SHOWN)]
+        records = (task.record() for task in tasks)
+        return [record for record in records if record is not None]
+
+    def step(self, worker: LaneWorker) -> bool:
+        """Take a unit, run one of its tasks, or end; False if none is possible now."""
+        takes = not worker.unit
+        if takes:
+            unit = self._next_unit(worker)
+            if unit is None:
+                return False
+            worker.unit, worker.done = unit, not unit
+        for task in worker.unit:
+            if self._ready(task):
+                worker.unit.remove(task)
+                self._run(task)
+                return True
+        return takes
+
+    def _next_unit(self, worker: LaneWorker) -> list[Task] | None:
+        """The next unit: [] if none is left for this worker, None if none is ready."""
+        if worker.lane.policy != QUEUE:
+            return next(self._units[worker.number], [])
+        for lane in self._lanes(worker):
+            queue = self._queues[lane.name]
+            if queue.left:
+                index = queue.take()
+                return None if index is None else self._unit(worker, lane, index)
+        return []
+
+    def _take(self, worker: LaneWorker) -> Iterator[list[Task]]:
+        """The units that `worker` gets of lanes without queues, each computed when it
+        is taken."""
+        own = worker.lane
+        if own.policy == STRIDED:
+            clusters = self._workers // own.cluster
+            first, total = worker.worker // own.cluster, self._total(own)
+            for index in range(first, total, clusters):
+                yield self._unit(worker, own, index)
+        for lane in self._lanes(worker):
+            if lane.policy != TICKET:
+                continue
+            total = self._total(lane)
+            while self._tickets[lane.name] < total:
+                index = self._tickets[lane.name]
+                self._tickets[lane.name] += 1
+                yield self._unit(worker, lane, index)
+
+    def _lanes(self, worker: LaneWorker) -> Sequence[Lane]:
+        """The lanes that `worker` takes units of: its own, and then the later ones."""
+        return self.plan.lanes[self.plan.lanes.index(worker.lane) :]
+
+    def _total(self, lane: Lane) -> int:
+        return int(lane.total.evaluate(self.env))
+
+    def _unit(self, worker: LaneWorker, lane: Lane, index: int) -> list[Task]:
+        return [
+            Task(
+                self.rank,
+                worker.worker + member,
+                worker.lane.name,
+                call,
+                t,
+                self.epoch,
+                place(call, t, self.env),
+            )
+            for member, (call, t) in enumerate(self.plan.unit(lane, index, self.env))
+        ]
+
+    def _pending_task(self, lane: Lane, call: Call, t: int) -> Task:
+        """A task of a group that is not ready, with its first unmet wait."""
+        env = place(call, t, self.env)
+        task = Task(self.rank, -1, lane.name, call, t, self.epoch, env)
+        task.waits = tuple(self._waits(task, (*call.free_waits, *call.loaded_waits)))
+        self._met(task)
+        return task
+
+    def _ready(self, task: Task) -> bool:
+        """Whether `task` may run now; if not, `task.unmet` is its first unmet wait."""
+        if task.waits is None:
+            task.waits = tuple(self._waits(task, task.call.free_waits))
+        if not self._met(task):
+            return False
+        if not task.knows_waits:
+            task.knows_waits = True
+            task.waits += tuple(self._waits(task, task.call.loaded_waits))
+            if not self._met(task):
+                return False
+        if not task.begun:
+            self._begin(task)
+        for peer in sorted(task.peers):
+            started = self._memory.started(peer)
+            if started < self.epoch:
+                task.unmet = UnmetWait(None, peer, started, self.epoch)
+                return False
+        return True
+
+    def _met(self, task: Task) -> bool:
+        task.unmet = None
+        for element, want in task.waits or ():
+            have = self._memory.have(element)
+            if have < want:
+                task.unmet = UnmetWait(element, self.rank, have, want)
+                return False
+        return True
+
+    def _waits(
+        self, task: Task, refs: Sequence[EventRef]
+    ) -> Iterator[tuple[Element, int]]:
+        for ref in refs:
+            yield self._resolver.element(ref, task), self._resolver.expected(ref, task)
+
+    def _begin(self, task: Task) -> None:
+        task.begun = True
+        access, call = self._resolver.access, task.call
+        task.reads = tuple(access(region, task) for region in call.reads)
+        task.writes = tuple(access(region, task) for region in call.writes)
+        task.notifies = tuple(self._resolver.element(r, task) for r in call.notifies)
+        task.most = {
+            element: self._resolver.expected(ref, task)
+            for ref, element in zip(call.notifies, task.notifies, strict=True)
+            if any(count.is_loaded for count in counted(ref))
+        }
+        if call.empty_until is not None:
+            self._check_runs(task, call.empty_until)
+
+    def _check_runs(self, task: Task, empty_until: Expr) -> None:
+        """Refuse a task that is not empty, but must be by an earlier one's
+        `empty_until`, whichever of the two begins first."""
+        runs, busy = self._runs[task.call.name]
+        if task.idle:
+            until = int(empty_until.evaluate({**task.env, TASK.name: task.t}))
+            runs.append((task.t, until))
+            wrong = [other for other in busy if task.t < other.t < until]
+        else:
+            busy.append(task)
+            wrong = [task for first, until in runs if first < task.t < until]
+        if wrong:
+            first = wrong[0]
+            row = first.rank, first.worker, first.lane, first.label
+            raise out_of_range([not_empty(*row)])
+
+    def _run(self, task: Task) -> None:
+        self._record(task)
+        for element, most in task.most.items():
+            count = self._memory.have(element) + task.notifies.count(element)
+            if count > most:
+                wanted = f"{most} notifications of {element}, as many as its count says"
+                raise range_error(task, wanted, f"{count} or more")
+        for element in task.notifies:
+            self._memory.notify(element)
+
+    def _record(self, task: Task) -> None:
+        """Run the body of `task` and record its time, without the time in which other
+        processes had the core."""
+        began, cpu_time = time.monotonic_ns(), time.thread_time_ns()
+        if not task.idle:
+            views = [
+                # NOTE: the ellipsis keeps a view where every axis is one integer.
+                self._memory.array(a.tensor.name, a.rank)[(*a.index, ...)]
+                for a in (*task.reads, *task.writes)
+            ]
+            run_body(task, views)
+        end = began + time.thread_time_ns() - cpu_time
+        row = (task.rank, task.worker, task.lane)
+        name, tile = task.call.name, task.coordinate
+        self.records.append(TaskRecord(*row, began, end, name, task.t, tile))
