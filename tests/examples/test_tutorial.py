@@ -25,7 +25,7 @@ def folder(tmp_path_factory):
 
 def run(command, folder):
     program, *arguments = shlex.split(command)
-    places = {"python": [], "launch/mpirun": [ROOT / "launch" / "mpirun"]}
+    places = {".venv/bin/python": [], "launch/mpirun": [ROOT / "launch" / "mpirun"]}
     return subprocess.run(
         [sys.executable, *places[program], *arguments],
         cwd=folder,
@@ -47,7 +47,7 @@ def test_missing_wait_is_the_error_of_the_page(folder):
     line = "        waits=[found[i]],\n"
     assert line in text
     (folder / "faulty.py").write_text(text.replace(line, ""))
-    errors = run("python faulty.py", folder).stderr
+    errors = run(".venv/bin/python faulty.py", folder).stderr
     (quoted,) = re.findall(r"^    - (absmax.*)$", PAGE, re.M)
     assert "graph normalise is not correct: 2 faults" in errors
     assert quoted in errors
