@@ -20,7 +20,7 @@ from etc_dist.errors import (
 )
 from etc_dist.runtime.array_checks import Expected, bind_dims, check_arrays
 from etc_dist.runtime.arrays import Array, empty_like, inspect
-from etc_dist.runtime.faults import Record, out_of_range
+from etc_dist.runtime.device_faults import Record, out_of_range
 from etc_dist.runtime.run_check import Loaded, RunCheck, cannot_capture
 from etc_dist.runtime.stream import stream_for
 from etc_dist.runtime.trace import Trace

@@ -21,7 +21,7 @@ from etc_dist.ir.dims import whole_dims
 from etc_dist.ir.tensor import Tensor
 from etc_dist.runtime.build import kernels_folder
 from etc_dist.runtime.cpu import arrays as storage
-from etc_dist.runtime.faults import decode
+from etc_dist.runtime.device_faults import decode
 from etc_dist.schedule import SCHEDULES
 
 MAX_RANKS = 8

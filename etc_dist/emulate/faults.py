@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from etc_dist.errors import EmulationError, RangeRecord, WaitRecord, WaitTimeoutError
-from etc_dist.runtime.faults import Record, out_of_range
+from etc_dist.runtime.device_faults import Record, out_of_range
 
 _FIXES = (
     # a part of the report, what is wanted, what to do

@@ -10,7 +10,7 @@ import numpy as np
 from etc_dist.codegen import Source
 from etc_dist.codegen.layout import CONTROL, MAP_BYTES
 from etc_dist.ir import TmaBox
-from etc_dist.runtime.arguments import Places, bind, fill
+from etc_dist.runtime.argument_block import Places, bind, fill
 from etc_dist.runtime.memory_plan import Capacity, aligned, plan_memory
 from etc_dist.runtime.tensor_map import axes_of
 from etc_dist.schedule import Plan

@@ -26,10 +26,10 @@ from etc_dist.codegen.layout import (
 from etc_dist.codegen.names import tensor_name
 from etc_dist.errors import BuildError, WorldError
 from etc_dist.ir.tensor import numpy_dtype
-from etc_dist.runtime.arguments import Places, bind, fill
+from etc_dist.runtime.argument_block import Places, bind, fill
 from etc_dist.runtime.arrays import Array
 from etc_dist.runtime.build import Cubin
-from etc_dist.runtime.faults import Record, decode
+from etc_dist.runtime.device_faults import Record, decode
 from etc_dist.runtime.memory_plan import Capacity, plan_memory
 from etc_dist.runtime.occupancy import most_resident, resident_workers
 from etc_dist.runtime.stream import order_of

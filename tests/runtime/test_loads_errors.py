@@ -22,7 +22,7 @@ from etc_dist.errors import (
 )
 from etc_dist.ir import Graph, GraphFunction, graph_function
 from etc_dist.runtime.cpu import simulate
-from etc_dist.runtime.faults import Record, decode, out_of_range
+from etc_dist.runtime.device_faults import Record, decode, out_of_range
 from etc_dist.schedule import schedule_static
 from tests.ops.arrays import Arrays
 from tests.runtime.permute import inputs, permute, reference

@@ -19,7 +19,7 @@ from etc_dist.runtime.cpu import arrays as storage
 from etc_dist.runtime.cpu.arrays import Array
 from etc_dist.runtime.cpu.run_state import RunState
 from etc_dist.runtime.cpu.workers import Workers, make_lane_workers
-from etc_dist.runtime.faults import Record
+from etc_dist.runtime.device_faults import Record
 from etc_dist.runtime.trace import TaskRecord, Trace
 from etc_dist.schedule.plan import Plan
 from etc_dist.world import World

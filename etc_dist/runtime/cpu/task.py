@@ -11,7 +11,7 @@ from etc_dist.ir.call import Call
 from etc_dist.ir.event import EventRef
 from etc_dist.ir.expr import Expr
 from etc_dist.ir.tensor import Region, Tensor
-from etc_dist.runtime.faults import out_of_range
+from etc_dist.runtime.device_faults import out_of_range
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from etc_dist.runtime.cpu.task import (
     place,
     range_error,
 )
-from etc_dist.runtime.faults import not_empty, out_of_range
+from etc_dist.runtime.device_faults import not_empty, out_of_range
 from etc_dist.runtime.trace import TaskRecord
 from etc_dist.schedule.plan import QUEUE, STRIDED, TICKET, Lane, Plan
 

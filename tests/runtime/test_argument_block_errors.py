@@ -9,7 +9,7 @@ from etc_dist.emulate.memory import ProgramMemory
 from etc_dist.errors import ArgumentError
 from etc_dist.functions.sum_ranks import sum_ranks
 from etc_dist.ir import Graph, graph_function, tile
-from etc_dist.runtime.arguments import Places, fill
+from etc_dist.runtime.argument_block import Places, fill
 from etc_dist.runtime.memory_plan import Capacity
 from etc_dist.schedule import schedule_static
 
