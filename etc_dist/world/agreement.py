@@ -146,11 +146,7 @@ class Agreement:
             found = None if found == [signature] * self.size else found
         if found is None:
             return None
-        left = {rank: one for rank, one in enumerate(found) if one and one < 0}
-        missing = [rank for rank, one in enumerate(found) if one is None]
-        # Ranks give up where another has ended: then its end is the cause.
-        if left and not any(map(self._monitor.ended, missing)):
-            raise self._break(rank_errors.left_ranks(self._where(), left))
+        missing = [rank for rank, one in enumerate(found) if one is None or one < 0]
         if missing:
             raise self._lose(missing)
         return cast("list[int]", found)
@@ -205,9 +201,11 @@ class Agreement:
     def _lose(self, missing: list[int]) -> WorldError:
         """Break the world, which did not receive from these ranks; the error."""
         where = self._where()
-        ended = [rank for rank in missing if self._monitor.ended(rank)]
-        left = {rank: why for rank, why in self._left().items() if rank in missing}
-        if left and not ended:
+        # All that left: the first of them may have answered this call before. Ranks
+        # also leave where another has ended: then its end is the cause.
+        left = self._left()
+        ended = [r for r in missing if r not in left and self._monitor.ended(r)]
+        if not left.keys().isdisjoint(missing) and not ended:
             return self._break(rank_errors.left_ranks(where, left))
         stopped = [rank for rank in missing if self._monitor.stopped(rank)]
         return self._break(
