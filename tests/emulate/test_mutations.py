@@ -118,8 +118,8 @@ BROKEN = [
     ),
     (
         "moe",
-        "worker/unit_ring",
-        "ptx::mbarrier_try_wait(told(n), n / kEntries & 1)",
+        "worker/work_ring",
+        "ptx::mbarrier_try_wait(full(n), n / kEntries & 1)",
         "true",
     ),
     ("moe", "functions/plan_tiles", "    task.sync();", ""),
