@@ -154,12 +154,12 @@ class Program:
         grows = False
         try:
             self._refuse_after_failure()
+            if self._run_check.is_wanted and executor.is_capturing(stream):
+                self.world.refuse(cannot_capture(bound.text))
             if bound.launch is None or not executor.is_current(bound.launch):
                 grows = self._make_ready(bound)
                 if grows and executor.is_capturing(stream):
                     self.world.refuse(cannot_capture_first_call(bound.text))
-            if self._run_check.is_wanted and executor.is_capturing(stream):
-                self.world.refuse(cannot_capture(bound.text))
             self.world.match_call(bound.signature, bound.describe)
         except (WaitTimeoutError, WorldError) as error:
             fault = self._end_of_run(error)
