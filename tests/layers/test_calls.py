@@ -44,7 +44,7 @@ SHAPES: dict[str, list[tuple[int, int, int, dict[str, Any]]]] = {
         (5, 1032, 776, {}),
         (16, 520, 1032, {}),
         (16, 520, 1032, FP16),
-        (32, 264, 40, {}),
+        (16, 264, 40, {}),
     ],
     # One tile, not full; tails of hidden and inner; tiles with rows of two ranks.
     "mlp packed rows": [
