@@ -143,24 +143,15 @@ from mpi4py import MPI
 name = MPI.Get_library_version().splitlines()[0].strip(chr(0))
 print(mpi4py.__version__, name)
 """
-_MULTICAST = """
+_ATTRIBUTE = """
 import ctypes
 cuda = ctypes.CDLL("libcuda.so.1")
-device, value, multicast_supported = ctypes.c_int(), ctypes.c_int(), 132
+device, value = ctypes.c_int(), ctypes.c_int()
 assert cuda.cuInit(0) == 0 and cuda.cuDeviceGet(ctypes.byref(device), 0) == 0
-assert cuda.cuDeviceGetAttribute(
-    ctypes.byref(value), multicast_supported, device
-) == 0
+assert cuda.cuDeviceGetAttribute(ctypes.byref(value), {number}, device) == 0
 print(value.value)
 """
-_MPS = """
-import ctypes
-cuda = ctypes.CDLL("libcuda.so.1")
-device, value, mps_enabled = ctypes.c_int(), ctypes.c_int(), 133
-assert cuda.cuInit(0) == 0 and cuda.cuDeviceGet(ctypes.byref(device), 0) == 0
-assert cuda.cuDeviceGetAttribute(ctypes.byref(value), mps_enabled, device) == 0
-print(value.value)
-"""
+_MULTICAST_SUPPORTED, _MPS_ENABLED = 132, 133  # of CUdevice_attribute
 _NEEDED = "import ml_dtypes, numpy"
 _OBSTACLE = "from etc_dist.world.choice import find_gpus; print(find_gpus().missing)"
 
@@ -304,7 +295,7 @@ def _nvls(has_gpus: bool) -> Finding:
     topic = "NVLS"
     if not has_gpus:
         return Finding(topic, "none without GPUs (and never needed)")
-    answer = _ask_python(_MULTICAST)
+    answer = _ask_python(_ATTRIBUTE.format(number=_MULTICAST_SUPPORTED))
     here = {"1": "present", "0": "not present"}.get(answer.text, "unknown")
     disabled = disabled_by(os.environ)
     state = f"disabled by {', '.join(disabled)}" if disabled else "not disabled"
@@ -324,7 +315,8 @@ def _sharing(listing: str, environ: Mapping[str, str]) -> Finding:
     if not gpus:
         return Finding(topic, "allowed, but there are no GPUs")
     served = {"1": "under CUDA MPS", "0": "time-sliced (no CUDA MPS)"}
-    how = served.get(_ask_python(_MPS).text, "unknown whether under CUDA MPS")
+    answer = _ask_python(_ATTRIBUTE.format(number=_MPS_ENABLED))
+    how = served.get(answer.text, "unknown whether under CUDA MPS")
     ranks = int(environ.get("LAUNCH_RANKS", "0"))
     share = f"{-(-ranks // gpus)} ranks per GPU" if ranks else "ranks may share a GPU"
     return Finding(topic, f"{share}, {how}: times then mean nothing")

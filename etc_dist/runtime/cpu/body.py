@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 import numpy as np
 
@@ -23,38 +23,43 @@ def run_body(task: Task, views: Sequence[Array]) -> None:
     reads, writes = views[: len(task.reads)], views[len(task.reads) :]
     for view in reads:
         view.flags.writeable = False
-    outputs = [
-        (access, view)
-        for access, view in zip(task.writes, writes, strict=True)
-        if access.tensor.kind == "output"
-        and not any(np.may_share_memory(view, read) for read in reads)
-    ]
-    for _, view in outputs:
-        _bits(view).fill(np.iinfo(_bits(view).dtype).max)
-    before = _copies(reads, writes) if outputs else []
+    first = len(reads)
+    outputs = {
+        first + n: access
+        for n, (access, view) in enumerate(zip(task.writes, writes, strict=True))
+        if access.tensor.kind == "output" and not _is_shared(view, reads)
+    }
+    for n in outputs:
+        _bits(views[n]).fill(np.iinfo(_bits(views[n]).dtype).max)
+    again = _operands_again(views, first, outputs) if outputs else []
     _call(task, views)
-    if not any(still_poisoned(view).any() for _, view in outputs):
+    if not any(still_poisoned(views[n]).any() for n in outputs):
         return
-    checked = [(a, view, before[_position(views, view)]) for a, view in outputs]
-    for _, _, copy in checked:
-        _bits(copy).fill(0)
-    _call(task, before)
-    for access, view, copy in checked:
-        left = np.argwhere(still_poisoned(view) & ~still_poisoned(copy))
+    for n in outputs:
+        again[n] = np.zeros_like(views[n])
+    _call(task, again)
+    for n, access in outputs.items():
+        left = np.argwhere(still_poisoned(views[n]) & ~still_poisoned(again[n]))
         if len(left):
             raise _unwritten(task, access, left)
 
 
-def _copies(reads: Sequence[Array], writes: Sequence[Array]) -> list[Array]:
-    """The operands of another call with the same values: reads that no write changes
-    are not copied. Memory that operands share is not shared by their copies."""
-    changed = [any(np.may_share_memory(r, w) for w in writes) for r in reads]
-    kept = [r.copy() if c else r for r, c in zip(reads, changed, strict=True)]
-    return [*kept, *(view.copy() for view in writes)]
+def _operands_again(
+    views: Sequence[Array], first: int, outputs: Container[int]
+) -> list[Array]:
+    """The operands of a second call with the values of the first: copies of the writes,
+    from `first` on, that are not among `outputs`, and of the reads that they change."""
+    writes = views[first:]
+    return [
+        view.copy()
+        if (n not in outputs if n >= first else _is_shared(view, writes))
+        else view
+        for n, view in enumerate(views)
+    ]
 
 
-def _position(views: Sequence[Array], view: Array) -> int:
-    return next(n for n, other in enumerate(views) if other is view)
+def _is_shared(view: Array, others: Sequence[Array]) -> bool:
+    return any(np.may_share_memory(view, other) for other in others)
 
 
 def _bits(view: Array) -> Array:
