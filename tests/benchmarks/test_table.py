@@ -8,24 +8,31 @@ from typing import Any
 
 import pytest
 
-from benchmarks.records import ROOT, FusedRecord, MoEParallelRecord, load
-from benchmarks.table import cells, draw, main, newest, schedule_table, section
+from benchmarks.records import (
+    ROOT,
+    FusedRecord,
+    MoEParallelRecord,
+    MoERecord,
+    SoakRecord,
+    load,
+)
+from benchmarks.table import draw, main, newest, section, soak_table, summary
 
-OTHER_TABLE = "<!-- table: matmul_reduce_scatter 3 -->\n<!-- end -->\n"
+MARKED = "<!-- table: summary -->\n<!-- end -->\n"
+SOAK = ("world_size", "device", "driver", "cuda", "backend", "path", "commit", "date")
+EXPERTS = {"experts": 128, "top_k": 8, "active_experts": 127.5}
 
 
-def test_rows_show_times_and_the_last_line_the_geometric_mean(
+def test_row_has_the_times_and_the_last_line_their_origin(
     values: dict[str, Any],
 ) -> None:
-    other = {"model": "llama3-70b", "N": 8192, "speedup": 0.5, "of_limit": 0.2}
-    records = [FusedRecord(**values), FusedRecord(**{**values, **other})]
-    lines = section("matmul_reduce_scatter", 8, records).splitlines()
-    row = "| llama3-8b (4096 x 1792) | 8192 | 0.160 | 0.300 | 0.200 | 2.00 | 80% | "
-    assert f"{row}2.35e-3 |" in lines
-    assert "| geometric mean | | | | | 1.00 | 40% | |" in lines
-    assert lines[-1] == (
-        "NVIDIA H200; 2026-01-02; commit 0123456789-dirty; baseline: cuBLAS, NCCL."
-    )
+    lines = section("matmul_reduce_scatter", [FusedRecord(**values)]).splitlines()
+    assert lines[3:] == [
+        "| llama3-8b 4096x1792 | 8192 | 0.160 | 0.300 | 0.200 | 2.00 | 80% |",
+        "",
+        "8 x NVIDIA H200, bfloat16; 2026-01-02; commit 0123456789-dirty; errors up to "
+        "2.4e-3; baseline: cuBLAS, NCCL.",
+    ]
 
 
 def test_newest_record_of_a_shape_counts_and_cpu_records_do_not(
@@ -43,31 +50,43 @@ def test_newest_record_of_a_shape_counts_and_cpu_records_do_not(
     assert newest([new, old, small, cpu]) == [small, new]
 
 
-def test_columns_of_baselines_are_named_after_them(values: dict[str, Any]) -> None:
-    changes = {
-        "op": "moe_expert_parallel",
-        "experts": 128,
-        "top_k": 8,
-        "active_experts": 127.5,
-        "routing": "zipf",
-        "baselines_ms": {"gathered": 0.3, "all_to_all": 0.5},
-    }
-    row = cells(MoEParallelRecord(**{**values, **changes}))
-    assert [row["routing"], row["gathered"], row["all_to_all"]] == [
-        "zipf",
-        "0.300",
-        "0.500",
-    ]
+def test_each_device_has_a_table_of_its_most_ranks(values: dict[str, Any]) -> None:
+    changes = [{}, {"world_size": 2, "M": 7}, {"device": "NVIDIA H100", "M": 9}]
+    records = [FusedRecord(**{**values, **c}) for c in changes]
+    text = section("matmul_reduce_scatter", records)
+    assert "8 x NVIDIA H200" in text and "8 x NVIDIA H100" in text
+    assert "| 9 |" in text and "| 7 |" not in text
 
 
-def test_schedules_are_compared_where_both_were_measured(
-    values: dict[str, Any],
-) -> None:
-    changes = {"schedule": "dynamic", "speedup": 1.0}
-    records = [FusedRecord(**{**values, **c}) for c in ({}, changes, {"M": 4096})]
-    lines = schedule_table(newest(records)).splitlines()
-    assert lines[5] == "| llama3-8b | 8192 | 2.00 | 1.00 | 0.50 |"
-    assert lines[6] == "| geometric mean | | 2.00 | 1.00 | 0.50 |"
+def test_speed_ups_of_variants_are_columns_of_the_row(values: dict[str, Any]) -> None:
+    changes = {"op": "moe", "M": 8, "ours_eager_ms": 1.0, "baseline_eager_ms": 1.0}
+    moe = {**values, **EXPERTS, **changes}
+    timed = {"date": "2026-01-01", "triton": "some", "triton_ms": 0.5}
+    dynamic = {"schedule": "dynamic", "speedup": 1.7}
+    records = [MoERecord(**{**moe, **c}) for c in ({}, timed, dynamic)]
+    assert "| 2.00 | 80% | 1.70 | 2.50 |" in section("moe", records)
+
+
+def test_speed_up_with_uneven_experts_is_a_column(values: dict[str, Any]) -> None:
+    moe = {**values, **EXPERTS, "op": "moe_expert_parallel", "baselines_ms": {"a": 0.3}}
+    changes = [{"routing": "uniform"}, {"routing": "zipf", "speedup": 1.9}]
+    records = [MoEParallelRecord(**{**moe, **c}) for c in changes]
+    assert "| 2.00 | 80% | 1.90 |" in section("moe_expert_parallel", records)
+
+
+def test_summary_has_the_mean_and_the_range_of_each_operation() -> None:
+    lines = summary(list(load())).splitlines()
+    assert len(lines) == 9
+    assert lines[3].startswith("| GEMM + Reduce-Scatter | ")
+
+
+def test_last_soak_of_each_kind_is_shown(values: dict[str, Any]) -> None:
+    common = {key: values[key] for key in list(values) if key in SOAK}
+    common |= {"op": "soak", "cases": 1, "hangs": 0, "seconds": 1.0, "error": None}
+    last = {"date": "2026-02-01", "mismatches": 3, "runs": 20}
+    soaks = [{**common, **last}, {**common, "mismatches": 0, "runs": 10}]
+    rows = soak_table([SoakRecord(**s) for s in soaks]).splitlines()[5:]
+    assert rows == ["| soak | NVIDIA H200 | 8 | 20 | 3 | 0 | 0123456789-dirty |"]
 
 
 def test_check_fails_until_the_results_are_written(tmp_path: Path) -> None:
@@ -79,15 +98,13 @@ def test_check_fails_until_the_results_are_written(tmp_path: Path) -> None:
     assert main([*arguments, "--check"]) == 0
 
 
-def test_table_without_records_is_refused_by_name(
+def test_operation_without_records_is_refused_by_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "README.md").write_text(OTHER_TABLE)
+    (tmp_path / "README.md").write_text(MARKED)
     with pytest.raises(SystemExit):
-        main(["--root", str(tmp_path)])
-    assert (
-        "no records for the table 'matmul_reduce_scatter 3'" in capsys.readouterr().err
-    )
+        main(["--root", str(tmp_path), "--results", str(tmp_path)])
+    assert "no records of matmul_reduce_scatter" in capsys.readouterr().err
 
 
 def test_picture_is_drawn(tmp_path: Path) -> None:
