@@ -13,9 +13,9 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from etc_dist.codegen import Source, generate
-from etc_dist.errors import ScheduleError, WorldError, expect_type
+from etc_dist.errors import ScheduleError, WorldError, as_refusal, expect_type
 from etc_dist.ir import GraphFunction
-from etc_dist.program import Executor, Program, as_refusal
+from etc_dist.program import Executor, Program
 from etc_dist.schedule import SCHEDULES, Plan
 from etc_dist.settings import Settings
 from etc_dist.world import World, current

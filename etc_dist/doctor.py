@@ -1,7 +1,7 @@
-"""What this machine has, in words, and which backend will be used for it.
+"""A report on this machine, and the backend that will be used on it.
 
-Nothing is started in this process: libraries are asked in processes of their own, so
-that one that crashes or hangs costs a line of the report and no more.
+Each library is loaded in a separate process, so that one that crashes or hangs costs a
+line of the report and no more.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from pathlib import Path
 
 from etc_dist.cache import Cache
 from etc_dist.errors import EtcDistError
-from etc_dist.settings import Settings
+from etc_dist.settings import Settings, describe_sharing
 
 GIB = 1 << 30
 MIB = 1 << 20
-LIMIT = 60.0  # seconds that one question may take
+LIMIT = 60.0  # seconds that one command may take
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked for: what was found, and how to get what is missing."""
+    """One line of the report; `fix` says how to get what is missing."""
 
     topic: str
     found: str
@@ -64,12 +64,12 @@ class Report:
 
 
 def examine() -> Report:
-    """Look at this machine; raises nothing, whatever is missing."""
-    summary = _ask(["nvidia-smi"])
-    gpus = _ask(["nvidia-smi", f"--query-gpu={_GPU_COLUMNS}", "--format=csv,noheader"])
+    """Examine this machine; raises nothing, also where everything is missing."""
+    summary = _run(["nvidia-smi"])
+    gpus = _run(["nvidia-smi", f"--query-gpu={_GPU_COLUMNS}", "--format=csv,noheader"])
     findings = [
         *_system(),
-        *describe_gpus(gpus.text, _ask(["nvidia-smi", "topo", "-m"]).text),
+        *describe_gpus(gpus.text, _run(["nvidia-smi", "topo", "-m"]).text),
         *describe_driver(gpus.text, summary.text),
         *_libraries(cuda_extra(summary.text)),
         *_mpi(),
@@ -87,19 +87,19 @@ def examine() -> Report:
     return Report(tuple(findings), backend, because)
 
 
-# ------------------------------------------------------------------------- questions
+# -------------------------------------------------------------------------- commands
 
 
 @dataclass(frozen=True)
-class Answer:
+class Output:
     """Standard output of a command; or why there is none, in one line."""
 
     text: str = ""
     fault: str = ""
 
 
-def _ask(command: list[str]) -> Answer:
-    # Under mpirun the question must not join the job it was asked in.
+def _run(command: list[str]) -> Output:
+    # Under mpirun the command must not join the job.
     names = ("PMI_", "PMIX_", "OMPI_COMM_", "SLURM_")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(names)}
     try:
@@ -112,20 +112,20 @@ def _ask(command: list[str]) -> Answer:
             check=False,
         )
     except OSError as error:
-        return Answer(fault=error.strerror or str(error))
+        return Output(fault=error.strerror or str(error))
     except subprocess.TimeoutExpired:
-        return Answer(fault=f"no answer within {LIMIT:g} s")
+        return Output(fault=f"no result within {LIMIT:g} s")
     if done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines()
-        return Answer(fault=lines[-1] if lines else f"exit code {done.returncode}")
-    return Answer(text=done.stdout.strip())
+        return Output(fault=lines[-1] if lines else f"exit code {done.returncode}")
+    return Output(text=done.stdout.strip())
 
 
-def _ask_python(source: str) -> Answer:
-    return _ask([sys.executable, "-c", source])
+def _run_python(source: str) -> Output:
+    return _run([sys.executable, "-c", source])
 
 
-# A library is looked for where the package itself would find it.
+# Finds a library in the same way as the package itself.
 _LOAD = """
 import ctypes
 from cuda.pathfinder import load_nvidia_dynamic_lib
@@ -186,7 +186,7 @@ _GPU_COLUMNS = "index,name,memory.total,compute_cap,driver_version"
 
 
 def describe_gpus(listing: str, topology: str) -> Iterator[Finding]:
-    """The GPUs and the links between them, from what nvidia-smi printed."""
+    """The GPUs and the links between them, from the output of nvidia-smi."""
     rows = [line.split(", ") for line in listing.splitlines()]
     if not rows:
         fix = "none, if this machine has no NVIDIA GPU; else install its driver"
@@ -243,13 +243,13 @@ def _libraries(extra: str) -> Iterator[Finding]:
     install = f"{checkout} '.[{extra}]'" if extra else ""
     without = "missing; not needed without a GPU"
 
-    def finding(topic: str, answer: Answer, fix: str = install) -> Finding:
-        if answer.text:
-            version, _, place = answer.text.rpartition(" ")
+    def finding(topic: str, output: Output, fix: str = install) -> Finding:
+        if output.text:
+            version, _, place = output.text.rpartition(" ")
             return Finding(topic, f"{version} ({place})")
-        return Finding(topic, f"missing ({answer.fault})" if fix else without, fix)
+        return Finding(topic, f"missing ({output.fault})" if fix else without, fix)
 
-    yield finding("CuPy", _ask_python(_CUPY))
+    yield finding("CuPy", _run_python(_CUPY))
     build = install or f"{checkout} '.[compile]', to build kernels without a GPU"
     yield finding("NVRTC", _library("nvrtc", "nvrtcVersion", 2), build)
     version = "nvshmemx_vendor_get_version_info"
@@ -257,35 +257,35 @@ def _libraries(extra: str) -> Iterator[Finding]:
     yield finding("NCCL", _library("nccl", "ncclGetVersion", 1))
 
 
-def _library(name: str, function: str, count: int) -> Answer:
-    answer = _ask_python(_LOAD.format(name=name, function=function, count=count))
-    if not answer.text:
-        return answer
-    *numbers, path = answer.text.split(" ", count)
+def _library(name: str, function: str, count: int) -> Output:
+    output = _run_python(_LOAD.format(name=name, function=function, count=count))
+    if not output.text:
+        return output
+    *numbers, path = output.text.split(" ", count)
     if count == 1:  # NCCL writes 2.28.9 as 22809
         packed = int(numbers[0])
         numbers = [str(packed // 10000), str(packed // 100 % 100), str(packed % 100)]
-    return Answer(f"{'.'.join(numbers)} {path}")
+    return Output(f"{'.'.join(numbers)} {path}")
 
 
 def _mpi() -> Iterator[Finding]:
     install = "pip install mpi4py mpich, or install the system's MPI"
-    library = _ask_python(_MPI)
+    library = _run_python(_MPI)
     if library.text:
         version, _, name = library.text.partition(" ")
         name = " ".join(name.split())
         yield Finding("MPI", f"{name}, by mpi4py {version}")
     else:
         yield Finding("MPI", f"cannot be loaded ({library.fault})", install)
-    beside = shutil.which("mpirun", path=str(Path(sys.executable).parent))
-    mpirun = beside or shutil.which("mpirun")
+    folder = str(Path(sys.executable).parent)  # an MPI wheel installs its mpirun there
+    mpirun = shutil.which("mpirun", path=folder) or shutil.which("mpirun")
     if mpirun is None:
         yield Finding("mpirun", "missing", install)
         return
-    version = _ask([mpirun, "--version"]).text
+    version = _run([mpirun, "--version"]).text
     starts = "Open MPI" if "Open MPI" in version else "MPICH"
-    other = bool(library.text) and ("Open MPI" in library.text) != (
-        starts == "Open MPI"
+    other = bool(library.text) and (starts == "Open MPI") != (
+        "Open MPI" in library.text
     )
     fix = "its ranks would not find each other: use the mpirun of the MPI above"
     yield Finding("mpirun", f"of {starts} ({mpirun})", fix if other else "")
@@ -295,8 +295,8 @@ def _nvls(has_gpus: bool) -> Finding:
     topic = "NVLS"
     if not has_gpus:
         return Finding(topic, "none without GPUs (and never needed)")
-    answer = _ask_python(_ATTRIBUTE.format(number=_MULTICAST_SUPPORTED))
-    here = {"1": "present", "0": "not present"}.get(answer.text, "unknown")
+    output = _run_python(_ATTRIBUTE.format(number=_MULTICAST_SUPPORTED))
+    here = {"1": "present", "0": "not present"}.get(output.text, "unknown")
     disabled = disabled_by(os.environ)
     state = f"disabled by {', '.join(disabled)}" if disabled else "not disabled"
     return Finding(topic, f"{here}, {state} (and never needed)")
@@ -314,12 +314,10 @@ def _sharing(listing: str, environ: Mapping[str, str]) -> Finding:
     topic, gpus = "shared GPUs", len(listing.splitlines())
     if not gpus:
         return Finding(topic, "allowed, but there are no GPUs")
-    served = {"1": "under CUDA MPS", "0": "time-sliced (no CUDA MPS)"}
-    answer = _ask_python(_ATTRIBUTE.format(number=_MPS_ENABLED))
-    how = served.get(answer.text, "unknown whether under CUDA MPS")
-    ranks = int(environ.get("LAUNCH_RANKS", "0"))
-    share = f"{-(-ranks // gpus)} ranks per GPU" if ranks else "ranks may share a GPU"
-    return Finding(topic, f"{share}, {how}: times then mean nothing")
+    output = _run_python(_ATTRIBUTE.format(number=_MPS_ENABLED))
+    ranks = -(-int(environ.get("LAUNCH_RANKS", "0")) // gpus)
+    mps = {"1": True, "0": False}.get(output.text)
+    return Finding(topic, describe_sharing(ranks, mps))
 
 
 def _cache(folder: Path) -> Finding:
@@ -339,19 +337,19 @@ def _cache(folder: Path) -> Finding:
 # ---------------------------------------------------------------------------- verdict
 
 
-def _choose(asked: str, has_gpus: bool) -> tuple[str, str]:
-    """The backend of one rank on this machine, and why; none is an empty name."""
-    if asked not in ("auto", "cpu", "cuda"):
-        return "", f"ETC_DIST_BACKEND={asked} is not auto, cpu or cuda"
-    fault = _ask_python(_NEEDED).fault or _ask_python(_MPI).fault
+def _choose(setting: str, has_gpus: bool) -> tuple[str, str]:
+    """The backend of one rank on this machine, empty if there is none, and why."""
+    if setting not in ("auto", "cpu", "cuda"):
+        return "", f"ETC_DIST_BACKEND={setting} is not auto, cpu or cuda"
+    fault = _run_python(_NEEDED).fault or _run_python(_MPI).fault
     if fault:
-        return "", f"what every backend needs is missing ({fault})"
-    if asked == "cpu":
-        return "cpu", "ETC_DIST_BACKEND=cpu asks for it"
-    answer = _ask_python(_OBSTACLE) if has_gpus else Answer("no NVIDIA GPU was found")
-    obstacle = answer.text or answer.fault
+        return "", f"a package that every backend needs is missing ({fault})"
+    if setting == "cpu":
+        return "cpu", "ETC_DIST_BACKEND=cpu was set"
+    output = _run_python(_OBSTACLE) if has_gpus else Output("no NVIDIA GPU was found")
+    obstacle = output.text or output.fault
     if not obstacle:
         return "cuda", "a GPU and all it needs are here"
-    if asked == "cuda":
-        return "", f"ETC_DIST_BACKEND=cuda asks for a GPU, but {obstacle}"
+    if setting == "cuda":
+        return "", f"ETC_DIST_BACKEND=cuda needs a GPU, but {obstacle}"
     return "cpu", obstacle

@@ -133,6 +133,23 @@ def expect_type(value: object, kind: type | tuple[type, ...], name: str) -> None
         raise TypeError(f"{name} expects {article} {wanted}, got {got}")
 
 
+def as_refusal(error: Exception, what: str) -> EtcDistError:
+    """The error that all ranks raise for `error` on one of them: with four parts, and
+    a TypeError if it is one."""
+    if isinstance(error, EtcDistError):
+        return error
+    kind = ArgumentTypeError if isinstance(error, TypeError) else ArgumentError
+    refusal = kind(
+        f"{what} cannot be used",
+        where="before the launch, on the rank that is named",
+        wanted="arguments of the documented types and values",
+        got=f"{type(error).__name__}: {error}",
+        fix="correct the error above; nothing was launched on any rank",
+    )
+    refusal.__cause__ = error
+    return refusal
+
+
 @dataclass(frozen=True)
 class WaitRecord:
     """One wait that was not met: who waited for what, and how far it had come. `worker`

@@ -11,12 +11,12 @@ from typing import Any, Protocol, Self, cast
 from etc_dist.cache import Recent
 from etc_dist.errors import (
     ArgumentError,
-    ArgumentTypeError,
     EtcDistError,
     RangeRecord,
     WaitRecord,
     WaitTimeoutError,
     WorldError,
+    as_refusal,
 )
 from etc_dist.runtime.array_checks import Expected, bind_dims, check_arrays
 from etc_dist.runtime.arrays import Array, empty_like, inspect
@@ -411,23 +411,6 @@ def symmetric_bytes(program: Program, name: str) -> Any:
     tensor, as laid out for the last run."""
     program.check_open()
     return program._executor.symmetric(name)
-
-
-def as_refusal(error: Exception, what: str) -> EtcDistError:
-    """The error that all ranks raise for `error` on one of them: with four parts, and
-    a TypeError if it is one."""
-    if isinstance(error, EtcDistError):
-        return error
-    kind = ArgumentTypeError if isinstance(error, TypeError) else ArgumentError
-    refusal = kind(
-        f"{what} cannot be used",
-        where="before the launch, on the rank that is named",
-        wanted="arguments of the documented types and values",
-        got=f"{type(error).__name__}: {error}",
-        fix="correct the error above; nothing was launched on any rank",
-    )
-    refusal.__cause__ = error
-    return refusal
 
 
 def cannot_capture_first_call(call: str) -> WorldError:

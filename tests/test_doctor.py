@@ -1,4 +1,4 @@
-"""The doctor works with anything missing, and says what it saw."""
+"""The doctor works with anything missing, and reports what it found."""
 
 import json
 import os
@@ -60,7 +60,7 @@ def test_json_has_every_finding_and_the_verdict(no_gpu, capsys):
 def test_gpu_backend_without_gpu_is_no_backend(no_gpu, monkeypatch, capsys):
     monkeypatch.setenv("ETC_DIST_BACKEND", "cuda")
     assert cli.main(["doctor"]) == 1
-    assert "asks for a GPU, but no NVIDIA GPU" in capsys.readouterr().out
+    assert "needs a GPU, but no NVIDIA GPU" in capsys.readouterr().out
 
 
 def test_unreadable_settings_are_a_finding_not_a_crash(no_gpu, monkeypatch, capsys):
@@ -98,9 +98,9 @@ def test_full_output_ends_with_one_line(no_gpu):
     assert line.startswith("etc-dist: its output cannot be written: ")
 
 
-def test_bare_python_is_told_what_to_install(no_gpu):
-    # No packages but the standard library here; and none in its questions, for the
-    # interpreter that they name is not there.
+def test_bare_python_gets_the_packages_to_install(no_gpu):
+    # No packages but the standard library here; and none in its commands, since
+    # their interpreter does not exist.
     root = cli.__file__.rsplit("/etc_dist/", 1)[0]
     program = f"import sys; sys.path.append({root!r}); sys.executable += '-absent'"
     program += "; from etc_dist import doctor; print(doctor.examine().show())"

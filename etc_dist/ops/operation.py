@@ -14,14 +14,13 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
 from etc_dist.compiler import check_options, compile
-from etc_dist.errors import ArgumentError, WorldError, expect_type
+from etc_dist.errors import ArgumentError, WorldError, as_refusal, expect_type
 from etc_dist.ir import GraphFunction
 from etc_dist.ops.argument_table import Arguments, ArgumentTable, Known, new_output
 from etc_dist.program import (
     Bound,
     CapacityHint,
     Program,
-    as_refusal,
     cannot_capture_first_call,
     set_capacity_hint,
 )

@@ -12,6 +12,7 @@ from ctypes import POINTER, byref, c_char, c_int, c_size_t, c_uint, c_void_p
 from typing import Any
 
 from etc_dist.errors import SymmetricMemoryError, WorldError
+from etc_dist.settings import describe_sharing
 from etc_dist.world.agreement import Agreement
 from etc_dist.world.memory import ALIGNMENT, Block
 
@@ -26,12 +27,6 @@ _MPS_ENABLED = 133
 
 # NVSHMEM is one a process: the world that has it, or None.
 _owner: GpuMemory | None = None
-
-
-def sharing(ranks_per_gpu: int, mps: bool) -> str:
-    """What a person has to know of a GPU that several ranks share."""
-    how = "under CUDA MPS" if mps else "time-sliced (no CUDA MPS)"
-    return f"shared by {ranks_per_gpu} ranks {how}: times mean nothing"
 
 
 class GpuMemory:
@@ -101,7 +96,7 @@ class GpuMemory:
         gpu = properties["name"].decode()
         text = f"NVSHMEM {self._library.version()}, GPU {self._device}: {gpu}"
         if self.ranks_per_gpu > 1:
-            text += f", {sharing(self.ranks_per_gpu, self.mps)}"
+            text += f", {describe_sharing(self.ranks_per_gpu, self.mps)}"
         return text
 
     def _bind(self) -> None:

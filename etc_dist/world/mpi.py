@@ -11,10 +11,10 @@ import sys
 import time
 from collections.abc import Callable
 from functools import cache
-from types import ModuleType
+from types import ModuleType, NoneType
 from typing import TYPE_CHECKING, Any, cast
 
-from etc_dist.errors import WorldError
+from etc_dist.errors import WorldError, expect_type
 from etc_dist.world import rank_errors
 from etc_dist.world.processes import Backoff
 
@@ -44,10 +44,8 @@ def import_mpi() -> ModuleType:
 
 
 def check_comm(mpi: ModuleType, comm: Any) -> None:
-    """ArgumentError for a `comm` of `start` that is not a communicator."""
-    if comm is not None and not isinstance(comm, mpi.Intracomm):
-        wanted = "comm: an MPI.Intracomm of mpi4py, or None"
-        raise rank_errors.start_arguments(wanted, f"comm = {comm!r}")
+    """TypeError for a `comm` of `start` that is not a communicator."""
+    expect_type(comm, (mpi.Intracomm, NoneType), "comm")
 
 
 def duplicate(mpi: ModuleType, comm: object, limit: float) -> MPI.Intracomm:
@@ -58,8 +56,7 @@ def duplicate(mpi: ModuleType, comm: object, limit: float) -> MPI.Intracomm:
     """
     if isinstance(comm, mpi.Comm) and comm == mpi.COMM_NULL:
         # Its peers are in a communicator that does not contain this rank.
-        wanted = "comm: an open communicator, or None"
-        raise rank_errors.start_arguments(wanted, "comm = MPI.COMM_NULL")
+        raise rank_errors.null_communicator()
     is_good = isinstance(comm, mpi.Intracomm)
     source = cast("MPI.Intracomm", comm if is_good else mpi.COMM_WORLD)
     ranks, request = source.Idup()

@@ -38,14 +38,14 @@ def by_rank(texts: Mapping[int, str]) -> str:
 # ------------------------------------------------------------------------------ start
 
 
-def start_arguments(wanted: str, got: str) -> ArgumentError:
-    """An argument of `start` is wrong."""
+def null_communicator() -> ArgumentError:
+    """`start` was called on a rank that its communicator does not contain."""
     return ArgumentError(
-        "the arguments of start do not fit",
+        "the argument comm is the null communicator",
         where="start of the world",
-        wanted=wanted,
-        got=got,
-        fix="pass such an object, or leave the argument out",
+        wanted="comm: a communicator that contains this rank, or None",
+        got="comm = MPI.COMM_NULL",
+        fix="call start only on the ranks of the communicator",
     )
 
 

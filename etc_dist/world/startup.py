@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
-from types import ModuleType
+from types import ModuleType, NoneType
 from typing import TYPE_CHECKING, Any, cast
 
-from etc_dist.errors import EtcDistError
+from etc_dist.errors import EtcDistError, as_refusal, expect_type
 from etc_dist.settings import Settings
 from etc_dist.world import mpi, processes, rank_errors
 from etc_dist.world.agreement import Agreement, SignatureBoard, board_bytes
@@ -42,7 +42,8 @@ def start(
     ranks that launch/mpirun has started.
 
     Raises the same error on every rank: WorldError where MPI, GPUs or NVSHMEM are
-    missing or ranks are on several hosts, ArgumentError for bad arguments.
+    missing or ranks are on several hosts, TypeError for arguments of a wrong type,
+    ArgumentError for settings out of range.
     Ranks that pass another communicator, or do not call `start`, raise alone, within
     the default world_limit.
     The first world that is open is also `current`.
@@ -105,15 +106,13 @@ def _monitor_processes(objects: mpi.ObjectGather, limit: float) -> ProcessMonito
 
 
 def _check(library: ModuleType, settings: Any, comm: Any) -> Settings:
-    """This rank's settings, given or the environment's; ArgumentError for wrong ones,
-    and for a wrong `comm`."""
-    mpi.check_comm(library, comm)
-    if settings is None:
-        return Settings.load()
-    if not isinstance(settings, Settings):
-        wanted = "settings: an etc_dist.Settings, or None for the environment's"
-        raise rank_errors.start_arguments(wanted, f"settings = {settings!r}")
-    return settings.checked()
+    """This rank's checked settings, given or the environment's."""
+    try:
+        mpi.check_comm(library, comm)
+        expect_type(settings, (Settings, NoneType), "settings")
+        return Settings.load() if settings is None else settings.checked()
+    except TypeError as error:
+        raise as_refusal(error, "the arguments of start") from error
 
 
 def _start(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import atexit
-import operator
 import socket
 import sys
 from collections.abc import Callable
 from types import TracebackType
 from typing import NoReturn, Protocol, Self, TypeVar
 
-from etc_dist.errors import ArgumentError, EtcDistError
+from etc_dist.errors import ArgumentError, EtcDistError, as_refusal, expect_type
 from etc_dist.settings import Settings
 from etc_dist.world import processes
 from etc_dist.world.agreement import Agreement
@@ -101,16 +100,17 @@ class World:
         """Zeroed symmetric memory of `nbytes` on every rank, 1024-byte aligned.
 
         Collective. Raises SymmetricMemoryError on every rank if any rank does not have
-        the memory (the program may continue), ArgumentError for sizes that are not
-        whole, negative, or differ between ranks.
+        the memory (the program may continue), TypeError if `nbytes` is not an integer,
+        ArgumentError if it is negative or differs between ranks.
         """
-        try:
-            count = -1 if isinstance(nbytes, bool) else operator.index(nbytes)
-        except TypeError:
-            count = -1
-        if count < 0:
-            self.refuse(_bad_size(nbytes))
         with self.exclusive:
+            try:
+                expect_type(nbytes, int, "nbytes")
+            except TypeError as error:
+                self._agreement.refuse(as_refusal(error, "the argument nbytes"))
+            if nbytes < 0:
+                self._agreement.refuse(_negative_size(nbytes))
+            count = int(nbytes)
             self._agreement.call(f"world.allocate({count})")
             block = self._backend.allocate(count)
             self._allocations += 1
@@ -288,11 +288,11 @@ class World:
             self._objects.abort_at_exit()
 
 
-def _bad_size(nbytes: object) -> ArgumentError:
+def _negative_size(nbytes: int) -> ArgumentError:
     return ArgumentError(
-        "symmetric memory needs a size in bytes",
+        "the size of symmetric memory is negative",
         where="world.allocate",
-        wanted="a whole number, zero or more, the same on every rank",
-        got=repr(nbytes),
-        fix="pass the number of bytes as an int",
+        wanted="nbytes: an integer, 0 or more, the same on every rank",
+        got=f"nbytes = {nbytes}",
+        fix="pass the number of bytes",
     )

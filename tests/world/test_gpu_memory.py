@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from etc_dist.errors import SymmetricMemoryError, WorldError
+from etc_dist.settings import describe_sharing
 from etc_dist.world import gpu_memory
-from etc_dist.world.gpu_memory import GpuMemory, sharing
+from etc_dist.world.gpu_memory import GpuMemory
 
 
 class OneRank:
@@ -105,8 +106,8 @@ def test_heaps_of_all_ranks_on_a_gpu_count_before_one_grows(memory):
 
 def test_shared_gpu_is_named_with_what_serves_it(memory):
     assert memory(ranks_per_gpu=4).mps
-    assert sharing(4, mps=True).startswith("shared by 4 ranks under CUDA MPS")
-    assert "time-sliced" in sharing(2, mps=False)
+    assert describe_sharing(4, mps=True).startswith("shared by 4 ranks, under CUDA MPS")
+    assert "time-sliced" in describe_sharing(2, mps=False)
 
 
 def test_null_from_nvshmem_is_an_error(memory, monkeypatch):
