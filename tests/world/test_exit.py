@@ -25,8 +25,6 @@ ALONE = (
 del os.environ["LAUNCH_RANKS"]  # as under another launcher
 """
 )
-SOON = 10.0
-"""Seconds; less than what the launcher gives ranks after a failure."""
 
 
 def test_a_call_that_one_rank_makes_alone_ends_all_with_its_error():
@@ -37,8 +35,8 @@ if world.rank == 1:
     except ValueError:
         print("caught", flush=True)
 """
-    code, output, seconds = run_job(START + source)
-    assert code == 1 and seconds < SOON
+    code, output = run_job(START + source)
+    assert code == 1
     assert "[rank 1] caught" in output
     assert "[rank 0] etc_dist.errors.ArgumentError: the ranks do not make" in output
 
@@ -49,20 +47,20 @@ if world.rank == 1:
     time.sleep(1)
     raise ValueError("late")
 """
-    code, output, seconds = run_job(START + source)
-    assert code == 1 and seconds < SOON
+    code, output = run_job(START + source)
+    assert code == 1
     assert "[rank 1] ValueError: late" in output
 
 
-def test_failure_after_a_world_was_closed_ends_soon():
+def test_failure_after_a_world_was_closed_ends_all_ranks():
     source = """
 world.close()
 if world.rank == 1:
     time.sleep(1)
     raise ValueError("late")
 """
-    code, output, seconds = run_job(START + source)
-    assert code == 1 and seconds < SOON
+    code, output = run_job(START + source)
+    assert code == 1
     assert "[rank 1] ValueError: late" in output
 
 
@@ -75,8 +73,8 @@ atexit.register(world._close_at_exit)
 if world.rank == 1:
     world.match_call(3, lambda: "one more")
 """
-    code, output, seconds = run_job(START + source)
-    assert code == 1 and seconds < SOON
+    code, output = run_job(START + source)
+    assert code == 1
     assert "[rank 0] handler" in output
 
 
@@ -88,8 +86,8 @@ if world.rank == 1:
     raise ValueError("of one rank")
 world.barrier()
 """
-    code, output, seconds = run_job(ALONE + source)
-    assert code == 1 and seconds < SOON
+    code, output = run_job(ALONE + source)
+    assert code == 1
     assert "[rank 1] ValueError: of one rank" in output
     # Without the request each rank ends by its own error.
     assert ("rank 1: gave up: it ends by an error" in output) is not requested
@@ -106,7 +104,7 @@ except (ValueError, WorldError) as error:
     print(type(error).__name__, *error.args, world.closed, flush=True)
 time.sleep(1)
 """
-    code, output, seconds = run_job(ALONE + source)
-    assert code == 0 and seconds < SOON, output
+    code, output = run_job(ALONE + source)
+    assert code == 0, output
     assert "rank 1: gave up: an exception left its with block" in output
     assert "[rank 1] ValueError of one rank False" in output

@@ -1,8 +1,11 @@
-"""Ranks that are killed or stopped: the others name them, and wait no longer."""
+"""Ranks that are killed or stopped: the other ranks raise an error that names them."""
 
 import pytest
 
 from tests.world.jobs import run_job
+
+# A time limit that no job reaches.
+NEVER = 60.0
 
 START = """
 import os, signal, sys, time
@@ -22,11 +25,10 @@ def end(*_):
     os.kill(os.getpid(), SIGNAL)
 
 def refused(call):
-    since = time.monotonic()
     try:
         call()
     except Exception as error:
-        print(f"{type(error).__name__} after {time.monotonic() - since:.1f} s", error)
+        print(f"{type(error).__name__}:", error)
     sys.stdout.flush()
 """
 
@@ -35,22 +37,19 @@ def started(limit: float, number: str) -> str:
     return START.replace("LIMIT", str(limit)).replace("SIGNAL", number)
 
 
-def test_rank_that_is_killed_in_a_run_is_named_within_a_second_or_so():
+def test_rank_that_is_killed_in_a_run_is_named():
     source = """
 if world.rank == 1:
     op.program._executor._drive = end
 refused(lambda: op(x, w))
 os._exit(0)
 """
-    _, output, _ = run_job(started(30.0, "9") + source, ranks=3)
-    assert output.count("WaitTimeoutError after") == 2
+    _, output = run_job(started(NEVER, "9") + source, ranks=3)
+    assert output.count("WaitTimeoutError:") == 2
     assert output.count("rank 1: its process has ended") == 2
-    for line in output.splitlines():
-        if "WaitTimeoutError after" in line:
-            assert float(line.split("after ")[1].split()[0]) < 3
 
 
-def test_rank_that_is_killed_while_memory_is_made_does_not_hang_the_others():
+def test_rank_that_is_killed_in_an_allocation_is_named():
     source = """
 if world.rank == 1:
     cpu_memory._map = end
@@ -59,10 +58,9 @@ print("left in /dev/shm:", list(cpu_memory.FOLDER.glob(f"{world._backend._stem}*
 sys.stdout.flush()
 os._exit(0)
 """
-    _, output, seconds = run_job(started(30.0, "9") + source)
+    _, output = run_job(started(NEVER, "9") + source)
     assert "rank 1 did not come: its process has ended" in output
     assert "left in /dev/shm: []" in output
-    assert seconds < 10
 
 
 @pytest.mark.parametrize("wakes", [True, False])
@@ -79,7 +77,7 @@ else:
 os._exit(0)
 """
     source = source.replace("WAKES", str(wakes))
-    _, output, _ = run_job(started(2.0, "signal.SIGSTOP") + source)
+    _, output = run_job(started(2.0, "signal.SIGSTOP") + source)
     assert "rank 1 did not come; stopped by a signal or a debugger: rank 1" in output
     if wakes:
         assert "rank 0: gave up: an earlier call there timed out or failed" in output
