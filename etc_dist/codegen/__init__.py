@@ -1,4 +1,16 @@
-"""Code generation: a plan becomes CUDA source and the layout of its arguments."""
+"""Code generation: a plan becomes CUDA source and the layout of its arguments.
+
+cuda.py             generate: the source, without logic
+dynamic_queues.py   the part that only dynamic plans need
+members.py          the shape of generated functions
+expression.py       index expressions as CUDA text
+names.py            prefixes of user-chosen names
+bounds.py           the limits of loaded values
+boxes.py            where bulk copies begin
+tiles.py            regions against the tiles that device functions declare
+ranges.py           bounds and divisors of expressions
+layout.py           argument, symmetric and control block, on host and device
+"""
 
 from etc_dist.codegen.cuda import Source, generate
 from etc_dist.codegen.layout import Arguments

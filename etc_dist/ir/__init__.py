@@ -1,4 +1,14 @@
-"""The language: symbolic dims, tensors, event tensors, device and graph functions."""
+"""The language: symbolic dims, tensors, event tensors, device and graph functions.
+
+graph.py      graph functions
+call.py       calls, and what they load from runtime tensors
+function.py   device functions; operand.py: the regions that their CUDA bodies need
+tensor.py     tensors and regions
+event.py      event tensors
+expr.py       symbolic integers; loads.py: loads in them
+dims.py       the numbers given for dims
+checks.py     refusals of calls that are not correct
+"""
 
 from etc_dist.ir.call import RANK, TASK, Call
 from etc_dist.ir.event import EventRef, EventTensor

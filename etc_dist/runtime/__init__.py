@@ -1,1 +1,17 @@
-"""Running plans: the CPU backend, the GPU backend, and the traces of both."""
+"""Running plans: the CPU backend, the GPU backend, and the traces of both.
+
+build.py            source to cubin by NVRTC; includes.py: its headers;
+                    build_advice.py: what to correct after a failure
+gpu.py              the GPU backend: memory of a program and launches
+occupancy.py        how many workers a GPU holds
+argument_block.py   what a launch passes to the kernel
+memory_plan.py      where tensors and counters lie
+tensor_map.py       descriptors of bulk copies
+arrays.py           the caller's arrays; array_checks.py: whether they fit a call
+stream.py           the caller's streams
+waiting.py          waits for a GPU, with a limit
+device_faults.py    fault records of the device, as errors
+run_check.py        runs verified with their data
+trace.py            traces; timeline.py: their picture
+cpu/                the same plan in NumPy
+"""

@@ -1,4 +1,9 @@
-"""Scheduling: a graph function becomes a plan, which stays symbolic."""
+"""Scheduling: a graph function becomes a plan, which stays symbolic.
+
+plan.py      lanes and units, as arithmetic
+static.py    the static plan
+dynamic.py   the dynamic plan
+"""
 
 from etc_dist.schedule.dynamic import schedule_auto, schedule_dynamic
 from etc_dist.schedule.plan import Lane, Plan
