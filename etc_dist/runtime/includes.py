@@ -3,6 +3,10 @@
 NVRTC gets each header under the name that `#include` has for it. In the library's own
 device code that is the path below `kernels/`, in a user's the absolute path. So every
 header is part of the program's key, and a file that is not fails to compile.
+
+NVRTC would open an absolute path. So it gets exactly the text that is searched for
+includes, without comments and line splices, and what names a file in another way than
+`#include "NAME"` or `#include <NAME>` is refused.
 """
 
 from __future__ import annotations
@@ -14,12 +18,22 @@ from pathlib import Path
 from etc_dist.codegen import Source
 from etc_dist.errors import BuildError
 
+_SPLICED = re.compile(r"^(?:[^\n]*\\\n)+[^\n]*", re.MULTILINE)
 _COMMENT = r"/\*(?:[^*]|\*(?!/))*\*/"
-_GAP = rf"(?:[ \t]|\\\n|{_COMMENT})*"
+_TOKEN = re.compile(
+    rf"""(?P<comment> {_COMMENT} | //[^\n]* )
+    | (?P<raw> (?:u8|[uUL])?R"(?P<mark>[^\s()\\"]*)\( (?s:.*?) \)(?P=mark)" )
+    | "(?:[^"\\\n]|\\.)*" | '(?:[^'\\\n]|\\.)*'
+    | \.?\d(?:'?\w|\.)*  # the quotes in a number
+    | \w+ | \n""",
+    re.VERBOSE,
+)
+# NOTE: anywhere, in literals too, and with comments: NVRTC may take for code what
+# `_TOKEN` takes for a literal.
 _DIRECTIVE = re.compile(
-    rf"^(?:[^\n]*\*/)?{_GAP}(?:\#|%:){_GAP}(?P<word>include_next|include|import|embed)"
-    rf"\b{_GAP}(?P<name>[^\n]*)",
-    re.MULTILINE,
+    rf"(?:\#|%:)(?:{_COMMENT}|[^\w\n])*+(?P<word>include_next|include|import|embed)\b"
+    rf"[^\S\n]*(?P<name>[^\n]*)"
+    r"|\b(?P<test>__has_(?:include\w*|embed)?)\b"
 )
 _NAME = re.compile(r'"(?P<quoted>[^"\n]+)"|<(?P<angled>[^>\n]+)>')
 
@@ -51,31 +65,28 @@ class _Included:
     def renamed(self, path: Path) -> str:
         """The text of a file with the names that NVRTC knows; what it includes waits
         to be read, too."""
-        text = _read(path)
+        text = _normalized(_read(path), path)
 
-        def rename(directive: re.Match[str]) -> str:
-            name = _NAME.match(directive["name"])
-            found = self.find(name, path) if name else None
-            plain = name is not None and directive["word"] == "include"
-            if plain and found is None:
-                return directive[0]  # NVRTC will not find it, either
-            if not plain or found is None or not self.allows(found):
-                line = text.count("\n", 0, directive.start("word")) + 1
-                raise self.refusal(path, line, directive)
-            known = self.name(found)
-            self.waiting[known] = found
-            end = directive["name"][name.end() if name else 0 :]
-            start = directive.start("name") - directive.start()
-            return f'{directive[0][:start]}"{known}"{end}'
+        def rename(found: re.Match[str]) -> str:
+            name = _NAME.match(found["name"]) if found["word"] == "include" else None
+            file = self.find(name[1] or name[2], path, name[0][0]) if name else None
+            if name and file is None and not (name[1] or name[2]).startswith("/"):
+                return found[0]  # NVRTC will not find it, either
+            if name is None or file is None or not self.allows(file):
+                raise _refusal(path, text.count("\n", 0, found.start()) + 1, found)
+            known = self.name(file)
+            self.waiting[known] = file
+            start = found.start("name") - found.start()
+            return f'{found[0][:start]}"{known}"{found["name"][name.end() :]}'
 
         return _DIRECTIVE.sub(rename, text)
 
-    def find(self, name: re.Match[str], user: Path) -> Path | None:
+    def find(self, name: str, user: Path, quote: str) -> Path | None:
         """The file that an include in `user` means, wherever that is."""
         folders = [self.kernels, *self.roots]
-        if name["quoted"]:
+        if quote == '"':
             folders.insert(0, user.parent)
-        paths = (_normal(folder / (name[1] or name[2])) for folder in folders)
+        paths = (_normal(folder / name) for folder in folders)
         return next((path for path in paths if path.is_file()), None)
 
     def allows(self, path: Path) -> bool:
@@ -86,16 +97,50 @@ class _Included:
             return str(path.relative_to(self.kernels))
         return self.names.get(path, str(path))
 
-    def refusal(self, path: Path, line: int, directive: re.Match[str]) -> BuildError:
-        return BuildError(
-            "a device function includes what cannot be part of its program",
-            where=f"{path}, line {line}",
-            wanted=f'#include "NAME" of a file in {path.parent} or below it, or of a '
-            "header of etc_dist such as worker/task.cuh",
-            got=f"#{directive['word']} {directive['name'].strip()}",
-            fix="put that file into the folder of the device function's .cuh, and "
-            "include it by its path from there",
-        )
+
+def _normalized(text: str, path: Path) -> str:
+    """`text` without comments and line splices, its lines under their numbers."""
+    joined = text
+    while "\\\n" in joined:  # one splice can make another
+        joined = _SPLICED.sub(_joined, joined)
+    owed = 0
+
+    def replace(token: re.Match[str]) -> str:
+        nonlocal owed
+        if token["comment"]:
+            owed += token[0].count("\n")
+            return " "
+        if token["raw"] and token[0] not in text:
+            raise BuildError(
+                "a raw string has a line splice in it",
+                where=f"{path}: {token[0].splitlines()[0]}",
+                wanted="raw strings without a backslash at the end of a line",
+                got=token[0],
+                fix="write two strings next to each other",
+            )
+        if token[0] == "\n":
+            lines, owed = 1 + owed, 0
+            return lines * "\n"
+        return token[0]
+
+    return _TOKEN.sub(replace, joined)
+
+
+def _joined(lines: re.Match[str]) -> str:
+    return lines[0].replace("\\\n", "") + lines[0].count("\\\n") * "\n"
+
+
+def _refusal(path: Path, line: int, found: re.Match[str]) -> BuildError:
+    got = found["test"] or f"#{found['word']} {found['name'].strip()}"
+    return BuildError(
+        "a device function includes what cannot be part of its program",
+        where=f"{path}, line {line}",
+        wanted=f'#include "NAME" of a file in {path.parent} or below it, or of a '
+        "header of etc_dist such as worker/task.cuh",
+        got=got,
+        fix="put that file into the folder of the device function's .cuh, and "
+        "include it by its path from there, without a macro or a condition on files",
+    )
 
 
 def _normal(path: Path) -> Path:

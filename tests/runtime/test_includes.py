@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from etc_dist.codegen import Source, generate
+from etc_dist.errors import BuildError
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
 from etc_dist.runtime.build import compile_cubin, kernels_folder
 from etc_dist.runtime.includes import headers
@@ -44,7 +45,9 @@ def test_a_library_program_has_its_own_headers_only():
     )
     assert "functions/grouped_matmul.cuh" not in found
     for name, text in found.items():
-        assert text == (kernels_folder() / name).read_text()
+        own = (kernels_folder() / name).read_text()
+        assert "//" not in text
+        assert text.count("\n") == own.count("\n")
 
 
 def test_headers_next_to_a_file_below_it_and_of_theirs_are_found(tmp_path):
@@ -70,6 +73,11 @@ def test_headers_next_to_a_file_below_it_and_of_theirs_are_found(tmp_path):
         '/* a\n   b */ #include "near.cuh"',
         '%:include "near.cuh"',
         '#include \\\n"near.cuh"',
+        '#\finclude\v"near.cuh"',
+        '#inc\\\nlude "near.cuh"',
+        '%\\\n:include/**/"near.cuh"',
+        '#include "near.cuh" /* a\n*/ // why',
+        "// it's\nconst int a = 1'000; /*'*/ \n#include <near.cuh>",
     ],
 )
 def test_an_include_is_found_however_it_is_written(tmp_path, line):
@@ -78,10 +86,19 @@ def test_an_include_is_found_however_it_is_written(tmp_path, line):
 
 
 def test_lines_keep_their_numbers(tmp_path):
-    text = 'int a;\n#include "near.cuh"  // why\nint b;\n'
+    text = '/* a\n b */ int a;\n#inc\\\nlude "near.cuh"  // why\nint b = oops;\n'
     body = write(tmp_path, body=text, near="#define VALUE 1\n")
-    expected = text.replace('"near.cuh"', f'"{tmp_path}/near.cuh"')
-    assert included(body)[str(body)] == expected
+    with pytest.raises(BuildError, match=r"body.cuh\(5\): error: .*oops"):
+        included(body)
+
+
+def test_strings_keep_what_looks_like_a_comment(tmp_path):
+    text = """constexpr char a[] = R"(/*x*/
+//)" "/*" /* y */ "'//";
+static_assert(sizeof(a) == 14);
+#define VALUE sizeof(a)
+"""
+    assert list(included(write(tmp_path, body=text))) == [f"{tmp_path}/body.cuh"]
 
 
 def test_headers_of_the_library_are_found_from_a_file_of_a_user(tmp_path):

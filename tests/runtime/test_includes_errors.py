@@ -20,12 +20,48 @@ def test_a_header_outside_of_the_folder_is_refused(tmp_path, name):
     assert f"a file in {tmp_path}/own or below it" in caught.value.wanted
 
 
-@pytest.mark.parametrize("line", ["#include NAME", '#include_next "near.cuh"'])
-def test_an_include_whose_file_is_not_clear_is_refused(tmp_path, line):
-    body = write(tmp_path, body=f"{line}\n", near="#define VALUE 1\n")
+@pytest.mark.parametrize(
+    ("line", "got"),
+    [
+        ("#include NAME", "#include NAME"),
+        ('#include_next "near.cuh"', '#include_next "near.cuh"'),
+        ("# embed/**/<near.cuh>", "#embed <near.cuh>"),
+        ('#if __has_include("/etc/passwd")\n#endif', "__has_include"),
+        ("#if C(__has_,include)(<near.cuh>)\n#endif", "__has_"),
+        ('#include "/no/file"', '#include "/no/file"'),
+        ("#include <a//b>", "#include <a"),
+    ],
+)
+def test_an_include_whose_file_is_not_clear_is_refused(tmp_path, line, got):
+    text = f"#define C(a, b) a##b\n#define VALUE 1\n{line}\n"
+    body = write(tmp_path, body=text, near="")
     with pytest.raises(BuildError) as caught:
         included(body)
-    assert caught.value.got == line
+    assert (caught.value.got, caught.value.where) == (got, f"{body}, line 3")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '#\finclude\v"PATH"',
+        '#inc\\\nlude "PATH"',
+        '%\\\n:include "PATH"',
+        '#include/* a\n*/"PATH"',
+        'const char* a = R"(\n#include "PATH"\n)";',
+        'const char* a = "/* */ #/* */include "PATH"";',
+    ],
+)
+def test_an_absolute_path_is_refused_however_it_is_written(tmp_path, line):
+    write(tmp_path, outside="#define VALUE 1\n")
+    line = line.replace("PATH", f"{tmp_path}/outside.cuh")
+    with pytest.raises(BuildError, match="cannot be part of its program"):
+        included(write(tmp_path / "own", body=f"{line}\n"))
+
+
+def test_a_line_splice_in_a_raw_string_is_refused(tmp_path):
+    body = write(tmp_path, body='#define VALUE 1\nconst char a[] = R"(1\\\n2)";\n')
+    with pytest.raises(BuildError, match="raw string has a line splice"):
+        included(body)
 
 
 @pytest.mark.parametrize("name", ['"none.h"', "<cuda_bf16.h>", "<cstdint>"])
