@@ -20,14 +20,24 @@ from etc_dist.errors import GraphError
 Value = Any  # int or an integer NumPy array
 IntLike = "Expr | int"
 
+
+def _least(a: Value, b: Value) -> Value:
+    # NOTE: of two ints an int: a NumPy integer divided by zero gives zero.
+    return min(a, b) if isinstance(a, int) and isinstance(b, int) else np.minimum(a, b)
+
+
+def _greatest(a: Value, b: Value) -> Value:
+    return max(a, b) if isinstance(a, int) and isinstance(b, int) else np.maximum(a, b)
+
+
 _FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
     "+": lambda a, b: a + b,
     "-": lambda a, b: a - b,
     "*": lambda a, b: a * b,
     "//": lambda a, b: a // b,
     "%": lambda a, b: a % b,
-    "min": np.minimum,
-    "max": np.maximum,
+    "min": _least,
+    "max": _greatest,
 }
 _STRENGTH = {"+": 1, "-": 1, "*": 2, "//": 2, "%": 2}
 

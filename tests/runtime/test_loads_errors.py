@@ -20,7 +20,8 @@ from etc_dist.errors import (
     WaitRecord,
     WaitTimeoutError,
 )
-from etc_dist.ir import Graph, GraphFunction, graph_function
+from etc_dist.ir import Graph, GraphFunction, graph_function, maximum, minimum
+from etc_dist.ir.expr import Expr
 from etc_dist.runtime.cpu import simulate
 from etc_dist.runtime.device_faults import Record, decode, out_of_range
 from etc_dist.schedule import schedule_static
@@ -62,13 +63,13 @@ def test_a_region_that_starts_outside_of_its_tensor_is_named(shifted, got):
 
 
 @graph_function
-def chained(g: Graph, *, divides: bool = False) -> None:
-    """y is the row of x that table[at[0]] names; or at[0] divides."""
+def chained(g: Graph, *, divisor: Callable[[Expr], Expr | int] | None = None) -> None:
+    """y is the row of x that table[at[0]] names; or 4 // divisor(at[0])."""
     x = g.input("x", (4, 4), "float32")
     at = g.input("at", (1,), "int32")
     table = g.input("table", (2,), "int32")
     y = g.output("y", (4,), "float32")
-    row = 4 // at.load(0) if divides else table.load(at.load(0))
+    row = 4 // divisor(at.load(0)) if divisor else table.load(at.load(0))
     g.call(send, g.grid(i=1), reads=[x[row, :]], writes=[y[:]])
 
 
@@ -93,10 +94,19 @@ def test_a_row_that_is_dropped_from_the_view_must_exist():
     )
 
 
-def test_a_division_by_a_loaded_zero_is_named():
-    error = stopped(chained(1, divides=True), chain(0))
+@pytest.mark.parametrize(
+    ("divisor", "text"),
+    [
+        (lambda n: n, "at[0]"),
+        (lambda n: minimum(n, 3), "min(at[0], 3)"),
+        (lambda n: maximum(0, n), "max(0, at[0])"),
+        (lambda n: minimum(n + 4, 3) % 3, "(min(at[0] + 4, 3) % 3)"),
+    ],
+)
+def test_a_division_by_a_loaded_zero_is_named(divisor, text):
+    error = stopped(chained(1, divisor=divisor), chain(0))
     assert type(error) is ArgumentError
-    assert "x[4 // at[0], :]" in error.wanted and "zero" in error.got
+    assert f"x[4 // {text}, :]" in error.wanted and "zero" in error.got
 
 
 @pytest.mark.parametrize("bad", [-1, 2])
