@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,12 @@ from etc_dist.ir.dims import whole_dims
 from etc_dist.ir.tensor import Tensor
 from etc_dist.runtime.build import kernels_folder
 from etc_dist.runtime.cpu import arrays as storage
-from etc_dist.runtime.device_faults import decode
+from etc_dist.runtime.device_faults import Record, decode
 from etc_dist.schedule import SCHEDULES
 
 MAX_RANKS = 8
+_running = Lock()
+"""Held by each run: emulators may have loaded the same library, which has one state."""
 
 
 class Emulator:
@@ -78,6 +81,8 @@ class Emulator:
         runs: so many runs follow one another, and no rank waits for the others in
             between.
 
+        Several threads may call it; their runs are one after another.
+
         Raises EmulationError for accesses that are out of bounds, not aligned or not
         ordered, and for threads that wait for one another; WaitTimeoutError and
         ArgumentError as a run on GPUs does."""
@@ -89,6 +94,25 @@ class Emulator:
             raise _wrong("inputs", f"{graph.world_size} mappings", len(inputs))
         ranks = range(graph.world_size)
         arrays = [self._arrays(rank, inputs[rank], dims) for rank in ranks]
+        with _running:
+            report, records = self._locked_run(arrays, dims, seed, runs)
+        name = f"{graph.name}, {self.plan.schedule} schedule, seed {seed}"
+        if report:
+            what, _, where = report.rpartition("; ")
+            raise emulation_error(what, where, name)
+        if records:
+            raise unfinished(records, name)
+        outputs = [tensor.name for tensor in graph.outputs()]
+        return [{name: held[name] for name in outputs} for held in arrays]
+
+    def _locked_run(
+        self,
+        arrays: Sequence[Mapping[str, Array]],
+        dims: Mapping[str, int],
+        seed: int,
+        runs: int,
+    ) -> tuple[str, list[Record]]:
+        """What went wrong, as the library reports it and as records of the ranks."""
         key = tuple(dims.values())
         if key not in self._memory:
             self._memory[key] = ProgramMemory(
@@ -99,19 +123,12 @@ class Emulator:
         report = self._call(memory, arrays, seed, runs)
         records = [
             record
-            for rank in ranks
+            for rank in range(len(arrays))
             for record in decode(self.plan, memory.control[rank][0], dims, rank)
         ]
         if report or records:
             del self._memory[key]  # its events and tickets are those of a failed run
-        name = f"{graph.name}, {self.plan.schedule} schedule, seed {seed}"
-        if report:
-            what, _, where = report.rpartition("; ")
-            raise emulation_error(what, where, name)
-        if records:
-            raise unfinished(records, name)
-        outputs = [tensor.name for tensor in graph.outputs()]
-        return [{name: held[name] for name in outputs} for held in arrays]
+        return report, records
 
     def _arrays(
         self, rank: int, inputs: Mapping[str, Array], dims: Mapping[str, int]

@@ -54,7 +54,7 @@ struct too_far {
   ETC_DEVICE static void run(const Task& task) {
     const auto x = task.template operand<0>();
     const auto y = task.template operand<1>();
-    if (task.thread == 0) *y.at(4096) = *x.at(0);
+    if (task.thread == 0) *y.at(1 << 28) = *x.at(0);
   }
 };
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import ml_dtypes
@@ -79,3 +80,13 @@ def test_changed_body_is_compiled_again(folder, tmp_path):
         emulator = Emulator(set_all_graph(1, source=path), folder=folder)
         found += emulator.run([{}], {"n": 4})
     assert [int(outputs["y"][0]) for outputs in found] == [1, 2]
+
+
+def test_threads_run_one_after_another(folder):
+    graph = one_task(1, body="math_functions", dtype="float32", lane="tensor")
+    emulators = [Emulator(graph, folder=folder) for _ in range(2)]  # of one library
+    inputs, dims = [{"x": np.full(4, V, np.float32)}], {"n": 4, "m": 32}
+    expected = emulators[0].run(inputs, dims)[0]["y"].tobytes()
+    with ThreadPoolExecutor(4) as pool:
+        waiting = [pool.submit(emulators[i % 2].run, inputs, dims) for i in range(16)]
+        assert {done.result()[0]["y"].tobytes() for done in waiting} == {expected}
