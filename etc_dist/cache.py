@@ -13,6 +13,7 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
 import stat
 import tempfile
 import time
@@ -293,6 +294,8 @@ def _write(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)  # a damaged entry
         os.replace(aside, path)
     except BaseException:
         _remove([aside])
