@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import shutil
 import subprocess
@@ -10,6 +11,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+RANKS_PER_CORE, ALWAYS_ALLOWED = 8, 64
+"""The ranks that a host may have: for each core, and in any case."""
 
 
 def find_python() -> str:
@@ -35,6 +38,29 @@ def find_mpirun(python: str) -> str:
             "  to do:       pip install mpich, or install the system's MPI"
         )
     return found
+
+
+def too_many_ranks(options: argparse.Namespace) -> str:
+    """Why so many ranks are not started: each is a process of this host's, or of one
+    in the host file, which counts as this one."""
+    hosts = 1
+    if options.hostfile:
+        with open(options.hostfile, errors="replace") as file:
+            names = {line.partition("#")[0].strip() for line in file}
+        hosts = max(1, len(names - {""}))
+    cores = os.cpu_count() or 1
+    most = max(ALWAYS_ALLOWED, RANKS_PER_CORE * cores)
+    on_one = max(options.per_host or 0, math.ceil(options.ranks / hosts))
+    if on_one <= most:
+        return ""
+    return (
+        "too many ranks for a host\n"
+        f"  where:  -n {options.ranks} on {hosts} host{'s' * (hosts > 1)}\n"
+        f"  wanted: at most {most} ranks on a host: {RANKS_PER_CORE} for each of "
+        f"{cores} CPU cores, and {ALWAYS_ALLOWED} on any host\n"
+        f"  got:    {on_one} ranks\n"
+        "  to do:  start fewer ranks, or name more hosts by --hostfile"
+    )
 
 
 def mpirun_command(mpirun: str, options: argparse.Namespace) -> list[str]:

@@ -1,8 +1,11 @@
 """launch/mpirun: arguments that no job can be started with."""
 
+import os
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
+from runpy import run_path
 
 import pytest
 
@@ -38,3 +41,31 @@ def test_arguments_that_cannot_be_used_are_named(arguments, words, tmp_path):
     assert done.returncode == 2
     assert filled(words) in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("hosts", [0, 2])
+@pytest.mark.parametrize("cores", [2, 100])
+def test_too_many_ranks_are_refused(monkeypatch, tmp_path, hosts, cores):
+    command = run_path(str(MPIRUN.parent / "command.py"))
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    file = tmp_path / "hosts"
+    file.write_text("# two\none\ntwo  # of two\n")
+    hostfile = str(file) if hosts else None
+    most = max(64, 8 * cores)
+    for ranks in (most, most + 1):
+        options = Namespace(ranks=ranks * (hosts or 1), hostfile=hostfile, per_host=1)
+        fault = command["too_many_ranks"](options)
+        assert (f"at most {most} ranks" in fault) == (ranks > most)
+
+
+def test_many_ranks_are_refused_before_anything_is_started(tmp_path):
+    missing = tmp_path / "none"  # fails at once where the ranks are not refused
+    done = subprocess.run(
+        [sys.executable, str(MPIRUN), "-n", "99999", "true"],
+        env=os.environ | {"LAUNCH_MPIRUN": str(missing)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    for part in ("too many ranks", "where:", "wanted:", "got:    99999", "to do:"):
+        assert part in done.stderr
