@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 import traceback
@@ -14,6 +15,8 @@ import pytest
 import etc_dist
 from etc_dist import Program, World
 from etc_dist.errors import ArgumentError, WaitRecord, WaitTimeoutError, WorldError
+from etc_dist.ir.graph import RESERVED
+from etc_dist.schedule import Plan
 from etc_dist.settings import Settings
 from tests.ops.arrays import Arrays
 from tests.ops.ring import ring
@@ -131,3 +134,9 @@ def test_a_run_that_was_ended_is_printed_at_exit():
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert "[rank 0] etc_dist.errors.WaitTimeoutError: a run of ring" in done.stderr
     assert done.returncode != 0
+
+
+@pytest.mark.parametrize("call", [Program.run, Program.show, Plan.show])
+def test_parameters_of_calls_by_name_are_reserved(call):
+    *parameters, _ = inspect.signature(call).parameters
+    assert set(parameters) <= RESERVED

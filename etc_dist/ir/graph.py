@@ -36,6 +36,10 @@ from etc_dist.ir.function import DeviceFunction
 from etc_dist.ir.loads import UPPER_BOUND, loads_of, refuse_loads
 from etc_dist.ir.tensor import DTYPES, Region, Tensor
 
+RESERVED = {RANK.name, TASK.name, "self", "stream", "workers"}
+"""Names that no part of a graph can have: `rank`, the task index `t`, and parameters
+of calls that take tensors or dims by name."""
+
 Order = Callable[[Expr], Sequence["Expr | int"]]
 Until = Callable[[Expr], "Expr | int"]
 Member = TypeVar("Member", Region, EventRef)
@@ -109,7 +113,7 @@ class Graph:
         self._tensors: list[Tensor] = []
         self._events: list[EventTensor] = []
         self._calls: list[Call] = []
-        self._names: set[str] = {RANK.name, TASK.name}
+        self._names = set(RESERVED)
         self._coordinates: set[str] = set()
 
     def dims(self, names: str) -> Any:
@@ -176,7 +180,7 @@ class Graph:
         self._events.append(made)
         return made
 
-    def grid(self, **extents: Expr | int) -> Grid:
+    def grid(self, /, **extents: Expr | int) -> Grid:
         """The axes of a call: coordinate name -> extent."""
         for name in extents:
             self._claim_coordinate(name)
@@ -277,7 +281,7 @@ class Graph:
                 f"the name {name!r} cannot be used",
                 where=f"graph {self.name}",
                 wanted="an identifier without a leading underscore, not yet a name of "
-                "this graph; t (the task index of order=) and rank are reserved",
+                f"this graph; reserved: {', '.join(sorted(RESERVED))}",
                 got=repr(name),
                 fix="choose another name (calls: name=...)",
             )

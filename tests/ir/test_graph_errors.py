@@ -171,12 +171,15 @@ def test_a_name_is_an_identifier_and_used_once(name):
         assert refused(claim).where == "graph one"
 
 
-@pytest.mark.parametrize("name", ["t", "rank"])
-def test_reserved_name_is_named_with_its_meaning(name):
+@pytest.mark.parametrize("name", ["t", "rank", "stream", "self"])
+def test_a_reserved_name_is_refused(name):
     g = Graph("one", 1)
-    for claim in (lambda: g.dims(name), lambda: g.grid(**{name: 4})):
-        wanted = refused(claim).wanted
-        assert "t (the task index of order=) and rank are reserved" in wanted
+    for claim in (
+        lambda: g.dims(name),
+        lambda: g.grid(**{name: 4}),
+        lambda: g.input(name, (4,), "float32"),
+    ):
+        assert "reserved: rank, self, stream, t, workers" in refused(claim).wanted
 
 
 def test_a_body_takes_only_values_that_its_call_has():
