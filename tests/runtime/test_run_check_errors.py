@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from etc_dist.errors import GraphError, RaceError, WorldError
 from tests.runtime.ragged import attention, scatter, scattered, sequences
 from tests.runtime.test_run_check import run
 
-PAGE = Path(__file__).parents[2] / "docs" / "language.md"
 pytestmark = pytest.mark.mpi
 
 
@@ -65,11 +63,3 @@ def test_a_run_that_is_checked_cannot_be_captured(checked, make_program, monkeyp
     monkeypatch.setattr(program._executor, "is_capturing", lambda stream: True)
     with pytest.raises(WorldError, match="whose runs are checked cannot be captured"):
         run(program, scattered([0, 1, 2, 3]))
-
-
-def test_the_error_in_the_language_page_is_real(one_rank, checked, make_program):
-    if checked.backend != "cpu":
-        pytest.skip("the page has the workers of the CPU backend")
-    error = fault_of(make_program(scatter(1)), scattered([4] * 12))
-    text = f"etc_dist.errors.{type(error).__name__}: {error}"
-    assert " ".join(text.split()) in " ".join(PAGE.read_text().split())
