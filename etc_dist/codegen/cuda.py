@@ -26,7 +26,7 @@ from etc_dist.codegen.layout import (
     Arguments,
     notification_unit,
 )
-from etc_dist.codegen.members import block, indexed, method, select
+from etc_dist.codegen.members import block, constant, indexed, method, select
 from etc_dist.codegen.names import (
     axis_name,
     call_type,
@@ -177,9 +177,9 @@ def _constants(
         "kSends": int(sends),
         "kGathers": int(any(map(_gathers, calls))),
         "kHasGate": int(any(c.function.constants["kGated"] for c in matmuls)),
-        "kIsHalf": of_matmul.get("kIsHalf", 0),
-        "kWeightIsKN": of_matmul.get("kWeightIsKN", 0),
-        "kIsFloat": of_matmul.get("kIsFloat", 0),
+        "kIsHalf": int(of_matmul.get("kIsHalf", 0)),
+        "kWeightIsKN": int(of_matmul.get("kWeightIsKN", 0)),
+        "kIsFloat": int(of_matmul.get("kIsFloat", 0)),
         "kHasThin": int(any(c.function.constants.get("kIsThin") for c in matmuls)),
         "kTrace": int(trace),
         "kDynamic": int(_is_dynamic(plan)),
@@ -233,7 +233,7 @@ def _call(plan: Plan, lane: Lane, call: Call, number: int, arguments: Arguments)
         "kHasRuns": int(_has_runs(plan, call)),
         **function.constants,
     }
-    lines += [f"  static constexpr int {k} = {v};" for k, v in constants.items()]
+    lines += [f"  static constexpr {constant(k, v)};" for k, v in constants.items()]
     names = ", ".join(axis_name(a.symbol.name) for a in call.axes)
     lines.append(f"  struct Coord {{ i32 {names}; }};")
     lines.append(method("i32 units", f"g.{units_name(call.name)}"))

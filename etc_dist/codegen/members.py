@@ -3,6 +3,15 @@
 from __future__ import annotations
 
 
+def constant(name: str, value: int | float) -> str:
+    """A declaration, without the end; a Python float is one of fp32."""
+    return (
+        f"float {name} = {value}f"
+        if isinstance(value, float)
+        else f"int {name} = {value}"
+    )
+
+
 def method(head: str, body: str, extra: str = "") -> str:
     parameters = "const Args& g" + (f", {extra}" if extra else "")
     return f"  ETC_DEVICE static {head}({parameters}) {{ return {body}; }}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
@@ -15,6 +16,9 @@ from etc_dist.ir.operand import Operand
 
 TENSOR, TRANSFER = "tensor", "transfer"
 LANES = (TENSOR, TRANSFER)
+
+MAX_INT, MAX_FLOAT = 2**31 - 1, 3.4028234e38
+"""The largest constants of a CUDA body."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,8 @@ class DeviceFunction:
     several warps finish their share of a task independently.
     boxes: operands (by position: reads, then writes) that the device reads or writes by
     bulk tensor copies, with the box of one copy.
-    constants: named integers the `.cuh` body sees as `Task::name`.
+    constants: named numbers the `.cuh` body sees as `Task::name`: an int, or a float
+    for a Python float.
     workspace: bytes of local scratch for each worker.
     gathers: reads (by position) of which a task reads only elements that other data
     selects. Their regions may include elements that no task writes; all that tasks
@@ -76,7 +81,7 @@ class DeviceFunction:
     cluster: int = 1
     parts: int = 1
     boxes: Mapping[int, TmaBox] = field(default_factory=dict)
-    constants: Mapping[str, int] = field(default_factory=dict)
+    constants: Mapping[str, int | float] = field(default_factory=dict)
     workspace: int = 0
     gathers: Sequence[int] = ()
     reads_before_wait: Sequence[int] = ()
@@ -110,6 +115,7 @@ class DeviceFunction:
         _check_types(self)
         _check_operands(self)
         _check_constants(self)
+        _check_body(self)
         for name in ("boxes", "constants", "tile"):
             frozen = MappingProxyType(dict(sorted(getattr(self, name).items())))
             object.__setattr__(self, name, frozen)
@@ -124,7 +130,7 @@ def device_function(
     reads: int,
     writes: int,
     lane: str = TENSOR,
-    constants: Mapping[str, int] | None = None,
+    constants: Mapping[str, int | float] | None = None,
     gathers: Sequence[int] = (),
     reads_before_wait: Sequence[int] = (),
     tile: Mapping[int, Operand] | None = None,
@@ -158,7 +164,7 @@ def _check_types(made: DeviceFunction) -> None:
         for position in getattr(made, name):
             expect_type(position, int, f"{name}= of {made}")
     for name, key_type, value_type in (
-        ("constants", str, int),
+        ("constants", str, (int, float)),
         ("boxes", int, TmaBox),
         ("tile", int, Operand),
     ):
@@ -203,6 +209,41 @@ def _check_constants(made: DeviceFunction) -> None:
             got=", ".join(map(repr, bad)),
             fix='write constants={"kName": 3}',
         )
+    large = [
+        f"{name}={value}"
+        for name, value in made.constants.items()
+        if not abs(value) <= (MAX_FLOAT if isinstance(value, float) else MAX_INT)
+    ]
+    if large:
+        raise GraphError(
+            f"constants= of {made} has numbers that its CUDA body cannot hold",
+            where=str(made),
+            wanted="integers of 32 bits, and floats in the range of fp32",
+            got=", ".join(large),
+            fix="choose smaller numbers",
+        )
+
+
+def _check_body(made: DeviceFunction) -> None:
+    """Refuses `y = ...` where y is an operand that the body writes, and that it uses
+    nowhere: then the operand stays as it was."""
+    code = getattr(made.body, "__code__", None)
+    if code is None:
+        return
+    written = code.co_varnames[made.reads : code.co_argcount]
+    used: dict[str, set[object]] = {"LOAD": set(), "STORE": set()}
+    for instruction in dis.get_instructions(code):
+        kind, names = instruction.opname.partition("_")[0], instruction.argval
+        used.get(kind, set()).update(names if isinstance(names, tuple) else {names})
+    for name in written:
+        if name in used["STORE"] - used["LOAD"]:
+            raise GraphError(
+                f"the body of {made} does not write its operand {name}",
+                where=str(made),
+                wanted=f"{name}[...] = ..., which fills the operand's elements",
+                got=f"{name} = ..., which makes a new array",
+                fix=f"in {made.name}, assign to {name}[...]",
+            )
 
 
 def _check_lane(made: DeviceFunction) -> None:

@@ -29,7 +29,7 @@ def made(**terms: Any) -> DeviceFunction:
         ("reads_before_wait", [0.0], "an int, got float"),
         ("constants", ["kSize"], "a Mapping, got list"),
         ("constants", {3: 3}, "a str, got int"),
-        ("constants", {"k": 1.5}, "an int, got float"),
+        ("constants", {"k": "3"}, "an int or float, got str"),
         ("tile", {0: (64,)}, "an Operand, got tuple"),
     ],
 )
@@ -44,6 +44,24 @@ def test_term_of_a_wrong_type_is_a_type_error(name, value, expected):
 def test_body_that_is_not_a_function_is_a_type_error(body):
     with pytest.raises(TypeError, match="expects a function, got"):
         device_function(source="", reads=0, writes=0)(body)
+
+
+def test_body_that_assigns_to_the_name_of_its_result_is_refused():
+    def double(x: Any, y: Any) -> None:
+        y = 2 * x  # noqa: F841
+
+    with pytest.raises(GraphError) as caught:
+        device_function(source="", reads=1, writes=1)(double)
+    assert caught.value.what == (
+        "the body of device function double does not write its operand y"
+    )
+    assert caught.value.fix == "in double, assign to y[...]"
+
+
+@pytest.mark.parametrize("value", [2**31, 1e39, float("nan")])
+def test_constant_that_a_cuda_body_cannot_hold_is_refused(value):
+    with pytest.raises(GraphError, match="numbers that its CUDA body cannot hold"):
+        made(constants={"kEps": value})
 
 
 def test_operands_are_not_fewer_than_none():
