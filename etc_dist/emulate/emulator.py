@@ -19,7 +19,10 @@ from etc_dist.emulate.memory import Array, ProgramMemory, aligned_copy
 from etc_dist.errors import ArgumentError
 from etc_dist.ir import GraphFunction
 from etc_dist.ir.dims import whole_dims
+from etc_dist.ir.graph import expect_graph
 from etc_dist.ir.tensor import Tensor
+from etc_dist.runtime.array_checks import bind_dims
+from etc_dist.runtime.arrays import inspect
 from etc_dist.runtime.build import kernels_folder
 from etc_dist.runtime.cpu import arrays as storage
 from etc_dist.runtime.device_faults import Record, decode
@@ -68,7 +71,7 @@ class Emulator:
     def run(
         self,
         inputs: Sequence[Mapping[str, Array]],
-        dims: Mapping[str, int],
+        dims: Mapping[str, int] | None = None,
         *,
         seed: int = 0,
         runs: int = 1,
@@ -76,6 +79,8 @@ class Emulator:
         """Run on each rank's inputs, NumPy arrays by tensor name; the outputs of each
         rank. What no task wrote is NaN in these, or -1 where the dtype has no NaN.
 
+        dims: the numbers of the graph's dims; by default those of the first rank's
+            arrays.
         seed: which thread runs next, and when copies complete; the same seed repeats a
             run. Test with several.
         runs: so many runs follow one another, and no rank waits for the others in
@@ -89,9 +94,9 @@ class Emulator:
         graph = self.plan.graph
         if not isinstance(runs, int) or runs < 1:
             raise _wrong("runs", "a whole number from 1 on", runs)
-        dims = whole_dims(graph, dims)
         if len(inputs) != graph.world_size:
             raise _wrong("inputs", f"{graph.world_size} mappings", len(inputs))
+        dims = _dims_of(graph, inputs[0]) if dims is None else whole_dims(graph, dims)
         ranks = range(graph.world_size)
         arrays = [self._arrays(rank, inputs[rank], dims) for rank in ranks]
         with _running:
@@ -177,8 +182,7 @@ class Emulator:
 
 
 def _check(graph: Any, schedule: Any, workers: Any, folder: Any) -> None:
-    if not isinstance(graph, GraphFunction):
-        raise TypeError(f"graph must be a GraphFunction, not {type(graph).__name__}")
+    expect_graph(graph)
     if folder is not None and not Path(folder).is_dir():
         raise _wrong("folder", "a folder that exists", folder)
     if not isinstance(schedule, str) or schedule not in SCHEDULES:
@@ -187,6 +191,10 @@ def _check(graph: Any, schedule: Any, workers: Any, folder: Any) -> None:
         raise _wrong("workers", "a whole number from 1 on", workers)
     if graph.world_size > MAX_RANKS:
         raise _wrong("graph", f"at most {MAX_RANKS} ranks", graph.world_size)
+
+
+def _dims_of(graph: GraphFunction, inputs: Mapping[str, Array]) -> dict[str, int]:
+    return bind_dims(graph, {name: inspect(name, a) for name, a in inputs.items()})
 
 
 def _check_rows(tensor: Tensor, shape: tuple[int, ...], where: str) -> None:

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
+import pytest
 
 from etc_dist.emulate import Emulator
+from etc_dist.errors import ArgumentError
+from etc_dist.functions.push_rows import push_rows
 from etc_dist.ir import DeviceFunction, Graph, graph_function
 from tests.emulate.programs import one_task
 
@@ -34,6 +37,13 @@ def set_all_graph(g: Graph, *, source: Path) -> None:
     y = g.output("y", (n,), "int32")
     set_all = DeviceFunction("set_all", print, source, "tensor", 0, 1)
     g.call(set_all, g.grid(i=1), writes=[y[:]])
+
+
+@graph_function
+def copies(g: Graph) -> None:
+    n = g.dims("n")
+    x, y = g.input("x", (n,), "float32"), g.output("y", (n,), "float32")
+    g.call(push_rows(), g.grid(i=1), reads=[x[:]], writes=[y[:]])
 
 
 def test_bodies_call_functions_of_cuda_math(folder):
@@ -70,6 +80,15 @@ def test_elements_that_no_task_writes_are_nan(folder):
     x = np.ones(4, np.float32)
     [found] = Emulator(graph, folder=folder).run([{"x": x}], {"n": 4, "m": 4})
     assert found["y"][0] == 1 and np.isnan(found["y"][1:]).all()
+
+
+def test_dims_are_those_of_the_arrays_unless_given(folder):
+    graph = one_task(1, body="write_first", dtype="float32", lane="tensor")
+    inputs = [{"x": np.ones(4, np.float32)}]
+    with pytest.raises(ArgumentError, match="an axis that is just m"):
+        Emulator(graph, folder=folder).run(inputs)
+    copied = Emulator(copies(1), folder=folder).run(inputs)
+    assert copied[0]["y"].tolist() == [1] * 4
 
 
 def test_changed_body_is_compiled_again(folder, tmp_path):
