@@ -8,8 +8,9 @@ from pathlib import Path
 
 from etc_dist.codegen import generate
 from etc_dist.compiler import check_options
-from etc_dist.errors import ArgumentError, expect_type
+from etc_dist.errors import ArgumentError
 from etc_dist.ir import GraphFunction
+from etc_dist.ir.graph import expect_graph
 from etc_dist.runtime.build import ARCH
 from etc_dist.runtime.build import build as build_source
 from etc_dist.schedule import SCHEDULES, Plan
@@ -65,7 +66,7 @@ def build(
 
     Raises TypeError for what is not a GraphFunction, and the error of the stage that
     fails: ArgumentError, ScheduleError, CodegenError, BuildError."""
-    expect_type(graph, GraphFunction, "graph")
+    expect_graph(graph)
     check_options(schedule, trace, f"build({graph.name})")
     if not isinstance(target, str) or not re.fullmatch(r"sm_\d{2,3}[af]?", target):
         raise ArgumentError(

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 from etc_dist.codegen import Source, generate
 from etc_dist.errors import ScheduleError, WorldError, as_refusal, expect_type
 from etc_dist.ir import GraphFunction
+from etc_dist.ir.graph import expect_graph
 from etc_dist.program import Executor, Program
 from etc_dist.schedule import SCHEDULES, Plan
 from etc_dist.settings import Settings
@@ -100,7 +101,7 @@ def world_or_current(world: World | None) -> World:
 
 
 def _check(graph: GraphFunction, world: World, schedule: Any, trace: Any) -> None:
-    expect_type(graph, GraphFunction, "graph")
+    expect_graph(graph)
     check_options(schedule, trace, f"compile({graph.name})")
     if graph.world_size != world.size:
         raise ScheduleError(

@@ -118,8 +118,10 @@ class SymmetricMemoryError(WorldError, MemoryError):
     """The symmetric heap has no space for an allocation."""
 
 
-def expect_type(value: object, kind: type | tuple[type, ...], name: str) -> None:
-    """Raise TypeError("name expects a str, got int") unless `value` is a `kind`.
+def expect_type(
+    value: object, kind: type | tuple[type, ...], name: str, *, fix: str = ""
+) -> None:
+    """Raise TypeError("name expects a str, got int; fix") unless `value` is a `kind`.
 
     NumPy's integers count as int; a bool does not.
     """
@@ -130,7 +132,8 @@ def expect_type(value: object, kind: type | tuple[type, ...], name: str) -> None
         wanted = " or ".join("None" if k is type(None) else k.__name__ for k in kinds)
         article = "an" if wanted[0] in "AEIOUaeiou" else "a"
         got = "None" if value is None else type(value).__name__
-        raise TypeError(f"{name} expects {article} {wanted}, got {got}")
+        advice = f"; {fix}" if fix else ""
+        raise TypeError(f"{name} expects {article} {wanted}, got {got}{advice}")
 
 
 def as_refusal(error: Exception, what: str) -> EtcDistError:

@@ -243,9 +243,11 @@ class Program:
             raise ArgumentError(
                 f"the arguments do not fit {graph.name}",
                 where=graph.name,
-                wanted=f"inputs {', '.join(t.name for t in graph.inputs())}",
+                wanted=f"inputs {', '.join(t.name for t in graph.inputs())}; "
+                f"if given, outputs {', '.join(t.name for t in graph.outputs())}",
                 got=f"missing {missing or 'none'}, unknown {strange or 'none'}",
-                fix="name every input tensor of the graph",
+                fix="pass each input by its name; values that are not arrays are "
+                "options of the graph function",
             )
         seen = {name: inspect(name, value) for name, value in arrays.items()}
         dims = bind_dims(graph, seen)

@@ -105,6 +105,11 @@ def test_wrong_type_is_a_type_error_with_both_types(value, kind, message):
     assert str(caught.value) == message
 
 
+def test_wrong_type_names_the_fix():
+    with pytest.raises(TypeError, match="expects a str, got int; write '3'"):
+        expect_type(3, str, "f()", fix="write '3'")
+
+
 @pytest.mark.parametrize(
     ("value", "kind"),
     [("x", str), (np.int64(3), int), (True, bool), (None, (int, type(None)))],

@@ -225,7 +225,9 @@ def wrap(value: Expr | int, where: str = "a symbolic expression") -> Expr:
         return value
     if is_whole(value):
         return Const(int(value))
-    raise TypeError(f"{where} expects an int or an expression, got {value!r}")
+    is_grid = isinstance(value, tuple)
+    fix = "; unpack a grid, as in (i,) = g.grid(i=4)" if is_grid else ""
+    raise TypeError(f"{where} expects an int or an expression, got {value!r}{fix}")
 
 
 def op(name: str, left: Expr | int, right: Expr | int) -> Expr:

@@ -206,7 +206,9 @@ class Graph:
         notifies all `notifies`. `order` maps a task index to a coordinate; the default
         is row-major. If task t has nothing to write, neither have the tasks from t up
         to `empty_until(t)`: the worker of a GEMM skips all of them at once."""
-        expect_type(function, DeviceFunction, "g.call()")
+        maker = getattr(function, "__name__", None)  # a DeviceFunction has none
+        fix = f"if {maker} makes one, call it: {maker}(...)" if maker else ""
+        expect_type(function, DeviceFunction, "g.call()", fix=fix)
         expect_type(grid, Grid, "the grid of g.call()")
         name = self._claim(name or function.name)
         where = f"graph {self.name}, call {name}"
@@ -242,7 +244,8 @@ class Graph:
     def _tensor(
         self, name: str, shape: Sequence[Expr | int], dtype: str, kind: str
     ) -> Tensor:
-        expect_type(dtype, str, f"the dtype of tensor {name}")
+        fix = f"it is one of {', '.join(map(repr, DTYPES))}"
+        expect_type(dtype, str, f"the dtype of tensor {name}", fix=fix)
         if dtype not in DTYPES:
             raise GraphError(
                 f"tensor {name} has an unknown dtype",
@@ -287,6 +290,14 @@ class Graph:
             )
 
 
+def expect_graph(graph: object) -> None:
+    """Raise TypeError unless `graph` is a GraphFunction."""
+    fix = ""
+    if isinstance(graph, FunctionType):
+        fix = f"call it with the number of ranks, as in {graph.__name__}(world.size)"
+    expect_type(graph, GraphFunction, "graph", fix=fix)
+
+
 def graph_function(body: Callable[..., None]) -> Callable[..., GraphFunction]:
     """Turn `body(g, **options)` into a function `(world_size, **options)` that returns
     the GraphFunction it describes."""
@@ -323,7 +334,10 @@ def _members(
     """The regions or elements in a list of a call."""
     expect_type(given, (list, tuple), name)
     for member in given:
-        expect_type(member, kind, f"the list {name}")
+        fix = ""
+        if isinstance(member, (Tensor, EventTensor)):
+            fix = f"index each axis of {member.name}, as in {member.name}[...]"
+        expect_type(member, kind, f"each of {name}", fix=fix)
     return tuple(given)
 
 

@@ -15,6 +15,7 @@ from etc_dist.ir import (
     Graph,
     Symbol,
     graph_function,
+    tile,
 )
 
 J = Symbol("j", "coordinate")
@@ -38,6 +39,10 @@ def refused(act: Callable[[], object]) -> GraphError:
     ("act", "message"),
     [
         (lambda g: J + 1.5, "expects an int or an expression, got 1.5"),
+        (
+            lambda g: tile(g.grid(i=4), 2),
+            "unpack a grid, as in (i,)",
+        ),
         (lambda g: J / 2, "expression j has no operator /: write //, or ceildiv()"),
         (lambda g: 2**J, "expression j has no operator **"),
         (lambda g: -J, "expression j has no operator unary -: write 0 - ..."),
@@ -45,12 +50,13 @@ def refused(act: Callable[[], object]) -> GraphError:
         (lambda g: g.local(3, (4,), "int32"), "a name in graph one expects a str"),
         (lambda g: g.local("x", 4, "int32"), "the shape of tensor x expects a tuple"),
         (lambda g: g.local("x", (4, "4"), "int32"), "the shape of tensor x expects"),
-        (lambda g: g.local("x", (4,), int), "the dtype of tensor x expects a str"),
+        (lambda g: g.local("x", (4,), int), "x expects a str, got type; it is one of"),
         (lambda g: g.events("e", J, expects=1), "the shape of event tensor e expects"),
         (lambda g: g.events("e", (4,), expects="1"), "events e: expects= expects an"),
         (lambda g: g.events("e", (4,), expects=lambda: 1), "takes 0 positional"),
         (lambda g: g.grid(i=4, j="4"), "extent of j expects an int"),
         (lambda g: g.call(print, g.grid(i=4)), "g.call() expects a DeviceFunction"),
+        (lambda g: g.call(function, g.grid(i=4)), "makes one, call it: function(...)"),
         (lambda g: g.call(function(), (J,)), "the grid of g.call() expects a Grid"),
         (lambda g: graph_function(3), "@graph_function expects a function, got int"),
     ],
@@ -64,7 +70,12 @@ def test_wrong_type_is_a_type_error(act, message):
     ("word", "make", "message"),
     [
         ("reads", lambda x, e: x[0], "reads= expects a list or tuple, got Region"),
-        ("writes", lambda x, e: [x], "the list graph one, call work: writes= expects"),
+        (
+            "writes",
+            lambda x, e: [x],
+            "call work: writes= expects a Region, got Tensor; ",
+        ),
+        ("reads", lambda x, e: [x], "index each axis of x, as in x[...]"),
         ("waits", lambda x, e: [x[0]], "waits= expects an EventRef, got Region"),
         ("notifies", lambda x, e: e, "notifies= expects a list or tuple"),
         ("order", lambda x, e: lambda t: t, "order= expects a tuple or list"),
