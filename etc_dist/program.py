@@ -85,10 +85,12 @@ class Bound:
 class Program:
     """A graph function compiled for a world; made by `etc_dist.compile`.
 
-    One program serves every shape; it owns its symmetric memory, which grows with the
-    largest shape seen. Collective: every rank makes the same calls in the same order.
-    A context manager that closes the program; after an exception the program stays open
-    until its world is closed.
+    One program serves every shape. It owns its symmetric memory, which grows with the
+    largest shape. Every rank makes the same calls in the same order. As a context
+    manager it closes at the end of the block; after an exception it stays open until
+    its world is closed.
+
+    plan, world: what it runs, and where. source: the generated CUDA.
     """
 
     def __init__(
@@ -113,17 +115,19 @@ class Program:
 
     @property
     def workers(self) -> int:
-        """Resident workers a rank."""
+        """Resident workers of a rank: thread blocks, or simulated on CPUs."""
         return self._executor.workers
 
     def run(self, *, stream: Any = None, **arrays: Any) -> dict[str, Any]:
-        """Run on arrays by tensor name. All inputs are required. An output that is not
-        given is made like an input of its dtype. Returns the outputs by name, valid in
-        stream order.
+        """Run on arrays by tensor name. All inputs are required; dims follow from their
+        shapes. An output that is not given is made like an input of its dtype. Returns
+        the outputs by name, valid in the order of `stream` (default: the current one).
 
         Raises on every rank: ArgumentError if any rank's arrays do not fit, TypeError
-        if one is not an array. If an earlier run was ended, its error: ArgumentError
-        for indices out of range in the data of some rank, else WaitTimeoutError."""
+        if one is not an array; GraphError, DeadlockError or RaceError if the program is
+        not correct at this shape or, where runs are checked, with this data. If an
+        earlier run was ended, its error: ArgumentError for indices out of range in the
+        data of some rank, else WaitTimeoutError."""
         name = self.plan.graph.name
         with self.world.exclusive:
             try:

@@ -38,8 +38,8 @@ class Emulator:
 
     graph: a GraphFunction of at most 8 ranks.
     schedule: "static", "dynamic" or "auto", as for `etc_dist.compile`.
-    workers: workers a rank; an even number where a call of the graph uses clusters.
-    folder: keeps the compiled library, and loads one of the same text that is there.
+    workers: workers of a rank; an even number where a call of the graph uses clusters.
+    folder: where the compiled library is kept, and found by later emulators.
         By default the library is compiled each time (some seconds).
     kernels: the device code, if not that of this installation.
 
@@ -76,17 +76,17 @@ class Emulator:
         seed: int = 0,
         runs: int = 1,
     ) -> list[dict[str, Array]]:
-        """Run on each rank's inputs, NumPy arrays by tensor name; the outputs of each
-        rank. What no task wrote is NaN in these, or -1 where the dtype has no NaN.
+        """Run on each rank's inputs, NumPy arrays by tensor name. Returns
+        the outputs of each rank by name. Elements that no task wrote are NaN, or -1
+        where the dtype has no NaN.
 
         dims: the numbers of the graph's dims; by default those of the first rank's
             arrays.
-        seed: which thread runs next, and when copies complete; the same seed repeats a
-            run. Test with several.
-        runs: so many runs follow one another, and no rank waits for the others in
-            between.
+        seed: decides which thread runs next, and when copies complete; the same seed
+            repeats a run. Test with several.
+        runs: the number of runs in a row; no rank waits for the others in between.
 
-        Several threads may call it; their runs are one after another.
+        Several threads may call it; their runs follow one another.
 
         Raises EmulationError for accesses that are out of bounds, not aligned or not
         ordered, and for threads that wait for one another; WaitTimeoutError and

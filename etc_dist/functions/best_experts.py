@@ -8,9 +8,9 @@ import numpy as np
 
 
 def best_experts(logits: Any, top_k: int, normalize: bool) -> tuple[Any, Any]:
-    """logits [tokens, experts] -> ids [tokens, top_k] of the highest, of equal ones the
-    smaller expert first, and their weights: the softmax over all experts, or, where
-    these are to be normalised, over those picked."""
+    """logits [tokens, experts] -> ids and weights [tokens, top_k] of the largest ones,
+    the largest first; among equal ones the lower expert index wins. Weights are the
+    softmax over all experts, or with `normalize` over those picked."""
     ids = np.argsort(-logits, axis=1, kind="stable")[:, :top_k]
     share = np.exp(logits - logits.max(axis=1, keepdims=True))
     picked = np.take_along_axis(share, ids, axis=1)

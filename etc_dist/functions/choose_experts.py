@@ -14,8 +14,9 @@ from etc_dist.ir.function import TENSOR
 
 
 def choose_experts(routing: Routing) -> DeviceFunction:
-    """logits [32, experts] -> ids and weights [32, top_k] as of `best_experts`; chosen
-    [experts], whose bit i is set where token i chose the expert."""
+    """logits [32, experts] (fp32) -> ids [32, top_k] (int32) and weights [32, top_k]
+    (fp32), as `best_experts` gives them; chosen [experts] (int32), of which bit i is
+    set if token i chose the expert."""
 
     def body(logits: Any, ids: Any, weights: Any, chosen: Any) -> None:
         ids[...], weights[...] = best_experts(logits, routing.top_k, routing.normalize)

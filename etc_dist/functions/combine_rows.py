@@ -16,8 +16,9 @@ GROUP_TOKENS = 2
 
 def combine_rows(routing: Routing) -> DeviceFunction:
     """place and weights [tokens, top_k], product [rows, columns] -> y [tokens,
-    columns]: the weighted sum of a token's rows, in the order of its choices, in
-    fp32. Tokens of whose choices this rank has none are left alone."""
+    columns]: the weighted sum of a token's rows of `product`, in the order of its
+    choices, in fp32. Rows of y are not written for tokens that chose no expert of this
+    rank."""
 
     def body(place: Any, weights: Any, product: Any, y: Any) -> None:
         total = np.zeros(y.shape, np.float32)

@@ -12,8 +12,9 @@ from etc_dist.ir.function import TENSOR, TRANSFER
 
 
 def list_rows(routing: Routing) -> DeviceFunction:
-    """An expert's chosen [blocks] -> before [blocks], the tokens of earlier blocks that
-    chose it; tokens, those that did, what is behind them left alone; how many."""
+    """One expert's words chosen [blocks] -> before [blocks], the number of tokens of
+    earlier blocks that chose it; tokens, the indices of those that did (the rest of
+    the region is not written); count, how many. All int32."""
 
     def body(chosen: Any, before: Any, tokens: Any, count: Any) -> None:
         bits = bits_of(chosen)[:, : routing.block]

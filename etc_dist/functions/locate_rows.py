@@ -13,9 +13,9 @@ from etc_dist.ir.function import TRANSFER
 
 def locate_rows(routing: Routing) -> DeviceFunction:
     """ids [32, top_k], the block's chosen [experts] and before [experts], expert_row
-    [experts] -> place [32, top_k]: the padded row of each choice. Where experts are
-    split, one operand more is read, for its length alone: lower [experts of lower
-    ranks]; the place of other ranks' rows is -1."""
+    [experts] -> place [32, top_k]: the padded row of each choice. All int32. Where
+    experts are split, a further operand is read, lower, whose length is the number of
+    experts of lower ranks; the place of other ranks' choices is -1."""
 
     def body(ids: Any, chosen: Any, before: Any, row: Any, *rest: Any) -> None:
         *lower, place = rest

@@ -10,10 +10,11 @@ from etc_dist.ir.function import TENSOR
 
 
 def plan_tiles(routing: Routing) -> DeviceFunction:
-    """counts [experts] of tokens, and an expert's list of these, read for its length
-    alone -> expert_row [experts], the first padded row; tile_expert, tile_row (its
-    first padded row), tile_rows and tile_first (where its tokens begin in the lists of
-    all experts) [tiles], all 0 for tiles that are not needed."""
+    """counts [experts], the tokens of each expert, and a list of tokens, of which only
+    the length is used -> expert_row [experts], each expert's first padded row; and for
+    each tile [tiles] its tile_expert, tile_row (the first padded row), tile_rows and
+    tile_first (where its tokens begin in the lists of all experts). All int32; 0 for
+    tiles that are not needed."""
 
     def body(
         counts: Any,

@@ -8,7 +8,7 @@ from etc_dist.ir import DeviceFunction, Operand
 from etc_dist.ir.function import TRANSFER
 
 PACKET_BYTES = 32768
-"""What one warp pushes before it notifies, where rows are not longer than that."""
+"""Bytes that one warp pushes before it notifies, unless one row is longer."""
 
 
 def _push_rows(x: Any, gathered: Any) -> None:
@@ -16,10 +16,10 @@ def _push_rows(x: Any, gathered: Any) -> None:
 
 
 def push_rows() -> DeviceFunction:
-    """A region of x -> the same elements in this rank's memory or a peer's.
+    """A region of a tensor -> a copy in this rank's memory or a peer's.
 
-    Both regions are contiguous in memory, with equal sizes and dtypes: whole rows, or a
-    part of one row. They may have any number of axes, and axes with one index."""
+    Both regions are contiguous in memory, such as whole rows or a part of one row, with
+    equal sizes and dtypes (any). They may have any number of axes."""
     return DeviceFunction(
         name="push_rows",
         body=_push_rows,

@@ -1,8 +1,8 @@
 """Tokens to the rank of their experts; CUDA half in
 `kernels/functions/push_tokens.cuh`.
 
-Experts are numbered through all ranks, each of which has as many. A token goes once to
-each rank that has experts of its choice, and comes back from there as one sum.
+Experts are numbered over all ranks, each of which has equally many. A token is sent
+once to each rank that has experts of its choice, which returns one sum.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from etc_dist.ir.function import TENSOR
 
 
 def push_tokens(routing: Routing) -> DeviceFunction:
-    """x [tokens, hidden], ids [tokens, top_k] and lower, read for its length alone
-    [experts of ranks below a rank] -> the rows of those tokens that chose experts of
-    that rank, in its memory."""
+    """x [tokens, hidden], ids [tokens, top_k] (int32) and lower, whose length is the
+    number of experts of the ranks below the target -> the rows of x of the tokens that
+    chose experts of the target, in its memory; its other rows are not written."""
 
     def body(x: Any, ids: Any, lower: Any, target: Any) -> None:
         own = ids - len(lower)

@@ -1,8 +1,8 @@
-"""How tokens are routed to experts: what the device functions of routing share.
+"""Routing of tokens to experts: what its device functions share.
 
-A token picks `top_k` experts. An expert's tokens, in the order of their indices, are
-numbered by rank; its ranks are cut into as few tiles as can be, alike but the last, and
-its rows of activations and results begin at a multiple of PADDING.
+A token picks `top_k` experts. An expert's tokens are numbered in the order of their
+indices and divided into as few tiles as possible, all of one size except the last. Its
+rows of activations and results begin at a multiple of PADDING.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from etc_dist.ir import DeviceFunction, Operand
 BLOCK = 32
 """Tokens that one task routes: the bits of a word of `chosen`; at most 32."""
 TILE_ROWS = 288
-"""Rows of a tile at most."""
+"""The most rows of a tile."""
 PADDING = 32
-"""An expert's rows begin and end at a multiple of so many: the bulk copies of a tile's
+"""An expert's rows begin and end at a multiple of this, so that bulk copies of a tile's
 rows of activations, 16 at a time and by two workers, touch no other expert's."""
 
 
 @dataclass(frozen=True)
 class Routing:
-    """How tokens are routed, and the sizes of it that are fixed on the GPU.
+    """How tokens are routed, and the sizes that are fixed on GPUs.
 
-    experts: those of this rank. split: there are more, on other ranks, and some or all
-    of a token's choices are theirs."""
+    experts: the number of experts of this rank. split: other ranks have further
+    experts, which tokens may choose. dtype: of x, weights and y. block: tokens that one
+    task routes. tile_rows: the most rows of a tile."""
 
     experts: int
     top_k: int
@@ -73,7 +74,7 @@ class Routing:
 
     @property
     def element(self) -> str:
-        """The dtype of what CUDA bodies read and write in two bytes."""
+        """The dtype of the two-byte operands of CUDA bodies."""
         return two_byte(self.dtype)
 
 

@@ -11,8 +11,8 @@ from etc_dist.ir.function import TRANSFER
 
 
 def share_choices(routing: Routing) -> DeviceFunction:
-    """A block's chosen [experts] of a rank, ids and weights [32, top_k] -> the same in
-    that rank's memory."""
+    """chosen [experts of a rank] (int32), ids [32, top_k] (int32) and weights [32,
+    top_k] (fp32) of a block of tokens -> copies in that rank's memory."""
 
     def body(*operands: Any) -> None:
         for source, target in zip(operands[:3], operands[3:], strict=True):

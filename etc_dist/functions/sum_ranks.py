@@ -38,9 +38,9 @@ def sum_ranks(dtype: str) -> DeviceFunction:
 
 
 def sum_expert_ranks(routing: Routing) -> DeviceFunction:
-    """partials [world, tokens, columns] -> y [tokens, columns]: as `sum_ranks`. Where
-    experts are split over ranks, it also reads ids [tokens, top_k], and adds only the
-    partials of ranks that have experts of a token's choice."""
+    """partials [world, tokens, columns] -> y [tokens, columns], as `sum_ranks`. Where
+    experts are split over ranks, it also reads ids [tokens, top_k] (int32), and adds
+    for each token only the partials of ranks that have experts of its choice."""
     if not routing.split:
         return sum_ranks(routing.dtype)
 

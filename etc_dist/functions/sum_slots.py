@@ -26,8 +26,8 @@ def sum_slots(dtype: str) -> DeviceFunction:
     """A piece [world, 1, 1, 32, 64] of slots [world, blocks, columns, 256, 256] that
     `matmul_send` wrote -> y [32, 64]: the sum over ranks in rank order, in fp32.
 
-    dtype: bfloat16 or float16. On GPUs `matmul_send` stores a tile in an order of its
-    own, so no other slots can be read; `sum_ranks` adds row-major ones."""
+    dtype: bfloat16 or float16. On GPUs `matmul_send` stores tiles in a special order,
+    so it reads only slots that `matmul_send` wrote; `sum_ranks` adds row-major ones."""
     every = Extent(name="world", whole=True)
     rows = Extent(PIECE_ROWS, begins=PIECE_ROWS, of=TILE)
     columns = Extent(PIECE_COLUMNS, begins=PIECE_COLUMNS, of=TILE)

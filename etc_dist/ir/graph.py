@@ -136,17 +136,20 @@ class Graph:
         return symbol
 
     def input(self, name: str, shape: Sequence[Expr | int], dtype: str) -> Tensor:
+        """An array of the caller, [dims] of "bfloat16", "float16", "float32" or
+        "int32". Each dim must be an axis of some input or output."""
         return self._tensor(name, shape, dtype, "input")
 
     def output(self, name: str, shape: Sequence[Expr | int], dtype: str) -> Tensor:
+        """An array of the caller that tasks write, each element once."""
         return self._tensor(name, shape, dtype, "output")
 
     def local(self, name: str, shape: Sequence[Expr | int], dtype: str) -> Tensor:
-        """Scratch of each rank, owned by the program."""
+        """Scratch of each rank, owned by the program; undefined until written."""
         return self._tensor(name, shape, dtype, "local")
 
     def symmetric(self, name: str, shape: Sequence[Expr | int], dtype: str) -> Tensor:
-        """A tensor that exists on every rank and that peers may write."""
+        """A tensor on every rank; `tensor.on(rank)` is a peer's, to be written."""
         return self._tensor(name, shape, dtype, "symmetric")
 
     def events(
@@ -157,7 +160,9 @@ class Graph:
         expects: Expr | int | Callable[..., Expr | int],
         cross_rank: bool = False,
     ) -> EventTensor:
-        """An event tensor; `expects` may be a function of an element's coordinates."""
+        """Counters, each met after `expects` notifications: a number, an expression or
+        a function of the element's coordinates. Only a `cross_rank` one can be notified
+        by peers, as `events.on(rank)[...]`."""
         where = f"graph {self.name}, events {name}"
         lengths = _shape(shape, f"event tensor {name}", where)
         axes = make_axes(self._claim(name), len(lengths))
@@ -202,10 +207,17 @@ class Graph:
         name: str | None = None,
         empty_until: Until | None = None,
     ) -> Call:
-        """Add `function` over `grid`. Each task waits for all `waits`, runs, then
-        notifies all `notifies`. `order` maps a task index to a coordinate; the default
-        is row-major. If task t has nothing to write, neither have the tasks from t up
-        to `empty_until(t)`: the worker of a GEMM skips all of them at once."""
+        """Add `function` over `grid`, one task for each coordinate. A task waits for
+        all `waits`, runs on the regions `reads` and `writes`, then notifies all
+        `notifies`; docs/language.md describes all arguments.
+
+        order: maps a task index to a coordinate; the default is row-major. pace:
+        nanoseconds between the starts of tasks of the transfer lane. name: default the
+        function's. empty_until: maps t to the end of a run of tasks that write nothing
+        if task t does not.
+
+        Raises GraphError for a call that cannot be correct, TypeError for an argument
+        of a wrong type."""
         maker = getattr(function, "__name__", None)  # a DeviceFunction has none
         fix = f"if {maker} makes one, call it: {maker}(...)" if maker else ""
         expect_type(function, DeviceFunction, "g.call()", fix=fix)

@@ -115,20 +115,20 @@ class MLP(Operation):
     """y = (silu(x @ gate.T) * (x @ up.T)) @ down.T over all ranks, one kernel a rank.
 
     gate, up [I / world_size, H] and down [H, I / world_size]: this rank's shard of the
-    weights, kept by reference; mlp(x, out=None, stream=None): x [M / world_size, H] ->
+    weights, kept by reference. mlp(x, out=None, stream=None): x [M / world_size, H] ->
     [M / world_size, H], each rank its own rows (sequence-parallel in and out). The
-    dtype is that of the weights, bfloat16 or float16. GEMMs accumulate in fp32, the
-    activations are rounded once to the dtype. The ranks' partial sums are rounded to
-    the dtype before they are sent (in fp32 up to few_rows) and added in fp32 in rank
-    order: the same bits on every run.
+    dtype is that of the weights, bfloat16 or float16. On GPUs H and I / world_size are
+    multiples of 8. Arrays and errors as for `MatmulReduceScatter`. Making a layer is
+    collective and compiles its programs.
 
-    Up to few_rows rows of all ranks (at most 128; 0 for none) use a program in which
-    all workers read the weights. If `packed`, so do rows that fill at least a quarter
-    fewer tiles of 256 together than those of each rank do separately. The programs are
-    compiled when the layer is made.
+    GEMMs accumulate in fp32, and activations are rounded once to the dtype. The ranks'
+    partial sums are rounded to the dtype before they are sent (in fp32 up to few_rows)
+    and added in fp32 in rank order: the same bits on every run.
 
-    On GPUs H and I / world_size are multiples of 8. Arrays and errors as for
-    `MatmulReduceScatter`. Making one is collective.
+    few_rows: up to so many rows of all ranks (at most 128; 0 for none) use a program in
+    which all workers read the weights. packed: so do rows that together fill at least a
+    quarter fewer tiles of 256 than each rank's rows do separately, in a program whose
+    tiles hold rows of several ranks. schedule, trace: as for `etc_dist.compile`.
     """
 
     def __init__(

@@ -33,25 +33,30 @@ class MoE(Operation):
     """Each token through the top_k experts with its largest router logits, one kernel.
 
     y = sum over k of weight_k * (silu(x @ gate_k.T) * (x @ up_k.T)) @ down_k.T.
-    router [E, H]; gate_up [E, 2 I, H], gate's rows first; down [E, H, I]: kept by
-    reference. moe(x, out=None, stream=None): x [M, H] -> [M, H]; M may be 0. The
-    weights are the softmax over all E logits, with `normalize` divided by their sum
-    over the top_k. The dtype is that of the weights, bfloat16 or float16; E a multiple
-    of 8 up to 256, top_k up to 16. Logits, weights and sums are in fp32, activations
-    and expert results rounded once each: the same bits on every run. On GPUs H and I
-    are multiples of 8. Arrays and errors as for `MatmulReduceScatter`. Making one is
-    collective, and compiles its programs.
 
-    On one rank, up to few_tokens tokens (at most 16, and fewer if a token's experts are
-    large; 0 for none) use a program that computes each token separately, and keeps its
-    experts' results in fp32 until they are summed.
+    On one rank: router [E, H]; gate_up [E, 2 I, H], gate's rows first; down [E, H, I],
+    all kept by reference. moe(x, out=None, stream=None): x [M, H] -> [M, H]; M may be
+    0. E is a multiple of 8 up to 256, top_k at most 16; on GPUs H and I are multiples
+    of 8. The dtype is that of the weights, bfloat16 or float16. Arrays and errors as
+    for `MatmulReduceScatter`. Making a layer is collective and compiles its programs.
 
-    On W ranks, each with the whole router, parallel="tensor": gate_up [E, 2 I / W, H]
-    and down [E, H, I / W] are a shard of every expert; x [M, H] is the same on all
-    ranks, M a multiple of W, and the result [M / W, H] is that of the rank-th part of
-    the tokens. A rank's sum for a token is rounded once. parallel="expert": gate_up
-    [E / W, 2 I, H] and down [E / W, H, I] are some of the experts, and each rank has
-    tokens of its own, x [M, H] -> [M, H].
+    On W ranks, each with the whole router:
+
+    parallel="tensor": gate_up [E, 2 I / W, H] and down [E, H, I / W] are a shard of
+    every expert. x [M, H] is the same on all ranks, M a multiple of W. The result
+    [M / W, H] is that of the rank-th part of the tokens. A rank's sum for a token is
+    rounded once.
+    parallel="expert": gate_up [E / W, 2 I, H] and down [E / W, H, I] are the experts of
+    this rank, and x [M, H] -> [M, H] its tokens, equally many on all ranks.
+
+    weight_k is the softmax over all E logits, with `normalize` divided by the sum over
+    the top_k. Logits, weights and sums are in fp32, activations and expert results are
+    rounded once each: the same bits on every run.
+
+    few_tokens: up to so many tokens on one rank (at most 16, and fewer if a token's
+    experts are large; 0 for none) use a program that computes each token separately,
+    and keeps its experts' results in fp32 until they are summed. schedule, trace: as
+    for `etc_dist.compile`.
     """
 
     def __init__(

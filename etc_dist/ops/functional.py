@@ -20,20 +20,24 @@ def matmul_reduce_scatter(
     out: Any = None,
     stream: Any = None,
 ) -> Any:
-    """Rows [rank * M / world_size, ...) of the sum over ranks of x @ w.T.
+    """The sum over ranks of x @ w.T, of which each rank gets its share of the rows.
 
-    x [M, K], w [N, K] -> [M / world_size, N]; w may be a transposed view. partials:
-    "float32" keeps each rank's partial sum in fp32, None rounds it to the dtype of x.
-    Collective; see `MatmulReduceScatter` for arrays, precision and errors."""
+    x [M, K], w [N, K] -> [M / world_size, N], bfloat16 or float16; w may be a
+    transposed view. partials: "float32" keeps each rank's partial sum in fp32, None
+    rounds it to the dtype of x. out: the array to write; stream: the stream to run on,
+    by default the current one. Collective, on the current world. See
+    `MatmulReduceScatter` for arrays, precision and errors."""
     operation = _kept(MatmulReduceScatter, partials=partials)
     return operation(x, w, out, stream=stream)
 
 
 def all_gather_matmul(x: Any, w: Any, *, out: Any = None, stream: Any = None) -> Any:
-    """(The rows of all ranks' x) @ w.T.
+    """The rows of all ranks' x, in rank order, @ w.T.
 
-    x [M / world_size, K], w [N, K] -> [M, N]; w may be a transposed view.
-    Collective; see `AllGatherMatmul` for arrays and errors."""
+    x [M / world_size, K], w [N, K] -> [M, N], bfloat16 or float16; w may be a
+    transposed view. out: the array to write; stream: the stream to run on, by default
+    the current one. Collective, on the current world. See `AllGatherMatmul` for arrays
+    and errors."""
     return _kept(AllGatherMatmul)(x, w, out, stream=stream)
 
 

@@ -117,10 +117,10 @@ class MatmulReduceScatter(Operation):
     of the sum over ranks of x @ w.T. w may be a transposed view, w.T of a contiguous
     [K, N] array. M is a multiple of the world size; on GPUs K and N are multiples of 8.
 
-    bfloat16 or float16, as x has it. The ranks' partial sums are added in fp32 in rank
-    order: the same bits on every run. Each is rounded to the dtype before it is sent;
-    in float16 it must be within +-65504. partials="float32" keeps them in fp32, for
-    twice the bytes between ranks; then w must be contiguous.
+    The dtype is that of x, bfloat16 or float16. The ranks' partial sums are added in
+    fp32 in rank order: the same bits on every run. Each is rounded to the dtype before
+    it is sent; in float16 it must be within +-65504. partials="float32" keeps them in
+    fp32, for twice the bytes between ranks; then w must be contiguous.
 
     Arrays: NumPy on the CPU backend; CuPy, torch, DLPack or `__cuda_array_interface__`
     on GPUs, not copied. A program is compiled at the first call of a dtype and of a

@@ -32,11 +32,15 @@ class Runs(Protocol):
 class World:
     """All ranks of a job; made by `start`, the same on every rank.
 
-    A call is collective where it says so: every rank makes it, in the same order.
-    A call that ranks make differently raises ArgumentError on all of them, and the
-    world stays usable. A rank that does not come within `settings.world_limit` seconds,
-    or whose process has ended, breaks the world: WorldError on the ranks that waited,
-    and at once on any later call.
+    rank, size: this rank, and how many there are; local_rank, local_size: the same on
+    its host. backend: "cuda" or "cpu". device: the number of this rank's GPU, or "cpu".
+    ranks_per_gpu: above 1 if ranks share a GPU; mps: whether CUDA MPS serves it.
+
+    A call is collective where it says so: every rank makes it, in the same order. A
+    call that ranks make differently raises ArgumentError on all of them, and the world
+    stays usable. A rank that does not come within `settings.world_limit` seconds, or
+    whose process has ended, breaks the world: WorldError on the ranks that waited, and
+    at once on any later call.
 
     A context manager: `with etc_dist.start() as world:` closes the world at the end of
     the block. If an exception leaves the block, this rank leaves the world instead:
@@ -94,6 +98,7 @@ class World:
 
     @property
     def closed(self) -> bool:
+        """Whether `close` has ended the world on this rank."""
         return self._closed
 
     def allocate(self, nbytes: int) -> SymmetricMemory:
