@@ -1,10 +1,11 @@
-"""A graph of your own: y = a + b by tiles, fused with the sum of each row of y.
+"""A custom graph: y = a + b by tiles, fused with the sum of each row of y.
 
     launch/mpirun -n 2 examples/add_row_sum.py
 
-The two calls run in one kernel. A task of `row_sum` covers two row blocks of `add` and
-all of their columns, so the dependency is many-to-one: an element of `added` is met
-after two blocks' worth of `add` tasks. The CUDA bodies are in add_row_sum.cuh.
+The two calls run in one kernel. A task of `row_sum` reads two row blocks of `add` with
+all their columns, so it waits for many `add` tasks: an element of `added` is complete
+once all tasks of its two blocks have notified it. The CUDA bodies are in
+add_row_sum.cuh.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def row_sum(y: Any, total: Any) -> None:
 
 @graph_function
 def add_row_sum(g: Graph) -> None:
-    """a, b [rows, n] -> y [rows, n] and total [rows], on each rank by itself."""
+    """a, b [rows, n] -> y [rows, n] and total [rows], on each rank separately."""
     rows, n = g.dims("rows n")
     blocks = g.let("blocks", ceildiv(rows, TILE))
     columns = g.let("columns", ceildiv(n, TILE))
@@ -80,29 +81,29 @@ def add_row_sum(g: Graph) -> None:
 
 
 def main() -> None:
-    world = etc_dist.start()
-    program = etc_dist.compile(add_row_sum(world.size), world)
-    if world.backend == "cuda":
-        import cupy as xp
-    else:
-        xp = np
-    # 328 rows are six row blocks, the last one partial, in three groups.
-    rng = np.random.default_rng(world.rank)
-    a, b = (xp.asarray(rng.random((328, 256), np.float32)) for _ in range(2))
-    results = program.run(a=a, b=b)  # makes the outputs, for they are not given
-    program.synchronize()
+    with (
+        etc_dist.start() as world,
+        etc_dist.compile(add_row_sum(world.size), world) as program,
+    ):
+        if world.backend == "cuda":
+            import cupy as xp
+        else:
+            xp = np
+        # 328 rows are six row blocks, the last one partial, in three groups.
+        rng = np.random.default_rng(world.rank)
+        a, b = (xp.asarray(rng.random((328, 256), np.float32)) for _ in range(2))
+        results = program.run(a=a, b=b)  # outputs that are not given are made
+        program.synchronize()
 
-    good = bool((results["y"] == a + b).all())
-    expected = (a + b).sum(axis=1)
-    error = float(abs(results["total"] - expected).max() / abs(expected).max())
-    received = world.gather((good, error))
-    if world.rank == 0:
-        print(world.show())
-        print(program.show(rows=328, n=256))
-        print(f"y equals a + b on every rank: {all(ok for ok, _ in received)}")
-        print(f"largest error of a row's sum: {max(e for _, e in received):.1e}")
-    program.close()
-    world.close()
+        good = bool((results["y"] == a + b).all())
+        expected = (a + b).sum(axis=1)
+        error = float(abs(results["total"] - expected).max() / abs(expected).max())
+        received = world.gather((good, error))
+        if world.rank == 0:
+            print(world.show())
+            print(program.show(rows=328, n=256))
+            print(f"y equals a + b on every rank: {all(ok for ok, _ in received)}")
+            print(f"largest error of a row's sum: {max(e for _, e in received):.1e}")
     if not good or error > 1e-5:
         raise SystemExit(f"rank {world.rank}: the result is wrong")
 

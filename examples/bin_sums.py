@@ -2,10 +2,10 @@
 
     launch/mpirun -n 2 examples/bin_sums.py
 
-Which bin a row belongs to is data; how many rows a bin has, and where they lie, is
-found by the program itself, in the first call. The second call loads from its results
-where to write and which event to notify; the third, how often that event is notified
-and what to read. The CUDA bodies are in bin_sums.cuh.
+The key of a row is its bin. The first call counts the rows of each bin and computes
+where they begin. The second call loads from its results where to write and which event
+to notify. The third loads how many notifications to expect and which rows to read. The
+CUDA bodies are in bin_sums.cuh.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def sum_bin(rows: Any, total: Any) -> None:
 @graph_function
 def bin_sums(g: Graph) -> None:
     """x [rows, n], keys [rows] -> total [bins, n], the sums of the rows with each key,
-    on each rank by itself."""
+    on each rank separately."""
     rows, bins, n = g.dims("rows bins n")
     x = g.input("x", (rows, n), "float32")
     keys = g.input("keys", (rows,), "int32")
@@ -80,30 +80,30 @@ def bin_sums(g: Graph) -> None:
 
 
 def main() -> None:
-    world = etc_dist.start()
-    program = etc_dist.compile(bin_sums(world.size), world)
-    if world.backend == "cuda":
-        import cupy as xp
-    else:
-        xp = np
-    # Whole numbers, whose sums are exact; bins 0 and 11 stay empty.
-    rng = np.random.default_rng(world.rank)
-    keys = rng.integers(1, 11, 100).astype(np.int32)
-    x = rng.integers(-9, 10, (100, 64)).astype(np.float32)
-    total = xp.empty((12, 64), np.float32)
-    program.run(x=xp.asarray(x), keys=xp.asarray(keys), total=total)
-    program.synchronize()
+    with (
+        etc_dist.start() as world,
+        etc_dist.compile(bin_sums(world.size), world) as program,
+    ):
+        if world.backend == "cuda":
+            import cupy as xp
+        else:
+            xp = np
+        # Whole numbers, whose sums are exact; bins 0 and 11 stay empty.
+        rng = np.random.default_rng(world.rank)
+        keys = rng.integers(1, 11, 100).astype(np.int32)
+        x = rng.integers(-9, 10, (100, 64)).astype(np.float32)
+        total = xp.empty((12, 64), np.float32)
+        program.run(x=xp.asarray(x), keys=xp.asarray(keys), total=total)
+        program.synchronize()
 
-    expected = np.zeros((12, 64), np.float32)
-    np.add.at(expected, keys, x)
-    good = bool((total == xp.asarray(expected)).all())
-    received = world.gather(good)
-    if world.rank == 0:
-        print(world.show())
-        print(program.show(rows=100, bins=12, n=64))
-        print(f"total holds the sums of all bins, on every rank: {all(received)}")
-    program.close()
-    world.close()
+        expected = np.zeros((12, 64), np.float32)
+        np.add.at(expected, keys, x)
+        good = bool((total == xp.asarray(expected)).all())
+        received = world.gather(good)
+        if world.rank == 0:
+            print(world.show())
+            print(program.show(rows=100, bins=12, n=64))
+            print(f"total holds the sums of all bins, on every rank: {all(received)}")
     if not good:
         raise SystemExit(f"rank {world.rank}: the result is wrong")
 

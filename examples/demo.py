@@ -31,7 +31,7 @@ ROUNDS = 5
 """Measurements of each time; the median of the slowest ranks is shown."""
 
 WIDTH = 79
-"""Columns of the report: launch/mpirun puts the rank before each line."""
+"""Columns of the report; launch/mpirun puts the rank in front of each line."""
 
 
 class OnGpu:
@@ -68,11 +68,11 @@ class OnGpu:
         self._bfloat16, self._sum = 9, 0  # ncclBfloat16, ncclSum
 
     def prepared(self, x: Any) -> Any:
-        """What the baseline computes with."""
+        """`x` in the dtype of the baseline."""
         return x
 
     def matmul(self, x: Any, w: Any, y: Any) -> None:
-        """y = x @ w.T by cuBLAS, which counts by columns: y.T = w @ x.T."""
+        """y = x @ w.T by cuBLAS, which is column-major: y.T = w @ x.T."""
         (m, k), n = x.shape, w.shape[0]
         bf16, fp32, default, yes, no = 14, 68, -1, 1, 0
         alpha, beta = self._one.ctypes.data, self._zero.ctypes.data
@@ -117,8 +117,8 @@ class OnCpu:
     tile_size, piece = 128, (128, 128)  # free to choose, where there is no kernel
     baseline = "NumPy and MPI, fp32"
     remark = (
-        "The CPU backend is not made for speed: it simulates the GPU's workers, one "
-        "task at a time, to show that a program is right."
+        "The CPU backend is not fast: it simulates the GPU's workers, one task at a "
+        "time, to check programs."
     )
 
     def __init__(self, world: etc_dist.World):
@@ -147,11 +147,11 @@ class OnCpu:
 
 @dataclasses.dataclass
 class Case:
-    """One fused collective with its data, its reference and its unfused twin."""
+    """One fused collective with its data, its reference and the unfused baseline."""
 
     title: str
-    see: str  # in the picture
-    meanings: dict[str, str]  # of the calls, there
+    see: str  # caption of the timeline
+    meanings: dict[str, str]  # its legend, by call
     shape: tuple[int, int, int]
     make: Callable[..., Any]
     x: Any
@@ -183,7 +183,7 @@ def matmul_reduce_scatter_case(world: etc_dist.World, on: Any) -> Case:
     meanings = {
         "matmul_send": "GEMM tiles of all ranks' rows",
         "matmul_send (forward)": "tiles on their way to the rank that owns the rows",
-        "sum_slots": "sums of the tiles that all ranks sent",
+        "sum_slots": "sums of the received tiles",
     }
     title, shape = "GEMM + Reduce-Scatter", (m, n, k)
     return Case(title, see, meanings, shape, make, *own, reference, unfused)
@@ -232,7 +232,7 @@ def exact(x: Any) -> Any:
 
 @dataclasses.dataclass
 class Result:
-    """What one case gave, the same on every rank."""
+    """The result of a case, the same on every rank."""
 
     error: float
     same_bits: bool
@@ -244,13 +244,31 @@ class Result:
 
 
 def run(case: Case, world: etc_dist.World, on: Any, output: Path) -> Result:
-    """Check and measure a case, and draw what its tasks did."""
-    op = case.make()
+    """Check and measure a case, and draw its timeline."""
+    with case.make() as op:
+        error, same_bits, proof = check(op, case, world)
+        y = op(case.x, case.w)
+        calls = [lambda: op(case.x, case.w, y)]
+        if on.baseline:
+            calls.append(case.unfused)
+        # In turn, so that all are measured at the same temperature and clocks.
+        rounds = [
+            [max(world.gather(on.seconds(call))) for call in calls]
+            for _ in range(ROUNDS)
+        ]
+        op.synchronize()
+    fused, unfused = (*map(statistics.median, zip(*rounds, strict=True)), None)[:2]
+    drawn = draw(case, world, output)
+    return Result(error, same_bits, fused, unfused, proof, *drawn)
+
+
+def check(op: Any, case: Case, world: etc_dist.World) -> tuple[float, bool, Any]:
+    """The relative error, whether two runs give the same bits, and the proof."""
     m, n, k = case.shape
     dims = {"rows": m // world.size, "n": n, "k": k}
     y = op(case.x, case.w)
     again = op(case.x, case.w)
-    # The program does the same by itself; here for the numbers.
+    # The program proves the same; here for the numbers.
     proof = world.rank == 0 and verify(op.program.plan, dims, op.program.workers)
     op.synchronize()
     off, size = (
@@ -260,34 +278,17 @@ def run(case: Case, world: etc_dist.World, on: Any, output: Path) -> Result:
     same_bits = all(
         world.gather(bool((y.view(np.int16) == again.view(np.int16)).all()))
     )
-
-    calls = [lambda: op(case.x, case.w, y)]
-    if on.baseline:
-        calls.append(case.unfused)
-    # In turn, so that both meet the same temperature and clocks.
-    rounds = [
-        [max(world.gather(on.seconds(call))) for call in calls] for _ in range(ROUNDS)
-    ]
-    op.synchronize()
-    fused, unfused = (*map(statistics.median, zip(*rounds, strict=True)), None)[:2]
-
-    op.close()
-    drawn = draw(case, world, output)
-    return Result((off / size) ** 0.5, same_bits, fused, unfused, proof, *drawn)
+    return (off / size) ** 0.5, same_bits, proof
 
 
 def draw(case: Case, world: etc_dist.World, output: Path) -> tuple[list[Path], str]:
-    """Two more runs, of a program that records when its tasks began and ended.
-
-    Returns the files and what to see in them.
-    """
-    op = case.make(trace=True)
-    for _ in range(2):
-        op(case.x, case.w)
-    op.synchronize()
-    trace = op.program.trace()
-    name = op.program.plan.graph.name.removesuffix("_graph")
-    op.close()
+    """Draw the timeline of a traced run. Returns the files and their caption."""
+    with case.make(trace=True) as op:
+        for _ in range(2):
+            op(case.x, case.w)
+        op.synchronize()
+        trace = op.program.trace()
+        name = op.program.plan.graph.name.removesuffix("_graph")
     files = [output / f"{name}.png", output / f"{name}.json"]
     seen = f"What to see: {overlap(trace, case.see)}."
     if world.rank == 0:
@@ -301,7 +302,7 @@ def draw(case: Case, world: etc_dist.World, output: Path) -> tuple[list[Path], s
 
 
 def overlap(trace: Any, see: str) -> str:
-    """`see`, with how much of rank 0's communication does not wait for its GEMM."""
+    """`see`, with the share of rank 0's transfers that overlap its GEMM."""
     mine = [r for r in trace.records if r.rank == 0]
     last = max(r.end_ns for r in mine if r.lane == "tensor" and "matmul" in r.call)
     starts = [r.start_ns for r in mine if r.lane != "tensor"]
@@ -311,7 +312,7 @@ def overlap(trace: Any, see: str) -> str:
 
 
 def report(world: etc_dist.World, on: Any, results: list[tuple[Case, Result]]) -> None:
-    """What rank 0 says about it all."""
+    """Print the results; called on rank 0."""
     print(f"{textwrap.fill(world.show(), WIDTH)}\n")
     head = f"{'M':>5} {'N':>5} {'K':>5} {'error':>8} {'bits':>5}"
     print(f"{'bfloat16':21} {head} {'fused':>10} {'unfused':>10}")
@@ -324,17 +325,17 @@ def report(world: etc_dist.World, on: Any, results: list[tuple[Case, Result]]) -
             f"{times}"
         )
     print()
-    say(
+    show(
         "error: relative, against an fp32 reference; rounding to bfloat16 alone gives "
         f"1.7e-03. bits: of a second run. unfused: {on.baseline or 'not run'}. "
         f"Times: median of {ROUNDS}, slowest rank."
     )
     if on.remark:
-        say(on.remark)
+        show(on.remark)
     print()
     for case, result in results:
         proof = result.proof
-        say(
+        show(
             f"{case.title}: the plan of {proof.tasks} tasks and {proof.events} events "
             "on all ranks was proved free of deadlocks and data races, and to write "
             f"each element of the output once, before it ran ({proof.seconds:.2f} s)."
@@ -344,21 +345,21 @@ def report(world: etc_dist.World, on: Any, results: list[tuple[Case, Result]]) -
     for _, result in results:
         for file in result.files:
             print(f"  {file}" + " (for ui.perfetto.dev)" * (file.suffix == ".json"))
-        say(result.seen)
+        show(result.seen)
     print()
-    say("Next: examples/add_row_sum.py, a graph with its own device functions.")
+    show("Next: examples/add_row_sum.py, a graph with its own device functions.")
 
 
 def milliseconds(seconds: float | None) -> str:
     return f"{seconds * 1e3:>7.3f} ms" if seconds is not None else f"{'-':>10}"
 
 
-def say(text: str) -> None:
+def show(text: str) -> None:
     print(textwrap.fill(text, WIDTH))
 
 
 def output_folder(world: etc_dist.World, given: Path | None) -> Path:
-    """Where rank 0 can write: the given folder, else demo-output or a temporary one."""
+    """A folder that rank 0 can write: `given`, else demo-output or a temporary one."""
     folder, fault = given or Path("demo-output"), ""
     if world.rank == 0:
         try:
@@ -368,11 +369,10 @@ def output_folder(world: etc_dist.World, given: Path | None) -> Path:
             fault = f"nothing can be written to {folder}: {error.strerror}"
             if given is None:
                 folder = Path(tempfile.mkdtemp(prefix="demo-output-"))
-                say(f"{fault}. The pictures will be in {folder}.")
+                show(f"{fault}. The pictures will be in {folder}.")
                 fault = ""
     folder, fault = world.gather((folder, fault))[0]
     if fault:
-        world.close()
         raise SystemExit(f"{fault}. To do: name another folder by --output")
     return folder
 
@@ -381,17 +381,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, help="folder (default: demo-output)")
     given = parser.parse_args().output
-    world = etc_dist.start()
-    output = output_folder(world, given)
-    on = OnGpu(world) if world.backend == "cuda" else OnCpu(world)
-    cases = [matmul_reduce_scatter_case, all_gather_matmul_case]
-    results = []
-    for make_case in cases:
-        case = make_case(world, on)
-        results.append((case, run(case, world, on, output)))
-    if world.rank == 0:
-        report(world, on, results)
-    world.close()
+    with etc_dist.start() as world:
+        output = output_folder(world, given)
+        on = OnGpu(world) if world.backend == "cuda" else OnCpu(world)
+        results = []
+        for make_case in (matmul_reduce_scatter_case, all_gather_matmul_case):
+            case = make_case(world, on)
+            results.append((case, run(case, world, on, output)))
+        if world.rank == 0:
+            report(world, on, results)
     wrong = [case.title for case, r in results if r.error > 5e-3 or not r.same_bits]
     if wrong:
         raise SystemExit(f"wrong results: {', '.join(wrong)}")

@@ -21,48 +21,49 @@ COMPARED = 4
 
 
 def definition(x: Any, gate: Any, up: Any, down: Any) -> Any:
-    """What one rank's share of the weights adds to the result."""
+    """The partial sum of one rank's shard of the weights."""
     x, gate, up, down = (array.astype(np.float32) for array in (x, gate, up, down))
     left = x @ gate.T
     return (left / (1 + np.exp(-left)) * (x @ up.T)) @ down.T
 
 
 def main() -> None:
-    world = etc_dist.start()
-    if world.backend == "cuda":
-        import cupy as xp
+    with etc_dist.start() as world:
+        if world.backend == "cuda":
+            import cupy as xp
 
-        rows, hidden, inner = 1024, 8192, 28672 // world.size // 8 * 8
-    else:
-        xp = np
-        rows, hidden, inner = 48, 256, 1024 // world.size // 8 * 8
-    rng = xp.random.default_rng(world.rank)
+            rows, hidden, inner = 1024, 8192, 28672 // world.size // 8 * 8
+        else:
+            xp = np
+            rows, hidden, inner = 48, 256, 1024 // world.size // 8 * 8
+        rng = xp.random.default_rng(world.rank)
 
-    def normal(m: int, n: int, scale: float) -> Any:
-        array = rng.standard_normal((m, n), dtype=xp.float32) * np.float32(scale)
-        return array.astype(ml_dtypes.bfloat16)
+        def normal(m: int, n: int, scale: float) -> Any:
+            array = rng.standard_normal((m, n), dtype=xp.float32) * np.float32(scale)
+            return array.astype(ml_dtypes.bfloat16)
 
-    gate, up = (normal(inner, hidden, hidden**-0.5) for _ in range(2))
-    down = normal(hidden, inner, (inner * world.size) ** -0.5)
-    x = normal(rows, hidden, 1)  # this rank's rows, in and out
+        gate, up = (normal(inner, hidden, hidden**-0.5) for _ in range(2))
+        down = normal(hidden, inner, (inner * world.size) ** -0.5)
+        x = normal(rows, hidden, 1)  # this rank's rows, in and out
 
-    mlp = MLP(gate, up, down, world=world)
-    y = mlp(x)
-    mlp.synchronize()
+        with MLP(gate, up, down, world=world) as mlp:
+            y = mlp(x)
+            mlp.synchronize()
+            calls = len(mlp.program.plan.graph.calls)
 
-    few = [xp.asarray(part) for part in world.gather(to_host(x[:COMPARED]))]
-    parts = [to_host(definition(xs, gate, up, down)) for xs in few]
-    expected = sum(theirs[world.rank] for theirs in world.gather(parts))
-    off = to_host(y[:COMPARED]).astype(np.float32) - expected
-    error = float(np.linalg.norm(off) / np.linalg.norm(expected))
-    worst = max(world.gather(error))
-    if world.rank == 0:
-        print(world.show())
-        print(f"{rows * world.size} rows, hidden {hidden}, inner {inner} on each rank")
-        print(f"{len(mlp.program.plan.graph.calls)} calls in one kernel")
-        print(f"error against fp32: {worst:.1e}")
-    mlp.close()
-    world.close()
+        few = [xp.asarray(part) for part in world.gather(to_host(x[:COMPARED]))]
+        parts = [to_host(definition(xs, gate, up, down)) for xs in few]
+        expected = sum(theirs[world.rank] for theirs in world.gather(parts))
+        off = to_host(y[:COMPARED]).astype(np.float32) - expected
+        error = float(np.linalg.norm(off) / np.linalg.norm(expected))
+        worst = max(world.gather(error))
+        if world.rank == 0:
+            print(world.show())
+            print(
+                f"{rows * world.size} rows, hidden {hidden}, inner {inner} on each rank"
+            )
+            print(f"{calls} calls in one kernel")
+            print(f"error against fp32: {worst:.1e}")
     if not worst < 5e-3:
         raise SystemExit(f"rank {world.rank}: the result is wrong")
 

@@ -3,7 +3,7 @@
     launch/mpirun -n 2 examples/moe.py
 
 On GPUs with the sizes of Qwen3-30B-A3B, else with small ones. Each of 1, 2, 4 or 8
-ranks has a share of the experts and tokens of its own, a few of which are compared with
+ranks holds a shard of the experts and separate tokens. A few of them are compared with
 the definition, computed in fp32.
 """
 
@@ -22,7 +22,7 @@ COMPARED = 8
 
 
 def definition(x: Any, ids: Any, weights: Any, gate_up: Any, down: Any) -> Any:
-    """What one token x [hidden] gets of its experts `ids`, with these weights."""
+    """The weighted sum of the experts `ids` for one token x [hidden]."""
     total = np.float32(0)
     for expert, weight in zip(ids.tolist(), weights.tolist(), strict=True):
         both = gate_up[expert].astype(np.float32) @ x
@@ -33,58 +33,56 @@ def definition(x: Any, ids: Any, weights: Any, gate_up: Any, down: Any) -> Any:
 
 
 def main() -> None:
-    world = etc_dist.start()
-    if world.backend == "cuda":
-        import cupy as xp
+    with etc_dist.start() as world:
+        if world.backend == "cuda":
+            import cupy as xp
 
-        tokens, hidden, inner, experts, top_k = 4096, 2048, 768, 128, 8
-    else:
-        xp = np
-        tokens, hidden, inner, experts, top_k = 100, 128, 64, 16, 4
-    rng = xp.random.default_rng(0)
+            tokens, hidden, inner, experts, top_k = 4096, 2048, 768, 128, 8
+        else:
+            xp = np
+            tokens, hidden, inner, experts, top_k = 100, 128, 64, 16, 4
+        rng = xp.random.default_rng(0)
 
-    def normal(*shape: int, scale: float) -> Any:
-        array = rng.standard_normal(shape, dtype=xp.float32) * np.float32(scale)
-        return array.astype(ml_dtypes.bfloat16)
+        def normal(*shape: int, scale: float) -> Any:
+            array = rng.standard_normal(shape, dtype=xp.float32) * np.float32(scale)
+            return array.astype(ml_dtypes.bfloat16)
 
-    router = normal(experts, hidden, scale=hidden**-0.5)
-    # Gate's rows, then up's.
-    gate_up = normal(experts, 2 * inner, hidden, scale=hidden**-0.5)
-    down = normal(experts, hidden, inner, scale=inner**-0.5)
-    rng = xp.random.default_rng(1 + world.rank)
-    x = normal(tokens, hidden, scale=1)
+        router = normal(experts, hidden, scale=hidden**-0.5)
+        # Gate's rows, then up's.
+        gate_up = normal(experts, 2 * inner, hidden, scale=hidden**-0.5)
+        down = normal(experts, hidden, inner, scale=inner**-0.5)
+        rng = xp.random.default_rng(1 + world.rank)
+        x = normal(tokens, hidden, scale=1)
 
-    share = experts // world.size
-    own = slice(world.rank * share, (world.rank + 1) * share)
-    moe = MoE(
-        router, gate_up[own], down[own], top_k=top_k, parallel="expert", world=world
-    )
-    y = moe(x)
-    moe.synchronize()
+        share = experts // world.size
+        own = slice(world.rank * share, (world.rank + 1) * share)
+        shard = gate_up[own], down[own]
+        with MoE(router, *shard, top_k=top_k, parallel="expert", world=world) as moe:
+            y = moe(x)
+            moe.synchronize()
+            calls = len(moe.program.plan.graph.calls)
 
-    rows = x.astype(np.float32)
-    logits = rows @ router.astype(np.float32).T
-    ids = xp.argsort(-logits, axis=1)[:, :top_k]
-    shares = xp.exp(xp.take_along_axis(logits, ids, axis=1))
-    shares /= shares.sum(axis=1, keepdims=True)
-    expected = xp.stack(
-        [
-            definition(rows[token], ids[token], shares[token], gate_up, down)
-            for token in range(COMPARED)
-        ]
-    )
-    off = y[:COMPARED].astype(np.float32) - expected
-    error = float(xp.linalg.norm(off) / xp.linalg.norm(expected))
-    worst = max(world.gather(error))
-    counts = xp.bincount(ids.ravel(), minlength=experts)
-    if world.rank == 0:
-        print(world.show())
-        print(f"{tokens} tokens a rank, each picks {top_k} of {experts} experts")
-        print(f"{int(counts.min())} to {int(counts.max())} of a rank's for an expert")
-        print(f"{len(moe.program.plan.graph.calls)} calls in one kernel")
-        print(f"error against fp32: {worst:.1e}")
-    moe.close()
-    world.close()
+        rows = x.astype(np.float32)
+        logits = rows @ router.astype(np.float32).T
+        ids = xp.argsort(-logits, axis=1)[:, :top_k]
+        shares = xp.exp(xp.take_along_axis(logits, ids, axis=1))
+        shares /= shares.sum(axis=1, keepdims=True)
+        expected = xp.stack(
+            [
+                definition(rows[token], ids[token], shares[token], gate_up, down)
+                for token in range(COMPARED)
+            ]
+        )
+        off = y[:COMPARED].astype(np.float32) - expected
+        error = float(xp.linalg.norm(off) / xp.linalg.norm(expected))
+        worst = max(world.gather(error))
+        counts = xp.bincount(ids.ravel(), minlength=experts)
+        if world.rank == 0:
+            print(world.show())
+            print(f"{tokens} tokens a rank, {top_k} of {experts} experts each")
+            print(f"{int(counts.min())} to {int(counts.max())} of rank 0's per expert")
+            print(f"{calls} calls in one kernel")
+            print(f"error against fp32: {worst:.1e}")
     if not worst < 5e-3:
         raise SystemExit(f"rank {world.rank}: the result is wrong")
 

@@ -1,10 +1,10 @@
-"""A cross-rank graph of your own: an all-gather that passes blocks around a ring.
+"""A graph across ranks: an all-gather that passes blocks around a ring.
 
     launch/mpirun -n 4 examples/ring_all_gather.py
 
-Every rank sends its rows to the next rank and passes on what it gets from the previous
-one, block by block: a block travels on while the blocks behind it still arrive. The
-device function is the library's `push_rows`; the graph only says who waits for what.
+Every rank sends its rows to the next rank, and forwards the blocks that it receives
+from the previous one while later blocks still arrive. The device function is the
+library's `push_rows`; the graph defines the dependencies.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def ring_all_gather(g: Graph) -> None:
     arrived = g.events("arrived", (world, blocks), expects=1, cross_rank=True)
 
     (i,) = grid = g.grid(i=blocks)
-    height = minimum(BLOCK, rows - i * BLOCK)  # a block ends where the rows end
+    height = minimum(BLOCK, rows - i * BLOCK)  # the last block may be smaller
 
     def block(source: Expr) -> Tile:
         """Block i among the rows of rank `source`."""
@@ -42,7 +42,7 @@ def ring_all_gather(g: Graph) -> None:
     g.call(
         push,
         grid,
-        name="keep",
+        name="copy_own",
         reads=[x[span(i * BLOCK, height), :]],
         writes=[y[block(g.rank), :]],
     )
@@ -62,7 +62,7 @@ def ring_all_gather(g: Graph) -> None:
             g.call(
                 push,
                 grid,
-                name=f"pass_on_{step}",
+                name=f"forward_{step}",
                 reads=[ring[block(source), :]],
                 writes=[ring.on(following)[block(source), :]],
                 waits=[arrived[source, i]],
@@ -71,7 +71,7 @@ def ring_all_gather(g: Graph) -> None:
         g.call(
             push,
             grid,
-            name=f"take_{step}",
+            name=f"copy_{step}",
             reads=[ring[block(source), :]],
             writes=[y[block(source), :]],
             waits=[arrived[source, i]],
@@ -79,26 +79,27 @@ def ring_all_gather(g: Graph) -> None:
 
 
 def main() -> None:
-    world = etc_dist.start()
-    program = etc_dist.compile(ring_all_gather(world.size), world)
-    if world.backend == "cuda":
-        import cupy as xp
-    else:
-        xp = np
-    x = xp.arange(100 * 8, dtype=xp.float32).reshape(100, 8) + 1000 * world.rank
-    y = program.run(x=x)["y"]
-    program.synchronize()
+    with (
+        etc_dist.start() as world,
+        etc_dist.compile(ring_all_gather(world.size), world) as program,
+    ):
+        if world.backend == "cuda":
+            import cupy as xp
+        else:
+            xp = np
+        x = xp.arange(100 * 8, dtype=xp.float32).reshape(100, 8) + 1000 * world.rank
+        y = program.run(x=x)["y"]
+        program.synchronize()
 
-    expected = xp.concatenate([x + 1000 * (r - world.rank) for r in range(world.size)])
-    good = all(world.gather(bool((y == expected).all())))
-    if world.rank == 0:
-        print(world.show())
-        print(
-            f"{world.size} ranks, {len(program.plan.graph.calls)} calls in one kernel"
+        expected = xp.concatenate(
+            [x + 1000 * (r - world.rank) for r in range(world.size)]
         )
-        print(f"y holds the rows of all ranks, on every rank: {good}")
-    program.close()
-    world.close()
+        good = all(world.gather(bool((y == expected).all())))
+        if world.rank == 0:
+            print(world.show())
+            calls = len(program.plan.graph.calls)
+            print(f"{world.size} ranks, {calls} calls in one kernel")
+            print(f"y holds the rows of all ranks, on every rank: {good}")
     if not good:
         raise SystemExit(f"rank {world.rank}: the result is wrong")
 

@@ -29,7 +29,7 @@ def graph(name: str, world_size: int):
 
 
 def launch(*command: str, ranks: int = 2, code: int = 0, cwd: Path = ROOT) -> str:
-    """The words that an example prints on ranks of the CPU backend."""
+    """The output of an example on ranks of the CPU backend."""
     done = subprocess.run(
         [sys.executable, str(ROOT / "launch" / "mpirun"), "-n", str(ranks), *command],
         env=os.environ | {"ETC_DIST_BACKEND": "cpu", "PYTHONPATH": str(ROOT)},
@@ -44,12 +44,12 @@ def launch(*command: str, ranks: int = 2, code: int = 0, cwd: Path = ROOT) -> st
 
 
 def test_demo_reports_errors_proofs_and_timelines(tmp_path):
-    said = launch(str(EXAMPLES / "demo.py"), "--output", str(tmp_path))
-    assert "backend cpu" in said
-    assert said.count(" same ") == 2
-    assert said.count("proved free of deadlocks") == 2
-    assert said.count("What to see: ") == 2
-    assert re.search(r"\d+ of \d+ transfers on rank 0 begin before its last", said)
+    output = launch(str(EXAMPLES / "demo.py"), "--output", str(tmp_path))
+    assert "backend cpu" in output
+    assert output.count(" same ") == 2
+    assert output.count("proved free of deadlocks") == 2
+    assert output.count("What to see: ") == 2
+    assert re.search(r"\d+ of \d+ transfers on rank 0 begin before its last", output)
     for name in ("matmul_reduce_scatter", "all_gather_matmul"):
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         slices = json.loads((tmp_path / f"{name}.json").read_text())["traceEvents"]
@@ -58,9 +58,9 @@ def test_demo_reports_errors_proofs_and_timelines(tmp_path):
 
 def test_demo_writes_elsewhere_where_the_checkout_cannot_be_written(tmp_path):
     (tmp_path / "demo-output").touch()  # not a folder, so nothing fits in
-    said = launch(str(EXAMPLES / "demo.py"), cwd=tmp_path)
-    assert "nothing can be written to demo-output: File exists." in said
-    folder = Path(re.search(r"The pictures will be in (\S+)\.", said)[1])
+    output = launch(str(EXAMPLES / "demo.py"), cwd=tmp_path)
+    assert "nothing can be written to demo-output: File exists." in output
+    folder = Path(re.search(r"The pictures will be in (\S+)\.", output)[1])
     assert (folder / "matmul_reduce_scatter.png").exists()
     shutil.rmtree(folder)
 
@@ -68,38 +68,38 @@ def test_demo_writes_elsewhere_where_the_checkout_cannot_be_written(tmp_path):
 def test_demo_refuses_an_output_folder_before_it_runs(tmp_path):
     (tmp_path / "file").touch()
     options = ["--output", str(tmp_path / "file" / "folder")]
-    said = launch(str(EXAMPLES / "demo.py"), *options, code=1)
-    assert "folder: Not a directory. To do: name another folder by --output" in said
-    assert "Traceback" not in said
-    assert "GEMM" not in said
+    output = launch(str(EXAMPLES / "demo.py"), *options, code=1)
+    assert "folder: Not a directory. To do: name another folder by --output" in output
+    assert "Traceback" not in output
+    assert "GEMM" not in output
 
 
-def test_add_row_sum_says_that_its_result_is_right():
-    said = launch(str(EXAMPLES / "add_row_sum.py"))
-    assert "y equals a + b on every rank: True" in said
+def test_add_row_sum_reports_a_right_result():
+    output = launch(str(EXAMPLES / "add_row_sum.py"))
+    assert "y equals a + b on every rank: True" in output
 
 
-def test_ring_all_gather_says_that_its_result_is_right():
-    said = launch(str(EXAMPLES / "ring_all_gather.py"))
-    assert "y holds the rows of all ranks, on every rank: True" in said
+def test_ring_all_gather_reports_a_right_result():
+    output = launch(str(EXAMPLES / "ring_all_gather.py"))
+    assert "y holds the rows of all ranks, on every rank: True" in output
 
 
 def test_mlp_compares_itself_with_fp32():
-    said = launch(str(EXAMPLES / "mlp.py"))
-    assert "96 rows, hidden 256, inner 512 on each rank 7 calls in one kernel" in said
-    assert "error against fp32: " in said
+    output = launch(str(EXAMPLES / "mlp.py"))
+    assert "96 rows, hidden 256, inner 512 on each rank 7 calls in one kernel" in output
+    assert "error against fp32: " in output
 
 
 @pytest.mark.parametrize("ranks, calls", [(1, 9), (2, 12)])
 def test_moe_compares_itself_with_fp32(ranks, calls):
-    said = launch(str(EXAMPLES / "moe.py"), ranks=ranks)
-    assert "100 tokens a rank, each picks 4 of 16 experts" in said
-    assert f"{calls} calls in one kernel error against fp32: " in said
+    output = launch(str(EXAMPLES / "moe.py"), ranks=ranks)
+    assert "100 tokens a rank, 4 of 16 experts each" in output
+    assert f"{calls} calls in one kernel error against fp32: " in output
 
 
-def test_bin_sums_says_that_its_result_is_right():
-    said = launch(str(EXAMPLES / "bin_sums.py"))
-    assert "total holds the sums of all bins, on every rank: True" in said
+def test_bin_sums_reports_a_right_result():
+    output = launch(str(EXAMPLES / "bin_sums.py"))
+    assert "total holds the sums of all bins, on every rank: True" in output
 
 
 @pytest.mark.parametrize("rows", [4, 64, 128, 328])
