@@ -1,4 +1,4 @@
-"""The experts that tokens pick; CUDA half in `kernels/functions/best_experts.cuh`."""
+"""The best experts of tokens; CUDA half in `kernels/functions/best_experts.cuh`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def best_experts(logits: Any, top_k: int, normalize: bool) -> tuple[Any, Any]:
     the largest first; among equal ones the lower expert index wins. Weights are the
     softmax over all experts, or with `normalize` over those picked."""
     ids = np.argsort(-logits, axis=1, kind="stable")[:, :top_k]
-    share = np.exp(logits - logits.max(axis=1, keepdims=True))
-    picked = np.take_along_axis(share, ids, axis=1)
-    whole = picked if normalize else share
-    return ids, picked / whole.sum(axis=1, keepdims=True)
+    exponents = np.exp(logits - logits.max(axis=1, keepdims=True))
+    selected = np.take_along_axis(exponents, ids, axis=1)
+    whole = selected if normalize else exponents
+    return ids, selected / whole.sum(axis=1, keepdims=True)

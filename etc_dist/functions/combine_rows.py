@@ -15,17 +15,17 @@ GROUP_TOKENS = 2
 
 
 def combine_rows(routing: Routing) -> DeviceFunction:
-    """place and weights [tokens, top_k], product [rows, columns] -> y [tokens,
-    columns]: the weighted sum of a token's rows of `product`, in the order of its
+    """place and weights [tokens, top_k], outputs [rows, columns] -> y [tokens,
+    columns]: the weighted sum of a token's rows of `outputs`, in the order of its
     choices, in fp32. Rows of y are not written for tokens that chose no expert of this
     rank."""
 
-    def body(place: Any, weights: Any, product: Any, y: Any) -> None:
+    def body(place: Any, weights: Any, outputs: Any, y: Any) -> None:
         total = np.zeros(y.shape, np.float32)
         for k in range(routing.top_k):
             here = place[:, k] >= 0
-            # A product of two fp32 numbers is exact in fp64: one rounding, as by fma.
-            part = product[place[here, k]].astype(np.float64)
+            # fp64 holds the product of two fp32 numbers exactly: one rounding, as fma.
+            part = outputs[place[here, k]].astype(np.float64)
             sums = total[here] + weights[here, k, None] * part
             total[here] = sums.astype(np.float32)
         some = (place >= 0).any(axis=1)

@@ -15,12 +15,12 @@ from etc_dist.ir.function import TENSOR
 def down_token(routing: Routing) -> DeviceFunction:
     """ids and weights [1, top_k], active [1, top_k, inner], down [experts, columns,
     inner], the same again or without columns -> y [1, columns]: the weighted sum over
-    the experts that the token picks, in fp32. The first weights are sent for before the
-    activations are there; then the L2 cache is asked for `asked` of those experts for
-    which the first product's tasks have not."""
+    the experts that the token picks, in fp32. The first weights are loaded before the
+    activations are complete. Then the rows of operand 4 are prefetched into L2, for the
+    experts of which `gate_up_token` has not prefetched rows."""
 
     def body(
-        ids: Any, weights: Any, active: Any, down: Any, asked: Any, y: Any
+        ids: Any, weights: Any, active: Any, down: Any, prefetched_rows: Any, y: Any
     ) -> None:
         total = np.zeros(y.shape[1], np.float32)
         for k, expert in enumerate(ids[0]):

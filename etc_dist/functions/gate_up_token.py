@@ -16,8 +16,8 @@ from etc_dist.ir.function import TENSOR
 def gate_up_token(routing: Routing) -> DeviceFunction:
     """x [1, hidden], logits [1, experts], gate and up [experts, columns, hidden], down
     [experts, rows, inner] -> activations [1, top_k, columns], for the experts that the
-    token picks. Of down, the L2 cache is asked for rows of half of these experts: a
-    task that follows will read them."""
+    token picks. Rows of down of half of these experts are prefetched into L2 for a
+    later task."""
 
     def body(x: Any, logits: Any, gate: Any, up: Any, down: Any, active: Any) -> None:
         row = x[0].astype(np.float32)

@@ -132,7 +132,7 @@ def grouped_float(dtype: str) -> DeviceFunction:
 
 
 def thin_float(dtype: str) -> DeviceFunction:
-    """x [128, k], a weight of few rows [128, k] -> x @ weight.T, a tile [128, 128] in
+    """x [128, k], a narrow weight [128, k] -> x @ weight.T, a tile [128, 128] in
     fp32. On the GPU a tile has 128 rows and columns, but at the edges, and k is all of
     the operands' or a share that ends after a multiple of 128."""
     boxes = {0: ROW_BOX, 1: WEIGHT_BOX}

@@ -24,7 +24,7 @@ def list_rows(routing: Routing) -> DeviceFunction:
         found = np.flatnonzero(bits)
         tokens[: len(found)] = found
 
-    # Where tokens come from other ranks, the tensor lane's warps are busy sending them.
+    # If tokens come from other ranks, the warps of the tensor lane are sending them.
     lane = TRANSFER if routing.split else TENSOR
     words = Operand((1, "blocks"), "int32")
     one = Operand((1,), "int32")

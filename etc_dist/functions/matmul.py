@@ -21,7 +21,7 @@ STAGE_K = 64
 """Elements of k in one stage of the shared-memory ring."""
 WORKER_ROWS = 128
 IMAGE_BYTES = WORKER_ROWS * TILE * 2
-"""One worker's share of a tile as it travels: its shared-memory image."""
+"""The shared-memory image of a worker's half of a tile, as it is sent."""
 
 
 def two_byte(dtype: str) -> str:

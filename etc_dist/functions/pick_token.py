@@ -1,4 +1,4 @@
-"""The experts that one token picks; CUDA half in `kernels/functions/pick_token.cuh`."""
+"""The best experts of one token; CUDA half in `kernels/functions/pick_token.cuh`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from etc_dist.ir.function import TENSOR
 
 
 def pick_token(routing: Routing) -> DeviceFunction:
-    """logits [1, experts] -> ids [1, top_k] (int32), weights [1, top_k] (fp32): the
-    experts that the token picks, the best one first."""
+    """logits [1, experts] -> ids [1, top_k] (int32), weights [1, top_k] (fp32), see
+    `best_experts`."""
 
     def body(logits: Any, ids: Any, weights: Any) -> None:
         ids[...], weights[...] = best_experts(logits, routing.top_k, routing.normalize)

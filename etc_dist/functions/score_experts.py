@@ -12,7 +12,7 @@ from etc_dist.ir import DeviceFunction, Extent, Operand
 from etc_dist.ir.function import TENSOR
 
 GROUP_EXPERTS = 32
-"""Experts at most of which a task computes the logits."""
+"""The largest number of experts of a task."""
 
 
 def score_experts(routing: Routing) -> DeviceFunction:

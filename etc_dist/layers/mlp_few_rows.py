@@ -24,7 +24,7 @@ FEW_ROWS = 128
 """Rows of all ranks at most. Twice as many took as long as by the other program; more
 than the 288 of a tile are refused by the proof of the graph."""
 PRODUCT_TASKS = 64
-"""Tasks of a product that read weights side by side, about one for each cluster."""
+"""Tasks of a product that read weights concurrently, about one for each cluster."""
 MANY_ROWS = 17
 """Of fewer rows, a task has half as many columns, so that more workers read weights."""
 BLOCK = 128
@@ -60,7 +60,7 @@ def mlp_few_rows_graph(
     The sizes are fixed on the GPU, where a task may have half of tile_columns, and free
     on the CPU backend, but that half of tile_columns is a multiple of block and of
     summed, and block one of step: what a narrow tile reads at once, which may reach
-    behind the end of k, but not into another share of it.
+    past the end of k, but not into another share of it.
     """
     x, y, (gate, up), down = add_tensors(g, dtype)
     (rows, hidden), (_, inner) = x.shape, down.shape

@@ -1,4 +1,4 @@
-"""The graph of the dense MLP for ranks whose rows do not fill tiles of their own."""
+"""The graph of the dense MLP for ranks whose rows do not fill whole tiles."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def mlp_packed_rows_graph(
 ) -> None:
     """x [rows, hidden] on each rank -> y [rows, hidden], the same rows.
 
-    As `mlp_graph`, but a tile has rows of several ranks: those of all lie behind each
-    other on every rank; a row of the down projection goes to its owner once all of its
+    As `mlp_graph`, but a tile has rows of several ranks: every rank gathers the rows of
+    all; a row of the down projection goes to its owner once all of its
     tiles are computed, and the owner adds the ranks' in fp32. Tiles of the same columns
     come one after the other, for they share the weights.
     """

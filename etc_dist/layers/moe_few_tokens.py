@@ -16,13 +16,13 @@ FEW_BYTES = 350_000_000
 """and bytes of weights that they read. With more, the bytes alone take the time, and
 there the other program, which reads an expert once for all tokens, is the faster."""
 PRODUCT_TASKS = 132
-"""Tasks of a product that read weights side by side, about one for each worker."""
+"""Tasks of a product that read weights concurrently, about one for each worker."""
 SCORED = 8
 """Experts that one task scores at most, one a warp, and fewer for no more than
 SCORE_TASKS tasks: a worker alone reads slowly."""
-ASKED_BYTES = 30_000_000
-"""Bytes of down at most that one token reads, for the L2 cache to be asked for them
-beforehand; nothing is asked for more tokens."""
+PREFETCH_BYTES = 30_000_000
+"""Rows of down are prefetched into L2 for one token that reads at most so many bytes of
+them, and not for several tokens."""
 
 
 def most_tokens(top_k: int, hidden: int, inner: int) -> int:
@@ -41,15 +41,15 @@ def moe_few_tokens_graph(
     dtype: str = "bfloat16",
     product_tasks: int = PRODUCT_TASKS,
     score_tasks: int = SCORE_TASKS,
-    asked_bytes: int = ASKED_BYTES,
+    prefetch_bytes: int = PREFETCH_BYTES,
 ) -> None:
     """x [tokens, hidden] -> y [tokens, hidden], as `moe_graph` on one rank.
 
     No rows are grouped by expert, and nothing is planned: a token's tasks read the rows
     of weights they need, two events after the first load. A task has some columns of
     each expert that its token picks; those of down come in pairs. If there is one token
-    and the L2 cache holds its rows of down, tasks of the first product ask for those of
-    half of its experts, a share each, and tasks of the second for their own of the
+    and L2 holds its rows of down, tasks of `gate_up_token` prefetch those of half of
+    its experts, a share each, and tasks of `down_token` their own rows of the
     others."""
     tokens, hidden, inner = g.dims("tokens hidden inner")
     routing = Routing(experts, top_k, normalize, dtype)
@@ -94,11 +94,11 @@ def moe_few_tokens_graph(
     m, j = grid = g.grid(m=tokens, j=blocks)
     token, first = span(m, 1), j * width
     left = minimum(width, inner - first)
-    # No product of sizes, which might not fit 32 bits.
-    fits = minimum(1, asked_bytes // (2 * top_k) // hidden // inner)
+    # Divisions: a product of sizes might not fit 32 bits.
+    fits = minimum(1, prefetch_bytes // (2 * top_k) // hidden // inner)
     is_one = 1 // tokens
-    asks = g.let("asks", fits * is_one)
-    share = g.let("asked_rows", ceildiv(hidden, blocks) * asks)
+    prefetches = g.let("prefetches", fits * is_one)
+    share = g.let("prefetched_rows", ceildiv(hidden, blocks) * prefetches)
     g.call(
         gate_up_token(routing),
         grid,
@@ -125,7 +125,9 @@ def moe_few_tokens_graph(
             weights[token, :],
             active[token, :, :],
             down[:, of_block, :],
-            down[:, span(j * width, minimum(width, hidden - j * width) * asks), :],
+            down[
+                :, span(j * width, minimum(width, hidden - j * width) * prefetches), :
+            ],
         ],
         writes=[y[token, of_block]],
         waits=[picked[m], activated[m]],

@@ -1,4 +1,4 @@
-"""The graph of a mixture of experts, on one rank or over many."""
+"""The graph of a mixture of experts, on one rank or on several."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ from etc_dist.ir import (
 from etc_dist.layers.moe_steps import (
     SCORE_TASKS,
     Choices,
-    Product,
+    ExpertOutputs,
     Sizes,
     add_choices,
     add_inputs,
     add_places,
-    add_products,
+    add_projections,
     add_tiles,
 )
 from etc_dist.ops.order import last_between
 
 PARALLEL = ("tensor", "expert")
 PASSES, PARALLEL_PASSES = 2, 4
-"""Parts of the columns of the result at most, on one rank and over many; one is
-combined while the next is computed. More parts are less to do at the end, which is
-longer where sums travel, but a tile's activations are read again for each."""
+"""The largest number of passes over the output columns, on one rank and on several. One
+is combined while the next is computed. More passes shorten the tail, which is longer
+where sums are sent, but a tile's activations are read again in each."""
 COMBINED = 256
-"""Columns that a warp combines at once,"""
+"""Columns that a warp combines in one step."""
 COMBINE_TASKS = 1584
-"""and tasks of a pass for which a group's columns are shared: a warp of each worker's
-twelve has one."""
+"""The number of tasks of a pass up to which a group's columns are divided: one for each
+of a worker's twelve warps."""
 PART_TOKENS = 16
-"""Tokens of a task at most whose sums go to another rank."""
+"""The largest number of tokens of a task that sends sums to another rank."""
 PART_TASKS = 512
-"""Fewer tokens than PART_TOKENS are taken for about so many tasks."""
+"""A task has fewer tokens than PART_TOKENS to make about this many tasks."""
 PUSH_TASKS = 128
-"""Blocks of tokens go to a rank in parts where whole ones are fewer tasks than this."""
+"""Blocks of tokens are divided to make about this many tasks that push them."""
 
 
 @graph_function
@@ -78,18 +78,18 @@ def moe_graph(
     """x [tokens, hidden] -> y [tokens, hidden].
 
     router [experts, hidden]; gate_up [experts, 2 inner, hidden], gate's rows first;
-    down [experts, hidden, inner]. Tokens pick experts; each expert's tokens are cut
-    into tiles, whose number, place and size are found as the program runs; the rows of
-    x of a tile's tokens are multiplied by the expert's gate and up into activations,
-    and these by down; each token's rows are combined.
+    down [experts, hidden, inner]. The router selects each token's experts. Each
+    expert's tokens are divided into tiles, whose number, place and size are computed at
+    run time. The rows of x of a tile's tokens are multiplied by the expert's gate and
+    up into activations, and these by down. Each token's rows are combined.
 
-    Over many ranks, parallel = "tensor": all have the same x and router, and a share of
-    every expert's inner width; a rank's y [shard, hidden] are its own of all world *
-    shard tokens. parallel = "expert": each has its own tokens, the whole router and a
-    share of the experts.
+    On several ranks, parallel = "tensor": all ranks have the same x and router, and a
+    shard of every expert's inner width; y [shard, hidden] are this rank's tokens out of
+    world * shard. parallel = "expert": each rank has different tokens, the whole router
+    and a shard of the experts.
 
-    The sizes from `block` to group_tokens are fixed on the GPU; on the CPU backend they
-    are free, but that block is at most 32 and a multiple of group_tokens.
+    The sizes from `block` to group_tokens are fixed on the GPU. On the CPU backend they
+    are free, but block is at most 32 and a multiple of group_tokens.
     """
     routing = Routing(experts, top_k, normalize, dtype, block, tile_rows)
     sizes = Sizes(
@@ -110,11 +110,11 @@ def moe_graph(
         _expert_parallel(g, routing, sizes)
     else:
         raise ArgumentError(
-            f"a mixture of experts cannot be parallel in {parallel!r}",
+            "unknown way to split a mixture of experts",
             where="moe_graph",
             wanted=f"parallel in {PARALLEL}",
             got=repr(parallel),
-            fix="choose among these",
+            fix="choose one of these",
         )
 
 
@@ -128,17 +128,17 @@ def _one_rank(g: Graph, routing: Routing, sizes: Sizes) -> None:
     choices = add_choices(g, routing, x, router, blocks, routed, sizes)
     chosen = choices.chosen
     tiles = add_tiles(g, routing, chosen, tokens * routing.top_k, [routed[0]])
-    product = add_products(g, routing, sizes, x, tiles, gate_up, down)
+    outputs = add_projections(g, routing, sizes, x, tiles, gate_up, down)
     place, located = add_places(g, routing, choices, tiles, tokens)
     size = sizes.group_tokens
     groups = g.let("groups", ceildiv(tokens, size))
-    width = g.let("pass_columns", product.pass_columns)
+    width = g.let("pass_columns", outputs.pass_columns)
     parts = maximum(1, COMBINE_TASKS // maximum(1, groups))
     part = g.let(
         "part", sizes.combined * ceildiv(ceildiv(width, sizes.combined), parts)
     )
     parts = g.let("parts", ceildiv(width, part))
-    s, q, c = grid = g.grid(s=product.passes, q=groups, c=parts)
+    s, q, c = grid = g.grid(s=outputs.passes, q=groups, c=parts)
     skipped = c * part
     of_group = tile(q, size)
     of_part = span(s * width + skipped, minimum(part, width - skipped))
@@ -148,16 +148,16 @@ def _one_rank(g: Graph, routing: Routing, sizes: Sizes) -> None:
         reads=[
             place[of_group, :],
             choices.weights[of_group, :],
-            product.rows[:, of_part],
+            outputs.rows[:, of_part],
         ],
         writes=[y[of_group, of_part]],
-        waits=[product.produced[s], located],
+        waits=[outputs.produced[s], located],
     )
 
 
 def _tensor_parallel(g: Graph, routing: Routing, sizes: Sizes) -> None:
-    """Every rank routes all tokens and multiplies them by its share of all experts;
-    each token's sum goes to the rank that owns the token, which adds the ranks'."""
+    """Every rank routes all tokens and multiplies them by its shard of all experts.
+    Each token's partial sum goes to the rank that owns it, which adds the ranks'."""
     shard, hidden, inner = g.dims("shard hidden inner")
     world = g.world_size
     tokens = g.let("tokens", world * shard)
@@ -169,20 +169,20 @@ def _tensor_parallel(g: Graph, routing: Routing, sizes: Sizes) -> None:
     choices = add_choices(g, routing, x, router, blocks, routed, sizes)
     chosen = choices.chosen
     tiles = add_tiles(g, routing, chosen, tokens * routing.top_k, [routed[0]])
-    product = add_products(g, routing, sizes, x, tiles, gate_up, down)
+    outputs = add_projections(g, routing, sizes, x, tiles, gate_up, down)
     place, located = add_places(g, routing, choices, tiles, tokens)
     sent = Sent(
         place, choices.weights, tokens, lambda p: (g.rank + 1 + p) % world * shard
     )
-    _send_back(g, routing, sizes, sent, product, located, y)
+    _send_back(g, routing, sizes, sent, outputs, located, y)
 
 
 def _expert_parallel(g: Graph, routing: Routing, sizes: Sizes) -> None:
     """Every rank routes its own tokens and sends each to the ranks that have experts of
-    its choice; these multiply what they get by their own experts, and send each token's
-    sum back to its rank, which adds the ranks'.
+    its choice. These compute their experts' outputs, and send each token's partial sum
+    back to its rank, which adds the ranks'.
 
-    Of all that is exchanged, slot p on a rank is of rank + p: its own comes first."""
+    In exchanged tensors, slot p of a rank belongs to rank + p: its own is the first."""
     tokens, hidden, inner = g.dims("tokens hidden inner")
     world, block, top_k = g.world_size, routing.block, routing.top_k
     blocks = g.let("blocks", ceildiv(tokens, block))
@@ -195,19 +195,19 @@ def _expert_parallel(g: Graph, routing: Routing, sizes: Sizes) -> None:
 
     routed = g.events("routed", (blocks,), expects=1)
     choices = add_choices(g, routing, x, router, blocks, routed, sizes)
-    everyones = Choices(
+    all_choices = Choices(
         g.symmetric("all_ids", (world * padded, top_k), "int32"),
         g.symmetric("all_weights", (world * padded, top_k), "float32"),
         g.symmetric("all_chosen", (own.experts, world * blocks), "int32"),
     )
     all_x = g.symmetric("all_x", (world * padded, hidden), routing.dtype)
     shared = g.events("shared", (1,), expects=world * blocks, cross_rank=True)
-    # The peers that wait for a slot first get it first, this rank its own last.
+    # The peer that needs a slot first gets it first; this rank's own is the last.
     p, b = grid = g.grid(p=world, b=blocks)
     slot = (p + 1) % world
     to = (g.rank + (world - 1) - p) % world
     of_block = span(b * block, minimum(block, tokens - b * block))
-    there = span(slot * padded + b * block, minimum(block, tokens - b * block))
+    target = span(slot * padded + b * block, minimum(block, tokens - b * block))
     g.call(
         share_choices(own),
         grid,
@@ -216,8 +216,8 @@ def _expert_parallel(g: Graph, routing: Routing, sizes: Sizes) -> None:
             *(t[of_block, :] for t in (choices.ids, choices.weights)),
         ],
         writes=[
-            everyones.chosen.on(to)[:, slot * blocks + b],
-            *(t.on(to)[there, :] for t in (everyones.ids, everyones.weights)),
+            all_choices.chosen.on(to)[:, slot * blocks + b],
+            *(t.on(to)[target, :] for t in (all_choices.ids, all_choices.weights)),
         ],
         waits=[routed[b]],
         notifies=[shared.on(to)[0]],
@@ -231,7 +231,7 @@ def _expert_parallel(g: Graph, routing: Routing, sizes: Sizes) -> None:
     )
 
     def in_turn(t: Expr) -> tuple[Expr, Expr, Expr]:
-        # What stays here does not take from the links, so it is copied beside the rest.
+        # Local copies use no link, so they run between the others.
         p, task = last_between(t, world, blocks * pushes)
         return p, task // pushes, task % pushes
 
@@ -254,20 +254,20 @@ def _expert_parallel(g: Graph, routing: Routing, sizes: Sizes) -> None:
     )
 
     rows = world * tokens * min(top_k, own.experts)
-    tiles = add_tiles(g, own, everyones.chosen, rows, [shared[0]])
-    product = add_products(g, own, sizes, all_x, tiles, gate_up, down, [arrived[0]])
+    tiles = add_tiles(g, own, all_choices.chosen, rows, [shared[0]])
+    outputs = add_projections(g, own, sizes, all_x, tiles, gate_up, down, [arrived[0]])
     lower = choices.chosen[span(0, g.rank * own.experts), 0]
-    place, located = add_places(g, own, everyones, tiles, tokens, [lower])
+    place, located = add_places(g, own, all_choices, tiles, tokens, [lower])
     sent = Sent(
-        place, everyones.weights, world * tokens, lambda p: (p + 1) % world * padded
+        place, all_choices.weights, world * tokens, lambda p: (p + 1) % world * padded
     )
-    _send_back(g, own, sizes, sent, product, located, y, choices.ids)
+    _send_back(g, own, sizes, sent, outputs, located, y, choices.ids)
 
 
 @dataclass(frozen=True)
 class Sent:
-    """Where a rank finds what belongs to the tokens whose sums it sends away: `tokens`
-    in all, those of rank + 1 + p from first(p) on."""
+    """The rows and weights of the tokens whose partial sums a rank sends: `tokens` in
+    total, those of rank + 1 + p from first(p) on."""
 
     place: Tensor
     weights: Tensor
@@ -280,46 +280,46 @@ def _send_back(
     routing: Routing,
     sizes: Sizes,
     sent: Sent,
-    product: Product,
+    outputs: ExpertOutputs,
     located: EventRef,
     y: Tensor,
     ids: Tensor | None = None,
 ) -> None:
-    """Add the sums of the tokens of all ranks, each sent to its rank as a part, and the
-    sums of the parts: y [tokens, hidden]. ids: of this rank's tokens, where the experts
-    are split over the ranks."""
+    """Add the partial sums of all ranks' tokens, each sent to its rank, and their sums
+    over ranks: y [tokens, hidden]. ids: of this rank's tokens, if the experts are split
+    over the ranks."""
     world, (tokens, hidden) = g.world_size, y.shape
     size = g.let(
         "part", maximum(1, minimum(sizes.part_tokens, sent.tokens // PART_TASKS))
     )
     groups = g.let("groups", ceildiv(tokens, size))
-    parts = g.symmetric("parts", (world, tokens, hidden), y.dtype)
+    partials = g.symmetric("partials", (world, tokens, hidden), y.dtype)
     returned = g.events(
-        "returned", (product.passes, groups), expects=world, cross_rank=True
+        "returned", (outputs.passes, groups), expects=world, cross_rank=True
     )
-    # One's own part comes last: it does not have to travel.
-    s, p, q = grid = g.grid(s=product.passes, p=world, q=groups)
+    # This rank's own comes last: it is not sent.
+    s, p, q = grid = g.grid(s=outputs.passes, p=world, q=groups)
     owner, left = (g.rank + 1 + p) % world, minimum(size, tokens - q * size)
     of_tokens = span(sent.first(p) + q * size, left)
-    of_pass = tile(s, product.pass_columns)
+    of_pass = tile(s, outputs.pass_columns)
     g.call(
         combine_rows(routing),
         grid,
         reads=[
             *(t[of_tokens, :] for t in (sent.place, sent.weights)),
-            product.rows[:, of_pass],
+            outputs.rows[:, of_pass],
         ],
-        writes=[parts.on(owner)[g.rank, span(q * size, left), of_pass]],
-        waits=[product.produced[s], located],
+        writes=[partials.on(owner)[g.rank, span(q * size, left), of_pass]],
+        waits=[outputs.produced[s], located],
         notifies=[returned.on(owner)[s, q]],
     )
-    s, q = grid = g.grid(s=product.passes, q=groups)
-    of_part, of_pass = tile(q, size), tile(s, product.pass_columns)
+    s, q = grid = g.grid(s=outputs.passes, q=groups)
+    of_part, of_pass = tile(q, size), tile(s, outputs.pass_columns)
     g.call(
         sum_expert_ranks(routing),
         grid,
         reads=[
-            parts[:, of_part, of_pass],
+            partials[:, of_part, of_pass],
             *([] if ids is None else [ids[of_part, :]]),
         ],
         writes=[y[of_part, of_pass]],

@@ -1,4 +1,4 @@
-"""The steps of a mixture of experts, which its graphs on one rank and on many share."""
+"""The steps of a mixture of experts, shared by its graphs on one and several ranks."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from etc_dist.ir import (
 from etc_dist.ops.order import grouped_rows
 
 TILES_TOGETHER = 2
-"""Tiles of rows that take turns at the same columns of an expert's weights, which may
-be more than the L2 cache holds."""
+"""Row tiles that alternate over the same columns of an expert's weights, which may be
+larger than the L2 cache."""
 SCORE_TASKS = 132
-"""Tasks at most that compute logits for groups of experts, about one for each worker.
-Where many tokens would make more, logits are computed in tiles, as products are."""
+"""The largest number of tasks that compute logits for groups of experts, about one per
+worker. Where many tokens would need more, logits are computed in tiles by GEMMs."""
 TILE_BLOCKS, TILE_EXPERTS = 4, 128
-"""Blocks of tokens, and experts, of which a tile has the logits."""
+"""Blocks of tokens, and experts, of a tile of logits."""
 MANY_TOKENS = 17
-"""Of fewer, a task has half as many columns, so that more workers read weights. Where
-ranks exchange tokens there is room for more."""
+"""With fewer, a task has half as many columns, so that more workers read weights. Where
+ranks exchange tokens, their capacity counts."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How the work is cut, beside what `Routing` says."""
+    """Tile sizes and task counts, in addition to those of `Routing`."""
 
     passes: int
     up_columns: int
@@ -56,7 +56,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Choices:
-    """What each token picked, of the tokens of a rank."""
+    """The experts of a rank's tokens, their weights, and the tokens of each expert."""
 
     ids: Tensor
     weights: Tensor
@@ -65,7 +65,7 @@ class Choices:
 
 @dataclass(frozen=True)
 class Tiles:
-    """Rows by expert, cut into tiles; all of it is known once `planned` is met."""
+    """Rows by expert, divided into tiles; valid after `planned`."""
 
     expert: Tensor
     row: Tensor
@@ -76,7 +76,7 @@ class Tiles:
     tokens: Tensor
     total: Expr
     most: int
-    """Rows of a tile at most."""
+    """The largest number of rows of a tile."""
     planned: EventRef
 
     def of(self, r: Expr) -> tuple[Expr, Expr, Expr]:
@@ -86,8 +86,8 @@ class Tiles:
 
 
 @dataclass(frozen=True)
-class Product:
-    """The experts' rows; `produced[s]` is met once those columns are there."""
+class ExpertOutputs:
+    """The experts' output rows. Pass s of the columns is valid after `produced[s]`."""
 
     rows: Tensor
     produced: EventTensor
@@ -103,7 +103,7 @@ def add_inputs(
     inner: Expr,
     own_experts: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """x, router, gate_up, down; of these two this rank may have its own experts'."""
+    """x, router, gate_up, down; gate_up and down have `own_experts` if given."""
     dtype, experts = routing.dtype, own_experts or routing.experts
     return (
         g.input("x", (tokens, hidden), dtype),
@@ -122,8 +122,8 @@ def add_choices(
     routed: EventTensor,
     sizes: Sizes,
 ) -> Choices:
-    """Add the router: x [tokens, hidden] -> the choices of all tokens. `routed` has an
-    event for each block of them, or one for all."""
+    """Add the router: x [tokens, hidden] -> the choices of all tokens. `routed` has one
+    event per block of tokens, or one for all blocks."""
     each = routed.shape == (blocks,)
     tokens = x.shape[0]
     experts, top_k, block = routing.experts, routing.top_k, routing.block
@@ -131,12 +131,12 @@ def add_choices(
     ids = g.local("ids", (tokens, top_k), "int32")
     weights = g.local("weights", (tokens, top_k), "float32")
     chosen = g.local("chosen", (experts, blocks), "int32")
-    # Groups of 8, 16 or GROUP_EXPERTS experts: as small as leave a worker one task.
+    # Groups of 8, 16 or GROUP_EXPERTS experts: the smallest with a task per worker.
     most, wide = sizes.score_tasks, ceildiv(experts, TILE_EXPERTS)
     over = [minimum(1, blocks * ceildiv(experts, n) // (most + 1)) for n in (8, 16)]
     size = g.let("scored_experts", 8 + 8 * over[0] + (GROUP_EXPERTS - 16) * over[1])
     groups = g.let("score_groups", ceildiv(experts, size))
-    # 1 where logits are computed in tiles, else 0.
+    # 1 if logits are computed in tiles, else 0.
     tiled = g.let("tiled", minimum(1, blocks * groups // (most + 1)))
     expects = g.let("logit_tasks", groups + tiled * (wide - groups))
     scored = g.events("scored", (blocks,), expects=expects)
@@ -160,7 +160,7 @@ def add_choices(
         writes=[logits[of_tile, of_group]],
         notifies=[scored[n]],
     )
-    # Where tiles are whole, the blocks of each become ready together.
+    # If all tiles are whole, the blocks of each become ready together.
     whole = g.let("whole_tiles", tiled * (1 - minimum(1, blocks % TILE_BLOCKS)))
     together = g.let("tile_blocks", 1 + (TILE_BLOCKS - 1) * whole)
     n, i = grid = g.grid(n=g.let("chosen_tiles", blocks // together), i=together)
@@ -184,10 +184,10 @@ def add_tiles(
     choices: Expr,
     waits: Sequence[EventRef],
 ) -> Tiles:
-    """Add the tiles of at most `choices` rows: chosen [experts, blocks] tells whose."""
+    """Add the tiles of the rows in chosen [experts, blocks], at most `choices`."""
     experts, blocks = routing.experts, chosen.shape[1]
     choices = g.let("choices", choices)
-    # No routing needs more tiles than this; those that are too many stay empty.
+    # The most tiles that any routing needs; unused ones stay empty.
     tiles = g.let("tiles", minimum(choices, experts + choices // routing.tile_rows))
     total = g.let("rows", choices + PADDING * tiles)
     before = g.local("before", chosen.shape, "int32")
@@ -222,7 +222,7 @@ def add_tiles(
     return Tiles(*lists, total, routing.tile_rows, planned[0])
 
 
-def add_products(
+def add_projections(
     g: Graph,
     routing: Routing,
     sizes: Sizes,
@@ -231,9 +231,8 @@ def add_products(
     gate_up: Tensor,
     down: Tensor,
     waits: Sequence[EventRef] = (),
-) -> Product:
-    """Add both products; the first one picks its rows from x, once `waits` are met
-    too."""
+) -> ExpertOutputs:
+    """Add both projections; the first one gathers its rows from x, after `waits`."""
     _, hidden, inner = down.shape
     many = 1 + x.shape[0] // MANY_TOKENS
     up_columns, tile_columns = (
@@ -249,16 +248,15 @@ def add_products(
     passes = g.let("passes", ceildiv(columns, per))
     (count,), rows = tiles.expert.shape, tiles.total
     active = g.local("active", (rows, inner), routing.dtype)
-    product = g.local("product", (rows, hidden), routing.dtype)
+    outputs = g.local("outputs", (rows, hidden), routing.dtype)
     activated = g.events("activated", (count,), expects=wide)
     produced = g.events("produced", (passes,), expects=count * per)
 
     r, j = grid = g.grid(r=count, j=wide)
     expert, row, size = tiles.of(r)
-    # NOTE: what is not needed reads nothing. Where peers write x, a few rows a task,
-    # this spares the proof to hold all tiles against all rows: loaded regions are left
-    # out.
-    seen = (
+    # NOTE: an empty tile reads nothing. If peers write x, a few rows per task, the
+    # proof then does not compare all tiles with all rows: it skips loaded regions.
+    source = (
         x[:, :] if x.kind == "input" else x[span(0, x.shape[0] * minimum(size, 1)), :]
     )
     turns = partial(grouped_rows, blocks=count, columns=wide, group=TILES_TOGETHER)
@@ -270,7 +268,7 @@ def add_products(
         grid,
         name="gate_up_projection",
         reads=[
-            seen,
+            source,
             gate_up[expert, span(skipped, width), :],
             gate_up[expert, span(inner + skipped, width), :],
             tiles.tokens[span(tiles.first.load(r), size)],
@@ -294,18 +292,17 @@ def add_products(
         grid,
         name="down_projection",
         reads=[active[span(row, size), :], down[expert, of_column, :]],
-        writes=[product[span(row, size), of_column]],
+        writes=[outputs[span(row, size), of_column]],
         waits=[activated[r]],
         notifies=[produced[s]],
         empty_until=until,
     )
-    return Product(product, produced, passes, per * tile_columns)
+    return ExpertOutputs(outputs, produced, passes, per * tile_columns)
 
 
 def _until(t: Expr, end: Expr, alone: Expr) -> Expr:
-    """Where the tasks from an empty task t on end that must be empty, too: as all tiles
-    after an empty one are empty, at `end`; if `alone` is not 0, it tells of no other
-    one."""
+    """The end of the tasks that must be empty if task t is: `end`, since all tiles
+    after an empty one are empty; t + 1 if `alone` is not 0."""
     return end - minimum(1, alone) * (end - t - 1)
 
 
@@ -317,9 +314,8 @@ def add_places(
     tokens: Expr,
     lower: Sequence[Region] = (),
 ) -> tuple[Tensor, EventRef]:
-    """Add where the rows of each token lie: place, of the shape of ids, and the event
-    that is met once all are known. Of each rank whose choices these are, there are so
-    many tokens."""
+    """Add the location of each token's rows: place, of the shape of ids, and the event
+    after which it is valid. tokens: those of each rank whose choices these are."""
     chosen, ids, block = choices.chosen, choices.ids, routing.block
     blocks = chosen.shape[1]
     place = g.local("place", ids.shape, "int32")

@@ -29,9 +29,9 @@ ROW_GROUP = 8
 PUSH_BYTES_PER_NS = 250
 """The limit of the push rate: faster stores delay the loads of the tensor lane."""
 NEED_FLOPS_PER_NS = 740_000
-"""A rank's matmul rate, which determines how fast it needs its peers' rows."""
+"""A rank's GEMM rate, which determines how fast it needs its peers' rows."""
 PUSH_LEAD = 2.2
-"""The push runs this much faster than the rows are needed: measured best."""
+"""The push rate relative to the rate of need: measured best."""
 
 
 @graph_function
@@ -47,7 +47,7 @@ def all_gather_matmul_graph(
 
     Every rank pushes its rows to all peers in packets, at a limited rate, first to the
     peer that needs them first. Meanwhile its tensor lane multiplies its own rows, then
-    those of the next rank, and so on: each row block once all its packets are there."""
+    those of the next rank, and so on, each row block after all its packets."""
     rows, n, k = g.dims("rows n k")
     world, size = g.world_size, tile_size
     blocks = g.let("blocks", ceildiv(rows, size))
@@ -104,7 +104,7 @@ def push_packets(
     sent = packet_rows * row_bytes
     p, b, q = grid = g.grid(p=world - 1, b=blocks, q=packets)
     to = (g.rank + (world - 1) - p) % world
-    # A packet's rows end where its block ends: an event counts whole packets.
+    # A packet ends at the end of its block: an event counts whole packets.
     first = b * size + q * packet_rows
     packet = span(first, minimum(packet_rows, size - q * packet_rows))
     g.call(

@@ -1,4 +1,4 @@
-"""The arrays of an operation as a table of names and shapes, such as "w [n, k]"."""
+"""The arguments of an operation as a table of names and shapes: "w [n, k]"."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Known:
-    """What earlier arrays have fixed: dims, and the dtype of all arrays."""
+    """Dims and dtype that are known from held arrays."""
 
     dims: Mapping[str, int] = field(default_factory=dict)
     dtype: str = ""
@@ -101,7 +101,7 @@ class Arguments:
 
 
 class ArgumentTable:
-    """The inputs of the operation `name`, by shape, and its output `out`.
+    """The inputs of the operation `name` and its output `out`, by shape.
 
     transposable: the input that may be a transposed view. empty: the dim that may be 0.
     """
@@ -122,7 +122,7 @@ class ArgumentTable:
         self._transposable, self._empty = transposable, empty
 
     def hold(self, values: Sequence[Any]) -> Known:
-        """Check the last inputs, which are the same in every call."""
+        """Check the last inputs, which stay the same in every call."""
         shapes = self.inputs[-len(values) :]
         arrays = _inspect(shapes, values)
         dims: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""GEMM + Reduce-Scatter whose partial sums stay in fp32 until all ranks' are added."""
+"""GEMM + Reduce-Scatter with partial sums in fp32."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def float_partials_graph(
 ) -> None:
     """x [world * rows, k], w [n, k] -> y [rows, n] on each rank.
 
-    A tile of tile_size x 2 * tile_size is computed into local memory, and sent to the
-    rank that owns it piece by piece; the owner adds the ranks' in rank order. Twice the
-    bytes of `matmul_reduce_scatter_graph` travel."""
+    A tile of tile_size x 2 * tile_size is computed into local memory, and sent to its
+    owner piece by piece. The owner adds the ranks' partial sums in rank order. Sends
+    twice the bytes of `matmul_reduce_scatter_graph`."""
     (piece_rows, piece_columns), size, wide = piece, tile_size, 2 * tile_size
     if size % piece_rows or wide % piece_columns:
         raise ArgumentError(

@@ -53,8 +53,8 @@ class Kind:
 
 
 class Operation:
-    """Base of the fused collectives and layers: a table of arguments, and candidates,
-    the first of which that serves a call's dims runs it.
+    """Base of the fused collectives and layers: a table of arguments, and candidates.
+    The first candidate that serves a call's dims runs it.
 
     Owns its programs and their buffers. Making, calling and closing one is collective.
     A context manager that closes it; after an exception it stays open until its world
@@ -77,8 +77,8 @@ class Operation:
         known: Known | None = None,
         transposes: bool = False,
     ):
-        """`options` must be equal on all ranks. `held` are the last inputs of each
-        call, and `known` is what they fix: then all candidates are compiled at once,
+        """`options` must be equal on all ranks. `held`: the last inputs of each call,
+        with the dims and dtype `known`. All candidates are then compiled at once,
         otherwise each at its first call."""
         self.world = world
         self._table, self._candidates = table, candidates
@@ -194,7 +194,7 @@ class Operation:
             self._calls.popitem(last=False)
 
     def _agree(self, text: str) -> None:
-        """Refuse, on every rank, a step of this operation that ranks do differently."""
+        """Raise on every rank if the ranks make different steps of this operation."""
         text = f"{self._table.name}({text})"
         self.world.match_call(sign(text), lambda: text)
 
@@ -234,7 +234,7 @@ def with_sizes(kind: type[Kept], **sizes: Any) -> type[Kept]:
 
 @contextmanager
 def refusing(world: World, what: str) -> Iterator[None]:
-    """Raise an error of the block on all ranks; they are at the same step."""
+    """Raise an error of the block on all ranks, which are at the same step."""
     try:
         yield
     except Exception as error:

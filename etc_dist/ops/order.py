@@ -1,4 +1,4 @@
-"""Tile orders: maps from a task's index to its coordinate, shared by the ops."""
+"""Task orders: maps from a task's index to its coordinates."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def shards_in_turn(
 def rotated_owners(
     t: Expr, world: int, blocks: Expr | int, columns: Expr | int, group: int
 ) -> tuple[Expr, Expr, Expr]:
-    """(d, i, j): for each group of columns, all owners in turn beginning with the next
-    rank: every moment's traffic is spread over all peers, the output completes group
-    by group, and one's own tiles close each group."""
+    """(d, i, j): for each group of columns, all owners in turn, the next rank first and
+    this rank last. Traffic is spread over all peers at any time, and the output
+    completes group by group."""
     g = t // (world * blocks * group)
     width = minimum(group, columns - g * group)
     rest = t - g * (world * blocks * group)
@@ -39,8 +39,8 @@ def rotated_owners(
 
 
 def last_between(t: Expr, parts: int, tasks: Expr | int) -> tuple[Expr, Expr]:
-    """(p, i): of `parts` > 1 parts with as many tasks each, those of the last one, each
-    between some of the others, which come part by part."""
+    """(p, i): `parts` > 1 parts of `tasks` tasks each, one part after the other, with
+    the tasks of the last part spread evenly between those of the others."""
     turn, place = t // parts, t % parts
     is_last = place // (parts - 1)
     other = turn * (parts - 1) + place

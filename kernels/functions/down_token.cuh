@@ -12,9 +12,9 @@ struct down_token {
   ETC_DEVICE static void run(const Task& task, Activated activated) {
     const auto active = task.template operand<2>();
     const auto down = task.template operand<3>();
-    const auto asked = task.template operand<4>();
+    const auto prefetched = task.template operand<4>();
     const auto y = task.template operand<5>();
-    // Behind the last choice it is read again.
+    // Indices after the last choice read it again.
     const i32 k = minimum(task.thread % 32, Task::kTopK - 1);
     const u32 picked = ptx::load4_l2(u64(task.template operand<0>().at(0, k)));
     const u32 weight = ptx::load4_l2(u64(task.template operand<1>().at(0, k)));
@@ -40,8 +40,8 @@ struct down_token {
       *y.at(0, 2 * pair + 1) = y.base->from(second);
     };
     const auto arrived = [&] {
-      const bool asks = task.thread >= kPrefetchedFirst<Task> && task.thread < Task::kTopK;
-      prefetch_rows(asks, asked, picked);
+      const bool prefetches = task.thread >= kPrefetchedFirst<Task> && task.thread < Task::kTopK;
+      prefetch_rows(prefetches, prefetched, picked);
       return activated();
     };
     pairs.multiply(task, arrived, finish);

@@ -1,5 +1,5 @@
-// Some columns of the activations of one token, for each expert that it picks. Rows of down are
-// not read, but those of some experts asked for, once nothing of gate and up is.
+// Some columns of the activations of one token, for each expert that it picks. Rows of down
+// of some experts are prefetched into L2 after all loads of gate and up.
 #pragma once
 #include "functions/best_experts.cuh"
 #include "functions/row_pairs.cuh"

@@ -6,16 +6,16 @@
 
 namespace etc {
 
-// Of a token's experts, those whose rows of down the first product's tasks ask the L2 cache for,
-// when they have nothing more to load: what memory gives while the activations' event is on its
-// way. With more in front of it the event would be late; the second product's tasks ask for them.
+// The number of a token's experts whose rows of down gate_up_token prefetches into L2 after its own
+// loads, as many as memory delivers until the activations are complete: more would delay the
+// event. down_token prefetches the rows of the other experts.
 template <class Task>
 constexpr i32 kPrefetchedFirst = (Task::kTopK + 1) / 2;
 
-// Asks the L2 cache for rows of an expert, which may be none, if this thread is to.
+// Prefetches rows of an expert into L2 if `wanted` for this thread.
 template <class Tile>
-ETC_DEVICE void prefetch_rows(bool asks, const Tile& rows, u32 expert) {
-  if (asks && rows.size[1] > 0) {
+ETC_DEVICE void prefetch_rows(bool wanted, const Tile& rows, u32 expert) {
+  if (wanted && rows.size[1] > 0) {
     const u64 first = u64(rows.at()) + u64(expert) * u64(rows.stride[0]) * 2;
     ptx::prefetch_l2(first, u32(rows.size[1] * rows.size[2]) * 2);
   }
@@ -36,13 +36,13 @@ struct RowPairs {
   i32 columns, each, steps;
   u64 vector, by_vector;  // address; bytes from an expert's part to the next
   u32 picked;             // lane k's is the k-th expert, and
-  float weight;           // its weight; lanes behind the last need a finite one, for zeros
+  float weight;           // its weight; lanes after the last need a finite one, for zeros
 
   static constexpr i32 kStepColumns = 128;
   static constexpr i32 steps_of(i32 columns) { return (columns + kStepColumns - 1) / kStepColumns; }
 
-  // Experts at most whose pairs are sent for before arrived() is asked: by then all others have
-  // to be picked too.
+  // Experts at most whose pairs are loaded before arrived() is called: until then all others are
+  // picked too.
   ETC_DEVICE i32 first_experts() const { return 1 + (kTilePairs * kAhead - 1) / of_expert; }
 
   // arrived(), once the first weights are under way: the vector is there; false to give up.
@@ -93,7 +93,7 @@ struct RowPairs {
   }
 
   // The sums of each warp's columns for the tiles up to `end`.
-  // NOTE: what is behind the last step gives zeros, so that there is no branch.
+  // NOTE: indices after the last step give zeros, so that there is no branch.
   template <bool kIsHalf, class Arrived>
   ETC_DEVICE bool add_up(i32 thread, float2* sums, i32 tile, i32 end, Arrived arrived) const {
     const i32 warp = thread / 32, lane = thread % 32;
@@ -148,7 +148,7 @@ struct RowPairs {
     return true;
   }
 
-  // Columns from a step's first one to the end; none behind the last step.
+  // Columns from a step's first one to the end; none after the last step.
   ETC_DEVICE i32 left(const Place& at, i32 end, i32 column) const {
     return at.tile < end && at.step < steps ? columns - column : 0;
   }

@@ -13,18 +13,18 @@ OWN = Routing(2, 2, True, "float32", split=True)
 
 def test_a_product_and_its_sum_are_rounded_once():
     near = 1 + 2.0**-12  # near * near is 1 + 2**-11 + 2**-24, a digit too long
-    product = np.array([[near], [-1 - 2.0**-11]], np.float32)
+    outputs = np.array([[near], [-1 - 2.0**-11]], np.float32)
     weights = np.array([[near, 1.0]], np.float32)
     place, y = np.array([[0, 1]], np.int32), np.empty((1, 1), np.float32)
-    combine_rows(ROUTING).body(place, weights, product, y)
+    combine_rows(ROUTING).body(place, weights, outputs, y)
     assert y.tolist() == [[0.0]]
-    combine_rows(ROUTING).body(place[:, ::-1], weights[:, ::-1], product, y)
+    combine_rows(ROUTING).body(place[:, ::-1], weights[:, ::-1], outputs, y)
     assert y.tolist() == [[2.0**-24]]
 
 
-def test_tokens_without_own_rows_are_left_alone():
+def test_tokens_without_rows_are_not_written():
     place = np.array([[-1, 1], [-1, -1], [0, -1]], np.int32)
-    weights, product = np.full((3, 2), 0.5, np.float32), np.array([[2.0], [4.0]])
+    weights, outputs = np.full((3, 2), 0.5, np.float32), np.array([[2.0], [4.0]])
     y = np.full((3, 1), np.nan)
-    combine_rows(OWN).body(place, weights, product, y)
+    combine_rows(OWN).body(place, weights, outputs, y)
     np.testing.assert_array_equal(y[:, 0], [2, np.nan, 1])

@@ -12,15 +12,15 @@ IDS = np.array([[7, 4], [0, 1], [5, 3]], np.int32)
 WHOLE = Routing(8, 2, True, "float32")
 
 
-def test_parts_of_all_ranks_are_added():
+def test_partial_sums_of_all_ranks_are_added():
     y = np.full((3, 1), np.nan)
     sum_expert_ranks(WHOLE).body(np.arange(12).reshape(4, 3, 1), y)
     assert y[:, 0].tolist() == [18, 22, 26]
 
 
-def test_only_parts_of_ranks_that_were_chosen_are_added():
-    parts = np.full((4, 3, 1), np.nan)
-    parts[[2, 3, 0, 1, 2], [0, 0, 1, 2, 2]] = np.array([[1], [2], [4], [8], [16]])
+def test_only_partial_sums_of_chosen_ranks_are_added():
+    partials = np.full((4, 3, 1), np.nan)
+    partials[[2, 3, 0, 1, 2], [0, 0, 1, 2, 2]] = np.array([[1], [2], [4], [8], [16]])
     y = np.full((3, 1), np.nan)
-    sum_expert_ranks(OWN).body(parts, IDS, y)
+    sum_expert_ranks(OWN).body(partials, IDS, y)
     assert y[:, 0].tolist() == [3, 4, 24]

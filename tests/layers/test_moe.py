@@ -7,8 +7,8 @@ import pytest
 
 from etc_dist.layers.moe import MoE
 from etc_dist.layers.moe_few_tokens import (
-    ASKED_BYTES,
     FEW_TOKENS,
+    PREFETCH_BYTES,
     moe_few_tokens_graph,
     most_tokens,
 )
@@ -18,7 +18,7 @@ FEW, MANY = "moe_few_tokens_graph", "moe_graph"
 
 
 def check_both_programs(weights, world, arrays, draw_rows, top_k, **options):
-    """A layer whose first call is of few tokens and whose second is of many."""
+    """Calls with few and then with many tokens."""
     put = [arrays.put(weight) for weight in weights]
     moe = MoE(*put, top_k=top_k, world=world, **options)
     for tokens, name in ((2, FEW), (FEW_TOKENS + 3, MANY)):
@@ -49,7 +49,7 @@ def test_both_programs_route_as_the_arguments_say(one_rank, arrays, rng):
 @pytest.mark.mpi
 def test_few_and_many_tokens_take_turns(make, arrays, compiled):
     layer = make("moe few tokens", 40, 24)
-    # Without meeting between.
+    # Without synchronising in between.
     calls = [layer.rows(count) for count in (1, FEW_TOKENS + 1, FEW_TOKENS, 300, 2)]
     names = []
     for x, out, _ in calls:
@@ -64,7 +64,7 @@ def test_few_and_many_tokens_take_turns(make, arrays, compiled):
     assert [dims["tokens"] for dims in rooms] == [*range(1, FEW_TOKENS + 1)]
 
 
-def asked(name: str, tokens: int, hidden: int, inner: int) -> list[int]:
+def prefetched(name: str, tokens: int, hidden: int, inner: int) -> list[int]:
     """The rows of down that the tasks of a matmul prefetch, of all tasks."""
     graph = moe_few_tokens_graph(1, experts=8, top_k=2)
     call = next(c for c in graph.calls if c.name == name)
@@ -80,11 +80,15 @@ def asked(name: str, tokens: int, hidden: int, inner: int) -> list[int]:
 @pytest.mark.parametrize("name", ["gate_up_token", "down_token"])
 @pytest.mark.parametrize("hidden", [8, 40, 2047, 2048])
 def test_of_one_token_all_rows_of_down_are_prefetched_once(hidden, name):
-    fits = ASKED_BYTES // (2 * 2 * hidden)
+    fits = PREFETCH_BYTES // (2 * 2 * hidden)
     assert (
-        asked(name, 1, hidden, 24) == asked(name, 1, hidden, fits) == [*range(hidden)]
+        prefetched(name, 1, hidden, 24)
+        == prefetched(name, 1, hidden, fits)
+        == [*range(hidden)]
     )
-    assert asked(name, 1, hidden, fits + 1) == asked(name, 2, hidden, 24) == []
+    assert (
+        prefetched(name, 1, hidden, fits + 1) == prefetched(name, 2, hidden, 24) == []
+    )
 
 
 def test_few_tokens_are_those_that_read_little():
