@@ -1,21 +1,20 @@
-// Asynchronous operations: bulk copies and stores, and the mbarriers that count them. Included
-// after the program.
+// Bulk copies and stores, and the mbarriers that count them. Included after the program.
 #pragma once
 #include "memory.h"
 
-BEGIN_UNSEEN_CALLS
+BEGIN_UNTRACKED_CALLS
 
 namespace emulation {
 
 struct Store {
-  Later box;  // its place in shared memory, for boxes and for bytes
+  AsyncOp box;  // box.shared: the source, for boxes and for bytes
   uint64_t global;
   uint32_t bytes, group;
   const Thread* thread;
-  uint8_t* data;  // what shared memory held, if it was read
+  uint8_t* data;  // the source, once it was read
   uint64_t due;
 };
-static List<Later> waiting;
+static List<AsyncOp> in_flight;
 static List<Store> stores;
 
 static Barrier& barrier(const Worker& worker, uint32_t address) {
@@ -28,8 +27,8 @@ static uint8_t& number(Worker& worker, uint32_t address) {
   }
   return worker.number[place];
 }
-// Of an mbarrier that `known` knows to be one.
-static Phase& phase(Worker& worker, uint32_t address, const Known& known) {
+// The phase of an mbarrier whose initialization is in the view `known`.
+static Phase& phase(Worker& worker, uint32_t address, const AgentView& known) {
   if (worker.left == 0) fail("an access to the shared memory of a worker that has ended");
   const uint8_t n = number(worker, address);
   if (n == 0) fail("an mbarrier that is not initialized");
@@ -62,13 +61,13 @@ void init_barrier(uint32_t address, uint32_t count) {
 void arrive(Worker& worker, uint32_t address, uint32_t count) {
   Barrier& at = barrier(worker, address);
   Phase& now = phase(worker, address, own->known);
-  go_on();
+  note_progress();
   if (&worker == own->worker) {
     now.sum.add(own->known);
   } else {
-    now.sum.add_before(own->told), now.sum.add_products(own->known);
-    drop(own->told.view), own->told = own->known.issue();
-    worker.come[own->known.agent] = own->told.clock;
+    now.sum.add_before(own->at_remote_arrival), now.sum.add_wgmmas(own->known);
+    drop(own->at_remote_arrival.view), own->at_remote_arrival = own->known.issue();
+    worker.last_access[own->known.agent] = own->at_remote_arrival.clock;
   }
   at.pending = int16_t(at.pending - int(count));
   settle(at, now);
@@ -83,39 +82,39 @@ bool is_over(uint32_t address, uint32_t parity) {
   own->known.acquire(now.known);
   return true;
 }
-// What `known` issued is complete, by so many bytes or, if they are none, by an arrival.
-static void complete(Worker& worker, uint32_t address, uint32_t bytes, const Known& known) {
+// Completes `bytes` of an operation issued with `known`, or an arrival if `bytes` is 0.
+static void complete(Worker& worker, uint32_t address, uint32_t bytes, const AgentView& known) {
   Barrier& at = barrier(worker, address);
   Phase& now = phase(worker, address, known);
   at.bytes_and_phase -= int32_t(bytes) * 2;
   if (bytes == 0) --at.pending;
   settle(at, now);
 }
-// An access that is over when an mbarrier's phase is.
+// An access that completes with an mbarrier's phase.
 static Access counted(
-    Worker& worker, uint32_t address, const Known& known, Kind kind, bool writes) {
+    Worker& worker, uint32_t address, const AgentView& known, Kind kind, bool writes) {
   const Phase& now = phase(worker, address, known);
-  worker.come[now.agent] = now.clock;
+  worker.last_access[now.agent] = now.clock;
   return {&known, now.agent, now.clock, kind, writes};
 }
 
-// Most asynchronous operations take a few turns, some of them many.
-static uint64_t some_turns_on() { return turns + draw(draw(4) == 0 ? 100 : 4); }
-void later(Later what) {
-  what.due = some_turns_on(), what.known = own->known.issue();
-  waiting.add(what);
-  go_on();
+// Most asynchronous operations take a few turns, some take many.
+static uint64_t due_turn() { return turns + draw(draw(4) == 0 ? 100 : 4); }
+void issue_async(AsyncOp what) {
+  what.due = due_turn(), what.known = own->known.issue();
+  in_flight.add(what);
+  note_progress();
 }
 
-static uint32_t box_rows(const Later& box) {
+static uint32_t box_rows(const AsyncOp& box) {
   uint32_t rows = 1;
   for (uint32_t i = 1; i < box.map->axes; ++i) rows *= box.map->side[i];
   return rows;
 }
-// Calls row(r, there, global, first, count) for each row of a box, of 128 bytes, of which `count`
-// elements from the `first` on are there, if it is.
+// Calls row(r, inside, global, first, count) for each row of a box, of 128 bytes: whether it is
+// inside of the tensor, and then its `count` elements from `first` on.
 template <class Row>
-static void each_row(const Later& box, Row row) {
+static void each_row(const AsyncOp& box, Row row) {
   const Map& map = *box.map;
   const uint32_t item = map.itemsize;
   if (map.side[0] * item != 128) fail("a bulk copy of a box whose rows are not 128 bytes");
@@ -135,7 +134,7 @@ static void each_row(const Later& box, Row row) {
     row(r, is_there, from, uint32_t(least), uint32_t(most - least));
   }
 }
-static void load_box(const Later& box) {
+static void load_box(const AsyncOp& box) {
   const uint32_t item = box.map->itemsize;
   for (uint32_t place = 0; place < kMaxCluster; ++place) {
     if ((box.mask >> place & 1) == 0) continue;
@@ -154,7 +153,7 @@ static void load_box(const Later& box) {
     });
   }
 }
-// The agent that reads, or writes, for a thread's bulk stores.
+// The agent of the reads or writes of a thread's bulk stores.
 static uint32_t storer(const Thread& thread, bool writes) {
   Worker& worker = *thread.worker;
   uint32_t i = 0;
@@ -165,7 +164,7 @@ static uint32_t storer(const Thread& thread, bool writes) {
 }
 static void read_store(Store& store) {
   store.data = static_cast<uint8_t*>(malloc(store.bytes));
-  const Known& known = store.box.known;
+  const AgentView& known = store.box.known;
   const Access reads{&known, storer(*store.thread, false), store.group + 1, kAsync, false};
   access_shared(*store.box.worker, store.box.shared, store.bytes, reads);
   memcpy(store.data, at(*store.box.worker, store.box.shared, store.bytes, 16), store.bytes);
@@ -173,7 +172,7 @@ static void read_store(Store& store) {
 static void write_store(List<Store>& stores, uint32_t i) {
   const Store store = stores.items[i];
   stores.remove(i);
-  const Known& known = store.box.known;
+  const AgentView& known = store.box.known;
   const Access writes{&known, storer(*store.thread, true), store.group + 1, kAsync, true};
   if (store.box.map == nullptr) {
     uint8_t* const to = global(store.global, store.bytes, 16);
@@ -192,14 +191,14 @@ static void write_store(List<Store>& stores, uint32_t i) {
   free(store.data);
   drop(known.view);
 }
-void store_later(const Later& box, uint64_t global, uint32_t bytes) {
-  Store store{box, global, bytes, own->store_groups, own, nullptr, some_turns_on()};
+void issue_store(const AsyncOp& box, uint64_t global, uint32_t bytes) {
+  Store store{box, global, bytes, own->store_groups, own, nullptr, due_turn()};
   store.box.known = own->known.issue();
   if (box.map != nullptr) store.bytes = box_rows(box) * 128;
   at(store.box.shared, store.bytes, box.map != nullptr ? 128 : 16);
   if (store.bytes % 16 != 0) fail("a bulk store whose size is not a multiple of 16 bytes");
   stores.add(store);
-  go_on();
+  note_progress();
 }
 void wait_stores(uint32_t pending, bool are_written) {
   for (bool is_over = false; !is_over;) {
@@ -218,14 +217,14 @@ void wait_stores(uint32_t pending, bool are_written) {
   own->known.set(now);
 }
 
-static void happen(const Later& what) {
-  if (what.kind == Later::kLoad) {
+static void complete_op(const AsyncOp& what) {
+  if (what.kind == AsyncOp::kLoad) {
     load_box(what);
     for (uint32_t place = 0; place < kMaxCluster; ++place) {
       if ((what.mask >> place & 1) == 0) continue;
       complete(*what.worker->cluster[place], what.barrier, box_rows(what) * 128, what.known);
     }
-  } else if (what.kind == Later::kCopies) {
+  } else if (what.kind == AsyncOp::kCopies) {
     for (uint32_t i = 0; i < what.count; ++i) {
       const Copy& c = what.copies[i];
       const Access reads = counted(*what.worker, what.barrier, c.known, kPlain, false);
@@ -246,13 +245,13 @@ static void happen(const Later& what) {
   }
   drop(what.known.view);
 }
-// Completes the asynchronous operations that are due.
-static void happen_some() {
-  for (uint32_t i = 0; i < waiting.count;) {
-    if (waiting.items[i].due <= turns) {
-      const Later what = waiting.items[i];
-      waiting.remove(i);
-      happen(what);
+// Completes the operations that are due.
+static void complete_due() {
+  for (uint32_t i = 0; i < in_flight.count;) {
+    if (in_flight.items[i].due <= turns) {
+      const AsyncOp what = in_flight.items[i];
+      in_flight.remove(i);
+      complete_op(what);
     } else {
       ++i;
     }
@@ -262,7 +261,7 @@ static void happen_some() {
     if (store.due > turns) {
       ++i;
     } else if (store.data == nullptr) {
-      read_store(store), store.due = some_turns_on();
+      read_store(store), store.due = due_turn();
     } else {
       write_store(stores, i);
     }
@@ -271,4 +270,4 @@ static void happen_some() {
 
 }  // namespace emulation
 
-END_UNSEEN_CALLS
+END_UNTRACKED_CALLS

@@ -1,4 +1,4 @@
-// What device code uses of CUDA C++, for a host compiler: keywords, built-in variables, and
+// CUDA C++ for a host compiler: keywords, built-in variables, and
 // functions of warps and of memory. PTX is in ptx/, whose files replace those of kernels/ptx.
 #pragma once
 #include "cuda_math.h"
@@ -26,9 +26,9 @@ struct Dim {
 #define gridDim (Dim{emulation::own->worker->count, 1, 1})
 constexpr int warpSize = 32;
 
-BEGIN_UNSEEN
+BEGIN_UNTRACKED
 
-// Each lane's value, once all lanes of the warp have called the same function.
+// All lanes' values, after all lanes of the warp have called the same function.
 inline const emulation::Words* exchange_lanes(unsigned mask, const char* what, uint64_t value) {
   if (mask != ~0u) emulation::fail("a warp function with a mask of fewer than 32 lanes");
   return emulation::exchange(what, {value});
@@ -90,15 +90,17 @@ inline void __syncwarp(unsigned mask = ~0u) {
   if (mask != ~0u) emulation::fail("__syncwarp with a mask of fewer than 32 lanes");
   emulation::exchange("__syncwarp", {}, true);
 }
-inline void __syncthreads() { emulation::own->worker->named[0].meet(emulation::kThreads, false); }
+inline void __syncthreads() {
+  emulation::own->worker->named[0].arrive_and_wait(emulation::kThreads, false);
+}
 
-// An atomic: what was there before. `T` is deduced from the address alone.
+// An atomic; returns the value before. `T` is deduced from the address alone.
 template <class T>
 struct Plain {
   using type = T;
 };
 template <class T, class Change>
-UNSEEN T change_atomically(T* at, Change change) {
+UNTRACKED T change_atomically(T* at, Change change) {
   emulation::access_atomic(at, sizeof *at);
   const T before = *at;
   *at = change(before);
@@ -125,7 +127,7 @@ T atomicCAS(T* at, typename Plain<T>::type expected, typename Plain<T>::type v) 
 
 // A load that is not coherent with writes of the same program.
 template <class T>
-UNSEEN T __ldg(const T* at) {
+UNTRACKED T __ldg(const T* at) {
   const uint8_t* const from = emulation::global(uint64_t(at), sizeof(T), alignof(T));
   if (emulation::is_written(uint64_t(at))) {
     emulation::fail("memory that the program writes is read through the non-coherent cache");
@@ -135,7 +137,7 @@ UNSEEN T __ldg(const T* at) {
   return v;
 }
 
-END_UNSEEN
+END_UNTRACKED
 
 // Loads and stores with a cache hint, which are plain accesses here.
 #define CACHED(hint)                     \

@@ -1,23 +1,23 @@
-// Whether accesses to memory are ordered: of two accesses to the same bytes, one of which writes,
-// one must happen before the other. Barriers, fences, atomics and waits for asynchronous operations
-// order accesses. Vector clocks follow that order, by the PTX memory model:
-//   - An atomic publishes what its thread knew at its last fence, or now if it is a release. A
-//     thread that reads the value learns that at its next fence, or now if it is an acquire. Both
-//     hold within the scopes of the two.
+// The race detector: of two conflicting accesses, one must happen before the other. Barriers,
+// fences, atomics and waits for asynchronous operations order accesses. Vector clocks track this
+// order, by the PTX memory model:
+//   - An atomic publishes its thread's view as of the last fence, or the current view if it is a
+//     release. A thread that reads the value acquires it at its next fence, or at once if the read
+//     is an acquire. Both hold within the scopes of the two atomics.
 //   - An arrival at an mbarrier publishes to threads of the same worker. To the other worker of a
-//     cluster it publishes only what came before the thread's last such arrival, and what the
-//     tensor cores have read for its warp.
+//     cluster it publishes only the view before the thread's last such arrival, and the operands
+//     that the tensor cores have read for its warp.
 //   - Bulk copies and the tensor cores see the writes of threads only after a proxy fence for that
-//     kind of memory, by the writer or by a thread that the write is known to. Their own accesses
-//     need no fence once a thread has waited for them.
+//     kind of memory, by the writer or by a thread whose view has the write. Their own accesses
+//     need no fence after a thread has waited for them.
 //   - A shuffle, a vote or a wait for wgmma orders nothing else. __syncwarp orders its lanes.
 // So missing synchronization is reported even if the accesses happened in the right order, unless
 // something else ordered them in this run.
 //
-// Not detected: copies of whole structs from memory to memory, and what the compiler turns into
-// memset; a missing fence after the initialization of mbarriers, or between registers and wgmma; a
-// lane that does not wait for an atomic of another lane of its warp; anything in a run that is
-// ended early. Atomics of different words are ordered, and read the last value written.
+// Not detected: copies of whole structs from memory to memory, and loops that the compiler turns
+// into memset; a missing fence after the initialization of mbarriers, or between registers and
+// wgmma; a lane that does not wait for an atomic of another lane of its warp; races in a run that
+// ends early. Atomics of different words are ordered, and read the last value written.
 //
 // Sources: PTX ISA, "Memory Consistency Model"; Flanagan and Freund, "FastTrack" (PLDI 2009).
 #pragma once
@@ -26,18 +26,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-// Functions whose own accesses nobody sees; nor those of the functions that become part of them.
-// NOTE: they are seen where the function becomes part of one of the program's, so those that the
-// program calls, and that touch its memory or ours, are not inlined.
-#define UNSEEN __attribute__((no_sanitize("coverage"), noinline))
-#define BEGIN_UNSEEN \
+// Functions whose accesses are not tracked, nor those of functions inlined into them.
+// NOTE: they would be tracked if inlined into the program. So functions that the program calls and
+// that access memory are not inlined.
+#define UNTRACKED __attribute__((no_sanitize("coverage"), noinline))
+#define BEGIN_UNTRACKED \
   _Pragma("clang attribute push(__attribute__((no_sanitize(\"coverage\"))), apply_to = function)")
-#define BEGIN_UNSEEN_CALLS \
-  BEGIN_UNSEEN _Pragma("clang attribute push(__attribute__((noinline)), apply_to = function)")
-#define END_UNSEEN _Pragma("clang attribute pop")
-#define END_UNSEEN_CALLS END_UNSEEN END_UNSEEN
+#define BEGIN_UNTRACKED_CALLS \
+  BEGIN_UNTRACKED _Pragma("clang attribute push(__attribute__((noinline)), apply_to = function)")
+#define END_UNTRACKED _Pragma("clang attribute pop")
+#define END_UNTRACKED_CALLS END_UNTRACKED END_UNTRACKED
 
-BEGIN_UNSEEN
+BEGIN_UNTRACKED
 
 namespace emulation {
 
@@ -46,42 +46,42 @@ namespace emulation {
 template <class T>
 struct List {
   T* items = nullptr;
-  uint32_t count = 0, room = 0;
+  uint32_t count = 0, capacity = 0;
 
   void add(const T& item) {
-    if (count == room) {
-      room = room * 2 + 8;
-      items = static_cast<T*>(realloc(items, room * sizeof(T)));
+    if (count == capacity) {
+      capacity = capacity * 2 + 8;
+      items = static_cast<T*>(realloc(items, capacity * sizeof(T)));
       if (items == nullptr) abort();
     }
     items[count++] = item;
   }
   void remove(uint32_t i) { items[i] = items[--count]; }
-  void end() { free(items), items = nullptr, count = room = 0; }
+  void end() { free(items), items = nullptr, count = capacity = 0; }
 };
 
 constexpr uint32_t kThreads = 384, kMaxRanks = 8;
 
-// Who accesses memory, of each worker: its threads; what completes on each of its mbarriers; the
-// bulk stores of some threads, first as they read, then as they write; each warp's atomics that
-// write: who sees one is behind it, but only by a fence behind what its thread did before; and what
-// the tensor cores read for each warp.
+// The agents of a worker that access memory: its threads; the copies that complete on each of its
+// mbarriers; the bulk stores of some threads, one agent for reads and one for writes; each warp's
+// atomics that write (reading one orders it alone; a fence also orders earlier accesses of its
+// thread); and the operand reads of the tensor cores for each warp.
 constexpr uint32_t kBarriers = 48, kStorers = 4;
 constexpr uint32_t kFirstBarrier = kThreads, kFirstStorer = kFirstBarrier + kBarriers;
-constexpr uint32_t kAtomics = kFirstStorer + 2 * kStorers, kProducts = kAtomics + 16;
-constexpr uint32_t kAgents = kProducts + 16;
+constexpr uint32_t kAtomics = kFirstStorer + 2 * kStorers, kWgmmas = kAtomics + 16;
+constexpr uint32_t kAgents = kWgmmas + 16;
 
-// What somebody knows to have happened: of each agent, its accesses up to a count. The second and
-// third row are of those that bulk copies see as well, of global and of shared memory.
+// The rows of a view: of each agent, its accesses up to a count have happened. Rows 2 and 3: those
+// that bulk copies see as well, in global and in shared memory.
 enum Row : uint32_t { kSeen, kGlobal, kShared, kRows };
 
-// It never changes, so many may have the same. None: nothing is known.
+// A vector clock; immutable, shared and counted. nullptr is the empty view.
 struct View {
   uint32_t uses;
   uint32_t clock[];  // kRows * row_size
 };
 inline uint32_t row_size;         // all agents
-inline uint32_t workers_of_rank;  // whose agents follow one another
+inline uint32_t workers_of_rank;  // their agents are adjacent
 
 typedef uint32_t Eight __attribute__((vector_size(32), aligned(4)));
 static_assert(kAgents % 8 == 0);
@@ -99,7 +99,7 @@ inline View* hold(View* view) {
 inline void drop(View* view) {
   if (view != nullptr && --view->uses == 0) free(view);
 }
-// One that may be changed, until another has it.
+// A copy that may be changed until it is shared.
 inline View* copy(const View* view) {
   View* const made = make_view();
   if (view != nullptr) {
@@ -113,7 +113,7 @@ inline void raise(uint32_t& clock, uint32_t to) {
   if (clock < to) clock = to;
 }
 
-// What was made of two views before, or of one and a row: many threads know the same.
+// A cache of merged and fenced views: many threads have the same view.
 struct Memo {
   View *a, *b, *made;
   Row row;
@@ -133,7 +133,7 @@ inline View* note(Memo& memo, View* a, View* b, Row row, View* made) {
   return made;
 }
 
-// What either knows.
+// The union of two views.
 inline View* merge(View* a, View* b) {
   if (b == nullptr || a == b) return hold(a);
   if (a == nullptr) return hold(b);
@@ -160,7 +160,7 @@ inline View* merge(View* a, View* b) {
   }
   return note(memo, a, b, kSeen, made);
 }
-// The same, and bulk copies see all of it.
+// The same view after a proxy fence: bulk copies see all of it.
 inline View* fenced(View* view, Row row) {
   if (view == nullptr) return nullptr;
   Memo& memo = memo_of(view, nullptr, row);
@@ -171,20 +171,20 @@ inline View* fenced(View* view, Row row) {
   return note(memo, view, nullptr, row, made);
 }
 
-// What an agent knows: of itself, up to which count bulk copies see what it did, which of its
-// warp's atomics was its last, and how many of its warp's products have read; and of others.
-struct Known {
-  uint32_t agent, clock, fenced[kRows], atomic, product;
+// An agent's own counts, and its view of other agents. Own counts: accesses; those that bulk copies
+// see; the last atomic of its warp; the wgmmas of its warp that have read.
+struct AgentView {
+  uint32_t agent, clock, fenced[kRows], atomic, wgmma;
   View* view;
 
   uint32_t of_warp(uint32_t first) const {
     return agent / kAgents * kAgents + first + agent % kAgents / 32 % 16;
   }
   uint32_t atomics() const { return of_warp(kAtomics); }
-  uint32_t products() const { return of_warp(kProducts); }
+  uint32_t wgmmas() const { return of_warp(kWgmmas); }
   bool covers(uint32_t other, uint32_t until, Row row) const {
     if (other == atomics() && until <= atomic) return true;
-    if (other == products() && until <= product) return true;
+    if (other == wgmmas() && until <= wgmma) return true;
     if (other == agent) return until <= (row == kSeen ? clock : fenced[row]);
     return view != nullptr && until <= view->clock[row * row_size + other];
   }
@@ -194,39 +194,39 @@ struct Known {
     set(emulation::fenced(view, row));
     fenced[row] = clock++;
   }
-  // As it is now, for what goes on beside. What the agent does next, it does later.
-  Known issue() {
-    Known now = *this;
+  // The current state, for an asynchronous operation. Later accesses get a higher clock.
+  AgentView issue() {
+    AgentView now = *this;
     hold(view), ++clock;
     return now;
   }
 };
 
-// What several agents bring together.
+// The union of several agents' views.
 struct Sum {
   View* view = nullptr;
-  List<Known> agents;  // without their views
+  List<AgentView> agents;  // without their views
 
-  void add_before(const Known& known) {
+  void add_before(const AgentView& known) {
     View* const all = merge(view, known.view);
     drop(view), view = all;
     agents.add(known);
   }
-  void add(Known& known) {
+  void add(AgentView& known) {
     add_before(known);
     ++known.clock;
   }
-  void add_products(const Known& known) {
-    Known only{known.agent};
-    only.product = known.product;
+  void add_wgmmas(const AgentView& known) {
+    AgentView only{known.agent};
+    only.wgmma = known.wgmma;
     agents.add(only);
   }
   View* take() {
     View* const all = copy(view);
     for (uint32_t i = 0; i < agents.count; ++i) {
-      const Known& a = agents.items[i];
+      const AgentView& a = agents.items[i];
       raise(all->clock[a.agent], a.clock), raise(all->clock[a.atomics()], a.atomic);
-      raise(all->clock[a.products()], a.product);
+      raise(all->clock[a.wgmmas()], a.wgmma);
       for (uint32_t row = kGlobal; row < kRows; ++row) {
         raise(all->clock[row * row_size + a.agent], a.fenced[row]);
       }
@@ -236,7 +236,7 @@ struct Sum {
   }
   void end() { drop(view), view = nullptr, agents.end(); }
 };
-inline View* release(Known& known) {
+inline View* release(AgentView& known) {
   Sum alone;
   alone.add(known);
   View* const all = alone.take();
@@ -244,17 +244,16 @@ inline View* release(Known& known) {
   return all;
 }
 
-// How memory is accessed: by a thread, by a bulk copy or the tensor cores, or atomically.
+// The kind of an access: by a thread, by a bulk copy or the tensor cores, or atomic.
 enum Kind : uint8_t { kNone, kPlain, kAsync, kAtomic };
 
-// Of some neighbouring bytes, the last write and the reads since: in a list, or, of many agents,
-// each one's last.
+// The last write of some adjacent bytes and the reads since: in a list, or the last one by agent.
 struct Cell {
   uint32_t writer, clock, read;
   Kind kind;
-  uint32_t* many;
+  uint32_t* by_agent;
 };
-// Of 16 bytes, which most accesses take at once; or of each two of them, if they differ.
+// 16 bytes, the size of most accesses; split into pairs of bytes where they differ.
 struct Block {
   Cell whole;
   Cell* parts;
@@ -262,9 +261,9 @@ struct Block {
 struct Read {
   uint32_t reader, clock, next;
   Kind kind;
-  bool wrote = false;  // an atomic that did, before another one
+  bool wrote = false;  // an atomic write before another one
 };
-inline List<Read> reads;  // the first one is none
+inline List<Read> reads;  // index 0 is unused
 inline uint32_t free_read;
 inline uint32_t add_read(const Read& read) {
   if (free_read != 0) {
@@ -277,15 +276,14 @@ inline uint32_t add_read(const Read& read) {
   return reads.count - 1;
 }
 
-// An access by who knows as much as `known` does when it is issued; it is over when `agent` comes
-// to `clock`.
+// An access that is issued with the view `known`, and complete when `agent` reaches `clock`.
 struct Access {
-  const Known* known;
+  const AgentView* known;
   uint32_t agent, clock;
   Kind kind;
   bool writes;
 };
-inline Access access_of(const Known& known, Kind kind, bool writes) {
+inline Access access_of(const AgentView& known, Kind kind, bool writes) {
   return {&known, known.agent, known.clock, kind, writes};
 }
 
@@ -294,8 +292,8 @@ inline void name_agent(char (&name)[80], uint32_t agent) {
   const char* const what = of < kFirstBarrier  ? "thread"
                            : of < kFirstStorer ? "a copy counted by mbarrier"
                            : of < kAtomics     ? "a bulk store"
-                           : of < kProducts    ? "an atomic of warp"
-                                               : "a product of warp";
+                           : of < kWgmmas    ? "an atomic of warp"
+                                               : "a wgmma of warp";
   const uint32_t number = of < kFirstBarrier  ? of
                           : of < kFirstStorer ? of - kFirstBarrier
                           : of < kAtomics     ? (of - kFirstStorer) / 2
@@ -317,44 +315,44 @@ inline void name_agent(char (&name)[80], uint32_t agent) {
   fail(what);
 }
 
-constexpr uint32_t kFewReads = 12;
-// The reads of a list by their agents, but for atomics.
-inline void tell_apart(Cell& cell) {
-  cell.many = static_cast<uint32_t*>(calloc(row_size, 4));
-  if (cell.many == nullptr) abort();
+constexpr uint32_t kMaxListedReads = 12;
+// Converts the list of reads, except atomics, to an array by agent.
+inline void index_by_agent(Cell& cell) {
+  cell.by_agent = static_cast<uint32_t*>(calloc(row_size, 4));
+  if (cell.by_agent == nullptr) abort();
   uint32_t left = 0;
   for (uint32_t i = cell.read, next; i != 0; i = next) {
     Read& read = reads.items[i];
     next = read.next;
     uint32_t& list = read.kind == kAtomic ? left : free_read;
-    if (read.kind != kAtomic) raise(cell.many[read.reader], read.clock);
+    if (read.kind != kAtomic) raise(cell.by_agent[read.reader], read.clock);
     read.next = list, list = i;
   }
   cell.read = left;
 }
 
-// Two lanes of a warp have written to one place, as they may if it is the same value.
-inline bool lanes_meet;
+// Two lanes of a warp have written the same bytes: allowed if the values are equal.
+inline bool lanes_overlap;
 inline bool of_one_warp(uint32_t a, uint32_t b) {
   const uint32_t first = a % kAgents, second = b % kAgents;
   return a / kAgents == b / kAgents && first < kThreads && first / 32 == second / 32;
 }
-// Whether what was written has been read by the tensor cores, which is known: then so is that.
-inline bool has_been_read(const Cell& cell, const Known& known) {
+// Whether the view has a read by the tensor cores of the last write: then it has the write too.
+inline bool has_been_read(const Cell& cell, const AgentView& known) {
   const auto is_known = [&](uint32_t reader, uint32_t clock) {
-    return clock > 0 && reader % kAgents >= kProducts && known.covers(reader, clock, kSeen);
+    return clock > 0 && reader % kAgents >= kWgmmas && known.covers(reader, clock, kSeen);
   };
   for (uint32_t i = cell.read; i != 0; i = reads.items[i].next) {
     if (is_known(reads.items[i].reader, reads.items[i].clock)) return true;
   }
-  for (uint32_t i = 0; cell.many != nullptr && i < row_size; ++i) {
-    if (is_known(i, cell.many[i])) return true;
+  for (uint32_t i = 0; cell.by_agent != nullptr && i < row_size; ++i) {
+    if (is_known(i, cell.by_agent[i])) return true;
   }
   return false;
 }
 // `at` counts bytes, for the message.
 inline void check_cell(Cell& cell, const Access& access, Row row, uint64_t at) {
-  const Known& known = *access.known;
+  const AgentView& known = *access.known;
   const bool is_atomic = access.kind == kAtomic;
   if (cell.kind != kNone && !(is_atomic && cell.kind == kAtomic)) {
     const Row seen = access.kind == kAsync && cell.kind != kAsync ? row : kSeen;
@@ -363,7 +361,7 @@ inline void check_cell(Cell& cell, const Access& access, Row row, uint64_t at) {
       if (!by_both || !of_one_warp(access.agent, cell.writer)) {
         fail_order(access, row, at, cell.writer, cell.kind, true);
       }
-      lanes_meet = true;
+      lanes_overlap = true;
     }
   }
   for (uint32_t i = cell.read; i != 0 && !is_atomic; i = reads.items[i].next) {
@@ -373,14 +371,14 @@ inline void check_cell(Cell& cell, const Access& access, Row row, uint64_t at) {
     }
   }
   if (access.writes) {
-    uint32_t atomics = 0;  // that an atomic need not be behind
+    uint32_t atomics = 0;  // unordered with this atomic
     if (is_atomic && cell.kind == kAtomic && !known.covers(cell.writer, cell.clock, kSeen)) {
       atomics = add_read({cell.writer, cell.clock, 0, kAtomic, true});
     }
     for (uint32_t i = cell.read, next; i != 0; i = next) {
       Read& read = reads.items[i];
       next = read.next;
-      // NOTE: bulk loads into a ring need no fence behind reads of what was there before.
+      // NOTE: bulk loads into a ring need no fence after reads of the previous contents.
       const Row seen = access.kind == kAsync && read.kind != kAsync && row == kGlobal ? row : kSeen;
       const bool is_known = known.covers(read.reader, read.clock, seen);
       const bool stays = is_atomic && read.kind == kAtomic && !is_known;
@@ -388,35 +386,35 @@ inline void check_cell(Cell& cell, const Access& access, Row row, uint64_t at) {
       uint32_t& list = stays ? atomics : free_read;
       read.next = list, list = i;
     }
-    for (uint32_t i = 0; cell.many != nullptr && i < row_size; ++i) {
+    for (uint32_t i = 0; cell.by_agent != nullptr && i < row_size; ++i) {
       const bool is_thread = i % kAgents < kThreads;
       const Row seen = access.kind == kAsync && is_thread && row == kGlobal ? row : kSeen;
-      if (cell.many[i] != 0 && !known.covers(i, cell.many[i], seen)) {
+      if (cell.by_agent[i] != 0 && !known.covers(i, cell.by_agent[i], seen)) {
         fail_order(access, row, at, i, kPlain, false);
       }
     }
-    free(cell.many);
+    free(cell.by_agent);
     cell = {access.agent, access.clock, atomics, access.kind, nullptr};
     return;
   }
-  if (cell.many != nullptr && !is_atomic) {
-    cell.many[access.agent] = access.clock;
+  if (cell.by_agent != nullptr && !is_atomic) {
+    cell.by_agent[access.agent] = access.clock;
     return;
   }
-  // In place of one that happened before this one, as whoever knows of this one knows of it.
+  // Replaces a read that happened before this one: a view with this one has both.
   uint32_t count = 0;
   for (uint32_t i = cell.read; i != 0; i = reads.items[i].next, ++count) {
     Read& read = reads.items[i];
     const bool is_alike = (read.kind == kAtomic) == is_atomic && !read.wrote;
-    // NOTE: who hears of a product hears of it alone, not of what its warp knew.
-    const bool tells_all = access.agent % kAgents < kProducts || read.reader == access.agent;
-    if (is_alike && tells_all && known.covers(read.reader, read.clock, kSeen)) {
+    // NOTE: a wgmma is published alone, without the view of its warp.
+    const bool implies_all = access.agent % kAgents < kWgmmas || read.reader == access.agent;
+    if (is_alike && implies_all && known.covers(read.reader, read.clock, kSeen)) {
       read.reader = access.agent, read.clock = access.clock, read.kind = access.kind;
       return;
     }
   }
   cell.read = add_read({access.agent, access.clock, cell.read, access.kind});
-  if (count == kFewReads && !is_atomic) tell_apart(cell);
+  if (count == kMaxListedReads && !is_atomic) index_by_agent(cell);
 }
 inline uint32_t copy_reads(uint32_t from) {
   uint32_t made = 0;
@@ -433,10 +431,10 @@ inline void split(Block& block) {
     block.parts[i] = block.whole;
     if (i == 0) continue;
     block.parts[i].read = copy_reads(block.whole.read);
-    if (block.whole.many == nullptr) continue;
-    block.parts[i].many = static_cast<uint32_t*>(malloc(row_size * 4));
-    if (block.parts[i].many == nullptr) abort();
-    memcpy(block.parts[i].many, block.whole.many, row_size * 4);
+    if (block.whole.by_agent == nullptr) continue;
+    block.parts[i].by_agent = static_cast<uint32_t*>(malloc(row_size * 4));
+    if (block.parts[i].by_agent == nullptr) abort();
+    memcpy(block.parts[i].by_agent, block.whole.by_agent, row_size * 4);
   }
 }
 inline void check(Block* blocks, uint64_t offset, uint64_t bytes, const Access& access, Row row) {
@@ -453,26 +451,26 @@ inline void check(Block* blocks, uint64_t offset, uint64_t bytes, const Access& 
       const uint64_t part = at + i * 2;
       if (part + 2 > offset && part < end) check_cell(block.parts[i], access, row, part);
     }
-    if (is_whole && access.writes) {  // which leaves them alike
+    if (is_whole && access.writes) {  // all parts are equal now
       block.whole = block.parts[0];
       free(block.parts), block.parts = nullptr;
     }
   }
 }
 
-// A word of which atomics were seen: what each rank released there, for itself and for others.
+// A word that atomics access: the views that each rank released there, to itself and to others.
 struct Atom {
   View *within[kMaxRanks], *beyond[kMaxRanks];
-  uint32_t ranks, narrow;  // that used it; that did so in the scope of their GPU
+  uint32_t ranks, narrow;  // bit masks: ranks that used it; that used it in GPU scope
 };
-// What a thread's relaxed atomics tell of, and what it will learn of at its next fence; in the
-// scope of its GPU, and beyond.
+// The view that a thread's relaxed atomics release, and the one that its next fence acquires: in
+// the scope of its GPU, and beyond.
 struct Fences {
   View *released[2], *seen[2];
 };
 
 inline void put(View*& to, View* view) { drop(to), to = view; }
-inline void fence_acquire_release(Known& known, Fences& fences, bool system) {
+inline void fence_acquire_release(AgentView& known, Fences& fences, bool system) {
   for (int beyond = 0; beyond <= int(system); ++beyond) {
     known.acquire(fences.seen[beyond]);
     put(fences.seen[beyond], nullptr);
@@ -481,12 +479,12 @@ inline void fence_acquire_release(Known& known, Fences& fences, bool system) {
   if (system) put(fences.released[1], hold(fences.released[0]));
 }
 
-// Whether it returns what it reads; whether it adds to what is there.
+// reads: returns the old value; adds: read-modify-write, continues the release sequence.
 struct Atomic {
   bool system, reads, writes, adds, acquires, releases;
 };
-// If it writes, it is the last of `known`.
-inline void use(Atom& atom, Known& known, Fences& fences, uint32_t rank, const Atomic& how) {
+// If it writes, it is the last atomic of `known`.
+inline void use(Atom& atom, AgentView& known, Fences& fences, uint32_t rank, const Atomic& how) {
   atom.ranks |= 1u << rank;
   if (!how.system) atom.narrow |= 1u << rank;
   if (atom.narrow != 0 && (atom.ranks & (atom.ranks - 1)) != 0) {
@@ -507,17 +505,17 @@ inline void use(Atom& atom, Known& known, Fences& fences, uint32_t rank, const A
     }
   }
   if (!how.writes) return;
-  if (!how.adds) {  // what others released is told no more
+  if (!how.adds) {  // a plain store ends the release sequences
     for (uint32_t r = 0; r < kMaxRanks; ++r) {
       put(atom.within[r], nullptr), put(atom.beyond[r], nullptr);
     }
   }
   View* const now = how.releases ? release(known) : nullptr;
-  View** const told[2] = {&atom.within[rank], &atom.beyond[rank]};
+  View** const released[2] = {&atom.within[rank], &atom.beyond[rank]};
   for (int beyond = 0; beyond <= int(how.system); ++beyond) {
     View* const with_it = copy(how.releases ? now : fences.released[beyond]);
     raise(with_it->clock[known.atomics()], known.atomic);
-    put(*told[beyond], merge(*told[beyond], with_it));
+    put(*released[beyond], merge(*released[beyond], with_it));
     drop(with_it);
   }
   drop(now);
@@ -525,4 +523,4 @@ inline void use(Atom& atom, Known& known, Fences& fences, uint32_t rank, const A
 
 }  // namespace emulation
 
-END_UNSEEN
+END_UNTRACKED

@@ -1,16 +1,16 @@
-// A program's memory: which there is, and every access to it. Included after the program.
+// A program's arrays, and the check of every access. Included after the program.
 #pragma once
 #include "scheduler.h"
 
-BEGIN_UNSEEN_CALLS
+BEGIN_UNTRACKED_CALLS
 
 extern "C" __attribute__((visibility("hidden"))) char __ehdr_start, _end;  // of this library
 
 namespace emulation {
 
-constexpr uint32_t kTurnLimit = 50'000'000;  // accesses of a thread that lets nobody else go on
+constexpr uint32_t kTurnLimit = 50'000'000;  // accesses of a thread without a yield
 
-// An array. Where nothing may be written, nothing has to be in order.
+// An array. Accesses are checked for order only if it may be written.
 struct Range {
   uint64_t begin, end, is_written;
   Block* blocks;
@@ -20,7 +20,7 @@ struct Range {
 static Range* ranges;  // of all arrays, by address
 static uint32_t range_count;
 
-// Atomics by address, each place of the table once.
+// A hash table of the words that atomics access.
 constexpr uint32_t kAtoms = 1 << 16;
 struct Used {
   uint64_t address;
@@ -29,14 +29,14 @@ struct Used {
 static Used* atoms;
 static uint32_t atom_count;
 
-// What lanes of a warp have written to one place, and must not have changed.
+// Bytes that several lanes of a warp have written, with the same values.
 static struct {
   const void* at;
   uint64_t bytes;
   uint8_t was[16];
 } written;
 
-static void see_written() {
+static void check_lane_writes() {
   if (written.bytes > 0 && memcmp(written.at, written.was, written.bytes) != 0) {
     fail("lanes of a warp have written different values to one place");
   }
@@ -45,19 +45,19 @@ static void see_written() {
 static void check_at(
     Block* blocks, const uint8_t* memory, uint64_t offset, uint64_t bytes, const Access& access,
     Row row) {
-  see_written();
-  lanes_meet = false;
+  check_lane_writes();
+  lanes_overlap = false;
   check(blocks, offset, bytes, access, row);
-  if (!lanes_meet) return;
+  if (!lanes_overlap) return;
   written.at = memory + offset, written.bytes = bytes;
   memcpy(written.was, written.at, bytes);
 }
 
 static Range* find_range(uint64_t address, uint64_t bytes) {
-  uint32_t first = 0, behind = range_count;  // the last range that begins here or before
-  while (behind - first > 1) {
-    const uint32_t middle = (first + behind) / 2;
-    (ranges[middle].begin <= address ? first : behind) = middle;
+  uint32_t first = 0, stop = range_count;  // first: the last range that begins here or before
+  while (stop - first > 1) {
+    const uint32_t middle = (first + stop) / 2;
+    (ranges[middle].begin <= address ? first : stop) = middle;
   }
   Range& range = ranges[first];
   return address >= range.begin && address + bytes <= range.end ? &range : nullptr;
@@ -90,7 +90,7 @@ void access_shared(const Worker& worker, uint32_t address, uint32_t bytes, const
 static bool is_in(const void* at, const void* begin, uint64_t bytes) {
   return uint64_t(at) - uint64_t(begin) < bytes;
 }
-// A thread's own access, to whatever memory: what is none of the program's is let alone.
+// An access of the running thread. Its stack and the emulator's memory are not checked.
 static void access(const void* at, uint64_t bytes, Kind kind, bool writes) {
   if (own == nullptr) return;
   if (++accesses > kTurnLimit) {
@@ -132,7 +132,7 @@ void use_word(uint64_t address, const Atomic& how) {
 
 }  // namespace emulation
 
-// Called before each access in the text of the program that is not made by kernels/ptx.
+// Called before each access of the program, except those of ptx/.
 #define ACCESSES(bytes, type)                                   \
   extern "C" void __sanitizer_cov_load##bytes(const type* at) {  \
     emulation::access(at, bytes, emulation::kPlain, false);     \
@@ -147,4 +147,4 @@ ACCESSES(8, uint64_t)
 ACCESSES(16, void)
 #undef ACCESSES
 
-END_UNSEEN_CALLS
+END_UNTRACKED_CALLS

@@ -1,15 +1,15 @@
-// Runs of a program, and the entry that library.py loads. Included after the program.
+// Runs of a program, and its entry point. Included after the program.
 #pragma once
 #include <signal.h>
 #include <sys/mman.h>
 
 #include "async_copies.h"
 
-BEGIN_UNSEEN_CALLS
+BEGIN_UNTRACKED_CALLS
 
 namespace emulation {
 
-// NOTE: no new: there is no C++ library.
+// NOTE: no operator new: there is no C++ library.
 template <class T>
 static T* make(size_t count) {
   T* const made = static_cast<T*>(calloc(count, sizeof(T)));
@@ -27,14 +27,14 @@ static void run_thread() {
     }
   }
   for (uint32_t i = 0; i < row_size; ++i) {
-    if (!own->known.covers(i, own->worker->come[i], kSeen)) {
+    if (!own->known.covers(i, own->worker->last_access[i], kSeen)) {
       fail("a thread ends while its worker's shared memory may still be written");
     }
   }
   own->is_over = true;
   yield();
 }
-// NOTE: apart from the loop, none of whose variables may change between both returns of setjmp.
+// NOTE: separate from the loop, whose variables must not change between the returns of setjmp.
 __attribute__((noinline)) static void resume(Thread& t) {
   own = &t;
   if (_setjmp(scheduler) != 0) return;
@@ -49,14 +49,14 @@ static void begin(const void* const* blocks, int count, int cluster, int shared_
     worker.index = uint32_t(w) % uint32_t(count), worker.count = uint32_t(count);
     worker.rank = uint32_t(w) / uint32_t(count), worker.place = uint32_t(w) % uint32_t(cluster);
     arguments[worker.rank] = blocks[worker.rank];
-    const size_t room = (size_t(shared_bytes) + 1023) / 1024 * 1024;
-    worker.shared = static_cast<uint8_t*>(aligned_alloc(1024, room));
+    const size_t capacity = (size_t(shared_bytes) + 1023) / 1024 * 1024;
+    worker.shared = static_cast<uint8_t*>(aligned_alloc(1024, capacity));
     if (worker.shared == nullptr) abort();
     worker.shared_bytes = uint32_t(shared_bytes);
-    worker.blocks = make<Block>(room / 16);
-    worker.come = make<uint32_t>(row_size);
+    worker.blocks = make<Block>(capacity / 16);
+    worker.last_access = make<uint32_t>(row_size);
     Worker* const first = &worker - worker.place;
-    worker.pair = worker.place == 0 ? make<Meeting>(1) : first->pair;
+    worker.pair = worker.place == 0 ? make<ThreadBarrier>(1) : first->pair;
     for (int i = 0; i < cluster; ++i) worker.cluster[i] = first + i;
   }
   for (size_t t = 0; t < thread_count; ++t) {
@@ -68,12 +68,12 @@ static void begin(const void* const* blocks, int count, int cluster, int shared_
 static void end_blocks(Block* blocks, uint64_t count) {
   for (uint64_t i = 0; i < count; ++i) {
     const Block& block = blocks[i];
-    if (block.parts == nullptr) free(block.whole.many);
-    for (int k = 0; block.parts != nullptr && k < 8; ++k) free(block.parts[k].many);
+    if (block.parts == nullptr) free(block.whole.by_agent);
+    for (int k = 0; block.parts != nullptr && k < 8; ++k) free(block.parts[k].by_agent);
     free(block.parts);
   }
 }
-// The workers of a rank begin a run: shared memory is as if new.
+// Begins a run of a rank: shared memory is uninitialized.
 static void begin_run(uint32_t rank) {
   for (size_t w = 0; w < worker_count; ++w) {
     Worker& worker = workers[w];
@@ -83,7 +83,7 @@ static void begin_run(uint32_t rank) {
     memset(worker.blocks, 0, count * sizeof(Block));
     memset(worker.shared, 0xff, worker.shared_bytes);  // not a number
     memset(worker.number, 0, sizeof worker.number);
-    memset(worker.come, 0, row_size * sizeof *worker.come);
+    memset(worker.last_access, 0, row_size * sizeof *worker.last_access);
     worker.barriers = 0, worker.left = kThreads;
   }
   for (size_t t = 0; t < thread_count; ++t) {
@@ -95,15 +95,15 @@ static void begin_run(uint32_t rank) {
     makecontext(&context, run_thread, 0);
   }
 }
-// What a rank's run did has happened, in every respect, before its next run begins.
+// Orders all accesses of a rank's run before its next run.
 static void end_run(uint32_t rank) {
-  for (uint32_t i = 0; i < waiting.count; ++i) {
-    if (waiting.items[i].worker->rank == rank) {
+  for (uint32_t i = 0; i < in_flight.count; ++i) {
+    if (in_flight.items[i].worker->rank == rank) {
       fail("asynchronous copies that no thread waited for");
     }
   }
   for (uint32_t i = 0; i < stores.count;) {
-    // NOTE: all of them have read: a thread does not end before.
+    // NOTE: all of them have read: a thread does not end earlier.
     stores.items[i].thread->worker->rank == rank ? write_store(stores, i) : void(++i);
   }
   Sum sum;
@@ -118,7 +118,7 @@ static void end_run(uint32_t rank) {
     uint32_t* const clock = all->clock + w * kAgents;
     for (uint32_t i = 0; i < kThreads / 32; ++i) {
       raise(clock[kAtomics + i], worker.atomics[i]);
-      raise(clock[kProducts + i], worker.warps[i].read);
+      raise(clock[kWgmmas + i], worker.warps[i].read);
     }
     for (uint32_t i = 0; i < kBarriers; ++i) {
       raise(clock[kFirstBarrier + i], worker.phases[i].clock);
@@ -142,22 +142,23 @@ static void end_run(uint32_t rank) {
   }
   drop(all);
 }
-// Each rank runs as often, whatever others do.
+// Each rank runs `runs` times, independently of the others.
 static void run_threads(uint32_t ranks, uint32_t runs) {
   size_t left_of[kMaxRanks], left = thread_count;
   uint32_t runs_of[kMaxRanks];
   const size_t of_rank = thread_count / ranks;
   for (uint32_t r = 0; r < ranks; ++r) left_of[r] = of_rank, runs_of[r] = 1, begin_run(r);
-  uint64_t slow_until = 0, behind_until = 0;
-  for (uint32_t slow_warp = 0, behind = ranks; left > 0; clock_ns += is_forward ? 1000 : 50000) {
-    is_forward = false;
-    if (turns >= slow_until) {
-      slow_warp = draw(uint32_t(thread_count / 32)), slow_until = turns + draw(100);
+  uint64_t slow_warp_until = 0, slow_rank_until = 0;
+  uint32_t slow_warp = 0, slow_rank = ranks;
+  for (; left > 0; clock_ns += made_progress ? 1000 : 50000) {
+    made_progress = false;
+    if (turns >= slow_warp_until) {
+      slow_warp = draw(uint32_t(thread_count / 32)), slow_warp_until = turns + draw(100);
     }
-    if (ranks > 1 && turns >= behind_until) {
-      behind = draw(2 * ranks), behind_until = turns + draw(400);
+    if (ranks > 1 && turns >= slow_rank_until) {
+      slow_rank = draw(2 * ranks), slow_rank_until = turns + draw(400);
     }
-    bool can_any = waiting.count > 0 || stores.count > 0;
+    bool can_any = in_flight.count > 0 || stores.count > 0;
     const uint32_t first = draw(uint32_t(thread_count));
     const uint32_t slow = draw(uint32_t(worker_count) * 4);
     for (size_t i = 0; i < thread_count; ++i) {
@@ -165,11 +166,11 @@ static void run_threads(uint32_t ranks, uint32_t runs) {
       if (t.is_over || (t.turn != nullptr && *t.turn == t.seen)) continue;
       can_any = true;
       if (size_t(t.worker - workers) == slow || draw(8) == 0) continue;
-      if (size_t(&t - threads) / 32 == slow_warp || t.worker->rank == behind) continue;
+      if (size_t(&t - threads) / 32 == slow_warp || t.worker->rank == slow_rank) continue;
       resume(t);
       left -= t.is_over, left_of[t.worker->rank] -= t.is_over, t.worker->left -= t.is_over;
     }
-    happen_some();
+    complete_due();
     for (uint32_t r = 0; r < ranks; ++r) {
       if (left_of[r] > 0 || runs_of[r] == runs) continue;
       end_run(r), begin_run(r);
@@ -180,14 +181,14 @@ static void run_threads(uint32_t ranks, uint32_t runs) {
     if (clock_ns > kRunLimit) fail("the run does not end");
     ++turns;
   }
-  if (waiting.count > 0) fail("asynchronous copies that no thread waited for");
+  if (in_flight.count > 0) fail("asynchronous copies that no thread waited for");
   while (stores.count > 0) write_store(stores, 0);
 }
 
-// Gives everything back, however the runs ended.
+// Frees all memory.
 static void end_all() {
-  for (; waiting.count > 0; waiting.remove(0)) {
-    const Later& what = waiting.items[0];
+  for (; in_flight.count > 0; in_flight.remove(0)) {
+    const AsyncOp& what = in_flight.items[0];
     for (uint32_t i = 0; what.copies != nullptr && i < what.count; ++i) {
       drop(what.copies[i].known.view);
     }
@@ -196,23 +197,25 @@ static void end_all() {
   for (; stores.count > 0; stores.remove(0)) {
     free(stores.items[0].data), drop(stores.items[0].box.known.view);
   }
-  const auto end_meeting = [](Meeting& m) { m.sum.end(), drop(m.known[0]), drop(m.known[1]); };
+  const auto end_barrier = [](ThreadBarrier& b) {
+    b.sum.end(), drop(b.known[0]), drop(b.known[1]);
+  };
   for (size_t t = 0; t < thread_count; ++t) {
     Thread& thread = threads[t];
-    for (uint32_t i = 0; i < thread.count; ++i) drop(thread.products[i].known.view);
+    for (uint32_t i = 0; i < thread.count; ++i) drop(thread.wgmmas[i].known.view);
     for (uint32_t i = 0; i < thread.copied; ++i) drop(thread.copies[i].known.view);
-    drop(thread.known.view), drop(thread.told.view);
+    drop(thread.known.view), drop(thread.at_remote_arrival.view);
     for (View* view : thread.fences.released) drop(view);
     for (View* view : thread.fences.seen) drop(view);
   }
   for (size_t w = 0; w < worker_count; ++w) {
     Worker& worker = workers[w];
-    if (worker.place == 0) end_meeting(*worker.pair), free(worker.pair);
-    for (Meeting& meeting : worker.named) end_meeting(meeting);
+    if (worker.place == 0) end_barrier(*worker.pair), free(worker.pair);
+    for (ThreadBarrier& barrier : worker.named) end_barrier(barrier);
     for (auto& warp : worker.warps) warp.sum.end(), drop(warp.known[0]), drop(warp.known[1]);
     for (Phase& phase : worker.phases) phase.sum.end(), drop(phase.known);
     end_blocks(worker.blocks, (worker.shared_bytes + 15) / 16);
-    free(worker.blocks), free(worker.shared), free(worker.come);
+    free(worker.blocks), free(worker.shared), free(worker.last_access);
   }
   for (Used* used = atoms; used < atoms + kAtoms; ++used) {
     for (uint32_t r = 0; used->address != 0 && r < kMaxRanks; ++r) {
@@ -229,10 +232,10 @@ static void end_all() {
   munmap(stacks, thread_count * kStack);
 }
 
-static void see_fault(int) { fail("an access to an invalid address"); }
+static void report_fault(int) { fail("an access to an invalid address"); }
 
-// Runs one program on `ranks` GPUs of `count` workers, whose argument blocks are given, and the
-// ranges of all arrays, by address. What went wrong, if anything did.
+// Runs a program on `ranks` GPUs of `count` workers, with their argument blocks and the ranges of
+// all arrays, by address. Returns the failure, or nullptr.
 extern "C" const char* run_emulated(
     const void* const* blocks, Range* arrays, int array_count, int ranks, int count,
     int cluster, int shared_bytes, int runs, uint64_t seed) {
@@ -252,9 +255,9 @@ extern "C" const char* run_emulated(
                                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
   if (stacks == MAP_FAILED) abort();
   begin(blocks, count, cluster, shared_bytes);
-  struct sigaction seen = {}, before[2];
-  seen.sa_handler = see_fault, seen.sa_flags = SA_NODEFER | SA_ONSTACK;
-  sigaction(SIGSEGV, &seen, &before[0]), sigaction(SIGBUS, &seen, &before[1]);
+  struct sigaction action = {}, before[2];
+  action.sa_handler = report_fault, action.sa_flags = SA_NODEFER | SA_ONSTACK;
+  sigaction(SIGSEGV, &action, &before[0]), sigaction(SIGBUS, &action, &before[1]);
   if (_setjmp(end) == 0) run_threads(uint32_t(ranks), uint32_t(runs));
   sigaction(SIGSEGV, &before[0], nullptr), sigaction(SIGBUS, &before[1], nullptr);
   own = nullptr;
@@ -264,4 +267,4 @@ extern "C" const char* run_emulated(
 
 }  // namespace emulation
 
-END_UNSEEN_CALLS
+END_UNTRACKED_CALLS

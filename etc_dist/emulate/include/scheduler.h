@@ -1,8 +1,8 @@
-// Whose turn it is, and what threads wait for together. Included after the program.
+// The scheduler of the threads, and their barriers. Included after the program.
 #pragma once
 #include "fibers.h"
 
-BEGIN_UNSEEN_CALLS
+BEGIN_UNTRACKED_CALLS
 
 namespace emulation {
 
@@ -15,7 +15,7 @@ static jmp_buf scheduler, end;
 static char failure[400];
 static const void* arguments[kMaxRanks];
 static uint64_t state, clock_ns, turns;
-static bool is_forward;
+static bool made_progress;
 static uint32_t accesses;  // since a thread's turn began
 static Worker* workers;
 static Thread* threads;
@@ -34,11 +34,11 @@ void fail(const char* what) {
   _longjmp(end, 1);
 }
 
-static void see_written();  // memory.h
+static void check_lane_writes();  // memory.h
 
-// NOTE: not swapcontext, which asks the system for the signals' mask each time.
+// NOTE: not swapcontext, which makes a system call for the signal mask.
 void yield() {
-  see_written();
+  check_lane_writes();
   accesses = 0;
   if (_setjmp(own->place) == 0) _longjmp(scheduler, 1);
 }
@@ -51,18 +51,18 @@ void wait_turn(const uint32_t* turn) {
   own->turn = nullptr;
 }
 uint64_t now() { return clock_ns; }
-void go_on() { is_forward = true; }
+void note_progress() { made_progress = true; }
 
-bool Meeting::meet(uint32_t count, bool value) {
+bool ThreadBarrier::arrive_and_wait(uint32_t count, bool value) {
   const uint32_t this_turn = turn & 1;
-  if (come == 0) any[this_turn] = false, of = count;
+  if (arrived == 0) any[this_turn] = false, of = count;
   if (of != count) fail("threads that expect different numbers of threads at one barrier");
   any[this_turn] |= value;
   sum.add(own->known);
-  if (++come == count) {
+  if (++arrived == count) {
     put(known[this_turn], sum.take());
-    come = 0, ++turn;
-    go_on();
+    arrived = 0, ++turn;
+    note_progress();
   } else {
     wait_turn(&turn);
   }
@@ -74,13 +74,13 @@ const Words* exchange(const char* what, Words words, bool orders) {
   auto& warp = own->worker->warps[own->id / 32];
   const uint32_t this_turn = warp.turn & 1;
   Words* const all = warp.words[this_turn];
-  if (warp.come == 0) warp.what = what;
+  if (warp.arrived == 0) warp.what = what;
   if (strcmp(warp.what, what) != 0) fail("lanes of a warp in different warp functions");
   all[own->id % 32] = words;
   if (orders) warp.sum.add(own->known);
-  if (++warp.come == 32) {
+  if (++warp.arrived == 32) {
     if (orders) put(warp.known[this_turn], warp.sum.take());
-    warp.come = 0, ++warp.turn;
+    warp.arrived = 0, ++warp.turn;
   } else {
     wait_turn(&warp.turn);
   }
@@ -90,4 +90,4 @@ const Words* exchange(const char* what, Words words, bool orders) {
 
 }  // namespace emulation
 
-END_UNSEEN_CALLS
+END_UNTRACKED_CALLS

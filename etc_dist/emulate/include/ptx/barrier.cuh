@@ -1,7 +1,7 @@
 #pragma once
 #include "common/types.cuh"
 
-BEGIN_UNSEEN_CALLS
+BEGIN_UNTRACKED_CALLS
 
 namespace etc::ptx {
 
@@ -28,16 +28,17 @@ template <int kThreads>
 bool named_barrier_any(u32 id, bool value) {
   static_assert(kThreads % 32 == 0);
   if (id >= 16) emulation::fail("a named barrier other than 0 to 15");
-  return emulation::own->worker->named[id].meet(kThreads, value);
+  return emulation::own->worker->named[id].arrive_and_wait(kThreads, value);
 }
 template <int kThreads>
 void named_barrier(u32 id) {
   named_barrier_any<kThreads>(id, false);
 }
 inline void cluster_barrier() {
-  emulation::own->worker->pair->meet(emulation::kMaxCluster * emulation::kThreads, false);
+  constexpr u32 kCount = emulation::kMaxCluster * emulation::kThreads;
+  emulation::own->worker->pair->arrive_and_wait(kCount, false);
 }
 
 }  // namespace etc::ptx
 
-END_UNSEEN_CALLS
+END_UNTRACKED_CALLS

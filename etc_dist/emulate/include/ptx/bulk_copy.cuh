@@ -1,12 +1,12 @@
 #pragma once
 #include "common/operand.cuh"
 
-BEGIN_UNSEEN_CALLS
+BEGIN_UNTRACKED_CALLS
 
 namespace etc::ptx {
 
-inline emulation::Later box_copy(u32 shared, const Box& box, u32 barrier, u32 mask, bool halves) {
-  emulation::Later what{emulation::Later::kLoad, emulation::own->worker};
+inline emulation::AsyncOp box_copy(u32 shared, const Box& box, u32 barrier, u32 mask, bool halves) {
+  emulation::AsyncOp what{emulation::AsyncOp::kLoad, emulation::own->worker};
   what.shared = shared & ((1u << emulation::kPlace) - 1), what.mask = mask;
   what.barrier = barrier & ((1u << emulation::kPlace) - 1);
   what.map = reinterpret_cast<const emulation::Map*>(box.map);
@@ -20,10 +20,10 @@ inline emulation::Later box_copy(u32 shared, const Box& box, u32 barrier, u32 ma
 inline u32 own_place() { return 1u << emulation::own->worker->place; }
 
 inline void load_box_multicast(u32 shared, const Box& box, u32 barrier, u16 mask) {
-  emulation::later(box_copy(shared, box, barrier, mask, false));
+  emulation::issue_async(box_copy(shared, box, barrier, mask, false));
 }
 inline void load_box_of_halves_multicast(u32 shared, const Box& box, u32 barrier, u16 mask) {
-  emulation::later(box_copy(shared, box, barrier, mask, true));
+  emulation::issue_async(box_copy(shared, box, barrier, mask, true));
 }
 inline void load_box(u32 shared, const Box& box, u32 barrier) {
   load_box_multicast(shared, box, barrier, u16(own_place()));
@@ -32,12 +32,12 @@ inline void load_box_of_halves(u32 shared, const Box& box, u32 barrier) {
   load_box_of_halves_multicast(shared, box, barrier, u16(own_place()));
 }
 inline void store_box(const Box& box, u32 shared) {
-  emulation::store_later(box_copy(shared, box, 0, own_place(), false), 0, 0);
+  emulation::issue_store(box_copy(shared, box, 0, own_place(), false), 0, 0);
 }
 inline void store_bytes(u64 global, u32 shared, u32 bytes) {
-  emulation::Later what{emulation::Later::kLoad, emulation::own->worker};
+  emulation::AsyncOp what{emulation::AsyncOp::kLoad, emulation::own->worker};
   what.shared = shared & ((1u << emulation::kPlace) - 1);
-  emulation::store_later(what, global, bytes);
+  emulation::issue_store(what, global, bytes);
 }
 inline void commit_stores() { ++emulation::own->store_groups; }
 template <int kPending>
@@ -51,4 +51,4 @@ void wait_stores_read() {
 
 }  // namespace etc::ptx
 
-END_UNSEEN_CALLS
+END_UNTRACKED_CALLS

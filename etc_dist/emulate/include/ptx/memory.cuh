@@ -1,7 +1,7 @@
 #pragma once
 #include "common/types.cuh"
 
-BEGIN_UNSEEN_CALLS
+BEGIN_UNTRACKED_CALLS
 
 namespace etc::ptx {
 
@@ -40,16 +40,16 @@ inline void nanosleep(u32) { emulation::yield(); }
 
 constexpr bool kReads = true, kWrites = true, kAdds = true, kAcquires = true, kReleases = true;
 
-inline u32 look(u64 address, bool system, bool acquires) {
+inline u32 load_word(u64 address, bool system, bool acquires) {
   emulation::yield();
   return emulation::change_word(
       address, {system, kReads, !kWrites, !kAdds, acquires}, [](u32 v) { return v; });
 }
 template <bool kSystem>
 u32 load_acquire(u64 address) {
-  return look(address, kSystem, kAcquires);
+  return load_word(address, kSystem, kAcquires);
 }
-inline u32 load_relaxed(u64 address) { return look(address, true, !kAcquires); }
+inline u32 load_relaxed(u64 address) { return load_word(address, true, !kAcquires); }
 inline void store_relaxed(u64 address, u32 v) {
   emulation::change_word(address, {true, !kReads, kWrites}, [&](u32) { return v; });
 }
@@ -119,12 +119,12 @@ inline void copy16_async(u32 shared, u64 address, u32 bytes) {
 }
 inline void mbarrier_arrive_copied(u32 barrier) {
   emulation::Thread& self = *emulation::own;
-  emulation::Later what{emulation::Later::kCopies, self.worker};
+  emulation::AsyncOp what{emulation::AsyncOp::kCopies, self.worker};
   what.barrier = barrier & ((1u << emulation::kPlace) - 1), what.count = self.copied;
   what.copies = static_cast<emulation::Copy*>(malloc(sizeof self.copies));
   memcpy(what.copies, self.copies, sizeof self.copies);
   self.copied = 0;
-  emulation::later(what);
+  emulation::issue_async(what);
 }
 
 inline void store_shared8(u32 address, u32 low, u32 high) {
@@ -138,9 +138,9 @@ inline uint2 load_shared8(u32 address) { return load_shared_as<uint2>(address); 
 inline u32 load_shared(u32 address) { return load_shared_as<u32>(address); }
 inline void store_async_cluster(u32 address, u32 v, u32 barrier, u32 worker) {
   constexpr u32 kOffset = (1u << emulation::kPlace) - 1;
-  emulation::Later what{emulation::Later::kWord, emulation::own->worker->cluster[worker]};
+  emulation::AsyncOp what{emulation::AsyncOp::kWord, emulation::own->worker->cluster[worker]};
   what.shared = address & kOffset, what.barrier = barrier & kOffset, what.value = v;
-  emulation::later(what);
+  emulation::issue_async(what);
 }
 inline u8* shared_memory() { return emulation::own->worker->shared; }
 inline u32 shared_address(const void* p) {
@@ -150,4 +150,4 @@ inline u32 shared_address(const void* p) {
 
 }  // namespace etc::ptx
 
-END_UNSEEN_CALLS
+END_UNTRACKED_CALLS

@@ -1,7 +1,7 @@
 #pragma once
 #include "common/types.cuh"
 
-BEGIN_UNSEEN
+BEGIN_UNTRACKED
 
 namespace etc::ptx {
 
@@ -14,8 +14,8 @@ inline void wgmma_commit() {
   self.ends[self.groups++] = self.count;
 }
 
-// Where an element of an operand lies: in 128-byte rows along k, eight of which are neighbours; or,
-// if it is KN, in such rows along the other axis.
+// The address of an element of an operand: in 128-byte rows along k, or along the other axis if it
+// is KN; groups of eight rows are contiguous.
 inline u32 place_of(u64 descriptor, u32 row, u32 k, bool is_kn) {
   const auto field = [&](u32 bit) { return u32(descriptor >> bit & 0x3fff) << 4; };
   const u32 first = field(0), apart = field(16), eight_rows = field(32);
@@ -25,7 +25,7 @@ inline u32 place_of(u64 descriptor, u32 row, u32 k, bool is_kn) {
 }
 template <bool kIsHalf>
 void read_row(float (&to)[16], u64 descriptor, u32 row, bool is_kn) {
-  const u32 step = is_kn ? 1 : 8;  // neighbours in memory
+  const u32 step = is_kn ? 1 : 8;  // adjacent in memory
   for (u32 k = 0; k < 16; k += step) {
     u16 bits[8];
     const u32 bytes = step * sizeof *bits;
@@ -33,12 +33,12 @@ void read_row(float (&to)[16], u64 descriptor, u32 row, bool is_kn) {
     for (u32 i = 0; i < step; ++i) to[k + i] = element<kIsHalf>(bits[i], 0);
   }
 }
-// A warp reads 16 rows of a, from `first` on, and all of b, when it waits for the product.
-// NOTE: for each of the four, another quarter of b is looked at: what is not in order shows there.
-inline void check_operands(const emulation::Product& p, u32 first) {
+// A warp reads 16 rows of a, from `first` on, and all of b, when it waits for the wgmma.
+// NOTE: each of the four warps checks a different quarter of b, which suffices to detect races.
+inline void check_operands(const emulation::WgmmaOp& p, u32 first) {
   emulation::Worker& worker = *emulation::own->worker;
   const u32 count = ++worker.warps[threadIdx.x / 32].read;
-  const emulation::Access read{&p.known, p.known.products(), count, emulation::kAsync, false};
+  const emulation::Access read{&p.known, p.known.wgmmas(), count, emulation::kAsync, false};
   for (u32 i = 0; i < 32; ++i) {
     access_shared(worker, place_of(p.a, first + i / 2, i % 2 * 8, false), 16, read);
   }
@@ -48,7 +48,7 @@ inline void check_operands(const emulation::Product& p, u32 first) {
   }
 }
 template <bool kIsHalf>
-UNSEEN void multiply(const emulation::Product& p) {
+UNTRACKED void multiply(const emulation::WgmmaOp& p) {
   const u32 thread = threadIdx.x % 128, row = thread / 32 * 16 + thread % 32 / 4;
   float a[2][16], b[16];
   for (u32 half = 0; half < 2; ++half) {
@@ -66,40 +66,40 @@ UNSEEN void multiply(const emulation::Product& p) {
     }
   }
 }
-// By whole warpgroups: none multiplies before all of its warps have issued as much, and by whole
-// warps: none goes on before all have multiplied.
+// By whole warpgroups: computes after all of its warps have issued the wgmmas. By whole warps:
+// returns after all lanes have computed.
 template <int kPending>
-UNSEEN void wgmma_wait() {
+UNTRACKED void wgmma_wait() {
   emulation::Thread& self = *emulation::own;
   if (self.groups > kPending) {
     const u32 done = self.groups - kPending, end = self.ends[done - 1];
-    self.products_done += end;
+    self.wgmmas_done += end;
     for (u32 warp = threadIdx.x / 128 * 4, i = 0; i < 4; ++i) {
-      const u32& issued = self.worker->warps[warp + i].products;
-      while (issued < self.products_done) emulation::yield();
+      const u32& issued = self.worker->warps[warp + i].wgmmas;
+      while (issued < self.wgmmas_done) emulation::yield();
     }
     for (u32 i = 0; i < end; ++i) {
-      const emulation::Product& p = self.products[i];
+      const emulation::WgmmaOp& p = self.wgmmas[i];
       p.is_half ? multiply<true>(p) : multiply<false>(p);
       emulation::drop(p.known.view);
     }
-    memmove(self.products, self.products + end, (self.count - end) * sizeof *self.products);
+    memmove(self.wgmmas, self.wgmmas + end, (self.count - end) * sizeof *self.wgmmas);
     self.count -= end;
     for (u32 i = 0; i < kPending; ++i) self.ends[i] = self.ends[done + i] - end;
     self.groups = kPending;
   }
   const u64 read = self.worker->warps[threadIdx.x / 32].read;
-  self.known.product = u32(emulation::exchange("wgmma_wait", {read})[0].word[0]);
+  self.known.wgmma = u32(emulation::exchange("wgmma_wait", {read})[0].word[0]);
 }
-UNSEEN inline void add_product(emulation::Product p) {
+UNTRACKED inline void add_wgmma(emulation::WgmmaOp p) {
   emulation::Thread& self = *emulation::own;
-  if (self.count == sizeof self.products / sizeof *self.products) {
+  if (self.count == sizeof self.wgmmas / sizeof *self.wgmmas) {
     emulation::fail("more than 64 wgmma instructions in flight");
   }
   const bool is_first = threadIdx.x % 32 == 0;
   if (is_first) p.known = self.known.issue();
-  self.products[self.count++] = p;
-  if (is_first) ++self.worker->warps[threadIdx.x / 32].products;
+  self.wgmmas[self.count++] = p;
+  if (is_first) ++self.worker->warps[threadIdx.x / 32].wgmmas;
 }
 inline void keep_order(float&) {}
 template <u32 kStride = 1>
@@ -108,12 +108,12 @@ u64 matrix_descriptor(u32 low) {
 }
 template <bool kIsHalf, int kTransposeB>
 void wgmma_64x256x16(float (&d)[128], u64 a, u64 b, i32 accumulate) {
-  add_product({d, a, b, 256, accumulate != 0, kIsHalf, kTransposeB != 0});
+  add_wgmma({d, a, b, 256, accumulate != 0, kIsHalf, kTransposeB != 0});
 }
 
-// Each lane has a row's address, of the first `count` matrices.
+// Each lane has the address of a row of the first `count` matrices.
 template <bool kIsTransposed>
-UNSEEN void store_matrices(u32 shared, u32 count, emulation::Words own) {
+UNTRACKED void store_matrices(u32 shared, u32 count, emulation::Words own) {
   emulation::may_yield();
   const emulation::Words* all = emulation::exchange("store_matrices", own);
   const u32 lane = threadIdx.x % 32, row = lane % 8;
@@ -125,7 +125,7 @@ UNSEEN void store_matrices(u32 shared, u32 count, emulation::Words own) {
       const u16 bits = u16((kIsTransposed ? row : i) % 2 == 0 ? word : word >> 16);
       memcpy(to + i * 2, &bits, 2);
     }
-    const emulation::Known& known = emulation::own->known;
+    const emulation::AgentView& known = emulation::own->known;
     access_shared(*emulation::own->worker, shared, 16, access_of(known, emulation::kPlain, true));
   }
   emulation::exchange("store_matrices", {});
@@ -142,4 +142,4 @@ inline void store_matrix2_transposed(u32 shared, u32 a, u32 b) {
 
 }  // namespace etc::ptx
 
-END_UNSEEN
+END_UNTRACKED

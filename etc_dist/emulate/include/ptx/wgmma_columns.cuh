@@ -5,7 +5,7 @@ namespace etc::ptx {
 
 template <bool kIsHalf, int kColumns>
 void wgmma_columns(float (&d)[kColumns / 2], u64 a, u64 b, i32 accumulate) {
-  add_product({d, a, b, kColumns, accumulate != 0, kIsHalf});
+  add_wgmma({d, a, b, kColumns, accumulate != 0, kIsHalf});
 }
 
 }  // namespace etc::ptx
