@@ -27,13 +27,13 @@ def find_python() -> str:
 
 def find_mpirun(python: str) -> str:
     named = os.environ.get("LAUNCH_MPIRUN")
-    # An MPI wheel lies beside its interpreter, and must win over the system's:
-    # the interpreter's mpi4py loads that wheel's library.
-    beside = shutil.which("mpirun", path=str(Path(python).parent))
-    found = named or beside or shutil.which("mpirun")
+    # An MPI wheel in the interpreter's folder comes before the system's MPI: mpi4py
+    # loads that wheel's library.
+    wheel = shutil.which("mpirun", path=str(Path(python).parent))
+    found = named or wheel or shutil.which("mpirun")
     if found is None:
         sys.exit(
-            "launch/mpirun: no mpirun was found beside the interpreter or in PATH\n"
+            "launch/mpirun: no mpirun in the folder of the interpreter or in PATH\n"
             f"  interpreter: {python}\n"
             "  to do:       pip install mpich, or install the system's MPI"
         )
@@ -88,7 +88,7 @@ def mpirun_command(mpirun: str, options: argparse.Namespace) -> list[str]:
 
 
 def forwarded() -> list[str]:
-    """Variables that Open MPI must be told to take to other hosts."""
+    """Variables that Open MPI passes to other hosts."""
     prefixes = ("ETC_DIST_", "LAUNCH_", "NVSHMEM_", "NCCL_", "CUDA_", "PYTHON")
     return sorted(
         name

@@ -1,7 +1,7 @@
-"""One rank's guard: runs the rank's command between mpirun and launch/mpirun.
+"""The guard of a rank: runs the rank's command between mpirun and launch/mpirun.
 
-It copies the output, and it stays alive for a failed rank while the others report:
-mpirun, which would end them at once, does not see the failure until then.
+It copies the output. After a failure it stays alive while the other ranks report:
+mpirun, which would end them at once, sees the failure only after that.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SHARED, LEFT = b"s", b"l"  # a file of MPICH's; the rank left without MPI_Finali
 DUMP, KILL, RELEASE = b"D", b"K", b"R"  # orders from launch/mpirun
 
 SHARED_PREFIX = "/dev/shm/mpich_shm_"
-LOOK_SECONDS = 0.02  # between looks for MPICH's file, until there is one
+SEARCH_SECONDS = 0.02  # between two searches for MPICH's file
 SETTLE_SECONDS = 1.0  # an MPI_Finalize of all ranks has removed that file by then
 
 
@@ -50,7 +50,7 @@ class Guard:
         self.grace = grace
         self.bind = bind
         self.shared: set[SharedFile] = set()
-        self.alone = False  # launch/mpirun was there and is gone
+        self.alone = False  # launch/mpirun has ended
         self.socket: socket.socket | None = socket.socket(socket.AF_UNIX)
         try:
             self.socket.connect(address)
@@ -66,7 +66,7 @@ class Guard:
                 command,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                close_fds=False,  # MPICH's ranks speak to mpirun through an open file
+                close_fds=False,  # MPICH's ranks use an open file to reach mpirun
                 preexec_fn=die_with_guard,
             )
         except OSError as error:
@@ -76,7 +76,7 @@ class Guard:
         return self.finish(child.wait())
 
     def copy(self, child: subprocess.Popen[bytes]) -> None:
-        """Send the child's lines, obey the job's orders, until the child is done."""
+        """Send the child's lines and obey the job's orders until the child ends."""
         selector = selectors.DefaultSelector()
         parts: dict[IO[bytes], bytes] = {}
         for stream, kind in ((child.stdout, OUT), (child.stderr, ERR)):
@@ -85,13 +85,13 @@ class Guard:
             selector.register(stream, selectors.EVENT_READ, kind)
         if self.socket is not None:
             selector.register(self.socket, selectors.EVENT_READ)
-        looked = 0.0
+        searched = 0.0
         while parts:
             mpich = "PMI_RANK" in os.environ and not self.shared
-            ready = selector.select(timeout=LOOK_SECONDS if mpich else 0.5)
-            if mpich and time.monotonic() > looked + LOOK_SECONDS:
-                self.look(child.pid)
-                looked = time.monotonic()
+            ready = selector.select(timeout=SEARCH_SECONDS if mpich else 0.5)
+            if mpich and time.monotonic() > searched + SEARCH_SECONDS:
+                self.find_shared(child.pid)
+                searched = time.monotonic()
             for key, _ in ready:
                 if key.fileobj is self.socket:
                     if not self.obey(child):
@@ -109,24 +109,24 @@ class Guard:
             if not ready and child.poll() is not None:
                 return  # a grandchild still holds the output open
 
-    def look(self, pid: int) -> None:
-        """Tell the job which file of MPICH's the rank has mapped.
+    def find_shared(self, pid: int) -> None:
+        """Report MPICH's file that the rank has mapped to the job.
 
-        That proves the file to be this job's; a killed rank cannot remove it.
+        The mapping proves that it is this job's; a killed rank cannot remove it.
         """
         for file in shared_files(pid):
             self.shared.add(file)
             self.send(SHARED, f"{file.inode} {file.path}".encode())
 
     def obey(self, child: subprocess.Popen[bytes]) -> bool:
-        orders = self.hear()
+        orders = self.receive()
         if DUMP in orders:
             child.send_signal(signal.SIGABRT)  # Python's fault handler shows the stack
-        if KILL in orders or not orders:  # no orders: the job itself is gone
+        if KILL in orders or not orders:  # no orders: launch/mpirun has ended
             child.kill()
         return bool(orders)
 
-    def hear(self) -> bytes:
+    def receive(self) -> bytes:
         assert self.socket is not None
         try:
             orders = self.socket.recv(16)
@@ -144,8 +144,8 @@ class Guard:
         if code and self.socket is None:
             time.sleep(self.grace)
         elif (code or left) and self.socket is not None:
-            # As long as this guard lives, mpirun leaves the other ranks alone.
-            while (orders := self.hear()) and RELEASE not in orders:
+            # mpirun does not end the other ranks while this guard lives.
+            while (orders := self.receive()) and RELEASE not in orders:
                 pass
         if self.alone or self.socket is None:
             remove(self.shared)
@@ -186,9 +186,9 @@ class SharedFile(NamedTuple):
 
 
 def shared_files(pid: int) -> set[SharedFile]:
-    """The files of this kind that a process has mapped."""
+    """The files of MPICH that a process has mapped."""
     if not glob.glob(f"{SHARED_PREFIX}*"):
-        return set()  # seen at less cost than in the maps
+        return set()  # faster than reading the maps
     try:
         maps = Path(f"/proc/{pid}/maps").read_text(errors="replace")
     except OSError:
@@ -219,7 +219,7 @@ def take_cores() -> None:
 
 
 def die_with_guard() -> None:
-    """In the child: end when the guard ends, and leave no core file behind."""
+    """In the child: end when the guard ends, and write no core file."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, hard))

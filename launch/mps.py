@@ -1,10 +1,10 @@
 """An MPS server for one job: processes that share a GPU run on it at the same time.
 
 Without MPS, the driver gives the GPU to one process after another. The server has
-folders of its own, so no other server of the machine is used, changed or stopped.
+private folders, so no other server of the machine is used, changed or stopped.
 
 Run as a program, this is the server's keeper. It starts the server, and stops it as
-soon as its input is closed: also if launch/mpirun is killed.
+soon as its input is closed, also if launch/mpirun is killed.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ CONTROL = "nvidia-cuda-mps-control"
 PROCESS_NAME = CONTROL[:15]  # as /proc shows it, also for nvidia-cuda-mps-server
 PIPES, LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 START_SECONDS = 20.0
-QUIT_SECONDS = 5.0  # for the server's own way to end
+QUIT_SECONDS = 5.0  # for its command quit
 SIGNAL_SECONDS = 2.0  # from SIGTERM to SIGKILL
 
 
 @contextlib.contextmanager
 def server() -> Iterator[dict[str, str]]:
-    """Variables for processes that are to use a new server, which ends with this."""
+    """Variables for processes that use a new server, which ends with the block."""
     keeper = subprocess.Popen(
         [sys.executable, __file__],
         stdin=subprocess.PIPE,
@@ -117,7 +117,7 @@ def stop(variables: dict[str, str]) -> None:
 
 
 def command(text: str, variables: dict[str, str]) -> bool:
-    """Give the server one command; whether it took it."""
+    """Send one command to the server; returns whether it was accepted."""
     try:
         done = subprocess.run(
             [CONTROL],

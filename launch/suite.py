@@ -1,7 +1,7 @@
-"""The test suite: which runs of pytest it is made of, and what they add up to.
+"""The test suite: its runs of pytest, and the sum of their results.
 
     one process      every test that needs no ranks (with the GPU ones, where a GPU is;
-                     where there is none, a few such processes side by side)
+                     where there is none, a few such processes at once)
     1, 2, 4 ranks    every `mpi` test, on the CPU backend
     1, 2, all ranks  every `mpi` test again, on as many GPUs
     2, 4 ranks       and again, where there are fewer GPUs: these ranks share them
@@ -46,8 +46,8 @@ class Run:
     sharing: tuple[str, ...] = ()
 
     def command(self, arguments: Sequence[str], limit: float) -> list[str]:
-        # Ranks write to pipes, and a blocked MPI call hears no signal: no colours
-        # from the one, and the other kind of time limit for the other.
+        # No colours, since ranks write to pipes. Time limits by a thread, since a
+        # blocked MPI call handles no signal.
         pytest = [sys.executable, "-m", "pytest", "--color=no"]
         if not self.ranks:
             if self.workers > 1:
@@ -61,8 +61,8 @@ class Run:
     def environment(self, outcomes: Path) -> dict[str, str]:
         """The environment of the run; tests/conftest.py writes to `outcomes`."""
         environment = os.environ | {"LAUNCH_OUTCOMES": str(outcomes)}
-        # NOTE: Python starts a dozen times on the same modules. Images of containers
-        # often forbid to keep them compiled, which costs a fifth of the time.
+        # NOTE: container images often disable the cache of compiled modules, which
+        # costs a fifth of the time, since Python starts a dozen times.
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         if self.backend is not None:
             environment["ETC_DIST_BACKEND"] = self.backend
@@ -75,7 +75,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one test did in one run."""
+    """The outcome of one test in one run."""
 
     test: str
     outcome: str  # passed, failed, skipped
@@ -87,7 +87,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Result:
-    """What one run did; `fault` says why it did not come to its end."""
+    """The outcomes of one run; `fault`: why it did not reach its end."""
 
     run: Run
     outcomes: tuple[Outcome, ...] = ()
@@ -100,7 +100,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The sum over all runs, and what is to be said about it."""
+    """The sum over all runs, and the complaints to print."""
 
     passed: int
     failed: int
@@ -130,7 +130,7 @@ def judge(
     results: Iterable[Result], gpus: int, needs_exhaustive: bool = False
 ) -> Verdict:
     """Add up; a test that every run skipped counts as failed, not as skipped.
-    `needs_exhaustive`: so does a suite that ran no exhaustive test."""
+    `needs_exhaustive`: so does a suite without an exhaustive test."""
     results = tuple(results)
     most = max((r.run.ranks for r in results if r.run.backend == "cuda"), default=0)
     complaints = [f"{r.run.name}: {r.fault}" for r in results if r.fault]
@@ -158,7 +158,7 @@ def judge(
 
 
 def execute(run: Run, arguments: Sequence[str], limit: float, whole: bool) -> Result:
-    """Do one run; its output goes where ours goes."""
+    """Execute one run, with the output of this process."""
     print(f"\n=== {run.name} ===", flush=True)
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
@@ -170,7 +170,7 @@ def execute(run: Run, arguments: Sequence[str], limit: float, whole: bool) -> Re
             start_new_session=True,
         )
         try:
-            # launch/mpirun keeps the limit itself and says where each rank stood.
+            # launch/mpirun keeps the limit itself and shows the stack of each rank.
             code = process.wait(limit + 30 * bool(run.ranks))
         except subprocess.TimeoutExpired:
             code = TIMED_OUT
@@ -192,7 +192,7 @@ def execute(run: Run, arguments: Sequence[str], limit: float, whole: bool) -> Re
 
 
 def end_group(process: subprocess.Popen[bytes], first: signal.Signals) -> None:
-    """End a run that is still going, with everything it started.
+    """End a run and everything it started.
 
     SIGTERM lets launch/mpirun end its ranks, and an MPS server, which takes longer;
     SIGABRT makes pytest show its stack.
@@ -208,7 +208,7 @@ def end_group(process: subprocess.Popen[bytes], first: signal.Signals) -> None:
 
 
 def read_outcomes(path: Path) -> tuple[Outcome, ...]:
-    """The last line on each test: the first says it failed, for it may never end."""
+    """The last line on each test: the first one reports failure, since it may hang."""
     lines = path.read_text().splitlines() if path.exists() else []
     outcomes = [Outcome(**json.loads(line)) for line in lines]
     return tuple({outcome.test: outcome for outcome in outcomes}.values())

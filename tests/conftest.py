@@ -236,7 +236,7 @@ def pytest_configure(config: pytest.Config) -> None:
     under_mpi = config.getoption("--with-mpi", False) and _mpi_world() is not None
     if under_mpi and _mpi_world().size > 1:
         world = _mpi_world()
-        # A signal, the default, is not heard inside of a blocked MPI call.
+        # A signal, the default, is not handled inside a blocked MPI call.
         config.option.timeout_method = "thread"
         folder = tempfile.gettempdir()
         base = config.option.basetemp or f"{folder}/pytest-ranks-{_job(world)}"
@@ -298,7 +298,7 @@ class Agreement:
         if item.get_closest_marker("mpi") is None:
             return report
         if call.when == "setup" and report.passed:
-            return report  # the call will tell
+            return report  # the call decides
         bad = self.failed_ranks(report, item)
         if bad:
             mine = report.longreprtext if report.failed else None

@@ -1,4 +1,4 @@
-"""launch/mpirun: readable output, and an end whatever the ranks do."""
+"""launch/mpirun: readable output, and an end however the ranks behave."""
 
 import os
 import re
@@ -131,7 +131,7 @@ def test_rank_that_leaves_in_the_middle_is_named():
     if "mpich_shm_" not in output:
         pytest.skip("Open MPI ends such a job itself")
     how = "rank 1 ended with exit code 0, but without MPI_Finalize"
-    assert f"{how}; rank 0 may go on for 1 s" in output
+    assert f"{how}; rank 0 may continue for 1 s" in output
     assert f"1 s have passed since {how}; ending rank 0" in output
     assert code == 1
 
@@ -227,11 +227,11 @@ def test_bus_error_names_the_shared_memory():
 
 
 def test_tag_that_a_line_bears_already_is_not_repeated():
-    _, output = launch("print(f'[rank {rank}] aborts'); print('[rank 7] is told')")
+    _, output = launch("print(f'[rank {rank}] aborts'); print('[rank 7] is read')")
     assert sorted(output.splitlines()) == [
         f"[rank {rank}] {text}"
         for rank in range(2)
-        for text in ("[rank 7] is told", "aborts")
+        for text in ("[rank 7] is read", "aborts")
     ]
 
 

@@ -112,5 +112,5 @@ def test_tests_without_ranks_share_processes_where_no_gpu_is(monkeypatch):
     monkeypatch.setattr(suite.os, "cpu_count", lambda: 3)
     alone, *_ = suite.plan(0)
     assert " -n 3 " in " ".join(alone.command([], 9))
-    beside, *_ = suite.plan(2)
-    assert "-n" not in beside.command([], 9)
+    one_process, *_ = suite.plan(2)
+    assert "-n" not in one_process.command([], 9)
