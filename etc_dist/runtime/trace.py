@@ -44,7 +44,7 @@ class TaskRecord:
 
 @dataclass(frozen=True)
 class Trace:
-    """The tasks of one run on all ranks that it knows, sorted by row, then by start.
+    """The tasks of one run, of one or several ranks, sorted by row, then by start.
 
     Clocks of ranks are taken as they are; make them comparable before merging.
     notes: sentences about the clock and the rows, for the picture's caption.
@@ -98,7 +98,7 @@ class Trace:
         return min(starts), max(ends)
 
     def show(self) -> str:
-        """A line for each rank and call. "busy" is the share of the rank's span that
+        """One line per rank and call. "busy" is the share of the rank's span that
         the rows which ran the call spent in it."""
         if not self.records:
             return _NO_TASKS

@@ -43,9 +43,9 @@ MOST_TASKS = 20_000_000
 
 @dataclass(frozen=True)
 class Verified:
-    """What was proved, over all ranks: how many tasks, event elements (those that are
-    waited for) and accesses (boxes of tensors), in how many seconds; and what was not,
-    for it depends on runtime tensors that were not at hand."""
+    """What was proved, over all ranks: the numbers of tasks, of event elements that
+    tasks wait for, and of accesses (boxes of tensors), and the seconds it took.
+    `unchecked` names what was not proved, as it depends on runtime tensors."""
 
     graph: str
     dims: tuple[tuple[str, int], ...]
@@ -77,30 +77,31 @@ def verify(
     """Prove that `plan` is a correct program at `dims`, with exactly `workers` resident
     workers on each rank.
 
-    Proved, for every task of every rank: each order is a bijection onto its grid; runs
-    of empty tasks end behind their first one, and where no task that gathers follows;
-    ranks, event elements and regions are in range; every event element gets just the
-    notifications it expects, on a rank where some task waits for it; the queues of all
-    lanes run to their end; two tasks that touch the same memory, one writing, are
-    ordered by events or by program order; every element of an output is written once,
-    and what is read from the program's own tensors has been written, but for operands
-    that a body gathers from. A load in an index expression is such a read, before the
-    task's body. Reads that come early are held against all waits but the last.
+    Proved, for every task of every rank:
 
-    One run is enumerated, and the next is as safe: a task enters a peer's memory, to
-    write or to notify, only once the peer has started the same epoch (the plan's
-    handshake); and whatever a peer is sent has arrived before the peer's epoch ends,
-    for a task there waits for a notification after it (`check_remote_writes`).
+    * each order is a bijection onto its grid; a run of empty tasks ends after its first
+      one, and no gathering task follows it;
+    * ranks, event elements and regions are in range;
+    * every event element gets exactly the notifications it expects, on a rank where
+      some task waits for it; the queues of all lanes run to their end;
+    * two tasks that touch the same memory, one of them writing, are ordered by events
+      or by program order. Early reads are ordered by all waits but the last;
+    * every element of an output is written once, and what is read from the program's
+      own tensors has been written, except in gathered operands. A load in an index
+      expression is such a read, before the task's body.
+
+    One run is enumerated, and the next is as safe: a task writes or notifies a peer
+    only once the peer has started the same epoch, and all that a peer is sent has
+    arrived before its epoch ends, since a task there waits for a notification after it
+    (`check_remote_writes`).
 
     tensors: runtime tensor name -> its int32 values on each rank, for expressions that
-    load from them. What needs others is left out and named in `Verified.unchecked`.
+    load from them. What depends on others is left out and named in
+    `Verified.unchecked`.
 
     Raises ArgumentError for dims or workers that do not fit the plan, and for a plan of
-    too many tasks to enumerate. All faults of the
-    program are gathered, then raised at once: DeadlockError or RaceError if all are of
-    that kind, else GraphError. A plan whose parts do not belong together is refused
-    before anything is enumerated.
-    """
+    too many tasks to enumerate. All faults of the program are raised at once:
+    DeadlockError or RaceError if all are of that kind, else GraphError."""
     began = time.perf_counter()
     require_plan(plan, "verify")
     dims, tensors = whole_dims(plan.graph, dims), dict(tensors or {})
