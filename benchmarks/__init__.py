@@ -1,1 +1,1 @@
-"""Benchmarks: fused collectives against cuBLAS and NCCL; see README.md beside this."""
+"""Benchmarks: fused collectives against cuBLAS and NCCL; see benchmarks/README.md."""

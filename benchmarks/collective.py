@@ -23,7 +23,7 @@ class Stepwise(Workload):
         "gemm": ("gemm",),
         "collective": ("collective",),
     }
-    """Steps that are timed alone, by the names of the times."""
+    """Steps that are timed separately, by the names of the times."""
 
     @staticmethod
     @abstractmethod

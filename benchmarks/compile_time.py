@@ -1,4 +1,4 @@
-"""From graph to loaded program: what each stage costs, without ranks.
+"""The time of each stage from graph to loaded program, without ranks.
 
 .venv/bin/python benchmarks/compile_time.py --world-size 8
 """
@@ -30,7 +30,7 @@ Result = TypeVar("Result")
 
 
 def timed(stage: Callable[[], Result]) -> tuple[Result, float]:
-    """What a stage gives, and its milliseconds."""
+    """The result of a stage, and its milliseconds."""
     started = time.perf_counter()
     result = stage()
     return result, round((time.perf_counter() - started) * 1e3, 3)
@@ -38,7 +38,7 @@ def timed(stage: Callable[[], Result]) -> tuple[Result, float]:
 
 def measure(graph: GraphFunction, settings: Settings) -> records.CompileRecord:
     """Every stage of one graph; `settings` has an empty cache."""
-    # NOTE: the compiler is loaded once a process, whatever it compiles: not counted.
+    # NOTE: loading the compiler, once per process, is not counted.
     major, minor = nvrtc_version()
     plan, schedule_ms = timed(lambda: schedule_static(graph))
     source, generate_ms = timed(lambda: generate(plan))

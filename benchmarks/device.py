@@ -1,4 +1,4 @@
-"""The arrays of one rank; on GPUs also the unfused steps and a clock."""
+"""The arrays of one rank; on GPUs also the unfused steps and timing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from etc_dist.world import World
 
 Call = Callable[[], Any]
 SLEEP_NS = 2_000_000
-"""Device sleep before a timed call: hides the host's launches, lets the chip cool."""
+"""Device sleep before a timed call: hides launch latency and lets the GPU cool."""
 DTYPES: Mapping[str, Any] = {
     "bfloat16": ml_dtypes.bfloat16,
     "float16": np.float16,
@@ -98,7 +98,7 @@ class Gpu(Device):
     """This rank's GPU: CuPy arrays, cuBLAS and NCCL, on CuPy's current stream."""
 
     def __init__(self, world: World):
-        # NOTE: NCCL and CuPy read these when they are first used.
+        # NOTE: NCCL and CuPy read these at their first use.
         os.environ["NCCL_NVLS_ENABLE"] = "0"
         os.environ["CUPY_TF32"] = "0"
         import cupy
@@ -140,8 +140,8 @@ class Gpu(Device):
 
     def swiglu(self, gate_up: Any, out: Any) -> Call:
         """out [m, n] = silu(left half) * right half of gate_up [m, 2n]."""
-        # NOTE: one kernel, 8 elements a thread: PyTorch would take two, and leave the
-        # baseline slower than it need be.
+        # NOTE: one kernel, 8 elements per thread: PyTorch needs two, which would slow
+        # the baseline down.
         types = "raw T gate_up, int64 width", "raw T out"
         kernel = self.xp.ElementwiseKernel(*types, SWIGLU, "swiglu")
         eighths = out.size // 8

@@ -1,4 +1,4 @@
-"""The protocol: how an operation is checked and timed, and its command line; see
+"""The protocol: the checks and timing of an operation, and the command line; see
 README.md."""
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Make = Callable[[Device, str, Sequence[int], int], Workload]
 
 
 def check(case: Workload, ours: Operation) -> tuple[dict[str, Any], list[Any]]:
-    """Whether three runs on each input give equal bits, and the error of the last; and
+    """Whether three runs on each input give equal bits, the error of the last one, and
     the references. Collective."""
     numbers = range(case.inputs)
     calls = [case.call(ours, number) for number in numbers]
@@ -67,7 +67,7 @@ def bitwise_equal(device: Device, operation: Operation, call: Call, out: Any) ->
 def compete(
     gpu: Gpu, case: Workload, ours: Operation, references: list[Any], repeats: int
 ) -> dict[str, Any]:
-    """Check the rivals, then time all; `references` are released between."""
+    """Check the rivals, release `references`, then time all."""
     rivals = case.rivals(gpu)
     for rival in rivals.values():
         for call in rival.calls:
@@ -80,7 +80,6 @@ def compete(
     times["baseline"] = min(named.values(), key=median)
     errors["baseline"] = max(errors.pop(name) for name in case.baselines)
     for operation in (o for rival in rivals.values() for o in rival.operations):
-        operation.synchronize()
         operation.close()
     found = durations(times, *case.limits(median(times["gemm"])))
     if case.baselines != Workload.baselines:
@@ -90,7 +89,7 @@ def compete(
 
 def measure(gpu: Gpu, calls: Calls, repeats: int) -> dict[str, list[float]]:
     """Milliseconds of each repeat, the slowest rank's. The calls are timed in blocks
-    that take turns, so that heat slows all alike."""
+    that alternate, so that heat slows all equally."""
     for call in calls.values():
         for _ in range(WARM_UP):
             call()
@@ -145,9 +144,8 @@ def host_costs(gpu: Gpu, made: Workload, schedule: str) -> dict[str, float]:
     costs = {}
     for library, convert in gpu.libraries().items():
         case = made.converted(convert)
-        operation = case.make(schedule)
-        costs[library] = host_cost(gpu, operation, case.call(operation, 0))
-        operation.close()
+        with case.make(schedule) as operation:
+            costs[library] = host_cost(gpu, operation, case.call(operation, 0))
     return costs
 
 
@@ -155,15 +153,13 @@ def benchmark(
     case: Workload, schedule: str, repeats: int
 ) -> tuple[dict[str, Any], list[str]]:
     """Check, then, on a GPU, time one shape: its part of a record, and its failures."""
-    ours = case.make(schedule)
-    values, references = check(case, ours)
-    if isinstance(case.device, Gpu):
-        values |= {**provenance(ours.program), "repeats": repeats}
-        values |= compete(case.device, case, ours, references, repeats)
-    shape = {"model": case.name, "dtype": case.dtype, **case.fields()}
-    values = {**shape, "schedule": ours.program.plan.schedule, **values}
-    ours.synchronize()
-    ours.close()
+    with case.make(schedule) as ours:
+        values, references = check(case, ours)
+        if isinstance(case.device, Gpu):
+            values |= {**provenance(ours.program), "repeats": repeats}
+            values |= compete(case.device, case, ours, references, repeats)
+        shape = {"model": case.name, "dtype": case.dtype, **case.fields()}
+        values = {**shape, "schedule": ours.program.plan.schedule, **values}
     return values, failures(values, case)
 
 
@@ -173,7 +169,7 @@ def failures(values: Mapping[str, Any], case: Workload) -> list[str]:
     for name in (name for name in values if name.endswith("error")):
         leeway = case.leeway if name == "error" else case.baseline_leeway
         allowed = TOLERANCE[case.dtype] * leeway
-        if not values[name] <= allowed:  # so that NaN is refused too
+        if not values[name] <= allowed:  # also for NaN
             found.append(f"{name} {values[name]:.2e}, wanted {allowed:.1e}")
     if not values["bitwise_equal"]:
         found.append("the bits of three runs differ")
@@ -218,7 +214,7 @@ def numbers(text: str) -> list[int]:
 
 
 def begin(cpu: bool) -> Device:
-    """Start the world, on the CPU backend if requested, and print what it is; this
+    """Start the world, on the CPU backend if requested, and print it. Returns this
     rank's device. Collective."""
     backend = {"ETC_DIST_BACKEND": "cpu"} if cpu else {}
     world = etc_dist.start(Settings.load({**os.environ, **backend}))

@@ -22,7 +22,7 @@ from etc_dist.layers.mlp import MLP
 
 class MLPWorkload(Stepwise):
     """x [M / W, N], gate and up [K, N], stored as one, and down [N, K] on each rank ->
-    [M / W, N]: N is the hidden size, K a rank's share of the inner one."""
+    [M / W, N]: N is the hidden size, K a rank's shard of the inner one."""
 
     op = "mlp"
     alone: Mapping[str, tuple[str, ...]] = {
@@ -52,7 +52,7 @@ class MLPWorkload(Stepwise):
 
     @property
     def moved(self) -> int:
-        # Gathered rows and partial sums leave a rank by the same links.
+        # Gathered rows and partial sums use the same links.
         return 2 * self.m * self.n
 
     def make(self, schedule: str) -> MLP:
@@ -88,7 +88,8 @@ class MLPWorkload(Stepwise):
         }
 
     def rivals(self, gpu: Gpu) -> dict[str, Rival]:
-        """The steps, and our two fused collectives in a row, with static schedules."""
+        """The steps, and our two fused collectives one after the other, statically
+        scheduled."""
         gate_up, down = self.weights
         gather = AllGatherMatmul(world=self.world)
         scatter = MatmulReduceScatter(world=self.world)

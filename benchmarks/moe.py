@@ -55,7 +55,7 @@ SMALL, SMALL_TOKENS = Model(128, 64, 16, 4), 16
 TOKENS = (1, 8, 32, 128, 512, 1024, 2048, 4096, 8192)
 TOKENS_PER_RANK = (128, 512, 2048, 8192)
 INPUTS = 3
-"""Inputs that take turns, so that few tokens do not find their experts in the L2."""
+"""Inputs used in turn, so that the experts of few tokens are not in L2."""
 MEMORY_BYTES_PER_S = 4.3e12
 """An H200's highest rate of reads from its memory (nominally 4.8 TB/s)."""
 FLOP_PER_S = 780e12
@@ -66,7 +66,7 @@ REPLAYED = (
     f"of {BLOCK} take turns"
 )
 BASELINES = {"tensor": ("reduce_scatter",), "expert": ("all_to_all", "gathered")}
-"""On several ranks, by the collectives that they use."""
+"""On several ranks, named by their collectives."""
 ROUTINGS = ("uniform", "zipf", "one set", "half")
 FAR = 64.0
 """A logit that no token exceeds."""
@@ -124,7 +124,7 @@ class MoEWorkload(Workload):
         return x.astype(DTYPES[self.dtype])
 
     def whole(self) -> SparseBlock:
-        """The weights of all ranks, by deviations that keep that of x."""
+        """The weights of all ranks, scaled to keep the deviation of x."""
         hidden, inner, experts, top_k = self.model
         shapes = {
             "router": ((experts, hidden), hidden),
@@ -141,7 +141,7 @@ class MoEWorkload(Workload):
 
     def make_weights(self) -> tuple[Any, ...]:
         block = self.whole()
-        # NOTE: CuPy copies no strided arrays of bfloat16: take the bits.
+        # NOTE: CuPy cannot copy strided arrays of bfloat16: copy the bits.
         router, gate_up, down = (
             array.view(np.uint16) for array in (block.router, block.gate_up, block.down)
         )
@@ -218,7 +218,7 @@ class MoEWorkload(Workload):
     @cached_property
     def loads(self) -> tuple[float, float, float]:
         """Means over the inputs: milliseconds of the busiest rank's GEMMs or reads of
-        weights, tokens on its links, and the experts that some token chose."""
+        weights, tokens on its links, and experts with at least one token."""
         size, found = self.world.size, []
         for number in range(self.inputs):
             every = [self.choose(self.tokens(r, number))[0] for r in range(size)]
@@ -234,8 +234,8 @@ class MoEWorkload(Workload):
         return float(busy), float(moved), float(used)
 
     def _busiest(self, ids: Any, active: Any) -> tuple[float, float]:
-        """The longest time of a rank's experts, and the most tokens that a rank sends:
-        each token once to each rank with experts of its choice, and one sum back."""
+        """The longest time of a rank's experts, and the most tokens on a rank's
+        links: each token once to each rank with its experts, and one sum back."""
         size, own = self.world.size, self.model.experts // self.world.size
         owners = ids // own
         rows = np.bincount(owners.ravel(), minlength=size)
@@ -305,7 +305,7 @@ def routing_bias(routing: str, model: Model, seed: int) -> Any:
 
 
 def limit_ms(model: Model, tokens: float, active: float) -> float:
-    """The longer of reading the active experts' weights and of the GEMMs."""
+    """The longer time: reading the active experts' weights, or the GEMMs."""
     weights = 3 * model.hidden * model.inner
     read = active * weights * 2 / MEMORY_BYTES_PER_S
     return 1e3 * max(read, tokens * model.top_k * 2 * weights / FLOP_PER_S)

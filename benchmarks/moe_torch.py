@@ -1,4 +1,4 @@
-"""What a mixture of experts is compared with on GPUs: torch's grouped GEMMs, NCCL, and
+"""The baselines of a mixture of experts on GPUs: torch's grouped GEMMs, NCCL, and
 vLLM's Triton kernel."""
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class Gathered(AllToAll):
         gathered = x.new_empty(self._world * len(x), x.shape[1])
         gpu.all_gather(*map(gpu.from_torch, (x, gathered)))()
         weights, ids = self.choose(gathered)
-        # Own experts come first: rows after theirs are left out.
+        # Own experts come first: later rows are dropped.
         turned = (ids - self._rank * self._own) % len(self._experts)
         token, order, ends = self.sort(turned)
         ends = ends[: self._own].contiguous()
@@ -235,7 +235,7 @@ class FusedMoE:
 
 @dataclass(frozen=True)
 class Replay:
-    """A CUDA graph, and its call, in whose memory the graph's kernels work."""
+    """A CUDA graph, and the captured call, which owns the memory of its kernels."""
 
     graph: Any
     call: Call

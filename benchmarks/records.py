@@ -1,4 +1,4 @@
-"""What the benchmarks write down: one JSON object a line, appended by rank 0."""
+"""The records of the benchmarks: one JSON object per line, appended by rank 0."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What every record holds: where, when and with which code it was measured."""
+    """The fields of every record: where, when and with which code it was measured."""
 
     op: str
     world_size: int
@@ -26,7 +26,7 @@ class Record:
     cuda: str
     backend: str
     path: str
-    """Which graph, schedule, backend and workers ran."""
+    """The graph, schedule, backend and workers."""
     commit: str
     date: str
     """UTC, ISO 8601."""
@@ -67,11 +67,11 @@ class FusedRecord(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class LayerRecord(FusedRecord):
-    """A layer as one program. N is the hidden size, K a rank's share of the inner one;
-    gemm_ms, collective_ms and wire_ms are those of all products and collectives."""
+    """A layer as one program. N is the hidden size, K a rank's shard of the inner one;
+    gemm_ms, collective_ms and wire_ms are those of all GEMMs and collectives."""
 
     two_ops_ms: float
-    """The fused collectives in a row, and what lies between them."""
+    """The fused collectives and the steps between them, one after the other."""
     two_ops_error: float
 
 
@@ -84,13 +84,13 @@ class MoERecord(FusedRecord):
     experts: int
     top_k: int
     active_experts: float
-    """Those that some token chose: the mean over the inputs."""
+    """Experts with at least one token: the mean over the inputs."""
     ours_eager_ms: float
     baseline_eager_ms: float
     triton: str | None = None
-    """The Triton kernel timed beside, if one was, with its version."""
+    """The version of the Triton kernel, if one was timed."""
     triton_ms: float | None = None
-    """That of a replayed CUDA graph."""
+    """Of a replayed CUDA graph."""
     triton_error: float | None = None
 
 
@@ -105,9 +105,9 @@ class MoEParallelRecord(FusedRecord):
     experts: int
     top_k: int
     active_experts: float
-    """Those that some token chose: the mean over the inputs."""
+    """Experts with at least one token: the mean over the inputs."""
     routing: str
-    """How evenly: "uniform", or "zipf"."""
+    """The distribution of tokens over experts: "uniform" or "zipf"."""
     baselines_ms: Mapping[str, float]
     """By the collectives that they use."""
 
@@ -127,14 +127,14 @@ class SoakRecord(Record):
     mps: bool = False
     """Whether CUDA MPS served the GPU."""
     growth_bytes: int | None = None
-    """By which the memory in use on a GPU grew during the runs; None: not measured."""
+    """Growth of the memory in use on a GPU during the runs; None: not measured."""
     host_growth_bytes: int | None = None
-    """By which the resident memory of a rank's process grew."""
+    """Growth of the resident memory of a rank's process."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskCostRecord(Record):
-    """What a task that does next to nothing takes one of `workers` workers."""
+    """The time that an almost empty task takes one of `workers` workers."""
 
     schedule: str
     lane: str
@@ -194,7 +194,7 @@ def commit() -> str:
 
 
 def stamp() -> dict[str, Any]:
-    """Which code is measured, and when."""
+    """The measured code, and the time."""
     return {"commit": commit(), "date": now()}
 
 
@@ -208,7 +208,7 @@ def append(record: Record, path: Path | None = None) -> None:
 
 def load(folder: Path = RESULTS) -> Iterator[Record]:
     """Every record in `folder`, oldest first in each file. Raises ValueError, with
-    the file and line, for a line that is no record."""
+    the file and line, for a line that is not a record."""
     for path in sorted(folder.glob("*.jsonl")):
         for number, line in enumerate(path.read_text().splitlines(), 1):
             try:

@@ -1,9 +1,9 @@
-"""Everything that only several GPUs can show, in parts, the most important first.
+"""All tests and benchmarks that need several GPUs, in parts, the most important first.
 
 .venv/bin/python benchmarks/several_gpus.py [--ranks N] [--seconds 480] [PART ...]
 
-Each part runs on all GPUs, within a time limit. What has a record of this commit and
-number of ranks is not measured again: a run that was interrupted can be continued.
+Each part runs on all GPUs, within a time limit. Shapes with a record of this commit
+and number of ranks are not measured again: an interrupted run can be continued.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ROWS = (1024,)
 
 @dataclass(frozen=True)
 class Job:
-    """What every rank runs; `ranks` is the number of GPUs unless given."""
+    """A command of all ranks; `ranks`: the number of GPUs unless given."""
 
     command: tuple[str, ...]
     ranks: int | None = None

@@ -49,12 +49,12 @@ BIASES = 16
 LEEWAY = 2.0
 """Times TOLERANCE: errors of small outputs vary; layers also round activations."""
 BATCH = 100
-"""Calls without any synchronisation of the host."""
+"""Calls between synchronisations of the host."""
 LINES = 10
-"""Of progress."""
+"""Lines of progress."""
 HOST_TOLERANCE = 8 << 20
-"""Bytes by which a rank's resident memory may grow: allocators keep some pages. A leak
-of one kilobyte a call is more after 10,000 calls."""
+"""The allowed growth of a rank's resident memory: allocators keep some pages. A leak of
+one kilobyte per call is more after 10,000 calls."""
 DIFFERING = """
 if (a != b) flags[number] = 1;
 """
@@ -62,8 +62,8 @@ if (a != b) flags[number] = 1;
 
 @dataclass
 class Case:
-    """Calls of a workload at one shape that must give equal bits, always, or until its
-    inputs are drawn anew: `refresh` does so in place. `first` has the bits."""
+    """Calls of a workload at one shape that must give equal bits, until `refresh` draws
+    new inputs in place. `first` has the bits."""
 
     name: str
     workload: Workload
@@ -84,7 +84,7 @@ class Case:
         self.error = case.device.relative_error([self.out], [case.reference()])
 
     def fault(self) -> str | None:
-        """What is wrong with the error, if anything."""
+        """The failure if the error is too large."""
         tolerance = LEEWAY * TOLERANCE[self.workload.dtype]
         if self.error <= tolerance:  # NaN is not
             return None
@@ -107,7 +107,7 @@ class Case:
 
 def cases_of(device: Device) -> Iterator[Case]:
     """All cases, made on all ranks in the same order. Collective."""
-    few = None if isinstance(device, Gpu) else 2  # of the shapes: the smallest
+    few = None if isinstance(device, Gpu) else 2  # only the smallest shapes
     for schedule in SCHEDULES:
         made: list[Workload]
         for workload in (MatmulReduceScatterWorkload, AllGatherMatmulWorkload):
@@ -147,7 +147,7 @@ def routed(device: Device, parallel: str) -> Iterator[Case]:
     """New tokens and a new routing at each call; both schedules, and the first one
     again, must give the same bits."""
     model, counts = CPU_ROUTED if not isinstance(device, Gpu) else ROUTED
-    # Most tokens first: a program grows between runs, and only then.
+    # The most tokens first: a program grows only between runs.
     made = layers(device, model, sorted(counts, reverse=True), parallel)
     operations = [made[0].make(schedule) for schedule in SCHEDULES]
     for case in made:
@@ -235,7 +235,7 @@ def soak(
         for operation in operations_of(cases):
             operation.synchronize()
 
-    for case in cases:  # what is allocated once is allocated now
+    for case in cases:  # makes all one-time allocations
         case.run(seed, partial(differ, 0, flags))
     synchronize()
     flags.fill(0)

@@ -101,7 +101,7 @@ def newest(records: Iterable[Record]) -> list[FusedRecord]:
 
 
 def shape(r: FusedRecord) -> tuple[object, ...]:
-    """What the records of one row of a table have in common."""
+    """The key of a row of a table."""
     return r.op, r.device, r.world_size, r.model, r.M, r.N, r.K
 
 
@@ -158,7 +158,7 @@ def cells(r: FusedRecord) -> Row:
 
 
 def variants(shown: Sequence[FusedRecord], records: Sequence[Record]) -> list[Row]:
-    """For each record, what the other records of its shape add to its row."""
+    """For each record, the cells of the other records of its shape."""
     known = [r for r in newest(records) if shape(r) in {shape(s) for s in shown}]
     timed = newest(r for r in records if isinstance(r, MoERecord) and r.triton_ms)
     found: dict[tuple[object, ...], dict[str, str]] = {shape(r): {} for r in shown}
@@ -212,7 +212,7 @@ def soak_table(records: Sequence[Record]) -> str:
 
 
 def cost_table(records: Sequence[Record]) -> str:
-    """What a task that copies 128 bytes costs, by lane and schedule."""
+    """The cost of a task that copies 128 bytes, by lane and schedule."""
     found = [r for r in records if isinstance(r, TaskCostRecord)]
     last = latest(found, lambda r: (r.device, r.lane, r.schedule))
     rows = [
@@ -224,7 +224,7 @@ def cost_table(records: Sequence[Record]) -> str:
 
 
 def build_table(records: Sequence[Record]) -> str:
-    """The time of a compilation, and what came out."""
+    """The time of a compilation, and the size of its results."""
     found = [r for r in records if isinstance(r, CompileRecord)]
     rows = [
         {
@@ -277,7 +277,7 @@ def line(texts: Iterable[str]) -> str:
 
 
 def origin(records: Sequence[FusedRecord]) -> str:
-    """Where, when and with which code the records of a table were measured."""
+    """The machine, dates and commits of the records of a table."""
     first = records[0]
     dates = span(sorted({r.date[:10] for r in records}))
     commits = ", ".join(sorted({short(r.commit) for r in records}))

@@ -1,4 +1,4 @@
-"""What scheduling costs a task that does next to nothing, under each schedule.
+"""The scheduling cost of a task, measured on almost empty tasks under each schedule.
 
 launch/mpirun -n 1 benchmarks/task_cost.py
 """
@@ -31,7 +31,7 @@ from etc_dist.program import Program
 
 WIDTH, GROUP = 32, 8
 FEW, MANY = 16, 128
-"""Tasks of each call for each worker of the two runs whose difference is taken."""
+"""Tasks per call and worker of two runs; the cost is their difference."""
 REPEATS = 21
 SCHEDULES = ("static", "dynamic")
 PROTOCOL = (
@@ -52,7 +52,7 @@ def _function(lane: str) -> DeviceFunction:
 
 @graph_function
 def copy_twice(g: Graph, *, lane: str) -> None:
-    """x [rows, 32] -> y [rows, 32], row by row, by way of another tensor."""
+    """x [rows, 32] -> y [rows, 32], row by row, through another tensor."""
     rows = g.dims("rows")
     groups = g.let("groups", (rows + GROUP - 1) // GROUP)
     x = g.input("x", (rows, WIDTH), "float32")
@@ -108,19 +108,19 @@ def main() -> int:
     device = begin(options.cpu)
     world = device.world
     for lane, schedule in product((TENSOR, TRANSFER), SCHEDULES):
-        program = compile(copy_twice(world.size, lane=lane), world, schedule=schedule)
-        calls = runs(device, program)
-        text = "rows were copied"
-        if isinstance(device, Gpu):
-            facts, cost = device.facts(), cost_ns(device, calls)
-            del facts["baseline"]
-            values = {"op": "task_cost", "protocol": PROTOCOL, **facts}
-            values |= {"schedule": schedule, "lane": lane, "task_ns": cost}
-            values |= {"workers": program.workers, **provenance(program)}
-            record(device, options.record, values)
-            text = f"{cost:.0f} ns a task and worker"
+        graph = copy_twice(world.size, lane=lane)
+        with compile(graph, world, schedule=schedule) as program:
+            calls = runs(device, program)
+            text = "rows were copied"
+            if isinstance(device, Gpu):
+                facts, cost = device.facts(), cost_ns(device, calls)
+                del facts["baseline"]
+                values = {"op": "task_cost", "protocol": PROTOCOL, **facts}
+                values |= {"schedule": schedule, "lane": lane, "task_ns": cost}
+                values |= {"workers": program.workers, **provenance(program)}
+                record(device, options.record, values)
+                text = f"{cost:.0f} ns per task and worker"
         say(world, f"{lane} lane, {schedule}: {text}")
-        program.close()
     world.close()
     return 0
 

@@ -1,4 +1,4 @@
-"""A workload: an operation at one shape, its reference and what it is compared with."""
+"""A workload: an operation at one shape, its reference and its rivals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from etc_dist.ops.operation import Operation
 Calls = dict[str, Call]
 """Calls by the names of their times."""
 TENSOR_PARALLEL = 8
-"""The ranks that a model's layers are split over, on any number of measured ranks."""
+"""The ranks that a model's layers are split over, for any number of measured ranks."""
 MODELS: Mapping[str, tuple[int, int]] = {
     "llama3-8b": (4096, 14336),
     "qwen3-32b": (5120, 25600),
@@ -43,8 +43,8 @@ PROTOCOL = (
 
 @dataclass(frozen=True)
 class Rival:
-    """Another way to the results: a call for each input, the arrays that they fill, and
-    our operations among the steps."""
+    """Another implementation: a call for each input, the arrays that they fill, and our
+    operations among its steps."""
 
     calls: Sequence[Call]
     outs: Sequence[Any]
@@ -53,18 +53,18 @@ class Rival:
 
 class Workload(ABC):
     """An operation at one shape: this rank's inputs, weights and outputs, an fp32
-    reference, and what is timed on GPUs.
+    reference, and the calls to time on GPUs.
 
-    Inputs follow from names, so a rank can draw those of all ranks: no reference needs
-    a collective, which NCCL would refuse to ranks that share a GPU.
+    Inputs follow from names, so a rank can draw those of all ranks. No reference needs
+    a collective, which NCCL does not allow on ranks that share a GPU.
     """
 
     op: str
     protocol = PROTOCOL
     libraries = ""
-    """Put before the description of the libraries in a record."""
+    """Prefix of the libraries in a record."""
     inputs = 1
-    """Inputs that take turns."""
+    """Inputs used in turn."""
     leeway, baseline_leeway = 1.0, 2.0
     """Times TOLERANCE: the allowed errors. The baseline rounds more often: NCCL adds in
     the arrays' dtype, and each step stores its result."""
@@ -136,7 +136,7 @@ class Workload(ABC):
         return [self.device.empty(shape, self.dtype) for _ in range(self.inputs)]
 
     def timed(self, gpu: Gpu, ours: Operation, rivals: Mapping[str, Rival]) -> Calls:
-        """What is timed, by the names of the times."""
+        """The calls to time, by name."""
         own = [self.call(ours, number) for number in range(self.inputs)]
         others = {name: in_turn(rival.calls) for name, rival in rivals.items()}
         return {"ours": in_turn(own), **others, **self.parts(gpu)}

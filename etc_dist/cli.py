@@ -49,7 +49,7 @@ def _run(options: argparse.Namespace) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="etc-dist")
     commands = parser.add_subparsers(dest="command", required=True)
-    text = "say what this machine has, what is missing, and how to get it"
+    text = "report what this machine has, what is missing, and how to get it"
     command = commands.add_parser("doctor", help=text, description=text)
     command.add_argument("--json", action="store_true", help="for programs")
     text = "compile programs of the library, without a GPU; fails on spills"
@@ -63,8 +63,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def build_programs(names: Sequence[str], arch: str) -> int:
     """Compile the library's programs, those of `names` if there are any; 1 if one
-    spills or loses a property, such as warpgroup registers or asynchronous matrix
-    products."""
+    spills or loses a property, such as warpgroup registers or asynchronous
+    wgmma."""
     failed = []
     for name, plan in select_programs(names):
         facts = report(name, plan, arch)

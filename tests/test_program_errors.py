@@ -1,4 +1,4 @@
-"""Runs that were ended: whatever comes next raises it, on all ranks."""
+"""A failed run: the next call raises its error, on all ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What emulated programs are run on, and what must come out."""
+"""Inputs of emulated programs, and their expected outputs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def moe(
     return [{"x": x, **named(weights)}], [moe_reference(x, weights, top_k)], dims
 
 
-def product_of(x: Any, w: Any) -> Answer:
+def matmul_of(x: Any, w: Any) -> Answer:
     """x @ w.T."""
     x, w = x.astype(np.float32), w.astype(np.float32)
     return Answer(x @ w.T, np.abs(x) @ np.abs(w).T)
@@ -81,9 +81,7 @@ def matmul_reduce_scatter(rows: int, w_layout: str = "nk") -> Given:
         {"x": draw(rng, (2, rows, k), "bfloat16"), "w": draw(rng, shape, "bfloat16")}
         for _ in range(2)
     ]
-    each = [
-        product_of(i["x"], i["w"] if w_layout == "nk" else i["w"].T) for i in inputs
-    ]
+    each = [matmul_of(i["x"], i["w"] if w_layout == "nk" else i["w"].T) for i in inputs]
     total = sum(a.expected for a in each)
     magnitude = sum(a.magnitude for a in each)
     answers = [Answer(total[r], magnitude[r]) for r in range(2)]
@@ -168,21 +166,21 @@ def sent_at_once(g: Graph) -> None:
 
 @graph_function
 def counted_late(g: Graph) -> None:
-    """y [n] is x, copied by tasks that wait for as many `told` as `count` says, which
-    tasks of this run have written, and for other tasks."""
-    n, tellers = g.dims("n tellers")
+    """y [n] is x, copied by tasks that wait for `count` notifications, which tasks of
+    this run have written, and for other tasks."""
+    n, notifiers = g.dims("n notifiers")
     x, y = g.input("x", (n,), "bfloat16"), g.output("y", (n,), "bfloat16")
     parts = g.let("parts", n // PART)
     given = g.input("given", (parts,), "int32")
-    whom = g.input("whom", (tellers,), "int32")
+    target = g.input("target", (notifiers,), "int32")
     count = g.local("count", (parts,), "int32")
     half, spare = (
         g.local("half", (n,), "bfloat16"),
-        g.local("spare", (tellers,), "int32"),
+        g.local("spare", (notifiers,), "int32"),
     )
     counted = g.events("counted", (1,), expects=parts)
     halved = g.events("halved", (parts,), expects=1)
-    told = g.events("told", (parts,), expects=lambda i: count.load(i))
+    notified = g.events("notified", (parts,), expects=lambda i: count.load(i))
     (i,) = grid = g.grid(i=parts)
     one = tile(i, 1)
     copy = copy_on("transfer")
@@ -196,16 +194,16 @@ def counted_late(g: Graph) -> None:
         writes=[half[tile(i, PART)]],
         notifies=[halved[i]],
     )
-    (j,) = grid = g.grid(j=tellers)
+    (j,) = grid = g.grid(j=notifiers)
     one = tile(j, 1)
     g.call(
         copy,
         grid,
-        name="tell",
-        reads=[whom[one]],
+        name="notify",
+        reads=[target[one]],
         writes=[spare[one]],
         waits=[counted[0]],
-        notifies=[told[whom.load(j)]],
+        notifies=[notified[target.load(j)]],
     )
     (i,) = grid = g.grid(i=parts)
     g.call(
@@ -214,15 +212,14 @@ def counted_late(g: Graph) -> None:
         name="end",
         reads=[half[tile(i, PART)]],
         writes=[y[tile(i, PART)]],
-        waits=[counted[0], halved[i], told[i]],
+        waits=[counted[0], halved[i], notified[i]],
     )
 
 
 @graph_function
-def product_and_scratch(g: Graph) -> None:
-    """y = x @ w.T by tiles, then tasks that have nothing to do with it but use the
-    memory that tiles leave by, at its end. Nobody reads what they make: what shows is
-    whether a tile has left before."""
+def matmul_and_scratch(g: Graph) -> None:
+    """y = x @ w.T by tiles, and unrelated tasks that use the staging memory of the
+    epilogue as scratch. They corrupt a tile that was not stored before."""
     rows, n, k = g.dims("rows n k")
     x, w = g.input("x", (rows, k), "bfloat16"), g.input("w", (n, k), "bfloat16")
     y = g.output("y", (rows, n), "bfloat16")
@@ -239,20 +236,20 @@ def product_and_scratch(g: Graph) -> None:
     g.call(turn_numbers, grid, reads=[x[row, :]], writes=[turned[row, :]])
 
 
-def product(rows: int, n: int, k: int) -> Given:
+def matmul(rows: int, n: int, k: int) -> Given:
     rng = np.random.default_rng(8)
     x, w = draw(rng, (rows, k), "bfloat16"), draw(rng, (n, k), "bfloat16")
-    return [{"x": x, "w": w}], [product_of(x, w)], {"rows": rows, "n": n, "k": k}
+    return [{"x": x, "w": w}], [matmul_of(x, w)], {"rows": rows, "n": n, "k": k}
 
 
 def numbers(ranks: int) -> Given:
-    rng, n, tellers = np.random.default_rng(7), 24 * PART, 40
+    rng, n, notifiers = np.random.default_rng(7), 24 * PART, 40
     xs = [draw(rng, (n,), "bfloat16") for _ in range(ranks)]
     wide = [x.astype(np.float32) for x in reversed(xs)]
     answers = [Answer(x, np.abs(x)) for x in wide]
     if ranks == 2:
         return [{"x": x} for x in xs], answers, {"n": n}
-    whom = rng.integers(0, n // PART, tellers).astype(np.int32)
-    given = np.bincount(whom, minlength=n // PART).astype(np.int32)
-    dims = {"n": n, "tellers": tellers}
-    return [{"x": xs[0], "given": given, "whom": whom}], answers, dims
+    target = rng.integers(0, n // PART, notifiers).astype(np.int32)
+    given = np.bincount(target, minlength=n // PART).astype(np.int32)
+    dims = {"n": n, "notifiers": notifiers}
+    return [{"x": xs[0], "given": given, "target": target}], answers, dims

@@ -1,4 +1,4 @@
-// Copies numbers one by one or through scratch, or writes a first one whatever there is to copy.
+// Copies numbers one by one or through scratch, or writes the first one unconditionally.
 #pragma once
 #include "worker/task.cuh"
 

@@ -40,5 +40,5 @@ def test_slots_that_do_not_fit_the_queue_are_not_stored(folder, reserved):
     assert runs.run(1) == ""
     assert sum(control["faults"][0] for control in runs.memory.control) > 0
     for rank in range(2):
-        behind = places["slots_transfer"] + DIMS["n"] // PART
-        assert not runs.area(rank, 1)[behind:].any()
+        unused = places["slots_transfer"] + DIMS["n"] // PART
+        assert not runs.area(rank, 1)[unused:].any()

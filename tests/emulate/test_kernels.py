@@ -21,13 +21,13 @@ from tests.emulate.cases import (
     check,
     copy_on,
     counted_late,
+    matmul,
+    matmul_and_scratch,
+    matmul_of,
     matmul_reduce_scatter,
     moe,
     named,
     numbers,
-    product,
-    product_and_scratch,
-    product_of,
     sent_at_once,
     set_some,
     some_numbers,
@@ -169,7 +169,7 @@ def test_all_gather_and_matmul(folder, schedule):
     xs = [draw(rng, (rows, k), "bfloat16") for _ in range(2)]
     inputs = [{"x": x, "w": draw(rng, (n, k), "bfloat16")} for x in xs]
     whole = np.stack(xs)
-    answers = [product_of(whole, i["w"]) for i in inputs]
+    answers = [matmul_of(whole, i["w"]) for i in inputs]
     dims = {"rows": rows, "n": n, "k": k}
     graph = all_gather_matmul_graph(2)
     check(Emulator(graph, schedule=schedule, folder=folder), inputs, answers, dims)
@@ -184,8 +184,8 @@ def test_graphs_of_copies(folder, schedule, ranks, graph):
 @pytest.mark.parametrize("schedule", MOSTLY_STATIC)
 def test_tiles_and_scratch(folder, schedule):
     check(
-        Emulator(product_and_scratch(1), schedule=schedule, folder=folder),
-        *product(300, 264, 136),
+        Emulator(matmul_and_scratch(1), schedule=schedule, folder=folder),
+        *matmul(300, 264, 136),
     )
 
 
@@ -203,9 +203,9 @@ ROWS, COLUMNS = 16, 256
 
 
 @graph_function
-def two_products(g: Graph) -> None:
-    """y = (x w) v in tiles of which most are empty; which event a task of the second
-    product notifies is loaded from what another lane has written."""
+def two_matmuls(g: Graph) -> None:
+    """y = (x w) v in tiles, most of them empty. The event that a task of the second
+    GEMM notifies is loaded from memory that another lane has written."""
     count, k, n = g.dims("count k n")
     sizes = g.input("sizes", (count,), "int32")
     given = g.input("given", (count,), "int32")
@@ -275,7 +275,7 @@ def test_groups_of_empty_tasks_notify_what_is_loaded(folder, schedule):
         draw(rng, s, "bfloat16") for s in ((count * ROWS, k), (1, k, k), (1, n, k))
     )
     w, v = np.sign(w), np.sign(v)
-    program = Emulator(two_products(1), schedule=schedule, folder=folder)
+    program = Emulator(two_matmuls(1), schedule=schedule, folder=folder)
     inputs = {"sizes": sizes, "given": given, "x": x, "w": w, "v": v}
     for seed in range(3):
         dims = {"count": count, "k": k, "n": n}

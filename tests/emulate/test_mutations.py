@@ -21,11 +21,11 @@ from tests.emulate.aborted import check_skipped, sent_in_vain
 from tests.emulate.cases import (
     check,
     counted_late,
+    matmul,
+    matmul_and_scratch,
     matmul_reduce_scatter,
     moe,
     numbers,
-    product,
-    product_and_scratch,
     sent_at_once,
 )
 
@@ -34,7 +34,7 @@ GRAPHS = {
     "queue": moe_graph(1, experts=8, top_k=2),
     "few": moe_few_tokens_graph(1, experts=16, top_k=3),
     "wide": moe_few_tokens_graph(1, experts=16, top_k=3, product_tasks=1),
-    "scratch": product_and_scratch(1),
+    "scratch": matmul_and_scratch(1),
     "sum": matmul_reduce_scatter_graph(2),
     "sent": sent_at_once(2),
     "counts": counted_late(1),
@@ -43,13 +43,13 @@ GRAPHS = {
 SCHEDULES = {"queue": "dynamic", "counts": "dynamic"}
 CASES = {
     "moe": lambda: moe(300, 8, 2, 320, 264, "bfloat16"),
-    "moe of many": lambda: moe(8200, 8, 2, 8, 8, "bfloat16"),
+    "moe, many tokens": lambda: moe(8200, 8, 2, 8, 8, "bfloat16"),
     "queue": lambda: moe(300, 8, 2, 320, 264, "bfloat16"),
     "few": lambda: moe(3, 16, 3, 200, 56, "bfloat16"),
     "wide": lambda: moe(1, 16, 3, 1000, 56, "bfloat16"),
-    "scratch": lambda: product(300, 264, 136),
+    "scratch": lambda: matmul(300, 264, 136),
     "sum": lambda: matmul_reduce_scatter(600),
-    "sum of few rows": lambda: matmul_reduce_scatter(200),
+    "sum, few rows": lambda: matmul_reduce_scatter(200),
     "sent": lambda: numbers(2),
     "counts": lambda: numbers(1),
     "aborted": lambda: (),
@@ -124,7 +124,7 @@ BROKEN = [
     ),
     ("moe", "functions/plan_tiles", "    task.sync();", ""),
     ("moe", "functions/score_experts", "    task.sync();", ""),
-    ("moe of many", "functions/list_rows", "if (w < warp) row += of_warp;", ""),
+    ("moe, many tokens", "functions/list_rows", "if (w < warp) row += of_warp;", ""),
     (
         "queue",
         "queue/pop",
@@ -190,19 +190,19 @@ BROKEN = [
         "",
     ),
     (
-        "sum of few rows",
+        "sum, few rows",
         "event/wait",
         "ptx::load_acquire<true>(address)",
         "ptx::load_relaxed(address)",
     ),
     (
-        "sum of few rows",
+        "sum, few rows",
         "event/wait",
         "ptx::load_acquire<true>(run.self() + u64(rank) * 4)",
         "run.epoch",
     ),
     (
-        "sum of few rows",
+        "sum, few rows",
         "worker/worker",
         "ptx::store_release(word, run.epoch);",
         "ptx::store_relaxed(word, run.epoch);",

@@ -11,7 +11,7 @@ from etc_dist.functions.matmul import TILE, matmul_store
 from etc_dist.functions.push_rows import push_rows
 from etc_dist.functions.sum_ranks import sum_ranks
 from etc_dist.ir import Graph, ceildiv, graph_function, minimum, span, tile
-from tests.emulate.cases import check, product_of
+from tests.emulate.cases import check, matmul_of
 from tests.layers.reference import Answer, draw
 
 
@@ -108,9 +108,9 @@ def share_of_k(g: Graph) -> None:
 
 
 @pytest.mark.parametrize("k", [104, 200])
-def test_a_product_of_a_share_of_k(folder, k):
+def test_a_matmul_of_a_slice_of_k(folder, k):
     rng = np.random.default_rng(k)
     x, w = draw(rng, (300, k), "bfloat16"), draw(rng, (40, k), "bfloat16")
-    answer = product_of(x[:, 64:128], w[:, 64:128])
+    answer = matmul_of(x[:, 64:128], w[:, 64:128])
     dims = {"rows": 300, "n": 40, "k": k}
     check(Emulator(share_of_k(1), folder=folder), [{"x": x, "w": w}], [answer], dims)

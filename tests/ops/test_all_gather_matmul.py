@@ -1,4 +1,4 @@
-"""AllGather + GEMM against NumPy, on whatever backend the world has."""
+"""AllGather + GEMM against NumPy, on the backend of the world."""
 
 from __future__ import annotations
 

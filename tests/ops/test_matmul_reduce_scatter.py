@@ -1,4 +1,4 @@
-"""GEMM + Reduce-Scatter against NumPy, on whatever backend the world has."""
+"""GEMM + Reduce-Scatter against NumPy, on the backend of the world."""
 
 from __future__ import annotations
 

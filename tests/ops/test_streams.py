@@ -90,7 +90,7 @@ def test_a_captured_graph_can_be_replayed(kind, make, problem, world):
         graph.launch(stream)
         stream.synchronize()
         first.check_exact(first.out)
-    # Eager runs go on beside it, in the same epochs.
+    # Eager runs alternate with it, in the same epochs.
     op(second.x, second.w, second.out)
     op.synchronize()
     second.check_exact(second.out)

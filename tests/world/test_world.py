@@ -8,7 +8,7 @@ from etc_dist.world import start
 
 
 class Thing:
-    """Equal to all others: only identity tells them apart."""
+    """Equal to all others: only identity distinguishes them."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Thing)
