@@ -73,8 +73,8 @@ SECTIONS = {
 }
 """Titles of the page by operation."""
 SHOWN = {
-    "mlp": {8, 128, 256, 512, 4096, 16384},
-    "moe": {1, 8, 128, 512, 2048, 4096, 8192},
+    "mlp": {8, 128, 512, 4096, 16384},
+    "moe": {1, 8, 128, 1024, 2048, 8192},
 }
 """The M that the page shows of an operation; of the others, every M."""
 COMPARED = {"moe": 1, "mlp": 4}
