@@ -154,7 +154,7 @@ def test_a_program_shows_its_graph_its_plan_and_numbers(program):
 
 @pytest.mark.parametrize("dims", [{"row": 8}, {"rows": -8}, {"rows": "8"}])
 def test_a_program_shows_no_numbers_at_dims_that_do_not_fit(dims, program):
-    with pytest.raises(ArgumentError, match="wanted: whole numbers from 0 on for rows"):
+    with pytest.raises(ArgumentError, match="wanted: integers of at least 0 for rows"):
         program.show(**dims)
 
 

@@ -14,7 +14,7 @@ from etc_dist.codegen.expression import text, wide
 from etc_dist.ir.call import Call
 from etc_dist.ir.event import EventRef
 from etc_dist.ir.expr import Const, Expr, Load, Op
-from etc_dist.ir.loads import counted
+from etc_dist.ir.loads import notifier_counts
 from etc_dist.ir.tensor import Region
 
 
@@ -55,7 +55,7 @@ def _wait(ref: EventRef) -> Iterator[Condition]:
 def _notified(ref: EventRef, world: int) -> Iterator[Condition]:
     yield from _element(ref)
     yield from _rank(ref.rank, world)
-    for count in counted(ref):
+    for count in notifier_counts(ref):
         yield from _loads(count)
 
 

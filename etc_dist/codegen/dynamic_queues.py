@@ -46,10 +46,10 @@ def lane_queue(lane: Lane) -> str:
     lines = [f"struct {QUEUES[lane.name]} {{"]
     lines.append(method("i32 units", text(lane.total)))
     lines.append(method("i32 initial", text(lane.initial)))
-    for word in ("head", "tail", "slots", *(["empty_slots"] if lane.void else [])):
+    for word in ("head", "tail", "slots", *(["empty_slots"] if lane.skipped else [])):
         lines.append(method(f"u32 {word}", f"u32(g.{queue_name(lane.name, word)})"))
-    lines.append(f"  static constexpr int kHasEmptyGroups = {int(bool(lane.void))};")
-    if lane.void:
+    lines.append(f"  static constexpr int kHasEmptyGroups = {int(bool(lane.skipped))};")
+    if lane.skipped:
         lines.append(method("i32 first_part", text(lane.first_part)))
         lines.append("  ETC_DEVICE static i32 end_of_part(const Args& g, i32 slot) {")
         end = text(lane.first_part)
@@ -85,7 +85,7 @@ def call_members(lane: Lane, call: Call, tells_size: bool) -> list[str]:
     lines = [f"  using Queue = {QUEUES[lane.name]};"]
     lines.append(f"  static constexpr int kQueued = {int(lane.queued(call))};")
     is_passing = call.name in lane.passing
-    may_be_empty = tells_size and call.name in lane.void
+    may_be_empty = tells_size and call.name in lane.skipped
     lines.append(f"  static constexpr int kInPasses = {int(is_passing)};")
     lines.append(f"  static constexpr int kMayBeEmpty = {int(may_be_empty)};")
     lines.append(f"  static constexpr int kGating = {len(gating)};")
@@ -107,7 +107,10 @@ def call_members(lane: Lane, call: Call, tells_size: bool) -> list[str]:
     if is_passing:
         later = next(place for c, place, _ in lane.later_parts() if c is call)
         lines.append(method("i32 first_later", text(later)))
-        for word in ("passed", *(["empty_groups"] if call.name in lane.void else [])):
+        for word in (
+            "passed",
+            *(["empty_groups"] if call.name in lane.skipped else []),
+        ):
             word_at = f"u32(g.{queue_name(call.name, word)})"
             lines.append(method(f"u32 {word}", word_at))
     lines.append("  template <int n, class F>")

@@ -156,14 +156,14 @@ def queue_words(plan: Plan) -> Iterator[tuple[str, Expr]]:
     for lane in plan.lanes:
         if lane.policy != QUEUE:
             continue
-        for part in ("head", "tail", *(["empty_slots"] if lane.void else [])):
+        for part in ("head", "tail", *(["empty_slots"] if lane.skipped else [])):
             yield queue_name(lane.name, part), one
         yield queue_name(lane.name, "slots"), lane.total - lane.initial
         for call in filter(lane.queued, lane.calls):
             yield queue_name(call.name, "states"), lane.groups(call)
         for name in lane.passing:
             yield queue_name(name, "passed"), one
-            if name in lane.void:
+            if name in lane.skipped:
                 yield queue_name(name, "empty_groups"), one
 
 

@@ -18,7 +18,7 @@ from etc_dist.emulate.library import compile_library
 from etc_dist.emulate.memory import Array, ProgramMemory, aligned_copy
 from etc_dist.errors import ArgumentError
 from etc_dist.ir import GraphFunction
-from etc_dist.ir.dims import whole_dims
+from etc_dist.ir.dims import checked_dims
 from etc_dist.ir.graph import expect_graph
 from etc_dist.ir.tensor import Tensor
 from etc_dist.runtime.array_checks import bind_dims
@@ -96,7 +96,7 @@ class Emulator:
             raise _wrong("runs", "a whole number from 1 on", runs)
         if len(inputs) != graph.world_size:
             raise _wrong("inputs", f"{graph.world_size} mappings", len(inputs))
-        dims = _dims_of(graph, inputs[0]) if dims is None else whole_dims(graph, dims)
+        dims = _dims_of(graph, inputs[0]) if dims is None else checked_dims(graph, dims)
         ranks = range(graph.world_size)
         arrays = [self._arrays(rank, inputs[rank], dims) for rank in ranks]
         with _running:

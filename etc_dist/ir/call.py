@@ -10,7 +10,7 @@ from typing import Any
 from etc_dist.ir.event import EventRef
 from etc_dist.ir.expr import Const, Expr, Load, Symbol
 from etc_dist.ir.function import DeviceFunction
-from etc_dist.ir.loads import counted, loads_of
+from etc_dist.ir.loads import loads_of, notifier_counts
 from etc_dist.ir.tensor import Region
 
 RANK = Symbol("rank", "rank")
@@ -26,7 +26,7 @@ class Coordinate:
 
 
 class Grid(tuple[Symbol, ...]):
-    """The coordinate symbols of a grid, unpackable; remembers the extents."""
+    """The coordinate symbols of a grid; `axes` has their extents."""
 
     axes: tuple[Coordinate, ...]
 
@@ -42,8 +42,8 @@ class Call:
 
     `order` maps the task index t (0 .. tasks - 1) to a coordinate, a bijection onto the
     grid: the sequence in which the lane takes the tasks. Task t begins no earlier than
-    t times `pace` nanoseconds after its worker (0: at once). If task t has nothing to
-    write, neither have the tasks from t up to `empty_until`.
+    t times `pace` nanoseconds after its worker (0: at once). If task t writes nothing,
+    then all tasks from t to `empty_until` - 1 write nothing.
     """
 
     name: str
@@ -67,18 +67,18 @@ class Call:
 
     @functools.cached_property
     def free_waits(self) -> tuple[EventRef, ...]:
-        """The waits that load nothing: a task waits for these first."""
+        """The waits without loads: a task waits for these first."""
         return tuple(w for w in self.waits if not (w.is_loaded or w.expects.is_loaded))
 
     @functools.cached_property
     def loaded_waits(self) -> tuple[EventRef, ...]:
-        """The waits whose element or expected count is loaded, known once all of
-        `free_waits` are met."""
+        """The waits whose element or expected count is loaded; the loads are valid once
+        all of `free_waits` are met."""
         return tuple(w for w in self.waits if w.is_loaded or w.expects.is_loaded)
 
     @functools.cached_property
     def is_loaded(self) -> bool:
-        """Whether what a task waits for, accesses or notifies is loaded."""
+        """Whether waits, accesses or notifications of a task depend on loads."""
         return bool(waiting_loads(self) or working_loads(self))
 
     def coordinates(self, t: Any, env: dict[str, Any]) -> dict[str, Any]:
@@ -112,14 +112,14 @@ class Call:
 
 
 def waiting_loads(call: Call) -> tuple[Load, ...]:
-    """What a task loads to find its loaded waits, once `free_waits` are met."""
+    """The loads that determine a task's loaded waits; valid after `free_waits`."""
     return loads_of(e for w in call.loaded_waits for e in (*w.parts, w.expects))
 
 
 def working_loads(call: Call) -> tuple[Load, ...]:
-    """What a task loads, once all its waits are met, to find what it accesses and
-    notifies."""
+    """The loads that determine a task's accesses and notifications; valid after all
+    its waits."""
     regions = (*call.reads, *call.writes)
     accessed = [e for region in regions for e in region.parts]
-    notified = [e for ref in call.notifies for e in (*ref.parts, *counted(ref))]
+    notified = [e for ref in call.notifies for e in (*ref.parts, *notifier_counts(ref))]
     return loads_of((*accessed, *notified))

@@ -1,4 +1,4 @@
-"""What a call must fulfil to be part of a graph: GraphErrors."""
+"""Checks of a call that is added to a graph: GraphErrors."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _check_keywords(call: Call, where: str, known: Set[str]) -> None:
 
 
 def _check_symbols(call: Call, where: str, known: Set[str]) -> None:
-    """Refuse coordinates that are not of the call's own grid."""
+    """Refuse coordinates of other grids."""
     for what, expr, allowed in _expressions(call, known):
         unknown = [s.name for s in expr.symbols() if s.name not in allowed]
         if unknown:
@@ -70,7 +70,7 @@ def _check_symbols(call: Call, where: str, known: Set[str]) -> None:
 
 
 def _expressions(call: Call, known: Set[str]) -> Iterator[tuple[str, Expr, Set[str]]]:
-    """All expressions of `call`: what each is, and the symbols it may use."""
+    """All expressions of `call`, each with a description and the allowed symbols."""
     coordinates = known | {a.symbol.name for a in call.axes}
     task = known | {TASK.name}
     for region in (*call.reads, *call.writes):
@@ -103,7 +103,7 @@ def _check_ranks(call: Call, where: str) -> None:
                 where=f"{where}: {ref}",
                 wanted="waits on elements of the same rank; peers notify them",
                 got=str(ref),
-                fix="let the producer notify events.on(this rank)",
+                fix="notify events.on(this rank) in the producer",
             )
     for region in call.reads:
         if region.rank is not None:
@@ -112,12 +112,12 @@ def _check_ranks(call: Call, where: str) -> None:
                 where=f"{where}: {region}",
                 wanted="reads of the same rank's memory; peers push into it",
                 got=str(region),
-                fix="let the owner write to tensor.on(reader)",
+                fix="write to tensor.on(reader) in a task of the owner",
             )
 
 
 def _check_reads_before_wait(call: Call, where: str) -> None:
-    """They need at least one wait, and no index that is loaded after the waits."""
+    """Early reads need at least one wait, and no loaded index."""
     if call.function.reads_before_wait and (call.is_loaded or not call.waits):
         raise GraphError(
             f"call {call.name} cannot read before its last wait",

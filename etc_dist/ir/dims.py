@@ -1,4 +1,4 @@
-"""The numbers that a caller gives for a graph's dims."""
+"""Values of a graph's dims."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from etc_dist.errors import ArgumentError
 from etc_dist.ir.graph import GraphFunction
 
 
-def whole_dims(graph: GraphFunction, dims: Any) -> dict[str, int]:
-    """`dims` as ints, in the graph's order; ArgumentError unless they are whole numbers
-    from 0 on, one for each dim of the graph and no others."""
+def checked_dims(graph: GraphFunction, dims: Any) -> dict[str, int]:
+    """`dims` as ints, in the graph's order. ArgumentError unless there is one integer
+    of at least 0 for each dim of the graph, and no other."""
     wanted = [symbol.name for symbol in graph.dims]
     given = dims if isinstance(dims, Mapping) else {}
     good = all(isinstance(n, (int, np.integer)) and n >= 0 for n in given.values())
@@ -22,7 +22,7 @@ def whole_dims(graph: GraphFunction, dims: Any) -> dict[str, int]:
         raise ArgumentError(
             f"the dims do not fit graph {graph.name}",
             where=f"graph {graph.name}",
-            wanted=f"whole numbers from 0 on for {', '.join(wanted) or 'no dims'}",
+            wanted=f"integers of at least 0 for {', '.join(wanted) or 'no dims'}",
             got=(named or "none") if given is dims else repr(dims),
             fix="give every dim of the graph and no other",
         )

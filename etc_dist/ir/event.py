@@ -14,10 +14,9 @@ from etc_dist.ir.expr import Expr, Symbol, substitute, wrap
 class EventTensor:
     """Counters of symbolic shape; an element is met after `expects` notifications.
 
-    `expects` is an expression of the element's coordinates `axes` (a constant where
-    they do not occur; it may load from a runtime tensor, on the rank that waits). A
-    cross-rank event tensor may be notified by peers through `on(rank)`; waiting is
-    always on one's own.
+    `expects` is an expression of the element's coordinates `axes`; it may load from a
+    runtime tensor of the rank that waits. Peers may notify a cross-rank event tensor
+    through `on(rank)`. A task waits only for elements of its own rank.
     """
 
     name: str
@@ -67,8 +66,8 @@ class RemoteEvents:
 
 @dataclass(frozen=True)
 class EventRef:
-    """One element: a coordinate map from a task's coordinates; rank None is one's
-    own."""
+    """An element of an event tensor, as expressions of a task's coordinates. `rank` is
+    None for the task's rank."""
 
     events: EventTensor
     rank: Expr | None
@@ -83,12 +82,12 @@ class EventRef:
 
     @property
     def parts(self) -> tuple[Expr, ...]:
-        """The expressions that say which element this is."""
+        """The expressions that select the element."""
         return (*self.index, *(() if self.rank is None else (self.rank,)))
 
     @cached_property
     def is_loaded(self) -> bool:
-        """Whether which element this is depends on a runtime tensor."""
+        """Whether the selected element depends on a runtime tensor."""
         return any(e.is_loaded for e in self.parts)
 
     def __str__(self) -> str:

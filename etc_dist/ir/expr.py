@@ -2,9 +2,9 @@
 
     Expr := Const | Symbol | Op(+ - * // % min max, Expr, Expr) | Load(tensor, Expr...)
 
-One value serves three readers: `evaluate` (the CPU backend and the verifier, on
-numbers or whole NumPy arrays at once), `codegen` (CUDA text) and people (`str`).
-Division and remainder round to minus infinity, as in Python.
+`evaluate` computes a value, from integers or from NumPy arrays (the CPU backend, the
+verifier); `codegen` writes an expression as CUDA text. Division and remainder round to
+minus infinity, as in Python.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import numpy as np
 from etc_dist.errors import GraphError
 
 Value = Any  # int or an integer NumPy array
-IntLike = "Expr | int"
 
 
 def _least(a: Value, b: Value) -> Value:
@@ -39,7 +38,7 @@ _FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
     "min": _least,
     "max": _greatest,
 }
-_STRENGTH = {"+": 1, "-": 1, "*": 2, "//": 2, "%": 2}
+_PRECEDENCE = {"+": 1, "-": 1, "*": 2, "//": 2, "%": 2}
 
 
 def _missing(operator: str, fix: str) -> Callable[..., Never]:
@@ -111,7 +110,7 @@ class Expr:
         raise NotImplementedError
 
     def symbols(self) -> Iterator[Symbol]:
-        """All symbols below, each once, in order of first appearance."""
+        """All symbols, each once, in order of first appearance."""
         seen: set[str] = set()
         stack: list[Expr] = [self]
         while stack:
@@ -122,7 +121,7 @@ class Expr:
             stack.extend(reversed(node.children()))
 
     def loads(self) -> Iterator[Load]:
-        """All runtime loads below."""
+        """All loads, outer ones first."""
         stack: list[Expr] = [self]
         while stack:
             node = stack.pop()
@@ -176,12 +175,18 @@ class Op(Expr):
     def __str__(self) -> str:
         if self.name in ("min", "max"):
             return f"{self.name}({self.left}, {self.right})"
-        strength = _STRENGTH[self.name]
+        precedence = _PRECEDENCE[self.name]
         left, right = str(self.left), str(self.right)
-        if isinstance(self.left, Op) and _STRENGTH.get(self.left.name, 9) < strength:
+        if (
+            isinstance(self.left, Op)
+            and _PRECEDENCE.get(self.left.name, 9) < precedence
+        ):
             left = f"({left})"
-        # NOTE: a right operand of equal strength needs its parentheses: a // (b * c).
-        if isinstance(self.right, Op) and _STRENGTH.get(self.right.name, 9) <= strength:
+        # NOTE: a right operand of equal precedence needs its parentheses: a // (b * c).
+        if (
+            isinstance(self.right, Op)
+            and _PRECEDENCE.get(self.right.name, 9) <= precedence
+        ):
             right = f"({right})"
         return f"{left} {self.name} {right}"
 
@@ -198,10 +203,10 @@ class Load(Expr):
         return (*self.index, *self.shape)
 
     def evaluate(self, env: Mapping[str, Value]) -> Value:
-        """As `Expr.evaluate`; IndexError for an element that the tensor lacks."""
+        """As `Expr.evaluate`; IndexError for an index out of range."""
         values = env["@" + self.tensor]
         index = tuple(i.evaluate(env) for i in self.index)
-        # NOTE: NumPy takes a negative index from the end, the device does not.
+        # NOTE: NumPy counts a negative index from the end; the device does not.
         for i, extent in zip(index, values.shape, strict=True):
             outside = np.less(i, 0) | np.greater_equal(i, extent)
             if np.any(outside):
@@ -214,7 +219,7 @@ class Load(Expr):
         return f"{self.tensor}[{', '.join(map(str, self.index))}]"
 
 
-def is_whole(value: object) -> bool:
+def is_integer(value: object) -> bool:
     """Whether `value` is an integer of Python or NumPy."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
@@ -223,7 +228,7 @@ def wrap(value: Expr | int, where: str = "a symbolic expression") -> Expr:
     """An `Expr` from an `Expr` or a Python integer, given at `where`."""
     if isinstance(value, Expr):
         return value
-    if is_whole(value):
+    if is_integer(value):
         return Const(int(value))
     is_grid = isinstance(value, tuple)
     fix = "; unpack a grid, as in (i,) = g.grid(i=4)" if is_grid else ""
@@ -231,7 +236,7 @@ def wrap(value: Expr | int, where: str = "a symbolic expression") -> Expr:
 
 
 def op(name: str, left: Expr | int, right: Expr | int) -> Expr:
-    """`left name right`, folded where both are constants or one is neutral."""
+    """`left name right`, simplified if both are constants or one is neutral."""
     a, b = wrap(left), wrap(right)
     if isinstance(a, Const) and isinstance(b, Const):
         if name in ("//", "%") and b.value == 0:
@@ -267,7 +272,7 @@ def op(name: str, left: Expr | int, right: Expr | int) -> Expr:
 
 
 def substitute(expr: Expr, values: Mapping[str, Expr]) -> Expr:
-    """`expr` with expressions in the place of the symbols named in `values`."""
+    """`expr` with the symbols named in `values` replaced."""
     if isinstance(expr, Symbol):
         return values.get(expr.name, expr)
     if isinstance(expr, Op):
@@ -280,7 +285,7 @@ def substitute(expr: Expr, values: Mapping[str, Expr]) -> Expr:
 
 
 def ceildiv(a: Expr | int, b: Expr | int) -> Expr:
-    """The least integer at or above a / b."""
+    """a / b, rounded up."""
     return op("//", op("-", op("+", a, b), 1), b)
 
 

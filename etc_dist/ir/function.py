@@ -25,9 +25,9 @@ MAX_INT, MAX_FLOAT = 2**31 - 1, 3.4028234e38
 class TmaBox:
     """The box of the last two axes that one bulk tensor copy moves, in elements.
 
-    halves: of both halves of a matrix's rows, eight of either in turn; the operand
-    names those of the first half, and the next operand the same of the second.
-    large: rows of another box of the operand, for copies that may take more at once."""
+    halves: the box alternates between both halves of a matrix's rows, eight rows each.
+    The operand selects the rows of the first half, the next operand those of the other.
+    large: rows of a second, larger box of the same operand; 0: there is none."""
 
     rows: int
     columns: int
@@ -36,40 +36,40 @@ class TmaBox:
 
     @property
     def small_and_large(self) -> tuple[TmaBox, ...]:
-        """Each box alone; the second only where there is a large one."""
+        """The box without `large`, then the large one, if there is one."""
         small = replace(self, large=0)
         return (small, replace(small, rows=self.large)) if self.large else (small,)
 
 
 @dataclass(frozen=True)
 class DeviceFunction:
-    """A computation on one tile: the same meaning in NumPy and in CUDA.
+    """A computation on one tile, as a NumPy body and an equivalent CUDA body.
 
-    body(*reads, *writes): NumPy views of the call's regions, clipped at the edges; it
-    fills the writes. It is the executable specification. Keyword-only parameters get
-    the dim, named number or coordinate of their name, and `rank`.
+    body(*reads, *writes): fills the writes. Its arguments are NumPy views of the call's
+    regions, clipped at the edges. It is the executable specification. A keyword-only
+    parameter gets the dim, named number or coordinate of its name, or the `rank`.
     source: the `.cuh` file that defines `template <class Task> struct <name>`: a path,
     or a name below `kernels/`.
     lane: "tensor" (the worker's 256 compute threads run a task together) or "transfer"
     (one warp runs a task, concurrently with the tensor lane).
     cluster: workers that run one task together (2 share operands by TMA multicast).
-    parts: counter increments that one notification is made of on the device, where
-    several warps finish their share of a task independently.
-    boxes: operands (by position: reads, then writes) that the device reads or writes by
-    bulk tensor copies, with the box of one copy.
+    parts: counter increments per notification on the device, one for each group of
+    warps that finishes its share of a task independently.
+    boxes: operands (by position: reads, then writes) that the device copies by bulk
+    tensor copies, with the box of one copy.
     constants: named numbers the `.cuh` body sees as `Task::name`: an int, or a float
     for a Python float.
     workspace: bytes of local scratch for each worker.
     gathers: reads (by position) of which a task reads only elements that other data
-    selects. Their regions may include elements that no task writes; all that tasks
-    write of them must be written, and ordered, before the task.
+    selects. Their regions may include elements that no task writes. Every write to
+    them must be ordered before the task.
     tile: operands (by position: reads, then writes) with the region that the CUDA body
-    serves; a call with another region is refused where its program is compiled for
-    GPUs. Operands that are left out take any region.
-    reads_before_wait: reads (by position) that the CUDA body may do once all waits of
-    the task but the last are met (early reads). Only on the tensor lane. The CUDA body
-    then gets a second argument: a function that waits for the last event, and returns
-    false after an abort.
+    supports. Compilation for GPUs refuses other regions. Operands that are left out
+    take any region.
+    reads_before_wait: reads (by position) that the CUDA body may do before the task's
+    last wait is met (early reads). Only on the tensor lane. The CUDA body then gets a
+    second argument: a function that waits for the last event, and returns false after
+    an abort.
     """
 
     name: str
@@ -89,7 +89,7 @@ class DeviceFunction:
 
     @property
     def terms(self) -> str:
-        """What two device functions of one name may differ in."""
+        """The properties that may differ between device functions of the same name."""
         boxes = [(n, *astuple(box)) for n, box in self.boxes.items()]
         numbers = (self.parts, self.workspace, boxes, [*self.constants.items()])
         tile = "; ".join(f"{n}: {operand}" for n, operand in self.tile.items())
@@ -135,7 +135,7 @@ def device_function(
     reads_before_wait: Sequence[int] = (),
     tile: Mapping[int, Operand] | None = None,
 ) -> Callable[[Callable[..., Any]], DeviceFunction]:
-    """Make a device function of a NumPy body; see `DeviceFunction` for the terms."""
+    """Make a device function of a NumPy body; `DeviceFunction` has the arguments."""
 
     def decorate(body: Callable[..., Any]) -> DeviceFunction:
         expect_type(body, FunctionType, "@device_function(...)")

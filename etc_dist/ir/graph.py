@@ -68,7 +68,7 @@ class GraphFunction:
         return "\n".join(lines) + "\n"
 
     def environment(self, dims: Mapping[str, int], rank: int) -> dict[str, Any]:
-        """Symbol name -> value on `rank`, all that expressions are evaluated under."""
+        """The values of all symbols on `rank`, by name, for `Expr.evaluate`."""
         env: dict[str, Any] = {**dims, RANK.name: rank}
         for symbol, value in self.derived:
             env[symbol.name] = int(value.evaluate(env))
@@ -87,8 +87,8 @@ class GraphFunction:
         return tuple(t for t in self.tensors if t.kind == "output")
 
     def digest(self) -> str:
-        """A hash of the graph and of its device functions' terms: equal on all ranks
-        that hold the same program."""
+        """A hash of the graph and its device functions: equal on all ranks that have
+        the same program."""
         terms = [call.function.terms for call in self.calls]
         return hashlib.sha256(f"{self.show()}{terms}".encode()).hexdigest()[:16]
 
@@ -125,7 +125,7 @@ class Graph:
         return made[0] if len(made) == 1 else made
 
     def let(self, name: str, value: Expr | int) -> Expr:
-        """A named number derived from dims: computed once on the host for a run."""
+        """A named number derived from dims: computed on the host, once a run."""
         value = wrap(value)
         if isinstance(value, Const):
             return value
@@ -284,8 +284,8 @@ class Graph:
         return name
 
     def _claim_coordinate(self, name: str) -> None:
-        """Take a name for a coordinate, of this call and perhaps others: no dim or
-        number of `let` may share it, for one expression may use both."""
+        """Take a name for a coordinate. Calls may share it, but not dims or numbers of
+        `let`: one expression may use both."""
         self._refuse_taken(name)
         self._coordinates.add(name)
 
@@ -312,7 +312,7 @@ def expect_graph(graph: object) -> None:
 
 def graph_function(body: Callable[..., None]) -> Callable[..., GraphFunction]:
     """Turn `body(g, **options)` into a function `(world_size, **options)` that returns
-    the GraphFunction it describes."""
+    a GraphFunction."""
     expect_type(body, FunctionType, "@graph_function")
 
     @functools.wraps(body)

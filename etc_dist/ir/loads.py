@@ -1,4 +1,4 @@
-"""Loads of runtime tensors in index expressions: finding them, and refusing them."""
+"""Loads of runtime tensors in index expressions."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ UPPER_BOUND = (
 
 
 def loads_of(exprs: Iterable[Expr]) -> tuple[Load, ...]:
-    """The loads in `exprs`, the inner ones too, each once."""
+    """The loads in `exprs`, inner ones included, each once."""
     return tuple(dict.fromkeys(load for e in exprs for load in e.loads()))
 
 
-def counted(ref: EventRef) -> tuple[Expr, ...]:
-    """The expected count that a task may need to know when it notifies `ref`: in a
-    dynamic schedule it checks whether its notification was the last. Only the waiting
-    rank evaluates the count of a cross-rank element."""
+def notifier_counts(ref: EventRef) -> tuple[Expr, ...]:
+    """The expected count of `ref`, if its notifier evaluates it: in a dynamic schedule,
+    to check whether its notification was the last. Only the waiting rank evaluates the
+    count of a cross-rank element."""
     return () if ref.events.cross_rank else (ref.expects,)
 
 

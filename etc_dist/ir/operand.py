@@ -1,8 +1,8 @@
-"""Operand: what a device function's CUDA body requires of one region of a call.
+"""Operand: the requirements of a device function's CUDA body on one region of a call.
 
-NumPy bodies take regions of any shape; a CUDA body is written for a tile. The
-declaration is checked where a plan becomes CUDA source (`codegen/tiles.py`), so that
-the CPU backend can run the same graph with small tiles.
+NumPy bodies take regions of any shape; a CUDA body is written for a tile. Code
+generation checks the declaration (`codegen/tiles.py`), the CPU backend does not: it can
+run the same graph with small tiles.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WORLD = "world"
 
 @dataclass(frozen=True)
 class Extent:
-    """The size of a region along one axis. All that is given must hold.
+    """The size of a region along one axis. All given conditions must hold.
 
     size: exactly this many elements, or fewer where the tensor ends.
     most: at most this many.
@@ -53,15 +53,15 @@ class Extent:
 
 @dataclass(frozen=True)
 class Operand:
-    """The region that a CUDA body serves as one operand.
+    """The region that a CUDA body supports as one operand.
 
     size: an extent for each axis: an `Extent`, or short for one: a number (its size),
     a name, or None (any). Without sizes, a region of any shape.
-    dtype: the element type, or a few of them; without any, all.
+    dtype: the accepted element types; empty: all.
     leading: the tensor may have further axes in front, with one index each.
-    contiguous: the region's elements lie next to each other in memory.
-    like: the operand, by position, whose dtype and sizes the region must have, apart
-    from axes with one index.
+    contiguous: the region is contiguous in memory.
+    like: the operand, by position, whose dtype and sizes the region must have, except
+    for axes with one index.
     """
 
     size: Sequence[Extent | int | str | None] | None = None
@@ -87,7 +87,7 @@ class Operand:
 
     @property
     def extents(self) -> tuple[Extent, ...] | None:
-        """`size`, all of it as `Extent`s."""
+        """`size` as `Extent`s."""
         return None if self.size is None else tuple(map(_extent, self.size))
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Tensors of a program and the regions of them that a task touches."""
+"""Tensors of a program and the regions of them that a task accesses."""
 
 from __future__ import annotations
 
@@ -134,13 +134,13 @@ class Region:
 
     @property
     def parts(self) -> tuple[Expr, ...]:
-        """The expressions that say which region this is."""
+        """The expressions that select the region."""
         rank = () if self.rank is None else (self.rank,)
         return (*self.start, *self.size, *rank)
 
     @property
     def is_loaded(self) -> bool:
-        """Whether which region this is depends on a runtime tensor."""
+        """Whether the selected region depends on a runtime tensor."""
         return any(e.is_loaded for e in self.parts)
 
     def bounds(self, env: dict[str, Any]) -> list[tuple[Any, Any]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from etc_dist.errors import ArgumentError
-from etc_dist.ir.expr import is_whole
+from etc_dist.ir.expr import is_integer
 from etc_dist.runtime.arrays import library_of
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def stream_for(backend: str, stream: Any, array: Any) -> Any | None:
         # NOTE: the handle alone; torch.cuda.current_stream takes microseconds.
         current_handle = sys.modules["torch"]._C._cuda_getCurrentRawStream
         return _from_handle(current_handle(array.get_device()))
-    if is_whole(stream):
+    if is_integer(stream):
         return _from_handle(int(stream))
     if hasattr(stream, "cuda_stream"):
         return _from_handle(stream.cuda_stream)

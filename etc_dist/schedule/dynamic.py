@@ -1,4 +1,4 @@
-"""Dynamic scheduling: a task is taken once all that it waits for has happened."""
+"""Dynamic scheduling: a task is queued once all its waits are met."""
 
 from __future__ import annotations
 
@@ -14,25 +14,24 @@ from etc_dist.schedule.plan import QUEUE, Lane, Plan, gating_axes, passing_axes
 from etc_dist.schedule.static import require_calls, schedule_static
 
 MOST_WAITS = 32
-"""Waits of a call: a word remembers which of them are met."""
+"""Waits of a call, at most: a word has one bit for each that is met."""
 
 
 def schedule_dynamic(graph: GraphFunction) -> Plan:
-    """The dynamic plan of `graph`: both lanes take tasks from a queue, which whoever
-    makes the last notification of an event fills with the tasks that waited for it.
+    """The dynamic plan of `graph`: both lanes take tasks from a queue. The task that
+    makes the last notification of an event pushes the tasks that wait for it.
 
-    Calls without waits keep their order; the tasks of the others go group by group, for
-    the groups become ready as a whole. Those of the tensor lane's last calls may come
-    in passes, or not at all if they are empty. Raises ScheduleError for a graph without
+    Calls without waits keep their order. Tasks of other calls are ordered by group,
+    since groups become ready as a whole. Those of the tensor lane's last calls may come
+    in passes, or be skipped if they are empty. Raises ScheduleError for a graph without
     calls, and for one whose ready tasks cannot be found on the GPU."""
     require_calls(graph)
-    reasons = list(_misfits(graph))
+    reasons = list(_obstacles(graph))
     if reasons:
         raise ScheduleError(
             f"graph {graph.name} cannot be scheduled dynamically",
             where=f"graph {graph.name}",
-            wanted="waits from which it follows, without loads, which tasks an event "
-            "makes ready",
+            wanted="waits that determine without loads which tasks an event releases",
             got="; ".join(reasons),
             fix='use schedule="static"',
         )
@@ -46,37 +45,37 @@ def schedule_dynamic(graph: GraphFunction) -> Plan:
         lane = Lane(name, tuple(mine), QUEUE, cluster)
         last = [c.name for c in mine if lane.share(c) == 1 and _is_last(graph, c)]
         passing = tuple(c.name for c in mine if c.name in last and passing_axes(c))
-        void = tuple(name for name in last if name in empty)
-        lanes.append(replace(lane, passing=passing, void=void))
+        skipped = tuple(name for name in last if name in empty)
+        lanes.append(replace(lane, passing=passing, skipped=skipped))
     return Plan(graph, "dynamic", tuple(lanes))
 
 
 def schedule_auto(graph: GraphFunction) -> Plan:
-    """The dynamic plan of a graph that loads from runtime tensors, where there is one;
-    else the static plan."""
-    if any(call.is_loaded for call in graph.calls) and not any(_misfits(graph)):
+    """The dynamic plan if the graph loads from runtime tensors and can be scheduled
+    dynamically, else the static plan."""
+    if any(call.is_loaded for call in graph.calls) and not any(_obstacles(graph)):
         return schedule_dynamic(graph)
     return schedule_static(graph)
 
 
 def _in_groups(call: Call) -> Call:
-    """`call` in the order of its groups, if it waits."""
+    """`call` in the order of its groups, if it has several."""
     if not gating_axes(call):
         return call
     return replace(call, order=group_order(call), empty_until=None)
 
 
 def _has_empty_groups(call: Call) -> bool:
-    """Whether groups of `call` may have nothing but empty tasks, and who releases them
-    can do what is left of these: notify on the own rank."""
-    touched = [*(r.rank for r in call.writes), *(r.rank for r in call.notifies)]
-    is_own = all(rank is None for rank in touched)
+    """Whether groups of `call` may have only empty tasks, all of whose notifications
+    are on their own rank: the warp that releases such a group can complete it."""
+    ranks = [*(r.rank for r in call.writes), *(r.rank for r in call.notifies)]
+    is_own = all(rank is None for rank in ranks)
     return call.empty_until is not None and bool(gating_axes(call)) and is_own
 
 
 def _is_last(graph: GraphFunction, call: Call) -> bool:
-    """Whether `call` is of the tensor lane and waits, but none of that lane comes after
-    it: what puts off its tasks holds nothing up but the other lane."""
+    """Whether `call` is on the tensor lane and waits, and no call of that lane depends
+    on it: a delay of its tasks delays the transfer lane only."""
     if call.function.lane != TENSOR or not call.waits:
         return False
     following, found = [call], {call.name}
@@ -94,8 +93,8 @@ def _is_last(graph: GraphFunction, call: Call) -> bool:
 
 
 def group_order(call: Call) -> tuple[Expr, ...]:
-    """The order of a call with waits: the coordinates that they name first, then the
-    others, each row-major. Its own where they name none: its tasks are one group."""
+    """The order of a call with waits: row-major, the coordinates in its waits first.
+    Unchanged if there are none in its waits: all its tasks are one group."""
     gating = gating_axes(call)
     if not gating:
         return call.order
@@ -105,7 +104,7 @@ def group_order(call: Call) -> tuple[Expr, ...]:
 
 
 def coordinates(axes: Sequence[Coordinate], index: Expr) -> list[Expr]:
-    """The coordinates on `axes` at a place in their row-major sequence."""
+    """The coordinates on `axes` at a row-major index."""
     parts: list[Expr] = []
     for axis in reversed(axes[1:]):
         parts.append(index % axis.extent)
@@ -113,12 +112,13 @@ def coordinates(axes: Sequence[Coordinate], index: Expr) -> list[Expr]:
     return [index, *reversed(parts)] if axes else []
 
 
-def _misfits(graph: GraphFunction) -> Iterator[str]:
-    """Why whoever notifies could not tell what becomes ready, on whatever rank."""
+def _obstacles(graph: GraphFunction) -> Iterator[str]:
+    """The reasons why a notifier cannot derive the groups that an event releases."""
     own = _of_rank(graph)
     for call in graph.calls:
         if len(call.waits) > MOST_WAITS:
-            yield f"call {call.name} has {len(call.waits)} waits, not {MOST_WAITS}"
+            excess = f"{len(call.waits)} waits, more than {MOST_WAITS}"
+            yield f"call {call.name} has {excess}"
         for axis in call.axes if call.waits else ():
             if any(symbol.name in own for symbol in axis.extent.symbols()):
                 yield f"the grid of call {call.name}, which waits, depends on the rank"
@@ -129,14 +129,14 @@ def _misfits(graph: GraphFunction) -> Iterator[str]:
                 yield f"{ref.events.name} is cross-rank, its expected count is loaded"
         crosses = any(ref.events.cross_rank for ref in call.free_waits)
         if crosses and call.loaded_waits:
-            # NOTE: a count of zero is found by whoever meets the other waits, and a
-            # peer cannot load it.
+            # NOTE: the notifier that meets the other waits checks for a count of zero;
+            # a peer cannot load it.
             loaded = ", ".join(map(str, call.loaded_waits))
             yield f"call {call.name} waits for peers and for {loaded}, a loaded count"
 
 
 def _of_rank(graph: GraphFunction) -> set[str]:
-    """The rank, and the named numbers that depend on it."""
+    """The names of the rank and of all named numbers that depend on it."""
     names = {RANK.name}
     for symbol, value in graph.derived:
         if any(s.name in names for s in value.symbols()):

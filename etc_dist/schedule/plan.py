@@ -1,24 +1,24 @@
-"""Plans: which worker takes which task when, as arithmetic and never as a table.
+"""Plans: the assignment of tasks to workers, as index arithmetic, never as a table.
 
 A lane's tasks are the tasks of its calls, one call after the other. A *unit* is what
-the lane hands out at once: one task, or, in a lane whose workers run in clusters of
-two, one task that both run together or two tasks that each runs alone.
+the lane assigns at once: one task, or, in a lane whose workers run in clusters of two,
+one task that both run together or two tasks that each runs alone.
 
-A strided lane gives unit u to cluster u % clusters. A ticket lane gives units out in
-order to whoever asks next: the tensor lane to clusters, the transfer lane to several
-warps of every worker, and to the tensor lane's warps once that is empty. A queue lane
-gives out, to whoever asks next, the units of calls without waits in order, and then
-whatever has become ready. Its calls stand in this sequence, too: those without waits
-first.
+A strided lane assigns unit u to cluster u % clusters. Units of a ticket lane are
+claimed in order with an atomic ticket: on the tensor lane by clusters, on the transfer
+lane by several warps of every worker, and by the warps of the tensor lane once that is
+empty. Units of a queue lane are claimed in the same way: first those of calls without
+waits, in order, then all others in the order in which they become ready. Its calls are
+sorted accordingly: those without waits first.
 
-The tasks of a call in a queue lane fall into *groups* that wait for the same events and
-so become ready together: one group for each value of the coordinates that the waits
-name. A unit never spans two groups. In other lanes, and without waits, all tasks of a
-call are one group.
+The tasks of a call in a queue lane form *groups* that wait for the same events and so
+become ready together: one group for each value of the coordinates in the waits. A unit
+never spans two groups. In other lanes, and without waits, all tasks of a call are one
+group.
 
-A group may come in *passes*, as many as the coordinates before the first one that its
-waits name have values: its tasks of the first pass are taken like all others, those of
-a later one when all other units of the lane and the passes before have been given out.
+A group may be split into *passes*, one for each value of the coordinates that precede
+all coordinates in the waits. Tasks of the first pass are queued like all others, those
+of a later pass after all other units of the lane and the earlier passes.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from etc_dist.errors import ArgumentError
 from etc_dist.ir.call import Call, Coordinate
-from etc_dist.ir.dims import whole_dims
+from etc_dist.ir.dims import checked_dims
 from etc_dist.ir.expr import Const, Expr, ceildiv, maximum, minimum
 from etc_dist.ir.graph import GraphFunction
 
@@ -37,14 +36,14 @@ STRIDED, TICKET, QUEUE = "strided", "ticket", "queue"
 
 
 def gating_axes(call: Call) -> tuple[Coordinate, ...]:
-    """The axes whose coordinates decide which events a task waits for."""
+    """The axes whose coordinates select the events that a task waits for."""
     parts = [part for ref in call.waits for part in ref.parts]
     names = {symbol.name for part in parts for symbol in part.symbols()}
     return tuple(axis for axis in call.axes if axis.symbol.name in names)
 
 
 def passing_axes(call: Call) -> tuple[Coordinate, ...]:
-    """The axes before the first of those that decide what a task waits for."""
+    """The axes that precede all of `gating_axes`."""
     gating = gating_axes(call)
     first = min((call.axes.index(axis) for axis in gating), default=0)
     return call.axes[:first]
@@ -60,23 +59,23 @@ def size_of(axes: Sequence[Coordinate]) -> Expr:
 
 @dataclass(frozen=True)
 class Lane:
-    """A lane's calls in order, how its units are handed out, and its cluster size."""
+    """A lane: its calls in order, the policy that assigns units, the cluster size."""
 
     name: str
     calls: tuple[Call, ...]
     policy: str
     cluster: int
     passing: tuple[str, ...] = ()
-    """Names of the calls whose groups come in passes,"""
-    void: tuple[str, ...] = ()
-    """and of those whose groups may be passed over if all of their tasks are empty."""
+    """Names of the calls whose groups come in passes."""
+    skipped: tuple[str, ...] = ()
+    """Names of the calls whose groups are skipped if all their tasks are empty."""
 
     def queued(self, call: Call) -> bool:
-        """Whether the units of `call` come through the lane's queue."""
+        """Whether the units of `call` pass through the lane's queue."""
         return self.policy == QUEUE and bool(call.waits)
 
     def gating(self, call: Call) -> tuple[Coordinate, ...]:
-        """The axes that tell the groups of `call` apart."""
+        """The axes that distinguish the groups of `call`."""
         return gating_axes(call) if self.queued(call) else ()
 
     def groups(self, call: Call) -> Expr:
@@ -89,7 +88,7 @@ class Lane:
         return size_of([axis for axis in call.axes if axis not in gating])
 
     def share(self, call: Call) -> int:
-        """Tasks of a unit of `call`, but perhaps fewer in the last of a group."""
+        """Tasks of a unit of `call`; the last unit of a group may have fewer."""
         return self.cluster // call.function.cluster
 
     def group_units(self, call: Call) -> Expr:
@@ -99,19 +98,19 @@ class Lane:
         return size if share == 1 else ceildiv(size, share)
 
     def passes(self, call: Call) -> Expr:
-        """Passes in which the groups of `call` come."""
+        """Passes of each group of `call`."""
         return size_of(passing_axes(call) if call.name in self.passing else ())
 
     def pass_units(self, call: Call) -> Expr:
-        """Units of a pass of a group of `call`."""
+        """Units of a group of `call` in each pass."""
         if call.name not in self.passing:
             return self.group_units(call)
         apart = (*self.gating(call), *passing_axes(call))
         return size_of([axis for axis in call.axes if axis not in apart])
 
     def later_parts(self) -> Iterator[tuple[Call, Expr, Expr]]:
-        """The parts of the queue behind the first one: a call with later passes, the
-        place of its first one's first unit, and the units of each."""
+        """The parts of the queue after the first one, one for each call with later
+        passes: the call, its first slot there, and the units of each pass."""
         place = self.first_part
         for call in self.calls:
             if call.name in self.passing:
@@ -121,7 +120,7 @@ class Lane:
 
     @property
     def first_part(self) -> Expr:
-        """Units that come through the queue, but for those of later passes."""
+        """Units that pass through the queue, without those of later passes."""
         count: Expr = Const(0)
         for call in filter(self.queued, self.calls):
             units = self.groups(call) * self.pass_units(call)
@@ -144,13 +143,12 @@ class Lane:
 
     @property
     def initial(self) -> Expr:
-        """Units that are ready from the start, the first ones: of calls without
-        waits."""
+        """Units that are ready from the start: those of calls without waits."""
         return self._sum([c for c in self.calls if not self.queued(c)])
 
     def place(self, call: Call, t: Any, env: dict[str, Any]) -> tuple[Any, Any]:
-        """The unit of the call that task `t` is in (an int or an array of them), and
-        which of the unit's tasks it is."""
+        """The call's unit that has task `t`, and the task's index in that unit; `t` is
+        an int or an array."""
         share, size = self.share(call), int(self.group_size(call).evaluate(env))
         units = int(self.group_units(call).evaluate(env))
         group, member = t // max(1, size), t % max(1, size)
@@ -172,8 +170,8 @@ class Lane:
 
 @dataclass(frozen=True)
 class Plan:
-    """A scheduled graph function. `workers` resident workers a rank, all of which run
-    every lane; the number of workers is a launch argument, not part of the plan."""
+    """A scheduled graph function. Every worker runs all lanes. The number of resident
+    workers is a launch argument, not part of the plan."""
 
     graph: GraphFunction
     schedule: str
@@ -181,7 +179,7 @@ class Plan:
 
     @property
     def cluster(self) -> int:
-        """Workers of a cluster: the largest that any lane asks for."""
+        """Workers of a cluster: the largest cluster of any lane."""
         return max((lane.cluster for lane in self.lanes), default=1)
 
     def lane(self, name: str) -> Lane:
@@ -190,7 +188,7 @@ class Plan:
     def unit(
         self, lane: Lane, index: int, env: dict[str, Any]
     ) -> Iterator[tuple[Call, int]]:
-        """The tasks (call, t) of a lane's unit; two where two workers run one each."""
+        """The tasks (call, t) of a lane's unit; two if two workers run one each."""
         for call in lane.calls:
             units = int(lane.units(call).evaluate(env))
             if index >= units:
@@ -201,9 +199,9 @@ class Plan:
             return
 
     def show(self, workers: int | None = None, **dims: int) -> str:
-        """Stable text; with dims and workers also the numbers at that shape."""
+        """Stable text; with dims and workers, also the numbers at that shape."""
         graph = self.graph
-        env = graph.environment(whole_dims(graph, dims), 0) if dims else None
+        env = graph.environment(checked_dims(graph, dims), 0) if dims else None
         lines = [f"plan {self.graph.name} ({self.schedule})"]
         if any(e.cross_rank for e in self.graph.events):
             lines.append(
@@ -219,8 +217,8 @@ class Plan:
                     lines[-1] += f", {lane.groups(call)} groups by ({gating})"
                 if call.name in lane.passing:
                     lines[-1] += f" in {lane.passes(call)} passes"
-                if call.name in lane.void:
-                    lines[-1] += ", void ones may be passed over"
+                if call.name in lane.skipped:
+                    lines[-1] += ", empty ones are skipped"
                 if env is not None:
                     lines.append(f"    = {int(lane.units(call).evaluate(env))}")
             if env is not None and workers and lane.policy == STRIDED:
@@ -230,15 +228,3 @@ class Plan:
                     f"  {total} units = {total / groups:.2f} waves of {groups}"
                 )
         return "\n".join(lines) + "\n"
-
-
-def require_plan(plan: object, where: str) -> None:
-    """Raise ArgumentError for what is no plan."""
-    if not isinstance(plan, Plan):
-        raise ArgumentError(
-            "argument plan is no plan",
-            where=where,
-            wanted="what schedule_static or schedule_dynamic returns, or program.plan",
-            got=type(plan).__name__,
-            fix="pass such a plan",
-        )

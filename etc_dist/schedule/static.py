@@ -9,10 +9,11 @@ from etc_dist.schedule.plan import STRIDED, TICKET, Lane, Plan
 
 
 def schedule_static(graph: GraphFunction) -> Plan:
-    """The static plan of `graph`: each lane runs its calls in the graph's order, the
-    tensor lane dealt round-robin (the paper's base policy), the transfer lane by
-    ticket. Where data decide how much a task of the tensor lane has to do, this lane
-    goes by ticket, too. Raises ScheduleError for a graph without calls."""
+    """The static plan of `graph`: each lane runs its calls in the graph's order.
+
+    Tasks of the tensor lane are assigned round-robin (the paper's base policy), or
+    claimed dynamically (atomic ticket) if their work depends on data. Tasks of the
+    transfer lane are claimed dynamically. ScheduleError for a graph without calls."""
     require_calls(graph)
     lanes = []
     for name in (TENSOR, TRANSFER):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from etc_dist.cache import Cache, Entry
-from etc_dist.ir.dims import whole_dims
+from etc_dist.ir.dims import checked_dims
 from etc_dist.schedule.plan import Plan
 from etc_dist.settings import Settings
 from etc_dist.verify.verify import Verified, verify
@@ -45,7 +45,7 @@ def _verdict(facts: Mapping[str, Any]) -> Verified:
 
 
 def _key(plan: Plan, dims: Mapping[str, int], workers: int) -> str:
-    sizes = sorted(whole_dims(plan.graph, dims).items())
+    sizes = sorted(checked_dims(plan.graph, dims).items())
     digest = hashlib.sha256(verifier_digest())
     digest.update(repr((plan.graph.show(), plan.show(), sizes, workers)).encode())
     return digest.hexdigest()[:32]

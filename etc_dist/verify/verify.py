@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from etc_dist.errors import ArgumentError, GraphError
+from etc_dist.errors import ArgumentError, GraphError, expect_type
 from etc_dist.ir.call import Call, waiting_loads, working_loads
-from etc_dist.ir.dims import whole_dims
+from etc_dist.ir.dims import checked_dims
 from etc_dist.ir.graph import GraphFunction
 from etc_dist.schedule.dynamic import group_order
-from etc_dist.schedule.plan import Lane, Plan, require_plan
+from etc_dist.schedule.plan import Lane, Plan
 from etc_dist.verify.cells import all_cells, merged
 from etc_dist.verify.coverage import (
     check_complete,
@@ -103,8 +103,8 @@ def verify(
     too many tasks to enumerate. All faults of the program are raised at once:
     DeadlockError or RaceError if all are of that kind, else GraphError."""
     began = time.perf_counter()
-    require_plan(plan, "verify")
-    dims, tensors = whole_dims(plan.graph, dims), dict(tensors or {})
+    expect_type(plan, Plan, "verify()")
+    dims, tensors = checked_dims(plan.graph, dims), dict(tensors or {})
     _check_arguments(plan, dims, workers, tensors)
     subject = f"graph {plan.graph.name}"
     shape = ", ".join(f"{d}={dims[d.name]}" for d in plan.graph.dims) or "no dims"

@@ -285,7 +285,7 @@ def test_a_call_reads_its_own_memory():
     x = g.symmetric("x", (4,), "float32")
     error = refused(lambda: g.call(function(1), g.grid(i=1), reads=[x.on(1)[:]]))
     assert error.what == "call work reads another rank's memory"
-    assert error.fix == "let the owner write to tensor.on(reader)"
+    assert error.fix == "write to tensor.on(reader) in a task of the owner"
 
 
 # -------------------------------------------------------------------- early reads

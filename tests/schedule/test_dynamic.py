@@ -203,11 +203,14 @@ def columns(g: Graph, *, then: str = "transfer") -> None:
     g.call(touch(lane=then), grid, name="end", waits=[done[j]])
 
 
-def test_what_holds_up_no_other_product_comes_in_passes():
+def test_the_last_matmul_comes_in_passes():
     plan = schedule_dynamic(columns(1))
     lane = plan.lane("tensor")
-    assert lane.passing == lane.void == ("go",)
-    assert "go: n * (m * 2) units, n groups by (i) in m passes, void" in plan.show()
+    assert lane.passing == lane.skipped == ("go",)
+    assert (
+        "go: n * (m * 2) units, n groups by (i) in m passes, empty ones are skipped"
+        in plan.show()
+    )
     for m in range(4):
         env = {"n": 5, "m": m, "rank": 0}
         ((call, place, units),) = lane.later_parts()
@@ -223,9 +226,9 @@ def test_what_holds_up_no_other_product_comes_in_passes():
     simulate(plan, [{}], {"n": 5, "m": 3}, seed=1)
 
 
-def test_what_another_product_comes_after_does_not():
+def test_a_matmul_before_another_one_does_not_come_in_passes():
     lane = schedule_dynamic(columns(1, then="tensor")).lane("tensor")
-    assert lane.passing == lane.void == ()
+    assert lane.passing == lane.skipped == ()
 
 
 def test_calls_without_waits_come_first_and_keep_their_order():

@@ -206,7 +206,7 @@ GOOD = {"rows": 1, "n": 1, "k": 1}
         ({**GOOD, "k": None}, "rows=1, n=1, k=None"),
     ],
 )
-def test_dims_are_whole_numbers_one_for_each(dims: Any, got: str) -> None:
+def test_dims_are_integers_one_for_each(dims: Any, got: str) -> None:
     plan = schedule_static(all_gather_matmul_graph(2))
     for use in (lambda: verify(plan, dims, 4), lambda: plan.show(4, **dims)):
         with pytest.raises(ArgumentError, match="from 0 on for rows, n, k") as caught:
@@ -214,15 +214,15 @@ def test_dims_are_whole_numbers_one_for_each(dims: Any, got: str) -> None:
         assert caught.value.got == got
 
 
-def test_dims_that_are_no_mapping_are_refused() -> None:
+def test_dims_must_be_a_mapping() -> None:
     plan: Any = schedule_static(all_gather_matmul_graph(2))
     dims: Any = None
     with pytest.raises(ArgumentError, match="got: +None"):
         verify(plan, dims, 4)
 
 
-def test_what_is_no_plan_is_refused() -> None:
+def test_only_a_plan_can_be_verified() -> None:
     graph: Any = all_gather_matmul_graph(2)
-    for plan, got in ((None, "NoneType"), (graph, "GraphFunction")):
-        with pytest.raises(ArgumentError, match=rf"no plan[^$]*got: +{got}\n"):
+    for plan, got in ((None, "None"), (graph, "GraphFunction")):
+        with pytest.raises(TypeError, match=rf"verify\(\) expects a Plan, got {got}"):
             verify(plan, GOOD, 4)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from etc_dist.errors import ArgumentError, WaitRecord, WaitTimeoutError, WorldError
-from etc_dist.ir.dims import whole_dims
+from etc_dist.ir.dims import checked_dims
 from etc_dist.runtime.arrays import Array as Argument
 from etc_dist.runtime.cpu import arrays as storage
 from etc_dist.runtime.cpu.arrays import Array
@@ -124,7 +124,7 @@ class CpuExecutor:
         After any of these it can run again.
         """
         graph, rank = self._plan.graph, self._world.rank
-        env = graph.environment(whole_dims(graph, dims), rank)
+        env = graph.environment(checked_dims(graph, dims), rank)
         self._state.prepare(env)
         self._runs += 1
         self._records = []

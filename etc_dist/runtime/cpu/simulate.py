@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from etc_dist.errors import ArgumentError, DeadlockError, GraphError
-from etc_dist.ir.dims import whole_dims
+from etc_dist.errors import ArgumentError, DeadlockError, GraphError, expect_type
+from etc_dist.ir.dims import checked_dims
 from etc_dist.runtime.cpu import arrays as storage
 from etc_dist.runtime.cpu.arrays import Array
 from etc_dist.runtime.cpu.task import Element
 from etc_dist.runtime.cpu.workers import SHOWN, Workers, make_lane_workers
 from etc_dist.runtime.trace import TaskRecord
-from etc_dist.schedule.plan import Plan, require_plan
+from etc_dist.schedule.plan import Plan
 from etc_dist.verify.verify import verify
 
 
@@ -46,7 +46,7 @@ def simulate(
     task can run. With `check` the run is verified with the data that its index
     expressions loaded (see `verify`), and outputs must be complete.
     """
-    require_plan(plan, "simulate")
+    expect_type(plan, Plan, "simulate()")
     graph = plan.graph
     if len(inputs) != graph.world_size:
         raise ArgumentError(
@@ -57,7 +57,7 @@ def simulate(
             fix="pass one mapping from name to array for each rank",
         )
     make_lane_workers(plan, workers)  # refuses workers that do not fit
-    dims = whole_dims(graph, dims)
+    dims = checked_dims(graph, dims)
     run = _Run(plan, inputs, dims, workers, epochs, seed)
     run.finish()
     arrays = run.memory.arrays

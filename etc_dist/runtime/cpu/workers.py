@@ -19,7 +19,7 @@ from etc_dist.errors import ArgumentError, WaitRecord
 from etc_dist.ir.call import TASK, Call
 from etc_dist.ir.event import EventRef
 from etc_dist.ir.expr import Expr
-from etc_dist.ir.loads import counted
+from etc_dist.ir.loads import notifier_counts
 from etc_dist.runtime.cpu.arrays import Array
 from etc_dist.runtime.cpu.body import run_body
 from etc_dist.runtime.cpu.ready_queue import ReadyQueue
@@ -265,7 +265,7 @@ class Workers:
         task.most = {
             element: self._resolver.expected(ref, task)
             for ref, element in zip(call.notifies, task.notifies, strict=True)
-            if any(count.is_loaded for count in counted(ref))
+            if any(count.is_loaded for count in notifier_counts(ref))
         }
         if call.empty_until is not None:
             self._check_runs(task, call.empty_until)
