@@ -1,7 +1,7 @@
-"""Memory as tasks see it: each tensor cut into cells.
+"""Accesses by cell: the parts of a tensor that every access covers entirely or not.
 
-A tensor is cut along every start and end of a box that touches it. Between the cuts
-lie cells, which every box covers wholly or not at all.
+A tensor is cut along every start and end of a box that some task accesses. The cells
+lie between the cuts.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from etc_dist.verify.enumeration import BODY, EARLY, Access, Array, Enumeration,
 
 @dataclass(frozen=True)
 class Cells:
-    """All accesses of one tensor in one rank's memory, cell by cell; within a cell by
-    rising level."""
+    """All accesses of one tensor in one rank's memory, sorted by cell, then by level
+    (see `HappensBefore`)."""
 
     tensor: Tensor
     rank: int
@@ -26,9 +26,9 @@ class Cells:
     cell: Array
     task: Array
     write: Mask
-    moment: Array
+    phase: Array
     gathered: Mask
-    """Reads that need not touch the cell."""
+    """Reads that may skip the cell."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -37,7 +37,7 @@ class Cells:
     def verb(self, entry: int) -> str:
         if self.write[entry]:
             return "writes"
-        return {BODY: "reads", EARLY: "reads early"}.get(self.moment[entry], "loads")
+        return {BODY: "reads", EARLY: "reads early"}.get(self.phase[entry], "loads")
 
     def name(self, cell: int) -> str:
         parts = [
@@ -50,20 +50,20 @@ class Cells:
 
 
 def all_cells(tasks: Enumeration, level: Array) -> Iterator[Cells]:
-    """The cells of every tensor on every rank, but of inputs that stay inputs."""
-    line = np.empty(tasks.tasks, np.int64)
-    line[np.argsort(level, kind="stable")] = np.arange(tasks.tasks)
+    """The cells of every tensor on every rank, except inputs that no task writes."""
+    place = np.empty(tasks.tasks, np.int64)
+    place[np.argsort(level, kind="stable")] = np.arange(tasks.tasks)
     for tensor in tasks.plan.graph.tensors:
         mine = [a for a in tasks.accesses if a.region.tensor.name == tensor.name]
         if tensor.kind == "input" and not any(a.write for a in mine):
             continue
         for rank, env in enumerate(tasks.environments):
             extent = [int(n.evaluate(env)) for n in tensor.shape]
-            yield _cells(tensor, rank, extent, mine, line)
+            yield _cells(tensor, rank, extent, mine, place)
 
 
 def _cells(
-    tensor: Tensor, rank: int, extent: list[int], accesses: list[Access], line: Array
+    tensor: Tensor, rank: int, extent: list[int], accesses: list[Access], place: Array
 ) -> Cells:
     here = [(a, np.flatnonzero(a.rank == rank)) for a in accesses]
     axes = len(extent)
@@ -77,11 +77,11 @@ def _cells(
     task = gather([a.task[at] for a, at in here], np.zeros(0, np.int64))
     sizes = [at.size for _, at in here]
     write = np.repeat([a.write for a, _ in here], sizes).astype(bool)
-    moment = np.repeat([a.moment for a, _ in here], sizes).astype(np.int64)
+    phase = np.repeat([a.phase for a, _ in here], sizes).astype(np.int64)
     gathered = np.repeat([a.gathered for a, _ in here], sizes).astype(bool)
-    lined = np.argsort(line[task], kind="stable")
-    low, high, task = low[:, lined], high[:, lined], task[lined]
-    write, moment, gathered = write[lined], moment[lined], gathered[lined]
+    by_level = np.argsort(place[task], kind="stable")
+    low, high, task = low[:, by_level], high[:, by_level], task[by_level]
+    write, phase, gathered = write[by_level], phase[by_level], gathered[by_level]
     cuts = [
         np.unique(np.concatenate(([0, extent[k]], low[k], high[k])))
         for k in range(axes)
@@ -90,7 +90,7 @@ def _cells(
     by_cell = np.argsort(cell, kind="stable")
     box = box[by_cell]
     cell = cell[by_cell]
-    kinds = write[box], moment[box], gathered[box]
+    kinds = write[box], phase[box], gathered[box]
     return Cells(tensor, rank, cuts, cell, task[box], *kinds)
 
 
@@ -119,8 +119,8 @@ def _expand(cuts: list[Array], low: Array, high: Array) -> tuple[Array, Array]:
 
 
 def merged(cells: Cells) -> Cells:
-    """One entry for each task in a cell: a write if any of its operands writes, of the
-    first moment in which it touches the cell, gathered if all its reads there are."""
+    """One entry for each task in a cell: a write if any operand writes, with the first
+    phase in which it accesses the cell, gathered if all its reads there are."""
     if not cells.cell.size:
         return cells
     new = np.ones(cells.cell.size, bool)
@@ -129,8 +129,8 @@ def merged(cells: Cells) -> Cells:
     if at.size == new.size:
         return cells
     write = np.logical_or.reduceat(cells.write, at)
-    moment = np.minimum.reduceat(cells.moment, at)
+    phase = np.minimum.reduceat(cells.phase, at)
     cell, task = cells.cell[at], cells.task[at]
     gathered = np.logical_and.reduceat(cells.gathered | cells.write, at)
-    kinds = write, moment, gathered & ~write
+    kinds = write, phase, gathered & ~write
     return Cells(cells.tensor, cells.rank, cells.cuts, cell, task, *kinds)

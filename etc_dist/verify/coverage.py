@@ -1,5 +1,5 @@
-"""What is written: outputs and loaded tensors once, all that is read, and peers'
-memory in order."""
+"""Coverage: elements that are written twice or never, and writes to peers that no
+notification follows."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from etc_dist.verify.violations import Fault, Tally
 
 
 def check_once(tasks: Enumeration, cells: Cells, kind: str, tally: Tally) -> None:
-    """Refuse cells that are written more than once, of `kind`: an output, or a tensor
-    that maps load from."""
+    """Refuse cells that are written more than once. `kind` describes the tensor: an
+    output, or a tensor that maps load from."""
     written = np.flatnonzero(cells.write)
     cell = cells.cell[written]
     twice = np.flatnonzero(np.diff(cell) == 0)
     if twice.size:
         one, two = (tasks.name(int(cells.task[written[twice[0] + k]])) for k in (0, 1))
         text = f"{cells.name(int(cell[twice[0]]))} is written by {one} and by {two}"
-        fix = f"let exactly one task write each element of {kind}"
+        fix = f"write each element of {kind} in exactly one task"
         fault = Fault(GraphError, text, fix, int(twice.size))
         tally.add(("twice", cells.tensor.name), fault)
 
@@ -40,36 +40,37 @@ def check_complete(cells: Cells, tally: Tally) -> None:
 
 
 def check_reads(tasks: Enumeration, cells: Cells, tally: Tally) -> None:
-    """Refuse reads of cells that no task writes, but for those that gather."""
+    """Refuse reads of cells that no task writes, except gathers."""
     begin = np.flatnonzero(np.diff(cells.cell, prepend=-1))
     if not begin.size:
         return
     written = np.logical_or.reduceat(cells.write, begin)
     filled = np.repeat(written, np.diff(begin, append=cells.cell.size))
-    lost = np.flatnonzero(~(filled | cells.gathered))
-    if lost.size:
+    bad = np.flatnonzero(~(filled | cells.gathered))
+    if bad.size:
         text = (
-            f"{tasks.name(int(cells.task[lost[0]]))} {cells.verb(int(lost[0]))} "
-            f"{cells.name(int(cells.cell[lost[0]]))}, which no task writes"
+            f"{tasks.name(int(cells.task[bad[0]]))} {cells.verb(int(bad[0]))} "
+            f"{cells.name(int(cells.cell[bad[0]]))}, which no task writes"
         )
-        fix = "write what is read, or read less"
-        fault = Fault(GraphError, text, fix, int(lost.size))
+        fix = "write all elements that are read, or read less"
+        fault = Fault(GraphError, text, fix, int(bad.size))
         tally.add(("unwritten", cells.tensor.name), fault)
 
 
 def check_remote_writes(tasks: Enumeration) -> list[Fault]:
-    """Refuse a write into a peer's memory that no notification to that peer follows.
+    """Refuse a write into a peer's memory without a notification to that peer.
 
-    Somebody there waits for the notification, or `count_notifications` has refused it;
-    so all that a peer is sent has arrived before that peer's epoch ends."""
+    A task there waits for the notification (else `count_notifications` refuses it), so
+    the data arrives before the epoch of the peer ends."""
     tally = Tally()
-    # NONE, as an index, gives the last rank: here no rank.
+    # NONE, as an index, selects the last entry: no rank.
     rank_of = np.concatenate((tasks.elements.rank, [NONE]))
     for access in tasks.accesses:
         if not access.write:
             continue
-        told = (rank_of[tasks.notify[access.task]] == access.rank[:, None]).any(axis=1)
-        bad = np.flatnonzero(~told & (access.rank != tasks.rank[access.task]))
+        ranks = rank_of[tasks.notify[access.task]]
+        notified = (ranks == access.rank[:, None]).any(axis=1)
+        bad = np.flatnonzero(~notified & (access.rank != tasks.rank[access.task]))
         if bad.size:
             fault = Fault(
                 RaceError,

@@ -1,4 +1,4 @@
-"""Spell out a plan at given dims, and tell every index that lies out of range."""
+"""Enumerate the tasks of a plan at given dims, and report indices out of range."""
 
 from __future__ import annotations
 
@@ -41,10 +41,8 @@ Runtime = Mapping[str, Sequence[npt.NDArray[Any]]]
 def enumerate_plan(
     plan: Plan, dims: Mapping[str, int], workers: int, tensors: Runtime
 ) -> tuple[Enumeration, list[Fault]]:
-    """All tasks of `plan`, and the faults met on the way.
-
-    Whatever is out of range is told and then left out, so that the later checks see
-    the rest as if it were mended."""
+    """All tasks of `plan`, and the faults that this finds. References out of range are
+    reported and left out, so that later checks continue without them."""
     reader = _Reader(plan, dims, tensors)
     blocks = reader.blocks()
     elements = reader.elements()
@@ -71,7 +69,7 @@ def enumerate_plan(
 
 
 class _Reader:
-    """Evaluates a plan's expressions; keeps the faults and what it could not know."""
+    """Evaluates a plan's expressions; collects faults and the names of unknowns."""
 
     def __init__(self, plan: Plan, dims: Mapping[str, int], tensors: Runtime):
         self.plan, self.graph = plan, plan.graph
@@ -88,7 +86,7 @@ class _Reader:
         self.unknown_writes: set[str] = set()
 
     def known(self, exprs: Iterable[Expr]) -> bool:
-        """Whether `exprs` load only from the tensors at hand."""
+        """Whether `exprs` load only from tensors with given values."""
         return not missing(exprs, self.given)
 
     def fail(self, cause: object, text: str, fix: str, count: int = 1) -> None:
@@ -134,7 +132,7 @@ class _Reader:
         self.check_order(call, rank, shape, parts)
         self.check_runs(lane, call, rank, count)
         if ("order", call.name) in self.tally.found:
-            # The later checks look at each task once, whatever the order does.
+            # For the later checks: each task once, in any order.
             parts = [np.asarray(p) for p in np.unravel_index(np.arange(count), shape)]
         names = (a.symbol.name for a in call.axes)
         return Block(
@@ -149,7 +147,7 @@ class _Reader:
     def check_order(
         self, call: Call, rank: int, shape: list[int], parts: list[Array]
     ) -> None:
-        """Refuse an order that is no bijection from task indices onto the grid."""
+        """Refuse an order that is not a bijection from task indices onto the grid."""
         count = prod(shape)
         extents = np.array(shape, np.int64)[:, None]
         at = np.stack(parts)
@@ -159,39 +157,39 @@ class _Reader:
         times = np.bincount(task, minlength=count)
         names = [a.symbol.name for a in call.axes]
 
-        def said(coordinate: Iterable[Any]) -> str:
+        def shown(coordinate: Iterable[Any]) -> str:
             pairs = zip(names, coordinate, strict=True)
             return f"[{', '.join(f'{n}={int(c)}' for n, c in pairs)}]"
 
-        ways = []
+        examples = []
         if outside.any():
             t = int(np.flatnonzero(outside)[0])
-            ways.append(f"t={t} gives {said(at[:, t])}, outside of {shape}")
+            examples.append(f"t={t} gives {shown(at[:, t])}, outside of {shape}")
         if (times > 1).any():
             twice = int(np.flatnonzero(times > 1)[0])
-            both = inside[np.flatnonzero(task == twice)[:2]]
-            ways.append(f"t={both[0]} and t={both[1]} both give {said(at[:, both[0]])}")
+            one, two = inside[np.flatnonzero(task == twice)[:2]]
+            examples.append(f"t={one} and t={two} both give {shown(at[:, one])}")
         if (times == 0).any():
             never = np.unravel_index(int(np.flatnonzero(times == 0)[0]), shape)
-            ways.append(f"no t gives {said(never)}")
-        if ways:
+            examples.append(f"no t gives {shown(never)}")
+        if examples:
             self.fail(
                 ("order", call.name),
-                f"the order of call {call.name} is no bijection onto its grid, on rank "
-                f"{rank}: {'; '.join(ways)}",
-                "let order give every coordinate exactly once",
+                f"the order of call {call.name} is not a bijection onto its grid, on "
+                f"rank {rank}: {'; '.join(examples)}",
+                "return every coordinate exactly once from order=",
             )
 
     def check_runs(self, lane: Lane, call: Call, rank: int, count: int) -> None:
-        """Refuse an `empty_until` that is not behind its task, or behind the last; and
-        one that would let a worker gather rows for a later product, and look at no
-        other task meanwhile, before the tasks passed over have notified."""
+        """Refuse an `empty_until` that is not in t + 1 .. tasks. Also refuse runs of
+        empty tasks before a call that gathers: a worker could block in the gather
+        before the skipped tasks have notified."""
         if call.empty_until is None or count == 0:
             return
         t = np.arange(count)
         inner = {**self.environments[rank], TASK.name: t}
         subject = f"empty_until of call {call.name} on rank {rank}"
-        fix = "give the index behind the last task that is empty if t is"
+        fix = "return the index after the last task of the run"
         try:
             end = evaluate(call.empty_until, inner, count)
         except (ArithmeticError, ValueError) as error:
@@ -215,8 +213,8 @@ class _Reader:
             self.fail(
                 ("runs before gathers", call.name),
                 f"{subject}: tasks of {', '.join(gathers)}, which gather, follow a run "
-                "of empty ones",
-                "let runs of empty tasks end where no call after them gathers",
+                "of empty tasks",
+                "omit empty_until= before calls that gather",
             )
 
     # ----------------------------------------------------------------------- events
@@ -246,8 +244,8 @@ class _Reader:
         return Elements(first, shape, rank, total)
 
     def references(self, blocks: list[Block], elements: Elements, verb: str) -> Array:
-        """The element numbers that each task waits for, or notifies; all that is known
-        is held against the shapes, also where other tasks' elements are not."""
+        """The element numbers that each task waits for, or notifies. All known
+        references are checked, even if other references to the events are unknown."""
         widest = max((len(getattr(b.call, verb)) for b in blocks), default=0)
         made = np.full((sum(b.count for b in blocks), widest), NONE, np.int64)
         for block in blocks:
@@ -269,10 +267,11 @@ class _Reader:
             if ref.rank is not None:
                 rank = block.values(ref.rank)
             index = rows(block, ref.index).T
-        except IndexError:  # told of the load itself
+        except IndexError:  # reported for the load itself
             return np.full(block.count, NONE)
         except ArithmeticError as error:
-            self.fail((verb, where), f"{where}: {error}", "mend the index expression")
+            fix = "correct the index expression"
+            self.fail((verb, where), f"{where}: {error}", fix)
             return np.full(block.count, NONE)
         self.check_rank(block, where, rank)
         foreign = (rank < 0) | (rank >= self.world)
@@ -308,7 +307,7 @@ class _Reader:
     # --------------------------------------------------------------------- accesses
 
     def accesses(self, block: Block) -> list[Access]:
-        """The boxes that the block's tasks touch: loads, then writes, then reads."""
+        """The accesses of the block's tasks: loads, then writes, then reads."""
         if not block.count:
             return []
         found = load_accesses(block, self.graph, self.given, self.tally)
@@ -322,29 +321,29 @@ class _Reader:
             else:
                 found.append(access)
                 active[access.task - block.base] = True
-        # Tasks none of whose writes are left run no body, and so read nothing.
+        # A task whose writes are all empty runs no body, and so reads nothing.
         runs = active | unsure
         for n, region in enumerate(block.call.reads):
             access = self.access(block, region, False, active, runs)
             if access is not None:
                 function, from_queue = block.call.function, block.lane.policy == QUEUE
-                # From a queue, a task comes with all its waits met.
+                # All waits of a task from a queue are met before it starts.
                 early = n in function.reads_before_wait and not from_queue
-                moment, gathered = EARLY if early else BODY, n in function.gathers
-                found.append(replace(access, moment=moment, gathered=gathered))
+                phase, gathered = EARLY if early else BODY, n in function.gathers
+                found.append(replace(access, phase=phase, gathered=gathered))
         return found
 
     def access(
         self, block: Block, region: Region, write: bool, active: Mask, runs: Mask
     ) -> Access | None:
-        """The boxes of `region` that tasks which run touch; None where they are not
-        known. Starts that are known are in range in any case."""
+        """The boxes of `region` that the running tasks access; None if unknown. Known
+        starts are checked in both cases."""
         where = f"call {block.call.name}, {region}"
-        # A task beyond the edge of a partial tile touches nothing, which is fine; a
-        # task that writes something but reads from beyond the edge has lost its way.
-        lost = np.zeros(block.count, bool) if write else active
+        # A region that starts beyond the edge is empty. This is an error if the task
+        # reads it and writes something.
+        strict = np.zeros(block.count, bool) if write else active
         try:
-            wrong = self.outside(block, region, write, lost)
+            wrong = self.outside(block, region, write, strict)
             if not self.known(region.parts):
                 return None
             rank = np.full(block.count, block.rank)
@@ -354,10 +353,10 @@ class _Reader:
                 rows(block, part)
                 for part in (region.start, region.size, region.tensor.shape)
             )
-        except IndexError:  # told of the load itself
+        except IndexError:  # reported for the load itself
             return None
         except ArithmeticError as error:
-            self.fail(where, f"{where}: {error}", "mend the index expression")
+            self.fail(where, f"{where}: {error}", "correct the index expression")
             return None
         self.check_rank(block, where, rank)
         high = np.minimum(low + size, extent)
@@ -367,9 +366,9 @@ class _Reader:
             region, write, block.tasks[keep], rank[keep], low[:, keep], high[:, keep]
         )
 
-    def outside(self, block: Block, region: Region, write: bool, lost: Mask) -> Mask:
-        """Tasks for which `region` begins outside of its tensor, as far as that is
-        known: what is loaded from a tensor that is not at hand, the run checks."""
+    def outside(self, block: Block, region: Region, write: bool, strict: Mask) -> Mask:
+        """Tasks for which `region` begins outside of its tensor. Unknown starts are
+        checked at run time. `strict`: also refuse a start at the tensor's end."""
         wrong = np.zeros(block.count, bool)
         starts: list[Array | None] = []
         for start, extent, kept in zip(
@@ -378,7 +377,7 @@ class _Reader:
             starts.append(block.values(start) if self.known([start]) else None)
             at, end = starts[-1], block.values(extent)
             if at is not None:
-                beyond = (at > end) & (lost | start.is_loaded) if kept else at >= end
+                beyond = (at > end) & (strict | start.is_loaded) if kept else at >= end
                 wrong |= (at < 0) | beyond
         if wrong.any():
             t = int(np.flatnonzero(wrong)[0])

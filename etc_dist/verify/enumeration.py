@@ -1,9 +1,8 @@
 """All tasks of a plan at given dims, over all ranks, as flat NumPy arrays.
 
-Tasks are numbered rank by rank, lane by lane, call by call, in each call's order;
-elements of event tensors are numbered tensor by tensor, rank by rank. What follows
-(`progress`, `happens_before`, `accesses`) works on these numbers alone, and asks the
-enumeration for names when it has a fault to tell.
+Tasks are numbered rank by rank, lane by lane, call by call, in each call's order.
+Elements of event tensors are numbered tensor by tensor, rank by rank. All later checks
+use these numbers; only fault texts need names.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ Array = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 NONE = -1
-"""In tables of elements or tasks: no such thing."""
+"""In tables of elements or tasks: no element, no task."""
 
 WAITING, BEGINNING, EARLY, BODY = range(4)
-"""When a task touches a box: to know what else it waits for, once the waits that load
-nothing are met; to know what it touches and notifies; by its body, before the last wait
-is met; or by its body."""
+"""The phases of a task that access memory: loads that determine its loaded waits, after
+its waits without loads; loads that determine its accesses and notifications; reads by
+its body before its last wait is met; all other accesses by its body."""
 
 
 @dataclass(frozen=True)
 class Block:
     """The tasks of one call on one rank, numbered base .. base + count - 1.
 
-    `env` holds the coordinates as arrays over the tasks, beside the rank's numbers."""
+    `env` has the rank's numbers, and the coordinates as arrays over the tasks."""
 
     call: Call
     lane: Lane
@@ -58,20 +57,20 @@ class Block:
 
 @dataclass(frozen=True)
 class Queues:
-    """Who takes each task when. A queue is what one cluster takes from a strided lane,
-    or all of a ticket lane on one rank; its units are taken by rising position. Of a
-    queue lane, each task is a queue of its own: none holds up another."""
+    """The sequences in which tasks are claimed, by rising position. A queue has the
+    units of one cluster in a strided lane, or all units of a ticket lane on one rank.
+    In a queue lane each task is a separate queue: no task delays another."""
 
     queue: Array
     position: Array
     slot: Array
-    """The worker of the cluster that runs the task, where it is not `whole`."""
+    """The worker of the cluster that runs the task, unless it is `whole`."""
     whole: Mask
     """All workers of the cluster run the task together."""
     strided: Mask
-    """A task sees what earlier ones of its queue wrote. Not so in a ticket or queue
-    lane, whose tasks run side by side, nor for tasks of a cluster of two: their loads
-    run ahead of, and their stores behind, those of their neighbours."""
+    """The task is ordered after earlier ones of its queue. Tasks of a ticket or queue
+    lane are not, as they run concurrently, nor tasks of a cluster of two: their loads
+    and stores overlap those of the tasks before and after."""
     names: list[str]
 
 
@@ -105,9 +104,9 @@ class Elements:
 
 @dataclass(frozen=True)
 class Access:
-    """One operand of one call on one rank: the boxes that its tasks touch.
+    """One operand of one call on one rank: the boxes that its tasks access.
 
-    Tasks that touch nothing are left out. `rank` says in whose memory a box lies.
+    Tasks with an empty box are left out. `rank` is the rank whose memory has the box.
     `gathered`: a body reads only a part of its box."""
 
     region: Region
@@ -116,16 +115,16 @@ class Access:
     rank: Array
     low: Array  # [axes, tasks]
     high: Array
-    moment: int = BODY
+    phase: int = BODY
     gathered: bool = False
 
 
 @dataclass(frozen=True)
 class Enumeration:
-    """A plan with `workers` workers a rank, at given dims, spelled out.
+    """All tasks of a plan at given dims and a number of workers.
 
-    wait, notify: [tasks, most of any call] element numbers, NONE where there are fewer.
-    unknown_*: names of what cannot be known without runtime tensors."""
+    wait, notify: [tasks, most of any call] element numbers, padded with NONE.
+    unknown_*: names that depend on runtime tensors without given values."""
 
     plan: Plan
     environments: tuple[dict[str, Any], ...]
@@ -146,8 +145,8 @@ class Enumeration:
 
     @cached_property
     def free_wait(self) -> Array:
-        """`wait` without what a task has to load before it knows it, or without the
-        last of them, where a task reads early."""
+        """`wait` without loaded waits, and without the last wait of tasks that read
+        early."""
         free = self.wait.copy()
         for block in self.blocks:
             last = len(block.call.waits) - 1
@@ -176,12 +175,12 @@ def task_name(block: Block, t: int) -> str:
 
 
 def evaluate(expr: Expr, env: dict[str, Any], count: int) -> Array:
-    """`expr` as `count` numbers; a load beyond its tensor is an IndexError."""
+    """`expr` as `count` numbers; IndexError for a load out of range."""
     return np.broadcast_to(np.asarray(expr.evaluate(env), np.int64), (count,))
 
 
 def rows(block: Block, exprs: Sequence[Expr]) -> Array:
-    """[expressions, tasks], also where there are no expressions."""
+    """The values of `exprs`: [expressions, tasks]."""
     made = np.empty((len(exprs), block.count), np.int64)
     for row, expr in enumerate(exprs):
         made[row] = block.values(expr)
@@ -203,7 +202,6 @@ def place(plan: Plan, blocks: list[Block], workers: int) -> Queues:
         if lane.share(block.call) > 1:
             slot[here], whole[here] = member, False
         if lane.policy == QUEUE:
-            # Whatever is ready runs, whatever else is not: a queue for each task.
             queue[here] = np.arange(len(names), len(names) + block.count)
             names += [f"the {lane.name} lane of rank {block.rank}"] * block.count
             continue

@@ -1,5 +1,5 @@
-"""Which task surely ends before which begins: by an event, by program order, or by a
-chain of these."""
+"""The happens-before relation of tasks: by an event, by program order, or by a chain
+of both."""
 
 from __future__ import annotations
 
@@ -12,36 +12,34 @@ from etc_dist.verify.enumeration import NONE, Array, Enumeration, Mask
 
 WORD = 64
 BUDGET = 2**24
-"""Words of the bit sets that one pass of the search may hold: 128 MB."""
+"""Words of the bit sets in one pass of the search: 128 MB."""
 
 
 @dataclass(frozen=True)
 class HappensBefore:
-    """The order of all tasks, given the round in which each one ran.
+    """The happens-before relation of all tasks.
 
-    A task that waits for an element comes after all that notify it, for it waits for
-    all of them. A strided lane's tasks that one worker runs alone follow that worker's
-    sequence. Tasks that a cluster runs together are ordered by events only, since their
-    loads run ahead; ticket and queue lanes order nothing. `level` rises along every
-    such step."""
+    A task that waits for an element is ordered after all tasks that notify it. Tasks
+    of a strided lane that a worker runs alone are ordered by the worker's sequence.
+    All others are ordered by events only: tasks of a cluster overlap, and tasks of
+    ticket and queue lanes run concurrently. `level` rises along every ordered step."""
 
     tasks: Enumeration
     level: Array
 
-    def direct(self, first: Array, second: Array, soon: Mask) -> Mask:
-        """Pairs ordered by one step: one event, or one cluster's sequence. Where
-        `soon`, the first task must end before the second one loads to know what else it
-        waits for, or reads early."""
-        return self._by_event(first, second, soon) | self._by_program(first, second)
+    def direct(self, first: Array, second: Array, early: Mask) -> Mask:
+        """Pairs ordered by one step: one event, or one cluster's sequence. `early`: the
+        second task's access precedes some of its waits (`PARTLY_WAITED`)."""
+        return self._by_event(first, second, early) | self._by_program(first, second)
 
-    def _by_event(self, first: Array, second: Array, soon: Mask) -> Mask:
+    def _by_event(self, first: Array, second: Array, early: Mask) -> Mask:
         found = np.zeros(first.shape, bool)
         for notified in self.tasks.notify.T:
             left = notified[first]
             for awaited, free in zip(
                 self.tasks.wait.T, self.tasks.free_wait.T, strict=True
             ):
-                right = np.where(soon, free[second], awaited[second])
+                right = np.where(early, free[second], awaited[second])
                 found |= (left == right) & (left != NONE)
         return found
 
@@ -53,8 +51,8 @@ class HappensBefore:
         same &= q.whole[first] | q.whole[second] | (q.slot[first] == q.slot[second])
         return same
 
-    def search(self, first: Array, second: Array, soon: Mask) -> Mask:
-        """Pairs ordered by a chain of steps: exact, for the few that are not direct."""
+    def search(self, first: Array, second: Array, early: Mask) -> Mask:
+        """Pairs ordered by a chain of steps. Exact, for the few that are not direct."""
         found = np.zeros(first.shape, bool)
         sources, source = np.unique(first, return_inverse=True)
         width = WORD * max(1, min(WORD, BUDGET // max(1, self.tasks.tasks)))
@@ -66,7 +64,7 @@ class HappensBefore:
             pairs = np.flatnonzero((source >= start) & (source < start + width))
             bit = source[pairs] - start
             words = reached[second[pairs], bit // WORD]
-            few = np.flatnonzero(soon[pairs])
+            few = np.flatnonzero(early[pairs])
             if few.size:
                 at, word = second[pairs[few]], bit[few] // WORD
                 words[few] = 0
@@ -84,7 +82,7 @@ class HappensBefore:
         return np.split(order, cuts)
 
     def _previous(self) -> Array:
-        """[worker of the cluster, task] -> the task it runs before this one."""
+        """[worker of the cluster, task] -> the previous task of that worker."""
         q = self.tasks.queues
         workers = max((lane.cluster for lane in self.tasks.plan.lanes), default=1)
         previous = np.full((workers, self.tasks.tasks), NONE)
@@ -98,10 +96,10 @@ class HappensBefore:
     def _reached(
         self, sources: Array, previous: Array, steps: list[Array]
     ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-        """[task, word]: bit b is set for tasks that are, or come after, sources[b]; and
-        [element, word]: for elements that such tasks notify."""
+        """[task, word]: bit b is set for sources[b] and all tasks after it; and
+        [element, word]: for the elements that these tasks notify."""
         words = -(-sources.size // WORD)
-        # NOTE: the last row stays zero: NONE, as an index, means nobody.
+        # NOTE: the last row stays zero: NONE, as an index, selects it.
         tasks = np.zeros((self.tasks.tasks + 1, words), np.uint64)
         elements = np.zeros((self.tasks.elements.total + 1, words), np.uint64)
         bit = np.arange(sources.size)
@@ -121,7 +119,7 @@ class HappensBefore:
 def _merge(
     elements: npt.NDArray[np.uint64], target: Array, bits: npt.NDArray[np.uint64]
 ) -> None:
-    """elements[target] |= bits, also where a target occurs more than once."""
+    """elements[target] |= bits; a target may occur more than once."""
     some = np.flatnonzero(target != NONE)
     if not some.size:
         return
@@ -132,7 +130,7 @@ def _merge(
 
 
 def order_tasks(tasks: Enumeration, rounds: Array) -> HappensBefore:
-    """The order of `tasks`, each of which ran in one of `rounds`."""
+    """The relation of `tasks`, given the round in which each one runs."""
     position = np.where(tasks.queues.strided, tasks.queues.position, 0)
     deepest = int(position.max(initial=0)) + 1
     return HappensBefore(tasks, rounds * deepest + position)

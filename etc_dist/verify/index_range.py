@@ -1,8 +1,7 @@
-"""Whether index arithmetic fits the 32 bits that it has on GPUs.
+"""Index arithmetic that may exceed the 32 bits that it has on GPUs.
 
-The verifier and the CPU backend compute with wider numbers, so a program could be
-correct there and wrong on a GPU. Every sub-expression gets an interval from those of
-its symbols at the given dims.
+The verifier and the CPU backend compute with wider integers, so a program could be
+correct there and wrong on a GPU. The check is interval arithmetic at the given dims.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from typing import Any
 from etc_dist.errors import GraphError
 from etc_dist.ir import RANK
 from etc_dist.ir.call import TASK, Call
-from etc_dist.ir.event import EventRef
 from etc_dist.ir.expr import Const, Expr, Op, Symbol
 from etc_dist.ir.graph import GraphFunction
 from etc_dist.verify.violations import Fault
@@ -25,8 +23,8 @@ LEAST, GREATEST = -(1 << 31), (1 << 31) - 1
 def check_index_range(
     graph: GraphFunction, environments: Sequence[Mapping[str, Any]]
 ) -> list[Fault]:
-    """A fault for each call with an index expression that may exceed 32 bits;
-    `environments` holds the dims and derived numbers of each rank, among others."""
+    """A fault for each call with an index expression that may exceed 32 bits.
+    `environments` has the dims and derived numbers of each rank."""
     names = (*(d.name for d in graph.dims), *(s.name for s, _ in graph.derived))
     known = {n: _over([env[n] for env in environments]) for n in (*names, RANK.name)}
     return [fault for call in graph.calls for fault in _check_call(call, known)]
@@ -60,16 +58,12 @@ def _expressions(call: Call) -> Iterator[Expr]:
         yield from region.parts
         yield from (s + e for s, e in zip(region.start, region.size, strict=True))
     for ref in (*call.waits, *call.notifies):
-        yield from _parts(ref)
-
-
-def _parts(ref: EventRef) -> tuple[Expr, ...]:
-    return (*ref.index, ref.expects, *(() if ref.rank is None else (ref.rank,)))
+        yield from (*ref.parts, ref.expects)
 
 
 def _too_wide(expr: Expr, ranges: Mapping[str, Interval]) -> Iterator[Expr]:
-    """Sub-expressions without loads that may not fit, innermost first. What is loaded
-    is checked as the program runs."""
+    """Sub-expressions without loads that may not fit, innermost first. Those with
+    loads are checked at run time."""
     for child in expr.children():
         yield from _too_wide(child, ranges)
     if isinstance(expr, (Const, Op)) and not expr.is_loaded:

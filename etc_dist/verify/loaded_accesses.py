@@ -1,7 +1,7 @@
-"""What index expressions load, as accesses: a task that loads reads, before its body.
+"""Loads in index expressions, as accesses of a task before its body.
 
-An element whose index is known is one box. Where the index is itself loaded, or follows
-from what is, the task may load any element: the box is the whole tensor.
+If the index is known, the box is one element. If the index depends on unknown loads,
+the task may load any element: the box is the whole tensor.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from etc_dist.verify.violations import Fault, Tally
 def load_accesses(
     block: Block, graph: GraphFunction, given: Set[str], tally: Tally
 ) -> list[Access]:
-    """What the block's tasks load, given the values of some tensors."""
+    """The loads of the block's tasks; `given` names the tensors with known values."""
     found: list[Access] = []
     call = block.call
-    for moment, loads in (
+    for phase, loads in (
         (WAITING, waiting_loads(call)),
         (BEGINNING, working_loads(call)),
     ):
         for load in loads:
-            access = _access(block, graph, given, load, moment, tally)
+            access = _access(block, graph, given, load, phase, tally)
             if access is not None:
                 found.append(access)
     return found
@@ -51,7 +51,7 @@ def _access(
     graph: GraphFunction,
     given: Set[str],
     load: Load,
-    moment: int,
+    phase: int,
     tally: Tally,
 ) -> Access | None:
     tensor, axes = graph.tensor(load.tensor), len(load.index)
@@ -60,14 +60,14 @@ def _access(
     extent = rows(block, load.shape)
     if any(inner.tensor not in given for i in load.index for inner in i.loads()):
         return Access(
-            region, False, block.tasks, rank, np.zeros_like(extent), extent, moment
+            region, False, block.tasks, rank, np.zeros_like(extent), extent, phase
         )
     try:
         at = rows(block, load.index)
-    except IndexError:  # of an inner load, which is told by itself
+    except IndexError:  # of an inner load, which is reported separately
         return None
     except ArithmeticError as error:
-        text, fix = f"call {block.call.name}, {load}: {error}", "mend the expression"
+        text, fix = f"call {block.call.name}, {load}: {error}", "correct the expression"
         tally.add(("load", text), Fault(GraphError, text, fix))
         return None
     wrong = ((at < 0) | (at >= extent)).any(axis=0)
@@ -83,25 +83,25 @@ def _access(
         tally.add(("load", block.call.name, load), fault)
     right = ~wrong
     at = at[:, right]
-    return Access(region, False, block.tasks[right], rank[right], at, at + 1, moment)
+    return Access(region, False, block.tasks[right], rank[right], at, at + 1, phase)
 
 
 def check_own_writes(tasks: Enumeration, cells: Cells, tally: Tally) -> None:
-    """Refuse tasks that write what their own maps load: on the device these are
-    evaluated whenever the body asks, before and after it has written."""
-    if not cells.cell.size or (cells.moment >= EARLY).all():
+    """Refuse tasks that write elements which their own maps load: the body on the
+    device evaluates its maps at any time, before and after its writes."""
+    if not cells.cell.size or (cells.phase >= EARLY).all():
         return
     new = (np.diff(cells.cell, prepend=-1) != 0) | (
         np.diff(cells.task, prepend=-1) != 0
     )
     begin = np.flatnonzero(new)
-    loads = np.logical_or.reduceat(cells.moment < EARLY, begin)
+    loads = np.logical_or.reduceat(cells.phase < EARLY, begin)
     own = begin[loads & np.logical_or.reduceat(cells.write, begin)]
     if own.size:
         text = (
             f"{tasks.name(int(cells.task[own[0]]))} writes "
             f"{cells.name(int(cells.cell[own[0]]))}, from which its own maps load"
         )
-        fix = "write to another tensor, or let another task write"
+        fix = "write to another tensor, or in another task"
         fault = Fault(RaceError, text, fix, int(own.size))
         tally.add(("own", cells.tensor.name), fault)

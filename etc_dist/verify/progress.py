@@ -1,4 +1,4 @@
-"""Whether every wait is met: notifications counted, then all queues run to the end."""
+"""Progress: counts the notifications of every element, and runs all queues."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CYCLE_SHOWN = 8
 
 @dataclass(frozen=True)
 class Counts:
-    """Notifications of each element, those it expects, and the tasks that wait."""
+    """By element: its notifications, its waiting tasks, its expected notifications."""
 
     notified: Array
     awaited: Array
@@ -26,11 +26,10 @@ class Counts:
 
 
 def count_notifications(tasks: Enumeration) -> tuple[Counts, list[Fault]]:
-    """Refuse elements whose notifications are not just those expected.
+    """Refuse elements whose number of notifications differs from the expected one.
 
-    An element notified on a rank where nobody waits for it is refused too: counters are
-    cleared an epoch later, and a late notification that no task waited for could still
-    arrive after that."""
+    Also refuse elements that are notified on a rank where no task waits for them:
+    counters are cleared an epoch later, and such a notification might arrive later."""
     total = tasks.elements.total
     notified, awaited = (
         np.bincount(table[table != NONE], minlength=total)
@@ -47,14 +46,14 @@ def count_notifications(tasks: Enumeration) -> tuple[Counts, list[Fault]]:
                 expected[here] = event.expected(at, tasks.environments[rank])
             except (ArithmeticError, IndexError) as error:
                 text = f"the expected count of {event.name} on rank {rank}: {error}"
-                fix = "mend the expression of expects"
+                fix = "correct expects="
                 tally.add(event.name, Fault(GraphError, text, fix))
     counts = Counts(notified, awaited, expected)
-    _tell_counts(tasks, counts, tally)
+    _check_counts(tasks, counts, tally)
     return counts, tally.faults()
 
 
-def _tell_counts(tasks: Enumeration, counts: Counts, tally: Tally) -> None:
+def _check_counts(tasks: Enumeration, counts: Counts, tally: Tally) -> None:
     few = (counts.awaited > 0) & (counts.notified < counts.expected)
     many = (counts.awaited > 0) & (counts.notified > counts.expected)
     idle = (counts.awaited == 0) & (counts.notified > 0)
@@ -76,7 +75,7 @@ def _count_fault(
         return Fault(
             GraphError,
             f"{name} is notified {have} times, and no task waits for it there",
-            "let a task of that rank wait for it, or drop the notification",
+            "wait for it in a task of that rank, or drop the notification",
             times,
         )
     waiter = tasks.name(_first(tasks.wait, element))
@@ -102,26 +101,26 @@ def _first(table: Array, element: int) -> int:
 
 
 def run_queues(tasks: Enumeration, counts: Counts) -> tuple[Array, list[Fault]]:
-    """The round in which each task runs, NONE for those that never do.
+    """The round in which each task runs, NONE for tasks that never run.
 
-    In a round every queue goes on to its first task with a wait not met by earlier
-    rounds. A ticket lane counts as one queue: whoever takes tickets, the first task
-    not yet done has been taken or is next, so that more takers never do less. In a
-    queue lane whatever is ready is taken: each of its tasks counts as a queue. Elements
-    with a wrong count, told already, count as met once all their notifiers ran."""
+    In a round every queue advances to its first task with a wait that earlier rounds do
+    not meet. A ticket lane counts as one queue: its first task that has not run is
+    always claimed next or already, so more workers never make less progress. In a
+    queue lane every ready task runs: each task counts as a queue. An element with a
+    wrong count, reported already, counts as met after all its notifiers."""
     run = _Run(tasks, counts)
-    run.go()
+    run.finish()
     if not run.rest.size:
         return run.round, []
     unordered = _Run(_without_order(tasks), counts)
-    unordered.go()
+    unordered.finish()
     if unordered.rest.size:
         return run.round, [_deadlock(unordered, _BREAK_CYCLE)]
     return run.round, [_deadlock(run, _CHANGE_ORDER)]
 
 
 def _without_order(tasks: Enumeration) -> Enumeration:
-    """`tasks`, none of which holds up another one by its place in a queue."""
+    """`tasks`, each in a queue with no other task."""
     each = np.arange(tasks.tasks)
     names = ["no queue"] * tasks.tasks
     queues = replace(
@@ -131,9 +130,10 @@ def _without_order(tasks: Enumeration) -> Enumeration:
 
 
 def suppose_events(tasks: Enumeration) -> tuple[Enumeration, Array]:
-    """`tasks`, and rounds as of `run_queues`, as if each event tensor that is unknown
-    were one element: all wait for it that name it, and all notify it who do. That is
-    more order than there is; where it is a circle, some rounds are NONE."""
+    """`tasks` with each unknown event tensor as one element, and the rounds of
+    `run_queues` for them. All waits for the tensor wait for that element, all
+    notifications notify it. This orders more than the plan does; if the result is
+    cyclic, some rounds are NONE."""
     first, names = tasks.elements.total, sorted(tasks.unknown_events)
     wait, notify = tasks.wait.copy(), tasks.notify.copy()
     for block in tasks.blocks:
@@ -149,12 +149,12 @@ def suppose_events(tasks: Enumeration) -> tuple[Enumeration, Array]:
     elements = replace(tasks.elements, rank=rank, total=first + len(names))
     supposed = replace(tasks, elements=elements, wait=wait, notify=notify)
     run = _Run(supposed, count_notifications(supposed)[0])
-    run.go()
+    run.finish()
     return supposed, run.round
 
 
 class _Run:
-    """The state of `run_queues`: what is left, and what it still waits for."""
+    """The state of `run_queues`: the remaining tasks and their unmet waits."""
 
     def __init__(self, tasks: Enumeration, counts: Counts):
         self.tasks, self.counts = tasks, counts
@@ -171,7 +171,7 @@ class _Run:
             waiter[self.left[element] > 0], minlength=tasks.tasks
         )
 
-    def go(self) -> None:
+    def finish(self) -> None:
         """Run all tasks that can ever run."""
         number = 0
         while self.rest.size and self.advance(number):
@@ -192,11 +192,11 @@ class _Run:
     def advance(self, number: int) -> bool:
         """Run all tasks that can run now; False if there are none."""
         queues, rest = self.tasks.queues, self.rest
-        go = ~self.blocked()
-        go &= queues.position[rest] <= self.heads()[queues.queue[rest]]
-        done = rest[go]
+        ready = ~self.blocked()
+        ready &= queues.position[rest] <= self.heads()[queues.queue[rest]]
+        done = rest[ready]
         self.round[done] = number
-        self.rest = rest[~go]
+        self.rest = rest[~ready]
         notified = self.tasks.notify[done]
         element, times = np.unique(notified[notified != NONE], return_counts=True)
         self.left[element] -= times
@@ -204,7 +204,7 @@ class _Run:
         return done.size > 0
 
     def release(self, met: Array) -> None:
-        """Tell the waiters of the elements just met."""
+        """Count the waits that the elements `met` meet."""
         begin, count = self.span[met], self.span[met + 1] - self.span[met]
         offset = np.repeat(begin - np.cumsum(count) + count, count)
         waiter = self.waiters[offset + np.arange(count.sum())]
@@ -212,12 +212,12 @@ class _Run:
 
 
 _CHANGE_ORDER = (
-    "order the calls of a lane, and the tasks of a call, so that what notifies is "
-    "taken before what waits for it"
+    "order the calls of a lane, and the tasks of a call, so that a notifier comes "
+    "before the tasks that wait for it"
 )
 _BREAK_CYCLE = (
     "drop a wait of the cycle, or notify its event from a task that does not depend on "
-    "it: these tasks wait for one another in every order"
+    "it: no order of these tasks avoids the deadlock"
 )
 
 
@@ -240,7 +240,7 @@ def _deadlock(run: _Run, fix: str) -> Fault:
 
 
 def _unmet(run: _Run, task: int) -> int:
-    """The first element that holds `task` up."""
+    """The first unmet element of `task`."""
     waits = run.tasks.wait[task]
     waits = waits[waits != NONE]
     return int(waits[run.left[waits] > 0][0])
@@ -257,10 +257,10 @@ def _blocked(run: _Run, task: int) -> str:
 
 
 def _cycle(run: _Run, task: int, stuck: Array) -> list[str]:
-    """Follow who blocks whom until a task comes again.
+    """Follow the blocking tasks until one of them repeats.
 
-    The walk never ends otherwise: every unmet element has a notifier that did not run,
-    and that one's queue is held up by a blocked task."""
+    One always does: every unmet element has a notifier that did not run, and a blocked
+    task in the queue of that notifier."""
     tasks, queues = run.tasks, run.tasks.queues
     seen: dict[int, str] = {}
     while task not in seen:

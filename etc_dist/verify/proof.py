@@ -20,18 +20,18 @@ from etc_dist.verify.verify import Verified, verify
 
 PACKAGE = Path(__file__).parent.parent
 VERIFIER = ("errors.py", "ir", "schedule", "verify")
-"""The sources that a verdict depends on: all that `verify` imports from here."""
+"""The sources that a proof depends on: all that `verify` imports."""
 
 
 def prove(
     plan: Plan, dims: Mapping[str, int], workers: int, settings: Settings
 ) -> Verified:
-    """Verify `plan` at `dims`, or find that this was done before; see `verify`."""
+    """Verify `plan` at `dims`, or return the recorded result; see `verify`."""
     cache = Cache(settings.cache)
     key = _key(plan, dims, workers)
     record = cache.load("proofs", key)
     if record is not None:
-        return _verdict(record.facts)
+        return _from_record(record.facts)
     verified = verify(plan, dims, workers)
     if settings.timing or verified.seconds > 1.0:
         print(f"etc_dist: {verified.show()}", end="", file=sys.stderr)
@@ -39,7 +39,7 @@ def prove(
     return verified
 
 
-def _verdict(facts: Mapping[str, Any]) -> Verified:
+def _from_record(facts: Mapping[str, Any]) -> Verified:
     dims = tuple((name, size) for name, size in facts["dims"])
     return Verified(**{**facts, "dims": dims, "unchecked": tuple(facts["unchecked"])})
 
@@ -53,7 +53,7 @@ def _key(plan: Plan, dims: Mapping[str, int], workers: int) -> str:
 
 @functools.cache
 def verifier_digest() -> bytes:
-    """Of the verifier's own sources: a changed verifier proves again."""
+    """Of the verifier's sources: a changed verifier proves again."""
     digest = hashlib.sha256(np.__version__.encode())
     for name in VERIFIER:
         place = PACKAGE / name

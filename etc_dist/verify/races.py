@@ -1,9 +1,9 @@
-"""Races: two tasks touch the same memory, one writes, and nothing orders them.
+"""Races: two tasks access the same memory, one writes, and nothing orders them.
 
-In a cell, accesses stand in a line that agrees with happens-before. If neighbours are
-ordered (each access and the write before it, each read and the write after it), then
-all are, for the order is transitive; and neighbours that are not are a race. So a cell
-costs as many checks as it has accesses, not as it has pairs of them.
+The accesses of a cell are sorted consistently with happens-before. It suffices to check
+neighbours: each access with the write before it, each read with the write after it.
+The relation is transitive, so if all neighbours are ordered, all pairs are; neighbours
+that are not ordered are a race. The cost of a cell is linear in its accesses.
 """
 
 from __future__ import annotations
@@ -18,49 +18,49 @@ from etc_dist.verify.enumeration import EARLY, WAITING, Array, Enumeration, Mask
 from etc_dist.verify.happens_before import HappensBefore
 from etc_dist.verify.violations import Fault, Tally
 
-SOON = (WAITING, EARLY)
-"""Moments at which not all of a task's waits are met."""
+PARTLY_WAITED = (WAITING, EARLY)
+"""Phases in which not all of a task's waits are met."""
 Pairs = tuple[Cells, Array, Array]
 """Entries of a tensor's cells, the first of each pair and the second."""
 
 
 class Races:
-    """Gathers pairs that no single step orders, tensor by tensor, to search a chain of
-    steps for all of them at once."""
+    """Collects the pairs that no single step orders, over all tensors, to search for
+    chains of steps once."""
 
     def __init__(self, tasks: Enumeration, order: HappensBefore):
         self.tasks, self.order = tasks, order
         self.suspects: list[Pairs] = []
-        self.early: list[Pairs] = []
+        self.unwritten: list[Pairs] = []
 
     def check(self, cells: Cells, complete: bool) -> None:
-        """Look at a tensor's cells; `complete`: all that is written is known."""
-        before, after, early = _neighbours(cells)
+        """Collect from a tensor's cells; `complete`: all writes are known."""
+        before, after, unwritten = _neighbours(cells)
         for first, second in (before, after):
-            soon = np.isin(cells.moment[second], SOON)
-            direct = self.order.direct(cells.task[first], cells.task[second], soon)
+            early = np.isin(cells.phase[second], PARTLY_WAITED)
+            direct = self.order.direct(cells.task[first], cells.task[second], early)
             loose = np.flatnonzero(~direct)
             if loose.size:
                 self.suspects.append((cells, first[loose], second[loose]))
-        if cells.tensor.kind != "input" and complete and early[0].size:
-            self.early.append((cells, *early))
+        if cells.tensor.kind != "input" and complete and unwritten[0].size:
+            self.unwritten.append((cells, *unwritten))
 
     def faults(self) -> list[Fault]:
         tally = Tally()
         for cells, first, second, ordered in self._searched(self.suspects):
-            self._tell_races(cells, first[~ordered], second[~ordered], tally)
-        for cells, first, second, ordered in self._searched(self.early):
-            self._tell_early(cells, first[ordered], second[ordered], tally)
+            self._add_races(cells, first[~ordered], second[~ordered], tally)
+        for cells, first, second, ordered in self._searched(self.unwritten):
+            self._add_unwritten(cells, first[ordered], second[ordered], tally)
         return tally.faults()
 
     def _searched(self, pairs: list[Pairs]) -> Iterator[tuple[*Pairs, Mask]]:
-        """The pairs, each with whether a chain of steps orders it."""
+        """The pairs, with a mask of those that a chain of steps orders."""
         if not pairs:
             return
         first = np.concatenate([cells.task[a] for cells, a, _ in pairs])
         second = np.concatenate([cells.task[b] for cells, _, b in pairs])
-        soon = np.concatenate([np.isin(c.moment[b], SOON) for c, _, b in pairs])
-        both = (first * self.tasks.tasks + second) * 2 + soon
+        phase = np.concatenate([cells.phase[b] for cells, _, b in pairs])
+        both = (first * self.tasks.tasks + second) * 2 + np.isin(phase, PARTLY_WAITED)
         each, where = np.unique(both, return_inverse=True)
         pair = np.divmod(each // 2, self.tasks.tasks)
         ordered = self.order.search(*pair, each % 2 == 1)[where]
@@ -69,7 +69,7 @@ class Races:
             yield cells, a, b, ordered[begin : begin + a.size]
             begin += a.size
 
-    def _tell_races(
+    def _add_races(
         self, cells: Cells, first: Array, second: Array, tally: Tally
     ) -> None:
         """One fault for each pair of calls that race on the tensor."""
@@ -88,7 +88,8 @@ class Races:
             one, two = (self._does(cells, int(entry[n])) for entry in (first, second))
             text = f"{one} and {two} {cells.name(int(cells.cell[first[n]]))}"
             text += "; no event orders them"
-            fix = "let one notify an event, after its access, that the other waits for"
+            fix = "order them by an event: notify it after one access, wait for it "
+            fix += "before the other"
             fault = Fault(RaceError, text, fix, int(times))
             pair = tuple(sorted((names[a], names[b])))
             tally.add(("race", cells.tensor.name, pair), fault)
@@ -96,7 +97,7 @@ class Races:
     def _does(self, cells: Cells, entry: int) -> str:
         return f"{self.tasks.name(int(cells.task[entry]))} {cells.verb(entry)}"
 
-    def _tell_early(
+    def _add_unwritten(
         self, cells: Cells, read: Array, write: Array, tally: Tally
     ) -> None:
         if not read.size:
@@ -106,16 +107,16 @@ class Races:
             f"{self._does(cells, int(read[0]))} {cells.name(int(cells.cell[read[0]]))} "
             f"before {self.tasks.name(writer)}, the first to write it"
         )
-        fix = "let the reader wait for the writer"
+        fix = "wait for the writer in the reader"
         fault = Fault(GraphError, text, fix, int(read.size))
-        tally.add(("early", cells.tensor.name), fault)
+        tally.add(("unwritten yet", cells.tensor.name), fault)
 
 
 def _neighbours(
     cells: Cells,
 ) -> tuple[tuple[Array, Array], tuple[Array, Array], tuple[Array, Array]]:
     """Pairs of entries: (the write before, an access), (a read, the write after), and
-    those of the latter whose read comes before every write of its cell."""
+    those of the latter whose read precedes every write of its cell."""
     count = cells.cell.size
     entry = np.arange(count)
     last = np.full(count, -1)
@@ -127,9 +128,9 @@ def _neighbours(
         (other >= 0) & (cells.cell[other] == cells.cell) for other in (last, following)
     )
     has_next &= ~cells.write
-    early = has_next & ~has_last
+    unwritten = has_next & ~has_last
     return (
         (last[has_last], entry[has_last]),
         (entry[has_next], following[has_next]),
-        (entry[early], following[early]),
+        (entry[unwritten], following[unwritten]),
     )

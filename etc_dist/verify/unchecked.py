@@ -1,4 +1,4 @@
-"""What a proof leaves out: all that depends on runtime tensors without given values."""
+"""The parts of a program that a proof leaves out: those with unknown loads."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def missing(exprs: Iterable[Expr], given: Container[str]) -> list[str]:
 
 
 def list_unchecked(plan: Plan, given: Container[str] = ()) -> tuple[str, ...]:
-    """What `verify` leaves out of the proof of `plan`, each with the tensors that it
-    loads from. `given`: the tensors whose values are known."""
+    """The parts of `plan` that `verify` cannot prove, each with the tensors that it
+    loads from. `given`: the tensors with known values."""
     found: dict[str, None] = {}
     for what, exprs in _parts(plan):
         absent = missing(exprs, given)
@@ -30,7 +30,7 @@ def list_unchecked(plan: Plan, given: Container[str] = ()) -> tuple[str, ...]:
 
 
 def _parts(plan: Plan) -> Iterator[tuple[str, Iterable[Expr]]]:
-    """All that may load: expected counts, then event elements, then regions."""
+    """All parts with expressions: expected counts, event elements, regions."""
     calls = [call for lane in plan.lanes for call in lane.calls]
     for event in plan.graph.events:
         yield f"the expected count of {event.name}", (event.expects,)

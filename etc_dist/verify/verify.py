@@ -38,7 +38,7 @@ from etc_dist.verify.unchecked import list_unchecked
 from etc_dist.verify.violations import Fault, Tally, refuse
 
 MOST_TASKS = 20_000_000
-"""More would not fit the memory of a small machine."""
+"""A limit on the memory of a proof."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Verified:
     unchecked: tuple[str, ...]
 
     def show(self) -> str:
-        """Text for people; stable but for the seconds."""
+        """A summary; stable except for the seconds."""
         dims = ", ".join(f"{name}={value}" for name, value in self.dims)
         lines = [
             f"verified {self.graph}({dims}) with {self.workers} workers a rank: "
@@ -111,7 +111,7 @@ def verify(
     where = f"{plan.graph.world_size} ranks, {workers} workers each, at {shape}"
     refuse(subject, where, _check_structure(plan))
     _check_size(plan, dims)
-    # A division by zero is an error of the expression, not a warning and a zero.
+    # A division by zero raises, instead of a warning and a result of zero.
     with np.errstate(divide="raise"):
         tasks, faults = enumerate_plan(plan, dims, workers, tensors)
         faults += check_index_range(plan.graph, tasks.environments)
@@ -147,19 +147,18 @@ def _check_size(plan: Plan, dims: Mapping[str, int]) -> None:
 
 
 def _check_tasks(tasks: Enumeration, rounds: Array, stuck: list[Fault]) -> list[Fault]:
-    """What tasks do to memory, given the round in which each one ran.
+    """Check the accesses of tasks, given the round in which each one runs.
 
-    Where some task never runs there is no order to hold accesses against; coverage is
-    checked all the same."""
+    If some task never runs, tasks have no order: only coverage is checked."""
     tally = Tally()
     races: Races | None = None
     level = np.zeros_like(rounds)
-    held = tasks
+    supposed = tasks
     if tasks.unknown_events:
-        # What even more order than there is leaves open is a race all the same.
-        held, rounds = suppose_events(tasks)
+        # A pair that even the supposed events do not order is a race in any case.
+        supposed, rounds = suppose_events(tasks)
     if not stuck and (rounds != NONE).all():
-        order = order_tasks(held, rounds)
+        order = order_tasks(supposed, rounds)
         races, level = Races(tasks, order), order.level
     loaded = tasks.plan.graph.loaded_tensors()
     for cells in all_cells(tasks, level):
@@ -196,7 +195,7 @@ def _check_arguments(
         graph.environment(dims, 0)
     except ArithmeticError as error:
         raise ArgumentError(
-            "the graph has no meaning at these dims",
+            "the graph cannot be evaluated at these dims",
             where=where,
             wanted="a value for every named number of the graph",
             got=f"{error}, at {dict(dims)}",
@@ -214,7 +213,7 @@ def _check_arguments(
     for name, values in tensors.items():
         if name not in loadable:
             raise ArgumentError(
-                f"the graph loads from no tensor {name}",
+                f"the graph has no tensor {name} to load from",
                 where=where,
                 wanted=f"values of {', '.join(loadable) or 'no tensor'}",
                 got=name,
@@ -243,7 +242,7 @@ def _check_arguments(
 
 
 def _check_structure(plan: Plan) -> list[Fault]:
-    """Faults that need no numbers: parts of a plan that do not belong together."""
+    """Faults that need no dims: parts of a plan that do not belong together."""
     texts: list[str] = []
     graph = plan.graph
     planned = sorted(c.name for lane in plan.lanes for c in lane.calls)
@@ -254,18 +253,18 @@ def _check_structure(plan: Plan) -> list[Fault]:
     for lane in plan.lanes:
         for call in lane.calls:
             texts += [
-                f"call {call.name}: {text}" for text in _misfits(plan, lane, call)
+                f"call {call.name}: {text}" for text in _mismatches(plan, lane, call)
             ]
     fix = "build graphs by graph_function and plans by a function of etc_dist.schedule"
     return [Fault(GraphError, text, fix) for text in texts] + _check_loaded(graph)
 
 
 def _check_loaded(graph: GraphFunction) -> list[Fault]:
-    """Refuse writes after which nobody could say what was loaded: a tensor that maps
-    load from holds, at the end of a run, what they have loaded."""
+    """Refuse writes that could change a value after a map has loaded it: a run is
+    checked with the values that the tensors have at its end."""
     loaded = graph.loaded_tensors()
-    fix = "load from an input that no task writes, or from a local tensor that tasks "
-    fix += "write by regions which load nothing"
+    fix = "load from an input that no task writes, or from a local tensor whose "
+    fix += "written regions have no loads"
     return [
         Fault(GraphError, f"call {call.name} writes {region}, {why}", fix)
         for call in graph.calls
@@ -279,13 +278,13 @@ def _check_loaded(graph: GraphFunction) -> list[Fault]:
     ]
 
 
-def _misfits(plan: Plan, lane: Lane, call: Call) -> Iterator[str]:
+def _mismatches(plan: Plan, lane: Lane, call: Call) -> Iterator[str]:
     tensors = {t.name for t in plan.graph.tensors}
     events = {e.name for e in plan.graph.events}
     if call.function.cluster not in (1, lane.cluster):
         yield f"{call.function.cluster} workers a task in a lane of {lane.cluster}"
     if lane.queued(call) and call.order != group_order(call):
-        yield "tasks that wait for the same do not follow one another"
+        yield "tasks that wait for the same events are not contiguous"
     if len(call.order) != len(call.axes):
         yield f"order gives {len(call.order)} coordinates for {len(call.axes)} axes"
     for load in (*waiting_loads(call), *working_loads(call)):

@@ -1,4 +1,4 @@
-"""The faults that a verifier gathers before it refuses a plan."""
+"""The faults of a plan, collected and then raised as one error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SHOWN = 20
 
 @dataclass(frozen=True)
 class Fault:
-    """One mistake: a counterexample in words, how many cases like it, what to do."""
+    """One mistake: a counterexample as text, the number of such cases, the fix."""
 
     error: type[GraphError]
     text: str
@@ -27,7 +27,7 @@ class Fault:
 
 @dataclass
 class Tally:
-    """Faults by cause: the first counterexample speaks for all that share a cause."""
+    """Faults by cause: the first counterexample and the number of cases."""
 
     found: dict[object, Fault] = field(default_factory=dict)
 

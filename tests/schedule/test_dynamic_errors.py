@@ -127,7 +127,7 @@ def test_a_plan_whose_groups_are_torn_apart_is_refused():
     lanes = (replace(lane, calls=calls), plan.lanes[1])
     torn = replace(plan, graph=replace(plan.graph, calls=calls), lanes=lanes)
     assert (
-        "call second: tasks that wait for the same do not follow" in refused(torn).got
+        "call second: tasks that wait for the same events are not" in refused(torn).got
     )
 
 

@@ -108,7 +108,7 @@ def test_values_of_the_wrong_shape_are_refused():
 
 
 def test_values_of_a_tensor_that_nobody_can_load_are_refused():
-    with pytest.raises(ArgumentError, match="the graph loads from no tensor x"):
+    with pytest.raises(ArgumentError, match="the graph has no tensor x to load from"):
         check(permute(1), {"x": [np.zeros((4, 4), np.float32)]})
 
 

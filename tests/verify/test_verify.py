@@ -209,7 +209,7 @@ GOOD = {"rows": 1, "n": 1, "k": 1}
 def test_dims_are_integers_one_for_each(dims: Any, got: str) -> None:
     plan = schedule_static(all_gather_matmul_graph(2))
     for use in (lambda: verify(plan, dims, 4), lambda: plan.show(4, **dims)):
-        with pytest.raises(ArgumentError, match="from 0 on for rows, n, k") as caught:
+        with pytest.raises(ArgumentError, match="at least 0 for rows, n, k") as caught:
             use()
         assert caught.value.got == got
 

@@ -97,7 +97,7 @@ def test_no_product_that_picks_follows_a_run_of_empty_tasks():
     gate_up = next(c for c in graph.calls if c.name == "gate_up_projection")
     two = change(graph, gate_up.name, empty_until=minimum(TASK + 2, gate_up.tasks))
     error = refused(two, 4, **experts)
-    assert "gate_up_projection, which gather, follow a run of empty ones" in error.got
+    assert "gate_up_projection, which gather, follow a run of empty tasks" in error.got
 
 
 # --------------------------------------------------------------------------- events
