@@ -1,8 +1,7 @@
-"""The conditions on loaded values under which a task stays within its tensors and
-events, as CUDA expressions that must all be true.
+"""Range checks of loaded values, as CUDA expressions that must all be true.
 
-NOTE: each `load_index` in the text is a load, so a value is compared once: as an
-unsigned number a negative one is too large.
+NOTE: each `load_index` in the text is a load. So a value is compared once, as an
+unsigned number: a negative one is too large.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from etc_dist.ir.tensor import Region
 class Condition(NamedTuple):
     text: str
     depth: int
-    """How many of its loads, at most, depend on each other."""
+    """The length of its longest chain of dependent loads."""
 
 
 def conjunction(conditions: Iterable[Condition]) -> str:
-    """All of `conditions`. A condition is evaluated only if those with fewer dependent
-    loads hold; those with equally many are evaluated together."""
+    """All of `conditions`. Conditions of equal depth are evaluated together, after
+    those of smaller depth."""
     stages: dict[int, list[str]] = {}
     for condition in conditions:
         stages.setdefault(condition.depth, []).append(f"({condition.text})")
@@ -35,16 +34,16 @@ def conjunction(conditions: Iterable[Condition]) -> str:
 
 
 def waits_in_range(call: Call) -> Iterable[Condition]:
-    """That the waits which load name elements that exist, and load what exists."""
+    """The range checks of the loaded waits."""
     return dict.fromkeys(c for ref in call.loaded_waits for c in _wait(ref))
 
 
 def in_range(call: Call, world: int) -> Iterable[Condition]:
-    """That what a task touches and notifies, as far as it is loaded, exists."""
+    """The range checks of loaded accesses and notifications."""
     regions = (*call.reads, *call.writes)
-    touched = (c for region in regions for c in _region(region, world))
+    accessed = (c for region in regions for c in _region(region, world))
     notified = (c for ref in call.notifies for c in _notified(ref, world))
-    return dict.fromkeys([*touched, *notified])
+    return dict.fromkeys([*accessed, *notified])
 
 
 def _wait(ref: EventRef) -> Iterator[Condition]:
@@ -68,8 +67,8 @@ def _element(ref: EventRef) -> Iterator[Condition]:
 
 
 def _region(region: Region, world: int) -> Iterator[Condition]:
-    """NOTE: a start without loads may lie beyond the edge, where the region is empty;
-    that it is not negative is proved."""
+    """NOTE: a start without loads may lie beyond the edge: then the region is empty.
+    The verifier proves that it is not negative."""
     parts = zip(
         region.start, region.size, region.tensor.shape, region.kept, strict=True
     )
@@ -88,8 +87,8 @@ def _rank(rank: Expr | None, world: int) -> Iterator[Condition]:
 
 
 def _loads(expr: Expr) -> Iterator[Condition]:
-    """That each load in `expr` is of an element that exists, the inner ones first, and
-    that no loaded divisor is zero."""
+    """The range checks of each load in `expr`, inner ones first; loaded divisors must
+    not be zero."""
     for child in expr.children():
         yield from _loads(child)
     if isinstance(expr, Load):
@@ -104,12 +103,12 @@ def _below(value: Expr, extent: Expr, relation: str = "<") -> Iterator[Condition
     if isinstance(value, Op) and value.is_loaded:
         compared = f"u64({wide(value)}) {relation} u64({text(extent)})"
         yield Condition(compared, _depth(value))
-    elif not known:  # else the proof covers it
+    elif not known:  # the proof covers constants
         compared = f"u32({text(value)}) {relation} u32({text(extent)})"
         yield Condition(compared, _depth(value))
 
 
 def _depth(expr: Expr) -> int:
-    """How many loads in `expr`, at most, depend on each other."""
+    """The length of the longest chain of dependent loads in `expr`."""
     inner = max(map(_depth, expr.children()), default=0)
     return inner + isinstance(expr, Load)

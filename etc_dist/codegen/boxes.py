@@ -1,4 +1,4 @@
-"""Where bulk copies of a call's operands begin."""
+"""The origins of the bulk copies of a call's operands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from etc_dist.ir.tensor import Region
 
 
 def boxes(call: Call, arguments: Arguments, large: bool = False) -> Iterator[str]:
-    """By operand, its box, or its large one, as CUDA text; empty if it has none."""
+    """The box, or the large box, of each operand as CUDA text; empty if none."""
     for n, region in enumerate((*call.reads, *call.writes)):
         box = call.function.boxes.get(n)
         if box is None or (large and not box.large):
@@ -31,8 +31,8 @@ def boxes(call: Call, arguments: Arguments, large: bool = False) -> Iterator[str
         if box.halves and not _is_other_half(region, call.reads[n + 1 :]):
             raise CodegenError(
                 f"call {call.name}: operand {n + 1} is not the other half of {n}",
-                where=f"{region} and what follows",
-                wanted=f"in a tensor of 2 * h rows, those h after {region}",
+                where=f"{region} and the next operand",
+                wanted=f"in a tensor of 2 * h rows, the rows h after {region}",
                 got=f"a tensor of {region.tensor.shape[-2]} rows",
                 fix="stack both matrices in one tensor; write the row as h + start",
             )

@@ -1,6 +1,6 @@
 """Plan -> CUDA source: includes, named constants, index maps and lists of calls.
 
-No logic is generated: everything that decides or loops is in `kernels/`.
+No logic is generated: all control flow is in `kernels/`.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ ENGINES = {
     "functions/matmul.cuh": "Matmul",
     "functions/grouped_matmul.cuh": "GroupedMatmul",
 }
-"""Sources of device functions that multiply matrices, and what multiplies them."""
+"""The engine that runs the GEMMs of each of these sources."""
 WEIGHT = 1
-"""The operand of a product that is its weight."""
+"""The operand of a GEMM that is its weight."""
 MAX_WORLD = 32
-"""A worker remembers in one word which peers have started."""
+"""A worker has one word with a bit for each peer that has started."""
 ENTRY = "etc_dist_program"
 
 
 @dataclass(frozen=True)
 class Source:
-    """Generated text and what launching it takes."""
+    """Generated text, with all that a launch of it needs."""
 
     text: str
     entry: str
@@ -75,7 +75,7 @@ class Source:
     sources: tuple[Path, ...]
     traced: bool
     row_multiples: Mapping[Tensor, int]
-    """Tensors of which a row must be a multiple of so many elements."""
+    """The number that the row length of a tensor must be a multiple of."""
 
     @property
     def digest(self) -> str:
@@ -83,9 +83,9 @@ class Source:
 
 
 def generate(plan: Plan, *, trace: bool = False, check: bool = True) -> Source:
-    """The source of `plan`: equal plans give equal text. Raises CodegenError for what
-    no kernel can hold, and, with `check`, for regions other than the device functions'
-    CUDA bodies serve: the CPU backend runs these, too."""
+    """The source of `plan`: equal plans give equal text. Raises CodegenError for plans
+    that no kernel supports. With `check`, also for regions that the CUDA bodies do not
+    support; the CPU backend runs these."""
     graph = plan.graph
     if graph.world_size > MAX_WORLD:
         raise CodegenError(
@@ -152,9 +152,9 @@ def _constants(
         if region.rank not in (None, RANK) and not _sends(c)
     ]:
         raise CodegenError(
-            f"graph {plan.graph.name} multiplies straight into a peer's memory",
+            f"graph {plan.graph.name} has a GEMM that writes to a peer's memory",
             where=f"plan {plan.graph.name}",
-            wanted="results on the own rank, but of matmul_send",
+            wanted="results on the own rank, except those of matmul_send",
             got="; ".join(far),
             fix="write to the own rank, and send the result by another call",
         )
@@ -169,7 +169,7 @@ def _constants(
         )
     of_matmul = dict(matmuls[0].function.constants) if matmuls else {}
     sends = any(map(_sends, calls))
-    values = {
+    return {
         "kWorld": plan.graph.world_size,
         "kCluster": plan.cluster,
         "kTensorCluster": plan.lane(TENSOR).cluster,
@@ -186,11 +186,10 @@ def _constants(
         "kTensorTickets": int(plan.lane(TENSOR).policy == TICKET),
         "kHasRuns": int(any(_has_runs(plan, c) for c in calls)),
     }
-    return values
 
 
 def _kind(call: Call) -> tuple[Any, ...]:
-    """What all multiplications of a program must have in common."""
+    """The properties that all GEMMs of a program must share."""
     constants = call.function.constants
     names = "kIsHalf", "kWeightIsKN", "kIsFloat"
     shared = tuple((k, constants.get(k, 0)) for k in names)
@@ -244,8 +243,7 @@ def _call(plan: Plan, lane: Lane, call: Call, number: int, arguments: Arguments)
     lines.append(method("Coord at", f"{{{order}}}", "i32 t"))
     if call.empty_until is not None and constants["kHasRuns"]:
         lines.append(method("i32 empty_until", text(call.empty_until), "i32 t"))
-    operands = [text_ for text_ in _operands(call)]
-    lines += select("auto operand", operands)
+    lines += select("auto operand", list(_operands(call)))
     lines += select("Box box", list(boxes(call, arguments)))
     if any(large := list(boxes(call, arguments, large=True))):
         lines += select("Box large_box", large)
@@ -268,25 +266,25 @@ def _call(plan: Plan, lane: Lane, call: Call, number: int, arguments: Arguments)
 
 
 def _may_be_idle(call: Call) -> bool:
-    """Whether data decide if a task has anything to write, so that it is checked before
-    the body runs: GEMMs check by themselves."""
+    """Whether data may leave a task without anything to write, to be checked before the
+    body runs. GEMMs have their own check."""
     loaded = [any(e.is_loaded for e in (*r.start, *r.size)) for r in call.writes]
     return bool(loaded) and all(loaded) and call.function.source not in ENGINES
 
 
 def _has_weight_ahead(plan: Plan, call: Call) -> bool:
-    """Whether a product's weight can be loaded before a task's waits are met: no task
-    writes it, and nothing has to be loaded to know which part of it a task reads."""
+    """Whether a GEMM's weight can be loaded before the waits of a task are met: no task
+    writes it, and its region has no loads."""
     if not _is_grouped(call) or _is_dynamic(plan) or call.is_loaded or not call.waits:
         return False
     return call.reads[WEIGHT].tensor.kind == "input"
 
 
 def _has_runs(plan: Plan, call: Call) -> bool:
-    """Whether one worker passes over runs of empty tasks: grouped products that are
-    not dealt out."""
-    is_dealt_out = plan.lane(TENSOR).policy == STRIDED
-    return call.empty_until is not None and _is_grouped(call) and not is_dealt_out
+    """Whether one worker completes runs of empty tasks: grouped GEMMs that are claimed
+    dynamically."""
+    is_dynamic = plan.lane(TENSOR).policy != STRIDED
+    return call.empty_until is not None and _is_grouped(call) and is_dynamic
 
 
 def _is_grouped(call: Call) -> bool:
@@ -315,8 +313,8 @@ def _operands(call: Call) -> Iterator[str]:
 
 
 def _peers(call: Call) -> list[str]:
-    touched = [r.rank for r in call.writes] + [r.rank for r in call.notifies]
-    return list(dict.fromkeys(text(rank) for rank in touched if rank is not None))
+    ranks = [r.rank for r in call.writes] + [r.rank for r in call.notifies]
+    return list(dict.fromkeys(text(rank) for rank in ranks if rank is not None))
 
 
 def _index(ref: EventRef) -> str:

@@ -1,7 +1,7 @@
-"""What a dynamic program's queues need to know, as CUDA text: the groups of each call,
-the elements that a task notifies, and which groups an element releases.
+"""The index maps of a dynamic program's queues, as CUDA text: the groups of each call,
+the elements that a task notifies, and the groups that an element releases.
 
-docs/protocol.md, "Dynamic schedules", describes how the device uses it.
+docs/protocol.md, "Dynamic schedules", describes their use on the device.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _GROUP = Symbol("group", "task")
 
 
 def lane_queue(lane: Lane) -> str:
-    """The struct of a lane's queue: how many units it gives out, and where it lies."""
+    """The struct of a lane's queue: its number of units and its position."""
     lines = [f"struct {QUEUES[lane.name]} {{"]
     lines.append(method("i32 units", text(lane.total)))
     lines.append(method("i32 initial", text(lane.initial)))
@@ -62,8 +62,8 @@ def lane_queue(lane: Lane) -> str:
 
 
 def event_struct(plan: Plan, events: EventTensor) -> str:
-    """The struct of an event tensor: where an element's counter is, and the count at
-    which it is met, on the rank that owns it."""
+    """The struct of an event tensor: the position of an element's counter, and the
+    count that meets it, on the rank that owns it."""
     expects = text(_on_owner(plan.graph, events.expects))
     target = f"u32({expects}) * {notification_unit(plan, events)}u"
     axes = (
@@ -77,15 +77,15 @@ def event_struct(plan: Plan, events: EventTensor) -> str:
     return "\n".join([*lines, "};"])
 
 
-def call_members(lane: Lane, call: Call, tells_size: bool) -> list[str]:
-    """The members of a call's struct that a queue needs. `tells_size`: its engine knows
-    which tasks are empty."""
+def call_members(lane: Lane, call: Call, finds_empty: bool) -> list[str]:
+    """The members of a call's struct that a queue needs. `finds_empty`: its engine can
+    find empty tasks."""
     gating, waits = lane.gating(call), _waits(call)
     maybe_zero = sum(1 << n for n, r in enumerate(waits) if not _is_positive(r.events))
     lines = [f"  using Queue = {QUEUES[lane.name]};"]
     lines.append(f"  static constexpr int kQueued = {int(lane.queued(call))};")
     is_passing = call.name in lane.passing
-    may_be_empty = tells_size and call.name in lane.skipped
+    may_be_empty = finds_empty and call.name in lane.skipped
     lines.append(f"  static constexpr int kInPasses = {int(is_passing)};")
     lines.append(f"  static constexpr int kMayBeEmpty = {int(may_be_empty)};")
     lines.append(f"  static constexpr int kGating = {len(gating)};")
@@ -128,7 +128,7 @@ def call_members(lane: Lane, call: Call, tells_size: bool) -> list[str]:
 
 @dataclass(frozen=True)
 class _Release:
-    """An element of `events` lets wait n of a call's groups be met."""
+    """An element of `events` meets wait n of groups of a call."""
 
     events: EventTensor
     lane: Lane
@@ -142,7 +142,7 @@ class _Release:
 
 
 def releases(plan: Plan) -> Iterator[str]:
-    """The structs of what elements release, and the list of them for each tensor."""
+    """The structs of all releases, and their list for each event tensor."""
     found = [
         _Release(ref.events, lane, call, n, ref)
         for lane in plan.lanes
@@ -180,18 +180,16 @@ def _release_struct(graph: GraphFunction, release: _Release) -> str:
 
 
 Spans = dict[str, tuple[Expr, Expr]]
-"""Coordinate name -> the first value it may have, and how many values from there."""
+"""Coordinate name -> its least possible value, and the number of values from there."""
 
 
 def released(
     index: list[Expr], element: tuple[Symbol, ...], extents: Mapping[str, Expr]
 ) -> Spans:
-    """Where the groups lie whose wait for `index` is one for `element`: for each gating
-    coordinate the values that it may have. One value follows where an index is the
-    coordinate plus or minus something, also modulo a number at or above its extent, or
-    where it is the coordinate and no less than a bound; a few where it is divided by a
-    number, and those up to the bound where it is the bound; all values where nothing
-    follows."""
+    """The groups whose wait for `index` is a wait for `element`, as a box: the possible
+    values of each gating coordinate c. Exactly one if an index is c plus or minus an
+    expression, also modulo n >= its extent, or max(c, bound) above the bound; several
+    for c // n, or for max(c, bound) equal to the bound; else all values."""
     spans: Spans = {name: (Const(0), extent) for name, extent in extents.items()}
     for part, value in zip(index, element, strict=True):
         found = _solve(part, value, Const(1), extents)
@@ -206,8 +204,8 @@ def released(
 def _solve(
     part: Expr, low: Expr, count: Expr, extents: Mapping[str, Expr]
 ) -> tuple[str, Expr, Expr] | None:
-    """The coordinate in `part`, and the values it may have if `part` is one of the
-    `count` from `low` on; None where that cannot be said."""
+    """The coordinate in `part`, and its possible values if `part` is in
+    low .. low + count - 1; None if they cannot be derived."""
     if isinstance(part, Symbol):
         return (part.name, low, count) if part.name in extents else None
     if not isinstance(part, Op):
@@ -246,7 +244,7 @@ def _solve_modulo(
 
 
 def _at_most(extent: Expr, modulus: Expr) -> bool:
-    """Whether `extent` is surely no more than `modulus`."""
+    """Whether `extent` is at most `modulus` for all dims."""
     if isinstance(extent, Const) and isinstance(modulus, Const):
         return extent.value <= modulus.value
     if isinstance(extent, Op) and extent.name == "-":
@@ -256,7 +254,7 @@ def _at_most(extent: Expr, modulus: Expr) -> bool:
 
 
 def _is_fixed(expr: Expr) -> bool:
-    """Whether `expr` holds no coordinate of the call."""
+    """Whether `expr` has no coordinate of the call."""
     return not any(s.kind == "coordinate" for s in expr.symbols())
 
 
@@ -265,12 +263,12 @@ def _is_positive(events: EventTensor) -> bool:
 
 
 def _waits(call: Call) -> tuple[EventRef, ...]:
-    """In the order of the generated `wait`."""
+    """The waits in the order of the generated `wait`."""
     return (*call.free_waits, *call.loaded_waits)
 
 
 def _on_owner(graph: GraphFunction, expr: Expr) -> Expr:
-    """`expr` on the rank `owner`, whose named numbers may differ from one's own."""
+    """`expr` on the rank `owner`, whose named numbers may differ."""
     values: dict[str, Expr] = {RANK.name: _OWNER}
     for symbol, value in graph.derived:
         if any(s.name in values for s in value.symbols()):

@@ -36,7 +36,7 @@ def _symbol(symbol: Symbol) -> str:
 
 
 def wide(expr: Expr) -> str:
-    """`expr` as an i64 expression: sums and products of what is loaded do not wrap."""
+    """`expr` as an i64 expression: sums and products of loads do not wrap."""
     if isinstance(expr, Op) and expr.name not in _CALLS and expr.is_loaded:
         return f"({wide(expr.left)} {expr.name} {wide(expr.right)})"
     return f"i64({text(expr)})"

@@ -1,8 +1,7 @@
-"""What host and device must agree on: argument block, symmetric block, control block.
+"""The layouts that host and device share: argument, symmetric and control block.
 
-`kernels/event/layout.cuh` and `kernels/worker/trace.cuh` hold the device's half; the
-generated source asserts the sizes of the argument block and of shared memory, so that
-neither can drift.
+`kernels/event/layout.cuh` and `kernels/worker/trace.cuh` have the same layouts. The
+generated source asserts the sizes of the argument block and of shared memory.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from etc_dist.ir.tensor import Tensor
 from etc_dist.schedule.plan import QUEUE, Plan
 
 SHARED_BYTES = (25600, 230400)
-"""Shared memory of a worker, without and with an engine that multiplies."""
+"""Shared memory of a worker, without and with a matmul engine."""
 HEAD_BYTES = 1024
 ABORT_OFFSET = 256
 ALIGNMENT = 1024
@@ -67,7 +66,7 @@ TRACE_RECORD = np.dtype(
 
 MAP_BYTES = 128
 UNSIGNED = ("event_capacity", "trace_capacity", "shape")
-"""Integer arguments that the device counts with."""
+"""Arguments of type u32."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +150,7 @@ class Arguments:
 
 
 def queue_words(plan: Plan) -> Iterator[tuple[str, Expr]]:
-    """The parts of a plan's queues, and how many words each has."""
+    """The parts of a plan's queues, with the number of words of each."""
     one = Const(1)
     for lane in plan.lanes:
         if lane.policy != QUEUE:
@@ -168,8 +167,8 @@ def queue_words(plan: Plan) -> Iterator[tuple[str, Expr]]:
 
 
 def notification_unit(plan: Plan, events: EventTensor) -> int:
-    """Counter increments that make up one notification of `events`: a number that the
-    parts of every device function that notifies it divide."""
+    """Counter increments per notification of `events`: a multiple of the parts of all
+    device functions that notify it."""
     unit = 1
     for call in plan.graph.calls:
         if any(ref.events == events for ref in call.notifies):

@@ -1,4 +1,4 @@
-"""Member functions of generated structs: no logic beyond a choice by number."""
+"""Member functions of generated structs: an expression, or a selection by index."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def method(head: str, body: str, extra: str = "") -> str:
 
 
 def select(head: str, options: list[str]) -> list[str]:
-    """A member function template, chosen by a compile-time number."""
+    """A member function template that selects by a compile-time index."""
     kind, name = head.split()
     lines = [
         f"  template <int n> ETC_DEVICE static {kind} {name}(const Args& g, Coord c) {{"
@@ -32,7 +32,7 @@ def select(head: str, options: list[str]) -> list[str]:
 def indexed(
     head: str, options: list[str], parameters: str = "const Args& g, Coord c, int n"
 ) -> list[str]:
-    """A member function that picks one of a few by an unrolled loop's number."""
+    """A member function that selects by the index of an unrolled loop."""
     kind, name = head.split()
     lines = [f"  ETC_DEVICE static {kind} {name}({parameters}) {{"]
     lines += [f"    if (n == {n}) return {o};" for n, o in enumerate(options)]

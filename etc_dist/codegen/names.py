@@ -1,16 +1,16 @@
-"""How generated code calls what users name. Each kind has a prefix, so that no name
-clashes with C++ words or with the program's own names."""
+"""Names in generated code for the names of a graph. Each kind has a prefix, so that no
+name clashes with C++ keywords or the library's names."""
 
 from __future__ import annotations
 
 
 def tensor_name(tensor: str) -> str:
-    """The argument that holds a tensor's address."""
+    """The argument for a tensor's address."""
     return f"tensor_{tensor}"
 
 
 def dim_name(dim: str) -> str:
-    """The argument that holds a dim or a number of `g.let`."""
+    """The argument for a dim or a number of `g.let`."""
     return f"dim_{dim}"
 
 
@@ -20,24 +20,24 @@ def axis_name(coordinate: str) -> str:
 
 
 def events_name(events: str) -> str:
-    """The argument that holds where an event tensor's counters begin."""
+    """The argument for the position of an event tensor's first counter."""
     return f"events_{events}"
 
 
 def units_name(call: str) -> str:
-    """The argument that holds how many units a call has."""
+    """The argument for the number of units of a call."""
     return f"units_{call}"
 
 
 def pace_name(call: str) -> str:
-    """The argument that holds a call's pace, in nanoseconds a task."""
+    """The argument for a call's pace, in nanoseconds per task."""
     return f"pace_{call}"
 
 
 def queue_name(owner: str, word: str) -> str:
-    """The argument with the position of a queue's words among the counters: the `head`,
-    `tail`, `empty_slots` or `slots` of a lane, the `states` of a call's groups, and how
-    many groups have `passed` to later passes or are `empty_groups`."""
+    """The argument for the position of a queue's words among the counters: the `head`,
+    `tail`, `empty_slots` or `slots` of a lane, the `states` of a call's groups, or the
+    counts of groups that have `passed` to later passes or are `empty_groups`."""
     return f"{word}_{owner}"
 
 

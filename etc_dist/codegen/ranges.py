@@ -1,45 +1,14 @@
-"""What is known of an index expression for all dims: bounds, and a common divisor."""
+"""Divisors and alternatives of index expressions, for all dims."""
 
 from __future__ import annotations
 
-from math import gcd, inf
+from math import gcd
 
-from etc_dist.ir.expr import Const, Expr, Op, Symbol
-
-UNKNOWN = -inf, inf
-
-
-def bounds(expr: Expr) -> tuple[float, float]:
-    """The least and the greatest value that `expr` can have; infinite if unknown."""
-    if isinstance(expr, Const):
-        return expr.value, expr.value
-    if isinstance(expr, Symbol):
-        return 0, inf  # dims, coordinates, ranks and task indices
-    if not isinstance(expr, Op):
-        return UNKNOWN
-    (low, high), (other_low, other_high) = bounds(expr.left), bounds(expr.right)
-    if expr.name == "+":
-        return low + other_low, high + other_high
-    if expr.name == "-":
-        return low - other_high, high - other_low
-    if expr.name == "min":
-        return min(low, other_low), min(high, other_high)
-    if expr.name == "max":
-        return max(low, other_low), max(high, other_high)
-    if min(low, other_low) < 0:
-        return UNKNOWN
-    if expr.name == "*":
-        # NOTE: 0 times infinity is NaN.
-        product = 0 if 0 in (high, other_high) else high * other_high
-        return low * other_low, product
-    if expr.name == "//":
-        least = 0 if other_high == inf else low // max(other_high, 1)
-        return least, high if high == inf else high // max(other_low, 1)
-    return 0, max(other_high - 1, 0)
+from etc_dist.ir.expr import Const, Expr, Op
 
 
 def divisor(expr: Expr) -> int:
-    """A number that divides `expr`, the largest that is known; 0 for 0."""
+    """The largest known divisor of `expr`; 0 for 0."""
     if isinstance(expr, Const):
         return abs(expr.value)
     if not isinstance(expr, Op) or expr.name == "//":
@@ -55,7 +24,7 @@ def is_multiple(expr: Expr, of: int) -> bool:
 
 
 def alternatives(expr: Expr) -> list[Expr]:
-    """The expressions of which `expr` is the least."""
+    """The expressions whose minimum is `expr`."""
     if isinstance(expr, Op) and expr.name == "min":
         return [*alternatives(expr.left), *alternatives(expr.right)]
     return [expr]

@@ -1,7 +1,6 @@
-"""Calls against the tiles that their device functions declare.
+"""Check that calls fit the tiles that their device functions declare.
 
-A region is symbolic, so a requirement holds only where it can be shown for all dims;
-what cannot be shown is refused.
+Regions are symbolic: a requirement must be provable for all dims, else it is refused.
 """
 
 from __future__ import annotations
@@ -10,11 +9,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import lcm
 
-from etc_dist.codegen.ranges import alternatives, bounds, is_multiple
+from etc_dist.codegen.ranges import alternatives, is_multiple
 from etc_dist.errors import CodegenError
 from etc_dist.ir.call import Call
 from etc_dist.ir.expr import Const, Expr, op, substitute
 from etc_dist.ir.graph import GraphFunction
+from etc_dist.ir.interval import interval
 from etc_dist.ir.operand import WORLD, Extent, Operand
 from etc_dist.ir.tensor import Region, Tensor
 
@@ -44,8 +44,8 @@ class Axis:
 
 
 def row_multiples(graph: GraphFunction) -> dict[Tensor, int]:
-    """Tensors whose rows CUDA bodies read or write in units of several elements: the
-    number that a row must be a multiple of. Whether it is, dims decide."""
+    """Tensors whose rows CUDA bodies access in units of several elements, with the
+    number that the row length must be a multiple of; to be checked at given dims."""
     found: dict[Tensor, int] = {}
     for call in graph.calls:
         regions = (*call.reads, *call.writes)
@@ -58,7 +58,7 @@ def row_multiples(graph: GraphFunction) -> dict[Tensor, int]:
 
 
 def check_tiles(graph: GraphFunction) -> None:
-    """Refuse calls with regions other than their CUDA bodies serve."""
+    """Refuse calls with regions that their CUDA bodies do not support."""
     derived: dict[str, Expr] = {}
     for symbol, value in graph.derived:
         derived[symbol.name] = substitute(value, derived)
@@ -88,7 +88,7 @@ def _faults(
     if operand.dtype and dtype not in operand.dtype:
         yield dtype
     if operand.contiguous and not _is_contiguous(axes[n]):
-        yield "rows that are not contiguous, or cannot be shown to be"
+        yield "rows that are not provably contiguous"
     if operand.like is not None:
         yield from _unlike(operand.like, n, regions, axes)
     if operand.extents is None:
@@ -131,10 +131,10 @@ def _unlike(
 
 def _extent_faults(wanted: Extent, axis: Axis, names: dict[str, Expr]) -> Iterator[str]:
     most = wanted.size if wanted.size is not None else wanted.most
-    fits = most is None or bounds(axis.size)[1] <= most
+    fits = most is None or interval(axis.size, {})[1] <= most
     if wanted.size is not None:
         fits = fits and all(
-            bounds(size) == (wanted.size, wanted.size)
+            interval(size, {}) == (wanted.size, wanted.size)
             or replace(axis, size=size).reaches_end
             for size in alternatives(axis.size)
         )
@@ -166,6 +166,6 @@ def _refused(
         where=f"call {call.name} {kind} {region}",
         wanted=f"operand {n}: {operand}",
         got="; ".join(faults),
-        fix=f"name a region of that shape, or use another device function than {name}; "
-        "sizes that are options are free on the CPU backend alone",
+        fix=f"use a region of that shape, or another device function than {name}; only "
+        "the CPU backend supports other tile sizes",
     )

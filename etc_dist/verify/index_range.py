@@ -12,11 +12,11 @@ from typing import Any
 from etc_dist.errors import GraphError
 from etc_dist.ir import RANK
 from etc_dist.ir.call import TASK, Call
-from etc_dist.ir.expr import Const, Expr, Op, Symbol
+from etc_dist.ir.expr import Const, Expr, Op
 from etc_dist.ir.graph import GraphFunction
+from etc_dist.ir.interval import Interval, interval
 from etc_dist.verify.violations import Fault
 
-Interval = tuple[int, int]
 LEAST, GREATEST = -(1 << 31), (1 << 31) - 1
 
 
@@ -26,13 +26,16 @@ def check_index_range(
     """A fault for each call with an index expression that may exceed 32 bits.
     `environments` has the dims and derived numbers of each rank."""
     names = (*(d.name for d in graph.dims), *(s.name for s, _ in graph.derived))
-    known = {n: _over([env[n] for env in environments]) for n in (*names, RANK.name)}
+    known: dict[str, Interval] = {}
+    for name in (*names, RANK.name):
+        values = [env[name] for env in environments]
+        known[name] = min(values), max(values)
     return [fault for call in graph.calls for fault in _check_call(call, known)]
 
 
 def _check_call(call: Call, known: Mapping[str, Interval]) -> Iterator[Fault]:
     ranges = dict(known)
-    tasks = 1
+    tasks: float = 1
     for axis in call.axes:
         extent = max(interval(axis.extent, known)[1], 1)
         ranges[axis.symbol.name] = 0, extent - 1
@@ -70,33 +73,3 @@ def _too_wide(expr: Expr, ranges: Mapping[str, Interval]) -> Iterator[Expr]:
         low, high = interval(expr, ranges)
         if low < LEAST or high > GREATEST:
             yield expr
-
-
-def interval(expr: Expr, ranges: Mapping[str, Interval]) -> Interval:
-    """The least and the greatest value that `expr` may have, or bounds of them."""
-    if isinstance(expr, Const):
-        return expr.value, expr.value
-    if isinstance(expr, Symbol):
-        return ranges.get(expr.name, (LEAST, GREATEST))
-    if not isinstance(expr, Op):
-        return LEAST, GREATEST  # a load
-    (a, b), (c, d) = interval(expr.left, ranges), interval(expr.right, ranges)
-    if expr.name == "+":
-        return a + c, b + d
-    if expr.name == "-":
-        return a - d, b - c
-    if expr.name == "min":
-        return min(a, c), min(b, d)
-    if expr.name == "max":
-        return max(a, c), max(b, d)
-    if expr.name == "*":
-        return _over((a * c, a * d, b * c, b * d))
-    if c <= 0:  # a divisor that may be negative, or 0, which is refused elsewhere
-        return (LEAST, GREATEST) if expr.name == "%" else (min(a, -b), max(b, -a))
-    if expr.name == "//":
-        return _over((a // c, a // d, b // c, b // d))
-    return (a, b) if a >= 0 and b < c else (0, d - 1)
-
-
-def _over(values: Sequence[int]) -> Interval:
-    return min(values), max(values)

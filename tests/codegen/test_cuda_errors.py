@@ -54,7 +54,7 @@ def test_a_matmul_that_writes_to_a_peer_is_refused(store):
         g.call(store, g.grid(i=1), name="send", reads=reads, writes=writes)
 
     error = refused(far(2))
-    assert error.wanted == "results on the own rank, but of matmul_send"
+    assert error.wanted == "results on the own rank, except those of matmul_send"
     assert error.got.startswith("send writes y")
 
 

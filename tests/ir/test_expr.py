@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from etc_dist.ir import Expr, Symbol, ceildiv, maximum, minimum
 from etc_dist.ir.expr import Const, Load, op, wrap
+from etc_dist.ir.interval import interval
 
 N, M, T = Symbol("n", "dim"), Symbol("m", "dim"), Symbol("t", "task")
 NAMES = {"n": N, "m": M, "t": T}
@@ -148,3 +149,12 @@ def test_arrays_are_evaluated_element_by_element(pair, rows):
     singles = [pair[0].evaluate(dict(zip(NAMES, row, strict=True))) for row in rows]
     whole = np.broadcast_to(pair[0].evaluate(columns), len(rows))
     assert whole.tolist() == singles
+
+
+@quiet
+@given(EXPRESSIONS, VALUES, VALUES)
+def test_interval_contains_the_value(pair, values, others):
+    ends = zip(NAMES, values, others, strict=True)
+    ranges = {name: (min(a, b), max(a, b)) for name, a, b in ends}
+    low, high = interval(pair[0], ranges)
+    assert low <= pair[0].evaluate(dict(zip(NAMES, values, strict=True))) <= high
