@@ -1,7 +1,7 @@
 """How ranks agree: all make the same call, or all raise the same error.
 
-A rank that does not come to a call breaks the world: the ranks that waited raise
-`WorldError`, and every later call raises at once rather than hang.
+A rank that does not make a call breaks the world: the ranks that waited raise
+`WorldError`, and every later call raises at once instead of hanging.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MASK = (1 << 63) - 1
 _REFUSED = 0
 # Odd, with well-spread bits: multiples of it mark the call numbers.
 _STEP = 0x1E3779B97F4A7C15
-# A few microseconds of polling; more would hold up peers that share the core.
+# A few microseconds of polling; more would delay peers on the same core.
 _SPINS = 50
 _LINE = 64
 _WORDS = _LINE // 8
@@ -74,7 +74,7 @@ class Agreement:
             return "its process has ended"
         left = self._left()
         if rank in left:
-            return f"it gave up: {REASONS[left[rank]]}"
+            return f"it left the world: {REASONS[left[rank]]}"
         if self._monitor.stopped(rank):
             return "its process is stopped, by a signal or a debugger"
         return "it did not answer"
@@ -95,7 +95,7 @@ class Agreement:
         self._raise_difference(found, lambda: error.what, error)
 
     def agree(self, step: Callable[[], T]) -> list[T]:
-        # Pickled within the step: a result that cannot travel is a fault of the step.
+        # Pickled within the step: a result that cannot be pickled is its fault.
         result = self._run(lambda: pickle.dumps(step()), "world.agree")
         return [pickle.loads(one) for one in self._gather_values(result, None)]
 
@@ -117,7 +117,7 @@ class Agreement:
             raise self._lose([rank for rank in range(self.size) if rank != self.rank])
 
     def leave(self, text: str, reason: int = LOST) -> None:
-        """Give up on the world: later calls here, and the peers' next ones, raise."""
+        """Leave the world: later calls here, and the peers' next ones, raise."""
         if self._unusable is None:
             if self._board is not None:
                 self._board.leave(reason)
@@ -157,7 +157,7 @@ class Agreement:
         describe: Callable[[], str],
         error: EtcDistError | None,
     ) -> NoReturn:
-        """All ranks came, with different calls: exchange the reasons, raise alike."""
+        """The ranks made different calls: exchange texts, raise one error on all."""
         texts = self._gather_values(_text(describe), error)
         raise rank_errors.mismatch(self._where(), texts, signatures)
 
@@ -201,8 +201,8 @@ class Agreement:
     def _lose(self, missing: list[int]) -> WorldError:
         """Break the world, which did not receive from these ranks; the error."""
         where = self._where()
-        # All that left: the first of them may have answered this call before. Ranks
-        # also leave where another has ended: then its end is the cause.
+        # Name all that left: the first may have answered this call before. Ranks also
+        # leave because another one has ended: then its end is the cause.
         left = self._left()
         ended = [r for r in missing if r not in left and self._monitor.ended(r)]
         if not left.keys().isdisjoint(missing) and not ended:
@@ -221,7 +221,7 @@ class Agreement:
 
 
 def _text(describe: Callable[[], str]) -> str:
-    # The peers wait for a text: an error in making it must not keep it from them.
+    # The peers wait for the text, also if it cannot be made.
     try:
         return describe()
     except Exception as fault:
@@ -229,24 +229,24 @@ def _text(describe: Callable[[], str]) -> str:
 
 
 def board_bytes(size: int) -> int:
-    """What a SignatureBoard of `size` ranks needs."""
+    """The bytes of a SignatureBoard of `size` ranks."""
     return _LINE * size
 
 
 class SignatureBoard:
-    """Where the ranks of a host compare one signature a call: about a microsecond.
+    """Compares one signature per call between the ranks of a host, in a microsecond.
 
     Each rank owns one cache line of shared memory. It holds two pairs of words, used in
-    turn by even and odd calls, so that a fast rank does not overwrite what a slow one
-    has still to read: to begin call n + 2 it must have seen all ranks in call n + 1,
-    and none enters that before it has read all of call n. A pair is
+    turn by even and odd calls, so that a fast rank does not overwrite a pair that a
+    slow one has still to read: it begins call n + 2 after it has read all ranks' call
+    n + 1, which they begin after reading all of call n. A pair is
     (signature ^ mark, signature); mark is the call number times an odd constant.
 
     NOTE: correct on x86 and on Arm. Each word is an aligned 8-byte copy, one load or
-    one store, so no word is torn. Arm may show a pair's two stores in either order,
-    hence a reader trusts a pair only when its words differ by the mark of this call:
-    a mixture of new and old passes only if old and new signature are equal (and then
-    it is right) or by a 1 in 2**63 accident. Reads of call n come before the writes
+    one store, so no word is torn. On Arm a pair's two stores may become visible
+    in either order, so a reader accepts a pair only if its words differ by the mark
+    of this call: a mixture of new and old passes only if both signatures are equal
+    (then it is right), or with probability 2**-63. Reads of call n precede the writes
     of call n + 1 on both, since a branch on what was read lies between. Nothing else
     is ordered: for data in symmetric memory use `World.barrier`.
     """
@@ -270,8 +270,8 @@ class SignatureBoard:
     def compare(self, signature: int, limit: float) -> list[int | None] | None:
         """None if every rank has `signature` (63 bits). Collective.
 
-        Otherwise each rank's signature, None for a rank that did not come in `limit`
-        seconds or has ended, or the negative reason why it left.
+        Otherwise each rank's signature, None for a rank that did not call within
+        `limit` seconds or has ended, or the negative reason why it left.
         """
         self._mark = mark = (self._mark + _STEP) & MASK
         self._parity = parity = 1 - self._parity
@@ -287,7 +287,7 @@ class SignatureBoard:
         return None
 
     def leave(self, reason: int) -> None:
-        """Publish that this rank makes no further call, and why."""
+        """Publish the reason why this rank makes no further call."""
         self._words[self._own] = self._words[self._own + 2] = reason
 
     def left(self) -> dict[int, int]:

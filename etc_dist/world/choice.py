@@ -1,4 +1,4 @@
-"""Which backend all ranks use: one pure function of what every rank reports."""
+"""The choice of the backend: a pure function of the reports of all ranks."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Gpus:
     pci_ids: tuple[str, ...] = ()
     """PCI bus addresses: the same for a GPU on every rank of a host."""
     missing: str = ""
-    """What keeps the rank from using a GPU, for an error; otherwise empty."""
+    """Why the rank cannot use a GPU; empty if it can."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What one rank knows before a backend is chosen."""
+    """The report of one rank, from which the backend is chosen."""
 
     host: str
     node: int
@@ -37,10 +37,6 @@ class Report:
     local_rank: int
     settings: Settings
     gpus: Gpus
-
-    @property
-    def share_gpu(self) -> bool:
-        return self.settings.share_gpu
 
     @property
     def device(self) -> int:
@@ -53,7 +49,7 @@ class Report:
         count = len(self.gpus.pci_ids)
         if count == 1:
             return 0
-        return self.local_rank % count if self.share_gpu else self.local_rank
+        return self.local_rank % count if self.settings.share_gpu else self.local_rank
 
     @property
     def gpu(self) -> tuple[int, str]:
@@ -63,7 +59,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Choice:
-    """The backend of all ranks, and why it is not "cuda" where it is not."""
+    """The backend of all ranks, and the reason if it is not "cuda"."""
 
     backend: str
     reason: str = ""
@@ -104,7 +100,7 @@ def find_obstacles(reports: Sequence[Report]) -> dict[int, str]:
     """Why ranks cannot have a GPU, by rank; empty if all can. Each rank needs its own
     GPU unless `share_gpu` is set."""
     missing = {r: x.gpus.missing for r, x in enumerate(reports) if x.gpus.missing}
-    if missing or reports[0].share_gpu:
+    if missing or reports[0].settings.share_gpu:
         return missing
     crowded = {
         rank: f"{_ranks_of(reports, report.node)} ranks on {report.host} and "
@@ -169,7 +165,7 @@ def _several_hosts(reports: Sequence[Report]) -> EtcDistError:
 
 
 def find_gpus() -> Gpus:
-    """Look for CuPy, a driver, GPUs and NVSHMEM, in this order; never raises."""
+    """Find CuPy, a driver, GPUs and NVSHMEM, in this order; never raises."""
     try:
         import cupy
     except Exception as fault:
@@ -179,7 +175,7 @@ def find_gpus() -> Gpus:
         devices = range(runtime.getDeviceCount())
         pci_ids = tuple(str(runtime.deviceGetPCIBusId(device)) for device in devices)
     except cupy.cuda.runtime.CUDARuntimeError as fault:
-        # "cudaErrorInsufficientDriver: and a long sentence": the name says it.
+        # "cudaErrorInsufficientDriver: and a long sentence": the name suffices.
         return Gpus(missing=f"no NVIDIA driver ({_short(fault).partition(':')[0]})")
     if not pci_ids:
         return Gpus(missing="no GPU is visible (see CUDA_VISIBLE_DEVICES)")

@@ -1,6 +1,6 @@
-"""Memory that all ranks of a host map, without MPI: a file whose name is soon removed.
+"""Memory that all ranks of a host map: a file that is unlinked once it is mapped.
 
-It is the symmetric memory of the backend "cpu", and holds the board of signatures.
+It is the symmetric memory of the backend "cpu", and holds the SignatureBoard.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class CpuMemory:
     def __init__(self, agreement: Agreement):
         self._agreement = agreement
         # Unpredictable, and known to every rank before the first file exists: each
-        # rank can remove a file, also when the rank that made it has ended.
+        # rank can remove a file, also if the rank that created it has ended.
         token = agreement.agree(lambda: secrets.token_hex(16))[0]
         self._stem = f"etc_dist-{token}"
         self._files = 0
@@ -74,10 +74,10 @@ class CpuMemory:
         return Block(tuple(first + start for start in starts), peers, None)
 
     def free(self, block: Block) -> None:
-        """Memory ends with the last array over it."""
+        """The last array over the memory frees it."""
 
     def close(self) -> None:
-        """Nothing else is held."""
+        """Nothing to free."""
 
     def show(self) -> str:
         return "shared memory of the host"

@@ -1,7 +1,7 @@
 """The "cuda" backend: NVSHMEM's symmetric heap on GPUs that map each other's memory.
 
-NVSHMEM's host library is called by ctypes. It starts by a unique id, which any means
-can carry between ranks: NVSHMEM's own MPI bootstrap is linked to Open MPI only.
+NVSHMEM's host library is called by ctypes. It is initialised
+with a unique id from rank 0, since NVSHMEM's MPI bootstrap supports only Open MPI.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from etc_dist.settings import describe_sharing
 from etc_dist.world.agreement import Agreement
 from etc_dist.world.memory import ALIGNMENT, Block
 
-# Bytes of the heap for NVSHMEM's own use and for gaps between blocks, on top of what
-# the settings promise to programs.
+# Bytes of the heap for NVSHMEM itself and for gaps between blocks, in addition to the
+# setting's.
 _ALLOWANCE = 128 << 20
 # NVSHMEM takes GPU memory for its heap in steps of this many bytes.
 _STEP = 512 << 20
@@ -25,7 +25,7 @@ _STEP = 512 << 20
 # cudaDevAttrMpsEnabled: contexts on this device are served by CUDA MPS.
 _MPS_ENABLED = 133
 
-# NVSHMEM is one a process: the world that has it, or None.
+# NVSHMEM can be started once per process: its world, or None.
 _owner: GpuMemory | None = None
 
 
@@ -33,7 +33,7 @@ class GpuMemory:
     """Allocates from NVSHMEM's symmetric heap of `heap_size` bytes a rank.
 
     NOTE: NVSHMEM may end the process when its heap or the GPU is full, instead of
-    returning NULL. So what programs hold is counted here, and what does not fit is
+    returning NULL. So allocated bytes are counted here, and larger requests are
     refused before NVSHMEM is called.
     """
 
@@ -66,10 +66,10 @@ class GpuMemory:
 
     def allocate(self, nbytes: int) -> Block:
         """Zeroed blocks; SymmetricMemoryError where heap or GPU cannot hold them."""
-        room = -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT
-        self._agreement.agree(lambda: self._require(room))
-        address = self._align(room)
-        self._sizes[address] = room
+        size = -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT
+        self._agreement.agree(lambda: self._require(size))
+        address = self._align(size)
+        self._sizes[address] = size
         self._taken = max(self._taken, sum(self._sizes.values()))
         addresses = self._addresses(address)
         peers = tuple(self._view(peer, nbytes) for peer in addresses)
@@ -154,16 +154,16 @@ class GpuMemory:
         finally:
             self._library.free(address)
 
-    def _align(self, room: int) -> int:
+    def _align(self, size: int) -> int:
         """A block's local address; SymmetricMemoryError on all where any has none."""
-        address = self._library.align(ALIGNMENT, room)
+        address = self._library.align(ALIGNMENT, size)
 
         def check() -> None:
             if not address:
-                raise self._exhausted(room, "NVSHMEM returned NULL")
+                raise self._exhausted(size, "NVSHMEM returned NULL")
 
-        # NOTE: blocks that other ranks got are not given back: freeing is collective,
-        # and the rank without one would not take part. Symmetric heaps fail alike.
+        # NOTE: blocks of other ranks are not freed: freeing is collective, and the rank
+        # without a block could not take part. Symmetric heaps fail on all ranks.
         self._agreement.agree(check)
         return address
 
@@ -174,28 +174,28 @@ class GpuMemory:
     def _view(self, address: int, nbytes: int) -> Any:
         """uint8 [nbytes] at `address`.
 
-        A peer's memory, too, is given this GPU's number: CuPy then launches here.
+        A peer's memory is also labelled with this GPU: CuPy then launches here.
         """
         cupy = self._cupy
         memory = cupy.cuda.UnownedMemory(address, max(nbytes, 1), self, self._device)
         pointer = cupy.cuda.MemoryPointer(memory, 0)
         return cupy.ndarray((nbytes,), cupy.uint8, pointer)
 
-    def _require(self, room: int) -> None:
+    def _require(self, size: int) -> None:
         held = sum(self._sizes.values())
-        if held + room > self._heap_size:
-            raise self._exhausted(room, f"{held} of {self._heap_size} bytes in use")
-        growth = held + room - self._taken
+        if held + size > self._heap_size:
+            raise self._exhausted(size, f"{held} of {self._heap_size} bytes in use")
+        growth = held + size - self._taken
         steps = -(-growth // _STEP) * _STEP * self.ranks_per_gpu
         available = self._free_memory()
         if growth > 0 and steps > available:
-            raise self._exhausted(room, f"{available} bytes left on GPU {self._device}")
+            raise self._exhausted(size, f"{available} bytes left on GPU {self._device}")
 
-    def _exhausted(self, room: int, got: str) -> SymmetricMemoryError:
+    def _exhausted(self, size: int, got: str) -> SymmetricMemoryError:
         return SymmetricMemoryError(
             "the symmetric heap cannot hold this allocation",
             where="world.allocate on the cuda backend",
-            wanted=f"{room} bytes on every rank",
+            wanted=f"{size} bytes on every rank",
             got=got,
             fix="raise ETC_DIST_SYMMETRIC_SIZE, allocate less, or free symmetric "
             "memory and programs that are no longer used",
@@ -214,7 +214,7 @@ _WITH_UNIQUE_ID = 1 << 3
 
 
 def _versioned(structure: type[ctypes.Structure]) -> int:
-    # NVSHMEM marks a structure by version 1 in the high half and its size.
+    # Version 1 in the high half, and the size of the structure.
     return (1 << 16) + ctypes.sizeof(structure)
 
 
@@ -262,7 +262,7 @@ def load_library() -> str:
     """Load NVSHMEM into the process, and return its path; starts nothing.
 
     NVLink multicast (NVLS) and network transports are switched off before, unless the
-    user has set them: no code here uses either, and multicast objects cost start-up
+    user has set them: neither is used here, and multicast objects cost start-up
     time and fail on hosts that forbid them.
     """
     os.environ.setdefault("NVSHMEM_DISABLE_NVLS", "1")
@@ -273,7 +273,7 @@ def load_library() -> str:
 
 
 class NvshmemLibrary:
-    """The library's calls, with errors for their codes; `path` is what to load."""
+    """The functions of the library at `path`; their error codes raise WorldError."""
 
     def __init__(self, path: str, heap_size: int):
         os.environ["NVSHMEM_SYMMETRIC_SIZE"] = str(heap_size)
@@ -288,7 +288,7 @@ class NvshmemLibrary:
         return ".".join(str(part.value) for part in parts)
 
     def unique_id(self) -> bytes:
-        """A new world's id, made on one rank for all."""
+        """The id of a new world, made on one rank for all."""
         made = _UniqueId(version=_versioned(_UniqueId))
         self._check("nvshmemx_get_uniqueid", byref(made))
         return bytes(made)
@@ -313,7 +313,7 @@ class NvshmemLibrary:
         return self._library.nvshmem_align(alignment, nbytes) or 0
 
     def free(self, address: int) -> None:
-        """Give a block back; collective."""
+        """Free a block; collective."""
         self._library.nvshmem_free(address)
 
     def peer_address(self, address: int, rank: int) -> int:
@@ -332,5 +332,5 @@ class NvshmemLibrary:
                 where=f"{name}, NVSHMEM {self.version()}",
                 wanted="return code 0",
                 got=f"return code {code}",
-                fix="set NVSHMEM_DEBUG=INFO and read NVSHMEM's own reason",
+                fix="set NVSHMEM_DEBUG=INFO and read NVSHMEM's messages",
             )

@@ -14,24 +14,24 @@ ALIGNMENT = 1024
 
 @dataclass(frozen=True)
 class Block:
-    """What a backend gives for one allocation, by rank, as seen from this rank."""
+    """One allocation of a backend: the blocks of all ranks, as mapped here."""
 
     addresses: tuple[int, ...]
     peers: tuple[Any, ...]
     """uint8 [nbytes] over each rank's block: NumPy or CuPy arrays."""
     handle: Any
-    """The backend's own, given back at `free`."""
+    """For the backend's `free`."""
 
 
 class Backend(Protocol):
-    """Where symmetric memory comes from; every method is collective.
+    """An allocator of symmetric memory; every method is collective.
 
-    Callers have met before each call, so all ranks are known to be there.
+    Callers agree on each call first, so all ranks take part.
     """
 
     name: str
     device: int | str
-    """The CUDA device of this rank, or "cpu": where its arrays have to be."""
+    """The device of this rank's arrays: a CUDA device, or "cpu"."""
     ranks_per_gpu: int
     """The largest number of ranks that share one GPU; 1 where none is shared."""
     mps: bool
@@ -41,20 +41,20 @@ class Backend(Protocol):
         """A zeroed block on every rank, or the same error on every rank."""
 
     def free(self, block: Block) -> None:
-        """Give a block back."""
+        """Free a block."""
 
     def close(self) -> None:
-        """End the backend; no block is left."""
+        """End the backend, after all blocks are freed."""
 
     def show(self) -> str:
-        """What the memory is, in a few words."""
+        """A short description."""
 
 
 class SymmetricMemory:
     """One block of `nbytes` bytes on each rank, made by `World.allocate`.
 
-    NOTE: there is no freeing on garbage collection: `free` is collective, and ranks
-    collect garbage at different times. What is left is freed by `World.close`.
+    NOTE: garbage collection does not free it: `free` is collective, and ranks collect
+    garbage at different times. `World.close` frees the rest.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class SymmetricMemory:
 
     @property
     def block(self) -> Block:
-        """What the backend gave; WorldError once freed."""
+        """The allocation of the backend; WorldError after `free`."""
         if self._block is None:
             raise WorldError(
                 "symmetric memory was used after it was freed",
@@ -101,9 +101,9 @@ class SymmetricMemory:
         return self._block
 
     def free(self) -> None:
-        """Give the block back on every rank; collective; a second call does nothing.
+        """Free the block on every rank. Collective, idempotent.
 
-        Arrays still held over it must not be touched any more.
+        Arrays over it must not be used afterwards.
         """
         if self._block is not None:
             self._release(self)

@@ -1,5 +1,5 @@
-"""Everything that uses MPI: the ranks' communicator, objects between them, and their
-end. Waits have a time limit, and end early where a peer is lost."""
+"""All use of MPI: the communicator, the exchange of objects, and the end of the job.
+Waits have a time limit, and end early if a peer is lost."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def check_comm(mpi: ModuleType, comm: Any) -> None:
 
 
 def duplicate(mpi: ModuleType, comm: object, limit: float) -> MPI.Intracomm:
-    """A private duplicate of `comm`, so that its messages meet no others. Collective.
+    """A private duplicate of `comm`, whose messages mix with no others. Collective.
 
     A rank with a wrong `comm` takes part with all ranks of the job, so that its error
     reaches every rank.
@@ -71,8 +71,8 @@ def duplicate(mpi: ModuleType, comm: object, limit: float) -> MPI.Intracomm:
 class ObjectGather:
     """All-to-all exchange of picklable objects, and a barrier.
 
-    MPI's own collectives give all or nothing: one dead rank silences all. Here every
-    pair of ranks exchanges a message, so the living ranks still receive each other's.
+    MPI's collectives fail for all ranks if one is dead. Here each pair of ranks
+    exchanges a message, so the living ranks still receive each other's.
     """
 
     def __init__(self, comm: MPI.Intracomm):
@@ -82,10 +82,10 @@ class ObjectGather:
         self._mpi = MPI
         self._comm = comm
         self.find_lost: Callable[[], frozenset[int]] = frozenset
-        """Returns the ranks that are known never to answer."""
+        """Returns the ranks that will not answer."""
         self.rank, self.size = comm.rank, comm.size
         self._turn = 0
-        # Sends that a dead peer will never take; MPI still reads their memory.
+        # Sends that no dead peer will receive; MPI still reads their memory.
         self._abandoned: list[object] = []
 
     def gather(
@@ -93,9 +93,9 @@ class ObjectGather:
     ) -> dict[int, object]:
         """Each rank's value, by rank; ranks that did not answer are missing.
 
-        Collective. Returns after `limit` seconds, or once all living ranks are received
-        and have taken this rank's value; with `need_all`, also once a missing rank is
-        known to be lost. After a missing rank no further exchange is possible.
+        Collective. Returns after `limit` seconds, or once this rank and all living ones
+        have each other's value; with `need_all`, also once a missing rank is known to
+        be lost. After a missing rank no further exchange is possible.
         """
         self._turn += 1
         tag = self._turn % TAGS
@@ -143,7 +143,7 @@ class ObjectGather:
     def barrier(self, limit: float) -> bool:
         """Wait for all ranks; orders memory between them.
 
-        False if they did not come within `limit` seconds, or one is lost.
+        False if some did not call within `limit` seconds, or one is lost.
         """
         request = self._comm.Ibarrier()
         backoff = Backoff(limit, self.find_lost)
@@ -157,10 +157,10 @@ class ObjectGather:
         self._comm.Free()
 
     def abort(self) -> None:
-        """End all ranks, once what this one has printed is read."""
+        """End all ranks, once the output of this one is read."""
         sys.stdout.flush()
         sys.stderr.flush()
-        # NOTE: MPI also ends the processes that pass the output on.
+        # NOTE: MPI also ends the processes that forward the output.
         time.sleep(READ_SECONDS)
         self._comm.Abort(1)
 

@@ -1,5 +1,5 @@
 """Processes and threads: how a rank waits for its peers, which of them have ended,
-which threads may call the world, and what an uncaught exception does."""
+which threads may call the world, and the hook for uncaught exceptions."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from etc_dist.world import rank_errors
 YIELDING = 5e-3
 """Seconds for which a waiting rank yields before its first sleep."""
 LONGEST_SLEEP = 1e-3
-"""Seconds; bounds how late a waiting rank notices."""
+"""Seconds; bounds the delay of a waiting rank."""
 CHECK_SECONDS = 0.2
 """Seconds between two searches for lost ranks."""
 _PASSING = ("contextlib", "functools")
 """Modules through which this package may call itself."""
 ENTERING_SECONDS = 0.01
-"""More than a thread needs between taking the lock and writing its identity."""
+"""Longer than from the acquisition of the lock to the writing of its owner."""
 
 # In /proc/PID/stat, counted from the state, which follows the command's name.
 _STATE, _FLAGS, _BEGIN = 0, 6, 19
@@ -76,8 +76,8 @@ class Backoff:
         return True
 
     def _check(self) -> None:
-        # NOTE: a rank counts as lost at the second search that finds it: what it sent
-        # just before its end has been received in the meantime.
+        # NOTE: a rank counts as lost at the second search that finds it: messages sent
+        # just before its end have then been received.
         self.lost = self._suspects
         if self._find_lost is not None:
             self._suspects = self._find_lost()
@@ -88,13 +88,13 @@ class Backoff:
 
 @dataclass(frozen=True)
 class Process:
-    """A process, as others on its host can find it."""
+    """A process, identified for others on its host."""
 
     pid: int
     realm: str
-    """Where `pid` means this process: one boot of one host, one pid namespace."""
+    """The scope of `pid`: one boot of one host, one pid namespace."""
     begin: str
-    """When it started, in the kernel's ticks: a later user of `pid` has another."""
+    """Its start time in kernel ticks: differs for a later process with this pid."""
 
     @classmethod
     def own(cls) -> Process | None:
@@ -107,7 +107,7 @@ class Process:
             return None
 
     def ended(self) -> bool:
-        """Whether it is gone, a zombie, or exiting; False if unknown."""
+        """Whether it has exited, is a zombie, or is exiting; False if unknown."""
         try:
             fields = _read(str(self.pid))
         except (FileNotFoundError, ProcessLookupError):
@@ -128,14 +128,14 @@ class Process:
 class ProcessMonitor:
     """Which of the ranks' processes have ended or are stopped.
 
-    Without it, only a time limit ends a wait for a killed peer, without the reason.
+    Without it, only the time limit ends a wait for a killed peer.
     """
 
     def __init__(self, processes: Sequence[Process | None]):
-        """`processes` by rank, while all of them live; None where unknown."""
+        """`processes` by rank, while all of them are alive; None where unknown."""
         own = Process.own()
-        # NOTE: a process that cannot be seen now is not watched at all: /proc may be
-        # another namespace's, or hide the processes of others.
+        # NOTE: a process that is not visible now is never monitored: /proc may belong
+        # to another namespace, or hide the processes of others.
         self._processes = [
             process
             if process and own and process.realm == own.realm and not process.ended()
@@ -186,15 +186,15 @@ def is_forked() -> bool:
 
 
 class Exclusive:
-    """Entered by each call of a world, from its first step to its launch; reentrant.
+    """The lock of a world, held by each call up to its launch; reentrant.
 
-    A second thread, or a forked child, gets a WorldError and changes nothing. An
+    A second thread or a forked child gets a WorldError, without any effect. An
     exception other than an EtcDistError that leaves a call breaks the world through
-    `give_up`: from then on, the ranks would pair different calls.
+    `leave`: from then on, the ranks would pair different calls.
     """
 
-    def __init__(self, give_up: Callable[[str], None]):
-        self._give_up = give_up
+    def __init__(self, leave: Callable[[str], None]):
+        self._leave = leave
         self._lock = threading.Lock()
         self._owner = 0
         self._depth = 0
@@ -242,9 +242,9 @@ class Exclusive:
 
     def _check(self, error: BaseException) -> None:
         agreed = isinstance(error, EtcDistError) or error is self._agreed_error
-        # Peers have no part in the refusal of a nested call.
+        # Peers do not raise the error of a nested call.
         if not agreed or error is self._nested:
-            self._give_up(f"a call was interrupted by {type(error).__name__}")
+            self._leave(f"a call was interrupted by {type(error).__name__}")
         if not self._depth:
             self._agreed_error = self._nested = None
 
@@ -282,7 +282,7 @@ def _name(thread: int) -> str:
 
 
 class AbortOnUncaught:
-    """An exception hook that ends all ranks: peers would wait for this one.
+    """An exception hook that ends all ranks, since peers would wait for this one.
 
     At a Python prompt, in a forked child and once removed, it only calls the previous
     hook. Test runners catch exceptions before any hook.

@@ -8,17 +8,17 @@ from collections.abc import Mapping, Sequence
 from etc_dist.errors import ArgumentError, EtcDistError, WorldError
 
 LOST, INTERRUPTED, FAILED, UNCLOSED, BLOCK_LEFT = -1, -2, -3, -4, -5
-"""Why a rank has left the world, as it publishes it: negative, unlike signatures."""
+"""The published reason why a rank left the world: negative, unlike signatures."""
 REASONS = {
     LOST: "an earlier call there timed out or failed",
     INTERRUPTED: "a call there was interrupted by an exception",
-    FAILED: "it ends by an error",
-    UNCLOSED: "it ends, and made another call than its peers before",
+    FAILED: "it ended with an error",
+    UNCLOSED: "it ended before the other ranks closed the world",
     BLOCK_LEFT: "an exception left its with block",
 }
 PARTS = ("what", "where", "wanted", "got", "fix")
 
-# Continues a message's part under its first line.
+# A further line of a part of a message.
 _NEXT_LINE = "\n" + " " * 10
 
 
@@ -52,7 +52,7 @@ def null_communicator() -> ArgumentError:
 def not_together(rank: int, size: int, limit: float) -> WorldError:
     """Not all ranks of the communicator called `start`."""
     return WorldError(
-        "the ranks do not start a world together",
+        "not all ranks of the communicator called start",
         where=f"start of the world, rank {rank} of {size}",
         wanted=f"all ranks of the communicator in {limit:g} s",
         got="not all of them",
@@ -68,7 +68,7 @@ def mismatch(
 ) -> EtcDistError:
     """The ranks made different calls; `texts` and `signatures` by rank."""
     if len(set(texts)) == 1:
-        # The callers' words do not show the difference; their signatures do.
+        # The descriptions are equal, so show the signatures.
         texts = [
             f"{text} (signature {signature:#x})"
             for text, signature in zip(texts, signatures, strict=True)
@@ -83,8 +83,8 @@ def mismatch(
 
 
 def refusal(errors: Mapping[int, EtcDistError], size: int) -> EtcDistError:
-    """One error for all: of the lowest failing rank's class. It names the ranks that
-    failed, unless all `size` ranks of the world failed alike."""
+    """One error for all ranks, of the lowest failing rank's class. It names the ranks
+    that failed, unless all `size` ranks failed with the same error."""
     first = errors[min(errors)]
     parts = {}
     for part in PARTS:
@@ -120,41 +120,43 @@ def missing_ranks(
     ended: Sequence[int] = (),
     stopped: Sequence[int] = (),
 ) -> WorldError:
-    """Some ranks did not come to a call within `limit` seconds.
+    """Some ranks did not make a call within `limit` seconds.
 
     If processes of missing ranks have ended, only these are named: they are the cause.
     """
-    what = "not all ranks came to the same call"
+    what = "not all ranks made the same call"
     if ended:
         processes = "its process has" if len(ended) == 1 else "their processes have"
         return WorldError(
             what,
             where=where,
             wanted="every rank to take part",
-            got=f"{name_ranks(ended)} did not come: {processes} ended",
-            fix="look at the last output there and for what may have ended it (a "
-            "signal, no memory left); then end all ranks and start again",
+            got=f"{name_ranks(ended)} did not take part: {processes} ended",
+            fix="see the last output there, and whether a signal or a lack of memory "
+            "ended it; then end all ranks and start again",
         )
     return WorldError(
         what,
         where=where,
         wanted=f"every rank within {limit:g} s",
-        got=f"{name_ranks(missing)} did not come"
+        got=f"{name_ranks(missing)} did not take part"
         + f"; stopped by a signal or a debugger: {name_ranks(stopped)}" * bool(stopped),
-        fix="look at what those ranks were doing (an error, or another path through "
-        "the program); raise ETC_DIST_WORLD_LIMIT if they are only slow",
+        fix="check those ranks for an error, or another path through the program; "
+        "raise ETC_DIST_WORLD_LIMIT if they are only slow",
     )
 
 
 def left_ranks(where: str, reasons: Mapping[int, int]) -> WorldError:
     """Some ranks had already left the world; `reasons` by rank."""
-    # Ranks that gave up because of others are named only where no other rank left.
+    # Ranks that left because of others are named only if no other rank left.
     first = {rank: why for rank, why in reasons.items() if why != LOST} or reasons
     return WorldError(
         "the world lost ranks",
         where=where,
         wanted="every rank to take part",
-        got=by_rank({rank: f"gave up: {REASONS[why]}" for rank, why in first.items()}),
+        got=by_rank(
+            {rank: f"left the world: {REASONS[why]}" for rank, why in first.items()}
+        ),
         fix="read the error of those ranks first; then end all ranks and start again",
     )
 
@@ -175,7 +177,7 @@ def unusable(where: str, reason: str) -> WorldError:
 
 
 def second_thread(owner: str, caller: str) -> WorldError:
-    """Thread `caller` made a call during one of thread `owner`."""
+    """Thread `caller` made a call during a call of thread `owner`."""
     return WorldError(
         "two threads use one world at the same time",
         where=caller,

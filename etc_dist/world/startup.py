@@ -58,7 +58,7 @@ def start(
     monitor = _monitor_processes(objects, limit)
     agreement = Agreement(objects, monitor, limit)
     try:
-        # Every rank's own settings go around; an error on one is raised on all.
+        # Exchanges the settings of all ranks; an error on one is raised on all.
         every = agreement.agree(lambda: _check(library, settings, comm))
         world = _start(every[objects.rank], objects, monitor, agreement)
     except EtcDistError:
@@ -99,7 +99,7 @@ def _monitor_processes(objects: mpi.ObjectGather, limit: float) -> ProcessMonito
     if len(received) == objects.size:
         monitor = ProcessMonitor([cast("Process | None", received[r]) for r in ranks])
         objects.find_lost = monitor.find_ended
-        # No rank may end before all have seen each other alive.
+        # No rank may end before all have received the processes of all.
         if len(objects.gather(None, limit, need_all=True)) == objects.size:
             return monitor
     raise rank_errors.not_together(objects.rank, objects.size, limit)
@@ -138,8 +138,8 @@ def _start(
 
 
 def _report(settings: Settings, rank: int, keys: list[str]) -> Report:
-    """What this rank reports; `keys` of hosts by rank."""
-    # A world that is to be on the CPU does not touch CUDA at all.
+    """This rank's report; `keys`: the keys of hosts by rank."""
+    # A world on the CPU does not load CUDA at all.
     wants_gpus = settings.backend in BACKENDS and settings.backend != "cpu"
     return Report(
         host=socket.gethostname(),

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Runs(Protocol):
-    """What a world holds: an object with runs, the last of which may have failed."""
+    """An object whose last run may have failed, such as a program."""
 
     def await_end(self) -> EtcDistError | None:
         """Wait for the last run on every rank. Returns the error that ended it, the
@@ -38,7 +38,7 @@ class World:
 
     A call is collective where it says so: every rank makes it, in the same order. A
     call that ranks make differently raises ArgumentError on all of them, and the world
-    stays usable. A rank that does not come within `settings.world_limit` seconds, or
+    stays usable. A rank that does not call within `settings.world_limit` seconds, or
     whose process has ended, breaks the world: WorldError on the ranks that waited, and
     at once on any later call.
 
@@ -70,7 +70,7 @@ class World:
         self._allocations = 0
         self._held: dict[int, Runs] = {}
         self.kept: dict[object, object] = {}
-        """What other layers keep as long as this world is open."""
+        """Objects that other layers cache until the world is closed."""
         self._closed = False
         self.exclusive = Exclusive(lambda why: agreement.leave(why, INTERRUPTED))
         """Entered by every collective call, up to its launch."""
@@ -139,7 +139,7 @@ class World:
             self._agreement.match_call(signature, describe)
 
     def refuse(self, error: EtcDistError) -> NoReturn:
-        """Take part in a call whose arguments are bad on this rank: raise on all ranks.
+        """Raise on all ranks, in place of a call whose arguments are bad on this rank.
 
         Collective with the peers' `match_call`, or their own `refuse`. Every rank
         raises an error of the lowest refusing rank's class that names the refusing
@@ -187,14 +187,14 @@ class World:
         return self._agreement.find_lost()
 
     def why_lost(self, rank: int) -> str:
-        """Why `rank` did not answer, in a few words, as far as it is known."""
+        """The known reason why `rank` did not answer, in a few words."""
         return self._agreement.why_lost(rank)
 
     def synchronize(self) -> None:
         """Wait for the last run of every program of this world, on every rank.
 
-        Collective. Raises what ended one of these runs, on all ranks: WaitTimeoutError
-        for a wait that was not met, ArgumentError for data out of range.
+        Collective. Raises the error of a failed run on all ranks: WaitTimeoutError for
+        a wait that was not met, ArgumentError for data out of range.
         """
         with self.exclusive:
             self._agreement.call("world.synchronize()")
@@ -205,12 +205,12 @@ class World:
     def hold(self, runs: Runs) -> None:
         """Keep `runs` alive until `release` or `close`; `close` waits for its last run.
 
-        For what a running kernel uses: a temporary may be dropped before its run ends.
+        Needed for objects that a running kernel uses, also if they are temporaries.
         """
         self._held[id(runs)] = runs
 
     def release(self, runs: Runs) -> None:
-        """End `hold`; does nothing for what is not held."""
+        """End `hold`; no effect on other objects."""
         self._held.pop(id(runs), None)
 
     def leave(self, reason: str) -> None:
@@ -223,10 +223,10 @@ class World:
         self._hook.install()
 
     def close(self) -> None:
-        """Free symmetric memory and end the backend. Collective; again does nothing.
+        """Free symmetric memory and end the backend. Collective, idempotent.
 
-        Then raises what ended the last run of a program, as `synchronize` does. On a
-        broken world nothing is freed, since that needs every rank.
+        Then raises the error of a failed run, as `synchronize` does. On a broken world
+        nothing is freed, since that needs every rank.
         """
         if self._closed:
             return
@@ -277,10 +277,10 @@ class World:
     def _close_at_exit(self) -> None:
         if processes.is_forked() or self._objects.finalized():
             return
-        # A rank that ends by an error takes part in no further call, and publishes
-        # that: its peers then leave as well instead of waiting for it.
+        # A rank that ends with an error publishes that it makes no further call, so
+        # that its peers do not wait for it.
         if getattr(sys, "last_value", None) is not None:
-            self._agreement.leave("this rank ended by an error", FAILED)
+            self._agreement.leave("this rank ended with an error", FAILED)
         try:
             self.close()
         except BaseException as error:
@@ -289,7 +289,7 @@ class World:
             processes.show_error(self.rank, error)
             self._objects.abort_at_exit()
         if self._agreement.lost_process:
-            # MPI would wait for the ended process to finalize, and for ever.
+            # MPI would wait forever for the ended process to finalize.
             self._objects.abort_at_exit()
 
 

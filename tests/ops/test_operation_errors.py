@@ -332,7 +332,7 @@ def test_interrupt_between_agreement_and_launch_breaks_the_world(own, monkeypatc
     kinds = KeyboardInterrupt if own.rank == 0 else (WorldError, WaitTimeoutError)
     with pytest.raises(kinds) as caught:
         op(*ones(own))
-    text = "gave up: a call there was interrupted"
+    text = "left the world: a call there was interrupted"
     assert own.rank == 0 or text in str(caught.value)
     with pytest.raises(WorldError, match="cannot be used"):
         op(*ones(own))

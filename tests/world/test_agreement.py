@@ -14,13 +14,13 @@ def silent() -> str:
 
 
 @pytest.mark.mpi
-def test_meet_returns_when_all_ranks_bring_the_same_signature(world):
+def test_match_call_returns_for_equal_signatures(world):
     for signature in (1, 2, 2, 1, (1 << 63) - 1, 0):
         world.match_call(signature, silent)
 
 
 @pytest.mark.mpi
-def test_meet_holds_when_ranks_come_at_different_times(world):
+def test_match_call_works_when_ranks_call_at_different_times(world):
     naps = np.random.default_rng(world.rank).choice([0, 0, 0, 2e-4, 2e-2], size=40)
     for call, nap in enumerate(naps):
         time.sleep(nap)
@@ -28,7 +28,7 @@ def test_meet_holds_when_ranks_come_at_different_times(world):
 
 
 @pytest.mark.mpi(min_size=2)
-def test_no_rank_leaves_a_meeting_before_all_came(world):
+def test_match_call_returns_after_all_ranks_have_called(world):
     late = world.size - 1
     if world.rank == late:
         time.sleep(0.2)

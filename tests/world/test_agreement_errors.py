@@ -31,7 +31,7 @@ def doomed():
 
 
 @pytest.mark.mpi(min_size=2)
-def test_mismatch_raises_on_all_ranks_and_names_who_calls_what(world):
+def test_mismatch_raises_on_all_ranks_and_names_the_calls(world):
     odd = world.rank == 1
     with pytest.raises(ArgumentError) as caught:
         world.match_call(
@@ -117,27 +117,29 @@ def test_step_that_fails_on_one_rank_raises_on_all(world, agree):
 
 
 @pytest.mark.mpi
-def test_result_that_cannot_travel_is_a_fault_of_the_step(world):
+def test_result_that_cannot_be_pickled_is_a_fault_of_the_step(world):
     with pytest.raises(WorldError, match="a step that all ranks take failed"):
         world.agree(lambda: lambda: None)
     assert is_usable(world)
 
 
 @pytest.mark.mpi(min_size=2)
-def test_rank_that_does_not_come_is_named_and_breaks_the_world(doomed):
+def test_rank_that_does_not_call_is_named_and_breaks_the_world(doomed):
     from mpi4py import MPI
 
     late = doomed.size - 1
     if doomed.rank != late:
         with pytest.raises(WorldError) as caught:
             doomed.match_call(1, lambda: "add")
-        assert caught.value.got == f"rank {late} did not come"
+        assert caught.value.got == f"rank {late} did not take part"
         assert caught.value.wanted == "every rank within 0.5 s"
-        with pytest.raises(WorldError, match=f"broken: .*rank {late} did not come"):
+        with pytest.raises(
+            WorldError, match=f"broken: .*rank {late} did not take part"
+        ):
             doomed.barrier()
     MPI.COMM_WORLD.Barrier()
     if doomed.rank == late:
-        with pytest.raises(WorldError, match="gave up: an earlier call there"):
+        with pytest.raises(WorldError, match="left the world: an earlier call there"):
             doomed.match_call(1, lambda: "add")
     assert doomed.broken
 
@@ -148,5 +150,5 @@ def test_gather_returns_the_other_values_when_a_rank_is_silent(doomed):
     if doomed.rank != silent:
         expected = [rank if rank != silent else None for rank in range(doomed.size)]
         assert doomed.gather(doomed.rank) == expected
-        with pytest.raises(WorldError, match=f"rank {silent} did not come"):
+        with pytest.raises(WorldError, match=f"rank {silent} did not take part"):
             doomed.gather(0)

@@ -34,7 +34,7 @@ def test_single_visible_gpu_is_the_launchers_choice():
     assert [rank.device for rank in ranks] == [0, 0]
 
 
-def test_two_ranks_with_one_visible_gpu_between_them_are_named():
+def test_two_ranks_with_the_same_only_gpu_are_named():
     one = Gpus(TWO.pci_ids[:1])
     text = "its only GPU on host0 (PCI 0000:0A:00.0) is another rank's too; "
     text += "ETC_DIST_SHARE_GPU=1 lets ranks share a GPU"

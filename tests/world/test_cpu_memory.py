@@ -48,7 +48,7 @@ def test_array_over_freed_memory_can_still_be_read(own):
 
 
 @pytest.mark.mpi
-def test_host_without_room_is_refused_on_all_ranks(own, monkeypatch):
+def test_full_shared_memory_is_refused_on_all_ranks(own, monkeypatch):
     def fail(*_):
         raise OSError(28, "No space left on device")
 

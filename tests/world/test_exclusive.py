@@ -87,7 +87,9 @@ def test_interrupted_call_breaks_the_world_by_name_on_all_ranks(name, own, alarm
             CALLS[name](own)
     else:
         time.sleep(0.5)
-        with pytest.raises(WorldError, match="rank 0: gave up: a call there was inter"):
+        with pytest.raises(
+            WorldError, match="rank 0: left the world: a call there was inter"
+        ):
             CALLS[name](own)
             own.barrier()
     with pytest.raises(WorldError, match="cannot be used"):
@@ -105,7 +107,9 @@ def test_peers_that_wait_already_raise_for_an_interrupted_call(name, own):
         with pytest.raises(KeyboardInterrupt):
             own.agree(interrupt)
     else:
-        with pytest.raises(WorldError, match="rank 0: gave up: a call there was inter"):
+        with pytest.raises(
+            WorldError, match="rank 0: left the world: a call there was inter"
+        ):
             CALLS[name](own)
 
 
@@ -148,5 +152,5 @@ def test_nested_call_that_a_signal_handler_does_not_catch_breaks_the_world(own):
         assert own.broken
     else:
         time.sleep(1.0)
-        with pytest.raises(WorldError, match="rank 0: gave up"):
+        with pytest.raises(WorldError, match="rank 0: left the world"):
             own.barrier()

@@ -90,7 +90,7 @@ world.barrier()
     assert code == 1
     assert "[rank 1] ValueError: of one rank" in output
     # Without the request each rank ends by its own error.
-    assert ("rank 1: gave up: it ends by an error" in output) is not requested
+    assert ("rank 1: left the world: it ended with an error" in output) is not requested
 
 
 def test_peers_name_the_rank_whose_with_block_an_exception_left():
@@ -106,5 +106,5 @@ time.sleep(1)
 """
     code, output = run_job(ALONE + source)
     assert code == 0, output
-    assert "rank 1: gave up: an exception left its with block" in output
+    assert "rank 1: left the world: an exception left its with block" in output
     assert "[rank 1] ValueError of one rank False" in output

@@ -1,4 +1,4 @@
-"""The "cuda" backend's own book-keeping, over a stand-in for NVSHMEM and CuPy."""
+"""The "cuda" backend's book-keeping, with fakes for NVSHMEM and CuPy."""
 
 import sys
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ from etc_dist.world.gpu_memory import GpuMemory
 
 
 class OneRank:
-    """A agreement of one rank: every step is agreed on."""
+    """The agreement of one rank."""
 
     rank, size = 0, 1
 
@@ -90,7 +90,7 @@ def test_heap_is_counted_and_refused_before_nvshmem_is_called(memory):
     assert heap.allocate(2048).addresses == (12288,)
 
 
-def test_gpu_without_room_for_the_heap_to_grow_is_refused(memory):
+def test_heap_that_cannot_grow_is_refused(memory):
     heap = memory(16 << 30)
     with pytest.raises(SymmetricMemoryError, match="bytes left on GPU 0"):
         heap.allocate(9 << 30)

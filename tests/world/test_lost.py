@@ -59,7 +59,7 @@ sys.stdout.flush()
 os._exit(0)
 """
     _, output = run_job(started(NEVER, "9") + source)
-    assert "rank 1 did not come: its process has ended" in output
+    assert "rank 1 did not take part: its process has ended" in output
     assert "left in /dev/shm: []" in output
 
 
@@ -78,6 +78,11 @@ os._exit(0)
 """
     source = source.replace("WAKES", str(wakes))
     _, output = run_job(started(2.0, "signal.SIGSTOP") + source)
-    assert "rank 1 did not come; stopped by a signal or a debugger: rank 1" in output
+    assert (
+        "rank 1 did not take part; stopped by a signal or a debugger: rank 1" in output
+    )
     if wakes:
-        assert "rank 0: gave up: an earlier call there timed out or failed" in output
+        assert (
+            "rank 0: left the world: an earlier call there timed out or failed"
+            in output
+        )

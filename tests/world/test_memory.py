@@ -3,7 +3,7 @@ import pytest
 
 
 @pytest.mark.mpi
-def test_memory_is_zeroed_aligned_and_of_the_size_asked_for(world):
+def test_memory_is_zeroed_aligned_and_of_the_requested_size(world):
     memory = world.allocate(5000)
     assert memory.nbytes == 5000
     assert memory.local.shape == (5000,) and memory.local.dtype == np.uint8

@@ -61,7 +61,7 @@ def test_ended_peer_is_named_wherever_a_rank_waits_for_it(ending):
     assert lines, job.output
     found = json.loads(lines[0].removeprefix("[rank 0] "))
     assert found.keys() == {"match_call", "gather", "barrier", "agree"}
-    text = "rank 1 did not come: its process has ended"
+    text = "rank 1 did not take part: its process has ended"
     assert all(text in error for error in found.values())
 
 

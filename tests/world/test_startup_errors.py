@@ -89,7 +89,7 @@ def test_a_cache_may_be_a_text():
     own.close()
 
 
-def test_missing_mpi_says_how_to_get_it(monkeypatch):
+def test_missing_mpi_is_reported_with_its_install_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     with pytest.raises(WorldError, match="pip install mpi4py mpich"):
         start(Settings(backend="cpu"))

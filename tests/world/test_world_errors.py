@@ -44,7 +44,7 @@ def test_freed_memory_cannot_be_used(world):
 
 
 @pytest.mark.mpi
-def test_closed_world_says_so():
+def test_closed_world_is_named_in_the_error():
     own = start(Settings(backend="cpu"))
     own.close()
     own.close()
