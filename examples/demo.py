@@ -179,7 +179,7 @@ def matmul_reduce_scatter_case(world: etc_dist.World, on: Any) -> Case:
         return with_sizes(etc_dist.MatmulReduceScatter, **sizes)(world=world, **more)
 
     own = (xs[world.rank], ws[world.rank])
-    see = "tiles are sent and summed (orange, red) while GEMM tiles (blue) still run"
+    see = "tiles are sent (orange) and summed (red) while GEMM tiles (blue) still run"
     meanings = {
         "matmul_send": "GEMM tiles of all ranks' rows",
         "matmul_send (forward)": "tiles on their way to the rank that owns the rows",
@@ -313,45 +313,45 @@ def overlap(trace: Any, see: str) -> str:
 
 def report(world: etc_dist.World, on: Any, results: list[tuple[Case, Result]]) -> None:
     """Print the results; called on rank 0."""
-    print(f"{textwrap.fill(world.show(), WIDTH)}\n")
+    print(
+        "Two fused collectives: one kernel per rank computes and communicates at once."
+    )
+    show(world.show())
+    print("\n--- Results, in bfloat16 ---\n")
     head = f"{'M':>5} {'N':>5} {'K':>5} {'error':>8} {'bits':>5}"
-    print(f"{'bfloat16':21} {head} {'fused':>10} {'unfused':>10}")
+    print(f"{'':21} {head} {'fused':>9} {'unfused':>9}")
     for case, result in results:
         m, n, k = case.shape
         bits = "same" if result.same_bits else "DIFFER"
-        times = f"{milliseconds(result.fused)} {milliseconds(result.unfused)}"
         print(
             f"{case.title:21} {m:>5} {n:>5} {k:>5} {result.error:>8.1e} {bits:>5} "
-            f"{times}"
+            f"{milliseconds(result.fused)} {milliseconds(result.unfused)}"
         )
-    print()
-    show(
-        "error: relative, against an fp32 reference; rounding to bfloat16 alone gives "
-        f"1.7e-03. bits: of a second run. unfused: {on.baseline or 'not run'}. "
-        f"Times: median of {ROUNDS}, slowest rank."
-    )
+    print("\nerror:   relative to fp32; rounding to bfloat16 alone gives 1.7e-03")
+    print("bits:    of a second run")
+    print(f"fused:   milliseconds, median of {ROUNDS}, of the slowest rank")
+    baseline = on.baseline and f"{on.baseline}, one step after the other"
+    print(f"unfused: {baseline or 'not run'}")
     if on.remark:
         show(on.remark)
-    print()
+    print("\n--- Proofs, made before the first run ---\n")
     for case, result in results:
         proof = result.proof
         show(
-            f"{case.title}: the plan of {proof.tasks} tasks and {proof.events} events "
-            "on all ranks was proved free of deadlocks and data races, and to write "
-            f"each element of the output once, before it ran ({proof.seconds:.2f} s)."
+            f"{case.title}: {proof.tasks} tasks and {proof.events} events on all ranks "
+            f"were proved free of deadlocks and data races in {proof.seconds:.2f} s."
         )
-    print()
-    print("Timelines of the tasks of every worker and lane, on every rank:")
-    for _, result in results:
-        for file in result.files:
-            print(f"  {file}" + " (for ui.perfetto.dev)" * (file.suffix == ".json"))
+    print("\n--- Timelines of every task, by rank, worker and lane ---\n")
+    for case, result in results:
+        picture, trace = result.files
+        print(f"{case.title}: {picture}\n  {trace} (open it in ui.perfetto.dev)")
         show(result.seen)
-    print()
-    show("Next: examples/add_row_sum.py, a graph with its own device functions.")
+        print()
+    print("Next: docs/tutorial.md, your first graph and CUDA body.")
 
 
 def milliseconds(seconds: float | None) -> str:
-    return f"{seconds * 1e3:>7.3f} ms" if seconds is not None else f"{'-':>10}"
+    return f"{seconds * 1e3:>9.3f}" if seconds is not None else f"{'-':>9}"
 
 
 def show(text: str) -> None:
