@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Never
 
 import numpy as np
@@ -129,7 +130,7 @@ class Expr:
                 yield node
             stack.extend(reversed(node.children()))
 
-    @property
+    @cached_property
     def is_loaded(self) -> bool:
         """Whether the value depends on a runtime tensor."""
         return next(self.loads(), None) is not None

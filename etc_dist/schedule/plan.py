@@ -23,8 +23,9 @@ of a later pass after all other units of the lane and the earlier passes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 from etc_dist.ir.call import Call, Coordinate
@@ -57,6 +58,19 @@ def size_of(axes: Sequence[Coordinate]) -> Expr:
     return count
 
 
+def _once_a_call(method: Callable[[Lane, Call], Expr]) -> Callable[[Lane, Call], Expr]:
+    """Keep what `method` returns for each call of the lane, by the call's name."""
+
+    @wraps(method)
+    def kept(self: Lane, call: Call) -> Expr:
+        made: dict[str, Expr] = self.__dict__.setdefault(f"_{method.__name__}", {})
+        if call.name not in made:
+            made[call.name] = method(self, call)
+        return made[call.name]
+
+    return kept
+
+
 @dataclass(frozen=True)
 class Lane:
     """A lane: its calls in order, the policy that assigns units, the cluster size."""
@@ -82,6 +96,7 @@ class Lane:
         """Groups of `call` on one rank."""
         return size_of(self.gating(call))
 
+    @_once_a_call
     def group_size(self, call: Call) -> Expr:
         """Tasks of a group of `call`."""
         gating = self.gating(call)
@@ -91,6 +106,7 @@ class Lane:
         """Tasks of a unit of `call`; the last unit of a group may have fewer."""
         return self.cluster // call.function.cluster
 
+    @_once_a_call
     def group_units(self, call: Call) -> Expr:
         """Units of a group of `call`."""
         share = self.share(call)
@@ -127,6 +143,7 @@ class Lane:
             count = count + minimum(1, self.passes(call)) * units
         return count
 
+    @_once_a_call
     def units(self, call: Call) -> Expr:
         """Units of `call` on one rank."""
         return self.groups(call) * self.group_units(call)

@@ -136,39 +136,38 @@ class Resolver:
     def element(self, ref: EventRef, task: Task) -> Element:
         """The element that `ref` names. Out of range, ArgumentError if the index was
         loaded, else GraphError."""
-        rank = self._on(ref.rank, task, str(ref))
-        index = tuple(_value(part, task, str(ref)) for part in ref.index)
+        rank = self._on(ref.rank, task, ref)
+        index = tuple(_value(part, task, ref) for part in ref.index)
         shape = self._shapes[ref.events.name]
         if any(not 0 <= i < n for i, n in zip(index, shape, strict=True)):
             wanted = f"an index within {list(shape)}"
-            raise _outside(task, str(ref), wanted, index, ref.is_loaded)
+            raise _outside(task, ref, wanted, index, ref.is_loaded)
         return Element(ref.events.name, rank, index)
 
     def expected(self, ref: EventRef, task: Task) -> int:
         """The notifications that the element needs."""
-        return _value(ref.expects, task, f"the expected count of {ref}")
+        return _value(ref.expects, task, ref, "the expected count of ")
 
     def access(self, region: Region, task: Task) -> Access:
         """The part of memory that `region` names, cut off at the tensor's edge; errors
         as for `element`. NOTE: only a start that is not loaded may be beyond the edge.
         """
-        what = str(region)
-        rank = self._on(region.rank, task, what)
+        rank = self._on(region.rank, task, region)
         index: list[slice | int] = []
         for start, size, extent, kept in zip(
             region.start, region.size, region.tensor.shape, region.kept, strict=True
         ):
-            low, end = _value(start, task, what), int(extent.evaluate(task.env))
+            low, end = _value(start, task, region), int(extent.evaluate(task.env))
             loaded = start.is_loaded
             if low < 0 or (low > end - (not kept) and (loaded or not kept)):
                 wanted = f"a start of 0 .. {end - (not kept)}"
-                raise _outside(task, what, wanted, (low,), loaded)
+                raise _outside(task, region, wanted, (low,), loaded)
             low = min(low, end)
-            high = min(low + _value(size, task, what), end)
+            high = min(low + _value(size, task, region), end)
             index.append(slice(low, max(low, high)) if kept else low)
         return Access(region.tensor, rank, tuple(index))
 
-    def _on(self, rank: Expr | None, task: Task, what: str) -> int:
+    def _on(self, rank: Expr | None, task: Task, what: EventRef | Region) -> int:
         if rank is None:
             return self._rank
         number = _value(rank, task, what)
@@ -178,14 +177,16 @@ class Resolver:
         return number
 
 
-def _value(expr: Expr, task: Task, what: str) -> int:
-    """The value of `expr` for `task`; ArgumentError where it cannot be loaded."""
+def _value(expr: Expr, task: Task, what: EventRef | Region, of: str = "") -> int:
+    """The value of `expr` in `what`; ArgumentError where it cannot be loaded."""
     try:
         return int(expr.evaluate(task.env))
     except (IndexError, ZeroDivisionError) as error:
         if not expr.is_loaded:
             raise
-        raise range_error(task, f"loads that exist, in {what}", str(error)) from error
+        raise range_error(
+            task, f"loads that exist, in {of}{what}", str(error)
+        ) from error
 
 
 def range_error(task: Task, wanted: str, got: str) -> EtcDistError:
@@ -195,7 +196,7 @@ def range_error(task: Task, wanted: str, got: str) -> EtcDistError:
 
 
 def _outside(
-    task: Task, what: str, wanted: str, got: tuple[int, ...], loaded: bool
+    task: Task, what: EventRef | Region, wanted: str, got: tuple[int, ...], loaded: bool
 ) -> EtcDistError:
     numbers = ", ".join(map(str, got))
     if loaded:
