@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 TAGS = 32000
 READ_SECONDS = 0.2
 """How long a launcher may take to read the last output."""
+_unfinished: list[object] = []
+"""Requests that were given up, with the memory that MPI still uses."""
 
 
 def import_mpi() -> ModuleType:
@@ -61,10 +63,14 @@ def duplicate(mpi: ModuleType, comm: object, limit: float) -> MPI.Intracomm:
     source = cast("MPI.Intracomm", comm if is_good else mpi.COMM_WORLD)
     ranks, request = source.Idup()
     backoff = Backoff(limit)
-    while not request.Test():
-        if not backoff.pause():
-            check_comm(mpi, comm)
-            raise rank_errors.not_together(source.rank, source.size, limit)
+    try:
+        while not request.Test():
+            if not backoff.pause():
+                check_comm(mpi, comm)
+                raise rank_errors.not_together(source.rank, source.size, limit)
+    except BaseException:
+        _unfinished.append((ranks, request))
+        raise
     return ranks
 
 
@@ -85,8 +91,6 @@ class ObjectGather:
         """Returns the ranks that will not answer."""
         self.rank, self.size = comm.rank, comm.size
         self._turn = 0
-        # Sends that no dead peer will receive; MPI still reads their memory.
-        self._abandoned: list[object] = []
 
     def gather(
         self, value: object, limit: float, *, need_all: bool = False
@@ -101,25 +105,27 @@ class ObjectGather:
         tag = self._turn % TAGS
         payload = pickle.dumps(value)
         peers = [peer for peer in range(self.size) if peer != self.rank]
-        sends = {
-            peer: self._comm.Isend([payload, self._mpi.BYTE], dest=peer, tag=tag)
-            for peer in peers
-        }
+        sends: dict[int, MPI.Request] = {}
         received: dict[int, object] = {self.rank: value}
         arriving: dict[int, tuple[MPI.Request, bytearray]] = {}
         backoff = Backoff(limit, self.find_lost)
-        while True:
+        pending = set(peers)
+        try:
             for peer in peers:
-                if peer not in received:
-                    self._receive(peer, tag, arriving, received)
-            pending = {p for p in peers if p not in received or not sends[p].Test()}
-            if not pending:
-                return received
-            lost = pending & backoff.lost
-            hopeless = pending == lost or (need_all and not lost <= received.keys())
-            if hopeless or not backoff.pause():
-                self._abandoned += [sends, payload, arriving]
-                return received
+                part = [payload, self._mpi.BYTE]
+                sends[peer] = self._comm.Isend(part, dest=peer, tag=tag)
+            while True:
+                for peer in peers:
+                    if peer not in received:
+                        self._receive(peer, tag, arriving, received)
+                pending = {p for p in peers if p not in received or not sends[p].Test()}
+                lost = pending & backoff.lost
+                hopeless = pending == lost or (need_all and not lost <= received.keys())
+                if not pending or hopeless or not backoff.pause():
+                    return received
+        finally:
+            if pending:  # a peer is lost, or an exception came
+                _unfinished.append((sends, payload, arriving))
 
     def _receive(
         self,

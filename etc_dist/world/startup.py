@@ -61,6 +61,11 @@ def start(
         # Exchanges the settings of all ranks; an error on one is raised on all.
         every = agreement.agree(lambda: _check(library, settings, comm))
         world = _start(every[objects.rank], objects, monitor, agreement)
+        if world.size > 1 and (abort_on_uncaught or "LAUNCH_RANKS" in os.environ):
+            world.abort_on_uncaught()
+        _forget_closed()
+        _worlds.append(world)
+        return world
     except EtcDistError:
         if not agreement.broken:
             agreement.close()
@@ -70,11 +75,6 @@ def start(
         reason = f"its start was interrupted by {type(error).__name__}"
         agreement.leave(reason, rank_errors.INTERRUPTED)
         raise
-    if world.size > 1 and (abort_on_uncaught or "LAUNCH_RANKS" in os.environ):
-        world.abort_on_uncaught()
-    _forget_closed()
-    _worlds.append(world)
-    return world
 
 
 def current() -> World:

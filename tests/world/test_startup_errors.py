@@ -7,7 +7,7 @@ import pytest
 
 from etc_dist.errors import ArgumentError, WorldError
 from etc_dist.settings import Settings
-from etc_dist.world import start, startup
+from etc_dist.world import mpi, start, startup
 from etc_dist.world.choice import Gpus
 
 CPU = Settings(backend="cpu")
@@ -102,3 +102,44 @@ def test_import_starts_nothing():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "[]\n", done.stderr
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("step", "got"), [("_start", "did not come"), ("_forget_closed", "interrupted")]
+)
+def test_a_start_that_is_interrupted_on_one_rank_leaves_no_world(
+    step, got, world, monkeypatch
+):
+    before, interrupted = list(startup._worlds), world.rank == world.size - 1
+    monkeypatch.setattr(Settings, "world_limit", 1.0)
+    settings = Settings(backend="cpu", world_limit=1.0)
+    if interrupted:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(startup, step, interrupt)
+            start(settings)
+        assert startup._worlds == before
+    else:
+        with pytest.raises(WorldError, match=got):
+            start(settings).barrier()
+    world.barrier()
+    again = start(CPU)
+    again.barrier()
+    again.close()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_what_mpi_still_uses_outlives_an_interrupted_start(world, monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(mpi.ObjectGather, "_receive", interrupt)
+        start(CPU)
+    sends = mpi._unfinished[-1][0]
+    assert sorted([*sends, world.rank]) == list(range(world.size))
+    for request in sends.values():
+        request.Cancel()
+        request.Wait()
+    assert world.gather(1) == [1] * world.size
