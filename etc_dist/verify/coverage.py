@@ -39,18 +39,25 @@ def check_complete(cells: Cells, tally: Tally) -> None:
         tally.add(("missing", cells.tensor.name), fault)
 
 
-def check_reads(tasks: Enumeration, cells: Cells, tally: Tally) -> None:
-    """Refuse reads of cells that no task writes, except gathers."""
+def check_reads(tasks: Enumeration, cells: Cells, ordered: bool, tally: Tally) -> None:
+    """Refuse reads of cells that no other task writes, except gathers. With
+    `ordered`, also those by the first task that writes the cell."""
     begin = np.flatnonzero(np.diff(cells.cell, prepend=-1))
     if not begin.size:
         return
-    written = np.logical_or.reduceat(cells.write, begin)
-    filled = np.repeat(written, np.diff(begin, append=cells.cell.size))
-    bad = np.flatnonzero(~(filled | cells.gathered))
+    count = cells.cell.size
+    entry = np.where(cells.write, np.arange(count), count)
+    first = np.minimum.reduceat(entry, begin)
+    writer = np.append(cells.task, NONE)[first]
+    writer = np.repeat(writer, np.diff(begin, append=count))
+    own = (writer == cells.task) & ordered
+    needs = ~(cells.write | cells.gathered)
+    bad = np.flatnonzero(needs & (own | (writer == NONE)))
     if bad.size:
+        others = "other task has written" if own[bad[0]] else "task writes"
         text = (
             f"{tasks.name(int(cells.task[bad[0]]))} {cells.verb(int(bad[0]))} "
-            f"{cells.name(int(cells.cell[bad[0]]))}, which no task writes"
+            f"{cells.name(int(cells.cell[bad[0]]))}, which no {others}"
         )
         fix = "write all elements that are read, or read less"
         fault = Fault(GraphError, text, fix, int(bad.size))

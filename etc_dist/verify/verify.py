@@ -170,11 +170,10 @@ def _check_tasks(tasks: Enumeration, rounds: Array, stuck: list[Fault]) -> list[
         elif cells.tensor in loaded:
             check_once(tasks, cells, "a tensor that maps load from", tally)
         check_own_writes(tasks, cells, tally)
-        cells = merged(cells)
         if cells.tensor.kind != "input" and complete:
-            check_reads(tasks, cells, tally)
+            check_reads(tasks, cells, races is not None, tally)
         if races is not None:
-            races.check(cells, complete)
+            races.check(merged(cells), complete)
     faults = stuck + tally.faults()
     if races is not None:
         faults += races.faults()
