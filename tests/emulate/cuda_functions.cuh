@@ -58,6 +58,15 @@ struct too_far {
   }
 };
 
+// y [0] = 5 / 0, which is undefined.
+template <class Task>
+struct divide_by_zero {
+  ETC_DEVICE static void run(const Task& task) {
+    const auto y = task.template operand<1>();
+    if (task.thread == 0) *y.at(0) = 5 / (y.size[0] - 4);
+  }
+};
+
 // y [0] = elements of x, by all warps at once.
 template <class Task>
 struct race {

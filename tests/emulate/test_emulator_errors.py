@@ -25,6 +25,7 @@ def run(folder, body, dims=None, **options):
         ("race", "a data race at byte 0"),
         ("deadlock", "all threads wait for one another"),
         ("write_input", "an input is written"),
+        ("divide_by_zero", "an integer division by zero"),
     ],
 )
 def test_fault_of_a_body_is_an_error_in_four_parts(folder, body, text):
@@ -50,7 +51,8 @@ def test_missing_compiler_says_how_to_install_it(folder, monkeypatch):
     "options, text",
     [
         ({"schedule": "best"}, "'static' or 'dynamic' or 'auto'"),
-        ({"workers": 0}, "a whole number from 1 on"),
+        ({"workers": 0}, "a whole number from 1 to 256"),
+        ({"workers": 10_000}, "a whole number from 1 to 256"),
         ({"folder": "/no/such/folder"}, "a folder that exists"),
     ],
 )
@@ -76,3 +78,27 @@ def test_graph_must_be_a_graph_function():
 def test_arrays_that_do_not_fit_are_refused(folder, dims, text):
     with pytest.raises(ArgumentError, match=text):
         run(folder, "race", dims)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64 - 1])
+def test_seed_that_is_out_of_range_is_refused(folder, seed):
+    graph = one_task(1, body="math_functions", dtype="float32", lane="tensor")
+    inputs = [{"x": np.ones(4, np.float32)}]
+    with pytest.raises(ArgumentError, match="a whole number from 0 to"):
+        Emulator(graph, folder=folder).run(inputs, {"n": 4, "m": 32}, seed=seed)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "options"),
+    [
+        (None, {}),
+        ([[X]], {}),
+        ([{"x": [0.0]}], {}),
+        ([{"x": X}], {"seed": "a"}),
+        ([{"x": X}], {"runs": True}),
+    ],
+)
+def test_wrong_types_of_a_run_are_type_errors(folder, inputs, options):
+    graph = one_task(1, body="race", dtype="int32", lane="tensor")
+    with pytest.raises(TypeError, match=" expects an? "):
+        Emulator(graph, folder=folder).run(inputs, {"n": 256, "m": 4}, **options)

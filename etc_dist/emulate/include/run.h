@@ -232,7 +232,9 @@ static void end_all() {
   munmap(stacks, thread_count * kStack);
 }
 
-static void report_fault(int) { fail("an access to an invalid address"); }
+static void report_fault(int signal) {
+  fail(signal == SIGFPE ? "an integer division by zero" : "an access to an invalid address");
+}
 
 // Runs a program on `ranks` GPUs of `count` workers, with their argument blocks and the ranges of
 // all arrays, by address. Returns the failure, or nullptr.
@@ -255,11 +257,13 @@ extern "C" const char* run_emulated(
                                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
   if (stacks == MAP_FAILED) abort();
   begin(blocks, count, cluster, shared_bytes);
-  struct sigaction action = {}, before[2];
+  struct sigaction action = {}, before[3];
   action.sa_handler = report_fault, action.sa_flags = SA_NODEFER | SA_ONSTACK;
   sigaction(SIGSEGV, &action, &before[0]), sigaction(SIGBUS, &action, &before[1]);
+  sigaction(SIGFPE, &action, &before[2]);
   if (_setjmp(end) == 0) run_threads(uint32_t(ranks), uint32_t(runs));
   sigaction(SIGSEGV, &before[0], nullptr), sigaction(SIGBUS, &before[1], nullptr);
+  sigaction(SIGFPE, &before[2], nullptr);
   own = nullptr;
   end_all();
   return failure[0] == 0 ? nullptr : failure;

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from etc_dist.errors import ArgumentError
+from etc_dist.errors import ArgumentError, expect_type
 from etc_dist.ir.event import EventTensor
 from etc_dist.ir.graph import GraphFunction
 from etc_dist.ir.tensor import Tensor, numpy_dtype
@@ -56,6 +56,7 @@ def bind(
     for tensor in tensors:
         shape, dtype = shape_of(tensor, env), numpy_dtype(tensor.dtype)
         array = arrays.get(tensor.name)
+        expect_type(array, (np.ndarray, type(None)), f"{where}: {tensor.name}")
         if array is None or array.shape != shape or array.dtype != dtype:
             wanted.append(f"{tensor.name} {list(shape)} {dtype}")
             got.append(
