@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 
 from etc_dist.errors import GraphError
-from etc_dist.ir.call import TASK, Call
+from etc_dist.ir.call import TASK, Call, waiting_loads, working_loads
+from etc_dist.ir.event import EventTensor
 from etc_dist.ir.expr import Expr
 from etc_dist.ir.loads import UPPER_BOUND, refuse_loads
+from etc_dist.ir.tensor import Tensor
 
 
 def check_call(call: Call, where: str, known: Set[str]) -> None:
@@ -19,6 +21,54 @@ def check_call(call: Call, where: str, known: Set[str]) -> None:
     _check_loads(call, where)
     _check_ranks(call, where)
     _check_reads_before_wait(call, where)
+
+
+def check_members(
+    call: Call, where: str, tensors: Sequence[Tensor], events: Sequence[EventTensor]
+) -> None:
+    """Refuse tensors and event tensors of another graph, and writes to inputs."""
+    shapes = {(tensor.name, tensor.shape) for tensor in tensors}
+    regions, refs = (*call.reads, *call.writes), (*call.waits, *call.notifies)
+    foreign = [str(r) for r in regions if r.tensor not in tensors]
+    foreign += [str(r) for r in refs if r.events not in events]
+    foreign += [
+        str(load)
+        for load in (*waiting_loads(call), *working_loads(call))
+        if (load.tensor, load.shape) not in shapes
+    ]
+    if foreign:
+        raise GraphError(
+            f"call {call.name} uses what this graph does not have",
+            where=where,
+            wanted="tensors and event tensors made by this g",
+            got=", ".join(foreign),
+            fix="make them in this graph function",
+        )
+    inputs = [str(r) for r in call.writes if r.tensor.kind == "input"]
+    if inputs:
+        raise GraphError(
+            f"call {call.name} writes an input",
+            where=where,
+            wanted="writes to output, local or symmetric tensors",
+            got=", ".join(inputs),
+            fix="declare the tensor by g.output(...) if no task reads its old values, "
+            "or write the new values to another tensor",
+        )
+
+
+def check_extents(
+    what: str, where: str, shape: Sequence[Expr], ranked: Set[str]
+) -> None:
+    """Refuse a shape that differs between ranks: by a symbol in `ranked`."""
+    found = [str(n) for n in shape if any(s.name in ranked for s in n.symbols())]
+    if found:
+        raise GraphError(
+            f"the shape of {what} depends on the rank",
+            where=where,
+            wanted="the same shape on every rank",
+            got=", ".join(found),
+            fix="use the largest shape of all ranks",
+        )
 
 
 def _check_operands(call: Call, where: str) -> None:

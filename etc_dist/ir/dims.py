@@ -26,4 +26,27 @@ def checked_dims(graph: GraphFunction, dims: Any) -> dict[str, int]:
             got=(named or "none") if given is dims else repr(dims),
             fix="give every dim of the graph and no other",
         )
-    return {name: int(given[name]) for name in wanted}
+    whole = {name: int(given[name]) for name in wanted}
+    refuse_negative_extents(graph, whole)
+    return whole
+
+
+def refuse_negative_extents(graph: GraphFunction, dims: Mapping[str, int]) -> None:
+    """ArgumentError if a tensor or an event tensor has no size at these dims."""
+    shapes = {t.name: t.shape for t in graph.tensors}
+    shapes |= {e.name: e.shape for e in graph.events}
+    try:
+        env = graph.environment(dims, 0)
+        found = {k: [int(n.evaluate(env)) for n in shapes[k]] for k in shapes}
+    except ArithmeticError:  # the proof names the expression
+        return
+    negative = [f"{k} {n}" for k, n in found.items() if min(n, default=0) < 0]
+    if negative:
+        named = ", ".join(f"{name}={value}" for name, value in dims.items())
+        raise ArgumentError(
+            f"the dims do not fit graph {graph.name}",
+            where=f"graph {graph.name}, {named}",
+            wanted="tensors and event tensors with axes of length 0 or more",
+            got=", ".join(negative),
+            fix="call it with larger arrays",
+        )

@@ -29,7 +29,7 @@ from etc_dist.ir.call import (
     waiting_loads,
     working_loads,
 )
-from etc_dist.ir.checks import check_call
+from etc_dist.ir.checks import check_call, check_extents, check_members
 from etc_dist.ir.event import EventRef, EventTensor, make_axes
 from etc_dist.ir.expr import Const, Expr, Symbol, wrap
 from etc_dist.ir.function import DeviceFunction
@@ -115,6 +115,7 @@ class Graph:
         self._calls: list[Call] = []
         self._names = set(RESERVED)
         self._coordinates: set[str] = set()
+        self._ranked = {RANK.name}  # names of numbers that differ between ranks
 
     def dims(self, names: str) -> Any:
         """Symbolic dims by name, separated by spaces; bound when the program runs. One
@@ -133,6 +134,8 @@ class Graph:
         refuse_loads(f"the named number {name}", f"graph {self.name}", [value], fix)
         symbol = Symbol(self._claim(name), "derived")
         self._derived.append((symbol, value))
+        if any(s.name in self._ranked for s in value.symbols()):
+            self._ranked.add(name)
         return symbol
 
     def input(self, name: str, shape: Sequence[Expr | int], dtype: str) -> Tensor:
@@ -165,6 +168,7 @@ class Graph:
         by peers, as `events.on(rank)[...]`."""
         where = f"graph {self.name}, events {name}"
         lengths = _shape(shape, f"event tensor {name}", where)
+        check_extents(f"event tensor {name}", where, lengths, self._ranked)
         axes = make_axes(self._claim(name), len(lengths))
         for axis in axes:
             self._claim_coordinate(axis.name)
@@ -238,6 +242,7 @@ class Graph:
             if empty_until is None
             else wrap(empty_until(TASK), f"{where}: empty_until="),
         )
+        check_members(made, where, self._tensors, self._events)
         check_call(made, where, self._values())
         self._calls.append(made)
         return made
@@ -266,7 +271,10 @@ class Graph:
                 got=repr(dtype),
                 fix="use one of these",
             )
-        lengths = _shape(shape, f"tensor {name}", f"graph {self.name}")
+        what, where = f"tensor {name}", f"graph {self.name}"
+        lengths = _shape(shape, what, where)
+        if kind in ("local", "symmetric"):
+            check_extents(what, where, lengths, self._ranked)
         made = Tensor(self._claim(name), lengths, dtype, kind)
         self._tensors.append(made)
         return made

@@ -9,6 +9,7 @@ import numpy as np
 
 from etc_dist.errors import ArgumentError
 from etc_dist.ir import GraphFunction
+from etc_dist.ir.dims import refuse_negative_extents
 from etc_dist.runtime.arrays import Array, described
 
 
@@ -59,7 +60,9 @@ def bind_dims(graph: GraphFunction, arrays: Mapping[str, Array]) -> dict[str, in
             got=str(shapes),
             fix=fix,
         )
-    return {d.name: dims[d.name] for d in graph.dims}
+    bound = {d.name: dims[d.name] for d in graph.dims}
+    refuse_negative_extents(graph, bound)
+    return bound
 
 
 def check_arrays(

@@ -262,18 +262,18 @@ def _check_loaded(graph: GraphFunction) -> list[Fault]:
     """Refuse writes that could change a value after a map has loaded it: a run is
     checked with the values that the tensors have at its end."""
     loaded = graph.loaded_tensors()
-    fix = "load from an input that no task writes, or from a local tensor whose "
-    fix += "written regions have no loads"
+    fix = "load from an input, or from a local tensor whose written regions have no "
+    fix += "loads"
     return [
-        Fault(GraphError, f"call {call.name} writes {region}, {why}", fix)
+        Fault(
+            GraphError,
+            f"call {call.name} writes {region}, a loaded region of a tensor that maps "
+            "load from",
+            fix,
+        )
         for call in graph.calls
         for region in call.writes
-        if region.tensor in loaded
-        for is_wrong, why in (
-            (region.tensor.kind == "input", "an input that maps load from"),
-            (region.is_loaded, "a loaded region of a tensor that maps load from"),
-        )
-        if is_wrong
+        if region.tensor in loaded and region.is_loaded
     ]
 
 

@@ -322,3 +322,31 @@ def test_a_value_has_not_the_name_of_an_axis_of_events():
     g.dims("done_0")
     error = refused(lambda: g.events("done", (4,), expects=lambda i: i))
     assert "'done_0'" in error.what
+
+
+@pytest.mark.parametrize("name", ["local", "symmetric", "events"])
+def test_a_shape_that_depends_on_the_rank_is_refused(name):
+    g = Graph("one", 2)
+    far = g.let("far", g.let("near", g.rank + 1) * 2)
+    make, words = getattr(g, name), ("float32",) if name != "events" else ()
+    keywords = {"expects": 1} if name == "events" else {}
+    for extent in (g.rank, far):
+        error = refused(lambda n=extent: make("x", (4, n), *words, **keywords))
+        assert "depends on the rank" in error.what and error.got == str(extent)
+
+
+def test_what_another_graph_has_is_refused():
+    other, g = Graph("other", 1), Graph("one", 1)
+    n = g.dims("n")
+    g.input("x", (n,), "float32"), g.events("e", (4,), expects=1)
+    x, e = other.input("x", (n + 3,), "float32"), other.events("e", (n,), expects=1)
+    body, grid = function(reads=1), g.grid(i=4)
+    error = refused(lambda: g.call(body, grid, reads=[x[:]], notifies=[e[0]]))
+    assert (error.where, error.got) == ("graph one, call work", "x[:], e[0]")
+
+
+def test_a_write_to_an_input_is_refused():
+    g = Graph("one", 1)
+    x = g.input("x", (4,), "float32")
+    error = refused(lambda: g.call(function(writes=1), g.grid(i=1), writes=[x[:]]))
+    assert error.what == "call work writes an input"

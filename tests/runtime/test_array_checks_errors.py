@@ -7,6 +7,7 @@ import pytest
 
 from etc_dist.errors import ArgumentError
 from etc_dist.ir import Graph, graph_function
+from etc_dist.ir.dims import checked_dims
 from etc_dist.runtime.array_checks import bind_dims
 from etc_dist.runtime.arrays import inspect
 
@@ -37,3 +38,19 @@ def test_dims_that_no_axis_gives_are_refused(graph, shape, fix):
         bind_dims(graph(2), {"x": x})
     assert caught.value.fix.startswith(fix)
     assert "x [" in caught.value.wanted
+
+
+@pytest.mark.parametrize("kind", ["local", "symmetric", "events", "output"])
+def test_negative_extents_are_refused(kind):
+    @graph_function
+    def small(g: Graph) -> None:
+        n = g.dims("n")
+        g.input("x", (n,), "float32")
+        rest = {"expects": 1} if kind == "events" else {"dtype": "float32"}
+        getattr(g, kind)("part", (n - 4, n - 4), **rest)
+
+    wanted = "axes of length 0 or more\n  got:    part .-2, -2"
+    with pytest.raises(ArgumentError, match=wanted):
+        bind_dims(small(1), {"x": inspect("x", np.ones(2, np.float32))})
+    with pytest.raises(ArgumentError, match=wanted):
+        checked_dims(small(1), {"n": 2})

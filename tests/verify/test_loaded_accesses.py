@@ -119,9 +119,9 @@ def test_a_load_from_another_graphs_tensor_is_refused():
         y = g.output("y", (4,), "float32")
         g.call(touch(0, 1), g.grid(i=1), writes=[y[span(lost.load(0), 4)]])
 
-    assert "lost[0] is of a tensor that the graph does not have" in (
-        refused(build(body)).got
-    )
+    with pytest.raises(GraphError, match="what this graph does not have") as caught:
+        build(body)
+    assert caught.value.got == "lost[0]"
 
 
 # ------------------------------------------------------------------------------- order
@@ -294,10 +294,8 @@ def test_a_loaded_region_of_what_is_loaded_is_refused():
 
 
 def test_a_write_of_an_input_that_is_loaded_is_refused():
-    graph = build(lambda g: loaded_twice(g, kind="input", again=lambda t: t[:]))
-    assert "call again writes table[:], an input that maps load from" in (
-        refused(graph).got
-    )
+    with pytest.raises(GraphError, match="call again writes an input"):
+        build(lambda g: loaded_twice(g, kind="input", again=lambda t: t[:]))
 
 
 # ------------------------------------------------------------------------------- range

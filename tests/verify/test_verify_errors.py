@@ -405,6 +405,18 @@ def test_a_read_of_what_nobody_wrote_is_refused() -> None:
     )
 
 
+@pytest.mark.parametrize("kind", ["local", "output"])
+def test_a_read_by_the_first_task_that_writes_is_refused(kind: str) -> None:
+    def body(g: Graph) -> None:
+        x = getattr(g, kind)("x", (4,), "float32")
+        (i,) = grid = g.grid(i=4)
+        g.call(touch(1, 1), grid, name="add", reads=[x[i]], writes=[x[i]])
+
+    assert "add[i=0] on rank 0 reads x[0:1] on rank 0, which no other task has" in (
+        refused(build(body), workers=1).got
+    )
+
+
 def test_a_read_before_the_first_write_is_refused() -> None:
     def body(g: Graph) -> None:
         x = g.local("x", (8,), "float32")
