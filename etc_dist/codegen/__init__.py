@@ -12,7 +12,7 @@ ranges.py           bounds and divisors of expressions
 layout.py           argument, symmetric and control block, on host and device
 """
 
-from etc_dist.codegen.cuda import Source, generate
+from etc_dist.codegen.cuda import Source, generate, title_of
 from etc_dist.codegen.layout import Arguments
 
-__all__ = ["Arguments", "Source", "generate"]
+__all__ = ["Arguments", "Source", "generate", "title_of"]

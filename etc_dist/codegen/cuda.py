@@ -81,6 +81,15 @@ class Source:
     def digest(self) -> str:
         return hashlib.sha256(self.text.encode()).hexdigest()[:16]
 
+    @property
+    def title(self) -> str:
+        """The graph, its number of ranks and the schedule, of the first line."""
+        return title_of(self.text)
+
+
+def title_of(text: str) -> str:
+    return text.partition("\n")[0].removeprefix("// ")
+
 
 def generate(plan: Plan, *, trace: bool = False, check: bool = True) -> Source:
     """The source of `plan`: equal plans give equal text. Raises CodegenError for plans

@@ -55,7 +55,7 @@ def _run(arguments: list[str], source: Source) -> bytes:
         log = done.stderr.decode(errors="replace")
         raise BuildError(
             "the source did not compile for the emulator",
-            where=source.text.splitlines()[0],
+            where=source.title,
             wanted=f"C++20 with the CUDA functions of {INCLUDE}",
             got=log[:4000],
             fix=f"{advice(source.text, log)} A CUDA function that the emulator lacks "

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from etc_dist.cache import Cache, Entry
-from etc_dist.codegen import Source, generate
+from etc_dist.codegen import Source, generate, title_of
 from etc_dist.errors import BuildError
 from etc_dist.runtime.build_advice import advice
 from etc_dist.runtime.includes import headers
@@ -82,7 +82,7 @@ def _refuse_missing(source: Source) -> None:
     if missing:
         raise BuildError(
             "the source of a device function does not exist",
-            where=source.text.splitlines()[0],
+            where=source.title,
             wanted="a .cuh file at each absolute path that is given as source=",
             got=f"no file {', '.join(missing)}",
             fix="write the CUDA body there, or correct source=",
@@ -104,8 +104,8 @@ def _compile(source: Source, included: Mapping[str, str], arch: str) -> Entry:
     cubin, log = compile_cubin(source.text, included, arch)
     seconds = time.perf_counter() - started
     if seconds > SLOW_SECONDS:
-        name = source.text.splitlines()[0].removeprefix("// ")
-        print(f"etc_dist: compiled {name} in {seconds:.1f} s", file=sys.stderr)
+        message = f"etc_dist: compiled {source.title} in {seconds:.1f} s"
+        print(message, file=sys.stderr)
     files = {"cu": source.text.encode(), "cubin": cubin, "log": log.encode()}
     return Entry(_facts(log), files)
 
@@ -187,7 +187,7 @@ def _run(
             fault = library.nvrtcGetErrorString(code).decode()
             raise BuildError(
                 "the generated source did not compile",
-                where=next(iter(text.splitlines()), "an empty program"),
+                where=title_of(text) or "an empty program",
                 wanted=f"a cubin for {options[0].rpartition('=')[2]}",
                 got=f"{fault}\n{log}",
                 fix=advice(text, log),

@@ -14,8 +14,25 @@ _NO_RUN = re.compile(
     r'class "(?:etc::)?(\w+)<[^\n]*" has no member "run"'
     r"|no member named 'run' in '(?:etc::)?(\w+)<"
 )
-
-_NO_FILE = re.compile(r"open source file|' file not found")
+_OTHER = {
+    r"error: [^\n]*\n[^\n]*\.operand<\d+>\(": (
+        "write task.template operand<n>(), counted from 0: reads first, then writes"
+    ),
+    r"NoScratch|error: invalid type conversion\n[^\n]*\.scratch": (
+        "tasks of the transfer lane have no scratch memory: use functions of a warp, "
+        'or lane="tensor"'
+    ),
+    r"cuda_(bf|fp)16|__nv_bfloat16|\b__half\b|__float2(bf|h)"
+    r"|types are: etc::b?f16 = |known conversion from 'float' to 'const b?f16'": (
+        "elements of 16 bits are bf16 or f16 of common/types.cuh: they convert to "
+        "float, and bf16::from(v) rounds a float"
+    ),
+    r"open source file|' file not found": (
+        "put the file that is included into the folder of the .cuh or below it; "
+        "headers of CUDA and of the system cannot be included"
+    ),
+}
+"""The fix by a pattern of the log; the first one that matches counts."""
 
 
 def advice(text: str, log: str) -> str:
@@ -30,11 +47,9 @@ def advice(text: str, log: str) -> str:
                 f"<class Task> struct {name} {{ ETC_DEVICE static void run(const Task& "
                 "task) { ... } };"
             )
-    if _NO_FILE.search(log):
-        return (
-            "put the file that is included into the folder of the .cuh or below it; "
-            "headers of CUDA and of the system cannot be included"
-        )
+    for other, fix in _OTHER.items():
+        if re.search(other, log):
+            return fix
     return "look at error.numbered(); correct the .cuh file of the first error."
 
 

@@ -348,7 +348,7 @@ def _load(cupy: Any, source: Source, cubin: Cubin) -> Any:
     except Exception as error:
         raise BuildError(
             "the compiled program does not load",
-            where=source.text.splitlines()[0],
+            where=source.title,
             wanted="an sm_90 GPU (H100, H200) and a driver for CUDA 12.8 or newer",
             got=str(error),
             fix="run `etc-dist doctor`",

@@ -4,15 +4,28 @@
 
 namespace etc {
 
+// In place of scratch memory, where a task has none.
+struct NoScratch {
+  ETC_DEVICE NoScratch(u32*) {}
+};
+template <bool kHas>
+struct Scratch {
+  using Pointer = u32*;
+};
+template <>
+struct Scratch<false> {
+  using Pointer = NoScratch;
+};
+
 // A body strides over its elements by `thread` of `threads`. On the tensor lane `scratch` is shared
-// memory of Shared::kScratchBytes.
+// memory of Shared::kScratchBytes; one warp, on the transfer lane, has none.
 template <class Program, class Call, int kThreads>
 struct Task : Call {
   using Coord = typename Call::Coord;
   const typename Program::Args& g;
   Coord c;
   i32 thread;
-  u32* scratch;
+  typename Scratch<(kThreads > 32)>::Pointer scratch;
   static constexpr i32 threads = kThreads;
 
   ETC_DEVICE Task(const typename Program::Args& args, Coord coord, i32 thread_, u32* scratch_)
@@ -21,6 +34,7 @@ struct Task : Call {
   // Operand n of the call: its reads, then its writes.
   template <int n>
   ETC_DEVICE auto operand() const {
+    static_assert(n >= 0 && n < Call::kReads + Call::kWrites, "the call has fewer operands");
     return Call::template operand<n>(g, c);
   }
   ETC_DEVICE void sync() const {

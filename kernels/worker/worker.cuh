@@ -115,3 +115,10 @@ ETC_DEVICE void run_worker(const typename Program::Args& g) {
 }
 
 }  // namespace etc
+
+// Device functions follow in the source. Some warps of the block run none, so a body cannot meet
+// them at a barrier; and with a GEMM all shared memory is in use.
+#undef __syncthreads
+#undef __shared__
+#define __syncthreads() static_assert(false, "in a body call task.sync(), not __syncthreads()")
+#define __shared__ static_assert(false, "in a body use task.scratch, not __shared__");

@@ -204,7 +204,7 @@ def test_a_fault_in_the_users_body_is_shown_with_file_and_line(tmp_path, setting
         build(source, settings)
     assert f"{tmp_path}/fill.cuh(8): error:" in caught.value.got
     assert '"seven" is undefined' in caught.value.got
-    assert caught.value.where == "// filled on 1 ranks, static schedule"
+    assert caught.value.where == "filled on 1 ranks, static schedule"
     assert list((settings.cache / "programs").iterdir()) == []
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from etc_dist.codegen import generate
 from etc_dist.emulate import Emulator
 from etc_dist.errors import BuildError
-from etc_dist.ir import DeviceFunction, Graph, graph_function
+from etc_dist.ir import DeviceFunction, Graph, GraphFunction, graph_function
 from etc_dist.runtime.build import build
 from etc_dist.schedule import schedule_static
 from etc_dist.settings import Settings
@@ -20,11 +22,31 @@ WRONG = {
 }
 
 
+BODIES = {
+    "y.at(0) = task.operand<0>().at(0);": "write task.template operand<n>()",
+    "const auto x = task.template operand<1>();": "the call has fewer operands",
+    "*y.at(0) = 1.5f;": "bf16::from(v) rounds a float",
+    "*y.at(0) = __float2bfloat16(1.5f);": "bf16::from(v) rounds a float",
+    "__syncthreads();": "in a body call task.sync(), not __syncthreads()",
+    "__shared__ float x[4];": "in a body use task.scratch, not __shared__",
+    "reinterpret_cast<float*>(task.scratch)[0] = 0;": "have no scratch memory",
+}
+
+
 @graph_function
-def one_call(g: Graph, *, source):
-    y = g.output("y", (4,), "float32")
-    relu = DeviceFunction("relu", print, source, "tensor", 0, 1)
+def one_call(g: Graph, *, source, lane="tensor"):
+    y = g.output("y", (8,), "bfloat16")
+    relu = DeviceFunction("relu", print, source, lane, 0, 1)
     g.call(relu, g.grid(i=1), writes=[y[:]])
+
+
+def refusal(compiler: str, graph: GraphFunction, folder: Path) -> BuildError:
+    with pytest.raises(BuildError) as caught:
+        if compiler == "emulator":
+            Emulator(graph)
+        else:
+            build(generate(schedule_static(graph)), Settings(cache=folder / "cache"))
+    return caught.value
 
 
 @pytest.mark.parametrize("compiler", ["nvrtc", "emulator"])
@@ -32,11 +54,20 @@ def one_call(g: Graph, *, source):
 def test_missing_struct_is_named_with_its_file(compiler, body, tmp_path):
     path = tmp_path / "activation.cuh"
     path.write_text(f"{HEAD}{body}\n}}  // namespace etc\n")
-    graph = one_call(1, source=path)
-    with pytest.raises(BuildError) as caught:
-        if compiler == "emulator":
-            Emulator(graph)
-        else:
-            build(generate(schedule_static(graph)), Settings(cache=tmp_path / "cache"))
+    caught = refusal(compiler, one_call(1, source=path), tmp_path)
     wanted = f"{path} must define, in namespace etc: template <class Task> struct relu"
-    assert caught.value.fix.startswith(wanted)
+    assert caught.fix.startswith(wanted)
+
+
+@pytest.mark.parametrize("compiler", ["nvrtc", "emulator"])
+@pytest.mark.parametrize("line", BODIES)
+def test_mistake_in_a_body_is_named_with_what_to_write(compiler, line, tmp_path):
+    path = tmp_path / "relu.cuh"
+    path.write_text(
+        f"{HEAD}template <class Task> struct relu {{ static void run(const Task& task) "
+        f"{{ const auto y = task.template operand<0>();\n{line}\n}} }};\n}}\n"
+    )
+    lane = "transfer" if "scratch)" in line else "tensor"
+    caught = refusal(compiler, one_call(1, source=path, lane=lane), tmp_path)
+    assert BODIES[line] in caught.fix + caught.got
+    assert caught.where == "one_call on 1 ranks, static schedule"
