@@ -11,11 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from ml_dtypes import bfloat16
 
 import etc_dist
 from etc_dist.codegen import generate
+from etc_dist.emulate import Emulator
 from etc_dist.errors import GraphError
 from etc_dist.runtime.build import compile_cubin, kernels_folder
+from etc_dist.runtime.cpu import simulate
 from etc_dist.runtime.includes import headers
 from etc_dist.schedule import schedule_static
 from etc_dist.verify.verify import verify
@@ -84,6 +87,11 @@ def test_ring_all_gather_reports_a_right_result():
     assert "y holds the rows of all ranks, on every rank: True" in output
 
 
+def test_norm_matmul_compares_itself_with_fp32():
+    said = launch(str(EXAMPLES / "norm_matmul.py"))
+    assert "largest error against fp32: 2." in said
+
+
 def test_mlp_compares_itself_with_fp32():
     output = launch(str(EXAMPLES / "mlp.py"))
     assert "96 rows, hidden 256, inner 512 on each rank 7 calls in one kernel" in output
@@ -106,6 +114,25 @@ def test_bin_sums_reports_a_right_result():
 def test_add_row_sum_is_proved_at_partial_tiles(rows):
     plan = schedule_static(graph("add_row_sum", 2))
     assert verify(plan, {"rows": rows, "n": 200}, 132).events == -(-rows // 128) * 2
+
+
+@pytest.mark.parametrize("rows", [1, 16, 256, 300])
+def test_norm_matmul_is_proved_at_partial_tiles(rows):
+    plan = schedule_static(graph("norm_matmul", 2))
+    dims = {"rows": rows, "n": 200, "k": 64}
+    assert verify(plan, dims, 132).events == -(-rows // 256) * 2
+
+
+def test_cuda_body_of_norm_matmul_fits_its_numpy_body():
+    made = graph("norm_matmul", 1)
+    rng = np.random.default_rng(1)
+    x, gain, w = (rng.integers(-4, 5, s) for s in ((20, 72), (72,), (40, 72)))
+    arrays = {"x": x, "gain": gain, "w": w}
+    inputs = [{name: a.astype(bfloat16) for name, a in arrays.items()}]
+    cpu = simulate(schedule_static(made), inputs, {"rows": 20, "n": 40, "k": 72})
+    (emulated,) = Emulator(made).run(inputs)
+    wanted, got = (o["y"].astype(np.float32) for o in (cpu.outputs[0], emulated))
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=abs(wanted).max() / 100)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 8])
@@ -142,7 +169,9 @@ def test_rows_that_a_bin_does_not_expect_are_found():
     assert "filled[3] on rank 0, which expects 2 notif" in caught.value.got
 
 
-@pytest.mark.parametrize("name", ["add_row_sum", "bin_sums", "ring_all_gather"])
+@pytest.mark.parametrize(
+    "name", ["add_row_sum", "bin_sums", "norm_matmul", "ring_all_gather"]
+)
 def test_kernel_compiles_without_spills(name):
     source = generate(schedule_static(graph(name, 2)))
     cubin, log = compile_cubin(source.text, headers(source, kernels_folder()))
@@ -174,6 +203,21 @@ def test_bin_sums_fit_numpy(world, rng):
         expected = np.zeros((bins, 12), np.float32)
         np.add.at(expected, keys, x)
         np.testing.assert_array_equal(on_host(total), expected)
+    program.close()
+
+
+@pytest.mark.mpi
+def test_norm_matmul_fits_numpy(world, rng):
+    program = etc_dist.compile(graph("norm_matmul", world.size), world)
+    shapes = {"x": (300, 128), "gain": (128,), "w": (264, 128)}
+    whole = {name: rng.integers(-4, 5, s) for name, s in shapes.items()}
+    given = {n: on_device(world, a.astype(bfloat16)) for n, a in whole.items()}
+    y = program.run(**given)["y"]
+    program.synchronize()
+    x, gain, w = whole.values()
+    expected = x / np.sqrt((x * x).mean(axis=1, keepdims=True)) * gain @ w.T
+    error = np.linalg.norm(on_host(y) - expected) / np.linalg.norm(expected)
+    assert error < 5e-3
     program.close()
 
 
