@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from etc_dist.errors import ArgumentError
 from etc_dist.functions.add_partials import add_partials
 from etc_dist.functions.grouped_matmul import grouped_float
 from etc_dist.functions.matmul import TILE
 from etc_dist.functions.sum_slots import PIECE_COLUMNS, PIECE_ROWS
 from etc_dist.ir import Graph, ceildiv, graph_function, minimum, span, tile
-from etc_dist.ops.order import rotated_owners
+from etc_dist.ops.order import pieces_by_column, rotated_owners, split_tile
 
 
 @graph_function
@@ -25,14 +24,9 @@ def float_partials_graph(
     owner piece by piece. The owner adds the ranks' partial sums in rank order. Sends
     twice the bytes of `matmul_reduce_scatter_graph`."""
     (piece_rows, piece_columns), size, wide = piece, tile_size, 2 * tile_size
-    if size % piece_rows or wide % piece_columns:
-        raise ArgumentError(
-            "tiles cannot be split into pieces",
-            where=g.name,
-            wanted="tile_size: a multiple of both numbers of piece",
-            got=f"tile_size = {size}, piece = {tuple(piece)}",
-            fix="choose both sizes",
-        )
+    down, across = split_tile(g.name, size, piece)
+    across *= wide // size
+    pieces = down * across
     rows, n, k = g.dims("rows n k")
     world = g.world_size
     blocks = g.let("blocks", ceildiv(rows, size))
@@ -42,8 +36,6 @@ def float_partials_graph(
     y = g.output("y", (rows, n), dtype)
     partials = g.local("partials", (world, rows, n), "float32")
     slots = g.symmetric("slots", (world, rows, n), "float32")
-    down, across = size // piece_rows, wide // piece_columns
-    pieces = down * across
     produced = g.events("produced", (world, blocks, columns), expects=1)
     ready = g.events(
         "ready", (blocks, columns), expects=world * pieces, cross_rank=True
@@ -90,10 +82,5 @@ def float_partials_graph(
         reads=[slots[:, *of_piece]],
         writes=[y[of_piece]],
         waits=[ready[i, j]],
-        order=lambda t: (
-            t // pieces % blocks,
-            t // (pieces * blocks),
-            t // across % down,
-            t % across,
-        ),
+        order=lambda t: pieces_by_column(t, blocks, down, across),
     )

@@ -22,7 +22,7 @@ from etc_dist.ir.expr import Const
 from etc_dist.ops.argument_table import ArgumentTable
 from etc_dist.ops.float_partials import float_partials_graph
 from etc_dist.ops.operation import Candidate, Operation, refusing
-from etc_dist.ops.order import rotated_owners
+from etc_dist.ops.order import pieces_by_column, rotated_owners, split_tile
 from etc_dist.world import World
 
 COLUMN_GROUP = 1
@@ -78,16 +78,7 @@ def add_sum_slots(
     _, blocks, columns, extent, _ = slots.shape
     assert isinstance(extent, Const)  # tiles have a fixed size
     size, (piece_rows, piece_columns) = extent.value, piece
-    if size % piece_rows or size % piece_columns:
-        raise ArgumentError(
-            "tiles cannot be split into pieces",
-            where=g.name,
-            wanted="tile_size: a multiple of both numbers of piece",
-            got=f"tile_size = {size}, piece = {tuple(piece)}",
-            fix="choose both sizes",
-        )
-    down, across = size // piece_rows, size // piece_columns
-    pieces = down * across
+    down, across = split_tile(g.name, size, piece)
     i, j, p, q = grid = g.grid(i=blocks, j=columns, p=down, q=across)
     g.call(
         sum_slots(y.dtype),
@@ -100,12 +91,7 @@ def add_sum_slots(
             ]
         ],
         waits=[ready[i, j]],
-        order=lambda t: (
-            t // pieces % blocks,
-            t // (pieces * blocks),
-            t // across % down,
-            t % across,
-        ),
+        order=lambda t: pieces_by_column(t, blocks, down, across),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from etc_dist.errors import ArgumentError
 from etc_dist.ir import RANK, Expr, minimum
 
 
@@ -46,3 +47,26 @@ def last_between(t: Expr, parts: int, tasks: Expr | int) -> tuple[Expr, Expr]:
     other = turn * (parts - 1) + place
     p = (1 - is_last) * (other // tasks) + is_last * (parts - 1)
     return p, (1 - is_last) * (other % tasks) + is_last * turn
+
+
+def split_tile(graph: str, tile: int, piece: tuple[int, int]) -> tuple[int, int]:
+    """The numbers of pieces down and across a tile; ArgumentError unless they fit."""
+    rows, columns = piece
+    if tile % rows or tile % columns:
+        raise ArgumentError(
+            "tiles cannot be split into pieces",
+            where=graph,
+            wanted="tile_size: a multiple of both numbers of piece",
+            got=f"tile_size = {tile}, piece = {tuple(piece)}",
+            fix="choose both sizes",
+        )
+    return tile // rows, tile // columns
+
+
+def pieces_by_column(
+    t: Expr, blocks: Expr, down: int, across: int
+) -> tuple[Expr, Expr, Expr, Expr]:
+    """(i, j, p, q): the down x across pieces of each tile, tiles column by column."""
+    pieces = down * across
+    tile = t // pieces % blocks, t // (pieces * blocks)
+    return *tile, t // across % down, t % across
