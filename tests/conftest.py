@@ -71,11 +71,11 @@ def one_rank(world: Any) -> Any:
 
 
 LIMIT = 0.5
-"""Seconds that a wait may last in a hasty world."""
+"""Seconds that a wait may last in `short_timeout`."""
 
 
 @pytest.fixture
-def hasty(world: Any) -> Iterator[Any]:
+def short_timeout(world: Any) -> Iterator[Any]:
     """The world, with a short limit and without the proof that would refuse."""
     before = world.settings
     world.settings = replace(before, verify=False, wait_limit=LIMIT)

@@ -40,7 +40,7 @@ def lacking(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     ("schedule", "event"), [("static", "activated"), ("dynamic", "listed")]
 )
 def test_a_wait_in_vain_ends_all_ranks_and_the_next_layer_runs(
-    schedule, event, lacking, make, hasty
+    schedule, event, lacking, make, short_timeout
 ):
     kind = "moe expert-parallel"
     right = make(kind, *SIZES, schedule=schedule)

@@ -267,18 +267,17 @@ def test_arrays_of_another_gpu_are_refused(refused, good):
     ("options", "error", "words"),
     [
         ({"schedule": "eager"}, ScheduleError, r"wanted: 'static'.*\n.*'eager'"),
-        ({"schedule": 7}, TypeError, "schedule expects a str, got int"),
         ({"trace": "yes"}, TypeError, "trace expects a bool or None, got str"),
         ({"world": 3}, TypeError, "world expects a World, got int"),
     ],
-    ids=["schedule", "schedule type", "trace type", "world type"],
+    ids=["schedule", "trace type", "world type"],
 )
 def test_an_unknown_option_is_refused(options, error, words, kind, world):
     with refusal(error, words):
         kind(**{"world": world, **options})
 
 
-def test_a_closed_operation_says_so(op, good):
+def test_a_closed_operation_is_named_in_the_error(op, good):
     p = good()
     works(op, p)
     op.close()

@@ -46,13 +46,13 @@ def test_a_body_may_wait_never_once_or_twice(gathers, schedule, one_rank):
 
 
 @pytest.mark.mpi
-def test_a_task_that_has_begun_ends_when_its_wait_is_in_vain(one_rank, hasty):
-    wrong = program_of(hasty, "static", gathers=True, notifies=False)
-    right = program_of(hasty, "static", gathers=True)
+def test_a_task_that_has_begun_ends_when_its_wait_is_in_vain(one_rank, short_timeout):
+    wrong = program_of(short_timeout, "static", gathers=True, notifies=False)
+    right = program_of(short_timeout, "static", gathers=True)
     with pytest.raises(WaitTimeoutError) as caught:
-        check(wrong, hasty, 0)
+        check(wrong, short_timeout, 0)
     events = {record.event.partition("[")[0] for record in caught.value.records}
     assert events and events <= {"there", "done"}
-    check(right, hasty, 1)
+    check(right, short_timeout, 1)
     wrong.close()
     right.close()

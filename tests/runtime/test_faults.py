@@ -28,12 +28,12 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def compiled(hasty) -> Iterator[Callable[..., Program]]:
+def compiled(short_timeout) -> Iterator[Callable[..., Program]]:
     programs: list[Program] = []
 
     def compiled(schedule: str = "static", **options: Any) -> Program:
-        graph = ring(hasty.size, **options)
-        programs.append(etc_dist.compile(graph, hasty, schedule=schedule))
+        graph = ring(short_timeout.size, **options)
+        programs.append(etc_dist.compile(graph, short_timeout, schedule=schedule))
         return programs[-1]
 
     yield compiled
@@ -42,12 +42,12 @@ def compiled(hasty) -> Iterator[Callable[..., Program]]:
 
 
 @pytest.fixture
-def run(hasty) -> Callable[..., list[float]]:
+def run(short_timeout) -> Callable[..., list[float]]:
     """Runs a program to its end; the first column of y."""
-    arrays = Arrays(hasty.backend)
+    arrays = Arrays(short_timeout.backend)
 
     def run(program: Program, count: int = 1) -> list[float]:
-        x = np.full((8, 8), hasty.rank, np.float32)
+        x = np.full((8, 8), short_timeout.rank, np.float32)
         counts = np.full(4, count, np.int32)
         y = program.run(x=arrays.put(x), count=arrays.put(counts))["y"]
         program.synchronize()
@@ -74,59 +74,61 @@ def waits(records: tuple[WaitRecord, ...]) -> list[tuple[int, str, str, int, int
 
 
 @pytest.mark.mpi(min_size=2)
-def test_a_missing_notify_is_named_on_every_rank(compiled, run, hasty):
+def test_a_missing_notify_is_named_on_every_rank(compiled, run, short_timeout):
     program = compiled(notifies=False)
     records = timed_out(lambda: run(program))
     vain = [
         (rank, f"take[{i}]", f"here[{i}]", 0, 1)
-        for rank in range(hasty.size)
+        for rank in range(short_timeout.size)
         for i in (0, 1)
     ]
     # The first waits to be given up end the run, maybe before others have their turn.
     assert waits(records) and set(waits(records)) <= set(vain)
     assert {record.lane for record in records} <= {"tensor", "transfer"}
     assert all(0 <= record.worker < program.workers for record in records)
-    assert run(compiled()) == previous(hasty)
+    assert run(compiled()) == previous(short_timeout)
 
 
 @pytest.mark.mpi(min_size=2)
-def test_a_wait_in_vain_for_a_queue_names_the_event(compiled, run, hasty):
+def test_a_wait_in_vain_for_a_queue_names_the_event(compiled, run, short_timeout):
     program = compiled("dynamic", wanted=2)
     for _ in range(2):
         records = timed_out(lambda: run(program))
         vain = [
             (rank, f"take[{i}]", f"here[{i}]", 1, 2)
-            for rank in range(hasty.size)
+            for rank in range(short_timeout.size)
             for i in (0, 1)
         ]
         assert waits(records) and set(waits(records)) <= set(vain)
-    assert run(compiled("dynamic", wanted=1)) == previous(hasty)
+    assert run(compiled("dynamic", wanted=1)) == previous(short_timeout)
 
 
 @pytest.mark.mpi(min_size=2)
-def test_the_same_program_runs_again_after_a_timeout(compiled, run, hasty):
+def test_the_same_program_runs_again_after_a_timeout(compiled, run, short_timeout):
     program = compiled()
     for _ in range(2):
-        assert run(program) == previous(hasty)
+        assert run(program) == previous(short_timeout)
         records = timed_out(lambda: run(program, count=3))
         assert {(record.have, record.want) for record in records} == {(1, 3)}
-    assert run(program) == previous(hasty)
+    assert run(program) == previous(short_timeout)
 
 
 @pytest.mark.mpi(min_size=2)
-def test_a_wait_in_vain_on_one_rank_is_an_error_on_all(compiled, run, hasty):
+def test_a_wait_in_vain_on_one_rank_is_an_error_on_all(compiled, run, short_timeout):
     program = compiled()
-    unlucky = hasty.size - 1
-    count = 2 if hasty.rank == unlucky else 1
+    unlucky = short_timeout.size - 1
+    count = 2 if short_timeout.rank == unlucky else 1
     records = timed_out(lambda: run(program, count))
     vain = [(unlucky, f"take[{i}]", f"here[{i}]", 1, 2) for i in (0, 1)]
     assert waits(records) and set(waits(records)) <= set(vain)
-    assert run(program) == previous(hasty)
+    assert run(program) == previous(short_timeout)
 
 
 @pytest.mark.mpi(min_size=2)
-def test_a_failed_run_is_told_by_the_next_call_at_the_latest(compiled, run, hasty):
-    program, arrays = compiled(), Arrays(hasty.backend)
+def test_a_failed_run_is_told_by_the_next_call_at_the_latest(
+    compiled, run, short_timeout
+):
+    program, arrays = compiled(), Arrays(short_timeout.backend)
     x = arrays.put(np.zeros((8, 8), np.float32))
     counts = [arrays.put(np.full(4, count, np.int32)) for count in (2, 1)]
 
@@ -136,17 +138,17 @@ def test_a_failed_run_is_told_by_the_next_call_at_the_latest(compiled, run, hast
         program.run(x=x, count=counts[1])
 
     assert {record.want for record in timed_out(twice)} == {2}
-    assert run(program) == previous(hasty)
+    assert run(program) == previous(short_timeout)
 
 
 @pytest.mark.mpi(min_size=2)
-def test_a_rank_that_calls_late_is_waited_for(compiled, run, hasty):
+def test_a_rank_that_calls_late_is_waited_for(compiled, run, short_timeout):
     program = compiled()
-    for late in (0, hasty.size - 1):
-        if hasty.rank == late:
+    for late in (0, short_timeout.size - 1):
+        if short_timeout.rank == late:
             time.sleep(1.25 * LIMIT)
         # The ranks meet before they launch, and no wait has begun until then.
-        assert run(program) == previous(hasty)
+        assert run(program) == previous(short_timeout)
 
 
 # ------------------------------------------------------------------ ranks that die

@@ -48,19 +48,19 @@ def stopped(launch: Launch, *call: Any) -> None:
 
 
 @pytest.fixture(params=["static", "dynamic"])
-def program(hasty, request) -> Iterator[Program]:
+def program(short_timeout, request) -> Iterator[Program]:
     program = etc_dist.compile(
-        ring(hasty.size, wanted=1), hasty, schedule=request.param
+        ring(short_timeout.size, wanted=1), short_timeout, schedule=request.param
     )
     yield program
     program.close()
 
 
 @pytest.fixture
-def run(hasty, program) -> Callable[[], list[float]]:
+def run(short_timeout, program) -> Callable[[], list[float]]:
     """Runs the program to its end; the first column of y."""
-    arrays = Arrays(hasty.backend)
-    x = arrays.put(np.full((8, 8), hasty.rank, np.float32))
+    arrays = Arrays(short_timeout.backend)
+    x = arrays.put(np.full((8, 8), short_timeout.rank, np.float32))
     count = arrays.put(np.ones(4, np.int32))
 
     def run() -> list[float]:
@@ -74,13 +74,13 @@ def run(hasty, program) -> Callable[[], list[float]]:
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("how", [never, late, stopped])
 def test_rank_that_agrees_and_does_not_launch_in_time(
-    how, program, run, hasty, monkeypatch
+    how, program, run, short_timeout, monkeypatch
 ):
-    expected = [float((hasty.rank - 1) % hasty.size)] * 8
-    for odd in (hasty.size - 1, 0):
+    expected = [float((short_timeout.rank - 1) % short_timeout.size)] * 8
+    for odd in (short_timeout.size - 1, 0):
         assert run() == expected
         with monkeypatch.context() as patch:
-            if hasty.rank == odd:
+            if short_timeout.rank == odd:
                 executor = program._executor
                 patch.setattr(executor, "launch", partial(how, executor.launch))
             began = time.monotonic()
@@ -93,10 +93,10 @@ def test_rank_that_agrees_and_does_not_launch_in_time(
 
 @pytest.mark.mpi(min_size=2)
 def test_rank_that_did_not_launch_is_told_by_its_next_call(
-    program, run, hasty, monkeypatch
+    program, run, short_timeout, monkeypatch
 ):
     expected = run()
-    arrays = Arrays(hasty.backend)
+    arrays = Arrays(short_timeout.backend)
     x = arrays.put(np.zeros((8, 8), np.float32))
     count = arrays.put(np.ones(4, np.int32))
 
@@ -106,7 +106,7 @@ def test_rank_that_did_not_launch_is_told_by_its_next_call(
         program.run(x=x, count=count)
 
     with monkeypatch.context() as patch:
-        if hasty.rank == 0:
+        if short_timeout.rank == 0:
             patch.setattr(program._executor, "launch", lambda *call: None)
         with pytest.raises(WaitTimeoutError):
             twice()
