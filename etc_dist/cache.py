@@ -1,9 +1,9 @@
 """The cache on disk of compiled programs and of proofs, private to one user.
 
-An entry is a manifest `KEY.json` and its files `KEY.NAME`. Each is written aside and
-renamed, and the manifest, which holds the SHA-256 of all, comes last. So a reader finds
-a whole entry or none, and a damaged entry is made again. The cache is an aid: if it
-cannot be used, there is one warning, and everything is made anew in each process.
+An entry is a manifest `KEY.json` and its files `KEY.NAME`. Each is written to a
+temporary file and renamed. The manifest, which holds the SHA-256 of all, is last. So a
+reader finds a complete entry or none. A damaged entry is made again. If the cache
+cannot be used, there is one warning, and each process makes everything itself.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ABANDONED_SECONDS = 3600.0
 
 @dataclass(frozen=True)
 class Entry:
-    """What is kept under a key: facts that JSON can hold, and files by name."""
+    """The content of a key: facts that JSON can hold, and files by name."""
 
     facts: Mapping[str, Any]
     files: Mapping[str, bytes] = field(default_factory=dict)
@@ -98,7 +98,7 @@ class Cache:
             return entry, False
 
     def fault(self) -> str:
-        """Why the cache cannot be used, or nothing; creates and changes nothing."""
+        """Why the cache cannot be used, or ""; creates and changes nothing."""
         root = self.root.absolute()
         existing = next(p for p in (root, *root.parents) if os.path.lexists(p))
         try:
@@ -141,8 +141,8 @@ class Cache:
 
     @contextlib.contextmanager
     def _making(self, kind: str, key: str, limit: float) -> Iterator[None]:
-        """Of all processes that come here for an entry, the first enters at once. The
-        others enter when it leaves or ends, or after `limit` seconds."""
+        """A lock on making an entry: the first process enters at once, others when it
+        leaves or ends, or after `limit` seconds."""
         try:
             path = self._folder(kind) / f"{key}.lock"
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -225,8 +225,8 @@ def _entries(folder: Path) -> dict[str, _Use]:
 
 
 def _trim(folder: Path, limit: int, kept: str) -> None:
-    """Remove the entries used longest ago until `limit` holds, and what processes that
-    ended left unfinished. Another process that reads one of them makes it again."""
+    """Remove the entries used longest ago until `limit` holds, and unfinished files of
+    ended processes. Another process that reads a removed entry makes it again."""
     entries = _entries(folder)
     total = sum(use.size for use in entries.values())
     for key, use in sorted(entries.items(), key=lambda item: item[1].used):
@@ -284,7 +284,7 @@ def _read(path: Path) -> bytes:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file at once: readers see all of it or what was there before."""
+    """Write a file atomically: readers see all of it or the previous one."""
     # NOTE: mkstemp never opens what is there, be it a file or a link.
     number, aside = tempfile.mkstemp(
         dir=path.parent, prefix=f"{path.name}.", suffix=".part"

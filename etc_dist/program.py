@@ -34,9 +34,9 @@ MOST_PROOFS = 4096
 """The proved shapes that a program remembers."""
 
 RunStatus = tuple[bool, list[Record]]
-"""Whether a rank's run failed, and the records of what ended it."""
+"""Whether a rank's run failed, and the records of its failed waits and tasks."""
 CapacityHint = Callable[[Mapping[str, int]], Sequence[Mapping[str, int]]]
-"""The dims to allocate memory for, once some dims need more than there is."""
+"""The dims to allocate memory for when a call at some dims needs more."""
 
 
 class Executor(Protocol):
@@ -141,7 +141,7 @@ class Program:
             return outputs
 
     def bind(self, arrays: Mapping[str, Array], dims: Mapping[str, int]) -> Bound:
-        """A call on arrays that were checked, by tensor name. Local."""
+        """A call on checked arrays, by tensor name. Local."""
         graph = self.plan.graph
         text = f"{graph.name}({', '.join(f'{k}={v}' for k, v in dims.items())})"
         text += f" of {', '.join(dict.fromkeys(t.dtype for t in graph.inputs()))}"
@@ -326,7 +326,7 @@ class Program:
 
     def _refuse_after_failure(self) -> None:
         if self._executor.failed:
-            # NOTE: peers recover as well when they get an error of this class.
+            # NOTE: peers recover as well if they receive an error of this class.
             self.world.refuse(self._timeout(self._executor.records()))
 
     def _agree_on_end(self) -> EtcDistError | None:
@@ -346,8 +346,8 @@ class Program:
         return None
 
     def _end_of_run(self, error: EtcDistError) -> EtcDistError:
-        """What to raise for an error of an agreement: that of the last run if it was
-        ended, since it came first; all ranks then recover."""
+        """The error to raise for that of an agreement: the last run's if it failed,
+        since it came first. All ranks then recover."""
         if isinstance(error, WaitTimeoutError) and not self.world.broken:
             return self._recover()
         if self._executor.failed:
@@ -360,7 +360,7 @@ class Program:
         self, records: list[Record], silent: Sequence[int] = ()
     ) -> ArgumentError | WaitTimeoutError:
         self._reported = True
-        # Data out of range on one rank is why others wait in vain.
+        # Data out of range on one rank makes the waits of others time out.
         outside = [r for r in records if isinstance(r, RangeRecord)]
         return out_of_range(outside) if outside else self._timeout(records, silent)
 
