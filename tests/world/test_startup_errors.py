@@ -110,7 +110,8 @@ def interrupt(*_: object) -> None:
 
 @pytest.mark.mpi
 @pytest.mark.parametrize(
-    ("step", "got"), [("_start", "did not come"), ("_forget_closed", "interrupted")]
+    ("step", "got"),
+    [("_start", "did not take part"), ("_forget_closed", "interrupted")],
 )
 def test_a_start_that_is_interrupted_on_one_rank_leaves_no_world(
     step, got, world, monkeypatch
