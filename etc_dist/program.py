@@ -22,7 +22,7 @@ from etc_dist.runtime.array_checks import Expected, bind_dims, check_arrays
 from etc_dist.runtime.arrays import Array, empty_like, inspect
 from etc_dist.runtime.device_faults import Record, out_of_range
 from etc_dist.runtime.run_check import Loaded, RunCheck, cannot_capture
-from etc_dist.runtime.stream import stream_for
+from etc_dist.runtime.stream import is_capturing, stream_for
 from etc_dist.runtime.trace import Trace
 from etc_dist.schedule import Plan
 from etc_dist.verify.proof import prove
@@ -44,15 +44,11 @@ class Executor(Protocol):
 
     workers: int
 
-    def needs_memory(self, dims: Mapping[str, int]) -> bool: ...
     def grow(self, *shapes: Mapping[str, int]) -> None: ...
-    def is_capturing(self, stream: Any = None) -> bool: ...
     def prepare(self, arrays: Mapping[str, Array], dims: Mapping[str, int]) -> Any: ...
     def is_current(self, launch: Any) -> bool: ...
     def launch(self, launch: Any, stream: Any = None) -> None: ...
-    @property
-    def failed(self) -> bool: ...
-    def records(self) -> list[Record]: ...
+    def failure(self) -> list[Record] | None: ...
     def loaded(self, launch: Any, names: Sequence[str]) -> Loaded: ...
     def reset(self) -> None: ...
     def synchronize(self) -> None: ...
@@ -158,11 +154,11 @@ class Program:
         grows = False
         try:
             self._refuse_after_failure()
-            if self._run_check.is_wanted and executor.is_capturing(stream):
+            if self._run_check.is_wanted and is_capturing(self.backend, stream):
                 self.world.refuse(cannot_capture(bound.text))
             if bound.launch is None or not executor.is_current(bound.launch):
                 grows = self._make_ready(bound)
-                if grows and executor.is_capturing(stream):
+                if grows and is_capturing(self.backend, stream):
                     self.world.refuse(cannot_capture_first_call(bound.text))
             self.world.match_call(bound.signature, bound.describe)
         except (WaitTimeoutError, WorldError) as error:
@@ -194,9 +190,8 @@ class Program:
         this rank's run, and returns an error once."""
         if not self.world.broken:
             return self._agree_on_end()
-        if self._executor.failed and not self._reported:
-            return self._failure(self._executor.records())
-        return None
+        records = None if self._reported else self._executor.failure()
+        return None if records is None else self._failure(records)
 
     def trace(self) -> Trace:
         """The timeline of the last run, of all ranks (needs settings.trace)."""
@@ -301,12 +296,10 @@ class Program:
         this fails or is slow on one rank."""
         try:
             self._prove(bound.dims)
-            grows = self._executor.needs_memory(bound.dims)
-            if not grows:
-                bound.launch = self._executor.prepare(bound.arrays, bound.dims)
+            bound.launch = self._executor.prepare(bound.arrays, bound.dims)
         except Exception as error:
             self.world.refuse(as_refusal(error, f"a proof or plan of {bound.text}"))
-        return grows
+        return bound.launch is None
 
     def _grow(self, bound: Bound) -> None:
         """Allocate memory for a call, of the same size on all ranks."""
@@ -325,9 +318,10 @@ class Program:
             self._proved.put(key, prove(self.plan, dims, self.workers, settings))
 
     def _refuse_after_failure(self) -> None:
-        if self._executor.failed:
+        records = self._executor.failure()
+        if records is not None:
             # NOTE: peers recover as well if they receive an error of this class.
-            self.world.refuse(self._timeout(self._executor.records()))
+            self.world.refuse(self._timeout(records))
 
     def _agree_on_end(self) -> EtcDistError | None:
         """Wait for the last run on every rank; returns its error, alike on all."""
@@ -350,8 +344,9 @@ class Program:
         since it came first. All ranks then recover."""
         if isinstance(error, WaitTimeoutError) and not self.world.broken:
             return self._recover()
-        if self._executor.failed:
-            fault = self._failure(self._executor.records())
+        records = self._executor.failure()
+        if records is not None:
+            fault = self._failure(records)
             fault.__cause__ = None if isinstance(error, WaitTimeoutError) else error
             return fault
         return error
@@ -383,8 +378,8 @@ class Program:
     def _recover(self) -> EtcDistError:
         """All ranks: exchange the records and clear the counters. Returns the error of
         the run."""
-        failed = self._executor.failed
-        own: RunStatus = (failed, self._executor.records() if failed else [])
+        found = self._executor.failure()
+        own: RunStatus = (found is not None, found or [])
         ends = cast("list[RunStatus | None]", self.world.gather(own))
         self._executor.finish()
         records = [record for end in ends if end for record in end[1]]

@@ -1,4 +1,4 @@
-"""The argument block of a run, filled in: what a launch hands to the kernel."""
+"""The argument block of a launch, filled in."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Encode = Callable[[int, Sequence[int], str, int, TmaBox], Any]
 
 @dataclass(frozen=True)
 class Places:
-    """Where a rank's memory lies: addresses, and sizes in records and nanoseconds."""
+    """Addresses of a rank's memory; a limit in nanoseconds, a capacity in records."""
 
     peers: Sequence[int]
     """Every rank's symmetric block."""
@@ -51,8 +51,8 @@ def fill(
     places: Places,
     number: int = 0,
 ) -> Block:
-    """All but what depends on the caller's arrays. `number` is the shape's own, by
-    which faults name it. ArgumentError for shapes beyond 32-bit indices."""
+    """The block without the caller's arrays. `number` identifies the shape in fault
+    records. ArgumentError for shapes beyond 32-bit indices."""
     graph, memory = plan.graph, plan_memory(plan, dims)
     env = graph.environment(dims, rank)
     _check_rows(source, env, f"graph {graph.name}")
@@ -120,7 +120,7 @@ def bind(
     rank: int,
     encode: Encode,
 ) -> None:
-    """Add the caller's arrays, and the tensor maps of all that bulk copies touch."""
+    """Add the caller's arrays, and the tensor maps of all bulk copies."""
     for name, pointer in pointers.items():
         block[tensor_name(name)] = pointer
     env = plan.graph.environment(dims, rank)

@@ -1,4 +1,4 @@
-"""Whether the caller's arrays are what a call expects, and at which dims."""
+"""Checks of the caller's arrays, and the dims that their shapes give."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from etc_dist.runtime.arrays import Array, described
 
 @dataclass(frozen=True)
 class Expected:
-    """What an array of a call has to be; `name` is the caller's. `orders` are the
-    memory orders that are accepted, see `Array.order`."""
+    """The requirements on an array of a call; `name` is the caller's. `orders` are the
+    accepted memory orders, see `Array.order`."""
 
     name: str
     shape: tuple[int, ...]
@@ -31,8 +31,8 @@ class Expected:
 
 
 def bind_dims(graph: GraphFunction, arrays: Mapping[str, Array]) -> dict[str, int]:
-    """The dims that the shapes of `arrays` give; shapes that contradict each other are
-    found when the arrays are checked at these dims."""
+    """The dims that the shapes of `arrays` give. `check_arrays` at these dims finds
+    shapes that contradict each other."""
     dims: dict[str, int] = {}
     names = {d.name for d in graph.dims}
     for tensor in (*graph.inputs(), *graph.outputs()):
@@ -91,7 +91,7 @@ def check_arrays(
 def _array_faults(
     expected: Expected, array: Array | None, device: int | str, may_be_empty: bool
 ) -> list[tuple[str, str]]:
-    """What is wanted of one array and what it is."""
+    """(wanted, got) of one array, if it is not as expected."""
     name = expected.name
     if array is None:
         return [(expected.describe(device), f"no {name}")]

@@ -1,4 +1,4 @@
-"""The caller's arrays, whatever library they come from, as plain facts."""
+"""The caller's arrays of any library: address, shape, dtype, device."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from etc_dist.ir.tensor import DTYPES as SIZES
 
 @dataclass(frozen=True)
 class Array:
-    """Where an array lies, what it is, and what the caller calls it. `device` is "cpu"
-    or a CUDA device number. `order` is "C" for rows that are contiguous, "F" for the
-    transposed view of such an array, and "" for all other strides."""
+    """An array of a call, with the caller's name for it. `device` is "cpu" or a CUDA
+    device number. `order` is "C" for contiguous rows, "F" for the transposed view of
+    such an array, and "" for all other strides."""
 
     pointer: int
     shape: tuple[int, ...]
@@ -31,7 +31,7 @@ class Array:
     @cached_property
     def end(self) -> int:
         """The address after its last byte; for contiguous or transposed arrays of a
-        dtype that graphs know."""
+        supported dtype."""
         return self.pointer + prod(self.shape) * SIZES[self.dtype]
 
     @property
@@ -83,7 +83,7 @@ def _library_of(kind: type) -> str:
 
 
 library_of: Callable[[type], str] = lru_cache(_library_of)
-"""The library whose array type it is, or is derived from: "cupy", "torch" or ""."""
+"""The library that defines the array type, or a base of it: "cupy", "torch" or ""."""
 
 
 def inspect(name: str, value: Any) -> Array:
@@ -147,7 +147,7 @@ def _masked(name: str) -> ArgumentError:
 
 
 def dtype_of(value: Any) -> str:
-    """The name of an array's dtype; empty for what has none."""
+    """The name of an array's dtype; empty if it has none."""
     return str(getattr(value, "dtype", "")).removeprefix("torch.")
 
 
@@ -169,8 +169,8 @@ def identity(value: Any) -> Any:
 
 
 def empty_like(owner: Any, shape: tuple[int, ...]) -> Any:
-    """A new array of `shape` with the library, dtype and device of `owner`, which is
-    that of an `Array`."""
+    """A new array of `shape` with the library, dtype and device of `owner`, an
+    `Array.owner`."""
     if hasattr(owner, "new_empty"):
         return owner.new_empty(shape)
     if isinstance(owner, np.ndarray):

@@ -29,7 +29,7 @@ OPTIONS = (
     "--no-source-include",  # headers are given by name
 )
 SLOW_SECONDS = 1.0
-"""A build that takes longer says so."""
+"""A longer compilation is reported on stderr."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Cubin:
 
 
 def kernels_folder() -> Path:
-    """The device code: inside the installed package, or beside it in a checkout."""
+    """The device code: in the installed package, or next to it in a checkout."""
     package = Path(__file__).resolve().parent.parent
     for folder in (package / "kernels", package.parent / "kernels"):
         if (folder / "worker" / "worker.cuh").exists():
@@ -61,8 +61,8 @@ def kernels_folder() -> Path:
 
 
 def build(source: Source, settings: Settings, arch: str = ARCH) -> Cubin:
-    """The cubin of `source`, compiled at most once for each content of source, headers,
-    options and compiler. Of many ranks that build the same, one compiles it."""
+    """The cubin of `source`, compiled once for each content of source, headers, options
+    and compiler. If several ranks build it, one of them compiles."""
     _refuse_missing(source)
     started = time.perf_counter()
     included = headers(source, kernels_folder())
@@ -70,7 +70,7 @@ def build(source: Source, settings: Settings, arch: str = ARCH) -> Cubin:
         "programs",
         _key(source, included, arch),
         lambda: _compile(source, included, arch),
-        limit=settings.world_limit / 2,  # before other ranks give up
+        limit=settings.world_limit / 2,  # before other ranks time out
     )
     facts = {**entry.facts, "remarks": tuple(entry.facts["remarks"])}
     seconds = time.perf_counter() - started
@@ -216,7 +216,7 @@ def _read(library: ctypes.CDLL, handle: c_void_p, what: str) -> bytes:
 
 
 def report(name: str, plan: Plan, arch: str = ARCH) -> dict[str, object]:
-    """Compile one plan afresh and say what the compiler made of it."""
+    """Compile one plan without the cache; returns times, size and registers."""
     started = time.perf_counter()
     source = generate(plan)
     generated = time.perf_counter() - started

@@ -1,4 +1,4 @@
-"""What to correct in a source that did not compile, by the compiler's log."""
+"""The fix for a source that did not compile, derived from the compiler's log."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def advice(text: str, log: str) -> str:
 
 
 def _file_of(name: str, text: str) -> str:
-    """The source of device function `name`, or all that it may be in."""
+    """The source of device function `name`, or all candidates."""
     files = re.findall(r'^#include "(/[^"]+)"', text, re.MULTILINE)
     own = [file for file in files if Path(file).stem == name]
     return " or ".join(own or files) or f"the source of {name}"

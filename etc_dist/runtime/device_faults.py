@@ -1,7 +1,4 @@
-"""What ended a run, in words: waits that were not met, and data out of range.
-
-The device leaves records, which the plan that the run came from puts into words.
-"""
+"""Decodes the device's fault records: unmet waits, and data out of range."""
 
 from __future__ import annotations
 
@@ -20,11 +17,11 @@ from etc_dist.codegen.layout import (
 )
 from etc_dist.errors import ArgumentError, RangeRecord, WaitRecord
 from etc_dist.ir import Call
+from etc_dist.ir.function import LANES
 from etc_dist.schedule import Plan
 
 Record = WaitRecord | RangeRecord
 
-_LANES = ("tensor", "transfer")
 SHOWN = 4
 """Tasks out of range that one error names."""
 
@@ -32,20 +29,20 @@ SHOWN = 4
 def decode(
     plan: Plan, control: Any, dims: Mapping[str, int], rank: int
 ) -> list[Record]:
-    """The records of `control`, the events first: what waits inside a worker only
-    stands still because of them. Where data was out of range, only that counts."""
+    """The records of `control`. Waits inside a worker are left out if there are others,
+    which cause them. All waits are left out if data was out of range."""
     count = min(int(control["faults"]), MAX_FAULTS)
     found = sorted(control["fault"][:count], key=lambda f: int(f["event"]))
-    strayed = [f for f in found if f["event"] in (OUT_OF_RANGE, NOT_EMPTY)]
-    if strayed:
-        return [_strayed(plan, f, dims, rank) for f in strayed]
+    invalid = [f for f in found if f["event"] in (OUT_OF_RANGE, NOT_EMPTY)]
+    if invalid:
+        return [_range_record(plan, f, dims, rank) for f in invalid]
     if any(f["event"] != INSIDE_WORKER for f in found):
         found = [f for f in found if f["event"] != INSIDE_WORKER]
-    return [_record(plan, f, dims, rank) for f in found]
+    return [_wait_record(plan, f, dims, rank) for f in found]
 
 
 def out_of_range(records: Sequence[RangeRecord]) -> ArgumentError:
-    """The error for tasks that their data led out of range, on whatever ranks."""
+    """The error for tasks with data out of range, of any ranks."""
     first = records[0]
     more = f"; and {len(records) - SHOWN} more" if len(records) > SHOWN else ""
     return ArgumentError(
@@ -59,9 +56,9 @@ def out_of_range(records: Sequence[RangeRecord]) -> ArgumentError:
 
 
 def not_empty(rank: int, worker: int, lane: str, task: str) -> RangeRecord:
-    """For a task that the `empty_until` of one before it says to be empty."""
-    wanted = "nothing left to write, as an earlier task of the call has nothing left "
-    wanted += "and its empty_until is behind this one"
+    """For a task that is not empty, as the `empty_until` of an earlier one requires."""
+    wanted = "nothing to write, as an earlier task of the call writes nothing and its "
+    wanted += "empty_until is after this task"
     return RangeRecord(rank, worker, lane, task, wanted, "something to write")
 
 
@@ -71,34 +68,38 @@ def _task(plan: Plan, fault: Any, env: dict[str, Any]) -> tuple[Call, str]:
     return call, f"{call.name}[{', '.join(str(int(v)) for v in place.values())}]"
 
 
-def _strayed(plan: Plan, fault: Any, dims: Mapping[str, int], rank: int) -> RangeRecord:
+def _range_record(
+    plan: Plan, fault: Any, dims: Mapping[str, int], rank: int
+) -> RangeRecord:
     call, task = _task(plan, fault, plan.graph.environment(dims, rank))
     regions = [r for r in (*call.reads, *call.writes) if r.is_loaded]
     events = [*call.loaded_waits, *(ref for ref in call.notifies if ref.is_loaded)]
     maps = ", ".join(dict.fromkeys(map(str, (*regions, *events))))
-    lane = _LANES[int(fault["lane"])]
+    lane = LANES[int(fault["lane"])]
     if fault["event"] == NOT_EMPTY:
         return not_empty(rank, int(fault["worker"]), lane, task)
-    wanted = f"elements, regions and ranks that exist, in {maps}"
-    got = "one that does not, or a load from beyond its tensor"
+    wanted = f"elements, regions, ranks and loads in range, in {maps}"
+    got = "one out of range"
     return RangeRecord(rank, int(fault["worker"]), lane, task, wanted, got)
 
 
-def _record(plan: Plan, fault: Any, dims: Mapping[str, int], rank: int) -> WaitRecord:
+def _wait_record(
+    plan: Plan, fault: Any, dims: Mapping[str, int], rank: int
+) -> WaitRecord:
     env = plan.graph.environment(dims, rank)
-    # Who waits inside its worker names no task.
+    # A wait inside a worker has no task.
     task = "a warp" if fault["event"] == INSIDE_WORKER else _task(plan, fault, env)[1]
     kind, index = int(fault["event"]), int(fault["index"])
     have, want = int(fault["have"]), int(fault["want"])
     if kind == EVENT_WAIT:
         event, unit = _element(plan, index, env)
-        # The device counts parts of notifications; people count notifications.
+        # The device counts parts of notifications.
         have, want = have // unit, want // unit
     elif kind == PEER_START:
         event = f"the start of rank {index}"
     else:
-        event, have, want = "a hand-over inside its worker", 0, 1
-    lane = _LANES[int(fault["lane"])]
+        event, have, want = "another warp of its worker", 0, 1
+    lane = LANES[int(fault["lane"])]
     return WaitRecord(rank, int(fault["worker"]), lane, task, event, have, want)
 
 

@@ -43,32 +43,32 @@ if TYPE_CHECKING:
 
 WORKER_THREADS = 384
 MAX_DYNAMIC_SHARED_BYTES = 8
-"""The driver's number of that attribute of a function."""
+"""The driver's number of this function attribute."""
 MOST_SHAPES = 4096
-"""The shapes of runs that are kept; more runs than these are never under way."""
+"""The number of recent shapes that are kept; fewer runs are ever in flight."""
 MOST_TEMPLATES = 256
-"""The argument blocks that are kept, one for each shape."""
+"""The number of argument blocks that are kept, one for each shape."""
 TRACE_CAPACITY = 2048
-"""Records a warp can keep of one traced run."""
+"""Records of each warp in one traced run."""
 
 
 Template = tuple[int, np.ndarray[Any, Any]]
-"""A shape's number, and the argument block of its runs but for the arrays."""
+"""A shape's number, and the argument block of its runs without the arrays."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A run made ready: the argument block for given arrays and dims, good for as long
-    as the program's memory stays where it was (`generation`)."""
+    """A prepared run: the argument block for given arrays and dims. Valid until the
+    program's memory moves (`generation`)."""
 
     arguments: np.ndarray[Any, Any]
-    place: np.ndarray[Any, Any]
-    """Where `arguments` lie."""
+    address: np.ndarray[Any, Any]
+    """The address of `arguments`."""
     parameters: int
-    """Where `place` lies: what the driver launches with."""
+    """The address of `address`, an argument of the driver's launch."""
     dims: Mapping[str, int]
     shape: int
-    """The number that the device gives in its records in place of `dims`."""
+    """The number of `dims` in the device's fault records."""
     generation: int
 
 
@@ -113,13 +113,8 @@ class GpuExecutor:
         self._stream: Any = None
         self.reset()
 
-    def needs_memory(self, dims: Mapping[str, int]) -> bool:
-        """Whether the program has to grow for a run at `dims`; alike on all ranks."""
-        memory = plan_memory(self.plan, dims)
-        return self._block is None or not self._capacity.holds(memory)
-
     def grow(self, *shapes: Mapping[str, int]) -> None:
-        """Make room for runs at all of these dims. Collective; no run is under way."""
+        """Allocate memory for runs at these dims. Collective; no run is in flight."""
         self.world.agree_done(lambda: self._refuse_if_captured(shapes[-1]))
         capacity = self._capacity
         for dims in shapes:
@@ -128,7 +123,7 @@ class GpuExecutor:
         self.world.barrier()
         if self._block is not None:
             self._block.free()
-        # NOTE: where there is no room, the next run finds the program without any.
+        # NOTE: if the allocation fails, the program has no memory.
         self._block, self._capacity = None, Capacity()
         self._generation += 1
         self._templates.clear()
@@ -140,25 +135,24 @@ class GpuExecutor:
 
     def _refuse_if_captured(self, dims: Mapping[str, int]) -> None:
         if self._captured:
-            raise _captured(self.plan.graph.name, dims)
+            raise _cannot_grow(self.plan.graph.name, dims)
 
-    def is_capturing(self, stream: Any = None) -> bool:
-        """Whether a run would become part of a CUDA graph."""
-        return bool(self._current(stream).is_capturing())
-
-    def _current(self, stream: Any) -> Any:
-        return self._cupy.cuda.get_current_stream() if stream is None else stream
-
-    def prepare(self, arrays: Mapping[str, Array], dims: Mapping[str, int]) -> Launch:
-        """The argument block of a run that there is memory for; local."""
+    def prepare(
+        self, arrays: Mapping[str, Array], dims: Mapping[str, int]
+    ) -> Launch | None:
+        """The argument block of a run. None if the program must `grow` for it, which is
+        alike on all ranks. Local."""
+        memory = plan_memory(self.plan, dims)
+        if self._block is None or not self._capacity.holds(memory):
+            return None
         shape, template = self._template(dims)
         arguments = template.copy()
         pointers = {name: array.pointer for name, array in arrays.items()}
         rank = self.world.rank
         bind(arguments, self.plan, self.source, pointers, dims, rank, encode)
-        place = np.array([arguments.ctypes.data], np.uintp)
+        address = np.array([arguments.ctypes.data], np.uintp)
         return Launch(
-            arguments, place, place.ctypes.data, dims, shape, self._generation
+            arguments, address, address.ctypes.data, dims, shape, self._generation
         )
 
     def is_current(self, launch: Launch) -> bool:
@@ -167,9 +161,11 @@ class GpuExecutor:
 
     def launch(self, launch: Launch, stream: Any = None) -> None:
         """Enqueue the run on `stream` or on CuPy's current one, after all earlier runs
-        of this world, whatever streams they were launched on."""
+        of this world on any stream."""
         try:
-            current = self._current(stream)
+            current = stream
+            if stream is None:
+                current = self._cupy.cuda.get_current_stream()
             if current.is_capturing():
                 self._captured = True
                 self._enqueue(launch, current)
@@ -184,7 +180,7 @@ class GpuExecutor:
     def _enqueue(self, launch: Launch, stream: Any) -> None:
         self._dims = launch.dims
         self._shapes.put(launch.shape, launch.dims)
-        # NOTE: the driver's own call; CuPy's takes microseconds to find the arguments.
+        # NOTE: the driver call itself; CuPy's wrapper takes microseconds.
         self._cupy.cuda.driver.launchKernel(
             self._function.ptr,
             *(self.workers, 1, 1),
@@ -200,30 +196,26 @@ class GpuExecutor:
         return f"GPU {self.world.device} of rank {self.world.rank}"
 
     def _break_world(self, step: str, error: Exception) -> WorldError:
-        """The error for a GPU that failed: peers cannot run without it."""
+        """The error for a failed GPU. Leaves the world: peers cannot run without it."""
         fault = failed(self._gpu, step, error)
         self.world.leave(fault.what)
         return fault
 
-    @property
-    def failed(self) -> bool:
-        """True once a run on this rank has been ended by a wait that was not met."""
-        return bool(self._status[0])
-
-    def records(self) -> list[Record]:
-        """The waits that this rank gave up, or its tasks out of range, in words."""
-        self.finish()  # the first of them is told while the run still ends
+    def failure(self) -> list[Record] | None:
+        """This rank's fault records, if a run on it has been ended, else None."""
+        if not self._status[0]:
+            return None
+        self.finish()  # the status is set before all workers have ended
         control = self._control.get().view(CONTROL)[0]
         dims = self._shapes.get(int(control["shape"]))
-        if dims is None:  # a replayed graph's, which was captured long ago
+        if dims is None:  # a replay of a graph that was captured long ago
             return []
         return decode(self.plan, control, dims, self.world.rank)
 
     def loaded(
         self, launch: Launch, names: Sequence[str]
     ) -> dict[str, np.ndarray[Any, Any]]:
-        """Copies of these inputs and local tensors, as a run that has ended left
-        them."""
+        """Copies of these inputs and local tensors after a run."""
         runtime, found = self._cupy.cuda.runtime, {}
         env = self.plan.graph.environment(launch.dims, self.world.rank)
         for name in names:
@@ -237,8 +229,8 @@ class GpuExecutor:
         return found
 
     def reset(self) -> None:
-        """Forget a failed run and begin with epoch 1; every rank calls it, between two
-        meetings of all ranks, with no run under way."""
+        """Clear the state of a failed run and restart at epoch 1. All ranks call it
+        between two barriers, with no run in flight."""
         control = np.zeros(1, CONTROL)
         control["epoch"] = 1
         self._control.set(control.view(np.uint8))
@@ -254,7 +246,7 @@ class GpuExecutor:
             self._wait(wait_until, lambda: self._order.is_done(stream))
 
     def finish(self) -> None:
-        """Wait for all that this GPU was given, replayed graphs included."""
+        """Wait for all work of this GPU, replayed graphs included."""
 
         def finish_device() -> None:
             with self._cupy.cuda.Device(self.world.device):
@@ -279,7 +271,7 @@ class GpuExecutor:
         return Trace.from_gpu(self.plan, self._dims, self.world.rank, per_warp)
 
     def close(self) -> None:
-        """Free the memory. Collective; again, or on a broken world, does nothing."""
+        """Free the memory. Collective, idempotent; does nothing on a broken world."""
         if self._block is not None and not self.world.broken:
             self.finish()
             self._block.free()
@@ -298,7 +290,7 @@ class GpuExecutor:
         key = tuple(dims.values())
         template = self._templates.get(key)
         if template is None:
-            # NOTE: numbers are not used again: older launches may still run.
+            # NOTE: numbers are not reused, as older launches may still run.
             number = next(self._numbers)
             template = number, self._fill(dims, number)
             self._templates.put(key, template)
@@ -323,7 +315,7 @@ class GpuExecutor:
         return fill(self.plan, self.source, dims, rank, self._capacity, places, number)
 
 
-def _captured(name: str, dims: Mapping[str, int]) -> WorldError:
+def _cannot_grow(name: str, dims: Mapping[str, int]) -> WorldError:
     return WorldError(
         f"program {name} cannot grow any more",
         where=f"{name}, {', '.join(f'{k}={v}' for k, v in dims.items())}",
@@ -336,7 +328,7 @@ def _captured(name: str, dims: Mapping[str, int]) -> WorldError:
 def _load(cupy: Any, source: Source, cubin: Cubin) -> Any:
     """The kernel as CuPy's Function, which keeps its module loaded."""
     try:
-        # From memory: what was verified is what is loaded.
+        # From memory, so that the verified bytes are loaded.
         module = cupy.cuda.Module()
         module.load(cubin.code)
         function = module.get_function(source.entry)

@@ -1,4 +1,4 @@
-"""Where a program's tensors and counters lie, for given dims: pure arithmetic."""
+"""The memory layout of a program at given dims."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from etc_dist.codegen.layout import ALIGNMENT, HEAD_BYTES, queue_words
 from etc_dist.schedule.plan import Plan
 
 LINE = 32
-"""Words of a line of memory: the parts of a queue begin on lines of their own."""
+"""Words of a 128-byte line: each part of a queue begins on a new line."""
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Offsets in the symmetric block and in local scratch, in bytes, and where each
-    event tensor's counters begin. Behind them, counted as events, lie the queues of a
-    dynamic plan, by the names of their arguments. Needs of larger dims may be met by
-    one block of the largest."""
+    """Offsets in the symmetric block and in local scratch, in bytes, and the first
+    counter of each event tensor. After these, counted as events, come the queues of a
+    dynamic plan, by the names of their arguments."""
 
     event_bases: Mapping[str, int]
     queue_bases: Mapping[str, int]
@@ -62,7 +61,7 @@ def plan_memory(plan: Plan, dims: Mapping[str, int]) -> MemoryPlan:
 
 @dataclass(frozen=True)
 class Capacity:
-    """What a program has allocated: room for events, symmetric and local tensors."""
+    """The allocated memory: event counters, bytes of symmetric and local tensors."""
 
     events: int = 0
     symmetric: int = 0
@@ -84,7 +83,7 @@ class Capacity:
 
     @property
     def tensors_offset(self) -> int:
-        """Where symmetric tensors begin: after the head and both event areas."""
+        """The offset of symmetric tensors: after the head and both event areas."""
         return aligned(HEAD_BYTES + 2 * 4 * self.events)
 
     @property

@@ -1,7 +1,7 @@
-"""How many workers of a program a GPU holds at once.
+"""The number of workers of a program on a GPU.
 
-Workers wait for each other, so all of them must be resident: those of every rank that
-shares the GPU.
+Workers wait for each other, so the workers of all ranks that share a GPU must be
+resident at the same time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def resident_workers(
     name: str, *, multiprocessors: int, cluster: int, ranks: int, resident: int
 ) -> int:
     """Workers of each of `ranks` ranks that share a GPU: equal shares of the SMs, in
-    whole clusters. WorldError where not all of them can be `resident` at once."""
+    whole clusters. WorldError if more than `resident` workers would be needed."""
     workers = multiprocessors // (cluster * ranks) * cluster
     if not workers or workers * ranks > resident:
         raise WorldError(
@@ -69,7 +69,7 @@ def most_resident(
         resident = found.value * cluster
     if code:
         raise BuildError(
-            "the driver cannot say how many workers fit the GPU",
+            "the driver cannot compute how many workers fit the GPU",
             where=f"{call.__name__}, {threads} threads, {shared_bytes} bytes of shared "
             "memory",
             wanted="return code 0",

@@ -1,4 +1,4 @@
-"""What a proof leaves out: checked after each run, with the data that it loaded."""
+"""Checks the parts of a program that a proof leaves out, with the data of each run."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from etc_dist.verify.verify import verify
 from etc_dist.world import World
 
 Loaded = Mapping[str, np.ndarray[Any, Any]]
-"""The tensors that index expressions load from, by name, as a run left them."""
+"""The tensors that index expressions load from, by name, after a run."""
 REMEMBERED = 1024
-"""Data of correct runs that are remembered, so that they are not verified twice."""
+"""Digests of the data of correct runs that are kept, to verify no data twice."""
 
 
 class RunCheck:
     """Checks the runs of one plan, on all ranks alike.
 
-    Tensors that maps load from are written once, so they hold after a run what was
-    loaded in it, and `verify` can enumerate the run."""
+    Tensors that maps load from are written once. So after a run they have the values
+    that were loaded, and `verify` can enumerate the run."""
 
     def __init__(self, plan: Plan, world: World, workers: int):
         self._plan, self._world, self._workers = plan, world, workers
@@ -37,8 +37,8 @@ class RunCheck:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether each run is checked: there is something that its proof leaves out,
-        and the settings want it on this backend."""
+        """Whether each run is checked: its proof leaves parts out, and the settings
+        require the check on this backend."""
         if not self._names:
             return False
         setting = self._world.settings.verify
@@ -47,9 +47,9 @@ class RunCheck:
     def check(
         self, read: Callable[[Sequence[str]], Loaded], dims: Mapping[str, int]
     ) -> None:
-        """Verify the run that has just ended on all ranks; `read` gives this rank's
-        data by name. Collective. Raises the same error on every rank: RaceError,
-        DeadlockError or GraphError."""
+        """Verify the run that has just ended on all ranks; `read` returns this rank's
+        data by name. Collective. Raises the same RaceError, DeadlockError or GraphError
+        on every rank."""
         loaded: dict[str, np.ndarray[Any, Any]] = {}
 
         def digest() -> bytes:
@@ -71,8 +71,8 @@ class RunCheck:
             self._correct.popitem(last=False)
 
     def warn(self) -> None:
-        """Warn, once a process, that runs are not checked, if the proof leaves out
-        anything and the settings ask for a proof."""
+        """Warn, once per process, that runs are not checked, if the proof leaves parts
+        out and the settings require a proof."""
         if self._unchecked and self._world.settings.verify and self._world.rank == 0:
             _warn(
                 f"etc_dist: {self._plan.graph.name}: what depends on run-time data is "
@@ -81,7 +81,7 @@ class RunCheck:
             )
 
     def show(self) -> str:
-        """Text for people: what is not proved, and whether each run is checked."""
+        """The parts that are not proved, and whether each run is checked."""
         if not self._unchecked:
             return ""
         when = "checked after each run" if self.is_wanted else "not checked"
@@ -92,7 +92,7 @@ class RunCheck:
     def _find_fault(
         self, tensors: Mapping[str, list[np.ndarray[Any, Any]]], dims: Mapping[str, int]
     ) -> EtcDistError | None:
-        """What is wrong with the run; found on rank 0, for it enumerates all ranks."""
+        """The fault of the run; on rank 0, which enumerates the tasks of all ranks."""
         if self._world.rank != 0:
             return None
         try:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class _Foreign:
-    """A stream handle that speaks CUDA's stream protocol."""
+    """A stream handle with CUDA's stream protocol."""
 
     def __init__(self, handle: int):
         self._handle = handle
@@ -37,7 +37,7 @@ def _from_handle(handle: int) -> Any:
 def stream_for(backend: str, stream: Any, array: Any) -> Any | None:
     """The CuPy stream to launch on: `stream` if given (a handle, a CuPy or a torch
     stream), else torch's current one for torch arrays, else None: CuPy's current
-    one, or none on the CPU backend. ArgumentError for what is no stream there."""
+    one, or none on the CPU backend. ArgumentError for anything else."""
     if backend == "cpu":
         if stream is not None:
             raise _no_stream(stream, "None on the CPU backend")
@@ -59,11 +59,11 @@ def stream_for(backend: str, stream: Any, array: Any) -> Any | None:
 
 def _no_stream(stream: Any, wanted: str) -> ArgumentError:
     return ArgumentError(
-        "argument stream is no stream to run on",
+        "argument stream is not a stream of this backend",
         where="argument stream",
         wanted=wanted,
         got=repr(stream),
-        fix="leave it out, or pass such a stream; nothing was launched",
+        fix="omit it, or pass such a stream; nothing was launched",
     )
 
 
@@ -78,11 +78,11 @@ def is_capturing(backend: str, stream: Any | None) -> bool:
 
 
 class LaunchOrder:
-    """All runs of a world one after the other, in the order of the calls.
+    """Serialises all runs of a world, in the order of the calls.
 
-    A program's workers take whole SMs and wait for peers: two programs at once, each on
-    half of the SMs or each first on another rank, would wait for ever. Ranks make their
-    calls in the same order, so that order is safe whatever streams are used.
+    A program's workers take whole SMs and wait for peers. Two concurrent programs, each
+    on half of the SMs or in another order on another rank, would deadlock. Ranks make
+    their calls in the same order, so this order is safe with any streams.
     """
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class LaunchOrder:
         """Recorded after the last launch on a stream that others may destroy."""
 
     def enter(self, stream: Any) -> None:
-        """Let what is launched on `stream` next come after the last launch."""
+        """Order the next launch on `stream` after the last launch."""
         last = self._last
         if last is None:
             return
@@ -105,12 +105,12 @@ class LaunchOrder:
             if last.ptr == stream.ptr:
                 return
             self._event.record(last)
-        # NOTE: CUDA gives the handle of a destroyed stream to a new one: where others
-        # may destroy the last one, equal handles do not mean the same stream.
+        # NOTE: CUDA reuses the handles of destroyed streams. If others may destroy the
+        # last stream, equal handles do not mean the same stream.
         stream.wait_event(self._event)
 
     def leave(self, stream: Any) -> None:
-        """Note the launch that was just made on `stream`."""
+        """Record the launch that was just made on `stream`."""
         if stream is not self._last:
             self._is_kept = self._keeps(stream)
             self._last = stream
@@ -130,8 +130,8 @@ class LaunchOrder:
         return bool(status == 0)
 
     def _keeps(self, stream: Any) -> bool:
-        """Whether a stream lives as long as its CuPy object: CuPy made it, or it is one
-        of CUDA's own. CuPy knows no device of streams that others made."""
+        """Whether a stream lives as long as its CuPy object: CuPy made it, or it is a
+        default stream. CuPy has no device id for external streams."""
         if stream.ptr in _DEFAULT_STREAMS:
             return True
         return isinstance(stream, self._cupy.cuda.Stream) and stream.device_id != -1
@@ -140,7 +140,7 @@ class LaunchOrder:
 _NOT_READY = 600
 """The driver's cudaErrorNotReady."""
 _DEFAULT_STREAMS = (0, 1, 2)
-"""Handles of CUDA's own streams: null, legacy, per thread."""
+"""Handles of CUDA's default streams: null, legacy, per thread."""
 _orders: WeakKeyDictionary[World, LaunchOrder] = WeakKeyDictionary()
 
 

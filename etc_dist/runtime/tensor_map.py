@@ -1,4 +1,4 @@
-"""Tensor maps: how bulk copies see a tensor. Encoded by the CUDA driver."""
+"""Tensor maps of bulk copies, encoded by the CUDA driver."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TYPES = {"float16": 6, "float32": 7, "bfloat16": 9}
 _SWIZZLE_128B = 3
 _PROMOTION_256B = 3
 _TOGETHER = 8
-"""Rows of either half that a box of halves holds in turn."""
+"""Adjacent rows of one half in a box that alternates between both halves."""
 
 
 @cache
@@ -27,8 +27,8 @@ def _driver() -> ctypes.CDLL:
 def encode(
     pointer: int, shape: Sequence[int], dtype: str, itemsize: int, box: TmaBox
 ) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-    """The 128 bytes of a map of a row-major tensor of 2 or 3 axes; copies are clipped
-    at each axis, so that a box never reaches into the next matrix of a stack."""
+    """The 128 bytes of a map of a row-major tensor of 2 or 3 axes. Copies are clipped
+    at each axis: a box never includes rows of the next matrix of a stack."""
     storage = np.zeros(2 * MAP_BYTES, np.uint8)
     at = -storage.ctypes.data % MAP_BYTES
     out = storage[at : at + MAP_BYTES]

@@ -31,9 +31,9 @@ LEAST_HEIGHT, GREATEST_HEIGHT = 3.5, 18.0
 ROW_HEIGHT = 0.22
 """Inches a row where there is room for it."""
 LABELLED_ROWS = 80
-"""Beyond so many rows, workers are too thin to name and bars to outline."""
+"""With more rows, workers have no labels and bars no outlines."""
 LEAST_BAR = 1 / 400
-"""Width of the shortest bar, of the whole time: it is seen in a small picture, too."""
+"""Width of the shortest bar, as a share of the whole time."""
 CAPTION_COLUMNS = 205
 
 COMPUTE = ("#1f77b4", "#2ca02c", "#7b61c4", "#17becf", "#0b3d6b", "#8fbcd4", "#5b7c99")
@@ -131,7 +131,7 @@ def _add_legend(axes: Axes, colours: Mapping[str, str], meanings: Meanings) -> N
 
 
 def _band(row: Row) -> tuple[int, str]:
-    """What is drawn together: the rank's workers of one lane."""
+    """The rows that are drawn together: a rank's workers of one lane."""
     return row[0], row[2]
 
 
@@ -165,7 +165,7 @@ def _boxes(
 def _shade(
     axes: Axes, trace: Trace, places: dict[Row, float], begin: int, divisor: float
 ) -> None:
-    """Show when each lane of a rank was in use: overlap is seen at a glance."""
+    """Show when each lane of a rank was in use, to make overlap visible."""
     for (_, lane), band in groupby(places, _band):
         rows = set(band)
         times = [(r.start_ns, r.end_ns) for r in trace.records if r.row in rows]

@@ -38,7 +38,7 @@ class TaskRecord:
 
     @property
     def row(self) -> tuple[int, int, str]:
-        """What runs one task at a time: rank, worker, lane."""
+        """Rank, worker and lane, which run one task at a time."""
         return self.rank, self.worker, self.lane
 
 
@@ -114,10 +114,11 @@ class Trace:
             for call in here.calls:
                 tasks = groups[rank, call]
                 total = sum(r.end_ns - r.start_ns for r in tasks)
-                room = (end - begin) * len({r.row for r in tasks})
+                available = (end - begin) * len({r.row for r in tasks})
                 lines.append(
                     f"{rank:>4}  {call:{width}}  {len(tasks):>7}  {total / 1e3:>11.1f}"
-                    f"  {total / 1e3 / len(tasks):>9.2f}  {total / max(room, 1):>6.1%}"
+                    f"  {total / 1e3 / len(tasks):>9.2f}"
+                    f"  {total / max(available, 1):>6.1%}"
                 )
         return "\n".join(lines) + "\n"
 
@@ -162,7 +163,7 @@ class Trace:
 
         caption: what to see. meanings: what calls do, by their names, for the legend.
         """
-        # Here, for Matplotlib takes longer to import than all the rest.
+        # Imported here, as Matplotlib is slow to import.
         from etc_dist.runtime.timeline import draw
 
         draw(self, path, title, caption, meanings or {})
@@ -199,7 +200,7 @@ def _gpu_records(
             lane, name = LANES[int(found["lane"][row])], call.name
             if lane == TRANSFER:
                 lane = f"{lane}.{warps.index(warp[row])}"
-                # What the transfer lane does for a task of the tensor lane.
+                # The transfer lane forwards the tile of a task of the tensor lane.
                 name += "" if call.function.lane == TRANSFER else " (forward)"
             begin, end = int(found["begin"][row]), int(found["end"][row])
             at = (rank, int(worker[row]), lane)
@@ -209,7 +210,7 @@ def _gpu_records(
 
 
 def _joined(records: Iterable[TaskRecord]) -> Iterator[TaskRecord]:
-    """One record of what several warps ran together: from first start to last end."""
+    """One record per task that several warps ran: from first start to last end."""
     whole: dict[tuple[object, ...], TaskRecord] = {}
     for r in records:
         key = (r.row, r.call, r.task)

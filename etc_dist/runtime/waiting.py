@@ -1,4 +1,4 @@
-"""Waits of the host for a GPU, each with a limit: a GPU may have stopped answering."""
+"""Waits of the host for a GPU, with a time limit."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from etc_dist.world.processes import Backoff
 
 def wait_until(is_done: Callable[[], bool], limit: float, gpu: str) -> None:
     """Poll `is_done`; WorldError naming `gpu` after `limit` seconds."""
-    patience = Backoff(limit)
+    backoff = Backoff(limit)
     while not is_done():
-        if not patience.pause():
-            raise _silent(gpu, limit)
+        if not backoff.pause():
+            raise _timed_out(gpu, limit)
 
 
 def wait_for_call(call: Callable[[], object], limit: float, gpu: str) -> None:
@@ -32,12 +32,12 @@ def wait_for_call(call: Callable[[], object], limit: float, gpu: str) -> None:
     thread.start()
     thread.join(limit)
     if thread.is_alive():
-        raise _silent(gpu, limit)
+        raise _timed_out(gpu, limit)
     if faults:
         raise faults[0]
 
 
-def _silent(gpu: str, limit: float) -> WorldError:
+def _timed_out(gpu: str, limit: float) -> WorldError:
     return WorldError(
         f"{gpu} does not answer",
         where=gpu,
@@ -49,7 +49,7 @@ def _silent(gpu: str, limit: float) -> WorldError:
 
 
 def failed(gpu: str, step: str, error: Exception) -> WorldError:
-    """The error for a call of the CUDA driver that failed on one rank alone."""
+    """The error for a call of the CUDA driver that failed on this rank."""
     return WorldError(
         f"{gpu} failed: {step}",
         where=gpu,

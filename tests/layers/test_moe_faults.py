@@ -77,7 +77,7 @@ def test_a_task_that_must_be_empty_and_is_not_ends_the_run(monkeypatch, make):
         wrong.layer.synchronize()
     assert "does not fit its graph" in caught.value.what
     assert "down_projection" in caught.value.where
-    assert "its empty_until is behind this one" in caught.value.wanted
+    assert "empty_until is after this task" in caught.value.wanted
     monkeypatch.undo()
     right = make("moe", 256, 72, experts=256)
     right.check(200, TWO)

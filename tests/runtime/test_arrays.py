@@ -63,8 +63,8 @@ def test_a_tensor_is_launched_on_torch_s_current_stream_of_its_gpu(
 
 
 @pytest.mark.parametrize(("backend", "stream"), [("cpu", 5), ("cuda", "abc")])
-def test_what_is_no_stream_is_refused(backend, stream):
-    with pytest.raises(ArgumentError, match="no stream to run on"):
+def test_only_streams_of_the_backend_are_accepted(backend, stream):
+    with pytest.raises(ArgumentError, match="not a stream of this backend"):
         stream_for(backend, stream, np.zeros(2))
 
 

@@ -82,7 +82,7 @@ def chain(at: int, table: tuple[int, int] = (1, 3)) -> list[dict[str, Any]]:
 def test_a_load_from_beyond_its_tensor_is_named(at):
     error = stopped(chained(1), chain(at))
     assert type(error) is ArgumentError
-    assert error.wanted == "loads that exist, in x[table[at[0]], :]"
+    assert error.wanted == "loads in range, in x[table[at[0]], :]"
     assert error.got == f"table[at[0]]: index {at} is outside of [0, 2)"
 
 
@@ -164,13 +164,13 @@ def test_bad_data_of_one_rank_is_an_error_on_all_and_the_next_run_works(
     program = etc_dist.compile(
         permute(short_timeout.size), short_timeout, schedule=schedule
     )
-    unlucky = short_timeout.size - 1
+    last = short_timeout.size - 1
     for _ in range(2):
         assert run(program, ROUTING) == reference(ROUTING)
-        routing = [0, 1, bad, 3] if short_timeout.rank == unlucky else ROUTING
+        routing = [0, 1, bad, 3] if short_timeout.rank == last else ROUTING
         with pytest.raises(ArgumentError) as caught:
             run(program, routing)
-        assert f"rank {unlucky}, worker" in caught.value.where
+        assert f"rank {last}, worker" in caught.value.where
         assert "move_row[2]" in caught.value.where
         assert "filled[expert[i]]" in caught.value.wanted
         assert len(set(short_timeout.gather(str(caught.value)))) == 1
@@ -179,16 +179,13 @@ def test_bad_data_of_one_rank_is_an_error_on_all_and_the_next_run_works(
 
 
 class Ended:
-    """A backend that ends runs as a GPU does: the host learns of it later."""
+    """A backend that ends runs like a GPU: the host reads the failure later."""
 
     workers = 4
 
     def __init__(self, world: World, records: list[Record]):
-        self.ends, self.failed = False, False
+        self.ends, self._failed = False, False
         self._records, self._rank = records, world.rank
-
-    def needs_memory(self, dims: Any) -> bool:
-        return False
 
     def grow(self, dims: Any) -> None: ...
     def prepare(self, arrays: Any, dims: Any) -> Any:
@@ -198,15 +195,15 @@ class Ended:
         return True
 
     def launch(self, launch: Any, stream: Any = None) -> None:
-        self.failed = self.ends
+        self._failed = self.ends
 
     def loaded(self, launch: Any, names: Any) -> Any: ...
 
-    def records(self) -> list[Record]:
-        return self._records
+    def failure(self) -> list[Record] | None:
+        return self._records if self._failed else None
 
     def reset(self) -> None:
-        self.failed = False
+        self._failed = False
 
     def synchronize(self) -> None: ...
     def finish(self) -> None: ...
@@ -220,27 +217,25 @@ class Ended:
 def test_the_next_call_reports_a_run_that_data_ended_on_one_rank(
     alone, short_timeout, unverified
 ):
-    vain = WaitRecord(
+    unmet = WaitRecord(
         short_timeout.rank, 1, "tensor", "double_rows[0]", "filled[0]", 0, 1
     )
-    strayed = RangeRecord(
+    outside = RangeRecord(
         short_timeout.rank, 2, "transfer", "move_row[3]", "a map", "a value"
     )
-    unlucky = short_timeout.size - 1
-    executor = Ended(
-        short_timeout, [strayed if short_timeout.rank == unlucky else vain]
-    )
+    last = short_timeout.size - 1
+    executor = Ended(short_timeout, [outside if short_timeout.rank == last else unmet])
     program = Program(
         schedule_static(permute(short_timeout.size)), short_timeout, executor, "", 0
     )
     arrays = Arrays(short_timeout.backend)
     given = {name: arrays.put(array) for name, array in inputs(ROUTING).items()}
     for act in (program.synchronize, lambda: program.run(**given)):
-        executor.ends = short_timeout.rank == unlucky or not alone
+        executor.ends = short_timeout.rank == last or not alone
         program.run(**given)
         with pytest.raises(ArgumentError) as caught:
             act()
-        where = f"rank {unlucky}, worker 2, transfer lane: move_row[3]"
+        where = f"rank {last}, worker 2, transfer lane: move_row[3]"
         assert (caught.value.where, caught.value.got) == (where, "a value")
         executor.ends = False
         program.run(**given)
@@ -268,7 +263,7 @@ def test_records_out_of_range_win_over_the_waits_that_they_caused():
     (record,) = records
     assert isinstance(record, RangeRecord)
     assert record.wanted == (
-        "elements, regions and ranks that exist, in packed[place[i] +: 1, :], "
+        "elements, regions, ranks and loads in range, in packed[place[i] +: 1, :], "
         "filled[expert[i]]"
     )
     (record,) = decode(plan, control(waits), {"n": 4}, 0)

@@ -26,7 +26,7 @@ def executor(monkeypatch) -> GpuExecutor:
     driver = SimpleNamespace(launchKernel=lambda *_: None)
     made._cupy = SimpleNamespace(cuda=SimpleNamespace(driver=driver))
     made.world, made.plan = SimpleNamespace(rank=0), None
-    made.finish = lambda: None
+    made._status, made.finish = [1], lambda: None
     monkeypatch.setattr(gpu, "decode", lambda plan, control, dims, rank: [dims])
     return made
 
@@ -44,7 +44,7 @@ def records(executor: GpuExecutor, shape: int) -> list:
     control = np.zeros(1, CONTROL)
     control["shape"] = shape
     executor._control = SimpleNamespace(get=lambda: control.view(np.uint8))
-    return executor.records()
+    return executor.failure()
 
 
 def test_a_shape_keeps_its_template_while_it_is_used(executor):

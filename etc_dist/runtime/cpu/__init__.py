@@ -1,7 +1,7 @@
 """The CPU backend: a plan run by simulated workers with the NumPy bodies.
 
-It defines what a plan computes, and runs it on a machine without a GPU. It is not a
-performance path. Races are found by the verifier, not here (`runtime/run_check.py`).
+It defines the results of a plan, without a GPU and without regard to performance. The
+verifier finds races, not this backend (`runtime/run_check.py`).
 
     executor.py     CpuExecutor: one rank of a world, in shared memory
     simulate.py     simulate: all ranks in this process, in a seeded order

@@ -1,4 +1,4 @@
-"""The arrays of one rank: the caller's, checked, and the program's own."""
+"""The arrays of one rank: the caller's and the program's."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def poison(array: Array) -> None:
 
 
 def still_poisoned(array: Array) -> Array:
-    """Where a floating-point array was never filled; for integers, where it is -1.
+    """A mask of the elements that have the bits of `poisoned`.
 
     NOTE: arithmetic gives NaNs with other bits.
     """
@@ -50,7 +50,7 @@ def bind(
     env: Mapping[str, Any],
     where: str,
 ) -> dict[str, Array]:
-    """The caller's arrays by tensor name. ArgumentError lists all that do not fit."""
+    """The caller's arrays by tensor name. ArgumentError names all wrong ones."""
     wanted, got = [], []
     tensors = list(tensors)
     for tensor in tensors:
@@ -82,8 +82,8 @@ def view_of(argument: Argument) -> Array:
     the memory alive."""
     dtype = numpy_dtype(argument.dtype)
     if isinstance(argument.owner, np.ndarray):
-        # As a plain array: a subclass may keep an axis that a body drops.
-        # In the order of the memory: the owner may be a transposed view.
+        # As a plain array: indexing of a subclass may keep integer axes.
+        # In memory order: the owner may be a transposed view.
         memory = np.asarray(argument.owner).reshape(-1, order="A")
         return memory.reshape(argument.shape)
     nbytes = prod(argument.shape) * dtype.itemsize

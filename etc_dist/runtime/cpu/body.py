@@ -14,12 +14,12 @@ from etc_dist.world.rank_errors import forked
 
 
 def run_body(task: Task, views: Sequence[Array]) -> None:
-    """Run the body on the arrays of its reads and writes. Raises GraphError where it
-    returns a value, or leaves elements of an output as they were.
+    """Run the body on the arrays of its reads and writes. Raises GraphError if it
+    returns a value, or leaves elements of an output unwritten.
 
-    Outputs are poisoned before the body. An element that still looks poisoned may be a
-    result with the same bits. So the body runs again on copies of what it had, with
-    zeros in its outputs: a result has the same bits again."""
+    Outputs are poisoned before the body. A result may have the bits of the poison. If
+    there are such elements, the body runs again on copies of its operands, with zeros
+    in the outputs: a result has the same bits again."""
     reads, writes = views[: len(task.reads)], views[len(task.reads) :]
     for view in reads:
         view.flags.writeable = False
@@ -47,8 +47,8 @@ def run_body(task: Task, views: Sequence[Array]) -> None:
 def _operands_again(
     views: Sequence[Array], first: int, outputs: Container[int]
 ) -> list[Array]:
-    """The operands of a second call with the values of the first: copies of the writes,
-    from `first` on, that are not among `outputs`, and of the reads that they change."""
+    """The operands of a second call: copies of the writes (from index `first`) that are
+    not in `outputs`, and of the reads that overlap any write."""
     writes = views[first:]
     return [
         view.copy()
@@ -77,7 +77,7 @@ def _call(task: Task, views: Sequence[Array]) -> None:
         fault.add_note(f"in {task.where}")
         raise
     if is_forked():
-        raise forked()  # a child of the body, which has no part in the run
+        raise forked()  # a child process that the body forked
     if returned is not None:
         raise _returned(task, returned)
 

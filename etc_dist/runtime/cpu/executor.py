@@ -26,14 +26,14 @@ from etc_dist.world import World
 from etc_dist.world.processes import Backoff
 
 FINISH_SECONDS = 5e-3
-"""More than a rank needs between reading `aborted` and publishing its end."""
+"""A bound on the time between reading `aborted` and publishing the end of a run."""
 RECORD_SECONDS = 1.0
-"""How much longer a finished rank waits than one with unmet waits."""
+"""Additional wait limit of a finished rank."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A run made ready: views of its arrays, whose memory the caller keeps alive."""
+    """A prepared run: views of its arrays. The caller keeps their memory alive."""
 
     arrays: Mapping[str, Array]
     dims: Mapping[str, int]
@@ -42,8 +42,8 @@ class Launch:
 class CpuExecutor:
     """Runs `plan` with `settings.cpu_workers` simulated workers on each rank.
 
-    Made, run and closed by all ranks of `world` alike. A run ends on all ranks
-    together: so it can raise the same error on all of them.
+    Collective: all ranks of `world` create, run and close it alike. A run ends on all
+    ranks together, so it can raise the same error on all of them.
     """
 
     def __init__(self, plan: Plan, world: World):
@@ -69,49 +69,36 @@ class CpuExecutor:
     def prepare(
         self, arrays: Mapping[str, Argument], dims: Mapping[str, int]
     ) -> Launch:
-        """A run made ready; local."""
+        """Views of the arrays of a run; local."""
         views = {name: storage.view_of(array) for name, array in arrays.items()}
         return Launch(views, dict(dims))
 
     def is_current(self, launch: Launch) -> bool:
         return True
 
-    def needs_memory(self, dims: Mapping[str, int]) -> bool:
-        """Never: a run allocates what it needs."""
-        return False
-
     def grow(self, *shapes: Mapping[str, int]) -> None:
-        """See `needs_memory`."""
-
-    def is_capturing(self, stream: Any = None) -> bool:
-        """Never: there are no CUDA graphs."""
-        return False
-
-    def finish(self) -> None:
-        """Nothing runs between runs."""
+        """Does nothing: each run allocates the memory that it needs."""
 
     def launch(self, launch: Launch, stream: Any = None) -> None:
-        """As `run`: when it returns, the run is over; what it raises, all raise."""
+        """Run to the end, see `run`."""
         self.run(launch.arrays, launch.dims)
 
     def synchronize(self) -> None:
-        """Nothing runs between runs."""
+        """Does nothing, as `launch` waits."""
 
-    @property
-    def failed(self) -> bool:
-        """Always False: a failed run has raised, and other runs may follow."""
-        return False
+    finish = synchronize
 
-    def records(self) -> list[Record]:
-        return []
+    def failure(self) -> list[Record] | None:
+        """Always None: `launch` raises the error of its run."""
+        return None
 
     def loaded(self, launch: Launch, names: Sequence[str]) -> dict[str, Array]:
-        """These inputs and local tensors, as the last run left them."""
+        """These inputs and local tensors after the last run."""
         return {name: self._state.own[name] for name in names}
 
     def reset(self) -> None:
-        """Forget a failed run of the peers that this rank agreed to and did not start.
-        They do the same between the same two barriers."""
+        """Clear the state of a run that this rank agreed to and did not start. All
+        ranks call it between the same two barriers."""
         self._state.reset()
 
     def run(self, arrays: Mapping[str, Array], dims: Mapping[str, int]) -> None:
@@ -149,7 +136,7 @@ class CpuExecutor:
         return tensor.reshape(-1).view(np.uint8)
 
     def close(self) -> None:
-        """Give the symmetric memory back. Collective; again does nothing."""
+        """Free the symmetric memory. Collective, idempotent."""
         if not self._world.broken:
             self._state.free()
 
@@ -170,8 +157,8 @@ class CpuExecutor:
         return workers
 
     def _drive(self, workers: Workers) -> list[WaitRecord] | None:
-        """Step the workers in a random order until all ranks have finished; else this
-        rank's unmet waits when the run was ended."""
+        """Step the workers in a random order until all ranks have finished. Returns
+        this rank's unmet waits if the run was ended."""
         chance = random.Random(self._runs * self._world.size + self._world.rank)
         backoff, beats = Backoff(0.0), -1
         while not self._is_finished(workers):
@@ -182,8 +169,8 @@ class CpuExecutor:
                     self._state.beat()
             if self._state.aborted:
                 return workers.unmet_waits()
-            # A task of a peer may take long: only without progress on all ranks does
-            # the limit apply.
+            # The limit applies to the time without progress on any rank: a task of a
+            # peer may take longer.
             if self._state.beats() != beats:
                 backoff, beats = self._backoff(workers), self._state.beats()
             elif not backoff.pause() or backoff.lost:
@@ -199,22 +186,20 @@ class CpuExecutor:
         return all(map(self._state.finished, range(self._world.size)))
 
     def _completed(self) -> bool:
-        """End the run; whether all ranks had finished it before.
-
-        Then it counts as completed on all of them, since some may have returned.
-        """
+        """End the run, and return whether all ranks had finished it before. Then it is
+        complete on all of them, since some may have returned already."""
         self._state.abort()
         time.sleep(FINISH_SECONDS)
         return self._all_finished()
 
     def _backoff(self, workers: Workers) -> Backoff:
-        # A rank that has finished leaves the others time to record their waits.
+        # A finished rank waits longer, so that others record their waits first.
         limit = self._world.settings.wait_limit
         limit += min(limit, RECORD_SECONDS) if workers.done else 0.0
         return Backoff(limit, self._world.find_lost)
 
     def _missing(self) -> list[WaitRecord]:
-        """This rank has finished; its peers have not, and make no progress."""
+        """Records of the peers that have not finished, although this rank has."""
         rank, epoch, state = self._world.rank, self._state.epoch, self._state
         return [
             WaitRecord(rank, 0, "host", "end of run", f"finished[{peer}]", 0, epoch)
@@ -223,13 +208,13 @@ class CpuExecutor:
         ]
 
     def _fail(self, report: Report) -> None:
-        """End the run on all ranks, make the next one possible, and raise what the
-        ranks found together, unless this rank has an error of its own."""
+        """End the run on all ranks, reset the state for the next run, and raise the
+        error of all ranks, unless a task of this rank has raised."""
         self._state.abort()
         where = f"plan of graph {self._plan.graph.name}, run {self._runs}"
         limit = self._world.settings.wait_limit
-        # A rank that agreed to this run and did not start it is at its next call. There
-        # it gets this error, and recovers with the others in `Program`.
+        # A rank that agreed to this run but did not start it gets this error at its
+        # next call, and recovers with the others in `Program`.
         if not self._world.find_lost():
             waits = Report(records=report.records)
             with suppress(WaitTimeoutError):
@@ -242,12 +227,12 @@ class CpuExecutor:
         if not report.fault:
             silent = [rank for rank, report in enumerate(reports) if report is None]
             why = {rank: self._world.why_lost(rank) for rank in silent}
-            # NOTE: this rank's own error, if any, has the same text.
+            # NOTE: an error of this rank has the same text.
             raise _merge(reports, where, limit, why) from None
 
 
 class Report(NamedTuple):
-    """How a failed run ended on one rank. It begins as `program.Ended` does."""
+    """How a failed run ended on one rank; begins like a `program.RunStatus`."""
 
     failed: bool = True
     records: tuple[WaitRecord, ...] = ()
@@ -256,11 +241,11 @@ class Report(NamedTuple):
 
 
 def _notes(plan: Plan) -> list[str]:
-    """How to read a trace of this backend."""
+    """Notes for readers of a trace of this backend."""
     notes = [
         "CPU backend: a rank simulates its workers one task at a time. Bars are as "
-        "long as the simulated tasks' CPU time, which says nothing about GPUs. Gaps "
-        "are other tasks, waits, and other processes."
+        "long as the simulated tasks' CPU time, which is unrelated to that on GPUs. "
+        "Gaps are other tasks, waits, and other processes."
     ]
     if any(call.function.cluster > 1 for call in plan.graph.calls):
         notes.append("Workers that share a task have its bar in the row of the first.")
@@ -268,7 +253,7 @@ def _notes(plan: Plan) -> list[str]:
 
 
 def _summary(fault: BaseException) -> str:
-    """An error and where it was raised; the rank itself shows the whole traceback."""
+    """An error and where it was raised. The failed rank shows the whole traceback."""
     text = "".join(traceback.format_exception_only(fault)).rstrip()
     frame = traceback.extract_tb(fault.__traceback__)[-1]
     return f"{text}\nat {frame.filename}, line {frame.lineno}, in {frame.name}"
@@ -277,7 +262,7 @@ def _summary(fault: BaseException) -> str:
 def _merge(
     gathered: list[object | None], where: str, limit: float, silent: Mapping[int, str]
 ) -> ArgumentError | WaitTimeoutError | WorldError:
-    """One error of all ranks' reports, alike on every rank."""
+    """The error for the reports of all ranks, alike on every rank."""
     reports = {
         r: report for r, report in enumerate(gathered) if isinstance(report, Report)
     }

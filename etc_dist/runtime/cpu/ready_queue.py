@@ -1,7 +1,7 @@
-"""The queue of a lane on one rank: which units are ready.
+"""The queue of ready units of a lane on one rank.
 
-The CPU's queue is not first-in-first-out: a worker takes any unit that is ready, as the
-seed decides, so that no program relies on an order that the plan does not guarantee.
+It is not first-in-first-out: a worker takes a random ready unit, so that no program
+relies on an order that the plan does not guarantee.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from etc_dist.schedule.dynamic import coordinates
 from etc_dist.schedule.plan import Lane
 
 Counts = Callable[[str], Array]
-"""This rank's counters of an event tensor, in its shape."""
+"""Event tensor name -> this rank's counters, in the tensor's shape."""
 
 
 class ReadyQueue:
-    """The units of a lane that no worker has taken. `env` is the environment of the
-    rank's expressions, with the arrays that they load from."""
+    """The units of a lane that no worker has taken. `env` has the values of the rank's
+    symbols, and the arrays that expressions load from."""
 
     def __init__(
         self, lane: Lane, env: Mapping[str, Any], counts: Counts, chance: random.Random
     ):
         env = dict(env)
         self.left = int(lane.total.evaluate(env))
-        """Units not taken, ready or not."""
+        """The number of units that are not taken, ready or not."""
         self._ready = list(range(int(lane.initial.evaluate(env))))
         self._chance, self._counts = chance, counts
         self._pending = [
@@ -40,7 +40,7 @@ class ReadyQueue:
         ]
 
     def take(self) -> int | None:
-        """A ready unit, by its number in the lane; None while there is none."""
+        """The number of a ready unit in the lane; None if there is none."""
         for pending in self._pending:
             self._ready += pending.release(self._counts)
         if not self._ready:
@@ -74,8 +74,8 @@ class _Pending:
             axis.symbol.name: part.evaluate(inner)
             for axis, part in zip(gating, place, strict=True)
         }
-        # NOTE: waits depend on no other coordinates. A division by zero counts as
-        # ready: the task's own evaluation reports it.
+        # NOTE: waits depend on no other coordinates. A group with a division by zero
+        # counts as ready: its tasks report it.
         with np.errstate(divide="ignore"):
             self._free = [_Wait.of(ref, inner, count) for ref in call.free_waits]
             self._loaded = [
@@ -108,7 +108,7 @@ class _Pending:
 
 @dataclass(frozen=True)
 class _Wait:
-    """A wait of all groups of a call, which loads nothing."""
+    """A wait without loads, of all groups of a call."""
 
     ref: EventRef
     index: Array  # [axes, groups]
@@ -136,7 +136,7 @@ class _Wait:
 
 
 def _index(ref: EventRef, env: dict[str, Any], count: int) -> Array:
-    """[axes, groups], also where there are no axes."""
+    """The index of `ref` for each group: [axes, groups]."""
     made = np.empty((len(ref.index), count), np.int64)
     for row, part in enumerate(ref.index):
         try:

@@ -2,10 +2,9 @@
 
 A rank's block: its words, two event areas, its symmetric tensors.
 
-NOTE: NumPy has no atomic addition, so every counter has a column for each rank that
-may notify: only that rank writes it, and the counter's value is the sum. The order of
-plain stores between processes is that of x86 (and of any host that keeps stores in
-order): data first, then the column.
+NOTE: NumPy has no atomic addition, so every counter has one column per rank that may
+notify: only that rank writes it, and the value is the sum. This relies on the order of
+plain stores on x86: data first, then the column.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from etc_dist.world import SymmetricMemory, World
 ALIGNMENT = 256
 COUNTER = np.dtype(np.uint32)
 
-# Words of a rank, each in a cache line of its own: the rank alone writes them, but for
+# Words of a rank, each in a separate cache line. Only the rank writes them, except
 # ABORT, which any rank may set.
 STARTED, FINISHED, BEAT, ABORT = 0, 8, 16, 24
 WORDS = 32
@@ -35,9 +34,9 @@ _WORDS_BYTES = WORDS * 8
 class RunState:
     """One symmetric block, which grows when dims need more; implements `Memory`.
 
-    Epoch e counts in event area e % 2 and clears the rank's own other area, for epoch
-    e + 1, before it publishes that it has started: every notification of e - 1 has been
-    waited for by then, and none of e + 1 comes before the rank starts that.
+    Epoch e counts in event area e % 2. A rank clears its other area, for epoch e + 1,
+    before it publishes its start of e: all notifications of e - 1 have arrived by then,
+    and those of e + 1 come only after its start of e + 1.
     """
 
     def __init__(self, graph: GraphFunction, world: World):
@@ -54,7 +53,7 @@ class RunState:
     # ----------------------------------------------------------- the life of a block
 
     def prepare(self, env: Mapping[str, Any]) -> None:
-        """Lay out this shape, in a larger block if need be.
+        """Lay out this shape, in a larger block if necessary.
 
         Collective, with the same dims on every rank; the last run has ended on all.
         """
@@ -94,9 +93,11 @@ class RunState:
         self.epoch = 0
 
     def free(self) -> None:
-        """Give the block back. Collective."""
+        """Free the block. Collective."""
         if self._block is not None:
-            self._let_go(self._block)
+            # No array over the block may outlive it.
+            self._words, self._symmetric = [], []
+            self._block.free()
             self._block = None
             self._events_bytes = self._tensors_bytes = 0
 
@@ -126,11 +127,11 @@ class RunState:
     # ----------------------------------------------- the end of a run, on every rank
 
     def beat(self) -> None:
-        """Show the peers that this rank makes progress."""
+        """Publish that this rank makes progress."""
         self._words[self._world.rank][BEAT] += 1
 
     def beats(self) -> int:
-        """Changes as long as any rank makes progress."""
+        """A number that changes while any rank makes progress."""
         return sum(int(words[BEAT]) for words in self._words)
 
     def finish(self) -> None:
@@ -140,7 +141,7 @@ class RunState:
         return int(self._words[rank][FINISHED]) >= self.epoch
 
     def abort(self) -> None:
-        """End the waits of all ranks, in this epoch alone."""
+        """End the waits of all ranks, in this epoch only."""
         for words in self._words:
             words[ABORT] = self.epoch
 
@@ -159,11 +160,6 @@ class RunState:
         self._events_bytes, self._tensors_bytes = events_bytes, tensors_bytes
         self._words = [peer[:_WORDS_BYTES].view(np.int64) for peer in self._block.peers]
         self.epoch = 0
-
-    def _let_go(self, block: SymmetricMemory) -> None:
-        # No array over the block may outlive it.
-        self._words, self._symmetric = [], []
-        block.free()
 
     def _area(self, rank: int, epoch: int) -> Array:
         """[cells, rank that notifies] of one of the two event areas on `rank`."""

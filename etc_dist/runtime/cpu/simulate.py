@@ -40,9 +40,9 @@ def simulate(
     check: bool = True,
 ) -> Simulation:
     """Run `plan` on `inputs`, by rank and tensor name, `epochs` times, in an order that
-    `seed` decides. Ranks do not meet between epochs.
+    depends on `seed`. There is no barrier between epochs.
 
-    Raises ArgumentError for inputs or data that do not fit, and DeadlockError where no
+    Raises ArgumentError for inputs or data that do not fit, and DeadlockError if no
     task can run. With `check` the run is verified with the data that its index
     expressions loaded (see `verify`), and outputs must be complete.
     """
@@ -123,7 +123,7 @@ class _Run:
     ):
         self._plan, self._count, self._epochs = plan, workers, epochs
         self._seed, self._chance = seed, random.Random(seed)
-        # Some seeds let one rank run far ahead of the others, others mix them.
+        # Depending on the seed, ranks run far ahead of the others or alternate.
         self._stickiness = self._chance.choice((0.0, 0.5, 0.95))
         graph = plan.graph
         self._envs = [graph.environment(dims, r) for r in range(graph.world_size)]
@@ -152,7 +152,7 @@ class _Run:
             last = ran
 
     def _steps(self) -> list[tuple[int, partial[bool]]]:
-        """What may be tried next, by rank."""
+        """The steps to try next, with their ranks."""
         steps = []
         for rank, workers in enumerate(self._workers):
             if workers is None or workers.done:
@@ -165,7 +165,7 @@ class _Run:
         return steps
 
     def _start(self, rank: int) -> bool:
-        """Start the next epoch of a rank; no result of the last one is left."""
+        """Start the next epoch of a rank, with poisoned results."""
         for tensor in self._plan.graph.tensors:
             if tensor.kind != "input":
                 storage.poison(self.memory.arrays[rank][tensor.name])
@@ -207,5 +207,5 @@ def _check_complete(plan: Plan, arrays: Sequence[Mapping[str, Array]]) -> None:
                 where=f"graph {plan.graph.name}, rank {rank}",
                 wanted=f"all {missing.size} elements written",
                 got=f"{int(missing.sum())} unwritten, the first at [{first}]",
-                fix="write all elements of what the bodies read",
+                fix="write all elements that the bodies read",
             )

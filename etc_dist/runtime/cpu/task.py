@@ -45,10 +45,8 @@ class Access:
 
 @dataclass(frozen=True)
 class UnmetWait:
-    """A wait of a task with the present count and the expected one.
-
-    `element` is None for the handshake: rank `peer` must have started the epoch.
-    """
+    """A wait of a task, with the current and the expected count. `element` is None for
+    the handshake: rank `peer` must have started the epoch."""
 
     element: Element | None
     peer: int
@@ -64,10 +62,9 @@ class UnmetWait:
 class Task:
     """Task `t` of `call`, from the moment a worker takes its unit.
 
-    Waits that load nothing are known at once; the others once those are met
-    (`knows_waits`); accesses and notifications once all are (`begun`): index
-    expressions may load what other tasks wrote. `worker` is -1 in an error about a
-    task that no worker has taken.
+    Index expressions may load results of other tasks. So loaded waits are evaluated
+    after all other waits (`knows_waits`), accesses and notifications after all waits
+    (`begun`). `worker` is -1 in an error about a task that no worker has taken.
     """
 
     rank: int
@@ -101,7 +98,7 @@ class Task:
 
     @property
     def idle(self) -> bool:
-        """All regions that it writes are empty, so it only waits and notifies."""
+        """Whether all its writes are empty: then it only waits and notifies."""
         return bool(self.writes) and all(access.empty for access in self.writes)
 
     @property
@@ -127,15 +124,15 @@ def place(call: Call, t: int, env: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Resolver:
-    """Turns the symbolic references of a rank's tasks into elements and accesses."""
+    """Evaluates the symbolic references of a rank's tasks."""
 
     def __init__(self, rank: int, world_size: int, shapes: Mapping[str, Any]):
         self._rank, self._world_size = rank, world_size
         self._shapes = shapes
 
     def element(self, ref: EventRef, task: Task) -> Element:
-        """The element that `ref` names. Out of range, ArgumentError if the index was
-        loaded, else GraphError."""
+        """The element `ref`. If it is out of range: ArgumentError for a loaded index,
+        else GraphError."""
         rank = self._on(ref.rank, task, ref)
         index = tuple(_value(part, task, ref) for part in ref.index)
         shape = self._shapes[ref.events.name]
@@ -149,9 +146,8 @@ class Resolver:
         return _value(ref.expects, task, ref, "the expected count of ")
 
     def access(self, region: Region, task: Task) -> Access:
-        """The part of memory that `region` names, cut off at the tensor's edge; errors
-        as for `element`. NOTE: only a start that is not loaded may be beyond the edge.
-        """
+        """The region, clipped at the tensor's edge; errors as for `element`.
+        NOTE: only a start without loads may be beyond the edge."""
         rank = self._on(region.rank, task, region)
         index: list[slice | int] = []
         for start, size, extent, kept in zip(
@@ -178,14 +174,14 @@ class Resolver:
 
 
 def _value(expr: Expr, task: Task, what: EventRef | Region, of: str = "") -> int:
-    """The value of `expr` in `what`; ArgumentError where it cannot be loaded."""
+    """The value of `expr` in `what`; ArgumentError for a load out of range."""
     try:
         return int(expr.evaluate(task.env))
     except (IndexError, ZeroDivisionError) as error:
         if not expr.is_loaded:
             raise
         raise range_error(
-            task, f"loads that exist, in {of}{what}", str(error)
+            task, f"loads in range, in {of}{what}", str(error)
         ) from error
 
 

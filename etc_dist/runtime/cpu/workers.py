@@ -1,8 +1,8 @@
-"""The simulated workers of one rank: which one takes which task, and how a task runs.
+"""The simulated workers of one rank: they claim units and run their tasks.
 
-A `LaneWorker` runs the tasks of one lane, one at a time: in the tensor lane it is a
-cluster of workers, in the transfer lane one worker's share of that lane. It keeps a
-unit of the plan until all tasks of the unit have run.
+A `LaneWorker` runs the tasks of one lane, one at a time: it is a cluster of workers in
+the tensor lane, one worker in the transfer lane. It keeps a unit of the plan until all
+tasks of the unit have run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from etc_dist.runtime.trace import TaskRecord
 from etc_dist.schedule.plan import QUEUE, STRIDED, TICKET, Lane, Plan
 
 SHOWN = 16
-"""Groups of a rank that are not ready and that an error names."""
+"""The number of groups of a rank that an error names."""
 
 
 class Memory(Protocol):
@@ -46,11 +46,11 @@ class Memory(Protocol):
         """The storage of a tensor on `rank`."""
 
     def have(self, element: Element) -> int:
-        """Notifications of one of this rank's elements in this epoch."""
+        """Notifications of an element of this rank in this epoch."""
 
     def counts(self, name: str, rank: int) -> Array:
-        """The same for all elements of an event tensor on this rank, `rank`, in its
-        shape."""
+        """The same for all elements of an event tensor, in its shape; `rank` is this
+        rank."""
 
     def notify(self, element: Element) -> None:
         """Add one to an element of any rank."""
@@ -68,7 +68,7 @@ class LaneWorker:
     lane: Lane
     members: int
     unit: list[Task] = field(default_factory=list)
-    """The tasks of its present unit that have not run."""
+    """The tasks of its current unit that have not run."""
     done: bool = False
 
 
@@ -92,8 +92,8 @@ def make_lane_workers(plan: Plan, workers: int) -> list[LaneWorker]:
 class Workers:
     """All workers of one rank in one epoch, over `memory`.
 
-    `env` holds the rank's dims, derived numbers and the arrays that expressions load
-    from. `seed` decides in which order the ready units of a queue lane are taken.
+    `env` has the rank's dims, derived numbers and the arrays that expressions load
+    from. `seed` determines the order in which units of a queue lane are taken.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Workers:
         return all(worker.done for worker in self.lane_workers)
 
     def unmet_waits(self) -> list[WaitRecord]:
-        """The waits of tasks in present units, and of the first groups that are not
+        """The waits of tasks in current units, and of the first groups that are not
         ready."""
         tasks = [task for worker in self.lane_workers for task in worker.unit]
         groups = (
@@ -149,7 +149,7 @@ class Workers:
         return [record for record in records if record is not None]
 
     def step(self, worker: LaneWorker) -> bool:
-        """Take a unit, run one of its tasks, or end; False if none is possible now."""
+        """Take a unit, run one of its tasks, or end; False if nothing is possible."""
         takes = not worker.unit
         if takes:
             unit = self._next_unit(worker)
@@ -175,8 +175,8 @@ class Workers:
         return []
 
     def _take(self, worker: LaneWorker) -> Iterator[list[Task]]:
-        """The units that `worker` gets of lanes without queues, each computed when it
-        is taken."""
+        """The units of `worker` in lanes without queues, each computed when it is
+        taken."""
         own = worker.lane
         if own.policy == STRIDED:
             clusters = self._workers // own.cluster
@@ -193,7 +193,7 @@ class Workers:
                 yield self._unit(worker, lane, index)
 
     def _lanes(self, worker: LaneWorker) -> Sequence[Lane]:
-        """The lanes that `worker` takes units of: its own, and then the later ones."""
+        """The lanes that `worker` takes units of: its lane, then the later ones."""
         return self.plan.lanes[self.plan.lanes.index(worker.lane) :]
 
     def _total(self, lane: Lane) -> int:
@@ -271,8 +271,8 @@ class Workers:
             self._check_runs(task, call.empty_until)
 
     def _check_runs(self, task: Task, empty_until: Expr) -> None:
-        """Refuse a task that is not empty, but must be by an earlier one's
-        `empty_until`, whichever of the two begins first."""
+        """Refuse a task that is not empty although the `empty_until` of an earlier one
+        requires it. The two may begin in any order."""
         runs, busy = self._runs[task.call.name]
         if task.idle:
             until = int(empty_until.evaluate({**task.env, TASK.name: task.t}))
@@ -297,8 +297,7 @@ class Workers:
             self._memory.notify(element)
 
     def _record(self, task: Task) -> None:
-        """Run the body of `task` and record its time, without the time in which other
-        processes had the core."""
+        """Run the body of `task` and record its CPU time."""
         began, cpu_time = time.monotonic_ns(), time.thread_time_ns()
         if not task.idle:
             views = [
