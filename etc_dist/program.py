@@ -368,7 +368,7 @@ class Program:
         return WaitTimeoutError(
             f"a run of {self.plan.graph.name} was ended: a wait was not met in time",
             where=f"{self.plan.graph.name} on {self.world.size} ranks",
-            wanted=f"every event within {self.world.settings.wait_limit} s",
+            wanted=f"every event within {self.world.settings.wait_limit:g} s",
             got=shown,
             fix="look for a rank that died, was late or made another call; if ranks "
             "may be further apart than this, raise ETC_DIST_WAIT_LIMIT",

@@ -34,7 +34,7 @@ def call_of(graph: GraphFunction, name: str) -> Call:
     return next(call for call in graph.calls if call.name == name)
 
 
-def test_what_loads_nothing_is_always_in_range():
+def test_references_without_loads_need_no_check():
     for name in ("matmul_reduce_scatter", "all_gather_matmul"):
         source = generate(schedule_static(GRAPHS[name])).text
         assert "kLoads = 1" not in source
@@ -60,7 +60,7 @@ def test_a_loaded_wait_comes_after_the_others_and_is_checked():
     ]
 
 
-def test_a_product_of_what_is_loaded_does_not_wrap():
+def test_a_product_of_loads_does_not_wrap():
     @graph_function
     def tiled(g: Graph) -> None:
         at = g.input("at", (4,), "int32")
@@ -150,7 +150,7 @@ VALUES = st.integers(-1, 4) | st.sampled_from([-(2**31), 2**31 - 5])
     st.lists(VALUES, min_size=ROWS, max_size=ROWS),
     st.integers(0, ROWS - 1),
 )
-def test_the_device_refuses_what_the_host_refuses(at, table, i):
+def test_device_and_host_refuse_the_same_values(at, table, i):
     graph = scattered(WORLD)
     call = call_of(graph, "scatter")
     tensors = {"at": np.array(at).reshape(ROWS, 2), "table": np.array(table)}
@@ -158,7 +158,7 @@ def test_the_device_refuses_what_the_host_refuses(at, table, i):
 
 
 @pytest.mark.parametrize(("at", "fits"), [(0, True), (1, True), (2, False)])
-def test_ranks_are_of_the_world(at, fits):
+def test_loaded_ranks_are_below_the_world_size(at, fits):
     graph = scattered(WORLD)
     tensors = {
         "at": np.array([[0, at]] * ROWS),

@@ -52,7 +52,7 @@ INDICES = {
 
 
 @pytest.mark.parametrize("name", INDICES)
-def test_groups_that_wait_are_where_an_element_is_said_to_release_them(name):
+def test_spans_contain_all_waiting_groups(name):
     index, most = INDICES[name]
     element = tuple(Symbol(f"e_{k}", "coordinate") for k in range(len(index)))
     spans = released(list(index), element, EXTENTS)
@@ -93,7 +93,7 @@ def test_source_of_a_dynamic_program(golden):
     golden(generate(schedule_dynamic(all_gather_matmul_graph(2))).text)
 
 
-def test_static_programs_know_nothing_of_queues():
+def test_static_programs_have_no_queues():
     source = generate(schedule_static(mlp_graph(2)))
     assert "constexpr int kDynamic = 0;" in source.text
     for word in ("Queue", "Release", "Event_", "group"):
@@ -113,7 +113,7 @@ def by_rank(g: Graph) -> None:
     g.call(TOUCH, grid, name="follow", waits=[done[(g.rank + i) % 4]])
 
 
-def test_elements_are_judged_by_the_rank_that_owns_them():
+def test_counts_are_evaluated_for_the_owner():
     text = generate(schedule_dynamic(by_rank(2))).text
     assert (
         "u32 target(const Args& g, i32 owner, Coord c) "
@@ -150,7 +150,7 @@ def test_any_name_of_a_user_can_be_compiled():
 # --------------------------------------------------------------------- the memory
 
 
-def test_queues_lie_behind_the_events_on_lines_of_their_own():
+def test_queues_follow_the_events_on_separate_lines():
     dims = {"rows": 1000, "hidden": 4096, "inner": 1792}
     plan = schedule_dynamic(mlp_graph(2))
     static = plan_memory(schedule_static(plan.graph), dims)
@@ -178,7 +178,7 @@ def test_queues_lie_behind_the_events_on_lines_of_their_own():
     assert set(memory.queue_bases) <= set(generate(plan).arguments.integers)
 
 
-def test_the_device_may_number_units_as_the_plan_does():
+def test_device_and_plan_number_units_alike():
     """The arithmetic that docs/protocol.md gives for a unit's tasks."""
     plan = schedule_dynamic(mlp_graph(2))
     env = plan.graph.environment({"rows": 300, "hidden": 512, "inner": 300}, 0)

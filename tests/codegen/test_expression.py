@@ -42,7 +42,7 @@ DEVICE = {
         ),
     ],
 )
-def test_symbols_are_found_where_the_device_has_them(expr, expected):
+def test_symbols_are_arguments_or_coordinates(expr, expected):
     assert text(expr) == expected
 
 
@@ -80,5 +80,5 @@ ENVIRONMENTS = st.fixed_dictionaries(
 
 @settings(derandomize=True, deadline=None, max_examples=300)
 @given(st.recursive(LEAVES, larger, max_leaves=8), ENVIRONMENTS)
-def test_the_device_computes_what_the_host_does(expr, env):
+def test_device_and_host_compute_the_same(expr, env):
     assert value_of(text(expr), env) == expr.evaluate({**env, "@table": TABLE})

@@ -53,7 +53,7 @@ def test_the_block_holds_a_pointer_for_each_rank_and_each_tensor():
     assert arguments.maps == ()
 
 
-def test_operands_that_are_copied_alike_share_a_tensor_map():
+def test_operands_with_the_same_box_share_a_tensor_map():
     arguments = Arguments.of(schedule_static(GRAPHS["all_gather_matmul"]))
     names = [m.name for m in arguments.maps]
     assert names == [
@@ -64,7 +64,7 @@ def test_operands_that_are_copied_alike_share_a_tensor_map():
     ]
 
 
-def test_an_operand_with_a_large_box_has_a_map_for_either():
+def test_an_operand_with_a_large_box_has_two_maps():
     plan = schedule_static(moe_graph(1, experts=8, top_k=2))
     names = [m.name for m in Arguments.of(plan).maps if m.tensor.name == "active"]
     assert names == ["map_active_16x64", "map_active_64x64"]
@@ -75,7 +75,7 @@ def test_an_operand_with_a_large_box_has_a_map_for_either():
     ]
 
 
-def test_products_by_ticket_pass_over_runs_of_empty_tasks():
+def test_dynamically_claimed_matmuls_skip_empty_runs():
     graph = moe_graph(1, experts=8, top_k=2)
     text = generate(schedule_static(graph)).text
     assert text.count("static constexpr int kHasRuns = 1") == 2
@@ -95,7 +95,7 @@ def test_products_by_ticket_pass_over_runs_of_empty_tasks():
     assert "kMayBeEmpty = 1" in down and text.count("kMayBeEmpty = 1") == 1
 
 
-def test_a_notification_is_as_many_increments_as_its_parts_can_share():
+def test_increments_are_a_multiple_of_all_parts():
     plan = schedule_static(GRAPHS["user"])
     units = {e.name: notification_unit(plan, e) for e in plan.graph.events}
     assert units == {"here": 1, "done": 2}

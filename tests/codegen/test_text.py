@@ -43,7 +43,7 @@ def test_source(name, golden):
 
 
 @pytest.mark.parametrize("hash_seed", ["1", "2"])
-def test_another_process_comes_to_the_same_text(hash_seed):
+def test_another_process_generates_the_same_text(hash_seed):
     code = (
         "import hashlib\nfrom tests.codegen.test_text import all_texts\n"
         "print(hashlib.sha256(all_texts().encode()).hexdigest())"

@@ -65,7 +65,7 @@ def one_call(
 
 
 @pytest.mark.parametrize("size", [128, 512])
-def test_the_size_of_a_products_tile_is_fixed(size):
+def test_the_tile_of_a_matmul_is_fixed(size):
     error = refused(matmul_reduce_scatter_graph(2, tile_size=size))
     assert error.what == (
         "call matmul_send: operand 0 does not fit the tile of matmul_send on a GPU"
@@ -113,14 +113,14 @@ def store(size: Any, x: Any = (None, 72), depth: Any = slice(None)) -> Any:
         (store(256), ""),
     ],
 )
-def test_a_users_product_has_tiles_of_256(graph, got):
+def test_a_users_matmul_has_tiles_of_256(graph, got):
     if got:
         assert refused(graph).got == got
     else:
         assert "matmul_store" in source_of(graph)
 
 
-def test_a_product_of_another_dtype_is_refused():
+def test_a_matmul_of_another_dtype_is_refused():
     def index(i: Any, m: Any, x: Tensor, y: Tensor) -> list[Region]:
         return [x[tile(i, 256), :], x[tile(i, 256), :], y[tile(i, 256), tile(i, 256)]]
 
@@ -143,7 +143,7 @@ REFUSED_PUSHES = {
 
 
 @pytest.mark.parametrize("name", [*PUSHES, *REFUSED_PUSHES])
-def test_push_rows_serves_contiguous_regions_of_equal_sizes(name):
+def test_push_rows_needs_contiguous_regions_of_equal_sizes(name):
     index = {**PUSHES, **REFUSED_PUSHES}[name]
     graph = one_call(push_rows(), ((None, None, 64), (None, 64)), index)
     if name in PUSHES:

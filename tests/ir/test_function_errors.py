@@ -64,7 +64,7 @@ def test_constant_that_a_cuda_body_cannot_hold_is_refused(value):
         made(constants={"kEps": value})
 
 
-def test_operands_are_not_fewer_than_none():
+def test_number_of_operands_is_not_negative():
     with pytest.raises(GraphError, match="a negative number of operands"):
         made(reads=-1)
 

@@ -297,7 +297,7 @@ def test_reads_before_wait_are_for_the_tensor_lane():
     assert error.wanted == "no reads_before_wait= on the transfer lane"
 
 
-def test_a_task_that_waits_for_nothing_does_not_read_early():
+def test_a_task_without_waits_cannot_read_early():
     g = Graph("one", 1)
     x = g.input("x", (4,), "float32")
     error = refused(
@@ -309,7 +309,7 @@ def test_a_task_that_waits_for_nothing_does_not_read_early():
 
 
 @pytest.mark.parametrize("claim", ["let", "dims"])
-def test_a_value_has_not_the_name_of_a_coordinate(claim):
+def test_a_value_cannot_share_the_name_of_a_coordinate(claim):
     g = Graph("one", 1)
     g.grid(i=4)
     n = g.dims("n")
@@ -317,7 +317,7 @@ def test_a_value_has_not_the_name_of_a_coordinate(claim):
     assert error.what == "the name 'i' cannot be used"
 
 
-def test_a_value_has_not_the_name_of_an_axis_of_events():
+def test_a_value_cannot_share_the_name_of_an_axis_of_events():
     g = Graph("one", 1)
     g.dims("done_0")
     error = refused(lambda: g.events("done", (4,), expects=lambda i: i))

@@ -50,7 +50,7 @@ def call_of(graph: GraphFunction) -> Call:
     return graph.calls[0]
 
 
-def test_waits_that_load_nothing_come_first():
+def test_waits_without_loads_come_first():
     call = call_of(routed(1))
     assert [str(ref) for ref in call.free_waits] == ["ready[i]"]
     assert [str(ref) for ref in call.loaded_waits] == [
@@ -59,7 +59,7 @@ def test_waits_that_load_nothing_come_first():
     ]
 
 
-def test_loads_are_told_by_when_they_happen():
+def test_loads_are_sorted_by_phase():
     call = call_of(routed(1))
     assert [str(load) for load in waiting_loads(call)] == [
         "at[i + 1, 1]",
@@ -70,12 +70,12 @@ def test_loads_are_told_by_when_they_happen():
     assert call.is_loaded and not call_of(routed(1, loads=False)).is_loaded
 
 
-def test_a_cross_rank_count_is_no_business_of_those_who_notify():
+def test_a_notifier_does_not_load_a_cross_rank_count():
     call = call_of(routed(1, cross_rank=True))
     assert [str(load) for load in working_loads(call)] == ["at[0, 0]"]
 
 
-def test_an_expected_count_takes_the_elements_index_along():
+def test_an_expected_count_uses_the_index_of_the_element():
     (ref,) = call_of(routed(1)).notifies
     assert str(ref.expects) == "at[i, 1]"
     i, n = Symbol("i", "coordinate"), Symbol("n", "dim")

@@ -12,7 +12,7 @@ struct negate {
   }
 };
 
-// An odd row needs no more than what is known early, and does not wait; an even one asks twice.
+// An odd row needs only the early operand, and does not wait. An even row waits twice.
 template <class Task>
 struct add_if_even {
   template <class Wait>

@@ -40,7 +40,7 @@ def test_a_type_derived_from_a_library_s_counts_as_its_own():
     assert library_of(np.ndarray) == library_of(list) == ""
 
 
-def test_arrays_of_equal_facts_have_equal_identities():
+def test_equal_memory_and_layout_give_equal_identities():
     tensor, other, transposed = Parameter(), Parameter(), Parameter()
     transposed.stride = lambda: (1, 4)
     assert identity(tensor) == identity(other) != identity(transposed)
@@ -54,7 +54,7 @@ def test_a_tensor_is_launched_on_torch_s_current_stream_of_its_gpu(
     current = {3: 1234}
     library = SimpleNamespace(_cuda_getCurrentRawStream=current.__getitem__)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(_C=library))
-    # No CuPy is needed: its streams are told by their handles.
+    # CuPy is not needed: streams are compared by their handles.
     monkeypatch.setattr("etc_dist.runtime.stream._from_handle", lambda handle: handle)
     assert stream_for("cuda", None, Parameter()) == 1234
     assert stream_for("cuda", 5678, Parameter()) == 5678

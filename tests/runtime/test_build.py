@@ -208,7 +208,7 @@ def test_a_fault_in_the_users_body_is_shown_with_file_and_line(tmp_path, setting
     assert list((settings.cache / "programs").iterdir()) == []
 
 
-def test_a_body_that_does_not_exist_is_told_by_its_path(tmp_path, settings):
+def test_a_missing_source_is_named_by_its_path(tmp_path, settings):
     source = filling(tmp_path)
     (tmp_path / "fill.cuh").unlink()
     with pytest.raises(BuildError) as caught:

@@ -115,10 +115,9 @@ def test_a_rank_that_never_notifies_ends_the_run_on_all_ranks(short_timeout):
     good = schedule_static(ring(short_timeout.size))
     bad = with_call(good, "send", notifies=()) if short_timeout.rank == last else good
     executor = CpuExecutor(bad, short_timeout)
-    began = time.monotonic()
     with pytest.raises(WaitTimeoutError) as caught:
         run_ring(executor, short_timeout)
-    assert LIMIT <= time.monotonic() - began < LIMIT + 3
+    assert f"within {LIMIT:g} s" in caught.value.wanted
     # Only the last rank's neighbour has unmet waits; all ranks report them.
     assert {record.rank for record in caught.value.records} == {0}
     assert {record.task for record in caught.value.records} == {
@@ -170,10 +169,8 @@ def test_an_error_in_a_body_ends_the_run_on_all_ranks(short_timeout):
 
     executor = ring_on(short_timeout, function=broken)
     kind = ValueError if short_timeout.rank == 0 else WorldError
-    began = time.monotonic()
     with pytest.raises(kind, match="a fault of rank 0") as caught:
         run_ring(executor, short_timeout)
-    assert time.monotonic() - began < LIMIT
     if short_timeout.rank:
         assert "a task failed on rank 0" in str(caught.value)
         assert "send[" in str(caught.value) and "in broken" in str(caught.value)

@@ -33,7 +33,7 @@ def check(program: Program, world: World, seed: int) -> None:
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("schedule", ["static", "dynamic"])
-@pytest.mark.parametrize("gathers", [False, True], ids=["in turn", "by ticket"])
+@pytest.mark.parametrize("gathers", [False, True], ids=["strided", "ticket"])
 def test_a_body_may_wait_never_once_or_twice(gathers, schedule, one_rank):
     program = program_of(one_rank, schedule, gathers=gathers)
     for seed in range(2):
@@ -46,7 +46,7 @@ def test_a_body_may_wait_never_once_or_twice(gathers, schedule, one_rank):
 
 
 @pytest.mark.mpi
-def test_a_task_that_has_begun_ends_when_its_wait_is_in_vain(one_rank, short_timeout):
+def test_a_started_task_ends_when_its_wait_times_out(one_rank, short_timeout):
     wrong = program_of(short_timeout, "static", gathers=True, notifies=False)
     right = program_of(short_timeout, "static", gathers=True)
     with pytest.raises(WaitTimeoutError) as caught:

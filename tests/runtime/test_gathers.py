@@ -114,7 +114,7 @@ def test_writes_that_are_ordered_after_a_gather_are_refused(schedule):
     ) in refused(schedule(gathering(1, first="reader"))).got
 
 
-def test_a_proof_is_another_one_where_the_reads_pick():
+def test_gathers_change_the_key_of_a_proof():
     reads, gathers = (gathering(1, reader=reader).show() for reader in (take, gather))
     assert "  reads box[:, :]\n  reads at[:]\n" in reads
     assert "  gathers from box[:, :]\n  reads at[:]\n" in gathers

@@ -1,4 +1,4 @@
-"""The order of launches over streams, with a CuPy that writes down what it is asked."""
+"""The order of launches over streams, with a stand-in for CuPy that records calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from etc_dist.runtime.stream import LaunchOrder
 
 
 class Stream:
-    """A stream that CuPy made, on device 0, or one of others, of no known device."""
+    """A stream of CuPy on device 0, or an external one without a device."""
 
     def __init__(self, ptr: int, device_id: int = 0):
         self.ptr, self.device_id = ptr, device_id
@@ -59,7 +59,7 @@ def launch(order: LaunchOrder, stream: Stream) -> int:
     return stream.waits
 
 
-def test_launches_on_one_stream_of_cupy_wait_for_nothing(order):
+def test_launches_on_one_stream_of_cupy_do_not_wait(order):
     stream = Stream(5)
     assert [launch(order, stream) for _ in range(3)] == [0, 0, 0]
     assert order._event.recorded == []
@@ -83,7 +83,7 @@ def test_cuda_s_own_streams_are_never_destroyed(order):
     assert launch(order, null) == launch(order, again) == 0
 
 
-def test_the_end_of_a_launch_is_asked_of_the_stream_or_of_the_event(order, runtime):
+def test_the_end_of_a_launch_is_queried_by_stream_or_event(order, runtime):
     kept, raw = Stream(5), Stream(6, device_id=-1)
     assert not order.is_done(kept) and order.is_done(raw)
     runtime.streamQuery = lambda ptr: 700

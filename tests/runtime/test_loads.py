@@ -107,7 +107,7 @@ def test_a_task_without_anything_to_write_only_notifies(size, seed):
 @pytest.mark.mpi
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("lane", ["tensor", "transfer"])
-def test_a_body_is_not_run_where_data_leave_nothing_to_write(
+def test_a_body_does_not_run_for_an_empty_task(
     lane, schedule, unverified, make_program
 ):
     # Some of y stays as it was, which a check of the run would refuse.

@@ -120,7 +120,7 @@ def test_a_rank_that_does_not_exist_is_named(bad):
     assert error.got == str(bad)
 
 
-def test_what_is_not_loaded_and_out_of_range_is_the_graphs_fault():
+def test_an_index_without_loads_out_of_range_is_a_graph_error():
     @graph_function
     def beyond(g: Graph) -> None:
         x, y = g.input("x", (4,), "float32"), g.output("y", (4,), "float32")
@@ -253,7 +253,7 @@ def control(*faults: tuple[int, ...]) -> Any:
     return made
 
 
-def test_records_out_of_range_win_over_the_waits_that_they_caused():
+def test_range_records_replace_the_waits_that_they_caused():
     plan = schedule_static(permute(1))
     waits = (0, 0, 2, 1, EVENT_WAIT, 1, 0, 1)
     records = decode(

@@ -69,7 +69,7 @@ def test_a_seed_repeats_its_order_of_tasks(rng):
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("op", OPS)
-def test_three_epochs_without_a_meeting_of_ranks(op, seed, rng):
+def test_three_epochs_without_a_barrier(op, seed, rng):
     c = case(op, 3, rng)
     run = simulate(c.plan, c.inputs, c.dims, seed=seed, epochs=3)
     for rank in range(3):
@@ -150,7 +150,7 @@ def test_only_a_plan_can_be_simulated(rng):
         simulate(c.plan.graph, c.inputs, c.dims)
 
 
-def test_workers_that_make_no_clusters_are_refused(rng):
+def test_workers_must_form_whole_clusters(rng):
     c = case("matmul_reduce_scatter", 2, rng)
     with pytest.raises(ArgumentError, match="3 workers"):
         simulate(c.plan, c.inputs, c.dims, workers=3)

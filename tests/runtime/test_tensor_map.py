@@ -1,4 +1,4 @@
-"""What the driver is asked for when a tensor map is encoded."""
+"""The driver's arguments for the encoding of tensor maps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from etc_dist.runtime import tensor_map
 
 
 class Driver:
-    """Keeps what it is given: number of axes, extents, pitches, sides."""
+    """Keeps its arguments: number of axes, extents, pitches, sides."""
 
     def __init__(self, code: int = 0):
         self.code = code
@@ -21,7 +21,7 @@ class Driver:
         _, _, axes, _, extents, pitches, sides = given[:7]
         self.axes = axes.value
         # The innermost axis has no pitch.
-        self.asked = [*extents], [*pitches][: self.axes - 1], [*sides]
+        self.encoded = [*extents], [*pitches][: self.axes - 1], [*sides]
         return self.code
 
 
@@ -39,14 +39,14 @@ def encode(shape: tuple[int, ...], box: TmaBox) -> Any:
 def test_a_matrix_has_three_axes_and_a_stack_of_one(driver: Driver) -> None:
     assert encode((40, 64), TmaBox(16, 32)).size == tensor_map.MAP_BYTES
     assert driver.axes == 3
-    assert driver.asked == ([64, 40, 1], [128, 40 * 128], [32, 16, 1])
+    assert driver.encoded == ([64, 40, 1], [128, 40 * 128], [32, 16, 1])
 
 
 def test_halves_are_two_rows_of_groups_of_eight(driver: Driver) -> None:
     encode((5, 96, 64), TmaBox(128, 64, halves=True))
     # k, 8 rows, gate or up, groups of 8 rows, experts
     assert driver.axes == 5
-    assert driver.asked == (
+    assert driver.encoded == (
         [64, 8, 2, 6, 5],
         [128, 48 * 128, 8 * 128, 96 * 128],
         [64, 8, 2, 8, 1],
@@ -54,15 +54,13 @@ def test_halves_are_two_rows_of_groups_of_eight(driver: Driver) -> None:
 
 
 @pytest.mark.parametrize("rows", [95, 40])
-def test_halves_of_no_multiple_of_eight_rows_are_refused(
-    driver: Driver, rows: int
-) -> None:
+def test_halves_must_be_multiples_of_eight_rows(driver: Driver, rows: int) -> None:
     with pytest.raises(ArgumentError) as caught:
         encode((5, rows, 64), TmaBox(128, 64, halves=True))
     assert caught.value.wanted == "halves of a multiple of 8 rows"
 
 
-def test_what_the_driver_refuses_is_told_with_its_code(driver: Driver) -> None:
+def test_a_driver_error_is_raised_with_its_code(driver: Driver) -> None:
     driver.code = 1
     with pytest.raises(ArgumentError) as caught:
         encode((40, 60), TmaBox(16, 32))

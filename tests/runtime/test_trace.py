@@ -16,20 +16,20 @@ from tests.runtime.programs import plan_of
 
 FIRST = TaskRecord(0, 0, "tensor", 1000, 4000, "matmul", 0, (0, 1))
 SECOND = TaskRecord(0, 0, "tensor", 4000, 5000, "matmul", 1, (1, 1))
-BESIDE = TaskRecord(0, 1, "transfer", 2000, 3000, "sum", 0, (7,))
+PARALLEL = TaskRecord(0, 1, "transfer", 2000, 3000, "sum", 0, (7,))
 OTHER = TaskRecord(1, 0, "tensor", 1500, 5500, "matmul", 0, (0, 1))
 
 
 def test_records_are_sorted_by_row_then_start():
-    trace = Trace.of([OTHER, SECOND, BESIDE, FIRST])
-    assert trace.records == (FIRST, SECOND, BESIDE, OTHER)
+    trace = Trace.of([OTHER, SECOND, PARALLEL, FIRST])
+    assert trace.records == (FIRST, SECOND, PARALLEL, OTHER)
     assert trace.rows == ((0, 0, "tensor"), (0, 1, "transfer"), (1, 0, "tensor"))
     assert trace.calls == ("matmul", "sum")
     assert trace.span == (1000, 5500)
 
 
 def test_merging_is_the_same_in_any_order():
-    one, two = Trace.of([FIRST, BESIDE, SECOND]), Trace.of([OTHER])
+    one, two = Trace.of([FIRST, PARALLEL, SECOND]), Trace.of([OTHER])
     assert Trace.merge([one, two]) == Trace.merge([two, one])
     assert len(Trace.merge([one, two]).records) == 4
 
@@ -40,7 +40,7 @@ def test_merging_keeps_each_note_once():
 
 
 def test_the_text_has_a_line_for_each_rank_and_call():
-    assert Trace.of([FIRST, SECOND, BESIDE, OTHER]).show() == (
+    assert Trace.of([FIRST, SECOND, PARALLEL, OTHER]).show() == (
         "rank  call      tasks     total us    mean us    busy\n"
         "   0  matmul        2          4.0       2.00  100.0%\n"
         "   0  sum           1          1.0       1.00   25.0%\n"
@@ -56,7 +56,7 @@ def test_an_empty_trace_has_a_text_and_a_picture(tmp_path):
 
 
 def test_perfetto_gets_a_slice_for_each_task(tmp_path):
-    Trace.of([FIRST, SECOND, BESIDE, OTHER]).perfetto(tmp_path / "trace.json")
+    Trace.of([FIRST, SECOND, PARALLEL, OTHER]).perfetto(tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     slices = [event for event in events if event["ph"] == "X"]
     assert [s["name"] for s in slices] == [
@@ -136,7 +136,7 @@ def test_the_axis_has_a_unit_that_fits(nanoseconds, unit, figure):
 
 
 def test_lanes_calls_and_the_whole_picture_are_named_in_words(figure):
-    warp = replace(BESIDE, lane="transfer.1")
+    warp = replace(PARALLEL, lane="transfer.1")
     meanings = {"matmul": "GEMM tiles"}
     Trace.of([FIRST, warp], ["A note."]).png("", "A title", "What to see.", meanings)
     (axes,) = figure().axes
@@ -153,9 +153,9 @@ def test_lanes_calls_and_the_whole_picture_are_named_in_words(figure):
 
 
 def test_colours_do_not_depend_on_what_began_first(figure):
-    Trace.of([FIRST, BESIDE]).png("")
+    Trace.of([FIRST, PARALLEL]).png("")
     expected = list(bars(figure()))
-    Trace.of([FIRST, replace(BESIDE, start_ns=0)]).png("")
+    Trace.of([FIRST, replace(PARALLEL, start_ns=0)]).png("")
     assert list(bars(figure())) == expected == ["#1f77b4", "#ff7f0e"]
 
 

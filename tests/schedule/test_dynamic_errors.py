@@ -111,7 +111,7 @@ def by_worker(g: Graph) -> None:
     g.call(use, grid, name="use", reads=[x[i]], writes=[y[i]])
 
 
-def test_what_only_the_order_of_units_orders_is_a_race():
+def test_the_order_of_units_does_not_prevent_a_race():
     graph = by_worker(1)
     verify(schedule_static(graph), {}, workers=4)
     error = refused(schedule_dynamic(graph))

@@ -60,7 +60,7 @@ def test_a_graph_that_loads_what_tasks_compute_is_proved(schedule, tmp_path):
     assert found.unchecked != ()
 
 
-def test_what_depends_on_values_is_named():
+def test_parts_that_depend_on_values_are_named():
     assert check(permute(1)).unchecked == (
         "the expected count of filled (loads from count)",
         "call move_row, filled[expert[i]] (loads from expert)",
@@ -72,7 +72,7 @@ def test_what_depends_on_values_is_named():
 
 
 @pytest.mark.parametrize("routing", [ROUTING, [3, 3, 3, 3], [3, 2, 1, 0]])
-def test_with_all_values_at_hand_nothing_stays_unchecked(routing):
+def test_with_all_values_nothing_is_unchecked(routing):
     assert check(permute(1), values(routing)).unchecked == ()
 
 
@@ -107,7 +107,7 @@ def test_values_of_the_wrong_shape_are_refused():
     assert caught.value.got == "[3] on rank 0"
 
 
-def test_values_of_a_tensor_that_nobody_can_load_are_refused():
+def test_values_of_a_tensor_without_loads_are_refused():
     with pytest.raises(ArgumentError, match="the graph has no tensor x to load from"):
         check(permute(1), {"x": [np.zeros((4, 4), np.float32)]})
 
@@ -128,7 +128,7 @@ def test_a_load_from_another_graphs_tensor_is_refused():
 
 
 def test_a_load_that_nothing_orders_after_its_write_is_refused():
-    # Whatever element of `filled` is notified, none is waited for by those who load.
+    # The tasks that load wait for no element of `filled`.
     error = refused(permute(1, move_waits=False))
     assert type(error) is RaceError
     assert (
@@ -276,7 +276,7 @@ def loaded_twice(g: Graph, *, kind: str = "local", again: Callable[..., Any]) ->
     g.call(write, a, name="again", writes=[again(table)], waits=[second[0]])
 
 
-def test_a_second_write_of_what_is_loaded_is_refused():
+def test_a_second_write_of_a_loaded_tensor_is_refused():
     error = refused(build(lambda g: loaded_twice(g, again=lambda t: t[2:3])))
     assert error.got == (
         "\n    - table[2:3] on rank 0 is written by fill[w=0] on rank 0 and by "
@@ -285,7 +285,7 @@ def test_a_second_write_of_what_is_loaded_is_refused():
     assert "each element of a tensor that maps load from" in error.fix
 
 
-def test_a_loaded_region_of_what_is_loaded_is_refused():
+def test_a_loaded_region_of_a_loaded_tensor_is_refused():
     error = refused(build(lambda g: loaded_twice(g, again=lambda t: t[t.load(1)])))
     assert error.got == (
         "\n    - call again writes table[table[1]], a loaded region of a tensor that "
@@ -343,7 +343,7 @@ def test_known_references_to_an_event_that_others_load_are_in_range():
     )
 
 
-def test_what_is_known_to_write_nothing_reads_nothing():
+def test_an_empty_task_reads_nothing():
     def body(g: Graph) -> None:
         x, y = g.local("x", (4,), "float32"), g.output("y", (2,), "float32")
         g.call(touch(0, 1), g.grid(a=1), name="write", writes=[x[0:2]])

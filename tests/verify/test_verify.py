@@ -1,4 +1,4 @@
-"""Correct programs verify, whatever orders their tasks."""
+"""Correct programs are proved, with any kind of order between tasks."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_one_wait_serves_the_later_tasks_of_its_worker() -> None:
         check(build(wait_once), workers=2)
 
 
-def test_a_buffer_may_be_written_again_after_its_reader_said_so() -> None:
+def test_a_buffer_may_be_rewritten_after_its_reader_notified() -> None:
     def reuse(g: Graph) -> None:
         x = g.local("x", (1,), "float32")
         full = g.events("full", (2,), expects=1)
@@ -166,7 +166,7 @@ def test_counts_from_runtime_tensors_are_checked_where_given() -> None:
     assert verify(plan, {}, 2, tensors).unchecked == ()
 
 
-def test_what_needs_absent_tensors_is_named() -> None:
+def test_parts_that_need_absent_tensors_are_named() -> None:
     assert check(build(routed)).unchecked == (
         "the expected count of full (loads from size)",
         "call send, full[bin_of[i]] (loads from bin_of)",

@@ -62,7 +62,7 @@ def refused(graph: GraphFunction, workers: int = 2, **dims: int) -> GraphError:
 # --------------------------------------------------------------------------- orders
 
 
-def test_an_order_that_is_no_bijection_is_refused() -> None:
+def test_an_order_must_be_a_bijection() -> None:
     def body(g: Graph) -> None:
         grid = g.grid(i=2, j=3)
         g.call(touch(0, 0), grid, order=lambda t: (t // 3, t // 2))
@@ -80,7 +80,7 @@ def test_an_order_that_leaves_the_grid_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("until", "got"), [(2, 2), (4, 4)])
-def test_a_run_of_empty_tasks_ends_behind_its_task_and_in_the_call(until, got):
+def test_a_run_of_empty_tasks_ends_after_its_task_and_in_the_call(until, got):
     def body(g: Graph) -> None:
         g.call(touch(0, 0), g.grid(i=3), empty_until=lambda t: t * 0 + until)
 
@@ -89,7 +89,7 @@ def test_a_run_of_empty_tasks_ends_behind_its_task_and_in_the_call(until, got):
     assert text in refused(build(body)).got
 
 
-def test_no_product_that_picks_follows_a_run_of_empty_tasks():
+def test_a_gathering_matmul_cannot_follow_a_run_of_empty_tasks():
     experts = {"tokens": 40, "hidden": 24, "inner": 16}
     graph = moe_graph(1, experts=8, top_k=2)
     early = change(graph, "gate_up_projection", empty_until=TASK + 1)
@@ -103,7 +103,7 @@ def test_no_product_that_picks_follows_a_run_of_empty_tasks():
 # --------------------------------------------------------------------------- events
 
 
-def test_a_wait_that_nobody_notifies_is_a_deadlock() -> None:
+def test_a_wait_without_notifications_is_a_deadlock() -> None:
     def body(g: Graph) -> None:
         ready = g.events("ready", (2,), expects=1)
         g.call(touch(0, 0), g.grid(i=2), waits=[ready[1]])
@@ -143,7 +143,7 @@ def test_a_forgotten_notification_is_found_on_every_rank() -> None:
     assert "make 0 (and 7 more like it)" in error.got
 
 
-def test_a_notification_that_nobody_waits_for_is_refused() -> None:
+def test_a_notification_without_a_wait_is_refused() -> None:
     error = refused(change(scatter(), "sum_slots", waits=()), **DIMS)
     assert "ready[0, 0] on rank 0 is notified 2 times, and no task waits" in error.got
 
@@ -299,7 +299,7 @@ def test_only_a_worker_alone_runs_its_tasks_one_after_the_other() -> None:
 
 
 @pytest.mark.parametrize("waits", [("one", "two"), ("two", "one")])
-def test_an_early_read_is_held_against_all_waits_but_the_last(waits) -> None:
+def test_an_early_read_is_not_ordered_by_the_last_wait(waits) -> None:
     def body(g: Graph) -> None:
         made = [g.local(name, (8,), "float32") for name in ("first", "second")]
         events = {name: g.events(name, (1,), expects=4) for name in ("one", "two")}
@@ -329,7 +329,7 @@ def test_an_early_read_is_held_against_all_waits_but_the_last(waits) -> None:
     verify(schedule_dynamic(graph), {}, 2)  # where a task comes with all waits met
 
 
-def test_what_was_read_early_may_be_written_again_and_need_not_be_whole() -> None:
+def test_an_early_read_may_be_overwritten_and_partly_unwritten() -> None:
     def body(g: Graph) -> None:
         a, b = (g.local(name, (8,), "float32") for name in "ab")
         made, ready = (g.events(n, (1,), expects=2) for n in ("made", "ready"))
@@ -394,7 +394,7 @@ def test_an_output_written_twice_is_refused() -> None:
     )
 
 
-def test_a_read_of_what_nobody_wrote_is_refused() -> None:
+def test_a_read_without_a_write_is_refused() -> None:
     def body(g: Graph) -> None:
         x = g.local("x", (8,), "float32")
         g.call(touch(0, 1), g.grid(i=1), name="write", writes=[x[0:4]])
