@@ -17,7 +17,7 @@ LIMIT = 0.05
 
 
 class World(SimpleNamespace):
-    """What a GPU's executor asks of a world; `left` is why it gave up."""
+    """The parts of a world that `GpuExecutor` uses; `left` is the reason for leaving."""
 
     rank, device, left = 1, 3, ""
     settings = SimpleNamespace(world_limit=LIMIT)
