@@ -17,7 +17,7 @@ LIMIT = 0.05
 
 
 class World(SimpleNamespace):
-    """The parts of a world that `GpuExecutor` uses; `left` is the reason for leaving."""
+    """The parts of a world that `GpuExecutor` uses; `left` is a reason."""
 
     rank, device, left = 1, 3, ""
     settings = SimpleNamespace(world_limit=LIMIT)

@@ -180,9 +180,7 @@ def _value(expr: Expr, task: Task, what: EventRef | Region, of: str = "") -> int
     except (IndexError, ZeroDivisionError) as error:
         if not expr.is_loaded:
             raise
-        raise range_error(
-            task, f"loads in range, in {of}{what}", str(error)
-        ) from error
+        raise range_error(task, f"loads in range, in {of}{what}", str(error)) from error
 
 
 def range_error(task: Task, wanted: str, got: str) -> EtcDistError:
