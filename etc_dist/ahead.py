@@ -34,7 +34,7 @@ class Binary:
     """Warnings of the compiler."""
 
     def show(self) -> str:
-        """What the compiler reports, as stable text."""
+        """The compiler's report as stable text."""
         graph = self.plan.graph
         lines = [
             f"{graph.name} on {graph.world_size} ranks, {self.plan.schedule} schedule",

@@ -285,7 +285,7 @@ def _read(path: Path) -> bytes:
 
 def _write(path: Path, content: bytes) -> None:
     """Write a file atomically: readers see all of it or the previous one."""
-    # NOTE: mkstemp never opens what is there, be it a file or a link.
+    # NOTE: mkstemp never opens an existing file or link.
     number, aside = tempfile.mkstemp(
         dir=path.parent, prefix=f"{path.name}.", suffix=".part"
     )

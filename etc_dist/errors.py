@@ -176,8 +176,8 @@ class WaitRecord:
 
 @dataclass(frozen=True)
 class RangeRecord:
-    """One task whose data do not fit the graph, mostly since they lead to what is not
-    there: `wanted` names the maps, `got` is what they gave, as far as it is known."""
+    """One task whose data do not fit the graph, such as indices out of range: `wanted`
+    names the maps, `got` their values as far as they are known."""
 
     rank: int
     worker: int

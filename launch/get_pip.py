@@ -1,7 +1,7 @@
 """Install pip from PyPI into the interpreter that runs this, which has none.
 
-The version and the hash are fixed here: what was downloaded is compared with what
-was reviewed.
+The version and the hash of the reviewed file are fixed here, and compared with those
+of the download.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What the tests share: fixtures, what is left out where, and agreement of ranks.
+"""Shared by all tests: fixtures, deselection, and agreement of ranks.
 
-`python -m pytest tests` runs what needs no ranks. `mpi` tests are ordinary tests
+`python -m pytest tests` runs the tests without ranks. `mpi` tests are ordinary tests
 that every rank runs:
 
     launch/mpirun -n 4 python -m pytest --with-mpi -m mpi tests
@@ -33,7 +33,7 @@ TESTS = Path(__file__).parent
 GOLDEN = TESTS / "golden"
 # How long a failed rank waits for the others to end the test, in seconds.
 GRACE = float(os.environ.get("LAUNCH_TEST_GRACE", "10"))
-MARKS = {"mpi": "min_size", "gpu": "devices", "exhaustive": ""}  # and what they take
+MARKS = {"mpi": "min_size", "gpu": "devices", "exhaustive": ""}  # and their argument
 EXHAUSTIVE = "for --all only"
 CODES = {"passed": 0, "skipped": 1, "failed": 2}
 
@@ -142,7 +142,7 @@ def has_gpu() -> bool:
 
 
 def check_marks(item: pytest.Item) -> None:
-    """Refuse what would be silently ignored."""
+    """Refuse arguments that would be ignored."""
     for name, argument in MARKS.items():
         for mark in item.iter_markers(name):
             unknown = [*map(str, mark.args), *sorted(set(mark.kwargs) - {argument})]
@@ -262,14 +262,14 @@ class Agreement:
 
     After the call (or a set-up that did not pass) and after the tear-down, the ranks
     compare outcomes: what failed on one rank fails on all, with that rank's traceback.
-    A failed rank whose peers do not come, for they wait for it, ends the job.
+    A failed rank whose peers do not answer, since they wait for it, ends the job.
     """
 
     def __init__(self, world: Any) -> None:
         self.world = world
         self.comm = world.Dup()  # never mixes with a test's own messages
-        self.quiet = io.StringIO()  # what a rank above 0 would have reported
-        self.odd: list[int] = []  # ranks that rank 0 cannot speak for
+        self.quiet = io.StringIO()  # the report of a rank above 0
+        self.odd: list[int] = []  # ranks with other tests than rank 0
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self, session: pytest.Session) -> None:

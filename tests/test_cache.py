@@ -1,4 +1,4 @@
-"""The cache on disk: what is stored is found, and only if it is whole and its own."""
+"""The cache on disk: stored entries are found only if they are intact."""
 
 import os
 import subprocess
@@ -31,7 +31,7 @@ def test_a_stored_entry_is_found(cache):
     assert files(cache) == [f"{KEY}.{name}" for name in ("cubin", "json", "log")]
 
 
-def test_folders_and_files_are_private_whatever_the_umask(cache):
+def test_folders_and_files_are_private_with_any_umask(cache):
     before = os.umask(0)
     try:
         cache.store("proofs", KEY, ENTRY)
@@ -119,7 +119,7 @@ def test_the_entries_used_longest_ago_are_removed(cache, monkeypatch):
     assert cache.sizes()["programs"] == (2, 4 * 4096)
 
 
-def test_what_an_ended_process_left_unfinished_is_removed(cache):
+def test_unfinished_files_of_ended_processes_are_removed(cache):
     cache.store("programs", KEY, ENTRY)
     for name, age in (("old", caching.ABANDONED_SECONDS + 1), ("young", 0.0)):
         path = cache.root / "programs" / f"{name}.cubin.x.part"
@@ -189,7 +189,7 @@ def test_a_failed_maker_leaves_no_lock(cache):
 
 
 def test_processes_of_equal_number_do_not_share_temporary_files(cache, monkeypatch):
-    """As in two containers of one home, whose processes are numbered alike."""
+    """As in two containers with one home folder, whose processes have equal ids."""
     monkeypatch.setattr(os, "getpid", lambda: 7)
     replace = os.replace
     other = Cache(cache.root)

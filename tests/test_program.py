@@ -1,4 +1,4 @@
-"""Programs: arrays by name, outputs made, shapes proved, and what is refused."""
+"""Programs: arrays by name, outputs made, shapes proved, and refusals."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def inputs(world, arrays) -> Callable[..., dict[str, Any]]:
 
 
 def fits(program: Program, inputs: dict[str, Any], arrays: Arrays) -> bool:
-    """Whether a run gives what the ring must give, on this rank."""
+    """Whether a run of the ring has the right result on this rank."""
     y = program.run(**inputs)["y"]
     program.synchronize()
     previous = (program.world.rank - 1) % program.world.size

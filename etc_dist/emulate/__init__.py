@@ -11,7 +11,7 @@ must be in bounds, aligned, and ordered with all conflicting accesses.
     emulator.py   Emulator: compiles a graph, runs it on arrays of all ranks
     memory.py     the memory of all ranks, and their argument blocks
     library.py    the C++ compiler: source to shared library
-    faults.py     what the emulator reports, as an EmulationError
+    faults.py     reports of the emulator as EmulationError
     include/      CUDA C++ and PTX for the host compiler, and the checks:
                   fibers.h, scheduler.h    threads, and which of them runs next
                   async_copies.h           bulk copies, stores and mbarriers

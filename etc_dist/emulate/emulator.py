@@ -126,7 +126,7 @@ class Emulator:
         seed: int,
         runs: int,
     ) -> tuple[str, list[Record]]:
-        """What went wrong, as the library reports it and as records of the ranks."""
+        """The failure of a run: the library's report, and the records of the ranks."""
         key = tuple(dims.values())
         if key not in self._memory:
             self._memory[key] = ProgramMemory(
@@ -164,7 +164,7 @@ class Emulator:
         seed: int,
         runs: int,
     ) -> str:
-        """What went wrong in the run, and which thread was last; empty if nothing."""
+        """The failure of the run, and its thread; empty if it succeeded."""
         written = {tensor.name for tensor in self.plan.graph.outputs()}
         blocks = [memory.arguments(rank, held) for rank, held in enumerate(arrays)]
         ranges = [(array, True) for array in memory.arrays]
@@ -208,7 +208,7 @@ def _dims_of(graph: GraphFunction, inputs: Mapping[str, Array]) -> dict[str, int
 
 
 def _check_rows(tensor: Tensor, shape: tuple[int, ...], where: str) -> None:
-    """What GPUs need of every array."""
+    """Raise ArgumentError for arrays that GPUs cannot copy."""
     if shape[-1] * tensor.itemsize % 16 or not prod(shape):
         raise ArgumentError(
             f"tensor {tensor.name} has rows that GPUs cannot copy",

@@ -1,4 +1,4 @@
-"""What the emulator reports, as an error in four parts."""
+"""Reports of the emulator as errors in four parts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from etc_dist.errors import EmulationError, RangeRecord, WaitRecord, WaitTimeout
 from etc_dist.runtime.device_faults import Record, out_of_range
 
 _FIXES = (
-    # a part of the report, what is wanted, what to do
+    # words of the report, wanted, fix
     (
         "data race",
         "conflicting accesses that a barrier, event or fence orders",
@@ -50,7 +50,7 @@ _OTHER = (
 
 
 def emulation_error(report: str, where: str, run: str) -> EmulationError:
-    """The error for what the library reported. `where` names the thread."""
+    """The error for a report of the library. `where` names the thread."""
     wanted, fix = next((rest for part, *rest in _FIXES if part in report), _OTHER)
     return EmulationError(
         f"the emulated run of {run} failed",

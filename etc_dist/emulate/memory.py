@@ -30,7 +30,7 @@ WAIT_LIMIT = 100
 
 
 class ProgramMemory:
-    """What a program's runs at the same dims share, on all ranks."""
+    """The memory of all ranks, shared by a program's runs at the same dims."""
 
     def __init__(
         self, plan: Plan, source: Source, dims: Mapping[str, int], workers: int
@@ -69,7 +69,7 @@ class ProgramMemory:
         ]
 
     def begin(self) -> None:
-        """Fill with NaN what no run may read before it has written it."""
+        """Fill memory that runs must write before they read it with NaN."""
         for scratch in self._scratch:
             scratch[:] = 0xFF
 

@@ -1,4 +1,4 @@
-"""Routing of tokens to experts: what its device functions share.
+"""Routing of tokens to experts, shared by its device functions.
 
 A token picks `top_k` experts. An expert's tokens are numbered in the order of their
 indices and divided into as few tiles as possible, all of one size except the last. Its
@@ -27,7 +27,7 @@ rows of activations, 16 at a time and by two workers, touch no other expert's.""
 
 @dataclass(frozen=True)
 class Routing:
-    """How tokens are routed, and the sizes that are fixed on GPUs.
+    """The parameters of routing, and the sizes that are fixed on GPUs.
 
     experts: the number of experts of this rank. split: other ranks have further
     experts, which tokens may choose. dtype: of x, weights and y. block: tokens that one

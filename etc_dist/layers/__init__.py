@@ -3,11 +3,11 @@
 mlp.py               MLP, and its graph for many rows
 mlp_packed_rows.py   its graph for tiles that hold rows of several ranks
 mlp_few_rows.py      its graph for decoding
-mlp_steps.py         what these graphs share
+mlp_steps.py         shared by these graphs
 moe.py               MoE
 moe_graph.py         its graph on one rank and on many
 moe_few_tokens.py    its graph for decoding
-moe_steps.py         what these graphs share
+moe_steps.py         shared by these graphs
 sparse_block.py      weights of a Hugging Face block
 library.py           all programs of the library, for building ahead
 """

@@ -1,4 +1,4 @@
-"""What the graphs of the dense MLP share."""
+"""The tensors of the graphs of the dense MLP."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ def add_tensors(
     g: Graph, dtype: str
 ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor], Tensor]:
     """x and y [rows, hidden] of a rank's rows; gate and up [inner, hidden], and down
-    [hidden, inner], its share of the weights: x, y, (gate, up), down."""
+    [hidden, inner], its shard of the weights: x, y, (gate, up), down."""
     rows, hidden, inner = g.dims("rows hidden inner")
     x = g.input("x", (rows, hidden), dtype)
     gate = g.input("gate", (inner, hidden), dtype)

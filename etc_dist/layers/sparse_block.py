@@ -1,6 +1,6 @@
-"""The weights of a mixture of experts, as a block of a Hugging Face model holds them.
+"""The weights of a mixture of experts from a block of a Hugging Face model.
 
-Nothing is imported for it: blocks and their tensors are known by their attributes.
+No library is imported: blocks and tensors are recognised by their attributes.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ PLAIN = {
     "is_transposed": False,
     "is_concatenated": True,
 }
-"""Attributes of blocks, gates and experts, and the values at which they do nothing."""
+"""Attributes of blocks, gates and experts, and their values without effect."""
 SHOWN_NAMES = 12
 
 
 @dataclass(frozen=True)
 class SparseBlock:
-    """What MoE is made of: router [E, H], gate_up [E, 2 I, H], down [E, H, I], and how
-    tokens are routed."""
+    """The arguments of MoE: router [E, H], gate_up [E, 2 I, H], down [E, H, I], and the
+    parameters of routing."""
 
     router: Any
     gate_up: Any
@@ -46,9 +46,9 @@ class SparseBlock:
     normalize: Any
 
     def share(self, parallel: str, rank: int, world: int) -> SparseBlock:
-        """What a rank has of it: all experts, of the `tensor` their part of the inner
-        width, a copy; or some `expert`s, by reference. Raises ArgumentError where it
-        cannot be split evenly."""
+        """A rank's shard. "tensor": a copy of a part of the inner width of all experts;
+        "expert": some experts, by reference. Raises ArgumentError if it cannot be split
+        evenly."""
         if world == 1:
             return self
         experts, hidden, inner = self.down.shape
@@ -70,7 +70,7 @@ class SparseBlock:
 
 
 def read_sparse_block(block: Any) -> SparseBlock:
-    """The weights of a Qwen3-MoE or Mixtral block, or of one like them.
+    """The weights of a Qwen3-MoE or Mixtral block, or a similar one.
 
     Fused weights are referred to; those of a list of experts are stacked, a copy. A
     block that does not say whether it normalises, as Mixtral's, does. Raises
@@ -85,10 +85,10 @@ def read_sparse_block(block: Any) -> SparseBlock:
         parts = [("block", block), ("gate", gate), ("experts", experts)]
         parts += [("experts[0]", first)] if weights is None and first else []
         raise _refusal(LOOKED_FOR, "; ".join(f"{n}: {_describe(p)}" for n, p in parts))
-    strange = list(_strange(block, gate, experts))
-    if strange:
+    unsupported = list(_unsupported(block, gate, experts))
+    if unsupported:
         wanted = "softmax routing, SiLU, weights [out, in], no bias, no shared expert"
-        raise _refusal(wanted, ", ".join(strange))
+        raise _refusal(wanted, ", ".join(unsupported))
     normalize = _first((block, gate), "norm_topk_prob")
     return SparseBlock(
         _detached(router), *weights, top_k, True if normalize is None else normalize
@@ -116,7 +116,7 @@ def _stacked(experts: Any) -> tuple[Any, Any] | None:
 
 
 def _stack(weights: Sequence[Any]) -> Any:
-    """One new array of weights of one shape, of their own library."""
+    """Weights of one shape stacked into a new array of their library."""
     shapes = sorted({tuple(weight.shape) for weight in weights})
     if len(shapes) > 1:
         raise _refusal(
@@ -127,8 +127,8 @@ def _stack(weights: Sequence[Any]) -> Any:
     return library.stack(plain)
 
 
-def _strange(block: Any, gate: Any, experts: Any) -> Iterator[str]:
-    """What the block computes, or how it stores it, that MoE knows nothing of."""
+def _unsupported(block: Any, gate: Any, experts: Any) -> Iterator[str]:
+    """Attributes of the block that MoE does not support."""
     first = _first_expert(experts)
     linears = {n: getattr(first, n, None) for names in LINEARS for n in names}
     parts = {"block": block, "gate": gate, "experts": experts, "experts[0]": first}
@@ -145,12 +145,12 @@ def _strange(block: Any, gate: Any, experts: Any) -> Iterator[str]:
 
 
 def _detached(tensor: Any) -> Any:
-    """The same memory without a history of gradients."""
+    """The same memory without gradients."""
     return tensor.detach() if hasattr(tensor, "detach") else tensor
 
 
 def _first(holders: Sequence[Any], *names: str) -> Any:
-    """The first of these attributes that there is."""
+    """The first of these attributes that exists."""
     values = (getattr(holder, name, None) for holder in holders for name in names)
     return next((value for value in values if value is not None), None)
 

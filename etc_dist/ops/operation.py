@@ -45,7 +45,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Kind:
-    """What decides which program serves a call."""
+    """The key of the program that serves a call."""
 
     candidate: int
     dtype: str
@@ -113,7 +113,7 @@ class Operation:
         return program
 
     def synchronize(self) -> None:
-        """Wait for the last call on every rank; raises what ended it. Collective."""
+        """Wait for the last call on every rank; raises its error. Collective."""
         with self.world.exclusive:
             self._check_open()
             for program in self._programs.values():

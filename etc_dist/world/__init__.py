@@ -6,9 +6,9 @@ one that the functional API uses. Importing this package starts nothing.
 Files, from the user down:
 
     startup.py      start, current: settings, ranks, backend
-    world.py        World: what the rest of etc_dist uses
+    world.py        World: the interface for the rest of etc_dist
     choice.py       which GPUs a rank can see; which backend all ranks use
-    memory.py       SymmetricMemory, and what a backend offers
+    memory.py       SymmetricMemory, and the interface of a backend
     gpu_memory.py   backend "cuda": NVSHMEM's symmetric heap
     cpu_memory.py   backend "cpu": shared memory of one host
     agreement.py    Agreement: all ranks make the same call, or raise the same error;

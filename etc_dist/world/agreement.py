@@ -1,4 +1,4 @@
-"""How ranks agree: all make the same call, or all raise the same error.
+"""Agreement of ranks: all make the same call, or all raise the same error.
 
 A rank that does not make a call breaks the world: the ranks that waited raise
 `WorldError`, and every later call raises at once instead of hanging.
@@ -247,7 +247,7 @@ class SignatureBoard:
     in either order, so a reader accepts a pair only if its words differ by the mark
     of this call: a mixture of new and old passes only if both signatures are equal
     (then it is right), or with probability 2**-63. Reads of call n precede the writes
-    of call n + 1 on both, since a branch on what was read lies between. Nothing else
+    of call n + 1 on both, since a branch on the read value lies between. Nothing else
     is ordered: for data in symmetric memory use `World.barrier`.
     """
 

@@ -47,7 +47,7 @@ class CpuMemory:
     def map(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """Zeroed memory, the same on every rank; it begins with a page.
 
-        It lives as long as any array over it, on any rank. SymmetricMemoryError on
+        It is freed with the last array over it, on any rank. SymmetricMemoryError on
         every rank where the host does not have enough memory.
         """
         self._files += 1
@@ -84,8 +84,8 @@ class CpuMemory:
 
 
 def _create(path: Path, nbytes: int) -> None:
-    """A file whose pages all exist: a write to a missing page, where no memory is left,
-    would end the process by SIGBUS."""
+    """Create a file with all its pages: a write to a missing page raises SIGBUS if no
+    memory is left."""
     status = os.statvfs(FOLDER)
     available = status.f_bavail * status.f_frsize
     if nbytes > available:

@@ -126,7 +126,7 @@ class Process:
 
 
 class ProcessMonitor:
-    """Which of the ranks' processes have ended or are stopped.
+    """Finds the ranks whose processes have ended or are stopped.
 
     Without it, only the time limit ends a wait for a killed peer.
     """

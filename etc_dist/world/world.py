@@ -159,7 +159,7 @@ class World:
             return self._agreement.agree(step)
 
     def agree_done(self, step: Callable[[], object]) -> None:
-        """As `agree`, without results: as fast as `match_call` where all succeed."""
+        """As `agree`, without results: as fast as `match_call` if all succeed."""
         with self.exclusive:
             self._agreement.agree_done(step)
 
@@ -174,9 +174,9 @@ class World:
             return self._agreement.gather(value)
 
     def barrier(self) -> None:
-        """Wait for all ranks; what they wrote before is visible after. Collective.
+        """Wait for all ranks; their earlier writes are visible after it. Collective.
 
-        Orders what the CPU wrote; work on GPUs must be synchronised before. Raises
+        Orders writes of the CPU; work on GPUs must be synchronised before. Raises
         WorldError after the world limit, or once a rank is known to have ended.
         """
         with self.exclusive:

@@ -19,8 +19,8 @@ DIMS = {"n": 24 * PART}
 
 @graph_function
 def sent_in_vain(g: Graph, *, wanted: int | None = None) -> None:
-    """y is the other rank's x, by tasks that wait for `wanted` of one notification each
-    or for as many as `count` says. z is x, by tasks that wait for nothing."""
+    """y is the other rank's x, by tasks that wait for `wanted` or `count` notifications
+    and get one. z is x, by tasks that do not wait."""
     n = g.dims("n")
     x, count = g.input("x", (n,), "bfloat16"), g.input("count", (8,), "int32")
     y, z = (g.output(name, (n,), "bfloat16") for name in "yz")
@@ -41,7 +41,7 @@ def sent_in_vain(g: Graph, *, wanted: int | None = None) -> None:
 
 
 class Aborted:
-    """Both ranks of `sent_in_vain`, whose first run waits in vain on either."""
+    """Both ranks of `sent_in_vain`; in the first run a wait times out on either."""
 
     def __init__(self, program: Emulator, seed: int = 0):
         self.program, self.seed = program, seed
@@ -67,7 +67,7 @@ class Aborted:
         return self.words(rank)[start : start + capacity]
 
     def reset(self) -> None:
-        """As the host does it on a GPU."""
+        """Reset the counters as the host of a GPU does."""
         for rank, control in enumerate(self.memory.control):
             control[:] = np.zeros(1, CONTROL)
             control["epoch"] = 1

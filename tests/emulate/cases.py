@@ -30,7 +30,7 @@ from tests.layers.reference import (
 SEEDS = [0, 1]
 """Orders of events; one more with --all."""
 Given = tuple[list[dict[str, Any]], list[Answer], dict[str, int]]
-"""Each rank's inputs, what it must return, and the dims."""
+"""Each rank's inputs, its expected result, and the dims."""
 
 
 def check(
@@ -40,8 +40,8 @@ def check(
     dims: dict[str, int],
     dtype: str = "bfloat16",
 ) -> None:
-    """Run with several seeds: right on each rank, and alike. Some runs are followed by
-    another one at once."""
+    """Run with several seeds: right on each rank, with the same bits. Some runs are
+    followed by another one immediately."""
     first = None
     for seed in SEEDS:
         runs = 2 if seed == 0 or len(inputs) > 1 else 1
@@ -120,7 +120,7 @@ def set_first_on(lane: str) -> DeviceFunction:
 
 @graph_function
 def set_some(g: Graph, *, lane: str) -> None:
-    """y is x where sizes says that there is something, else as it was."""
+    """y is x where sizes is 1, else unchanged."""
     n = g.dims("n")
     sizes = g.input("sizes", (n,), "int32")
     x, y = g.input("x", (n,), "int32"), g.output("y", (n,), "int32")
@@ -130,7 +130,7 @@ def set_some(g: Graph, *, lane: str) -> None:
 
 
 def some_numbers() -> tuple[dict[str, Any], Any]:
-    """Arrays for set_some, and what y must become."""
+    """Arrays for set_some, and the expected y."""
     sizes, x = (np.arange(40, dtype=np.int32) % k for k in (2, 7))
     y = np.full(40, -1, np.int32)
     return {"sizes": sizes, "x": x, "y": y}, np.where(sizes, x, -1)

@@ -1,4 +1,4 @@
-"""Where programs are compiled, by all of the processes that share the tests."""
+"""The folder of compiled programs, shared by all test processes."""
 
 from __future__ import annotations
 

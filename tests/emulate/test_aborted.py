@@ -1,4 +1,4 @@
-"""What follows an aborted run: nothing until the host resets, then all as before."""
+"""After an aborted run, runs do nothing until the host resets the counters."""
 
 from __future__ import annotations
 

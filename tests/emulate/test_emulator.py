@@ -1,4 +1,4 @@
-"""The emulator as an object: what it returns, and which functions bodies may call."""
+"""The emulator as an object: its outputs, and the functions that bodies may call."""
 
 from __future__ import annotations
 

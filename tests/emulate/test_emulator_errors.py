@@ -1,4 +1,4 @@
-"""What the emulator refuses, and what it finds wrong with a body."""
+"""Refused arguments of the emulator, and faults that it finds in bodies."""
 
 from __future__ import annotations
 

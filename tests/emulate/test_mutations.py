@@ -1,5 +1,5 @@
-"""What is broken in the kernels' own text shows when it is run thread by thread: a
-wait, barrier or fence that is missing, and what no longer computes the same."""
+"""Mutations of the kernels: the emulator detects each missing wait, barrier or fence,
+and each changed computation."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ CASES = {
 }
 CHECKS = {"aborted": check_skipped}
 BROKEN = [
-    # case, file, a statement or an expression there, what stands in its place
+    # case, file, a statement or an expression there, its replacement
     (
         "moe",
         "functions/tile_ring",
@@ -242,7 +242,7 @@ HANDS_OVER = re.compile(
     r"wait_mbarrier|fence_\w+|load_acquire|store_release|wgmma_wait|wait_stores\w*)"
     r"[<(]"
 )
-"""What orders accesses of one thread before those of another."""
+"""Functions that order accesses of one thread before those of another."""
 
 
 def test_each_header_that_hands_over_is_broken():
@@ -264,7 +264,7 @@ def _numbered() -> list[Any]:
     return cases
 
 
-# Sums of what is not there may be of any size.
+# Sums of uninitialised memory may have any value.
 @pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")
 @pytest.mark.parametrize("number", _numbered())
 def test_what_is_broken_shows(folder, kernels, number):

@@ -1,4 +1,4 @@
-"""The README's example runs, and no text points at what is not there."""
+"""The README's example runs, and links and file names in texts exist."""
 
 import os
 import re
@@ -41,7 +41,7 @@ def test_example_of_the_readme_runs(tmp_path):
 
 
 def found(pattern: str, paths: list[Path] = TEXTS) -> list[tuple[Path, str]]:
-    """What matches `pattern` in each of the texts."""
+    """The matches of `pattern` in each of the texts."""
     return [
         (path, match)
         for path in paths

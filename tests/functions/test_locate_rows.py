@@ -22,7 +22,7 @@ def test_rows_follow_those_of_earlier_tokens():
 def test_rows_of_other_ranks_have_no_place():
     own = Routing(2, 2, True, "float32", split=True)  # of four ranks
     ids = np.array([[7, 4], [0, 1], [5, 3]])
-    lower = np.zeros(4)  # as many as there are experts of ranks 0 and 1
+    lower = np.zeros(4)  # the number of experts of ranks 0 and 1
     # Experts 4 and 5: tokens 0 and 2 chose one each, after 3 and 1 of earlier blocks.
     chosen, before = np.array([0b001, 0b100]), np.array([3, 1])
     place = np.zeros((3, 2), np.int32)

@@ -9,7 +9,7 @@ from etc_dist.functions.routing import Routing
 
 OWN = Routing(2, 2, True, "float32", split=True)  # experts 4 and 5 of four ranks
 IDS = np.array([[7, 4], [0, 1], [5, 3]], np.int32)
-LOWER = np.zeros(4, np.int32)  # as many as there are experts of ranks 0 and 1
+LOWER = np.zeros(4, np.int32)  # the number of experts of ranks 0 and 1
 
 
 def test_only_tokens_that_chose_the_ranks_experts_are_sent():

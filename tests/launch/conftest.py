@@ -1,4 +1,4 @@
-"""What the tests of the launcher share."""
+"""Fixtures of the tests of the launcher."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""launch/environment.sh: what it installs into .venv, and what it leaves alone."""
+"""launch/environment.sh: what it installs into .venv, and what it keeps."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""The markers of tests: what is left out or skipped, and what is refused."""
+"""The markers of tests: deselected, skipped and refused tests."""
 
 import os
 import shutil

@@ -89,15 +89,15 @@ def test_signal_that_ended_a_rank_is_named():
 def test_hang_is_ended_by_the_time_limit_and_shows_where_ranks_stood():
     source = """
 import time
-def wait_for_nobody():
+def wait_forever():
     time.sleep(60)
-wait_for_nobody()
+wait_forever()
 """
     code, output = launch(source, "--time-limit", "2")
     assert code == 124
     assert "the time limit of 2 s passed; ending ranks 0, 1" in output
     for rank in (0, 1):
-        assert re.search(rf"\[rank {rank}\] .* in wait_for_nobody", output)
+        assert re.search(rf"\[rank {rank}\] .* in wait_forever", output)
 
 
 def test_rank_deaf_to_signals_is_ended_too():
@@ -152,7 +152,7 @@ def short_folder():
 
 @pytest.fixture
 def foreign():
-    """What another running job might have in /dev/shm."""
+    """A file in /dev/shm, as of another running job."""
     path = Path(f"/dev/shm/mpich_shm_test{os.getpid()}_0")
     path.touch()
     yield path
@@ -161,7 +161,7 @@ def foreign():
 
 @pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "os._exit(0)", "abort"])
 def test_killed_job_leaves_none_of_its_own_shared_files(end, foreign):
-    # What is printed at the very end may be lost with the process that reads it.
+    # The last output may be lost with the process that reads it.
     end = end.replace("abort", "time.sleep(0.2); MPI.COMM_WORLD.Abort(3)")
     _, output = launch(f"{IN_MPI}\n{end}\ntime.sleep(60)")
     files = re.findall("/dev/shm/mpich_shm_\\w+", output)

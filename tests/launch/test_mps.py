@@ -12,7 +12,7 @@ import pytest
 
 MPIRUN = Path(__file__).parents[2] / "launch" / "mpirun"
 
-# What nvidia-cuda-mps-control does: it takes commands, or starts itself as a server.
+# As nvidia-cuda-mps-control: accepts commands, or starts itself as a server.
 CONTROL = """#!{python}
 import os, pathlib, signal, socket, subprocess, sys, time
 pipes = pathlib.Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"])

@@ -1,4 +1,4 @@
-"""launch/suite.py: what the runs add up to, and what must not pass."""
+"""launch/suite.py: the sum of the runs, and outcomes that fail the suite."""
 
 from pathlib import Path
 

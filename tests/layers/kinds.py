@@ -25,9 +25,8 @@ from tests.ops.arrays import Arrays
 
 
 class DenseRows:
-    """An MLP on this world's ranks; every rank knows the weights and rows of all. Few
-    rows go through the program for many, and no rows are packed, unless few_rows and
-    packed say otherwise."""
+    """An MLP on this world's ranks; every rank draws the weights and rows of all. By
+    default, few rows use the program for many, and rows are not packed."""
 
     def __init__(
         self,
@@ -70,9 +69,8 @@ class DenseRows:
 
 
 class ExpertRows(DenseRows):
-    """A mixture of experts on this world's ranks; every rank knows the weights and
-    tokens of all. Few tokens go through the program for many unless few_tokens says
-    otherwise."""
+    """A mixture of experts on this world's ranks; every rank draws the weights and
+    tokens of all. By default, few tokens use the program for many."""
 
     def __init__(
         self,
@@ -141,4 +139,4 @@ KINDS: dict[str, tuple[type[DenseRows], dict[str, Any], str, range]] = {
         range(1, 99),
     ),
 }
-"""What layers are made of, the program that serves them, and numbers of ranks."""
+"""By name: the class, its options, the program, and the numbers of ranks."""

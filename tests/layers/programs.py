@@ -1,4 +1,4 @@
-"""The programs of the layers as graphs: their sizes, inputs, answers and races."""
+"""The programs of the layers as graphs: their sizes, inputs, results and races."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from tests.layers.reference import (
 
 SCHEDULES = {"static": schedule_static, "dynamic": schedule_dynamic}
 LOADED = ("tile_expert", "tile_row", "tile_rows", "tile_first")
-"""What a program loads: the tiles of experts that have tokens."""
+"""The tensors that a program loads from: the tiles of experts with tokens."""
 Sizes = tuple[int, int, int]
 """Rows of a rank's result, hidden, inner."""
 Given = tuple[list[dict[str, Any]], list[Answer]]
-"""Each rank's inputs, and what it must return."""
+"""Each rank's inputs, and its expected result."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """A graph, and where it is tested."""
+    """A graph, and the shapes at which it is tested."""
 
     graph: Callable[..., GraphFunction]
     tiles: Mapping[str, Any]
@@ -51,15 +51,15 @@ class Program:
     """Ranks, options and sizes of real models."""
     world: int
     sizes: Sizes
-    """Where each event is needed."""
+    """A shape at which each event is needed."""
     protects: Mapping[str, str]
     """Event tensor -> an array that tasks race for without it."""
     corners: Sequence[tuple[int, dict[str, Any], Sizes]] = ()
-    """Shapes that odd ones need not include."""
+    """Shapes that are always tested, in addition to random ones."""
     full: Sizes = (40, 40, 24)
-    """A shape that tiles as on GPUs are run at."""
+    """A shape for tiles as on GPUs."""
     given: Sequence[Mapping[str, Sequence[int]]] = ()
-    """What each rank loads at `sizes`, where the program loads something."""
+    """The loaded values of each rank at `sizes`, if the program loads."""
 
     def small(self, world: int, **options: Any) -> GraphFunction:
         return self.graph(world, **{**self.tiles, **options})
@@ -69,7 +69,7 @@ class Program:
         return self.graph(world, **options)
 
     def experts(self, world: int) -> dict[str, Any]:
-        """What the graph must be given."""
+        """Options that the graph needs."""
         return {}
 
     def dims(self, world: int, sizes: Sizes) -> dict[str, int]:
@@ -95,7 +95,7 @@ class Program:
         return bool(self.given)
 
     def tensors(self, graph: GraphFunction) -> dict[str, list[Any]] | None:
-        """What the program loads at `sizes`."""
+        """The loaded tensors at `sizes`."""
         if not self.loads:
             return None
         env = graph.environment(self.dims(self.world, self.sizes), 0)

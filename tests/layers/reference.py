@@ -1,4 +1,4 @@
-"""The layers by plain NumPy: weights and rows, and what they give."""
+"""The layers in plain NumPy: weights, rows and results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROUNDING = {"bfloat16": 2**-7, "float16": 2**-10}
 
 @dataclass(frozen=True)
 class Answer:
-    """What a rank must get, in fp32, and the same sums of absolute values."""
+    """The expected result of a rank in fp32, and the same sums of absolute values."""
 
     expected: Host
     magnitude: Host
@@ -35,7 +35,7 @@ class Answer:
         return float(np.linalg.norm(off) / np.linalg.norm(self.expected))
 
     def check(self, y: Host, dtype: str = "bfloat16") -> None:
-        """Refuse a number of `y` that is further off than rounding explains."""
+        """Assert that the error of each number of `y` is explained by rounding."""
         off = np.abs(y.astype(np.float32) - self.expected)
         allowed = ROUNDING[dtype] * self.magnitude + 1e-6
         assert np.all(off <= allowed), f"off by {np.nanmax(off / allowed)} roundings"
@@ -58,7 +58,7 @@ def draw_weights(
 
 
 def reference(xs: Sequence[Host], shares: Sequence[Weights]) -> list[Answer]:
-    """What each rank must get of all ranks' rows and weights."""
+    """The expected result of each rank, from all ranks' rows and weights."""
     rows = np.concatenate(xs).astype(np.float32)
     total, magnitude = np.zeros_like(rows), np.zeros_like(rows)
     for share in shares:
@@ -115,7 +115,7 @@ def aim(x: Host, weights: Weights, ids: Host) -> None:
 def moe_reference(
     x: Host, weights: Weights, top_k: int, normalize: bool = True
 ) -> Answer:
-    """What each token must get: in fp64 up to its choices, then expert by expert."""
+    """The expected result: choices in fp64, then expert by expert."""
     router, gate_up, down = (weight.astype(np.float32) for weight in weights)
     rows, inner = x.astype(np.float32), down.shape[2]
     logits = rows.astype(np.float64) @ router.astype(np.float64).T
@@ -136,7 +136,7 @@ def moe_reference(
 
 
 def zipf(rng: np.random.Generator, tokens: int, experts: int, top_k: int) -> Any:
-    """Choices of which the first experts get most."""
+    """Choices in which the first experts have the most tokens."""
     odds = 1 / np.arange(1, experts + 1)
     odds /= odds.sum()
     return np.array(
@@ -152,4 +152,4 @@ ROUTINGS: dict[str, Callable[[np.random.Generator, int], Any]] = {
     "all experts get the same": lambda rng, n: np.arange(2 * n).reshape(n, 2) % 8,
     "all get all": lambda rng, n: np.tile(np.arange(8), (n, 1)),
 }
-"""How tokens choose among 8 experts: ids [tokens, top_k]."""
+"""Choices of tokens among 8 experts: ids [tokens, top_k]."""

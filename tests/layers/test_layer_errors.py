@@ -355,7 +355,7 @@ def test_a_rank_alone_with_other_or_no_tokens_is_refused(build, zeros, world):
 
 
 class ThreeRanks(World):
-    """Rank 1 of three, as far as a layer that is refused needs it."""
+    """Rank 1 of three, for a layer that is refused."""
 
     def __init__(self) -> None:
         self.rank, self.size, self.backend = 1, 3, "cpu"

@@ -99,8 +99,8 @@ def test_ranks_that_would_run_other_programs_are_refused(make, world):
 
 
 @pytest.fixture
-def without_room(make, monkeypatch):
-    """A layer whose program for few rows has no room, and what it grows for."""
+def growing(make, monkeypatch):
+    """A layer whose program for few rows needs memory, and the shapes it requests."""
     layer = make("mlp few rows", 40, 24)
     layer.check(2)
     executor, grown = layer.layer.program._executor, []
@@ -118,16 +118,16 @@ def without_room(make, monkeypatch):
 
 
 @pytest.mark.mpi
-def test_a_program_without_room_makes_room_for_all_few_rows(without_room, world):
-    layer, grown = without_room
+def test_a_program_that_grows_allocates_for_all_few_rows(growing, world):
+    layer, grown = growing
     for rows in (3, FEW_ROWS // world.size):
         layer.check(rows)
     assert [dims["rows"] for dims in grown] == [*range(1, FEW_ROWS // world.size + 1)]
 
 
 @pytest.mark.mpi
-def test_a_program_without_room_is_not_captured(without_room, monkeypatch):
-    layer, grown = without_room
+def test_a_program_that_grows_is_not_captured(growing, monkeypatch):
+    layer, grown = growing
     x, out, _ = layer.rows(3)
     with monkeypatch.context() as patch:
         patch.setattr("etc_dist.program.is_capturing", lambda *_: True)

@@ -1,4 +1,4 @@
-"""Mixtures of experts that cannot end: an error on all ranks, and the next one runs."""
+"""Mixtures of experts that fail: an error on all ranks, and the next one runs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.layers.programs import without
 SIZES = (64, 72)
 WAITING = {"gate_up_projection", "down_projection", "combine_rows", "sum_ranks"}
 WAITING |= {"locate_rows", "plan_tiles"}
-"""What waits in vain, at once or in the end, where nothing is listed or activated."""
+"""Calls whose waits time out if nothing is listed or activated."""
 TWO = np.array([[3, 6]] * 200)
-"""Choices of two experts alone, of so many that most tiles are empty."""
+"""All tokens choose the same two experts, so that most tiles are empty."""
 
 
 @pytest.fixture
 def lacking(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """From then on layers are made of a graph in which nobody notifies an event."""
+    """Makes later layers use a graph in which no task notifies an event."""
 
     def lacking(event: str) -> None:
         def make(*arguments: Any, **options: Any) -> GraphFunction:
@@ -39,7 +39,7 @@ def lacking(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 @pytest.mark.parametrize(
     ("schedule", "event"), [("static", "activated"), ("dynamic", "listed")]
 )
-def test_a_wait_in_vain_ends_all_ranks_and_the_next_layer_runs(
+def test_a_timeout_ends_all_ranks_and_the_next_layer_runs(
     schedule, event, lacking, make, short_timeout
 ):
     kind = "moe expert-parallel"
@@ -55,8 +55,8 @@ def test_a_wait_in_vain_ends_all_ranks_and_the_next_layer_runs(
     right.check(5)
 
 
-def from_behind(call: Call) -> Call:
-    """The call `down_projection`, its tiles in turned order: the empty ones first."""
+def reversed_tiles(call: Call) -> Call:
+    """The call `down_projection` with its tiles in reverse order: empty ones first."""
     part, tile, column = call.order
     last = call.axes[1].extent - 1
     return replace(call, order=(part, last - tile, column))
@@ -66,7 +66,7 @@ def test_a_task_that_must_be_empty_and_is_not_ends_the_run(monkeypatch, make):
     def turned(*arguments: Any, **options: Any) -> GraphFunction:
         graph = moe_graph(*arguments, **options)
         name = "down_projection"
-        calls = (from_behind(c) if c.name == name else c for c in graph.calls)
+        calls = (reversed_tiles(c) if c.name == name else c for c in graph.calls)
         return replace(graph, calls=tuple(calls))
 
     monkeypatch.setattr("etc_dist.layers.moe.moe_graph", turned)

@@ -1,4 +1,4 @@
-"""Each program of the layers as a graph: proved, simulated, and nothing needless."""
+"""Each program of the layers as a graph: proved, simulated, without needless events."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def options_of_graph(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def prove(program: Program, graph: GraphFunction, dims: dict[str, int], workers: int):
-    """Prove both schedules, but for what the program loads."""
+    """Prove both schedules, except for loaded values."""
     for schedule in SCHEDULES.values():
         unchecked = verify(schedule(graph), dims, workers).unchecked
         assert bool(unchecked) == program.loads

@@ -1,4 +1,4 @@
-"""Blocks of Hugging Face models, and things like them, as mixtures of experts."""
+"""Blocks of Hugging Face models, and similar objects, as mixtures of experts."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ Weights = Any
 
 
 class SiLU:
-    """What torch calls it."""
+    """Named as in torch."""
 
 
 def fused(weights: Weights, **options: Any) -> Any:
-    """As transformers 5: the router knows how tokens are routed."""
+    """As transformers 5: the router has the parameters of routing."""
     router, gate_up, down = weights
     experts = Part(gate_up_proj=gate_up, down_proj=down, act_fn=SiLU())
     return Part(gate=Part(weight=router, top_k=TOP_K, **options), experts=experts)
@@ -135,7 +135,7 @@ def test_layer_of_a_block_gives_the_reference(name, weights, one_rank, arrays, r
         moe.close()
 
 
-# NOTE: not a skip, for the suite refuses tests that are skipped in every run.
+# NOTE: not a skip: the suite refuses tests that are skipped in every run.
 if find_spec("torch") and find_spec("transformers"):
 
     @pytest.mark.mpi

@@ -1,4 +1,4 @@
-"""What the op tests share: operations, inputs and a reference."""
+"""Fixtures of the tests of operations: operations, inputs and a reference."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def make(world: World) -> Iterator[Callable[..., Operation]]:
 
 
 class Problem:
-    """This rank's inputs of one collective at a shape, and what it must return.
+    """This rank's inputs of one collective at a shape, and the expected result.
 
     `m`, `n`, `k` are those of the whole product, as in the docstrings of the ops: x is
     [m, k] for a reduce-scatter and [m / ranks, k] for an all-gather.

@@ -13,7 +13,7 @@ from tests.ops.arrays import Host
 
 
 class Tensor:
-    """What a call uses of a torch tensor, over a NumPy array."""
+    """The attributes of a torch tensor that calls use, over a NumPy array."""
 
     device = SimpleNamespace(type="cpu")
 

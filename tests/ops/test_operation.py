@@ -1,4 +1,4 @@
-"""What both fused collectives have in common: one program, its calls and outputs."""
+"""Common to both fused collectives: one program, its calls and outputs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FUNCTIONS = {
 def test_one_program_serves_every_shape(kind, world, make, problem, compiled):
     op = make(kind)
     shapes = [(1, 8, 8), (24, 256, 64), (40, 264, 72), (264, 96, 40), (8, 520, 16)]
-    # Up and down again: buffers grow, and stay right for what is smaller.
+    # Up and down again: buffers grow, and stay valid for smaller shapes.
     for rows, n, k in [*shapes, *reversed(shapes)]:
         p = problem(kind, (rows * world.size, n, k))
         op(p.x, p.w, p.out)

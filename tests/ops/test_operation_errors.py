@@ -192,7 +192,7 @@ def test_rows_that_the_ranks_cannot_share_are_refused(make, arrays, world):
         op(x, w)
 
 
-# name: x, or None for the right one; what is wrong
+# name: x, words of the error
 TYPES = {"list": ([[0.0] * 24], "x expects a NumPy"), "str": ("x", "got str")}
 
 

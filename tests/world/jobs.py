@@ -10,7 +10,7 @@ MPIRUN = Path(__file__).parents[2] / "launch" / "mpirun"
 
 
 class Job(NamedTuple):
-    """How a job ended."""
+    """The exit code and output of a job."""
 
     code: int
     output: str

@@ -22,7 +22,7 @@ def own():
 
 
 def in_thread(call, name="other"):
-    """What `call` returns or raises in a thread of this name."""
+    """The result or exception of `call` in a thread of this name."""
     with ThreadPoolExecutor(1, thread_name_prefix=name) as pool:
         return pool.submit(call).result()
 

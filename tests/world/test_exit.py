@@ -1,4 +1,4 @@
-"""What ranks print and return when they do not end alike."""
+"""Output and exit codes of ranks that end differently."""
 
 import pytest
 

@@ -15,7 +15,7 @@ CPU = Settings(backend="cpu")
 
 @pytest.mark.mpi(min_size=2)
 def test_settings_that_differ_are_refused_on_all_ranks(world, monkeypatch):
-    # The import of CuPy takes seconds; what is found does not matter here.
+    # The import of CuPy takes seconds; the GPUs do not matter here.
     monkeypatch.setattr(
         "etc_dist.world.startup.find_gpus", lambda: Gpus(missing="no CuPy")
     )
@@ -66,9 +66,9 @@ def test_a_start_that_some_ranks_do_not_call_ends(world, monkeypatch):
         with pytest.raises(WorldError, match="not all of them"):
             start(CPU, comm=place)
     world.barrier()
-    if world.rank > 0:  # what one rank began, all must
+    if world.rank > 0:  # completes the Idup of rank 0
         place.Idup()[1].Wait()
-    MPI.COMM_WORLD.Barrier()  # in which rank 0 ends it, too
+    MPI.COMM_WORLD.Barrier()  # where rank 0 completes it, too
     assert world.gather(1) == [1] * world.size
 
 
