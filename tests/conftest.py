@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import io
+import itertools
 import json
 import os
 import re
@@ -19,11 +20,12 @@ import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import numpy as np
 import pytest
 
@@ -123,6 +125,21 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str], None]:
 # ------------------------------------------------------------------ which tests run
 
 
+def first_always(cases: Iterable[tuple[Any, ...]], count: int) -> list[Any]:
+    """Cases of a parametrized test, of which all but the first are exhaustive."""
+    marks = itertools.chain(count * [[]], itertools.repeat(pytest.mark.exhaustive))
+    return [pytest.param(*case, marks=m) for case, m in zip(cases, marks, strict=False)]
+
+
+# Few examples are the same ones each time, so that a run repeats the last one.
+hypothesis.settings.register_profile(
+    "few", hypothesis.settings(deadline=None, derandomize=True, max_examples=6)
+)
+hypothesis.settings.register_profile(
+    "many", hypothesis.settings(deadline=None, max_examples=30)
+)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden", action="store_true", help="write the texts in tests/golden"
@@ -168,6 +185,13 @@ def _skip_without_devices(item: pytest.Item) -> None:
         item.add_marker(pytest.mark.skip(reason=reason))
 
 
+def _is_slow(item: pytest.Item) -> bool:
+    """Whether an exhaustive test takes long here: those of ranks do not on GPUs."""
+    on_gpus = os.environ.get("ETC_DIST_BACKEND") == "cuda"
+    exhaustive, mpi = map(item.get_closest_marker, ("exhaustive", "mpi"))
+    return exhaustive is not None and not (mpi and on_gpus)
+
+
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
@@ -175,9 +199,7 @@ def pytest_collection_modifyitems(
         check_marks(item)
     deselect = {
         "there is no GPU": lambda item: _devices(item) and not has_gpu(),
-        EXHAUSTIVE: lambda item: (
-            item.get_closest_marker("exhaustive") and not config.getoption("--all")
-        ),
+        EXHAUSTIVE: lambda item: not config.getoption("--all") and _is_slow(item),
     }
     counts: dict[str, int] = {}
     for reason, applies in deselect.items():
@@ -233,6 +255,7 @@ def _mpi_world() -> Any:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
+    hypothesis.settings.load_profile("many" if config.getoption("--all") else "few")
     under_mpi = config.getoption("--with-mpi", False) and _mpi_world() is not None
     if under_mpi and _mpi_world().size > 1:
         world = _mpi_world()

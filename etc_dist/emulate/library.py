@@ -16,7 +16,8 @@ from etc_dist.runtime.build_advice import advice
 
 INCLUDE = Path(__file__).parent / "include"
 FLAGS = (
-    *("-x", "c++", "-std=c++20", "-O1", "-w", "-fPIC"),
+    *("-x", "c++", "-std=c++20", "-O1", "-w", "-fPIC", "-g0"),
+    *("-Xclang", "-O1"),  # zig takes -O1 for -O2
     *("-fno-exceptions", "-fno-rtti", "-fno-strict-aliasing", "-fno-sanitize=all"),
     # Calls a function before each load and store.
     *("-Xclang", "-fsanitize-coverage-type=1"),

@@ -144,7 +144,7 @@ def host_says(
 VALUES = st.integers(-1, 4) | st.sampled_from([-(2**31), 2**31 - 5])
 
 
-@settings(derandomize=True, deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(
     st.lists(VALUES, min_size=2 * ROWS, max_size=2 * ROWS),
     st.lists(VALUES, min_size=ROWS, max_size=ROWS),

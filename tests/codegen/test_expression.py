@@ -78,7 +78,7 @@ ENVIRONMENTS = st.fixed_dictionaries(
 )
 
 
-@settings(derandomize=True, deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.recursive(LEAVES, larger, max_leaves=8), ENVIRONMENTS)
 def test_device_and_host_compute_the_same(expr, env):
     assert value_of(text(expr), env) == expr.evaluate({**env, "@table": TABLE})

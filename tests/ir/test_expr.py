@@ -122,7 +122,7 @@ def larger(draw: st.DrawFn, parts: st.SearchStrategy[Pair]) -> Pair:
 
 EXPRESSIONS = st.recursive(LEAVES, larger, max_leaves=8)
 VALUES = st.tuples(*[st.integers(-50, 50)] * 3)
-quiet = settings(derandomize=True, deadline=None, max_examples=300)
+quiet = settings(max_examples=300)
 
 
 @quiet

@@ -18,8 +18,9 @@ Weights = tuple[Host, Host, Host]
 # result are rounded once each: an error of one rounding times the root of two.
 TOLERANCE = {"bfloat16": 3e-3, "float16": 3.75e-4}
 """Of the relative error of many numbers."""
-ROUNDING = {"bfloat16": 2**-7, "float16": 2**-10}
-"""Of each number alone: two roundings, and activations that round the other way."""
+ROUNDING = {"bfloat16": 2**-6, "float16": 2**-9}
+"""Of each number alone: the roundings of each product of an expert, of a rank's sum
+and of the result, and activations that round the other way."""
 
 
 @dataclass(frozen=True)
@@ -145,11 +146,11 @@ def zipf(rng: np.random.Generator, tokens: int, experts: int, top_k: int) -> Any
 
 
 ROUTINGS: dict[str, Callable[[np.random.Generator, int], Any]] = {
+    "first experts get most": lambda rng, n: zipf(rng, n, 8, 3),
+    "all get all": lambda rng, n: np.tile(np.arange(8), (n, 1)),
     "one expert gets all": lambda rng, n: np.full((n, 1), 5),
     "two experts get all": lambda rng, n: np.tile([6, 1], (n, 1)),
     "one expert gets none": lambda rng, n: 1 + zipf(rng, n, 7, 2),
-    "first experts get most": lambda rng, n: zipf(rng, n, 8, 3),
     "all experts get the same": lambda rng, n: np.arange(2 * n).reshape(n, 2) % 8,
-    "all get all": lambda rng, n: np.tile(np.arange(8), (n, 1)),
 }
 """Choices of tokens among 8 experts: ids [tokens, top_k]."""

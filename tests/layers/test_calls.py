@@ -10,6 +10,7 @@ import pytest
 
 from etc_dist.layers.mlp_few_rows import FEW_ROWS
 from etc_dist.layers.moe_few_tokens import FEW_TOKENS
+from tests.conftest import first_always
 from tests.layers.kinds import KINDS
 from tests.layers.reference import ROUTINGS, TOLERANCE
 
@@ -25,26 +26,28 @@ def experts(count: int, top_k: int, **options: Any) -> dict[str, Any]:
     return {"experts": count, "top_k": top_k, **options}
 
 
+ALWAYS = 3
+"""The first shapes of a kind run without --all, too."""
 # kind: (rows a rank, hidden, inner, options)
 SHAPES: dict[str, list[tuple[int, int, int, dict[str, Any]]]] = {
     # Less than a tile, whole tiles, and tails of rows a rank, hidden and inner.
     "mlp": [
         (1, 8, 8, {}),
+        (40, 72, 520, {}),
+        (48, 296, 136, FP16),
         (24, 256, 128, FP16),
         (256, 264, 8, {}),
-        (40, 72, 520, {}),
         (264, 40, 136, {}),
         (48, 296, 136, {}),
-        (48, 296, 136, FP16),
     ],
     # Tails of hidden and inner, slices of k, one row a rank, more than a narrow tile.
     "mlp few rows": [
         (1, 8, 8, {}),
         (2, 296, 136, FP16),
+        (16, 264, 40, {}),
         (5, 1032, 776, {}),
         (16, 520, 1032, {}),
         (16, 520, 1032, FP16),
-        (16, 264, 40, {}),
     ],
     # One tile, not full; tails of hidden and inner; tiles with rows of two ranks.
     "mlp packed rows": [
@@ -58,10 +61,11 @@ SHAPES: dict[str, list[tuple[int, int, int, dict[str, Any]]]] = {
     # that they may have; tokens enough for the router to go by tiles, and to be counted
     # in more than one turn.
     "moe": [
+        (1, 8, 8, experts(8, 1)),
         (75, 72, 40, experts(16, 4, dtype="float16", normalize=False)),
+        (70, 40, 24, experts(136, 5)),
         (75, 72, 40, experts(16, 4, dtype="float16")),
         (75, 72, 40, experts(16, 4, normalize=False)),
-        (1, 8, 8, experts(8, 1)),
         (31, 256, 128, experts(8, 2)),
         (9, 1288, 392, experts(40, 8)),
         (33, 1288, 136, experts(128, 8)),
@@ -70,7 +74,6 @@ SHAPES: dict[str, list[tuple[int, int, int, dict[str, Any]]]] = {
         (600, 264, 56, experts(8, 1)),
         (1100, 136, 24, experts(128, 8)),
         (70, 40, 24, experts(24, 3)),
-        (70, 40, 24, experts(136, 5)),
         (300, 40, 24, experts(128, 2)),
         (600, 40, 24, experts(136, 2)),
         (1100, 1032, 24, experts(8, 1)),
@@ -86,10 +89,10 @@ SHAPES: dict[str, list[tuple[int, int, int, dict[str, Any]]]] = {
     # picked before the first weights are prefetched and others that are picked after.
     "moe few tokens": [
         (1, 8, 8, experts(8, 1)),
-        (1, 1288, 72, experts(8, 8, normalize=False)),
         (2, 264, 40, experts(24, 3, dtype="float16")),
-        (3, 40, 24, experts(136, 16, dtype="float16", normalize=False)),
         (3, 40, 24, experts(256, 16)),
+        (1, 1288, 72, experts(8, 8, normalize=False)),
+        (3, 40, 24, experts(136, 16, dtype="float16", normalize=False)),
         (FEW_TOKENS, 24, 16, experts(256, 4)),
         (1, 40, 1288, experts(16, 2)),
         (1, 40, 1288, experts(16, 8)),
@@ -99,18 +102,22 @@ SHAPES: dict[str, list[tuple[int, int, int, dict[str, Any]]]] = {
 # One token a rank, whole blocks and tiles and more; tails of hidden and inner.
 SHAPES["moe tensor-parallel"] = SHAPES["moe expert-parallel"] = [
     (1, 8, 64, experts(8, 1)),
+    (269, 40, 64, experts(16, 3)),
+    (43, 72, 192, experts(16, 4, dtype="float16", schedule="dynamic")),
     (31, 256, 128, experts(8, 2)),
     (33, 328, 64, experts(128, 8)),
     (160, 72, 320, experts(8, 8)),
-    (269, 40, 64, experts(16, 3)),
     (530, 264, 64, experts(40, 1)),
-    (43, 72, 192, experts(16, 4, dtype="float16", schedule="dynamic")),
 ]
 
 
 @pytest.mark.parametrize(
     ("kind", "shape"),
-    [(kind, shape) for kind in KINDS for shape in SHAPES[kind]],
+    [
+        case
+        for kind in KINDS
+        for case in first_always([(kind, shape) for shape in SHAPES[kind]], ALWAYS)
+    ],
     ids=str,
 )
 def test_layer_comes_close_to_fp32(kind, shape, make, arrays):
@@ -170,7 +177,7 @@ def test_one_program_serves_any_number_of_rows(kind, make, arrays, compiled):
 
 @pytest.mark.parametrize(
     ("routing", "schedule"),
-    list(zip(ROUTINGS, itertools.cycle(SCHEDULES), strict=False)),
+    first_always(zip(ROUTINGS, itertools.cycle(SCHEDULES), strict=False), 2),
 )
 @pytest.mark.parametrize("kind", MIXTURES)
 def test_tokens_are_routed_to_any_experts(kind, routing, schedule, make, world, rng):

@@ -16,6 +16,7 @@ from etc_dist.errors import ArgumentError, EtcDistError, ScheduleError, WorldErr
 from etc_dist.layers.mlp import MLP, mlp_graph
 from etc_dist.layers.moe import MoE
 from etc_dist.layers.moe_graph import moe_graph
+from tests.layers.kinds import DenseRows
 from tests.ops.rank_errors import of_rank_zero
 
 HIDDEN, INNER = 40, 24
@@ -40,12 +41,18 @@ def refusal(words: str, error: type[Exception] = ArgumentError) -> Iterator[None
     assert re.search(words, text) or re.search(words, of_rank_zero(text))
 
 
+@pytest.fixture(scope="module")
+def before(world, arrays) -> Iterator[DenseRows]:
+    """A layer that was there before."""
+    rows = DenseRows(world, arrays, 0, HIDDEN, INNER)
+    yield rows
+    rows.layer.close()
+
+
 @pytest.fixture
-def build(zeros, world, make) -> Iterator[Callable[..., Any]]:
+def build(zeros, world, before) -> Iterator[Callable[..., Any]]:
     """Makes a layer of weights that fit, but for these: of another shape, or another
     array. Afterwards, calls of a layer that was there before work."""
-    before = make("mlp", HIDDEN, INNER)
-    before.check(8)
     made: list[Any] = []
 
     def build(layer: Any, weights: dict[str, Any] | None = None, **options: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from etc_dist.errors import GraphError, RaceError
@@ -49,7 +49,6 @@ def prove(program: Program, graph: GraphFunction, dims: dict[str, int], workers:
 
 
 @programs
-@settings(max_examples=15, deadline=None)
 @given(data=st.data(), pairs=st.integers(1, 5))
 def test_program_is_proved_at_odd_shapes(program, data, pairs):
     world, options, sizes = program.draw_case(data)
@@ -143,7 +142,6 @@ def check_bits(
 
 
 @programs
-@settings(max_examples=6, deadline=None)
 @given(data=st.data(), seed=st.integers(0, 2**32 - 1))
 def test_odd_shapes_give_the_same_bits_near_fp32(program, data, seed):
     world, options, sizes = program.draw_case(data, most_ranks=4, most_rows=9)

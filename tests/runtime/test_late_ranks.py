@@ -47,11 +47,10 @@ def stopped(launch: Launch, *call: Any) -> None:
     launch(*call)
 
 
-@pytest.fixture(params=["static", "dynamic"])
-def program(short_timeout, request) -> Iterator[Program]:
-    program = etc_dist.compile(
-        ring(short_timeout.size, wanted=1), short_timeout, schedule=request.param
-    )
+@pytest.fixture
+def program(short_timeout, schedule) -> Iterator[Program]:
+    graph = ring(short_timeout.size, wanted=1)
+    program = etc_dist.compile(graph, short_timeout, schedule=schedule)
     yield program
     program.close()
 
@@ -72,7 +71,9 @@ def run(short_timeout, program) -> Callable[[], list[float]]:
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("how", [never, late, stopped])
+@pytest.mark.parametrize(
+    ("how", "schedule"), [(never, "static"), (late, "dynamic"), (stopped, "static")]
+)
 def test_rank_that_agrees_and_does_not_launch_in_time(
     how, program, run, short_timeout, monkeypatch
 ):
@@ -91,6 +92,7 @@ def test_rank_that_agrees_and_does_not_launch_in_time(
 
 
 @pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("schedule", ["static", "dynamic"])
 def test_rank_that_did_not_launch_gets_the_error_at_its_next_call(
     program, run, short_timeout, monkeypatch
 ):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import etc_dist
@@ -47,7 +47,6 @@ def two_routings(draw: st.DrawFn) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@settings(derandomize=True, deadline=None, max_examples=40)
 @given(two_routings(), st.integers(0, 2**32))
 def test_any_routing_in_any_order_gives_the_reference(schedule, routings, seed):
     expected = [reference(routing) for routing in routings]

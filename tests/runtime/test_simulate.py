@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from etc_dist.errors import ArgumentError, GraphError
@@ -35,7 +35,6 @@ def test_dtypes_and_layouts_give_the_reference(op, dtype, w_layout, rng, seed):
         c.check(rank, run.outputs[rank]["y"])
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     op=st.sampled_from(OPS),
     world=st.integers(1, 8),

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given as drawn
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from etc_dist.ir import DeviceFunction, Graph, GraphFunction, graph_function
@@ -76,7 +75,6 @@ def test_every_seed_gives_the_bits_of_the_static_plan(name, world, rng):
                 assert mine[tensor.name].tobytes() == theirs[tensor.name].tobytes()
 
 
-@settings(max_examples=15, deadline=None)
 @drawn(
     world=st.integers(1, 4),
     dims=st.fixed_dictionaries(
