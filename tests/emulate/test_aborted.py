@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from etc_dist.emulate import Emulator
+from tests.conftest import first_always
 from tests.emulate.aborted import DIMS, Aborted, check_skipped, sent_in_vain
 from tests.emulate.cases import PART
 
@@ -15,7 +16,7 @@ def test_runs_after_an_aborted_one_change_nothing(folder, schedule):
     check_skipped(Emulator(graph, schedule=schedule, folder=folder))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", first_always([(0,), (1,), (2,)], 1))
 def test_after_a_reset_the_program_is_right_again(folder, seed):
     runs = Aborted(Emulator(sent_in_vain(2), folder=folder), seed)
     for _ in range(2):

@@ -17,6 +17,7 @@ from etc_dist.layers.moe_graph import moe_graph
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
 from etc_dist.ops.float_partials import float_partials_graph
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
+from tests.conftest import first_always
 from tests.emulate.cases import (
     check,
     copy_on,
@@ -48,19 +49,28 @@ MOSTLY_STATIC = ["static", pytest.param("dynamic", marks=exhaustive)]
 MOSTLY_DYNAMIC = ["dynamic", pytest.param("static", marks=exhaustive)]
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+MOE_SIZES = [
+    (1, 64, 64),  # tiles of one row
+    (40, 136, 200),  # narrow tiles
+    (300, 64, 72),  # short ones of half as many columns
+    (300, 320, 264),  # and of all
+    (680, 640, 200),  # long ones: of two turns
+    # More blocks of tokens than a warp has lanes, and than a lane has threads.
+    (1100, 8, 8),
+    (8200, 8, 8),
+]
+
+
 @pytest.mark.parametrize(
-    "tokens, hidden, inner",
-    [
-        (1, 64, 64),  # tiles of one row
-        (40, 136, 200),  # narrow tiles
-        (300, 64, 72),  # short ones of half as many columns
-        pytest.param(300, 320, 264, marks=exhaustive),  # and of all
-        pytest.param(680, 640, 200, marks=exhaustive),  # long ones: of two turns
-        # More blocks of tokens than a warp has lanes, and than a lane has threads.
-        pytest.param(1100, 8, 8, marks=exhaustive),
-        pytest.param(8200, 8, 8, marks=exhaustive),
-    ],
+    "tokens, hidden, inner, schedule",
+    first_always(
+        [
+            *[(*MOE_SIZES[0], "dynamic"), (*MOE_SIZES[1], "static")],
+            *[(*MOE_SIZES[0], "static"), (*MOE_SIZES[1], "dynamic")],
+            *[(*s, schedule) for s in MOE_SIZES[2:] for schedule in SCHEDULES],
+        ],
+        2,
+    ),
 )
 def test_mixture_of_experts(folder, schedule, tokens, hidden, inner):
     graph = moe_graph(1, experts=8, top_k=2)
@@ -68,6 +78,7 @@ def test_mixture_of_experts(folder, schedule, tokens, hidden, inner):
     check(Emulator(graph, schedule=schedule, folder=folder), *given)
 
 
+@exhaustive
 def test_logits_in_tiles(folder):
     graph = moe_graph(1, experts=8, top_k=1, dtype="float16", score_tasks=1)
     check(Emulator(graph, folder=folder), *moe(150, 8, 1, 72, 24, "float16"), "float16")
@@ -77,9 +88,9 @@ def test_logits_in_tiles(folder):
 @pytest.mark.parametrize(
     "tokens, hidden, options",
     [
-        (1, 200, {}),
         (3, 200, {}),
         (1, 1000, {"product_tasks": 1}),  # more pairs than scratch has room for
+        pytest.param(1, 200, {}, marks=exhaustive),
     ],
 )
 def test_mixture_of_experts_of_few_tokens(folder, schedule, tokens, hidden, options):
@@ -175,8 +186,18 @@ def test_all_gather_and_matmul(folder, schedule):
     check(Emulator(graph, schedule=schedule, folder=folder), inputs, answers, dims)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("ranks, graph", [(2, sent_at_once), (1, counted_late)])
+@pytest.mark.parametrize(
+    "ranks, graph, schedule",
+    first_always(
+        [
+            (2, sent_at_once, "static"),
+            (1, counted_late, "dynamic"),
+            (2, sent_at_once, "dynamic"),
+            (1, counted_late, "static"),
+        ],
+        2,
+    ),
+)
 def test_graphs_of_copies(folder, schedule, ranks, graph):
     check(Emulator(graph(ranks), schedule=schedule, folder=folder), *numbers(ranks))
 
@@ -190,7 +211,7 @@ def test_tiles_and_scratch(folder, schedule):
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("lane", ["tensor", "transfer"])
+@pytest.mark.parametrize("lane", ["tensor", pytest.param("transfer", marks=exhaustive)])
 def test_a_task_with_nothing_left_runs_no_body(folder, schedule, lane):
     given, expected = some_numbers()
     program = Emulator(set_some(1, lane=lane), schedule=schedule, folder=folder)
@@ -264,7 +285,7 @@ def two_matmuls(g: Graph) -> None:
     )
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", MOSTLY_DYNAMIC)
 def test_groups_of_empty_tasks_notify_what_is_loaded(folder, schedule):
     count, k, n = 40, 64, 600
     rng = np.random.default_rng(6)
