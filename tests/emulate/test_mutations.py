@@ -269,7 +269,7 @@ def _numbered() -> list[Any]:
 @pytest.mark.parametrize("number", _numbered())
 def test_what_is_broken_shows(folder, kernels, number):
     case = BROKEN[number - 1][0]
-    name = case.partition(" ")[0]
+    name = case.partition(",")[0]
     schedule = SCHEDULES.get(name, "static")
     program = Emulator(GRAPHS[name], schedule=schedule, folder=folder, kernels=kernels)
     ctypes.c_int.in_dll(program.library, "mutation").value = number
