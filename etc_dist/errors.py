@@ -136,6 +136,22 @@ def expect_type(
         raise TypeError(f"{name} expects {article} {wanted}, got {got}{advice}")
 
 
+def expect_range(value: int, low: int, high: int | None, name: str) -> int:
+    """`value` as an int; TypeError or ArgumentError unless it is an int from `low` to
+    `high`."""
+    expect_type(value, int, name)
+    if value < low or (high is not None and value > high):
+        limits = f"from {low}" if high is None else f"from {low} to {high}"
+        raise ArgumentError(
+            f"{name} is out of range",
+            where=f"argument {name}",
+            wanted=f"{name}: an integer {limits}" + " on" * (high is None),
+            got=f"{name} = {value}",
+            fix="change it, or omit it if it has a default",
+        )
+    return int(value)
+
+
 def as_refusal(error: Exception, what: str) -> EtcDistError:
     """The error that all ranks raise for `error` on one of them: with four parts, and
     a TypeError if it is one."""

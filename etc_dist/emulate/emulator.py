@@ -16,7 +16,7 @@ from etc_dist.codegen.layout import SHARED_BYTES
 from etc_dist.emulate.faults import emulation_error, unfinished
 from etc_dist.emulate.library import compile_library
 from etc_dist.emulate.memory import Array, ProgramMemory, aligned_copy
-from etc_dist.errors import ArgumentError, expect_type
+from etc_dist.errors import ArgumentError, expect_range, expect_type
 from etc_dist.ir import GraphFunction
 from etc_dist.ir.dims import checked_dims
 from etc_dist.ir.graph import expect_graph
@@ -29,8 +29,8 @@ from etc_dist.runtime.device_faults import Record, decode
 from etc_dist.schedule import SCHEDULES
 
 MAX_RANKS, MAX_WORKERS = 8, 256
-MAX_SEED = 2**64 - 1
-"""No seed: its random numbers are all zero."""
+MAX_SEED = 2**64 - 2
+"""The random numbers of the next seed are all zero."""
 _running = Lock()
 """Held by each run: emulators may have loaded the same library, which has one state."""
 
@@ -94,12 +94,8 @@ class Emulator:
         ordered, and for threads that wait for one another; WaitTimeoutError and
         ArgumentError as a run on GPUs does."""
         graph = self.plan.graph
-        expect_type(runs, int, "runs")
-        if runs < 1:
-            raise _wrong("runs", "a whole number from 1 on", runs)
-        expect_type(seed, int, "seed")
-        if not 0 <= seed < MAX_SEED:
-            raise _wrong("seed", "a whole number from 0 to 2**64 - 2", seed)
+        runs = expect_range(runs, 1, None, "runs")
+        seed = expect_range(seed, 0, MAX_SEED, "seed")
         expect_type(inputs, (list, tuple), "inputs")
         for given in inputs:
             expect_type(given, Mapping, "an item of inputs")
@@ -195,10 +191,10 @@ def _check(graph: Any, schedule: Any, workers: Any, folder: Any) -> None:
     expect_type(folder, (str, Path, type(None)), "folder")
     if folder is not None and not Path(folder).is_dir():
         raise _wrong("folder", "a folder that exists", folder)
-    if not isinstance(schedule, str) or schedule not in SCHEDULES:
+    expect_type(schedule, str, "schedule")
+    if schedule not in SCHEDULES:
         raise _wrong("schedule", " or ".join(map(repr, SCHEDULES)), schedule)
-    if not isinstance(workers, int) or not 1 <= workers <= MAX_WORKERS:
-        raise _wrong("workers", f"a whole number from 1 to {MAX_WORKERS}", workers)
+    expect_range(workers, 1, MAX_WORKERS, "workers")
     if graph.world_size > MAX_RANKS:
         raise _wrong("graph", f"at most {MAX_RANKS} ranks", graph.world_size)
 

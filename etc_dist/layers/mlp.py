@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from etc_dist.compiler import world_or_current
-from etc_dist.errors import ArgumentError, expect_type
+from etc_dist.errors import ArgumentError, expect_range, expect_type
 from etc_dist.functions.matmul import TILE, matmul_gated, matmul_send
 from etc_dist.functions.push_rows import PACKET_BYTES
 from etc_dist.functions.sum_slots import PIECE_COLUMNS, PIECE_ROWS
@@ -23,7 +23,6 @@ from etc_dist.ops.matmul_reduce_scatter import add_sum_slots
 from etc_dist.ops.operation import (
     Candidate,
     Operation,
-    expect_range,
     refusing,
     shapes_up_to,
 )

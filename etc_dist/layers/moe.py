@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from etc_dist.compiler import world_or_current
-from etc_dist.errors import ArgumentError, expect_type
+from etc_dist.errors import ArgumentError, expect_range, expect_type
 from etc_dist.layers.moe_few_tokens import (
     FEW_TOKENS,
     moe_few_tokens_graph,
@@ -17,7 +17,6 @@ from etc_dist.ops.argument_table import ArgumentTable
 from etc_dist.ops.operation import (
     Candidate,
     Operation,
-    expect_range,
     refusing,
     shapes_up_to,
 )

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
 from etc_dist.compiler import check_options, compile
-from etc_dist.errors import ArgumentError, WorldError, as_refusal, expect_type
+from etc_dist.errors import WorldError, as_refusal
 from etc_dist.ir import GraphFunction
 from etc_dist.ops.argument_table import Arguments, ArgumentTable, Known, new_output
 from etc_dist.program import (
@@ -239,22 +239,6 @@ def refusing(world: World, what: str) -> Iterator[None]:
         yield
     except Exception as error:
         world.refuse(as_refusal(error, what))
-
-
-def expect_range(value: int, low: int, high: int | None, name: str) -> int:
-    """`value` as an int; TypeError or ArgumentError unless it is an int from `low` to
-    `high`."""
-    expect_type(value, int, name)
-    if value < low or (high is not None and value > high):
-        limits = f"from {low}" if high is None else f"from {low} to {high}"
-        raise ArgumentError(
-            f"{name} is out of range",
-            where=f"argument {name}",
-            wanted=f"{name}: an integer {limits}" + " on" * (high is None),
-            got=f"{name} = {value}",
-            fix="change it, or omit it if it has a default",
-        )
-    return int(value)
 
 
 def shapes_up_to(name: str, most: int) -> CapacityHint:

@@ -41,7 +41,7 @@ def test_body_that_does_not_compile_shows_the_compiler_output(folder):
         run(folder, "unknown_function")
 
 
-def test_missing_compiler_says_how_to_install_it(folder, monkeypatch):
+def test_missing_compiler_is_reported_with_its_install_command(folder, monkeypatch):
     monkeypatch.setattr(library, "find_spec", lambda name: None)
     with pytest.raises(BuildError, match=r"pip install 'ziglang>=0.13'"):
         run(folder, "race")
@@ -51,8 +51,8 @@ def test_missing_compiler_says_how_to_install_it(folder, monkeypatch):
     "options, text",
     [
         ({"schedule": "best"}, "'static' or 'dynamic' or 'auto'"),
-        ({"workers": 0}, "a whole number from 1 to 256"),
-        ({"workers": 10_000}, "a whole number from 1 to 256"),
+        ({"workers": 0}, "workers: an integer from 1 to 256"),
+        ({"workers": 10_000}, "workers: an integer from 1 to 256"),
         ({"folder": "/no/such/folder"}, "a folder that exists"),
     ],
 )
@@ -84,7 +84,7 @@ def test_arrays_that_do_not_fit_are_refused(folder, dims, text):
 def test_seed_that_is_out_of_range_is_refused(folder, seed):
     graph = one_task(1, body="math_functions", dtype="float32", lane="tensor")
     inputs = [{"x": np.ones(4, np.float32)}]
-    with pytest.raises(ArgumentError, match="a whole number from 0 to"):
+    with pytest.raises(ArgumentError, match="seed: an integer from 0 to"):
         Emulator(graph, folder=folder).run(inputs, {"n": 4, "m": 32}, seed=seed)
 
 
