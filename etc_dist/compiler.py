@@ -89,15 +89,14 @@ def _executor(plan: Plan, world: World, source: Source) -> Executor:
         return GpuExecutor(plan, world, source, cubin)
 
 
-def world_or_current(world: World | None) -> World:
+def world_or_current(world: Any) -> World:
     """`world`, or the current one for None."""
-    if world is None:
-        return current()
-    try:
-        expect_type(world, World, "world")
-    except TypeError as error:
-        current().refuse(as_refusal(error, "the argument world"))
-    return world
+    if isinstance(world, World):
+        return world
+    found = current()
+    with found.refusing("the argument world"):
+        expect_type(world, (World, NoneType), "world")
+    return found
 
 
 def _check(graph: GraphFunction, world: World, schedule: Any, trace: Any) -> None:

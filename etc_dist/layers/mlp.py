@@ -23,7 +23,6 @@ from etc_dist.ops.matmul_reduce_scatter import add_sum_slots
 from etc_dist.ops.operation import (
     Candidate,
     Operation,
-    refusing,
     shapes_up_to,
 )
 from etc_dist.ops.order import grouped_rows, rotated_owners, shards_in_turn
@@ -155,7 +154,7 @@ class MLP(Operation):
             ],
             "out [rows, hidden]",
         )
-        with refusing(world, "the arguments of MLP"):
+        with world.refusing("the arguments of MLP"):
             known = table.hold(self.weights)
             few_rows = min(expect_range(few_rows, 0, None, "few_rows"), FEW_ROWS)
             expect_type(packed, bool, "packed")

@@ -17,7 +17,6 @@ from etc_dist.ops.argument_table import ArgumentTable
 from etc_dist.ops.operation import (
     Candidate,
     Operation,
-    refusing,
     shapes_up_to,
 )
 from etc_dist.world import World
@@ -74,7 +73,7 @@ class MoE(Operation):
     ):
         world = world_or_current(world)
         self.weights = router, gate_up, down
-        with refusing(world, "the arguments of MoE"):
+        with world.refusing("the arguments of MoE"):
             _check_parallel(parallel)
             table = _table(world, parallel)
             known = table.hold(self.weights)
@@ -135,7 +134,7 @@ class MoE(Operation):
         "tensor". Unlike the block, the layer takes x with two axes, and computes logits
         and weights in fp32."""
         world = world_or_current(world)
-        with refusing(world, "the block of MoE.from_torch"):
+        with world.refusing("the block of MoE.from_torch"):
             _check_parallel(parallel)
             found = read_sparse_block(block).share(parallel, world.rank, world.size)
         return cls(

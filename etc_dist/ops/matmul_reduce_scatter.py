@@ -21,7 +21,7 @@ from etc_dist.ir import (
 from etc_dist.ir.expr import Const
 from etc_dist.ops.argument_table import ArgumentTable
 from etc_dist.ops.float_partials import float_partials_graph
-from etc_dist.ops.operation import Candidate, Operation, refusing
+from etc_dist.ops.operation import Candidate, Operation
 from etc_dist.ops.order import pieces_by_column, rotated_owners, split_tile
 from etc_dist.world import World
 
@@ -126,7 +126,7 @@ class MatmulReduceScatter(Operation):
     ):
         world = world_or_current(world)
         name = type(self).__name__
-        with refusing(world, f"the options of {name}"):
+        with world.refusing(f"the options of {name}"):
             _check_partials(partials)
         graph = float_partials_graph if partials else matmul_reduce_scatter_graph
         table = ArgumentTable(

@@ -7,8 +7,8 @@ of a call, `Operation` chooses the program and remembers the call, `Program` run
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
@@ -90,7 +90,7 @@ class Operation:
         self._closed = False
         self._calls: OrderedDict[Any, tuple[Program, Bound]] = OrderedDict()
         self._output_shapes: dict[Any, tuple[int, ...]] = {}
-        with refusing(world, f"the options of {table.name}"):
+        with world.refusing(f"the options of {table.name}"):
             check_options(schedule, trace, table.name)
         agreed = {**options, **self.sizes, "schedule": schedule}
         self._agree(", ".join(f"{name}={agreed[name]}" for name in sorted(agreed)))
@@ -204,7 +204,7 @@ class Operation:
         options = {**candidate.options, "dtype": kind.dtype}
         if self._transposes:
             options["w_layout"] = kind.w_layout
-        with refusing(self.world, f"the options of {self._table.name}"):
+        with self.world.refusing(f"the options of {self._table.name}"):
             graph = candidate.graph(self.world.size, **options)
         program = compile(graph, self.world, schedule=self._schedule, trace=self._trace)
         if candidate.capacity is not None:
@@ -230,15 +230,6 @@ def with_sizes(kind: type[Kept], **sizes: Any) -> type[Kept]:
     """Internal, for tests and the CPU backend: the operation with other tile sizes. The
     sizes of a GPU's kernels are fixed; others are refused there."""
     return cast("type[Kept]", type(kind.__name__, (kind,), {"sizes": sizes}))
-
-
-@contextmanager
-def refusing(world: World, what: str) -> Iterator[None]:
-    """Raise an error of the block on all ranks, which are at the same step."""
-    try:
-        yield
-    except Exception as error:
-        world.refuse(as_refusal(error, what))
 
 
 def shapes_up_to(name: str, most: int) -> CapacityHint:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import atexit
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import NoReturn, Protocol, Self, TypeVar
 
-from etc_dist.errors import ArgumentError, EtcDistError, as_refusal, expect_type
+from etc_dist.errors import EtcDistError, as_refusal, expect_range
 from etc_dist.settings import Settings
 from etc_dist.world import processes
 from etc_dist.world.agreement import Agreement
@@ -109,13 +110,8 @@ class World:
         ArgumentError if it is negative or differs between ranks.
         """
         with self.exclusive:
-            try:
-                expect_type(nbytes, int, "nbytes")
-            except TypeError as error:
-                self._agreement.refuse(as_refusal(error, "the argument nbytes"))
-            if nbytes < 0:
-                self._agreement.refuse(_negative_size(nbytes))
-            count = int(nbytes)
+            with self.refusing("the argument nbytes"):
+                count = expect_range(nbytes, 0, None, "nbytes")
             self._agreement.call(f"world.allocate({count})")
             block = self._backend.allocate(count)
             self._allocations += 1
@@ -147,6 +143,14 @@ class World:
         """
         with self.exclusive:
             self._agreement.refuse(error)
+
+    @contextmanager
+    def refusing(self, what: str) -> Iterator[None]:
+        """`refuse` an error of the block, in which the arguments `what` are checked."""
+        try:
+            yield
+        except Exception as error:
+            self.refuse(as_refusal(error, what))
 
     def agree(self, step: Callable[[], T]) -> list[T]:
         """Run the local `step` on every rank; the picklable results, by rank.
@@ -291,13 +295,3 @@ class World:
         if self._agreement.lost_process:
             # MPI would wait forever for the ended process to finalize.
             self._objects.abort_at_exit()
-
-
-def _negative_size(nbytes: int) -> ArgumentError:
-    return ArgumentError(
-        "the size of symmetric memory is negative",
-        where="world.allocate",
-        wanted="nbytes: an integer, 0 or more, the same on every rank",
-        got=f"nbytes = {nbytes}",
-        fix="pass the number of bytes",
-    )

@@ -268,7 +268,7 @@ def test_arrays_of_another_gpu_are_refused(refused, good):
     [
         ({"schedule": "eager"}, ScheduleError, r"wanted: 'static'.*\n.*'eager'"),
         ({"trace": "yes"}, TypeError, "trace expects a bool or None, got str"),
-        ({"world": 3}, TypeError, "world expects a World, got int"),
+        ({"world": 3}, TypeError, "world expects a World or None, got int"),
     ],
     ids=["schedule", "trace type", "world type"],
 )
