@@ -58,7 +58,7 @@ class CpuExecutor:
         self.workers = world.settings.cpu_workers
         make_lane_workers(plan, self.workers)  # refuses workers that do not fit
         self._plan, self._world = plan, world
-        self._state = RunState(plan.graph, world)
+        self._state = RunState(plan, world)
         self._runs = 0
         self._records: list[TaskRecord] = []
 
@@ -111,8 +111,9 @@ class CpuExecutor:
         After any of these it can run again.
         """
         graph, rank = self._plan.graph, self._world.rank
-        env = graph.environment(checked_dims(graph, dims), rank)
-        self._state.prepare(env)
+        dims = checked_dims(graph, dims)
+        env = graph.environment(dims, rank)
+        self._state.prepare(dims, env)
         self._runs += 1
         self._records = []
         self._state.start()

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from etc_dist.ir.graph import GraphFunction
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.runtime.cpu.arrays import Array, shape_of
 from etc_dist.runtime.cpu.task import Element
+from etc_dist.runtime.memory_plan import Capacity, aligned, plan_memory
+from etc_dist.schedule.plan import Plan
 from etc_dist.world import SymmetricMemory, World
 
-ALIGNMENT = 256
 COUNTER = np.dtype(np.uint32)
 
 # Words of a rank, each in a separate cache line. Only the rank writes them, except
@@ -39,10 +39,10 @@ class RunState:
     and those of e + 1 come only after its start of e + 1.
     """
 
-    def __init__(self, graph: GraphFunction, world: World):
-        self._graph, self._world = graph, world
+    def __init__(self, plan: Plan, world: World):
+        self._plan, self._world = plan, world
         self._block: SymmetricMemory | None = None
-        self._events_bytes = self._tensors_bytes = 0
+        self._capacity = Capacity()
         self._words: list[Array] = []
         self._offsets: dict[str, tuple[int, tuple[int, ...]]] = {}
         self._symmetric: list[dict[str, Array]] = []
@@ -52,31 +52,28 @@ class RunState:
 
     # ----------------------------------------------------------- the life of a block
 
-    def prepare(self, env: Mapping[str, Any]) -> None:
+    def prepare(self, dims: Mapping[str, int], env: Mapping[str, Any]) -> None:
         """Lay out this shape, in a larger block if necessary.
 
         Collective, with the same dims on every rank; the last run has ended on all.
         """
-        cells = self._lay_out_events(env)
-        places, tensors_bytes = self._lay_out_tensors(env)
-        events_bytes = _aligned(cells * self._world.size * COUNTER.itemsize)
-        grows = events_bytes > self._events_bytes or tensors_bytes > self._tensors_bytes
-        if self._block is None or grows:
-            self._allocate(
-                max(events_bytes, self._events_bytes),
-                max(tensors_bytes, self._tensors_bytes),
-            )
+        memory, graph = plan_memory(self._plan, dims), self._plan.graph
+        if self._block is None or not self._capacity.holds(memory):
+            self._allocate(self._capacity.grown(memory))
         assert self._block is not None
-        first = _WORDS_BYTES + 2 * self._events_bytes
+        self._offsets = {
+            events.name: (memory.event_bases[events.name], shape_of(events, env))
+            for events in graph.events
+        }
         self._symmetric = []
         for peer in self._block.peers:
             arrays = {}
-            for tensor in self._graph.tensors:
-                if tensor.name in places:
-                    shape, dtype = shape_of(tensor, env), numpy_dtype(tensor.dtype)
-                    start = first + places[tensor.name]
-                    stop = start + prod(shape) * dtype.itemsize
-                    arrays[tensor.name] = peer[start:stop].view(dtype).reshape(shape)
+            for name, offset in memory.symmetric.items():
+                tensor = graph.tensor(name)
+                shape, dtype = shape_of(tensor, env), numpy_dtype(tensor.dtype)
+                start = self._events_end + offset
+                stop = start + prod(shape) * dtype.itemsize
+                arrays[name] = peer[start:stop].view(dtype).reshape(shape)
             self._symmetric.append(arrays)
 
     def start(self) -> None:
@@ -89,7 +86,7 @@ class RunState:
         """Return to epoch 0 after a failed run. Every rank calls it, between runs and
         between two barriers of all ranks."""
         assert self._block is not None
-        self._block.local[: _WORDS_BYTES + 2 * self._events_bytes] = 0
+        self._block.local[: self._events_end] = 0
         self.epoch = 0
 
     def free(self) -> None:
@@ -99,7 +96,7 @@ class RunState:
             self._words, self._symmetric = [], []
             self._block.free()
             self._block = None
-            self._events_bytes = self._tensors_bytes = 0
+            self._capacity = Capacity()
 
     # --------------------------------------------------------------- access by workers
 
@@ -151,24 +148,29 @@ class RunState:
 
     # ------------------------------------------------------------------------ layout
 
-    def _allocate(self, events_bytes: int, tensors_bytes: int) -> None:
+    @property
+    def _area_bytes(self) -> int:
+        return self._capacity.events * self._world.size * COUNTER.itemsize
+
+    @property
+    def _events_end(self) -> int:
+        return aligned(_WORDS_BYTES + 2 * self._area_bytes)
+
+    def _allocate(self, capacity: Capacity) -> None:
         if self._block is not None:
             self._world.barrier()
             self.free()
-        total = _WORDS_BYTES + 2 * events_bytes + tensors_bytes
-        self._block = self._world.allocate(total)
-        self._events_bytes, self._tensors_bytes = events_bytes, tensors_bytes
+        self._capacity = capacity
+        self._block = self._world.allocate(self._events_end + capacity.symmetric)
         self._words = [peer[:_WORDS_BYTES].view(np.int64) for peer in self._block.peers]
         self.epoch = 0
 
     def _area(self, rank: int, epoch: int) -> Array:
         """[cells, rank that notifies] of one of the two event areas on `rank`."""
         assert self._block is not None
-        start = _WORDS_BYTES + epoch % 2 * self._events_bytes
-        area: Array = self._block.peers[rank][start : start + self._events_bytes]
-        counters = area.view(COUNTER)
-        columns = self._world.size
-        return counters[: len(counters) // columns * columns].reshape(-1, columns)
+        start = _WORDS_BYTES + epoch % 2 * self._area_bytes
+        area: Array = self._block.peers[rank][start : start + self._area_bytes]
+        return area.view(COUNTER).reshape(-1, self._world.size)
 
     def _cell(self, element: Element) -> int:
         first, shape = self._offsets[element.name]
@@ -176,26 +178,3 @@ class RunState:
         for i, extent in zip(element.index, shape, strict=True):
             cell = cell * extent + i
         return first + cell
-
-    def _lay_out_events(self, env: Mapping[str, Any]) -> int:
-        """Place every event tensor's first cell; the number of cells."""
-        cells = 0
-        self._offsets = {}
-        for events in self._graph.events:
-            shape = shape_of(events, env)
-            self._offsets[events.name] = cells, shape
-            cells += prod(shape)
-        return cells
-
-    def _lay_out_tensors(self, env: Mapping[str, Any]) -> tuple[dict[str, int], int]:
-        """The symmetric tensors' places, and the bytes they take together."""
-        places, end = {}, 0
-        for tensor in self._graph.tensors:
-            if tensor.kind == "symmetric":
-                places[tensor.name] = end
-                end += _aligned(tensor.nbytes(dict(env)))
-        return places, end
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
