@@ -19,7 +19,7 @@ from etc_dist.codegen.names import (
     events_name,
     queue_name,
 )
-from etc_dist.ir.call import RANK, Call
+from etc_dist.ir.call import RANK, Call, row_major
 from etc_dist.ir.event import EventRef, EventTensor
 from etc_dist.ir.expr import (
     Const,
@@ -32,7 +32,6 @@ from etc_dist.ir.expr import (
 )
 from etc_dist.ir.function import TENSOR, TRANSFER
 from etc_dist.ir.graph import GraphFunction
-from etc_dist.schedule.dynamic import coordinates
 from etc_dist.schedule.plan import Lane, Plan
 
 QUEUES = {TENSOR: "TensorQueue", TRANSFER: "TransferQueue"}
@@ -98,7 +97,7 @@ def call_members(lane: Lane, call: Call, finds_empty: bool) -> list[str]:
     lines.append(method("i32 pass_units", text(lane.pass_units(call))))
     if lane.queued(call):
         state = f"u32(g.{queue_name(call.name, 'states')} + group)"
-        at = dict(zip(gating, coordinates(gating, _GROUP), strict=True))
+        at = dict(zip(gating, row_major(gating, _GROUP), strict=True))
         place = ", ".join(text(at.get(axis, Const(0))) for axis in call.axes)
         lines.append(method("u32 state", state, "i32 group"))
         lines.append(method("Coord group_at", f"{{{place}}}", "i32 group"))

@@ -60,10 +60,7 @@ class Call:
     @property
     def tasks(self) -> Expr:
         """The number of tasks on one rank."""
-        count: Expr = Const(1)
-        for axis in self.axes:
-            count = count * axis.extent
-        return count
+        return size_of(self.axes)
 
     @functools.cached_property
     def free_waits(self) -> tuple[EventRef, ...]:
@@ -109,6 +106,23 @@ class Call:
         ):
             lines += [f"  {word} {item}" for item in items]
         return "\n".join(lines)
+
+
+def size_of(axes: Sequence[Coordinate]) -> Expr:
+    """The number of coordinates on `axes`."""
+    count: Expr = Const(1)
+    for axis in axes:
+        count = count * axis.extent
+    return count
+
+
+def row_major(axes: Sequence[Coordinate], index: Expr) -> tuple[Expr, ...]:
+    """The coordinates on `axes` at a row-major index."""
+    parts: list[Expr] = []
+    for axis in reversed(axes[1:]):
+        parts.append(index % axis.extent)
+        index = index // axis.extent
+    return (index, *reversed(parts)) if axes else ()
 
 
 def waiting_loads(call: Call) -> tuple[Load, ...]:

@@ -26,6 +26,7 @@ from etc_dist.ir.call import (
     Call,
     Coordinate,
     Grid,
+    row_major,
     waiting_loads,
     working_loads,
 )
@@ -236,7 +237,9 @@ class Graph:
             _members(writes, Region, f"{where}: writes="),
             _members(waits, EventRef, f"{where}: waits="),
             _members(notifies, EventRef, f"{where}: notifies="),
-            _row_major(grid) if order is None else _coordinate(order, grid, where),
+            row_major(grid.axes, TASK)
+            if order is None
+            else _coordinate(order, grid, where),
             wrap(pace, f"{where}: pace="),
             None
             if empty_until is None
@@ -330,15 +333,6 @@ def graph_function(body: Callable[..., None]) -> Callable[..., GraphFunction]:
         return graph.finish()
 
     return build
-
-
-def _row_major(grid: Grid) -> tuple[Expr, ...]:
-    rest: Expr = TASK
-    parts: list[Expr] = []
-    for axis in reversed(grid.axes[1:]):
-        parts.append(rest % axis.extent)
-        rest = rest // axis.extent
-    return (rest, *reversed(parts))
 
 
 def _shape(shape: Sequence[Expr | int], what: str, where: str) -> tuple[Expr, ...]:

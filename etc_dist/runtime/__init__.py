@@ -4,8 +4,8 @@ build.py            source to cubin by NVRTC; includes.py: its headers;
                     build_advice.py: what to correct after a failure
 gpu.py              the GPU backend: memory of a program and launches
 occupancy.py        how many workers a GPU holds
-argument_block.py   what a launch passes to the kernel
-memory_plan.py      where tensors and counters lie
+argument_block.py   the arguments of a kernel launch
+memory_plan.py      the offsets of tensors and counters
 tensor_map.py       descriptors of bulk copies
 arrays.py           the caller's arrays; array_checks.py: whether they fit a call
 stream.py           the caller's streams

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from etc_dist.codegen.layout import (
     EVENT_WAIT,
     INSIDE_WORKER,
@@ -108,11 +110,7 @@ def _element(plan: Plan, index: int, env: Mapping[str, int]) -> tuple[str, int]:
         shape = [int(s.evaluate(env)) for s in events.shape]
         size = prod(shape)
         if index < size:
-            coordinate = []
-            for extent in reversed(shape):
-                coordinate.append(index % extent)
-                index //= extent
-            place = ", ".join(map(str, reversed(coordinate)))
+            place = ", ".join(str(int(i)) for i in np.unravel_index(index, shape))
             return f"{events.name}[{place}]", notification_unit(plan, events)
         index -= size
     return f"counter {index}", 1

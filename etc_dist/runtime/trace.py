@@ -161,7 +161,7 @@ class Trace:
     ) -> None:
         """Draw the timeline: a row for each worker and lane, a colour for each call.
 
-        caption: what to see. meanings: what calls do, by their names, for the legend.
+        caption: text below the picture. meanings: call name -> text of the legend.
         """
         # Imported here, as Matplotlib is slow to import.
         from etc_dist.runtime.timeline import draw
@@ -170,7 +170,7 @@ class Trace:
 
 
 def lane_name(lane: str) -> str:
-    """A lane in words: "transfer.1" is the second warp of the transfer lane."""
+    """A lane as text: "transfer.1" is the second warp of the transfer lane."""
     name, _, warp = lane.partition(".")
     return f"{name} lane" + (f", warp {warp}" if warp else "")
 

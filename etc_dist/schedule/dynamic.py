@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 from etc_dist.errors import ScheduleError
-from etc_dist.ir.call import RANK, TASK, Call, Coordinate
+from etc_dist.ir.call import RANK, TASK, Call, row_major
 from etc_dist.ir.expr import Expr
 from etc_dist.ir.function import TENSOR, TRANSFER
 from etc_dist.ir.graph import GraphFunction
@@ -99,17 +99,8 @@ def group_order(call: Call) -> tuple[Expr, ...]:
     if not gating:
         return call.order
     axes = [*gating, *(axis for axis in call.axes if axis not in gating)]
-    found = dict(zip(axes, coordinates(axes, TASK), strict=True))
+    found = dict(zip(axes, row_major(axes, TASK), strict=True))
     return tuple(found[axis] for axis in call.axes)
-
-
-def coordinates(axes: Sequence[Coordinate], index: Expr) -> list[Expr]:
-    """The coordinates on `axes` at a row-major index."""
-    parts: list[Expr] = []
-    for axis in reversed(axes[1:]):
-        parts.append(index % axis.extent)
-        index = index // axis.extent
-    return [index, *reversed(parts)] if axes else []
 
 
 def _obstacles(graph: GraphFunction) -> Iterator[str]:

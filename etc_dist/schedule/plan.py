@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
-from etc_dist.ir.call import Call, Coordinate
+from etc_dist.ir.call import Call, Coordinate, size_of
 from etc_dist.ir.dims import checked_dims
 from etc_dist.ir.expr import Const, Expr, ceildiv, maximum, minimum
 from etc_dist.ir.graph import GraphFunction
@@ -48,14 +48,6 @@ def passing_axes(call: Call) -> tuple[Coordinate, ...]:
     gating = gating_axes(call)
     first = min((call.axes.index(axis) for axis in gating), default=0)
     return call.axes[:first]
-
-
-def size_of(axes: Sequence[Coordinate]) -> Expr:
-    """The number of coordinates on `axes`."""
-    count: Expr = Const(1)
-    for axis in axes:
-        count = count * axis.extent
-    return count
 
 
 def _once_a_call(method: Callable[[Lane, Call], Expr]) -> Callable[[Lane, Call], Expr]:

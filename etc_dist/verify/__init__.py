@@ -8,7 +8,7 @@ happens_before.py   the happens-before relation of tasks
 cells.py, races.py  accesses of one place that nothing orders
 coverage.py         elements written twice or never
 loaded_accesses.py  loads in index expressions, as reads
-unchecked.py        what a proof leaves out
+unchecked.py        the parts that a proof leaves out
 violations.py       all violations of a plan, as one error
 proof.py            proofs on record
 """

@@ -161,7 +161,7 @@ class Enumeration:
         return self.blocks[int(np.searchsorted(bases, task, side="right")) - 1]
 
     def name(self, task: int) -> str:
-        """A task in words: call, coordinate, rank."""
+        """A task as text: call, coordinate, rank."""
         block = self.block(task)
         return task_name(block, task - block.base)
 

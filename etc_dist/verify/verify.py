@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from etc_dist.errors import ArgumentError, GraphError, expect_type
-from etc_dist.ir.call import Call, waiting_loads, working_loads
+from etc_dist.ir.call import Call
 from etc_dist.ir.dims import checked_dims
 from etc_dist.ir.graph import GraphFunction
 from etc_dist.schedule.dynamic import group_order
@@ -278,28 +278,9 @@ def _check_loaded(graph: GraphFunction) -> list[Fault]:
 
 
 def _mismatches(plan: Plan, lane: Lane, call: Call) -> Iterator[str]:
-    tensors = {t.name for t in plan.graph.tensors}
-    events = {e.name for e in plan.graph.events}
     if call.function.cluster not in (1, lane.cluster):
         yield f"{call.function.cluster} workers a task in a lane of {lane.cluster}"
     if lane.queued(call) and call.order != group_order(call):
         yield "tasks that wait for the same events are not contiguous"
     if len(call.order) != len(call.axes):
         yield f"order gives {len(call.order)} coordinates for {len(call.axes)} axes"
-    for load in (*waiting_loads(call), *working_loads(call)):
-        if load.tensor not in tensors:
-            yield f"{load} is of a tensor that the graph does not have"
-    for region in (*call.reads, *call.writes):
-        if region.tensor.name not in tensors:
-            yield f"{region} is of a tensor that the graph does not have"
-        elif region.rank is not None and region.tensor.kind != "symmetric":
-            yield f"{region} is on another rank, but the tensor is not symmetric"
-    yield from (f"reads {r} of another rank" for r in call.reads if r.rank is not None)
-    for ref in (*call.waits, *call.notifies):
-        if ref.events.name not in events:
-            yield f"{ref} is of an event tensor that the graph does not have"
-        elif ref.rank is not None and not ref.events.cross_rank:
-            yield f"{ref} is on another rank, but the event tensor is not cross-rank"
-    yield from (
-        f"waits for {w} of another rank" for w in call.waits if w.rank is not None
-    )

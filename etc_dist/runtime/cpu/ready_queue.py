@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from etc_dist.ir.call import TASK, Call
+from etc_dist.ir.call import TASK, Call, row_major
 from etc_dist.ir.event import EventRef
 from etc_dist.runtime.cpu.arrays import Array
-from etc_dist.schedule.dynamic import coordinates
 from etc_dist.schedule.plan import Lane
 
 Counts = Callable[[str], Array]
@@ -68,7 +67,7 @@ class _Pending:
         count = int(lane.groups(call).evaluate(env)) if self._units else 0
         self.groups = np.arange(count)
         gating = lane.gating(call)
-        place = coordinates(gating, TASK)
+        place = row_major(gating, TASK)
         inner = {**env, TASK.name: self.groups}
         inner |= {
             axis.symbol.name: part.evaluate(inner)
