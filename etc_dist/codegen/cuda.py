@@ -9,7 +9,6 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from etc_dist.codegen.bounds import conjunction, in_range, waits_in_range
 from etc_dist.codegen.boxes import boxes
@@ -22,9 +21,11 @@ from etc_dist.codegen.dynamic_queues import (
 )
 from etc_dist.codegen.expression import linear, text
 from etc_dist.codegen.layout import (
-    SHARED_BYTES,
+    MAX_SHARED_BYTES,
+    STAGE_OFFSET,
     Arguments,
     notification_unit,
+    shared_memory,
 )
 from etc_dist.codegen.members import block, constant, indexed, method, select
 from etc_dist.codegen.names import (
@@ -40,7 +41,7 @@ from etc_dist.errors import CodegenError
 from etc_dist.ir.call import RANK, Call
 from etc_dist.ir.event import EventRef
 from etc_dist.ir.expr import Const
-from etc_dist.ir.function import TENSOR, TRANSFER
+from etc_dist.ir.function import FORWARD, TENSOR, TRANSFER
 from etc_dist.ir.tensor import Tensor
 from etc_dist.schedule.plan import QUEUE, STRIDED, TICKET, Lane, Plan
 
@@ -50,13 +51,6 @@ ELEMENTS = {
     "float32": "float",
     "int32": "i32",
 }
-ENGINES = {
-    "functions/matmul.cuh": "Matmul",
-    "functions/grouped_matmul.cuh": "GroupedMatmul",
-}
-"""The engine that runs the GEMMs of each of these sources."""
-WEIGHT = 1
-"""The operand of a GEMM that is its weight."""
 MAX_WORLD = 32
 """A worker has one word with a bit for each peer that has started."""
 ENTRY = "etc_dist_program"
@@ -70,7 +64,8 @@ class Source:
     entry: str
     arguments: Arguments
     cluster: int
-    has_matmul: bool
+    shared_bytes: int
+    """Shared memory of a worker."""
     workspace: int
     sources: tuple[Path, ...]
     traced: bool
@@ -108,10 +103,10 @@ def generate(plan: Plan, *, trace: bool = False, check: bool = True) -> Source:
         check_tiles(graph)
     arguments = Arguments.of(plan)
     calls = [c for lane in plan.lanes for c in lane.calls]
-    matmuls = [c for c in calls if c.function.source in ENGINES]
+    _check_roles(plan)
     own = sorted({str(c.function.source) for c in calls})
     users = tuple(Path(s) for s in own if Path(s).is_absolute())
-    constants = _constants(plan, calls, matmuls, trace)
+    constants = _constants(plan, calls, trace)
     blocks = [
         f"// {graph.name} on {graph.world_size} ranks, {plan.schedule} schedule",
         "\n".join(f'#include "{name}"' for name in ("worker/worker.cuh", *own)),
@@ -128,14 +123,13 @@ def generate(plan: Plan, *, trace: bool = False, check: bool = True) -> Source:
             blocks.append(_call(plan, lane, call, number, arguments))
     if _is_dynamic(plan):
         blocks += releases(plan)
-    engine = _kind(matmuls[0])[0] if matmuls else "NoEngine"
-    blocks += [_program(plan, constants, engine), "}  // namespace etc", _entry(plan)]
+    blocks += [_program(plan, constants), "}  // namespace etc", _entry(plan)]
     return Source(
         text="\n\n".join(blocks) + "\n",
         entry=ENTRY,
         arguments=arguments,
         cluster=plan.cluster,
-        has_matmul=bool(matmuls),
+        shared_bytes=constants["kSharedBytes"],
         workspace=max((c.function.workspace for c in calls), default=0),
         sources=users,
         traced=trace,
@@ -143,76 +137,63 @@ def generate(plan: Plan, *, trace: bool = False, check: bool = True) -> Source:
     )
 
 
-def _constants(
-    plan: Plan, calls: Sequence[Call], matmuls: Sequence[Call], trace: bool
-) -> dict[str, int]:
-    if early := [c for c in matmuls if c.function.reads_before_wait]:
+def _check_roles(plan: Plan) -> None:
+    """Refuse calls of functions with roles that no worker can run."""
+    graph, lane = plan.graph, plan.lane(TENSOR)
+    calls = [c for c in lane.calls if c.function.roles]
+    if early := [c for c in calls if c.function.reads_before_wait]:
         raise CodegenError(
-            f"graph {plan.graph.name} has a matrix multiplication that reads early",
-            where=f"plan {plan.graph.name}: {', '.join(c.name for c in early)}",
-            wanted="no reads_before_wait= of a matrix multiplication",
+            f"graph {graph.name} has a function with roles that reads early",
+            where=f"plan {graph.name}: {', '.join(c.name for c in early)}",
+            wanted="no reads_before_wait= of a function with roles=",
             got="; ".join(f"{c.name}: {c.function.reads_before_wait}" for c in early),
-            fix="omit reads_before_wait=: the weight is loaded ahead where possible",
+            fix="omit reads_before_wait=; name inputs in streams= to load them ahead",
         )
     if far := [
         f"{c.name} writes {region}"
-        for c in matmuls
+        for c in calls
         for region in c.writes
-        if region.rank not in (None, RANK) and not _sends(c)
+        if region.rank not in (None, RANK) and FORWARD not in c.function.roles
     ]:
         raise CodegenError(
-            f"graph {plan.graph.name} has a GEMM that writes to a peer's memory",
-            where=f"plan {plan.graph.name}",
-            wanted="results on the own rank, except those of matmul_send",
+            f"graph {graph.name} has a GEMM that writes to a peer's memory",
+            where=f"plan {graph.name}",
+            wanted="results on the own rank, except of functions that forward them",
             got="; ".join(far),
             fix="write to the own rank, and send the result by another call",
         )
-    kinds = {_kind(c) for c in matmuls}
-    if len(kinds) > 1:
+    if narrow := [c for c in calls if c.function.cluster != lane.cluster]:
         raise CodegenError(
-            f"graph {plan.graph.name} mixes kinds of matrix multiplication",
-            where=f"plan {plan.graph.name}: {', '.join(c.name for c in matmuls)}",
-            wanted="one engine, one dtype and one weight layout in a program",
-            got="; ".join(f"{engine} {dict(k)}" for engine, *k in sorted(kinds)),
-            fix="bring the weights into one layout and dtype",
+            f"graph {graph.name} mixes clusters of functions with roles",
+            where=f"plan {graph.name}: {', '.join(c.name for c in narrow)}",
+            wanted=f"functions with roles= on the lane's cluster of {lane.cluster}",
+            got="; ".join(f"{c.name}: cluster {c.function.cluster}" for c in narrow),
+            fix="use one cluster= for all functions with roles=",
         )
-    of_matmul = dict(matmuls[0].function.constants) if matmuls else {}
-    sends = any(map(_sends, calls))
+    size, buffer = shared_memory(plan)
+    if size < STAGE_OFFSET + buffer:
+        raise CodegenError(
+            f"graph {graph.name} needs too much shared memory",
+            where=f"plan {graph.name}",
+            wanted=f"shared= of at most {MAX_SHARED_BYTES - STAGE_OFFSET} bytes",
+            got=f"{buffer}",
+            fix="use less, or smaller tiles",
+        )
+
+
+def _constants(plan: Plan, calls: Sequence[Call], trace: bool) -> dict[str, int]:
+    shared_bytes, buffer_bytes = shared_memory(plan)
     return {
         "kWorld": plan.graph.world_size,
         "kCluster": plan.cluster,
         "kTensorCluster": plan.lane(TENSOR).cluster,
-        "kHasMatmul": int(bool(matmuls)),
-        "kSends": int(sends),
-        "kGathers": int(any(map(_gathers, calls))),
-        "kHasGate": int(any(c.function.constants["kGated"] for c in matmuls)),
-        "kIsHalf": int(of_matmul.get("kIsHalf", 0)),
-        "kWeightIsKN": int(of_matmul.get("kWeightIsKN", 0)),
-        "kIsFloat": int(of_matmul.get("kIsFloat", 0)),
-        "kHasThin": int(any(c.function.constants.get("kIsThin") for c in matmuls)),
+        "kSharedBytes": shared_bytes,
+        "kBufferBytes": buffer_bytes,
         "kTrace": int(trace),
         "kDynamic": int(_is_dynamic(plan)),
         "kTensorTickets": int(plan.lane(TENSOR).policy == TICKET),
         "kHasRuns": int(any(_has_runs(plan, c) for c in calls)),
     }
-
-
-def _kind(call: Call) -> tuple[Any, ...]:
-    """The properties that all GEMMs of a program must share."""
-    constants = call.function.constants
-    names = "kIsHalf", "kWeightIsKN", "kIsFloat"
-    shared = tuple((k, constants.get(k, 0)) for k in names)
-    return ENGINES[str(call.function.source)], *shared
-
-
-def _sends(call: Call) -> bool:
-    """Whether the transfer lane's warps forward the call's tiles."""
-    return call.function.name == "matmul_send"
-
-
-def _gathers(call: Call) -> bool:
-    """Whether the warps of the transfer lane gather rows for the call's GEMM."""
-    return call.function.source in ENGINES and bool(call.function.gathers)
 
 
 def _call(plan: Plan, lane: Lane, call: Call, number: int, arguments: Arguments) -> str:
@@ -233,15 +214,13 @@ def _call(plan: Plan, lane: Lane, call: Call, number: int, arguments: Arguments)
         "kReads": len(call.reads),
         "kWrites": len(call.writes),
         "kMayBeIdle": int(_may_be_idle(call)),
-        "kIsMatmul": int(function.source in ENGINES),
-        "kSends": int(_sends(call)),
-        "kWeightAhead": int(_has_weight_ahead(plan, call)),
-        "kGathers": int(_gathers(call)),
+        "kLoadsAhead": int(_loads_ahead(plan, call)),
         "kReadsBeforeWait": int(bool(function.reads_before_wait)),
         "kHasRuns": int(_has_runs(plan, call)),
         **function.constants,
     }
     lines += [f"  static constexpr {constant(k, v)};" for k, v in constants.items()]
+    lines.append(f"  static constexpr u32 kRoles = {_roles(call)};")
     names = ", ".join(axis_name(a.symbol.name) for a in call.axes)
     lines.append(f"  struct Coord {{ i32 {names}; }};")
     lines.append(method("i32 units", f"g.{units_name(call.name)}"))
@@ -269,35 +248,37 @@ def _call(plan: Plan, lane: Lane, call: Call, number: int, arguments: Arguments)
     lines += block("bool waits_in_range", waits_fit)
     lines += block("bool in_range", fits)
     if _is_dynamic(plan):
-        lines += call_members(lane, call, _is_grouped(call))
+        lines += call_members(lane, call)
     lines.append("};")
     return "\n".join(lines)
 
 
+def _roles(call: Call) -> str:
+    names = [f"k{role.capitalize()}Role" for role in call.function.roles]
+    return " | ".join(names) or "0"
+
+
 def _may_be_idle(call: Call) -> bool:
     """Whether data may leave a task without anything to write, to be checked before the
-    body runs. GEMMs have their own check."""
+    body runs. Functions with roles have their own check."""
     loaded = [any(e.is_loaded for e in (*r.start, *r.size)) for r in call.writes]
-    return bool(loaded) and all(loaded) and call.function.source not in ENGINES
+    return bool(loaded) and all(loaded) and not call.function.roles
 
 
-def _has_weight_ahead(plan: Plan, call: Call) -> bool:
-    """Whether a GEMM's weight can be loaded before the waits of a task are met: no task
-    writes it, and its region has no loads."""
-    if not _is_grouped(call) or _is_dynamic(plan) or call.is_loaded or not call.waits:
+def _loads_ahead(plan: Plan, call: Call) -> bool:
+    """Whether streamed operands can be loaded before a task's waits are met: no task
+    writes them, and which part of them a task reads depends on no data."""
+    streams = call.function.streams
+    if not streams or _is_dynamic(plan) or call.is_loaded or not call.waits:
         return False
-    return call.reads[WEIGHT].tensor.kind == "input"
+    return all(call.reads[n].tensor.kind == "input" for n in streams)
 
 
 def _has_runs(plan: Plan, call: Call) -> bool:
-    """Whether one worker completes runs of empty tasks: grouped GEMMs that are claimed
-    dynamically."""
+    """Whether one worker completes runs of empty tasks: of functions with roles, in a
+    lane whose units are claimed dynamically."""
     is_dynamic = plan.lane(TENSOR).policy != STRIDED
-    return call.empty_until is not None and _is_grouped(call) and is_dynamic
-
-
-def _is_grouped(call: Call) -> bool:
-    return ENGINES.get(str(call.function.source)) == "GroupedMatmul"
+    return call.empty_until is not None and bool(call.function.roles) and is_dynamic
 
 
 def _is_dynamic(plan: Plan) -> bool:
@@ -344,7 +325,7 @@ def _notify(ref: EventRef) -> str:
     return f"{{{rank}, {_index(ref)}, 0, {scope}}}"
 
 
-def _program(plan: Plan, constants: Mapping[str, int], engine: str) -> str:
+def _program(plan: Plan, constants: Mapping[str, int]) -> str:
     lists = []
     for name, alias in ((TENSOR, "TensorCalls"), (TRANSFER, "TransferCalls")):
         types = ", ".join(call_type(c.name) for c in plan.lane(name).calls)
@@ -356,16 +337,14 @@ def _program(plan: Plan, constants: Mapping[str, int], engine: str) -> str:
         lists.append(f"  using QueuedCalls = CallList<{', '.join(queued)}>;")
         lists += [f"  using {queue} = etc::{queue};" for queue in QUEUES.values()]
     aliases = [f"  static constexpr int {n} = etc::{n};" for n in constants]
-    shared = SHARED_BYTES[constants["kHasMatmul"]]
     return "\n".join(
         [
             "struct Program {",
             "  using Args = etc::Args;",
-            f"  using Engine = etc::{engine};",
             *aliases,
             *lists,
             "};",
-            f"static_assert(Program::Engine::kSharedBytes == {shared});",
+            f"static_assert(Shared::kStageOffset == {STAGE_OFFSET});",
         ]
     )
 

@@ -76,15 +76,14 @@ def event_struct(plan: Plan, events: EventTensor) -> str:
     return "\n".join([*lines, "};"])
 
 
-def call_members(lane: Lane, call: Call, finds_empty: bool) -> list[str]:
-    """The members of a call's struct that a queue needs. `finds_empty`: its engine can
-    find empty tasks."""
+def call_members(lane: Lane, call: Call) -> list[str]:
+    """The members of a call's struct that a queue needs."""
     gating, waits = lane.gating(call), _waits(call)
     maybe_zero = sum(1 << n for n, r in enumerate(waits) if not _is_positive(r.events))
     lines = [f"  using Queue = {QUEUES[lane.name]};"]
     lines.append(f"  static constexpr int kQueued = {int(lane.queued(call))};")
     is_passing = call.name in lane.passing
-    may_be_empty = finds_empty and call.name in lane.skipped
+    may_be_empty = bool(call.function.roles) and call.name in lane.skipped
     lines.append(f"  static constexpr int kInPasses = {int(is_passing)};")
     lines.append(f"  static constexpr int kMayBeEmpty = {int(may_be_empty)};")
     lines.append(f"  static constexpr int kGating = {len(gating)};")

@@ -22,12 +22,14 @@ from etc_dist.codegen.names import (
 )
 from etc_dist.ir.event import EventTensor
 from etc_dist.ir.expr import Const, Expr
-from etc_dist.ir.function import TmaBox
+from etc_dist.ir.function import SCRATCH_BYTES, TENSOR, TmaBox
 from etc_dist.ir.tensor import Tensor
 from etc_dist.schedule.plan import QUEUE, Plan
 
-SHARED_BYTES = (25600, 230400)
-"""Shared memory of a worker, without and with a matmul engine."""
+MAX_SHARED_BYTES = 232448
+"""Shared memory that a worker may have."""
+STAGE_OFFSET = 2048
+"""Where the ring of stages begins; before it lie mbarriers and work items."""
 HEAD_BYTES = 1024
 ABORT_OFFSET = 256
 ALIGNMENT = 1024
@@ -164,6 +166,16 @@ def queue_words(plan: Plan) -> Iterator[tuple[str, Expr]]:
             yield queue_name(name, "passed"), one
             if name in lane.skipped:
                 yield queue_name(name, "empty_groups"), one
+
+
+def shared_memory(plan: Plan) -> tuple[int, int]:
+    """Bytes of a worker's shared memory, and of the buffer at its end. If any function
+    has roles, the ring of stages gets the rest."""
+    functions = [call.function for call in plan.lane(TENSOR).calls]
+    buffer = max((f.shared for f in functions), default=SCRATCH_BYTES)
+    buffer = -(-max(buffer, SCRATCH_BYTES) // ALIGNMENT) * ALIGNMENT
+    has_roles = any(f.roles for f in functions)
+    return MAX_SHARED_BYTES if has_roles else STAGE_OFFSET + buffer, buffer
 
 
 def notification_unit(plan: Plan, events: EventTensor) -> int:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from etc_dist.codegen import generate
-from etc_dist.codegen.layout import SHARED_BYTES
 from etc_dist.emulate.faults import emulation_error, unfinished
 from etc_dist.emulate.library import compile_library
 from etc_dist.emulate.memory import Array, ProgramMemory, aligned_copy
@@ -179,7 +178,7 @@ class Emulator:
             len(blocks),
             self.workers,
             self.source.cluster,
-            SHARED_BYTES[self.source.has_matmul],
+            self.source.shared_bytes,
             runs,
             seed,
         )

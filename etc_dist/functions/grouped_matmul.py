@@ -1,9 +1,9 @@
-"""Matrix products of tiles of rows, each with its own expert's weights; CUDA half in
+"""Matrix multiplication of tiles of rows, each by its expert's weights; CUDA half in
 `kernels/functions/grouped_matmul.cuh`.
 
-Weights are stored [experts, n, k]. A tile has up to 288 rows; one of no rows is left
-alone. A cluster of two workers computes it with fp32 accumulation, each notifying for
-its own share, hence two parts.
+Weights are stored [experts, n, k]. A tile has up to 288 rows; one without rows is not
+computed. A cluster of two workers computes a tile with fp32 accumulation; each notifies
+for its part, hence two parts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from etc_dist.functions.matmul import STAGE_K, silu, two_byte
 from etc_dist.ir import DeviceFunction, Extent, Operand, TmaBox
-from etc_dist.ir.function import TENSOR
+from etc_dist.ir.function import COMPUTE, GATHER, LOAD, STORE, TENSOR
 
 UP_COLUMNS = 256
 """Columns of activations in a task on the GPU."""
@@ -68,6 +68,8 @@ def _grouped(
         writes=1,
         cluster=2,
         parts=2,
+        roles=(LOAD, *([GATHER] if gathers else []), COMPUTE, STORE),
+        streams=(1,),
         boxes=boxes,
         tile=tile,
         constants={
@@ -75,7 +77,6 @@ def _grouped(
             "kIsHalf": int(dtype == "float16"),
             "kIsFloat": int(is_float),
             "kIsThin": int(thin),
-            "kWeightIsKN": 0,
         },
         gathers=gathers,
     )
@@ -132,7 +133,7 @@ def grouped_float(dtype: str) -> DeviceFunction:
 
 
 def thin_float(dtype: str) -> DeviceFunction:
-    """x [128, k], a narrow weight [128, k] -> x @ weight.T, a tile [128, 128] in
+    """x [128, k], a weight of at most 128 rows -> x @ weight.T, a tile [128, 128] in
     fp32. On the GPU a tile has 128 rows and columns, but at the edges, and k is all of
     the operands' or a share that ends after a multiple of 128."""
     boxes = {0: ROW_BOX, 1: WEIGHT_BOX}

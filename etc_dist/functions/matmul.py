@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from etc_dist.ir import DeviceFunction, Extent, Operand, TmaBox
-from etc_dist.ir.function import TENSOR
+from etc_dist.ir.function import COMPUTE, FORWARD, LOAD, STORE, TENSOR
 
 TILE = 256
 """Rows and columns of a tile on the GPU."""
@@ -76,6 +76,8 @@ def _matmul(name: str, w_layout: str, dtype: str, **fields: Any) -> DeviceFuncti
         reads=fields.pop("reads", 2),
         writes=1,
         cluster=2,
+        roles=fields.pop("roles", (LOAD, COMPUTE, STORE)),
+        shared=IMAGE_BYTES // 2,
         boxes=boxes,
         tile={n: _tile(dtype, *sizes) for n, sizes in tile.items()},
         constants={
@@ -111,10 +113,10 @@ def matmul_gated(dtype: str) -> DeviceFunction:
 
 def matmul_send(w_layout: str, dtype: str) -> DeviceFunction:
     """As `matmul_store`, but the tile goes to its owner's slot, as two shared-memory
-    images (64 KB, one a worker), each forwarded by two warps beside the tensor cores;
-    each warp notifies for its half, hence four parts. A slot is the last two axes of a
-    symmetric tensor [..., 256, 256]; its elements are not row-major: `sum_slots` alone
-    reads them."""
+    images (64 KB, one a worker), each forwarded by two warps while the next tile is
+    computed; each warp notifies for its half, hence four parts. A slot is the last two
+    axes of a symmetric tensor [..., 256, 256]; its elements are not row-major, and only
+    `sum_slots` reads them."""
     image = Extent(TILE, of=TILE)
     return _matmul(
         "matmul_send",
@@ -122,5 +124,6 @@ def matmul_send(w_layout: str, dtype: str) -> DeviceFunction:
         dtype,
         tile={2: (image, image)},
         parts=4,
+        roles=(LOAD, COMPUTE, STORE, FORWARD),
         workspace=2 * IMAGE_BYTES,
     )

@@ -16,6 +16,10 @@ from etc_dist.ir.operand import Operand
 
 TENSOR, TRANSFER = "tensor", "transfer"
 LANES = (TENSOR, TRANSFER)
+LOAD, GATHER, COMPUTE, STORE, FORWARD = "load", "gather", "compute", "store", "forward"
+ROLES = (LOAD, GATHER, COMPUTE, STORE, FORWARD)
+SCRATCH_BYTES = 24576
+"""Shared memory that a body on the tensor lane may use."""
 
 MAX_INT, MAX_FLOAT = 2**31 - 1, 3.4028234e38
 """The largest constants of a CUDA body."""
@@ -60,6 +64,13 @@ class DeviceFunction:
     constants: named numbers the `.cuh` body sees as `Task::name`: an int, or a float
     for a Python float.
     workspace: bytes of local scratch for each worker.
+    roles: the roles, of ROLES, that the CUDA half divides a task into, for other warps
+    each; `kernels/worker/roles.cuh` describes them. None: the CUDA half is a body that
+    the lane's threads run.
+    shared: bytes of a worker's shared memory that the CUDA half uses, without the ring
+    of stages.
+    streams: reads (by position) that the load role may copy before the task's waits are
+    met. Only done for inputs, at regions that depend on no data.
     gathers: reads (by position) of which a task reads only elements that other data
     selects. Their regions may include elements that no task writes. Every write to
     them must be ordered before the task.
@@ -83,6 +94,9 @@ class DeviceFunction:
     boxes: Mapping[int, TmaBox] = field(default_factory=dict)
     constants: Mapping[str, int | float] = field(default_factory=dict)
     workspace: int = 0
+    roles: Sequence[str] = ()
+    shared: int = SCRATCH_BYTES
+    streams: Sequence[int] = ()
     gathers: Sequence[int] = ()
     reads_before_wait: Sequence[int] = ()
     tile: Mapping[int, Operand] = field(default_factory=dict)
@@ -92,8 +106,9 @@ class DeviceFunction:
         """The properties that may differ between device functions of the same name."""
         boxes = [(n, *astuple(box)) for n, box in self.boxes.items()]
         numbers = (self.parts, self.workspace, boxes, [*self.constants.items()])
+        roles = (*self.roles, self.shared, *self.streams)
         tile = "; ".join(f"{n}: {operand}" for n, operand in self.tile.items())
-        return f"{self.name} {self.source} {numbers} {tile}"
+        return f"{self.name} {self.source} {numbers} {roles} {tile}"
 
     @cached_property
     def keywords(self) -> tuple[str, ...]:
@@ -119,7 +134,7 @@ class DeviceFunction:
         for name in ("boxes", "constants", "tile"):
             frozen = MappingProxyType(dict(sorted(getattr(self, name).items())))
             object.__setattr__(self, name, frozen)
-        for name in ("gathers", "reads_before_wait"):
+        for name in ("gathers", "reads_before_wait", "roles", "streams"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         _check_lane(self)
 
@@ -159,7 +174,7 @@ def _check_types(made: DeviceFunction) -> None:
     expect_type(made.source, (str, Path), f"source= of {made}")
     for name in ("reads", "writes"):
         expect_type(getattr(made, name), int, f"{name}= of {made}")
-    for name in ("gathers", "reads_before_wait"):
+    for name in ("gathers", "reads_before_wait", "streams"):
         expect_type(getattr(made, name), Sequence, f"{name}= of {made}")
         for position in getattr(made, name):
             expect_type(position, int, f"{name}= of {made}")
@@ -186,6 +201,7 @@ def _check_operands(made: DeviceFunction) -> None:
     for name, count in (
         ("gathers", made.reads),
         ("reads_before_wait", made.reads),
+        ("streams", made.reads),
         ("tile", made.reads + made.writes),
     ):
         positions = list(getattr(made, name))
@@ -253,6 +269,10 @@ def _check_lane(made: DeviceFunction) -> None:
         "cluster 1 on the transfer lane": made.lane == TRANSFER and made.cluster != 1,
         "no reads_before_wait= on the transfer lane": made.lane == TRANSFER
         and made.reads_before_wait,
+        "no roles= on the transfer lane": made.lane == TRANSFER and made.roles,
+        f"roles of {ROLES}, with 'load' and 'compute'": made.roles
+        and not {LOAD, COMPUTE} <= {*made.roles} <= {*ROLES},
+        "streams= only with roles=": made.streams and not made.roles,
     }
     wanted = [rule for rule, broken in faults.items() if broken]
     if wanted:
@@ -261,6 +281,6 @@ def _check_lane(made: DeviceFunction) -> None:
             where=str(made),
             wanted="; ".join(wanted),
             got=f"lane {made.lane!r}, cluster {made.cluster}, reads_before_wait "
-            f"{made.reads_before_wait}",
+            f"{made.reads_before_wait}, roles {made.roles}, streams {made.streams}",
             fix="use the tensor lane, or change these terms",
         )

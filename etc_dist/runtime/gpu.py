@@ -19,7 +19,6 @@ from etc_dist.cache import Recent
 from etc_dist.codegen import Source
 from etc_dist.codegen.layout import (
     CONTROL,
-    SHARED_BYTES,
     TRACE_RECORD,
     TRACE_WARPS,
 )
@@ -81,7 +80,7 @@ class GpuExecutor:
         self.plan, self.world, self.source = plan, world, source
         self._cupy = cupy
         self._function = _load(cupy, source, cubin)
-        self._shared = SHARED_BYTES[source.has_matmul]
+        self._shared = source.shared_bytes
         count = int(cupy.cuda.Device().attributes["MultiProcessorCount"])
         self.workers = resident_workers(
             plan.graph.name,
@@ -332,10 +331,9 @@ def _load(cupy: Any, source: Source, cubin: Cubin) -> Any:
         module = cupy.cuda.Module()
         module.load(cubin.code)
         function = module.get_function(source.entry)
-        if source.has_matmul:
-            cupy.cuda.driver.funcSetAttribute(
-                function.ptr, MAX_DYNAMIC_SHARED_BYTES, SHARED_BYTES[source.has_matmul]
-            )
+        cupy.cuda.driver.funcSetAttribute(
+            function.ptr, MAX_DYNAMIC_SHARED_BYTES, source.shared_bytes
+        )
         return function
     except Exception as error:
         raise BuildError(

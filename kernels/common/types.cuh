@@ -10,8 +10,8 @@ ETC_DEVICE i32 floordiv(i32 a, i32 b) {
   return (a % b != 0 && ((a < 0) != (b < 0))) ? q - 1 : q;
 }
 ETC_DEVICE i32 floormod(i32 a, i32 b) { return a - floordiv(a, b) * b; }
-ETC_DEVICE i32 minimum(i32 a, i32 b) { return a < b ? a : b; }
-ETC_DEVICE i32 maximum(i32 a, i32 b) { return a > b ? a : b; }
+ETC_DEVICE constexpr i32 minimum(i32 a, i32 b) { return a < b ? a : b; }
+ETC_DEVICE constexpr i32 maximum(i32 a, i32 b) { return a > b ? a : b; }
 
 template <class A, class B>
 constexpr bool kIsSame = false;

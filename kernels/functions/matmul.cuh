@@ -1,76 +1,79 @@
-// Matrix multiplication on 256 x 256 tiles by clusters of two workers, 128 rows each.
+// Matrix multiplication on tiles of 256 x 256 by clusters of two workers, 128 rows each.
 //
-// Per worker: two consumer warpgroups (64 x 256 each) fed by one loading warp through a
-// ring of four stages; the pair shares w by multicast. Finished tiles leave through a
-// small buffer, by one storing warp. A tile for another rank goes to a scratch ring in
-// local memory, from where the two warps of the transfer lane forward it:
-// stores straight to a peer would make the loads of the next tiles queue behind them.
+// Per worker two compute warpgroups multiply 64 x 256 each. The pair shares w by multicast.
+// Finished tiles go through the buffer to the store warp. A tile for another rank goes to a scratch
+// ring in local memory, from where two warps forward it: stores from here to a peer would delay the
+// loads of the next tiles.
 #pragma once
-#include "functions/tile_ring.cuh"
+#include "functions/mainloop.cuh"
 
 namespace etc {
 
-struct Matmul : TileRing<128, 128 * 128> {
-  static constexpr u32 kRows = 128, kColumns = 256;  // of a worker's share of a tile
-  static constexpr u32 kChunkBytes = 64 * 64 * 2;    // 64 x 64 elements of the output
-  static constexpr u32 kRounds = 2;                  // in which a warpgroup's 4 chunks leave
+template <bool kIsHalf, bool kWeightIsKN>
+struct Matmul {
+  static constexpr u32 kRows = 128, kColumns = 256;  // of a worker's part of a tile
+  static constexpr u32 kBytesX = kRows * kStageDepth * 2, kBytesW = kColumns * kStageDepth * 2;
+  static constexpr u32 kStageBytes = kBytesX + kBytesW;
+  static constexpr u32 kChunkBytes = 64 * 64 * 2;  // 64 x 64 elements of the output
+  static constexpr u32 kRounds = 2;  // in which a warpgroup stores its four chunks
+  static constexpr u32 kRoundBytes = 2 * kChunkBytes;
   static constexpr u32 kImageBytes = kRows * kColumns * 2;
+  static constexpr u32 kGated = 1;  // of kVariant
 
-  // What the roles of a worker have to know of a task: its steps.
-  template <class Call, class Program>
-  ETC_DEVICE static u32 size(const Run<Program>& run, const typename Call::Coord& c) {
-    return num_steps<Call>(run, c);
+  u32 control, buffer;
+  static constexpr u32 kControlBytes = 64;
+  // Rounds of the buffer, images of the scratch ring.
+  struct Counters {
+    u32 round, images;
+  };
+
+  // mbarriers. `filled`, `emptied`: of each warpgroup's half of the buffer; `ready`, `sent`: of the
+  // two images of the scratch ring.
+  ETC_DEVICE u32 filled(u32 wg) const { return control + 8 * wg; }
+  ETC_DEVICE u32 emptied(u32 wg) const { return control + 16 + 8 * wg; }
+  ETC_DEVICE u32 ready(u32 image) const { return control + 32 + 8 * image; }
+  ETC_DEVICE u32 sent(u32 image) const { return control + 48 + 8 * image; }
+  template <class Program>
+  ETC_DEVICE u32 out(u32 wg) const {
+    static_assert(2 * kRoundBytes <= Program::kBufferBytes);
+    return buffer + wg * (Program::kBufferBytes / 2);
   }
 
-  // One thread loads x and w for a tile: `ring` counts stages since the program began; after
-  // each, the n-th, loaded(n, stages) is called.
-  template <class Call, class Program, class Loaded>
-  ETC_DEVICE bool load(
-      const Run<Program>& run, const typename Call::Coord& c, u32 steps, u32& ring,
-      Loaded loaded) const {
-    const u32 half = blockIdx.x & 1;
-    Box x = Call::template box<0>(run.g, c), w = Call::template box<1>(run.g, c);
-    x.y += half * kRows;
-    if constexpr (Call::kGated) {
-      // Columns 0..127 of the product are the gate's, 128..255 the other weight's.
-      if (half == 1) w = Call::template box<2>(run.g, c);
+  ETC_DEVICE void init() const {
+    for (u32 i = 0; i < 2; ++i) {
+      ptx::mbarrier_init(filled(i), 128);
+      ptx::mbarrier_init(emptied(i), 1);
+      ptx::mbarrier_init(ready(i), 1);
+      ptx::mbarrier_init(sent(i), 2);
     }
-    for (u32 k = 0; k < steps; ++k, ++ring) {
-      const u32 s = ring % kStages, stage = this->stage(s);
-      if (!wait_free(run, ring)) return false;
-      ptx::mbarrier_arrive_expect(full(s), kStageBytes);
-      ptx::load_box(stage, {x.map, x.x + i32(k * kDepth), x.y, x.z}, full(s));
-      const u32 share = stage + kBytesX + half * (kBytesW / 2);
-      if constexpr (Call::kWeightIsKN) {
-        // [k][n]: two boxes of 64 k x 64 n, one a 64-column chunk.
-        const i32 n = w.x + i32(half) * 128, at = w.y + i32(k * kDepth);
-        ptx::load_box_multicast(share, {w.map, n, at, w.z}, full(s), 3);
-        ptx::load_box_multicast(share + kChunkBytes, {w.map, n + 64, at, w.z}, full(s), 3);
-      } else {
-        const i32 row = w.y + (Call::kGated ? 0 : i32(half) * 128);
-        const Box part = {w.map, w.x + i32(k * kDepth), row, w.z};
-        ptx::load_box_multicast(share, part, full(s), 3);
-      }
-      loaded(k + 1, steps);
-    }
-    return true;
   }
 
-  // A consumer warpgroup multiplies one tile and puts it into the output buffer; a gated
-  // tile of 256 columns becomes silu(left half) * right half.
-  template <bool kIsHalf, bool kWeightIsKN, class Program>
-  ETC_DEVICE bool consume(
-      const Run<Program>& run, u32 steps, bool gated, u32& ring, u32& round) const {
-    const u32 lane = threadIdx.x & 31, wg = __shfl_sync(~0u, threadIdx.x >> 7, 0);
+  template <class Program>
+  ETC_DEVICE bool wait_buffer(const Run<Program>& run, const Counters& counters) const {
+    return wait_mbarrier(run, emptied(threadIdx.x >> 7), (counters.round & 1) ^ 1);
+  }
+
+  // A gated tile of 256 columns becomes silu(left half) * right half.
+  template <u32 kVariants, class Program>
+  ETC_DEVICE bool compute(
+      const Run<Program>& run, StageReader<Program>& stages, const Work& work,
+      Counters& counters) const {
+    const u32 wg = __shfl_sync(~0u, threadIdx.x >> 7, 0);
     // NOTE: kept warp-uniform, so that descriptors stay in uniform registers.
-    const u32 own = descriptor_base();
+    const u32 own = stages.descriptor_base();
     const u32 x0 = __shfl_sync(~0u, (own + wg * (kBytesX / 32)) | 0x10000u, 0);
     const u32 leading = kWeightIsKN ? (kChunkBytes >> 4) << 16 : 0x10000u;
     const u32 w0 = __shfl_sync(~0u, (own + kBytesX / 16) | leading, 0);
     constexpr u32 kStepW = kWeightIsKN ? 128 : 2;  // 16 k further, in units of 16 bytes
+    const bool is_gated = (kVariants & work.variant & kGated) != 0;
     float d[128];
-    bool lost = multiply_steps(run, steps, false, ring, lane, [&](u32 s, u32 k) {
-      const u32 x = x0 + s * (kStageBytes >> 4), w = w0 + s * (kStageBytes >> 4);
+    if constexpr (ComputesOf<typename Program::TensorCalls>::kCount > 1) {
+      // NOTE: ends the life of the registers where other code of the lane's loop needs them.
+#pragma unroll
+      for (float& v : d) v = 0;
+    }
+    bool lost = multiply_stages<kStageBytes>(run, stages, work.size, false, [&](u32 at, u32 k) {
+      const u32 x = x0 + (at >> 4), w = w0 + (at >> 4);
 #pragma unroll
       for (u32 q = 0; q < 4; ++q) {
         ptx::wgmma_64x256x16<kIsHalf, kWeightIsKN>(
@@ -78,25 +81,59 @@ struct Matmul : TileRing<128, 128 * 128> {
             (k | q) != 0);
       }
     });
-    if (Program::kHasGate && gated) {
+    if (is_gated) {
 #pragma unroll
       for (int i = 0; i < 64; ++i) d[i] = silu(d[i]) * d[i + 64];
     }
-    if (!lost) lost = !put<kIsHalf>(run, d, gated ? kRounds / 2 : kRounds, wg, round);
+    if (!lost) lost = !put<(kVariants & kGated) != 0>(run, d, is_gated, wg, counters.round);
     return !ptx::named_barrier_any<128>(2 + wg, lost);
   }
 
+  // The store warp takes a finished tile out of the buffer, in `count` rounds: store(wg, h) issues
+  // the bulk stores of round h of warpgroup wg, on one thread.
+  template <class Program, class Store>
+  ETC_DEVICE bool drain_tile(
+      const Run<Program>& run, u32 count, u32& round, Store store) const {
+    bool came = true;
+    if (threadIdx.x % 32 == 0) {
+      for (u32 h = 0; h < count && came; ++h) {
+#pragma unroll
+        for (u32 wg = 0; wg < 2; ++wg) {
+          came = came && wait_mbarrier(run, filled(wg), (round + h) & 1);
+          if (!came) break;
+          store(wg, h);
+          ptx::commit_stores();
+        }
+        ptx::wait_stores_read<1>();
+        ptx::mbarrier_arrive(emptied(0));
+        ptx::wait_stores_read<0>();
+        ptx::mbarrier_arrive(emptied(1));
+      }
+    }
+    round += count;
+    return __shfl_sync(~0u, int(came), 0);
+  }
+  // The store warp, after the last bulk store of a task: all threads can see its data.
+  ETC_DEVICE static void finish_stores() {
+    if (threadIdx.x % 32 == 0) {
+      ptx::wait_stores<0>();
+      ptx::fence_proxy_async();
+    }
+    __syncwarp();
+  }
+
  private:
-  template <bool kIsHalf, class Program>
+  template <bool kMayBeGated, class Program>
   ETC_DEVICE bool put(
-      const Run<Program>& run, float (&d)[128], u32 rounds, u32 wg, u32& round) const {
+      const Run<Program>& run, float (&d)[128], bool is_gated, u32 wg, u32& round) const {
     const u32 lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
     const u32 row = warp * 16 + ((lane >> 3) & 1) * 8 + (lane & 7);
     const u32 unit = lane >> 4;
-    const u32 origin = out(wg) + row * 128;
+    const u32 origin = out<Program>(wg) + row * 128;
+    const u32 rounds = is_gated ? kRounds / 2 : kRounds;
 #pragma unroll
     for (u32 h = 0; h < kRounds; ++h, ++round) {
-      if (Program::kHasGate && h == rounds) break;
+      if (kMayBeGated && h == rounds) break;
       const bool came = wait_mbarrier(run, emptied(wg), (round & 1) ^ 1);
       if (!__all_sync(~0u, came)) return false;
 #pragma unroll
@@ -117,52 +154,103 @@ struct Matmul : TileRing<128, 128 * 128> {
   }
 };
 
+// The size of a task: its steps.
+template <class Call>
+struct MatmulRoles : Roles {
+  using Compute = Matmul<Call::kIsHalf, Call::kWeightIsKN>;
+  using Coord = typename Call::Coord;
+  static constexpr u32 kVariant = Call::kGated ? Compute::kGated : 0;
+  static constexpr bool kMulticast = true;
+
+  template <class Program>
+  ETC_DEVICE static u32 size(const Run<Program>& run, const Coord& c) {
+    return num_steps<Call>(run, c);
+  }
+  ETC_DEVICE static RingStages stages(u32 steps) { return {steps, Compute::kStageBytes}; }
+
+  template <class Program, class Loaded>
+  ETC_DEVICE static bool load(
+      const Run<Program>& run, StageLoader<Program>& stages, const Coord& c, u32 steps,
+      Loaded loaded) {
+    const u32 half = blockIdx.x & 1;
+    Box x = Call::template box<0>(run.g, c), w = Call::template box<1>(run.g, c);
+    x.y += half * Compute::kRows;
+    if constexpr (Call::kGated) {
+      // Columns 0..127 of the tile are the gate's, 128..255 those of the other weight.
+      if (half == 1) w = Call::template box<2>(run.g, c);
+    }
+    for (u32 k = 0; k < steps; ++k) {
+      Stage stage;
+      constexpr u32 kBytes = Compute::kStageBytes;
+      if (!stages.begin(run, kBytes, kBytes, false, stage)) return false;
+      const i32 depth = i32(k * kStageDepth);
+      ptx::load_box(stage.at, {x.map, x.x + depth, x.y, x.z}, stage.full);
+      const u32 part = stage.at + Compute::kBytesX + half * (Compute::kBytesW / 2);
+      if constexpr (Call::kWeightIsKN) {
+        // [k][n]: two boxes of 64 k x 64 n, one a 64-column chunk.
+        const i32 n = w.x + i32(half) * 128, at = w.y + depth;
+        ptx::load_box_multicast(part, {w.map, n, at, w.z}, stage.full, 3);
+        ptx::load_box_multicast(
+            part + Compute::kChunkBytes, {w.map, n + 64, at, w.z}, stage.full, 3);
+      } else {
+        const i32 row = w.y + (Call::kGated ? 0 : i32(half) * 128);
+        ptx::load_box_multicast(part, {w.map, w.x + depth, row, w.z}, stage.full, 3);
+      }
+      loaded(k + 1);
+    }
+    return true;
+  }
+};
+
 // The tile stays on this rank: row-major, through a tensor map that clips it.
-template <class Task>
-struct matmul_store {
-  template <class Call, class Program>
+template <class Call>
+struct matmul_store : MatmulRoles<Call> {
+  using Compute = typename MatmulRoles<Call>::Compute;
+
+  template <class Program>
   ETC_DEVICE static bool store(
-      const Matmul& matmul, const Run<Program>& run, const typename Call::Coord& c, u32, u32& round,
-      u32&, u32& entered, Waiter who) {
+      const Run<Program>& run, const Compute& matmul, const typename Call::Coord& c, u32,
+      typename Compute::Counters& counters, u32& entered, Waiter who) {
     Box y = Call::template box<Call::kReads>(run.g, c);
-    y.y += (blockIdx.x & 1) * Matmul::kRows;
-    constexpr u32 kCount = Call::kGated ? Matmul::kRounds / 2 : Matmul::kRounds;
-    const bool done = matmul.drain_tile(run, kCount, round, [&](u32 wg, u32 h) {
+    y.y += (blockIdx.x & 1) * Compute::kRows;
+    constexpr u32 kCount = Call::kGated ? Compute::kRounds / 2 : Compute::kRounds;
+    const bool done = matmul.drain_tile(run, kCount, counters.round, [&](u32 wg, u32 h) {
 #pragma unroll
       for (u32 chunk = 0; chunk < 2; ++chunk) {
         const i32 column = y.x + i32((h * 2 + chunk) * 64);
         ptx::store_box(
             {y.map, column, y.y + i32(wg * 64), y.z},
-            matmul.out(wg) + chunk * Matmul::kChunkBytes);
+            matmul.template out<Program>(wg) + chunk * Compute::kChunkBytes);
       }
     });
     if (!done) return false;
-    if constexpr (Call::kNotifies > 0) Matmul::finish_stores();
-    return Matmul::notify_kept<Call>(run, c, entered, who);
+    if constexpr (Call::kNotifies > 0) Compute::finish_stores();
+    return notify_own_rank<Call>(run, c, entered, who);
   }
 };
 
 // silu(x @ gate.T) * (x @ up.T), 128 columns wide.
-template <class Task>
-struct matmul_gated : matmul_store<Task> {};
+template <class Call>
+struct matmul_gated : matmul_store<Call> {};
 
 // The tile goes to the slot of its owner, as the workers' shared-memory images.
-template <class Task>
-struct matmul_send {
+template <class Call>
+struct matmul_send : MatmulRoles<Call> {
+  using Compute = typename MatmulRoles<Call>::Compute;
   static constexpr int kUnroll = 8;  // 16-byte stores in flight a thread; 16 is slower
 
   ETC_DEVICE static u64 scratch(u64 workspace, u32 image) {
-    return workspace + (u64(blockIdx.x) * 2 + (image & 1)) * Matmul::kImageBytes;
+    return workspace + (u64(blockIdx.x) * 2 + (image & 1)) * Compute::kImageBytes;
   }
 
-  // `images` counts tiles that went through the scratch ring.
-  template <class Call, class Program>
+  template <class Program>
   ETC_DEVICE static bool store(
-      const Matmul& matmul, const Run<Program>& run, const typename Call::Coord& c, u32, u32& round,
-      u32& images, u32&, Waiter who) {
+      const Run<Program>& run, const Compute& matmul, const typename Call::Coord& c, u32,
+      typename Compute::Counters& counters, u32&, Waiter) {
     const auto slot = Call::template operand<2>(run.g, c);
     const bool own = slot.rank == run.g.rank;
-    u64 to = u64(slot.at()) + (blockIdx.x & 1) * Matmul::kImageBytes;
+    u32& images = counters.images;
+    u64 to = u64(slot.at()) + (blockIdx.x & 1) * Compute::kImageBytes;
     if (!own) {
       to = scratch(run.g.workspace, images);
       const u32 parity = (images / 2 & 1) ^ 1;
@@ -170,12 +258,12 @@ struct matmul_send {
       if (!__all_sync(~0u, came)) return false;
       ptx::fence_proxy_async();  // generic reads of the scratch before the next bulk store
     }
-    const bool done = matmul.drain_tile(run, Matmul::kRounds, round, [&](u32 wg, u32 h) {
-      const u64 at = to + wg * (Matmul::kImageBytes / 2) + h * Matmul::kRoundBytes;
-      ptx::store_bytes(at, matmul.out(wg), Matmul::kRoundBytes);
+    const bool done = matmul.drain_tile(run, Compute::kRounds, counters.round, [&](u32 wg, u32 h) {
+      const u64 at = to + wg * (Compute::kImageBytes / 2) + h * Compute::kRoundBytes;
+      ptx::store_bytes(at, matmul.template out<Program>(wg), Compute::kRoundBytes);
     });
     if (!done) return false;
-    Matmul::finish_stores();
+    Compute::finish_stores();
     if (own) {
       notify_all<Program, Call>(run, c, 2);
     } else {
@@ -185,15 +273,16 @@ struct matmul_send {
     return true;
   }
 
-  // One warp of the transfer lane forwards its half of an image; `idle()` may use the
-  // time until the image is ready, and returns false if the program was aborted.
-  template <class Call, class Program, class Idle>
-  ETC_DEVICE static bool send(
-      const Matmul& matmul, const Run<Program>& run, const typename Call::Coord& c, u32 half,
-      u32& images, u32& entered, Waiter who, Tracer<Program>& trace, Idle idle) {
+  // Each of two warps forwards its half of an image.
+  template <class Program, class Idle>
+  ETC_DEVICE static bool forward(
+      const Run<Program>& run, const Compute& matmul, const typename Call::Coord& c, u32 half,
+      typename Compute::Counters& counters, u32& entered, Waiter who, Tracer<Program>& trace,
+      Idle idle) {
     const auto slot = Call::template operand<2>(run.g, c);
     if (slot.rank == run.g.rank) return true;
     const u32 lane = threadIdx.x & 31;
+    u32& images = counters.images;
     const bool came = spin<false, true>(run, 2 * run.g.wait_limit, [&] {
       const bool is_ready =
           __all_sync(~0u, ptx::mbarrier_try_wait(matmul.ready(images & 1), images / 2 & 1));
@@ -206,11 +295,11 @@ struct matmul_send {
     __syncwarp();
 
     const u64 begin = trace.now();
-    const u64 share = half * (Matmul::kImageBytes / 2) + lane * 16;
-    const u64 from = scratch(run.g.workspace, images) + share;
-    const u64 to = u64(slot.at()) + (blockIdx.x & 1) * Matmul::kImageBytes + share;
+    const u64 part = half * (Compute::kImageBytes / 2) + lane * 16;
+    const u64 from = scratch(run.g.workspace, images) + part;
+    const u64 to = u64(slot.at()) + (blockIdx.x & 1) * Compute::kImageBytes + part;
 #pragma unroll 1
-    for (u32 i = 0; i < Matmul::kImageBytes / 1024; i += kUnroll) {
+    for (u32 i = 0; i < Compute::kImageBytes / 1024; i += kUnroll) {
       uint4 v[kUnroll];
 #pragma unroll
       for (u32 u = 0; u < kUnroll; ++u) v[u] = ptx::load16_l2(from + (i + u) * 512);

@@ -141,7 +141,7 @@ ETC_DEVICE bool is_empty_group(const Run<Program>& run, i32 group) {
     if constexpr (Call::kLoads) {
       if (!Call::waits_in_range(run.g, c) || !Call::in_range(run.g, c)) return false;
     }
-    if (Program::Engine::template size<Call>(run, c) != 0) return false;
+    if (Call::template Function<Call>::size(run, c) != 0) return false;
   }
   return true;
 }

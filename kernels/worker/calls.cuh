@@ -7,10 +7,24 @@ namespace etc {
 template <class... Calls>
 struct CallList {
   static constexpr int kCount = sizeof...(Calls);
+  // The roles of all calls together.
+  static constexpr u32 kRoles = (0u | ... | u32(Calls::kRoles));
 
   template <class Args>
   ETC_DEVICE static i32 units(const Args& g) {
     return (0 + ... + Calls::units(g));
+  }
+
+  // Whether p(Call{}) is true for any call.
+  template <class P>
+  ETC_DEVICE static constexpr bool any(P p) {
+    return (false || ... || p(Calls{}));
+  }
+
+  // start + Call{} for every call, from left to right.
+  template <class Start>
+  ETC_DEVICE static constexpr auto sum(Start start) {
+    return (start + ... + Calls{});
   }
 
   // Calls f(Call{}) for every call.

@@ -1,7 +1,8 @@
-// Runs of empty tasks: if a GEMM task is empty, and `empty_until` says that the tasks after it are
+// Runs of empty tasks: if a task with roles is empty, and by `empty_until` the tasks after it are
 // too, one warp performs the waits and notifications of all of them, 32 at a time.
 #pragma once
 #include "queue/pop.cuh"
+#include "worker/computes.cuh"
 #include "worker/work_ring.cuh"
 
 namespace etc {
@@ -38,7 +39,7 @@ ETC_DEVICE bool may_complete(
     if (!waits_are_met<Program, Call>(run, c, who)) return false;
   }
   if (!peers_have_started<Program, Call>(run, c, entered)) return false;
-  return Program::Engine::template size<Call>(run, c) == 0 || who.fail(kNotEmpty, 0, 0);
+  return FunctionOf<Call>::size(run, c) == 0 || who.fail(kNotEmpty, 0, 0);
 }
 
 // One lane: notifies for an empty task of a static program, for all workers of a cluster, if its

@@ -1,30 +1,27 @@
-// A worker's shared memory: barriers, the ring of work items, then the buffers of the engine, which
-// are scratch memory for other tasks of the tensor lane.
+// A worker's shared memory: mbarriers and small values, the ring of work items, the ring of
+// stages, then the buffer.
 #pragma once
 #include "event/wait.cuh"
 
 namespace etc {
 
+// Offsets. The host computes Program::kSharedBytes and Program::kBufferBytes with the same
+// kStageOffset.
 struct Shared {
-  static constexpr u32 kBarrierBytes = 512, kRingBytes = 512, kScratchBytes = 24576;
-  static constexpr u32 kRingOffset = kBarrierBytes;
-  static constexpr u32 kEngineOffset = kRingOffset + kRingBytes;
+  static constexpr u32 kStageBarrierOffset = 0;  // of the stage ring
+  static constexpr u32 kControlOffset = 256;     // of the Compute objects of a program
+  static constexpr u32 kWorkOffset = 512;        // work items, and the channel for tickets
+  static constexpr u32 kBeginOffset = 1024;      // where outstanding stages begin
+  static constexpr u32 kDataOffset = 1152;       // words that work items carry
+  static constexpr u32 kStageOffset = 2048;
+
+  static constexpr u32 kWorkBytes = kBeginOffset - kWorkOffset;
+  static constexpr u32 kDataBytes = kStageOffset - kDataOffset;
+  // Of the buffer, at the end of shared memory: scratch memory of bodies has this many bytes.
+  static constexpr u32 kScratchBytes = 24576;
 };
 
-// The engine of a program without matrix multiplication.
-struct NoEngine {
-  static constexpr u32 kScratchOffset = Shared::kEngineOffset;
-  static constexpr u32 kSharedBytes = kScratchOffset + Shared::kScratchBytes;
-  u32 base;
-
-  // Declared for code that is discarded in programs without matrix multiplication.
-  template <class Call, class Run, class Coord>
-  static u32 size(const Run&, const Coord&);
-  template <class Call, class Run, class Coord, class Loaded>
-  bool load(const Run&, const Coord&, u32, u32&, Loaded) const;
-  template <class Call, class Run, class Coord>
-  bool gather(const Run&, const Coord&, u32, u32&) const;
-  static u32 num_stages(u32 size);
-};
+template <class Program>
+constexpr u32 kBufferOffset = Program::kSharedBytes - Program::kBufferBytes;
 
 }  // namespace etc

@@ -1,16 +1,18 @@
-// The tensor lane: clusters of workers take units u = cluster, cluster + clusters, ..., or
-// the next one that nobody has taken, or in a dynamic program whatever is ready.
-// In each worker one thread leads: it takes the units, waits for their events and tells
-// the other roles, which go through the same units: two warpgroups compute, one warp
-// stores, or tells where to, and the transfer lane's two warps forward what other ranks own,
-// or gather the rows that a product picks. The leading thread loads as well, as far ahead as
-// the engine's stages allow. A first unit that everybody knows, and that needs nothing, is begun
-// untold.
+// The tensor lane: clusters of workers run its units. Cluster i takes the units i, i + clusters and
+// so on, or those of its atomic tickets, or in a dynamic program those of the queue.
+//
+// In each worker one producer thread claims units, waits for their events and publishes them as
+// work items. All other warps of the lane process the same items in the same order, each in its
+// roles: see worker/roles.cuh. The producer thread has the load role, and loads as far ahead as the
+// ring of stages has room. A first unit that is known at launch and waits for nothing is not
+// published.
 #pragma once
 #include "ptx/bulk_copy.cuh"
 #include "queue/pop.cuh"
 #include "worker/calls.cuh"
+#include "worker/computes.cuh"
 #include "worker/empty_run.cuh"
+#include "worker/stage_ring.cuh"
 #include "worker/ticket_channel.cuh"
 #include "worker/transfer_lane.cuh"
 #include "worker/work_ring.cuh"
@@ -19,45 +21,59 @@ namespace etc {
 
 template <class Program>
 class TensorLane {
+  using Calls = typename Program::TensorCalls;
+  using Computes = ComputesOf<Calls>;
+  using Ring = StageRing<Program>;
+
  public:
-  // Whether the transfer lane's warps assist.
-  static constexpr bool kIsAssisted = Program::kSends || Program::kGathers;
+  static constexpr bool kHasRoles = Calls::kRoles != 0;
+  static constexpr bool kHasStoreWarp = (Calls::kRoles & kStoreRole) != 0;
+  // Whether the transfer lane's warps have roles in this lane.
+  static constexpr bool kIsAssisted = (Calls::kRoles & (kGatherRole | kForwardRole)) != 0;
 
  private:
-  using Calls = typename Program::TensorCalls;
-  using Engine = typename Program::Engine;
   static constexpr int kComputeThreads = 256;
   static constexpr bool kByTicket = Program::kDynamic || Program::kTensorTickets;
-  // Whether who computes may know a worker's first unit without hearing of it.
-  static constexpr bool kKnowsFirst =
-      !Program::kHasMatmul && !kByTicket && Program::kTensorCluster == 1;
-  // Warps that listen: those that compute, store and assist.
+  // Whether the compute threads may know a worker's first unit without a work item.
+  static constexpr bool kKnowsFirst = !kHasRoles && !kByTicket && Program::kTensorCluster == 1;
+  // Warps that read the work items: those that compute, store and assist.
   static constexpr u32 kConsumers =
-      kComputeThreads / 32 + u32(Program::kHasMatmul) + 2 * u32(kIsAssisted);
+      kComputeThreads / 32 + u32(kHasStoreWarp) + 2 * u32(kIsAssisted);
+  // Whether work items carry words for the compute threads.
+  static constexpr bool kHasData = data_words(Calls{}) > 0;
+  // Whether the compute threads store, and notify for, the result of a function with roles.
+  static constexpr bool kStoresInCompute = Calls::any([](auto call) {
+    using Call = decltype(call);
+    return has_role<Call>(kComputeRole) && !has_role<Call>(kStoreRole);
+  });
 
  public:
   ETC_DEVICE TensorLane(const Run<Program>& run, u8* shared)
       : run_(run),
-        engine_{ptx::shared_address(shared)},
-        units_(ptx::shared_address(shared)),
-        scratch_(reinterpret_cast<u32*>(shared + Engine::kScratchOffset)) {}
+        base_(ptx::shared_address(shared)),
+        units_(base_),
+        scratch_(reinterpret_cast<u32*>(shared + kBufferOffset<Program>)) {}
 
   // One thread, before any role begins.
   ETC_DEVICE void init() const {
     units_.init(kConsumers);
     if constexpr (kByTicket) {
       units_.init_begun(kComputeThreads / 32);
-      TicketChannel(engine_.base).init();
+      TicketChannel(base_).init();
     }
-    if constexpr (Program::kHasMatmul) engine_.init();
+    if constexpr (kHasRoles) {
+      Ring::init(base_);
+      Computes::template each<Program>(base_, [](auto compute) { return compute.init(), true; });
+    }
     ptx::mbarrier_init_fence();
     // NOTE: the fence takes 0.3 us, and only bulk copies and clusters' messages need it.
-    if constexpr (Program::kHasMatmul || Program::kCluster > 1) ptx::fence_proxy_async();
+    if constexpr (kHasRoles || Program::kCluster > 1) ptx::fence_proxy_async();
   }
 
-  // One thread.
+  // The producer thread.
   ETC_DEVICE void lead() const {
-    u32 ring = 0, published = 0;
+    u32 published = 0;
+    StageLoader<Program> stages(base_);
     WaitCache seen;
     each_unit(published, [&](i32 unit, Next& next) {
       bool going = true;
@@ -68,7 +84,6 @@ class TensorLane {
         if (t < 0) return;
         const auto c = Call::at(run_.g, t);
         who = Waiter{kTensorLane, Call::kCall, u32(t)};
-        u32 ahead = 0;  // stages whose weight is under way
         if constexpr (Program::kDynamic) {
           going = is_in_range<Program, Call>(run_, c, who);
         } else if constexpr (Call::kReadsBeforeWait) {
@@ -78,30 +93,20 @@ class TensorLane {
           going = wait_some<Program, Call>(run_, c, Call::kWaits - 1, Call::kWaits, who);
           if constexpr (kByTicket) units_.wait_begun(published);
         } else {
-          if constexpr (Call::kWeightAhead) {
-            going = load_ahead<Call>(c, ring, ahead, who);
+          if constexpr (Call::kLoadsAhead) {
+            going = load_ahead<Call>(c, stages, who);
             if (!going) return;
           }
           going = wait_events<false, Program, Call>(run_, c, who, seen);
         }
         if (!going) return;
-        if constexpr (Call::kIsMatmul) {
+        if constexpr (has_role<Call>(kLoadRole)) {
           if (Call::kWaits > 0 && (Program::kDynamic || seen.is_unfenced)) {
-            ptx::fence_proxy_async_global();  // what others did, before bulk copies of this task
+            // Orders other threads' writes before the bulk copies of this task.
+            ptx::fence_proxy_async_global();
             seen.is_unfenced = false;
           }
-          const u32 size = Engine::template size<Call>(run_, c);
-          u32 run = 0;
-          if constexpr (Call::kHasRuns) {
-            if (size == 0 && is_first()) run = take_run<Program, Call>(run_, next.taken, t);
-          }
-          units_.publish(published, {unit, size | run, u32(next.taken)});
-          const auto loaded = [&](u32 n, u32 stages) { draw_early(n, stages, next); };
-          if constexpr (Call::kWeightAhead) {
-            going = engine_.template load<Call>(run_, c, size, ring, loaded, ahead);
-          } else {
-            going = engine_.template load<Call>(run_, c, size, ring, loaded);
-          }
+          going = load<Call>(c, t, unit, published, stages, next);
         } else {
           units_.publish(published, {unit, 0});
         }
@@ -112,17 +117,20 @@ class TensorLane {
     units_.publish(published, {-1, 0});
   }
 
-  // One warp.
+  // One warp: the store role.
   ETC_DEVICE void store() const {
-    u32 consumed = 0, round = 0, images = 0, entered = 0;
+    u32 consumed = 0, entered = 0;
+    typename Computes::Counters counters;
     bool going = true;
     for (WorkItem a; (a = units_.template consume<Program::kDynamic>(consumed)).unit >= 0;) {
       visit_task(a.unit, [&](auto call, i32 t) {
         using Call = decltype(call);
-        if constexpr (Call::kIsMatmul) {
+        if constexpr (has_role<Call>(kStoreRole)) {
+          using Compute = ComputeOf<Call>;
           Waiter who{kTensorLane, Call::kCall, u32(t)};
-          going = going && Call::template Function<Call>::template store<Call>(
-              engine_, run_, Call::at(run_.g, t), size_of(a), round, images, entered, who);
+          going = going && FunctionOf<Call>::store(
+              run_, compute_object<Compute>(), Call::at(run_.g, t), size_of(a),
+              counters.template of<Compute>(), entered, who);
           if constexpr (Call::kHasRuns) {
             if (going && a.run() > 0) {
               going = complete_run<Program, Call>(run_, t, a, entered, who);
@@ -136,11 +144,12 @@ class TensorLane {
     if (!going) report(run_, kInWorker);
   }
 
-  // A warp of the transfer lane, before it turns to that lane alone: forwards what other
-  // ranks own, or gathers what products pick.
+  // A warp of the transfer lane, before it runs that lane alone: the forward and gather roles.
   ETC_DEVICE void assist(
       u32 half, TransferLane<Program>& transfer, Tracer<Program>& trace) const {
-    u32 consumed = 0, images = 0, entered = 0, ring = 0;
+    u32 consumed = 0, entered = 0;
+    StageGatherer<Program> stages(base_);
+    typename Computes::Counters counters;
     bool going = true;
     for (;;) {
       while (!__all_sync(~0u, units_.is_full(consumed))) transfer.try_one();
@@ -148,54 +157,79 @@ class TensorLane {
       if (a.unit < 0) break;
       visit_task(a.unit, [&](auto call, i32 t) {
         using Call = decltype(call);
-        if constexpr (Call::kSends) {
+        if constexpr (has_role<Call>(kGatherRole)) {
+          going = going &&
+                  FunctionOf<Call>::gather(run_, stages, Call::at(run_.g, t), size_of(a));
+        } else if constexpr (Ring::kGatherers > 0 && has_role<Call>(kLoadRole)) {
+          stages.skip(FunctionOf<Call>::stages(size_of(a)));
+        }
+        if constexpr (has_role<Call>(kForwardRole)) {
+          using Compute = ComputeOf<Call>;
           const Waiter who{kTensorLane, Call::kCall, u32(t)};
-          going = going && Call::template Function<Call>::template send<Call>(
-              engine_, run_, Call::at(run_.g, t), half, images, entered, who, trace,
-              [&] { transfer.try_one(); });
-        } else if constexpr (Call::kGathers) {
-          going = going && engine_.template gather<Call>(
-              run_, Call::at(run_.g, t), size_of(a), ring);
-        } else if constexpr (Program::kGathers && Call::kIsMatmul) {
-          ring += Engine::num_stages(size_of(a));
+          going = going && FunctionOf<Call>::forward(
+              run_, compute_object<Compute>(), Call::at(run_.g, t), half,
+              counters.template of<Compute>(), entered, who, trace, [&] { transfer.try_one(); });
         }
       });
     }
     if (!going) report(run_, kInWorker);
   }
 
-  // The 256 compute threads.
+  // The 256 compute threads: bodies, and the compute role.
   ETC_DEVICE void compute(Tracer<Program>& trace) const {
-    u32 consumed = 0, ring = 0, round = 0;
+    u32 consumed = 0, last = 0;
+    StageReader<Program> stages(base_);
+    typename Computes::Counters counters;
     bool going = true;  // alike on all threads of a warpgroup
     if constexpr (Program::kDynamic) release_empty<kComputeThreads>(run_);
     for (bool known = knows_first();; known = false) {
-      const WorkItem a = known ? WorkItem{i32(blockIdx.x), 0} : units_.consume(consumed);
+      const u32 entry = consumed;
+      const WorkItem a = known      ? WorkItem{i32(blockIdx.x), 0}
+                         : kHasData ? units_.read(consumed)
+                                    : units_.consume(consumed);
       if constexpr (kByTicket) units_.begin();
       if (a.unit < 0) break;
-      // NOTE: the product is one piece of code, not one a call.
-      bool gated = false;
+      // NOTE: calls with the same Compute run one piece of code: so it is not in visit_task().
+      u32 index = 0, variant = 0;
+      bool is_held = kHasData;
       Waiter who{kTensorLane, 0, 0};
       const u64 begin = trace.now();
       visit_task(a.unit, [&](auto call, i32 t) {
         using Call = decltype(call);
         who = Waiter{kTensorLane, Call::kCall, u32(t)};
-        if constexpr (Call::kIsMatmul) {
-          gated = Call::kGated;
+        if constexpr (has_role<Call>(kComputeRole)) {
+          index = Computes::template index<ComputeOf<Call>>();
+          variant = FunctionOf<Call>::kVariant;
         } else {
-          if constexpr (Program::kHasMatmul) {
-            // The body may use the output buffer: let the last tile leave it.
-            going = going && engine_.wait_emptied(run_, round);
-          }
+          if constexpr (kHasData) units_.release(entry);
+          is_held = false;
+          going = going && wait_buffer(counters);  // the body may use it
           going = run_body<Call>(t, who, going, consumed);
         }
       });
-      if constexpr (Program::kHasMatmul) {
+      if constexpr (Computes::kCount > 0) {
         const u32 size = size_of(a);
-        if (going && size > 0) {
-          going = engine_.template consume<Program::kIsHalf, Program::kWeightIsKN>(
-              run_, size, gated, ring, round);
+        if constexpr (Computes::kCount > 1) {
+          if (size > 0 && index != last) going = take_buffer(counters, going);
+          if (size > 0) last = index;
         }
+        if (going && size > 0) {
+          Computes::template visit<Program>(base_, index, [&](auto compute) {
+            using Compute = decltype(compute);
+            going = compute.template compute<variants<Compute>(Calls{})>(
+                run_, stages, Work{size, variant, kHasData ? units_.data(entry) : 0},
+                counters.template of<Compute>());
+          });
+        }
+      }
+      if (is_held) units_.release(entry);
+      if constexpr (kStoresInCompute) {
+        visit_task(a.unit, [&](auto call, i32 t) {
+          using Call = decltype(call);
+          if constexpr (has_role<Call>(kComputeRole) && !has_role<Call>(kStoreRole)) {
+            going = notify_stored<Call>(t, who, going);
+          }
+        });
       }
       trace.add(who.lane, who.call, who.task, begin);
     }
@@ -203,13 +237,25 @@ class TensorLane {
   }
 
  private:
-  // What the engine has to know of a unit, without the run that it may come with.
+  // The cluster's next ticket, its n-th, and the one that was taken last.
+  struct Next {
+    u32 n = 0, ticket = 0;
+    i32 taken = 0;
+    bool is_drawn = false, is_sent = false;
+  };
+
+  template <class Compute>
+  ETC_DEVICE Compute compute_object() const {
+    return Computes::template make<Program, Compute>(base_);
+  }
+
+  // The size of a work item, without the run that it may come with.
   ETC_DEVICE static u32 size_of(WorkItem a) {
     return Program::kHasRuns && a.run() > 0 ? 0 : a.size;
   }
 
   // Whether this worker's first unit is a task of the first call, which waits for nothing: it is
-  // not announced, which saves 0.2 us when a run begins.
+  // not published, which saves 0.2 us when a run begins.
   ETC_DEVICE bool knows_first() const {
     bool ready = false;
     if constexpr (kKnowsFirst) {
@@ -222,19 +268,55 @@ class TensorLane {
     return ready;
   }
 
-  // Where no task writes a product's weight, and nothing has to be loaded to know which it is,
-  // the ring is filled with it while the events are not met. False if the program was aborted.
+  // The load role of a task whose waits are met: publishes it and loads its stages.
+  template <class Call>
+  ETC_DEVICE bool load(
+      const typename Call::Coord& c, i32 t, i32 unit, u32& published,
+      StageLoader<Program>& stages, Next& next) const {
+    using Function = FunctionOf<Call>;
+    static_assert(Call::kCluster == Program::kTensorCluster);
+    const u32 size = Function::size(run_, c);
+    u32 run = 0;
+    if constexpr (Call::kHasRuns) {
+      if (size == 0 && is_first()) run = take_run<Program, Call>(run_, next.taken, t);
+    }
+    if constexpr (Function::kDataWords > 0) {
+      u32 words[Function::kDataWords];
+      Function::data(run_, c, size, words);
+      units_.write_data(published, words);
+    }
+    units_.publish(published, {unit, size | run, u32(next.taken)});
+    return Function::load(run_, stages, c, size, [&](u32 n) {
+      if constexpr (kByTicket) draw_early(n, Function::stages(size).count, stages, next);
+    });
+  }
+
+  // While the events of a task are not met, begins its stages with the streamed operands, which no
+  // task writes. False if the program was aborted.
   template <class Call>
   ETC_DEVICE bool load_ahead(
-      const typename Call::Coord& c, u32 ring, u32& ahead, Waiter& who) const {
-    const u32 size = Engine::template size<Call>(run_, c);
-    const u32 most = minimum(Engine::num_stages(size), Engine::kStages);
-    for (; ahead < most && !waits_are_met<Program, Call>(run_, c, who); ++ahead) {
-      if (!engine_.template load_weight<Call>(run_, c, size, ahead, ring + ahead)) {
-        return false;
-      }
+      const typename Call::Coord& c, StageLoader<Program>& stages, Waiter& who) const {
+    using Function = FunctionOf<Call>;
+    const u32 size = Function::size(run_, c);
+    const RingStages all = Function::stages(size);
+    stages.start_ahead();
+    for (u32 n = 0; n < all.count && stages.has_room_ahead(all.bytes); ++n) {
+      if (waits_are_met<Program, Call>(run_, c, who)) return true;
+      if (!Function::load_ahead(run_, stages, c, size, n)) return false;
     }
     return true;
+  }
+
+  // The compute threads: waits until no earlier task uses the buffer.
+  ETC_DEVICE bool wait_buffer(typename Computes::Counters& counters) const {
+    return Computes::template each<Program>(base_, [&](auto compute) {
+      return compute.wait_buffer(run_, counters.template of<decltype(compute)>());
+    });
+  }
+  // The same where another function used it before: also meets all compute threads.
+  ETC_DEVICE bool take_buffer(typename Computes::Counters& counters, bool going) const {
+    if (going) going = wait_buffer(counters);
+    return !ptx::named_barrier_any<kComputeThreads>(1, !going);
   }
 
   // The task of a call's unit that this worker runs; -1 if there is none for it.
@@ -258,14 +340,8 @@ class TensorLane {
     Calls::visit(run_.g, unit, [&](auto call, i32 u) { f(call, task_of<decltype(call)>(u)); });
   }
 
-  // The cluster's next ticket, its n-th, and the one that was taken last.
-  struct Next {
-    u32 n = 0, ticket = 0;
-    i32 taken = 0;
-    bool is_drawn = false, is_sent = false;
-  };
-
-  // `told` counts what f tells; f may draw the next ticket early.
+  // Calls f(unit, next) for each unit while it returns true. `published` counts the work items that
+  // f publishes; f may draw the next ticket early.
   template <class F>
   ETC_DEVICE void each_unit(const u32& published, F f) const {
     const i32 clusters = i32(gridDim.x) / Program::kTensorCluster;
@@ -288,14 +364,14 @@ class TensorLane {
     }
   }
 
-  // The cluster's next ticket; false if the program was aborted. A leader draws one unit
-  // ahead, not more: others may be idle.
+  // The cluster's next ticket; false if the program was aborted. A cluster claims at most one unit
+  // ahead: other clusters may be idle.
   ETC_DEVICE bool draw(Next& next, u32 published) const {
     units_.wait_begun(published);
-    ask(next);
+    draw_now(next);
     bool going = true;
     if constexpr (Program::kTensorCluster > 1) {
-      const TicketChannel channel(engine_.base);
+      const TicketChannel channel(base_);
       if (!is_first()) {
         going = channel.receive(run_, next.n, next.ticket);
       } else if (!next.is_sent) {
@@ -305,21 +381,22 @@ class TensorLane {
     next = Next{next.n + 1, 0, i32(next.ticket)};
     return going;
   }
-  // The same, as far as it takes no wait, once n of a unit's stages are being loaded: as late as
-  // the ticket is there in time. NOTE: those who compute have begun a unit of which more stages
-  // are being loaded than the ring has.
-  ETC_DEVICE void draw_early(u32 n, u32 stages, Next& next) const {
+  // The same without a wait, after n of the `count` stages of a unit have been begun: as late as
+  // possible for the ticket to arrive in time. NOTE: the compute threads have begun the unit once
+  // one of its stages is empty again.
+  ETC_DEVICE void draw_early(
+      u32 n, u32 count, const StageLoader<Program>& stages, Next& next) const {
     constexpr u32 kDrawStage = 6, kSendStage = 2;  // stages before the last one
-    if constexpr (kByTicket) {
-      if (n + kDrawStage == stages && n > Engine::kStages) ask(next);
-      if (n + kSendStage == stages && next.is_drawn) {
-        next.is_sent = TicketChannel(engine_.base).try_send(next.n, next.ticket);
+    if (n + kDrawStage == count && n > stages.outstanding()) draw_now(next);
+    if constexpr (Program::kTensorCluster > 1) {
+      if (n + kSendStage == count && next.is_drawn) {
+        next.is_sent = TicketChannel(base_).try_send(next.n, next.ticket);
       }
     }
   }
-  // Of a cluster, the first worker draws and tells the second one.
+  // In a cluster, the first worker draws, and sends the ticket to the second one.
   ETC_DEVICE static bool is_first() { return blockIdx.x % Program::kTensorCluster == 0; }
-  ETC_DEVICE void ask(Next& next) const {
+  ETC_DEVICE void draw_now(Next& next) const {
     if (!is_first() || next.is_drawn) return;
     next.is_drawn = true;
     if constexpr (Program::kDynamic) {
@@ -328,7 +405,7 @@ class TensorLane {
       next.ticket = draw_ticket(run_, kTensorLane);
     }
   }
-  // The next unit of a dynamic program; false if there is none any more.
+  // The next unit of a dynamic program; false after the last one.
   ETC_DEVICE bool next_unit(Next& next, u32 published, i32& unit) const {
     using TensorUnits = WorkQueue<Program, typename Program::TensorQueue>;
     for (;;) {
@@ -347,7 +424,8 @@ class TensorLane {
     }
   }
 
-  // `heard` counts what this warp has heard; a task that reads early hears of its last wait.
+  // `consumed` counts the work items of this warp. A task that reads before its last wait consumes
+  // a second one once the wait is met.
   template <class Call>
   ETC_DEVICE bool run_body(i32 t, Waiter who, bool going, u32& consumed) const {
     const auto c = Call::at(run_.g, t);
@@ -359,11 +437,11 @@ class TensorLane {
     using Body = Task<Program, Call, kComputeThreads>;
     const Body body(run_.g, c, i32(ptx::thread()), scratch_);
     if constexpr (Call::kReadsBeforeWait) {
-      // Once, whether the body asks never or more often.
-      bool asked = Program::kDynamic, met = true;
+      // Waits once, however often the body calls it.
+      bool has_waited = Program::kDynamic, met = true;
       const auto wait = [&] {
-        if (!asked) met = wait_last(consumed);
-        asked = true;
+        if (!has_waited) met = wait_last(consumed);
+        has_waited = true;
         return met;
       };
       Call::template Function<Body>::run(body, wait);
@@ -376,8 +454,21 @@ class TensorLane {
     return true;
   }
 
-  // Whether a task's last wait is met; false if the program was aborted before, in which case
-  // this was the last announcement, and is left to be heard again.
+  // The compute threads, after they have stored a task's result.
+  template <class Call>
+  ETC_DEVICE bool notify_stored(i32 t, Waiter who, bool going) const {
+    const auto c = Call::at(run_.g, t);
+    if constexpr (Call::kPeers > 0) {
+      u32 entered = 0;
+      if (threadIdx.x == 0) going = wait_peers<Program, Call>(run_, c, who, entered) && going;
+    }
+    if (ptx::named_barrier_any<kComputeThreads>(1, !going)) return false;
+    if (threadIdx.x < 32) notify_all<Program, Call>(run_, c, 1);
+    return true;
+  }
+
+  // Waits for a task's last event. False if the program was aborted before: then the next work item
+  // is the lane's end, and is not consumed here.
   ETC_DEVICE bool wait_last(u32& consumed) const {
     while (!units_.is_full(consumed)) {
     }
@@ -388,7 +479,7 @@ class TensorLane {
   }
 
   const Run<Program>& run_;
-  Engine engine_;
+  u32 base_;  // shared address
   WorkRing units_;
   u32* scratch_;
 };

@@ -6,8 +6,8 @@
 namespace etc {
 
 class TicketChannel {
-  static constexpr u32 kOffset = Shared::kRingOffset + WorkRing::kBytes;
-  static_assert(WorkRing::kBytes + 24 <= Shared::kRingBytes);
+  static constexpr u32 kOffset = Shared::kWorkOffset + WorkRing::kBytes;
+  static_assert(WorkRing::kBytes + 24 <= Shared::kWorkBytes);
 
  public:
   ETC_DEVICE explicit TicketChannel(u32 base) : base_(base + kOffset) {}

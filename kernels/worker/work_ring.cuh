@@ -4,9 +4,10 @@
 
 namespace etc {
 
-// A unit of the tensor lane, or -1 after the last one. `size` is passed to the engine. An empty
-// unit may carry a run of empty units that the storing warp completes: it begins `run` units
-// later. In a dynamic program the storing warp also reads the ticket.
+// A unit of the tensor lane, or -1 after the last one. `size` is that of the function's roles. An
+// empty unit may carry a run of empty units that the storing warp completes: it begins `run` units
+// later. In a dynamic program the storing warp also reads the ticket. For some functions an item
+// carries words for the compute threads.
 struct WorkItem {
   static constexpr u32 kRun = 1u << 31;
   i32 unit;
@@ -22,9 +23,10 @@ class WorkRing {
 
  public:
   static constexpr u32 kBytes = kEntries * 32 + 8;
-  static_assert(kBytes <= Shared::kRingBytes);
+  static_assert(kBytes <= Shared::kWorkBytes);
+  static constexpr u32 kMostDataWords = Shared::kDataBytes / kEntries / 8 * 2;
 
-  ETC_DEVICE explicit WorkRing(u32 base) : base_(base + Shared::kRingOffset) {}
+  ETC_DEVICE explicit WorkRing(u32 base) : base_(base + Shared::kWorkOffset) {}
 
   // `consumers`: the number of warps that consume.
   ETC_DEVICE void init(u32 consumers) const {
@@ -36,12 +38,27 @@ class WorkRing {
 
   // One thread; `n` counts items.
   ETC_DEVICE void publish(u32& n, WorkItem a) const {
-    while (!ptx::mbarrier_try_wait(empty(n), (n / kEntries & 1) ^ 1)) {
-    }
+    wait_empty(n);
     ptx::store_shared8(entry(n), u32(a.unit), a.size);
     if (a.run() > 0) ptx::store_shared8(ticket(n), a.ticket, 0);
     ptx::mbarrier_arrive(full(n));
     ++n;
+  }
+
+  // The words of item n; before it is published.
+  template <u32 kWords>
+  ETC_DEVICE void write_data(u32 n, const u32 (&words)[kWords]) const {
+    static_assert(kWords <= kMostDataWords);
+    wait_empty(n);
+#pragma unroll
+    for (u32 i = 0; i < kWords; i += 2) {
+      ptx::store_shared8(data(n) + 4 * i, words[i], i + 1 < kWords ? words[i + 1] : 0);
+    }
+  }
+  // Their shared address.
+  ETC_DEVICE u32 data(u32 n) const {
+    const u32 offset = Shared::kDataOffset - Shared::kWorkOffset;
+    return base_ + offset + 4 * kMostDataWords * (n % kEntries);
   }
 
   // For a producer that must not run ahead; `consumers`: the warps that call begin().
@@ -71,13 +88,26 @@ class WorkRing {
     }
     WorkItem item = next(n);
     if (kTicket && item.run() > 0) item.ticket = ptx::load_shared(ticket(n));
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(empty(n));
+    release(n);
     ++n;
     return item;
   }
+  // The same without the release, which follows once the warp has read the item's words.
+  ETC_DEVICE WorkItem read(u32& n) const {
+    while (!is_full(n)) {
+    }
+    return next(n++);
+  }
+  ETC_DEVICE void release(u32 n) const {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(empty(n));
+  }
 
  private:
+  ETC_DEVICE void wait_empty(u32 n) const {
+    while (!ptx::mbarrier_try_wait(empty(n), (n / kEntries & 1) ^ 1)) {
+    }
+  }
   ETC_DEVICE u32 full(u32 n) const { return base_ + 8 * (n % kEntries); }
   ETC_DEVICE u32 empty(u32 n) const { return base_ + 8 * (kEntries + n % kEntries); }
   ETC_DEVICE u32 entry(u32 n) const { return base_ + 8 * (2 * kEntries + n % kEntries); }

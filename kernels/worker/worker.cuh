@@ -2,7 +2,8 @@
 //   warps 0..7   consumers of the tensor lane; after its end they run the transfer lane
 //   warp 8       producer of the tensor lane: claims units, waits, loads
 //   warp 9       stores results of the tensor lane
-//   warps 10, 11 the transfer lane; they forward or gather for the tensor lane
+//   warps 10, 11 the transfer lane; they also forward or gather for the tensor lane
+// Which of them a device function uses: worker/roles.cuh.
 #pragma once
 #include "ptx/registers.cuh"
 #include "worker/tensor_lane.cuh"
@@ -14,14 +15,15 @@ constexpr int kWorkerThreads = 384;
 // Registers per thread: 168 at launch; those of the three warpgroups must sum to 504.
 constexpr int kComputeRegisters = 200, kServiceRegisters = 104;
 
-// NOTE: without matrix multiplications, tasks of the transfer lane may need the number at launch.
+// NOTE: without functions with roles, tasks of the transfer lane may need the number at launch.
 template <class Program>
-constexpr bool kSharesRegisters = Program::kHasMatmul || Program::TransferCalls::kCount == 0;
+constexpr bool kSharesRegisters =
+    TensorLane<Program>::kHasRoles || Program::TransferCalls::kCount == 0;
 
-// Without matrix multiplications the store warp is free: it begins the epoch while the first tasks
-// run.
+// If no function has the store role, the store warp is free: it begins the epoch while the first
+// tasks run.
 template <class Program>
-constexpr bool kStoreWarpBegins = !Program::kHasMatmul;
+constexpr bool kStoreWarpBegins = !TensorLane<Program>::kHasStoreWarp;
 
 // By this warp of each worker, or by all of its threads. Does nothing in an aborted run.
 // NOTE: a branch around all of it costs registers, which some programs cannot spare.
@@ -89,7 +91,7 @@ ETC_DEVICE void run_worker(const typename Program::Args& g) {
     } else if (warp == 9) {
       if (lane == 0) leave_epoch(run);
       if constexpr (kStoreWarpBegins<Program>) begin_epoch(run, false);
-      if constexpr (Program::kHasMatmul) tensor.store();
+      if constexpr (tensor.kHasStoreWarp) tensor.store();
     } else {
       TransferLane<Program> transfer(run, trace);
       if constexpr (tensor.kIsAssisted) tensor.assist(warp - 10, transfer, trace);
@@ -105,7 +107,7 @@ ETC_DEVICE void run_worker(const typename Program::Args& g) {
 
   // NOTE: after an abort, bulk loads and tickets may still be in flight to the shared memory of a
   // worker or of its pair; they arrive well within this time.
-  if ((Program::kHasMatmul || Program::kCluster > 1) && run.aborted()) {
+  if ((tensor.kHasRoles || Program::kCluster > 1) && run.aborted()) {
     const u64 now = ptx::global_timer();
     while (ptx::global_timer() - now < 100000) ptx::nanosleep(1000);
   }

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from etc_dist.functions.grouped_matmul import MOST_ROWS, TILE_COLUMNS, grouped_store
+from etc_dist.functions.matmul import TILE, matmul_store
 from etc_dist.ir import (
     DeviceFunction,
     Graph,
     GraphFunction,
+    ceildiv,
     device_function,
     graph_function,
     minimum,
@@ -89,6 +92,42 @@ def scattered(g: Graph) -> None:
         waits=[counted[table.load(i) - 1, minimum(i, 1)], free[i]],
         notifies=[here.on(at.load(0, 0))[at.load(i, 1)], counted[i, 0]],
     )
+
+
+@graph_function
+def three_matmuls(g: Graph) -> None:
+    """y[i] = x @ w.T by three functions with stages and tiles of different sizes, and
+    by the first one again."""
+    rows, n, k = g.dims("rows n k")
+    x, w = g.input("x", (rows, k), "bfloat16"), g.input("w", (n, k), "bfloat16")
+    kn = g.input("w_kn", (k, n), "bfloat16")
+    y = g.output("y", (4, rows, n), "bfloat16")
+
+    def dense(number: int, name: str, layout: str) -> None:
+        r, c = grid = g.grid(r=ceildiv(rows, TILE), c=ceildiv(n, TILE))
+        g.call(
+            matmul_store(layout, "bfloat16"),
+            grid,
+            name=name,
+            reads=[
+                x[tile(r, TILE), :],
+                w[tile(c, TILE), :] if layout == "nk" else kn[:, tile(c, TILE)],
+            ],
+            writes=[y[number, tile(r, TILE), tile(c, TILE)]],
+        )
+
+    dense(0, "nk", "nk")
+    dense(1, "kn", "kn")
+    r, c = grid = g.grid(r=ceildiv(rows, MOST_ROWS), c=ceildiv(n, TILE_COLUMNS))
+    of_rows, columns = tile(r, MOST_ROWS), tile(c, TILE_COLUMNS)
+    g.call(
+        grouped_store("bfloat16"),
+        grid,
+        name="grouped",
+        reads=[x[of_rows, :], w[columns, :]],
+        writes=[y[2, of_rows, columns]],
+    )
+    dense(3, "again", "nk")
 
 
 GRAPHS: dict[str, GraphFunction] = {

@@ -13,7 +13,7 @@ from etc_dist.functions.matmul import matmul_store
 from etc_dist.ir import DeviceFunction, Graph, graph_function, span, tile
 from etc_dist.ir.function import TmaBox
 from etc_dist.schedule import schedule_static
-from tests.codegen.graphs import GRAPHS
+from tests.codegen.graphs import GRAPHS, three_matmuls
 
 
 def refused(graph) -> CodegenError:
@@ -37,7 +37,7 @@ def test_a_matmul_that_reads_early_is_refused():
         for c in graph.calls
     ]
     error = refused(replace(graph, calls=tuple(calls)))
-    assert error.wanted == "no reads_before_wait= of a matrix multiplication"
+    assert error.wanted == "no reads_before_wait= of a function with roles="
 
 
 @pytest.mark.parametrize(
@@ -54,27 +54,27 @@ def test_a_matmul_that_writes_to_a_peer_is_refused(store):
         g.call(store, g.grid(i=1), name="send", reads=reads, writes=writes)
 
     error = refused(far(2))
-    assert error.wanted == "results on the own rank, except those of matmul_send"
+    assert error.what == "graph far has a GEMM that writes to a peer's memory"
     assert error.got.startswith("send writes y")
 
 
-def test_two_kinds_of_matmul_in_a_program_are_refused():
-    @graph_function
-    def mixed(g: Graph) -> None:
-        x = g.input("x", (256, 256), "bfloat16")
-        for name, layout in (("one", "nk"), ("two", "kn")):
-            y = g.output(f"y_{name}", (256, 256), "bfloat16")
-            g.call(
-                matmul_store(layout, "bfloat16"),
-                g.grid(i=1),
-                name=name,
-                reads=[x[:, :], x[:, :]],
-                writes=[y[:, :]],
-            )
+def test_a_function_with_roles_runs_on_the_cluster_of_its_lane():
+    graph = three_matmuls(1)
+    calls = [
+        replace(c, function=replace(c.function, cluster=1)) if c.name == "kn" else c
+        for c in graph.calls
+    ]
+    error = refused(replace(graph, calls=tuple(calls)))
+    assert error.wanted == "functions with roles= on the lane's cluster of 2"
+    assert error.got == "kn: cluster 1"
 
-    error = refused(mixed(1))
-    assert error.where == "plan mixed: one, two"
-    assert "'kWeightIsKN': 0" in error.got and "'kWeightIsKN': 1" in error.got
+
+def test_a_buffer_larger_than_shared_memory_is_refused():
+    graph = three_matmuls(1)
+    calls = [
+        replace(c, function=replace(c.function, shared=1 << 18)) for c in graph.calls
+    ]
+    assert refused(replace(graph, calls=tuple(calls))).got == "262144"
 
 
 @pytest.mark.parametrize(("offset", "rows"), [(32, 64), (31, 64), (32, 66)])

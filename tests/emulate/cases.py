@@ -242,6 +242,14 @@ def matmul(rows: int, n: int, k: int) -> Given:
     return [{"x": x, "w": w}], [matmul_of(x, w)], {"rows": rows, "n": n, "k": k}
 
 
+def four_matmuls(rows: int, n: int, k: int) -> Given:
+    """For the graph three_matmuls."""
+    [inputs], [once], dims = matmul(rows, n, k)
+    inputs["w_kn"] = np.ascontiguousarray(inputs["w"].T)
+    stacked = [np.stack([a] * 4) for a in (once.expected, once.magnitude)]
+    return [inputs], [Answer(*stacked)], dims
+
+
 def numbers(ranks: int) -> Given:
     rng, n, notifiers = np.random.default_rng(7), 24 * PART, 40
     xs = [draw(rng, (n,), "bfloat16") for _ in range(ranks)]

@@ -17,11 +17,13 @@ from etc_dist.layers.moe_graph import moe_graph
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
 from etc_dist.ops.float_partials import float_partials_graph
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
+from tests.codegen.graphs import three_matmuls
 from tests.conftest import first_always
 from tests.emulate.cases import (
     check,
     copy_on,
     counted_late,
+    four_matmuls,
     matmul,
     matmul_and_scratch,
     matmul_of,
@@ -33,6 +35,7 @@ from tests.emulate.cases import (
     set_some,
     some_numbers,
 )
+from tests.emulate.stages import copied_twice, copies, gathered, gathered_last
 from tests.layers.reference import (
     Answer,
     draw,
@@ -208,6 +211,22 @@ def test_tiles_and_scratch(folder, schedule):
         Emulator(matmul_and_scratch(1), schedule=schedule, folder=folder),
         *matmul(300, 264, 136),
     )
+
+
+@pytest.mark.parametrize("schedule", MOSTLY_STATIC)
+def test_different_matmuls_in_one_program(folder, schedule):
+    program = Emulator(three_matmuls(1), schedule=schedule, folder=folder)
+    check(program, *four_matmuls(300, 264, 200))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_stages_of_different_sizes(folder, schedule):
+    program = Emulator(copied_twice(1), schedule=schedule, folder=folder)
+    check(program, *copies(2000))
+
+
+def test_gathered_tiles_after_others(folder):
+    check(Emulator(gathered_last(1), folder=folder), *gathered(200, 264))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

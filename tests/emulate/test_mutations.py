@@ -17,10 +17,12 @@ from etc_dist.layers.moe_few_tokens import moe_few_tokens_graph
 from etc_dist.layers.moe_graph import moe_graph
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
 from etc_dist.runtime.build import kernels_folder
+from tests.codegen.graphs import three_matmuls
 from tests.emulate.aborted import check_skipped, sent_in_vain
 from tests.emulate.cases import (
     check,
     counted_late,
+    four_matmuls,
     matmul,
     matmul_and_scratch,
     matmul_reduce_scatter,
@@ -28,6 +30,7 @@ from tests.emulate.cases import (
     numbers,
     sent_at_once,
 )
+from tests.emulate.stages import copied_twice, copies, gathered, gathered_last
 
 GRAPHS = {
     "moe": moe_graph(1, experts=8, top_k=2),
@@ -35,6 +38,9 @@ GRAPHS = {
     "few": moe_few_tokens_graph(1, experts=16, top_k=3),
     "wide": moe_few_tokens_graph(1, experts=16, top_k=3, product_tasks=1),
     "scratch": matmul_and_scratch(1),
+    "mixed": three_matmuls(1),
+    "stages": copied_twice(1),
+    "gathered": gathered_last(1),
     "sum": matmul_reduce_scatter_graph(2),
     "sent": sent_at_once(2),
     "counts": counted_late(1),
@@ -48,6 +54,9 @@ CASES = {
     "few": lambda: moe(3, 16, 3, 200, 56, "bfloat16"),
     "wide": lambda: moe(1, 16, 3, 1000, 56, "bfloat16"),
     "scratch": lambda: matmul(300, 264, 136),
+    "mixed": lambda: four_matmuls(300, 264, 200),
+    "stages": lambda: copies(2000),
+    "gathered": lambda: gathered(200, 264),
     "sum": lambda: matmul_reduce_scatter(600),
     "sum, few rows": lambda: matmul_reduce_scatter(200),
     "sent": lambda: numbers(2),
@@ -55,33 +64,47 @@ CASES = {
     "aborted": lambda: (),
 }
 CHECKS = {"aborted": check_skipped}
+LOADER_WAITS = "wait_mbarrier(run, Ring::empty(base_, oldest), Ring::parity(oldest))"
+GATHERER_WAITS = f"""__all_sync(
+                 ~0u, {LOADER_WAITS})"""
 BROKEN = [
     # case, file, a statement or an expression there, its replacement
+    ("moe", "functions/mainloop", "!stages.wait_full(run)", "false"),
+    ("moe", "functions/mainloop", "ptx::wgmma_wait<1>();", ""),
     (
         "moe",
-        "functions/tile_ring",
-        "!wait_mbarrier(run, full(s), ring / kStages & 1)",
-        "false",
+        "functions/mainloop",
+        "multiply(at, k);",
+        "if (k != 2 || threadIdx.x / 32 != 1) multiply(at, k);",
     ),
-    ("moe", "functions/tile_ring", "ptx::wgmma_wait<1>();", ""),
+    ("moe", "functions/mainloop", "ptx::fence_proxy_async_shared();", ""),
+    ("moe", "functions/mainloop", "stages.count() - 2", "stages.count() - 1"),
+    ("moe", "worker/stage_ring", LOADER_WAITS, "true"),
+    ("moe", "worker/stage_ring", GATHERER_WAITS, "true"),
     (
         "moe",
-        "functions/tile_ring",
-        "multiply(s, k);",
-        "if (k != 2 || threadIdx.x / 32 != 1) multiply(s, k);",
-    ),
-    (
-        "moe",
-        "functions/tile_ring",
-        "wait_mbarrier(run, free(ring % kStages), (ring / kStages & 1) ^ 1)",
+        "worker/stage_ring",
+        "tail < head_ ? is_after || is_before : is_after && is_before",
         "true",
     ),
-    ("moe", "functions/tile_ring", "ptx::fence_proxy_async_shared();", ""),
+    ("moe", "worker/stage_ring", "head + bytes <= kBytes ? head : 0", "head"),
+    (
+        "stages",
+        "worker/stage_ring",
+        "n_ - oldest_ < Ring::kSlots && fits(at, bytes, tail_)",
+        "fits(at, bytes, tail_)",
+    ),
+    (
+        "gathered",
+        "worker/tensor_lane",
+        "stages.skip(FunctionOf<Call>::stages(size_of(a)));",
+        "",
+    ),
     ("moe", "functions/grouped_matmul", "      ptx::named_barrier<128>(2 + wg);", ""),
     (
         "moe",
         "functions/grouped_matmul",
-        "wait_mbarrier(run, filled(0), round & 1)",
+        "wait_mbarrier(run, matmul.stored(0), round & 1)",
         "true",
     ),
     ("moe", "functions/choose_experts", "task.sync();  // scratch is cleared", ""),
@@ -168,14 +191,20 @@ BROKEN = [
     ),
     (
         "scratch",
-        "functions/tile_ring",
-        "wait_mbarrier(run, emptied(threadIdx.x >> 7), (round & 1) ^ 1)",
-        "wait_mbarrier(run, emptied(0), (round & 1) ^ 1)",
+        "functions/matmul",
+        "wait_mbarrier(run, emptied(threadIdx.x >> 7), (counters.round & 1) ^ 1)",
+        "wait_mbarrier(run, emptied(0), (counters.round & 1) ^ 1)",
     ),
-    ("sum", "functions/tile_ring", "ptx::commit_stores();", ""),
-    ("sum", "functions/tile_ring", "ptx::wait_stores_read<1>();", ""),
-    ("sum", "functions/tile_ring", "ptx::wait_stores_read<0>();", ""),
-    ("sum", "functions/tile_ring", "ptx::wait_stores<0>();", ""),
+    (
+        "mixed",
+        "worker/tensor_lane",
+        "going = wait_buffer(counters);",
+        "",
+    ),
+    ("sum", "functions/matmul", "ptx::commit_stores();", ""),
+    ("sum", "functions/matmul", "ptx::wait_stores_read<1>();", ""),
+    ("sum", "functions/matmul", "ptx::wait_stores_read<0>();", ""),
+    ("sum", "functions/matmul", "ptx::wait_stores<0>();", ""),
     ("sum", "functions/matmul", "ptx::fence_proxy_async_shared();", ""),
     (
         "sum",
@@ -186,7 +215,8 @@ BROKEN = [
     (
         "sum",
         "functions/matmul",
-        "      ptx::fence_proxy_async();",
+        "ptx::fence_proxy_async();  // generic reads of the scratch before the next "
+        "bulk store",
         "",
     ),
     (

@@ -21,6 +21,7 @@ from etc_dist.runtime.build import build, compile_cubin, kernels_folder, report
 from etc_dist.runtime.includes import headers
 from etc_dist.schedule import schedule_dynamic, schedule_static
 from etc_dist.settings import Settings
+from tests.codegen.graphs import three_matmuls
 
 ROOT = Path(__file__).parents[2]
 OPS = {
@@ -82,6 +83,12 @@ def test_a_library_program_compiles_for_other_options(op):
     found = report(op, schedule_static(graph))
     assert found["cubin_bytes"] > 0
     assert found["remarks"] == []
+
+
+def test_different_matmuls_are_compiled_into_one_program():
+    found = report("three_matmuls", schedule_static(three_matmuls(1)))
+    assert found["spill_bytes"] == found["stack_bytes"] == 0
+    assert (found["remarks"], found["registers"]) == ([], 168)
 
 
 def test_a_body_of_the_users_own_is_compiled(tmp_path, settings):

@@ -12,6 +12,8 @@ from etc_dist.ir import device_function, graph_function, span
 from etc_dist.runtime.cpu import simulate
 from etc_dist.runtime.cpu.simulate import ProcessMemory
 from etc_dist.schedule import schedule_dynamic, schedule_static
+from tests.codegen.graphs import three_matmuls
+from tests.emulate.cases import four_matmuls
 from tests.runtime.programs import OPS, case, plan_of, ring, ring_inputs
 
 
@@ -33,6 +35,13 @@ def test_dtypes_and_layouts_give_the_reference(op, dtype, w_layout, rng, seed):
     for rank in range(3):
         assert str(run.outputs[rank]["y"].dtype) == dtype
         c.check(rank, run.outputs[rank]["y"])
+
+
+def test_different_matmuls_in_one_program(seed):
+    inputs, [answer], dims = four_matmuls(300, 264, 200)
+    plan = schedule_static(three_matmuls(1))
+    [found] = simulate(plan, inputs, dims, seed=seed).outputs
+    answer.check(found["y"], "bfloat16")
 
 
 @given(

@@ -51,7 +51,7 @@ static void settle(Barrier& barrier, Phase& phase) {
 void init_barrier(uint32_t address, uint32_t count) {
   Worker& worker = *own->worker;
   barrier(worker, address) = {int16_t(count), uint16_t(count), 0};
-  if (worker.barriers == kBarriers) fail("more than 48 mbarriers");
+  if (worker.barriers == kBarriers) fail("more than 96 mbarriers");
   number(worker, address) = uint8_t(worker.barriers + 1);
   Phase& made = worker.phases[worker.barriers];
   made.init = own->known, made.init.view = nullptr;

@@ -66,7 +66,7 @@ constexpr uint32_t kThreads = 384, kMaxRanks = 8;
 // mbarriers; the bulk stores of some threads, one agent for reads and one for writes; each warp's
 // atomics that write (reading one orders it alone; a fence also orders earlier accesses of its
 // thread); and the operand reads of the tensor cores for each warp.
-constexpr uint32_t kBarriers = 48, kStorers = 4;
+constexpr uint32_t kBarriers = 96, kStorers = 4;
 constexpr uint32_t kFirstBarrier = kThreads, kFirstStorer = kFirstBarrier + kBarriers;
 constexpr uint32_t kAtomics = kFirstStorer + 2 * kStorers, kWgmmas = kAtomics + 16;
 constexpr uint32_t kAgents = kWgmmas + 16;

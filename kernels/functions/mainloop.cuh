@@ -1,0 +1,62 @@
+// The mainloop of a GEMM, and what the GEMM functions have in common.
+#pragma once
+#include "ptx/bulk_copy.cuh"
+#include "ptx/wgmma.cuh"
+#include "worker/computes.cuh"
+#include "worker/stage_ring.cuh"
+#include "worker/task.cuh"
+#include "worker/trace.cuh"
+
+namespace etc {
+
+constexpr u32 kStageDepth = 64;  // k of a box, and of most stages
+
+// The stages of kStageDepth that the k of a task takes; its first operand is x.
+template <class Call, class Program>
+ETC_DEVICE u32 num_steps(const Run<Program>& run, const typename Call::Coord& c) {
+  const auto x = Call::template operand<0>(run.g, c);
+  return (u32(x.size[x.kRank - 1]) + kStageDepth - 1) / kStageDepth;
+}
+
+// A compute warpgroup reads `steps` stages: multiply(at, k) issues the wgmmas of stage k, which
+// begins `at` bytes after the ring's first one. Returns whether a wait was given up. is_gathered:
+// other threads have written to the stages, not only bulk copies.
+// NOTE: after an abort a warp goes through all steps without waits: wgmma needs all four warps, and
+// they may see the abort at different steps. They agree at the end of the tile whether to leave.
+template <u32 kStageBytes, class Program, class Multiply>
+ETC_DEVICE bool multiply_stages(
+    const Run<Program>& run, StageReader<Program>& stages, u32 steps, bool is_gathered,
+    Multiply multiply) {
+  bool lost = false;
+  for (u32 k = 0; k < steps; ++k) {
+    const u32 at = stages.next(kStageBytes);
+    if (!lost) lost = !stages.wait_full(run);
+    lost = __any_sync(~0u, lost);
+    if (is_gathered) ptx::fence_proxy_async_shared();
+    ptx::wgmma_fence();
+    multiply(at, k);
+    ptx::wgmma_commit();
+    if (k > 0) {
+      ptx::wgmma_wait<1>();
+      if (!lost) stages.release(stages.count() - 2);
+    }
+  }
+  ptx::wgmma_wait<0>();
+  if (!lost) stages.release(stages.count() - 1);
+  return lost;
+}
+
+// The store warp, once the result of a task is in this rank's memory.
+template <class Call, class Program>
+ETC_DEVICE bool notify_own_rank(
+    const Run<Program>& run, const typename Call::Coord& c, u32& entered, Waiter who) {
+  if constexpr (Call::kNotifies > 0) {
+    bool started = true;
+    if (threadIdx.x % 32 == 0) started = wait_peers<Program, Call>(run, c, who, entered);
+    if (!__shfl_sync(~0u, int(started), 0)) return false;
+    notify_all<Program, Call>(run, c, 1);
+  }
+  return true;
+}
+
+}  // namespace etc

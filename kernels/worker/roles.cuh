@@ -1,0 +1,90 @@
+// Roles: how a device function of the tensor lane divides a task among the warps of a worker.
+//
+// In Python, DeviceFunction(roles=(...), streams=(...), shared=...) names the roles. A function
+// without roles has a body, `Name<Task>::run(task)`, which the 256 compute threads run. A function
+// with roles is a struct `template <class Call> struct Name : Roles` with static members:
+//
+//   role      threads            member; all but size() and stages() return false after an abort
+//   load      warp 8, one lane   u32 size(run, c)
+//                                RingStages stages(size)
+//                                bool load(run, StageLoader&, c, size, loaded)
+//   gather    warps 10 and 11    bool gather(run, StageGatherer&, c, size)
+//   compute   warps 0 to 7       using Compute = a struct, see below
+//   store     warp 9             bool store(run, compute, c, size, counters, entered, who)
+//   forward   warps 10 and 11    bool forward(run, compute, c, half, counters, entered, who, trace,
+//                                             idle)
+//
+//   run       Run<Program>; c: Call::Coord of the task; who: the Waiter of the task
+//   size      what the roles need to know of a task, in 31 bits; 0 for a task with nothing to
+//             compute. size() runs on one thread, once the waits of the task are met (for a task
+//             with streams: earlier), and its result goes to the other roles in the WorkItem.
+//   stages()  number and bytes of the ring stages that a task of this size uses
+//   load()    begins each stage in order; calls loaded(n) after the n-th one, counted from 1.
+//             With streams=, `bool load_ahead(run, StageLoader&, c, size, n)` begins stage n and
+//             loads the streamed operands alone, before the waits are met; load() then loads the
+//             rest of the stages for which StageLoader::is_begun().
+//   gather()  fills the stages that load() begins with is_gathered = true
+//   compute   the object of the function's Compute struct; counters: its Counters of this role
+//   store()   notifies. Without the role, the compute threads store the tile, and the worker's
+//             loop notifies once a worker afterwards (parts = workers of the cluster).
+//   entered   peers that have started, for wait_peers()
+//   forward() half: 0 or 1, the warp; trace: the Tracer; idle(): useful work while it waits
+//
+// Every member of Roles is a default that a function may replace:
+//   kVariant     a constant of the call that its Compute receives
+//   kMulticast   workers of a cluster write to one another's stages
+//   kDataWords   words of the WorkItem that `void data(run, c, size, u32 (&words)[kDataWords])`,
+//                on the loading thread, fills for the compute threads
+//
+// Compute: one piece of code and one object for all calls of a program with the same type.
+//   struct Compute {
+//     u32 control, buffer;                       // shared-memory addresses; set by the worker
+//     static constexpr u32 kControlBytes;        // mbarriers and small values at `control`
+//     struct Counters;                           // zero at first; one for each role
+//     void init() const;                         // one thread: initializes the mbarriers
+//     template <class Calls>                     // the calls of the tensor lane
+//     bool compute(run, StageReader&, const Work&, Counters&) const;   // 256 threads
+//     bool wait_buffer(run, const Counters&) const;
+//   };
+//   compute()      reads and releases every stage of the task, in order, on all eight warps. The
+//                  result is alike on all threads of a warpgroup. Work: {size, variant, data}.
+//   buffer         Program::kBufferBytes after the ring: the largest `shared=` of the program.
+//                  Functions use it in turn; warpgroup w has the half at w * kBufferBytes / 2.
+//   wait_buffer()  the compute threads: waits until nothing else reads or writes the buffer,
+//                  before another function uses it.
+//
+// Ring stages (worker/stage_ring.cuh) have any multiple of 1024 bytes. A function with the load
+// role runs on all workers of the lane's cluster, which place the same sequence of stages.
+#pragma once
+#include "event/wait.cuh"
+
+namespace etc {
+
+enum Role : u32 {
+  kLoadRole = 1,
+  kGatherRole = 2,
+  kComputeRole = 4,
+  kStoreRole = 8,
+  kForwardRole = 16,
+};
+template <class Call>
+constexpr bool has_role(Role role) {
+  return (Call::kRoles & role) != 0;
+}
+
+// The stages of a task, all of the same size.
+struct RingStages {
+  u32 count, bytes;
+};
+
+// What the compute threads receive of a task. `data`: shared address of the words of data().
+struct Work {
+  u32 size, variant, data;
+};
+
+struct Roles {
+  static constexpr u32 kVariant = 0, kDataWords = 0;
+  static constexpr bool kMulticast = false;
+};
+
+}  // namespace etc

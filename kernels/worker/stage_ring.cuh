@@ -1,0 +1,276 @@
+// The ring of stages: shared memory that a loading thread and, for some tasks, gathering warps
+// fill, and that the compute warps empty.
+//
+// Stages lie one after the other. A stage begins where the one before ends if it fits there, else
+// at the beginning of the ring: loader, gatherers and compute warps each compute its place from the
+// sizes alone. The n-th stage has the mbarriers full(n % kSlots) and empty(n % kSlots), whose
+// parity is n / kSlots % 2.
+// NOTE: both workers of a cluster must place the same sequence of stages, since bulk copies with
+// multicast write to the same place and mbarrier in both. So a function with the load role runs on
+// the whole cluster, and size() must return the same in both workers.
+#pragma once
+#include "worker/calls.cuh"
+#include "worker/roles.cuh"
+#include "worker/shared.cuh"
+
+namespace etc {
+
+// Shared-memory addresses of a stage and of its mbarrier.
+struct Stage {
+  u32 at, full;
+};
+
+template <class Program>
+struct StageRing {
+  using Calls = typename Program::TensorCalls;
+  static constexpr u32 kSlots = 16;  // stages between the loader and the compute warps at most
+  static constexpr u32 kAlignment = 1024;
+  static constexpr u32 kBytes = Calls::kRoles == 0 ? 0
+      : (kBufferOffset<Program> - Shared::kStageOffset) / kAlignment * kAlignment;
+  static_assert(16 * kSlots <= Shared::kControlOffset - Shared::kStageBarrierOffset);
+  static_assert(8 * kSlots <= Shared::kDataOffset - Shared::kBeginOffset);
+
+  // Threads that arrive at a full stage after their copies. Where a function does not gather, the
+  // loader arrives for them.
+  static constexpr u32 kGatherers = Calls::kRoles & kGatherRole ? 64 : 0;
+  // Workers whose compute warps release a stage: with multicast, stages of either worker are also
+  // written by the other one, so that both have to have read them.
+  // NOTE: this holds for all functions of the program. A function without multicast may follow one
+  // that uses it, or precede it, in the same place.
+  static constexpr u32 kReaders = Calls::any([](auto call) {
+    using Call = decltype(call);
+    if constexpr (has_role<Call>(kLoadRole)) return Call::template Function<Call>::kMulticast;
+    return false;
+  }) ? Program::kTensorCluster : 1;
+
+  ETC_DEVICE static u32 full(u32 base, u32 n) {
+    return base + Shared::kStageBarrierOffset + 8 * (n % kSlots);
+  }
+  ETC_DEVICE static u32 empty(u32 base, u32 n) { return full(base, n) + 8 * kSlots; }
+  ETC_DEVICE static u32 parity(u32 n) { return n / kSlots & 1; }
+  ETC_DEVICE static Stage stage(u32 base, u32 n, u32 place) {
+    return {base + Shared::kStageOffset + place, full(base, n)};
+  }
+  // Where a stage begins after one that ends at `head`.
+  ETC_DEVICE static u32 place(u32 head, u32 bytes) { return head + bytes <= kBytes ? head : 0; }
+
+  // One thread.
+  ETC_DEVICE static void init(u32 base) {
+    for (u32 n = 0; n < kSlots; ++n) {
+      ptx::mbarrier_init(full(base, n), 1 + kGatherers);
+      ptx::mbarrier_init(empty(base, n), 8 * kReaders);
+    }
+  }
+};
+
+// A position in the sequence of stages: `n` stages, of which the last one ends at `head`.
+template <class Program>
+struct StageCursor {
+  u32 n = 0, head = 0;
+
+  // Where the next stage begins.
+  ETC_DEVICE u32 next(u32 bytes) {
+    const u32 at = StageRing<Program>::place(head, bytes);
+    head = at + bytes;
+    ++n;
+    return at;
+  }
+};
+
+// Where stages go that are written, and which stages must be empty before. `Begins` stores where
+// outstanding stages begin: put(n, at) and get(n).
+template <class Program, class Begins>
+class StagePlacer {
+  using Ring = StageRing<Program>;
+
+ public:
+  ETC_DEVICE explicit StagePlacer(Begins begins) : begins_(begins) {}
+
+  ETC_DEVICE StageCursor<Program> cursor() const { return {n_, head_}; }
+  ETC_DEVICE u32 outstanding() const { return n_ - oldest_; }
+
+  // The next stage: calls wait_empty(n) for each stage n that has to be empty first, in order.
+  // False if one returns false.
+  template <class WaitEmpty>
+  ETC_DEVICE bool next(u32 bytes, u32& at, WaitEmpty wait_empty) {
+    at = Ring::place(head_, bytes);
+    while (oldest_ != n_ && !(n_ - oldest_ < Ring::kSlots && fits(at, bytes, tail_))) {
+      if (!wait_empty(oldest_)) return false;
+      if (++oldest_ != n_) tail_ = begins_.get(oldest_);
+    }
+    begins_.put(n_, at);
+    if (oldest_ == n_) tail_ = at;
+    head_ = at + bytes;
+    ++n_;
+    return true;
+  }
+
+  // Whether a next stage would leave stage n, and all after it, in place.
+  ETC_DEVICE bool has_room_after(u32 n, u32 bytes) const {
+    if (n == n_) return true;
+    return n_ - n < Ring::kSlots && fits(Ring::place(head_, bytes), bytes, begins_.get(n));
+  }
+
+  // Passes over stages that other threads fill.
+  ETC_DEVICE void skip(RingStages stages) {
+    if (stages.count > Ring::kSlots) {  // only the last kSlots can be outstanding
+      const u32 count = stages.count - Ring::kSlots;
+      head_ = head_after(count, stages.bytes);
+      oldest_ = n_ += count;
+      stages.count = Ring::kSlots;
+    }
+    u32 at;
+    for (u32 i = 0; i < stages.count; ++i) next(stages.bytes, at, [](u32) { return true; });
+  }
+
+ private:
+  // Whether a stage at `at` overlaps none of the outstanding ones, of which the oldest begins at
+  // `tail` and the newest ends at head_. They lie in [tail, head_), or around the ring's end.
+  ETC_DEVICE bool fits(u32 at, u32 bytes, u32 tail) const {
+    const bool is_after = at >= head_, is_before = at + bytes <= tail;
+    return tail < head_ ? is_after || is_before : is_after && is_before;
+  }
+  ETC_DEVICE u32 head_after(u32 count, u32 bytes) const {
+    const u32 here = (Ring::kBytes - head_) / bytes;  // before the ring's end
+    if (count <= here) return head_ + count * bytes;
+    return ((count - here - 1) % (Ring::kBytes / bytes) + 1) * bytes;
+  }
+
+  u32 n_ = 0, head_ = 0;     // stages so far, and where the last one ends
+  u32 oldest_ = 0, tail_ = 0;  // the oldest outstanding stage, and where it begins
+  Begins begins_;
+};
+
+// The loading thread's view of the ring.
+template <class Program>
+class StageLoader {
+  using Ring = StageRing<Program>;
+  struct Begins {
+    u32 base;
+    ETC_DEVICE u32 word(u32 n) const {
+      return base + Shared::kBeginOffset + 8 * (n % Ring::kSlots);
+    }
+    ETC_DEVICE void put(u32 n, u32 at) const { ptx::store_shared8(word(n), at, 0); }
+    ETC_DEVICE u32 get(u32 n) const { return ptx::load_shared(word(n)); }
+  };
+
+ public:
+  ETC_DEVICE explicit StageLoader(u32 base) : base_(base), placer_(Begins{base}) {}
+
+  // Begins the next stage of `bytes` once there is room: bulk copies will write `expected` bytes.
+  // Unless is_gathered, no other threads write to it. False if the program was aborted.
+  ETC_DEVICE bool begin(
+      const Run<Program>& run, u32 bytes, u32 expected, bool is_gathered, Stage& stage) {
+    const u32 n = placer_.cursor().n;
+    u32 at;
+    const bool has_room = placer_.next(bytes, at, [&](u32 oldest) {
+      return wait_mbarrier(run, Ring::empty(base_, oldest), Ring::parity(oldest));
+    });
+    if (!has_room) return false;
+    stage = Ring::stage(base_, n, at);
+    ptx::mbarrier_arrive_expect(stage.full, expected);
+    if (Ring::kGatherers > 0 && !is_gathered) {
+      ptx::mbarrier_arrive_many(stage.full, Ring::kGatherers);
+    }
+    return true;
+  }
+
+  // Stages of a task that load_ahead() begins.
+  ETC_DEVICE void start_ahead() { begun_ = placer_.cursor(); }
+  ETC_DEVICE bool has_room_ahead(u32 bytes) const {
+    return placer_.has_room_after(begun_.n, bytes);
+  }
+  // Whether the task's next stage has been begun, and if so, that stage.
+  ETC_DEVICE bool is_begun() const { return begun_.n != placer_.cursor().n; }
+  ETC_DEVICE Stage next_begun(u32 bytes) {
+    const u32 n = begun_.n;
+    return Ring::stage(base_, n, begun_.next(bytes));
+  }
+
+  // Stages that have been begun and may not be empty.
+  ETC_DEVICE u32 outstanding() const { return placer_.outstanding(); }
+
+ private:
+  u32 base_;
+  StagePlacer<Program, Begins> placer_;
+  StageCursor<Program> begun_;
+};
+
+// A gathering warp's view of the ring.
+template <class Program>
+class StageGatherer {
+  using Ring = StageRing<Program>;
+  struct Begins {  // each lane has one
+    u32 at = 0;
+    ETC_DEVICE void put(u32 n, u32 begin) {
+      if (threadIdx.x % 32 == n % Ring::kSlots) at = begin;
+    }
+    ETC_DEVICE u32 get(u32 n) const { return __shfl_sync(~0u, at, n % Ring::kSlots); }
+  };
+
+ public:
+  ETC_DEVICE explicit StageGatherer(u32 base) : base_(base), placer_(Begins{}) {}
+
+  // The next stage, once there is room. False if the program was aborted.
+  // NOTE: the loader has placed all stages of earlier tasks before it publishes this one: so the
+  // parity of an outstanding stage is that of its last use.
+  ETC_DEVICE bool begin(const Run<Program>& run, u32 bytes, Stage& stage) {
+    const u32 n = placer_.cursor().n;
+    u32 at;
+    const bool has_room = placer_.next(bytes, at, [&](u32 oldest) {
+      return __all_sync(
+                 ~0u, wait_mbarrier(run, Ring::empty(base_, oldest), Ring::parity(oldest))) != 0;
+    });
+    if (has_room) stage = Ring::stage(base_, n, at);
+    return has_room;
+  }
+
+  // Passes over the stages of a task that the loader fills alone.
+  ETC_DEVICE void skip(RingStages stages) { placer_.skip(stages); }
+
+ private:
+  u32 base_;
+  StagePlacer<Program, Begins> placer_;
+};
+
+// A compute warp's view of the ring.
+template <class Program>
+class StageReader {
+  using Ring = StageRing<Program>;
+
+ public:
+  ETC_DEVICE explicit StageReader(u32 base) : base_(base) {}
+
+  // The ring's first byte in matrix descriptors, in units of 16 bytes.
+  // NOTE: a shared address has the worker's number in its cluster above bit 23.
+  ETC_DEVICE u32 descriptor_base() const {
+    return ((base_ + Shared::kStageOffset) & 0x3ffffu) >> 4;
+  }
+
+  // The shared address of a stage that begins `at` bytes after the ring's first one.
+  ETC_DEVICE u32 address(u32 at) const { return base_ + Shared::kStageOffset + at; }
+
+  // Stages that next() has passed.
+  ETC_DEVICE u32 count() const { return cursor_.n; }
+  // Where the next stage begins, from the ring's first byte on. It may be read after wait_full().
+  ETC_DEVICE u32 next(u32 bytes) { return cursor_.next(bytes); }
+  // Waits for the stage that next() returned last. False if the program was aborted.
+  ETC_DEVICE bool wait_full(const Run<Program>& run) const {
+    return wait_mbarrier(run, Ring::full(base_, cursor_.n - 1), Ring::parity(cursor_.n - 1));
+  }
+  // A whole warp, once, after it has read stage n, counted from 0.
+  ETC_DEVICE void release(u32 n) const {
+    const u32 lane = threadIdx.x % 32;
+    if constexpr (Ring::kReaders > 1) {
+      if (lane < Ring::kReaders) ptx::mbarrier_arrive_cluster(Ring::empty(base_, n), lane);
+    } else {
+      if (lane == 0) ptx::mbarrier_arrive(Ring::empty(base_, n));
+    }
+  }
+
+ private:
+  u32 base_;
+  StageCursor<Program> cursor_;
+};
+
+}  // namespace etc

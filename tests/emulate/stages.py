@@ -1,0 +1,113 @@
+"""Graphs that use the ring of stages in other ways than the library's: stages of
+different sizes, no store role, tasks that gather after tasks that do not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from etc_dist.codegen.layout import MAX_SHARED_BYTES, STAGE_OFFSET
+from etc_dist.functions.grouped_matmul import grouped_gated, grouped_store
+from etc_dist.functions.matmul import silu
+from etc_dist.ir import DeviceFunction, Graph, ceildiv, graph_function, span, tile
+from etc_dist.ir.function import COMPUTE, LOAD, TENSOR, TmaBox
+from tests.emulate.cases import Given
+from tests.layers.reference import Answer, draw
+
+RING_BYTES = 20 * 1024
+"""More than 16 of the smallest stages, and no multiple of the large ones."""
+
+
+def copy_stages(rows: int) -> DeviceFunction:
+    """Through stages of so many rows of 128 bytes."""
+
+    def body(source: Any, to: Any) -> None:
+        to[...] = source
+
+    return DeviceFunction(
+        name="copy_stages",
+        body=body,
+        source=Path(__file__).with_name("copy_stages.cuh"),
+        lane=TENSOR,
+        reads=1,
+        writes=1,
+        roles=(LOAD, COMPUTE),
+        shared=MAX_SHARED_BYTES - STAGE_OFFSET - RING_BYTES,
+        boxes={0: TmaBox(8, 64)},
+        constants={"kRows": rows},
+    )
+
+
+@graph_function
+def copied_twice(g: Graph) -> None:
+    """y is x, copied tile by tile in stages of one size, then of another."""
+    rows = g.dims("rows")
+    x, y = g.input("x", (rows, 64), "bfloat16"), g.output("y", (rows, 64), "bfloat16")
+    half = g.local("half", (rows, 64), "bfloat16")
+    steps = ((x, half, 8, 300), (half, y, 24, 170))
+    tiles = g.let("tiles", ceildiv(rows, 300))
+    copied = g.events("copied", (1,), expects=tiles)
+    for source, to, stage, size in steps:
+        (r,) = grid = g.grid(r=ceildiv(rows, size))
+        g.call(
+            copy_stages(stage),
+            grid,
+            name=f"by_{stage}",
+            reads=[source[tile(r, size), :]],
+            writes=[to[tile(r, size), :]],
+            waits=[copied[0]] if to is y else [],
+            notifies=[copied[0]] if to is half else [],
+        )
+
+
+def copies(rows: int) -> Given:
+    x = draw(np.random.default_rng(9), (rows, 64), "bfloat16")
+    wide = x.astype(np.float32)
+    return [{"x": x}], [Answer(wide, np.abs(wide))], {"rows": rows}
+
+
+ROWS, COLUMNS = 100, 256
+
+
+@graph_function
+def gathered_last(g: Graph) -> None:
+    """y is the SwiGLU of rows of x that `tokens` names, after another product."""
+    k, n = g.dims("k n")
+    x = g.input("x", (ROWS, k), "bfloat16")
+    both = g.input("both", (1, 2 * n, k), "bfloat16")
+    tokens = g.input("tokens", (ROWS,), "int32")
+    other = g.local("other", (ROWS, 2 * n), "bfloat16")
+    y = g.output("y", (ROWS, n), "bfloat16")
+    (j,) = grid = g.grid(j=ceildiv(2 * n, COLUMNS))
+    columns = tile(j, COLUMNS)
+    g.call(
+        grouped_store("bfloat16"),
+        grid,
+        reads=[x[:, :], both[0, columns, :]],
+        writes=[other[:, columns]],
+    )
+    (j,) = grid = g.grid(j=ceildiv(n, COLUMNS))
+    gate, up = (span(first + j * COLUMNS, COLUMNS) for first in (0, n))
+    g.call(
+        grouped_gated("bfloat16"),
+        grid,
+        reads=[x[:, :], both[0, gate, :], both[0, up, :], tokens[:]],
+        writes=[y[:, tile(j, COLUMNS)]],
+    )
+
+
+def gathered(k: int, n: int) -> Given:
+    rng = np.random.default_rng(11)
+    x, both = draw(rng, (ROWS, k), "bfloat16"), draw(rng, (1, 2 * n, k), "bfloat16")
+    tokens = rng.integers(0, ROWS, ROWS).astype(np.int32)
+    rows, weights = x[tokens].astype(np.float32), both[0].astype(np.float32)
+    gate, up = np.split(rows @ weights.T, 2, axis=1)
+    y = silu(gate) * up
+    magnitude = np.prod(np.split(np.abs(rows) @ np.abs(weights).T, 2, axis=1), axis=0)
+    return (
+        [{"x": x, "both": both, "tokens": tokens}],
+        [Answer(y, magnitude + np.abs(y))],
+        {"k": k, "n": n},
+    )
