@@ -42,7 +42,7 @@ class EtcDistError(Exception):
         )
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Exceptions travel between ranks: pickle by parts, not by message.
+        # Exceptions are sent between ranks: pickle the parts, not the message.
         return (_rebuild, (type(self), self.__dict__.copy()))
 
 

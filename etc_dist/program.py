@@ -324,7 +324,7 @@ class Program:
             self.world.refuse(self._timeout(records))
 
     def _agree_on_end(self) -> EtcDistError | None:
-        """Wait for the last run on every rank; returns its error, alike on all."""
+        """Wait for the last run on every rank; returns its error, the same on all."""
         text = f"the end of the last run of {self.plan.graph.name}"
         self._executor.synchronize()
         try:

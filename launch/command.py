@@ -41,8 +41,8 @@ def find_mpirun(python: str) -> str:
 
 
 def too_many_ranks(options: argparse.Namespace) -> str:
-    """Why so many ranks are not started: each is a process of this host's, or of one
-    in the host file, which counts as this one."""
+    """The error for more ranks than a host can have, or "". Hosts in the host file
+    count as equal to this one."""
     hosts = 1
     if options.hostfile:
         with open(options.hostfile, errors="replace") as file:

@@ -24,7 +24,7 @@ prepare() {
         PYTHON=$(command -v "$LAUNCH_PYTHON") ||
             refuse "LAUNCH_PYTHON=$LAUNCH_PYTHON is not a program"
         "$PYTHON" -c 'import ml_dtypes, mpi4py, numpy' ||
-            refuse "$PYTHON lacks what is named above: install it, or unset LAUNCH_PYTHON"
+            refuse "$PYTHON lacks the module above: install it, or unset LAUNCH_PYTHON"
         PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
         export PYTHONPATH
     else

@@ -31,7 +31,7 @@ CLASSES = [
 RECORD = WaitRecord(1, 7, "transfer", "sum_slots[0, 3]", "ready[0, 3]", 2, 4)
 
 
-def travelled(error: EtcDistError) -> EtcDistError:
+def pickled(error: EtcDistError) -> EtcDistError:
     return pickle.loads(pickle.dumps(error))
 
 
@@ -45,7 +45,7 @@ def test_a_message_has_four_parts(kind):
 @pytest.mark.parametrize("kind", CLASSES)
 def test_an_error_survives_pickling(kind):
     error = kind("it failed", **PARTS)
-    again = travelled(travelled(error))
+    again = pickled(pickled(error))
     assert type(again) is kind
     assert str(again) == str(error)
     assert vars(again) == vars(error)
@@ -75,12 +75,12 @@ def test_a_wait_record_reads_as_a_sentence():
 
 def test_a_timeout_keeps_its_records():
     error = WaitTimeoutError("it failed", **PARTS, records=[RECORD, RECORD])
-    assert travelled(error).records == (RECORD, RECORD)
+    assert pickled(error).records == (RECORD, RECORD)
 
 
 def test_a_build_error_keeps_its_source_and_numbers_its_lines():
     error = BuildError("it failed", **PARTS, source="int a;\nint b;\n")
-    again = travelled(error)
+    again = pickled(error)
     assert isinstance(again, BuildError)
     assert again.numbered() == "   1  int a;\n   2  int b;"
 

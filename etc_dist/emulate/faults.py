@@ -39,7 +39,7 @@ _FIXES = (
     ),
     (
         "lanes of a warp",
-        "lanes of a warp that act alike",
+        "the same call by all lanes of a warp",
         "call warp functions from all 32 lanes, and write to one place from one lane",
     ),
 )

@@ -7,7 +7,7 @@ Files, from the user down:
 
     startup.py      start, current: settings, ranks, backend
     world.py        World: the interface for the rest of etc_dist
-    choice.py       which GPUs a rank can see; which backend all ranks use
+    choice.py       the visible GPUs of a rank; the backend of all ranks
     memory.py       SymmetricMemory, and the interface of a backend
     gpu_memory.py   backend "cuda": NVSHMEM's symmetric heap
     cpu_memory.py   backend "cpu": shared memory of one host

@@ -23,7 +23,7 @@ PAGE = mmap.PAGESIZE
 
 
 def host_key() -> str:
-    """Equal exactly on ranks that see the same files in `FOLDER`."""
+    """Equal exactly on ranks that share the files in `FOLDER`."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot} {FOLDER.stat().st_dev}"
 

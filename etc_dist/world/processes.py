@@ -32,7 +32,7 @@ ENTERING_SECONDS = 0.01
 # In /proc/PID/stat, counted from the state, which follows the command's name.
 _STATE, _FLAGS, _BEGIN = 0, 6, 19
 # Of the flags: set as soon as a process ends. Releasing a GPU's memory can then take
-# seconds, in which the process still looks alive.
+# seconds, in which the process is not yet a zombie.
 _EXITING = 0x4
 
 # ----------------------------------------------------------------- waiting for peers
@@ -42,8 +42,8 @@ class Backoff:
     """One wait of at most `limit` seconds, counted from the first `pause`.
 
     `find_lost` returns the ranks that will never answer. It is called from time to
-    time; its result is in `lost`. `pause` does not act on it: the caller knows which
-    ranks it needs.
+    time; its result is in `lost`. `pause` ignores it, since only some ranks may be
+    needed.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The errors of collective calls, built alike on every rank from the same facts."""
+"""The errors of collective calls, the same on every rank."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def start(
     """Start a world over `comm` (default: all ranks of the job). Collective.
 
     `settings` default to the environment's; if given, no variable is read. backend,
-    symmetric_size and share_gpu must be alike on all ranks. "auto" is "cuda" where
+    symmetric_size and share_gpu must be equal on all ranks. "auto" is "cuda" where
     every rank can have its own GPU (or share one, with `share_gpu`), else "cpu".
 
     With `abort_on_uncaught`, an uncaught exception on one rank ends all ranks of the

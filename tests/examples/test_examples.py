@@ -88,8 +88,8 @@ def test_ring_all_gather_reports_a_right_result():
 
 
 def test_norm_matmul_compares_itself_with_fp32():
-    said = launch(str(EXAMPLES / "norm_matmul.py"))
-    assert "largest error against fp32: 2." in said
+    output = launch(str(EXAMPLES / "norm_matmul.py"))
+    assert "largest error against fp32: 2." in output
 
 
 def test_mlp_compares_itself_with_fp32():

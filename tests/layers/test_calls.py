@@ -165,7 +165,7 @@ def test_both_schedules_and_repeats_give_the_same_bits(kind, make, arrays, world
 @pytest.mark.parametrize("kind", LAYERS)
 def test_one_program_serves_any_number_of_rows(kind, make, arrays, compiled):
     layer = make(kind, 136, 64)
-    # Up and down again, without meeting between: buffers grow, and stay right.
+    # Up and down again, without synchronising: buffers grow, and stay valid.
     calls = [layer.rows(count) for count in (3, 40, 264, 40, 1)]
     for x, out, _ in calls:
         layer.layer(x, out)

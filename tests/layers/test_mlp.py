@@ -15,8 +15,8 @@ MANY, PACKED, FEW = "mlp_graph", "mlp_packed_rows_graph", "mlp_few_rows_graph"
 
 @pytest.mark.mpi
 def test_large_gates_make_the_result_exact(world, arrays):
-    """silu(32) is 32 and silu(0) is 0, so that a row of x that picks one column gives
-    small integers: a row that came from elsewhere would show."""
+    """silu(32) is 32 and silu(0) is 0, so that a row of x with a single 1 selects one
+    column, and gives small integers, which differ between rows."""
     rows, hidden, inner = 5, 40, 24
     rngs = [np.random.default_rng(rank) for rank in range(world.size)]
     shares = [
@@ -40,7 +40,7 @@ def test_large_gates_make_the_result_exact(world, arrays):
 @pytest.mark.mpi
 def test_few_and_many_rows_take_turns(make, arrays, world, compiled):
     layer, most = make("mlp few rows", 264, 136), FEW_ROWS // world.size
-    # Without meeting between.
+    # Without synchronising in between.
     calls = [layer.rows(count) for count in (1, most + 1, most, 300, 2)]
     names = []
     for x, out, _ in calls:
@@ -50,8 +50,8 @@ def test_few_and_many_rows_take_turns(make, arrays, world, compiled):
     for _, out, answer in calls:
         answer.check(arrays.get(out))
     dims = {"rows": 2, "hidden": 264, "inner": 136}
-    rooms = layer.layer.program._capacity_hint(dims)
-    assert rooms == [{**dims, "rows": rows} for rows in range(1, most + 1)]
+    hints = layer.layer.program._capacity_hint(dims)
+    assert hints == [{**dims, "rows": rows} for rows in range(1, most + 1)]
     assert names == [FEW, MANY, FEW, MANY, FEW]
     assert compiled == [MANY, FEW]
 
@@ -66,8 +66,8 @@ def test_rows_are_packed_where_that_makes_tiles_fewer(make, world, compiled):
         layer.check(rows)
         assert layer.program == name
         if name == PACKED:
-            room = layer.layer.program._capacity_hint({"rows": rows, "hidden": 40})
-            assert room == [{"rows": most_packed(world.size), "hidden": 40}]
+            hint = layer.layer.program._capacity_hint({"rows": rows, "hidden": 40})
+            assert hint == [{"rows": most_packed(world.size), "hidden": 40}]
     assert compiled == [MANY, PACKED, FEW]
 
 
@@ -78,7 +78,7 @@ def test_tiles_are_shared_where_that_saves_more_than_a_quarter():
 
 
 @pytest.mark.parametrize("world_size", range(1, 9))
-def test_no_more_rows_are_packed_than_there_is_room_for(world_size):
+def test_most_packed_is_the_largest_packed_number(world_size):
     packed = [r for r in range(1, 5000) if are_packed(world_size, r)]
     assert most_packed(world_size) == max(packed, default=0)
 

@@ -60,8 +60,8 @@ def test_few_and_many_tokens_take_turns(make, arrays, compiled):
         answer.check(arrays.get(out))
     assert names == [FEW, MANY, FEW, MANY, FEW]
     assert compiled == [MANY, FEW]
-    rooms = layer.layer.program._capacity_hint({"tokens": 2, "hidden": 40, "inner": 24})
-    assert [dims["tokens"] for dims in rooms] == [*range(1, FEW_TOKENS + 1)]
+    hints = layer.layer.program._capacity_hint({"tokens": 2, "hidden": 40, "inner": 24})
+    assert [dims["tokens"] for dims in hints] == [*range(1, FEW_TOKENS + 1)]
 
 
 def prefetched(name: str, tokens: int, hidden: int, inner: int) -> list[int]:

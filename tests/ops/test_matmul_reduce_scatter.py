@@ -9,7 +9,7 @@ from etc_dist import MatmulReduceScatter
 
 pytestmark = pytest.mark.mpi
 
-# NOTE: partial sums are rounded as they travel, and their sum once more: an error of
+# NOTE: partial sums are rounded before sending, and their sum once more: an error of
 # one rounding times the root of two.
 TOLERANCE = {"bfloat16": 3e-3, "float16": 3.75e-4}
 

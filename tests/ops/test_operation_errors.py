@@ -58,8 +58,8 @@ def refusal(error: type[Exception], words: str) -> Iterator[None]:
     """The block must raise `error`, in four parts and with these words."""
     with pytest.raises(error) as caught:
         yield
-    said = str(caught.value)
-    assert re.search(words, said) or re.search(words, of_rank_zero(said))
+    text = str(caught.value)
+    assert re.search(words, text) or re.search(words, of_rank_zero(text))
     parts = ("what", "where", "wanted", "got", "fix")
     assert [part for part in parts if not getattr(caught.value, part)] == []
 
@@ -327,7 +327,7 @@ def test_interrupt_between_agreement_and_launch_breaks_the_world(own, monkeypatc
     op(*ones(own))
     if own.rank == 0:
         monkeypatch.setattr(op.program._executor, "launch", interrupt)
-    # A peer sees it in its own agreement, or once it waits in the run.
+    # A peer raises in its own agreement, or while it waits in the run.
     kinds = KeyboardInterrupt if own.rank == 0 else (WorldError, WaitTimeoutError)
     with pytest.raises(kinds) as caught:
         op(*ones(own))
