@@ -39,7 +39,7 @@ def may_import(user: str, used: str) -> bool:
     if user == "world":
         return HEIGHT[used] == 0
     if user == "functions":
-        return used == "ir"
+        return used in ("errors", "ir")
     if used == "world":
         return HEIGHT[user] >= HEIGHT["runtime"]
     return HEIGHT[used] <= HEIGHT[user]

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from etc_dist.errors import GraphError, expect_type
 from etc_dist.ir import DeviceFunction, Extent, Operand, TmaBox
 from etc_dist.ir.function import COMPUTE, FORWARD, LOAD, STORE, TENSOR
 
@@ -61,6 +62,7 @@ def _tile(dtype: str, *sizes: Extent | int) -> Operand:
 
 
 def _matmul(name: str, w_layout: str, dtype: str, **fields: Any) -> DeviceFunction:
+    _check(name, w_layout, dtype)
     weight = (TILE, DEPTH) if w_layout == "nk" else (DEPTH, TILE)
     tile = {0: (TILE, DEPTH), 1: weight, 2: (TILE, TILE), **fields.pop("tile", {})}
     boxes = {
@@ -87,6 +89,22 @@ def _matmul(name: str, w_layout: str, dtype: str, **fields: Any) -> DeviceFuncti
         },
         **fields,
     )
+
+
+def _check(name: str, w_layout: str, dtype: str) -> None:
+    for option, value, known in (
+        ("w_layout", w_layout, ("nk", "kn")),
+        ("dtype", dtype, ("bfloat16", "float16", "float32")),  # the last on the CPU
+    ):
+        expect_type(value, str, f"{option} of {name}()")
+        if value not in known:
+            raise GraphError(
+                f"{option} of {name}() is unknown",
+                where=f"{name}({w_layout!r}, {dtype!r})",
+                wanted=" or ".join(map(repr, known)),
+                got=repr(value),
+                fix='"nk" computes x @ w.T, "kn" x @ w; both in bfloat16 or float16',
+            )
 
 
 def matmul_store(w_layout: str, dtype: str) -> DeviceFunction:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from etc_dist.errors import GraphError
 from etc_dist.functions.matmul import matmul_gated, matmul_store, silu
 
 X = np.array([[1, 2], [0, -1]], np.float32)
@@ -23,3 +24,16 @@ def test_gated_results_are_silu_of_gate_times_up():
     matmul_gated("float16").body(X, W, 2 * W, y)
     product = X @ W.T
     np.testing.assert_allclose(y, silu(product) * 2 * product)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (("NK", "bfloat16"), GraphError),
+        (("nk", "int32"), GraphError),
+        (("nk", np.float32), TypeError),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options, error):
+    with pytest.raises(error, match=r"(w_layout|dtype) of matmul_store\(\)"):
+        matmul_store(*options)
