@@ -198,7 +198,7 @@ def test_tiles_that_cannot_be_cut_are_refused():
 
 
 def test_a_graph_that_is_parallel_in_an_unknown_way_is_refused():
-    with pytest.raises(ArgumentError, match="parallel in 'data'"):
+    with pytest.raises(ArgumentError, match="unknown way to split"):
         moe_graph(2, experts=8, top_k=2, parallel="data")
 
 
