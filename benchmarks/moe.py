@@ -55,7 +55,7 @@ SMALL, SMALL_TOKENS = Model(128, 64, 16, 4), 16
 TOKENS = (1, 8, 32, 128, 512, 1024, 2048, 4096, 8192)
 TOKENS_PER_RANK = (128, 512, 2048, 8192)
 INPUTS = 3
-"""Inputs used in turn, so that the experts of few tokens are not in L2."""
+"""Inputs used in turn, so that few tokens do not find their experts in L2."""
 MEMORY_BYTES_PER_S = 4.3e12
 """An H200's highest rate of reads from its memory (nominally 4.8 TB/s)."""
 FLOP_PER_S = 780e12
