@@ -35,7 +35,8 @@ TESTS = Path(__file__).parent
 GOLDEN = TESTS / "golden"
 # How long a failed rank waits for the others to end the test, in seconds.
 GRACE = float(os.environ.get("LAUNCH_TEST_GRACE", "10"))
-MARKS = {"mpi": "min_size", "gpu": "devices", "exhaustive": ""}  # and their argument
+MARKS = {"mpi": ("min_size", "max_size"), "gpu": ("devices",), "exhaustive": ()}
+"""The markers and their arguments."""
 EXHAUSTIVE = "for --all only"
 CODES = {"passed": 0, "skipped": 1, "failed": 2}
 
@@ -133,7 +134,7 @@ def first_always(cases: Iterable[tuple[Any, ...]], count: int) -> list[Any]:
 
 # Few examples are the same ones each time, so that a run repeats the last one.
 hypothesis.settings.register_profile(
-    "few", hypothesis.settings(deadline=None, derandomize=True, max_examples=6)
+    "few", hypothesis.settings(deadline=None, derandomize=True, max_examples=4)
 )
 hypothesis.settings.register_profile(
     "many", hypothesis.settings(deadline=None, max_examples=30)
@@ -160,11 +161,12 @@ def has_gpu() -> bool:
 
 def check_marks(item: pytest.Item) -> None:
     """Refuse arguments that would be ignored."""
-    for name, argument in MARKS.items():
+    for name, arguments in MARKS.items():
         for mark in item.iter_markers(name):
-            unknown = [*map(str, mark.args), *sorted(set(mark.kwargs) - {argument})]
+            unknown = [*map(str, mark.args), *sorted(set(mark.kwargs) - {*arguments})]
             if unknown:
-                takes = f"{argument}= only" if argument else "nothing"
+                takes = " and ".join(f"{a}=" for a in arguments)
+                takes = f"{takes} only" if takes else "nothing"
                 raise pytest.UsageError(
                     f"{item.nodeid}: the {name} marker takes {takes}, "
                     f"not {', '.join(unknown)}"
@@ -186,10 +188,14 @@ def _skip_without_devices(item: pytest.Item) -> None:
 
 
 def _is_slow(item: pytest.Item) -> bool:
-    """Whether an exhaustive test takes long here: those of ranks do not on GPUs."""
-    on_gpus = os.environ.get("ETC_DIST_BACKEND") == "cuda"
-    exhaustive, mpi = map(item.get_closest_marker, ("exhaustive", "mpi"))
-    return exhaustive is not None and not (mpi and on_gpus)
+    """Whether a test is exhaustive here: tests of ranks are not on GPUs, which are
+    fast, and are on more ranks than max_size=."""
+    sizes = [m.kwargs.get("max_size", 2**31) for m in item.iter_markers("mpi")]
+    if sizes and os.environ.get("ETC_DIST_BACKEND") == "cuda":
+        return False
+    world = _mpi_world() if sizes else None
+    many = world is not None and world.size > min(sizes)
+    return many or item.get_closest_marker("exhaustive") is not None
 
 
 def pytest_collection_modifyitems(

@@ -19,7 +19,7 @@ from etc_dist.verify.proof import prove
 from tests.ops.arrays import Arrays
 from tests.ops.ring import ring
 
-pytestmark = pytest.mark.mpi
+pytestmark = pytest.mark.mpi(max_size=2)
 
 
 @graph_function

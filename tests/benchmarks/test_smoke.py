@@ -29,7 +29,8 @@ ROOT = Path(__file__).parents[2]
         (1, "moe --tokens 1,50"),
         (2, "moe --parallel tensor"),
         (2, "moe --parallel expert --routing zipf"),
-        (2, "soak --calls 20"),
+        (1, "soak --calls 20"),
+        pytest.param(2, "soak --calls 20", marks=pytest.mark.exhaustive),
         (1, "task_cost"),
     ],
 )

@@ -91,7 +91,7 @@ def test_logits_in_tiles(folder):
 @pytest.mark.parametrize(
     "tokens, hidden, options",
     [
-        (3, 200, {}),
+        (3, 104, {}),
         (1, 1000, {"product_tasks": 1}),  # more pairs than scratch has room for
         pytest.param(1, 200, {}, marks=exhaustive),
     ],

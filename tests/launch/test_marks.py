@@ -52,7 +52,10 @@ def test_marked_tests_run_where_they_can(options, gpus, words, tmp_path):
     [
         (pytest.mark.gpu(device=2), "the gpu marker takes devices= only, not device"),
         (pytest.mark.gpu(2), "the gpu marker takes devices= only, not 2"),
-        (pytest.mark.mpi(size=2), "the mpi marker takes min_size= only, not size"),
+        (
+            pytest.mark.mpi(size=2),
+            "the mpi marker takes min_size= and max_size= only, not size",
+        ),
         (pytest.mark.exhaustive(2), "the exhaustive marker takes nothing, not 2"),
     ],
 )

@@ -27,7 +27,7 @@ from etc_dist.settings import Settings
 from etc_dist.world import start
 from tests.ops.rank_errors import of_rank_zero
 
-pytestmark = pytest.mark.mpi
+pytestmark = pytest.mark.mpi(max_size=2)
 
 FUNCTIONS = {
     MatmulReduceScatter: etc_dist.matmul_reduce_scatter,
