@@ -40,7 +40,7 @@ def alarm():
     signal.signal(signal.SIGALRM, before)
 
 
-@pytest.mark.mpi
+@pytest.mark.mpi(max_size=2)
 def test_call_while_another_thread_is_inside_one_is_refused_by_name(own):
     def step():
         with pytest.raises(WorldError) as caught:
@@ -53,14 +53,14 @@ def test_call_while_another_thread_is_inside_one_is_refused_by_name(own):
     own.barrier()
 
 
-@pytest.mark.mpi
+@pytest.mark.mpi(max_size=2)
 def test_calls_in_turn_from_different_threads_work(own):
     for _ in range(3):
         assert in_thread(lambda: own.gather(own.rank)) == list(range(own.size))
         own.barrier()
 
 
-@pytest.mark.mpi
+@pytest.mark.mpi(max_size=2)
 def test_lock_of_an_interrupted_call_is_taken_over(own):
     # As after a signal between the last step of a call and the release.
     in_thread(own.exclusive.__enter__)
@@ -78,7 +78,7 @@ CALLS = {
 }
 
 
-@pytest.mark.mpi(min_size=2)
+@pytest.mark.mpi(min_size=2, max_size=2)
 @pytest.mark.parametrize("name", CALLS)
 def test_interrupted_call_breaks_the_world_by_name_on_all_ranks(name, own, alarm):
     if own.rank == 0:
@@ -96,7 +96,7 @@ def test_interrupted_call_breaks_the_world_by_name_on_all_ranks(name, own, alarm
         own.barrier()
 
 
-@pytest.mark.mpi(min_size=2)
+@pytest.mark.mpi(min_size=2, max_size=2)
 @pytest.mark.parametrize("name", ["match_call", "agree", "barrier"])
 def test_peers_that_wait_already_raise_for_an_interrupted_call(name, own):
     def interrupt():
@@ -113,7 +113,7 @@ def test_peers_that_wait_already_raise_for_an_interrupted_call(name, own):
             CALLS[name](own)
 
 
-@pytest.mark.mpi(min_size=2)
+@pytest.mark.mpi(min_size=2, max_size=2)
 def test_gather_does_not_wait_for_a_rank_that_left(own):
     if own.rank == 0:
         with pytest.raises(KeyboardInterrupt), own.exclusive:
@@ -124,14 +124,14 @@ def test_gather_does_not_wait_for_a_rank_that_left(own):
         assert own.broken
 
 
-@pytest.mark.mpi
+@pytest.mark.mpi(max_size=2)
 def test_error_that_all_ranks_raise_does_not_break_the_world(own):
     with pytest.raises(ArgumentError, match="x is bad"):
         CALLS["refuse"](own)
     own.barrier()
 
 
-@pytest.mark.mpi
+@pytest.mark.mpi(max_size=2)
 def test_call_of_user_code_inside_another_call_is_refused(own):
     def step():
         with pytest.raises(WorldError, match="made inside another call"):
@@ -141,7 +141,7 @@ def test_call_of_user_code_inside_another_call_is_refused(own):
     own.barrier()
 
 
-@pytest.mark.mpi(min_size=2)
+@pytest.mark.mpi(min_size=2, max_size=2)
 def test_nested_call_that_a_signal_handler_does_not_catch_breaks_the_world(own):
     if own.rank == 0:
         before = signal.signal(signal.SIGALRM, lambda *_: own.barrier())
