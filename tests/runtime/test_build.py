@@ -22,6 +22,7 @@ from etc_dist.runtime.includes import headers
 from etc_dist.schedule import schedule_dynamic, schedule_static
 from etc_dist.settings import Settings
 from tests.codegen.graphs import three_matmuls
+from tests.conftest import first_always
 
 ROOT = Path(__file__).parents[2]
 OPS = {
