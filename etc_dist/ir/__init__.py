@@ -5,7 +5,7 @@ call.py       calls, and their loads from runtime tensors
 function.py   device functions; operand.py: the regions that their CUDA bodies need
 tensor.py     tensors and regions
 event.py      event tensors
-expr.py       symbolic integers; loads.py: loads in them
+expr.py       symbolic integers; loads.py: loads in them; interval.py: their bounds
 dims.py       the numbers given for dims
 checks.py     refusals of calls that are not correct
 """

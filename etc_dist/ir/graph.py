@@ -237,9 +237,7 @@ class Graph:
             _members(writes, Region, f"{where}: writes="),
             _members(waits, EventRef, f"{where}: waits="),
             _members(notifies, EventRef, f"{where}: notifies="),
-            row_major(grid.axes, TASK)
-            if order is None
-            else _coordinate(order, grid, where),
+            _coordinate(order, grid, where),
             wrap(pace, f"{where}: pace="),
             None
             if empty_until is None
@@ -355,8 +353,10 @@ def _members(
     return tuple(given)
 
 
-def _coordinate(order: Order, grid: Grid, where: str) -> tuple[Expr, ...]:
+def _coordinate(order: Order | None, grid: Grid, where: str) -> tuple[Expr, ...]:
     """The coordinate of task t in `grid`."""
+    if order is None:
+        return row_major(grid.axes, TASK)
     parts = order(TASK)
     expect_type(parts, (tuple, list), f"{where}: the result of order=")
     if len(parts) != len(grid):

@@ -1,12 +1,12 @@
-"""The headers that a program includes, for a compiler that opens no file by itself.
+"""The headers of a program, as texts by name for NVRTC.
 
-NVRTC gets each header under the name that `#include` has for it. In the library's own
-device code that is the path below `kernels/`, in a user's the absolute path. So every
-header is part of the program's key, and a file that is not fails to compile.
+The name of a header is its path below `kernels/`, or the absolute path of a user's
+file; each `#include` is rewritten to that name. So the key of a program covers all its
+headers, and the compilation fails if it needs any other file.
 
-NVRTC would open an absolute path. So it gets exactly the text that is searched for
-includes, without comments and line splices, and what names a file in another way than
-`#include "NAME"` or `#include <NAME>` is refused.
+NOTE: NVRTC opens absolute paths itself. So it gets exactly the text that is searched
+for includes, without comments and line splices. Includes in another form than `#include
+"NAME"` or `#include <NAME>` are refused.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TOKEN = re.compile(
     | \w+ | \n""",
     re.VERBOSE,
 )
-# NOTE: anywhere, in literals too, and with comments: NVRTC may take for code what
+# NOTE: also matches in literals and with comments, as NVRTC may compile a text that
 # `_TOKEN` takes for a literal.
 _DIRECTIVE = re.compile(
     rf"(?:\#|%:)(?:{_COMMENT}|[^\w\n])*+(?P<word>include_next|include|import|embed)\b"
@@ -39,8 +39,8 @@ _NAME = re.compile(r'"(?P<quoted>[^"\n]+)"|<(?P<angled>[^>\n]+)>')
 
 
 def headers(source: Source, kernels: Path) -> dict[str, str]:
-    """The text of all headers of a program by their names for NVRTC, in which every
-    `#include` has such a name. Raises BuildError for a file in no folder of these."""
+    """The texts of all headers of a program by name. Raises BuildError for a file
+    outside of `kernels` and of the folders of the program's sources."""
     included = _Included(source, kernels)
     texts: dict[str, str] = {}
     while included.waiting:
@@ -51,20 +51,19 @@ def headers(source: Source, kernels: Path) -> dict[str, str]:
 
 
 class _Included:
-    """The files that a program may include, and those that it does."""
+    """The folders that a program may include from, and the headers still to be read."""
 
     def __init__(self, source: Source, kernels: Path):
         self.kernels = kernels
         self.roots = sorted({_normal(path.parent) for path in source.sources})
-        # The generated text names a user's sources as they were given.
+        # The generated text has the paths of a user's sources as given.
         self.names = {_normal(path): str(path) for path in source.sources}
         own = re.findall(r'^#include "([^/"][^"]*)"$', source.text, re.MULTILINE)
         self.waiting = {str(path): path for path in source.sources}
         self.waiting |= {name: kernels / name for name in own}
 
     def renamed(self, path: Path) -> str:
-        """The text of a file with the names that NVRTC knows; what it includes waits
-        to be read, too."""
+        """The text of a file with renamed includes; adds these to `waiting`."""
         text = _normalized(_read(path), path)
 
         def rename(found: re.Match[str]) -> str:
@@ -82,7 +81,7 @@ class _Included:
         return _DIRECTIVE.sub(rename, text)
 
     def find(self, name: str, user: Path, quote: str) -> Path | None:
-        """The file that an include in `user` means, wherever that is."""
+        """The file that an include in `user` refers to, in any folder."""
         folders = [self.kernels, *self.roots]
         if quote == '"':
             folders.insert(0, user.parent)
@@ -99,16 +98,16 @@ class _Included:
 
 
 def _normalized(text: str, path: Path) -> str:
-    """`text` without comments and line splices, its lines under their numbers."""
+    """`text` without comments and line splices, with unchanged line numbers."""
     joined = text
     while "\\\n" in joined:  # one splice can make another
         joined = _SPLICED.sub(_joined, joined)
-    owed = 0
+    pending = 0
 
     def replace(token: re.Match[str]) -> str:
-        nonlocal owed
+        nonlocal pending
         if token["comment"]:
-            owed += token[0].count("\n")
+            pending += token[0].count("\n")
             return " "
         if token["raw"] and token[0] not in text:
             raise BuildError(
@@ -119,7 +118,7 @@ def _normalized(text: str, path: Path) -> str:
                 fix="write two strings next to each other",
             )
         if token[0] == "\n":
-            lines, owed = 1 + owed, 0
+            lines, pending = 1 + pending, 0
             return lines * "\n"
         return token[0]
 
@@ -133,7 +132,7 @@ def _joined(lines: re.Match[str]) -> str:
 def _refusal(path: Path, line: int, found: re.Match[str]) -> BuildError:
     got = found["test"] or f"#{found['word']} {found['name'].strip()}"
     return BuildError(
-        "a device function includes what cannot be part of its program",
+        "a device function includes a file that cannot be part of its program",
         where=f"{path}, line {line}",
         wanted=f'#include "NAME" of a file in {path.parent} or below it, or of a '
         "header of etc_dist such as worker/task.cuh",
