@@ -1,4 +1,4 @@
-"""The graphs whose generated text is kept: both ops, and small graphs of a user."""
+"""The graphs with golden texts: both ops, and small graphs of a user."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def ring(g: Graph) -> None:
 
 @graph_function
 def scattered(g: Graph) -> None:
-    """A call whose maps load in every way that there is."""
+    """A call with every kind of load in its maps."""
     n = g.dims("n")
     at = g.input("at", (n, 2), "int32")
     table = g.local("table", (n,), "int32")

@@ -1,4 +1,4 @@
-"""What the device checks of loaded values: the same as the host, before it loads."""
+"""Range checks of loaded values on the device: the same as on the host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What elements release, against a search of all groups; and the text of a dynamic
+"""Released groups, compared with a search of all groups; and the text of a dynamic
 program."""
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ TOUCH = DeviceFunction("touch", lambda: None, "touch.cuh", "transfer", 0, 0)
 
 @graph_function
 def by_rank(g: Graph) -> None:
-    """What the ranks expect differs."""
+    """The expected counts differ between ranks."""
     share = g.let("share", g.rank + 2)
     done = g.events("done", (4,), expects=lambda e: share + e, cross_rank=True)
     (i,) = grid = g.grid(i=4)
@@ -128,7 +128,7 @@ def test_counts_are_evaluated_for_the_owner():
 
 
 def test_any_name_of_a_user_can_be_compiled():
-    """C++ words, and names of the generated code."""
+    """C++ keywords, and names of the generated code."""
     body = Path(__file__).parent.parent / "emulate" / "copy_numbers.cuh"
     copy = DeviceFunction("copy_numbers", print, body, "transfer", 1, 1)
 

@@ -1,4 +1,4 @@
-"""Index expressions as CUDA text: the same numbers as `evaluate` gives."""
+"""Index expressions as CUDA text: the same values as those of `evaluate`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BLOCKS = Symbol("blocks", "derived")
 SYMBOLS = [N, BLOCKS, I, RANK, TASK]
 TABLE = np.array([3, -1, 4, 1, -5, 9, 2, -6], np.int32)
 
-# What kernels/common/types.cuh and operand.cuh call so.
+# The functions of kernels/common/types.cuh and operand.cuh.
 DEVICE = {
     "floordiv": lambda a, b: a // b,
     "floormod": lambda a, b: a % b,
@@ -52,7 +52,7 @@ def test_the_place_of_an_element_is_row_major():
 
 
 def value_of(cuda: str, env: dict[str, int]) -> int:
-    """What the device computes, by Python's own precedence rules: C++ has the same."""
+    """The value of the CUDA text; Python and C++ have the same precedence rules."""
     dims = {dim_name(name): value for name, value in env.items()}
     g = SimpleNamespace(tensor_table=TABLE, rank=env["rank"], **dims)
     names = {"g": g, "c": SimpleNamespace(axis_i=env["i"]), "t": env["t"]}

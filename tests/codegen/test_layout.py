@@ -15,7 +15,7 @@ from etc_dist.schedule import schedule_dynamic, schedule_static
 from etc_dist.settings import MAX_SECONDS
 from tests.codegen.graphs import GRAPHS
 
-# Size and alignment of what the struct is made of, on the device.
+# Sizes and alignments of the members on the device.
 TYPES = {"TensorMap": (128, 128), "u64": (8, 8), "u32": (4, 4), "i32": (4, 4)}
 
 
@@ -84,7 +84,7 @@ def test_dynamically_claimed_matmuls_skip_empty_runs():
         r"i32 empty_until\(const Args& g, i32 t\) \{ return (.*); \}", text
     )
     assert len(ends) == 2 and all("floordiv(t, " in end or " - " in end for end in ends)
-    # Of the second product, whose tiles wait apart, those without rows go unqueued.
+    # Tiles of the second GEMM wait separately; those without rows are not queued.
     text = generate(schedule_dynamic(graph)).text
     runs, empty = (f"static constexpr int kHas{w} = 1" for w in ("Runs", "EmptyGroups"))
     gate_up, down = (
@@ -110,5 +110,5 @@ def test_records_have_the_sizes_that_the_device_code_names():
 
 
 def test_longest_limit_fits_the_steps_that_the_device_counts():
-    # Twice the limit, as for hand-overs inside a worker, in steps of 2**20 ns.
+    # Twice the limit, as for waits inside a worker, in steps of 2**20 ns.
     assert 1 <= int(2 * MAX_SECONDS * 1e9) >> 20 < 2**31

@@ -1,4 +1,4 @@
-"""The texts of graphs, plans and sources: as they were, and the same on every rank."""
+"""Golden texts of graphs, plans and sources, equal on every rank."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def all_texts() -> str:
-    """What every rank must come to by itself."""
+    """The texts that every rank must generate alike."""
     plans = {name: schedule_static(graph) for name, graph in GRAPHS.items()}
     shown = [p.graph.show() + p.show(WORKERS, **DIMS[n]) for n, p in plans.items()]
     return "\n".join(shown + [generate(plan).text for plan in plans.values()])

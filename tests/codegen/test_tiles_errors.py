@@ -1,4 +1,4 @@
-"""Regions that the CUDA body of a device function does not serve."""
+"""Regions that the CUDA body of a device function does not support."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a device function cannot be made of."""
+"""Refused arguments of device functions."""
 
 from __future__ import annotations
 

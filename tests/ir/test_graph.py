@@ -1,4 +1,4 @@
-"""Graph functions: what a body describes, as values and as text."""
+"""Graph functions: the values and the text of a described graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a graph cannot be made of: TypeErrors and GraphErrors."""
+"""Refused graphs: TypeErrors and GraphErrors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a call depends on data, and when it is loaded."""
+"""Loads of a call by phase, and their values."""
 
 from __future__ import annotations
 

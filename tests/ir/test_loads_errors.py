@@ -1,4 +1,4 @@
-"""Loads where a number is needed before the program runs."""
+"""Refused loads: where a number is needed before the run."""
 
 from __future__ import annotations
 

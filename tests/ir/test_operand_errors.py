@@ -1,4 +1,4 @@
-"""What the region of an operand may not be declared as."""
+"""Refused declarations of operands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors, regions and event elements: which part of what they name."""
+"""Tensors, regions and event elements: bounds, views and texts."""
 
 from __future__ import annotations
 

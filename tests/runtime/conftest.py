@@ -1,4 +1,4 @@
-"""What tests of programs share: a world that checks runs, and programs in it."""
+"""Fixtures: a world that checks runs, and programs in it."""
 
 from __future__ import annotations
 

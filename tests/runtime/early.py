@@ -1,4 +1,4 @@
-"""A graph whose last task looks at one operand before its last wait is met."""
+"""A graph whose last task reads one operand before its last wait is met."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def add_if_even(first: Array, second: Array, y: Array) -> None:
 def early(g: Graph, *, gathers: bool = False, notifies: bool = True) -> None:
     """y = -a of the odd rows, -a + b of the others; z = -b once y is there. If it
     `gathers`, rows of b come in the order that `at` says, and so workers draw tickets.
-    Without `notifies`, who waits early waits in unmet."""
+    Without `notifies`, the last wait is never met."""
     n = g.dims("n")
     a, b = (g.input(name, (n, WIDTH), "int32") for name in "ab")
     at = g.input("at", (n,), "int32")

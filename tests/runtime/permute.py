@@ -1,4 +1,4 @@
-"""A graph whose dependencies are data: rows sorted by the expert that each one chose.
+"""A graph with loaded dependencies: rows sorted by their experts.
 
 Both backends can run it; the widths suit them.
 """
@@ -45,8 +45,8 @@ def permute(
     miscounted: int = 0,
     shifted: int = 0,
 ) -> None:
-    """y = 2 x, sorted by expert. The options plant faults: a missing wait for what is
-    loaded, a wrong expected count, rows moved to where there are none."""
+    """y = 2 x, sorted by expert. The options plant faults: a missing wait for the
+    loaded tensor, a wrong expected count, rows moved out of range."""
     n = g.dims("n")
     expert = g.input("expert", (n,), "int32")
     x = g.input("x", (n, WIDTH), "float32")
@@ -95,7 +95,7 @@ def inputs(expert: Any) -> dict[str, Array]:
 
 
 def computed(expert: Any) -> dict[str, Array]:
-    """What the plan's task writes."""
+    """The results of the planning task."""
     chosen = np.array(expert, np.int32)
     count, first, place = (
         np.zeros(k, np.int32) for k in (EXPERTS, EXPERTS, chosen.size)

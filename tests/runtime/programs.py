@@ -1,4 +1,4 @@
-"""Programs for these tests, each with what plain NumPy says they give."""
+"""Programs for these tests, each with its NumPy reference."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OPS = ("matmul_reduce_scatter", "all_gather_matmul")
 
 @dataclass(frozen=True)
 class Case:
-    """A plan with inputs by rank, and per rank what y must be, give or take."""
+    """A plan with inputs, expected y and tolerance, by rank."""
 
     plan: Plan
     inputs: list[dict[str, Array]]

@@ -1,4 +1,4 @@
-"""Graphs whose regions are data: right for some data, and wrong for others.
+"""Graphs with loaded regions: correct for some data, and wrong for others.
 
 Both backends can run them; the widths suit them.
 """
@@ -87,7 +87,7 @@ def sequences(seed: int = 0) -> dict[str, Array]:
 
 
 def attended(given: dict[str, Array]) -> Array:
-    """What y must be."""
+    """The reference of y."""
     scores = given["keys"] @ given["query"][0]
     parts = zip(given["first"], given["count"], strict=True)
     return np.stack([scores[f : f + c] @ given["values"][f : f + c] for f, c in parts])

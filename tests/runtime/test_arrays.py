@@ -1,4 +1,4 @@
-"""Arrays and streams of any library: what they are taken for."""
+"""Arrays and streams of all libraries."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from etc_dist.runtime.stream import stream_for
 
 
 class Tensor:
-    """What a call reads of a torch tensor on GPU 3."""
+    """The attributes of a torch tensor on GPU 3 that a call reads."""
 
     dtype, shape = "torch.bfloat16", (4, 8)
 

@@ -1,4 +1,4 @@
-"""NumPy bodies that do not fill what they write."""
+"""NumPy bodies that leave writes unfilled."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from etc_dist.world import start
 
 
 def graph_of(body: Any, dtype: str, kind: str = "output") -> GraphFunction:
-    """y[i] is made of x[i] by `body`, four rows of three a task."""
+    """`body` computes y[i] from x[i], four rows of three per task."""
     made = device_function(source="", reads=1, writes=1)(body)
 
     @graph_function

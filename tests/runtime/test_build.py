@@ -83,7 +83,7 @@ def filling(folder: Path, value: str = "7.0f", includes: str = "") -> Source:
 def test_a_library_program_keeps_its_registers(op, schedule):
     found = report(op, schedule(OPS[op](4)))
     assert found["spill_bytes"] == found["stack_bytes"] == 0
-    # NOTE: remarks hold warnings, and C7508 where setmaxnreg was ignored.
+    # NOTE: remarks include warnings, and C7508 if setmaxnreg was ignored.
     assert found["remarks"] == []
     assert found["registers"] == 168  # 65536 a worker of 384 threads, in steps of 8
 

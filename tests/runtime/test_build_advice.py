@@ -1,4 +1,4 @@
-"""What a body that does not compile is advised, by NVRTC and by the emulator."""
+"""Fixes for bodies that do not compile, with NVRTC and in the emulator."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.mpi
 
 @pytest.fixture(scope="module")
 def short_timeout(world):
-    """A world whose waits end soon."""
+    """A world with a short wait limit."""
     made = start(replace(world.settings, backend="cpu", wait_limit=0.5))
     yield made
     made.close()

@@ -1,4 +1,4 @@
-"""The CPU backend between processes: results, changing dims, and ends by an error."""
+"""The CPU backend between processes: results, changing dims, and failed runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LIMIT = 0.5
 
 @pytest.fixture(scope="module")
 def short_timeout(world):
-    """A world whose waits end soon."""
+    """A world with a short wait limit."""
     made = start(replace(world.settings, backend="cpu", wait_limit=LIMIT))
     yield made
     made.close()

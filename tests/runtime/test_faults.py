@@ -81,7 +81,7 @@ def test_a_missing_notify_is_named_on_every_rank(compiled, run, short_timeout):
         for rank in range(short_timeout.size)
         for i in (0, 1)
     ]
-    # The first waits to be given up end the run, maybe before others have their turn.
+    # The first wait that times out ends the run, possibly before others are recorded.
     assert waits(records) and set(waits(records)) <= set(unmet)
     assert {record.lane for record in records} <= {"tensor", "transfer"}
     assert all(0 <= record.worker < program.workers for record in records)
@@ -144,7 +144,7 @@ def test_a_late_call_is_not_an_error(compiled, run, short_timeout):
     for late in (0, short_timeout.size - 1):
         if short_timeout.rank == late:
             time.sleep(1.25 * LIMIT)
-        # The ranks meet before they launch, and no wait has begun until then.
+        # The ranks agree before the launch; no wait begins earlier.
         assert run(program) == previous(short_timeout)
 
 

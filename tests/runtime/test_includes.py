@@ -16,7 +16,7 @@ KERNEL = 'extern "C" __global__ void kernel(int* p) { *p = VALUE; }\n'
 
 
 def source(*paths: Path) -> Source:
-    """A program of some files of a user's."""
+    """A program of several files of a user."""
     made = generate(schedule_static(matmul_reduce_scatter_graph(1)))
     text = "".join(f'#include "{path}"\n' for path in paths)
     return replace(made, text=text + KERNEL, sources=paths)

@@ -74,7 +74,7 @@ def test_a_launch_on_another_stream_waits_for_the_last_one(order):
 def test_a_handle_that_cuda_gave_to_a_new_stream_waits_for_the_old_one(order):
     old, new = Stream(5, device_id=-1), Stream(5, device_id=-1)
     assert launch(order, old) == 0 and launch(order, new) == 1
-    # Recorded while the handle was good, not once it may have been destroyed.
+    # Recorded while the handle is valid, not after the stream may be destroyed.
     assert order._event.recorded == [5, 5]
 
 

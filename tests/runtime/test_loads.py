@@ -1,4 +1,4 @@
-"""Graphs whose dependencies are data: any routing gives what NumPy says."""
+"""Graphs with loaded dependencies: every routing gives NumPy's result."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ LOOKED: list[None] = []
 
 @graph_function
 def nothing_left(g: Graph, *, size: int) -> None:
-    """Tasks that write nothing notify those that write nothing ever."""
+    """Tasks that write nothing notify tasks that never write."""
     size_of = g.input("size_of", (2,), "int32")
     x = g.local("x", (4,), "float32")
     done = g.events("done", (1,), expects=2)
@@ -109,7 +109,7 @@ def test_a_task_without_anything_to_write_only_notifies(size, seed):
 def test_a_body_does_not_run_for_an_empty_task(
     lane, schedule, unverified, make_program
 ):
-    # Some of y stays as it was, which a check of the run would refuse.
+    # Parts of y stay unwritten, which a check of the run would refuse.
     program = make_program(set_some(unverified.size, lane=lane), schedule=schedule)
     arrays = Arrays(unverified.backend)
     numbers, expected = some_numbers()

@@ -1,4 +1,4 @@
-"""Runs whose data make two tasks race, or leave outputs unwritten, are errors."""
+"""Runs with data that cause races or leave outputs unwritten are errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a GPU's executor remembers of shapes is bounded, and right in fault records."""
+"""`GpuExecutor` keeps a bounded number of shapes, and finds those of fault records."""
 
 import itertools
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""What a simulation refuses. The rules of the verifier have their tests there."""
+"""Refusals of a simulation, without those of the verifier."""
 
 from __future__ import annotations
 

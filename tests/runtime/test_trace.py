@@ -1,4 +1,4 @@
-"""Traces: order, text, Perfetto's file, the picture, and what a GPU leaves."""
+"""Traces: order, text, Perfetto's file, the picture, and records of a GPU."""
 
 from __future__ import annotations
 
@@ -170,9 +170,9 @@ def test_a_gpu_leaves_records_by_warp():
     # Two warps run task 3 of the tensor lane together; then warp 1 takes a transfer.
     per_warp[0, 0, :2] = [(1, 0, 0, 0, 0), (100, 200, 0, 0, 3)]
     per_warp[0, 1, :3] = [(2, 0, 0, 0, 0), (110, 230, 0, 0, 3), (300, 310, 1, 1, 5)]
-    # A warp that ran more than there was room for keeps the first three.
+    # A warp with more records than its capacity keeps the first three.
     per_warp[1, 8] = [(9, 0, 0, 0, 0)] + [(k, k + 1, 1, 1, k) for k in (10, 20, 30)]
-    # The transfer lane forwards what the tensor lane made.
+    # The transfer lane forwards a tile of the tensor lane.
     per_warp[1, 9, :2] = [(1, 0, 0, 0, 0), (40, 50, 1, 0, 3)]
     dims = {"rows": 64, "n": 64, "k": 16}
     trace = Trace.from_gpu(plan, dims, 1, per_warp)

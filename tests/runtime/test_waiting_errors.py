@@ -1,4 +1,4 @@
-"""Waits for a GPU that does not answer, or fails."""
+"""Waits for a GPU that stops responding, or fails."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class World(SimpleNamespace):
 
 @pytest.fixture
 def executor() -> GpuExecutor:
-    """An executor that is ready to launch, but for its GPU."""
+    """An executor without a GPU."""
     made = GpuExecutor.__new__(GpuExecutor)
     made.world, made._shared, made.workers = World(), 0, 4
     made._function = SimpleNamespace(ptr=1)

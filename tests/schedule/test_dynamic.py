@@ -188,7 +188,7 @@ def test_odd_groups_of_a_cluster_run_to_their_end():
 
 @graph_function
 def columns(g: Graph, *, then: str = "transfer") -> None:
-    """Rows that wait by themselves, in columns that are waited for."""
+    """Rows wait one by one; the last call waits for whole columns."""
     n, m = g.dims("n m")
     begun = g.events("begun", (n,), expects=1)
     done = g.events("done", (m,), expects=2 * n)

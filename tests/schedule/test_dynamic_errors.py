@@ -1,4 +1,4 @@
-"""What dynamic scheduling refuses, and planted faults in dynamic plans."""
+"""Refusals of dynamic scheduling, and planted faults in dynamic plans."""
 
 from __future__ import annotations
 

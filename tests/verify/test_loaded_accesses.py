@@ -1,4 +1,4 @@
-"""The proof of graphs whose maps load: order, range and what stays unchecked."""
+"""Proofs of graphs with loads: order, ranges and unchecked parts."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_a_count_is_loaded_once_the_waits_without_loads_are_met():
 
 
 def late(g: Graph, *, waits: bool) -> None:
-    """A wait that loads orders what regions load, but not what it loads itself."""
+    """A loaded wait orders the loads of regions, but not its own loads."""
     table = g.local("table", (2,), "int32")
     x, y = g.input("x", (4,), "float32"), g.output("y", (4,), "float32")
     first = g.events("first", (1,), expects=1)
@@ -186,7 +186,7 @@ def test_a_loaded_wait_orders_what_the_regions_load():
 
 
 def test_no_sequence_orders_loads():
-    """Tasks whose work data decide are not dealt to workers, not even to one."""
+    """A lane with data-dependent tasks is not strided: nothing orders its loads."""
 
     def body(g: Graph) -> None:
         table = g.local("table", (1,), "int32")
@@ -245,7 +245,7 @@ def test_a_notified_element_with_a_loaded_count_is_ordered_after_that_count():
     check(build(lambda g: body(g, orders=True)), workers=4)
     error = refused(build(lambda g: body(g, orders=False)), workers=4)
     assert "n[b=0] on rank 0 loads table[0:1]" in error.got
-    # The count of a cross-rank event is known to the rank that waits for it only.
+    # Only the waiting rank evaluates the count of a cross-rank event.
     check(build(lambda g: body(g, orders=False, cross_rank=True)), workers=4)
 
 

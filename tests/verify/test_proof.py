@@ -1,4 +1,4 @@
-"""Proofs on record: found again if they are whole, of this plan and this verifier."""
+"""Recorded proofs: reused if valid, for the same plan and verifier."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ DIMS = {"n": 4}
 
 
 def plan(writers: int = 1) -> Plan:
-    """A graph whose output is written by so many calls."""
+    """A graph with `writers` calls that write its output."""
 
     @graph_function
     def filled(g: Graph) -> None:

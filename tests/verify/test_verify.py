@@ -146,7 +146,7 @@ def test_two_lanes_take_turns() -> None:
 
 
 def routed(g: Graph) -> None:
-    """As many tasks send to each of two bins as a runtime tensor says."""
+    """A runtime tensor has the number of tasks that send to each of two bins."""
     bin_of = g.input("bin_of", (4,), "int32")
     size = g.input("size", (2,), "int32")
     x = g.local("x", (2, 4), "float32")

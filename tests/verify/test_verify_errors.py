@@ -339,7 +339,7 @@ def test_an_early_read_may_be_overwritten_and_partly_unwritten() -> None:
             writes, notifies = [tensor[tile(i, 2)]], [event[0]]
             g.call(touch(0, 1), grid, writes=writes, notifies=notifies, name=name)
         y = g.output("y", (4,), "float32")
-        # Half of a is never written, and two of the tasks have nothing to write.
+        # Half of a is never written, and two of the tasks are empty.
         (k,) = more = g.grid(k=4)
         g.call(
             replace(touch(2, 1), reads_before_wait=(0,), gathers=(0,)),
