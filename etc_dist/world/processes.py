@@ -26,8 +26,6 @@ CHECK_SECONDS = 0.2
 """Seconds between two searches for lost ranks."""
 _PASSING = ("contextlib", "functools")
 """Modules through which this package may call itself."""
-ENTERING_SECONDS = 0.01
-"""Longer than from the acquisition of the lock to the writing of its owner."""
 
 # In /proc/PID/stat, counted from the state, which follows the command's name.
 _STATE, _FLAGS, _BEGIN = 0, 6, 19
@@ -188,30 +186,27 @@ def is_forked() -> bool:
 class Exclusive:
     """The lock of a world, held by each call up to its launch; reentrant.
 
-    A second thread or a forked child gets a WorldError, without any effect. An
-    exception other than an EtcDistError that leaves a call breaks the world through
-    `leave`: from then on, the ranks would pair different calls.
+    A second thread, a forked child, and user code that a call has called get a
+    WorldError, without any effect. An exception other than an EtcDistError that leaves
+    a call breaks the world through `leave`: from then on, the ranks would pair
+    different calls.
     """
 
     def __init__(self, leave: Callable[[str], None]):
         self._leave = leave
-        self._lock = threading.Lock()
-        self._owner = 0
-        self._depth = 0
+        # The thread of the current call, and the method that entered first. One key, so
+        # that both appear and go at once, also between threads and for signal handlers.
+        self._current: dict[None, tuple[int, FrameType]] = {}
         self._agreed_error: BaseException | None = None
         self._nested: BaseException | None = None
 
     def __enter__(self) -> None:
         if _forked:
             raise rank_errors.forked()
-        thread = get_ident()
-        if self._owner == thread:
-            self._refuse_nested()
-        else:
-            if not self._lock.acquire(False):
-                self._take_over(thread)
-            self._owner = thread
-        self._depth += 1
+        entry = get_ident(), sys._getframe(1)
+        found = self._current.setdefault(None, entry)
+        if found is not entry and not self._contains(found, *entry):
+            self._take_over(found, entry)
 
     def __exit__(
         self,
@@ -219,54 +214,80 @@ class Exclusive:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._depth -= 1
+        current = self._current.get(None)
+        ends = current is not None and current[1] is sys._getframe(1)
         if error is not None and not _forked:
-            self._check(error)
-        if not self._depth:
-            self._owner = 0
-            self._lock.release()
+            self._check(error, ends)
+        if ends:
+            self._current.clear()
 
-    def _refuse_nested(self) -> None:
-        """Refuse a call that user code makes inside another call: a NumPy body, a
-        signal handler or a finalizer. Calls of this package may nest."""
-        frame = sys._getframe(3)  # the caller of the method that enters
-        while frame.f_back is not None and _module(frame) in _PASSING:
+    def refuse_nested(self) -> None:
+        """WorldError if user code is called by a call of this thread: a NumPy body, a
+        signal handler or a finalizer."""
+        current = self._current.get(None)
+        if current is not None:
+            self._contains(current, get_ident(), sys._getframe(1))
+
+    def _contains(
+        self, current: tuple[int, FrameType], thread: int, frame: FrameType | None
+    ) -> bool:
+        """Whether the current call has called `frame`. WorldError if user code is
+        between them; calls of this package may nest."""
+        owner, method = current
+        if owner != thread:
+            return False
+        user: FrameType | None = None
+        while frame is not method:
+            if frame is None:
+                return False
+            if user is None and not _is_ours(frame):
+                user = frame
             frame = frame.f_back
-        if not _module(frame).startswith("etc_dist."):
-            self._nested = rank_errors.nested(frame.f_code.co_name)
+        if user is not None:
+            self._nested = rank_errors.nested(user.f_code.co_name)
             raise self._nested
+        return True
 
     def report(self, error: BaseException) -> None:
         """All ranks have received this error: it does not break the world."""
         self._agreed_error = error
 
-    def _check(self, error: BaseException) -> None:
-        agreed = isinstance(error, EtcDistError) or error is self._agreed_error
-        # Peers do not raise the error of a nested call.
-        if not agreed or error is self._nested:
+    def _check(self, error: BaseException, ends: bool) -> None:
+        # Peers do not raise the error of a nested call, unless they have received it.
+        agreed = isinstance(error, EtcDistError) and error is not self._nested
+        if not agreed and error is not self._agreed_error:
             self._leave(f"a call was interrupted by {type(error).__name__}")
-        if not self._depth:
+        if ends:
             self._agreed_error = self._nested = None
 
-    def _take_over(self, thread: int) -> None:
-        """Take the lock from a call that is over; otherwise refuse `thread`."""
-        if not self._owner:
-            time.sleep(ENTERING_SECONDS)
-        if _runs_call(self._owner):
-            raise rank_errors.second_thread(_name(self._owner), _name(thread))
-        # NOTE: a signal handler can raise before `__exit__` has begun, which leaves
-        # the lock taken though the call is over.
-        self._depth = 0
+    def _take_over(
+        self, found: tuple[int, FrameType], entry: tuple[int, FrameType]
+    ) -> None:
+        """Refuse a second thread, unless the call that was found is over."""
+        if _is_running(*found):
+            raise rank_errors.second_thread(_name(found[0]), _name(entry[0]))
+        current = self._current.setdefault(None, entry)
+        if current is found:
+            # NOTE: a signal handler can raise before `__exit__` has begun.
+            self._leave("a call was interrupted")
+            self._current[None] = entry
+        elif current is not entry:
+            raise rank_errors.second_thread(_name(current[0]), _name(entry[0]))
 
 
-def _runs_call(thread: int) -> bool:
-    """Whether `thread` is inside this package."""
+def _is_running(thread: int, method: FrameType) -> bool:
+    """Whether `thread` executes this frame, or what it has called."""
     frame = sys._current_frames().get(thread)
-    while frame is not None:
-        if _module(frame).startswith("etc_dist."):
-            return True
+    while frame is not None and frame is not method:
         frame = frame.f_back
-    return False
+    return frame is not None
+
+
+def _is_ours(frame: FrameType) -> bool:
+    """Whether the frame is of this package, or of a module through which it calls
+    itself."""
+    module = _module(frame)
+    return module.startswith("etc_dist.") or module in _PASSING
 
 
 def _module(frame: FrameType) -> str:

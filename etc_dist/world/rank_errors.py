@@ -191,7 +191,7 @@ def second_thread(owner: str, caller: str) -> WorldError:
 def nested(caller: str) -> WorldError:
     """The function `caller` of a user made a call inside another call."""
     return WorldError(
-        "a call was made inside another call of the same world",
+        "a call was made inside another call",
         where=caller,
         wanted="one call at a time",
         got="a call from the body of a device function, a signal handler or a "

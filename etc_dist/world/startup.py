@@ -44,13 +44,15 @@ def start(
     Raises the same error on every rank: WorldError where MPI, GPUs or NVSHMEM are
     missing or ranks are on several hosts, TypeError for arguments of a wrong type,
     ArgumentError for settings out of range.
-    Ranks that pass another communicator, or do not call `start`, raise alone, within
-    the default world_limit.
+    Ranks that pass another communicator, do not call `start`, or call it inside another
+    call, raise alone; their peers within the default world_limit.
     The first world that is open is also `current`.
     """
     library = mpi.import_mpi()
     if processes.is_forked():
         raise rank_errors.forked()
+    for world in _worlds:
+        world.exclusive.refuse_nested()
     processes.watch_forks()
     mpi.keep_children_out_of_mpi()
     limit = Settings.world_limit

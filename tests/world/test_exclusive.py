@@ -61,10 +61,18 @@ def test_calls_in_turn_from_different_threads_work(own):
 
 
 @pytest.mark.mpi(max_size=2)
-def test_lock_of_an_interrupted_call_is_taken_over(own):
-    # As after a signal between the last step of a call and the release.
-    in_thread(own.exclusive.__enter__)
-    own.barrier()
+@pytest.mark.parametrize("run", [in_thread, lambda call: call()])
+def test_call_whose_end_is_interrupted_breaks_the_world(run, own):
+    def call():  # as when a signal handler raises before `__exit__` has begun
+        own.exclusive.__enter__()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(call)
+    for _ in range(2):
+        with pytest.raises(WorldError, match="cannot be used: a call was interrupted"):
+            own.barrier()
+    own.close()
 
 
 CALLS = {
