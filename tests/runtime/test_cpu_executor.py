@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import traceback
 import warnings
@@ -178,6 +179,29 @@ def test_an_error_in_a_body_ends_the_run_on_all_ranks(short_timeout):
         assert "Traceback" not in str(caught.value)
     failing[0] = False
     assert run_ring(executor, short_timeout).tolist() == doubled(short_timeout)
+    executor.close()
+
+
+@pytest.mark.parametrize("error", [None, ArgumentError, SystemExit])
+def test_a_child_that_a_body_forks_leaves_the_run_alone(error, cpu_world):
+    parts = dict.fromkeys(("where", "wanted", "got", "fix"), "")
+
+    @device_function(source="", reads=1, writes=1, lane="transfer")
+    def forks(x, box):
+        box[...] = x
+        child = os.fork()
+        if child:
+            os.waitpid(child, 0)
+        elif error is not None:
+            raise error("x", **parts) if error is ArgumentError else error
+
+    executor, parent = ring_on(cpu_world, function=forks), os.getpid()
+    try:
+        y = run_ring(executor, cpu_world)
+    finally:
+        if os.getpid() != parent:
+            os._exit(0)
+    assert y.tolist() == doubled(cpu_world)
     executor.close()
 
 

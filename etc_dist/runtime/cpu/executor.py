@@ -23,7 +23,7 @@ from etc_dist.runtime.device_faults import Record
 from etc_dist.runtime.trace import TaskRecord, Trace
 from etc_dist.schedule.plan import Plan
 from etc_dist.world import World
-from etc_dist.world.processes import Backoff
+from etc_dist.world.processes import Backoff, is_forked
 
 FINISH_SECONDS = 5e-3
 """A bound on the time between reading `aborted` and publishing the end of a run."""
@@ -119,11 +119,12 @@ class CpuExecutor:
         self._state.start()
         try:
             unmet = self._drive(self._make_workers(env, arrays))
-        except ArgumentError as refusal:
-            self._fail(Report(refusal=refusal))
-            raise
         except BaseException as fault:
-            if not self._completed():
+            if is_forked():  # in a child of a body; the run continues in the parent
+                raise
+            if isinstance(fault, ArgumentError):
+                self._fail(Report(refusal=fault))
+            elif not self._completed():
                 self._fail(Report(fault=_summary(fault)))
             if not self._world.broken:
                 self._world.exclusive.report(fault)
