@@ -17,7 +17,7 @@ import numpy.typing as npt
 from etc_dist.errors import EtcDistError, WorldError
 from etc_dist.world import rank_errors
 from etc_dist.world.mpi import ObjectGather
-from etc_dist.world.processes import Backoff, ProcessMonitor
+from etc_dist.world.processes import Backoff, ProcessMonitor, is_forked
 from etc_dist.world.rank_errors import LOST, REASONS
 
 T = TypeVar("T")
@@ -118,7 +118,8 @@ class Agreement:
 
     def leave(self, text: str, reason: int = LOST) -> None:
         """Leave the world: later calls here, and the peers' next ones, raise."""
-        if self._unusable is None:
+        # A forked child shares the board of its parent, which stays.
+        if self._unusable is None and not is_forked():
             if self._board is not None:
                 self._board.leave(reason)
             self._unusable = text

@@ -40,6 +40,12 @@ def test_child_that_ends_leaves_the_ranks_alone(child, code):
     assert "parents continue" in output
 
 
+def test_child_that_leaves_the_block_of_a_world_leaves_the_ranks_alone():
+    status, output = run_job(FORKS.replace("CHILD", "with world: sys.exit(3)"))
+    assert status == 0, output
+    assert "child ended with 3" in output and "parents continue" in output
+
+
 @pytest.mark.parametrize(
     "call",
     ["world.barrier()", "world.close()", "world.allocate(8)", "start()"],
