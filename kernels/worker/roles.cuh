@@ -17,12 +17,13 @@
 //   run       Run<Program>; c: Call::Coord of the task; who: the Waiter of the task
 //   size      what the roles need to know of a task, in 31 bits; 0 for a task with nothing to
 //             compute. size() runs on one thread, once the waits of the task are met (for a task
-//             with streams: earlier), and its result goes to the other roles in the WorkItem.
+//             with streams: earlier), and its result goes to the other roles in the WorkItem. Both
+//             workers of a cluster compute the same size.
 //   stages()  number and bytes of the ring stages that a task of this size uses
 //   load()    begins each stage in order; calls loaded(n) after the n-th one, counted from 1.
 //             With streams=, `bool load_ahead(run, StageLoader&, c, size, n)` begins stage n and
-//             loads the streamed operands alone, before the waits are met; load() then loads the
-//             rest of the stages for which StageLoader::is_begun().
+//             loads the streamed operands alone, before the waits are met. While
+//             StageLoader::is_begun(), load() takes next_begun() and loads the other operands.
 //   gather()  fills the stages that load() begins with is_gathered = true
 //   compute   the object of the function's Compute struct; counters: its Counters of this role
 //   store()   notifies. Without the role, the compute threads store the tile, and the worker's

@@ -175,14 +175,16 @@ class StageLoader {
     return true;
   }
 
-  // Stages of a task that load_ahead() begins.
+  // Stages that load_ahead() begins, of one task.
   ETC_DEVICE void start_ahead() { begun_ = placer_.cursor(); }
+  ETC_DEVICE void add_ahead() { ++ahead_; }
   ETC_DEVICE bool has_room_ahead(u32 bytes) const {
     return placer_.has_room_after(begun_.n, bytes);
   }
-  // Whether the task's next stage has been begun, and if so, that stage.
-  ETC_DEVICE bool is_begun() const { return begun_.n != placer_.cursor().n; }
+  // For load(): whether load_ahead() has begun the next stage, and if so, that stage.
+  ETC_DEVICE bool is_begun() const { return ahead_ > 0; }
   ETC_DEVICE Stage next_begun(u32 bytes) {
+    --ahead_;
     const u32 n = begun_.n;
     return Ring::stage(base_, n, begun_.next(bytes));
   }
@@ -193,7 +195,8 @@ class StageLoader {
  private:
   u32 base_;
   StagePlacer<Program, Begins> placer_;
-  StageCursor<Program> begun_;
+  u32 ahead_ = 0;               // stages that load_ahead() has begun and load() has not seen
+  StageCursor<Program> begun_;  // the position of the first of them
 };
 
 // A gathering warp's view of the ring.

@@ -8,12 +8,11 @@
 // published.
 #pragma once
 #include "ptx/bulk_copy.cuh"
-#include "queue/pop.cuh"
 #include "worker/calls.cuh"
+#include "worker/claimed_units.cuh"
 #include "worker/computes.cuh"
 #include "worker/empty_run.cuh"
 #include "worker/stage_ring.cuh"
-#include "worker/ticket_channel.cuh"
 #include "worker/transfer_lane.cuh"
 #include "worker/work_ring.cuh"
 
@@ -24,6 +23,8 @@ class TensorLane {
   using Calls = typename Program::TensorCalls;
   using Computes = ComputesOf<Calls>;
   using Ring = StageRing<Program>;
+  using Units = ClaimedUnits<Program>;
+  using Next = typename Units::Next;
 
  public:
   static constexpr bool kHasRoles = Calls::kRoles != 0;
@@ -75,7 +76,7 @@ class TensorLane {
     u32 published = 0;
     StageLoader<Program> stages(base_);
     WaitCache seen;
-    each_unit(published, [&](i32 unit, Next& next) {
+    Units(run_, base_).each(knows_first(), published, [&](i32 unit, Next& next) {
       bool going = true;
       Waiter who{kTensorLane, 0, 0};
       Calls::visit(run_.g, unit, [&](auto call, i32 u) {
@@ -237,13 +238,6 @@ class TensorLane {
   }
 
  private:
-  // The cluster's next ticket, its n-th, and the one that was taken last.
-  struct Next {
-    u32 n = 0, ticket = 0;
-    i32 taken = 0;
-    bool is_drawn = false, is_sent = false;
-  };
-
   template <class Compute>
   ETC_DEVICE Compute compute_object() const {
     return Computes::template make<Program, Compute>(base_);
@@ -278,7 +272,7 @@ class TensorLane {
     const u32 size = Function::size(run_, c);
     u32 run = 0;
     if constexpr (Call::kHasRuns) {
-      if (size == 0 && is_first()) run = take_run<Program, Call>(run_, next.taken, t);
+      if (size == 0 && Units::is_first()) run = take_run<Program, Call>(run_, next.taken, t);
     }
     if constexpr (Function::kDataWords > 0) {
       u32 words[Function::kDataWords];
@@ -287,7 +281,9 @@ class TensorLane {
     }
     units_.publish(published, {unit, size | run, u32(next.taken)});
     return Function::load(run_, stages, c, size, [&](u32 n) {
-      if constexpr (kByTicket) draw_early(n, Function::stages(size).count, stages, next);
+      if constexpr (kByTicket) {
+        Units(run_, base_).draw_early(n, Function::stages(size).count, stages.outstanding(), next);
+      }
     });
   }
 
@@ -303,6 +299,7 @@ class TensorLane {
     for (u32 n = 0; n < all.count && stages.has_room_ahead(all.bytes); ++n) {
       if (waits_are_met<Program, Call>(run_, c, who)) return true;
       if (!Function::load_ahead(run_, stages, c, size, n)) return false;
+      stages.add_ahead();
     }
     return true;
   }
@@ -338,90 +335,6 @@ class TensorLane {
   template <class F>
   ETC_DEVICE void visit_task(i32 unit, F f) const {
     Calls::visit(run_.g, unit, [&](auto call, i32 u) { f(call, task_of<decltype(call)>(u)); });
-  }
-
-  // Calls f(unit, next) for each unit while it returns true. `published` counts the work items that
-  // f publishes; f may draw the next ticket early.
-  template <class F>
-  ETC_DEVICE void each_unit(const u32& published, F f) const {
-    const i32 clusters = i32(gridDim.x) / Program::kTensorCluster;
-    i32 unit = i32(blockIdx.x) / Program::kTensorCluster;
-    Next next;
-    if constexpr (Program::kDynamic) {
-      while (next_unit(next, published, unit) && f(unit, next)) {
-      }
-    } else if constexpr (Program::kTensorTickets) {
-      const i32 total = Calls::units(run_.g);
-      next.taken = unit - clusters;
-      while (unit < total && f(unit, next) && draw(next, published)) {
-        unit = clusters + next.taken;
-      }
-    } else {
-      const i32 total = Calls::units(run_.g);
-      if (knows_first()) unit += clusters;
-      for (; unit < total && f(unit, next); unit += clusters) {
-      }
-    }
-  }
-
-  // The cluster's next ticket; false if the program was aborted. A cluster claims at most one unit
-  // ahead: other clusters may be idle.
-  ETC_DEVICE bool draw(Next& next, u32 published) const {
-    units_.wait_begun(published);
-    draw_now(next);
-    bool going = true;
-    if constexpr (Program::kTensorCluster > 1) {
-      const TicketChannel channel(base_);
-      if (!is_first()) {
-        going = channel.receive(run_, next.n, next.ticket);
-      } else if (!next.is_sent) {
-        going = channel.send(run_, next.n, next.ticket);
-      }
-    }
-    next = Next{next.n + 1, 0, i32(next.ticket)};
-    return going;
-  }
-  // The same without a wait, after n of the `count` stages of a unit have been begun: as late as
-  // possible for the ticket to arrive in time. NOTE: the compute threads have begun the unit once
-  // one of its stages is empty again.
-  ETC_DEVICE void draw_early(
-      u32 n, u32 count, const StageLoader<Program>& stages, Next& next) const {
-    constexpr u32 kDrawStage = 6, kSendStage = 2;  // stages before the last one
-    if (n + kDrawStage == count && n > stages.outstanding()) draw_now(next);
-    if constexpr (Program::kTensorCluster > 1) {
-      if (n + kSendStage == count && next.is_drawn) {
-        next.is_sent = TicketChannel(base_).try_send(next.n, next.ticket);
-      }
-    }
-  }
-  // In a cluster, the first worker draws, and sends the ticket to the second one.
-  ETC_DEVICE static bool is_first() { return blockIdx.x % Program::kTensorCluster == 0; }
-  ETC_DEVICE void draw_now(Next& next) const {
-    if (!is_first() || next.is_drawn) return;
-    next.is_drawn = true;
-    if constexpr (Program::kDynamic) {
-      next.ticket = WorkQueue<Program, typename Program::TensorQueue>::draw(run_);
-    } else {
-      next.ticket = draw_ticket(run_, kTensorLane);
-    }
-  }
-  // The next unit of a dynamic program; false after the last one.
-  ETC_DEVICE bool next_unit(Next& next, u32 published, i32& unit) const {
-    using TensorUnits = WorkQueue<Program, typename Program::TensorQueue>;
-    for (;;) {
-      if (!draw(next, published)) return false;
-      const bool came = spin<false>(run_, run_.g.wait_limit, [&] {
-        return (unit = TensorUnits::unit_of(run_, u32(next.taken))) != kNotYet;
-      });
-      if (!came) TensorUnits::report(run_);
-      if constexpr (Program::TensorQueue::kHasEmptyGroups) {
-        if (came && unit == kRestIsEmpty) {
-          if (is_first()) TensorUnits::skip_part(run_, u32(next.taken));
-          continue;
-        }
-      }
-      return came && unit != kLaneOver;
-    }
   }
 
   // `consumed` counts the work items of this warp. A task that reads before its last wait consumes

@@ -100,7 +100,7 @@ BROKEN = [
         "stages.skip(FunctionOf<Call>::stages(size_of(a)));",
         "",
     ),
-    ("moe", "functions/grouped_matmul", "      ptx::named_barrier<128>(2 + wg);", ""),
+    ("moe", "functions/grouped_compute", "      ptx::named_barrier<128>(2 + wg);", ""),
     (
         "moe",
         "functions/grouped_matmul",

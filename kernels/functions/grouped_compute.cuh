@@ -1,0 +1,302 @@
+// Grouped matrix multiplication: tiles of up to 288 rows of x, all of one group, by 512 rows of
+// that group's weight, by clusters of two workers.
+//
+// The number of rows of a tile is known only at run time. So the rows of wgmma's A are rows of the
+// weight, 64 at a time, and its N, any multiple of 16, are the rows of x. Two warpgroups multiply
+// 2 x 64 rows of the weight each. The kinds of tiles:
+//   short   up to 144 rows, bound by the bytes of the weight: each worker of the pair multiplies
+//           all rows by half of the weight's rows;
+//   long    more rows: each worker multiplies half of the rows by both halves of the weight in
+//           turn. The pair shares the weight by multicast;
+//   half    at most 256 rows of the weight: shared in the same way, in one turn;
+//   narrow  as half, with at most 16 rows of x: stages of twice the depth, for as many bytes in
+//           flight;
+//   thin    stages as of a narrow tile, a weight of at most 128 rows, which the pair shares, and 64
+//           rows of x in each worker.
+//
+// The rows of the weight are in two blocks of 64, alternating in groups of eight, so that a warp
+// has 32 neighbouring ones. A gated tile needs the same rows of two weights, gate and up: these
+// alternate in groups of eight, in stages as in memory. So a thread has both factors of each of its
+// results.
+//
+// The warpgroups transpose a finished tile in the buffer and store it from registers: bulk stores
+// would delay the next use of the buffer. The store warp computes the place of the tile, and
+// notifies once all of it is stored.
+#pragma once
+#include "ptx/warp.cuh"
+#include "ptx/wgmma_columns.cuh"
+#include "functions/mainloop.cuh"
+
+namespace etc {
+
+struct GroupedTile {
+  static constexpr u32 kPiece = 16;     // rows of x in a small box,
+  static constexpr u32 kLarge = 64;     // and in a large one
+  static constexpr u32 kMaxRows = 144;  // of a worker
+  static constexpr u32 kRowBytes = kStageDepth * 2;
+  static constexpr u32 kBoxRows = 128, kBoxBytes = kBoxRows * kRowBytes;  // of the weight
+  static constexpr u32 kBytesX = kMaxRows * kRowBytes, kBytesW = 2 * kBoxBytes;
+  static constexpr u32 kStageBytes = kBytesX + kBytesW;
+  static constexpr u32 kOutBytes = 96 * 128;  // of a warpgroup's part of the buffer
+  static constexpr u32 kFew = 8;  // gathered rows of x that bulk copies load, one by one
+  static constexpr u32 kThinRows = kLarge;  // of a worker, of a thin tile; else a narrow one's
+  enum Kind : u32 { kNarrow, kShort, kHalf, kLong };
+  enum Variant : u32 { kGated = 1, kThin = 2, kGathered = 4 };
+
+  // The size of a task: no rows for an empty tile, of no rows or columns.
+  struct Size {
+    u32 steps, rows;  // of a worker
+    Kind kind;
+    u32 few;  // gathered rows that are loaded one by one; 0 if there are more than kFew
+
+    ETC_DEVICE u32 packed() const { return steps | rows << 16 | u32(kind) << 24 | few << 26; }
+    ETC_DEVICE static Size of(u32 v) {
+      return {v & 0xffffu, v >> 16 & 0xffu, static_cast<Kind>(v >> 24 & 3), v >> 26};
+    }
+    // A long tile takes the halves of the weight in turn. Of a short or narrow one each worker has
+    // one half, and the other kinds have only one.
+    ETC_DEVICE u32 turns() const { return kind == kLong ? 2 : 1; }
+    ETC_DEVICE bool is_shared() const { return kind >= kHalf; }
+    ETC_DEVICE u32 depth() const { return kind == kNarrow ? 2 : 1; }  // of a stage, in kStageDepth
+    template <bool kIsThin>
+    ETC_DEVICE u32 first_weight(u32 turn) const {
+      if constexpr (kIsThin) return 0;
+      const u32 half = is_shared() ? turn : blockIdx.x & 1;
+      return half * (kind == kNarrow ? kBoxRows : 2 * kBoxRows);
+    }
+    template <bool kIsThin>
+    ETC_DEVICE u32 first_row() const {
+      return kIsThin || is_shared() ? (blockIdx.x & 1) * rows : 0;
+    }
+  };
+
+  template <int n>
+  struct Number {
+    static constexpr int value = n;
+  };
+  template <u32 n, class F>
+  ETC_DEVICE static void with_columns(u32 rows, F f) {
+    if (rows == n) {
+      f(Number<n>{});
+    } else if constexpr (n < kMaxRows) {
+      with_columns<n + kPiece>(rows, f);
+    }
+  }
+};
+
+// kIsFloat: the result is in fp32. That of a thin tile always is.
+template <bool kIsHalf, bool kIsFloat>
+struct GroupedMatmul : GroupedTile {
+  u32 control, buffer;
+  static constexpr u32 kControlBytes = 40;
+  // Tiles.
+  struct Counters {
+    u32 round;
+  };
+
+  // mbarriers. `placed`: the store warp has written the place of a tile; `stored`: a warpgroup has
+  // stored its part. Then the place.
+  ETC_DEVICE u32 placed() const { return control; }
+  ETC_DEVICE u32 stored(u32 wg) const { return control + 8 + 8 * wg; }
+  ETC_DEVICE u32 place() const { return control + 24; }
+  template <class Program>
+  ETC_DEVICE u32 out(u32 wg) const {
+    static_assert(2 * kOutBytes <= Program::kBufferBytes);
+    return buffer + wg * (Program::kBufferBytes / 2);
+  }
+
+  ETC_DEVICE void init() const {
+    ptx::mbarrier_init(placed(), 1);
+    for (u32 wg = 0; wg < 2; ++wg) ptx::mbarrier_init(stored(wg), 128);
+  }
+
+  // No other warps use the buffer.
+  template <class Program>
+  ETC_DEVICE bool wait_buffer(const Run<Program>&, const Counters&) const {
+    return true;
+  }
+
+  // A compute warpgroup multiplies its part of a tile and stores it.
+  template <u32 kVariants, class Program>
+  ETC_DEVICE bool compute(
+      const Run<Program>& run, StageReader<Program>& stages, const Work& work,
+      Counters& counters) const {
+    const Size size = Size::of(work.size);
+    constexpr bool kHasThin = (kVariants & kThin) != 0;
+    bool going = true;
+    for (u32 turn = 0; turn < size.turns() && going; ++turn) {
+      const auto multiply_by = [&](auto columns, auto blocks, auto thin) {
+        going = multiply<kVariants, decltype(blocks)::value, decltype(columns)::value,
+                         decltype(thin)::value>(
+            run, stages, size.steps, work.variant, turn, counters.round);
+      };
+      if (size.kind != kNarrow) {
+        with_columns<kPiece>(size.rows, [&](auto columns) {
+          multiply_by(columns, Number<2>{}, Number<0>{});
+        });
+      } else if (kHasThin && size.rows == kThinRows) {
+        if constexpr (kHasThin) {
+          multiply_by(Number<kThinRows>{}, Number<1>{}, Number<1>{});
+        }
+      } else {
+        multiply_by(Number<kPiece>{}, Number<1>{}, Number<0>{});
+      }
+    }
+    if (going) ptx::mbarrier_arrive(stored(ptx::thread() >> 7));
+    ++counters.round;
+    return going;
+  }
+
+ private:
+  // The place of a worker's part of a tile: its first element, rows and columns.
+  struct Place {
+    u64 at;
+    u32 row_bytes;
+    i32 rows, columns;
+  };
+  // Without the columns of the turn before.
+  ETC_DEVICE Place read_place(i32 skipped, u32 item_bytes) const {
+    const uint2 at = ptx::load_shared8(place()), rest = ptx::load_shared8(place() + 8);
+    return {(u64(at.y) << 32 | at.x) + u32(skipped) * item_bytes, rest.x,
+            i32(rest.y & 0xffffu), i32(rest.y >> 16) - skipped};
+  }
+
+  // One block of a narrow or thin tile, with stages of twice the depth; otherwise two.
+  // NOTE: a thin tile has two sums, one for each half of a stage: a long chain of additions is less
+  // exact, and the result selects experts.
+  template <u32 kVariants, int kBlocks, int kColumns, bool kIsThin, class Program>
+  ETC_DEVICE bool multiply(
+      const Run<Program>& run, StageReader<Program>& stages, u32 steps, u32 variant, u32 turn,
+      u32 round) const {
+    const u32 thread = ptx::thread();
+    const u32 wg = __shfl_sync(~0u, thread >> 7, 0);
+    constexpr u32 kBlockBytes = 64 * kRowBytes, kParts = 2 / kBlocks;
+    const u32 own = stages.descriptor_base() | 0x10000u;
+    const bool is_gated = (kVariants & variant & kGated) != 0;
+    const bool is_gathered = (kVariants & variant & kGathered) != 0;
+    const u32 x0 = __shfl_sync(~0u, own, 0);
+    const u32 w0 = __shfl_sync(~0u, own + (kBytesX + wg * kBlocks * kBlockBytes) / 16, 0);
+    // NOTE: initialized, though the first wgmma does not add: otherwise the registers of all
+    // numbers of columns would be live throughout the lane's loop.
+    float d[kIsThin ? 2 : kBlocks][kColumns / 2] = {};
+    bool lost = multiply_stages<kStageBytes>(run, stages, steps, is_gathered, [&](u32 at, u32 k) {
+#pragma unroll
+      for (u32 part = 0; part < kParts; ++part) {
+        const u32 x = x0 + (at + part * kColumns * kRowBytes) / 16;
+        const u32 w = w0 + (at + part * kBoxBytes) / 16;
+#pragma unroll
+        for (u32 q = 0; q < 4; ++q) {
+#pragma unroll
+          for (u32 b = 0; b < kBlocks; ++b) {
+            ptx::wgmma_columns<kIsHalf, kColumns>(
+                d[kIsThin ? part : b],
+                ptx::matrix_descriptor<kBlocks>(w + b * (8 * kRowBytes / 16) + 2 * q),
+                ptx::matrix_descriptor(x + 2 * q), (k | (kIsThin ? 0 : part) | q) != 0);
+          }
+        }
+      }
+    });
+    if (!lost) lost = !wait_mbarrier(run, placed(), round & 1);
+#pragma unroll
+    for (auto& sums : d) {
+#pragma unroll
+      for (float& v : sums) ptx::keep_order(v);  // read after the wait, not before
+    }
+    // All threads have left the buffer, and the place is that of this tile.
+    lost = ptx::named_barrier_any<128>(2 + wg, lost);
+    if (!lost) {
+      const i32 skipped = (i32(turn) * i32(2 * kBoxRows)) >> u32(is_gated);
+      if constexpr (kIsThin) {
+#pragma unroll
+        for (int i = 0; i < kColumns / 2; ++i) d[0][i] += d[1][i];
+      }
+      if constexpr (kIsThin || kIsFloat) {
+        put_float<kBlocks, kColumns>(read_place(skipped, 4), d);
+      } else if (is_gated) {
+        put<Program, kBlocks, kColumns>(skipped, [&](int i, int n) {
+          const float* gate = d[0] + i * 4 + n * 2;
+          const float* up = kBlocks == 1 ? gate + 2 : d[kBlocks - 1] + i * 4 + n * 2;
+          return pack<kIsHalf>(silu(gate[0]) * up[0], silu(gate[1]) * up[1]);
+        });
+      } else {
+        put<Program, 2 * kBlocks, kColumns>(skipped, [&](int i, int n) {
+          const float* v = d[n % kBlocks] + i * 4 + n / kBlocks * 2;
+          return pack<kIsHalf>(v[0], v[1]);
+        });
+      }
+    }
+    return !lost;
+  }
+
+  // Stores a warpgroup's part of kColumns rows, of which a warp has kUnits times eight elements
+  // each: value(i, n) are two of unit n of the rows from 8 i on, in the layout of wgmma's result.
+  template <class Program, int kUnits, int kColumns, class Value>
+  ETC_DEVICE void put(i32 skipped, Value value) const {
+    constexpr i32 kRow = 4 * kUnits, kStep = 128 / kRow;  // units of a row; rows of a store
+    constexpr i32 kMost = i32(kOutBytes) / (kRow * 16);
+    constexpr int kEights = kUnits == 1 ? 2 : 4 / kUnits;  // of rows, in one instruction
+    const u32 thread = ptx::thread(), lane = thread & 31, wg = thread >> 7;
+    // The order of a row's units differs from that of its neighbours, to avoid bank conflicts.
+    auto spot = [&](u32 row, u32 unit) {
+      const u32 turned = kRow < 8 ? row / 2 % kRow : row % 8;
+      return out<Program>(wg) + row * (kRow * 16) + ((unit ^ turned) << 4);
+    };
+    const u32 warp = thread >> 5 & 3;
+    const u32 in = spot(lane / 8 / kUnits * 8 + lane % 8, warp * kUnits + lane / 8 % kUnits);
+    const i32 row = i32(thread & 127) / kRow, unit = i32(thread & 127) % kRow;
+    i32 left = 0;  // rows from this thread's first one on
+    u64 at = 0, step = 0;
+#pragma unroll
+    for (i32 first = 0; first < kColumns; first += kMost) {
+      if (first > 0) ptx::named_barrier<128>(2 + wg);
+#pragma unroll
+      for (int i = 0; i < kMost / 8 && first / 8 + i < kColumns / 8; i += kEights) {
+        const int n = first / 8 + i;
+        if constexpr (kUnits == 1) {
+          ptx::store_matrix2_transposed(in + i * 128 * kRow, value(n, 0), value(n + 1, 0));
+        } else {
+          constexpr int kSecond = kUnits == 4 ? 2 : 0;
+          ptx::store_matrix4_transposed(
+              in + i * 128 * kRow, value(n, 0), value(n, 1), value(n + kEights - 1, kSecond),
+              value(n + kEights - 1, kSecond + 1));
+        }
+      }
+      ptx::named_barrier<128>(2 + wg);
+      if (first == 0) {  // NOTE: not earlier: registers are scarce
+        const Place to = read_place(skipped, 2);
+        const i32 column = (i32(wg) * kRow + unit) * 8;
+        left = column < to.columns ? to.rows - row : 0;
+        at = to.at + u64(row) * to.row_bytes + column * 2;
+        step = u64(kStep) * to.row_bytes;
+      }
+      const u32 from = spot(u32(row), u32(unit));
+#pragma unroll
+      for (i32 i = 0; i < kMost && first + i < kColumns; i += kStep, at += step) {
+        if ((kColumns % kStep == 0 || row < kColumns - first - i) && first + i < left) {
+          ptx::store16(at, ptx::load_shared16(from + i * (kRow * 16)));
+        }
+      }
+    }
+  }
+
+  // The same for fp32.
+  template <int kBlocks, int kColumns, int kSums>
+  ETC_DEVICE static void put_float(const Place& to, const float (&d)[kSums][kColumns / 2]) {
+    const u32 thread = ptx::thread(), lane = thread & 31, warp = thread >> 5;
+    const i32 row = i32(lane) % 4 * 2, column = i32(warp) * 16 * kBlocks + i32(lane) / 4;
+    const u64 at = to.at + u64(row) * to.row_bytes + column * 4;
+#pragma unroll
+    for (i32 i = 0; i < kColumns; i += 8) {
+#pragma unroll
+      for (i32 n = 0; n < 4 * kBlocks; ++n) {
+        const i32 r = i + n % 2, c = n / 2 * 8;  // of the warp's columns, eight of either block
+        if (row + r < to.rows && column + c < to.columns) {
+          const float v = d[n / 2 % kBlocks][i / 2 + n / 2 / kBlocks * 2 + n % 2];
+          ptx::store4(at + u64(r) * to.row_bytes + c * 4, __float_as_uint(v));
+        }
+      }
+    }
+  }
+};
+
+}  // namespace etc
