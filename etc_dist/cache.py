@@ -161,13 +161,14 @@ class Cache:
     def _warn(self, reason: str) -> None:
         if self.root not in _warned:
             _warned.add(self.root)
-            warnings.warn(
+            text = (
                 f"etc_dist cannot use its cache {self.root}: {reason}. Programs are "
                 "compiled and proved again in each process. Set ETC_DIST_CACHE to a "
-                "folder that only you can write",
-                RuntimeWarning,
-                stacklevel=3,
+                "folder that only you can write"
             )
+            # Where warnings are errors, the run still does not depend on the cache.
+            with contextlib.suppress(RuntimeWarning):
+                warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
 _warned: set[Path] = set()

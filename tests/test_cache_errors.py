@@ -2,6 +2,7 @@
 
 import errno
 import os
+import warnings
 
 import pytest
 
@@ -9,6 +10,13 @@ from etc_dist.cache import Cache, Entry
 
 KEY = "0123456789abcdef"
 ENTRY = Entry({"n": 1}, {"cubin": b"code"})
+
+
+def test_no_use_fails_where_warnings_are_errors(tmp_path):
+    (tmp_path / "file").touch()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Cache(tmp_path / "file").load("programs", KEY) is None
 
 
 def warned(cache: Cache) -> str:
