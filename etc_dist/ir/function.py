@@ -215,15 +215,21 @@ def _check_operands(made: DeviceFunction) -> None:
             )
 
 
+def is_name(text: str) -> bool:
+    """Whether generated code can have this name."""
+    return text.isidentifier() and text.isascii() and text[0] != "_"
+
+
 def _check_constants(made: DeviceFunction) -> None:
-    bad = [k for k in made.constants if not k.isidentifier() or k[0] == "_"]
+    bad = [k for k in made.constants if not is_name(k)]
+    bad += [made.name] * (not made.name.isascii())
     if bad:
         raise GraphError(
-            f"constants= of {made} has names that C++ cannot use",
+            f"{made} or its constants= has names that C++ cannot use",
             where=str(made),
-            wanted="identifiers without a leading underscore",
+            wanted="ASCII identifiers without a leading underscore",
             got=", ".join(map(repr, bad)),
-            fix='write constants={"kName": 3}',
+            fix='rename them, as in constants={"kName": 3}',
         )
     large = [
         f"{name}={value}"

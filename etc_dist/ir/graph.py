@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, TypeVar
 
-from etc_dist.errors import GraphError, expect_type
+from etc_dist.errors import GraphError, expect_range, expect_type
 from etc_dist.ir.call import (
     RANK,
     TASK,
@@ -33,7 +33,7 @@ from etc_dist.ir.call import (
 from etc_dist.ir.checks import check_call, check_extents, check_members
 from etc_dist.ir.event import EventRef, EventTensor, make_axes
 from etc_dist.ir.expr import Const, Expr, Symbol, wrap
-from etc_dist.ir.function import DeviceFunction
+from etc_dist.ir.function import DeviceFunction, is_name
 from etc_dist.ir.loads import UPPER_BOUND, loads_of, refuse_loads
 from etc_dist.ir.tensor import DTYPES, Region, Tensor
 
@@ -300,12 +300,12 @@ class Graph:
 
     def _refuse_taken(self, name: str, others: Set[str] = frozenset()) -> None:
         taken = name in self._names or name in others
-        if not name.isidentifier() or name[0] == "_" or taken:
+        if taken or not is_name(name):
             raise GraphError(
                 f"the name {name!r} cannot be used",
                 where=f"graph {self.name}",
-                wanted="an identifier without a leading underscore, not yet a name of "
-                f"this graph; reserved: {', '.join(sorted(RESERVED))}",
+                wanted="an ASCII identifier without a leading underscore, not yet a "
+                f"name of this graph; reserved: {', '.join(sorted(RESERVED))}",
                 got=repr(name),
                 fix="choose another name (calls: name=...)",
             )
@@ -326,7 +326,8 @@ def graph_function(body: Callable[..., None]) -> Callable[..., GraphFunction]:
 
     @functools.wraps(body)
     def build(world_size: int, **options: Any) -> GraphFunction:
-        graph = Graph(body.__name__, world_size)
+        ranks = expect_range(world_size, 1, None, "world_size")
+        graph = Graph(body.__name__, ranks)
         body(graph, **options)
         return graph.finish()
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from etc_dist.errors import GraphError
+from etc_dist.errors import ArgumentError, GraphError
 from etc_dist.ir import (
     RANK,
     DeviceFunction,
@@ -350,3 +352,24 @@ def test_a_write_to_an_input_is_refused():
     x = g.input("x", (4,), "float32")
     error = refused(lambda: g.call(function(writes=1), g.grid(i=1), writes=[x[:]]))
     assert error.what == "call work writes an input"
+
+
+def test_names_that_are_not_ascii_are_refused():
+    g = Graph("one", 1)
+    for claim in (g.dims, lambda name: g.grid(**{name: 1})):
+        assert refused(functools.partial(claim, "é")).got == "'é'"
+    for changes in ({"constants": {"ké": 1}}, {"name": "é"}):
+        error = refused(functools.partial(replace, function(), **changes))
+        assert error.wanted == "ASCII identifiers without a leading underscore"
+
+
+def test_a_number_of_ranks_is_a_positive_integer():
+    @graph_function
+    def graph(g):
+        pass
+
+    with pytest.raises(ArgumentError, match="world_size: an integer from 1 on"):
+        graph(0)
+    for value in (2.5, None):
+        with pytest.raises(TypeError, match="world_size expects an int"):
+            graph(value)
