@@ -204,7 +204,7 @@ def _dims_of(graph: GraphFunction, inputs: Mapping[str, Array]) -> dict[str, int
 
 def _check_rows(tensor: Tensor, shape: tuple[int, ...], where: str) -> None:
     """Raise ArgumentError for arrays that GPUs cannot copy."""
-    if shape[-1] * tensor.itemsize % 16 or not prod(shape):
+    if prod(shape[-1:]) * tensor.itemsize % 16 or not prod(shape):
         raise ArgumentError(
             f"tensor {tensor.name} has rows that GPUs cannot copy",
             where=where,

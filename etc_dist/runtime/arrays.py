@@ -37,7 +37,8 @@ class Array:
     @property
     def row_bytes(self) -> int:
         """Bytes of the axis whose elements are adjacent in memory."""
-        return self.shape[0 if self.order == "F" else -1] * SIZES[self.dtype]
+        axis = self.shape[:1] if self.order == "F" else self.shape[-1:]
+        return prod(axis) * SIZES[self.dtype]
 
     def overlaps(self, other: Array) -> bool:
         """Whether they share memory; only for arrays that have an `end`."""
@@ -90,8 +91,7 @@ def inspect(name: str, value: Any) -> Array:
     """Read a NumPy, CuPy or torch array, or one that supports DLPack or
     `__cuda_array_interface__`; nothing is copied. TypeError for other objects."""
     if isinstance(value, np.ndarray):
-        if isinstance(value, np.ma.MaskedArray):
-            raise _masked(name)
+        refuse_masked(name, value)
         return Array(
             value.ctypes.data,
             value.shape,
@@ -136,14 +136,16 @@ def inspect(name: str, value: Any) -> Array:
     )
 
 
-def _masked(name: str) -> ArgumentError:
-    return ArgumentError(
-        f"argument {name} is a masked array",
-        where=f"argument {name}",
-        wanted="an array without a mask, as all elements are read and written",
-        got="numpy.ma.MaskedArray",
-        fix=f"pass {name}.filled(value) for an input, {name}.data for an output",
-    )
+def refuse_masked(name: str, value: Any) -> None:
+    """Raise ArgumentError for a masked array."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise ArgumentError(
+            f"argument {name} is a masked array",
+            where=f"argument {name}",
+            wanted="an array without a mask, as all elements are read and written",
+            got="numpy.ma.MaskedArray",
+            fix=f"pass {name}.filled(value) for an input, {name}.data for an output",
+        )
 
 
 def dtype_of(value: Any) -> str:

@@ -53,6 +53,7 @@ def schedule_dynamic(graph: GraphFunction) -> Plan:
 def schedule_auto(graph: GraphFunction) -> Plan:
     """The dynamic plan if the graph loads from runtime tensors and can be scheduled
     dynamically, else the static plan."""
+    require_calls(graph)
     if any(call.is_loaded for call in graph.calls) and not any(_obstacles(graph)):
         return schedule_dynamic(graph)
     return schedule_static(graph)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from etc_dist.errors import ScheduleError
 from etc_dist.ir.function import TENSOR, TRANSFER
-from etc_dist.ir.graph import GraphFunction
+from etc_dist.ir.graph import GraphFunction, expect_graph
 from etc_dist.schedule.plan import STRIDED, TICKET, Lane, Plan
 
 
@@ -26,7 +26,8 @@ def schedule_static(graph: GraphFunction) -> Plan:
 
 
 def require_calls(graph: GraphFunction) -> None:
-    """Raise ScheduleError for a graph without calls."""
+    """Raise ScheduleError for a graph without calls, TypeError for other objects."""
+    expect_graph(graph)
     if not graph.calls:
         raise ScheduleError(
             f"graph {graph.name} has nothing to run",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from etc_dist.errors import DeadlockError, GraphError
-from etc_dist.ir import RANK
+from etc_dist.errors import ArgumentError, DeadlockError, GraphError
+from etc_dist.ir import RANK, device_function, graph_function
+from etc_dist.runtime.arrays import inspect
 from etc_dist.runtime.cpu import simulate
-from etc_dist.schedule import Plan, schedule_dynamic, schedule_static
+from etc_dist.schedule import SCHEDULES, Plan, schedule_dynamic, schedule_static
 from tests.runtime.programs import ring, ring_inputs, with_call
 
 
@@ -49,3 +51,39 @@ def test_a_reference_out_of_range_is_named():
     with pytest.raises(GraphError, match=r"a rank of 0 \.\. 1") as caught:
         run_ring(wrong)
     assert caught.value.what == "call send has a reference out of range"
+
+
+@pytest.mark.parametrize("inputs", [None, [[1]], [{"x": [0.0] * 4}]])
+def test_inputs_of_other_types_are_type_errors(inputs):
+    with pytest.raises(TypeError, match="inputs expects|x expects"):
+        simulate(plan_of_x(), inputs, {})
+
+
+def test_a_masked_array_is_refused():
+    with pytest.raises(ArgumentError, match="argument x is a masked array"):
+        simulate(plan_of_x(), [{"x": np.ma.zeros((), np.float32)}], {})
+
+
+def test_a_tensor_without_axes_has_one_element():
+    given = [{"x": np.array(2, np.float32)}]
+    assert simulate(plan_of_x(), given, {}).outputs[0]["y"] == 2
+    assert inspect("x", given[0]["x"]).row_bytes == 4
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES.values())
+def test_a_graph_of_another_type_is_a_type_error(schedule):
+    with pytest.raises(TypeError, match="graph expects a GraphFunction, got None"):
+        schedule(None)
+
+
+def plan_of_x():
+    @device_function(source="", reads=1, writes=1)
+    def copy(x, y):
+        y[...] = x
+
+    @graph_function
+    def graph(g):
+        x, y = g.input("x", (), "float32"), g.output("y", (), "float32")
+        g.call(copy, g.grid(i=1), reads=[x[()]], writes=[y[()]])
+
+    return schedule_static(graph(1))

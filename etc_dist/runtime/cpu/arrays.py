@@ -14,6 +14,7 @@ from etc_dist.ir.event import EventTensor
 from etc_dist.ir.graph import GraphFunction
 from etc_dist.ir.tensor import Tensor, numpy_dtype
 from etc_dist.runtime.arrays import Array as Argument
+from etc_dist.runtime.arrays import refuse_masked
 
 Array = np.ndarray[Any, Any]
 
@@ -57,6 +58,7 @@ def bind(
         shape, dtype = shape_of(tensor, env), numpy_dtype(tensor.dtype)
         array = arrays.get(tensor.name)
         expect_type(array, (np.ndarray, type(None)), f"{where}: {tensor.name}")
+        refuse_masked(tensor.name, array)
         if array is None or array.shape != shape or array.dtype != dtype:
             wanted.append(f"{tensor.name} {list(shape)} {dtype}")
             got.append(

@@ -48,6 +48,9 @@ def simulate(
     """
     expect_type(plan, Plan, "simulate()")
     graph = plan.graph
+    expect_type(inputs, (list, tuple), "inputs")
+    for given in inputs:
+        expect_type(given, Mapping, "an item of inputs")
     if len(inputs) != graph.world_size:
         raise ArgumentError(
             "a simulation needs the inputs of every rank",
