@@ -24,7 +24,9 @@ from tests.layers.reference import (
     Answer,
     draw,
     draw_experts,
+    draw_weights,
     moe_reference,
+    reference,
 )
 
 SEEDS = [0, 1]
@@ -65,6 +67,18 @@ def moe(
     x = draw(rng, (tokens, hidden), dtype)
     dims = {"tokens": tokens, "hidden": hidden, "inner": inner}
     return [{"x": x, **named(weights)}], [moe_reference(x, weights, top_k)], dims
+
+
+def mlp(ranks: int, rows: int, hidden: int, inner: int) -> Given:
+    rng = np.random.default_rng(3)
+    shares = [draw_weights(rng, hidden, inner) for _ in range(ranks)]
+    xs = [draw(rng, (rows, hidden), "bfloat16") for _ in range(ranks)]
+    names = ("x", "gate", "up", "down")
+    inputs = [
+        dict(zip(names, (x, *s), strict=True)) for x, s in zip(xs, shares, strict=True)
+    ]
+    dims = {"rows": rows, "hidden": hidden, "inner": inner}
+    return inputs, reference(xs, shares), dims
 
 
 def matmul_of(x: Any, w: Any) -> Answer:

@@ -28,6 +28,7 @@ from tests.emulate.cases import (
     matmul_and_scratch,
     matmul_of,
     matmul_reduce_scatter,
+    mlp,
     moe,
     named,
     numbers,
@@ -40,10 +41,8 @@ from tests.layers.reference import (
     Answer,
     draw,
     draw_experts,
-    draw_weights,
     moe_reference,
     own_experts,
-    reference,
 )
 
 exhaustive = pytest.mark.exhaustive
@@ -134,21 +133,13 @@ def test_mixture_of_experts_of_two_ranks(folder, schedule, parallel, tokens):
 @pytest.mark.parametrize("schedule", MOSTLY_STATIC)
 @pytest.mark.parametrize("graph", [mlp_graph, mlp_few_rows_graph])
 def test_dense_mlp_of_two_ranks(folder, schedule, graph):
-    hidden, inner, rows = 192, 136, 40
-    rng = np.random.default_rng(3)
-    shares = [draw_weights(rng, hidden, inner) for _ in range(2)]
-    xs = [draw(rng, (rows, hidden), "bfloat16") for _ in range(2)]
-    names = ("x", "gate", "up", "down")
-    inputs = [
-        dict(zip(names, (x, *s), strict=True)) for x, s in zip(xs, shares, strict=True)
-    ]
-    dims = {"rows": rows, "hidden": hidden, "inner": inner}
-    check(
-        Emulator(graph(2), schedule=schedule, folder=folder),
-        inputs,
-        reference(xs, shares),
-        dims,
-    )
+    program = Emulator(graph(2), schedule=schedule, folder=folder)
+    check(program, *mlp(2, 40, hidden=192, inner=136))
+
+
+def test_weights_that_are_loaded_ahead_fill_the_ring(folder):
+    program = Emulator(mlp_few_rows_graph(1, product_tasks=1), folder=folder)
+    check(program, *mlp(1, 40, hidden=640, inner=640))
 
 
 @pytest.mark.parametrize("schedule", MOSTLY_DYNAMIC)

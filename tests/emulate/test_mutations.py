@@ -13,6 +13,7 @@ import pytest
 
 from etc_dist.emulate import Emulator
 from etc_dist.errors import EtcDistError
+from etc_dist.layers.mlp_few_rows import mlp_few_rows_graph
 from etc_dist.layers.moe_few_tokens import moe_few_tokens_graph
 from etc_dist.layers.moe_graph import moe_graph
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
@@ -26,6 +27,7 @@ from tests.emulate.cases import (
     matmul,
     matmul_and_scratch,
     matmul_reduce_scatter,
+    mlp,
     moe,
     numbers,
     sent_at_once,
@@ -41,6 +43,7 @@ GRAPHS = {
     "mixed": three_matmuls(1),
     "stages": copied_twice(1),
     "gathered": gathered_last(1),
+    "ahead": mlp_few_rows_graph(1, product_tasks=1),
     "sum": matmul_reduce_scatter_graph(2),
     "sent": sent_at_once(2),
     "counts": counted_late(1),
@@ -57,6 +60,7 @@ CASES = {
     "mixed": lambda: four_matmuls(300, 264, 200),
     "stages": lambda: copies(2000),
     "gathered": lambda: gathered(200, 264),
+    "ahead": lambda: mlp(1, 40, hidden=640, inner=640),
     "sum": lambda: matmul_reduce_scatter(600),
     "sum, few rows": lambda: matmul_reduce_scatter(200),
     "sent": lambda: numbers(2),
@@ -94,6 +98,7 @@ BROKEN = [
         "n_ - oldest_ < Ring::kSlots && fits(at, bytes, tail_)",
         "fits(at, bytes, tail_)",
     ),
+    ("ahead", "worker/tensor_lane", "stages.has_room_ahead(all.bytes)", "true"),
     (
         "gathered",
         "worker/tensor_lane",
