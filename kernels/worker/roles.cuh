@@ -78,7 +78,8 @@ struct RingStages {
   u32 count, bytes;
 };
 
-// What the compute threads receive of a task. `data`: shared address of the words of data().
+// What the compute threads receive of a task. `data`: shared address of the words of data(), which
+// stay there until compute() returns.
 struct Work {
   u32 size, variant, data;
 };

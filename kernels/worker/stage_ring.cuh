@@ -262,6 +262,8 @@ class StageReader {
     return wait_mbarrier(run, Ring::full(base_, cursor_.n - 1), Ring::parity(cursor_.n - 1));
   }
   // A whole warp, once, after it has read stage n, counted from 0.
+  // NOTE: an arrival at another worker's mbarrier may overtake earlier loads from shared memory. A
+  // function that reads stages by loads, not by wgmma, must have used the values before.
   ETC_DEVICE void release(u32 n) const {
     const u32 lane = threadIdx.x % 32;
     if constexpr (Ring::kReaders > 1) {
