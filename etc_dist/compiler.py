@@ -60,15 +60,16 @@ def compile(
         parts.append((plan, executor, source.text))
         return f"{graph.digest()} {plan.schedule}", executor.workers
 
-    # An error of one rank is raised on all.
-    digests, workers = zip(*world.agree(make), strict=True)
-    if len(set(digests)) > 1:
-        raise _different_graphs(graph, digests)
-    if len(set(workers)) > 1:
-        raise _different_workers(graph, workers)
-    plan, executor, text = parts[0]
-    number = next(_numbers.setdefault(world, count(1)))
-    return Program(plan, world, executor, text, number)
+    with world.exclusive:
+        # An error of one rank is raised on all.
+        digests, workers = zip(*world.agree(make), strict=True)
+        if len(set(digests)) > 1:
+            raise _different_graphs(graph, digests)
+        if len(set(workers)) > 1:
+            raise _different_workers(graph, workers)
+        plan, executor, text = parts[0]
+        number = next(_numbers.setdefault(world, count(1)))
+        return Program(plan, world, executor, text, number)
 
 
 _numbers: WeakKeyDictionary[World, Iterator[int]] = WeakKeyDictionary()

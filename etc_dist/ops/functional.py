@@ -7,7 +7,7 @@ from typing import Any, TypeVar, cast
 from etc_dist.ops.all_gather_matmul import AllGatherMatmul
 from etc_dist.ops.matmul_reduce_scatter import MatmulReduceScatter
 from etc_dist.ops.operation import Operation
-from etc_dist.world import current
+from etc_dist.world import World, current
 
 Kept = TypeVar("Kept", bound=Operation)
 
@@ -27,8 +27,10 @@ def matmul_reduce_scatter(
     rounds it to the dtype of x. out: the array to write; stream: the stream to run on,
     by default the current one. Collective, on the current world. See
     `MatmulReduceScatter` for arrays, precision and errors."""
-    operation = _kept(MatmulReduceScatter, partials=partials)
-    return operation(x, w, out, stream=stream)
+    world = current()
+    with world.exclusive:
+        operation = _kept(world, MatmulReduceScatter, partials=partials)
+        return operation(x, w, out, stream=stream)
 
 
 def all_gather_matmul(x: Any, w: Any, *, out: Any = None, stream: Any = None) -> Any:
@@ -38,12 +40,13 @@ def all_gather_matmul(x: Any, w: Any, *, out: Any = None, stream: Any = None) ->
     transposed view. out: the array to write; stream: the stream to run on, by default
     the current one. Collective, on the current world. See `AllGatherMatmul` for arrays
     and errors."""
-    return _kept(AllGatherMatmul)(x, w, out, stream=stream)
-
-
-def _kept(kind: type[Kept], **options: Any) -> Kept:
-    """The operation of the current world with these options, made at the first use."""
     world = current()
+    with world.exclusive:
+        return _kept(world, AllGatherMatmul)(x, w, out, stream=stream)
+
+
+def _kept(world: World, kind: type[Kept], **options: Any) -> Kept:
+    """The operation of `world` with these options, made at the first use."""
     # By repr: options that cannot be hashed are refused by the operation, on all ranks.
     key = kind, *map(repr, options.values())
     kept = cast("dict[object, Kept]", world.kept)
