@@ -49,6 +49,8 @@ class Agreement:
         """Seconds that a call waits for the other ranks."""
         self._objects, self._monitor = objects, monitor
         objects.find_lost = self.find_lost
+        self.report: Callable[[BaseException], None] = lambda error: None
+        """Called with each error that all ranks raise."""
         self._board: SignatureBoard | None = None
         self._calls = 0
         self._unusable: str | None = None
@@ -160,7 +162,9 @@ class Agreement:
     ) -> NoReturn:
         """The ranks made different calls: exchange texts, raise one error on all."""
         texts = self._gather_values(_text(describe), error)
-        raise rank_errors.mismatch(self._where(), texts, signatures)
+        difference = rank_errors.mismatch(self._where(), texts, signatures)
+        self.report(difference)
+        raise difference
 
     def _run(self, step: Callable[[], T], text: str) -> T:
         """This rank's result of a step that succeeded on every rank."""
@@ -193,7 +197,9 @@ class Agreement:
         if errors:
             # NOTE: this rank's own error is not the cause: it has the same text.
             cause = None if error is None else error.__cause__
-            raise rank_errors.refusal(errors, self.size) from cause
+            refusal = rank_errors.refusal(errors, self.size)
+            self.report(refusal)
+            raise refusal from cause
         return [one for one, _ in pairs]
 
     def _left(self) -> dict[int, int]:

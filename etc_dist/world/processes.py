@@ -187,26 +187,32 @@ class Exclusive:
     """The lock of a world, held by each call up to its launch; reentrant.
 
     A second thread, a forked child, and user code that a call has called get a
-    WorldError, without any effect. An exception other than an EtcDistError that leaves
-    a call breaks the world through `leave`: from then on, the ranks would pair
-    different calls.
+    WorldError, without any effect. An exception that leaves a call breaks the world
+    through `leave`, as the ranks would pair different calls, except for an EtcDistError
+    of this package: all ranks raise it.
     """
 
-    def __init__(self, leave: Callable[[str], None]):
-        self._leave = leave
+    def __init__(self, leave: Callable[[str], None], alone: bool = False):
+        """`alone`: there are no other ranks."""
+        self._leave, self._alone = leave, alone
         # The thread of the current call, and the method that entered first. One key, so
         # that both appear and go at once, also between threads and for signal handlers.
         self._current: dict[None, tuple[int, FrameType]] = {}
         self._agreed_error: BaseException | None = None
-        self._nested: BaseException | None = None
 
     def __enter__(self) -> None:
-        if _forked:
-            raise rank_errors.forked()
-        entry = get_ident(), sys._getframe(1)
-        found = self._current.setdefault(None, entry)
-        if found is not entry and not self._contains(found, *entry):
-            self._take_over(found, entry)
+        try:
+            if _forked:
+                raise rank_errors.forked()
+            entry = get_ident(), sys._getframe(1)
+            found = self._current.setdefault(None, entry)
+            if found is not entry and not self._contains(found, *entry):
+                self._take_over(found, entry)
+        except EtcDistError:
+            raise
+        except BaseException as error:  # of a signal handler
+            self._leave(f"a call was interrupted by {type(error).__name__}")
+            raise
 
     def __exit__(
         self,
@@ -244,8 +250,7 @@ class Exclusive:
                 user = frame
             frame = frame.f_back
         if user is not None:
-            self._nested = rank_errors.nested(user.f_code.co_name)
-            raise self._nested
+            raise rank_errors.nested(user.f_code.co_name)
         return True
 
     def report(self, error: BaseException) -> None:
@@ -253,18 +258,19 @@ class Exclusive:
         self._agreed_error = error
 
     def _check(self, error: BaseException, ends: bool) -> None:
-        # Peers do not raise the error of a nested call, unless they have received it.
-        agreed = isinstance(error, EtcDistError) and error is not self._nested
+        agreed = isinstance(error, EtcDistError) and (
+            self._alone or not _is_of_user(error)
+        )
         if not agreed and error is not self._agreed_error:
             self._leave(f"a call was interrupted by {type(error).__name__}")
         if ends:
-            self._agreed_error = self._nested = None
+            self._agreed_error = None
 
     def _take_over(
         self, found: tuple[int, FrameType], entry: tuple[int, FrameType]
     ) -> None:
         """Refuse a second thread, unless the call that was found is over."""
-        if _is_running(*found):
+        if _is_running(found[1]):
             raise rank_errors.second_thread(_name(found[0]), _name(entry[0]))
         current = self._current.setdefault(None, entry)
         if current is found:
@@ -275,12 +281,21 @@ class Exclusive:
             raise rank_errors.second_thread(_name(current[0]), _name(entry[0]))
 
 
-def _is_running(thread: int, method: FrameType) -> bool:
-    """Whether `thread` executes this frame, or what it has called."""
-    frame = sys._current_frames().get(thread)
-    while frame is not None and frame is not method:
-        frame = frame.f_back
-    return frame is not None
+def _is_running(method: FrameType) -> bool:
+    """Whether some thread executes this frame, or what it has called."""
+    try:
+        method.clear()
+    except RuntimeError:
+        return True
+    return False
+
+
+def _is_of_user(error: BaseException) -> bool:
+    """Whether user code has raised this error, or has called what raised it."""
+    trace = error.__traceback__
+    while trace is not None and _is_ours(trace.tb_frame):
+        trace = trace.tb_next
+    return trace is not None
 
 
 def _is_ours(frame: FrameType) -> bool:

@@ -73,8 +73,11 @@ class World:
         self.kept: dict[object, object] = {}
         """Objects that other layers cache until the world is closed."""
         self._closed = False
-        self.exclusive = Exclusive(lambda why: agreement.leave(why, INTERRUPTED))
+        self.exclusive = Exclusive(
+            lambda why: agreement.leave(why, INTERRUPTED), alone=self.size == 1
+        )
         """Entered by every collective call, up to its launch."""
+        agreement.report = self.exclusive.report
         self._hook = AbortOnUncaught(self.rank, objects.abort)
         atexit.register(self._close_at_exit)
 

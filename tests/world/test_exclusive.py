@@ -9,7 +9,7 @@ import pytest
 
 from etc_dist.errors import ArgumentError, WorldError
 from etc_dist.settings import Settings
-from etc_dist.world import start
+from etc_dist.world import processes, start
 
 
 @pytest.fixture
@@ -84,6 +84,35 @@ CALLS = {
         ArgumentError("x is bad", where="x", wanted="1", got="2", fix="pass 1")
     ),
 }
+
+
+@pytest.mark.mpi(max_size=2)
+def test_call_whose_start_is_interrupted_breaks_the_world(own, monkeypatch):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(processes, "get_ident", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            own.barrier()
+    with pytest.raises(WorldError, match="cannot be used: a call was interrupted"):
+        own.barrier()
+
+
+@pytest.mark.mpi(min_size=2, max_size=2)
+def test_error_of_another_world_that_leaves_a_call_breaks_the_world(own, alarm):
+    closed = start(own.settings)
+    closed.close()
+    if own.rank == 0:
+        signal.signal(signal.SIGALRM, lambda *_: closed.barrier())
+        alarm(0.3)
+        with pytest.raises(WorldError, match="cannot be used: it was closed"):
+            own.barrier()
+        assert own.broken
+    else:
+        time.sleep(1.0)
+        with pytest.raises(WorldError, match="rank 0: left the world"):
+            own.barrier()
 
 
 @pytest.mark.mpi(min_size=2, max_size=2)
