@@ -19,6 +19,7 @@ FLAGS = (
     *("-x", "c++", "-std=c++20", "-O1", "-w", "-fPIC", "-g0"),
     *("-Xclang", "-O1"),  # zig takes -O1 for -O2
     *("-fno-exceptions", "-fno-rtti", "-fno-strict-aliasing", "-fno-sanitize=all"),
+    "-fstack-clash-protection",  # each page of a stack is touched, so also its guard
     # Calls a function before each load and store.
     *("-Xclang", "-fsanitize-coverage-type=1"),
     *("-Xclang", "-fsanitize-coverage-trace-loads"),

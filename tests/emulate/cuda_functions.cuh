@@ -67,6 +67,24 @@ struct divide_by_zero {
   }
 };
 
+// Local variables of 1 MB.
+template <class Task>
+struct overflow_stack {
+  ETC_DEVICE static void run(const Task& task) {
+    const auto y = task.template operand<1>();
+    volatile i32 large[1 << 18];
+    large[task.thread] = 1;
+    if (task.thread == 0) *y.at(0) = large[0];
+  }
+};
+
+template <class Task>
+struct trap {
+  ETC_DEVICE static void run(const Task& task) {
+    if (task.thread == 0) __builtin_trap();
+  }
+};
+
 // y [0] = elements of x, by all warps at once.
 template <class Task>
 struct race {

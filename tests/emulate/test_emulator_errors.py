@@ -26,6 +26,8 @@ def run(folder, body, dims=None, **options):
         ("deadlock", "all threads wait for one another"),
         ("write_input", "an input is written"),
         ("divide_by_zero", "an integer division by zero"),
+        ("overflow_stack", "a stack overflow"),
+        ("trap", "an instruction that traps"),
     ],
 )
 def test_fault_of_a_body_is_an_error_in_four_parts(folder, body, text):

@@ -232,8 +232,31 @@ static void end_all() {
   munmap(stacks, thread_count * kStack);
 }
 
-static void report_fault(int signal) {
-  fail(signal == SIGFPE ? "an integer division by zero" : "an access to an invalid address");
+static void report_fault(int signal, siginfo_t* info, void*) {
+  const size_t at = size_t(static_cast<char*>(info->si_addr) - stacks);
+  const bool is_guarded = at < thread_count * kStack && at % kStack < kGuard;
+  fail(signal == SIGFPE ? "an integer division by zero, or one that overflows"
+       : signal == SIGILL || signal == SIGTRAP ? "an instruction that traps"
+       : is_guarded ? "a stack overflow: local variables of more than 180 KB"
+                    : "an access to an invalid address");
+}
+
+constexpr int kSignals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP};
+
+// Runs the threads; the faults of their bodies end the run.
+static void run_guarded(uint32_t ranks, uint32_t runs) {
+  static char handler_stack[64 * 1024];  // that of a thread may have overflowed
+  stack_t stack = {}, stack_before;
+  stack.ss_sp = handler_stack, stack.ss_size = sizeof handler_stack;
+  sigaltstack(&stack, &stack_before);
+  struct sigaction action = {}, before[sizeof kSignals / sizeof *kSignals];
+  action.sa_sigaction = report_fault, action.sa_flags = SA_NODEFER | SA_ONSTACK | SA_SIGINFO;
+  struct sigaction* place = before;
+  for (int signal : kSignals) sigaction(signal, &action, place++);
+  if (_setjmp(end) == 0) run_threads(ranks, runs);
+  place = before;
+  for (int signal : kSignals) sigaction(signal, place++, nullptr);
+  sigaltstack(&stack_before, nullptr);
 }
 
 // Runs a program on `ranks` GPUs of `count` workers, with their argument blocks and the ranges of
@@ -256,14 +279,11 @@ extern "C" const char* run_emulated(
   stacks = static_cast<char*>(mmap(nullptr, thread_count * kStack, PROT_READ | PROT_WRITE,
                                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
   if (stacks == MAP_FAILED) abort();
+  for (size_t t = 0; t < thread_count && t < kMostGuards; ++t) {
+    mprotect(stacks + t * kStack, kGuard, PROT_NONE);
+  }
   begin(blocks, count, cluster, shared_bytes);
-  struct sigaction action = {}, before[3];
-  action.sa_handler = report_fault, action.sa_flags = SA_NODEFER | SA_ONSTACK;
-  sigaction(SIGSEGV, &action, &before[0]), sigaction(SIGBUS, &action, &before[1]);
-  sigaction(SIGFPE, &action, &before[2]);
-  if (_setjmp(end) == 0) run_threads(uint32_t(ranks), uint32_t(runs));
-  sigaction(SIGSEGV, &before[0], nullptr), sigaction(SIGBUS, &before[1], nullptr);
-  sigaction(SIGFPE, &before[2], nullptr);
+  run_guarded(uint32_t(ranks), uint32_t(runs));
   own = nullptr;
   end_all();
   return failure[0] == 0 ? nullptr : failure;

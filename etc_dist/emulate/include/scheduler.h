@@ -9,7 +9,8 @@ namespace emulation {
 Thread* own = nullptr;
 
 constexpr uint64_t kRunLimit = 2'000'000'000;  // nanoseconds that runs may last
-constexpr size_t kStack = 192 * 1024;
+constexpr size_t kStack = 192 * 1024, kGuard = 4096;  // bytes; the guard is the lowest page
+constexpr size_t kMostGuards = 16384;  // a process may have 65530 mappings
 
 static jmp_buf scheduler, end;
 static char failure[400];
