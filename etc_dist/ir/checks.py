@@ -71,6 +71,19 @@ def check_extents(
         )
 
 
+def check_values(what: str, where: str, exprs: Sequence[Expr], known: Set[str]) -> None:
+    """Refuse symbols that are not `known`, of numbers that all calls share."""
+    unknown = [s.name for e in exprs for s in e.symbols() if s.name not in known]
+    if unknown:
+        raise GraphError(
+            f"{what} uses unknown symbols",
+            where=where,
+            wanted=f"only {', '.join(sorted(known))}",
+            got=", ".join(unknown),
+            fix="use dims of this graph, and no coordinates of a grid",
+        )
+
+
 def _check_operands(call: Call, where: str) -> None:
     if not call.axes:
         raise GraphError(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from etc_dist.errors import ArgumentError
+from etc_dist.ir.expr import Expr, Symbol
 from etc_dist.ir.graph import GraphFunction
+from etc_dist.ir.tensor import Tensor
 
 
 def checked_dims(graph: GraphFunction, dims: Any) -> dict[str, int]:
@@ -35,9 +37,13 @@ def refuse_negative_extents(graph: GraphFunction, dims: Mapping[str, int]) -> No
     """ArgumentError if a tensor or an event tensor has no size at these dims."""
     shapes = {t.name: t.shape for t in graph.tensors}
     shapes |= {e.name: e.shape for e in graph.events}
+    arrays = (*graph.inputs(), *graph.outputs())  # only these may depend on the rank
+    ranked = [t.name for t in arrays if any(s.name not in dims for s in _symbols(t))]
     try:
-        env = graph.environment(dims, 0)
-        found = {k: [int(n.evaluate(env)) for n in shapes[k]] for k in shapes}
+        found = _lengths(shapes, graph.environment(dims, 0))
+        for rank in range(1, graph.world_size) if ranked else ():
+            env = graph.environment(dims, rank)
+            found |= _lengths({f"{k} of rank {rank}": shapes[k] for k in ranked}, env)
     except ArithmeticError:  # the proof names the expression
         return
     negative = [f"{k} {n}" for k, n in found.items() if min(n, default=0) < 0]
@@ -50,3 +56,13 @@ def refuse_negative_extents(graph: GraphFunction, dims: Mapping[str, int]) -> No
             got=", ".join(negative),
             fix="call it with larger arrays",
         )
+
+
+def _symbols(tensor: Tensor) -> Iterator[Symbol]:
+    return (symbol for extent in tensor.shape for symbol in extent.symbols())
+
+
+def _lengths(
+    shapes: Mapping[str, Sequence[Expr]], env: Mapping[str, Any]
+) -> dict[str, list[int]]:
+    return {name: [int(n.evaluate(env)) for n in shapes[name]] for name in shapes}

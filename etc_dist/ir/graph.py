@@ -30,7 +30,7 @@ from etc_dist.ir.call import (
     waiting_loads,
     working_loads,
 )
-from etc_dist.ir.checks import check_call, check_extents, check_members
+from etc_dist.ir.checks import check_call, check_extents, check_members, check_values
 from etc_dist.ir.event import EventRef, EventTensor, make_axes
 from etc_dist.ir.expr import Const, Expr, Symbol, wrap
 from etc_dist.ir.function import DeviceFunction, is_name
@@ -132,7 +132,9 @@ class Graph:
         if isinstance(value, Const):
             return value
         fix = "write the load in the maps that use it"
-        refuse_loads(f"the named number {name}", f"graph {self.name}", [value], fix)
+        what, where = f"the named number {name}", f"graph {self.name}"
+        refuse_loads(what, where, [value], fix)
+        check_values(what, where, [value], self._values())
         symbol = Symbol(self._claim(name), "derived")
         self._derived.append((symbol, value))
         if any(s.name in self._ranked for s in value.symbols()):
@@ -168,7 +170,7 @@ class Graph:
         a function of the element's coordinates. Only a `cross_rank` one can be notified
         by peers, as `events.on(rank)[...]`."""
         where = f"graph {self.name}, events {name}"
-        lengths = _shape(shape, f"event tensor {name}", where)
+        lengths = self._shape(shape, f"event tensor {name}", where)
         check_extents(f"event tensor {name}", where, lengths, self._ranked)
         axes = make_axes(self._claim(name), len(lengths))
         for axis in axes:
@@ -273,11 +275,20 @@ class Graph:
                 fix="use one of these",
             )
         what, where = f"tensor {name}", f"graph {self.name}"
-        lengths = _shape(shape, what, where)
+        lengths = self._shape(shape, what, where)
         if kind in ("local", "symmetric"):
             check_extents(what, where, lengths, self._ranked)
         made = Tensor(self._claim(name), lengths, dtype, kind)
         self._tensors.append(made)
+        return made
+
+    def _shape(
+        self, shape: Sequence[Expr | int], what: str, where: str
+    ) -> tuple[Expr, ...]:
+        expect_type(shape, (tuple, list), f"the shape of {what}")
+        made = tuple(wrap(extent, f"{where}: the shape of {what}") for extent in shape)
+        refuse_loads(f"the shape of {what}", where, made, UPPER_BOUND)
+        check_values(f"the shape of {what}", where, made, self._values())
         return made
 
     def _values(self) -> set[str]:
@@ -332,13 +343,6 @@ def graph_function(body: Callable[..., None]) -> Callable[..., GraphFunction]:
         return graph.finish()
 
     return build
-
-
-def _shape(shape: Sequence[Expr | int], what: str, where: str) -> tuple[Expr, ...]:
-    expect_type(shape, (tuple, list), f"the shape of {what}")
-    made = tuple(wrap(extent, f"{where}: the shape of {what}") for extent in shape)
-    refuse_loads(f"the shape of {what}", where, made, UPPER_BOUND)
-    return made
 
 
 def _members(

@@ -339,8 +339,8 @@ def test_a_shape_that_depends_on_the_rank_is_refused(name):
 
 def test_what_another_graph_has_is_refused():
     other, g = Graph("other", 1), Graph("one", 1)
-    n = g.dims("n")
-    g.input("x", (n,), "float32"), g.events("e", (4,), expects=1)
+    g.input("x", (g.dims("n"),), "float32"), g.events("e", (4,), expects=1)
+    n = other.dims("n")
     x, e = other.input("x", (n + 3,), "float32"), other.events("e", (n,), expects=1)
     body, grid = function(reads=1), g.grid(i=4)
     error = refused(lambda: g.call(body, grid, reads=[x[:]], notifies=[e[0]]))
@@ -373,3 +373,18 @@ def test_a_number_of_ranks_is_a_positive_integer():
     for value in (2.5, None):
         with pytest.raises(TypeError, match="world_size expects an int"):
             graph(value)
+
+
+@pytest.mark.parametrize("make", ["let", "local", "events"])
+def test_a_shared_number_of_unknown_symbols_is_refused(make):
+    g = Graph("one", 1)
+    g.dims("n")
+    (i,) = g.grid(i=4)
+    makes = {
+        "let": lambda: g.let("m", i + 1),
+        "local": lambda: g.local("l", (i,), "float32"),
+        "events": lambda: g.events("e", (i,), expects=1),
+    }
+    error = refused(makes[make])
+    assert error.what.endswith("uses unknown symbols")
+    assert (error.wanted, error.got) == ("only n, rank", "i")

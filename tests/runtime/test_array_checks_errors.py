@@ -54,3 +54,14 @@ def test_negative_extents_are_refused(kind):
         bind_dims(small(1), {"x": inspect("x", np.ones(2, np.float32))})
     with pytest.raises(ArgumentError, match=wanted):
         checked_dims(small(1), {"n": 2})
+
+
+def test_an_output_of_negative_extent_on_a_peer_is_refused_on_all_ranks():
+    @graph_function
+    def smaller(g: Graph) -> None:
+        n = g.dims("n")
+        g.input("x", (n,), "float32")
+        g.output("y", (n - 4 * g.rank,), "float32")
+
+    with pytest.raises(ArgumentError, match=r"got:    y of rank 1 \[-2\]"):
+        bind_dims(smaller(2), {"x": inspect("x", np.ones(2, np.float32))})
