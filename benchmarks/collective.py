@@ -110,8 +110,7 @@ class Collective(Stepwise):
     def call(self, operation: Any, number: int) -> Call:
         (w,) = self.weights
         if self.layout == "kn":
-            bits = self.device.xp.ascontiguousarray(w.view("uint16").T)
-            w = bits.view(w.dtype).T
+            w = self.device.transposed(w)
         return partial(operation, self.xs[number], w, self.outs[number])
 
 

@@ -21,6 +21,12 @@ from etc_dist.world import World
 Call = Callable[[], Any]
 SLEEP_NS = 2_000_000
 """Device sleep before a timed call: hides launch latency and lets the GPU cool."""
+REPEATS = 9
+"""Of which the fastest is a device's rate."""
+MEMORY_BYTES_PER_S = 4.3e12
+"""An H200's highest rate of reads from its memory (nominally 4.8 TB/s)."""
+FLOP_PER_S = 780e12
+"""Its tensor cores' highest rate in bfloat16 (nominally 989 TFLOP/s)."""
 DTYPES: Mapping[str, Any] = {
     "bfloat16": ml_dtypes.bfloat16,
     "float16": np.float16,
@@ -62,6 +68,12 @@ class Device:
         array = self.normal(self.xp.empty(shape, np.float32), seed_of(name))
         array *= np.float32(deviation)
         return array.astype(DTYPES[dtype], copy=False)
+
+    def transposed(self, array: Any) -> Any:
+        """A transposed view of new memory, with the elements of a 16-bit matrix."""
+        # NOTE: CuPy copies no strided arrays of bfloat16: take the bits.
+        bits = self.xp.ascontiguousarray(array.view(np.uint16).T)
+        return bits.view(array.dtype).T
 
     def poison(self, array: Any) -> None:
         """Fill with 0xFF bytes: NaN in every floating dtype."""
@@ -111,6 +123,7 @@ class Gpu(Device):
         code = (Path(__file__).parent / "device.cu").read_text()
         self._sleep = cupy.RawKernel(code, "sleep_ns")
         self._normal = cupy.RawKernel(code, "normal")
+        self._read = cupy.RawKernel(code, "read_all")
         self._start, self._end = cupy.cuda.Event(), cupy.cuda.Event()
 
     @cached_property
@@ -242,6 +255,25 @@ class Gpu(Device):
             "cuda": f"{runtime // 1000}.{runtime % 1000 // 10}",
             "baseline": f"cuBLAS by {library} {used}, NCCL {version} without NVLS",
         }
+
+    @cached_property
+    def rates(self) -> tuple[float, float]:
+        """Bytes a second of its memory and FLOP a second of its tensor cores that a
+        limit assumes: for an H200 as measured once, else 94 % of reading a gigabyte and
+        the best of cuBLAS, measured now."""
+        if "H200" in self.facts()["device"]:
+            return MEMORY_BYTES_PER_S, FLOP_PER_S
+        data, found = self.xp.empty(1 << 28, np.float32), self.xp.zeros(1, np.uint32)
+        read = [
+            self.time(
+                lambda: self._read((1056,), (256,), (data, np.uint64(1 << 26), found))
+            )
+            for _ in range(REPEATS)
+        ]
+        x, w, y = (self.random((8192, 8192), "bfloat16", name) for name in "xwy")
+        multiply = self.matmul(x, w, y)
+        multiplied = [self.time(multiply) for _ in range(REPEATS)]
+        return 0.94 * (1 << 30) / min(read) * 1e3, 2 * 8192**3 / min(multiplied) * 1e3
 
     def _all_reduce(self, source: Any, out: Any) -> Call:
         a, b, dtype = source.data.ptr, out.data.ptr, self._nccl_dtype(source)

@@ -19,7 +19,15 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import moe_torch
-from benchmarks.device import DTYPES, Call, Device, Gpu, wide
+from benchmarks.device import (
+    DTYPES,
+    FLOP_PER_S,
+    MEMORY_BYTES_PER_S,
+    Call,
+    Device,
+    Gpu,
+    wide,
+)
 from benchmarks.harness import begin, main, shapes_parser
 from benchmarks.workload import (
     BLOCK,
@@ -56,10 +64,6 @@ TOKENS = (1, 8, 32, 128, 512, 1024, 2048, 4096, 8192)
 TOKENS_PER_RANK = (128, 512, 2048, 8192)
 INPUTS = 3
 """Inputs used in turn, so that few tokens do not find their experts in L2."""
-MEMORY_BYTES_PER_S = 4.3e12
-"""An H200's highest rate of reads from its memory (nominally 4.8 TB/s)."""
-FLOP_PER_S = 780e12
-"""Its tensor cores' highest rate in bfloat16 (nominally 989 TFLOP/s)."""
 REPLAYED = (
     "2 ms device sleep, event, call, event; each call a replayed CUDA graph except "
     f"*_eager_ms; {INPUTS} inputs take turns; median after {WARM_UP} warm-ups; blocks "

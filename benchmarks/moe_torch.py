@@ -260,13 +260,13 @@ def captured(gpu: Gpu, call: Call) -> Call:
     return Replay(graph, call)
 
 
-def captured_ours(gpu: Gpu, operation: Any, x: Any, out: Any) -> Call:
+def captured_ours(gpu: Gpu, operation: Any, *arrays: Any) -> Call:
     """A call of ours, replayed."""
     stream = gpu.xp.cuda.Stream(non_blocking=True)
     gpu.synchronize()
     with stream:
         stream.begin_capture()
-        operation(x, out, stream=stream)
+        operation(*arrays, stream=stream)
         graph = stream.end_capture()
     gpu.synchronize()
     launch: Call = graph.launch

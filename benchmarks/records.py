@@ -76,6 +76,16 @@ class LayerRecord(FusedRecord):
 
 
 @dataclass(frozen=True, kw_only=True)
+class MatmulRecord(FusedRecord):
+    """A matrix multiplication on one GPU; gemm_ms is the baseline's, limit_ms that of
+    memory or tensor cores."""
+
+    w_layout: str
+    policy: str
+    """The tiles that the program chose."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class MoERecord(FusedRecord):
     """A mixture of experts on one GPU. M is the number of tokens, N the hidden size, K
     the inner one; ours_ms, baseline_ms and gemm_ms are those of replayed CUDA graphs;
@@ -162,6 +172,7 @@ class CompileRecord(Record):
 
 
 KINDS: Mapping[str, type[Record]] = {
+    "matmul": MatmulRecord,
     "matmul_reduce_scatter": FusedRecord,
     "all_gather_matmul": FusedRecord,
     "mlp": LayerRecord,

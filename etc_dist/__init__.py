@@ -17,7 +17,12 @@ if TYPE_CHECKING:
     from etc_dist.layers.mlp import MLP
     from etc_dist.layers.moe import MoE
     from etc_dist.ops.all_gather_matmul import AllGatherMatmul
-    from etc_dist.ops.functional import all_gather_matmul, matmul_reduce_scatter
+    from etc_dist.ops.functional import (
+        all_gather_matmul,
+        matmul,
+        matmul_reduce_scatter,
+    )
+    from etc_dist.ops.matmul import Matmul
     from etc_dist.ops.matmul_reduce_scatter import MatmulReduceScatter
     from etc_dist.program import Program
     from etc_dist.settings import Settings
@@ -30,6 +35,7 @@ _PLACES = {
     "Binary": "ahead",
     "EtcDistError": "errors",
     "MLP": "layers.mlp",
+    "Matmul": "ops.matmul",
     "MatmulReduceScatter": "ops.matmul_reduce_scatter",
     "MoE": "layers.moe",
     "Program": "program",
@@ -41,6 +47,7 @@ _PLACES = {
     "current": "world",
     "device_function": "ir",
     "graph_function": "ir",
+    "matmul": "ops.functional",
     "matmul_reduce_scatter": "ops.functional",
     "start": "world",
     "tile": "ir",
@@ -52,6 +59,7 @@ __all__ = [
     "AllGatherMatmul",
     "Binary",
     "EtcDistError",
+    "Matmul",
     "MatmulReduceScatter",
     "MoE",
     "Program",
@@ -62,6 +70,7 @@ __all__ = [
     "current",
     "device_function",
     "graph_function",
+    "matmul",
     "matmul_reduce_scatter",
     "start",
     "tile",

@@ -31,6 +31,7 @@ from etc_dist.codegen.members import block, constant, indexed, method, select
 from etc_dist.codegen.names import (
     axis_name,
     call_type,
+    dim_name,
     events_name,
     pace_name,
     tensor_name,
@@ -225,6 +226,7 @@ def _call(plan: Plan, lane: Lane, call: Call, number: int, arguments: Arguments)
     lines.append(f"  struct Coord {{ i32 {names}; }};")
     lines.append(method("i32 units", f"g.{units_name(call.name)}"))
     lines.append(method("i32 tasks", text(call.tasks)))
+    lines += _numbers(plan, call)
     pace = "0" if call.pace == Const(0) else f"g.{pace_name(call.name)}"
     lines.append(method("i32 pace", pace))
     order = ", ".join(text(e) for e in call.order)
@@ -251,6 +253,14 @@ def _call(plan: Plan, lane: Lane, call: Call, number: int, arguments: Arguments)
         lines += call_members(lane, call)
     lines.append("};")
     return "\n".join(lines)
+
+
+def _numbers(plan: Plan, call: Call) -> list[str]:
+    """The named numbers that the body takes by keyword."""
+    derived = {symbol.name for symbol, _ in plan.graph.derived}
+    dims = derived | {symbol.name for symbol in plan.graph.dims}
+    names = [name for name in call.function.keywords if name in dims]
+    return [method(f"i32 number_{name}", f"g.{dim_name(name)}") for name in names]
 
 
 def _roles(call: Call) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 
-def constant(name: str, value: int | float) -> str:
+def constant(name: str, value: int | float | tuple[int, ...]) -> str:
     """A declaration, without the end; a Python float is one of fp32."""
+    if isinstance(value, tuple):
+        return f"int {name}[] = {{{', '.join(map(str, value))}}}"
     return (
         f"float {name} = {value}f"
         if isinstance(value, float)

@@ -12,6 +12,7 @@ from types import FunctionType, MappingProxyType
 from typing import Any
 
 from etc_dist.errors import GraphError, expect_type
+from etc_dist.ir.expr import Expr, wrap
 from etc_dist.ir.operand import Operand
 
 TENSOR, TRANSFER = "tensor", "transfer"
@@ -31,12 +32,17 @@ class TmaBox:
 
     halves: the box alternates between both halves of a matrix's rows, eight rows each.
     The operand selects the rows of the first half, the next operand those of the other.
-    large: rows of a second, larger box of the same operand; 0: there is none."""
+    large: rows of a second, larger box of the same operand; 0: there is none.
+    rows: a number, or one that `Graph.let` named."""
 
-    rows: int
+    rows: int | Expr
     columns: int
     halves: bool = False
     large: int = 0
+
+    def at(self, env: Mapping[str, int]) -> TmaBox:
+        """The box with its number of rows."""
+        return replace(self, rows=int(wrap(self.rows).evaluate(env)))
 
     @property
     def small_and_large(self) -> tuple[TmaBox, ...]:
@@ -62,7 +68,8 @@ class DeviceFunction:
     boxes: operands (by position: reads, then writes) that the device copies by bulk
     tensor copies, with the box of one copy.
     constants: named numbers the `.cuh` body sees as `Task::name`: an int, or a float
-    for a Python float.
+    for a Python float, or an array for a tuple of ints. Named numbers of the graph that
+    are keyword-only parameters of the body are `Call::number_<name>(g)`.
     workspace: bytes of local scratch for each worker.
     roles: the roles, of ROLES, that the CUDA half divides a task into, for other warps
     each; `kernels/worker/roles.cuh` describes them. None: the CUDA half is a body that
@@ -92,7 +99,7 @@ class DeviceFunction:
     cluster: int = 1
     parts: int = 1
     boxes: Mapping[int, TmaBox] = field(default_factory=dict)
-    constants: Mapping[str, int | float] = field(default_factory=dict)
+    constants: Mapping[str, int | float | tuple[int, ...]] = field(default_factory=dict)
     workspace: int = 0
     roles: Sequence[str] = ()
     shared: int = SCRATCH_BYTES
@@ -179,7 +186,7 @@ def _check_types(made: DeviceFunction) -> None:
         for position in getattr(made, name):
             expect_type(position, int, f"{name}= of {made}")
     for name, key_type, value_type in (
-        ("constants", str, (int, float)),
+        ("constants", str, (int, float, tuple)),
         ("boxes", int, TmaBox),
         ("tile", int, Operand),
     ):
@@ -233,7 +240,8 @@ def _check_constants(made: DeviceFunction) -> None:
         )
     large = [
         f"{name}={value}"
-        for name, value in made.constants.items()
+        for name, values in made.constants.items()
+        for value in (values if isinstance(values, tuple) else (values,))
         if not abs(value) <= (MAX_FLOAT if isinstance(value, float) else MAX_INT)
     ]
     if large:

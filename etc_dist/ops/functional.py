@@ -1,10 +1,11 @@
-"""The fused collectives as functions; each keeps its operations with the world."""
+"""The operations as functions; each keeps its operations with the world."""
 
 from __future__ import annotations
 
 from typing import Any, TypeVar, cast
 
 from etc_dist.ops.all_gather_matmul import AllGatherMatmul
+from etc_dist.ops.matmul import Matmul
 from etc_dist.ops.matmul_reduce_scatter import MatmulReduceScatter
 from etc_dist.ops.operation import Operation
 from etc_dist.world import World, current
@@ -43,6 +44,18 @@ def all_gather_matmul(x: Any, w: Any, *, out: Any = None, stream: Any = None) ->
     world = current()
     with world.exclusive:
         return _kept(world, AllGatherMatmul)(x, w, out, stream=stream)
+
+
+def matmul(x: Any, w: Any, *, out: Any = None, stream: Any = None) -> Any:
+    """x @ w.T on each rank, without communication.
+
+    x [M, K], w [N, K] -> [M, N], bfloat16 or float16; w may be a transposed view. out:
+    the array to write; stream: the stream to run on, by default the current one. All
+    ranks of the current world make the same call. See `Matmul` for arrays and
+    errors."""
+    world = current()
+    with world.exclusive:
+        return _kept(world, Matmul)(x, w, out, stream=stream)
 
 
 def _kept(world: World, kind: type[Kept], **options: Any) -> Kept:

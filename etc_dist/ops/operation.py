@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
@@ -41,6 +41,8 @@ class Candidate:
     options: Mapping[str, Any] = field(default_factory=dict)
     serves: Callable[[Mapping[str, int]], bool] = lambda dims: True
     capacity: CapacityHint | None = None
+    choose: Callable[[Mapping[str, int], int], Mapping[str, int]] = lambda dims, n: {}
+    """Dims of the graph that no array has, from the others and the workers of a GPU."""
 
 
 @dataclass(frozen=True)
@@ -179,6 +181,8 @@ class Operation:
             self._agree(f"first call, {kind.dtype}, w_layout={kind.w_layout}")
             program = self._compile(kind)
         graph = program.plan.graph
+        chosen = self._candidates[place].choose(dims, program.workers)
+        arguments = replace(arguments, dims={**dims, **chosen})
         tensors = arguments.tensors(graph, self.world.rank)
         bound = program.bind(tensors, arguments.graph_dims(graph))
         self._last = program

@@ -129,4 +129,6 @@ def bind(
         if tensor.kind == "symmetric":
             pointer += int(block["peer"][rank])
         shape = [int(s.evaluate(env)) for s in tensor.shape]
-        block[m.name] = encode(pointer, shape, tensor.dtype, tensor.itemsize, m.box)
+        block[m.name] = encode(
+            pointer, shape, tensor.dtype, tensor.itemsize, m.box.at(env)
+        )

@@ -62,6 +62,7 @@ def axes_of(
 ) -> list[tuple[int, int, int]]:
     """By axis of a map, the innermost first: its extent, the side of the box along it,
     and the bytes between neighbours."""
+    assert isinstance(box.rows, int)  # see TmaBox.at
     columns, rows, stack = (*reversed(shape), 1)[:3]
     row = columns * itemsize
     axes = [(columns, box.columns, itemsize), (rows, box.rows, row)]

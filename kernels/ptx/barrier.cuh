@@ -31,6 +31,15 @@ ETC_DEVICE void mbarrier_arrive_cluster(u32 barrier, u32 worker) {
       "r"(worker)
       : "memory");
 }
+// The same as a release of cluster scope: the other worker may overwrite what this thread has read.
+ETC_DEVICE void mbarrier_arrive_cluster_release(u32 barrier, u32 worker) {
+  asm volatile(
+      "{.reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];}" ::"r"(barrier),
+      "r"(worker)
+      : "memory");
+}
 ETC_DEVICE bool mbarrier_try_wait(u32 barrier, u32 parity) {
   u32 done;
   asm volatile(
@@ -42,9 +51,26 @@ ETC_DEVICE bool mbarrier_try_wait(u32 barrier, u32 parity) {
       : "memory");
   return done;
 }
+// The same as an acquire of cluster scope.
+ETC_DEVICE bool mbarrier_try_wait_cluster(u32 barrier, u32 parity) {
+  u32 done;
+  asm volatile(
+      "{.reg .pred p;\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p;}"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done;
+}
 template <int kThreads>
 ETC_DEVICE void named_barrier(u32 id) {
   asm volatile("barrier.cta.sync %0, %1;" ::"r"(id), "n"(kThreads) : "memory");
+}
+// A whole warp, which does not wait: the others of the kThreads do.
+template <int kThreads>
+ETC_DEVICE void named_barrier_arrive(u32 id) {
+  asm volatile("barrier.cta.arrive %0, %1;" ::"r"(id), "n"(kThreads) : "memory");
 }
 // True on all threads of the barrier if `value` is true on any.
 template <int kThreads>
@@ -61,6 +87,13 @@ ETC_DEVICE bool named_barrier_any(u32 id, bool value) {
   return any;
 }
 
+// The two halves of cluster_barrier(); every thread of the cluster executes both.
+ETC_DEVICE void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+ETC_DEVICE void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
 ETC_DEVICE void cluster_barrier() {
   asm volatile(
       "barrier.cluster.arrive.release.aligned;\n"

@@ -183,6 +183,11 @@ ETC_DEVICE void mbarrier_arrive_copied(u32 barrier) {
 ETC_DEVICE void store_shared8(u32 address, u32 low, u32 high) {
   asm volatile("st.shared.v2.u32 [%0], {%1,%2};" ::"r"(address), "r"(low), "r"(high) : "memory");
 }
+ETC_DEVICE void store_shared16(u32 address, uint4 v) {
+  asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(v.x), "r"(v.y),
+               "r"(v.z), "r"(v.w)
+               : "memory");
+}
 ETC_DEVICE uint4 load_shared16(u32 address) {
   uint4 v;
   asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"

@@ -26,6 +26,12 @@ ETC_DEVICE void store_matrix4(u32 shared, u32 a, u32 b, u32 c, u32 d) {
                : "memory");
 }
 
+ETC_DEVICE void store_matrix2(u32 shared, u32 a, u32 b) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1,%2};" ::"r"(shared), "r"(a),
+               "r"(b)
+               : "memory");
+}
+
 // The same with each 8 x 8 matrix transposed.
 ETC_DEVICE void store_matrix4_transposed(u32 shared, u32 a, u32 b, u32 c, u32 d) {
   asm volatile(

@@ -34,6 +34,8 @@
 // Every member of Roles is a default that a function may replace:
 //   kVariant     a constant of the call that its Compute receives
 //   kMulticast   workers of a cluster write to one another's stages
+//   multicasts(run)  whether they do so in this launch, or may: the first task's loads then wait until
+//                the other worker has begun
 //   kDataWords   words of the WorkItem that `void data(run, c, size, u32 (&words)[kDataWords])`,
 //                on the loading thread, fills for the compute threads
 //
@@ -87,6 +89,10 @@ struct Work {
 struct Roles {
   static constexpr u32 kVariant = 0, kDataWords = 0;
   static constexpr bool kMulticast = false;
+  template <class Program>
+  ETC_DEVICE static bool multicasts(const Run<Program>&) {
+    return true;
+  }
 };
 
 }  // namespace etc

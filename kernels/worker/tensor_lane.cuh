@@ -8,6 +8,7 @@
 // published.
 #pragma once
 #include "ptx/bulk_copy.cuh"
+#include "worker/admission.cuh"
 #include "worker/calls.cuh"
 #include "worker/claimed_units.cuh"
 #include "worker/computes.cuh"
@@ -55,9 +56,10 @@ class TensorLane {
         units_(base_),
         scratch_(reinterpret_cast<u32*>(shared + kBufferOffset<Program>)) {}
 
-  // One thread, before any role begins.
+  // The producer thread, before any role begins.
   ETC_DEVICE void init() const {
     units_.init(kConsumers);
+    Admission(base_).init();
     if constexpr (kByTicket) {
       units_.init_begun(kComputeThreads / 32);
       TicketChannel(base_).init();
@@ -71,11 +73,17 @@ class TensorLane {
     if constexpr (kHasRoles || Program::kCluster > 1) ptx::fence_proxy_async();
   }
 
-  // The producer thread.
-  ETC_DEVICE void lead() const {
+  // One other thread, once all have begun in both workers of the cluster: whether tasks are to run.
+  ETC_DEVICE void admit(bool runs) const { Admission(base_).publish(runs); }
+
+  // The producer thread. Whether it ran to its end; false, too, if the run is skipped.
+  ETC_DEVICE bool lead() const {
     u32 published = 0;
     StageLoader<Program> stages(base_);
     WaitCache seen;
+    const Admission admission(base_);
+    bool is_admitted = kByTicket && admission.wait(), lost = kByTicket && !is_admitted;
+    if (lost) return false;
     Units(run_, base_).each(knows_first(), published, [&](i32 unit, Next& next) {
       bool going = true;
       Waiter who{kTensorLane, 0, 0};
@@ -83,6 +91,10 @@ class TensorLane {
         using Call = decltype(call);
         const i32 t = task_of<Call>(u);
         if (t < 0) return;
+        if (!is_admitted && (published > 0 || !loads_at_once<Call>())) {
+          going = is_admitted = admission.wait();
+          if (!going) return;
+        }
         const auto c = Call::at(run_.g, t);
         who = Waiter{kTensorLane, Call::kCall, u32(t)};
         if constexpr (Program::kDynamic) {
@@ -113,13 +125,15 @@ class TensorLane {
         }
       });
       if (!going) report(run_, who);
+      lost = !going;
       return going;
     });
     units_.publish(published, {-1, 0});
+    return !lost;
   }
 
   // One warp: the store role.
-  ETC_DEVICE void store() const {
+  ETC_DEVICE bool store() const {
     u32 consumed = 0, entered = 0;
     typename Computes::Counters counters;
     bool going = true;
@@ -143,10 +157,11 @@ class TensorLane {
     }
     if (threadIdx.x % 32 == 0) ptx::wait_stores<0>();
     if (!going) report(run_, kInWorker);
+    return going;
   }
 
   // A warp of the transfer lane, before it runs that lane alone: the forward and gather roles.
-  ETC_DEVICE void assist(
+  ETC_DEVICE bool assist(
       u32 half, TransferLane<Program>& transfer, Tracer<Program>& trace) const {
     u32 consumed = 0, entered = 0;
     StageGatherer<Program> stages(base_);
@@ -174,10 +189,11 @@ class TensorLane {
       });
     }
     if (!going) report(run_, kInWorker);
+    return going;
   }
 
   // The 256 compute threads: bodies, and the compute role.
-  ETC_DEVICE void compute(Tracer<Program>& trace) const {
+  ETC_DEVICE bool compute(Tracer<Program>& trace) const {
     u32 consumed = 0, last = 0;
     StageReader<Program> stages(base_);
     typename Computes::Counters counters;
@@ -235,9 +251,20 @@ class TensorLane {
       trace.add(who.lane, who.call, who.task, begin);
     }
     if (!going) report(run_, kInWorker);
+    return going;
   }
 
  private:
+  // Whether the first task's loads may begin before other threads and the other worker do: they wait
+  // for nothing, and do not write to the other worker.
+  template <class Call>
+  ETC_DEVICE bool loads_at_once() const {
+    if constexpr (has_role<Call>(kLoadRole) && Call::kWaits == 0 && !Call::kLoads) {
+      return !FunctionOf<Call>::multicasts(run_);
+    }
+    return false;
+  }
+
   template <class Compute>
   ETC_DEVICE Compute compute_object() const {
     return Computes::template make<Program, Compute>(base_);

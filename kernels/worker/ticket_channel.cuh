@@ -7,9 +7,9 @@ namespace etc {
 
 class TicketChannel {
   static constexpr u32 kOffset = Shared::kWorkOffset + WorkRing::kBytes;
-  static_assert(WorkRing::kBytes + 24 <= Shared::kWorkBytes);
-
  public:
+  static constexpr u32 kBytes = 24;
+
   ETC_DEVICE explicit TicketChannel(u32 base) : base_(base + kOffset) {}
 
   ETC_DEVICE void init() const {

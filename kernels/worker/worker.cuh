@@ -11,6 +11,9 @@
 namespace etc {
 
 constexpr int kWorkerThreads = 384;
+constexpr u32 kProducerWarp = 8;
+// Named barriers; those from 0 to 3 have other uses.
+constexpr u32 kInitBarrier = 4, kAgreeBarrier = 5;
 
 // Registers per thread: 168 at launch; those of the three warpgroups must sum to 504.
 constexpr int kComputeRegisters = 200, kServiceRegisters = 104;
@@ -59,6 +62,35 @@ ETC_DEVICE void leave_epoch(const Run<Program>& run) {
   control->epoch = run.epoch + 1;
 }
 
+// The roles of all warps but the producer's. Whether they ran to their end.
+template <class Program>
+ETC_DEVICE bool run_roles(
+    const Run<Program>& run, const TensorLane<Program>& tensor, Tracer<Program>& trace, u32 warp,
+    u32 lane) {
+  bool going = true;
+  if (warp > kProducerWarp) {
+    if constexpr (kSharesRegisters<Program>) ptx::registers_shrink<kServiceRegisters>();
+    if (warp == kProducerWarp + 1) {
+      if (lane == 0) leave_epoch(run);
+      if constexpr (kStoreWarpBegins<Program>) begin_epoch(run, false);
+      if constexpr (TensorLane<Program>::kHasStoreWarp) going = tensor.store();
+    } else {
+      TransferLane<Program> transfer(run, trace);
+      if constexpr (TensorLane<Program>::kIsAssisted) {
+        going = tensor.assist(warp - 10, transfer, trace);
+      }
+      transfer.drain();
+    }
+  } else {
+    if constexpr (kSharesRegisters<Program>) ptx::registers_grow<kComputeRegisters>();
+    going = tensor.compute(trace);
+    TransferLane<Program> transfer(run, trace);
+    transfer.drain();
+  }
+  __syncwarp();
+  return going;
+}
+
 template <class Program>
 ETC_DEVICE void run_worker(const typename Program::Args& g) {
   const Control* control = reinterpret_cast<const Control*>(g.control);
@@ -70,48 +102,49 @@ ETC_DEVICE void run_worker(const typename Program::Args& g) {
   // Notifications of the aborted run may still arrive, and no run may count in their area.
   const bool is_aborted = run.aborted();
   if constexpr (!kStoreWarpBegins<Program>) begin_epoch(run, is_aborted);
-  if (threadIdx.x == 0) tensor.init();
-  // A peer may abort at any moment: the threads of a worker must agree.
-  const bool is_skipped = ptx::named_barrier_any<kWorkerThreads>(0, is_aborted);
-  if constexpr (Program::kCluster > 1) ptx::cluster_barrier();
-
   Tracer<Program> trace(run);
-  if (is_skipped) {
-    if (threadIdx.x == 0) {
-      run.signal_host();
-      leave_epoch(run);
-    }
-  } else if (warp >= 8) {
-    if constexpr (kSharesRegisters<Program>) ptx::registers_shrink<kServiceRegisters>();
-    if (warp == 8) {
-      if (lane == 0) {
-        tensor.lead();
-        if (run.aborted()) run.signal_host();  // by a peer that no wait here depends on
-      }
-    } else if (warp == 9) {
-      if (lane == 0) leave_epoch(run);
-      if constexpr (kStoreWarpBegins<Program>) begin_epoch(run, false);
-      if constexpr (tensor.kHasStoreWarp) tensor.store();
+  bool lost = false;  // whether a role ended early
+  if (warp == kProducerWarp) {
+    // NOTE: it does not wait for the others, so that the first loads are issued at once.
+    if (lane == 0) tensor.init();
+    __syncwarp();
+    if constexpr (Program::kCluster > 1) {
+      ptx::cluster_arrive();
     } else {
-      TransferLane<Program> transfer(run, trace);
-      if constexpr (tensor.kIsAssisted) tensor.assist(warp - 10, transfer, trace);
-      transfer.drain();
+      ptx::named_barrier_arrive<kWorkerThreads>(kInitBarrier);
     }
+    if constexpr (kSharesRegisters<Program>) ptx::registers_shrink<kServiceRegisters>();
+    if (lane == 0) {
+      lost = !tensor.lead();
+      if (run.aborted()) run.signal_host();  // by a peer that no wait here depends on
+    }
+    __syncwarp();
+    if constexpr (Program::kCluster > 1) ptx::cluster_wait();
   } else {
-    if constexpr (kSharesRegisters<Program>) ptx::registers_grow<kComputeRegisters>();
-    tensor.compute(trace);
-    TransferLane<Program> transfer(run, trace);
-    transfer.drain();
+    // A peer may abort at any moment: the threads of a worker must agree.
+    const bool is_skipped = ptx::named_barrier_any<kWorkerThreads - 32>(kAgreeBarrier, is_aborted);
+    if constexpr (Program::kCluster > 1) {
+      ptx::cluster_barrier();
+    } else {
+      ptx::named_barrier<kWorkerThreads>(kInitBarrier);
+    }
+    if (threadIdx.x == 0) tensor.admit(!is_skipped);
+    if (is_skipped) {
+      if (threadIdx.x == 0) {
+        run.signal_host();
+        leave_epoch(run);
+      }
+    } else {
+      lost = !run_roles(run, tensor, trace, warp, lane);
+    }
   }
-  __syncwarp();
 
-  // NOTE: after an abort, bulk loads and tickets may still be in flight to the shared memory of a
-  // worker or of its pair; they arrive well within this time.
-  if ((tensor.kHasRoles || Program::kCluster > 1) && run.aborted()) {
+  // NOTE: where a role ended early, bulk loads and tickets may still be in flight to the shared
+  // memory of the worker or of its pair; they arrive well within this time.
+  if (ptx::named_barrier_any<kWorkerThreads>(0, lost)) {
     const u64 now = ptx::global_timer();
     while (ptx::global_timer() - now < 100000) ptx::nanosleep(1000);
   }
-  __syncthreads();
   // Both workers of a cluster stay until the end: each writes to the other's memory.
   if constexpr (Program::kCluster > 1) ptx::cluster_barrier();
 }

@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[2]
     [
         (2, "matmul_reduce_scatter"),
         (2, "all_gather_matmul"),
+        (1, "matmul --layout kn"),
         (2, "mlp --schedule dynamic"),
         (1, "moe --tokens 1,50"),
         (2, "moe --parallel tensor"),

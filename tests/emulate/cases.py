@@ -256,6 +256,12 @@ def matmul(rows: int, n: int, k: int) -> Given:
     return [{"x": x, "w": w}], [matmul_of(x, w)], {"rows": rows, "n": n, "k": k}
 
 
+def tiles(m: int, n: int, k: int) -> Given:
+    """For matmul_graph with one shape of tiles."""
+    inputs, answers, _ = matmul(m, n, k)
+    return inputs, answers, {"m": m, "n": n, "k": k, "shape": 0}
+
+
 def four_matmuls(rows: int, n: int, k: int) -> Given:
     """For the graph three_matmuls."""
     [inputs], [once], dims = matmul(rows, n, k)

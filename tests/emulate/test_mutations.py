@@ -13,9 +13,11 @@ import pytest
 
 from etc_dist.emulate import Emulator
 from etc_dist.errors import EtcDistError
+from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.layers.mlp_few_rows import mlp_few_rows_graph
 from etc_dist.layers.moe_few_tokens import moe_few_tokens_graph
 from etc_dist.layers.moe_graph import moe_graph
+from etc_dist.ops.matmul import matmul_graph
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
 from etc_dist.runtime.build import kernels_folder
 from tests.codegen.graphs import three_matmuls
@@ -31,6 +33,7 @@ from tests.emulate.cases import (
     moe,
     numbers,
     sent_at_once,
+    tiles,
 )
 from tests.emulate.stages import copied_twice, copies, gathered, gathered_last
 
@@ -45,6 +48,9 @@ GRAPHS = {
     "gathered": gathered_last(1),
     "ahead": mlp_few_rows_graph(1, product_tasks=1),
     "sum": matmul_reduce_scatter_graph(2),
+    "exchanged": matmul_graph(1, shapes=[TileShape(64, 64, "k", swapped=True)]),
+    "turns": matmul_graph(1, shapes=[TileShape(64, 128, swapped=True)]),
+    "shared": matmul_graph(1, shapes=[TileShape(256, 64, "rows")]),
     "sent": sent_at_once(2),
     "counts": counted_late(1),
     "aborted": sent_in_vain(2, wanted=2),
@@ -62,6 +68,9 @@ CASES = {
     "gathered": lambda: gathered(200, 264),
     "ahead": lambda: mlp(1, 40, hidden=640, inner=640),
     "sum": lambda: matmul_reduce_scatter(600),
+    "exchanged": lambda: tiles(200, 200, 600),
+    "turns": lambda: tiles(200, 200, 600),
+    "shared": lambda: tiles(300, 264, 200),
     "sum, few rows": lambda: matmul_reduce_scatter(200),
     "sent": lambda: numbers(2),
     "counts": lambda: numbers(1),
@@ -111,6 +120,54 @@ BROKEN = [
         "functions/grouped_matmul",
         "wait_mbarrier(run, matmul.stored(0), round & 1)",
         "true",
+    ),
+    (
+        "exchanged",
+        "functions/tile_matmul",
+        "!wait_mbarrier<true>(run, taken(), (n & 1) ^ 1)",
+        "false",
+    ),
+    (
+        "exchanged",
+        "functions/tile_matmul",
+        "!wait_mbarrier(run, arrived(), n & 1)",
+        "false",
+    ),
+    (
+        "exchanged",
+        "functions/tile_matmul",
+        "ptx::mbarrier_arrive_cluster_release(taken(), half ^ 1);",
+        "ptx::mbarrier_arrive_cluster(taken(), half ^ 1);",
+    ),
+    (
+        "turns",
+        "functions/tile_matmul",
+        "if (wg == 0 && !kExchanges) ptx::named_barrier<128>(2);",
+        "",
+    ),
+    (
+        "turns",
+        "functions/tile_matmul",
+        "if (first > 0) ptx::named_barrier<256>(1);",
+        "",
+    ),
+    (
+        "shared",
+        "worker/tensor_lane",
+        "published > 0 || !loads_at_once<Call>()",
+        "false",
+    ),
+    (
+        "shared",
+        "worker/admission",
+        "!ptx::mbarrier_try_wait(barrier_, 0)",
+        "false",
+    ),
+    (
+        "few",
+        "worker/worker",
+        "ptx::named_barrier<kWorkerThreads>(kInitBarrier);",
+        "",
     ),
     ("moe", "functions/choose_experts", "task.sync();  // scratch is cleared", ""),
     ("moe", "functions/choose_experts", "    task.sync();\n", ""),

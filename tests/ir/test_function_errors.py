@@ -29,7 +29,7 @@ def made(**terms: Any) -> DeviceFunction:
         ("reads_before_wait", [0.0], "an int, got float"),
         ("constants", ["kSize"], "a Mapping, got list"),
         ("constants", {3: 3}, "a str, got int"),
-        ("constants", {"k": "3"}, "an int or float, got str"),
+        ("constants", {"k": "3"}, "an int or float or tuple, got str"),
         ("tile", {0: (64,)}, "an Operand, got tuple"),
     ],
 )

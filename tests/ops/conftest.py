@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from etc_dist import AllGatherMatmul, MatmulReduceScatter, World
+from etc_dist import AllGatherMatmul, Matmul, World
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.ops.operation import Operation
 from tests.ops.arrays import Arrays, Host
@@ -34,10 +34,10 @@ def make(world: World) -> Iterator[Callable[..., Operation]]:
 
 
 class Problem:
-    """This rank's inputs of one collective at a shape, and the expected result.
+    """This rank's inputs of one operation at a shape, and the expected result.
 
     `m`, `n`, `k` are those of the whole product, as in the docstrings of the ops: x is
-    [m, k] for a reduce-scatter and [m / ranks, k] for an all-gather.
+    [m / ranks, k] for an all-gather, else [m, k].
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Problem:
         rng: np.random.Generator | None = None,
     ):
         m, n, k = shape
-        rows = m if kind is MatmulReduceScatter else m // world.size
+        rows = m // world.size if kind is AllGatherMatmul else m
         # Each rank has its own values: normal ones by `rng`, else -1, 0 and 1, whose
         # sums are exact.
         if rng is None:
@@ -83,6 +83,8 @@ def _reference(world: World, kind: type[Operation], x: Host, w: Host) -> Host:
     from mpi4py import MPI
 
     x, w = x.astype(np.float32), w.astype(np.float32)
+    if kind is Matmul:
+        return x @ w.T
     if kind is AllGatherMatmul:
         return np.concatenate(MPI.COMM_WORLD.allgather(x)) @ w.T
     total = sum(MPI.COMM_WORLD.allgather(x @ w.T))

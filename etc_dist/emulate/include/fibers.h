@@ -29,6 +29,9 @@ struct ThreadBarrier {
   bool any[2] = {};
   Sum sum;
   View* known[2] = {};
+  void arrive(uint32_t count, bool value);
+  // `seen`: the turn before the thread's arrival.
+  bool wait(uint32_t seen);
   bool arrive_and_wait(uint32_t count, bool value);
 };
 
@@ -86,7 +89,7 @@ struct Thread {
   uint32_t id;
   bool has_begun = false, is_over = false;
   const uint32_t* turn = nullptr;  // waits until this differs from `seen`
-  uint32_t seen = 0;
+  uint32_t seen = 0, cluster_turn = 0;  // `cluster_turn`: the turn before its last cluster_arrive()
   WgmmaOp wgmmas[64];
   uint32_t count = 0, ends[8], groups = 0;  // of wgmmas; the end of each group
   uint32_t wgmmas_done = 0;
@@ -140,7 +143,9 @@ struct Barrier {
 static_assert(sizeof(Barrier) == 8);
 // On the running thread's worker, or on `worker`.
 void init_barrier(uint32_t address, uint32_t count);
-void arrive(Worker& worker, uint32_t address, uint32_t count);
+// An arrival at another worker's mbarrier orders nothing that this thread did last, unless it
+// releases.
+void arrive(Worker& worker, uint32_t address, uint32_t count, bool releases = false);
 void expect(uint32_t address, uint32_t bytes);
 bool is_over(uint32_t address, uint32_t parity);
 

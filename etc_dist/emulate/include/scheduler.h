@@ -54,7 +54,7 @@ void wait_turn(const uint32_t* turn) {
 uint64_t now() { return clock_ns; }
 void note_progress() { made_progress = true; }
 
-bool ThreadBarrier::arrive_and_wait(uint32_t count, bool value) {
+void ThreadBarrier::arrive(uint32_t count, bool value) {
   const uint32_t this_turn = turn & 1;
   if (arrived == 0) any[this_turn] = false, of = count;
   if (of != count) fail("threads that expect different numbers of threads at one barrier");
@@ -64,11 +64,19 @@ bool ThreadBarrier::arrive_and_wait(uint32_t count, bool value) {
     put(known[this_turn], sum.take());
     arrived = 0, ++turn;
     note_progress();
-  } else {
-    wait_turn(&turn);
   }
-  own->known.set(hold(known[this_turn]));
-  return any[this_turn];
+}
+bool ThreadBarrier::wait(uint32_t seen) {
+  own->turn = &turn, own->seen = seen;
+  while (turn == seen) yield();
+  own->turn = nullptr;
+  own->known.set(hold(known[seen & 1]));
+  return any[seen & 1];
+}
+bool ThreadBarrier::arrive_and_wait(uint32_t count, bool value) {
+  const uint32_t seen = turn;
+  arrive(count, value);
+  return wait(seen);
 }
 
 const Words* exchange(const char* what, Words words, bool orders) {

@@ -20,9 +20,15 @@ inline void mbarrier_arrive_expect(u32 barrier, u32 bytes) {
 inline void mbarrier_arrive_cluster(u32 barrier, u32 worker) {
   emulation::arrive(*emulation::own->worker->cluster[worker], barrier, 1);
 }
+inline void mbarrier_arrive_cluster_release(u32 barrier, u32 worker) {
+  emulation::arrive(*emulation::own->worker->cluster[worker], barrier, 1, true);
+}
 inline bool mbarrier_try_wait(u32 barrier, u32 parity) {
   emulation::is_over(barrier, parity) ? emulation::may_yield() : emulation::yield();
   return emulation::is_over(barrier, parity);
+}
+inline bool mbarrier_try_wait_cluster(u32 barrier, u32 parity) {
+  return mbarrier_try_wait(barrier, parity);
 }
 template <int kThreads>
 bool named_barrier_any(u32 id, bool value) {
@@ -34,9 +40,21 @@ template <int kThreads>
 void named_barrier(u32 id) {
   named_barrier_any<kThreads>(id, false);
 }
-inline void cluster_barrier() {
+template <int kThreads>
+void named_barrier_arrive(u32 id) {
+  emulation::own->worker->named[id].arrive(kThreads, false);
+}
+inline void cluster_arrive() {
   constexpr u32 kCount = emulation::kMaxCluster * emulation::kThreads;
-  emulation::own->worker->pair->arrive_and_wait(kCount, false);
+  emulation::own->cluster_turn = emulation::own->worker->pair->turn;
+  emulation::own->worker->pair->arrive(kCount, false);
+}
+inline void cluster_wait() {
+  emulation::own->worker->pair->wait(emulation::own->cluster_turn);
+}
+inline void cluster_barrier() {
+  cluster_arrive();
+  cluster_wait();
 }
 
 }  // namespace etc::ptx

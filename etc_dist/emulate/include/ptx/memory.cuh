@@ -133,6 +133,11 @@ inline void store_shared8(u32 address, u32 low, u32 high) {
   emulation::access_shared(*emulation::own->worker, address, sizeof v, own_access(true));
   memcpy(to, &v, sizeof v);
 }
+inline void store_shared16(u32 address, uint4 v) {
+  u8* const to = emulation::at(address, sizeof v, sizeof v);
+  emulation::access_shared(*emulation::own->worker, address, sizeof v, own_access(true));
+  memcpy(to, &v, sizeof v);
+}
 inline uint4 load_shared16(u32 address) { return load_shared_as<uint4>(address); }
 inline uint2 load_shared8(u32 address) { return load_shared_as<uint2>(address); }
 inline u32 load_shared(u32 address) { return load_shared_as<u32>(address); }

@@ -133,6 +133,9 @@ UNTRACKED void store_matrices(u32 shared, u32 count, emulation::Words own) {
 inline void store_matrix4(u32 shared, u32 a, u32 b, u32 c, u32 d) {
   store_matrices<false>(shared, 4, {a, b, c, d});
 }
+inline void store_matrix2(u32 shared, u32 a, u32 b) {
+  store_matrices<false>(shared, 2, {a, b});
+}
 inline void store_matrix4_transposed(u32 shared, u32 a, u32 b, u32 c, u32 d) {
   store_matrices<true>(shared, 4, {a, b, c, d});
 }

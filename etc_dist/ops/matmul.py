@@ -1,0 +1,110 @@
+"""Matrix multiplication on each rank: y = x @ w.T, without communication."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from etc_dist.compiler import world_or_current
+from etc_dist.functions.matmul import TILE, matmul_store
+from etc_dist.functions.tile_matmul import Tiles, TileShape
+from etc_dist.ir import Expr, Graph, ceildiv, graph_function, tile
+from etc_dist.ops.argument_table import ArgumentTable
+from etc_dist.ops.matmul_policy import SHAPES, choose
+from etc_dist.ops.operation import Candidate, Operation
+from etc_dist.ops.order import grouped_rows
+from etc_dist.world import World
+
+ROW_GROUP = 8
+"""Rows of tiles that are computed side by side, so that they share w in L2."""
+
+
+@graph_function
+def matmul_graph(
+    g: Graph,
+    *,
+    dtype: str = "bfloat16",
+    w_layout: str = "nk",
+    shapes: Sequence[TileShape] = SHAPES,
+    tile_size: int = TILE,
+) -> None:
+    """x [m, k], w [n, k] or [k, n] -> y [m, n], on each rank its own.
+
+    The dim `shape` chooses one of `shapes`, by position. For w [k, n] there is one
+    choice: square tiles of `tile_size`."""
+    m, n, k, shape = g.dims("m n k shape")
+    x = g.input("x", (m, k), dtype)
+    w = g.input("w", (n, k) if w_layout == "nk" else (k, n), dtype)
+    y = g.output("y", (m, n), dtype)
+    rows: Expr | int = tile_size
+    columns: Expr | int = tile_size
+    if w_layout == "nk":
+        tiles = Tiles(g, shape, shapes)
+        function, rows, columns = tiles.function(dtype), tiles.rows, tiles.columns
+    else:
+        function = matmul_store(w_layout, dtype)
+    down = g.let("tiles_down", ceildiv(m, rows))
+    across = g.let("tiles_across", ceildiv(n, columns))
+    i, j = grid = g.grid(i=down, j=across)
+    of_x, of_w = tile(i, rows), tile(j, columns)
+    g.call(
+        function,
+        grid,
+        reads=[x[of_x, :], w[of_w, :] if w_layout == "nk" else w[:, of_w]],
+        writes=[y[of_x, of_w]],
+        order=lambda t: grouped_rows(t, down, across, ROW_GROUP),
+    )
+
+
+class Matmul(Operation):
+    """y = x @ w.T on each rank, as a reusable object.
+
+    op(x, w, out=None, stream=None): x [M, K], w [N, K] -> out [M, N]. w may be a
+    transposed view, w.T of a contiguous [K, N] array. On GPUs K and N are multiples of
+    8. bfloat16 or float16, as x has it; accumulated in fp32, rounded once: the same
+    bits on every run. One program serves all sizes; it chooses tiles by M, N and K.
+    Ranks make the same calls; arrays and errors as for `MatmulReduceScatter`.
+    """
+
+    def __init__(
+        self,
+        *,
+        world: World | None = None,
+        schedule: str = "static",
+        trace: bool | None = None,
+    ):
+        world = world_or_current(world)
+        self._shapes = self.sizes.get("shapes", SHAPES)
+        table = ArgumentTable(
+            type(self).__name__,
+            world,
+            ["x [m, k]", "w [n, k]"],
+            "out [m, n]",
+            transposable="w",
+        )
+        candidate = Candidate(
+            matmul_graph,
+            self.sizes,
+            choose=lambda dims, workers: {
+                "shape": choose(dims["m"], dims["n"], dims["k"], workers, self._shapes)
+            },
+        )
+        super().__init__(
+            table,
+            [candidate],
+            world,
+            schedule=schedule,
+            trace=trace,
+            options={},
+            transposes=True,
+        )
+
+    def __call__(self, x: Any, w: Any, out: Any = None, *, stream: Any = None) -> Any:
+        return self._call((x, w), out, stream)
+
+    def policy(self, m: int, n: int, k: int, *, transposed: bool = False) -> str:
+        """The tiles that serve x [m, k] and w [n, k], of which a transposed view may be
+        given; after a first call."""
+        if transposed:
+            return str(TileShape(TILE, TILE, "rows"))
+        return str(self._shapes[choose(m, n, k, self.program.workers, self._shapes)])

@@ -1,0 +1,30 @@
+"""The choice of tiles."""
+
+from __future__ import annotations
+
+import pytest
+
+from etc_dist.functions.tile_matmul import TileShape
+from etc_dist.ops.matmul_policy import SHAPES, choose, estimate
+
+WORKERS = 132
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "shape"),
+    [
+        (1, 4096, 4096, TileShape(8, 64, "k", swapped=True)),
+        (8, 10240, 5120, TileShape(8, 256, swapped=True)),
+        (32, 6400, 5120, TileShape(32, 128, swapped=True)),
+        (128, 10240, 5120, TileShape(128, 160)),
+        (8192, 4096, 4096, TileShape(256, 256, "rows")),
+    ],
+)
+def test_the_tiles_measured_best_are_chosen(m, n, k, shape):
+    assert SHAPES[choose(m, n, k, WORKERS)] == shape
+
+
+def test_one_more_tile_than_workers_takes_another_wave():
+    shape = TileShape(128, 128)
+    times = [estimate(shape, 128, n, 4096, WORKERS) for n in (66 * 128, 67 * 128)]
+    assert times[1] > 1.5 * times[0]
