@@ -27,6 +27,12 @@ _FIXES = (
         "compare indices with Shared::kScratchBytes",
     ),
     (
+        "not aligned",
+        "addresses that are multiples of the size of the access",
+        "begin regions and rows at multiples of the vector's elements, or access "
+        "single elements",
+    ),
+    (
         "an input is written",
         "bodies that write only to the regions of writes=",
         "write to another operand, or declare the tensor as an output or local",

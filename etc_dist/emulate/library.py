@@ -6,8 +6,10 @@ import ctypes
 import hashlib
 import subprocess
 import sys
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from platform import machine
 from tempfile import TemporaryDirectory
 
 from etc_dist.codegen import Source
@@ -20,6 +22,10 @@ FLAGS = (
     *("-Xclang", "-O1"),  # zig takes -O1 for -O2
     *("-fno-exceptions", "-fno-rtti", "-fno-strict-aliasing", "-fno-sanitize=all"),
     "-fstack-clash-protection",  # each page of a stack is touched, so also its guard
+    "-mcpu=baseline",  # kept libraries are loaded on other machines, too
+    # Accesses of vectorized loops, and of loops turned into memset, are not checked.
+    *("-fno-vectorize", "-fno-slp-vectorize"),
+    *("-fno-builtin-memcpy", "-fno-builtin-memmove", "-fno-builtin-memset"),
     # Calls a function before each load and store.
     *("-Xclang", "-fsanitize-coverage-type=1"),
     *("-Xclang", "-fsanitize-coverage-trace-loads"),
@@ -28,8 +34,8 @@ FLAGS = (
 
 
 def compile_library(source: Source, kernels: Path, folder: Path | None) -> ctypes.CDLL:
-    """The program as a library. With `folder`, a library of the same text that is
-    already there is loaded, and a new one is kept there."""
+    """The program as a library. With `folder`, a library of the same text, flags and
+    compiler that is already there is loaded, and a new one is kept there."""
     _require_compiler()
     with TemporaryDirectory(dir=folder) as temporary:
         text, library = Path(temporary, "program.cpp"), Path(temporary, "program.so")
@@ -41,13 +47,17 @@ def compile_library(source: Source, kernels: Path, folder: Path | None) -> ctype
         if folder is None:
             _run([*command, "-shared", "-o", str(library)], source)
             return ctypes.CDLL(str(library))
-        # The name is a hash of the text with all files that it includes.
-        whole = _run([*command, "-E", "-P"], source)
-        kept = folder / f"{hashlib.sha256(whole).hexdigest()[:24]}.so"
+        kept = folder / f"{_digest(_run([*command, '-E', '-P'], source))}.so"
         if not kept.exists():
             _run([*command, "-shared", "-o", str(library)], source)
             library.replace(kept)  # at once: other processes may build the same
     return ctypes.CDLL(str(kept))
+
+
+def _digest(text: bytes) -> str:
+    """A hash of all that a library depends on. `text` has all files it includes."""
+    build = "\n".join((*FLAGS, machine(), version("ziglang")))
+    return hashlib.sha256(build.encode() + b"\n" + text).hexdigest()[:24]
 
 
 def _run(arguments: list[str], source: Source) -> bytes:

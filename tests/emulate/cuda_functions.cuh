@@ -1,4 +1,5 @@
-// Functions of CUDA C++ that bodies call, one result an element; and bodies that are wrong.
+// Functions of CUDA C++ that bodies call, one result an element; and bodies that are wrong, some in
+// loops that compilers vectorize or replace by memset.
 #pragma once
 #include "worker/task.cuh"
 
@@ -108,6 +109,66 @@ template <class Task>
 struct write_input {
   ETC_DEVICE static void run(const Task& task) {
     *task.template operand<0>().at(task.thread) = 0;
+  }
+};
+
+// Zeros far after the end of y.
+template <class Task>
+struct loop_too_far {
+  ETC_DEVICE static void run(const Task& task) {
+    const auto y = task.template operand<1>();
+    if (task.thread > 0) return;
+    for (i32 n = 1 << 28; n < (1 << 28) + 400; ++n) *y.at(n) = 0;
+  }
+};
+
+// x [n] is an input.
+template <class Task>
+struct loop_writes_input {
+  ETC_DEVICE static void run(const Task& task) {
+    const auto x = task.template operand<0>();
+    if (task.thread > 0) return;
+    for (i32 n = 0; n < x.size[0]; ++n) *x.at(n) = n;
+  }
+};
+
+// Copies of four elements: each thread's from x to the same place of y.
+template <class Task>
+struct vector_race {
+  ETC_DEVICE static void run(const Task& task) {
+    const int4* const x = reinterpret_cast<const int4*>(task.template operand<0>().at(0));
+    int4* const y = reinterpret_cast<int4*>(task.template operand<1>().at(0));
+    if (task.thread % 32 == 0) *y = x[task.thread / 32];
+  }
+};
+
+// A copy to a place far after y.
+template <class Task>
+struct vector_too_far {
+  ETC_DEVICE static void run(const Task& task) {
+    const int4* const x = reinterpret_cast<const int4*>(task.template operand<0>().at(0));
+    int4* const y = reinterpret_cast<int4*>(task.template operand<1>().at(0));
+    if (task.thread == 0) y[1 << 26] = x[0];
+  }
+};
+
+// A copy within x, an input.
+template <class Task>
+struct vector_writes_input {
+  ETC_DEVICE static void run(const Task& task) {
+    int4* const x = reinterpret_cast<int4*>(task.template operand<0>().at(0));
+    if (task.thread == 0) x[0] = x[1];
+  }
+};
+
+// A copy of two elements to an address that is a multiple of 4 only.
+template <class Task>
+struct vector_unaligned {
+  ETC_DEVICE static void run(const Task& task) {
+    const auto x = task.template operand<0>();
+    const auto y = task.template operand<1>();
+    if (task.thread > 0) return;
+    *reinterpret_cast<int2*>(y.at(1)) = *reinterpret_cast<const int2*>(x.at(0));
   }
 };
 

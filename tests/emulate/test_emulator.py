@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from etc_dist.emulate import Emulator
+from etc_dist.emulate import Emulator, library
 from etc_dist.errors import ArgumentError
 from etc_dist.functions.push_rows import push_rows
 from etc_dist.ir import DeviceFunction, Graph, graph_function
@@ -99,6 +99,15 @@ def test_changed_body_is_compiled_again(folder, tmp_path):
         emulator = Emulator(set_all_graph(1, source=path), folder=folder)
         found += emulator.run([{}], {"n": 4})
     assert [int(outputs["y"][0]) for outputs in found] == [1, 2]
+
+
+def test_kept_library_of_other_flags_is_not_loaded(tmp_path, monkeypatch):
+    path = tmp_path / "set_all.cuh"
+    path.write_text(SET_ALL.replace("VALUE", "3"))
+    for flags in (library.FLAGS, (*library.FLAGS, "-DUNUSED")):
+        monkeypatch.setattr(library, "FLAGS", flags)
+        Emulator(set_all_graph(1, source=path), folder=tmp_path)
+    assert len(list(tmp_path.glob("*.so"))) == 2
 
 
 def test_threads_run_one_after_another(folder):

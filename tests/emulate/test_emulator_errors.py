@@ -28,6 +28,12 @@ def run(folder, body, dims=None, **options):
         ("divide_by_zero", "an integer division by zero"),
         ("overflow_stack", "a stack overflow"),
         ("trap", "an instruction that traps"),
+        ("loop_too_far", "an access out of bounds of all arrays"),
+        ("loop_writes_input", "an input is written"),
+        ("vector_race", "a data race at byte 0"),
+        ("vector_too_far", "an access out of bounds of all arrays"),
+        ("vector_writes_input", "an input is written"),
+        ("vector_unaligned", "an access that is not aligned"),
     ],
 )
 def test_fault_of_a_body_is_an_error_in_four_parts(folder, body, text):

@@ -133,7 +133,7 @@ UNTRACKED T __ldg(const T* at) {
     emulation::fail("memory that the program writes is read through the non-coherent cache");
   }
   T v;
-  memcpy(&v, from, sizeof v);
+  __builtin_memcpy(&v, from, sizeof v);
   return v;
 }
 

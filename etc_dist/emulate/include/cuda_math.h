@@ -6,15 +6,37 @@
 #include <stdlib.h>
 #include <string.h>
 
+// A copy of a vector is one load and one store of all its bytes.
+// NOTE: the compiler copies plain structs by memcpy, whose accesses are not checked.
+#define COPIED_AT_ONCE(type, scalar, count)                                                  \
+  typedef scalar All __attribute__((vector_size(count * sizeof(scalar)), may_alias));        \
+  type() = default;                                                                          \
+  type(const type& v) { *reinterpret_cast<All*>(this) = reinterpret_cast<const All&>(v); }   \
+  type& operator=(const type& v) {                                                           \
+    *reinterpret_cast<All*>(this) = reinterpret_cast<const All&>(v);                         \
+    return *this;                                                                            \
+  }
 #define VECTORS(type, scalar)                                                                \
   struct alignas(2 * sizeof(scalar)) type##2 {                                               \
     scalar x, y;                                                                             \
+    COPIED_AT_ONCE(type##2, scalar, 2)                                                       \
+    constexpr type##2(scalar x, scalar y = {}) : x(x), y(y) {}                               \
   };                                                                                         \
   struct type##3 {                                                                           \
     scalar x, y, z;                                                                          \
+    type##3() = default;                                                                     \
+    type##3(const type##3& v) : x(v.x), y(v.y), z(v.z) {}                                    \
+    type##3& operator=(const type##3& v) {                                                   \
+      x = v.x, y = v.y, z = v.z;                                                             \
+      return *this;                                                                          \
+    }                                                                                        \
+    constexpr type##3(scalar x, scalar y = {}, scalar z = {}) : x(x), y(y), z(z) {}          \
   };                                                                                         \
   struct alignas(4 * sizeof(scalar) < 16 ? 4 * sizeof(scalar) : 16) type##4 {                \
     scalar x, y, z, w;                                                                       \
+    COPIED_AT_ONCE(type##4, scalar, 4)                                                       \
+    constexpr type##4(scalar x, scalar y = {}, scalar z = {}, scalar w = {})                 \
+        : x(x), y(y), z(z), w(w) {}                                                          \
   };                                                                                         \
   inline type##2 make_##type##2(scalar x, scalar y) { return {x, y}; }                       \
   inline type##3 make_##type##3(scalar x, scalar y, scalar z) { return {x, y, z}; }          \
@@ -27,6 +49,7 @@ VECTORS(int, int)
 VECTORS(uint, unsigned)
 VECTORS(float, float)
 #undef VECTORS
+#undef COPIED_AT_ONCE
 
 // Overloads of the C library's functions for float.
 #define OF_FLOAT(name) \
@@ -118,7 +141,7 @@ template <class To, class From>
 To same_bits(From from) {
   static_assert(sizeof(To) >= sizeof(From) || sizeof(From) == 8);
   To to{};
-  memcpy(&to, &from, sizeof(To) < sizeof(From) ? sizeof(To) : sizeof(From));
+  __builtin_memcpy(&to, &from, sizeof(To) < sizeof(From) ? sizeof(To) : sizeof(From));
   return to;
 }
 inline float __uint_as_float(unsigned v) { return same_bits<float>(v); }

@@ -14,8 +14,8 @@
 // So missing synchronization is reported even if the accesses happened in the right order, unless
 // something else ordered them in this run.
 //
-// Not detected: copies of whole structs from memory to memory, and loops that the compiler turns
-// into memset; a missing fence after the initialization of mbarriers, or between registers and
+// Not detected: memcpy, memset, and copies of whole structs from memory to memory, other than of
+// vector types; a missing fence after the initialization of mbarriers, or between registers and
 // wgmma; a lane that does not wait for an atomic of another lane of its warp; races in a run that
 // ends early. Atomics of different words are ordered, and read the last value written.
 //

@@ -50,7 +50,7 @@ static void check_at(
   check(blocks, offset, bytes, access, row);
   if (!lanes_overlap) return;
   written.at = memory + offset, written.bytes = bytes;
-  memcpy(written.was, written.at, bytes);
+  __builtin_memcpy(written.was, written.at, bytes);
 }
 
 static Range* find_range(uint64_t address, uint64_t bytes) {
@@ -97,6 +97,7 @@ static void access(const void* at, uint64_t bytes, Kind kind, bool writes) {
     fail("a thread that polls memory in a loop without ptx::nanosleep or an acquire");
   }
   if (is_in(at, stacks, thread_count * kStack)) return;
+  if (uint64_t(at) % bytes != 0) fail("an access that is not aligned");
   const Access access = access_of(own->known, kind, writes);
   const Worker& worker = *own->worker;
   const uint64_t offset = uint64_t(at) - uint64_t(worker.shared);

@@ -11,7 +11,7 @@ inline emulation::AsyncOp box_copy(u32 shared, const Box& box, u32 barrier, u32 
   what.barrier = barrier & ((1u << emulation::kPlace) - 1);
   what.map = reinterpret_cast<const emulation::Map*>(box.map);
   const i32 plain[5] = {box.x, box.y, box.z}, of_halves[5] = {box.x, 0, 0, box.y / 8, box.z};
-  memcpy(what.first, halves ? of_halves : plain, sizeof plain);
+  __builtin_memcpy(what.first, halves ? of_halves : plain, sizeof plain);
   if (what.map->axes != (halves ? 5 : 3)) {
     emulation::fail("a tensor map whose number of axes differs from that of the copy");
   }

@@ -13,14 +13,14 @@ T load(u64 address) {
   T v;
   const u8* const from = emulation::global(address, sizeof v, sizeof v);
   emulation::access_global(from, sizeof v, own_access(false));
-  memcpy(&v, from, sizeof v);
+  __builtin_memcpy(&v, from, sizeof v);
   return v;
 }
 template <class T>
 void store(u64 address, T v) {
   u8* const to = emulation::global(address, sizeof v, sizeof v);
   emulation::access_global(to, sizeof v, own_access(true));
-  memcpy(to, &v, sizeof v);
+  __builtin_memcpy(to, &v, sizeof v);
 }
 template <class T>
 T load_shared_as(u32 address) {
@@ -28,7 +28,7 @@ T load_shared_as(u32 address) {
   T v;
   const u8* const from = emulation::at(address, sizeof v, sizeof v);
   emulation::access_shared(*emulation::own->worker, address, sizeof v, own_access(false));
-  memcpy(&v, from, sizeof v);
+  __builtin_memcpy(&v, from, sizeof v);
   return v;
 }
 
@@ -131,7 +131,7 @@ inline void store_shared8(u32 address, u32 low, u32 high) {
   const uint2 v{low, high};
   u8* const to = emulation::at(address, sizeof v, sizeof v);
   emulation::access_shared(*emulation::own->worker, address, sizeof v, own_access(true));
-  memcpy(to, &v, sizeof v);
+  __builtin_memcpy(to, &v, sizeof v);
 }
 inline void store_shared16(u32 address, uint4 v) {
   u8* const to = emulation::at(address, sizeof v, sizeof v);

@@ -29,7 +29,7 @@ void read_row(float (&to)[16], u64 descriptor, u32 row, bool is_kn) {
   for (u32 k = 0; k < 16; k += step) {
     u16 bits[8];
     const u32 bytes = step * sizeof *bits;
-    memcpy(bits, emulation::at(place_of(descriptor, row, k, is_kn), bytes, bytes), bytes);
+    __builtin_memcpy(bits, emulation::at(place_of(descriptor, row, k, is_kn), bytes, bytes), bytes);
     for (u32 i = 0; i < step; ++i) to[k + i] = element<kIsHalf>(bits[i], 0);
   }
 }
@@ -123,7 +123,7 @@ UNTRACKED void store_matrices(u32 shared, u32 count, emulation::Words own) {
       const u32 holder = kIsTransposed ? i * 4 + row / 2 : row * 4 + i / 2;
       const u32 word = u32(all[holder].word[lane / 8]);
       const u16 bits = u16((kIsTransposed ? row : i) % 2 == 0 ? word : word >> 16);
-      memcpy(to + i * 2, &bits, 2);
+      __builtin_memcpy(to + i * 2, &bits, 2);
     }
     const emulation::AgentView& known = emulation::own->known;
     access_shared(*emulation::own->worker, shared, 16, access_of(known, emulation::kPlain, true));
