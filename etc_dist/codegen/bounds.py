@@ -1,4 +1,5 @@
-"""Range checks of loaded values, as CUDA expressions that must all be true.
+"""Range checks of loaded values, and of 32-bit arithmetic on them, as CUDA expressions
+that must all be true.
 
 NOTE: each `load_index` in the text is a load. So a value is compared once, as an
 unsigned number: a negative one is too large.
@@ -7,20 +8,21 @@ unsigned number: a negative one is too large.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from etc_dist.codegen.expression import text, wide
 from etc_dist.ir.call import Call
 from etc_dist.ir.event import EventRef
 from etc_dist.ir.expr import Const, Expr, Load, Op
-from etc_dist.ir.loads import notifier_counts
+from etc_dist.ir.loads import may_overflow, notifier_counts
 from etc_dist.ir.tensor import Region
 
 
 class Condition(NamedTuple):
     text: str
     depth: int
-    """The length of its longest chain of dependent loads."""
+    """Those of smaller depth must be true before it can be evaluated: they check its
+    loads, its operands and its divisors."""
 
 
 def conjunction(conditions: Iterable[Condition]) -> str:
@@ -62,7 +64,7 @@ def _element(ref: EventRef) -> Iterator[Condition]:
     if not ref.is_loaded:
         return
     for part, extent in zip(ref.index, ref.events.shape, strict=True):
-        yield from _loads(part)
+        yield from _loads(part, is_compared=True)
         yield from _below(part, extent)
 
 
@@ -73,7 +75,7 @@ def _region(region: Region, world: int) -> Iterator[Condition]:
         region.start, region.size, region.tensor.shape, region.kept, strict=True
     )
     for start, size, extent, kept in parts:
-        yield from _loads(start)
+        yield from _loads(start, is_compared=True)
         yield from _loads(size)
         if start.is_loaded:
             yield from _below(start, extent, "<=" if kept else "<")
@@ -82,20 +84,27 @@ def _region(region: Region, world: int) -> Iterator[Condition]:
 
 def _rank(rank: Expr | None, world: int) -> Iterator[Condition]:
     if rank is not None and rank.is_loaded:
-        yield from _loads(rank)
+        yield from _loads(rank, is_compared=True)
         yield from _below(rank, Const(world))
 
 
-def _loads(expr: Expr) -> Iterator[Condition]:
+def _loads(expr: Expr, is_compared: bool = False) -> Iterator[Condition]:
     """The range checks of each load in `expr`, inner ones first; loaded divisors must
-    not be zero."""
+    not be zero, and intermediate results must have 32 bits. `is_compared`: another
+    condition compares the value of `expr`."""
     for child in expr.children():
-        yield from _loads(child)
+        yield from _loads(child, isinstance(expr, Load))
     if isinstance(expr, Load):
         for index, extent in zip(expr.index, expr.shape, strict=True):
             yield from _below(index, extent)
-    if isinstance(expr, Op) and expr.name in ("//", "%") and expr.right.is_loaded:
-        yield Condition(f"{text(expr.right)} != 0", _depth(expr.right))
+    if _has_loaded_divisor(expr):
+        yield Condition(f"{text(expr.right)} != 0", _depth_of_use(expr.right))
+    if isinstance(expr, Op) and may_overflow(expr) and not is_compared:
+        yield Condition(f"fits_i32({wide(expr)})", _depth(expr))
+
+
+def _has_loaded_divisor(expr: Expr) -> TypeGuard[Op]:
+    return isinstance(expr, Op) and expr.name in ("//", "%") and expr.right.is_loaded
 
 
 def _below(value: Expr, extent: Expr, relation: str = "<") -> Iterator[Condition]:
@@ -109,6 +118,15 @@ def _below(value: Expr, extent: Expr, relation: str = "<") -> Iterator[Condition
 
 
 def _depth(expr: Expr) -> int:
-    """The length of the longest chain of dependent loads in `expr`."""
-    inner = max(map(_depth, expr.children()), default=0)
-    return inner + isinstance(expr, Load)
+    """The depth of conditions on the value of `expr`."""
+    if isinstance(expr, Load):
+        return 1 + max(map(_depth, expr.children()), default=0)
+    inner = max(map(_depth_of_use, expr.children()), default=0)
+    if _has_loaded_divisor(expr):
+        inner = max(inner, _depth_of_use(expr.right) + 1)
+    return inner
+
+
+def _depth_of_use(expr: Expr) -> int:
+    """The depth of conditions that compute with the value of `expr` in 32 bits."""
+    return _depth(expr) + may_overflow(expr)

@@ -35,11 +35,14 @@ def _symbol(symbol: Symbol) -> str:
     return "g.rank" if symbol.kind == "rank" else symbol.name
 
 
-def wide(expr: Expr) -> str:
-    """`expr` as an i64 expression: sums and products of loads do not wrap."""
-    if isinstance(expr, Op) and expr.name not in _CALLS and expr.is_loaded:
-        return f"({wide(expr.left)} {expr.name} {wide(expr.right)})"
-    return f"i64({text(expr)})"
+def wide(expr: Op) -> str:
+    """`expr` as an i64 expression that is exact if its operands have 32 bits."""
+    left, right = f"i64({text(expr.left)})", f"i64({text(expr.right)})"
+    if expr.name == "//":
+        return f"floordiv({left}, {right})"
+    if expr.name in _CALLS:  # its result has 32 bits, too
+        return f"i64({text(expr)})"
+    return f"({left} {expr.name} {right})"
 
 
 def linear(index: Sequence[Expr], shape: Sequence[Expr]) -> str:

@@ -20,24 +20,29 @@ def interval(expr: Expr, ranges: Mapping[str, Interval]) -> Interval:
         return ranges.get(expr.name, (0, inf))
     if not isinstance(expr, Op):
         return UNKNOWN
-    (a, b), (c, d) = interval(expr.left, ranges), interval(expr.right, ranges)
-    if expr.name == "+":
+    return combine(expr.name, interval(expr.left, ranges), interval(expr.right, ranges))
+
+
+def combine(name: str, left: Interval, right: Interval) -> Interval:
+    """Bounds of the operation `name` of values within `left` and `right`."""
+    (a, b), (c, d) = left, right
+    if name == "+":
         return a + c, b + d
-    if expr.name == "-":
+    if name == "-":
         return a - d, b - c
-    if expr.name == "min":
+    if name == "min":
         return min(a, c), min(b, d)
-    if expr.name == "max":
+    if name == "max":
         return max(a, c), max(b, d)
-    if expr.name == "*":
+    if name == "*":
         # NOTE: 0 times infinity is NaN.
         products = [x * y if x and y else 0 for x in (a, b) for y in (c, d)]
         return min(products), max(products)
     if c < 0:  # the divisor may be negative
-        is_remainder = expr.name == "%"
+        is_remainder = name == "%"
         return (c + 1, max(d - 1, 0)) if is_remainder else (min(a, -b), max(b, -a))
     c, d = max(c, 1), max(d, 1)  # a divisor of 0 is refused elsewhere
-    if expr.name == "%":
+    if name == "%":
         return (a, b) if a >= 0 and b < c else (0, d - 1)
     quotients = [_divide(x, y) for x in (a, b) for y in (c, d)]
     return min(quotients), max(quotients)

@@ -21,6 +21,7 @@ from etc_dist.ir import (
     Region,
     Tensor,
     ceildiv,
+    maximum,
     minimum,
     span,
     tile,
@@ -256,9 +257,8 @@ def add_projections(
     expert, row, size = tiles.of(r)
     # NOTE: an empty tile reads nothing. If peers write x, a few rows per task, the
     # proof then does not compare all tiles with all rows: it skips loaded regions.
-    source = (
-        x[:, :] if x.kind == "input" else x[span(0, x.shape[0] * minimum(size, 1)), :]
-    )
+    has_rows = maximum(minimum(size, 1), 0)
+    source = x[:, :] if x.kind == "input" else x[span(0, x.shape[0] * has_rows), :]
     turns = partial(grouped_rows, blocks=count, columns=wide, group=TILES_TOGETHER)
     last = count * wide
     skipped = j * up_columns

@@ -80,7 +80,7 @@ def _range_record(
     lane = LANES[int(fault["lane"])]
     if fault["event"] == NOT_EMPTY:
         return not_empty(rank, int(fault["worker"]), lane, task)
-    wanted = f"elements, regions, ranks and loads in range, in {maps}"
+    wanted = f"elements, regions, ranks, loads and 32-bit results in range, in {maps}"
     got = "one out of range"
     return RangeRecord(rank, int(fault["worker"]), lane, task, wanted, got)
 

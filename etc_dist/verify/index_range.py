@@ -15,9 +15,8 @@ from etc_dist.ir.call import TASK, Call
 from etc_dist.ir.expr import Const, Expr, Op
 from etc_dist.ir.graph import GraphFunction
 from etc_dist.ir.interval import Interval, interval
+from etc_dist.ir.loads import INT32
 from etc_dist.verify.violations import Fault
-
-LEAST, GREATEST = -(1 << 31), (1 << 31) - 1
 
 
 def check_index_range(
@@ -71,5 +70,5 @@ def _too_wide(expr: Expr, ranges: Mapping[str, Interval]) -> Iterator[Expr]:
         yield from _too_wide(child, ranges)
     if isinstance(expr, (Const, Op)) and not expr.is_loaded:
         low, high = interval(expr, ranges)
-        if low < LEAST or high > GREATEST:
+        if low < INT32[0] or high > INT32[1]:
             yield expr

@@ -5,11 +5,13 @@
 namespace etc {
 
 // Floor division and its remainder, as in the graph's expressions.
-ETC_DEVICE i32 floordiv(i32 a, i32 b) {
-  const i32 q = a / b;
+template <class Integer>
+ETC_DEVICE Integer floordiv(Integer a, Integer b) {
+  const Integer q = a / b;
   return (a % b != 0 && ((a < 0) != (b < 0))) ? q - 1 : q;
 }
 ETC_DEVICE i32 floormod(i32 a, i32 b) { return a - floordiv(a, b) * b; }
+ETC_DEVICE bool fits_i32(i64 v) { return v == i64(i32(v)); }
 ETC_DEVICE constexpr i32 minimum(i32 a, i32 b) { return a < b ? a : b; }
 ETC_DEVICE constexpr i32 maximum(i32 a, i32 b) { return a > b ? a : b; }
 

@@ -53,10 +53,12 @@ def test_a_loaded_wait_comes_after_the_others_and_is_checked():
         "if (n == 1) return {g.rank, u32(g.events_counted + (((load_index(g.tensor_",
     ):
         assert line in source
+    count = "load_index(g.tensor_table, (load_index(g.tensor_table, c.axis_i) - 1))"
     assert list(waits_in_range(call_of(scattered(WORLD), "scatter"))) == [
         ("u32(c.axis_i) < u32(g.dim_n)", 0),
         ("u64((i64(load_index(g.tensor_table, c.axis_i)) - i64(1))) < u64(g.dim_n)", 1),
         ("u32(minimum(c.axis_i, 1)) < u32(2)", 0),
+        (f"fits_i32((i64({count}) + i64(minimum(c.axis_i, 1))))", 2),
     ]
 
 
@@ -74,6 +76,21 @@ def test_a_product_of_loads_does_not_wrap():
     ]
     assert device_says(call, 0, {"at": np.array([4])})
     assert not device_says(call, 0, {"at": np.array([2**22])})
+
+
+def test_results_within_an_expression_are_checked_before_their_use():
+    @graph_function
+    def hashed(g: Graph) -> None:
+        m = g.dims("m")
+        at, x = g.input("at", (4,), "int32"), g.input("x", (m,), "float32")
+        f = DeviceFunction("f", print, "f.cuh", "tensor", 1, 0)
+        g.call(f, g.grid(i=1), reads=[x[tile(at.load(0) * 65537 % m, 1)]])
+
+    product = "load_index(g.tensor_at, 0)"
+    assert list(in_range(call_of(hashed(1), "f"), 1)) == [
+        (f"fits_i32((i64({product}) * i64(65537)))", 1),
+        (f"u64(i64(floormod(({product} * 65537), g.dim_m))) <= u64(g.dim_m)", 2),
+    ]
 
 
 def test_a_value_is_loaded_once_for_both_bounds():
@@ -106,6 +123,7 @@ DEVICE = {
     "u32": lambda value: value % 2**32,
     "u64": lambda value: value % 2**64,
     "load_index": load_index,
+    "fits_i32": lambda value: -(2**31) <= value < 2**31,
     "floordiv": lambda a, b: a // b,
     "minimum": min,
 }

@@ -1,11 +1,14 @@
-"""Graphs of one task, whose body is in a file of its name or in cuda_functions.cuh."""
+"""Graphs of one task, whose body is in a file of its name or in cuda_functions.cuh,
+and of rows that data selects."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from etc_dist.ir import DeviceFunction, Graph, device_function, graph_function
+from etc_dist.functions.push_rows import push_rows
+from etc_dist.ir import DeviceFunction, Expr, Graph, device_function, graph_function
 
 FOLDER = Path(__file__).parent
 
@@ -16,6 +19,16 @@ def one_task(g: Graph, *, body: str, dtype: str, lane: str) -> None:
     n, m = g.dims("n m")
     x, y = g.input("x", (n,), dtype), g.output("y", (m,), dtype)
     g.call(_function(body, lane), g.grid(i=1), reads=[x[:]], writes=[y[:]])
+
+
+@graph_function
+def gathered_rows(g: Graph, *, row: Callable[[Expr, Expr], Expr]) -> None:
+    """y [n, 4] = rows of x [m, 4], of the numbers `row(at[i], m)`."""
+    n, m = g.dims("n m")
+    x, y = g.input("x", (m, 4), "float32"), g.output("y", (n, 4), "float32")
+    at = g.input("at", (n,), "int32")
+    (i,) = grid = g.grid(i=n)
+    g.call(push_rows(), grid, reads=[x[row(at.load(i), m), :]], writes=[y[i, :]])
 
 
 def _function(name: str, lane: str) -> DeviceFunction:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 from etc_dist.emulate import Emulator, library
 from etc_dist.errors import ArgumentError, BuildError, EmulationError
-from tests.emulate.programs import one_task
+from etc_dist.ir import maximum, minimum
+from etc_dist.runtime.cpu import simulate
+from tests.emulate.programs import gathered_rows, one_task
 
 X = np.arange(256, dtype=np.int32)
 
@@ -110,3 +114,26 @@ def test_wrong_types_of_a_run_are_type_errors(folder, inputs, options):
     graph = one_task(1, body="race", dtype="int32", lane="tensor")
     with pytest.raises(TypeError, match=" expects an? "):
         Emulator(graph, folder=folder).run(inputs, {"n": 256, "m": 4}, **options)
+
+
+@pytest.mark.parametrize(
+    ("row", "of_one"),
+    [
+        (lambda at, m: at * 65537 % m, 5),
+        (lambda at, m: at * 65536 // 65536, 1),
+        (lambda at, m: minimum(at * 65536, m - 1), 11),
+        (lambda at, m: maximum(at * 65536 - m, 0) % m, 4),
+    ],
+    ids=["%", "//", "min", "max"],
+)
+def test_results_on_loads_have_32_bits_as_on_gpus(folder, row, of_one):
+    emulator = Emulator(gathered_rows(1, row=row), folder=folder)
+    x = np.arange(48, dtype=np.float32).reshape(12, 4)
+    fits, exceeds = (
+        [{"x": x, "at": np.array([1, 0, 0, last], np.int32)}] for last in (0, 40000)
+    )
+    on_cpu = partial(simulate, emulator.plan, dims={"n": 4, "m": 12})
+    for run_on in (emulator.run, lambda inputs: on_cpu(inputs).outputs):
+        assert (run_on(fits)[0]["y"] == x[[of_one, 0, 0, 0]]).all()
+        with pytest.raises(ArgumentError, match=r"32.bit.*, in x\[.*6553"):
+            run_on(exceeds)

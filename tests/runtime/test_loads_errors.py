@@ -263,8 +263,8 @@ def test_range_records_replace_the_waits_that_they_caused():
     (record,) = records
     assert isinstance(record, RangeRecord)
     assert record.wanted == (
-        "elements, regions, ranks and loads in range, in packed[place[i] +: 1, :], "
-        "filled[expert[i]]"
+        "elements, regions, ranks, loads and 32-bit results in range, in "
+        "packed[place[i] +: 1, :], filled[expert[i]]"
     )
     (record,) = decode(plan, control(waits), {"n": 4}, 0)
     assert "double_rows[1] waits for filled[0]" in str(record)

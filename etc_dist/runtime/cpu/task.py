@@ -10,6 +10,7 @@ from etc_dist.errors import EtcDistError, GraphError, RangeRecord, WaitRecord
 from etc_dist.ir.call import Call
 from etc_dist.ir.event import EventRef
 from etc_dist.ir.expr import Expr
+from etc_dist.ir.loads import INT32, overflowing
 from etc_dist.ir.tensor import Region, Tensor
 from etc_dist.runtime.device_faults import out_of_range
 
@@ -174,8 +175,14 @@ class Resolver:
 
 
 def _value(expr: Expr, task: Task, what: EventRef | Region, of: str = "") -> int:
-    """The value of `expr` in `what`; ArgumentError for a load out of range."""
+    """The value of `expr` in `what`; ArgumentError for a load out of range, and for
+    arithmetic on loaded numbers that exceeds the 32 bits that it has on GPUs."""
     try:
+        for part in overflowing(expr) if expr.is_loaded else ():
+            value = int(part.evaluate(task.env))
+            if not INT32[0] <= value <= INT32[1]:
+                wanted = f"index arithmetic within 32 bits, in {of}{what}"
+                raise range_error(task, wanted, f"{part} = {value}")
         return int(expr.evaluate(task.env))
     except (IndexError, ZeroDivisionError) as error:
         if not expr.is_loaded:
