@@ -92,13 +92,14 @@ class Operation:
         self._closed = False
         self._calls: OrderedDict[Any, tuple[Program, Bound]] = OrderedDict()
         self._output_shapes: dict[Any, tuple[int, ...]] = {}
-        with world.refusing(f"the options of {table.name}"):
-            check_options(schedule, trace, table.name)
         agreed = {**options, **self.sizes, "schedule": schedule}
-        self._agree(", ".join(f"{name}={agreed[name]}" for name in sorted(agreed)))
-        if known is not None:
-            for place in reversed(range(len(candidates))):
-                self._compile(Kind(place, known.dtype, "nk"))
+        with world.exclusive:
+            with world.refusing(f"the options of {table.name}"):
+                check_options(schedule, trace, table.name)
+            self._agree(", ".join(f"{name}={agreed[name]}" for name in sorted(agreed)))
+            if known is not None:
+                for place in reversed(range(len(candidates))):
+                    self._compile(Kind(place, known.dtype, "nk"))
 
     @property
     def program(self) -> Program:
