@@ -129,8 +129,6 @@ class Graph:
     def let(self, name: str, value: Expr | int) -> Expr:
         """A named number derived from dims: computed on the host, once a run."""
         value = wrap(value)
-        if isinstance(value, Const):
-            return value
         fix = "write the load in the maps that use it"
         what, where = f"the named number {name}", f"graph {self.name}"
         refuse_loads(what, where, [value], fix)
@@ -139,7 +137,8 @@ class Graph:
         self._derived.append((symbol, value))
         if any(s.name in self._ranked for s in value.symbols()):
             self._ranked.add(name)
-        return symbol
+        # A constant stays one in expressions; bodies get it by its name.
+        return value if isinstance(value, Const) else symbol
 
     def input(self, name: str, shape: Sequence[Expr | int], dtype: str) -> Tensor:
         """An array of the caller, [dims] of "bfloat16", "float16", "float32" or

@@ -102,10 +102,10 @@ def test_the_environment_has_dims_rank_and_derived_numbers():
     assert shifted(4).environment({"n": 13}, 2) == {"n": 13, "rank": 2, "tiles": 4}
 
 
-def test_a_derived_constant_needs_no_name():
+def test_a_named_constant_stays_a_number_in_expressions():
     g = Graph("one", 1)
     assert str(g.let("four", 4)) == "4"
-    assert g.finish().derived == ()
+    assert g.finish().environment({}, 0) == {"rank": 0, "four": 4}
 
 
 def test_parts_are_found_by_name_and_kind():

@@ -388,3 +388,11 @@ def test_a_shared_number_of_unknown_symbols_is_refused(make):
     error = refused(makes[make])
     assert error.what.endswith("uses unknown symbols")
     assert (error.wanted, error.got) == ("only n, rank", "i")
+
+
+def test_the_name_of_a_constant_is_taken():
+    g = Graph("one", 1)
+    g.let("blocks", 4)
+    for claim in (g.dims, lambda name: g.let(name, 3)):
+        error = refused(functools.partial(claim, "blocks"))
+        assert error.what == "the name 'blocks' cannot be used"

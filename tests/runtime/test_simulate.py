@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etc_dist.errors import ArgumentError, GraphError
-from etc_dist.ir import device_function, graph_function, span
+from etc_dist.ir import ceildiv, device_function, graph_function, span, tile
 from etc_dist.runtime.cpu import simulate
 from etc_dist.runtime.cpu.simulate import ProcessMemory
 from etc_dist.schedule import schedule_dynamic, schedule_static
@@ -167,3 +167,19 @@ def test_workers_must_form_whole_clusters(rng):
 def test_inputs_of_too_few_ranks_are_refused():
     with pytest.raises(ArgumentError, match="inputs of 4 ranks"):
         simulate(plan_of("all_gather_matmul", 4), [], {"rows": 1, "n": 1, "k": 1})
+
+
+def test_a_body_gets_a_named_constant():
+    @device_function(source="", reads=1, writes=1)
+    def add(x, y, *, blocks):
+        y[...] = x + blocks
+
+    @graph_function
+    def graph(g):
+        x, y = g.input("x", (4,), "float32"), g.output("y", (4,), "float32")
+        (i,) = grid = g.grid(i=g.let("blocks", ceildiv(4, 2)))
+        g.call(add, grid, reads=[x[tile(i, 2)]], writes=[y[tile(i, 2)]])
+
+    inputs = [{"x": np.zeros(4, np.float32)}]
+    done = simulate(schedule_static(graph(1)), inputs, {})
+    assert done.outputs[0]["y"].tolist() == [2] * 4
