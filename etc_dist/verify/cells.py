@@ -11,8 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from etc_dist.errors import ArgumentError
 from etc_dist.ir.tensor import Tensor
 from etc_dist.verify.enumeration import BODY, EARLY, Access, Array, Enumeration, Mask
+
+MOST_CELLS = 50_000_000
+"""A limit on the memory of a proof: of all tasks' accesses of one tensor."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,13 @@ def _cells(
         np.unique(np.concatenate(([0, extent[k]], low[k], high[k])))
         for k in range(axes)
     ]
-    box, cell = _expand(cuts, low, high)
+    begin = [np.searchsorted(c, part) for c, part in zip(cuts, low, strict=True)]
+    end = [np.searchsorted(c, part) for c, part in zip(cuts, high, strict=True)]
+    count = [e - b for b, e in zip(begin, end, strict=True)]
+    total = np.prod(count, axis=0, dtype=np.float64)
+    if total.sum() > MOST_CELLS:
+        raise _too_many(tensor, total.sum())
+    box, cell = _expand(cuts, begin, count, total.astype(np.int64))
     by_cell = np.argsort(cell, kind="stable")
     box = box[by_cell]
     cell = cell[by_cell]
@@ -94,15 +104,22 @@ def _cells(
     return Cells(tensor, rank, cuts, cell, task[box], *kinds)
 
 
-def _expand(cuts: list[Array], low: Array, high: Array) -> tuple[Array, Array]:
+def _too_many(tensor: Tensor, cells: float) -> ArgumentError:
+    return ArgumentError(
+        f"the accesses of tensor {tensor.name} are too many to be proved",
+        where=str(tensor),
+        wanted=f"at most {MOST_CELLS} parts that a task accesses, over all tasks",
+        got=f"{cells:.0f}",
+        fix="use larger tiles, or prove it at smaller dims and run this shape with "
+        "ETC_DIST_VERIFY=0",
+    )
+
+
+def _expand(
+    cuts: list[Array], begin: list[Array], count: list[Array], total: Array
+) -> tuple[Array, Array]:
     """(box, cell) for each cell of each box."""
-    begin = [np.searchsorted(c, part) for c, part in zip(cuts, low, strict=True)]
-    end = [np.searchsorted(c, part) for c, part in zip(cuts, high, strict=True)]
-    count = [e - b for b, e in zip(begin, end, strict=True)]
-    total = np.ones(low.shape[1], np.int64)
-    for each in count:
-        total *= each
-    box = np.repeat(np.arange(low.shape[1]), total)
+    box = np.repeat(np.arange(total.size), total)
     rest = np.arange(box.size) - np.repeat(np.cumsum(total) - total, total)
     cell = np.zeros(box.size, np.int64)
     stride = 1

@@ -24,6 +24,7 @@ from etc_dist.layers.moe_graph import moe_graph
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
 from etc_dist.schedule import schedule_dynamic, schedule_static
+from etc_dist.verify import cells
 from etc_dist.verify.verify import verify
 
 DIMS = {"rows": 20, "n": 20, "k": 4}
@@ -487,3 +488,16 @@ def test_a_grid_too_large_to_enumerate_is_refused_at_once() -> None:
 
     with pytest.raises(ArgumentError, match="got: +1000000000"):
         verify(schedule_static(build(body)), {}, 4)
+
+
+def test_a_proof_of_too_many_accesses_is_refused(monkeypatch):
+    def body(g: Graph) -> None:
+        n = g.dims("n")
+        part, y = g.local("part", (n,), "float32"), g.output("y", (n,), "float32")
+        (i,) = grid = g.grid(i=n)
+        g.call(touch(1, 1), grid, reads=[part[0 : i + 1]], writes=[y[tile(i, 1)]])
+
+    monkeypatch.setattr(cells, "MOST_CELLS", 50)
+    with pytest.raises(ArgumentError, match="of tensor part are too many") as caught:
+        verify(schedule_static(build(body)), {"n": 10}, 1)
+    assert caught.value.got == "55"
