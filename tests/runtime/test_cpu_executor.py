@@ -205,6 +205,25 @@ def test_a_child_that_a_body_forks_leaves_the_run_alone(error, cpu_world):
     executor.close()
 
 
+def test_an_error_that_cannot_be_pickled_ends_the_run_on_all_ranks(cpu_world):
+    class Own(ArgumentError):
+        pass
+
+    parts = dict.fromkeys(("where", "wanted", "got", "fix"), "")
+
+    @device_function(source="", reads=1, writes=1, lane="transfer")
+    def fails(x, box):
+        error = Own("of a user", **parts)
+        error.reason = lambda: 0
+        raise error
+
+    executor = ring_on(cpu_world, function=fails)
+    with pytest.raises(Own):
+        run_ring(executor, cpu_world)
+    assert not cpu_world.broken
+    executor.close()
+
+
 def test_no_body_warns_of_nan(cpu_world):
     @device_function(source="", reads=1, writes=1, lane="transfer")
     def divide(x, box):

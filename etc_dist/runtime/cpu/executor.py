@@ -122,7 +122,7 @@ class CpuExecutor:
         except BaseException as fault:
             if is_forked():  # in a child of a body; the run continues in the parent
                 raise
-            if isinstance(fault, ArgumentError):
+            if type(fault) is ArgumentError:  # one of a user may not be picklable
                 self._fail(Report(refusal=fault))
             elif not self._completed():
                 self._fail(Report(fault=_summary(fault)))
