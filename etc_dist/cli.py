@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     if options.command == "build":
         if options.list:
-            print("\n".join(name for name, _ in library_programs()))
+            print("\n".join(name for name, _ in select_programs(options.names)))
             return 0
         return build_programs(options.names, options.arch)
     report = doctor.examine()
@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("build", help=text, description=text)
     text = "a program, the first words of its name, or a pattern; default: all"
     command.add_argument("names", nargs="*", metavar="NAME", help=text)
-    command.add_argument("--list", action="store_true", help="print the names")
+    command.add_argument("--list", action="store_true", help="print the names only")
     command.add_argument("--arch", default=ARCH, help="default: %(default)s")
     return parser
 

@@ -47,3 +47,5 @@ def test_unknown_name_lists_the_names(built, capsys):
 def test_names_are_listed(built, capsys):
     assert cli.main(["build", "--list"]) == 0
     assert capsys.readouterr().out.splitlines() == PROGRAMS and built == []
+    assert cli.main(["build", "--list", PROGRAMS[0]]) == 0
+    assert capsys.readouterr().out.splitlines() == PROGRAMS[:1]
