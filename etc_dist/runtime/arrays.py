@@ -112,19 +112,8 @@ def inspect(name: str, value: Any) -> Array:
             value,
             name,
         )
-    if library != "cupy" and hasattr(value, "__dlpack__"):
-        import cupy
-
-        value = cupy.from_dlpack(value)
-    elif library != "cupy" and hasattr(value, "__cuda_array_interface__"):
-        import cupy
-
-        value = cupy.asarray(value)
-    elif library != "cupy":
-        raise TypeError(
-            f"{name} expects a NumPy, CuPy or torch array, or one that supports "
-            f"DLPack, got {type(value).__name__}"
-        )
+    if library != "cupy":
+        value = _as_cupy(name, value)
     return Array(
         value.data.ptr,
         value.shape,
@@ -133,6 +122,24 @@ def inspect(name: str, value: Any) -> Array:
         order_of(value.shape, value.strides, value.itemsize),
         value,
         name,
+    )
+
+
+def _as_cupy(name: str, value: Any) -> Any:
+    """A CuPy array over the memory of another library's array."""
+    if hasattr(value, "__dlpack__") or hasattr(value, "__cuda_array_interface__"):
+        try:
+            import cupy
+        except ModuleNotFoundError:
+            raise TypeError(
+                f"{name} expects a NumPy or torch array where CuPy is not installed, "
+                f"got {type(value).__name__}"
+            ) from None
+        make = cupy.from_dlpack if hasattr(value, "__dlpack__") else cupy.asarray
+        return make(value)
+    raise TypeError(
+        f"{name} expects a NumPy, CuPy or torch array, or one that supports DLPack, "
+        f"got {type(value).__name__}"
     )
 
 

@@ -87,8 +87,9 @@ def draw(
         _add_legend(axes, colours, meanings)
     least = f"Bars below {LEAST_BAR * length / divisor:.2g} {unit} are drawn that wide."
     text = _wrapped([caption, " ".join([LANES, *trace.notes, least])])
-    figure.suptitle(title, x=0.01, ha="left", fontsize=14, fontweight="bold")
-    figure.supxlabel(text, x=0.01, ha="left", fontsize=9, color="#444444")
+    left: dict[str, Any] = {"x": 0.01, "ha": "left", "parse_math": False}
+    figure.suptitle(title, fontsize=14, fontweight="bold", **left)
+    figure.supxlabel(text, fontsize=9, color="#444444", **left)
     figure.savefig(path)
 
 

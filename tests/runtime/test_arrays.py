@@ -93,3 +93,13 @@ def test_a_masked_array_is_refused():
     masked = np.ma.array([1.0, 2.0], mask=[True, False])
     with pytest.raises(ArgumentError, match=r"x is a masked array[^$]*x\.filled"):
         inspect("x", masked)
+
+
+def test_an_array_that_needs_cupy_is_refused_without_it(monkeypatch):
+    class Other:
+        def __dlpack__(self):
+            raise AssertionError
+
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(TypeError, match="x expects .* where CuPy is not installed"):
+        inspect("x", Other())

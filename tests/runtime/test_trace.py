@@ -189,3 +189,8 @@ def test_a_gpu_leaves_records_by_warp():
     assert trace.records[0].label == "matmul_send[0, 3, 0]"
     # Four pieces a tile: task 5 is piece (0, 1) of tile (1, 0).
     assert trace.records[1].label == "sum_slots[1, 0, 0, 1]"
+
+
+def test_a_title_is_drawn_as_it_is_written(tmp_path):
+    Trace().png(tmp_path / "trace.png", title=r"$\frac{$")
+    assert (tmp_path / "trace.png").stat().st_size > 1000
