@@ -24,10 +24,10 @@ def matmul_reduce_scatter(
     """The sum over ranks of x @ w.T, of which each rank gets its share of the rows.
 
     x [M, K], w [N, K] -> [M / world_size, N], bfloat16 or float16; w may be a
-    transposed view. partials: "float32" keeps each rank's partial sum in fp32, None
-    rounds it to the dtype of x. out: the array to write; stream: the stream to run on,
-    by default the current one. Collective, on the current world. See
-    `MatmulReduceScatter` for arrays, precision and errors."""
+    transposed view. partials: None rounds each rank's partial sum to the dtype of x,
+    "float32" keeps it in fp32 and takes no transposed w. out: the array to write;
+    stream: the stream to run on, by default the current one. Collective, on the current
+    world. See `MatmulReduceScatter` for arrays, precision and errors."""
     world = current()
     with world.exclusive:
         operation = _kept(world, MatmulReduceScatter, partials=partials)
