@@ -137,3 +137,10 @@ def test_results_on_loads_have_32_bits_as_on_gpus(folder, row, of_one):
         assert (run_on(fits)[0]["y"] == x[[of_one, 0, 0, 0]]).all()
         with pytest.raises(ArgumentError, match=r"32.bit.*, in x\[.*6553"):
             run_on(exceeds)
+
+
+def test_loaded_divisor_of_zero_is_out_of_range_as_on_gpus(folder):
+    emulator = Emulator(gathered_rows(1, row=lambda at, m: m // at), folder=folder)
+    at = np.array([12, 12, 0, 12], np.int32)
+    with pytest.raises(ArgumentError, match=r"in x\[m // at\[i\], :\]"):
+        emulator.run([{"x": np.ones((12, 4), np.float32), "at": at}])
