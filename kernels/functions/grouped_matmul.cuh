@@ -13,6 +13,7 @@ struct GroupedRoles : Roles, GroupedTile {
   static constexpr bool kGathers = has_role<Call>(kGatherRole);
   static constexpr u32 kVariant =
       (Call::kGated ? kGated : 0) | (Call::kIsThin ? kThin : 0) | (kGathers ? kGathered : 0);
+  static constexpr u32 kUniformStageBytes = kStageBytes;
   static constexpr bool kMulticast = true;
 
   template <class Program>

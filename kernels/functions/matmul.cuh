@@ -160,6 +160,7 @@ struct MatmulRoles : Roles {
   using Compute = Matmul<Call::kIsHalf, Call::kWeightIsKN>;
   using Coord = typename Call::Coord;
   static constexpr u32 kVariant = Call::kGated ? Compute::kGated : 0;
+  static constexpr u32 kUniformStageBytes = Compute::kStageBytes;
   static constexpr bool kMulticast = true;
 
   template <class Program>

@@ -33,6 +33,7 @@
 //
 // Every member of Roles is a default that a function may replace:
 //   kVariant     a constant of the call that its Compute receives
+//   kUniformStageBytes  the bytes of all stages of the function, where they are known
 //   kMulticast   workers of a cluster write to one another's stages
 //   multicasts(run)  whether they do so in this launch, or may: the first task's loads then wait until
 //                the other worker has begun
@@ -87,7 +88,7 @@ struct Work {
 };
 
 struct Roles {
-  static constexpr u32 kVariant = 0, kDataWords = 0;
+  static constexpr u32 kVariant = 0, kDataWords = 0, kUniformStageBytes = 0;
   static constexpr bool kMulticast = false;
   template <class Program>
   ETC_DEVICE static bool multicasts(const Run<Program>&) {

@@ -20,6 +20,23 @@ struct Stage {
   u32 at, full;
 };
 
+// kStageBytes of all functions with the load role, if they agree and it is known; else 0.
+template <class... Calls>
+ETC_DEVICE constexpr u32 uniform_stage_bytes(CallList<Calls...>) {
+  u32 bytes = 0;
+  bool is_uniform = true;
+  const auto add = [&](auto call) {
+    using Call = decltype(call);
+    if constexpr (has_role<Call>(kLoadRole)) {
+      constexpr u32 kBytes = Call::template Function<Call>::kUniformStageBytes;
+      is_uniform = is_uniform && kBytes > 0 && (bytes == 0 || bytes == kBytes);
+      bytes = kBytes;
+    }
+  };
+  (add(Calls{}), ...);
+  return is_uniform ? bytes : 0;
+}
+
 template <class Program>
 struct StageRing {
   using Calls = typename Program::TensorCalls;
@@ -29,6 +46,12 @@ struct StageRing {
       : (kBufferOffset<Program> - Shared::kStageOffset) / kAlignment * kAlignment;
   static_assert(16 * kSlots <= Shared::kControlOffset - Shared::kStageBarrierOffset);
   static_assert(8 * kSlots <= Shared::kDataOffset - Shared::kBeginOffset);
+
+  // Where all stages have the same size, stage n has place n % kCount: less to compute between the
+  // end of one stage and the beginning of the next.
+  static constexpr u32 kUniform = uniform_stage_bytes(Calls{});
+  static constexpr u32 kCount =
+      kUniform == 0 ? 0 : kBytes / kUniform < kSlots ? kBytes / kUniform : kSlots;
 
   // Threads that arrive at a full stage after their copies. Where a function does not gather, the
   // loader arrives for them.
@@ -70,7 +93,9 @@ struct StageCursor {
 
   // Where the next stage begins.
   ETC_DEVICE u32 next(u32 bytes) {
-    const u32 at = StageRing<Program>::place(head, bytes);
+    using Ring = StageRing<Program>;
+    if constexpr (Ring::kUniform > 0) return n++ % Ring::kCount * Ring::kUniform;
+    const u32 at = Ring::place(head, bytes);
     head = at + bytes;
     ++n;
     return at;
@@ -93,6 +118,12 @@ class StagePlacer {
   // False if one returns false.
   template <class WaitEmpty>
   ETC_DEVICE bool next(u32 bytes, u32& at, WaitEmpty wait_empty) {
+    if constexpr (Ring::kUniform > 0) {
+      at = n_ % Ring::kCount * Ring::kUniform;
+      if (n_ - oldest_ == Ring::kCount && !wait_empty(oldest_++)) return false;
+      ++n_;
+      return true;
+    }
     at = Ring::place(head_, bytes);
     while (oldest_ != n_ && !(n_ - oldest_ < Ring::kSlots && fits(at, bytes, tail_))) {
       if (!wait_empty(oldest_)) return false;
@@ -108,11 +139,17 @@ class StagePlacer {
   // Whether a next stage would leave stage n, and all after it, in place.
   ETC_DEVICE bool has_room_after(u32 n, u32 bytes) const {
     if (n == n_) return true;
+    if constexpr (Ring::kUniform > 0) return n_ - n < Ring::kCount;
     return n_ - n < Ring::kSlots && fits(Ring::place(head_, bytes), bytes, begins_.get(n));
   }
 
   // Passes over stages that other threads fill.
   ETC_DEVICE void skip(RingStages stages) {
+    if constexpr (Ring::kUniform > 0) {
+      n_ += stages.count;
+      if (n_ - oldest_ > Ring::kCount) oldest_ = n_ - Ring::kCount;
+      return;
+    }
     if (stages.count > Ring::kSlots) {  // only the last kSlots can be outstanding
       const u32 count = stages.count - Ring::kSlots;
       head_ = head_after(count, stages.bytes);
