@@ -64,6 +64,7 @@ PICTURE = """
 rows for the MLP](schedules.png)
 """
 SECTIONS = {
+    "matmul": "Matrix multiplication on one GPU",
     "matmul_reduce_scatter": "GEMM + Reduce-Scatter",
     "all_gather_matmul": "AllGather + GEMM",
     "mlp": "MLP",
@@ -73,6 +74,7 @@ SECTIONS = {
 }
 """Titles of the page by operation."""
 SHOWN = {
+    "matmul": {1, 128, 4096},
     "mlp": {8, 128, 512, 4096, 16384},
     "moe": {1, 8, 128, 1024, 2048, 8192},
 }
@@ -147,7 +149,7 @@ def section(op: str, records: Sequence[Record]) -> str:
 def cells(r: FusedRecord) -> Row:
     """A record's row."""
     return {
-        "model NxK": f"{r.model} {r.N}x{r.K}",
+        "model NxK": " ".join(dict.fromkeys((r.model, f"{r.N}x{r.K}"))),
         "M": f"{r.M}",
         "limit": f"{r.limit_ms:.3f}",
         "baseline": f"{r.baseline_ms:.3f}",
