@@ -64,9 +64,9 @@ PICTURE = """
 rows for the MLP](schedules.png)
 """
 SECTIONS = {
-    "matmul": "Matrix multiplication on one GPU",
     "matmul_reduce_scatter": "GEMM + Reduce-Scatter",
     "all_gather_matmul": "AllGather + GEMM",
+    "matmul": "Matrix multiplication on one GPU",
     "mlp": "MLP",
     "moe": "Mixture of experts on one GPU",
     "moe_expert_parallel": "Expert-parallel mixture of experts",
@@ -74,11 +74,12 @@ SECTIONS = {
 }
 """Titles of the page by operation."""
 SHOWN = {
-    "matmul": {1, 128, 4096},
     "mlp": {8, 128, 512, 4096, 16384},
     "moe": {1, 8, 128, 1024, 2048, 8192},
 }
 """The M that the page shows of an operation; of the others, every M."""
+MEANS = {"matmul"}
+"""Operations of which the page shows means over models, by M."""
 COMPARED = {"moe": 1, "mlp": 4}
 """Operations whose schedules the picture compares, and on how many ranks."""
 
@@ -136,6 +137,9 @@ def section(op: str, records: Sequence[Record]) -> str:
     parts = []
     for _, found in groupby(shown, lambda r: r.device):
         mine = list(found)
+        if op in MEANS:
+            parts += [table(means(mine)), origin(mine)]
+            continue
         others = variants(mine, records)
         titles = sorted({title for row in others for title in row}, reverse=True)
         rows = [
@@ -156,6 +160,22 @@ def cells(r: FusedRecord) -> Row:
         "ours": f"{r.ours_ms:.3f}",
         "speed-up": f"{r.speedup:.2f}",
         "% of limit": f"{r.of_limit:.0%}",
+    }
+
+
+def means(shown: Sequence[FusedRecord]) -> list[Row]:
+    """A row for each M."""
+    by_m = groupby(sorted(shown, key=lambda r: r.M), lambda r: r.M)
+    return [{"M": f"{m}", **mean(list(found))} for m, found in by_m]
+
+
+def mean(records: Sequence[FusedRecord]) -> Row:
+    """Geometric means, and the range."""
+    ups = [r.speedup for r in records]
+    return {
+        "speed-up": f"{geometric_mean(ups):.2f}",
+        "from, to": f"{min(ups):.2f}, {max(ups):.2f}",
+        "% of limit": f"{geometric_mean(r.of_limit for r in records):.0%}",
     }
 
 
@@ -180,15 +200,12 @@ def summary(records: Sequence[Record]) -> str:
     rows = []
     for op, title in SECTIONS.items():
         mine = rows_of(op, records)
-        ups = [r.speedup for r in mine]
         rows.append(
             {
                 "operation": title,
                 "GPUs": f"{mine[0].world_size}",
                 "M": span([str(m) for m in sorted({r.M for r in mine})]),
-                "speed-up": f"{geometric_mean(ups):.2f}",
-                "from, to": f"{min(ups):.2f}, {max(ups):.2f}",
-                "% of limit": f"{geometric_mean(r.of_limit for r in mine):.0%}",
+                **mean(mine),
             }
         )
     return table(rows)

@@ -76,7 +76,7 @@ def test_speed_up_with_uneven_experts_is_a_column(values: dict[str, Any]) -> Non
 
 def test_summary_has_the_mean_and_the_range_of_each_operation() -> None:
     lines = summary(list(load())).splitlines()
-    assert len(lines) == 9
+    assert len(lines) == 10
     assert lines[3].startswith("| GEMM + Reduce-Scatter | ")
 
 
