@@ -6,6 +6,7 @@
 // loads of the next tiles.
 #pragma once
 #include "functions/mainloop.cuh"
+#include "ptx/wgmma_columns.cuh"
 
 namespace etc {
 
@@ -76,7 +77,7 @@ struct Matmul {
       const u32 x = x0 + (at >> 4), w = w0 + (at >> 4);
 #pragma unroll
       for (u32 q = 0; q < 4; ++q) {
-        ptx::wgmma_64x256x16<kIsHalf, kWeightIsKN>(
+        ptx::wgmma_columns<kIsHalf, kColumns, kWeightIsKN>(
             d, ptx::matrix_descriptor(x + 2 * q), ptx::matrix_descriptor(w + kStepW * q),
             (k | q) != 0);
       }

@@ -1,4 +1,4 @@
-// Warpgroup matrix multiply: 64 x 256 x 16, fp32 accumulators, operands in shared memory.
+// Warpgroup matrix multiply: fences, groups, descriptors of operands, and stores of results.
 #pragma once
 #include "common/types.cuh"
 
@@ -45,46 +45,5 @@ ETC_DEVICE void store_matrix2_transposed(u32 shared, u32 a, u32 b) {
                "r"(a), "r"(b)
                : "memory");
 }
-
-#define ETC_F8(i)                                                                      \
-  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]),          \
-      "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
-#define ETC_WGMMA(TYPE)                                                                \
-  asm volatile(                                                                        \
-      "{.reg .pred p;\n"                                                               \
-      "setp.ne.b32 p, %130, 0;\n"                                                      \
-      "wgmma.mma_async.sync.aligned.m64n256k16.f32." TYPE "." TYPE " {"                \
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
-      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
-      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
-      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
-      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127" \
-      "}, %128, %129, p, 1, 1, 0, %131;}\n"                                            \
-      : \
-      ETC_F8(0), ETC_F8(8), \
-      ETC_F8(16), ETC_F8(24), \
-      ETC_F8(32), ETC_F8(40), \
-      ETC_F8(48), ETC_F8(56), \
-      ETC_F8(64), ETC_F8(72), \
-      ETC_F8(80), ETC_F8(88), \
-      ETC_F8(96), ETC_F8(104), \
-      ETC_F8(112), ETC_F8(120) \
-      : "l"(a), "l"(b), "r"(accumulate), "n"(kTransposeB))
-
-// d = a * b, added to d if `accumulate`. a is k-major; b is k-major or, if kTransposeB,
-// n-major.
-template <bool kIsHalf, int kTransposeB>
-ETC_DEVICE void wgmma_64x256x16(float (&d)[128], u64 a, u64 b, i32 accumulate) {
-  if constexpr (kIsHalf) {
-    ETC_WGMMA("f16");
-  } else {
-    ETC_WGMMA("bf16");
-  }
-}
-#undef ETC_WGMMA
-#undef ETC_F8
 
 }  // namespace etc::ptx

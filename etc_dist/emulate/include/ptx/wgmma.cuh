@@ -106,10 +106,6 @@ template <u32 kStride = 1>
 u64 matrix_descriptor(u32 low) {
   return u64(low) | u64(64 * kStride) << 32;
 }
-template <bool kIsHalf, int kTransposeB>
-void wgmma_64x256x16(float (&d)[128], u64 a, u64 b, i32 accumulate) {
-  add_wgmma({d, a, b, 256, accumulate != 0, kIsHalf, kTransposeB != 0});
-}
 
 // Each lane has the address of a row of the first `count` matrices.
 template <bool kIsTransposed>
