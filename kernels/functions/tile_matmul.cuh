@@ -63,18 +63,28 @@ struct TilePlace {
 struct PairExchange {
   u32 control;
 
-  // `arrived`: the other worker's sums for the own rows; `taken`: it has read those of its rows.
+  // `arrived`: the other worker's sums for the own rows; `ready`: it can receive those of its rows.
   ETC_DEVICE u32 arrived() const { return control; }
-  ETC_DEVICE u32 taken() const { return control + 8; }
+  ETC_DEVICE u32 ready() const { return control + 8; }
   ETC_DEVICE void init() const {
     ptx::mbarrier_init(arrived(), 1);
-    ptx::mbarrier_init(taken(), 4);
+    ptx::mbarrier_init(ready(), 1);
   }
 
   // The eights of rows, of kEights, that worker `half` of the pair adds begin here.
   template <u32 kEights>
   ETC_DEVICE static u32 first(u32 half) {
     return (half * kEights + 1) / 2;
+  }
+
+  // One thread, when a task begins: nothing uses the own buffer, and the other worker may send.
+  template <u32 kEights>
+  ETC_DEVICE void begin() const {
+    const u32 half = blockIdx.x & 1;
+    const u32 received = first<kEights>(half + 1) - first<kEights>(half);
+    if (received == 0) return;
+    ptx::mbarrier_arrive_expect(arrived(), received * 2048);
+    ptx::mbarrier_arrive_cluster_release(ready(), half ^ 1);
   }
 
   // The first warpgroup of a worker: adds the other's sums, to be found at `sums`, for the own eights.
@@ -86,10 +96,7 @@ struct PairExchange {
     const u32 first = PairExchange::first<kEights>(half);
     const u32 end = PairExchange::first<kEights>(half + 1);
     const bool receives = first < end, sends = end - first < kEights;
-    if (thread == 0 && receives) {
-      ptx::mbarrier_arrive_expect(arrived(), (end - first) * 2048);
-    }
-    if (!lost && sends) lost = !wait_mbarrier<true>(run, taken(), (n & 1) ^ 1);
+    if (!lost && sends) lost = !wait_mbarrier<true>(run, ready(), n & 1);
     if (ptx::named_barrier_any<128>(2, lost)) return true;
     sums += thread * 16;
     const u32 place = half == 0 ? end : 0;  // of the other worker's first eight
@@ -106,10 +113,6 @@ struct PairExchange {
 #pragma unroll
     for (u32 j = 0; j < kEights; ++j) {
       if (j >= first && j < end) add_four(d, j, sums + (j - first) * 2048);
-    }
-    __syncwarp();
-    if (thread % 32 == 0 && receives) {
-      ptx::mbarrier_arrive_cluster_release(taken(), half ^ 1);
     }
     return ptx::named_barrier_any<128>(2, lost);
   }
@@ -140,6 +143,10 @@ struct SwappedTile {
       const Run<Program>& run, StageReader<Program>& stages, u32 count, u32 place,
       u32& exchanged) const {
     const u32 wg = __shfl_sync(~0u, ptx::thread() >> 7, 0);
+    const PairExchange pair{control};
+    if constexpr (kExchanges) {
+      if (ptx::thread() == 0) pair.begin<kEights>();
+    }
     // NOTE: kept warp-uniform, so that descriptors stay in uniform registers.
     const u32 base = stages.descriptor_base() | 0x10000u;
     const u32 w0 = __shfl_sync(~0u, base + wg * (kTakesTurns ? kBoxW : 64 * 128) / 16, 0);
@@ -167,7 +174,6 @@ struct SwappedTile {
       if (wg == 0) {
         u32 first = 0, end = kEights;
         if constexpr (kExchanges) {
-          const PairExchange pair{control};
           lost = pair.add<kEights>(run, d, buffer + kHalf, exchanged, lost);
           first = pair.first<kEights>(blockIdx.x & 1);
           end = pair.first<kEights>((blockIdx.x & 1) + 1);

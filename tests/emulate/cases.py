@@ -10,6 +10,7 @@ import numpy as np
 
 from etc_dist.emulate import Emulator
 from etc_dist.functions.matmul import TILE, matmul_store
+from etc_dist.functions.tile_matmul import Tiles, TileShape
 from etc_dist.ir import (
     DeviceFunction,
     Graph,
@@ -248,6 +249,23 @@ def matmul_and_scratch(g: Graph) -> None:
     (r,) = grid = g.grid(r=rows)
     row = span(r, 1)
     g.call(turn_numbers, grid, reads=[x[row, :]], writes=[turned[row, :]])
+
+
+@graph_function
+def square_tiles_and_pairs(g: Graph) -> None:
+    """y = x @ w.T by tiles of which the two workers of a task send each other sums,
+    after the same by square tiles, which are stored from where the sums arrive."""
+    m, n, k, shape = g.dims("m n k shape")
+    x, w = g.input("x", (m, k), "bfloat16"), g.input("w", (n, k), "bfloat16")
+    other, y = g.local("other", (m, n), "bfloat16"), g.output("y", (m, n), "bfloat16")
+    pairs = Tiles(g, shape, [TileShape(64, 64, "k", swapped=True)])
+    for function, to, rows, columns in (
+        (matmul_store("nk", "bfloat16"), other, TILE, TILE),
+        (pairs.function("bfloat16"), y, pairs.rows, pairs.columns),
+    ):
+        i, j = grid = g.grid(i=ceildiv(m, rows), j=ceildiv(n, columns))
+        of_x, of_w = tile(i, rows), tile(j, columns)
+        g.call(function, grid, reads=[x[of_x, :], w[of_w, :]], writes=[to[of_x, of_w]])
 
 
 def matmul(rows: int, n: int, k: int) -> Given:

@@ -35,6 +35,8 @@ from tests.emulate.cases import (
     sent_at_once,
     set_some,
     some_numbers,
+    square_tiles_and_pairs,
+    tiles,
 )
 from tests.emulate.stages import copied_twice, copies, gathered, gathered_last
 from tests.layers.reference import (
@@ -208,6 +210,13 @@ def test_tiles_and_scratch(folder, schedule):
 def test_different_matmuls_in_one_program(folder, schedule):
     program = Emulator(three_matmuls(1), schedule=schedule, folder=folder)
     check(program, *four_matmuls(300, 264, 200))
+
+
+@pytest.mark.parametrize("schedule", MOSTLY_STATIC)
+def test_pairs_exchange_sums_after_square_tiles(folder, schedule):
+    graph = square_tiles_and_pairs(1)
+    program = Emulator(graph, workers=2, schedule=schedule, folder=folder)
+    check(program, *tiles(256, 256, 64))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

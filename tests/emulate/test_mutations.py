@@ -124,7 +124,7 @@ BROKEN = [
     (
         "exchanged",
         "functions/tile_matmul",
-        "!wait_mbarrier<true>(run, taken(), (n & 1) ^ 1)",
+        "!wait_mbarrier<true>(run, ready(), n & 1)",
         "false",
     ),
     (
@@ -136,8 +136,8 @@ BROKEN = [
     (
         "exchanged",
         "functions/tile_matmul",
-        "ptx::mbarrier_arrive_cluster_release(taken(), half ^ 1);",
-        "ptx::mbarrier_arrive_cluster(taken(), half ^ 1);",
+        "ptx::mbarrier_arrive_cluster_release(ready(), half ^ 1);",
+        "ptx::mbarrier_arrive_cluster(ready(), half ^ 1);",
     ),
     (
         "turns",
