@@ -20,6 +20,12 @@ constexpr bool kIsSame = false;
 template <class A>
 constexpr bool kIsSame<A, A> = true;
 
+// A number as an argument whose type has its value.
+template <auto n>
+struct Number {
+  static constexpr auto value = n;
+};
+
 // Storage types of tensors; arithmetic is done in float.
 struct bf16 {
   u16 bits;

@@ -70,10 +70,6 @@ struct GroupedTile {
     }
   };
 
-  template <int n>
-  struct Number {
-    static constexpr int value = n;
-  };
   template <u32 n, class F>
   ETC_DEVICE static void with_columns(u32 rows, F f) {
     if (rows == n) {

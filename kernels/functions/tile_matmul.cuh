@@ -125,6 +125,39 @@ struct PairExchange {
   }
 };
 
+// The mainloop of a warpgroup, which multiplies every kStep-th box of a stage; w and x: descriptors of
+// its first boxes in the ring's first stage. Returns whether a wait was given up.
+template <bool kIsHalf, u32 kPacked, u32 kStep, u32 kCount, class Program>
+ETC_DEVICE bool multiply_boxes(
+    const Run<Program>& run, StageReader<Program>& stages, u32 count, u32 w, u32 x,
+    float (&d)[kCount]) {
+  constexpr TileShape kShape = TileShape::of(kPacked);
+#pragma unroll
+  for (float& sum : d) sum = 0;
+  const auto multiply = [&](u32 begin, u32) {
+#pragma unroll
+    for (u32 box = 0; box < kShape.depth; box += kStep) {
+      const u32 at_w = w + (begin + box * kShape.box_w()) / 16;
+      const u32 at_x = x + (begin + box * kShape.box_x()) / 16;
+#pragma unroll
+      for (u32 q = 0; q < 4; ++q) {
+        const u64 rows = ptx::matrix_descriptor((kShape.is_swapped ? at_w : at_x) + 2 * q);
+        const u64 columns = ptx::matrix_descriptor((kShape.is_swapped ? at_x : at_w) + 2 * q);
+        ptx::wgmma_columns<kIsHalf, 2 * kCount>(d, rows, columns, 1);
+      }
+    }
+  };
+  const bool lost = multiply_stages<kShape.bytes()>(run, stages, count, false, multiply);
+#pragma unroll
+  for (float& sum : d) ptx::keep_order(sum);
+  return lost;
+}
+
+// Half of the buffer: what a warpgroup stores. Where the warpgroups take turns, the first half
+// receives the sums of the second one, and then what is stored; the second half, those of the other
+// worker. All compute threads meet after a task: the buffer is free for the next one.
+constexpr u32 kHalfBuffer = 8192;
+
 // Up to 64 rows of x; 64 or 128 rows of w.
 template <bool kIsHalf, u32 kPacked>
 struct SwappedTile {
@@ -153,28 +186,14 @@ struct SwappedTile {
     const u32 first_x = kDepth * kBoxW + (kTakesTurns ? wg * kBoxX : 0);
     const u32 x0 = __shfl_sync(~0u, base + first_x / 16, 0);
     float d[kRows / 2];
-#pragma unroll
-    for (float& sum : d) sum = 0;
-    bool lost = multiply_stages<kShape.bytes()>(run, stages, count, false, [&](u32 begin, u32) {
-      constexpr u32 kStep = kTakesTurns ? 2 : 1;
-#pragma unroll
-      for (u32 box = 0; box < kDepth; box += kStep) {
-        const u32 w = w0 + (begin + box * kBoxW) / 16, x = x0 + (begin + box * kBoxX) / 16;
-#pragma unroll
-        for (u32 q = 0; q < 4; ++q) {
-          ptx::wgmma_columns<kIsHalf, kRows>(
-              d, ptx::matrix_descriptor(w + 2 * q), ptx::matrix_descriptor(x + 2 * q), 1);
-        }
-      }
-    });
-#pragma unroll
-    for (float& sum : d) ptx::keep_order(sum);
+    constexpr u32 kStep = kTakesTurns ? 2 : 1;
+    bool lost = multiply_boxes<kIsHalf, kPacked, kStep>(run, stages, count, w0, x0, d);
     if constexpr (kTakesTurns) {
       lost = add_turns(d, wg, lost);
       if (wg == 0) {
         u32 first = 0, end = kEights;
         if constexpr (kExchanges) {
-          lost = pair.add<kEights>(run, d, buffer + kHalf, exchanged, lost);
+          lost = pair.add<kEights>(run, d, buffer + kHalfBuffer, exchanged, lost);
           first = pair.first<kEights>(blockIdx.x & 1);
           end = pair.first<kEights>((blockIdx.x & 1) + 1);
         }
@@ -189,10 +208,6 @@ struct SwappedTile {
   }
 
  private:
-  // The buffer: sums of the second warpgroup, and then what is stored; sums of the other worker.
-  // NOTE: all compute threads meet after a task: it is free for the next one.
-  static constexpr u32 kHalf = 8192;
-
   // Adds the second warpgroup's sums to the first one's, four eights of rows at a time.
   ETC_DEVICE bool add_turns(float (&d)[kRows / 2], u32 wg, bool lost) const {
     const u32 sums = buffer + (ptx::thread() & 127) * 16;
@@ -226,7 +241,7 @@ struct SwappedTile {
   ETC_DEVICE void store(
       u32 place, const float (&d)[kRows / 2], u32 wg, u32 first, u32 end) const {
     const u32 thread = ptx::thread() & 127, lane = thread & 31, warp = thread >> 5;
-    const u32 out = buffer + wg * kHalf;
+    const u32 out = buffer + wg * kHalfBuffer;
     const u32 matrix = warp * 2 + (lane >> 3 & 1), in_row = lane & 7;
     const u32 in = out + in_row * 128 + ((matrix ^ in_row) << 4);
 #pragma unroll
@@ -268,21 +283,7 @@ struct RowsTile {
     const u32 w0 = __shfl_sync(~0u, base, 0);
     const u32 x0 = __shfl_sync(~0u, base + (kDepth * kBoxW + wg * 64 * 128) / 16, 0);
     float d[kColumns / 2];
-#pragma unroll
-    for (float& sum : d) sum = 0;
-    bool lost = multiply_stages<kShape.bytes()>(run, stages, count, false, [&](u32 begin, u32) {
-#pragma unroll
-      for (u32 box = 0; box < kDepth; ++box) {
-        const u32 w = w0 + (begin + box * kBoxW) / 16, x = x0 + (begin + box * kBoxX) / 16;
-#pragma unroll
-        for (u32 q = 0; q < 4; ++q) {
-          ptx::wgmma_columns<kIsHalf, kColumns>(
-              d, ptx::matrix_descriptor(x + 2 * q), ptx::matrix_descriptor(w + 2 * q), 1);
-        }
-      }
-    });
-#pragma unroll
-    for (float& sum : d) ptx::keep_order(sum);
+    bool lost = multiply_boxes<kIsHalf, kPacked, 1>(run, stages, count, w0, x0, d);
     lost = ptx::named_barrier_any<128>(2 + wg, lost);
     if (!lost) store(place, d, wg);
     return !lost;
@@ -292,7 +293,7 @@ struct RowsTile {
   // A warp's 16 rows of y, 64 columns at a time, through its own part of the buffer.
   ETC_DEVICE void store(u32 place, const float (&d)[kColumns / 2], u32 wg) const {
     const u32 thread = ptx::thread() & 127, lane = thread & 31, warp = thread >> 5;
-    const u32 out = buffer + wg * 8192 + warp * 2048, in_row = lane & 15;
+    const u32 out = buffer + wg * kHalfBuffer + warp * 2048, in_row = lane & 15;
     const u32 first = wg * 64 + warp * 16, unit = lane % 8;
     const TilePlace to = TilePlace::read(place);
 #pragma unroll
@@ -325,11 +326,6 @@ struct TileOf : RowsTile<kIsHalf, kPacked> {};
 template <bool kIsHalf, u32 kPacked>
 struct TileOf<kIsHalf, kPacked, true> : SwappedTile<kIsHalf, kPacked> {};
 
-template <u32 kPacked>
-struct PackedTile {
-  static constexpr u32 value = kPacked;
-};
-
 // All tiles of a program.
 template <bool kIsHalf, u32... kTiles>
 struct TileFamily {
@@ -349,6 +345,7 @@ struct TileFamily {
   ETC_DEVICE bool compute(
       const Run<Program>& run, StageReader<Program>& stages, const Work& work,
       Counters& counters) const {
+    static_assert(2 * kHalfBuffer <= Program::kBufferBytes);
     bool going = true;
     const TileSize size = TileSize::of(work.size);
     const auto try_tile = [&](auto tile) {
@@ -357,7 +354,7 @@ struct TileFamily {
       going = TileOf<kIsHalf, kPacked>{{control, buffer}}.compute(
           run, stages, size.stages, work.data, counters.exchanged);
     };
-    (try_tile(PackedTile<kTiles>{}), ...);
+    (try_tile(Number<kTiles>{}), ...);
     return going;
   }
 
