@@ -130,7 +130,9 @@ class MatmulWorkload(Workload):
 
     def fields(self) -> dict[str, Any]:
         return {
-            **{"M": self.rows, "N": self.n, "K": self.k},
+            "M": self.rows,
+            "N": self.n,
+            "K": self.k,
             "w_layout": self.layout,
             "policy": self._made.policy(
                 self.rows, self.n, self.k, transposed=self.layout == "kn"

@@ -17,7 +17,7 @@ from etc_dist.layers.mlp_packed_rows import (
     most_packed,
 )
 from etc_dist.layers.mlp_steps import add_tensors
-from etc_dist.ops.all_gather_matmul import ROW_GROUP, push_packets
+from etc_dist.ops.all_gather_matmul import push_packets
 from etc_dist.ops.argument_table import ArgumentTable
 from etc_dist.ops.matmul_reduce_scatter import add_sum_slots
 from etc_dist.ops.operation import (
@@ -25,7 +25,12 @@ from etc_dist.ops.operation import (
     Operation,
     shapes_up_to,
 )
-from etc_dist.ops.order import grouped_rows, rotated_owners, shards_in_turn
+from etc_dist.ops.order import (
+    ROW_GROUP,
+    grouped_rows,
+    rotated_owners,
+    shards_in_turn,
+)
 from etc_dist.world import World
 
 COLUMN_GROUP = 16

@@ -21,11 +21,9 @@ from etc_dist.ir import (
 )
 from etc_dist.ops.argument_table import ArgumentTable
 from etc_dist.ops.operation import Candidate, Operation
-from etc_dist.ops.order import grouped_rows, shards_in_turn
+from etc_dist.ops.order import ROW_GROUP, grouped_rows, shards_in_turn
 from etc_dist.world import World
 
-ROW_GROUP = 8
-"""Row blocks whose tiles run together, for reuse in L2."""
 PUSH_BYTES_PER_NS = 250
 """The limit of the push rate: faster stores delay the loads of the tensor lane."""
 NEED_FLOPS_PER_NS = 740_000

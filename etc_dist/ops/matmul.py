@@ -12,11 +12,8 @@ from etc_dist.ir import Expr, Graph, ceildiv, graph_function, tile
 from etc_dist.ops.argument_table import ArgumentTable
 from etc_dist.ops.matmul_policy import SHAPES, choose
 from etc_dist.ops.operation import Candidate, Operation
-from etc_dist.ops.order import grouped_rows
+from etc_dist.ops.order import ROW_GROUP, grouped_rows
 from etc_dist.world import World
-
-ROW_GROUP = 8
-"""Rows of tiles that are computed side by side, so that they share w in L2."""
 
 
 @graph_function

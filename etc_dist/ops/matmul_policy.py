@@ -39,7 +39,8 @@ def estimate(shape: TileShape, m: int, n: int, k: int, workers: int) -> float:
     """Microseconds: the launch, and for each wave of tiles its stages and its end. A
     stage takes the longest of its copies, the memory's reads and its wgmmas."""
     pairs = max(1, workers // 2)
-    down, tasks = -(-m // shape.rows), -(-m // shape.rows) * -(-n // shape.columns)
+    down = -(-m // shape.rows)
+    tasks = down * -(-n // shape.columns)
     waves, active = -(-tasks // pairs), min(tasks, pairs)
     splits_k = shape.split == "k"
     depth = shape.depth * (2 if splits_k else 1)  # of the pair

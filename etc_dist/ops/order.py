@@ -5,6 +5,9 @@ from __future__ import annotations
 from etc_dist.errors import ArgumentError
 from etc_dist.ir import RANK, Expr, minimum
 
+ROW_GROUP = 8
+"""Row blocks whose tiles run together, so that they share operand tiles in L2."""
+
 
 def grouped_rows(
     t: Expr, blocks: Expr | int, columns: Expr | int, group: int
