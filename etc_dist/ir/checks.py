@@ -17,7 +17,7 @@ def check_call(call: Call, where: str, known: Set[str]) -> None:
     that every expression of the graph may use."""
     _check_operands(call, where)
     _check_keywords(call, where, known)
-    _check_symbols(call, where, known)
+    _check_coordinates(call, where, known)
     _check_loads(call, where)
     _check_ranks(call, where)
     _check_reads_before_wait(call, where)
@@ -71,16 +71,24 @@ def check_extents(
         )
 
 
-def check_values(what: str, where: str, exprs: Sequence[Expr], known: Set[str]) -> None:
-    """Refuse symbols that are not `known`, of numbers that all calls share."""
+def check_symbols(
+    what: str,
+    where: str,
+    exprs: Sequence[Expr],
+    known: Set[str],
+    *,
+    wanted: str = "",
+    fix: str = "use dims of this graph, and no coordinates of a grid",
+) -> None:
+    """Refuse symbols that are not `known`, whose names are `wanted` by default."""
     unknown = [s.name for e in exprs for s in e.symbols() if s.name not in known]
     if unknown:
         raise GraphError(
             f"{what} uses unknown symbols",
             where=where,
-            wanted=f"only {', '.join(sorted(known))}",
+            wanted=wanted or f"only {', '.join(sorted(known))}",
             got=", ".join(unknown),
-            fix="use dims of this graph, and no coordinates of a grid",
+            fix=fix,
         )
 
 
@@ -118,18 +126,16 @@ def _check_keywords(call: Call, where: str, known: Set[str]) -> None:
         )
 
 
-def _check_symbols(call: Call, where: str, known: Set[str]) -> None:
+def _check_coordinates(call: Call, where: str, known: Set[str]) -> None:
     """Refuse coordinates of other grids."""
     for what, expr, allowed in _expressions(call, known):
-        unknown = [s.name for s in expr.symbols() if s.name not in allowed]
-        if unknown:
-            raise GraphError(
-                f"call {call.name} uses unknown symbols",
-                where=f"{where}: {what}",
-                wanted=f"only {', '.join(sorted(allowed))}",
-                got=", ".join(unknown),
-                fix="use the coordinates of this call's own grid",
-            )
+        check_symbols(
+            f"call {call.name}",
+            f"{where}: {what}",
+            [expr],
+            allowed,
+            fix="use the coordinates of this call's own grid",
+        )
 
 
 def _expressions(call: Call, known: Set[str]) -> Iterator[tuple[str, Expr, Set[str]]]:

@@ -30,7 +30,7 @@ from etc_dist.ir.call import (
     waiting_loads,
     working_loads,
 )
-from etc_dist.ir.checks import check_call, check_extents, check_members, check_values
+from etc_dist.ir.checks import check_call, check_extents, check_members, check_symbols
 from etc_dist.ir.event import EventRef, EventTensor, make_axes
 from etc_dist.ir.expr import Const, Expr, Symbol, wrap
 from etc_dist.ir.function import DeviceFunction, is_name
@@ -132,7 +132,7 @@ class Graph:
         fix = "write the load in the maps that use it"
         what, where = f"the named number {name}", f"graph {self.name}"
         refuse_loads(what, where, [value], fix)
-        check_values(what, where, [value], self._values())
+        check_symbols(what, where, [value], self._values())
         symbol = Symbol(self._claim(name), "derived")
         self._derived.append((symbol, value))
         if any(s.name in self._ranked for s in value.symbols()):
@@ -177,16 +177,14 @@ class Graph:
         count = wrap(
             expects(*axes) if callable(expects) else expects, f"{where}: expects="
         )
-        known = self._values() | {a.name for a in axes}
-        unknown = [s.name for s in count.symbols() if s.name not in known]
-        if unknown:
-            raise GraphError(
-                f"expects= of event tensor {name} uses unknown symbols",
-                where=f"{where}: expects {count}",
-                wanted="dims, and the arguments of a function of the coordinates",
-                got=", ".join(unknown),
-                fix="write expects=lambda i, ...: with one argument for each axis",
-            )
+        check_symbols(
+            f"expects= of event tensor {name}",
+            f"{where}: expects {count}",
+            [count],
+            self._values() | {a.name for a in axes},
+            wanted="dims, and the arguments of a function of the coordinates",
+            fix="write expects=lambda i, ...: with one argument for each axis",
+        )
         made = EventTensor(name, lengths, axes, count, cross_rank)
         self._events.append(made)
         return made
@@ -287,7 +285,7 @@ class Graph:
         expect_type(shape, (tuple, list), f"the shape of {what}")
         made = tuple(wrap(extent, f"{where}: the shape of {what}") for extent in shape)
         refuse_loads(f"the shape of {what}", where, made, UPPER_BOUND)
-        check_values(f"the shape of {what}", where, made, self._values())
+        check_symbols(f"the shape of {what}", where, made, self._values())
         return made
 
     def _values(self) -> set[str]:
