@@ -6,9 +6,16 @@ from typing import Any
 
 import numpy as np
 
+from etc_dist import World
 from etc_dist.ir.tensor import numpy_dtype
 
 Host = np.ndarray[Any, Any]
+
+
+def ones(world: World) -> tuple[Host, Host]:
+    """x and w of 1 that fit MatmulReduceScatter, on the CPU backend."""
+    x, w = np.ones((8 * world.size, 8)), np.ones((8, 8))
+    return x.astype(numpy_dtype("bfloat16")), w.astype(numpy_dtype("bfloat16"))
 
 
 class Arrays:

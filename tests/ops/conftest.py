@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pytest
 
 from etc_dist import AllGatherMatmul, Matmul, World
+from etc_dist.errors import WorldError
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.ops.operation import Operation
+from etc_dist.settings import Settings
+from etc_dist.world import start
 from tests.ops.arrays import Arrays, Host
 
 
 @pytest.fixture(scope="session")
 def arrays(world: World) -> Arrays:
     return Arrays(world.backend)
+
+
+@pytest.fixture
+def own() -> Iterator[World]:
+    """A separate world, which a test may break."""
+    own = start(Settings(backend="cpu", world_limit=30.0))
+    yield own
+    with suppress(WorldError):  # a peer may have left it
+        own.close()
 
 
 @pytest.fixture

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -17,26 +15,10 @@ from etc_dist import AllGatherMatmul, MatmulReduceScatter
 from etc_dist.errors import WorldError
 from etc_dist.ir import Graph, device_function, graph_function
 from etc_dist.ops import functional
-from etc_dist.settings import Settings
 from etc_dist.world import start
+from tests.ops.arrays import ones
 
 pytestmark = pytest.mark.mpi(max_size=2)
-
-
-@pytest.fixture
-def own() -> Iterator[Any]:
-    """A separate world, which a test may break."""
-    own = start(Settings(backend="cpu", world_limit=30.0))
-    yield own
-    with suppress(WorldError):  # a peer may have left it
-        own.close()
-
-
-def ones(own: Any) -> tuple[Any, Any]:
-    """Arrays of 1 that fit MatmulReduceScatter."""
-    x = np.ones((8 * own.size, 8), np.float32)
-    w = np.ones((8, 8), np.float32)
-    return x.astype(ml_dtypes.bfloat16), w.astype(ml_dtypes.bfloat16)
 
 
 def copying(body: Callable[..., None]) -> Any:

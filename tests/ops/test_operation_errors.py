@@ -6,7 +6,7 @@ import re
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import ml_dtypes
@@ -23,8 +23,7 @@ from etc_dist.errors import (
     WorldError,
 )
 from etc_dist.ops.operation import Operation
-from etc_dist.settings import Settings
-from etc_dist.world import start
+from tests.ops.arrays import ones
 from tests.ops.rank_errors import of_rank_zero
 
 pytestmark = pytest.mark.mpi(max_size=2)
@@ -300,22 +299,6 @@ def test_exhausted_symmetric_memory_leaves_the_operation_usable(
             op(larger.x, larger.w, larger.out)
     works(op, good())
     works(op, larger)
-
-
-@pytest.fixture
-def own() -> Iterator[Any]:
-    """A separate world, which a test may break."""
-    own = start(Settings(backend="cpu", world_limit=30.0))
-    yield own
-    with suppress(WorldError):  # a peer may have left it
-        own.close()
-
-
-def ones(own: Any) -> tuple[Any, Any]:
-    """Arrays of 1 that fit MatmulReduceScatter."""
-    x = np.ones((8 * own.size, 8), np.float32)
-    w = np.ones((8, 8), np.float32)
-    return x.astype(ml_dtypes.bfloat16), w.astype(ml_dtypes.bfloat16)
 
 
 @pytest.mark.mpi(min_size=2)
