@@ -1,9 +1,11 @@
-"""Operations: the fused collectives.
+"""Operations: the fused collectives, and a matrix multiplication.
 
 matmul_reduce_scatter.py   GEMM + Reduce-Scatter: the graph and the user's object
 float_partials.py          its graph with partial sums in fp32
 all_gather_matmul.py       AllGather + GEMM
-functional.py              both as functions
+matmul.py                  a matrix multiplication on each rank
+matmul_policy.py           which tiles it uses
+functional.py              the operations as functions
 operation.py               Operation: which program runs a call
 argument_table.py          names and shapes of an operation's arrays
 order.py                   tile orders
