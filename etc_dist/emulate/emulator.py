@@ -77,9 +77,9 @@ class Emulator:
         seed: int = 0,
         runs: int = 1,
     ) -> list[dict[str, Array]]:
-        """Run on each rank's inputs, NumPy arrays by tensor name. Returns
-        the outputs of each rank by name. Elements that no task wrote are NaN, or -1
-        where the dtype has no NaN.
+        """Run on each rank's inputs, NumPy arrays by tensor name. Returns the outputs
+        of each rank by name. Elements that no task wrote are NaN, or -1 where the dtype
+        has no NaN.
 
         dims: the numbers of the graph's dims; by default those of the first rank's
             arrays.

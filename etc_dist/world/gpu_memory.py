@@ -1,7 +1,7 @@
 """The "cuda" backend: NVSHMEM's symmetric heap on GPUs that map each other's memory.
 
-NVSHMEM's host library is called by ctypes. It is initialised
-with a unique id from rank 0, since NVSHMEM's MPI bootstrap supports only Open MPI.
+NVSHMEM's host library is called by ctypes. It is initialised with a unique id from
+rank 0, since NVSHMEM's MPI bootstrap supports only Open MPI.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-// CUDA C++ for a host compiler: keywords, built-in variables, and
-// functions of warps and of memory. PTX is in ptx/, whose files replace those of kernels/ptx.
+// CUDA C++ for a host compiler: keywords, built-in variables, and functions of warps and of memory.
+// PTX is in ptx/, whose files replace those of kernels/ptx.
 #pragma once
 #include "cuda_math.h"
 #include "fibers.h"
