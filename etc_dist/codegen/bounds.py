@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, TypeGuard
 
-from etc_dist.codegen.expression import text, wide
+from etc_dist.codegen.expression import condition_text, text, wide
 from etc_dist.ir.call import Call
 from etc_dist.ir.event import EventRef
-from etc_dist.ir.expr import Const, Expr, Load, Op
+from etc_dist.ir.expr import Const, Expr, Load, Op, Select
 from etc_dist.ir.loads import may_overflow, notifier_counts
 from etc_dist.ir.tensor import Region
 
@@ -92,6 +92,9 @@ def _loads(expr: Expr, is_compared: bool = False) -> Iterator[Condition]:
     """The range checks of each load in `expr`, inner ones first; loaded divisors must
     not be zero, and intermediate results must have 32 bits. `is_compared`: another
     condition compares the value of `expr`."""
+    if isinstance(expr, Select):
+        yield from _selected(expr)
+        return
     for child in expr.children():
         yield from _loads(child, isinstance(expr, Load))
     if isinstance(expr, Load):
@@ -101,6 +104,17 @@ def _loads(expr: Expr, is_compared: bool = False) -> Iterator[Condition]:
         yield Condition(f"{text(expr.right)} != 0", _depth_of_use(expr.right))
     if isinstance(expr, Op) and may_overflow(expr) and not is_compared:
         yield Condition(f"fits_i32({wide(expr)})", _depth(expr))
+
+
+def _selected(expr: Select) -> Iterator[Condition]:
+    """The conditions of a selection: those of each choice hold where it is chosen."""
+    operands = (expr.condition.left, expr.condition.right)
+    for operand in operands:
+        yield from _loads(operand)
+    depth, holds = max(map(_depth_of_use, operands)), condition_text(expr.condition)
+    for choice, excuse in ((expr.then, f"!{holds}"), (expr.other, holds)):
+        for inner in _loads(choice):
+            yield Condition(f"{excuse} || ({inner.text})", max(inner.depth, depth))
 
 
 def _has_loaded_divisor(expr: Expr) -> TypeGuard[Op]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from etc_dist.codegen.names import axis_name, dim_name, tensor_name
-from etc_dist.ir.expr import Const, Expr, Load, Op, Symbol
+from etc_dist.ir.expr import Comparison, Const, Expr, Load, Op, Select, Symbol
 
 _CALLS = {"//": "floordiv", "%": "floormod", "min": "minimum", "max": "maximum"}
 
@@ -20,11 +20,20 @@ def text(expr: Expr) -> str:
     if isinstance(expr, Load):
         place = text(_place(expr.index, expr.shape))
         return f"load_index(g.{tensor_name(expr.tensor)}, {place})"
+    if isinstance(expr, Select):
+        chosen = f"{text(expr.then)} : {text(expr.other)}"
+        return f"({condition_text(expr.condition)} ? {chosen})"
     assert isinstance(expr, Op)
     left, right = text(expr.left), text(expr.right)
     if expr.name in _CALLS:
         return f"{_CALLS[expr.name]}({left}, {right})"
     return f"({left} {expr.name} {right})"
+
+
+def condition_text(condition: Comparison) -> str:
+    """`condition` as a bool expression."""
+    left, right = text(condition.left), text(condition.right)
+    return f"({left} {condition.name} {right})"
 
 
 def _symbol(symbol: Symbol) -> str:

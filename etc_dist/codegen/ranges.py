@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from math import gcd
 
-from etc_dist.ir.expr import Const, Expr, Op
+from etc_dist.ir.expr import Const, Expr, Op, Select
 
 
 def divisor(expr: Expr) -> int:
     """The largest known divisor of `expr`; 0 for 0."""
     if isinstance(expr, Const):
         return abs(expr.value)
+    if isinstance(expr, Select):
+        return gcd(divisor(expr.then), divisor(expr.other))
     if not isinstance(expr, Op) or expr.name == "//":
         return 1
     left, right = divisor(expr.left), divisor(expr.right)
@@ -24,7 +26,9 @@ def is_multiple(expr: Expr, of: int) -> bool:
 
 
 def alternatives(expr: Expr) -> list[Expr]:
-    """The expressions whose minimum is `expr`."""
+    """Expressions, one of which has the value of `expr`."""
     if isinstance(expr, Op) and expr.name == "min":
         return [*alternatives(expr.left), *alternatives(expr.right)]
+    if isinstance(expr, Select):
+        return [*alternatives(expr.then), *alternatives(expr.other)]
     return [expr]

@@ -12,7 +12,15 @@ checks.py     refusals of calls that are not correct
 
 from etc_dist.ir.call import RANK, TASK, Call
 from etc_dist.ir.event import EventRef, EventTensor
-from etc_dist.ir.expr import Expr, Symbol, ceildiv, maximum, minimum
+from etc_dist.ir.expr import (
+    Expr,
+    Symbol,
+    ceildiv,
+    equal,
+    maximum,
+    minimum,
+    select,
+)
 from etc_dist.ir.function import DeviceFunction, TmaBox, device_function
 from etc_dist.ir.graph import Graph, GraphFunction, graph_function
 from etc_dist.ir.operand import Extent, Operand
@@ -36,9 +44,11 @@ __all__ = [
     "TmaBox",
     "ceildiv",
     "device_function",
+    "equal",
     "graph_function",
     "maximum",
     "minimum",
+    "select",
     "span",
     "tile",
 ]

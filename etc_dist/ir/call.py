@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,13 +127,23 @@ def row_major(axes: Sequence[Coordinate], index: Expr) -> tuple[Expr, ...]:
 
 def waiting_loads(call: Call) -> tuple[Load, ...]:
     """The loads that determine a task's loaded waits; valid after `free_waits`."""
-    return loads_of(e for w in call.loaded_waits for e in (*w.parts, w.expects))
+    return loads_of(waiting_exprs(call))
 
 
 def working_loads(call: Call) -> tuple[Load, ...]:
     """The loads that determine a task's accesses and notifications; valid after all
     its waits."""
-    regions = (*call.reads, *call.writes)
-    accessed = [e for region in regions for e in region.parts]
-    notified = [e for ref in call.notifies for e in (*ref.parts, *notifier_counts(ref))]
-    return loads_of((*accessed, *notified))
+    return loads_of(working_exprs(call))
+
+
+def waiting_exprs(call: Call) -> Iterator[Expr]:
+    """The expressions of a task's loaded waits."""
+    return (e for w in call.loaded_waits for e in (*w.parts, w.expects))
+
+
+def working_exprs(call: Call) -> Iterator[Expr]:
+    """The expressions of a task's accesses and notifications."""
+    for region in (*call.reads, *call.writes):
+        yield from region.parts
+    for ref in call.notifies:
+        yield from (*ref.parts, *notifier_counts(ref))

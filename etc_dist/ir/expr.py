@@ -1,6 +1,8 @@
 """Symbolic integers: the index arithmetic of graphs, plans and generated code.
 
     Expr := Const | Symbol | Op(+ - * // % min max, Expr, Expr) | Load(tensor, Expr...)
+          | Select(Comparison, Expr, Expr)
+    Comparison := (< <= ==, Expr, Expr)
 
 `evaluate` computes a value, from integers or from NumPy arrays (the CPU backend, the
 verifier); `codegen` writes an expression as CUDA text. Division and remainder round to
@@ -38,6 +40,11 @@ _FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
     "%": lambda a, b: a % b,
     "min": _least,
     "max": _greatest,
+}
+_COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
+    "<": lambda a, b: a < b,
+    "<=": lambda a, b: a <= b,
+    "==": lambda a, b: a == b,
 }
 _PRECEDENCE = {"+": 1, "-": 1, "*": 2, "//": 2, "%": 2}
 
@@ -88,18 +95,25 @@ class Expr:
     __pow__ = __rpow__ = _missing("**", "write the product out")
     __neg__ = _missing("unary -", "write 0 - ..., or ceildiv() to round up")
 
-    def __lt__(self, other: object) -> bool:
-        return bool(self)
+    def __lt__(self, other: Expr | int) -> Comparison:
+        return Comparison("<", self, wrap(other))
 
-    __le__ = __gt__ = __ge__ = __lt__
+    def __le__(self, other: Expr | int) -> Comparison:
+        return Comparison("<=", self, wrap(other))
+
+    def __gt__(self, other: Expr | int) -> Comparison:
+        return Comparison("<", wrap(other), self)
+
+    def __ge__(self, other: Expr | int) -> Comparison:
+        return Comparison("<=", wrap(other), self)
 
     def __bool__(self) -> bool:
         raise GraphError(
             "a symbolic value has no truth value",
             where=f"expression {self}",
-            wanted="arithmetic that holds for every shape (minimum, maximum, //, %)",
-            got="a Python `if`, `and`, `or` or comparison on it",
-            fix="write the choice with minimum() and maximum()",
+            wanted="arithmetic that holds for every shape (minimum, select, //, %)",
+            got="a Python `if`, `and` or `or` on it",
+            fix="write the choice with select(), minimum() and maximum()",
         )
 
     def children(self) -> tuple[Expr, ...]:
@@ -220,6 +234,65 @@ class Load(Expr):
         return f"{self.tensor}[{', '.join(map(str, self.index))}]"
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """A condition of `select`: not a number, and without a truth value in Python."""
+
+    name: str  # "<" | "<=" | "=="
+    left: Expr
+    right: Expr
+
+    def __bool__(self) -> Never:
+        raise TypeError(
+            f"comparison {self} has no truth value, as its numbers are known only when "
+            "the program runs: write select(comparison, a, b), or minimum() and "
+            "maximum()"
+        )
+
+    def evaluate(self, env: Mapping[str, Value]) -> Value:
+        compare = _COMPARISONS[self.name]
+        return compare(self.left.evaluate(env), self.right.evaluate(env))
+
+    def __str__(self) -> str:
+        if self.name == "==":
+            return f"equal({self.left}, {self.right})"
+        return f"{self.left} {self.name} {self.right}"
+
+
+@dataclass(frozen=True)
+class Select(Expr):
+    """`then` where the comparison holds, else `other`. Only the chosen one is
+    evaluated: the other may load out of range, or divide by zero."""
+
+    condition: Comparison
+    then: Expr
+    other: Expr
+
+    def children(self) -> tuple[Expr, ...]:
+        return (self.condition.left, self.condition.right, self.then, self.other)
+
+    def chosen(self, env: Mapping[str, Value]) -> Expr:
+        """The expression that `env`, with integers only, selects."""
+        return self.then if self.condition.evaluate(env) else self.other
+
+    def evaluate(self, env: Mapping[str, Value]) -> Value:
+        holds = self.condition.evaluate(env)
+        if np.ndim(holds) == 0:
+            return (self.then if holds else self.other).evaluate(env)
+        arrays = {s.name: env[s.name] for s in self.symbols() if np.ndim(env[s.name])}
+        shape = np.broadcast_shapes(*(a.shape for a in (holds, *arrays.values())))
+        found = np.empty(shape, np.int64)
+        holds = np.broadcast_to(holds, shape)
+        for chosen, expr in ((holds, self.then), (~holds, self.other)):
+            if chosen.any():
+                each = {n: np.broadcast_to(a, shape)[chosen] for n, a in arrays.items()}
+                found[chosen] = expr.evaluate({**env, **each})
+        return found
+
+    def __str__(self) -> str:
+        return f"select({self.condition}, {self.then}, {self.other})"
+
+
 def is_integer(value: object) -> bool:
     """Whether `value` is an integer of Python or NumPy."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
@@ -231,6 +304,9 @@ def wrap(value: Expr | int, where: str = "a symbolic expression") -> Expr:
         return value
     if is_integer(value):
         return Const(int(value))
+    if isinstance(value, Comparison):
+        found = f"the comparison {value}; write select({value}, 1, 0) for a number"
+        raise TypeError(f"{where} expects an int or an expression, got {found}")
     is_grid = isinstance(value, tuple)
     fix = "; unpack a grid, as in (i,) = g.grid(i=4)" if is_grid else ""
     raise TypeError(f"{where} expects an int or an expression, got {value!r}{fix}")
@@ -282,6 +358,9 @@ def substitute(expr: Expr, values: Mapping[str, Expr]) -> Expr:
     if isinstance(expr, Load):
         index = tuple(substitute(i, values) for i in expr.index)
         return Load(expr.tensor, expr.shape, index)
+    if isinstance(expr, Select):
+        left, right, then, other = (substitute(e, values) for e in expr.children())
+        return select(Comparison(expr.condition.name, left, right), then, other)
     return expr
 
 
@@ -296,3 +375,22 @@ def minimum(a: Expr | int, b: Expr | int) -> Expr:
 
 def maximum(a: Expr | int, b: Expr | int) -> Expr:
     return op("max", a, b)
+
+
+def equal(a: Expr | int, b: Expr | int) -> Comparison:
+    """Whether a and b are the same number, for `select`; a == b compares structure."""
+    return Comparison("==", wrap(a), wrap(b))
+
+
+def select(condition: Comparison, a: Expr | int, b: Expr | int) -> Expr:
+    """a where the comparison (<, <=, >, >= of expressions, or equal()) holds, else b.
+    Only the chosen one is evaluated."""
+    if not isinstance(condition, Comparison):
+        raise TypeError(
+            f"select() expects a comparison of expressions, got {condition!r}: write "
+            "a < b or equal(a, b); for numbers that Python knows, a Python `if`"
+        )
+    then, other = wrap(a), wrap(b)
+    if isinstance(condition.left, Const) and isinstance(condition.right, Const):
+        return then if condition.evaluate({}) else other
+    return then if then == other else Select(condition, then, other)

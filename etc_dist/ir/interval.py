@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import inf
 
-from etc_dist.ir.expr import Const, Expr, Op, Symbol
+from etc_dist.ir.expr import Const, Expr, Op, Select, Symbol
 
 Interval = tuple[float, float]
 UNKNOWN: Interval = -inf, inf
@@ -18,9 +18,16 @@ def interval(expr: Expr, ranges: Mapping[str, Interval]) -> Interval:
         return expr.value, expr.value
     if isinstance(expr, Symbol):
         return ranges.get(expr.name, (0, inf))
+    if isinstance(expr, Select):
+        return hull(interval(expr.then, ranges), interval(expr.other, ranges))
     if not isinstance(expr, Op):
         return UNKNOWN
     return combine(expr.name, interval(expr.left, ranges), interval(expr.right, ranges))
+
+
+def hull(left: Interval, right: Interval) -> Interval:
+    """Bounds of values that are within `left` or within `right`."""
+    return min(left[0], right[0]), max(left[1], right[1])
 
 
 def combine(name: str, left: Interval, right: Interval) -> Interval:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from etc_dist.errors import GraphError
 from etc_dist.ir.event import EventRef
-from etc_dist.ir.expr import Const, Expr, Load, Op, Symbol
-from etc_dist.ir.interval import Interval, combine
+from etc_dist.ir.expr import Comparison, Const, Expr, Load, Op, Select, Symbol
+from etc_dist.ir.interval import Interval, combine, hull
 
 INT32: Interval = -(1 << 31), (1 << 31) - 1
 """The numbers that index arithmetic has on GPUs."""
@@ -23,6 +24,40 @@ def loads_of(exprs: Iterable[Expr]) -> tuple[Load, ...]:
     return tuple(dict.fromkeys(load for e in exprs for load in e.loads()))
 
 
+Guard = tuple[Comparison, bool]
+"""A comparison, and whether it must hold or must not."""
+
+
+def guarded_loads(exprs: Iterable[Expr]) -> Iterator[tuple[Load, tuple[Guard, ...]]]:
+    """The loads in `exprs`, inner ones included, each with the guards under which it
+    is evaluated."""
+    for expr in exprs:
+        yield from _guarded(expr, ())
+
+
+def _guarded(
+    expr: Expr, guards: tuple[Guard, ...]
+) -> Iterator[tuple[Load, tuple[Guard, ...]]]:
+    if isinstance(expr, Load):
+        yield expr, guards
+    if isinstance(expr, Select):
+        for part in (expr.condition.left, expr.condition.right):
+            yield from _guarded(part, guards)
+        yield from _guarded(expr.then, (*guards, (expr.condition, True)))
+        yield from _guarded(expr.other, (*guards, (expr.condition, False)))
+        return
+    for child in expr.children():
+        yield from _guarded(child, guards)
+
+
+def under(guards: Iterable[Guard], expr: Expr, default: Expr) -> Expr:
+    """`expr` where all `guards` are met, else `default`."""
+    for condition, holds in reversed(tuple(guards)):
+        then, other = (expr, default) if holds else (default, expr)
+        expr = Select(condition, then, other)
+    return expr
+
+
 def may_overflow(expr: Expr) -> bool:
     """Whether `expr` is an operation on loaded numbers whose result may exceed 32 bits,
     although those of its operands do not. Runs check such results."""
@@ -32,10 +67,16 @@ def may_overflow(expr: Expr) -> bool:
     return low < INT32[0] or high > INT32[1]
 
 
-def overflowing(expr: Expr) -> Iterator[Expr]:
-    """The operations in `expr` that `may_overflow`, inner ones first."""
+def overflowing(expr: Expr, env: Mapping[str, Any]) -> Iterator[Expr]:
+    """The operations in `expr` that `may_overflow`, inner ones first, without those
+    that `select` does not choose under `env`."""
+    if isinstance(expr, Select):
+        for part in (expr.condition.left, expr.condition.right):
+            yield from overflowing(part, env)
+        yield from overflowing(expr.chosen(env), env)
+        return
     for child in expr.children():
-        yield from overflowing(child)
+        yield from overflowing(child, env)
     if may_overflow(expr):
         yield expr
 
@@ -50,6 +91,8 @@ def _bounds(expr: Expr) -> Interval:
         return expr.value, expr.value
     if isinstance(expr, Symbol) and expr.kind != "derived":
         return 0, INT32[1]
+    if isinstance(expr, Select):
+        return hull(_bounds(expr.then), _bounds(expr.other))
     low, high = _result(expr) if isinstance(expr, Op) else INT32
     return max(low, INT32[0]), min(high, INT32[1])
 

@@ -1,19 +1,21 @@
 """Loads in index expressions, as accesses of a task before its body.
 
-If the index is known, the box is one element. If the index depends on unknown loads,
-the task may load any element: the box is the whole tensor.
+If the index is known, the box is one element. If the index, or the condition of a
+`select` around it, depends on unknown loads, the task may load any element: the box is
+the whole tensor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 
 import numpy as np
 
 from etc_dist.errors import GraphError, RaceError
-from etc_dist.ir.call import waiting_loads, working_loads
-from etc_dist.ir.expr import Load
+from etc_dist.ir.call import waiting_exprs, working_exprs
+from etc_dist.ir.expr import Const, Load
 from etc_dist.ir.graph import GraphFunction
+from etc_dist.ir.loads import Guard, guarded_loads, loads_of, under
 from etc_dist.ir.tensor import Region
 from etc_dist.verify.cells import Cells
 from etc_dist.verify.enumeration import (
@@ -35,12 +37,12 @@ def load_accesses(
     """The loads of the block's tasks; `given` names the tensors with known values."""
     found: list[Access] = []
     call = block.call
-    for phase, loads in (
-        (WAITING, waiting_loads(call)),
-        (BEGINNING, working_loads(call)),
+    for phase, exprs in (
+        (WAITING, waiting_exprs(call)),
+        (BEGINNING, working_exprs(call)),
     ):
-        for load in loads:
-            access = _access(block, graph, given, load, phase, tally)
+        for load, guards in dict.fromkeys(guarded_loads(exprs)):
+            access = _access(block, graph, given, load, guards, phase, tally)
             if access is not None:
                 found.append(access)
     return found
@@ -51,6 +53,7 @@ def _access(
     graph: GraphFunction,
     given: Set[str],
     load: Load,
+    guards: Sequence[Guard],
     phase: int,
     tally: Tally,
 ) -> Access | None:
@@ -58,19 +61,22 @@ def _access(
     region = Region(tensor, None, load.index, load.shape, (False,) * axes)
     rank = np.full(block.count, block.rank)
     extent = rows(block, load.shape)
-    if any(inner.tensor not in given for i in load.index for inner in i.loads()):
+    conditions = [c for c, _ in guards]
+    deciding = (*load.index, *(e for c in conditions for e in (c.left, c.right)))
+    if any(inner.tensor not in given for inner in loads_of(deciding)):
         return Access(
             region, False, block.tasks, rank, np.zeros_like(extent), extent, phase
         )
     try:
-        at = rows(block, load.index)
+        chosen = block.values(under(guards, Const(1), Const(0))) == 1
+        at = rows(block, [under(guards, i, Const(0)) for i in load.index])
     except IndexError:  # of an inner load, which is reported separately
         return None
     except ArithmeticError as error:
         text, fix = f"call {block.call.name}, {load}: {error}", "correct the expression"
         tally.add(("load", text), Fault(GraphError, text, fix))
         return None
-    wrong = ((at < 0) | (at >= extent)).any(axis=0)
+    wrong = chosen & ((at < 0) | (at >= extent)).any(axis=0)
     if wrong.any():
         t = int(np.flatnonzero(wrong)[0])
         fault = Fault(
@@ -81,7 +87,7 @@ def _access(
             int(wrong.sum()),
         )
         tally.add(("load", block.call.name, load), fault)
-    right = ~wrong
+    right = chosen & ~wrong
     at = at[:, right]
     return Access(region, False, block.tasks[right], rank[right], at, at + 1, phase)
 

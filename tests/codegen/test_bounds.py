@@ -20,10 +20,12 @@ from etc_dist.ir import (
     Graph,
     GraphFunction,
     graph_function,
+    select,
     tile,
 )
 from etc_dist.runtime.cpu.task import Resolver, Task, place
 from etc_dist.schedule import schedule_static
+from tests.codegen.as_python import as_python
 from tests.codegen.graphs import GRAPHS, scattered
 from tests.runtime.permute import permute
 
@@ -133,8 +135,10 @@ def device_says(call: Call, i: int, tensors: dict[str, Any]) -> bool:
     arrays = {tensor_name(name): array for name, array in tensors.items()}
     g = SimpleNamespace(dim_n=ROWS, rank=0, **arrays)
     names = {**DEVICE, "g": g, "c": SimpleNamespace(axis_i=i)}
-    conditions = (*waits_in_range(call), *in_range(call, WORLD))
-    return all(eval(condition.text, names) for condition in conditions)
+    conditions = [*waits_in_range(call), *in_range(call, WORLD)]
+    # In stages: the conditions of one depth need those of smaller depth.
+    conditions = sorted(conditions, key=lambda condition: condition.depth)
+    return all(eval(as_python(condition.text), names) for condition in conditions)
 
 
 def host_says(
@@ -171,6 +175,33 @@ VALUES = st.integers(-1, 4) | st.sampled_from([-(2**31), 2**31 - 5])
 def test_device_and_host_refuse_the_same_values(at, table, i):
     graph = scattered(WORLD)
     call = call_of(graph, "scatter")
+    tensors = {"at": np.array(at).reshape(ROWS, 2), "table": np.array(table)}
+    assert device_says(call, i, tensors) == host_says(graph, call, i, tensors)
+
+
+@graph_function
+def chosen(g: Graph) -> None:
+    """Loads, divisors and products of loads that only one choice of `select` has."""
+    n = g.dims("n")
+    at, table = g.input("at", (n, 2), "int32"), g.input("table", (n,), "int32")
+    x = g.input("x", (n,), "float32")
+    (i,) = grid = g.grid(i=n)
+    key = table.load(i)
+    start = select(key < n, table.load(key), n // at.load(i, 0))
+    wide = select(at.load(i, 1) < 2, at.load(i, 1) * 3 // 4, select(key < 0, key, 0))
+    f = DeviceFunction("f", print, "f.cuh", "tensor", 2, 0)
+    g.call(f, grid, reads=[x[tile(start, 1)], x[tile(wide, 1)]])
+
+
+@settings(max_examples=400)
+@given(
+    st.lists(VALUES, min_size=2 * ROWS, max_size=2 * ROWS),
+    st.lists(VALUES, min_size=ROWS, max_size=ROWS),
+    st.integers(0, ROWS - 1),
+)
+def test_what_is_not_chosen_is_not_checked(at, table, i):
+    graph = chosen(WORLD)
+    call = call_of(graph, "f")
     tensors = {"at": np.array(at).reshape(ROWS, 2), "table": np.array(table)}
     assert device_says(call, i, tensors) == host_says(graph, call, i, tensors)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,8 +12,9 @@ from hypothesis import strategies as st
 
 from etc_dist.codegen.expression import linear, text
 from etc_dist.codegen.names import dim_name
-from etc_dist.ir import RANK, TASK, Expr, Symbol, maximum, minimum
+from etc_dist.ir import RANK, TASK, Expr, Symbol, equal, maximum, minimum, select
 from etc_dist.ir.expr import Const, Load, op
+from tests.codegen.as_python import as_python
 
 N, I = Symbol("n", "dim"), Symbol("i", "coordinate")  # noqa: E741
 BLOCKS = Symbol("blocks", "derived")
@@ -36,6 +38,8 @@ DEVICE = {
         (TASK // BLOCKS % 4, "floormod(floordiv(t, g.dim_blocks), 4)"),
         (minimum(N, RANK) - 1, "(minimum(g.dim_n, g.rank) - 1)"),
         (maximum(I, -3), "maximum(c.axis_i, -3)"),
+        (select(I < N, I, 0), "((c.axis_i < g.dim_n) ? c.axis_i : 0)"),
+        (select(equal(I, 2), N, 0), "((c.axis_i == 2) ? g.dim_n : 0)"),
         (
             Load("table", (Const(8),), (I + 1,)),
             "load_index(g.tensor_table, (c.axis_i + 1))",
@@ -56,15 +60,20 @@ def value_of(cuda: str, env: dict[str, int]) -> int:
     dims = {dim_name(name): value for name, value in env.items()}
     g = SimpleNamespace(tensor_table=TABLE, rank=env["rank"], **dims)
     names = {"g": g, "c": SimpleNamespace(axis_i=env["i"]), "t": env["t"]}
-    found = eval(cuda, {**DEVICE, **names})
+    found = eval(as_python(cuda), {**DEVICE, **names})
     assert isinstance(found, int)
     return found
 
 
 @st.composite
 def larger(draw: st.DrawFn, parts: st.SearchStrategy[Expr]) -> Expr:
-    name = draw(st.sampled_from(["+", "-", "*", "//", "%", "min", "max", "load"]))
+    name = draw(
+        st.sampled_from(["+", "-", "*", "//", "%", "min", "max", "load", "select"])
+    )
     a, b = draw(parts), draw(parts)
+    if name == "select":
+        compare = draw(st.sampled_from([operator.lt, operator.ge, equal]))
+        return select(compare(a, b), draw(parts), draw(parts))
     if name == "load":
         return Load("table", (Const(len(TABLE)),), (a % len(TABLE),))
     if name in ("//", "%"):  # no divisor is zero

@@ -13,8 +13,9 @@ import pytest
 from etc_dist.emulate import Emulator, library
 from etc_dist.errors import ArgumentError
 from etc_dist.functions.push_rows import push_rows
-from etc_dist.ir import DeviceFunction, Graph, graph_function
-from tests.emulate.programs import one_task
+from etc_dist.ir import DeviceFunction, Expr, Graph, graph_function, select
+from etc_dist.runtime.cpu import simulate
+from tests.emulate.programs import gathered_rows, one_task
 
 V = 2.6
 SET_ALL = """#pragma once
@@ -118,3 +119,16 @@ def test_threads_run_one_after_another(folder):
     with ThreadPoolExecutor(4) as pool:
         waiting = [pool.submit(emulators[i % 2].run, inputs, dims) for i in range(16)]
         assert {done.result()[0]["y"].tobytes() for done in waiting} == {expected}
+
+
+def test_what_select_does_not_choose_may_be_out_of_range(folder):
+    def row(at: Expr, m: Expr) -> Expr:
+        return select(at < 1, 0, select(at <= m, m // at - 1, at * 65536 % m))
+
+    emulator = Emulator(gathered_rows(1, row=row), folder=folder)
+    at, x = np.array([0, 3, 12, 13], np.int32), np.arange(48, dtype=np.float32)
+    inputs = [{"x": x.reshape(12, 4), "at": at}]
+    expected = inputs[0]["x"][[0, 3, 0, 13 * 65536 % 12]]
+    on_cpu = simulate(emulator.plan, inputs, {"n": 4, "m": 12}).outputs
+    for outputs in (emulator.run(inputs), on_cpu):
+        np.testing.assert_array_equal(outputs[0]["y"], expected)

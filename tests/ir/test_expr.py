@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import operator
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etc_dist.ir import Expr, Symbol, ceildiv, maximum, minimum
+from etc_dist.ir import Expr, Symbol, ceildiv, equal, maximum, minimum, select
 from etc_dist.ir.expr import Const, Load, op, wrap
 from etc_dist.ir.interval import interval
 
 N, M, T = Symbol("n", "dim"), Symbol("m", "dim"), Symbol("t", "task")
 NAMES = {"n": N, "m": M, "t": T}
-FUNCTIONS = {"min": min, "max": max}
+FUNCTIONS = {
+    "min": min,
+    "max": max,
+    "equal": lambda a, b: a == b,
+    "select": lambda condition, a, b: a if condition else b,
+}
 
 Pair = tuple[Expr, str]
 
@@ -39,6 +46,9 @@ Pair = tuple[Expr, str]
         (Const(-7) % 4, "1"),
         (ceildiv(N, 256), "(n + 255) // 256"),
         (ceildiv(7, 2), "4"),
+        (select(Const(2) < 3, N, M), "n"),
+        (select(equal(2, 3), N, M), "m"),
+        (select(N < M, T, T), "t"),
     ],
 )
 def test_constants_and_neutral_elements_are_folded(expr, text):
@@ -60,6 +70,10 @@ def test_constants_and_neutral_elements_are_folded(expr, text):
         (N * (M % T), "n * (m % t)"),
         (minimum(N + M, T) * 2, "min(n + m, t) * 2"),
         (2 * maximum(N, M // T), "2 * max(n, m // t)"),
+        (select(N + 1 < M, N, M) * 2, "select(n + 1 < m, n, m) * 2"),
+        (select(N > M, N, 0), "select(m < n, n, 0)"),
+        (select(N <= 3, N, 0), "select(n <= 3, n, 0)"),
+        (select(equal(N, 3), N, 0), "select(equal(n, 3), n, 0)"),
         (Load("table", (N + 2, M), (N + 1, M)) + 1, "table[n + 1, m] + 1"),
     ],
 )
@@ -86,6 +100,16 @@ def test_a_load_reads_the_tensor_of_the_environment():
     assert (rows.tolist(), rows.dtype) == ([1, 7], np.int64)
 
 
+def test_only_the_chosen_expression_is_evaluated():
+    inside = select(N < 3, Load("table", (Const(3),), (N,)), 99 // (N - 4))
+    table = np.array([5, 6, 7], np.int32)
+    assert inside.evaluate({"@table": table, "n": 2}) == 7
+    found = inside.evaluate({"@table": table, "n": np.array([0, 7, 2, 5])})
+    assert found.tolist() == [5, 33, 7, 99]
+    with pytest.raises(ZeroDivisionError):
+        inside.evaluate({"@table": table, "n": 4})
+
+
 def test_symbols_and_loads_come_once_in_order_of_appearance():
     load = Load("table", (N,), (M,))
     expr = (T + load) * (N - T) + M
@@ -107,11 +131,25 @@ LEAVES: st.SearchStrategy[Pair] = st.one_of(
 )
 
 
+COMPARISONS = [
+    (operator.lt, "<"),
+    (operator.le, "<="),
+    (operator.gt, ">"),
+    (operator.ge, ">="),
+    (equal, "=="),
+]
+
+
 @st.composite
 def larger(draw: st.DrawFn, parts: st.SearchStrategy[Pair]) -> Pair:
     """An operation on two expressions, with its text in plain Python."""
-    name = draw(st.sampled_from(["+", "-", "*", "//", "%", "min", "max"]))
+    name = draw(st.sampled_from(["+", "-", "*", "//", "%", "min", "max", "select"]))
     (a, a_text), (b, b_text) = draw(parts), draw(parts)
+    if name == "select":
+        (c, c_text), (d, d_text) = draw(parts), draw(parts)
+        compare, sign = draw(st.sampled_from(COMPARISONS))
+        choice = f"({c_text} if {a_text} {sign} {b_text} else {d_text})"
+        return select(compare(a, b), c, d), choice
     if name in ("//", "%"):  # no divisor is zero
         sign = draw(st.sampled_from([("max", 1), ("min", -1)]))
         b, b_text = op(sign[0], b, sign[1]), f"{sign[0]}({b_text}, {sign[1]})"
@@ -139,6 +177,7 @@ def test_value_and_text_mean_what_python_computes(pair, values):
 @given(EXPRESSIONS)
 def test_text_read_back_gives_the_same_expression(pair):
     names = {**NAMES, "min": minimum, "max": maximum}
+    names |= {"select": select, "equal": equal}
     assert wrap(eval(str(pair[0]), names)) == pair[0]
 
 

@@ -18,6 +18,7 @@ from etc_dist.ir import (
     graph_function,
     maximum,
     minimum,
+    select,
     span,
 )
 from etc_dist.ir.expr import Const
@@ -351,3 +352,37 @@ def test_an_empty_task_reads_nothing():
         g.call(touch(1, 1), grid, reads=[x[span(2 * i, 2)]], writes=[y[span(2 * i, 2)]])
 
     check(build(body), workers=1)
+
+
+def test_a_load_that_select_does_not_choose_is_not_made():
+    def body(g: Graph, end: int) -> None:
+        table = g.input("table", (2,), "int32")
+        x, y = g.input("x", (4,), "float32"), g.output("y", (4,), "float32")
+        (i,) = grid = g.grid(i=4)
+        row = select(i < end, table.load(i), i)
+        g.call(touch(1, 1), grid, reads=[x[row]], writes=[y[i]])
+
+    table = {"table": [np.array([3, 2])]}
+    assert check(build(lambda g: body(g, 2)), table).unchecked == ()
+    check(build(lambda g: body(g, 2)))
+    error = refused(build(lambda g: body(g, 3)))
+    assert "touch_1_1_tensor[i=2] on rank 0 loads table[2], outside of [2]" in error.got
+
+
+@pytest.mark.parametrize("order", ["<", ">="])
+def test_only_tasks_that_select_a_load_are_ordered_after_its_writer(order):
+    def body(g: Graph) -> None:
+        table, y = g.local("table", (1,), "int32"), g.output("y", (2,), "float32")
+        written = g.events("written", (2,), expects=lambda i: 1 - i)
+        g.call(touch(0, 1), g.grid(a=1), writes=[table[:]], notifies=[written[0]])
+        (i,) = grid = g.grid(i=2)
+        is_first = i < 1 if order == "<" else i >= 1
+        size = select(is_first, table.load(0), 1)
+        g.call(
+            touch(0, 1), grid, name="r", writes=[y[span(i, size)]], waits=[written[i]]
+        )
+
+    if order == "<":
+        check(build(body))
+    else:
+        assert "r[i=1] on rank 0 loads table[0:1]" in refused(build(body)).got

@@ -178,7 +178,7 @@ def _value(expr: Expr, task: Task, what: EventRef | Region, of: str = "") -> int
     """The value of `expr` in `what`; ArgumentError for a load out of range, and for
     arithmetic on loaded numbers that exceeds the 32 bits that it has on GPUs."""
     try:
-        for part in overflowing(expr) if expr.is_loaded else ():
+        for part in overflowing(expr, task.env) if expr.is_loaded else ():
             value = int(part.evaluate(task.env))
             if not INT32[0] <= value <= INT32[1]:
                 wanted = f"index arithmetic within 32 bits, in {of}{what}"

@@ -1,0 +1,45 @@
+"""Refusals of index expressions: values that are known only when the program runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from etc_dist.errors import GraphError
+from etc_dist.ir import Symbol, equal, select
+from etc_dist.ir.expr import wrap
+
+N, M = Symbol("n", "dim"), Symbol("m", "dim")
+
+
+@pytest.mark.parametrize(
+    "condition", [N < 3, N > 3, N <= M, N > M, N >= 0, equal(N, 3)]
+)
+def test_a_comparison_has_no_truth_value(condition):
+    with pytest.raises(TypeError, match=r"has no truth value.*write select\("):
+        if condition:
+            pass
+
+
+def test_a_chained_comparison_is_refused():
+    with pytest.raises(TypeError, match=r"comparison 0 <= n has no truth value"):
+        assert 0 <= N < M
+    with pytest.raises(TypeError, match=r"minimum\(\) and maximum\(\)"):
+        max(N, M)
+
+
+def test_a_number_has_no_truth_value():
+    with pytest.raises(GraphError, match="a symbolic value has no truth value"):
+        assert N
+
+
+def test_a_comparison_is_not_a_number():
+    with pytest.raises(TypeError, match=r"got the comparison n < 3.*select"):
+        wrap(N < 3)
+    with pytest.raises(TypeError, match="unsupported operand"):
+        assert (N < 3) + 1
+
+
+@pytest.mark.parametrize("condition", [True, N == M, N, 1])
+def test_select_takes_a_comparison_only(condition):
+    with pytest.raises(TypeError, match=r"expects a comparison.*equal\(a, b\)"):
+        select(condition, N, M)
