@@ -115,9 +115,10 @@ class Program:
         return self._executor.workers
 
     def run(self, *, stream: Any = None, **arrays: Any) -> dict[str, Any]:
-        """Run on arrays by tensor name. All inputs are required; dims follow from their
-        shapes. An output that is not given is made like an input of its dtype. Returns
-        the outputs by name, valid in the order of `stream` (default: the current one).
+        """Run on arrays by tensor name. All inputs and states are required; dims follow
+        from their shapes. States are updated in place. An output that is not given is
+        made like another array of its dtype. Returns the outputs by name, valid in the
+        order of `stream` (default: the current one).
 
         Raises on every rank: ArgumentError if any rank's arrays do not fit, TypeError
         if one is not an array; GraphError, DeadlockError or RaceError if the program is
@@ -140,7 +141,7 @@ class Program:
         """A call on checked arrays, by tensor name. Local."""
         graph = self.plan.graph
         text = f"{graph.name}({', '.join(f'{k}={v}' for k, v in dims.items())})"
-        text += f" of {', '.join(dict.fromkeys(t.dtype for t in graph.inputs()))}"
+        text += f" of {', '.join(dict.fromkeys(t.dtype for t in graph.given()))}"
         signature = sign(f"{self._identity} {text}")
         return Bound(arrays, dims, signature, f"{text}, program {self._number}")
 
@@ -235,17 +236,19 @@ class Program:
 
     def _bind_all(self, arrays: Mapping[str, Any]) -> tuple[Bound, dict[str, Any]]:
         graph = self.plan.graph
-        names = {t.name for t in (*graph.inputs(), *graph.outputs())}
-        missing = [t.name for t in graph.inputs() if t.name not in arrays]
+        required = [t.name for t in graph.given()]
+        names = {t.name for t in graph.arguments()}
+        missing = [name for name in required if name not in arrays]
         strange = [name for name in arrays if name not in names]
         if missing or strange:
             raise ArgumentError(
                 f"the arguments do not fit {graph.name}",
                 where=graph.name,
                 wanted=f"inputs {', '.join(t.name for t in graph.inputs())}; "
+                f"states {', '.join(t.name for t in graph.states()) or 'none'}; "
                 f"if given, outputs {', '.join(t.name for t in graph.outputs())}",
                 got=f"missing {missing or 'none'}, unknown {strange or 'none'}",
-                fix="pass each input by its name; values that are not arrays are "
+                fix="pass each array by its name; values that are not arrays are "
                 "options of the graph function",
             )
         seen = {name: inspect(name, value) for name, value in arrays.items()}
@@ -271,9 +274,9 @@ class Program:
         graph = self.plan.graph
         env = graph.environment(dims, self.world.rank)
         expected = {}
-        for tensor in (*graph.inputs(), *graph.outputs()):
+        for tensor in graph.arguments():
             shape = tuple(int(extent.evaluate(env)) for extent in tensor.shape)
-            written = tensor.kind == "output"
+            written = tensor.kind != "input"
             expected[tensor.name] = Expected(tensor.name, shape, tensor.dtype, written)
         return expected
 
@@ -284,7 +287,8 @@ class Program:
         *,
         outputs: bool = True,
     ) -> None:
-        checked = [e for e in expected.values() if outputs or not e.written]
+        left_out = set() if outputs else {t.name for t in self.plan.graph.outputs()}
+        checked = [e for e in expected.values() if e.name not in left_out]
         device, may_be_empty = self.world.device, self.backend == "cpu"
         name = self.plan.graph.name
         check_arrays(name, checked, arrays, device, may_be_empty=may_be_empty)
@@ -428,7 +432,7 @@ def _cannot_make_output(graph: str, name: str, dtype: str) -> ArgumentError:
     return ArgumentError(
         f"output {name} cannot be made",
         where=graph,
-        wanted=f"an input of dtype {dtype}, whose library is used",
+        wanted=f"another array of dtype {dtype}, whose library is used",
         got="none",
         fix=f"pass {name}=",
     )

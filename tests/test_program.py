@@ -180,7 +180,9 @@ def test_a_wrong_graph_is_refused_before_it_runs(compiled, inputs, arrays, monke
 def test_arrays_are_named_as_the_tensors_are(change, got, program, inputs, arrays):
     given = inputs()
     renamed = {**given, **{name: given.get(like) for name, like in change.items()}}
-    with pytest.raises(ArgumentError, match=rf"inputs x, count; if given, .*\n.*{got}"):
+    with pytest.raises(
+        ArgumentError, match=rf"inputs x, count; states none; .*\n.*{got}"
+    ):
         program.run(**{n: a for n, a in renamed.items() if a is not None})
     assert fits(program, given, arrays)
 

@@ -30,6 +30,8 @@ from etc_dist.schedule import SCHEDULES
 MAX_RANKS, MAX_WORKERS = 8, 256
 MAX_SEED = 2**64 - 2
 """The random numbers of the next seed are all zero."""
+WRITTEN = ("output", "state")
+"""The kinds of the caller's arrays that tasks write."""
 _running = Lock()
 """Held by each run: emulators may have loaded the same library, which has one state."""
 
@@ -77,9 +79,10 @@ class Emulator:
         seed: int = 0,
         runs: int = 1,
     ) -> list[dict[str, Array]]:
-        """Run on each rank's inputs, NumPy arrays by tensor name. Returns the outputs
-        of each rank by name. Elements that no task wrote are NaN, or -1 where the dtype
-        has no NaN.
+        """Run on each rank's inputs and states, NumPy arrays by tensor name. Returns
+        each rank's outputs, and its states after the run, by name. Elements of an
+        output that no task wrote are NaN, or -1 where the dtype has no NaN. The given
+        arrays stay as they are.
 
         dims: the numbers of the graph's dims; by default those of the first rank's
             arrays.
@@ -111,7 +114,7 @@ class Emulator:
             raise emulation_error(what, where, name)
         if records:
             raise unfinished(records, name)
-        outputs = [tensor.name for tensor in graph.outputs()]
+        outputs = [t.name for t in graph.tensors if t.kind in WRITTEN]
         return [{name: held[name] for name in outputs} for held in arrays]
 
     def _locked_run(
@@ -142,13 +145,13 @@ class Emulator:
     def _arrays(
         self, rank: int, inputs: Mapping[str, Array], dims: Mapping[str, int]
     ) -> dict[str, Array]:
-        """Aligned copies of a rank's inputs, and its outputs."""
+        """Aligned copies of a rank's inputs and states, and its outputs."""
         graph = self.plan.graph
         env = graph.environment(dims, rank)
         where = f"graph {graph.name}, rank {rank}"
-        held = storage.bind(graph.inputs(), inputs, env, where)
+        held = storage.bind(graph.given(), inputs, env, where)
         held |= {t.name: storage.poisoned(t, env) for t in graph.outputs()}
-        for tensor in (*graph.inputs(), *graph.outputs()):
+        for tensor in graph.arguments():
             _check_rows(tensor, storage.shape_of(tensor, env), where)
         return {name: aligned_copy(array) for name, array in held.items()}
 
@@ -160,7 +163,7 @@ class Emulator:
         runs: int,
     ) -> str:
         """The failure of the run, and its thread; empty if it succeeded."""
-        written = {tensor.name for tensor in self.plan.graph.outputs()}
+        written = {t.name for t in self.plan.graph.tensors if t.kind in WRITTEN}
         blocks = [memory.arguments(rank, held) for rank, held in enumerate(arrays)]
         ranges = [(array, True) for array in memory.arrays]
         ranges += [(block, False) for block in blocks]

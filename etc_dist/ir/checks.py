@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
+from typing import TYPE_CHECKING
 
 from etc_dist.errors import GraphError
 from etc_dist.ir.call import TASK, Call, waiting_loads, working_loads
@@ -10,6 +11,9 @@ from etc_dist.ir.event import EventTensor
 from etc_dist.ir.expr import Expr
 from etc_dist.ir.loads import UPPER_BOUND, refuse_loads
 from etc_dist.ir.tensor import Tensor
+
+if TYPE_CHECKING:
+    from etc_dist.ir.graph import GraphFunction
 
 
 def check_call(call: Call, where: str, known: Set[str]) -> None:
@@ -49,11 +53,29 @@ def check_members(
         raise GraphError(
             f"call {call.name} writes an input",
             where=where,
-            wanted="writes to output, local or symmetric tensors",
+            wanted="writes to state, output, local or symmetric tensors",
             got=", ".join(inputs),
             fix="declare the tensor by g.output(...) if no task reads its old values, "
-            "or write the new values to another tensor",
+            "by g.state(...) if it is updated in place",
         )
+
+
+def refuse_loads_of_written_state(graph: GraphFunction) -> None:
+    """Raise GraphError for a state that tasks write and index expressions load from: no
+    proof shows which value a load finds."""
+    loaded = [tensor for tensor in graph.loaded_tensors() if tensor.kind == "state"]
+    for call in graph.calls:
+        for region in call.writes:
+            if region.tensor in loaded:
+                name = region.tensor.name
+                raise GraphError(
+                    f"state {name} is written, and index expressions load from it",
+                    where=f"graph {graph.name}, call {call.name} writes {region}",
+                    wanted="loads from a state that no task of the graph writes",
+                    got=f"a write, and {name}.load(...) in an index expression",
+                    fix=f"write the new values to another tensor, such as an output, "
+                    f"and give that as {name} in the next run",
+                )
 
 
 def check_extents(

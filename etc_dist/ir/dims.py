@@ -37,8 +37,8 @@ def refuse_negative_extents(graph: GraphFunction, dims: Mapping[str, int]) -> No
     """ArgumentError if a tensor or an event tensor has no size at these dims."""
     shapes = {t.name: t.shape for t in graph.tensors}
     shapes |= {e.name: e.shape for e in graph.events}
-    arrays = (*graph.inputs(), *graph.outputs())  # only these may depend on the rank
-    ranked = [t.name for t in arrays if any(s.name not in dims for s in _symbols(t))]
+    arguments = graph.arguments()  # only these may depend on the rank
+    ranked = [t.name for t in arguments if any(s.name not in dims for s in _symbols(t))]
     try:
         found = _lengths(shapes, graph.environment(dims, 0))
         for rank in range(1, graph.world_size) if ranked else ():

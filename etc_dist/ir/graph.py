@@ -30,7 +30,13 @@ from etc_dist.ir.call import (
     waiting_loads,
     working_loads,
 )
-from etc_dist.ir.checks import check_call, check_extents, check_members, check_symbols
+from etc_dist.ir.checks import (
+    check_call,
+    check_extents,
+    check_members,
+    check_symbols,
+    refuse_loads_of_written_state,
+)
 from etc_dist.ir.event import EventRef, EventTensor, make_axes
 from etc_dist.ir.expr import Const, Expr, Symbol, wrap
 from etc_dist.ir.function import DeviceFunction, is_name
@@ -84,8 +90,19 @@ class GraphFunction:
     def inputs(self) -> tuple[Tensor, ...]:
         return tuple(t for t in self.tensors if t.kind == "input")
 
+    def states(self) -> tuple[Tensor, ...]:
+        return tuple(t for t in self.tensors if t.kind == "state")
+
     def outputs(self) -> tuple[Tensor, ...]:
         return tuple(t for t in self.tensors if t.kind == "output")
+
+    def arguments(self) -> tuple[Tensor, ...]:
+        """The caller's arrays: inputs, states, outputs."""
+        return (*self.given(), *self.outputs())
+
+    def given(self) -> tuple[Tensor, ...]:
+        """The caller's arrays that have values before a run: inputs, states."""
+        return (*self.inputs(), *self.states())
 
     def digest(self) -> str:
         """A hash of the graph and its device functions: equal on all ranks that have
@@ -142,8 +159,12 @@ class Graph:
 
     def input(self, name: str, shape: Sequence[Expr | int], dtype: str) -> Tensor:
         """An array of the caller, [dims] of "bfloat16", "float16", "float32" or
-        "int32". Each dim must be an axis of some input or output."""
+        "int32". Each dim must be an axis of some array of the caller."""
         return self._tensor(name, shape, dtype, "input")
+
+    def state(self, name: str, shape: Sequence[Expr | int], dtype: str) -> Tensor:
+        """An array of the caller that tasks read and write in place, any part of it."""
+        return self._tensor(name, shape, dtype, "state")
 
     def output(self, name: str, shape: Sequence[Expr | int], dtype: str) -> Tensor:
         """An array of the caller that tasks write, each element once."""
@@ -248,7 +269,7 @@ class Graph:
         return made
 
     def finish(self) -> GraphFunction:
-        return GraphFunction(
+        made = GraphFunction(
             self.name,
             self.world_size,
             tuple(self._dims),
@@ -257,6 +278,8 @@ class Graph:
             tuple(self._events),
             tuple(self._calls),
         )
+        refuse_loads_of_written_state(made)
+        return made
 
     def _tensor(
         self, name: str, shape: Sequence[Expr | int], dtype: str, kind: str

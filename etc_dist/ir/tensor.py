@@ -43,6 +43,9 @@ def span(start: Expr | int, size: Expr | int) -> Tile:
     return Tile(wrap(start), wrap(size))
 
 
+LOADABLE = ("input", "state", "local")
+"""The kinds of tensors that index expressions may load from."""
+
 Index = "Expr | int | Tile | slice"
 
 
@@ -50,8 +53,8 @@ Index = "Expr | int | Tile | slice"
 class Tensor:
     """A dense row-major array with a symbolic shape.
 
-    `kind`: "input" and "output" are the caller's arrays, "local" is scratch of one
-    rank, "symmetric" exists on every rank at the same place and may be written by
+    `kind`: "input", "state" and "output" are the caller's arrays, "local" is scratch of
+    one rank, "symmetric" exists on every rank at the same place and may be written by
     peers through `on(rank)`.
     """
 
@@ -77,11 +80,11 @@ class Tensor:
 
     def load(self, *index: Expr | int) -> Expr:
         """An element as a symbolic integer, read when the program runs (int32)."""
-        if self.dtype != "int32" or self.kind not in ("input", "local"):
+        if self.dtype != "int32" or self.kind not in LOADABLE:
             raise GraphError(
                 f"tensor {self.name} cannot be part of an index expression",
                 where=f"{self.name}.load({', '.join(map(str, index))})",
-                wanted="an int32 tensor of kind input or local",
+                wanted=f"an int32 tensor of kind {', '.join(LOADABLE)}",
                 got=f"{self.dtype}, {self.kind}",
                 fix="pass indices and counts as int32 tensors",
             )
@@ -94,6 +97,11 @@ class Tensor:
                 fix="index every axis",
             )
         return Load(self.name, self.shape, tuple(wrap(i) for i in index))
+
+    @property
+    def is_given(self) -> bool:
+        """Whether it has values before a run: the caller's inputs and states."""
+        return self.kind in ("input", "state")
 
     @property
     def itemsize(self) -> int:

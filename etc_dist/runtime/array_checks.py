@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from etc_dist.errors import ArgumentError
 from etc_dist.ir import GraphFunction
 from etc_dist.ir.dims import refuse_negative_extents
@@ -35,7 +33,7 @@ def bind_dims(graph: GraphFunction, arrays: Mapping[str, Array]) -> dict[str, in
     shapes that contradict each other."""
     dims: dict[str, int] = {}
     names = {d.name for d in graph.dims}
-    for tensor in (*graph.inputs(), *graph.outputs()):
+    for tensor in graph.arguments():
         array = arrays.get(tensor.name)
         if array is None or len(array.shape) != len(tensor.shape):
             continue
@@ -44,7 +42,7 @@ def bind_dims(graph: GraphFunction, arrays: Mapping[str, Array]) -> dict[str, in
                 dims.setdefault(str(extent), value)
     unbound = [d.name for d in graph.dims if d.name not in dims]
     if unbound:
-        tensors = graph.inputs()
+        tensors = graph.given()
         axes = {str(extent) for tensor in tensors for extent in tensor.shape}
         hidden = [name for name in unbound if name not in axes]
         fix = "check the number of axes of each array"
@@ -102,8 +100,7 @@ def _array_faults(
     if 0 in array.shape:
         wanted = f"{name} without an axis of length 0"
         return [] if may_be_empty else [(wanted, described(array))]
-    host = array.owner if isinstance(array.owner, np.ndarray) else None
-    if expected.written and host is not None and not host.flags.writeable:
+    if expected.written and array.is_read_only:
         return [(f"{name} that can be written", "a read-only array")]
     if device != "cpu" and (array.pointer % 16 or array.row_bytes % 16):
         rows = f"{name} with 16-byte aligned rows of a multiple of 16 bytes"
@@ -114,7 +111,8 @@ def _array_faults(
 def _overlaps(
     expected: Sequence[Expected], arrays: Mapping[str, Array]
 ) -> list[tuple[str, str]]:
-    """Outputs that share memory with an array listed before them."""
+    """Written arrays that share memory with another one. Those that are only read are
+    listed first."""
     seen = [arrays[one.name] for one in expected]
     return [
         (f"{y.name} apart from {x.name}", f"{y.name} overlaps {x.name}")

@@ -27,6 +27,7 @@ class Array:
     order: str
     owner: Any
     name: str
+    is_read_only: bool = False
 
     @cached_property
     def end(self) -> int:
@@ -100,6 +101,7 @@ def inspect(name: str, value: Any) -> Array:
             order_of(value.shape, value.strides, value.itemsize),
             value,
             name,
+            not value.flags.writeable,
         )
     library = library_of(type(value))
     if library == "torch":
@@ -112,7 +114,9 @@ def inspect(name: str, value: Any) -> Array:
             value,
             name,
         )
+    interface: dict[str, Any] = {}
     if library != "cupy":
+        interface = getattr(value, "__cuda_array_interface__", {})
         value = _as_cupy(name, value)
     return Array(
         value.data.ptr,
@@ -122,6 +126,7 @@ def inspect(name: str, value: Any) -> Array:
         order_of(value.shape, value.strides, value.itemsize),
         value,
         name,
+        interface.get("data", (0, False))[1],
     )
 
 

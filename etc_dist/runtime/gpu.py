@@ -214,7 +214,7 @@ class GpuExecutor:
     def loaded(
         self, launch: Launch, names: Sequence[str]
     ) -> dict[str, np.ndarray[Any, Any]]:
-        """Copies of these inputs and local tensors after a run."""
+        """Copies of these inputs, states and local tensors after a run."""
         runtime, found = self._cupy.cuda.runtime, {}
         env = self.plan.graph.environment(launch.dims, self.world.rank)
         for name in names:

@@ -54,12 +54,13 @@ class Cells:
 
 
 def all_cells(tasks: Enumeration, level: Array) -> Iterator[Cells]:
-    """The cells of every tensor on every rank, except inputs that no task writes."""
+    """The cells of every tensor on every rank, except those with values before the run
+    that no task writes."""
     place = np.empty(tasks.tasks, np.int64)
     place[np.argsort(level, kind="stable")] = np.arange(tasks.tasks)
     for tensor in tasks.plan.graph.tensors:
         mine = [a for a in tasks.accesses if a.region.tensor.name == tensor.name]
-        if tensor.kind == "input" and not any(a.write for a in mine):
+        if tensor.is_given and not any(a.write for a in mine):
             continue
         for rank, env in enumerate(tasks.environments):
             extent = [int(n.evaluate(env)) for n in tensor.shape]

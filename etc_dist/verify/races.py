@@ -42,7 +42,7 @@ class Races:
             loose = np.flatnonzero(~direct)
             if loose.size:
                 self.suspects.append((cells, first[loose], second[loose]))
-        if cells.tensor.kind != "input" and complete and unwritten[0].size:
+        if complete and not cells.tensor.is_given and unwritten[0].size:
             self.unwritten.append((cells, *unwritten))
 
     def faults(self) -> list[Fault]:

@@ -86,9 +86,9 @@ def verify(
       some task waits for it; the queues of all lanes run to their end;
     * two tasks that touch the same memory, one of them writing, are ordered by events
       or by program order. Early reads are ordered by all waits but the last;
-    * every element of an output is written once, and what is read from the program's
-      own tensors has been written, except in gathered operands. A load in an index
-      expression is such a read, before the task's body.
+    * every element of an output is written once, and what is read from tensors without
+      values before the run has been written, except in gathered operands. A load in an
+      index expression is such a read, before the task's body.
 
     One run is enumerated, and the next is as safe: a task writes or notifies a peer
     only once the peer has started the same epoch, and all that a peer is sent has
@@ -171,7 +171,7 @@ def _check_tasks(tasks: Enumeration, rounds: Array, stuck: list[Fault]) -> list[
         elif cells.tensor in loaded:
             check_once(tasks, cells, "a tensor that maps load from", tally)
         check_own_writes(tasks, cells, tally)
-        if cells.tensor.kind != "input" and complete:
+        if complete and not cells.tensor.is_given:
             check_reads(tasks, cells, races is not None, tally)
         if races is not None:
             races.check(merged(cells), complete)

@@ -12,7 +12,7 @@ import numpy as np
 from etc_dist.errors import ArgumentError, expect_type
 from etc_dist.ir.event import EventTensor
 from etc_dist.ir.graph import GraphFunction
-from etc_dist.ir.tensor import Tensor, numpy_dtype
+from etc_dist.ir.tensor import LOADABLE, Tensor, numpy_dtype
 from etc_dist.runtime.arrays import Array as Argument
 from etc_dist.runtime.arrays import refuse_masked
 
@@ -98,5 +98,5 @@ def loads(graph: GraphFunction, arrays: Mapping[str, Array]) -> dict[str, Any]:
     return {
         f"@{tensor.name}": arrays[tensor.name]
         for tensor in graph.tensors
-        if tensor.dtype == "int32" and tensor.kind in ("input", "local")
+        if tensor.dtype == "int32" and tensor.kind in LOADABLE
     }

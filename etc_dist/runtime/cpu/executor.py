@@ -93,7 +93,7 @@ class CpuExecutor:
         return None
 
     def loaded(self, launch: Launch, names: Sequence[str]) -> dict[str, Array]:
-        """These inputs and local tensors after the last run."""
+        """These inputs, states and local tensors after the last run."""
         return {name: self._state.own[name] for name in names}
 
     def reset(self) -> None:
@@ -102,7 +102,7 @@ class CpuExecutor:
         self._state.reset()
 
     def run(self, arrays: Mapping[str, Array], dims: Mapping[str, int]) -> None:
-        """Run once: read the inputs and fill the outputs in `arrays`, by tensor name.
+        """Run once on `arrays`, by tensor name: fill the outputs, update the states.
 
         Collective; `dims` must be alike on all ranks. Raises on every rank
         WaitTimeoutError after `settings.wait_limit` seconds without progress on any
@@ -146,8 +146,9 @@ class CpuExecutor:
         self, env: dict[str, Any], arrays: Mapping[str, Array]
     ) -> Workers:
         graph, rank = self._plan.graph, self._world.rank
-        given = [t for t in graph.tensors if t.kind in ("input", "output")]
-        own = storage.bind(given, arrays, env, f"graph {graph.name}, rank {rank}")
+        own = storage.bind(
+            graph.arguments(), arrays, env, f"graph {graph.name}, rank {rank}"
+        )
         for tensor in graph.tensors:
             if tensor.kind == "local":
                 own[tensor.name] = storage.poisoned(tensor, env)

@@ -47,7 +47,7 @@ class RunState:
         self._offsets: dict[str, tuple[int, tuple[int, ...]]] = {}
         self._symmetric: list[dict[str, Array]] = []
         self.own: dict[str, Array] = {}
-        """This rank's inputs, outputs and local tensors by name."""
+        """This rank's arrays of the caller, and local tensors, by name."""
         self.epoch = 0
 
     # ----------------------------------------------------------- the life of a block

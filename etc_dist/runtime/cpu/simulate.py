@@ -23,7 +23,8 @@ from etc_dist.verify.verify import verify
 
 @dataclass(frozen=True)
 class Simulation:
-    """The outputs of the last epoch by rank, and all tasks in the order they ran in."""
+    """The outputs of the last epoch and the states after it, by rank, and all tasks in
+    the order they ran in."""
 
     outputs: list[dict[str, Array]]
     tasks: list[TaskRecord]
@@ -40,7 +41,7 @@ def simulate(
     check: bool = True,
 ) -> Simulation:
     """Run `plan` on `inputs`, by rank and tensor name, `epochs` times, in an order that
-    depends on `seed`. There is no barrier between epochs.
+    depends on `seed`. There is no barrier between epochs. States are copied.
 
     Raises ArgumentError for inputs or data that do not fit, and DeadlockError if no
     task can run. With `check` the run is verified with the data that its index
@@ -68,7 +69,7 @@ def simulate(
         tensors = {t.name: [a[t.name] for a in arrays] for t in graph.loaded_tensors()}
         verify(plan, dims, workers, tensors)
         _check_complete(plan, arrays)
-    names = [tensor.name for tensor in graph.outputs()]
+    names = [tensor.name for tensor in (*graph.outputs(), *graph.states())]
     outputs = [{name: by_name[name] for name in names} for by_name in arrays]
     return Simulation(outputs, run.tasks)
 
@@ -133,9 +134,10 @@ class _Run:
         self.memory = ProcessMemory(plan, self._envs)
         for rank, env in enumerate(self._envs):
             where = f"graph {graph.name}, rank {rank}"
-            arrays = storage.bind(graph.inputs(), inputs[rank], env, where)
+            arrays = storage.bind(graph.given(), inputs[rank], env, where)
+            arrays |= {t.name: arrays[t.name].copy() for t in graph.states()}
             for tensor in graph.tensors:
-                if tensor.kind != "input":
+                if not tensor.is_given:
                     arrays[tensor.name] = storage.poisoned(tensor, env)
             self.memory.arrays[rank] = arrays
             env.update(storage.loads(graph, arrays))
@@ -170,7 +172,7 @@ class _Run:
     def _start(self, rank: int) -> bool:
         """Start the next epoch of a rank, with poisoned results."""
         for tensor in self._plan.graph.tensors:
-            if tensor.kind != "input":
+            if not tensor.is_given:
                 storage.poison(self.memory.arrays[rank][tensor.name])
         self.memory.start(rank)
         env, epoch = self._envs[rank], self.memory.epochs[rank]

@@ -1,0 +1,59 @@
+"""States: arrays of the caller that a program reads and updates in place."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from etc_dist.emulate import Emulator
+from etc_dist.runtime.cpu import simulate
+from etc_dist.schedule import SCHEDULES, schedule_static
+from etc_dist.verify.verify import verify
+from tests.ops.arrays import Arrays
+from tests.runtime.accumulate import accumulate, arrays, expected
+
+DIMS = {"n": 4, "rows": 6}
+BOTH = pytest.mark.parametrize("schedule", ["static", "dynamic"])
+
+
+@pytest.mark.mpi
+@BOTH
+def test_each_run_updates_the_array_of_the_caller(schedule, world, make_program):
+    program = make_program(accumulate(world.size), schedule=schedule)
+    backend = Arrays(world.backend)
+    given = arrays(world.rank)
+    put = {name: backend.put(array.copy()) for name, array in given.items()}
+    for runs in (1, 2, 3):
+        y = program.run(**put)["y"]
+        program.synchronize()
+        wanted = expected(given, runs)
+        np.testing.assert_array_equal(backend.get(y), wanted["y"])
+        np.testing.assert_array_equal(backend.get(put["total"]), wanted["total"])
+
+
+@BOTH
+def test_a_simulation_returns_the_state_and_keeps_the_array(schedule, seed):
+    plan, given = SCHEDULES[schedule](accumulate(2)), [arrays(0), arrays(1)]
+    found = simulate(plan, given, DIMS, seed=seed, epochs=2).outputs
+    for rank, outputs in enumerate(found):
+        wanted = expected(arrays(rank), 2)
+        np.testing.assert_array_equal(outputs["y"], wanted["y"])
+        np.testing.assert_array_equal(outputs["total"], wanted["total"])
+        np.testing.assert_array_equal(given[rank]["total"], arrays(rank)["total"])
+
+
+@BOTH
+def test_the_emulator_returns_the_state_and_keeps_the_array(schedule):
+    emulator, given = Emulator(accumulate(1), schedule=schedule), arrays()
+    outputs = emulator.run([given], runs=2)[0]
+    for name, array in expected(given, 2).items():
+        np.testing.assert_array_equal(outputs[name], array)
+    np.testing.assert_array_equal(given["total"], arrays()["total"])
+
+
+def test_reads_before_and_after_a_write_are_proved():
+    verified = verify(schedule_static(accumulate(2)), DIMS, 4)
+    assert "call add_to_row, total[place[i] +: 1, :]" not in verified.show()
+    assert any("total[place[i], :]" in what for what in verified.unchecked)
+    tensors = {"place": [arrays(rank)["place"] for rank in range(2)]}
+    assert verify(schedule_static(accumulate(2)), DIMS, 4, tensors).unchecked == ()

@@ -1,0 +1,132 @@
+"""Refusals of states: races, and arrays that cannot be updated in place."""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from etc_dist.errors import ArgumentError, GraphError, RaceError
+from etc_dist.functions.push_rows import push_rows
+from etc_dist.ir import Graph, graph_function
+from etc_dist.runtime.array_checks import Expected, check_arrays
+from etc_dist.runtime.arrays import inspect
+from etc_dist.schedule import schedule_static
+from etc_dist.verify.verify import verify
+from tests.ops.arrays import Arrays
+from tests.runtime.accumulate import WIDTH, accumulate, arrays
+
+DIMS = {"n": 4, "rows": 6}
+
+
+@graph_function
+def twice(g: Graph, *, ordered: bool) -> None:
+    """Two calls that write the same state."""
+    x = g.input("x", (4, WIDTH), "float32")
+    kept = g.state("kept", (4, WIDTH), "float32")
+    done = g.events("done", (4,), expects=1)
+    (i,) = grid = g.grid(i=4)
+    both = {"reads": [x[i, :]], "writes": [kept[i, :]]}
+    g.call(push_rows(), grid, name="a", **both, notifies=[done[i]] if ordered else [])
+    g.call(push_rows(), grid, name="b", **both, waits=[done[i]] if ordered else [])
+
+
+def test_two_writes_need_an_order():
+    verify(schedule_static(twice(1, ordered=True)), {}, 4)
+    with pytest.raises(RaceError, match=r"a\[i=0\].*and b\[i=0\].* writes kept\[0:1"):
+        verify(schedule_static(twice(1, ordered=False)), {}, 4)
+
+
+def test_a_read_and_a_write_need_an_order():
+    tensors = {"place": [arrays()["place"]]}
+    plan = schedule_static(accumulate(1, waits=False))
+    with pytest.raises(
+        RaceError, match=r"add_to_row.*writes and push_rows.*reads total"
+    ):
+        verify(plan, DIMS, 3, tensors)
+
+
+def test_a_loaded_state_is_not_written():
+    @graph_function
+    def moves(g: Graph) -> None:
+        at = g.state("at", (4,), "int32")
+        g.call(push_rows(), g.grid(i=1), reads=[at[at.load(0)]], writes=[at[1]])
+
+    with pytest.raises(GraphError, match="state at is written, and index") as caught:
+        moves(1)
+    assert caught.value.where == "graph moves, call push_rows writes at[1]"
+    assert "give that as at in the next run" in caught.value.fix
+
+
+def read_only(given, total):
+    total = total.copy()
+    total.flags.writeable = False
+    return {"total": total}
+
+
+def overlapping(given, total):
+    both = np.zeros((9, WIDTH), np.float32)
+    return {"x": both[:4], "total": both[3:]}
+
+
+CHANGES = {
+    "missing": lambda given, total: {"total": None},
+    "read-only": read_only,
+    "other dtype": lambda given, total: {"total": total.astype(np.float16)},
+    "not contiguous": lambda given, total: {"total": np.zeros((6, 16), "f4")[:, ::2]},
+    "transposed": lambda given, total: {"total": np.zeros((WIDTH, 6), "f4").T},
+    "over an input": overlapping,
+}
+WORDS = {
+    "missing": r"wanted: inputs x; states total, place; .*\n.*missing \['total'\]",
+    "read-only": "wanted: total that can be written\n",
+    "other dtype": r"got: +total \[6, 8\] float16",
+    "not contiguous": "got: .* on cpu, not contiguous",
+    "transposed": "got: .* on cpu, transposed",
+    "over an input": "wanted: total apart from x\n +got: +total overlaps x",
+}
+
+
+@pytest.mark.mpi(max_size=2)
+@pytest.mark.parametrize("what", CHANGES)
+def test_an_array_that_cannot_be_updated_is_refused_on_all_ranks(
+    what, world, make_program
+):
+    if world.backend != "cpu":
+        pytest.skip("NumPy arrays are of the CPU backend")
+    program, given = make_program(accumulate(world.size)), arrays()
+    wrong = {**given, **CHANGES[what](given, given["total"])}
+    if world.rank != world.size - 1:
+        wrong = given
+    with pytest.raises(ArgumentError) as caught:
+        program.run(**{n: a for n, a in wrong.items() if a is not None})
+    text = str(caught.value)
+    assert world.size == 1 or f"rank {world.size - 1}: " in text
+    assert re.search(WORDS[what], text)
+    program.run(**arrays())
+    program.synchronize()
+
+
+def test_two_states_do_not_overlap(make_program, world):
+    @graph_function
+    def swapped(g: Graph) -> None:
+        n = g.dims("n")
+        a, b = (g.state(name, (n, WIDTH), "float32") for name in ("a", "b"))
+        g.call(push_rows(), g.grid(i=1), reads=[a[:, :]], writes=[b[:, :]])
+
+    both = Arrays(world.backend).poisoned((4, WIDTH), "float32")
+    with pytest.raises(ArgumentError, match="b overlaps a"):
+        make_program(swapped(world.size)).run(a=both, b=both)
+
+
+def test_an_array_of_another_library_may_be_read_only(monkeypatch):
+    owner = SimpleNamespace(__cuda_array_interface__={"data": (256, True)})
+    place = {"data": SimpleNamespace(ptr=256), "device": SimpleNamespace(id=0)}
+    shape = {"shape": (4,), "strides": (4,), "itemsize": 4, "dtype": "float32"}
+    made = SimpleNamespace(**place, **shape)
+    monkeypatch.setattr("etc_dist.runtime.arrays._as_cupy", lambda name, value: made)
+    wanted = Expected("x", (4,), "float32", written=True)
+    with pytest.raises(ArgumentError, match="wanted: x that can be written"):
+        check_arrays("f", [wanted], {"x": inspect("x", owner)}, 0)
