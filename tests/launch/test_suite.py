@@ -111,6 +111,6 @@ def test_unfinished_test_counts_as_failed(tmp_path):
 def test_tests_without_ranks_share_processes_where_no_gpu_is(monkeypatch):
     monkeypatch.setattr(suite.os, "cpu_count", lambda: 3)
     alone, *_ = suite.plan(0)
-    assert " -n 3 " in " ".join(alone.command([], 9))
+    assert " -n 4 " in " ".join(alone.command([], 9))
     one_process, *_ = suite.plan(2)
     assert "-n" not in one_process.command([], 9)
