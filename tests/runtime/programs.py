@@ -142,6 +142,6 @@ def ring(
     )
 
 
-def ring_inputs(rank: int, n: int, count: int = 1) -> dict[str, Array]:
+def ring_inputs(rank: int, n: int) -> dict[str, Array]:
     x = np.arange(n, dtype=np.float32) + 100 * rank
-    return {"x": x, "count": np.array([count], np.int32)}
+    return {"x": x, "count": np.ones(1, np.int32)}

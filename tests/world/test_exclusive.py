@@ -105,12 +105,12 @@ def test_error_of_another_world_that_leaves_a_call_breaks_the_world(own, alarm):
     closed.close()
     if own.rank == 0:
         signal.signal(signal.SIGALRM, lambda *_: closed.barrier())
-        alarm(0.3)
+        alarm(0.1)
         with pytest.raises(WorldError, match="cannot be used: it was closed"):
             own.barrier()
         assert own.broken
     else:
-        time.sleep(1.0)
+        time.sleep(0.3)
         with pytest.raises(WorldError, match="rank 0: left the world"):
             own.barrier()
 
@@ -119,11 +119,11 @@ def test_error_of_another_world_that_leaves_a_call_breaks_the_world(own, alarm):
 @pytest.mark.parametrize("name", CALLS)
 def test_interrupted_call_breaks_the_world_by_name_on_all_ranks(name, own, alarm):
     if own.rank == 0:
-        alarm(0.2)
+        alarm(0.1)
         with pytest.raises(KeyboardInterrupt):
             CALLS[name](own)
     else:
-        time.sleep(0.5)
+        time.sleep(0.3)
         with pytest.raises(
             WorldError, match="rank 0: left the world: a call there was inter"
         ):
@@ -182,12 +182,12 @@ def test_call_of_user_code_inside_another_call_is_refused(own):
 def test_nested_call_that_a_signal_handler_does_not_catch_breaks_the_world(own):
     if own.rank == 0:
         before = signal.signal(signal.SIGALRM, lambda *_: own.barrier())
-        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
         with pytest.raises(WorldError, match="made inside another call"):
             own.barrier()
         signal.signal(signal.SIGALRM, before)
         assert own.broken
     else:
-        time.sleep(1.0)
+        time.sleep(0.3)
         with pytest.raises(WorldError, match="rank 0: left the world"):
             own.barrier()
