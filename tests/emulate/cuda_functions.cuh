@@ -68,10 +68,10 @@ struct divide_by_zero {
   }
 };
 
-// Local variables of 1 MB.
+// Local variables of 1 MB, which are not inlined into a function of other bodies.
 template <class Task>
 struct overflow_stack {
-  ETC_DEVICE static void run(const Task& task) {
+  __attribute__((noinline)) static void run(const Task& task) {
     const auto y = task.template operand<1>();
     volatile i32 large[1 << 18];
     large[task.thread] = 1;

@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from etc_dist.functions.push_rows import push_rows
-from etc_dist.ir import DeviceFunction, Expr, Graph, device_function, graph_function
+from etc_dist.ir import (
+    DeviceFunction,
+    Expr,
+    Graph,
+    device_function,
+    graph_function,
+    maximum,
+)
 
 FOLDER = Path(__file__).parent
 
@@ -19,6 +26,16 @@ def one_task(g: Graph, *, body: str, dtype: str, lane: str) -> None:
     n, m = g.dims("n m")
     x, y = g.input("x", (n,), dtype), g.output("y", (m,), dtype)
     g.call(_function(body, lane), g.grid(i=1), reads=[x[:]], writes=[y[:]])
+
+
+@graph_function
+def chosen_task(g: Graph, *, bodies: tuple[str, ...]) -> None:
+    """The same, for the body of the number `chosen`: one library for all of them."""
+    n, m, chosen = g.dims("n m chosen")
+    x, y = g.input("x", (n,), "int32"), g.output("y", (m,), "int32")
+    for number, body in enumerate(bodies):
+        tasks = g.grid(i=maximum(0, 1 - maximum(number - chosen, chosen - number)))
+        g.call(_function(body, "tensor"), tasks, reads=[x[:]], writes=[y[:]])
 
 
 @graph_function

@@ -11,7 +11,7 @@ from etc_dist.emulate import Emulator, library
 from etc_dist.errors import ArgumentError, BuildError, EmulationError
 from etc_dist.ir import maximum, minimum
 from etc_dist.runtime.cpu import simulate
-from tests.emulate.programs import gathered_rows, one_task
+from tests.emulate.programs import chosen_task, gathered_rows, one_task
 
 X = np.arange(256, dtype=np.int32)
 
@@ -22,29 +22,33 @@ def run(folder, body, dims=None, **options):
     emulator.run([{"x": X}], dims or {"n": 256, "m": 4}, seed=1)
 
 
-@pytest.mark.parametrize(
-    "body, text",
-    [
-        ("too_far", "an access out of bounds of all arrays"),
-        ("race", "a data race at byte 0"),
-        ("deadlock", "all threads wait for one another"),
-        ("write_input", "an input is written"),
-        ("divide_by_zero", "an integer division by zero"),
-        ("overflow_stack", "a stack overflow"),
-        ("trap", "an instruction that traps"),
-        ("loop_too_far", "an access out of bounds of all arrays"),
-        ("loop_writes_input", "an input is written"),
-        ("vector_race", "a data race at byte 0"),
-        ("vector_too_far", "an access out of bounds of all arrays"),
-        ("vector_writes_input", "an input is written"),
-        ("vector_unaligned", "an access that is not aligned"),
-    ],
-)
-def test_fault_of_a_body_is_an_error_in_four_parts(folder, body, text):
+FAULTS = {
+    "too_far": "an access out of bounds of all arrays",
+    "race": "a data race at byte 0",
+    "deadlock": "all threads wait for one another",
+    "write_input": "an input is written",
+    "divide_by_zero": "an integer division by zero",
+    "overflow_stack": "a stack overflow",
+    "trap": "an instruction that traps",
+    "loop_too_far": "an access out of bounds of all arrays",
+    "loop_writes_input": "an input is written",
+    "vector_race": "a data race at byte 0",
+    "vector_too_far": "an access out of bounds of all arrays",
+    "vector_writes_input": "an input is written",
+    "vector_unaligned": "an access that is not aligned",
+}
+"""Bodies of cuda_functions.cuh."""
+
+
+@pytest.mark.parametrize("body", FAULTS)
+def test_fault_of_a_body_is_an_error_in_four_parts(folder, body):
+    emulator = Emulator(chosen_task(1, bodies=tuple(FAULTS)), folder=folder)
+    dims = {"n": 256, "m": 4, "chosen": list(FAULTS).index(body)}
     with pytest.raises(EmulationError) as caught:
-        run(folder, body)
+        emulator.run([{"x": X}], dims, seed=1)
     error = caught.value
-    assert text in error.got and "one_task" in error.what and "seed 1" in error.what
+    assert FAULTS[body] in error.got
+    assert "chosen_task" in error.what and "seed 1" in error.what
     assert "rank 0, worker" in error.where and len(error.fix) > 20
 
 

@@ -90,15 +90,15 @@ def test_logits_in_tiles(folder):
 
 @pytest.mark.parametrize("schedule", MOSTLY_DYNAMIC)
 @pytest.mark.parametrize(
-    "tokens, hidden, options",
+    "tokens, hidden, tasks",
     [
-        (3, 104, {}),
-        (1, 1000, {"product_tasks": 1}),  # more pairs than scratch has room for
-        pytest.param(1, 200, {}, marks=exhaustive),
+        (3, 104, 8),
+        (1, 1000, 1),  # more pairs than scratch has room for
+        pytest.param(1, 200, 132, marks=exhaustive),
     ],
 )
-def test_mixture_of_experts_of_few_tokens(folder, schedule, tokens, hidden, options):
-    graph = moe_few_tokens_graph(1, experts=16, top_k=3, **options)
+def test_mixture_of_experts_of_few_tokens(folder, schedule, tokens, hidden, tasks):
+    graph = moe_few_tokens_graph(1, experts=16, top_k=3, product_tasks=tasks)
     given = moe(tokens, 16, 3, hidden, 56, "bfloat16")
     check(Emulator(graph, schedule=schedule, folder=folder), *given)
 

@@ -40,7 +40,7 @@ from tests.emulate.stages import copied_twice, copies, gathered, gathered_last
 GRAPHS = {
     "moe": moe_graph(1, experts=8, top_k=2),
     "queue": moe_graph(1, experts=8, top_k=2),
-    "few": moe_few_tokens_graph(1, experts=16, top_k=3),
+    "few": moe_few_tokens_graph(1, experts=16, top_k=3, product_tasks=8),
     "wide": moe_few_tokens_graph(1, experts=16, top_k=3, product_tasks=1),
     "scratch": matmul_and_scratch(1),
     "mixed": three_matmuls(1),
