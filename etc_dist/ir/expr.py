@@ -12,7 +12,7 @@ minus infinity, as in Python.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Never
 
@@ -58,8 +58,21 @@ def _missing(operator: str, fix: str) -> Callable[..., Never]:
     return refuse
 
 
+@dataclass(frozen=True, eq=False)
 class Expr:
     """Base of all index expressions; immutable, compared by structure."""
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, (int, float, np.number)):
+            return bool(self)
+        return isinstance(other, Expr) and self._terms == other._terms
+
+    def __hash__(self) -> int:
+        return hash(self._terms)
+
+    @cached_property
+    def _terms(self) -> tuple[object, ...]:
+        return type(self), *(getattr(self, field.name) for field in fields(self))
 
     def __add__(self, other: Expr | int) -> Expr:
         return op("+", self, other)
@@ -150,7 +163,7 @@ class Expr:
         return next(self.loads(), None) is not None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Const(Expr):
     value: int
 
@@ -161,7 +174,7 @@ class Const(Expr):
         return str(self.value)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Symbol(Expr):
     """A named integer: a dim of the program, a coordinate, the rank, a task index."""
 
@@ -175,7 +188,7 @@ class Symbol(Expr):
         return self.name
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Op(Expr):
     name: str
     left: Expr
@@ -206,7 +219,7 @@ class Op(Expr):
         return f"{left} {self.name} {right}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Load(Expr):
     """An element of a runtime tensor of int32, known only when the program runs."""
 

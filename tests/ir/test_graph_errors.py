@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from etc_dist.errors import ArgumentError, GraphError
@@ -100,6 +101,18 @@ def test_a_symbolic_value_has_no_truth_value():
     error = refused(lambda: 4 if J - 4 else 5)
     assert error.where == "expression j - 4"
     assert "minimum() and maximum()" in error.fix
+
+
+@pytest.mark.parametrize(
+    "choose",
+    [
+        lambda value: value == 0,
+        lambda value: value != np.int64(0),
+        lambda value: value in (0, 1),
+    ],
+)
+def test_a_symbolic_value_is_not_compared_with_a_number(choose):
+    assert refused(lambda: choose(RANK)).where == "expression rank"
 
 
 @pytest.mark.parametrize("name", ["//", "%"])
