@@ -48,19 +48,21 @@ def _check_call(call: Call, known: Mapping[str, Interval]) -> Iterator[Fault]:
                 GraphError,
                 f"call {call.name}: {wide} in {expr} may be {low} to {high}, and index "
                 "arithmetic has 32 bits on GPUs",
-                "use smaller numbers, or compute the index in an int32 tensor and load "
-                "it",
+                "use smaller numbers, name those of dims alone by g.let, or compute "
+                "the index in an int32 tensor and load it",
             )
             return
 
 
 def _expressions(call: Call) -> Iterator[Expr]:
-    yield from call.order
+    yield from (*(axis.extent for axis in call.axes), *call.order)
+    if call.empty_until is not None:
+        yield call.empty_until
     for region in (*call.reads, *call.writes):
-        yield from region.parts
+        yield from (*region.tensor.shape, *region.parts)
         yield from (s + e for s, e in zip(region.start, region.size, strict=True))
     for ref in (*call.waits, *call.notifies):
-        yield from (*ref.parts, ref.expects)
+        yield from (*ref.events.shape, *ref.parts, ref.expects)
 
 
 def _too_wide(expr: Expr, ranges: Mapping[str, Interval]) -> Iterator[Expr]:

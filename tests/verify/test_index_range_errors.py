@@ -3,7 +3,7 @@
 import pytest
 
 from etc_dist.errors import GraphError
-from etc_dist.ir import DeviceFunction, Graph, graph_function
+from etc_dist.ir import DeviceFunction, Graph, graph_function, tile
 from etc_dist.schedule import schedule_static
 from etc_dist.verify.verify import verify
 
@@ -42,6 +42,24 @@ def test_an_index_beyond_32_bits_is_refused(read, text):
 def test_an_order_beyond_32_bits_is_refused():
     with pytest.raises(GraphError, match="index arithmetic has 32 bits"):
         proved(order=lambda t: (t * 10000019 % ROWS,))
+
+
+@pytest.mark.parametrize("place", ["shape", "grid", "events"])
+def test_a_size_beyond_32_bits_is_refused(place):
+    @graph_function
+    def graph(g: Graph) -> None:
+        n = g.dims("n")
+        sizes = {**dict.fromkeys(("shape", "grid", "events"), 4), place: n * n // n}
+        x, y = (
+            g.input("x", (n,), "float32"),
+            g.output("y", (sizes["shape"],), "float32"),
+        )
+        done = g.events("done", (sizes["events"],), expects=0)
+        (i,) = grid = g.grid(i=sizes["grid"])
+        g.call(COPY, grid, reads=[x[0:4]], writes=[y[tile(i, n)]], waits=[done[0]])
+
+    with pytest.raises(GraphError, match=r"n \* n in n \* n // n may be"):
+        verify(schedule_static(graph(1)), {"n": 65536}, workers=4)
 
 
 def test_an_index_that_fits_is_proved():
