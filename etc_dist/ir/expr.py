@@ -125,8 +125,8 @@ class Expr:
             "a symbolic value has no truth value",
             where=f"expression {self}",
             wanted="arithmetic that holds for every shape (minimum, select, //, %)",
-            got="a Python `if`, `and` or `or` on it",
-            fix="write the choice with select(), minimum() and maximum()",
+            got="a Python `if`, `and` or `or` on it, or == with a number",
+            fix="write the choice with select(), equal(), minimum() and maximum()",
         )
 
     def children(self) -> tuple[Expr, ...]:
@@ -272,7 +272,7 @@ class Comparison:
         return f"{self.left} {self.name} {self.right}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Select(Expr):
     """`then` where the comparison holds, else `other`. Only the chosen one is
     evaluated: the other may load out of range, or divide by zero."""
