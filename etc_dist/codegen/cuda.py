@@ -218,9 +218,10 @@ def _call(plan: Plan, lane: Lane, call: Call, number: int, arguments: Arguments)
         "kLoadsAhead": int(_loads_ahead(plan, call)),
         "kReadsBeforeWait": int(bool(function.reads_before_wait)),
         "kHasRuns": int(_has_runs(plan, call)),
-        **function.constants,
     }
-    lines += [f"  static constexpr {constant(k, v)};" for k, v in constants.items()]
+    _check_names(call, constants)
+    declared = {**constants, **function.constants}
+    lines += [f"  static constexpr {constant(k, v)};" for k, v in declared.items()]
     lines.append(f"  static constexpr u32 kRoles = {_roles(call)};")
     names = ", ".join(axis_name(a.symbol.name) for a in call.axes)
     lines.append(f"  struct Coord {{ i32 {names}; }};")
@@ -253,6 +254,18 @@ def _call(plan: Plan, lane: Lane, call: Call, number: int, arguments: Arguments)
         lines += call_members(lane, call)
     lines.append("};")
     return "\n".join(lines)
+
+
+def _check_names(call: Call, constants: Mapping[str, int]) -> None:
+    """Refuse constants of a device function that would replace generated ones."""
+    if taken := [name for name in call.function.constants if name in constants]:
+        raise CodegenError(
+            f"constants= of {call.function} has names that generated code uses",
+            where=f"call {call.name}",
+            wanted=f"names other than {', '.join(sorted(constants))}",
+            got=", ".join(taken),
+            fix="rename them",
+        )
 
 
 def _numbers(plan: Plan, call: Call) -> list[str]:

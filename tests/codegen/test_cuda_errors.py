@@ -40,6 +40,14 @@ def test_a_matmul_that_reads_early_is_refused():
     assert error.wanted == "no reads_before_wait= of a function with roles="
 
 
+def test_a_constant_does_not_replace_a_generated_one():
+    graph = GRAPHS["user"]
+    call = graph.calls[0]
+    function = replace(call.function, constants={"kMine": 1, "kFreeWaits": 0})
+    error = refused(replace(graph, calls=(replace(call, function=function),)))
+    assert error.got == "kFreeWaits"
+
+
 @pytest.mark.parametrize(
     "store", [matmul_store("nk", "bfloat16"), thin_float("bfloat16")]
 )
