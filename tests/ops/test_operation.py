@@ -1,4 +1,5 @@
-"""Common to both fused collectives: one program, its calls and outputs."""
+"""Both fused collectives against NumPy, on the backend of the world: results, one
+program, its calls and outputs."""
 
 from __future__ import annotations
 
@@ -8,32 +9,57 @@ import etc_dist
 from etc_dist import AllGatherMatmul, MatmulReduceScatter
 from etc_dist.errors import WorldError
 
-pytestmark = [
-    pytest.mark.mpi,
-    pytest.mark.parametrize("kind", [MatmulReduceScatter, AllGatherMatmul]),
-]
-
 FUNCTIONS = {
     MatmulReduceScatter: etc_dist.matmul_reduce_scatter,
     AllGatherMatmul: etc_dist.all_gather_matmul,
 }
+pytestmark = [pytest.mark.mpi, pytest.mark.parametrize("kind", FUNCTIONS)]
+schedules = pytest.mark.parametrize("schedule", ["static", "dynamic"])
+layouts = pytest.mark.parametrize("w_layout", ["nk", "kn"])
+# NOTE: partial sums are rounded before sending, and their sum once more: an error of
+# one rounding times the root of two. The sums of a gather are in fp32.
+TOLERANCE = {MatmulReduceScatter: 3e-3, AllGatherMatmul: 2.1e-3}
 
 
-def test_one_program_serves_every_shape(kind, world, make, problem, compiled):
+@layouts
+@pytest.mark.parametrize("dtype, factor", [("bfloat16", 1), ("float16", 8)])
+def test_random_values_come_close_to_fp32(
+    kind, dtype, factor, w_layout, world, make, problem, rng
+):
     op = make(kind)
-    shapes = [(1, 8, 8), (24, 256, 64), (40, 264, 72), (264, 96, 40), (8, 520, 16)]
+    p = problem(kind, (48 * world.size, 296, 136), dtype, w_layout, rng)
+    op(p.x, p.w, p.out)
+    op.synchronize()
+    assert p.error(p.out) < TOLERANCE[kind] / factor
+
+
+# Less than a tile, whole tiles, and tails of rows a rank, N and K. One has rows that
+# are longer than what one push takes.
+SHAPES = [(1, 8, 8), (24, 256, 64), (256, 264, 8), (3, 16, 16392)]
+SHAPES += [(40, 520, 72), (264, 96, 40)]
+
+
+@layouts
+@schedules
+def test_one_program_serves_every_shape(
+    kind, schedule, w_layout, world, make, problem, compiled
+):
+    op = make(kind, schedule=schedule)
     # Up and down again: buffers grow, and stay valid for smaller shapes.
-    for rows, n, k in [*shapes, *reversed(shapes)]:
-        p = problem(kind, (rows * world.size, n, k))
+    for rows, n, k in [*SHAPES, *SHAPES[2::-1]]:
+        p = problem(kind, (rows * world.size, n, k), w_layout=w_layout)
         op(p.x, p.w, p.out)
         op.synchronize()
         p.check_exact(p.out)
     assert len(compiled) == 1
 
 
-def test_calls_follow_each_other_without_synchronising(kind, world, make, problem):
-    op = make(kind)
-    shapes = [(8, 264, 16), (40, 16, 24), (8, 264, 16)] * 3
+@schedules
+def test_calls_follow_each_other_without_synchronising(
+    kind, schedule, world, make, problem
+):
+    op = make(kind, schedule=schedule)
+    shapes = [(8, 264, 16), (40, 16, 24), (300, 264, 16)] * 3
     calls = [problem(kind, (rows * world.size, n, k)) for rows, n, k in shapes]
     for p in calls:
         op(p.x, p.w, p.out)
@@ -42,17 +68,28 @@ def test_calls_follow_each_other_without_synchronising(kind, world, make, proble
         p.check_exact(p.out)
 
 
-def test_repeated_calls_give_the_same_bits(kind, world, make, problem, arrays, rng):
-    op = make(kind)
-    p = problem(kind, (72 * world.size, 264, 200), rng=rng)
+@layouts
+def test_both_schedules_and_repeats_give_the_same_bits(
+    kind, w_layout, world, make, problem, arrays, rng
+):
+    p = problem(kind, (72 * world.size, 264, 200), w_layout=w_layout, rng=rng)
     bits = set()
-    for _ in range(6):
-        out = arrays.poisoned(p.expected.shape, "bfloat16")
-        op(p.x, p.w, out)
-        op.synchronize()
-        bits.add(arrays.get(out).tobytes())
+    for schedule in ("static", "dynamic", "dynamic"):
+        op = make(kind, schedule=schedule)
+        for _ in range(3):
+            out = arrays.poisoned(p.expected.shape, "bfloat16")
+            op(p.x, p.w, out)
+            op.synchronize()
+            bits.add(arrays.get(out).tobytes())
+        assert op.program.plan.schedule == schedule
     assert len(bits) == 1
     assert p.error(out) < 3e-3
+
+
+def test_auto_is_static_without_loads(kind, make, problem, world):
+    op, p = make(kind, schedule="auto"), problem(kind, (world.size, 8, 8))
+    op(p.x, p.w, p.out)
+    assert op.program.plan.schedule == "static"
 
 
 def test_a_call_reads_what_its_arrays_hold_then(kind, world, make, problem):
