@@ -128,10 +128,10 @@ class Program:
         name = self.plan.graph.name
         with self.world.exclusive:
             try:
-                bound, outputs = self._bind_all(arrays)
                 stream = stream_for(
                     self.world.backend, stream, next(iter(arrays.values()), None)
                 )
+                bound, outputs = self._bind_all(arrays, stream)
             except Exception as error:
                 self.world.refuse(as_refusal(error, f"the arguments of {name}"))
             self.launch(bound, stream)
@@ -234,7 +234,9 @@ class Program:
         if error is None:
             self.close()
 
-    def _bind_all(self, arrays: Mapping[str, Any]) -> tuple[Bound, dict[str, Any]]:
+    def _bind_all(
+        self, arrays: Mapping[str, Any], stream: Any
+    ) -> tuple[Bound, dict[str, Any]]:
         graph = self.plan.graph
         required = [t.name for t in graph.given()]
         names = {t.name for t in graph.arguments()}
@@ -262,7 +264,7 @@ class Program:
                 if like is None:
                     self._check(expected, seen, outputs=False)
                     raise _cannot_make_output(graph.name, name, tensor.dtype)
-                outputs[name] = empty_like(like.owner, expected[name].shape)
+                outputs[name] = empty_like(like.owner, expected[name].shape, stream)
                 seen[name] = inspect(name, outputs[name])
             else:
                 outputs[name] = arrays[name]

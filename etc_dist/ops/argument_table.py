@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -142,7 +141,7 @@ class ArgumentTable:
         first = arrays[self.inputs[0].name]
         dtype = known.dtype or self._dtype(first)
         if out is None and first.dtype == dtype:
-            out = new_output(first.owner, self.output.at(dims), stream)
+            out = empty_like(first.owner, self.output.at(dims), stream)
         if out is not None:
             arrays["out"] = inspect("out", out)
         is_empty = dims.get(self._empty) == 0
@@ -197,12 +196,6 @@ class ArgumentTable:
         check_arrays(
             self.name, expected, arrays, self._world.device, may_be_empty=may_be_empty
         )
-
-
-def new_output(owner: Any, shape: tuple[int, ...], stream: Any) -> Any:
-    """An output like the array `owner`, made on `stream`."""
-    with stream or nullcontext():
-        return empty_like(owner, shape)
 
 
 def _inspect(shapes: Sequence[Shape], values: Sequence[Any]) -> dict[str, Array]:

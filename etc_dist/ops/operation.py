@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar, cast
 from etc_dist.compiler import check_options, compile
 from etc_dist.errors import WorldError, as_refusal
 from etc_dist.ir import GraphFunction
-from etc_dist.ops.argument_table import Arguments, ArgumentTable, Known, new_output
+from etc_dist.ops.argument_table import Arguments, ArgumentTable, Known
 from etc_dist.program import (
     Bound,
     CapacityHint,
@@ -24,7 +24,7 @@ from etc_dist.program import (
     cannot_capture_first_call,
     set_capacity_hint,
 )
-from etc_dist.runtime.arrays import UNKNOWN, identity
+from etc_dist.runtime.arrays import UNKNOWN, empty_like, identity
 from etc_dist.runtime.stream import is_capturing, stream_for
 from etc_dist.world import World
 from etc_dist.world.agreement import sign
@@ -154,7 +154,7 @@ class Operation:
                 if out is None:
                     shape = self._output_shapes.get(key)
                     if shape is not None:
-                        out = new_output(inputs[0], shape, stream)
+                        out = empty_like(inputs[0], shape, stream)
                 found = self._calls.get((key, identity(out)))
                 if found is None:
                     arguments = self._table.bind(inputs, out, self._known, stream)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import prod
@@ -182,13 +184,29 @@ def identity(value: Any) -> Any:
     return UNKNOWN
 
 
-def empty_like(owner: Any, shape: tuple[int, ...]) -> Any:
+def empty_like(owner: Any, shape: tuple[int, ...], stream: Any = None) -> Any:
     """A new array of `shape` with the library, dtype and device of `owner`, an
-    `Array.owner`."""
-    if hasattr(owner, "new_empty"):
-        return owner.new_empty(shape)
+    `Array.owner`; for use on the CuPy stream `stream`, by default on the library's
+    current one."""
     if isinstance(owner, np.ndarray):
         return np.empty(shape, owner.dtype)
+    if hasattr(owner, "new_empty"):
+        with _torch_stream(owner, stream):
+            return owner.new_empty(shape)
     import cupy
 
-    return cupy.empty(shape, owner.dtype)
+    with stream or nullcontext():
+        return cupy.empty(shape, owner.dtype)
+
+
+def _torch_stream(tensor: Any, stream: Any) -> AbstractContextManager[Any]:
+    """Makes `stream` torch's current one on the tensor's GPU, unless it is already.
+    NOTE: the context takes microseconds."""
+    if stream is None:
+        return nullcontext()
+    torch, device = sys.modules["torch"], tensor.get_device()
+    if torch._C._cuda_getCurrentRawStream(device) == stream.ptr:
+        return nullcontext()
+    given = torch.cuda.ExternalStream(stream.ptr, device=device)
+    context: AbstractContextManager[Any] = torch.cuda.stream(given)
+    return context

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import sys
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from etc_dist.errors import ArgumentError
-from etc_dist.runtime.arrays import UNKNOWN, identity, inspect, library_of, order_of
+from etc_dist.runtime.arrays import (
+    UNKNOWN,
+    empty_like,
+    identity,
+    inspect,
+    library_of,
+    order_of,
+)
 from etc_dist.runtime.stream import stream_for
 
 
@@ -103,3 +111,25 @@ def test_an_array_that_needs_cupy_is_refused_without_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(TypeError, match="x expects .* where CuPy is not installed"):
         inspect("x", Other())
+
+
+@pytest.mark.parametrize(("stream", "expected"), [(None, 7), (7, 7), (9, 9)])
+def test_a_tensor_is_made_on_the_stream_of_its_use(stream, expected, monkeypatch):
+    current = [7]
+
+    @contextmanager
+    def use(handle):
+        current.append(handle)
+        yield
+        current.pop()
+
+    torch = SimpleNamespace(
+        _C=SimpleNamespace(_cuda_getCurrentRawStream=lambda device: current[-1]),
+        cuda=SimpleNamespace(ExternalStream=lambda ptr, device: ptr, stream=use),
+    )
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setattr(
+        Tensor, "new_empty", lambda x, shape: current[-1], raising=False
+    )
+    given = None if stream is None else SimpleNamespace(ptr=stream)
+    assert (empty_like(Tensor(), (4,), given), current) == (expected, [7])
