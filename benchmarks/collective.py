@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
 from benchmarks import harness
-from benchmarks.device import Call, Device, Gpu
-from benchmarks.workload import DTYPE, LINK_BYTES_PER_S, MODELS, Rival, Workload, run
+from benchmarks.device import Call, Gpu
+from benchmarks.workload import LINK_BYTES_PER_S, MODELS, Rival, Workload, run
 from etc_dist.ops.operation import Operation
 
 ROWS = (1024,)
@@ -80,19 +80,6 @@ class Collective(Stepwise):
     """A fused collective of x and one weight."""
 
     operation: ClassVar[Any]
-
-    def __init__(
-        self,
-        device: Device,
-        name: str,
-        sizes: Sequence[int],
-        rows: int,
-        dtype: str = DTYPE,
-        layout: str = "nk",
-    ):
-        """`layout`: "nk" for w as it is, "kn" for a transposed view of [K, N]."""
-        super().__init__(device, name, sizes, rows, dtype)
-        self.layout = layout
 
     def w(self, rank: int) -> Any:
         return self.draw("w", rank, self.n, self.k)

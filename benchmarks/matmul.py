@@ -74,8 +74,8 @@ class MatmulWorkload(Workload):
         dtype: str = DTYPE,
         layout: str = "nk",
     ):
-        super().__init__(device, name, sizes, rows, dtype)
-        (self.n, self.k), self.layout = sizes, layout
+        super().__init__(device, name, sizes, rows, dtype, layout)
+        self.n, self.k = sizes
         if isinstance(device, Gpu):
             self.inputs = max(2, -int(-ROTATED_BYTES // (2 * self.n * self.k)))
 

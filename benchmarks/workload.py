@@ -78,9 +78,11 @@ class Workload(ABC):
         sizes: Sequence[int],
         rows: int,
         dtype: str = DTYPE,
+        layout: str = "nk",
     ):
-        """At a model's `sizes`, with `rows` of this rank."""
-        self.device, self.world = device, device.world
+        """At a model's `sizes`, with `rows` of this rank. `layout`, if there is one
+        weight: "nk" for w as it is, "kn" for a transposed view of [K, N]."""
+        self.device, self.world, self.layout = device, device.world, layout
         self.name, self.sizes, self.rows, self.dtype = name, sizes, rows, dtype
 
     @abstractmethod
