@@ -69,8 +69,8 @@ class Queues:
     """All workers of the cluster run the task together."""
     strided: Mask
     """The task is ordered after earlier ones of its queue. Tasks of a ticket or queue
-    lane are not, as they run concurrently, nor tasks of a cluster of two: their loads
-    and stores overlap those of the tasks before and after."""
+    lane are not, as they run concurrently, nor tasks of a cluster of two or with roles:
+    their loads and stores overlap those of the tasks before and after."""
     names: list[str]
 
 
@@ -214,8 +214,9 @@ def place(plan: Plan, blocks: list[Block], workers: int) -> Queues:
             offset[key] = int(unit[-1]) + 1
         queue[here] = first_queue[key] + unit % clusters
         position[here] = unit // clusters
-        alone = block.call.function.cluster == 1
-        strided[here] = lane.policy == STRIDED and alone
+        function = block.call.function
+        is_ordered = function.cluster == 1 and not function.roles
+        strided[here] = lane.policy == STRIDED and is_ordered
     return Queues(queue, position, slot, whole, strided, names)
 
 

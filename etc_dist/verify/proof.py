@@ -47,7 +47,7 @@ def _from_record(facts: Mapping[str, Any]) -> Verified:
 def _key(plan: Plan, dims: Mapping[str, int], workers: int) -> str:
     sizes = sorted(checked_dims(plan.graph, dims).items())
     digest = hashlib.sha256(verifier_digest())
-    digest.update(repr((plan.graph.show(), plan.show(), sizes, workers)).encode())
+    digest.update(repr((plan.graph.digest(), plan.show(), sizes, workers)).encode())
     return digest.hexdigest()[:32]
 
 

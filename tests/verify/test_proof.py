@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,18 @@ def test_a_proof_is_found_again_as_it_was(settings, verified):
     first = prove(plan(), DIMS, 2, settings)
     assert prove(plan(), DIMS, 2, settings) == first
     assert verified == [4]
+
+
+def test_functions_with_other_roles_are_proved_again(settings, verified):
+    bodies = plan()
+    (call,) = bodies.graph.calls
+    function = replace(call.function, roles=("load", "compute"))
+    calls = (replace(call, function=function),)
+    lanes = tuple(replace(lane, calls=calls) for lane in bodies.lanes if lane.calls)
+    graph = replace(bodies.graph, calls=calls)
+    for one in (bodies, replace(bodies, graph=graph, lanes=(*lanes, bodies.lanes[1]))):
+        prove(one, DIMS, 2, settings)
+    assert verified == [4, 4]
 
 
 @pytest.mark.parametrize("forged", ["file", "folder", "other proof", "other verdict"])

@@ -299,6 +299,16 @@ def test_only_a_worker_alone_runs_its_tasks_one_after_the_other() -> None:
     assert "each[i=0] on rank 0 reads and first[i=0] on rank 0" not in error.got
 
 
+def test_tasks_of_a_function_with_roles_overlap_on_one_worker() -> None:
+    def body(g: Graph) -> None:
+        x = g.local("x", (1,), "float32")
+        function = replace(touch(0, 1), roles=("load", "compute"))
+        g.call(function, g.grid(i=2), writes=[x[0]])
+
+    error = refused(build(body), workers=1)
+    assert "touch[i=0] on rank 0 writes and touch[i=1] on rank 0 writes" in error.got
+
+
 @pytest.mark.parametrize("waits", [("one", "two"), ("two", "one")])
 def test_an_early_read_is_not_ordered_by_the_last_wait(waits) -> None:
     def body(g: Graph) -> None:
