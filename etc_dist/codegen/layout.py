@@ -104,7 +104,8 @@ class Arguments:
         return cls(_maps(plan), tuple(addresses), tuple(integers), graph.world_size)
 
     def map_of(self, tensor: Tensor, box: TmaBox) -> str:
-        return next(m.name for m in self.maps if (m.tensor, m.box) == (tensor, box))
+        # By hash: == refuses to compare a number of rows with an expression.
+        return {(m.tensor, m.box): m.name for m in self.maps}[tensor, box]
 
     @property
     def dtype(self) -> np.dtype[Any]:
