@@ -32,6 +32,7 @@ SHARED_RANKS = (2, 4)
 MOST_WORKERS = 4
 EXTRA_WORKERS = 1  # many tests wait for processes that they started
 LIMIT, LIMIT_OF_ALL = 900.0, 3600.0  # seconds of a run, on a slow machine
+ALL = ("--all", "--timeout=600")  # seconds of an exhaustive test
 NOTHING_COLLECTED = 5  # pytest's exit code
 TIMED_OUT = 124  # launch/mpirun's exit code
 
@@ -279,7 +280,7 @@ def main() -> int:
     options, arguments = parser.parse_known_args()
     limit = options.time_limit or (LIMIT_OF_ALL if options.all else LIMIT)
     whole = not arguments
-    arguments = [*(["--all"] if options.all else []), *(arguments or ["tests"])]
+    arguments = [*(ALL if options.all else []), *(arguments or ["tests"])]
     gpus = count_gpus()
     if not gpus:
         print("no NVIDIA GPU here: tests marked gpu are left out")
