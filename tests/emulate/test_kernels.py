@@ -107,7 +107,7 @@ def test_mixture_of_experts_of_few_tokens(folder, schedule, tokens, hidden, task
 @pytest.mark.parametrize(
     "parallel, tokens",
     [
-        ("expert", 40),
+        ("expert", 20),
         pytest.param("expert", 150, marks=exhaustive),
         pytest.param("tensor", 150, marks=exhaustive),
     ],
