@@ -25,6 +25,7 @@ from etc_dist.codegen.layout import (
     STAGE_OFFSET,
     Arguments,
     notification_unit,
+    periods,
     shared_memory,
 )
 from etc_dist.codegen.members import block, constant, indexed, method, select
@@ -33,6 +34,7 @@ from etc_dist.codegen.names import (
     call_type,
     dim_name,
     events_name,
+    loop_type,
     pace_name,
     tensor_name,
     units_name,
@@ -44,6 +46,7 @@ from etc_dist.ir.event import EventRef
 from etc_dist.ir.expr import Const
 from etc_dist.ir.function import FORWARD, TENSOR, TRANSFER
 from etc_dist.ir.tensor import Tensor
+from etc_dist.schedule.loops import Item, Loop
 from etc_dist.schedule.plan import QUEUE, STRIDED, TICKET, Lane, Plan
 
 ELEMENTS = {
@@ -124,6 +127,7 @@ def generate(plan: Plan, *, trace: bool = False, check: bool = True) -> Source:
             blocks.append(_call(plan, lane, call, number, arguments))
     if _is_dynamic(plan):
         blocks += releases(plan)
+    blocks += [_loop(*member) for member in periods(plan)]
     blocks += [_program(plan, constants), "}  // namespace etc", _entry(plan)]
     return Source(
         text="\n\n".join(blocks) + "\n",
@@ -252,6 +256,9 @@ def _call(plan: Plan, lane: Lane, call: Call, number: int, arguments: Arguments)
     lines += block("bool in_range", fits)
     if _is_dynamic(plan):
         lines += call_members(lane, call)
+    elif lane.has_loops:
+        lines.append(method("i32 group_size", text(lane.group_size(call))))
+        lines.append(method("i32 group_units", text(lane.group_units(call))))
     lines.append("};")
     return "\n".join(lines)
 
@@ -351,8 +358,11 @@ def _notify(ref: EventRef) -> str:
 def _program(plan: Plan, constants: Mapping[str, int]) -> str:
     lists = []
     for name, alias in ((TENSOR, "TensorCalls"), (TRANSFER, "TransferCalls")):
-        types = ", ".join(call_type(c.name) for c in plan.lane(name).calls)
-        lists.append(f"  using {alias} = CallList<{types}>;")
+        lane = plan.lane(name)
+        calls = f"CallList<{', '.join(call_type(c.name) for c in lane.calls)}>"
+        if lane.has_loops:
+            calls = f"LoopedCalls<{calls}, {_items(lane, lane.items)}>"
+        lists.append(f"  using {alias} = {calls};")
     if _is_dynamic(plan):
         queued = [
             call_type(c.name) for lane in plan.lanes for c in lane.calls if c.waits
@@ -370,6 +380,25 @@ def _program(plan: Plan, constants: Mapping[str, int]) -> str:
             f"static_assert(Shared::kStageOffset == {STAGE_OFFSET});",
         ]
     )
+
+
+def _loop(period: str, lane: Lane, loop: Loop) -> str:
+    lines = [f"struct {loop_type(lane.name, loop.name)} {{"]
+    lines.append(method("i32 turns", text(loop.axis.extent)))
+    lines.append(method("i32 period", f"g.{period}"))
+    return "\n".join([*lines, "};"])
+
+
+def _items(lane: Lane, items: Sequence[Item]) -> str:
+    """Types of a lane's calls and loops."""
+    types = []
+    for item in items:
+        if isinstance(item, Loop):
+            loop = loop_type(lane.name, item.name)
+            types.append(f"Loop<{loop}, {_items(lane, item.items)}>")
+        else:
+            types.append(call_type(item.name))
+    return ", ".join(types)
 
 
 def _entry(plan: Plan) -> str:

@@ -16,6 +16,7 @@ from etc_dist.codegen.names import (
     dim_name,
     events_name,
     pace_name,
+    period_name,
     queue_name,
     tensor_name,
     units_name,
@@ -24,7 +25,8 @@ from etc_dist.ir.event import EventTensor
 from etc_dist.ir.expr import Const, Expr
 from etc_dist.ir.function import SCRATCH_BYTES, TENSOR, TmaBox
 from etc_dist.ir.tensor import Tensor
-from etc_dist.schedule.plan import QUEUE, Plan
+from etc_dist.schedule.loops import Loop, loops_in
+from etc_dist.schedule.plan import QUEUE, Lane, Plan
 
 MAX_SHARED_BYTES = 232448
 """Shared memory that a worker may have."""
@@ -98,6 +100,7 @@ class Arguments:
         integers += [events_name(events.name) for events in graph.events]
         calls = [c.name for lane in plan.lanes for c in lane.calls]
         integers += [name(call) for name in (units_name, pace_name) for call in calls]
+        integers += [name for name, _, _ in periods(plan)]
         integers += [name for name, _ in queue_words(plan)]
         addresses = ["control", "status", "workspace", "trace", "wait_limit"]
         addresses += [tensor_name(t.name) for t in graph.tensors]
@@ -150,6 +153,13 @@ class Arguments:
             lines.append(f"  {kind} {name};")
         lines += ["};", f"static_assert(sizeof(Args) == {self.dtype.itemsize});"]
         return "\n".join(lines)
+
+
+def periods(plan: Plan) -> Iterator[tuple[str, Lane, Loop]]:
+    """The arguments for the units of one turn of each loop of each lane."""
+    for lane in plan.lanes:
+        for loop in loops_in(lane.items):
+            yield period_name(lane.name, loop.name), lane, loop
 
 
 def queue_words(plan: Plan) -> Iterator[tuple[str, Expr]]:

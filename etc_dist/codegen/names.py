@@ -25,8 +25,13 @@ def events_name(events: str) -> str:
 
 
 def units_name(call: str) -> str:
-    """The argument for the number of units of a call."""
+    """The argument for the number of units of a call, in a loop in one turn."""
     return f"units_{call}"
+
+
+def period_name(lane: str, loop: str) -> str:
+    """The argument for the number of units of one turn of a loop."""
+    return f"period_{lane}_{loop}"
 
 
 def pace_name(call: str) -> str:
@@ -43,6 +48,10 @@ def queue_name(owner: str, word: str) -> str:
 
 def call_type(call: str) -> str:
     return f"Call_{call}"
+
+
+def loop_type(lane: str, loop: str) -> str:
+    return f"Loop_{lane}_{loop}"
 
 
 def event_type(events: str) -> str:

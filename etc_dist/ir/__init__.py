@@ -1,7 +1,7 @@
 """The language: symbolic dims, tensors, event tensors, device and graph functions.
 
 graph.py      graph functions
-call.py       calls, and their loads from runtime tensors
+call.py       calls, and their loads from runtime tensors; order.py: their task orders
 function.py   device functions; operand.py: the regions that their CUDA bodies need
 tensor.py     tensors and regions
 event.py      event tensors

@@ -43,7 +43,8 @@ class Call:
     `order` maps the task index t (0 .. tasks - 1) to a coordinate, a bijection onto the
     grid: the sequence in which the lane takes the tasks. Task t begins no earlier than
     t times `pace` nanoseconds after its worker (0: at once). If task t writes nothing,
-    then all tasks from t to `empty_until` - 1 write nothing.
+    then all tasks from t to `empty_until` - 1 write nothing. The first `loops` axes are
+    those of the loops around the call: the tasks of a turn are contiguous.
     """
 
     name: str
@@ -56,6 +57,16 @@ class Call:
     order: tuple[Expr, ...]
     pace: Expr
     empty_until: Expr | None = None
+    loops: int = 0
+
+    @property
+    def loop_axes(self) -> tuple[Coordinate, ...]:
+        """The axes of the loops around the call, the outermost first."""
+        return self.axes[: self.loops]
+
+    @property
+    def loop_names(self) -> tuple[str, ...]:
+        return tuple(axis.symbol.name for axis in self.loop_axes)
 
     @property
     def tasks(self) -> Expr:
@@ -86,10 +97,16 @@ class Call:
             for axis, part in zip(self.axes, self.order, strict=True)
         }
 
+    def label(self, coordinate: Sequence[int]) -> str:
+        """A task as text, for errors: its call and coordinate, with names of loops."""
+        return task_label(self.name, self.loop_names, coordinate)
+
     def show(self) -> str:
         axes = ", ".join(f"{a.symbol}: {a.extent}" for a in self.axes)
         lines = [f"call {self.name}: {self.function.name} [{axes}]"]
         lines.append(f"  lane {self.function.lane}, cluster {self.function.cluster}")
+        if self.loops:
+            lines.append(f"  in loops {', '.join(self.loop_names)}")
         lines.append(f"  order t -> ({', '.join(map(str, self.order))})")
         if self.pace != Const(0):
             lines.append(f"  pace {self.pace} ns")
@@ -106,6 +123,13 @@ class Call:
         ):
             lines += [f"  {word} {item}" for item in items]
         return "\n".join(lines)
+
+
+def task_label(call: str, loops: Sequence[str], coordinate: Sequence[int]) -> str:
+    """A task as text; its first coordinates are those of `loops`."""
+    names = [*(f"{name}=" for name in loops), *[""] * (len(coordinate) - len(loops))]
+    parts = (f"{name}{n}" for name, n in zip(names, coordinate, strict=True))
+    return f"{call}[{', '.join(parts)}]"
 
 
 def size_of(axes: Sequence[Coordinate]) -> Expr:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
 from etc_dist.errors import GraphError
 from etc_dist.ir.call import TASK, Call, waiting_loads, working_loads
 from etc_dist.ir.event import EventTensor
-from etc_dist.ir.expr import Expr
+from etc_dist.ir.expr import Const, Expr, wrap
 from etc_dist.ir.loads import UPPER_BOUND, refuse_loads
 from etc_dist.ir.tensor import Tensor
 
@@ -25,6 +25,7 @@ def check_call(call: Call, where: str, known: Set[str]) -> None:
     _check_loads(call, where)
     _check_ranks(call, where)
     _check_reads_before_wait(call, where)
+    _check_pace(call, where)
 
 
 def check_members(
@@ -162,6 +163,7 @@ def _check_coordinates(call: Call, where: str, known: Set[str]) -> None:
 
 def _expressions(call: Call, known: Set[str]) -> Iterator[tuple[str, Expr, Set[str]]]:
     """All expressions of `call`, each with a description and the allowed symbols."""
+    yield from ((f"extent of {a.symbol}", a.extent, known) for a in call.axes)
     coordinates = known | {a.symbol.name for a in call.axes}
     task = known | {TASK.name}
     for region in (*call.reads, *call.writes):
@@ -171,7 +173,6 @@ def _expressions(call: Call, known: Set[str]) -> Iterator[tuple[str, Expr, Set[s
     yield from ((f"order {e}", e, task) for e in call.order)
     if call.empty_until is not None:
         yield f"empty until {call.empty_until}", call.empty_until, task
-    yield from ((f"extent of {a.symbol}", a.extent, known) for a in call.axes)
     yield f"pace {call.pace}", call.pace, known
 
 
@@ -217,3 +218,41 @@ def _check_reads_before_wait(call: Call, where: str) -> None:
             got=f"{len(call.waits)} waits, {'' if call.is_loaded else 'not '}loaded",
             fix="use a device function without reads_before_wait=",
         )
+
+
+def _check_pace(call: Call, where: str) -> None:
+    """A pace counts from the begin of a run, which a turn of a loop does not."""
+    if call.loops and call.pace != Const(0):
+        raise GraphError(
+            f"call {call.name} in a loop has a pace",
+            where=where,
+            wanted="no pace= of a call in a loop",
+            got=f"pace={call.pace}",
+            fix="omit pace=",
+        )
+
+
+def refuse_empty_loop(name: str, where: str, calls: int) -> None:
+    """Raise GraphError for a loop without calls."""
+    if calls == 0:
+        raise GraphError(
+            f"loop {name} has no calls",
+            where=where,
+            wanted="calls in the block of `with`",
+            got="none",
+            fix=f"write g.call(...) in the block of with g.loop({name}=...)",
+        )
+
+
+def loop_extent(where: str, extents: Mapping[str, Expr | int]) -> tuple[str, Expr]:
+    """The name and the number of turns of a loop, from the arguments of g.loop()."""
+    if len(extents) != 1:
+        raise GraphError(
+            "a loop does not have one coordinate",
+            where=where,
+            wanted="one argument, as in g.loop(layer=layers)",
+            got=f"{len(extents)} arguments",
+            fix="nest a loop for each coordinate",
+        )
+    ((name, turns),) = extents.items()
+    return name, wrap(turns, f"{where}: the turns of loop {name}")

@@ -12,6 +12,7 @@ minus infinity, as in Python.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Never
@@ -320,8 +321,11 @@ def wrap(value: Expr | int, where: str = "a symbolic expression") -> Expr:
     if isinstance(value, Comparison):
         found = f"the comparison {value}; write select({value}, 1, 0) for a number"
         raise TypeError(f"{where} expects an int or an expression, got {found}")
-    is_grid = isinstance(value, tuple)
-    fix = "; unpack a grid, as in (i,) = g.grid(i=4)" if is_grid else ""
+    fixes = {
+        tuple: "; unpack a grid, as in (i,) = g.grid(i=4)",
+        AbstractContextManager: "; write `with g.loop(layer=layers) as layer:`",
+    }
+    fix = next((fix for kind, fix in fixes.items() if isinstance(value, kind)), "")
     raise TypeError(f"{where} expects an int or an expression, got {value!r}{fix}")
 
 

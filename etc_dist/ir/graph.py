@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, TypeVar
@@ -26,7 +27,6 @@ from etc_dist.ir.call import (
     Call,
     Coordinate,
     Grid,
-    row_major,
     waiting_loads,
     working_loads,
 )
@@ -35,20 +35,21 @@ from etc_dist.ir.checks import (
     check_extents,
     check_members,
     check_symbols,
+    loop_extent,
+    refuse_empty_loop,
     refuse_loads_of_written_state,
 )
 from etc_dist.ir.event import EventRef, EventTensor, make_axes
 from etc_dist.ir.expr import Const, Expr, Symbol, wrap
 from etc_dist.ir.function import DeviceFunction, is_name
 from etc_dist.ir.loads import UPPER_BOUND, loads_of, refuse_loads
+from etc_dist.ir.order import Order, Until, run_end, task_order
 from etc_dist.ir.tensor import DTYPES, Region, Tensor
 
 RESERVED = {RANK.name, TASK.name, "self", "stream", "workers"}
 """Names that no part of a graph can have: `rank`, the task index `t`, and parameters
 of calls that take tensors or dims by name."""
 
-Order = Callable[[Expr], Sequence["Expr | int"]]
-Until = Callable[[Expr], "Expr | int"]
 Member = TypeVar("Member", Region, EventRef)
 
 
@@ -131,6 +132,7 @@ class Graph:
         self._tensors: list[Tensor] = []
         self._events: list[EventTensor] = []
         self._calls: list[Call] = []
+        self._loops: list[Coordinate] = []
         self._names = set(RESERVED)
         self._coordinates: set[str] = set()
         self._ranked = {RANK.name}  # names of numbers that differ between ranks
@@ -218,6 +220,24 @@ class Graph:
         lengths = {n: wrap(e, f"{where} {n}") for n, e in extents.items()}
         return Grid([Coordinate(Symbol(n, "coordinate"), lengths[n]) for n in lengths])
 
+    @contextmanager
+    def loop(self, /, **turns: Expr | int) -> Iterator[Symbol]:
+        """A loop over the calls of a block: `with g.loop(layer=layers) as layer:`. Its
+        coordinate, 0 .. layers - 1, is the first axis of each of these calls. A worker
+        takes its tasks of a turn call by call, then those of the next turn."""
+        where = f"graph {self.name}"
+        name, extent = loop_extent(where, turns)
+        what = f"the number of turns of loop {name}"
+        refuse_loads(what, where, [extent], UPPER_BOUND)
+        check_symbols(what, where, [extent], self._values())
+        self._loops.append(Coordinate(Symbol(self._claim(name), "coordinate"), extent))
+        before = len(self._calls)
+        try:
+            yield self._loops[-1].symbol
+        finally:
+            self._loops.pop()
+        refuse_empty_loop(name, where, len(self._calls) - before)
+
     def call(
         self,
         function: DeviceFunction,
@@ -252,16 +272,15 @@ class Graph:
         made = Call(
             name,
             function,
-            grid.axes,
+            (*self._loops, *grid.axes),
             _members(reads, Region, f"{where}: reads="),
             _members(writes, Region, f"{where}: writes="),
             _members(waits, EventRef, f"{where}: waits="),
             _members(notifies, EventRef, f"{where}: notifies="),
-            _coordinate(order, grid, where),
+            task_order(order, self._loops, grid, where),
             wrap(pace, f"{where}: pace="),
-            None
-            if empty_until is None
-            else wrap(empty_until(TASK), f"{where}: empty_until="),
+            run_end(empty_until, self._loops, grid, where),
+            len(self._loops),
         )
         check_members(made, where, self._tensors, self._events)
         check_call(made, where, self._values())
@@ -376,20 +395,3 @@ def _members(
             fix = f"index each axis of {member.name}, as in {member.name}[...]"
         expect_type(member, kind, f"each of {name}", fix=fix)
     return tuple(given)
-
-
-def _coordinate(order: Order | None, grid: Grid, where: str) -> tuple[Expr, ...]:
-    """The coordinate of task t in `grid`."""
-    if order is None:
-        return row_major(grid.axes, TASK)
-    parts = order(TASK)
-    expect_type(parts, (tuple, list), f"{where}: the result of order=")
-    if len(parts) != len(grid):
-        raise GraphError(
-            "order= does not return a coordinate of the grid",
-            where=where,
-            wanted=f"a tuple of {len(grid)}, one expression for each axis",
-            got=f"({', '.join(map(str, parts))})",
-            fix="write order=lambda t: (t,) for one axis, (t // n, t % n) for two",
-        )
-    return tuple(wrap(part, f"{where}: order=") for part in parts)

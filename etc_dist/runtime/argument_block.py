@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from etc_dist.codegen import Source
+from etc_dist.codegen.layout import periods
 from etc_dist.codegen.names import (
     dim_name,
     events_name,
@@ -71,8 +72,10 @@ def fill(
     }
     for lane in plan.lanes:
         for call in lane.calls:
-            integers[units_name(call.name)] = int(lane.units(call).evaluate(env))
+            integers[units_name(call.name)] = int(lane.turn_units(call).evaluate(env))
             integers[pace_name(call.name)] = int(call.pace.evaluate(env))
+    for name, lane, loop in periods(plan):
+        integers[name] = int(lane.period(loop).evaluate(env))
     large = {name: value for name, value in integers.items() if value >= 2**31}
     if large:
         raise _too_large(plan, dims, large)

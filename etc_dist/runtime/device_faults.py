@@ -67,7 +67,7 @@ def not_empty(rank: int, worker: int, lane: str, task: str) -> RangeRecord:
 def _task(plan: Plan, fault: Any, env: dict[str, Any]) -> tuple[Call, str]:
     call = plan.graph.calls[int(fault["call"])]
     place = call.coordinates(int(fault["task"]), env)
-    return call, f"{call.name}[{', '.join(str(int(v)) for v in place.values())}]"
+    return call, call.label([int(v) for v in place.values()])
 
 
 def _range_record(

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from etc_dist.ir.call import task_label
 from etc_dist.ir.function import LANES, TRANSFER
 from etc_dist.schedule.plan import Plan
 
@@ -21,7 +22,8 @@ _GPU_CLOCK = "GPUs do not share a clock: each rank's time begins with its first 
 @dataclass(frozen=True, order=True)
 class TaskRecord:
     """One task as it ran. `task` is its index in the call's order, `coordinate` the
-    tile that this is; `lane` is the one that the worker's threads belong to."""
+    tile that this is, first those of `loops`; `lane` is the one that the worker's
+    threads belong to."""
 
     rank: int
     worker: int
@@ -31,10 +33,11 @@ class TaskRecord:
     call: str
     task: int
     coordinate: tuple[int, ...] = ()
+    loops: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
-        return f"{self.call}[{', '.join(map(str, self.coordinate))}]"
+        return task_label(self.call, self.loops, self.coordinate)
 
     @property
     def row(self) -> tuple[int, int, str]:
@@ -204,9 +207,9 @@ def _gpu_records(
                 name += "" if call.function.lane == TRANSFER else " (forward)"
             begin, end = int(found["begin"][row]), int(found["end"][row])
             at = (rank, int(worker[row]), lane)
-            yield TaskRecord(
-                *at, begin - origin, end - origin, name, index, tuple(tile)
-            )
+            span = (begin - origin, end - origin)
+            place = tuple(tile), call.loop_names
+            yield TaskRecord(*at, *span, name, index, *place)
 
 
 def _joined(records: Iterable[TaskRecord]) -> Iterator[TaskRecord]:

@@ -1,6 +1,7 @@
 """Plans: the assignment of tasks to workers, as index arithmetic, never as a table.
 
-A lane's tasks are the tasks of its calls, one call after the other. A *unit* is what
+A lane's tasks are the tasks of its calls, one call after the other, in a loop turn by
+turn. A *unit* is what
 the lane assigns at once: one task, or, in a lane whose workers run in clusters of two,
 one task that both run together or two tasks that each runs alone.
 
@@ -14,7 +15,7 @@ sorted accordingly: those without waits first.
 The tasks of a call in a queue lane form *groups* that wait for the same events and so
 become ready together: one group for each value of the coordinates in the waits. A unit
 never spans two groups. In other lanes, and without waits, all tasks of a call are one
-group.
+group, or those of each turn of the loops around it.
 
 A group may be split into *passes*, one for each value of the coordinates that precede
 all coordinates in the waits. Tasks of the first pass are queued like all others, those
@@ -25,13 +26,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import wraps
-from typing import Any
+from functools import cached_property, wraps
+from typing import Any, TypeVar
 
 from etc_dist.ir.call import Call, Coordinate, size_of
 from etc_dist.ir.dims import checked_dims
 from etc_dist.ir.expr import Const, Expr, ceildiv, maximum, minimum
 from etc_dist.ir.graph import GraphFunction
+from etc_dist.schedule.loops import Item, Loop, nest
 
 STRIDED, TICKET, QUEUE = "strided", "ticket", "queue"
 
@@ -50,15 +52,18 @@ def passing_axes(call: Call) -> tuple[Coordinate, ...]:
     return call.axes[:first]
 
 
-def _once_a_call(method: Callable[[Lane, Call], Expr]) -> Callable[[Lane, Call], Expr]:
-    """Keep what `method` returns for each call of the lane, by the call's name."""
+Part = TypeVar("Part", bound=Item)
+
+
+def _once(method: Callable[[Lane, Part], Expr]) -> Callable[[Lane, Part], Expr]:
+    """Keep what `method` returns for each call or loop of the lane, by its name."""
 
     @wraps(method)
-    def kept(self: Lane, call: Call) -> Expr:
+    def kept(self: Lane, part: Part) -> Expr:
         made: dict[str, Expr] = self.__dict__.setdefault(f"_{method.__name__}", {})
-        if call.name not in made:
-            made[call.name] = method(self, call)
-        return made[call.name]
+        if part.name not in made:
+            made[part.name] = method(self, part)
+        return made[part.name]
 
     return kept
 
@@ -80,15 +85,27 @@ class Lane:
         """Whether the units of `call` pass through the lane's queue."""
         return self.policy == QUEUE and bool(call.waits)
 
+    @cached_property
+    def items(self) -> tuple[Item, ...]:
+        """The calls in their loops. A queue has no loops: its tasks run when they are
+        ready."""
+        return self.calls if self.policy == QUEUE else nest(self.calls)
+
+    @property
+    def has_loops(self) -> bool:
+        return any(isinstance(item, Loop) for item in self.items)
+
     def gating(self, call: Call) -> tuple[Coordinate, ...]:
         """The axes that distinguish the groups of `call`."""
+        if self.policy != QUEUE:
+            return call.loop_axes
         return gating_axes(call) if self.queued(call) else ()
 
     def groups(self, call: Call) -> Expr:
         """Groups of `call` on one rank."""
         return size_of(self.gating(call))
 
-    @_once_a_call
+    @_once
     def group_size(self, call: Call) -> Expr:
         """Tasks of a group of `call`."""
         gating = self.gating(call)
@@ -98,7 +115,7 @@ class Lane:
         """Tasks of a unit of `call`; the last unit of a group may have fewer."""
         return self.cluster // call.function.cluster
 
-    @_once_a_call
+    @_once
     def group_units(self, call: Call) -> Expr:
         """Units of a group of `call`."""
         share = self.share(call)
@@ -135,10 +152,21 @@ class Lane:
             count = count + minimum(1, self.passes(call)) * units
         return count
 
-    @_once_a_call
+    @_once
     def units(self, call: Call) -> Expr:
         """Units of `call` on one rank."""
         return self.groups(call) * self.group_units(call)
+
+    def turn_units(self, item: Item) -> Expr:
+        """Units of a call or loop in one turn of the loops around it."""
+        if isinstance(item, Loop):
+            return item.axis.extent * self.period(item)
+        return self.units(item) if self.policy == QUEUE else self.group_units(item)
+
+    @_once
+    def period(self, loop: Loop) -> Expr:
+        """Units of one turn of `loop`."""
+        return self._turn(loop.items)
 
     def first_unit(self, call: Call) -> Expr:
         """Units of the calls before `call` in the lane."""
@@ -148,7 +176,7 @@ class Lane:
     @property
     def total(self) -> Expr:
         """Units of the whole lane on one rank."""
-        return self._sum(self.calls)
+        return self._turn(self.items)
 
     @property
     def initial(self) -> Expr:
@@ -169,6 +197,54 @@ class Lane:
         group, part = divmod(unit, int(self.group_units(call).evaluate(env)))
         first = part * share
         return range(group * size + first, group * size + min(first + share, size))
+
+    def position(self, call: Call, unit: Any, env: dict[str, Any]) -> Any:
+        """The lane's number of the call's unit `unit`, an int or an array."""
+        turn, at = divmod(unit, max(1, self._number(self.turn_units(call), env)))
+        items, axes = self.items, () if self.policy == QUEUE else call.loop_axes
+        for depth, axis in enumerate(axes):
+            loops = (item for item in items if isinstance(item, Loop))
+            loop = next(loop for loop in loops if loop.axis == axis)
+            extent, inner = (
+                self._number(count, env)
+                for count in (axis.extent, size_of(axes[depth + 1 :]))
+            )
+            at += (
+                turn
+                // max(1, inner)
+                % max(1, extent)
+                * (self._number(self.period(loop), env))
+            )
+            at += self._number(self._turn(items[: items.index(loop)]), env)
+            items = loop.items
+        return at + self._number(self._turn(items[: items.index(call)]), env)
+
+    def find(self, unit: int, env: dict[str, Any]) -> tuple[Call, int] | None:
+        """The call of the lane's unit `unit`, and the number of the unit in the call;
+        None beyond the last unit."""
+        items, turn = self.items, 0
+        while True:
+            for item in items:
+                units = self._number(self.turn_units(item), env)
+                if unit < units:
+                    break
+                unit -= units
+            else:
+                return None
+            if not isinstance(item, Loop):
+                return item, turn * units + unit
+            inner, unit = divmod(unit, self._number(self.period(item), env))
+            turn = turn * self._number(item.axis.extent, env) + inner
+            items = item.items
+
+    def _number(self, expr: Expr, env: dict[str, Any]) -> int:
+        return int(expr.evaluate(env))
+
+    def _turn(self, items: Sequence[Item]) -> Expr:
+        count: Expr = Const(0)
+        for item in items:
+            count = count + self.turn_units(item)
+        return count
 
     def _sum(self, calls: Sequence[Call]) -> Expr:
         count: Expr = Const(0)
@@ -198,14 +274,11 @@ class Plan:
         self, lane: Lane, index: int, env: dict[str, Any]
     ) -> Iterator[tuple[Call, int]]:
         """The tasks (call, t) of a lane's unit; two if two workers run one each."""
-        for call in lane.calls:
-            units = int(lane.units(call).evaluate(env))
-            if index >= units:
-                index -= units
-                continue
-            for t in lane.tasks(call, index, env):
+        found = lane.find(index, env)
+        if found is not None:
+            call, unit = found
+            for t in lane.tasks(call, unit, env):
                 yield call, t
-            return
 
     def show(self, workers: int | None = None, **dims: int) -> str:
         """Stable text; with dims and workers, also the numbers at that shape."""
@@ -219,17 +292,7 @@ class Plan:
             )
         for lane in self.lanes:
             lines.append(f"lane {lane.name}: {lane.policy}, cluster {lane.cluster}")
-            for call in lane.calls:
-                lines.append(f"  {call.name}: {lane.units(call)} units")
-                if lane.queued(call):
-                    gating = ", ".join(str(a.symbol) for a in lane.gating(call))
-                    lines[-1] += f", {lane.groups(call)} groups by ({gating})"
-                if call.name in lane.passing:
-                    lines[-1] += f" in {lane.passes(call)} passes"
-                if call.name in lane.skipped:
-                    lines[-1] += ", empty ones are skipped"
-                if env is not None:
-                    lines.append(f"    = {int(lane.units(call).evaluate(env))}")
+            lines += _show_items(lane, lane.items, env)
             if env is not None and workers and lane.policy == STRIDED:
                 total = int(lane.total.evaluate(env))
                 groups = workers // lane.cluster
@@ -237,3 +300,27 @@ class Plan:
                     f"  {total} units = {total / groups:.2f} waves of {groups}"
                 )
         return "\n".join(lines) + "\n"
+
+
+def _show_items(
+    lane: Lane, items: Sequence[Item], env: dict[str, Any] | None, indent: str = "  "
+) -> Iterator[str]:
+    """The units of calls, and of the calls of each turn of a loop."""
+    for item in items:
+        if isinstance(item, Loop):
+            turns = f"{item.axis.extent} turns of {lane.period(item)} units"
+            yield f"{indent}loop {item.name}: {turns}"
+            yield from _show_items(lane, item.items, env, indent + "  ")
+            continue
+        units = lane.turn_units(item)
+        text = f"{indent}{item.name}: {units} units"
+        if lane.queued(item):
+            gating = ", ".join(str(a.symbol) for a in lane.gating(item))
+            text += f", {lane.groups(item)} groups by ({gating})"
+        if item.name in lane.passing:
+            text += f" in {lane.passes(item)} passes"
+        if item.name in lane.skipped:
+            text += ", empty ones are skipped"
+        yield text
+        if env is not None:
+            yield f"{indent}  = {int(units.evaluate(env))}"

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from etc_dist.errors import GraphError
-from etc_dist.ir.call import TASK, Call
+from etc_dist.ir.call import TASK, Call, size_of
 from etc_dist.ir.event import EventRef
 from etc_dist.ir.expr import Expr
 from etc_dist.ir.tensor import Region
@@ -181,9 +181,9 @@ class _Reader:
             )
 
     def check_runs(self, lane: Lane, call: Call, rank: int, count: int) -> None:
-        """Refuse an `empty_until` that is not in t + 1 .. tasks. Also refuse runs of
-        empty tasks before a call that gathers: a worker could block in the gather
-        before the skipped tasks have notified."""
+        """Refuse an `empty_until` that is not in t + 1 .. tasks, in a loop those of the
+        turn. Also refuse runs of empty tasks before a call that gathers: a worker could
+        block in the gather before the skipped tasks have notified."""
         if call.empty_until is None or count == 0:
             return
         t = np.arange(count)
@@ -195,19 +195,25 @@ class _Reader:
         except (ArithmeticError, ValueError) as error:
             self.fail(("runs", call.name), f"{subject}: {error}", fix)
             return
-        bad = np.flatnonzero((end <= t) | (end > count))
+        turn = count // max(1, int(size_of(call.loop_axes).evaluate(inner)))
+        last = t - t % turn + turn
+        bad = np.flatnonzero((end <= t) | (end > last))
         if bad.size:
             first = int(bad[0])
             self.fail(
                 ("runs", call.name),
                 f"{subject}: t={first} gives {int(end[first])}, not one of "
-                f"{first + 1} .. {count}",
+                f"{first + 1} .. {last[first]}",
                 fix,
                 int(bad.size),
             )
         later = lane.calls[lane.calls.index(call) + 1 :]
+        if call.loops:  # the calls before it follow in the next turn
+            same = [c for c in lane.calls if c.loop_axes[:1] == call.loop_axes[:1]]
+            later = (*later, *(c for c in same if c not in (call, *later)))
         gathers = [c.name for c in later if c.function.gathers]
-        if call.function.gathers and ((end != t + 1) & (end != count)).any():
+        ends = count if not call.loops else 0
+        if call.function.gathers and ((end != t + 1) & (end != ends)).any():
             gathers.append(call.name)
         if gathers and lane.policy != QUEUE:
             self.fail(

@@ -8,7 +8,7 @@ use these numbers; only fault texts need names.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -193,10 +193,15 @@ def place(plan: Plan, blocks: list[Block], workers: int) -> Queues:
     queue, position, slot = (np.zeros(total, np.int64) for _ in range(3))
     whole, strided = np.ones(total, bool), np.zeros(total, bool)
     names: list[str] = []
-    offset: dict[tuple[str, int], int] = {}
+    lanes: dict[tuple[str, int], Lane] = {}
     first_queue: dict[tuple[str, int], int] = {}
     for block in blocks:
-        lane, key = block.lane, (block.lane.name, block.rank)
+        key = block.lane.name, block.rank
+        if key not in lanes:
+            # Calls whose tasks cannot be counted are left out.
+            counted = [b.call for b in blocks if (b.lane.name, b.rank) == key]
+            lanes[key] = replace(block.lane, calls=tuple(counted))
+        lane = lanes[key]
         here = slice(block.base, block.base + block.count)
         unit, member = lane.place(block.call, np.arange(block.count), block.env)
         if lane.share(block.call) > 1:
@@ -209,9 +214,7 @@ def place(plan: Plan, blocks: list[Block], workers: int) -> Queues:
         if key not in first_queue:
             first_queue[key] = len(names)
             names += _queue_names(lane, block.rank, clusters)
-        unit = unit + offset.get(key, 0)
-        if block.count:
-            offset[key] = int(unit[-1]) + 1
+        unit = lane.position(block.call, unit, block.env)
         queue[here] = first_queue[key] + unit % clusters
         position[here] = unit // clusters
         function = block.call.function

@@ -54,15 +54,21 @@ class HappensBefore:
     def search(self, first: Array, second: Array, early: Mask) -> Mask:
         """Pairs ordered by a chain of steps. Exact, for the few that are not direct."""
         found = np.zeros(first.shape, bool)
-        sources, source = np.unique(first, return_inverse=True)
+        # By level: the chains of a batch then lie within few levels.
+        by_level = np.lexsort((first, self.level[first]))
+        new = np.diff(first[by_level], prepend=NONE) != 0
+        sources, source = first[by_level][new], np.cumsum(new) - 1
         width = WORD * max(1, min(WORD, BUDGET // max(1, self.tasks.tasks)))
         previous = self._previous()
-        steps = self._steps()
+        steps, levels = self._steps()
         for start in range(0, sources.size, width):
             batch = sources[start : start + width]
-            reached, met = self._reached(batch, previous, steps)
-            pairs = np.flatnonzero((source >= start) & (source < start + width))
-            bit = source[pairs] - start
+            begin, end = np.searchsorted(source, (start, start + width))
+            pairs = by_level[begin:end]
+            low, high = self.level[batch[0]], self.level[second[pairs]].max()
+            here = slice(*np.searchsorted(levels, (low, high + 1)))
+            reached, met = self._reached(batch, previous, steps[here])
+            bit = source[begin:end] - start
             words = reached[second[pairs], bit // WORD]
             few = np.flatnonzero(early[pairs])
             if few.size:
@@ -75,11 +81,12 @@ class HappensBefore:
             found[pairs] = (words >> (bit % WORD).astype(np.uint64)) & np.uint64(1) != 0
         return found
 
-    def _steps(self) -> list[Array]:
-        """The tasks, level by level."""
+    def _steps(self) -> tuple[list[Array], Array]:
+        """The tasks, level by level, and the levels."""
         order = np.argsort(self.level, kind="stable")
         cuts = np.flatnonzero(np.diff(self.level[order])) + 1
-        return np.split(order, cuts)
+        levels = self.level[order][np.concatenate(([0], cuts))]
+        return np.split(order, cuts), levels
 
     def _previous(self) -> Array:
         """[worker of the cluster, task] -> the previous task of that worker."""
@@ -96,8 +103,8 @@ class HappensBefore:
     def _reached(
         self, sources: Array, previous: Array, steps: list[Array]
     ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-        """[task, word]: bit b is set for sources[b] and all tasks after it; and
-        [element, word]: for the elements that these tasks notify."""
+        """[task, word]: bit b is set for sources[b] and all tasks of `steps` after it;
+        and [element, word]: for the elements that these tasks notify."""
         words = -(-sources.size // WORD)
         # NOTE: the last row stays zero: NONE, as an index, selects it.
         tasks = np.zeros((self.tasks.tasks + 1, words), np.uint64)

@@ -161,7 +161,14 @@ class _Run:
         queues = tasks.queues
         self.left = counts.notified.copy()
         self.round = np.full(tasks.tasks, NONE)
-        self.rest = np.lexsort((queues.position, queues.queue))
+        self.order = np.lexsort((queues.position, queues.queue))
+        bounds = np.searchsorted(
+            queues.queue[self.order], np.arange(len(queues.names) + 1)
+        )
+        self.at, self.end = bounds[:-1].copy(), bounds[1:]
+        """By queue: where in `order` its tasks that have not run begin and end."""
+        self.active = np.arange(len(queues.names))
+        """The queues whose first task may run."""
         waiter, slot = np.nonzero(tasks.wait != NONE)
         element = tasks.wait[waiter, slot]
         by_element = np.argsort(element, kind="stable")
@@ -174,8 +181,14 @@ class _Run:
     def finish(self) -> None:
         """Run all tasks that can ever run."""
         number = 0
-        while self.rest.size and self.advance(number):
+        while self.advance(number):
             number += 1
+
+    @property
+    def rest(self) -> Array:
+        """The tasks that have not run, queue by queue."""
+        rest: Array = self.order[self.round[self.order] == NONE]
+        return rest
 
     def blocked(self) -> Mask:
         return self.missing[self.rest] > 0
@@ -191,17 +204,44 @@ class _Run:
 
     def advance(self, number: int) -> bool:
         """Run all tasks that can run now; False if there are none."""
-        queues, rest = self.tasks.queues, self.rest
-        ready = ~self.blocked()
-        ready &= queues.position[rest] <= self.heads()[queues.queue[rest]]
-        done = rest[ready]
-        self.round[done] = number
-        self.rest = rest[~ready]
+        done = self.take(number)
         notified = self.tasks.notify[done]
         element, times = np.unique(notified[notified != NONE], return_counts=True)
         self.left[element] -= times
         self.release(element[self.left[element] == 0])
         return done.size > 0
+
+    def take(self, number: int) -> Array:
+        """The tasks of the active queues up to the first blocked one of each queue, and
+        the other tasks of that one's unit. They run in round `number`."""
+        taken = [np.zeros(0, np.int64)]
+        queues, most = self.active, 1
+        while (queues := queues[self.at[queues] < self.end[queues]]).size:
+            begin = self.at[queues]
+            count = np.minimum(most, self.end[queues] - begin)
+            start = np.cumsum(count) - count
+            index = np.arange(count.sum()) - np.repeat(start, count)
+            task = self.order[np.repeat(begin, count) + index]
+            free = np.where(self.missing[task] > 0, index, np.repeat(count, count))
+            free = np.minimum.reduceat(free, start)
+            taken.append(task[index < np.repeat(free, count)])
+            self.at[queues] += free
+            queues, most = queues[free == count], 2 * most
+        taken.append(self._rest_of_units())
+        done: Array = np.concatenate(taken)
+        done = done[self.round[done] == NONE]
+        self.round[done] = number
+        return done
+
+    def _rest_of_units(self) -> Array:
+        """Tasks of the active queues that are in the unit of the first blocked task."""
+        queues, position = self.active, self.tasks.queues.position
+        second = self.at[queues] + 1
+        at = second[second < self.end[queues]]
+        first, task = self.order[at - 1], self.order[at]
+        free = (position[task] == position[first]) & (self.missing[task] == 0)
+        found: Array = task[free]
+        return found
 
     def release(self, met: Array) -> None:
         """Count the waits that the elements `met` meet."""
@@ -209,6 +249,13 @@ class _Run:
         offset = np.repeat(begin - np.cumsum(count) + count, count)
         waiter = self.waiters[offset + np.arange(count.sum())]
         np.subtract.at(self.missing, waiter, 1)
+        queues = self.tasks.queues
+        waiter = waiter[self.missing[waiter] == 0]
+        # A queue advances once its first task, or another one of that unit, is free.
+        queue = queues.queue[waiter]
+        first = self.order[self.at[queue]]
+        is_first = queues.position[waiter] <= queues.position[first]
+        self.active = np.unique(queue[is_first])
 
 
 _CHANGE_ORDER = (

@@ -7,6 +7,7 @@ namespace etc {
 template <class... Calls>
 struct CallList {
   static constexpr int kCount = sizeof...(Calls);
+  static constexpr bool kHasLoops = false;
   // The roles of all calls together.
   static constexpr u32 kRoles = (0u | ... | u32(Calls::kRoles));
 
@@ -51,6 +52,58 @@ struct CallList {
   template <class Call, class Args>
   ETC_DEVICE static bool in_call(const Args& g, i32& unit) {
     const i32 n = Call::units(g);
+    if (unit < n) return true;
+    unit -= n;
+    return false;
+  }
+};
+
+// A loop of a lane over `Items`, calls and loops: in each turn the units of the first item, then
+// those of the second, and so on. `Turns` is generated: the number of turns, the units of a turn.
+template <class Turns, class... Items>
+struct Loop {
+  template <class Args>
+  ETC_DEVICE static i32 units(const Args& g) {
+    return Turns::turns(g) * Turns::period(g);
+  }
+};
+
+// The calls of a lane that has loops; Call::units are those of one turn.
+template <class List, class... Items>
+struct LoopedCalls : List {
+  static constexpr bool kHasLoops = true;
+
+  template <class Args>
+  ETC_DEVICE static i32 units(const Args& g) {
+    return (0 + ... + Items::units(g));
+  }
+
+  // As visit() of CallList; the units of a call are numbered turn by turn.
+  template <class Args, class F>
+  ETC_DEVICE static void visit(const Args& g, i32 unit, F&& f) {
+    visit_items<Items...>(g, unit, 0, f);
+  }
+
+ private:
+  // The unit of one turn of these items; `turn` counts the turns of all loops around them.
+  template <class... Inner, class Args, class F>
+  ETC_DEVICE static void visit_items(const Args& g, i32 unit, i32 turn, F& f) {
+    bool found = false;
+    ((found || !in_item<Inner>(g, unit) ? false : (found = true, enter(Inner{}, g, unit, turn, f), true)), ...);
+  }
+  template <class Call, class Args, class F>
+  ETC_DEVICE static void enter(Call call, const Args& g, i32 unit, i32 turn, F& f) {
+    f(call, turn * Call::units(g) + unit);
+  }
+  template <class Turns, class... Inner, class Args, class F>
+  ETC_DEVICE static void enter(
+      Loop<Turns, Inner...>, const Args& g, i32 unit, i32 turn, F& f) {
+    const i32 period = Turns::period(g), inner = unit / period;
+    visit_items<Inner...>(g, unit - inner * period, turn * Turns::turns(g) + inner, f);
+  }
+  template <class Item, class Args>
+  ETC_DEVICE static bool in_item(const Args& g, i32& unit) {
+    const i32 n = Item::units(g);
     if (unit < n) return true;
     unit -= n;
     return false;

@@ -348,7 +348,7 @@ class TensorLane {
   ETC_DEVICE i32 task_of(i32 unit) const {
     if constexpr (Call::kCluster == Program::kTensorCluster) {
       return unit;
-    } else if constexpr (Program::kDynamic) {
+    } else if constexpr (Program::kDynamic || Calls::kHasLoops) {
       constexpr i32 kShare = Program::kTensorCluster / Call::kCluster;
       const i32 size = Call::group_size(run_.g), units = Call::group_units(run_.g);
       const i32 group = unit / units;

@@ -91,7 +91,7 @@ class Task:
 
     @property
     def label(self) -> str:
-        return f"{self.call.name}[{', '.join(map(str, self.coordinate))}]"
+        return self.call.label(self.coordinate)
 
     @property
     def where(self) -> str:

@@ -309,4 +309,5 @@ class Workers:
         end = began + time.thread_time_ns() - cpu_time
         row = (task.rank, task.worker, task.lane)
         name, tile = task.call.name, task.coordinate
-        self.records.append(TaskRecord(*row, began, end, name, task.t, tile))
+        loops = task.call.loop_names
+        self.records.append(TaskRecord(*row, began, end, name, task.t, tile, loops))

@@ -1,0 +1,58 @@
+"""The text of loops: it does not depend on the number of turns."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from etc_dist.codegen import generate
+from etc_dist.ir import DeviceFunction, Graph, graph_function, tile
+from etc_dist.schedule import SCHEDULES
+from tests.verify.decoder import decoder
+
+F = DeviceFunction("f", print, "f.cuh", "tensor", 1, 1)
+BOTH = pytest.mark.parametrize("schedule", ["static", "dynamic"])
+
+
+@graph_function
+def layers(g: Graph, *, turns: int) -> None:
+    """A loop whose number of turns is a constant of the graph."""
+    n = g.dims("n")
+    x, y = g.input("x", (turns, n), "float32"), g.output("y", (turns, n), "float32")
+    done = g.events("done", (turns,), expects=7)
+    with g.loop(layer=turns) as layer:
+        for name in ("a", "b"):
+            (i,) = grid = g.grid(i=7)
+            refs = {"notifies" if name == "a" else "waits": [done[layer]]}
+            region = x[layer, tile(i, 8)], y[layer, tile(i, 8)]
+            g.call(F, grid, name=name, reads=region[:1], writes=region[1:], **refs)
+
+
+@BOTH
+def test_two_and_64_turns_have_the_same_text_but_for_numbers(schedule):
+    few, many = (
+        generate(SCHEDULES[schedule](layers(1, turns=turns))) for turns in (2, 64)
+    )
+    assert few.arguments == many.arguments
+    numbers = [re.findall(r"\b\d+\b", source.text) for source in (few, many)]
+    assert set(zip(*numbers, strict=True)) >= {("2", "64"), ("7", "7")}
+    assert re.sub(r"\b\d+\b", "#", few.text) == re.sub(r"\b\d+\b", "#", many.text)
+
+
+@BOTH
+def test_a_number_of_turns_that_is_a_dim_is_not_in_the_text(schedule):
+    source = generate(SCHEDULES[schedule](decoder(1)), check=False)
+    assert source.arguments.dtype.itemsize < 1024
+    assert "turns(const Args& g) { return g.dim_layers; }" in source.text or (
+        schedule == "dynamic"
+    )
+    assert not re.search(r"\b64\b", source.text)
+
+
+def test_a_loop_is_a_part_of_the_list_of_calls():
+    source = generate(SCHEDULES["static"](layers(1, turns=2))).text
+    assert (
+        "CallList<Call_a, Call_b>, Loop<Loop_tensor_layer, Call_a, Call_b>>;" in source
+    )
+    assert "i32 period(const Args& g) { return g.period_tensor_layer; }" in source
