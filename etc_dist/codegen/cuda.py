@@ -279,8 +279,9 @@ def _numbers(plan: Plan, call: Call) -> list[str]:
     """The named numbers that the body takes by keyword."""
     derived = {symbol.name for symbol, _ in plan.graph.derived}
     dims = derived | {symbol.name for symbol in plan.graph.dims}
-    names = [name for name in call.function.keywords if name in dims]
-    return [method(f"i32 number_{name}", f"g.{dim_name(name)}") for name in names]
+    values = {n: f"g.{dim_name(n)}" for n in call.function.keywords if n in dims}
+    values |= {name: text(value) for name, value in call.values}
+    return [method(f"i32 number_{name}", value) for name, value in values.items()]
 
 
 def _roles(call: Call) -> str:

@@ -109,11 +109,11 @@ class Emulator:
         with _running:
             report, records = self._locked_run(arrays, dims, seed, runs)
         name = f"{graph.name}, {self.plan.schedule} schedule, seed {seed}"
+        if records:  # further faults follow from these
+            raise unfinished(records, name)
         if report:
             what, _, where = report.rpartition("; ")
             raise emulation_error(what, where, name)
-        if records:
-            raise unfinished(records, name)
         outputs = [t.name for t in graph.tensors if t.kind in WRITTEN]
         return [{name: held[name] for name in outputs} for held in arrays]
 

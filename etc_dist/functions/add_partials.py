@@ -4,22 +4,17 @@ Partial results are those of split-K slices or of ranks. They are added in order
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from etc_dist.functions.matmul import silu, two_byte
+from etc_dist.functions.matmul import two_byte
 from etc_dist.ir import DeviceFunction, Extent, Operand
 from etc_dist.ir.function import TRANSFER
 
 
 def _add(partials: Any, y: Any) -> None:
     y[...] = sum_in_order(partials).astype(y.dtype)
-
-
-def _activate(gate: Any, up: Any, active: Any) -> None:
-    active[...] = (silu(sum_in_order(gate)) * sum_in_order(up)).astype(active.dtype)
 
 
 def sum_in_order(partials: Any) -> Any:
@@ -35,37 +30,20 @@ def vector_columns(dtype: str) -> Extent:
     return Extent(name="columns", multiple=8, begins=8)
 
 
-def _result(dtype: str) -> Operand:
-    return Operand(("rows", vector_columns(dtype)), dtype, leading=True)
-
-
-PARTIALS = Operand((None, "rows", vector_columns("float32")), "float32")
-
-
 def add_partials(dtype: str) -> DeviceFunction:
     """fp32 partials [n, rows, columns] -> their sum in `dtype`, in this rank's memory
     or in a peer's. On GPUs columns are multiples of 8."""
     result = dtype if dtype == "float32" else two_byte(dtype)
-    return _function("add_partials", dtype, _add, {0: PARTIALS, 1: _result(result)})
-
-
-def activate_partials(dtype: str) -> DeviceFunction:
-    """fp32 partials of gate's and of up's GEMM [n, rows, columns] -> silu(gate) * up of
-    their sums."""
-    tile = {0: PARTIALS, 1: PARTIALS, 2: _result(two_byte(dtype))}
-    return _function("activate_partials", dtype, _activate, tile)
-
-
-def _function(
-    name: str, dtype: str, body: Callable[..., None], tile: Mapping[int, Operand]
-) -> DeviceFunction:
     return DeviceFunction(
-        name=name,
-        body=body,
+        name="add_partials",
+        body=_add,
         source="functions/add_partials.cuh",
         lane=TRANSFER,
-        reads=len(tile) - 1,
+        reads=1,
         writes=1,
         constants={"kIsHalf": int(dtype == "float16")},
-        tile=tile,
+        tile={
+            0: Operand((None, "rows", vector_columns("float32")), "float32"),
+            1: Operand(("rows", vector_columns(dtype)), result, leading=True),
+        },
     )

@@ -1,8 +1,9 @@
 """Dense matrix multiplication on tiles of many shapes; CUDA half in
 `kernels/functions/tile_matmul.cuh`.
 
-All compute x @ w.T with fp32 accumulators, w stored [n, k]. A cluster of two workers
-runs one task. Which shape is fast depends on the sizes: see `ops/matmul_policy.py`.
+All compute x @ w.T with fp32 accumulators, w stored [n, k], or the SwiGLU of two such
+products. A cluster of two workers runs one task. Which shape is fast depends on the
+sizes: see `ops/matmul_policy.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from etc_dist.functions.matmul import DEPTH, STAGE_K, two_byte
+from etc_dist.functions.matmul import DEPTH, STAGE_K, silu, two_byte
 from etc_dist.ir import (
     DeviceFunction,
     Expr,
@@ -68,6 +69,17 @@ class TileShape:
         return self.columns if self.split == "k" else self.columns // 2
 
     @property
+    def gated_columns(self) -> int:
+        """Rows of gate or up that one worker loads at once."""
+        whole = self.split == "rows"  # each worker loads one of them
+        return self.loaded_columns if whole else self.loaded_columns // 2
+
+    @property
+    def may_be_gated(self) -> bool:
+        """Whether half of a worker's columns are whole eights."""
+        return self.worker_columns % 16 == 0
+
+    @property
     def depth(self) -> int:
         """k of a stage. Wide stages stream weights faster, but some must be in flight
         while one is multiplied."""
@@ -99,54 +111,88 @@ class TileShape:
 
 
 def _multiply(x: Any, w: Any, y: Any, *, packed_tile: int) -> None:
-    y[...] = (x.astype(np.float32) @ w.astype(np.float32).T).astype(y.dtype)
+    y[...] = _product(x, w).astype(y.dtype)
+
+
+def _multiply_gated(x: Any, gate: Any, up: Any, y: Any, *, packed_tile: int) -> None:
+    y[...] = (silu(_product(x, gate)) * _product(x, up)).astype(y.dtype)
+
+
+def _product(x: Any, w: Any) -> Any:
+    return x.astype(np.float32) @ w.astype(np.float32).T
 
 
 class Tiles:
-    """The tiles of a graph, one of which the number `shape` chooses in a run: their
-    sizes as numbers of the graph `g`."""
+    """The tiles of one matrix multiplication of a graph `g`, of which the number
+    `shape` chooses one in a run. Their sizes are numbers of the graph, whose names
+    begin with `name`."""
 
-    def __init__(self, g: Graph, shape: Expr, shapes: Sequence[TileShape]):
+    def __init__(
+        self, g: Graph, name: str, shape: Expr, shapes: Sequence[TileShape]
+    ) -> None:
+        self._g, self._name, self._shape = g, name, shape
         self._shapes = tuple(shapes)
+        self._packed = [s.packed(number) for number, s in enumerate(self._shapes)]
+        self.rows = self._number("rows", [s.rows for s in shapes])
+        self.columns = self._number("columns", [s.columns for s in shapes])
+        """Rows of w, of one matrix."""
+        self._x_box = self._number("x_box", [s.worker_rows for s in shapes])
+        self.values = {"packed_tile": self._number("tile", self._packed)}
+        """For `g.call`."""
 
-        def chosen(name: str, value: Callable[[TileShape], int]) -> Expr:
-            return g.let(name, _chosen(shape, [*map(value, self._shapes)]))
-
-        self.rows = chosen("tile_rows", lambda s: s.rows)
-        self.columns = chosen("tile_columns", lambda s: s.columns)
-        self._box_rows = chosen("x_box_rows", lambda s: s.worker_rows)
-        self._box_columns = chosen("w_box_rows", lambda s: s.loaded_columns)
-        packed = [s.packed(number) for number, s in enumerate(self._shapes)]
-        g.let("packed_tile", _chosen(shape, packed))
-        self._packed = tuple(packed)
-
-    def function(self, dtype: str) -> DeviceFunction:
+    def store(self, dtype: str) -> DeviceFunction:
         """x tile [rows, k], w tile [columns, k] -> y tile [rows, columns], in this
         rank's memory. Tiles may end at the tensors' edges; a row of y is a multiple of
         8."""
-        element = two_byte(dtype)
+        box = self._number("w_box", [s.loaded_columns for s in self._shapes])
+        return self._function(dtype, _multiply, [box])
+
+    def gated(self, dtype: str) -> DeviceFunction:
+        """x tile [rows, k], gate and up tiles [columns / 2, k] -> silu(x @ gate.T) *
+        (x @ up.T), a tile [rows, columns / 2]; otherwise as `store`. For shapes that
+        `may_be_gated`."""
+        box = self._number("w_box", [s.gated_columns for s in self._shapes])
+        return self._function(dtype, _multiply_gated, [box, box])
+
+    def half_columns(self) -> Expr:
+        """Rows of gate, and of up, of a gated tile."""
+        return self._number("half_columns", [s.columns // 2 for s in self._shapes])
+
+    def _number(self, name: str, values: Sequence[int]) -> Expr:
+        return self._g.let(f"{self._name}_{name}", _chosen(self._shape, values))
+
+    def _function(
+        self, dtype: str, body: Callable[..., None], weights: Sequence[Expr]
+    ) -> DeviceFunction:
+        element, streams = two_byte(dtype), range(1, 1 + len(weights))
+        factors = dict.fromkeys((0, *streams), Operand((None, DEPTH), element))
         return DeviceFunction(
             name="tile_matmul",
-            body=_multiply,
+            body=body,
             source="functions/tile_matmul.cuh",
             lane=TENSOR,
-            reads=2,
+            reads=len(factors),
             writes=1,
             cluster=2,
             parts=2,
             roles=(LOAD, COMPUTE),
-            streams=(1,),
+            streams=tuple(streams),
             shared=BUFFER_BYTES,
             boxes={
-                0: TmaBox(self._box_rows, STAGE_K),
-                1: TmaBox(self._box_columns, STAGE_K),
+                0: TmaBox(self._x_box, STAGE_K),
+                **{
+                    n: TmaBox(w, STAGE_K) for n, w in zip(streams, weights, strict=True)
+                },
             },
             tile={
-                0: Operand((None, DEPTH), element),
-                1: Operand((None, DEPTH), element),
-                2: Operand((None, Extent(begins=8)), element),
+                **factors,
+                len(factors): Operand((None, Extent(begins=8)), element),
             },
-            constants={"kIsHalf": int(dtype == "float16"), "kTiles": self._packed},
+            constants={
+                "kIsHalf": int(dtype == "float16"),
+                "kGated": int(len(weights) == 2),
+                "kTiles": tuple(self._packed),
+            },
         )
 
 

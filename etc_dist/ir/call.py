@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +58,9 @@ class Call:
     pace: Expr
     empty_until: Expr | None = None
     loops: int = 0
+    values: tuple[tuple[str, Expr], ...] = ()
+    """Keyword-only parameters of the body -> what they get, in place of the dim or
+    number of their name."""
 
     @property
     def loop_axes(self) -> tuple[Coordinate, ...]:
@@ -89,6 +92,11 @@ class Call:
         """Whether waits, accesses or notifications of a task depend on loads."""
         return bool(waiting_loads(self) or working_loads(self))
 
+    def keywords(self, env: Mapping[str, Any]) -> dict[str, Any]:
+        """The values of the body's keyword-only parameters."""
+        given = {name: int(value.evaluate(env)) for name, value in self.values}
+        return {n: given[n] if n in given else env[n] for n in self.function.keywords}
+
     def coordinates(self, t: Any, env: dict[str, Any]) -> dict[str, Any]:
         """Coordinate name -> value of task `t` (an int or an array of them)."""
         inner = {**env, TASK.name: t}
@@ -108,6 +116,7 @@ class Call:
         if self.loops:
             lines.append(f"  in loops {', '.join(self.loop_names)}")
         lines.append(f"  order t -> ({', '.join(map(str, self.order))})")
+        lines += [f"  {name} = {value}" for name, value in self.values]
         if self.pace != Const(0):
             lines.append(f"  pace {self.pace} ns")
         if self.empty_until is not None:

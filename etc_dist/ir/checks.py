@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
+from types import NoneType
 from typing import TYPE_CHECKING
 
-from etc_dist.errors import GraphError
+from etc_dist.errors import GraphError, expect_type
 from etc_dist.ir.call import TASK, Call, waiting_loads, working_loads
 from etc_dist.ir.event import EventTensor
-from etc_dist.ir.expr import Const, Expr, wrap
+from etc_dist.ir.expr import Const, Expr, Symbol, wrap
 from etc_dist.ir.loads import UPPER_BOUND, refuse_loads
 from etc_dist.ir.tensor import Tensor
 
@@ -135,9 +136,42 @@ def _check_operands(call: Call, where: str) -> None:
         )
 
 
+def named_values(
+    given: Mapping[str, Expr | int] | None, where: str
+) -> tuple[tuple[str, Expr], ...]:
+    """What keyword-only parameters of a body get."""
+    where = f"{where}: values="
+    expect_type(given, (Mapping, NoneType), where)
+    made = []
+    for name, value in (given or {}).items():
+        expect_type(name, str, where)
+        made.append((name, wrap(value, where)))
+    return tuple(made)
+
+
 def _check_keywords(call: Call, where: str, known: Set[str]) -> None:
-    names = known | {axis.symbol.name for axis in call.axes}
+    given = {name for name, _ in call.values}
+    names = known | {axis.symbol.name for axis in call.axes} | given
     unknown = [name for name in call.function.keywords if name not in names]
+    extra = sorted(given - {*call.function.keywords})
+    if extra:
+        raise GraphError(
+            f"values= of call {call.name} has names that its body does not take",
+            where=f"{where}, {call.function}",
+            wanted="keyword-only parameters: "
+            + (", ".join(call.function.keywords) or "none"),
+            got=", ".join(extra),
+            fix="name a parameter after * in the body",
+        )
+    unnamed = [str(v) for _, v in call.values if not _is_named(v, known)]
+    if unnamed:
+        raise GraphError(
+            f"values= of call {call.name} has expressions",
+            where=f"{where}, {call.function}",
+            wanted="dims, numbers of g.let, or constants",
+            got=", ".join(unnamed),
+            fix="name the expression: g.let(name, expression)",
+        )
     if unknown:
         raise GraphError(
             f"the body of call {call.name} takes values that the call does not have",
@@ -147,6 +181,12 @@ def _check_keywords(call: Call, where: str, known: Set[str]) -> None:
             fix="name a dim, a number of g.let, a coordinate of the grid, or rank; "
             "operands are positional parameters",
         )
+
+
+def _is_named(value: Expr, known: Set[str]) -> bool:
+    return isinstance(value, Const) or (
+        isinstance(value, Symbol) and value.name in known
+    )
 
 
 def _check_coordinates(call: Call, where: str, known: Set[str]) -> None:

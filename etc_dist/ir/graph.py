@@ -36,6 +36,7 @@ from etc_dist.ir.checks import (
     check_members,
     check_symbols,
     loop_extent,
+    named_values,
     refuse_empty_loop,
     refuse_loads_of_written_state,
 )
@@ -251,6 +252,7 @@ class Graph:
         pace: Expr | int = 0,
         name: str | None = None,
         empty_until: Until | None = None,
+        values: Mapping[str, Expr | int] | None = None,
     ) -> Call:
         """Add `function` over `grid`, one task for each coordinate. A task waits for
         all `waits`, runs on the regions `reads` and `writes`, then notifies all
@@ -259,7 +261,8 @@ class Graph:
         order: maps a task index to a coordinate; the default is row-major. pace:
         nanoseconds between the starts of tasks of the transfer lane. name: default the
         function's. empty_until: maps t to the end of a run of tasks that write nothing
-        if task t does not.
+        if task t does not. values: keyword-only parameters of the body, with what they
+        get in place of the number of their name.
 
         Raises GraphError for a call that cannot be correct, TypeError for an argument
         of a wrong type."""
@@ -281,6 +284,7 @@ class Graph:
             wrap(pace, f"{where}: pace="),
             run_end(empty_until, self._loops, grid, where),
             len(self._loops),
+            named_values(values, where),
         )
         check_members(made, where, self._tensors, self._events)
         check_call(made, where, self._values())

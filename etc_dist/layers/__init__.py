@@ -1,8 +1,7 @@
 """Layers: whole parts of a model as one program.
 
-mlp.py               MLP, and its graph for many rows
-mlp_packed_rows.py   its graph for tiles that hold rows of several ranks
-mlp_few_rows.py      its graph for decoding
+mlp.py               MLP, and its graph for many rows of several ranks
+mlp_tiles.py         its graph for one rank, and for fewer rows of several
 mlp_steps.py         shared by these graphs
 moe.py               MoE
 moe_graph.py         its graph on one rank and on many

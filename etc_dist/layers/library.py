@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from etc_dist.ir import GraphFunction
 from etc_dist.layers.mlp import mlp_graph
-from etc_dist.layers.mlp_few_rows import mlp_few_rows_graph
-from etc_dist.layers.mlp_packed_rows import mlp_packed_rows_graph
+from etc_dist.layers.mlp_tiles import mlp_tiles_graph
 from etc_dist.layers.moe_few_tokens import moe_few_tokens_graph
 from etc_dist.layers.moe_graph import PARALLEL, moe_graph
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
@@ -51,14 +50,18 @@ def _graphs() -> Iterator[tuple[str, GraphFunction]]:
     for world_size in (4, 8):
         graph = float_partials_graph(world_size)
         yield f"{graph.name} {world_size} {DTYPES[0]}", graph
-    for world_size in WORLD_SIZES:
+    for world_size in WORLD_SIZES[1:]:
         for dtype in DTYPES:
             graph = mlp_graph(world_size, dtype=dtype)
             yield f"{graph.name} {world_size} {dtype}", graph
-    for world_size, dtype in ((1, DTYPES[1]), (4, DTYPES[0]), (8, DTYPES[0])):
-        for make in (mlp_few_rows_graph, mlp_packed_rows_graph):
-            graph = make(world_size, dtype=dtype)
-            yield f"{graph.name} {world_size} {dtype}", graph
+    for world_size, dtype in (
+        (1, DTYPES[0]),
+        (1, DTYPES[1]),
+        (4, DTYPES[0]),
+        (8, DTYPES[0]),
+    ):
+        graph = mlp_tiles_graph(world_size, dtype=dtype)
+        yield f"{graph.name} {world_size} {dtype}", graph
     for model, (experts, top_k) in MIXTURES.items():
         for dtype in DTYPES:
             for make in (moe_graph, moe_few_tokens_graph):
@@ -71,11 +74,9 @@ def _graphs() -> Iterator[tuple[str, GraphFunction]]:
 
 def _dynamic_graphs() -> Iterator[tuple[str, GraphFunction]]:
     """Examples: on one rank and on several, with and without loads."""
+    yield "mlp_graph 4", mlp_graph(4)
     for world_size in (1, 4):
-        yield f"mlp_graph {world_size}", mlp_graph(world_size)
-    for make in (mlp_few_rows_graph, mlp_packed_rows_graph):
-        graph = make(4)
-        yield f"{graph.name} 4", graph
+        yield f"mlp_tiles_graph {world_size}", mlp_tiles_graph(world_size)
     model, (experts, top_k) = next(iter(MIXTURES.items()))
     for make in (moe_graph, moe_few_tokens_graph):
         graph = make(1, experts=experts, top_k=top_k)

@@ -5,26 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from etc_dist.compiler import world_or_current
-from etc_dist.errors import ArgumentError, expect_range, expect_type
+from etc_dist.errors import ArgumentError
 from etc_dist.functions.matmul import TILE, matmul_gated, matmul_send
 from etc_dist.functions.push_rows import PACKET_BYTES
 from etc_dist.functions.sum_slots import PIECE_COLUMNS, PIECE_ROWS
 from etc_dist.ir import Graph, ceildiv, graph_function, tile
-from etc_dist.layers.mlp_few_rows import FEW_ROWS, mlp_few_rows_graph
-from etc_dist.layers.mlp_packed_rows import (
-    are_packed,
-    mlp_packed_rows_graph,
-    most_packed,
-)
 from etc_dist.layers.mlp_steps import add_tensors
+from etc_dist.layers.mlp_tiles import (
+    GATED_SHAPES,
+    capacity_dims,
+    choose_shapes,
+    mlp_tiles_graph,
+)
 from etc_dist.ops.all_gather_matmul import push_packets
 from etc_dist.ops.argument_table import ArgumentTable
 from etc_dist.ops.matmul_reduce_scatter import add_sum_slots
-from etc_dist.ops.operation import (
-    Candidate,
-    Operation,
-    shapes_up_to,
-)
+from etc_dist.ops.operation import Candidate, Operation
 from etc_dist.ops.order import (
     ROW_GROUP,
     grouped_rows,
@@ -36,6 +32,8 @@ from etc_dist.world import World
 COLUMN_GROUP = 16
 """Columns of output tiles that are sent to all owners before the next ones: with fewer,
 the down projection starts on rows whose activations are not complete yet."""
+GATHERED_ROWS = 1024
+"""Rows of all ranks at most that are gathered first; more are computed as they come."""
 
 
 @graph_function
@@ -125,14 +123,16 @@ class MLP(Operation):
     collective and compiles its programs.
 
     GEMMs accumulate in fp32, and activations are rounded once to the dtype. The ranks'
-    partial sums are rounded to the dtype before they are sent (in fp32 up to few_rows)
-    and added in fp32 in rank order: the same bits on every run.
+    partial sums are rounded to the dtype before they are sent, and added in fp32 in
+    rank order: the same bits on every run.
 
-    few_rows: up to so many rows of all ranks (at most 128; 0 for none) use a program in
-    which all workers read the weights. packed: so do rows that together fill at least a
-    quarter fewer tiles of 256 than each rank's rows do separately, in a program whose
-    tiles hold rows of several ranks. schedule, trace: as for `etc_dist.compile`.
+    Two programs: one for a single rank, and for few rows of several ranks, with tiles
+    that suit their number; the other overlaps transfers with computation. schedule,
+    trace: as for `etc_dist.compile`.
     """
+
+    most_gathered = GATHERED_ROWS
+    """Internal: the rows of all ranks that the first program serves, on several."""
 
     def __init__(
         self,
@@ -143,8 +143,6 @@ class MLP(Operation):
         world: World | None = None,
         schedule: str = "static",
         trace: bool | None = None,
-        few_rows: int = FEW_ROWS,
-        packed: bool = True,
     ):
         world = world_or_current(world)
         self.weights = gate, up, down
@@ -161,44 +159,30 @@ class MLP(Operation):
         )
         with world.refusing("the arguments of MLP"):
             known = table.hold(self.weights)
-            few_rows = min(expect_range(few_rows, 0, None, "few_rows"), FEW_ROWS)
-            expect_type(packed, bool, "packed")
         self.dtype = known.dtype
-        candidates = _candidates(world.size, few_rows, packed)
-        candidates.append(Candidate(mlp_graph, self.sizes))
         super().__init__(
             table,
-            candidates,
+            self._candidates_on(world.size),
             world,
             schedule=schedule,
             trace=trace,
-            options={"dtype": known.dtype, "few_rows": few_rows, "packed": packed},
+            options={"dtype": known.dtype},
             held=self.weights,
             known=known,
         )
 
+    def _candidates_on(self, size: int) -> list[Candidate]:
+        """The programs for some numbers of rows."""
+        shapes = self.sizes.get("shapes", GATED_SHAPES)
+        most = self.most_gathered // size
+        tiles = Candidate(
+            mlp_tiles_graph,
+            self.sizes,
+            serves=lambda dims: size == 1 or dims["rows"] <= most,
+            capacity=lambda dims: capacity_dims(dims, most, shapes),
+            choose=lambda dims, workers: choose_shapes(dims, size, workers, shapes),
+        )
+        return [tiles] if size == 1 else [tiles, Candidate(mlp_graph)]
+
     def __call__(self, x: Any, out: Any = None, *, stream: Any = None) -> Any:
         return self._call((x,), out, stream)
-
-
-def _candidates(world_size: int, few_rows: int, packed: bool) -> list[Candidate]:
-    """The programs for some numbers of rows."""
-    candidates = []
-    if few_rows > 0:
-        candidates.append(
-            Candidate(
-                mlp_few_rows_graph,
-                serves=lambda dims: world_size * dims["rows"] <= few_rows,
-                capacity=shapes_up_to("rows", few_rows // world_size),
-            )
-        )
-    most = most_packed(world_size)
-    if packed and most > 0:
-        candidates.append(
-            Candidate(
-                mlp_packed_rows_graph,
-                serves=lambda dims: are_packed(world_size, dims["rows"]),
-                capacity=lambda dims: [{**dims, "rows": most}],
-            )
-        )
-    return candidates

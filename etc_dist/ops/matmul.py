@@ -35,9 +35,11 @@ def matmul_graph(
     y = g.output("y", (m, n), dtype)
     rows: Expr | int = tile_size
     columns: Expr | int = tile_size
+    values: dict[str, Expr] = {}
     if w_layout == "nk":
-        tiles = Tiles(g, shape, shapes)
-        function, rows, columns = tiles.function(dtype), tiles.rows, tiles.columns
+        tiles = Tiles(g, "tile", shape, shapes)
+        function, values = tiles.store(dtype), tiles.values
+        rows, columns = tiles.rows, tiles.columns
     else:
         function = matmul_store(w_layout, dtype)
     down = g.let("tiles_down", ceildiv(m, rows))
@@ -50,6 +52,7 @@ def matmul_graph(
         reads=[x[of_x, :], w[of_w, :] if w_layout == "nk" else w[:, of_w]],
         writes=[y[of_x, of_w]],
         order=lambda t: grouped_rows(t, down, across, ROW_GROUP),
+        values=values,
     )
 
 

@@ -86,22 +86,4 @@ struct add_partials {
   }
 };
 
-// silu(sum of gate's partials) * sum of up's partials.
-template <class Task>
-struct activate_partials {
-  ETC_DEVICE static void run(const Task& task) {
-    const auto gate = task.template operand<0>();
-    const auto up = task.template operand<1>();
-    const auto active = task.template operand<2>();
-    Partials<Task>::each(task, active.size[0], active.size[1], [&](i32 row, i32 column) {
-      typename Partials<Task>::Sum left = {}, right = {};
-      Partials<Task>::add(gate, row, column, left);
-      Partials<Task>::add(up, row, column, right);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) left[i] = silu(left[i]) * right[i];
-      Partials<Task>::template store<2>(u64(active.at(row, column)), left);
-    });
-  }
-};
-
 }  // namespace etc

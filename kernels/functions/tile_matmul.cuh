@@ -1,4 +1,6 @@
-// Dense matrix multiplication y = x @ w.T on tiles of many shapes, by clusters of two workers.
+// Dense matrix multiplication y = x @ w.T on tiles of many shapes, by clusters of two workers; or
+// gated: silu(x @ gate.T) * (x @ up.T), where half of a tile's columns are rows of gate, and the
+// same rows of up follow them.
 //
 // A program has a list of shapes, of which each launch chooses one. A worker has `rows` rows of x and
 // `columns` rows of w. The pair splits the columns of a tile, or its rows, in which case each worker
@@ -59,6 +61,21 @@ struct TilePlace {
   }
 };
 
+// A thread's four sums of an eight of columns j, through shared memory.
+template <u32 kCount>
+ETC_DEVICE void store_four(const float (&d)[kCount], u32 j, u32 shared) {
+  ptx::store_shared16(
+      shared, {__float_as_uint(d[4 * j]), __float_as_uint(d[4 * j + 1]),
+               __float_as_uint(d[4 * j + 2]), __float_as_uint(d[4 * j + 3])});
+}
+// Calls f(sum, other) for each of them, with those of another thread.
+template <u32 kCount, class F>
+ETC_DEVICE void combine_four(float (&d)[kCount], u32 j, u32 shared, F f) {
+  const uint4 v = ptx::load_shared16(shared);
+  f(d[4 * j], __uint_as_float(v.x)), f(d[4 * j + 1], __uint_as_float(v.y));
+  f(d[4 * j + 2], __uint_as_float(v.z)), f(d[4 * j + 3], __uint_as_float(v.w));
+}
+
 // The two workers of a pair send each other sums.
 struct PairExchange {
   u32 control;
@@ -110,18 +127,12 @@ struct PairExchange {
       }
     }
     if (receives) lost = !wait_mbarrier(run, arrived(), n & 1);
+    const auto add = [](float& sum, float other) { sum += other; };
 #pragma unroll
     for (u32 j = 0; j < kEights; ++j) {
-      if (j >= first && j < end) add_four(d, j, sums + (j - first) * 2048);
+      if (j >= first && j < end) combine_four(d, j, sums + (j - first) * 2048, add);
     }
     return ptx::named_barrier_any<128>(2, lost);
-  }
-
-  template <u32 kCount>
-  ETC_DEVICE static void add_four(float (&d)[kCount], u32 j, u32 shared) {
-    const uint4 v = ptx::load_shared16(shared);
-    d[4 * j] += __uint_as_float(v.x), d[4 * j + 1] += __uint_as_float(v.y);
-    d[4 * j + 2] += __uint_as_float(v.z), d[4 * j + 3] += __uint_as_float(v.w);
   }
 };
 
@@ -170,10 +181,11 @@ struct SwappedTile {
 
   u32 control, buffer;
 
-  // The 256 compute threads; `exchanged` counts tiles of which the pair split k.
-  template <class Program>
+  // The 256 compute threads; `exchanged` counts tiles of which the pair split k. Of a gated tile,
+  // the first half of the weights' rows are those of gate.
+  template <bool kMayBeGated, class Program>
   ETC_DEVICE bool compute(
-      const Run<Program>& run, StageReader<Program>& stages, u32 count, u32 place,
+      const Run<Program>& run, StageReader<Program>& stages, u32 count, u32 place, bool is_gated,
       u32& exchanged) const {
     const u32 wg = __shfl_sync(~0u, ptx::thread() >> 7, 0);
     const PairExchange pair{control};
@@ -189,7 +201,7 @@ struct SwappedTile {
     constexpr u32 kStep = kTakesTurns ? 2 : 1;
     bool lost = multiply_boxes<kIsHalf, kPacked, kStep>(run, stages, count, w0, x0, d);
     if constexpr (kTakesTurns) {
-      lost = add_turns(d, wg, lost);
+      lost = combine(d, wg, lost, [](float& sum, float other) { sum += other; });
       if (wg == 0) {
         u32 first = 0, end = kEights;
         if constexpr (kExchanges) {
@@ -197,9 +209,13 @@ struct SwappedTile {
           first = pair.first<kEights>(blockIdx.x & 1);
           end = pair.first<kEights>((blockIdx.x & 1) + 1);
         }
+        if (kMayBeGated && is_gated) gate_warps(d);
         if (!lost) store(place, d, 0, first, end);
       }
       if constexpr (kExchanges) ++exchanged;
+    } else if (kMayBeGated && is_gated) {
+      lost = combine(d, wg, lost, [](float& gate, float up) { gate = silu(gate) * up; });
+      if (wg == 0 && !lost) store(place, d, 0, 0, kEights);
     } else {
       lost = ptx::named_barrier_any<128>(2 + wg, lost);
       if (!lost) store(place, d, wg, 0, kEights);
@@ -208,8 +224,9 @@ struct SwappedTile {
   }
 
  private:
-  // Adds the second warpgroup's sums to the first one's, four eights of rows at a time.
-  ETC_DEVICE bool add_turns(float (&d)[kRows / 2], u32 wg, bool lost) const {
+  // Combines the first warpgroup's sums with the second one's, four eights of rows at a time.
+  template <class F>
+  ETC_DEVICE bool combine(float (&d)[kRows / 2], u32 wg, bool lost, F f) const {
     const u32 sums = buffer + (ptx::thread() & 127) * 16;
 #pragma unroll
     for (u32 first = 0; first < kEights; first += 4) {
@@ -217,23 +234,35 @@ struct SwappedTile {
       if (wg == 1) {
 #pragma unroll
         for (u32 j = first; j < first + 4 && j < kEights; ++j) {
-          ptx::store_shared16(
-              sums + j % 4 * 2048,
-              {__float_as_uint(d[4 * j]), __float_as_uint(d[4 * j + 1]),
-               __float_as_uint(d[4 * j + 2]), __float_as_uint(d[4 * j + 3])});
+          store_four(d, j, sums + j % 4 * 2048);
         }
       }
       lost = ptx::named_barrier_any<256>(1, lost);
       if (wg == 0) {
 #pragma unroll
         for (u32 j = first; j < first + 4 && j < kEights; ++j) {
-          PairExchange::add_four(d, j, sums + j % 4 * 2048);
+          combine_four(d, j, sums + j % 4 * 2048, f);
         }
       }
     }
     // The sums have been read: the tile is stored in their place.
     if (wg == 0 && !kExchanges) ptx::named_barrier<128>(2);
     return lost;
+  }
+
+  // The first warpgroup: warps 0 and 1 have gate's sums, 2 and 3 up's of the same columns.
+  ETC_DEVICE void gate_warps(float (&d)[kRows / 2]) const {
+    const u32 thread = ptx::thread() & 127, up = buffer + kHalfBuffer + thread % 64 * 16;
+#pragma unroll
+    for (u32 j = 0; j < kEights; ++j) {
+      if (thread >= 64) store_four(d, j, up + j * 1024);
+    }
+    ptx::named_barrier<128>(2);  // up's sums are in the buffer
+#pragma unroll
+    for (u32 j = 0; j < kEights; ++j) {
+      const auto gate = [](float& sum, float other) { sum = silu(sum) * other; };
+      if (thread < 64) combine_four(d, j, up + j * 1024, gate);
+    }
   }
 
   // A warpgroup's 64 columns of y and eights of rows [first, end), transposed in shared memory into
@@ -275,15 +304,22 @@ struct RowsTile {
 
   u32 control, buffer;
 
-  template <class Program>
+  template <bool kMayBeGated, class Program>
   ETC_DEVICE bool compute(
-      const Run<Program>& run, StageReader<Program>& stages, u32 count, u32 place, u32&) const {
+      const Run<Program>& run, StageReader<Program>& stages, u32 count, u32 place, bool is_gated,
+      u32&) const {
     const u32 wg = __shfl_sync(~0u, ptx::thread() >> 7, 0);
     const u32 base = stages.descriptor_base() | 0x10000u;
     const u32 w0 = __shfl_sync(~0u, base, 0);
     const u32 x0 = __shfl_sync(~0u, base + (kDepth * kBoxW + wg * 64 * 128) / 16, 0);
     float d[kColumns / 2];
     bool lost = multiply_boxes<kIsHalf, kPacked, 1>(run, stages, count, w0, x0, d);
+    if constexpr (kMayBeGated && kColumns % 16 == 0) {
+      if (is_gated) {
+#pragma unroll
+        for (u32 i = 0; i < kColumns / 4; ++i) d[i] = silu(d[i]) * d[i + kColumns / 4];
+      }
+    }
     lost = ptx::named_barrier_any<128>(2 + wg, lost);
     if (!lost) store(place, d, wg);
     return !lost;
@@ -298,6 +334,7 @@ struct RowsTile {
     const TilePlace to = TilePlace::read(place);
 #pragma unroll
     for (u32 g = 0; g < kEights; g += 8) {
+      if (g * 8 >= u32(to.columns)) break;
 #pragma unroll
       for (u32 j = g; j < g + 8 && j < kEights; ++j) {
         ptx::store_matrix2(
@@ -346,13 +383,14 @@ struct TileFamily {
       const Run<Program>& run, StageReader<Program>& stages, const Work& work,
       Counters& counters) const {
     static_assert(2 * kHalfBuffer <= Program::kBufferBytes);
+    const bool is_gated = __shfl_sync(~0u, kVariants & work.variant, 0) != 0;
     bool going = true;
     const TileSize size = TileSize::of(work.size);
     const auto try_tile = [&](auto tile) {
       constexpr u32 kPacked = decltype(tile)::value;
       if (size.number != TileShape::of(kPacked).number) return;
-      going = TileOf<kIsHalf, kPacked>{{control, buffer}}.compute(
-          run, stages, size.stages, work.data, counters.exchanged);
+      going = TileOf<kIsHalf, kPacked>{{control, buffer}}.template compute<kVariants != 0>(
+          run, stages, size.stages, work.data, is_gated, counters.exchanged);
     };
     (try_tile(Number<kTiles>{}), ...);
     return going;
@@ -379,6 +417,7 @@ template <class Call>
 struct tile_matmul : Roles {
   using Compute = typename FamilyOf<Call, sizeof(Call::kTiles) / sizeof(int)>::Family;
   static constexpr u32 kDataWords = TilePlace::kWords;
+  static constexpr u32 kVariant = Call::kGated;
   static constexpr bool kMulticast = Compute::kMulticast;
   template <class Program>
   ETC_DEVICE static bool multicasts(const Run<Program>& run) {
@@ -401,11 +440,12 @@ struct tile_matmul : Roles {
       const Run<Program>& run, const typename Call::Coord& c, u32,
       u32 (&words)[TilePlace::kWords]) {
     const TileShape shape = shape_of(run);
-    const auto y = Call::template operand<2>(run.g, c);
+    const auto y = Call::template operand<Call::kReads>(run.g, c);
+    const i32 wide = i32(Call::kGated ? shape.columns / 2 : shape.columns);
     const i32 row = shape.split == kSplitRows ? half() * i32(shape.rows) : 0;
-    const i32 column = shape.split == kSplitColumns ? half() * i32(shape.columns) : 0;
+    const i32 column = shape.split == kSplitColumns ? half() * wide : 0;
     const i32 rows = minimum(maximum(y.size[0] - row, 0), i32(shape.rows));
-    const i32 columns = minimum(maximum(y.size[1] - column, 0), i32(shape.columns));
+    const i32 columns = minimum(maximum(y.size[1] - column, 0), wide);
     TilePlace{u64(y.at(row, column)), u32(y.stride[0]) * 2, rows, columns}.write(words);
   }
 
@@ -417,7 +457,7 @@ struct tile_matmul : Roles {
     const TileShape shape = shape_of(run);
     Stage stage;
     if (!loader.begin(run, shape.bytes(), shape.bytes(), false, stage)) return false;
-    load_w(stage, shape, first_box_w(run, c, shape, size), n);
+    load_weights(stage, shape, Weights(run, c, shape, size), n);
     return true;
   }
 
@@ -427,7 +467,7 @@ struct tile_matmul : Roles {
       Loaded loaded) {
     const TileShape shape = shape_of(run);
     Box x = Call::template box<0>(run.g, c);
-    const Box w = first_box_w(run, c, shape, size);
+    const Weights w(run, c, shape, size);
     if (shape.split == kSplitRows) x.y += half() * i32(shape.rows);
     x.x += first_k(shape, size);
     const u32 bytes = shape.bytes(), count = TileSize::of(size).stages;
@@ -438,7 +478,7 @@ struct tile_matmul : Roles {
       } else {
         if (!loader.begin(run, bytes, bytes, false, stage)) return false;
         if constexpr (Call::kLoadsAhead) loader.start_ahead();
-        load_w(stage, shape, w, n);
+        load_weights(stage, shape, w, n);
       }
       const u32 to = stage.at + shape.depth * shape.box_w();
       each_box(shape, x, [&](u32 box, const Box& from) {
@@ -461,26 +501,46 @@ struct tile_matmul : Roles {
     if (shape.split != kSplitK) return 0;
     return half() * i32(TileSize::of(size).stages * shape.depth * kStageDepth);
   }
-  template <class Program>
-  ETC_DEVICE static Box first_box_w(
-      const Run<Program>& run, const typename Call::Coord& c, const TileShape& shape, u32 size) {
-    Box w = Call::template box<1>(run.g, c);
-    if (shape.split == kSplitColumns) w.y += half() * i32(shape.columns);
-    if (shape.split == kSplitRows) w.y += half() * i32(shape.columns / 2);
-    w.x += first_k(shape, size);
-    return w;
-  }
+  // The first boxes of the rows of weights that this worker loads: of gate and up, or of one matrix.
+  struct Weights {
+    Box first, up;
 
-  ETC_DEVICE static void load_w(const Stage& stage, const TileShape& shape, Box w, u32 n) {
-    w.x += i32(n * shape.depth * kStageDepth);
+    template <class Program>
+    ETC_DEVICE Weights(
+        const Run<Program>& run, const typename Call::Coord& c, const TileShape& shape, u32 size)
+        : first(Call::template box<1>(run.g, c)), up(first) {
+      const i32 own = shape.split == kSplitColumns ? half() * i32(shape.columns) : 0;
+      if constexpr (Call::kGated) {
+        up = Call::template box<2>(run.g, c);
+        if (shape.split == kSplitRows && half() == 1) first = up;
+        first.y += own / 2, up.y += own / 2;
+        up.x += first_k(shape, size);
+      } else {
+        first.y += shape.split == kSplitRows ? half() * i32(shape.columns / 2) : own;
+      }
+      first.x += first_k(shape, size);
+    }
+  };
+
+  ETC_DEVICE static void load_weights(
+      const Stage& stage, const TileShape& shape, const Weights& w, u32 n) {
+    const i32 k = i32(n * shape.depth * kStageDepth);
+    const Box first{w.first.map, w.first.x + k, w.first.y, w.first.z};
+    const u32 half_box = shape.box_w() / 2;
     if (shape.split == kSplitRows) {
-      const u32 to = stage.at + u32(half()) * (shape.box_w() / 2);
-      each_box(shape, w, [&](u32 box, const Box& from) {
+      const u32 to = stage.at + u32(half()) * half_box;
+      each_box(shape, first, [&](u32 box, const Box& from) {
         ptx::load_box_multicast(to + box * shape.box_w(), from, stage.full, 3);
       });
-    } else {
-      each_box(shape, w, [&](u32 box, const Box& from) {
-        ptx::load_box(stage.at + box * shape.box_w(), from, stage.full);
+      return;
+    }
+    each_box(shape, first, [&](u32 box, const Box& from) {
+      ptx::load_box(stage.at + box * shape.box_w(), from, stage.full);
+    });
+    if constexpr (Call::kGated) {
+      const Box up{w.up.map, w.up.x + k, w.up.y, w.up.z};
+      each_box(shape, up, [&](u32 box, const Box& from) {
+        ptx::load_box(stage.at + half_box + box * shape.box_w(), from, stage.full);
       });
     }
   }

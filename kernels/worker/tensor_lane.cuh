@@ -231,7 +231,7 @@ class TensorLane {
           if (size > 0) last = index;
         }
         if (going && size > 0) {
-          Computes::template visit<Program>(base_, index, [&](auto compute) {
+          Computes::template visit<Program>(base_, index, [&](auto compute) __attribute__((always_inline)) {
             using Compute = decltype(compute);
             going = compute.template compute<variants<Compute>(Calls{})>(
                 run_, stages, Work{size, variant, kHasData ? units_.data(entry) : 0},

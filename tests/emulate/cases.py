@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from etc_dist.emulate import Emulator
-from etc_dist.functions.matmul import TILE, matmul_store
+from etc_dist.functions.matmul import TILE, matmul_store, silu
 from etc_dist.functions.tile_matmul import Tiles, TileShape
 from etc_dist.ir import (
     DeviceFunction,
@@ -70,7 +70,8 @@ def moe(
     return [{"x": x, **named(weights)}], [moe_reference(x, weights, top_k)], dims
 
 
-def mlp(ranks: int, rows: int, hidden: int, inner: int) -> Given:
+def mlp(ranks: int, rows: int, hidden: int, inner: int, **shapes: int) -> Given:
+    """`shapes`: the dims of mlp_tiles_graph that choose tiles."""
     rng = np.random.default_rng(3)
     shares = [draw_weights(rng, hidden, inner) for _ in range(ranks)]
     xs = [draw(rng, (rows, hidden), "bfloat16") for _ in range(ranks)]
@@ -78,7 +79,7 @@ def mlp(ranks: int, rows: int, hidden: int, inner: int) -> Given:
     inputs = [
         dict(zip(names, (x, *s), strict=True)) for x, s in zip(xs, shares, strict=True)
     ]
-    dims = {"rows": rows, "hidden": hidden, "inner": inner}
+    dims = {"rows": rows, "hidden": hidden, "inner": inner, **shapes}
     return inputs, reference(xs, shares), dims
 
 
@@ -258,14 +259,39 @@ def square_tiles_and_pairs(g: Graph) -> None:
     m, n, k, shape = g.dims("m n k shape")
     x, w = g.input("x", (m, k), "bfloat16"), g.input("w", (n, k), "bfloat16")
     other, y = g.local("other", (m, n), "bfloat16"), g.output("y", (m, n), "bfloat16")
-    pairs = Tiles(g, shape, [TileShape(64, 64, "k", swapped=True)])
-    for function, to, rows, columns in (
-        (matmul_store("nk", "bfloat16"), other, TILE, TILE),
-        (pairs.function("bfloat16"), y, pairs.rows, pairs.columns),
+    pairs = Tiles(g, "pair", shape, [TileShape(64, 64, "k", swapped=True)])
+    for function, to, rows, columns, values in (
+        (matmul_store("nk", "bfloat16"), other, TILE, TILE, None),
+        (pairs.store("bfloat16"), y, pairs.rows, pairs.columns, pairs.values),
     ):
         i, j = grid = g.grid(i=ceildiv(m, rows), j=ceildiv(n, columns))
         of_x, of_w = tile(i, rows), tile(j, columns)
-        g.call(function, grid, reads=[x[of_x, :], w[of_w, :]], writes=[to[of_x, of_w]])
+        g.call(
+            function,
+            grid,
+            reads=[x[of_x, :], w[of_w, :]],
+            writes=[to[of_x, of_w]],
+            values=values,
+        )
+
+
+@graph_function
+def gated_tiles(g: Graph, *, shapes: Sequence[TileShape]) -> None:
+    """y = silu(x @ gate.T) * (x @ up.T)."""
+    m, n, k, shape = g.dims("m n k shape")
+    x, y = g.input("x", (m, k), "bfloat16"), g.output("y", (m, n), "bfloat16")
+    gate, up = g.input("gate", (n, k), "bfloat16"), g.input("up", (n, k), "bfloat16")
+    tiles = Tiles(g, "tile", shape, shapes)
+    columns = tiles.half_columns()
+    i, j = grid = g.grid(i=ceildiv(m, tiles.rows), j=ceildiv(n, columns))
+    of_x, of_w = tile(i, tiles.rows), tile(j, columns)
+    g.call(
+        tiles.gated("bfloat16"),
+        grid,
+        reads=[x[of_x, :], gate[of_w, :], up[of_w, :]],
+        writes=[y[of_x, of_w]],
+        values=tiles.values,
+    )
 
 
 def matmul(rows: int, n: int, k: int) -> Given:
@@ -278,6 +304,16 @@ def tiles(m: int, n: int, k: int) -> Given:
     """For matmul_graph with one shape of tiles."""
     inputs, answers, _ = matmul(m, n, k)
     return inputs, answers, {"m": m, "n": n, "k": k, "shape": 0}
+
+
+def gated(m: int, n: int, k: int) -> Given:
+    """For gated_tiles with one shape of tiles."""
+    rng = np.random.default_rng(9)
+    x, gate, up = (draw(rng, (r, k), "bfloat16", k**-0.25) for r in (m, n, n))
+    active, linear = silu(matmul_of(x, gate).expected), matmul_of(x, up)
+    answer = Answer(active * linear.expected, np.abs(active) * linear.magnitude)
+    inputs = {"x": x, "gate": gate, "up": up}
+    return [inputs], [answer], {"m": m, "n": n, "k": k, "shape": 0}
 
 
 def four_matmuls(rows: int, n: int, k: int) -> Given:

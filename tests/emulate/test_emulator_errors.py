@@ -8,10 +8,19 @@ import numpy as np
 import pytest
 
 from etc_dist.emulate import Emulator, library
-from etc_dist.errors import ArgumentError, BuildError, EmulationError
+from etc_dist.errors import (
+    ArgumentError,
+    BuildError,
+    EmulationError,
+    WaitTimeoutError,
+)
+from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir import maximum, minimum
+from etc_dist.layers.mlp_tiles import mlp_tiles_graph
 from etc_dist.runtime.cpu import simulate
+from tests.emulate.cases import mlp
 from tests.emulate.programs import chosen_task, gathered_rows, one_task
+from tests.layers.programs import without
 
 X = np.arange(256, dtype=np.int32)
 
@@ -50,6 +59,14 @@ def test_fault_of_a_body_is_an_error_in_four_parts(folder, body):
     assert FAULTS[body] in error.got
     assert "chosen_task" in error.what and "seed 1" in error.what
     assert "rank 0, worker" in error.where and len(error.fix) > 20
+
+
+def test_what_follows_a_wait_that_was_given_up_is_not_reported(folder):
+    graph = mlp_tiles_graph(1, shapes=[TileShape(128, 256)])
+    inputs, _, dims = mlp(1, 40, 640, 640, gate_up_shape=0, down_shape=0)
+    program = Emulator(without(graph, "activated", "notifies"), folder=folder)
+    with pytest.raises(WaitTimeoutError, match="down_projection.* waits for activated"):
+        program.run(inputs, dims)
 
 
 def test_body_that_does_not_compile_shows_the_compiler_output(folder):

@@ -9,9 +9,10 @@ import pytest
 
 from etc_dist.emulate import Emulator
 from etc_dist.functions.grouped_matmul import grouped_store
+from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir import Graph, ceildiv, graph_function, minimum, span, tile
 from etc_dist.layers.mlp import mlp_graph
-from etc_dist.layers.mlp_few_rows import mlp_few_rows_graph
+from etc_dist.layers.mlp_tiles import mlp_tiles_graph
 from etc_dist.layers.moe_few_tokens import moe_few_tokens_graph
 from etc_dist.layers.moe_graph import moe_graph
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
@@ -133,15 +134,24 @@ def test_mixture_of_experts_of_two_ranks(folder, schedule, parallel, tokens):
 
 
 @pytest.mark.parametrize("schedule", MOSTLY_STATIC)
-@pytest.mark.parametrize("graph", [mlp_graph, mlp_few_rows_graph])
-def test_dense_mlp_of_two_ranks(folder, schedule, graph):
-    program = Emulator(graph(2), schedule=schedule, folder=folder)
+def test_dense_mlp_of_two_ranks(folder, schedule):
+    program = Emulator(mlp_graph(2), schedule=schedule, folder=folder)
     check(program, *mlp(2, 40, hidden=192, inner=136))
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_dense_mlp_of_tiles(folder, schedule):
+    """More than a block of rows; square tiles, then pairs that split k."""
+    shapes = [TileShape(128, 128), TileShape(64, 64, "k", swapped=True)]
+    graph = mlp_tiles_graph(2, shapes=shapes)
+    program = Emulator(graph, schedule=schedule, folder=folder)
+    check(program, *mlp(2, 140, 192, 136, gate_up_shape=0, down_shape=1))
+
+
 def test_weights_that_are_loaded_ahead_fill_the_ring(folder):
-    program = Emulator(mlp_few_rows_graph(1, product_tasks=1), folder=folder)
-    check(program, *mlp(1, 40, hidden=640, inner=640))
+    graph = mlp_tiles_graph(1, shapes=[TileShape(128, 256)])
+    program = Emulator(graph, folder=folder)
+    check(program, *mlp(1, 40, 640, 640, gate_up_shape=0, down_shape=0))
 
 
 @pytest.mark.parametrize("schedule", MOSTLY_DYNAMIC)

@@ -14,7 +14,7 @@ import pytest
 from etc_dist.emulate import Emulator
 from etc_dist.errors import EtcDistError
 from etc_dist.functions.tile_matmul import TileShape
-from etc_dist.layers.mlp_few_rows import mlp_few_rows_graph
+from etc_dist.layers.mlp_tiles import mlp_tiles_graph
 from etc_dist.layers.moe_few_tokens import moe_few_tokens_graph
 from etc_dist.layers.moe_graph import moe_graph
 from etc_dist.ops.matmul import matmul_graph
@@ -26,6 +26,8 @@ from tests.emulate.cases import (
     check,
     counted_late,
     four_matmuls,
+    gated,
+    gated_tiles,
     matmul,
     matmul_and_scratch,
     matmul_reduce_scatter,
@@ -46,10 +48,13 @@ GRAPHS = {
     "mixed": three_matmuls(1),
     "stages": copied_twice(1),
     "gathered": gathered_last(1),
-    "ahead": mlp_few_rows_graph(1, product_tasks=1),
+    "ahead": mlp_tiles_graph(1, shapes=[TileShape(128, 256)]),
     "sum": matmul_reduce_scatter_graph(2),
     "exchanged": matmul_graph(1, shapes=[TileShape(64, 64, "k", swapped=True)]),
     "turns": matmul_graph(1, shapes=[TileShape(64, 128, swapped=True)]),
+    "gated pairs": gated_tiles(1, shapes=[TileShape(64, 64, "k", swapped=True)]),
+    "gated warps": gated_tiles(1, shapes=[TileShape(64, 128, swapped=True)]),
+    "gated groups": gated_tiles(1, shapes=[TileShape(64, 256, swapped=True)]),
     "shared": matmul_graph(1, shapes=[TileShape(256, 64, "rows")]),
     "sent": sent_at_once(2),
     "counts": counted_late(1),
@@ -66,10 +71,13 @@ CASES = {
     "mixed": lambda: four_matmuls(300, 264, 200),
     "stages": lambda: copies(2000),
     "gathered": lambda: gathered(200, 264),
-    "ahead": lambda: mlp(1, 40, hidden=640, inner=640),
+    "ahead": lambda: mlp(1, 40, 640, 640, gate_up_shape=0, down_shape=0),
     "sum": lambda: matmul_reduce_scatter(600),
     "exchanged": lambda: tiles(200, 200, 600),
     "turns": lambda: tiles(200, 200, 600),
+    "gated pairs": lambda: gated(200, 200, 600),
+    "gated warps": lambda: gated(200, 200, 600),
+    "gated groups": lambda: gated(200, 200, 600),
     "shared": lambda: tiles(300, 264, 200),
     "sum, few rows": lambda: matmul_reduce_scatter(200),
     "sent": lambda: numbers(2),
@@ -136,6 +144,19 @@ BROKEN = {
         "turns": {
             "if (wg == 0 && !kExchanges) ptx::named_barrier<128>(2);": "",
             "if (first > 0) ptx::named_barrier<256>(1);": "",
+            "ptx::named_barrier_any<256>(1, lost)": "lost",
+        },
+        "gated pairs": {
+            "return ptx::named_barrier_any<128>(2, lost);": "return lost;",
+            "ptx::named_barrier<128>(2);  // up's sums are in the buffer": "",
+        },
+        "gated warps": {
+            "ptx::named_barrier<128>(2);  // up's sums are in the buffer": "",
+        },
+        "gated groups": {
+            "if (wg == 0 && !kExchanges) ptx::named_barrier<128>(2);": "",
+            "if (first > 0) ptx::named_barrier<256>(1);": "",
+            "ptx::named_barrier_any<256>(1, lost)": "lost",
         },
     },
     "worker/admission": {"shared": {"!ptx::mbarrier_try_wait(barrier_, 0)": "false"}},

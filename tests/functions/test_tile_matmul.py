@@ -6,9 +6,10 @@ import pytest
 
 from etc_dist.emulate import Emulator
 from etc_dist.functions.tile_matmul import TileShape
+from etc_dist.layers.mlp_tiles import GATED_SHAPES
 from etc_dist.ops.matmul import matmul_graph
 from etc_dist.ops.matmul_policy import SHAPES
-from tests.emulate.cases import tiles
+from tests.emulate.cases import gated, gated_tiles, tiles
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +24,33 @@ def test_each_shape_gives_x_times_w_transposed(shape, m, n, k, program):
     inputs, [answer], dims = tiles(m, n, k)
     [found] = program.run(inputs, {**dims, "shape": shape})
     answer.check(found["y"], "bfloat16")
+
+
+@pytest.fixture(scope="module")
+def gated_program() -> Emulator:
+    return Emulator(gated_tiles(1, shapes=GATED_SHAPES), workers=4)
+
+
+# Several tiles, and one that is smaller than a worker's half.
+@pytest.mark.parametrize("size", [(70, 328, 136), (3, 8, 72)], ids=str)
+@pytest.mark.parametrize(
+    "number", range(len(GATED_SHAPES)), ids=lambda n: str(GATED_SHAPES[n])
+)
+def test_each_shape_gates_its_columns(number, size, gated_program):
+    inputs, [answer], dims = gated(*size)
+    [found] = gated_program.run(inputs, {**dims, "shape": number})
+    answer.check(found["y"], "bfloat16")
+
+
+def test_tiles_are_gated_if_half_of_a_workers_columns_are_eights():
+    assert not TileShape(128, 112).may_be_gated
+    assert TileShape(128, 160).may_be_gated and TileShape(8, 64, "k", True).may_be_gated
+
+
+def test_a_worker_loads_one_weight_or_half_of_both():
+    assert TileShape(256, 64, "rows").gated_columns == 32
+    assert TileShape(128, 128).gated_columns == 32
+    assert TileShape(8, 64, "k", swapped=True).gated_columns == 32
 
 
 def test_a_stage_holds_what_both_operands_need():

@@ -98,6 +98,23 @@ def test_runs_of_empty_tasks_are_part_of_the_text():
     assert "empty until t + 1" in runs.show() and plain.digest() != runs.digest()
 
 
+def test_values_of_a_call_are_part_of_the_text():
+    def body(x, y, *, size):
+        y[...] = x * size
+
+    def of(size):
+        g = Graph("one", 1)
+        size, g_x = size(g), g.input("x", (4,), "float32")
+        y, grid = g.output("y", (4,), "float32"), g.grid(i=4)
+        f = DeviceFunction("scale", body, "", "transfer", 1, 1)
+        g.call(f, grid, reads=[g_x[:]], writes=[y[:]], values={"size": size})
+        return g.finish()
+
+    named, constant = of(lambda g: g.dims("n")), of(lambda g: 3)
+    assert "\n  size = n\n" in named.show() and "\n  size = 3\n" in constant.show()
+    assert named.calls[0].keywords({"n": 7, "size": 1}) == {"size": 7}
+
+
 def test_the_environment_has_dims_rank_and_derived_numbers():
     assert shifted(4).environment({"n": 13}, 2) == {"n": 13, "rank": 2, "tiles": 4}
 

@@ -29,6 +29,18 @@ def function(reads: int = 0, writes: int = 0, **fields: Any) -> DeviceFunction:
     return DeviceFunction("work", print, "", lane, reads, writes, **fields)
 
 
+def call_with_values(values: dict[str, Any]) -> None:
+    """A call of a body that takes `rows`, in a graph with the dim n."""
+
+    def body(y: Any, *, rows: int) -> None: ...
+
+    g = Graph("one", 1)
+    g.dims("n")
+    y, grid = g.output("y", (4,), "float32"), g.grid(i=1)
+    work = DeviceFunction("work", body, "", "tensor", 0, 1)
+    g.call(work, grid, writes=[y[:]], values=values)
+
+
 def refused(act: Callable[[], object]) -> GraphError:
     with pytest.raises(GraphError) as caught:
         act()
@@ -85,6 +97,9 @@ def test_wrong_type_is_a_type_error(act, message):
         ("order", lambda x, e: lambda t: (len(3),), "no len"),
         ("empty_until", lambda x, e: lambda t: None, "empty_until= expects an int"),
         ("pace", lambda x, e: 1.5, "pace= expects an int"),
+        ("values", lambda x, e: [1], "values= expects a Mapping"),
+        ("values", lambda x, e: {"n": "4"}, "values= expects an int"),
+        ("values", lambda x, e: {4: 4}, "values= expects a str, got int"),
     ],
 )
 def test_wrong_type_in_a_call_is_a_type_error(word, make, message):
@@ -219,6 +234,21 @@ def test_a_body_takes_only_values_that_its_call_has():
     assert error.got == "j" and error.where.startswith("graph one, call work")
     assert error.wanted == "keyword-only parameters among i, n, rank, rows"
     g.call(work, g.grid(j=1), name="right", writes=[y[:]])
+
+
+def test_values_are_for_parameters_of_the_body():
+    error = refused(lambda: call_with_values({"rows": 2, "row": 3}))
+    assert error.got == "row" and error.wanted == "keyword-only parameters: rows"
+    assert "values= of call work has names" in str(error)
+
+
+def test_values_are_dims_numbers_or_constants():
+    n, i = Symbol("n", "dim"), Symbol("i", "coordinate")
+    call_with_values({"rows": n})
+    call_with_values({"rows": 3})
+    for value, got in ((n + 1, "n + 1"), (i, "i"), (Symbol("m", "dim"), "m")):
+        error = refused(lambda v=value: call_with_values({"rows": v}))
+        assert error.got == got and "g.let(name, expression)" in error.fix
 
 
 def test_the_same_function_called_twice_needs_names():

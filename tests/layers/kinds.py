@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from etc_dist import World
-from etc_dist.layers.mlp import MLP
-from etc_dist.layers.mlp_few_rows import FEW_ROWS
+from etc_dist.layers.mlp import GATHERED_ROWS, MLP
 from etc_dist.layers.moe import MoE
 from etc_dist.layers.moe_few_tokens import FEW_TOKENS
 from tests.layers.reference import (
@@ -25,8 +24,8 @@ from tests.ops.arrays import Arrays
 
 
 class DenseRows:
-    """An MLP on this world's ranks; every rank draws the weights and rows of all. By
-    default, few rows use the program for many, and rows are not packed."""
+    """An MLP on this world's ranks; every rank draws the weights and rows of all.
+    gathered: the rows of all ranks up to which several ranks gather them first."""
 
     def __init__(
         self,
@@ -36,8 +35,7 @@ class DenseRows:
         hidden: int,
         inner: int,
         dtype: str = "bfloat16",
-        few_rows: int = 0,
-        packed: bool = False,
+        gathered: int = GATHERED_ROWS,
         **options: Any,
     ):
         self._arrays, self._rank = arrays, world.rank
@@ -45,8 +43,8 @@ class DenseRows:
         self._shares = [draw_weights(g, hidden, inner, dtype) for g in self._rngs]
         self._hidden, self.dtype = hidden, dtype
         self.weights = [arrays.put(weight) for weight in self._shares[world.rank]]
-        options |= {"few_rows": few_rows, "packed": packed}
-        self.layer: Any = MLP(*self.weights, world=world, **options)
+        kind = type("MLP", (MLP,), {"most_gathered": gathered})
+        self.layer: Any = kind(*self.weights, world=world, **options)
 
     def rows(self, count: int) -> tuple[Any, Any, Answer]:
         """(x, out, answer) of `count` rows a rank, new ones each time."""
@@ -111,19 +109,8 @@ class ExpertRows(DenseRows):
 
 
 KINDS: dict[str, tuple[type[DenseRows], dict[str, Any], str, range]] = {
-    "mlp": (DenseRows, {}, "mlp_graph", range(1, 99)),
-    "mlp few rows": (
-        DenseRows,
-        {"few_rows": FEW_ROWS},
-        "mlp_few_rows_graph",
-        range(1, 99),
-    ),
-    "mlp packed rows": (
-        DenseRows,
-        {"packed": True},
-        "mlp_packed_rows_graph",
-        range(2, 99),
-    ),
+    "mlp": (DenseRows, {}, "mlp_tiles_graph", range(1, 99)),
+    "mlp many rows": (DenseRows, {"gathered": 0}, "mlp_graph", range(2, 99)),
     "moe": (ExpertRows, {}, "moe_graph", range(1, 2)),
     "moe few tokens": (
         ExpertRows,

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir import GraphFunction
 from etc_dist.layers.mlp import mlp_graph
-from etc_dist.layers.mlp_few_rows import FEW_ROWS, mlp_few_rows_graph
-from etc_dist.layers.mlp_packed_rows import mlp_packed_rows_graph
+from etc_dist.layers.mlp_tiles import GATED_SHAPES, mlp_tiles_graph
 from etc_dist.layers.moe_few_tokens import FEW_TOKENS, moe_few_tokens_graph
 from etc_dist.layers.moe_graph import moe_graph
 from etc_dist.schedule import schedule_dynamic, schedule_static
@@ -125,6 +125,16 @@ class Program:
 
 
 @dataclass(frozen=True)
+class Tiled(Program):
+    """A graph whose dims choose tiles: any choice is right, and the sizes make one."""
+
+    def dims(self, world: int, sizes: Sizes) -> dict[str, int]:
+        (rows, hidden, inner), n = sizes, len(GATED_SHAPES)
+        shapes = {"gate_up_shape": (rows + hidden) % n, "down_shape": inner % n}
+        return super().dims(world, sizes) | shapes
+
+
+@dataclass(frozen=True)
 class Experts(Program):
     """A mixture of experts; `parallel` over many ranks."""
 
@@ -220,8 +230,33 @@ def real_moe(world: int, *tokens: int, split: int = 1) -> list[Any]:
     ]
 
 
+SMALL_SHAPES = [
+    TileShape(2 ** (n % 4 + 1), 4 + 4 * (n % 3)) for n in range(len(GATED_SHAPES))
+]
+"""Of as many shapes as on GPUs, so that the same dims choose."""
 PROGRAMS: dict[str, Program] = {
-    "mlp": Program(
+    "mlp": Tiled(
+        graph=mlp_tiles_graph,
+        tiles={"shapes": SMALL_SHAPES, "block": 16, "summed": 8},
+        worlds=range(1, 9),
+        most=(20, 50, 50),
+        real=[
+            (8, {}, (rows, *widths))
+            for rows in (1, 3, 33, 128)
+            for widths in ((5120, 3200), (8192, 3584))
+        ],
+        # Three ranks' rows in two blocks, of which one has rows of two ranks.
+        world=3,
+        sizes=(9, 37, 19),
+        protects={
+            "arrived": "all_x",
+            "activated": "active",
+            "produced": "product",
+            "returned": "parts",
+        },
+        corners=[(n, {}, (20, 37, 19)) for n in (1, 2, 5)],
+    ),
+    "mlp many rows": Program(
         graph=mlp_graph,
         tiles={"tile_size": 16, "piece": (8, 8), "packet_bytes": 64},
         worlds=range(1, 9),
@@ -231,48 +266,6 @@ PROGRAMS: dict[str, Program] = {
         sizes=(20, 37, 19),
         protects={"arrived": "gathered", "activated": "active", "ready": "slots"},
         corners=[(n, {}, (20, 37, 19)) for n in (1, 2, 5)],
-    ),
-    "mlp few rows": Program(
-        graph=mlp_few_rows_graph,
-        tiles={
-            "tile_columns": 16,
-            "step": 8,
-            "block": 8,
-            "summed": 8,
-            "product_tasks": 6,
-        },
-        worlds=range(1, 9),
-        most=(6, 50, 50),
-        real=[
-            (8, {}, (rows, *widths))
-            for rows in (1, 2, 3, FEW_ROWS // 8)
-            for widths in ((5120, 3200), (8192, 3584), (4096, 14336))
-        ],
-        world=2,
-        sizes=(3, 37, 19),
-        protects={
-            "arrived": "all_x",
-            "multiplied": "gate_parts",
-            "activated": "active",
-            "produced": "down_parts",
-            "returned": "sums",
-        },
-    ),
-    "mlp packed rows": Program(
-        graph=mlp_packed_rows_graph,
-        tiles={"tile_size": 16, "summed": 16},
-        worlds=range(1, 9),
-        most=(20, 50, 50),
-        real=[(8, {}, (rows, 8192, 3584)) for rows in (33, 150)],
-        # Three ranks' rows in two tiles, of which one has rows of two ranks.
-        world=3,
-        sizes=(9, 37, 19),
-        protects={
-            "arrived": "all_x",
-            "activated": "active",
-            "produced": "product",
-            "returned": "parts",
-        },
     ),
     "moe": Experts(
         graph=moe_graph,

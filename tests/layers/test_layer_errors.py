@@ -154,8 +154,6 @@ def test_odd_numbers_of_experts_are_refused(experts, build):
 
 # layer, an argument, words of the error
 ARGUMENTS = [
-    (MLP, {"few_rows": "few"}, "few_rows expects an int, got str"),
-    (MLP, {"packed": "no"}, "packed expects a bool, got str"),
     (MoE, {"top_k": 0}, "top_k: an integer from 1 to 8"),
     (MoE, {"top_k": 9}, "top_k: an integer from 1 to 8"),
     (MoE, {"normalize": 1}, "normalize expects a bool, got int"),
@@ -276,19 +274,17 @@ def test_what_does_not_fit_on_one_rank_is_refused_on_all(
 
 @pytest.mark.mpi(min_size=2, max_size=2)
 def test_ranks_with_other_shapes_are_named(build, zeros, world):
-    called = build(MLP, few_rows=0, packed=False)
-    with refusal(r"rank 1: .*mlp_graph\(rows=16, hidden=40, inner=24\)"):
+    called = build(MLP)
+    with refusal(r"rank 1: .*mlp_tiles_graph\(rows=16, hidden=40, inner=24, "):
         called(zeros(16 if world.rank == 1 else 8, HIDDEN))
     inner = 32 if world.rank == 1 else 24
     uneven = build(MLP, {"gate": (inner, 40), "up": (inner, 40), "down": (40, inner)})
-    with refusal(r"rank 1: .*mlp_few_rows_graph\(rows=8, hidden=40, inner=32\)"):
+    with refusal(r"rank 1: .*mlp_tiles_graph\(rows=8, hidden=40, inner=32, "):
         uneven(zeros(8, HIDDEN))
 
 
 # layer, an option that rank 1 alone has
 OTHERS = [
-    (MLP, "few_rows", 0),
-    (MLP, "packed", False),
     (MLP, "schedule", "dynamic"),
     (MoE, "top_k", 3),
     (MoE, "normalize", False),

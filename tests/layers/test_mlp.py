@@ -6,11 +6,17 @@ import numpy as np
 import pytest
 
 from etc_dist.errors import ArgumentError, WorldError
-from etc_dist.layers.mlp import MLP
-from etc_dist.layers.mlp_few_rows import FEW_ROWS
-from etc_dist.layers.mlp_packed_rows import are_packed, most_packed
+from etc_dist.layers.mlp import GATHERED_ROWS, MLP
+from etc_dist.layers.mlp_tiles import (
+    GATED_SHAPES,
+    capacity_dims,
+    choose_shapes,
+    mlp_tiles_graph,
+)
+from etc_dist.runtime.memory_plan import Capacity, plan_memory
+from tests.layers.programs import SCHEDULES
 
-MANY, PACKED, FEW = "mlp_graph", "mlp_packed_rows_graph", "mlp_few_rows_graph"
+MANY, TILES = "mlp_graph", "mlp_tiles_graph"
 
 
 @pytest.mark.mpi
@@ -37,9 +43,9 @@ def test_large_gates_make_the_result_exact(world, arrays):
     mlp.close()
 
 
-@pytest.mark.mpi
-def test_few_and_many_rows_take_turns(make, arrays, world, compiled):
-    layer, most = make("mlp few rows", 264, 136), FEW_ROWS // world.size
+@pytest.mark.mpi(min_size=2)
+def test_gathered_and_many_rows_take_turns(make, arrays, world, compiled):
+    layer, most = make("mlp", 264, 136, gathered=64), 64 // world.size
     # Without synchronising in between.
     calls = [layer.rows(count) for count in (1, most + 1, most, 300, 2)]
     names = []
@@ -49,50 +55,48 @@ def test_few_and_many_rows_take_turns(make, arrays, world, compiled):
     layer.layer.synchronize()
     for _, out, answer in calls:
         answer.check(arrays.get(out))
-    dims = {"rows": 2, "hidden": 264, "inner": 136}
-    hints = layer.layer.program._capacity_hint(dims)
-    assert hints == [{**dims, "rows": rows} for rows in range(1, most + 1)]
-    assert names == [FEW, MANY, FEW, MANY, FEW]
-    assert compiled == [MANY, FEW]
-
-
-@pytest.mark.mpi(min_size=2)
-def test_rows_are_packed_where_that_makes_tiles_fewer(make, world, compiled):
-    layer = make("mlp packed rows", 40, 24, few_rows=FEW_ROWS)
-    few, half = FEW_ROWS // world.size, 256 // world.size
-    # Together, all ranks' first rows fill one tile; full tiles are as many apart.
-    expected = {few: FEW, few + 1: PACKED, half: PACKED, 256: MANY, 512: MANY, 1: FEW}
-    for rows, name in expected.items():
-        layer.check(rows)
-        assert layer.program == name
-        if name == PACKED:
-            hint = layer.layer.program._capacity_hint({"rows": rows, "hidden": 40})
-            assert hint == [{"rows": most_packed(world.size), "hidden": 40}]
-    assert compiled == [MANY, PACKED, FEW]
-
-
-# Four ranks' rows: two tiles of four at most, or five of eight; never nine of twelve.
-def test_tiles_are_shared_where_that_saves_more_than_a_quarter():
-    counts = (1, 128, 129, 192, 256, 257, 320, 321, 512, 513, 768)
-    assert [n for n in counts if are_packed(4, n)] == [1, 128, 257, 320]
-
-
-@pytest.mark.parametrize("world_size", range(1, 9))
-def test_most_packed_is_the_largest_packed_number(world_size):
-    packed = [r for r in range(1, 5000) if are_packed(world_size, r)]
-    assert most_packed(world_size) == max(packed, default=0)
+    assert names == [TILES, MANY, TILES, MANY, TILES]
+    assert compiled == [MANY, TILES]
 
 
 @pytest.mark.mpi
-def test_one_rank_packs_nothing(one_rank, make, compiled):
-    make("mlp", 40, 24, packed=True)
-    assert compiled == [MANY]
+def test_one_rank_has_one_program(one_rank, make, compiled):
+    layer = make("mlp", 40, 24, gathered=64)
+    layer.check(65)
+    assert compiled == [TILES]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("number", range(len(GATED_SHAPES)))
+def test_any_tiles_give_the_result(number, make, monkeypatch):
+    """Two blocks and more of all ranks' rows; tails of rows, hidden and inner."""
+    shapes = {"gate_up_shape": number, "down_shape": (number + 5) % len(GATED_SHAPES)}
+    monkeypatch.setattr("etc_dist.layers.mlp.choose_shapes", lambda *_: shapes)
+    layer = make("mlp", 328, 136)
+    layer.check(300 // layer.layer.world.size)
+
+
+# After calls whose tiles are large, others have more tasks.
+@pytest.mark.parametrize(("world_size", "first"), [(1, 514), (4, 97)])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_memory_is_for_any_number_of_gathered_rows(schedule, world_size, first):
+    plan = SCHEDULES[schedule](mlp_tiles_graph(world_size))
+    most, capacity = GATHERED_ROWS // world_size, Capacity()
+
+    def of(rows: int) -> dict[str, int]:
+        dims = {"rows": rows, "hidden": 5120, "inner": 25600 // world_size}
+        return dims | choose_shapes(dims, world_size, 132, GATED_SHAPES)
+
+    for dims in capacity_dims(of(first), most, GATED_SHAPES):
+        capacity = capacity.grown(plan_memory(plan, dims))
+    calls = [plan_memory(plan, of(rows)) for rows in range(1, most + 1, 3)]
+    assert all(capacity.holds(call) for call in calls)
 
 
 @pytest.mark.mpi(min_size=2)
 def test_ranks_that_would_run_other_programs_are_refused(make, world):
-    layer = make("mlp few rows", 40, 24)
-    x, out, _ = layer.rows(1 if world.rank == 0 else FEW_ROWS)
+    layer = make("mlp", 40, 24, gathered=64)
+    x, out, _ = layer.rows(1 if world.rank == 0 else 64)
     with pytest.raises(ArgumentError, match="the ranks do not make the same call"):
         layer.layer(x, out)
     layer.check(2)
@@ -100,8 +104,8 @@ def test_ranks_that_would_run_other_programs_are_refused(make, world):
 
 @pytest.fixture
 def growing(make, monkeypatch):
-    """A layer whose program for few rows needs memory, and the shapes it requests."""
-    layer = make("mlp few rows", 40, 24)
+    """A layer whose program of tiles needs memory, and the shapes it requests."""
+    layer = make("mlp", 40, 24, gathered=64)
     layer.check(2)
     executor, grown = layer.layer.program._executor, []
     grow, prepare = executor.grow, executor.prepare
@@ -118,11 +122,11 @@ def growing(make, monkeypatch):
 
 
 @pytest.mark.mpi
-def test_a_program_that_grows_allocates_for_all_few_rows(growing, world):
+def test_a_program_that_grows_allocates_for_all_gathered_rows(growing, world):
     layer, grown = growing
-    for rows in (3, FEW_ROWS // world.size):
+    for rows in (3, 64 // world.size):
         layer.check(rows)
-    assert [dims["rows"] for dims in grown] == [*range(1, FEW_ROWS // world.size + 1)]
+    assert {dims["rows"] for dims in grown} == {64 // world.size}
 
 
 @pytest.mark.mpi
@@ -139,10 +143,10 @@ def test_a_program_that_grows_is_not_captured(growing, monkeypatch):
 
 @pytest.mark.mpi
 @pytest.mark.gpu
-def test_few_rows_are_captured_once_there_is_room(make, arrays, world):
+def test_gathered_rows_are_captured_once_there_is_room(make, arrays, world):
     import cupy
 
-    layer, most = make("mlp few rows", 264, 136), FEW_ROWS // world.size
+    layer, most = make("mlp", 264, 136, gathered=64), 64 // world.size
     stream = cupy.cuda.Stream(non_blocking=True)
     calls = [layer.rows(count) for count in (2, most)]
     with stream:
@@ -165,5 +169,5 @@ def test_few_rows_are_captured_once_there_is_room(make, arrays, world):
         stream.synchronize()
         for _, out, answer in calls:
             answer.check(arrays.get(out))
-    # Many rows have memory of their own, which may still grow.
+    # More rows need more memory, which may still grow.
     layer.check(300)

@@ -169,6 +169,23 @@ def test_inputs_of_too_few_ranks_are_refused():
         simulate(plan_of("all_gather_matmul", 4), [], {"rows": 1, "n": 1, "k": 1})
 
 
+def test_a_body_gets_the_values_of_its_call():
+    @device_function(source="", reads=0, writes=1)
+    def write(y, *, size, n):
+        y[...] = 10 * size + n
+
+    @graph_function
+    def graph(g):
+        n, m = g.dims("n m")
+        y, z = g.output("y", (n,), "int32"), g.output("z", (n,), "int32")
+        grid = g.grid(i=1)
+        g.call(write, grid, writes=[y[:]], values={"size": m})
+        g.call(write, grid, name="again", writes=[z[:]], values={"size": 7, "n": m})
+
+    [out] = simulate(schedule_static(graph(1)), [{}], {"n": 2, "m": 3}).outputs
+    assert out["y"].tolist() == [32, 32] and out["z"].tolist() == [73, 73]
+
+
 def test_a_body_gets_a_named_constant():
     @device_function(source="", reads=1, writes=1)
     def add(x, y, *, blocks):

@@ -151,7 +151,7 @@ static void run_threads(uint32_t ranks, uint32_t runs) {
   uint64_t slow_warp_until = 0, slow_rank_until = 0;
   uint32_t slow_warp = 0, slow_rank = ranks;
   for (; left > 0; clock_ns += made_progress ? 1000 : 50000) {
-    made_progress = false;
+    made_progress = in_flight.count > 0 || stores.count > 0;  // they will complete
     if (turns >= slow_warp_until) {
       slow_warp = draw(uint32_t(thread_count / 32)), slow_warp_until = turns + draw(100);
     }

@@ -68,7 +68,7 @@ def _bits(view: Array) -> Array:
 
 def _call(task: Task, views: Sequence[Array]) -> None:
     body: Callable[..., object] = task.call.function.body
-    named = {name: task.env[name] for name in task.call.function.keywords}
+    named = task.call.keywords(task.env)
     try:
         # As on GPUs, NaN and infinity pass through without a warning.
         with np.errstate(all="ignore"):
