@@ -284,6 +284,13 @@ class TensorLane {
         using Call = decltype(call);
         ready = Call::kWaits == 0 && !Call::kLoads && !Call::kReadsBeforeWait &&
                 i32(blockIdx.x) < Call::units(run_.g);
+        if constexpr (Calls::kHasLoops) {  // its loop may have no turns
+          bool is_first = false;
+          Calls::visit(run_.g, i32(blockIdx.x), [&](auto found, i32) {
+            is_first = kIsSame<decltype(found), Call>;
+          });
+          ready = ready && is_first;
+        }
       });
     }
     return ready;

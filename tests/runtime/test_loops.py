@@ -5,12 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from etc_dist.codegen.layout import TRACE_RECORD, TRACE_WARPS
 from etc_dist.emulate import Emulator
+from etc_dist.errors import ArgumentError, DeadlockError, WaitTimeoutError
+from etc_dist.ir import Expr, Graph, equal, graph_function, select
 from etc_dist.runtime.cpu import simulate
-from etc_dist.schedule import SCHEDULES
+from etc_dist.runtime.trace import Trace
+from etc_dist.schedule import SCHEDULES, schedule_static
 from tests.ops.arrays import Arrays
 from tests.runtime.looped import (
+    count_up,
     dims_of,
+    double_up,
     expected,
     inputs,
     residual_layers,
@@ -72,3 +78,82 @@ def test_loops_inside_of_loops(schedule):
         wanted = [{"y": stepped(x, steps, layers)}]
         check(emulator.run(given), wanted)
         check(simulate(emulator.plan, given, dims).outputs, wanted)
+
+
+@graph_function
+def loop_first(g: Graph) -> None:
+    """y = x, doubled n - 1 times in a loop that is the first item of its lane."""
+    n = g.dims("n")
+    x, y = g.input("x", (n, 1, 4), "float32"), g.output("y", (n, 1, 4), "float32")
+    sent = g.events("sent", (n,), expects=1)
+    g.call(count_up, g.grid(a=1), reads=[x[0, 0, :]], writes=[y[0, 0, :]],
+           notifies=[sent[0]])  # fmt: skip
+    with g.loop(turn=n - 1) as turn:
+        regions = {"reads": [x[turn, 0, :]], "writes": [y[turn + 1, 0, :]]}
+        g.call(double_up, g.grid(b=1), **regions)
+    last = g.local("last", (1, 1, 4), "float32")
+    regions = {"reads": [y[0, 0, :]], "writes": [last[0, 0, :]]}
+    g.call(double_up, g.grid(c=1), name="end", **regions, waits=[sent[0]])
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_a_loop_may_have_no_turns(n):
+    emulator = Emulator(loop_first(1), workers=3)
+    x = np.arange(4 * n, dtype=np.float32).reshape(n, 1, 4)
+    wanted = np.concatenate([x[:1] + 1, 2 * x[:-1]])
+    for seed in range(4):
+        np.testing.assert_array_equal(
+            emulator.run([{"x": x}], seed=seed)[0]["y"], wanted
+        )
+
+
+# ------------------------------------------------------------- errors and traces
+
+
+def late(layer: Expr) -> Expr:
+    """Layer 2 waits for the layer after it."""
+    return select(equal(layer, 2), layer + 1, layer)
+
+
+@BOTH
+def test_a_wait_that_is_not_met_names_the_turn(schedule):
+    graph, given, dims = residual_layers(1, wait=late), inputs(4, 1), dims_of(4, 1)
+    unmet = r"add_layer\[layer=2, 0\] waits for ready\[3\]: have 0, want 6"
+    with pytest.raises(DeadlockError, match=unmet):
+        simulate(SCHEDULES[schedule](graph), given, dims, workers=1)
+    with pytest.raises(WaitTimeoutError, match=unmet):
+        Emulator(graph, schedule=schedule, workers=1).run(given)
+
+
+def test_a_task_out_of_range_names_the_turn():
+    emulator = Emulator(loaded_layers(1), workers=2)
+    at, x = np.array([0, 1, 9, 0], np.int32), np.ones((4, 1, 4), np.float32)
+    given = [{"at": at, "x": x}]
+    for run in (emulator.run, lambda given: simulate(emulator.plan, given, {"n": 4})):
+        with pytest.raises(ArgumentError, match=r"double_up\[layer=2, 0\]"):
+            run(given)
+
+
+@graph_function
+def loaded_layers(g: Graph) -> None:
+    """In each layer, the row at[layer] of x is doubled."""
+    n = g.dims("n")
+    at = g.input("at", (n,), "int32")
+    x, y = g.input("x", (n, 1, 4), "float32"), g.output("y", (n, 1, 4), "float32")
+    with g.loop(layer=n) as layer:
+        row = at.load(layer)
+        regions = {"reads": [x[row, 0, :]], "writes": [y[layer, 0, :]]}
+        g.call(double_up, g.grid(one=1), **regions)
+
+
+def test_traces_name_the_turn():
+    plan, dims = schedule_static(residual_layers(1)), dims_of(4, 1)
+    run = simulate(plan, inputs(4, 1), dims)
+    labels = {record.label for record in run.tasks}
+    assert {"first[0]", "add_layer[layer=3, 1]", "send[layer=0, 0, 2, 1]"} <= labels
+    records = np.zeros((1, TRACE_WARPS, 3), TRACE_RECORD)
+    number = [call.name for call in plan.graph.calls].index("add_layer")
+    records[0, 0, 0]["begin"] = 1
+    records[0, 0, 1] = (10, 20, 0, number, 2 * 2 + 1, 0)
+    trace = Trace.from_gpu(plan, dims, 0, records)
+    assert [record.label for record in trace.records] == ["add_layer[layer=2, 1]"]
