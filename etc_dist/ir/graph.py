@@ -261,8 +261,7 @@ class Graph:
         order: maps a task index to a coordinate; the default is row-major. pace:
         nanoseconds between the starts of tasks of the transfer lane. name: default the
         function's. empty_until: maps t to the end of a run of tasks that write nothing
-        if task t does not. values: keyword-only parameters of the body, with what they
-        get in place of the number of their name.
+        if task t does not. values: the numbers that parameters of the body get.
 
         Raises GraphError for a call that cannot be correct, TypeError for an argument
         of a wrong type."""
