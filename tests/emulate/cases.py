@@ -27,6 +27,7 @@ from tests.layers.reference import (
     draw_experts,
     draw_weights,
     moe_reference,
+    own_experts,
     reference,
 )
 
@@ -70,6 +71,24 @@ def moe(
     return [{"x": x, **named(weights)}], [moe_reference(x, weights, top_k)], dims
 
 
+def moe_of_two(parallel: str, tokens: int) -> Given:
+    hidden, inner = 136, 64
+    rng = np.random.default_rng(2)
+    weights = draw_experts(rng, 8, hidden, inner)
+    x = draw(rng, (2 * tokens, hidden), "bfloat16")
+    answer = moe_reference(x, weights, 2)
+    halves = [np.split(a, 2) for a in (answer.expected, answer.magnitude)]
+    rows = [x, x] if parallel == "tensor" else np.split(x, 2)
+    inputs = [
+        {"x": np.ascontiguousarray(rows[r])}
+        | named(own_experts(weights, parallel, r, 2))
+        for r in range(2)
+    ]
+    dims = {"shard" if parallel == "tensor" else "tokens": tokens, "hidden": hidden}
+    dims["inner"] = inner // 2 if parallel == "tensor" else inner
+    return inputs, [Answer(*pair) for pair in zip(*halves, strict=True)], dims
+
+
 def mlp(ranks: int, rows: int, hidden: int, inner: int, **shapes: int) -> Given:
     """`shapes`: the dims of mlp_tiles_graph that choose tiles."""
     rng = np.random.default_rng(3)
@@ -101,6 +120,21 @@ def matmul_reduce_scatter(rows: int, w_layout: str = "nk") -> Given:
     total = sum(a.expected for a in each)
     magnitude = sum(a.magnitude for a in each)
     answers = [Answer(total[r], magnitude[r]) for r in range(2)]
+    return inputs, answers, {"rows": rows, "n": n, "k": k}
+
+
+def float_partials(rows: int) -> Given:
+    inputs, answers, dims = matmul_reduce_scatter(rows)
+    flat = [{**i, "x": i["x"].reshape(2 * rows, dims["k"])} for i in inputs]
+    return flat, answers, dims
+
+
+def all_gather_matmul() -> Given:
+    rows, n, k = 200, 264, 136
+    rng = np.random.default_rng(5)
+    xs = [draw(rng, (rows, k), "bfloat16") for _ in range(2)]
+    inputs = [{"x": x, "w": draw(rng, (n, k), "bfloat16")} for x in xs]
+    answers = [matmul_of(np.stack(xs), i["w"]) for i in inputs]
     return inputs, answers, {"rows": rows, "n": n, "k": k}
 
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 import ctypes
 import re
 import shutil
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,78 +15,16 @@ import pytest
 
 from etc_dist.emulate import Emulator
 from etc_dist.errors import EtcDistError
-from etc_dist.functions.tile_matmul import TileShape
-from etc_dist.layers.mlp_tiles import mlp_tiles_graph
-from etc_dist.layers.moe_few_tokens import moe_few_tokens_graph
-from etc_dist.layers.moe_graph import moe_graph
-from etc_dist.ops.matmul import matmul_graph
-from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
 from etc_dist.runtime.build import kernels_folder
-from tests.codegen.graphs import three_matmuls
 from tests.emulate.aborted import check_skipped, sent_in_vain
-from tests.emulate.cases import (
-    check,
-    counted_late,
-    four_matmuls,
-    gated,
-    gated_tiles,
-    matmul,
-    matmul_and_scratch,
-    matmul_reduce_scatter,
-    mlp,
-    moe,
-    numbers,
-    sent_at_once,
-    tiles,
-)
-from tests.emulate.stages import copied_twice, copies, gathered, gathered_last
+from tests.emulate.cases import check
+from tests.emulate.matrix import CASES, Case
 
-GRAPHS = {
-    "moe": moe_graph(1, experts=8, top_k=2),
-    "queue": moe_graph(1, experts=8, top_k=2),
-    "few": moe_few_tokens_graph(1, experts=16, top_k=3, product_tasks=8),
-    "wide": moe_few_tokens_graph(1, experts=16, top_k=3, product_tasks=1),
-    "scratch": matmul_and_scratch(1),
-    "mixed": three_matmuls(1),
-    "stages": copied_twice(1),
-    "gathered": gathered_last(1),
-    "ahead": mlp_tiles_graph(1, shapes=[TileShape(128, 256)]),
-    "sum": matmul_reduce_scatter_graph(2),
-    "exchanged": matmul_graph(1, shapes=[TileShape(64, 64, "k", swapped=True)]),
-    "turns": matmul_graph(1, shapes=[TileShape(64, 128, swapped=True)]),
-    "gated pairs": gated_tiles(1, shapes=[TileShape(64, 64, "k", swapped=True)]),
-    "gated warps": gated_tiles(1, shapes=[TileShape(64, 128, swapped=True)]),
-    "gated groups": gated_tiles(1, shapes=[TileShape(64, 256, swapped=True)]),
-    "shared": matmul_graph(1, shapes=[TileShape(256, 64, "rows")]),
-    "sent": sent_at_once(2),
-    "counts": counted_late(1),
-    "aborted": sent_in_vain(2, wanted=2),
+MUTATED = {
+    **CASES,
+    "queue": replace(CASES["moe"], schedule="dynamic"),
+    "aborted": Case(partial(sent_in_vain, 2, wanted=2), tuple),
 }
-SCHEDULES = {"queue": "dynamic", "counts": "dynamic"}
-CASES = {
-    "moe": lambda: moe(300, 8, 2, 320, 264, "bfloat16"),
-    "moe, many tokens": lambda: moe(8200, 8, 2, 8, 8, "bfloat16"),
-    "queue": lambda: moe(300, 8, 2, 320, 264, "bfloat16"),
-    "few": lambda: moe(3, 16, 3, 200, 56, "bfloat16"),
-    "wide": lambda: moe(1, 16, 3, 1000, 56, "bfloat16"),
-    "scratch": lambda: matmul(300, 264, 136),
-    "mixed": lambda: four_matmuls(300, 264, 200),
-    "stages": lambda: copies(2000),
-    "gathered": lambda: gathered(200, 264),
-    "ahead": lambda: mlp(1, 40, 640, 640, gate_up_shape=0, down_shape=0),
-    "sum": lambda: matmul_reduce_scatter(600),
-    "exchanged": lambda: tiles(200, 200, 600),
-    "turns": lambda: tiles(200, 200, 600),
-    "gated pairs": lambda: gated(200, 200, 600),
-    "gated warps": lambda: gated(200, 200, 600),
-    "gated groups": lambda: gated(200, 200, 600),
-    "shared": lambda: tiles(300, 264, 200),
-    "sum, few rows": lambda: matmul_reduce_scatter(200),
-    "sent": lambda: numbers(2),
-    "counts": lambda: numbers(1),
-    "aborted": lambda: (),
-}
-CHECKS = {"aborted": check_skipped}
 LOADER_WAITS = "wait_mbarrier(run, Ring::empty(base_, oldest), Ring::parity(oldest))"
 GATHERER_WAITS = f"""__all_sync(
                  ~0u, {LOADER_WAITS})"""
@@ -307,10 +247,11 @@ def _numbered() -> list[Any]:
 @pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")
 @pytest.mark.parametrize("number", _numbered())
 def test_what_is_broken_shows(folder, kernels, number):
-    case = MUTATIONS[number - 1][0]
-    name = case.partition(",")[0]
-    schedule = SCHEDULES.get(name, "static")
-    program = Emulator(GRAPHS[name], schedule=schedule, folder=folder, kernels=kernels)
+    name = MUTATIONS[number - 1][0]
+    case = MUTATED[name]
+    program = Emulator(
+        case.graph(), schedule=case.schedule, folder=folder, kernels=kernels
+    )
     ctypes.c_int.in_dll(program.library, "mutation").value = number
     with pytest.raises((AssertionError, EtcDistError)):
-        CHECKS.get(name, check)(program, *CASES[case]())
+        (check_skipped if name == "aborted" else check)(program, *case.given())

@@ -1,0 +1,151 @@
+"""The matrix of emulated programs: graphs at shapes of every kind of tile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from etc_dist.functions.tile_matmul import TileShape
+from etc_dist.ir import GraphFunction
+from etc_dist.layers.mlp import mlp_graph
+from etc_dist.layers.mlp_tiles import mlp_tiles_graph
+from etc_dist.layers.moe_few_tokens import moe_few_tokens_graph
+from etc_dist.layers.moe_graph import moe_graph
+from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
+from etc_dist.ops.float_partials import float_partials_graph
+from etc_dist.ops.matmul import matmul_graph
+from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
+from tests.codegen.graphs import three_matmuls
+from tests.emulate.cases import (
+    Given,
+    all_gather_matmul,
+    counted_late,
+    float_partials,
+    four_matmuls,
+    gated,
+    gated_tiles,
+    matmul,
+    matmul_and_scratch,
+    matmul_reduce_scatter,
+    mlp,
+    moe,
+    moe_of_two,
+    numbers,
+    sent_at_once,
+    square_tiles_and_pairs,
+    tiles,
+)
+from tests.emulate.stages import copied_twice, copies, gathered, gathered_last
+
+
+@dataclass(frozen=True)
+class Case:
+    graph: Callable[[], GraphFunction]
+    given: Callable[[], Given]
+    always: tuple[str, ...] = ("static",)
+    """Schedules that run without --all, too."""
+    schedule: str = "static"
+    """That of its mutations."""
+    dtype: str = "bfloat16"
+    workers: int = 4
+
+
+PAIRS = TileShape(64, 64, "k", swapped=True)
+STATIC, DYNAMIC, BOTH, NEVER = ("static",), ("dynamic",), ("static", "dynamic"), ()
+
+
+def experts(tokens: int, hidden: int, inner: int, always: tuple[str, ...]) -> Case:
+    graph = partial(moe_graph, 1, experts=8, top_k=2)
+    return Case(graph, lambda: moe(tokens, 8, 2, hidden, inner, "bfloat16"), always)
+
+
+def few(tokens: int, hidden: int, tasks: int, always: tuple[str, ...]) -> Case:
+    options = {"experts": 16, "top_k": 3, "product_tasks": tasks}
+    graph = partial(moe_few_tokens_graph, 1, **options)
+    return Case(graph, lambda: moe(tokens, 16, 3, hidden, 56, "bfloat16"), always)
+
+
+def experts_of_two(parallel: str, tokens: int, always: tuple[str, ...]) -> Case:
+    graph = partial(moe_graph, 2, experts=8, top_k=2, parallel=parallel)
+    return Case(graph, lambda: moe_of_two(parallel, tokens), always)
+
+
+def shaped(shape: TileShape, *sizes: int) -> Case:
+    """One of the shapes of tests/functions/test_tile_matmul.py."""
+    return Case(partial(matmul_graph, 1, shapes=[shape]), lambda: tiles(*sizes), NEVER)
+
+
+def gated_by(shape: TileShape) -> Case:
+    graph = partial(gated_tiles, 1, shapes=[shape])
+    return Case(graph, lambda: gated(200, 200, 600), NEVER)
+
+
+CASES = {
+    "moe, tiles of one row": experts(1, 64, 64, DYNAMIC),
+    "moe, narrow tiles": experts(40, 136, 200, STATIC),
+    "moe, half as many columns": experts(300, 64, 72, NEVER),
+    "moe": experts(300, 320, 264, NEVER),
+    "moe, long tiles of two turns": experts(680, 640, 200, NEVER),
+    "moe, more blocks of tokens than lanes": experts(1100, 8, 8, NEVER),
+    "moe, many tokens": experts(8200, 8, 8, NEVER),  # more blocks than threads
+    "moe, logits in tiles": Case(
+        partial(moe_graph, 1, experts=8, top_k=1, dtype="float16", score_tasks=1),
+        lambda: moe(150, 8, 1, 72, 24, "float16"),
+        NEVER,
+        dtype="float16",
+    ),
+    "few": few(3, 104, 8, DYNAMIC),
+    "wide": few(1, 1000, 1, DYNAMIC),  # more pairs than scratch has room for
+    "few, many tasks": few(1, 200, 132, NEVER),
+    "moe of two, by expert": experts_of_two("expert", 20, STATIC),
+    "moe of two, by expert, wider": experts_of_two("expert", 150, NEVER),
+    "moe of two, by tensor": experts_of_two("tensor", 150, NEVER),
+    "mlp": Case(partial(mlp_graph, 2), lambda: mlp(2, 40, 192, 136)),
+    # More than a block of rows; square tiles, then pairs that split k.
+    "mlp on tiles": Case(
+        partial(mlp_tiles_graph, 2, shapes=[TileShape(128, 128), PAIRS]),
+        lambda: mlp(2, 140, 192, 136, gate_up_shape=0, down_shape=1),
+        BOTH,
+    ),
+    # Weights that are loaded ahead fill the ring.
+    "ahead": Case(
+        partial(mlp_tiles_graph, 1, shapes=[TileShape(128, 256)]),
+        lambda: mlp(1, 40, 640, 640, gate_up_shape=0, down_shape=0),
+    ),
+    "sum, kn": Case(
+        partial(matmul_reduce_scatter_graph, 2, w_layout="kn"),
+        lambda: matmul_reduce_scatter(200, "kn"),
+        DYNAMIC,
+    ),
+    "sum, few rows": Case(
+        partial(matmul_reduce_scatter_graph, 2),
+        lambda: matmul_reduce_scatter(200),
+        NEVER,
+    ),
+    # More tiles for a peer than are on their way at once.
+    "sum": Case(
+        partial(matmul_reduce_scatter_graph, 2),
+        lambda: matmul_reduce_scatter(600),
+        NEVER,
+    ),
+    "sum in fp32": Case(partial(float_partials_graph, 2), lambda: float_partials(200)),
+    "gather": Case(partial(all_gather_matmul_graph, 2), all_gather_matmul),
+    "sent": Case(partial(sent_at_once, 2), lambda: numbers(2)),
+    "counts": Case(
+        partial(counted_late, 1), lambda: numbers(1), DYNAMIC, schedule="dynamic"
+    ),
+    "scratch": Case(partial(matmul_and_scratch, 1), lambda: matmul(300, 264, 136)),
+    "mixed": Case(partial(three_matmuls, 1), lambda: four_matmuls(300, 264, 200)),
+    "pairs": Case(
+        partial(square_tiles_and_pairs, 1), lambda: tiles(256, 256, 64), workers=2
+    ),
+    "stages": Case(partial(copied_twice, 1), lambda: copies(2000), BOTH),
+    "gathered": Case(partial(gathered_last, 1), lambda: gathered(200, 264)),
+    "exchanged": shaped(PAIRS, 200, 200, 600),
+    "turns": shaped(TileShape(64, 128, swapped=True), 200, 200, 600),
+    "gated pairs": gated_by(PAIRS),
+    "gated warps": gated_by(TileShape(64, 128, swapped=True)),
+    "gated groups": gated_by(TileShape(64, 256, swapped=True)),
+    "shared": shaped(TileShape(256, 64, "rows"), 300, 264, 200),
+}
