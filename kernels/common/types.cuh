@@ -52,6 +52,8 @@ ETC_DEVICE float2 unpack(u32 word) {
   }
 }
 
+ETC_DEVICE float minus_infinity() { return __uint_as_float(0xff800000u); }
+
 ETC_DEVICE float silu(float v) {
   // NOTE: __expf takes three more instructions, and its extra accuracy is lost in adding 1.
   return __fdividef(v, 1.0f + ptx::exp2(v * -1.4426950408889634f));

@@ -144,6 +144,17 @@ ETC_DEVICE u32 load4_l2(u64 address) {
   asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(v) : "l"(address));
   return v;
 }
+// As load16_l2; zeros unless `wanted`.
+ETC_DEVICE uint4 load16_l2_if(bool wanted, u64 address) {
+  uint4 v;
+  asm volatile("{.reg .pred p;\n"
+               "setp.ne.u32 p, %5, 0;\n"
+               "mov.u32 %0, 0; mov.u32 %1, 0; mov.u32 %2, 0; mov.u32 %3, 0;\n"
+               "@p ld.global.cg.v4.u32 {%0,%1,%2,%3}, [%4];}"
+               : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
+               : "l"(address), "r"(u32(wanted)));
+  return v;
+}
 ETC_DEVICE uint2 load8_l2_if(bool wanted, u64 address) {
   uint2 v;
   asm volatile("{.reg .pred p;\n"

@@ -1,0 +1,135 @@
+"""Keys and values of new positions into a paged cache; CUDA half in
+`kernels/functions/append_kv.cuh`.
+
+A row of a step is one position of one request: row r has position[r] of request[r].
+Several rows may belong to one request. A row with a position below 0 belongs to none.
+The cache of a layer is [pages, 2, heads, page_size, head_dim], keys and then values.
+Position p of request q is in page table[q, p // page_size], at p % page_size.
+
+Rows and pages that are out of range are left out by every function that reads them;
+`check_rows` makes an error of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from etc_dist.errors import GraphError
+from etc_dist.functions.matmul import two_byte
+from etc_dist.functions.rotary import HEAD_DIMS, rotated
+from etc_dist.ir import DeviceFunction, Extent, Operand
+from etc_dist.ir.function import TENSOR
+
+PAGE_SIZES = (16, 32, 64, 128)
+
+
+@dataclass(frozen=True)
+class PagedCache:
+    """The parameters that the functions of a paged cache share.
+
+    norm_eps: the epsilon of the RMSNorm of each query and key; None: there is none."""
+
+    head_dim: int
+    page_size: int
+    dtype: str = "bfloat16"
+    norm_eps: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, known in (("head_dim", HEAD_DIMS), ("page_size", PAGE_SIZES)):
+            value = getattr(self, name)
+            if value not in known:
+                raise GraphError(
+                    f"{name} of a paged cache is not supported",
+                    where=str(self),
+                    wanted=" or ".join(map(str, known)),
+                    got=repr(value),
+                    fix="use a model and a cache with one of these",
+                )
+
+    @property
+    def element(self) -> str:
+        """The dtype of the two-byte operands of CUDA bodies."""
+        return two_byte(self.dtype)
+
+    def function(
+        self,
+        name: str,
+        body: Callable[..., None],
+        reads: Mapping[str, Operand],
+        writes: Mapping[str, Operand],
+        **fields: Any,
+    ) -> DeviceFunction:
+        """reads: without the gain of the RMSNorm, which is operand `gain` if there is
+        one."""
+        tile = [o for n, o in reads.items() if n != "gain" or self.norm_eps is not None]
+        count = len(tile)
+        return DeviceFunction(
+            name=name,
+            body=body,
+            source=f"functions/{name}.cuh",
+            lane=TENSOR,
+            reads=count,
+            writes=len(writes),
+            constants={
+                "kEps": float(self.norm_eps or 0.0),
+                "kHeadDim": self.head_dim,
+                "kIsHalf": int(self.dtype == "float16"),
+                "kNormalizes": int(self.norm_eps is not None),
+                "kPageSize": self.page_size,
+            },
+            tile=dict(enumerate([*tile, *writes.values()])),
+            **fields,
+        )
+
+    def rotated(self, heads: Any, gain: Any, cos_sin: Any) -> Any:
+        return rotated(heads, cos_sin, gain, self.norm_eps or 0.0).astype(heads.dtype)
+
+    def operands(self, rows: int | str) -> dict[str, Operand]:
+        """What all functions read about their rows: `row_places` describes it."""
+        return {
+            "gain": Operand((self.head_dim,), self.element, leading=True),
+            "cos_sin": Operand((Extent(begins=0), self.head_dim), "float32"),
+            "request": Operand((rows,), "int32"),
+            "position": Operand((rows,), "int32"),
+            "table": Operand((Extent(begins=0), Extent(whole=True)), "int32"),
+        }
+
+    @property
+    def pages(self) -> Operand:
+        """All pages of one head."""
+        sizes = (Extent(whole=True), 2, 1, self.page_size, self.head_dim)
+        return Operand(sizes, self.element, leading=True)
+
+    def lengths(self, cos_sin: Any, request: Any, position: Any, table: Any) -> Any:
+        """For each row, the number of positions up to its own; 0 for rows that are out
+        of range."""
+        most = min(len(cos_sin), table.shape[1] * self.page_size)
+        here = (request >= 0) & (request < len(table))
+        here &= (position >= 0) & (position < most)
+        return np.where(here, position + 1, 0)
+
+
+def append_kv(paged: PagedCache) -> DeviceFunction:
+    """k and v [rows, head_dim] of one head, gain [head_dim] if keys are normalized,
+    cos_sin [positions, head_dim], request and position [rows], table [requests,
+    most_pages] -> the rows' places in the cache [pages, 2, page_size, head_dim], with
+    keys that are normalized and rotated."""
+
+    def body(k: Any, v: Any, *others: Any) -> None:
+        *gain, cos_sin, request, position, table, cache = others
+        lengths = paged.lengths(cos_sin, request, position, table)
+        for row in np.flatnonzero(lengths):
+            page, slot = divmod(int(position[row]), paged.page_size)
+            number = table[request[row], page]
+            if 0 <= number < len(cache):
+                angles = cos_sin[position[row]]
+                key = paged.rotated(k[row], gain[0] if gain else None, angles)
+                cache[number, :, slot] = key, v[row]
+
+    row = Operand(("rows", Extent(paged.head_dim, begins=8)), paged.element)
+    reads = {"k": row, "v": row, **paged.operands("rows")}
+    return paged.function("append_kv", body, reads, {"cache": paged.pages})

@@ -1,0 +1,77 @@
+"""Attention over a paged cache; CUDA half in `kernels/functions/attend.cuh`.
+
+`append_kv.py` describes rows, pages and the cache. A row attends to all positions of
+its request up to its own. These are divided into slices, in units of BLOCK, each of
+which is a task; `combine_slices` combines the results.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from etc_dist.functions.append_kv import PagedCache
+from etc_dist.ir import DeviceFunction, Extent, Operand
+
+BLOCK = 16
+"""Positions that a warp multiplies at once."""
+
+
+def attend(paged: PagedCache) -> DeviceFunction:
+    """q [rows, group * head_dim] of the query heads of one head of the cache, gain
+    [head_dim] if they are normalized, cos_sin, request, position, table, cache -> sums
+    [rows, group, head_dim] and stats [rows, group, 2], in fp32.
+
+    The task is slice `s`, a coordinate, of `slices`, a dim or named number. sums: the
+    values, weighted by 2 ** (score - largest), where scores are in units of log 2;
+    stats: the largest score, and the sum of the weights. A slice without positions has
+    stats (-inf, 0)."""
+
+    def body(q: Any, *others: Any, s: int, slices: int) -> None:
+        *gain, cos_sin, request, position, table, cache, sums, stats = others
+        sums[...] = 0
+        stats[...] = (-np.inf, 0)
+        lengths = paged.lengths(cos_sin, request, position, table)
+        for row in np.flatnonzero(lengths):
+            at = slice_of(int(lengths[row]), s, slices)
+            numbers = table[request[row], at // paged.page_size]
+            is_page = (numbers >= 0) & (numbers < len(cache))
+            numbers, slots = numbers[is_page], at[is_page] % paged.page_size
+            if len(numbers) == 0:
+                continue
+            keys, values = (
+                cache[numbers, i, slots].astype(np.float32) for i in range(2)
+            )
+            heads = q[row].reshape(-1, paged.head_dim)
+            angles = cos_sin[position[row]]
+            heads = paged.rotated(heads, gain[0] if gain else None, angles)
+            scores = heads.astype(np.float32) @ keys.T * score_scale(paged.head_dim)
+            largest = scores.max(axis=1)
+            weights = np.exp2(scores - largest[:, None])
+            sums[row] = weights @ values
+            stats[row] = np.stack([largest, weights.sum(axis=1)], axis=1)
+
+    reads = {
+        "q": Operand(("rows", Extent(begins=8)), paged.element),
+        **paged.operands("rows"),
+        "cache": paged.pages,
+    }
+    writes = {
+        "sums": Operand(("rows", "group", 1, paged.head_dim), "float32"),
+        "stats": Operand(("rows", "group", 1, 2), "float32"),
+    }
+    cache = len(reads) - 1 - (paged.norm_eps is None)
+    return paged.function("attend", body, reads, writes, gathers=(cache,))
+
+
+def slice_of(length: int, s: int, slices: int) -> Any:
+    """The positions of slice `s`."""
+    blocks = -(-length // BLOCK)
+    first, end = (blocks * n // slices * BLOCK for n in (s, s + 1))
+    return np.arange(first, min(end, length))
+
+
+def score_scale(head_dim: int) -> np.float32:
+    """The scale of scores, in units of log 2."""
+    return np.float32(np.log2(np.e) / np.sqrt(head_dim))

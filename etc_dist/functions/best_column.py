@@ -1,0 +1,68 @@
+"""The largest number of each row, for greedy decoding; CUDA half in
+`kernels/functions/best_column.cuh`.
+
+Rows are divided into tiles of columns, each a task of `best_column`; `best_tile` takes
+the best of these. Of equal numbers the first one counts. NaNs do not count.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from etc_dist.functions.matmul import two_byte
+from etc_dist.ir import DeviceFunction, Extent, Operand
+from etc_dist.ir.function import TENSOR
+
+
+def best_column(dtype: str) -> DeviceFunction:
+    """x [rows, columns], a tile of `dtype` -> values [rows] in fp32, ids [rows]
+    (int32): the largest number of each row, and its column in the tile. -inf and 0 for
+    a row without numbers."""
+
+    def body(x: Any, values: Any, ids: Any) -> None:
+        ids[...], values[...] = _best(x.astype(np.float32))
+
+    element = dtype if dtype == "float32" else two_byte(dtype)
+    reads = Operand(("rows", Extent(multiple=8, begins=8)), element)
+    return _function("best_column", body, dtype, {0: reads}, 1)
+
+
+def best_tile(columns: int) -> DeviceFunction:
+    """values and ids [rows, tiles] of tiles of `columns` -> best [rows] (int32): the
+    column of the largest number."""
+
+    def body(values: Any, ids: Any, best: Any) -> None:
+        tiles, _ = _best(values)
+        best[...] = tiles * columns + ids[np.arange(len(ids)), tiles]
+
+    tile = {
+        0: Operand(("rows", "tiles"), "float32"),
+        1: Operand(("rows", "tiles"), "int32"),
+        2: Operand(("rows",), "int32"),
+    }
+    return _function("best_tile", body, "float32", tile, columns)
+
+
+def _best(x: Any) -> tuple[Any, Any]:
+    """The column of the largest number of each row, and this number."""
+    numbers = np.where(np.isnan(x), np.float32(-np.inf), x)
+    columns = numbers.argmax(axis=1)
+    return columns, numbers[np.arange(len(x)), columns]
+
+
+def _function(
+    name: str, body: Any, dtype: str, tile: dict[int, Operand], columns: int
+) -> DeviceFunction:
+    reads = 2 if name == "best_tile" else 1
+    return DeviceFunction(
+        name=name,
+        body=body,
+        source="functions/best_column.cuh",
+        lane=TENSOR,
+        reads=reads,
+        writes=3 - reads,
+        constants={"kColumns": columns, "kIsHalf": int(dtype == "float16")},
+        tile=tile,
+    )

@@ -1,0 +1,81 @@
+"""Errors for the rows of a step that are out of range; CUDA half in
+`kernels/functions/check_rows.cuh`.
+
+`append_kv.py` describes rows and pages. `check_rows` looks for a wrong number of each
+kind; then calls of `expect_in_range` use them as loaded indices, which must be in
+range: the error of the run names the call and the tensor.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from etc_dist.ir import DeviceFunction, Extent, Operand
+from etc_dist.ir.function import TENSOR, TRANSFER
+
+REQUEST, POSITION, PAGE_INDEX, PAGE = range(4)
+"""Of `worst`: a row's request, its position, and its position's place in the table of
+pages; a page of one of its positions."""
+
+
+def check_rows(page_size: int) -> DeviceFunction:
+    """cos_sin [positions, ...], request and position [rows], table [requests,
+    most_pages] -> worst [4]: of each kind, a number that is out of range, or 0. Reads
+    the dim `pages`. Rows with a position below 0 belong to no request."""
+
+    def body(
+        cos_sin: Any, request: Any, position: Any, table: Any, worst: Any, *, pages: int
+    ) -> None:
+        here = position >= 0
+        known = here & (request >= 0) & (request < len(table))
+        index = position // page_size
+        is_used = np.arange(table.shape[1]) <= index[known, None]
+        used = table[request[known]][is_used]
+        worst[...] = (
+            _worst(request[here], len(table)),
+            _worst(position[here], len(cos_sin)),
+            _worst(index[here], table.shape[1]),
+            _worst(used, pages),
+        )
+
+    return DeviceFunction(
+        name="check_rows",
+        body=body,
+        source="functions/check_rows.cuh",
+        lane=TENSOR,
+        reads=4,
+        writes=1,
+        constants={"kPageSize": page_size},
+        tile={
+            0: Operand((Extent(begins=0), None), "float32"),
+            1: Operand(("rows",), "int32"),
+            2: Operand(("rows",), "int32"),
+            3: Operand((Extent(begins=0), Extent(whole=True)), "int32"),
+            4: Operand((4,), "int32"),
+        },
+    )
+
+
+def _worst(values: Any, limit: int) -> Any:
+    """A number that is not in 0 .. limit - 1, or 0; always the same one."""
+    unsigned = values.astype(np.uint32)
+    return unsigned[unsigned >= limit].max(initial=0).astype(np.int32)
+
+
+def expect_in_range() -> DeviceFunction:
+    """Reads an element at loaded indices, and does nothing with it: out of range, it
+    ends the run with an error that names the call."""
+
+    def body(element: Any) -> None:
+        np.shape(element)
+
+    return DeviceFunction(
+        name="expect_in_range",
+        body=body,
+        source="functions/check_rows.cuh",
+        lane=TRANSFER,
+        reads=1,
+        writes=0,
+    )

@@ -1,0 +1,59 @@
+"""RMSNorm of rows; CUDA half in `kernels/functions/rms_norm.cuh`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from etc_dist.functions.matmul import two_byte
+from etc_dist.ir import DeviceFunction, Extent, Operand
+from etc_dist.ir.function import TENSOR
+
+
+def normalized(x: Any, gain: Any, eps: float) -> Any:
+    """x / sqrt(mean(x * x) + eps) * gain over the last axis, in fp32."""
+    x = x.astype(np.float32)
+    mean = (x * x).mean(axis=-1, keepdims=True)
+    return x / np.sqrt(mean + np.float32(eps)) * gain.astype(np.float32)
+
+
+def rms_norm(dtype: str, eps: float) -> DeviceFunction:
+    """x [rows, columns], gain [columns] -> y [rows, columns], computed in fp32 and
+    rounded once."""
+
+    def body(x: Any, gain: Any, y: Any) -> None:
+        y[...] = normalized(x, gain, eps).astype(y.dtype)
+
+    return _function("rms_norm", dtype, eps, body, reads=2, writes=1)
+
+
+def add_rms_norm(dtype: str, eps: float) -> DeviceFunction:
+    """x and residual [rows, columns], gain [columns] -> their sum, rounded, and its
+    RMSNorm, both [rows, columns]. The sum may be written in place of x or residual."""
+
+    def body(x: Any, residual: Any, gain: Any, total: Any, y: Any) -> None:
+        sums = x.astype(np.float32) + residual.astype(np.float32)
+        total[...] = sums.astype(total.dtype)
+        y[...] = normalized(total, gain, eps).astype(y.dtype)
+
+    return _function("add_rms_norm", dtype, eps, body, reads=3, writes=2)
+
+
+def _function(
+    name: str, dtype: str, eps: float, body: Any, *, reads: int, writes: int
+) -> DeviceFunction:
+    columns = Extent(name="columns", multiple=8, begins=8)
+    row = Operand(("rows", columns), two_byte(dtype), leading=True)
+    tile = dict.fromkeys(range(reads + writes), row)
+    tile[reads - 1] = Operand((columns,), two_byte(dtype), leading=True)
+    return DeviceFunction(
+        name=name,
+        body=body,
+        source="functions/rms_norm.cuh",
+        lane=TENSOR,
+        reads=reads,
+        writes=writes,
+        constants={"kEps": float(eps), "kIsHalf": int(dtype == "float16")},
+        tile=tile,
+    )

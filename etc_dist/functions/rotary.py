@@ -1,0 +1,41 @@
+"""Heads of queries and keys, normalized and rotated; CUDA half in
+`kernels/functions/rotary.cuh`.
+
+The rotary embedding rotates elements i and i + head_dim / 2 of a head by an angle that
+depends on the position and on i. A table [positions, head_dim] in fp32 has the cosines
+of a position's angles, then their sines; scaled variants differ in the table alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from etc_dist.functions.rms_norm import normalized
+
+HEAD_DIMS = (64, 128)
+
+
+def rotary_table(positions: int, frequencies: Any, scale: float = 1.0) -> Any:
+    """The table for angles position * frequencies, of head_dim / 2 frequencies; cosines
+    and sines are multiplied by `scale`."""
+    angles = np.outer(np.arange(positions), np.asarray(frequencies, np.float64))
+    both = np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
+    return (both * scale).astype(np.float32)
+
+
+def frequencies(head_dim: int, base: float) -> Any:
+    """base ** (-2 i / head_dim), for i below head_dim / 2."""
+    return float(base) ** (-2 * np.arange(head_dim // 2) / head_dim)
+
+
+def rotated(heads: Any, cos_sin: Any, gain: Any = None, eps: float = 0.0) -> Any:
+    """Heads [..., head_dim] with rows of the table [..., head_dim], in fp32; with a
+    `gain`, of the RMSNorm of each head."""
+    heads = heads.astype(np.float32)
+    if gain is not None:
+        heads = normalized(heads, gain, eps)
+    low, high = np.split(heads, 2, axis=-1)
+    cos, sin = np.split(cos_sin, 2, axis=-1)
+    return np.concatenate([low * cos - high * sin, high * cos + low * sin], axis=-1)

@@ -1,0 +1,271 @@
+// Attention of some heads over a slice of a paged cache's positions.
+#pragma once
+#include "functions/paged_rows.cuh"
+#include "functions/rotary.cuh"
+
+namespace etc {
+
+// A warp multiplies 16 positions, the rows of a tile of the tensor cores, by eight query heads, its
+// columns. Keys and values go from memory to the registers of these tiles, without shared memory.
+// Warps take every eighth block of positions; their results are added in order.
+template <class Task>
+struct attend {
+  using Rows = PagedRows<Task, 1>;
+  using Row = typename Rows::Row;
+
+  ETC_DEVICE static void run(const Task& task) {
+    const auto q = task.template operand<0>();
+    const i32 group = q.size[1] / kDim;
+#pragma unroll 1
+    for (i32 n = 0; n < q.size[0]; ++n) {
+      const Row row = Rows::row(task, n);
+      const Slice slice(row.length, task.c.axis_s, task.g.dim_slices);
+#pragma unroll 1
+      for (i32 head = 0; head < group; head += kHeads) {
+        Warp warp(task, row, slice);
+        warp.multiply(u64(q.at(n, 0)), head, group);
+        warp.store(n, head, group);
+      }
+    }
+  }
+
+ private:
+  static constexpr i32 kDim = Task::kHeadDim, kHeads = 8, kBlock = 16, kWarps = Task::threads / 32;
+  static constexpr int kVectors = kDim / 32;  // of a key, in each lane of four
+  static constexpr int kParts = kDim / 64;    // of a value: 64 elements, in eight lanes
+  // Blocks of positions, and the end of the last one.
+  struct Slice {
+    i32 first, end, length;
+
+    ETC_DEVICE Slice(i32 length_, i32 s, i32 slices) : length(length_) {
+      const i32 blocks = (length + kBlock - 1) / kBlock;
+      first = blocks * s / slices;
+      end = blocks * (s + 1) / slices;
+    }
+  };
+
+  // A block's keys and values. Lane g * 4 + c has of keys g and g + 8 the elements that Head
+  // describes, and of values 2 c + {0, 1, 8, 9} the elements 8 g + {0 .. 7} of each part.
+  struct Block {
+    uint4 key[2][kVectors], value[4][kParts];
+  };
+
+  struct Warp {
+    const Task& task;
+    const Row& row;
+    const Slice& slice;
+    Pages<Task, Rows::kEnd> pages;
+    i32 warp, g, c;
+    u32 numbers;  // lane n has the page of the n-th block of 32
+    u32 page;     // of the block that is being loaded
+    i32 next;     // and the number of this block
+    Block block;
+    // For columns 2 c and 2 c + 1: largest score, sum of weights over this lane's rows.
+    float most[2], sum[2];
+    float total[kDim / 16][4];
+
+    ETC_DEVICE Warp(const Task& task_, const Row& row_, const Slice& slice_)
+        : task(task_), row(row_), slice(slice_), pages(task_) {
+      warp = task.thread / 32, g = task.thread % 32 / 4, c = task.thread % 4;
+      most[0] = most[1] = minus_infinity();
+      sum[0] = sum[1] = 0.0f;
+#pragma unroll
+      for (auto& tile : total) tile[0] = tile[1] = tile[2] = tile[3] = 0.0f;
+    }
+
+    ETC_DEVICE void multiply(u64 q, i32 head, i32 group) {
+      next = slice.first + warp;
+      find_page();
+      fetch_keys();
+      fetch_values();
+      Head<kDim, Task::kIsHalf> query;
+      const bool is_head = head + g < group;
+      query.load(q + (is_head ? head + g : 0) * kDim * 2, c, is_head);
+      const bool is_in_range = row.length > 0;
+      query.template rotate<Task::kNormalizes>(
+          Rows::gain(task), Task::kEps, Rows::cos_sin(task, is_in_range ? row.position : 0), c,
+          is_in_range);
+#pragma unroll 1
+      for (i32 at = next; at < slice.end; at += kWarps) {
+        float score[4] = {};
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i) {
+          const uint4 a = block.key[0][i], b = block.key[1][i], v = query.vector[i];
+          ptx::mma_16x8x16<Task::kIsHalf>(score, a.x, b.x, a.y, b.y, v.x, v.y);
+          ptx::mma_16x8x16<Task::kIsHalf>(score, a.z, b.z, a.w, b.w, v.z, v.w);
+        }
+        const bool is_page = page < pages.count;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const bool is_there = is_page && at * kBlock + g + i / 2 * 8 < slice.length;
+          score[i] = is_there ? score[i] * kScale : minus_infinity();
+        }
+        next = at + kWarps;
+        find_page();
+        fetch_keys();
+        add_up(score);
+        fetch_values();
+      }
+    }
+
+    // The results of all warps.
+    ETC_DEVICE void store(i32 n, i32 head, i32 group) {
+      const auto sums = task.template operand<Rows::kEnd + 1>();
+      const auto stats = task.template operand<Rows::kEnd + 2>();
+      float2* const of_warp = reinterpret_cast<float2*>(task.scratch);  // [kWarps][kHeads]
+      float2* const parts = of_warp + kWarps * kHeads;                  // [kWarps][kHeads][32]
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+#pragma unroll
+        for (int step = 4; step < 32; step *= 2) sum[j] += __shfl_xor_sync(~0u, sum[j], step);
+        if (g == 0) of_warp[warp * kHeads + 2 * c + j] = make_float2(most[j], sum[j]);
+      }
+      task.sync();
+      float factor[2];
+#pragma unroll
+      for (int j = 0; j < 2; ++j) factor[j] = weight(most[j], largest(of_warp, 2 * c + j));
+      const i32 own = task.thread / 32, element = task.thread % 32 * 2;
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+        for (int t = 0; t < 4; ++t) {
+          const float* const of = total[part * 4 + t];
+#pragma unroll
+          for (int j = 0; j < 2; ++j) {
+            parts[(warp * kHeads + 2 * c + j) * 32 + g * 4 + t] =
+                make_float2(of[j] * factor[j], of[2 + j] * factor[j]);
+          }
+        }
+        task.sync();
+        if (head + own < group) {
+          float2 all = {};
+#pragma unroll
+          for (i32 w = 0; w < kWarps; ++w) {
+            const float2 one = parts[(w * kHeads + own) * 32 + element / 2];
+            all = make_float2(all.x + one.x, all.y + one.y);
+          }
+          *reinterpret_cast<float2*>(sums.at(n, head + own, 0, part * 64 + element)) = all;
+        }
+        task.sync();
+      }
+      if (task.thread < kHeads && head + task.thread < group) {
+        const float most_of_all = largest(of_warp, task.thread);
+        float weights = 0.0f;
+#pragma unroll
+        for (i32 w = 0; w < kWarps; ++w) {
+          const float2 one = of_warp[w * kHeads + task.thread];
+          weights += one.y * weight(one.x, most_of_all);
+        }
+        *reinterpret_cast<float2*>(stats.at(n, head + task.thread)) =
+            make_float2(most_of_all, weights);
+      }
+      task.sync();
+    }
+
+   private:
+    static constexpr float kScale = kDim == 64 ? 0.18033688f : 0.12751743f;  // log2(e) / sqrt(kDim)
+
+    ETC_DEVICE static float largest(const float2* of_warp, i32 column) {
+      float most = minus_infinity();
+#pragma unroll
+      for (i32 w = 0; w < kWarps; ++w) most = fmaxf(most, of_warp[w * kHeads + column].x);
+      return most;
+    }
+    ETC_DEVICE static float weight(float score, float most) {
+      return most == minus_infinity() ? 0.0f : ptx::exp2(score - most);
+    }
+
+    // The page of block `next`.
+    ETC_DEVICE void find_page() {
+      const i32 n = (next - slice.first) / kWarps % 32;
+      if (n == 0) {
+        const i32 own = next + task.thread % 32 * kWarps;
+        numbers = ~0u;
+        if (own < slice.end) {
+          numbers = Rows::page(task, row.request, own * kBlock / Task::kPageSize);
+        }
+      }
+      page = __shfl_sync(~0u, numbers, n);
+    }
+    ETC_DEVICE void fetch_keys() {
+      const bool is_page = next < slice.end && page < pages.count;
+      const u64 from = pages.key(is_page ? page : 0, next * kBlock % Task::kPageSize + g) + c * 16;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const bool is_there = is_page && next * kBlock + g + r * 8 < slice.length;
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i) {
+          const u64 at = from + r * 8 * kDim * 2 + i * 64;
+          block.key[r][i] = ptx::load16_l2_if(is_there, at);
+        }
+      }
+    }
+    // NOTE: zeros after the last position, where the cache may have NaNs.
+    ETC_DEVICE void fetch_values() {
+      const bool is_page = next < slice.end && page < pages.count;
+      const u64 from = pages.key(is_page ? page : 0, next * kBlock % Task::kPageSize + 2 * c) +
+                       pages.value_bytes + g * 16;
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        const i32 apart = r / 2 * 8 + r % 2;
+        const bool is_there = is_page && next * kBlock + 2 * c + apart < slice.length;
+#pragma unroll
+        for (int i = 0; i < kParts; ++i) {
+          const u64 at = from + apart * kDim * 2 + i * 128;
+          block.value[r][i] = ptx::load16_l2_if(is_there, at);
+        }
+      }
+    }
+
+    // Adds the block's values with their weights. score: of positions g and g + 8, by columns
+    // 2 c and 2 c + 1.
+    ETC_DEVICE void add_up(const float (&score)[4]) {
+      float p[4], scale[2];
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        float here = fmaxf(score[j], score[2 + j]);
+#pragma unroll
+        for (int step = 4; step < 32; step *= 2) {
+          here = fmaxf(here, __shfl_xor_sync(~0u, here, step));
+        }
+        const float now = fmaxf(most[j], here);
+        scale[j] = weight(most[j], now);
+        p[j] = weight(score[j], now);
+        p[2 + j] = weight(score[2 + j], now);
+        sum[j] = sum[j] * scale[j] + p[j] + p[2 + j];
+        most[j] = now;
+      }
+      const u32 b0 = transposed(pack<Task::kIsHalf>(p[0], p[1]));
+      const u32 b1 = transposed(pack<Task::kIsHalf>(p[2], p[3]));
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        u32 v[4][4];
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {
+          const uint4 four = block.value[r][part];
+          v[r][0] = four.x, v[r][1] = four.y, v[r][2] = four.z, v[r][3] = four.w;
+        }
+#pragma unroll
+        for (int t = 0; t < 4; ++t) {
+          float(&to)[4] = total[part * 4 + t];
+#pragma unroll
+          for (int i = 0; i < 4; ++i) to[i] *= scale[i % 2];
+          // Rows g and g + 8 of the tile are neighbouring elements of the value.
+          ptx::mma_16x8x16<Task::kIsHalf>(
+              to, lower(v[0][t], v[1][t]), upper(v[0][t], v[1][t]), lower(v[2][t], v[3][t]),
+              upper(v[2][t], v[3][t]), b0, b1);
+        }
+      }
+    }
+    // From row g and columns 2 c, 2 c + 1 of eight rows to column g and rows 2 c, 2 c + 1.
+    ETC_DEVICE u32 transposed(u32 v) const {
+      const u32 even = __shfl_sync(~0u, v, c * 8 + g / 2);
+      const u32 odd = __shfl_sync(~0u, v, c * 8 + 4 + g / 2);
+      return g % 2 == 0 ? lower(even, odd) : upper(even, odd);
+    }
+    ETC_DEVICE static u32 lower(u32 a, u32 b) { return __byte_perm(a, b, 0x5410); }
+    ETC_DEVICE static u32 upper(u32 a, u32 b) { return __byte_perm(a, b, 0x7632); }
+  };
+};
+
+}  // namespace etc

@@ -1,0 +1,97 @@
+// The largest number of each row, and the first column that has it: a warp a row.
+#pragma once
+#include "worker/task.cuh"
+
+namespace etc {
+
+// The best of the numbers so far. NaNs do not count.
+struct Best {
+  float value = minus_infinity();
+  i32 column = 0;
+
+  ETC_DEVICE void add(float v, i32 at) {
+    if (v > value || (v == value && at < column)) value = v, column = at;
+  }
+  // Of all lanes.
+  ETC_DEVICE void reduce() {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+      const float other = __shfl_xor_sync(~0u, value, step);
+      add(other, __shfl_xor_sync(~0u, column, step));
+    }
+  }
+};
+
+template <class Task>
+struct best_column {
+  ETC_DEVICE static void run(const Task& task) {
+    const auto x = task.template operand<0>();
+    constexpr i32 kBytes = sizeof(*x.base), kEach = 16 / kBytes;  // numbers of a vector
+    const i32 lane = task.thread % 32, columns = x.size[1];
+#pragma unroll 1
+    for (i32 row = task.thread / 32; row < x.size[0]; row += Task::threads / 32) {
+      const u64 from = u64(x.at(row));
+      Best best;
+#pragma unroll 1
+      for (i32 first = lane * kEach; first < columns; first += kAtOnce * 32 * kEach) {
+        uint4 v[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          const i32 at = first + i * 32 * kEach;
+          v[i] = ptx::load16_l2_if(at < columns, from + at * kBytes);
+        }
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          const i32 at = first + i * 32 * kEach;
+          if (at < columns) add<kBytes>(best, v[i], at);
+        }
+      }
+      best.reduce();
+      if (lane == 0) {
+        *task.template operand<1>().at(row) = best.value;
+        *task.template operand<2>().at(row) = best.column;
+      }
+    }
+  }
+
+ private:
+  static constexpr int kAtOnce = 8;  // vectors in flight a lane
+
+  template <int kBytes>
+  ETC_DEVICE static void add(Best& best, uint4 v, i32 at) {
+    const u32 word[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (kBytes == 4) {
+        best.add(__uint_as_float(word[i]), at + i);
+      } else {
+        const float2 pair = unpack<Task::kIsHalf>(word[i]);
+        best.add(pair.x, at + 2 * i);
+        best.add(pair.y, at + 2 * i + 1);
+      }
+    }
+  }
+};
+
+template <class Task>
+struct best_tile {
+  ETC_DEVICE static void run(const Task& task) {
+    const auto values = task.template operand<0>();
+    const auto ids = task.template operand<1>();
+    const i32 lane = task.thread % 32;
+#pragma unroll 1
+    for (i32 row = task.thread / 32; row < values.size[0]; row += Task::threads / 32) {
+      Best best;
+#pragma unroll 4
+      for (i32 tile = lane; tile < values.size[1]; tile += 32) {
+        const float value = __uint_as_float(ptx::load4_l2(u64(values.at(row, tile))));
+        const i32 id = i32(ptx::load4_l2(u64(ids.at(row, tile))));
+        best.add(value, tile * Task::kColumns + id);
+      }
+      best.reduce();
+      if (lane == 0) *task.template operand<2>().at(row) = best.column;
+    }
+  }
+};
+
+}  // namespace etc

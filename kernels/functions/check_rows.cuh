@@ -1,0 +1,60 @@
+// Looks for requests, positions and pages that are out of range.
+#pragma once
+#include "worker/task.cuh"
+
+namespace etc {
+
+// NOTE: of several wrong numbers of a kind, the largest by its bits is reported, always the same.
+template <class Task>
+struct check_rows {
+  ETC_DEVICE static void run(const Task& task) {
+    const auto requests = task.template operand<1>();
+    const auto table = task.template operand<3>();
+    const i32 positions = task.template operand<0>().size[0], pages = task.g.dim_pages;
+    const i32 lane = task.thread % 32, warp = task.thread / 32;
+    u32 worst[kKinds] = {};
+#pragma unroll 1
+    for (i32 row = warp; row < requests.size[0]; row += kWarps) {
+      const i32 request = i32(ptx::load4_l2(u64(requests.at(row))));
+      const i32 position = i32(ptx::load4_l2(u64(task.template operand<2>().at(row))));
+      if (position < 0) continue;
+      const i32 last = position / Task::kPageSize;
+      compare(worst[0], request, table.size[0]);
+      compare(worst[1], position, positions);
+      compare(worst[2], last, table.size[1]);
+      if (u32(request) >= u32(table.size[0])) continue;
+#pragma unroll 4
+      for (i32 i = lane; i < minimum(last + 1, table.size[1]); i += 32) {
+        compare(worst[3], i32(ptx::load4_l2(u64(table.at(request, i)))), pages);
+      }
+    }
+#pragma unroll
+    for (int kind = 0; kind < kKinds; ++kind) {
+      worst[kind] = ptx::warp_max(worst[kind]);
+      if (lane == 0) task.scratch[warp * kKinds + kind] = worst[kind];
+    }
+    task.sync();
+    if (task.thread < kKinds) {
+      u32 most = 0;
+      for (i32 w = 0; w < kWarps; ++w) {
+        const u32 one = task.scratch[w * kKinds + task.thread];
+        most = most < one ? one : most;
+      }
+      *task.template operand<4>().at(task.thread) = i32(most);
+    }
+  }
+
+ private:
+  static constexpr i32 kKinds = 4, kWarps = Task::threads / 32;
+
+  ETC_DEVICE static void compare(u32& worst, i32 value, i32 limit) {
+    if (u32(value) >= u32(limit) && u32(value) > worst) worst = u32(value);
+  }
+};
+
+template <class Task>
+struct expect_in_range {
+  ETC_DEVICE static void run(const Task&) {}
+};
+
+}  // namespace etc

@@ -1,0 +1,182 @@
+"""A graph that appends to a paged cache and attends to it, its inputs, and a plain
+reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from etc_dist.functions.append_kv import PagedCache, append_kv
+from etc_dist.functions.attend import attend
+from etc_dist.functions.combine_slices import combine_slices
+from etc_dist.functions.rotary import frequencies, rotary_table
+from etc_dist.ir import Graph, ceildiv, graph_function, span, tile
+from tests.layers.reference import draw
+
+Array = np.ndarray[Any, Any]
+EPS, BASE = 1e-6, 10000.0
+
+
+@graph_function
+def attention(
+    g: Graph, *, paged: PagedCache, group: int, task_rows: int = 1, layer: int = 1
+) -> None:
+    """qkv [rows, (group + 2) * kv_heads * head_dim] -> y [rows, group * kv_heads *
+    head_dim], with the cache of `layer` of two."""
+    rows, kv_heads, width = g.dims("rows kv_heads width")
+    positions, requests, most_pages, pages = g.dims(
+        "positions requests most_pages pages"
+    )
+    slices = g.dims("slices")
+    dim, dtype = paged.head_dim, paged.dtype
+    heads = group * kv_heads
+    qkv = g.input("qkv", (rows, width), dtype)
+    gains = [g.input(f"{n}_gain", (2, dim), dtype) for n in "qk"]
+    cos_sin = g.input("cos_sin", (positions, dim), "float32")
+    request = g.input("request", (rows,), "int32")
+    position = g.input("position", (rows,), "int32")
+    table = g.input("table", (requests, most_pages), "int32")
+    cache = g.state("cache", (2, pages, 2, kv_heads, paged.page_size, dim), dtype)
+    sums = g.local("sums", (rows, heads, slices, dim), "float32")
+    stats = g.local("stats", (rows, heads, slices, 2), "float32")
+    y = g.output("y", (rows, heads * dim), dtype)
+    blocks = ceildiv(rows, task_rows)
+    appended = g.events("appended", (kv_heads,), expects=1)
+    attended = g.events("attended", (blocks, kv_heads), expects=slices)
+
+    def gain(n: int) -> list[Any]:
+        return [] if paged.norm_eps is None else [gains[n][layer, :]]
+
+    (h,) = grid = g.grid(h=kv_heads)
+    key = heads * dim + h * dim
+    g.call(
+        append_kv(paged),
+        grid,
+        reads=[
+            qkv[:, span(key, dim)],
+            qkv[:, span(key + kv_heads * dim, dim)],
+            *gain(1),
+            *(cos_sin[:, :], request[:], position[:], table[:, :]),
+        ],
+        writes=[cache[layer, :, :, h, :, :]],
+        notifies=[appended[h]],
+    )
+    r, h, s = grid = g.grid(r=blocks, h=kv_heads, s=slices)
+    own, of_group = tile(r, task_rows), span(h * group, group)
+    g.call(
+        attend(paged),
+        grid,
+        reads=[
+            qkv[own, span(h * group * dim, group * dim)],
+            *gain(0),
+            *(cos_sin[:, :], request[own], position[own], table[:, :]),
+            cache[layer, :, :, h, :, :],
+        ],
+        writes=[sums[own, of_group, s, :], stats[own, of_group, s, :]],
+        waits=[appended[h]],
+        notifies=[attended[r, h]],
+    )
+    r, h = grid = g.grid(r=blocks, h=kv_heads)
+    own, of_group = tile(r, task_rows), span(h * group, group)
+    g.call(
+        combine_slices(dim, dtype),
+        grid,
+        reads=[sums[own, of_group, :, :], stats[own, of_group, :, :]],
+        writes=[y[own, span(h * group * dim, group * dim)]],
+        waits=[attended[r, h]],
+    )
+
+
+def draw_step(
+    rng: np.random.Generator,
+    paged: PagedCache,
+    group: int,
+    kv_heads: int,
+    rows: Sequence[Sequence[int]],
+) -> dict[str, Array]:
+    """The inputs of a step. rows: of each request, the positions of its rows. Pages are
+    in any order; what no position uses is NaN."""
+    dim, page = paged.head_dim, paged.page_size
+    most_pages = 1 + max((max(p) // page for p in rows if len(p)), default=0)
+    pages = len(rows) * most_pages + 1
+    table = rng.permutation(pages)[: len(rows) * most_pages]
+    table = table.reshape(len(rows), most_pages)
+    cache = draw(rng, (2, pages, 2, kv_heads, page, dim), paged.dtype)
+    used = np.zeros((pages, page), bool)
+    for request, positions in enumerate(rows):
+        at = np.arange(max(positions, default=-1) + 1)
+        used[table[request, at // page], at % page] = True
+    cache.transpose(1, 4, 0, 2, 3, 5)[~used] = np.nan
+    order = [(r, p) for r, positions in enumerate(rows) for p in positions]
+    request, position = rng.permutation(np.array(order, np.int32)).T
+    width = (group + 2) * kv_heads * dim
+    return {
+        "qkv": draw(rng, (len(order), width), paged.dtype),
+        "q_gain": draw(rng, (2, dim), paged.dtype),
+        "k_gain": draw(rng, (2, dim), paged.dtype),
+        "cos_sin": rotary_table(most_pages * page, frequencies(dim, BASE)),
+        "request": request.copy(),
+        "position": position.copy(),
+        "table": table.astype(np.int32),
+        "cache": cache,
+    }
+
+
+def dims_of(given: dict[str, Array], slices: int) -> dict[str, int]:
+    rows, width = given["qkv"].shape
+    requests, most_pages = given["table"].shape
+    return {
+        "rows": rows,
+        "kv_heads": given["cache"].shape[3],
+        "width": width,
+        "positions": len(given["cos_sin"]),
+        "requests": requests,
+        "most_pages": most_pages,
+        "pages": given["cache"].shape[1],
+        "slices": slices,
+    }
+
+
+def turned(head: Array, position: int, gain: Array | None) -> Array:
+    """A head [dim] in fp64: normalized if there is a gain, and rotated."""
+    head = head.astype(np.float64)
+    if gain is not None:
+        head = head / np.sqrt((head**2).mean() + EPS) * gain.astype(np.float64)
+    half = len(head) // 2
+    pairs = head[:half] + 1j * head[half:]
+    pairs = pairs * np.exp(1j * position * BASE ** (-np.arange(half) / half))
+    return np.concatenate([pairs.real, pairs.imag])
+
+
+def expected(
+    given: dict[str, Array], paged: PagedCache, group: int, layer: int = 1
+) -> tuple[Array, Array]:
+    """y in fp64, and the cache after the step."""
+    dim, page = paged.head_dim, paged.page_size
+    cache, kv_heads = given["cache"].copy(), given["cache"].shape[3]
+    qkv = given["qkv"].reshape(len(given["qkv"]), -1, dim)
+    q, k, v = np.split(qkv, [group * kv_heads, (group + 1) * kv_heads], axis=1)
+    has_norm = paged.norm_eps is not None
+    q_gain, k_gain = (given[f"{n}_gain"][layer] if has_norm else None for n in "qk")
+    rows = [*zip(given["request"], given["position"], strict=True)]
+    for row, (request, position) in enumerate(rows):
+        at = given["table"][request, position // page], position % page
+        for h in range(kv_heads):
+            key = turned(k[row, h], position, k_gain).astype(cache.dtype)
+            cache[layer, at[0], :, h, at[1]] = key, v[row, h]
+    y = np.zeros((len(rows), group * kv_heads, dim))
+    for row, (request, position) in enumerate(rows):
+        at = np.arange(position + 1)
+        pages, slots = given["table"][request, at // page], at % page
+        for head in range(group * kv_heads):
+            keys, values = (
+                cache[layer, pages, i, head // group, slots].astype(np.float64)
+                for i in range(2)
+            )
+            query = turned(q[row, head], position, q_gain).astype(cache.dtype)
+            scores = keys @ query.astype(np.float64) / np.sqrt(dim)
+            weights = np.exp(scores - scores.max())
+            y[row, head] = weights @ values / weights.sum()
+    return y.reshape(len(rows), -1), cache

@@ -1,0 +1,60 @@
+"""Keys and values into a paged cache. `test_attend.py` tests both bodies in range."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from etc_dist.emulate import Emulator
+from etc_dist.errors import GraphError
+from etc_dist.functions.append_kv import PagedCache
+from etc_dist.runtime.cpu import simulate
+from etc_dist.schedule import schedule_static
+from tests.functions.paged import attention, dims_of, draw_step
+
+PAGED = PagedCache(64, 16)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("request", -1),
+        ("request", 1),
+        ("position", -1),
+        ("position", 2**31 - 1),
+        ("position", 48),
+        ("table", -1),
+        ("table", 4),
+    ],
+)
+def test_rows_out_of_range_touch_no_memory(name, value, rng):
+    given = draw_step(rng, PAGED, 1, 1, [[40]])
+    given[name][...] = value
+    graph, dims = attention(1, paged=PAGED, group=1), dims_of(given, 2)
+    for found in (
+        simulate(schedule_static(graph), [given], dims).outputs[0],
+        program(graph).run([given], dims)[0],
+    ):
+        assert found["cache"].tobytes() == given["cache"].tobytes()
+        assert not found["y"].any()
+
+
+def program(graph, made=[]):  # noqa: B006
+    made += [Emulator(graph)] if not made else []
+    return made[0]
+
+
+@pytest.mark.parametrize("sizes", [(96, 16), (64, 24)])
+def test_sizes_that_no_body_supports_are_refused(sizes):
+    with pytest.raises(GraphError, match="of a paged cache is not supported"):
+        PagedCache(*sizes)
+
+
+def test_the_order_of_rows_does_not_matter(rng):
+    given = draw_step(rng, PAGED, 1, 2, [[3, 4], [16]])
+    graph, dims = attention(1, paged=PAGED, group=1), dims_of(given, 1)
+    [found] = simulate(schedule_static(graph), [given], dims).outputs
+    turned = {n: a[::-1].copy() if len(a) == 3 else a for n, a in given.items()}
+    [other] = simulate(schedule_static(graph), [turned], dims).outputs
+    assert found["cache"].tobytes() == other["cache"].tobytes()
+    np.testing.assert_array_equal(found["y"], other["y"][::-1])

@@ -1,0 +1,116 @@
+"""Errors for rows that are out of range."""
+
+from __future__ import annotations
+
+import pytest
+
+from etc_dist.emulate import Emulator
+from etc_dist.errors import ArgumentError
+from etc_dist.functions.append_kv import PagedCache
+from etc_dist.functions.check_rows import (
+    PAGE,
+    PAGE_INDEX,
+    POSITION,
+    REQUEST,
+    check_rows,
+    expect_in_range,
+)
+from etc_dist.ir import Graph, graph_function
+from etc_dist.runtime.cpu import simulate
+from etc_dist.schedule import schedule_static
+from tests.functions.compiled import check_compiled
+from tests.functions.paged import draw_step
+
+SIZE = 16
+
+
+@graph_function
+def checked(g: Graph) -> None:
+    rows, requests, most_pages = g.dims("rows requests most_pages")
+    pages, positions = g.dims("pages positions")
+    cos_sin = g.input("cos_sin", (positions, 64), "float32")
+    request = g.input("request", (rows,), "int32")
+    position = g.input("position", (rows,), "int32")
+    table = g.input("table", (requests, most_pages), "int32")
+    cache = g.input("cache", (2, pages, 2, 1, SIZE, 64), "bfloat16")
+    worst = g.local("worst", (4,), "int32")
+    found = g.events("found", (1,), expects=1)
+    g.call(
+        check_rows(SIZE),
+        g.grid(one=1),
+        reads=[cos_sin[:, :], request[:], position[:], table[:, :]],
+        writes=[worst[:]],
+        notifies=[found[0]],
+    )
+    for name, element in (
+        ("request_exists", table[worst.load(REQUEST), 0]),
+        ("table_is_long_enough", table[0, worst.load(PAGE_INDEX)]),
+        ("position_exists", cos_sin[worst.load(POSITION), 0]),
+        ("page_exists", cache[0, worst.load(PAGE), 0, 0, 0, 0]),
+    ):
+        g.call(
+            expect_in_range(),
+            g.grid(check=1),
+            name=name,
+            reads=[element],
+            waits=[found[0]],
+        )
+
+
+@pytest.fixture(scope="module")
+def emulator() -> Emulator:
+    return Emulator(checked(1))
+
+
+@pytest.fixture
+def given(rng):
+    drawn = draw_step(rng, PagedCache(64, SIZE), 1, 1, [[0], [40, 41], [20]])
+    return {n: a for n, a in drawn.items() if n not in ("qkv", "q_gain", "k_gain")}
+
+
+def runs(given, emulator):
+    """Runs on both backends."""
+    requests, most_pages = given["table"].shape
+    dims = {
+        "rows": len(given["request"]),
+        "requests": requests,
+        "most_pages": most_pages,
+        "pages": given["cache"].shape[1],
+        "positions": len(given["cos_sin"]),
+    }
+    return (
+        lambda: simulate(schedule_static(checked(1)), [given], dims),
+        lambda: emulator.run([given], dims),
+    )
+
+
+def test_numbers_that_no_row_uses_are_not_checked(given, emulator):
+    rows = given["position"]
+    given["table"][given["request"][rows == 20][0], 2] = -7
+    given["request"][rows == 0], rows[rows == 0] = 99, -1
+    for run in runs(given, emulator):
+        run()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "call"),
+    [
+        ("request", -1, "request_exists"),
+        ("request", 3, "request_exists"),
+        ("position", 48, "position_exists|table_is_long_enough"),
+        ("table", 10, "page_exists"),
+    ],
+)
+def test_a_wrong_number_ends_the_run(name, value, call, given, emulator):
+    before = given[name].copy()
+    given[name][0] = value
+    for run in runs(given, emulator):
+        with pytest.raises(ArgumentError, match=call):
+            run()
+    given[name][...] = before
+    for run in runs(given, emulator):
+        run()
+
+
+def test_the_cuda_bodies_compile_without_spills():
+    check_compiled(checked(1))

@@ -1,0 +1,67 @@
+"""RMSNorm: both bodies against fp64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from etc_dist.emulate import Emulator
+from etc_dist.functions.rms_norm import add_rms_norm, rms_norm
+from etc_dist.ir import Graph, ceildiv, graph_function, tile
+from etc_dist.runtime.cpu import simulate
+from etc_dist.schedule import schedule_static
+from tests.functions.compiled import check_compiled
+from tests.layers.reference import draw
+
+EPS = 1e-5
+
+
+@graph_function
+def norms(g: Graph, *, dtype: str) -> None:
+    """y and z: RMSNorms of x, and of total = x + residual, which is updated."""
+    rows, columns = g.dims("rows columns")
+    shape = rows, columns
+    x, gain = g.input("x", shape, dtype), g.input("gain", (2, columns), dtype)
+    total = g.state("total", shape, dtype)
+    y, z = g.output("y", shape, dtype), g.output("z", shape, dtype)
+    (r,) = grid = g.grid(r=ceildiv(rows, 2))
+    own = tile(r, 2), slice(None)
+    g.call(rms_norm(dtype, EPS), grid, reads=[x[own], gain[0, :]], writes=[y[own]])
+    g.call(
+        add_rms_norm(dtype, EPS),
+        grid,
+        reads=[x[own], total[own], gain[1, :]],
+        writes=[total[own], z[own]],
+    )
+
+
+def expected(x: Any, gain: Any) -> Any:
+    x = x.astype(np.float64)
+    return x / np.sqrt((x**2).mean(axis=1, keepdims=True) + EPS) * gain.astype(float)
+
+
+# Of the last ones a thread has vectors that it loads again.
+@pytest.mark.parametrize(
+    ("rows", "columns", "dtype"),
+    [(3, 64, "float16"), (1, 5120, "bfloat16"), (2, 16648, "bfloat16")],
+)
+def test_rows_are_divided_by_their_root_mean_square(rows, columns, dtype, rng):
+    x, total = (draw(rng, (rows, columns), dtype) for _ in range(2))
+    given = {"x": x, "total": total, "gain": draw(rng, (2, columns), dtype)}
+    graph, dims = norms(1, dtype=dtype), {"rows": rows, "columns": columns}
+    for found in (
+        simulate(schedule_static(graph), [given], dims).outputs[0],
+        Emulator(graph).run([given], dims)[0],
+    ):
+        sums = (x.astype(np.float32) + total.astype(np.float32)).astype(x.dtype)
+        np.testing.assert_array_equal(found["total"], sums)
+        for name, of, gain in (("y", x, 0), ("z", sums, 1)):
+            wanted = expected(of, given["gain"][gain])
+            error = np.abs(found[name].astype(np.float64) - wanted)
+            assert np.all(error <= 2**-8 * np.abs(wanted) + 1e-6), name
+
+
+def test_the_cuda_bodies_compile_without_spills():
+    check_compiled(norms(1, dtype="bfloat16"))
