@@ -207,7 +207,8 @@ def _dims_of(graph: GraphFunction, inputs: Mapping[str, Array]) -> dict[str, int
 
 def _check_rows(tensor: Tensor, shape: tuple[int, ...], where: str) -> None:
     """Raise ArgumentError for arrays that GPUs cannot copy."""
-    if prod(shape[-1:]) * tensor.itemsize % 16 or not prod(shape):
+    has_odd_rows = prod(shape[-1:]) * tensor.itemsize % 16 and tensor.dtype != "int32"
+    if has_odd_rows or not prod(shape):
         raise ArgumentError(
             f"tensor {tensor.name} has rows that GPUs cannot copy",
             where=where,
