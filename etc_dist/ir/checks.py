@@ -10,7 +10,7 @@ from etc_dist.errors import GraphError, expect_type
 from etc_dist.ir.call import TASK, Call, waiting_loads, working_loads
 from etc_dist.ir.event import EventTensor
 from etc_dist.ir.expr import Const, Expr, Symbol, wrap
-from etc_dist.ir.loads import UPPER_BOUND, refuse_loads
+from etc_dist.ir.loads import INT32, UPPER_BOUND, refuse_loads
 from etc_dist.ir.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -171,6 +171,17 @@ def _check_keywords(call: Call, where: str, known: Set[str]) -> None:
             wanted="dims, numbers of g.let, or constants",
             got=", ".join(unnamed),
             fix="name the expression: g.let(name, expression)",
+        )
+    constants = [(name, v.value) for name, v in call.values if isinstance(v, Const)]
+    if large := [
+        f"{name}={n}" for name, n in constants if not INT32[0] <= n <= INT32[1]
+    ]:
+        raise GraphError(
+            f"values= of call {call.name} has numbers that its CUDA body cannot hold",
+            where=f"{where}, {call.function}",
+            wanted="integers of 32 bits",
+            got=", ".join(large),
+            fix="choose smaller numbers",
         )
     if unknown:
         raise GraphError(

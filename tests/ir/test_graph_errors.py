@@ -251,6 +251,12 @@ def test_values_are_dims_numbers_or_constants():
         assert error.got == got and "g.let(name, expression)" in error.fix
 
 
+def test_values_have_32_bits():
+    call_with_values({"rows": -(2**31)})
+    error = refused(lambda: call_with_values({"rows": 2**31}))
+    assert error.got == "rows=2147483648" and error.wanted == "integers of 32 bits"
+
+
 def test_the_same_function_called_twice_needs_names():
     g = Graph("one", 1)
     g.call(function(), g.grid(i=1))
