@@ -61,6 +61,9 @@ struct Box {
   i32 x, y, z;
 };
 
+// How long L2 keeps what a bulk copy reads, as `createpolicy` encodes it.
+enum CachePolicy : u64 { kEvictFirst = 0x12F0000000000000, kEvictLast = 0x14F0000000000000 };
+
 // An element of the event counters of `rank`; `target` is the count that meets it.
 // `cross_rank` selects the memory scope; it is a constant once the map is inlined.
 struct EventRef {

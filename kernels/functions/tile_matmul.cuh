@@ -423,6 +423,10 @@ struct tile_matmul : Roles {
   ETC_DEVICE static bool multicasts(const Run<Program>& run) {
     return shape_of(run).split == kSplitRows;
   }
+  template <class Program>
+  ETC_DEVICE static bool sends(const Run<Program>& run) {
+    return shape_of(run).split != kSplitColumns;
+  }
 
   // The stages of a worker.
   template <class Program>
@@ -482,7 +486,7 @@ struct tile_matmul : Roles {
       }
       const u32 to = stage.at + shape.depth * shape.box_w();
       each_box(shape, x, [&](u32 box, const Box& from) {
-        ptx::load_box(to + box * shape.box_x(), from, stage.full);
+        ptx::load_box(to + box * shape.box_x(), from, stage.full, kEvictLast);
       });
       x.x += i32(shape.depth * kStageDepth);
       loaded(n + 1);
@@ -535,7 +539,7 @@ struct tile_matmul : Roles {
       return;
     }
     each_box(shape, first, [&](u32 box, const Box& from) {
-      ptx::load_box(stage.at + box * shape.box_w(), from, stage.full);
+      ptx::load_box(stage.at + box * shape.box_w(), from, stage.full, kEvictFirst);
     });
     if constexpr (Call::kGated) {
       const Box up{w.up.map, w.up.x + k, w.up.y, w.up.z};

@@ -4,11 +4,21 @@
 
 namespace etc::ptx {
 
+ETC_DEVICE void prefetch_map(const Box& box) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(box.map) : "memory");
+}
 ETC_DEVICE void load_box(u32 shared, const Box& box, u32 barrier) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
       "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(shared),
       "l"(box.map), "r"(box.x), "r"(box.y), "r"(box.z), "r"(barrier)
+      : "memory");
+}
+ETC_DEVICE void load_box(u32 shared, const Box& box, u32 barrier, CachePolicy policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(shared),
+      "l"(box.map), "r"(box.x), "r"(box.y), "r"(box.z), "r"(barrier), "l"(u64(policy))
       : "memory");
 }
 // Rows of both halves of a matrix, alternating in groups of eight; box.y is a multiple of eight.

@@ -37,6 +37,8 @@
 //   kMulticast   workers of a cluster write to one another's stages
 //   multicasts(run)  whether they do so in this launch, or may: the first task's loads then wait until
 //                the other worker has begun
+//   sends(run)   whether they write to one another's shared memory in any way in this launch, or may:
+//                then they end together
 //   kDataWords   words of the WorkItem that `void data(run, c, size, u32 (&words)[kDataWords])`,
 //                on the loading thread, fills for the compute threads
 //
@@ -92,6 +94,10 @@ struct Roles {
   static constexpr bool kMulticast = false;
   template <class Program>
   ETC_DEVICE static bool multicasts(const Run<Program>&) {
+    return true;
+  }
+  template <class Program>
+  ETC_DEVICE static bool sends(const Run<Program>&) {
     return true;
   }
 };

@@ -25,8 +25,12 @@ inline void load_box_multicast(u32 shared, const Box& box, u32 barrier, u16 mask
 inline void load_box_of_halves_multicast(u32 shared, const Box& box, u32 barrier, u16 mask) {
   emulation::issue_async(box_copy(shared, box, barrier, mask, true));
 }
+inline void prefetch_map(const Box&) {}
 inline void load_box(u32 shared, const Box& box, u32 barrier) {
   load_box_multicast(shared, box, barrier, u16(own_place()));
+}
+inline void load_box(u32 shared, const Box& box, u32 barrier, CachePolicy) {
+  load_box(shared, box, barrier);
 }
 inline void load_box_of_halves(u32 shared, const Box& box, u32 barrier) {
   load_box_of_halves_multicast(shared, box, barrier, u16(own_place()));
