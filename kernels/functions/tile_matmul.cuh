@@ -428,6 +428,14 @@ struct tile_matmul : Roles {
     return shape_of(run).split != kSplitColumns;
   }
 
+  template <class Program>
+  ETC_DEVICE static void prefetch_maps(const Run<Program>& run) {
+    const auto c = Call::at(run.g, 0);
+    ptx::prefetch_map(Call::template box<0>(run.g, c));
+    ptx::prefetch_map(Call::template box<1>(run.g, c));
+    if constexpr (Call::kGated) ptx::prefetch_map(Call::template box<2>(run.g, c));
+  }
+
   // The stages of a worker.
   template <class Program>
   ETC_DEVICE static u32 size(const Run<Program>& run, const typename Call::Coord& c) {

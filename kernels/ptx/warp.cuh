@@ -4,6 +4,18 @@
 
 namespace etc::ptx {
 
+// True on one lane of a whole warp.
+// NOTE: the compiler knows that it is one; otherwise each bulk copy becomes a loop over lanes.
+ETC_DEVICE bool elect_one() {
+  u32 is_elected;
+  asm volatile(
+      "{.reg .pred p;\n"
+      "elect.sync _|p, 0xffffffff;\n"
+      "selp.u32 %0, 1, 0, p;}"
+      : "=r"(is_elected)::"memory");
+  return is_elected != 0;
+}
+
 // The index of this thread in its worker, and in its warp.
 // NOTE: volatile, so that it is read again at each use, and neither it nor values derived from it
 // occupy registers in between.

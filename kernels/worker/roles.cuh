@@ -38,7 +38,8 @@
 //   multicasts(run)  whether they do so in this launch, or may: the first task's loads then wait until
 //                the other worker has begun
 //   sends(run)   whether they write to one another's shared memory in any way in this launch, or may:
-//                then they end together
+//                then they end together (after an abort, one may still write when the other ends)
+//   prefetch_maps(run)  one thread, at the start of a launch: fetches the tensor maps of the loads
 //   kDataWords   words of the WorkItem that `void data(run, c, size, u32 (&words)[kDataWords])`,
 //                on the loading thread, fills for the compute threads
 //
@@ -100,6 +101,8 @@ struct Roles {
   ETC_DEVICE static bool sends(const Run<Program>&) {
     return true;
   }
+  template <class Program>
+  ETC_DEVICE static void prefetch_maps(const Run<Program>&) {}
 };
 
 }  // namespace etc

@@ -58,13 +58,26 @@ struct StageRing {
   static constexpr u32 kGatherers = Calls::kRoles & kGatherRole ? 64 : 0;
   // Workers whose compute warps release a stage: with multicast, stages of either worker are also
   // written by the other one, so that both have to have read them.
-  // NOTE: this holds for all functions of the program. A function without multicast may follow one
-  // that uses it, or precede it, in the same place.
+  // NOTE: this holds for all functions of a launch, see multicasts(). One without multicast may
+  // follow one that uses it, or precede it, in the same place.
   static constexpr u32 kReaders = Calls::any([](auto call) {
     using Call = decltype(call);
     if constexpr (has_role<Call>(kLoadRole)) return Call::template Function<Call>::kMulticast;
     return false;
   }) ? Program::kTensorCluster : 1;
+
+  // Whether any function multicasts in this launch. If none does, each worker releases its stages
+  // alone, and does not wait for the other one.
+  ETC_DEVICE static bool multicasts(const Run<Program>& run) {
+    return Calls::any([&](auto call) {
+      using Call = decltype(call);
+      if constexpr (has_role<Call>(kLoadRole)) {
+        using Function = typename Call::template Function<Call>;
+        if constexpr (Function::kMulticast) return Function::multicasts(run);
+      }
+      return false;
+    });
+  }
 
   ETC_DEVICE static u32 full(u32 base, u32 n) {
     return base + Shared::kStageBarrierOffset + 8 * (n % kSlots);
@@ -279,7 +292,8 @@ class StageReader {
   using Ring = StageRing<Program>;
 
  public:
-  ETC_DEVICE explicit StageReader(u32 base) : base_(base) {}
+  ETC_DEVICE StageReader(const Run<Program>& run, u32 base)
+      : base_(base), is_multicast_(Ring::multicasts(run)) {}
 
   // The ring's first byte in matrix descriptors, in units of 16 bytes.
   // NOTE: a shared address has the worker's number in its cluster above bit 23.
@@ -302,16 +316,21 @@ class StageReader {
   // NOTE: an arrival at another worker's mbarrier may overtake earlier loads from shared memory. A
   // function that reads stages by loads, not by wgmma, must have used the values before.
   ETC_DEVICE void release(u32 n) const {
-    const u32 lane = threadIdx.x % 32;
+    const u32 lane = threadIdx.x % 32, empty = Ring::empty(base_, n);
     if constexpr (Ring::kReaders > 1) {
-      if (lane < Ring::kReaders) ptx::mbarrier_arrive_cluster(Ring::empty(base_, n), lane);
+      if (is_multicast_) {
+        if (lane < Ring::kReaders) ptx::mbarrier_arrive_cluster(empty, lane);
+      } else {
+        if (lane == 0) ptx::mbarrier_arrive_many(empty, Ring::kReaders);
+      }
     } else {
-      if (lane == 0) ptx::mbarrier_arrive(Ring::empty(base_, n));
+      if (lane == 0) ptx::mbarrier_arrive(empty);
     }
   }
 
  private:
   u32 base_;
+  bool is_multicast_;
   StageCursor<Program> cursor_;
 };
 

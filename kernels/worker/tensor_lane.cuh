@@ -69,12 +69,30 @@ class TensorLane {
       Computes::template each<Program>(base_, [](auto compute) { return compute.init(), true; });
     }
     ptx::mbarrier_init_fence();
-    // NOTE: the fence takes 0.3 us, and only bulk copies and clusters' messages need it.
-    if constexpr (kHasRoles || Program::kCluster > 1) ptx::fence_proxy_async();
+    // Only bulk copies and messages in a cluster need it.
+    if constexpr (kHasRoles || Program::kCluster > 1) ptx::fence_proxy_async_shared();
   }
 
   // One other thread, once all have begun in both workers of the cluster: whether tasks are to run.
   ETC_DEVICE void admit(bool runs) const { Admission(base_).publish(runs); }
+
+  // Whether workers of a cluster write to one another's shared memory in this launch: then each
+  // stays until the end of the other one.
+  ETC_DEVICE bool sends() const {
+    return kByTicket || Calls::any([&](auto call) {
+      using Call = decltype(call);
+      if constexpr (Call::kRoles != 0) return FunctionOf<Call>::sends(run_);
+      return false;
+    });
+  }
+
+  // Another thread, as early as possible: fetches the tensor maps of the first call.
+  ETC_DEVICE void prefetch_maps() const {
+    Calls::first([&](auto call) {
+      using Call = decltype(call);
+      if constexpr (has_role<Call>(kLoadRole)) FunctionOf<Call>::prefetch_maps(run_);
+    });
+  }
 
   // The producer thread. Whether it ran to its end; false, too, if the run is skipped.
   ETC_DEVICE bool lead() const {
@@ -129,6 +147,8 @@ class TensorLane {
       return going;
     });
     units_.publish(published, {-1, 0});
+    // The loads of a single task may be in flight when the run is skipped.
+    if constexpr (kHasRoles) lost = lost || !(is_admitted || admission.wait());
     return !lost;
   }
 
@@ -195,7 +215,7 @@ class TensorLane {
   // The 256 compute threads: bodies, and the compute role.
   ETC_DEVICE bool compute(Tracer<Program>& trace) const {
     u32 consumed = 0, last = 0;
-    StageReader<Program> stages(base_);
+    StageReader<Program> stages(run_, base_);
     typename Computes::Counters counters;
     bool going = true;  // alike on all threads of a warpgroup
     if constexpr (Program::kDynamic) release_empty<kComputeThreads>(run_);

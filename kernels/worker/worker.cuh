@@ -97,6 +97,7 @@ ETC_DEVICE void run_worker(const typename Program::Args& g) {
   const Run<Program> run{g, control->epoch, u32(ptx::global_timer())};
   const TensorLane<Program> tensor(run, ptx::shared_memory());
   const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (threadIdx.x == kWorkerThreads - 1) tensor.prefetch_maps();
 
   // NOTE: a run that starts after an abort is skipped: it publishes no start and runs no task.
   // Notifications of the aborted run may still arrive, and no run may count in their area.
@@ -114,7 +115,7 @@ ETC_DEVICE void run_worker(const typename Program::Args& g) {
       ptx::named_barrier_arrive<kWorkerThreads>(kInitBarrier);
     }
     if constexpr (kSharesRegisters<Program>) ptx::registers_shrink<kServiceRegisters>();
-    if (lane == 0) {
+    if (ptx::elect_one()) {
       lost = !tensor.lead();
       if (run.aborted()) run.signal_host();  // by a peer that no wait here depends on
     }
@@ -145,8 +146,9 @@ ETC_DEVICE void run_worker(const typename Program::Args& g) {
     const u64 now = ptx::global_timer();
     while (ptx::global_timer() - now < 100000) ptx::nanosleep(1000);
   }
-  // Both workers of a cluster stay until the end: each writes to the other's memory.
-  if constexpr (Program::kCluster > 1) ptx::cluster_barrier();
+  if constexpr (Program::kCluster > 1) {
+    if (tensor.sends()) ptx::cluster_barrier();
+  }
 }
 
 }  // namespace etc

@@ -57,6 +57,7 @@ BROKEN = {
             "n_ - oldest_ < Ring::kSlots": "true",
         },
         "mixed": {"head + bytes <= kBytes ? head : 0": "head"},
+        "shared": {"Ring::multicasts(run)": "false"},
     },
     "worker/tensor_lane": {
         "ahead": {"stages.has_room_ahead(all.bytes)": "true"},
@@ -102,7 +103,7 @@ BROKEN = {
     "worker/admission": {"shared": {"!ptx::mbarrier_try_wait(barrier_, 0)": "false"}},
     "worker/worker": {
         "few": {"ptx::named_barrier<kWorkerThreads>(kInitBarrier);": ""},
-        "moe": {"if constexpr (Program::kCluster > 1) ptx::cluster_barrier();": ""},
+        "moe": {"if (tensor.sends()) ptx::cluster_barrier();": ""},
         "sum, few rows": {
             RELEASE: RELEASE.replace("release", "relaxed"),
         },

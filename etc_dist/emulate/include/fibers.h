@@ -54,6 +54,7 @@ struct Worker {
   const struct Thread* storers[kStorers];
   uint32_t atomics[kThreads / 32];  // writes so far, by warp
   uint32_t left;                    // threads that have not ended
+  Sum ended;                        // what the others knew
   uint32_t* last_access;            // by agent: its last access here from another worker
   Worker* cluster[kMaxCluster];
   ThreadBarrier named[16], *pair;

@@ -26,10 +26,15 @@ static void run_thread() {
       fail("a bulk store that the thread did not wait for");
     }
   }
-  for (uint32_t i = 0; i < row_size; ++i) {
-    if (!own->known.covers(i, own->worker->last_access[i], kSeen)) {
-      fail("a thread ends while its worker's shared memory may still be written");
+  Worker& worker = *own->worker;
+  worker.ended.add(own->known);
+  if (worker.left == 1) {
+    View* const all = worker.ended.take();
+    for (uint32_t i = 0; i < row_size; ++i) {
+      if (worker.last_access[i] <= all->clock[i]) continue;
+      fail("a worker ends while its shared memory may still be written");
     }
+    drop(all);
   }
   own->is_over = true;
   yield();
@@ -211,6 +216,7 @@ static void end_all() {
   for (size_t w = 0; w < worker_count; ++w) {
     Worker& worker = workers[w];
     if (worker.place == 0) end_barrier(*worker.pair), free(worker.pair);
+    worker.ended.end();
     for (ThreadBarrier& barrier : worker.named) end_barrier(barrier);
     for (auto& warp : worker.warps) warp.sum.end(), drop(warp.known[0]), drop(warp.known[1]);
     for (Phase& phase : worker.phases) phase.sum.end(), drop(phase.known);

@@ -5,6 +5,10 @@ namespace etc::ptx {
 
 inline u32 thread() { return threadIdx.x; }
 inline u32 lane() { return threadIdx.x % 32; }
+inline bool elect_one() {
+  emulation::exchange("elect_one", {});
+  return lane() == 0;
+}
 
 template <bool kIsHalf>
 void mma_16x8x16(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
