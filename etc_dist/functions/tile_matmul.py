@@ -30,7 +30,7 @@ from etc_dist.ir.function import COMPUTE, LOAD, TENSOR
 
 BUFFER_BYTES = 16384
 """Shared memory through which tiles are stored."""
-MOST_STAGE_BYTES = 54 * 1024
+MOST_STAGE_BYTES = 64 * 1024
 """Of stages of 128 elements of k."""
 SPLITS = ("columns", "rows", "k")
 """What the two workers of a task may divide, as `TileSplit` in the CUDA half."""

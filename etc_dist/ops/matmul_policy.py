@@ -9,8 +9,8 @@ from etc_dist.functions.tile_matmul import TileShape
 SHAPES = (
     *(TileShape(r, 64, "k", swapped=True) for r in (8, 16, 32, 64)),
     *(TileShape(r, c, swapped=True) for r in (8, 16, 32, 64) for c in (128, 256)),
-    *(TileShape(128, c) for c in (112, 128, 160, 256)),
-    *(TileShape(256, c, "rows") for c in (64, 128, 160, 192, 256)),
+    *(TileShape(128, c) for c in (112, 128, 160, 224, 256)),
+    *(TileShape(256, c, "rows") for c in (64, 80, 112, 128, 160, 192, 256)),
 )
 """The tiles that one program has."""
 SM_BYTES_PER_US = 78_000
