@@ -106,7 +106,7 @@ CASES = {
     "mlp on tiles": Case(
         partial(mlp_tiles_graph, 2, shapes=[TileShape(128, 128), PAIRS]),
         lambda: mlp(2, 140, 192, 136, gate_up_shape=0, down_shape=1),
-        BOTH,
+        DYNAMIC,
     ),
     # Weights that are loaded ahead fill the ring.
     "ahead": Case(
