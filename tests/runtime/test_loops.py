@@ -8,7 +8,14 @@ import pytest
 from etc_dist.codegen.layout import TRACE_RECORD, TRACE_WARPS
 from etc_dist.emulate import Emulator
 from etc_dist.errors import ArgumentError, DeadlockError, WaitTimeoutError
-from etc_dist.ir import Expr, Graph, equal, graph_function, select
+from etc_dist.ir import (
+    Expr,
+    Graph,
+    device_function,
+    equal,
+    graph_function,
+    select,
+)
 from etc_dist.runtime.cpu import simulate
 from etc_dist.runtime.trace import Trace
 from etc_dist.schedule import SCHEDULES, schedule_static
@@ -125,10 +132,13 @@ def test_a_wait_that_is_not_met_names_the_turn(schedule):
         Emulator(graph, schedule=schedule, workers=1).run(given)
 
 
-def test_a_task_out_of_range_names_the_turn():
+def test_a_loaded_row_out_of_range_names_the_turn():
     emulator = Emulator(loaded_layers(1), workers=2)
-    at, x = np.array([0, 1, 9, 0], np.int32), np.ones((4, 1, 4), np.float32)
-    given = [{"at": at, "x": x}]
+    at, x = np.array([0, 3, 1, 0], np.int32), np.arange(16, dtype=np.float32)
+    given = [{"at": at, "x": x.reshape(4, 1, 4)}]
+    y = emulator.run(given)[0]["y"]
+    np.testing.assert_array_equal(y, 2 * given[0]["x"][at])
+    at[2] = 9
     for run in (emulator.run, lambda given: simulate(emulator.plan, given, {"n": 4})):
         with pytest.raises(ArgumentError, match=r"double_up\[layer=2, 0\]"):
             run(given)
@@ -157,3 +167,22 @@ def test_traces_name_the_turn():
     records[0, 0, 1] = (10, 20, 0, number, 2 * 2 + 1, 0)
     trace = Trace.from_gpu(plan, dims, 0, records)
     assert [record.label for record in trace.records] == ["add_layer[layer=2, 1]"]
+
+
+@device_function(source="", reads=1, writes=1)
+def times_layer(x, y, *, layer, n):
+    y[...] = x * (layer + 10 * n)
+
+
+def test_a_body_takes_the_turn_by_keyword():
+    @graph_function
+    def scaled(g: Graph) -> None:
+        n = g.dims("n")
+        x, y = g.input("x", (4,), "float32"), g.output("y", (n, 4), "float32")
+        with g.loop(layer=n) as layer:
+            regions = {"reads": [x[:]], "writes": [y[layer, :]]}
+            g.call(times_layer, g.grid(one=1), **regions)
+
+    x = np.arange(4, dtype=np.float32)
+    found = simulate(schedule_static(scaled(1)), [{"x": x}], {"n": 3}).outputs[0]
+    np.testing.assert_array_equal(found["y"], np.outer([30, 31, 32], x))
