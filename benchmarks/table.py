@@ -67,13 +67,16 @@ SECTIONS = {
     "matmul_reduce_scatter": "GEMM + Reduce-Scatter",
     "all_gather_matmul": "AllGather + GEMM",
     "matmul": "Matrix multiplication on one GPU",
+    "mlp 1": "MLP on one GPU",
     "mlp": "MLP",
     "moe": "Mixture of experts on one GPU",
     "moe_expert_parallel": "Expert-parallel mixture of experts",
     "moe_tensor_parallel": "Tensor-parallel mixture of experts",
 }
-"""Titles of the page by operation."""
+"""Titles of the page by operation, with the number of ranks where it is not the most
+that were measured."""
 SHOWN = {
+    "mlp 1": {8, 32, 128, 512, 1024, 4096},
     "mlp": {8, 128, 512, 4096, 16384},
     "moe": {1, 8, 128, 1024, 2048, 8192},
 }
@@ -108,18 +111,19 @@ def shape(r: FusedRecord) -> tuple[object, ...]:
     return r.op, r.device, r.world_size, r.model, r.M, r.N, r.K
 
 
-def rows_of(op: str, records: Iterable[Record]) -> list[FusedRecord]:
-    """The newest records of an operation on the most ranks that were measured, under
-    the static schedule and with evenly used experts. Raises ValueError without any."""
+def rows_of(section: str, records: Iterable[Record]) -> list[FusedRecord]:
+    """The newest records of a section, under the static schedule and with evenly used
+    experts. Raises ValueError without any."""
+    op, _, ranks = section.partition(" ")
     known = [
         r
         for r in newest(records)
         if (r.op, r.schedule) == (op, "static") and routing(r) in ("", "uniform")
     ]
-    if not known:
-        raise ValueError(f"no records of {op}")
-    most = max(r.world_size for r in known)
-    return [r for r in known if r.world_size == most]
+    wanted = int(ranks) if ranks else max((r.world_size for r in known), default=0)
+    if found := [r for r in known if r.world_size == wanted]:
+        return found
+    raise ValueError(f"no records of {section}")
 
 
 def page(records: Sequence[Record]) -> str:

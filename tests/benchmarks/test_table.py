@@ -16,7 +16,15 @@ from benchmarks.records import (
     SoakRecord,
     load,
 )
-from benchmarks.table import draw, main, newest, section, soak_table, summary
+from benchmarks.table import (
+    draw,
+    main,
+    newest,
+    rows_of,
+    section,
+    soak_table,
+    summary,
+)
 
 MARKED = "<!-- table: summary -->\n<!-- end -->\n"
 SOAK = ("world_size", "device", "driver", "cuda", "backend", "path", "commit", "date")
@@ -58,6 +66,15 @@ def test_each_device_has_a_table_of_its_most_ranks(values: dict[str, Any]) -> No
     assert "| 9 |" in text and "| 7 |" not in text
 
 
+def test_a_section_may_have_a_number_of_ranks(values: dict[str, Any]) -> None:
+    sizes = {"op": "mlp", "M": 8}
+    records = [FusedRecord(**{**values, **sizes, "world_size": n}) for n in (1, 2, 4)]
+    assert [r.world_size for r in rows_of("mlp 2", records)] == [2]
+    assert [r.world_size for r in rows_of("mlp", records)] == [4]
+    with pytest.raises(ValueError, match="no records of mlp 8"):
+        rows_of("mlp 8", records)
+
+
 def test_speed_ups_of_variants_are_columns_of_the_row(values: dict[str, Any]) -> None:
     changes = {"op": "moe", "M": 8, "ours_eager_ms": 1.0, "baseline_eager_ms": 1.0}
     moe = {**values, **EXPERTS, **changes}
@@ -76,7 +93,7 @@ def test_speed_up_with_uneven_experts_is_a_column(values: dict[str, Any]) -> Non
 
 def test_summary_has_the_mean_and_the_range_of_each_operation() -> None:
     lines = summary(list(load())).splitlines()
-    assert len(lines) == 10
+    assert len(lines) == 11
     assert lines[3].startswith("| GEMM + Reduce-Scatter | ")
 
 
