@@ -37,6 +37,7 @@ from tests.emulate.cases import (
     tiles,
 )
 from tests.emulate.stages import copied_twice, copies, gathered, gathered_last
+from tests.emulate.turned_layers import turned, turned_layers
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,7 @@ CASES = {
     ),
     "sum in fp32": Case(partial(float_partials_graph, 2), lambda: float_partials(200)),
     "gather": Case(partial(all_gather_matmul_graph, 2), all_gather_matmul),
+    "loops": Case(partial(turned_layers, 1), turned, NEVER),
     "sent": Case(partial(sent_at_once, 2), lambda: numbers(2)),
     "counts": Case(
         partial(counted_late, 1), lambda: numbers(1), DYNAMIC, schedule="dynamic"

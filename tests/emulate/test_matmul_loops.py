@@ -2,77 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from etc_dist.emulate import Emulator
-from etc_dist.functions.matmul import matmul_store
-from etc_dist.ir import Graph, device_function, graph_function
-from etc_dist.ir.tensor import numpy_dtype
-
-ROWS, N = 5, 64
-
-
-@device_function(source=Path(__file__).with_name("turn_row.cuh"), reads=1, writes=1)
-def turn_row(source, to):
-    to[...] = source[..., ::-1]
-
-
-@graph_function
-def turned_layers(g: Graph) -> None:
-    """In each layer x @ w[layer].T, and then each row in reverse order; both are kept
-    for all layers. The rows are an odd number of tasks for pairs of workers."""
-    layers = g.dims("layers")
-    x = g.input("x", (ROWS, N), "bfloat16")
-    w = g.input("w", (layers, N, N), "bfloat16")
-    product = g.state("product", (layers, ROWS, N), "bfloat16")
-    turned = g.state("turned", (layers + 1, ROWS, N), "bfloat16")
-    ready = g.events("ready", (layers + 1,), expects=ROWS)
-    done = g.events("done", (layers,), expects=1)
-    (r,) = rows = g.grid(r=ROWS)
-    g.call(turn_row, rows, name="begin", reads=[x[r : r + 1, :]],
-           writes=[turned[0, r : r + 1, :]], notifies=[ready[0]])  # fmt: skip
-    with g.loop(layer=layers) as layer:
-        g.call(
-            matmul_store("nk", "bfloat16"),
-            g.grid(i=1),
-            reads=[turned[layer, 0:256, :], w[layer, 0:256, :]],
-            writes=[product[layer, 0:256, 0:256]],
-            waits=[ready[layer]],
-            notifies=[done[layer]],
-        )
-        (i,) = grid = g.grid(j=ROWS)
-        g.call(
-            turn_row,
-            grid,
-            reads=[product[layer, i : i + 1, :]],
-            writes=[turned[layer + 1, i : i + 1, :]],
-            waits=[done[layer]],
-            notifies=[ready[layer + 1]],
-        )
-    g.call(turn_row, g.grid(one=1), name="last", reads=[turned[layers, 0:1, :]],
-           writes=[g.output("y", (1, N), "bfloat16")[:, :]],
-           waits=[ready[layers]])  # fmt: skip
+from tests.emulate.turned_layers import layers_to_turn, products_of, turned_layers
 
 
 @pytest.mark.parametrize("schedule", ["static", "dynamic"])
 @pytest.mark.parametrize("layers", [1, 3])
 def test_layers_of_matmuls_run_turn_by_turn(layers, schedule, folder):
-    rng, dtype = np.random.default_rng(layers), numpy_dtype("bfloat16")
-    x = rng.integers(-2, 3, (ROWS, N)).astype(np.float32)
-    w = np.stack([np.eye(N)[rng.permutation(N)] for _ in range(layers)])
-    kept = np.zeros((2 * layers + 1, ROWS, N), dtype)
-    given = {"x": x.astype(dtype), "w": w.astype(dtype)}
-    given |= {"product": kept[:layers], "turned": kept[layers:]}
-    outputs = Emulator(
-        turned_layers(1), schedule=schedule, workers=4, folder=folder
-    ).run([given])[0]
-    rows = x[:, ::-1]
-    for layer in range(layers):
-        rows = rows @ w[layer].T
-        np.testing.assert_array_equal(outputs["product"][layer], rows)
-        rows = rows[:, ::-1]
-        np.testing.assert_array_equal(outputs["turned"][layer + 1], rows)
-    np.testing.assert_array_equal(outputs["y"], rows[:1, ::-1])
+    given = layers_to_turn(layers)
+    options = {"schedule": schedule, "workers": 4, "folder": folder}
+    outputs = Emulator(turned_layers(1), **options).run([given])[0]
+    for layer, product in enumerate(products_of(given)):
+        np.testing.assert_array_equal(outputs["product"][layer], product)
+        np.testing.assert_array_equal(outputs["turned"][layer + 1], product[:, ::-1])
+    np.testing.assert_array_equal(outputs["y"], product[:1])

@@ -59,7 +59,17 @@ BROKEN = {
         "mixed": {"head + bytes <= kBytes ? head : 0": "head"},
         "shared": {"Ring::multicasts(run)": "false"},
     },
+    "worker/calls": {
+        "loops": {
+            "turn * Call::units(g) + unit": "unit",
+            "unit - inner * period": "unit",
+            "turn * Turns::turns(g) + inner": "turn",
+        },
+    },
     "worker/tensor_lane": {
+        "loops": {
+            "member < size ? group * size + member : -1": "group * size + member"
+        },
         "ahead": {"stages.has_room_ahead(all.bytes)": "true"},
         "gathered": {"stages.skip(FunctionOf<Call>::stages(size_of(a)));": ""},
         "shared": {"published > 0 || !loads_at_once<Call>()": "false"},

@@ -1,0 +1,83 @@
+"""A graph with a loop over matmuls by pairs of workers, and tasks that each worker runs
+alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from etc_dist.functions.matmul import matmul_store
+from etc_dist.ir import Graph, device_function, graph_function
+from etc_dist.ir.tensor import numpy_dtype
+from tests.emulate.cases import Given
+from tests.layers.reference import Answer
+
+ROWS, N = 5, 64
+
+
+@device_function(source=Path(__file__).with_name("turn_row.cuh"), reads=1, writes=1)
+def turn_row(source, to):
+    to[...] = source[..., ::-1]
+
+
+@graph_function
+def turned_layers(g: Graph) -> None:
+    """In each layer x @ w[layer].T, and then each row in reverse order; both are kept
+    for all layers. The rows are an odd number of tasks for pairs of workers."""
+    layers = g.dims("layers")
+    x = g.input("x", (ROWS, N), "bfloat16")
+    w = g.input("w", (layers, N, N), "bfloat16")
+    product = g.state("product", (layers, ROWS, N), "bfloat16")
+    turned = g.state("turned", (layers + 1, ROWS, N), "bfloat16")
+    ready = g.events("ready", (layers + 1,), expects=ROWS)
+    done = g.events("done", (layers,), expects=1)
+    (r,) = rows = g.grid(r=ROWS)
+    g.call(turn_row, rows, name="begin", reads=[x[r : r + 1, :]],
+           writes=[turned[0, r : r + 1, :]], notifies=[ready[0]])  # fmt: skip
+    with g.loop(layer=layers) as layer:
+        g.call(
+            matmul_store("nk", "bfloat16"),
+            g.grid(i=1),
+            reads=[turned[layer, 0:256, :], w[layer, 0:256, :]],
+            writes=[product[layer, 0:256, 0:256]],
+            waits=[ready[layer]],
+            notifies=[done[layer]],
+        )
+        (i,) = grid = g.grid(j=ROWS)
+        g.call(
+            turn_row,
+            grid,
+            reads=[product[layer, i : i + 1, :]],
+            writes=[turned[layer + 1, i : i + 1, :]],
+            waits=[done[layer]],
+            notifies=[ready[layer + 1]],
+        )
+    g.call(turn_row, g.grid(one=1), name="last", reads=[turned[layers, 0:1, :]],
+           writes=[g.output("y", (1, N), "bfloat16")[:, :]],
+           waits=[ready[layers]])  # fmt: skip
+
+
+def layers_to_turn(layers: int) -> dict[str, np.ndarray]:
+    """Arrays for turned_layers, whose results are exact."""
+    rng, dtype = np.random.default_rng(layers), numpy_dtype("bfloat16")
+    x = rng.integers(-2, 3, (ROWS, N))
+    w = np.stack([np.eye(N)[rng.permutation(N)] for _ in range(layers)])
+    kept = np.zeros((2 * layers + 1, ROWS, N), dtype)
+    given = {"x": x.astype(dtype), "w": w.astype(dtype)}
+    return {**given, "product": kept[:layers], "turned": kept[layers:]}
+
+
+def products_of(given: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """The product of each layer."""
+    rows, products = given["x"].astype(np.float32)[:, ::-1], []
+    for w in given["w"].astype(np.float32):
+        products.append(rows @ w.T)
+        rows = products[-1][:, ::-1]
+    return products
+
+
+def turned() -> Given:
+    given = layers_to_turn(3)
+    y = products_of(given)[-1][:1]
+    return [given], [Answer(y, np.abs(y))], {"layers": 3}
