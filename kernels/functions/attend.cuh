@@ -19,7 +19,7 @@ struct attend {
 #pragma unroll 1
     for (i32 n = 0; n < q.size[0]; ++n) {
       const Row row = Rows::row(task, n);
-      const Slice slice(row.length, task.c.axis_s, task.g.dim_slices);
+      const Slice slice(row.length, task.c.axis_s, task.number_slices(task.g));
 #pragma unroll 1
       for (i32 head = 0; head < group; head += kHeads) {
         Warp warp(task, row, slice);

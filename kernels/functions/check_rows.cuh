@@ -10,7 +10,7 @@ struct check_rows {
   ETC_DEVICE static void run(const Task& task) {
     const auto requests = task.template operand<1>();
     const auto table = task.template operand<3>();
-    const i32 positions = task.template operand<0>().size[0], pages = task.g.dim_pages;
+    const i32 positions = task.template operand<0>().size[0], pages = task.number_pages(task.g);
     const i32 lane = task.thread % 32, warp = task.thread / 32;
     u32 worst[kKinds] = {};
 #pragma unroll 1

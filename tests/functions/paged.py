@@ -29,7 +29,7 @@ def attention(
     positions, requests, most_pages, pages = g.dims(
         "positions requests most_pages pages"
     )
-    slices = g.dims("slices")
+    parts = g.dims("parts")
     dim, dtype = paged.head_dim, paged.dtype
     heads = group * kv_heads
     qkv = g.input("qkv", (rows, width), dtype)
@@ -39,12 +39,12 @@ def attention(
     position = g.input("position", (rows,), "int32")
     table = g.input("table", (requests, most_pages), "int32")
     cache = g.state("cache", (2, pages, 2, kv_heads, paged.page_size, dim), dtype)
-    sums = g.local("sums", (rows, heads, slices, dim), "float32")
-    stats = g.local("stats", (rows, heads, slices, 2), "float32")
+    sums = g.local("sums", (rows, heads, parts, dim), "float32")
+    stats = g.local("stats", (rows, heads, parts, 2), "float32")
     y = g.output("y", (rows, heads * dim), dtype)
     blocks = ceildiv(rows, task_rows)
     appended = g.events("appended", (kv_heads,), expects=1)
-    attended = g.events("attended", (blocks, kv_heads), expects=slices)
+    attended = g.events("attended", (blocks, kv_heads), expects=parts)
 
     def gain(n: int) -> list[Any]:
         return [] if paged.norm_eps is None else [gains[n][layer, :]]
@@ -63,7 +63,7 @@ def attention(
         writes=[cache[layer, :, :, h, :, :]],
         notifies=[appended[h]],
     )
-    r, h, s = grid = g.grid(r=blocks, h=kv_heads, s=slices)
+    r, h, s = grid = g.grid(r=blocks, h=kv_heads, s=parts)
     own, of_group = tile(r, task_rows), span(h * group, group)
     g.call(
         attend(paged),
@@ -77,6 +77,7 @@ def attention(
         writes=[sums[own, of_group, s, :], stats[own, of_group, s, :]],
         waits=[appended[h]],
         notifies=[attended[r, h]],
+        values={"slices": parts},
     )
     r, h = grid = g.grid(r=blocks, h=kv_heads)
     own, of_group = tile(r, task_rows), span(h * group, group)
@@ -135,7 +136,7 @@ def dims_of(given: dict[str, Array], slices: int) -> dict[str, int]:
         "requests": requests,
         "most_pages": most_pages,
         "pages": given["cache"].shape[1],
-        "slices": slices,
+        "parts": slices,
     }
 
 

@@ -27,12 +27,12 @@ SIZE = 16
 @graph_function
 def checked(g: Graph) -> None:
     rows, requests, most_pages = g.dims("rows requests most_pages")
-    pages, positions = g.dims("pages positions")
+    all_pages, positions = g.dims("all_pages positions")
     cos_sin = g.input("cos_sin", (positions, 64), "float32")
     request = g.input("request", (rows,), "int32")
     position = g.input("position", (rows,), "int32")
     table = g.input("table", (requests, most_pages), "int32")
-    cache = g.input("cache", (2, pages, 2, 1, SIZE, 64), "bfloat16")
+    cache = g.input("cache", (2, all_pages, 2, 1, SIZE, 64), "bfloat16")
     worst = g.local("worst", (4,), "int32")
     found = g.events("found", (1,), expects=1)
     g.call(
@@ -41,6 +41,7 @@ def checked(g: Graph) -> None:
         reads=[cos_sin[:, :], request[:], position[:], table[:, :]],
         writes=[worst[:]],
         notifies=[found[0]],
+        values={"pages": all_pages},
     )
     for name, element in (
         ("request_exists", table[worst.load(REQUEST), 0]),
@@ -75,7 +76,7 @@ def runs(given, emulator):
         "rows": len(given["request"]),
         "requests": requests,
         "most_pages": most_pages,
-        "pages": given["cache"].shape[1],
+        "all_pages": given["cache"].shape[1],
         "positions": len(given["cos_sin"]),
     }
     return (
