@@ -22,8 +22,8 @@ from etc_dist.ir import (
     Graph,
     Operand,
     TmaBox,
-    maximum,
-    minimum,
+    equal,
+    select,
 )
 from etc_dist.ir.expr import Const
 from etc_dist.ir.function import COMPUTE, LOAD, TENSOR
@@ -198,8 +198,7 @@ class Tiles:
 
 def _chosen(shape: Expr, values: Sequence[int]) -> Expr:
     """values[shape]."""
-    total: Expr = Const(0)
-    for number, value in enumerate(values):
-        is_other = minimum(1, maximum(shape - number, number - shape))
-        total = total + value * (1 - is_other)
-    return total
+    chosen: Expr = Const(values[-1])
+    for number, value in reversed(list(enumerate(values[:-1]))):
+        chosen = select(equal(shape, number), value, chosen)
+    return chosen

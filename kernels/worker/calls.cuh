@@ -89,7 +89,11 @@ struct LoopedCalls : List {
   template <class... Inner, class Args, class F>
   ETC_DEVICE static void visit_items(const Args& g, i32 unit, i32 turn, F& f) {
     bool found = false;
-    ((found || !in_item<Inner>(g, unit) ? false : (found = true, enter(Inner{}, g, unit, turn, f), true)), ...);
+    const auto try_item = [&](auto item) {
+      found = in_item<decltype(item)>(g, unit);
+      if (found) enter(item, g, unit, turn, f);
+    };
+    ((found ? void() : try_item(Inner{})), ...);
   }
   template <class Call, class Args, class F>
   ETC_DEVICE static void enter(Call call, const Args& g, i32 unit, i32 turn, F& f) {

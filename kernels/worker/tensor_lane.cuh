@@ -251,12 +251,14 @@ class TensorLane {
           if (size > 0) last = index;
         }
         if (going && size > 0) {
-          Computes::template visit<Program>(base_, index, [&](auto compute) __attribute__((always_inline)) {
+          // NOTE: calls of the code of all tiles are not inlined otherwise, and wgmmas serialized.
+          const auto run = [&](auto compute) __attribute__((always_inline)) {
             using Compute = decltype(compute);
             going = compute.template compute<variants<Compute>(Calls{})>(
                 run_, stages, Work{size, variant, kHasData ? units_.data(entry) : 0},
                 counters.template of<Compute>());
-          });
+          };
+          Computes::template visit<Program>(base_, index, run);
         }
       }
       if (is_held) units_.release(entry);
