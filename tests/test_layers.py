@@ -2,7 +2,7 @@
 
 errors, settings <- cache <- ir <- schedule <- verify <- codegen <- runtime
                  <- compiler, program, ahead, emulate <- functions <- ops <- layers
-                 <- cli, doctor;
+                 <- models <- cli, doctor;
 world needs only errors and settings, functions only ir
 """
 
@@ -26,6 +26,7 @@ LAYERS = [
     {"functions"},
     {"ops"},
     {"layers"},
+    {"models"},
     {"cli", "doctor"},
 ]
 HEIGHT = {name: height for height, names in enumerate(LAYERS) for name in names}

@@ -14,14 +14,17 @@ import numpy as np
 from etc_dist.functions.append_kv import PagedCache
 from etc_dist.ir import DeviceFunction, Extent, Operand
 
+HEADS = 8
+"""Query heads of a task, at most."""
 BLOCK = 16
 """Positions that a warp multiplies at once."""
 
 
 def attend(paged: PagedCache) -> DeviceFunction:
-    """q [rows, group * head_dim] of the query heads of one head of the cache, gain
+    """q [rows, group * head_dim] of query heads of one head of the cache, gain
     [head_dim] if they are normalized, cos_sin, request, position, table, cache -> sums
-    [rows, group, head_dim] and stats [rows, group, 2], in fp32.
+    [rows, group, head_dim] and stats [rows, group, 2], in fp32. On GPUs one row and at
+    most HEADS heads.
 
     The task is slice `s`, a coordinate, of `slices`, a dim or named number. sums: the
     values, weighted by 2 ** (score - largest), where scores are in units of log 2;
@@ -53,13 +56,13 @@ def attend(paged: PagedCache) -> DeviceFunction:
             stats[row] = np.stack([largest, weights.sum(axis=1)], axis=1)
 
     reads = {
-        "q": Operand(("rows", Extent(begins=8)), paged.element),
-        **paged.operands("rows"),
+        "q": Operand((1, Extent(most=HEADS * paged.head_dim, begins=8)), paged.element),
+        **paged.operands(1),
         "cache": paged.pages,
     }
     writes = {
-        "sums": Operand(("rows", "group", 1, paged.head_dim), "float32"),
-        "stats": Operand(("rows", "group", 1, 2), "float32"),
+        "sums": Operand((1, "group", 1, paged.head_dim), "float32"),
+        "stats": Operand((1, "group", 1, 2), "float32"),
     }
     cache = len(reads) - 1 - (paged.norm_eps is None)
     return paged.function("attend", body, reads, writes, gathers=(cache,))

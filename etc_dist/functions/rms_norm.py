@@ -20,7 +20,7 @@ def normalized(x: Any, gain: Any, eps: float) -> Any:
 
 def rms_norm(dtype: str, eps: float) -> DeviceFunction:
     """x [rows, columns], gain [columns] -> y [rows, columns], computed in fp32 and
-    rounded once."""
+    rounded once. On GPUs one row."""
 
     def body(x: Any, gain: Any, y: Any) -> None:
         y[...] = normalized(x, gain, eps).astype(y.dtype)
@@ -30,7 +30,8 @@ def rms_norm(dtype: str, eps: float) -> DeviceFunction:
 
 def add_rms_norm(dtype: str, eps: float) -> DeviceFunction:
     """x and residual [rows, columns], gain [columns] -> their sum, rounded, and its
-    RMSNorm, both [rows, columns]. The sum may be written in place of x or residual."""
+    RMSNorm, both [rows, columns]. The sum may be written in place of x or residual. On
+    GPUs one row."""
 
     def body(x: Any, residual: Any, gain: Any, total: Any, y: Any) -> None:
         sums = x.astype(np.float32) + residual.astype(np.float32)
@@ -44,7 +45,7 @@ def _function(
     name: str, dtype: str, eps: float, body: Any, *, reads: int, writes: int
 ) -> DeviceFunction:
     columns = Extent(name="columns", multiple=8, begins=8)
-    row = Operand(("rows", columns), two_byte(dtype), leading=True)
+    row = Operand((1, columns), two_byte(dtype), leading=True)
     tile = dict.fromkeys(range(reads + writes), row)
     tile[reads - 1] = Operand((columns,), two_byte(dtype), leading=True)
     return DeviceFunction(

@@ -165,7 +165,9 @@ class Tiles:
         self, dtype: str, body: Callable[..., None], weights: Sequence[Expr]
     ) -> DeviceFunction:
         element, streams = two_byte(dtype), range(1, 1 + len(weights))
-        factors = dict.fromkeys((0, *streams), Operand((None, DEPTH), element))
+        factors = dict.fromkeys(
+            (0, *streams), Operand((None, DEPTH), element, leading=True)
+        )
         return DeviceFunction(
             name="tile_matmul",
             body=body,
@@ -186,7 +188,7 @@ class Tiles:
             },
             tile={
                 **factors,
-                len(factors): Operand((None, Extent(begins=8)), element),
+                len(factors): Operand((None, Extent(begins=8)), element, leading=True),
             },
             constants={
                 "kIsHalf": int(dtype == "float16"),

@@ -28,7 +28,10 @@ struct append_kv {
       const bool is_in_range = row.length > 0;
       const u64 angles = Rows::cos_sin(task, is_in_range ? row.position : 0);
       u32 page = ~0u;
-      if (is_in_range) page = Rows::page(task, row.request, row.position / Task::kPageSize);
+      if (is_in_range) {
+        page = ptx::load4_l2(
+            Rows::pages(task, row.request) + row.position / Task::kPageSize * 4);
+      }
       key.template rotate<Task::kNormalizes>(Rows::gain(task), Task::kEps, angles, c, is_in_range);
       if (page < pages.count) {
         const u64 to = pages.key(page, row.position % Task::kPageSize) + c * 16;

@@ -13,20 +13,15 @@ struct attend {
   using Rows = PagedRows<Task, 1>;
   using Row = typename Rows::Row;
 
+  // NOTE: one row and at most eight heads, since loops over them need registers for addresses.
   ETC_DEVICE static void run(const Task& task) {
     const auto q = task.template operand<0>();
-    const i32 group = q.size[1] / kDim;
-#pragma unroll 1
-    for (i32 n = 0; n < q.size[0]; ++n) {
-      const Row row = Rows::row(task, n);
-      const Slice slice(row.length, task.c.axis_s, task.number_slices(task.g));
-#pragma unroll 1
-      for (i32 head = 0; head < group; head += kHeads) {
-        Warp warp(task, row, slice);
-        warp.multiply(u64(q.at(n, 0)), head, group);
-        warp.store(n, head, group);
-      }
-    }
+    const i32 heads = q.size[1] / kDim;
+    const Row row = Rows::row(task, 0);
+    const Slice slice(row.length, task.c.axis_s, task.number_slices(task.g));
+    Warp warp(task, row, slice);
+    warp.multiply(u64(q.at()), heads);
+    warp.store(heads);
   }
 
  private:
@@ -55,6 +50,7 @@ struct attend {
     const Row& row;
     const Slice& slice;
     Pages<Task, Rows::kEnd> pages;
+    u64 table;  // the request's pages
     i32 warp, g, c;
     u32 numbers;  // lane n has the page of the n-th block of 32
     u32 page;     // of the block that is being loaded
@@ -66,6 +62,7 @@ struct attend {
 
     ETC_DEVICE Warp(const Task& task_, const Row& row_, const Slice& slice_)
         : task(task_), row(row_), slice(slice_), pages(task_) {
+      table = Rows::pages(task, row.length > 0 ? row.request : 0);
       warp = task.thread / 32, g = task.thread % 32 / 4, c = task.thread % 4;
       most[0] = most[1] = minus_infinity();
       sum[0] = sum[1] = 0.0f;
@@ -73,24 +70,27 @@ struct attend {
       for (auto& tile : total) tile[0] = tile[1] = tile[2] = tile[3] = 0.0f;
     }
 
-    ETC_DEVICE void multiply(u64 q, i32 head, i32 group) {
+    ETC_DEVICE void multiply(u64 q, i32 heads) {
       next = slice.first + warp;
       find_page();
       fetch_keys();
-      fetch_values();
       Head<kDim, Task::kIsHalf> query;
-      const bool is_head = head + g < group;
-      query.load(q + (is_head ? head + g : 0) * kDim * 2, c, is_head);
+      const bool is_head = g < heads;
+      query.load(q + (is_head ? g : 0) * kDim * 2, c, is_head);
       const bool is_in_range = row.length > 0;
       query.template rotate<Task::kNormalizes>(
           Rows::gain(task), Task::kEps, Rows::cos_sin(task, is_in_range ? row.position : 0), c,
           is_in_range);
+      // NOTE: programs with matmuls have no registers left for the query.
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) ptx::store_shared16(kept(i), query.vector[i]);
+      fetch_values();
 #pragma unroll 1
       for (i32 at = next; at < slice.end; at += kWarps) {
         float score[4] = {};
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
-          const uint4 a = block.key[0][i], b = block.key[1][i], v = query.vector[i];
+          const uint4 a = block.key[0][i], b = block.key[1][i], v = ptx::load_shared16(kept(i));
           ptx::mma_16x8x16<Task::kIsHalf>(score, a.x, b.x, a.y, b.y, v.x, v.y);
           ptx::mma_16x8x16<Task::kIsHalf>(score, a.z, b.z, a.w, b.w, v.z, v.w);
         }
@@ -109,7 +109,7 @@ struct attend {
     }
 
     // The results of all warps.
-    ETC_DEVICE void store(i32 n, i32 head, i32 group) {
+    ETC_DEVICE void store(i32 heads) {
       const auto sums = task.template operand<Rows::kEnd + 1>();
       const auto stats = task.template operand<Rows::kEnd + 2>();
       float2* const of_warp = reinterpret_cast<float2*>(task.scratch);  // [kWarps][kHeads]
@@ -137,18 +137,18 @@ struct attend {
           }
         }
         task.sync();
-        if (head + own < group) {
+        if (own < heads) {
           float2 all = {};
 #pragma unroll
           for (i32 w = 0; w < kWarps; ++w) {
             const float2 one = parts[(w * kHeads + own) * 32 + element / 2];
             all = make_float2(all.x + one.x, all.y + one.y);
           }
-          *reinterpret_cast<float2*>(sums.at(n, head + own, 0, part * 64 + element)) = all;
+          *reinterpret_cast<float2*>(sums.at(0, own, 0, part * 64 + element)) = all;
         }
         task.sync();
       }
-      if (task.thread < kHeads && head + task.thread < group) {
+      if (task.thread < heads) {
         const float most_of_all = largest(of_warp, task.thread);
         float weights = 0.0f;
 #pragma unroll
@@ -156,7 +156,7 @@ struct attend {
           const float2 one = of_warp[w * kHeads + task.thread];
           weights += one.y * weight(one.x, most_of_all);
         }
-        *reinterpret_cast<float2*>(stats.at(n, head + task.thread)) =
+        *reinterpret_cast<float2*>(stats.at(0, task.thread)) =
             make_float2(most_of_all, weights);
       }
       task.sync();
@@ -175,6 +175,11 @@ struct attend {
       return most == minus_infinity() ? 0.0f : ptx::exp2(score - most);
     }
 
+    // The address of this lane's i-th vector of the query, after what store() writes first.
+    ETC_DEVICE u32 kept(int i) const {
+      const i32 at = (warp * kVectors + i) * 32 + g * 4 + c;
+      return ptx::shared_address(task.scratch) + kWarps * kHeads * u32(sizeof(float2)) + at * 16;
+    }
     // The page of block `next`.
     ETC_DEVICE void find_page() {
       const i32 n = (next - slice.first) / kWarps % 32;
@@ -182,7 +187,7 @@ struct attend {
         const i32 own = next + task.thread % 32 * kWarps;
         numbers = ~0u;
         if (own < slice.end) {
-          numbers = Rows::page(task, row.request, own * kBlock / Task::kPageSize);
+          numbers = ptx::load4_l2(table + own * kBlock / Task::kPageSize * 4);
         }
       }
       page = __shfl_sync(~0u, numbers, n);

@@ -34,9 +34,9 @@ struct PagedRows {
   ETC_DEVICE static u64 cos_sin(const Task& task, i32 position) {
     return u64(task.template operand<kCosSin>().at(position));
   }
-  // The page of some positions of a request; the number may be out of range.
-  ETC_DEVICE static u32 page(const Task& task, i32 request, i32 index) {
-    return ptx::load4_l2(u64(task.template operand<kCosSin + 3>().at(request, index)));
+  // The address of a request's pages, whose numbers may be out of range.
+  ETC_DEVICE static u64 pages(const Task& task, i32 request) {
+    return u64(task.template operand<kCosSin + 3>().at(request));
   }
 };
 

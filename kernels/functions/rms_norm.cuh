@@ -1,4 +1,4 @@
-// RMSNorm of rows, one after the other, by all threads of a task.
+// RMSNorm of a row.
 #pragma once
 #include "ptx/warp.cuh"
 #include "worker/task.cuh"
@@ -7,50 +7,45 @@ namespace etc {
 
 // kAdds: of the sum of x and a residual, which is stored, too.
 template <class Task, bool kAdds>
-struct NormalizedRows {
+struct NormalizedRow {
   static constexpr i32 kWarps = Task::threads / 32;
   static constexpr i32 kAtOnce = 4;                // vectors of each operand in flight a thread
   static constexpr i32 kStep = Task::threads * 8;  // columns of one vector a thread
   static constexpr i32 kChunk = kAtOnce * kStep;   // columns that stay in registers
 
+  // NOTE: one row, since a loop over rows needs registers for addresses.
   ETC_DEVICE static void run(const Task& task) {
-    const auto x = task.template operand<0>();
-    constexpr int kAxis = decltype(x)::kRank - 2;
     float* const sums = reinterpret_cast<float*>(task.scratch);
+    const Row row(task);
+    const i32 last = (row.columns - 1) / kChunk * kChunk;
+    uint4 gain[kAtOnce], v[kAtOnce];
+    float squares = 0.0f;
 #pragma unroll 1
-    for (i32 row = 0; row < x.size[kAxis]; ++row) {
-      const Row one(task, row);
-      float* const slots = sums + row % 2 * kWarps;  // the previous row's are being read
-      const i32 last = (one.columns - 1) / kChunk * kChunk;
-      uint4 gain[kAtOnce], v[kAtOnce];
-      float squares = 0.0f;
-#pragma unroll 1
-      for (i32 first = 0; first <= last; first += kChunk) {
-        fetch(one.gain, task.thread * 8 + first, one.columns, gain);
-        one.fetch_sums(task.thread * 8 + first, v);
+    for (i32 first = 0; first <= last; first += kChunk) {
+      row.fetch_sums(task.thread * 8 + first, v);
 #pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) squares += squares_of(v[i]);
+      for (int i = 0; i < kAtOnce; ++i) squares += squares_of(v[i]);
+    }
+    fetch(row.gain, task.thread * 8 + last, row.columns, gain);  // arrives during the reduction
+    squares = ptx::warp_sum(squares);
+    if (task.thread % 32 == 0) sums[task.thread / 32] = squares;
+    task.sync();
+    float total = 0.0f;
+#pragma unroll
+    for (i32 warp = 0; warp < kWarps; ++warp) total += sums[warp];
+    const float scale = rsqrtf(total / float(row.columns) + Task::kEps);
+    // The last columns are in registers; of long rows the others are loaded again.
+#pragma unroll 1
+    for (i32 first = last; first >= 0; first -= kChunk) {
+      if (first != last) {
+        fetch(row.gain, task.thread * 8 + first, row.columns, gain);
+        fetch(row.sum, task.thread * 8 + first, row.columns, v);
       }
-      squares = ptx::warp_sum(squares);
-      if (task.thread % 32 == 0) slots[task.thread / 32] = squares;
-      task.sync();
-      float total = 0.0f;
 #pragma unroll
-      for (i32 warp = 0; warp < kWarps; ++warp) total += slots[warp];
-      const float scale = rsqrtf(total / float(one.columns) + Task::kEps);
-      // The last columns are in registers; of long rows the others are loaded again.
-#pragma unroll 1
-      for (i32 first = last; first >= 0; first -= kChunk) {
-        if (first != last) {
-          fetch(one.gain, task.thread * 8 + first, one.columns, gain);
-          fetch(one.sum, task.thread * 8 + first, one.columns, v);
-        }
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-          const i32 column = task.thread * 8 + first + i * kStep;
-          if (column < one.columns) {
-            ptx::store16(one.y + column * 2, multiplied(v[i], gain[i], scale));
-          }
+      for (int i = 0; i < kAtOnce; ++i) {
+        const i32 column = task.thread * 8 + first + i * kStep;
+        if (column < row.columns) {
+          ptx::store16(row.y + column * 2, multiplied(v[i], gain[i], scale));
         }
       }
     }
@@ -62,13 +57,13 @@ struct NormalizedRows {
     u64 x, residual, gain, sum, y;
     i32 columns;
 
-    ETC_DEVICE Row(const Task& task, i32 row) {
-      x = residual = sum = of<0>(task, row);
+    ETC_DEVICE explicit Row(const Task& task) {
+      x = residual = sum = u64(task.template operand<0>().at());
       gain = u64(task.template operand<kAdds ? 2 : 1>().at());
-      y = of<kAdds ? 4 : 2>(task, row);
+      y = u64(task.template operand<kAdds ? 4 : 2>().at());
       if constexpr (kAdds) {
-        residual = of<1>(task, row);
-        sum = of<3>(task, row);
+        residual = u64(task.template operand<1>().at());
+        sum = u64(task.template operand<3>().at());
       }
       const auto tile = task.template operand<0>();
       columns = tile.size[decltype(tile)::kRank - 1];
@@ -89,13 +84,6 @@ struct NormalizedRows {
           if (at < columns) ptx::store16(sum + at * 2, v[i]);
         }
       }
-    }
-
-   private:
-    template <int n>
-    ETC_DEVICE static u64 of(const Task& task, i32 row) {
-      const auto tile = task.template operand<n>();
-      return u64(tile.at()) + u64(row) * u64(tile.stride[decltype(tile)::kRank - 2]) * 2;
     }
   };
 
@@ -129,9 +117,9 @@ struct NormalizedRows {
 };
 
 template <class Task>
-struct rms_norm : NormalizedRows<Task, false> {};
+struct rms_norm : NormalizedRow<Task, false> {};
 
 template <class Task>
-struct add_rms_norm : NormalizedRows<Task, true> {};
+struct add_rms_norm : NormalizedRow<Task, true> {};
 
 }  // namespace etc

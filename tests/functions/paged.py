@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from etc_dist.functions.append_kv import PagedCache, append_kv
-from etc_dist.functions.attend import attend
+from etc_dist.functions.attend import HEADS, attend
 from etc_dist.functions.combine_slices import combine_slices
 from etc_dist.functions.rotary import frequencies, rotary_table
-from etc_dist.ir import Graph, ceildiv, graph_function, span, tile
+from etc_dist.ir import Graph, graph_function, minimum, span, tile
 from tests.layers.reference import draw
 
 Array = np.ndarray[Any, Any]
@@ -20,9 +20,7 @@ EPS, BASE = 1e-6, 10000.0
 
 
 @graph_function
-def attention(
-    g: Graph, *, paged: PagedCache, group: int, task_rows: int = 1, layer: int = 1
-) -> None:
+def attention(g: Graph, *, paged: PagedCache, group: int, layer: int = 1) -> None:
     """qkv [rows, (group + 2) * kv_heads * head_dim] -> y [rows, group * kv_heads *
     head_dim], with the cache of `layer` of two."""
     rows, kv_heads, width = g.dims("rows kv_heads width")
@@ -42,9 +40,9 @@ def attention(
     sums = g.local("sums", (rows, heads, parts, dim), "float32")
     stats = g.local("stats", (rows, heads, parts, 2), "float32")
     y = g.output("y", (rows, heads * dim), dtype)
-    blocks = ceildiv(rows, task_rows)
+    tiles = -(-group // HEADS)
     appended = g.events("appended", (kv_heads,), expects=1)
-    attended = g.events("attended", (blocks, kv_heads), expects=parts)
+    attended = g.events("attended", (rows, kv_heads), expects=parts * tiles)
 
     def gain(n: int) -> list[Any]:
         return [] if paged.norm_eps is None else [gains[n][layer, :]]
@@ -63,29 +61,34 @@ def attention(
         writes=[cache[layer, :, :, h, :, :]],
         notifies=[appended[h]],
     )
-    r, h, s = grid = g.grid(r=blocks, h=kv_heads, s=parts)
-    own, of_group = tile(r, task_rows), span(h * group, group)
+    r, i, s = grid = g.grid(r=rows, i=kv_heads * tiles, s=parts)
+    h, first, own = i // tiles, i % tiles * HEADS, span(r, 1)
+    count = minimum(HEADS, group - first)
+    first = first + h * group
     g.call(
         attend(paged),
         grid,
         reads=[
-            qkv[own, span(h * group * dim, group * dim)],
+            qkv[own, span(first * dim, count * dim)],
             *gain(0),
             *(cos_sin[:, :], request[own], position[own], table[:, :]),
             cache[layer, :, :, h, :, :],
         ],
-        writes=[sums[own, of_group, s, :], stats[own, of_group, s, :]],
+        writes=[
+            sums[own, span(first, count), s, :],
+            stats[own, span(first, count), s, :],
+        ],
         waits=[appended[h]],
         notifies=[attended[r, h]],
         values={"slices": parts},
     )
-    r, h = grid = g.grid(r=blocks, h=kv_heads)
-    own, of_group = tile(r, task_rows), span(h * group, group)
+    r, h = grid = g.grid(r=rows, h=kv_heads)
+    own, of_group = span(r, 1), tile(h, group)
     g.call(
         combine_slices(dim, dtype),
         grid,
         reads=[sums[own, of_group, :, :], stats[own, of_group, :, :]],
-        writes=[y[own, span(h * group * dim, group * dim)]],
+        writes=[y[own, tile(h, group * dim)]],
         waits=[attended[r, h]],
     )
 

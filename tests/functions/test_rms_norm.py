@@ -9,7 +9,7 @@ import pytest
 
 from etc_dist.emulate import Emulator
 from etc_dist.functions.rms_norm import add_rms_norm, rms_norm
-from etc_dist.ir import Graph, ceildiv, graph_function, tile
+from etc_dist.ir import Graph, graph_function, span
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import schedule_static
 from tests.functions.compiled import check_compiled
@@ -26,8 +26,8 @@ def norms(g: Graph, *, dtype: str) -> None:
     x, gain = g.input("x", shape, dtype), g.input("gain", (2, columns), dtype)
     total = g.state("total", shape, dtype)
     y, z = g.output("y", shape, dtype), g.output("z", shape, dtype)
-    (r,) = grid = g.grid(r=ceildiv(rows, 2))
-    own = tile(r, 2), slice(None)
+    (r,) = grid = g.grid(r=rows)
+    own = span(r, 1), slice(None)
     g.call(rms_norm(dtype, EPS), grid, reads=[x[own], gain[0, :]], writes=[y[own]])
     g.call(
         add_rms_norm(dtype, EPS),

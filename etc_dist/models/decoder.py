@@ -1,0 +1,388 @@
+"""The graph of a decoder: a whole step, from token ids to the next ids.
+
+Rows are positions of requests (`functions/append_kv.py`): those of a prompt, of
+requests that are being decoded, or a mixture. The layers are the turns of a loop over
+stacked weights, so that one program serves every depth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from etc_dist.functions.append_kv import PagedCache, append_kv
+from etc_dist.functions.attend import HEADS, attend
+from etc_dist.functions.best_column import best_column, best_tile
+from etc_dist.functions.check_rows import (
+    PAGE,
+    PAGE_INDEX,
+    POSITION,
+    REQUEST,
+    check_rows,
+    expect_in_range,
+)
+from etc_dist.functions.combine_slices import combine_slices
+from etc_dist.functions.push_rows import push_rows
+from etc_dist.functions.rms_norm import add_rms_norm, rms_norm
+from etc_dist.functions.tile_matmul import Tiles, TileShape
+from etc_dist.ir import (
+    EventRef,
+    EventTensor,
+    Expr,
+    Graph,
+    Region,
+    Tensor,
+    ceildiv,
+    equal,
+    graph_function,
+    minimum,
+    select,
+    span,
+    tile,
+)
+from etc_dist.ops.matmul_policy import SHAPES
+from etc_dist.ops.order import ROW_GROUP, grouped_rows
+
+BEST_COLUMNS = 1024
+"""Logits of a row of which one task finds the largest; a multiple of 8."""
+MANY_ROWS = 32
+"""From so many rows on, a task combines the slices of all heads of a row."""
+CHECKS = 4
+"""Kinds of numbers that are checked before a step."""
+SHAPES_OF_STEP = tuple(shape for shape in SHAPES if shape.may_be_gated)
+MATMULS = ("qkv", "o", "gate_up", "down", "head")
+"""The matmuls of a step; the dims `<name>_shape` choose their tiles."""
+
+
+@dataclass(frozen=True)
+class DecoderSizes:
+    """The sizes of a decoder that are fixed when its program is compiled.
+
+    norm_eps: the epsilon of each RMSNorm. normalizes_heads: each query and key is
+    normalized, too. page_size: positions in a page of the cache."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    norm_eps: float = 1e-6
+    normalizes_heads: bool = False
+    page_size: int = 64
+    dtype: str = "bfloat16"
+
+    @property
+    def group(self) -> int:
+        return self.heads // self.kv_heads
+
+    @property
+    def paged(self) -> PagedCache:
+        eps = self.norm_eps if self.normalizes_heads else None
+        return PagedCache(self.head_dim, self.page_size, self.dtype, eps)
+
+
+@graph_function
+def decoder_graph(
+    g: Graph,
+    *,
+    sizes: DecoderSizes,
+    shapes: Sequence[TileShape] = SHAPES_OF_STEP,
+    best_columns: int = BEST_COLUMNS,
+) -> None:
+    """ids, request and position [rows], table [requests, most_pages] -> next_ids
+    [rows], the id with the largest of each row's logits [rows, vocabulary]; cache is
+    updated.
+
+    Weights have the layer as first axis, norms as `norm` [layers + 1, hidden]: before
+    attention of each layer, and the last one. A single rank."""
+    step = _Step(g, sizes, shapes)
+    step.check()
+    step.embed()
+    with g.loop(layer=step.layers) as layer:
+        step.multiply("qkv", step.normed, step.qkv, step.ready[layer], layer)
+        step.attend(layer)
+        attended = step.done["combine"][layer]
+        step.multiply("o", step.attention, step.delta, attended, layer)
+        step.add_norm("mlp_norm", layer, step.done["o"][layer], step.middle[layer])
+        step.multiply("gate_up", step.normed, step.active, step.middle[layer], layer)
+        activated = step.done["gate_up"][layer]
+        step.multiply("down", step.active, step.delta, activated, layer)
+        step.add_norm(
+            "norm", layer + 1, step.done["down"][layer], step.ready[layer + 1]
+        )
+    step.pick(best_columns)
+
+
+class _Step:
+    """The tensors of a step, and its calls."""
+
+    def __init__(
+        self, g: Graph, sizes: DecoderSizes, shapes: Sequence[TileShape]
+    ) -> None:
+        self.g, self.sizes, self.shapes = g, sizes, shapes
+        self.rows, self.layers, self.hidden, self.inner = g.dims(
+            "rows layers hidden inner"
+        )
+        self.vocabulary, self.slices = g.dims("vocabulary slices")
+        self.shape = {name: g.dims(f"{name}_shape") for name in MATMULS}
+        self.done: dict[str, EventTensor] = {}
+        self._add_inputs()
+        self._add_buffers()
+
+    def _add_inputs(self) -> None:
+        g, sizes, dtype = self.g, self.sizes, self.sizes.dtype
+        layers, hidden, inner, dim = (
+            self.layers,
+            self.hidden,
+            self.inner,
+            sizes.head_dim,
+        )
+        positions, requests = g.dims("positions requests")
+        most_pages, pages = g.dims("most_pages pages")
+        self.ids = g.input("ids", (self.rows,), "int32")
+        self.request = g.input("request", (self.rows,), "int32")
+        self.position = g.input("position", (self.rows,), "int32")
+        self.table = g.input("table", (requests, most_pages), "int32")
+        self.cos_sin = g.input("cos_sin", (positions, dim), "float32")
+        self.embedding = g.input("embedding", (self.vocabulary, hidden), dtype)
+        heads = sizes.heads * dim
+        width = heads + 2 * sizes.kv_heads * dim
+        self.gains = {
+            "norm": g.input("norm", (layers + 1, hidden), dtype),
+            "mlp_norm": g.input("mlp_norm", (layers, hidden), dtype),
+        }
+        if sizes.normalizes_heads:
+            for name in ("q_norm", "k_norm"):
+                self.gains[name] = g.input(name, (layers, dim), dtype)
+        self.weights = {
+            name: [g.input(of, (layers, rows, columns), dtype) for of in names]
+            for name, names, rows, columns in (
+                ("qkv", ("w_qkv",), width, hidden),
+                ("o", ("w_o",), hidden, heads),
+                ("gate_up", ("w_gate", "w_up"), inner, hidden),
+                ("down", ("w_down",), hidden, inner),
+            )
+        }
+        self.weights["head"] = [g.input("w_head", (self.vocabulary, hidden), dtype)]
+        self.cache = g.state(
+            "cache", (layers, pages, 2, sizes.kv_heads, sizes.page_size, dim), dtype
+        )
+        self.next_ids = g.output("next_ids", (self.rows,), "int32")
+
+    def _add_buffers(self) -> None:
+        g, sizes, rows, dtype = self.g, self.sizes, self.rows, self.sizes.dtype
+        heads = sizes.heads * sizes.head_dim
+        width = heads + 2 * sizes.kv_heads * sizes.head_dim
+        # NOTE: one buffer serves all layers, since each phase waits for all of the one
+        # before it.
+        self.residual = g.local("residual", (rows, self.hidden), dtype)
+        self.normed = g.local("normed", (rows, self.hidden), dtype)
+        self.delta = g.local("delta", (rows, self.hidden), dtype)
+        self.qkv = g.local("qkv", (rows, width), dtype)
+        self.attention = g.local("attention", (rows, heads), dtype)
+        self.active = g.local("active", (rows, self.inner), dtype)
+        shape = rows, sizes.heads, self.slices
+        self.sums = g.local("sums", (*shape, sizes.head_dim), "float32")
+        self.stats = g.local("stats", (*shape, 2), "float32")
+        self.logits = g.local("logits", (rows, self.vocabulary), dtype)
+        self.ready = g.events(
+            "ready",
+            (self.layers + 1,),
+            expects=lambda i: select(equal(i, 0), rows + CHECKS, rows),
+        )
+        self.middle = g.events("middle", (self.layers,), expects=rows)
+
+    def check(self) -> None:
+        """The errors of rows that are out of range. They end the run before it touches
+        the cache."""
+        g = self.g
+        worst = g.local("worst", (4,), "int32")
+        checked = g.events("checked", (1,), expects=1)
+        g.call(
+            check_rows(self.sizes.page_size),
+            g.grid(one=1),
+            reads=[*self._places()],
+            writes=[worst[:]],
+            notifies=[checked[0]],
+        )
+        for name, element in (
+            ("request_exists", self.table[worst.load(REQUEST), 0]),
+            ("table_is_long_enough", self.table[0, worst.load(PAGE_INDEX)]),
+            ("position_exists", self.cos_sin[worst.load(POSITION), 0]),
+            ("page_exists", self.cache[0, worst.load(PAGE), 0, 0, 0, 0]),
+        ):
+            g.call(
+                expect_in_range(),
+                g.grid(one=1),
+                name=name,
+                reads=[element],
+                waits=[checked[0]],
+                notifies=[self.ready[0]],
+            )
+
+    def _places(self, rows: Any = slice(None)) -> list[Region]:
+        of_rows = self.request[rows], self.position[rows]
+        return [self.cos_sin[:, :], *of_rows, self.table[:, :]]
+
+    def embed(self) -> None:
+        """The rows of the ids, and their first norm."""
+        g = self.g
+        embedded = g.events("embedded", (self.rows,), expects=1)
+        (r,) = grid = g.grid(r=self.rows)
+        g.call(
+            push_rows(),
+            grid,
+            name="embed",
+            reads=[self.embedding[self.ids.load(r), :]],
+            writes=[self.residual[r, :]],
+            notifies=[embedded[r]],
+        )
+        own = span(r, 1), slice(None)
+        g.call(
+            rms_norm(self.sizes.dtype, self.sizes.norm_eps),
+            grid,
+            name="first_norm",
+            reads=[self.residual[own], self.gains["norm"][0, :]],
+            writes=[self.normed[own]],
+            waits=[embedded[r]],
+            notifies=[self.ready[0]],
+        )
+
+    def multiply(
+        self, name: str, x: Tensor, y: Tensor, wait: EventRef, layer: Expr | None = None
+    ) -> None:
+        """y = x @ w.T, and events `name` that are met once it is complete."""
+        g, dtype = self.g, self.sizes.dtype
+        tiles = Tiles(g, name, self.shape[name], self.shapes)
+        weights = self.weights[name]
+        if len(weights) == 1:
+            function, width = tiles.store(dtype), tiles.columns
+        else:
+            function, width = tiles.gated(dtype), tiles.half_columns()
+        down = g.let(f"{name}_tiles_down", ceildiv(self.rows, tiles.rows))
+        across = g.let(f"{name}_tiles_across", ceildiv(y.shape[1], width))
+        count = 1 if layer is None else self.layers
+        done = g.events(f"{name}_done", (count,), expects=down * across)
+        self.done[name] = done
+        i, j = grid = g.grid(i=down, j=across)
+        of_layer = () if layer is None else (layer,)
+        g.call(
+            function,
+            grid,
+            name=f"{name}_matmul",
+            reads=[
+                x[tile(i, tiles.rows), :],
+                *(w[(*of_layer, tile(j, width), slice(None))] for w in weights),
+            ],
+            writes=[y[tile(i, tiles.rows), tile(j, width)]],
+            waits=[wait],
+            notifies=[done[0 if layer is None else layer]],
+            order=lambda t: grouped_rows(t, down, across, ROW_GROUP),
+            values=tiles.values,
+        )
+
+    def attend(self, layer: Expr) -> None:
+        """Appends to the cache of `layer`, and attends to it."""
+        g, sizes, rows = self.g, self.sizes, self.rows
+        dim, group, heads = sizes.head_dim, sizes.group, sizes.kv_heads
+        appended = g.events("appended", (self.layers, heads), expects=1)
+        # Tasks that combine slices: of few rows, one for each head of the cache.
+        pieces = g.let("combine_pieces", select(rows < MANY_ROWS, heads, 1))
+        each = g.let("combine_heads", select(rows < MANY_ROWS, 1, heads))
+        tiles = -(-group // HEADS)
+        attended = g.events(
+            "attended",
+            (self.layers, rows, pieces),
+            expects=each * tiles * self.slices,
+        )
+        combined = g.events("combined", (self.layers,), expects=rows * pieces)
+        self.done["combine"] = combined
+
+        def gain(name: str) -> list[Region]:
+            return [self.gains[name][layer, :]] if name in self.gains else []
+
+        (h,) = grid = g.grid(h=heads)
+        keys = [sizes.heads + h, sizes.heads + heads + h]
+        g.call(
+            append_kv(sizes.paged),
+            grid,
+            reads=[
+                *(self.qkv[:, tile(n, dim)] for n in keys),
+                *gain("k_norm"),
+                *self._places(),
+            ],
+            writes=[self.cache[layer, :, :, h, :, :]],
+            waits=[self.done["qkv"][layer]],
+            notifies=[appended[layer, h]],
+        )
+        r, i, s = grid = g.grid(r=rows, i=heads * tiles, s=self.slices)
+        own, kv_head, skipped = span(r, 1), i // tiles, i % tiles * HEADS
+        first, count = kv_head * group + skipped, minimum(HEADS, group - skipped)
+        of_heads = span(first, count)
+        g.call(
+            attend(sizes.paged),
+            grid,
+            reads=[
+                self.qkv[own, span(first * dim, count * dim)],
+                *gain("q_norm"),
+                *self._places(own),
+                self.cache[layer, :, :, kv_head, :, :],
+            ],
+            writes=[
+                self.sums[own, of_heads, s, :],
+                self.stats[own, of_heads, s, :],
+            ],
+            waits=[appended[layer, kv_head]],
+            notifies=[attended[layer, r, kv_head // each]],
+        )
+        r, p = grid = g.grid(r=rows, p=pieces)
+        own, of_piece = span(r, 1), tile(p, each * group)
+        g.call(
+            combine_slices(dim, sizes.dtype),
+            grid,
+            reads=[self.sums[own, of_piece, :, :], self.stats[own, of_piece, :, :]],
+            writes=[self.attention[own, tile(p, each * group * dim)]],
+            waits=[attended[layer, r, p]],
+            notifies=[combined[layer]],
+        )
+
+    def add_norm(
+        self, name: str, number: Expr, wait: EventRef, notify: EventRef
+    ) -> None:
+        """Adds delta to the residual, and normalizes it by gain `number` of `name`."""
+        g = self.g
+        (r,) = grid = g.grid(r=self.rows)
+        own = span(r, 1), slice(None)
+        g.call(
+            add_rms_norm(self.sizes.dtype, self.sizes.norm_eps),
+            grid,
+            name=f"add_{name}",
+            reads=[self.delta[own], self.residual[own], self.gains[name][number, :]],
+            writes=[self.residual[own], self.normed[own]],
+            waits=[wait],
+            notifies=[notify],
+        )
+
+    def pick(self, best_columns: int) -> None:
+        """The logits of each row, and their largest one."""
+        g = self.g
+        self.multiply("head", self.normed, self.logits, self.ready[self.layers])
+        tiles = g.let("best_tiles", ceildiv(self.vocabulary, best_columns))
+        values = g.local("best_values", (self.rows, tiles), "float32")
+        columns = g.local("best_columns", (self.rows, tiles), "int32")
+        found = g.events("found", (1,), expects=tiles)
+        (j,) = grid = g.grid(j=tiles)
+        g.call(
+            best_column(self.sizes.dtype),
+            grid,
+            reads=[self.logits[:, tile(j, best_columns)]],
+            writes=[values[:, j], columns[:, j]],
+            waits=[self.done["head"][0]],
+            notifies=[found[0]],
+        )
+        g.call(
+            best_tile(best_columns),
+            g.grid(one=1),
+            reads=[values[:, :], columns[:, :]],
+            writes=[self.next_ids[:]],
+            waits=[found[0]],
+        )

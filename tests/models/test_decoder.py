@@ -1,0 +1,181 @@
+"""A decoder's step against a plain reference in fp32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from etc_dist.emulate import Emulator
+from etc_dist.errors import ArgumentError
+from etc_dist.functions.rotary import frequencies, rotary_table
+from etc_dist.functions.tile_matmul import TileShape
+from etc_dist.ir.tensor import numpy_dtype
+from etc_dist.models.decoder import MATMULS, DecoderSizes, decoder_graph
+from etc_dist.runtime.cpu import simulate
+from etc_dist.schedule import SCHEDULES
+from tests.functions.compiled import check_compiled
+from tests.functions.paged import BASE
+from tests.layers.reference import draw
+
+Array = np.ndarray[Any, Any]
+SHAPES = (TileShape(16, 64, "k", swapped=True), TileShape(128, 128))
+QWEN = DecoderSizes(6, 2, 64, normalizes_heads=True, page_size=16)
+LLAMA = DecoderSizes(4, 4, 64, norm_eps=1e-5)
+HIDDEN, INNER, VOCABULARY = 72, 136, 520
+PAGES, REQUESTS, MOST_PAGES = 40, 5, 6
+
+
+def draw_model(rng: np.random.Generator, sizes: DecoderSizes, layers: int) -> Any:
+    heads, dim = sizes.heads * sizes.head_dim, sizes.head_dim
+    width = heads + 2 * sizes.kv_heads * dim
+
+    def weight(*shape: int) -> Array:
+        return draw(rng, shape, sizes.dtype, shape[-1] ** -0.5)
+
+    def gain(*shape: int) -> Array:
+        return (1 + draw(rng, shape, "float32", 0.1)).astype(numpy_dtype(sizes.dtype))
+
+    model = {
+        "embedding": weight(VOCABULARY, HIDDEN),
+        "norm": gain(layers + 1, HIDDEN),
+        "mlp_norm": gain(layers, HIDDEN),
+        "w_qkv": weight(layers, width, HIDDEN),
+        "w_o": weight(layers, HIDDEN, heads),
+        "w_gate": weight(layers, INNER, HIDDEN),
+        "w_up": weight(layers, INNER, HIDDEN),
+        "w_down": weight(layers, HIDDEN, INNER),
+        "w_head": weight(VOCABULARY, HIDDEN),
+    }
+    if sizes.normalizes_heads:
+        model |= {"q_norm": gain(layers, dim), "k_norm": gain(layers, dim)}
+    pages = (layers, PAGES, 2, sizes.kv_heads, sizes.page_size, dim)
+    return model | {
+        "cos_sin": rotary_table(MOST_PAGES * sizes.page_size, frequencies(dim, BASE)),
+        "table": rng.permutation(PAGES)[: REQUESTS * MOST_PAGES]
+        .reshape(REQUESTS, MOST_PAGES)
+        .astype(np.int32),
+        "cache": np.full(pages, np.nan, numpy_dtype(sizes.dtype)),
+    }
+
+
+def reference(model: Any, sizes: DecoderSizes, ids: list[int]) -> Array:
+    """The logits of all positions of one request, in fp32."""
+    w = {name: array.astype(np.float32) for name, array in model.items()}
+    dim, group, count = sizes.head_dim, sizes.group, len(ids)
+
+    def norm(x: Array, gain: Array) -> Array:
+        mean = (x**2).mean(axis=-1, keepdims=True)
+        return x / np.sqrt(mean + sizes.norm_eps) * gain
+
+    def turn(x: Array) -> Array:  # [positions, heads, dim]
+        angles = np.outer(np.arange(count), frequencies(dim, BASE))[:, None]
+        pairs = (x[..., : dim // 2] + 1j * x[..., dim // 2 :]) * np.exp(1j * angles)
+        return np.concatenate([pairs.real, pairs.imag], axis=-1)
+
+    x = w["embedding"][ids]
+    for layer in range(len(w["w_o"])):
+        qkv = norm(x, w["norm"][layer]) @ w["w_qkv"][layer].T
+        qkv = qkv.reshape(count, -1, dim)
+        q, k, v = np.split(qkv, [sizes.heads, sizes.heads + sizes.kv_heads], axis=1)
+        if sizes.normalizes_heads:
+            q, k = norm(q, w["q_norm"][layer]), norm(k, w["k_norm"][layer])
+        q, k, v = turn(q), np.repeat(turn(k), group, 1), np.repeat(v, group, 1)
+        scores = np.einsum("qhd,khd->hqk", q, k) / np.sqrt(dim)
+        scores[:, np.triu(np.ones((count, count), bool), 1)] = -np.inf
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        weights /= weights.sum(axis=-1, keepdims=True)
+        attention = np.einsum("hqk,khd->qhd", weights, v).reshape(count, -1)
+        x = x + attention @ w["w_o"][layer].T
+        y = norm(x, w["mlp_norm"][layer])
+        gate, up = y @ w["w_gate"][layer].T, y @ w["w_up"][layer].T
+        x = x + (gate / (1 + np.exp(-gate)) * up) @ w["w_down"][layer].T
+    return norm(x, w["norm"][-1]) @ w["w_head"].T
+
+
+def dims_of(given: Any, sizes: DecoderSizes, slices: int) -> dict[str, int]:
+    dims = {name: n % 2 for n, name in enumerate(f"{n}_shape" for n in MATMULS)}
+    return dims | {
+        "rows": len(given["ids"]),
+        "layers": len(given["w_o"]),
+        "hidden": HIDDEN,
+        "inner": INNER,
+        "vocabulary": VOCABULARY,
+        "positions": len(given["cos_sin"]),
+        "requests": REQUESTS,
+        "most_pages": MOST_PAGES,
+        "pages": PAGES,
+        "slices": slices,
+    }
+
+
+STEPS = [
+    # The rows of each step: request, number of positions.
+    [(0, 30), (1, 1), (2, 7)],  # parts of prompts
+    [(0, 1), (3, 20), (2, 1), (1, 1)],  # decoding, and a new prompt
+    [(0, 1), (1, 1), (2, 1), (3, 1)],
+]
+
+
+@pytest.mark.parametrize("sizes", [QWEN, LLAMA], ids=["qwen", "llama"])
+@pytest.mark.parametrize(("layers", "schedule"), [(3, "static"), (1, "dynamic")])
+def test_steps_give_the_ids_of_the_largest_logits(sizes, layers, schedule, rng):
+    model = draw_model(rng, sizes, layers)
+    graph = decoder_graph(1, sizes=sizes, shapes=SHAPES, best_columns=64)
+    plan = SCHEDULES[schedule](graph)
+    history: dict[int, list[int]] = {request: [] for request in range(REQUESTS)}
+    for number, rows in enumerate(STEPS):
+        request, position, ids = [], [], []
+        for of, count in rows:
+            new = rng.integers(VOCABULARY, size=count).tolist()
+            position += range(len(history[of]), len(history[of]) + count)
+            history[of] += new
+            request += [of] * count
+            ids += new
+        step = {"ids": ids, "request": request, "position": position}
+        given = model | {n: np.array(a, np.int32) for n, a in step.items()}
+        run = simulate(plan, [given], dims_of(given, sizes, 1 + number)).outputs[0]
+        model["cache"] = run["cache"]
+        expected = {of: reference(model, sizes, history[of]) for of, _ in rows}
+        for of, at, found in zip(request, position, run["next_ids"], strict=True):
+            logits = expected[of][at]
+            assert logits[found] > logits.max() - 0.05 * np.abs(logits).max()
+
+
+def test_the_cuda_bodies_agree(rng):
+    graph = decoder_graph(1, sizes=QWEN, shapes=SHAPES, best_columns=64)
+    model = draw_model(rng, QWEN, 2)
+    ids = rng.integers(VOCABULARY, size=5)
+    step = {"ids": ids, "request": [2, 2, 0, 2, 2], "position": [0, 1, 0, 2, 3]}
+    given = model | {n: np.array(a, np.int32) for n, a in step.items()}
+    dims = dims_of(given, QWEN, 2)
+    [found] = Emulator(graph).run([given], dims)
+    expected = reference(model, QWEN, ids[[0, 1, 3, 4]].tolist())
+    logits = np.insert(expected, 2, reference(model, QWEN, [ids[2]]), axis=0)
+    chosen = logits[np.arange(5), found["next_ids"]]
+    assert np.all(chosen > logits.max(axis=1) - 0.05 * np.abs(logits).max(axis=1))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "call"),
+    [
+        ("ids", VOCABULARY, "embed"),
+        ("request", REQUESTS, "request_exists"),
+        ("position", MOST_PAGES * 16, "position_exists|table_is_long_enough"),
+        ("table", PAGES, "page_exists"),
+    ],
+)
+def test_data_out_of_range_end_the_run(name, value, call, rng):
+    graph = decoder_graph(1, sizes=QWEN, shapes=SHAPES, best_columns=64)
+    rows = {n: np.zeros(1, np.int32) for n in ("ids", "request", "position")}
+    given = draw_model(rng, QWEN, 1) | rows
+    given[name][...] = value
+    with pytest.raises(ArgumentError, match=call):
+        simulate(SCHEDULES["static"](graph), [given], dims_of(given, QWEN, 1))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("sizes", [DecoderSizes(64, 8, 128, 1e-6, True), LLAMA])
+def test_a_program_of_all_tiles_compiles_without_spills(sizes):
+    check_compiled(decoder_graph(1, sizes=sizes))
