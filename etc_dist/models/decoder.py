@@ -285,7 +285,7 @@ class _Step:
         g, sizes, rows = self.g, self.sizes, self.rows
         dim, group, heads = sizes.head_dim, sizes.group, sizes.kv_heads
         appended = g.events("appended", (self.layers, heads), expects=1)
-        # Tasks that combine slices: of few rows, one for each head of the cache.
+        # Slices are combined by one task for each head of the cache, or for each row.
         pieces = g.let("combine_pieces", select(rows < MANY_ROWS, heads, 1))
         each = g.let("combine_heads", select(rows < MANY_ROWS, 1, heads))
         tiles = -(-group // HEADS)

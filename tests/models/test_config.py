@@ -1,0 +1,82 @@
+"""Configurations of models."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from etc_dist.errors import ArgumentError
+from etc_dist.models.config import read_config
+
+SMOL = {
+    "architectures": ["LlamaForCausalLM"],
+    "eos_token_id": 2,
+    "hidden_act": "silu",
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "max_position_embeddings": 8192,
+    "num_attention_heads": 9,
+    "num_hidden_layers": 30,
+    "num_key_value_heads": 3,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 100000,
+    "tie_word_embeddings": True,
+    "vocab_size": 49152,
+}
+
+
+def write(folder, **changes):
+    (folder / "config.json").write_text(json.dumps(SMOL | changes))
+    return read_config(folder)
+
+
+def test_sizes_are_those_of_the_file(tmp_path):
+    found = write(tmp_path)
+    assert (found.head_dim, found.stop_tokens, found.is_tied) == (64, (2,), True)
+    sizes = found.sizes(page_size=16)
+    assert (sizes.group, sizes.normalizes_heads, sizes.norm_eps) == (3, False, 1e-5)
+
+
+def test_scaled_rotations_are_slower(tmp_path):
+    plain = write(tmp_path).cos_sin(2)[1]
+    linear = write(tmp_path, rope_scaling={"type": "linear", "factor": 4})
+    np.testing.assert_allclose(linear.cos_sin(5)[4], plain, atol=1e-6)
+    scaling = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    angles = np.arcsin(write(tmp_path, rope_scaling=scaling).cos_sin(2)[1, 32:])
+    before = np.arcsin(plain[32:])
+    np.testing.assert_allclose(angles[0], before[0], rtol=1e-6)
+    np.testing.assert_allclose(angles[-1], before[-1] / 8, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "LlamaForCausalLM or Qwen3"),
+        ({"architectures": []}, "LlamaForCausalLM or Qwen3"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers: a positive number"),
+        ({"vocab_size": None}, "vocab_size: a positive number"),
+        ({"head_dim": 96}, "head_dim 64 or 128"),
+        ({"num_key_value_heads": 2}, "a multiple of num_key_value_heads"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "rope_type default or linear"),
+        ({"attention_bias": True}, "no attention_bias"),
+    ],
+)
+def test_models_that_are_not_implemented_are_refused(changes, text, tmp_path):
+    with pytest.raises(ArgumentError, match=text):
+        write(tmp_path, **changes)
+
+
+@pytest.mark.parametrize("text", [None, "", "[]", "{"])
+def test_a_folder_without_a_model_is_refused(text, tmp_path):
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ArgumentError, match="the model cannot be loaded"):
+        read_config(tmp_path)
