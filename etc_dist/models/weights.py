@@ -1,0 +1,151 @@
+"""The weights of a model: the safetensors files of a Hugging Face folder, stacked by
+layer as `decoder_graph` reads them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from etc_dist.errors import ArgumentError
+from etc_dist.ir.tensor import numpy_dtype
+from etc_dist.models.config import ARCHITECTURES, ModelConfig
+
+STORED = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+LAYER = "model.layers.{}."
+IGNORED = (".rotary_emb.inv_freq",)
+"""The ends of names of tensors that follow from the configuration."""
+
+
+def load_weights(folder: str | Path, config: ModelConfig, dtype: str) -> dict[str, Any]:
+    """The weights in `folder` as arrays of `dtype` by the names of `decoder_graph`.
+
+    Raises ArgumentError that names the tensors that are missing, unknown, of another
+    shape or dtype, or that have numbers that are not finite."""
+    places = _places(config)
+    held = {
+        name: np.empty(shape, numpy_dtype(dtype))
+        for name, shape in _shapes(config).items()
+    }
+    missing = set(places)
+    faults = []
+    for name, stored in _tensors(Path(folder)):
+        if name.endswith(IGNORED) or (config.is_tied and name == "lm_head.weight"):
+            continue
+        if name not in places:
+            faults.append(f"{name}: unknown")
+            continue
+        missing.discard(name)
+        target, index = places[name]
+        to = held[target][index]
+        if to.shape != stored.shape:
+            faults.append(f"{name}: {list(stored.shape)} instead of {list(to.shape)}")
+            continue
+        to[...] = stored
+        if not np.isfinite(to.astype(np.float32)).all():
+            faults.append(f"{name}: numbers that are not finite")
+    faults += [f"{name}: missing" for name in sorted(missing)]
+    if faults:
+        raise _refused(Path(folder), "the tensors of config.json", _listed(faults))
+    if config.is_tied:
+        held["w_head"] = held["embedding"]
+    return held
+
+
+def _listed(faults: list[str], most: int = 4) -> str:
+    more = f"; and {len(faults) - most} more" if len(faults) > most else ""
+    return "; ".join(faults[:most]) + more
+
+
+def _shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    layers, hidden, inner = config.layers, config.hidden, config.inner
+    heads = config.heads * config.head_dim
+    width = heads + 2 * config.kv_heads * config.head_dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "embedding": (config.vocabulary, hidden),
+        "norm": (layers + 1, hidden),
+        "mlp_norm": (layers, hidden),
+        "w_qkv": (layers, width, hidden),
+        "w_o": (layers, hidden, heads),
+        "w_gate": (layers, inner, hidden),
+        "w_up": (layers, inner, hidden),
+        "w_down": (layers, hidden, inner),
+    }
+    if not config.is_tied:
+        shapes["w_head"] = (config.vocabulary, hidden)
+    if ARCHITECTURES[config.architecture]:
+        shapes |= {name: (layers, config.head_dim) for name in ("q_norm", "k_norm")}
+    return shapes
+
+
+def _places(config: ModelConfig) -> dict[str, tuple[str, Any]]:
+    """Where each tensor of the files belongs: an array, and an index into it."""
+    heads, width = (n * config.head_dim for n in (config.heads, config.kv_heads))
+    own = {
+        "input_layernorm": ("norm", ...),
+        "post_attention_layernorm": ("mlp_norm", ...),
+        "self_attn.q_proj": ("w_qkv", slice(0, heads)),
+        "self_attn.k_proj": ("w_qkv", slice(heads, heads + width)),
+        "self_attn.v_proj": ("w_qkv", slice(heads + width, None)),
+        "self_attn.o_proj": ("w_o", ...),
+        "mlp.gate_proj": ("w_gate", ...),
+        "mlp.up_proj": ("w_up", ...),
+        "mlp.down_proj": ("w_down", ...),
+    }
+    if ARCHITECTURES[config.architecture]:
+        own |= {f"self_attn.{n}": (n, ...) for n in ("q_norm", "k_norm")}
+    places: dict[str, tuple[str, Any]] = {
+        f"{LAYER.format(layer)}{name}.weight": (target, (layer, rows))
+        for layer in range(config.layers)
+        for name, (target, rows) in own.items()
+    }
+    places["model.embed_tokens.weight"] = "embedding", ...
+    places["model.norm.weight"] = "norm", config.layers
+    if not config.is_tied:
+        places["lm_head.weight"] = "w_head", ...
+    return places
+
+
+def _tensors(folder: Path) -> Iterator[tuple[str, Any]]:
+    """All tensors of the safetensors files of a folder, by name, mapped from disk."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise _refused(folder, "files *.safetensors", "none")
+    for file in files:
+        try:
+            header, begin = _header(file)
+            data = np.memmap(file, np.uint8, "r")
+            for name, entry in header.items():
+                yield name, _tensor(data, begin, entry)
+        except (KeyError, OSError, TypeError, ValueError) as error:
+            got = f"{type(error).__name__}: {error}"
+            raise _refused(file, "a complete safetensors file", got) from error
+
+
+def _header(file: Path) -> tuple[dict[str, Mapping[str, Any]], int]:
+    with file.open("rb") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        if size > file.stat().st_size:
+            raise ValueError(f"a header of {size} bytes")
+        header = json.loads(stream.read(size))
+    header.pop("__metadata__", None)
+    return header, 8 + size
+
+
+def _tensor(data: Any, begin: int, entry: Mapping[str, Any]) -> Any:
+    first, end = (begin + offset for offset in entry["data_offsets"])
+    dtype = numpy_dtype(STORED[entry["dtype"]])
+    return np.asarray(data[first:end]).view(dtype).reshape(entry["shape"])
+
+
+def _refused(path: Path, wanted: str, got: str) -> ArgumentError:
+    return ArgumentError(
+        "the model cannot be loaded",
+        where=str(path),
+        wanted=wanted,
+        got=got,
+        fix="load the complete files of one model, in bfloat16, float16 or float32",
+    )

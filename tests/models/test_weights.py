@@ -1,0 +1,104 @@
+"""Weights of a Hugging Face folder."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from etc_dist.errors import ArgumentError
+from etc_dist.ir.tensor import numpy_dtype
+from etc_dist.models.config import parse_config
+from etc_dist.models.weights import load_weights
+from tests.models.test_config import SMOL
+
+SMALL = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "head_dim": 64,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": 8,
+}
+NAMES = {"BF16": "bfloat16", "F16": "float16"}
+
+
+def save(file, tensors, stored="BF16"):
+    header, data = {}, b""
+    for name, array in tensors.items():
+        part = array.astype(numpy_dtype(NAMES[stored])).tobytes()
+        offsets = [len(data), len(data) + len(part)]
+        header[name] = dict(dtype=stored, shape=array.shape, data_offsets=offsets)
+        data += part
+    text = json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+@pytest.fixture
+def model(tmp_path, rng):
+    config = parse_config(SMOL | SMALL, tmp_path / "config.json")
+    shapes = {"model.embed_tokens": (8, 16), "model.norm": (16,)}
+    for layer in range(2):
+        own = {
+            "input_layernorm": (16,),
+            "post_attention_layernorm": (16,),
+            "self_attn.q_proj": (128, 16),
+            "self_attn.k_proj": (64, 16),
+            "self_attn.v_proj": (64, 16),
+            "self_attn.q_norm": (64,),
+            "self_attn.k_norm": (64,),
+            "self_attn.o_proj": (16, 128),
+            "mlp.gate_proj": (24, 16),
+            "mlp.up_proj": (24, 16),
+            "mlp.down_proj": (16, 24),
+        }
+        shapes |= {f"model.layers.{layer}.{n}": s for n, s in own.items()}
+    tensors = {f"{n}.weight": rng.integers(-9, 9, s) for n, s in shapes.items()}
+    return config, {name: array.astype(np.float32) for name, array in tensors.items()}
+
+
+@pytest.mark.parametrize("stored", NAMES)
+def test_weights_are_stacked_by_layer(model, tmp_path, stored):
+    config, tensors = model
+    names = sorted(tensors)
+    for number, part in enumerate((names[:9], names[9:])):
+        file = tmp_path / f"model-{number}.safetensors"
+        save(file, {n: tensors[n] for n in part}, stored)
+    found = load_weights(tmp_path, config, "bfloat16")
+    own = [tensors[f"model.layers.1.self_attn.{n}_proj.weight"] for n in "qkv"]
+    np.testing.assert_array_equal(found["w_qkv"][1], np.concatenate(own))
+    np.testing.assert_array_equal(found["norm"][2], tensors["model.norm.weight"])
+    assert found["w_head"] is found["embedding"]
+    assert found["k_norm"].shape == (2, 64)
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "text"),
+    [
+        ("model.norm.weight", None, "model.norm.weight: missing"),
+        ("model.norm.bias", np.zeros(16), "model.norm.bias: unknown"),
+        ("model.norm.weight", np.zeros(8), r"\[8\] instead of \[16\]"),
+        ("model.norm.weight", np.full(16, np.nan), "not finite"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(model, tmp_path, name, array, text):
+    config, tensors = model
+    tensors[name] = array
+    kept = {n: a for n, a in tensors.items() if a is not None}
+    save(tmp_path / "model.safetensors", kept)
+    with pytest.raises(ArgumentError, match=text):
+        load_weights(tmp_path, config, "bfloat16")
+
+
+@pytest.mark.parametrize("size", [None, 0, 4, 40, 4000])
+def test_files_that_are_not_complete_are_refused(model, tmp_path, size):
+    config, tensors = model
+    file = tmp_path / "model.safetensors"
+    if size is not None:
+        save(file, tensors)
+        file.write_bytes(file.read_bytes()[:size])
+    with pytest.raises(ArgumentError, match="the model cannot be loaded"):
+        load_weights(tmp_path, config, "bfloat16")
