@@ -70,6 +70,31 @@ def check_tiles(graph: GraphFunction) -> None:
             faults = list(_faults(operand, n, regions, axes, names))
             if faults:
                 raise _refused(call, n, regions[n], operand, faults)
+    _check_layouts(graph)
+
+
+def _check_layouts(graph: GraphFunction) -> None:
+    """Refuse tensors whose elements two calls order differently in memory."""
+    known: dict[str, tuple[str, Call]] = {}
+    for call in graph.calls:
+        for n, region in enumerate((*call.reads, *call.writes)):
+            operand = call.function.tile.get(n)
+            layout, name = operand.layout if operand else "", region.tensor.name
+            other, first = known.setdefault(name, (layout, call))
+            if other == layout:
+                continue
+            raise CodegenError(
+                f"call {call.name}: tensor {name} has another layout on a GPU",
+                where=f"call {call.name}: operand {n}, {region}",
+                wanted=f"{_layout(other)}, as call {first.name} has it",
+                got=f"{_layout(layout)}, by {call.function}",
+                fix="use functions of one layout for a tensor; only the CPU backend "
+                "has all of them row-major",
+            )
+
+
+def _layout(name: str) -> str:
+    return f"the layout of {name}" if name else "row-major elements"
 
 
 def _axes(region: Region, derived: Mapping[str, Expr]) -> list[Axis]:

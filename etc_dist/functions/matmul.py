@@ -57,8 +57,8 @@ def _multiply_gated(x: Any, gate: Any, up: Any, y: Any) -> None:
 DEPTH = Extent(name="k", multiple=STAGE_K)
 
 
-def _tile(dtype: str, *sizes: Extent | int) -> Operand:
-    return Operand(sizes, two_byte(dtype), leading=True)
+def _tile(dtype: str, *sizes: Extent | int, layout: str = "") -> Operand:
+    return Operand(sizes, two_byte(dtype), leading=True, layout=layout)
 
 
 def _matmul(name: str, w_layout: str, dtype: str, **fields: Any) -> DeviceFunction:
@@ -70,6 +70,7 @@ def _matmul(name: str, w_layout: str, dtype: str, **fields: Any) -> DeviceFuncti
         1: TmaBox(TILE // 2, STAGE_K) if w_layout == "nk" else TmaBox(STAGE_K, 64),
     }
     boxes.update(fields.pop("boxes", {}))
+    layouts = fields.pop("layouts", {})
     return DeviceFunction(
         name=name,
         body=fields.pop("body", _multiply_nk if w_layout == "nk" else _multiply_kn),
@@ -81,7 +82,7 @@ def _matmul(name: str, w_layout: str, dtype: str, **fields: Any) -> DeviceFuncti
         roles=fields.pop("roles", (LOAD, COMPUTE, STORE)),
         shared=IMAGE_BYTES // 2,
         boxes=boxes,
-        tile={n: _tile(dtype, *sizes) for n, sizes in tile.items()},
+        tile={n: _tile(dtype, *tile[n], layout=layouts.get(n, "")) for n in tile},
         constants={
             "kGated": int(name == "matmul_gated"),
             "kWeightIsKN": int(w_layout == "kn"),
@@ -141,6 +142,7 @@ def matmul_send(w_layout: str, dtype: str) -> DeviceFunction:
         w_layout,
         dtype,
         tile={2: (image, image)},
+        layouts={2: "matmul_send"},
         parts=4,
         roles=(LOAD, COMPUTE, STORE, FORWARD),
         workspace=2 * IMAGE_BYTES,

@@ -41,7 +41,9 @@ def sum_slots(dtype: str) -> DeviceFunction:
         writes=1,
         constants={"kIsHalf": int(dtype == "float16")},
         tile={
-            0: Operand((every, 1, 1, rows, columns), two_byte(dtype)),
+            0: Operand(
+                (every, 1, 1, rows, columns), two_byte(dtype), layout="matmul_send"
+            ),
             1: Operand(piece, two_byte(dtype)),
         },
     )

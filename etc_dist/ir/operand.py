@@ -62,6 +62,8 @@ class Operand:
     contiguous: the region is contiguous in memory.
     like: the operand, by position, whose dtype and sizes the region must have, except
     for axes with one index.
+    layout: a name for the order of the elements in memory; empty: row-major. All calls
+    that access the tensor must declare the same.
     """
 
     size: Sequence[Extent | int | str | None] | None = None
@@ -69,6 +71,7 @@ class Operand:
     leading: bool = False
     contiguous: bool = False
     like: int | None = None
+    layout: str = ""
 
     def __post_init__(self) -> None:
         dtypes = (self.dtype,) if isinstance(self.dtype, str) else tuple(self.dtype)
@@ -100,6 +103,7 @@ class Operand:
         terms += ["contiguous in memory"] * self.contiguous
         if self.like is not None:
             terms.append(f"the dtype and sizes of operand {self.like}")
+        terms += [f"in the layout of {self.layout}"] * bool(self.layout)
         return ", ".join(terms) or "any region"
 
 

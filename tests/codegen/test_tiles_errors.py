@@ -8,7 +8,7 @@ import pytest
 
 from etc_dist.codegen import generate
 from etc_dist.errors import CodegenError
-from etc_dist.functions.matmul import matmul_store
+from etc_dist.functions.matmul import matmul_send, matmul_store
 from etc_dist.functions.push_rows import push_rows
 from etc_dist.functions.sum_ranks import sum_ranks
 from etc_dist.functions.sum_slots import sum_slots
@@ -192,3 +192,40 @@ def test_a_users_function_declares_its_tile():
     error = refused(graph(64, span(0, 4)))
     assert error.got == "axis 2: size 4, where another n is 8"
     assert error.wanted == "operand 1: [one index each, any, n], float32 or bfloat16"
+
+
+@graph_function
+def slots_of_rows(g: Graph) -> None:
+    """Slots whose elements push_rows writes in rows."""
+    x = g.input("x", (256, 256), "bfloat16")
+    y = g.output("y", (256, 256), "bfloat16")
+    slots = g.symmetric("slots", (g.world_size, 1, 1, 256, 256), "bfloat16")
+    (d,) = grid = g.grid(d=g.world_size)
+    sent = slots.on(d)[g.rank, 0, 0, :, :]
+    g.call(push_rows(), grid, reads=[x[:, :]], writes=[sent])
+    i, j = grid = g.grid(i=8, j=4)
+    of_piece = tile(i, 32), tile(j, 64)
+    piece = slots[:, span(0, 1), span(0, 1), *of_piece]
+    g.call(sum_slots("bfloat16"), grid, reads=[piece], writes=[y[of_piece]])
+
+
+@graph_function
+def rows_of_slots(g: Graph) -> None:
+    """Slots that matmul_send writes, added as rows."""
+    x = g.input("x", (256, 64), "bfloat16")
+    y = g.output("y", (256, 256), "bfloat16")
+    slots = g.symmetric("slots", (g.world_size, 256, 256), "bfloat16")
+    (d,) = grid = g.grid(d=g.world_size)
+    send, sent = matmul_send("nk", "bfloat16"), slots.on(d)[g.rank, :, :]
+    g.call(send, grid, reads=[x[:, :], x[:, :]], writes=[sent])
+    (i,) = grid = g.grid(i=256)
+    row = span(i, 1)
+    reads, writes = [slots[:, row, :]], [y[row, :]]
+    g.call(sum_ranks("bfloat16"), grid, reads=reads, writes=writes)
+
+
+@pytest.mark.parametrize("graph", [slots_of_rows, rows_of_slots])
+def test_all_calls_order_the_elements_of_a_tensor_alike(graph):
+    error = refused(graph(2))
+    assert "tensor slots has another layout" in error.what
+    assert "row-major" in str(error) and "the layout of matmul_send" in str(error)
