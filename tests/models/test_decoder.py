@@ -11,6 +11,7 @@ from etc_dist.emulate import Emulator
 from etc_dist.errors import ArgumentError
 from etc_dist.functions.rotary import frequencies, rotary_table
 from etc_dist.functions.tile_matmul import TileShape
+from etc_dist.ir import GraphFunction
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.decoder import MATMULS, DecoderSizes, decoder_graph
 from etc_dist.runtime.cpu import simulate
@@ -143,18 +144,36 @@ def test_steps_give_the_ids_of_the_largest_logits(sizes, layers, schedule, rng):
             assert logits[found] > logits.max() - 0.05 * np.abs(logits).max()
 
 
-def test_the_cuda_bodies_agree(rng):
-    graph = decoder_graph(1, sizes=QWEN, shapes=SHAPES, best_columns=64)
-    model = draw_model(rng, QWEN, 2)
-    ids = rng.integers(VOCABULARY, size=5)
-    step = {"ids": ids, "request": [2, 2, 0, 2, 2], "position": [0, 1, 0, 2, 3]}
-    given = model | {n: np.array(a, np.int32) for n, a in step.items()}
-    dims = dims_of(given, QWEN, 2)
-    [found] = Emulator(graph).run([given], dims)
+def decoder() -> GraphFunction:
+    return decoder_graph(1, sizes=QWEN, shapes=SHAPES, best_columns=64)
+
+
+def decoder_step() -> tuple[Any, dict[str, int]]:
+    """A step of two requests, one of which has a part of a prompt, and its dims."""
+    rng = np.random.default_rng(6)
+    step = {
+        "ids": rng.integers(VOCABULARY, size=5),
+        "request": [2, 2, 0, 2, 2],
+        "position": [0, 1, 0, 2, 3],
+    }
+    rows = {n: np.array(a, np.int32) for n, a in step.items()}
+    given = draw_model(rng, QWEN, 2) | rows
+    return given, dims_of(given, QWEN, 2)
+
+
+def check_ids(program: Emulator, given: Any, dims: dict[str, int]) -> None:
+    """Run a `decoder_step`: its ids are those of the largest logits."""
+    [found] = program.run([given], dims)
+    model = {n: a for n, a in given.items() if n not in ("ids", "request", "position")}
+    ids = given["ids"]
     expected = reference(model, QWEN, ids[[0, 1, 3, 4]].tolist())
     logits = np.insert(expected, 2, reference(model, QWEN, [ids[2]]), axis=0)
     chosen = logits[np.arange(5), found["next_ids"]]
     assert np.all(chosen > logits.max(axis=1) - 0.05 * np.abs(logits).max(axis=1))
+
+
+def test_the_cuda_bodies_agree():
+    check_ids(Emulator(decoder()), *decoder_step())
 
 
 @pytest.mark.parametrize(
