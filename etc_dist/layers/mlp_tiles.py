@@ -23,7 +23,7 @@ from etc_dist.ir import (
 )
 from etc_dist.layers.mlp_steps import add_tensors
 from etc_dist.ops.matmul_policy import SHAPES, choose
-from etc_dist.ops.order import ROW_GROUP, grouped_rows
+from etc_dist.ops.order import tile_grid
 
 BLOCK = 256
 """Rows that one event stands for: a multiple of the rows of every tile."""
@@ -110,30 +110,29 @@ class _Blocks:
         """Add a product of x and weights, `width` rows of each a tile, into y: waits
         for the rows of x, and notifies new events once a block is complete."""
         g, (x, weights, y) = self.g, operands
-        down = g.let(f"{name}_tiles_down", ceildiv(self.tokens, tiles.rows))
-        across = g.let(f"{name}_tiles_across", ceildiv(y.shape[1], width))
+        shape = self.tokens, y.shape[1]
+        of_task = tile_grid(g, f"{name}_", shape, tiles.rows, width)
         complete = None
         if notifies is not None:
             complete = g.events(
                 notifies,
                 (self.count,),
-                expects=lambda i: across * ceildiv(self.rows(i), tiles.rows),
+                expects=lambda i: of_task.across * ceildiv(self.rows(i), tiles.rows),
             )
-        i, j = grid = g.grid(i=down, j=across)
-        of_x, of_w, of_block = tile(i, tiles.rows), tile(j, width), i * tiles.rows
+        block = of_task.rows.start // self.block
 
         def of(events: EventTensor | None) -> list[EventRef]:
-            return [] if events is None else [events[of_block // self.block]]
+            return [] if events is None else [events[block]]
 
         g.call(
             function,
-            grid,
+            of_task.grid,
             name=f"{name}_projection",
-            reads=[x[of_x, :], *(w[of_w, :] for w in weights)],
-            writes=[y[of_x, of_w]],
+            reads=[x[of_task.rows, :], *(w[of_task.columns, :] for w in weights)],
+            writes=[y[of_task.rows, of_task.columns]],
             waits=of(waits),
             notifies=of(complete),
-            order=lambda t: grouped_rows(t, down, across, ROW_GROUP),
+            order=of_task.order,
             values=tiles.values,
         )
         return complete

@@ -42,7 +42,7 @@ from etc_dist.ir import (
     tile,
 )
 from etc_dist.ops.matmul_policy import SHAPES
-from etc_dist.ops.order import ROW_GROUP, grouped_rows
+from etc_dist.ops.order import tile_grid
 
 BEST_COLUMNS = 1024
 """Logits of a row of which one task finds the largest; a multiple of 8."""
@@ -258,25 +258,24 @@ class _Step:
             function, width = tiles.store(dtype), tiles.columns
         else:
             function, width = tiles.gated(dtype), tiles.half_columns()
-        down = g.let(f"{name}_tiles_down", ceildiv(self.rows, tiles.rows))
-        across = g.let(f"{name}_tiles_across", ceildiv(y.shape[1], width))
+        shape = self.rows, y.shape[1]
+        of = tile_grid(g, f"{name}_", shape, tiles.rows, width)
         count = 1 if layer is None else self.layers
-        done = g.events(f"{name}_done", (count,), expects=down * across)
+        done = g.events(f"{name}_done", (count,), expects=of.down * of.across)
         self.done[name] = done
-        i, j = grid = g.grid(i=down, j=across)
         of_layer = () if layer is None else (layer,)
         g.call(
             function,
-            grid,
+            of.grid,
             name=f"{name}_matmul",
             reads=[
-                x[tile(i, tiles.rows), :],
-                *(w[(*of_layer, tile(j, width), slice(None))] for w in weights),
+                x[of.rows, :],
+                *(w[(*of_layer, of.columns, slice(None))] for w in weights),
             ],
-            writes=[y[tile(i, tiles.rows), tile(j, width)]],
+            writes=[y[of.rows, of.columns]],
             waits=[wait],
             notifies=[done[0 if layer is None else layer]],
-            order=lambda t: grouped_rows(t, down, across, ROW_GROUP),
+            order=of.order,
             values=tiles.values,
         )
 

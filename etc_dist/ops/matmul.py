@@ -8,11 +8,11 @@ from typing import Any
 from etc_dist.compiler import world_or_current
 from etc_dist.functions.matmul import TILE, matmul_store
 from etc_dist.functions.tile_matmul import Tiles, TileShape
-from etc_dist.ir import Expr, Graph, ceildiv, graph_function, tile
+from etc_dist.ir import Expr, Graph, graph_function
 from etc_dist.ops.argument_table import ArgumentTable
 from etc_dist.ops.matmul_policy import SHAPES, choose
 from etc_dist.ops.operation import Candidate, Operation
-from etc_dist.ops.order import ROW_GROUP, grouped_rows
+from etc_dist.ops.order import tile_grid
 from etc_dist.world import World
 
 
@@ -42,16 +42,14 @@ def matmul_graph(
         rows, columns = tiles.rows, tiles.columns
     else:
         function = matmul_store(w_layout, dtype)
-    down = g.let("tiles_down", ceildiv(m, rows))
-    across = g.let("tiles_across", ceildiv(n, columns))
-    i, j = grid = g.grid(i=down, j=across)
-    of_x, of_w = tile(i, rows), tile(j, columns)
+    of = tile_grid(g, "", (m, n), rows, columns)
+    weights = w[of.columns, :] if w_layout == "nk" else w[:, of.columns]
     g.call(
         function,
-        grid,
-        reads=[x[of_x, :], w[of_w, :] if w_layout == "nk" else w[:, of_w]],
-        writes=[y[of_x, of_w]],
-        order=lambda t: grouped_rows(t, down, across, ROW_GROUP),
+        of.grid,
+        reads=[x[of.rows, :], weights],
+        writes=[y[of.rows, of.columns]],
+        order=of.order,
         values=values,
     )
 

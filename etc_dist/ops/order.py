@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from etc_dist.errors import ArgumentError
-from etc_dist.ir import RANK, Expr, minimum
+from etc_dist.ir import RANK, Expr, Graph, ceildiv, minimum, tile
+from etc_dist.ir.call import Grid
+from etc_dist.ir.order import Order
+from etc_dist.ir.tensor import Tile
 
 ROW_GROUP = 8
 """Row blocks whose tiles run together, so that they share operand tiles in L2."""
@@ -18,6 +23,37 @@ def grouped_rows(
     height = minimum(group, blocks - g * group)
     rest = t - g * (group * columns)
     return g * group + rest % height, rest // height
+
+
+class TileGrid(NamedTuple):
+    """The tiles of a matrix: how many there are down and across, a task for each, and
+    the task's rows and columns."""
+
+    down: Expr
+    across: Expr
+    grid: Grid
+    rows: Tile
+    columns: Tile
+    order: Order
+
+
+def tile_grid(
+    g: Graph,
+    prefix: str,
+    shape: tuple[Expr, Expr],
+    rows: Expr | int,
+    columns: Expr | int,
+) -> TileGrid:
+    """Tiles of rows x columns of a matrix of `shape`, in groups of row blocks. The
+    names of their numbers begin with `prefix`."""
+    down = g.let(f"{prefix}tiles_down", ceildiv(shape[0], rows))
+    across = g.let(f"{prefix}tiles_across", ceildiv(shape[1], columns))
+    i, j = grid = g.grid(i=down, j=across)
+
+    def order(t: Expr) -> tuple[Expr, Expr]:
+        return grouped_rows(t, down, across, ROW_GROUP)
+
+    return TileGrid(down, across, grid, tile(i, rows), tile(j, columns), order)
 
 
 def shards_in_turn(
