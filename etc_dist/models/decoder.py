@@ -88,8 +88,8 @@ def decoder_graph(
     shapes: Sequence[TileShape] = SHAPES_OF_STEP,
     best_columns: int = BEST_COLUMNS,
 ) -> None:
-    """ids, request and position [rows], table [requests, most_pages] -> next_ids
-    [rows], the id with the largest of each row's logits [rows, vocabulary]; cache is
+    """ids, request and position [rows], table [requests, most_pages] -> logits [rows,
+    vocabulary] and next_ids [rows], the id with the largest of each row; cache is
     updated.
 
     Weights have the layer as first axis, norms as `norm` [layers + 1, hidden]: before
@@ -166,6 +166,7 @@ class _Step:
         self.cache = g.state(
             "cache", (layers, pages, 2, sizes.kv_heads, sizes.page_size, dim), dtype
         )
+        self.logits = g.output("logits", (self.rows, self.vocabulary), dtype)
         self.next_ids = g.output("next_ids", (self.rows,), "int32")
 
     def _add_buffers(self) -> None:
@@ -183,7 +184,6 @@ class _Step:
         shape = rows, sizes.heads, self.slices
         self.sums = g.local("sums", (*shape, sizes.head_dim), "float32")
         self.stats = g.local("stats", (*shape, 2), "float32")
-        self.logits = g.local("logits", (rows, self.vocabulary), dtype)
         self.ready = g.events(
             "ready",
             (self.layers + 1,),
