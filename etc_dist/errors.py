@@ -191,6 +191,18 @@ class WaitRecord:
 
 
 @dataclass(frozen=True)
+class WorkersRecord:
+    """How many workers of a rank had begun when the first wait of a run failed."""
+
+    rank: int
+    begun: int
+    workers: int
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}: {self.begun} of {self.workers} workers had begun"
+
+
+@dataclass(frozen=True)
 class RangeRecord:
     """One task whose data do not fit the graph, such as indices out of range: `wanted`
     names the maps, `got` their values as far as they are known."""

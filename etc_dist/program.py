@@ -19,7 +19,7 @@ from etc_dist.errors import (
 )
 from etc_dist.runtime.array_checks import Expected, bind_dims, check_arrays
 from etc_dist.runtime.arrays import Array, empty_like, inspect
-from etc_dist.runtime.device_faults import Record, out_of_range
+from etc_dist.runtime.device_faults import Record, describe_workers, out_of_range
 from etc_dist.runtime.run_check import Loaded, RunCheck, cannot_capture
 from etc_dist.runtime.stream import is_capturing, stream_for
 from etc_dist.runtime.trace import Trace
@@ -362,7 +362,10 @@ class Program:
     def _timeout(
         self, records: list[Record], silent: Sequence[int] = ()
     ) -> WaitTimeoutError:
-        shown = "; ".join(map(str, records[:8])) or "records of other ranks"
+        waits = [r for r in records if isinstance(r, WaitRecord)]
+        shown = "; ".join(map(str, waits[:8])) or "records of other ranks"
+        begun = describe_workers(records)
+        shown += f"; {begun}" if begun else ""
         for rank in silent:
             shown += f"; rank {rank}: {self.world.why_lost(rank)}"
         return WaitTimeoutError(
@@ -371,8 +374,9 @@ class Program:
             wanted=f"every event within {self.world.settings.wait_limit:g} s",
             got=shown,
             fix="look for a rank that died, was late or made another call; if ranks "
-            "may be further apart than this, raise ETC_DIST_WAIT_LIMIT",
-            records=[r for r in records if isinstance(r, WaitRecord)],
+            "may be further apart than this, raise ETC_DIST_WAIT_LIMIT; if workers had "
+            "not begun, end other work on that GPU",
+            records=waits,
         )
 
     def _recover(self) -> EtcDistError:

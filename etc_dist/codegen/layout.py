@@ -50,7 +50,8 @@ CONTROL = np.dtype(
         ("tickets", "u4", (2, 2)),
         ("faults", "u4"),
         ("shape", "u4"),
-        ("unused", "u4", 8),
+        ("resident", "u4"),
+        ("unused", "u4", 7),
         ("fault", FAULT, MAX_FAULTS),
     ]
 )

@@ -136,7 +136,9 @@ class Emulator:
         records = [
             record
             for rank in range(len(arrays))
-            for record in decode(self.plan, memory.control[rank][0], dims, rank)
+            for record in decode(
+                self.plan, memory.control[rank][0], dims, rank, self.workers
+            )
         ]
         if report or records:
             del self._memory[key]  # its events and tickets are those of a failed run

@@ -17,22 +17,23 @@ from etc_dist.codegen.layout import (
     PEER_START,
     notification_unit,
 )
-from etc_dist.errors import ArgumentError, RangeRecord, WaitRecord
+from etc_dist.errors import ArgumentError, RangeRecord, WaitRecord, WorkersRecord
 from etc_dist.ir import Call
 from etc_dist.ir.function import LANES
 from etc_dist.schedule import Plan
 
-Record = WaitRecord | RangeRecord
+Record = WaitRecord | RangeRecord | WorkersRecord
 
 SHOWN = 4
 """Tasks out of range that one error names."""
 
 
 def decode(
-    plan: Plan, control: Any, dims: Mapping[str, int], rank: int
+    plan: Plan, control: Any, dims: Mapping[str, int], rank: int, workers: int
 ) -> list[Record]:
-    """The records of `control`. Waits inside a worker are left out if there are others,
-    which cause them. All waits are left out if data was out of range."""
+    """The records of `control`, of a rank with `workers` workers. Waits inside a worker
+    are left out if there are others, which cause them. If data was out of range, all
+    other records are left out."""
     count = min(int(control["faults"]), MAX_FAULTS)
     found = sorted(control["fault"][:count], key=lambda f: int(f["event"]))
     invalid = [f for f in found if f["event"] in (OUT_OF_RANGE, NOT_EMPTY)]
@@ -40,7 +41,10 @@ def decode(
         return [_range_record(plan, f, dims, rank) for f in invalid]
     if any(f["event"] != INSIDE_WORKER for f in found):
         found = [f for f in found if f["event"] != INSIDE_WORKER]
-    return [_wait_record(plan, f, dims, rank) for f in found]
+    records: list[Record] = [_wait_record(plan, f, dims, rank) for f in found]
+    if control["resident"]:
+        records.append(WorkersRecord(rank, int(control["resident"]), workers))
+    return records
 
 
 def out_of_range(records: Sequence[RangeRecord]) -> ArgumentError:
@@ -55,6 +59,15 @@ def out_of_range(records: Sequence[RangeRecord]) -> ArgumentError:
         fix="correct the tensors that these maps load from, inputs or what tasks "
         "compute, or the call's maps, order or empty_until",
     )
+
+
+def describe_workers(records: Sequence[Record]) -> str:
+    """The ranks of a run on GPUs whose workers had not all begun, or that all had."""
+    counts = [r for r in records if isinstance(r, WorkersRecord)]
+    missing = [r for r in counts if r.begun < r.workers]
+    if missing:
+        return "; ".join(map(str, missing))
+    return "all workers had begun" if counts else ""
 
 
 def not_empty(rank: int, worker: int, lane: str, task: str) -> RangeRecord:

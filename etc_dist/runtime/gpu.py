@@ -209,7 +209,7 @@ class GpuExecutor:
         dims = self._shapes.get(int(control["shape"]))
         if dims is None:  # a replay of a graph that was captured long ago
             return []
-        return decode(self.plan, control, dims, self.world.rank)
+        return decode(self.plan, control, dims, self.world.rank, self.workers)
 
     def loaded(
         self, launch: Launch, names: Sequence[str]

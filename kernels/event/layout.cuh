@@ -30,7 +30,8 @@ struct Control {
   u32 tickets[2][2];  // next tickets of dynamically claimed lanes, by epoch parity
   u32 faults;         // number of faults; the first kMaxFaults are recorded
   u32 shape;          // number of the shape of the run that failed
-  u32 unused[8];
+  u32 resident;       // workers that had begun when a wait failed; 0 if none failed
+  u32 unused[7];
   Fault fault[kMaxFaults];
 };
 static_assert(sizeof(Control) == 64 + kMaxFaults * 32);

@@ -60,6 +60,16 @@ ETC_DEVICE void abort_run(
   }
 }
 
+// Records for the host how many workers had begun when the first wait failed. NOTE: workers that
+// other work kept from beginning may begin as soon as those that wait leave.
+template <class Program>
+ETC_DEVICE void record_resident(const Run<Program>& run) {
+  Control* control = run.control();
+  const u32 begun = ptx::load_relaxed(u64(&control->begun));
+  const bool all = ptx::load_relaxed(u64(&control->epoch)) != run.epoch;
+  atomicCAS(&control->resident, 0u, all ? gridDim.x : begun);
+}
+
 // Reports a failed wait: the run was aborted, or the wait timed out.
 // NOTE: called from few places per role. The code is large, and inlining it at every wait would
 // bloat the kernel.
@@ -67,6 +77,7 @@ template <class Program>
 ETC_DEVICE void report(const Run<Program>& run, const Waiter& who) {
   if (threadIdx.x % 32 != 0) return;
   run.signal_host();
+  record_resident(run);
   if (run.aborted()) return;
   u32 have = 0;
   if (who.kind == kEventWait) {

@@ -74,6 +74,7 @@ struct WorkQueue {
   // graph. Once per rank, since every consumer would record the same.
   ETC_DEVICE static void report(const Run<Program>& run) {
     run.signal_host();
+    record_resident(run);
     if (run.aborted() || ptx::load_relaxed(u64(&run.control()->faults)) != 0) return;
     Waiter who{kLaneOf<Program, Queue>, ~0u, 0};
     EventRef event{};

@@ -58,8 +58,8 @@ template <class Program>
 ETC_DEVICE void leave_epoch(const Run<Program>& run) {
   Control* control = run.control();
   if (ptx::fetch_add_acq_rel(u64(&control->begun), 1) != gridDim.x - 1) return;
-  control->begun = 0;
-  control->epoch = run.epoch + 1;
+  ptx::store_relaxed(u64(&control->begun), 0);
+  ptx::store_relaxed(u64(&control->epoch), run.epoch + 1);
 }
 
 // The roles of all warps but the producer's. Whether they ran to their end.

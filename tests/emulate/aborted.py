@@ -88,6 +88,7 @@ def check_skipped(program: Emulator) -> None:
         assert not runs.area(rank, 2).any()
         assert runs.memory.control[rank]["epoch"] == 5
         assert runs.memory.control[rank]["begun"] == 0
+        assert runs.memory.control[rank]["resident"] == program.workers
         runs.arrays[rank]["z"][:] = 7
     before = [array.copy() for array in runs.memory._symmetric]
     assert runs.run(2) == ""

@@ -257,7 +257,7 @@ def test_range_records_replace_the_waits_that_they_caused():
     plan = schedule_static(permute(1))
     waits = (0, 0, 2, 1, EVENT_WAIT, 1, 0, 1)
     records = decode(
-        plan, control(waits, (5, 1, 1, 2, OUT_OF_RANGE, 0, 0, 0)), {"n": 4}, 0
+        plan, control(waits, (5, 1, 1, 2, OUT_OF_RANGE, 0, 0, 0)), {"n": 4}, 0, 132
     )
     assert [str(r) for r in records] == ["rank 0, worker 5, transfer lane: move_row[2]"]
     (record,) = records
@@ -266,14 +266,14 @@ def test_range_records_replace_the_waits_that_they_caused():
         "elements, regions, ranks, loads and 32-bit results in range, in "
         "packed[place[i] +: 1, :], filled[expert[i]]"
     )
-    (record,) = decode(plan, control(waits), {"n": 4}, 0)
+    (record,) = decode(plan, control(waits), {"n": 4}, 0, 132)
     assert "double_rows[1] waits for filled[0]" in str(record)
 
 
 def test_a_task_that_must_be_empty_is_named():
     plan = schedule_static(permute(1))
     fault = (5, 0, 2, 3, NOT_EMPTY, 0, 0, 0)
-    (record,) = decode(plan, control(fault), {"n": 4}, 0)
+    (record,) = decode(plan, control(fault), {"n": 4}, 0, 132)
     assert isinstance(record, RangeRecord)
     assert str(record) == "rank 0, worker 5, tensor lane: double_rows[3]"
     assert record.got == "something to write"
