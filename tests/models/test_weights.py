@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 
 from etc_dist.errors import ArgumentError
-from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.config import parse_config
-from etc_dist.models.weights import load_weights
+from etc_dist.models.weights import STORED, load_weights
+from tests.models.references import save
 from tests.models.test_config import SMOL
 
 SMALL = {
@@ -23,18 +21,6 @@ SMALL = {
     "num_key_value_heads": 1,
     "vocab_size": 8,
 }
-NAMES = {"BF16": "bfloat16", "F16": "float16"}
-
-
-def save(file, tensors, stored="BF16"):
-    header, data = {}, b""
-    for name, array in tensors.items():
-        part = array.astype(numpy_dtype(NAMES[stored])).tobytes()
-        offsets = [len(data), len(data) + len(part)]
-        header[name] = dict(dtype=stored, shape=array.shape, data_offsets=offsets)
-        data += part
-    text = json.dumps(header).encode()
-    file.write_bytes(len(text).to_bytes(8, "little") + text + data)
 
 
 @pytest.fixture
@@ -60,7 +46,7 @@ def model(tmp_path, rng):
     return config, {name: array.astype(np.float32) for name, array in tensors.items()}
 
 
-@pytest.mark.parametrize("stored", NAMES)
+@pytest.mark.parametrize("stored", STORED)
 def test_weights_are_stacked_by_layer(model, tmp_path, stored):
     config, tensors = model
     names = sorted(tensors)

@@ -1,0 +1,33 @@
+"""Fixtures: a program for decoders of each size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import etc_dist
+from etc_dist import Program, World
+from etc_dist.functions.tile_matmul import TileShape
+from etc_dist.models.decoder import DecoderSizes, decoder_graph
+
+FEW_ROWS = 16
+SHAPES = (TileShape(FEW_ROWS, 64, "k", swapped=True), TileShape(128, 128))
+"""Tiles for few rows and for many."""
+
+
+@pytest.fixture(scope="module")
+def decoder_of(world: World) -> Iterator[Callable[[DecoderSizes], Program]]:
+    """The programs are closed after the module's tests."""
+    programs: dict[Any, Program] = {}
+
+    def decoder_of(sizes: DecoderSizes) -> Program:
+        if sizes not in programs:
+            graph = decoder_graph(1, sizes=sizes, shapes=SHAPES, best_columns=64)
+            programs[sizes] = etc_dist.compile(graph, world)
+        return programs[sizes]
+
+    yield decoder_of
+    for program in programs.values():
+        program.close()

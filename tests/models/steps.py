@@ -1,0 +1,145 @@
+"""Steps of a decoder's program on the world's backend, and the rows of a workload."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from etc_dist import Program
+from etc_dist.ir.tensor import numpy_dtype
+from etc_dist.models.config import ModelConfig
+from etc_dist.models.decoder import MATMULS, DecoderSizes
+from etc_dist.runtime.arrays import inspect
+from tests.ops.arrays import Arrays
+
+Array = np.ndarray[Any, Any]
+Rows = list[tuple[int, list[int]]]
+"""Of a step: requests, each with the ids of its next positions."""
+MOST_ROWS = 128
+NOWHERE = 2**30
+"""A page of a place that no position uses."""
+
+
+class Steps:
+    """The cache and the pages of some requests, which grow step by step."""
+
+    def __init__(
+        self,
+        program: Program,
+        weights: Mapping[str, Array],
+        config: ModelConfig,
+        sizes: DecoderSizes,
+        positions: Sequence[int],
+        rng: np.random.Generator,
+    ):
+        """positions: of each request, the number that it will have. Pages are in any
+        order; the cache begins as NaN."""
+        self.program, self.rng = program, rng
+        self.arrays = Arrays(program.backend)
+        self.lengths = [0] * len(positions)
+        page_size = sizes.page_size
+        self.dtype = sizes.dtype
+        counts = [-(-n // page_size) for n in positions]
+        numbers = iter(rng.permutation(sum(counts)))
+        table = np.full((len(positions), max(counts)), NOWHERE, np.int32)
+        for row, count in zip(table, counts, strict=True):
+            row[:count] = [next(numbers) for _ in range(count)]
+        pages = (config.layers, sum(counts), 2, config.kv_heads, page_size)
+        element = numpy_dtype(sizes.dtype)
+        self.given = dict(weights) | {
+            "cos_sin": config.cos_sin(max(counts) * page_size),
+            "table": table,
+            "cache": np.full((*pages, config.head_dim), np.nan, element),
+        }
+        self.dims = {
+            "layers": config.layers,
+            "hidden": config.hidden,
+            "inner": config.inner,
+            "vocabulary": config.vocabulary,
+            "positions": len(self.given["cos_sin"]),
+            "requests": len(positions),
+            "most_pages": max(counts),
+            "pages": sum(counts),
+        }
+        self.given = {name: self.arrays.put(a) for name, a in self.given.items()}
+
+    def run(
+        self, rows: Rows, *, slices: int = 1, shape: int = 0, unused: int = 0
+    ) -> tuple[Array, Array]:
+        """The logits and the next ids of all rows, in order. shape: of the tiles of all
+        matmuls. unused: rows more that belong to no request. The program gets the rows
+        in any order."""
+        places = [
+            (new, request, self.lengths[request] + n)
+            for request, ids in rows
+            for n, new in enumerate(ids)
+        ]
+        for request, ids in rows:
+            self.lengths[request] += len(ids)
+        order = self.rng.permutation(len(places) + unused)
+        mixed = np.array([*places, *unused * [(0, -1, -1)]], np.int32)[order].T.copy()
+        count = len(order)
+        arrays = self.given | {
+            name: self.arrays.put(array)
+            for name, array in zip(("ids", "request", "position"), mixed, strict=True)
+        }
+        logits = np.full((count, self.dims["vocabulary"]), np.nan)
+        arrays["logits"] = self.arrays.put_as(logits, self.dtype)
+        arrays["next_ids"] = self.arrays.put(np.full(count, -1, np.int32))
+        dims = self.dims | {"rows": count, "slices": slices}
+        dims |= {f"{name}_shape": shape for name in MATMULS}
+        seen = {name: inspect(name, array) for name, array in arrays.items()}
+        with self.program.world.exclusive:
+            self.program.launch(self.program.bind(seen, dims))
+        self.program.synchronize()
+        at = np.argsort(order)[: len(places)]
+        return (
+            self.arrays.get(arrays["logits"])[at],
+            self.arrays.get(arrays["next_ids"])[at].astype(np.int32),
+        )
+
+
+@dataclass
+class Workload:
+    """Prompts that are processed in chunks, in steps that also decode, and then `steps`
+    steps that decode all requests."""
+
+    prompts: Sequence[Sequence[int]]
+    steps: int
+    mixed: int = 4
+    """Steps of a request among chunks of other prompts, at most."""
+    most_rows: int = MOST_ROWS
+    next_ids: dict[int, int] = field(default_factory=dict)
+    """To be set after each step: the id of each request whose prompt has ended."""
+
+    @property
+    def positions(self) -> list[int]:
+        more = self.steps + self.mixed
+        return [len(prompt) + more for prompt in self.prompts]
+
+    def __iter__(self) -> Iterator[Rows]:
+        done = [0] * len(self.prompts)
+        decoded = [0] * len(self.prompts)
+        while pending := [r for r, p in enumerate(self.prompts) if done[r] < len(p)]:
+            ended = [r for r in self.next_ids if decoded[r] < self.mixed]
+            rows: Rows = [(r, [self.next_ids[r]]) for r in ended[: self.most_rows // 2]]
+            room = self.most_rows - len(rows)
+            for r, _ in rows:
+                decoded[r] += 1
+            for r in pending:
+                chunk = list(self.prompts[r][done[r] : done[r] + room])
+                if chunk:
+                    rows.append((r, chunk))
+                done[r] += len(chunk)
+                room -= len(chunk)
+            yield rows
+        for _ in range(self.steps):
+            yield [(r, [self.next_ids[r]]) for r in range(len(self.prompts))]
+
+
+def last_rows(rows: Rows) -> list[int]:
+    """Of each request of a step, the number of its last row."""
+    return [int(n) - 1 for n in np.cumsum([len(ids) for _, ids in rows])]

@@ -1,0 +1,99 @@
+"""Decoders of random weights, each step fed with the ids of a reference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from etc_dist.models.weights import load_weights
+from tests.conftest import first_always
+from tests.models.conftest import FEW_ROWS
+from tests.models.references import LLAMA, QWEN, REFERENCES, draw_folder
+from tests.models.steps import Steps, Workload, last_rows
+
+# NOTE: with bf16, transformers itself is as far from its results in fp32.
+ERRORS = {"bfloat16": (0.016, 0.12), "float16": (0.002, 0.015)}
+"""Of logits, relative to their root mean square: of all, and of each."""
+LONGEST = 2048
+TIED = QWEN | {"tie_word_embeddings": True}
+WIDE = QWEN | {"head_dim": 128, "num_key_value_heads": 1}
+LINEAR = LLAMA | {"rope_scaling": {"type": "linear", "factor": 4.0}}
+LLAMA3 = LLAMA | {
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 256,
+    }
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """given: its config.json. longest: of the prompts."""
+
+    name: str
+    given: dict[str, Any]
+    batch: int
+    page_size: int
+    longest: int = LONGEST
+    steps: int = 64
+    dtype: str = "bfloat16"
+
+    def __str__(self) -> str:
+        return f"{self.name}-{self.dtype}-{self.batch}-{self.page_size}"
+
+
+CASES = [
+    Case("short", QWEN, 3, 16, longest=150, steps=16),
+    Case("short-llama3", LLAMA3, 8, 64, longest=40, steps=4),
+    *(Case("qwen", QWEN, batch, page) for batch in (1, 8, 32) for page in (16, 64)),
+    *(Case("wide", WIDE, batch, page) for batch in (3, 128) for page in (16, 64)),
+    Case("wide", WIDE, 8, 64, dtype="float16"),
+    Case("tied", TIED, 3, 64),
+    Case("llama", LLAMA, 3, 16),
+    Case("linear", LINEAR, 3, 64),
+    Case("llama3", LLAMA3, 3, 64),
+]
+
+
+def draw_prompts(rng: np.random.Generator, batch: int, longest: int) -> Any:
+    """Prompts of 1 to `longest` ids, most of them short."""
+    lengths = np.geomspace(1, longest, batch) if batch > 1 else [longest]
+    lengths = rng.permutation(np.round(lengths).astype(int))
+    return [rng.integers(QWEN["vocab_size"], size=n).tolist() for n in lengths]
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("kind", REFERENCES)
+@pytest.mark.parametrize("case", first_always([(c,) for c in CASES], 2), ids=str)
+def test_steps_give_the_logits_of_a_reference(
+    kind, case, one_rank, decoder_of, tmp_path, rng
+):
+    config = draw_folder(tmp_path, rng, case.given)
+    reference = REFERENCES[kind](tmp_path, config)
+    work = Workload(draw_prompts(rng, case.batch, case.longest), case.steps)
+    sizes = config.sizes(case.page_size, case.dtype)
+    weights = load_weights(tmp_path, config, case.dtype)
+    ours = Steps(decoder_of(sizes), weights, config, sizes, work.positions, rng)
+    kept = [reference.start() for _ in work.prompts]
+    all_error, most_error = ERRORS[case.dtype]
+    for number, rows in enumerate(work):
+        is_long = sum(len(ids) for _, ids in rows) > FEW_ROWS
+        options = {"slices": 1 + number % 3, "shape": int(is_long)}
+        logits, ids = ours.run(rows, **options, unused=number % 2)
+        wanted = np.concatenate([reference.logits(new, kept[r]) for r, new in rows])
+        scale = np.sqrt((wanted**2).mean())
+        assert np.linalg.norm(logits - wanted) < all_error * np.linalg.norm(wanted)
+        assert np.abs(logits - wanted).max() < most_error * scale
+        np.testing.assert_array_equal(ids, logits.argmax(axis=1))
+        second, first = np.sort(wanted, axis=1)[:, -2:].T
+        best, is_clear = wanted.argmax(axis=1), first - second > most_error * scale
+        np.testing.assert_array_equal(ids[is_clear], best[is_clear])
+        for (r, _), row in zip(rows, last_rows(rows), strict=True):
+            if ours.lengths[r] >= len(work.prompts[r]):
+                work.next_ids[r] = int(best[row])
