@@ -113,11 +113,18 @@ class Program:
         """Resident workers of a rank: thread blocks, or simulated on CPUs."""
         return self._executor.workers
 
-    def run(self, *, stream: Any = None, **arrays: Any) -> dict[str, Any]:
+    def run(
+        self,
+        *,
+        stream: Any = None,
+        dims: Mapping[str, int] | None = None,
+        **arrays: Any,
+    ) -> dict[str, Any]:
         """Run on arrays by tensor name. All inputs and states are required; dims follow
-        from their shapes. States are updated in place. An output that is not given is
-        made like another array of its dtype. Returns the outputs by name, valid in the
-        order of `stream` (default: the current one).
+        from their shapes, except those that no array has as an axis: `dims`. States are
+        updated in place. An output that is not given is made like another array of its
+        dtype. Returns the outputs by name, valid in the order of `stream` (default: the
+        current one).
 
         Raises on every rank: ArgumentError if any rank's arrays do not fit, TypeError
         if one is not an array; GraphError, DeadlockError or RaceError if the program is
@@ -130,7 +137,7 @@ class Program:
                 stream = stream_for(
                     self.world.backend, stream, next(iter(arrays.values()), None)
                 )
-                bound, outputs = self._bind_all(arrays, stream)
+                bound, outputs = self.bind_arrays(arrays, dims, stream)
             except Exception as error:
                 self.world.refuse(as_refusal(error, f"the arguments of {name}"))
             self.launch(bound, stream)
@@ -143,6 +150,45 @@ class Program:
         text += f" of {', '.join(dict.fromkeys(t.dtype for t in graph.given()))}"
         signature = sign(f"{self._identity} {text}")
         return Bound(arrays, dims, signature, f"{text}, program {self._number}")
+
+    def bind_arrays(
+        self, arrays: Mapping[str, Any], dims: Mapping[str, int] | None, stream: Any
+    ) -> tuple[Bound, dict[str, Any]]:
+        """A call on arrays that are not checked yet, as in `run`, and its outputs.
+        Local."""
+        graph = self.plan.graph
+        required = [t.name for t in graph.given()]
+        names = {t.name for t in graph.arguments()}
+        missing = [name for name in required if name not in arrays]
+        strange = [name for name in arrays if name not in names]
+        if missing or strange:
+            raise ArgumentError(
+                f"the arguments do not fit {graph.name}",
+                where=graph.name,
+                wanted=f"inputs {', '.join(t.name for t in graph.inputs())}; "
+                f"states {', '.join(t.name for t in graph.states()) or 'none'}; "
+                f"if given, outputs {', '.join(t.name for t in graph.outputs())}",
+                got=f"missing {missing or 'none'}, unknown {strange or 'none'}",
+                fix="pass each array by its name; values that are not arrays are "
+                "options of the graph function",
+            )
+        seen = {name: inspect(name, value) for name, value in arrays.items()}
+        dims = bind_dims(graph, seen, dims)
+        expected = self._expected(dims)
+        outputs: dict[str, Any] = {}
+        for tensor in graph.outputs():
+            name = tensor.name
+            if name not in arrays:
+                like = next((a for a in seen.values() if a.dtype == tensor.dtype), None)
+                if like is None:
+                    self._check(expected, seen, outputs=False)
+                    raise _cannot_make_output(graph.name, name, tensor.dtype)
+                outputs[name] = empty_like(like.owner, expected[name].shape, stream)
+                seen[name] = inspect(name, outputs[name])
+            else:
+                outputs[name] = arrays[name]
+        self._check(expected, seen)
+        return self.bind(seen, dims), outputs
 
     def launch(self, bound: Bound, stream: Any = None) -> None:
         """Run a bound call on CuPy's current stream, or on `stream` (a CuPy stream).
@@ -227,43 +273,6 @@ class Program:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.close()
-
-    def _bind_all(
-        self, arrays: Mapping[str, Any], stream: Any
-    ) -> tuple[Bound, dict[str, Any]]:
-        graph = self.plan.graph
-        required = [t.name for t in graph.given()]
-        names = {t.name for t in graph.arguments()}
-        missing = [name for name in required if name not in arrays]
-        strange = [name for name in arrays if name not in names]
-        if missing or strange:
-            raise ArgumentError(
-                f"the arguments do not fit {graph.name}",
-                where=graph.name,
-                wanted=f"inputs {', '.join(t.name for t in graph.inputs())}; "
-                f"states {', '.join(t.name for t in graph.states()) or 'none'}; "
-                f"if given, outputs {', '.join(t.name for t in graph.outputs())}",
-                got=f"missing {missing or 'none'}, unknown {strange or 'none'}",
-                fix="pass each array by its name; values that are not arrays are "
-                "options of the graph function",
-            )
-        seen = {name: inspect(name, value) for name, value in arrays.items()}
-        dims = bind_dims(graph, seen)
-        expected = self._expected(dims)
-        outputs: dict[str, Any] = {}
-        for tensor in graph.outputs():
-            name = tensor.name
-            if name not in arrays:
-                like = next((a for a in seen.values() if a.dtype == tensor.dtype), None)
-                if like is None:
-                    self._check(expected, seen, outputs=False)
-                    raise _cannot_make_output(graph.name, name, tensor.dtype)
-                outputs[name] = empty_like(like.owner, expected[name].shape, stream)
-                seen[name] = inspect(name, outputs[name])
-            else:
-                outputs[name] = arrays[name]
-        self._check(expected, seen)
-        return self.bind(seen, dims), outputs
 
     def _expected(self, dims: Mapping[str, int]) -> dict[str, Expected]:
         """The arrays of a call at `dims`, by name."""

@@ -47,7 +47,7 @@ from etc_dist.ir.loads import UPPER_BOUND, loads_of, refuse_loads
 from etc_dist.ir.order import Order, Until, run_end, task_order
 from etc_dist.ir.tensor import DTYPES, Region, Tensor
 
-RESERVED = {RANK.name, TASK.name, "self", "stream", "workers"}
+RESERVED = {RANK.name, TASK.name, "dims", "self", "stream", "workers"}
 """Names that no part of a graph can have: `rank`, the task index `t`, and parameters
 of calls that take tensors or dims by name."""
 

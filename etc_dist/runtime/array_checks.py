@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from etc_dist.errors import ArgumentError
+from etc_dist.errors import ArgumentError, expect_range, expect_type
 from etc_dist.ir import GraphFunction
 from etc_dist.ir.dims import refuse_negative_extents
 from etc_dist.runtime.arrays import Array, described
@@ -28,11 +29,15 @@ class Expected:
         return f"{self.name} {list(self.shape)} {self.dtype}, {layout}, on {place}"
 
 
-def bind_dims(graph: GraphFunction, arrays: Mapping[str, Array]) -> dict[str, int]:
-    """The dims that the shapes of `arrays` give. `check_arrays` at these dims finds
-    shapes that contradict each other."""
-    dims: dict[str, int] = {}
+def bind_dims(
+    graph: GraphFunction,
+    arrays: Mapping[str, Array],
+    chosen: Mapping[str, Any] | None = None,
+) -> dict[str, int]:
+    """The dims that the shapes of `arrays` give, and those `chosen`. `check_arrays` at
+    these dims finds shapes that contradict each other."""
     names = {d.name for d in graph.dims}
+    dims = _checked(graph.name, names, {} if chosen is None else chosen)
     for tensor in graph.arguments():
         array = arrays.get(tensor.name)
         if array is None or len(array.shape) != len(tensor.shape):
@@ -48,7 +53,8 @@ def bind_dims(graph: GraphFunction, arrays: Mapping[str, Array]) -> dict[str, in
         fix = "check the number of axes of each array"
         if hidden:
             fix = f"in the graph, give an input an axis that is just {hidden[0]}: dims "
-            fix += "are read from axes, not computed from expressions of dims"
+            fix += "are read from axes, not computed from expressions of dims; or pass "
+            fix += f"dims={{'{hidden[0]}': ...}}"
         shapes = {name: list(a.shape) for name, a in arrays.items()}
         raise ArgumentError(
             f"dims of {graph.name} cannot be found from the arrays",
@@ -61,6 +67,21 @@ def bind_dims(graph: GraphFunction, arrays: Mapping[str, Array]) -> dict[str, in
     bound = {d.name: dims[d.name] for d in graph.dims}
     refuse_negative_extents(graph, bound)
     return bound
+
+
+def _checked(graph: str, names: set[str], chosen: Mapping[str, Any]) -> dict[str, int]:
+    expect_type(chosen, Mapping, "dims")
+    for name, value in chosen.items():
+        if name not in names:
+            raise ArgumentError(
+                f"the dims do not fit {graph}",
+                where=graph,
+                wanted=f"some of {', '.join(sorted(names)) or 'no dims'}",
+                got=f"{name}={value!r}",
+                fix="correct the name",
+            )
+        expect_range(value, 0, None, name)
+    return {name: int(value) for name, value in chosen.items()}
 
 
 def check_arrays(

@@ -212,7 +212,7 @@ def test_a_name_is_an_identifier_and_used_once(name):
         assert refused(claim).where == "graph one"
 
 
-@pytest.mark.parametrize("name", ["t", "rank", "stream", "self"])
+@pytest.mark.parametrize("name", ["t", "rank", "stream", "self", "dims"])
 def test_a_reserved_name_is_refused(name):
     g = Graph("one", 1)
     for claim in (
@@ -220,7 +220,7 @@ def test_a_reserved_name_is_refused(name):
         lambda: g.grid(**{name: 4}),
         lambda: g.input(name, (4,), "float32"),
     ):
-        assert "reserved: rank, self, stream, t, workers" in refused(claim).wanted
+        assert "reserved: dims, rank, self, stream, t, workers" in refused(claim).wanted
 
 
 def test_a_body_takes_only_values_that_its_call_has():

@@ -40,6 +40,26 @@ def test_dims_that_no_axis_gives_are_refused(graph, shape, fix):
     assert "x [" in caught.value.wanted
 
 
+def test_dims_that_no_axis_gives_may_be_chosen():
+    x = inspect("x", np.zeros((8, 4), np.float32))
+    assert bind_dims(gathered(2), {"x": x}, {"rows": 4}) == {"rows": 4, "n": 4}
+
+
+@pytest.mark.parametrize(
+    ("dims", "kind", "text"),
+    [
+        ({"row": 4}, ArgumentError, "wanted: some of n, rows"),
+        ({"rows": -1}, ArgumentError, "rows is out of range"),
+        ({"rows": 2.0}, TypeError, "rows expects an int, got float"),
+        ([4], TypeError, "dims expects a Mapping, got list"),
+    ],
+)
+def test_chosen_dims_that_do_not_fit_are_refused(dims, kind, text):
+    x = inspect("x", np.zeros((8, 4), np.float32))
+    with pytest.raises(kind, match=text):
+        bind_dims(gathered(2), {"x": x}, dims)
+
+
 @pytest.mark.parametrize("kind", ["local", "symmetric", "events", "output"])
 def test_negative_extents_are_refused(kind):
     @graph_function
