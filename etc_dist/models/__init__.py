@@ -1,6 +1,21 @@
 """Whole models as one program.
 
-config.py    sizes and variants, from the config.json of a model
-weights.py   the weights of its safetensors files
-decoder.py   the graph of a decoder's step
+loading.py      load: a model from a folder or a file
+model.py        Model: weights, cache and program; generate, step
+batch.py        requests that are decoded together
+tokenizer.py    texts as token ids, and the chat template
+config.py       sizes and variants, from the config.json of a model
+weights.py      the weights of its safetensors files
+gguf_file.py    configuration and weights of a GGUF file
+pages.py        the pages of the cache
+rows.py         the numbers of a step
+step_policy.py  tiles and slices of a step
+decoder.py      the graph of a decoder's step
+extras.py       packages that only models need
 """
+
+from etc_dist.models.extras import packaged_model as packaged_model
+from etc_dist.models.loading import load as load
+from etc_dist.models.model import Model as Model
+
+__all__ = ["Model", "load", "packaged_model"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from etc_dist.models.decoder import DecoderSizes
 
 ARCHITECTURES = {"LlamaForCausalLM": False, "Qwen3ForCausalLM": True}
 """The models, and whether they normalize each query and key."""
-ROPES = ("default", "linear", "llama3")
+ROPES = ("default", "linear", "llama3", "factors")
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,8 @@ class ModelConfig:
             rates = rates / self.rope["factor"]
         if kind == "llama3":
             rates = _llama3(rates, self.rope)
+        if kind == "factors":  # of a GGUF file
+            rates = rates / np.asarray(self.rope["factors"], np.float64)
         return rotary_table(positions, rates)
 
 
@@ -74,7 +76,20 @@ def read_config(folder: str | Path) -> ModelConfig:
         raise _refused(path, "a readable config.json", str(error), fix) from error
     if not isinstance(given, dict):
         raise _refused(path, "a JSON object", type(given).__name__, "correct the file")
-    return parse_config(given, path)
+    return replace(parse_config(given, path), **_generation(path))
+
+
+def _generation(path: Path) -> dict[str, Any]:
+    """What generation_config.json changes."""
+    try:
+        given = json.loads((path.parent / "generation_config.json").read_text())
+        return {"stop_tokens": _stop_tokens(given["eos_token_id"])}
+    except (KeyError, OSError, TypeError, ValueError):
+        return {}
+
+
+def _stop_tokens(stop: Any) -> tuple[int, ...]:
+    return tuple(stop) if isinstance(stop, list) else () if stop is None else (stop,)
 
 
 def parse_config(given: Mapping[str, Any], path: Path) -> ModelConfig:
@@ -88,8 +103,6 @@ def parse_config(given: Mapping[str, Any], path: Path) -> ModelConfig:
             raise _refused(path, f"{key}: a positive number", repr(value), "correct it")
         return value
 
-    stop = given.get("eos_token_id")
-    stops = stop if isinstance(stop, list) else [] if stop is None else [stop]
     if name not in ARCHITECTURES:
         fix = "use a model of one of these architectures"
         raise _refused(path, " or ".join(ARCHITECTURES), repr(name), fix)
@@ -108,7 +121,7 @@ def parse_config(given: Mapping[str, Any], path: Path) -> ModelConfig:
         rope_base=number("rope_theta", rope.get("rope_theta", 10000.0)),
         rope=rope,
         is_tied=bool(given.get("tie_word_embeddings", False)),
-        stop_tokens=tuple(stops),
+        stop_tokens=_stop_tokens(given.get("eos_token_id")),
     )
     variants = {
         "head_dim 64 or 128": found.head_dim in HEAD_DIMS,
@@ -118,6 +131,9 @@ def parse_config(given: Mapping[str, Any], path: Path) -> ModelConfig:
         "no attention_bias": not given.get("attention_bias"),
         "no mlp_bias": not given.get("mlp_bias"),
         "no sliding window": not given.get("use_sliding_window"),
+        "sizes that are multiples of 8": not any(
+            size % 8 for size in (found.hidden, found.inner, found.vocabulary)
+        ),
     }
     missing = [wanted for wanted, holds in variants.items() if not holds]
     if missing:

@@ -4,7 +4,7 @@ layer as `decoder_graph` reads them."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,14 @@ def load_weights(folder: str | Path, config: ModelConfig, dtype: str) -> dict[st
 
     Raises ArgumentError that names the tensors that are missing, unknown, of another
     shape or dtype, or that have numbers that are not finite."""
+    return stack_weights(_tensors(Path(folder)), config, dtype, Path(folder))
+
+
+def stack_weights(
+    tensors: Iterable[tuple[str, Any]], config: ModelConfig, dtype: str, path: Path
+) -> dict[str, Any]:
+    """As `load_weights`, of `tensors` by their names in safetensors files. They are in
+    `path`."""
     places = _places(config)
     held = {
         name: np.empty(shape, numpy_dtype(dtype))
@@ -32,7 +40,7 @@ def load_weights(folder: str | Path, config: ModelConfig, dtype: str) -> dict[st
     }
     missing = set(places)
     faults = []
-    for name, stored in _tensors(Path(folder)):
+    for name, stored in tensors:
         if name.endswith(IGNORED) or (config.is_tied and name == "lm_head.weight"):
             continue
         if name not in places:
@@ -49,7 +57,7 @@ def load_weights(folder: str | Path, config: ModelConfig, dtype: str) -> dict[st
             faults.append(f"{name}: numbers that are not finite")
     faults += [f"{name}: missing" for name in sorted(missing)]
     if faults:
-        raise _refused(Path(folder), "the tensors of config.json", _listed(faults))
+        raise _refused(path, "the tensors of config.json", _listed(faults))
     if config.is_tied:
         held["w_head"] = held["embedding"]
     return held

@@ -1,0 +1,160 @@
+"""Requests that are decoded together, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from etc_dist.errors import ArgumentError, expect_range, expect_type
+from etc_dist.ir.expr import is_integer
+
+if TYPE_CHECKING:
+    from etc_dist.models.model import Model
+
+
+@dataclass(eq=False)
+class Request:
+    """tokens: the ids of a prompt, and those that were generated. cached: how many of
+    them are in the cache. limit: the length at which it ends."""
+
+    tokens: list[int]
+    prompt_length: int
+    limit: int
+    stop: frozenset[int]
+    number: int
+    cached: int = 0
+    is_done: bool = False
+
+    @property
+    def new_tokens(self) -> list[int]:
+        """The generated ids, without the stop token."""
+        return self.tokens[self.prompt_length :]
+
+
+class Batch:
+    """Requests of a model. Each step runs the positions that are not in the cache yet:
+    one of each request that is being decoded, and parts of prompts. A context manager
+    that frees the requests' pages."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._requests: list[Request] = []
+
+    def __enter__(self) -> Batch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for request in list(self._requests):
+            self.remove(request)
+
+    @property
+    def is_done(self) -> bool:
+        return all(request.is_done for request in self._requests)
+
+    def add(
+        self, prompt: Sequence[int], max_new_tokens: int | None, stop: Collection[int]
+    ) -> Request:
+        """max_new_tokens: None for as many as fit the model's positions.
+
+        Raises ArgumentError for a prompt that is empty, has ids that the model does
+        not know, or does not fit its positions, and if all requests are in use."""
+        model = self._model
+        tokens = checked_prompt(prompt, model.config.vocabulary)
+        count = 1
+        if max_new_tokens is not None:
+            count = expect_range(max_new_tokens, 1, None, "max_new_tokens")
+        if len(tokens) + count > model.positions:
+            raise ArgumentError(
+                "a request is longer than the model's cache",
+                where=f"a prompt of {len(tokens)} tokens",
+                wanted=f"at most {model.positions} positions",
+                got=f"{len(tokens)} + {count} new tokens",
+                fix="load the model with more positions=, or generate fewer tokens",
+            )
+        if not model.pages.free_requests:
+            raise ArgumentError(
+                "there are more requests than the model was loaded for",
+                where=f"request {len(self._requests)} of a batch",
+                wanted=f"at most {model.batch} requests at once",
+                got="another one",
+                fix="load the model with a larger batch=",
+            )
+        limit = model.positions if max_new_tokens is None else len(tokens) + count
+        number = model.pages.add()
+        request = Request(tokens, len(tokens), limit, frozenset(stop), number)
+        self._requests.append(request)
+        return request
+
+    def remove(self, request: Request) -> None:
+        self._requests.remove(request)
+        self._model.pages.remove(request.number)
+
+    def step(self) -> list[Request]:
+        """Run one step; returns the requests that have a new token, or have ended."""
+        parts = self._choose()
+        ids: list[int] = []
+        numbers: list[int] = []
+        positions: list[int] = []
+        for request, count in parts:
+            span = range(request.cached, request.cached + count)
+            ids += request.tokens[span.start : span.stop]
+            numbers += [request.number] * count
+            positions += span
+            self._model.pages.extend(request.number, span.stop)
+        table = self._model.pages.table
+        found = self._model.step(ids, numbers, positions, table)
+        changed, end = [], 0
+        for request, count in parts:
+            request.cached, end = request.cached + count, end + count
+            if request.cached == len(request.tokens):
+                _append(request, int(found[end - 1]))
+                changed.append(request)
+        return changed
+
+    def _choose(self) -> list[tuple[Request, int]]:
+        """The requests of the next step, and the number of positions of each. Those
+        with the fewest come first, so that prompts do not delay the others."""
+        pending = [
+            (len(request.tokens) - request.cached, request)
+            for request in self._requests
+            if not request.is_done
+        ]
+        pending.sort(key=lambda pair: pair[0])
+        parts, left = [], self._model.most_rows
+        for length, request in pending:
+            if left:
+                count = min(length, left)
+                parts.append((request, count))
+                left -= count
+        return parts
+
+
+def _append(request: Request, token: int) -> None:
+    if token in request.stop:
+        request.is_done = True
+    else:
+        request.tokens.append(token)
+        request.is_done = len(request.tokens) == request.limit
+
+
+def checked_prompt(prompt: Any, vocabulary: int) -> list[int]:
+    """The ids of a prompt as integers."""
+    expect_type(prompt, (list, tuple, np.ndarray), "a prompt")
+    tokens = []
+    for token in prompt:
+        if not is_integer(token):
+            raise TypeError(f"a token expects an int, got {type(token).__name__}")
+        tokens.append(int(token))
+    wrong = [token for token in tokens if not 0 <= token < vocabulary]
+    if wrong or not tokens:
+        raise ArgumentError(
+            "a prompt cannot be read",
+            where=f"a prompt of {len(tokens)} tokens",
+            wanted=f"one token or more, ids of 0 .. {vocabulary - 1}",
+            got=f"id {wrong[0]}" if wrong else "an empty prompt",
+            fix="use the tokenizer of this model",
+        )
+    return tokens

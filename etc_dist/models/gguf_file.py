@@ -1,0 +1,146 @@
+"""Models in one GGUF file, by the package `gguf`: configuration and weights, with the
+names that a Hugging Face folder has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from etc_dist.errors import ArgumentError
+from etc_dist.models.config import ModelConfig, parse_config
+from etc_dist.models.extras import extra_module
+from etc_dist.models.weights import stack_weights
+
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+PAIRED = ("llama",)
+"""Architectures whose queries and keys are stored with the two elements that the
+rotary embedding rotates next to each other."""
+FACTORS = "rope_freqs.weight"
+"""Divisors of the rotary embedding's rates."""
+LAYER_TENSORS = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+TENSORS = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+
+
+class GgufFile:
+    """A GGUF file of a model.
+
+    Raises ArgumentError for a file that cannot be read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        gguf = extra_module("gguf")
+        self._dequantize = gguf.quants.dequantize
+        try:
+            self._reader = gguf.GGUFReader(path)
+        except (OSError, ValueError, IndexError) as error:
+            fix = "give a GGUF file, or the folder of a Hugging Face model"
+            got = f"{type(error).__name__}: {error}"
+            raise self.refused("a complete GGUF file", got, fix) from error
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """A value of the metadata."""
+        field = self._reader.get_field(key)
+        return default if field is None else field.contents()
+
+    def config(self) -> ModelConfig:
+        kind = self.get("general.architecture")
+
+        def of(key: str, default: Any = None) -> Any:
+            return self.get(f"{kind}.{key}", default)
+
+        names = {tensor.name for tensor in self._reader.tensors}
+        tokens = self.get("tokenizer.ggml.tokens", ())
+        stops = (self.get(f"tokenizer.ggml.{n}_token_id") for n in ("eos", "eot"))
+        given = {
+            "architectures": [ARCHITECTURES.get(kind, f"{kind} of a GGUF file")],
+            "hidden_size": of("embedding_length"),
+            "intermediate_size": of("feed_forward_length"),
+            "num_hidden_layers": of("block_count"),
+            "num_attention_heads": of("attention.head_count"),
+            "num_key_value_heads": of("attention.head_count_kv"),
+            "head_dim": of("attention.key_length"),
+            "rms_norm_eps": of("attention.layer_norm_rms_epsilon"),
+            "rope_theta": of("rope.freq_base", 10000.0),
+            "max_position_embeddings": of("context_length"),
+            "vocab_size": of("vocab_size", len(tokens)),
+            "tie_word_embeddings": "output.weight" not in names,
+            "eos_token_id": sorted({stop for stop in stops if stop is not None}),
+            "rope_scaling": self._rope(of),
+        }
+        known = {key: value for key, value in given.items() if value is not None}
+        return parse_config(known, self.path)
+
+    def weights(self, config: ModelConfig, dtype: str) -> dict[str, Any]:
+        """As `load_weights`."""
+        return stack_weights(self._tensors(config), config, dtype, self.path)
+
+    def refused(self, wanted: str, got: str, fix: str) -> ArgumentError:
+        return ArgumentError(
+            "the model cannot be loaded",
+            where=str(self.path),
+            wanted=wanted,
+            got=got,
+            fix=fix,
+        )
+
+    def _rope(self, of: Any) -> dict[str, Any]:
+        kind = of("rope.scaling.type", "none")
+        factors = [t for t in self._reader.tensors if t.name == FACTORS]
+        if factors:
+            return {"rope_type": "factors", "factors": self._values(factors[0])}
+        if kind == "none":
+            return {"rope_type": "default"}
+        return {"rope_type": kind, "factor": of("rope.scaling.factor", 1.0)}
+
+    def _tensors(self, config: ModelConfig) -> Iterator[tuple[str, Any]]:
+        paired = self.get("general.architecture") in PAIRED
+        heads = {"attn_q": config.heads, "attn_k": config.kv_heads}
+        for tensor in self._reader.tensors:
+            if tensor.name == FACTORS:
+                continue
+            values = self._values(tensor)
+            _, _, rest = tensor.name.partition("blk.")
+            layer, _, name = rest.partition(".")
+            own = LAYER_TENSORS.get(name.removesuffix(".weight"))
+            if own is None or not name.endswith(".weight"):
+                yield TENSORS.get(tensor.name, tensor.name), values
+                continue
+            count = heads.get(name.removesuffix(".weight"))
+            if paired and count and len(values) % (2 * count) == 0:
+                values = _halves(values, count)
+            yield f"model.layers.{layer}.{own}.weight", values
+
+    def _values(self, tensor: Any) -> Any:
+        try:
+            return self._dequantize(tensor.data, tensor.tensor_type)
+        except NotImplementedError as error:
+            wanted = "tensors of a type that the package gguf can dequantize"
+            got = f"{tensor.name}: {tensor.tensor_type.name}"
+            fix = "use a file of another quantization"
+            raise self.refused(wanted, got, fix) from error
+
+
+def _halves(rows: Any, heads: int) -> Any:
+    """Rows of heads in which elements i and i + 1 are rotated together, in the order in
+    which those of the first and the second half are."""
+    pairs = rows.reshape(heads, -1, 2, *rows.shape[1:])
+    return np.swapaxes(pairs, 1, 2).reshape(rows.shape)

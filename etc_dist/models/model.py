@@ -1,0 +1,225 @@
+"""A model: weights, a paged cache, and one program for all steps."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+
+from etc_dist.compiler import compile, world_or_current
+from etc_dist.errors import ArgumentError, expect_range, expect_type
+from etc_dist.functions.append_kv import PAGE_SIZES
+from etc_dist.ir.tensor import numpy_dtype
+from etc_dist.models.batch import Batch
+from etc_dist.models.config import ModelConfig
+from etc_dist.models.decoder import decoder_graph
+from etc_dist.models.pages import PageTable
+from etc_dist.models.rows import RowArrays, check_rows
+from etc_dist.models.step_policy import ROWS, StepPolicy, padded
+from etc_dist.program import Bound, set_capacity_hint
+from etc_dist.world import World
+
+Array = np.ndarray[Any, Any]
+
+
+class Model:
+    """A decoder on a single rank; made by `load`.
+
+    One program serves every number of requests and every length. Making a model
+    compiles it and allocates the cache. A context manager that closes it.
+
+    config, world: of the model. batch: requests at once. positions: of a request, its
+    prompt included. most_rows: positions of a step. pages: of the cache.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Mapping[str, Any],
+        *,
+        batch: int = 8,
+        positions: int | None = None,
+        page_size: int = 64,
+        world: World | None = None,
+    ) -> None:
+        """weights: by the names of `decoder_graph`, as `load_weights` returns them, or
+        in the memory of the GPU."""
+        self.config, self.world = config, world_or_current(world)
+        self.most_rows = ROWS[-1]
+        with self.world.exclusive:
+            with self.world.refusing("the arguments of a model"):
+                _check_world(self.world)
+                self.batch = expect_range(batch, 1, self.most_rows, "batch")
+                most = min(config.positions, 2048) if positions is None else positions
+                self.positions = expect_range(most, 1, config.positions, "positions")
+                _check_page_size(page_size)
+            most_pages = -(-self.positions // page_size)
+            self.pages = PageTable(self.batch, most_pages, page_size)
+            dtype = str(weights["embedding"].dtype)
+            sizes = config.sizes(page_size, dtype)
+            graph = decoder_graph(1, sizes=sizes)
+            self.program = compile(graph, self.world)
+        on_gpu = self.world.backend == "cuda"
+        self._policy = StepPolicy(config, self.program.workers if on_gpu else None)
+        set_capacity_hint(self.program, self._capacity)
+        self._arrays = self._put_all(weights)
+        self._arrays["cos_sin"] = self._put(config.cos_sin(self.positions))
+        pages = config.layers, self.batch * most_pages, 2, config.kv_heads
+        cache = (*pages, page_size, config.head_dim)
+        self._arrays["cache"] = self._empty(cache, dtype)
+        self._rows = RowArrays(self.most_rows, self.pages.table.shape, self._put)
+        self._outputs = {
+            "next_ids": self._empty((self.most_rows,), "int32"),
+            "logits": self._empty((self.most_rows, config.vocabulary), dtype),
+        }
+        self._bound: dict[tuple[int, ...], Bound] = {}
+        self._last_rows = 0
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        max_new_tokens: int | None = None,
+        stop: Collection[int] | None = None,
+    ) -> list[list[int]]:
+        """The ids that follow each prompt, the most likely one after the other, without
+        the stop token that ends them. Prompts may have different lengths.
+
+        max_new_tokens: default: as many as fit `positions`. stop: ids that end a text;
+        default: those of the model.
+
+        Raises ArgumentError before the first step: for an empty prompt, ids that the
+        model does not know, more prompts than `batch`, and texts longer than
+        `positions`."""
+        expect_type(prompts, (list, tuple, np.ndarray), "prompts")
+        ends = self.config.stop_tokens if stop is None else stop
+        with Batch(self) as batch:
+            requests = [batch.add(prompt, max_new_tokens, ends) for prompt in prompts]
+            while not batch.is_done:
+                batch.step()
+        return [request.new_tokens for request in requests]
+
+    def stream(
+        self,
+        prompt: Sequence[int],
+        *,
+        max_new_tokens: int | None = None,
+        stop: Collection[int] | None = None,
+    ) -> Iterator[int]:
+        """The ids that follow one prompt, each as soon as it is known; otherwise as
+        `generate`."""
+        ends = self.config.stop_tokens if stop is None else stop
+        with Batch(self) as batch:
+            request = batch.add(prompt, max_new_tokens, ends)
+            sent = 0
+            while not batch.is_done:
+                batch.step()
+                yield from request.new_tokens[sent:]
+                sent = len(request.new_tokens)
+
+    def step(self, ids: Any, requests: Any, positions: Any, table: Any) -> Array:
+        """One run of the program. Row r has the token ids[r], at positions[r] of
+        requests[r]. Returns the most likely next id of each row, int32 on the host.
+
+        A row attends to all positions of its request up to its own. They are in the
+        cache from earlier steps, or are rows of this one. table [requests, most_pages]:
+        the pages of each request, see `PageTable`. Integers on the host; any number of
+        rows up to `most_rows`.
+
+        Raises ArgumentError, before anything runs, for numbers out of range."""
+        with self.world.exclusive:
+            with self.world.refusing("the arguments of a step"):
+                rows = check_rows(
+                    *(ids, requests, positions, table),
+                    vocabulary=self.config.vocabulary,
+                    most_rows=self.most_rows,
+                    most_positions=self.positions,
+                    pages=self.pages,
+                )
+            count = padded(len(rows.ids))
+            self._last_rows = len(rows.ids)
+            given = self._rows.fill(rows, count)
+            dims = self._policy.dims(count, int(rows.positions.max()) + 1)
+            key = count, *dims.values()
+            bound = self._bound.get(key)
+            if bound is None:
+                outputs = {name: a[:count] for name, a in self._outputs.items()}
+                arrays = {**self._arrays, **given, **outputs}
+                bound, _ = self.program.bind_arrays(arrays, dims, None)
+                self._bound[key] = bound
+            self.program.launch(bound)
+            self.program.synchronize()
+            return _on_host(self._outputs["next_ids"][: self._last_rows])
+
+    @property
+    def logits(self) -> Any:
+        """The logits of the last step [rows, vocabulary], in the model's memory, which
+        the next step overwrites."""
+        return self._outputs["logits"][: self._last_rows]
+
+    def close(self) -> None:
+        """Free the program's memory; the arrays are freed with the model."""
+        self._bound.clear()
+        self.program.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+
+    def _capacity(self, dims: Mapping[str, int]) -> list[Mapping[str, int]]:
+        """The dims of all steps, whose memory is allocated at once."""
+        chosen = self._policy.capacity(self.most_rows, self.positions)
+        return [{**dims, **some} for some in chosen]
+
+    def _put_all(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """Arrays in the memory of the backend; the same one only once."""
+        put: dict[int, Any] = {}
+        for array in arrays.values():
+            if id(array) not in put:
+                put[id(array)] = self._put(array)
+        return {name: put[id(array)] for name, array in arrays.items()}
+
+    def _put(self, array: Any) -> Any:
+        if self.world.backend == "cpu":
+            return array
+        import cupy
+
+        return cupy.asarray(array)
+
+    def _empty(self, shape: tuple[int, ...], dtype: str) -> Any:
+        if self.world.backend == "cpu":
+            return np.empty(shape, numpy_dtype(dtype))
+        import cupy
+
+        return cupy.empty(shape, numpy_dtype(dtype))
+
+
+def _on_host(array: Any) -> Array:
+    return array.copy() if isinstance(array, np.ndarray) else array.get()
+
+
+def _check_world(world: World) -> None:
+    if world.size > 1:
+        raise ArgumentError(
+            "models run on a single rank",
+            where="the world of the model",
+            wanted="1 rank",
+            got=f"{world.size} ranks",
+            fix="start one process",
+        )
+
+
+def _check_page_size(page_size: Any) -> None:
+    expect_type(page_size, int, "page_size")
+    if page_size not in PAGE_SIZES:
+        raise ArgumentError(
+            "page_size is not supported",
+            where="argument page_size",
+            wanted=" or ".join(map(str, PAGE_SIZES)),
+            got=f"page_size = {page_size}",
+            fix="choose one of these",
+        )

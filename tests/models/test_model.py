@@ -1,0 +1,79 @@
+"""Models: texts of many lengths by one program."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from etc_dist.models import load
+from etc_dist.models.config import read_config
+from etc_dist.models.weights import load_weights
+from tests.models.small import make_model
+from tests.models.test_decoder import reference
+
+pytestmark = pytest.mark.mpi(max_size=1)
+KINDS = ["LlamaForCausalLM", "Qwen3ForCausalLM"]
+
+
+@pytest.fixture
+def folder(tmp_path, rng):
+    return make_model(tmp_path, rng)
+
+
+def expect_best(folder, prompt, new):
+    """Each new id has the largest logit after those before, but for rounding."""
+    config = read_config(folder)
+    weights = load_weights(folder, config, "bfloat16")
+    logits = reference(weights, config.sizes(16), [*prompt, *new])[len(prompt) - 1 : -1]
+    chosen = logits[np.arange(len(new)), new]
+    assert np.all(chosen > logits.max(axis=1) - 0.05 * np.abs(logits).max())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_prompts_of_many_lengths_are_continued(kind, tmp_path, rng, one_rank):
+    folder = make_model(tmp_path, rng, architectures=[kind])
+    prompts = [rng.integers(520, size=n).tolist() for n in (1, 150, 7)]
+    with load(folder, positions=200, page_size=16, world=one_rank) as model:
+        found = model.generate(prompts, max_new_tokens=4)
+        assert [len(new) for new in found] == [4, 4, 4]
+        for prompt, new in zip(prompts, found, strict=True):
+            expect_best(folder, prompt, new)
+        alone = [model.generate([prompt], max_new_tokens=4)[0] for prompt in prompts]
+        assert alone == found
+
+
+def test_a_stop_token_ends_a_text(folder, one_rank):
+    with load(folder, positions=128, world=one_rank) as model:
+        (whole,) = model.generate([[3, 5]], max_new_tokens=6)
+        end = whole.index(whole[3])
+        assert model.generate([[3, 5]], stop=[whole[3]]) == [whole[:end]]
+        assert list(model.stream([3, 5], stop=[whole[3]])) == whole[:end]
+
+
+def test_pages_are_used_again(folder, one_rank):
+    with load(folder, batch=2, positions=32, page_size=16, world=one_rank) as model:
+        first = model.generate([[1] * 20, [2]], max_new_tokens=3)
+        next(model.stream([4, 5]))  # left before its end
+        for _ in range(3):
+            assert model.generate([[1] * 20, [2]], max_new_tokens=3) == first
+
+
+def test_a_step_returns_ids_and_logits(folder, rng, one_rank):
+    with load(folder, batch=3, positions=64, world=one_rank) as model:
+        table = np.array([[2], [0]], np.int32)
+        ids = rng.integers(520, size=5)
+        found = model.step(ids, [0, 1, 0, 0, 1], [0, 0, 1, 2, 1], table)
+        logits = model.logits
+        logits = (logits if isinstance(logits, np.ndarray) else logits.get()).astype(
+            np.float32
+        )
+        assert logits.shape == (5, 520)
+        np.testing.assert_array_equal(logits.argmax(axis=1), found)
+        expect_best(folder, ids[[0, 2, 3]].tolist(), [int(found[3])])
+
+
+def test_all_steps_have_few_shapes(folder, one_rank):
+    with load(folder, positions=256, world=one_rank) as model:
+        for length in (1, 5, 6, 7, 21, 23):
+            model.generate([[7] * length], max_new_tokens=1)
+        assert {key[0] for key in model._bound} == {1, 6, 8, 24}
