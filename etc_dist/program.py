@@ -172,7 +172,10 @@ class Program:
                 fix="pass each array by its name; values that are not arrays are "
                 "options of the graph function",
             )
-        seen = {name: inspect(name, value) for name, value in arrays.items()}
+        seen = {
+            name: inspect(name, value).of_dtype(graph.tensor(name).dtype)
+            for name, value in arrays.items()
+        }
         dims = bind_dims(graph, seen, dims)
         expected = self._expected(dims)
         outputs: dict[str, Any] = {}

@@ -54,6 +54,7 @@ ELEMENTS = {
     "float16": "f16",
     "float32": "float",
     "int32": "i32",
+    "float8_e4m3fn": "e4m3",
 }
 MAX_WORLD = 32
 """A worker has one word with a bit for each peer that has started."""

@@ -161,8 +161,9 @@ class Graph:
         return value if isinstance(value, Const) else symbol
 
     def input(self, name: str, shape: Sequence[Expr | int], dtype: str) -> Tensor:
-        """An array of the caller, [dims] of "bfloat16", "float16", "float32" or
-        "int32". Each dim must be an axis of some array of the caller."""
+        """An array of the caller, [dims] of a dtype: "bfloat16", "float16", "float32",
+        "int32" or "float8_e4m3fn". Each dim must be an axis of some array of the
+        caller."""
         return self._tensor(name, shape, dtype, "input")
 
     def state(self, name: str, shape: Sequence[Expr | int], dtype: str) -> Tensor:

@@ -11,16 +11,16 @@ import numpy as np
 from etc_dist.errors import GraphError
 from etc_dist.ir.expr import Const, Expr, Load, wrap
 
-DTYPES = {"bfloat16": 2, "float16": 2, "float32": 4, "int32": 4}
+DTYPES = {"bfloat16": 2, "float16": 2, "float32": 4, "int32": 4, "float8_e4m3fn": 1}
 """Element types and their sizes in bytes."""
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The NumPy dtype of an element type; bfloat16 comes from ml_dtypes."""
-    if name == "bfloat16":
+    """The NumPy dtype of an element type; some come from ml_dtypes."""
+    if name in ("bfloat16", "float8_e4m3fn"):
         import ml_dtypes
 
-        made: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        made: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
         return made
     return np.dtype(name)
 

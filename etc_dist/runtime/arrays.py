@@ -47,6 +47,12 @@ class Array:
         """Whether they share memory; only for arrays that have an `end`."""
         return max(self.pointer, other.pointer) < min(self.end, other.end)
 
+    def of_dtype(self, dtype: str) -> Array:
+        """The same elements as `dtype` if they are given as their bits: uint8 for
+        float8, which not every library has."""
+        is_bits = self.dtype == "uint8" and dtype.startswith("float8")
+        return replace(self, dtype=dtype) if is_bits else self
+
     def in_shape(self, shape: tuple[int, ...]) -> Array:
         """The same memory as a contiguous array of `shape`."""
         return replace(self, shape=shape, order="C")

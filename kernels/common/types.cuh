@@ -38,6 +38,11 @@ struct f16 {
   ETC_DEVICE static f16 from(float v) { return {ptx::to_f16(v)}; }
 };
 
+struct e4m3 {
+  u8 bits;
+  ETC_DEVICE static e4m3 from(float v) { return {u8(ptx::to_e4m3x2(v, v) & 0xffu)}; }
+};
+
 // Two neighbouring elements as one word: `low` is the first in memory.
 template <bool kIsHalf>
 ETC_DEVICE u32 pack(float low, float high) {

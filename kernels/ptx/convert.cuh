@@ -30,6 +30,12 @@ ETC_DEVICE u32 to_f16x2(float low, float high) {
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
   return word;
 }
+// Numbers too large become the largest ones, of 448.
+ETC_DEVICE u16 to_e4m3x2(float low, float high) {
+  u16 bits;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(bits) : "f"(high), "f"(low));
+  return bits;
+}
 ETC_DEVICE float exp2(float v) {
   float power;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(v));

@@ -170,7 +170,9 @@ ETC_DEVICE void store16(u64 address, uint4 v) {
                "r"(v.z), "r"(v.w)
                : "memory");
 }
-
+ETC_DEVICE void store8(u64 address, u32 low, u32 high) {
+  asm volatile("st.global.v2.u32 [%0], {%1,%2};" ::"l"(address), "r"(low), "r"(high) : "memory");
+}
 ETC_DEVICE void store4(u64 address, u32 v) {
   asm volatile("st.global.u32 [%0], %1;" ::"l"(address), "r"(v) : "memory");
 }
@@ -191,6 +193,9 @@ ETC_DEVICE void mbarrier_arrive_copied(u32 barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
+ETC_DEVICE void store_shared(u32 address, u32 v) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
+}
 ETC_DEVICE void store_shared8(u32 address, u32 low, u32 high) {
   asm volatile("st.shared.v2.u32 [%0], {%1,%2};" ::"r"(address), "r"(low), "r"(high) : "memory");
 }

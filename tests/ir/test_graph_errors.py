@@ -268,7 +268,7 @@ def test_the_same_function_called_twice_needs_names():
 def test_a_dtype_must_be_known():
     error = refused(lambda: Graph("one", 1).local("x", (4,), "float64"))
     assert error.what == "tensor x has an unknown dtype"
-    assert error.wanted == "bfloat16, float16, float32, int32"
+    assert error.wanted == "bfloat16, float16, float32, int32, float8_e4m3fn"
 
 
 def test_an_order_returns_one_expression_for_each_axis():

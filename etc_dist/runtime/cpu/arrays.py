@@ -87,7 +87,7 @@ def view_of(argument: Argument) -> Array:
         # As a plain array: indexing of a subclass may keep integer axes.
         # In memory order: the owner may be a transposed view.
         memory = np.asarray(argument.owner).reshape(-1, order="A")
-        return memory.reshape(argument.shape)
+        return memory.view(dtype).reshape(argument.shape)
     nbytes = prod(argument.shape) * dtype.itemsize
     block: Any = (ctypes.c_char * nbytes).from_address(argument.pointer)
     return np.ndarray(argument.shape, dtype, buffer=block)

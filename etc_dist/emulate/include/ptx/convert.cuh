@@ -12,6 +12,18 @@ inline u16 to_f16(float v) { return same_bits<u16>(static_cast<_Float16>(v)); }
 inline float from_f16(u16 bits) { return static_cast<float>(same_bits<_Float16>(bits)); }
 inline u32 to_bf16x2(float low, float high) { return to_bf16(low) | u32(to_bf16(high)) << 16; }
 inline u32 to_f16x2(float low, float high) { return to_f16(low) | u32(to_f16(high)) << 16; }
+inline u8 to_e4m3(float v) {
+  const u32 bits = same_bits<u32>(v), sign = bits >> 24 & 0x80, size = bits & 0x7fffffffu;
+  if (size > 0x7f800000u) return 0x7f;
+  if (size >= 0x43e00000u) return u8(sign | 0x7e);  // 448 and more
+  if (size < 0x3c800000u) {                         // below 2^-6: multiples of 2^-9
+    const float shifted = same_bits<float>(size) * 512 + 8388608.0f;
+    return u8(sign | (same_bits<u32>(shifted) & 0xf));
+  }
+  const u32 rounded = size + 0x7ffff + (size >> 20 & 1);
+  return u8(sign | ((rounded >> 20) - (120 << 3)));
+}
+inline u16 to_e4m3x2(float low, float high) { return u16(to_e4m3(low) | to_e4m3(high) << 8); }
 inline float exp2(float v) { return exp2f(v); }
 
 // One of two elements in a word.

@@ -107,6 +107,7 @@ inline uint2 load8_l2_if(bool wanted, u64 address) {
   return wanted ? load<uint2>(address) : uint2{};
 }
 inline void store16(u64 address, uint4 v) { store(address, v); }
+inline void store8(u64 address, u32 low, u32 high) { store(address, uint2{low, high}); }
 inline void store4(u64 address, u32 v) { store(address, v); }
 inline void prefetch_l2(u64, u32) {}
 
@@ -130,6 +131,11 @@ inline void mbarrier_arrive_copied(u32 barrier) {
   emulation::issue_async(what);
 }
 
+inline void store_shared(u32 address, u32 v) {
+  u8* const to = emulation::at(address, sizeof v, sizeof v);
+  emulation::access_shared(*emulation::own->worker, address, sizeof v, own_access(true));
+  __builtin_memcpy(to, &v, sizeof v);
+}
 inline void store_shared8(u32 address, u32 low, u32 high) {
   const uint2 v{low, high};
   u8* const to = emulation::at(address, sizeof v, sizeof v);
