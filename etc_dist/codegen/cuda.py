@@ -109,7 +109,9 @@ def generate(plan: Plan, *, trace: bool = False, check: bool = True) -> Source:
     arguments = Arguments.of(plan)
     calls = [c for lane in plan.lanes for c in lane.calls]
     _check_roles(plan)
-    own = sorted({str(c.function.source) for c in calls})
+    functions = [c.function for c in calls]
+    functions += [f.epilogue for f in functions if f.epilogue is not None]
+    own = sorted({str(function.source) for function in functions})
     users = tuple(Path(s) for s in own if Path(s).is_absolute())
     constants = _constants(plan, calls, trace)
     blocks = [
@@ -206,6 +208,10 @@ def _call(plan: Plan, lane: Lane, call: Call, number: int, arguments: Arguments)
     function = call.function
     lines = [f"struct {call_type(call.name)} {{"]
     lines.append(f"  template <class Task> using Function = {function.name}<Task>;")
+    own = function.constants
+    if (epilogue := function.epilogue) is not None:
+        lines.append(f"  template <class Task> using Epilogue = {epilogue.name}<Task>;")
+        own = {**own, **epilogue.constants}
     peers = _peers(call)
     constants = {
         "kCall": number,
@@ -225,7 +231,7 @@ def _call(plan: Plan, lane: Lane, call: Call, number: int, arguments: Arguments)
         "kHasRuns": int(_has_runs(plan, call)),
     }
     _check_names(call, constants)
-    declared = {**constants, **function.constants}
+    declared = {**constants, **own}
     lines += [f"  static constexpr {constant(k, v)};" for k, v in declared.items()]
     lines.append(f"  static constexpr u32 kRoles = {_roles(call)};")
     names = ", ".join(axis_name(a.symbol.name) for a in call.axes)
@@ -265,15 +271,21 @@ def _call(plan: Plan, lane: Lane, call: Call, number: int, arguments: Arguments)
 
 
 def _check_names(call: Call, constants: Mapping[str, int]) -> None:
-    """Refuse constants of a device function that would replace generated ones."""
-    if taken := [name for name in call.function.constants if name in constants]:
-        raise CodegenError(
-            f"constants= of {call.function} has names that generated code uses",
-            where=f"call {call.name}",
-            wanted=f"names other than {', '.join(sorted(constants))}",
-            got=", ".join(taken),
-            fix="rename them",
-        )
+    """Refuse constants of a device function, or of its epilogue, that would replace
+    others."""
+    known = set(constants)
+    for function in (call.function, call.function.epilogue):
+        if function is None:
+            continue
+        if taken := [name for name in function.constants if name in known]:
+            raise CodegenError(
+                f"constants= of {function} has names that generated code uses",
+                where=f"call {call.name}",
+                wanted=f"names other than {', '.join(sorted(known))}",
+                got=", ".join(taken),
+                fix="rename them",
+            )
+        known |= set(function.constants)
 
 
 def _numbers(plan: Plan, call: Call) -> list[str]:

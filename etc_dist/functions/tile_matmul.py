@@ -1,24 +1,27 @@
 """Dense matrix multiplication on tiles of many shapes; CUDA half in
 `kernels/functions/tile_matmul.cuh`.
 
-All compute x @ w.T with fp32 accumulators, w stored [n, k], or the SwiGLU of two such
-products. A cluster of two workers runs one task. Which shape is fast depends on the
-sizes: see `ops/matmul_policy.py`.
+All compute x @ w.T with fp32 accumulators, w stored [n, k], or two such products. An
+epilogue decides what they store of the sums: see `functions/epilogue.py`. A cluster of
+two workers runs one task. Which shape is fast depends on the sizes: see
+`ops/matmul_policy.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from etc_dist.functions.matmul import DEPTH, STAGE_K, silu, two_byte
+from etc_dist.errors import expect_type
+from etc_dist.functions.epilogue import PER_COLUMN, PER_ELEMENT, Epilogue, store
+from etc_dist.functions.matmul import DEPTH, STAGE_K, two_byte
 from etc_dist.ir import (
     DeviceFunction,
     Expr,
-    Extent,
     Graph,
     Operand,
     TmaBox,
@@ -79,6 +82,11 @@ class TileShape:
         """Whether half of a worker's columns are whole eights."""
         return self.worker_columns % 16 == 0
 
+    def strip_columns(self, gated: bool) -> int:
+        """Columns of y in a strip, over which an epilogue may reduce: those that one
+        warp stores."""
+        return _strip_columns(self.worker_columns, self.swapped, gated)
+
     @property
     def depth(self) -> int:
         """k of a stage. Wide stages stream weights faster, but some must be in flight
@@ -110,16 +118,33 @@ class TileShape:
         return value
 
 
-def _multiply(x: Any, w: Any, y: Any, *, packed_tile: int) -> None:
-    y[...] = _product(x, w).astype(y.dtype)
+def _strip_columns(worker_columns: int, swapped: bool, gated: bool) -> int:
+    own = worker_columns // (2 if gated else 1)
+    return min(own, 64) if swapped else own
 
 
-def _multiply_gated(x: Any, gate: Any, up: Any, y: Any, *, packed_tile: int) -> None:
-    y[...] = (silu(_product(x, gate)) * _product(x, up)).astype(y.dtype)
+def _multiply(epilogue: Epilogue, *arrays: Any, packed_tile: int) -> None:
+    x, *rest = arrays
+    weights, rest = rest[: epilogue.weights], rest[epilogue.weights :]
+    sums = [x.astype(np.float32) @ w.astype(np.float32).T for w in weights]
+    if not epilogue.reduces:
+        epilogue.half.body(*sums, *rest)
+        return
+    columns = sums[0].shape[1]
+    own, swapped = (packed_tile >> 18 & 63) * 8, bool(packed_tile >> 8 & 1)
+    width = _strip_columns(own, swapped, epilogue.gated)
+    kinds = (*epilogue.reads, PER_ELEMENT, *epilogue.writes)
+    first_write = len(epilogue.reads)
+    for number, start in enumerate(range(0, columns, width)):
+        part = slice(start, start + width)
 
+        def of_strip(n: int, number: int = number, part: slice = part) -> Any:
+            if kinds[n] in (PER_ELEMENT, PER_COLUMN):
+                return rest[n][..., part]
+            return rest[n][number] if n >= first_write else rest[n]
 
-def _product(x: Any, w: Any) -> Any:
-    return x.astype(np.float32) @ w.astype(np.float32).T
+        arrays_of_strip = [of_strip(n) for n in range(len(rest))]
+        epilogue.half.body(*(s[:, part] for s in sums), *arrays_of_strip)
 
 
 class Tiles:
@@ -140,19 +165,29 @@ class Tiles:
         self.values = {"packed_tile": self._number("tile", self._packed)}
         """For `g.call`."""
 
-    def store(self, dtype: str) -> DeviceFunction:
-        """x tile [rows, k], w tile [columns, k] -> y tile [rows, columns], in this
-        rank's memory. Tiles may end at the tensors' edges; a row of y is a multiple of
-        8."""
-        box = self._number("w_box", [s.loaded_columns for s in self._shapes])
-        return self._function(dtype, _multiply, [box])
+    def matmul(self, dtype: str, epilogue: Epilogue = store) -> DeviceFunction:
+        """x tile [rows, k], w tile [columns, k], and the arrays of `epilogue`'s reads
+        -> y tile [rows, columns], in this rank's memory, and its writes. For a gated
+        epilogue: gate and up tiles [columns / 2, k] -> y tile [rows, columns / 2], for
+        shapes that `may_be_gated`. Tiles may end at the tensors' edges; a row of y is
+        a multiple of 8."""
+        expect_type(epilogue, Epilogue, "epilogue of Tiles.matmul()")
+        if epilogue.gated:
+            box = self._number("w_box", [s.gated_columns for s in self._shapes])
+        else:
+            box = self._number("w_box", [s.loaded_columns for s in self._shapes])
+        return self._function(dtype, epilogue, [box] * epilogue.weights)
 
-    def gated(self, dtype: str) -> DeviceFunction:
-        """x tile [rows, k], gate and up tiles [columns / 2, k] -> silu(x @ gate.T) *
-        (x @ up.T), a tile [rows, columns / 2]; otherwise as `store`. For shapes that
-        `may_be_gated`."""
-        box = self._number("w_box", [s.gated_columns for s in self._shapes])
-        return self._function(dtype, _multiply_gated, [box, box])
+    def strip_columns(self, *, gated: bool = False) -> Expr:
+        """Columns of y in a strip of a tile."""
+        of_each = [s.strip_columns(gated) for s in self._shapes]
+        return self._number("strip_columns", of_each)
+
+    def strips(self, *, gated: bool = False) -> Expr:
+        """Strips of a tile."""
+        share = 2 if gated else 1
+        of_each = [s.columns // share // s.strip_columns(gated) for s in self._shapes]
+        return self._number("strips", of_each)
 
     def half_columns(self) -> Expr:
         """Rows of gate, and of up, of a gated tile."""
@@ -162,19 +197,19 @@ class Tiles:
         return self._g.let(f"{self._name}_{name}", _chosen(self._shape, values))
 
     def _function(
-        self, dtype: str, body: Callable[..., None], weights: Sequence[Expr]
+        self, dtype: str, epilogue: Epilogue, weights: Sequence[Expr]
     ) -> DeviceFunction:
         element, streams = two_byte(dtype), range(1, 1 + len(weights))
-        factors = dict.fromkeys(
-            (0, *streams), Operand((None, DEPTH), element, leading=True)
-        )
+        factor = Operand((None, DEPTH), element, leading=True)
+        reads, writes = epilogue.operands(element)
+        operands = [*[factor] * (1 + len(weights)), *reads, *writes]
         return DeviceFunction(
             name="tile_matmul",
-            body=body,
+            body=partial(_multiply, epilogue),
             source="functions/tile_matmul.cuh",
             lane=TENSOR,
-            reads=len(factors),
-            writes=1,
+            reads=1 + len(weights) + len(reads),
+            writes=len(writes),
             cluster=2,
             parts=2,
             roles=(LOAD, COMPUTE),
@@ -186,13 +221,13 @@ class Tiles:
                     n: TmaBox(w, STAGE_K) for n, w in zip(streams, weights, strict=True)
                 },
             },
-            tile={
-                **factors,
-                len(factors): Operand((None, Extent(begins=8)), element, leading=True),
-            },
+            tile=dict(enumerate(operands)),
+            epilogue=epilogue.half,
             constants={
                 "kIsHalf": int(dtype == "float16"),
-                "kGated": int(len(weights) == 2),
+                "kGated": int(epilogue.gated),
+                "kReduces": int(epilogue.reduces),
+                "kWeights": epilogue.weights,
                 "kTiles": tuple(self._packed),
             },
         )

@@ -84,6 +84,8 @@ class DeviceFunction:
     tile: operands (by position: reads, then writes) with the region that the CUDA body
     supports. Compilation for GPUs refuses other regions. Operands that are left out
     take any region.
+    epilogue: the device function that the CUDA half applies to its results, as
+    `Call::Epilogue`; `functions/epilogue.py` describes those of matmuls.
     reads_before_wait: reads (by position) that the CUDA body may do before the task's
     last wait is met (early reads). Only on the tensor lane. The CUDA body then gets a
     second argument: a function that waits for the last event, and returns false after
@@ -107,6 +109,7 @@ class DeviceFunction:
     gathers: Sequence[int] = ()
     reads_before_wait: Sequence[int] = ()
     tile: Mapping[int, Operand] = field(default_factory=dict)
+    epilogue: DeviceFunction | None = None
 
     @property
     def terms(self) -> str:
@@ -115,7 +118,8 @@ class DeviceFunction:
         numbers = (self.parts, self.workspace, boxes, [*self.constants.items()])
         roles = (*self.roles, self.shared, *self.streams)
         tile = "; ".join(f"{n}: {operand}" for n, operand in self.tile.items())
-        return f"{self.name} {self.source} {numbers} {roles} {tile}"
+        text = f"{self.name} {self.source} {numbers} {roles} {tile}"
+        return text if self.epilogue is None else f"{text}; {self.epilogue.terms}"
 
     @cached_property
     def keywords(self) -> tuple[str, ...]:

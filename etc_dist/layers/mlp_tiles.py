@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from etc_dist.functions.epilogue import swiglu
 from etc_dist.functions.push_rows import push_rows
 from etc_dist.functions.sum_ranks import sum_ranks
 from etc_dist.functions.tile_matmul import Tiles, TileShape
@@ -66,7 +67,7 @@ def mlp_tiles_graph(
     activated = blocks.multiply(
         "gate_up",
         tiles,
-        tiles.gated(dtype),
+        tiles.matmul(dtype, swiglu),
         (all_x, [gate, up], active),
         tiles.half_columns(),
         arrived,
@@ -76,7 +77,7 @@ def mlp_tiles_graph(
     produced = blocks.multiply(
         "down",
         tiles,
-        tiles.store(dtype),
+        tiles.matmul(dtype),
         (active, [down], product),
         tiles.columns,
         activated,

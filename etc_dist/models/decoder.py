@@ -23,6 +23,7 @@ from etc_dist.functions.check_rows import (
     expect_in_range,
 )
 from etc_dist.functions.combine_slices import combine_slices
+from etc_dist.functions.epilogue import swiglu
 from etc_dist.functions.push_rows import push_rows
 from etc_dist.functions.rms_norm import add_rms_norm, rms_norm
 from etc_dist.functions.tile_matmul import Tiles, TileShape
@@ -255,9 +256,9 @@ class _Step:
         tiles = Tiles(g, name, self.shape[name], self.shapes)
         weights = self.weights[name]
         if len(weights) == 1:
-            function, width = tiles.store(dtype), tiles.columns
+            function, width = tiles.matmul(dtype), tiles.columns
         else:
-            function, width = tiles.gated(dtype), tiles.half_columns()
+            function, width = tiles.matmul(dtype, swiglu), tiles.half_columns()
         shape = self.rows, y.shape[1]
         of = tile_grid(g, f"{name}_", shape, tiles.rows, width)
         count = 1 if layer is None else self.layers

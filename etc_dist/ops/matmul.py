@@ -38,7 +38,7 @@ def matmul_graph(
     values: dict[str, Expr] = {}
     if w_layout == "nk":
         tiles = Tiles(g, "tile", shape, shapes)
-        function, values = tiles.store(dtype), tiles.values
+        function, values = tiles.matmul(dtype), tiles.values
         rows, columns = tiles.rows, tiles.columns
     else:
         function = matmul_store(w_layout, dtype)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from etc_dist.emulate import Emulator
+from etc_dist.functions.epilogue import swiglu
 from etc_dist.functions.matmul import TILE, matmul_store, silu
 from etc_dist.functions.tile_matmul import Tiles, TileShape
 from etc_dist.ir import (
@@ -296,7 +297,7 @@ def square_tiles_and_pairs(g: Graph) -> None:
     pairs = Tiles(g, "pair", shape, [TileShape(64, 64, "k", swapped=True)])
     for function, to, rows, columns, values in (
         (matmul_store("nk", "bfloat16"), other, TILE, TILE, None),
-        (pairs.store("bfloat16"), y, pairs.rows, pairs.columns, pairs.values),
+        (pairs.matmul("bfloat16"), y, pairs.rows, pairs.columns, pairs.values),
     ):
         i, j = grid = g.grid(i=ceildiv(m, rows), j=ceildiv(n, columns))
         of_x, of_w = tile(i, rows), tile(j, columns)
@@ -320,7 +321,7 @@ def gated_tiles(g: Graph, *, shapes: Sequence[TileShape]) -> None:
     i, j = grid = g.grid(i=ceildiv(m, tiles.rows), j=ceildiv(n, columns))
     of_x, of_w = tile(i, tiles.rows), tile(j, columns)
     g.call(
-        tiles.gated("bfloat16"),
+        tiles.matmul("bfloat16", swiglu),
         grid,
         reads=[x[of_x, :], gate[of_w, :], up[of_w, :]],
         writes=[y[of_x, of_w]],

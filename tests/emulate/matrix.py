@@ -38,6 +38,7 @@ from tests.emulate.cases import (
 )
 from tests.emulate.stages import copied_twice, copies, gathered, gathered_last
 from tests.emulate.turned_layers import turned, turned_layers
+from tests.functions.epilogues import all_kinds, applied, applied_given
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,12 @@ def experts_of_two(parallel: str, tokens: int, always: tuple[str, ...]) -> Case:
 def shaped(shape: TileShape, *sizes: int) -> Case:
     """One of the shapes of tests/functions/test_tile_matmul.py."""
     return Case(partial(matmul_graph, 1, shapes=[shape]), lambda: tiles(*sizes), NEVER)
+
+
+def applied_to(shape: TileShape) -> Case:
+    """A reducing epilogue on tiles of one shape."""
+    graph = partial(applied, 1, what=all_kinds, shapes=[shape])
+    return Case(graph, lambda: applied_given(72, 328, 136, shape), NEVER)
 
 
 def gated_by(shape: TileShape) -> Case:
@@ -150,4 +157,6 @@ CASES = {
     "gated warps": gated_by(TileShape(64, 128, swapped=True)),
     "gated groups": gated_by(TileShape(64, 256, swapped=True)),
     "shared": shaped(TileShape(256, 64, "rows"), 300, 264, 200),
+    "swapped epilogue": applied_to(PAIRS),
+    "epilogue": applied_to(TileShape(128, 160)),
 }

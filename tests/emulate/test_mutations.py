@@ -39,6 +39,7 @@ SCRATCH_FENCE = (
     "ptx::fence_proxy_async();  "
     "// generic reads of the scratch before the next bulk store"
 )
+ROWS_ARE_READ = "ptx::named_barrier<128>(2 + wg);  // the rows have been read"
 BROKEN = {
     # file: case: a statement or an expression there: its replacement
     "functions/mainloop": {
@@ -89,11 +90,26 @@ BROKEN = {
     "functions/grouped_matmul": {
         "moe": {"wait_mbarrier(run, matmul.stored(0), round & 1)": "true"},
     },
-    "functions/tile_matmul": {
+    "functions/tile_sums": {
         "exchanged": {
             "!wait_mbarrier<true>(run, ready(), n & 1)": "false",
             "!wait_mbarrier(run, arrived(), n & 1)": "false",
             "ptx::mbarrier_arrive_cluster_release": "ptx::mbarrier_arrive_cluster",
+        },
+        "gated pairs": {
+            "return ptx::named_barrier_any<128>(2, lost);": "return lost;",
+        },
+    },
+    "functions/rows_tile": {
+        "epilogue": {
+            "__syncwarp();  // the rows are complete": "",
+            "__syncwarp();  // the rows have been read": "",
+        },
+    },
+    "functions/swapped_tile": {
+        "swapped epilogue": {
+            f"if (pass > 0 || f > 0) {ROWS_ARE_READ}": "",
+            "ptx::named_barrier<128>(2 + wg);  // the rows are complete": "",
         },
         "turns": {
             "if (wg == 0 && !kExchanges) ptx::named_barrier<128>(2);": "",
@@ -101,7 +117,6 @@ BROKEN = {
             "ptx::named_barrier_any<256>(1, lost)": "lost",
         },
         "gated pairs": {
-            "return ptx::named_barrier_any<128>(2, lost);": "return lost;",
             "ptx::named_barrier<128>(2);  // up's sums are in the buffer": "",
         },
         "gated warps": {

@@ -1,0 +1,157 @@
+"""Epilogues: what a matrix multiplication on tiles stores of its sums; CUDA half in
+`kernels/functions/epilogue.cuh`, and in `kernels/epilogues/` for those here.
+
+An epilogue is a device function in two halves. The NumPy half gets the sums of a tile
+in fp32, then views of further arrays. The CUDA half gets eight neighbouring columns of
+a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from inspect import Parameter, signature
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from etc_dist.errors import GraphError, expect_type
+from etc_dist.functions.matmul import silu
+from etc_dist.ir import DeviceFunction, Extent, Operand, device_function
+
+PER_ELEMENT, PER_COLUMN, PER_ROW = "per element", "per column", "per row"
+READS = (PER_ELEMENT, PER_COLUMN, PER_ROW)
+WRITES = (PER_ELEMENT, PER_ROW)
+Y_DTYPES = ("bfloat16", "float16", "float32", "float8_e4m3fn")
+
+
+@dataclass(frozen=True, eq=False)
+class Epilogue:
+    """What `Tiles.matmul` computes of the sums of a tile; made by `epilogue(...)`."""
+
+    half: DeviceFunction
+    """Reads the tiles of sums, then `reads`; writes y, then `writes`."""
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    gated: bool
+    dtype: str | None
+
+    @property
+    def weights(self) -> int:
+        return 2 if self.gated else 1
+
+    @property
+    def reduces(self) -> bool:
+        """Whether it reduces the rows of strips."""
+        return PER_ROW in self.writes
+
+    def operands(self, y_dtype: str) -> tuple[list[Operand], list[Operand]]:
+        """The regions of the further reads, and of y and the further writes."""
+        rows, columns = Extent(name="rows"), Extent(name="columns", begins=8)
+        reads = {
+            PER_ELEMENT: Operand((rows, columns), leading=True),
+            PER_COLUMN: Operand((columns,), leading=True),
+            PER_ROW: Operand((rows,), leading=True),
+        }
+        y = Operand((rows, columns), self.dtype or y_dtype, leading=True)
+        writes = {**reads, PER_ROW: Operand((None, rows), leading=True)}
+        return [reads[k] for k in self.reads], [y, *(writes[k] for k in self.writes)]
+
+    def __str__(self) -> str:
+        return f"epilogue {self.half.name}"
+
+
+def epilogue(
+    *,
+    source: str | Path,
+    reads: Sequence[str] = (),
+    writes: Sequence[str] = (),
+    gated: bool = False,
+    dtype: str | None = None,
+    constants: Mapping[str, int | float] | None = None,
+) -> Callable[[Callable[..., Any]], Epilogue]:
+    """Make an epilogue of a NumPy body: body(sums, *reads, y, *writes) fills y and the
+    writes. `sums` is the fp32 tile x @ w.T; with `gated`, there are two of them, of two
+    weights. Its arrays are views of the call's regions, clipped at the edges.
+
+    source: the `.cuh` file that defines `template <class Task> struct <name>`.
+    reads, writes: the arrays beyond x, the weights and y: `PER_ELEMENT` [rows,
+        columns]; `PER_COLUMN` [columns]; `PER_ROW` [rows]. A PER_ROW write has a
+        number for each row of a *strip*, [strips, rows], of which the body gets one:
+        then the body is called for each strip of the tile, `Tiles.strip_columns` wide.
+    dtype: the elements of y; None: those of x.
+    constants: named numbers for the CUDA half, as those of `device_function`.
+    """
+
+    def decorate(body: Callable[..., Any]) -> Epilogue:
+        half = device_function(
+            source=source,
+            reads=(2 if gated else 1) + len(reads),
+            writes=1 + len(writes),
+            constants=constants,
+        )(body)
+        made = Epilogue(half, tuple(reads), tuple(writes), gated, dtype)
+        _check(made)
+        return made
+
+    for name, kinds in (("reads", reads), ("writes", writes)):
+        expect_type(kinds, (list, tuple), f"{name}= of epilogue()")
+    expect_type(gated, bool, "gated= of epilogue()")
+    expect_type(dtype, (str, type(None)), "dtype= of epilogue()")
+    return decorate
+
+
+def _check(made: Epilogue) -> None:
+    for name, kinds, known in (
+        ("reads", made.reads, READS),
+        ("writes", made.writes, WRITES),
+        ("dtype", [made.dtype or Y_DTYPES[0]], Y_DTYPES),
+    ):
+        if unknown := [kind for kind in kinds if kind not in known]:
+            raise GraphError(
+                f"{name}= of {made} is unknown",
+                where=str(made),
+                wanted=f"{name}= of {', '.join(map(repr, known))}",
+                got=", ".join(map(repr, unknown)),
+                fix="use the constants of etc_dist.functions.epilogue",
+            )
+    given = signature(made.half.body).parameters.values()
+    wanted = made.half.reads + made.half.writes
+    if len(given) != wanted or any(p.kind is Parameter.KEYWORD_ONLY for p in given):
+        sums = "gate, up" if made.gated else "sums"
+        arrays = [*(f"a {k} read" for k in made.reads), "y"]
+        arrays += [f"a {k} write" for k in made.writes]
+        raise GraphError(
+            f"the body of {made} does not take its arrays",
+            where=str(made),
+            wanted=f"{wanted} positional parameters: {sums}, {', '.join(arrays)}",
+            got=f"({', '.join(map(str, given))})",
+            fix="declare further arrays in reads= and writes=",
+        )
+
+
+@epilogue(source="epilogues/store.cuh")
+def store(sums: Any, y: Any) -> None:
+    y[...] = sums.astype(y.dtype)
+
+
+@epilogue(source="epilogues/partial.cuh", dtype="float32")
+def partial(sums: Any, y: Any) -> None:
+    y[...] = sums
+
+
+@epilogue(source="epilogues/swiglu.cuh", gated=True)
+def swiglu(gate: Any, up: Any, y: Any) -> None:
+    y[...] = (silu(gate) * up).astype(y.dtype)
+
+
+@epilogue(source="epilogues/residual.cuh", reads=[PER_ELEMENT])
+def residual(sums: Any, other: Any, y: Any) -> None:
+    y[...] = (sums + other.astype(np.float32)).astype(y.dtype)
+
+
+@epilogue(source="epilogues/row_squares.cuh", writes=[PER_ROW])
+def row_squares(sums: Any, y: Any, squares: Any) -> None:
+    y[...] = sums.astype(y.dtype)
+    squares[...] = (sums * sums).sum(axis=1)

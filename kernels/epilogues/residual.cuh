@@ -1,0 +1,17 @@
+// y = x @ w.T + residual.
+#pragma once
+#include "functions/epilogue.cuh"
+
+namespace etc {
+
+template <class Task>
+struct residual : Epilogue {
+  ETC_DEVICE static void apply(const Task& task, i32 row, i32 column, float (&v)[8]) {
+    float other[8];
+    load_eight(task.template operand<0>().at(row, column), other);
+#pragma unroll
+    for (u32 i = 0; i < 8; ++i) v[i] += other[i];
+  }
+};
+
+}  // namespace etc

@@ -1,0 +1,114 @@
+// A tile of many rows of x.
+#pragma once
+#include "functions/tile_epilogue.cuh"
+#include "functions/tile_sums.cuh"
+
+namespace etc {
+
+// 128 rows of x, 64 for each warpgroup; any multiple of 8 rows of w.
+template <bool kIsHalf, u32 kPacked, class Epilogue>
+struct RowsTile {
+  static constexpr TileShape kShape = TileShape::of(kPacked);
+  static constexpr u32 kColumns = kShape.columns, kDepth = kShape.depth, kEights = kColumns / 8;
+  static constexpr u32 kBoxX = kShape.box_x(), kBoxW = kShape.box_w();
+  static_assert(kShape.rows == 128 && kShape.split != kSplitK);
+
+  u32 control, buffer;
+
+  template <bool kMayBeGated, class Program>
+  ETC_DEVICE bool compute(
+      const Run<Program>& run, StageReader<Program>& stages, u32 count, u32 words, bool is_gated,
+      u32&) const {
+    const u32 wg = __shfl_sync(~0u, ptx::thread() >> 7, 0);
+    const u32 base = stages.descriptor_base() | 0x10000u;
+    const u32 w0 = __shfl_sync(~0u, base, 0);
+    const u32 x0 = __shfl_sync(~0u, base + (kDepth * kBoxW + wg * 64 * 128) / 16, 0);
+    float d[kColumns / 2];
+    bool lost = multiply_boxes<kIsHalf, kPacked, 1>(run, stages, count, w0, x0, d);
+    if constexpr (kMayBeGated && kColumns % 16 == 0) {
+      if (is_gated) {
+#pragma unroll
+        for (u32 i = 0; i < kColumns / 4; ++i) {
+          d[i] = Epilogue::combine(d[i], d[i + kColumns / 4]);
+        }
+      }
+    }
+    lost = ptx::named_barrier_any<128>(2 + wg, lost);
+    if constexpr (Epilogue::kOnlyRounds) {
+      if (!lost) store(words, d, wg);
+    } else {
+      if (!lost) apply(run, words, d, wg);
+    }
+    return !lost;
+  }
+
+ private:
+  // The epilogue: of a warp's 16 rows of y, 8 rows of 64 columns at a time, through its own part of
+  // the buffer.
+  template <class Program>
+  ETC_DEVICE void apply(
+      const Run<Program>& run, u32 words, const float (&d)[kColumns / 2], u32 wg) const {
+    constexpr u32 kUsed = Epilogue::kIsGated ? kEights / 2 : kEights;
+    const u32 thread = ptx::thread() & 127, lane = thread & 31, warp = thread >> 5;
+    const u32 rows = buffer + wg * kHalfBuffer + warp * 2048, in_eight = lane % 4 * 2;
+    const i32 column = i32(lane % 8 * 8);
+    const auto row_of = [&](u32 n) { return i32(wg * 64 + warp * 16 + n * 4 + lane / 8); };
+    TileEights<Program, typename Epilogue::Call, 4> eights(run, words, 0, 128);
+#pragma unroll 1
+    for (u32 pass = 0; pass < eights.kPasses; ++pass) {
+#pragma unroll
+      for (u32 g = 0; g < kUsed; g += 8) {
+        if (i32(g * 8) >= eights.columns()) break;
+#pragma unroll
+        for (u32 half = 0; half < 2; ++half) {
+#pragma unroll
+          for (u32 j = g; j < g + 8 && j < kUsed; ++j) {
+            const u32 at = place_of_sums(lane / 4, j - g, in_eight / 4) + in_eight % 4 * 4;
+            const u32 sum = 4 * j + 2 * half;
+            ptx::store_shared8(rows + at, __float_as_uint(d[sum]), __float_as_uint(d[sum + 1]));
+          }
+          __syncwarp();  // the rows are complete
+#pragma unroll
+          for (u32 n = 2 * half; n < 2 * half + 2; ++n) {
+            const i32 of_eight = i32(g * 8) + column;
+            eights.take(pass, n, row_of(n), of_eight, rows, n % 2 * 4 + lane / 8);
+          }
+          __syncwarp();  // the rows have been read
+        }
+      }
+      eights.end(pass, column, kUsed * 8, row_of);
+    }
+  }
+
+  // A warp's 16 rows of y, 64 columns at a time, through its own part of the buffer.
+  ETC_DEVICE void store(u32 place, const float (&d)[kColumns / 2], u32 wg) const {
+    const u32 thread = ptx::thread() & 127, lane = thread & 31, warp = thread >> 5;
+    const u32 out = buffer + wg * kHalfBuffer + warp * 2048, in_row = lane & 15;
+    const u32 first = wg * 64 + warp * 16, unit = lane % 8;
+    const TilePlace to = TilePlace::read(place);
+#pragma unroll
+    for (u32 g = 0; g < kEights; g += 8) {
+      if (g * 8 >= u32(to.columns)) break;
+#pragma unroll
+      for (u32 j = g; j < g + 8 && j < kEights; ++j) {
+        ptx::store_matrix2(
+            out + in_row * 128 + (((j - g) ^ (in_row & 7)) << 4),
+            pack<kIsHalf>(d[4 * j], d[4 * j + 1]), pack<kIsHalf>(d[4 * j + 2], d[4 * j + 3]));
+      }
+      __syncwarp();
+      const u32 column = (g + unit) * 8;
+#pragma unroll
+      for (u32 i = 0; i < 4; ++i) {
+        const u32 row = i * 4 + lane / 8;
+        if (first + row < u32(to.rows) && column < u32(to.columns) && g + unit < kEights) {
+          ptx::store16(
+              to.at + u64(first + row) * to.row_bytes + column * 2,
+              ptx::load_shared16(out + row * 128 + ((unit ^ (row & 7)) << 4)));
+        }
+      }
+      __syncwarp();
+    }
+  }
+};
+
+}  // namespace etc

@@ -1,0 +1,145 @@
+// How the tiles of a matrix multiplication apply their epilogue: see functions/epilogue.cuh.
+#pragma once
+#include "epilogues/swiglu.cuh"
+#include "functions/epilogue.cuh"
+#include "functions/tile_shape.cuh"
+
+namespace etc {
+
+// For the calls whose epilogue only rounds, all of one Compute: a gated one is swiglu.
+struct RoundedTile {
+  static constexpr bool kOnlyRounds = true, kIsGated = false;
+  static constexpr u32 kWords = TilePlace::kWords;
+
+  ETC_DEVICE static float combine(float gate, float up) { return swiglu<void>::combine(gate, up); }
+};
+
+// The epilogue of one call. The words of a work item: the worker's part, then the coordinate.
+template <class Call_>
+struct AppliedEpilogue {
+  using Call = Call_;
+  using Coord = typename Call::Coord;
+  static constexpr bool kOnlyRounds = false, kIsGated = Call::kGated;
+  static constexpr u32 kCoordinates = sizeof(Coord) / 4, kWords = 2 + kCoordinates;
+
+  ETC_DEVICE static float combine(float gate, float up) {
+    if constexpr (kIsGated) return Call::template Epilogue<Call>::combine(gate, up);
+    return gate;
+  }
+  ETC_DEVICE static void write(const TilePart& part, const Coord& c, u32 (&words)[kWords]) {
+    words[0] = u32(part.rows) | u32(part.columns) << 16;
+    words[1] = u32(part.row) | u32(part.column) << 16;
+#pragma unroll
+    for (u32 n = 0; n < kCoordinates; ++n) words[2 + n] = reinterpret_cast<const u32*>(&c)[n];
+  }
+  ETC_DEVICE static TilePart part(u32 words) {
+    const uint2 v = ptx::load_shared8(words);
+    return {i32(v.y & 0xffffu), i32(v.y >> 16), i32(v.x & 0xffffu), i32(v.x >> 16)};
+  }
+  ETC_DEVICE static Coord coordinate(u32 words) {
+    Coord c;
+#pragma unroll
+    for (u32 n = 0; n < kCoordinates; ++n) {
+      reinterpret_cast<u32*>(&c)[n] = ptx::load_shared(words + 8 + 4 * n);
+    }
+    return c;
+  }
+};
+
+template <class Call, bool kOnlyRounds = Call::template Epilogue<Call>::kOnlyRounds>
+struct EpilogueOf {
+  using Type = AppliedEpilogue<Call>;
+};
+template <class Call>
+struct EpilogueOf<Call, true> {
+  using Type = RoundedTile;
+};
+
+// Sums on their way from the accumulators to rows: the shared address of half an eight, within rows
+// of 64 columns.
+ETC_DEVICE u32 place_of_sums(u32 row, u32 eight, u32 half) {
+  const u32 place = eight ^ (row & 7);
+  return row * 256 + place * 32 + (half ^ (place >> 2 & 1)) * 16;
+}
+
+// The eights of a thread: of kRows rows, whose eights of 64 columns belong to eight lanes. All are
+// taken in one pass, or where a row's result changes them, in two: the first one reduces.
+template <class Program, class Call, u32 kRows>
+class TileEights {
+  using Applied = AppliedEpilogue<Call>;
+  using Task = EpilogueTask<typename Program::Args, Call>;
+  using Hook = typename Call::template Epilogue<Task>;
+  static constexpr bool kReduces = Call::kReduces;
+  static constexpr bool kFinishes =
+      requires(const Task& task, float (&v)[8]) { Hook::finish(task, 0, 0, v, 0.0f); };
+
+ public:
+  static constexpr u32 kPasses = kReduces && kFinishes ? 2 : 1;
+
+  // The rows [first_row, end_row) of the worker's part.
+  ETC_DEVICE TileEights(const Run<Program>& run, u32 words, u32 first_row, u32 end_row)
+      : task_(run.g, Applied::coordinate(words)),
+        part_(Applied::part(words)),
+        first_row_(i32(first_row)),
+        end_row_(minimum(i32(end_row), part_.rows)) {
+#pragma unroll
+    for (float& result : results_) result = Hook::kIdentity;
+  }
+
+  ETC_DEVICE i32 columns() const { return part_.columns; }
+
+  // One eight of row n, from row `in_rows` of the rows of 64 columns at `rows`.
+  ETC_DEVICE void take(u32 pass, u32 n, i32 row, i32 column, u32 rows, u32 in_rows) {
+    if (!has_row(row) || column >= part_.columns) return;
+    const u32 eight = u32(column) / 8 & 7;
+    float v[8];
+#pragma unroll
+    for (u32 half = 0; half < 2; ++half) {
+      const uint4 four = ptx::load_shared16(rows + place_of_sums(in_rows, eight, half));
+      v[4 * half] = __uint_as_float(four.x), v[4 * half + 1] = __uint_as_float(four.y);
+      v[4 * half + 2] = __uint_as_float(four.z), v[4 * half + 3] = __uint_as_float(four.w);
+    }
+    const i32 in_row = part_.row + row, in_column = part_.column + column;
+    Hook::apply(task_, in_row, in_column, v);
+    if constexpr (kReduces) {
+      if (pass == 0) {
+#pragma unroll
+        for (float each : v) results_[n] = Hook::reduce(results_[n], Hook::measure(each));
+      }
+    }
+    if (pass + 1 < kPasses) return;
+    if constexpr (kPasses > 1) Hook::finish(task_, in_row, in_column, v, results_[n]);
+    const auto y = Call::template operand<Call::kReads>(task_.g, task_.c);
+    store_eight(y.at(in_row, in_column), v);
+  }
+
+  // The end of a pass. row_of(n); `first`: the thread's first column; `width`: that of a strip.
+  template <class F>
+  ETC_DEVICE void end(u32 pass, i32 first, i32 width, F row_of) {
+    if constexpr (kReduces) {
+      if (pass > 0) return;
+#pragma unroll
+      for (u32 n = 0; n < kRows; ++n) {
+#pragma unroll
+        for (u32 step = 1; step < 8; step *= 2) {
+          results_[n] = Hook::reduce(results_[n], __shfl_xor_sync(~0u, results_[n], step));
+        }
+        const i32 row = row_of(n);
+        if (ptx::lane() % 8 == 0 && has_row(row) && first < part_.columns) {
+          const i32 strip = (part_.column + first) / width;
+          Hook::store_row(task_, strip, part_.row + row, results_[n]);
+        }
+      }
+    }
+  }
+
+ private:
+  ETC_DEVICE bool has_row(i32 row) const { return row >= first_row_ && row < end_row_; }
+
+  Task task_;
+  TilePart part_;
+  i32 first_row_, end_row_;
+  float results_[kRows];
+};
+
+}  // namespace etc

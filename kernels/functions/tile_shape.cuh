@@ -1,0 +1,53 @@
+// The shape of a matrix multiplication's tiles, and a task's size and place.
+#pragma once
+#include "worker/task.cuh"
+
+namespace etc {
+
+enum TileSplit : u32 { kSplitColumns, kSplitRows, kSplitK };
+
+// A shape as the host packs it, with its number among those of the program; sizes of a worker.
+struct TileShape {
+  u32 number, split, is_swapped, depth, rows, columns;
+
+  ETC_DEVICE static constexpr TileShape of(u32 packed) {
+    return {packed & 63,         packed >> 6 & 3,           packed >> 8 & 1,
+            packed >> 9 & 7,     (packed >> 12 & 63) * 8,   (packed >> 18 & 63) * 8};
+  }
+  ETC_DEVICE constexpr u32 box_x() const { return rows * 128; }
+  ETC_DEVICE constexpr u32 box_w() const { return columns * 128; }
+  // A stage: its boxes of w, then those of x.
+  ETC_DEVICE constexpr u32 bytes() const { return depth * (box_x() + box_w()); }
+};
+
+// The size of a task in its work item.
+struct TileSize {
+  u32 stages, number;
+
+  ETC_DEVICE u32 packed() const { return stages | number << 24; }
+  ETC_DEVICE static TileSize of(u32 v) { return {v & 0xffffffu, v >> 24}; }
+};
+
+// A worker's part of a task's tile of y: where it begins, and its size, clipped at the edges of y.
+struct TilePart {
+  i32 row, column, rows, columns;
+};
+
+// Where that part lies in y: the words of a work item.
+struct TilePlace {
+  static constexpr int kWords = 4;
+  u64 at;
+  u32 row_bytes;
+  i32 rows, columns;  // clipped at the edges of y
+
+  ETC_DEVICE void write(u32 (&words)[kWords]) const {
+    words[0] = u32(at), words[1] = u32(at >> 32), words[2] = row_bytes;
+    words[3] = u32(rows) | u32(columns) << 16;
+  }
+  ETC_DEVICE static TilePlace read(u32 shared) {
+    const uint4 v = ptx::load_shared16(shared);
+    return {u64(v.x) | u64(v.y) << 32, v.z, i32(v.w & 0xffffu), i32(v.w >> 16)};
+  }
+};
+
+}  // namespace etc

@@ -1,0 +1,117 @@
+// The sums of a warpgroup, and their exchange with other threads.
+#pragma once
+#include "functions/mainloop.cuh"
+#include "functions/tile_shape.cuh"
+#include "ptx/wgmma_columns.cuh"
+
+namespace etc {
+
+// A thread's four sums of an eight of columns j, through shared memory.
+template <u32 kCount>
+ETC_DEVICE void store_four(const float (&d)[kCount], u32 j, u32 shared) {
+  ptx::store_shared16(
+      shared, {__float_as_uint(d[4 * j]), __float_as_uint(d[4 * j + 1]),
+               __float_as_uint(d[4 * j + 2]), __float_as_uint(d[4 * j + 3])});
+}
+// Calls f(sum, other) for each of them, with those of another thread.
+template <u32 kCount, class F>
+ETC_DEVICE void combine_four(float (&d)[kCount], u32 j, u32 shared, F f) {
+  const uint4 v = ptx::load_shared16(shared);
+  f(d[4 * j], __uint_as_float(v.x)), f(d[4 * j + 1], __uint_as_float(v.y));
+  f(d[4 * j + 2], __uint_as_float(v.z)), f(d[4 * j + 3], __uint_as_float(v.w));
+}
+
+// The two workers of a pair send each other sums.
+struct PairExchange {
+  u32 control;
+
+  // `arrived`: the other worker's sums for the own rows; `ready`: it can receive those of its rows.
+  ETC_DEVICE u32 arrived() const { return control; }
+  ETC_DEVICE u32 ready() const { return control + 8; }
+  ETC_DEVICE void init() const {
+    ptx::mbarrier_init(arrived(), 1);
+    ptx::mbarrier_init(ready(), 1);
+  }
+
+  // The eights of rows, of kEights, that worker `half` of the pair adds begin here.
+  template <u32 kEights>
+  ETC_DEVICE static u32 first(u32 half) {
+    return (half * kEights + 1) / 2;
+  }
+
+  // One thread, when a task begins: nothing uses the own buffer, and the other worker may send.
+  template <u32 kEights>
+  ETC_DEVICE void begin() const {
+    const u32 half = blockIdx.x & 1;
+    const u32 received = first<kEights>(half + 1) - first<kEights>(half);
+    if (received == 0) return;
+    ptx::mbarrier_arrive_expect(arrived(), received * 2048);
+    ptx::mbarrier_arrive_cluster_release(ready(), half ^ 1);
+  }
+
+  // The first warpgroup of a worker: adds the other's sums, to be found at `sums`, for the own eights.
+  // `n` counts these calls. True if the program was aborted.
+  template <u32 kEights, class Program>
+  ETC_DEVICE bool add(
+      const Run<Program>& run, float (&d)[kEights * 4], u32 sums, u32 n, bool lost) const {
+    const u32 half = blockIdx.x & 1, thread = ptx::thread();
+    const u32 first = PairExchange::first<kEights>(half);
+    const u32 end = PairExchange::first<kEights>(half + 1);
+    const bool receives = first < end, sends = end - first < kEights;
+    if (!lost && sends) lost = !wait_mbarrier<true>(run, ready(), n & 1);
+    if (ptx::named_barrier_any<128>(2, lost)) return true;
+    sums += thread * 16;
+    const u32 place = half == 0 ? end : 0;  // of the other worker's first eight
+#pragma unroll
+    for (u32 j = 0; j < kEights; ++j) {
+      if (j >= first && j < end) continue;
+#pragma unroll
+      for (u32 i = 0; i < 4; ++i) {
+        const u32 to = sums + (j - place) * 2048 + 4 * i;
+        ptx::store_async_cluster(to, __float_as_uint(d[4 * j + i]), arrived(), half ^ 1);
+      }
+    }
+    if (receives) lost = !wait_mbarrier(run, arrived(), n & 1);
+    const auto add = [](float& sum, float other) { sum += other; };
+#pragma unroll
+    for (u32 j = 0; j < kEights; ++j) {
+      if (j >= first && j < end) combine_four(d, j, sums + (j - first) * 2048, add);
+    }
+    return ptx::named_barrier_any<128>(2, lost);
+  }
+};
+
+// The mainloop of a warpgroup, which multiplies every kStep-th box of a stage; w and x: descriptors of
+// its first boxes in the ring's first stage. Returns whether a wait was given up.
+template <bool kIsHalf, u32 kPacked, u32 kStep, u32 kCount, class Program>
+ETC_DEVICE bool multiply_boxes(
+    const Run<Program>& run, StageReader<Program>& stages, u32 count, u32 w, u32 x,
+    float (&d)[kCount]) {
+  constexpr TileShape kShape = TileShape::of(kPacked);
+#pragma unroll
+  for (float& sum : d) sum = 0;
+  const auto multiply = [&](u32 begin, u32) {
+#pragma unroll
+    for (u32 box = 0; box < kShape.depth; box += kStep) {
+      const u32 at_w = w + (begin + box * kShape.box_w()) / 16;
+      const u32 at_x = x + (begin + box * kShape.box_x()) / 16;
+#pragma unroll
+      for (u32 q = 0; q < 4; ++q) {
+        const u64 rows = ptx::matrix_descriptor((kShape.is_swapped ? at_w : at_x) + 2 * q);
+        const u64 columns = ptx::matrix_descriptor((kShape.is_swapped ? at_x : at_w) + 2 * q);
+        ptx::wgmma_columns<kIsHalf, 2 * kCount>(d, rows, columns, 1);
+      }
+    }
+  };
+  const bool lost = multiply_stages<kShape.bytes()>(run, stages, count, false, multiply);
+#pragma unroll
+  for (float& sum : d) ptx::keep_order(sum);
+  return lost;
+}
+
+// Half of the buffer: what a warpgroup stores. Where the warpgroups take turns, the first half
+// receives the sums of the second one, and then what is stored; the second half, those of the other
+// worker. All compute threads meet after a task: the buffer is free for the next one.
+constexpr u32 kHalfBuffer = 8192;
+
+}  // namespace etc

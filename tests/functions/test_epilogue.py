@@ -1,0 +1,75 @@
+"""Epilogues of matrix multiplications: the CUDA halves, emulated, against NumPy."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from etc_dist.emulate import Emulator
+from etc_dist.functions.epilogue import partial, residual, row_squares, store, swiglu
+from etc_dist.functions.tile_matmul import TileShape
+from etc_dist.layers.mlp_tiles import GATED_SHAPES
+from etc_dist.ops.matmul_policy import SHAPES
+from etc_dist.runtime.cpu import simulate
+from etc_dist.schedule import schedule_static
+from tests.functions.compiled import check_compiled
+from tests.functions.epilogues import (
+    all_kinds,
+    applied,
+    applied_given,
+    gated_sums,
+    inputs_of,
+)
+
+EVERY = [store, partial, residual, row_squares, swiglu, all_kinds, gated_sums]
+
+
+def shapes_of(what):
+    return GATED_SHAPES if what.gated else SHAPES
+
+
+@cache
+def graph_of(what):
+    y_dtype = what.dtype or "bfloat16"
+    return applied(1, what=what, shapes=shapes_of(what), y_dtype=y_dtype)
+
+
+@cache
+def emulated(what):
+    return Emulator(graph_of(what), workers=4)
+
+
+# Several tiles, of which the last ones end at the edges of M, N and K; a part of one.
+@pytest.mark.parametrize("size", [(72, 328, 136), (4, 8, 72)], ids=str)
+@pytest.mark.parametrize("what", EVERY, ids=str)
+def test_both_halves_give_the_same_on_every_shape(what, size):
+    inputs = inputs_of(what, *size)
+    plan = schedule_static(graph_of(what))
+    for shape in range(len(shapes_of(what))):
+        dims = {**dict(zip("mnk", size, strict=True)), "shape": shape}
+        [expected] = simulate(plan, [inputs], dims).outputs
+        [found] = emulated(what).run([inputs], dims)
+        for name, array in expected.items():
+            wanted, got = (a.astype(np.float32) for a in (array, found[name]))
+            np.testing.assert_allclose(got, wanted, rtol=0.01, atol=0.01)
+
+
+@pytest.mark.parametrize("shape", [TileShape(64, 256, swapped=True), SHAPES[-1]])
+def test_numpy_half_reduces_each_strip(shape):
+    inputs, [answer], dims = applied_given(40, 328, 72, shape)
+    plan = schedule_static(applied(1, what=all_kinds, shapes=[shape]))
+    answer.check(simulate(plan, inputs, dims).outputs[0]["y"])
+
+
+@pytest.mark.parametrize("what", [residual, all_kinds, gated_sums], ids=str)
+def test_every_shape_compiles_without_spills(what):
+    check_compiled(graph_of(what))
+
+
+def test_a_strip_is_what_one_warp_stores():
+    assert TileShape(256, 192, "rows").strip_columns(gated=False) == 192
+    assert TileShape(128, 256).strip_columns(gated=True) == 64
+    assert TileShape(8, 256, swapped=True).strip_columns(gated=False) == 64
+    assert TileShape(8, 128, swapped=True).strip_columns(gated=True) == 32
