@@ -28,7 +28,7 @@ from etc_dist.ir import (
     equal,
     select,
 )
-from etc_dist.ir.expr import Const
+from etc_dist.ir.expr import Const, wrap
 from etc_dist.ir.function import COMPUTE, LOAD, TENSOR
 
 BUFFER_BYTES = 16384
@@ -153,9 +153,9 @@ class Tiles:
     begin with `name`."""
 
     def __init__(
-        self, g: Graph, name: str, shape: Expr, shapes: Sequence[TileShape]
+        self, g: Graph, name: str, shape: Expr | int, shapes: Sequence[TileShape]
     ) -> None:
-        self._g, self._name, self._shape = g, name, shape
+        self._g, self._name, self._shape = g, name, wrap(shape)
         self._shapes = tuple(shapes)
         self._packed = [s.packed(number) for number, s in enumerate(self._shapes)]
         self.rows = self._number("rows", [s.rows for s in shapes])

@@ -1,4 +1,4 @@
-// A tile of few rows of x: the rows of w are those of the tensor cores' tile.
+// A tile whose rows of w are the rows of the tensor cores' tile.
 #pragma once
 #include "functions/tile_epilogue.cuh"
 #include "functions/tile_sums.cuh"

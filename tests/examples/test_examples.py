@@ -79,6 +79,8 @@ def test_demo_refuses_an_output_folder_before_it_runs(tmp_path):
         ("ring_all_gather", 2, "y holds the rows of all ranks, on every rank: True"),
         ("bin_sums", 2, "total holds the sums of all bins, on every rank: True"),
         ("norm_matmul", 2, "largest error against fp32: 2."),
+        ("matmul_bias_gelu", 1, "error against fp32: 1."),
+        ("matmul_fp8", 1, "largest error: 0.0"),
         ("mlp", 2, "inner 512 on each rank 5 calls in one kernel error against fp32: "),
         ("moe", 1, "per expert 9 calls in one kernel error against fp32: "),
         ("moe", 2, "per expert 12 calls in one kernel error against fp32: "),
@@ -147,11 +149,40 @@ def test_rows_that_a_bin_does_not_expect_are_found():
     assert "filled[3] on rank 0, which expects 2 notif" in caught.value.got
 
 
+@pytest.mark.parametrize("rows", [8, 300])
+@pytest.mark.parametrize("name", ["matmul_bias_gelu", "matmul_fp8"])
+def test_epilogues_of_examples_fit_their_numpy_halves(name, rows):
+    made = graph(name, 1)
+    dims = {dim.name: 0 for dim in made.dims} | {"m": rows, "n": 336, "k": 72}
+    rng = np.random.default_rng(rows)
+    shapes = {"x": (rows, 72), "w": (336, 72), "bias": (336,)}
+    names = {tensor.name for tensor in made.inputs()}
+    given = {
+        n: rng.standard_normal(s).astype(bfloat16)
+        for n, s in shapes.items()
+        if n in names
+    }
+    (cpu,) = simulate(schedule_static(made), [given], dims).outputs
+    (emulated,) = Emulator(made).run([given], dims)
+    for n, array in cpu.items():
+        wanted, got = (a.astype(np.float32) for a in (array, emulated[n]))
+        np.testing.assert_allclose(got, wanted, rtol=0.13, atol=0.01)
+        assert abs(got - wanted).mean() < 1e-3 * abs(wanted).mean()
+
+
 @pytest.mark.parametrize(
-    "name", ["add_row_sum", "bin_sums", "norm_matmul", "ring_all_gather"]
+    "name",
+    [
+        "add_row_sum",
+        "bin_sums",
+        "matmul_bias_gelu",
+        "matmul_fp8",
+        "norm_matmul",
+        "ring_all_gather",
+    ],
 )
 def test_kernel_compiles_without_spills(name):
-    source = generate(schedule_static(graph(name, 2)))
+    source = generate(schedule_static(graph(name, 1 if "matmul_" in name else 2)))
     cubin, log = compile_cubin(source.text, headers(source, kernels_folder()))
     assert cubin
     assert "0 bytes spill stores" in log

@@ -25,6 +25,7 @@ inline u8 to_e4m3(float v) {
 }
 inline u16 to_e4m3x2(float low, float high) { return u16(to_e4m3(low) | to_e4m3(high) << 8); }
 inline float exp2(float v) { return exp2f(v); }
+inline float tanh(float v) { return tanhf(v); }
 
 // One of two elements in a word.
 template <bool kIsHalf>
