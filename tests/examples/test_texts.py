@@ -7,9 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from ml_dtypes import bfloat16
 
+from etc_dist.emulate import Emulator
 from etc_dist.errors import DeadlockError
+from etc_dist.functions.epilogue import PER_COLUMN, epilogue
+from etc_dist.functions.tile_matmul import Tiles, TileShape
+from etc_dist.ir import Graph, ceildiv, graph_function, tile
 from etc_dist.schedule import schedule_static
 from etc_dist.verify.verify import verify
 
@@ -69,6 +75,40 @@ def test_advice_names_no_package_that_is_not_published():
     code = [*ROOT.glob("etc_dist/**/*.py"), *ROOT.glob("launch/*")]
     texts = [path for path in (*TEXTS, *code) if path.is_file()]
     assert found(r"install [^\n]*\betc[-_]dist\[", texts) == []
+
+
+SCALE = """
+#pragma once
+#include "functions/epilogue.cuh"
+namespace etc {
+template <class Task>
+struct scale : Epilogue {
+  static void apply(const Task& task, i32 row, i32 column, float (&v)[8]) {
+    float factors[8];
+    load_eight(task.template operand<0>().at(column), factors);
+    for (int i = 0; i < 8; ++i) v[i] *= factors[i];
+  }
+};
+}
+"""
+
+
+def test_epilogue_of_the_language_page_runs(tmp_path):
+    (tmp_path / "scale.cuh").write_text(SCALE)
+    page = (ROOT / "docs/language.md").read_text()
+    (listing,) = re.findall(r"^```python\n(@epilogue.*?)^```", page, re.M | re.S)
+    shapes = [TileShape(64, 64, "k", swapped=True)]
+    names = {"FOLDER": tmp_path, "SHAPES": shapes, "Tiles": Tiles, "Graph": Graph}
+    names |= {"PER_COLUMN": PER_COLUMN, "ceildiv": ceildiv, "tile": tile}
+    names |= {"epilogue": epilogue, "graph_function": graph_function}
+    exec(listing, names)
+    rng = np.random.default_rng(1)
+    x, w = (rng.integers(-3, 4, (r, 72)).astype(bfloat16) for r in (20, 40))
+    inputs = {"x": x, "w": w, "factors": np.arange(40, dtype=np.float32) % 3}
+    dims = {"m": 20, "n": 40, "k": 72, "shape": 0}
+    [found] = Emulator(names["scaled"](1)).run([inputs], dims)
+    expected = x.astype(np.float32) @ w.astype(np.float32).T * inputs["factors"]
+    np.testing.assert_array_equal(found["y"], expected.astype(bfloat16))
 
 
 def test_error_in_the_language_page_is_real(tmp_path):
