@@ -42,7 +42,8 @@ class Settings:
     world_limit: float = 60.0
     """ETC_DIST_WORLD_LIMIT: seconds a collective call may wait for the other ranks."""
     symmetric_size: str = "8G"
-    """ETC_DIST_SYMMETRIC_SIZE: size of each rank's symmetric heap on GPUs."""
+    """ETC_DIST_SYMMETRIC_SIZE: size of each rank's symmetric heap on GPUs, at most the
+    memory of the GPU."""
     cache: Path = field(default_factory=default_cache)
     """ETC_DIST_CACHE: folder of compiled programs and of proofs, private to a user."""
     verify: bool | Literal[0, 1, "data"] = 1

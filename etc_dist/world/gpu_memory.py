@@ -11,7 +11,7 @@ import os
 from ctypes import POINTER, byref, c_char, c_int, c_size_t, c_uint, c_void_p
 from typing import Any
 
-from etc_dist.errors import SymmetricMemoryError, WorldError
+from etc_dist.errors import ArgumentError, SymmetricMemoryError, WorldError
 from etc_dist.settings import describe_sharing
 from etc_dist.world.agreement import Agreement
 from etc_dist.world.memory import ALIGNMENT, Block
@@ -44,7 +44,8 @@ class GpuMemory:
     ):
         """Bind this rank to CUDA `device` and start NVSHMEM; collective.
 
-        Raises WorldError on every rank where any step fails on any rank.
+        Raises WorldError on every rank where any step fails on any rank, ArgumentError
+        where a heap is larger than its GPU.
         """
         self._agreement, self._heap_size = agreement, heap_size
         self._device = device
@@ -116,8 +117,28 @@ class GpuMemory:
         cupy.cuda.runtime.free(0)
         attribute = cupy.cuda.runtime.deviceGetAttribute
         self.mps = bool(attribute(_MPS_ENABLED, self._device))
+        self._refuse_large_heap()
         size = self._heap_size + _ALLOWANCE
         self._library = NvshmemLibrary(load_library(), size)
+
+    def _refuse_large_heap(self) -> None:
+        """ArgumentError for a heap that the GPU can never hold.
+
+        NOTE: by default the size is address space: NVSHMEM takes GPU memory as blocks
+        are allocated, and `_require` counts it. So heaps of ranks that share a GPU may
+        together be larger than it, unless NVSHMEM takes them at its start.
+        """
+        total = int(self._cupy.cuda.runtime.memGetInfo()[1])
+        ranks = self.ranks_per_gpu if _is_taken_at_start() else 1
+        if self._heap_size * ranks > total:
+            shared = f", by {ranks} ranks each" if ranks > 1 else ""
+            raise ArgumentError(
+                "the symmetric heap is larger than the memory of the GPU",
+                where=f"rank {self._agreement.rank}, GPU {self._device}",
+                wanted=f"at most {total // ranks} bytes a rank",
+                got=f"{self._heap_size} bytes{shared}",
+                fix="lower ETC_DIST_SYMMETRIC_SIZE or Settings.symmetric_size",
+            )
 
     def _new_id(self) -> bytes:
         return self._library.unique_id() if self._agreement.rank == 0 else b""
@@ -256,6 +277,12 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "nvshmem_free": (None, [c_void_p]),
     "nvshmem_ptr": (c_void_p, [c_void_p, c_int]),
 }
+
+
+def _is_taken_at_start() -> bool:
+    """Whether the user has switched off the heap that grows."""
+    value = os.environ.get("NVSHMEM_DISABLE_CUDA_VMM", "0").strip().lower()
+    return value not in ("", "0", "n", "no", "f", "false", "off")
 
 
 def load_library() -> str:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from etc_dist.errors import SymmetricMemoryError, WorldError
+from etc_dist.errors import ArgumentError, SymmetricMemoryError, WorldError
 from etc_dist.settings import describe_sharing
 from etc_dist.world import gpu_memory
 from etc_dist.world.gpu_memory import GpuMemory
@@ -88,6 +88,27 @@ def test_heap_is_counted_and_refused_before_nvshmem_is_called(memory):
         heap.allocate(1)
     heap.free(blocks[2])
     assert heap.allocate(2048).addresses == (12288,)
+
+
+@pytest.mark.parametrize("size", [(80 << 30) + 1, 999 << 40])
+def test_a_heap_larger_than_the_gpu_starts_no_nvshmem(size, memory, monkeypatch):
+    monkeypatch.delattr(FakeLibrary, "start")
+    with pytest.raises(ArgumentError, match=rf"at most {80 << 30} .*\n.* {size} bytes"):
+        memory(size)
+    assert gpu_memory._owner is None
+
+
+@pytest.mark.parametrize(("at_start", "fits"), [("0", True), ("1", False)])
+def test_heaps_that_share_a_gpu_must_fit_if_taken_at_start(
+    at_start, fits, memory, monkeypatch
+):
+    monkeypatch.setenv("NVSHMEM_DISABLE_CUDA_VMM", at_start)
+    memory(40 << 30, ranks_per_gpu=2).close()
+    if fits:
+        memory(80 << 30, ranks_per_gpu=4).close()
+    else:
+        with pytest.raises(ArgumentError, match="bytes, by 4 ranks each"):
+            memory(80 << 30, ranks_per_gpu=4)
 
 
 def test_heap_that_cannot_grow_is_refused(memory):
