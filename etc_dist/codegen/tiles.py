@@ -175,6 +175,8 @@ def _extent_faults(wanted: Extent, axis: Axis, names: dict[str, Expr]) -> Iterat
             "" if known == axis.size else f", where another {wanted.name} is {known}"
         )
         yield f"size {axis.size}{other}"
+    if wanted.not_empty and (axis.start.is_loaded or axis.size.is_loaded):
+        yield f"from {axis.start}, which may be empty, as its place is loaded"
     if not is_multiple(axis.start, wanted.begins):
         yield f"from {axis.start}"
     if wanted.of is not None and axis.extent != Const(wanted.of):

@@ -26,7 +26,7 @@ THIN = 128
 MOST_ROWS = 288
 """Rows of a tile at most."""
 ROWS = Extent(most=MOST_ROWS, name="rows")
-DEPTH = Extent(name="k", multiple=2 * STAGE_K)
+DEPTH = Extent(name="k", multiple=2 * STAGE_K, not_empty=True)
 """k, or a share of it: stages are of up to 128."""
 ROW_BOX, WEIGHT_BOX = TmaBox(16, STAGE_K, large=64), TmaBox(128, STAGE_K)
 GATED_BOX = TmaBox(128, STAGE_K, halves=True)

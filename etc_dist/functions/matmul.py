@@ -54,7 +54,7 @@ def _multiply_gated(x: Any, gate: Any, up: Any, y: Any) -> None:
     y[: product.shape[0], : product.shape[1]] = product.astype(y.dtype)
 
 
-DEPTH = Extent(name="k", multiple=STAGE_K)
+DEPTH = Extent(name="k", multiple=STAGE_K, not_empty=True)
 
 
 def _tile(dtype: str, *sizes: Extent | int, layout: str = "") -> Operand:

@@ -28,6 +28,8 @@ class Extent:
     name: equal to all extents of this name in the call; "world": the number of ranks.
     whole: the region covers the axis.
     of: the extent of the tensor itself along the axis.
+    not_empty: the region has elements, unless the task writes nothing. This is checked
+    at the dims of a run.
     """
 
     size: int | None = None
@@ -37,6 +39,7 @@ class Extent:
     name: str = ""
     whole: bool = False
     of: int | None = None
+    not_empty: bool = False
 
     def __str__(self) -> str:
         terms = [] if self.size is None else [str(self.size)]
@@ -48,6 +51,7 @@ class Extent:
             terms.append(f"from {place}")
         terms += ["the whole axis"] * self.whole
         terms += [] if self.of is None else [f"of {self.of}"]
+        terms += ["not empty"] * self.not_empty
         return " ".join(terms) or "any"
 
 

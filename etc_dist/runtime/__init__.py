@@ -5,6 +5,7 @@ build.py            source to cubin by NVRTC; includes.py: its headers;
 gpu.py              the GPU backend: memory of a program and launches
 occupancy.py        how many workers a GPU holds
 argument_block.py   the arguments of a kernel launch
+region_checks.py    regions that may not be empty on GPUs
 memory_plan.py      the offsets of tensors and counters
 tensor_map.py       descriptors of bulk copies
 arrays.py           the caller's arrays; array_checks.py: whether they fit a call

@@ -21,6 +21,7 @@ from etc_dist.errors import ArgumentError
 from etc_dist.ir.call import RANK
 from etc_dist.ir.function import TmaBox
 from etc_dist.runtime.memory_plan import Capacity, plan_memory
+from etc_dist.runtime.region_checks import refuse_empty
 from etc_dist.schedule import Plan
 
 Block = np.ndarray[Any, np.dtype[Any]]
@@ -53,10 +54,11 @@ def fill(
     number: int = 0,
 ) -> Block:
     """The block without the caller's arrays. `number` identifies the shape in fault
-    records. ArgumentError for shapes beyond 32-bit indices."""
+    records. ArgumentError for shapes that the CUDA bodies cannot run at."""
     graph, memory = plan.graph, plan_memory(plan, dims)
     env = graph.environment(dims, rank)
     _check_rows(source, env, f"graph {graph.name}")
+    refuse_empty(graph, env)
     a = np.zeros((), source.arguments.dtype)
     a["peer"] = places.peers
     for name in ("control", "status", "workspace", "trace", "wait_limit"):

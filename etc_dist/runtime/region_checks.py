@@ -1,0 +1,77 @@
+"""Regions that may not be empty on GPUs, at the dims of a run.
+
+A matmul body waits for a first stage of k, so an empty k would never end its task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from etc_dist.errors import ArgumentError
+from etc_dist.ir import GraphFunction, Region
+from etc_dist.ir.call import Call
+from etc_dist.ir.expr import Const
+
+Array = np.ndarray[Any, Any]
+
+
+def refuse_empty(graph: GraphFunction, env: Mapping[str, Any]) -> None:
+    """ArgumentError for a task that writes something, and one of whose operands is
+    empty although its function declares `not_empty`. `env`: as `graph.environment`."""
+    for call in graph.calls:
+        for region, axis in _not_empty(call):
+            task = _empty_task(call, region, axis, dict(env))
+            if task is not None:
+                raise ArgumentError(
+                    f"call {call.name}: a region of {call.function.name} is empty",
+                    where=f"graph {graph.name}, task {task}, {region}",
+                    wanted=f"at least one element on axis {axis} of "
+                    f"{region.tensor.name} in each task that writes",
+                    got=f"none: axis {axis} has "
+                    f"{region.tensor.shape[axis].evaluate(env)} elements",
+                    fix="use fewer splits at these dims, or choose other dims; only "
+                    "the CPU backend adds nothing for an empty split",
+                )
+
+
+def _not_empty(call: Call) -> Iterator[tuple[Region, int]]:
+    """The regions of `call` with the axes that may not be empty."""
+    regions = (*call.reads, *call.writes)
+    for n, operand in call.function.tile.items():
+        front = len(regions[n].size) - len(operand.extents or ())
+        for number, extent in enumerate(operand.extents or ()):
+            if extent.not_empty:
+                yield regions[n], front + number
+
+
+def _empty_task(
+    call: Call, region: Region, axis: int, env: dict[str, Any]
+) -> str | None:
+    """The first task of `call` that writes, and whose `region` is empty on `axis`."""
+    extent = region.tensor.shape[axis]
+    is_whole = region.start[axis] == Const(0) and region.size[axis] == extent
+    if is_whole and int(extent.evaluate(env)) > 0:
+        return None
+    tasks = int(call.tasks.evaluate(env))
+    inner = {**env, **call.coordinates(np.arange(tasks), env)}
+    writes = np.zeros(tasks, bool)
+    for written in call.writes:
+        # Where it is loaded, it may have elements.
+        axes = () if written.is_loaded else range(len(written.size))
+        sizes = [_size(written, a, inner, tasks) for a in axes]
+        writes |= np.all([size > 0 for size in sizes], axis=0)
+    found = np.flatnonzero(writes & (_size(region, axis, inner, tasks) <= 0))
+    if not found.size:
+        return None
+    place = call.coordinates(int(found[0]), env)
+    return call.label([int(n) for n in place.values()])
+
+
+def _size(region: Region, axis: int, env: dict[str, Any], tasks: int) -> Array:
+    """The size of `region` along `axis` in each task, clipped at the tensor's end."""
+    parts = region.start[axis], region.size[axis], region.tensor.shape[axis]
+    start, size, extent = (np.asarray(e.evaluate(env), np.int64) for e in parts)
+    return np.broadcast_to(np.minimum(size, extent - start), (tasks,))

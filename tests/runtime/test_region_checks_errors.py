@@ -1,0 +1,102 @@
+"""Regions of k that are empty at the dims of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from etc_dist.codegen import generate
+from etc_dist.emulate.memory import ProgramMemory
+from etc_dist.errors import ArgumentError, CodegenError
+from etc_dist.functions.grouped_matmul import grouped_store, thin_float
+from etc_dist.functions.matmul import matmul_gated, matmul_store
+from etc_dist.functions.tile_matmul import Tiles, TileShape
+from etc_dist.ir import DeviceFunction, Graph, ceildiv, graph_function, span, tile
+from etc_dist.ir.expr import Const
+from etc_dist.schedule import schedule_static
+
+CHUNK, SPLITS = 128, 3
+
+
+def tile_matmul(g: Graph) -> tuple[DeviceFunction, dict[str, Any]]:
+    tiles = Tiles(g, "tile", Const(0), [TileShape(64, 64)])
+    return tiles.store("bfloat16"), tiles.values
+
+
+# Name -> function and values, rows and columns of a tile.
+FUNCTIONS: dict[str, tuple[Callable[[Graph], Any], int, int]] = {
+    "matmul_store nk": (lambda g: (matmul_store("nk", "bfloat16"), {}), 256, 256),
+    "matmul_store kn": (lambda g: (matmul_store("kn", "bfloat16"), {}), 256, 256),
+    "matmul_gated": (lambda g: (matmul_gated("bfloat16"), {}), 256, 128),
+    "tile_matmul": (tile_matmul, 64, 64),
+    "grouped_store": (lambda g: (grouped_store("bfloat16"), {}), 256, 256),
+    "thin_float": (lambda g: (thin_float("bfloat16"), {}), 128, 128),
+}
+
+
+@graph_function
+def split(g: Graph, *, name: str) -> None:
+    """y[s] = the product of split s of k."""
+    k = g.dims("k")
+    make, rows, columns = FUNCTIONS[name]
+    (function, values), is_kn = make(g), name.endswith("kn")
+    x = g.input("x", (rows, k), "bfloat16")
+    w = g.input("w", (k, columns) if is_kn else (columns, k), "bfloat16")
+    dtype = "float32" if name == "thin_float" else "bfloat16"
+    y = g.output("y", (SPLITS, rows, columns), dtype)
+    (s,) = grid = g.grid(s=SPLITS)
+    part = tile(s, CHUNK)
+    weight = w[part, :] if is_kn else w[:, part]
+    reads = [x[:, part], *[weight] * (function.reads - 1)]
+    writes = [y[s, :, :]]
+    g.call(function, grid, name="part", reads=reads, writes=writes, values=values)
+
+
+@graph_function
+def surplus(g: Graph) -> None:
+    """As `split`, but a task without k is one without rows of y, too."""
+    k = g.dims("k")
+    x, w = (g.input(name, (256, k), "bfloat16") for name in "xw")
+    y = g.output("y", (256 * ceildiv(k, CHUNK), 256), "bfloat16")
+    (s,) = grid = g.grid(s=SPLITS)
+    part = tile(s, CHUNK)
+    writes = [y[tile(s, 256), :]]
+    function = matmul_store("nk", "bfloat16")
+    g.call(function, grid, reads=[x[:, part], w[:, part]], writes=writes)
+
+
+def memory(graph: Any, k: int) -> None:
+    plan = schedule_static(graph)
+    ProgramMemory(plan, generate(plan), {"k": k}, 2)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_an_empty_split_of_k_is_refused_before_a_run(name):
+    graph = split(1, name=name)
+    for k in (2 * CHUNK + 8, 3 * CHUNK):
+        memory(graph, k)
+    with pytest.raises(ArgumentError) as caught:
+        memory(graph, 2 * CHUNK)
+    assert caught.value.what == f"call part: a region of {name.split()[0]} is empty"
+    assert "task part[2], x[" in caught.value.where
+    assert caught.value.got == "none: axis 1 has 256 elements"
+
+
+def test_a_task_that_writes_nothing_may_read_nothing():
+    memory(surplus(1), 2 * CHUNK)
+
+
+def test_a_loaded_place_on_k_is_refused():
+    @graph_function
+    def loaded(g: Graph) -> None:
+        first = g.input("first", (4,), "int32")
+        x = g.input("x", (256, 256), "bfloat16")
+        y = g.output("y", (256, 256), "bfloat16")
+        half = x[:, span(first.load(0), 128)]
+        function = matmul_store("nk", "bfloat16")
+        g.call(function, g.grid(i=1), reads=[half, half], writes=[y[:, :]])
+
+    with pytest.raises(CodegenError, match="as its place is loaded"):
+        memory(loaded(1), 0)
