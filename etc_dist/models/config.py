@@ -98,7 +98,7 @@ def parse_config(given: Mapping[str, Any], path: Path) -> ModelConfig:
     rope["rope_type"] = rope.get("rope_type", rope.pop("type", "default"))
 
     def number(key: str, default: Any = None) -> Any:
-        value = given.get(key, default)
+        value = default if given.get(key) is None else given[key]
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
             raise _refused(path, f"{key}: a positive number", repr(value), "correct it")
         return value
@@ -118,7 +118,7 @@ def parse_config(given: Mapping[str, Any], path: Path) -> ModelConfig:
         head_dim=number("head_dim", number("hidden_size") // heads),
         positions=number("max_position_embeddings"),
         norm_eps=number("rms_norm_eps"),
-        rope_base=number("rope_theta", rope.get("rope_theta", 10000.0)),
+        rope_base=number("rope_theta", rope.get("rope_theta") or 10000.0),
         rope=rope,
         is_tied=bool(given.get("tie_word_embeddings", False)),
         stop_tokens=_stop_tokens(given.get("eos_token_id")),

@@ -23,8 +23,8 @@ IGNORED = (".rotary_emb.inv_freq",)
 def load_weights(folder: str | Path, config: ModelConfig, dtype: str) -> dict[str, Any]:
     """The weights in `folder` as arrays of `dtype` by the names of `decoder_graph`.
 
-    Raises ArgumentError that names the tensors that are missing, unknown, of another
-    shape or dtype, or that have numbers that are not finite."""
+    Raises ArgumentError that names the tensors that are missing, unknown, stored more
+    than once, of another shape or dtype, or with numbers that are not finite."""
     return stack_weights(_tensors(Path(folder)), config, dtype, Path(folder))
 
 
@@ -45,6 +45,9 @@ def stack_weights(
             continue
         if name not in places:
             faults.append(f"{name}: unknown")
+            continue
+        if name not in missing:
+            faults.append(f"{name}: stored more than once")
             continue
         missing.discard(name)
         target, index = places[name]

@@ -39,6 +39,15 @@ def test_sizes_are_those_of_the_file(tmp_path):
     assert (sizes.group, sizes.normalizes_heads, sizes.norm_eps) == (3, False, 1e-5)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("head_dim", 64), ("kv_heads", 9), ("rope_base", 10000.0)]
+)
+def test_null_is_the_default(name, value, tmp_path):
+    keys = {"kv_heads": "num_key_value_heads", "rope_base": "rope_theta"}
+    found = write(tmp_path, **{keys.get(name, name): None})
+    assert getattr(found, name) == value
+
+
 def test_scaled_rotations_are_slower(tmp_path):
     plain = write(tmp_path).cos_sin(2)[1]
     linear = write(tmp_path, rope_scaling={"type": "linear", "factor": 4})

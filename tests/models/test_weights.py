@@ -79,6 +79,15 @@ def test_tensors_that_do_not_fit_are_named(model, tmp_path, name, array, text):
         load_weights(tmp_path, config, "bfloat16")
 
 
+def test_a_tensor_in_two_files_is_refused(model, tmp_path):
+    config, tensors = model
+    save(tmp_path / "model-1.safetensors", tensors)
+    twice = "model.norm.weight"
+    save(tmp_path / "model-2.safetensors", {twice: tensors[twice] + 1})
+    with pytest.raises(ArgumentError, match=f"{twice}: stored more than once"):
+        load_weights(tmp_path, config, "bfloat16")
+
+
 @pytest.mark.parametrize("size", [None, 0, 4, 40, 4000])
 def test_files_that_are_not_complete_are_refused(model, tmp_path, size):
     config, tensors = model
