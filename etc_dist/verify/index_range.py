@@ -7,12 +7,13 @@ correct there and wrong on a GPU. The check is interval arithmetic at the given 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 from etc_dist.errors import GraphError
 from etc_dist.ir import RANK
 from etc_dist.ir.call import TASK, Call
-from etc_dist.ir.expr import Const, Expr, Op
+from etc_dist.ir.expr import Const, Expr, Load, Op, wrap
 from etc_dist.ir.graph import GraphFunction
 from etc_dist.ir.interval import Interval, interval
 from etc_dist.ir.loads import INT32
@@ -66,10 +67,14 @@ def _expressions(call: Call) -> Iterator[Expr]:
 
 
 def _too_wide(expr: Expr, ranges: Mapping[str, Interval]) -> Iterator[Expr]:
-    """Sub-expressions without loads that may not fit, innermost first. Those with
-    loads are checked at run time."""
+    """Sub-expressions without loads that may not fit, innermost first, and sizes of
+    tensors that are loaded from. Those with loads are checked at run time."""
     for child in expr.children():
         yield from _too_wide(child, ranges)
+    if isinstance(expr, Load):
+        size = reduce(lambda a, b: a * b, expr.shape, wrap(1))
+        if interval(size, ranges)[1] > INT32[1] + 1:
+            yield size
     if isinstance(expr, (Const, Op)) and not expr.is_loaded:
         low, high = interval(expr, ranges)
         if low < INT32[0] or high > INT32[1]:

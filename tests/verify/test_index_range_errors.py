@@ -62,5 +62,26 @@ def test_a_size_beyond_32_bits_is_refused(place):
         verify(schedule_static(graph(1)), {"n": 65536}, workers=4)
 
 
+@pytest.mark.parametrize("columns", [2**15, 2**15 + 1])
+def test_a_load_beyond_32_bits_is_refused(columns):
+    @graph_function
+    def graph(g: Graph) -> None:
+        n, m = g.dims("n m")
+        table = g.input("table", (n, m), "int32")
+        x, y = (
+            make(name, (4,), "float32")
+            for make, name in ((g.input, "x"), (g.output, "y"))
+        )
+        at = table.load(0, 0)
+        g.call(COPY, g.grid(i=1), reads=[x[tile(at, 4)]], writes=[y[:]])
+
+    plan, dims = schedule_static(graph(1)), {"n": 2**16, "m": columns}
+    if columns > 2**15:
+        with pytest.raises(GraphError, match=r"n \* m in .* may be 2147549184"):
+            verify(plan, dims, workers=4)
+    else:
+        assert verify(plan, dims, workers=4).tasks == 1
+
+
 def test_an_index_that_fits_is_proved():
     assert proved(lambda i, n: i * 4000001 % n).tasks == ROWS
