@@ -136,7 +136,7 @@ class _Release:
 
     @property
     def name(self) -> str:
-        return f"Release_{self.events.name}_{self.call.name}_{self.number}"
+        return f"Release_{self.call.name}_{self.number}"
 
 
 def releases(plan: Plan) -> Iterator[str]:

@@ -137,11 +137,17 @@ def test_any_name_of_a_user_can_be_compiled():
         n = g.let("double", g.dims("class") * 1 + 1)
         x, y = g.input("control", (n,), "float32"), g.output("rank_", (n,), "float32")
         z = g.output("head_tensor", (n,), "float32")
+        v = g.output("v", (3, n), "float32")
         done = g.events("peer", (n,), expects=1)
         (i,) = grid = g.grid(g=n)
         own, region = {"reads": [x[tile(i, 1)]]}, tile(i, 1)
         g.call(copy, grid, name="units", notifies=[done[i]], writes=[y[region]], **own)
         g.call(copy, grid, name="if_", waits=[done[i]], writes=[z[region]], **own)
+        # Joined by underscores, both are peer_a_b.
+        later = g.events("peer_a", (n,), expects=1)
+        g.call(copy, grid, name="c", notifies=[later[i]], writes=[v[0, region]], **own)
+        g.call(copy, grid, name="a_b", waits=[done[i]], writes=[v[1, region]], **own)
+        g.call(copy, grid, name="b", waits=[later[i]], writes=[v[2, region]], **own)
 
     source = generate(schedule_dynamic(named(1)))
     compile_cubin(source.text, headers(source, kernels_folder()))
