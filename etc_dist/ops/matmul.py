@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from etc_dist.compiler import world_or_current
+from etc_dist.errors import expect_range
 from etc_dist.functions.matmul import TILE, matmul_store
 from etc_dist.functions.tile_matmul import Tiles, TileShape
 from etc_dist.ir import Expr, Graph, graph_function
@@ -103,6 +104,8 @@ class Matmul(Operation):
     def policy(self, m: int, n: int, k: int, *, transposed: bool = False) -> str:
         """The tiles that serve x [m, k] and w [n, k], of which a transposed view may be
         given; after a first call."""
+        for name, size in zip("mnk", (m, n, k), strict=True):
+            expect_range(size, 1, None, name)
         if transposed:
             return str(TileShape(TILE, TILE, "rows"))
         return str(self._shapes[choose(m, n, k, self.program.workers, self._shapes)])

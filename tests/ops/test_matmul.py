@@ -6,6 +6,7 @@ import pytest
 
 import etc_dist.ops.matmul as module
 from etc_dist import Matmul
+from etc_dist.errors import ArgumentError
 from etc_dist.ops.matmul_policy import SHAPES
 
 pytestmark = pytest.mark.mpi
@@ -37,3 +38,10 @@ def test_all_tiles_sum_small_integers_exactly(
     op(p.x, p.w, p.out)
     op.synchronize()
     p.check_exact(p.out)
+
+
+@pytest.mark.parametrize("sizes", [(0, 8, 8), (8, 0, 8), (8, 8, 0)])
+def test_tiles_are_chosen_for_sizes_from_one_on(sizes, make, problem):
+    op = make(Matmul)
+    with pytest.raises(ArgumentError, match="an integer from 1 on"):
+        op.policy(*sizes)
