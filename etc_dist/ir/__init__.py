@@ -1,6 +1,6 @@
 """The language: symbolic dims, tensors, event tensors, device and graph functions.
 
-graph.py      graph functions
+graph.py      graph functions; loop.py: loops over calls
 call.py       calls, and their loads from runtime tensors; order.py: their task orders
 function.py   device functions; operand.py: the regions that their CUDA bodies need
 tensor.py     tensors and regions

@@ -281,29 +281,3 @@ def _check_pace(call: Call, where: str) -> None:
             got=f"pace={call.pace}",
             fix="omit pace=",
         )
-
-
-def refuse_empty_loop(name: str, where: str, calls: int) -> None:
-    """Raise GraphError for a loop without calls."""
-    if calls == 0:
-        raise GraphError(
-            f"loop {name} has no calls",
-            where=where,
-            wanted="calls in the block of `with`",
-            got="none",
-            fix=f"write g.call(...) in the block of with g.loop({name}=...)",
-        )
-
-
-def loop_extent(where: str, extents: Mapping[str, Expr | int]) -> tuple[str, Expr]:
-    """The name and the number of turns of a loop, from the arguments of g.loop()."""
-    if len(extents) != 1:
-        raise GraphError(
-            "a loop does not have one coordinate",
-            where=where,
-            wanted="one argument, as in g.loop(layer=layers)",
-            got=f"{len(extents)} arguments",
-            fix="nest a loop for each coordinate",
-        )
-    ((name, turns),) = extents.items()
-    return name, wrap(turns, f"{where}: the turns of loop {name}")

@@ -22,6 +22,8 @@ import numpy as np
 from etc_dist.errors import GraphError
 
 Value = Any  # int or an integer NumPy array
+NUMBERS = (int, float, np.generic, np.ndarray)
+"""Values that no expression is compared with by ==."""
 
 
 def _least(a: Value, b: Value) -> Value:
@@ -64,7 +66,7 @@ class Expr:
     """Base of all index expressions; immutable, compared by structure."""
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, (int, float, np.number)):
+        if isinstance(other, NUMBERS):
             return bool(self)
         return isinstance(other, Expr) and self._terms == other._terms
 
@@ -255,6 +257,11 @@ class Comparison:
     name: str  # "<" | "<=" | "=="
     left: Expr
     right: Expr
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, NUMBERS):
+            return bool(self)
+        return isinstance(other, Comparison) and vars(self) == vars(other)
 
     def __bool__(self) -> Never:
         raise TypeError(

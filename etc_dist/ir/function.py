@@ -137,6 +137,18 @@ class DeviceFunction:
     def __str__(self) -> str:
         return f"device function {self.name}"
 
+    def __copy__(self) -> DeviceFunction:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DeviceFunction:
+        return self
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"{self} cannot be pickled, as its body is Python code: call the function "
+            "that makes it, or its graph, in each process"
+        )
+
     def __post_init__(self) -> None:
         _check_types(self)
         _check_operands(self)

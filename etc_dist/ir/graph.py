@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from inspect import iscoroutinefunction, isgeneratorfunction
 from types import FunctionType
 from typing import Any, TypeVar
 
@@ -35,15 +35,14 @@ from etc_dist.ir.checks import (
     check_extents,
     check_members,
     check_symbols,
-    loop_extent,
     named_values,
-    refuse_empty_loop,
     refuse_loads_of_written_state,
 )
 from etc_dist.ir.event import EventRef, EventTensor, make_axes
 from etc_dist.ir.expr import Const, Expr, Symbol, wrap
 from etc_dist.ir.function import DeviceFunction, is_name
 from etc_dist.ir.loads import UPPER_BOUND, loads_of, refuse_loads
+from etc_dist.ir.loop import LoopBlock, loop_extent, refuse_open
 from etc_dist.ir.order import Order, Until, run_end, task_order
 from etc_dist.ir.tensor import DTYPES, Region, Tensor
 
@@ -222,8 +221,7 @@ class Graph:
         lengths = {n: wrap(e, f"{where} {n}") for n, e in extents.items()}
         return Grid([Coordinate(Symbol(n, "coordinate"), lengths[n]) for n in lengths])
 
-    @contextmanager
-    def loop(self, /, **turns: Expr | int) -> Iterator[Symbol]:
+    def loop(self, /, **turns: Expr | int) -> LoopBlock:
         """A loop over the calls of a block: `with g.loop(layer=layers) as layer:`. Its
         coordinate, 0 .. layers - 1, is the first axis of each of these calls. A worker
         takes its tasks of a turn call by call, then those of the next turn."""
@@ -232,13 +230,8 @@ class Graph:
         what = f"the number of turns of loop {name}"
         refuse_loads(what, where, [extent], UPPER_BOUND)
         check_symbols(what, where, [extent], self._values())
-        self._loops.append(Coordinate(Symbol(self._claim(name), "coordinate"), extent))
-        before = len(self._calls)
-        try:
-            yield self._loops[-1].symbol
-        finally:
-            self._loops.pop()
-        refuse_empty_loop(name, where, len(self._calls) - before)
+        loop = Coordinate(Symbol(name, "coordinate"), extent)
+        return LoopBlock(loop, where, self._loops, self._calls, self._claim)
 
     def call(
         self,
@@ -292,6 +285,7 @@ class Graph:
         return made
 
     def finish(self) -> GraphFunction:
+        refuse_open(self._loops, f"graph {self.name}")
         made = GraphFunction(
             self.name,
             self.world_size,
@@ -377,6 +371,11 @@ def graph_function(body: Callable[..., None]) -> Callable[..., GraphFunction]:
     """Turn `body(g, **options)` into a function `(world_size, **options)` that returns
     a GraphFunction."""
     expect_type(body, FunctionType, "@graph_function")
+    if isgeneratorfunction(body) or iscoroutinefunction(body):
+        raise TypeError(
+            f"@graph_function expects a plain function, and {body.__name__} would not "
+            "run when it is called: omit yield, await and async"
+        )
 
     @functools.wraps(body)
     def build(world_size: int, **options: Any) -> GraphFunction:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from etc_dist.ir import Symbol, equal, select
@@ -24,6 +25,17 @@ def test_a_chained_comparison_is_refused():
         assert 0 <= N < M
     with pytest.raises(TypeError, match=r"minimum\(\) and maximum\(\)"):
         max(N, M)
+
+
+@pytest.mark.parametrize("value", [True, 1, np.bool_(True), np.array(True)])
+def test_a_comparison_does_not_equal_a_number(value):
+    with pytest.raises(TypeError, match="comparison n < 3 has no truth value"):
+        assert (N < 3) == value
+
+
+def test_comparisons_are_equal_by_structure():
+    assert (N < 3) == (N < 3) and hash(N < 3) == hash(N < 3)
+    assert len({N < 3, N < 2, N <= 3, M < 3}) == 4
 
 
 def test_a_comparison_is_not_a_number():

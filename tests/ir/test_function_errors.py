@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -95,3 +97,13 @@ def test_gathers_may_be_any_sequence():
 @pytest.mark.parametrize("source", ["", "functions/not_yet.cuh", "/nowhere/copy.cuh"])
 def test_a_source_need_not_exist_before_the_build(source):
     assert made(source=source).source == source
+
+
+def test_a_device_function_is_not_pickled():
+    with pytest.raises(TypeError, match=r"device function copy cannot be pickled"):
+        pickle.dumps(made())
+
+
+def test_a_device_function_is_its_own_copy():
+    function = made()
+    assert deepcopy(function) is function

@@ -124,6 +124,10 @@ def test_a_symbolic_value_has_no_truth_value():
         lambda value: value == 0,
         lambda value: value != np.int64(0),
         lambda value: value in (0, 1),
+        lambda value: value == np.array(0),
+        lambda value: value != np.arange(2),
+        lambda value: np.array(0) == value,
+        lambda value: value == np.bool_(True),
     ],
 )
 def test_a_symbolic_value_is_not_compared_with_a_number(choose):
@@ -445,3 +449,11 @@ def test_the_name_of_a_constant_is_taken():
     for claim in (g.dims, lambda name: g.let(name, 3)):
         error = refused(functools.partial(claim, "blocks"))
         assert error.what == "the name 'blocks' cannot be used"
+
+
+def test_a_graph_function_does_not_yield():
+    with pytest.raises(TypeError, match=r"body would not run .* omit yield"):
+
+        @graph_function
+        def body(g: Graph) -> Any:
+            yield g.grid(i=1)

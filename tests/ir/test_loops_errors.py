@@ -91,3 +91,30 @@ def test_a_loop_without_with_is_a_type_error():
     x, layer = g.input("x", (4,), "float32"), g.loop(layer=4)
     with pytest.raises(TypeError, match="write `with g.loop"):
         x[layer]
+
+
+def test_a_loop_is_entered_once():
+    def body(g: Graph) -> None:
+        loop = g.loop(layer=4)
+        for name in ("first", "second"):
+            with loop:
+                g.call(F, g.grid(a=1), name=name)
+
+    error = refused(body)
+    assert error.what == "loop layer is entered twice"
+    assert error.fix.endswith("call g.loop() again, with another name")
+
+
+def test_a_loop_that_is_not_left_is_refused():
+    def body(g: Graph) -> None:
+        g.loop(layer=4).__enter__()
+        g.call(F, g.grid(a=1))
+        g.finish()
+
+    assert refused(body).what == "loop layer has no end"
+
+
+def test_an_error_in_a_loop_is_raised_as_it_is():
+    g = Graph("one", 1)
+    with pytest.raises(ZeroDivisionError), g.loop(layer=4):
+        raise ZeroDivisionError
