@@ -1,0 +1,75 @@
+"""A decoder with a wrong wait or a wrong number of turns is refused, with the turn."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from etc_dist.errors import GraphError
+from etc_dist.ir import equal, select
+from etc_dist.models.decoder import DecoderSizes, decoder_graph
+from etc_dist.schedule import SCHEDULES
+from etc_dist.verify.verify import verify
+from tests.models.conftest import SHAPES
+from tests.models.test_decoder_sizes import dims_of
+from tests.verify.test_verify_errors import change
+
+SIZES = DecoderSizes(6, 2, 64, normalizes_heads=True, page_size=16)
+GRAPH = decoder_graph(1, sizes=SIZES, shapes=SHAPES, best_columns=64)
+DIMS = dims_of(layers=5, rows=3) | {"slices": 2}
+DIMS |= {"hidden": 72, "inner": 136, "vocabulary": 520}
+TURN = 3
+LOOPED = [call.name for call in GRAPH.calls if call.loops]
+WAITS = [(call.name, n) for call in GRAPH.calls for n in range(len(call.waits))]
+BOTH = pytest.mark.parametrize("schedule", ["static", "dynamic"])
+
+
+def refused(schedule, name, **fields):
+    plan = SCHEDULES[schedule](change(GRAPH, name, **fields))
+    with pytest.raises(GraphError) as caught:
+        verify(plan, DIMS, 4)
+    return caught.value.got
+
+
+def call_of(name):
+    return next(call for call in GRAPH.calls if call.name == name)
+
+
+@BOTH
+def test_a_decoder_is_proved(schedule):
+    verify(SCHEDULES[schedule](GRAPH), DIMS, 4)
+
+
+@BOTH
+@pytest.mark.parametrize(("name", "number"), WAITS)
+def test_each_wait_is_needed(name, number, schedule):
+    waits = call_of(name).waits
+    got = refused(schedule, name, waits=waits[:number] + waits[number + 1 :])
+    assert f"{name}[" in got or waits[number].events.name in got
+    assert "[layer=" in got or name not in LOOPED
+
+
+@BOTH
+@pytest.mark.parametrize("name", LOOPED)
+def test_a_wait_for_the_turn_before_is_refused_with_its_turn(name, schedule):
+    (wait,) = call_of(name).waits
+    layer, *others = wait.index
+    before = select(equal(layer, TURN), TURN - 1, layer)
+    waits = (replace(wait, index=(before, *others)),)
+    got = refused(schedule, name, waits=waits)
+    assert f"{wait.events.name}[{TURN}" in got
+    assert f"[layer={TURN}" in got
+
+
+@BOTH
+@pytest.mark.parametrize(("more", "where"), [(-1, "ready[5]"), (1, "[layer=5")])
+def test_another_number_of_turns_is_refused_with_the_turn(more, where, schedule):
+    loop, *_ = call_of("attend").axes
+    turns = replace(loop, extent=loop.extent + more)
+    graph = GRAPH
+    for name in LOOPED:
+        graph = change(graph, name, axes=(turns, *call_of(name).axes[1:]))
+    with pytest.raises(GraphError) as caught:
+        verify(SCHEDULES[schedule](graph), DIMS, 4)
+    assert where in caught.value.got
