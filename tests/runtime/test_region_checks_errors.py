@@ -22,7 +22,7 @@ CHUNK, SPLITS = 128, 3
 
 def tile_matmul(g: Graph) -> tuple[DeviceFunction, dict[str, Any]]:
     tiles = Tiles(g, "tile", Const(0), [TileShape(64, 64)])
-    return tiles.store("bfloat16"), tiles.values
+    return tiles.matmul("bfloat16"), tiles.values
 
 
 # Name -> function and values, rows and columns of a tile.
