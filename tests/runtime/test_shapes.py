@@ -27,7 +27,7 @@ def executor(monkeypatch) -> GpuExecutor:
     made._cupy = SimpleNamespace(cuda=SimpleNamespace(driver=driver))
     made.world, made.plan = SimpleNamespace(rank=0), None
     made._status, made.finish = [1], lambda: None
-    monkeypatch.setattr(gpu, "decode", lambda plan, control, dims, rank: [dims])
+    monkeypatch.setattr(gpu, "decode", lambda plan, control, dims, *_: [dims])
     return made
 
 
