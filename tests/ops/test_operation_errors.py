@@ -95,6 +95,7 @@ def wrong(what: str, p: Any, put: Callable[..., Any]) -> Call:
         return put(np.zeros(extents), dtype)
 
     both = zeros(rows * k + shape[0] * n)
+    with_w = zeros(n * k + shape[0] * n)
     return {
         "K differs": (p.x, zeros(n, k + 8), None),
         "x has one axis": (p.x[0], p.w, None),
@@ -115,6 +116,11 @@ def wrong(what: str, p: Any, put: Callable[..., Any]) -> Call:
             both[: rows * k].reshape(rows, k),
             p.w,
             both[rows * k - 8 : -8].reshape(shape),
+        ),
+        "out overlaps w": (
+            p.x,
+            with_w[: n * k].reshape(n, k),
+            with_w[n * k - 8 : -8].reshape(shape),
         ),
     }[what]
 
@@ -139,6 +145,7 @@ WORDS = {
     "out is not contiguous": r"got: +out .*, transposed",
     "w is empty": r"wanted: w without an axis of length 0",
     "out overlaps x": r"wanted: out apart from x\n",
+    "out overlaps w": r"wanted: out apart from w\n",
 }
 
 
