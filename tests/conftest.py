@@ -73,6 +73,15 @@ def one_rank(world: Any) -> Any:
     return world
 
 
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the emulator's libraries, shared by all test processes."""
+    base = tmp_path_factory.getbasetemp()
+    found = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "emulated"
+    found.mkdir(exist_ok=True)
+    return found
+
+
 LIMIT = 0.5
 """Seconds that a wait may last in `short_timeout`."""
 

@@ -112,9 +112,10 @@ CASES = {
     "mlp": Case(partial(mlp_graph, 2), lambda: mlp(2, 40, 192, 136)),
     # More than a block of rows; square tiles, then pairs that split k.
     "mlp on tiles": Case(
-        partial(mlp_tiles_graph, 2, shapes=[TileShape(128, 128), PAIRS]),
-        lambda: mlp(2, 140, 192, 136, gate_up_shape=0, down_shape=1),
+        partial(mlp_tiles_graph, 2, shapes=[TileShape(128, 128), PAIRS], block=128),
+        lambda: mlp(2, 70, 192, 136, gate_up_shape=0, down_shape=1),
         DYNAMIC,
+        workers=2,
     ),
     # Weights that are loaded ahead fill the ring.
     "ahead": Case(

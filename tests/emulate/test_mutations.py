@@ -275,15 +275,23 @@ def _numbered() -> list[Any]:
     return cases
 
 
-# Sums of uninitialised memory may have any value.
-@pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")
-@pytest.mark.parametrize("number", _numbered())
-def test_what_is_broken_shows(folder, kernels, number):
-    name = MUTATIONS[number - 1][0]
+def run(name: str, number: int, folder: Path, kernels: Path) -> None:
+    """Check a case with one mutation, or with none for 0."""
     case = MUTATED[name]
     program = Emulator(
         case.graph(), schedule=case.schedule, folder=folder, kernels=kernels
     )
     ctypes.c_int.in_dll(program.library, "mutation").value = number
+    CHECKS.get(name, check)(program, *case.given())
+
+
+def test_a_decoder_that_is_not_broken_gives_the_reference(folder, kernels):
+    run("decoder", 0, folder, kernels)
+
+
+# Sums of uninitialised memory may have any value.
+@pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")
+@pytest.mark.parametrize("number", _numbered())
+def test_what_is_broken_shows(folder, kernels, number):
     with pytest.raises((AssertionError, EtcDistError)):
-        CHECKS.get(name, check)(program, *case.given())
+        run(MUTATIONS[number - 1][0], number, folder, kernels)

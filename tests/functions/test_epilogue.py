@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from etc_dist.emulate import Emulator
-from etc_dist.functions.epilogue import partial, residual, row_squares, store, swiglu
+from etc_dist.functions.epilogue import partial, residual, row_squares
 from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.layers.mlp_tiles import GATED_SHAPES
 from etc_dist.ops.matmul_policy import SHAPES
@@ -23,34 +23,46 @@ from tests.functions.epilogues import (
     inputs_of,
 )
 
-EVERY = [store, partial, residual, row_squares, swiglu, all_kinds, gated_sums]
+FEW = SHAPES[1], SHAPES[9], SHAPES[12], SHAPES[18]
+"""Pairs that split k, two warpgroups, square tiles, pairs that split rows."""
+OTHERS = [partial, residual, row_squares]
+EVERY = [(all_kinds, SHAPES), (gated_sums, GATED_SHAPES)]
+exhaustive = pytest.mark.exhaustive
 
 
-def shapes_of(what):
-    return GATED_SHAPES if what.gated else SHAPES
-
-
-@cache
-def graph_of(what):
+def graph_of(what, shapes):
     y_dtype = what.dtype or "bfloat16"
-    return applied(1, what=what, shapes=shapes_of(what), y_dtype=y_dtype)
+    return applied(1, what=what, shapes=shapes, y_dtype=y_dtype)
 
 
 @cache
-def emulated(what):
-    return Emulator(graph_of(what), workers=4)
+def emulated(what, shapes, folder):
+    return Emulator(graph_of(what, shapes), workers=4, folder=folder)
+
+
+def str_of(value):
+    return f"{len(value)} shapes" if isinstance(value, tuple) else str(value)
 
 
 # Several tiles, of which the last ones end at the edges of M, N and K; a part of one.
+# tests/functions/test_tile_matmul.py has those that store and gate.
 @pytest.mark.parametrize("size", [(72, 328, 136), (4, 8, 72)], ids=str)
-@pytest.mark.parametrize("what", EVERY, ids=str)
-def test_both_halves_give_the_same_on_every_shape(what, size):
+@pytest.mark.parametrize(
+    ("what", "shapes"),
+    [
+        *EVERY,
+        *((what, FEW) for what in OTHERS),
+        *(pytest.param(what, SHAPES, marks=exhaustive) for what in OTHERS),
+    ],
+    ids=str_of,
+)
+def test_both_halves_give_the_same_on_every_shape(what, shapes, size, folder):
     inputs = inputs_of(what, *size)
-    plan = schedule_static(graph_of(what))
-    for shape in range(len(shapes_of(what))):
+    emulator = emulated(what, shapes, folder)
+    for shape in range(len(shapes)):
         dims = {**dict(zip("mnk", size, strict=True)), "shape": shape}
-        [expected] = simulate(plan, [inputs], dims).outputs
-        [found] = emulated(what).run([inputs], dims)
+        [expected] = simulate(emulator.plan, [inputs], dims).outputs
+        [found] = emulator.run([inputs], dims)
         for name, array in expected.items():
             wanted, got = (a.astype(np.float32) for a in (array, found[name]))
             np.testing.assert_allclose(got, wanted, rtol=0.01, atol=0.01)
@@ -63,9 +75,19 @@ def test_numpy_half_reduces_each_strip(shape):
     answer.check(simulate(plan, inputs, dims).outputs[0]["y"])
 
 
-@pytest.mark.parametrize("what", [residual, all_kinds, gated_sums], ids=str)
-def test_every_shape_compiles_without_spills(what):
-    check_compiled(graph_of(what))
+@pytest.mark.parametrize(
+    ("what", "shapes"),
+    [
+        (all_kinds, FEW),
+        *(
+            pytest.param(*case, marks=exhaustive)
+            for case in [*EVERY, (residual, SHAPES)]
+        ),
+    ],
+    ids=str_of,
+)
+def test_every_shape_compiles_without_spills(what, shapes):
+    check_compiled(graph_of(what, shapes))
 
 
 def test_a_strip_is_what_one_warp_stores():

@@ -13,8 +13,8 @@ from tests.emulate.cases import gated, gated_tiles, tiles
 
 
 @pytest.fixture(scope="module")
-def program() -> Emulator:
-    return Emulator(matmul_graph(1), workers=4)
+def program(folder) -> Emulator:
+    return Emulator(matmul_graph(1), workers=4, folder=folder)
 
 
 # Several tiles, of which the last ones end at the edges of M, N and K.
@@ -27,8 +27,9 @@ def test_each_shape_gives_x_times_w_transposed(shape, m, n, k, program):
 
 
 @pytest.fixture(scope="module")
-def gated_program() -> Emulator:
-    return Emulator(gated_tiles(1, shapes=GATED_SHAPES), workers=4)
+def gated_program(folder) -> Emulator:
+    graph = gated_tiles(1, shapes=GATED_SHAPES)
+    return Emulator(graph, workers=4, folder=folder)
 
 
 # Several tiles, and one that is smaller than a worker's half.

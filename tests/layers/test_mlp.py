@@ -68,7 +68,7 @@ def test_one_rank_has_one_program(one_rank, make, compiled):
     assert compiled == [TILES]
 
 
-@pytest.mark.mpi
+@pytest.mark.mpi(max_size=2)
 @pytest.mark.parametrize("number", range(len(GATED_SHAPES)))
 def test_any_tiles_give_the_result(number, make, monkeypatch):
     """Two blocks and more of all ranks' rows; tails of rows, hidden and inner."""

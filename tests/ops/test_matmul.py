@@ -27,6 +27,7 @@ def test_random_values_come_close_to_fp32(m, dtype, w_layout, make, problem, rng
 
 
 # All tiles of the program, at sizes with several of them and tails of M, N and K.
+@pytest.mark.mpi(max_size=1)
 @pytest.mark.parametrize("shape", range(len(SHAPES)))
 @pytest.mark.parametrize(("m", "n", "k"), [(70, 520, 200), (3, 8, 8), (300, 1304, 584)])
 def test_all_tiles_sum_small_integers_exactly(
