@@ -147,6 +147,10 @@ def test_steps_give_the_ids_of_the_largest_logits(sizes, layers, schedule, rng):
         assert np.all(chosen > logits.max(axis=1) - 0.05 * np.abs(logits).max(axis=1))
 
 
+EMULATED = [[1], [1, 3, 1], [1, 2, 16, 14]]
+"""Rows of each request in steps that the emulator runs, in another order each."""
+
+
 def decoder() -> GraphFunction:
     return decoder_graph(1, sizes=QWEN, shapes=SHAPES, best_columns=64)
 
@@ -173,6 +177,29 @@ def check_ids(program: Emulator, given: Any, dims: dict[str, int]) -> None:
     logits = np.insert(expected, 2, reference(model, QWEN, [ids[2]]), axis=0)
     chosen = logits[np.arange(5), found["next_ids"]]
     assert np.all(chosen > logits.max(axis=1) - 0.05 * np.abs(logits).max(axis=1))
+
+
+@pytest.mark.parametrize(
+    "schedule", ["static", pytest.param("dynamic", marks=pytest.mark.exhaustive)]
+)
+def test_the_cuda_bodies_agree_in_any_order(schedule, rng):
+    emulator = Emulator(decoder(), schedule=schedule, workers=6)
+    model = draw_model(rng, QWEN, 2)
+    for seed, counts in enumerate(EMULATED):
+        rows = [(r, at) for r, count in enumerate(counts) for at in range(count)]
+        request, position = rng.permutation(np.array(rows, np.int32)).T
+        ids = rng.integers(VOCABULARY, size=len(rows), dtype=np.int32)
+        step = {"ids": ids, "request": request.copy(), "position": position.copy()}
+        given = model | step
+        dims = dims_of(given, QWEN, 1 + seed % 3)
+        [found] = emulator.run([given], dims, seed=seed)
+        for r in range(len(counts)):
+            own = np.flatnonzero(request == r)[np.argsort(position[request == r])]
+            expected = reference(model, QWEN, ids[own].tolist())
+            off = np.linalg.norm(found["logits"][own].astype(np.float32) - expected)
+            assert off <= 0.02 * np.linalg.norm(expected)
+        best = found["logits"].astype(np.float32).argmax(axis=1)
+        np.testing.assert_array_equal(found["next_ids"], best)
 
 
 @pytest.mark.parametrize(
