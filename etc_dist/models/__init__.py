@@ -4,6 +4,7 @@ loading.py      load: a model from a folder or a file
 model.py        Model: weights, cache and program; generate, step
 batch.py        requests that are decoded together
 tokenizer.py    texts as token ids, and the chat template
+chat.py         the command `etc-dist generate`
 config.py       sizes and variants, from the config.json of a model
 weights.py      the weights of its safetensors files
 gguf_file.py    configuration and weights of a GGUF file
@@ -17,5 +18,6 @@ extras.py       packages that only models need
 from etc_dist.models.extras import packaged_model as packaged_model
 from etc_dist.models.loading import load as load
 from etc_dist.models.model import Model as Model
+from etc_dist.models.tokenizer import load_tokenizer as load_tokenizer
 
-__all__ = ["Model", "load", "packaged_model"]
+__all__ = ["Model", "load", "load_tokenizer", "packaged_model"]

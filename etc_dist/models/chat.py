@@ -1,0 +1,76 @@
+"""The command `etc-dist generate`: a model's answer, as it is written."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TextIO
+
+import etc_dist
+from etc_dist.models.batch import Batch
+from etc_dist.models.extras import PACKAGED, packaged_model
+from etc_dist.models.loading import load
+from etc_dist.models.tokenizer import TextStream, load_tokenizer
+
+
+class Progress:
+    """A line of a terminal that is replaced by the next one. Writes nothing to a file
+    or a pipe, except results."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._shows = stream, stream.isatty()
+
+    def show(self, text: str) -> None:
+        if self._shows:
+            self._stream.write(f"\r\x1b[K{text}")
+            self._stream.flush()
+
+    def result(self, text: str) -> None:
+        self.show("")
+        print(text, file=self._stream, flush=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.show("")
+
+
+def answer(folder: str | None, prompt: str, max_new_tokens: int) -> None:
+    """Print the answer of the model in `folder` (default: the packaged one) to a
+    prompt, and on stderr what it does and its speed."""
+    with etc_dist.start() as world, Progress(sys.stderr) as progress:
+        path = packaged_model() if folder is None else Path(folder)
+        name = PACKAGED if folder is None else path.name
+        progress.show(f"loading {name}")
+        tokenizer = load_tokenizer(path)
+        ids = tokenizer.chat(prompt)
+        with load(path, batch=1, world=world) as model, Batch(model) as requests:
+            room = min(max_new_tokens, max(1, model.positions - len(ids)))
+            request = requests.add(ids, room, model.config.stop_tokens)
+            text, sent, began = TextStream(tokenizer), 0, time.perf_counter()
+            first = began
+            while not requests.is_done:
+                if request.cached < len(ids):
+                    progress.show(f"prompt: {request.cached} of {len(ids)} tokens")
+                requests.step()
+                if sent == 0 and request.cached == len(ids):
+                    progress.show("")
+                    first = time.perf_counter()
+                new = request.new_tokens[sent:]
+                sent += len(new)
+                print(text.add(new), end="", flush=True)
+        print(flush=True)
+        seconds = time.perf_counter() - first
+        speed = f", {(sent - 1) / seconds:.1f} tokens/s" if sent > 1 else ""
+        progress.result(
+            f"{name} on {world.backend}: {len(ids)} tokens read in "
+            f"{first - began:.1f} s, {sent} written{speed}"
+        )

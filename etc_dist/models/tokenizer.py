@@ -1,0 +1,175 @@
+"""Texts as token ids: the tokenizer and the chat template of a model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from etc_dist.errors import ArgumentError, expect_type
+from etc_dist.models.config import read_config
+from etc_dist.models.extras import extra_module
+from etc_dist.models.gguf_file import GgufFile
+
+SPLIT = {
+    "llama-bpe": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    "qwen2": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+}
+"""The pattern of words, by the name that a GGUF file has for it."""
+DIGITS = "smollm"
+"""The name of GPT-2's pattern, with each digit a word."""
+CONTROL, USER_DEFINED = 3, 4
+"""Kinds of tokens in a GGUF file that are never the result of merges."""
+INCOMPLETE = "\ufffd"
+"""The end of a text whose last character needs further tokens."""
+
+
+class Tokenizer:
+    """The tokenizer of a model, by the package `tokenizers`; made by `load_tokenizer`.
+
+    chat_template: a Jinja template, or None. special: texts by the names that the
+    template uses, such as bos_token."""
+
+    def __init__(
+        self, tokens: Any, chat_template: str | None, special: Mapping[str, str]
+    ) -> None:
+        self._tokens = tokens
+        self.chat_template, self._special = chat_template, dict(special)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text as it is, in which names of special tokens count."""
+        expect_type(text, str, "text")
+        return list(self._tokens.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids, without special tokens."""
+        return str(self._tokens.decode(list(ids), skip_special_tokens=True))
+
+    def chat(self, messages: str | Sequence[Mapping[str, str]]) -> list[int]:
+        """The ids of a conversation, up to where the model's answer begins: messages
+        with "role" and "content", or the text of one message of the user. Without a
+        chat template, the text alone."""
+        expect_type(messages, (str, list, tuple), "messages")
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        if self.chat_template is None:
+            return self.encode("\n".join(one["content"] for one in messages))
+        environment = extra_module("jinja2.sandbox").ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True
+        )
+        environment.filters["tojson"] = json.dumps
+        template = environment.from_string(self.chat_template)
+        text = template.render(
+            messages=messages, add_generation_prompt=True, **self._special
+        )
+        return self.encode(text)
+
+
+class TextStream:
+    """The text of tokens that come one by one."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []
+        self._sent = ""
+
+    def add(self, ids: Iterable[int]) -> str:
+        """The text that these ids add, up to the last complete character."""
+        self._ids += ids
+        text = self._tokenizer.decode(self._ids)
+        if text.endswith(INCOMPLETE):
+            return ""
+        new, self._sent = text[len(self._sent) :], text
+        return new
+
+
+def load_tokenizer(path: str | Path) -> Tokenizer:
+    """The tokenizer of the model in `path`, as for `load`.
+
+    Raises ArgumentError for a path without one, for a tokenizer of a GGUF file that is
+    not implemented, and for one with ids that the model does not have."""
+    expect_type(path, (str, Path), "path")
+    path = Path(path).expanduser()
+    if path.is_file():
+        file = GgufFile(path)
+        return _checked(_of_gguf(file), file.config().vocabulary, path)
+    return _checked(_of_folder(path), read_config(path).vocabulary, path)
+
+
+def _checked(tokenizer: Tokenizer, vocabulary: int, path: Path) -> Tokenizer:
+    largest = max(tokenizer._tokens.get_vocab().values(), default=0)
+    if largest >= vocabulary:
+        wanted = f"ids of 0 .. {vocabulary - 1}, as the model has"
+        fix = "use the tokenizer of this model"
+        raise _refused(path, wanted, f"id {largest}", fix)
+    return tokenizer
+
+
+def _of_folder(folder: Path) -> Tokenizer:
+    tokenizers = extra_module("tokenizers")
+    file = folder / "tokenizer.json"
+    try:
+        tokens = tokenizers.Tokenizer.from_str(file.read_text("utf-8"))
+    except Exception as error:  # the package raises Exception itself
+        fix = "add the model's tokenizer.json, or use token ids"
+        raise _refused(file, "a readable tokenizer.json", str(error), fix) from error
+    given: dict[str, Any] = {}
+    config = folder / "tokenizer_config.json"
+    if config.is_file():
+        given = json.loads(config.read_text("utf-8"))
+    special = {name: given.get(name) for name in ("bos_token", "eos_token")}
+    texts = {
+        name: value["content"] if isinstance(value, dict) else value
+        for name, value in special.items()
+        if value is not None
+    }
+    template = given.get("chat_template")
+    separate = folder / "chat_template.jinja"
+    if separate.is_file():
+        template = separate.read_text("utf-8")
+    return Tokenizer(tokens, template if isinstance(template, str) else None, texts)
+
+
+def _of_gguf(file: GgufFile) -> Tokenizer:
+    tokenizers = extra_module("tokenizers")
+    pre = tokenizers.pre_tokenizers
+    kind, split = (file.get(f"tokenizer.ggml.{name}") for name in ("model", "pre"))
+    if kind != "gpt2" or split not in (*SPLIT, DIGITS):
+        known = ", ".join((*SPLIT, DIGITS))
+        wanted = f"tokenizer.ggml.model gpt2, with tokenizer.ggml.pre {known}"
+        fix = "use the Hugging Face folder of this model, or token ids"
+        raise _refused(file.path, wanted, f"{kind}, {split}", fix)
+    texts = file.get("tokenizer.ggml.tokens")
+    merges = [tuple(one.split(" ")) for one in file.get("tokenizer.ggml.merges")]
+    vocabulary = {text: number for number, text in enumerate(texts)}
+    tokens = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, merges))
+    if split == DIGITS:
+        first = pre.Digits(individual_digits=True)
+    else:
+        pattern = tokenizers.Regex(SPLIT[split])
+        first = pre.Split(pattern, behavior="isolated")
+    words = pre.ByteLevel(add_prefix_space=False, use_regex=split == DIGITS)
+    tokens.pre_tokenizer = pre.Sequence([first, words])
+    tokens.decoder = tokenizers.decoders.ByteLevel()
+    kinds = file.get("tokenizer.ggml.token_type", ())
+    for number, kind in enumerate(kinds):
+        added = tokenizers.AddedToken(texts[number], normalized=False)
+        if kind == CONTROL:
+            tokens.add_special_tokens([added])
+        elif kind == USER_DEFINED:
+            tokens.add_tokens([added])
+    numbers = {
+        f"{name}_token": file.get(f"tokenizer.ggml.{name}_token_id")
+        for name in ("bos", "eos")
+    }
+    special = {name: texts[n] for name, n in numbers.items() if n is not None}
+    return Tokenizer(tokens, file.get("tokenizer.chat_template"), special)
+
+
+def _refused(path: Path, wanted: str, got: str, fix: str) -> ArgumentError:
+    return ArgumentError(
+        "the tokenizer cannot be used", where=str(path), wanted=wanted, got=got, fix=fix
+    )
