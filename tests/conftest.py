@@ -35,7 +35,12 @@ TESTS = Path(__file__).parent
 GOLDEN = TESTS / "golden"
 # How long a failed rank waits for the others to end the test, in seconds.
 GRACE = float(os.environ.get("LAUNCH_TEST_GRACE", "10"))
-MARKS = {"mpi": ("min_size", "max_size"), "gpu": ("devices",), "exhaustive": ()}
+MARKS = {
+    "mpi": ("min_size", "max_size"),
+    "gpu": ("devices",),
+    "exhaustive": (),
+    "models": (),
+}
 """The markers and their arguments."""
 EXHAUSTIVE = "for --all only"
 CODES = {"passed": 0, "skipped": 1, "failed": 2}
@@ -157,6 +162,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--all", action="store_true", help="run the tests marked exhaustive, too"
     )
+    parser.addoption(
+        "--models", action="store_true", help="run the tests marked models, too"
+    )
 
 
 @functools.cache
@@ -214,6 +222,9 @@ def pytest_collection_modifyitems(
         check_marks(item)
     deselect = {
         "there is no GPU": lambda item: _devices(item) and not has_gpu(),
+        "for --models only": lambda item: (
+            not config.getoption("--models") and item.get_closest_marker("models")
+        ),
         EXHAUSTIVE: lambda item: not config.getoption("--all") and _is_slow(item),
     }
     counts: dict[str, int] = {}

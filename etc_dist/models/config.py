@@ -18,6 +18,17 @@ ARCHITECTURES = {"LlamaForCausalLM": False, "Qwen3ForCausalLM": True}
 """The models, and whether they normalize each query and key."""
 ROPES = ("default", "linear", "llama3", "factors")
 
+ROPE_KEYS = {
+    "linear": ("factor",),
+    "llama3": (
+        "factor",
+        "low_freq_factor",
+        "high_freq_factor",
+        "original_max_position_embeddings",
+    ),
+}
+"""The numbers of each scaling."""
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -136,6 +147,8 @@ def parse_config(given: Mapping[str, Any], path: Path) -> ModelConfig:
         ),
     }
     missing = [wanted for wanted, holds in variants.items() if not holds]
+    keys = ROPE_KEYS.get(rope["rope_type"], ())
+    missing += [f"rope_scaling with {key}" for key in keys if key not in rope]
     if missing:
         fix = "use a model of which each variant is implemented"
         raise _refused(path, "; ".join(missing), "another variant", fix)

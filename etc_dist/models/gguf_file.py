@@ -91,7 +91,7 @@ class GgufFile:
 
     def weights(self, config: ModelConfig, dtype: str) -> dict[str, Any]:
         """As `load_weights`."""
-        return stack_weights(self._tensors(config), config, dtype, self.path)
+        return stack_weights(self.tensors(config), config, dtype, self.path)
 
     def refused(self, wanted: str, got: str, fix: str) -> ArgumentError:
         return ArgumentError(
@@ -111,7 +111,7 @@ class GgufFile:
             return {"rope_type": "default"}
         return {"rope_type": kind, "factor": of("rope.scaling.factor", 1.0)}
 
-    def _tensors(self, config: ModelConfig) -> Iterator[tuple[str, Any]]:
+    def tensors(self, config: ModelConfig) -> Iterator[tuple[str, Any]]:
         paired = self.get("general.architecture") in PAIRED
         heads = {"attn_q": config.heads, "attn_k": config.kv_heads}
         for tensor in self._reader.tensors:

