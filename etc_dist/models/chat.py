@@ -8,11 +8,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
 
-import etc_dist
 from etc_dist.models.batch import Batch
 from etc_dist.models.extras import PACKAGED, packaged_model
 from etc_dist.models.loading import load
 from etc_dist.models.tokenizer import TextStream, load_tokenizer
+from etc_dist.world import start
 
 
 class Progress:
@@ -46,7 +46,7 @@ class Progress:
 def answer(folder: str | None, prompt: str, max_new_tokens: int) -> None:
     """Print the answer of the model in `folder` (default: the packaged one) to a
     prompt, and on stderr what it does and its speed."""
-    with etc_dist.start() as world, Progress(sys.stderr) as progress:
+    with start() as world, Progress(sys.stderr) as progress:
         path = packaged_model() if folder is None else Path(folder)
         name = PACKAGED if folder is None else path.name
         progress.show(f"loading {name}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -61,7 +62,11 @@ def run(*command):
     done = subprocess.run(
         [sys.executable, *command],
         cwd=ROOT,
-        env=os.environ | {"ETC_DIST_BACKEND": "cpu"},
+        env=os.environ
+        | {
+            "ETC_DIST_BACKEND": "cpu",
+            "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}",
+        },
         capture_output=True,
         text=True,
         timeout=100,
@@ -74,6 +79,17 @@ def test_the_command_writes_an_answer():
     done = run("-m", "etc_dist.cli", "generate", QUESTION)
     assert done.stdout == "The capital of France is Paris.\n"
     assert "SmolLM2-135M-Instruct on cpu: 37 tokens read in" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "output"),
+    [("sentence.py", "The capital of France is Paris.\n"), ("step.py", "(3,) (3, ")],
+)
+def test_listings_of_the_page_run(name, output, tmp_path):
+    page = (ROOT / "docs/models.md").read_text()
+    (text,) = re.findall(rf"^```python\n# {name}\n(.*?)^```", page, re.M | re.S)
+    (tmp_path / name).write_text(text)
+    assert run(str(tmp_path / name)).stdout.startswith(output)
 
 
 def test_the_example_writes_a_sentence():
