@@ -103,9 +103,9 @@ class Cache:
         existing = next(p for p in (root, *root.parents) if os.path.lexists(p))
         try:
             if existing == root:
-                _require_private(root, links=True)
+                require_private(root, links=True)
                 for folder in filter(os.path.lexists, map(root.joinpath, LIMITS)):
-                    _require_private(folder, links=False)
+                    require_private(folder, links=False)
             elif not existing.is_dir():
                 return f"{existing} is not a folder"
         except OSError as error:
@@ -130,10 +130,10 @@ class Cache:
         try:
             if not os.path.lexists(self.root):
                 self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _require_private(self.root, links=True)
+            require_private(self.root, links=True)
             if not os.path.lexists(folder):
                 folder.mkdir(mode=0o700, exist_ok=True)
-            if _require_private(folder, links=False) & 0o077:
+            if require_private(folder, links=False) & 0o077:
                 folder.chmod(0o700)
         except OSError as error:
             raise _Unusable(str(error)) from error
@@ -182,7 +182,7 @@ class _Unusable(OSError):
 # --------------------------------------------------------------------------- folders
 
 
-def _require_private(folder: Path, *, links: bool) -> int:
+def require_private(folder: Path, *, links: bool) -> int:
     """The mode of a folder of this user's that no other user can write; OSError for
     anything else. With `links`, a symbolic link of this user's or of root may lead to
     it."""

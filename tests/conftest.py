@@ -83,7 +83,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the emulator's libraries, shared by all test processes."""
     base = tmp_path_factory.getbasetemp()
     found = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "emulated"
-    found.mkdir(exist_ok=True)
+    found.mkdir(mode=0o700, exist_ok=True)
     return found
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from etc_dist.cache import require_private
 from etc_dist.codegen import generate
 from etc_dist.emulate.faults import emulation_error, unfinished
 from etc_dist.emulate.library import compile_library
@@ -43,7 +44,8 @@ class Emulator:
     schedule: "static", "dynamic" or "auto", as for `etc_dist.compile`.
     workers: workers of a rank; an even number where a call of the graph uses clusters.
     folder: where the compiled library is kept, and found by later emulators.
-        By default the library is compiled each time (some seconds).
+        Only this user may be able to write it. By default the library is compiled
+        each time (some seconds).
     kernels: the device code, if not that of this installation.
 
     Raises BuildError where the bodies do not compile or there is no C++ compiler."""
@@ -193,8 +195,12 @@ class Emulator:
 def _check(graph: Any, schedule: Any, workers: Any, folder: Any) -> None:
     expect_graph(graph)
     expect_type(folder, (str, Path, type(None)), "folder")
-    if folder is not None and not Path(folder).is_dir():
-        raise _wrong("folder", "a folder that exists", folder)
+    if folder is not None:
+        try:  # the code of its libraries is run
+            require_private(Path(folder), links=True)
+        except OSError as error:
+            wanted = "a folder that exists, and that only you can write"
+            raise _wrong("folder", wanted, str(error)) from error
     expect_type(schedule, str, "schedule")
     if schedule not in SCHEDULES:
         raise _wrong("schedule", " or ".join(map(repr, SCHEDULES)), schedule)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import subprocess
 import sys
 from importlib.metadata import version
@@ -48,7 +49,7 @@ def compile_library(source: Source, kernels: Path, folder: Path | None) -> ctype
             _run([*command, "-shared", "-o", str(library)], source)
             return ctypes.CDLL(str(library))
         kept = folder / f"{_digest(_run([*command, '-E', '-P'], source))}.so"
-        if not kept.exists():
+        if not kept.exists() or kept.stat().st_uid != os.geteuid():
             _run([*command, "-shared", "-o", str(library)], source)
             library.replace(kept)  # at once: other processes may build the same
     return ctypes.CDLL(str(kept))

@@ -95,6 +95,13 @@ def test_option_that_does_not_fit_is_refused(options, text):
         Emulator(graph, **options)
 
 
+def test_folder_that_others_can_write_is_refused(tmp_path):
+    tmp_path.chmod(0o777)
+    graph = one_task(1, body="race", dtype="int32", lane="tensor")
+    with pytest.raises(ArgumentError, match="that only you can write"):
+        Emulator(graph, folder=tmp_path)
+
+
 def test_graph_must_be_a_graph_function():
     with pytest.raises(TypeError, match="GraphFunction"):
         Emulator("graph")
