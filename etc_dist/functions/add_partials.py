@@ -43,7 +43,9 @@ def add_partials(dtype: str) -> DeviceFunction:
         writes=1,
         constants={"kIsHalf": int(dtype == "float16")},
         tile={
-            0: Operand((None, "rows", vector_columns("float32")), "float32"),
+            0: Operand(
+                (None, "rows", vector_columns("float32")), "float32", apart=True
+            ),
             1: Operand(("rows", vector_columns(dtype)), result, leading=True),
         },
     )

@@ -57,8 +57,8 @@ def _multiply_gated(x: Any, gate: Any, up: Any, y: Any) -> None:
 DEPTH = Extent(name="k", multiple=STAGE_K, not_empty=True)
 
 
-def _tile(dtype: str, *sizes: Extent | int, layout: str = "") -> Operand:
-    return Operand(sizes, two_byte(dtype), leading=True, layout=layout)
+def _tile(dtype: str, *sizes: Extent | int, **fields: Any) -> Operand:
+    return Operand(sizes, two_byte(dtype), leading=True, **fields)
 
 
 def _matmul(name: str, w_layout: str, dtype: str, **fields: Any) -> DeviceFunction:
@@ -71,18 +71,23 @@ def _matmul(name: str, w_layout: str, dtype: str, **fields: Any) -> DeviceFuncti
     }
     boxes.update(fields.pop("boxes", {}))
     layouts = fields.pop("layouts", {})
+    reads = fields.pop("reads", 2)
     return DeviceFunction(
         name=name,
         body=fields.pop("body", _multiply_nk if w_layout == "nk" else _multiply_kn),
         source="functions/matmul.cuh",
         lane=TENSOR,
-        reads=fields.pop("reads", 2),
+        reads=reads,
         writes=1,
         cluster=2,
         roles=fields.pop("roles", (LOAD, COMPUTE, STORE)),
         shared=IMAGE_BYTES // 2,
         boxes=boxes,
-        tile={n: _tile(dtype, *tile[n], layout=layouts.get(n, "")) for n in tile},
+        tile={
+            # NOTE: one worker can store a tile while the other one still loads.
+            n: _tile(dtype, *tile[n], layout=layouts.get(n, ""), apart=n < reads)
+            for n in tile
+        },
         constants={
             "kGated": int(name == "matmul_gated"),
             "kWeightIsKN": int(w_layout == "kn"),

@@ -19,7 +19,8 @@ def push_rows() -> DeviceFunction:
     """A region of a tensor -> a copy in this rank's memory or a peer's.
 
     Both regions are contiguous in memory, such as whole rows or a part of one row, with
-    equal sizes and dtypes (any). They may have any number of axes."""
+    equal sizes and dtypes (any), apart from each other. They may have any number of
+    axes."""
     return DeviceFunction(
         name="push_rows",
         body=_push_rows,
@@ -27,5 +28,8 @@ def push_rows() -> DeviceFunction:
         lane=TRANSFER,
         reads=1,
         writes=1,
-        tile={0: Operand(contiguous=True), 1: Operand(contiguous=True, like=0)},
+        tile={
+            0: Operand(contiguous=True, apart=True),
+            1: Operand(contiguous=True, like=0),
+        },
     )

@@ -200,7 +200,7 @@ class Tiles:
         self, dtype: str, epilogue: Epilogue, weights: Sequence[Expr]
     ) -> DeviceFunction:
         element, streams = two_byte(dtype), range(1, 1 + len(weights))
-        factor = Operand((None, DEPTH), element, leading=True)
+        factor = Operand((None, DEPTH), element, leading=True, apart=True)
         reads, writes = epilogue.operands(element)
         operands = [*[factor] * (1 + len(weights)), *reads, *writes]
         return DeviceFunction(

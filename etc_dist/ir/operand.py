@@ -68,6 +68,7 @@ class Operand:
     for axes with one index.
     layout: a name for the order of the elements in memory; empty: row-major. All calls
     that access the tensor must declare the same.
+    apart: no region that the task writes shares memory with this one.
     """
 
     size: Sequence[Extent | int | str | None] | None = None
@@ -76,6 +77,7 @@ class Operand:
     contiguous: bool = False
     like: int | None = None
     layout: str = ""
+    apart: bool = False
 
     def __post_init__(self) -> None:
         dtypes = (self.dtype,) if isinstance(self.dtype, str) else tuple(self.dtype)
@@ -108,6 +110,7 @@ class Operand:
         if self.like is not None:
             terms.append(f"the dtype and sizes of operand {self.like}")
         terms += [f"in the layout of {self.layout}"] * bool(self.layout)
+        terms += ["apart from what the task writes"] * self.apart
         return ", ".join(terms) or "any region"
 
 

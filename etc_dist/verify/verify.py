@@ -28,6 +28,7 @@ from etc_dist.verify.enumeration import NONE, Array, Enumeration
 from etc_dist.verify.happens_before import order_tasks
 from etc_dist.verify.index_range import check_index_range
 from etc_dist.verify.loaded_accesses import check_own_writes
+from etc_dist.verify.operands import check_operands
 from etc_dist.verify.progress import (
     count_notifications,
     run_queues,
@@ -81,7 +82,8 @@ def verify(
 
     * each order is a bijection onto its grid; a run of empty tasks ends after its first
       one, and no gathering task follows it;
-    * ranks, event elements and regions are in range;
+    * ranks, event elements and regions are in range; operands have the equal sizes,
+      and lie apart, as their device function declares;
     * every event element gets exactly the notifications it expects, on a rank where
       some task waits for it; the queues of all lanes run to their end;
     * two tasks that touch the same memory, one of them writing, are ordered by events
@@ -116,6 +118,7 @@ def verify(
     with np.errstate(divide="raise"):
         tasks, faults = enumerate_plan(plan, dims, workers, tensors)
         faults += check_index_range(plan.graph, tasks.environments)
+        faults += check_operands(tasks, tensors)
         counts, found = count_notifications(tasks)
         faults += found + _check_tasks(tasks, *run_queues(tasks, counts))
     refuse(subject, where, faults)

@@ -1,0 +1,141 @@
+"""The operands of one task: sizes that must be equal, and regions that must be apart.
+
+Code generation compares sizes as expressions (`codegen/tiles.py`). A region that the
+edge of its tensor clips is smaller, which only the numbers of a shape show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+from contextlib import suppress
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+
+from etc_dist.errors import GraphError
+from etc_dist.ir.expr import Const, Expr
+from etc_dist.ir.operand import WORLD
+from etc_dist.ir.tensor import Region
+from etc_dist.verify.enumeration import Array, Block, Enumeration, Mask, rows, task_name
+from etc_dist.verify.unchecked import missing
+from etc_dist.verify.violations import Fault, Tally
+
+ONE = Const(1)
+Axis = tuple[int, int]
+"""An operand by position, and one of its axes."""
+
+
+def check_operands(tasks: Enumeration, given: Container[str]) -> list[Fault]:
+    """A fault for each call with a task whose operands do not have the sizes or places
+    that its device function declares. `given`: the tensors with known values."""
+    tally = Tally()
+    for block in tasks.blocks:
+        if block.count and block.call.function.tile:
+            # Expressions without a value have been reported.
+            with suppress(ArithmeticError, IndexError):
+                _Operands(block, given).check(tally)
+    return tally.faults()
+
+
+class _Operands:
+    """The operands of all tasks of a block."""
+
+    def __init__(self, block: Block, given: Container[str]):
+        self.block, self.call, self.given = block, block.call, given
+        self.regions = (*block.call.reads, *block.call.writes)
+        self.tile = block.call.function.tile
+
+    def check(self, tally: Tally) -> None:
+        for one, other in self.equal_axes():
+            if self.axis(*one) != self.axis(*other) and self.known(one[0], other[0]):
+                self.compare(one, other, tally)
+        writes = range(len(self.call.reads), len(self.regions))
+        for n in (n for n, operand in self.tile.items() if operand.apart):
+            for write in writes:
+                same = self.regions[n].tensor == self.regions[write].tensor
+                if same and n != write and self.known(n, write):
+                    self.separate(n, write, tally)
+
+    def known(self, *operands: int) -> bool:
+        return not any(missing(self.regions[n].parts, self.given) for n in operands)
+
+    def axis(self, n: int, k: int) -> tuple[Expr, Expr, Expr]:
+        region = self.regions[n]
+        return region.start[k], region.size[k], region.tensor.shape[k]
+
+    def equal_axes(self) -> Iterator[tuple[Axis, Axis]]:
+        """Pairs of axes of different operands that must have equal sizes."""
+        named: dict[str, list[Axis]] = {}
+        for n, operand in self.tile.items():
+            extents = operand.extents or ()
+            front = len(self.regions[n].start) - len(extents)
+            for k, extent in enumerate(extents, front) if front >= 0 else ():
+                if extent.name and extent.name != WORLD:
+                    named.setdefault(extent.name, []).append((n, k))
+            if operand.like is not None:
+                yield from self.like(operand.like, n)
+        for axes in named.values():
+            yield from pairwise(axes)
+
+    def like(self, one: int, other: int) -> Iterator[tuple[Axis, Axis]]:
+        """Pairs of the axes of two operands, without those of one element."""
+        axes = [
+            [(n, k) for k, size in enumerate(self.regions[n].size) if size != ONE]
+            for n in (one, other)
+        ]
+        if len(axes[0]) == len(axes[1]):  # others are refused for GPUs
+            yield from zip(*axes, strict=True)
+
+    def box(self, region: Region) -> tuple[Array, Array]:
+        """The first index of the region in each task, and the index after its last."""
+        parts = (region.start, region.size, region.tensor.shape)
+        low, size, extent = (rows(self.block, part) for part in parts)
+        return low, np.maximum(np.minimum(low + size, extent), low)
+
+    @cached_property
+    def runs(self) -> Mask:
+        """The tasks whose bodies run: those that may have something to write."""
+        runs = np.full(self.block.count, not self.call.writes)
+        for n, region in enumerate(self.call.writes, len(self.call.reads)):
+            if not self.known(n):
+                return np.ones(self.block.count, bool)
+            low, high = self.box(region)
+            runs |= (high > low).all(axis=0)
+        return runs
+
+    def compare(self, one: Axis, other: Axis, tally: Tally) -> None:
+        sizes = []
+        for n, k in (one, other):
+            low, high = self.box(self.regions[n])
+            sizes.append(high[k] - low[k])
+        bad = np.flatnonzero((sizes[0] != sizes[1]) & self.runs)
+        if bad.size:
+            t = int(bad[0])
+            has = " and ".join(
+                f"{size[t]} along axis {k} of {self.regions[n]}"
+                for size, (n, k) in zip(sizes, (one, other), strict=True)
+            )
+            text = f"{task_name(self.block, t)} has {has}, which must be equal"
+            fix = "clip both regions at the same index, or write the rest elsewhere"
+            fault = Fault(GraphError, text, fix, int(bad.size))
+            tally.add(("sizes", self.call.name, one, other), fault)
+
+    def separate(self, n: int, write: int, tally: Tally) -> None:
+        boxes, ranks = [], []
+        for region in (self.regions[n], self.regions[write]):
+            boxes.append(self.box(region))
+            place = Const(self.block.rank) if region.rank is None else region.rank
+            ranks.append(self.block.values(place))
+        (low, high), (write_low, write_high) = boxes
+        shared = np.minimum(high, write_high) > np.maximum(low, write_low)
+        bad = np.flatnonzero(shared.all(axis=0) & (ranks[0] == ranks[1]) & self.runs)
+        if bad.size:
+            text = (
+                f"{task_name(self.block, int(bad[0]))} writes {self.regions[write]}, "
+                f"which overlaps {self.regions[n]}: on GPUs other threads may still "
+                "read it"
+            )
+            fix = "write to another tensor, and copy it back by a later task"
+            fault = Fault(GraphError, text, fix, int(bad.size))
+            tally.add(("apart", self.call.name, n, write), fault)

@@ -1,0 +1,73 @@
+"""Operands of one task that overlap, or that the edges of tensors clip differently."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from etc_dist.errors import GraphError
+from etc_dist.functions.add_partials import add_partials
+from etc_dist.functions.matmul import matmul_store
+from etc_dist.functions.push_rows import push_rows
+from etc_dist.ir import Graph, GraphFunction, ceildiv, graph_function, tile
+from etc_dist.schedule import schedule_static
+from etc_dist.verify.verify import verify
+
+
+def prove(graph: GraphFunction, **dims: int) -> None:
+    verify(schedule_static(graph), dims, workers=2)
+
+
+@graph_function
+def push_within(g: Graph, *, to: int) -> None:
+    n = g.dims("n")
+    state = g.state("state", (n,), "float32")
+    reads, writes = [state[8:n]], [state[8 - to : n - to]]
+    g.call(push_rows(), g.grid(one=1), reads=reads, writes=writes)
+
+
+def test_copy_onto_a_part_of_its_source_is_refused() -> None:
+    with pytest.raises(GraphError, match=r"which overlaps state\[8 \+: n - 8\]"):
+        prove(push_within(1, to=4), n=64)
+    prove(push_within(1, to=8), n=16)  # 8:16 to 0:8
+
+
+@graph_function
+def multiply_in_place(g: Graph) -> None:
+    n = g.dims("n")
+    x, w = g.input("x", (n, 256), "bfloat16"), g.state("w", (256, 256), "bfloat16")
+    g.call(
+        matmul_store("nk", "bfloat16"),
+        g.grid(one=1),
+        reads=[x[tile(0, 256), :], w[:, :]],
+        writes=[w[:, :]],
+    )
+
+
+def test_matmul_over_its_weight_is_refused() -> None:
+    with pytest.raises(GraphError, match=r"writes w\[:, :\], which overlaps w"):
+        prove(multiply_in_place(1), n=256)
+
+
+@graph_function
+def clipped(g: Graph, *, partials: bool) -> None:
+    n, m = g.dims("n m")
+    (i,) = grid = g.grid(i=ceildiv(m, 64))
+    shape: Any = (2, n, 8) if partials else (n, 8)
+    x, y = g.input("x", shape, "float32"), g.output("y", (m, 8), "float32")
+    rows = tile(i, 64), slice(None)
+    read = x[:, rows[0], :] if partials else x[rows]
+    function = add_partials("float32") if partials else push_rows()
+    g.call(function, grid, reads=[read], writes=[y[rows]])
+
+
+@pytest.mark.parametrize("partials", [False, True])
+@pytest.mark.parametrize("m", [32, 100])
+def test_regions_of_equal_sizes_that_are_clipped_differently_are_refused(
+    partials, m
+) -> None:
+    graph = clipped(1, partials=partials)
+    with pytest.raises(GraphError, match="has 16 along .* which must be equal"):
+        prove(graph, n=16, m=m)
+    prove(graph, n=m, m=m)
