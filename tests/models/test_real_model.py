@@ -44,9 +44,9 @@ def test_ids_are_those_of_numpy():
     with world, load(packaged_model(), positions=128, world=world) as model:
         (found,) = model.generate([ids], max_new_tokens=16)
     logits = reference_logits([*ids, *found])[len(ids) - 1 : -1]
-    behind = logits.max(axis=1) - logits[np.arange(16), found]
-    assert np.count_nonzero(behind) <= 1  # a near tie
-    assert behind.max() < ERROR
+    distance = logits.max(axis=1) - logits[np.arange(16), found]
+    assert np.count_nonzero(distance) <= 1  # a near tie
+    assert distance.max() < ERROR
 
 
 def test_texts_become_ids_and_texts_again():
