@@ -79,8 +79,11 @@ class TileShape:
 
     @property
     def may_be_gated(self) -> bool:
-        """Whether half of a worker's columns are whole eights."""
-        return self.worker_columns % 16 == 0
+        """Whether gate and up have equal numbers of whole eights, in separate warps;
+        tiles of the CPU backend have no eights."""
+        is_narrow = self.swapped and self.worker_columns < 64
+        odd = self.worker_columns % 16 == 8
+        return self.worker_columns % 8 != 0 or not (odd or is_narrow)
 
     def strip_columns(self, gated: bool) -> int:
         """Columns of y in a strip, over which an epilogue may reduce: those that one
@@ -91,7 +94,7 @@ class TileShape:
     def depth(self) -> int:
         """k of a stage. Wide stages stream weights faster, but some must be in flight
         while one is multiplied."""
-        if self.swapped and self.worker_columns == 64:
+        if self.swapped and self.worker_columns <= 64:
             return 4 * STAGE_K
         return (2 if self._bytes_of(2 * STAGE_K) <= MOST_STAGE_BYTES else 1) * STAGE_K
 
@@ -120,7 +123,7 @@ class TileShape:
 
 def _strip_columns(worker_columns: int, swapped: bool, gated: bool) -> int:
     own = worker_columns // (2 if gated else 1)
-    return min(own, 64) if swapped else own
+    return own // 2 if swapped and own > 64 else own
 
 
 def _multiply(epilogue: Epilogue, *arrays: Any, packed_tile: int) -> None:

@@ -12,13 +12,13 @@ from etc_dist.functions.sum_slots import PIECE_COLUMNS, PIECE_ROWS
 from etc_dist.ir import Graph, ceildiv, graph_function, tile
 from etc_dist.layers.mlp_steps import add_tensors
 from etc_dist.layers.mlp_tiles import (
-    GATED_SHAPES,
     capacity_dims,
     choose_shapes,
     mlp_tiles_graph,
 )
 from etc_dist.ops.all_gather_matmul import push_packets
 from etc_dist.ops.argument_table import ArgumentTable
+from etc_dist.ops.matmul_policy import SHAPES
 from etc_dist.ops.matmul_reduce_scatter import add_sum_slots
 from etc_dist.ops.operation import Candidate, Operation
 from etc_dist.ops.order import (
@@ -173,7 +173,7 @@ class MLP(Operation):
 
     def _candidates_on(self, size: int) -> list[Candidate]:
         """The programs for some numbers of rows."""
-        shapes = self.sizes.get("shapes", GATED_SHAPES)
+        shapes = self.sizes.get("shapes", SHAPES)
         most = self.most_gathered // size
         tiles = Candidate(
             mlp_tiles_graph,

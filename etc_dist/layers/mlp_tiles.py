@@ -30,7 +30,6 @@ BLOCK = 256
 """Rows that one event stands for: a multiple of the rows of every tile."""
 SUMMED = 1024
 """Columns of a row whose partial sums one warp adds."""
-GATED_SHAPES = tuple(shape for shape in SHAPES if shape.may_be_gated)
 
 
 @graph_function
@@ -38,7 +37,7 @@ def mlp_tiles_graph(
     g: Graph,
     *,
     dtype: str = "bfloat16",
-    shapes: Sequence[TileShape] = GATED_SHAPES,
+    shapes: Sequence[TileShape] = SHAPES,
     block: int = BLOCK,
     summed: int = SUMMED,
 ) -> None:
@@ -200,7 +199,7 @@ def choose_shapes(
     """The dims that choose the tiles of a call."""
     tokens, hidden, inner = world_size * dims["rows"], dims["hidden"], dims["inner"]
     return {
-        "gate_up_shape": choose(tokens, 2 * inner, hidden, workers, shapes),
+        "gate_up_shape": choose(tokens, 2 * inner, hidden, workers, shapes, gated=True),
         "down_shape": choose(tokens, hidden, inner, workers, shapes),
     }
 

@@ -51,7 +51,7 @@ MANY_ROWS = 32
 """From so many rows on, a task combines the slices of all heads of a row."""
 CHECKS = 4
 """Kinds of numbers that are checked before a step."""
-SHAPES_OF_STEP = tuple(shape for shape in SHAPES if shape.may_be_gated)
+SHAPES_OF_STEP = SHAPES
 MATMULS = ("qkv", "o", "gate_up", "down", "head")
 """The matmuls of a step; the dims `<name>_shape` choose their tiles."""
 

@@ -36,7 +36,7 @@ class StepPolicy:
     def dims(self, rows: int, longest: int) -> dict[str, int]:
         """For `rows` rows, which attend to up to `longest` positions each."""
         shapes = {
-            f"{name}_shape": self._shape(rows, n, k)
+            f"{name}_shape": self._shape(rows, n, k, gated=name == "gate_up")
             for name, (n, k) in self._matmuls().items()
         }
         return {**shapes, "slices": self._slices(rows, longest)}
@@ -59,11 +59,15 @@ class StepPolicy:
             "head": (config.vocabulary, config.hidden),
         }
 
-    def _shape(self, rows: int, n: int, k: int) -> int:
+    def _shape(self, rows: int, n: int, k: int, *, gated: bool) -> int:
         if self.workers is not None:
-            return choose(rows, n, k, self.workers, self.shapes)
-        tasks = [-(-rows // s.rows) * -(-n // s.columns) for s in self.shapes]
-        return tasks.index(min(tasks))
+            return choose(rows, n, k, self.workers, self.shapes, gated=gated)
+        tasks = {
+            number: -(-rows // s.rows) * -(-n // s.columns)
+            for number, s in enumerate(self.shapes)
+            if s.may_be_gated or not gated
+        }
+        return min(tasks, key=tasks.__getitem__)
 
     def _slices(self, rows: int, longest: int) -> int:
         """A power of two, so that there are few shapes to prove."""

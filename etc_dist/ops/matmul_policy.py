@@ -6,13 +6,17 @@ from collections.abc import Sequence
 
 from etc_dist.functions.tile_matmul import TileShape
 
+NARROW = (64, 80, 112, 160, 192, 224)
 SHAPES = (
     *(TileShape(r, 64, "k", swapped=True) for r in (8, 16, 32, 64)),
     *(TileShape(r, c, swapped=True) for r in (8, 16, 32, 64) for c in (128, 256)),
+    *(TileShape(r, c, swapped=True) for r in (8, 16, 32) for c in NARROW),
     *(TileShape(128, c) for c in (112, 128, 160, 224, 256)),
     *(TileShape(256, c, "rows") for c in (64, 80, 112, 128, 160, 192, 256)),
 )
 """The tiles that one program has."""
+GATED = tuple(number for number, one in enumerate(SHAPES) if one.may_be_gated)
+"""Those that may be gated."""
 SM_BYTES_PER_US = 78_000
 """The rate of one SM's bulk copies. This and the next ones fit the times of all tiles
 for five N and K at M = 1 to 1024 on an H200: the chosen ones take at most 7 % more than
@@ -27,12 +31,22 @@ EXCHANGE_US = 0.5
 
 
 def choose(
-    m: int, n: int, k: int, workers: int, shapes: Sequence[TileShape] = SHAPES
+    m: int,
+    n: int,
+    k: int,
+    workers: int,
+    shapes: Sequence[TileShape] = SHAPES,
+    *,
+    gated: bool = False,
 ) -> int:
     """The position in `shapes` of the tiles that take the least time for x [m, k] and
-    w [n, k]."""
-    times = [estimate(one, m, n, k, workers) for one in shapes]
-    return min(range(len(times)), key=times.__getitem__)
+    w [n, k]. gated: of those that may be gated."""
+    times = {
+        number: estimate(one, m, n, k, workers)
+        for number, one in enumerate(shapes)
+        if one.may_be_gated or not gated
+    }
+    return min(times, key=times.__getitem__)
 
 
 def estimate(shape: TileShape, m: int, n: int, k: int, workers: int) -> float:
@@ -47,8 +61,11 @@ def estimate(shape: TileShape, m: int, n: int, k: int, workers: int) -> float:
     copied = shape.stage_bytes / SM_BYTES_PER_US
     read = active * shape.columns * depth * 2 / min(down, pairs) / MEMORY_BYTES_PER_US
     # A wgmma takes half a cycle for each column.
-    blocks = shape.worker_columns // 64 if shape.swapped else 2
+    blocks = -(-shape.worker_columns // 64) if shape.swapped else 2
     wide = shape.worker_rows if shape.swapped else shape.worker_columns
     multiplied = blocks * shape.depth / 16 * wide / 2 / CYCLES_PER_US
     end = SWAPPED_US * shape.swapped + EXCHANGE_US * splits_k
-    return LAUNCH_US + waves * (-(-k // depth) * max(copied, read, multiplied) + end)
+    stages = waves * -(-k // depth) * max(copied, read, multiplied)
+    # The next tile's stages are copied during the end of one.
+    ends = waves if multiplied >= max(copied, read) else 1
+    return LAUNCH_US + stages + ends * end

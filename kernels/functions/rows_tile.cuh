@@ -24,7 +24,7 @@ struct RowsTile {
     const u32 w0 = __shfl_sync(~0u, base, 0);
     const u32 x0 = __shfl_sync(~0u, base + (kDepth * kBoxW + wg * 64 * 128) / 16, 0);
     float d[kColumns / 2];
-    bool lost = multiply_boxes<kIsHalf, kPacked, 1>(run, stages, count, w0, x0, d);
+    bool lost = multiply_boxes<kIsHalf, kPacked, 1, 64>(run, stages, count, w0, x0, d);
     if constexpr (kMayBeGated && kColumns % 16 == 0) {
       if (is_gated) {
 #pragma unroll

@@ -5,15 +5,18 @@
 
 namespace etc {
 
-// Up to 64 rows of x; 64 or 128 rows of w.
+// Up to 64 rows of x; up to 128 rows of w. Of at most 64, the warpgroups take turns along k; of more,
+// each has half. Where these are fewer than 64, the tensor cores multiply what follows them, too.
 template <bool kIsHalf, u32 kPacked, class Epilogue>
 struct SwappedTile {
   static constexpr TileShape kShape = TileShape::of(kPacked);
   static constexpr u32 kRows = kShape.rows, kDepth = kShape.depth, kEights = kRows / 8;
   static constexpr u32 kBoxX = kShape.box_x(), kBoxW = kShape.box_w();
-  static constexpr bool kTakesTurns = kShape.columns == 64;  // the warpgroups, along k
+  static constexpr bool kTakesTurns = kShape.columns <= 64;
   static constexpr bool kExchanges = kShape.split == kSplitK;
-  static_assert(kTakesTurns || (kShape.columns == 128 && !kExchanges));
+  static constexpr u32 kOwn = kTakesTurns ? kShape.columns : kShape.columns / 2;  // of a warpgroup
+  static constexpr bool kGates = !kTakesTurns || kOwn == 64;
+  static_assert(kOwn <= 64 && kOwn % 8 == 0 && (kTakesTurns || !kExchanges));
 
   u32 control, buffer;
 
@@ -30,12 +33,12 @@ struct SwappedTile {
     }
     // NOTE: kept warp-uniform, so that descriptors stay in uniform registers.
     const u32 base = stages.descriptor_base() | 0x10000u;
-    const u32 w0 = __shfl_sync(~0u, base + wg * (kTakesTurns ? kBoxW : 64 * 128) / 16, 0);
+    const u32 w0 = __shfl_sync(~0u, base + wg * (kTakesTurns ? kBoxW : kOwn * 128) / 16, 0);
     const u32 first_x = kDepth * kBoxW + (kTakesTurns ? wg * kBoxX : 0);
     const u32 x0 = __shfl_sync(~0u, base + first_x / 16, 0);
     float d[kRows / 2];
     constexpr u32 kStep = kTakesTurns ? 2 : 1;
-    bool lost = multiply_boxes<kIsHalf, kPacked, kStep>(run, stages, count, w0, x0, d);
+    bool lost = multiply_boxes<kIsHalf, kPacked, kStep, kOwn>(run, stages, count, w0, x0, d);
     if constexpr (kTakesTurns) {
       lost = combine(d, wg, lost, [](float& sum, float other) { sum += other; });
       if (wg == 0) {
@@ -45,7 +48,7 @@ struct SwappedTile {
           first = pair.first<kEights>(blockIdx.x & 1);
           end = pair.first<kEights>((blockIdx.x & 1) + 1);
         }
-        if (kMayBeGated && is_gated) gate_warps(d);
+        if (kMayBeGated && kGates && is_gated) gate_warps(d);
         if (!lost) finish(run, words, d, 0, first, end);
       }
       if constexpr (kExchanges) ++exchanged;
@@ -60,6 +63,10 @@ struct SwappedTile {
   }
 
  private:
+  static constexpr i32 kNoColumn = 0x7fffffff;
+
+  // Whether eight columns, number `unit`, are the warpgroup's.
+  ETC_DEVICE static bool has_unit(u32 unit) { return kOwn == 64 || unit * 8 < kOwn; }
   ETC_DEVICE static void gate(float& sum, float up) { sum = Epilogue::combine(sum, up); }
 
   // Combines the first warpgroup's sums with the second one's, four eights of rows at a time.
@@ -104,7 +111,7 @@ struct SwappedTile {
     }
   }
 
-  // A warpgroup's 64 columns of y and eights of rows [first, end).
+  // A warpgroup's columns of y and eights of rows [first, end).
   template <class Program>
   ETC_DEVICE void finish(
       const Run<Program>& run, u32 words, const float (&d)[kRows / 2], u32 wg, u32 first,
@@ -122,10 +129,10 @@ struct SwappedTile {
       const Run<Program>& run, u32 words, const float (&d)[kRows / 2], u32 wg, u32 first,
       u32 end) const {
     constexpr u32 kTogether = 4;  // eights of rows
-    constexpr i32 kStrip = Epilogue::kIsGated && kTakesTurns ? 32 : 64;
+    constexpr i32 kStrip = Epilogue::kIsGated && kTakesTurns ? 32 : kOwn;
     const u32 thread = ptx::thread() & 127, lane = thread & 31, warp = thread >> 5;
     const u32 rows = buffer + wg * kHalfBuffer, row = lane % 4 * 2, in_eight = lane / 4;
-    const i32 column = i32(wg * 64 + thread % 8 * 8);
+    const i32 column = has_unit(thread % 8) ? i32(wg * kOwn + thread % 8 * 8) : kNoColumn;
     const auto row_of = [&](u32 n) { return i32(n * 16 + thread / 8); };
     TileEights<Program, typename Epilogue::Call, (kRows + 15) / 16> eights(
         run, words, first * 8, end * 8);
@@ -153,7 +160,7 @@ struct SwappedTile {
     }
   }
 
-  // A warpgroup's 64 columns of y and eights of rows [first, end), transposed in shared memory into
+  // A warpgroup's columns of y and eights of rows [first, end), transposed in shared memory into
   // rows of 128 bytes.
   ETC_DEVICE void store(
       u32 place, const float (&d)[kRows / 2], u32 wg, u32 first, u32 end) const {
@@ -169,11 +176,12 @@ struct SwappedTile {
     }
     ptx::named_barrier<128>(2 + wg);
     const TilePlace to = TilePlace::read(place);
-    const u32 unit = thread % 8, column = wg * 64 + unit * 8;
+    const u32 unit = thread % 8, column = wg * kOwn + unit * 8;
 #pragma unroll
     for (u32 i = 0; i < (kRows + 15) / 16; ++i) {
       const u32 row = i * 16 + thread / 8;
-      if (row >= first * 8 && row < minimum(end * 8, u32(to.rows)) && column < u32(to.columns)) {
+      const bool is_row = row >= first * 8 && row < minimum(end * 8, u32(to.rows));
+      if (is_row && has_unit(unit) && column < u32(to.columns)) {
         ptx::store16(
             to.at + u64(row) * to.row_bytes + column * 2,
             ptx::load_shared16(out + row * 128 + ((unit ^ (row & 7)) << 4)));

@@ -91,7 +91,7 @@ class TileEights {
   // One eight of row n, from row `in_rows` of the rows of 64 columns at `rows`.
   ETC_DEVICE void take(u32 pass, u32 n, i32 row, i32 column, u32 rows, u32 in_rows) {
     if (!has_row(row) || column >= part_.columns) return;
-    const u32 eight = u32(column) / 8 & 7;
+    const u32 eight = ptx::lane() & 7;
     float v[8];
 #pragma unroll
     for (u32 half = 0; half < 2; ++half) {

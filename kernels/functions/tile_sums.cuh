@@ -82,8 +82,9 @@ struct PairExchange {
 };
 
 // The mainloop of a warpgroup, which multiplies every kStep-th box of a stage; w and x: descriptors of
-// its first boxes in the ring's first stage. Returns whether a wait was given up.
-template <bool kIsHalf, u32 kPacked, u32 kStep, u32 kCount, class Program>
+// its first boxes in the ring's first stage; kUsed: rows of the tensor cores' tile whose sums count.
+// Returns whether a wait was given up.
+template <bool kIsHalf, u32 kPacked, u32 kStep, u32 kUsed, u32 kCount, class Program>
 ETC_DEVICE bool multiply_boxes(
     const Run<Program>& run, StageReader<Program>& stages, u32 count, u32 w, u32 x,
     float (&d)[kCount]) {
@@ -99,7 +100,7 @@ ETC_DEVICE bool multiply_boxes(
       for (u32 q = 0; q < 4; ++q) {
         const u64 rows = ptx::matrix_descriptor((kShape.is_swapped ? at_w : at_x) + 2 * q);
         const u64 columns = ptx::matrix_descriptor((kShape.is_swapped ? at_x : at_w) + 2 * q);
-        ptx::wgmma_columns<kIsHalf, 2 * kCount>(d, rows, columns, 1);
+        ptx::wgmma_columns<kIsHalf, 2 * kCount, false, kUsed>(d, rows, columns, 1);
       }
     }
   };

@@ -10,8 +10,7 @@ import pytest
 from etc_dist.emulate import Emulator
 from etc_dist.functions.epilogue import partial, residual, row_squares
 from etc_dist.functions.tile_matmul import TileShape
-from etc_dist.layers.mlp_tiles import GATED_SHAPES
-from etc_dist.ops.matmul_policy import SHAPES
+from etc_dist.ops.matmul_policy import GATED, SHAPES
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import schedule_static
 from tests.functions.compiled import check_compiled
@@ -26,6 +25,7 @@ from tests.functions.epilogues import (
 FEW = SHAPES[1], SHAPES[9], SHAPES[12], SHAPES[18]
 """Pairs that split k, two warpgroups, square tiles, pairs that split rows."""
 OTHERS = [partial, residual, row_squares]
+GATED_SHAPES = tuple(SHAPES[n] for n in GATED)
 EVERY = [(all_kinds, SHAPES), (gated_sums, GATED_SHAPES)]
 exhaustive = pytest.mark.exhaustive
 

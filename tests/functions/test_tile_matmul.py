@@ -6,9 +6,8 @@ import pytest
 
 from etc_dist.emulate import Emulator
 from etc_dist.functions.tile_matmul import TileShape
-from etc_dist.layers.mlp_tiles import GATED_SHAPES
 from etc_dist.ops.matmul import matmul_graph
-from etc_dist.ops.matmul_policy import SHAPES
+from etc_dist.ops.matmul_policy import GATED, SHAPES
 from tests.emulate.cases import gated, gated_tiles, tiles
 
 
@@ -28,15 +27,13 @@ def test_each_shape_gives_x_times_w_transposed(shape, m, n, k, program):
 
 @pytest.fixture(scope="module")
 def gated_program(folder) -> Emulator:
-    graph = gated_tiles(1, shapes=GATED_SHAPES)
+    graph = gated_tiles(1, shapes=SHAPES)
     return Emulator(graph, workers=4, folder=folder)
 
 
 # Several tiles, and one that is smaller than a worker's half.
 @pytest.mark.parametrize("size", [(70, 328, 136), (3, 8, 72)], ids=str)
-@pytest.mark.parametrize(
-    "number", range(len(GATED_SHAPES)), ids=lambda n: str(GATED_SHAPES[n])
-)
+@pytest.mark.parametrize("number", GATED, ids=lambda n: str(SHAPES[n]))
 def test_each_shape_gates_its_columns(number, size, gated_program):
     inputs, [answer], dims = gated(*size)
     [found] = gated_program.run(inputs, {**dims, "shape": number})

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir import GraphFunction
 from etc_dist.layers.mlp import mlp_graph
-from etc_dist.layers.mlp_tiles import GATED_SHAPES, mlp_tiles_graph
+from etc_dist.layers.mlp_tiles import mlp_tiles_graph
 from etc_dist.layers.moe_few_tokens import FEW_TOKENS, moe_few_tokens_graph
 from etc_dist.layers.moe_graph import moe_graph
+from etc_dist.ops.matmul_policy import GATED, SHAPES
 from etc_dist.schedule import schedule_dynamic, schedule_static
 from tests.layers.reference import (
     TOLERANCE,
@@ -129,8 +130,9 @@ class Tiled(Program):
     """A graph whose dims choose tiles: any choice is right, and the sizes make one."""
 
     def dims(self, world: int, sizes: Sizes) -> dict[str, int]:
-        (rows, hidden, inner), n = sizes, len(GATED_SHAPES)
-        shapes = {"gate_up_shape": (rows + hidden) % n, "down_shape": inner % n}
+        rows, hidden, inner = sizes
+        gated = GATED[(rows + hidden) % len(GATED)]
+        shapes = {"gate_up_shape": gated, "down_shape": inner % len(SHAPES)}
         return super().dims(world, sizes) | shapes
 
 
@@ -231,7 +233,7 @@ def real_moe(world: int, *tokens: int, split: int = 1) -> list[Any]:
 
 
 SMALL_SHAPES = [
-    TileShape(2 ** (n % 4 + 1), 4 + 4 * (n % 3)) for n in range(len(GATED_SHAPES))
+    TileShape(2 ** (n % 4 + 1), 4 + 4 * (n % 3)) for n in range(len(SHAPES))
 ]
 """Of as many shapes as on GPUs, so that the same dims choose."""
 PROGRAMS: dict[str, Program] = {

@@ -10,11 +10,11 @@ import pytest
 from etc_dist.errors import ArgumentError, WorldError
 from etc_dist.layers.mlp import GATHERED_ROWS, MLP
 from etc_dist.layers.mlp_tiles import (
-    GATED_SHAPES,
     capacity_dims,
     choose_shapes,
     mlp_tiles_graph,
 )
+from etc_dist.ops.matmul_policy import GATED, SHAPES
 from etc_dist.runtime.memory_plan import Capacity, plan_memory
 from tests.layers.programs import SCHEDULES
 
@@ -69,10 +69,10 @@ def test_one_rank_has_one_program(one_rank, make, compiled):
 
 
 @pytest.mark.mpi(max_size=2)
-@pytest.mark.parametrize("number", range(len(GATED_SHAPES)))
+@pytest.mark.parametrize("number", GATED)
 def test_any_tiles_give_the_result(number, make, monkeypatch):
     """Two blocks and more of all ranks' rows; tails of rows, hidden and inner."""
-    shapes = {"gate_up_shape": number, "down_shape": (number + 5) % len(GATED_SHAPES)}
+    shapes = {"gate_up_shape": number, "down_shape": (number + 5) % len(SHAPES)}
     monkeypatch.setattr("etc_dist.layers.mlp.choose_shapes", lambda *_: shapes)
     layer = make("mlp", 328, 136)
     layer.check(300 // layer.layer.world.size)
@@ -87,9 +87,9 @@ def test_memory_is_for_any_number_of_gathered_rows(schedule, world_size, first):
 
     def of(rows: int) -> dict[str, int]:
         dims = {"rows": rows, "hidden": 5120, "inner": 25600 // world_size}
-        return dims | choose_shapes(dims, world_size, 132, GATED_SHAPES)
+        return dims | choose_shapes(dims, world_size, 132, SHAPES)
 
-    for dims in capacity_dims(of(first), most, GATED_SHAPES):
+    for dims in capacity_dims(of(first), most, SHAPES):
         capacity = capacity.grown(plan_memory(plan, dims))
     calls = [plan_memory(plan, of(rows)) for rows in range(1, most + 1, 3)]
     assert all(capacity.holds(call) for call in calls)

@@ -71,7 +71,7 @@ struct Worker {
 struct WgmmaOp {
   float* sums;
   uint64_t a, b;
-  int columns;
+  int columns, rows;  // rows of a beyond these are not read
   bool adds, is_half, is_kn;  // b has its rows along k
   AgentView known;                // of a warp's first thread
 };

@@ -39,7 +39,7 @@ inline void check_operands(const emulation::WgmmaOp& p, u32 first) {
   emulation::Worker& worker = *emulation::own->worker;
   const u32 count = ++worker.warps[threadIdx.x / 32].read;
   const emulation::Access read{&p.known, p.known.wgmmas(), count, emulation::kAsync, false};
-  for (u32 i = 0; i < 32; ++i) {
+  for (u32 i = 0; i < 32 && first + i / 2 < u32(p.rows); ++i) {
     access_shared(worker, place_of(p.a, first + i / 2, i % 2 * 8, false), 16, read);
   }
   for (u32 i = threadIdx.x / 32 % 4; i < u32(p.columns) * 2; i += 4) {  // eight elements each
@@ -52,7 +52,11 @@ UNTRACKED void multiply(const emulation::WgmmaOp& p) {
   const u32 thread = threadIdx.x % 128, row = thread / 32 * 16 + thread % 32 / 4;
   float a[2][16], b[16];
   for (u32 half = 0; half < 2; ++half) {
-    read_row<kIsHalf>(a[half], p.a, row + half * 8, false);
+    if (row + half * 8 < u32(p.rows)) {
+      read_row<kIsHalf>(a[half], p.a, row + half * 8, false);
+    } else {
+      for (float& unknown : a[half]) unknown = __builtin_nanf("");
+    }
   }
   if (threadIdx.x % 32 == 0) check_operands(p, row);
   for (i32 i = 0; i < p.columns / 4; ++i) {
