@@ -35,6 +35,8 @@ BUFFER_BYTES = 16384
 """Shared memory through which tiles are stored."""
 MOST_STAGE_BYTES = 64 * 1024
 """Of stages of 128 elements of k."""
+MOST_WIDE_BYTES = 64 * 1024
+"""Of stages of 256."""
 SPLITS = ("columns", "rows", "k")
 """What the two workers of a task may divide, as `TileSplit` in the CUDA half."""
 
@@ -94,7 +96,7 @@ class TileShape:
     def depth(self) -> int:
         """k of a stage. Wide stages stream weights faster, but some must be in flight
         while one is multiplied."""
-        if self.swapped and self.worker_columns <= 64:
+        if self.swapped and self._bytes_of(4 * STAGE_K) <= MOST_WIDE_BYTES:
             return 4 * STAGE_K
         return (2 if self._bytes_of(2 * STAGE_K) <= MOST_STAGE_BYTES else 1) * STAGE_K
 

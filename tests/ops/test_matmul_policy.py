@@ -13,9 +13,9 @@ WORKERS = 132
 @pytest.mark.parametrize(
     ("m", "n", "k", "shape"),
     [
-        (1, 4096, 4096, TileShape(8, 64, "k", swapped=True)),
-        (8, 10240, 5120, TileShape(8, 256, swapped=True)),
-        (32, 6400, 5120, TileShape(32, 128, swapped=True)),
+        (1, 4096, 4096, TileShape(8, 64, swapped=True)),
+        (8, 10240, 5120, TileShape(8, 160, swapped=True)),
+        (32, 12288, 6144, TileShape(32, 192, swapped=True)),
         (128, 10240, 5120, TileShape(128, 160)),
         (8192, 4096, 4096, TileShape(256, 256, "rows")),
     ],
