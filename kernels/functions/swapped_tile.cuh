@@ -14,9 +14,9 @@ struct SwappedTile {
   static constexpr u32 kBoxX = kShape.box_x(), kBoxW = kShape.box_w();
   static constexpr bool kTakesTurns = kShape.columns <= 64;
   static constexpr bool kExchanges = kShape.split == kSplitK;
-  static constexpr u32 kOwn = kTakesTurns ? kShape.columns : kShape.columns / 2;  // of a warpgroup
-  static constexpr bool kGates = !kTakesTurns || kOwn == 64;
-  static_assert(kOwn <= 64 && kOwn % 8 == 0 && (kTakesTurns || !kExchanges));
+  static constexpr u32 kColumns = kTakesTurns ? kShape.columns : kShape.columns / 2;  // of a warpgroup
+  static constexpr bool kGates = !kTakesTurns || kColumns == 64;
+  static_assert(kColumns <= 64 && kColumns % 8 == 0 && (kTakesTurns || !kExchanges));
 
   u32 control, buffer;
 
@@ -33,12 +33,12 @@ struct SwappedTile {
     }
     // NOTE: kept warp-uniform, so that descriptors stay in uniform registers.
     const u32 base = stages.descriptor_base() | 0x10000u;
-    const u32 w0 = __shfl_sync(~0u, base + wg * (kTakesTurns ? kBoxW : kOwn * 128) / 16, 0);
+    const u32 w0 = __shfl_sync(~0u, base + wg * (kTakesTurns ? kBoxW : kColumns * 128) / 16, 0);
     const u32 first_x = kDepth * kBoxW + (kTakesTurns ? wg * kBoxX : 0);
     const u32 x0 = __shfl_sync(~0u, base + first_x / 16, 0);
     float d[kRows / 2];
     constexpr u32 kStep = kTakesTurns ? 2 : 1;
-    bool lost = multiply_boxes<kIsHalf, kPacked, kStep, kOwn>(run, stages, count, w0, x0, d);
+    bool lost = multiply_boxes<kIsHalf, kPacked, kStep, kColumns>(run, stages, count, w0, x0, d);
     if constexpr (kTakesTurns) {
       lost = combine(d, wg, lost, [](float& sum, float other) { sum += other; });
       if (wg == 0) {
@@ -66,7 +66,7 @@ struct SwappedTile {
   static constexpr i32 kNoColumn = 0x7fffffff;
 
   // Whether eight columns, number `unit`, are the warpgroup's.
-  ETC_DEVICE static bool has_unit(u32 unit) { return kOwn == 64 || unit * 8 < kOwn; }
+  ETC_DEVICE static bool has_unit(u32 unit) { return kColumns == 64 || unit * 8 < kColumns; }
   ETC_DEVICE static void gate(float& sum, float up) { sum = Epilogue::combine(sum, up); }
 
   // Combines the first warpgroup's sums with the second one's, four eights of rows at a time.
@@ -129,10 +129,10 @@ struct SwappedTile {
       const Run<Program>& run, u32 words, const float (&d)[kRows / 2], u32 wg, u32 first,
       u32 end) const {
     constexpr u32 kTogether = 4;  // eights of rows
-    constexpr i32 kStrip = Epilogue::kIsGated && kTakesTurns ? 32 : kOwn;
+    constexpr i32 kStrip = Epilogue::kIsGated && kTakesTurns ? 32 : kColumns;
     const u32 thread = ptx::thread() & 127, lane = thread & 31, warp = thread >> 5;
     const u32 rows = buffer + wg * kHalfBuffer, row = lane % 4 * 2, in_eight = lane / 4;
-    const i32 column = has_unit(thread % 8) ? i32(wg * kOwn + thread % 8 * 8) : kNoColumn;
+    const i32 column = has_unit(thread % 8) ? i32(wg * kColumns + thread % 8 * 8) : kNoColumn;
     const auto row_of = [&](u32 n) { return i32(n * 16 + thread / 8); };
     TileEights<Program, typename Epilogue::Call, (kRows + 15) / 16> eights(
         run, words, first * 8, end * 8);
@@ -176,7 +176,7 @@ struct SwappedTile {
     }
     ptx::named_barrier<128>(2 + wg);
     const TilePlace to = TilePlace::read(place);
-    const u32 unit = thread % 8, column = wg * kOwn + unit * 8;
+    const u32 unit = thread % 8, column = wg * kColumns + unit * 8;
 #pragma unroll
     for (u32 i = 0; i < (kRows + 15) / 16; ++i) {
       const u32 row = i * 16 + thread / 8;

@@ -9,9 +9,9 @@
 // multiply, and store the tile themselves: through shared memory, so that whole lines are written.
 //
 // SwappedTile: the rows of w are the rows of the tensor cores' tile and those of x its columns, of
-// which any multiple of 8 is possible: few rows of x are multiplied with little padding. Of 64 rows
-// of w, the warpgroups take turns along k, and the second one's sums are added to the first one's; of
-// 128, each has 64.
+// which any multiple of 8 is possible: few rows of x are multiplied with little padding. Of up to 64
+// rows of w, the warpgroups take turns along k, and the second one's sums are added to the first
+// one's; of more, each has half. The number of rows is chosen so that the tiles fit the workers.
 // RowsTile: 128 rows of x, 64 for each warpgroup, and any multiple of 8 rows of w, so that the number
 // of tiles can be made to fit the workers.
 #pragma once

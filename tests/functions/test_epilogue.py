@@ -22,8 +22,15 @@ from tests.functions.epilogues import (
     inputs_of,
 )
 
-FEW = SHAPES[1], SHAPES[9], SHAPES[12], SHAPES[18]
-"""Pairs that split k, two warpgroups, square tiles, pairs that split rows."""
+FEW = (
+    TileShape(64, 64, "k", swapped=True),
+    TileShape(8, 80, swapped=True),
+    TileShape(64, 256, swapped=True),
+    TileShape(128, 128),
+    TileShape(256, 128, "rows"),
+)
+"""Pairs that split k, narrow tiles, two warpgroups, square tiles, pairs that split
+rows."""
 OTHERS = [partial, residual, row_squares]
 GATED_SHAPES = tuple(SHAPES[n] for n in GATED)
 EVERY = [(all_kinds, SHAPES), (gated_sums, GATED_SHAPES)]
