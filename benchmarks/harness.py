@@ -202,7 +202,7 @@ def shapes_parser(
         return text.split(",")
 
     add("--models", type=names, help=f"some of {','.join((*models, SMALL))}")
-    add("--rows-per-rank", "--tokens", type=numbers, dest="rows")
+    add("--rows-per-rank", "--tokens", "--batches", type=numbers, dest="rows")
     add("--schedule", choices=SCHEDULES, default="static")
     add("--repeats", type=int, default=REPEATS)
     return parser

@@ -123,6 +123,35 @@ class MoEParallelRecord(FusedRecord):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DecodeRecord(Record):
+    """A step of a whole model on one GPU: the next token of each request."""
+
+    model: str
+    batch: int
+    """Requests, each with a row of the step."""
+    context: int
+    """Positions that each row attends to, its own included."""
+    dtype: str
+    schedule: str
+    policy: str
+    """The tiles and slices that the step policy chose."""
+    ours_ms: float
+    limit_ms: float
+    """The bytes of weights and cache that a step reads, at the rate of the memory."""
+    of_limit: float
+    error: float
+    """Of the logits of the first layers and the head: the relative Frobenius norm
+    against fp32."""
+    steps: int
+    """Steps whose logits and ids were compared bit by bit with the first ones."""
+    bitwise_equal: bool
+    repeats: int
+    ours_spread_ms: tuple[float, float]
+    """First and third quartile."""
+    protocol: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class SoakRecord(Record):
     """Many runs in a row; their outputs compared bit by bit with the first ones."""
 
@@ -179,6 +208,7 @@ KINDS: Mapping[str, type[Record]] = {
     "moe": MoERecord,
     "moe_tensor_parallel": MoEParallelRecord,
     "moe_expert_parallel": MoEParallelRecord,
+    "decode": DecodeRecord,
     "soak": SoakRecord,
     "routings": SoakRecord,
     "task_cost": TaskCostRecord,

@@ -27,6 +27,7 @@ from benchmarks.records import (
     RESULTS,
     ROOT,
     CompileRecord,
+    DecodeRecord,
     FusedRecord,
     MoEParallelRecord,
     MoERecord,
@@ -131,7 +132,8 @@ def page(records: Sequence[Record]) -> str:
     parts = [PREFACE]
     for op, title in SECTIONS.items():
         parts += [f"\n## {title}\n", section(op, records)]
-    parts += [PICTURE, soak_table(records), cost_table(records), build_table(records)]
+    parts += [decode_table(records), PICTURE]
+    parts += [soak_table(records), cost_table(records), build_table(records)]
     return "".join(parts)
 
 
@@ -213,6 +215,25 @@ def summary(records: Sequence[Record]) -> str:
             }
         )
     return table(rows)
+
+
+def decode_table(records: Sequence[Record]) -> str:
+    """The last step of each model, device, batch and context."""
+    found = [r for r in records if isinstance(r, DecodeRecord)]
+    rows = [
+        {
+            "model": r.model,
+            "device": r.device,
+            "batch": f"{r.batch}",
+            "context": f"{r.context}",
+            "limit": f"{r.limit_ms:.3f}",
+            "ours": f"{r.ours_ms:.3f}",
+            "% of limit": f"{r.of_limit:.0%}",
+            "commit": short(r.commit),
+        }
+        for r in latest(found, lambda r: (r.model, r.device, r.batch, r.context))
+    ]
+    return f"\n## Decode step on one GPU\n{table(rows)}" if rows else ""
 
 
 def soak_table(records: Sequence[Record]) -> str:

@@ -36,7 +36,7 @@ def stack_weights(
     places = _places(config)
     held = {
         name: np.empty(shape, numpy_dtype(dtype))
-        for name, shape in _shapes(config).items()
+        for name, shape in weight_shapes(config).items()
     }
     missing = set(places)
     faults = []
@@ -71,7 +71,9 @@ def _listed(faults: list[str], most: int = 4) -> str:
     return "; ".join(faults[:most]) + more
 
 
-def _shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The shapes of the weights by the names of `decoder_graph`; w_head of a tied model
+    is its embedding."""
     layers, hidden, inner = config.layers, config.hidden, config.inner
     heads = config.heads * config.head_dim
     width = heads + 2 * config.kv_heads * config.head_dim

@@ -41,7 +41,12 @@ def test_every_record_in_the_repository_fits_its_schema() -> None:
 def test_readme_names_every_field_of_a_record() -> None:
     text = (records.ROOT / "benchmarks" / "README.md").read_text()
     named = set(re.findall(r"`(\w+)`", text))
-    for kind in (records.LayerRecord, records.MoERecord, records.MoEParallelRecord):
+    for kind in (
+        records.LayerRecord,
+        records.MoERecord,
+        records.MoEParallelRecord,
+        records.DecodeRecord,
+    ):
         assert {field.name for field in fields(kind)} <= named
 
 

@@ -13,9 +13,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from benchmarks import soak
+from benchmarks import decode, soak
 from benchmarks.device import Device
-from benchmarks.harness import failures
+from benchmarks.harness import begin, failures
+from benchmarks.workload import SMALL
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,6 +34,7 @@ ROOT = Path(__file__).parents[2]
         (1, "soak --calls 20"),
         pytest.param(2, "soak --calls 20", marks=pytest.mark.exhaustive),
         (1, "task_cost"),
+        (1, "decode"),
     ],
 )
 def test_results_are_checked_and_nothing_is_measured(
@@ -80,6 +82,42 @@ def test_soak_marks_a_call_whose_bits_differ(written: float, flag: int) -> None:
     flags = np.zeros(1, np.int8)
     case.run(0, partial(soak.differing_of(device), 0, flags))
     assert flags[0] == flag
+
+
+def test_steps_of_other_bits_or_without_a_result_are_counted() -> None:
+    device, out = Device(cast(Any, None)), np.ones(4, np.float16)
+    results = iter([1.0, 2.0, None, 1.0])
+
+    def step() -> None:
+        if (value := next(results)) is not None:
+            out.fill(value)
+
+    assert decode.mismatches(device, step, [out], 4) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "text"),
+    [
+        ("logits", 0.0, "error 1.00e+00, wanted 1.6e-02"),
+        ("next_ids", 1, "an id is not that of the largest logit"),
+        ("next_ids", -1, "an id whose logit is "),
+    ],
+)
+def test_wrong_logits_or_ids_of_a_step_are_failures(
+    name: str, change: float, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = begin(cpu=True)
+    with device.world:
+        decoder = decode.Decoder(device, SMALL, 2, 70, "static")
+        run = decoder.program.run
+
+        def changed(**arguments: Any) -> None:
+            run(**arguments)
+            arguments[name][...] = change
+
+        monkeypatch.setattr(decoder.program, "run", changed)
+        _, wrong = decode.check(decoder, 2)
+        assert any(each.startswith(text) for each in wrong)
 
 
 def test_differing_bits_and_growth_are_faults_of_a_soak() -> None:

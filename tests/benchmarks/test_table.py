@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.records import (
     ROOT,
+    DecodeRecord,
     FusedRecord,
     MoEParallelRecord,
     MoERecord,
@@ -17,6 +18,7 @@ from benchmarks.records import (
     load,
 )
 from benchmarks.table import (
+    decode_table,
     draw,
     main,
     newest,
@@ -104,6 +106,16 @@ def test_last_soak_of_each_kind_is_shown(values: dict[str, Any]) -> None:
     soaks = [{**common, **last}, {**common, "mismatches": 0, "runs": 10}]
     rows = soak_table([SoakRecord(**s) for s in soaks]).splitlines()[5:]
     assert rows == ["| soak | NVIDIA H200 | 8 | 20 | 3 | 0 | 0123456789-dirty |"]
+
+
+def test_last_decode_step_of_each_batch_is_shown(values: dict[str, Any]) -> None:
+    step = {k: v for k, v in values.items() if k in DecodeRecord.__dataclass_fields__}
+    step |= {"op": "decode", "batch": 8, "context": 512, "policy": "", "steps": 1000}
+    old = {"date": "2025-01-01", "ours_ms": 9.0}
+    rows = decode_table([DecodeRecord(**{**step, **c}) for c in ({}, old)]).splitlines()
+    wanted = "| llama3-8b | NVIDIA H200 | 8 | 512 | 0.160 | 0.200 | 80% | "
+    assert rows[5:] == [wanted + "0123456789-dirty |"]
+    assert decode_table([]) == ""
 
 
 def test_check_fails_until_the_results_are_written(tmp_path: Path) -> None:

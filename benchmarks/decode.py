@@ -1,0 +1,148 @@
+"""A decode step of a whole model with random weights on one GPU.
+
+launch/mpirun -n 1 benchmarks/decode.py --batches 1,8 --models qwen3-14b
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.decode_reference import reference_logits
+from benchmarks.decode_step import MODELS, Decoder
+from benchmarks.device import Call, Device, Gpu, wide
+from benchmarks.harness import (
+    begin,
+    described,
+    measure,
+    provenance,
+    record,
+    say,
+    shapes_parser,
+)
+from benchmarks.moe_torch import captured_ours
+from benchmarks.soak import differing_of
+from benchmarks.workload import DTYPE, SMALL, WARM_UP
+
+CHECKED_LAYERS = 2
+ERROR, GAP = 0.016, 0.12
+"""The allowed error of the logits, and the allowed distance of the chosen id's logit
+from the largest in the reference, relative to the root mean square of all logits."""
+PROTOCOL = (
+    "2 ms device sleep, event, replayed CUDA graph, event; median after "
+    f"{WARM_UP} warm-ups"
+)
+
+
+def check(decoder: Decoder, batch: int) -> tuple[float, list[str]]:
+    """The error of a step of the first layers, and failed checks."""
+    device, xp = decoder.device, decoder.device.xp
+    arrays = decoder.arrays(batch, CHECKED_LAYERS)
+    logits, ids = arrays["logits"], arrays["next_ids"]
+    for out in (logits, ids):
+        device.poison(out)
+    decoder.call(batch, CHECKED_LAYERS)()
+    decoder.program.synchronize()
+    wanted = reference_logits(device, decoder.config, arrays, decoder.context)
+    error = device.relative_error([logits], [wanted])
+    found, chosen = wide(logits), (xp.arange(batch), ids)
+    gap = float(
+        (wanted.max(axis=1) - wanted[chosen]).max() / xp.sqrt((wanted**2).mean())
+    )
+    wrong = []
+    if not error <= ERROR:  # also for NaN
+        wrong.append(f"error {error:.2e}, wanted {ERROR:.1e}")
+    if not bool((found[chosen] == found.max(axis=1)).all()):
+        wrong.append("an id is not that of the largest logit")
+    if not gap <= GAP:
+        wrong.append(f"an id whose logit is {gap:.2e} below the largest")
+    return error, wrong
+
+
+def mismatches(device: Device, call: Call, outs: Sequence[Any], steps: int) -> int:
+    """Of `steps` steps, those whose bits differ from the ones that are in `outs`."""
+    differ, flags = differing_of(device), device.xp.zeros(steps, "int8")
+    firsts = [out.copy() for out in outs]
+    for number in range(steps):
+        for out in outs:
+            device.poison(out)
+        call()
+        for out, first in zip(outs, firsts, strict=True):
+            differ(number, flags, out, first)
+    device.synchronize()
+    return int(flags.sum())
+
+
+def benchmark(
+    decoder: Decoder, batch: int, repeats: int, steps: int
+) -> tuple[dict[str, Any], list[str]]:
+    """Check, then, on a GPU, time a step: its part of a record, and its failures."""
+    device, program = decoder.device, decoder.program
+    values: dict[str, Any] = {"model": decoder.name, "batch": batch}
+    values |= {"context": decoder.context, "dtype": DTYPE}
+    values |= {"schedule": program.plan.schedule, "policy": decoder.policy_text(batch)}
+    values["error"], wrong = check(decoder, batch)
+    call = decoder.call(batch, decoder.config.layers)
+    call()
+    program.synchronize()
+    if isinstance(device, Gpu):
+        call = captured_ours(device, call)
+    outs = [out[:batch] for out in decoder.outs.values()]
+    different = mismatches(device, call, outs, steps)
+    program.synchronize()
+    values |= {"steps": steps, "bitwise_equal": not different}
+    if different:
+        wrong.append(f"the bits of {different} of {steps} steps differ")
+    if isinstance(device, Gpu):
+        times = measure(device, {"ours": call}, repeats)["ours"]
+        limit = decoder.bytes_read(batch) / device.rates[0] * 1e3
+        spread = tuple(round(float(q), 5) for q in np.percentile(times, (25, 75)))
+        values |= {**provenance(program), "repeats": repeats}
+        values |= {"ours_ms": round(median(times), 5), "ours_spread_ms": spread}
+        values |= {"limit_ms": round(limit, 5)}
+        values |= {"of_limit": round(limit / median(times), 4)}
+    return values, wrong
+
+
+def main() -> int:
+    parser = shapes_parser("Check and time a decode step.", "decode", MODELS)
+    add = parser.add_argument
+    add("--context", type=int, help="512, or 70 on the CPU backend")
+    add("--steps", type=int, help="compared bit by bit: 1000, or 3 on the CPU backend")
+    options = parser.parse_args()
+    device = begin(options.cpu)
+    on_gpu = isinstance(device, Gpu)
+    model, batches, context, steps = (
+        ("qwen3-32b", (1, 8, 32), 512, 1000) if on_gpu else (SMALL, (1, 3), 70, 3)
+    )
+    batches, context = options.rows or batches, options.context or context
+    shared: dict[str, Any] = {"op": "decode", "protocol": PROTOCOL}
+    if isinstance(device, Gpu):
+        shared |= device.facts()
+        del shared["baseline"]
+    failed = False
+    for name in options.models or [model]:
+        decoder = Decoder(device, name, max(batches), context, options.schedule)
+        for batch in batches:
+            values, wrong = benchmark(
+                decoder, batch, options.repeats, options.steps or steps
+            )
+            failed = failed or bool(wrong)
+            text = "".join(f"\n  FAILED: {each}" for each in wrong)
+            say(device.world, f"decode {described(values)}{text}")
+            if not wrong:
+                record(device, options.record, {**shared, **values})
+        decoder.program.close()
+    device.world.close()
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
