@@ -3,8 +3,7 @@ layer as `decoder_graph` reads them."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,8 @@ import numpy as np
 from etc_dist.errors import ArgumentError
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.config import ARCHITECTURES, ModelConfig
+from etc_dist.models.safetensors_file import FIX, read_tensors
 
-STORED = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 LAYER = "model.layers.{}."
 IGNORED = (".rotary_emb.inv_freq",)
 """The ends of names of tensors that follow from the configuration."""
@@ -128,30 +127,7 @@ def _tensors(folder: Path) -> Iterator[tuple[str, Any]]:
     if not files:
         raise _refused(folder, "files *.safetensors", "none")
     for file in files:
-        try:
-            header, begin = _header(file)
-            data = np.memmap(file, np.uint8, "r")
-            for name, entry in header.items():
-                yield name, _tensor(data, begin, entry)
-        except (KeyError, OSError, TypeError, ValueError) as error:
-            got = f"{type(error).__name__}: {error}"
-            raise _refused(file, "a complete safetensors file", got) from error
-
-
-def _header(file: Path) -> tuple[dict[str, Mapping[str, Any]], int]:
-    with file.open("rb") as stream:
-        size = int.from_bytes(stream.read(8), "little")
-        if size > file.stat().st_size:
-            raise ValueError(f"a header of {size} bytes")
-        header = json.loads(stream.read(size))
-    header.pop("__metadata__", None)
-    return header, 8 + size
-
-
-def _tensor(data: Any, begin: int, entry: Mapping[str, Any]) -> Any:
-    first, end = (begin + offset for offset in entry["data_offsets"])
-    dtype = numpy_dtype(STORED[entry["dtype"]])
-    return np.asarray(data[first:end]).view(dtype).reshape(entry["shape"])
+        yield from read_tensors(file)
 
 
 def _refused(path: Path, wanted: str, got: str) -> ArgumentError:
@@ -160,5 +136,5 @@ def _refused(path: Path, wanted: str, got: str) -> ArgumentError:
         where=str(path),
         wanted=wanted,
         got=got,
-        fix="load the complete files of one model, in bfloat16, float16 or float32",
+        fix=FIX,
     )

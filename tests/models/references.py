@@ -14,7 +14,7 @@ import numpy as np
 
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.config import ModelConfig, read_config
-from etc_dist.models.weights import STORED
+from etc_dist.models.safetensors_file import STORED
 
 Array = np.ndarray[Any, Any]
 

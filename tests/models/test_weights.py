@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
 from etc_dist.errors import ArgumentError
 from etc_dist.models.config import parse_config
-from etc_dist.models.weights import STORED, load_weights
+from etc_dist.models.safetensors_file import STORED
+from etc_dist.models.weights import load_weights
 from tests.models.references import save
 from tests.models.test_config import SMOL
 
@@ -44,6 +47,11 @@ def model(tmp_path, rng):
         shapes |= {f"model.layers.{layer}.{n}": s for n, s in own.items()}
     tensors = {f"{n}.weight": rng.integers(-9, 9, s) for n, s in shapes.items()}
     return config, {name: array.astype(np.float32) for name, array in tensors.items()}
+
+
+def write_header(file, header, data):
+    text = header.encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + data)
 
 
 @pytest.mark.parametrize("stored", STORED)
@@ -97,3 +105,55 @@ def test_files_that_are_not_complete_are_refused(model, tmp_path, size):
         file.write_bytes(file.read_bytes()[:size])
     with pytest.raises(ArgumentError, match="the model cannot be loaded"):
         load_weights(tmp_path, config, "bfloat16")
+
+
+NORM, HEAD = "model.norm.weight", "model.embed_tokens.weight"
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        (NORM, {"data_offsets": [-4, 28]}),
+        (NORM, {"data_offsets": [0, 32]}),
+        (NORM, {"data_offsets": [257, 289]}),
+        (NORM, {"data_offsets": [256]}),
+        (NORM, {"data_offsets": [256.0, 288]}),
+        (NORM, {"shape": [-1]}),
+        (NORM, {"shape": [16, 2]}),
+        (NORM, {"shape": [2**62, 2**62, 0]}),
+        (NORM, {"dtype": "F32"}),
+        (NORM, {"dtype": "I8"}),
+        (HEAD, {"data_offsets": None}),
+    ],
+)
+def test_damaged_headers_are_refused(model, tmp_path, name, change):
+    file = tmp_path / "model.safetensors"
+    save(file, model[1])
+    data = file.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    header[name] |= change
+    write_header(file, json.dumps(header), data[end:])
+    with pytest.raises(ArgumentError, match="a complete safetensors file"):
+        load_weights(tmp_path, model[0], "bfloat16")
+
+
+EMPTY = '{"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}'
+
+
+@pytest.mark.parametrize(
+    ("header", "data", "text"),
+    [
+        ('"abc"', b"", "not a JSON object"),
+        ('{"a": 5}', b"", "a: 5"),
+        ("[" * 100_000, b"", "RecursionError"),
+        (f'{{"a": {EMPTY}, "a": {EMPTY}}}', b"", "more than once in the header"),
+        (f'{{"a": {EMPTY}}}', b"1234", "4 bytes after the last tensor"),
+    ],
+)
+def test_headers_that_are_not_of_tensors_are_refused(
+    model, tmp_path, header, data, text
+):
+    write_header(tmp_path / "model.safetensors", header, data)
+    with pytest.raises(ArgumentError, match=text):
+        load_weights(tmp_path, model[0], "bfloat16")
