@@ -28,6 +28,10 @@ ROPE_KEYS = {
     ),
 }
 """The numbers of each scaling."""
+MOST_LAYERS, MOST_SIZE, MOST_NUMBER = 4096, 2**24, 1e12
+
+
+VARIANT_FIX = "use a model of which each variant is implemented"
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,7 @@ def read_config(folder: str | Path) -> ModelConfig:
     path = Path(folder) / "config.json"
     try:
         given = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, RecursionError, ValueError) as error:
         fix = "give the folder of a Hugging Face model, with config.json"
         raise _refused(path, "a readable config.json", str(error), fix) from error
     if not isinstance(given, dict):
@@ -92,67 +96,113 @@ def read_config(folder: str | Path) -> ModelConfig:
 
 def _generation(path: Path) -> dict[str, Any]:
     """What generation_config.json changes."""
+    path = path.with_name("generation_config.json")
     try:
-        given = json.loads((path.parent / "generation_config.json").read_text())
-        return {"stop_tokens": _stop_tokens(given["eos_token_id"])}
-    except (KeyError, OSError, TypeError, ValueError):
+        given = json.loads(path.read_text())
+        stop = given["eos_token_id"]
+    except (KeyError, OSError, RecursionError, TypeError, ValueError):
         return {}
+    return {"stop_tokens": _stop_tokens(stop, path)}
 
 
-def _stop_tokens(stop: Any) -> tuple[int, ...]:
-    return tuple(stop) if isinstance(stop, list) else () if stop is None else (stop,)
+def _stop_tokens(stop: Any, path: Path) -> tuple[int, ...]:
+    found = stop if isinstance(stop, list) else [] if stop is None else [stop]
+    if not all(type(token) is int and token >= 0 for token in found):
+        raise _refused(path, "eos_token_id: ids of tokens", repr(stop), "correct it")
+    return tuple(found)
+
+
+def _rope(given: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """The scaling of the rotary embedding, checked."""
+    rope = given.get("rope_scaling") or given.get("rope_parameters") or {}
+    if not isinstance(rope, Mapping):
+        raise _refused(path, "rope_scaling: an object", repr(rope), "correct it")
+    rope = dict(rope)
+    rope["rope_type"] = kind = rope.get("rope_type", rope.pop("type", "default"))
+    if kind not in ROPES:
+        wanted = f"rope_type {' or '.join(ROPES)}"
+        raise _refused(path, wanted, repr(kind), VARIANT_FIX)
+    keys = ROPE_KEYS.get(kind, ())
+    wrong = {key: rope.get(key) for key in keys if not _is_number(rope.get(key))}
+    if wrong:
+        wanted = f"rope_scaling with {', '.join(wrong)}: positive numbers"
+        raise _refused(path, wanted, repr(wrong), "correct it")
+    if kind == "llama3" and rope["low_freq_factor"] >= rope["high_freq_factor"]:
+        wanted = "low_freq_factor below high_freq_factor"
+        raise _refused(path, wanted, repr(rope), "correct it")
+    return rope
+
+
+def _is_number(value: Any) -> bool:
+    """Whether `value` is a number above 0 that float32 can hold; NaN is not."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and 0 < value <= MOST_NUMBER
 
 
 def parse_config(given: Mapping[str, Any], path: Path) -> ModelConfig:
-    name = ", ".join(map(str, given.get("architectures") or ()))
-    rope = dict(given.get("rope_scaling") or given.get("rope_parameters") or {})
-    rope["rope_type"] = rope.get("rope_type", rope.pop("type", "default"))
+    named = given.get("architectures")
+    name = ", ".join(map(str, named)) if isinstance(named, list) else str(named)
 
     def number(key: str, default: Any = None) -> Any:
         value = default if given.get(key) is None else given[key]
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
-            raise _refused(path, f"{key}: a positive number", repr(value), "correct it")
+        if not _is_number(value):
+            wanted = f"{key}: a positive number of at most {MOST_NUMBER:g}"
+            raise _refused(path, wanted, repr(value), "correct it")
+        return value
+
+    def size(key: str, default: Any = None, most: int = MOST_SIZE) -> int:
+        value = default if given.get(key) is None else given[key]
+        if type(value) is not int or not 1 <= value <= most:
+            wanted = f"{key}: an integer from 1 to {most}"
+            raise _refused(path, wanted, repr(value), "correct it")
         return value
 
     if name not in ARCHITECTURES:
         fix = "use a model of one of these architectures"
         raise _refused(path, " or ".join(ARCHITECTURES), repr(name), fix)
-    heads = number("num_attention_heads")
+    heads = size("num_attention_heads")
+    rope = _rope(given, path)
     found = ModelConfig(
         architecture=name,
-        layers=number("num_hidden_layers"),
-        hidden=number("hidden_size"),
-        inner=number("intermediate_size"),
-        vocabulary=number("vocab_size"),
+        layers=size("num_hidden_layers", most=MOST_LAYERS),
+        hidden=size("hidden_size"),
+        inner=size("intermediate_size"),
+        vocabulary=size("vocab_size"),
         heads=heads,
-        kv_heads=number("num_key_value_heads", heads),
-        head_dim=number("head_dim", number("hidden_size") // heads),
-        positions=number("max_position_embeddings"),
+        kv_heads=size("num_key_value_heads", heads),
+        head_dim=size("head_dim", size("hidden_size") // heads),
+        positions=size("max_position_embeddings"),
         norm_eps=number("rms_norm_eps"),
         rope_base=number("rope_theta", rope.get("rope_theta") or 10000.0),
         rope=rope,
-        is_tied=bool(given.get("tie_word_embeddings", False)),
-        stop_tokens=_stop_tokens(given.get("eos_token_id")),
+        is_tied=given.get("tie_word_embeddings") is True,
+        stop_tokens=_stop_tokens(given.get("eos_token_id"), path),
     )
+    _check_variants(given, found, path)
+    return found
+
+
+def _check_variants(given: Mapping[str, Any], found: ModelConfig, path: Path) -> None:
+    full = ["full_attention"] * found.layers
+    partial = {**found.rope, **given}.get("partial_rotary_factor")
+    tied = given.get("tie_word_embeddings")
     variants = {
         "head_dim 64 or 128": found.head_dim in HEAD_DIMS,
-        "a multiple of num_key_value_heads heads": heads % found.kv_heads == 0,
-        f"rope_type {' or '.join(ROPES)}": rope["rope_type"] in ROPES,
+        "a multiple of num_key_value_heads heads": found.heads % found.kv_heads == 0,
         "hidden_act silu": given.get("hidden_act", "silu") == "silu",
         "no attention_bias": not given.get("attention_bias"),
         "no mlp_bias": not given.get("mlp_bias"),
         "no sliding window": not given.get("use_sliding_window"),
+        "layer_types full_attention": given.get("layer_types") in (None, full),
+        "tie_word_embeddings true or false": tied is None or isinstance(tied, bool),
+        "partial_rotary_factor 1": partial in (None, 1),
         "sizes that are multiples of 8": not any(
             size % 8 for size in (found.hidden, found.inner, found.vocabulary)
         ),
     }
     missing = [wanted for wanted, holds in variants.items() if not holds]
-    keys = ROPE_KEYS.get(rope["rope_type"], ())
-    missing += [f"rope_scaling with {key}" for key in keys if key not in rope]
     if missing:
-        fix = "use a model of which each variant is implemented"
-        raise _refused(path, "; ".join(missing), "another variant", fix)
-    return found
+        raise _refused(path, "; ".join(missing), "another variant", VARIANT_FIX)
 
 
 def _llama3(rates: Any, rope: Mapping[str, Any]) -> Any:

@@ -33,10 +33,13 @@ def stack_weights(
     """As `load_weights`, of `tensors` by their names in safetensors files. They are in
     `path`."""
     places = _places(config)
-    held = {
-        name: np.empty(shape, numpy_dtype(dtype))
-        for name, shape in weight_shapes(config).items()
-    }
+    try:
+        held = {
+            name: np.empty(shape, numpy_dtype(dtype))
+            for name, shape in weight_shapes(config).items()
+        }
+    except (MemoryError, ValueError) as error:
+        raise _refused(path, "weights that fit in memory", str(error)) from error
     missing = set(places)
     faults = []
     for name, stored in tensors:

@@ -70,8 +70,19 @@ def test_scaled_rotations_are_slower(tmp_path):
     [
         ({"architectures": ["GPT2LMHeadModel"]}, "LlamaForCausalLM or Qwen3"),
         ({"architectures": []}, "LlamaForCausalLM or Qwen3"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers: a positive number"),
-        ({"vocab_size": None}, "vocab_size: a positive number"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers: an integer from 1"),
+        ({"num_hidden_layers": 1.5}, "num_hidden_layers: an integer from 1"),
+        ({"vocab_size": None}, "vocab_size: an integer from 1"),
+        ({"vocab_size": 10**30}, "vocab_size: an integer from 1 to 16777216"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps: a positive number"),
+        ({"rope_theta": float("inf")}, "rope_theta: a positive number"),
+        ({"eos_token_id": [1, "a"]}, "eos_token_id: ids of tokens"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings true or false"),
+        ({"layer_types": ["sliding_attention"]}, "layer_types full_attention"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 1"),
+        ({"rope_scaling": [1]}, "rope_scaling: an object"),
+        ({"rope_scaling": {"type": ["linear"]}}, "rope_type default or linear"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor: positive"),
         ({"head_dim": 96}, "head_dim 64 or 128"),
         ({"num_key_value_heads": 2}, "a multiple of num_key_value_heads"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "rope_type default or linear"),
@@ -89,3 +100,9 @@ def test_a_folder_without_a_model_is_refused(text, tmp_path):
         (tmp_path / "config.json").write_text(text)
     with pytest.raises(ArgumentError, match="the model cannot be loaded"):
         read_config(tmp_path)
+
+
+def test_generation_config_without_ids_is_refused(tmp_path):
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": "a"}')
+    with pytest.raises(ArgumentError, match="eos_token_id: ids of tokens"):
+        write(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -157,3 +158,9 @@ def test_headers_that_are_not_of_tensors_are_refused(
     write_header(tmp_path / "model.safetensors", header, data)
     with pytest.raises(ArgumentError, match=text):
         load_weights(tmp_path, model[0], "bfloat16")
+
+
+def test_sizes_beyond_memory_are_refused(model, tmp_path):
+    config = replace(model[0], hidden=2**24, inner=2**24, vocabulary=2**24)
+    with pytest.raises(ArgumentError, match="weights that fit in memory"):
+        load_weights(tmp_path, config, "bfloat16")
