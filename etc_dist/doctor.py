@@ -147,9 +147,12 @@ _ATTRIBUTE = """
 import ctypes
 cuda = ctypes.CDLL("libcuda.so.1")
 device, value = ctypes.c_int(), ctypes.c_int()
-assert cuda.cuInit(0) == 0 and cuda.cuDeviceGet(ctypes.byref(device), 0) == 0
-assert cuda.cuDeviceGetAttribute(ctypes.byref(value), {number}, device) == 0
-print(value.value)
+error = (
+    cuda.cuInit(0)
+    or cuda.cuDeviceGet(ctypes.byref(device), 0)
+    or cuda.cuDeviceGetAttribute(ctypes.byref(value), {number}, device)
+)
+print("" if error else value.value)
 """
 _MULTICAST_SUPPORTED, _MPS_ENABLED = 132, 133  # of CUdevice_attribute
 _NEEDED = "import ml_dtypes, numpy"

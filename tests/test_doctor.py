@@ -25,6 +25,20 @@ LISTING = """\
 1, NVIDIA H200, 143771 MiB, 9.0, 580.159.03"""
 SUMMARY = "| NVIDIA-SMI 580.159.03   Driver Version: 580.159.03   CUDA Version: 13.0 |"
 
+CTYPES = """
+class c_int:
+    value = 0
+def byref(number):
+    return number
+class CDLL:
+    def __init__(self, name):
+        self.cuInit = lambda flags: 0
+        self.cuDeviceGet = lambda device, number: 0
+    def cuDeviceGetAttribute(self, value, number, device):
+        value.value = 1
+        return number == 999
+"""
+
 
 @pytest.fixture
 def no_gpu(tmp_path, monkeypatch):
@@ -143,3 +157,12 @@ def test_nvls_is_disabled_by_either_variable():
     assert doctor.disabled_by({"NVSHMEM_DISABLE_NVLS": "1"}) == [
         "NVSHMEM_DISABLE_NVLS=1"
     ]
+
+
+def test_attributes_of_a_gpu_are_read_without_asserts(tmp_path, monkeypatch):
+    # A module ctypes with a driver that gives 1 for each attribute, or none.
+    (tmp_path / "ctypes.py").write_text(CTYPES)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONOPTIMIZE", "1")
+    assert doctor._run_python(doctor._ATTRIBUTE.format(number=132)).text == "1"
+    assert doctor._run_python(doctor._ATTRIBUTE.format(number=999)).text == ""
