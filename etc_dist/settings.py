@@ -21,6 +21,8 @@ MAX_SECONDS = 1e6
 `2 * MAX_SECONDS`, the limit of hand-overs, must be below 52 days."""
 MAX_BYTES = 1024**5
 """The largest size; no GPU has as much memory."""
+MAX_CPU_WORKERS = 1024
+"""More than any GPU has."""
 
 
 def default_cache() -> Path:
@@ -54,8 +56,8 @@ class Settings:
     timing: bool = False
     """ETC_DIST_TIMING: print the time of each stage of a compilation."""
     cpu_workers: int = 4
-    """ETC_DIST_CPU_WORKERS: simulated workers a rank on the CPU backend (even for
-    matrix products)."""
+    """ETC_DIST_CPU_WORKERS: simulated workers a rank on the CPU backend, at most 1024
+    (even for matrix products)."""
     share_gpu: bool = False
     """ETC_DIST_SHARE_GPU: ranks of a host may share GPUs; for tests, not for speed."""
 
@@ -146,8 +148,8 @@ def _seconds(value: float) -> float:
     return float(_in_range(0 < value <= MAX_SECONDS, value))
 
 
-def _count(value: int) -> int:
-    return int(_in_range(value >= 1, value))
+def _workers(value: int) -> int:
+    return int(_in_range(1 <= value <= MAX_CPU_WORKERS, value))
 
 
 def _verify(value: int | str) -> int | str:
@@ -171,8 +173,8 @@ def _bytes_of(size: str) -> int:
 def _folder(name: str | Path) -> Path:
     _in_range(bool(str(name).strip()) and "\0" not in str(name), name)
     try:
-        return Path(name).expanduser()
-    except RuntimeError as error:  # no such home folder
+        return Path(name).expanduser().absolute()
+    except (OSError, RuntimeError) as error:  # no home, or no current folder
         raise ValueError(str(error)) from error
 
 
@@ -202,7 +204,7 @@ _RULES = {
     "verify": _Rule((bool, int, str), _parse_verify, _verify, '0, 1 or "data"'),
     "trace": _FLAG,
     "timing": _FLAG,
-    "cpu_workers": _Rule(int, int, _count, "an integer from 1 on"),
+    "cpu_workers": _Rule(int, int, _workers, f"an integer from 1 to {MAX_CPU_WORKERS}"),
     "share_gpu": _FLAG,
 }
 

@@ -69,7 +69,7 @@ def test_text_that_cannot_be_read_is_refused_by_name(name, value, wanted):
         *(("symmetric_size", v, "to 1024T") for v in ("x", "0.5", "9" * 9 + "T")),
         *(("cache", value, "a folder") for value in ("", " ", "~no-such-user")),
         ("verify", 2, '0, 1 or "data"'),
-        ("cpu_workers", 0, "from 1 on"),
+        *(("cpu_workers", value, "from 1 to 1024") for value in (0, 10**6)),
     ],
 )
 def test_value_out_of_range_is_refused_by_name(name, value, wanted):
@@ -167,3 +167,10 @@ def test_unknown_variable_is_refused_and_the_known_ones_are_listed():
 def test_readme_table_names_exactly_the_settings_in_order():
     rows = re.findall(r"^\|\s*`?(ETC_DIST_[A-Z_]+)`?\s*\|", README.read_text(), re.M)
     assert rows == [f"ETC_DIST_{field.name.upper()}" for field in fields(Settings)]
+
+
+def test_relative_cache_does_not_follow_the_current_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = Settings.load({"ETC_DIST_CACHE": "here"})
+    monkeypatch.chdir("/")
+    assert made.cache == tmp_path / "here"
