@@ -3,7 +3,6 @@ stage."""
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from etc_dist.codegen import Source, generate
 from etc_dist.errors import ScheduleError, WorldError, as_refusal, expect_type
 from etc_dist.ir import GraphFunction
 from etc_dist.ir.graph import expect_graph
+from etc_dist.messages import show_message
 from etc_dist.program import Executor, Program
 from etc_dist.schedule import SCHEDULES, Plan
 from etc_dist.settings import Settings
@@ -154,4 +154,4 @@ def _timed(stage: str, settings: Settings) -> Iterator[None]:
     yield
     if settings.timing:
         seconds = time.perf_counter() - started
-        print(f"etc_dist: {stage} {seconds * 1e3:.1f} ms", file=sys.stderr)
+        show_message(f"etc_dist: {stage} {seconds * 1e3:.1f} ms\n")

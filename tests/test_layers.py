@@ -1,9 +1,9 @@
 """Imports go one way: from the right of this line to its left.
 
-errors, settings <- cache <- ir <- schedule <- verify <- codegen <- runtime
+errors, messages, settings <- cache <- ir <- schedule <- verify <- codegen <- runtime
                  <- compiler, program, ahead, emulate <- functions <- ops <- layers
                  <- models <- cli, doctor;
-world needs only errors and settings, functions only ir
+world needs only errors, messages and settings, functions only ir
 """
 
 import ast
@@ -15,7 +15,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "etc_dist"
 LAYERS = [
-    {"errors", "settings"},
+    {"errors", "messages", "settings"},
     {"cache"},
     {"ir"},
     {"schedule"},

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import re
-import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from ctypes import byref, c_char_p, c_int, c_size_t, c_void_p
@@ -16,6 +15,7 @@ from pathlib import Path
 from etc_dist.cache import Cache, Entry
 from etc_dist.codegen import Source, generate, title_of
 from etc_dist.errors import BuildError
+from etc_dist.messages import show_message
 from etc_dist.runtime.build_advice import advice
 from etc_dist.runtime.includes import headers
 from etc_dist.schedule import Plan
@@ -104,8 +104,7 @@ def _compile(source: Source, included: Mapping[str, str], arch: str) -> Entry:
     cubin, log = compile_cubin(source.text, included, arch)
     seconds = time.perf_counter() - started
     if seconds > SLOW_SECONDS:
-        message = f"etc_dist: compiled {source.title} in {seconds:.1f} s"
-        print(message, file=sys.stderr)
+        show_message(f"etc_dist: compiled {source.title} in {seconds:.1f} s\n")
     files = {"cu": source.text.encode(), "cubin": cubin, "log": log.encode()}
     return Entry(_facts(log), files)
 

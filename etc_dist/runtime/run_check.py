@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import sys
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from etc_dist.errors import EtcDistError, GraphError, WorldError
+from etc_dist.messages import show_message
 from etc_dist.schedule.plan import Plan
 from etc_dist.verify.unchecked import list_unchecked
 from etc_dist.verify.verify import verify
@@ -121,4 +121,4 @@ def cannot_capture(text: str) -> WorldError:
 
 @functools.cache
 def _warn(text: str) -> None:
-    print(text, file=sys.stderr)
+    show_message(f"{text}\n")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 
 from etc_dist.cache import Cache, Entry
 from etc_dist.ir.dims import checked_dims
+from etc_dist.messages import show_message
 from etc_dist.schedule.plan import Plan
 from etc_dist.settings import Settings
 from etc_dist.verify.verify import Verified, verify
@@ -34,7 +34,7 @@ def prove(
         return _from_record(record.facts)
     verified = verify(plan, dims, workers)
     if settings.timing or verified.seconds > 1.0:
-        print(f"etc_dist: {verified.show()}", end="", file=sys.stderr)
+        show_message(f"etc_dist: {verified.show()}")
     cache.store("proofs", key, Entry(asdict(verified)))
     return verified
 

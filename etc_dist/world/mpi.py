@@ -7,7 +7,6 @@ import atexit
 import ctypes
 import os
 import pickle
-import sys
 import time
 from collections.abc import Callable
 from functools import cache
@@ -15,6 +14,7 @@ from types import ModuleType, NoneType
 from typing import TYPE_CHECKING, Any, cast
 
 from etc_dist.errors import WorldError, expect_type
+from etc_dist.messages import flush_output
 from etc_dist.world import rank_errors
 from etc_dist.world.processes import Backoff
 
@@ -164,8 +164,7 @@ class ObjectGather:
 
     def abort(self) -> None:
         """End all ranks, once the output of this one is read."""
-        sys.stdout.flush()
-        sys.stderr.flush()
+        flush_output()
         # NOTE: MPI also ends the processes that forward the output.
         time.sleep(READ_SECONDS)
         self._comm.Abort(1)

@@ -16,6 +16,7 @@ from threading import get_ident
 from types import FrameType, TracebackType
 
 from etc_dist.errors import EtcDistError
+from etc_dist.messages import flush_output, show_message
 from etc_dist.world import rank_errors
 
 YIELDING = 5e-3
@@ -363,6 +364,5 @@ def show_error(rank: int, error: BaseException) -> None:
 
 def _write(rank: int, lines: list[str]) -> None:
     # One write, so that the lines of several ranks do not mix.
-    sys.stdout.flush()
-    sys.stderr.write("".join(f"[rank {rank}] {line}\n" for line in lines))
-    sys.stderr.flush()
+    flush_output()
+    show_message("".join(f"[rank {rank}] {line}\n" for line in lines))
