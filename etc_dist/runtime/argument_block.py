@@ -78,7 +78,7 @@ def fill(
             integers[pace_name(call.name)] = int(call.pace.evaluate(env))
     for name, lane, loop in periods(plan):
         integers[name] = int(lane.period(loop).evaluate(env))
-    large = {name: value for name, value in integers.items() if value >= 2**31}
+    large = {n: v for n, v in integers.items() if not -(2**31) <= v < 2**31}
     if large:
         raise _too_large(plan, dims, large)
     for name, value in integers.items():
@@ -109,8 +109,8 @@ def _too_large(
     return ArgumentError(
         f"the arrays are too large for {plan.graph.name} on GPUs",
         where=f"{plan.graph.name}, {', '.join(f'{k}={v}' for k, v in dims.items())}",
-        wanted="dims, units and offsets of events below 2147483648, as indices on GPUs "
-        "have 32 bits",
+        wanted="dims, units and offsets of events with absolute values below "
+        "2147483648, as indices on GPUs have 32 bits",
         got=", ".join(f"{n.removeprefix('dim_')} = {v}" for n, v in large.items()),
         fix="split the call into several, along the largest axis",
     )

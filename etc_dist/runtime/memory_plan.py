@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from math import prod
 
 from etc_dist.codegen.layout import ALIGNMENT, HEAD_BYTES, queue_words
+from etc_dist.errors import ArgumentError
 from etc_dist.schedule.plan import Plan
 
+MOST_EVENTS = 2**31
+"""The device has 32-bit numbers of events."""
 LINE = 32
 """Words of a 128-byte line: each part of a queue begins on a new line."""
 
@@ -42,6 +45,14 @@ def plan_memory(plan: Plan, dims: Mapping[str, int]) -> MemoryPlan:
         words = int(size.evaluate(env))
         queues[name] = aligned(count, LINE)
         count = aligned(queues[name] + words, LINE)
+    if count >= MOST_EVENTS:
+        raise ArgumentError(
+            f"the event tensors of graph {graph.name} are too large",
+            where=", ".join(f"{k}={v}" for k, v in dims.items()) or "no dims",
+            wanted=f"fewer than {MOST_EVENTS} events and words of queues on a rank",
+            got=str(count),
+            fix="use larger tiles, so that there are fewer events",
+        )
     offsets: dict[str, dict[str, int]] = {"symmetric": {}, "local": {}}
     ends = {"symmetric": 0, "local": 0}
     for tensor in graph.tensors:

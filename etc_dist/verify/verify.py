@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -38,8 +39,9 @@ from etc_dist.verify.races import Races
 from etc_dist.verify.unchecked import list_unchecked
 from etc_dist.verify.violations import Fault, Tally, refuse
 
-MOST_TASKS = 20_000_000
-"""A limit on the memory of a proof."""
+MOST_TASKS, MOST_EVENTS = 20_000_000, 50_000_000
+"""Limits on the memory of a proof, over all ranks: of tasks, and of elements of event
+tensors."""
 
 
 @dataclass(frozen=True)
@@ -135,19 +137,28 @@ def verify(
 
 
 def _check_size(plan: Plan, dims: Mapping[str, int]) -> None:
-    env = plan.graph.environment(dims, 0)
+    graph = plan.graph
+    env = graph.environment(dims, 0)
     with np.errstate(divide="raise"):
-        tasks = sum(int(c.tasks.evaluate(env)) for c in plan.graph.calls)
-    tasks *= plan.graph.world_size
-    if tasks > MOST_TASKS:
-        raise ArgumentError(
-            f"graph {plan.graph.name} is too large to be proved",
-            where=", ".join(f"{k}={v}" for k, v in dims.items()) or "no dims",
-            wanted=f"at most {MOST_TASKS} tasks on all ranks",
-            got=str(tasks),
-            fix="use larger tiles, or prove it at smaller dims and run this shape with "
-            "ETC_DIST_VERIFY=0",
+        tasks = sum(int(c.tasks.evaluate(env)) for c in graph.calls)
+        events = sum(
+            prod(max(0, int(size.evaluate(env))) for size in events.shape)
+            for events in graph.events
         )
+    limits = {
+        "tasks": (tasks * graph.world_size, MOST_TASKS),
+        "events": (events * graph.world_size, MOST_EVENTS),
+    }
+    for kind, (count, most) in limits.items():
+        if count > most:
+            raise ArgumentError(
+                f"graph {graph.name} is too large to be proved",
+                where=", ".join(f"{k}={v}" for k, v in dims.items()) or "no dims",
+                wanted=f"at most {most} {kind} on all ranks",
+                got=str(count),
+                fix="use larger tiles, or prove it at smaller dims and run this shape "
+                "with ETC_DIST_VERIFY=0",
+            )
 
 
 def _check_tasks(tasks: Enumeration, rounds: Array, stuck: list[Fault]) -> list[Fault]:

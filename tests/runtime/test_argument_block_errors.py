@@ -10,7 +10,7 @@ from etc_dist.errors import ArgumentError
 from etc_dist.functions.sum_ranks import sum_ranks
 from etc_dist.ir import Graph, graph_function, tile
 from etc_dist.runtime.argument_block import Places, fill
-from etc_dist.runtime.memory_plan import Capacity
+from etc_dist.runtime.memory_plan import Capacity, plan_memory
 from etc_dist.schedule import schedule_static
 
 
@@ -48,3 +48,20 @@ def test_a_dim_beyond_32_bits_is_refused():
     with pytest.raises(ArgumentError, match="2147483648, as indices") as caught:
         filled(2**31)
     assert caught.value.got == "n = 2147483648"
+
+
+def test_events_beyond_32_bits_are_refused():
+    @graph_function
+    def waits(g: Graph) -> None:
+        n = g.dims("n")
+        done = g.events("done", (n,), expects=0)
+        y = g.output("y", (1, 1), "float32")
+        parts = g.symmetric("parts", (g.world_size, 1, 1), "float32")
+        (i,) = grid = g.grid(i=1)
+        reads, writes = [parts[:, tile(i, 1), :]], [y[tile(i, 1), :]]
+        g.call(sum_ranks("float32"), grid, reads=reads, writes=writes, waits=[done[0]])
+
+    plan = schedule_static(waits(1))
+    assert plan_memory(plan, {"n": 2**31 - 1}).event_count == 2**31 - 1
+    with pytest.raises(ArgumentError, match="event tensors of graph waits are too"):
+        plan_memory(plan, {"n": 2**31})

@@ -500,6 +500,17 @@ def test_a_grid_too_large_to_enumerate_is_refused_at_once() -> None:
         verify(schedule_static(build(body)), {}, 4)
 
 
+def test_event_tensors_too_large_to_enumerate_are_refused_at_once() -> None:
+    def body(g: Graph) -> None:
+        n = g.dims("n")
+        y, done = g.output("y", (1,), "float32"), g.events("done", (n, n), expects=0)
+        (i,) = grid = g.grid(i=1)
+        g.call(touch(0, 1), grid, writes=[y[i]], waits=[done[0, 0]])
+
+    with pytest.raises(ArgumentError, match="50000000 events on all ranks"):
+        verify(schedule_static(build(body)), {"n": 10**9}, 4)
+
+
 def test_a_proof_of_too_many_accesses_is_refused(monkeypatch):
     def body(g: Graph) -> None:
         n = g.dims("n")
