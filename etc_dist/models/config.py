@@ -195,6 +195,7 @@ def _check_variants(given: Mapping[str, Any], found: ModelConfig, path: Path) ->
         "no sliding window": not given.get("use_sliding_window"),
         "layer_types full_attention": given.get("layer_types") in (None, full),
         "tie_word_embeddings true or false": tied is None or isinstance(tied, bool),
+        "factors of head_dim / 2 pairs": _fits_factors(found.rope, found.head_dim // 2),
         "partial_rotary_factor 1": partial in (None, 1),
         "sizes that are multiples of 8": not any(
             size % 8 for size in (found.hidden, found.inner, found.vocabulary)
@@ -203,6 +204,16 @@ def _check_variants(given: Mapping[str, Any], found: ModelConfig, path: Path) ->
     missing = [wanted for wanted, holds in variants.items() if not holds]
     if missing:
         raise _refused(path, "; ".join(missing), "another variant", VARIANT_FIX)
+
+
+def _fits_factors(rope: Mapping[str, Any], count: int) -> bool:
+    """Whether the factors of a GGUF file, if any, are `count` positive numbers."""
+    if rope["rope_type"] != "factors":
+        return True
+    given = rope.get("factors")
+    if not isinstance(given, np.ndarray) or given.shape != (count,):
+        return False
+    return all(map(_is_number, given.tolist()))
 
 
 def _llama3(rates: Any, rope: Mapping[str, Any]) -> Any:

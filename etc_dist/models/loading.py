@@ -9,7 +9,7 @@ from etc_dist.compiler import world_or_current
 from etc_dist.errors import ArgumentError, expect_type
 from etc_dist.models.config import ModelConfig, read_config
 from etc_dist.models.gguf_file import GgufFile
-from etc_dist.models.model import Model
+from etc_dist.models.model import Model, check_world
 from etc_dist.models.weights import load_weights
 from etc_dist.world import World
 
@@ -37,6 +37,7 @@ def load(
     finite."""
     world = world_or_current(world)
     with world.refusing("the arguments of load"):
+        check_world(world)
         config, weights = _read(path, dtype)
     return Model(
         config,

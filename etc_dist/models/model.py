@@ -49,7 +49,7 @@ class Model:
         self.most_rows = ROWS[-1]
         with self.world.exclusive:
             with self.world.refusing("the arguments of a model"):
-                _check_world(self.world)
+                check_world(self.world)
                 self.batch = expect_range(batch, 1, self.most_rows, "batch")
                 most = min(config.positions, 2048) if positions is None else positions
                 self.positions = expect_range(most, 1, config.positions, "positions")
@@ -202,7 +202,7 @@ def _on_host(array: Any) -> Array:
     return array.copy() if isinstance(array, np.ndarray) else array.get()
 
 
-def _check_world(world: World) -> None:
+def check_world(world: World) -> None:
     if world.size > 1:
         raise ArgumentError(
             "models run on a single rank",

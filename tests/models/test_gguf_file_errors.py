@@ -1,0 +1,64 @@
+"""GGUF files that cannot be loaded."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from etc_dist.errors import ArgumentError
+from etc_dist.models.gguf_file import GgufFile
+
+gguf = pytest.importorskip("gguf")
+SIZES = {
+    "embedding_length": 64,
+    "feed_forward_length": 64,
+    "block_count": 1,
+    "attention.head_count": 1,
+    "context_length": 64,
+    "vocab_size": 64,
+}
+
+
+def write(path, architecture="llama", tensors=None, **changes):
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_float32(f"{architecture}.attention.layer_norm_rms_epsilon", 1e-5)
+    for name, size in (SIZES | changes).items():
+        writer.add_uint32(f"{architecture}.{name}", size)
+    norm = {"output_norm.weight": np.ones(64, np.float32)}
+    for name, array in (tensors or norm).items():
+        writer.add_tensor(name, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def refusal(path):
+    with pytest.raises(ArgumentError, match="the model cannot be loaded") as caught:
+        file = GgufFile(path)
+        file.weights(file.config(), "bfloat16")
+    assert caught.value.where == str(path)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("size", [0, 4, 40, 400, -64])
+def test_files_that_are_not_complete_are_refused_by_name(tmp_path, size):
+    path = tmp_path / "model.gguf"
+    write(path)
+    path.write_bytes(path.read_bytes()[:size])
+    assert "a complete GGUF file" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({}, "model.embed_tokens.weight: missing"),
+        ({"architecture": "gpt2"}, "gpt2 of a GGUF file"),
+        ({"block_count": 0}, "num_hidden_layers: an integer from 1"),
+        ({"tensors": {"output_norm.weight": np.ones(64, "i4")}}, "weight: I32"),
+        ({"tensors": {"rope_freqs.weight": np.zeros(32, "f4")}}, "factors of head_dim"),
+    ],
+)
+def test_models_that_are_not_supported_are_refused(tmp_path, changes, text):
+    write(tmp_path / "model.gguf", **changes)
+    assert text in refusal(tmp_path / "model.gguf")
