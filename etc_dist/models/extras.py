@@ -18,6 +18,7 @@ def extra_module(name: str) -> Any:
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
+        name = name.partition(".")[0]
         raise ArgumentError(
             f"the package {name} is not installed",
             where="etc_dist.models",

@@ -9,6 +9,7 @@ import pytest
 
 from etc_dist.errors import ArgumentError
 from etc_dist.models import load, load_tokenizer
+from etc_dist.models.extras import extra_module
 from tests.models.small import make_model
 
 pytestmark = pytest.mark.mpi(max_size=1)
@@ -116,3 +117,10 @@ def test_a_package_that_is_missing_is_named(tmp_path, monkeypatch):
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     with pytest.raises(ArgumentError, match="pip install gguf"):
         load_tokenizer(tmp_path / "model.gguf")
+
+
+def test_the_package_of_a_missing_module_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    monkeypatch.delitem(sys.modules, "jinja2.sandbox", raising=False)
+    with pytest.raises(ArgumentError, match="pip install jinja2;"):
+        extra_module("jinja2.sandbox")
