@@ -117,6 +117,8 @@ def _rope(given: Mapping[str, Any], path: Path) -> dict[str, Any]:
     rope = given.get("rope_scaling") or given.get("rope_parameters") or {}
     if not isinstance(rope, Mapping):
         raise _refused(path, "rope_scaling: an object", repr(rope), "correct it")
+    if any(isinstance(value, Mapping) for value in rope.values()):
+        raise _refused(path, "one scaling for all layers", repr(rope), VARIANT_FIX)
     rope = dict(rope)
     rope["rope_type"] = kind = rope.get("rope_type", rope.pop("type", "default"))
     if kind not in ROPES:

@@ -81,6 +81,7 @@ def test_scaled_rotations_are_slower(tmp_path):
         ({"layer_types": ["sliding_attention"]}, "layer_types full_attention"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 1"),
         ({"rope_scaling": {"type": "factors"}}, "factors of head_dim / 2 pairs"),
+        ({"rope_parameters": {"full_attention": {}}}, "one scaling for all layers"),
         ({"rope_scaling": [1]}, "rope_scaling: an object"),
         ({"rope_scaling": {"type": ["linear"]}}, "rope_type default or linear"),
         ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor: positive"),
