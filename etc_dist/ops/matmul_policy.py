@@ -18,15 +18,20 @@ SHAPES = (
     *(TileShape(256, c, "rows") for c in (64, 80, 112, 128, 160, 192, 256)),
 )
 """The tiles that one program has."""
+MOST_SWAPPED_ROWS = 64
+"""Tiles of fewer rows serve no more rows than they have."""
 GATED = tuple(number for number, one in enumerate(SHAPES) if one.may_be_gated)
 """Those that may be gated."""
 SM_BYTES_PER_US = 78_000
 """The rate of one SM's bulk copies. This and the next ones fit the times of all tiles
-for five N and K at M = 1 to 1024 on an H200: the chosen ones take at most 7 % more than
-the best ones, 0.3 % on average."""
+for five N and K at M = 1 to 1024 on an H200, without the narrow ones for few
+rows: the chosen ones take at most 7 % more than the best ones, 0.3 % on average."""
 MEMORY_BYTES_PER_US = 5_350_000
-IDLE = 0.05
-"""The share of the memory's rate that is lost if no worker reads."""
+IDLE = 0.15
+"""For few rows, one tile: the share of the memory's rate that is lost if no worker
+reads."""
+START_US = 0.01
+"""For few rows: of each pair that has a tile. Both order tiles that differ little."""
 CYCLES_PER_US = 1700
 LAUNCH_US = 8.6
 SWAPPED_US = 1.7
@@ -46,10 +51,11 @@ def choose(
 ) -> int:
     """The position in `shapes` of the tiles that take the least time for x [m, k] and
     w [n, k]. gated: of those that may be gated."""
+    few = min(m, MOST_SWAPPED_ROWS)
     times = {
         number: estimate(one, m, n, k, workers)
         for number, one in enumerate(shapes)
-        if one.may_be_gated or not gated
+        if (one.may_be_gated or not gated) and not (one.swapped and one.rows < few)
     }
     return min(times, key=times.__getitem__)
 
@@ -65,7 +71,10 @@ def estimate(shape: TileShape, m: int, n: int, k: int, workers: int) -> float:
     depth = shape.depth * (2 if splits_k else 1)  # of the pair
     copied = shape.stage_bytes / SM_BYTES_PER_US
     read = active * shape.columns * depth * 2 / min(down, pairs) / MEMORY_BYTES_PER_US
-    read *= 1 + IDLE * (1 - active / pairs)
+    start = 0.0
+    if shape.swapped and down == 1:
+        read *= 1 + IDLE * (1 - active / pairs)
+        start = START_US * active
     # A wgmma takes half a cycle for each column.
     blocks = -(-shape.worker_columns // 64) if shape.swapped else 2
     wide = shape.worker_rows if shape.swapped else shape.worker_columns
@@ -74,4 +83,4 @@ def estimate(shape: TileShape, m: int, n: int, k: int, workers: int) -> float:
     stages = waves * -(-k // depth) * max(copied, read, multiplied)
     # The next tile's stages are copied during the end of one.
     ends = waves if multiplied >= max(copied, read) else 1
-    return LAUNCH_US + stages + ends * end
+    return LAUNCH_US + start + stages + ends * end

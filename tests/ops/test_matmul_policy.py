@@ -24,6 +24,10 @@ def test_the_tiles_measured_best_are_chosen(m, n, k, shape):
     assert SHAPES[choose(m, n, k, WORKERS)] == shape
 
 
+def test_few_rows_are_one_tile_down():
+    assert all(SHAPES[choose(m, 5120, 25600, WORKERS)].rows >= m for m in range(1, 65))
+
+
 def test_one_more_tile_than_workers_takes_another_wave():
     shape = TileShape(128, 128)
     times = [estimate(shape, 128, n, 4096, WORKERS) for n in (66 * 128, 67 * 128)]
