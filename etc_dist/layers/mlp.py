@@ -80,21 +80,20 @@ def mlp_graph(
         notifies=[activated[g.rank, i]],
         order=lambda t: grouped_rows(t, blocks, wide, ROW_GROUP),
     )
-    if world > 1:
-        gathered, arrived = push_packets(g, x, blocks, 2 * inner, size, packet_bytes)
-        p, i, j = grid = g.grid(p=world - 1, i=blocks, j=wide)
-        weights = gate[tile(j, size // 2), :], up[tile(j, size // 2), :]
-        source = (g.rank + 1 + p) % world
-        g.call(
-            matmul_gated(dtype),
-            grid,
-            name="gate_up_peer",
-            reads=[gathered[source, tile(i, size), :], *weights],
-            writes=[active[source, tile(i, size), tile(j, size // 2)]],
-            waits=[arrived[source, i]],
-            notifies=[activated[source, i]],
-            order=lambda t: shards_in_turn(t, blocks, wide, ROW_GROUP),
-        )
+    gathered, arrived = push_packets(g, x, blocks, 2 * inner, size, packet_bytes)
+    p, i, j = grid = g.grid(p=world - 1, i=blocks, j=wide)
+    weights = gate[tile(j, size // 2), :], up[tile(j, size // 2), :]
+    source = (g.rank + 1 + p) % world
+    g.call(
+        matmul_gated(dtype),
+        grid,
+        name="gate_up_peer",
+        reads=[gathered[source, tile(i, size), :], *weights],
+        writes=[active[source, tile(i, size), tile(j, size // 2)]],
+        waits=[arrived[source, i]],
+        notifies=[activated[source, i]],
+        order=lambda t: shards_in_turn(t, blocks, wide, ROW_GROUP),
+    )
 
     slots = g.symmetric("slots", (world, blocks, columns, size, size), dtype)
     ready = g.events("ready", (blocks, columns), expects=world, cross_rank=True)

@@ -192,7 +192,7 @@ def test_an_unknown_schedule_is_refused(layer, build):
 
 def test_tiles_that_cannot_be_cut_are_refused():
     with pytest.raises(ArgumentError, match="tile_size is odd"):
-        mlp_graph(1, tile_size=7)
+        mlp_graph(2, tile_size=7)
 
 
 def test_a_graph_that_is_parallel_in_an_unknown_way_is_refused():
