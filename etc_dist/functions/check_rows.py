@@ -3,27 +3,72 @@
 
 `append_kv.py` describes rows and pages. `check_rows` looks for a wrong number of each
 kind; then calls of `expect_in_range` use them as loaded indices, which must be in
-range: the error of the run names the call and the tensor.
+range: the error of the run names the call and the tensor. `add_row_checks` adds all
+these calls to a graph.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from etc_dist.ir import DeviceFunction, Extent, Operand
+from etc_dist.ir import DeviceFunction, EventRef, Extent, Graph, Operand, Region, Tensor
 from etc_dist.ir.function import TENSOR, TRANSFER
 
-REQUEST, POSITION, PAGE_INDEX, PAGE = range(4)
+CHECKS = 4
+"""Kinds of numbers that are checked."""
+
+REQUEST, POSITION, PAGE_INDEX, PAGE = range(CHECKS)
 """Of `worst`: a row's request, its position, and its position's place in the table of
 pages; a page of one of its positions."""
 
 
+def add_row_checks(
+    g: Graph,
+    page_size: int,
+    places: Sequence[Region],
+    cache: Tensor,
+    notifies: Sequence[EventRef] = (),
+) -> None:
+    """Adds calls that end the run with an error if rows are out of range. Otherwise
+    each event of `notifies` is notified CHECKS times.
+
+    places: what `check_rows` reads. cache: that of all layers, [layers, pages, ...]."""
+    cos_sin, _, _, table = (region.tensor for region in places)
+    worst = g.local("worst", (CHECKS,), "int32")
+    checked = g.events("checked", (1,), expects=1)
+    g.call(
+        check_rows(page_size),
+        g.grid(one=1),
+        reads=places,
+        writes=[worst[:]],
+        notifies=[checked[0]],
+        values={"pages": cache.shape[1]},
+    )
+    for name, element in (
+        ("request_exists", table[worst.load(REQUEST), 0]),
+        ("table_is_long_enough", table[0, worst.load(PAGE_INDEX)]),
+        ("position_exists", cos_sin[worst.load(POSITION), 0]),
+        ("page_exists", cache[0, worst.load(PAGE), 0, 0, 0, 0]),
+    ):
+        g.call(
+            expect_in_range(),
+            g.grid(one=1),
+            name=name,
+            reads=[element],
+            waits=[checked[0]],
+            notifies=notifies,
+        )
+
+
 def check_rows(page_size: int) -> DeviceFunction:
     """cos_sin [positions, ...], request and position [rows], table [requests,
-    most_pages] -> worst [4]: of each kind, a number that is out of range, or 0. Reads
-    the dim `pages`. Rows with a position below 0 belong to no request."""
+    most_pages] -> worst [4]: of each kind, a number that is out of range, or 0.
+
+    `pages`: a dim or named number. Rows with a position below 0 belong to no
+    request."""
 
     def body(
         cos_sin: Any, request: Any, position: Any, table: Any, worst: Any, *, pages: int
@@ -53,7 +98,7 @@ def check_rows(page_size: int) -> DeviceFunction:
             1: Operand(("rows",), "int32"),
             2: Operand(("rows",), "int32"),
             3: Operand((Extent(begins=0), Extent(whole=True)), "int32"),
-            4: Operand((4,), "int32"),
+            4: Operand((CHECKS,), "int32"),
         },
     )
 

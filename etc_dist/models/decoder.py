@@ -14,14 +14,7 @@ from typing import Any
 from etc_dist.functions.append_kv import PagedCache, append_kv
 from etc_dist.functions.attend import HEADS, attend
 from etc_dist.functions.best_column import best_column, best_tile
-from etc_dist.functions.check_rows import (
-    PAGE,
-    PAGE_INDEX,
-    POSITION,
-    REQUEST,
-    check_rows,
-    expect_in_range,
-)
+from etc_dist.functions.check_rows import CHECKS, add_row_checks
 from etc_dist.functions.combine_slices import combine_slices
 from etc_dist.functions.epilogue import swiglu
 from etc_dist.functions.push_rows import push_rows
@@ -49,8 +42,6 @@ BEST_COLUMNS = 1024
 """Logits of a row of which one task finds the largest; a multiple of 8."""
 MANY_ROWS = 32
 """From so many rows on, a task combines the slices of all heads of a row."""
-CHECKS = 4
-"""Kinds of numbers that are checked before a step."""
 SHAPES_OF_STEP = SHAPES
 MATMULS = ("qkv", "o", "gate_up", "down", "head")
 """The matmuls of a step; the dims `<name>_shape` choose their tiles."""
@@ -195,30 +186,8 @@ class _Step:
     def check(self) -> None:
         """The errors of rows that are out of range. They end the run before it touches
         the cache."""
-        g = self.g
-        worst = g.local("worst", (4,), "int32")
-        checked = g.events("checked", (1,), expects=1)
-        g.call(
-            check_rows(self.sizes.page_size),
-            g.grid(one=1),
-            reads=[*self._places()],
-            writes=[worst[:]],
-            notifies=[checked[0]],
-        )
-        for name, element in (
-            ("request_exists", self.table[worst.load(REQUEST), 0]),
-            ("table_is_long_enough", self.table[0, worst.load(PAGE_INDEX)]),
-            ("position_exists", self.cos_sin[worst.load(POSITION), 0]),
-            ("page_exists", self.cache[0, worst.load(PAGE), 0, 0, 0, 0]),
-        ):
-            g.call(
-                expect_in_range(),
-                g.grid(one=1),
-                name=name,
-                reads=[element],
-                waits=[checked[0]],
-                notifies=[self.ready[0]],
-            )
+        places, notified = self._places(), [self.ready[0]]
+        add_row_checks(self.g, self.sizes.page_size, places, self.cache, notified)
 
     def _places(self, rows: Any = slice(None)) -> list[Region]:
         of_rows = self.request[rows], self.position[rows]

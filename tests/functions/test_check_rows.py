@@ -7,14 +7,7 @@ import pytest
 from etc_dist.emulate import Emulator
 from etc_dist.errors import ArgumentError
 from etc_dist.functions.append_kv import PagedCache
-from etc_dist.functions.check_rows import (
-    PAGE,
-    PAGE_INDEX,
-    POSITION,
-    REQUEST,
-    check_rows,
-    expect_in_range,
-)
+from etc_dist.functions.check_rows import add_row_checks
 from etc_dist.ir import Graph, graph_function
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import schedule_static
@@ -33,29 +26,8 @@ def checked(g: Graph) -> None:
     position = g.input("position", (rows,), "int32")
     table = g.input("table", (requests, most_pages), "int32")
     cache = g.input("cache", (2, all_pages, 2, 1, SIZE, 64), "bfloat16")
-    worst = g.local("worst", (4,), "int32")
-    found = g.events("found", (1,), expects=1)
-    g.call(
-        check_rows(SIZE),
-        g.grid(one=1),
-        reads=[cos_sin[:, :], request[:], position[:], table[:, :]],
-        writes=[worst[:]],
-        notifies=[found[0]],
-        values={"pages": all_pages},
-    )
-    for name, element in (
-        ("request_exists", table[worst.load(REQUEST), 0]),
-        ("table_is_long_enough", table[0, worst.load(PAGE_INDEX)]),
-        ("position_exists", cos_sin[worst.load(POSITION), 0]),
-        ("page_exists", cache[0, worst.load(PAGE), 0, 0, 0, 0]),
-    ):
-        g.call(
-            expect_in_range(),
-            g.grid(check=1),
-            name=name,
-            reads=[element],
-            waits=[found[0]],
-        )
+    places = [cos_sin[:, :], request[:], position[:], table[:, :]]
+    add_row_checks(g, SIZE, places, cache)
 
 
 @pytest.fixture(scope="module")
