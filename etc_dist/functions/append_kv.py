@@ -61,10 +61,11 @@ class PagedCache:
         body: Callable[..., None],
         reads: Mapping[str, Operand],
         writes: Mapping[str, Operand],
+        constants: Mapping[str, float] | None = None,
         **fields: Any,
     ) -> DeviceFunction:
         """reads: without the gain of the RMSNorm, which is operand `gain` if there is
-        one."""
+        one. constants: in addition to those of the cache."""
         tile = [o for n, o in reads.items() if n != "gain" or self.norm_eps is not None]
         count = len(tile)
         return DeviceFunction(
@@ -80,6 +81,7 @@ class PagedCache:
                 "kIsHalf": int(self.dtype == "float16"),
                 "kNormalizes": int(self.norm_eps is not None),
                 "kPageSize": self.page_size,
+                **(constants or {}),
             },
             tile=dict(enumerate([*tile, *writes.values()])),
             **fields,

@@ -30,6 +30,7 @@ def attend(paged: PagedCache) -> DeviceFunction:
     values, weighted by 2 ** (score - largest), where scores are in units of log 2;
     stats: the largest score, and the sum of the weights. A slice without positions has
     stats (-inf, 0)."""
+    scale = score_scale(paged.head_dim)
 
     def body(q: Any, *others: Any, s: int, slices: int) -> None:
         *gain, cos_sin, request, position, table, cache, sums, stats = others
@@ -49,7 +50,7 @@ def attend(paged: PagedCache) -> DeviceFunction:
             heads = q[row].reshape(-1, paged.head_dim)
             angles = cos_sin[position[row]]
             heads = paged.rotated(heads, gain[0] if gain else None, angles)
-            scores = heads.astype(np.float32) @ keys.T * score_scale(paged.head_dim)
+            scores = heads.astype(np.float32) @ keys.T * scale
             largest = scores.max(axis=1)
             weights = np.exp2(scores - largest[:, None])
             sums[row] = weights @ values
@@ -65,7 +66,8 @@ def attend(paged: PagedCache) -> DeviceFunction:
         "stats": Operand((1, "group", 1, 2), "float32"),
     }
     cache = len(reads) - 1 - (paged.norm_eps is None)
-    return paged.function("attend", body, reads, writes, gathers=(cache,))
+    constants = {"kScale": float(scale)}
+    return paged.function("attend", body, reads, writes, constants, gathers=(cache,))
 
 
 def slice_of(length: int, s: int, slices: int) -> Any:

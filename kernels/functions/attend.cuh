@@ -98,7 +98,7 @@ struct attend {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const bool is_there = is_page && at * kBlock + g + i / 2 * 8 < slice.length;
-          score[i] = is_there ? score[i] * kScale : minus_infinity();
+          score[i] = is_there ? score[i] * Task::kScale : minus_infinity();
         }
         next = at + kWarps;
         find_page();
@@ -163,8 +163,6 @@ struct attend {
     }
 
    private:
-    static constexpr float kScale = kDim == 64 ? 0.18033688f : 0.12751743f;  // log2(e) / sqrt(kDim)
-
     ETC_DEVICE static float largest(const float2* of_warp, i32 column) {
       float most = minus_infinity();
 #pragma unroll
