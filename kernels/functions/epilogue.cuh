@@ -1,9 +1,9 @@
 // The epilogue of a matrix multiplication: what a task stores of the sums of its tile.
 //
-// An epilogue is a struct `template <class Task> struct Name : Epilogue`, with the name of its NumPy
-// half, in a file that includes this one. Its static members replace those of Epilogue. All take
-// sums in fp32, in registers. `row` and `column` count from the beginning of the task's regions, and
-// `column` is a multiple of 8. Elements beyond the edges of y are not given.
+// An epilogue is a struct `template <class Task> struct Name : Epilogue`, with the name of its
+// NumPy half, in a file that includes this one. Its static members replace those of Epilogue. All
+// take sums in fp32, in registers. `row` and `column` count from the beginning of the task's
+// regions, and `column` is a multiple of 8. Elements beyond the edges of y are not given.
 //
 //   combine(gate, up)                    gated: one value of the sums of an element of x @ gate.T
 //                                        and x @ up.T
@@ -15,8 +15,9 @@
 //   reduce(a, b)                         of two contributions or results, in any order
 //   kIdentity                            reduce(kIdentity, a) is a
 //   store_row(task, strip, row, result)  one thread for each row: stores the result
-//   finish(task, row, column, v, result) changes eight columns once more; optional. With it, apply()
-//                                        is called twice for each eight, with the same sums.
+//   finish(task, row, column, v, result) changes eight columns once more; optional. With it,
+//                                        apply() is called twice for each eight, with the same
+//                                        sums.
 //
 // The strips of a tile are counted from 0. Then v is rounded to the elements of y and stored.
 //
@@ -50,7 +51,8 @@ struct EpilogueTask : Call {
   template <int n>
   ETC_DEVICE auto operand() const {
     constexpr int kPosition = 1 + Call::kWeights + n;  // after x and the weights
-    static_assert(n >= 0 && kPosition < Call::kReads + Call::kWrites, "the epilogue has fewer arrays");
+    static_assert(
+        n >= 0 && kPosition < Call::kReads + Call::kWrites, "the epilogue has fewer arrays");
     return Call::template operand<kPosition>(g, c);
   }
 };

@@ -5,8 +5,9 @@
 
 namespace etc {
 
-// Up to 64 rows of x; up to 128 rows of w. Of at most 64, the warpgroups take turns along k; of more,
-// each has half. Where these are fewer than 64, the tensor cores multiply what follows them, too.
+// Up to 64 rows of x; up to 128 rows of w. Of at most 64, the warpgroups take turns along k; of
+// more, each has half. Where these are fewer than 64, the tensor cores multiply what follows them,
+// too.
 template <bool kIsHalf, u32 kPacked, class Epilogue>
 struct SwappedTile {
   static constexpr TileShape kShape = TileShape::of(kPacked);
@@ -14,7 +15,8 @@ struct SwappedTile {
   static constexpr u32 kBoxX = kShape.box_x(), kBoxW = kShape.box_w();
   static constexpr bool kTakesTurns = kShape.columns <= 64;
   static constexpr bool kExchanges = kShape.split == kSplitK;
-  static constexpr u32 kColumns = kTakesTurns ? kShape.columns : kShape.columns / 2;  // of a warpgroup
+  // Of a warpgroup.
+  static constexpr u32 kColumns = kTakesTurns ? kShape.columns : kShape.columns / 2;
   static constexpr bool kGates = !kTakesTurns || kColumns == 64;
   static_assert(kColumns <= 64 && kColumns % 8 == 0 && (kTakesTurns || !kExchanges));
 

@@ -2,18 +2,19 @@
 // gated: silu(x @ gate.T) * (x @ up.T), where half of a tile's columns are rows of gate, and the
 // same rows of up follow them.
 //
-// A program has a list of shapes, of which each launch chooses one. A worker has `rows` rows of x and
-// `columns` rows of w. The pair splits the columns of a tile, or its rows, in which case each worker
-// loads half of w's rows for both, or k, in which case each adds the other's sums to its own for half
-// of the rows of x. One thread loads stages of `depth` boxes of 64 elements of k; two warpgroups
-// multiply, and store the tile themselves: through shared memory, so that whole lines are written.
+// A program has a list of shapes, of which each launch chooses one. A worker has `rows` rows of x
+// and `columns` rows of w. The pair splits the columns of a tile, or its rows, in which case each
+// worker loads half of w's rows for both, or k, in which case each adds the other's sums to its own
+// for half of the rows of x. One thread loads stages of `depth` boxes of 64 elements of k; two
+// warpgroups multiply, and store the tile themselves: through shared memory, so that whole lines
+// are written.
 //
 // SwappedTile: the rows of w are the rows of the tensor cores' tile and those of x its columns, of
-// which any multiple of 8 is possible: few rows of x are multiplied with little padding. Of up to 64
-// rows of w, the warpgroups take turns along k, and the second one's sums are added to the first
+// which any multiple of 8 is possible: few rows of x are multiplied with little padding. Of up to
+// 64 rows of w, the warpgroups take turns along k, and the second one's sums are added to the first
 // one's; of more, each has half. The number of rows is chosen so that the tiles fit the workers.
-// RowsTile: 128 rows of x, 64 for each warpgroup, and any multiple of 8 rows of w, so that the number
-// of tiles can be made to fit the workers.
+// RowsTile: 128 rows of x, 64 for each warpgroup, and any multiple of 8 rows of w, so that the
+// number of tiles can be made to fit the workers.
 #pragma once
 #include "functions/rows_tile.cuh"
 #include "functions/swapped_tile.cuh"
@@ -134,8 +135,8 @@ struct tile_matmul : Roles {
   // Begins stage n of a task with its boxes of w.
   template <class Program>
   ETC_DEVICE static bool load_ahead(
-      const Run<Program>& run, StageLoader<Program>& loader, const typename Call::Coord& c, u32 size,
-      u32 n) {
+      const Run<Program>& run, StageLoader<Program>& loader, const typename Call::Coord& c,
+      u32 size, u32 n) {
     const TileShape shape = shape_of(run);
     Stage stage;
     if (!loader.begin(run, shape.bytes(), shape.bytes(), false, stage)) return false;
@@ -145,8 +146,8 @@ struct tile_matmul : Roles {
 
   template <class Program, class Loaded>
   ETC_DEVICE static bool load(
-      const Run<Program>& run, StageLoader<Program>& loader, const typename Call::Coord& c, u32 size,
-      Loaded loaded) {
+      const Run<Program>& run, StageLoader<Program>& loader, const typename Call::Coord& c,
+      u32 size, Loaded loaded) {
     const TileShape shape = shape_of(run);
     Box x = Call::template box<0>(run.g, c);
     const Weights w(run, c, shape, size);
@@ -183,7 +184,8 @@ struct tile_matmul : Roles {
     if (shape.split != kSplitK) return 0;
     return half() * i32(TileSize::of(size).stages * shape.depth * kStageDepth);
   }
-  // The first boxes of the rows of weights that this worker loads: of gate and up, or of one matrix.
+  // The first boxes of the rows of weights that this worker loads: of gate and up, or of one
+  // matrix.
   struct Weights {
     Box first, up;
 

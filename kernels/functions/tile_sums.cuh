@@ -49,8 +49,8 @@ struct PairExchange {
     ptx::mbarrier_arrive_cluster_release(ready(), half ^ 1);
   }
 
-  // The first warpgroup of a worker: adds the other's sums, to be found at `sums`, for the own eights.
-  // `n` counts these calls. True if the program was aborted.
+  // The first warpgroup of a worker: adds the other's sums, to be found at `sums`, for the own
+  // eights. `n` counts these calls. True if the program was aborted.
   template <u32 kEights, class Program>
   ETC_DEVICE bool add(
       const Run<Program>& run, float (&d)[kEights * 4], u32 sums, u32 n, bool lost) const {
@@ -81,9 +81,9 @@ struct PairExchange {
   }
 };
 
-// The mainloop of a warpgroup, which multiplies every kStep-th box of a stage; w and x: descriptors of
-// its first boxes in the ring's first stage; kUsed: rows of the tensor cores' tile whose sums count.
-// Returns whether a wait was given up.
+// The mainloop of a warpgroup, which multiplies every kStep-th box of a stage; w and x: descriptors
+// of its first boxes in the ring's first stage; kUsed: rows of the tensor cores' tile whose sums
+// count. Returns whether a wait was given up.
 template <bool kIsHalf, u32 kPacked, u32 kStep, u32 kUsed, u32 kCount, class Program>
 ETC_DEVICE bool multiply_boxes(
     const Run<Program>& run, StageReader<Program>& stages, u32 count, u32 w, u32 x,

@@ -35,10 +35,11 @@
 //   kVariant     a constant of the call that its Compute receives
 //   kUniformStageBytes  the bytes of all stages of the function, where they are known
 //   kMulticast   workers of a cluster write to one another's stages
-//   multicasts(run)  whether they do so in this launch, or may: the first task's loads then wait until
-//                the other worker has begun
-//   sends(run)   whether they write to one another's shared memory in any way in this launch, or may:
-//                then they end together (after an abort, one may still write when the other ends)
+//   multicasts(run)  whether they do so in this launch, or may: the first task's loads then wait
+//                until the other worker has begun
+//   sends(run)   whether they write to one another's shared memory in any way in this launch, or
+//                may: then they end together (after an abort, one may still write when the other
+//                ends)
 //   prefetch_maps(run)  one thread, at the start of a launch: fetches the tensor maps of the loads
 //   kDataWords   words of the WorkItem that `void data(run, c, size, u32 (&words)[kDataWords])`,
 //                on the loading thread, fills for the compute threads

@@ -277,8 +277,8 @@ class TensorLane {
   }
 
  private:
-  // Whether the first task's loads may begin before other threads and the other worker do: they wait
-  // for nothing, and do not write to the other worker.
+  // Whether the first task's loads may begin before other threads and the other worker do: they
+  // wait for nothing, and do not write to the other worker.
   template <class Call>
   ETC_DEVICE bool loads_at_once() const {
     if constexpr (has_role<Call>(kLoadRole) && Call::kWaits == 0 && !Call::kLoads) {
