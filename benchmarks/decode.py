@@ -20,11 +20,9 @@ from benchmarks.decode_step import MODELS, Decoder
 from benchmarks.device import Call, Device, Gpu, wide
 from benchmarks.harness import (
     begin,
-    described,
     measure,
     provenance,
-    record,
-    say,
+    report,
     shapes_parser,
 )
 from benchmarks.moe_torch import captured_ours
@@ -138,11 +136,7 @@ def main() -> int:
             values, wrong = benchmark(
                 decoder, batch, options.repeats, options.steps or steps
             )
-            failed = failed or bool(wrong)
-            text = "".join(f"\n  FAILED: {each}" for each in wrong)
-            say(device.world, f"decode {described(values)}{text}")
-            if not wrong:
-                record(device, options.record, {**shared, **values})
+            failed |= not report(device, options.record, shared, values, wrong)
         decoder.program.close()
         del decoder  # before the next one is made
     device.world.close()

@@ -13,9 +13,10 @@ from benchmarks.device import DTYPES, Call, Device, Gpu, seed_of
 from benchmarks.workload import DTYPE, SMALL
 from etc_dist import Program, compile
 from etc_dist.models.config import ModelConfig
-from etc_dist.models.decoder import MATMULS, SHAPES_OF_STEP, decoder_graph
+from etc_dist.models.decoder import MATMULS, decoder_graph
 from etc_dist.models.step_policy import StepPolicy
 from etc_dist.models.weights import weight_shapes
+from etc_dist.ops.matmul_policy import SHAPES
 
 PAGE_SIZE = 64
 
@@ -104,7 +105,7 @@ class Decoder:
 
     def policy_text(self, batch: int) -> str:
         dims = self.policy.dims(batch, self.context)
-        tiles = [f"{n} {SHAPES_OF_STEP[dims[f'{n}_shape']]}" for n in MATMULS]
+        tiles = [f"{n} {SHAPES[dims[f'{n}_shape']]}" for n in MATMULS]
         return "; ".join([*tiles, f"slices {dims['slices']}"])
 
     def _draw(

@@ -241,6 +241,22 @@ def provenance(program: Program) -> dict[str, Any]:
     }
 
 
+def report(
+    device: Device,
+    path: Path | None,
+    shared: Mapping[str, Any],
+    values: Mapping[str, Any],
+    wrong: Sequence[str],
+) -> bool:
+    """Print what was measured, and record it unless a check failed. Whether none did.
+    shared: fields of all records of a command, among them `op`."""
+    text = "".join(f"\n  FAILED: {each}" for each in wrong)
+    say(device.world, f"{shared['op']} {described(values)}{text}")
+    if not wrong:
+        record(device, path, {**shared, **values})
+    return not wrong
+
+
 def record(device: Device, path: Path | None, values: Mapping[str, Any]) -> None:
     """Append a record on rank 0 of a GPU run."""
     if isinstance(device, Gpu) and device.world.rank == 0:
@@ -274,11 +290,9 @@ def main(
         for count in counts:
             case = make(device, name, sizes[name], count)
             values, wrong = benchmark(case, options.schedule, options.repeats)
-            failed = failed or bool(wrong)
-            text = "".join(f"\n  FAILED: {each}" for each in wrong)
-            say(device.world, f"{case.op} {described(values)}{text}")
-            if not wrong:
-                record(device, options.record, {**shared, **values})
+            failed |= not report(
+                device, options.record, {"op": case.op, **shared}, values, wrong
+            )
     device.world.close()
     return int(failed)
 

@@ -42,7 +42,6 @@ BEST_COLUMNS = 1024
 """Logits of a row of which one task finds the largest; a multiple of 8."""
 MANY_ROWS = 32
 """From so many rows on, a task combines the slices of all heads of a row."""
-SHAPES_OF_STEP = SHAPES
 MATMULS = ("qkv", "o", "gate_up", "down", "head")
 """The matmuls of a step; the dims `<name>_shape` choose their tiles."""
 
@@ -77,7 +76,7 @@ def decoder_graph(
     g: Graph,
     *,
     sizes: DecoderSizes,
-    shapes: Sequence[TileShape] = SHAPES_OF_STEP,
+    shapes: Sequence[TileShape] = SHAPES,
     best_columns: int = BEST_COLUMNS,
 ) -> None:
     """ids, request and position [rows], table [requests, most_pages] -> logits [rows,

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from etc_dist.functions.attend import HEADS
 from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.models.config import ModelConfig
-from etc_dist.models.decoder import SHAPES_OF_STEP
-from etc_dist.ops.matmul_policy import choose
+from etc_dist.ops.matmul_policy import SHAPES, choose
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """The numbers of rows of a step. Others are padded to the next one, so that there are
@@ -31,7 +30,7 @@ class StepPolicy:
 
     config: ModelConfig
     workers: int | None
-    shapes: Sequence[TileShape] = SHAPES_OF_STEP
+    shapes: Sequence[TileShape] = SHAPES
 
     def dims(self, rows: int, longest: int) -> dict[str, int]:
         """For `rows` rows, which attend to up to `longest` positions each."""
