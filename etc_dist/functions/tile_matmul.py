@@ -10,7 +10,7 @@ two workers runs one task. Which shape is fast depends on the sizes: see
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -101,6 +101,11 @@ class TileShape:
         return (2 if self._bytes_of(2 * STAGE_K) <= MOST_STAGE_BYTES else 1) * STAGE_K
 
     @property
+    def step(self) -> int:
+        """k that the two workers multiply at once."""
+        return self.depth * (2 if self.split == "k" else 1)
+
+    @property
     def stage_bytes(self) -> int:
         return self._bytes_of(self.depth)
 
@@ -166,6 +171,8 @@ class Tiles:
         self.rows = self._number("rows", [s.rows for s in shapes])
         self.columns = self._number("columns", [s.columns for s in shapes])
         """Rows of w, of one matrix."""
+        self.step = max(s.step for s in shapes)
+        """A task's share of k is a multiple of this, or ends where k ends."""
         self._x_box = self._number("x_box", [s.worker_rows for s in shapes])
         self.values = {"packed_tile": self._number("tile", self._packed)}
         """For `g.call`."""
@@ -205,7 +212,8 @@ class Tiles:
         self, dtype: str, epilogue: Epilogue, weights: Sequence[Expr]
     ) -> DeviceFunction:
         element, streams = two_byte(dtype), range(1, 1 + len(weights))
-        factor = Operand((None, DEPTH), element, leading=True, apart=True)
+        depth = replace(DEPTH, multiple=self.step)
+        factor = Operand((None, depth), element, leading=True, apart=True)
         reads, writes = epilogue.operands(element)
         operands = [*[factor] * (1 + len(weights)), *reads, *writes]
         return DeviceFunction(
@@ -233,6 +241,7 @@ class Tiles:
                 "kGated": int(epilogue.gated),
                 "kReduces": int(epilogue.reduces),
                 "kWeights": epilogue.weights,
+                "kAxes": tuple(len(each.extents or ()) for each in (*reads, *writes)),
                 "kTiles": tuple(self._packed),
             },
         )

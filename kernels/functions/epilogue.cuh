@@ -21,7 +21,8 @@
 //
 // The strips of a tile are counted from 0. Then v is rounded to the elements of y and stored.
 //
-//   task.template operand<n>()           the region of array n of the NumPy half, after the tiles
+//   task.template operand<n>()           the region of array n of the NumPy half, after the tiles,
+//                                        with its own one or two axes
 //   load_eight(region.at(row, column), w)  eight numbers of a region as float
 #pragma once
 #include "common/eight.cuh"
@@ -53,7 +54,7 @@ struct EpilogueTask : Call {
     constexpr int kPosition = 1 + Call::kWeights + n;  // after x and the weights
     static_assert(
         n >= 0 && kPosition < Call::kReads + Call::kWrites, "the epilogue has fewer arrays");
-    return Call::template operand<kPosition>(g, c);
+    return last_axes<Call::kAxes[n]>(Call::template operand<kPosition>(g, c));
   }
 };
 

@@ -109,7 +109,7 @@ class TileEights {
     }
     if (pass + 1 < kPasses) return;
     if constexpr (kPasses > 1) Hook::finish(task_, in_row, in_column, v, results_[n]);
-    const auto y = Call::template operand<Call::kReads>(task_.g, task_.c);
+    const auto y = last_axes<2>(Call::template operand<Call::kReads>(task_.g, task_.c));
     store_eight(y.at(in_row, in_column), v);
   }
 

@@ -119,7 +119,7 @@ struct tile_matmul : Roles {
       const Run<Program>& run, const typename Call::Coord& c, u32,
       u32 (&words)[kDataWords]) {
     const TileShape shape = shape_of(run);
-    const auto y = Call::template operand<Call::kReads>(run.g, c);
+    const auto y = last_axes<2>(Call::template operand<Call::kReads>(run.g, c));
     const i32 wide = i32(Call::kGated ? shape.columns / 2 : shape.columns);
     const i32 row = shape.split == kSplitRows ? half() * i32(shape.rows) : 0;
     const i32 column = shape.split == kSplitColumns ? half() * wide : 0;

@@ -7,10 +7,15 @@ import numpy as np
 import pytest
 
 from etc_dist.emulate import Emulator
-from etc_dist.functions.matmul import TILE, matmul_store
+from etc_dist.functions.add_partials import add_partials
+from etc_dist.functions.epilogue import partial
+from etc_dist.functions.matmul import TILE, matmul_send, matmul_store
 from etc_dist.functions.push_rows import push_rows
 from etc_dist.functions.sum_ranks import sum_ranks
+from etc_dist.functions.sum_slots import PIECE_COLUMNS, PIECE_ROWS, sum_slots
+from etc_dist.functions.tile_matmul import Tiles, TileShape
 from etc_dist.ir import Graph, ceildiv, graph_function, minimum, span, tile
+from etc_dist.runtime.cpu import simulate
 from tests.emulate.cases import check, matmul_of
 from tests.layers.reference import Answer, draw
 
@@ -91,26 +96,137 @@ def test_a_one_shot_all_reduce_adds_all_ranks(folder, dtype):
     check(program, [{"x": x} for x in xs], [answer] * 2, {"rows": 5, "n": 136}, near)
 
 
+def check_both(graph, inputs, answers, dims, folder, dtype):
+    """On the CPU backend and by the CUDA bodies."""
+    program = Emulator(graph, folder=folder)
+    for answer, found in zip(
+        answers, simulate(program.plan, inputs, dims).outputs, strict=True
+    ):
+        answer.check(found["y"], dtype)
+    check(program, inputs, answers, dims, dtype)
+
+
 @graph_function
-def share_of_k(g: Graph) -> None:
-    """y [rows, n] = x @ w.T over 64 of k."""
+def split_of_k(g: Graph, *, dtype: str, parts: int) -> None:
+    """y [rows, n] = x @ w.T, of which tasks compute `parts` parts of k."""
     rows, n, k = g.dims("rows n k")
-    x, w = g.input("x", (rows, k), "bfloat16"), g.input("w", (n, k), "bfloat16")
-    y = g.output("y", (rows, n), "bfloat16")
-    i, j = grid = g.grid(i=ceildiv(rows, TILE), j=ceildiv(n, TILE))
-    share = span(64, minimum(64, k - 64))
+    x, w = g.input("x", (rows, k), dtype), g.input("w", (n, k), dtype)
+    y = g.output("y", (rows, n), dtype)
+    partials = g.local("partials", (parts, rows, n), "float32")
+    tiles = Tiles(g, "tile", 0, [TileShape(64, 64, "k", swapped=True)])
+    blocks, columns = ceildiv(rows, tiles.rows), ceildiv(n, tiles.columns)
+    done = g.events("done", (blocks, columns), expects=parts)
+    p, i, j = grid = g.grid(p=parts, i=blocks, j=columns)
+    of_k = tile(p, ceildiv(k, tiles.step * parts) * tiles.step)
+    of_x, of_w = tile(i, tiles.rows), tile(j, tiles.columns)
     g.call(
-        matmul_store("nk", "bfloat16"),
+        tiles.matmul(dtype, partial),
         grid,
-        reads=[x[tile(i, TILE), share], w[tile(j, TILE), share]],
+        reads=[x[of_x, of_k], w[of_w, of_k]],
+        writes=[partials[p, of_x, of_w]],
+        notifies=[done[i, j]],
+        values=tiles.values,
+    )
+    i, j = grid = g.grid(i=blocks, j=columns)
+    of_x, of_w = tile(i, tiles.rows), tile(j, tiles.columns)
+    g.call(
+        add_partials(dtype),
+        grid,
+        reads=[partials[:, of_x, of_w]],
+        writes=[y[of_x, of_w]],
+        waits=[done[i, j]],
+    )
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float16", pytest.param("bfloat16", marks=pytest.mark.exhaustive)]
+)
+def test_parts_of_k_are_added(folder, dtype):
+    rng = np.random.default_rng(7)
+    x, w = draw(rng, (70, 600), dtype), draw(rng, (72, 600), dtype)
+    graph, dims = split_of_k(1, dtype=dtype, parts=2), {"rows": 70, "n": 72, "k": 600}
+    check_both(graph, [{"x": x, "w": w}], [matmul_of(x, w)], dims, folder, dtype)
+
+
+@graph_function
+def sums_of_products(g: Graph, *, dtype: str, w_layout: str) -> None:
+    """y [rows, n] on each rank: the sum over ranks of x[rank] @ w, rows <= 256."""
+    rows, n, k = g.dims("rows n k")
+    world, columns = g.world_size, ceildiv(n, TILE)
+    x = g.input("x", (world, rows, k), dtype)
+    w = g.input("w", (n, k) if w_layout == "nk" else (k, n), dtype)
+    y = g.output("y", (rows, n), dtype)
+    slots = g.symmetric("slots", (world, 1, columns, TILE, TILE), dtype)
+    came = g.events("came", (columns,), expects=world, cross_rank=True)
+    j, d = grid = g.grid(j=columns, d=world)
+    g.call(
+        matmul_send(w_layout, dtype),
+        grid,
+        reads=[
+            x[d, tile(0, TILE), :],
+            w[tile(j, TILE), :] if w_layout == "nk" else w[:, tile(j, TILE)],
+        ],
+        writes=[slots.on(d)[g.rank, 0, j, :, :]],
+        notifies=[came.on(d)[j]],
+    )
+    down, across = TILE // PIECE_ROWS, TILE // PIECE_COLUMNS
+    j, p, q = grid = g.grid(j=columns, p=down, q=across)
+    g.call(
+        sum_slots(dtype),
+        grid,
+        reads=[slots[:, 0, j, tile(p, PIECE_ROWS), tile(q, PIECE_COLUMNS)]],
+        writes=[y[tile(p, PIECE_ROWS), tile(j * across + q, PIECE_COLUMNS)]],
+        waits=[came[j]],
+    )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "w_layout"),
+    [
+        ("float16", "kn"),
+        pytest.param("bfloat16", "nk", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_products_of_ranks_are_sent_and_added(folder, dtype, w_layout):
+    rng, (rows, n, k) = np.random.default_rng(6), (40, 264, 72)
+    shape = (n, k) if w_layout == "nk" else (k, n)
+    inputs = [
+        {"x": draw(rng, (2, rows, k), dtype), "w": draw(rng, shape, dtype)}
+        for _ in range(2)
+    ]
+    each = [matmul_of(i["x"], i["w"] if w_layout == "nk" else i["w"].T) for i in inputs]
+    total = sum(a.expected for a in each)
+    magnitude = sum(a.magnitude for a in each)
+    answers = [Answer(total[r], magnitude[r]) for r in range(2)]
+    graph = sums_of_products(2, dtype=dtype, w_layout=w_layout)
+    check_both(graph, inputs, answers, dict(rows=rows, n=n, k=k), folder, dtype)
+
+
+@graph_function
+def share_of_k(g: Graph, *, dtype: str, w_layout: str) -> None:
+    """y [rows, n] = x @ w.T, or x @ w, over 64 of k."""
+    rows, n, k = g.dims("rows n k")
+    x, y = g.input("x", (rows, k), dtype), g.output("y", (rows, n), dtype)
+    w = g.input("w", (n, k) if w_layout == "nk" else (k, n), dtype)
+    i, j = grid = g.grid(i=ceildiv(rows, TILE), j=ceildiv(n, TILE))
+    share, columns = span(64, minimum(64, k - 64)), tile(j, TILE)
+    g.call(
+        matmul_store(w_layout, dtype),
+        grid,
+        reads=[
+            x[tile(i, TILE), share],
+            w[columns, share] if w_layout == "nk" else w[share, columns],
+        ],
         writes=[y[tile(i, TILE), tile(j, TILE)]],
     )
 
 
 @pytest.mark.parametrize("k", [104, 200])
-def test_a_matmul_of_a_slice_of_k(folder, k):
+@pytest.mark.parametrize(("dtype", "w_layout"), [("bfloat16", "nk"), ("float16", "kn")])
+def test_a_matmul_of_a_slice_of_k(folder, k, dtype, w_layout):
     rng = np.random.default_rng(k)
-    x, w = draw(rng, (300, k), "bfloat16"), draw(rng, (40, k), "bfloat16")
+    x, w = draw(rng, (300, k), dtype), draw(rng, (40, k), dtype)
     answer = matmul_of(x[:, 64:128], w[:, 64:128])
-    dims = {"rows": 300, "n": 40, "k": k}
-    check(Emulator(share_of_k(1), folder=folder), [{"x": x, "w": w}], [answer], dims)
+    given = {"x": x, "w": w if w_layout == "nk" else np.ascontiguousarray(w.T)}
+    graph, dims = share_of_k(1, dtype=dtype, w_layout=w_layout), {"rows": 300, "n": 40}
+    check_both(graph, [given], [answer], {**dims, "k": k}, folder, dtype)

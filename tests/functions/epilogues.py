@@ -84,6 +84,39 @@ def applied(
     )
 
 
+@graph_function
+def applied_to_a_stack(g: Graph, *, shape: TileShape) -> None:
+    """`applied` with all_kinds to the matrices of a stack: each array has an axis of
+    matrices in front."""
+    matrices, m, n, k = g.dims("matrices m n k")
+    tiles = Tiles(g, "tile", 0, [shape])
+    strip, strips = tiles.strip_columns(), tiles.strips()
+    x, w = (
+        g.input(*a, "bfloat16")
+        for a in (("x", (matrices, m, k)), ("w0", (matrices, n, k)))
+    )
+    bias = g.input("r0", (matrices, n), "bfloat16")
+    factors = g.input("r1", (matrices, m), "float32")
+    y = g.output("y", (matrices, m, n), "bfloat16")
+    old = g.output("s0", (matrices, m, n), "float32")
+    most = g.output("s1", (matrices, ceildiv(n, strip), m), "float32")
+    s, i, j = grid = g.grid(
+        s=matrices, i=ceildiv(m, tiles.rows), j=ceildiv(n, tiles.columns)
+    )
+    rows, columns = tile(i, tiles.rows), tile(j, tiles.columns)
+    g.call(
+        tiles.matmul("bfloat16", all_kinds),
+        grid,
+        reads=[x[s, rows, :], w[s, columns, :], bias[s, columns], factors[s, rows]],
+        writes=[
+            y[s, rows, columns],
+            old[s, rows, columns],
+            most[s, tile(j, strips), rows],
+        ],
+        values=tiles.values,
+    )
+
+
 def inputs_of(what: Epilogue, m: int, n: int, k: int) -> dict[str, Any]:
     """The inputs of `applied`: whole numbers, so that sums are exact in any order."""
     rng = np.random.default_rng(m * n + k)

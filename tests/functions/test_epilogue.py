@@ -18,6 +18,7 @@ from tests.functions.epilogues import (
     all_kinds,
     applied,
     applied_given,
+    applied_to_a_stack,
     gated_sums,
     inputs_of,
 )
@@ -73,6 +74,19 @@ def test_both_halves_give_the_same_on_every_shape(what, shapes, size, folder):
         for name, array in expected.items():
             wanted, got = (a.astype(np.float32) for a in (array, found[name]))
             np.testing.assert_allclose(got, wanted, rtol=0.01, atol=0.01)
+
+
+@pytest.mark.parametrize("shape", [FEW[0], pytest.param(FEW[-1], marks=exhaustive)])
+def test_arrays_may_be_matrices_of_stacks(shape, folder):
+    once = inputs_of(all_kinds, 72, 80, 72)
+    inputs = {name: np.stack([a, a[::-1]]) for name, a in once.items()}
+    dims = {"matrices": 2, "m": 72, "n": 80, "k": 72}
+    emulator = Emulator(applied_to_a_stack(1, shape=shape), workers=4, folder=folder)
+    [expected] = simulate(emulator.plan, [inputs], dims).outputs
+    [found] = emulator.run([inputs], dims)
+    for name, array in expected.items():
+        wanted, got = (a.astype(np.float32) for a in (array, found[name]))
+        np.testing.assert_allclose(got, wanted, rtol=0.01, atol=0.01)
 
 
 @pytest.mark.parametrize("shape", [TileShape(64, 256, swapped=True), SHAPES[-1]])

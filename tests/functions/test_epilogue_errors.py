@@ -90,6 +90,28 @@ def test_a_residual_must_have_the_rows_and_columns_of_y():
     assert caught.value.got == "axis 1: size 64, where another columns is n"
 
 
+def test_a_share_of_k_is_a_multiple_of_a_step():
+    @graph_function
+    def first_columns(g: Graph, *, width: int) -> None:
+        m, n, k = g.dims("m n k")
+        x, w = g.input("x", (m, k), "bfloat16"), g.input("w", (n, k), "bfloat16")
+        y, tiles = g.output("y", (m, n), "bfloat16"), Tiles(g, "tile", 0, [SHAPE])
+        of = tile_grid(g, "", (m, n), 64, 64)
+        g.call(
+            tiles.matmul("bfloat16"),
+            of.grid,
+            reads=[x[of.rows, :width], w[of.columns, :width]],
+            writes=[y[of.rows, of.columns]],
+            values=tiles.values,
+        )
+
+    assert generate(schedule_static(first_columns(1, width=SHAPE.step)))
+    with pytest.raises(CodegenError) as caught:
+        generate(schedule_static(first_columns(1, width=SHAPE.step // 2)))
+    assert caught.value.got == "axis 1: size 256"
+    assert "k a multiple of 512" in caught.value.wanted
+
+
 def test_the_cuda_half_must_have_the_name_of_the_body():
     graph = applied(1, what=declared(), shapes=[SHAPE])
     with pytest.raises(BuildError, match="scale"):
