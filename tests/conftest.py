@@ -40,6 +40,7 @@ MARKS = {
     "gpu": ("devices",),
     "exhaustive": (),
     "models": (),
+    "torch": (),
 }
 """The markers and their arguments."""
 EXHAUSTIVE = "for --all only"
@@ -155,6 +156,10 @@ hypothesis.settings.register_profile(
 )
 
 
+OPTIONAL = {"models": "the tests marked models", "torch": "the tests marked torch"}
+"""Options of pytest, and what each adds."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden", action="store_true", help="write the texts in tests/golden"
@@ -162,9 +167,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--all", action="store_true", help="run the tests marked exhaustive, too"
     )
-    parser.addoption(
-        "--models", action="store_true", help="run the tests marked models, too"
-    )
+    for name, tests in OPTIONAL.items():
+        parser.addoption(f"--{name}", action="store_true", help=f"run {tests}, too")
 
 
 @functools.cache
@@ -215,6 +219,12 @@ def _is_slow(item: pytest.Item) -> bool:
     return many or item.get_closest_marker("exhaustive") is not None
 
 
+def _is_optional(config: pytest.Config, name: str) -> Callable[[pytest.Item], object]:
+    """Whether an item is marked `name`, without the option of this name."""
+    given = config.getoption(f"--{name}")
+    return lambda item: not given and item.get_closest_marker(name)
+
+
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
@@ -222,9 +232,7 @@ def pytest_collection_modifyitems(
         check_marks(item)
     deselect = {
         "there is no GPU": lambda item: _devices(item) and not has_gpu(),
-        "for --models only": lambda item: (
-            not config.getoption("--models") and item.get_closest_marker("models")
-        ),
+        **{f"for --{name} only": _is_optional(config, name) for name in OPTIONAL},
         EXHAUSTIVE: lambda item: not config.getoption("--all") and _is_slow(item),
     }
     counts: dict[str, int] = {}

@@ -1,7 +1,8 @@
 """The world: processes, GPUs and symmetric memory.
 
-`start` (collective) turns the ranks of an MPI job into a `World`; `current` returns the
-one that the functional API uses. Importing this package starts nothing.
+`start` (collective) turns the ranks of an MPI job, or of a process group of torch, into
+a `World`; `current` returns the one that the functional API uses. Importing this
+package starts nothing.
 
 Files, from the user down:
 
@@ -14,7 +15,10 @@ Files, from the user down:
     agreement.py    Agreement: all ranks make the same call, or raise the same error;
                     SignatureBoard compares calls in a microsecond
     rank_errors.py  the errors of collective calls
-    mpi.py          ObjectGather, and all other use of MPI
+    objects.py      ObjectGather: the exchange of objects between ranks
+    mpi.py          it by MPI's messages, and all other use of MPI
+    sockets.py      it over Unix sockets
+    process_group.py    all use of torch.distributed
     processes.py    Backoff, ProcessMonitor, threads, forks, uncaught exceptions
 """
 

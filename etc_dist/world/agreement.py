@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from etc_dist.errors import EtcDistError, WorldError
 from etc_dist.world import rank_errors
-from etc_dist.world.mpi import ObjectGather
+from etc_dist.world.objects import ObjectGather
 from etc_dist.world.processes import Backoff, ProcessMonitor, is_forked
 from etc_dist.world.rank_errors import LOST, REASONS
 

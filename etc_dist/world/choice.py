@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from etc_dist.errors import ArgumentError, EtcDistError, WorldError
+from etc_dist.errors import ArgumentError, WorldError
 from etc_dist.settings import Settings
 from etc_dist.world import gpu_memory
 from etc_dist.world.rank_errors import by_rank
@@ -37,6 +37,8 @@ class Report:
     local_rank: int
     settings: Settings
     gpus: Gpus
+    chosen: int | None = None
+    """The CUDA device that the process uses already, in torch."""
 
     @property
     def device(self) -> int:
@@ -46,6 +48,8 @@ class Report:
         (CUDA_VISIBLE_DEVICES); else ranks of a host take the GPUs in order, and with
         `share_gpu` in turn.
         """
+        if self.chosen is not None:
+            return self.chosen
         count = len(self.gpus.pci_ids)
         if count == 1:
             return 0
@@ -75,7 +79,7 @@ def choose(reports: Sequence[Report]) -> Choice:
     """
     backend = _common_backend(reports)
     if len({report.node for report in reports}) > 1:
-        raise _several_hosts(reports)
+        raise several_hosts([report.host for report in reports])
     if backend == "cpu":
         return Choice("cpu", "requested")
     obstacles = find_obstacles(reports)
@@ -154,12 +158,13 @@ def _common_backend(reports: Sequence[Report]) -> str:
     return backend
 
 
-def _several_hosts(reports: Sequence[Report]) -> EtcDistError:
+def several_hosts(hosts: Sequence[str]) -> WorldError:
+    """The error for ranks on these hosts, by rank."""
     return WorldError(
         "the ranks are on several hosts, which is not supported yet",
         where="start of the world",
         wanted="all ranks on one host",
-        got=by_rank({rank: report.host for rank, report in enumerate(reports)}),
+        got=by_rank(dict(enumerate(hosts))),
         fix="start all ranks on one host",
     )
 

@@ -1,5 +1,4 @@
-"""All use of MPI: the communicator, the exchange of objects, and the end of the job.
-Waits have a time limit, and end early if a peer is lost."""
+"""All use of MPI: the communicator, the exchange of objects, and the end of the job."""
 
 from __future__ import annotations
 
@@ -74,8 +73,8 @@ def duplicate(mpi: ModuleType, comm: object, limit: float) -> MPI.Intracomm:
     return ranks
 
 
-class ObjectGather:
-    """All-to-all exchange of picklable objects, and a barrier.
+class MpiGather:
+    """`ObjectGather` by MPI's messages.
 
     MPI's collectives fail for all ranks if one is dead. Here each pair of ranks
     exchanges a message, so the living ranks still receive each other's.
@@ -88,19 +87,12 @@ class ObjectGather:
         self._mpi = MPI
         self._comm = comm
         self.find_lost: Callable[[], frozenset[int]] = frozenset
-        """Returns the ranks that will not answer."""
         self.rank, self.size = comm.rank, comm.size
         self._turn = 0
 
     def gather(
         self, value: object, limit: float, *, need_all: bool = False
     ) -> dict[int, object]:
-        """Each rank's value, by rank; ranks that did not answer are missing.
-
-        Collective. Returns after `limit` seconds, or once this rank and all living ones
-        have each other's value; with `need_all`, also once a missing rank is known to
-        be lost. After a missing rank no further exchange is possible.
-        """
         self._turn += 1
         tag = self._turn % TAGS
         payload = pickle.dumps(value)
@@ -147,10 +139,6 @@ class ObjectGather:
             received[peer] = pickle.loads(buffer)
 
     def barrier(self, limit: float) -> bool:
-        """Wait for all ranks; orders memory between them.
-
-        False if some did not call within `limit` seconds, or one is lost.
-        """
         request = self._comm.Ibarrier()
         backoff = Backoff(limit, self.find_lost)
         while not request.Test():
@@ -159,31 +147,24 @@ class ObjectGather:
         return True
 
     def close(self) -> None:
-        """Free the communicator. Collective."""
         self._comm.Free()
 
     def abort(self) -> None:
-        """End all ranks, once the output of this one is read."""
         flush_output()
         # NOTE: MPI also ends the processes that forward the output.
         time.sleep(READ_SECONDS)
         self._comm.Abort(1)
 
     def library(self) -> str:
-        """The name and version of the MPI library."""
         # "MPICH Version:  5.0.2", "Open MPI v4.1.6, package: ...": the first words.
         first = self._mpi.Get_library_version().splitlines()[0].split(",")[0]
-        return " ".join(first.split())
+        return " ".join(["MPI", *first.split()])
 
     def finalized(self) -> bool:
-        """Whether MPI has ended in this process."""
         return bool(self._mpi.Is_finalized())
 
     def abort_at_exit(self) -> None:
-        """End all ranks in place of MPI_Finalize, which waits for every rank.
-
-        For a process that exits: its other exit handlers still run.
-        """
+        # In place of MPI_Finalize, which waits for every rank.
         self._mpi._set_abort_status(1)
         time.sleep(READ_SECONDS)
 

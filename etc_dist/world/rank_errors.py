@@ -49,14 +49,25 @@ def null_communicator() -> ArgumentError:
     )
 
 
+def not_a_member() -> ArgumentError:
+    """`start` was called on a rank that its process group does not contain."""
+    return ArgumentError(
+        "the argument process_group does not contain this rank",
+        where="start of the world",
+        wanted="process_group: a group that contains this rank",
+        got="process_group = GroupMember.NON_GROUP_MEMBER",
+        fix="call start only on the ranks of the group",
+    )
+
+
 def not_together(rank: int, size: int, limit: float) -> WorldError:
-    """Not all ranks of the communicator called `start`."""
+    """Not all ranks of the communicator or process group called `start`."""
     return WorldError(
-        "not all ranks of the communicator called start",
+        "not all ranks called start",
         where=f"start of the world, rank {rank} of {size}",
-        wanted=f"all ranks of the communicator in {limit:g} s",
+        wanted=f"all ranks of the communicator or process group in {limit:g} s",
         got="not all of them",
-        fix="call start on all of its ranks, with the same communicator",
+        fix="call start on all of its ranks, with the same argument",
     )
 
 

@@ -1,25 +1,31 @@
-"""Starting the world: from a communicator to ranks that agree on a backend."""
+"""Starting the world: from a communicator or a process group to ranks that agree on a
+backend."""
 
 from __future__ import annotations
 
 import os
 import socket
-from types import ModuleType, NoneType
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import NoneType
 from typing import TYPE_CHECKING, Any, cast
 
 from etc_dist.errors import EtcDistError, as_refusal, expect_type
 from etc_dist.settings import Settings
 from etc_dist.world import mpi, processes, rank_errors
+from etc_dist.world import process_group as process_groups
 from etc_dist.world.agreement import Agreement, SignatureBoard, board_bytes
 from etc_dist.world.choice import BACKENDS, Gpus, Report, choose, find_gpus
 from etc_dist.world.cpu_memory import CpuMemory, host_key
 from etc_dist.world.gpu_memory import GpuMemory
 from etc_dist.world.memory import Backend
+from etc_dist.world.objects import ObjectGather
 from etc_dist.world.processes import Process, ProcessMonitor
 from etc_dist.world.world import World
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+    from torch.distributed import ProcessGroup
 
 _worlds: list[World] = []
 """The worlds in the order of their start, without those that are closed."""
@@ -29,13 +35,19 @@ def start(
     settings: Settings | None = None,
     comm: MPI.Intracomm | None = None,
     *,
+    process_group: ProcessGroup | None = None,
     abort_on_uncaught: bool = False,
 ) -> World:
-    """Start a world over `comm` (default: all ranks of the job). Collective.
+    """Start a world over `comm`, or over torch's `process_group`. Collective.
+
+    Without both: over torch's default group where the program has initialised
+    torch.distributed and no MPI launcher has started it, else over all ranks of the MPI
+    job. A process group is used only here, and MPI is not started then.
 
     `settings` default to the environment's; if given, no variable is read. backend,
     symmetric_size and share_gpu must be equal on all ranks. "auto" is "cuda" where
-    every rank can have its own GPU (or share one, with `share_gpu`), else "cpu".
+    every rank can have its own GPU (or share one, with `share_gpu`), else "cpu". The
+    GPU is torch's current one where the process uses CUDA in torch already.
 
     With `abort_on_uncaught`, an uncaught exception on one rank ends all ranks of the
     job: `sys.excepthook` is replaced until the world is closed. It is the default for
@@ -44,25 +56,24 @@ def start(
     Raises the same error on every rank: WorldError where MPI, GPUs or NVSHMEM are
     missing or ranks are on several hosts, TypeError for arguments of a wrong type,
     ArgumentError for settings out of range.
-    Ranks that pass another communicator, do not call `start`, or call it inside another
-    call, raise alone; their peers within the default world_limit.
+    Ranks that pass another communicator or group, do not call `start`, or call it
+    inside another call, raise alone; their peers within the default world_limit.
     The first world that is open is also `current`.
     """
-    library = mpi.import_mpi()
     if processes.is_forked():
         raise rank_errors.forked()
     for world in _worlds:
         world.exclusive.refuse_nested()
+    ranks = _find_ranks(comm, process_group)
     processes.watch_forks()
-    mpi.keep_children_out_of_mpi()
     limit = Settings.world_limit
-    objects = mpi.ObjectGather(mpi.duplicate(library, comm, limit))
+    objects = ranks.connect(limit)
     monitor = _monitor_processes(objects, limit)
     agreement = Agreement(objects, monitor, limit)
     try:
         # Exchanges the settings of all ranks; an error on one is raised on all.
-        every = agreement.agree(lambda: _check(library, settings, comm))
-        world = _start(every[objects.rank], objects, monitor, agreement)
+        every = agreement.agree(lambda: _check(ranks, settings))
+        world = _start(every[objects.rank], ranks, objects, monitor, agreement)
         if world.size > 1 and (abort_on_uncaught or "LAUNCH_RANKS" in os.environ):
             world.abort_on_uncaught()
         _forget_closed()
@@ -94,7 +105,38 @@ def _forget_closed() -> None:
     _worlds[:] = [world for world in _worlds if not world.closed]
 
 
-def _monitor_processes(objects: mpi.ObjectGather, limit: float) -> ProcessMonitor:
+@dataclass(frozen=True)
+class _Ranks:
+    """The ranks that an argument of `start` names."""
+
+    connect: Callable[[float], ObjectGather]
+    """The exchange of these ranks, within a time limit. Collective."""
+    check: Callable[[], None]
+    """Raises TypeError if the argument is wrong."""
+    device: Callable[[], int | None] = lambda: None
+    """The CUDA device that this process uses already, if any."""
+
+
+def _find_ranks(comm: Any, group: Any) -> _Ranks:
+    """The ranks of the arguments; WorldError where MPI or torch cannot be used."""
+    if comm is None and group is None:
+        group = process_groups.default_group()
+    if group is not None:
+        distributed = process_groups.import_distributed()
+        return _Ranks(
+            lambda limit: process_groups.connect(distributed, group, limit),
+            lambda: process_groups.check_group(distributed, group, comm),
+            lambda: process_groups.device_of(group),
+        )
+    library = mpi.import_mpi()
+    mpi.keep_children_out_of_mpi()
+    return _Ranks(
+        lambda limit: mpi.MpiGather(mpi.duplicate(library, comm, limit)),
+        lambda: mpi.check_comm(library, comm),
+    )
+
+
+def _monitor_processes(objects: ObjectGather, limit: float) -> ProcessMonitor:
     """The processes of all ranks. Collective; WorldError where one does not answer."""
     ranks = range(objects.size)
     received = objects.gather(Process.own(), limit)
@@ -107,10 +149,10 @@ def _monitor_processes(objects: mpi.ObjectGather, limit: float) -> ProcessMonito
     raise rank_errors.not_together(objects.rank, objects.size, limit)
 
 
-def _check(library: ModuleType, settings: Any, comm: Any) -> Settings:
+def _check(ranks: _Ranks, settings: Any) -> Settings:
     """This rank's checked settings, given or the environment's."""
     try:
-        mpi.check_comm(library, comm)
+        ranks.check()
         expect_type(settings, (Settings, NoneType), "settings")
         return Settings.load() if settings is None else settings.checked()
     except TypeError as error:
@@ -119,13 +161,14 @@ def _check(library: ModuleType, settings: Any, comm: Any) -> Settings:
 
 def _start(
     settings: Settings,
-    objects: mpi.ObjectGather,
+    ranks: _Ranks,
+    objects: ObjectGather,
     monitor: ProcessMonitor,
     agreement: Agreement,
 ) -> World:
     agreement.limit = settings.world_limit
     keys = agreement.agree(host_key)
-    reports = agreement.agree(lambda: _report(settings, objects.rank, keys))
+    reports = agreement.agree(lambda: _report(settings, ranks, objects.rank, keys))
     choice = choose(reports)
     own = reports[objects.rank]
     memory = CpuMemory(agreement)
@@ -139,7 +182,7 @@ def _start(
     return World(settings, objects, local, agreement, backend, choice.reason)
 
 
-def _report(settings: Settings, rank: int, keys: list[str]) -> Report:
+def _report(settings: Settings, ranks: _Ranks, rank: int, keys: list[str]) -> Report:
     """This rank's report; `keys`: the keys of hosts by rank."""
     # A world on the CPU does not load CUDA at all.
     wants_gpus = settings.backend in BACKENDS and settings.backend != "cpu"
@@ -149,4 +192,5 @@ def _report(settings: Settings, rank: int, keys: list[str]) -> Report:
         local_rank=keys[:rank].count(keys[rank]),
         settings=settings,
         gpus=find_gpus() if wants_gpus else Gpus(missing="not looked for"),
+        chosen=ranks.device(),
     )

@@ -14,7 +14,7 @@ from etc_dist.settings import Settings
 from etc_dist.world import processes
 from etc_dist.world.agreement import Agreement
 from etc_dist.world.memory import Backend, SymmetricMemory
-from etc_dist.world.mpi import ObjectGather
+from etc_dist.world.objects import ObjectGather
 from etc_dist.world.processes import AbortOnUncaught, Exclusive
 from etc_dist.world.rank_errors import BLOCK_LEFT, FAILED, INTERRUPTED, UNCLOSED
 
@@ -259,11 +259,11 @@ class World:
             atexit.unregister(self._close_at_exit)
 
     def show(self) -> str:
-        """One line: rank, backend and why, how its GPU is shared, host, MPI library."""
+        """One line: rank, backend and why, how its GPU is shared, host, launcher."""
         detail = ", ".join(filter(None, (self._backend.show(), self._reason)))
         return (
             f"world: rank {self.rank} of {self.size}, backend {self.backend} "
-            f"({detail}), host {socket.gethostname()}, MPI {self._objects.library()}"
+            f"({detail}), host {socket.gethostname()}, {self._objects.library()}"
         )
 
     def __repr__(self) -> str:

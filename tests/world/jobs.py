@@ -9,6 +9,30 @@ from typing import NamedTuple
 MPIRUN = Path(__file__).parents[2] / "launch" / "mpirun"
 
 
+TORCH = """
+import os, sys, time
+from etc_dist.errors import EtcDistError, WorldError
+from etc_dist.settings import Settings
+from etc_dist.world import start
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+CPU = Settings(backend="cpu")
+rank = dist.get_rank()
+
+def show(*words):
+    print(f"rank {rank}: {' '.join(map(str, words))}\\n", end="", flush=True)
+
+def refused(call):
+    try:
+        call()
+    except Exception as error:
+        text = " ".join(str(error).split())
+        show(f"{type(error).__name__}: {text}")
+"""
+"""The begin of a job of torchrun."""
+
+
 class Job(NamedTuple):
     """The exit code and output of a job."""
 
@@ -27,5 +51,21 @@ def run_job(source: str, ranks: int = 2) -> Job:
         stderr=subprocess.STDOUT,
         text=True,
         env=os.environ | {"LAUNCH_PYTHON": sys.executable},
+    )
+    return Job(done.returncode, done.stdout)
+
+
+def run_torch_job(source: str, ranks: int = 2, *options: str) -> Job:
+    """Run `TORCH` and a Python program by torchrun, to its end. Only the lines that the
+    ranks print are the output."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--no-python"]
+    launch += [f"--nproc-per-node={ranks}", "--rdzv-backend=c10d", *options]
+    done = subprocess.run(
+        [*launch, sys.executable, "-c", TORCH + source],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=100,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     return Job(done.returncode, done.stdout)

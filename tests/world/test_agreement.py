@@ -5,7 +5,7 @@ import pytest
 
 from etc_dist.errors import ArgumentError
 from etc_dist.world.agreement import Agreement, sign
-from etc_dist.world.mpi import ObjectGather
+from etc_dist.world.mpi import MpiGather
 from etc_dist.world.processes import ProcessMonitor
 
 
@@ -57,7 +57,7 @@ def test_calls_of_a_world_that_starts_are_compared_by_messages(world):
     from mpi4py import MPI
 
     monitor = ProcessMonitor([None] * world.size)
-    agreement = Agreement(ObjectGather(MPI.COMM_WORLD.Dup()), monitor, 10.0)
+    agreement = Agreement(MpiGather(MPI.COMM_WORLD.Dup()), monitor, 10.0)
     agreement.match_call(7, silent)
     with pytest.raises(ArgumentError, match="rank 1: call 1"):
         agreement.match_call(7 + world.rank, lambda: f"call {world.rank}")

@@ -22,7 +22,7 @@ from mpi4py import MPI
 from etc_dist.errors import WorldError
 from etc_dist.settings import Settings
 from etc_dist.world import start
-from etc_dist.world.mpi import ObjectGather
+from etc_dist.world.mpi import MpiGather
 from etc_dist.world.processes import Process, ProcessMonitor
 
 CALLS = {
@@ -33,7 +33,7 @@ CALLS = {
 }
 worlds = {call: start(Settings(backend="cpu")) for call in CALLS}
 comm = MPI.COMM_WORLD.Dup()
-objects = ObjectGather(comm)
+objects = MpiGather(comm)
 objects.find_lost = ProcessMonitor(comm.allgather(Process.own())).find_ended
 comm.Barrier()
 if comm.rank == 1:

@@ -136,7 +136,7 @@ def test_a_start_that_is_interrupted_on_one_rank_leaves_no_world(
 @pytest.mark.mpi(min_size=2)
 def test_what_mpi_still_uses_outlives_an_interrupted_start(world, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(mpi.ObjectGather, "_receive", interrupt)
+        patch.setattr(mpi.MpiGather, "_receive", interrupt)
         start(CPU)
     sends = mpi._unfinished[-1][0]
     assert sorted([*sends, world.rank]) == list(range(world.size))

@@ -1,0 +1,141 @@
+"""All use of torch.distributed: the process group whose ranks become a world. Its store
+is used once, to connect the ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from collections import Counter
+from types import NoneType
+from typing import TYPE_CHECKING, Any
+
+from etc_dist.errors import WorldError, expect_type
+from etc_dist.world import rank_errors
+from etc_dist.world.choice import several_hosts
+from etc_dist.world.cpu_memory import host_key
+from etc_dist.world.processes import Backoff
+from etc_dist.world.sockets import SocketGather, connect_all, listen
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+_MPI_LAUNCHERS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
+_starts: Counter[str] = Counter()
+"""How many worlds this process has started over a group, by its name."""
+
+
+def import_distributed() -> Any:
+    """torch.distributed, with its default group; WorldError where it has none."""
+    try:
+        from torch import distributed
+    except ImportError as fault:
+        raise _unusable(f"torch cannot be imported: {fault}") from fault
+    if not (distributed.is_available() and distributed.is_initialized()):
+        raise _unusable("torch.distributed is not initialised")
+    return distributed
+
+
+def default_group() -> ProcessGroup | None:
+    """torch's default group, if the program has made it. None under an MPI launcher.
+
+    WorldError for a rank of torchrun without one: as a world of MPI, it would be alone.
+    """
+    if any(name in os.environ for name in _MPI_LAUNCHERS):
+        return None
+    loaded = "torch.distributed" in sys.modules
+    if "TORCHELASTIC_RUN_ID" in os.environ or (
+        loaded and sys.modules["torch.distributed"].is_initialized()
+    ):
+        group: ProcessGroup = import_distributed().group.WORLD
+        return group
+    return None
+
+
+def check_group(distributed: Any, group: Any, comm: Any) -> None:
+    """TypeError for a `process_group` of `start` that is not one, or if there is also a
+    `comm`."""
+    expect_type(group, distributed.ProcessGroup, "process_group")
+    expect_type(comm, NoneType, "comm", fix="pass either comm or process_group")
+
+
+def connect(distributed: Any, group: Any, limit: float) -> SocketGather:
+    """Connect the ranks of `group`. Collective.
+
+    A rank with a wrong `group` takes part with all ranks of the job, so that its error
+    reaches every rank.
+    """
+    if group is distributed.GroupMember.NON_GROUP_MEMBER:
+        # Its peers are in a group that does not contain this rank.
+        raise rank_errors.not_a_member()
+    if not isinstance(group, distributed.ProcessGroup):
+        group = distributed.group.WORLD
+    rank, size = group.rank(), group.size()
+    listener, name = listen(size)
+    own = {"name": name, "key": host_key(), "host": socket.gethostname()}
+    with listener:
+        try:
+            peers = _exchange(group, json.dumps(own), limit)
+            if len({peer["key"] for peer in peers}) > 1:
+                raise several_hosts([peer["host"] for peer in peers])
+            names = [peer["name"] for peer in peers]
+            connections = connect_all(rank, names, listener, limit)
+        except (OSError, RuntimeError) as fault:  # of a peer, or of the store
+            raise _not_connected(rank, size, fault) from fault
+    if len(connections) < size - 1:
+        raise rank_errors.not_together(rank, size, limit)
+    return SocketGather(rank, connections, _describe(distributed, group))
+
+
+def _exchange(group: Any, own: str, limit: float) -> list[dict[str, str]]:
+    """Each rank's JSON object, by rank. Collective."""
+    rank, size = group.rank(), group.size()
+    store = group.get_group_store()
+    stem = f"etc_dist/{_starts[group.group_name]}"
+    keys = [f"{stem}/{peer}" for peer in range(size)]
+    store.set(keys[rank], own)
+    backoff = Backoff(limit)
+    while not store.check(keys):
+        if not backoff.pause():
+            # A later start of this rank has the same number.
+            store.delete_key(keys[rank])
+            raise rank_errors.not_together(rank, size, limit)
+    _starts[group.group_name] += 1
+    return [json.loads(store.get(key)) for key in keys]
+
+
+def device_of(group: Any) -> int | None:
+    """The CUDA device that this process uses in torch; None if it has not chosen."""
+    bound = getattr(group, "bound_device_id", None)
+    if bound is not None:
+        return int(bound.index)
+    import torch
+
+    return torch.cuda.current_device() if torch.cuda.is_initialized() else None
+
+
+def _describe(distributed: Any, group: Any) -> str:
+    version = sys.modules["torch"].__version__
+    return f"torch.distributed {version} ({distributed.get_backend(group)})"
+
+
+def _not_connected(rank: int, size: int, fault: Exception) -> WorldError:
+    return WorldError(
+        "the ranks of the process group cannot be connected",
+        where=f"start of the world, rank {rank} of {size}",
+        wanted="Unix sockets between all ranks, and the group's store",
+        got=f"{type(fault).__name__}: {fault}",
+        fix="start all ranks on one host, as one user, in one network namespace",
+    )
+
+
+def _unusable(got: str) -> WorldError:
+    return WorldError(
+        "torch.distributed cannot be used",
+        where="start of the world",
+        wanted="torch with an initialised default process group",
+        got=got,
+        fix="start the ranks by torchrun, and call "
+        "torch.distributed.init_process_group() before etc_dist.start()",
+    )

@@ -1,0 +1,122 @@
+"""Worlds over process groups of torch.distributed, under torchrun."""
+
+import sys
+
+import pytest
+
+from etc_dist.errors import WorldError
+from etc_dist.settings import Settings
+from etc_dist.world import start
+from tests.world.jobs import run_torch_job
+
+pytestmark = pytest.mark.torch
+
+
+def test_ranks_of_a_process_group_are_a_world_without_mpi():
+    source = """
+import numpy as np, ml_dtypes, etc_dist
+own = [dist.new_group([r]) for r in range(2)][rank]
+with start(CPU, process_group=dist.group.WORLD) as world, start(
+    CPU, process_group=own
+) as alone:
+    show(world.gather(rank), world.show(), alone.size)
+    x = np.full((4 * world.size, 8), rank + 1, np.float32).astype(ml_dtypes.bfloat16)
+    show(etc_dist.matmul_reduce_scatter(x, x[:8]).astype(np.float32)[0, 0])
+with start(CPU) as again:  # the default group
+    show([len(one) for one in again.gather(bytes(3 << 20 if rank else 3))])
+dist.destroy_process_group()
+show("mpi4py" in sys.modules)
+"""
+    code, output = run_torch_job(source)
+    assert code == 0, output
+    for rank in range(2):
+        assert f"rank {rank}: [0, 1] world: rank {rank} of 2, backend cpu" in output
+        assert f"rank {rank}: 40.0" in output
+        assert f"rank {rank}: [3, 3145728]" in output
+        assert f"rank {rank}: False" in output
+    assert output.count("torch.distributed 2") == 2
+
+
+def test_wrong_arguments_of_one_rank_are_refused_on_all():
+    source = """
+from dataclasses import replace
+from etc_dist.world import process_group
+refused(lambda: start(CPU, process_group="tp" if rank else dist.group.WORLD))
+refused(lambda: start(CPU, "x" if rank else None, process_group=dist.group.WORLD))
+refused(lambda: start(replace(CPU, cpu_workers=3 + rank)))
+member = dist.new_group([0])
+refused(lambda: start(CPU, process_group=member) if rank else None)
+if rank:
+    process_group.host_key = lambda: "another"
+refused(lambda: start(CPU))
+process_group.host_key = lambda: "the same"
+start(CPU).close()
+"""
+    code, output = run_torch_job(source)
+    assert code == 0, output
+    both = {
+        "process_group expects a ProcessGroup, got str": 2,
+        "comm expects a None, got str; pass either comm or process_group": 2,
+        "different settings of cpu_workers": 2,
+        "process_group = GroupMember.NON_GROUP_MEMBER": 1,
+        "the ranks are on several hosts": 2,
+    }
+    assert {text: output.count(text) for text in both} == both
+
+
+def test_start_that_one_rank_does_not_call_ends_and_can_be_repeated():
+    source = """
+Settings.world_limit = 1.0 if rank == 0 else 60.0
+if rank == 0:
+    refused(lambda: start(CPU))
+dist.barrier()
+Settings.world_limit = 60.0
+start(CPU).close()
+show("started")
+"""
+    code, output = run_torch_job(source)
+    assert code == 0, output
+    assert "rank 0: WorldError: not all ranks called start" in output
+    assert output.count("started") == 2
+
+
+@pytest.mark.parametrize("call", ["world.barrier()", "world.agree(lambda: rank)"])
+def test_killed_rank_is_named(call):
+    source = f"""
+world = start(CPU)
+world.barrier()
+if rank == 1:
+    os.kill(os.getpid(), 9)
+refused(lambda: {call})
+"""
+    # The launcher would end the other ranks, too, once it sees the end of one.
+    code, output = run_torch_job(source, 3, "--monitor-interval=5")
+    assert code != 0
+    for rank in (0, 2):
+        assert f"rank {rank}: WorldError" in output
+    assert output.count("rank 1 did not take part: its process has ended") == 2
+
+
+def test_rank_that_ends_without_its_peers_fails_the_job():
+    source = """
+import atexit
+atexit.register(lambda: show("handler"))
+world = start(Settings(backend="cpu", world_limit=2.0))
+if rank == 1:
+    refused(lambda: world.match_call(3, lambda: "one more"))
+"""
+    code, output = run_torch_job(source, 2, "--monitor-interval=5")
+    assert code != 0
+    assert "ArgumentError: the ranks do not make the same call" in output
+
+
+def test_torchrun_without_a_process_group_is_refused(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    with pytest.raises(WorldError, match="torch.distributed is not initialised"):
+        start(Settings(backend="cpu"))
+
+
+def test_missing_torch_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(WorldError, match="torch cannot be imported"):
+        start(Settings(backend="cpu"), process_group="any")
