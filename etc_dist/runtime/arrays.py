@@ -113,6 +113,7 @@ def inspect(name: str, value: Any) -> Array:
         )
     library = library_of(type(value))
     if library == "torch":
+        _refuse_without_memory(name, value)
         return Array(
             value.data_ptr(),
             tuple(value.shape),
@@ -166,6 +167,33 @@ def refuse_masked(name: str, value: Any) -> None:
             got="numpy.ma.MaskedArray",
             fix=f"pass {name}.filled(value) for an input, {name}.data for an output",
         )
+
+
+def _refuse_without_memory(name: str, tensor: Any) -> None:
+    """Raise ArgumentError for a torch tensor whose memory does not hold its elements:
+    freed or shrunk storage, meta and fake tensors, lazily negated views."""
+    shape, strides = tuple(tensor.shape), tensor.stride()
+    steps = zip(shape, strides, strict=True)
+    count = 1 + sum((size - 1) * stride for size, stride in steps)
+    needed = (tensor.storage_offset() + count) * tensor.element_size()
+    held = tensor.untyped_storage().nbytes()
+    kind = tensor.device.type
+    if kind not in ("cpu", "cuda"):
+        got = f"a tensor on the device {kind}"
+    elif tensor.is_neg() or tensor.is_conj():
+        got = "a view whose negation or conjugation is not computed yet"
+    elif 0 not in shape and (held < needed or not tensor.data_ptr()):
+        got = f"a storage of {held} bytes for elements that end at byte {needed}"
+    else:
+        return
+    raise ArgumentError(
+        f"the memory of {name} does not hold its elements",
+        where=f"argument {name}, {list(shape)} {dtype_of(tensor)}",
+        wanted="a tensor with its own elements in the memory of the CPU or a GPU",
+        got=got,
+        fix="restore the storage (a sharded parameter: gather it first), or copy the "
+        "tensor with .clone()",
+    )
 
 
 def dtype_of(value: Any) -> str:

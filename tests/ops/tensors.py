@@ -27,6 +27,20 @@ class Tensor:
     def stride(self) -> tuple[int, ...]:
         return tuple(step // self.array.itemsize for step in self.array.strides)
 
+    def storage_offset(self) -> int:
+        return 0
+
+    def element_size(self) -> int:
+        return int(self.array.itemsize)
+
+    def untyped_storage(self) -> Any:
+        return SimpleNamespace(nbytes=lambda: self.array.nbytes)
+
+    def is_neg(self) -> bool:
+        return False
+
+    is_conj = is_neg
+
     def new_empty(self, shape: tuple[int, ...]) -> Tensor:
         return Tensor(np.empty(shape, self.array.dtype))
 

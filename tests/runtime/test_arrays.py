@@ -25,9 +25,25 @@ class Tensor:
     """The attributes of a torch tensor on GPU 3 that a call reads."""
 
     dtype, shape = "torch.bfloat16", (4, 8)
+    device = SimpleNamespace(type="cuda", index=3)
+    bytes = 64
 
     def data_ptr(self) -> int:
         return 4096
+
+    def storage_offset(self) -> int:
+        return 0
+
+    def element_size(self) -> int:
+        return 2
+
+    def untyped_storage(self) -> SimpleNamespace:
+        return SimpleNamespace(nbytes=lambda: self.bytes)
+
+    def is_neg(self) -> bool:
+        return False
+
+    is_conj = is_neg
 
     def stride(self) -> tuple[int, int]:
         return (8, 1)
@@ -90,11 +106,29 @@ def test_order_is_that_of_the_strides(shape):
 
 def test_order_of_a_tensor_comes_from_its_strides():
     x = Tensor()
-    x.device = SimpleNamespace(type="cuda", index=3)
+    x.bytes = 128
     assert (inspect("x", x).order, inspect("x", x).device) == ("C", 3)
     for strides, order in ((1, 4), "F"), ((16, 1), ""):
         x.stride = lambda strides=strides: strides
         assert inspect("x", x).order == order
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "got"),
+    [
+        ("bytes", 0, "a storage of 0 bytes"),
+        ("bytes", 62, "of 62 bytes for elements that end at byte 64"),
+        ("data_ptr", lambda: 0, "a storage of 64 bytes"),
+        ("storage_offset", lambda: 1, "elements that end at byte 66"),
+        ("is_neg", lambda: True, "a view whose negation"),
+        ("device", SimpleNamespace(type="meta"), "on the device meta"),
+    ],
+)
+def test_a_tensor_without_its_elements_is_refused(attribute, value, got):
+    x = Tensor()
+    setattr(x, attribute, value)
+    with pytest.raises(ArgumentError, match=f"memory of x [^$]*{got}"):
+        inspect("x", x)
 
 
 def test_a_masked_array_is_refused():
