@@ -1,6 +1,6 @@
 """The weights of a mixture of experts from a block of a Hugging Face model.
 
-No library is imported: blocks and tensors are recognised by their attributes.
+No library is imported: parts of a block are recognised by the names of their classes.
 """
 
 from __future__ import annotations
@@ -19,18 +19,17 @@ LOOKED_FOR = (
     "[E, H, I], or a list of experts with gate_proj, up_proj, down_proj or w1, w3, w2; "
     "top_k or num_experts_per_tok of the block or its gate"
 )
-PLAIN = {
-    "shared_expert": None,
-    "shared_experts": None,
-    "bias": None,
-    "e_score_correction_bias": None,
-    "gate_up_proj_bias": None,
-    "down_proj_bias": None,
-    "has_bias": False,
-    "is_transposed": False,
-    "is_concatenated": True,
-}
-"""Attributes of blocks, gates and experts, and their values without effect."""
+BLOCKS = ("Qwen3MoeSparseMoeBlock", "MixtralSparseMoeBlock", "OlmoeSparseMoeBlock")
+GATES = ("Linear", "Qwen3MoeTopKRouter", "MixtralTopKRouter", "OlmoeTopKRouter")
+EXPERTS = ("ModuleList", "Qwen3MoeExperts", "MixtralExperts", "OlmoeExperts")
+EXPERT = (
+    "Qwen3MoeMLP",
+    "MixtralMLP",
+    "MixtralBlockSparseTop2MLP",
+    "MixtralBLockSparseTop2MLP",  # as transformers spelled it before 4.38
+    "OlmoeMLP",
+)
+"""Classes of torch and transformers that compute what MoE does."""
 SHOWN_NAMES = 12
 
 
@@ -70,12 +69,16 @@ class SparseBlock:
 
 
 def read_sparse_block(block: Any) -> SparseBlock:
-    """The weights of a Qwen3-MoE or Mixtral block, or a similar one.
+    """The weights of a Qwen3-MoE, Mixtral or OLMoE block of transformers.
 
     Fused weights are referred to; those of a list of experts are stacked, a copy. A
     block that does not say whether it normalises, as Mixtral's, does. Raises
-    ArgumentError for blocks where something is missing, and for those that compute
-    what MoE does not: biases, shared experts, other activations than SiLU."""
+    ArgumentError where a part has another class or a forward of its own (an adapter, a
+    quantised layer, a hook), since it may compute something else, and for biases and
+    other activations than SiLU."""
+    if not _is_plain(block, BLOCKS):
+        wanted = f"a {', '.join(BLOCKS)} of transformers"
+        raise _refusal(wanted, f"block: {_describe(block)}")
     gate, experts = getattr(block, "gate", None), getattr(block, "experts", None)
     top_k = _first((block, gate), "top_k", "num_experts_per_tok")
     router = getattr(gate, "weight", None)
@@ -85,10 +88,10 @@ def read_sparse_block(block: Any) -> SparseBlock:
         parts = [("block", block), ("gate", gate), ("experts", experts)]
         parts += [("experts[0]", first)] if weights is None and first else []
         raise _refusal(LOOKED_FOR, "; ".join(f"{n}: {_describe(p)}" for n, p in parts))
-    unsupported = list(_unsupported(block, gate, experts))
+    unsupported = list(_unsupported(gate, experts))
     if unsupported:
-        wanted = "softmax routing, SiLU, weights [out, in], no bias, no shared expert"
-        raise _refusal(wanted, ", ".join(unsupported))
+        wanted = "the classes of transformers, no hooks, no bias, SiLU"
+        raise _refusal(wanted, ", ".join(unsupported[:SHOWN_NAMES]))
     normalize = _first((block, gate), "norm_topk_prob")
     return SparseBlock(
         _detached(router), *weights, top_k, True if normalize is None else normalize
@@ -127,21 +130,38 @@ def _stack(weights: Sequence[Any]) -> Any:
     return library.stack(plain)
 
 
-def _unsupported(block: Any, gate: Any, experts: Any) -> Iterator[str]:
-    """Attributes of the block that MoE does not support."""
-    first = _first_expert(experts)
-    linears = {n: getattr(first, n, None) for names in LINEARS for n in names}
-    parts = {"block": block, "gate": gate, "experts": experts, "experts[0]": first}
-    parts |= {f"experts[0].{name}": linear for name, linear in linears.items()}
-    for part, holder in parts.items():
-        for name, plain in PLAIN.items():
-            value = getattr(holder, name, None)
-            if value is not None and value is not plain:
-                yield f"{part}.{name}"
-        activation = getattr(holder, "act_fn", None)
+def _unsupported(gate: Any, experts: Any) -> Iterator[str]:
+    """Parts of the block that may compute what MoE does not."""
+    parts: list[tuple[str, Any, Sequence[str]]]
+    parts = [("gate", gate, GATES), ("experts", experts, EXPERTS)]
+    for number in range(_length(experts)):
+        name, expert = f"experts[{number}]", experts[number]
+        parts.append((name, expert, EXPERT))
+        linears = [n for names in LINEARS for n in names if hasattr(expert, n)]
+        parts += [(f"{name}.{n}", getattr(expert, n), ("Linear",)) for n in linears]
+    for name, part, classes in parts:
+        if not _is_plain(part, classes):
+            yield f"{name}: {_describe(part)}"
+        if getattr(part, "bias", None) is not None:
+            yield f"{name}.bias"
+        activation = getattr(part, "act_fn", None)
         known = getattr(activation, "__name__", type(activation).__name__).lower()
-        if activation is not None and "silu" not in known and "swish" not in known:
-            yield f"{part}.act_fn {known}"
+        if activation is not None and not known.startswith(("silu", "swish")):
+            yield f"{name}.act_fn {known}"
+
+
+def _is_plain(part: Any, classes: Sequence[str]) -> bool:
+    """Whether `part` runs the forward of one of these classes, and nothing else."""
+    own = getattr(part, "__dict__", {})
+    hooks = ("forward", "_forward_hooks", "_forward_pre_hooks")
+    if any(own.get(name) for name in hooks):
+        return False
+    for base in type(part).__mro__:
+        if base.__name__ in classes:
+            return base.__module__.partition(".")[0] in ("torch", "transformers")
+        if "forward" in vars(base):
+            return False
+    return False
 
 
 def _detached(tensor: Any) -> Any:
@@ -180,6 +200,6 @@ def _refusal(wanted: str, got: str) -> ArgumentError:
         where="MoE.from_torch",
         wanted=wanted,
         got=got,
-        fix="pass the sparse block of a Qwen3-MoE or Mixtral layer, or make MoE of the "
-        "weights themselves",
+        fix="pass the sparse block of a Qwen3-MoE, Mixtral or OLMoE layer, or, if it "
+        "computes the same, make MoE of the weights themselves",
     )

@@ -29,22 +29,39 @@ class SiLU:
     """Named as in torch."""
 
 
+def part(kind: str, base: type = Part, **attributes: Any) -> Any:
+    """An object whose class has this name, in torch or transformers."""
+    library = "torch.nn" if kind in ("Linear", "ModuleList") else "transformers.models"
+    made = type(kind, (base,), {"__module__": library, "forward": None})()
+    vars(made).update(attributes)
+    return made
+
+
+class List(list[Any]):
+    """A list with attributes, as torch's ModuleList."""
+
+
 def fused(weights: Weights, **options: Any) -> Any:
     """As transformers 5: the router has the parameters of routing."""
     router, gate_up, down = weights
-    experts = Part(gate_up_proj=gate_up, down_proj=down, act_fn=SiLU())
-    return Part(gate=Part(weight=router, top_k=TOP_K, **options), experts=experts)
+    experts = part(
+        "Qwen3MoeExperts", gate_up_proj=gate_up, down_proj=down, act_fn=SiLU()
+    )
+    gate = part("Qwen3MoeTopKRouter", weight=router, top_k=TOP_K, **options)
+    return part("Qwen3MoeSparseMoeBlock", gate=gate, experts=experts)
 
 
 def listed(weights: Weights, names: tuple[str, ...], **options: Any) -> Any:
     """As transformers 4: a list of experts, each with linear layers."""
     router, gate_up, down = weights
     halves = [np.split(one, 2) for one in gate_up]
-    experts = [
-        Part(**{n: Part(weight=w) for n, w in zip(names, (*half, one), strict=True)})
-        for half, one in zip(halves, down, strict=True)
-    ]
-    return Part(gate=Part(weight=router), experts=experts, **options)
+    experts = part("ModuleList", List)
+    for half, one in zip(halves, down, strict=True):
+        weights = zip(names, (*half, one), strict=True)
+        linears = {name: part("Linear", weight=w) for name, w in weights}
+        experts.append(part("Qwen3MoeMLP", act_fn=SiLU(), **linears))
+    gate = part("Linear", weight=router, bias=None)
+    return part("MixtralSparseMoeBlock", gate=gate, experts=experts, **options)
 
 
 def qwen3(weights: Weights) -> Any:
@@ -168,17 +185,27 @@ def refused(block: Any) -> ArgumentError:
 
 
 def test_what_was_looked_for_and_found_is_said():
+    error = refused(part("MixtralSparseMoeBlock", w1=Part()))
+    assert error.wanted.startswith("gate.weight [E, H]; experts.gate_up_proj")
+    assert "block: MixtralSparseMoeBlock with w1" in error.got
+    assert "gate: none; experts: none" in error.got
+
+
+def test_blocks_of_other_classes_are_refused(weights):
     mlp = Part(gate_proj=Part(), up_proj=Part(), down_proj=Part())
     error = refused(mlp)
-    assert error.wanted.startswith("gate.weight [E, H]; experts.gate_up_proj")
-    assert "block: SimpleNamespace with down_proj, gate_proj, up_proj" in error.got
-    assert "gate: none; experts: none" in error.got
+    assert error.wanted.startswith("a Qwen3MoeSparseMoeBlock, Mixtral")
+    assert error.got == "block: SimpleNamespace with down_proj, gate_proj, up_proj"
+    own = type("Routed", (type(fused(weights)),), {"forward": None})
+    assert refused(own(**vars(fused(weights)))).got.startswith("block: Routed with")
 
 
 def test_experts_with_other_names_are_shown(weights):
     block = listed(weights, ("linear", "linear_v", "linear_1"), top_k=2)
     error = refused(block)
-    assert "experts[0]: SimpleNamespace with linear, linear_1, linear_v" in error.got
+    assert (
+        "experts[0]: Qwen3MoeMLP with act_fn, linear, linear_1, linear_v" in error.got
+    )
 
 
 def test_a_block_that_does_not_say_top_k_is_refused(weights):
@@ -193,30 +220,38 @@ def test_experts_of_two_shapes_are_refused(weights):
     assert (error.wanted, error.got) == ("experts of one shape", "[40, 24], [40, 32]")
 
 
-ODD = {
-    "block.shared_expert": lambda b: setattr(b, "shared_expert", Part()),
-    "gate.bias": lambda b: setattr(b.gate, "bias", np.zeros(8)),
-    "gate.e_score_correction_bias": lambda b: setattr(
-        b.gate, "e_score_correction_bias", np.zeros(8)
-    ),
-    "experts.is_transposed": lambda b: setattr(b.experts, "is_transposed", True),
-    "experts.act_fn gelu": lambda b: setattr(
-        b.experts, "act_fn", type("GELU", (), {})()
-    ),
-}
-
-
-@pytest.mark.parametrize("what", ODD)
-def test_what_the_layer_does_not_compute_is_refused(what, weights):
+def test_a_bias_of_the_router_is_refused(weights):
     block = fused(weights)
-    ODD[what](block)
-    assert refused(block).got == what
+    block.gate.bias = np.zeros(8)
+    assert refused(block).got == "gate.bias"
 
 
-def test_biases_of_single_experts_are_refused(weights):
+@pytest.mark.parametrize("activation", ["GELU", "ClippedSiLU"])
+def test_other_activations_are_refused(activation, weights):
+    block = fused(weights)
+    block.experts.act_fn = part(activation)
+    assert refused(block).got == f"experts.act_fn {activation.lower()}"
+
+
+@pytest.mark.parametrize(
+    ("change", "got"),
+    [
+        ({"bias": np.zeros(INNER)}, "experts[3].up_proj.bias"),
+        ({"forward": print}, "experts[3].up_proj: Linear with forward, weight"),
+        ({"_forward_hooks": {0: print}}, "experts[3].up_proj: Linear with weight"),
+    ],
+)
+def test_a_linear_that_may_compute_more_is_refused(change, got, weights):
     block = qwen3(weights)
-    block.experts[0].up_proj.bias = np.zeros(INNER)
-    assert refused(block).got == "experts[0].up_proj.bias"
+    vars(block.experts[3].up_proj).update(change)
+    assert refused(block).got == got
+
+
+def test_a_linear_of_another_class_is_refused(weights):
+    block = qwen3(weights)
+    block.experts[3].up_proj = Part(weight=block.experts[3].up_proj.weight)
+    got = "experts[3].up_proj: SimpleNamespace with weight"
+    assert refused(block).got == got
 
 
 @pytest.mark.mpi
