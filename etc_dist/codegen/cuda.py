@@ -160,13 +160,14 @@ def _check_roles(plan: Plan) -> None:
     if far := [
         f"{c.name} writes {region}"
         for c in calls
-        for region in c.writes
-        if region.rank not in (None, RANK) and FORWARD not in c.function.roles
+        for n, region in enumerate(c.writes, len(c.reads))
+        if region.rank not in (None, RANK) and not _reaches_peers(c, n)
     ]:
         raise CodegenError(
             f"graph {graph.name} has a GEMM that writes to a peer's memory",
             where=f"plan {graph.name}",
-            wanted="results on the own rank, except of functions that forward them",
+            wanted="results on the own rank, except of functions that forward them, "
+            "and copies of a result on other ranks",
             got="; ".join(far),
             fix="write to the own rank, and send the result by another call",
         )
@@ -187,6 +188,13 @@ def _check_roles(plan: Plan) -> None:
             got=f"{buffer}",
             fix="use less, or smaller tiles",
         )
+
+
+def _reaches_peers(call: Call, n: int) -> bool:
+    """Whether the CUDA half of a function with roles may write operand n to a peer."""
+    tile = call.function.tile
+    mirrors = n in tile and tile[n].mirrors is not None
+    return mirrors or FORWARD in call.function.roles
 
 
 def _constants(plan: Plan, calls: Sequence[Call], trace: bool) -> dict[str, int]:

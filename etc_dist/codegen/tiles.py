@@ -11,7 +11,7 @@ from math import lcm
 
 from etc_dist.codegen.ranges import alternatives, is_multiple
 from etc_dist.errors import CodegenError
-from etc_dist.ir.call import Call
+from etc_dist.ir.call import RANK, Call
 from etc_dist.ir.expr import Const, Expr, op, substitute
 from etc_dist.ir.graph import GraphFunction
 from etc_dist.ir.interval import interval
@@ -116,6 +116,8 @@ def _faults(
         yield "rows that are not provably contiguous"
     if operand.like is not None:
         yield from _unlike(operand.like, n, regions, axes)
+    if operand.mirrors is not None:
+        yield from _elsewhere(regions[operand.mirrors], regions[n])
     if operand.extents is None:
         return
     front = len(axes[n]) - len(operand.extents)
@@ -152,6 +154,15 @@ def _unlike(
         yield (
             f"[{', '.join(own_sizes)}], where operand {like} is [{', '.join(sizes)}]"
         )
+
+
+def _elsewhere(first: Region, other: Region) -> Iterator[str]:
+    """The faults of a region that is to be the place of `first` on another rank."""
+    same = (first.tensor.name, first.start, first.size)
+    if (other.tensor.name, other.start, other.size) != same:
+        yield f"{other}, where the other is {first}"
+    if first.tensor.kind != "symmetric" or other.rank in (None, RANK):
+        yield f"{other}, which is on the own rank"
 
 
 def _extent_faults(wanted: Extent, axis: Axis, names: dict[str, Expr]) -> Iterator[str]:

@@ -9,7 +9,7 @@ a row.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import numpy as np
 from etc_dist.errors import GraphError, expect_type
 from etc_dist.functions.matmul import silu
 from etc_dist.ir import DeviceFunction, Extent, Operand, device_function
+from etc_dist.ir.function import TENSOR
 
 PER_ELEMENT, PER_COLUMN, PER_ROW = "per element", "per column", "per row"
 READS = (PER_ELEMENT, PER_COLUMN, PER_ROW)
@@ -36,6 +37,8 @@ class Epilogue:
     writes: tuple[str, ...]
     gated: bool
     dtype: str | None
+    mirrors: bool = False
+    """Whether further writes are y in the memory of peers."""
 
     @property
     def weights(self) -> int:
@@ -56,6 +59,9 @@ class Epilogue:
         }
         y = Operand((rows, columns), self.dtype or y_dtype, leading=True)
         writes = {**reads, PER_ROW: Operand((None, rows), leading=True)}
+        if self.mirrors:
+            place = 1 + self.weights + len(self.reads)  # that of y
+            writes[PER_ELEMENT] = replace(y, mirrors=place)
         return [reads[k] for k in self.reads], [y, *(writes[k] for k in self.writes)]
 
     def __str__(self) -> str:
@@ -134,6 +140,25 @@ def _check(made: Epilogue) -> None:
 @epilogue(source="epilogues/store.cuh")
 def store(sums: Any, y: Any) -> None:
     y[...] = sums.astype(y.dtype)
+
+
+def store_on_ranks(count: int) -> Epilogue:
+    """As `store`, into this rank's memory and that of `count` - 1 peers: y is a region
+    of a symmetric tensor, the further writes are the same one on each peer."""
+
+    def body(sums: Any, *ys: Any) -> None:
+        for y in ys:
+            y[...] = sums.astype(y.dtype)
+
+    half = DeviceFunction(
+        name="store_on_ranks",
+        body=body,
+        source="epilogues/store_on_ranks.cuh",
+        lane=TENSOR,
+        reads=1,
+        writes=count,
+    )
+    return Epilogue(half, (), (PER_ELEMENT,) * (count - 1), False, None, mirrors=True)
 
 
 @epilogue(source="epilogues/partial.cuh", dtype="float32")

@@ -69,6 +69,8 @@ class Operand:
     layout: a name for the order of the elements in memory; empty: row-major. All calls
     that access the tensor must declare the same.
     apart: no region that the task writes shares memory with this one.
+    mirrors: the operand, by position, of whose region this one is the same place in the
+    memory of another rank.
     """
 
     size: Sequence[Extent | int | str | None] | None = None
@@ -78,6 +80,7 @@ class Operand:
     like: int | None = None
     layout: str = ""
     apart: bool = False
+    mirrors: int | None = None
 
     def __post_init__(self) -> None:
         dtypes = (self.dtype,) if isinstance(self.dtype, str) else tuple(self.dtype)
@@ -111,6 +114,8 @@ class Operand:
             terms.append(f"the dtype and sizes of operand {self.like}")
         terms += [f"in the layout of {self.layout}"] * bool(self.layout)
         terms += ["apart from what the task writes"] * self.apart
+        if self.mirrors is not None:
+            terms.append(f"the place of operand {self.mirrors} on another rank")
         return ", ".join(terms) or "any region"
 
 

@@ -32,7 +32,7 @@ namespace etc {
 
 struct Epilogue {
   // Whether nothing is left to do but combine(), and to round to the elements of x: then the sums
-  // are rounded before they are rearranged into rows.
+  // are rounded before they are rearranged into rows. Further results are y in a peer's memory.
   static constexpr bool kOnlyRounds = false;
   static constexpr float kIdentity = 0;
 

@@ -35,7 +35,7 @@ struct RowsTile {
     }
     lost = ptx::named_barrier_any<128>(2 + wg, lost);
     if constexpr (Epilogue::kOnlyRounds) {
-      if (!lost) store(words, d, wg);
+      if (!lost) store(run, words, d, wg);
     } else {
       if (!lost) apply(run, words, d, wg);
     }
@@ -81,11 +81,13 @@ struct RowsTile {
   }
 
   // A warp's 16 rows of y, 64 columns at a time, through its own part of the buffer.
-  ETC_DEVICE void store(u32 place, const float (&d)[kColumns / 2], u32 wg) const {
+  template <class Program>
+  ETC_DEVICE void store(
+      const Run<Program>& run, u32 place, const float (&d)[kColumns / 2], u32 wg) const {
     const u32 thread = ptx::thread() & 127, lane = thread & 31, warp = thread >> 5;
     const u32 out = buffer + wg * kHalfBuffer + warp * 2048, in_row = lane & 15;
     const u32 first = wg * 64 + warp * 16, unit = lane % 8;
-    const TilePlace to = TilePlace::read(place);
+    const auto to = Epilogue::Place::read(place);
 #pragma unroll
     for (u32 g = 0; g < kEights; g += 8) {
       if (g * 8 >= u32(to.columns)) break;
@@ -101,8 +103,8 @@ struct RowsTile {
       for (u32 i = 0; i < 4; ++i) {
         const u32 row = i * 4 + lane / 8;
         if (first + row < u32(to.rows) && column < u32(to.columns) && g + unit < kEights) {
-          ptx::store16(
-              to.at + u64(first + row) * to.row_bytes + column * 2,
+          to.store(
+              run, u64(first + row) * to.row_bytes + column * 2,
               ptx::load_shared16(out + row * 128 + ((unit ^ (row & 7)) << 4)));
         }
       }

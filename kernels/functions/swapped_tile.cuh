@@ -119,7 +119,7 @@ struct SwappedTile {
       const Run<Program>& run, u32 words, const float (&d)[kRows / 2], u32 wg, u32 first,
       u32 end) const {
     if constexpr (Epilogue::kOnlyRounds) {
-      store(words, d, wg, first, end);
+      store(run, words, d, wg, first, end);
     } else {
       apply(run, words, d, wg, first, end);
     }
@@ -164,8 +164,10 @@ struct SwappedTile {
 
   // A warpgroup's columns of y and eights of rows [first, end), transposed in shared memory into
   // rows of 128 bytes.
+  template <class Program>
   ETC_DEVICE void store(
-      u32 place, const float (&d)[kRows / 2], u32 wg, u32 first, u32 end) const {
+      const Run<Program>& run, u32 place, const float (&d)[kRows / 2], u32 wg, u32 first,
+      u32 end) const {
     const u32 thread = ptx::thread() & 127, lane = thread & 31, warp = thread >> 5;
     const u32 out = buffer + wg * kHalfBuffer;
     const u32 matrix = warp * 2 + (lane >> 3 & 1), in_row = lane & 7;
@@ -177,15 +179,15 @@ struct SwappedTile {
           pack<kIsHalf>(d[4 * j + 2], d[4 * j + 3]));
     }
     ptx::named_barrier<128>(2 + wg);
-    const TilePlace to = TilePlace::read(place);
+    const auto to = Epilogue::Place::read(place);
     const u32 unit = thread % 8, column = wg * kColumns + unit * 8;
 #pragma unroll
     for (u32 i = 0; i < (kRows + 15) / 16; ++i) {
       const u32 row = i * 16 + thread / 8;
       const bool is_row = row >= first * 8 && row < minimum(end * 8, u32(to.rows));
       if (is_row && has_unit(unit) && column < u32(to.columns)) {
-        ptx::store16(
-            to.at + u64(row) * to.row_bytes + column * 2,
+        to.store(
+            run, u64(row) * to.row_bytes + column * 2,
             ptx::load_shared16(out + row * 128 + ((unit ^ (row & 7)) << 4)));
       }
     }

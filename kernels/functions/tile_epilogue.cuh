@@ -7,9 +7,11 @@
 namespace etc {
 
 // For the calls whose epilogue only rounds, all of one Compute: a gated one is swiglu.
+template <bool kHasPeers>
 struct RoundedTile {
   static constexpr bool kOnlyRounds = true, kIsGated = false;
-  static constexpr u32 kWords = TilePlace::kWords;
+  using Place = TilePlace<kHasPeers>;
+  static constexpr u32 kWords = Place::kWords;
 
   ETC_DEVICE static float combine(float gate, float up) { return swiglu<void>::combine(gate, up); }
 };
@@ -52,7 +54,7 @@ struct EpilogueOf {
 };
 template <class Call>
 struct EpilogueOf<Call, true> {
-  using Type = RoundedTile;
+  using Type = RoundedTile<(Call::kWorld > 1)>;
 };
 
 // Sums on their way from the accumulators to rows: the shared address of half an eight, within rows

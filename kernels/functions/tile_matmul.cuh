@@ -85,6 +85,7 @@ struct tile_matmul : Roles {
   using Epilogue = typename EpilogueOf<Call>::Type;
   static constexpr u32 kDataWords = Epilogue::kWords;
   static constexpr u32 kVariant = Call::kGated;
+  static constexpr bool kWritesPeers = Epilogue::kOnlyRounds && Call::kWrites > 1;
   static constexpr bool kMulticast = Compute::kMulticast;
   template <class Program>
   ETC_DEVICE static bool multicasts(const Run<Program>& run) {
@@ -126,7 +127,9 @@ struct tile_matmul : Roles {
     const i32 rows = minimum(maximum(y.size[0] - row, 0), i32(shape.rows));
     const i32 columns = minimum(maximum(y.size[1] - column, 0), wide);
     if constexpr (Epilogue::kOnlyRounds) {
-      TilePlace{u64(y.at(row, column)), u32(y.stride[0]) * 2, rows, columns}.write(words);
+      const u64 at = u64(y.at(row, column));
+      const u32 row_bytes = u32(y.stride[0]) * 2;
+      typename Epilogue::Place{at, row_bytes, rows, columns, peers(run, c)}.write(words);
     } else {
       Epilogue::write({row, column, rows, columns}, c, words);
     }
@@ -174,6 +177,17 @@ struct tile_matmul : Roles {
   }
 
  private:
+  // The ranks that get a copy of y.
+  template <int n = 1, class Program>
+  ETC_DEVICE static u32 peers(const Run<Program>& run, const typename Call::Coord& c) {
+    if constexpr (n == Call::kWrites) {
+      return 0;
+    } else {
+      const i32 rank = Call::template operand<Call::kReads + n>(run.g, c).rank;
+      return 1u << rank | peers<n + 1>(run, c);
+    }
+  }
+
   template <class Program>
   ETC_DEVICE static TileShape shape_of(const Run<Program>& run) {
     return TileShape::of(u32(Call::number_packed_tile(run.g)));

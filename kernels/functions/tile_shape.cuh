@@ -33,20 +33,40 @@ struct TilePart {
   i32 row, column, rows, columns;
 };
 
-// Where that part lies in y: the words of a work item.
+// Where that part lies in y, and the peers that get a copy at the same place: the words of a work
+// item.
+template <bool kHasPeers>
 struct TilePlace {
-  static constexpr int kWords = 4;
+  static constexpr int kWords = kHasPeers ? 5 : 4;
   u64 at;
   u32 row_bytes;
   i32 rows, columns;  // clipped at the edges of y
+  u32 peers;          // a bit for each
 
   ETC_DEVICE void write(u32 (&words)[kWords]) const {
     words[0] = u32(at), words[1] = u32(at >> 32), words[2] = row_bytes;
     words[3] = u32(rows) | u32(columns) << 16;
+    if constexpr (kHasPeers) words[4] = peers;
   }
   ETC_DEVICE static TilePlace read(u32 shared) {
     const uint4 v = ptx::load_shared16(shared);
-    return {u64(v.x) | u64(v.y) << 32, v.z, i32(v.w & 0xffffu), i32(v.w >> 16)};
+    const u32 peers = kHasPeers ? ptx::load_shared(shared + 16) : 0;
+    return {u64(v.x) | u64(v.y) << 32, v.z, i32(v.w & 0xffffu), i32(v.w >> 16), peers};
+  }
+
+  // Stores 16 bytes, `offset` bytes after the part's first ones.
+  template <class Program>
+  ETC_DEVICE void store(const Run<Program>& run, u64 offset, uint4 v) const {
+    ptx::store16(at + offset, v);
+    if constexpr (kHasPeers) {
+      // The next rank first, so that each receives from one at a time.
+#pragma unroll 1
+      for (i32 n = 1; n < Program::kWorld; ++n) {
+        const i32 rank = run.g.rank + n < Program::kWorld ? run.g.rank + n
+                                                          : run.g.rank + n - Program::kWorld;
+        if (peers >> rank & 1) ptx::store16(at + offset - run.self() + run.g.peer[rank], v);
+      }
+    }
   }
 };
 

@@ -40,6 +40,8 @@
 //   sends(run)   whether they write to one another's shared memory in any way in this launch, or
 //                may: then they end together (after an abort, one may still write when the other
 //                ends)
+//   kWritesPeers the compute threads write to peers: the loading thread then waits until these have
+//                started
 //   prefetch_maps(run)  one thread, at the start of a launch: fetches the tensor maps of the loads
 //   kDataWords   words of the WorkItem that `void data(run, c, size, u32 (&words)[kDataWords])`,
 //                on the loading thread, fills for the compute threads
@@ -93,7 +95,7 @@ struct Work {
 
 struct Roles {
   static constexpr u32 kVariant = 0, kDataWords = 0, kUniformStageBytes = 0;
-  static constexpr bool kMulticast = false;
+  static constexpr bool kMulticast = false, kWritesPeers = false;
   template <class Program>
   ETC_DEVICE static bool multicasts(const Run<Program>&) {
     return true;

@@ -147,16 +147,21 @@ ETC_DEVICE bool is_idle(const Args& g, const typename Call::Coord& c) {
 
 // Before a task's first access to the memory or the events of other ranks.
 template <class Program, class Call>
-ETC_DEVICE bool wait_peers(
-    const Run<Program>& run, const typename Call::Coord& c, Waiter who, u32& entered) {
+ETC_DEVICE bool wait_starts(
+    const Run<Program>& run, const typename Call::Coord& c, Waiter& who, u32& entered) {
 #pragma unroll
   for (int n = 0; n < Call::kPeers; ++n) {
-    if (!wait_peer_start(run, Call::peer(run.g, c, n), entered, who)) {
-      report(run, who);
-      return false;
-    }
+    if (!wait_peer_start(run, Call::peer(run.g, c, n), entered, who)) return false;
   }
   return true;
+}
+// The same, which reports the wait that failed.
+template <class Program, class Call>
+ETC_DEVICE bool wait_peers(
+    const Run<Program>& run, const typename Call::Coord& c, Waiter who, u32& entered) {
+  if (wait_starts<Program, Call>(run, c, who, entered)) return true;
+  report(run, who);
+  return false;
 }
 
 template <class Program, class Call>

@@ -96,7 +96,7 @@ class TensorLane {
 
   // The producer thread. Whether it ran to its end; false, too, if the run is skipped.
   ETC_DEVICE bool lead() const {
-    u32 published = 0;
+    u32 published = 0, entered = 0;
     StageLoader<Program> stages(base_);
     WaitCache seen;
     const Admission admission(base_);
@@ -132,6 +132,10 @@ class TensorLane {
         }
         if (!going) return;
         if constexpr (has_role<Call>(kLoadRole)) {
+          if constexpr (FunctionOf<Call>::kWritesPeers) {
+            going = wait_starts<Program, Call>(run_, c, who, entered);
+            if (!going) return;
+          }
           if (Call::kWaits > 0 && (Program::kDynamic || seen.is_unfenced)) {
             // Orders other threads' writes before the bulk copies of this task.
             ptx::fence_proxy_async_global();

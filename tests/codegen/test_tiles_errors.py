@@ -12,6 +12,7 @@ from etc_dist.functions.matmul import matmul_send, matmul_store
 from etc_dist.functions.push_rows import push_rows
 from etc_dist.functions.sum_ranks import sum_ranks
 from etc_dist.functions.sum_slots import sum_slots
+from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir import (
     DeviceFunction,
     Extent,
@@ -28,6 +29,7 @@ from etc_dist.layers.mlp import mlp_graph
 from etc_dist.layers.moe_graph import moe_graph
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
 from etc_dist.schedule import schedule_static
+from tests.functions.summed import summed
 
 
 def source_of(graph: Any) -> str:
@@ -229,3 +231,8 @@ def test_all_calls_order_the_elements_of_a_tensor_alike(graph):
     error = refused(graph(2))
     assert "tensor slots has another layout" in error.what
     assert "row-major" in str(error) and "the layout of matmul_send" in str(error)
+
+
+def test_a_copy_at_another_place_of_a_peer_is_refused():
+    error = refused(summed(3, shapes=[TileShape(128, 128)], shift=1))
+    assert "the place of operand 2 on another rank" in error.wanted

@@ -22,6 +22,7 @@ from tests.functions.epilogues import (
     gated_sums,
     inputs_of,
 )
+from tests.functions.summed import summed, summed_given
 
 FEW = (
     TileShape(64, 64, "k", swapped=True),
@@ -87,6 +88,21 @@ def test_arrays_may_be_matrices_of_stacks(shape, folder):
     for name, array in expected.items():
         wanted, got = (a.astype(np.float32) for a in (array, found[name]))
         np.testing.assert_allclose(got, wanted, rtol=0.01, atol=0.01)
+
+
+@pytest.mark.parametrize(("ranks", "schedule"), [(3, "static"), (2, "dynamic")])
+def test_a_tile_is_stored_on_all_ranks(ranks, schedule, folder):
+    graph = summed(ranks, shapes=FEW)
+    emulator = Emulator(graph, schedule=schedule, workers=2, folder=folder)
+    inputs, answers = summed_given(ranks, 20, 136, 72)
+    for shape in range(len(FEW)):
+        dims = {"m": 20, "n": 136, "k": 72, "shape": shape}
+        expected = simulate(emulator.plan, inputs, dims).outputs
+        found = emulator.run(inputs, dims, seed=shape, runs=2)
+        for rank in range(ranks):
+            answers[rank].check(expected[rank]["y"], "bfloat16")
+            answers[rank].check(found[rank]["y"], "bfloat16")
+            np.testing.assert_array_equal(found[rank]["y"], found[0]["y"])
 
 
 @pytest.mark.parametrize("shape", [TileShape(64, 256, swapped=True), SHAPES[-1]])
