@@ -1,16 +1,55 @@
-// RMSNorm of a row.
+// RMSNorm of a row, or of the sum of a residual and what an `Added` computes.
 #pragma once
 #include "ptx/warp.cuh"
 #include "worker/task.cuh"
 
 namespace etc {
 
-// kAdds: of the sum of x and a residual, which is stored, too.
-template <class Task, bool kAdds>
+// The vectors of a row that a thread has at once: eight columns each, `kStep` apart.
+template <class Task>
+struct RowVectors {
+  static constexpr i32 kAtOnce = 4;
+  static constexpr i32 kStep = Task::threads * 8;
+  using Sums = Sum8<Task::kIsHalf>[kAtOnce];
+
+  // Of the row at `from`, from `column` on; zeros after its end.
+  ETC_DEVICE static void fetch(u64 from, i32 column, i32 columns, uint4 (&v)[kAtOnce]) {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const i32 at = column + i * kStep;
+      v[i] = ptx::load16_l2_if(at < columns, from + at * 2);
+    }
+  }
+};
+
+// Adds nothing: the norm is that of x.
+struct NothingAdded {
+  template <class Task>
+  ETC_DEVICE explicit NothingAdded(const Task&) {}
+};
+
+// Adds x.
+template <class Task>
+struct AddedRow {
+  using Vectors = RowVectors<Task>;
+  u64 x;
+
+  ETC_DEVICE explicit AddedRow(const Task& task) : x(u64(task.template operand<0>().at())) {}
+  ETC_DEVICE void add(i32 column, i32 columns, typename Vectors::Sums& sums) const {
+    uint4 v[Vectors::kAtOnce];
+    Vectors::fetch(x, column, columns, v);
+#pragma unroll
+    for (int i = 0; i < Vectors::kAtOnce; ++i) sums[i].add(v[i]);
+  }
+};
+
+// The last reads are the residual, unless nothing is added, and the gain. The sum is stored, too.
+template <class Task, class Added>
 struct NormalizedRow {
+  using Vectors = RowVectors<Task>;
+  static constexpr bool kAdds = !kIsSame<Added, NothingAdded>;
   static constexpr i32 kWarps = Task::threads / 32;
-  static constexpr i32 kAtOnce = 4;                // vectors of each operand in flight a thread
-  static constexpr i32 kStep = Task::threads * 8;  // columns of one vector a thread
+  static constexpr i32 kAtOnce = Vectors::kAtOnce, kStep = Vectors::kStep;
   static constexpr i32 kChunk = kAtOnce * kStep;   // columns that stay in registers
 
   // NOTE: one row, since a loop over rows needs registers for addresses.
@@ -52,47 +91,42 @@ struct NormalizedRow {
   }
 
  private:
-  // The addresses of one row's operands.
+  // The addresses of one row's operands. `sum`: what the norm is of.
   struct Row {
-    u64 x, residual, gain, sum, y;
+    static constexpr i32 kReads = Task::kReads;
+    u64 residual, gain, sum, y;
     i32 columns;
+    Added added;
 
-    ETC_DEVICE explicit Row(const Task& task) {
-      x = residual = sum = u64(task.template operand<0>().at());
-      gain = u64(task.template operand<kAdds ? 2 : 1>().at());
-      y = u64(task.template operand<kAdds ? 4 : 2>().at());
-      if constexpr (kAdds) {
-        residual = u64(task.template operand<1>().at());
-        sum = u64(task.template operand<3>().at());
-      }
-      const auto tile = task.template operand<0>();
+    ETC_DEVICE explicit Row(const Task& task) : added(task) {
+      const auto tile = task.template operand<kReads>();
       columns = tile.size[decltype(tile)::kRank - 1];
+      gain = u64(task.template operand<kReads - 1>().at());
+      y = u64(task.template operand<kReads + kAdds>().at());
+      sum = u64(task.template operand<kAdds ? kReads : 0>().at());
+      if constexpr (kAdds) residual = u64(task.template operand<kReads - 2>().at());
     }
-    // The elements of which the norm is: x, or the stored sums.
     ETC_DEVICE void fetch_sums(i32 column, uint4 (&v)[kAtOnce]) const {
-      fetch(x, column, columns, v);
       if constexpr (kAdds) {
         uint4 other[kAtOnce];
         fetch(residual, column, columns, other);
+        typename Vectors::Sums total = {};
+        added.add(column, columns, total);
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
-          Sum8<Task::kIsHalf> total;
-          total.add(v[i]);
-          total.add(other[i]);
-          v[i] = total.rounded();
+          total[i].add(other[i]);
+          v[i] = total[i].rounded();
           const i32 at = column + i * kStep;
           if (at < columns) ptx::store16(sum + at * 2, v[i]);
         }
+      } else {
+        fetch(sum, column, columns, v);
       }
     }
   };
 
   ETC_DEVICE static void fetch(u64 from, i32 column, i32 columns, uint4 (&v)[kAtOnce]) {
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const i32 at = column + i * kStep;
-      v[i] = ptx::load16_l2_if(at < columns, from + at * 2);
-    }
+    Vectors::fetch(from, column, columns, v);
   }
   ETC_DEVICE static float squares_of(uint4 v) {
     const u32 word[4] = {v.x, v.y, v.z, v.w};
@@ -117,9 +151,9 @@ struct NormalizedRow {
 };
 
 template <class Task>
-struct rms_norm : NormalizedRow<Task, false> {};
+struct rms_norm : NormalizedRow<Task, NothingAdded> {};
 
 template <class Task>
-struct add_rms_norm : NormalizedRow<Task, true> {};
+struct add_rms_norm : NormalizedRow<Task, AddedRow<Task>> {};
 
 }  // namespace etc
