@@ -37,12 +37,27 @@ def best_tile(columns: int) -> DeviceFunction:
         tiles, _ = _best(values)
         best[...] = tiles * columns + ids[np.arange(len(ids)), tiles]
 
-    tile = {
+    tile = _of_tiles() | {2: Operand(("rows",), "int32")}
+    return _function("best_tile", body, "float32", tile, columns)
+
+
+def best_on_rank(columns: int) -> DeviceFunction:
+    """values and ids [rows, tiles] of tiles of `columns` -> the largest number of each
+    row, and its column [rows] (int32), to which the dim or named number `first` is
+    added."""
+
+    def body(values: Any, ids: Any, best: Any, best_ids: Any, *, first: int) -> None:
+        tiles, best[...] = _best(values)
+        best_ids[...] = first + tiles * columns + ids[np.arange(len(ids)), tiles]
+
+    return _function("best_on_rank", body, "float32", _of_tiles(), columns)
+
+
+def _of_tiles() -> dict[int, Operand]:
+    return {
         0: Operand(("rows", "tiles"), "float32"),
         1: Operand(("rows", "tiles"), "int32"),
-        2: Operand(("rows",), "int32"),
     }
-    return _function("best_tile", body, "float32", tile, columns)
 
 
 def _best(x: Any) -> tuple[Any, Any]:
@@ -55,14 +70,14 @@ def _best(x: Any) -> tuple[Any, Any]:
 def _function(
     name: str, body: Any, dtype: str, tile: dict[int, Operand], columns: int
 ) -> DeviceFunction:
-    reads = 2 if name == "best_tile" else 1
+    reads = 1 if name == "best_column" else 2
     return DeviceFunction(
         name=name,
         body=body,
         source="functions/best_column.cuh",
         lane=TENSOR,
         reads=reads,
-        writes=3 - reads,
+        writes=1 if name == "best_tile" else 2,
         constants={"kColumns": columns, "kIsHalf": int(dtype == "float16")},
         tile=tile,
     )

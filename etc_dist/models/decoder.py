@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from etc_dist.functions.add_ranks_norm import add_ranks_norm
 from etc_dist.functions.append_kv import PagedCache, append_kv
 from etc_dist.functions.attend import HEADS, attend
 from etc_dist.functions.best_column import best_column, best_tile
@@ -35,6 +36,7 @@ from etc_dist.ir import (
     span,
     tile,
 )
+from etc_dist.models.decoder_ranks import Places, best_of_ranks, buffers_of_sums
 from etc_dist.ops.matmul_policy import SHAPES
 from etc_dist.ops.order import tile_grid
 
@@ -84,7 +86,11 @@ def decoder_graph(
     updated.
 
     Weights have the layer as first axis, norms as `norm` [layers + 1, hidden]: before
-    attention of each layer, and the last one. A single rank."""
+    attention of each layer, and the last one.
+
+    On several ranks heads, inner width and the vocabulary of logits are split: `sizes`,
+    weights, cache and logits are those of a rank, the embedding has all ids, and all
+    ranks get the same next_ids."""
     step = _Step(g, sizes, shapes)
     step.check()
     step.embed()
@@ -92,14 +98,12 @@ def decoder_graph(
         step.multiply("qkv", step.normed, step.qkv, step.ready[layer], layer)
         step.attend(layer)
         attended = step.done["combine"][layer]
-        step.multiply("o", step.attention, step.delta, attended, layer)
-        step.add_norm("mlp_norm", layer, step.done["o"][layer], step.middle[layer])
+        step.multiply("o", step.attention, step.deltas["o"], attended, layer)
+        step.add_norm("mlp_norm", layer, "o", layer, step.middle[layer])
         step.multiply("gate_up", step.normed, step.active, step.middle[layer], layer)
         activated = step.done["gate_up"][layer]
-        step.multiply("down", step.active, step.delta, activated, layer)
-        step.add_norm(
-            "norm", layer + 1, step.done["down"][layer], step.ready[layer + 1]
-        )
+        step.multiply("down", step.active, step.deltas["down"], activated, layer)
+        step.add_norm("norm", layer + 1, "down", layer, step.ready[layer + 1])
     step.pick(best_columns)
 
 
@@ -114,6 +118,9 @@ class _Step:
             "rows layers hidden inner"
         )
         self.vocabulary, self.slices = g.dims("vocabulary slices")
+        self.all_ids = self.vocabulary
+        if g.world_size > 1:
+            self.all_ids = g.let("all_ids", g.world_size * self.vocabulary)
         self.shape = {name: g.dims(f"{name}_shape") for name in MATMULS}
         self.done: dict[str, EventTensor] = {}
         self._add_inputs()
@@ -134,7 +141,7 @@ class _Step:
         self.position = g.input("position", (self.rows,), "int32")
         self.table = g.input("table", (requests, most_pages), "int32")
         self.cos_sin = g.input("cos_sin", (positions, dim), "float32")
-        self.embedding = g.input("embedding", (self.vocabulary, hidden), dtype)
+        self.embedding = g.input("embedding", (self.all_ids, hidden), dtype)
         heads = sizes.heads * dim
         width = heads + 2 * sizes.kv_heads * dim
         self.gains = {
@@ -168,7 +175,7 @@ class _Step:
         # before it.
         self.residual = g.local("residual", (rows, self.hidden), dtype)
         self.normed = g.local("normed", (rows, self.hidden), dtype)
-        self.delta = g.local("delta", (rows, self.hidden), dtype)
+        self.deltas = buffers_of_sums(g, ("o", "down"), (rows, self.hidden), dtype)
         self.qkv = g.local("qkv", (rows, width), dtype)
         self.attention = g.local("attention", (rows, heads), dtype)
         self.active = g.local("active", (rows, self.inner), dtype)
@@ -219,19 +226,20 @@ class _Step:
     def multiply(
         self, name: str, x: Tensor, y: Tensor, wait: EventRef, layer: Expr | None = None
     ) -> None:
-        """y = x @ w.T, and events `name` that are met once it is complete."""
+        """y = x @ w.T, and events `name` that are met once it is complete. If y is
+        symmetric, that of each rank at its place on all."""
         g, dtype = self.g, self.sizes.dtype
         tiles = Tiles(g, name, self.shape[name], self.shapes)
         weights = self.weights[name]
+        to = Places(g, y)
         if len(weights) == 1:
-            function, width = tiles.matmul(dtype), tiles.columns
+            function, width = tiles.matmul(dtype, to.epilogue), tiles.columns
         else:
             function, width = tiles.matmul(dtype, swiglu), tiles.half_columns()
-        shape = self.rows, y.shape[1]
+        shape = self.rows, y.shape[-1]
         of = tile_grid(g, f"{name}_", shape, tiles.rows, width)
         count = 1 if layer is None else self.layers
-        done = g.events(f"{name}_done", (count,), expects=of.down * of.across)
-        self.done[name] = done
+        self.done[name] = to.events(f"{name}_done", count, of.down * of.across)
         of_layer = () if layer is None else (layer,)
         g.call(
             function,
@@ -241,9 +249,9 @@ class _Step:
                 x[of.rows, :],
                 *(w[(*of_layer, of.columns, slice(None))] for w in weights),
             ],
-            writes=[y[of.rows, of.columns]],
+            writes=to.regions(of.rows, of.columns),
             waits=[wait],
-            notifies=[done[0 if layer is None else layer]],
+            notifies=to.elements(self.done[name], 0 if layer is None else layer),
             order=of.order,
             values=tiles.values,
         )
@@ -314,19 +322,23 @@ class _Step:
         )
 
     def add_norm(
-        self, name: str, number: Expr, wait: EventRef, notify: EventRef
+        self, name: str, number: Expr, of: str, layer: Expr, notify: EventRef
     ) -> None:
-        """Adds delta to the residual, and normalizes it by gain `number` of `name`."""
-        g = self.g
+        """Adds the results of matmul `of` to the residual, and normalizes it by gain
+        `number` of `name`."""
+        g, delta = self.g, self.deltas[of]
         (r,) = grid = g.grid(r=self.rows)
         own = span(r, 1), slice(None)
+        is_sum = delta.kind == "symmetric"
+        function = add_ranks_norm if is_sum else add_rms_norm
+        added = delta[:, *own] if is_sum else delta[own]
         g.call(
-            add_rms_norm(self.sizes.dtype, self.sizes.norm_eps),
+            function(self.sizes.dtype, self.sizes.norm_eps),
             grid,
             name=f"add_{name}",
-            reads=[self.delta[own], self.residual[own], self.gains[name][number, :]],
+            reads=[added, self.residual[own], self.gains[name][number, :]],
             writes=[self.residual[own], self.normed[own]],
-            waits=[wait],
+            waits=[self.done[of][layer]],
             notifies=[notify],
         )
 
@@ -347,10 +359,16 @@ class _Step:
             waits=[self.done["head"][0]],
             notifies=[found[0]],
         )
+        wait = found[0]
+        if g.world_size > 1:
+            values, columns, wait = best_of_ranks(
+                g, (values, columns), best_columns, self.vocabulary, wait
+            )
+            best_columns = 0  # the columns are those of the whole vocabulary
         g.call(
             best_tile(best_columns),
             g.grid(one=1),
             reads=[values[:, :], columns[:, :]],
             writes=[self.next_ids[:]],
-            waits=[found[0]],
+            waits=[wait],
         )

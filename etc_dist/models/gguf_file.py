@@ -12,6 +12,7 @@ import numpy as np
 from etc_dist.errors import ArgumentError
 from etc_dist.models.config import ModelConfig, parse_config
 from etc_dist.models.extras import extra_module
+from etc_dist.models.part import WHOLE, Part
 from etc_dist.models.weights import stack_weights
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -89,9 +90,11 @@ class GgufFile:
         known = {key: value for key, value in given.items() if value is not None}
         return parse_config(known, self.path)
 
-    def weights(self, config: ModelConfig, dtype: str) -> dict[str, Any]:
+    def weights(
+        self, config: ModelConfig, dtype: str, part: Part = WHOLE
+    ) -> dict[str, Any]:
         """As `load_weights`."""
-        return stack_weights(self.tensors(config), config, dtype, self.path)
+        return stack_weights(self.tensors(config), config, dtype, self.path, part)
 
     def refused(self, wanted: str, got: str, fix: str) -> ArgumentError:
         return ArgumentError(

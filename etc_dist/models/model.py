@@ -15,6 +15,7 @@ from etc_dist.models.batch import Batch
 from etc_dist.models.config import ModelConfig
 from etc_dist.models.decoder import decoder_graph
 from etc_dist.models.pages import PageTable
+from etc_dist.models.part import Part, check_ranks
 from etc_dist.models.rows import RowArrays, check_rows
 from etc_dist.models.step_policy import ROWS, StepPolicy, padded
 from etc_dist.program import Bound, set_capacity_hint
@@ -24,10 +25,13 @@ Array = np.ndarray[Any, Any]
 
 
 class Model:
-    """A decoder on a single rank; made by `load`.
+    """A decoder; made by `load`.
 
     One program serves every number of requests and every length. Making a model
     compiles it and allocates the cache. A context manager that closes it.
+
+    On several ranks, each holds a part of the heads, the inner width and the logits.
+    All calls are collective, with equal arguments, and give equal results.
 
     config, world: of the model. batch: requests at once. positions: of a request, its
     prompt included. most_rows: positions of a step. pages: of the cache.
@@ -43,13 +47,15 @@ class Model:
         page_size: int = 64,
         world: World | None = None,
     ) -> None:
-        """weights: by the names of `decoder_graph`, as `load_weights` returns them, or
-        in the memory of the GPU."""
+        """weights: of this rank, by the names of `decoder_graph`, as `load_weights`
+        returns them, or in the memory of the GPU."""
         self.config, self.world = config, world_or_current(world)
+        self.part = Part(self.world.rank, self.world.size)
+        own = self.part.config(config)
         self.most_rows = ROWS[-1]
         with self.world.exclusive:
             with self.world.refusing("the arguments of a model"):
-                check_world(self.world)
+                check_ranks(config, self.world.size)
                 self.batch = expect_range(batch, 1, self.most_rows, "batch")
                 most = min(config.positions, 2048) if positions is None else positions
                 self.positions = expect_range(most, 1, config.positions, "positions")
@@ -57,21 +63,24 @@ class Model:
             most_pages = -(-self.positions // page_size)
             self.pages = PageTable(self.batch, most_pages, page_size)
             dtype = str(weights["embedding"].dtype)
-            sizes = config.sizes(page_size, dtype)
-            graph = decoder_graph(1, sizes=sizes)
+            sizes = own.sizes(page_size, dtype)
+            graph = decoder_graph(self.world.size, sizes=sizes)
             self.program = compile(graph, self.world)
         on_gpu = self.world.backend == "cuda"
-        self._policy = StepPolicy(config, self.program.workers if on_gpu else None)
+        self._policy = StepPolicy(own, self.program.workers if on_gpu else None)
         set_capacity_hint(self.program, self._capacity)
         self._arrays = self._put_all(weights)
+        if config.is_tied:  # w_head is a part of the embedding, in one memory
+            rows = self.part.span(config.vocabulary, own.vocabulary)
+            self._arrays["w_head"] = self._arrays["embedding"][rows]
         self._arrays["cos_sin"] = self._put(config.cos_sin(self.positions))
-        pages = config.layers, self.batch * most_pages, 2, config.kv_heads
+        pages = config.layers, self.batch * most_pages, 2, own.kv_heads
         cache = (*pages, page_size, config.head_dim)
         self._arrays["cache"] = self._empty(cache, dtype)
         self._rows = RowArrays(self.most_rows, self.pages.table.shape, self._put)
         self._outputs = {
             "next_ids": self._empty((self.most_rows,), "int32"),
-            "logits": self._empty((self.most_rows, config.vocabulary), dtype),
+            "logits": self._empty((self.most_rows, own.vocabulary), dtype),
         }
         self._bound: dict[tuple[int, ...], Bound] = {}
         self._last_rows = 0
@@ -127,7 +136,8 @@ class Model:
         the pages of each request, see `PageTable`. Integers on the host; any number of
         rows up to `most_rows`.
 
-        Raises ArgumentError, before anything runs, for numbers out of range."""
+        Raises ArgumentError, before anything runs, for numbers out of range, or that
+        differ between ranks."""
         with self.world.exclusive:
             with self.world.refusing("the arguments of a step"):
                 rows = check_rows(
@@ -137,6 +147,8 @@ class Model:
                     most_positions=self.positions,
                     pages=self.pages,
                 )
+            if self.world.size > 1:
+                self.world.match_call(rows.signature(), rows.describe)
             count = padded(len(rows.ids))
             self._last_rows = len(rows.ids)
             given = self._rows.fill(rows, count)
@@ -155,7 +167,8 @@ class Model:
     @property
     def logits(self) -> Any:
         """The logits of the last step [rows, vocabulary], in the model's memory, which
-        the next step overwrites."""
+        the next step overwrites. On several ranks, an equal part of the vocabulary on
+        each, in rank order."""
         return self._outputs["logits"][: self._last_rows]
 
     def close(self) -> None:
@@ -177,6 +190,8 @@ class Model:
 
     def _put_all(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """Arrays in the memory of the backend; the same one only once."""
+        if self.config.is_tied:
+            arrays = {name: a for name, a in arrays.items() if name != "w_head"}
         put: dict[int, Any] = {}
         for array in arrays.values():
             if id(array) not in put:
@@ -200,17 +215,6 @@ class Model:
 
 def _on_host(array: Any) -> Array:
     return array.copy() if isinstance(array, np.ndarray) else array.get()
-
-
-def check_world(world: World) -> None:
-    if world.size > 1:
-        raise ArgumentError(
-            "models run on a single rank",
-            where="the world of the model",
-            wanted="1 rank",
-            got=f"{world.size} ranks",
-            fix="start one process",
-        )
 
 
 def _check_page_size(page_size: Any) -> None:

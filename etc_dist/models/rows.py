@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,20 @@ class StepRows:
     requests: Array
     positions: Array
     table: Array
+
+    def signature(self) -> int:
+        """A number of 63 bits, for `World.match_call`."""
+        digest = hashlib.blake2b(digest_size=8)
+        for array in (self.ids, self.requests, self.positions, self.table):
+            digest.update(array.tobytes())
+            digest.update(b"|")
+        return int.from_bytes(digest.digest(), "little") >> 1
+
+    def describe(self) -> str:
+        named = {"ids": self.ids, "requests": self.requests}
+        named |= {"positions": self.positions, "table": self.table.ravel()}
+        texts = [f"{name} {array.tolist()}" for name, array in named.items()]
+        return f"model.step({', '.join(texts)})"
 
 
 class RowArrays:

@@ -12,6 +12,7 @@ import numpy as np
 from etc_dist.errors import ArgumentError
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.config import ARCHITECTURES, ModelConfig
+from etc_dist.models.part import SPLIT_AXES, WHOLE, Part
 from etc_dist.models.safetensors_file import FIX, read_tensors
 
 LAYER = "model.layers.{}."
@@ -19,24 +20,32 @@ IGNORED = (".rotary_emb.inv_freq",)
 """The ends of names of tensors that follow from the configuration."""
 
 
-def load_weights(folder: str | Path, config: ModelConfig, dtype: str) -> dict[str, Any]:
+def load_weights(
+    folder: str | Path, config: ModelConfig, dtype: str, part: Part = WHOLE
+) -> dict[str, Any]:
     """The weights in `folder` as arrays of `dtype` by the names of `decoder_graph`.
+    part: of a model that is split over ranks.
 
     Raises ArgumentError that names the tensors that are missing, unknown, stored more
     than once, of another shape or dtype, or with numbers that are not finite."""
-    return stack_weights(_tensors(Path(folder)), config, dtype, Path(folder))
+    return stack_weights(_tensors(Path(folder)), config, dtype, Path(folder), part)
 
 
 def stack_weights(
-    tensors: Iterable[tuple[str, Any]], config: ModelConfig, dtype: str, path: Path
+    tensors: Iterable[tuple[str, Any]],
+    config: ModelConfig,
+    dtype: str,
+    path: Path,
+    part: Part = WHOLE,
 ) -> dict[str, Any]:
     """As `load_weights`, of `tensors` by their names in safetensors files. They are in
     `path`."""
-    places = _places(config)
+    whole, places = weight_shapes(config), _places(config)
+    own_places = _places(part.config(config))
     try:
         held = {
             name: np.empty(shape, numpy_dtype(dtype))
-            for name, shape in weight_shapes(config).items()
+            for name, shape in weight_shapes(config, part).items()
         }
     except (MemoryError, ValueError) as error:
         raise _refused(path, "weights that fit in memory", str(error)) from error
@@ -53,19 +62,32 @@ def stack_weights(
             continue
         missing.discard(name)
         target, index = places[name]
-        to = held[target][index]
-        if to.shape != stored.shape:
-            faults.append(f"{name}: {list(stored.shape)} instead of {list(to.shape)}")
+        shape = np.broadcast_to(0, whole[target])[index].shape
+        if shape != stored.shape:
+            faults.append(f"{name}: {list(stored.shape)} instead of {list(shape)}")
             continue
-        to[...] = stored
+        to = held[target][own_places[name][1]]
+        to[...] = stored[_cut(part, target, shape, to.shape)]
         if not np.isfinite(to.astype(np.float32)).all():
             faults.append(f"{name}: numbers that are not finite")
     faults += [f"{name}: missing" for name in sorted(missing)]
     if faults:
         raise _refused(path, "the tensors of config.json", _listed(faults))
     if config.is_tied:
-        held["w_head"] = held["embedding"]
+        rows = part.span(config.vocabulary, part.config(config).vocabulary)
+        held["w_head"] = held["embedding"][rows]
     return held
+
+
+def _cut(
+    part: Part, target: str, shape: tuple[int, ...], own: tuple[int, ...]
+) -> tuple[slice, ...]:
+    """What `own` elements of a matrix of `shape` belong to a part."""
+    axis = SPLIT_AXES.get(target)
+    return tuple(
+        part.span(size, mine) if n == axis else slice(None)
+        for n, (size, mine) in enumerate(zip(shape, own, strict=True))
+    )
 
 
 def _listed(faults: list[str], most: int = 4) -> str:
@@ -73,14 +95,17 @@ def _listed(faults: list[str], most: int = 4) -> str:
     return "; ".join(faults[:most]) + more
 
 
-def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """The shapes of the weights by the names of `decoder_graph`; w_head of a tied model
-    is its embedding."""
+def weight_shapes(
+    config: ModelConfig, part: Part = WHOLE
+) -> dict[str, tuple[int, ...]]:
+    """The shapes of the weights by the names of `decoder_graph`, of one part; w_head of
+    a tied model is its embedding."""
+    all_ids, config = config.vocabulary, part.config(config)
     layers, hidden, inner = config.layers, config.hidden, config.inner
     heads = config.heads * config.head_dim
     width = heads + 2 * config.kv_heads * config.head_dim
     shapes: dict[str, tuple[int, ...]] = {
-        "embedding": (config.vocabulary, hidden),
+        "embedding": (all_ids, hidden),
         "norm": (layers + 1, hidden),
         "mlp_norm": (layers, hidden),
         "w_qkv": (layers, width, hidden),

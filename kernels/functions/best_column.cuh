@@ -73,9 +73,11 @@ struct best_column {
   }
 };
 
+// The best of all tiles of a row, for lane 0 of its warp.
 template <class Task>
-struct best_tile {
-  ETC_DEVICE static void run(const Task& task) {
+struct BestOfTiles {
+  template <class F>
+  ETC_DEVICE static void each_row(const Task& task, F f) {
     const auto values = task.template operand<0>();
     const auto ids = task.template operand<1>();
     const i32 lane = task.thread % 32;
@@ -89,8 +91,27 @@ struct best_tile {
         best.add(value, tile * Task::kColumns + id);
       }
       best.reduce();
-      if (lane == 0) *task.template operand<2>().at(row) = best.column;
+      if (lane == 0) f(row, best);
     }
+  }
+};
+
+template <class Task>
+struct best_tile {
+  ETC_DEVICE static void run(const Task& task) {
+    BestOfTiles<Task>::each_row(task, [&](i32 row, const Best& best) {
+      *task.template operand<2>().at(row) = best.column;
+    });
+  }
+};
+
+template <class Task>
+struct best_on_rank {
+  ETC_DEVICE static void run(const Task& task) {
+    BestOfTiles<Task>::each_row(task, [&](i32 row, const Best& best) {
+      *task.template operand<2>().at(row) = best.value;
+      *task.template operand<3>().at(row) = best.column + Task::number_first(task.g);
+    });
   }
 };
 

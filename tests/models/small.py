@@ -48,11 +48,14 @@ def draw_tensors(rng: np.random.Generator, config: dict[str, Any]) -> dict[str, 
     }
     if config["architectures"] == ["Qwen3ForCausalLM"]:
         own |= {f"self_attn.{n}_norm": (config["head_dim"],) for n in "qk"}
-    shapes = {"embed_tokens": (config["vocab_size"], hidden), "norm": (hidden,)}
+    ids = config["vocab_size"], hidden
+    shapes = {"model.embed_tokens": ids, "model.norm": (hidden,)}
+    if not config["tie_word_embeddings"]:
+        shapes["lm_head"] = ids
     for layer in range(config["num_hidden_layers"]):
-        shapes |= {f"layers.{layer}.{n}": shape for n, shape in own.items()}
+        shapes |= {f"model.layers.{layer}.{n}": shape for n, shape in own.items()}
     return {
-        f"model.{name}.weight": (rng.standard_normal(shape, np.float32) + 1) * 0.3
+        f"{name}.weight": (rng.standard_normal(shape, np.float32) + 1) * 0.3
         if len(shape) == 1
         else rng.standard_normal(shape, np.float32) * shape[-1] ** -0.5
         for name, shape in shapes.items()

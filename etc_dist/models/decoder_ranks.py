@@ -1,0 +1,96 @@
+"""What the ranks of a decoder's step send to each other.
+
+Each rank stores its part of a sum on all ranks, and each adds the parts in rank order,
+so that all have the same bits. Two sums of a layer use a buffer each. A rank stores
+into a buffer again only after the sum in between, to which each rank adds its part once
+it has read the buffer: no further event is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from etc_dist.functions.best_column import best_on_rank
+from etc_dist.functions.epilogue import Epilogue, store, store_on_ranks
+from etc_dist.ir import EventRef, EventTensor, Expr, Graph, Region, Tensor
+from etc_dist.ir.tensor import Tile
+
+
+def buffers_of_sums(
+    g: Graph, names: Sequence[str], shape: tuple[Expr, ...], dtype: str
+) -> dict[str, Tensor]:
+    """Where the results of matmuls are added: one buffer on a single rank, else one for
+    each matmul, [ranks, *shape]."""
+    if g.world_size == 1:
+        return dict.fromkeys(names, g.local("delta", shape, dtype))
+    parts: tuple[Expr | int, ...] = (g.world_size, *shape)
+    return {name: g.symmetric(f"{name}_parts", parts, dtype) for name in names}
+
+
+def other_ranks(g: Graph) -> list[Expr]:
+    """The peers, the next rank first."""
+    return [(g.rank + n) % g.world_size for n in range(1, g.world_size)]
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the tiles of a matmul are stored: in y, or, if y is symmetric, in the part
+    of this rank in y of all ranks."""
+
+    g: Graph
+    y: Tensor
+
+    @property
+    def peers(self) -> list[Expr]:
+        return other_ranks(self.g) if self.y.kind == "symmetric" else []
+
+    @property
+    def epilogue(self) -> Epilogue:
+        return store_on_ranks(1 + len(self.peers)) if self.peers else store
+
+    def regions(self, rows: Tile, columns: Tile) -> list[Region]:
+        if not self.peers:
+            return [self.y[rows, columns]]
+        own = self.g.rank, rows, columns
+        return [self.y[own], *(self.y.on(peer)[own] for peer in self.peers)]
+
+    def events(self, name: str, count: Expr | int, tiles: Expr) -> EventTensor:
+        """Each is met once the tiles of all ranks that store there are complete."""
+        expects = tiles * (1 + len(self.peers)) if self.peers else tiles
+        is_sent = bool(self.peers)
+        return self.g.events(name, (count,), expects=expects, cross_rank=is_sent)
+
+    def elements(self, events: EventTensor, number: Expr | int) -> list[EventRef]:
+        return [events[number], *(events.on(peer)[number] for peer in self.peers)]
+
+
+def best_of_ranks(
+    g: Graph,
+    of_tiles: tuple[Tensor, Tensor],
+    tile_columns: int,
+    columns: Expr,
+    wait: EventRef,
+) -> tuple[Tensor, Tensor, EventRef]:
+    """The largest number of each row on each rank [rows, ranks], and its column among
+    those of all ranks, which have `columns` each; and the event of their arrival.
+
+    of_tiles: those of this rank's tiles of `tile_columns`, [rows, tiles]."""
+    values, ids = of_tiles
+    shape = values.shape[0], g.world_size
+    first = g.let("first_column", g.rank * columns)
+    best = g.symmetric("rank_values", shape, "float32")
+    best_ids = g.symmetric("rank_ids", shape, "int32")
+    arrived = g.events("picked", (1,), expects=g.world_size, cross_rank=True)
+    (d,) = grid = g.grid(d=g.world_size)
+    to = (g.rank + 1 + d) % g.world_size
+    g.call(
+        best_on_rank(tile_columns),
+        grid,
+        reads=[values[:, :], ids[:, :]],
+        writes=[best.on(to)[:, g.rank], best_ids.on(to)[:, g.rank]],
+        waits=[wait],
+        notifies=[arrived.on(to)[0]],
+        values={"first": first},
+    )
+    return best, best_ids, arrived[0]

@@ -1,0 +1,67 @@
+"""The part of a model that one of several ranks holds (tensor parallelism)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from etc_dist.errors import ArgumentError
+from etc_dist.models.config import ModelConfig
+
+SPLIT_AXES = {"w_qkv": 0, "w_o": 1, "w_gate": 0, "w_up": 0, "w_down": 1, "w_head": 0}
+"""The weights that are split, by the axis of one layer's matrix. All ranks have the
+others as a whole."""
+EIGHT = 8
+"""Inner width and vocabulary of a rank are multiples of this."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """That of `rank`, of `count` ranks."""
+
+    rank: int = 0
+    count: int = 1
+
+    def config(self, whole: ModelConfig) -> ModelConfig:
+        """The sizes of this part; of a vocabulary, the ids that have logits here. Heads
+        of the cache that are fewer than the ranks are those of several ranks each."""
+        return replace(
+            whole,
+            heads=whole.heads // self.count,
+            kv_heads=max(1, whole.kv_heads // self.count),
+            inner=whole.inner // self.count,
+            vocabulary=whole.vocabulary // self.count,
+        )
+
+    def span(self, whole: int, own: int) -> slice:
+        """The part of an axis, `own` of `whole` rows."""
+        first = self.rank * whole // self.count // own * own
+        return slice(first, first + own)
+
+
+WHOLE = Part()
+
+
+def check_ranks(config: ModelConfig, count: int) -> None:
+    """ArgumentError unless the model can be split over `count` ranks."""
+    heads, kv_heads = config.heads, config.kv_heads
+    faults = {
+        f"{heads} heads, a multiple of the ranks": heads % count,
+        f"{kv_heads} heads of the cache, a multiple or a divisor of the ranks": (
+            kv_heads % count and count % kv_heads
+        ),
+        f"inner width {config.inner}, a multiple of {EIGHT} on each rank": (
+            config.inner % (EIGHT * count)
+        ),
+        f"vocabulary {config.vocabulary}, a multiple of {EIGHT} on each rank": (
+            config.vocabulary % (EIGHT * count)
+        ),
+    }
+    broken = [text for text, fault in faults.items() if fault]
+    if broken:
+        raise ArgumentError(
+            "the model cannot be split over the ranks",
+            where=f"a world of {count} ranks",
+            wanted="; ".join(broken),
+            got=f"{count} ranks",
+            fix="start another number of ranks",
+        )

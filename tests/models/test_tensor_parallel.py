@@ -1,0 +1,182 @@
+"""Decoders whose heads, inner width and vocabulary are split over ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+import etc_dist
+from etc_dist.emulate import Emulator
+from etc_dist.models import load
+from etc_dist.models.config import ModelConfig, read_config
+from etc_dist.models.decoder import MATMULS, decoder_graph
+from etc_dist.models.part import Part
+from etc_dist.models.weights import load_weights
+from etc_dist.runtime.cpu import simulate
+from etc_dist.schedule import SCHEDULES
+from tests.functions.compiled import check_compiled
+from tests.models.conftest import SHAPES
+from tests.models.small import make_model
+from tests.models.test_decoder import reference
+from tests.models.test_decoder_sizes import QWEN_32B
+from tests.models.test_model import expect_best
+
+PAGE, POSITIONS = 16, 32
+SIZES = {"num_attention_heads": 12, "intermediate_size": 192, "vocab_size": 576}
+"""That 2, 3 and 4 ranks can split."""
+
+
+def split_model(folder: Any, rng: Any, kv_heads: int, **changes: Any) -> Any:
+    return make_model(folder, rng, num_key_value_heads=kv_heads, **SIZES, **changes)
+
+
+def graph_of(config: ModelConfig, ranks: int) -> Any:
+    sizes = Part(0, ranks).config(config).sizes(PAGE)
+    return decoder_graph(ranks, sizes=sizes, shapes=SHAPES, best_columns=64)
+
+
+def given_on(folder: Any, config: ModelConfig, ids: Any, part: Part) -> dict[str, Any]:
+    """The arrays of a rank for one request's first positions."""
+    own, count = part.config(config), len(ids)
+    pages = config.layers, POSITIONS // PAGE, 2, own.kv_heads, PAGE, own.head_dim
+    given = load_weights(folder, config, "bfloat16", part)
+    return given | {
+        "cos_sin": config.cos_sin(POSITIONS),
+        "cache": np.full(pages, np.nan, given["norm"].dtype),
+        "table": np.arange(2, dtype=np.int32)[None],
+        "ids": np.asarray(ids, np.int32),
+        "request": np.zeros(count, np.int32),
+        "position": np.arange(count, dtype=np.int32),
+    }
+
+
+def dims_of(config: ModelConfig, ranks: int, rows: int) -> dict[str, int]:
+    own = Part(0, ranks).config(config)
+    dims = {f"{name}_shape": n % 2 for n, name in enumerate(MATMULS)}
+    dims |= {n: getattr(own, n) for n in ("layers", "hidden", "inner", "vocabulary")}
+    dims |= {"rows": rows, "positions": POSITIONS, "requests": 1, "most_pages": 2}
+    return dims | {"pages": 2, "slices": 2}
+
+
+def check_logits(folder: Any, config: ModelConfig, ids: Any, logits: Any) -> None:
+    """Those of all positions are within bf16 error of the reference."""
+    weights = load_weights(folder, config, "bfloat16")
+    wanted = reference(weights, config.sizes(PAGE), list(ids))
+    error = np.linalg.norm(logits.astype(np.float32) - wanted)
+    assert error < 0.02 * np.linalg.norm(wanted)
+
+
+@pytest.mark.parametrize("kind", ["LlamaForCausalLM", "Qwen3ForCausalLM"])
+@pytest.mark.parametrize("kv_heads", [1, 2, 6])
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_all_ranks_have_equal_ids_of_the_largest_logits(
+    ranks, kv_heads, kind, tmp_path, rng
+):
+    if kv_heads % ranks and ranks % kv_heads:
+        kv_heads = 12
+    tied = kind == "LlamaForCausalLM"
+    changes = {"architectures": [kind], "tie_word_embeddings": tied}
+    folder = split_model(tmp_path, rng, kv_heads, **changes)
+    config, ids = read_config(folder), rng.integers(576, size=11)
+    parts = [Part(rank, ranks) for rank in range(ranks)]
+    given = [given_on(folder, config, ids, part) for part in parts]
+    plan = SCHEDULES["static"](graph_of(config, ranks))
+    found = simulate(plan, given, dims_of(config, ranks, len(ids))).outputs
+    logits = np.concatenate([one["logits"] for one in found], axis=1)
+    check_logits(folder, config, ids, logits)
+    for one in found:
+        np.testing.assert_array_equal(one["next_ids"], logits.argmax(axis=1))
+
+
+def test_the_bits_of_logits_depend_on_the_number_of_ranks(tmp_path, rng):
+    folder = split_model(tmp_path, rng, 12)
+    config, ids, bits = read_config(folder), rng.integers(576, size=5), set()
+    for ranks in (1, 2, 3, 4):
+        parts = [Part(rank, ranks) for rank in range(ranks)]
+        given = [given_on(folder, config, ids, part) for part in parts]
+        plan = SCHEDULES["static"](graph_of(config, ranks))
+        found = simulate(plan, given, dims_of(config, ranks, 5)).outputs
+        logits = np.concatenate([one["logits"] for one in found], axis=1)
+        check_logits(folder, config, ids, logits)
+        bits.add(logits.tobytes())
+    assert len(bits) == 4
+
+
+@pytest.mark.parametrize(
+    ("ranks", "schedule"),
+    [
+        (2, "static"),
+        pytest.param(2, "dynamic", marks=pytest.mark.exhaustive),
+        pytest.param(3, "static", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_the_cuda_bodies_agree_in_any_order(ranks, schedule, tmp_path, rng, folder):
+    model = split_model(tmp_path, rng, ranks)
+    config, ids = read_config(model), rng.integers(576, size=3)
+    parts = [Part(rank, ranks) for rank in range(ranks)]
+    given = [given_on(model, config, ids, part) for part in parts]
+    graph = graph_of(config, ranks)
+    program = Emulator(graph, schedule=schedule, workers=4, folder=folder)
+    dims, first = dims_of(config, ranks, len(ids)), None
+    for seed in range(2):
+        found = program.run(given, dims, seed=seed, runs=1 + seed)
+        logits = np.concatenate([one["logits"] for one in found], axis=1)
+        check_logits(model, config, ids, logits)
+        for one in found:
+            np.testing.assert_array_equal(one["next_ids"], logits.argmax(axis=1))
+        first = logits if first is None else first
+        np.testing.assert_array_equal(logits, first)
+
+
+@pytest.fixture
+def folder_of_world(world, tmp_path, rng):
+    """A model, equal on all ranks, of which each rank has a head of the cache."""
+    return split_model(tmp_path, rng, 2 if world.size == 4 else world.size)
+
+
+@pytest.mark.mpi(max_size=4)
+@pytest.mark.parametrize("schedule", ["static", "dynamic"])
+def test_all_ranks_generate_the_same_text(
+    schedule, folder_of_world, world, rng, monkeypatch
+):
+    if schedule == "dynamic":
+        dynamic = partial(etc_dist.compile, schedule="dynamic")
+        monkeypatch.setattr("etc_dist.models.model.compile", dynamic)
+    prompts = [rng.integers(576, size=n).tolist() for n in (1, 40, 7)]
+    options = {"batch": 3, "positions": 64, "page_size": PAGE, "world": world}
+    with load(folder_of_world, **options) as model:
+        found = model.generate(prompts, max_new_tokens=4)
+        assert [len(new) for new in found] == [4, 4, 4]
+        assert world.gather(found) == [found] * world.size
+        assert model.generate(prompts, max_new_tokens=4) == found
+    for prompt, new in zip(prompts, found, strict=True):
+        expect_best(folder_of_world, prompt, new)
+
+
+@pytest.mark.mpi(max_size=4)
+def test_each_rank_has_a_part_of_the_logits(folder_of_world, world, rng):
+    ids = rng.integers(576, size=7)
+    table = np.arange(2)[None]
+    options = {"batch": 1, "positions": POSITIONS, "page_size": PAGE, "world": world}
+    with load(folder_of_world, **options) as model:
+        found = model.step(ids, [0] * 7, range(7), table)
+        own = np.asarray(model.logits if world.backend == "cpu" else model.logits.get())
+        parts = world.gather(own.astype(np.float32))
+        logits = np.concatenate(parts, axis=1)
+        check_logits(folder_of_world, model.config, ids, logits)
+        np.testing.assert_array_equal(found, logits.argmax(axis=1))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_programs_of_all_tiles_compile_without_spills(ranks):
+    check_compiled(graph_of_32b(ranks))
+
+
+def graph_of_32b(ranks: int) -> Any:
+    heads = {"heads": 64 // ranks, "kv_heads": 8 // ranks}
+    return decoder_graph(ranks, sizes=replace(QWEN_32B, **heads))
