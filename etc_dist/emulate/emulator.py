@@ -210,6 +210,10 @@ def _check(graph: Any, schedule: Any, workers: Any, folder: Any) -> None:
 
 
 def _dims_of(graph: GraphFunction, inputs: Mapping[str, Array]) -> dict[str, int]:
+    missing = [t.name for t in graph.given() if t.name not in inputs]
+    if missing:
+        wanted = "an array for each input and state"
+        raise _wrong("inputs", wanted, f"none for {', '.join(missing)}")
     return bind_dims(graph, {name: inspect(name, a) for name, a in inputs.items()})
 
 
@@ -222,7 +226,7 @@ def _check_rows(tensor: Tensor, shape: tuple[int, ...], where: str) -> None:
             where=where,
             wanted="at least one row, and rows of a multiple of 16 bytes",
             got=f"{tensor.name} {list(shape)} {tensor.dtype}",
-            fix="choose other dims",
+            fix="choose other dims, or pad the rows",
         )
 
 
@@ -231,6 +235,6 @@ def _wrong(name: str, wanted: str, got: object) -> ArgumentError:
         f"argument {name} of the emulator does not fit",
         where="etc_dist.emulate.Emulator",
         wanted=wanted,
-        got=repr(got),
+        got=str(got),
         fix=f"correct {name}",
     )

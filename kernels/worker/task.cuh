@@ -27,6 +27,9 @@ struct Task : Call {
   i32 thread;
   typename Scratch<(kThreads > 32)>::Pointer scratch;
   static constexpr i32 threads = kThreads;
+#ifdef ETC_EMULATED
+  emulation::RunningTask running = emulation::running_task<Call>(&c);
+#endif
 
   ETC_DEVICE Task(const typename Program::Args& args, Coord coord, i32 thread_, u32* scratch_)
       : g(args), c(coord), thread(thread_), scratch(scratch_) {}

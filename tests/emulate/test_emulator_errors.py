@@ -59,6 +59,7 @@ def test_fault_of_a_body_is_an_error_in_four_parts(folder, body):
     assert FAULTS[body] in error.got
     assert "chosen_task" in error.what and "seed 1" in error.what
     assert "rank 0, worker" in error.where and len(error.fix) > 20
+    assert error.where.endswith(f", in task {body}[0]")
 
 
 def test_what_follows_a_wait_that_was_given_up_is_not_reported(folder):
@@ -117,6 +118,12 @@ def test_graph_must_be_a_graph_function():
 def test_arrays_that_do_not_fit_are_refused(folder, dims, text):
     with pytest.raises(ArgumentError, match=text):
         run(folder, "race", dims)
+
+
+def test_missing_array_is_named_before_dims_are_taken_from_the_others(folder):
+    emulator = Emulator(gathered_rows(1, row=lambda at, m: at), folder=folder)
+    with pytest.raises(ArgumentError, match="none for x, at"):
+        emulator.run([{}])
 
 
 def test_rows_of_floats_have_a_multiple_of_16_bytes(folder):

@@ -83,6 +83,20 @@ struct Copy {
   AgentView known;
 };
 
+// The task whose body a thread runs, for the report of a failure: its call, as the compiler writes
+// the type, and its coordinate.
+struct RunningTask {
+  const char* call;
+  const int32_t* coordinate;
+  uint32_t axes;
+  RunningTask(const char* call, const void* coordinate, uint32_t axes);
+  ~RunningTask();
+};
+template <class Call>
+RunningTask running_task(const void* coordinate) {
+  return {__PRETTY_FUNCTION__, coordinate, sizeof(typename Call::Coord) / sizeof(int32_t)};
+}
+
 struct Thread {
   ucontext_t context;  // its entry
   jmp_buf place;       // where it resumes
@@ -99,6 +113,7 @@ struct Thread {
   uint32_t store_groups = 0;  // committed
   AgentView known, at_remote_arrival;  // now, and at the last arrival at another worker's mbarrier
   Fences fences;
+  const RunningTask* task = nullptr;
 };
 extern Thread* own;
 

@@ -147,6 +147,15 @@ static void end_run(uint32_t rank) {
   }
   drop(all);
 }
+// Names a thread that waits in a body, if there is one.
+[[noreturn]] static void fail_deadlock() {
+  for (size_t t = 0; t < thread_count; ++t) {
+    if (threads[t].is_over || threads[t].task == nullptr) continue;
+    own = &threads[t];
+    break;
+  }
+  fail("all threads wait for one another");
+}
 // Each rank runs `runs` times, independently of the others.
 static void run_threads(uint32_t ranks, uint32_t runs) {
   size_t left_of[kMaxRanks], left = thread_count;
@@ -182,7 +191,7 @@ static void run_threads(uint32_t ranks, uint32_t runs) {
       left += of_rank, left_of[r] = of_rank, ++runs_of[r];
       can_any = true;
     }
-    if (left > 0 && !can_any) fail("all threads wait for one another");
+    if (left > 0 && !can_any) fail_deadlock();
     if (clock_ns > kRunLimit) fail("the run does not end");
     ++turns;
   }

@@ -28,10 +28,30 @@ static uint32_t draw(uint32_t limit) {  // xorshift64
   return uint32_t(state >> 32) % limit;
 }
 
+RunningTask::RunningTask(const char* call, const void* coordinate, uint32_t axes)
+    : call(call), coordinate(static_cast<const int32_t*>(coordinate)), axes(axes) {
+  own->task = this;
+}
+RunningTask::~RunningTask() {
+  if (own->task == this) own->task = nullptr;  // not the end of a copy
+}
+
 void fail(const char* what) {
   const Thread& t = *own;
-  snprintf(failure, sizeof failure, "%s; rank %u, worker %u, thread %u", what,
-           t.worker->rank, t.worker->index, t.id);
+  char* to = failure;
+  const auto write = [&](const char* format, auto... values) {
+    const size_t left = size_t(failure + sizeof failure - to);
+    to += min(size_t(snprintf(to, left, format, values...)), left - 1);
+  };
+  write("%s; rank %u, worker %u, thread %u", what, t.worker->rank, t.worker->index, t.id);
+  if (t.task != nullptr) {
+    const char* const name = strstr(t.task->call, "Call_") + strlen("Call_");
+    write(", in task %.*s[", int(strcspn(name, "]")), name);
+    for (uint32_t i = 0; i < t.task->axes; ++i) {
+      write(i == 0 ? "%d" : ", %d", t.task->coordinate[i]);
+    }
+    write("]");
+  }
   _longjmp(end, 1);
 }
 
