@@ -15,7 +15,8 @@ from tempfile import TemporaryDirectory
 
 from etc_dist.codegen import Source
 from etc_dist.errors import BuildError
-from etc_dist.runtime.build_advice import advice
+from etc_dist.runtime.build import refuse_missing
+from etc_dist.runtime.build_advice import advice, errors_of
 
 INCLUDE = Path(__file__).parent / "include"
 FLAGS = (
@@ -38,6 +39,7 @@ def compile_library(source: Source, kernels: Path, folder: Path | None) -> ctype
     """The program as a library. With `folder`, a library of the same text, flags and
     compiler that is already there is loaded, and a new one is kept there."""
     _require_compiler()
+    refuse_missing(source, kernels)
     with TemporaryDirectory(dir=folder) as temporary:
         text, library = Path(temporary, "program.cpp"), Path(temporary, "program.so")
         text.write_text(f'#include "cuda.h"\n{source.text}\n#include "run.h"\n')
@@ -70,9 +72,8 @@ def _run(arguments: list[str], source: Source) -> bytes:
             "the source did not compile for the emulator",
             where=source.title,
             wanted=f"C++20 with the CUDA functions of {INCLUDE}",
-            got=log[:4000],
-            fix=f"{advice(source.text, log)} A CUDA function that the emulator lacks "
-            "can be defined under #ifdef ETC_EMULATED",
+            got=errors_of(source.text, log)[:4000],
+            fix=advice(source.text, log),
             source=source.text,
         )
     return done.stdout

@@ -16,7 +16,7 @@ from etc_dist.cache import Cache, Entry
 from etc_dist.codegen import Source, generate, title_of
 from etc_dist.errors import BuildError
 from etc_dist.messages import show_message
-from etc_dist.runtime.build_advice import advice
+from etc_dist.runtime.build_advice import advice, errors_of
 from etc_dist.runtime.includes import headers
 from etc_dist.schedule import Plan
 from etc_dist.settings import Settings
@@ -63,9 +63,10 @@ def kernels_folder() -> Path:
 def build(source: Source, settings: Settings, arch: str = ARCH) -> Cubin:
     """The cubin of `source`, compiled once for each content of source, headers, options
     and compiler. If several ranks build it, one of them compiles."""
-    _refuse_missing(source)
+    kernels = kernels_folder()
+    refuse_missing(source, kernels)
     started = time.perf_counter()
-    included = headers(source, kernels_folder())
+    included = headers(source, kernels)
     entry, cached = Cache(settings.cache).fetch(
         "programs",
         _key(source, included, arch),
@@ -77,15 +78,19 @@ def build(source: Source, settings: Settings, arch: str = ARCH) -> Cubin:
     return Cubin(entry.files["cubin"], seconds=seconds, cached=cached, **facts)
 
 
-def _refuse_missing(source: Source) -> None:
-    missing = [str(path) for path in source.sources if not path.is_file()]
+def refuse_missing(source: Source, kernels: Path) -> None:
+    """Raise BuildError if the file of a device function does not exist."""
+    names = re.findall(r'^#include "([^"]+)"$', source.text, re.MULTILINE)
+    missing = [name for name in names if not (kernels / name).is_file()]
     if missing:
         raise BuildError(
             "the source of a device function does not exist",
             where=source.title,
-            wanted="a .cuh file at each absolute path that is given as source=",
+            wanted="source=: an absolute path of a .cuh file, or the name of a file in "
+            f"{kernels}",
             got=f"no file {', '.join(missing)}",
-            fix="write the CUDA body there, or correct source=",
+            fix="write the CUDA body there; for a file next to the Python file that "
+            "names it, source=Path(__file__).with_name(...)",
             source=source.text,
         )
 
@@ -117,6 +122,7 @@ def _facts(log: str) -> dict[str, object]:
         line.strip()
         for line in log.splitlines()
         if re.search(r"C75\d\d|warning|setmaxnreg", line)
+        and "-diag-suppress" not in line  # NVRTC's hint after any warnings
     ]
     return {
         "registers": total(r"Used (\d+) registers"),
@@ -188,7 +194,7 @@ def _run(
                 "the generated source did not compile",
                 where=title_of(text) or "an empty program",
                 wanted=f"a cubin for {options[0].rpartition('=')[2]}",
-                got=f"{fault}\n{log}",
+                got=f"{fault}\n{errors_of(text, log)}",
                 fix=advice(text, log),
                 source=text,
             )

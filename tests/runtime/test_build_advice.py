@@ -25,6 +25,8 @@ WRONG = {
 BODIES = {
     "y.at(0) = task.operand<0>().at(0);": "write task.template operand<n>()",
     "const auto x = task.template operand<1>();": "the call has fewer operands",
+    "y.at(0) = 2 * y.at(0);": "an element is *x.at(i, j)",
+    "y[0] = bf16::from(1);": "an element is *x.at(i, j)",
     "*y.at(0) = 1.5f;": "bf16::from(v) rounds a float",
     "*y.at(0) = __float2bfloat16(1.5f);": "bf16::from(v) rounds a float",
     "__syncthreads();": "in a body call task.sync(), not __syncthreads()",
@@ -71,3 +73,25 @@ def test_mistake_in_a_body_is_named_with_what_to_write(compiler, line, tmp_path)
     caught = refusal(compiler, one_call(1, source=path, lane=lane), tmp_path)
     assert BODIES[line] in caught.fix + caught.got
     assert caught.where == "one_call on 1 ranks, static schedule"
+
+
+@pytest.mark.parametrize("compiler", ["nvrtc", "emulator"])
+def test_mistake_in_a_body_is_shown_without_the_headers_that_use_it(compiler, tmp_path):
+    path = tmp_path / "relu.cuh"
+    path.write_text(
+        f"{HEAD}template <class Task> struct relu {{ static void run(const Task& task) "
+        "{\nconst auto x = task.template operand<1>();\nfloat y = no_such;\n} };\n}\n"
+    )
+    got = refusal(compiler, one_call(1, source=path), tmp_path).got
+    assert "no_such" in got and "tensor_lane" not in got and "Call::visit" not in got
+    at = {"nvrtc": f"at line 5 of {path}", "emulator": f"{path}:5:"}[compiler]
+    assert "the call has fewer operands" in got and at in got
+
+
+@pytest.mark.parametrize("compiler", ["nvrtc", "emulator"])
+@pytest.mark.parametrize("source", ["mine.cuh", Path("/no/such/mine.cuh")])
+def test_source_that_does_not_exist_is_named(compiler, source, tmp_path):
+    caught = refusal(compiler, one_call(1, source=source), tmp_path)
+    assert caught.what == "the source of a device function does not exist"
+    assert caught.got == f"no file {source}"
+    assert "Path(__file__).with_name" in caught.fix
