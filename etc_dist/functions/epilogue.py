@@ -12,13 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import Parameter, signature
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import numpy as np
 
 from etc_dist.errors import GraphError, expect_type
 from etc_dist.functions.matmul import silu
-from etc_dist.ir import DeviceFunction, Extent, Operand, device_function
+from etc_dist.ir import DeviceFunction, Extent, Operand
 from etc_dist.ir.function import TENSOR
 
 PER_ELEMENT, PER_COLUMN, PER_ROW = "per element", "per column", "per row"
@@ -91,12 +92,16 @@ def epilogue(
     """
 
     def decorate(body: Callable[..., Any]) -> Epilogue:
-        half = device_function(
+        expect_type(body, FunctionType, "@epilogue(...)")
+        half = DeviceFunction(
+            name=body.__name__,
+            body=body,
             source=source,
+            lane=TENSOR,
             reads=(2 if gated else 1) + len(reads),
             writes=1 + len(writes),
-            constants=constants,
-        )(body)
+            constants={} if constants is None else constants,
+        )
         made = Epilogue(half, tuple(reads), tuple(writes), gated, dtype)
         _check(made)
         return made

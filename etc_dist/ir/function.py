@@ -124,13 +124,9 @@ class DeviceFunction:
     @cached_property
     def keywords(self) -> tuple[str, ...]:
         """The keyword-only parameters of the body that have no default."""
-        try:
-            parameters = signature(self.body).parameters.values()
-        except (TypeError, ValueError):  # a built-in function without a signature
-            return ()
         return tuple(
             p.name
-            for p in parameters
+            for p in _parameters(self.body)
             if p.kind is Parameter.KEYWORD_ONLY and p.default is Parameter.empty
         )
 
@@ -177,7 +173,7 @@ def device_function(
 
     def decorate(body: Callable[..., Any]) -> DeviceFunction:
         expect_type(body, FunctionType, "@device_function(...)")
-        return DeviceFunction(
+        made = DeviceFunction(
             name=body.__name__,
             body=body,
             source=source,
@@ -189,6 +185,8 @@ def device_function(
             reads_before_wait=reads_before_wait,
             tile={} if tile is None else tile,
         )
+        _check_parameters(made)
+        return made
 
     return decorate
 
@@ -267,6 +265,33 @@ def _check_constants(made: DeviceFunction) -> None:
             wanted="integers of 32 bits, and floats in the range of fp32",
             got=", ".join(large),
             fix="choose smaller numbers",
+        )
+
+
+def _parameters(body: Callable[..., Any]) -> tuple[Parameter, ...]:
+    try:
+        return tuple(signature(body).parameters.values())
+    except (TypeError, ValueError):  # a built-in function without a signature
+        return (Parameter("operands", Parameter.VAR_POSITIONAL),)
+
+
+def _check_parameters(made: DeviceFunction) -> None:
+    """Refuses a body that cannot be called with all operands of a call."""
+    kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = _parameters(made.body)
+    named = [p for p in parameters if p.kind in kinds]
+    required = sum(p.default is Parameter.empty for p in named)
+    takes_more = any(p.kind is Parameter.VAR_POSITIONAL for p in parameters)
+    operands = made.reads + made.writes
+    if required > operands or (len(named) < operands and not takes_more):
+        raise GraphError(
+            f"the body of {made} does not have a parameter for each operand",
+            where=str(made),
+            wanted=f"{operands} positional parameters: {made.reads} reads, then "
+            f"{made.writes} writes",
+            got=", ".join(p.name for p in named) or "none",
+            fix="correct reads= and writes=; dims and coordinates are keyword-only "
+            "parameters, after a *",
         )
 
 

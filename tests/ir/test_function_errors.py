@@ -66,6 +66,17 @@ def test_constant_that_a_cuda_body_cannot_hold_is_refused(value):
         made(constants={"kEps": value})
 
 
+@pytest.mark.parametrize(
+    "body", [lambda x: None, lambda x, y, z: None, lambda x, *, y: None]
+)
+def test_body_takes_each_operand_as_a_positional_parameter(body):
+    with pytest.raises(GraphError, match="a parameter for each operand") as caught:
+        device_function(source="", reads=1, writes=1)(body)
+    assert caught.value.wanted == "2 positional parameters: 1 reads, then 1 writes"
+    for fits in (lambda *operands: None, lambda x, y, z=0, *, i: None):
+        device_function(source="", reads=1, writes=1)(fits)
+
+
 def test_number_of_operands_is_not_negative():
     with pytest.raises(GraphError, match="a negative number of operands"):
         made(reads=-1)
