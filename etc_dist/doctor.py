@@ -136,6 +136,11 @@ library.{function}(*map(ctypes.byref, numbers))
 print(*(number.value for number in numbers), path)
 """
 _CUPY = "import cupy; print(cupy.__version__, cupy.__path__[0])"
+_ZIG = """
+import importlib.metadata, ziglang
+version = importlib.metadata.version("ziglang")
+print("the C++ compiler ziglang", version, *ziglang.__path__)
+"""
 _MPI = """
 import mpi4py
 mpi4py.rc.initialize = False
@@ -250,11 +255,15 @@ def _libraries(extra: str) -> Iterator[Finding]:
         if output.text:
             version, _, place = output.text.rpartition(" ")
             return Finding(topic, f"{version} ({place})")
-        return Finding(topic, f"missing ({output.fault})" if fix else without, fix)
+        # cuda-pathfinder lists every file name that it tried.
+        why = "" if "LibNotFoundError" in output.fault else f" ({output.fault})"
+        return Finding(topic, f"missing{why}" if fix else without, fix)
 
     yield finding("CuPy", _run_python(_CUPY))
     build = install or f"{checkout} '.[compile]', to build kernels without a GPU"
     yield finding("NVRTC", _library("nvrtc", "nvrtcVersion", 2), build)
+    emulate = f"{checkout} '.[emulate]', to run CUDA bodies without a GPU"
+    yield finding("emulator", _run_python(_ZIG), emulate)
     version = "nvshmemx_vendor_get_version_info"
     yield finding("NVSHMEM", _library("nvshmem_host", version, 3))
     yield finding("NCCL", _library("nccl", "ncclGetVersion", 1))

@@ -67,8 +67,17 @@ def test_json_has_every_finding_and_the_verdict(no_gpu, capsys):
     report = json.loads(capsys.readouterr().out)
     topics = {finding["topic"] for finding in report["findings"]}
     assert {"Python", "GPUs", "CuPy", "NVRTC", "NVSHMEM", "NCCL", "MPI"} <= topics
+    assert "emulator" in topics
     assert {"mpirun", "NVLS", "compile cache", "shared memory"} <= topics
     assert report["backend"] == "cpu"
+
+
+def test_libraries_that_are_missing_take_one_short_line_each(no_gpu, monkeypatch):
+    long = "cuda.pathfinder.DynamicLibNotFoundError: Failure finding a, b, c, d, e, f"
+    monkeypatch.setattr(doctor, "_run_python", lambda source: doctor.Output("", long))
+    found = {f.topic: f for f in doctor.examine().findings}
+    for topic, extra in {"NVRTC": "[compile]", "emulator": "[emulate]"}.items():
+        assert found[topic].found == "missing" and extra in found[topic].fix
 
 
 def test_gpu_backend_without_gpu_is_no_backend(no_gpu, monkeypatch, capsys):
