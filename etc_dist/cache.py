@@ -54,7 +54,7 @@ class Cache:
             files = {}
             for name, digest in manifest["files"].items():
                 files[name] = _read(folder / f"{key}.{name}")
-                if _sha256(files[name]) != digest:
+                if sha256(files[name]) != digest:
                     return None
             with contextlib.suppress(OSError):
                 os.utime(folder / f"{key}.json")  # trimming removes the oldest
@@ -303,11 +303,11 @@ def _write(path: Path, content: bytes) -> None:
         raise
 
 
-def _sha256(content: bytes) -> str:
+def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _canonical(document: Mapping[str, Any]) -> bytes:
+def canonical(document: Mapping[str, Any]) -> bytes:
     return json.dumps(document, sort_keys=True).encode()
 
 
@@ -317,10 +317,10 @@ def _manifest(kind: str, key: str, entry: Entry) -> bytes:
         "kind": kind,
         "key": key,
         "facts": dict(entry.facts),
-        "files": {name: _sha256(content) for name, content in entry.files.items()},
+        "files": {name: sha256(content) for name, content in entry.files.items()},
     }
-    digest = _sha256(_canonical(document))
-    return _canonical({**document, "digest": digest}) + b"\n"
+    digest = sha256(canonical(document))
+    return canonical({**document, "digest": digest}) + b"\n"
 
 
 def _checked(kind: str, key: str, content: bytes) -> dict[str, Any]:
@@ -331,7 +331,7 @@ def _checked(kind: str, key: str, content: bytes) -> dict[str, Any]:
         own = {"format": FORMAT, "kind": kind, "key": key}.items() <= {
             name: document.get(name) for name in ("format", "kind", "key")
         }.items()
-        if own and digest == _sha256(_canonical(document)):
+        if own and digest == sha256(canonical(document)):
             return document
     raise ValueError("not the manifest of this entry")
 

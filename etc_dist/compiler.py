@@ -17,6 +17,7 @@ from etc_dist.ir import GraphFunction
 from etc_dist.ir.graph import expect_graph
 from etc_dist.messages import show_message
 from etc_dist.program import Executor, Program
+from etc_dist.runtime.bundle import Bundle
 from etc_dist.schedule import SCHEDULES, Plan
 from etc_dist.settings import Settings
 from etc_dist.world import World, current
@@ -28,6 +29,7 @@ def compile(
     *,
     schedule: str = "static",
     trace: bool | None = None,
+    bundle: Bundle | None = None,
 ) -> Program:
     """Compile `graph` for all ranks of `world` (default: the current one). Collective.
 
@@ -37,6 +39,7 @@ def compile(
     become ready, with the same results; "auto" is dynamic for graphs that load from
     runtime tensors, if they support it. `program.plan.schedule` is the chosen one.
     trace: make a program that records its timeline (default: settings.trace).
+    bundle: use its program and its proofs (`etc_dist.models.load` reads bundles).
 
     Raises the error of the stage that fails: ScheduleError, CodegenError, BuildError;
     TypeError for arguments of a wrong type; WorldError if the ranks have different
@@ -56,7 +59,7 @@ def compile(
             tracing = settings.trace if trace is None else trace
             on_gpus = world.backend != "cpu"
             source = generate(plan, trace=tracing, check=on_gpus)
-        executor = _executor(plan, world, source)
+        executor = _executor(plan, world, source, bundle)
         parts.append((plan, executor, source.text))
         return f"{graph.digest()} {plan.schedule}", executor.workers
 
@@ -69,13 +72,16 @@ def compile(
             raise _different_workers(graph, workers)
         plan, executor, text = parts[0]
         number = next(_numbers.setdefault(world, count(1)))
-        return Program(plan, world, executor, text, number)
+        proofs = {} if bundle is None else bundle.proofs
+        return Program(plan, world, executor, text, number, proofs)
 
 
 _numbers: WeakKeyDictionary[World, Iterator[int]] = WeakKeyDictionary()
 
 
-def _executor(plan: Plan, world: World, source: Source) -> Executor:
+def _executor(
+    plan: Plan, world: World, source: Source, bundle: Bundle | None
+) -> Executor:
     """The plan on this world's backend."""
     if world.backend == "cpu":
         from etc_dist.runtime.cpu import CpuExecutor
@@ -85,9 +91,12 @@ def _executor(plan: Plan, world: World, source: Source) -> Executor:
     from etc_dist.runtime.gpu import GpuExecutor
 
     with _timed("build", world.settings):
-        cubin = build(source, world.settings)
+        cubin = build(source, world.settings, bundle=bundle)
     with _timed("load", world.settings):
-        return GpuExecutor(plan, world, source, cubin)
+        executor = GpuExecutor(plan, world, source, cubin)
+    if bundle is not None:
+        bundle.expect_workers(executor.workers)
+    return executor
 
 
 def world_or_current(world: Any) -> World:

@@ -89,10 +89,16 @@ class Program:
     """
 
     def __init__(
-        self, plan: Plan, world: World, executor: Executor, source: str, number: int
+        self,
+        plan: Plan,
+        world: World,
+        executor: Executor,
+        source: str,
+        number: int,
+        proofs: Mapping[str, Mapping[str, Any]] | None = None,
     ):
         self.plan, self.world, self.source = plan, world, source
-        self._executor = executor
+        self._executor, self._known = executor, proofs
         # The number distinguishes programs of the same graph.
         self._identity = f"{number} {plan.graph.digest()}"
         self._number = number
@@ -327,7 +333,8 @@ class Program:
         key = tuple(dims.values())
         if self.world.settings.verify and self._proved.get(key) is None:
             settings = self.world.settings
-            self._proved.put(key, prove(self.plan, dims, self.workers, settings))
+            proof = prove(self.plan, dims, self.workers, settings, self._known)
+            self._proved.put(key, proof)
 
     def _refuse_after_failure(self) -> None:
         records = self._executor.failure()

@@ -17,6 +17,7 @@ from etc_dist.codegen import Source, generate, title_of
 from etc_dist.errors import BuildError
 from etc_dist.messages import show_message
 from etc_dist.runtime.build_advice import advice, errors_of
+from etc_dist.runtime.bundle import Bundle
 from etc_dist.runtime.includes import headers
 from etc_dist.schedule import Plan
 from etc_dist.settings import Settings
@@ -28,6 +29,8 @@ OPTIONS = (
     "--ptxas-options=-v",
     "--no-source-include",  # headers are given by name
 )
+FACTS = ("registers", "spill_bytes", "stack_bytes", "remarks")
+"""Of a cubin, on record with it."""
 SLOW_SECONDS = 1.0
 """A longer compilation is reported on stderr."""
 
@@ -60,22 +63,41 @@ def kernels_folder() -> Path:
     )
 
 
-def build(source: Source, settings: Settings, arch: str = ARCH) -> Cubin:
+def build(
+    source: Source,
+    settings: Settings,
+    arch: str = ARCH,
+    bundle: Bundle | None = None,
+) -> Cubin:
     """The cubin of `source`, compiled once for each content of source, headers, options
-    and compiler. If several ranks build it, one of them compiles."""
+    and compiler. If several ranks build it, one of them compiles. With a bundle, that
+    of the bundle: nothing is compiled, and no compiler is loaded."""
     kernels = kernels_folder()
     refuse_missing(source, kernels)
     started = time.perf_counter()
     included = headers(source, kernels)
-    entry, cached = Cache(settings.cache).fetch(
-        "programs",
-        _key(source, included, arch),
-        lambda: _compile(source, included, arch),
-        limit=settings.world_limit / 2,  # before other ranks time out
-    )
-    facts = {**entry.facts, "remarks": tuple(entry.facts["remarks"])}
+    if bundle is not None:
+        key = _key(source, included, arch, bundle.compiler)
+        entry, cached = bundle.program(key, source.title), True
+    else:
+        entry, cached = Cache(settings.cache).fetch(
+            "programs",
+            _key(source, included, arch, compiler_version()),
+            lambda: _compile(source, included, arch),
+            limit=settings.world_limit / 2,  # before other ranks time out
+        )
+    facts = {name: entry.facts[name] for name in FACTS}
+    facts["remarks"] = tuple(facts["remarks"])
     seconds = time.perf_counter() - started
     return Cubin(entry.files["cubin"], seconds=seconds, cached=cached, **facts)
+
+
+def for_bundle(source: Source, settings: Settings, arch: str) -> tuple[str, Entry]:
+    """The key and the content of a bundle's program, compiled if need be."""
+    cubin = build(source, settings, arch)
+    key = _key(source, headers(source, kernels_folder()), arch, compiler_version())
+    facts = {"title": source.title, **{name: getattr(cubin, name) for name in FACTS}}
+    return key, Entry(facts, {"cubin": cubin.code})
 
 
 def refuse_missing(source: Source, kernels: Path) -> None:
@@ -95,9 +117,9 @@ def refuse_missing(source: Source, kernels: Path) -> None:
         )
 
 
-def _key(source: Source, included: Mapping[str, str], arch: str) -> str:
+def _key(source: Source, included: Mapping[str, str], arch: str, compiler: str) -> str:
     kept = [field.name for field in fields(Cubin)]
-    parts = (source.text, arch, OPTIONS, compiler_version(), kept, sorted(included))
+    parts = (source.text, arch, OPTIONS, compiler, kept, sorted(included))
     digest = hashlib.sha256(repr(parts).encode(errors="surrogateescape"))
     for _, text in sorted(included.items()):
         digest.update(hashlib.sha256(_encoded(text)).digest())

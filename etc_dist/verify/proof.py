@@ -24,11 +24,18 @@ VERIFIER = ("errors.py", "ir", "schedule", "verify")
 
 
 def prove(
-    plan: Plan, dims: Mapping[str, int], workers: int, settings: Settings
+    plan: Plan,
+    dims: Mapping[str, int],
+    workers: int,
+    settings: Settings,
+    known: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Verified:
-    """Verify `plan` at `dims`, or return the recorded result; see `verify`."""
+    """Verify `plan` at `dims`, or return the result that is recorded in `known`, by
+    `proof_key`, or in the cache; see `verify`."""
     cache = Cache(settings.cache)
-    key = _key(plan, dims, workers)
+    key = proof_key(plan, dims, workers)
+    if known is not None and key in known:
+        return _from_record(known[key])
     record = cache.load("proofs", key)
     if record is not None:
         return _from_record(record.facts)
@@ -39,12 +46,20 @@ def prove(
     return verified
 
 
+def proof_record(
+    plan: Plan, dims: Mapping[str, int], workers: int, settings: Settings
+) -> tuple[str, dict[str, Any]]:
+    """The key and the record of a proof, which is made if need be; for `known`."""
+    verified = prove(plan, dims, workers, settings)
+    return proof_key(plan, dims, workers), asdict(verified)
+
+
 def _from_record(facts: Mapping[str, Any]) -> Verified:
     dims = tuple((name, size) for name, size in facts["dims"])
     return Verified(**{**facts, "dims": dims, "unchecked": tuple(facts["unchecked"])})
 
 
-def _key(plan: Plan, dims: Mapping[str, int], workers: int) -> str:
+def proof_key(plan: Plan, dims: Mapping[str, int], workers: int) -> str:
     sizes = sorted(checked_dims(plan.graph, dims).items())
     digest = hashlib.sha256(verifier_digest())
     digest.update(repr((plan.graph.digest(), plan.show(), sizes, workers)).encode())

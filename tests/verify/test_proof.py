@@ -80,7 +80,7 @@ def test_a_forged_proof_does_not_count(settings, forged):
     prove(plan(), DIMS, 2, settings)
     good = record(settings)
     text = good.read_text()
-    key = proof._key(plan(2), DIMS, 2)
+    key = proof.proof_key(plan(2), DIMS, 2)
     for path in (good.with_name(key), good.with_name(f"{key}.json")):
         if forged == "folder":
             path.mkdir()

@@ -1,0 +1,199 @@
+"""Bundles: compiled programs and proofs in a folder, for processes that make neither.
+
+The folder has `manifest.json`, a cubin of each program, and `proofs.json`. The manifest
+holds the SHA-256 of each file and its own, who made it, and for what. A bundle is read
+as a whole, and checked before anything of it is used.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from etc_dist.cache import Entry, canonical, sha256
+from etc_dist.errors import ArgumentError
+from etc_dist.verify.proof import verifier_digest
+
+FORMAT = 1
+MANIFEST, PROOFS = "manifest.json", "proofs.json"
+BUILD = "build it again: etc-dist build MODEL --bundle FOLDER"
+
+
+def made_by() -> dict[str, str]:
+    """The versions that programs and proofs depend on."""
+    return {
+        "etc_dist": import_module(__package__.partition(".")[0]).__version__,
+        "numpy": np.__version__,
+        "verifier": verifier_digest().hex()[:16],
+    }
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """compiler: its release, which compiled the programs. workers: of a GPU, for which
+    the proofs are. parameters: what the programs are for. programs, proofs: by the keys
+    of the cache."""
+
+    folder: Path
+    architecture: str
+    compiler: str
+    workers: int
+    parameters: Mapping[str, Any]
+    programs: Mapping[str, Entry]
+    proofs: Mapping[str, Mapping[str, Any]]
+
+    def expect(self, architecture: str, parameters: Mapping[str, Any]) -> None:
+        """ArgumentError unless the bundle was built for these."""
+        given = {"architecture": self.architecture, **_plain(self.parameters)}
+        wanted = {"architecture": architecture, **_plain(parameters)}
+        self._compare("was built for something else", wanted, given)
+
+    def expect_workers(self, workers: int) -> None:
+        """ArgumentError unless the proofs are for so many workers."""
+        given = {"workers": self.workers}
+        self._compare("was built for another GPU", {"workers": workers}, given)
+
+    def program(self, key: str, title: str) -> Entry:
+        """The program of this key, with file "cubin"."""
+        if key not in self.programs:
+            titles = [str(entry.facts["title"]) for entry in self.programs.values()]
+            raise ArgumentError(
+                "a bundle does not have a program",
+                where=f"bundle {self.folder}",
+                wanted=f"{title}, of key {key}: of these sources, not traced",
+                got=", ".join(titles) or "no programs",
+                fix=f"unset ETC_DIST_TRACE, or {BUILD}",
+            )
+        return self.programs[key]
+
+    def _compare(
+        self, what: str, wanted: Mapping[str, Any], given: Mapping[str, Any]
+    ) -> None:
+        names = [*wanted, *(name for name in given if name not in wanted)]
+        wrong = [name for name in names if wanted.get(name) != given.get(name)]
+        if wrong:
+            raise ArgumentError(
+                f"a bundle {what}",
+                where=f"bundle {self.folder}",
+                wanted=_listed(wanted, wrong),
+                got=_listed(given, wrong),
+                fix=f"load with the values of the bundle, or {BUILD}",
+            )
+
+
+def read_bundle(folder: Path) -> Bundle:
+    """The bundle in `folder`. ArgumentError if a file is missing or damaged, or other
+    versions made it."""
+    manifest = _read_manifest(folder)
+    try:
+        if manifest["made_by"] != made_by():
+            raise _refused(folder, str(made_by()), str(manifest["made_by"]), BUILD)
+        files = {
+            name: _read(folder / Path(name).name, digest)
+            for name, digest in manifest["files"].items()
+        }
+        programs = {
+            key: Entry(program["facts"], {"cubin": files[program["file"]]})
+            for key, program in manifest["programs"].items()
+        }
+        named = ("architecture", "compiler", "workers", "parameters")
+        of_all = {name: manifest[name] for name in named}
+        proofs = json.loads(files[PROOFS])
+        return Bundle(folder, **of_all, programs=programs, proofs=proofs)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, ArgumentError):
+            raise
+        raise _refused(folder / MANIFEST, "all fields", repr(error), BUILD) from error
+
+
+def write_bundle(bundle: Bundle) -> None:
+    """Write `bundle` to its folder, in place of an older one."""
+    folder = bundle.folder
+    files = {PROOFS: canonical(bundle.proofs)}
+    programs = {}
+    for key, entry in bundle.programs.items():
+        name = f"{key}.cubin"
+        files[name] = entry.files["cubin"]
+        programs[key] = {"file": name, "facts": dict(entry.facts)}
+    document = {
+        "format": FORMAT,
+        "made_by": made_by(),
+        "architecture": bundle.architecture,
+        "compiler": bundle.compiler,
+        "workers": bundle.workers,
+        "parameters": _plain(bundle.parameters),
+        "programs": programs,
+        "files": {name: sha256(content) for name, content in files.items()},
+    }
+    document["digest"] = sha256(canonical(document))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _remove_older(folder)
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+        text = json.dumps(document, indent=1)
+        (folder / MANIFEST).write_text(text)  # last: now there is a bundle
+    except OSError as error:
+        wanted, fix = "a folder that can be written", "choose another folder"
+        raise _refused(folder, wanted, str(error), fix) from error
+
+
+def _remove_older(folder: Path) -> None:
+    """Remove the bundle that is there; ArgumentError for a folder of other files."""
+    present = sorted(path.name for path in folder.iterdir())
+    if not present:
+        return
+    if MANIFEST not in present:
+        wanted, fix = "an empty folder, or one with a bundle", "choose another folder"
+        raise _refused(folder, wanted, ", ".join(present[:4]), fix)
+    (folder / MANIFEST).unlink()  # first: without it there is no bundle
+    for path in (folder / PROOFS, *folder.glob("*.cubin")):
+        path.unlink(missing_ok=True)
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    path, wanted = folder / MANIFEST, f"a manifest of format {FORMAT}, not damaged"
+    try:
+        document = json.loads(path.read_bytes())
+        digest = document.pop("digest", None)
+    except (AttributeError, OSError, RecursionError, TypeError, ValueError) as error:
+        raise _refused(path, wanted, str(error), BUILD) from error
+    if document.get("format") != FORMAT or digest != sha256(canonical(document)):
+        got = f"format {document.get('format')}, SHA-256 {digest}"
+        raise _refused(path, wanted, got, BUILD)
+    return dict(document)
+
+
+def _read(path: Path, digest: str) -> bytes:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise _refused(path, "the file", str(error), BUILD) from error
+    if sha256(content) != digest:
+        raise _refused(path, f"SHA-256 {digest}", sha256(content), BUILD)
+    return content
+
+
+def _plain(values: Mapping[str, Any]) -> Any:
+    """As JSON returns them."""
+    return json.loads(json.dumps(dict(values)))
+
+
+def _listed(values: Mapping[str, Any], names: list[str]) -> str:
+    return ", ".join(f"{name}={values.get(name)!r}" for name in names)
+
+
+def _refused(path: Path, wanted: str, got: str, fix: str) -> ArgumentError:
+    return ArgumentError(
+        "a bundle cannot be used",
+        where=f"bundle {path}",
+        wanted=wanted,
+        got=got,
+        fix=fix,
+    )

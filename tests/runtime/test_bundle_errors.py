@@ -1,0 +1,102 @@
+"""Bundles that are damaged, or made for something else."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from etc_dist.codegen import generate
+from etc_dist.errors import ArgumentError
+from etc_dist.runtime import bundle as bundles
+from etc_dist.runtime.build import ARCH, build
+from etc_dist.runtime.bundle import read_bundle, write_bundle
+from etc_dist.settings import Settings
+from tests.runtime.bundles import make_bundle, plan
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bundle")
+    return make_bundle(folder / "bundle", Settings(cache=folder / "cache"))
+
+
+@pytest.fixture
+def own(made, tmp_path):
+    """A copy, to be damaged."""
+    copy = replace(made, folder=tmp_path / "bundle")
+    write_bundle(copy)
+    return copy
+
+
+def refused(folder):
+    with pytest.raises(ArgumentError) as caught:
+        read_bundle(folder)
+    assert caught.value.what == "a bundle cannot be used"
+    assert "etc-dist build" in caught.value.fix
+    return caught.value
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "proofs.json", "*.cubin"])
+def test_a_file_that_is_missing_is_named(own, name):
+    [path] = own.folder.glob(name)
+    path.unlink()
+    assert refused(own.folder).where == f"bundle {path}"
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "proofs.json", "*.cubin"])
+def test_one_flipped_bit_is_noticed(own, name):
+    [path] = own.folder.glob(name)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    assert refused(own.folder).where == f"bundle {path}"
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 1}', "\0", "[" * 9999])
+def test_a_manifest_of_another_kind_is_refused(own, text):
+    (own.folder / "manifest.json").write_text(text)
+    refused(own.folder)
+
+
+@pytest.mark.parametrize(
+    "change", [{"made_by": {"etc_dist": "0"}}, {"files": {}}, {"format": 2}]
+)
+def test_a_manifest_of_others_is_refused(own, change):
+    path = own.folder / "manifest.json"
+    document = {**json.loads(path.read_text()), **change}
+    document.pop("digest")
+    document["digest"] = bundles.sha256(bundles.canonical(document))
+    path.write_text(json.dumps(document))
+    error = refused(own.folder)
+    if "made_by" in change:
+        assert "'numpy'" in error.wanted and error.got == "{'etc_dist': '0'}"
+
+
+def test_another_configuration_is_named(made):
+    with pytest.raises(ArgumentError) as caught:
+        made.expect("sm_100a", {"layers": 3})
+    assert caught.value.what == "a bundle was built for something else"
+    wanted, got = caught.value.wanted, caught.value.got
+    assert wanted == "architecture='sm_100a', layers=3, factors=None"
+    assert got == f"architecture={ARCH!r}, layers=2, factors=[1, 2]"
+    with pytest.raises(ArgumentError, match="another GPU\n.*\n.* workers=132\n"):
+        made.expect_workers(132)
+
+
+def test_a_program_of_other_sources_is_refused(made):
+    source = generate(plan(), trace=True)
+    with pytest.raises(ArgumentError) as caught:
+        build(source, Settings(), bundle=made)
+    assert caught.value.got == "add_row_sum on 1 ranks, static schedule"
+    assert caught.value.fix.startswith("unset ETC_DIST_TRACE, or build it again")
+
+
+def test_a_folder_of_other_files_stays_as_it_is(made, tmp_path):
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(ArgumentError, match="an empty folder"):
+        write_bundle(replace(made, folder=tmp_path))
+    with pytest.raises(ArgumentError, match="a folder that can be written"):
+        write_bundle(replace(made, folder=tmp_path / "mine.txt"))
+    assert (tmp_path / "mine.txt").read_text() == "mine"
