@@ -25,7 +25,8 @@ from etc_dist.ir.function import TENSOR
 PER_ELEMENT, PER_COLUMN, PER_ROW = "per element", "per column", "per row"
 READS = (PER_ELEMENT, PER_COLUMN, PER_ROW)
 WRITES = (PER_ELEMENT, PER_ROW)
-Y_DTYPES = ("bfloat16", "float16", "float32", "float8_e4m3fn")
+E4M3, MOST_E4M3 = "float8_e4m3fn", 448
+Y_DTYPES = ("bfloat16", "float16", "float32", E4M3)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +88,8 @@ def epilogue(
         columns]; `PER_COLUMN` [columns]; `PER_ROW` [rows]. A PER_ROW write has a
         number for each row of a *strip*, [strips, rows], of which the body gets one:
         then the body is called for each strip of the tile, `Tiles.strip_columns` wide.
-    dtype: the elements of y; None: those of x.
+    dtype: the elements of y; None: those of x. For float8_e4m3fn the body gets y in
+        fp32. Then it is rounded; numbers beyond +-448 become +-448, NaN stays.
     constants: named numbers for the CUDA half, as those of `device_function`.
     """
 

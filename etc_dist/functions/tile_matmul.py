@@ -17,7 +17,14 @@ from typing import Any
 import numpy as np
 
 from etc_dist.errors import expect_type
-from etc_dist.functions.epilogue import PER_COLUMN, PER_ELEMENT, Epilogue, store
+from etc_dist.functions.epilogue import (
+    E4M3,
+    MOST_E4M3,
+    PER_COLUMN,
+    PER_ELEMENT,
+    Epilogue,
+    store,
+)
 from etc_dist.functions.matmul import DEPTH, STAGE_K, two_byte
 from etc_dist.ir import (
     DeviceFunction,
@@ -138,7 +145,7 @@ def _multiply(epilogue: Epilogue, *arrays: Any, packed_tile: int) -> None:
     weights, rest = rest[: epilogue.weights], rest[epilogue.weights :]
     sums = [x.astype(np.float32) @ w.astype(np.float32).T for w in weights]
     if not epilogue.reduces:
-        epilogue.half.body(*sums, *rest)
+        _apply(epilogue, sums, rest)
         return
     columns = sums[0].shape[1]
     own, swapped = (packed_tile >> 18 & 63) * 8, bool(packed_tile >> 8 & 1)
@@ -154,7 +161,20 @@ def _multiply(epilogue: Epilogue, *arrays: Any, packed_tile: int) -> None:
             return rest[n][number] if n >= first_write else rest[n]
 
         arrays_of_strip = [of_strip(n) for n in range(len(rest))]
-        epilogue.half.body(*(s[:, part] for s in sums), *arrays_of_strip)
+        _apply(epilogue, [s[:, part] for s in sums], arrays_of_strip)
+
+
+def _apply(epilogue: Epilogue, sums: Sequence[Any], arrays: Sequence[Any]) -> None:
+    """Call the NumPy half. It gets y of float8 in fp32, which is rounded as on GPUs:
+    numbers too large become the largest ones."""
+    before = len(epilogue.reads)
+    y = arrays[before]
+    if epilogue.dtype != E4M3:
+        epilogue.half.body(*sums, *arrays)
+        return
+    wide = y.astype(np.float32)
+    epilogue.half.body(*sums, *arrays[:before], wide, *arrays[before + 1 :])
+    y[...] = np.clip(wide, -MOST_E4M3, MOST_E4M3).astype(y.dtype)
 
 
 class Tiles:

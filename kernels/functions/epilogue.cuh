@@ -19,7 +19,8 @@
 //                                        apply() is called twice for each eight, with the same
 //                                        sums.
 //
-// The strips of a tile are counted from 0. Then v is rounded to the elements of y and stored.
+// The strips of a tile are counted from 0. Then v is rounded to the elements of y and stored (fp8:
+// numbers beyond 448 as 448).
 //
 //   task.template operand<n>()           the region of array n of the NumPy half, after the tiles,
 //                                        with its own one or two axes

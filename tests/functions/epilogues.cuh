@@ -38,4 +38,7 @@ struct gated_sums : Epilogue {
   }
 };
 
+template <class Task>
+struct unchanged : Epilogue {};
+
 }  // namespace etc

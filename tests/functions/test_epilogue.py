@@ -10,6 +10,7 @@ import pytest
 from etc_dist.emulate import Emulator
 from etc_dist.functions.epilogue import partial, residual, row_squares
 from etc_dist.functions.tile_matmul import TileShape
+from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.ops.matmul_policy import GATED, SHAPES
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import schedule_static
@@ -21,6 +22,7 @@ from tests.functions.epilogues import (
     applied_to_a_stack,
     gated_sums,
     inputs_of,
+    unchanged,
 )
 from tests.functions.summed import summed, summed_given
 
@@ -75,6 +77,20 @@ def test_both_halves_give_the_same_on_every_shape(what, shapes, size, folder):
         for name, array in expected.items():
             wanted, got = (a.astype(np.float32) for a in (array, found[name]))
             np.testing.assert_allclose(got, wanted, rtol=0.01, atol=0.01)
+
+
+def test_float8_is_rounded_alike_and_ends_at_the_largest_number(folder):
+    numbers = [448, 460, 464, 500, -1e30, np.nan, np.inf, 0.3]
+    x, w = np.zeros((8, 8)), np.ones((16, 8))
+    x[:, 0] = numbers
+    inputs = {n: a.astype(numpy_dtype("bfloat16")) for n, a in (("x", x), ("w0", w))}
+    emulator = emulated(unchanged, FEW[1:2], folder)
+    dims = {"m": 8, "n": 16, "k": 8, "shape": 0}
+    [expected] = simulate(emulator.plan, [inputs], dims).outputs
+    [found] = emulator.run([inputs], dims)
+    wanted = [448, 448, 448, 448, -448, np.nan, 448, 0.3125]
+    for y in expected["y"], found["y"]:
+        np.testing.assert_array_equal(y[:, 0].astype(np.float32), wanted)
 
 
 @pytest.mark.parametrize("shape", [FEW[0], pytest.param(FEW[-1], marks=exhaustive)])
