@@ -34,6 +34,23 @@ LAYER_TENSORS = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+KEYS = {
+    "embedding_length",
+    "feed_forward_length",
+    "block_count",
+    "context_length",
+    "vocab_size",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.layer_norm_rms_epsilon",
+    "rope.freq_base",
+    "rope.scaling.type",
+    "rope.scaling.factor",
+    "rope.scaling.finetuned",  # a note
+    "rope.scaling.original_context_length",  # contained in the factors
+}
+"""Metadata of an architecture that is read, or has no effect here."""
 TENSORS = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -88,7 +105,34 @@ class GgufFile:
             "rope_scaling": self._rope(of),
         }
         known = {key: value for key, value in given.items() if value is not None}
-        return parse_config(known, self.path)
+        config = parse_config(known, self.path)
+        self._refuse_variants(kind, config)
+        return config
+
+    def _refuse_variants(self, kind: str, config: ModelConfig) -> None:
+        """Refuse metadata that changes the model in a way that is not implemented."""
+        neutral = {
+            "rope.dimension_count": config.head_dim,
+            "rope.scale_linear": 1.0,
+            "rope.scaling.attn_factor": 1.0,
+            "attention.value_length": config.head_dim,
+            "attention.sliding_window": 0,
+            "attention.causal": True,
+            "expert_count": 0,
+            "expert_used_count": 0,
+        }
+        found = []
+        for name, field in self._reader.fields.items():
+            prefix, _, key = name.partition(".")
+            if prefix != kind or key in KEYS:
+                continue
+            value = field.contents()
+            if key not in neutral or value != neutral[key]:
+                found.append(f"{name} = {value!r}")
+        if found:
+            wanted = "no variants beyond those of docs/models.md"
+            fix = "use another file, or the Hugging Face folder of this model"
+            raise self.refused(wanted, ", ".join(found), fix)
 
     def weights(
         self, config: ModelConfig, dtype: str, part: Part = WHOLE
@@ -108,6 +152,8 @@ class GgufFile:
     def _rope(self, of: Any) -> dict[str, Any]:
         kind = of("rope.scaling.type", "none")
         factors = [t for t in self._reader.tensors if t.name == FACTORS]
+        if factors and kind != "none":
+            return {"rope_type": f"{kind} with {FACTORS}"}
         if factors:
             return {"rope_type": "factors", "factors": self._values(factors[0])}
         if kind == "none":

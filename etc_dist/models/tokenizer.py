@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from etc_dist.errors import ArgumentError, expect_type
+from etc_dist.ir.expr import is_integer
 from etc_dist.models.config import read_config
 from etc_dist.models.extras import extra_module
 from etc_dist.models.gguf_file import GgufFile
@@ -23,6 +26,7 @@ DIGITS = "smollm"
 """The name of GPT-2's pattern, with each digit a word."""
 CONTROL, USER_DEFINED = 3, 4
 """Kinds of tokens in a GGUF file that are never the result of merges."""
+MOST_IDS = 2**32
 INCOMPLETE = "\ufffd"
 """The end of a text whose last character needs further tokens."""
 
@@ -42,30 +46,35 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """The ids of a text as it is, in which names of special tokens count."""
         expect_type(text, str, "text")
+        if not text.isascii():
+            text = text.encode("utf-8", "replace").decode("utf-8")  # lone surrogates
         return list(self._tokens.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids, without special tokens."""
-        return str(self._tokens.decode(list(ids), skip_special_tokens=True))
+        """The text of ids, without special tokens. TypeError for other objects than
+        integers from 0."""
+        numbers = list(ids)
+        for number in numbers:
+            if not is_integer(number) or not 0 <= number < MOST_IDS:
+                raise TypeError(f"ids of tokens are integers from 0, got {number!r}")
+        return str(self._tokens.decode(numbers, skip_special_tokens=True))
 
     def chat(self, messages: str | Sequence[Mapping[str, str]]) -> list[int]:
         """The ids of a conversation, up to where the model's answer begins: messages
         with "role" and "content", or the text of one message of the user. Without a
-        chat template, the text alone."""
+        chat template, the text alone.
+
+        Raises ArgumentError where the template refuses the conversation."""
         expect_type(messages, (str, list, tuple), "messages")
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
+        for message in messages:
+            expect_type(message, Mapping, "a message")
+            for key in ("role", "content"):
+                expect_type(message.get(key), str, f"{key!r} of a message")
         if self.chat_template is None:
             return self.encode("\n".join(one["content"] for one in messages))
-        environment = extra_module("jinja2.sandbox").ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True
-        )
-        environment.filters["tojson"] = json.dumps
-        template = environment.from_string(self.chat_template)
-        text = template.render(
-            messages=messages, add_generation_prompt=True, **self._special
-        )
-        return self.encode(text)
+        return self.encode(render(self.chat_template, messages, self._special))
 
 
 class TextStream:
@@ -99,6 +108,37 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     return _checked(_of_folder(path), read_config(path).vocabulary, path)
 
 
+def render(
+    template: str, messages: Sequence[Mapping[str, str]], special: Mapping[str, str]
+) -> str:
+    """A conversation as text, by a chat template with what transformers offers to it.
+
+    Raises ArgumentError if the template refuses the conversation, or cannot be used."""
+    sandbox, jinja2 = extra_module("jinja2.sandbox"), extra_module("jinja2")
+
+    def refuse(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    environment = sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    try:
+        made = environment.from_string(template)
+        given = {"messages": messages, "add_generation_prompt": True}
+        return str(made.render(given, **special))
+    except Exception as error:  # a template runs any expression
+        raise ArgumentError(
+            "the chat template cannot be used",
+            where="the model's chat template",
+            wanted="a conversation that it takes, and a Jinja template",
+            got=f"{type(error).__name__}: {error}",
+            fix="change the messages, or give encode() a text that you made",
+        ) from error
+
+
 def _checked(tokenizer: Tokenizer, vocabulary: int, path: Path) -> Tokenizer:
     largest = max(tokenizer._tokens.get_vocab().values(), default=0)
     if largest >= vocabulary:
@@ -116,21 +156,44 @@ def _of_folder(folder: Path) -> Tokenizer:
     except Exception as error:  # the package raises Exception itself
         fix = "add the model's tokenizer.json, or use token ids"
         raise _refused(file, "a readable tokenizer.json", str(error), fix) from error
-    given: dict[str, Any] = {}
+    # Settings of the training: each text is encoded as a whole, and alone.
+    tokens.no_truncation()
+    tokens.no_padding()
     config = folder / "tokenizer_config.json"
+    given: Any = {}
     if config.is_file():
-        given = json.loads(config.read_text("utf-8"))
-    special = {name: given.get(name) for name in ("bos_token", "eos_token")}
-    texts = {
-        name: value["content"] if isinstance(value, dict) else value
-        for name, value in special.items()
-        if value is not None
-    }
+        try:
+            given = json.loads(config.read_text("utf-8"))
+        except (OSError, RecursionError, ValueError) as error:
+            raise _refused(config, "a JSON object", str(error), "correct it") from error
+    if not isinstance(given, dict):
+        raise _refused(config, "a JSON object", type(given).__name__, "correct it")
+    texts = {}
+    for name in ("bos_token", "eos_token"):
+        value = given.get(name)
+        text = value.get("content") if isinstance(value, dict) else value
+        if isinstance(text, str):
+            texts[name] = text
+        elif value is not None:
+            wanted = f"{name}: a text, or an object with content"
+            raise _refused(config, wanted, repr(value), "correct it")
     template = given.get("chat_template")
     separate = folder / "chat_template.jinja"
     if separate.is_file():
         template = separate.read_text("utf-8")
-    return Tokenizer(tokens, template if isinstance(template, str) else None, texts)
+    return Tokenizer(tokens, _default_template(template, config), texts)
+
+
+def _default_template(given: Any, path: Path) -> str | None:
+    """The template, or of several named ones the one named "default"."""
+    if isinstance(given, list):
+        named = [one for one in given if isinstance(one, dict)]
+        found = {one.get("name"): one.get("template") for one in named}
+        given = found.get("default", given)
+    if given is not None and not isinstance(given, str):
+        wanted = 'chat_template: a text, or a list with one named "default"'
+        raise _refused(path, wanted, repr(given)[:80], "correct it")
+    return given
 
 
 def _of_gguf(file: GgufFile) -> Tokenizer:
@@ -143,8 +206,12 @@ def _of_gguf(file: GgufFile) -> Tokenizer:
         fix = "use the Hugging Face folder of this model, or token ids"
         raise _refused(file.path, wanted, f"{kind}, {split}", fix)
     texts = file.get("tokenizer.ggml.tokens")
-    merges = [tuple(one.split(" ")) for one in file.get("tokenizer.ggml.merges")]
+    merges = [tuple(one.split(" ")) for one in file.get("tokenizer.ggml.merges", ())]
     vocabulary = {text: number for number, text in enumerate(texts)}
+    for pair in merges:
+        if len(pair) != 2 or not {*pair, "".join(pair)} <= vocabulary.keys():
+            wanted = "tokenizer.ggml.merges: pairs of tokens, whose texts are tokens"
+            raise _refused(file.path, wanted, repr(" ".join(pair)), "use another file")
     tokens = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, merges))
     if split == DIGITS:
         first = pre.Digits(individual_digits=True)

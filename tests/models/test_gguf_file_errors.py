@@ -22,8 +22,13 @@ SIZES = {
 def write(path, architecture="llama", tensors=None, **changes):
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_float32(f"{architecture}.attention.layer_norm_rms_epsilon", 1e-5)
-    for name, size in (SIZES | changes).items():
-        writer.add_uint32(f"{architecture}.{name}", size)
+    for name, value in (SIZES | changes).items():
+        add = {
+            int: writer.add_uint32,
+            float: writer.add_float32,
+            str: writer.add_string,
+        }
+        add[type(value)](f"{architecture}.{name}", value)
     norm = {"output_norm.weight": np.ones(64, np.float32)}
     for name, array in (tensors or norm).items():
         writer.add_tensor(name, array)
@@ -57,6 +62,14 @@ def test_files_that_are_not_complete_are_refused_by_name(tmp_path, size):
         ({"block_count": 0}, "num_hidden_layers: an integer from 1"),
         ({"tensors": {"output_norm.weight": np.ones(64, "i4")}}, "weight: I32"),
         ({"tensors": {"rope_freqs.weight": np.zeros(32, "f4")}}, "factors of head_dim"),
+        (
+            {"tensors": {"rope_freqs.weight": np.ones(32, "f4")}}
+            | {"rope.scaling.type": "linear"},
+            "linear with rope_freqs.weight",
+        ),
+        ({"rope.dimension_count": 32}, "llama.rope.dimension_count = 32"),
+        ({"attention.sliding_window": 16}, "llama.attention.sliding_window = 16"),
+        ({"logit_scale": 0.5}, "llama.logit_scale = 0.5"),
     ],
 )
 def test_models_that_are_not_supported_are_refused(tmp_path, changes, text):

@@ -1,0 +1,108 @@
+"""Texts and conversations as ids, with the tokenizer of a folder."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from etc_dist.errors import ArgumentError
+from etc_dist.models import load_tokenizer
+from tests.models.small import CONFIG
+
+tokenizers = pytest.importorskip("tokenizers")
+WORDS = {
+    word: number
+    for number, word in enumerate(["a", "b", "c", "d", "user", "é", "[UNK]", "[PAD]"])
+}
+EACH = "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}"
+
+
+def made(folder, config=None, change=lambda tokens: None):
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    tokens = tokenizers.Tokenizer(tokenizers.models.WordLevel(WORDS, unk_token="[UNK]"))
+    tokens.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    change(tokens)
+    (folder / "tokenizer.json").write_text(tokens.to_str())
+    if config is not None:
+        text = config if isinstance(config, str) else json.dumps(config)
+        (folder / "tokenizer_config.json").write_text(text)
+    return load_tokenizer(folder)
+
+
+def cut(tokens):
+    tokens.enable_truncation(2)
+    tokens.enable_padding(length=9, pad_id=7, pad_token="[PAD]")
+
+
+def test_settings_of_the_training_do_not_change_a_text(tmp_path):
+    assert made(tmp_path, change=cut).encode("a b c d") == [0, 1, 2, 3]
+
+
+def test_lone_surrogates_are_unknown_characters(tmp_path):
+    assert made(tmp_path).encode("a \udcff b") == [0, 6, 1]
+
+
+@pytest.mark.parametrize("ids", [[-1], [2**40], ["a"], [0.5]], ids=str)
+def test_ids_that_are_no_tokens_are_a_type_error(tmp_path, ids):
+    with pytest.raises(TypeError, match="ids of tokens are integers from 0, got"):
+        made(tmp_path).decode(ids)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        EACH,
+        [{"name": "tool_use", "template": "d"}, {"name": "default", "template": EACH}],
+        "{% for m in messages %}user {{ m.content }}{% break %}{% endfor %}",
+        "user {{ messages[0].content | tojson | replace('\"', '') }}",
+    ],
+    ids=["text", "named", "break", "tojson"],
+)
+def test_conversations_are_written_by_the_template(tmp_path, template):
+    tokenizer = made(tmp_path, {"chat_template": template})
+    assert tokenizer.chat("a é") == [4, 0, 5]
+
+
+@pytest.mark.parametrize(
+    ("template", "got"),
+    [
+        ("{{ raise_exception('two users in a row') }}", "two users in a row"),
+        ("{% if %}", "TemplateSyntaxError"),
+        ("{{ messages.__class__.__mro__ }}", "SecurityError"),
+    ],
+)
+def test_a_template_that_refuses_is_an_error_with_its_message(tmp_path, template, got):
+    tokenizer = made(tmp_path, {"chat_template": template})
+    with pytest.raises(
+        ArgumentError, match="the chat template cannot be used"
+    ) as error:
+        tokenizer.chat("a")
+    assert got in error.value.got
+
+
+@pytest.mark.parametrize(
+    ("config", "wanted"),
+    [
+        ("{", "a JSON object"),
+        ([], "a JSON object"),
+        ({"bos_token": {}}, "bos_token: a text"),
+        ({"bos_token": [1]}, "bos_token: a text"),
+        ({"chat_template": [{"name": "tool_use", "template": "d"}]}, "one named"),
+    ],
+    ids=str,
+)
+def test_a_damaged_tokenizer_config_is_refused(tmp_path, config, wanted):
+    with pytest.raises(ArgumentError, match="the tokenizer cannot be used") as error:
+        made(tmp_path, config)
+    assert wanted in error.value.wanted
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [["a"], [{"role": "user"}], [{"role": "user", "content": None}]],
+    ids=str,
+)
+def test_messages_have_a_role_and_a_content(tmp_path, messages):
+    with pytest.raises(TypeError, match="message"):
+        made(tmp_path).chat(messages)
