@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import permutations
 
-from etc_dist.codegen.expression import text
+from etc_dist.codegen.expression import linear, text
 from etc_dist.codegen.layout import Arguments
 from etc_dist.errors import CodegenError
 from etc_dist.ir.call import Call
@@ -20,11 +20,11 @@ def boxes(call: Call, arguments: Arguments, large: bool = False) -> Iterator[str
         if box is None or (large and not box.large):
             yield ""
             continue
-        if not 2 <= len(region.start) <= 3:
+        if len(region.start) < 2:
             raise CodegenError(
                 f"call {call.name}: operand {n} cannot be copied in bulk",
                 where=f"{region}",
-                wanted="a tensor of two or three axes",
+                wanted="a tensor of at least two axes",
                 got=f"{len(region.start)} axes",
                 fix="reshape the tensor",
             )
@@ -36,9 +36,10 @@ def boxes(call: Call, arguments: Arguments, large: bool = False) -> Iterator[str
                 got=f"a tensor of {region.tensor.shape[-2]} rows",
                 fix="stack both matrices in one tensor; write the row as h + start",
             )
-        x, y, *z = (text(e) for e in reversed(region.start))
+        *stack, y, x = region.start
+        z = linear(stack, region.tensor.shape[: len(stack)])
         name = arguments.map_of(region.tensor, box.small_and_large[large])
-        yield f"{{&g.{name}, {x}, {y}, {z[0] if z else 0}}}"
+        yield f"{{&g.{name}, {text(x)}, {text(y)}, {z}}}"
 
 
 def _is_other_half(region: Region, following: Sequence[Region]) -> bool:

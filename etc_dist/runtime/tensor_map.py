@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from functools import cache
+from math import prod
 
 import numpy as np
 
@@ -27,8 +28,9 @@ def _driver() -> ctypes.CDLL:
 def encode(
     pointer: int, shape: Sequence[int], dtype: str, itemsize: int, box: TmaBox
 ) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-    """The 128 bytes of a map of a row-major tensor of 2 or 3 axes. Copies are clipped
-    at each axis: a box never includes rows of the next matrix of a stack."""
+    """The 128 bytes of a map of a row-major tensor of 2 or more axes: matrices, or
+    stacks of them. Copies are clipped at each axis: a box never includes rows of the
+    next matrix of a stack."""
     storage = np.zeros(2 * MAP_BYTES, np.uint8)
     at = -storage.ctypes.data % MAP_BYTES
     out = storage[at : at + MAP_BYTES]
@@ -63,7 +65,7 @@ def axes_of(
     """By axis of a map, the innermost first: its extent, the side of the box along it,
     and the bytes between neighbours."""
     assert isinstance(box.rows, int)  # see TmaBox.at
-    columns, rows, stack = (*reversed(shape), 1)[:3]
+    *stack, rows, columns = shape
     row = columns * itemsize
     axes = [(columns, box.columns, itemsize), (rows, box.rows, row)]
     if box.halves:
@@ -73,7 +75,7 @@ def axes_of(
             (2, 2, rows // 2 * row),
             (rows // pairs, box.rows // pairs, _TOGETHER * row),
         ]
-    return [*axes, (stack, 1, rows * row)]
+    return [*axes, (prod(stack), 1, rows * row)]
 
 
 def _refused(
