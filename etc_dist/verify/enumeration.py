@@ -156,6 +156,28 @@ class Enumeration:
                     free[block.base : block.base + block.count, k] = NONE
         return free
 
+    @cached_property
+    def _turn(self) -> tuple[Array, Array]:
+        """Of each task: the number of its loops, NONE without, and of its turn."""
+        loops, turn = np.full((2, self.tasks), NONE)
+        known: dict[tuple[str, ...], int] = {}
+        for block in self.blocks:
+            here = slice(block.base, block.base + block.count)
+            if axes := block.call.loop_axes:
+                loops[here] = known.setdefault(block.call.loop_names, len(known))
+                turn[here] = 0
+                for axis in axes:
+                    turn[here] *= int(axis.extent.evaluate(block.env))
+                    turn[here] += block.values(axis.symbol)
+        return loops, turn
+
+    def is_later_turn(self, first: Array, second: Array) -> Mask:
+        """Whether the second task is in the same loops, in a later turn."""
+        loops, turn = self._turn
+        is_same = (loops[first] == loops[second]) & (loops[first] != NONE)
+        later: Mask = is_same & (turn[second] > turn[first])
+        return later
+
     def block(self, task: int) -> Block:
         bases = [b.base for b in self.blocks]
         return self.blocks[int(np.searchsorted(bases, task, side="right")) - 1]

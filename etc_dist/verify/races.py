@@ -43,7 +43,11 @@ class Races:
             if loose.size:
                 self.suspects.append((cells, first[loose], second[loose]))
         if complete and not cells.tensor.is_given and unwritten[0].size:
-            self.unwritten.append((cells, *unwritten))
+            read, write = unwritten
+            # A gather need not read what a later turn is the first to write.
+            later = self.tasks.is_later_turn(cells.task[read], cells.task[write])
+            needed = ~(cells.gathered[read] & later)
+            self.unwritten.append((cells, read[needed], write[needed]))
 
     def faults(self) -> list[Fault]:
         tally = Tally()

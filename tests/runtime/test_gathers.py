@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from etc_dist.errors import GraphError, RaceError
-from etc_dist.ir import Graph, device_function, graph_function
+from etc_dist.ir import Graph, device_function, graph_function, minimum
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import schedule_dynamic, schedule_static
 from etc_dist.verify.verify import verify
@@ -112,6 +112,48 @@ def test_writes_that_are_ordered_after_a_gather_are_refused(schedule):
         "gather[one=0] on rank 0 reads box[0:1, 0:4] on rank 0 before double[i=0] on "
         "rank 0, the first to write it"
     ) in refused(schedule(gathering(1, first="reader"))).got
+
+
+@graph_function
+def gathering_in_turns(g: Graph, *, reader: Any = gather) -> None:
+    """Turn n writes row n of box; then a row is gathered."""
+    x, at = g.input("x", (3, 4), "float32"), g.input("at", (3, 1), "int32")
+    box, y = g.local("box", (3, 4), "float32"), g.output("y", (3, 4), "float32")
+    end = g.output("end", (4,), "float32")
+    written = g.events("written", (3,), expects=1)
+    read = g.events("read", (4,), expects=lambda n: minimum(n, 1))
+    with g.loop(turn=3) as turn:
+        g.call(
+            double,
+            g.grid(one=1),
+            reads=[x[turn, :]],
+            writes=[box[turn, :]],
+            waits=[read[turn]],
+            notifies=[written[turn]],
+        )
+        g.call(
+            reader,
+            g.grid(one=1),
+            reads=[box[:, :], at[turn, :]],
+            writes=[y[turn, :]],
+            waits=[written[turn]],
+            notifies=[read[turn + 1]],
+        )
+    (one,) = grid = g.grid(one=1)
+    g.call(
+        double,
+        grid,
+        name="copy",
+        reads=[x[one, :]],
+        writes=[end[:]],
+        waits=[read[3]],
+    )
+
+
+def test_rows_of_later_turns_may_be_gathered_from(schedule):
+    verify(schedule(gathering_in_turns(1)), {}, 4)
+    error = refused(schedule(gathering_in_turns(1, reader=take)))
+    assert "the first to write it" in error.got
 
 
 def test_gathers_change_the_key_of_a_proof():
