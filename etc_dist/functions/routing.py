@@ -51,7 +51,9 @@ class Routing:
         gathers: tuple[int, ...] = (),
         reads_before_wait: tuple[int, ...] = (),
         tile: Mapping[int, Operand] | None = None,
+        constants: Mapping[str, float] | None = None,
     ) -> DeviceFunction:
+        """constants: in addition to those of the routing."""
         return DeviceFunction(
             name=name,
             body=body,
@@ -66,6 +68,7 @@ class Routing:
                 "kSplit": int(self.split),
                 "kTileRows": self.tile_rows,
                 "kTopK": self.top_k,
+                **(constants or {}),
             },
             gathers=gathers,
             reads_before_wait=reads_before_wait,

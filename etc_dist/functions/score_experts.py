@@ -22,11 +22,11 @@ def score_experts(routing: Routing) -> DeviceFunction:
     def body(x: Any, router: Any, logits: Any) -> None:
         logits[...] = x.astype(np.float32) @ router.astype(np.float32).T
 
-    few = Extent(most=GROUP_EXPERTS)
+    few, rows = Extent(most=GROUP_EXPERTS), Extent(most=BLOCK, name="rows")
     logits_columns = Extent(most=GROUP_EXPERTS, multiple=4, begins=4)
     tile = {
-        0: Operand((BLOCK, "hidden"), routing.element, contiguous=True),
-        1: Operand((few, "hidden"), routing.element, contiguous=True),
-        2: Operand((BLOCK, logits_columns), "float32"),
+        0: Operand((rows, "hidden"), routing.element, contiguous=True),
+        1: Operand((few, "hidden"), routing.element, contiguous=True, leading=True),
+        2: Operand((rows, logits_columns), "float32"),
     }
     return routing.function("score_experts", TENSOR, 2, 1, body, tile=tile)

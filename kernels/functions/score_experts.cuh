@@ -15,7 +15,7 @@ struct score_experts {
   using Part = float[2][kBlocks][4];  // of a thread: fragments of 16 tokens x 8 experts
 
   ETC_DEVICE static void run(const Task& task) {
-    const i32 experts = task.template operand<1>().size[0];
+    const i32 experts = num_experts(task.template operand<1>());
     if (experts <= 8) {
       score<1>(task);
     } else if (experts <= 16) {
@@ -26,6 +26,12 @@ struct score_experts {
   }
 
  private:
+  // The last two axes are experts and columns.
+  template <class Router>
+  ETC_DEVICE static i32 num_experts(const Router& router) {
+    return router.size[Router::kRank - 2];
+  }
+
   // Scores kBlocks x 8 experts.
   template <int kBlocks>
   ETC_DEVICE static void score(const Task& task) {
@@ -58,7 +64,7 @@ struct score_experts {
     for (int m = 0; m < 4; ++m) at_x[m] = u32(minimum(g + m * 8, x.size[0] - 1) * depth) * 2;
 #pragma unroll
     for (int n = 0; n < kBlocks; ++n) {
-      at_w[n] = u32(minimum(g + n * 8, router.size[0] - 1) * depth) * 2;
+      at_w[n] = u32(minimum(g + n * 8, num_experts(router) - 1) * depth) * 2;
     }
     const i32 own = thread / 32 * 32 + q * 8;  // in each slice of k
     uint4 a[kAhead][4], b[kAhead][kBlocks];

@@ -104,9 +104,13 @@ struct tile_matmul : Roles {
     if constexpr (Call::kGated) ptx::prefetch_map(Call::template box<2>(run.g, c));
   }
 
-  // The stages of a worker.
+  // The stages of a worker; 0 for a task that has nothing to write.
   template <class Program>
   ETC_DEVICE static u32 size(const Run<Program>& run, const typename Call::Coord& c) {
+    if constexpr (Call::kLoads) {
+      const auto y = Call::template operand<Call::kReads>(run.g, c);
+      if (y.size[0] <= 0 || y.size[1] <= 0) return 0;
+    }
     const TileShape shape = shape_of(run);
     const u32 depth = shape.depth << u32(shape.split == kSplitK);
     return TileSize{(num_steps<Call>(run, c) + depth - 1) / depth, shape.number}.packed();

@@ -1,0 +1,63 @@
+// RMSNorm of the sum of a residual and the weighted outputs of a row's experts.
+#pragma once
+#include "functions/rms_norm.cuh"
+
+namespace etc {
+
+// The weighted sum of a row's outputs, in float, in the order of its choices. Lane k of a warp has
+// the k-th choice; a place below 0 has no output.
+template <class Task>
+struct AddedExperts {
+  using Vectors = RowVectors<Task>;
+  static constexpr int kTopK = Task::kTopK;
+  static constexpr int kTogether = kTopK < 8 ? kTopK : 8;  // outputs in flight
+  static_assert(kTopK <= 32);
+
+  u64 first, row_bytes;
+  i32 place;
+  float weight;
+
+  ETC_DEVICE explicit AddedExperts(const Task& task) {
+    const auto places = task.template operand<0>();
+    const auto weights = task.template operand<1>();
+    const auto outputs = task.template operand<2>();
+    const i32 k = minimum(task.thread % 32, kTopK - 1);
+    place = i32(ptx::load4_l2(u64(places.at() + k)));
+    weight = __uint_as_float(ptx::load4_l2(u64(weights.at() + k)));
+    first = u64(outputs.at()), row_bytes = u64(outputs.stride[0]) * 2;
+  }
+
+  // NOTE: one vector after the other, since the outputs of all would need too many registers.
+  ETC_DEVICE void add(i32 column, i32 columns, typename Vectors::Sums& sums) const {
+#pragma unroll
+    for (int i = 0; i < Vectors::kAtOnce; ++i) {
+      const i32 at = column + i * Vectors::kStep;
+#pragma unroll 1
+      for (int k = 0; k < kTopK; k += kTogether) add_some(k, at * 2, at < columns, sums[i]);
+    }
+  }
+
+ private:
+  ETC_DEVICE void add_some(
+      int begin, i32 bytes, bool is_inside, Sum8<Task::kIsHalf>& sum) const {
+    uint4 v[kTogether];
+    i32 from[kTogether];
+#pragma unroll
+    for (int k = 0; k < kTogether; ++k) {
+      from[k] = __shfl_sync(~0u, place, (begin + k) & 31);
+      if (begin + k >= kTopK) from[k] = -1;
+      const u64 row = first + u64(maximum(from[k], 0)) * row_bytes;
+      v[k] = ptx::load16_l2_if(is_inside && from[k] >= 0, row + bytes);
+    }
+#pragma unroll
+    for (int k = 0; k < kTogether; ++k) {
+      const float own = __shfl_sync(~0u, weight, (begin + k) & 31);
+      if (from[k] >= 0) sum.add(v[k], own);
+    }
+  }
+};
+
+template <class Task>
+struct add_experts_norm : NormalizedRow<Task, AddedExperts<Task>> {};
+
+}  // namespace etc

@@ -1,0 +1,105 @@
+"""Routing of a step's rows: both bodies against a loop over rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from etc_dist.emulate import Emulator
+from etc_dist.functions.best_experts import best_experts
+from etc_dist.functions.route_rows import MOST_ROWS, route_rows
+from etc_dist.functions.routing import Routing
+from etc_dist.ir import Graph, graph_function, minimum, span
+from etc_dist.runtime.cpu import simulate
+from etc_dist.schedule import schedule_static
+from tests.functions.compiled import check_compiled
+
+QWEN, FEW = Routing(128, 8, True, "bfloat16"), Routing(24, 4, False, "bfloat16")
+
+
+@graph_function
+def routed(g: Graph, *, routing: Routing) -> None:
+    rows, tiles = g.dims("rows tiles")
+    numbers = g.dims("tile_rows stride gathers")
+    top_k = routing.top_k
+    logits = g.input("logits", (rows, routing.experts), "float32")
+    position = g.input("position", (rows,), "int32")
+    ids = g.output("ids", (rows, top_k), "int32")
+    weights = g.output("weights", (rows, top_k), "float32")
+    place = g.output("place", (rows, top_k), "int32")
+    expert = g.output("expert", (tiles,), "int32")
+    count = g.output("count", (tiles,), "int32")
+    here = span(0, minimum(MOST_ROWS, rows))
+    g.call(
+        route_rows(routing),
+        g.grid(one=1),
+        reads=[logits[here, :], position[here]],
+        writes=[ids[here, :], weights[here, :], place[here, :], expert[:], count[:]],
+        values=dict(zip(("tile_rows", "stride", "gathers"), numbers, strict=True)),
+    )
+
+
+def expected(ids: Any, dims: dict[str, int], experts: int) -> Any:
+    """place, expert and count, by the rows of one expert after the other."""
+    place = np.full(ids.shape, -1)
+    expert, count = np.zeros((2, dims["tiles"]), int)
+    tile = 0
+    for e in range(experts):
+        chosen = [
+            (row, list(ids[row]).index(e)) for row in range(len(ids)) if e in ids[row]
+        ]
+        size = dims["tile_rows"]
+        parts = [chosen[i : i + size] for i in range(0, len(chosen), size)]
+        if not dims["gathers"]:
+            parts = [chosen] if chosen else []
+        for part in parts:
+            for within, (row, k) in enumerate(part):
+                at = within if dims["gathers"] else row
+                place[row, k] = tile * dims["stride"] + at
+            expert[tile] = e
+            count[tile] = len(part) if dims["gathers"] else len(ids)
+            tile += 1
+    return place, expert, count
+
+
+@pytest.mark.parametrize(
+    ("routing", "rows", "tile_rows", "gathers", "skew"),
+    [
+        (QWEN, 1, 8, 0, 0),
+        (QWEN, 7, 8, 0, 1),
+        (QWEN, 40, 8, 1, 0),
+        (QWEN, 128, 32, 1, 2),
+        (FEW, 128, 64, 1, 0),
+        (FEW, 9, 16, 0, 0),
+    ],
+)
+def test_tiles_have_the_rows_of_their_experts(
+    routing, rows, tile_rows, gathers, skew, rng, folder
+):
+    """skew: how much lower experts are preferred."""
+    logits = rng.standard_normal((rows, routing.experts)).round(1)  # with ties
+    logits -= skew * np.log1p(np.arange(routing.experts))
+    position = rng.integers(-1, 5, rows) if rows > 1 else np.zeros(1)
+    given = {"logits": logits.astype(np.float32), "position": position.astype(np.int32)}
+    dims = {"rows": rows, "tile_rows": tile_rows, "stride": tile_rows + 8}
+    dims |= {"gathers": gathers, "tiles": 2 * routing.experts}
+    graph = routed(1, routing=routing)
+    for found in (
+        simulate(schedule_static(graph), [given], dims).outputs[0],
+        Emulator(graph, folder=folder).run([given], dims)[0],
+    ):
+        ids, weights = best_experts(given["logits"], routing.top_k, routing.normalize)
+        ids[position < 0], weights[position < 0] = -1, 0
+        np.testing.assert_array_equal(found["ids"], ids)
+        np.testing.assert_allclose(found["weights"], weights, rtol=1e-5)
+        place, expert, count = expected(ids, dims, routing.experts)
+        np.testing.assert_array_equal(found["place"], place)
+        np.testing.assert_array_equal(found["expert"], expert)
+        np.testing.assert_array_equal(found["count"], count)
+
+
+@pytest.mark.parametrize("routing", [QWEN, Routing(8, 2, True, "bfloat16")])
+def test_the_cuda_body_compiles_without_spills(routing):
+    check_compiled(routed(1, routing=routing))
