@@ -13,7 +13,8 @@ from benchmarks.device import DTYPES, Call, Device, Gpu, seed_of
 from benchmarks.workload import DTYPE, SMALL
 from etc_dist import Program, compile
 from etc_dist.models.config import ModelConfig
-from etc_dist.models.decoder import MATMULS, decoder_graph
+from etc_dist.models.decoder import decoder_graph
+from etc_dist.models.sizes import MATMULS
 from etc_dist.models.step_policy import StepPolicy
 from etc_dist.models.weights import weight_shapes
 from etc_dist.ops.matmul_policy import SHAPES

@@ -12,6 +12,8 @@ pages.py        the pages of the cache
 rows.py         the numbers of a step
 step_policy.py  tiles and slices of a step
 decoder.py      the graph of a decoder's step
+sizes.py        the sizes that its program is compiled for
+experts.py      the mixture of experts in it
 extras.py       packages that only models need
 """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,16 @@ import numpy as np
 
 from etc_dist.errors import ArgumentError
 from etc_dist.functions.rotary import HEAD_DIMS, frequencies, rotary_table
-from etc_dist.models.decoder import DecoderSizes
+from etc_dist.models.experts import MOST_CHOICES, MOST_EXPERTS, Mixture
+from etc_dist.models.sizes import DecoderSizes
 
-ARCHITECTURES = {"LlamaForCausalLM": False, "Qwen3ForCausalLM": True}
+QWEN_MOE, MIXTRAL = "Qwen3MoeForCausalLM", "MixtralForCausalLM"
+ARCHITECTURES = {
+    "LlamaForCausalLM": False,
+    "Qwen3ForCausalLM": True,
+    QWEN_MOE: True,
+    MIXTRAL: False,
+}
 """The models, and whether they normalize each query and key."""
 ROPES = ("default", "linear", "llama3", "factors")
 
@@ -36,8 +43,8 @@ VARIANT_FIX = "use a model of which each variant is implemented"
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The sizes of a model. rope: its scaling, as config.json has it. stop_tokens: the
-    ids that end a text."""
+    """The sizes of a model. inner: of an MLP, or of each expert. rope: its scaling, as
+    config.json has it. stop_tokens: the ids that end a text. mixture: its experts."""
 
     architecture: str
     layers: int
@@ -53,6 +60,7 @@ class ModelConfig:
     rope: Mapping[str, Any]
     is_tied: bool
     stop_tokens: tuple[int, ...]
+    mixture: Mixture | None = None
 
     def sizes(self, page_size: int, dtype: str = "bfloat16") -> DecoderSizes:
         return DecoderSizes(
@@ -63,6 +71,7 @@ class ModelConfig:
             ARCHITECTURES[self.architecture],
             page_size,
             dtype,
+            self.mixture,
         )
 
     def cos_sin(self, positions: int) -> Any:
@@ -168,7 +177,9 @@ def parse_config(given: Mapping[str, Any], path: Path) -> ModelConfig:
         architecture=name,
         layers=size("num_hidden_layers", most=MOST_LAYERS),
         hidden=size("hidden_size"),
-        inner=size("intermediate_size"),
+        inner=size(
+            "moe_intermediate_size" if name == QWEN_MOE else "intermediate_size"
+        ),
         vocabulary=size("vocab_size"),
         heads=heads,
         kv_heads=size("num_key_value_heads", heads),
@@ -179,9 +190,46 @@ def parse_config(given: Mapping[str, Any], path: Path) -> ModelConfig:
         rope=rope,
         is_tied=given.get("tie_word_embeddings") is True,
         stop_tokens=_stop_tokens(given.get("eos_token_id"), path),
+        mixture=_mixture(name, given, size),
     )
     _check_variants(given, found, path)
     return found
+
+
+def _mixture(
+    architecture: str, given: Mapping[str, Any], size: Callable[..., int]
+) -> Mixture | None:
+    """size(key, default, most): a number of config.json, checked."""
+    if architecture not in (QWEN_MOE, MIXTRAL):
+        return None
+    keys = ["num_local_experts", "num_experts"]
+    if architecture == QWEN_MOE and given.get("num_experts") is not None:
+        keys.reverse()
+    experts = size(keys[0], most=MOST_EXPERTS)
+    top_k = size("num_experts_per_tok", most=min(experts, MOST_CHOICES))
+    normalizes = architecture == MIXTRAL or given.get("norm_topk_prob") is True
+    return Mixture(experts, top_k, normalizes)
+
+
+def _expert_variants(
+    given: Mapping[str, Any], found: ModelConfig, mixture: Mixture
+) -> dict[str, bool]:
+    """The variants of experts, and whether this model's is implemented."""
+    shared = ("shared_expert_intermediate_size", "n_shared_experts")
+    window = given.get("sliding_window") if found.architecture == MIXTRAL else None
+    normalizes = given.get("norm_topk_prob")
+    return {
+        "experts in a multiple of 8": mixture.experts % 8 == 0,
+        "no shared experts": not any(given.get(key) for key in shared),
+        "no mlp_only_layers": not given.get("mlp_only_layers"),
+        "decoder_sparse_step 1": given.get("decoder_sparse_step") in (None, 1),
+        "norm_topk_prob true or false": normalizes is None
+        or isinstance(normalizes, bool),
+        "scoring_func softmax": given.get("scoring_func") in (None, "softmax"),
+        "no groups of experts": given.get("n_group") in (None, 1),
+        "routed_scaling_factor 1": given.get("routed_scaling_factor") in (None, 1),
+        "sliding_window null": window is None,
+    }
 
 
 def _check_variants(given: Mapping[str, Any], found: ModelConfig, path: Path) -> None:
@@ -203,6 +251,8 @@ def _check_variants(given: Mapping[str, Any], found: ModelConfig, path: Path) ->
             size % 8 for size in (found.hidden, found.inner, found.vocabulary)
         ),
     }
+    if found.mixture is not None:
+        variants |= _expert_variants(given, found, found.mixture)
     missing = [wanted for wanted, holds in variants.items() if not holds]
     if missing:
         raise _refused(path, "; ".join(missing), "another variant", VARIANT_FIX)

@@ -8,11 +8,10 @@ stacked weights, so that one program serves every depth.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from etc_dist.functions.add_ranks_norm import add_ranks_norm
-from etc_dist.functions.append_kv import PagedCache, append_kv
+from etc_dist.functions.append_kv import append_kv
 from etc_dist.functions.attend import HEADS, attend
 from etc_dist.functions.best_column import best_column, best_tile
 from etc_dist.functions.check_rows import CHECKS, add_row_checks
@@ -37,6 +36,8 @@ from etc_dist.ir import (
     tile,
 )
 from etc_dist.models.decoder_ranks import Places, best_of_ranks, buffers_of_sums
+from etc_dist.models.experts import EXPERT_MATMULS, MixtureCalls
+from etc_dist.models.sizes import DecoderSizes
 from etc_dist.ops.matmul_policy import SHAPES
 from etc_dist.ops.order import tile_grid
 
@@ -44,33 +45,6 @@ BEST_COLUMNS = 1024
 """Logits of a row of which one task finds the largest; a multiple of 8."""
 MANY_ROWS = 32
 """From so many rows on, a task combines the slices of all heads of a row."""
-MATMULS = ("qkv", "o", "gate_up", "down", "head")
-"""The matmuls of a step; the dims `<name>_shape` choose their tiles."""
-
-
-@dataclass(frozen=True)
-class DecoderSizes:
-    """The sizes of a decoder that are fixed when its program is compiled.
-
-    norm_eps: the epsilon of each RMSNorm. normalizes_heads: each query and key is
-    normalized, too. page_size: positions in a page of the cache."""
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-    norm_eps: float = 1e-6
-    normalizes_heads: bool = False
-    page_size: int = 64
-    dtype: str = "bfloat16"
-
-    @property
-    def group(self) -> int:
-        return self.heads // self.kv_heads
-
-    @property
-    def paged(self) -> PagedCache:
-        eps = self.norm_eps if self.normalizes_heads else None
-        return PagedCache(self.head_dim, self.page_size, self.dtype, eps)
 
 
 @graph_function
@@ -99,11 +73,10 @@ def decoder_graph(
         step.attend(layer)
         attended = step.done["combine"][layer]
         step.multiply("o", step.attention, step.deltas["o"], attended, layer)
-        step.add_norm("mlp_norm", layer, "o", layer, step.middle[layer])
-        step.multiply("gate_up", step.normed, step.active, step.middle[layer], layer)
-        activated = step.done["gate_up"][layer]
-        step.multiply("down", step.active, step.deltas["down"], activated, layer)
-        step.add_norm("norm", layer + 1, "down", layer, step.ready[layer + 1])
+        if step.mixture is None:
+            step.add_mlp(layer)
+        else:
+            step.mix(step.mixture, layer)
     step.pick(best_columns)
 
 
@@ -121,7 +94,11 @@ class _Step:
         self.all_ids = self.vocabulary
         if g.world_size > 1:
             self.all_ids = g.let("all_ids", g.world_size * self.vocabulary)
-        self.shape = {name: g.dims(f"{name}_shape") for name in MATMULS}
+        self.shape = {
+            name: g.dims(f"{name}_shape")
+            for name in sizes.matmuls
+            if name not in EXPERT_MATMULS
+        }
         self.done: dict[str, EventTensor] = {}
         self._add_inputs()
         self._add_buffers()
@@ -159,6 +136,7 @@ class _Step:
                 ("gate_up", ("w_gate", "w_up"), inner, hidden),
                 ("down", ("w_down",), hidden, inner),
             )
+            if name in sizes.matmuls
         }
         self.weights["head"] = [g.input("w_head", (self.vocabulary, hidden), dtype)]
         self.cache = g.state(
@@ -166,6 +144,12 @@ class _Step:
         )
         self.logits = g.output("logits", (self.rows, self.vocabulary), dtype)
         self.next_ids = g.output("next_ids", (self.rows,), "int32")
+        self.mixture: MixtureCalls | None = None
+        if sizes.mixture is not None:
+            of = self.rows, layers, hidden, inner
+            self.mixture = MixtureCalls(
+                g, sizes.mixture, dtype, self.shapes, of, self.position
+            )
 
     def _add_buffers(self) -> None:
         g, sizes, rows, dtype = self.g, self.sizes, self.rows, self.sizes.dtype
@@ -178,7 +162,8 @@ class _Step:
         self.deltas = buffers_of_sums(g, ("o", "down"), (rows, self.hidden), dtype)
         self.qkv = g.local("qkv", (rows, width), dtype)
         self.attention = g.local("attention", (rows, heads), dtype)
-        self.active = g.local("active", (rows, self.inner), dtype)
+        if self.mixture is None:
+            self.active = g.local("active", (rows, self.inner), dtype)
         shape = rows, sizes.heads, self.slices
         self.sums = g.local("sums", (*shape, sizes.head_dim), "float32")
         self.stats = g.local("stats", (*shape, 2), "float32")
@@ -321,8 +306,31 @@ class _Step:
             notifies=[combined[layer]],
         )
 
+    def add_mlp(self, layer: Expr) -> None:
+        """The dense MLP of a layer."""
+        middle, ready, y = self.middle[layer], self.ready[layer + 1], self.normed
+        self.add_norm("mlp_norm", layer, "o", layer, middle, y)
+        self.multiply("gate_up", y, self.active, middle, layer)
+        activated = self.done["gate_up"][layer]
+        self.multiply("down", self.active, self.deltas["down"], activated, layer)
+        self.add_norm("norm", layer + 1, "down", layer, ready, y)
+
+    def mix(self, mixture: MixtureCalls, layer: Expr) -> None:
+        """The mixture of experts of a layer."""
+        middle, ready = self.middle[layer], self.ready[layer + 1]
+        self.add_norm("mlp_norm", layer, "o", layer, middle, mixture.x)
+        ended = mixture.add(layer, middle)
+        gain, eps = self.gains["norm"][layer + 1, :], self.sizes.norm_eps
+        mixture.add_norm(layer, ended, ready, self.residual, gain, self.normed, eps)
+
     def add_norm(
-        self, name: str, number: Expr, of: str, layer: Expr, notify: EventRef
+        self,
+        name: str,
+        number: Expr,
+        of: str,
+        layer: Expr,
+        notify: EventRef,
+        y: Tensor,
     ) -> None:
         """Adds the results of matmul `of` to the residual, and normalizes it by gain
         `number` of `name`."""
@@ -337,7 +345,7 @@ class _Step:
             grid,
             name=f"add_{name}",
             reads=[added, self.residual[own], self.gains[name][number, :]],
-            writes=[self.residual[own], self.normed[own]],
+            writes=[self.residual[own], y[own]],
             waits=[self.done[of][layer]],
             notifies=[notify],
         )

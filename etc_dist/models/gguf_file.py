@@ -10,12 +10,17 @@ from typing import Any
 import numpy as np
 
 from etc_dist.errors import ArgumentError
-from etc_dist.models.config import ModelConfig, parse_config
+from etc_dist.models.config import QWEN_MOE, ModelConfig, parse_config
+from etc_dist.models.experts import Mixture
 from etc_dist.models.extras import extra_module
 from etc_dist.models.part import WHOLE, Part
 from etc_dist.models.weights import stack_weights
 
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3moe": QWEN_MOE,
+}
 PAIRED = ("llama",)
 """Architectures whose queries and keys are stored with the two elements that the
 rotary embedding rotates next to each other."""
@@ -33,7 +38,12 @@ LAYER_TENSORS = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
 }
+"""Those of experts are stacked; {} stands for the number of one."""
 KEYS = {
     "embedding_length",
     "feed_forward_length",
@@ -103,6 +113,10 @@ class GgufFile:
             "tie_word_embeddings": "output.weight" not in names,
             "eos_token_id": sorted({stop for stop in stops if stop is not None}),
             "rope_scaling": self._rope(of),
+            "moe_intermediate_size": of("expert_feed_forward_length"),
+            "num_experts": of("expert_count"),
+            "num_experts_per_tok": of("expert_used_count"),
+            "norm_topk_prob": True,
         }
         known = {key: value for key, value in given.items() if value is not None}
         config = parse_config(known, self.path)
@@ -111,6 +125,7 @@ class GgufFile:
 
     def _refuse_variants(self, kind: str, config: ModelConfig) -> None:
         """Refuse metadata that changes the model in a way that is not implemented."""
+        mixture = config.mixture or Mixture(0, 0, normalizes=True)
         neutral = {
             "rope.dimension_count": config.head_dim,
             "rope.scale_linear": 1.0,
@@ -118,8 +133,12 @@ class GgufFile:
             "attention.value_length": config.head_dim,
             "attention.sliding_window": 0,
             "attention.causal": True,
-            "expert_count": 0,
-            "expert_used_count": 0,
+            "expert_count": mixture.experts,
+            "expert_used_count": mixture.top_k,
+            "expert_feed_forward_length": config.inner,
+            "expert_shared_count": 0,
+            "expert_gating_func": 1,  # softmax
+            "expert_weights_norm": mixture.normalizes,
         }
         found = []
         for name, field in self._reader.fields.items():
@@ -176,7 +195,9 @@ class GgufFile:
             count = heads.get(name.removesuffix(".weight"))
             if paired and count and len(values) % (2 * count) == 0:
                 values = _halves(values, count)
-            yield f"model.layers.{layer}.{own}.weight", values
+            parts = values if "{}" in own else [values]
+            for expert, part in enumerate(parts):
+                yield f"model.layers.{layer}.{own.format(expert)}.weight", part
 
     def _values(self, tensor: Any) -> Any:
         try:

@@ -27,8 +27,9 @@ def load(
     world: World | None = None,
 ) -> Model:
     """The model in `path`: a Hugging Face folder with config.json and safetensors
-    files, or a GGUF file. Llama and Qwen3 (dense). Collective; a world of several ranks
-    splits heads, inner width and vocabulary, and each rank loads its part alone.
+    files, or a GGUF file. Llama, Qwen3, Qwen3-MoE and Mixtral. Collective; a world of
+    several ranks splits heads, inner width and vocabulary, and each rank loads its part
+    alone.
 
     batch: requests at once, up to 128. positions: tokens of a request, its prompt
     included; default: those of the model, at most 2048. page_size: positions of a page

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from math import prod
 from typing import Any, Self
 
 import numpy as np
@@ -14,6 +15,7 @@ from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.batch import Batch
 from etc_dist.models.config import ModelConfig
 from etc_dist.models.decoder import decoder_graph
+from etc_dist.models.experts import Mixture
 from etc_dist.models.pages import PageTable
 from etc_dist.models.part import Part, check_ranks
 from etc_dist.models.rows import RowArrays, check_rows
@@ -82,6 +84,9 @@ class Model:
             "next_ids": self._empty((self.most_rows,), "int32"),
             "logits": self._empty((self.most_rows, own.vocabulary), dtype),
         }
+        if config.mixture is not None:
+            most = config.layers * self.most_rows * config.mixture.top_k
+            self._chosen = self._empty((most,), "int32")
         self._bound: dict[tuple[int, ...], Bound] = {}
         self._last_rows = 0
 
@@ -157,6 +162,8 @@ class Model:
             bound = self._bound.get(key)
             if bound is None:
                 outputs = {name: a[:count] for name, a in self._outputs.items()}
+                if self.config.mixture is not None:
+                    outputs["experts"] = self._experts(count, self.config.mixture)
                 arrays = {**self._arrays, **given, **outputs}
                 bound, _ = self.program.bind_arrays(arrays, dims, None)
                 self._bound[key] = bound
@@ -182,6 +189,11 @@ class Model:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.close()
+
+    def _experts(self, rows: int, mixture: Mixture) -> Any:
+        """The array of the experts that a step's rows choose."""
+        shape = self.config.layers, rows, mixture.top_k
+        return self._chosen[: prod(shape)].reshape(shape)
 
     def _capacity(self, dims: Mapping[str, int]) -> list[Mapping[str, int]]:
         """The dims of all steps, whose memory is allocated at once."""

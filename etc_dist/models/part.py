@@ -56,6 +56,8 @@ def check_ranks(config: ModelConfig, count: int) -> None:
             config.vocabulary % (EIGHT * count)
         ),
     }
+    if config.mixture is not None:
+        faults["one rank for a mixture of experts"] = count > 1
     broken = [text for text, fault in faults.items() if fault]
     if broken:
         raise ArgumentError(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from etc_dist.functions.attend import HEADS
 from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.models.config import ModelConfig
-from etc_dist.ops.matmul_policy import SHAPES, choose
+from etc_dist.models.experts import Mixture
+from etc_dist.ops.matmul_policy import MOST_SWAPPED_ROWS, SHAPES, choose, estimate
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """The numbers of rows of a step. Others are padded to the next one, so that there are
@@ -17,6 +19,12 @@ SLICE_POSITIONS = 128
 """Positions that a slice of attention has at least: the warps of a worker have some
 each."""
 MOST_SLICES = 16
+MEAN_ROWS = 3
+"""Rows of an expert's tile, as a multiple of the mean of all experts."""
+TASK_US = 0.3
+"""Of a tile of an expert: the begin of a task."""
+LEAST_TILE = 8
+"""Rows of such a tile at least: the tensor cores multiply no fewer."""
 
 
 def padded(rows: int) -> int:
@@ -38,6 +46,8 @@ class StepPolicy:
             f"{name}_shape": self._shape(rows, n, k, gated=name == "gate_up")
             for name, (n, k) in self._matmuls().items()
         }
+        if self.config.mixture is not None:
+            shapes |= self._expert_shapes(rows, self.config.mixture)
         return {**shapes, "slices": self._slices(rows, longest)}
 
     def capacity(self, most_rows: int, positions: int) -> list[Mapping[str, int]]:
@@ -50,13 +60,56 @@ class StepPolicy:
         config = self.config
         heads = config.heads * config.head_dim
         width = heads + 2 * config.kv_heads * config.head_dim
-        return {
+        found = {
             "qkv": (width, config.hidden),
             "o": (config.hidden, heads),
-            "gate_up": (2 * config.inner, config.hidden),
-            "down": (config.hidden, config.inner),
             "head": (config.vocabulary, config.hidden),
         }
+        if config.mixture is None:
+            found["gate_up"] = 2 * config.inner, config.hidden
+            found["down"] = config.hidden, config.inner
+        return found
+
+    def _expert_shapes(self, rows: int, mixture: Mixture) -> dict[str, int]:
+        """Tiles of as many rows as most experts have, and the widths that take the
+        least time for as many experts as rows of a uniform choice have."""
+        mean = rows * mixture.top_k / mixture.experts
+        heights = sorted({shape.rows for shape in self.shapes})
+        wanted = min(rows, max(LEAST_TILE, math.ceil(MEAN_ROWS * mean)))
+        fitting = [n for n in heights if n >= wanted] or heights
+        height = min(fitting[0], max(n for n in heights if n <= MOST_SWAPPED_ROWS))
+        unused = (1 - mixture.top_k / mixture.experts) ** rows
+        groups = math.ceil(mixture.experts * (1 - unused))
+        config = self.config
+        return {
+            "expert_up_shape": self._grouped_shape(
+                height, groups, 2 * config.inner, config.hidden, gated=True
+            ),
+            "expert_down_shape": self._grouped_shape(
+                height, groups, config.hidden, config.inner
+            ),
+        }
+
+    def _grouped_shape(
+        self, height: int, groups: int, n: int, k: int, *, gated: bool = False
+    ) -> int:
+        """The tiles of `height` rows for matrices [n, k] of `groups` experts."""
+
+        def cost(number: int) -> float:
+            shape = self.shapes[number]
+            tiles = -(-n // shape.columns)
+            if self.workers is None:
+                return tiles
+            of_all = groups * tiles * shape.columns
+            waves = 2 * groups * tiles / self.workers
+            return TASK_US * waves + estimate(shape, height, of_all, k, self.workers)
+
+        known = [
+            number
+            for number, shape in enumerate(self.shapes)
+            if shape.rows == height and (shape.may_be_gated or not gated)
+        ]
+        return min(known, key=cost)
 
     def _shape(self, rows: int, n: int, k: int, *, gated: bool) -> int:
         if self.workers is not None:

@@ -11,11 +11,14 @@ import numpy as np
 
 from etc_dist.errors import ArgumentError
 from etc_dist.ir.tensor import numpy_dtype
-from etc_dist.models.config import ARCHITECTURES, ModelConfig
+from etc_dist.models.config import ARCHITECTURES, MIXTRAL, ModelConfig
 from etc_dist.models.part import SPLIT_AXES, WHOLE, Part
 from etc_dist.models.safetensors_file import FIX, read_tensors
 
 LAYER = "model.layers.{}."
+MLP_NAMES = ("mlp", "gate_proj", "up_proj", "down_proj")
+EXPERT_NAMES = {MIXTRAL: ("block_sparse_moe", "w1", "w3", "w2")}
+"""The MLP or the block of experts in a layer, and its gate, up and down."""
 IGNORED = (".rotary_emb.inv_freq",)
 """The ends of names of tensors that follow from the configuration."""
 
@@ -51,7 +54,7 @@ def stack_weights(
         raise _refused(path, "weights that fit in memory", str(error)) from error
     missing = set(places)
     faults = []
-    for name, stored in tensors:
+    for name, stored in _of_experts(tensors, config):
         if name.endswith(IGNORED) or (config.is_tied and name == "lm_head.weight"):
             continue
         if name not in places:
@@ -110,9 +113,15 @@ def weight_shapes(
         "mlp_norm": (layers, hidden),
         "w_qkv": (layers, width, hidden),
         "w_o": (layers, hidden, heads),
-        "w_gate": (layers, inner, hidden),
-        "w_up": (layers, inner, hidden),
-        "w_down": (layers, hidden, inner),
+    }
+    stack: tuple[int, ...] = (layers,)
+    if config.mixture is not None:
+        stack = layers, config.mixture.experts
+        shapes["router"] = (*stack, hidden)
+    shapes |= {
+        "w_gate": (*stack, inner, hidden),
+        "w_up": (*stack, inner, hidden),
+        "w_down": (*stack, hidden, inner),
     }
     if not config.is_tied:
         shapes["w_head"] = (config.vocabulary, hidden)
@@ -124,17 +133,25 @@ def weight_shapes(
 def _places(config: ModelConfig) -> dict[str, tuple[str, Any]]:
     """Where each tensor of the files belongs: an array, and an index into it."""
     heads, width = (n * config.head_dim for n in (config.heads, config.kv_heads))
-    own = {
+    own: dict[str, tuple[str, Any]] = {
         "input_layernorm": ("norm", ...),
         "post_attention_layernorm": ("mlp_norm", ...),
         "self_attn.q_proj": ("w_qkv", slice(0, heads)),
         "self_attn.k_proj": ("w_qkv", slice(heads, heads + width)),
         "self_attn.v_proj": ("w_qkv", slice(heads + width, None)),
         "self_attn.o_proj": ("w_o", ...),
-        "mlp.gate_proj": ("w_gate", ...),
-        "mlp.up_proj": ("w_up", ...),
-        "mlp.down_proj": ("w_down", ...),
     }
+    block, *names = EXPERT_NAMES.get(config.architecture, MLP_NAMES)
+    targets = dict(zip(names, ("w_gate", "w_up", "w_down"), strict=True))
+    if config.mixture is None:
+        own |= {f"{block}.{name}": (to, ...) for name, to in targets.items()}
+    else:
+        own[f"{block}.gate"] = "router", ...
+        own |= {
+            f"{block}.experts.{expert}.{name}": (to, expert)
+            for expert in range(config.mixture.experts)
+            for name, to in targets.items()
+        }
     if ARCHITECTURES[config.architecture]:
         own |= {f"self_attn.{n}": (n, ...) for n in ("q_norm", "k_norm")}
     places: dict[str, tuple[str, Any]] = {
@@ -147,6 +164,26 @@ def _places(config: ModelConfig) -> dict[str, tuple[str, Any]]:
     if not config.is_tied:
         places["lm_head.weight"] = "w_head", ...
     return places
+
+
+def _of_experts(
+    tensors: Iterable[tuple[str, Any]], config: ModelConfig
+) -> Iterator[tuple[str, Any]]:
+    """Those of all experts of a layer, [experts, rows, columns], one by one. Rows of
+    gate_up_proj are those of gate, then those of up."""
+    block, gate, up, down = EXPERT_NAMES.get(config.architecture, MLP_NAMES)
+    for name, stored in tensors:
+        head, _, kind = name.rpartition(f".{block}.experts.")
+        if not head or kind not in ("gate_up_proj", "down_proj") or stored.ndim != 3:
+            yield name, stored
+            continue
+        half = stored.shape[1] // 2
+        for expert, matrix in enumerate(stored):
+            parts = {down: matrix}
+            if kind == "gate_up_proj":
+                parts = {gate: matrix[:half], up: matrix[half:]}
+            for part, rows in parts.items():
+                yield f"{head}.{block}.experts.{expert}.{part}.weight", rows
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, Any]]:

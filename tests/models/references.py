@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.config import ModelConfig, read_config
 from etc_dist.models.safetensors_file import STORED
+from etc_dist.models.weights import EXPERT_NAMES, MLP_NAMES
 
 Array = np.ndarray[Any, Any]
 
@@ -45,22 +47,47 @@ LLAMA = QWEN | {
     "tie_word_embeddings": True,
 }
 
+QWEN_MOE = QWEN | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "moe_intermediate_size": 136,
+    "norm_topk_prob": True,
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+}
+MIXTRAL = LLAMA | {
+    "architectures": ["MixtralForCausalLM"],
+    "model_type": "mixtral",
+    "num_experts_per_tok": 2,
+    "num_local_experts": 8,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+}
+
 
 class Reference(Protocol):
     """The logits of one request's next positions, in fp32; `start` gives what a request
-    keeps between calls."""
+    keeps between calls. experts [layers, positions, top_k]: those to choose."""
 
     def start(self) -> Any: ...
-    def logits(self, ids: Sequence[int], kept: Any) -> Array: ...
+    def logits(
+        self, ids: Sequence[int], kept: Any, experts: Array | None = None
+    ) -> Array: ...
 
 
 def draw_folder(
-    folder: Path, rng: np.random.Generator, given: Mapping[str, Any]
+    folder: Path,
+    rng: np.random.Generator,
+    given: Mapping[str, Any],
+    preference: Sequence[float] = (),
 ) -> ModelConfig:
-    """Write a model of random bf16 weights with the config.json `given`."""
+    """Write a model of random bf16 weights with the config.json `given`. preference:
+    about what the logits of each expert have more than at random."""
     (folder / "config.json").write_text(json.dumps(given))
     config = read_config(folder)
-    hidden, inner, dim = config.hidden, config.inner, config.head_dim
+    hidden, dim = config.hidden, config.head_dim
     heads, kv_heads = config.heads * dim, config.kv_heads * dim
     shapes: dict[str, tuple[int, ...]] = {
         "input_layernorm": (hidden,),
@@ -69,11 +96,8 @@ def draw_folder(
         "self_attn.k_proj": (kv_heads, hidden),
         "self_attn.v_proj": (kv_heads, hidden),
         "self_attn.o_proj": (hidden, heads),
-        "mlp.gate_proj": (inner, hidden),
-        "mlp.up_proj": (inner, hidden),
-        "mlp.down_proj": (hidden, inner),
-    }
-    if given["model_type"] == "qwen3":
+    } | _mlp_shapes(config)
+    if given["model_type"].startswith("qwen3"):
         shapes |= {"self_attn.q_norm": (dim,), "self_attn.k_norm": (dim,)}
     names = {
         f"model.layers.{layer}.{name}": shape
@@ -90,8 +114,35 @@ def draw_folder(
         is_gain = len(shape) == 1
         numbers = 1 + numbers / 8 if is_gain else numbers * shape[-1] ** -0.5
         tensors[f"{name}.weight"] = numbers
+    if preference:
+        _prefer(tensors, preference)
     save(folder / "model.safetensors", tensors)
     return config
+
+
+def _mlp_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    block, gate, up, down = EXPERT_NAMES.get(config.architecture, MLP_NAMES)
+    wide, tall = (config.inner, config.hidden), (config.hidden, config.inner)
+    shapes = {gate: wide, up: wide, down: tall}
+    if config.mixture is None:
+        return {f"{block}.{name}": shape for name, shape in shapes.items()}
+    experts = range(config.mixture.experts)
+    return {f"{block}.gate": (len(experts), config.hidden)} | {
+        f"{block}.experts.{expert}.{name}": shape
+        for expert in experts
+        for name, shape in shapes.items()
+    }
+
+
+def _prefer(tensors: Mapping[str, Array], preference: Sequence[float]) -> None:
+    """All embeddings have a part in common, by which the router prefers experts."""
+    embedding = tensors["model.embed_tokens.weight"]
+    embedding[:, 0] = 1
+    for name, router in tensors.items():
+        if name.endswith((".mlp.gate.weight", ".block_sparse_moe.gate.weight")):
+            router[:, 0] = np.array(preference) * (2 / embedding.shape[1]) ** 0.5
+        if name.endswith("post_attention_layernorm.weight"):
+            router[0] = 1
 
 
 def save(file: Path, tensors: Mapping[str, Array], stored: str = "BF16") -> None:
@@ -118,6 +169,9 @@ class Plain:
     ):
         """tensors: instead of those in the folder."""
         self.config = config
+        self.gap = 0.0
+        """By how much the logit of an expert that was to be chosen was below one that
+        was not, at most."""
         self.tensors = tensors or _read(folder / "model.safetensors")
         self.cos_sin = config.cos_sin(config.positions)
 
@@ -126,7 +180,12 @@ class Plain:
         empty = np.empty((0, self.config.kv_heads, self.config.head_dim), np.float32)
         return [[empty, empty] for _ in range(self.config.layers)]
 
-    def logits(self, ids: Sequence[int], kept: list[list[Array]]) -> Array:
+    def logits(
+        self,
+        ids: Sequence[int],
+        kept: list[list[Array]],
+        experts: Array | None = None,
+    ) -> Array:
         x = self._weight("model.embed_tokens")[ids]
         for layer, keys_values in enumerate(kept):
             name = f"model.layers.{layer}."
@@ -134,13 +193,44 @@ class Plain:
             attended = self._attend(y, f"{name}self_attn.", keys_values)
             x = x + attended @ self._weight(f"{name}self_attn.o_proj").T
             y = self._norm(x, f"{name}post_attention_layernorm")
-            gate = y @ self._weight(f"{name}mlp.gate_proj").T
-            up = y @ self._weight(f"{name}mlp.up_proj").T
-            active = gate / (1 + np.exp(-gate)) * up
-            x = x + active @ self._weight(f"{name}mlp.down_proj").T
+            if self.config.mixture is None:
+                x = x + self._mlp(y, f"{name}mlp.")
+            else:
+                x = x + self._mix(y, name, None if experts is None else experts[layer])
         tied = self.config.is_tied
         head = self._weight("model.embed_tokens" if tied else "lm_head")
         return self._norm(x, "model.norm") @ head.T
+
+    def _mlp(self, x: Array, name: str) -> Array:
+        _, *names = EXPERT_NAMES.get(self.config.architecture, MLP_NAMES)
+        gate, up, down = (self._weight(f"{name}{n}") for n in names)
+        left = x @ gate.T
+        return (left / (1 + np.exp(-left)) * (x @ up.T)) @ down.T
+
+    def _mix(self, x: Array, name: str, chosen: Array | None) -> Array:
+        mixture, (block, *_) = (
+            self.config.mixture,
+            EXPERT_NAMES.get(self.config.architecture, MLP_NAMES),
+        )
+        assert mixture is not None
+        logits = x @ self._weight(f"{name}{block}.gate").T
+        best = np.argsort(-logits, axis=1, kind="stable")[:, : mixture.top_k]
+        chosen = best if chosen is None else chosen
+        own, wanted = (np.take_along_axis(logits, c, axis=1) for c in (chosen, best))
+        self.gap = max(self.gap, float((wanted - own).max()))
+        weights = np.exp(own - logits.max(axis=1, keepdims=True))
+        whole = (
+            weights
+            if mixture.normalizes
+            else np.exp(logits - logits.max(axis=1, keepdims=True))
+        )
+        weights = weights / whole.sum(axis=1, keepdims=True)
+        y = np.zeros_like(x)
+        for expert in np.unique(chosen):
+            rows, k = np.nonzero(chosen == expert)
+            part = self._mlp(x[rows], f"{name}{block}.experts.{expert}.")
+            y[rows] += weights[rows, k, None] * part
+        return y
 
     def _attend(self, x: Array, name: str, keys_values: list[Array]) -> Array:
         count, dim = len(x), self.config.head_dim
@@ -188,15 +278,38 @@ class Transformers:
         self.model = AutoModelForCausalLM.from_pretrained(folder, **dtypes).eval()
         known = signature(self.model.forward).parameters
         self.cache = "cache" if "cache" in known else "past_key_values"
+        self.experts: Array | None = None
+        routers = [m for m in self.model.modules() if hasattr(m, "top_k")]
+        routers = [m for m in routers if type(m).__name__.endswith("Router")]
+        for layer, router in enumerate(routers):
+            router.register_forward_hook(partial(self._choose, config, layer))
 
     def start(self) -> Any:
         from transformers import DynamicCache
 
         return DynamicCache(config=self.model.config)
 
-    def logits(self, ids: Sequence[int], kept: Any) -> Array:
+    def _choose(
+        self, config: ModelConfig, layer: int, module: Any, given: Any, found: Any
+    ) -> Any:
+        """The result of a router for the experts that are to be chosen."""
         import torch
 
+        logits, weights, _ = found
+        if self.experts is None:
+            return found
+        chosen = torch.tensor(self.experts[layer], dtype=torch.int64)
+        own = torch.softmax(logits.float(), dim=-1).gather(1, chosen)
+        if config.mixture is not None and config.mixture.normalizes:
+            own = own / own.sum(dim=-1, keepdim=True)
+        return logits, own.to(weights.dtype), chosen
+
+    def logits(
+        self, ids: Sequence[int], kept: Any, experts: Array | None = None
+    ) -> Array:
+        import torch
+
+        self.experts = experts
         with torch.no_grad():
             found = self.model(torch.tensor([list(ids)]), **{self.cache: kept})
         return found.logits[0].float().numpy()

@@ -35,18 +35,24 @@ def draw_tensors(rng: np.random.Generator, config: dict[str, Any]) -> dict[str, 
         config[f"num_{n}_heads"] * config["head_dim"]
         for n in ("attention", "key_value")
     )
-    own = {
+    own: dict[str, tuple[int, ...]] = {
         "input_layernorm": (hidden,),
         "post_attention_layernorm": (hidden,),
         "self_attn.q_proj": (heads, hidden),
         "self_attn.k_proj": (width, hidden),
         "self_attn.v_proj": (width, hidden),
         "self_attn.o_proj": (hidden, heads),
-        "mlp.gate_proj": (inner, hidden),
-        "mlp.up_proj": (inner, hidden),
-        "mlp.down_proj": (hidden, inner),
     }
-    if config["architectures"] == ["Qwen3ForCausalLM"]:
+    if config["architectures"] == ["Qwen3MoeForCausalLM"]:
+        inner, experts = config["moe_intermediate_size"], config["num_experts"]
+        own["mlp.gate"] = experts, hidden
+        blocks = [f"mlp.experts.{expert}" for expert in range(experts)]
+    else:
+        blocks = ["mlp"]
+    for block in blocks:
+        own |= {f"{block}.{name}_proj": (inner, hidden) for name in ("gate", "up")}
+        own[f"{block}.down_proj"] = hidden, inner
+    if config["architectures"][0].startswith("Qwen3"):
         own |= {f"self_attn.{n}_norm": (config["head_dim"],) for n in "qk"}
     ids = config["vocab_size"], hidden
     shapes = {"model.embed_tokens": ids, "model.norm": (hidden,)}

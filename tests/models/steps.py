@@ -11,7 +11,7 @@ import numpy as np
 from etc_dist import Program
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.config import ModelConfig
-from etc_dist.models.decoder import MATMULS, DecoderSizes
+from etc_dist.models.sizes import DecoderSizes
 from etc_dist.runtime.arrays import inspect
 from tests.ops.arrays import Arrays
 
@@ -41,7 +41,10 @@ class Steps:
         self.arrays = Arrays(program.backend)
         self.lengths = [0] * len(positions)
         page_size = sizes.page_size
-        self.dtype = sizes.dtype
+        self.dtype, self.matmuls = sizes.dtype, sizes.matmuls
+        self.mixture = sizes.mixture
+        self.experts: Array | None = None
+        """After a step: the experts that its rows chose, [layers, rows, top_k]."""
         counts = [-(-n // page_size) for n in positions]
         numbers = iter(rng.permutation(sum(counts)))
         table = np.full((len(positions), max(counts)), NOWHERE, np.int32)
@@ -89,17 +92,29 @@ class Steps:
         logits = np.full((count, self.dims["vocabulary"]), np.nan)
         arrays["logits"] = self.arrays.put_as(logits, self.dtype)
         arrays["next_ids"] = self.arrays.put(np.full(count, -1, np.int32))
+        if self.mixture is not None:
+            chosen = self.dims["layers"], count, self.mixture.top_k
+            arrays["experts"] = self.arrays.put(np.full(chosen, -9, np.int32))
         dims = self.dims | {"rows": count, "slices": slices}
-        dims |= {f"{name}_shape": shape for name in MATMULS}
+        dims |= {f"{name}_shape": shape for name in self.matmuls}
         seen = {name: inspect(name, array) for name, array in arrays.items()}
         with self.program.world.exclusive:
             self.program.launch(self.program.bind(seen, dims))
         self.program.synchronize()
         at = np.argsort(order)[: len(places)]
+        if self.mixture is not None:
+            self.experts = self.arrays.get(arrays["experts"]).astype(np.int32)[:, at]
         return (
             self.arrays.get(arrays["logits"])[at],
             self.arrays.get(arrays["next_ids"])[at].astype(np.int32),
         )
+
+    def experts_of(self, rows: Rows) -> list[Array | None]:
+        """After a step: the experts of each request's rows."""
+        if self.experts is None:
+            return [None] * len(rows)
+        ends = np.cumsum([len(ids) for _, ids in rows])
+        return np.split(self.experts, ends[:-1], axis=1)
 
 
 @dataclass

@@ -9,6 +9,7 @@ import pytest
 
 from etc_dist.errors import ArgumentError
 from etc_dist.models.config import read_config
+from etc_dist.models.experts import Mixture
 
 SMOL = {
     "architectures": ["LlamaForCausalLM"],
@@ -92,6 +93,64 @@ def test_scaled_rotations_are_slower(tmp_path):
     ],
 )
 def test_models_that_are_not_implemented_are_refused(changes, text, tmp_path):
+    with pytest.raises(ArgumentError, match=text):
+        write(tmp_path, **changes)
+
+
+EXPERTS = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "intermediate_size": None,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+}
+MIXTRAL = {
+    "architectures": ["MixtralForCausalLM"],
+    "num_experts_per_tok": 2,
+    "num_local_experts": 8,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "mixture", "inner"),
+    [
+        (EXPERTS, Mixture(128, 8, True), 768),
+        (EXPERTS | {"norm_topk_prob": None}, Mixture(128, 8, False), 768),
+        (
+            EXPERTS | {"num_experts": None, "num_local_experts": 16},
+            Mixture(16, 8, True),
+            768,
+        ),
+        (MIXTRAL, Mixture(8, 2, True), 1536),
+    ],
+)
+def test_mixtures_of_experts_are_read(changes, mixture, inner, tmp_path):
+    found = write(tmp_path, **changes)
+    assert (found.mixture, found.inner) == (mixture, inner)
+    assert found.sizes(page_size=16).mixture == mixture
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        (EXPERTS | {"num_experts": 12}, "experts in a multiple of 8"),
+        (EXPERTS | {"num_experts": 512}, "num_experts: an integer from 1 to 256"),
+        (EXPERTS | {"num_experts_per_tok": 33}, "num_experts_per_tok: an integer"),
+        (EXPERTS | {"moe_intermediate_size": None}, "moe_intermediate_size: an"),
+        (EXPERTS | {"shared_expert_intermediate_size": 64}, "no shared experts"),
+        (EXPERTS | {"mlp_only_layers": [0]}, "no mlp_only_layers"),
+        (EXPERTS | {"decoder_sparse_step": 2}, "decoder_sparse_step 1"),
+        (EXPERTS | {"norm_topk_prob": "yes"}, "norm_topk_prob true or false"),
+        (EXPERTS | {"scoring_func": "sigmoid"}, "scoring_func softmax"),
+        (EXPERTS | {"n_group": 4}, "no groups of experts"),
+        (EXPERTS | {"routed_scaling_factor": 2.5}, "routed_scaling_factor 1"),
+        (MIXTRAL | {"num_local_experts": None}, "num_local_experts: an integer"),
+        (MIXTRAL | {"num_experts_per_tok": 9}, "an integer from 1 to 8"),
+        (MIXTRAL | {"sliding_window": 4096}, "sliding_window null"),
+    ],
+)
+def test_mixtures_that_are_not_implemented_are_refused(changes, text, tmp_path):
     with pytest.raises(ArgumentError, match=text):
         write(tmp_path, **changes)
 

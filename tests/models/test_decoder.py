@@ -13,7 +13,8 @@ from etc_dist.functions.rotary import frequencies, rotary_table
 from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir import GraphFunction
 from etc_dist.ir.tensor import numpy_dtype
-from etc_dist.models.decoder import MATMULS, DecoderSizes, decoder_graph
+from etc_dist.models.decoder import decoder_graph
+from etc_dist.models.sizes import MATMULS, DecoderSizes
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import SCHEDULES
 from tests.functions.compiled import check_compiled

@@ -8,7 +8,8 @@ import pytest
 
 from etc_dist.errors import GraphError
 from etc_dist.ir import equal, select
-from etc_dist.models.decoder import DecoderSizes, decoder_graph
+from etc_dist.models.decoder import decoder_graph
+from etc_dist.models.sizes import DecoderSizes
 from etc_dist.schedule import SCHEDULES
 from etc_dist.verify.verify import verify
 from tests.models.conftest import SHAPES

@@ -11,7 +11,14 @@ import pytest
 from etc_dist.models.weights import load_weights
 from tests.conftest import first_always
 from tests.models.conftest import FEW_ROWS
-from tests.models.references import LLAMA, QWEN, REFERENCES, draw_folder
+from tests.models.references import (
+    LLAMA,
+    MIXTRAL,
+    QWEN,
+    QWEN_MOE,
+    REFERENCES,
+    draw_folder,
+)
 from tests.models.steps import Steps, Workload, last_rows
 
 # NOTE: with bf16, transformers itself is as far from its results in fp32.
@@ -30,11 +37,15 @@ LLAMA3 = LLAMA | {
         "original_max_position_embeddings": 256,
     }
 }
+UNNORMALIZED = QWEN_MOE | {"norm_topk_prob": False}
+ZIPF = tuple(-2 * np.log1p(np.arange(32)))
+FEW = (0.0,) * 4 + (-30.0,) * 28
+"""All rows choose the same four experts."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """given: its config.json. longest: of the prompts."""
+    """given: its config.json. longest: of the prompts. preference: of experts."""
 
     name: str
     given: dict[str, Any]
@@ -43,6 +54,7 @@ class Case:
     longest: int = LONGEST
     steps: int = 64
     dtype: str = "bfloat16"
+    preference: tuple[float, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.name}-{self.dtype}-{self.batch}-{self.page_size}"
@@ -51,6 +63,13 @@ class Case:
 CASES = [
     Case("short", QWEN, 3, 16, longest=150, steps=16),
     Case("short-llama3", LLAMA3, 8, 64, longest=40, steps=4),
+    Case("experts", QWEN_MOE, 3, 16, longest=60, steps=4),
+    Case("zipf", QWEN_MOE, 32, 16, longest=9, steps=3, preference=ZIPF),
+    Case("few-experts", QWEN_MOE, 8, 64, longest=30, steps=3, preference=FEW),
+    Case("mixtral", MIXTRAL, 8, 64, longest=40, steps=4),
+    *(Case("experts", QWEN_MOE, batch, 64) for batch in (1, 8, 32, 128)),
+    Case("unnormalized", UNNORMALIZED, 3, 16),
+    Case("experts", QWEN_MOE, 8, 64, dtype="float16"),
     *(Case("qwen", QWEN, batch, page) for batch in (1, 8, 32) for page in (16, 64)),
     *(Case("wide", WIDE, batch, page) for batch in (3, 128) for page in (16, 64)),
     Case("wide", WIDE, 8, 64, dtype="float16"),
@@ -70,11 +89,11 @@ def draw_prompts(rng: np.random.Generator, batch: int, longest: int) -> Any:
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kind", REFERENCES)
-@pytest.mark.parametrize("case", first_always([(c,) for c in CASES], 2), ids=str)
+@pytest.mark.parametrize("case", first_always([(c,) for c in CASES], 6), ids=str)
 def test_steps_give_the_logits_of_a_reference(
     kind, case, one_rank, decoder_of, tmp_path, rng
 ):
-    config = draw_folder(tmp_path, rng, case.given)
+    config = draw_folder(tmp_path, rng, case.given, case.preference)
     reference = REFERENCES[kind](tmp_path, config)
     work = Workload(draw_prompts(rng, case.batch, case.longest), case.steps)
     sizes = config.sizes(case.page_size, case.dtype)
@@ -86,7 +105,12 @@ def test_steps_give_the_logits_of_a_reference(
         is_long = sum(len(ids) for _, ids in rows) > FEW_ROWS
         options = {"slices": 1 + number % 3, "shape": int(is_long)}
         logits, ids = ours.run(rows, **options, unused=number % 2)
-        wanted = np.concatenate([reference.logits(new, kept[r]) for r, new in rows])
+        wanted = np.concatenate(
+            [
+                reference.logits(new, kept[r], experts)
+                for (r, new), experts in zip(rows, ours.experts_of(rows), strict=True)
+            ]
+        )
         scale = np.sqrt((wanted**2).mean())
         assert np.linalg.norm(logits - wanted) < all_error * np.linalg.norm(wanted)
         assert np.abs(logits - wanted).max() < most_error * scale

@@ -9,7 +9,8 @@ import pytest
 
 import etc_dist
 from etc_dist.codegen import generate
-from etc_dist.models.decoder import MATMULS, DecoderSizes, decoder_graph
+from etc_dist.models.decoder import decoder_graph
+from etc_dist.models.sizes import MATMULS, DecoderSizes
 from etc_dist.models.weights import load_weights
 from etc_dist.runtime.argument_block import Places, fill
 from etc_dist.runtime.memory_plan import Capacity

@@ -8,6 +8,7 @@ import pytest
 from etc_dist.models import load
 from etc_dist.models.config import read_config
 from etc_dist.models.weights import load_weights
+from tests.models.references import Plain
 from tests.models.small import make_model
 from tests.models.test_decoder import reference
 
@@ -40,6 +41,29 @@ def test_prompts_of_many_lengths_are_continued(kind, tmp_path, rng, one_rank):
             expect_best(folder, prompt, new)
         alone = [model.generate([prompt], max_new_tokens=4)[0] for prompt in prompts]
         assert alone == found
+
+
+EXPERTS = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "moe_intermediate_size": 40,
+    "norm_topk_prob": True,
+    "num_experts": 16,
+    "num_experts_per_tok": 4,
+    "tie_word_embeddings": True,
+}
+
+
+def test_a_mixture_of_experts_continues_prompts(tmp_path, rng, one_rank):
+    folder = make_model(tmp_path, rng, **EXPERTS)
+    prompts = [rng.integers(520, size=n).tolist() for n in (1, 150, 7)]
+    with load(folder, positions=200, page_size=16, world=one_rank) as model:
+        found = model.generate(prompts, max_new_tokens=3)
+        assert model.generate(prompts, max_new_tokens=3) == found
+    plain = Plain(folder, read_config(folder))
+    for prompt, new in zip(prompts, found, strict=True):
+        logits = plain.logits([*prompt, *new], plain.start())[len(prompt) - 1 : -1]
+        chosen = logits[np.arange(3), new]
+        assert np.all(chosen > logits.max(axis=1) - 0.05 * np.abs(logits).max())
 
 
 def test_a_stop_token_ends_a_text(folder, one_rank):

@@ -13,8 +13,9 @@ import etc_dist
 from etc_dist.emulate import Emulator
 from etc_dist.models import load
 from etc_dist.models.config import ModelConfig, read_config
-from etc_dist.models.decoder import MATMULS, decoder_graph
+from etc_dist.models.decoder import decoder_graph
 from etc_dist.models.part import Part
+from etc_dist.models.sizes import MATMULS
 from etc_dist.models.weights import load_weights
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import SCHEDULES

@@ -11,7 +11,7 @@ import pytest
 from etc_dist.errors import ArgumentError
 from etc_dist.models.config import parse_config
 from etc_dist.models.safetensors_file import STORED
-from etc_dist.models.weights import load_weights
+from etc_dist.models.weights import EXPERT_NAMES, MLP_NAMES, load_weights
 from tests.models.references import save
 from tests.models.test_config import SMOL
 
@@ -48,6 +48,65 @@ def model(tmp_path, rng):
         shapes |= {f"model.layers.{layer}.{n}": s for n, s in own.items()}
     tensors = {f"{n}.weight": rng.integers(-9, 9, s) for n, s in shapes.items()}
     return config, {name: array.astype(np.float32) for name, array in tensors.items()}
+
+
+@pytest.fixture(params=["Qwen3MoeForCausalLM", "MixtralForCausalLM"])
+def mixture(request, model, tmp_path, rng):
+    """The configuration, the tensors, and the names of an expert's matrices."""
+    given = SMOL | SMALL | {"architectures": [request.param], "num_local_experts": 8}
+    given |= {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    config, tensors = parse_config(given, tmp_path / "config.json"), model[1]
+    block, *names = EXPERT_NAMES.get(request.param, MLP_NAMES)
+    is_qwen = request.param.startswith("Qwen3")
+    left = (".mlp.",) if is_qwen else (".mlp.", "q_norm", "k_norm")
+    tensors = {n: a for n, a in tensors.items() if not any(t in n for t in left)}
+    for layer in range(2):
+        head = f"model.layers.{layer}.{block}"
+        tensors[f"{head}.gate.weight"] = rng.integers(-9, 9, (8, 16))
+        for expert in range(8):
+            for name, shape in zip(names, ((24, 16), (24, 16), (16, 24)), strict=True):
+                full = f"{head}.experts.{expert}.{name}.weight"
+                tensors[full] = rng.integers(-9, 9, shape)
+    return config, tensors, block, names
+
+
+def test_weights_of_experts_are_stacked(mixture, tmp_path):
+    config, tensors, block, names = mixture
+    save(tmp_path / "model.safetensors", tensors)
+    found = load_weights(tmp_path, config, "bfloat16")
+    head = f"model.layers.1.{block}"
+    np.testing.assert_array_equal(found["router"][1], tensors[f"{head}.gate.weight"])
+    for name, to in zip(names, ("w_gate", "w_up", "w_down"), strict=True):
+        wanted = tensors[f"{head}.experts.5.{name}.weight"]
+        np.testing.assert_array_equal(found[to][1, 5], wanted)
+
+
+def test_stacks_of_experts_are_the_same_weights(mixture, tmp_path):
+    config, tensors, block, (gate, up, down) = mixture
+    save(tmp_path / "model.safetensors", tensors)
+    wanted = load_weights(tmp_path, config, "bfloat16")
+
+    def stack(head: str, name: str) -> np.ndarray:
+        return np.array([tensors.pop(f"{head}.{e}.{name}.weight") for e in range(8)])
+
+    for layer in range(2):
+        head = f"model.layers.{layer}.{block}.experts"
+        gates = np.concatenate([stack(head, gate), stack(head, up)], axis=1)
+        tensors[f"{head}.gate_up_proj"] = gates
+        tensors[f"{head}.down_proj"] = stack(head, down)
+    save(tmp_path / "model.safetensors", tensors)
+    found = load_weights(tmp_path, config, "bfloat16")
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(found[name], array)
+
+
+def test_an_expert_that_is_missing_is_named(mixture, tmp_path):
+    config, tensors, block, names = mixture
+    name = f"model.layers.0.{block}.experts.7.{names[1]}.weight"
+    del tensors[name]
+    save(tmp_path / "model.safetensors", tensors)
+    with pytest.raises(ArgumentError, match=f"{name}: missing"):
+        load_weights(tmp_path, config, "bfloat16")
 
 
 def write_header(file, header, data):

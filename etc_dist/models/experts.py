@@ -1,0 +1,273 @@
+"""The mixture of experts of a decoder's layers.
+
+A router chooses `top_k` experts for each row of a step. The rows of an expert are
+divided into tiles; a tile is a row of tasks of two matmuls, whose weights are those of
+its expert. How many tiles there are, and of which experts, is known at run time; unused
+ones are empty. A row's outputs are added in the order of its choices, so that a step
+has the same bits each time.
+
+If all rows of the step fit a tile, an expert has one tile, with the rows that did not
+choose it, too: these cost nothing, since few rows are padded anyway. Otherwise the rows
+of each expert are gathered first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from etc_dist.functions.add_experts_norm import add_experts_norm
+from etc_dist.functions.epilogue import Epilogue, store, swiglu
+from etc_dist.functions.push_rows import push_rows
+from etc_dist.functions.route_rows import MOST_ROWS, route_rows
+from etc_dist.functions.routing import BLOCK, Routing
+from etc_dist.functions.score_experts import score_experts
+from etc_dist.functions.tile_matmul import Tiles, TileShape
+from etc_dist.ir import (
+    EventRef,
+    Expr,
+    Graph,
+    Region,
+    Tensor,
+    ceildiv,
+    maximum,
+    minimum,
+    select,
+    span,
+    tile,
+)
+
+EXPERT_MATMULS = ("expert_up", "expert_down")
+"""The matmuls of the experts; the dims `<name>_shape` choose their tiles."""
+SCORED = 8
+"""Experts whose logits a task computes."""
+MOST_EXPERTS, MOST_CHOICES = 256, 32
+"""Experts, in a multiple of 8, and those of a row, that the CUDA bodies support."""
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """The experts of each layer, those that a row chooses, and whether the weights of
+    these are normalized to a sum of 1."""
+
+    experts: int
+    top_k: int
+    normalizes: bool
+
+    def routing(self, dtype: str) -> Routing:
+        return Routing(self.experts, self.top_k, self.normalizes, dtype)
+
+
+class MixtureCalls:
+    """The tensors of the mixture of a step with `rows` rows, and its calls in a layer.
+
+    x: where a layer's rows are, before those that are gathered."""
+
+    def __init__(
+        self,
+        g: Graph,
+        mixture: Mixture,
+        dtype: str,
+        shapes: Sequence[TileShape],
+        sizes: Sequence[Expr],
+        position: Tensor,
+    ) -> None:
+        """sizes: the rows, the layers, the hidden and the inner size."""
+        rows, layers, hidden, inner = sizes
+        self.g, self.routing = g, mixture.routing(dtype)
+        self.rows, self.layers, self.hidden, self.inner = rows, layers, hidden, inner
+        self.position = position
+        self.up, self.down = (
+            Tiles(g, name, g.dims(f"{name}_shape"), shapes) for name in EXPERT_MATMULS
+        )
+        experts, top_k = mixture.experts, mixture.top_k
+        self.router = g.input("router", (layers, experts, hidden), dtype)
+        shape = layers, experts, inner, hidden
+        self.gate_up = [g.input(name, shape, dtype) for name in ("w_gate", "w_up")]
+        self.w_down = g.input("w_down", (layers, experts, hidden, inner), dtype)
+        self.experts = g.output("experts", (layers, rows, top_k), "int32")
+
+        # Both matmuls have the same tiles of rows: as many as fit either's tile, at
+        # places where no bulk copy reads rows of the next tile.
+        fits, stride = minimum(self.up.rows, self.down.rows), self.up.rows
+        self.tile_rows = g.let("expert_tile_rows", fits)
+        self.stride = g.let("expert_stride", maximum(stride, self.down.rows))
+        self.gathers = g.let("gathers", select(rows <= self.tile_rows, 0, 1))
+        choices = g.let("choices", rows * top_k)
+        split = self.gathers * (choices // self.tile_rows)
+        # The most tiles that any routing needs.
+        self.tiles = g.let("expert_tiles", minimum(choices, experts + split))
+        places = g.let("expert_places", self.tiles * self.stride)
+        self._add_buffers(places)
+
+    def _add_buffers(self, places: Expr) -> None:
+        g, rows, layers, dtype = self.g, self.rows, self.layers, self.routing.dtype
+        choices = rows, self.routing.top_k
+        gathered = rows + self.gathers * places
+        self.x = g.local("expert_x", (gathered, self.hidden), dtype)
+        self.logits = g.local("router_logits", (rows, self.routing.experts), "float32")
+        self.weights = g.local("expert_weights", choices, "float32")
+        # NOTE: indices that are loaded are written once a run: one array a layer.
+        self.place = g.local("expert_place", (layers, *choices), "int32")
+        of_tiles = layers, self.tiles
+        self.expert = g.local("tile_expert", of_tiles, "int32")
+        self.count = g.local("tile_count", of_tiles, "int32")
+        self.active = g.local("expert_active", (places, self.inner), dtype)
+        self.outputs = g.local("expert_outputs", (places, self.hidden), dtype)
+
+    def add(self, layer: Expr, ready: EventRef) -> EventRef:
+        """The calls of a layer, once its rows are in x; returns the event of all
+        outputs."""
+        scored = self._score(layer, ready)
+        routed = self._route(layer, scored)
+        return self._multiply(layer, self._gather(layer, routed))
+
+    def _score(self, layer: Expr, ready: EventRef) -> EventRef:
+        g, routing = self.g, self.routing
+        blocks = g.let("score_blocks", ceildiv(self.rows, BLOCK))
+        groups = -(-routing.experts // SCORED)
+        scored = g.events("scored", (self.layers,), expects=blocks * groups)
+        b, e = grid = g.grid(b=blocks, e=groups)
+        of_block = span(b * BLOCK, minimum(BLOCK, self.rows - b * BLOCK))
+        of_group = tile(e, SCORED)
+        g.call(
+            score_experts(routing),
+            grid,
+            reads=[self.x[of_block, :], self.router[layer, of_group, :]],
+            writes=[self.logits[of_block, of_group]],
+            waits=[ready],
+            notifies=[scored[layer]],
+        )
+        return scored[layer]
+
+    def _route(self, layer: Expr, scored: EventRef) -> EventRef:
+        g = self.g
+        routed = g.events("routed", (self.layers,), expects=1)
+        rows = span(0, minimum(MOST_ROWS, self.rows))
+        g.call(
+            route_rows(self.routing),
+            g.grid(one=1),
+            reads=[self.logits[rows, :], self.position[rows]],
+            writes=[
+                self.experts[layer, rows, :],
+                self.weights[rows, :],
+                self.place[layer, rows, :],
+                self.expert[layer, :],
+                self.count[layer, :],
+            ],
+            waits=[scored],
+            notifies=[routed[layer]],
+            values={
+                "tile_rows": self.tile_rows,
+                "stride": self.stride,
+                "gathers": self.gathers,
+            },
+        )
+        return routed[layer]
+
+    def _gather(self, layer: Expr, routed: EventRef) -> list[EventRef]:
+        """Copies each choice of a row to its place, where rows are gathered. Returns
+        the events after which the tiles are complete."""
+        g, top_k = self.g, self.routing.top_k
+        moved = g.let("gathered_rows", self.gathers * self.rows)
+        gathered = g.events("gathered", (self.layers,), expects=moved * top_k)
+        r, k = grid = g.grid(r=moved, k=top_k)
+        place = self.place.load(layer, r, k)
+        count = minimum(1, place + 1)  # a row of no request has no place
+        g.call(
+            push_rows(),
+            grid,
+            name="gather",
+            reads=[self.x[span(r, count), :]],
+            writes=[self.x[span(self.rows + maximum(0, place), count), :]],
+            waits=[routed],
+            notifies=[gathered[layer]],
+        )
+        return [routed, gathered[layer]]
+
+    def _multiply(self, layer: Expr, waits: list[EventRef]) -> EventRef:
+        g, layers, tiles = self.g, self.layers, self.tiles
+        widths = self.up.half_columns(), self.down.columns
+        of = (self.inner, self.hidden)
+        across = [
+            g.let(f"{name}_across", ceildiv(size, width))
+            for name, size, width in zip(EXPERT_MATMULS, of, widths, strict=True)
+        ]
+        activated = g.events("activated", (layers, tiles), expects=across[0])
+        produced = g.events("produced", (layers,), expects=tiles * across[1])
+        r, j = grid = g.grid(r=tiles, j=across[0])
+        columns = tile(j, widths[0])
+        expert = self.expert.load(layer, r)
+        first = self.gathers * (self.rows + r * self.stride)
+        self._call(
+            *("expert_up", self.up, swiglu, grid),
+            reads=[
+                self.x[span(first, self._rows_of(layer, r)), :],
+                *(w[layer, expert, columns, :] for w in self.gate_up),
+            ],
+            writes=[self.active[self._places(layer, r), columns]],
+            waits=waits,
+            notifies=[activated[layer, r]],
+        )
+        r, j = grid = g.grid(r=tiles, j=across[1])
+        columns = tile(j, widths[1])
+        places = self._places(layer, r)
+        self._call(
+            *("expert_down", self.down, store, grid),
+            reads=[
+                self.active[places, :],
+                self.w_down[layer, self.expert.load(layer, r), columns, :],
+            ],
+            writes=[self.outputs[places, columns]],
+            waits=[activated[layer, r]],
+            notifies=[produced[layer]],
+        )
+        return produced[layer]
+
+    def _call(
+        self, name: str, tiles: Tiles, epilogue: Epilogue, grid: Any, **where: Any
+    ) -> None:
+        self.g.call(
+            tiles.matmul(self.routing.dtype, epilogue),
+            grid,
+            name=f"{name}_matmul",
+            values=tiles.values,
+            **where,
+        )
+
+    def _rows_of(self, layer: Expr, r: Expr) -> Expr:
+        return minimum(self.tile_rows, self.count.load(layer, r))
+
+    def _places(self, layer: Expr, r: Expr) -> Any:
+        """The rows of tile r."""
+        return span(r * self.stride, self._rows_of(layer, r))
+
+    def add_norm(
+        self,
+        layer: Expr,
+        waits: EventRef,
+        notifies: EventRef,
+        residual: Tensor,
+        gain: Region,
+        normed: Tensor,
+        eps: float,
+    ) -> None:
+        """Adds the outputs to the residual, and normalizes it."""
+        g = self.g
+        (r,) = grid = g.grid(r=self.rows)
+        own = span(r, 1), slice(None)
+        g.call(
+            add_experts_norm(self.routing, eps),
+            grid,
+            reads=[
+                self.place[layer, *own],
+                self.weights[own],
+                self.outputs[:, :],
+                residual[own],
+                gain,
+            ],
+            writes=[residual[own], normed[own]],
+            waits=[waits],
+            notifies=[notifies],
+        )

@@ -1,0 +1,45 @@
+"""The sizes of a decoder that its program is compiled for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from etc_dist.functions.append_kv import PagedCache
+from etc_dist.models.experts import EXPERT_MATMULS, Mixture
+
+MATMULS = ("qkv", "o", "gate_up", "down", "head")
+"""The matmuls of a step without experts; the dims `<name>_shape` choose their tiles."""
+
+
+@dataclass(frozen=True)
+class DecoderSizes:
+    """The sizes of a decoder that are fixed when its program is compiled.
+
+    norm_eps: the epsilon of each RMSNorm. normalizes_heads: each query and key is
+    normalized, too. page_size: positions in a page of the cache. mixture: the experts
+    in place of a dense MLP."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    norm_eps: float = 1e-6
+    normalizes_heads: bool = False
+    page_size: int = 64
+    dtype: str = "bfloat16"
+    mixture: Mixture | None = None
+
+    @property
+    def matmuls(self) -> tuple[str, ...]:
+        """The matmuls of a step."""
+        if self.mixture is None:
+            return MATMULS
+        return "qkv", "o", *EXPERT_MATMULS, "head"
+
+    @property
+    def group(self) -> int:
+        return self.heads // self.kv_heads
+
+    @property
+    def paged(self) -> PagedCache:
+        eps = self.norm_eps if self.normalizes_heads else None
+        return PagedCache(self.head_dim, self.page_size, self.dtype, eps)
