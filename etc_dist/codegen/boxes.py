@@ -20,13 +20,13 @@ def boxes(call: Call, arguments: Arguments, large: bool = False) -> Iterator[str
         if box is None or (large and not box.large):
             yield ""
             continue
-        if len(region.start) < 2:
+        if len(region.start) < 2 or any(size != Const(1) for size in region.size[:-2]):
             raise CodegenError(
                 f"call {call.name}: operand {n} cannot be copied in bulk",
-                where=f"{region}",
-                wanted="a tensor of at least two axes",
-                got=f"{len(region.start)} axes",
-                fix="reshape the tensor",
+                where=f"call {call.name}: operand {n}",
+                wanted="a part of a matrix, or of one matrix of a stack",
+                got=f"{region}",
+                fix="index all axes but the last two by one number each",
             )
         if box.halves and not _is_other_half(region, call.reads[n + 1 :]):
             raise CodegenError(

@@ -110,8 +110,8 @@ def test_a_gated_product_needs_both_halves_of_one_tensor(offset, rows):
         assert error.got == f"a tensor of {rows} rows"
 
 
-@pytest.mark.parametrize("axes", [1, 4])
-def test_a_bulk_copy_needs_two_or_three_axes(axes):
+@pytest.mark.parametrize(("axes", "got"), [(1, "x[:]"), (4, "x[:, :, :, :]")])
+def test_a_bulk_copy_needs_a_part_of_one_matrix(axes, got):
     boxed = DeviceFunction("f", print, "f.cuh", "tensor", 1, 0, boxes={0: TmaBox(8, 8)})
 
     @graph_function
@@ -121,4 +121,19 @@ def test_a_bulk_copy_needs_two_or_three_axes(axes):
 
     error = refused(copied(1))
     assert error.what == "call f: operand 0 cannot be copied in bulk"
-    assert error.got == f"{axes} axes"
+    assert error.got == got
+
+
+def test_a_matrix_of_a_stack_of_stacks_is_copied_in_bulk():
+    boxed = DeviceFunction("f", print, "f.cuh", "tensor", 1, 0, boxes={0: TmaBox(8, 8)})
+
+    @graph_function
+    def copied(g: Graph) -> None:
+        x = g.input("x", (3, 5, 16, 8), "float32")
+        i, j = grid = g.grid(i=3, j=5)
+        g.call(boxed, grid, reads=[x[i, j, 8:16, :]])
+
+    assert (
+        "0, 8, ((c.axis_i * 5) + c.axis_j)}"
+        in generate(schedule_static(copied(1))).text
+    )

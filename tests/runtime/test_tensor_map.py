@@ -42,6 +42,11 @@ def test_a_matrix_has_three_axes_and_a_stack_of_one(driver: Driver) -> None:
     assert driver.encoded == ([64, 40, 1], [128, 40 * 128], [32, 16, 1])
 
 
+def test_the_axes_of_stacks_are_one(driver: Driver) -> None:
+    encode((3, 5, 40, 64), TmaBox(16, 32))
+    assert driver.encoded == ([64, 40, 15], [128, 40 * 128], [32, 16, 1])
+
+
 def test_halves_are_two_rows_of_groups_of_eight(driver: Driver) -> None:
     encode((5, 96, 64), TmaBox(128, 64, halves=True))
     # k, 8 rows, gate or up, groups of 8 rows, experts
