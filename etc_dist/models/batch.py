@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -57,11 +57,13 @@ class Batch:
     def add(
         self, prompt: Sequence[int], max_new_tokens: int | None, stop: Collection[int]
     ) -> Request:
-        """max_new_tokens: None for as many as fit the model's positions.
+        """max_new_tokens: None for as many as fit the model's positions. stop: ids that
+        end the text.
 
         Raises ArgumentError for a prompt that is empty, has ids that the model does
         not know, or does not fit its positions, and if all requests are in use."""
         model = self._model
+        ends = checked_stop(stop)
         tokens = checked_prompt(prompt, model.config.vocabulary)
         count = 1
         if max_new_tokens is not None:
@@ -84,11 +86,14 @@ class Batch:
             )
         limit = model.positions if max_new_tokens is None else len(tokens) + count
         number = model.pages.add()
-        request = Request(tokens, len(tokens), limit, frozenset(stop), number)
+        request = Request(tokens, len(tokens), limit, ends, number)
         self._requests.append(request)
         return request
 
     def remove(self, request: Request) -> None:
+        """Free the pages of a request, done or not. ValueError if it is not in here."""
+        if request not in self._requests:
+            raise ValueError("the request is not in this batch, or was removed")
         self._requests.remove(request)
         self._model.pages.remove(request.number)
 
@@ -138,6 +143,17 @@ def _append(request: Request, token: int) -> None:
     else:
         request.tokens.append(token)
         request.is_done = len(request.tokens) == request.limit
+
+
+def checked_stop(stop: Any) -> frozenset[int]:
+    """Ids that end a text. TypeError unless they are a collection of integers."""
+    if isinstance(stop, (str, bytes)) or not isinstance(stop, Iterable):
+        raise TypeError(f"stop expects a list of ids, got {type(stop).__name__}")
+    ends = list(stop)
+    for token in ends:
+        if not is_integer(token):
+            raise TypeError(f"stop expects ids, got {type(token).__name__}")
+    return frozenset(map(int, ends))
 
 
 def checked_prompt(prompt: Any, vocabulary: int) -> list[int]:

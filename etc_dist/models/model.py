@@ -12,7 +12,7 @@ from etc_dist.compiler import compile, world_or_current
 from etc_dist.errors import ArgumentError, expect_range, expect_type
 from etc_dist.functions.append_kv import PAGE_SIZES
 from etc_dist.ir.tensor import numpy_dtype
-from etc_dist.models.batch import Batch
+from etc_dist.models.batch import Batch, checked_stop
 from etc_dist.models.config import ModelConfig
 from etc_dist.models.decoder import decoder_graph
 from etc_dist.models.experts import Mixture
@@ -20,6 +20,7 @@ from etc_dist.models.pages import PageTable
 from etc_dist.models.part import Part, check_ranks
 from etc_dist.models.rows import RowArrays, check_rows
 from etc_dist.models.step_policy import ROWS, StepPolicy, padded
+from etc_dist.models.weights import check_weights
 from etc_dist.program import Bound, set_capacity_hint
 from etc_dist.world import World
 
@@ -62,9 +63,9 @@ class Model:
                 most = min(config.positions, 2048) if positions is None else positions
                 self.positions = expect_range(most, 1, config.positions, "positions")
                 _check_page_size(page_size)
+                dtype = check_weights(weights, config, self.part)
             most_pages = -(-self.positions // page_size)
             self.pages = PageTable(self.batch, most_pages, page_size)
-            dtype = str(weights["embedding"].dtype)
             sizes = own.sizes(page_size, dtype)
             graph = decoder_graph(self.world.size, sizes=sizes)
             self.program = compile(graph, self.world)
@@ -107,7 +108,7 @@ class Model:
         model does not know, more prompts than `batch`, and texts longer than
         `positions`."""
         expect_type(prompts, (list, tuple, np.ndarray), "prompts")
-        ends = self.config.stop_tokens if stop is None else stop
+        ends = checked_stop(self.config.stop_tokens if stop is None else stop)
         with Batch(self) as batch:
             requests = [batch.add(prompt, max_new_tokens, ends) for prompt in prompts]
             while not batch.is_done:
@@ -123,7 +124,7 @@ class Model:
     ) -> Iterator[int]:
         """The ids that follow one prompt, each as soon as it is known; otherwise as
         `generate`."""
-        ends = self.config.stop_tokens if stop is None else stop
+        ends = checked_stop(self.config.stop_tokens if stop is None else stop)
         with Batch(self) as batch:
             request = batch.add(prompt, max_new_tokens, ends)
             sent = 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,8 @@ DIGITS = "smollm"
 CONTROL, USER_DEFINED = 3, 4
 """Kinds of tokens in a GGUF file that are never the result of merges."""
 MOST_IDS = 2**32
+SAFE_JINJA = 3, 1, 6
+"""Earlier releases let a template run any code (CVE-2025-27516)."""
 INCOMPLETE = "\ufffd"
 """The end of a text whose last character needs further tokens."""
 
@@ -115,6 +116,14 @@ def render(
 
     Raises ArgumentError if the template refuses the conversation, or cannot be used."""
     sandbox, jinja2 = extra_module("jinja2.sandbox"), extra_module("jinja2")
+    if tuple(map(int, jinja2.__version__.split(".")[:3])) < SAFE_JINJA:
+        raise ArgumentError(
+            "templates can leave the sandbox of this jinja2",
+            where="the model's chat template",
+            wanted=f"jinja2 {'.'.join(map(str, SAFE_JINJA))} or later",
+            got=jinja2.__version__,
+            fix="pip install --upgrade jinja2",
+        )
 
     def refuse(message: str) -> None:
         raise jinja2.TemplateError(message)
@@ -122,7 +131,7 @@ def render(
     environment = sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
-    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
+    environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = refuse
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     try:
@@ -137,6 +146,23 @@ def render(
             got=f"{type(error).__name__}: {error}",
             fix="change the messages, or give encode() a text that you made",
         ) from error
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # NOTE: the other options of json.dumps would call what a template passes.
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
 
 
 def _checked(tokenizer: Tokenizer, vocabulary: int, path: Path) -> Tokenizer:

@@ -3,17 +3,18 @@ layer as `decoder_graph` reads them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from etc_dist.errors import ArgumentError
+from etc_dist.errors import ArgumentError, expect_type
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.config import ARCHITECTURES, MIXTRAL, ModelConfig
 from etc_dist.models.part import SPLIT_AXES, WHOLE, Part
 from etc_dist.models.safetensors_file import FIX, read_tensors
+from etc_dist.runtime.arrays import inspect
 
 LAYER = "model.layers.{}."
 MLP_NAMES = ("mlp", "gate_proj", "up_proj", "down_proj")
@@ -128,6 +129,30 @@ def weight_shapes(
     if ARCHITECTURES[config.architecture]:
         shapes |= {name: (layers, config.head_dim) for name in ("q_norm", "k_norm")}
     return shapes
+
+
+def check_weights(weights: Any, config: ModelConfig, part: Part = WHOLE) -> str:
+    """The dtype of a model's weights; ArgumentError that names what does not fit."""
+    expect_type(weights, Mapping, "weights")
+    wanted = weight_shapes(config, part)
+    faults = [f"{name}: missing" for name in wanted if name not in weights]
+    found = {n: inspect(n, weights[n]) for n in wanted if n in weights}
+    dtypes = sorted({array.dtype for array in found.values()})
+    for name, array in found.items():
+        if array.shape != wanted[name] or array.order != "C":
+            faults.append(f"{name}: {array} instead of {list(wanted[name])}")
+    if len(dtypes) > 1 or not {*dtypes} <= {"bfloat16", "float16"}:
+        faults.append(f"dtypes {', '.join(dtypes)}")
+    if faults:
+        raise ArgumentError(
+            "the weights do not fit the model",
+            where="argument weights of a model",
+            wanted="contiguous arrays by the names of decoder_graph, of the sizes of "
+            "the configuration, all bfloat16 or all float16",
+            got=_listed(faults),
+            fix="load them with load() or load_weights()",
+        )
+    return dtypes[0]
 
 
 def _places(config: ModelConfig) -> dict[str, tuple[str, Any]]:

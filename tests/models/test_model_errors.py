@@ -9,7 +9,10 @@ import pytest
 
 from etc_dist.errors import ArgumentError
 from etc_dist.models import load, load_tokenizer
+from etc_dist.models.config import read_config
 from etc_dist.models.extras import extra_module
+from etc_dist.models.model import Model
+from etc_dist.models.weights import load_weights
 from tests.models.small import make_model
 
 pytestmark = pytest.mark.mpi(max_size=1)
@@ -49,6 +52,39 @@ def test_requests_that_do_not_fit_are_refused(model, prompts, count, text):
 def test_prompts_of_wrong_types_are_refused(model, prompts):
     with pytest.raises(TypeError, match="expects"):
         model.generate(prompts, max_new_tokens=1)
+
+
+@pytest.mark.parametrize("stop", [5, [[1]], "</s>", [1.0]], ids=str)
+def test_a_wrong_stop_token_takes_no_request(model, stop):
+    for _ in range(3):
+        with pytest.raises(TypeError, match="stop expects"):
+            model.generate([[1]], stop=stop)
+    assert model.pages.free_requests == 2
+
+
+def test_stop_tokens_may_come_from_an_iterator(model):
+    (whole,) = model.generate([[3]], max_new_tokens=4, stop=())
+    prompts = [[3], [3]]
+    found = model.generate(prompts, max_new_tokens=4, stop=iter(whole[2:3]))
+    assert found == [whole[: whole.index(whole[2])]] * 2
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda w: {}, "embedding: missing; norm: missing"),
+        (lambda w: w | {"norm": w["norm"][:-1]}, r"norm: \[2, 72\] .* of \[3"),
+        (lambda w: w | {"w_o": w["w_o"][..., ::-1]}, "w_o: .* not contiguous"),
+        (lambda w: w | {"norm": w["norm"].astype("f4")}, "dtypes bfloat16, float32"),
+    ],
+)
+def test_weights_that_do_not_fit_leave_the_world_usable(change, text, folder, one_rank):
+    config = read_config(folder)
+    weights = load_weights(folder, config, "bfloat16")
+    with pytest.raises(ArgumentError, match=text):
+        Model(config, change(weights), batch=1, positions=16, world=one_rank)
+    with Model(config, weights, batch=1, positions=16, world=one_rank) as model:
+        assert len(model.generate([[1]], max_new_tokens=1)[0]) == 1
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,7 @@ def test_conversations_are_written_by_the_template(tmp_path, template):
         ("{{ raise_exception('two users in a row') }}", "two users in a row"),
         ("{% if %}", "TemplateSyntaxError"),
         ("{{ messages.__class__.__mro__ }}", "SecurityError"),
+        ("{{ [] | tojson(default=cycler) }}", "TypeError"),
     ],
 )
 def test_a_template_that_refuses_is_an_error_with_its_message(tmp_path, template, got):
@@ -79,6 +80,12 @@ def test_a_template_that_refuses_is_an_error_with_its_message(tmp_path, template
     ) as error:
         tokenizer.chat("a")
     assert got in error.value.got
+
+
+def test_a_jinja_with_an_open_sandbox_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("jinja2.__version__", "3.1.5")
+    with pytest.raises(ArgumentError, match="can leave the sandbox"):
+        made(tmp_path, {"chat_template": "a"}).chat("a")
 
 
 @pytest.mark.parametrize(
