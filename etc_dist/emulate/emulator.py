@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
@@ -35,6 +36,15 @@ WRITTEN = ("output", "state")
 """The kinds of the caller's arrays that tasks write."""
 _running = Lock()
 """Held by each run: emulators may have loaded the same library, which has one state."""
+
+
+def _renew_lock() -> None:
+    global _running
+    _running = Lock()
+
+
+# A thread that held it is not in the child. A run begins with a new state.
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 class Emulator:

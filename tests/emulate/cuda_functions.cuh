@@ -86,6 +86,16 @@ struct trap {
   }
 };
 
+template <class Task>
+struct spin {
+  ETC_DEVICE static void run(const Task& task) {
+    if (task.thread != 0) return;
+    float v = float(*task.template operand<0>().at(0)) + 1;
+    while (v > 0) v = v * 0.99f + 1;
+    *task.template operand<1>().at(0) = i32(v);
+  }
+};
+
 // y [0] = elements of x, by all warps at once.
 template <class Task>
 struct race {

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from functools import partial
 
 import numpy as np
 import pytest
 
-from etc_dist.emulate import Emulator, library
+from etc_dist.emulate import Emulator, emulator, library
 from etc_dist.errors import (
     ArgumentError,
     BuildError,
@@ -27,8 +29,8 @@ X = np.arange(256, dtype=np.int32)
 
 def run(folder, body, dims=None, **options):
     graph = one_task(1, body=body, dtype="int32", lane="tensor")
-    emulator = Emulator(graph, folder=folder, **options)
-    emulator.run([{"x": X}], dims or {"n": 256, "m": 4}, seed=1)
+    program = Emulator(graph, folder=folder, **options)
+    program.run([{"x": X}], dims or {"n": 256, "m": 4}, seed=1)
 
 
 FAULTS = {
@@ -39,6 +41,7 @@ FAULTS = {
     "divide_by_zero": "an integer division by zero",
     "overflow_stack": "a stack overflow",
     "trap": "an instruction that traps",
+    "spin": "a loop without end, which accesses no memory",
     "loop_too_far": "an access out of bounds of all arrays",
     "loop_writes_input": "an input is written",
     "vector_race": "a data race at byte 0",
@@ -51,15 +54,27 @@ FAULTS = {
 
 @pytest.mark.parametrize("body", FAULTS)
 def test_fault_of_a_body_is_an_error_in_four_parts(folder, body):
-    emulator = Emulator(chosen_task(1, bodies=tuple(FAULTS)), folder=folder)
+    program = Emulator(chosen_task(1, bodies=tuple(FAULTS)), folder=folder)
     dims = {"n": 256, "m": 4, "chosen": list(FAULTS).index(body)}
     with pytest.raises(EmulationError) as caught:
-        emulator.run([{"x": X}], dims, seed=1)
+        program.run([{"x": X}], dims, seed=1)
     error = caught.value
     assert FAULTS[body] in error.got
     assert "chosen_task" in error.what and "seed 1" in error.what
     assert "rank 0, worker" in error.where and len(error.fix) > 20
     assert error.where.endswith(f", in task {body}[0]")
+
+
+def test_a_child_of_a_process_in_a_run_can_run(folder):
+    program = Emulator(chosen_task(1, bodies=tuple(FAULTS)), folder=folder)
+    with emulator._running:
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            with pytest.raises(EmulationError):
+                program.run([{"x": X}], {"n": 256, "m": 4, "chosen": 0}, seed=1)
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_what_follows_a_wait_that_was_given_up_is_not_reported(folder):

@@ -2,6 +2,8 @@
 #pragma once
 #include <signal.h>
 #include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "async_copies.h"
 
@@ -256,6 +258,37 @@ static void report_fault(int signal, siginfo_t* info, void*) {
                     : "an access to an invalid address");
 }
 
+// NOTE: a loop that accesses memory ends by its number of accesses; this one finds others.
+static void check_turns(int, siginfo_t*, void*) {
+  static uint64_t before;
+  if (turns == before) fail("a loop without end, which accesses no memory");
+  before = turns;
+}
+
+// While it lives, check_turns is called from time to time.
+struct TurnTimer {
+  static constexpr int kSignal = SIGVTALRM;
+  static constexpr time_t kSeconds = 1;  // of this thread, on a CPU
+  timer_t timer;
+  struct sigaction before;
+
+  TurnTimer() {
+    struct sigaction action = {};
+    action.sa_sigaction = check_turns, action.sa_flags = SA_NODEFER | SA_ONSTACK | SA_SIGINFO;
+    sigaction(kSignal, &action, &before);
+    sigevent event = {};
+    event.sigev_notify = SIGEV_THREAD_ID, event.sigev_signo = kSignal;
+    event._sigev_un._tid = gettid();
+    if (timer_create(CLOCK_THREAD_CPUTIME_ID, &event, &timer) != 0) abort();
+    const itimerspec times = {{kSeconds, 0}, {kSeconds, 0}};
+    timer_settime(timer, 0, &times, nullptr);
+  }
+  ~TurnTimer() {
+    timer_delete(timer);
+    sigaction(kSignal, &before, nullptr);
+  }
+};
+
 constexpr int kSignals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP};
 
 // Runs the threads; the faults of their bodies end the run.
@@ -268,7 +301,10 @@ static void run_guarded(uint32_t ranks, uint32_t runs) {
   action.sa_sigaction = report_fault, action.sa_flags = SA_NODEFER | SA_ONSTACK | SA_SIGINFO;
   struct sigaction* place = before;
   for (int signal : kSignals) sigaction(signal, &action, place++);
-  if (_setjmp(end) == 0) run_threads(ranks, runs);
+  {
+    const TurnTimer timer;
+    if (_setjmp(end) == 0) run_threads(ranks, runs);
+  }
   place = before;
   for (int signal : kSignals) sigaction(signal, place++, nullptr);
   sigaltstack(&stack_before, nullptr);
