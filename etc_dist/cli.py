@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 from etc_dist import doctor
 from etc_dist.errors import ArgumentError, EtcDistError, expect_range
@@ -40,6 +41,8 @@ def _run(options: argparse.Namespace) -> int:
         if options.list:
             print("\n".join(name for name, _ in select_programs(options.names)))
             return 0
+        if options.bundle is not None:
+            return build_model(options)
         return build_programs(options.names, options.arch)
     if options.command == "generate":
         # NOTE: here, since the other commands need no models.
@@ -65,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("names", nargs="*", metavar="NAME", help=text)
     command.add_argument("--list", action="store_true", help="print the names only")
     command.add_argument("--arch", default=ARCH, help="default: %(default)s")
+    _add_bundle(command)
     text = "write a model's answer to a prompt"
     command = commands.add_parser("generate", help=text, description=text)
     text = "a Hugging Face folder or a GGUF file; default: SmolLM2-135M-Instruct of "
@@ -74,6 +78,44 @@ def _parser() -> argparse.ArgumentParser:
     text = "tokens to write at most; default: %(default)s"
     command.add_argument("--tokens", type=int, default=256, metavar="N", help=text)
     return parser
+
+
+def _add_bundle(command: argparse.ArgumentParser) -> None:
+    text = "--bundle compiles and proves all steps of the model in the folder or GGUF "
+    text += "file NAME, without its weights; the other options are those of models.load"
+    group = command.add_argument_group("bundles of models", text)
+    text = "for models.load(..., bundle=FOLDER)"
+    group.add_argument("--bundle", type=Path, metavar="FOLDER", help=text)
+    for name, help in (
+        ("batch", "requests at once"),
+        ("positions", "of a request"),
+        ("page-size", "positions of a page"),
+        ("ranks", "GPUs of the model"),
+        ("workers", "SMs of a GPU; default: 132"),
+    ):
+        group.add_argument(f"--{name}", type=int, metavar="N", help=help)
+    group.add_argument("--dtype", metavar="DTYPE")
+    group.add_argument("--schedule", metavar="SCHEDULE")
+
+
+def build_model(options: argparse.Namespace) -> int:
+    """Write the bundle of the model that is named."""
+    # NOTE: here, since other programs need no models.
+    from etc_dist.models.bundle import bundle_model
+
+    if len(options.names) != 1:
+        raise ArgumentError(
+            "a bundle is of one model",
+            where="etc-dist build --bundle",
+            wanted="the folder or the file of a model",
+            got=" ".join(options.names) or "no name",
+            fix="etc-dist build MODEL --bundle FOLDER",
+        )
+    names = ("batch", "positions", "page_size", "dtype", "schedule", "ranks", "workers")
+    chosen = {name: getattr(options, name) for name in names}
+    given = {name: value for name, value in chosen.items() if value is not None}
+    print(bundle_model(options.names[0], options.bundle, arch=options.arch, **given))
+    return 0
 
 
 def build_programs(names: Sequence[str], arch: str) -> int:

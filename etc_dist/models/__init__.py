@@ -11,6 +11,8 @@ gguf_file.py    configuration and weights of a GGUF file
 pages.py        the pages of the cache
 rows.py         the numbers of a step
 step_policy.py  tiles and slices of a step
+setup.py        what the program of a model depends on
+bundle.py       the program and its proofs, for other processes
 decoder.py      the graph of a decoder's step
 sizes.py        the sizes that its program is compiled for
 experts.py      the mixture of experts in it

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from etc_dist.compiler import world_or_current
@@ -11,19 +13,33 @@ from etc_dist.models.config import ModelConfig, read_config
 from etc_dist.models.gguf_file import GgufFile
 from etc_dist.models.model import Model
 from etc_dist.models.part import Part, check_ranks
+from etc_dist.models.setup import ModelSetup
 from etc_dist.models.weights import load_weights
+from etc_dist.runtime.build import ARCH
+from etc_dist.runtime.bundle import Bundle, read_bundle
 from etc_dist.world import World
 
 DTYPES = ("bfloat16", "float16")
+DEFAULTS = {
+    "batch": 8,
+    "positions": None,
+    "page_size": 64,
+    "dtype": "bfloat16",
+    "schedule": "static",
+}
+"""The options of a model without a bundle."""
+ReadWeights = Callable[[str, Part], dict[str, Any]]
 
 
 def load(
     path: str | Path,
     *,
-    batch: int = 8,
+    batch: int | None = None,
     positions: int | None = None,
-    page_size: int = 64,
-    dtype: str = "bfloat16",
+    page_size: int | None = None,
+    dtype: str | None = None,
+    schedule: str | None = None,
+    bundle: str | Path | None = None,
     world: World | None = None,
 ) -> Model:
     """The model in `path`: a Hugging Face folder with config.json and safetensors
@@ -31,27 +47,45 @@ def load(
     several ranks splits heads, inner width and vocabulary, and each rank loads its part
     alone.
 
-    batch: requests at once, up to 128. positions: tokens of a request, its prompt
-    included; default: those of the model, at most 2048. page_size: positions of a page
-    of the cache. dtype: "bfloat16" or "float16", to which weights are converted.
+    batch: requests at once, up to 128; default: 8. positions: tokens of a request, its
+    prompt included; default: those of the model, at most 2048. page_size: positions of
+    a page of the cache; default: 64. dtype: "bfloat16" (default) or "float16", to which
+    weights are converted. schedule: as for `etc_dist.compile`.
+    bundle: a folder that `etc-dist build MODEL --bundle` wrote: nothing is compiled or
+    proved. Options that are not given are those of the bundle.
 
     Raises ArgumentError for a path without a model, a model or a variant that is not
-    implemented or that the ranks cannot split, and weights that are missing, unknown,
-    of another shape or not finite: on every rank, if on one of them."""
+    implemented or that the ranks cannot split, weights that are missing, unknown, of
+    another shape or not finite, and a bundle that is damaged or was built for something
+    else: on every rank, if on one of them."""
     world = world_or_current(world)
+    options: dict[str, Any] = {
+        "batch": batch,
+        "positions": positions,
+        "page_size": page_size,
+        "dtype": dtype,
+        "schedule": schedule,
+    }
     with world.refusing("the arguments of load"):
-        config, weights = _read(path, dtype, Part(world.rank, world.size))
-    return Model(
-        config,
-        weights,
-        batch=batch,
-        positions=positions,
-        page_size=page_size,
-        world=world,
-    )
+        found = _read_bundle(bundle)
+        given = DEFAULTS if found is None else {**DEFAULTS, **found.parameters}
+        options = {k: given[k] if v is None else v for k, v in options.items()}
+        config, read_weights = read_model(path, options["dtype"])
+        check_ranks(config, world.size)
+        if found is not None:
+            setup = ModelSetup(config, **options, ranks=world.size)
+            found.expect(ARCH, setup.parameters())
+        weights = read_weights(options.pop("dtype"), Part(world.rank, world.size))
+    return Model(config, weights, **options, bundle=found, world=world)
 
 
-def _read(path: Any, dtype: Any, part: Part) -> tuple[ModelConfig, dict[str, Any]]:
+def _read_bundle(folder: Any) -> Bundle | None:
+    expect_type(folder, (str, Path, NoneType), "bundle")
+    return None if folder is None else read_bundle(Path(folder).expanduser())
+
+
+def read_model(path: Any, dtype: Any) -> tuple[ModelConfig, ReadWeights]:
+    """The configuration of the model in `path`, and what reads its weights."""
     expect_type(path, (str, Path), "path")
     expect_type(dtype, str, "dtype")
     if dtype not in DTYPES:
@@ -65,9 +99,7 @@ def _read(path: Any, dtype: Any, part: Part) -> tuple[ModelConfig, dict[str, Any
     path = Path(path).expanduser()
     if path.is_file():
         file = GgufFile(path)
-        config = file.config()
-        check_ranks(config, part.count)
-        return config, file.weights(config, dtype, part)
+        of_file = file.config()
+        return of_file, lambda dtype, part: file.weights(of_file, dtype, part)
     config = read_config(path)
-    check_ranks(config, part.count)
-    return config, load_weights(path, config, dtype, part)
+    return config, lambda dtype, part: load_weights(path, config, dtype, part)

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any, Self
 
 import numpy as np
 
 from etc_dist.compiler import compile, world_or_current
-from etc_dist.errors import ArgumentError, expect_range, expect_type
-from etc_dist.functions.append_kv import PAGE_SIZES
+from etc_dist.errors import expect_type
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.batch import Batch, checked_stop
 from etc_dist.models.config import ModelConfig
-from etc_dist.models.decoder import decoder_graph
 from etc_dist.models.experts import Mixture
 from etc_dist.models.pages import PageTable
-from etc_dist.models.part import Part, check_ranks
+from etc_dist.models.part import Part
 from etc_dist.models.rows import RowArrays, check_rows
+from etc_dist.models.setup import ModelSetup
 from etc_dist.models.step_policy import ROWS, StepPolicy, padded
 from etc_dist.models.weights import check_weights
 from etc_dist.program import Bound, set_capacity_hint
+from etc_dist.runtime.build import ARCH
+from etc_dist.runtime.bundle import Bundle
 from etc_dist.world import World
 
 Array = np.ndarray[Any, Any]
@@ -48,27 +50,34 @@ class Model:
         batch: int = 8,
         positions: int | None = None,
         page_size: int = 64,
+        schedule: str = "static",
+        bundle: Bundle | None = None,
         world: World | None = None,
     ) -> None:
         """weights: of this rank, by the names of `decoder_graph`, as `load_weights`
-        returns them, or in the memory of the GPU."""
+        returns them, or in the memory of the GPU. bundle: of this model, whose program
+        and proofs are used."""
         self.config, self.world = config, world_or_current(world)
         self.part = Part(self.world.rank, self.world.size)
         own = self.part.config(config)
         self.most_rows = ROWS[-1]
         with self.world.exclusive:
             with self.world.refusing("the arguments of a model"):
-                check_ranks(config, self.world.size)
-                self.batch = expect_range(batch, 1, self.most_rows, "batch")
-                most = min(config.positions, 2048) if positions is None else positions
-                self.positions = expect_range(most, 1, config.positions, "positions")
-                _check_page_size(page_size)
+                setup = ModelSetup(
+                    *(config, batch, positions, page_size),
+                    schedule=schedule,
+                    ranks=self.world.size,
+                )
+                setup.check()
                 dtype = check_weights(weights, config, self.part)
-            most_pages = -(-self.positions // page_size)
-            self.pages = PageTable(self.batch, most_pages, page_size)
-            sizes = own.sizes(page_size, dtype)
-            graph = decoder_graph(self.world.size, sizes=sizes)
-            self.program = compile(graph, self.world)
+                setup = replace(setup, dtype=dtype)
+                if bundle is not None:
+                    bundle.expect(ARCH, setup.parameters())
+            self.batch, self.positions = batch, setup.most_positions
+            self.pages = PageTable(batch, setup.most_pages, page_size)
+            self.program = compile(
+                setup.graph(), self.world, schedule=schedule, bundle=bundle
+            )
         on_gpu = self.world.backend == "cuda"
         self._policy = StepPolicy(own, self.program.workers if on_gpu else None)
         set_capacity_hint(self.program, self._capacity)
@@ -77,9 +86,7 @@ class Model:
             rows = self.part.span(config.vocabulary, own.vocabulary)
             self._arrays["w_head"] = self._arrays["embedding"][rows]
         self._arrays["cos_sin"] = self._put(config.cos_sin(self.positions))
-        pages = config.layers, self.batch * most_pages, 2, own.kv_heads
-        cache = (*pages, page_size, config.head_dim)
-        self._arrays["cache"] = self._empty(cache, dtype)
+        self._arrays["cache"] = self._empty(setup.cache_shape, dtype)
         self._rows = RowArrays(self.most_rows, self.pages.table.shape, self._put)
         self._outputs = {
             "next_ids": self._empty((self.most_rows,), "int32"),
@@ -228,15 +235,3 @@ class Model:
 
 def _on_host(array: Any) -> Array:
     return array.copy() if isinstance(array, np.ndarray) else array.get()
-
-
-def _check_page_size(page_size: Any) -> None:
-    expect_type(page_size, int, "page_size")
-    if page_size not in PAGE_SIZES:
-        raise ArgumentError(
-            "page_size is not supported",
-            where="argument page_size",
-            wanted=" or ".join(map(str, PAGE_SIZES)),
-            got=f"page_size = {page_size}",
-            fix="choose one of these",
-        )

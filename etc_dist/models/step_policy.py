@@ -50,6 +50,13 @@ class StepPolicy:
             shapes |= self._expert_shapes(rows, self.config.mixture)
         return {**shapes, "slices": self._slices(rows, longest)}
 
+    def every(self, positions: int) -> list[Mapping[str, int]]:
+        """All choices, for texts of up to `positions`."""
+        useful = (n * SLICE_POSITIONS for n in range(1, MOST_SLICES + 1))
+        lengths = [1, *(n for n in useful if n <= positions)]
+        chosen = [{"rows": r, **self.dims(r, n)} for r in ROWS for n in lengths]
+        return list({tuple(dims.values()): dims for dims in chosen}.values())
+
     def capacity(self, most_rows: int, positions: int) -> list[Mapping[str, int]]:
         """The choices for each number of rows up to `most_rows`, at the full length."""
         counts = (rows for rows in ROWS if rows <= most_rows)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
-import etc_dist
 from etc_dist.emulate import Emulator
 from etc_dist.models import load
 from etc_dist.models.config import ModelConfig, read_config
@@ -141,15 +139,10 @@ def folder_of_world(world, tmp_path, rng):
 
 @pytest.mark.mpi(max_size=4)
 @pytest.mark.parametrize("schedule", ["static", "dynamic"])
-def test_all_ranks_generate_the_same_text(
-    schedule, folder_of_world, world, rng, monkeypatch
-):
-    if schedule == "dynamic":
-        dynamic = partial(etc_dist.compile, schedule="dynamic")
-        monkeypatch.setattr("etc_dist.models.model.compile", dynamic)
+def test_all_ranks_generate_the_same_text(schedule, folder_of_world, world, rng):
     prompts = [rng.integers(576, size=n).tolist() for n in (1, 40, 7)]
     options = {"batch": 3, "positions": 64, "page_size": PAGE, "world": world}
-    with load(folder_of_world, **options) as model:
+    with load(folder_of_world, schedule=schedule, **options) as model:
         found = model.generate(prompts, max_new_tokens=4)
         assert [len(new) for new in found] == [4, 4, 4]
         assert world.gather(found) == [found] * world.size

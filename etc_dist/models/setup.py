@@ -1,0 +1,100 @@
+"""The setup of a model: what its program, its arrays and its proofs depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from etc_dist.compiler import check_options
+from etc_dist.errors import ArgumentError, expect_range, expect_type
+from etc_dist.functions.append_kv import PAGE_SIZES
+from etc_dist.ir import GraphFunction
+from etc_dist.models.config import ModelConfig
+from etc_dist.models.decoder import decoder_graph
+from etc_dist.models.part import Part, check_ranks
+from etc_dist.models.step_policy import ROWS, StepPolicy
+from etc_dist.models.weights import weight_shapes
+from etc_dist.runtime.array_checks import bind_dims
+from etc_dist.runtime.arrays import Array
+
+DEFAULT_POSITIONS = 2048
+UNUSED_FIELDS = ("positions", "rope", "rope_base", "is_tied", "stop_tokens")
+"""Of ModelConfig: neither the program nor its proofs depend on them."""
+
+
+@dataclass(frozen=True)
+class ModelSetup:
+    """config: of the whole model. batch, positions, page_size, dtype, schedule: as for
+    `load`. ranks: of the world."""
+
+    config: ModelConfig
+    batch: int = 8
+    positions: int | None = None
+    page_size: int = 64
+    dtype: str = "bfloat16"
+    schedule: str = "static"
+    ranks: int = 1
+
+    def check(self) -> None:
+        """Raise TypeError or ArgumentError for options that no model has."""
+        check_ranks(self.config, self.ranks)
+        expect_range(self.batch, 1, ROWS[-1], "batch")
+        expect_range(self.most_positions, 1, self.config.positions, "positions")
+        check_options(self.schedule, None, "a model")
+        expect_type(self.page_size, int, "page_size")
+        if self.page_size not in PAGE_SIZES:
+            raise ArgumentError(
+                "page_size is not supported",
+                where="argument page_size",
+                wanted=" or ".join(map(str, PAGE_SIZES)),
+                got=f"page_size = {self.page_size}",
+                fix="choose one of these",
+            )
+
+    @property
+    def most_positions(self) -> int:
+        """Of a request."""
+        if self.positions is not None:
+            return self.positions
+        return min(self.config.positions, DEFAULT_POSITIONS)
+
+    @property
+    def most_pages(self) -> int:
+        """Of a request."""
+        return -(-self.most_positions // self.page_size)
+
+    @property
+    def own(self) -> ModelConfig:
+        """The sizes of a rank's part."""
+        return Part(0, self.ranks).config(self.config)
+
+    @property
+    def cache_shape(self) -> tuple[int, ...]:
+        pages = self.config.layers, self.batch * self.most_pages, 2, self.own.kv_heads
+        return (*pages, self.page_size, self.config.head_dim)
+
+    def graph(self) -> GraphFunction:
+        sizes = self.own.sizes(self.page_size, self.dtype)
+        return decoder_graph(self.ranks, sizes=sizes)
+
+    def parameters(self) -> dict[str, Any]:
+        """By name, for the manifest of a bundle."""
+        found = asdict(self)
+        config = found.pop("config")
+        for name in UNUSED_FIELDS:
+            del config[name]
+        return {**config, **found, "positions": self.most_positions}
+
+    def dims(self, graph: GraphFunction, workers: int) -> Iterator[dict[str, int]]:
+        """The dims of all steps, on GPUs with so many workers."""
+        shapes = {
+            **weight_shapes(self.config, Part(0, self.ranks)),
+            "w_head": (self.own.vocabulary, self.own.hidden),
+            "cos_sin": (self.most_positions, self.config.head_dim),
+            "table": (self.batch, self.most_pages),
+            "cache": self.cache_shape,
+        }
+        arrays = {n: Array(0, s, "", "", "C", None, n) for n, s in shapes.items()}
+        for chosen in StepPolicy(self.own, workers).every(self.most_positions):
+            yield bind_dims(graph, arrays, chosen)

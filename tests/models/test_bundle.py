@@ -1,0 +1,151 @@
+"""Bundles of models: built from a configuration, and loaded without a compiler."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import etc_dist
+from etc_dist import cli
+from etc_dist.errors import ArgumentError
+from etc_dist.models import load, model
+from etc_dist.models.bundle import bundle_model
+from etc_dist.models.config import read_config
+from etc_dist.models.setup import ModelSetup
+from etc_dist.models.step_policy import StepPolicy
+from tests.models.small import make_model
+from tests.models.test_model import EXPERTS, expect_best
+
+pytestmark = pytest.mark.mpi(max_size=4)
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+SPLIT = {"num_attention_heads": 12, "intermediate_size": 192, "vocab_size": 576}
+"""That 2 and 4 ranks can split."""
+OPTIONS: dict[str, Any] = {"batch": 3, "positions": 200, "page_size": 16}
+
+
+@pytest.fixture
+def folder(tmp_path, rng):
+    return new_model(tmp_path, rng)
+
+
+def new_model(tmp_path, rng, **changes):
+    (tmp_path / "model").mkdir()
+    return make_model(tmp_path / "model", rng, **changes)
+
+
+@pytest.fixture
+def uncompiled(world, monkeypatch):
+    """Without GPUs, nothing is compiled: the CPU backend runs no program."""
+    if world.backend == "cpu":
+        compiled = b"\x7fELF", ""
+        monkeypatch.setattr("etc_dist.runtime.build.compile_cubin", lambda *_: compiled)
+
+
+@pytest.fixture
+def bundle(folder, one_rank, uncompiled):
+    return new_bundle(folder, one_rank)
+
+
+def new_bundle(folder, world):
+    """Of the configuration alone, for as many workers as programs here have."""
+    config, made = folder.with_name("config"), folder.with_name("bundle")
+    config.mkdir()
+    shutil.copy(folder / "config.json", config)
+    workers, options = world.settings.cpu_workers, {**OPTIONS, "ranks": world.size}
+    if world.backend == "cuda":
+        graph = ModelSetup(read_config(folder), **options).graph()
+        workers = etc_dist.compile(graph, world).workers
+    bundle_model(config, made, workers=workers, **options)
+    return made
+
+
+def forbidden(*_: Any) -> Any:
+    raise AssertionError("compiled, or proved")
+
+
+@pytest.mark.parametrize("changes", [{}, EXPERTS], ids=["dense", "experts"])
+def test_a_model_with_a_bundle_compiles_and_proves_nothing(
+    changes, tmp_path, world, uncompiled, rng, monkeypatch
+):
+    if changes and world.size > 1:
+        pytest.skip("experts are on one rank")
+    folder = new_model(tmp_path, rng, **SPLIT, **changes)
+    bundle, workers = new_bundle(folder, world), world.settings.cpu_workers
+    monkeypatch.setattr("etc_dist.verify.proof.verify", forbidden)
+    monkeypatch.setattr("etc_dist.verify.proof.Cache.load", forbidden)
+    monkeypatch.setattr("etc_dist.runtime.build.compiler_version", forbidden)
+    # The CPU backend takes the tiles of a GPU: otherwise its steps have other dims.
+    of_gpu = lambda config, found: StepPolicy(config, found or workers)  # noqa: E731
+    monkeypatch.setattr(model, "StepPolicy", of_gpu)
+    prompts = [rng.integers(576, size=n).tolist() for n in (1, 150, 7)]
+    with load(folder, bundle=bundle, world=world) as loaded:
+        assert (loaded.batch, loaded.positions, loaded.pages.page_size) == (3, 200, 16)
+        found = loaded.generate(prompts, max_new_tokens=4)
+        assert len(loaded.generate([prompts[1]], max_new_tokens=20)[0]) == 20
+    if not changes:
+        for prompt, new in zip(prompts, found, strict=True):
+            expect_best(folder, prompt, new)
+
+
+def test_other_options_are_named(folder, bundle, one_rank):
+    (folder / "model.safetensors").unlink()  # the bundle is checked first
+    with pytest.raises(ArgumentError) as caught:
+        load(folder, bundle=bundle, batch=4, schedule="dynamic", world=one_rank)
+    assert caught.value.what == "a bundle was built for something else"
+    assert caught.value.wanted == "batch=4, schedule='dynamic'"
+    assert caught.value.got == "batch=3, schedule='static'"
+
+
+def test_another_model_is_named(tmp_path, bundle, rng, one_rank):
+    (tmp_path / "other").mkdir()
+    other = make_model(tmp_path / "other", rng, num_hidden_layers=3)
+    with pytest.raises(ArgumentError, match="wanted: layers=3\n  got:    layers=2\n"):
+        load(other, bundle=bundle, world=one_rank)
+
+
+def test_a_damaged_bundle_is_refused(folder, bundle, one_rank):
+    (bundle / "proofs.json").write_text("{}")
+    with pytest.raises(ArgumentError, match="proofs.json"):
+        load(folder, bundle=bundle, world=one_rank)
+    with pytest.raises(TypeError, match="bundle expects a str or Path or None"):
+        load(folder, bundle=3, world=one_rank)
+
+
+def test_the_command_of_the_documentation_builds_bundles(
+    folder, tmp_path, uncompiled, capsys
+):
+    made = tmp_path / "made"
+    [line] = re.findall(r"etc-dist (build FOLDER --bundle .*)", PAGE.read_text())
+    places = {"FOLDER": str(folder), "BUNDLE": str(made)}
+    options = ["--positions", "64", "--schedule", "dynamic", "--workers", "4"]
+    command = [places.get(word, word) for word in line.split()]
+    assert cli.main([*command, *options]) == 0
+    assert "/made: 1 program in" in capsys.readouterr().out
+    parameters = json.loads((made / "manifest.json").read_text())["parameters"]
+    assert (parameters["batch"], parameters["schedule"]) == (32, "dynamic")
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ([], "a bundle is of one model"),
+        (["one", "two"], "a bundle is of one model"),
+        (["/nowhere"], "a readable config.json"),
+        (["FOLDER", "--page-size", "24"], "page_size is not supported"),
+        (["FOLDER", "--batch", "0"], "batch is out of range"),
+        (["FOLDER", "--workers", "0"], "workers is out of range"),
+        (["FOLDER", "--ranks", "3"], "cannot be split"),
+        (["FOLDER", "--schedule", "best"], "unknown schedule"),
+        (["FOLDER", "--dtype", "float32"], "bfloat16 or float16"),
+    ],
+)
+def test_options_of_the_command_are_checked(options, text, folder, tmp_path, capsys):
+    given = [str(folder) if option == "FOLDER" else option for option in options]
+    assert cli.main(["build", *given, "--bundle", str(tmp_path / "made")]) == 1
+    assert text in capsys.readouterr().err
+    assert not (tmp_path / "made").exists()
