@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from etc_dist.compiler import world_or_current
@@ -145,23 +146,13 @@ class MLP(Operation):
     ):
         world = world_or_current(world)
         self.weights = gate, up, down
-        table = ArgumentTable(
-            "MLP",
-            world,
-            [
-                "x [rows, hidden]",
-                "gate [inner, hidden]",
-                "up [inner, hidden]",
-                "down [hidden, inner]",
-            ],
-            "out [rows, hidden]",
-        )
+        table = _table("MLP", world)
         with world.refusing("the arguments of MLP"):
             known = table.hold(self.weights)
         self.dtype = known.dtype
         super().__init__(
             table,
-            self._candidates_on(world.size),
+            _candidates(self.sizes, self.most_gathered // world.size, world.size),
             world,
             schedule=schedule,
             trace=trace,
@@ -170,18 +161,58 @@ class MLP(Operation):
             known=known,
         )
 
-    def _candidates_on(self, size: int) -> list[Candidate]:
-        """The programs for some numbers of rows."""
-        shapes = self.sizes.get("shapes", SHAPES)
-        most = self.most_gathered // size
-        tiles = Candidate(
-            mlp_tiles_graph,
-            self.sizes,
-            serves=lambda dims: size == 1 or dims["rows"] <= most,
-            capacity=lambda dims: capacity_dims(dims, most, shapes),
-            choose=lambda dims, workers: choose_shapes(dims, size, workers, shapes),
-        )
-        return [tiles] if size == 1 else [tiles, Candidate(mlp_graph)]
-
     def __call__(self, x: Any, out: Any = None, *, stream: Any = None) -> Any:
         return self._call((x,), out, stream)
+
+
+class SharedMLP(Operation):
+    """`MLP` with the weights as arguments, so that layers of one shape share a program
+    and its buffers: op(x, gate, up, down, out=None, stream=None)."""
+
+    def __init__(
+        self,
+        *,
+        world: World | None = None,
+        schedule: str = "static",
+        trace: bool | None = None,
+    ):
+        world = world_or_current(world)
+        super().__init__(
+            _table(type(self).__name__, world),
+            _candidates(self.sizes, MLP.most_gathered // world.size, world.size),
+            world,
+            schedule=schedule,
+            trace=trace,
+            options={},
+        )
+
+    def __call__(
+        self,
+        x: Any,
+        gate: Any,
+        up: Any,
+        down: Any,
+        out: Any = None,
+        *,
+        stream: Any = None,
+    ) -> Any:
+        return self._call((x, gate, up, down), out, stream)
+
+
+def _table(name: str, world: World) -> ArgumentTable:
+    weights = "gate [inner, hidden]", "up [inner, hidden]", "down [hidden, inner]"
+    inputs = ["x [rows, hidden]", *weights]
+    return ArgumentTable(name, world, inputs, "out [rows, hidden]")
+
+
+def _candidates(sizes: Mapping[str, Any], most: int, ranks: int) -> list[Candidate]:
+    """The programs for up to `most` rows of a rank, and for more on several ranks."""
+    shapes = sizes.get("shapes", SHAPES)
+    tiles = Candidate(
+        mlp_tiles_graph,
+        sizes,
+        serves=lambda dims: ranks == 1 or dims["rows"] <= most,
+        capacity=lambda dims: capacity_dims(dims, most, shapes),
+        choose=lambda dims, workers: choose_shapes(dims, ranks, workers, shapes),
+    )
+    return [tiles] if ranks == 1 else [tiles, Candidate(mlp_graph)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from etc_dist.compiler import world_or_current
@@ -80,36 +81,24 @@ class MoE(Operation):
             experts = known.dims["experts"]
             if parallel == "expert":
                 experts *= world.size
-            if experts not in EXPERTS:
-                limits = f"{EXPERTS[0]} to {EXPERTS[-1]} experts, a multiple of 8"
-                raise table.error(limits, f"{experts} experts")
-            self.top_k = expect_range(top_k, 1, min(experts, MAX_CHOICES), "top_k")
-            expect_type(normalize, bool, "normalize")
+            _check_routing(table, experts, top_k, normalize)
+            self.top_k = int(top_k)
             few_tokens = expect_range(few_tokens, 0, None, "few_tokens")
         self.dtype, self.normalize, self.parallel = known.dtype, normalize, parallel
         routing = {"experts": experts, "top_k": self.top_k, "normalize": normalize}
-        candidates = []
-        hidden, inner = known.dims["hidden"], known.dims["inner"]
-        most = most_tokens(self.top_k, hidden, inner) if world.size == 1 else 0
-        few_tokens = min(few_tokens, most)
-        if few_tokens > 0:
-            candidates.append(
-                Candidate(
-                    moe_few_tokens_graph,
-                    routing,
-                    serves=lambda dims: dims["tokens"] <= few_tokens,
-                    capacity=shapes_up_to("tokens", few_tokens),
-                )
-            )
-        own = {**routing, "parallel": parallel}
-        candidates.append(Candidate(moe_graph, {**own, **self.sizes}))
+        few_tokens = _most_tokens(few_tokens, self.top_k, known.dims, world.size)
         super().__init__(
             table,
-            candidates,
+            _candidates(routing, parallel, few_tokens, self.sizes),
             world,
             schedule=schedule,
             trace=trace,
-            options={**own, "dtype": known.dtype, "few_tokens": few_tokens},
+            options={
+                **routing,
+                "parallel": parallel,
+                "dtype": known.dtype,
+                "few_tokens": few_tokens,
+            },
             held=self.weights,
             known=known,
         )
@@ -152,6 +141,86 @@ class MoE(Operation):
 
     def __call__(self, x: Any, out: Any = None, *, stream: Any = None) -> Any:
         return self._call((x,), out, stream)
+
+
+class SharedMoE(Operation):
+    """`MoE` with the weights as arguments, so that layers of one shape share a program
+    and its buffers: op(x, router, gate_up, down, out=None, stream=None). experts: those
+    of all ranks; hidden, inner: H, and the inner width of this rank."""
+
+    def __init__(
+        self,
+        *,
+        experts: int,
+        hidden: int,
+        inner: int,
+        top_k: int,
+        normalize: bool,
+        parallel: str,
+        world: World | None = None,
+    ):
+        world = world_or_current(world)
+        with world.refusing("the arguments of SharedMoE"):
+            _check_parallel(parallel)
+            table = _table(world, parallel)
+            _check_routing(table, experts, top_k, normalize)
+        routing = {"experts": experts, "top_k": top_k, "normalize": normalize}
+        dims = {"hidden": hidden, "inner": inner}
+        few_tokens = _most_tokens(FEW_TOKENS, top_k, dims, world.size)
+        super().__init__(
+            table,
+            _candidates(routing, parallel, few_tokens, self.sizes),
+            world,
+            schedule="static",
+            trace=None,
+            options={**routing, **dims, "parallel": parallel},
+        )
+
+    def __call__(
+        self,
+        x: Any,
+        router: Any,
+        gate_up: Any,
+        down: Any,
+        out: Any = None,
+        *,
+        stream: Any = None,
+    ) -> Any:
+        return self._call((x, router, gate_up, down), out, stream)
+
+
+def _most_tokens(
+    few_tokens: int, top_k: int, dims: Mapping[str, int], ranks: int
+) -> int:
+    """The tokens up to which the program for few tokens is used."""
+    most = most_tokens(top_k, dims["hidden"], dims["inner"]) if ranks == 1 else 0
+    return min(few_tokens, most)
+
+
+def _candidates(
+    routing: Mapping[str, Any], parallel: str, few_tokens: int, sizes: Mapping[str, Any]
+) -> list[Candidate]:
+    """The programs for up to `few_tokens`, and for more."""
+    rest = Candidate(moe_graph, {**routing, "parallel": parallel, **sizes})
+    if few_tokens <= 0:
+        return [rest]
+    few = Candidate(
+        moe_few_tokens_graph,
+        routing,
+        serves=lambda dims: dims["tokens"] <= few_tokens,
+        capacity=shapes_up_to("tokens", few_tokens),
+    )
+    return [few, rest]
+
+
+def _check_routing(
+    table: ArgumentTable, experts: int, top_k: Any, normalize: Any
+) -> None:
+    if experts not in EXPERTS:
+        limits = f"{EXPERTS[0]} to {EXPERTS[-1]} experts, a multiple of 8"
+        raise table.error(limits, f"{experts} experts")
+    expect_range(top_k, 1, min(experts, MAX_CHOICES), "top_k")
+    expect_type(normalize, bool, "normalize")
 
 
 def _table(world: World, parallel: str) -> ArgumentTable:

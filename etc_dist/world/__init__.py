@@ -23,7 +23,7 @@ Files, from the user down:
 """
 
 from etc_dist.world.memory import SymmetricMemory
-from etc_dist.world.startup import current, start
+from etc_dist.world.startup import current, of_group, start
 from etc_dist.world.world import World
 
-__all__ = ["SymmetricMemory", "World", "current", "start"]
+__all__ = ["SymmetricMemory", "World", "current", "of_group", "start"]

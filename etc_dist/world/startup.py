@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import NoneType
 from typing import TYPE_CHECKING, Any, cast
 
-from etc_dist.errors import EtcDistError, as_refusal, expect_type
+from etc_dist.errors import EtcDistError, WorldError, as_refusal, expect_type
 from etc_dist.settings import Settings
 from etc_dist.world import mpi, processes, rank_errors
 from etc_dist.world import process_group as process_groups
@@ -76,6 +76,7 @@ def start(
         world = _start(every[objects.rank], ranks, objects, monitor, agreement)
         if world.size > 1 and (abort_on_uncaught or "LAUNCH_RANKS" in os.environ):
             world.abort_on_uncaught()
+        world.group_name = ranks.group
         _forget_closed()
         _worlds.append(world)
         return world
@@ -101,6 +102,23 @@ def current() -> World:
     return next(iter(usable or _worlds), None) or start()
 
 
+def of_group(name: str) -> World:
+    """The open world over torch's process group of this name; WorldError if there is
+    none."""
+    _forget_closed()
+    for world in _worlds:
+        if world.group_name == name:
+            return world
+    raise WorldError(
+        "there is no world over this process group",
+        where="an operation of torch",
+        wanted="etc_dist.start(process_group=...) with this group before",
+        got=f"group_name = {name!r}; worlds over the groups "
+        f"{[world.group_name for world in _worlds if world.group_name]}",
+        fix="start a world over the group, once, on all of its ranks",
+    )
+
+
 def _forget_closed() -> None:
     _worlds[:] = [world for world in _worlds if not world.closed]
 
@@ -113,6 +131,8 @@ class _Ranks:
     """The exchange of these ranks, within a time limit. Collective."""
     check: Callable[[], None]
     """Raises TypeError if the argument is wrong."""
+    group: str = ""
+    """The name of torch's process group; empty if there is none."""
     device: Callable[[], int | None] = lambda: None
     """The CUDA device that this process uses already, if any."""
 
@@ -126,6 +146,7 @@ def _find_ranks(comm: Any, group: Any) -> _Ranks:
         return _Ranks(
             lambda limit: process_groups.connect(distributed, group, limit),
             lambda: process_groups.check_group(distributed, group, comm),
+            getattr(group, "group_name", ""),
             lambda: process_groups.device_of(group),
         )
     library = mpi.import_mpi()

@@ -64,6 +64,8 @@ class World:
         self.backend: str = backend.name
         self.device: int | str = backend.device
         self.ranks_per_gpu, self.mps = backend.ranks_per_gpu, backend.mps
+        self.group_name = ""
+        """The name of the process group of torch that this world was started over."""
         self._objects = objects
         self._agreement, self._backend, self._reason = agreement, backend, reason
         self._memories: dict[int, SymmetricMemory] = {}

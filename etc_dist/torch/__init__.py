@@ -1,0 +1,16 @@
+"""The operations in torch: `torch.ops.etc_dist`, with gradients, for torch.compile.
+
+Importing this package imports torch and registers the operations. They run on the world
+of a process group: `etc_dist.start(process_group=...)`.
+
+Files, from the user down:
+
+    ops.py          the operations and their schemas
+    gradients.py    the gradients of the collectives: each is the adjoint of the other
+    fakes.py        shapes and strides of the results, for tracing
+    tensors.py      tensors as arrays of the backend
+"""
+
+from etc_dist.torch import gradients, ops
+
+__all__ = ["gradients", "ops"]

@@ -1,0 +1,166 @@
+"""The gradients of the operations. The two collectives are each other's adjoint: the
+gradient of a reduce-scatter is gathered, that of a gathered tensor reduced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from etc_dist.torch import ops
+from etc_dist.torch.fakes import size_of
+
+OPS = torch.ops.etc_dist
+_AFTER = torch._C._after_autograd_keyset
+_BELOW = _AFTER.remove(torch._C.DispatchKey.ADInplaceOrView)
+_DEVICES = torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA
+
+
+class ReduceScatter(Function):
+    """`fused_matmul_reduce_scatter` with gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, A: Tensor, B: Tensor, reduce_op: str, scatter_dim: int, group: str
+    ) -> Tensor:
+        ctx.save_for_backward(A, B)
+        ctx.reduce_op, ctx.dim, ctx.group = reduce_op, scatter_dim, group
+        return cast(
+            Tensor,
+            OPS.fused_matmul_reduce_scatter(A, B, reduce_op, scatter_dim, group),
+        )
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        A, B = ctx.saved_tensors
+        needs_a, needs_b = ctx.needs_input_grad[:2]
+        if ctx.reduce_op == "avg":
+            grad = grad / size_of(ctx.group)
+        joined, (grad_a,) = OPS.fused_all_gather_matmul(
+            grad, [B.t()], ctx.dim, ctx.group, return_A=needs_b
+        )
+        grad_b = _rows(A).t() @ _rows(joined) if needs_b else None
+        return grad_a if needs_a else None, grad_b, None, None, None
+
+
+class AllGather(Function):
+    """`fused_all_gather_matmul` with gradients; returns the joined A, if it is wanted,
+    and then the results."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, A: Tensor, dim: int, group: str, return_A: bool, *Bs: Tensor
+    ) -> tuple[Tensor, ...]:
+        joined, results = OPS.fused_all_gather_matmul(
+            A, list(Bs), dim, group, return_A=return_A
+        )
+        ctx.save_for_backward(A, *Bs)
+        ctx.dim, ctx.group, ctx.return_A = dim, group, return_A
+        ctx.set_materialize_grads(False)
+        return (joined, *results) if return_A else tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        A, *Bs = ctx.saved_tensors
+        dim, group = ctx.dim, ctx.group
+        needs_a, _, _, _, *needs_bs = ctx.needs_input_grad
+        of_joined, of_results = (grads[0], grads[1:]) if ctx.return_A else (None, grads)
+        used = [(g, B) for g, B in zip(of_results, Bs, strict=True) if g is not None]
+        grad_a: Any = None
+        if needs_a and used:
+            grad, B = used[0] if len(used) == 1 else map(_join, zip(*used, strict=True))
+            grad_a = OPS.fused_matmul_reduce_scatter(grad, B.t(), "sum", dim, group)
+        if needs_a and of_joined is not None:
+            part = _scatter(of_joined, dim, group)
+            grad_a = part if grad_a is None else grad_a + part
+        grad_bs: list[Any] = [None] * len(Bs)
+        if any(needs_bs) and used:
+            rows = _rows(_gather(A, dim, group)).t()
+            grad_bs = [None if g is None else rows @ _rows(g) for g in of_results]
+        return grad_a, None, None, None, *grad_bs
+
+
+class Matmul(Function):
+    """`matmul` with gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, A: Tensor, B: Tensor, group: str = "") -> Tensor:
+        ctx.save_for_backward(A, B)
+        ctx.group = group
+        return cast(Tensor, OPS.matmul(A, B, group))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        A, B = ctx.saved_tensors
+        needs_a, needs_b, *rest = ctx.needs_input_grad
+        grad_a = OPS.matmul(grad, B.t(), ctx.group) if needs_a else None
+        grad_b = _rows(A).t() @ _rows(grad) if needs_b else None
+        return grad_a, grad_b, *(None for _ in rest)
+
+
+def _apply_all_gather(
+    A: Tensor, Bs: Sequence[Tensor], dim: int, group: str, *, return_A: bool = True
+) -> tuple[Tensor | None, list[Tensor]]:
+    found = AllGather.apply(A, dim, group, return_A, *Bs)
+    return (found[0], list(found[1:])) if return_A else (None, list(found))
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    return tensor.flatten(0, -2)
+
+
+def _join(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat(list(tensors), dim=-1)
+
+
+def _gather(shard: Tensor, dim: int, group: str) -> Tensor:
+    """All ranks' parts, joined along `dim`, in a form that can be traced."""
+    functional = torch.ops._c10d_functional
+    first = shard.movedim(dim, 0).contiguous()
+    joined = functional.all_gather_into_tensor(first, size_of(group), group)
+    return cast(Tensor, functional.wait_tensor(joined).movedim(0, dim))
+
+
+def _scatter(whole: Tensor, dim: int, group: str) -> Tensor:
+    """This rank's part along `dim` of the sum over ranks, as `_gather`."""
+    functional = torch.ops._c10d_functional
+    first = whole.movedim(dim, 0).contiguous()
+    part = functional.reduce_scatter_tensor(first, "sum", size_of(group), group)
+    return cast(Tensor, functional.wait_tensor(part).movedim(0, dim))
+
+
+def _kernel(
+    function: Callable[..., Any], apply: Callable[..., Any]
+) -> Callable[..., Any]:
+    """The dispatcher's kernel for gradients: `apply` where some are needed.
+
+    NOTE: torch.library.register_autograd would always go through the dispatcher again,
+    which takes 4 us. Where a tensor's device is next in its order, here the function is
+    called at once."""
+    name = function.__name__
+
+    def run(keyset: Any, *arguments: Any, **options: Any) -> Any:
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
+            return apply(*arguments, **options)
+        if (keyset & _BELOW).highestPriorityTypeId() in _DEVICES:
+            return function(*arguments, **options)
+        overload = getattr(OPS, name).default
+        return overload.redispatch(keyset & _AFTER, *arguments, **options)
+
+    return run
+
+
+def _register() -> None:
+    for function, apply in (
+        (ops.fused_matmul_reduce_scatter, ReduceScatter.apply),
+        (ops.fused_all_gather_matmul, _apply_all_gather),
+        (ops.matmul, Matmul.apply),
+    ):
+        kernel = _kernel(function, apply)
+        ops.LIBRARY.impl(function.__name__, kernel, "Autograd", with_keyset=True)
+
+
+_register()

@@ -1,0 +1,191 @@
+"""The checks of tests/torch/test_on_ranks.py: each rank of torchrun runs them in order,
+and prints which of them passed."""
+
+import traceback
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import etc_dist.torch  # noqa: F401
+from etc_dist import Settings, World, start
+
+BF16 = torch.bfloat16
+SHAPES = ((32, 16), 0), ((2, 32, 16), 1), ((32, 3, 16), 0)
+ops = torch.ops.etc_dist
+name = ""
+"""The name of the process group."""
+
+
+def random(*shape: int, dtype: torch.dtype = BF16, seed: int = 0) -> Tensor:
+    """Different values on each rank."""
+    generator = torch.Generator().manual_seed(97 * dist.get_rank() + seed)
+    made = torch.randn(*shape, generator=generator) / 4
+    return made.to(dtype).requires_grad_()
+
+
+def joined(part: Tensor, dim: int = 0) -> Tensor:
+    """The parts of all ranks along `dim`, in float32."""
+    part = part.detach().float().contiguous()
+    parts = [torch.empty_like(part) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, part)
+    return torch.cat(parts, dim)
+
+
+def summed(whole: Tensor, dim: int = 0) -> Tensor:
+    """This rank's part along `dim` of the sum over ranks, in float32."""
+    total = whole.detach().float().contiguous()
+    dist.all_reduce(total)
+    return total.chunk(dist.get_world_size(), dim)[dist.get_rank()]
+
+
+def rows(tensor: Tensor) -> Tensor:
+    return tensor.detach().float().flatten(0, -2)
+
+
+def assert_close(found: Tensor, expected: Tensor) -> None:
+    """Within the rounding of bfloat16, relative to the largest element."""
+    assert found.shape == expected.shape, (found.shape, expected.shape)
+    difference = (found.detach().float() - expected.detach().float()).abs().max()
+    assert difference < 2e-2 * expected.abs().max(), difference
+
+
+def check_reduce_scatter() -> None:
+    for shape, dim in SHAPES:
+        for dtype in (BF16, torch.float16):
+            A = random(*shape, dtype=dtype)
+            W, B = random(24, 16, dtype=dtype), random(16, 8, dtype=dtype)
+            y = ops.fused_matmul_reduce_scatter(A, W.t(), "sum", dim, name)
+            assert_close(y, summed(A.float() @ W.float().t(), dim))
+            y = ops.fused_matmul_reduce_scatter(A, B, "avg", dim, name)
+            mean = summed(A.float() @ B.float(), dim) / dist.get_world_size()
+            assert_close(y, mean)
+
+
+def check_all_gather() -> None:
+    for shape, dim in SHAPES:
+        A, W, B = random(*shape), random(24, 16), random(16, 8)
+        whole, (y, z) = ops.fused_all_gather_matmul(A, [W.t(), B], dim, name)
+        assert torch.equal(whole.float(), joined(A, dim))
+        assert_close(y, joined(A, dim) @ W.float().t())
+        assert_close(z, joined(A, dim) @ B.float())
+        strided = torch.cat([B, B], 1)[:, :8]
+        none, (again,) = ops.fused_all_gather_matmul(
+            A, [strided], dim, name, return_A=False
+        )
+        assert none is None
+        assert torch.equal(again, z)
+
+
+def check_gradients_of_reduce_scatter() -> None:
+    for shape, dim in SHAPES:
+        for op in ("sum", "avg"):
+            A, W = random(*shape), random(24, 16, seed=1)
+            y = ops.fused_matmul_reduce_scatter(A, W.t(), op, dim, name)
+            seen = random(*y.shape, seed=2).detach()
+            y.backward(seen)
+            whole = joined(seen, dim) / (dist.get_world_size() if op == "avg" else 1)
+            assert_close(A.grad, whole @ W.float())
+            assert_close(W.grad, rows(whole).t() @ rows(A))
+
+
+def check_gradients_of_all_gather() -> None:
+    for shape, dim in SHAPES:
+        for return_A in (True, False):
+            A, W, B = random(*shape), random(24, 16, seed=1), random(16, 8, seed=2)
+            whole, (y, z) = ops.fused_all_gather_matmul(
+                A, [W.t(), B], dim, name, return_A=return_A
+            )
+            results = (y, z, whole) if return_A else (y, z)
+            seen = [random(*one.shape, seed=3).detach() for one in results]
+            torch.autograd.backward(results, seen)
+            expected = seen[0].float() @ W.float() + seen[1].float() @ B.float().t()
+            expected = expected + (seen[2].float() if return_A else 0)
+            assert_close(A.grad, summed(expected, dim))
+            assert_close(W.grad, rows(seen[0]).t() @ rows(joined(A, dim)))
+            assert_close(B.grad, rows(joined(A, dim)).t() @ rows(seen[1]))
+
+
+def check_adjoints() -> None:
+    # Over all ranks, <reduce_scatter(A @ B), y> = <A, all_gather(y) @ B.T>.
+    A, B, y = random(32, 16), random(16, 24, seed=1), random(16, 24, seed=2)
+    one = ops.fused_matmul_reduce_scatter(A, B, "sum", 0, name)
+    _, (other,) = ops.fused_all_gather_matmul(y, [B.t()], 0, name, return_A=False)
+    both = torch.stack([(one.float() * y).sum(), (A * other.float()).sum()]).detach()
+    sizes = torch.stack([(one.float() * y).abs().sum(), torch.tensor(0.0)]).detach()
+    dist.all_reduce(both)
+    dist.all_reduce(sizes)
+    assert (both[0] - both[1]).abs() < 2e-2 * sizes[0], both
+
+
+def check_unwanted_gradients() -> None:
+    A, W = random(32, 16).detach(), random(24, 16)
+    ops.fused_matmul_reduce_scatter(A, W.t(), "sum", 0, name).sum().backward()
+    _, (y,) = ops.fused_all_gather_matmul(A, [W.t()], 0, name, return_A=False)
+    y.sum().backward()
+    assert A.grad is None
+    assert W.grad.shape == W.shape
+
+
+def check_errors_of_one_rank() -> None:
+    A = random(16, 8)
+    try:
+        ops.fused_matmul_reduce_scatter(A, A.t(), "sum", dist.get_rank(), name)
+    except ValueError as error:
+        assert "rank 1" in str(error)
+        assert "scatter_dim: 0 to 0" in str(error)
+    else:
+        raise AssertionError("the wrong dim of rank 1 was accepted")
+
+
+class Block(nn.Module):
+    """A tensor-parallel layer of a sequence-parallel model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Parameter(random(48, 32).detach())
+        self.down = nn.Parameter(random(32, 48, seed=1).detach())
+
+    def forward(self, x: Tensor) -> Tensor:
+        _, (wide,) = ops.fused_all_gather_matmul(
+            x, [self.up.t()], 0, name, return_A=False
+        )
+        wide = nn.functional.silu(wide)
+        return x + ops.fused_matmul_reduce_scatter(wide, self.down.t(), "sum", 0, name)
+
+
+def check_compiled_model() -> None:
+    model, x = nn.Sequential(Block(), Block()), random(16, 32, seed=3)
+    parameters = [x, *model.parameters()]
+    y = model(x)
+    wanted = torch.autograd.grad(y.sum(), parameters)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    found = compiled(x)
+    assert_close(found, y)
+    for one, other in zip(
+        torch.autograd.grad(found.sum(), parameters), wanted, strict=True
+    ):
+        assert_close(one, other)
+    longer = random(24, 32)
+    assert_close(compiled(longer), model(longer))
+
+
+def main() -> None:
+    global name
+    dist.init_process_group("gloo")
+    name = dist.group.WORLD.group_name
+    world: World = start(Settings(backend="cpu", world_limit=20.0))
+    for check, function in list(globals().items()):
+        if check.startswith("check_"):
+            try:
+                function()
+                text = f"rank {world.rank}: {check} passed\n"
+            except Exception:
+                text = f"rank {world.rank}: {check}\n{traceback.format_exc()}\n"
+            print(text, end="", flush=True)
+    world.close()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

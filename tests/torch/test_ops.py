@@ -1,0 +1,77 @@
+"""The operations of torch.ops.etc_dist in one process."""
+
+import pytest
+import torch
+import torch.distributed._symmetric_memory
+
+import etc_dist.torch  # noqa: F401
+from etc_dist.errors import ArgumentError, WorldError
+
+pytestmark = pytest.mark.torch
+ops = torch.ops.etc_dist
+
+
+def random(*shape: int, grad: bool = False):
+    generator = torch.Generator().manual_seed(sum(shape))
+    made = torch.randn(*shape, generator=generator) / 4
+    return made.to(torch.bfloat16).requires_grad_(grad)
+
+
+def test_signatures_are_those_of_symm_mem():
+    for name in ("fused_matmul_reduce_scatter", "fused_all_gather_matmul"):
+        own = getattr(ops, name).default._schema
+        theirs = getattr(torch.ops.symm_mem, name).default._schema
+        assert str(own).partition("::")[2] == str(theirs).partition("::")[2]
+
+
+CALLS = {
+    "reduce_scatter": (
+        "fused_matmul_reduce_scatter",
+        lambda g: (random(16, 8, grad=True), random(8, 24, grad=True), "sum", 0, g),
+    ),
+    "reduce_scatter of a view": (
+        "fused_matmul_reduce_scatter",
+        lambda g: (random(2, 16, 8, grad=True), random(24, 8).t(), "avg", 1, g),
+    ),
+    "all_gather": (
+        "fused_all_gather_matmul",
+        lambda g: (random(16, 8, grad=True), [random(8, 24, grad=True)], 0, g),
+    ),
+    "all_gather for two": (
+        "fused_all_gather_matmul",
+        lambda g: (random(2, 16, 8), [random(8, 24), random(24, 8).t()], 1, g),
+    ),
+    "matmul": ("matmul", lambda g: (random(5, 8, grad=True), random(24, 8).t())),
+    "mlp": ("mlp", lambda g: (random(2, 3, 8), *[random(16, 8)] * 2, random(8, 16))),
+    "moe": (
+        "moe",
+        lambda g: (random(4, 8), random(8, 8), random(8, 16, 8), random(8, 8, 8), 2),
+    ),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_operations_pass_opcheck(call, group):
+    name, arguments = CALLS[call]
+    torch.library.opcheck(getattr(ops, name).default, arguments(group.group_name))
+
+
+def test_wrong_arguments_are_refused(group):
+    name, x = group.group_name, random(16, 8)
+    with pytest.raises(ArgumentError, match="scatter_dim: 0 to 0"):
+        ops.fused_matmul_reduce_scatter(x, x.t(), "sum", 1, name)
+    with pytest.raises(ArgumentError, match="reduce_op: sum or avg"):
+        ops.fused_matmul_reduce_scatter(x, x.t(), "max", 0, name)
+    with pytest.raises(ArgumentError, match=r"B \[K, N\]"):
+        ops.fused_all_gather_matmul(x, [x[0]], 0, name)
+    with pytest.raises(ArgumentError, match="bfloat16 or float16"):
+        ops.matmul(x.float(), x.float().t())
+    with pytest.raises(WorldError, match="no world over this process group"):
+        ops.fused_matmul_reduce_scatter(x, x.t(), "sum", 0, "another")
+
+
+def test_layers_of_one_shape_share_a_program(group, compiled):
+    x = random(4, 8)
+    for _ in range(3):
+        ops.mlp(x, random(40, 8), random(40, 8), random(8, 40))
+    assert len(compiled) <= 1
