@@ -87,7 +87,7 @@ struct trap {
 };
 
 template <class Task>
-struct spin {
+struct loop_in_registers {
   ETC_DEVICE static void run(const Task& task) {
     if (task.thread != 0) return;
     float v = float(*task.template operand<0>().at(0)) + 1;
