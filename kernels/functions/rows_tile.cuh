@@ -99,15 +99,17 @@ struct RowsTile {
       }
       __syncwarp();
       const u32 column = (g + unit) * 8;
+      to.each_rank(run, [&](u64 at) {
 #pragma unroll
-      for (u32 i = 0; i < 4; ++i) {
-        const u32 row = i * 4 + lane / 8;
-        if (first + row < u32(to.rows) && column < u32(to.columns) && g + unit < kEights) {
-          to.store(
-              run, u64(first + row) * to.row_bytes + column * 2,
-              ptx::load_shared16(out + row * 128 + ((unit ^ (row & 7)) << 4)));
+        for (u32 i = 0; i < 4; ++i) {
+          const u32 row = i * 4 + lane / 8;
+          if (first + row < u32(to.rows) && column < u32(to.columns) && g + unit < kEights) {
+            ptx::store16(
+                at + u64(first + row) * to.row_bytes + column * 2,
+                ptx::load_shared16(out + row * 128 + ((unit ^ (row & 7)) << 4)));
+          }
         }
-      }
+      });
       __syncwarp();
     }
   }

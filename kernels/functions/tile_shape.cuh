@@ -54,18 +54,19 @@ struct TilePlace {
     return {u64(v.x) | u64(v.y) << 32, v.z, i32(v.w & 0xffffu), i32(v.w >> 16), peers};
   }
 
-  // Stores 16 bytes, `offset` bytes after the part's first ones.
-  template <class Program>
-  ETC_DEVICE void store(const Run<Program>& run, u64 offset, uint4 v) const {
-    ptx::store16(at + offset, v);
+  // Calls f(at) for each peer, the next rank first, so that each receives from one at a time; then
+  // for the own rank.
+  template <class Program, class F>
+  ETC_DEVICE void each_rank(const Run<Program>& run, F f) const {
     if constexpr (kHasPeers) {
-      // The next rank first, so that each receives from one at a time.
+      const i32 own = run.g.rank;
 #pragma unroll 1
-      for (i32 n = 1; n < Program::kWorld; ++n) {
-        const i32 rank = run.g.rank + n < Program::kWorld ? run.g.rank + n
-                                                          : run.g.rank + n - Program::kWorld;
-        if (peers >> rank & 1) ptx::store16(at + offset - run.self() + run.g.peer[rank], v);
+      for (i32 n = peers == 0 ? 0 : 1 - Program::kWorld; n <= 0; ++n) {
+        const i32 rank = own + n < 0 ? own + n + Program::kWorld : own + n;
+        if (n == 0 || (peers >> rank & 1)) f(at - run.self() + run.g.peer[rank]);
       }
+    } else {
+      f(at);
     }
   }
 };

@@ -152,7 +152,7 @@ ETC_DEVICE bool is_idle(const Args& g, const typename Call::Coord& c) {
 template <class Program, class Call>
 ETC_DEVICE bool wait_starts(
     const Run<Program>& run, const typename Call::Coord& c, Waiter& who, u32& entered) {
-#pragma unroll
+#pragma unroll 1  // each wait is large
   for (int n = 0; n < Call::kPeers; ++n) {
     if (!wait_peer_start(run, Call::peer(run.g, c, n), entered, who)) return false;
   }
