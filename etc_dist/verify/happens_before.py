@@ -4,6 +4,7 @@ of both."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -81,6 +82,37 @@ class HappensBefore:
             found[pairs] = (words >> (bit % WORD).astype(np.uint64)) & np.uint64(1) != 0
         return found
 
+    @cached_property
+    def _alike(self) -> tuple[Array, Array]:
+        """For each task, the number of those that notify the same elements, and of
+        those that wait for the same ones."""
+        return _numbered(self.tasks.notify), _numbered(self.tasks.wait)
+
+    def search_events(self, first: Array, second: Array) -> Mask:
+        """Pairs ordered by a chain of steps that begins and ends with an event: alike
+        for all tasks that notify the same elements, and that wait for the same ones. So
+        it is fast for many pairs of few kinds."""
+        notifies, waits = self._alike
+        kinds = notifies[first] * (int(waits.max(initial=0)) + 1) + waits[second]
+        _, one, kind = np.unique(kinds, return_index=True, return_inverse=True)
+        first, second = first[one], second[one]
+        found = np.zeros(first.shape, bool)
+        by_level = np.argsort(self.level[first], kind="stable")
+        width = WORD * max(1, min(WORD, BUDGET // max(1, self.tasks.tasks)))
+        previous = self._previous()
+        steps, levels = self._steps()
+        for start in range(0, first.size, width):
+            pairs = by_level[start : start + width]
+            low, high = self.level[first[pairs[0]]], self.level[second[pairs]].max()
+            here = slice(*np.searchsorted(levels, (low, high + 1)))
+            _, met = self._reached(first[pairs], previous, steps[here], by_event=True)
+            bit = np.arange(pairs.size)
+            words = np.zeros(pairs.size, np.uint64)
+            for awaited in self.tasks.wait.T:
+                words |= met[awaited[second[pairs]], bit // WORD]
+            found[pairs] = (words >> (bit % WORD).astype(np.uint64)) & np.uint64(1) != 0
+        return found[kind]
+
     def _steps(self) -> tuple[list[Array], Array]:
         """The tasks, level by level, and the levels."""
         order = np.argsort(self.level, kind="stable")
@@ -101,16 +133,28 @@ class HappensBefore:
         return previous
 
     def _reached(
-        self, sources: Array, previous: Array, steps: list[Array]
+        self,
+        sources: Array,
+        previous: Array,
+        steps: list[Array],
+        *,
+        by_event: bool = False,
     ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
         """[task, word]: bit b is set for sources[b] and all tasks of `steps` after it;
-        and [element, word]: for the elements that these tasks notify."""
+        and [element, word]: for the elements that these tasks notify. by_event: only
+        for tasks that an event of sources[b] orders after it."""
         words = -(-sources.size // WORD)
         # NOTE: the last row stays zero: NONE, as an index, selects it.
         tasks = np.zeros((self.tasks.tasks + 1, words), np.uint64)
         elements = np.zeros((self.tasks.elements.total + 1, words), np.uint64)
         bit = np.arange(sources.size)
-        tasks[sources, bit // WORD] = np.uint64(1) << (bit % WORD).astype(np.uint64)
+        own = np.zeros((sources.size, words), np.uint64)
+        own[bit, bit // WORD] = np.uint64(1) << (bit % WORD).astype(np.uint64)
+        if by_event:
+            for notified in self.tasks.notify.T:
+                _merge(elements, notified[sources], own)
+        else:
+            np.bitwise_or.at(tasks, sources, own)
         for step in steps:
             mine = tasks[step]
             for before in previous:
@@ -134,6 +178,15 @@ def _merge(
     ordered = target[some]
     starts = np.flatnonzero(np.diff(ordered, prepend=NONE))
     elements[ordered[starts]] |= np.bitwise_or.reduceat(bits[some], starts, axis=0)
+
+
+def _numbered(rows: Array) -> Array:
+    """A number for each row of a table, equal for equal rows."""
+    number = np.zeros(len(rows), np.int64)
+    for column in rows.T:
+        most = int(column.max(initial=0)) + 2
+        number = np.unique(number * most + column + 1, return_inverse=True)[1]
+    return number
 
 
 def order_tasks(tasks: Enumeration, rounds: Array) -> HappensBefore:

@@ -18,6 +18,8 @@ from etc_dist.verify.enumeration import EARLY, WAITING, Array, Enumeration, Mask
 from etc_dist.verify.happens_before import HappensBefore
 from etc_dist.verify.violations import Fault, Tally
 
+MOST_SUSPECTS = 2**22
+"""Pairs of accesses that are kept for one search: a limit on its memory."""
 PARTLY_WAITED = (WAITING, EARLY)
 """Phases in which not all of a task's waits are met."""
 Pairs = tuple[Cells, Array, Array]
@@ -31,6 +33,7 @@ class Races:
     def __init__(self, tasks: Enumeration, order: HappensBefore):
         self.tasks, self.order = tasks, order
         self.suspects: list[Pairs] = []
+        self._count, self._most = 0, MOST_SUSPECTS
         self.unwritten: list[Pairs] = []
 
     def check(self, cells: Cells, complete: bool) -> None:
@@ -42,6 +45,9 @@ class Races:
             loose = np.flatnonzero(~direct)
             if loose.size:
                 self.suspects.append((cells, first[loose], second[loose]))
+                self._count += loose.size
+        if self._count > self._most:
+            self._drop_ordered()
         if complete and not cells.tensor.is_given and unwritten[0].size:
             read, write = unwritten
             # A gather need not read what a later turn is the first to write.
@@ -56,6 +62,22 @@ class Races:
         for cells, first, second, ordered in self._searched(self.unwritten):
             self._add_unwritten(cells, first[ordered], second[ordered], tally)
         return tally.faults()
+
+    def _drop_ordered(self) -> None:
+        """Drop pairs that are quickly found to be ordered."""
+        first = np.concatenate([cells.task[a] for cells, a, _ in self.suspects])
+        second = np.concatenate([cells.task[b] for cells, _, b in self.suspects])
+        phase = np.concatenate([cells.phase[b] for cells, _, b in self.suspects])
+        loose = np.isin(phase, PARTLY_WAITED)
+        loose |= ~self.order.search_events(first, second)
+        kept, begin = [], 0
+        for cells, a, b in self.suspects:
+            mine = loose[begin : begin + a.size]
+            begin += a.size
+            if mine.any():
+                kept.append((cells, a[mine], b[mine]))
+        self.suspects, self._count = kept, int(loose.sum())
+        self._most = max(MOST_SUSPECTS, 2 * self._count)
 
     def _searched(self, pairs: list[Pairs]) -> Iterator[tuple[*Pairs, Mask]]:
         """The pairs, with a mask of those that a chain of steps orders."""

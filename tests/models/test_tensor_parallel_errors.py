@@ -2,16 +2,40 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from etc_dist.errors import ArgumentError
+from etc_dist.errors import ArgumentError, GraphError
 from etc_dist.models import load
 from etc_dist.models.config import read_config
+from etc_dist.models.decoder import DecoderSizes, decoder_graph
 from etc_dist.models.part import check_ranks
+from etc_dist.schedule import SCHEDULES
+from etc_dist.verify.races import MOST_SUSPECTS
+from etc_dist.verify.verify import verify
+from tests.models.conftest import SHAPES
 from tests.models.small import make_model
+from tests.models.test_decoder_sizes import dims_of
 from tests.models.test_tensor_parallel import PAGE, POSITIONS, split_model
+from tests.verify.test_verify_errors import change
 
+GRAPH = decoder_graph(
+    2,
+    sizes=DecoderSizes(3, 1, 64, normalizes_heads=True, page_size=16),
+    shapes=SHAPES,
+    best_columns=64,
+)
+DIMS = {**dims_of(layers=5, rows=3), "slices": 2}
+DIMS |= {"hidden": 72, "inner": 136, "vocabulary": 520}
+SENT = [
+    (call.name, n)
+    for call in GRAPH.calls
+    for n, wait in enumerate(call.waits)
+    if wait.events.cross_rank
+]
+"""Waits for what peers send."""
 OPTIONS = {"batch": 1, "positions": POSITIONS, "page_size": PAGE}
 TABLE = np.arange(2)[None]
 
@@ -31,6 +55,50 @@ def test_sizes_that_ranks_cannot_split_are_named(ranks, changes, text, tmp_path,
     with pytest.raises(ArgumentError, match=text):
         check_ranks(config, ranks)
     check_ranks(config, 1)
+
+
+@pytest.mark.parametrize("schedule", ["static", "dynamic"])
+@pytest.mark.parametrize(("name", "number"), SENT)
+def test_a_missing_wait_for_peers_is_refused_with_its_layer(name, number, schedule):
+    waits = call_of(name).waits
+    kept = waits[:number] + waits[number + 1 :]
+    error = refused(SCHEDULES[schedule](change(GRAPH, name, waits=kept)))
+    assert waits[number].events.name in error.got or f"{name}[" in error.got
+    assert "[layer=" in error.got or not call_of(name).loops
+
+
+@pytest.mark.parametrize("most", [0, MOST_SUSPECTS])
+@pytest.mark.parametrize("schedule", ["static", "dynamic"])
+def test_a_buffer_that_peers_may_still_read_is_refused_with_its_layer(
+    schedule, most, monkeypatch
+):
+    """Both sums of a layer in one buffer. most: pairs that the proof keeps."""
+    monkeypatch.setattr("etc_dist.verify.races.MOST_SUSPECTS", most)
+    verify(SCHEDULES[schedule](GRAPH), DIMS, 4)
+    one = GRAPH.tensor("o_parts")
+
+    def moved(regions):
+        return tuple(
+            replace(region, tensor=one)
+            if region.tensor.name == "down_parts"
+            else region
+            for region in regions
+        )
+
+    graph = change(GRAPH, "down_matmul", writes=moved(call_of("down_matmul").writes))
+    graph = change(graph, "add_norm", reads=moved(call_of("add_norm").reads))
+    error = refused(SCHEDULES[schedule](graph))
+    assert "o_parts" in error.got and "[layer=" in error.got
+
+
+def call_of(name):
+    return next(call for call in GRAPH.calls if call.name == name)
+
+
+def refused(plan):
+    with pytest.raises(GraphError) as caught:
+        verify(plan, DIMS, 4)
+    return caught.value
 
 
 @pytest.mark.mpi(min_size=2, max_size=4)
