@@ -5,12 +5,16 @@ of a process group: `etc_dist.start(process_group=...)`.
 
 Files, from the user down:
 
+    replace.py      the blocks of a model of Hugging Face transformers
+    modules.py      tensor-parallel linear layers, the MLP, the mixture of experts
     ops.py          the operations and their schemas
     gradients.py    the gradients of the collectives: each is the adjoint of the other
     fakes.py        shapes and strides of the results, for tracing
     tensors.py      tensors as arrays of the backend
 """
 
-from etc_dist.torch import gradients, ops
+from etc_dist.torch import gradients as gradients  # registers them
+from etc_dist.torch.modules import MLP, ColumnParallelLinear, MoE, RowParallelLinear
+from etc_dist.torch.replace import replace
 
-__all__ = ["gradients", "ops"]
+__all__ = ["MLP", "ColumnParallelLinear", "MoE", "RowParallelLinear", "replace"]

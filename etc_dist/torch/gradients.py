@@ -4,12 +4,14 @@ gradient of a reduce-scatter is gathered, that of a gathered tensor reduced."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from etc_dist.errors import ArgumentError
 from etc_dist.torch import ops
 from etc_dist.torch.fakes import size_of
 
@@ -101,6 +103,26 @@ class Matmul(Function):
         return grad_a, grad_b, *(None for _ in rest)
 
 
+class NoGradient(Function):
+    """A layer without gradients: its backward pass is an error."""
+
+    @staticmethod
+    def forward(ctx: Any, op: Any, *arguments: Any) -> Tensor:
+        ctx.name, ctx.inputs = op.__name__, len(arguments) + 1
+        return cast(Tensor, op(*arguments))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        raise ArgumentError(
+            "the operation has no gradient",
+            where=f"the backward pass of torch.ops.etc_dist.{ctx.name}",
+            wanted="a call whose result needs no gradient",
+            got="a backward pass through it",
+            fix="call it under torch.no_grad(), or train with etc_dist.torch.MLP, "
+            "which then runs the two collectives",
+        )
+
+
 def _apply_all_gather(
     A: Tensor, Bs: Sequence[Tensor], dim: int, group: str, *, return_A: bool = True
 ) -> tuple[Tensor | None, list[Tensor]]:
@@ -118,6 +140,8 @@ def _join(tensors: Sequence[Tensor]) -> Tensor:
 
 def _gather(shard: Tensor, dim: int, group: str) -> Tensor:
     """All ranks' parts, joined along `dim`, in a form that can be traced."""
+    if size_of(group) == 1:
+        return shard
     functional = torch.ops._c10d_functional
     first = shard.movedim(dim, 0).contiguous()
     joined = functional.all_gather_into_tensor(first, size_of(group), group)
@@ -126,6 +150,8 @@ def _gather(shard: Tensor, dim: int, group: str) -> Tensor:
 
 def _scatter(whole: Tensor, dim: int, group: str) -> Tensor:
     """This rank's part along `dim` of the sum over ranks, as `_gather`."""
+    if size_of(group) == 1:
+        return whole
     functional = torch.ops._c10d_functional
     first = whole.movedim(dim, 0).contiguous()
     part = functional.reduce_scatter_tensor(first, "sum", size_of(group), group)
@@ -158,6 +184,8 @@ def _register() -> None:
         (ops.fused_matmul_reduce_scatter, ReduceScatter.apply),
         (ops.fused_all_gather_matmul, _apply_all_gather),
         (ops.matmul, Matmul.apply),
+        (ops.mlp, partial(NoGradient.apply, OPS.mlp)),
+        (ops.moe, partial(NoGradient.apply, OPS.moe)),
     ):
         kernel = _kernel(function, apply)
         ops.LIBRARY.impl(function.__name__, kernel, "Autograd", with_keyset=True)

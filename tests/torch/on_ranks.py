@@ -7,8 +7,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-import etc_dist.torch  # noqa: F401
+import etc_dist.torch
 from etc_dist import Settings, World, start
+from etc_dist.torch import ColumnParallelLinear, RowParallelLinear
 
 BF16 = torch.bfloat16
 SHAPES = ((32, 16), 0), ((2, 32, 16), 1), ((32, 3, 16), 0)
@@ -168,6 +169,72 @@ def check_compiled_model() -> None:
         assert_close(one, other)
     longer = random(24, 32)
     assert_close(compiled(longer), model(longer))
+
+
+def check_linear_modules() -> None:
+    wide, narrow = nn.Linear(32, 48, dtype=BF16), nn.Linear(48, 32, dtype=BF16)
+    for parameter in (*wide.parameters(), *narrow.parameters()):
+        dist.broadcast(parameter.data, 0)
+    column = ColumnParallelLinear.from_linear(wide, dim=1)
+    row = RowParallelLinear.from_linear(narrow, dim=1)
+    x = random(2, 8, 32)
+    y = row(nn.functional.silu(column(x)))
+    whole = joined(x, 1).to(BF16)
+    expected = narrow(nn.functional.silu(wide(whole)))
+    assert_close(y, expected.chunk(dist.get_world_size(), 1)[dist.get_rank()])
+    y.sum().backward()
+    expected.sum().backward()
+    own = slice(24 * dist.get_rank(), 24 * dist.get_rank() + 24)
+    assert_close(column.weight.grad, wide.weight.grad[own])
+    assert_close(row.weight.grad, narrow.weight.grad[:, own])
+
+
+def tiny(kind: str, seed: int = 0) -> nn.Module:
+    """A model of transformers with random weights, the same on all ranks."""
+    import transformers
+
+    config = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    config |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 64}
+    config |= {"head_dim": 8, "moe_intermediate_size": 32, "num_experts": 8}
+    config |= {"num_local_experts": 8, "num_experts_per_tok": 2, "dtype": BF16}
+    torch.manual_seed(seed)
+    made = getattr(transformers, f"{kind}Config")(**config)
+    return getattr(transformers, f"{kind}ForCausalLM")(made).to(BF16).eval()
+
+
+def check_replaced_models() -> None:
+    ids = torch.arange(7)[None] * 5 % 64
+    for kind, parallel in (
+        ("Qwen3", "tensor"),
+        ("Qwen3Moe", "tensor"),
+        ("Qwen3Moe", "expert"),
+    ):
+        model = tiny(kind)
+        with torch.no_grad():
+            expected = model(ids).logits
+            found = etc_dist.torch.replace(model, parallel=parallel)(ids).logits
+        assert_close(found, expected)
+
+
+def check_gradients_of_replaced_model() -> None:
+    ids, model, own = torch.arange(7)[None] * 5 % 64, tiny("Qwen3"), tiny("Qwen3")
+    etc_dist.torch.replace(own)
+    for one in (model, own):
+        one(ids, labels=ids).loss.backward()
+    layer, other = model.model.layers[0], own.model.layers[0]
+    assert_close(other.input_layernorm.weight.grad, layer.input_layernorm.weight.grad)
+    part = slice(32 * dist.get_rank(), 32 * dist.get_rank() + 32)
+    expected = layer.mlp.up_proj.weight.grad[part]
+    assert_close(other.mlp.up_proj.weight.grad, expected)
+
+
+def check_compiled_modules() -> None:
+    model = etc_dist.torch.replace(tiny("Qwen3")).model.layers[0].mlp
+    x = random(1, 7, 32).detach()
+    dist.broadcast(x, 0)
+    with torch.no_grad():
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        assert torch.equal(compiled(x), model(x))
 
 
 def main() -> None:

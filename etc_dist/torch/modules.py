@@ -1,0 +1,321 @@
+"""Layers as modules of torch: a rank's shard of their weights, and its group."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Self, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed import ProcessGroup
+
+from etc_dist.errors import ArgumentError
+from etc_dist.layers.sparse_block import read_sparse_block
+from etc_dist.world import current
+
+OPS = torch.ops.etc_dist
+Group: TypeAlias = ProcessGroup | str | None
+
+
+class Ranks(NamedTuple):
+    """The ranks of a group: its name, their number, and this one. The name "" is that
+    of the current world."""
+
+    name: str
+    size: int
+    rank: int
+
+
+def ranks_of(group: Group) -> Ranks:
+    """The ranks of a process group or of its name; by default of torch's default group,
+    or of the current world where torch.distributed is not initialised."""
+    found: Any = group
+    if group is None and dist.is_initialized():
+        found = dist.group.WORLD
+    elif not group:
+        world = current()
+        return Ranks("", world.size, world.rank)
+    elif isinstance(group, str):
+        found = dist.distributed_c10d._resolve_process_group(group)
+    return Ranks(found.group_name, found.size(), found.rank())
+
+
+def _split(extent: int, ranks: Ranks, what: str) -> slice:
+    """The part of this rank of an axis of the weights."""
+    if extent % ranks.size:
+        raise ArgumentError(
+            "the weights cannot be split evenly",
+            where="a module of etc_dist.torch",
+            wanted=f"{what}: a multiple of {ranks.size}, the number of ranks",
+            got=f"{what} = {extent}",
+            fix="use another number of ranks",
+        )
+    each = extent // ranks.size
+    return slice(ranks.rank * each, (ranks.rank + 1) * each)
+
+
+def _parameter(source: Tensor, part: Tensor | None = None) -> nn.Parameter:
+    """A part of a parameter as a contiguous parameter: by reference if that is one."""
+    if part is None or part.shape == source.shape:
+        return source if isinstance(source, nn.Parameter) else nn.Parameter(source)
+    return nn.Parameter(part.detach().contiguous(), source.requires_grad)
+
+
+class _ParallelLinear(nn.Module):
+    """`weight` [N, K] is this rank's shard, and `dim` the axis of the rows that are
+    gathered or scattered."""
+
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        group: Group = None,
+        dim: int = 0,
+    ):
+        super().__init__()
+        self.weight = _parameter(weight)
+        self.bias = None if bias is None else _parameter(bias)
+        self.ranks, self.dim = ranks_of(group), dim
+
+
+class ColumnParallelLinear(_ParallelLinear):
+    """AllGather + GEMM: x [..., K], of which each rank has its part along `dim`, gives
+    all rows and this rank's columns of x @ weight.T + bias. With gradients.
+
+    weight [N / W, K] and bias [N / W] are kept by reference."""
+
+    @classmethod
+    def from_linear(
+        cls, linear: nn.Linear, *, group: Group = None, dim: int = 0
+    ) -> Self:
+        """This rank's shard of a whole nn.Linear."""
+        ranks = ranks_of(group)
+        own = _split(linear.weight.shape[0], ranks, "out_features")
+        bias = linear.bias
+        if bias is not None:
+            bias = _parameter(bias, bias[own])
+        weight = _parameter(linear.weight, linear.weight[own])
+        return cls(weight, bias, group=group, dim=dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights, dim, name = [self.weight.t()], self.dim, self.ranks.name
+        _, (y,) = OPS.fused_all_gather_matmul(x, weights, dim, name, return_A=False)
+        return y if self.bias is None else y + self.bias
+
+
+class RowParallelLinear(_ParallelLinear):
+    """GEMM + Reduce-Scatter: of the sum over ranks of x [..., K / W] @ weight.T, each
+    rank gets its part along `dim`, + bias. With gradients.
+
+    weight [N, K / W] and the whole bias [N] are kept by reference."""
+
+    @classmethod
+    def from_linear(
+        cls, linear: nn.Linear, *, group: Group = None, dim: int = 0
+    ) -> Self:
+        """This rank's shard of a whole nn.Linear: a copy on several ranks."""
+        ranks = ranks_of(group)
+        own = _split(linear.weight.shape[1], ranks, "in_features")
+        weight = _parameter(linear.weight, linear.weight[:, own])
+        return cls(weight, linear.bias, group=group, dim=dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = OPS.fused_matmul_reduce_scatter(
+            x, self.weight.t(), "sum", self.dim, self.ranks.name
+        )
+        return y if self.bias is None else y + self.bias
+
+
+class _Linear(nn.Module):
+    """A weight under the name that it has in an nn.Linear."""
+
+    def __init__(self, weight: Tensor):
+        super().__init__()
+        self.weight = _parameter(weight)
+
+
+class MLP(nn.Module):
+    """(silu(x @ gate.T) * (x @ up.T)) @ down.T as one kernel a rank.
+
+    gate, up [I / W, H] and down [H, I / W]: this rank's shard, kept by reference. x
+    [..., H] are this rank's rows. replicated: x is the same on all ranks, and so is the
+    result: each rank computes a part of the rows, which are then gathered.
+
+    Where a gradient is needed, it runs the two collectives instead."""
+
+    def __init__(
+        self,
+        gate: Tensor,
+        up: Tensor,
+        down: Tensor,
+        *,
+        group: Group = None,
+        replicated: bool = False,
+    ):
+        super().__init__()
+        self.gate_proj, self.up_proj = _Linear(gate), _Linear(up)
+        self.down_proj = _Linear(down)
+        self.ranks, self.replicated = ranks_of(group), replicated
+
+    @classmethod
+    def from_block(
+        cls, block: nn.Module, *, group: Group = None, replicated: bool = False
+    ) -> Self:
+        """This rank's shard of a block of transformers with whole weights."""
+        ranks = ranks_of(group)
+        gate, up, down = (
+            getattr(block, f"{part}_proj").weight for part in ("gate", "up", "down")
+        )
+        own = _split(gate.shape[0], ranks, "intermediate_size")
+        weights = _parameter(gate, gate[own]), _parameter(up, up[own])
+        narrow = _parameter(down, down[:, own])
+        return cls(*weights, narrow, group=group, replicated=replicated)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = _own_rows(x, self.ranks) if self.replicated else x.flatten(0, -2)
+        weights = self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight
+        if torch.is_grad_enabled() and any(t.requires_grad for t in (x, *weights)):
+            gate, up, down = (weight.t() for weight in weights)
+            name = self.ranks.name
+            _, (one, other) = OPS.fused_all_gather_matmul(
+                rows, [gate, up], 0, name, return_A=False
+            )
+            active = nn.functional.silu(one) * other
+            y = OPS.fused_matmul_reduce_scatter(active, down, "sum", 0, name)
+        else:
+            y = OPS.mlp(rows, *weights, self.ranks.name)
+        return _all_rows(y, x, self.ranks) if self.replicated else y.view(x.shape)
+
+
+class _Experts(nn.Module):
+    """Weights under the names that they have in transformers."""
+
+    def __init__(self, gate_up: Tensor, down: Tensor):
+        super().__init__()
+        self.gate_up_proj, self.down_proj = _parameter(gate_up), _parameter(down)
+
+
+class MoE(nn.Module):
+    """`etc_dist.MoE` as a module, without gradients: x [..., H] -> [..., H].
+
+    router [E, H], gate_up and down, this rank's shard of the experts, are kept by
+    reference. replicated: x and the result are the same on all ranks. Otherwise, with
+    parallel="tensor" on several ranks, x [M, H] is the same and the result is this
+    rank's part of its rows; with parallel="expert" each rank has its own rows."""
+
+    def __init__(
+        self,
+        router: Tensor,
+        gate_up: Tensor,
+        down: Tensor,
+        *,
+        top_k: int,
+        normalize: bool = True,
+        parallel: str = "tensor",
+        group: Group = None,
+        replicated: bool = False,
+    ):
+        super().__init__()
+        self.gate, self.experts = _Linear(router), _Experts(gate_up, down)
+        self.top_k, self.normalize, self.parallel = top_k, normalize, parallel
+        self.ranks, self.replicated = ranks_of(group), replicated
+
+    @classmethod
+    def from_block(
+        cls,
+        block: nn.Module,
+        *,
+        parallel: str = "tensor",
+        group: Group = None,
+        replicated: bool = False,
+    ) -> Self:
+        """This rank's shard of a sparse block of transformers with whole weights, of
+        Qwen3-MoE or Mixtral: a copy if `parallel` is "tensor" on several ranks."""
+        ranks = ranks_of(group)
+        found = read_sparse_block(block)
+        own = found.share(parallel, ranks.rank, ranks.size)
+        return cls(
+            own.router,
+            own.gate_up,
+            own.down,
+            top_k=own.top_k,
+            normalize=own.normalize,
+            parallel=parallel,
+            group=group,
+            replicated=replicated,
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        routing = self.top_k, self.normalize, self.parallel
+        rows = x.flatten(0, -2)
+        if self.replicated:
+            is_tensor = self.parallel == "tensor"
+            rows = _padded(rows, self.ranks) if is_tensor else _own_rows(x, self.ranks)
+        weights = self.gate.weight, self.experts.gate_up_proj, self.experts.down_proj
+        y = OPS.moe(rows, *weights, *routing, self.ranks.name)
+        if self.replicated:
+            return _all_rows(y, x, self.ranks)
+        return y.view(x.shape) if y.shape[0] == rows.shape[0] else y
+
+
+def _padded(rows: Tensor, ranks: Ranks) -> Tensor:
+    """Rows in a multiple of the number of ranks: zeros are added."""
+    return nn.functional.pad(rows, (0, 0, 0, -rows.shape[0] % ranks.size))
+
+
+def _own_rows(x: Tensor, ranks: Ranks) -> Tensor:
+    """This rank's part of the rows of x, which are the same on all ranks."""
+    rows = x.flatten(0, -2)
+    if ranks.size == 1:
+        return rows
+    part: Tensor = _Part.apply(_padded(rows, ranks), ranks)
+    return part
+
+
+def _all_rows(part: Tensor, x: Tensor, ranks: Ranks) -> Tensor:
+    """The parts of all ranks as a result for x."""
+    if ranks.size > 1:
+        part = _Whole.apply(part, ranks)
+    return part[: x.shape[:-1].numel()].view(x.shape)
+
+
+class _Part(torch.autograd.Function):
+    """This rank's part of rows that are the same on all ranks, and so are their
+    gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, ranks: Ranks) -> Tensor:
+        ctx.ranks = ranks
+        return _part(rows, ranks)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _whole(grad, ctx.ranks), None
+
+
+class _Whole(torch.autograd.Function):
+    """The reverse of `_Part`."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, ranks: Ranks) -> Tensor:
+        ctx.ranks = ranks
+        return _whole(part, ranks)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _part(grad, ctx.ranks), None
+
+
+def _part(rows: Tensor, ranks: Ranks) -> Tensor:
+    each = rows.shape[0] // ranks.size
+    return rows.narrow(0, ranks.rank * each, each).clone()
+
+
+def _whole(part: Tensor, ranks: Ranks) -> Tensor:
+    functional = torch.ops._c10d_functional
+    joined = functional.all_gather_into_tensor(
+        part.contiguous(), ranks.size, ranks.name
+    )
+    whole: Tensor = functional.wait_tensor(joined)
+    return whole

@@ -1,0 +1,95 @@
+"""Replacing the blocks of a model of Hugging Face transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from etc_dist.errors import ArgumentError, EtcDistError
+from etc_dist.torch.modules import MLP, Group, MoE
+
+Model = TypeVar("Model", bound=nn.Module)
+
+PROJECTIONS = "gate_proj", "up_proj", "down_proj"
+DTYPES = torch.bfloat16, torch.float16
+
+
+def replace(model: Model, *, group: Group = None, parallel: str = "tensor") -> Model:
+    """Replace the MLPs and the mixtures of experts of a model of transformers: Llama,
+    Qwen3, Qwen3-MoE, Mixtral and those with the same blocks. Returns the model.
+
+    Every rank passes the whole model, and runs it on the same tokens. On one rank the
+    weights are kept by reference, and the names of parameters stay the same; on several
+    each rank keeps its shard of the replaced weights. `parallel` is that of MoE.
+
+    Raises ArgumentError, and changes nothing, if the model has no such block or one
+    that computes more than they do."""
+    found = list(_find(model))
+    made: list[tuple[nn.Module, str, nn.Module]] = []
+    for parent, name, block in found:
+        if hasattr(block, "experts"):
+            new: nn.Module = MoE.from_block(
+                block, parallel=parallel, group=group, replicated=True
+            )
+        else:
+            _check(block)
+            new = MLP.from_block(block, group=group, replicated=True)
+        _check_dtype(new)
+        made.append((parent, name, new.train(block.training)))
+    if not made:
+        raise _refusal("a model with MLPs or mixtures of experts", _describe(model))
+    for parent, name, new in made:
+        setattr(parent, name, new)
+    return model
+
+
+def _find(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
+    """The blocks: (parent, name, block), without those inside others."""
+    for name, child in model.named_children():
+        is_sparse = hasattr(child, "gate") and hasattr(child, "experts")
+        if is_sparse or all(hasattr(child, part) for part in PROJECTIONS):
+            yield model, name, child
+        else:
+            yield from _find(child)
+
+
+def _check(block: nn.Module) -> None:
+    """Refuse an MLP that computes something else."""
+    faults = [
+        f"{part}.bias"
+        for part in PROJECTIONS
+        if getattr(getattr(block, part), "bias", None) is not None
+    ]
+    activation = getattr(block, "act_fn", None)
+    text = getattr(activation, "__name__", type(activation).__name__).lower()
+    if "silu" not in text and "swish" not in text:
+        faults.append(f"act_fn {text}")
+    if faults:
+        wanted = "MLPs with SiLU and without bias"
+        raise _refusal(wanted, f"{type(block).__name__} with {', '.join(faults)}")
+
+
+def _check_dtype(block: nn.Module) -> None:
+    dtypes = {parameter.dtype for parameter in block.parameters()}
+    if len(dtypes) != 1 or not dtypes <= set(DTYPES):
+        wanted = "weights of bfloat16 or float16"
+        raise _refusal(wanted, ", ".join(sorted(map(str, dtypes))))
+
+
+def _describe(model: nn.Module) -> str:
+    children = ", ".join(name for name, _ in model.named_children())
+    return f"{type(model).__name__} with {children or 'no children'}"
+
+
+def _refusal(wanted: str, got: str) -> EtcDistError:
+    return ArgumentError(
+        "the blocks of this model cannot be replaced",
+        where="etc_dist.torch.replace",
+        wanted=wanted,
+        got=got,
+        fix="leave the model as it is, or build modules of etc_dist.torch from its "
+        "weights; nothing was replaced",
+    )
