@@ -26,6 +26,20 @@ struct Number {
   static constexpr auto value = n;
 };
 
+// Calls f(Number<n>{}) for n < kCount, by a search in halves.
+// NOTE: a chain of comparisons would fetch the code of each one that it passes.
+template <u32 kCount, u32 kFirst = 0, class F>
+ETC_DEVICE void with_number(u32 n, F f) {
+  constexpr u32 kHalf = kCount / 2;
+  if constexpr (kCount == 1) {
+    f(Number<kFirst>{});
+  } else if (n < kFirst + kHalf) {
+    with_number<kHalf, kFirst>(n, f);
+  } else {
+    with_number<kCount - kHalf, kFirst + kHalf>(n, f);
+  }
+}
+
 // Storage types of tensors; arithmetic is done in float.
 struct bf16 {
   u16 bits;

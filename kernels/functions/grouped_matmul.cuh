@@ -36,7 +36,8 @@ struct GroupedRoles : Roles, GroupedTile {
     const u32 few = kGathers && rows <= kFew ? rows : 0;
     return Size{is_narrow ? (steps + 1) / 2 : steps, padded, kind, few}.packed();
   }
-  ETC_DEVICE static RingStages stages(u32 packed) {
+  template <class Program>
+  ETC_DEVICE static RingStages stages(const Run<Program>&, u32 packed) {
     return {Size::of(packed).steps * Size::of(packed).turns(), kStageBytes};
   }
 

@@ -168,7 +168,10 @@ struct MatmulRoles : Roles {
   ETC_DEVICE static u32 size(const Run<Program>& run, const Coord& c) {
     return num_steps<Call>(run, c);
   }
-  ETC_DEVICE static RingStages stages(u32 steps) { return {steps, Compute::kStageBytes}; }
+  template <class Program>
+  ETC_DEVICE static RingStages stages(const Run<Program>&, u32 steps) {
+    return {steps, Compute::kStageBytes};
+  }
 
   template <class Program, class Loaded>
   ETC_DEVICE static bool load(

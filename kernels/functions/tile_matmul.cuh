@@ -32,7 +32,7 @@ struct TileOf<kIsHalf, kPacked, Epilogue, true> : SwappedTile<kIsHalf, kPacked, 
 template <bool kIsHalf, class Epilogue, u32... kTiles>
 struct TileFamily {
   u32 control, buffer;
-  static constexpr u32 kControlBytes = 16;
+  static constexpr u32 kAll[] = {kTiles...}, kControlBytes = 16;
   struct Counters {
     u32 exchanged = 0;
   };
@@ -51,23 +51,17 @@ struct TileFamily {
     const bool is_gated = __shfl_sync(~0u, kVariants & work.variant, 0) != 0;
     bool going = true;
     const TileSize size = TileSize::of(work.size);
-    const auto try_tile = [&](auto tile) {
-      constexpr u32 kPacked = decltype(tile)::value;
-      if (size.number != TileShape::of(kPacked).number) return;
+    // NOTE: not inlined otherwise, and wgmmas serialized.
+    const auto run_tile = [&](auto number) __attribute__((always_inline)) {
+      constexpr u32 kPacked = kAll[decltype(number)::value];
       going = TileOf<kIsHalf, kPacked, Epilogue>{{control, buffer}}
                   .template compute<kVariants != 0>(
                       run, stages, size.stages, work.data, is_gated, counters.exchanged);
     };
-    (try_tile(Number<kTiles>{}), ...);
+    with_number<sizeof...(kTiles)>(size.number, run_tile);
     return going;
   }
 
-  // The bytes of a stage of tile `number`.
-  ETC_DEVICE static u32 stage_bytes(u32 number) {
-    u32 bytes = 0;
-    ((bytes = number == TileShape::of(kTiles).number ? TileShape::of(kTiles).bytes() : bytes), ...);
-    return bytes;
-  }
   static constexpr bool kMulticast = (false || ... || (TileShape::of(kTiles).split == kSplitRows));
 };
 
@@ -115,8 +109,9 @@ struct tile_matmul : Roles {
     const u32 depth = shape.depth << u32(shape.split == kSplitK);
     return TileSize{(num_steps<Call>(run, c) + depth - 1) / depth, shape.number}.packed();
   }
-  ETC_DEVICE static RingStages stages(u32 size) {
-    return {TileSize::of(size).stages, Compute::stage_bytes(TileSize::of(size).number)};
+  template <class Program>
+  ETC_DEVICE static RingStages stages(const Run<Program>& run, u32 size) {
+    return {TileSize::of(size).stages, shape_of(run).bytes()};
   }
 
   template <class Program>

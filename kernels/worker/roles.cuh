@@ -6,7 +6,7 @@
 //
 //   role      threads            member; all but size() and stages() return false after an abort
 //   load      warp 8, one lane   u32 size(run, c)
-//                                RingStages stages(size)
+//                                RingStages stages(run, size)
 //                                bool load(run, StageLoader&, c, size, loaded)
 //   gather    warps 10 and 11    bool gather(run, StageGatherer&, c, size)
 //   compute   warps 0 to 7       using Compute = a struct, see below

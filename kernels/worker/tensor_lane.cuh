@@ -201,7 +201,7 @@ class TensorLane {
           going = going &&
                   FunctionOf<Call>::gather(run_, stages, Call::at(run_.g, t), size_of(a));
         } else if constexpr (Ring::kGatherers > 0 && has_role<Call>(kLoadRole)) {
-          stages.skip(FunctionOf<Call>::stages(size_of(a)));
+          stages.skip(FunctionOf<Call>::stages(run_, size_of(a)));
         }
         if constexpr (has_role<Call>(kForwardRole)) {
           using Compute = ComputeOf<Call>;
@@ -342,7 +342,8 @@ class TensorLane {
     units_.publish(published, {unit, size | run, u32(next.taken)});
     return Function::load(run_, stages, c, size, [&](u32 n) {
       if constexpr (kByTicket) {
-        Units(run_, base_).draw_early(n, Function::stages(size).count, stages.outstanding(), next);
+        const u32 count = Function::stages(run_, size).count;
+        Units(run_, base_).draw_early(n, count, stages.outstanding(), next);
       }
     });
   }
@@ -354,7 +355,7 @@ class TensorLane {
       const typename Call::Coord& c, StageLoader<Program>& stages, Waiter& who) const {
     using Function = FunctionOf<Call>;
     const u32 size = Function::size(run_, c);
-    const RingStages all = Function::stages(size);
+    const RingStages all = Function::stages(run_, size);
     stages.start_ahead();
     for (u32 n = 0; n < all.count && stages.has_room_ahead(all.bytes); ++n) {
       if (waits_are_met<Program, Call>(run_, c, who)) return true;

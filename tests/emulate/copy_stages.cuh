@@ -52,7 +52,8 @@ struct copy_stages : Roles {
   ETC_DEVICE static u32 size(const Run<Program>& run, const Coord& c) {
     return u32(Call::template operand<0>(run.g, c).size[0]);
   }
-  ETC_DEVICE static RingStages stages(u32 rows) {
+  template <class Program>
+  ETC_DEVICE static RingStages stages(const Run<Program>&, u32 rows) {
     return {(rows + Call::kRows - 1) / Call::kRows, Compute::kStageBytes};
   }
   template <class Program>

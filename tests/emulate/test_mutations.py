@@ -75,7 +75,7 @@ BROKEN = {
             "member < size ? group * size + member : -1": "group * size + member"
         },
         "ahead": {"stages.has_room_ahead(all.bytes)": "true"},
-        "gathered": {"stages.skip(FunctionOf<Call>::stages(size_of(a)));": ""},
+        "gathered": {"stages.skip(FunctionOf<Call>::stages(run_, size_of(a)));": ""},
         "shared": {"published > 0 || !loads_at_once<Call>()": "false"},
         "moe": {
             "ptx::fence_proxy_async_global();": "",
