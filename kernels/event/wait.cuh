@@ -66,7 +66,8 @@ template <class Program>
 ETC_DEVICE void record_resident(const Run<Program>& run) {
   Control* control = run.control();
   const u32 begun = ptx::load_relaxed(u64(&control->begun));
-  const bool all = ptx::load_relaxed(u64(&control->epoch)) != run.epoch;
+  // NOTE: by their parities, so that only that of this run's epoch occupies a register.
+  const bool all = ((ptx::load_relaxed(u64(&control->epoch)) ^ run.epoch) & 1) != 0;
   atomicCAS(&control->resident, 0u, all ? gridDim.x : begun);
 }
 

@@ -110,6 +110,7 @@ struct attend {
 
     // The results of all warps.
     ETC_DEVICE void store(i32 heads) {
+      const i32 thread = i32(ptx::thread()), own = thread / 32, lane = thread % 32;
       const auto sums = task.template operand<Rows::kEnd + 1>();
       const auto stats = task.template operand<Rows::kEnd + 2>();
       float2* const of_warp = reinterpret_cast<float2*>(task.scratch);  // [kWarps][kHeads]
@@ -118,13 +119,12 @@ struct attend {
       for (int j = 0; j < 2; ++j) {
 #pragma unroll
         for (int step = 4; step < 32; step *= 2) sum[j] += __shfl_xor_sync(~0u, sum[j], step);
-        if (g == 0) of_warp[warp * kHeads + 2 * c + j] = make_float2(most[j], sum[j]);
+        if (lane < 4) of_warp[own * kHeads + 2 * lane + j] = make_float2(most[j], sum[j]);
       }
       task.sync();
       float factor[2];
 #pragma unroll
-      for (int j = 0; j < 2; ++j) factor[j] = weight(most[j], largest(of_warp, 2 * c + j));
-      const i32 own = task.thread / 32, element = task.thread % 32 * 2;
+      for (int j = 0; j < 2; ++j) factor[j] = weight(most[j], largest(of_warp, lane % 4 * 2 + j));
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
 #pragma unroll
@@ -132,7 +132,7 @@ struct attend {
           const float* const of = total[part * 4 + t];
 #pragma unroll
           for (int j = 0; j < 2; ++j) {
-            parts[(warp * kHeads + 2 * c + j) * 32 + g * 4 + t] =
+            parts[(own * kHeads + lane % 4 * 2 + j) * 32 + lane / 4 * 4 + t] =
                 make_float2(of[j] * factor[j], of[2 + j] * factor[j]);
           }
         }
@@ -141,22 +141,22 @@ struct attend {
           float2 all = {};
 #pragma unroll
           for (i32 w = 0; w < kWarps; ++w) {
-            const float2 one = parts[(w * kHeads + own) * 32 + element / 2];
+            const float2 one = parts[(w * kHeads + own) * 32 + lane];
             all = make_float2(all.x + one.x, all.y + one.y);
           }
-          *reinterpret_cast<float2*>(sums.at(0, own, 0, part * 64 + element)) = all;
+          *reinterpret_cast<float2*>(sums.at(0, own, 0, part * 64 + lane * 2)) = all;
         }
         task.sync();
       }
-      if (task.thread < heads) {
-        const float most_of_all = largest(of_warp, task.thread);
+      if (thread < heads) {
+        const float most_of_all = largest(of_warp, thread);
         float weights = 0.0f;
 #pragma unroll
         for (i32 w = 0; w < kWarps; ++w) {
-          const float2 one = of_warp[w * kHeads + task.thread];
+          const float2 one = of_warp[w * kHeads + thread];
           weights += one.y * weight(one.x, most_of_all);
         }
-        *reinterpret_cast<float2*>(stats.at(0, task.thread)) =
+        *reinterpret_cast<float2*>(stats.at(0, thread)) =
             make_float2(most_of_all, weights);
       }
       task.sync();

@@ -47,8 +47,8 @@ struct SwappedTile {
         u32 first = 0, end = kEights;
         if constexpr (kExchanges) {
           lost = pair.add<kEights>(run, d, buffer + kHalfBuffer, exchanged, lost);
-          first = pair.first<kEights>(blockIdx.x & 1);
-          end = pair.first<kEights>((blockIdx.x & 1) + 1);
+          first = pair.first<kEights>(ptx::worker() & 1);
+          end = pair.first<kEights>((ptx::worker() & 1) + 1);
         }
         if (kMayBeGated && kGates && is_gated) gate_warps(d);
         if (!lost) finish(run, words, d, 0, first, end);

@@ -42,7 +42,7 @@ struct PairExchange {
   // One thread, when a task begins: nothing uses the own buffer, and the other worker may send.
   template <u32 kEights>
   ETC_DEVICE void begin() const {
-    const u32 half = blockIdx.x & 1;
+    const u32 half = ptx::worker() & 1;
     const u32 received = first<kEights>(half + 1) - first<kEights>(half);
     if (received == 0) return;
     ptx::mbarrier_arrive_expect(arrived(), received * 2048);
@@ -54,7 +54,7 @@ struct PairExchange {
   template <u32 kEights, class Program>
   ETC_DEVICE bool add(
       const Run<Program>& run, float (&d)[kEights * 4], u32 sums, u32 n, bool lost) const {
-    const u32 half = blockIdx.x & 1, thread = ptx::thread();
+    const u32 half = ptx::worker() & 1, thread = ptx::thread();
     const u32 first = PairExchange::first<kEights>(half);
     const u32 end = PairExchange::first<kEights>(half + 1);
     const bool receives = first < end, sends = end - first < kEights;

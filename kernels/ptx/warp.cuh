@@ -16,9 +16,14 @@ ETC_DEVICE bool elect_one() {
   return is_elected != 0;
 }
 
-// The index of this thread in its worker, and in its warp.
+// The index of this worker, and of this thread in its worker and in its warp.
 // NOTE: volatile, so that it is read again at each use, and neither it nor values derived from it
 // occupy registers in between.
+ETC_DEVICE u32 worker() {
+  u32 v;
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(v));
+  return v;
+}
 ETC_DEVICE u32 thread() {
   u32 v;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(v));
@@ -29,6 +34,7 @@ ETC_DEVICE u32 lane() {
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(v));
   return v;
 }
+
 
 // d += a * b: 16 x 8, 16 deep. Per thread two neighbouring elements of k a register.
 template <bool kIsHalf>

@@ -225,14 +225,13 @@ class TensorLane {
     if constexpr (Program::kDynamic) release_empty<kComputeThreads>(run_);
     for (bool known = knows_first();; known = false) {
       const u32 entry = consumed;
-      const WorkItem a = known      ? WorkItem{i32(blockIdx.x), 0}
-                         : kHasData ? units_.read(consumed)
-                                    : units_.consume(consumed);
+      WorkItem a = known      ? WorkItem{i32(blockIdx.x), 0}
+                   : kHasData ? units_.read(consumed)
+                              : units_.consume(consumed);
       if constexpr (kByTicket) units_.begin();
       if (a.unit < 0) break;
       // NOTE: calls with the same Compute run one piece of code: so it is not in visit_task().
       u32 index = 0, variant = 0;
-      bool is_held = kHasData;
       Waiter who{kTensorLane, 0, 0};
       const u64 begin = trace.now();
       visit_task(a.unit, [&](auto call, i32 t) {
@@ -243,9 +242,9 @@ class TensorLane {
           variant = FunctionOf<Call>::kVariant;
         } else {
           if constexpr (kHasData) units_.release(entry);
-          is_held = false;
           going = going && wait_buffer(counters);  // the body may use it
           going = run_body<Call>(t, who, going, consumed);
+          a = WorkItem{-1, 0};  // so that it occupies no registers while the body runs
         }
       });
       if constexpr (Computes::kCount > 0) {
@@ -265,8 +264,8 @@ class TensorLane {
           Computes::template visit<Program>(base_, index, run);
         }
       }
-      if (is_held) units_.release(entry);
-      if constexpr (kStoresInCompute) {
+      if (kHasData && a.unit >= 0) units_.release(entry);
+      if (kStoresInCompute && a.unit >= 0) {
         visit_task(a.unit, [&](auto call, i32 t) {
           using Call = decltype(call);
           if constexpr (has_role<Call>(kComputeRole) && !has_role<Call>(kStoreRole)) {
@@ -386,10 +385,10 @@ class TensorLane {
       constexpr i32 kShare = Program::kTensorCluster / Call::kCluster;
       const i32 size = Call::group_size(run_.g), units = Call::group_units(run_.g);
       const i32 group = unit / units;
-      const i32 member = (unit - group * units) * kShare + i32(blockIdx.x) % kShare;
+      const i32 member = (unit - group * units) * kShare + i32(ptx::worker()) % kShare;
       return member < size ? group * size + member : -1;
     } else {
-      const i32 t = unit * Program::kTensorCluster + i32(blockIdx.x) % Program::kTensorCluster;
+      const i32 t = unit * Program::kTensorCluster + i32(ptx::worker()) % Program::kTensorCluster;
       return t < Call::tasks(run_.g) ? t : -1;
     }
   }

@@ -3,6 +3,7 @@
 
 namespace etc::ptx {
 
+inline u32 worker() { return blockIdx.x; }
 inline u32 thread() { return threadIdx.x; }
 inline u32 lane() { return threadIdx.x % 32; }
 inline bool elect_one() {
