@@ -237,7 +237,8 @@ struct tile_matmul : Roles {
     if constexpr (Call::kGated) {
       const Box up{w.up.map, w.up.x + k, w.up.y, w.up.z};
       each_box(shape, up, [&](u32 box, const Box& from) {
-        ptx::load_box(stage.at + half_box + box * shape.box_w(), from, stage.full);
+        const u32 to = stage.at + half_box + box * shape.box_w();
+        ptx::load_box(to, from, stage.full, kEvictFirst);
       });
     }
   }
