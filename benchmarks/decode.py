@@ -43,10 +43,10 @@ def check(decoder: Decoder, batch: int) -> tuple[float, list[str]]:
     """The error of a step of the first layers, and failed checks."""
     device, xp = decoder.device, decoder.device.xp
     arrays = decoder.arrays(batch, CHECKED_LAYERS)
-    logits, ids = arrays["logits"], arrays["next_ids"]
+    logits, ids = arrays["logits"], arrays["next_ids"][0]
     for out in (logits, ids):
         device.poison(out)
-    decoder.call(batch, CHECKED_LAYERS)()
+    decoder.call(arrays)()
     decoder.program.synchronize()
     wanted = reference_logits(device, decoder.config, arrays, decoder.context)
     error = device.relative_error([logits], [wanted])
@@ -78,6 +78,28 @@ def mismatches(device: Device, call: Call, outs: Sequence[Any], steps: int) -> i
     return int(flags.sum())
 
 
+def wrong_steps(decoder: Decoder, batch: int, outs: Sequence[Any]) -> list[str]:
+    """Failed checks of a launch of several steps against a launch for each."""
+    if decoder.steps == 1:
+        return []
+    xp, logits = decoder.device.xp, outs[0].copy()
+    arrays, found = decoder.arrays(batch, decoder.config.layers), []
+    call = decoder.call(arrays)
+    for _ in range(decoder.steps):
+        call()
+        found.append(arrays["next_ids"][0].copy())
+        arrays["ids"][0] = arrays["next_ids"][0]
+        arrays["position"][0] += 1
+        arrays["end"] += 1
+    decoder.program.synchronize()
+    wrong = []
+    if not bool((xp.stack(found) == outs[1]).all()):
+        wrong.append("a launch of several steps gives other ids than single launches")
+    if not bool((logits.view("int16") == arrays["logits"].view("int16")).all()):
+        wrong.append("the logits of the last step have other bits than its own launch")
+    return wrong
+
+
 def benchmark(
     decoder: Decoder, batch: int, repeats: int, steps: int
 ) -> tuple[dict[str, Any], list[str]]:
@@ -87,19 +109,23 @@ def benchmark(
     values |= {"context": decoder.context, "dtype": DTYPE}
     values |= {"schedule": program.plan.schedule, "policy": decoder.policy_text(batch)}
     values["error"], wrong = check(decoder, batch)
-    call = decoder.call(batch, decoder.config.layers)
+    arrays = decoder.arrays(batch, decoder.config.layers, decoder.steps)
+    call = decoder.call(arrays)
     call()
     program.synchronize()
+    outs = [arrays["logits"], arrays["next_ids"]]
+    wrong += wrong_steps(decoder, batch, outs)
     if isinstance(device, Gpu):
         call = captured_ours(device, call)
-    outs = [out[:batch] for out in decoder.outs.values()]
     different = mismatches(device, call, outs, steps)
     program.synchronize()
     values |= {"steps": steps, "bitwise_equal": not different}
+    values |= {"steps_per_launch": decoder.steps}
     if different:
         wrong.append(f"the bits of {different} of {steps} steps differ")
     if isinstance(device, Gpu):
         times = measure(device, {"ours": call}, repeats)["ours"]
+        times = [time / decoder.steps for time in times]
         limit = decoder.bytes_read(batch) / device.rates[0] * 1e3
         spread = tuple(round(float(q), 5) for q in np.percentile(times, (25, 75)))
         values |= {**provenance(program), "repeats": repeats}
@@ -114,10 +140,11 @@ def main() -> int:
     add = parser.add_argument
     add("--context", type=int, help="512, or 70 on the CPU backend")
     add("--steps", type=int, help="compared bit by bit: 1000, or 3 on the CPU backend")
+    add("--per-launch", type=int, default=1, help="steps of a launch; times are of one")
     options = parser.parse_args()
     device = begin(options.cpu)
     on_gpu = isinstance(device, Gpu)
-    model, batches, context, steps = (
+    model, batches, context, compared = (
         ("qwen3-32b", (1, 8, 32), 512, 1000) if on_gpu else (SMALL, (1, 3), 70, 3)
     )
     batches, context = options.rows or batches, options.context or context
@@ -127,14 +154,17 @@ def main() -> int:
         del shared["baseline"]
     failed = False
     for name in options.models or [model]:
-        decoder = Decoder(device, name, max(batches), context, options.schedule)
+        decoder = Decoder(
+            device, name, max(batches), context, options.schedule, options.per_launch
+        )
         # NOTE: a captured program refuses to grow: first run each batch once.
         for batch in batches:
-            decoder.call(batch, decoder.config.layers)()
+            layers, steps = decoder.config.layers, decoder.steps
+            decoder.call(decoder.arrays(batch, layers, steps))()
         decoder.program.synchronize()
         for batch in batches:
             values, wrong = benchmark(
-                decoder, batch, options.repeats, options.steps or steps
+                decoder, batch, options.repeats, options.steps or compared
             )
             failed |= not report(device, options.record, shared, values, wrong)
         decoder.program.close()

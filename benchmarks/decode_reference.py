@@ -18,7 +18,7 @@ def reference_logits(
     holds. The cache has the positions before the last."""
     xp, dim = device.xp, config.head_dim
     heads, kv_heads = config.heads, config.kv_heads
-    ids = arrays["ids"]
+    ids = arrays["ids"][0]
     rows, last = len(ids), context - 1
     cos, sin = xp.split(arrays["cos_sin"][last], 2)
 

@@ -53,49 +53,60 @@ SMALL_MODEL = replace(
 
 class Decoder:
     """A model's program and arrays: up to `most` requests, each at the last of
-    `context` positions."""
+    `context` positions, in the first of `steps` steps of a launch."""
 
     def __init__(
-        self, device: Device, name: str, most: int, context: int, schedule: str
+        self,
+        device: Device,
+        name: str,
+        most: int,
+        context: int,
+        schedule: str,
+        steps: int = 1,
     ):
         self.device, self.name, self.context = device, name, context
+        self.steps = steps
         config = self.config = SMALL_MODEL if name == SMALL else MODELS[name]
         graph = decoder_graph(1, sizes=config.sizes(PAGE_SIZE))
         self.program: Program = compile(graph, device.world, schedule=schedule)
         workers = self.program.workers if isinstance(device, Gpu) else None
         self.policy = StepPolicy(config, workers)
         self.weights = {n: self._draw(n, s) for n, s in weight_shapes(config).items()}
-        pages = -(-context // PAGE_SIZE)
+        pages = -(-(context + steps - 1) // PAGE_SIZE)
         shape = (config.layers, most * pages, 2, config.kv_heads, PAGE_SIZE)
         self.cache = self._draw("cache", (*shape, config.head_dim), 1.0)
         table = np.random.default_rng(0).permutation(most * pages)
         self.given = {
-            "ids": np.arange(most, dtype=np.int32) * 37 % config.vocabulary,
-            "request": np.arange(most, dtype=np.int32),
-            "position": np.full(most, context - 1, np.int32),
             "table": table.reshape(most, pages).astype(np.int32),
             "cos_sin": config.cos_sin(pages * PAGE_SIZE),
         }
         self.given = {n: device.xp.asarray(a) for n, a in self.given.items()}
-        self.outs = {
-            "logits": device.empty((most, config.vocabulary), DTYPE),
-            "next_ids": device.xp.empty(most, np.int32),
-        }
 
-    def arrays(self, batch: int, layers: int) -> dict[str, Any]:
-        """The arguments of a step of the first layers."""
+    def arrays(self, batch: int, layers: int, steps: int = 1) -> dict[str, Any]:
+        """The arguments of steps of the first layers."""
+        config, xp = self.config, self.device.xp
         found = {**self.weights, "cache": self.cache}
         for name in found.keys() - {"embedding", "w_head"}:
             found[name] = found[name][: layers + (name == "norm")]
-        given = {
-            n: a if n in ("table", "cos_sin") else a[:batch]
-            for n, a in self.given.items()
+        rows = np.arange(batch, dtype=np.int32)
+        ids, position = (np.full((steps + 1, batch), -1, np.int32) for _ in range(2))
+        ids[0], position[0] = rows * 37 % config.vocabulary, self.context - 1
+        of_rows = {
+            "ids": ids,
+            "position": position,
+            "request": rows,
+            "end": position[0] + steps,
+            "stop": np.full((batch, 1), -1, np.int32),
         }
-        return {**found, **given, **{n: a[:batch] for n, a in self.outs.items()}}
+        found |= self.given | {n: xp.asarray(a) for n, a in of_rows.items()}
+        found["logits"] = self.device.empty((batch, config.vocabulary), DTYPE)
+        return {**found, "next_ids": xp.empty((steps, batch), np.int32)}
 
-    def call(self, batch: int, layers: int) -> Call:
-        dims = self.policy.dims(batch, self.context)
-        return partial(self.program.run, dims=dims, **self.arrays(batch, layers))
+    def call(self, arrays: Mapping[str, Any]) -> Call:
+        """A launch with `arrays`."""
+        steps, batch = arrays["next_ids"].shape
+        dims = self.policy.dims(batch, self.context + steps - 1)
+        return partial(self.program.run, dims=dims | {"steps": steps}, **arrays)
 
     def bytes_read(self, batch: int) -> int:
         """Of the weights and the cache, once each."""

@@ -96,7 +96,7 @@ class PagedCache:
             "gain": Operand((self.head_dim,), self.element, leading=True),
             "cos_sin": Operand((Extent(begins=0), self.head_dim), "float32"),
             "request": Operand((rows,), "int32"),
-            "position": Operand((rows,), "int32"),
+            "position": Operand((rows,), "int32", leading=True),
             "table": Operand((Extent(begins=0), Extent(whole=True)), "int32"),
         }
 

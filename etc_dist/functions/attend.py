@@ -2,7 +2,9 @@
 
 `append_kv.py` describes rows, pages and the cache. A row attends to all positions of
 its request up to its own. These are divided into slices, in units of BLOCK, each of
-which is a task; `combine_slices` combines the results.
+which is a task; `combine_slices` combines the results. The number of slices that a row
+uses depends on its own length, so that its sums have the same bits in each batch with
+enough slices.
 """
 
 from __future__ import annotations
@@ -18,15 +20,19 @@ HEADS = 8
 """Query heads of a task, at most."""
 BLOCK = 16
 """Positions that a warp multiplies at once."""
+SLICE_POSITIONS = 128
+"""Positions that a slice has at least, unless it is the only one: the warps of a worker
+have some each."""
 
 
-def attend(paged: PagedCache) -> DeviceFunction:
+def attend(paged: PagedCache, slice_positions: int = SLICE_POSITIONS) -> DeviceFunction:
     """q [rows, group * head_dim] of query heads of one head of the cache, gain
     [head_dim] if they are normalized, cos_sin, request, position, table, cache -> sums
     [rows, group, head_dim] and stats [rows, group, 2], in fp32. On GPUs one row and at
     most HEADS heads.
 
-    The task is slice `s`, a coordinate, of `slices`, a dim or named number. sums: the
+    The task is slice `s`, a coordinate, of `slices`, a dim or named number. A row uses
+    as many of them, a power of two, as have `slice_positions` each. sums: the
     values, weighted by 2 ** (score - largest), where scores are in units of log 2;
     stats: the largest score, and the sum of the weights. A slice without positions has
     stats (-inf, 0)."""
@@ -38,7 +44,7 @@ def attend(paged: PagedCache) -> DeviceFunction:
         stats[...] = (-np.inf, 0)
         lengths = paged.lengths(cos_sin, request, position, table)
         for row in np.flatnonzero(lengths):
-            at = slice_of(int(lengths[row]), s, slices)
+            at = slice_of(int(lengths[row]), s, slices, slice_positions)
             numbers = table[request[row], at // paged.page_size]
             is_page = (numbers >= 0) & (numbers < len(cache))
             numbers, slots = numbers[is_page], at[is_page] % paged.page_size
@@ -66,14 +72,16 @@ def attend(paged: PagedCache) -> DeviceFunction:
         "stats": Operand((1, "group", 1, 2), "float32"),
     }
     cache = len(reads) - 1 - (paged.norm_eps is None)
-    constants = {"kScale": float(scale)}
+    constants = {"kScale": float(scale), "kSlicePositions": slice_positions}
     return paged.function("attend", body, reads, writes, constants, gathers=(cache,))
 
 
-def slice_of(length: int, s: int, slices: int) -> Any:
-    """The positions of slice `s`."""
+def slice_of(length: int, s: int, slices: int, least: int) -> Any:
+    """The positions of slice `s`; least: positions that a slice has."""
+    most = max(1, length // least)
+    used = min(slices, 1 << (most.bit_length() - 1))
     blocks = -(-length // BLOCK)
-    first, end = (blocks * n // slices * BLOCK for n in (s, s + 1))
+    first, end = (blocks * min(n, used) // used * BLOCK for n in (s, s + 1))
     return np.arange(first, min(end, length))
 
 

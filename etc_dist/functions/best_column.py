@@ -1,8 +1,9 @@
 """The largest number of each row, for greedy decoding; CUDA half in
 `kernels/functions/best_column.cuh`.
 
-Rows are divided into tiles of columns, each a task of `best_column`; `best_tile` takes
-the best of these. Of equal numbers the first one counts. NaNs do not count.
+Rows are divided into tiles of columns, each a task of `best_column`; `next_token` takes
+the best of these, and prepares the rows for their next step. Of equal numbers the first
+one counts. NaNs do not count.
 """
 
 from __future__ import annotations
@@ -26,19 +27,32 @@ def best_column(dtype: str) -> DeviceFunction:
 
     element = dtype if dtype == "float32" else two_byte(dtype)
     reads = Operand(("rows", Extent(multiple=8, begins=8)), element)
-    return _function("best_column", body, dtype, {0: reads}, 1)
+    return _function("best_column", body, dtype, {0: reads}, 1, reads=1)
 
 
-def best_tile(columns: int) -> DeviceFunction:
-    """values and ids [rows, tiles] of tiles of `columns` -> best [rows] (int32): the
-    column of the largest number."""
+def next_token(columns: int) -> DeviceFunction:
+    """values and ids [rows, tiles] of tiles of `columns`, position and end [rows], stop
+    [rows, stops] -> tokens and next_position [rows] (int32).
 
-    def body(values: Any, ids: Any, best: Any) -> None:
+    A row with a position below 0 has no step: its token is -1. The token of another one
+    is the column of the largest number, and its next position follows, below `end`,
+    unless the token is one of its `stop`. A row that has ended gets position -1."""
+
+    def body(
+        values: Any, ids: Any, position: Any, end: Any, stop: Any, *to: Any
+    ) -> None:
+        tokens, next_position = to
         tiles, _ = _best(values)
-        best[...] = tiles * columns + ids[np.arange(len(ids)), tiles]
+        best = tiles * columns + ids[np.arange(len(ids)), tiles]
+        tokens[...] = np.where(position >= 0, best, -1)
+        ends = (position < 0) | (position + 1 >= end)
+        ends |= (stop == best[:, None]).any(axis=1)
+        next_position[...] = np.where(ends, -1, position + 1)
 
-    tile = _of_tiles() | {2: Operand(("rows",), "int32")}
-    return _function("best_tile", body, "float32", tile, columns)
+    row = Operand(("rows",), "int32", leading=True)
+    tile = _of_tiles() | dict.fromkeys((2, 3, 5, 6), row)
+    tile[4] = Operand(("rows", Extent(whole=True)), "int32")
+    return _function("next_token", body, "float32", tile, columns, reads=5)
 
 
 def best_on_rank(columns: int) -> DeviceFunction:
@@ -50,7 +64,7 @@ def best_on_rank(columns: int) -> DeviceFunction:
         tiles, best[...] = _best(values)
         best_ids[...] = first + tiles * columns + ids[np.arange(len(ids)), tiles]
 
-    return _function("best_on_rank", body, "float32", _of_tiles(), columns)
+    return _function("best_on_rank", body, "float32", _of_tiles(), columns, reads=2)
 
 
 def _of_tiles() -> dict[int, Operand]:
@@ -68,16 +82,21 @@ def _best(x: Any) -> tuple[Any, Any]:
 
 
 def _function(
-    name: str, body: Any, dtype: str, tile: dict[int, Operand], columns: int
+    name: str,
+    body: Any,
+    dtype: str,
+    tile: dict[int, Operand],
+    columns: int,
+    *,
+    reads: int,
 ) -> DeviceFunction:
-    reads = 1 if name == "best_column" else 2
     return DeviceFunction(
         name=name,
         body=body,
         source="functions/best_column.cuh",
         lane=TENSOR,
         reads=reads,
-        writes=1 if name == "best_tile" else 2,
+        writes=2,
         constants={"kColumns": columns, "kIsHalf": int(dtype == "float16")},
         tile=tile,
     )

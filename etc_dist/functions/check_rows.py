@@ -17,41 +17,44 @@ import numpy as np
 from etc_dist.ir import DeviceFunction, EventRef, Extent, Graph, Operand, Region, Tensor
 from etc_dist.ir.function import TENSOR, TRANSFER
 
-CHECKS = 4
+CHECKS = 5
 """Kinds of numbers that are checked."""
 
-REQUEST, POSITION, PAGE_INDEX, PAGE = range(CHECKS)
-"""Of `worst`: a row's request, its position, and its position's place in the table of
-pages; a page of one of its positions."""
+REQUEST, POSITION, PAGE_INDEX, PAGE, TOKEN = range(CHECKS)
+"""Of `worst`: a row's request, its last position, and the place of this position in the
+table of pages; a page of one of its positions; its token."""
 
 
 def add_row_checks(
     g: Graph,
     page_size: int,
-    places: Sequence[Region],
+    rows: Sequence[Region],
     cache: Tensor,
+    embedding: Tensor,
     notifies: Sequence[EventRef] = (),
 ) -> None:
     """Adds calls that end the run with an error if rows are out of range. Otherwise
     each event of `notifies` is notified CHECKS times.
 
-    places: what `check_rows` reads. cache: that of all layers, [layers, pages, ...]."""
-    cos_sin, _, _, table = (region.tensor for region in places)
+    rows: what `check_rows` reads. cache: that of all layers, [layers, pages, ...].
+    embedding: [vocabulary, ...]."""
+    cos_sin, _, _, table, *_ = (region.tensor for region in rows)
     worst = g.local("worst", (CHECKS,), "int32")
     checked = g.events("checked", (1,), expects=1)
     g.call(
         check_rows(page_size),
         g.grid(one=1),
-        reads=places,
+        reads=rows,
         writes=[worst[:]],
         notifies=[checked[0]],
-        values={"pages": cache.shape[1]},
+        values={"pages": cache.shape[1], "vocabulary": embedding.shape[0]},
     )
     for name, element in (
         ("request_exists", table[worst.load(REQUEST), 0]),
         ("table_is_long_enough", table[0, worst.load(PAGE_INDEX)]),
         ("position_exists", cos_sin[worst.load(POSITION), 0]),
         ("page_exists", cache[0, worst.load(PAGE), 0, 0, 0, 0]),
+        ("token_exists", embedding[worst.load(TOKEN), 0]),
     ):
         g.call(
             expect_in_range(),
@@ -65,24 +68,36 @@ def add_row_checks(
 
 def check_rows(page_size: int) -> DeviceFunction:
     """cos_sin [positions, ...], request and position [rows], table [requests,
-    most_pages] -> worst [4]: of each kind, a number that is out of range, or 0.
+    most_pages], end and ids [rows] -> worst [5]: of each kind, a number that is out of
+    range, or 0.
 
-    `pages`: a dim or named number. Rows with a position below 0 belong to no
-    request."""
+    `pages` and `vocabulary`: dims or named numbers. A row has the positions from its
+    own to end - 1; one with a position below 0 has none."""
 
     def body(
-        cos_sin: Any, request: Any, position: Any, table: Any, worst: Any, *, pages: int
+        cos_sin: Any,
+        request: Any,
+        position: Any,
+        table: Any,
+        end: Any,
+        ids: Any,
+        worst: Any,
+        *,
+        pages: int,
+        vocabulary: int,
     ) -> None:
         here = position >= 0
         known = here & (request >= 0) & (request < len(table))
-        index = position // page_size
+        last = np.maximum(position, end - 1)
+        index = last // page_size
         is_used = np.arange(table.shape[1]) <= index[known, None]
         used = table[request[known]][is_used]
         worst[...] = (
             _worst(request[here], len(table)),
-            _worst(position[here], len(cos_sin)),
+            _worst(last[here], len(cos_sin)),
             _worst(index[here], table.shape[1]),
             _worst(used, pages),
+            _worst(ids[here], vocabulary),
         )
 
     return DeviceFunction(
@@ -90,15 +105,15 @@ def check_rows(page_size: int) -> DeviceFunction:
         body=body,
         source="functions/check_rows.cuh",
         lane=TENSOR,
-        reads=4,
+        reads=6,
         writes=1,
         constants={"kPageSize": page_size},
         tile={
             0: Operand((Extent(begins=0), None), "float32"),
             1: Operand(("rows",), "int32"),
-            2: Operand(("rows",), "int32"),
             3: Operand((Extent(begins=0), Extent(whole=True)), "int32"),
-            4: Operand((CHECKS,), "int32"),
+            **dict.fromkeys((2, 4, 5), Operand(("rows",), "int32", leading=True)),
+            6: Operand((CHECKS,), "int32"),
         },
     )
 

@@ -15,17 +15,17 @@ def _push_rows(x: Any, gathered: Any) -> None:
     gathered[...] = x
 
 
-def push_rows() -> DeviceFunction:
+def push_rows(lane: str = TRANSFER) -> DeviceFunction:
     """A region of a tensor -> a copy in this rank's memory or a peer's.
 
     Both regions are contiguous in memory, such as whole rows or a part of one row, with
     equal sizes and dtypes (any), apart from each other. They may have any number of
-    axes."""
+    axes. lane: the tensor lane where the wait takes most of a run."""
     return DeviceFunction(
         name="push_rows",
         body=_push_rows,
         source="functions/push_rows.cuh",
-        lane=TRANSFER,
+        lane=lane,
         reads=1,
         writes=1,
         tile={

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -41,13 +42,39 @@ def add_rms_norm(dtype: str, eps: float) -> DeviceFunction:
     return _function("add_rms_norm", dtype, eps, body, reads=3, writes=2)
 
 
+def embed_norm(dtype: str, eps: float) -> DeviceFunction:
+    """embedding [vocabulary, columns], ids [rows], gain [columns] -> the rows of the
+    ids, and their RMSNorm, both [rows, columns]. An id out of range stands for 0. On
+    GPUs one row."""
+
+    def body(embedding: Any, ids: Any, gain: Any, x: Any, y: Any) -> None:
+        x[...] = embedding[np.where((ids >= 0) & (ids < len(embedding)), ids, 0)]
+        y[...] = normalized(x, gain, eps).astype(y.dtype)
+
+    columns = Extent(name="columns", whole=True)
+    others = {
+        0: Operand((Extent(whole=True), columns), two_byte(dtype)),
+        1: Operand((1,), "int32", leading=True),
+    }
+    return _function("embed_norm", dtype, eps, body, reads=3, writes=2, others=others)
+
+
 def _function(
-    name: str, dtype: str, eps: float, body: Any, *, reads: int, writes: int
+    name: str,
+    dtype: str,
+    eps: float,
+    body: Any,
+    *,
+    reads: int,
+    writes: int,
+    others: Mapping[int, Operand] | None = None,
 ) -> DeviceFunction:
+    """others: the operands that are not rows."""
     columns = Extent(name="columns", multiple=8, begins=8)
     row = Operand((1, columns), two_byte(dtype), leading=True)
     tile = dict.fromkeys(range(reads + writes), row)
     tile[reads - 1] = Operand((columns,), two_byte(dtype), leading=True)
+    tile |= others or {}
     return DeviceFunction(
         name=name,
         body=body,

@@ -65,7 +65,7 @@ def route_rows(routing: Routing) -> DeviceFunction:
     tiles = Operand(("tiles",), "int32", leading=True)
     tile = {
         0: Operand((rows, routing.experts), "float32"),
-        1: Operand((rows,), "int32"),
+        1: Operand((rows,), "int32", leading=True),
         2: Operand(choices, "int32", leading=True),
         3: Operand(choices, "float32"),
         4: Operand(choices, "int32", leading=True),

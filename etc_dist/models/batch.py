@@ -10,6 +10,8 @@ import numpy as np
 
 from etc_dist.errors import ArgumentError, expect_range, expect_type
 from etc_dist.ir.expr import is_integer
+from etc_dist.models.rows import MOST_STOPS
+from etc_dist.models.step_policy import step_counts
 
 if TYPE_CHECKING:
     from etc_dist.models.model import Model
@@ -98,26 +100,48 @@ class Batch:
         self._model.pages.remove(request.number)
 
     def step(self) -> list[Request]:
-        """Run one step; returns the requests that have a new token, or have ended."""
+        """Run one step, or several if all requests are being decoded; returns the
+        requests that have new tokens, or have ended."""
         parts = self._choose()
+        steps = self._choose_steps(parts)
         ids: list[int] = []
         numbers: list[int] = []
         positions: list[int] = []
+        ends: list[int] = []
         for request, count in parts:
             span = range(request.cached, request.cached + count)
             ids += request.tokens[span.start : span.stop]
             numbers += [request.number] * count
             positions += span
-            self._model.pages.extend(request.number, span.stop)
+            ends += [position + 1 for position in span]
+            ends[-1] = min(span.stop + steps - 1, max(span.stop, request.limit - 1))
+            self._model.pages.extend(request.number, ends[-1])
+        stops = [request.stop for request, count in parts for _ in range(count)]
         table = self._model.pages.table
-        found = self._model.step(ids, numbers, positions, table)
+        found = self._model.steps(
+            *(ids, numbers, positions, table),
+            count=steps,
+            ends=ends,
+            stops=stops if steps > 1 else None,
+        )
         changed, end = [], 0
         for request, count in parts:
             request.cached, end = request.cached + count, end + count
             if request.cached == len(request.tokens):
-                _append(request, int(found[end - 1]))
+                tokens = found[:, end - 1]
+                _extend(request, tokens[tokens >= 0].tolist())
                 changed.append(request)
         return changed
+
+    def _choose_steps(self, parts: Sequence[tuple[Request, int]]) -> int:
+        """At most as many as some request needs."""
+        most = self._model.steps_per_launch
+        for request, count in parts:
+            is_decoded = count == 1 and request.cached + 1 == len(request.tokens)
+            if not is_decoded or len(request.stop) > MOST_STOPS:
+                return 1
+        needed = max((r.limit - len(r.tokens) for r, _ in parts), default=1)
+        return max(n for n in step_counts(most) if n <= needed)
 
     def _choose(self) -> list[tuple[Request, int]]:
         """The requests of the next step, and the number of positions of each. Those
@@ -137,12 +161,15 @@ class Batch:
         return parts
 
 
-def _append(request: Request, token: int) -> None:
-    if token in request.stop:
-        request.is_done = True
-    else:
-        request.tokens.append(token)
-        request.is_done = len(request.tokens) == request.limit
+def _extend(request: Request, tokens: Sequence[int]) -> None:
+    """Adds tokens, of which only the last may be a stop token."""
+    request.cached += len(tokens) - 1
+    for token in tokens:
+        if token in request.stop:
+            request.is_done = True
+        else:
+            request.tokens.append(token)
+            request.is_done = len(request.tokens) == request.limit
 
 
 def checked_stop(stop: Any) -> frozenset[int]:

@@ -1,8 +1,9 @@
-"""The graph of a decoder: a whole step, from token ids to the next ids.
+"""The graph of a decoder: whole steps, from token ids to the next ids.
 
 Rows are positions of requests (`functions/append_kv.py`): those of a prompt, of
 requests that are being decoded, or a mixture. The layers are the turns of a loop over
-stacked weights, so that one program serves every depth.
+stacked weights, so that one program serves every depth. Steps are the turns of a loop
+around it: each continues the rows of the one before, until they end.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from typing import Any
 from etc_dist.functions.add_ranks_norm import add_ranks_norm
 from etc_dist.functions.append_kv import append_kv
 from etc_dist.functions.attend import HEADS, attend
-from etc_dist.functions.best_column import best_column, best_tile
+from etc_dist.functions.best_column import best_column, next_token
 from etc_dist.functions.check_rows import CHECKS, add_row_checks
 from etc_dist.functions.combine_slices import combine_slices
 from etc_dist.functions.epilogue import swiglu
 from etc_dist.functions.push_rows import push_rows
-from etc_dist.functions.rms_norm import add_rms_norm, rms_norm
+from etc_dist.functions.rms_norm import add_rms_norm, embed_norm
 from etc_dist.functions.tile_matmul import Tiles, TileShape
 from etc_dist.ir import (
     EventRef,
@@ -35,8 +36,9 @@ from etc_dist.ir import (
     span,
     tile,
 )
+from etc_dist.ir.function import TENSOR
 from etc_dist.models.decoder_ranks import Places, best_of_ranks, buffers_of_sums
-from etc_dist.models.experts import EXPERT_MATMULS, MixtureCalls
+from etc_dist.models.experts import EXPERT_MATMULS, MixtureCalls, Turn
 from etc_dist.models.sizes import DecoderSizes
 from etc_dist.ops.matmul_policy import SHAPES
 from etc_dist.ops.order import tile_grid
@@ -55,9 +57,10 @@ def decoder_graph(
     shapes: Sequence[TileShape] = SHAPES,
     best_columns: int = BEST_COLUMNS,
 ) -> None:
-    """ids, request and position [rows], table [requests, most_pages] -> logits [rows,
-    vocabulary] and next_ids [rows], the id with the largest of each row; cache is
-    updated.
+    """ids and position [steps + 1, rows], of which the first row is given, and the next
+    ones are those of later steps; request and end [rows], stop [rows, stops], table
+    [requests, most_pages] -> next_ids [steps, rows], and logits [rows, vocabulary] of
+    the last step; cache is updated. `next_token` describes how rows end.
 
     Weights have the layer as first axis, norms as `norm` [layers + 1, hidden]: before
     attention of each layer, and the last one.
@@ -65,28 +68,24 @@ def decoder_graph(
     On several ranks heads, inner width and the vocabulary of logits are split: `sizes`,
     weights, cache and logits are those of a rank, the embedding has all ids, and all
     ranks get the same next_ids."""
-    step = _Step(g, sizes, shapes)
-    step.check()
-    step.embed()
-    with g.loop(layer=step.layers) as layer:
-        step.multiply("qkv", step.normed, step.qkv, step.ready[layer], layer)
-        step.attend(layer)
-        attended = step.done["combine"][layer]
-        step.multiply("o", step.attention, step.deltas["o"], attended, layer)
-        if step.mixture is None:
-            step.add_mlp(layer)
-        else:
-            step.mix(step.mixture, layer)
-    step.pick(best_columns)
+    calls = _Calls(g, sizes, shapes)
+    calls.check()
+    with g.loop(step=calls.steps) as step:
+        calls.embed(step)
+        with g.loop(layer=calls.layers) as layer:
+            calls.add_layer((step, layer))
+        calls.pick(step, best_columns)
+    calls.finish()
 
 
-class _Step:
-    """The tensors of a step, and its calls."""
+class _Calls:
+    """The tensors of a decoder, and its calls."""
 
     def __init__(
         self, g: Graph, sizes: DecoderSizes, shapes: Sequence[TileShape]
     ) -> None:
         self.g, self.sizes, self.shapes = g, sizes, shapes
+        self.steps = g.dims("steps")
         self.rows, self.layers, self.hidden, self.inner = g.dims(
             "rows layers hidden inner"
         )
@@ -111,11 +110,13 @@ class _Step:
             self.inner,
             sizes.head_dim,
         )
-        positions, requests = g.dims("positions requests")
+        positions, requests, stops = g.dims("positions requests stops")
         most_pages, pages = g.dims("most_pages pages")
-        self.ids = g.input("ids", (self.rows,), "int32")
+        self.ids = g.state("ids", (self.steps + 1, self.rows), "int32")
+        self.position = g.state("position", (self.steps + 1, self.rows), "int32")
         self.request = g.input("request", (self.rows,), "int32")
-        self.position = g.input("position", (self.rows,), "int32")
+        self.end = g.input("end", (self.rows,), "int32")
+        self.stop = g.input("stop", (self.rows, stops), "int32")
         self.table = g.input("table", (requests, most_pages), "int32")
         self.cos_sin = g.input("cos_sin", (positions, dim), "float32")
         self.embedding = g.input("embedding", (self.all_ids, hidden), dtype)
@@ -142,11 +143,11 @@ class _Step:
         self.cache = g.state(
             "cache", (layers, pages, 2, sizes.kv_heads, sizes.page_size, dim), dtype
         )
-        self.logits = g.output("logits", (self.rows, self.vocabulary), dtype)
-        self.next_ids = g.output("next_ids", (self.rows,), "int32")
+        self.logits = g.state("logits", (self.rows, self.vocabulary), dtype)
+        self.next_ids = g.output("next_ids", (self.steps, self.rows), "int32")
         self.mixture: MixtureCalls | None = None
         if sizes.mixture is not None:
-            of = self.rows, layers, hidden, inner
+            of = self.rows, self.steps, layers, hidden, inner
             self.mixture = MixtureCalls(
                 g, sizes.mixture, dtype, self.shapes, of, self.position
             )
@@ -155,8 +156,8 @@ class _Step:
         g, sizes, rows, dtype = self.g, self.sizes, self.rows, self.sizes.dtype
         heads = sizes.heads * sizes.head_dim
         width = heads + 2 * sizes.kv_heads * sizes.head_dim
-        # NOTE: one buffer serves all layers, since each phase waits for all of the one
-        # before it.
+        # NOTE: one buffer serves all layers and steps, since each phase waits for all
+        # of the one before it.
         self.residual = g.local("residual", (rows, self.hidden), dtype)
         self.normed = g.local("normed", (rows, self.hidden), dtype)
         self.deltas = buffers_of_sums(g, ("o", "down"), (rows, self.hidden), dtype)
@@ -167,52 +168,68 @@ class _Step:
         shape = rows, sizes.heads, self.slices
         self.sums = g.local("sums", (*shape, sizes.head_dim), "float32")
         self.stats = g.local("stats", (*shape, 2), "float32")
+        # The rows of a step: those of the first one are given.
+        self.begun = g.events(
+            "begun", (self.steps + 1,), expects=lambda i: select(equal(i, 0), 0, 1)
+        )
         self.ready = g.events(
             "ready",
-            (self.layers + 1,),
-            expects=lambda i: select(equal(i, 0), rows + CHECKS, rows),
+            (self.steps, self.layers + 1),
+            expects=lambda s, i: rows + select(equal(s + i, 0), CHECKS, 0),
         )
-        self.middle = g.events("middle", (self.layers,), expects=rows)
+        self.middle = g.events("middle", (self.steps, self.layers), expects=rows)
 
     def check(self) -> None:
         """The errors of rows that are out of range. They end the run before it touches
         the cache."""
-        places, notified = self._places(), [self.ready[0]]
-        add_row_checks(self.g, self.sizes.page_size, places, self.cache, notified)
+        rows = [*self._places(0), self.end[:], self.ids[0, :]]
+        notified = [self.ready[0, 0]]
+        page_size, cache = self.sizes.page_size, self.cache
+        add_row_checks(self.g, page_size, rows, cache, self.embedding, notified)
 
-    def _places(self, rows: Any = slice(None)) -> list[Region]:
-        of_rows = self.request[rows], self.position[rows]
+    def _places(self, step: Expr | int, rows: Any = slice(None)) -> list[Region]:
+        of_rows = self.request[rows], self.position[step, rows]
         return [self.cos_sin[:, :], *of_rows, self.table[:, :]]
 
-    def embed(self) -> None:
+    def embed(self, step: Expr) -> None:
         """The rows of the ids, and their first norm."""
         g = self.g
-        embedded = g.events("embedded", (self.rows,), expects=1)
         (r,) = grid = g.grid(r=self.rows)
-        g.call(
-            push_rows(),
-            grid,
-            name="embed",
-            reads=[self.embedding[self.ids.load(r), :]],
-            writes=[self.residual[r, :]],
-            notifies=[embedded[r]],
-        )
         own = span(r, 1), slice(None)
         g.call(
-            rms_norm(self.sizes.dtype, self.sizes.norm_eps),
+            embed_norm(self.sizes.dtype, self.sizes.norm_eps),
             grid,
-            name="first_norm",
-            reads=[self.residual[own], self.gains["norm"][0, :]],
-            writes=[self.normed[own]],
-            waits=[embedded[r]],
-            notifies=[self.ready[0]],
+            reads=[
+                self.embedding[:, :],
+                self.ids[step, span(r, 1)],
+                self.gains["norm"][0, :],
+            ],
+            writes=[self.residual[own], self.normed[own]],
+            waits=[self.begun[step]],
+            notifies=[self.ready[step, 0]],
         )
 
+    def add_layer(self, turn: Turn) -> None:
+        self.multiply("qkv", self.normed, self.qkv, self.ready[turn], turn)
+        self.attend(*turn)
+        attended = self.done["combine"][turn]
+        self.multiply("o", self.attention, self.deltas["o"], attended, turn)
+        if self.mixture is None:
+            self.add_mlp(turn)
+        else:
+            self.mix(self.mixture, turn)
+
     def multiply(
-        self, name: str, x: Tensor, y: Tensor, wait: EventRef, layer: Expr | None = None
+        self,
+        name: str,
+        x: Tensor,
+        y: Tensor,
+        wait: EventRef,
+        turn: tuple[Expr] | Turn,
     ) -> None:
         """y = x @ w.T, and events `name` that are met once it is complete. If y is
-        symmetric, that of each rank at its place on all."""
+        symmetric, that of each rank at its place on all. turn: the step, and the layer,
+        if each has weights."""
         g, dtype = self.g, self.sizes.dtype
         tiles = Tiles(g, name, self.shape[name], self.shapes)
         weights = self.weights[name]
@@ -223,39 +240,39 @@ class _Step:
             function, width = tiles.matmul(dtype, swiglu), tiles.half_columns()
         shape = self.rows, y.shape[-1]
         of = tile_grid(g, f"{name}_", shape, tiles.rows, width)
-        count = 1 if layer is None else self.layers
-        self.done[name] = to.events(f"{name}_done", count, of.down * of.across)
-        of_layer = () if layer is None else (layer,)
+        turns = (self.steps, self.layers)[: len(turn)]
+        self.done[name] = to.events(f"{name}_done", turns, of.down * of.across)
         g.call(
             function,
             of.grid,
             name=f"{name}_matmul",
             reads=[
                 x[of.rows, :],
-                *(w[(*of_layer, of.columns, slice(None))] for w in weights),
+                *(w[(*turn[1:], of.columns, slice(None))] for w in weights),
             ],
             writes=to.regions(of.rows, of.columns),
             waits=[wait],
-            notifies=to.elements(self.done[name], 0 if layer is None else layer),
+            notifies=to.elements(self.done[name], turn),
             order=of.order,
             values=tiles.values,
         )
 
-    def attend(self, layer: Expr) -> None:
+    def attend(self, step: Expr, layer: Expr) -> None:
         """Appends to the cache of `layer`, and attends to it."""
         g, sizes, rows = self.g, self.sizes, self.rows
         dim, group, heads = sizes.head_dim, sizes.group, sizes.kv_heads
-        appended = g.events("appended", (self.layers, heads), expects=1)
+        turns = self.steps, self.layers
+        appended = g.events("appended", (*turns, heads), expects=1)
         # Slices are combined by one task for each head of the cache, or for each row.
         pieces = g.let("combine_pieces", select(rows < MANY_ROWS, heads, 1))
         each = g.let("combine_heads", select(rows < MANY_ROWS, 1, heads))
         tiles = -(-group // HEADS)
         attended = g.events(
             "attended",
-            (self.layers, rows, pieces),
+            (*turns, rows, pieces),
             expects=each * tiles * self.slices,
         )
-        combined = g.events("combined", (self.layers,), expects=rows * pieces)
+        combined = g.events("combined", turns, expects=rows * pieces)
         self.done["combine"] = combined
 
         def gain(name: str) -> list[Region]:
@@ -269,11 +286,11 @@ class _Step:
             reads=[
                 *(self.qkv[:, tile(n, dim)] for n in keys),
                 *gain("k_norm"),
-                *self._places(),
+                *self._places(step),
             ],
             writes=[self.cache[layer, :, :, h, :, :]],
-            waits=[self.done["qkv"][layer]],
-            notifies=[appended[layer, h]],
+            waits=[self.done["qkv"][step, layer]],
+            notifies=[appended[step, layer, h]],
         )
         r, i, s = grid = g.grid(r=rows, i=heads * tiles, s=self.slices)
         own, kv_head, skipped = span(r, 1), i // tiles, i % tiles * HEADS
@@ -285,15 +302,15 @@ class _Step:
             reads=[
                 self.qkv[own, span(first * dim, count * dim)],
                 *gain("q_norm"),
-                *self._places(own),
+                *self._places(step, own),
                 self.cache[layer, :, :, kv_head, :, :],
             ],
             writes=[
                 self.sums[own, of_heads, s, :],
                 self.stats[own, of_heads, s, :],
             ],
-            waits=[appended[layer, kv_head]],
-            notifies=[attended[layer, r, kv_head // each]],
+            waits=[appended[step, layer, kv_head]],
+            notifies=[attended[step, layer, r, kv_head // each]],
         )
         r, p = grid = g.grid(r=rows, p=pieces)
         own, of_piece = span(r, 1), tile(p, each * group)
@@ -302,33 +319,35 @@ class _Step:
             grid,
             reads=[self.sums[own, of_piece, :, :], self.stats[own, of_piece, :, :]],
             writes=[self.attention[own, tile(p, each * group * dim)]],
-            waits=[attended[layer, r, p]],
-            notifies=[combined[layer]],
+            waits=[attended[step, layer, r, p]],
+            notifies=[combined[step, layer]],
         )
 
-    def add_mlp(self, layer: Expr) -> None:
+    def add_mlp(self, turn: Turn) -> None:
         """The dense MLP of a layer."""
-        middle, ready, y = self.middle[layer], self.ready[layer + 1], self.normed
-        self.add_norm("mlp_norm", layer, "o", layer, middle, y)
-        self.multiply("gate_up", y, self.active, middle, layer)
-        activated = self.done["gate_up"][layer]
-        self.multiply("down", self.active, self.deltas["down"], activated, layer)
-        self.add_norm("norm", layer + 1, "down", layer, ready, y)
+        step, layer = turn
+        middle, ready, y = self.middle[turn], self.ready[step, layer + 1], self.normed
+        self.add_norm("mlp_norm", layer, "o", turn, middle, y)
+        self.multiply("gate_up", y, self.active, middle, turn)
+        activated = self.done["gate_up"][turn]
+        self.multiply("down", self.active, self.deltas["down"], activated, turn)
+        self.add_norm("norm", layer + 1, "down", turn, ready, y)
 
-    def mix(self, mixture: MixtureCalls, layer: Expr) -> None:
+    def mix(self, mixture: MixtureCalls, turn: Turn) -> None:
         """The mixture of experts of a layer."""
-        middle, ready = self.middle[layer], self.ready[layer + 1]
-        self.add_norm("mlp_norm", layer, "o", layer, middle, mixture.x)
-        ended = mixture.add(layer, middle)
+        step, layer = turn
+        middle, ready = self.middle[turn], self.ready[step, layer + 1]
+        self.add_norm("mlp_norm", layer, "o", turn, middle, mixture.x)
+        ended = mixture.add(turn, middle)
         gain, eps = self.gains["norm"][layer + 1, :], self.sizes.norm_eps
-        mixture.add_norm(layer, ended, ready, self.residual, gain, self.normed, eps)
+        mixture.add_norm(turn, ended, ready, self.residual, gain, self.normed, eps)
 
     def add_norm(
         self,
         name: str,
         number: Expr,
         of: str,
-        layer: Expr,
+        turn: Turn,
         notify: EventRef,
         y: Tensor,
     ) -> None:
@@ -346,37 +365,61 @@ class _Step:
             name=f"add_{name}",
             reads=[added, self.residual[own], self.gains[name][number, :]],
             writes=[self.residual[own], y[own]],
-            waits=[self.done[of][layer]],
+            waits=[self.done[of][turn]],
             notifies=[notify],
         )
 
-    def pick(self, best_columns: int) -> None:
-        """The logits of each row, and their largest one."""
+    def pick(self, step: Expr, best_columns: int) -> None:
+        """The logits of each row, their largest one, and the rows of the next step."""
         g = self.g
-        self.multiply("head", self.normed, self.logits, self.ready[self.layers])
+        ready = self.ready[step, self.layers]
+        self.multiply("head", self.normed, self.logits, ready, (step,))
         tiles = g.let("best_tiles", ceildiv(self.vocabulary, best_columns))
         values = g.local("best_values", (self.rows, tiles), "float32")
         columns = g.local("best_columns", (self.rows, tiles), "int32")
-        found = g.events("found", (1,), expects=tiles)
+        found = g.events("found", (self.steps,), expects=tiles)
         (j,) = grid = g.grid(j=tiles)
         g.call(
             best_column(self.sizes.dtype),
             grid,
             reads=[self.logits[:, tile(j, best_columns)]],
             writes=[values[:, j], columns[:, j]],
-            waits=[self.done["head"][0]],
-            notifies=[found[0]],
+            waits=[self.done["head"][step]],
+            notifies=[found[step]],
         )
-        wait = found[0]
+        wait = found[step]
         if g.world_size > 1:
             values, columns, wait = best_of_ranks(
-                g, (values, columns), best_columns, self.vocabulary, wait
+                g,
+                (values, columns),
+                best_columns,
+                self.vocabulary,
+                self.steps,
+                step,
+                wait,
             )
             best_columns = 0  # the columns are those of the whole vocabulary
         g.call(
-            best_tile(best_columns),
+            next_token(best_columns),
             g.grid(one=1),
-            reads=[values[:, :], columns[:, :]],
-            writes=[self.next_ids[:]],
+            reads=[
+                values[:, :],
+                columns[:, :],
+                self.position[step, :],
+                self.end[:],
+                self.stop[:, :],
+            ],
+            writes=[self.ids[step + 1, :], self.position[step + 1, :]],
             waits=[wait],
+            notifies=[self.begun[step + 1]],
+        )
+
+    def finish(self) -> None:
+        """The ids of all steps."""
+        self.g.call(
+            push_rows(TENSOR),
+            self.g.grid(one=1),
+            reads=[self.ids[span(1, self.steps), :]],
+            writes=[self.next_ids[:, :]],
+            waits=[self.begun[self.steps]],
         )

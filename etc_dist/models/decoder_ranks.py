@@ -55,14 +55,14 @@ class Places:
         own = self.g.rank, rows, columns
         return [self.y[own], *(self.y.on(peer)[own] for peer in self.peers)]
 
-    def events(self, name: str, count: Expr | int, tiles: Expr) -> EventTensor:
+    def events(self, name: str, shape: Sequence[Expr], tiles: Expr) -> EventTensor:
         """Each is met once the tiles of all ranks that store there are complete."""
         expects = tiles * (1 + len(self.peers)) if self.peers else tiles
         is_sent = bool(self.peers)
-        return self.g.events(name, (count,), expects=expects, cross_rank=is_sent)
+        return self.g.events(name, shape, expects=expects, cross_rank=is_sent)
 
-    def elements(self, events: EventTensor, number: Expr | int) -> list[EventRef]:
-        return [events[number], *(events.on(peer)[number] for peer in self.peers)]
+    def elements(self, events: EventTensor, turn: tuple[Expr, ...]) -> list[EventRef]:
+        return [events[turn], *(events.on(peer)[turn] for peer in self.peers)]
 
 
 def best_of_ranks(
@@ -70,10 +70,13 @@ def best_of_ranks(
     of_tiles: tuple[Tensor, Tensor],
     tile_columns: int,
     columns: Expr,
+    steps: Expr | int,
+    step: Expr | int,
     wait: EventRef,
 ) -> tuple[Tensor, Tensor, EventRef]:
     """The largest number of each row on each rank [rows, ranks], and its column among
-    those of all ranks, which have `columns` each; and the event of their arrival.
+    those of all ranks, which have `columns` each; and the event of their arrival in a
+    step.
 
     of_tiles: those of this rank's tiles of `tile_columns`, [rows, tiles]."""
     values, ids = of_tiles
@@ -81,7 +84,7 @@ def best_of_ranks(
     first = g.let("first_column", g.rank * columns)
     best = g.symmetric("rank_values", shape, "float32")
     best_ids = g.symmetric("rank_ids", shape, "int32")
-    arrived = g.events("picked", (1,), expects=g.world_size, cross_rank=True)
+    arrived = g.events("picked", (steps,), expects=g.world_size, cross_rank=True)
     (d,) = grid = g.grid(d=g.world_size)
     to = (g.rank + 1 + d) % g.world_size
     g.call(
@@ -90,7 +93,7 @@ def best_of_ranks(
         reads=[values[:, :], ids[:, :]],
         writes=[best.on(to)[:, g.rank], best_ids.on(to)[:, g.rank]],
         waits=[wait],
-        notifies=[arrived.on(to)[0]],
+        notifies=[arrived.on(to)[step]],
         values={"first": first},
     )
-    return best, best_ids, arrived[0]
+    return best, best_ids, arrived[step]

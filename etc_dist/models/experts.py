@@ -42,6 +42,8 @@ EXPERT_MATMULS = ("expert_up", "expert_down")
 """The matmuls of the experts; the dims `<name>_shape` choose their tiles."""
 SCORED = 8
 """Experts whose logits a task computes."""
+Turn = tuple[Expr, Expr]
+"""A step, and a layer of it."""
 MOST_EXPERTS, MOST_CHOICES = 256, 32
 """Experts, in a multiple of 8, and those of a row, that the CUDA bodies support."""
 
@@ -73,10 +75,11 @@ class MixtureCalls:
         sizes: Sequence[Expr],
         position: Tensor,
     ) -> None:
-        """sizes: the rows, the layers, the hidden and the inner size."""
-        rows, layers, hidden, inner = sizes
+        """sizes: the rows, the steps, the layers, the hidden and the inner size."""
+        rows, steps, layers, hidden, inner = sizes
         self.g, self.routing = g, mixture.routing(dtype)
-        self.rows, self.layers, self.hidden, self.inner = rows, layers, hidden, inner
+        self.rows, self.hidden, self.inner = rows, hidden, inner
+        self.turns = steps, layers
         self.position = position
         self.up, self.down = (
             Tiles(g, name, g.dims(f"{name}_shape"), shapes) for name in EXPERT_MATMULS
@@ -86,7 +89,7 @@ class MixtureCalls:
         shape = layers, experts, inner, hidden
         self.gate_up = [g.input(name, shape, dtype) for name in ("w_gate", "w_up")]
         self.w_down = g.input("w_down", (layers, experts, hidden, inner), dtype)
-        self.experts = g.output("experts", (layers, rows, top_k), "int32")
+        self.experts = g.state("experts", (layers, rows, top_k), "int32")
 
         # Both matmuls have the same tiles of rows: as many as fit either's tile, at
         # places where no bulk copy reads rows of the next tile.
@@ -102,78 +105,78 @@ class MixtureCalls:
         self._add_buffers(places)
 
     def _add_buffers(self, places: Expr) -> None:
-        g, rows, layers, dtype = self.g, self.rows, self.layers, self.routing.dtype
+        g, rows, turns, dtype = self.g, self.rows, self.turns, self.routing.dtype
         choices = rows, self.routing.top_k
         gathered = rows + self.gathers * places
         self.x = g.local("expert_x", (gathered, self.hidden), dtype)
         self.logits = g.local("router_logits", (rows, self.routing.experts), "float32")
         self.weights = g.local("expert_weights", choices, "float32")
-        # NOTE: indices that are loaded are written once a run: one array a layer.
-        self.place = g.local("expert_place", (layers, *choices), "int32")
-        of_tiles = layers, self.tiles
+        # NOTE: indices that are loaded are written once a run: one array a turn.
+        self.place = g.local("expert_place", (*turns, *choices), "int32")
+        of_tiles = *turns, self.tiles
         self.expert = g.local("tile_expert", of_tiles, "int32")
         self.count = g.local("tile_count", of_tiles, "int32")
         self.active = g.local("expert_active", (places, self.inner), dtype)
         self.outputs = g.local("expert_outputs", (places, self.hidden), dtype)
 
-    def add(self, layer: Expr, ready: EventRef) -> EventRef:
+    def add(self, turn: Turn, ready: EventRef) -> EventRef:
         """The calls of a layer, once its rows are in x; returns the event of all
         outputs."""
-        scored = self._score(layer, ready)
-        routed = self._route(layer, scored)
-        return self._multiply(layer, self._gather(layer, routed))
+        scored = self._score(turn, ready)
+        routed = self._route(turn, scored)
+        return self._multiply(turn, self._gather(turn, routed))
 
-    def _score(self, layer: Expr, ready: EventRef) -> EventRef:
+    def _score(self, turn: Turn, ready: EventRef) -> EventRef:
         g, routing = self.g, self.routing
         blocks = g.let("score_blocks", ceildiv(self.rows, BLOCK))
         groups = -(-routing.experts // SCORED)
-        scored = g.events("scored", (self.layers,), expects=blocks * groups)
+        scored = g.events("scored", self.turns, expects=blocks * groups)
         b, e = grid = g.grid(b=blocks, e=groups)
         of_block = span(b * BLOCK, minimum(BLOCK, self.rows - b * BLOCK))
         of_group = tile(e, SCORED)
         g.call(
             score_experts(routing),
             grid,
-            reads=[self.x[of_block, :], self.router[layer, of_group, :]],
+            reads=[self.x[of_block, :], self.router[turn[1], of_group, :]],
             writes=[self.logits[of_block, of_group]],
             waits=[ready],
-            notifies=[scored[layer]],
+            notifies=[scored[turn]],
         )
-        return scored[layer]
+        return scored[turn]
 
-    def _route(self, layer: Expr, scored: EventRef) -> EventRef:
-        g = self.g
-        routed = g.events("routed", (self.layers,), expects=1)
+    def _route(self, turn: Turn, scored: EventRef) -> EventRef:
+        g, (step, layer) = self.g, turn
+        routed = g.events("routed", self.turns, expects=1)
         rows = span(0, minimum(MOST_ROWS, self.rows))
         g.call(
             route_rows(self.routing),
             g.grid(one=1),
-            reads=[self.logits[rows, :], self.position[rows]],
+            reads=[self.logits[rows, :], self.position[step, rows]],
             writes=[
                 self.experts[layer, rows, :],
                 self.weights[rows, :],
-                self.place[layer, rows, :],
-                self.expert[layer, :],
-                self.count[layer, :],
+                self.place[step, layer, rows, :],
+                self.expert[step, layer, :],
+                self.count[step, layer, :],
             ],
             waits=[scored],
-            notifies=[routed[layer]],
+            notifies=[routed[turn]],
             values={
                 "tile_rows": self.tile_rows,
                 "stride": self.stride,
                 "gathers": self.gathers,
             },
         )
-        return routed[layer]
+        return routed[turn]
 
-    def _gather(self, layer: Expr, routed: EventRef) -> list[EventRef]:
+    def _gather(self, turn: Turn, routed: EventRef) -> list[EventRef]:
         """Copies each choice of a row to its place, where rows are gathered. Returns
         the events after which the tiles are complete."""
         g, top_k = self.g, self.routing.top_k
         moved = g.let("gathered_rows", self.gathers * self.rows)
-        gathered = g.events("gathered", (self.layers,), expects=moved * top_k)
+        gathered = g.events("gathered", self.turns, expects=moved * top_k)
         r, k = grid = g.grid(r=moved, k=top_k)
-        place = self.place.load(layer, r, k)
+        place = self.place.load(*turn, r, k)
         count = minimum(1, place + 1)  # a row of no request has no place
         g.call(
             push_rows(),
@@ -182,48 +185,48 @@ class MixtureCalls:
             reads=[self.x[span(r, count), :]],
             writes=[self.x[span(self.rows + maximum(0, place), count), :]],
             waits=[routed],
-            notifies=[gathered[layer]],
+            notifies=[gathered[turn]],
         )
-        return [routed, gathered[layer]]
+        return [routed, gathered[turn]]
 
-    def _multiply(self, layer: Expr, waits: list[EventRef]) -> EventRef:
-        g, layers, tiles = self.g, self.layers, self.tiles
+    def _multiply(self, turn: Turn, waits: list[EventRef]) -> EventRef:
+        g, layer, tiles = self.g, turn[1], self.tiles
         widths = self.up.half_columns(), self.down.columns
         of = (self.inner, self.hidden)
         across = [
             g.let(f"{name}_across", ceildiv(size, width))
             for name, size, width in zip(EXPERT_MATMULS, of, widths, strict=True)
         ]
-        activated = g.events("activated", (layers, tiles), expects=across[0])
-        produced = g.events("produced", (layers,), expects=tiles * across[1])
+        activated = g.events("activated", (*self.turns, tiles), expects=across[0])
+        produced = g.events("produced", self.turns, expects=tiles * across[1])
         r, j = grid = g.grid(r=tiles, j=across[0])
         columns = tile(j, widths[0])
-        expert = self.expert.load(layer, r)
+        expert = self.expert.load(*turn, r)
         first = self.gathers * (self.rows + r * self.stride)
         self._call(
             *("expert_up", self.up, swiglu, grid),
             reads=[
-                self.x[span(first, self._rows_of(layer, r)), :],
+                self.x[span(first, self._rows_of(turn, r)), :],
                 *(w[layer, expert, columns, :] for w in self.gate_up),
             ],
-            writes=[self.active[self._places(layer, r), columns]],
+            writes=[self.active[self._places(turn, r), columns]],
             waits=waits,
-            notifies=[activated[layer, r]],
+            notifies=[activated[*turn, r]],
         )
         r, j = grid = g.grid(r=tiles, j=across[1])
         columns = tile(j, widths[1])
-        places = self._places(layer, r)
+        places = self._places(turn, r)
         self._call(
             *("expert_down", self.down, store, grid),
             reads=[
                 self.active[places, :],
-                self.w_down[layer, self.expert.load(layer, r), columns, :],
+                self.w_down[layer, self.expert.load(*turn, r), columns, :],
             ],
             writes=[self.outputs[places, columns]],
-            waits=[activated[layer, r]],
-            notifies=[produced[layer]],
+            waits=[activated[*turn, r]],
+            notifies=[produced[turn]],
         )
-        return produced[layer]
+        return produced[turn]
 
     def _call(
         self, name: str, tiles: Tiles, epilogue: Epilogue, grid: Any, **where: Any
@@ -236,16 +239,16 @@ class MixtureCalls:
             **where,
         )
 
-    def _rows_of(self, layer: Expr, r: Expr) -> Expr:
-        return minimum(self.tile_rows, self.count.load(layer, r))
+    def _rows_of(self, turn: Turn, r: Expr) -> Expr:
+        return minimum(self.tile_rows, self.count.load(*turn, r))
 
-    def _places(self, layer: Expr, r: Expr) -> Any:
+    def _places(self, turn: Turn, r: Expr) -> Any:
         """The rows of tile r."""
-        return span(r * self.stride, self._rows_of(layer, r))
+        return span(r * self.stride, self._rows_of(turn, r))
 
     def add_norm(
         self,
-        layer: Expr,
+        turn: Turn,
         waits: EventRef,
         notifies: EventRef,
         residual: Tensor,
@@ -261,7 +264,7 @@ class MixtureCalls:
             add_experts_norm(self.routing, eps),
             grid,
             reads=[
-                self.place[layer, *own],
+                self.place[*turn, *own],
                 self.weights[own],
                 self.outputs[:, :],
                 residual[own],

@@ -26,6 +26,7 @@ DEFAULTS = {
     "page_size": 64,
     "dtype": "bfloat16",
     "schedule": "static",
+    "steps_per_launch": 1,
 }
 """The options of a model without a bundle."""
 ReadWeights = Callable[[str, Part], dict[str, Any]]
@@ -39,6 +40,7 @@ def load(
     page_size: int | None = None,
     dtype: str | None = None,
     schedule: str | None = None,
+    steps_per_launch: int | None = None,
     bundle: str | Path | None = None,
     world: World | None = None,
 ) -> Model:
@@ -50,7 +52,8 @@ def load(
     batch: requests at once, up to 128; default: 8. positions: tokens of a request, its
     prompt included; default: those of the model, at most 2048. page_size: positions of
     a page of the cache; default: 64. dtype: "bfloat16" (default) or "float16", to which
-    weights are converted. schedule: as for `etc_dist.compile`.
+    weights are converted. schedule: as for `etc_dist.compile`. steps_per_launch: ids of
+    a request that `generate` computes in one launch, at most; default: 1.
     bundle: a folder that `etc-dist build MODEL --bundle` wrote: nothing is compiled or
     proved. Options that are not given are those of the bundle.
 
@@ -65,6 +68,7 @@ def load(
         "page_size": page_size,
         "dtype": dtype,
         "schedule": schedule,
+        "steps_per_launch": steps_per_launch,
     }
     with world.refusing("the arguments of load"):
         found = _read_bundle(bundle)

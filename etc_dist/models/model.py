@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from etc_dist.compiler import compile, world_or_current
-from etc_dist.errors import expect_type
+from etc_dist.errors import expect_range, expect_type
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.batch import Batch, checked_stop
 from etc_dist.models.config import ModelConfig
@@ -51,6 +51,7 @@ class Model:
         positions: int | None = None,
         page_size: int = 64,
         schedule: str = "static",
+        steps_per_launch: int = 1,
         bundle: Bundle | None = None,
         world: World | None = None,
     ) -> None:
@@ -66,6 +67,7 @@ class Model:
                 setup = ModelSetup(
                     *(config, batch, positions, page_size),
                     schedule=schedule,
+                    steps_per_launch=steps_per_launch,
                     ranks=self.world.size,
                 )
                 setup.check()
@@ -74,6 +76,7 @@ class Model:
                 if bundle is not None:
                     bundle.expect(ARCH, setup.parameters())
             self.batch, self.positions = batch, setup.most_positions
+            self.steps_per_launch = steps_per_launch
             self.pages = PageTable(batch, setup.most_pages, page_size)
             self.program = compile(
                 setup.graph(), self.world, schedule=schedule, bundle=bundle
@@ -87,11 +90,10 @@ class Model:
             self._arrays["w_head"] = self._arrays["embedding"][rows]
         self._arrays["cos_sin"] = self._put(config.cos_sin(self.positions))
         self._arrays["cache"] = self._empty(setup.cache_shape, dtype)
-        self._rows = RowArrays(self.most_rows, self.pages.table.shape, self._put)
-        self._outputs = {
-            "next_ids": self._empty((self.most_rows,), "int32"),
-            "logits": self._empty((self.most_rows, own.vocabulary), dtype),
-        }
+        shape, most_steps = self.pages.table.shape, self.steps_per_launch
+        self._rows = RowArrays(self.most_rows, most_steps, shape, self._put)
+        self._next_ids = self._empty((most_steps * self.most_rows,), "int32")
+        self._logits = self._empty((self.most_rows, own.vocabulary), dtype)
         if config.mixture is not None:
             most = config.layers * self.most_rows * config.mixture.top_k
             self._chosen = self._empty((most,), "int32")
@@ -129,8 +131,8 @@ class Model:
         max_new_tokens: int | None = None,
         stop: Collection[int] | None = None,
     ) -> Iterator[int]:
-        """The ids that follow one prompt, each as soon as it is known; otherwise as
-        `generate`."""
+        """The ids that follow one prompt, as soon as they are known: at most
+        `steps_per_launch` at once. Otherwise as `generate`."""
         ends = checked_stop(self.config.stop_tokens if stop is None else stop)
         with Batch(self) as batch:
             request = batch.add(prompt, max_new_tokens, ends)
@@ -141,7 +143,7 @@ class Model:
                 sent = len(request.new_tokens)
 
     def step(self, ids: Any, requests: Any, positions: Any, table: Any) -> Array:
-        """One run of the program. Row r has the token ids[r], at positions[r] of
+        """One step. Row r has the token ids[r], at positions[r] of
         requests[r]. Returns the most likely next id of each row, int32 on the host.
 
         A row attends to all positions of its request up to its own. They are in the
@@ -151,10 +153,36 @@ class Model:
 
         Raises ArgumentError, before anything runs, for numbers out of range, or that
         differ between ranks."""
+        found: Array = self.steps(ids, requests, positions, table, count=1)[0]
+        return found
+
+    def steps(
+        self,
+        ids: Any,
+        requests: Any,
+        positions: Any,
+        table: Any,
+        *,
+        count: int,
+        ends: Any = None,
+        stops: Sequence[Collection[int]] | None = None,
+    ) -> Array:
+        """`count` steps in one launch, at most `steps_per_launch`. Each continues the
+        rows of the one before: row r with the id that was found, at the next position,
+        below ends[r]. A row also ends after an id of stops[r], at most MOST_STOPS.
+        ends: default: the last row of each request takes part in all steps, the others
+        in one. `table` has the pages of all these positions.
+
+        Returns the ids that were found, int32 [count, rows] on the host; -1 for rows
+        that have ended. Otherwise as `step`."""
         with self.world.exclusive:
             with self.world.refusing("the arguments of a step"):
+                steps = expect_range(count, 1, self.steps_per_launch, "count")
                 rows = check_rows(
                     *(ids, requests, positions, table),
+                    steps=steps,
+                    ends=ends,
+                    stops=stops,
                     vocabulary=self.config.vocabulary,
                     most_rows=self.most_rows,
                     most_positions=self.positions,
@@ -162,29 +190,30 @@ class Model:
                 )
             if self.world.size > 1:
                 self.world.match_call(rows.signature(), rows.describe)
-            count = padded(len(rows.ids))
+            height = padded(len(rows.ids))
             self._last_rows = len(rows.ids)
-            given = self._rows.fill(rows, count)
-            dims = self._policy.dims(count, int(rows.positions.max()) + 1)
-            key = count, *dims.values()
+            given = self._rows.fill(rows, height, steps)
+            dims = self._policy.dims(height, int(rows.ends.max())) | {"steps": steps}
+            found = self._next_ids[: steps * height].reshape(steps, height)
+            key = height, *dims.values()
             bound = self._bound.get(key)
             if bound is None:
-                outputs = {name: a[:count] for name, a in self._outputs.items()}
+                outputs = {"logits": self._logits[:height], "next_ids": found}
                 if self.config.mixture is not None:
-                    outputs["experts"] = self._experts(count, self.config.mixture)
+                    outputs["experts"] = self._experts(height, self.config.mixture)
                 arrays = {**self._arrays, **given, **outputs}
                 bound, _ = self.program.bind_arrays(arrays, dims, None)
                 self._bound[key] = bound
             self.program.launch(bound)
             self.program.synchronize()
-            return _on_host(self._outputs["next_ids"][: self._last_rows])
+            return _on_host(found)[:, : self._last_rows]
 
     @property
     def logits(self) -> Any:
         """The logits of the last step [rows, vocabulary], in the model's memory, which
         the next step overwrites. On several ranks, an equal part of the vocabulary on
         each, in rank order."""
-        return self._outputs["logits"][: self._last_rows]
+        return self._logits[: self._last_rows]
 
     def close(self) -> None:
         """Free the program's memory; the arrays are freed with the model."""
@@ -206,7 +235,8 @@ class Model:
     def _capacity(self, dims: Mapping[str, int]) -> list[Mapping[str, int]]:
         """The dims of all steps, whose memory is allocated at once."""
         chosen = self._policy.capacity(self.most_rows, self.positions)
-        return [{**dims, **some} for some in chosen]
+        steps = {"steps": self.steps_per_launch}
+        return [{**dims, **some, **steps} for some in chosen]
 
     def _put_all(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """Arrays in the memory of the backend; the same one only once."""
@@ -234,4 +264,5 @@ class Model:
 
 
 def _on_host(array: Any) -> Array:
-    return array.copy() if isinstance(array, np.ndarray) else array.get()
+    found: Array = array.copy() if isinstance(array, np.ndarray) else array.get()
+    return found

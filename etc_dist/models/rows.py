@@ -15,20 +15,28 @@ from etc_dist.models.pages import UNUSED, PageTable
 Array = np.ndarray[Any, Any]
 
 
+MOST_STOPS = 8
+"""Stop tokens of a row that steps in one launch look for."""
+
+
 @dataclass(frozen=True)
 class StepRows:
-    """int32 arrays: ids, requests and positions [rows], table [requests, most_pages]
-    of the model."""
+    """int32 arrays: ids, requests, positions and ends [rows], stops [rows, MOST_STOPS],
+    table [requests, most_pages] of the model. A row ends before position `end`, and
+    after one of its stop tokens."""
 
     ids: Array
     requests: Array
     positions: Array
+    ends: Array
+    stops: Array
     table: Array
 
     def signature(self) -> int:
         """A number of 63 bits, for `World.match_call`."""
         digest = hashlib.blake2b(digest_size=8)
-        for array in (self.ids, self.requests, self.positions, self.table):
+        for name in self.__dataclass_fields__:
+            array = getattr(self, name)
             digest.update(array.tobytes())
             digest.update(b"|")
         return int.from_bytes(digest.digest(), "little") >> 1
@@ -42,35 +50,48 @@ class StepRows:
 
 class RowArrays:
     """The arrays of a model's steps, in the memory of its backend: they stay at their
-    place, so that calls can be prepared once for each number of rows."""
+    place, so that calls can be prepared once for each number of rows and steps."""
 
     def __init__(
-        self, most_rows: int, table: tuple[int, ...], put: Callable[[Array], Any]
+        self,
+        most_rows: int,
+        most_steps: int,
+        table: tuple[int, ...],
+        put: Callable[[Array], Any],
     ) -> None:
         self._table_on_host = np.full(table, UNUSED, np.int32)
         self._table = put(self._table_on_host.copy())
-        self._rows = put(np.zeros(3 * most_rows, np.int32))
+        each = 2 * (most_steps + 1) + 2 + MOST_STOPS
+        padding = 4 * len(StepRows.__dataclass_fields__)
+        self._rows = put(np.zeros(each * most_rows + padding, np.int32))
 
-    def fill(self, rows: StepRows, count: int) -> dict[str, Any]:
+    def fill(self, rows: StepRows, count: int, steps: int) -> dict[str, Any]:
         """The arrays of `rows` by the names of `decoder_graph`, padded to `count` rows
         with some that belong to no request."""
+        used = len(rows.ids)
+        given = {
+            "ids": np.full((steps + 1, count), -1, np.int32),
+            "position": np.full((steps + 1, count), -1, np.int32),
+            "request": np.zeros(count, np.int32),
+            "end": np.zeros(count, np.int32),
+            "stop": np.full((count, MOST_STOPS), -1, np.int32),
+        }
+        given["ids"][0, :used], given["position"][0, :used] = rows.ids, rows.positions
+        given["request"][:used], given["end"][:used] = rows.requests, rows.ends
+        given["stop"][:used] = rows.stops
         # NOTE: sections begin at multiples of 16 bytes.
-        stride = -(-count // 4) * 4
-        sections = np.zeros((3, stride), np.int32)
-        sections[2] = -1
-        for section, values in zip(
-            sections, (rows.ids, rows.requests, rows.positions), strict=True
-        ):
-            section[: len(values)] = values
-        _write(self._rows[: 3 * stride], sections.reshape(-1))
+        firsts = np.cumsum([0, *(-(-a.size // 4) * 4 for a in given.values())])
+        whole = np.zeros(firsts[-1], np.int32)
+        found = {}
+        for first, (name, array) in zip(firsts, given.items(), strict=False):
+            section = slice(int(first), int(first) + array.size)
+            whole[section] = array.reshape(-1)
+            found[name] = self._rows[section].reshape(array.shape)
+        _write(self._rows[: len(whole)], whole)
         if not np.array_equal(rows.table, self._table_on_host):
             self._table_on_host[...] = rows.table
             _write(self._table, self._table_on_host)
-        places = {
-            name: self._rows[place * stride : place * stride + count]
-            for place, name in enumerate(("ids", "request", "position"))
-        }
-        return {**places, "table": self._table}
+        return {**found, "table": self._table}
 
 
 def _write(array: Any, values: Array) -> None:
@@ -86,14 +107,20 @@ def check_rows(
     positions: Any,
     table: Any,
     *,
+    steps: int,
+    ends: Any,
+    stops: Any,
     vocabulary: int,
     most_rows: int,
     most_positions: int,
     pages: PageTable,
 ) -> StepRows:
-    """The numbers of a step as int32 arrays; ArgumentError names all that are out of
-    range."""
+    """The numbers of steps as int32 arrays; ArgumentError names all that are out of
+    range. ends: None for `steps` positions of the last row of each request, and one of
+    the others. stops: None for none."""
     of_rows = {"ids": ids, "requests": requests, "positions": positions}
+    if ends is not None:
+        of_rows["ends"] = ends
     given = {name: _integers(name, value, 1) for name, value in of_rows.items()}
     pages_of = _integers("table", table, 2)
     faults: list[tuple[str, str]] = []
@@ -105,8 +132,15 @@ def check_rows(
 
     lengths = {name: len(values) for name, values in given.items()}
     if len(set(lengths.values())) > 1 or not 0 < lengths["ids"] <= most_rows:
-        wanted = f"ids, requests and positions of 1 to {most_rows} rows, equally many"
+        wanted = f"{', '.join(given)} of 1 to {most_rows} rows, equally many"
         faults.append((wanted, f"{lengths}"))
+    if stops is not None:
+        if len(stops) != lengths["ids"]:
+            wanted = f"stops of {lengths['ids']} rows"
+            faults.append((wanted, f"stops of {len(stops)}"))
+        most = max(map(len, stops), default=0)
+        if most > MOST_STOPS:
+            faults.append((f"at most {MOST_STOPS} stops of each row", f"{most}"))
     height, width = pages.table.shape
     if not (0 < pages_of.shape[0] <= height and 0 < pages_of.shape[1] <= width):
         wanted = f"table of up to {height} requests and {width} pages of each"
@@ -117,7 +151,17 @@ def check_rows(
         longest = min(most_positions, pages_of.shape[1] * pages.page_size)
         expect("positions", given["positions"], longest)
     if not faults:
-        last = given["positions"] // pages.page_size
+        last = given["positions"] + 1
+        if ends is not None:
+            last = np.maximum(last, given["ends"])
+        elif steps > 1:
+            last = _default_ends(given["requests"], given["positions"], steps)
+        given["ends"] = last
+        wrong = last[last > longest]
+        if len(wrong):
+            faults.append((f"ends of 0 .. {longest}", f"ends: {wrong[0]}"))
+    if not faults:
+        last = (given["ends"] - 1) // pages.page_size
         used = np.arange(pages_of.shape[1]) <= last[:, None]
         expect("pages", pages_of[given["requests"]][used], pages.table.size)
     if faults:
@@ -131,7 +175,16 @@ def check_rows(
     whole = np.full(pages.table.shape, UNUSED, np.int32)
     whole[: pages_of.shape[0], : pages_of.shape[1]] = pages_of
     checked = {name: values.astype(np.int32) for name, values in given.items()}
-    return StepRows(**checked, table=whole)
+    of_stops = np.full((len(given["ids"]), MOST_STOPS), -1, np.int32)
+    for row, tokens in zip(of_stops, stops or (), strict=False):
+        row[: len(tokens)] = sorted(tokens)
+    return StepRows(**checked, stops=of_stops, table=whole)
+
+
+def _default_ends(requests: Array, positions: Array, steps: int) -> Array:
+    last = np.full(requests.max() + 1, -1)
+    np.maximum.at(last, requests, positions)
+    return positions + np.where(positions == last[requests], steps, 1)
 
 
 def _integers(name: str, value: Any, axes: int) -> Array:

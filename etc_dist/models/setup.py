@@ -13,7 +13,8 @@ from etc_dist.ir import GraphFunction
 from etc_dist.models.config import ModelConfig
 from etc_dist.models.decoder import decoder_graph
 from etc_dist.models.part import Part, check_ranks
-from etc_dist.models.step_policy import ROWS, StepPolicy
+from etc_dist.models.rows import MOST_STOPS
+from etc_dist.models.step_policy import MOST_STEPS, ROWS, StepPolicy, step_counts
 from etc_dist.models.weights import weight_shapes
 from etc_dist.runtime.array_checks import bind_dims
 from etc_dist.runtime.arrays import Array
@@ -25,8 +26,7 @@ UNUSED_FIELDS = ("positions", "rope", "rope_base", "is_tied", "stop_tokens")
 
 @dataclass(frozen=True)
 class ModelSetup:
-    """config: of the whole model. batch, positions, page_size, dtype, schedule: as for
-    `load`. ranks: of the world."""
+    """config: of the whole model. ranks: of the world. Others: as for `load`."""
 
     config: ModelConfig
     batch: int = 8
@@ -34,6 +34,7 @@ class ModelSetup:
     page_size: int = 64
     dtype: str = "bfloat16"
     schedule: str = "static"
+    steps_per_launch: int = 1
     ranks: int = 1
 
     def check(self) -> None:
@@ -41,6 +42,7 @@ class ModelSetup:
         check_ranks(self.config, self.ranks)
         expect_range(self.batch, 1, ROWS[-1], "batch")
         expect_range(self.most_positions, 1, self.config.positions, "positions")
+        expect_range(self.steps_per_launch, 1, MOST_STEPS, "steps_per_launch")
         check_options(self.schedule, None, "a model")
         expect_type(self.page_size, int, "page_size")
         if self.page_size not in PAGE_SIZES:
@@ -97,4 +99,6 @@ class ModelSetup:
         }
         arrays = {n: Array(0, s, "", "", "C", None, n) for n, s in shapes.items()}
         for chosen in StepPolicy(self.own, workers).every(self.most_positions):
-            yield bind_dims(graph, arrays, chosen)
+            for steps in step_counts(self.steps_per_launch):
+                more = {"steps": steps, "stops": MOST_STOPS}
+                yield bind_dims(graph, arrays, {**chosen, **more})

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from etc_dist.functions.attend import HEADS
+from etc_dist.functions.attend import HEADS, SLICE_POSITIONS
 from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.models.config import ModelConfig
 from etc_dist.models.experts import Mixture
@@ -15,16 +15,21 @@ from etc_dist.ops.matmul_policy import MOST_SWAPPED_ROWS, SHAPES, choose, estima
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """The numbers of rows of a step. Others are padded to the next one, so that there are
 few shapes to prove."""
-SLICE_POSITIONS = 128
-"""Positions that a slice of attention has at least: the warps of a worker have some
-each."""
 MOST_SLICES = 16
+MOST_STEPS = 128
+"""Steps of a launch."""
 MEAN_ROWS = 3
 """Rows of an expert's tile, as a multiple of the mean of all experts."""
 TASK_US = 0.3
 """Of a tile of an expert: the begin of a task."""
 LEAST_TILE = 8
 """Rows of such a tile at least: the tensor cores multiply no fewer."""
+
+
+def step_counts(most: int) -> list[int]:
+    """The numbers of steps of a launch: powers of two and `most`, so that there are few
+    shapes to prove."""
+    return [*(1 << n for n in range((most - 1).bit_length())), most]
 
 
 def padded(rows: int) -> int:

@@ -32,10 +32,13 @@ struct attend {
   struct Slice {
     i32 first, end, length;
 
+    // Short rows have fewer slices, a power of two; the other ones are empty.
     ETC_DEVICE Slice(i32 length_, i32 s, i32 slices) : length(length_) {
       const i32 blocks = (length + kBlock - 1) / kBlock;
-      first = blocks * s / slices;
-      end = blocks * (s + 1) / slices;
+      const i32 most = maximum(1, length / Task::kSlicePositions);
+      const i32 used = minimum(slices, i32(1u << (31 - __clz(most))));
+      first = blocks * minimum(s, used) / used;
+      end = blocks * minimum(s + 1, used) / used;
     }
   };
 

@@ -73,7 +73,7 @@ struct best_column {
   }
 };
 
-// The best of all tiles of a row, for lane 0 of its warp.
+// The best of all tiles of a row, for its warp.
 template <class Task>
 struct BestOfTiles {
   template <class F>
@@ -91,24 +91,46 @@ struct BestOfTiles {
         best.add(value, tile * Task::kColumns + id);
       }
       best.reduce();
-      if (lane == 0) f(row, best);
+      f(row, lane, best);
     }
   }
 };
 
 template <class Task>
-struct best_tile {
+struct next_token {
   ETC_DEVICE static void run(const Task& task) {
-    BestOfTiles<Task>::each_row(task, [&](i32 row, const Best& best) {
-      *task.template operand<2>().at(row) = best.column;
+    BestOfTiles<Task>::each_row(task, [&](i32 row, i32 lane, const Best& best) {
+      const i32 position = at<2>(task, row);
+      const bool continues =
+          position >= 0 && position + 1 < at<3>(task, row) && !stops(task, row, best.column);
+      if (lane == 0) {
+        *(task.template operand<5>().at() + row) = position < 0 ? -1 : best.column;
+        *(task.template operand<6>().at() + row) = continues ? position + 1 : -1;
+      }
     });
+  }
+
+ private:
+  template <int kOperand>
+  ETC_DEVICE static i32 at(const Task& task, i32 row) {
+    return i32(ptx::load4_l2(u64(task.template operand<kOperand>().at() + row)));
+  }
+  ETC_DEVICE static bool stops(const Task& task, i32 row, i32 token) {
+    const auto stop = task.template operand<4>();
+    bool found = false;
+#pragma unroll 1
+    for (i32 i = task.thread % 32; i < stop.size[1]; i += 32) {
+      found = found || i32(ptx::load4_l2(u64(stop.at(row, i)))) == token;
+    }
+    return __any_sync(~0u, found);
   }
 };
 
 template <class Task>
 struct best_on_rank {
   ETC_DEVICE static void run(const Task& task) {
-    BestOfTiles<Task>::each_row(task, [&](i32 row, const Best& best) {
+    BestOfTiles<Task>::each_row(task, [&](i32 row, i32 lane, const Best& best) {
+      if (lane != 0) return;
       *task.template operand<2>().at(row) = best.value;
       *task.template operand<3>().at(row) = best.column + Task::number_first(task.g);
     });

@@ -1,4 +1,4 @@
-// Looks for requests, positions and pages that are out of range.
+// Looks for requests, positions, pages and tokens that are out of range.
 #pragma once
 #include "worker/task.cuh"
 
@@ -15,13 +15,14 @@ struct check_rows {
     u32 worst[kKinds] = {};
 #pragma unroll 1
     for (i32 row = warp; row < requests.size[0]; row += kWarps) {
-      const i32 request = i32(ptx::load4_l2(u64(requests.at(row))));
-      const i32 position = i32(ptx::load4_l2(u64(task.template operand<2>().at(row))));
-      if (position < 0) continue;
+      const i32 request = i32(ptx::load4_l2(u64(requests.at(row)))), begin = at<2>(task, row);
+      if (begin < 0) continue;
+      const i32 position = maximum(begin, at<4>(task, row) - 1);
       const i32 last = position / Task::kPageSize;
       compare(worst[0], request, table.size[0]);
       compare(worst[1], position, positions);
       compare(worst[2], last, table.size[1]);
+      compare(worst[4], at<5>(task, row), task.number_vocabulary(task.g));
       if (u32(request) >= u32(table.size[0])) continue;
 #pragma unroll 4
       for (i32 i = lane; i < minimum(last + 1, table.size[1]); i += 32) {
@@ -40,13 +41,17 @@ struct check_rows {
         const u32 one = task.scratch[w * kKinds + task.thread];
         most = most < one ? one : most;
       }
-      *task.template operand<4>().at(task.thread) = i32(most);
+      *task.template operand<6>().at(task.thread) = i32(most);
     }
   }
 
  private:
-  static constexpr i32 kKinds = 4, kWarps = Task::threads / 32;
+  static constexpr i32 kKinds = 5, kWarps = Task::threads / 32;
 
+  template <int kOperand>
+  ETC_DEVICE static i32 at(const Task& task, i32 row) {
+    return i32(ptx::load4_l2(u64(task.template operand<kOperand>().at() + row)));
+  }
   ETC_DEVICE static void compare(u32& worst, i32 value, i32 limit) {
     if (u32(value) >= u32(limit) && u32(value) > worst) worst = u32(value);
   }

@@ -5,7 +5,7 @@
 namespace etc {
 
 // kFirst: the operand `gain`, if heads are normalized. Then follow cos_sin [positions, kHeadDim],
-// request [rows], position [rows], table [requests, most pages].
+// request [rows], position [(step,) rows], table [requests, most pages].
 template <class Task, int kFirst>
 struct PagedRows {
   static constexpr int kCosSin = kFirst + (Task::kNormalizes ? 1 : 0);
@@ -21,7 +21,7 @@ struct PagedRows {
     const i32 positions = task.template operand<kCosSin>().size[0];
     Row row;
     row.request = i32(ptx::load4_l2(u64(task.template operand<kCosSin + 1>().at(n))));
-    row.position = i32(ptx::load4_l2(u64(task.template operand<kCosSin + 2>().at(n))));
+    row.position = i32(ptx::load4_l2(u64(task.template operand<kCosSin + 2>().at() + n)));
     const i32 pages = (row.position + 1 + Task::kPageSize - 1) / Task::kPageSize;
     const bool is_in_range = u32(row.request) < u32(table.size[0]) &&
                              u32(row.position) < u32(positions) && pages <= table.size[1];

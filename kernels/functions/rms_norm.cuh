@@ -28,6 +28,18 @@ struct NothingAdded {
   ETC_DEVICE explicit NothingAdded(const Task&) {}
 };
 
+// Adds nothing to the row of an id.
+template <class Task>
+struct EmbeddedRow {
+  u64 x;
+
+  ETC_DEVICE explicit EmbeddedRow(const Task& task) {
+    const auto embedding = task.template operand<0>();
+    const u32 id = ptx::load4_l2(u64(task.template operand<1>().at()));
+    x = u64(embedding.at(id < u32(embedding.size[0]) ? id : 0));
+  }
+};
+
 // Adds x.
 template <class Task>
 struct AddedRow {
@@ -43,11 +55,14 @@ struct AddedRow {
   }
 };
 
-// The last reads are the residual, unless nothing is added, and the gain. The sum is stored, too.
+// The last reads are the residual, if something is added to one, and the gain. The sum, or the row
+// of an id, is stored, too.
 template <class Task, class Added>
 struct NormalizedRow {
   using Vectors = RowVectors<Task>;
-  static constexpr bool kAdds = !kIsSame<Added, NothingAdded>;
+  static constexpr bool kStores = !kIsSame<Added, NothingAdded>;
+  static constexpr bool kEmbeds = kIsSame<Added, EmbeddedRow<Task>>;
+  static constexpr bool kAdds = kStores && !kEmbeds;
   static constexpr i32 kWarps = Task::threads / 32;
   static constexpr i32 kAtOnce = Vectors::kAtOnce, kStep = Vectors::kStep;
   static constexpr i32 kChunk = kAtOnce * kStep;   // columns that stay in registers
@@ -102,8 +117,8 @@ struct NormalizedRow {
       const auto tile = task.template operand<kReads>();
       columns = tile.size[decltype(tile)::kRank - 1];
       gain = u64(task.template operand<kReads - 1>().at());
-      y = u64(task.template operand<kReads + kAdds>().at());
-      sum = u64(task.template operand<kAdds ? kReads : 0>().at());
+      y = u64(task.template operand<kReads + kStores>().at());
+      sum = u64(task.template operand<kStores ? kReads : 0>().at());
       if constexpr (kAdds) residual = u64(task.template operand<kReads - 2>().at());
     }
     ETC_DEVICE void fetch_sums(i32 column, uint4 (&v)[kAtOnce]) const {
@@ -116,6 +131,13 @@ struct NormalizedRow {
         for (int i = 0; i < kAtOnce; ++i) {
           total[i].add(other[i]);
           v[i] = total[i].rounded();
+          const i32 at = column + i * kStep;
+          if (at < columns) ptx::store16(sum + at * 2, v[i]);
+        }
+      } else if constexpr (kEmbeds) {
+        fetch(added.x, column, columns, v);
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
           const i32 at = column + i * kStep;
           if (at < columns) ptx::store16(sum + at * 2, v[i]);
         }
@@ -155,5 +177,8 @@ struct rms_norm : NormalizedRow<Task, NothingAdded> {};
 
 template <class Task>
 struct add_rms_norm : NormalizedRow<Task, AddedRow<Task>> {};
+
+template <class Task>
+struct embed_norm : NormalizedRow<Task, EmbeddedRow<Task>> {};
 
 }  // namespace etc

@@ -78,7 +78,7 @@ struct route_rows {
     for (int n = 0; n < kRows; ++n) {
       // Rows after the last one read it again.
       const i32 known = minimum(row(n), rows - 1);
-      is_used[n] = i32(ptx::load4_l2(u64(position.at(known)))) >= 0;
+      is_used[n] = i32(ptx::load4_l2(u64(position.at() + known))) >= 0;
       Best::read(u64(logits.at(known, lane * Best::kEach)), lane, picks.keys[n]);
     }
 #pragma unroll

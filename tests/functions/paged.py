@@ -17,6 +17,7 @@ from tests.layers.reference import draw
 
 Array = np.ndarray[Any, Any]
 EPS, BASE = 1e-6, 10000.0
+SLICE_POSITIONS = 16
 
 
 @graph_function
@@ -66,7 +67,7 @@ def attention(g: Graph, *, paged: PagedCache, group: int, layer: int = 1) -> Non
     count = minimum(HEADS, group - first)
     first = first + h * group
     g.call(
-        attend(paged),
+        attend(paged, SLICE_POSITIONS),
         grid,
         reads=[
             qkv[own, span(first * dim, count * dim)],

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from etc_dist.emulate import Emulator
-from etc_dist.functions.best_column import best_column, best_tile
+from etc_dist.functions.best_column import best_column, next_token
 from etc_dist.ir import Graph, ceildiv, graph_function, tile
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.decoder_ranks import best_of_ranks
@@ -20,9 +20,13 @@ WIDTH = 64
 @graph_function
 def argmax(g: Graph, *, dtype: str) -> None:
     """best [rows]: the first column of x [rows, columns] with the largest number."""
+    stops = g.dims("stops")
     rows, columns = g.dims("rows columns")
     tiles = g.let("tiles", ceildiv(columns, WIDTH))
     x, best = g.input("x", (rows, columns), dtype), g.output("best", (rows,), "int32")
+    position, end = (g.input(n, (rows,), "int32") for n in ("position", "end"))
+    stop = g.input("stop", (rows, stops), "int32")
+    after = g.output("after", (rows,), "int32")
     values = g.local("values", (rows, tiles), "float32")
     ids = g.local("ids", (rows, tiles), "int32")
     found = g.events("found", (1,), expects=tiles)
@@ -35,10 +39,10 @@ def argmax(g: Graph, *, dtype: str) -> None:
         notifies=[found[0]],
     )
     g.call(
-        best_tile(WIDTH),
+        next_token(WIDTH),
         g.grid(one=1),
-        reads=[values[:, :], ids[:, :]],
-        writes=[best[:]],
+        reads=[values[:, :], ids[:, :], position[:], end[:], stop[:, :]],
+        writes=[best[:], after[:]],
         waits=[found[0]],
     )
 
@@ -48,13 +52,36 @@ def test_the_first_largest_number_is_found(dtype, rng):
     x = rng.integers(-9, 3, (20, 2600)).astype(numpy_dtype(dtype))
     x[0], x[1, 7:], x[2, 70:] = -np.inf, np.nan, 5
     x[3, 2599] = np.inf
-    graph, dims = argmax(1, dtype=dtype), {"rows": 20, "columns": 2600}
     wanted = np.nanargmax(x.astype(np.float32), axis=1)
-    for outputs in (
-        simulate(schedule_static(graph), [{"x": x}], dims).outputs[0],
-        Emulator(graph).run([{"x": x}], dims)[0],
-    ):
+    for outputs in both(dtype, x, rows_of(20)):
         assert outputs["best"].tolist() == wanted.tolist()
+        assert outputs["after"].tolist() == [8] * 20
+
+
+def test_a_row_ends_at_its_end_or_after_a_stop_token():
+    x = np.tile(np.arange(64, dtype=np.float32) % 40, (4, 1))
+    rows = rows_of(4)
+    rows["position"][1], rows["end"][2] = -1, 8
+    rows["stop"][0, 39], rows["stop"][3] = 38, 39
+    for outputs in both("float32", x, rows):
+        assert outputs["best"].tolist() == [39, -1, 39, 39]
+        assert outputs["after"].tolist() == [8, -1, -1, -1]
+
+
+def rows_of(rows):
+    """Rows at position 7 of more, with 40 stop tokens that are none."""
+    numbers = {"position": 7, "end": 9}
+    given = {n: np.full(rows, number, np.int32) for n, number in numbers.items()}
+    return given | {"stop": np.full((rows, 40), -1, np.int32)}
+
+
+def both(dtype, x, rows):
+    """The outputs of both backends."""
+    graph, given = argmax(1, dtype=dtype), rows | {"x": x}
+    count, columns = x.shape
+    dims = {"rows": count, "columns": columns, "stops": rows["stop"].shape[1]}
+    yield simulate(schedule_static(graph), [given], dims).outputs[0]
+    yield Emulator(graph).run([given], dims)[0]
 
 
 @graph_function
@@ -74,12 +101,17 @@ def argmax_of_ranks(g: Graph) -> None:
         writes=[values[:, 0], ids[:, 0]],
         notifies=[found[0]],
     )
-    of_ranks = best_of_ranks(g, (values, ids), WIDTH, columns, found[0])
+    of_ranks = best_of_ranks(g, (values, ids), WIDTH, columns, 1, 0, found[0])
+    position, end = (g.input(n, (rows,), "int32") for n in ("position", "end"))
+    stop, after = (
+        g.input("stop", (rows, 40), "int32"),
+        g.output("after", (rows,), "int32"),
+    )
     g.call(
-        best_tile(0),
+        next_token(0),
         g.grid(one=1),
-        reads=[part[:, :] for part in of_ranks[:2]],
-        writes=[best[:]],
+        reads=[*(p[:, :] for p in of_ranks[:2]), position[:], end[:], stop[:, :]],
+        writes=[best[:], after[:]],
         waits=[of_ranks[2]],
     )
 
@@ -88,7 +120,7 @@ def test_of_equal_numbers_on_two_ranks_the_first_one_is_found(rng, folder):
     x = rng.integers(-9, 3, (20, 3 * WIDTH)).astype(np.float32)
     x[0] = np.nan
     graph, dims = argmax_of_ranks(3), {"rows": 20, "columns": WIDTH}
-    parts = [{"x": part.copy()} for part in np.split(x, 3, axis=1)]
+    parts = [rows_of(20) | {"x": part.copy()} for part in np.split(x, 3, axis=1)]
     wanted = np.where(np.isnan(x), -np.inf, x).argmax(axis=1)
     for outputs in (
         simulate(schedule_static(graph), parts, dims).outputs,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from etc_dist.emulate import Emulator
@@ -14,7 +15,7 @@ from etc_dist.schedule import schedule_static
 from tests.functions.compiled import check_compiled
 from tests.functions.paged import draw_step
 
-SIZE = 16
+SIZE, VOCABULARY = 16, 5
 
 
 @graph_function
@@ -26,8 +27,10 @@ def checked(g: Graph) -> None:
     position = g.input("position", (rows,), "int32")
     table = g.input("table", (requests, most_pages), "int32")
     cache = g.input("cache", (2, all_pages, 2, 1, SIZE, 64), "bfloat16")
-    places = [cos_sin[:, :], request[:], position[:], table[:, :]]
-    add_row_checks(g, SIZE, places, cache)
+    end, ids = g.input("end", (rows,), "int32"), g.input("ids", (rows,), "int32")
+    embedding = g.input("embedding", (VOCABULARY, 8), "bfloat16")
+    of_rows = [request[:], position[:], table[:, :], end[:], ids[:]]
+    add_row_checks(g, SIZE, [cos_sin[:, :], *of_rows], cache, embedding)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +41,10 @@ def emulator() -> Emulator:
 @pytest.fixture
 def given(rng):
     drawn = draw_step(rng, PagedCache(64, SIZE), 1, 1, [[0], [40, 41], [20]])
-    return {n: a for n, a in drawn.items() if n not in ("qkv", "q_gain", "k_gain")}
+    used = {n: a for n, a in drawn.items() if n not in ("qkv", "q_gain", "k_gain")}
+    embedding = np.zeros((VOCABULARY, 8), used["cache"].dtype)
+    ids = np.full(4, VOCABULARY - 1, np.int32)
+    return used | {"end": np.zeros(4, np.int32), "ids": ids, "embedding": embedding}
 
 
 def runs(given, emulator):
@@ -60,7 +66,8 @@ def runs(given, emulator):
 def test_numbers_that_no_row_uses_are_not_checked(given, emulator):
     rows = given["position"]
     given["table"][given["request"][rows == 20][0], 2] = -7
-    given["request"][rows == 0], rows[rows == 0] = 99, -1
+    given["request"][rows == 0], given["ids"][rows == 0] = 99, -5
+    rows[rows == 0] = -1
     for run in runs(given, emulator):
         run()
 
@@ -72,6 +79,9 @@ def test_numbers_that_no_row_uses_are_not_checked(given, emulator):
         ("request", 3, "request_exists"),
         ("position", 48, "position_exists|table_is_long_enough"),
         ("table", 10, "page_exists"),
+        ("end", 49, "position_exists|table_is_long_enough"),
+        ("ids", VOCABULARY, "token_exists"),
+        ("ids", -1, "token_exists"),
     ],
 )
 def test_a_wrong_number_ends_the_run(name, value, call, given, emulator):

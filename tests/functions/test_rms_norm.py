@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from etc_dist.emulate import Emulator
-from etc_dist.functions.rms_norm import add_rms_norm, rms_norm
+from etc_dist.functions.rms_norm import add_rms_norm, embed_norm, rms_norm
 from etc_dist.ir import Graph, graph_function, span
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import schedule_static
@@ -20,12 +20,15 @@ EPS = 1e-5
 
 @graph_function
 def norms(g: Graph, *, dtype: str) -> None:
-    """y and z: RMSNorms of x, and of total = x + residual, which is updated."""
+    """y and z: RMSNorms of x, and of total = x + residual, which is updated. v: RMSNorm
+    of u, the rows `ids` of x."""
     rows, columns = g.dims("rows columns")
     shape = rows, columns
     x, gain = g.input("x", shape, dtype), g.input("gain", (2, columns), dtype)
     total = g.state("total", shape, dtype)
     y, z = g.output("y", shape, dtype), g.output("z", shape, dtype)
+    ids = g.input("ids", (rows,), "int32")
+    u, v = g.output("u", shape, dtype), g.output("v", shape, dtype)
     (r,) = grid = g.grid(r=rows)
     own = span(r, 1), slice(None)
     g.call(rms_norm(dtype, EPS), grid, reads=[x[own], gain[0, :]], writes=[y[own]])
@@ -34,6 +37,12 @@ def norms(g: Graph, *, dtype: str) -> None:
         grid,
         reads=[x[own], total[own], gain[1, :]],
         writes=[total[own], z[own]],
+    )
+    g.call(
+        embed_norm(dtype, EPS),
+        grid,
+        reads=[x[:, :], ids[span(r, 1)], gain[0, :]],
+        writes=[u[own], v[own]],
     )
 
 
@@ -50,6 +59,8 @@ def expected(x: Any, gain: Any) -> Any:
 def test_rows_are_divided_by_their_root_mean_square(rows, columns, dtype, rng, folder):
     x, total = (draw(rng, (rows, columns), dtype) for _ in range(2))
     given = {"x": x, "total": total, "gain": draw(rng, (2, columns), dtype)}
+    given["ids"] = np.array([rows - 1, -1, rows][:rows], np.int32)
+    looked_up = x[[rows - 1, 0, 0][:rows]]
     graph, dims = norms(1, dtype=dtype), {"rows": rows, "columns": columns}
     for found in (
         simulate(schedule_static(graph), [given], dims).outputs[0],
@@ -57,7 +68,8 @@ def test_rows_are_divided_by_their_root_mean_square(rows, columns, dtype, rng, f
     ):
         sums = (x.astype(np.float32) + total.astype(np.float32)).astype(x.dtype)
         np.testing.assert_array_equal(found["total"], sums)
-        for name, of, gain in (("y", x, 0), ("z", sums, 1)):
+        np.testing.assert_array_equal(found["u"], looked_up)
+        for name, of, gain in (("y", x, 0), ("z", sums, 1), ("v", looked_up, 0)):
             wanted = expected(of, given["gain"][gain])
             error = np.abs(found[name].astype(np.float64) - wanted)
             assert np.all(error <= 2**-8 * np.abs(wanted) + 1e-6), name

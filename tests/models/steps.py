@@ -23,6 +23,21 @@ NOWHERE = 2**30
 """A page of a place that no position uses."""
 
 
+def row_arrays(
+    ids: Any, request: Any, position: Any, steps: int = 1, end: Any = None
+) -> dict[str, Array]:
+    """The arrays of a decoder's rows. end: default: all take part in all steps."""
+    ids, request, position = (np.array(a, np.int32) for a in (ids, request, position))
+    after = np.full((steps, len(ids)), -1, np.int32)
+    return {
+        "ids": np.concatenate([ids[None], after]),
+        "position": np.concatenate([position[None], after]),
+        "request": request,
+        "end": np.array(position + steps if end is None else end, np.int32),
+        "stop": np.full((len(ids), 1), -1, np.int32),
+    }
+
+
 class Steps:
     """The cache and the pages of some requests, which grow step by step."""
 
@@ -66,6 +81,8 @@ class Steps:
             "requests": len(positions),
             "most_pages": max(counts),
             "pages": sum(counts),
+            "steps": 1,
+            "stops": 1,
         }
         self.given = {name: self.arrays.put(a) for name, a in self.given.items()}
 
@@ -86,12 +103,11 @@ class Steps:
         mixed = np.array([*places, *unused * [(0, -1, -1)]], np.int32)[order].T.copy()
         count = len(order)
         arrays = self.given | {
-            name: self.arrays.put(array)
-            for name, array in zip(("ids", "request", "position"), mixed, strict=True)
+            name: self.arrays.put(array) for name, array in row_arrays(*mixed).items()
         }
         logits = np.full((count, self.dims["vocabulary"]), np.nan)
         arrays["logits"] = self.arrays.put_as(logits, self.dtype)
-        arrays["next_ids"] = self.arrays.put(np.full(count, -1, np.int32))
+        arrays["next_ids"] = self.arrays.put(np.full((1, count), -1, np.int32))
         if self.mixture is not None:
             chosen = self.dims["layers"], count, self.mixture.top_k
             arrays["experts"] = self.arrays.put(np.full(chosen, -9, np.int32))
@@ -106,7 +122,7 @@ class Steps:
             self.experts = self.arrays.get(arrays["experts"]).astype(np.int32)[:, at]
         return (
             self.arrays.get(arrays["logits"])[at],
-            self.arrays.get(arrays["next_ids"])[at].astype(np.int32),
+            self.arrays.get(arrays["next_ids"])[0, at].astype(np.int32),
         )
 
     def experts_of(self, rows: Rows) -> list[Array | None]:

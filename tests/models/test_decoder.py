@@ -20,6 +20,7 @@ from etc_dist.schedule import SCHEDULES
 from tests.functions.compiled import check_compiled
 from tests.functions.paged import BASE
 from tests.layers.reference import draw
+from tests.models.steps import row_arrays
 
 Array = np.ndarray[Any, Any]
 SHAPES = (TileShape(16, 64, "k", swapped=True), TileShape(128, 128))
@@ -96,10 +97,19 @@ def reference(model: Any, sizes: DecoderSizes, ids: list[int]) -> Array:
     return norm(x, w["norm"][-1]) @ w["w_head"].T
 
 
+def rows_of(ids: Any, request: Any, position: Any, **options: Any) -> dict[str, Array]:
+    """The arrays of the rows of steps."""
+    logits = np.full((len(ids), VOCABULARY), np.nan, numpy_dtype("bfloat16"))
+    return row_arrays(ids, request, position, **options) | {"logits": logits}
+
+
 def dims_of(given: Any, sizes: DecoderSizes, slices: int) -> dict[str, int]:
     dims = {name: n % 2 for n, name in enumerate(f"{n}_shape" for n in MATMULS)}
+    steps, rows = given["ids"].shape
     return dims | {
-        "rows": len(given["ids"]),
+        "steps": steps - 1,
+        "rows": rows,
+        "stops": given["stop"].shape[1],
         "layers": len(given["w_o"]),
         "hidden": HIDDEN,
         "inner": INNER,
@@ -135,8 +145,7 @@ def test_steps_give_the_ids_of_the_largest_logits(sizes, layers, schedule, rng):
             history[of] += new
             request += [of] * count
             ids += new
-        step = {"ids": ids, "request": request, "position": position}
-        given = model | {n: np.array(a, np.int32) for n, a in step.items()}
+        given = model | rows_of(ids, request, position)
         run = simulate(plan, [given], dims_of(given, sizes, 1 + number)).outputs[0]
         model["cache"] = run["cache"]
         expected = {of: reference(model, sizes, history[of]) for of, _ in rows}
@@ -144,10 +153,11 @@ def test_steps_give_the_ids_of_the_largest_logits(sizes, layers, schedule, rng):
         logits = np.array([expected[of][at] for of, at in pairs])
         off = np.linalg.norm(run["logits"].astype(np.float32) - logits)
         assert off < 0.02 * np.linalg.norm(logits)
-        chosen = logits[np.arange(len(logits)), run["next_ids"]]
+        chosen = logits[np.arange(len(logits)), run["next_ids"][0]]
         assert np.all(chosen > logits.max(axis=1) - 0.05 * np.abs(logits).max(axis=1))
 
 
+ROWS = ("ids", "position", "request", "end", "stop", "logits")
 EMULATED = [[1], [1, 3, 1], [1, 2, 16, 14]]
 """Rows of each request in steps that the emulator runs, in another order each."""
 
@@ -159,12 +169,8 @@ def decoder() -> GraphFunction:
 def decoder_step() -> tuple[Any, dict[str, int]]:
     """A step of two requests, one of which has a part of a prompt, and its dims."""
     rng = np.random.default_rng(6)
-    step = {
-        "ids": rng.integers(VOCABULARY, size=5),
-        "request": [2, 2, 0, 2, 2],
-        "position": [0, 1, 0, 2, 3],
-    }
-    rows = {n: np.array(a, np.int32) for n, a in step.items()}
+    ids = rng.integers(VOCABULARY, size=5)
+    rows = rows_of(ids, [2, 2, 0, 2, 2], [0, 1, 0, 2, 3])
     given = draw_model(rng, QWEN, 2) | rows
     return given, dims_of(given, QWEN, 2)
 
@@ -172,11 +178,11 @@ def decoder_step() -> tuple[Any, dict[str, int]]:
 def check_ids(program: Emulator, given: Any, dims: dict[str, int]) -> None:
     """Run a `decoder_step`: its ids are those of the largest logits."""
     [found] = program.run([given], dims)
-    model = {n: a for n, a in given.items() if n not in ("ids", "request", "position")}
-    ids = given["ids"]
+    model = {n: a for n, a in given.items() if n not in ROWS}
+    ids = given["ids"][0]
     expected = reference(model, QWEN, ids[[0, 1, 3, 4]].tolist())
     logits = np.insert(expected, 2, reference(model, QWEN, [ids[2]]), axis=0)
-    chosen = logits[np.arange(5), found["next_ids"]]
+    chosen = logits[np.arange(5), found["next_ids"][0]]
     assert np.all(chosen > logits.max(axis=1) - 0.05 * np.abs(logits).max(axis=1))
 
 
@@ -190,8 +196,7 @@ def test_the_cuda_bodies_agree_in_any_order(schedule, rng):
         rows = [(r, at) for r, count in enumerate(counts) for at in range(count)]
         request, position = rng.permutation(np.array(rows, np.int32)).T
         ids = rng.integers(VOCABULARY, size=len(rows), dtype=np.int32)
-        step = {"ids": ids, "request": request.copy(), "position": position.copy()}
-        given = model | step
+        given = model | rows_of(ids, request, position)
         dims = dims_of(given, QWEN, 1 + seed % 3)
         [found] = emulator.run([given], dims, seed=seed)
         for r in range(len(counts)):
@@ -200,23 +205,24 @@ def test_the_cuda_bodies_agree_in_any_order(schedule, rng):
             off = np.linalg.norm(found["logits"][own].astype(np.float32) - expected)
             assert off <= 0.02 * np.linalg.norm(expected)
         best = found["logits"].astype(np.float32).argmax(axis=1)
-        np.testing.assert_array_equal(found["next_ids"], best)
+        np.testing.assert_array_equal(found["next_ids"][0], best)
 
 
 @pytest.mark.parametrize(
     ("name", "value", "call"),
     [
-        ("ids", VOCABULARY, "embed"),
+        ("ids", VOCABULARY, "token_exists"),
+        ("ids", -1, "token_exists"),
         ("request", REQUESTS, "request_exists"),
         ("position", MOST_PAGES * 16, "position_exists|table_is_long_enough"),
+        ("end", MOST_PAGES * 16 + 1, "position_exists|table_is_long_enough"),
         ("table", PAGES, "page_exists"),
     ],
 )
 def test_data_out_of_range_end_the_run(name, value, call, rng):
     graph = decoder_graph(1, sizes=QWEN, shapes=SHAPES, best_columns=64)
-    rows = {n: np.zeros(1, np.int32) for n in ("ids", "request", "position")}
-    given = draw_model(rng, QWEN, 1) | rows
-    given[name][...] = value
+    given = draw_model(rng, QWEN, 1) | rows_of([0], [0], [0])
+    given[name][:1] = value
     with pytest.raises(ArgumentError, match=call):
         simulate(SCHEDULES["static"](graph), [given], dims_of(given, QWEN, 1))
 

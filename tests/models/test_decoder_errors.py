@@ -18,10 +18,11 @@ from tests.verify.test_verify_errors import change
 
 SIZES = DecoderSizes(6, 2, 64, normalizes_heads=True, page_size=16)
 GRAPH = decoder_graph(1, sizes=SIZES, shapes=SHAPES, best_columns=64)
-DIMS = dims_of(layers=5, rows=3) | {"slices": 2}
+DIMS = dims_of(layers=5, rows=3, steps=3) | {"slices": 2}
 DIMS |= {"hidden": 72, "inner": 136, "vocabulary": 520}
 TURN = 3
-LOOPED = [call.name for call in GRAPH.calls if call.loops]
+LOOPED = [call.name for call in GRAPH.calls if call.loops == 2]
+STEPPED = [call.name for call in GRAPH.calls if call.loops == 1]
 WAITS = [(call.name, n) for call in GRAPH.calls for n in range(len(call.waits))]
 BOTH = pytest.mark.parametrize("schedule", ["static", "dynamic"])
 
@@ -48,29 +49,44 @@ def test_each_wait_is_needed(name, number, schedule):
     waits = call_of(name).waits
     got = refused(schedule, name, waits=waits[:number] + waits[number + 1 :])
     assert f"{name}[" in got or waits[number].events.name in got
-    assert "[layer=" in got or name not in LOOPED
+    assert "layer=" in got or name not in LOOPED
+    assert "[step=" in got or name not in LOOPED + STEPPED
 
 
 @BOTH
 @pytest.mark.parametrize("name", LOOPED)
 def test_a_wait_for_the_turn_before_is_refused_with_its_turn(name, schedule):
     (wait,) = call_of(name).waits
-    layer, *others = wait.index
+    step, layer, *others = wait.index
     before = select(equal(layer, TURN), TURN - 1, layer)
-    waits = (replace(wait, index=(before, *others)),)
+    waits = (replace(wait, index=(step, before, *others)),)
     got = refused(schedule, name, waits=waits)
-    assert f"{wait.events.name}[{TURN}" in got
-    assert f"[layer={TURN}" in got
+    assert f"{wait.events.name}[0, {TURN}" in got
+    assert f"[step=0, layer={TURN}" in got
 
 
 @BOTH
-@pytest.mark.parametrize(("more", "where"), [(-1, "ready[5]"), (1, "[layer=5")])
+@pytest.mark.parametrize("name", LOOPED + STEPPED)
+def test_a_wait_for_the_step_before_is_refused_with_its_step(name, schedule):
+    (wait,) = call_of(name).waits
+    step, *others = wait.index
+    before = select(equal(step, 1), 0, step)
+    waits = (replace(wait, index=(before, *others)),)
+    got = refused(schedule, name, waits=waits)
+    assert f"{wait.events.name}[1" in got
+    assert "[step=1" in got
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("more", "where"), [(-1, "ready[0, 5]"), (1, "[step=0, layer=5")]
+)
 def test_another_number_of_turns_is_refused_with_the_turn(more, where, schedule):
-    loop, *_ = call_of("attend").axes
+    steps, loop, *_ = call_of("attend").axes
     turns = replace(loop, extent=loop.extent + more)
     graph = GRAPH
     for name in LOOPED:
-        graph = change(graph, name, axes=(turns, *call_of(name).axes[1:]))
+        graph = change(graph, name, axes=(steps, turns, *call_of(name).axes[2:]))
     with pytest.raises(GraphError) as caught:
         verify(SCHEDULES[schedule](graph), DIMS, 4)
     assert where in caught.value.got

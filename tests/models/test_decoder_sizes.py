@@ -26,7 +26,7 @@ NUMBERS |= {"units"}
 """Of an argument block: dims, and places and counts that follow from them."""
 
 
-def dims_of(layers: int, rows: int) -> dict[str, int]:
+def dims_of(layers: int, rows: int, steps: int = 1) -> dict[str, int]:
     return {f"{name}_shape": rows % 2 for name in MATMULS} | {
         "rows": rows,
         "layers": layers,
@@ -38,6 +38,8 @@ def dims_of(layers: int, rows: int) -> dict[str, int]:
         "most_pages": 64,
         "pages": 64 * rows,
         "slices": 1 + 15 // rows,
+        "steps": steps,
+        "stops": 1,
     }
 
 

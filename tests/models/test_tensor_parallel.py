@@ -20,6 +20,7 @@ from etc_dist.schedule import SCHEDULES
 from tests.functions.compiled import check_compiled
 from tests.models.conftest import SHAPES
 from tests.models.small import make_model
+from tests.models.steps import row_arrays
 from tests.models.test_decoder import reference
 from tests.models.test_decoder_sizes import QWEN_32B
 from tests.models.test_model import expect_best
@@ -38,18 +39,22 @@ def graph_of(config: ModelConfig, ranks: int) -> Any:
     return decoder_graph(ranks, sizes=sizes, shapes=SHAPES, best_columns=64)
 
 
-def given_on(folder: Any, config: ModelConfig, ids: Any, part: Part) -> dict[str, Any]:
-    """The arrays of a rank for one request's first positions."""
+def given_on(
+    folder: Any, config: ModelConfig, ids: Any, part: Part, steps: int = 1
+) -> dict[str, Any]:
+    """The arrays of a rank for one request's first positions, of which the last one is
+    continued."""
     own, count = part.config(config), len(ids)
+    end = np.arange(1, count + 1)
+    end[-1] += steps - 1
     pages = config.layers, POSITIONS // PAGE, 2, own.kv_heads, PAGE, own.head_dim
     given = load_weights(folder, config, "bfloat16", part)
     return given | {
         "cos_sin": config.cos_sin(POSITIONS),
         "cache": np.full(pages, np.nan, given["norm"].dtype),
         "table": np.arange(2, dtype=np.int32)[None],
-        "ids": np.asarray(ids, np.int32),
-        "request": np.zeros(count, np.int32),
-        "position": np.arange(count, dtype=np.int32),
+        "logits": np.full((count, own.vocabulary), np.nan, given["norm"].dtype),
+        **row_arrays(ids, np.zeros(count), np.arange(count), steps, end),
     }
 
 
@@ -58,7 +63,7 @@ def dims_of(config: ModelConfig, ranks: int, rows: int) -> dict[str, int]:
     dims = {f"{name}_shape": n % 2 for n, name in enumerate(MATMULS)}
     dims |= {n: getattr(own, n) for n in ("layers", "hidden", "inner", "vocabulary")}
     dims |= {"rows": rows, "positions": POSITIONS, "requests": 1, "most_pages": 2}
-    return dims | {"pages": 2, "slices": 2}
+    return dims | {"pages": 2, "slices": 2, "steps": 1, "stops": 1}
 
 
 def check_logits(folder: Any, config: ModelConfig, ids: Any, logits: Any) -> None:
@@ -88,7 +93,18 @@ def test_all_ranks_have_equal_ids_of_the_largest_logits(
     logits = np.concatenate([one["logits"] for one in found], axis=1)
     check_logits(folder, config, ids, logits)
     for one in found:
-        np.testing.assert_array_equal(one["next_ids"], logits.argmax(axis=1))
+        np.testing.assert_array_equal(one["next_ids"][0], logits.argmax(axis=1))
+    given = [given_on(folder, config, ids, part, 2) for part in parts]
+    two = simulate(plan, given, dims_of(config, ranks, len(ids)) | {"steps": 2})
+    longer = np.append(ids, logits[-1].argmax())
+    weights = load_weights(folder, config, "bfloat16")
+    last = reference(weights, config.sizes(PAGE), longer.tolist())[-1]
+    for one in two.outputs:
+        np.testing.assert_array_equal(one["next_ids"], two.outputs[0]["next_ids"])
+        np.testing.assert_array_equal(one["next_ids"][0], logits.argmax(axis=1))
+        assert (one["next_ids"][1, :-1] == -1).all()
+        chosen = last[one["next_ids"][1, -1]]
+        assert chosen > last.max() - 0.05 * np.abs(last).max()
 
 
 def test_the_bits_of_logits_depend_on_the_number_of_ranks(tmp_path, rng):
@@ -126,7 +142,7 @@ def test_the_cuda_bodies_agree_in_any_order(ranks, schedule, tmp_path, rng, fold
         logits = np.concatenate([one["logits"] for one in found], axis=1)
         check_logits(model, config, ids, logits)
         for one in found:
-            np.testing.assert_array_equal(one["next_ids"], logits.argmax(axis=1))
+            np.testing.assert_array_equal(one["next_ids"][0], logits.argmax(axis=1))
         first = logits if first is None else first
         np.testing.assert_array_equal(logits, first)
 
