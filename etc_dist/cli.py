@@ -14,6 +14,8 @@ from etc_dist import doctor
 from etc_dist.errors import ArgumentError, EtcDistError, expect_range
 from etc_dist.layers.library import library_programs
 from etc_dist.runtime.build import ARCH, report
+from etc_dist.runtime.trace_file import read_trace
+from etc_dist.runtime.trace_sums import show_sums
 from etc_dist.schedule import Plan
 
 
@@ -51,6 +53,9 @@ def _run(options: argparse.Namespace) -> int:
         expect_range(options.tokens, 1, None, "--tokens")
         answer(options.model, options.prompt, options.tokens)
         return 0
+    if options.command == "trace":
+        print(show_sums(read_trace(options.file)), end="")
+        return 0
     report = doctor.examine()
     print(report.to_json() if options.json else report.show())
     return 0 if report.backend else 1
@@ -69,6 +74,10 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--list", action="store_true", help="print the names only")
     command.add_argument("--arch", default=ARCH, help="default: %(default)s")
     _add_bundle(command)
+    text = "sum by call where the time of a traced run went"
+    command = commands.add_parser("trace", help=text, description=text)
+    text = "written by program.trace().perfetto(FILE), with ETC_DIST_TRACE=1"
+    command.add_argument("file", metavar="FILE", help=text)
     text = "write a model's answer to a prompt"
     command = commands.add_parser("generate", help=text, description=text)
     text = "a Hugging Face folder or a GGUF file; default: SmolLM2-135M-Instruct of "

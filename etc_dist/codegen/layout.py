@@ -65,7 +65,7 @@ TRACE_RECORD = np.dtype(
         ("lane", "u4"),
         ("call", "u4"),
         ("task", "u4"),
-        ("unused", "u4"),
+        ("empty", "u4"),
     ]
 )
 

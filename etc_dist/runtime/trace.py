@@ -15,7 +15,7 @@ from etc_dist.ir.call import task_label
 from etc_dist.ir.function import LANES, TRANSFER
 from etc_dist.schedule.plan import Plan
 
-_NO_TASKS = "trace: no tasks\n"
+NO_TASKS = "trace: no tasks\n"
 _GPU_CLOCK = "GPUs do not share a clock: each rank's time begins with its first task."
 
 
@@ -23,7 +23,7 @@ _GPU_CLOCK = "GPUs do not share a clock: each rank's time begins with its first 
 class TaskRecord:
     """One task as it ran. `task` is its index in the call's order, `coordinate` the
     tile that this is, first those of `loops`; `lane` is the one that the worker's
-    threads belong to."""
+    threads belong to. `empty_ns`: how long a matmul waited for its loads."""
 
     rank: int
     worker: int
@@ -34,6 +34,7 @@ class TaskRecord:
     task: int
     coordinate: tuple[int, ...] = ()
     loops: tuple[str, ...] = ()
+    empty_ns: int = 0
 
     @property
     def label(self) -> str:
@@ -50,22 +51,27 @@ class Trace:
     """The tasks of one run, of one or several ranks, sorted by row, then by start.
 
     Clocks of ranks are taken as they are; make them comparable before merging.
-    notes: sentences about the clock and the rows, for the picture's caption.
+    notes: sentences about the clock and the rows, for the picture's caption. workers:
+    of a rank; 0 if unknown.
     """
 
     records: tuple[TaskRecord, ...] = ()
     notes: tuple[str, ...] = ()
+    workers: int = 0
 
     @classmethod
-    def of(cls, records: Iterable[TaskRecord], notes: Iterable[str] = ()) -> Trace:
-        return cls(tuple(sorted(records)), tuple(notes))
+    def of(
+        cls, records: Iterable[TaskRecord], notes: Iterable[str] = (), workers: int = 0
+    ) -> Trace:
+        return cls(tuple(sorted(records)), tuple(notes), workers)
 
     @classmethod
     def merge(cls, traces: Iterable[Trace]) -> Trace:
         """One trace of several, each of other ranks."""
         traces = tuple(traces)
         notes = dict.fromkeys(note for trace in traces for note in trace.notes)
-        return cls.of((r for trace in traces for r in trace.records), notes)
+        records = (r for trace in traces for r in trace.records)
+        return cls.of(records, notes, max((t.workers for t in traces), default=0))
 
     @classmethod
     def from_gpu(
@@ -77,7 +83,12 @@ class Trace:
         room are lost. A tensor lane's warps run each task together: one row a worker;
         warps of the transfer lane are rows of their own, "transfer.0" and so on.
         """
-        return cls.of(_joined(_gpu_records(plan, dims, rank, per_warp)), [_GPU_CLOCK])
+        notes = [_GPU_CLOCK]
+        lost = np.count_nonzero(per_warp["begin"][:, :, 0] >= per_warp.shape[2])
+        if lost:
+            notes.append(f"The last tasks of {lost} warps are missing.")
+        records = _joined(_gpu_records(plan, dims, rank, per_warp))
+        return cls.of(records, notes, len(per_warp))
 
     @property
     def rows(self) -> tuple[tuple[int, int, str], ...]:
@@ -104,7 +115,7 @@ class Trace:
         """One line per rank and call. "busy" is the share of the rank's span that
         the rows which ran the call spent in it."""
         if not self.records:
-            return _NO_TASKS
+            return NO_TASKS
         groups: dict[tuple[int, str], list[TaskRecord]] = defaultdict(list)
         for record in self.records:
             groups[record.rank, record.call].append(record)
@@ -149,10 +160,19 @@ class Trace:
                     "tid": threads[r.row],
                     "ts": (r.start_ns - begin) / 1e3,
                     "dur": (r.end_ns - r.start_ns) / 1e3,
-                    "args": {"call": r.call, "task": r.task, "tile": r.coordinate},
+                    "args": {
+                        "call": r.call,
+                        "task": r.task,
+                        "tile": r.coordinate,
+                        "empty_ns": r.empty_ns,
+                    },
                 }
             )
-        document = {"traceEvents": events, "displayTimeUnit": "ns"}
+        document = {
+            "traceEvents": events,
+            "displayTimeUnit": "ns",
+            "otherData": {"workers": self.workers, "notes": self.notes},
+        }
         Path(path).write_text(json.dumps(document))
 
     def png(
@@ -209,18 +229,23 @@ def _gpu_records(
             at = (rank, int(worker[row]), lane)
             span = (begin - origin, end - origin)
             place = tuple(tile), call.loop_names
-            yield TaskRecord(*at, *span, name, index, *place)
+            empty = int(found["empty"][row])
+            yield TaskRecord(*at, *span, name, index, *place, empty_ns=empty)
 
 
 def _joined(records: Iterable[TaskRecord]) -> Iterator[TaskRecord]:
-    """One record per task that several warps ran: from first start to last end."""
-    whole: dict[tuple[object, ...], TaskRecord] = {}
+    """One record per task that several warps ran: from first start to last end, and
+    their mean wait for loads."""
+    parts: dict[tuple[object, ...], list[TaskRecord]] = defaultdict(list)
     for r in records:
-        key = (r.row, r.call, r.task)
-        start = min(r.start_ns, whole.get(key, r).start_ns)
-        end = max(r.end_ns, whole.get(key, r).end_ns)
-        whole[key] = replace(r, start_ns=start, end_ns=end)
-    yield from whole.values()
+        parts[r.row, r.call, r.task].append(r)
+    for of_task in parts.values():
+        yield replace(
+            of_task[0],
+            start_ns=min(r.start_ns for r in of_task),
+            end_ns=max(r.end_ns for r in of_task),
+            empty_ns=sum(r.empty_ns for r in of_task) // len(of_task),
+        )
 
 
 def _named(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:

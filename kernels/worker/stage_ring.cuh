@@ -309,8 +309,18 @@ class StageReader {
   // Where the next stage begins, from the ring's first byte on. It may be read after wait_full().
   ETC_DEVICE u32 next(u32 bytes) { return cursor_.next(bytes); }
   // Waits for the stage that next() returned last. False if the program was aborted.
-  ETC_DEVICE bool wait_full(const Run<Program>& run) const {
-    return wait_mbarrier(run, Ring::full(base_, cursor_.n - 1), Ring::parity(cursor_.n - 1));
+  ETC_DEVICE bool wait_full(const Run<Program>& run) {
+    const u64 begin = Program::kTrace ? ptx::global_timer() : 0;
+    const bool came =
+        wait_mbarrier(run, Ring::full(base_, cursor_.n - 1), Ring::parity(cursor_.n - 1));
+    if constexpr (Program::kTrace) empty_ns_ += u32(ptx::global_timer() - begin);
+    return came;
+  }
+  // The nanoseconds in which wait_full() waited since the last call; 0 if not traced.
+  ETC_DEVICE u32 take_empty() {
+    const u32 taken = empty_ns_;
+    empty_ns_ = 0;
+    return Program::kTrace ? taken : 0;
   }
   // A whole warp, once, after it has read stage n, counted from 0.
   // NOTE: an arrival at another worker's mbarrier may overtake earlier loads from shared memory. A
@@ -331,6 +341,7 @@ class StageReader {
  private:
   u32 base_;
   bool is_multicast_;
+  u32 empty_ns_ = 0;
   StageCursor<Program> cursor_;
 };
 

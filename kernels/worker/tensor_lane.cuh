@@ -273,7 +273,7 @@ class TensorLane {
           }
         });
       }
-      trace.add(who.lane, who.call, who.task, begin);
+      trace.add(who.lane, who.call, who.task, begin, stages.take_empty());
     }
     if (!going) report(run_, kInWorker);
     return going;

@@ -6,7 +6,8 @@ namespace etc {
 
 struct TraceRecord {
   u64 begin, end;
-  u32 lane, call, task, unused;
+  u32 lane, call, task;
+  u32 empty;  // nanoseconds in which the task waited for its stages
 };
 static_assert(sizeof(TraceRecord) == 32);
 constexpr u32 kTraceWarps = 12;
@@ -30,11 +31,11 @@ struct Tracer {
     if constexpr (Program::kTrace) return ptx::global_timer();
     return 0;
   }
-  ETC_DEVICE void add(u32 lane, u32 call, u32 task, u64 begin) {
+  ETC_DEVICE void add(u32 lane, u32 call, u32 task, u64 begin, u32 empty = 0) {
     if constexpr (Program::kTrace) {
       if (threadIdx.x % 32 != 0) return;
       if (++count < capacity) {
-        records[count] = TraceRecord{begin, ptx::global_timer(), lane, call, task, 0};
+        records[count] = TraceRecord{begin, ptx::global_timer(), lane, call, task, empty};
       }
       records[0].begin = count;
     }

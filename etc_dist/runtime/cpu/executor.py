@@ -64,7 +64,7 @@ class CpuExecutor:
 
     def trace(self) -> Trace:
         """The tasks of the last run on this rank; all ranks of a host share a clock."""
-        return Trace.of(self._records, _notes(self._plan))
+        return Trace.of(self._records, _notes(self._plan), self.workers)
 
     def prepare(
         self, arrays: Mapping[str, Argument], dims: Mapping[str, int]

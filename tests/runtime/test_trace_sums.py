@@ -1,0 +1,138 @@
+"""Where the time of a run goes, from its trace and from a file."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from etc_dist import cli
+from etc_dist.errors import ArgumentError
+from etc_dist.runtime.trace import TaskRecord, Trace
+from etc_dist.runtime.trace_file import read_trace
+from etc_dist.runtime.trace_sums import PARTS, show_sums, sum_lane
+from examples.add_row_sum import add_row_sum
+from tests.ops.arrays import Arrays
+
+
+def task(worker, start, end, call, turn, empty=0, lane="tensor"):
+    at = (turn, worker), ("layer",)
+    return TaskRecord(0, worker, lane, start, end, call, worker, *at, empty)
+
+
+# Worker 0 waits for loads, worker 1 for worker 0; worker 2 has no task.
+TRACE = Trace.of(
+    [
+        task(0, 1000, 5000, "matmul", 0, 3000),
+        task(0, 5500, 9000, "matmul", 1, 2500),
+        task(1, 5000, 6000, "norm", 0),
+        task(1, 9000, 11000, "norm", 1),
+        task(1, 6000, 7000, "copy", 0, lane="transfer.1"),
+    ],
+    ["A note."],
+    workers=3,
+)
+
+
+def test_the_parts_of_a_lane_add_up_to_its_time():
+    sums = sum_lane(TRACE, "tensor")
+    assert (sums.workers, sums.time) == (3, 30_000)
+    matmul, norm = sums.calls["matmul"], sums.calls["norm"]
+    assert (matmul.compute, matmul.events, matmul.pages) == (2000, 500, 5500)
+    assert (norm.compute, norm.events, norm.pages) == (3000, 7000, 0)
+    assert sums.idle == 2000 + 10_000
+
+
+def test_the_text_has_a_line_for_each_call_and_says_what_bounds_the_step():
+    assert show_sums(TRACE) == (
+        "Turns are summed: layer (2).\n"
+        "tensor lane, 3 workers for 10.0 us; us of one on average:\n"
+        "call       tasks    compute     events      pages        all   share\n"
+        "matmul         2        0.7        0.2        1.8        2.7   26.7%\n"
+        "norm           2        1.0        2.3                   3.3   33.3%\n"
+        "idle                                                     4.0   40.0%\n"
+        "all                     1.7        2.5        1.8       10.0  100.0%\n"
+        "transfer lane, 1 warp for 10.0 us; us of one on average:\n"
+        "call     tasks    compute     events      pages        all   share\n"
+        "copy         1        1.0                              1.0   10.0%\n"
+        "idle                                                   9.0   90.0%\n"
+        "all                   1.0                             10.0  100.0%\n"
+        "The step is bound by workers without further tasks: 40.0% of the workers' "
+        "time.\n"
+        "A note.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("records", "text"),
+    [
+        ([task(0, 0, 9, "a", 0, 8), task(0, 10, 12, "b", 0)], "empty pages, .* in a "),
+        ([task(0, 0, 9, "a", 0, 4), task(0, 10, 12, "b", 0)], "computing: .* in a "),
+        ([task(0, 0, 2, "a", 0), task(0, 10, 12, "b", 0)], "for events: .* in b "),
+    ],
+)
+def test_what_most_of_the_time_is_bounds_the_step(records, text):
+    last = show_sums(Trace.of(records)).splitlines()[-1]
+    assert re.search(text, last)
+
+
+def test_ranks_are_summed_with_their_own_clocks():
+    own = [task(0, 0, 8, "a", 0), task(1, 0, 4, "a", 0)]
+    later = [replace(r, rank=1, start_ns=99, end_ns=99 + r.end_ns) for r in own]
+    sums = sum_lane(Trace.of([*own, *later]), "tensor")
+    assert (sums.workers, sums.time, sums.idle) == (4, 32, 8)
+
+
+def test_the_command_sums_a_file(tmp_path, capsys):
+    TRACE.perfetto(tmp_path / "trace.json")
+    assert show_sums(read_trace(tmp_path / "trace.json")) == show_sums(TRACE)
+    assert cli.main(["trace", str(tmp_path / "trace.json")]) == 0
+    assert capsys.readouterr().out == show_sums(TRACE)
+
+
+@pytest.mark.mpi(max_size=2)
+def test_a_run_is_summed(make_program, world, tmp_path):
+    arrays = Arrays(world.backend)
+    a = arrays.put(np.ones((300, 128), np.float32))
+    program = make_program(add_row_sum(world.size), trace=True)
+    program.run(a=a, b=a)
+    program.trace().perfetto(tmp_path / "trace.json")
+    trace = read_trace(tmp_path / "trace.json")
+    sums = [sum_lane(trace, lane) for lane in ("tensor", "transfer")]
+    assert [s.calls["add"].tasks + s.calls["row_sum"].tasks for s in sums] == [
+        10 * world.size,
+        3 * world.size,
+    ]
+    assert sums[0].workers == world.size * program.workers
+    assert all(s.of_part(part) >= 0 for s in sums for part in PARTS)
+
+
+def test_a_trace_without_tasks_has_no_table():
+    assert show_sums(Trace()) == "trace: no tasks\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"traceEvents": 3}',
+        '{"traceEvents": [{"ph": "X", "name": "x", "pid": 1, "tid": 1}]}',
+        '{"traceEvents": [{"ph": "M", "name": "thread_name", "pid": 1, "tid": 1, '
+        '"args": {"name": "main"}}, {"ph": "X", "name": "x", "pid": 1, "tid": 1}]}',
+    ],
+)
+def test_other_files_are_refused(text, tmp_path):
+    (tmp_path / "trace.json").write_text(text)
+    with pytest.raises(ArgumentError) as caught:
+        read_trace(tmp_path / "trace.json")
+    assert caught.value.where == str(tmp_path / "trace.json")
+    assert "ETC_DIST_TRACE=1" in caught.value.fix
+
+
+def test_a_missing_file_is_refused(capsys):
+    assert cli.main(["trace", "/nowhere.json"]) == 1
+    assert "No such file" in capsys.readouterr().err
