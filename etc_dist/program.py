@@ -193,7 +193,7 @@ class Program:
                     self._check(expected, seen, outputs=False)
                     raise _cannot_make_output(graph.name, name, tensor.dtype)
                 outputs[name] = empty_like(like.owner, expected[name].shape, stream)
-                seen[name] = inspect(name, outputs[name])
+                seen[name] = inspect(name, outputs[name]).of_dtype(tensor.dtype)
             else:
                 outputs[name] = arrays[name]
         self._check(expected, seen)

@@ -30,7 +30,7 @@ def main() -> None:
         print(question)
         for token in model.stream(tokenizer.chat(question), max_new_tokens=100):
             print(text.add([token]), end="", flush=True)
-        print()
+        print(text.end())
 
 
 if __name__ == "__main__":

@@ -52,6 +52,15 @@ def copies(g: Graph) -> None:
         )
 
 
+@graph_function
+def copied_bits(g: Graph) -> None:
+    """y is x, of float8."""
+    rows, dtype = g.dims("rows"), "float8_e4m3fn"
+    x, y = g.input("x", (rows, 16), dtype), g.output("y", (rows, 16), dtype)
+    (i,) = grid = g.grid(i=rows)
+    g.call(push_rows(), grid, reads=[x[tile(i, 1), :]], writes=[y[tile(i, 1), :]])
+
+
 @pytest.fixture
 def compiled(world) -> Iterator[Callable[..., Program]]:
     programs: list[Program] = []
@@ -243,6 +252,15 @@ def test_an_output_of_a_dtype_that_no_input_has_is_passed(compiled, arrays):
     a = arrays.poisoned((1, 4, 8), "float32")
     with pytest.raises(ArgumentError, match=r"output y cannot be made[^$]*pass y="):
         compiled(rounded).run(a=a)
+
+
+def test_an_output_of_float8_is_made_as_bits_like_its_input(compiled, arrays):
+    x = np.arange(32, dtype=np.uint8).reshape(2, 16)
+    with compiled(copied_bits) as program:
+        y = program.run(x=arrays.put(x))["y"]
+        program.synchronize()
+        assert arrays.put(x).dtype == y.dtype
+        np.testing.assert_array_equal(arrays.get(y), x)
 
 
 @pytest.mark.mpi(min_size=2)

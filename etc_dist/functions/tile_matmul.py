@@ -186,6 +186,7 @@ class Tiles:
         self, g: Graph, name: str, shape: Expr | int, shapes: Sequence[TileShape]
     ) -> None:
         self._g, self._name, self._shape = g, name, wrap(shape)
+        self._numbers: dict[str, Expr] = {}
         self._shapes = tuple(shapes)
         self._packed = [s.packed(number) for number, s in enumerate(self._shapes)]
         self.rows = self._number("rows", [s.rows for s in shapes])
@@ -205,7 +206,7 @@ class Tiles:
         a multiple of 8."""
         expect_type(epilogue, Epilogue, "epilogue of Tiles.matmul()")
         if epilogue.gated:
-            box = self._number("w_box", [s.gated_columns for s in self._shapes])
+            box = self._number("gated_box", [s.gated_columns for s in self._shapes])
         else:
             box = self._number("w_box", [s.loaded_columns for s in self._shapes])
         return self._function(dtype, epilogue, [box] * epilogue.weights)
@@ -213,20 +214,24 @@ class Tiles:
     def strip_columns(self, *, gated: bool = False) -> Expr:
         """Columns of y in a strip of a tile."""
         of_each = [s.strip_columns(gated) for s in self._shapes]
-        return self._number("strip_columns", of_each)
+        return self._number("gated_strip" if gated else "strip", of_each)
 
     def strips(self, *, gated: bool = False) -> Expr:
         """Strips of a tile."""
         share = 2 if gated else 1
         of_each = [s.columns // share // s.strip_columns(gated) for s in self._shapes]
-        return self._number("strips", of_each)
+        return self._number("gated_strips" if gated else "strips", of_each)
 
     def half_columns(self) -> Expr:
         """Rows of gate, and of up, of a gated tile."""
         return self._number("half_columns", [s.columns // 2 for s in self._shapes])
 
     def _number(self, name: str, values: Sequence[int]) -> Expr:
-        return self._g.let(f"{self._name}_{name}", _chosen(self._shape, values))
+        """A number of the graph for each name, made once."""
+        if name not in self._numbers:
+            value = _chosen(self._shape, values)
+            self._numbers[name] = self._g.let(f"{self._name}_{name}", value)
+        return self._numbers[name]
 
     def _function(
         self, dtype: str, epilogue: Epilogue, weights: Sequence[Expr]

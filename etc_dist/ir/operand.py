@@ -121,6 +121,8 @@ class Operand:
 
 def _extent(given: Extent | int | str | None) -> Extent:
     if isinstance(given, Extent):
+        if given.name:
+            _extent(given.name)
         return given
     expect_type(given, (Extent, int, str, type(None)), "an extent of Operand(...)")
     if not (given is None or _is_extent(given)):

@@ -67,7 +67,7 @@ def answer(folder: str | None, prompt: str, max_new_tokens: int) -> None:
                 new = request.new_tokens[sent:]
                 sent += len(new)
                 print(text.add(new), end="", flush=True)
-        print(flush=True)
+        print(text.end(), flush=True)
         seconds = time.perf_counter() - first
         speed = f", {(sent - 1) / seconds:.1f} tokens/s" if sent > 1 else ""
         progress.result(

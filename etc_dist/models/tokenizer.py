@@ -21,6 +21,10 @@ SPLIT = {
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 }
 """The pattern of words, by the name that a GGUF file has for it."""
+WHOLE_WORDS = ("llama-bpe",)
+"""Those in which a word that is a token is not split by merges."""
+COMPOSED = ("qwen2",)
+"""Those of which texts are normalised first, so that accents join their letters."""
 DIGITS = "smollm"
 """The name of GPT-2's pattern, with each digit a word."""
 CONTROL, USER_DEFINED = 3, 4
@@ -94,6 +98,10 @@ class TextStream:
             return ""
         new, self._sent = text[len(self._sent) :], text
         return new
+
+    def end(self) -> str:
+        """What is left of the text, with a mark for an incomplete character."""
+        return self._tokenizer.decode(self._ids)[len(self._sent) :]
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
@@ -238,7 +246,12 @@ def _of_gguf(file: GgufFile) -> Tokenizer:
         if len(pair) != 2 or not {*pair, "".join(pair)} <= vocabulary.keys():
             wanted = "tokenizer.ggml.merges: pairs of tokens, whose texts are tokens"
             raise _refused(file.path, wanted, repr(" ".join(pair)), "use another file")
-    tokens = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, merges))
+    model = tokenizers.models.BPE(
+        vocabulary, merges, ignore_merges=split in WHOLE_WORDS
+    )
+    tokens = tokenizers.Tokenizer(model)
+    if split in COMPOSED:
+        tokens.normalizer = tokenizers.normalizers.NFC()
     if split == DIGITS:
         first = pre.Digits(individual_digits=True)
     else:

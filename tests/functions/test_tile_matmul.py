@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from etc_dist.emulate import Emulator
-from etc_dist.functions.tile_matmul import TileShape
+from etc_dist.functions.epilogue import store, swiglu
+from etc_dist.functions.tile_matmul import Tiles, TileShape
+from etc_dist.ir import Graph
 from etc_dist.ops.matmul import matmul_graph
 from etc_dist.ops.matmul_policy import GATED, SHAPES
 from tests.emulate.cases import gated, gated_tiles, tiles
@@ -55,3 +57,11 @@ def test_a_stage_holds_what_both_operands_need():
     shape = TileShape(16, 128, swapped=True)
     assert (shape.worker_rows, shape.worker_columns, shape.depth) == (16, 64, 256)
     assert shape.stage_bytes == (16 + 64) * 256 * 2
+
+
+def test_several_calls_may_share_their_tiles():
+    g = Graph("shared", 1)
+    tiles = Tiles(g, "tile", 0, [SHAPES[GATED[0]]])
+    plain, other, both = (tiles.matmul("bfloat16", e) for e in (store, store, swiglu))
+    assert plain.boxes == other.boxes != both.boxes
+    assert tiles.strips() is tiles.strips() is not tiles.strips(gated=True)

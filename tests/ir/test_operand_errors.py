@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from etc_dist.errors import GraphError
-from etc_dist.ir import Operand
+from etc_dist.ir import Extent, Operand
 
 
 @pytest.mark.parametrize("size", [0, -1, "two words"], ids=repr)
@@ -14,6 +14,11 @@ def test_extent_that_is_not_a_size_is_refused(size):
         Operand((size,))
     assert caught.value.what == "an extent of an operand is not a size"
     assert caught.value.got == repr(size)
+
+
+def test_the_name_of_an_extent_is_not_a_number():
+    with pytest.raises(GraphError, match="is not a size[^$]*got:    '8'"):
+        Operand((Extent(name="8"),))
 
 
 @pytest.mark.parametrize("size", [1.5, True])

@@ -8,12 +8,21 @@ import pytest
 
 from etc_dist.errors import ArgumentError
 from etc_dist.models import load_tokenizer
+from etc_dist.models.tokenizer import TextStream
 from tests.models.small import CONFIG
 
 tokenizers = pytest.importorskip("tokenizers")
 WORDS = {
     word: number
     for number, word in enumerate(["a", "b", "c", "d", "user", "é", "[UNK]", "[PAD]"])
+}
+SIZES = {
+    "embedding_length": 64,
+    "feed_forward_length": 64,
+    "block_count": 1,
+    "attention.head_count": 1,
+    "context_length": 64,
+    "vocab_size": 64,
 }
 EACH = "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}"
 
@@ -113,3 +122,42 @@ def test_a_damaged_tokenizer_config_is_refused(tmp_path, config, wanted):
 def test_messages_have_a_role_and_a_content(tmp_path, messages):
     with pytest.raises(TypeError, match="message"):
         made(tmp_path).chat(messages)
+
+
+@pytest.mark.parametrize(
+    ("split", "text", "expected"),
+    [
+        ("llama-bpe", "hello", [4]),
+        ("qwen2", "hello", [5, 1, 1, 2]),
+        ("qwen2", "e\u0301", [6]),
+    ],
+)
+def test_words_of_a_gguf_file_are_split_as_its_tokenizer_says(
+    tmp_path, split, text, expected
+):
+    gguf = pytest.importorskip("gguf")
+    path = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    for name, size in SIZES.items():
+        writer.add_uint32(f"llama.{name}", size)
+    writer.add_float32("llama.attention.layer_norm_rms_epsilon", 1e-5)
+    writer.add_string("tokenizer.ggml.model", "gpt2")
+    writer.add_string("tokenizer.ggml.pre", split)
+    tokens = ["h", "l", "o", "e", "hello", "he", "\u00c3\u00a9", "\u00c3", "\u00a9"]
+    writer.add_array("tokenizer.ggml.tokens", tokens)
+    writer.add_array("tokenizer.ggml.merges", ["h e", "\u00c3 \u00a9"])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert load_tokenizer(path).encode(text) == expected
+
+
+def test_the_end_of_a_text_may_be_an_incomplete_character():
+    class Bytes:
+        def decode(self, ids):
+            return bytes(ids).decode(errors="replace")
+
+    text = TextStream(Bytes())
+    assert text.add(b"a\xc3") == ""
+    assert text.end() == "a\ufffd"
