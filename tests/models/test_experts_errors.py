@@ -1,0 +1,116 @@
+"""A mixture of experts with a wrong wait is refused, with the layer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from etc_dist.errors import GraphError
+from etc_dist.functions.route_rows import route_rows
+from etc_dist.functions.tile_matmul import TileShape
+from etc_dist.ir import equal, select
+from etc_dist.models.decoder import decoder_graph
+from etc_dist.models.experts import Mixture
+from etc_dist.models.sizes import DecoderSizes
+from etc_dist.schedule import SCHEDULES
+from etc_dist.verify.verify import verify
+from tests.verify.test_verify_errors import change
+
+EXPERTS, TOP_K, LAYERS, TURN = 16, 4, 5, 3
+FEW, MANY = 3, 20
+"""Rows that fit a tile of 8, and rows that are gathered."""
+SHAPES = (TileShape(8, 128, swapped=True), TileShape(128, 128))
+SIZES = DecoderSizes(
+    *(6, 2, 64), page_size=16, mixture=Mixture(EXPERTS, TOP_K, normalizes=True)
+)
+GRAPH = decoder_graph(1, sizes=SIZES, shapes=SHAPES, best_columns=64)
+CALLS = (
+    "score_experts",
+    "route_rows",
+    "gather",
+    "expert_up_matmul",
+    "expert_down_matmul",
+    "add_experts_norm",
+)
+WAITS = [
+    (c.name, n, FEW if (c.name, n) == ("expert_up_matmul", 0) else MANY)
+    for c in GRAPH.calls
+    if c.name in CALLS
+    for n in range(len(c.waits))
+]
+"""Calls, waits, and a number of rows for which the wait is needed: an event of gathered
+rows comes after that of the routing."""
+BOTH = pytest.mark.parametrize("schedule", ["static", "dynamic"])
+
+
+def dims_of(rows: int) -> dict[str, int]:
+    sizes = {"hidden": 72, "inner": 136, "vocabulary": 520, "positions": 4096}
+    pages = {"requests": rows, "most_pages": 64, "pages": 64 * rows}
+    shapes = {f"{name}_shape": 0 for name in SIZES.matmuls}
+    return {"rows": rows, "layers": LAYERS, "slices": 2} | sizes | pages | shapes
+
+
+def data_of(rows: int) -> dict[str, Any]:
+    """What a run with random logits loads."""
+    assert SIZES.mixture is not None
+    function = route_rows(SIZES.mixture.routing("bfloat16"))
+    rng = np.random.default_rng(rows)
+    tiles = min(rows * TOP_K, EXPERTS + (rows > 8) * (rows * TOP_K // 8))
+    place = np.zeros((LAYERS, rows, TOP_K), np.int32)
+    expert, count = np.zeros((2, LAYERS, tiles), np.int32)
+    for layer in range(LAYERS):
+        logits = rng.standard_normal((rows, EXPERTS)).astype(np.float32)
+        ids, weights = np.zeros_like(place[0]), np.zeros((rows, TOP_K), np.float32)
+        of_layer = place[layer], expert[layer], count[layer]
+        numbers = {"tile_rows": 8, "stride": 8, "gathers": int(rows > 8)}
+        position = np.zeros(rows, np.int32)
+        function.body(logits, position, ids, weights, *of_layer, **numbers)
+    found = {"expert_place": place, "tile_expert": expert, "tile_count": count}
+    found |= {"ids": np.zeros(rows, np.int32), "worst": np.zeros(4, np.int32)}
+    return {name: [array] for name, array in found.items()}
+
+
+def check(schedule: str, rows: int, graph: Any = GRAPH) -> None:
+    plan = SCHEDULES[schedule](graph)
+    verify(plan, dims_of(rows), 4, tensors=data_of(rows))
+
+
+def refused(schedule: str, rows: int, name: str, **fields: Any) -> str:
+    with pytest.raises(GraphError) as caught:
+        check(schedule, rows, change(GRAPH, name, **fields))
+    return caught.value.got
+
+
+def call_of(name: str) -> Any:
+    return next(call for call in GRAPH.calls if call.name == name)
+
+
+@BOTH
+@pytest.mark.parametrize("rows", [FEW, MANY])
+def test_a_mixture_is_proved(rows, schedule):
+    check(schedule, rows)
+
+
+@BOTH
+@pytest.mark.parametrize(("name", "number", "rows"), WAITS)
+def test_each_wait_is_needed(name, number, rows, schedule):
+    waits = call_of(name).waits
+    got = refused(schedule, rows, name, waits=waits[:number] + waits[number + 1 :])
+    assert f"{name}[" in got or waits[number].events.name in got
+    assert "[layer=" in got
+
+
+@BOTH
+@pytest.mark.parametrize(("name", "number", "rows"), WAITS)
+def test_a_wait_for_the_layer_before_is_refused_with_the_layer(
+    name, number, rows, schedule
+):
+    waits = list(call_of(name).waits)
+    layer, *others = waits[number].index
+    before = select(equal(layer, TURN), TURN - 1, layer)
+    waits[number] = replace(waits[number], index=(before, *others))
+    got = refused(schedule, rows, name, waits=tuple(waits))
+    assert f"[layer={TURN}" in got
