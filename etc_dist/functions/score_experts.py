@@ -15,18 +15,21 @@ GROUP_EXPERTS = 32
 """The largest number of experts of a task."""
 
 
-def score_experts(routing: Routing) -> DeviceFunction:
-    """x [32, hidden], router [experts, hidden] of a group of at most 32 -> logits [32,
-    experts] in fp32."""
+def score_experts(routing: Routing, most: int = GROUP_EXPERTS) -> DeviceFunction:
+    """x [32, hidden], router [experts, hidden] of a group of at most `most` (8, 16 or
+    32) -> logits [32, experts] in fp32."""
 
     def body(x: Any, router: Any, logits: Any) -> None:
         logits[...] = x.astype(np.float32) @ router.astype(np.float32).T
 
-    few, rows = Extent(most=GROUP_EXPERTS), Extent(most=BLOCK, name="rows")
-    logits_columns = Extent(most=GROUP_EXPERTS, multiple=4, begins=4)
+    few, rows = Extent(most=most), Extent(most=BLOCK, name="rows")
+    logits_columns = Extent(most=most, multiple=4, begins=4)
     tile = {
         0: Operand((rows, "hidden"), routing.element, contiguous=True),
         1: Operand((few, "hidden"), routing.element, contiguous=True, leading=True),
         2: Operand((rows, logits_columns), "float32"),
     }
-    return routing.function("score_experts", TENSOR, 2, 1, body, tile=tile)
+    constants = {"kMostScored": most}
+    return routing.function(
+        "score_experts", TENSOR, 2, 1, body, tile=tile, constants=constants
+    )

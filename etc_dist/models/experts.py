@@ -135,7 +135,7 @@ class MixtureCalls:
         of_block = span(b * BLOCK, minimum(BLOCK, self.rows - b * BLOCK))
         of_group = tile(e, SCORED)
         g.call(
-            score_experts(routing),
+            score_experts(routing, SCORED),
             grid,
             reads=[self.x[of_block, :], self.router[turn[1], of_group, :]],
             writes=[self.logits[of_block, of_group]],

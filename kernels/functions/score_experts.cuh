@@ -16,13 +16,11 @@ struct score_experts {
 
   ETC_DEVICE static void run(const Task& task) {
     const i32 experts = num_experts(task.template operand<1>());
-    if (experts <= 8) {
-      score<1>(task);
-    } else if (experts <= 16) {
-      score<2>(task);
-    } else {
-      score<4>(task);
+    if (experts <= 8) return score<1>(task);
+    if constexpr (Task::kMostScored > 8) {
+      if (experts <= 16) return score<2>(task);
     }
+    if constexpr (Task::kMostScored > 16) score<4>(task);
   }
 
  private:
