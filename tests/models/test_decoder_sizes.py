@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,24 +12,28 @@ import pytest
 import etc_dist
 from etc_dist.codegen import generate
 from etc_dist.models.decoder import decoder_graph
+from etc_dist.models.experts import Mixture
 from etc_dist.models.sizes import MATMULS, DecoderSizes
 from etc_dist.models.weights import load_weights
 from etc_dist.runtime.argument_block import Places, fill
 from etc_dist.runtime.memory_plan import Capacity
 from etc_dist.schedule import SCHEDULES
 from tests.models.conftest import FEW_ROWS, SHAPES
-from tests.models.references import QWEN, Plain, draw_folder
+from tests.models.references import QWEN, QWEN_MOE, Plain, draw_folder
 from tests.models.steps import Steps
 
 QWEN_32B = DecoderSizes(64, 8, 128, 1e-6, normalizes_heads=True)
+MIXED = replace(QWEN_32B, heads=16, kv_heads=2, mixture=Mixture(128, 8, True))
 MOST_BYTES = 4096
 NUMBERS = {"dim", "events", "head", "period", "slots", "states", "tail", "tensor"}
 NUMBERS |= {"units"}
 """Of an argument block: dims, and places and counts that follow from them."""
 
 
-def dims_of(layers: int, rows: int, steps: int = 1) -> dict[str, int]:
-    return {f"{name}_shape": rows % 2 for name in MATMULS} | {
+def dims_of(
+    layers: int, rows: int, steps: int = 1, matmuls: Sequence[str] = MATMULS
+) -> dict[str, int]:
+    return {f"{name}_shape": rows % 2 for name in matmuls} | {
         "rows": rows,
         "layers": layers,
         "hidden": 5120,
@@ -44,12 +50,16 @@ def dims_of(layers: int, rows: int, steps: int = 1) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("schedule", ["static", "dynamic"])
-def test_sizes_are_numbers_in_the_arguments(schedule):
-    plan = SCHEDULES[schedule](decoder_graph(1, sizes=QWEN_32B))
+@pytest.mark.parametrize("sizes", [QWEN_32B, MIXED], ids=["dense", "experts"])
+def test_sizes_are_numbers_in_the_arguments(sizes, schedule):
+    plan = SCHEDULES[schedule](decoder_graph(1, sizes=sizes))
     source = generate(plan)
     few, deep, many = (
-        fill(plan, source, dims_of(*sizes), 0, Capacity(), Places([0], 0, 0, 0, 0, 0))
-        for sizes in ((2, 1), (64, 1), (64, 128))
+        fill(
+            *(plan, source, dims_of(layers, rows, matmuls=sizes.matmuls)),
+            *(0, Capacity(), Places([0], 0, 0, 0, 0, 0)),
+        )
+        for layers, rows in ((2, 1), (64, 1), (64, 128))
     )
     assert few.nbytes == deep.nbytes == many.nbytes <= MOST_BYTES
     for other in (deep, many):
@@ -59,19 +69,28 @@ def test_sizes_are_numbers_in_the_arguments(schedule):
     assert not re.search(r"\b(5120|25600|151936|4096)\b", source.text)
 
 
-STEPS = {  # layers: rows of each request in each step
-    2: ([1], [2, 1, 2], [63, 1, 64], [1, 1, 90]),
-    64: ([1], [3, 1, 2]),
-}
+FEW_LAYERS, MANY_LAYERS = 2, 64
+STEPS = [[1], [2, 1, 2], [63, 1, 64], [1, 1, 90]]
+"""Rows of each request in each step."""
+MIXTURE = Mixture(16, 4, normalizes=True)
+EXPERTS = {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 72}
 
 
-def test_no_step_compiles_again(one_rank, compiled, tmp_path, rng):
+@pytest.mark.parametrize(
+    ("given", "mixture", "most"),
+    [(QWEN, None, MANY_LAYERS), (QWEN_MOE | EXPERTS, MIXTURE, 8)],
+    ids=["dense", "experts"],
+)
+def test_no_step_compiles_again(
+    given, mixture, most, one_rank, compiled, tmp_path, rng
+):
     small = {"hidden_size": 64, "intermediate_size": 72, "num_attention_heads": 2}
-    small = QWEN | {"num_key_value_heads": 1, "vocab_size": 72} | small
-    sizes = DecoderSizes(2, 1, 64, 1e-6, normalizes_heads=True, page_size=16)
+    small = given | {"num_key_value_heads": 1, "vocab_size": 72} | small
+    heads = DecoderSizes(2, 1, 64, 1e-6, normalizes_heads=True, page_size=16)
+    sizes = replace(heads, mixture=mixture)
     graph = decoder_graph(1, sizes=sizes, shapes=SHAPES, best_columns=64)
     with etc_dist.compile(graph, one_rank) as program:
-        for layers, rows in STEPS.items():
+        for layers, rows in ((FEW_LAYERS, STEPS), (most, STEPS[:2])):
             config = draw_folder(tmp_path, rng, small | {"num_hidden_layers": layers})
             assert config.sizes(page_size=16) == sizes
             weights = load_weights(tmp_path, config, "bfloat16")
@@ -84,7 +103,14 @@ def test_no_step_compiles_again(one_rank, compiled, tmp_path, rng):
                 ]
                 is_long = sum(counts) > FEW_ROWS
                 logits, _ = steps.run(given, slices=len(counts), shape=int(is_long))
-                wanted = np.concatenate([model.logits(i, kept[r]) for r, i in given])
+                wanted = np.concatenate(
+                    [
+                        model.logits(ids, kept[r], chosen)
+                        for (r, ids), chosen in zip(
+                            given, steps.experts_of(given), strict=True
+                        )
+                    ]
+                )
                 error = np.linalg.norm(logits - wanted) / np.linalg.norm(wanted)
                 assert error < 0.004 * (4 + layers)
     assert compiled == ["decoder_graph"]

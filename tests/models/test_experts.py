@@ -1,0 +1,108 @@
+"""A decoder with experts: the CUDA bodies, for few rows and for many."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from etc_dist.emulate import Emulator
+from etc_dist.functions.tile_matmul import TileShape
+from etc_dist.ir.tensor import numpy_dtype
+from etc_dist.models.config import ModelConfig
+from etc_dist.models.decoder import decoder_graph
+from etc_dist.models.experts import Mixture
+from etc_dist.models.sizes import DecoderSizes
+from etc_dist.models.weights import load_weights
+from tests.functions.compiled import check_compiled
+from tests.models.references import MIXTRAL, QWEN_MOE, Plain, draw_folder
+from tests.models.test_decoder import (
+    MOST_PAGES,
+    PAGES,
+    REQUESTS,
+    VOCABULARY,
+    rows_of,
+)
+
+SHAPES = (
+    TileShape(8, 128, swapped=True),
+    TileShape(16, 64, "k", swapped=True),
+    TileShape(128, 128),
+)
+SMALL = {"hidden_size": 72, "num_hidden_layers": 2, "vocab_size": VOCABULARY}
+QWEN = QWEN_MOE | SMALL | {"moe_intermediate_size": 40, "num_attention_heads": 2}
+FEW = (0.0,) * 4 + (-30.0,) * 28
+EMULATED = [
+    # The rows of each request, the tiles of all matmuls.
+    ([1], 0),
+    ([10, 1], 0),
+    ([4, 13], 1),
+    ([3, 4], 2),
+]
+
+
+def step_of(
+    config: ModelConfig, counts: list[int], shape: int, rng: np.random.Generator
+) -> tuple[dict[str, Any], dict[str, int]]:
+    """The arrays and the dims of a first step with `counts` positions of each request,
+    without weights."""
+    assert config.mixture is not None
+    rows = [(r, at) for r, count in enumerate(counts) for at in range(count)]
+    request, position = rng.permutation(np.array(rows, np.int32)).T
+    pages = (config.layers, PAGES, 2, config.kv_heads, 16, config.head_dim)
+    table = rng.permutation(PAGES)[: REQUESTS * MOST_PAGES]
+    ids = rng.integers(VOCABULARY, size=len(rows))
+    chosen = np.full((config.layers, len(rows), config.mixture.top_k), -9, np.int32)
+    given = rows_of(ids, request, position) | {
+        "experts": chosen,
+        "cos_sin": config.cos_sin(MOST_PAGES * 16),
+        "table": table.reshape(REQUESTS, MOST_PAGES).astype(np.int32),
+        "cache": np.full(pages, np.nan, numpy_dtype("bfloat16")),
+    }
+    dims = {
+        "rows": len(rows),
+        "steps": 1,
+        "stops": 1,
+        "layers": config.layers,
+        "hidden": config.hidden,
+    }
+    dims |= {"inner": config.inner, "vocabulary": VOCABULARY, "slices": 1}
+    dims |= {"positions": MOST_PAGES * 16, "requests": REQUESTS}
+    dims |= {"most_pages": MOST_PAGES, "pages": PAGES}
+    names = config.sizes(16).matmuls
+    return given, dims | {f"{name}_shape": shape for name in names}
+
+
+@pytest.mark.parametrize(
+    ("given", "schedule", "preference"),
+    [
+        (QWEN, "static", ()),
+        pytest.param(QWEN, "static", FEW, marks=pytest.mark.exhaustive),
+        pytest.param(QWEN, "dynamic", (), marks=pytest.mark.exhaustive),
+        pytest.param(MIXTRAL | SMALL, "static", (), marks=pytest.mark.exhaustive),
+    ],
+)
+def test_the_cuda_bodies_agree_in_any_order(given, schedule, preference, tmp_path, rng):
+    config = draw_folder(tmp_path, rng, given, preference)
+    weights = load_weights(tmp_path, config, "bfloat16")
+    graph = decoder_graph(1, sizes=config.sizes(16), shapes=SHAPES, best_columns=64)
+    emulator = Emulator(graph, schedule=schedule, workers=6)
+    plain = Plain(tmp_path, config)
+    for seed, (counts, shape) in enumerate(EMULATED):
+        step, dims = step_of(config, counts, shape, rng)
+        [found] = emulator.run([weights | step], dims, seed=seed)
+        for r in range(len(counts)):
+            own = np.flatnonzero(step["request"] == r)
+            own = own[np.argsort(step["position"][0, own])]
+            chosen = found["experts"][:, own]
+            wanted = plain.logits(step["ids"][0, own].tolist(), plain.start(), chosen)
+            off = np.linalg.norm(found["logits"][own].astype(np.float32) - wanted)
+            assert off <= 0.02 * np.linalg.norm(wanted)
+    assert plain.gap < 0.05
+
+
+@pytest.mark.exhaustive
+def test_a_program_of_all_tiles_compiles_without_spills():
+    mixture = Mixture(128, 8, normalizes=True)
+    check_compiled(decoder_graph(1, sizes=DecoderSizes(32, 4, 128, mixture=mixture)))
