@@ -1,6 +1,8 @@
-"""A decode step of a whole model with random weights on one GPU.
+"""A decode step of a whole model with random weights, split over the ranks.
 
 launch/mpirun -n 1 benchmarks/decode.py --batches 1,8 --models qwen3-14b
+
+Ranks that share a GPU are checked, not timed.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeGuard, cast
 
 import numpy as np
 
@@ -20,9 +22,11 @@ from benchmarks.decode_step import MODELS, Decoder
 from benchmarks.device import Call, Device, Gpu, wide
 from benchmarks.harness import (
     begin,
+    described,
     measure,
     provenance,
     report,
+    say,
     shapes_parser,
 )
 from benchmarks.moe_torch import captured_ours
@@ -48,20 +52,37 @@ def check(decoder: Decoder, batch: int) -> tuple[float, list[str]]:
         device.poison(out)
     decoder.call(arrays)()
     decoder.program.synchronize()
-    wanted = reference_logits(device, decoder.config, arrays, decoder.context)
-    error = device.relative_error([logits], [wanted])
-    found, chosen = wide(logits), (xp.arange(batch), ids)
+    whole = decoder.whole(batch, CHECKED_LAYERS)
+    wanted = reference_logits(device, decoder.config, whole, decoder.context)
+    del whole
+    error = device.relative_error([logits], [wanted[:, decoder.columns]])
     gap = float(
-        (wanted.max(axis=1) - wanted[chosen]).max() / xp.sqrt((wanted**2).mean())
+        (wanted.max(axis=1) - wanted[xp.arange(batch), ids]).max()
+        / xp.sqrt((wanted**2).mean())
     )
     wrong = []
     if not error <= ERROR:  # also for NaN
         wrong.append(f"error {error:.2e}, wanted {ERROR:.1e}")
-    if not bool((found[chosen] == found.max(axis=1)).all()):
+    if not are_best(decoder, wide(logits), ids):
         wrong.append("an id is not that of the largest logit")
     if not gap <= GAP:
         wrong.append(f"an id whose logit is {gap:.2e} below the largest")
     return error, wrong
+
+
+def are_best(decoder: Decoder, logits: Any, ids: Any) -> bool:
+    """Whether each id has the largest logit of its row, of all ranks' columns, and all
+    ranks have the same ids. Collective."""
+    first, columns = decoder.columns.start, decoder.columns
+    chosen = ids.tolist()
+    own = [
+        float(row[n - first]) if first <= n < columns.stop else -np.inf
+        for row, n in zip(logits, chosen, strict=True)
+    ]
+    mine = logits.max(axis=1).tolist(), own, chosen
+    every = cast(list[Any], decoder.device.world.gather(mine))
+    best, found = (np.max([rank[n] for rank in every], axis=0) for n in range(2))
+    return bool((best == found).all()) and all(rank[2] == chosen for rank in every)
 
 
 def mismatches(device: Device, call: Call, outs: Sequence[Any], steps: int) -> int:
@@ -75,7 +96,11 @@ def mismatches(device: Device, call: Call, outs: Sequence[Any], steps: int) -> i
         for out, first in zip(outs, firsts, strict=True):
             differ(number, flags, out, first)
     device.synchronize()
-    return int(flags.sum())
+    return sum(cast(list[int], device.world.gather(int(flags.sum()))))
+
+
+def is_timed(device: Device) -> TypeGuard[Gpu]:
+    return isinstance(device, Gpu) and device.world.ranks_per_gpu == 1
 
 
 def wrong_steps(decoder: Decoder, batch: int, outs: Sequence[Any]) -> list[str]:
@@ -115,7 +140,7 @@ def benchmark(
     program.synchronize()
     outs = [arrays["logits"], arrays["next_ids"]]
     wrong += wrong_steps(decoder, batch, outs)
-    if isinstance(device, Gpu):
+    if is_timed(device):
         call = captured_ours(device, call)
     different = mismatches(device, call, outs, steps)
     program.synchronize()
@@ -123,7 +148,7 @@ def benchmark(
     values |= {"steps_per_launch": decoder.steps}
     if different:
         wrong.append(f"the bits of {different} of {steps} steps differ")
-    if isinstance(device, Gpu):
+    if is_timed(device):
         times = measure(device, {"ours": call}, repeats)["ours"]
         times = [time / decoder.steps for time in times]
         limit = decoder.bytes_read(batch) / device.rates[0] * 1e3
@@ -166,7 +191,11 @@ def main() -> int:
             values, wrong = benchmark(
                 decoder, batch, options.repeats, options.steps or compared
             )
-            failed |= not report(device, options.record, shared, values, wrong)
+            if is_timed(device) or not on_gpu:
+                failed |= not report(device, options.record, shared, values, wrong)
+            else:
+                failed |= bool(wrong)
+                say(device.world, "; ".join([f"decode {described(values)}", *wrong]))
         decoder.program.close()
         del decoder  # before the next one is made
     device.world.close()

@@ -1,4 +1,5 @@
-"""The program and the arrays of a decode step: a model with random weights."""
+"""The program and the arrays of a decode step: a model with random weights, of which
+each rank has a part."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from benchmarks.workload import DTYPE, SMALL
 from etc_dist import Program, compile
 from etc_dist.models.config import ModelConfig
 from etc_dist.models.decoder import decoder_graph
+from etc_dist.models.part import SPLIT_AXES, Part, check_ranks
 from etc_dist.models.sizes import MATMULS
 from etc_dist.models.step_policy import StepPolicy
 from etc_dist.models.weights import weight_shapes
@@ -47,7 +49,7 @@ MODELS: Mapping[str, ModelConfig] = {
     "qwen3-32b": qwen3(64, 5120, 25600, 64),
 }
 SMALL_MODEL = replace(
-    qwen3(3, 72, 136, 4), vocabulary=520, kv_heads=2, head_dim=64, positions=512
+    qwen3(3, 72, 192, 24), vocabulary=576, kv_heads=12, head_dim=64, positions=512
 )
 
 
@@ -67,20 +69,32 @@ class Decoder:
         self.device, self.name, self.context = device, name, context
         self.steps = steps
         config = self.config = SMALL_MODEL if name == SMALL else MODELS[name]
-        graph = decoder_graph(1, sizes=config.sizes(PAGE_SIZE))
-        self.program: Program = compile(graph, device.world, schedule=schedule)
+        world = device.world
+        check_ranks(config, world.size)
+        self.part = Part(world.rank, world.size)
+        own = self.part.config(config)
+        self.columns = self.part.span(config.vocabulary, own.vocabulary)
+        graph = decoder_graph(world.size, sizes=own.sizes(PAGE_SIZE))
+        self.program: Program = compile(graph, world, schedule=schedule)
         workers = self.program.workers if isinstance(device, Gpu) else None
-        self.policy = StepPolicy(config, workers)
-        self.weights = {n: self._draw(n, s) for n, s in weight_shapes(config).items()}
-        pages = -(-(context + steps - 1) // PAGE_SIZE)
-        shape = (config.layers, most * pages, 2, config.kv_heads, PAGE_SIZE)
-        self.cache = self._draw("cache", (*shape, config.head_dim), 1.0)
+        self.policy = StepPolicy(own, workers)
+        pages = self._pages = -(-(context + steps - 1) // PAGE_SIZE)
+        self._most = most
+        drawn = self._draw_all(self.part, config.layers)
+        self.cache, self.weights = drawn.pop("cache"), drawn
         table = np.random.default_rng(0).permutation(most * pages)
         self.given = {
             "table": table.reshape(most, pages).astype(np.int32),
             "cos_sin": config.cos_sin(pages * PAGE_SIZE),
         }
         self.given = {n: device.xp.asarray(a) for n, a in self.given.items()}
+
+    def whole(self, batch: int, layers: int) -> dict[str, Any]:
+        """Those of `arrays` that a single rank has; the cache is new."""
+        arrays = self.arrays(batch, layers)
+        if self.part.count == 1:
+            return arrays
+        return arrays | self._draw_all(Part(), layers)
 
     def arrays(self, batch: int, layers: int, steps: int = 1) -> dict[str, Any]:
         """The arguments of steps of the first layers."""
@@ -99,7 +113,8 @@ class Decoder:
             "stop": np.full((batch, 1), -1, np.int32),
         }
         found |= self.given | {n: xp.asarray(a) for n, a in of_rows.items()}
-        found["logits"] = self.device.empty((batch, config.vocabulary), DTYPE)
+        columns = self.columns.stop - self.columns.start
+        found["logits"] = self.device.empty((batch, columns), DTYPE)
         return {**found, "next_ids": xp.empty((steps, batch), np.int32)}
 
     def call(self, arrays: Mapping[str, Any]) -> Call:
@@ -109,8 +124,8 @@ class Decoder:
         return partial(self.program.run, dims=dims | {"steps": steps}, **arrays)
 
     def bytes_read(self, batch: int) -> int:
-        """Of the weights and the cache, once each."""
-        config, weights = self.config, self.weights
+        """Of this rank's weights and cache, once each."""
+        config, weights = self.part.config(self.config), self.weights
         matmuls = sum(a.nbytes for n, a in weights.items() if n != "embedding")
         row = 2 * config.kv_heads * config.head_dim * self.cache.itemsize
         return int(matmuls + config.layers * batch * self.context * row)
@@ -120,18 +135,48 @@ class Decoder:
         tiles = [f"{n} {SHAPES[dims[f'{n}_shape']]}" for n in MATMULS]
         return "; ".join([*tiles, f"slices {dims['slices']}"])
 
-    def _draw(
-        self, name: str, shape: tuple[int, ...], deviation: float | None = None
-    ) -> Any:
+    def _draw_all(self, part: Part, layers: int) -> dict[str, Any]:
+        """The weights and the cache of the first layers: a part of them."""
+        config = replace(self.config, layers=layers)
+        pages, dim = self._most * self._pages, config.head_dim
+        shape = layers, pages, 2, config.kv_heads, PAGE_SIZE, dim
+        shapes = weight_shapes(config) | {"cache": shape}
+        return {n: self._draw(n, s, part) for n, s in shapes.items()}
+
+    def _draw(self, name: str, shape: tuple[int, ...], part: Part) -> Any:
         """Random numbers; gains about 1; else each layer by itself, of the deviation
         that keeps the size of a vector."""
+        deviation = 1.0 if name == "cache" else shape[-1] ** -0.5
         device, full = self.device, f"{self.name} {name}"
         if name.endswith("norm"):
             gains = device.normal(device.xp.empty(shape, np.float32), seed_of(full))
             return (1 + gains / 8).astype(DTYPES[DTYPE])
-        array = device.empty(shape, DTYPE)
-        for number, part in enumerate(array if len(shape) > 2 else [array]):
-            scale = deviation or shape[-1] ** -0.5
-            drawn = device.random(part.shape, DTYPE, f"{full} {number}", scale)
-            part.view(np.uint16)[...] = drawn.view(np.uint16)
-        return array
+        layers, of_layer = (shape[0], shape[1:]) if len(shape) > 2 else (1, shape)
+        array: Any = None
+        for number in range(layers):
+            drawn = device.random(of_layer, DTYPE, f"{full} {number}", deviation)
+            own = self._own(name, drawn.view(np.uint16), part)
+            if array is None:
+                array = device.xp.empty((layers, *own.shape), np.uint16)
+            array[number] = own
+        return array.view(DTYPES[DTYPE])[... if len(shape) > 2 else 0]
+
+    def _own(self, name: str, drawn: Any, part: Part) -> Any:
+        """A part of one layer's array."""
+        config, own = self.config, part.config(self.config)
+        if name == "cache":
+            return drawn[:, :, part.span(config.kv_heads, own.kv_heads)]
+        if name != "w_qkv":
+            axis = SPLIT_AXES.get(name)
+            if axis is None:
+                return drawn
+            whole = drawn.shape[axis]
+            rows = part.span(whole, whole // part.count)
+            return drawn[rows] if axis == 0 else drawn[:, rows]
+        heads = [(config.heads, own.heads), *2 * [(config.kv_heads, own.kv_heads)]]
+        pieces, first = [], 0
+        for count, mine in heads:
+            rows = part.span(count * config.head_dim, mine * config.head_dim)
+            pieces.append(drawn[first + rows.start : first + rows.stop])
+            first += count * config.head_dim
+        return self.device.xp.concatenate(pieces)

@@ -35,6 +35,7 @@ ROOT = Path(__file__).parents[2]
         pytest.param(2, "soak --calls 20", marks=pytest.mark.exhaustive),
         (1, "task_cost"),
         (1, "decode"),
+        (2, "decode"),
     ],
 )
 def test_results_are_checked_and_nothing_is_measured(
