@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from io import StringIO
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
@@ -12,7 +13,7 @@ from etc_dist.models.batch import Batch
 from etc_dist.models.extras import PACKAGED, packaged_model
 from etc_dist.models.loading import load
 from etc_dist.models.tokenizer import TextStream, load_tokenizer
-from etc_dist.world import start
+from etc_dist.world import World, start
 
 
 class Progress:
@@ -45,8 +46,9 @@ class Progress:
 
 def answer(folder: str | None, prompt: str, max_new_tokens: int) -> None:
     """Print the answer of the model in `folder` (default: the packaged one) to a
-    prompt, and on stderr what it does and its speed."""
-    with start() as world, Progress(sys.stderr) as progress:
+    prompt, and on stderr what it does and its speed: on rank 0 alone."""
+    with start() as world, Progress(_of_rank_0(sys.stderr, world)) as progress:
+        out = _of_rank_0(sys.stdout, world)
         path = packaged_model() if folder is None else Path(folder)
         name = PACKAGED if folder is None else path.name
         progress.show(f"loading {name}")
@@ -66,11 +68,16 @@ def answer(folder: str | None, prompt: str, max_new_tokens: int) -> None:
                     first = time.perf_counter()
                 new = request.new_tokens[sent:]
                 sent += len(new)
-                print(text.add(new), end="", flush=True)
-        print(text.end(), flush=True)
+                print(text.add(new), end="", file=out, flush=True)
+        print(text.end(), file=out, flush=True)
         seconds = time.perf_counter() - first
         speed = f", {(sent - 1) / seconds:.1f} tokens/s" if sent > 1 else ""
         progress.result(
             f"{name} on {world.backend}: {len(ids)} tokens read in "
             f"{first - began:.1f} s, {sent} written{speed}"
         )
+
+
+def _of_rank_0(stream: TextIO, world: World) -> TextIO:
+    """The stream, where all ranks would write the same."""
+    return stream if world.rank == 0 else StringIO()

@@ -81,6 +81,13 @@ def test_the_command_writes_an_answer():
     assert "SmolLM2-135M-Instruct on cpu: 37 tokens read in" in done.stderr
 
 
+def test_three_ranks_write_one_answer():
+    command = "-m", "etc_dist.cli", "generate", QUESTION
+    done = run("launch/mpirun", "-n", "3", sys.executable, *command)
+    assert done.stdout == "[rank 0] The capital of France is Paris.\n"
+    assert done.stderr.count("SmolLM2-135M-Instruct on cpu: 37 tokens read") == 1
+
+
 @pytest.mark.parametrize(
     ("name", "output"),
     [("sentence.py", "The capital of France is Paris.\n"), ("step.py", "(3,) (3, ")],
