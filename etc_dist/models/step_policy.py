@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from etc_dist.functions.attend import HEADS, SLICE_POSITIONS
 from etc_dist.functions.tile_matmul import TileShape
@@ -44,9 +44,18 @@ class StepPolicy:
     config: ModelConfig
     workers: int | None
     shapes: Sequence[TileShape] = SHAPES
+    _known: dict[tuple[int, int], dict[str, int]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     def dims(self, rows: int, longest: int) -> dict[str, int]:
         """For `rows` rows, which attend to up to `longest` positions each."""
+        key = rows, min(longest // SLICE_POSITIONS, MOST_SLICES)
+        if key not in self._known:
+            self._known[key] = self._choose(rows, longest)
+        return dict(self._known[key])
+
+    def _choose(self, rows: int, longest: int) -> dict[str, int]:
         shapes = {
             f"{name}_shape": self._shape(rows, n, k, gated=name == "gate_up")
             for name, (n, k) in self._matmuls().items()
