@@ -120,6 +120,14 @@ def _check(graph: GraphFunction, world: World, schedule: Any, trace: Any) -> Non
             got=f"world_size={graph.world_size}",
             fix=f"build the graph with world_size={world.size}",
         )
+    if world.hosts.count > 1:
+        raise ScheduleError(
+            f"graph {graph.name} cannot run on several hosts",
+            where=f"compile({graph.name})",
+            wanted="a world on one host: ranks of a graph use each other's memory",
+            got=f"{world.hosts.count} hosts of {world.local_size} ranks",
+            fix="start all ranks on one host",
+        )
 
 
 def check_options(schedule: Any, trace: Any, call: str) -> None:

@@ -73,6 +73,7 @@ def examine() -> Report:
         *describe_driver(gpus.text, summary.text),
         *_libraries(cuda_extra(summary.text)),
         *_mpi(),
+        describe_hosts(os.environ),
         _nvls(bool(gpus.text)),
     ]
     try:
@@ -301,6 +302,19 @@ def _mpi() -> Iterator[Finding]:
     )
     fix = "its ranks would not find each other: use the mpirun of the MPI above"
     yield Finding("mpirun", f"of {starts} ({mpirun})", fix if other else "")
+
+
+def describe_hosts(environ: Mapping[str, str]) -> Finding:
+    """The ranks on this host and what connects hosts, from a launcher's variables."""
+
+    def number(*names: str) -> str:
+        return next((environ[name] for name in names if name in environ), "")
+
+    near = number("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
+    every = number("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
+    here = f"{near} of {every} ranks on this host" if near and every else "one rank"
+    connected = "by MPI on the cpu backend, not on GPUs"
+    return Finding("hosts", f"{here}; several hosts are connected {connected}")
 
 
 def _nvls(has_gpus: bool) -> Finding:

@@ -35,7 +35,7 @@ def default_cache() -> Path:
 
 @dataclass(frozen=True)
 class Settings:
-    """The ten settings; `README.md` has the same table (a test compares both)."""
+    """The eleven settings; `README.md` has the same table (a test compares both)."""
 
     backend: str = "auto"
     """ETC_DIST_BACKEND: "cuda", "cpu", or "auto" (cuda where there is a GPU)."""
@@ -60,6 +60,9 @@ class Settings:
     (even for matrix products)."""
     share_gpu: bool = False
     """ETC_DIST_SHARE_GPU: ranks of a host may share GPUs; for tests, not for speed."""
+    host: str = ""
+    """ETC_DIST_HOST: a name of this rank's host; ranks with different names count as
+    ranks on different hosts, to test programs for several hosts on one."""
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None) -> Settings:
@@ -206,6 +209,7 @@ _RULES = {
     "timing": _FLAG,
     "cpu_workers": _Rule(int, int, _workers, f"an integer from 1 to {MAX_CPU_WORKERS}"),
     "share_gpu": _FLAG,
+    "host": _Rule(str, str, str.__str__, "a string"),
 }
 
 

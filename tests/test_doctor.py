@@ -175,3 +175,9 @@ def test_attributes_of_a_gpu_are_read_without_asserts(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONOPTIMIZE", "1")
     assert doctor._run_python(doctor._ATTRIBUTE.format(number=132)).text == "1"
     assert doctor._run_python(doctor._ATTRIBUTE.format(number=999)).text == ""
+
+
+def test_hosts_name_the_ranks_of_a_launcher():
+    variables = {"MPI_LOCALNRANKS": "2", "PMI_SIZE": "4"}
+    assert "2 of 4 ranks on this host" in doctor.describe_hosts(variables).found
+    assert "one rank; several hosts" in doctor.describe_hosts({}).found

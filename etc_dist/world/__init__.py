@@ -11,11 +11,14 @@ Files, from the user down:
     choice.py       the visible GPUs of a rank; the backend of all ranks
     memory.py       SymmetricMemory, and the interface of a backend
     gpu_memory.py   backend "cuda": NVSHMEM's symmetric heap
-    cpu_memory.py   backend "cpu": shared memory of one host
+    cpu_memory.py   backend "cpu": shared memory of a host
+    hosts.py        Hosts: near and far ranks
     agreement.py    Agreement: all ranks make the same call, or raise the same error;
                     SignatureBoard compares calls in a microsecond
+    hosts_board.py  it over several hosts
     rank_errors.py  the errors of collective calls
-    objects.py      ObjectGather: the exchange of objects between ranks
+    objects.py      ObjectGather: the exchange of objects between ranks; Channel:
+                    messages between far ranks
     mpi.py          it by MPI's messages, and all other use of MPI
     sockets.py      it over Unix sockets
     process_group.py    all use of torch.distributed

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-from collections.abc import Callable
-from typing import NoReturn, TypeVar, cast
+from collections.abc import Callable, Mapping
+from typing import NoReturn, Protocol, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from etc_dist.errors import EtcDistError, WorldError
 from etc_dist.world import rank_errors
 from etc_dist.world.objects import ObjectGather
 from etc_dist.world.processes import Backoff, ProcessMonitor, is_forked
-from etc_dist.world.rank_errors import LOST, REASONS
+from etc_dist.world.rank_errors import ENDED, LOST, REASONS, SILENT
 
 T = TypeVar("T")
 
@@ -40,6 +40,26 @@ def sign(text: str) -> int:
     return int.from_bytes(digest, "little") & MASK
 
 
+class Board(Protocol):
+    """Compares one signature per call between all ranks."""
+
+    def compare(self, signature: int, limit: float) -> list[int | None] | None:
+        """None if every rank has `signature` (63 bits). Collective.
+
+        Otherwise each rank's signature, None for a rank that did not call within
+        `limit` seconds or has ended, or the negative reason why it left.
+        """
+
+    def leave(self, reason: int) -> None:
+        """Publish the reason why this rank makes no further call."""
+
+    def left(self) -> dict[int, int]:
+        """The ranks that have left, and why."""
+
+    def close(self) -> None:
+        """End the comparisons."""
+
+
 class Agreement:
     """The agreement of all ranks on each call. `World` documents its methods."""
 
@@ -51,11 +71,11 @@ class Agreement:
         objects.find_lost = self.find_lost
         self.report: Callable[[BaseException], None] = lambda error: None
         """Called with each error that all ranks raise."""
-        self._board: SignatureBoard | None = None
+        self._board: Board | None = None
         self._calls = 0
         self._unusable: str | None = None
 
-    def use_board(self, board: SignatureBoard) -> None:
+    def use_board(self, board: Board) -> None:
         """Compare calls on `board` from now on, not by messages. Collective."""
         self._board = board
 
@@ -66,15 +86,16 @@ class Agreement:
     @property
     def lost_process(self) -> bool:
         """The world broke and some rank's process has ended."""
-        return self.broken and bool(self._monitor.find_ended())
+        far = {ENDED, SILENT}.intersection(self._left().values())
+        return self.broken and bool(far or self._monitor.find_ended())
 
     def find_lost(self) -> frozenset[int]:
         return self._monitor.find_ended() | frozenset(self._left())
 
     def why_lost(self, rank: int) -> str:
-        if self._monitor.ended(rank):
-            return "its process has ended"
         left = self._left()
+        if self._ended(rank, left):
+            return REASONS[ENDED]
         if rank in left:
             return f"it left the world: {REASONS[left[rank]]}"
         if self._monitor.stopped(rank):
@@ -202,6 +223,12 @@ class Agreement:
             raise refusal from cause
         return [one for one, _ in pairs]
 
+    def _ended(self, rank: int, left: Mapping[int, int]) -> bool:
+        """Whether the process of `rank` is the cause: it ended without leaving."""
+        return left.get(rank, ENDED) == ENDED and (
+            rank in left or self._monitor.ended(rank)
+        )
+
     def _left(self) -> dict[int, int]:
         return {} if self._board is None else self._board.left()
 
@@ -210,8 +237,8 @@ class Agreement:
         where = self._where()
         # Name all that left: the first may have answered this call before. Ranks also
         # leave because another one has ended: then its end is the cause.
-        left = self._left()
-        ended = [r for r in missing if r not in left and self._monitor.ended(r)]
+        left = {r: why for r, why in self._left().items() if why != SILENT}
+        ended = [r for r in missing if self._ended(r, left)]
         if not left.keys().isdisjoint(missing) and not ended:
             return self._break(rank_errors.left_ranks(where, left))
         stopped = [rank for rank in missing if self._monitor.stopped(rank)]
@@ -259,11 +286,15 @@ class SignatureBoard:
     """
 
     def __init__(
-        self, rank: int, lines: npt.NDArray[np.uint8], monitor: ProcessMonitor
+        self,
+        rank: int,
+        lines: npt.NDArray[np.uint8],
+        find_ended: Callable[[], frozenset[int]],
     ):
-        """`lines`: `board_bytes` of zeroed, aligned memory that all ranks share."""
+        """`lines`: `board_bytes` of zeroed, aligned memory that all ranks share.
+        Ranks count from 0 on this host."""
         self._rank, self._size = rank, len(lines) // _LINE
-        self._monitor = monitor
+        self._find_ended = find_ended
         # A memoryview is read in half the time of a NumPy array's scalars (measured).
         self._words = lines.data.cast("q")
         self._mark = 0
@@ -275,11 +306,7 @@ class SignatureBoard:
         )
 
     def compare(self, signature: int, limit: float) -> list[int | None] | None:
-        """None if every rank has `signature` (63 bits). Collective.
-
-        Otherwise each rank's signature, None for a rank that did not call within
-        `limit` seconds or has ended, or the negative reason why it left.
-        """
+        """See `Board`."""
         self._mark = mark = (self._mark + _STEP) & MASK
         self._parity = parity = 1 - self._parity
         words, own, token = self._words, self._own + 2 * parity, signature ^ mark
@@ -309,7 +336,7 @@ class SignatureBoard:
         """The slow half of `compare`: a rank is late, or has another signature."""
         found: list[int | None] = [None] * self._size
         found[self._rank] = signature
-        backoff = Backoff(limit, self._monitor.find_ended)
+        backoff = Backoff(limit, self._find_ended)
         while True:
             for rank in range(self._size):
                 if found[rank] is None:

@@ -12,7 +12,7 @@ from etc_dist.world import gpu_memory
 from etc_dist.world.rank_errors import by_rank
 
 BACKENDS = ("auto", "cpu", "cuda")
-RANK_LOCAL = {"cache", "timing"}
+RANK_LOCAL = {"cache", "timing", "host"}
 """Settings that may differ between ranks."""
 _SHARING = "ETC_DIST_SHARE_GPU=1 lets ranks share a GPU"
 
@@ -75,14 +75,17 @@ def choose(reports: Sequence[Report]) -> Choice:
     """The backend for these ranks (reports by rank); the same answer on each.
 
     Raises ArgumentError for settings that are unknown or differ between ranks, and
-    WorldError for ranks on several hosts or for "cuda" where a rank cannot use it.
+    WorldError for GPUs on several hosts, or for "cuda" where a rank cannot use it.
     """
     backend = _common_backend(reports)
-    if len({report.node for report in reports}) > 1:
-        raise several_hosts([report.host for report in reports])
     if backend == "cpu":
         return Choice("cpu", "requested")
     obstacles = find_obstacles(reports)
+    if not obstacles and len({report.node for report in reports}) > 1:
+        fix = "start all ranks on one host, or set ETC_DIST_BACKEND=cpu"
+        raise several_hosts(
+            "GPUs on several hosts", [report.host for report in reports], fix
+        )
     if not obstacles:
         ranks_per_gpu = max(Counter(report.gpu for report in reports).values())
         return Choice("cuda", ranks_per_gpu=ranks_per_gpu)
@@ -158,15 +161,21 @@ def _common_backend(reports: Sequence[Report]) -> str:
     return backend
 
 
-def several_hosts(hosts: Sequence[str]) -> WorldError:
-    """The error for ranks on these hosts, by rank."""
+def several_hosts(what: str, hosts: Sequence[str], fix: str) -> WorldError:
+    """The error for `what` with ranks on these hosts, by rank."""
     return WorldError(
-        "the ranks are on several hosts, which is not supported yet",
+        f"{what} are not supported yet",
         where="start of the world",
         wanted="all ranks on one host",
         got=by_rank(dict(enumerate(hosts))),
-        fix="start all ranks on one host",
+        fix=fix,
     )
+
+
+def groups_on_several_hosts(hosts: Sequence[str]) -> WorldError:
+    """The error for a process group with ranks on these hosts, by rank."""
+    fix = "start the ranks on one host, or without process_group by mpirun"
+    return several_hosts("process groups on several hosts", hosts, fix)
 
 
 def find_gpus() -> Gpus:

@@ -9,12 +9,14 @@ import mmap
 import os
 import secrets
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from etc_dist.errors import SymmetricMemoryError
 from etc_dist.world.agreement import Agreement
+from etc_dist.world.hosts import Hosts
 from etc_dist.world.memory import Block
 
 FOLDER = Path("/dev/shm")
@@ -29,23 +31,24 @@ def host_key() -> str:
 
 
 class CpuMemory:
-    """Shared memory for the ranks of `agreement`, all on one host. Collective."""
+    """Shared memory for the ranks of each host. Collective, on all hosts together."""
 
     name = "cpu"
     device: int | str = "cpu"
     ranks_per_gpu = 1
     mps = False
 
-    def __init__(self, agreement: Agreement):
-        self._agreement = agreement
+    def __init__(self, agreement: Agreement, hosts: Hosts):
+        self._agreement, self._hosts = agreement, hosts
         # Unpredictable, and known to every rank before the first file exists: each
         # rank can remove a file, also if the rank that created it has ended.
         token = agreement.agree(lambda: secrets.token_hex(16))[0]
-        self._stem = f"etc_dist-{token}"
+        # Pretended hosts share the folder.
+        self._stem = f"etc_dist-{token}-{hosts.own}"
         self._files = 0
 
     def map(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Zeroed memory, the same on every rank; it begins with a page.
+        """Zeroed memory, the same on every rank of the host; it begins with a page.
 
         It is freed with the last array over it, on any rank. SymmetricMemoryError on
         every rank where the host does not have enough memory.
@@ -54,7 +57,7 @@ class CpuMemory:
         path = FOLDER / f"{self._stem}-{self._files}"
         mapped: list[npt.NDArray[np.uint8]] = []
         try:
-            if self._agreement.rank == 0:
+            if self._hosts.local_rank == 0:
                 self._agreement.agree_done(lambda: _create(path, nbytes))
             else:
                 self._agreement.agree_done(lambda: None)
@@ -66,12 +69,16 @@ class CpuMemory:
     def allocate(self, nbytes: int) -> Block:
         """Whole pages for each rank; SymmetricMemoryError as `map`."""
         stride = -(-max(nbytes, 1) // PAGE) * PAGE
-        size = self._agreement.size
-        whole = self.map(stride * size)
-        starts = range(0, stride * size, stride)
-        peers = tuple(whole[start : start + nbytes] for start in starts)
+        hosts = self._hosts
+        whole = self.map(stride * hosts.local_size)
         first = int(whole.ctypes.data)
-        return Block(tuple(first + start for start in starts), peers, None)
+        addresses: list[int] = [0] * hosts.size
+        peers: list[Any] = [None] * hosts.size
+        for local, rank in enumerate(hosts.near):
+            start = local * stride
+            addresses[rank] = first + start
+            peers[rank] = whole[start : start + nbytes]
+        return Block(tuple(addresses), tuple(peers), None)
 
     def free(self, block: Block) -> None:
         """The last array over the memory frees it."""

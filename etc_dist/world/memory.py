@@ -17,8 +17,10 @@ class Block:
     """One allocation of a backend: the blocks of all ranks, as mapped here."""
 
     addresses: tuple[int, ...]
+    """0 for far ranks."""
     peers: tuple[Any, ...]
-    """uint8 [nbytes] over each rank's block: NumPy or CuPy arrays."""
+    """uint8 [nbytes] over each rank's block: NumPy or CuPy arrays; None for far ranks.
+    """
     handle: Any
     """For the backend's `free`."""
 
@@ -79,12 +81,14 @@ class SymmetricMemory:
 
     @property
     def peers(self) -> tuple[Any, ...]:
-        """uint8 [nbytes] over each rank's block, by rank; peers[rank] is `local`."""
+        """uint8 [nbytes] over each rank's block, by rank; peers[rank] is `local`. None
+        for ranks on other hosts."""
         return self.block.peers
 
     @property
     def addresses(self) -> tuple[int, ...]:
-        """Each rank's block as an address valid on this rank, by rank."""
+        """Each rank's block as an address valid on this rank, by rank; 0 for ranks on
+        other hosts."""
         return self.block.addresses
 
     @property

@@ -146,6 +146,9 @@ class MpiGather:
                 return False
         return True
 
+    def open_channel(self, limit: float) -> MpiChannel:
+        return MpiChannel(duplicate(self._mpi, self._comm, limit))
+
     def close(self) -> None:
         self._comm.Free()
 
@@ -167,6 +170,40 @@ class MpiGather:
         # In place of MPI_Finalize, which waits for every rank.
         self._mpi._set_abort_status(1)
         time.sleep(READ_SECONDS)
+
+
+class MpiChannel:
+    """`Channel` by MPI's messages."""
+
+    transport = "MPI"
+
+    def __init__(self, comm: MPI.Intracomm):
+        """Takes over `comm`, which must be private."""
+        from mpi4py import MPI
+
+        self._mpi, self._comm = MPI, comm
+        self._sending: list[tuple[MPI.Request, object]] = []
+
+    def send(self, rank: int, kind: int, data: Any) -> None:
+        self._sending = [one for one in self._sending if not one[0].Test()]
+        part = [data, self._mpi.BYTE]
+        self._sending.append((self._comm.Isend(part, dest=rank, tag=kind), data))
+
+    def receive(self, kind: int) -> tuple[int, bytearray] | None:
+        status = self._mpi.Status()
+        probe = self._comm.Improbe  # codespell:ignore improbe
+        message = probe(source=self._mpi.ANY_SOURCE, tag=kind, status=status)
+        if message is None:
+            return None
+        buffer = bytearray(status.Get_count(self._mpi.BYTE))
+        message.Recv([buffer, self._mpi.BYTE])
+        return status.Get_source(), buffer
+
+    def close(self) -> None:
+        # Their peers have taken the messages of all calls before.
+        self._sending = [one for one in self._sending if not one[0].Test()]
+        _unfinished.extend(self._sending)
+        self._comm.Free()
 
 
 @cache

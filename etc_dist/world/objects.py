@@ -3,7 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
+
+AGREEMENT, RUN = 1, 2
+"""The kinds of messages on a channel."""
+
+
+class Channel(Protocol):
+    """Messages of bytes between far ranks, in order for each pair and kind."""
+
+    transport: str
+    """What carries them, for users."""
+
+    def send(self, rank: int, kind: int, data: Any) -> None:
+        """Send the bytes of an array, which must stay as it is. Does not wait."""
+
+    def receive(self, kind: int) -> tuple[int, bytearray] | None:
+        """The next message from any rank, with its sender; None if there is none."""
+
+    def close(self) -> None:
+        """End the channel, after the last message. Collective."""
 
 
 class ObjectGather(Protocol):
@@ -30,6 +49,10 @@ class ObjectGather(Protocol):
 
         False if some did not call within `limit` seconds, or one is lost.
         """
+
+    def open_channel(self, limit: float) -> Channel | None:
+        """A new channel between all ranks; None if they must be on one host.
+        Collective."""
 
     def close(self) -> None:
         """End the exchange, after the last one. Collective."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from etc_dist.errors import WorldError, expect_type
 from etc_dist.world import rank_errors
-from etc_dist.world.choice import several_hosts
+from etc_dist.world.choice import groups_on_several_hosts
 from etc_dist.world.cpu_memory import host_key
 from etc_dist.world.processes import Backoff
 from etc_dist.world.sockets import SocketGather, connect_all, listen
@@ -78,7 +78,7 @@ def connect(distributed: Any, group: Any, limit: float) -> SocketGather:
         try:
             peers = _exchange(group, json.dumps(own), limit)
             if len({peer["key"] for peer in peers}) > 1:
-                raise several_hosts([peer["host"] for peer in peers])
+                raise groups_on_several_hosts([peer["host"] for peer in peers])
             names = [peer["name"] for peer in peers]
             connections = connect_all(rank, names, listener, limit)
         except (OSError, RuntimeError) as fault:  # of a peer, or of the store

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -141,6 +141,12 @@ class ProcessMonitor:
             else None
             for process in processes
         ]
+
+    def forget_all_but(self, ranks: Container[int]) -> None:
+        """Monitor only these ranks from now on."""
+        for rank in range(len(self._processes)):
+            if rank not in ranks:
+                self._processes[rank] = None
 
     def ended(self, rank: int) -> bool:
         """Whether the process of `rank` has ended; False if unknown."""

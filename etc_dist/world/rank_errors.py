@@ -8,13 +8,17 @@ from collections.abc import Mapping, Sequence
 from etc_dist.errors import ArgumentError, EtcDistError, WorldError
 
 LOST, INTERRUPTED, FAILED, UNCLOSED, BLOCK_LEFT = -1, -2, -3, -4, -5
-"""The published reason why a rank left the world: negative, unlike signatures."""
+SILENT, ENDED = -6, -7
+"""The published reason why a rank left the world: negative, unlike signatures. The last
+two are what the ranks of its host report of it."""
 REASONS = {
     LOST: "an earlier call there timed out or failed",
     INTERRUPTED: "a call there was interrupted by an exception",
     FAILED: "it ended with an error",
     UNCLOSED: "it ended before the other ranks closed the world",
     BLOCK_LEFT: "an exception left its with block",
+    ENDED: "its process has ended",
+    SILENT: "it did not answer",
 }
 PARTS = ("what", "where", "wanted", "got", "fix")
 

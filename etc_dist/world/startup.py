@@ -10,16 +10,27 @@ from dataclasses import dataclass
 from types import NoneType
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
+
 from etc_dist.errors import EtcDistError, WorldError, as_refusal, expect_type
 from etc_dist.settings import Settings
 from etc_dist.world import mpi, processes, rank_errors
 from etc_dist.world import process_group as process_groups
-from etc_dist.world.agreement import Agreement, SignatureBoard, board_bytes
-from etc_dist.world.choice import BACKENDS, Gpus, Report, choose, find_gpus
+from etc_dist.world.agreement import Agreement, Board, SignatureBoard, board_bytes
+from etc_dist.world.choice import (
+    BACKENDS,
+    Gpus,
+    Report,
+    choose,
+    find_gpus,
+    groups_on_several_hosts,
+)
 from etc_dist.world.cpu_memory import CpuMemory, host_key
 from etc_dist.world.gpu_memory import GpuMemory
+from etc_dist.world.hosts import Hosts, arrange
+from etc_dist.world.hosts_board import HostsBoard
 from etc_dist.world.memory import Backend
-from etc_dist.world.objects import ObjectGather
+from etc_dist.world.objects import Channel, ObjectGather
 from etc_dist.world.processes import Process, ProcessMonitor
 from etc_dist.world.world import World
 
@@ -54,7 +65,7 @@ def start(
     ranks that launch/mpirun has started.
 
     Raises the same error on every rank: WorldError where MPI, GPUs or NVSHMEM are
-    missing or ranks are on several hosts, TypeError for arguments of a wrong type,
+    missing or the ranks' hosts do not fit, TypeError for arguments of a wrong type,
     ArgumentError for settings out of range.
     Ranks that pass another communicator or group, do not call `start`, or call it
     inside another call, raise alone; their peers within the default world_limit.
@@ -188,19 +199,40 @@ def _start(
     agreement: Agreement,
 ) -> World:
     agreement.limit = settings.world_limit
-    keys = agreement.agree(host_key)
+    keys = agreement.agree(lambda: f"{settings.host} {host_key()}")
     reports = agreement.agree(lambda: _report(settings, ranks, objects.rank, keys))
     choice = choose(reports)
     own = reports[objects.rank]
-    memory = CpuMemory(agreement)
-    lines = memory.map(board_bytes(objects.size))
-    agreement.use_board(SignatureBoard(objects.rank, lines, monitor))
+    names = [report.host for report in reports]
+    hosts = arrange(objects.rank, [report.node for report in reports], names)
+    channel = objects.open_channel(settings.world_limit) if hosts.count > 1 else None
+    if hosts.count > 1 and channel is None:
+        raise groups_on_several_hosts(names)
+    monitor.forget_all_but(hosts.near)
+    memory = CpuMemory(agreement, hosts)
+    agreement.use_board(_board(hosts, memory, monitor, channel))
     backend: Backend = memory
     if choice.backend == "cuda":
         size = settings.symmetric_bytes
         backend = GpuMemory(agreement, own.device, size, choice.ranks_per_gpu)
-    local = own.local_rank, keys.count(keys[objects.rank])
-    return World(settings, objects, local, agreement, backend, choice.reason)
+    return World(settings, objects, hosts, channel, agreement, backend, choice.reason)
+
+
+def _board(
+    hosts: Hosts, memory: CpuMemory, monitor: ProcessMonitor, channel: Channel | None
+) -> Board:
+    lines_end = board_bytes(hosts.local_size)
+    shared = memory.map(lines_end + 8 * hosts.size)
+    first = hosts.near.start
+    near = SignatureBoard(
+        hosts.local_rank,
+        shared[:lines_end],
+        lambda: frozenset(rank - first for rank in monitor.find_ended()),
+    )
+    if channel is None:
+        return near
+    known = shared[lines_end:].view(np.int64)
+    return HostsBoard(hosts, near, known, channel, monitor.ended)
 
 
 def _report(settings: Settings, ranks: _Ranks, rank: int, keys: list[str]) -> Report:
@@ -208,7 +240,7 @@ def _report(settings: Settings, ranks: _Ranks, rank: int, keys: list[str]) -> Re
     # A world on the CPU does not load CUDA at all.
     wants_gpus = settings.backend in BACKENDS and settings.backend != "cpu"
     return Report(
-        host=socket.gethostname(),
+        host=settings.host or socket.gethostname(),
         node=keys.index(keys[rank]),
         local_rank=keys[:rank].count(keys[rank]),
         settings=settings,

@@ -13,8 +13,9 @@ from etc_dist.errors import EtcDistError, as_refusal, expect_range
 from etc_dist.settings import Settings
 from etc_dist.world import processes
 from etc_dist.world.agreement import Agreement
+from etc_dist.world.hosts import Hosts
 from etc_dist.world.memory import Backend, SymmetricMemory
-from etc_dist.world.objects import ObjectGather
+from etc_dist.world.objects import Channel, ObjectGather
 from etc_dist.world.processes import AbortOnUncaught, Exclusive
 from etc_dist.world.rank_errors import BLOCK_LEFT, FAILED, INTERRUPTED, UNCLOSED
 
@@ -33,8 +34,9 @@ class World:
     """All ranks of a job; made by `start`, the same on every rank.
 
     rank, size: this rank, and how many there are; local_rank, local_size: the same on
-    its host. backend: "cuda" or "cpu". device: the number of this rank's GPU, or "cpu".
-    ranks_per_gpu: above 1 if ranks share a GPU; mps: whether CUDA MPS serves it.
+    its host; hosts: how ranks are placed on hosts. backend: "cuda" or "cpu". device:
+    the number of this rank's GPU, or "cpu". ranks_per_gpu: above 1 if ranks share a
+    GPU; mps: whether CUDA MPS serves it.
 
     A call is collective where it says so: every rank makes it, in the same order. A
     call that ranks make differently raises ArgumentError on all of them, and the world
@@ -51,16 +53,18 @@ class World:
         self,
         settings: Settings,
         objects: ObjectGather,
-        local: tuple[int, int],
+        hosts: Hosts,
+        channel: Channel | None,
         agreement: Agreement,
         backend: Backend,
         reason: str,
     ):
-        """For `start`. `local` is this rank's number on its host, and how many are
-        there; `reason` says why the backend was chosen."""
+        """For `start`. `channel` is to far ranks, None where there are none; `reason`
+        says why the backend was chosen."""
         self.settings = settings
         self.rank, self.size = agreement.rank, agreement.size
-        self.local_rank, self.local_size = local
+        self.hosts, self.channel = hosts, channel
+        self.local_rank, self.local_size = hosts.local_rank, hosts.local_size
         self.backend: str = backend.name
         self.device: int | str = backend.device
         self.ranks_per_gpu, self.mps = backend.ranks_per_gpu, backend.mps
@@ -261,11 +265,18 @@ class World:
             atexit.unregister(self._close_at_exit)
 
     def show(self) -> str:
-        """One line: rank, backend and why, how its GPU is shared, host, launcher."""
+        """One line: rank, backend and why, how its GPU is shared, host, ranks of each
+        host and what connects them, launcher."""
         detail = ", ".join(filter(None, (self._backend.show(), self._reason)))
+        host, hosts = self.settings.host or socket.gethostname(), self.hosts
+        if self.channel is not None:
+            host += (
+                f" ({hosts.own + 1} of {hosts.count} hosts of {hosts.local_size} ranks,"
+                f" connected by {self.channel.transport})"
+            )
         return (
             f"world: rank {self.rank} of {self.size}, backend {self.backend} "
-            f"({detail}), host {socket.gethostname()}, {self._objects.library()}"
+            f"({detail}), host {host}, {self._objects.library()}"
         )
 
     def __repr__(self) -> str:

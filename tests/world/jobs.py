@@ -6,6 +6,12 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import mpi4py
+import pytest
+
+mpi4py.rc.initialize = False
+from mpi4py import MPI  # noqa: E402
+
 MPIRUN = Path(__file__).parents[2] / "launch" / "mpirun"
 
 
@@ -40,19 +46,33 @@ class Job(NamedTuple):
     output: str
 
 
-def run_job(source: str, ranks: int = 2) -> Job:
+def run_job(source: str, ranks: int = 2, *options: str, **variables: str) -> Job:
     """Run a Python program on some ranks, to its end. Ranks that hang, also after
     another one has failed, end it at the time limit with code 124."""
     limits = ["--time-limit", "40", "--grace", "60"]
-    launch = [sys.executable, str(MPIRUN), "-n", str(ranks), *limits]
+    launch = [sys.executable, str(MPIRUN), "-n", str(ranks), *limits, *options]
     done = subprocess.run(
         [*launch, "python", "-c", source],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=os.environ | {"LAUNCH_PYTHON": sys.executable},
+        env=os.environ | {"LAUNCH_PYTHON": sys.executable} | variables,
     )
     return Job(done.returncode, done.stdout)
+
+
+def run_on_hosts(source: str, ranks: int = 4, **variables: str) -> Job:
+    """`run_job` on the pretended hosts nodeA and nodeB, two ranks each."""
+    folder = Path(__file__).parent
+    if "Open MPI" in MPI.Get_library_version():
+        pytest.skip("only MPICH starts ranks on pretended hosts")
+    launcher = {
+        "HYDRA_LAUNCHER": "ssh",
+        "HYDRA_LAUNCHER_EXEC": str(folder / "host_agent.sh"),
+        "ETC_DIST_BACKEND": "cpu",
+    }
+    hosts = f"--hostfile={folder / 'hosts.txt'}"
+    return run_job(source, ranks, hosts, **launcher, **variables)
 
 
 def run_torch_job(source: str, ranks: int = 2, *options: str) -> Job:

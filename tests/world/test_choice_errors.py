@@ -30,8 +30,8 @@ def test_cuda_with_more_ranks_than_gpus_counts_both():
     assert "ETC_DIST_SHARE_GPU=1" in caught.value.fix
 
 
-def test_ranks_on_several_hosts_are_refused():
-    with pytest.raises(WorldError, match="several hosts") as caught:
+def test_gpus_on_several_hosts_are_refused():
+    with pytest.raises(WorldError, match="GPUs on several hosts") as caught:
         choose([report(0, TWO, "auto", node=0), report(0, TWO, "auto", node=1)])
     assert "rank 0: host0" in caught.value.got
 

@@ -59,7 +59,7 @@ start(CPU).close()
         "comm expects a None, got str; pass either comm or process_group": 2,
         "different settings of cpu_workers": 2,
         "process_group = GroupMember.NON_GROUP_MEMBER": 1,
-        "the ranks are on several hosts": 2,
+        "process groups on several hosts are not supported": 2,
     }
     assert {text: output.count(text) for text in both} == both
 

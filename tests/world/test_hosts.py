@@ -1,0 +1,143 @@
+"""Worlds over several hosts: MPICH starts ranks on two pretended hosts."""
+
+import pytest
+
+from etc_dist.errors import WorldError
+from etc_dist.world.hosts import Hosts, arrange
+from tests.world.jobs import run_on_hosts
+
+START = """
+import os, sys, time
+from etc_dist.errors import EtcDistError
+from etc_dist.settings import Settings
+from etc_dist.world import start
+world = start(Settings.load())
+
+def show(*words):
+    print(*words, flush=True)
+
+def refused(call):
+    try:
+        call()
+    except EtcDistError as error:
+        show(f"{type(error).__name__}: {' '.join(str(error).split())}")
+"""
+
+
+def test_near_ranks_are_those_of_the_host():
+    hosts = arrange(5, [0, 0, 0, 3, 3, 3, 6, 6, 6], ["a"] * 9)
+    assert (list(hosts.near), hosts.own, hosts.local_rank) == ([3, 4, 5], 1, 2)
+    assert hosts.partners == (2, 8)
+    assert not hosts.is_near(2)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "message"),
+    [
+        ([0, 0, 2], "different numbers of ranks"),
+        ([0, 1, 0, 1], "do not follow each other"),
+        ([n - n % 8 for n in range(1032)], "too many ranks"),
+    ],
+)
+def test_hosts_that_do_not_fit_are_refused(nodes, message):
+    with pytest.raises(WorldError, match=message) as caught:
+        arrange(0, nodes, [f"host{node}" for node in nodes])
+    assert caught.value.fix
+
+
+def test_one_host_of_many_ranks():
+    assert arrange(3, [0] * 4096, ["a"] * 4096) == Hosts(3, 1, 4096)
+
+
+def test_ranks_on_two_hosts_agree():
+    source = """
+show(world.show())
+show(world.agree(lambda: world.rank))
+near = world.allocate(8)
+world.barrier()
+for rank in world.hosts.near:
+    near.peers[rank][world.local_rank] = 1
+world.barrier()
+show(near.local.tolist(), [peer is None for peer in near.peers])
+refused(lambda: world.match_call(5 + (world.rank == 3), lambda: f"call {world.rank}"))
+refused(lambda: world.agree(lambda: 1 // (world.rank - 2)))
+world.barrier()
+world.close()
+"""
+    code, output = run_on_hosts(START + source)
+    assert code == 0
+    assert "rank 3 of 4, backend cpu" in output
+    assert output.count("host nodeB (2 of 2 hosts of 2 ranks, connected by MPI)") == 2
+    assert output.count("[0, 1, 2, 3]") == 4
+    assert output.count("[1, 1, 0, 0, 0, 0, 0, 0]") == 4
+    assert output.count("[True, True, False, False]") == 2
+    assert output.count("rank 2: call 2 rank 3: call 3 to do:") == 4
+    assert output.count("rank 2: world.agree") == 4
+
+
+END = """
+if world.rank in DEAD:
+    os.kill(os.getpid(), 9)
+refused(world.barrier)
+refused(world.barrier)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("dead", ["[2]", "[2, 3]"])
+def test_ranks_that_are_killed_are_named_on_the_other_host(dead):
+    limit = {"ETC_DIST_WORLD_LIMIT": "2" if "3" in dead else "30"}
+    _, output = run_on_hosts(START + END.replace("DEAD", dead), **limit)
+    named = "rank 2" if dead == "[2]" else "ranks 2, 3"
+    first = "not all ranks made the same call"
+    alive = 4 - (1 + ("3" in dead))
+    assert output.count(f"got: {named} did not take part") == alive
+    assert output.count("WorldError: the world cannot be used") == alive
+    assert output.count(f"WorldError: {first}") == alive
+
+
+def test_rank_that_leaves_is_named_on_the_other_host():
+    source = """
+try:
+    with world:
+        if world.rank == 1:
+            raise KeyError
+        time.sleep(0.3)
+        world.barrier()
+except EtcDistError as error:
+    show(error.got)
+except KeyError:
+    pass
+"""
+    _, output = run_on_hosts(START + source)
+    assert output.count("rank 1: left the world: an exception left its with block") == 3
+
+
+def test_rank_that_does_not_call_is_named_on_the_other_host():
+    source = """
+if world.rank == 3:
+    time.sleep(4)
+refused(world.barrier)
+os._exit(0)
+"""
+    _, output = run_on_hosts(START + source, ETC_DIST_WORLD_LIMIT="1")
+    assert output.count("rank 3 did not take part") == 3
+
+
+def test_an_uncaught_exception_ends_all_hosts():
+    source = """
+if world.rank == 1:
+    raise KeyError("x")
+world.barrier()
+"""
+    code, output = run_on_hosts(START + source)
+    assert code not in (0, 124)
+    assert "KeyError: 'x'" in output
+
+
+def test_unequal_hosts_are_refused_on_all_ranks():
+    source = START.replace("world = start(Settings.load())", "")
+    source += "refused(lambda: start(Settings.load()))"
+    _, output = run_on_hosts(source, ranks=3)
+    assert output.count("the hosts have different numbers of ranks") == 3
+    assert output.count("ranks 0, 1: nodeA rank 2: nodeB to do:") == 3
