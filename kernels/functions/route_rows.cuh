@@ -9,7 +9,7 @@ template <class Task>
 struct route_rows {
   static constexpr i32 kTopK = Task::kTopK, kExperts = Task::kExperts;
   static constexpr i32 kWarps = Task::threads / 32;
-  static constexpr i32 kTogether = 4;           // rows for which a warp chooses in parallel
+  static constexpr i32 kTogether = 2;           // rows for which a warp chooses in parallel
   static constexpr i32 kMost = 128, kWords = kMost / 32;  // rows, and words with a bit for each
   static constexpr i32 kPerLane = (kExperts + 31) / 32;   // adjacent experts of a lane
   static constexpr u32 kNone = 0xffff;          // the choice of an unused row
