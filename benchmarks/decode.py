@@ -18,7 +18,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.decode_reference import reference_logits
-from benchmarks.decode_step import MODELS, Decoder
+from benchmarks.decode_step import MODELS, ROUTINGS, SMALL_MODELS, Decoder
 from benchmarks.device import Call, Device, Gpu, wide
 from benchmarks.harness import (
     begin,
@@ -37,6 +37,9 @@ CHECKED_LAYERS = 2
 ERROR, GAP = 0.016, 0.12
 """The allowed error of the logits, and the allowed distance of the chosen id's logit
 from the largest in the reference, relative to the root mean square of all logits."""
+ROUTER_GAP = 0.06
+"""The allowed distance of a chosen expert's logit from that of one that is not, in
+units of the root mean square."""
 PROTOCOL = (
     "2 ms device sleep, event, replayed CUDA graph, event; median after "
     f"{WARM_UP} warm-ups"
@@ -53,7 +56,9 @@ def check(decoder: Decoder, batch: int) -> tuple[float, list[str]]:
     decoder.call(arrays)()
     decoder.program.synchronize()
     whole = decoder.whole(batch, CHECKED_LAYERS)
-    wanted = reference_logits(device, decoder.config, whole, decoder.context)
+    if decoder.config.mixture is not None:
+        whole["experts"] = arrays["experts"]
+    wanted, below = reference_logits(device, decoder.config, whole, decoder.context)
     del whole
     error = device.relative_error([logits], [wanted[:, decoder.columns]])
     gap = float(
@@ -65,6 +70,8 @@ def check(decoder: Decoder, batch: int) -> tuple[float, list[str]]:
         wrong.append(f"error {error:.2e}, wanted {ERROR:.1e}")
     if not are_best(decoder, wide(logits), ids):
         wrong.append("an id is not that of the largest logit")
+    if not below <= ROUTER_GAP:
+        wrong.append(f"an expert whose logit is {below:.2e} below one not chosen")
     if not gap <= GAP:
         wrong.append(f"an id whose logit is {gap:.2e} below the largest")
     return error, wrong
@@ -146,12 +153,15 @@ def benchmark(
     program.synchronize()
     values |= {"steps": steps, "bitwise_equal": not different}
     values |= {"steps_per_launch": decoder.steps}
+    if decoder.config.mixture is not None:
+        values |= {"routing": decoder.routing}
+        values |= {"active_experts": decoder.active_experts(arrays)}
     if different:
         wrong.append(f"the bits of {different} of {steps} steps differ")
     if is_timed(device):
         times = measure(device, {"ours": call}, repeats)["ours"]
         times = [time / decoder.steps for time in times]
-        limit = decoder.bytes_read(batch) / device.rates[0] * 1e3
+        limit = decoder.bytes_read(arrays) / device.rates[0] * 1e3
         spread = tuple(round(float(q), 5) for q in np.percentile(times, (25, 75)))
         values |= {**provenance(program), "repeats": repeats}
         values |= {"ours_ms": round(median(times), 5), "ours_spread_ms": spread}
@@ -161,11 +171,14 @@ def benchmark(
 
 
 def main() -> int:
-    parser = shapes_parser("Check and time a decode step.", "decode", MODELS)
+    parser = shapes_parser(
+        "Check and time a decode step.", "decode", {**MODELS, **SMALL_MODELS}
+    )
     add = parser.add_argument
     add("--context", type=int, help="512, or 70 on the CPU backend")
     add("--steps", type=int, help="compared bit by bit: 1000, or 3 on the CPU backend")
     add("--per-launch", type=int, default=1, help="steps of a launch; times are of one")
+    add("--routing", choices=ROUTINGS, default=ROUTINGS[0], help="of models of experts")
     options = parser.parse_args()
     device = begin(options.cpu)
     on_gpu = isinstance(device, Gpu)
@@ -180,7 +193,8 @@ def main() -> int:
     failed = False
     for name in options.models or [model]:
         decoder = Decoder(
-            device, name, max(batches), context, options.schedule, options.per_launch
+            *(device, name, max(batches), context, options.schedule),
+            *(options.per_launch, options.routing),
         )
         # NOTE: a captured program refuses to grow: first run each batch once.
         for batch in batches:

@@ -9,13 +9,18 @@ import numpy as np
 
 from benchmarks.device import Device, wide
 from etc_dist.models.config import ModelConfig
+from etc_dist.models.experts import Mixture
 
 
 def reference_logits(
     device: Device, config: ModelConfig, arrays: Mapping[str, Any], context: int
-) -> Any:
+) -> tuple[Any, float]:
     """Row r is the last of `context` positions of request r. All layers that `arrays`
-    holds. The cache has the positions before the last."""
+    holds. The cache has the positions before the last.
+
+    Rows have the `experts` of `arrays`. Also returns by how much the router's logit of
+    one of them is below that of another expert, at most, relative to the root mean
+    square of all."""
     xp, dim = device.xp, config.head_dim
     heads, kv_heads = config.heads, config.kv_heads
     ids = arrays["ids"][0]
@@ -30,7 +35,7 @@ def reference_logits(
         low, high = xp.split(x, 2, axis=-1)
         return xp.concatenate([low * cos - high * sin, high * cos + low * sin], axis=-1)
 
-    x = _rows(arrays["embedding"], ids)
+    x, below = _rows(arrays["embedding"], ids), 0.0
     for layer in range(len(arrays["w_qkv"])):
 
         def weight(name: str, layer: int = layer) -> Any:
@@ -49,10 +54,40 @@ def reference_logits(
         parts /= parts.sum(axis=-1, keepdims=True)
         x = x + (parts @ values).reshape(rows, -1) @ weight("w_o").T
         y = norm(x, weight("mlp_norm"))
-        gate = y @ weight("w_gate").T
-        active = gate / (1 + xp.exp(-gate)) * (y @ weight("w_up").T)
-        x = x + active @ weight("w_down").T
-    return norm(x, wide(arrays["norm"][-1])) @ wide(arrays["w_head"]).T
+        if config.mixture is None:
+            x = x + _mlp(xp, y, *(weight(name) for name in MLP))
+        else:
+            mixed, gap = _mix(xp, config.mixture, y, arrays, layer)
+            x, below = x + mixed, max(below, gap)
+    return norm(x, wide(arrays["norm"][-1])) @ wide(arrays["w_head"]).T, below
+
+
+MLP = ("w_gate", "w_up", "w_down")
+
+
+def _mlp(xp: Any, x: Any, w_gate: Any, w_up: Any, w_down: Any) -> Any:
+    gate = x @ w_gate.T
+    return gate / (1 + xp.exp(-gate)) * (x @ w_up.T) @ w_down.T
+
+
+def _mix(
+    xp: Any, mixture: Mixture, x: Any, arrays: Mapping[str, Any], layer: int
+) -> tuple[Any, float]:
+    logits, chosen = x @ wide(arrays["router"][layer]).T, arrays["experts"][layer]
+    own = xp.sort(xp.take_along_axis(logits, chosen, axis=1), axis=1)
+    best = xp.sort(logits, axis=1)[:, -mixture.top_k :]
+    gap = float((best - own).max() / xp.sqrt((logits**2).mean()))
+    parts = xp.exp(logits - logits.max(axis=1, keepdims=True))
+    weights = xp.take_along_axis(parts, chosen, axis=1)
+    whole = weights if mixture.normalizes else parts
+    weights = weights / whole.sum(axis=1, keepdims=True)
+    y = xp.zeros_like(x)
+    for expert in xp.unique(chosen).tolist():
+        matrices = (wide(arrays[name][layer, expert]) for name in MLP)
+        share = xp.where(chosen == expert, weights, 0).sum(axis=1, keepdims=True)
+        rows = xp.flatnonzero(share[:, 0])
+        y[rows] += share[rows] * _mlp(xp, x[rows], *matrices)
+    return y, gap
 
 
 def _rows(array: Any, numbers: Any) -> Any:

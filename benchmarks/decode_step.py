@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import moe
 from benchmarks.device import DTYPES, Call, Device, Gpu, seed_of
 from benchmarks.workload import DTYPE, SMALL
 from etc_dist import Program, compile
-from etc_dist.models.config import ModelConfig
+from etc_dist.models.config import QWEN_MOE, ModelConfig
 from etc_dist.models.decoder import decoder_graph
+from etc_dist.models.experts import Mixture
 from etc_dist.models.part import SPLIT_AXES, Part, check_ranks
-from etc_dist.models.sizes import MATMULS
 from etc_dist.models.step_policy import StepPolicy
 from etc_dist.models.weights import weight_shapes
 from etc_dist.ops.matmul_policy import SHAPES
@@ -47,10 +48,28 @@ MODELS: Mapping[str, ModelConfig] = {
     "qwen3-8b": qwen3(36, 4096, 12288, 32),
     "qwen3-14b": qwen3(40, 5120, 17408, 40),
     "qwen3-32b": qwen3(64, 5120, 25600, 64),
+    "qwen3-30b-a3b": replace(
+        qwen3(48, 2048, 768, 32),
+        architecture=QWEN_MOE,
+        kv_heads=4,
+        mixture=Mixture(128, 8, normalizes=True),
+    ),
 }
 SMALL_MODEL = replace(
     qwen3(3, 72, 192, 24), vocabulary=576, kv_heads=12, head_dim=64, positions=512
 )
+SMALL_MODELS = {
+    SMALL: SMALL_MODEL,
+    "small-experts": replace(
+        SMALL_MODEL, inner=40, architecture=QWEN_MOE, mixture=Mixture(16, 4, True)
+    ),
+}
+"""Those that the CPU backend checks."""
+ROUTINGS = ("uniform", "zipf", "one set")
+"""How rows choose experts, see `routing_bias` of moe.py."""
+COMMON, PREFERRED = 32.0, 1 / 16
+"""A column of all embeddings, through which routers prefer experts; and about what it
+is divided by until it reaches them."""
 
 
 class Decoder:
@@ -65,16 +84,19 @@ class Decoder:
         context: int,
         schedule: str,
         steps: int = 1,
+        routing: str = ROUTINGS[0],
     ):
         self.device, self.name, self.context = device, name, context
-        self.steps = steps
-        config = self.config = SMALL_MODEL if name == SMALL else MODELS[name]
+        self.steps, self.routing = steps, routing
+        config = self.config = {**MODELS, **SMALL_MODELS}[name]
         world = device.world
         check_ranks(config, world.size)
         self.part = Part(world.rank, world.size)
         own = self.part.config(config)
         self.columns = self.part.span(config.vocabulary, own.vocabulary)
-        graph = decoder_graph(world.size, sizes=own.sizes(PAGE_SIZE))
+        sizes = own.sizes(PAGE_SIZE)
+        self.matmuls = sizes.matmuls
+        graph = decoder_graph(world.size, sizes=sizes)
         self.program: Program = compile(graph, world, schedule=schedule)
         workers = self.program.workers if isinstance(device, Gpu) else None
         self.policy = StepPolicy(own, workers)
@@ -90,7 +112,8 @@ class Decoder:
         self.given = {n: device.xp.asarray(a) for n, a in self.given.items()}
 
     def whole(self, batch: int, layers: int) -> dict[str, Any]:
-        """Those of `arrays` that a single rank has; the cache is new."""
+        """Those of `arrays` that a single rank has; the cache is new, and no experts
+        are chosen."""
         arrays = self.arrays(batch, layers)
         if self.part.count == 1:
             return arrays
@@ -115,6 +138,9 @@ class Decoder:
         found |= self.given | {n: xp.asarray(a) for n, a in of_rows.items()}
         columns = self.columns.stop - self.columns.start
         found["logits"] = self.device.empty((batch, columns), DTYPE)
+        if config.mixture is not None:
+            chosen = layers, batch, config.mixture.top_k
+            found["experts"] = xp.full(chosen, -1, np.int32)
         return {**found, "next_ids": xp.empty((steps, batch), np.int32)}
 
     def call(self, arrays: Mapping[str, Any]) -> Call:
@@ -123,16 +149,26 @@ class Decoder:
         dims = self.policy.dims(batch, self.context + steps - 1)
         return partial(self.program.run, dims=dims | {"steps": steps}, **arrays)
 
-    def bytes_read(self, batch: int) -> int:
-        """Of this rank's weights and cache, once each."""
-        config, weights = self.part.config(self.config), self.weights
-        matmuls = sum(a.nbytes for n, a in weights.items() if n != "embedding")
+    def bytes_read(self, arrays: Mapping[str, Any]) -> int:
+        """Of this rank's weights and cache, once each, in a step that has run; of the
+        experts, those that it chose."""
+        config, batch = self.part.config(self.config), arrays["logits"].shape[0]
+        sizes = {n: a.nbytes for n, a in self.weights.items() if n != "embedding"}
+        if config.mixture is not None:
+            share = self.active_experts(arrays) / config.mixture.experts
+            for name in ("w_gate", "w_up", "w_down"):
+                sizes[name] *= share
         row = 2 * config.kv_heads * config.head_dim * self.cache.itemsize
-        return int(matmuls + config.layers * batch * self.context * row)
+        return int(sum(sizes.values()) + config.layers * batch * self.context * row)
+
+    def active_experts(self, arrays: Mapping[str, Any]) -> float:
+        """The mean number of experts of a layer that a step chose."""
+        chosen = [len(self.device.xp.unique(each)) for each in arrays["experts"]]
+        return sum(chosen) / len(chosen)
 
     def policy_text(self, batch: int) -> str:
         dims = self.policy.dims(batch, self.context)
-        tiles = [f"{n} {SHAPES[dims[f'{n}_shape']]}" for n in MATMULS]
+        tiles = [f"{n} {SHAPES[dims[f'{n}_shape']]}" for n in self.matmuls]
         return "; ".join([*tiles, f"slices {dims['slices']}"])
 
     def _draw_all(self, part: Part, layers: int) -> dict[str, Any]:
@@ -155,11 +191,27 @@ class Decoder:
         array: Any = None
         for number in range(layers):
             drawn = device.random(of_layer, DTYPE, f"{full} {number}", deviation)
+            if self.routing != ROUTINGS[0]:
+                self._prefer_experts(name, number, drawn)
             own = self._own(name, drawn.view(np.uint16), part)
             if array is None:
                 array = device.xp.empty((layers, *own.shape), np.uint16)
             array[number] = own
         return array.view(DTYPES[DTYPE])[... if len(shape) > 2 else 0]
+
+    def _prefer_experts(self, name: str, layer: int, drawn: Any) -> None:
+        """Changes embeddings and routers so that rows prefer the same experts."""
+        if name == "embedding":
+            column = np.full(len(drawn), COMMON, np.float32)
+        elif name == "router":
+            mixture, (experts, hidden) = self.config.mixture, drawn.shape
+            assert mixture is not None
+            model = moe.Model(hidden, self.config.inner, experts, mixture.top_k)
+            column = moe.routing_bias(self.routing, model, layer) * PREFERRED
+        else:
+            return
+        bits = column.astype(DTYPES[DTYPE]).view(np.uint16)
+        drawn.view(np.uint16)[:, 0] = self.device.xp.asarray(bits)
 
     def _own(self, name: str, drawn: Any, part: Part) -> Any:
         """A part of one layer's array."""

@@ -149,6 +149,12 @@ class DecodeRecord(Record):
     ours_spread_ms: tuple[float, float]
     """First and third quartile."""
     protocol: str
+    steps_per_launch: int = 1
+    """Times are of one step."""
+    routing: str | None = None
+    """How rows choose experts."""
+    active_experts: float | None = None
+    """Experts of a layer that a step reads: the mean over the layers."""
 
 
 @dataclass(frozen=True, kw_only=True)

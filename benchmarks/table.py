@@ -220,9 +220,16 @@ def summary(records: Sequence[Record]) -> str:
 def decode_table(records: Sequence[Record]) -> str:
     """The last step of each model, device, batch and context."""
     found = [r for r in records if isinstance(r, DecodeRecord)]
+
+    def model(r: DecodeRecord) -> str:
+        routing = "" if r.routing in (None, "uniform") else f", {r.routing} routing"
+        is_one = r.steps_per_launch == 1
+        steps = "" if is_one else f", {r.steps_per_launch} steps a launch"
+        return f"{r.model}{routing}{steps}"
+
     rows = [
         {
-            "model": r.model,
+            "model": model(r),
             "device": r.device,
             "batch": f"{r.batch}",
             "context": f"{r.context}",
@@ -231,7 +238,7 @@ def decode_table(records: Sequence[Record]) -> str:
             "% of limit": f"{r.of_limit:.0%}",
             "commit": short(r.commit),
         }
-        for r in latest(found, lambda r: (r.model, r.device, r.batch, r.context))
+        for r in latest(found, lambda r: (model(r), r.device, r.batch, r.context))
     ]
     return f"\n## Decode step on one GPU\n{table(rows)}" if rows else ""
 

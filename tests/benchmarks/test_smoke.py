@@ -35,6 +35,7 @@ ROOT = Path(__file__).parents[2]
         pytest.param(2, "soak --calls 20", marks=pytest.mark.exhaustive),
         (1, "task_cost"),
         (1, "decode"),
+        (1, "decode --models small-experts --routing zipf --per-launch 2"),
         (2, "decode"),
     ],
 )
@@ -119,6 +120,25 @@ def test_wrong_logits_or_ids_of_a_step_are_failures(
         monkeypatch.setattr(decoder.program, "run", changed)
         _, wrong = decode.check(decoder, 2)
         assert any(each.startswith(text) for each in wrong)
+
+
+def test_experts_other_than_the_best_are_a_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = begin(cpu=True)
+    with device.world:
+        decoder = decode.Decoder(device, "small-experts", 2, 70, "static")
+        run = decoder.program.run
+
+        def changed(**arguments: Any) -> None:
+            run(**arguments)
+            experts = arguments["experts"]
+            worst = next(n for n in range(16) if n not in experts[0, 0])
+            experts[0, 0, 0] = worst
+
+        monkeypatch.setattr(decoder.program, "run", changed)
+        _, wrong = decode.check(decoder, 2)
+        assert any(each.startswith("an expert whose logit") for each in wrong)
 
 
 def test_differing_bits_and_growth_are_faults_of_a_soak() -> None:
