@@ -102,6 +102,7 @@ class Program:
         # The number distinguishes programs of the same graph.
         self._identity = f"{number} {plan.graph.digest()}"
         self._number = number
+        self._end = sign(f"{self._identity} end")
         world.hold(self)
         self._proved: Recent[tuple[int, ...], Verified] = Recent(MOST_PROOFS)
         self._closed = False
@@ -215,7 +216,7 @@ class Program:
                 grows = self._make_ready(bound)
                 if grows and is_capturing(self.backend, stream):
                     self.world.refuse(cannot_capture_first_call(bound.text))
-            self.world.match_call(bound.signature, bound.describe)
+            self._match(bound.signature, bound.describe)
         except (WaitTimeoutError, WorldError) as error:
             fault = self._end_of_run(error)
             raise fault from fault.__cause__
@@ -344,19 +345,25 @@ class Program:
 
     def _agree_on_end(self) -> EtcDistError | None:
         """Wait for the last run on every rank; returns its error, the same on all."""
-        text = f"the end of the last run of {self.plan.graph.name}"
         self._executor.synchronize()
         try:
             self._refuse_after_failure()
-            self.world.match_call(
-                sign(f"{self._identity} end"), lambda: f"{text}, program {self._number}"
-            )
+            self._match(self._end, self._describe_end)
         except (WaitTimeoutError, WorldError) as error:
             fault = self._end_of_run(error)
             if fault is error:
                 raise
             return fault
         return None
+
+    def _match(self, signature: int, describe: Callable[[], str]) -> None:
+        """`world.match_call`, with nothing to compare on a single rank."""
+        if self.world.size > 1 or self.world.broken:
+            self.world.match_call(signature, describe)
+
+    def _describe_end(self) -> str:
+        name, number = self.plan.graph.name, self._number
+        return f"the end of the last run of {name}, program {number}"
 
     def _end_of_run(self, error: EtcDistError) -> EtcDistError:
         """The error to raise for that of an agreement: the last run's if it failed,
