@@ -61,6 +61,8 @@ class Call:
     values: tuple[tuple[str, Expr], ...] = ()
     """Keyword-only parameters of the body -> what they get, in place of the dim or
     number of their name."""
+    even: bool = False
+    """Whether tasks of equal work come first, then those that write nothing."""
 
     @property
     def loop_axes(self) -> tuple[Coordinate, ...]:
@@ -119,6 +121,8 @@ class Call:
         lines += [f"  {name} = {value}" for name, value in self.values]
         if self.pace != Const(0):
             lines.append(f"  pace {self.pace} ns")
+        if self.even:
+            lines.append("  even")
         if self.empty_until is not None:
             lines.append(f"  empty from t, empty until {self.empty_until}")
         for n, region in enumerate(self.reads):

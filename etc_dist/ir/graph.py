@@ -247,6 +247,7 @@ class Graph:
         name: str | None = None,
         empty_until: Until | None = None,
         values: Mapping[str, Expr | int] | None = None,
+        even: bool = False,
     ) -> Call:
         """Add `function` over `grid`, one task for each coordinate. A task waits for
         all `waits`, runs on the regions `reads` and `writes`, then notifies all
@@ -255,7 +256,8 @@ class Graph:
         order: maps a task index to a coordinate; the default is row-major. pace:
         nanoseconds between the starts of tasks of the transfer lane. name: default the
         function's. empty_until: maps t to the end of a run of tasks that write nothing
-        if task t does not. values: the numbers that parameters of the body get.
+        if task t does not. values: the numbers that parameters of the body get. even:
+        tasks of equal work come first, then those that write nothing.
 
         Raises GraphError for a call that cannot be correct, TypeError for an argument
         of a wrong type."""
@@ -263,6 +265,7 @@ class Graph:
         fix = f"if {maker} makes one, call it: {maker}(...)" if maker else ""
         expect_type(function, DeviceFunction, "g.call()", fix=fix)
         expect_type(grid, Grid, "the grid of g.call()")
+        expect_type(even, bool, "even= of g.call()")
         name = self._claim(name or function.name)
         where = f"graph {self.name}, call {name}"
         made = Call(
@@ -278,6 +281,7 @@ class Graph:
             run_end(empty_until, self._loops, grid, where),
             len(self._loops),
             named_values(values, where),
+            even,
         )
         check_members(made, where, self._tensors, self._events)
         check_call(made, where, self._values())

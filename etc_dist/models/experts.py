@@ -236,6 +236,7 @@ class MixtureCalls:
             grid,
             name=f"{name}_matmul",
             values=tiles.values,
+            even=True,
             **where,
         )
 

@@ -12,13 +12,15 @@ def schedule_static(graph: GraphFunction) -> Plan:
     """The static plan of `graph`: each lane runs its calls in the graph's order.
 
     Tasks of the tensor lane are assigned round-robin (the paper's base policy), or
-    claimed dynamically (atomic ticket) if their work depends on data. Tasks of the
-    transfer lane are claimed dynamically. ScheduleError for a graph without calls."""
+    claimed dynamically (atomic ticket) if the work of some depends on data and is not
+    even. Tasks of the transfer lane are claimed dynamically. ScheduleError for a graph
+    without calls."""
     require_calls(graph)
     lanes = []
     for name in (TENSOR, TRANSFER):
         calls = tuple(c for c in graph.calls if c.function.lane == name)
-        is_even = name == TENSOR and not any(c.is_loaded for c in calls)
+        uneven = [c for c in calls if c.is_loaded and not c.even]
+        is_even = name == TENSOR and not uneven
         policy = STRIDED if is_even else TICKET
         cluster = max((c.function.cluster for c in calls), default=1)
         lanes.append(Lane(name, calls, policy, cluster))
