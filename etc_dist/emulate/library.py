@@ -42,25 +42,35 @@ def compile_library(source: Source, kernels: Path, folder: Path | None) -> ctype
     refuse_missing(source, kernels)
     with TemporaryDirectory(dir=folder) as temporary:
         text, library = Path(temporary, "program.cpp"), Path(temporary, "program.so")
-        text.write_text(f'#include "cuda.h"\n{source.text}\n#include "run.h"\n')
+        text.write_text(f'#include "cuda.h"\n{source.text}\n#include "entry.h"\n')
         # NOTE: INCLUDE comes first: its ptx/ replaces that of the kernels.
         users = sorted({path.parent for path in source.sources})
         includes = [f"-I{path}" for path in (INCLUDE, kernels, *users)]
         command = [*FLAGS, *includes, str(text)]
         if folder is None:
-            _run([*command, "-shared", "-o", str(library)], source)
+            _compile(command, library, source)
             return ctypes.CDLL(str(library))
         kept = folder / f"{_digest(_run([*command, '-E', '-P'], source))}.so"
         if not kept.exists() or kept.stat().st_uid != os.geteuid():
-            _run([*command, "-shared", "-o", str(library)], source)
+            _compile(command, library, source)
             library.replace(kept)  # at once: other processes may build the same
     return ctypes.CDLL(str(kept))
 
 
+def _compile(command: list[str], library: Path, source: Source) -> None:
+    # By a command that is the same for all programs: zig keeps its result.
+    run = str(library.with_name("run.o"))
+    _run([*FLAGS, "-c", str(INCLUDE / "run.cpp"), "-o", run], source)
+    # `-x none`: FLAGS have the language of all files after it.
+    _run([*command, "-x", "none", run, "-shared", "-o", str(library)], source)
+
+
 def _digest(text: bytes) -> str:
-    """A hash of all that a library depends on. `text` has all files it includes."""
+    """A hash of all that a library depends on. `text` is the program with all files it
+    includes; those of run.cpp are in the same folder."""
     build = "\n".join((*FLAGS, machine(), version("ziglang")))
-    return hashlib.sha256(build.encode() + b"\n" + text).hexdigest()[:24]
+    files = [path.read_bytes() for path in sorted(INCLUDE.glob("*.*"))]
+    return hashlib.sha256(b"\n".join([build.encode(), text, *files])).hexdigest()[:24]
 
 
 def _run(arguments: list[str], source: Source) -> bytes:

@@ -1,4 +1,4 @@
-// Bulk copies and stores, and the mbarriers that count them. Included after the program.
+// Bulk copies and stores, and the mbarriers that count them. Part of run.cpp.
 #pragma once
 #include "memory.h"
 

@@ -1,4 +1,4 @@
-// A program's arrays, and the check of every access. Included after the program.
+// A program's arrays, and the check of every access. Part of run.cpp.
 #pragma once
 #include "scheduler.h"
 

@@ -1,4 +1,4 @@
-// The scheduler of the threads, and their barriers. Included after the program.
+// The scheduler of the threads, and their barriers. Part of run.cpp.
 #pragma once
 #include "fibers.h"
 
@@ -41,7 +41,8 @@ void fail(const char* what) {
   char* to = failure;
   const auto write = [&](const char* format, auto... values) {
     const size_t left = size_t(failure + sizeof failure - to);
-    to += min(size_t(snprintf(to, left, format, values...)), left - 1);
+    const size_t length = size_t(snprintf(to, left, format, values...));
+    to += length < left ? length : left - 1;
   };
   write("%s; rank %u, worker %u, thread %u", what, t.worker->rank, t.worker->index, t.id);
   if (t.task != nullptr) {

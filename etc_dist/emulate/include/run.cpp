@@ -1,5 +1,5 @@
-// Runs of a program, and its entry point. Included after the program.
-#pragma once
+// Runs of a program, and the entry point of its library. The same for all programs, so that the
+// compiler takes it from its cache.
 #include <signal.h>
 #include <sys/mman.h>
 #include <time.h>
@@ -8,6 +8,8 @@
 #include "async_copies.h"
 
 BEGIN_UNTRACKED_CALLS
+
+extern "C" void run_program(const void* arguments);  // entry.h
 
 namespace emulation {
 
@@ -20,7 +22,7 @@ static T* make(size_t count) {
 }
 
 static void run_thread() {
-  etc_dist_program(*static_cast<const etc::Args*>(arguments[own->worker->rank]));
+  run_program(arguments[own->worker->rank]);
   if (own->count > 0) fail("wgmma instructions that no thread waited for");
   if (own->copied > 0) fail("asynchronous copies without mbarrier_arrive_copied");
   for (uint32_t i = 0; i < stores.count; ++i) {
