@@ -97,14 +97,22 @@ RunningTask running_task(const void* coordinate) {
   return {__PRETTY_FUNCTION__, coordinate, sizeof(typename Call::Coord) / sizeof(int32_t)};
 }
 
+// What the scheduler looks at for each thread and turn, next to that of the other threads.
+struct Turn {
+  const uint32_t* turn;  // waits until this differs from `seen`; nullptr: waits for nothing
+  uint32_t seen;
+  bool is_over;
+  bool is_due() const { return !is_over && (turn == nullptr || *turn != seen); }
+};
+
 struct Thread {
   ucontext_t context;  // its entry
   jmp_buf place;       // where it resumes
   Worker* worker;
   uint32_t id;
-  bool has_begun = false, is_over = false;
-  const uint32_t* turn = nullptr;  // waits until this differs from `seen`
-  uint32_t seen = 0, cluster_turn = 0;  // `cluster_turn`: the turn before its last cluster_arrive()
+  bool has_begun = false;
+  Turn* next;
+  uint32_t cluster_turn = 0;  // the turn before its last cluster_arrive()
   WgmmaOp wgmmas[64];
   uint32_t count = 0, ends[8], groups = 0;  // of wgmmas; the end of each group
   uint32_t wgmmas_done = 0;

@@ -40,7 +40,7 @@ static void run_thread() {
     }
     drop(all);
   }
-  own->is_over = true;
+  own->next->is_over = true;
   yield();
 }
 // NOTE: separate from the loop, whose variables must not change between the returns of setjmp.
@@ -69,6 +69,7 @@ static void begin(const void* const* blocks, int count, int cluster, int shared_
     for (int i = 0; i < cluster; ++i) worker.cluster[i] = first + i;
   }
   for (size_t t = 0; t < thread_count; ++t) {
+    threads[t].next = &next_turns[t];
     threads[t].worker = &workers[t / kThreads], threads[t].id = uint32_t(t % kThreads);
     threads[t].known.agent = uint32_t(t / kThreads * kAgents + t % kThreads);
     threads[t].known.clock = 1;
@@ -97,7 +98,7 @@ static void begin_run(uint32_t rank) {
   }
   for (size_t t = 0; t < thread_count; ++t) {
     if (threads[t].worker->rank != rank) continue;
-    threads[t].has_begun = threads[t].is_over = false;
+    threads[t].has_begun = next_turns[t].is_over = false;
     ucontext_t& context = threads[t].context;
     getcontext(&context);
     context.uc_stack.ss_sp = stacks + t * kStack, context.uc_stack.ss_size = kStack;
@@ -154,7 +155,7 @@ static void end_run(uint32_t rank) {
 // Names a thread that waits in a body, if there is one.
 [[noreturn]] static void fail_deadlock() {
   for (size_t t = 0; t < thread_count; ++t) {
-    if (threads[t].is_over || threads[t].task == nullptr) continue;
+    if (next_turns[t].is_over || threads[t].task == nullptr) continue;
     own = &threads[t];
     break;
   }
@@ -180,13 +181,15 @@ static void run_threads(uint32_t ranks, uint32_t runs) {
     const uint32_t first = draw(uint32_t(thread_count));
     const uint32_t slow = draw(uint32_t(worker_count) * 4);
     for (size_t i = 0; i < thread_count; ++i) {
-      Thread& t = threads[(first + i) % thread_count];
-      if (t.is_over || (t.turn != nullptr && *t.turn == t.seen)) continue;
+      const size_t number = first + i < thread_count ? first + i : first + i - thread_count;
+      if (!next_turns[number].is_due()) continue;
       can_any = true;
-      if (size_t(t.worker - workers) == slow || draw(8) == 0) continue;
-      if (size_t(&t - threads) / 32 == slow_warp || t.worker->rank == slow_rank) continue;
-      resume(t);
-      left -= t.is_over, left_of[t.worker->rank] -= t.is_over, t.worker->left -= t.is_over;
+      if (number / kThreads == slow || draw(8) == 0) continue;
+      Worker& worker = workers[number / kThreads];
+      if (number / 32 == slow_warp || worker.rank == slow_rank) continue;
+      resume(threads[number]);
+      const bool is_over = next_turns[number].is_over;
+      left -= is_over, left_of[worker.rank] -= is_over, worker.left -= is_over;
     }
     complete_due();
     for (uint32_t r = 0; r < ranks; ++r) {
@@ -247,7 +250,7 @@ static void end_all() {
     free(ranges[i].blocks);
   }
   reads.end(), free_read = 0;
-  free(atoms), free(threads), free(workers);
+  free(atoms), free(threads), free(next_turns), free(workers);
   munmap(stacks, thread_count * kStack);
 }
 
@@ -329,6 +332,7 @@ extern "C" const char* run_emulated(
   atoms = make<Used>(kAtoms), atom_count = 0;
   written.bytes = 0;
   workers = make<Worker>(worker_count), threads = make<Thread>(thread_count);
+  next_turns = make<Turn>(thread_count);
   stacks = static_cast<char*>(mmap(nullptr, thread_count * kStack, PROT_READ | PROT_WRITE,
                                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
   if (stacks == MAP_FAILED) abort();

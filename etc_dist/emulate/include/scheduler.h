@@ -20,6 +20,7 @@ static bool made_progress;
 static uint32_t accesses;  // since a thread's turn began
 static Worker* workers;
 static Thread* threads;
+static Turn* next_turns;  // of the threads
 static char* stacks;
 static size_t worker_count, thread_count;
 
@@ -68,9 +69,10 @@ void may_yield() {
   if (draw(8) == 0) yield();
 }
 void wait_turn(const uint32_t* turn) {
-  own->turn = turn, own->seen = *turn;
-  while (*turn == own->seen) yield();
-  own->turn = nullptr;
+  Turn& next = *own->next;
+  next.turn = turn, next.seen = *turn;
+  while (!next.is_due()) yield();
+  next.turn = nullptr;
 }
 uint64_t now() { return clock_ns; }
 void note_progress() { made_progress = true; }
@@ -88,9 +90,10 @@ void ThreadBarrier::arrive(uint32_t count, bool value) {
   }
 }
 bool ThreadBarrier::wait(uint32_t seen) {
-  own->turn = &turn, own->seen = seen;
-  while (turn == seen) yield();
-  own->turn = nullptr;
+  Turn& next = *own->next;
+  next.turn = &turn, next.seen = seen;
+  while (!next.is_due()) yield();
+  next.turn = nullptr;
   own->known.set(hold(known[seen & 1]));
   return any[seen & 1];
 }

@@ -23,14 +23,21 @@ inline u32 place_of(u64 descriptor, u32 row, u32 k, bool is_kn) {
   const u32 of_nk = first + row / 8 * eight_rows + row % 8 * 128 + k * 2;
   return emulation::swizzled(is_kn ? of_kn : of_nk);
 }
+typedef u16 Short8 __attribute__((vector_size(16)));
+typedef u32 Word8 __attribute__((vector_size(32)));
 template <bool kIsHalf>
 void read_row(float (&to)[16], u64 descriptor, u32 row, bool is_kn) {
   const u32 step = is_kn ? 1 : 8;  // adjacent in memory
   for (u32 k = 0; k < 16; k += step) {
-    u16 bits[8];
-    const u32 bytes = step * sizeof *bits;
-    __builtin_memcpy(bits, emulation::at(place_of(descriptor, row, k, is_kn), bytes, bytes), bytes);
-    for (u32 i = 0; i < step; ++i) to[k + i] = element<kIsHalf>(bits[i], 0);
+    const u32 bytes = step * sizeof(u16);
+    Short8 bits;
+    __builtin_memcpy(&bits, emulation::at(place_of(descriptor, row, k, is_kn), bytes, bytes), bytes);
+    if (kIsHalf || is_kn) {
+      for (u32 i = 0; i < step; ++i) to[k + i] = element<kIsHalf>(bits[i], 0);
+    } else {  // the same, all at once
+      const Word8 eight = __builtin_convertvector(bits, Word8) << 16;
+      __builtin_memcpy(to + k, &eight, sizeof eight);
+    }
   }
 }
 // A warp reads 16 rows of a, from `first` on, and all of b, when it waits for the wgmma.
