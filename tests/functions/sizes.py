@@ -1,0 +1,10 @@
+"""Sizes of matrices for tests of tiles."""
+
+from __future__ import annotations
+
+from etc_dist.functions.tile_matmul import TileShape
+
+
+def odd_sizes(shape: TileShape) -> tuple[int, int, int]:
+    """M, N and K of a few tiles, of which the last ones end at the edges."""
+    return min(72, shape.rows + 4), min(328, shape.columns + 72), 136
