@@ -154,6 +154,7 @@ def test_both_schedules_and_repeats_give_the_same_bits(kind, make, arrays):
     assert len(bits) == 1
 
 
+@pytest.mark.mpi(max_size=2)
 @pytest.mark.parametrize("kind", [*LAYERS, "mlp many rows"])
 def test_one_program_serves_any_number_of_rows(kind, make, arrays, compiled):
     layer = make(kind, 136, 64)
@@ -202,6 +203,7 @@ def test_weights_are_kept_by_reference(kind, make, arrays):
     answer.check(arrays.get(out) / 2)
 
 
+@pytest.mark.mpi(max_size=2)
 def test_layers_take_turns(make):
     for layer in [make(kind, 40, 64) for kind in (*LAYERS, "mlp")] * 3:
         layer.check(8)

@@ -145,7 +145,7 @@ def check_bits(
 @programs
 @given(data=st.data(), seed=st.integers(0, 2**32 - 1))
 def test_odd_shapes_give_the_same_bits_near_fp32(program, data, seed):
-    world, options, sizes = program.draw_case(data, most_ranks=4, most_rows=9)
+    world, options, sizes = program.draw_case(data, most_ranks=3, most_rows=9)
     if isinstance(program, Experts):
         options["equal"] = data.draw(st.booleans())
     check_bits(program, (world, options, sizes), seed)
@@ -184,7 +184,7 @@ def test_any_routing_gives_the_reference(name, routing, rng, seed):
     # A full tile of ten rows, one row more, and many tiles.
     counts = zip((1, 10, 11, 41), itertools.cycle(SCHEDULES))
     for count, schedule in counts:
-        world = 4 if program.world == 2 and count in (1, 11) else program.world
+        world = 4 if program.world == 2 and count == 11 else program.world
         tokens = max(1, min(count, program.most[0]) // world)
         ids = ROUTINGS[routing](rng, world * tokens)
         sizes, top_k = (tokens, 24, 16), ids.shape[1]
