@@ -1,13 +1,14 @@
 """The test suite: its runs of pytest, and the sum of their results.
 
-    one process      every test that needs no ranks (with the GPU ones, where a GPU is;
-                     where there is none, a few such processes at once)
+    one process      every test that needs no ranks (with the GPU ones, where a GPU is)
     1, 2, 4 ranks    every `mpi` test, on the CPU backend
     1, 2, all ranks  every `mpi` test again, on as many GPUs
     2, 4 ranks       and again, where there are fewer GPUs: these ranks share them
 
 A test that fails in any run fails the suite. So does a test that every run skipped,
 and a run that did not come to its end. The last line is the sum over all runs.
+
+Without a GPU, a few processes share the tests of one process, and those of one rank.
 
 Tests marked `exhaustive` run with --all only: before each commit that changes kernels/.
 """
@@ -39,8 +40,9 @@ TIMED_OUT = 124  # launch/mpirun's exit code
 
 @dataclass(frozen=True)
 class Run:
-    """One start of pytest; `ranks` is 0 for tests without MPI, which `workers`
-    processes share. `sharing`: options of launch/mpirun for more ranks than GPUs."""
+    """One start of pytest; `ranks` is 0 for tests without MPI. Up to one rank needs no
+    mpirun, so that `workers` processes can share the tests. `sharing`: options of
+    launch/mpirun for more ranks than GPUs."""
 
     name: str
     ranks: int = 0
@@ -48,14 +50,19 @@ class Run:
     workers: int = 1
     sharing: tuple[str, ...] = ()
 
+    @property
+    def by_mpirun(self) -> bool:
+        return self.ranks > 0 and self.workers == 1
+
     def command(self, arguments: Sequence[str], limit: float) -> list[str]:
         # No colours, since ranks write to pipes. Time limits by a thread, since a
         # blocked MPI call handles no signal.
         pytest = [sys.executable, "-m", "pytest", "--color=no"]
-        if not self.ranks:
-            if self.workers > 1:
-                pytest += ["-n", str(self.workers), "--dist", "worksteal"]
-            return [*pytest, "-m", "not mpi", *arguments]
+        if self.workers > 1:
+            pytest += ["-n", str(self.workers), "--dist", "worksteal"]
+        if not self.by_mpirun:
+            which = ["--with-mpi", "-m", "mpi"] if self.ranks else ["-m", "not mpi"]
+            return [*pytest, *which, *arguments]
         mpirun = [sys.executable, str(ROOT / "launch" / "mpirun")]
         mpirun += ["-n", str(self.ranks), "--time-limit", str(limit), *self.sharing]
         pytest += ["--timeout-method=thread", "--with-mpi", "-m", "mpi"]
@@ -67,6 +74,8 @@ class Run:
         # NOTE: container images often disable the cache of compiled modules, which
         # costs a fifth of the time, since Python starts a dozen times.
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        if self.workers > 1:  # they share the cores
+            environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         if self.backend is not None:
             environment["ETC_DIST_BACKEND"] = self.backend
         if os.geteuid() == 0:
@@ -120,7 +129,10 @@ def plan(
     """The runs for a machine with this many GPUs."""
     workers = 1 if gpus else min(EXTRA_WORKERS + (os.cpu_count() or 1), MOST_WORKERS)
     runs = [Run("one process", workers=workers)]
-    runs += [Run(f"{rank_word(n)}, cpu", n, "cpu") for n in CPU_RANKS]
+    runs += [
+        Run(f"{rank_word(n)}, cpu", n, "cpu", workers if n == 1 else 1)
+        for n in CPU_RANKS
+    ]
     on_gpus = sorted(n for n in {1, 2, gpus} if 0 < n <= gpus)
     runs += [Run(f"{rank_word(n)}, cuda", n, "cuda") for n in on_gpus]
     for n in sorted(n for n in shared_ranks if 0 < gpus < n):
@@ -174,11 +186,11 @@ def execute(run: Run, arguments: Sequence[str], limit: float, whole: bool) -> Re
         )
         try:
             # launch/mpirun keeps the limit itself and shows the stack of each rank.
-            code = process.wait(limit + 30 * bool(run.ranks))
+            code = process.wait(limit + 30 * run.by_mpirun)
         except subprocess.TimeoutExpired:
             code = TIMED_OUT
         finally:
-            end_group(process, signal.SIGTERM if run.ranks else signal.SIGABRT)
+            end_group(process, signal.SIGTERM if run.by_mpirun else signal.SIGABRT)
         outcomes = read_outcomes(path)
     fault = ""
     if code == TIMED_OUT:

@@ -112,5 +112,8 @@ def test_tests_without_ranks_share_processes_where_no_gpu_is(monkeypatch):
     monkeypatch.setattr(suite.os, "cpu_count", lambda: 3)
     alone, *_ = suite.plan(0)
     assert " -n 4 " in " ".join(alone.command([], 9))
+    one_rank = " ".join(suite.plan(0)[1].command([], 9))
+    assert " -n 4 " in one_rank and one_rank.endswith(" --with-mpi -m mpi")
+    assert "launch/mpirun -n 1 " in " ".join(suite.plan(2)[1].command([], 9))
     one_process, *_ = suite.plan(2)
     assert "-n" not in one_process.command([], 9)
