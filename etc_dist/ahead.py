@@ -19,17 +19,22 @@ from etc_dist.settings import Settings
 
 @dataclass(frozen=True)
 class Binary:
-    """A graph compiled for a GPU architecture."""
+    """A graph compiled for a GPU architecture; made by `etc_dist.build`."""
 
     plan: Plan
+    """The graph, and the order of its tasks."""
     target: str
+    """The architecture, such as "sm_90a"."""
     source: str
     """The generated CUDA."""
     cubin: bytes
+    """The compiled program."""
     registers: int
     """Registers of a thread."""
     spill_bytes: int
+    """Bytes of registers that a thread stores in local memory; 0 is fast."""
     stack_bytes: int
+    """Bytes of a thread's local variables that have no register."""
     remarks: tuple[str, ...]
     """Warnings of the compiler."""
 

@@ -26,7 +26,8 @@ from numbers import Integral
 
 
 class EtcDistError(Exception):
-    """Base of all errors here; the four parts stay readable as attributes."""
+    """Base of all errors here, in four parts, which are attributes too: `what` is wrong
+    `where`, what is `wanted`, what was `got`, and the `fix`."""
 
     def __init__(self, what: str, *, where: str, wanted: str, got: str, fix: str):
         self.what, self.where, self.wanted, self.got, self.fix = (

@@ -55,10 +55,11 @@ class Emulator:
     workers: workers of a rank; an even number where a call of the graph uses clusters.
     folder: where the compiled library is kept, and found by later emulators.
         Only this user may be able to write it. By default the library is compiled
-        each time (some seconds).
+        each time (about a second).
     kernels: the device code, if not that of this installation.
 
-    Raises BuildError where the bodies do not compile or there is no C++ compiler."""
+    Raises BuildError where the bodies do not compile or there is no C++ compiler, and
+    ArgumentError or TypeError for arguments that do not fit."""
 
     def __init__(
         self,
@@ -106,7 +107,8 @@ class Emulator:
 
         Raises EmulationError for accesses that are out of bounds, not aligned or not
         ordered, and for threads that wait for one another; WaitTimeoutError and
-        ArgumentError as a run on GPUs does."""
+        ArgumentError as a run on GPUs does; ArgumentError or TypeError for arrays that
+        do not fit."""
         graph = self.plan.graph
         runs = expect_range(runs, 1, None, "runs")
         seed = expect_range(seed, 0, MAX_SEED, "seed")

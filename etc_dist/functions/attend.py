@@ -5,6 +5,9 @@ its request up to its own. These are divided into slices, in units of BLOCK, eac
 which is a task; `combine_slices` combines the results. The number of slices that a row
 uses depends on its own length, so that its sums have the same bits in each batch with
 enough slices.
+
+Sources: slices as in Flash-Decoding (Dao et al., 2023), pages as in PagedAttention
+(Kwon et al., SOSP 2023).
 """
 
 from __future__ import annotations

@@ -146,6 +146,7 @@ def _check(made: Epilogue) -> None:
 
 @epilogue(source="epilogues/store.cuh")
 def store(sums: Any, y: Any) -> None:
+    """y = the sums, rounded to its dtype."""
     y[...] = sums.astype(y.dtype)
 
 
@@ -170,20 +171,24 @@ def store_on_ranks(count: int) -> Epilogue:
 
 @epilogue(source="epilogues/partial.cuh", dtype="float32")
 def partial(sums: Any, y: Any) -> None:
+    """y = the sums, in fp32."""
     y[...] = sums
 
 
 @epilogue(source="epilogues/swiglu.cuh", gated=True)
 def swiglu(gate: Any, up: Any, y: Any) -> None:
+    """y = silu(gate) * up, rounded: SwiGLU (Shazeer, 2020)."""
     y[...] = (silu(gate) * up).astype(y.dtype)
 
 
 @epilogue(source="epilogues/residual.cuh", reads=[PER_ELEMENT])
 def residual(sums: Any, other: Any, y: Any) -> None:
+    """y = sums + other, added in fp32 and rounded."""
     y[...] = (sums + other.astype(np.float32)).astype(y.dtype)
 
 
 @epilogue(source="epilogues/row_squares.cuh", writes=[PER_ROW])
 def row_squares(sums: Any, y: Any, squares: Any) -> None:
+    """y = the sums, rounded, and each row's sum of squares over a strip, in fp32."""
     y[...] = sums.astype(y.dtype)
     squares[...] = (sums * sums).sum(axis=1)

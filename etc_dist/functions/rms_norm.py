@@ -1,4 +1,5 @@
-"""RMSNorm of rows; CUDA half in `kernels/functions/rms_norm.cuh`."""
+"""RMSNorm of rows (Zhang and Sennrich, NeurIPS 2019); CUDA half in
+`kernels/functions/rms_norm.cuh`."""
 
 from __future__ import annotations
 

@@ -133,6 +133,7 @@ class Expr:
         )
 
     def children(self) -> tuple[Expr, ...]:
+        """The expressions that this one is made of."""
         return ()
 
     def evaluate(self, env: Mapping[str, Value]) -> Value:
@@ -394,10 +395,12 @@ def ceildiv(a: Expr | int, b: Expr | int) -> Expr:
 
 
 def minimum(a: Expr | int, b: Expr | int) -> Expr:
+    """The smaller of a and b."""
     return op("min", a, b)
 
 
 def maximum(a: Expr | int, b: Expr | int) -> Expr:
+    """The larger of a and b."""
     return op("max", a, b)
 
 

@@ -169,7 +169,25 @@ def device_function(
     reads_before_wait: Sequence[int] = (),
     tile: Mapping[int, Operand] | None = None,
 ) -> Callable[[Callable[..., Any]], DeviceFunction]:
-    """Make a device function of a NumPy body; `DeviceFunction` has the arguments."""
+    """Make a device function of a NumPy body, body(*reads, *writes, *, values).
+
+    The body gets NumPy views of the regions of a call, clipped at the tensors' edges,
+    and fills the writes. Its keyword-only parameters get dims, named numbers and
+    coordinates of the call, by name, or the `rank`.
+
+    source: the `.cuh` file with the CUDA body: an absolute path, or a name below
+        `kernels/`. Only a build for GPUs and the emulator read it.
+    reads, writes: the numbers of operands of a call.
+    lane: "tensor" (256 threads run a task) or "transfer" (one warp does, concurrently).
+    constants: numbers that the CUDA body reads as `Task::name`.
+    gathers: reads (by position) of which the body touches only elements that other
+        operands select; the others may be unwritten.
+    reads_before_wait: reads (by position) that the CUDA body may do before its task's
+        last wait is met.
+    tile: the regions that the CUDA body supports, by position of the operand.
+
+    Raises GraphError for a body or arguments that do not fit each other, TypeError for
+    an argument of a wrong type. docs/language.md describes both bodies."""
 
     def decorate(body: Callable[..., Any]) -> DeviceFunction:
         expect_type(body, FunctionType, "@device_function(...)")

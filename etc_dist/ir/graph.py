@@ -55,7 +55,8 @@ Member = TypeVar("Member", Region, EventRef)
 
 @dataclass(frozen=True)
 class GraphFunction:
-    """A whole program for `world_size` ranks; every rank runs the same calls."""
+    """A whole program for `world_size` ranks; every rank runs the same calls. Made by a
+    function of `@graph_function`; `etc_dist.compile` and `etc_dist.build` take it."""
 
     name: str
     world_size: int
@@ -83,18 +84,23 @@ class GraphFunction:
         return env
 
     def tensor(self, name: str) -> Tensor:
+        """The tensor of this name, which exists."""
         return next(t for t in self.tensors if t.name == name)
 
     def event(self, name: str) -> EventTensor:
+        """The event tensor of this name, which exists."""
         return next(e for e in self.events if e.name == name)
 
     def inputs(self) -> tuple[Tensor, ...]:
+        """The caller's arrays that no task writes, in the order of the graph."""
         return tuple(t for t in self.tensors if t.kind == "input")
 
     def states(self) -> tuple[Tensor, ...]:
+        """The caller's arrays that tasks update in place."""
         return tuple(t for t in self.tensors if t.kind == "state")
 
     def outputs(self) -> tuple[Tensor, ...]:
+        """The caller's arrays that tasks fill."""
         return tuple(t for t in self.tensors if t.kind == "output")
 
     def arguments(self) -> tuple[Tensor, ...]:
@@ -289,6 +295,7 @@ class Graph:
         return made
 
     def finish(self) -> GraphFunction:
+        """The graph of all parts so far; `@graph_function` calls it after the body."""
         refuse_open(self._loops, f"graph {self.name}")
         made = GraphFunction(
             self.name,
@@ -372,8 +379,12 @@ def expect_graph(graph: object) -> None:
 
 
 def graph_function(body: Callable[..., None]) -> Callable[..., GraphFunction]:
-    """Turn `body(g, **options)` into a function `(world_size, **options)` that returns
-    a GraphFunction."""
+    """Turn `body(g, **options)`, which describes a program by calls of g, a `Graph`,
+    into a function `(world_size, **options)` that returns a GraphFunction.
+
+    `options` are Python values. Each call of the function runs the body once. Raises
+    the errors of the body: GraphError for a program that cannot be correct, TypeError
+    for an argument of a wrong type."""
     expect_type(body, FunctionType, "@graph_function")
     if isgeneratorfunction(body) or iscoroutinefunction(body):
         raise TypeError(

@@ -105,9 +105,11 @@ class Tensor:
 
     @property
     def itemsize(self) -> int:
+        """Bytes of an element."""
         return DTYPES[self.dtype]
 
     def nbytes(self, env: dict[str, int]) -> int:
+        """Bytes of the tensor on one rank, with the dims of `env`."""
         return prod(int(d.evaluate(env)) for d in self.shape) * self.itemsize
 
     def __str__(self) -> str:
