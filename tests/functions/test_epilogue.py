@@ -60,8 +60,9 @@ def str_of(value):
 @pytest.mark.parametrize(
     ("what", "shapes"),
     [
-        *EVERY,
-        *((what, FEW) for what in OTHERS),
+        (gated_sums, tuple(shape for shape in FEW if shape.may_be_gated)),
+        *((what, FEW) for what in (all_kinds, *OTHERS)),
+        *(pytest.param(*case, marks=exhaustive) for case in EVERY),
         *(pytest.param(what, SHAPES, marks=exhaustive) for what in OTHERS),
     ],
     ids=str_of,

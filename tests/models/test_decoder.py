@@ -190,7 +190,7 @@ def check_ids(program: Emulator, given: Any, dims: dict[str, int]) -> None:
     "schedule", ["static", pytest.param("dynamic", marks=pytest.mark.exhaustive)]
 )
 def test_the_cuda_bodies_agree_in_any_order(schedule, rng, folder):
-    emulator = Emulator(decoder(), schedule=schedule, workers=6, folder=folder)
+    emulator = Emulator(decoder(), schedule=schedule, workers=4, folder=folder)
     model = draw_model(rng, QWEN, 2)
     for seed, counts in enumerate(EMULATED):
         rows = [(r, at) for r, count in enumerate(counts) for at in range(count)]
