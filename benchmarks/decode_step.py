@@ -18,6 +18,7 @@ from etc_dist.models.config import QWEN_MOE, ModelConfig
 from etc_dist.models.decoder import decoder_graph
 from etc_dist.models.experts import Mixture
 from etc_dist.models.part import SPLIT_AXES, Part, check_ranks
+from etc_dist.models.sampling import Sampling, row_sampling
 from etc_dist.models.step_policy import StepPolicy
 from etc_dist.models.weights import weight_shapes
 from etc_dist.ops.matmul_policy import SHAPES
@@ -85,9 +86,10 @@ class Decoder:
         schedule: str,
         steps: int = 1,
         routing: str = ROUTINGS[0],
+        sampling: Sampling | None = None,
     ):
         self.device, self.name, self.context = device, name, context
-        self.steps, self.routing = steps, routing
+        self.steps, self.routing, self.sampling = steps, routing, sampling
         config = self.config = {**MODELS, **SMALL_MODELS}[name]
         world = device.world
         check_ranks(config, world.size)
@@ -134,6 +136,7 @@ class Decoder:
             "request": rows,
             "end": position[0] + steps,
             "stop": np.full((batch, 1), -1, np.int32),
+            "sampling": row_sampling(batch, [self.sampling] * batch),
         }
         found |= self.given | {n: xp.asarray(a) for n, a in of_rows.items()}
         columns = self.columns.stop - self.columns.start
@@ -147,7 +150,8 @@ class Decoder:
         """A launch with `arrays`."""
         steps, batch = arrays["next_ids"].shape
         dims = self.policy.dims(batch, self.context + steps - 1)
-        return partial(self.program.run, dims=dims | {"steps": steps}, **arrays)
+        dims |= {"steps": steps, "samples": int(self.sampling is not None)}
+        return partial(self.program.run, dims=dims, **arrays)
 
     def bytes_read(self, arrays: Mapping[str, Any]) -> int:
         """Of this rank's weights and cache, once each, in a step that has run; of the

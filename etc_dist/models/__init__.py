@@ -16,12 +16,22 @@ bundle.py       the program and its proofs, for other processes
 decoder.py      the graph of a decoder's step
 sizes.py        the sizes that its program is compiled for
 experts.py      the mixture of experts in it
+sampling.py     how a token is chosen
 extras.py       packages that only models need
 """
 
+from etc_dist.models.batch import Batch as Batch
 from etc_dist.models.extras import packaged_model as packaged_model
 from etc_dist.models.loading import load as load
 from etc_dist.models.model import Model as Model
+from etc_dist.models.sampling import Sampling as Sampling
 from etc_dist.models.tokenizer import load_tokenizer as load_tokenizer
 
-__all__ = ["Model", "load", "load_tokenizer", "packaged_model"]
+__all__ = [
+    "Batch",
+    "Model",
+    "Sampling",
+    "load",
+    "load_tokenizer",
+    "packaged_model",
+]

@@ -11,6 +11,7 @@ import numpy as np
 from etc_dist.errors import ArgumentError, expect_range, expect_type
 from etc_dist.ir.expr import is_integer
 from etc_dist.models.rows import MOST_STOPS
+from etc_dist.models.sampling import Sampling, checked_sampling
 from etc_dist.models.step_policy import step_counts
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class Request:
     limit: int
     stop: frozenset[int]
     number: int
+    sampling: Sampling | None = None
     cached: int = 0
     is_done: bool = False
 
@@ -37,9 +39,12 @@ class Request:
 
 
 class Batch:
-    """Requests of a model. Each step runs the positions that are not in the cache yet:
-    one of each request that is being decoded, and parts of prompts. A context manager
-    that frees the requests' pages."""
+    """Requests of a model, which join and leave between steps. Each step runs the
+    positions that are not in the cache yet: one of each request that is being decoded,
+    and parts of prompts. A context manager that ends all requests.
+
+    Requests do not change each other's ids, except that a matrix multiplication may
+    round otherwise with another number of rows, where logits are almost equal."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -54,18 +59,25 @@ class Batch:
 
     @property
     def is_done(self) -> bool:
-        return all(request.is_done for request in self._requests)
+        """Whether all requests have ended."""
+        return not self._requests
 
     def add(
-        self, prompt: Sequence[int], max_new_tokens: int | None, stop: Collection[int]
+        self,
+        prompt: Sequence[int],
+        *,
+        max_new_tokens: int | None = None,
+        stop: Collection[int] | None = None,
+        sampling: Sampling | None = None,
     ) -> Request:
-        """max_new_tokens: None for as many as fit the model's positions. stop: ids that
-        end the text.
+        """A request, whose pages are reserved until it has ended or is removed. Options
+        as of `Model.generate`.
 
         Raises ArgumentError for a prompt that is empty, has ids that the model does
-        not know, or does not fit its positions, and if all requests are in use."""
+        not know, or does not fit its positions, and without a free place or pages."""
         model = self._model
-        ends = checked_stop(stop)
+        ends = checked_stop(model.config.stop_tokens if stop is None else stop)
+        (chosen,) = checked_sampling(sampling, 1, model.world.size, "batch.add")
         tokens = checked_prompt(prompt, model.config.vocabulary)
         count = 1
         if max_new_tokens is not None:
@@ -78,30 +90,30 @@ class Batch:
                 got=f"{len(tokens)} + {count} new tokens",
                 fix="load the model with more positions=, or generate fewer tokens",
             )
-        if not model.pages.free_requests:
-            raise ArgumentError(
-                "there are more requests than the model was loaded for",
-                where=f"request {len(self._requests)} of a batch",
-                wanted=f"at most {model.batch} requests at once",
-                got="another one",
-                fix="load the model with a larger batch=",
-            )
         limit = model.positions if max_new_tokens is None else len(tokens) + count
-        number = model.pages.add()
-        request = Request(tokens, len(tokens), limit, ends, number)
+        number = model.pages.add(limit)
+        request = Request(tokens, len(tokens), limit, ends, number, chosen)
         self._requests.append(request)
         return request
 
+    def has_room(self, length: int | None = None) -> bool:
+        """Whether there are a place and pages for a request of up to `length` tokens,
+        its prompt included, now; default: the positions of the model."""
+        pages = self._model.pages
+        limit = self._model.positions if length is None else length
+        return pages.free_requests > 0 and pages.needed(limit) <= pages.free_pages
+
     def remove(self, request: Request) -> None:
-        """Free the pages of a request, done or not. ValueError if it is not in here."""
+        """End a request, and free its pages. ValueError if it has ended before."""
         if request not in self._requests:
-            raise ValueError("the request is not in this batch, or was removed")
+            raise ValueError("the request has ended, or is not in this batch")
         self._requests.remove(request)
         self._model.pages.remove(request.number)
 
     def step(self) -> list[Request]:
-        """Run one step, or several if all requests are being decoded; returns the
-        requests that have new tokens, or have ended."""
+        """Run one step, or several in one launch if all requests are being decoded.
+        Returns the requests that have new tokens, or have ended, of which there may be
+        none. Those that have ended leave the batch."""
         parts = self._choose()
         steps = self._choose_steps(parts)
         ids: list[int] = []
@@ -115,14 +127,14 @@ class Batch:
             positions += span
             ends += [position + 1 for position in span]
             ends[-1] = min(span.stop + steps - 1, max(span.stop, request.limit - 1))
-            self._model.pages.extend(request.number, ends[-1])
-        stops = [request.stop for request, count in parts for _ in range(count)]
+        of_rows = [request for request, count in parts for _ in range(count)]
         table = self._model.pages.table
         found = self._model.steps(
             *(ids, numbers, positions, table),
             count=steps,
             ends=ends,
-            stops=stops if steps > 1 else None,
+            stops=[request.stop for request in of_rows] if steps > 1 else None,
+            sampling=[request.sampling for request in of_rows],
         )
         changed, end = [], 0
         for request, count in parts:
@@ -131,6 +143,8 @@ class Batch:
                 tokens = found[:, end - 1]
                 _extend(request, tokens[tokens >= 0].tolist())
                 changed.append(request)
+                if request.is_done:
+                    self.remove(request)
         return changed
 
     def _choose_steps(self, parts: Sequence[tuple[Request, int]]) -> int:
@@ -149,7 +163,6 @@ class Batch:
         pending = [
             (len(request.tokens) - request.cached, request)
             for request in self._requests
-            if not request.is_done
         ]
         pending.sort(key=lambda pair: pair[0])
         parts, left = [], self._model.most_rows

@@ -56,7 +56,7 @@ def answer(folder: str | None, prompt: str, max_new_tokens: int) -> None:
         ids = tokenizer.chat(prompt)
         with load(path, batch=1, world=world) as model, Batch(model) as requests:
             room = min(max_new_tokens, max(1, model.positions - len(ids)))
-            request = requests.add(ids, room, model.config.stop_tokens)
+            request = requests.add(ids, max_new_tokens=room)
             text, sent, began = TextStream(tokenizer), 0, time.perf_counter()
             first = began
             while not requests.is_done:

@@ -20,6 +20,7 @@ from etc_dist.functions.combine_slices import combine_slices
 from etc_dist.functions.epilogue import swiglu
 from etc_dist.functions.push_rows import push_rows
 from etc_dist.functions.rms_norm import add_rms_norm, embed_norm
+from etc_dist.functions.sample_column import NUMBERS, least_kept, sample_column
 from etc_dist.functions.tile_matmul import Tiles, TileShape
 from etc_dist.ir import (
     EventRef,
@@ -58,9 +59,11 @@ def decoder_graph(
     best_columns: int = BEST_COLUMNS,
 ) -> None:
     """ids and position [steps + 1, rows], of which the first row is given, and the next
-    ones are those of later steps; request and end [rows], stop [rows, stops], table
-    [requests, most_pages] -> next_ids [steps, rows], and logits [rows, vocabulary] of
-    the last step; cache is updated. `next_token` describes how rows end.
+    ones are those of later steps; request and end [rows], stop [rows, stops], sampling
+    [rows, 5], table [requests, most_pages] -> next_ids [steps, rows],
+    and logits [rows, vocabulary] of the last step; cache is updated. `next_token`
+    describes how rows end, `sample_column` how tokens are chosen if the dim `samples`
+    is 1; if it is 0, they are the most likely ones.
 
     Weights have the layer as first axis, norms as `norm` [layers + 1, hidden]: before
     attention of each layer, and the last one.
@@ -85,7 +88,7 @@ class _Calls:
         self, g: Graph, sizes: DecoderSizes, shapes: Sequence[TileShape]
     ) -> None:
         self.g, self.sizes, self.shapes = g, sizes, shapes
-        self.steps = g.dims("steps")
+        self.steps, self.samples = g.dims("steps samples")
         self.rows, self.layers, self.hidden, self.inner = g.dims(
             "rows layers hidden inner"
         )
@@ -117,6 +120,7 @@ class _Calls:
         self.request = g.input("request", (self.rows,), "int32")
         self.end = g.input("end", (self.rows,), "int32")
         self.stop = g.input("stop", (self.rows, stops), "int32")
+        self.sampling = g.input("sampling", (self.rows, NUMBERS), "int32")
         self.table = g.input("table", (requests, most_pages), "int32")
         self.cos_sin = g.input("cos_sin", (positions, dim), "float32")
         self.embedding = g.input("embedding", (self.all_ids, hidden), dtype)
@@ -378,7 +382,8 @@ class _Calls:
         values = g.local("best_values", (self.rows, tiles), "float32")
         columns = g.local("best_columns", (self.rows, tiles), "int32")
         found = g.events("found", (self.steps,), expects=tiles)
-        (j,) = grid = g.grid(j=tiles)
+        greedy_tiles = g.let("greedy_tiles", select(self.samples < 1, tiles, 0))
+        (j,) = grid = g.grid(j=greedy_tiles)
         g.call(
             best_column(self.sizes.dtype),
             grid,
@@ -386,6 +391,23 @@ class _Calls:
             writes=[values[:, j], columns[:, j]],
             waits=[self.done["head"][step]],
             notifies=[found[step]],
+        )
+        least, wait = self._find_least(step)
+        first = g.let("first_id", g.rank * self.vocabulary)
+        (j,) = grid = g.grid(j=tiles - greedy_tiles)
+        g.call(
+            sample_column(self.sizes.dtype, best_columns, limits=bool(least)),
+            grid,
+            reads=[
+                self.logits[:, tile(j, best_columns)],
+                self.sampling[:, :],
+                self.position[step, :],
+                *least,
+            ],
+            writes=[values[:, j], columns[:, j]],
+            waits=[wait],
+            notifies=[found[step]],
+            values={"first": first},
         )
         wait = found[step]
         if g.world_size > 1:
@@ -413,6 +435,27 @@ class _Calls:
             waits=[wait],
             notifies=[self.begun[step + 1]],
         )
+
+    def _find_least(self, step: Expr) -> tuple[list[Region], EventRef]:
+        """The smallest logit of each row that may be chosen by chance, and the event of
+        all of them."""
+        g, logits = self.g, self.done["head"][step]
+        if g.world_size > 1:
+            return [], logits  # the logits of a row are on several ranks
+        sampled = g.let("sampled_rows", select(self.samples < 1, 0, self.rows))
+        least = g.local("least", (self.rows,), "float32")
+        limited = g.events("limited", (self.steps,), expects=sampled)
+        (r,) = grid = g.grid(r=sampled)
+        own = span(r, 1)
+        g.call(
+            least_kept(self.sizes.dtype),
+            grid,
+            reads=[self.logits[own, :], self.sampling[own, :]],
+            writes=[least[own]],
+            waits=[logits],
+            notifies=[limited[step]],
+        )
+        return [least[:]], limited[step]
 
     def finish(self) -> None:
         """The ids of all steps."""

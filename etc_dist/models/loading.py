@@ -27,6 +27,7 @@ DEFAULTS = {
     "dtype": "bfloat16",
     "schedule": "static",
     "steps_per_launch": 1,
+    "pages": None,
 }
 """The options of a model without a bundle."""
 ReadWeights = Callable[[str, Part], dict[str, Any]]
@@ -41,6 +42,7 @@ def load(
     dtype: str | None = None,
     schedule: str | None = None,
     steps_per_launch: int | None = None,
+    pages: int | None = None,
     bundle: str | Path | None = None,
     world: World | None = None,
 ) -> Model:
@@ -53,7 +55,8 @@ def load(
     prompt included; default: those of the model, at most 2048. page_size: positions of
     a page of the cache; default: 64. dtype: "bfloat16" (default) or "float16", to which
     weights are converted. schedule: as for `etc_dist.compile`. steps_per_launch: ids of
-    a request that `generate` computes in one launch, at most; default: 1.
+    a request that `generate` computes in one launch, at most; default: 1. pages: of the
+    cache; default: as many as `batch` requests of `positions` tokens need.
     bundle: a folder that `etc-dist build MODEL --bundle` wrote: nothing is compiled or
     proved. Options that are not given are those of the bundle.
 
@@ -69,6 +72,7 @@ def load(
         "dtype": dtype,
         "schedule": schedule,
         "steps_per_launch": steps_per_launch,
+        "pages": pages,
     }
     with world.refusing("the arguments of load"):
         found = _read_bundle(bundle)

@@ -18,6 +18,7 @@ from etc_dist.models.experts import Mixture
 from etc_dist.models.pages import PageTable
 from etc_dist.models.part import Part
 from etc_dist.models.rows import RowArrays, check_rows
+from etc_dist.models.sampling import Sampling, checked_sampling
 from etc_dist.models.setup import ModelSetup
 from etc_dist.models.step_policy import ROWS, StepPolicy, padded
 from etc_dist.models.weights import check_weights
@@ -52,6 +53,7 @@ class Model:
         page_size: int = 64,
         schedule: str = "static",
         steps_per_launch: int = 1,
+        pages: int | None = None,
         bundle: Bundle | None = None,
         world: World | None = None,
     ) -> None:
@@ -68,6 +70,7 @@ class Model:
                     *(config, batch, positions, page_size),
                     schedule=schedule,
                     steps_per_launch=steps_per_launch,
+                    pages=pages,
                     ranks=self.world.size,
                 )
                 setup.check()
@@ -77,7 +80,8 @@ class Model:
                     bundle.expect(ARCH, setup.parameters())
             self.batch, self.positions = batch, setup.most_positions
             self.steps_per_launch = steps_per_launch
-            self.pages = PageTable(batch, setup.most_pages, page_size)
+            most_pages, all_pages = setup.most_pages, setup.all_pages
+            self.pages = PageTable(batch, most_pages, page_size, all_pages)
             self.program = compile(
                 setup.graph(), self.world, schedule=schedule, bundle=bundle
             )
@@ -106,20 +110,28 @@ class Model:
         *,
         max_new_tokens: int | None = None,
         stop: Collection[int] | None = None,
+        sampling: Sampling | Sequence[Sampling | None] | None = None,
     ) -> list[list[int]]:
-        """The ids that follow each prompt, the most likely one after the other, without
-        the stop token that ends them. Prompts may have different lengths.
+        """The ids that follow each prompt, without the stop token that ends them.
+        Prompts may have different lengths.
 
         max_new_tokens: default: as many as fit `positions`. stop: ids that end a text;
-        default: those of the model.
+        default: those of the model. sampling: of all texts, or of each; default: the
+        most likely id follows.
 
         Raises ArgumentError before the first step: for an empty prompt, ids that the
         model does not know, more prompts than `batch`, and texts longer than
         `positions`."""
         expect_type(prompts, (list, tuple, np.ndarray), "prompts")
         ends = checked_stop(self.config.stop_tokens if stop is None else stop)
+        chosen = self._checked_sampling(sampling, len(prompts), "model.generate")
         with Batch(self) as batch:
-            requests = [batch.add(prompt, max_new_tokens, ends) for prompt in prompts]
+            requests = [
+                batch.add(
+                    prompt, max_new_tokens=max_new_tokens, stop=ends, sampling=one
+                )
+                for prompt, one in zip(prompts, chosen, strict=True)
+            ]
             while not batch.is_done:
                 batch.step()
         return [request.new_tokens for request in requests]
@@ -130,12 +142,15 @@ class Model:
         *,
         max_new_tokens: int | None = None,
         stop: Collection[int] | None = None,
+        sampling: Sampling | None = None,
     ) -> Iterator[int]:
         """The ids that follow one prompt, as soon as they are known: at most
         `steps_per_launch` at once. Otherwise as `generate`."""
         ends = checked_stop(self.config.stop_tokens if stop is None else stop)
         with Batch(self) as batch:
-            request = batch.add(prompt, max_new_tokens, ends)
+            request = batch.add(
+                prompt, max_new_tokens=max_new_tokens, stop=ends, sampling=sampling
+            )
             sent = 0
             while not batch.is_done:
                 batch.step()
@@ -166,12 +181,14 @@ class Model:
         count: int,
         ends: Any = None,
         stops: Sequence[Collection[int]] | None = None,
+        sampling: Sampling | Sequence[Sampling | None] | None = None,
     ) -> Array:
         """`count` steps in one launch, at most `steps_per_launch`. Each continues the
         rows of the one before: row r with the id that was found, at the next position,
         below ends[r]. A row also ends after an id of stops[r], at most MOST_STOPS.
         ends: default: the last row of each request takes part in all steps, the others
-        in one. `table` has the pages of all these positions.
+        in one. `table` has the pages of all these positions. sampling: of all rows, or
+        of each; default: the most likely id.
 
         Returns the ids that were found, int32 [count, rows] on the host; -1 for rows
         that have ended. Otherwise as `step`."""
@@ -183,6 +200,9 @@ class Model:
                     steps=steps,
                     ends=ends,
                     stops=stops,
+                    sampling=self._checked_sampling(
+                        sampling, np.size(ids), "model.steps"
+                    ),
                     vocabulary=self.config.vocabulary,
                     most_rows=self.most_rows,
                     most_positions=self.positions,
@@ -193,7 +213,8 @@ class Model:
             height = padded(len(rows.ids))
             self._last_rows = len(rows.ids)
             given = self._rows.fill(rows, height, steps)
-            dims = self._policy.dims(height, int(rows.ends.max())) | {"steps": steps}
+            dims = self._policy.dims(height, int(rows.ends.max()))
+            dims |= {"steps": steps, "samples": int(rows.samples)}
             found = self._next_ids[: steps * height].reshape(steps, height)
             key = height, *dims.values()
             bound = self._bound.get(key)
@@ -232,11 +253,16 @@ class Model:
         shape = self.config.layers, rows, mixture.top_k
         return self._chosen[: prod(shape)].reshape(shape)
 
+    def _checked_sampling(
+        self, given: Any, count: int, where: str
+    ) -> list[Sampling | None]:
+        return checked_sampling(given, count, self.world.size, where)
+
     def _capacity(self, dims: Mapping[str, int]) -> list[Mapping[str, int]]:
         """The dims of all steps, whose memory is allocated at once."""
         chosen = self._policy.capacity(self.most_rows, self.positions)
-        steps = {"steps": self.steps_per_launch}
-        return [{**dims, **some, **steps} for some in chosen]
+        most = {"steps": self.steps_per_launch, "samples": 1}
+        return [{**dims, **some, **most} for some in chosen]
 
     def _put_all(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """Arrays in the memory of the backend; the same one only once."""

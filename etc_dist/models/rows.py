@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from etc_dist.errors import ArgumentError
+from etc_dist.functions.sample_column import NUMBERS, SCALE
 from etc_dist.models.pages import UNUSED, PageTable
+from etc_dist.models.sampling import Sampling, row_sampling
 
 Array = np.ndarray[Any, Any]
 
@@ -23,7 +25,7 @@ MOST_STOPS = 8
 class StepRows:
     """int32 arrays: ids, requests, positions and ends [rows], stops [rows, MOST_STOPS],
     table [requests, most_pages] of the model. A row ends before position `end`, and
-    after one of its stop tokens."""
+    after one of its stop tokens. sampling: that of `sample_column`."""
 
     ids: Array
     requests: Array
@@ -31,6 +33,12 @@ class StepRows:
     ends: Array
     stops: Array
     table: Array
+    sampling: Array
+
+    @property
+    def samples(self) -> bool:
+        """Whether a token is chosen by chance."""
+        return bool(self.sampling[:, SCALE].any())
 
     def signature(self) -> int:
         """A number of 63 bits, for `World.match_call`."""
@@ -61,7 +69,7 @@ class RowArrays:
     ) -> None:
         self._table_on_host = np.full(table, UNUSED, np.int32)
         self._table = put(self._table_on_host.copy())
-        each = 2 * (most_steps + 1) + 2 + MOST_STOPS
+        each = 2 * (most_steps + 1) + 2 + MOST_STOPS + NUMBERS
         padding = 4 * len(StepRows.__dataclass_fields__)
         self._rows = put(np.zeros(each * most_rows + padding, np.int32))
 
@@ -75,10 +83,12 @@ class RowArrays:
             "request": np.zeros(count, np.int32),
             "end": np.zeros(count, np.int32),
             "stop": np.full((count, MOST_STOPS), -1, np.int32),
+            "sampling": np.zeros((count, NUMBERS), np.int32),
         }
         given["ids"][0, :used], given["position"][0, :used] = rows.ids, rows.positions
         given["request"][:used], given["end"][:used] = rows.requests, rows.ends
         given["stop"][:used] = rows.stops
+        given["sampling"][:used] = rows.sampling
         # NOTE: sections begin at multiples of 16 bytes.
         firsts = np.cumsum([0, *(-(-a.size // 4) * 4 for a in given.values())])
         whole = np.zeros(firsts[-1], np.int32)
@@ -110,6 +120,7 @@ def check_rows(
     steps: int,
     ends: Any,
     stops: Any,
+    sampling: Sequence[Sampling | None],
     vocabulary: int,
     most_rows: int,
     most_positions: int,
@@ -163,7 +174,7 @@ def check_rows(
     if not faults:
         last = (given["ends"] - 1) // pages.page_size
         used = np.arange(pages_of.shape[1]) <= last[:, None]
-        expect("pages", pages_of[given["requests"]][used], pages.table.size)
+        expect("pages", pages_of[given["requests"]][used], pages.count)
     if faults:
         raise ArgumentError(
             "the rows of a step do not fit the model",
@@ -178,7 +189,8 @@ def check_rows(
     of_stops = np.full((len(given["ids"]), MOST_STOPS), -1, np.int32)
     for row, tokens in zip(of_stops, stops or (), strict=False):
         row[: len(tokens)] = sorted(tokens)
-    return StepRows(**checked, stops=of_stops, table=whole)
+    numbers = row_sampling(len(given["ids"]), sampling)
+    return StepRows(**checked, stops=of_stops, table=whole, sampling=numbers)
 
 
 def _default_ends(requests: Array, positions: Array, steps: int) -> Array:

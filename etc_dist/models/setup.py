@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Any
 
 from etc_dist.compiler import check_options
@@ -35,6 +36,7 @@ class ModelSetup:
     dtype: str = "bfloat16"
     schedule: str = "static"
     steps_per_launch: int = 1
+    pages: int | None = None
     ranks: int = 1
 
     def check(self) -> None:
@@ -53,6 +55,7 @@ class ModelSetup:
                 got=f"page_size = {self.page_size}",
                 fix="choose one of these",
             )
+        expect_range(self.all_pages, self.most_pages, None, "pages")
 
     @property
     def most_positions(self) -> int:
@@ -67,13 +70,18 @@ class ModelSetup:
         return -(-self.most_positions // self.page_size)
 
     @property
+    def all_pages(self) -> int:
+        """Of the cache."""
+        return self.batch * self.most_pages if self.pages is None else self.pages
+
+    @property
     def own(self) -> ModelConfig:
         """The sizes of a rank's part."""
         return Part(0, self.ranks).config(self.config)
 
     @property
     def cache_shape(self) -> tuple[int, ...]:
-        pages = self.config.layers, self.batch * self.most_pages, 2, self.own.kv_heads
+        pages = self.config.layers, self.all_pages, 2, self.own.kv_heads
         return (*pages, self.page_size, self.config.head_dim)
 
     def graph(self) -> GraphFunction:
@@ -86,7 +94,8 @@ class ModelSetup:
         config = found.pop("config")
         for name in UNUSED_FIELDS:
             del config[name]
-        return {**config, **found, "positions": self.most_positions}
+        found |= {"positions": self.most_positions, "pages": self.all_pages}
+        return {**config, **found}
 
     def dims(self, graph: GraphFunction, workers: int) -> Iterator[dict[str, int]]:
         """The dims of all steps, on GPUs with so many workers."""
@@ -99,6 +108,7 @@ class ModelSetup:
         }
         arrays = {n: Array(0, s, "", "", "C", None, n) for n, s in shapes.items()}
         for chosen in StepPolicy(self.own, workers).every(self.most_positions):
-            for steps in step_counts(self.steps_per_launch):
-                more = {"steps": steps, "stops": MOST_STOPS}
+            counts = step_counts(self.steps_per_launch)
+            for steps, samples in product(counts, range(2)):
+                more = {"steps": steps, "stops": MOST_STOPS, "samples": samples}
                 yield bind_dims(graph, arrays, {**chosen, **more})

@@ -35,6 +35,7 @@ def row_arrays(
         "request": request,
         "end": np.array(position + steps if end is None else end, np.int32),
         "stop": np.full((len(ids), 1), -1, np.int32),
+        "sampling": np.zeros((len(ids), 5), np.int32),
     }
 
 
@@ -83,6 +84,7 @@ class Steps:
             "pages": sum(counts),
             "steps": 1,
             "stops": 1,
+            "samples": 0,
         }
         self.given = {name: self.arrays.put(a) for name, a in self.given.items()}
 

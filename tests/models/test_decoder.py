@@ -119,6 +119,7 @@ def dims_of(given: Any, sizes: DecoderSizes, slices: int) -> dict[str, int]:
         "most_pages": MOST_PAGES,
         "pages": PAGES,
         "slices": slices,
+        "samples": int(given["sampling"].any()),
     }
 
 
@@ -157,7 +158,7 @@ def test_steps_give_the_ids_of_the_largest_logits(sizes, layers, schedule, rng):
         assert np.all(chosen > logits.max(axis=1) - 0.05 * np.abs(logits).max(axis=1))
 
 
-ROWS = ("ids", "position", "request", "end", "stop", "logits")
+ROWS = ("ids", "position", "request", "end", "stop", "sampling", "logits")
 EMULATED = [[1], [1, 3, 1], [1, 2, 16, 14]]
 """Rows of each request in steps that the emulator runs, in another order each."""
 

@@ -46,6 +46,7 @@ def dims_of(
         "slices": 1 + 15 // rows,
         "steps": steps,
         "stops": 1,
+        "samples": 0,
     }
 
 

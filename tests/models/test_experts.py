@@ -64,6 +64,7 @@ def step_of(
         "rows": len(rows),
         "steps": 1,
         "stops": 1,
+        "samples": 0,
         "layers": config.layers,
         "hidden": config.hidden,
     }

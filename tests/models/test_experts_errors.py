@@ -51,7 +51,7 @@ def dims_of(rows: int) -> dict[str, int]:
     sizes = {"hidden": 72, "inner": 136, "vocabulary": 520, "positions": 4096}
     pages = {"requests": rows, "most_pages": 64, "pages": 64 * rows}
     shapes = {f"{name}_shape": 0 for name in SIZES.matmuls}
-    loops = {"steps": STEPS, "layers": LAYERS}
+    loops = {"steps": STEPS, "layers": LAYERS, "samples": 0}
     return {"rows": rows, "stops": 1, "slices": 2} | loops | sizes | pages | shapes
 
 

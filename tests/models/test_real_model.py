@@ -90,7 +90,12 @@ def test_three_ranks_write_one_answer():
 
 @pytest.mark.parametrize(
     ("name", "output"),
-    [("sentence.py", "The capital of France is Paris.\n"), ("step.py", "(3,) (3, ")],
+    [
+        ("sentence.py", "The capital of France is Paris.\n"),
+        ("drawn.py", "[["),
+        ("serve.py", "1 ["),
+        ("step.py", "(3,) (3, "),
+    ],
 )
 def test_listings_of_the_page_run(name, output, tmp_path):
     page = (ROOT / "docs/models.md").read_text()

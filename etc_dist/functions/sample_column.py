@@ -1,0 +1,114 @@
+"""The next token by chance; CUDA half in `kernels/functions/sample_column.cuh`.
+
+A row has a `sampling` [5] of int32: the bits of 1 / temperature and of top_p in fp32,
+top_k, and the two words of its seed. Its token is the column with the largest
+sum of the scaled logit and a random number of the Gumbel distribution, which chooses
+each column with the probability that softmax gives it. The number is that of the row's
+seed, the row's position and the column: it does not depend on other rows, on the
+number of ranks, or on how columns are divided into tiles. A row whose first number is 0
+gets the column of the largest logit.
+
+Before, `least_kept` finds the smallest logit that top_k and top_p leave. Of logits that
+are equal to it, all are kept. A top_k of 0 and a top_p of 1 keep all columns.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from etc_dist.functions.matmul import two_byte
+from etc_dist.functions.philox import gumbel, philox
+from etc_dist.ir import DeviceFunction, Extent, Operand
+from etc_dist.ir.function import TENSOR
+
+SCALE, TOP_P, TOP_K, SEED, NUMBERS = 0, 1, 2, slice(3, 5), 5
+"""Of `sampling`: places and number."""
+
+
+def sample_column(dtype: str, columns: int, *, limits: bool) -> DeviceFunction:
+    """x [rows, columns], tile `j` (a coordinate) of `dtype`, sampling, position [rows],
+    with `limits` the least logit of each row [rows] -> values [rows] in fp32
+    and ids [rows] (int32) as `best_column`: of the sums.
+
+    `first`: the number of the tensor's first column, a dim or named number."""
+
+    def body(*operands: Any, j: int, first: int) -> None:
+        x, sampling, position, *least, values, ids = operands
+        numbers = np.where(np.isnan(x), -np.inf, x).astype(np.float32)
+        if least:
+            numbers = np.where(numbers < least[0][:, None], -np.inf, numbers)
+        column = first + j * columns + np.arange(x.shape[1])
+        counter = np.zeros((*x.shape, 4), np.uint32)
+        counter[..., 0] = column // 4
+        counter[..., 1] = position.astype(np.uint32)[:, None]
+        bits = philox(counter, sampling[:, None, SEED].astype(np.uint32))
+        noise = gumbel(np.take_along_axis(bits, column[None, :, None] % 4, axis=2))
+        scale = sampling.view(np.float32)[:, SCALE, None]
+        with np.errstate(invalid="ignore"):
+            sums = np.where(scale > 0, numbers * scale + noise[..., 0], numbers)
+        best = sums.argmax(axis=1)
+        values[...], ids[...] = sums[np.arange(len(x)), best], best
+
+    tile: list[Operand] = [
+        Operand(("rows", Extent(multiple=8, begins=8)), two_byte(dtype)),
+        Operand(("rows", NUMBERS), "int32"),
+        Operand(("rows",), "int32", leading=True),
+    ]
+    if limits:
+        tile.append(Operand(("rows",), "float32"))
+    return DeviceFunction(
+        name="sample_column",
+        body=body,
+        source="functions/sample_column.cuh",
+        lane=TENSOR,
+        reads=len(tile),
+        writes=2,
+        constants={"kIsHalf": int(dtype == "float16"), "kLimits": int(limits)},
+        tile=dict(enumerate(tile)),
+    )
+
+
+def least_kept(dtype: str) -> DeviceFunction:
+    """x [rows, columns] of `dtype`, sampling -> least [rows] in fp32, the smallest
+    logit that is kept. On GPUs one row.
+
+    By top_k, the largest number that at least top_k logits reach; of these, by top_p,
+    the largest one such that those that reach it have top_p of the probability, or
+    more. -inf for rows that keep all.
+
+    On GPUs both are found by a search over the 16 bits of a logit, two bits a pass: 8
+    passes over the row for top_k, and 9 for top_p."""
+
+    def body(x: Any, sampling: Any, least: Any) -> None:
+        least[...] = -np.inf
+        for row, numbers in enumerate(np.where(np.isnan(x), -np.inf, x)):
+            scale, top_p = sampling[row, [SCALE, TOP_P]].view(np.float32)
+            top_k = sampling[row, TOP_K]
+            order = np.sort(numbers.astype(np.float32))[::-1]
+            if scale > 0 and top_k > 0:
+                least[row] = order[min(top_k, len(order)) - 1]
+            if scale > 0 and top_p < 1:
+                kept = order[order >= least[row]]
+                with np.errstate(invalid="ignore"):
+                    weights = np.nan_to_num(np.exp((kept - kept[0]) * scale))
+                sums = weights.astype(np.float64).cumsum()
+                reached = np.searchsorted(sums, float(top_p) * sums[-1])
+                least[row] = kept[min(reached, len(kept) - 1)]
+
+    tile = {
+        0: Operand((1, Extent(whole=True, multiple=8)), two_byte(dtype)),
+        1: Operand((1, NUMBERS), "int32"),
+        2: Operand((1,), "float32"),
+    }
+    return DeviceFunction(
+        name="least_kept",
+        body=body,
+        source="functions/sample_column.cuh",
+        lane=TENSOR,
+        reads=2,
+        writes=1,
+        constants={"kIsHalf": int(dtype == "float16")},
+        tile=tile,
+    )

@@ -1,0 +1,99 @@
+"""How the next token of a request is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from etc_dist.errors import ArgumentError, expect_range, expect_type
+from etc_dist.functions.sample_column import NUMBERS, SCALE, SEED, TOP_K, TOP_P
+
+Array = np.ndarray[Any, Any]
+TEMPERATURES = (0.01, 100.0)
+MOST_SEED = 2**64 - 1
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """A token is drawn from softmax(logits / temperature), or is the most likely one if
+    temperature is 0.
+
+    top_k: only of the top_k largest logits, and those that are equal to the smallest of
+    them; 0: of all. top_p: of the remaining ones, only of the most likely ones that
+    together have this probability. seed: with a token's position in its text, it
+    determines the random numbers. The same seed gives the same text, in any batch."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("temperature", "top_p"):
+            expect_type(getattr(self, name), (int, float), name)
+        expect_range(self.top_k, 0, 2**31 - 1, "top_k")
+        expect_range(self.seed, 0, MOST_SEED, "seed")
+        low, high = TEMPERATURES
+        faults = []
+        if not (self.temperature == 0 or low <= self.temperature <= high):
+            wanted = f"a temperature of 0, or of {low} .. {high:g}"
+            faults.append((wanted, f"temperature = {self.temperature}"))
+        if not 0 < self.top_p <= 1:
+            faults.append(("0 < top_p <= 1", f"top_p = {self.top_p}"))
+        if faults:
+            raise ArgumentError(
+                "an argument is out of range",
+                where="Sampling(...)",
+                wanted="; ".join(wanted for wanted, _ in faults),
+                got="; ".join(got for _, got in faults),
+                fix="pass numbers in this range",
+            )
+
+    @property
+    def limits(self) -> bool:
+        """Whether tokens are left out."""
+        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1)
+
+
+def row_sampling(rows: int, given: Sequence[Sampling | None]) -> Array:
+    """`sampling` [rows, 5] of `sample_column`. None, and no entry: the most likely
+    token."""
+    found = np.zeros((rows, NUMBERS), np.uint32)
+    for row, one in zip(found, given, strict=False):
+        if one is not None and one.temperature > 0:
+            numbers = np.array([1 / one.temperature, one.top_p], np.float32)
+            row[[SCALE, TOP_P]], row[TOP_K] = numbers.view(np.uint32), one.top_k
+            row[SEED] = one.seed & 0xFFFFFFFF, one.seed >> 32
+    return found.view(np.int32)
+
+
+def checked_sampling(
+    given: Any, count: int, ranks: int, where: str
+) -> list[Sampling | None]:
+    """`given` for each of `count`: one for all, or a sequence."""
+    if given is None or isinstance(given, Sampling):
+        given = [given] * count
+    expect_type(given, (list, tuple), "sampling")
+    for one in given:
+        expect_type(one, (Sampling, type(None)), "sampling")
+    if len(given) != count:
+        raise ArgumentError(
+            "there is not one sampling for each",
+            where=where,
+            wanted=f"{count}, or one for all",
+            got=str(len(given)),
+            fix="pass a list of equal length",
+        )
+    limited = [one for one in given if one is not None and one.limits]
+    if limited and ranks > 1:
+        raise ArgumentError(
+            "top_k and top_p are not supported on several ranks",
+            where=where,
+            wanted="a temperature alone",
+            got=str(limited[0]),
+            fix="leave out top_k and top_p, or load the model on one rank",
+        )
+    return list(given)

@@ -1,0 +1,229 @@
+// The next token of each row by chance: a warp a row; and what top_k and top_p keep.
+#pragma once
+#include "common/philox.cuh"
+#include "functions/best_column.cuh"
+
+namespace etc {
+
+template <class Task>
+struct sample_column {
+  ETC_DEVICE static void run(const Task& task) {
+    const auto x = task.template operand<0>();
+    const i32 lane = task.thread % 32, columns = x.size[1];
+#pragma unroll 1
+    for (i32 row = task.thread / 32; row < x.size[0]; row += Task::threads / 32) {
+      const Row of(task, row);
+      const u64 from = u64(x.at(row));
+      Best best;
+#pragma unroll 1
+      for (i32 first = lane * 8; first < columns; first += kAtOnce * 32 * 8) {
+        uint4 v[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          const i32 at = first + i * 32 * 8;
+          v[i] = ptx::load16_l2_if(at < columns, from + at * 2);
+        }
+        // NOTE: not unrolled, since the code is large; v[0] is the next vector.
+#pragma unroll 1
+        for (int i = 0; i < kAtOnce; ++i) {
+          const i32 at = first + i * 32 * 8;
+          if (at < columns) of.add(best, v[0], at);
+#pragma unroll
+          for (int n = 1; n < kAtOnce; ++n) v[n - 1] = v[n];
+        }
+      }
+      best.reduce();
+      if (lane == 0) {
+        *task.template operand<kReads>().at(row) = best.value;
+        *task.template operand<kReads + 1>().at(row) = best.column;
+      }
+    }
+  }
+
+ private:
+  static constexpr int kAtOnce = 4;  // vectors in flight a lane
+  static constexpr int kReads = Task::kReads;
+
+  struct Row {
+    float scale, least = minus_infinity();
+    u32 seed[2], position;
+    i32 before;  // columns before the tile
+
+    ETC_DEVICE Row(const Task& task, i32 row) {
+      const u64 sampling = u64(task.template operand<1>().at(row));
+      scale = __uint_as_float(ptx::load4_l2(sampling));
+      seed[0] = ptx::load4_l2(sampling + 12), seed[1] = ptx::load4_l2(sampling + 16);
+      position = ptx::load4_l2(u64(task.template operand<2>().at() + row));
+      if constexpr (Task::kLimits != 0) {
+        least = __uint_as_float(ptx::load4_l2(u64(task.template operand<3>().at(row))));
+      }
+      before = task.number_first(task.g) + task.template operand<0>().start[1];
+    }
+    // Eight columns. Those below the least one are left out before any arithmetic.
+    ETC_DEVICE void add(Best& best, uint4 v, i32 at) const {
+      const u32 word[4] = {v.x, v.y, v.z, v.w};
+      float number[8];
+      bool is_kept = false;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 pair = unpack<Task::kIsHalf>(word[i]);
+        number[2 * i] = pair.x, number[2 * i + 1] = pair.y;
+        is_kept = is_kept || pair.x >= least || pair.y >= least;
+      }
+      if (!is_kept) return;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        uint4 bits = {};
+        if (scale > 0.0f) {
+          bits = philox(
+              make_uint4(u32(before + at) / 4 + half, position, 0, 0), seed[0], seed[1]);
+        }
+        const u32 random[4] = {bits.x, bits.y, bits.z, bits.w};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float logit = number[half * 4 + i];
+          if (!(logit >= least)) continue;
+          // NOTE: without fma, as NumPy computes.
+          const float sum = scale > 0.0f ? __fmul_rn(logit, scale) + gumbel(random[i]) : logit;
+          best.add(sum, at + half * 4 + i);
+        }
+      }
+    }
+  };
+};
+
+template <class Task>
+struct least_kept {
+  ETC_DEVICE static void run(const Task& task) {
+    const u64 sampling = u64(task.template operand<1>().at());
+    const float scale = __uint_as_float(ptx::load4_l2(sampling));
+    const float top_p = __uint_as_float(ptx::load4_l2(sampling + 4));
+    const i32 top_k = i32(ptx::load4_l2(sampling + 8));
+    Search search(task, scale);
+    u32 least = 0;
+    if (scale > 0.0f && top_k > 0) {
+      least = search.template run<false>(0, float(minimum(top_k, search.columns)));
+    }
+    if (scale > 0.0f && top_p < 1.0f) {
+      search.largest = search.largest_of_row();
+      least = search.template run<true>(least, top_p);
+    }
+    if (task.thread == 0) {
+      *task.template operand<2>().at() = least > 0 ? number(least) : minus_infinity();
+    }
+  }
+
+ private:
+  static constexpr int kAtOnce = 4, kWarps = Task::threads / 32;
+
+  // The bits of a logit as a number of the same order; 0 for NaN, which is left out.
+  ETC_DEVICE static u32 key(u32 bits, float logit) {
+    const u32 ordered = bits ^ ((bits & 0x8000u) != 0 ? 0xffffu : 0x8000u);
+    return logit == logit ? ordered : 0;
+  }
+  ETC_DEVICE static float number(u32 key) {
+    const u32 bits = key ^ ((key & 0x8000u) != 0 ? 0x8000u : 0xffffu);
+    return unpack<Task::kIsHalf>(bits).x;
+  }
+
+  // NOTE: sums have the same order each time: the same bits for the same row.
+  struct Search {
+    const Task& task;
+    u64 from;
+    i32 columns;
+    float scale, largest = 0.0f;
+
+    ETC_DEVICE Search(const Task& task_, float scale_) : task(task_), scale(scale_ * 1.44269504f) {
+      const auto x = task.template operand<0>();
+      from = u64(x.at()), columns = x.size[1];
+    }
+
+    // The largest key that at least `goal` logits reach; kWeighs: logits that have `goal` of the
+    // probability of all that reach `least`.
+    template <bool kWeighs>
+    ETC_DEVICE u32 run(u32 least, float goal) const {
+      u32 found = 0;
+#pragma unroll 1
+      for (int shift = 14; shift >= 0; shift -= 2) {
+        float sum[4] = {};
+        const u32 step = 1u << shift;
+        each([&](u32 bits) {
+          const float logit = unpack<Task::kIsHalf>(bits).x;
+          const u32 own = key(bits, logit);
+          if (own == 0 || own < found || own < least) return;
+          const float weight = kWeighs ? ptx::exp2((logit - largest) * scale) : 1.0f;
+#pragma unroll
+          for (int n = 0; n < 4; ++n) {
+            if (own >= found + n * step) sum[n] += weight;
+          }
+        });
+        total(sum);
+        if (kWeighs && shift == 14) goal *= sum[0];
+#pragma unroll
+        for (int n = 3; n > 0; --n) {
+          if (sum[n] >= goal) {
+            found += n * step;
+            break;
+          }
+        }
+      }
+      return found < least ? least : found;
+    }
+    ETC_DEVICE float largest_of_row() const {
+      float most = minus_infinity();
+      each([&](u32 bits) { most = fmaxf(most, unpack<Task::kIsHalf>(bits).x); });
+#pragma unroll
+      for (int step = 16; step > 0; step /= 2) {
+        most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
+      }
+      float* const parts = reinterpret_cast<float*>(task.scratch);
+      if (task.thread % 32 == 0) parts[task.thread / 32] = most;
+      task.sync();
+#pragma unroll 1
+      for (int warp = 0; warp < kWarps; ++warp) most = fmaxf(most, parts[warp]);
+      task.sync();
+      return most;
+    }
+
+   private:
+    // Calls f with the bits of each logit of this thread.
+    template <class F>
+    ETC_DEVICE void each(F f) const {
+#pragma unroll 1
+      for (i32 first = task.thread * 8; first < columns; first += kAtOnce * Task::threads * 8) {
+        uint4 v[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          const i32 at = first + i * Task::threads * 8;
+          v[i] = ptx::load16_l2_if(at < columns, from + at * 2);
+        }
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          if (first + i * Task::threads * 8 >= columns) continue;
+          const u32 word[4] = {v[i].x, v[i].y, v[i].z, v[i].w};
+#pragma unroll
+          for (int j = 0; j < 4; ++j) f(word[j] & 0xffffu), f(word[j] >> 16);
+        }
+      }
+    }
+    // The sums of all threads, for each of them.
+    ETC_DEVICE void total(float (&sum)[4]) const {
+      float* const parts = reinterpret_cast<float*>(task.scratch);
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        sum[n] = ptx::warp_sum(sum[n]);
+        if (task.thread % 32 == 0) parts[task.thread / 32 * 4 + n] = sum[n];
+      }
+      task.sync();
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        sum[n] = 0.0f;
+#pragma unroll 1
+        for (int warp = 0; warp < kWarps; ++warp) sum[n] += parts[warp * 4 + n];
+      }
+      task.sync();
+    }
+  };
+};
+
+}  // namespace etc

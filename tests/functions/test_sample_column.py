@@ -1,0 +1,187 @@
+"""Tokens by chance: both bodies, their distribution, and what top_k and top_p keep."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from etc_dist.emulate import Emulator
+from etc_dist.functions.best_column import next_token
+from etc_dist.functions.philox import philox
+from etc_dist.functions.sample_column import NUMBERS, least_kept, sample_column
+from etc_dist.ir import Graph, ceildiv, graph_function, span, tile
+from etc_dist.ir.tensor import numpy_dtype
+from etc_dist.models.sampling import Sampling, row_sampling
+from etc_dist.runtime.cpu import simulate
+from etc_dist.schedule import schedule_static
+from tests.functions.compiled import check_compiled
+
+
+@graph_function
+def sampled(g: Graph, *, width: int, dtype: str = "bfloat16") -> None:
+    """The token of each row of x [rows, columns], in tiles of `width`, and its least
+    logit."""
+    rows, columns, stops = g.dims("rows columns stops")
+    tiles = g.let("tiles", ceildiv(columns, width))
+    x = g.input("x", (rows, columns), dtype)
+    sampling = g.input("sampling", (rows, NUMBERS), "int32")
+    position, end = (g.input(n, (rows,), "int32") for n in ("position", "end"))
+    stop = g.input("stop", (rows, stops), "int32")
+    best, after = (g.output(n, (rows,), "int32") for n in ("best", "after"))
+    least = g.output("least", (rows,), "float32")
+    values = g.local("values", (rows, tiles), "float32")
+    ids = g.local("ids", (rows, tiles), "int32")
+    limited = g.events("limited", (1,), expects=rows)
+    found = g.events("found", (1,), expects=tiles)
+    (r,) = grid = g.grid(r=rows)
+    own = span(r, 1)
+    g.call(
+        least_kept(dtype),
+        grid,
+        reads=[x[own, :], sampling[own, :]],
+        writes=[least[own]],
+        notifies=[limited[0]],
+    )
+    (j,) = grid = g.grid(j=tiles)
+    g.call(
+        sample_column(dtype, width, limits=True),
+        grid,
+        reads=[x[:, tile(j, width)], sampling[:, :], position[:], least[:]],
+        writes=[values[:, j], ids[:, j]],
+        waits=[limited[0]],
+        notifies=[found[0]],
+        values={"first": 0},
+    )
+    g.call(
+        next_token(width),
+        g.grid(one=1),
+        reads=[values[:, :], ids[:, :], position[:], end[:], stop[:, :]],
+        writes=[best[:], after[:]],
+        waits=[found[0]],
+    )
+
+
+GRAPH = sampled(1, width=64)
+
+
+@pytest.fixture(scope="module")
+def emulator() -> Emulator:
+    return Emulator(GRAPH, workers=12)
+
+
+def run(x, sampling, position=None, emulator=None, graph=GRAPH):
+    """Tokens and least logits."""
+    count, columns = x.shape
+    position = np.arange(count) if position is None else position
+    given = {
+        "x": x.astype(numpy_dtype("bfloat16")),
+        "sampling": row_sampling(count, sampling),
+        "position": np.array(position, np.int32),
+        "end": np.zeros(count, np.int32),
+        "stop": np.full((count, 1), -1, np.int32),
+    }
+    dims = {"rows": count, "columns": columns, "stops": 1}
+    if emulator is not None:
+        [found] = emulator.run([given], dims)
+    else:
+        found = simulate(schedule_static(graph), [given], dims).outputs[0]
+    return found["best"].tolist(), found["least"].tolist()
+
+
+# The test vectors of the paper's authors, of their library Random123.
+@pytest.mark.parametrize(
+    ("counter", "key", "wanted"),
+    [
+        ([0] * 4, [0] * 2, "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+        ([2**32 - 1] * 4, [2**32 - 1] * 2, "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+        (
+            [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344],
+            [0xA4093822, 0x299F31D0],
+            "d16cfe09 94fdcceb 5001e420 24126ea1",
+        ),
+    ],
+)
+def test_random_bits_are_those_of_philox(counter, key, wanted):
+    assert " ".join(f"{int(n):08x}" for n in philox(counter, key)) == wanted
+
+
+def chi_square(tokens, wanted):
+    counts = np.bincount(tokens, minlength=len(wanted))
+    assert not counts[wanted == 0].any()
+    wanted = wanted[wanted > 0] * len(tokens)
+    counts = counts[counts > 0] if (counts > 0).sum() == len(wanted) else counts
+    return ((counts - wanted) ** 2 / wanted).sum()
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({"temperature": 1.0}, 8),
+        ({"temperature": 0.5}, 8),
+        ({"temperature": 2.0, "top_k": 5}, 5),
+        ({"temperature": 1.0, "top_p": 0.8}, 3),
+        ({"temperature": 1.0, "top_k": 4, "top_p": 0.95}, 4),
+    ],
+)
+def test_tokens_have_the_probabilities_of_softmax(options, kept):
+    logits = np.array([3.0, 2.5, 2.0, 1.0, 0.5, 0.0, -1.0, -2.0])
+    x = np.tile(logits, (1500, 1))
+    weights = np.exp(logits / options["temperature"])
+    weights[kept:] = 0
+    sampling = [Sampling(**options, seed=2**40 + 5)] * len(x)
+    tokens, _ = run(x, sampling)
+    # Of 7 degrees of freedom, 1 in 1000 is above 24.3. The seed is fixed.
+    assert chi_square(np.array(tokens), weights / weights.sum()) < 24.3
+
+
+def test_both_backends_give_the_same_tokens(rng, emulator):
+    x = rng.standard_normal((16, 600)) * 3
+    x[5, :40], x[6, 100:] = np.nan, -np.inf
+    options = [(0.0, 0, 1.0), (1.0, 0, 1.0), (0.7, 20, 0.9), (1.3, 0, 0.5), (2.0, 7, 1)]
+    sampling = [Sampling(*options[n % 5], seed=n) for n in range(16)]
+    tokens, least = run(x, sampling)
+    found, found_least = run(x, sampling, emulator=emulator)
+    assert (found, found_least) == (tokens, least)
+    rounded = x.astype(numpy_dtype("bfloat16")).astype(np.float32)
+    assert tokens[::5] == np.nanargmax(rounded[::5], axis=1).tolist()
+    order = np.sort(np.nan_to_num(rounded, nan=-np.inf), axis=1)[:, ::-1]
+    np.testing.assert_array_equal(least[4::5], order[4::5, 6])
+
+
+@pytest.mark.parametrize(
+    "options", [{"top_k": 1}, {"top_p": 1e-6}, {"temperature": 0.0}]
+)
+def test_the_most_likely_token_is_left(options, rng, emulator):
+    x = rng.integers(-3, 30, (8, 600)) / 4  # with ties
+    x[:, 77] = x.max(axis=1) + 1
+    for used in (None, emulator):
+        tokens, _ = run(x, [Sampling(**options)] * 8, emulator=used)
+        assert tokens == [77] * 8
+
+
+def test_all_of_equal_logits_are_kept(emulator):
+    x = np.zeros((64, 72))
+    x[:, 10:20] = 4
+    x[:, 5] = 5
+    tokens, least = run(x, [Sampling(top_k=3)] * 64)
+    assert least == [4] * 64
+    assert set(tokens) == {5, *range(10, 20)}
+    assert run(x[:4], [Sampling(top_k=3)] * 4, emulator=emulator)[0] == tokens[:4]
+
+
+def test_a_token_depends_on_seed_and_position_alone(rng):
+    x = np.tile(rng.standard_normal(640), (30, 1))
+    one, other = Sampling(seed=1), Sampling(seed=2**63)
+    alone, _ = run(x[:1], [one], position=[17])
+    many, _ = run(x, [one if n % 2 else other for n in range(30)])
+    assert many[17] == alone[0]
+    assert len(set(many)) > 20
+    wide, _ = run(x, [one] * 30, graph=sampled(1, width=256))
+    assert wide[17] == alone[0]
+    greedy = [None if n != 17 else one for n in range(30)]
+    assert run(x, greedy)[0][17] == alone[0]
+
+
+def test_the_cuda_bodies_compile_without_spills():
+    check_compiled(GRAPH)
+    check_compiled(sampled(1, width=64, dtype="float16"))

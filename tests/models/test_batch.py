@@ -1,0 +1,118 @@
+"""Requests that join and leave between steps, and the pages of the cache."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from etc_dist.errors import ArgumentError
+from etc_dist.models import Batch, Sampling, load
+from etc_dist.models.pages import PageTable
+from tests.models.small import make_model
+
+ONE_RANK = pytest.mark.mpi(max_size=1)
+OPTIONS = {"batch": 3, "positions": 64, "page_size": 16}
+
+
+@pytest.fixture
+def folder(tmp_path, rng):
+    return make_model(tmp_path, rng)
+
+
+@ONE_RANK
+@pytest.mark.parametrize("steps", [1, 4])
+def test_requests_that_join_and_leave_do_not_change_others(
+    folder, rng, one_rank, steps
+):
+    prompts = [rng.integers(520, size=n).tolist() for n in (3, 40, 1, 17, 8, 2)]
+    choices = [None, Sampling(seed=4), Sampling(2.0, top_k=9)] * 2
+    counts = [9, 5, 20, 3, 1, 12]
+    with load(folder, steps_per_launch=steps, world=one_rank, **OPTIONS) as model:
+        alone = [
+            model.generate([p], max_new_tokens=n, sampling=s)[0]
+            for p, n, s in zip(prompts, counts, choices, strict=True)
+        ]
+        waiting = list(zip(prompts, counts, choices, strict=True))
+        requests, ended = [], 0
+        with Batch(model) as batch:
+            left = batch.add([5] * 9)  # leaves before its end
+            while waiting or not batch.is_done:
+                while waiting and batch.has_room(len(waiting[0][0]) + waiting[0][1]):
+                    prompt, count, chosen = waiting.pop(0)
+                    requests.append(
+                        batch.add(prompt, max_new_tokens=count, sampling=chosen)
+                    )
+                ended += sum(request.is_done for request in batch.step())
+                if len(requests) == 4 and not left.is_done:
+                    batch.remove(left)
+                    left.is_done = True
+        assert [request.new_tokens for request in requests] == alone
+        assert ended == len(prompts)
+        assert model.pages.free_pages == model.pages.count == 12
+
+
+@ONE_RANK
+def test_a_full_cache_refuses_requests_until_one_ends(folder, one_rank):
+    with load(folder, pages=6, world=one_rank, **OPTIONS) as model:
+        wanted = model.generate([[3] * 4], max_new_tokens=2)
+        with Batch(model) as batch:
+            first = batch.add([3] * 4, max_new_tokens=2)
+            batch.add([1] * 30, max_new_tokens=34)
+            assert not batch.has_room(32)
+            assert batch.has_room(16)
+            with pytest.raises(ArgumentError) as caught:
+                batch.add([2] * 8, max_new_tokens=24)
+            assert "the cache is full" in str(caught.value)
+            assert caught.value.wanted == "2 free pages of 16 positions"
+            assert caught.value.got == "1 free pages of 6"
+            while not first.is_done:
+                batch.step()
+            batch.add([2] * 8, max_new_tokens=24)
+            assert model.pages.free_pages == 0
+        assert [first.new_tokens] == wanted
+        assert model.pages.free_pages == 6
+        with pytest.raises(ArgumentError, match="the cache is full"):
+            model.generate([[1], [2]])
+        assert model.generate([[3] * 4], max_new_tokens=2) == wanted
+
+
+@ONE_RANK
+@pytest.mark.parametrize("steps", [1, 4])
+def test_a_step_that_fails_leaves_the_model_usable(folder, one_rank, steps):
+    options = OPTIONS | {"steps_per_launch": steps, "world": one_rank}
+    with load(folder, **options) as model:
+        wanted = model.generate([[3, 4]], max_new_tokens=6)
+        with Batch(model) as batch:
+            request = batch.add([3, 4], max_new_tokens=6)
+            batch.step()
+            table, tokens = model.pages.table, request.tokens[-1]
+            page, table[0, 0] = table[0, 0], model.pages.count
+            with pytest.raises(ArgumentError, match="pages: 12"):
+                batch.step()
+            table[0, 0], request.tokens[-1] = page, 520
+            with pytest.raises(ArgumentError, match="ids: 520"):
+                batch.step()
+            request.tokens[-1] = tokens
+            while not batch.is_done:
+                batch.step()
+        assert [request.new_tokens] == wanted
+
+
+@ONE_RANK
+def test_fewer_pages_than_a_request_needs_are_refused(folder, one_rank):
+    with pytest.raises(ArgumentError, match="pages is out of range"):
+        load(folder, pages=3, world=one_rank, **OPTIONS)
+
+
+def test_pages_are_used_again_and_never_twice(rng):
+    pages = PageTable(8, 4, 16, 20)
+    numbers: list[int] = []
+    for _ in range(200):
+        length = int(rng.integers(1, 65))
+        if numbers and (rng.random() < 0.4 or not pages.free_requests):
+            pages.remove(numbers.pop(rng.integers(len(numbers))))
+        elif pages.needed(length) <= pages.free_pages:
+            numbers.append(pages.add(length))
+        used = pages.table[pages.table >= 0]
+        assert len(np.unique(used)) == len(used) == 20 - pages.free_pages
+        assert pages.free_requests == 8 - len(numbers)

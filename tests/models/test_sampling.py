@@ -1,0 +1,118 @@
+"""Texts by chance: reproducible from a seed, in any batch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from etc_dist.errors import ArgumentError
+from etc_dist.models import Sampling, load
+from tests.models.small import make_model
+from tests.models.test_tensor_parallel import split_model
+
+ONE_RANK = pytest.mark.mpi(max_size=1)
+RANKS = pytest.mark.mpi(min_size=2, max_size=2)
+
+
+@pytest.fixture
+def folder(tmp_path, rng):
+    return make_model(tmp_path, rng)
+
+
+@ONE_RANK
+def test_a_text_depends_on_its_seed_alone(folder, one_rank):
+    options = {"batch": 4, "positions": 64, "world": one_rank}
+    warm = Sampling(temperature=2.0, top_k=40, top_p=0.9, seed=11)
+    with load(folder, steps_per_launch=4, **options) as model:
+        (alone,) = model.generate([[5, 6]], max_new_tokens=12, sampling=warm)
+        others = [None, warm, Sampling(seed=3), Sampling(seed=11, top_p=0.5)]
+        prompts = [[9] * 20, [5, 6], [5, 6], [7]]
+        texts = model.generate(prompts, max_new_tokens=12, sampling=others)
+        assert texts[1] == alone
+        assert texts[2] != alone
+        assert texts[0] == model.generate([[9] * 20], max_new_tokens=12)[0]
+        assert list(model.stream([5, 6], max_new_tokens=12, sampling=warm)) == alone
+        other = Sampling(temperature=2.0, top_k=40, top_p=0.9, seed=12)
+        assert model.generate([[5, 6]], max_new_tokens=12, sampling=other) != [alone]
+    with load(folder, **options) as model:  # one step a launch
+        assert model.generate([[5, 6]], max_new_tokens=12, sampling=warm) == [alone]
+
+
+@ONE_RANK
+@pytest.mark.parametrize(
+    "sampling", [Sampling(0.0), Sampling(5.0, top_k=1), Sampling(top_p=1e-6)]
+)
+def test_without_choice_the_most_likely_ids_follow(folder, one_rank, sampling):
+    with load(folder, positions=64, world=one_rank) as model:
+        wanted = model.generate([[1, 2, 3]], max_new_tokens=6)
+        assert (
+            model.generate([[1, 2, 3]], max_new_tokens=6, sampling=sampling) == wanted
+        )
+
+
+@ONE_RANK
+def test_ids_of_a_step_have_the_probabilities_of_its_logits(folder, one_rank):
+    with load(folder, batch=128, positions=16, world=one_rank) as model:
+        table = np.zeros((128, 1), np.int32)  # all rows write the same to the cache
+        of_rows = [7] * 128, [0] * 128, [0] * 128, table
+        found = np.concatenate(
+            [
+                model.steps(
+                    *of_rows,
+                    count=1,
+                    sampling=[Sampling(0.5, seed=n * 128 + r) for r in range(128)],
+                )[0]
+                for n in range(20)
+            ]
+        )
+        logits = model.logits
+        logits = logits[0] if isinstance(logits, np.ndarray) else logits[0].get()
+        weights = np.exp(2 * logits.astype(np.float64))
+        order = np.argsort(-weights)
+        parts = np.split(order, [5, 20, 60, 150])
+        wanted = np.array([weights[p].sum() for p in parts]) / weights.sum()
+        counts = np.array([np.isin(found, p).sum() for p in parts])
+        expected = wanted * len(found)
+        # Of 4 degrees of freedom, 1 in 1000 is above 18.5. The seeds are fixed.
+        assert ((counts - expected) ** 2 / expected).sum() < 18.5
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "text"),
+    [
+        ({"temperature": -1.0}, ArgumentError, "a temperature of 0, or of 0.01 .. 100"),
+        ({"temperature": float("nan")}, ArgumentError, "temperature = nan"),
+        ({"top_p": 0.0}, ArgumentError, "0 < top_p <= 1"),
+        ({"top_p": 1.5}, ArgumentError, "top_p = 1.5"),
+        ({"top_k": -1}, ArgumentError, "top_k is out of range"),
+        ({"top_k": 2.5}, TypeError, "top_k expects an int"),
+        ({"seed": 2**64}, ArgumentError, "seed is out of range"),
+        ({"temperature": "hot"}, TypeError, "temperature expects"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(options, kind, text):
+    with pytest.raises(kind, match=text):
+        Sampling(**options)
+
+
+@ONE_RANK
+def test_one_sampling_for_each_prompt_is_expected(folder, one_rank):
+    with load(folder, positions=64, world=one_rank) as model:
+        with pytest.raises(ArgumentError, match="there is not one sampling for each"):
+            model.generate([[1], [2]], max_new_tokens=1, sampling=[Sampling()])
+        with pytest.raises(TypeError, match="sampling expects"):
+            model.generate([[1]], max_new_tokens=1, sampling=0.7)
+
+
+@RANKS
+def test_ranks_draw_the_same_ids_by_temperature_alone(world, tmp_path, rng):
+    folder = split_model(tmp_path, rng, 2)
+    with load(folder, positions=64, world=world) as model:
+        texts = [
+            model.generate([[1, 2]], max_new_tokens=8, sampling=Sampling(seed=seed))
+            for seed in (1, 1, 2)
+        ]
+        assert world.gather(texts) == [texts] * 2
+        assert texts[0] == texts[1] != texts[2]
+        with pytest.raises(ArgumentError, match="not supported on several ranks"):
+            model.generate([[1]], max_new_tokens=1, sampling=Sampling(top_k=3))
