@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.decode_reference import reference_logits
 from benchmarks.decode_step import MODELS, ROUTINGS, SMALL_MODELS, Decoder
+from benchmarks.decode_torch import torch_logits
 from benchmarks.device import Call, Device, Gpu, wide
 from benchmarks.harness import (
     begin,
@@ -40,6 +41,8 @@ SAMPLING = Sampling(temperature=0.6, top_k=20, top_p=0.95)
 ERROR, GAP = 0.016, 0.12
 """The allowed error of the logits, and the allowed distance of the chosen id's logit
 from the largest in the reference, relative to the root mean square of all logits."""
+MOST_OF_TORCH = 1.1
+"""The error of a row, the median of all, relative to torch's in the same dtype."""
 ROUTER_GAP = 0.06
 """The allowed distance of a chosen expert's logit from that of one that is not, in
 units of the root mean square."""
@@ -49,26 +52,36 @@ PROTOCOL = (
 )
 
 
-def check(decoder: Decoder, batch: int) -> tuple[float, list[str]]:
-    """The error of a step of the first layers, and failed checks."""
+def check(
+    decoder: Decoder, batch: int, layers: int = CHECKED_LAYERS
+) -> tuple[dict[str, float], list[str]]:
+    """The errors of a step of the first layers, and failed checks."""
     device, xp = decoder.device, decoder.device.xp
-    arrays = decoder.arrays(batch, CHECKED_LAYERS)
+    arrays = decoder.arrays(batch, layers)
     logits, ids = arrays["logits"], arrays["next_ids"][0]
     for out in (logits, ids):
         device.poison(out)
     decoder.call(arrays)()
     decoder.program.synchronize()
-    whole = decoder.whole(batch, CHECKED_LAYERS)
+    whole = decoder.whole(batch, layers)
     if decoder.config.mixture is not None:
         whole["experts"] = arrays["experts"]
     wanted, below = reference_logits(device, decoder.config, whole, decoder.context)
-    del whole
     error = device.relative_error([logits], [wanted[:, decoder.columns]])
+    errors, wrong = {"error": error}, []
+    if isinstance(device, Gpu) and device.torch is not None and device.world.size == 1:
+        tensors = {name: device.as_torch(array) for name, array in whole.items()}
+        found = torch_logits(device.torch, decoder.config, tensors, decoder.context)
+        theirs = row_error(xp, xp.asarray(found.float()), wanted)
+        errors |= {"row_error": row_error(xp, wide(logits), wanted)}
+        errors |= {"torch_row_error": theirs}
+        if not errors["row_error"] <= MOST_OF_TORCH * theirs:
+            wrong.append(f"the median error of a row is above torch's, {theirs:.2e}")
+    del whole
     gap = float(
         (wanted.max(axis=1) - wanted[xp.arange(batch), ids]).max()
         / xp.sqrt((wanted**2).mean())
     )
-    wrong = []
     if not error <= ERROR:  # also for NaN
         wrong.append(f"error {error:.2e}, wanted {ERROR:.1e}")
     is_greedy = decoder.sampling is None
@@ -78,7 +91,14 @@ def check(decoder: Decoder, batch: int) -> tuple[float, list[str]]:
         wrong.append(f"an expert whose logit is {below:.2e} below one not chosen")
     if is_greedy and not gap <= GAP:
         wrong.append(f"an id whose logit is {gap:.2e} below the largest")
-    return error, wrong
+    return errors, wrong
+
+
+def row_error(xp: Any, logits: Any, wanted: Any) -> float:
+    """The relative error of a row, the median of all."""
+    squares = ((a * a).sum(axis=1) for a in (logits - wanted, wanted))
+    error, norm = squares
+    return float(xp.median(xp.sqrt(error / norm)))
 
 
 def are_best(decoder: Decoder, logits: Any, ids: Any) -> bool:
@@ -137,14 +157,15 @@ def wrong_steps(decoder: Decoder, batch: int, outs: Sequence[Any]) -> list[str]:
 
 
 def benchmark(
-    decoder: Decoder, batch: int, repeats: int, steps: int
+    decoder: Decoder, batch: int, repeats: int, steps: int, layers: int
 ) -> tuple[dict[str, Any], list[str]]:
     """Check, then, on a GPU, time a step: its part of a record, and its failures."""
     device, program = decoder.device, decoder.program
     values: dict[str, Any] = {"model": decoder.name, "batch": batch}
     values |= {"context": decoder.context, "dtype": DTYPE}
     values |= {"schedule": program.plan.schedule, "policy": decoder.policy_text(batch)}
-    values["error"], wrong = check(decoder, batch)
+    errors, wrong = check(decoder, batch, layers)
+    values |= errors
     arrays = decoder.arrays(batch, decoder.config.layers, decoder.steps)
     call = decoder.call(arrays)
     call()
@@ -183,6 +204,7 @@ def main() -> int:
     add("--steps", type=int, help="compared bit by bit: 1000, or 3 on the CPU backend")
     add("--sample", action="store_true", help=f"choose ids by {SAMPLING}")
     add("--per-launch", type=int, default=1, help="steps of a launch; times are of one")
+    add("--checked-layers", type=int, default=CHECKED_LAYERS, help="against fp32")
     add("--routing", choices=ROUTINGS, default=ROUTINGS[0], help="of models of experts")
     options = parser.parse_args()
     device = begin(options.cpu)
@@ -209,7 +231,8 @@ def main() -> int:
         decoder.program.synchronize()
         for batch in batches:
             values, wrong = benchmark(
-                decoder, batch, options.repeats, options.steps or compared
+                *(decoder, batch, options.repeats, options.steps or compared),
+                min(options.checked_layers, decoder.config.layers),
             )
             if is_timed(device) or not on_gpu:
                 failed |= not report(device, options.record, shared, values, wrong)

@@ -149,6 +149,10 @@ class DecodeRecord(Record):
     ours_spread_ms: tuple[float, float]
     """First and third quartile."""
     protocol: str
+    row_error: float | None = None
+    """The same of a row, the median of all."""
+    torch_row_error: float | None = None
+    """By torch, in the same dtype."""
     steps_per_launch: int = 1
     """Times are of one step."""
     routing: str | None = None
