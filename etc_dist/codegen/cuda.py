@@ -238,6 +238,8 @@ def _call(plan: Plan, lane: Lane, call: Call, number: int, arguments: Arguments)
         "kReadsBeforeWait": int(bool(function.reads_before_wait)),
         "kHasRuns": int(_has_runs(plan, call)),
     }
+    if _notifies_ranks(call):
+        constants["kNotifiesRanks"] = 1
     _check_names(call, constants)
     declared = {**constants, **own}
     lines += [f"  static constexpr {constant(k, v)};" for k, v in declared.items()]
@@ -324,6 +326,12 @@ def _loads_ahead(plan: Plan, call: Call) -> bool:
     if not streams or _is_dynamic(plan) or call.is_loaded or not call.waits:
         return False
     return all(call.reads[n].tensor.kind == "input" for n in streams)
+
+
+def _notifies_ranks(call: Call) -> bool:
+    """Whether all notifications are for the same element, on several ranks."""
+    elements = {(r.events.name, r.index) for r in call.notifies}
+    return len(call.notifies) > 1 and len(elements) == 1
 
 
 def _has_runs(plan: Plan, call: Call) -> bool:

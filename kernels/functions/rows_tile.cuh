@@ -87,10 +87,10 @@ struct RowsTile {
     const u32 thread = ptx::thread() & 127, lane = thread & 31, warp = thread >> 5;
     const u32 out = buffer + wg * kHalfBuffer + warp * 2048, in_row = lane & 15;
     const u32 first = wg * 64 + warp * 16, unit = lane % 8;
-    const auto to = Epilogue::Place::read(place);
+    const auto whole = Epilogue::Place::read(place);
 #pragma unroll
     for (u32 g = 0; g < kEights; g += 8) {
-      if (g * 8 >= u32(to.columns)) break;
+      if (g * 8 >= u32(whole.columns)) break;
 #pragma unroll
       for (u32 j = g; j < g + 8 && j < kEights; ++j) {
         ptx::store_matrix2(
@@ -99,13 +99,13 @@ struct RowsTile {
       }
       __syncwarp();
       const u32 column = (g + unit) * 8;
-      to.each_rank(run, [&](u64 at) {
+      whole.each_rank(run, place, [&](const auto& to) {
 #pragma unroll
         for (u32 i = 0; i < 4; ++i) {
           const u32 row = i * 4 + lane / 8;
           if (first + row < u32(to.rows) && column < u32(to.columns) && g + unit < kEights) {
             ptx::store16(
-                at + u64(first + row) * to.row_bytes + column * 2,
+                to.at + u64(first + row) * to.row_bytes + column * 2,
                 ptx::load_shared16(out + row * 128 + ((unit ^ (row & 7)) << 4)));
           }
         }

@@ -179,16 +179,16 @@ struct SwappedTile {
           pack<kIsHalf>(d[4 * j + 2], d[4 * j + 3]));
     }
     ptx::named_barrier<128>(2 + wg);
-    const auto to = Epilogue::Place::read(place);
+    const auto whole = Epilogue::Place::read(place);
     const u32 unit = thread % 8, column = wg * kColumns + unit * 8;
-    to.each_rank(run, [&](u64 at) {
+    whole.each_rank(run, place, [&](const auto& to) {
 #pragma unroll
       for (u32 i = 0; i < (kRows + 15) / 16; ++i) {
         const u32 row = i * 16 + thread / 8;
         const bool is_row = row >= first * 8 && row < minimum(end * 8, u32(to.rows));
         if (is_row && has_unit(unit) && column < u32(to.columns)) {
           ptx::store16(
-              at + u64(row) * to.row_bytes + column * 2,
+              to.at + u64(row) * to.row_bytes + column * 2,
               ptx::load_shared16(out + row * 128 + ((unit ^ (row & 7)) << 4)));
         }
       }

@@ -54,19 +54,23 @@ struct TilePlace {
     return {u64(v.x) | u64(v.y) << 32, v.z, i32(v.w & 0xffffu), i32(v.w >> 16), peers};
   }
 
-  // Calls f(at) for each peer, the next rank first, so that each receives from one at a time; then
-  // for the own rank.
+  // Calls f(place) for each peer, the next rank first, so that each receives from one at a time;
+  // then for the own rank. `words`: the shared address of the words.
+  // NOTE: read again for each rank, so that they occupy no registers in between.
   template <class Program, class F>
-  ETC_DEVICE void each_rank(const Run<Program>& run, F f) const {
+  ETC_DEVICE void each_rank(const Run<Program>& run, u32 words, F f) const {
     if constexpr (kHasPeers) {
-      const i32 own = run.g.rank;
+      const bool is_sent = ptx::load_shared(words + 16) != 0;
 #pragma unroll 1
-      for (i32 n = peers == 0 ? 0 : 1 - Program::kWorld; n <= 0; ++n) {
-        const i32 rank = own + n < 0 ? own + n + Program::kWorld : own + n;
-        if (n == 0 || (peers >> rank & 1)) f(at - run.self() + run.g.peer[rank]);
+      for (i32 n = is_sent ? 1 - Program::kWorld : 0; n <= 0; ++n) {
+        TilePlace to = read(words);
+        const i32 before = run.g.rank + n, rank = before < 0 ? before + Program::kWorld : before;
+        if (n < 0 && (to.peers >> rank & 1) == 0) continue;
+        to.at += run.g.peer[rank] - run.self();
+        f(to);
       }
     } else {
-      f(at);
+      f(*this);
     }
   }
 };

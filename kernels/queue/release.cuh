@@ -161,6 +161,33 @@ ETC_DEVICE void notify_and_release(
   }
 }
 
+// Whether all notifications of a call are for the same element, on several ranks.
+template <class Call>
+constexpr bool notifies_ranks() {
+  return requires { Call::kNotifiesRanks; };
+}
+
+// The same for such a call, including the fence: a lane for each rank, so that the atomics overlap.
+template <class Call, class Program>
+ETC_DEVICE void notify_ranks(
+    const Run<Program>& run, const typename Call::Coord& c, u32 parts) {
+  static_assert(Call::kNotifies <= 32);
+  const int lane = int(ptx::lane());
+  const EventRef ref = Call::notify(run.g, c, minimum(lane, Call::kNotifies - 1));
+  const bool has_one = lane < Call::kNotifies;
+  if (has_one) ptx::fence_acq_rel<true>();
+  Call::template notified<0>(run.g, c, [&](auto event, i32, auto element) {
+    using Event = decltype(event);
+    const u32 step = parts * Call::notify_step(0);
+    const bool is_met = has_one && count_event(run, ref, step) + step ==
+                                       Event::target(run.g, ref.rank, element);
+    __syncwarp();  // one lane's acquire covers the whole warp
+    Releases<Event>::each([&](auto r) {
+      release_each<decltype(r)>(run, ref.rank, element, ref.index, is_met);
+    });
+  });
+}
+
 // At the start: releases events that expect no notification. The groups are divided among the warps
 // of `kThreads` threads of every worker.
 template <int kThreads, class Program>

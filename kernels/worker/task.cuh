@@ -182,7 +182,9 @@ ETC_DEVICE bool peers_have_started(
 template <class Program, class Call>
 ETC_DEVICE void notify_all(const Run<Program>& run, const typename Call::Coord& c, u32 parts) {
   if constexpr (Call::kNotifies > 0) {
-    if constexpr (Program::kDynamic) {
+    if constexpr (Program::kDynamic && notifies_ranks<Call>()) {
+      notify_ranks<Call>(run, c, parts);
+    } else if constexpr (Program::kDynamic) {
       if (ptx::lane() == 0) ptx::fence_acq_rel<Call::kNotifiesPeers>();
       notify_and_release<Call>(run, c, parts);
     } else if (ptx::lane() == 0) {
