@@ -50,10 +50,9 @@ class StepRows:
         return int.from_bytes(digest.digest(), "little") >> 1
 
     def describe(self) -> str:
-        named = {"ids": self.ids, "requests": self.requests}
-        named |= {"positions": self.positions, "table": self.table.ravel()}
-        texts = [f"{name} {array.tolist()}" for name, array in named.items()]
-        return f"model.step({', '.join(texts)})"
+        fields = ((name, getattr(self, name)) for name in self.__dataclass_fields__)
+        texts = [f"{name} {array.ravel().tolist()}" for name, array in fields]
+        return f"model.steps({', '.join(texts)})"
 
 
 class RowArrays:

@@ -154,11 +154,14 @@ def folder_of_world(world, tmp_path, rng):
 
 
 @pytest.mark.mpi(max_size=4)
-@pytest.mark.parametrize("schedule", ["static", "dynamic"])
-def test_all_ranks_generate_the_same_text(schedule, folder_of_world, world, rng):
+@pytest.mark.parametrize(
+    ("schedule", "steps"), [("static", 1), ("dynamic", 1), ("static", 3)]
+)
+def test_all_ranks_generate_the_same_text(schedule, steps, folder_of_world, world, rng):
     prompts = [rng.integers(576, size=n).tolist() for n in (1, 40, 7)]
     options = {"batch": 3, "positions": 64, "page_size": PAGE, "world": world}
-    with load(folder_of_world, schedule=schedule, **options) as model:
+    chosen = {"schedule": schedule, "steps_per_launch": steps}
+    with load(folder_of_world, **chosen, **options) as model:
         found = model.generate(prompts, max_new_tokens=4)
         assert [len(new) for new in found] == [4, 4, 4]
         assert world.gather(found) == [found] * world.size
