@@ -65,11 +65,12 @@ class Problem:
     ):
         m, n, k = shape
         rows = m // world.size if kind is AllGatherMatmul else m
-        # Each rank has its own values: normal ones by `rng`, else -1, 0 and 1, whose
-        # sums are exact.
+        # Each rank has its own values: normal ones by `rng`, else -1, 0 and 1, with so
+        # many zeros in long rows that the sums of each rank are exact.
         if rng is None:
             small = np.random.default_rng([world.rank, m, n, k])
             x, w = (small.integers(-1, 2, extents) for extents in ((rows, k), (n, k)))
+            x *= small.random(x.shape) * k < 1024
         else:
             own = rng.spawn(world.size)[world.rank]
             x, w = (own.standard_normal(extents) for extents in ((rows, k), (n, k)))

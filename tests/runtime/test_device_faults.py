@@ -89,7 +89,9 @@ SPIN = """extern "C" __global__ void spin(long long nanoseconds) {
 
 @pytest.mark.gpu
 @pytest.mark.mpi(max_size=1)
-def test_workers_that_other_work_keeps_from_beginning_are_counted(short_timeout):
+def test_workers_that_other_work_keeps_from_beginning_are_counted(
+    short_timeout, one_rank
+):
     import cupy
 
     program = etc_dist.compile(copied_twice(1), short_timeout)
