@@ -29,6 +29,7 @@ from etc_dist.layers.moe_steps import (
     Choices,
     ExpertOutputs,
     Sizes,
+    Tiles,
     add_choices,
     add_inputs,
     add_places,
@@ -118,6 +119,51 @@ def moe_graph(
         )
 
 
+@graph_function
+def chosen_experts_graph(
+    g: Graph,
+    *,
+    experts: int,
+    top_k: int,
+    dtype: str = "bfloat16",
+    passes: int = PASSES,
+    block: int = BLOCK,
+    tile_rows: int = TILE_ROWS,
+    up_columns: int = UP_COLUMNS,
+    tile_columns: int = TILE_COLUMNS,
+    group_tokens: int = GROUP_TOKENS,
+    combined: int = COMBINED,
+) -> None:
+    """`moe_graph` on one rank for tokens whose experts are chosen already: ids and
+    weights [tokens, top_k]; chosen [experts, blocks], of which bit i is set if token i
+    of a block of 32 chose the expert. The ids of a token are all different."""
+    routing = Routing(experts, top_k, False, dtype, block, tile_rows)
+    sizes = Sizes(
+        passes,
+        up_columns,
+        tile_columns,
+        group_tokens,
+        PART_TOKENS,
+        PUSH_TASKS,
+        SCORE_TASKS,
+        combined,
+    )
+    tokens, hidden, inner = g.dims("tokens hidden inner")
+    blocks = g.let("blocks", ceildiv(tokens, block))
+    x = g.input("x", (tokens, hidden), dtype)
+    choices = Choices(
+        g.input("ids", (tokens, top_k), "int32"),
+        g.input("weights", (tokens, top_k), "float32"),
+        g.input("chosen", (experts, blocks), "int32"),
+    )
+    gate_up = g.input("gate_up", (experts, 2 * inner, hidden), dtype)
+    down = g.input("down", (experts, hidden, inner), dtype)
+    y = g.output("y", (tokens, hidden), dtype)
+    tiles = add_tiles(g, routing, choices.chosen, tokens * top_k, [])
+    outputs = add_projections(g, routing, sizes, x, tiles, gate_up, down)
+    _combine(g, routing, sizes, choices, tiles, outputs, y)
+
+
 def _one_rank(g: Graph, routing: Routing, sizes: Sizes) -> None:
     tokens, hidden, inner = g.dims("tokens hidden inner")
     blocks = g.let("blocks", ceildiv(tokens, routing.block))
@@ -129,6 +175,20 @@ def _one_rank(g: Graph, routing: Routing, sizes: Sizes) -> None:
     chosen = choices.chosen
     tiles = add_tiles(g, routing, chosen, tokens * routing.top_k, [routed[0]])
     outputs = add_projections(g, routing, sizes, x, tiles, gate_up, down)
+    _combine(g, routing, sizes, choices, tiles, outputs, y)
+
+
+def _combine(
+    g: Graph,
+    routing: Routing,
+    sizes: Sizes,
+    choices: Choices,
+    tiles: Tiles,
+    outputs: ExpertOutputs,
+    y: Tensor,
+) -> None:
+    """Add the combination of each token's rows into y, on one rank."""
+    tokens = y.shape[0]
     place, located = add_places(g, routing, choices, tiles, tokens)
     size = sizes.group_tokens
     groups = g.let("groups", ceildiv(tokens, size))

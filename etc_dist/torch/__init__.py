@@ -7,6 +7,7 @@ Files, from the user down:
 
     replace.py      the blocks of a model of Hugging Face transformers
     modules.py      tensor-parallel linear layers, the MLP, the mixture of experts
+    experts.py      experts whose router is elsewhere, for transformers
     ops.py          the operations and their schemas
     gradients.py    the gradients of the collectives: each is the adjoint of the other
     fakes.py        shapes and strides of the results, for tracing
@@ -14,7 +15,15 @@ Files, from the user down:
 """
 
 from etc_dist.torch import gradients as gradients  # registers them
+from etc_dist.torch.experts import register_experts
 from etc_dist.torch.modules import MLP, ColumnParallelLinear, MoE, RowParallelLinear
 from etc_dist.torch.replace import replace
 
-__all__ = ["MLP", "ColumnParallelLinear", "MoE", "RowParallelLinear", "replace"]
+__all__ = [
+    "MLP",
+    "ColumnParallelLinear",
+    "MoE",
+    "RowParallelLinear",
+    "register_experts",
+    "replace",
+]

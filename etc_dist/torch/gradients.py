@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from etc_dist.errors import ArgumentError
-from etc_dist.torch import ops
+from etc_dist.torch import experts, ops
 from etc_dist.torch.fakes import size_of
 
 OPS = torch.ops.etc_dist
@@ -186,6 +186,7 @@ def _register() -> None:
         (ops.matmul, Matmul.apply),
         (ops.mlp, partial(NoGradient.apply, OPS.mlp)),
         (ops.moe, partial(NoGradient.apply, OPS.moe)),
+        (experts.moe_experts, partial(NoGradient.apply, OPS.moe_experts)),
     ):
         kernel = _kernel(function, apply)
         ops.LIBRARY.impl(function.__name__, kernel, "Autograd", with_keyset=True)

@@ -61,7 +61,7 @@ def fused_matmul_reduce_scatter(
             raise _refusal("A.shape[scatter_dim]", "a multiple of the ranks", got)
         out = A.new_empty(x.shape[0] // world.size, w.shape[0])
     except Exception as error:
-        _refuse(world, error, "fused_matmul_reduce_scatter")
+        refuse(world, error, "fused_matmul_reduce_scatter")
     kept(world, MatmulReduceScatter)(as_array(x), as_array(w), as_array(out))
     if reduce_op == "avg":
         out /= world.size
@@ -89,7 +89,7 @@ def fused_all_gather_matmul(
         rows = x.shape[0] * world.size
         outs = [A.new_empty(rows, w.shape[0]) for w in ws]
     except Exception as error:
-        _refuse(world, error, "fused_all_gather_matmul")
+        refuse(world, error, "fused_all_gather_matmul")
     multiply, source = kept(world, AllGatherMatmul), as_array(x)
     for w, out in zip(ws, outs, strict=True):
         multiply(source, as_array(w), as_array(out))
@@ -109,7 +109,7 @@ def matmul(A: Tensor, B: Tensor, group_name: str = "") -> Tensor:
         x, w = as_rows(A, 0), as_weight(B)
         out = A.new_empty(x.shape[0], w.shape[0])
     except Exception as error:
-        _refuse(world, error, "matmul")
+        refuse(world, error, "matmul")
     kept(world, Matmul)(as_array(x), as_array(w), as_array(out))
     return from_rows(out, A.shape, 0)
 
@@ -125,7 +125,7 @@ def mlp(
         rows = as_rows(x, 0)
         out = torch.empty_like(rows)
     except Exception as error:
-        _refuse(world, error, "mlp")
+        refuse(world, error, "mlp")
     arrays = map(as_array, (rows, gate, up, down, out))
     kept(world, SharedMLP)(*arrays)
     return out.view(x.shape)
@@ -160,7 +160,7 @@ def moe(
             "parallel": parallel,
         }
     except Exception as error:
-        _refuse(world, error, "moe")
+        refuse(world, error, "moe")
     layer = kept(world, SharedMoE, **options)
     layer(*map(as_array, (rows, router, gate_up, down, out)))
     return out if is_part else out.view(x.shape)
@@ -202,7 +202,7 @@ def _check_dims(A: Tensor, B: Tensor, dim: int, name: str) -> None:
         raise _refusal(name, f"0 to {axes - 2}, an axis of A but the last", str(dim))
 
 
-def _refuse(world: World, error: Exception, name: str) -> NoReturn:
+def refuse(world: World, error: Exception, name: str) -> NoReturn:
     """Raise the error on all ranks."""
     world.refuse(as_refusal(error, f"the arguments of {name}"))
 

@@ -26,6 +26,11 @@ def as_array(tensor: Tensor) -> Any:
     return plain.view(_INTEGERS[tensor.element_size()]).numpy().view(bits)
 
 
+def dtype_name(tensor: Tensor) -> str:
+    """The name of the dtype, as in graphs."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
 def as_rows(tensor: Tensor, dim: int) -> Tensor:
     """A contiguous matrix of the vectors along the last axis, `dim` the slowest of the
     other axes. A view, unless `dim` is not the outermost axis in memory."""

@@ -47,6 +47,16 @@ CALLS = {
         "moe",
         lambda g: (random(4, 8), random(8, 8), random(8, 16, 8), random(8, 8, 8), 2),
     ),
+    "moe_experts": (
+        "moe_experts",
+        lambda g: (
+            random(3, 8),
+            torch.tensor([[0, 5], [7, 2], [5, 1]]),
+            random(3, 2).abs(),
+            random(8, 16, 8),
+            random(8, 8, 8),
+        ),
+    ),
 }
 
 

@@ -40,6 +40,26 @@ def test_models_that_compute_something_else_are_refused(group):
         etc_dist.torch.replace(torch.nn.Linear(2, 2))
 
 
+@pytest.mark.parametrize("kind", ["Qwen3Moe", "Mixtral"])
+@pytest.mark.parametrize("tokens", [7, 40])
+def test_experts_implementation_gives_the_same_logits(kind, tokens, group):
+    etc_dist.torch.register_experts()
+    model, ids = tiny(kind), torch.arange(tokens)[None] * 5 % 64
+    with torch.no_grad():
+        expected = model(ids).logits
+        model.set_experts_implementation("etc_dist")
+        assert_close(model(ids).logits, expected)
+
+
+def test_experts_with_another_activation_are_refused(group):
+    etc_dist.torch.register_experts()
+    model = tiny("Mixtral")
+    model.set_experts_implementation("etc_dist")
+    model.model.layers[0].mlp.experts.act_fn = torch.nn.GELU()
+    with torch.no_grad(), pytest.raises(ArgumentError, match="act_fn gelu"):
+        model(IDS)
+
+
 def test_experts_have_no_gradient(group):
     model = etc_dist.torch.replace(tiny("Mixtral"))
     with pytest.raises(ArgumentError, match="etc_dist.moe"):

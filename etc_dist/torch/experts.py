@@ -1,0 +1,146 @@
+"""The experts of a mixture of experts whose router is elsewhere, and their use as an
+experts implementation of Hugging Face transformers."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from etc_dist.compiler import compile
+from etc_dist.errors import ArgumentError
+from etc_dist.functions.routing import BLOCK
+from etc_dist.layers.moe_graph import chosen_experts_graph
+from etc_dist.program import Program
+from etc_dist.torch import ops
+from etc_dist.torch.tensors import as_array, dtype_name
+from etc_dist.world import World
+
+NAME = "etc_dist"
+"""The name of the implementation in transformers."""
+PLAIN = {"has_bias": False, "is_transposed": False, "is_concatenated": True}
+"""Attributes of experts in transformers, and the values that are supported."""
+
+
+def register_experts() -> None:
+    """Make `model.set_experts_implementation("etc_dist")` of transformers possible."""
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    ALL_EXPERTS_FUNCTIONS.register(NAME, _experts_forward)
+
+
+def _experts_forward(
+    self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
+) -> Tensor:
+    """The experts of a block of transformers."""
+    activation = getattr(self, "act_fn", None)
+    text = getattr(activation, "__name__", type(activation).__name__).lower()
+    faults = [
+        f"{name} = {getattr(self, name)}"
+        for name, plain in PLAIN.items()
+        if getattr(self, name, plain) is not plain
+    ]
+    if faults or ("silu" not in text and "swish" not in text):
+        raise ArgumentError(
+            "these experts are not supported",
+            where=f"experts implementation {NAME!r}, {type(self).__name__}",
+            wanted="SiLU, and weights [E, 2 I, H] and [E, H, I] without bias",
+            got=", ".join([*faults, f"act_fn {text}"]),
+            fix="use another implementation for this model",
+        )
+    return cast(
+        Tensor,
+        torch.ops.etc_dist.moe_experts(
+            hidden_states,
+            top_k_index,
+            top_k_weights,
+            self.gate_up_proj,
+            self.down_proj,
+        ),
+    )
+
+
+def moe_experts(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    group_name: str = "",
+) -> Tensor:
+    """y = sum over k of weights_k * expert ids_k of x: x [M, H], ids and weights [M, k]
+    -> [M, H], by gate_up [E, 2 I, H] and down [E, H, I] of all experts on each rank.
+
+    The ids of a token are all different. On GPUs k is a multiple of 4. The weights are
+    used in fp32. The group "" is the current world, whose ranks make the same calls."""
+    world = ops.world_of(group_name)
+    try:
+        rows = x.contiguous()
+        out = torch.empty_like(rows)
+        count, experts = ids.shape[1], gate_up.shape[0]
+        chosen = _bits(ids, experts)
+        arrays = {
+            "x": as_array(rows),
+            "ids": as_array(ids.int().contiguous()),
+            "weights": as_array(weights.float().contiguous()),
+            "chosen": as_array(chosen),
+            "gate_up": as_array(gate_up),
+            "down": as_array(down),
+            "y": as_array(out),
+        }
+    except Exception as error:
+        ops.refuse(world, error, "moe_experts")
+    if rows.shape[0]:
+        _program(world, experts, count, dtype_name(x)).run(**arrays)
+    return out
+
+
+def _bits(ids: Tensor, experts: int) -> Tensor:
+    """chosen [experts, blocks]: bit i is set if token i of a block chose the expert."""
+    tokens = ids.shape[0]
+    blocks = -(-tokens // BLOCK)
+    bits = ids.new_zeros(blocks * BLOCK, experts, dtype=torch.int32)
+    place = torch.arange(tokens, dtype=torch.int32, device=ids.device) % BLOCK
+    own = torch.bitwise_left_shift(torch.ones_like(place), place)
+    bits[:tokens].scatter_(1, ids.long(), own[:, None].expand(ids.shape))
+    words = bits.view(blocks, BLOCK, experts).sum(1, dtype=torch.int32)
+    return words.t().contiguous()
+
+
+def _program(world: World, experts: int, count: int, dtype: str) -> Program:
+    """The program of `world` for these experts, compiled at the first use."""
+    key = "torch", chosen_experts_graph, experts, count, dtype
+    found = world.kept.get(key)
+    if found is None:
+        with world.refusing("the arguments of moe_experts"):
+            graph = chosen_experts_graph(
+                world.size, experts=experts, top_k=count, dtype=dtype
+            )
+        found = world.kept[key] = compile(graph, world)
+    return cast(Program, found)
+
+
+def fake(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    group_name: str = "",
+) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def _register() -> None:
+    schema = (
+        "moe_experts(Tensor x, Tensor ids, Tensor weights, Tensor gate_up, "
+        'Tensor down, str group_name="") -> Tensor'
+    )
+    ops.LIBRARY.define(schema, tags=(torch.Tag.needs_exact_strides,))
+    for device in ("CPU", "CUDA"):
+        ops.LIBRARY.impl("moe_experts", moe_experts, device)
+    torch.library.register_fake("etc_dist::moe_experts", fake, lib=ops.LIBRARY)
+
+
+_register()
