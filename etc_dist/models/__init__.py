@@ -10,6 +10,7 @@ weights.py      the weights of its safetensors files
 gguf_file.py    configuration and weights of a GGUF file
 pages.py        the pages of the cache
 rows.py         the numbers of a step
+mirror.py       arrays that the host and the backend exchange
 step_policy.py  tiles and slices of a step
 setup.py        what the program of a model depends on
 bundle.py       the program and its proofs, for other processes

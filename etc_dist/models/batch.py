@@ -128,13 +128,14 @@ class Batch:
             ends += [position + 1 for position in span]
             ends[-1] = min(span.stop + steps - 1, max(span.stop, request.limit - 1))
         of_rows = [request for request, count in parts for _ in range(count)]
+        sampling = [request.sampling for request in of_rows]
         table = self._model.pages.table
         found = self._model.steps(
             *(ids, numbers, positions, table),
             count=steps,
             ends=ends,
             stops=[request.stop for request in of_rows] if steps > 1 else None,
-            sampling=[request.sampling for request in of_rows],
+            sampling=sampling if any(sampling) else None,
         )
         changed, end = [], 0
         for request, count in parts:

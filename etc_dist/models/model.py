@@ -10,14 +10,15 @@ from typing import Any, Self
 import numpy as np
 
 from etc_dist.compiler import compile, world_or_current
-from etc_dist.errors import expect_range, expect_type
+from etc_dist.errors import as_refusal, expect_range, expect_type
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.batch import Batch, checked_stop
 from etc_dist.models.config import ModelConfig
 from etc_dist.models.experts import Mixture
+from etc_dist.models.mirror import Mirror
 from etc_dist.models.pages import PageTable
 from etc_dist.models.part import Part
-from etc_dist.models.rows import RowArrays, check_rows
+from etc_dist.models.rows import NO_ROW, RowArrays, check_rows
 from etc_dist.models.sampling import Sampling, checked_sampling
 from etc_dist.models.setup import ModelSetup
 from etc_dist.models.step_policy import ROWS, StepPolicy, padded
@@ -94,14 +95,12 @@ class Model:
             self._arrays["w_head"] = self._arrays["embedding"][rows]
         self._arrays["cos_sin"] = self._put(config.cos_sin(self.positions))
         self._arrays["cache"] = self._empty(setup.cache_shape, dtype)
-        shape, most_steps = self.pages.table.shape, self.steps_per_launch
-        self._rows = RowArrays(self.most_rows, most_steps, shape, self._put)
-        self._next_ids = self._empty((most_steps * self.most_rows,), "int32")
+        self._rows = RowArrays(self.pages.table.shape, self.world.backend)
         self._logits = self._empty((self.most_rows, own.vocabulary), dtype)
         if config.mixture is not None:
             most = config.layers * self.most_rows * config.mixture.top_k
             self._chosen = self._empty((most,), "int32")
-        self._bound: dict[tuple[int, ...], Bound] = {}
+        self._bound: dict[tuple[int, ...], tuple[Bound, Mirror]] = {}
         self._last_rows = 0
 
     def generate(
@@ -193,41 +192,38 @@ class Model:
         Returns the ids that were found, int32 [count, rows] on the host; -1 for rows
         that have ended. Otherwise as `step`."""
         with self.world.exclusive:
-            with self.world.refusing("the arguments of a step"):
+            try:
                 steps = expect_range(count, 1, self.steps_per_launch, "count")
                 rows = check_rows(
                     *(ids, requests, positions, table),
                     steps=steps,
                     ends=ends,
                     stops=stops,
-                    sampling=self._checked_sampling(
-                        sampling, np.size(ids), "model.steps"
-                    ),
+                    sampling=None
+                    if sampling is None
+                    else self._checked_sampling(sampling, np.size(ids), "model.steps"),
                     vocabulary=self.config.vocabulary,
                     most_rows=self.most_rows,
                     most_positions=self.positions,
                     pages=self.pages,
                 )
+            except Exception as error:
+                self.world.refuse(as_refusal(error, "the arguments of a step"))
             if self.world.size > 1:
                 self.world.match_call(rows.signature(), rows.describe)
-            height = padded(len(rows.ids))
-            self._last_rows = len(rows.ids)
+            self._last_rows = rows.numbers.shape[1]
+            height = padded(self._last_rows)
             given = self._rows.fill(rows, height, steps)
-            dims = self._policy.dims(height, int(rows.ends.max()))
+            dims = self._policy.dims(height, rows.longest)
             dims |= {"steps": steps, "samples": int(rows.samples)}
-            found = self._next_ids[: steps * height].reshape(steps, height)
             key = height, *dims.values()
-            bound = self._bound.get(key)
-            if bound is None:
-                outputs = {"logits": self._logits[:height], "next_ids": found}
-                if self.config.mixture is not None:
-                    outputs["experts"] = self._experts(height, self.config.mixture)
-                arrays = {**self._arrays, **given, **outputs}
-                bound, _ = self.program.bind_arrays(arrays, dims, None)
-                self._bound[key] = bound
+            if key not in self._bound:
+                self._bound[key] = self._bind(given, height, dims)
+            bound, found = self._bound[key]
             self.program.launch(bound)
+            found.fetch()
             self.program.synchronize()
-            return _on_host(found)[:, : self._last_rows]
+            return found.wait()[:, : self._last_rows].copy()
 
     @property
     def logits(self) -> Any:
@@ -247,6 +243,18 @@ class Model:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.close()
+
+    def _bind(
+        self, given: Mapping[str, Any], height: int, dims: Mapping[str, int]
+    ) -> tuple[Bound, Mirror]:
+        """A step with `height` rows, and where its ids will be."""
+        found = Mirror((dims["steps"], height), self.world.backend, NO_ROW)
+        outputs = {"logits": self._logits[:height], "next_ids": found.device}
+        if self.config.mixture is not None:
+            outputs["experts"] = self._experts(height, self.config.mixture)
+        arrays = {**self._arrays, **given, **outputs}
+        bound, _ = self.program.bind_arrays(arrays, dims, None)
+        return bound, found
 
     def _experts(self, rows: int, mixture: Mixture) -> Any:
         """The array of the experts that a step's rows choose."""
@@ -287,8 +295,3 @@ class Model:
         import cupy
 
         return cupy.empty(shape, numpy_dtype(dtype))
-
-
-def _on_host(array: Any) -> Array:
-    found: Array = array.copy() if isinstance(array, np.ndarray) else array.get()
-    return found

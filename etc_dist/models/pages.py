@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 
 from etc_dist.errors import ArgumentError
 
+Array = np.ndarray[Any, Any]
 UNUSED = -1
 """An entry of the table without a page; a run that reads it ends with an error."""
+
+
+@dataclass(frozen=True)
+class UsedPages:
+    """A table in the size of the model's, int32, and for each request the positions
+    that have pages of the cache, without a gap."""
+
+    table: Array
+    positions: Array
+
+    @cached_property
+    def digest(self) -> bytes:
+        return blake2b(self.table.tobytes(), digest_size=16).digest()
 
 
 class PageTable:
@@ -26,6 +43,8 @@ class PageTable:
         self.page_size, self.count = page_size, count
         self._pages = list(reversed(range(count)))
         self._requests = list(reversed(range(requests)))
+        self._given: Array | None = None
+        self._used = self._examine(self.table)
 
     @property
     def free_requests(self) -> int:
@@ -72,3 +91,24 @@ class PageTable:
         self._pages += row[row != UNUSED].tolist()
         row[...] = UNUSED
         self._requests.append(request)
+
+    def examine(self, table: Array) -> UsedPages:
+        """The pages in a table of integers [requests, pages], at most as large as this
+        one. The same object for the same numbers."""
+        given = self._given
+        if (
+            given is None
+            or given.shape != table.shape
+            or given.dtype != table.dtype
+            or given.tobytes() != table.tobytes()
+        ):
+            self._given, self._used = table.copy(), self._examine(table)
+        return self._used
+
+    def _examine(self, table: Array) -> UsedPages:
+        whole = np.full(self.table.shape, UNUSED, np.int64)
+        whole[: table.shape[0], : table.shape[1]] = table
+        is_page = (whole >= 0) & (whole < self.count)
+        first = np.where(is_page.all(axis=1), whole.shape[1], is_page.argmin(axis=1))
+        kept = np.where(is_page, whole, UNUSED).astype(np.int32)
+        return UsedPages(kept, first * self.page_size)

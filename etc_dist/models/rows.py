@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache
+from math import prod
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from etc_dist.errors import ArgumentError
 from etc_dist.functions.sample_column import NUMBERS, SCALE
-from etc_dist.models.pages import UNUSED, PageTable
+from etc_dist.models.mirror import Mirror
+from etc_dist.models.pages import UNUSED, PageTable, UsedPages
 from etc_dist.models.sampling import Sampling, row_sampling
 
 Array = np.ndarray[Any, Any]
@@ -19,39 +21,45 @@ Array = np.ndarray[Any, Any]
 
 MOST_STOPS = 8
 """Stop tokens of a row that steps in one launch look for."""
+NO_ROW = -1
+"""A stop token of none."""
+UNUSED_ROW = NO_ROW, 0, NO_ROW, 0
+"""Id, request, position and end of a row of no request."""
 
 
-@dataclass(frozen=True)
-class StepRows:
-    """int32 arrays: ids, requests, positions and ends [rows], stops [rows, MOST_STOPS],
-    table [requests, most_pages] of the model. A row ends before position `end`, and
-    after one of its stop tokens. sampling: that of `sample_column`."""
+class StepRows(NamedTuple):
+    """numbers [4, rows]: ids, requests, positions and ends, int32. stops [rows,
+    MOST_STOPS], or None for none. A row ends before position `end`, and after one of
+    its stop tokens. sampling: that of `sample_column`, or None. longest: the last end.
+    used: the table of pages."""
 
-    ids: Array
-    requests: Array
-    positions: Array
-    ends: Array
-    stops: Array
-    table: Array
-    sampling: Array
+    numbers: Array
+    longest: int
+    stops: Array | None
+    sampling: Array | None
+    used: UsedPages
 
     @property
     def samples(self) -> bool:
         """Whether a token is chosen by chance."""
-        return bool(self.sampling[:, SCALE].any())
+        return self.sampling is not None and bool(self.sampling[:, SCALE].any())
 
     def signature(self) -> int:
         """A number of 63 bits, for `World.match_call`."""
-        digest = hashlib.blake2b(digest_size=8)
-        for name in self.__dataclass_fields__:
-            array = getattr(self, name)
-            digest.update(array.tobytes())
+        digest = hashlib.blake2b(self.used.digest, digest_size=8)
+        for array in (self.numbers, self.stops, self.sampling):
+            digest.update(b"" if array is None else array.tobytes())
             digest.update(b"|")
         return int.from_bytes(digest.digest(), "little") >> 1
 
     def describe(self) -> str:
-        fields = ((name, getattr(self, name)) for name in self.__dataclass_fields__)
-        texts = [f"{name} {array.ravel().tolist()}" for name, array in fields]
+        names = "ids", "requests", "positions", "ends"
+        named = dict(zip(names, self.numbers, strict=True))
+        named |= {"table": self.used.table.ravel()}
+        for name in ("stops", "sampling"):
+            array = getattr(self, name)
+            named |= {} if array is None else {name: array.ravel()}
+        texts = [f"{name} {array.tolist()}" for name, array in named.items()]
         return f"model.steps({', '.join(texts)})"
 
 
@@ -59,55 +67,77 @@ class RowArrays:
     """The arrays of a model's steps, in the memory of its backend: they stay at their
     place, so that calls can be prepared once for each number of rows and steps."""
 
-    def __init__(
-        self,
-        most_rows: int,
-        most_steps: int,
-        table: tuple[int, ...],
-        put: Callable[[Array], Any],
-    ) -> None:
-        self._table_on_host = np.full(table, UNUSED, np.int32)
-        self._table = put(self._table_on_host.copy())
-        each = 2 * (most_steps + 1) + 2 + MOST_STOPS + NUMBERS
-        padding = 4 * len(StepRows.__dataclass_fields__)
-        self._rows = put(np.zeros(each * most_rows + padding, np.int32))
+    def __init__(self, table: tuple[int, ...], backend: str) -> None:
+        self._backend = backend
+        self._table = Mirror(table, backend, UNUSED)
+        self._used: UsedPages | None = None
+        self._sections: dict[tuple[int, int], RowSections] = {}
 
     def fill(self, rows: StepRows, count: int, steps: int) -> dict[str, Any]:
         """The arrays of `rows` by the names of `decoder_graph`, padded to `count` rows
         with some that belong to no request."""
-        used = len(rows.ids)
-        given = {
-            "ids": np.full((steps + 1, count), -1, np.int32),
-            "position": np.full((steps + 1, count), -1, np.int32),
-            "request": np.zeros(count, np.int32),
-            "end": np.zeros(count, np.int32),
-            "stop": np.full((count, MOST_STOPS), -1, np.int32),
-            "sampling": np.zeros((count, NUMBERS), np.int32),
+        sections = self._sections.get((count, steps))
+        if sections is None:
+            sections = RowSections(count, steps, self._backend)
+            self._sections[count, steps] = sections
+        sections.write(rows)
+        if rows.used is not self._used:
+            self._table.host[...] = rows.used.table
+            self._table.send()
+            self._used = rows.used
+        return {**sections.arrays, "table": self._table.device}
+
+
+class RowSections:
+    """The arrays of steps with `count` rows, in one memory. ids and position have a row
+    more for each step, which the program writes."""
+
+    def __init__(self, count: int, steps: int, backend: str) -> None:
+        shapes = {
+            "ids": (steps + 1, count),
+            "position": (steps + 1, count),
+            "stop": (count, MOST_STOPS),
+            "sampling": (count, NUMBERS),
+            "request": (count,),
+            "end": (count,),
         }
-        given["ids"][0, :used], given["position"][0, :used] = rows.ids, rows.positions
-        given["request"][:used], given["end"][:used] = rows.requests, rows.ends
-        given["stop"][:used] = rows.stops
-        given["sampling"][:used] = rows.sampling
         # NOTE: sections begin at multiples of 16 bytes.
-        firsts = np.cumsum([0, *(-(-a.size // 4) * 4 for a in given.values())])
-        whole = np.zeros(firsts[-1], np.int32)
-        found = {}
-        for first, (name, array) in zip(firsts, given.items(), strict=False):
-            section = slice(int(first), int(first) + array.size)
-            whole[section] = array.reshape(-1)
-            found[name] = self._rows[section].reshape(array.shape)
-        _write(self._rows[: len(whole)], whole)
-        if not np.array_equal(rows.table, self._table_on_host):
-            self._table_on_host[...] = rows.table
-            _write(self._table, self._table_on_host)
-        return {**found, "table": self._table}
+        sizes = {name: -(-prod(shape) // 4) * 4 for name, shape in shapes.items()}
+        self._memory = Mirror((sum(sizes.values()),), backend, NO_ROW)
+        self.arrays: dict[str, Any] = {}
+        host, first = {}, 0
+        for name, shape in shapes.items():
+            section = slice(first, first + prod(shape))
+            self.arrays[name] = self._memory.device[section].reshape(shape)
+            host[name] = self._memory.host[section].reshape(shape)
+            first += sizes[name]
+        self._first_rows = (
+            *(host["ids"][0], host["request"]),
+            *(host["position"][0], host["end"]),
+        )
+        self._stops, self._sampling = host["stop"], host["sampling"]
+        self._sampling[...] = 0
+        self._has_stops = self._has_sampling = False
+        self._used = count  # all are to be set
 
-
-def _write(array: Any, values: Array) -> None:
-    if isinstance(array, np.ndarray):
-        array[...] = values
-    else:
-        array.set(values)
+    def write(self, rows: StepRows) -> None:
+        """Set the first rows, the others to none, and send all."""
+        count = rows.numbers.shape[1]
+        for section, values in zip(self._first_rows, rows.numbers, strict=True):
+            section[:count] = values
+        if count < self._used:
+            for section, value in zip(self._first_rows, UNUSED_ROW, strict=True):
+                section[count:] = value
+        self._used = count
+        if rows.stops is not None or self._has_stops:
+            self._stops[...] = NO_ROW
+            self._stops[:count] = NO_ROW if rows.stops is None else rows.stops
+            self._has_stops = rows.stops is not None
+        if rows.sampling is not None or self._has_sampling:
+            self._sampling[...] = 0
+            self._sampling[:count] = 0 if rows.sampling is None else rows.sampling
+            self._has_sampling = rows.sampling is not None
+        self._memory.send()
 
 
 def check_rows(
@@ -118,8 +148,8 @@ def check_rows(
     *,
     steps: int,
     ends: Any,
-    stops: Any,
-    sampling: Sequence[Sampling | None],
+    stops: Sequence[Collection[int]] | None,
+    sampling: Sequence[Sampling | None] | None,
     vocabulary: int,
     most_rows: int,
     most_positions: int,
@@ -127,10 +157,103 @@ def check_rows(
 ) -> StepRows:
     """The numbers of steps as int32 arrays; ArgumentError names all that are out of
     range. ends: None for `steps` positions of the last row of each request, and one of
-    the others. stops: None for none."""
+    the others. stops, sampling: None for none."""
+    # NOTE: a step takes microseconds: so all numbers are checked at once, and only an
+    # error says which are wrong.
     of_rows = {"ids": ids, "requests": requests, "positions": positions}
     if ends is not None:
         of_rows["ends"] = ends
+    arrays = [np.asarray(values) for values in of_rows.values()]
+    pages_of = np.asarray(table)
+    if _are_rows(arrays, most_rows) and _is_table(pages_of, pages):
+        used = pages.examine(pages_of)
+        limits = _limits(vocabulary, len(pages.table), most_positions)
+        found = _found(arrays, used, limits, steps, stops, sampling)
+        if found is not None:
+            return found
+    raise _refusal(
+        *(of_rows, table, steps, stops),
+        vocabulary=vocabulary,
+        most_rows=most_rows,
+        most_positions=most_positions,
+        pages=pages,
+    )
+
+
+def _are_rows(arrays: Sequence[Array], most_rows: int) -> bool:
+    shape = arrays[0].shape
+    for values in arrays:
+        if values.dtype.kind not in "iu" or values.shape != shape:
+            return False
+    return len(shape) == 1 and 0 < shape[0] <= most_rows
+
+
+def _is_table(table: Array, pages: PageTable) -> bool:
+    height, width = pages.table.shape
+    is_whole = table.ndim == 2 and table.dtype.kind in "iu"
+    return is_whole and 0 < table.shape[0] <= height and 0 < table.shape[1] <= width
+
+
+@cache
+def _limits(vocabulary: int, requests: int, positions: int) -> Array:
+    """The numbers that ids, requests, positions and ends are below."""
+    limits = vocabulary, requests, positions, positions + 1
+    return np.array(limits, np.uint64)[:, None]
+
+
+def _found(
+    arrays: Sequence[Array],
+    used: UsedPages,
+    limits: Array,
+    steps: int,
+    stops: Sequence[Collection[int]] | None,
+    sampling: Sequence[Sampling | None] | None,
+) -> StepRows | None:
+    """None if a number is out of range."""
+    count = len(arrays[0])
+    numbers = np.empty((4, count), np.int64)
+    for row, values in enumerate(arrays):
+        numbers[row] = values
+    _, requests, positions, last = numbers
+    if len(arrays) == 4:
+        np.maximum(last, positions + 1, out=last)
+    elif steps == 1:
+        np.add(positions, 1, out=last)
+    else:
+        # The latest row of a request is found only among those that there are.
+        are_known = requests.view(np.uint64) < limits[1, 0]
+        if not are_known.all():
+            return None
+        last[...] = _default_ends(requests, positions, steps)
+    # As unsigned numbers, those below 0 are large.
+    if np.count_nonzero(numbers.view(np.uint64) >= limits):
+        return None
+    if np.count_nonzero(last > used.positions[requests]):
+        return None
+    of_stops: Array | None = None
+    if stops is not None:
+        if len(stops) != count or max(map(len, stops)) > MOST_STOPS:
+            return None
+        of_stops = np.full((count, MOST_STOPS), NO_ROW, np.int32)
+        for place, tokens in enumerate(stops):
+            of_stops[place, : len(tokens)] = sorted(tokens)
+    chosen = None if sampling is None else row_sampling(count, sampling)
+    of_rows = numbers.astype(np.int32)
+    return StepRows(of_rows, int(last.max()), of_stops, chosen, used)
+
+
+def _refusal(
+    of_rows: Mapping[str, Any],
+    table: Any,
+    steps: int,
+    stops: Sequence[Collection[int]] | None,
+    *,
+    vocabulary: int,
+    most_rows: int,
+    most_positions: int,
+    pages: PageTable,
+) -> ArgumentError:
+    """The error that names all numbers that are out of range."""
     given = {name: _integers(name, value, 1) for name, value in of_rows.items()}
     pages_of = _integers("table", table, 2)
     faults: list[tuple[str, str]] = []
@@ -162,7 +285,7 @@ def check_rows(
         expect("positions", given["positions"], longest)
     if not faults:
         last = given["positions"] + 1
-        if ends is not None:
+        if "ends" in given:
             last = np.maximum(last, given["ends"])
         elif steps > 1:
             last = _default_ends(given["requests"], given["positions"], steps)
@@ -174,22 +297,13 @@ def check_rows(
         last = (given["ends"] - 1) // pages.page_size
         used = np.arange(pages_of.shape[1]) <= last[:, None]
         expect("pages", pages_of[given["requests"]][used], pages.count)
-    if faults:
-        raise ArgumentError(
-            "the rows of a step do not fit the model",
-            where="model.step",
-            wanted="; ".join(wanted for wanted, _ in faults),
-            got="; ".join(got for _, got in faults),
-            fix="correct these numbers; nothing was launched",
-        )
-    whole = np.full(pages.table.shape, UNUSED, np.int32)
-    whole[: pages_of.shape[0], : pages_of.shape[1]] = pages_of
-    checked = {name: values.astype(np.int32) for name, values in given.items()}
-    of_stops = np.full((len(given["ids"]), MOST_STOPS), -1, np.int32)
-    for row, tokens in zip(of_stops, stops or (), strict=False):
-        row[: len(tokens)] = sorted(tokens)
-    numbers = row_sampling(len(given["ids"]), sampling)
-    return StepRows(**checked, stops=of_stops, table=whole, sampling=numbers)
+    return ArgumentError(
+        "the rows of a step do not fit the model",
+        where="model.step",
+        wanted="; ".join(wanted for wanted, _ in faults),
+        got="; ".join(got for _, got in faults),
+        fix="correct these numbers; nothing was launched",
+    )
 
 
 def _default_ends(requests: Array, positions: Array, steps: int) -> Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -57,17 +58,25 @@ class Sampling:
         """Whether tokens are left out."""
         return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1)
 
+    @cached_property
+    def numbers(self) -> tuple[int, ...]:
+        """As `sample_column` reads them."""
+        row = np.zeros(NUMBERS, np.uint32)
+        if self.temperature > 0:
+            numbers = np.array([1 / self.temperature, self.top_p], np.float32)
+            row[[SCALE, TOP_P]], row[TOP_K] = numbers.view(np.uint32), self.top_k
+            row[SEED] = self.seed & 0xFFFFFFFF, self.seed >> 32
+        return tuple(row.view(np.int32).tolist())
+
+
+MOST_LIKELY = NUMBERS * (0,)
+
 
 def row_sampling(rows: int, given: Sequence[Sampling | None]) -> Array:
     """`sampling` [rows, 5] of `sample_column`. None, and no entry: the most likely
     token."""
-    found = np.zeros((rows, NUMBERS), np.uint32)
-    for row, one in zip(found, given, strict=False):
-        if one is not None and one.temperature > 0:
-            numbers = np.array([1 / one.temperature, one.top_p], np.float32)
-            row[[SCALE, TOP_P]], row[TOP_K] = numbers.view(np.uint32), one.top_k
-            row[SEED] = one.seed & 0xFFFFFFFF, one.seed >> 32
-    return found.view(np.int32)
+    numbers = [MOST_LIKELY if one is None else one.numbers for one in given]
+    return np.array([*numbers, *(rows - len(given)) * [MOST_LIKELY]], np.int32)
 
 
 def checked_sampling(

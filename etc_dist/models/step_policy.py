@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -33,7 +34,7 @@ def step_counts(most: int) -> list[int]:
 
 
 def padded(rows: int) -> int:
-    return next(count for count in ROWS if rows <= count)
+    return ROWS[bisect_left(ROWS, rows)]
 
 
 @dataclass(frozen=True)
