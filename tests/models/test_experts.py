@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import etc_dist
 from etc_dist.emulate import Emulator
 from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir.tensor import numpy_dtype
@@ -15,7 +16,6 @@ from etc_dist.models.decoder import decoder_graph
 from etc_dist.models.experts import Mixture
 from etc_dist.models.sizes import DecoderSizes
 from etc_dist.models.weights import load_weights
-from tests.functions.compiled import check_compiled
 from tests.models.references import MIXTRAL, QWEN_MOE, Plain, draw_folder
 from tests.models.test_decoder import (
     MOST_PAGES,
@@ -104,6 +104,9 @@ def test_the_cuda_bodies_agree_in_any_order(given, schedule, preference, tmp_pat
 
 
 @pytest.mark.exhaustive
-def test_a_program_of_all_tiles_compiles_without_spills():
+def test_a_program_of_all_tiles_has_at_most_a_megabyte():
     mixture = Mixture(128, 8, normalizes=True)
-    check_compiled(decoder_graph(1, sizes=DecoderSizes(32, 4, 128, mixture=mixture)))
+    graph = decoder_graph(1, sizes=DecoderSizes(32, 4, 128, mixture=mixture))
+    binary = etc_dist.build(graph, target="sm_90a")
+    assert len(binary.cubin) <= 2**20
+    assert binary.remarks == ()  # wgmmas are not serialized
