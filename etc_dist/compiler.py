@@ -120,13 +120,14 @@ def _check(graph: GraphFunction, world: World, schedule: Any, trace: Any) -> Non
             got=f"world_size={graph.world_size}",
             fix=f"build the graph with world_size={world.size}",
         )
-    if world.hosts.count > 1:
+    if world.local_size % graph.local_size and graph.uses_peers:
         raise ScheduleError(
-            f"graph {graph.name} cannot run on several hosts",
+            f"graph {graph.name} uses the memory of ranks on other hosts",
             where=f"compile({graph.name})",
-            wanted="a world on one host: ranks of a graph use each other's memory",
+            wanted=f"{graph.local_size} ranks on each host, as it was made for",
             got=f"{world.hosts.count} hosts of {world.local_size} ranks",
-            fix="start all ranks on one host",
+            fix="start all ranks on one host; build a graph of your own with "
+            "local_size=world.local_size, and send to other hosts by push_far",
         )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from types import NoneType
 from typing import TYPE_CHECKING
 
-from etc_dist.errors import GraphError, expect_type
+from etc_dist.errors import GraphError, expect_range, expect_type
 from etc_dist.ir.call import TASK, Call, waiting_loads, working_loads
 from etc_dist.ir.event import EventTensor
 from etc_dist.ir.expr import Const, Expr, Symbol, wrap
@@ -25,6 +25,7 @@ def check_call(call: Call, where: str, known: Set[str]) -> None:
     _check_coordinates(call, where, known)
     _check_loads(call, where)
     _check_ranks(call, where)
+    _check_far(call, where)
     _check_reads_before_wait(call, where)
     _check_pace(call, where)
 
@@ -78,6 +79,22 @@ def refuse_loads_of_written_state(graph: GraphFunction) -> None:
                     fix=f"write the new values to another tensor, such as an output, "
                     f"and give that as {name} in the next run",
                 )
+
+
+def checked_local_size(given: int | None, ranks: int, name: str) -> int:
+    """The ranks on each host; GraphError if hosts would be unequal."""
+    if given is None:
+        return ranks
+    size = expect_range(given, 1, ranks, "local_size")
+    if ranks % size:
+        raise GraphError(
+            "the hosts of a graph have different numbers of ranks",
+            where=f"graph {name}",
+            wanted=f"local_size: a divisor of {ranks}, the number of ranks",
+            got=str(size),
+            fix="pass local_size=world.local_size",
+        )
+    return size
 
 
 def check_extents(
@@ -257,6 +274,22 @@ def _check_ranks(call: Call, where: str) -> None:
                 got=str(region),
                 fix="write to tensor.on(reader) in a task of the owner",
             )
+
+
+def _check_far(call: Call, where: str) -> None:
+    """A far function sends one region and one notification, in one message."""
+    ranks = [region.rank for region in call.writes]
+    ranks += [ref.rank for ref in call.notifies]
+    alike = len(ranks) == 2 and len(set(ranks)) == 1 and None not in ranks
+    if call.function.far and not alike:
+        raise GraphError(
+            f"call {call.name} does not send one region with one notification",
+            where=where,
+            wanted="writes=[tensor.on(r)[...]], notifies=[events.on(r)[...]], with the "
+            "same rank r in both",
+            got=", ".join(map(str, (*call.writes, *call.notifies))),
+            fix="notify other events in a task that waits for this one's",
+        )
 
 
 def _check_reads_before_wait(call: Call, where: str) -> None:

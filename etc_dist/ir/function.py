@@ -90,6 +90,7 @@ class DeviceFunction:
     last wait is met (early reads). Only on the tensor lane. The CUDA body then gets a
     second argument: a function that waits for the last event, and returns false after
     an abort.
+    far: a task may write and notify a rank of another host: one region, one element.
     """
 
     name: str
@@ -110,6 +111,7 @@ class DeviceFunction:
     reads_before_wait: Sequence[int] = ()
     tile: Mapping[int, Operand] = field(default_factory=dict)
     epilogue: DeviceFunction | None = None
+    far: bool = False
 
     @property
     def terms(self) -> str:

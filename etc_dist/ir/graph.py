@@ -35,6 +35,7 @@ from etc_dist.ir.checks import (
     check_extents,
     check_members,
     check_symbols,
+    checked_local_size,
     named_values,
     refuse_loads_of_written_state,
 )
@@ -65,11 +66,15 @@ class GraphFunction:
     tensors: tuple[Tensor, ...]
     events: tuple[EventTensor, ...]
     calls: tuple[Call, ...]
+    local_size: int
+    """The ranks of each host; ranks of one host access each other's memory."""
 
     def show(self) -> str:
         """Stable text of the graph; the same graph always gives the same text."""
         dims = ", ".join(map(str, self.dims))
         lines = [f"graph {self.name}({dims}) on {self.world_size} ranks"]
+        if self.local_size < self.world_size:
+            lines[0] += f", {self.local_size} on each host"
         lines += [f"let {name} = {value}" for name, value in self.derived]
         lines += [str(t) for t in self.tensors]
         lines += [str(e) for e in self.events]
@@ -111,6 +116,15 @@ class GraphFunction:
         """The caller's arrays that have values before a run: inputs, states."""
         return (*self.inputs(), *self.states())
 
+    @property
+    def uses_peers(self) -> bool:
+        """Whether tasks write the memory of other ranks, or notify their events, other
+        than by far functions."""
+        near = [call for call in self.calls if not call.function.far]
+        ranks = [region.rank for call in near for region in call.writes]
+        ranks += [ref.rank for call in near for ref in call.notifies]
+        return any(rank is not None for rank in ranks)
+
     def digest(self) -> str:
         """A hash of the graph and its device functions: equal on all ranks that have
         the same program."""
@@ -129,9 +143,9 @@ class GraphFunction:
 class Graph:
     """Collects the parts of a graph function while its Python body runs."""
 
-    def __init__(self, name: str, world_size: int):
-        self.name = name
-        self.world_size = world_size
+    def __init__(self, name: str, world_size: int, local_size: int | None = None):
+        self.name, self.world_size = name, world_size
+        self.local_size = local_size or world_size
         self.rank = RANK
         self._dims: list[Symbol] = []
         self._derived: list[tuple[Symbol, Expr]] = []
@@ -305,6 +319,7 @@ class Graph:
             tuple(self._tensors),
             tuple(self._events),
             tuple(self._calls),
+            self.local_size,
         )
         refuse_loads_of_written_state(made)
         return made
@@ -382,9 +397,10 @@ def graph_function(body: Callable[..., None]) -> Callable[..., GraphFunction]:
     """Turn `body(g, **options)`, which describes a program by calls of g, a `Graph`,
     into a function `(world_size, **options)` that returns a GraphFunction.
 
-    `options` are Python values. Each call of the function runs the body once. Raises
-    the errors of the body: GraphError for a program that cannot be correct, TypeError
-    for an argument of a wrong type."""
+    For ranks on several hosts the function also takes `local_size`, the ranks on each
+    of them. `options` are Python values. Each call of the function runs the body once.
+    Raises the errors of the body: GraphError for a program that cannot be correct,
+    TypeError for an argument of a wrong type."""
     expect_type(body, FunctionType, "@graph_function")
     if isgeneratorfunction(body) or iscoroutinefunction(body):
         raise TypeError(
@@ -393,9 +409,12 @@ def graph_function(body: Callable[..., None]) -> Callable[..., GraphFunction]:
         )
 
     @functools.wraps(body)
-    def build(world_size: int, **options: Any) -> GraphFunction:
+    def build(
+        world_size: int, *, local_size: int | None = None, **options: Any
+    ) -> GraphFunction:
         ranks = expect_range(world_size, 1, None, "world_size")
-        graph = Graph(body.__name__, ranks)
+        near = checked_local_size(local_size, ranks, body.__name__)
+        graph = Graph(body.__name__, ranks, near)
         body(graph, **options)
         return graph.finish()
 

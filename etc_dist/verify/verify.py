@@ -26,6 +26,7 @@ from etc_dist.verify.coverage import (
 )
 from etc_dist.verify.enumerate_plan import enumerate_plan
 from etc_dist.verify.enumeration import NONE, Array, Enumeration
+from etc_dist.verify.far import check_far
 from etc_dist.verify.happens_before import order_tasks
 from etc_dist.verify.index_range import check_index_range
 from etc_dist.verify.loaded_accesses import check_own_writes
@@ -84,7 +85,8 @@ def verify(
 
     * each order is a bijection onto its grid; a run of empty tasks ends after its first
       one, and no gathering task follows it;
-    * ranks, event elements and regions are in range; operands have the equal sizes,
+    * ranks, event elements and regions are in range; only far functions write to, or
+      notify, a rank of another host; operands have the equal sizes,
       and lie apart, as their device function declares;
     * every event element gets exactly the notifications it expects, on a rank where
       some task waits for it; the queues of all lanes run to their end;
@@ -194,7 +196,7 @@ def _check_tasks(tasks: Enumeration, rounds: Array, stuck: list[Fault]) -> list[
         faults += races.faults()
     if not tasks.unknown_events:
         faults += check_remote_writes(tasks)
-    return faults
+    return faults + check_far(tasks)
 
 
 def _check_arguments(

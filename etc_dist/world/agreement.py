@@ -96,7 +96,7 @@ class Agreement:
         left = self._left()
         if self._ended(rank, left):
             return REASONS[ENDED]
-        if rank in left:
+        if left.get(rank, SILENT) != SILENT:
             return f"it left the world: {REASONS[left[rank]]}"
         if self._monitor.stopped(rank):
             return "its process is stopped, by a signal or a debugger"

@@ -147,7 +147,7 @@ def host_says(
     env = graph.environment({"n": ROWS}, 0)
     env |= {f"@{name}": array for name, array in tensors.items()}
     shapes = {"free": (ROWS,), "counted": (ROWS, 2), "here": (ROWS,)}
-    resolver = Resolver(0, WORLD, shapes)
+    resolver = Resolver(0, graph, shapes)
     task = Task(0, 0, "tensor", call, i, 1, place(call, i, env))
     try:
         for ref in call.waits:

@@ -10,6 +10,7 @@ verifier finds races, not this backend (`runtime/run_check.py`).
     task.py         one task: its tile, waits, accesses and notifications
     body.py         the NumPy body of a task
     arrays.py       the arrays of one rank
+    far_run.py      messages of a run between hosts
     run_state.py    the shared state of a run: words, counters, symmetric tensors
 """
 

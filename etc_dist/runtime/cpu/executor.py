@@ -12,7 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from etc_dist.errors import ArgumentError, WaitRecord, WaitTimeoutError, WorldError
+from etc_dist.errors import (
+    ArgumentError,
+    EtcDistError,
+    WaitRecord,
+    WaitTimeoutError,
+    WorldError,
+)
 from etc_dist.ir.dims import checked_dims
 from etc_dist.runtime.arrays import Array as Argument
 from etc_dist.runtime.cpu import arrays as storage
@@ -27,6 +33,8 @@ from etc_dist.world.processes import Backoff, is_forked
 
 FINISH_SECONDS = 5e-3
 """A bound on the time between reading `aborted` and publishing the end of a run."""
+FAR_FINISH_SECONDS = 0.2
+"""The same, with the message to other hosts."""
 RECORD_SECONDS = 1.0
 """Additional wait limit of a finished rank."""
 
@@ -183,17 +191,15 @@ class CpuExecutor:
     def _is_finished(self, workers: Workers) -> bool:
         if workers.done and not self._state.aborted:
             self._state.finish()
-        return self._all_finished()
-
-    def _all_finished(self) -> bool:
-        return all(map(self._state.finished, range(self._world.size)))
+        return self._state.all_finished()
 
     def _completed(self) -> bool:
         """End the run, and return whether all ranks had finished it before. Then it is
         complete on all of them, since some may have returned already."""
         self._state.abort()
-        time.sleep(FINISH_SECONDS)
-        return self._all_finished()
+        several = self._world.hosts.count > 1
+        time.sleep(FAR_FINISH_SECONDS if several else FINISH_SECONDS)
+        return self._state.all_finished()
 
     def _backoff(self, workers: Workers) -> Backoff:
         # A finished rank waits longer, so that others record their waits first.
@@ -221,17 +227,30 @@ class CpuExecutor:
         if not self._world.find_lost():
             waits = Report(records=report.records)
             with suppress(WaitTimeoutError):
-                self._world.refuse(_merge([waits], where, limit, {}))
-        reports = self._world.gather(report)
+                self._refuse(_merge([waits], where, limit, {}))
+        reports: list[object | None] = [None] * self._world.size
+        reports[self._world.rank] = report
+        silent = self._world.find_lost()
+        if not self._world.broken:
+            reports = self._world.gather(report)
+            silent = frozenset(r for r, report in enumerate(reports) if report is None)
         if not self._world.broken:
             self._world.barrier()
             self._state.reset()
             self._world.barrier()
         if not report.fault:
-            silent = [rank for rank, report in enumerate(reports) if report is None]
-            why = {rank: self._world.why_lost(rank) for rank in silent}
+            why = {rank: self._world.why_lost(rank) for rank in sorted(silent)}
             # NOTE: an error of this rank has the same text.
             raise _merge(reports, where, limit, why) from None
+
+    def _refuse(self, error: EtcDistError) -> None:
+        """Raise `error` on all ranks, also on those that did not start this run."""
+        try:
+            self._world.refuse(error)
+        except WorldError:
+            # The end of a far rank is known only now.
+            if not self._world.find_lost():
+                raise
 
 
 class Report(NamedTuple):

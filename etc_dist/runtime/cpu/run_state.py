@@ -2,9 +2,10 @@
 
 A rank's block: its words, two event areas, its symmetric tensors.
 
-NOTE: NumPy has no atomic addition, so every counter has one column per rank that may
-notify: only that rank writes it, and the value is the sum. This relies on the order of
-plain stores on x86: data first, then the column.
+NOTE: NumPy has no atomic addition, so every counter has one column per near rank:
+only that rank writes it, and the value is the sum. This relies on the order of plain
+stores on x86: data first, then the column. A rank counts what far ranks send in its
+own column, once it has copied the data.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import numpy as np
 
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.runtime.cpu.arrays import Array, shape_of
-from etc_dist.runtime.cpu.task import Element
+from etc_dist.runtime.cpu.far_run import FarRun, Put
+from etc_dist.runtime.cpu.task import Access, Element
 from etc_dist.runtime.memory_plan import Capacity, aligned, plan_memory
 from etc_dist.schedule.plan import Plan
 from etc_dist.world import SymmetricMemory, World
@@ -43,12 +45,15 @@ class RunState:
         self._plan, self._world = plan, world
         self._block: SymmetricMemory | None = None
         self._capacity = Capacity()
-        self._words: list[Array] = []
+        self._words: dict[int, Array] = {}
+        """Of near ranks."""
         self._offsets: dict[str, tuple[int, tuple[int, ...]]] = {}
         self._symmetric: list[dict[str, Array]] = []
         self.own: dict[str, Array] = {}
         """This rank's arrays of the caller, and local tensors, by name."""
         self.epoch = 0
+        self._hosts = world.hosts
+        self._far = FarRun(world, self._arrive, self._end_near)
 
     # ----------------------------------------------------------- the life of a block
 
@@ -73,7 +78,8 @@ class RunState:
                 shape, dtype = shape_of(tensor, env), numpy_dtype(tensor.dtype)
                 start = self._events_end + offset
                 stop = start + prod(shape) * dtype.itemsize
-                arrays[name] = peer[start:stop].view(dtype).reshape(shape)
+                if peer is not None:
+                    arrays[name] = peer[start:stop].view(dtype).reshape(shape)
             self._symmetric.append(arrays)
 
     def start(self) -> None:
@@ -81,6 +87,7 @@ class RunState:
         self.epoch += 1
         self._area(self._world.rank, self.epoch + 1)[:] = 0
         self._words[self._world.rank][STARTED] = self.epoch
+        self._far.start(self.epoch)
 
     def reset(self) -> None:
         """Return to epoch 0 after a failed run. Every rank calls it, between runs and
@@ -88,12 +95,13 @@ class RunState:
         assert self._block is not None
         self._block.local[: self._events_end] = 0
         self.epoch = 0
+        self._far.reset()
 
     def free(self) -> None:
         """Free the block. Collective."""
         if self._block is not None:
             # No array over the block may outlive it.
-            self._words, self._symmetric = [], []
+            self._words, self._symmetric = {}, []
             self._block.free()
             self._block = None
             self._capacity = Capacity()
@@ -116,10 +124,22 @@ class RunState:
 
     def notify(self, element: Element) -> None:
         area = self._area(element.rank, self.epoch)
-        area[self._cell(element), self._world.rank] += 1
+        area[self._cell(element), self._hosts.local_rank] += 1
 
     def started(self, rank: int) -> int:
         return int(self._words[rank][STARTED])
+
+    def is_far(self, rank: int) -> bool:
+        return not self._hosts.is_near(rank)
+
+    def far_put(self, access: Access, data: Array, element: Element) -> None:
+        self._far.put(access, data, element)
+
+    def _arrive(self, put: Put) -> None:
+        """Copy what a far rank has sent into this rank's memory, then notify."""
+        view = self.array(put.name, self._world.rank)[(*put.index, ...)]
+        view[...] = np.frombuffer(put.data, view.dtype).reshape(view.shape)
+        self.notify(put.element)
 
     # ----------------------------------------------- the end of a run, on every rank
 
@@ -129,17 +149,32 @@ class RunState:
 
     def beats(self) -> int:
         """A number that changes while any rank makes progress."""
-        return sum(int(words[BEAT]) for words in self._words)
+        near = sum(int(words[BEAT]) for words in self._words.values())
+        return near + self._far.beats(near, self._world.settings.wait_limit)
 
     def finish(self) -> None:
         self._words[self._world.rank][FINISHED] = self.epoch
 
     def finished(self, rank: int) -> bool:
+        if self.is_far(rank):
+            return self._far.has_finished(self._hosts.host(rank))
         return int(self._words[rank][FINISHED]) >= self.epoch
+
+    def all_finished(self) -> bool:
+        """Whether all ranks have finished. Takes the messages of far ranks before."""
+        self._far.receive()
+        if not all(map(self.finished, self._hosts.near)):
+            return False
+        self._far.finish()
+        return self._far.all_finished()
 
     def abort(self) -> None:
         """End the waits of all ranks, in this epoch only."""
-        for words in self._words:
+        self._end_near()
+        self._far.abort()
+
+    def _end_near(self) -> None:
+        for words in self._words.values():
             words[ABORT] = self.epoch
 
     @property
@@ -150,7 +185,7 @@ class RunState:
 
     @property
     def _area_bytes(self) -> int:
-        return self._capacity.events * self._world.size * COUNTER.itemsize
+        return self._capacity.events * self._hosts.local_size * COUNTER.itemsize
 
     @property
     def _events_end(self) -> int:
@@ -162,15 +197,19 @@ class RunState:
             self.free()
         self._capacity = capacity
         self._block = self._world.allocate(self._events_end + capacity.symmetric)
-        self._words = [peer[:_WORDS_BYTES].view(np.int64) for peer in self._block.peers]
+        peers = self._block.peers
+        self._words = {
+            rank: peers[rank][:_WORDS_BYTES].view(np.int64) for rank in self._hosts.near
+        }
         self.epoch = 0
+        self._far.open(self._block.number)
 
     def _area(self, rank: int, epoch: int) -> Array:
-        """[cells, rank that notifies] of one of the two event areas on `rank`."""
+        """[cells, near rank that notifies] of one of the two event areas on `rank`."""
         assert self._block is not None
         start = _WORDS_BYTES + epoch % 2 * self._area_bytes
         area: Array = self._block.peers[rank][start : start + self._area_bytes]
-        return area.view(COUNTER).reshape(-1, self._world.size)
+        return area.view(COUNTER).reshape(-1, self._hosts.local_size)
 
     def _cell(self, element: Element) -> int:
         first, shape = self._offsets[element.name]

@@ -14,7 +14,7 @@ from etc_dist.errors import ArgumentError, DeadlockError, GraphError, expect_typ
 from etc_dist.ir.dims import checked_dims
 from etc_dist.runtime.cpu import arrays as storage
 from etc_dist.runtime.cpu.arrays import Array
-from etc_dist.runtime.cpu.task import Element
+from etc_dist.runtime.cpu.task import Access, Element
 from etc_dist.runtime.cpu.workers import SHOWN, Workers, make_lane_workers
 from etc_dist.runtime.trace import TaskRecord
 from etc_dist.schedule.plan import Plan
@@ -107,6 +107,12 @@ class ProcessMemory:
 
     def started(self, rank: int) -> int:
         return self.epochs[rank]
+
+    def is_far(self, rank: int) -> bool:
+        return False
+
+    def far_put(self, access: Access, data: Array, element: Element) -> None:
+        raise AssertionError("no rank is far")
 
     def _clear(self, rank: int) -> None:
         shapes = self._shapes[rank].items()

@@ -10,6 +10,7 @@ from etc_dist.errors import EtcDistError, GraphError, RangeRecord, WaitRecord
 from etc_dist.ir.call import Call
 from etc_dist.ir.event import EventRef
 from etc_dist.ir.expr import Expr
+from etc_dist.ir.graph import GraphFunction
 from etc_dist.ir.loads import INT32, overflowing
 from etc_dist.ir.tensor import Region, Tensor
 from etc_dist.runtime.device_faults import out_of_range
@@ -38,6 +39,10 @@ class Access:
     tensor: Tensor
     rank: int
     index: tuple[slice | int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(i.stop - i.start for i in self.index if isinstance(i, slice))
 
     @property
     def empty(self) -> bool:
@@ -127,8 +132,10 @@ def place(call: Call, t: int, env: Mapping[str, Any]) -> dict[str, Any]:
 class Resolver:
     """Evaluates the symbolic references of a rank's tasks."""
 
-    def __init__(self, rank: int, world_size: int, shapes: Mapping[str, Any]):
-        self._rank, self._world_size = rank, world_size
+    def __init__(self, rank: int, graph: GraphFunction, shapes: Mapping[str, Any]):
+        self._rank, self._world_size = rank, graph.world_size
+        size = graph.local_size
+        self._near = range(rank - rank % size, rank - rank % size + size)
         self._shapes = shapes
 
     def element(self, ref: EventRef, task: Task) -> Element:
@@ -170,6 +177,9 @@ class Resolver:
         number = _value(rank, task, what)
         if not 0 <= number < self._world_size:
             wanted = f"a rank of 0 .. {self._world_size - 1}"
+            raise _outside(task, what, wanted, (number,), rank.is_loaded)
+        if number not in self._near and not task.call.function.far:
+            wanted = f"a rank of this host, {self._near[0]} .. {self._near[-1]}"
             raise _outside(task, what, wanted, (number,), rank.is_loaded)
         return number
 

@@ -15,15 +15,19 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Protocol
 
+import numpy as np
+
 from etc_dist.errors import ArgumentError, WaitRecord
 from etc_dist.ir.call import TASK, Call
 from etc_dist.ir.event import EventRef
 from etc_dist.ir.expr import Expr
 from etc_dist.ir.loads import notifier_counts
+from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.runtime.cpu.arrays import Array
 from etc_dist.runtime.cpu.body import run_body
 from etc_dist.runtime.cpu.ready_queue import ReadyQueue
 from etc_dist.runtime.cpu.task import (
+    Access,
     Element,
     Resolver,
     Task,
@@ -57,6 +61,12 @@ class Memory(Protocol):
 
     def started(self, rank: int) -> int:
         """The epoch that `rank` last started; epochs count from 1."""
+
+    def is_far(self, rank: int) -> bool:
+        """Whether `rank` is reached by messages only."""
+
+    def far_put(self, access: Access, data: Array, element: Element) -> None:
+        """Send what a task writes to a far rank, with its notification."""
 
 
 @dataclass(eq=False)
@@ -117,7 +127,7 @@ class Workers:
             events.name: tuple(int(n.evaluate(self.env)) for n in events.shape)
             for events in plan.graph.events
         }
-        self._resolver = Resolver(rank, plan.graph.world_size, shapes)
+        self._resolver = Resolver(rank, plan.graph, shapes)
         chance = random.Random(f"{seed} {rank} {epoch}")
 
         def counts(name: str) -> Array:
@@ -234,7 +244,8 @@ class Workers:
                 return False
         if not task.begun:
             self._begin(task)
-        for peer in sorted(task.peers):
+        # A far rank keeps messages until it has started their epoch.
+        for peer in sorted(p for p in task.peers if not self._memory.is_far(p)):
             started = self._memory.started(peer)
             if started < self.epoch:
                 task.unmet = UnmetWait(None, peer, started, self.epoch)
@@ -287,6 +298,12 @@ class Workers:
             raise out_of_range([not_empty(*row)])
 
     def _run(self, task: Task) -> None:
+        if any(self._memory.is_far(access.rank) for access in task.writes):
+            (access,), (element,) = task.writes, task.notifies
+            data = np.empty(access.shape, numpy_dtype(access.tensor.dtype))
+            self._record(task, data)
+            self._memory.far_put(access, data, element)
+            return
         self._record(task)
         for element, most in task.most.items():
             count = self._memory.have(element) + task.notifies.count(element)
@@ -296,15 +313,17 @@ class Workers:
         for element in task.notifies:
             self._memory.notify(element)
 
-    def _record(self, task: Task) -> None:
-        """Run the body of `task` and record its CPU time."""
+    def _record(self, task: Task, far: Array | None = None) -> None:
+        """Run the body of `task` and record its CPU time. `far`: what it writes, in
+        place of memory of a far rank."""
         began, cpu_time = time.monotonic_ns(), time.thread_time_ns()
         if not task.idle:
             views = [
                 # NOTE: the ellipsis keeps a view where every axis is one integer.
                 self._memory.array(a.tensor.name, a.rank)[(*a.index, ...)]
-                for a in (*task.reads, *task.writes)
+                for a in (*task.reads, *(() if far is not None else task.writes))
             ]
+            views += [] if far is None else [far]
             run_body(task, views)
         end = began + time.thread_time_ns() - cpu_time
         row = (task.rank, task.worker, task.lane)

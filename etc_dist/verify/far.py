@@ -1,0 +1,43 @@
+"""Memory of other hosts: only far device functions reach it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from etc_dist.errors import GraphError
+from etc_dist.verify.enumeration import NONE, Array, Enumeration
+from etc_dist.verify.violations import Fault, Tally
+
+
+def check_far(tasks: Enumeration) -> list[Fault]:
+    """Refuse writes and notifications on other hosts by functions that are not far."""
+    size = tasks.plan.graph.local_size
+    tally = Tally()
+    # NONE, as an index, selects the last entry: no rank.
+    rank_of = np.concatenate((tasks.elements.rank, [NONE]))
+    for block in tasks.blocks:
+        if block.call.function.far:
+            continue
+        host = block.rank // size
+        ranks = rank_of[tasks.notify[block.base : block.base + block.count]]
+        for k, ref in enumerate(block.call.notifies):
+            bad = np.flatnonzero((ranks[:, k] != NONE) & (ranks[:, k] // size != host))
+            _add(tasks, f"notifies {ref}", block.base + bad, ranks[bad, k], tally)
+    for access in tasks.accesses:
+        bad = np.flatnonzero(access.rank // size != tasks.rank[access.task] // size)
+        task = access.task[bad]
+        if bad.size and not tasks.block(int(task[0])).call.function.far:
+            what = f"writes {access.region}"
+            _add(tasks, what, task, access.rank[bad], tally)
+    return tally.faults()
+
+
+def _add(tasks: Enumeration, what: str, task: Array, rank: Array, tally: Tally) -> None:
+    if task.size:
+        text = (
+            f"{tasks.name(int(task[0]))} {what}, on rank {rank[0]}: a rank of another "
+            f"host, with {tasks.plan.graph.local_size} ranks on each"
+        )
+        fix = "send rows to ranks of other hosts by push_far"
+        call = tasks.block(int(task[0])).call.name
+        tally.add((call, what), Fault(GraphError, text, fix, int(task.size)))

@@ -1,0 +1,43 @@
+"""Copies to any rank; tests/runtime/test_hosts.py has those between hosts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from etc_dist.emulate import Emulator
+from etc_dist.errors import GraphError
+from etc_dist.functions.push_far import push_far
+from etc_dist.ir import Graph
+from tests.runtime.exchange_hosts import exchange_hosts, rows_of
+
+
+def test_rows_are_copied():
+    x, arrived = np.arange(6).reshape(2, 3), np.zeros((2, 3), int)
+    push_far().body(x, arrived)
+    assert arrived.tolist() == x.tolist()
+
+
+@pytest.mark.parametrize(
+    "notified",
+    [
+        lambda e: [],
+        lambda e: [e[0]],
+        lambda e: [e.on(1)[0]],
+        lambda e: 2 * [e.on(0)[0]],
+    ],
+)
+def test_a_far_call_sends_one_region_and_one_notification_to_one_rank(notified):
+    g = Graph("one", 4, 2)
+    x = g.symmetric("x", (4,), "float32")
+    notifies = notified(g.events("e", (4,), expects=1, cross_rank=True))
+    grid, region = g.grid(i=4), x.on(0)[:]
+    with pytest.raises(GraphError, match="one region with one notification"):
+        g.call(push_far(), grid, reads=[x[:]], writes=[region], notifies=notifies)
+
+
+def test_kernel_copies_within_a_host(folder):
+    program = Emulator(exchange_hosts(2, local_size=1), folder=folder)
+    found = program.run([{"x": rows_of(rank)} for rank in range(2)])
+    expected = np.concatenate([rows_of(rank) for rank in range(2)])
+    assert all((one["y"] == expected).all() for one in found)

@@ -1,0 +1,135 @@
+"""Programs over two pretended hosts of two ranks each."""
+
+import numpy as np
+import pytest
+
+from etc_dist.errors import GraphError
+from etc_dist.runtime.cpu import simulate
+from etc_dist.schedule import schedule_dynamic, schedule_static
+from etc_dist.verify.verify import verify
+from tests.runtime.exchange_hosts import exchange_hosts, rows_of
+from tests.world.jobs import run_on_hosts
+from tests.world.test_hosts import START
+
+DIMS = {"rows": 5, "n": 4}
+PROGRAM = (
+    START
+    + """
+import numpy as np
+from dataclasses import replace
+import etc_dist
+from tests.runtime.exchange_hosts import exchange_hosts, rows_of
+
+expected = np.concatenate([rows_of(rank) for rank in range(4)])
+def compiled(schedule="static", **options):
+    return etc_dist.compile(
+        exchange_hosts(4, local_size=2, **options), world, schedule=schedule)
+"""
+)
+
+
+@pytest.mark.parametrize("local_size", [1, 2, 4])
+def test_exchange_is_proved_and_gives_all_rows(local_size):
+    graph = exchange_hosts(4, local_size=local_size)
+    for plan in (schedule_static(graph), schedule_dynamic(graph)):
+        verify(plan, DIMS, 4)
+        inputs = [{"x": rows_of(rank)} for rank in range(4)]
+        outputs = simulate(plan, inputs, DIMS, epochs=2, seed=local_size).outputs
+        expected = np.concatenate([rows_of(rank) for rank in range(4)])
+        assert all((one["y"] == expected).all() for one in outputs)
+
+
+def test_direct_access_to_another_host_is_refused():
+    plan = schedule_static(exchange_hosts(4, local_size=2, direct=True))
+    with pytest.raises(GraphError) as caught:
+        verify(plan, DIMS, 4)
+    assert "writes staged.on(" in caught.value.got
+    assert "notifies far.on(" in caught.value.got
+    assert "on rank 2: a rank of another host, with 2 ranks on each" in caught.value.got
+    assert "push_far" in caught.value.fix
+    verify(schedule_static(exchange_hosts(4, direct=True)), DIMS, 4)
+
+
+def test_data_cannot_choose_a_rank_of_another_host():
+    plan = schedule_static(exchange_hosts(4, local_size=2, direct=True))
+    inputs = [{"x": rows_of(rank)} for rank in range(4)]
+    with pytest.raises(GraphError, match="reference out of range") as caught:
+        simulate(plan, inputs, DIMS, check=False)
+    assert "a rank of this host, " in caught.value.wanted
+
+
+def test_hosts_of_a_graph_are_equal():
+    with pytest.raises(GraphError, match="different numbers of ranks"):
+        exchange_hosts(4, local_size=3)
+
+
+@pytest.mark.parametrize("schedule", ["static", "dynamic"])
+def test_rows_are_exchanged_between_hosts(schedule):
+    source = """
+with world, compiled(SCHEDULE) as program:
+    for turn in range(3):
+        y = program.run(x=rows_of(world.rank) + turn)["y"]
+        assert (y == expected + np.float32(turn)).all()
+    y = program.run(x=rows_of(world.rank, 9))["y"]
+    show("equal", bool((y == np.concatenate([rows_of(r, 9) for r in range(4)])).all()))
+"""
+    code, output = run_on_hosts(PROGRAM + source.replace("SCHEDULE", repr(schedule)))
+    assert code == 0, output
+    assert output.count("equal True") == 4
+
+
+def test_graphs_for_one_host_are_refused_on_all_ranks():
+    source = """
+import ml_dtypes
+x = np.ones((32, 8), ml_dtypes.bfloat16)
+refused(lambda: etc_dist.matmul_reduce_scatter(x, x[:8]))
+refused(lambda: compiled(direct=True).run(x=rows_of(world.rank)))
+world.close()
+"""
+    code, output = run_on_hosts(PROGRAM + source)
+    assert code == 0, output
+    assert output.count("uses the memory of ranks on other hosts") == 4
+    assert output.count("got: 2 hosts of 2 ranks to do: start all ranks on one") == 4
+    assert output.count("GraphError: graph exchange_hosts is not correct") == 4
+
+
+def test_error_of_a_task_ends_the_run_on_all_hosts_and_the_next_one_is_right():
+    source = """
+program = compiled()
+def fails(*_):
+    raise KeyError("x")
+from etc_dist.runtime.cpu import workers
+if world.rank == 3:
+    run_body, workers.run_body = workers.run_body, fails
+try:
+    program.run(x=rows_of(world.rank))
+except (EtcDistError, KeyError) as error:
+    show(type(error).__name__, getattr(error, "what", ""))
+if world.rank == 3:
+    workers.run_body = run_body
+show("equal", bool((program.run(x=rows_of(world.rank))["y"] == expected).all()))
+world.close()
+"""
+    code, output = run_on_hosts(PROGRAM + source)
+    assert code == 0, output
+    assert output.count("WorldError a task failed on rank 3") == 3
+    assert output.count("KeyError") == 1
+    assert output.count("equal True") == 4
+
+
+@pytest.mark.parametrize("dead", ["[2]", "[2, 3]"])
+def test_run_in_which_ranks_are_killed_ends_on_the_other_host(dead):
+    source = """
+program = compiled()
+program.run(x=rows_of(world.rank))
+if world.rank in DEAD:
+    program._executor._drive = lambda workers: os.kill(os.getpid(), 9)
+refused(lambda: program.run(x=rows_of(world.rank)))
+os._exit(0)
+"""
+    limits = {"ETC_DIST_WAIT_LIMIT": "1", "ETC_DIST_WORLD_LIMIT": "2"}
+    _, output = run_on_hosts(PROGRAM + source.replace("DEAD", dead), **limits)
+    alive = 3 - ("3" in dead)
+    assert output.count("WaitTimeoutError: waits were not met") == alive
+    assert output.count("rank 2: its process has ended") == (3 if alive == 3 else 0)
+    assert output.count("rank 2: it did not answer") == (2 if alive == 2 else 0)
