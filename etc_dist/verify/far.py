@@ -1,11 +1,14 @@
-"""Memory of other hosts: only far device functions reach it."""
+"""Memory of other hosts: only far device functions reach it, and what they send stays
+as it is."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from etc_dist.errors import GraphError
+from etc_dist.errors import GraphError, RaceError
+from etc_dist.verify.cells import Cells
 from etc_dist.verify.enumeration import NONE, Array, Enumeration
+from etc_dist.verify.races import reads_before_writes
 from etc_dist.verify.violations import Fault, Tally
 
 
@@ -30,6 +33,26 @@ def check_far(tasks: Enumeration) -> list[Fault]:
             what = f"writes {access.region}"
             _add(tasks, what, task, access.rank[bad], tally)
     return tally.faults()
+
+
+def check_kept(tasks: Enumeration, cells: Cells, tally: Tally) -> None:
+    """Refuse writes to what a far function has read: its bytes may still be on their
+    way, until the end of the run."""
+    bases = [block.base for block in tasks.blocks]
+    far = np.array([block.call.function.far for block in tasks.blocks])
+    if not far.any():
+        return
+    read, write = reads_before_writes(cells)
+    bad = np.flatnonzero(far[np.searchsorted(bases, cells.task[read], "right") - 1])
+    if bad.size:
+        one, two = (
+            tasks.name(int(cells.task[entry[bad[0]]])) for entry in (read, write)
+        )
+        cell = cells.name(int(cells.cell[read[bad[0]]]))
+        text = f"{two} writes {cell}, which {one} sends to another host in this run"
+        fix = "write to other memory, such as one tensor for each turn"
+        fault = Fault(RaceError, text, fix, int(bad.size))
+        tally.add(("sent", cells.tensor.name), fault)
 
 
 def _add(tasks: Enumeration, what: str, task: Array, rank: Array, tally: Tally) -> None:

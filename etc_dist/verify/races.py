@@ -138,6 +138,11 @@ class Races:
         tally.add(("unwritten yet", cells.tensor.name), fault)
 
 
+def reads_before_writes(cells: Cells) -> tuple[Array, Array]:
+    """Pairs of entries: a read, and the next write of its cell."""
+    return _neighbours(cells)[1]
+
+
 def _neighbours(
     cells: Cells,
 ) -> tuple[tuple[Array, Array], tuple[Array, Array], tuple[Array, Array]]:

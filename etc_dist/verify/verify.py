@@ -26,7 +26,7 @@ from etc_dist.verify.coverage import (
 )
 from etc_dist.verify.enumerate_plan import enumerate_plan
 from etc_dist.verify.enumeration import NONE, Array, Enumeration
-from etc_dist.verify.far import check_far
+from etc_dist.verify.far import check_far, check_kept
 from etc_dist.verify.happens_before import order_tasks
 from etc_dist.verify.index_range import check_index_range
 from etc_dist.verify.loaded_accesses import check_own_writes
@@ -91,7 +91,8 @@ def verify(
     * every event element gets exactly the notifications it expects, on a rank where
       some task waits for it; the queues of all lanes run to their end;
     * two tasks that touch the same memory, one of them writing, are ordered by events
-      or by program order. Early reads are ordered by all waits but the last;
+      or by program order; no task writes what a far function has read. Early reads are
+      ordered by all waits but the last;
     * every element of an output is written once, and what is read from tensors without
       values before the run has been written, except in gathered operands. A load in an
       index expression is such a read, before the task's body.
@@ -191,6 +192,7 @@ def _check_tasks(tasks: Enumeration, rounds: Array, stuck: list[Fault]) -> list[
             check_reads(tasks, cells, races is not None, tally)
         if races is not None:
             races.check(merged(cells), complete)
+            check_kept(tasks, cells, tally)
     faults = stuck + tally.faults()
     if races is not None:
         faults += races.faults()

@@ -1,9 +1,14 @@
 """Programs over two pretended hosts of two ranks each."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
-from etc_dist.errors import GraphError
+from etc_dist.errors import GraphError, RaceError
+from etc_dist.functions.push_far import push_far
+from etc_dist.functions.push_rows import push_rows
+from etc_dist.ir import Graph, graph_function
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import schedule_dynamic, schedule_static
 from etc_dist.verify.verify import verify
@@ -48,6 +53,42 @@ def test_direct_access_to_another_host_is_refused():
     assert "on rank 2: a rank of another host, with 2 ranks on each" in caught.value.got
     assert "push_far" in caught.value.fix
     verify(schedule_static(exchange_hosts(4, direct=True)), DIMS, 4)
+
+
+def test_memory_that_was_sent_is_not_written_in_the_same_run():
+    @graph_function
+    def overwrite(g: Graph) -> None:
+        x, to = g.input("x", (4,), "float32"), 1 - g.rank
+        y, local = g.output("y", (4,), "float32"), g.local("local", (4,), "float32")
+        slot = g.symmetric("slot", (4,), "float32")
+        copied, sent, arrived = (
+            g.events(name, (1,), expects=1, cross_rank=name == "arrived")
+            for name in ("copied", "sent", "arrived")
+        )
+        copy = partial(g.call, push_rows(), g.grid(i=1))
+        copy(name="a", reads=[x[:]], writes=[local[:]], notifies=[copied[0]])
+        g.call(
+            push_far(),
+            g.grid(i=1),
+            reads=[local[:]],
+            writes=[slot.on(to)[:]],
+            waits=[copied[0]],
+            notifies=[arrived.on(to)[0]],
+        )
+        # The partner's rows show that it has begun, not that this rank's have left.
+        copy(
+            name="b",
+            reads=[slot[:]],
+            writes=[local[:]],
+            waits=[arrived[0]],
+            notifies=[sent[0]],
+        )
+        copy(name="c", reads=[local[:]], writes=[y[:]], waits=[sent[0]])
+
+    plan = schedule_static(overwrite(2, local_size=1))
+    with pytest.raises(RaceError) as caught:
+        verify(plan, {}, 1)
+    assert "which push_far[i=0] on rank 0 sends to another host" in caught.value.got
 
 
 def test_data_cannot_choose_a_rank_of_another_host():
