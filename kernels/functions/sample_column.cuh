@@ -59,35 +59,35 @@ struct sample_column {
       }
       before = task.number_first(task.g) + task.template operand<0>().start[1];
     }
-    // Eight columns. Those below the least one are left out before any arithmetic.
+    // Eight columns. If all are below the least one, without any arithmetic.
     ETC_DEVICE void add(Best& best, uint4 v, i32 at) const {
       const u32 word[4] = {v.x, v.y, v.z, v.w};
-      float number[8];
       bool is_kept = false;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float2 pair = unpack<Task::kIsHalf>(word[i]);
-        number[2 * i] = pair.x, number[2 * i + 1] = pair.y;
         is_kept = is_kept || pair.x >= least || pair.y >= least;
       }
       if (!is_kept) return;
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        uint4 bits = {};
-        if (scale > 0.0f) {
-          bits = philox(
-              make_uint4(u32(before + at) / 4 + half, position, 0, 0), seed[0], seed[1]);
+      uint4 bits = {};
+      // NOTE: not unrolled, since the code is large; v.x is the next pair.
+#pragma unroll 1
+      for (int i = 0; i < 4; ++i) {
+        if (scale > 0.0f && i % 2 == 0) {
+          const u32 four = u32(before + at) / 4 + i / 2;
+          bits = philox(make_uint4(four, position, 0, 0), seed[0], seed[1]);
         }
-        const u32 random[4] = {bits.x, bits.y, bits.z, bits.w};
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float logit = number[half * 4 + i];
-          if (!(logit >= least)) continue;
-          // NOTE: without fma, as NumPy computes.
-          const float sum = scale > 0.0f ? __fmul_rn(logit, scale) + gumbel(random[i]) : logit;
-          best.add(sum, at + half * 4 + i);
-        }
+        const float2 pair = unpack<Task::kIsHalf>(v.x);
+        add_one(best, pair.x, bits.x, at + 2 * i);
+        add_one(best, pair.y, bits.y, at + 2 * i + 1);
+        v = make_uint4(v.y, v.z, v.w, 0);
+        bits = make_uint4(bits.z, bits.w, 0, 0);
       }
+    }
+    ETC_DEVICE void add_one(Best& best, float logit, u32 bits, i32 at) const {
+      if (!(logit >= least)) return;
+      // NOTE: without fma, as NumPy computes.
+      best.add(scale > 0.0f ? __fadd_rn(__fmul_rn(logit, scale), gumbel(bits)) : logit, at);
     }
   };
 };
@@ -197,12 +197,15 @@ struct least_kept {
           const i32 at = first + i * Task::threads * 8;
           v[i] = ptx::load16_l2_if(at < columns, from + at * 2);
         }
+        // NOTE: not unrolled, since the code is large; v[0] is the next vector, v[0].x its next pair.
+#pragma unroll 1
+        for (int i = 0; i < kAtOnce * 4; ++i) {
+          if (first + i / 4 * Task::threads * 8 >= columns) break;
+          f(v[0].x & 0xffffu), f(v[0].x >> 16);
+          v[0] = make_uint4(v[0].y, v[0].z, v[0].w, 0);
+          if (i % 4 != 3) continue;
 #pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-          if (first + i * Task::threads * 8 >= columns) continue;
-          const u32 word[4] = {v[i].x, v[i].y, v[i].z, v[i].w};
-#pragma unroll
-          for (int j = 0; j < 4; ++j) f(word[j] & 0xffffu), f(word[j] >> 16);
+          for (int n = 1; n < kAtOnce; ++n) v[n - 1] = v[n];
         }
       }
     }

@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks.decode_step import MODELS
 from etc_dist.emulate import Emulator
 from etc_dist.errors import ArgumentError
 from etc_dist.models import load
 from etc_dist.models.decoder import decoder_graph
 from etc_dist.models.sizes import MATMULS
+from etc_dist.models.step_policy import StepPolicy
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import SCHEDULES
 from etc_dist.verify.verify import verify
@@ -128,4 +130,5 @@ def test_steps_that_do_not_fit_are_refused(folder, one_rank, options, text):
 @pytest.mark.parametrize("rows", [1, 8, 128])
 def test_three_steps_of_a_deep_model_are_proved(rows):
     plan = SCHEDULES["static"](decoder_graph(1, sizes=QWEN_32B))
-    verify(plan, sizes_of(64, rows, steps=3), 132)
+    dims = StepPolicy(MODELS["qwen3-32b"], 132).dims(rows, 4096)
+    verify(plan, sizes_of(64, rows, steps=3) | dims, 132)
