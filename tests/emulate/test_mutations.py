@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from etc_dist.emulate import Emulator
@@ -19,15 +20,31 @@ from etc_dist.runtime.build import kernels_folder
 from tests.emulate.aborted import check_skipped, sent_in_vain
 from tests.emulate.cases import check
 from tests.emulate.matrix import CASES, Case
+from tests.functions.test_route_rows import FEW, check_routes, routed, routed_rows
 from tests.models.test_decoder import check_ids, decoder, decoder_step
+
+
+def some_routes() -> Any:
+    return routed_rows(np.random.default_rng(1), FEW, 9, 16, 0, 0)
+
+
+def check_some_routes(program: Emulator, given: Any, dims: dict[str, int]) -> None:
+    [found] = program.run([given], dims)
+    check_routes(found, FEW, given, dims)
+
 
 MUTATED = {
     **CASES,
     "queue": replace(CASES["moe"], schedule="dynamic"),
     "aborted": Case(partial(sent_in_vain, 2, wanted=2), tuple),
     "decoder": Case(decoder, decoder_step),
+    "routes": Case(partial(routed, 1, routing=FEW), some_routes),
 }
-CHECKS = {"aborted": check_skipped, "decoder": check_ids}
+CHECKS = {
+    "aborted": check_skipped,
+    "decoder": check_ids,
+    "routes": check_some_routes,
+}
 LOADER_WAITS = "wait_mbarrier(run, Ring::empty(base_, oldest), Ring::parity(oldest))"
 GATHERER_WAITS = f"""__all_sync(
                  ~0u, {LOADER_WAITS})"""
@@ -175,6 +192,7 @@ BROKEN = {
     "worker/work_ring": {
         "moe": {"ptx::mbarrier_try_wait(full(n), n / kEntries & 1)": "true"},
     },
+    "functions/route_rows": {"routes": {"task.sync();": ""}},
     "functions/plan_tiles": {"moe": {"    task.sync();": ""}},
     "functions/score_experts": {"moe": {"    task.sync();": ""}},
     "queue/pop": {
@@ -287,8 +305,9 @@ def run(name: str, number: int, folder: Path, kernels: Path) -> None:
     CHECKS.get(name, check)(program, *case.given())
 
 
-def test_a_decoder_that_is_not_broken_gives_the_reference(folder, kernels):
-    run("decoder", 0, folder, kernels)
+@pytest.mark.parametrize("name", ["decoder", "routes"])
+def test_what_is_not_broken_gives_the_reference(name, folder, kernels):
+    run(name, 0, folder, kernels)
 
 
 # Sums of uninitialised memory may have any value.

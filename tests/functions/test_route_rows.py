@@ -64,6 +64,30 @@ def expected(ids: Any, dims: dict[str, int], experts: int) -> Any:
     return place, expert, count
 
 
+def routed_rows(
+    rng: Any, routing: Routing, rows: int, tile_rows: int, gathers: int, skew: int
+) -> tuple[dict[str, Any], dict[str, int]]:
+    """Inputs and dims. skew: how much lower experts are preferred."""
+    logits = rng.standard_normal((rows, routing.experts)).round(1)  # with ties
+    logits -= skew * np.log1p(np.arange(routing.experts))
+    position = rng.integers(-1, 5, rows) if rows > 1 else np.zeros(1)
+    given = {"logits": logits.astype(np.float32), "position": position.astype(np.int32)}
+    dims = {"rows": rows, "tile_rows": tile_rows, "stride": tile_rows + 8}
+    return given, dims | {"gathers": gathers, "tiles": 2 * routing.experts}
+
+
+def check_routes(found: Any, routing: Routing, given: Any, dims: Any) -> None:
+    ids, weights = best_experts(given["logits"], routing.top_k, routing.normalize)
+    unused = given["position"] < 0
+    ids[unused], weights[unused] = -1, 0
+    np.testing.assert_array_equal(found["ids"], ids)
+    np.testing.assert_allclose(found["weights"], weights, rtol=1e-5)
+    place, expert, count = expected(ids, dims, routing.experts)
+    np.testing.assert_array_equal(found["place"], place)
+    np.testing.assert_array_equal(found["expert"], expert)
+    np.testing.assert_array_equal(found["count"], count)
+
+
 @pytest.mark.parametrize(
     ("routing", "rows", "tile_rows", "gathers", "skew"),
     [
@@ -78,26 +102,13 @@ def expected(ids: Any, dims: dict[str, int], experts: int) -> Any:
 def test_tiles_have_the_rows_of_their_experts(
     routing, rows, tile_rows, gathers, skew, rng, folder
 ):
-    """skew: how much lower experts are preferred."""
-    logits = rng.standard_normal((rows, routing.experts)).round(1)  # with ties
-    logits -= skew * np.log1p(np.arange(routing.experts))
-    position = rng.integers(-1, 5, rows) if rows > 1 else np.zeros(1)
-    given = {"logits": logits.astype(np.float32), "position": position.astype(np.int32)}
-    dims = {"rows": rows, "tile_rows": tile_rows, "stride": tile_rows + 8}
-    dims |= {"gathers": gathers, "tiles": 2 * routing.experts}
+    given, dims = routed_rows(rng, routing, rows, tile_rows, gathers, skew)
     graph = routed(1, routing=routing)
     for found in (
         simulate(schedule_static(graph), [given], dims).outputs[0],
         Emulator(graph, folder=folder).run([given], dims)[0],
     ):
-        ids, weights = best_experts(given["logits"], routing.top_k, routing.normalize)
-        ids[position < 0], weights[position < 0] = -1, 0
-        np.testing.assert_array_equal(found["ids"], ids)
-        np.testing.assert_allclose(found["weights"], weights, rtol=1e-5)
-        place, expert, count = expected(ids, dims, routing.experts)
-        np.testing.assert_array_equal(found["place"], place)
-        np.testing.assert_array_equal(found["expert"], expert)
-        np.testing.assert_array_equal(found["count"], count)
+        check_routes(found, routing, given, dims)
 
 
 @pytest.mark.parametrize("routing", [QWEN, Routing(8, 2, True, "bfloat16")])
