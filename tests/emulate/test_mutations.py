@@ -16,11 +16,14 @@ import pytest
 
 from etc_dist.emulate import Emulator
 from etc_dist.errors import EtcDistError
+from etc_dist.models.sampling import Sampling
 from etc_dist.runtime.build import kernels_folder
+from etc_dist.runtime.cpu import simulate
 from tests.emulate.aborted import check_skipped, sent_in_vain
 from tests.emulate.cases import check
 from tests.emulate.matrix import CASES, Case
 from tests.functions.test_route_rows import FEW, check_routes, routed, routed_rows
+from tests.functions.test_sample_column import sampled, sampled_given
 from tests.models.test_decoder import check_ids, decoder, decoder_step
 
 
@@ -33,17 +36,32 @@ def check_some_routes(program: Emulator, given: Any, dims: dict[str, int]) -> No
     check_routes(found, FEW, given, dims)
 
 
+def some_samples() -> Any:
+    x = np.random.default_rng(2).standard_normal((4, 600))
+    return sampled_given(x, [Sampling(1.0, 5, 0.9, seed=n) for n in range(4)])
+
+
+def check_equal(program: Emulator, given: Any, dims: dict[str, int]) -> None:
+    """The CUDA bodies give what the NumPy bodies give."""
+    [expected] = simulate(program.plan, [given], dims).outputs
+    [found] = program.run([given], dims)
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array)
+
+
 MUTATED = {
     **CASES,
     "queue": replace(CASES["moe"], schedule="dynamic"),
     "aborted": Case(partial(sent_in_vain, 2, wanted=2), tuple),
     "decoder": Case(decoder, decoder_step),
     "routes": Case(partial(routed, 1, routing=FEW), some_routes),
+    "samples": Case(partial(sampled, 1, width=64), some_samples),
 }
 CHECKS = {
     "aborted": check_skipped,
     "decoder": check_ids,
     "routes": check_some_routes,
+    "samples": check_equal,
 }
 LOADER_WAITS = "wait_mbarrier(run, Ring::empty(base_, oldest), Ring::parity(oldest))"
 GATHERER_WAITS = f"""__all_sync(
@@ -193,6 +211,7 @@ BROKEN = {
         "moe": {"ptx::mbarrier_try_wait(full(n), n / kEntries & 1)": "true"},
     },
     "functions/route_rows": {"routes": {"task.sync();": ""}},
+    "functions/sample_column": {"samples": {"task.sync();": ""}},
     "functions/plan_tiles": {"moe": {"    task.sync();": ""}},
     "functions/score_experts": {"moe": {"    task.sync();": ""}},
     "queue/pop": {
@@ -305,7 +324,7 @@ def run(name: str, number: int, folder: Path, kernels: Path) -> None:
     CHECKS.get(name, check)(program, *case.given())
 
 
-@pytest.mark.parametrize("name", ["decoder", "routes"])
+@pytest.mark.parametrize("name", ["decoder", "routes", "samples"])
 def test_what_is_not_broken_gives_the_reference(name, folder, kernels):
     run(name, 0, folder, kernels)
 

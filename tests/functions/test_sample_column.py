@@ -69,8 +69,8 @@ def emulator() -> Emulator:
     return Emulator(GRAPH, workers=12)
 
 
-def run(x, sampling, position=None, emulator=None, graph=GRAPH):
-    """Tokens and least logits."""
+def sampled_given(x, sampling, position=None):
+    """Inputs and dims."""
     count, columns = x.shape
     position = np.arange(count) if position is None else position
     given = {
@@ -80,7 +80,12 @@ def run(x, sampling, position=None, emulator=None, graph=GRAPH):
         "end": np.zeros(count, np.int32),
         "stop": np.full((count, 1), -1, np.int32),
     }
-    dims = {"rows": count, "columns": columns, "stops": 1}
+    return given, {"rows": count, "columns": columns, "stops": 1}
+
+
+def run(x, sampling, position=None, emulator=None, graph=GRAPH):
+    """Tokens and least logits."""
+    given, dims = sampled_given(x, sampling, position)
     if emulator is not None:
         [found] = emulator.run([given], dims)
     else:
