@@ -19,7 +19,7 @@ RANKS = 2
 
 def torchrun(file: Path) -> subprocess.CompletedProcess[str]:
     """Run a program on ranks of the CPU backend."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=c10d"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     environment = {"OMP_NUM_THREADS": "1", "ETC_DIST_BACKEND": "cpu"}
     return subprocess.run(
         [*command, f"--nproc-per-node={RANKS}", file],

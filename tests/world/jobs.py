@@ -79,7 +79,7 @@ def run_torch_job(source: str, ranks: int = 2, *options: str) -> Job:
     """Run `TORCH` and a Python program by torchrun, to its end. Only the lines that the
     ranks print are the output."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--no-python"]
-    launch += [f"--nproc-per-node={ranks}", "--rdzv-backend=c10d", *options]
+    launch += [f"--nproc-per-node={ranks}", "--standalone", *options]
     done = subprocess.run(
         [*launch, sys.executable, "-c", TORCH + source],
         stdout=subprocess.PIPE,
