@@ -59,6 +59,10 @@ def moe(
     return x.new_empty(x.shape if size == 1 else (_rows(x) // size, x.shape[-1]))
 
 
+def gather_rows(rows: Tensor, group_name: str) -> Tensor:
+    return rows.new_empty(rows.shape[0] * size_of(group_name), rows.shape[1])
+
+
 def size_of(group_name: str) -> int:
     """The ranks of a group, by its name; "" for the current world."""
     return _get_group_size_by_name(group_name) if group_name else current().size
@@ -69,8 +73,14 @@ def _rows(tensor: Tensor) -> int:
 
 
 def _register() -> None:
-    functions = fused_matmul_reduce_scatter, fused_all_gather_matmul, matmul, mlp, moe
-    for function in functions:
+    for function in (
+        fused_matmul_reduce_scatter,
+        fused_all_gather_matmul,
+        matmul,
+        mlp,
+        moe,
+        gather_rows,
+    ):
         name = f"etc_dist::{function.__name__}"
         torch.library.register_fake(name, function, lib=LIBRARY)
 

@@ -14,6 +14,7 @@ from torch.autograd import Function
 from etc_dist.errors import ArgumentError
 from etc_dist.torch import experts, ops
 from etc_dist.torch.fakes import size_of
+from etc_dist.torch.tensors import as_rows, from_rows
 
 OPS = torch.ops.etc_dist
 _AFTER = torch._C._after_autograd_keyset
@@ -139,17 +140,13 @@ def _join(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _gather(shard: Tensor, dim: int, group: str) -> Tensor:
-    """All ranks' parts, joined along `dim`, in a form that can be traced."""
-    if size_of(group) == 1:
-        return shard
-    functional = torch.ops._c10d_functional
-    first = shard.movedim(dim, 0).contiguous()
-    joined = functional.all_gather_into_tensor(first, size_of(group), group)
-    return cast(Tensor, functional.wait_tensor(joined).movedim(0, dim))
+    """All ranks' parts, joined along `dim`."""
+    joined = OPS.gather_rows(as_rows(shard, dim), group)
+    return from_rows(joined, shard.shape, dim)
 
 
 def _scatter(whole: Tensor, dim: int, group: str) -> Tensor:
-    """This rank's part along `dim` of the sum over ranks, as `_gather`."""
+    """This rank's part along `dim` of the sum over ranks."""
     if size_of(group) == 1:
         return whole
     functional = torch.ops._c10d_functional

@@ -313,9 +313,5 @@ def _part(rows: Tensor, ranks: Ranks) -> Tensor:
 
 
 def _whole(part: Tensor, ranks: Ranks) -> Tensor:
-    functional = torch.ops._c10d_functional
-    joined = functional.all_gather_into_tensor(
-        part.contiguous(), ranks.size, ranks.name
-    )
-    whole: Tensor = functional.wait_tensor(joined)
+    whole: Tensor = OPS.gather_rows(part, ranks.name)
     return whole

@@ -12,6 +12,7 @@ from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch import distributed as dist
 
 from etc_dist.errors import ArgumentError, as_refusal
 from etc_dist.layers.mlp import SharedMLP
@@ -36,7 +37,10 @@ SCHEMAS = (
     'mlp(Tensor x, Tensor gate, Tensor up, Tensor down, str group_name="") -> Tensor',
     "moe(Tensor x, Tensor router, Tensor gate_up, Tensor down, int top_k, "
     'bool normalize=True, str parallel="tensor", str group_name="") -> Tensor',
+    "gather_rows(Tensor rows, str group_name) -> Tensor",
 )
+# The name that replaces the other one, where torch has it.
+_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _open: dict[str, World] = {}
 """The worlds of the last calls, by the name of their group."""
 
@@ -95,7 +99,7 @@ def fused_all_gather_matmul(
         multiply(source, as_array(w), as_array(out))
     joined = None
     if return_A:
-        joined = from_rows(gather_rows(x, world), A.shape, gather_dim)
+        joined = from_rows(gather_rows(x, group_name), A.shape, gather_dim)
     return joined, [from_rows(out, A.shape, gather_dim) for out in outs]
 
 
@@ -184,13 +188,18 @@ def kept(world: World, kind: type[Kept], **options: Any) -> Kept:
     return cast(Kept, found)
 
 
-def gather_rows(rows: Tensor, world: World) -> Tensor:
-    """The rows of all ranks, in rank order, by torch.distributed."""
+def gather_rows(rows: Tensor, group_name: str) -> Tensor:
+    """The rows [M, K] of all ranks, in rank order, by torch.distributed.
+
+    NOTE: not its functional collectives, which gloo does not serve on GPUs."""
+    world = world_of(group_name)
     if world.size == 1:
         return rows.clone()
-    functional = torch.ops._c10d_functional
-    joined = functional.all_gather_into_tensor(rows, world.size, world.group_name)
-    return cast(Tensor, functional.wait_tensor(joined))
+    rows = rows.contiguous()
+    group = dist.distributed_c10d._resolve_process_group(world.group_name)
+    out = rows.new_empty(rows.shape[0] * world.size, rows.shape[1])
+    _gather(out, rows, group=group)
+    return out
 
 
 def _check_dims(A: Tensor, B: Tensor, dim: int, name: str) -> None:
@@ -223,6 +232,7 @@ FUNCTIONS: tuple[Callable[..., Any], ...] = (
     matmul,
     mlp,
     moe,
+    gather_rows,
 )
 
 
