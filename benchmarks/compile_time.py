@@ -1,4 +1,4 @@
-"""The time of each stage from graph to loaded program, without ranks.
+"""The time of each stage from graph to loaded program, without ranks, and of proofs.
 
 .venv/bin/python benchmarks/compile_time.py --world-size 8
 """
@@ -17,16 +17,24 @@ from typing import TypeVar
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import records
+from benchmarks.decode_step import MODELS, PAGE_SIZE
 from benchmarks.device import driver_version
 from etc_dist.codegen import Source, generate
 from etc_dist.ir import GraphFunction
+from etc_dist.models.decoder import decoder_graph
+from etc_dist.models.rows import MOST_STOPS
+from etc_dist.models.step_policy import StepPolicy
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
 from etc_dist.runtime.build import ARCH, Cubin, build, nvrtc_version
 from etc_dist.schedule import schedule_static
 from etc_dist.settings import Settings
+from etc_dist.verify.verify import verify
 
 Result = TypeVar("Result")
+MODEL, POSITIONS, WORKERS = "qwen3-32b", 4096, 132
+PROVED = ((1, 1), (8, 1), (128, 1), (8, 3))
+"""Rows of a step, and steps of a launch."""
 
 
 def timed(stage: Callable[[], Result]) -> tuple[Result, float]:
@@ -67,6 +75,39 @@ def measure(graph: GraphFunction, settings: Settings) -> records.CompileRecord:
     )
 
 
+def decoder() -> GraphFunction:
+    return decoder_graph(1, sizes=MODELS[MODEL].sizes(PAGE_SIZE))
+
+
+def proof(rows: int, steps: int) -> records.ProofRecord:
+    """The proof of a step at full size, of requests of up to POSITIONS."""
+    config, pages = MODELS[MODEL], POSITIONS // PAGE_SIZE
+    sizes = {"hidden": config.hidden, "inner": config.inner}
+    sizes |= {"vocabulary": config.vocabulary, "layers": config.layers}
+    sizes |= {"positions": POSITIONS, "requests": rows, "most_pages": pages}
+    sizes |= {"pages": rows * pages, "rows": rows, "steps": steps, "stops": MOST_STOPS}
+    chosen = StepPolicy(config, WORKERS).dims(rows, POSITIONS)
+    plan = schedule_static(decoder())
+    verified = verify(plan, {**sizes, "samples": 0, **chosen}, WORKERS)
+    return records.ProofRecord(
+        op="proof",
+        world_size=1,
+        device="none",
+        driver="none",
+        cuda="none",
+        backend="cpu",
+        path=f"{plan.schedule} schedule",
+        **records.stamp(),
+        program=plan.graph.name,
+        model=MODEL,
+        rows=rows,
+        steps=steps,
+        positions=POSITIONS,
+        tasks=verified.tasks,
+        proof_ms=round(verified.seconds * 1e3, 1),
+    )
+
+
 def _load(source: Source, cubin: Cubin) -> tuple[str, float | None]:
     """The GPU, and the milliseconds of loading a cubin on it; None without a GPU."""
     try:
@@ -91,16 +132,28 @@ def main() -> int:
     add("--world-size", type=int, default=8)
     add("--record", type=Path, help="default: benchmarks/results/compile.jsonl")
     options = parser.parse_args()
-    for make in (matmul_reduce_scatter_graph, all_gather_matmul_graph):
+    graphs = [
+        matmul_reduce_scatter_graph(options.world_size),
+        all_gather_matmul_graph(options.world_size),
+        decoder(),
+    ]
+    for graph in graphs:
         with tempfile.TemporaryDirectory() as cache:
             settings = replace(Settings.load(), cache=Path(cache))
-            record = measure(make(options.world_size), settings)
+            record = measure(graph, settings)
         records.append(record, options.record)
         load = "no GPU" if record.load_ms is None else f"{record.load_ms:.1f} ms"
         print(
             f"{record.program}: schedule {record.schedule_ms:.1f} ms, source "
             f"{record.generate_ms:.1f} ms ({record.source_lines} lines), cubin "
             f"{record.build_ms:.1f} ms, again {record.cached_ms:.1f} ms, load {load}"
+        )
+    for rows, steps in PROVED:
+        proved = proof(rows, steps)
+        records.append(proved, options.record)
+        print(
+            f"proof of {MODEL}, {rows} rows, {steps} steps, {POSITIONS} positions: "
+            f"{proved.proof_ms / 1e3:.2f} s ({proved.tasks} tasks)"
         )
     return 0
 

@@ -210,7 +210,23 @@ class CompileRecord(Record):
     spill_bytes: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class ProofRecord(Record):
+    """The proof of a step of a model, on one process."""
+
+    program: str
+    model: str
+    rows: int
+    steps: int
+    """Of one launch."""
+    positions: int
+    """Of a request, at most."""
+    tasks: int
+    proof_ms: float
+
+
 KINDS: Mapping[str, type[Record]] = {
+    "proof": ProofRecord,
     "matmul": MatmulRecord,
     "matmul_reduce_scatter": FusedRecord,
     "all_gather_matmul": FusedRecord,
