@@ -1,7 +1,8 @@
 """The checks of tests/torch/test_on_ranks.py: each rank of torchrun runs them in order,
-and prints which of them passed."""
+and prints which of them passed. Also on GPUs, which the ranks may share."""
 
 import traceback
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -20,7 +21,8 @@ name = ""
 
 def random(*shape: int, dtype: torch.dtype = BF16, seed: int = 0) -> Tensor:
     """Different values on each rank."""
-    generator = torch.Generator().manual_seed(97 * dist.get_rank() + seed)
+    generator = torch.Generator(torch.get_default_device())
+    generator.manual_seed(97 * dist.get_rank() + seed)
     made = torch.randn(*shape, generator=generator) / 4
     return made.to(dtype).requires_grad_()
 
@@ -237,11 +239,32 @@ def check_compiled_modules() -> None:
         assert torch.equal(compiled(x), model(x))
 
 
+def check_captured_calls() -> None:
+    if torch.get_default_device().type == "cpu":
+        return
+    A, W, x = random(32, 16).detach(), random(24, 16).detach(), random(32, 16).detach()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        ops.fused_matmul_reduce_scatter(A, W.t(), "sum", 0, name)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        y = ops.fused_matmul_reduce_scatter(A, W.t(), "sum", 0, name)
+    for given in (x, A.clone()):
+        A.copy_(given)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert_close(y, summed(given.float() @ W.float().t()))
+
+
 def main() -> None:
     global name
+    if torch.cuda.is_available():
+        torch.cuda.set_device(dist.get_node_local_rank() % torch.cuda.device_count())
     dist.init_process_group("gloo")
     name = dist.group.WORLD.group_name
-    world: World = start(Settings(backend="cpu", world_limit=20.0))
+    world: World = start(replace(Settings.load(), world_limit=20.0))
+    if world.backend == "cuda":
+        torch.set_default_device(torch.device("cuda", world.device))
     for check, function in list(globals().items()):
         if check.startswith("check_"):
             try:
