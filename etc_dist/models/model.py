@@ -193,7 +193,9 @@ class Model:
         that have ended. Otherwise as `step`."""
         with self.world.exclusive:
             try:
-                steps = expect_range(count, 1, self.steps_per_launch, "count")
+                steps = count
+                if type(count) is not int or not 1 <= count <= self.steps_per_launch:
+                    steps = expect_range(count, 1, self.steps_per_launch, "count")
                 rows = check_rows(
                     *(ids, requests, positions, table),
                     steps=steps,

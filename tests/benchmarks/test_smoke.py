@@ -58,6 +58,13 @@ def test_results_are_checked_and_nothing_is_measured(
     assert not path.exists()
 
 
+def test_the_cost_of_a_step_is_measured_without_a_gpu() -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "step_cost.py"), "--cpu"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(" us\n") == 4
+
+
 @pytest.mark.parametrize(
     ("changes", "found"),
     [
