@@ -75,11 +75,11 @@ def run_on_hosts(source: str, ranks: int = 4, **variables: str) -> Job:
     return run_job(source, ranks, hosts, **launcher, **variables)
 
 
-def run_torch_job(source: str, ranks: int = 2, *options: str) -> Job:
+def run_torch_job(source: str, ranks: int = 2) -> Job:
     """Run `TORCH` and a Python program by torchrun, to its end. Only the lines that the
     ranks print are the output."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--no-python"]
-    launch += [f"--nproc-per-node={ranks}", "--standalone", *options]
+    launch += [f"--nproc-per-node={ranks}", "--standalone"]
     done = subprocess.run(
         [*launch, sys.executable, "-c", TORCH + source],
         stdout=subprocess.PIPE,
