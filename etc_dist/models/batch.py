@@ -20,8 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Request:
-    """tokens: the ids of a prompt, and those that were generated. cached: how many of
-    them are in the cache. limit: the length at which it ends."""
+    """A request of a batch; made by `Batch.add`.
+
+    tokens: the ids of its prompt, and those that were generated. cached: how many of
+    them are in the cache. limit: the length at which it ends. number: its row of the
+    page table, which a later request may use again. is_done: whether it has ended."""
 
     tokens: list[int]
     prompt_length: int
@@ -43,8 +46,8 @@ class Batch:
     positions that are not in the cache yet: one of each request that is being decoded,
     and parts of prompts. A context manager that ends all requests.
 
-    Requests do not change each other's ids, except that a matrix multiplication may
-    round otherwise with another number of rows, where logits are almost equal."""
+    Requests do not change each other's ids, with one exception: a matmul may round
+    differently with another number of rows, which counts if logits are almost equal."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -73,8 +76,8 @@ class Batch:
         """A request, whose pages are reserved until it has ended or is removed. Options
         as of `Model.generate`.
 
-        Raises ArgumentError for a prompt that is empty, has ids that the model does
-        not know, or does not fit its positions, and without a free place or pages."""
+        Raises ArgumentError for a prompt that is empty, has ids outside the vocabulary
+        or does not fit the positions, and without a free place or pages."""
         model = self._model
         ends = checked_stop(model.config.stop_tokens if stop is None else stop)
         (chosen,) = checked_sampling(sampling, 1, model.world.size, "batch.add")
@@ -97,8 +100,8 @@ class Batch:
         return request
 
     def has_room(self, length: int | None = None) -> bool:
-        """Whether there are a place and pages for a request of up to `length` tokens,
-        its prompt included, now; default: the positions of the model."""
+        """Whether `add` has a free place and pages for a request of up to `length`
+        tokens, its prompt included; default: the positions of the model."""
         pages = self._model.pages
         limit = self._model.positions if length is None else length
         return pages.free_requests > 0 and pages.needed(limit) <= pages.free_pages
@@ -112,8 +115,9 @@ class Batch:
 
     def step(self) -> list[Request]:
         """Run one step, or several in one launch if all requests are being decoded.
-        Returns the requests that have new tokens, or have ended, of which there may be
-        none. Those that have ended leave the batch."""
+        Returns the requests with new tokens, and those that have ended, which leave the
+        batch: none, while prompts are read. ArgumentError for a batch without requests.
+        """
         parts = self._choose()
         steps = self._choose_steps(parts)
         ids: list[int] = []

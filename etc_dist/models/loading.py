@@ -48,22 +48,23 @@ def load(
 ) -> Model:
     """The model in `path`: a Hugging Face folder with config.json and safetensors
     files, or a GGUF file. Llama, Qwen3, Qwen3-MoE and Mixtral. Collective; a world of
-    several ranks splits heads, inner width and vocabulary, and each rank loads its part
-    alone.
+    several ranks splits heads, inner width and vocabulary, and each rank loads only its
+    part.
 
-    batch: requests at once, up to 128; default: 8. positions: tokens of a request, its
-    prompt included; default: those of the model, at most 2048. page_size: positions of
-    a page of the cache; default: 64. dtype: "bfloat16" (default) or "float16", to which
-    weights are converted. schedule: as for `etc_dist.compile`. steps_per_launch: ids of
-    a request that `generate` computes in one launch, at most; default: 1. pages: of the
-    cache; default: as many as `batch` requests of `positions` tokens need.
-    bundle: a folder that `etc-dist build MODEL --bundle` wrote: nothing is compiled or
-    proved. Options that are not given are those of the bundle.
+    batch: requests at once, at most 128; default: 8. positions: tokens of a request,
+    its prompt included; default: those of the model, at most 2048. page_size: positions
+    of a page of the cache: 16, 32, 64 or 128; default: 64. dtype: "bfloat16" (default)
+    or "float16", to which weights are converted. schedule: as for `etc_dist.compile`;
+    default: "static". steps_per_launch: ids of a request that one launch computes, at
+    most 128; default: 1. pages: of the cache; default: as many as `batch` requests of
+    `positions` tokens need, and at least those of one. bundle: a folder that
+    `etc-dist build MODEL --bundle` wrote: nothing is compiled or proved, and its
+    options are the defaults. world: default: the current one.
 
-    Raises ArgumentError for a path without a model, a model or a variant that is not
+    Raises ArgumentError on every rank for a path without a model, a model that is not
     implemented or that the ranks cannot split, weights that are missing, unknown, of
-    another shape or not finite, and a bundle that is damaged or was built for something
-    else: on every rank, if on one of them."""
+    another shape or not finite, and a bundle that is damaged or built for other
+    options."""
     world = world_or_current(world)
     options: dict[str, Any] = {
         "batch": batch,

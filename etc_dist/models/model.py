@@ -35,13 +35,14 @@ class Model:
     """A decoder; made by `load`.
 
     One program serves every number of requests and every length. Making a model
-    compiles it and allocates the cache. A context manager that closes it.
+    compiles it and allocates the cache. A context manager, which closes the model
+    unless an exception leaves the block.
 
     On several ranks, each holds a part of the heads, the inner width and the logits.
     All calls are collective, with equal arguments, and give equal results.
 
-    config, world: of the model. batch: requests at once. positions: of a request, its
-    prompt included. most_rows: positions of a step. pages: of the cache.
+    batch: requests at once. positions: length of a request, its prompt included.
+    most_rows: rows of a step, 128. pages: the `PageTable` of the cache.
     """
 
     def __init__(
@@ -59,8 +60,8 @@ class Model:
         world: World | None = None,
     ) -> None:
         """weights: of this rank, by the names of `decoder_graph`, as `load_weights`
-        returns them, or in the memory of the GPU. bundle: of this model, whose program
-        and proofs are used."""
+        returns them, or on the GPU. bundle: its program and proofs are used. Other
+        options: as for `load`."""
         self.config, self.world = config, world_or_current(world)
         self.part = Part(self.world.rank, self.world.size)
         own = self.part.config(config)
@@ -114,13 +115,13 @@ class Model:
         """The ids that follow each prompt, without the stop token that ends them.
         Prompts may have different lengths.
 
-        max_new_tokens: default: as many as fit `positions`. stop: ids that end a text;
-        default: those of the model. sampling: of all texts, or of each; default: the
-        most likely id follows.
+        max_new_tokens: of each text; default: as many as fit `positions`. stop: ids
+        that end a text; default: those of the model. sampling: one for all texts, or a
+        list; default: the most likely id follows.
 
-        Raises ArgumentError before the first step: for an empty prompt, ids that the
-        model does not know, more prompts than `batch`, and texts longer than
-        `positions`."""
+        Raises ArgumentError before the first step for an empty prompt, ids outside the
+        vocabulary, more prompts than `batch`, texts longer than `positions`, and a
+        cache with too few free pages."""
         expect_type(prompts, (list, tuple, np.ndarray), "prompts")
         ends = checked_stop(self.config.stop_tokens if stop is None else stop)
         chosen = self._checked_sampling(sampling, len(prompts), "model.generate")
@@ -143,8 +144,9 @@ class Model:
         stop: Collection[int] | None = None,
         sampling: Sampling | None = None,
     ) -> Iterator[int]:
-        """The ids that follow one prompt, as soon as they are known: at most
-        `steps_per_launch` at once. Otherwise as `generate`."""
+        """The ids that follow one prompt, as they are computed: up to
+        `steps_per_launch` after each launch. Otherwise as `generate`, except that
+        errors are raised at the first id. Close the iterator to end a text early."""
         ends = checked_stop(self.config.stop_tokens if stop is None else stop)
         with Batch(self) as batch:
             request = batch.add(
@@ -157,13 +159,13 @@ class Model:
                 sent = len(request.new_tokens)
 
     def step(self, ids: Any, requests: Any, positions: Any, table: Any) -> Array:
-        """One step. Row r has the token ids[r], at positions[r] of
-        requests[r]. Returns the most likely next id of each row, int32 on the host.
+        """One step. ids, requests, positions [rows]: row r has the token ids[r], at
+        positions[r] of requests[r]. Returns the most likely next id of each row, int32
+        [rows] on the host.
 
-        A row attends to all positions of its request up to its own. They are in the
-        cache from earlier steps, or are rows of this one. table [requests, most_pages]:
-        the pages of each request, see `PageTable`. Integers on the host; any number of
-        rows up to `most_rows`.
+        A row attends to all positions of its request up to its own: rows of earlier
+        steps, or of this one. table [requests, most_pages]: the pages of each request,
+        see `PageTable`. All are integers on the host, of 1 to `most_rows` rows.
 
         Raises ArgumentError, before anything runs, for numbers out of range, or that
         differ between ranks."""
@@ -184,10 +186,10 @@ class Model:
     ) -> Array:
         """`count` steps in one launch, at most `steps_per_launch`. Each continues the
         rows of the one before: row r with the id that was found, at the next position,
-        below ends[r]. A row also ends after an id of stops[r], at most MOST_STOPS.
+        below ends[r]. A row also ends after one of the up to 8 ids of stops[r].
         ends: default: the last row of each request takes part in all steps, the others
-        in one. `table` has the pages of all these positions. sampling: of all rows, or
-        of each; default: the most likely id.
+        in one. `table` has the pages of all these positions. sampling: one for all
+        rows, or a list; default: the most likely id.
 
         Returns the ids that were found, int32 [count, rows] on the host; -1 for rows
         that have ended. Otherwise as `step`."""
@@ -229,9 +231,9 @@ class Model:
 
     @property
     def logits(self) -> Any:
-        """The logits of the last step [rows, vocabulary], in the model's memory, which
-        the next step overwrites. On several ranks, an equal part of the vocabulary on
-        each, in rank order."""
+        """The logits of the last step [rows, vocabulary] in the model's dtype: a NumPy
+        or CuPy array that the next step overwrites. On several ranks, an equal part of
+        the vocabulary on each, in rank order."""
         return self._logits[: self._last_rows]
 
     def close(self) -> None:

@@ -22,10 +22,13 @@ class Sampling:
     """A token is drawn from softmax(logits / temperature), or is the most likely one if
     temperature is 0.
 
-    top_k: only of the top_k largest logits, and those that are equal to the smallest of
-    them; 0: of all. top_p: of the remaining ones, only of the most likely ones that
-    together have this probability. seed: with a token's position in its text, it
-    determines the random numbers. The same seed gives the same text, in any batch."""
+    temperature: 0, or 0.01 to 100. top_k: only the top_k largest logits take part; 0:
+    all. top_p: of these, only the most likely ones that together have this probability,
+    above 0, at most 1. Logits equal to the smallest one that is left take part, too.
+    seed: an integer from 0, below 2**64. The random numbers depend on it and on a
+    token's position in its text, not on other requests.
+
+    Raises ArgumentError for numbers out of range."""
 
     temperature: float = 1.0
     top_k: int = 0

@@ -49,15 +49,16 @@ class Tokenizer:
         self.chat_template, self._special = chat_template, dict(special)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text as it is, in which names of special tokens count."""
+        """The ids of a text, without a template. Names of special tokens in it become
+        their ids."""
         expect_type(text, str, "text")
         if not text.isascii():
             text = text.encode("utf-8", "replace").decode("utf-8")  # lone surrogates
         return list(self._tokens.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids, without special tokens. TypeError for other objects than
-        integers from 0."""
+        """The text of ids, without special tokens. TypeError unless all are integers
+        from 0."""
         numbers = list(ids)
         for number in numbers:
             if not is_integer(number) or not 0 <= number < MOST_IDS:
@@ -65,9 +66,9 @@ class Tokenizer:
         return str(self._tokens.decode(numbers, skip_special_tokens=True))
 
     def chat(self, messages: str | Sequence[Mapping[str, str]]) -> list[int]:
-        """The ids of a conversation, up to where the model's answer begins: messages
-        with "role" and "content", or the text of one message of the user. Without a
-        chat template, the text alone.
+        """The ids of a conversation, up to the beginning of the model's answer.
+        messages: mappings with "role" and "content", or the text of one message of the
+        user. Without a chat template, the ids of the contents, joined by newlines.
 
         Raises ArgumentError where the template refuses the conversation."""
         expect_type(messages, (str, list, tuple), "messages")
