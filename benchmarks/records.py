@@ -155,6 +155,8 @@ class DecodeRecord(Record):
     """By torch, in the same dtype."""
     steps_per_launch: int = 1
     """Times are of one step."""
+    sampling: str | None = None
+    """How ids are chosen; "None": the most likely ones."""
     routing: str | None = None
     """How rows choose experts."""
     active_experts: float | None = None

@@ -225,7 +225,8 @@ def decode_table(records: Sequence[Record]) -> str:
         routing = "" if r.routing in (None, "uniform") else f", {r.routing} routing"
         is_one = r.steps_per_launch == 1
         steps = "" if is_one else f", {r.steps_per_launch} steps a launch"
-        return f"{r.model}{routing}{steps}"
+        sampled = "" if r.sampling in (None, "None") else f", {r.sampling}"
+        return f"{r.model}{routing}{steps}{sampled}"
 
     rows = [
         {
