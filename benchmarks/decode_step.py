@@ -19,9 +19,8 @@ from etc_dist.models.decoder import decoder_graph
 from etc_dist.models.experts import Mixture
 from etc_dist.models.part import SPLIT_AXES, Part, check_ranks
 from etc_dist.models.sampling import Sampling, row_sampling
-from etc_dist.models.step_policy import StepPolicy
+from etc_dist.models.step_policy import STEP_SHAPES, StepPolicy
 from etc_dist.models.weights import weight_shapes
-from etc_dist.ops.matmul_policy import SHAPES
 
 PAGE_SIZE = 64
 
@@ -172,7 +171,7 @@ class Decoder:
 
     def policy_text(self, batch: int) -> str:
         dims = self.policy.dims(batch, self.context)
-        tiles = [f"{n} {SHAPES[dims[f'{n}_shape']]}" for n in self.matmuls]
+        tiles = [f"{n} {STEP_SHAPES[dims[f'{n}_shape']]}" for n in self.matmuls]
         return "; ".join([*tiles, f"slices {dims['slices']}"])
 
     def _draw_all(self, part: Part, layers: int) -> dict[str, Any]:

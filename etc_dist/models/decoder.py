@@ -41,7 +41,7 @@ from etc_dist.ir.function import TENSOR
 from etc_dist.models.decoder_ranks import Places, best_of_ranks, buffers_of_sums
 from etc_dist.models.experts import EXPERT_MATMULS, MixtureCalls, Turn
 from etc_dist.models.sizes import DecoderSizes
-from etc_dist.ops.matmul_policy import SHAPES
+from etc_dist.models.step_policy import STEP_SHAPES
 from etc_dist.ops.order import tile_grid
 
 BEST_COLUMNS = 1024
@@ -55,7 +55,7 @@ def decoder_graph(
     g: Graph,
     *,
     sizes: DecoderSizes,
-    shapes: Sequence[TileShape] = SHAPES,
+    shapes: Sequence[TileShape] = STEP_SHAPES,
     best_columns: int = BEST_COLUMNS,
 ) -> None:
     """ids and position [steps + 1, rows], of which the first row is given, and the next

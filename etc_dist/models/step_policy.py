@@ -16,6 +16,8 @@ from etc_dist.ops.matmul_policy import MOST_SWAPPED_ROWS, SHAPES, choose, estima
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """The numbers of rows of a step. Others are padded to the next one, so that there are
 few shapes to prove."""
+STEP_SHAPES = tuple(shape for shape in SHAPES if shape.rows <= ROWS[-1])
+"""Larger tiles would only add code."""
 MOST_SLICES = 16
 MOST_STEPS = 128
 """Steps of a launch."""
@@ -44,7 +46,7 @@ class StepPolicy:
 
     config: ModelConfig
     workers: int | None
-    shapes: Sequence[TileShape] = SHAPES
+    shapes: Sequence[TileShape] = STEP_SHAPES
     _known: dict[tuple[int, int], dict[str, int]] = field(
         default_factory=dict, repr=False, compare=False
     )
