@@ -73,7 +73,7 @@ def read_sparse_block(block: Any) -> SparseBlock:
 
     Fused weights are referred to; those of a list of experts are stacked, a copy. A
     block that does not say whether it normalises, as Mixtral's, does. Raises
-    ArgumentError where a part has another class or a forward of its own (an adapter, a
+    ArgumentError where a part has another class or its own forward (an adapter, a
     quantised layer, a hook), since it may compute something else, and for biases and
     other activations than SiLU."""
     if not _is_plain(block, BLOCKS):

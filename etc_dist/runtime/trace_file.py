@@ -54,7 +54,7 @@ def read_trace(path: str | Path) -> Trace:
 
 def _record(event: Mapping[str, Any], row: re.Match[str] | None) -> TaskRecord:
     if row is None:
-        raise ValueError("a thread that is no lane of a worker")
+        raise ValueError("a thread outside of the lanes of a worker")
     worker, lane, warp = row.groups()
     start, args = round(event["ts"] * 1e3), event["args"]
     return TaskRecord(

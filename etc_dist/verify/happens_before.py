@@ -90,8 +90,8 @@ class HappensBefore:
 
     def search_events(self, first: Array, second: Array) -> Mask:
         """Pairs ordered by a chain of steps that begins and ends with an event: alike
-        for all tasks that notify the same elements, and that wait for the same ones. So
-        it is fast for many pairs of few kinds."""
+        for all tasks that notify the same elements, and that wait for the same ones.
+        Fast where many pairs have the same kind."""
         notifies, waits = self._alike
         kinds = notifies[first] * (int(waits.max(initial=0)) + 1) + waits[second]
         _, one, kind = np.unique(kinds, return_index=True, return_inverse=True)

@@ -121,6 +121,6 @@ def _exhausted(total: int, got: str) -> SymmetricMemoryError:
         where=f"shared memory of the ranks in {FOLDER}",
         wanted=f"{total} bytes for all ranks of this host together",
         got=got,
-        fix="allocate less, free symmetric memory that is no longer used, or give the "
+        fix="allocate less, free symmetric memory that is unused, or give the "
         f"host a larger {FOLDER} (docker: --shm-size)",
     )

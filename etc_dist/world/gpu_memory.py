@@ -219,7 +219,7 @@ class GpuMemory:
             wanted=f"{size} bytes on every rank",
             got=got,
             fix="raise ETC_DIST_SYMMETRIC_SIZE, allocate less, or free symmetric "
-            "memory and programs that are no longer used",
+            "memory and programs that are unused",
         )
 
     def _free_memory(self) -> int:

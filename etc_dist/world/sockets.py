@@ -22,7 +22,7 @@ _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 def listen(size: int) -> tuple[socket.socket, str]:
     """A socket that `size` peers can connect to, and its name on this host."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    # NOTE: a name that begins with a zero byte is not a file: nothing stays behind.
+    # NOTE: a name that begins with a zero byte makes no file, and needs no removal.
     name = f"etc_dist-{secrets.token_hex(16)}"
     listener.bind(f"\0{name}")
     listener.listen(size)
