@@ -123,7 +123,7 @@ class Model:
         vocabulary, more prompts than `batch`, texts longer than `positions`, and a
         cache with too few free pages."""
         expect_type(prompts, (list, tuple, np.ndarray), "prompts")
-        ends = checked_stop(self.config.stop_tokens if stop is None else stop)
+        ends = None if stop is None else checked_stop(stop)  # once: an iterator, too
         chosen = self._checked_sampling(sampling, len(prompts), "model.generate")
         with Batch(self) as batch:
             requests = [
@@ -147,10 +147,9 @@ class Model:
         """The ids that follow one prompt, as they are computed: up to
         `steps_per_launch` after each launch. Otherwise as `generate`, except that
         errors are raised at the first id. Close the iterator to end a text early."""
-        ends = checked_stop(self.config.stop_tokens if stop is None else stop)
         with Batch(self) as batch:
             request = batch.add(
-                prompt, max_new_tokens=max_new_tokens, stop=ends, sampling=sampling
+                prompt, max_new_tokens=max_new_tokens, stop=stop, sampling=sampling
             )
             sent = 0
             while not batch.is_done:
