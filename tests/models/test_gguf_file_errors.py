@@ -19,16 +19,19 @@ SIZES = {
 }
 
 
-def write(path, architecture="llama", tensors=None, **changes):
+def write(path, architecture="llama", tensors=None, metadata=None, **changes):
+    """metadata: by whole keys. changes: to SIZES, by keys of the architecture."""
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_float32(f"{architecture}.attention.layer_norm_rms_epsilon", 1e-5)
-    for name, value in (SIZES | changes).items():
-        add = {
-            int: writer.add_uint32,
-            float: writer.add_float32,
-            str: writer.add_string,
-        }
-        add[type(value)](f"{architecture}.{name}", value)
+    add = {
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        str: writer.add_string,
+        list: writer.add_array,
+    }
+    own = {f"{architecture}.{name}": v for name, v in (SIZES | changes).items()}
+    for name, value in (own | (metadata or {})).items():
+        add[type(value)](name, value)
     norm = {"output_norm.weight": np.ones(64, np.float32)}
     for name, array in (tensors or norm).items():
         writer.add_tensor(name, array)

@@ -16,14 +16,6 @@ WORDS = {
     word: number
     for number, word in enumerate(["a", "b", "c", "d", "user", "é", "[UNK]", "[PAD]"])
 }
-SIZES = {
-    "embedding_length": 64,
-    "feed_forward_length": 64,
-    "block_count": 1,
-    "attention.head_count": 1,
-    "context_length": 64,
-    "vocab_size": 64,
-}
 EACH = "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}"
 
 
@@ -135,21 +127,18 @@ def test_messages_have_a_role_and_a_content(tmp_path, messages):
 def test_words_of_a_gguf_file_are_split_as_its_tokenizer_says(
     tmp_path, split, text, expected
 ):
-    gguf = pytest.importorskip("gguf")
-    path = tmp_path / "model.gguf"
-    writer = gguf.GGUFWriter(path, "llama")
-    for name, size in SIZES.items():
-        writer.add_uint32(f"llama.{name}", size)
-    writer.add_float32("llama.attention.layer_norm_rms_epsilon", 1e-5)
-    writer.add_string("tokenizer.ggml.model", "gpt2")
-    writer.add_string("tokenizer.ggml.pre", split)
+    pytest.importorskip("gguf")
+    from tests.models.test_gguf_file_errors import write
+
     tokens = ["h", "l", "o", "e", "hello", "he", "\u00c3\u00a9", "\u00c3", "\u00a9"]
-    writer.add_array("tokenizer.ggml.tokens", tokens)
-    writer.add_array("tokenizer.ggml.merges", ["h e", "\u00c3 \u00a9"])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    metadata = {
+        "model": "gpt2",
+        "pre": split,
+        "tokens": tokens,
+        "merges": ["h e", "\u00c3 \u00a9"],
+    }
+    path = tmp_path / "model.gguf"
+    write(path, metadata={f"tokenizer.ggml.{n}": v for n, v in metadata.items()})
     assert load_tokenizer(path).encode(text) == expected
 
 
