@@ -10,12 +10,13 @@ from math import prod
 import numpy as np
 
 from etc_dist.codegen.layout import MAP_BYTES
-from etc_dist.errors import ArgumentError
+from etc_dist.errors import ArgumentError, WorldError
 from etc_dist.ir.function import TmaBox
 
 _TYPES = {"float16": 6, "float32": 7, "bfloat16": 9}
 _SWIZZLE_128B = 3
 _PROMOTION_256B = 3
+_INVALID_VALUE = 1
 _TOGETHER = 8
 """Adjacent rows of one half in a box that alternates between both halves."""
 
@@ -53,9 +54,17 @@ def encode(
         ctypes.c_int(_PROMOTION_256B),
         ctypes.c_int(0),
     )
-    if code:
+    if code == _INVALID_VALUE:
         wanted = "a 16-byte aligned address and rows of a multiple of 16 bytes"
-        raise _refused(pointer, shape, dtype, wanted, f" (driver code {code})")
+        raise _refused(pointer, shape, dtype, wanted)
+    if code:
+        raise WorldError(
+            "the GPU's driver did not describe an array",
+            where=f"array at {pointer:#x}, shape {list(shape)} {dtype}",
+            wanted="cuTensorMapEncodeTiled to return 0",
+            got=f"error {code} of the CUDA driver",
+            fix="restart the job, and run etc-dist doctor if it happens again",
+        )
     return out.copy()
 
 
@@ -79,12 +88,12 @@ def axes_of(
 
 
 def _refused(
-    pointer: int, shape: Sequence[int], dtype: str, wanted: str, why: str = ""
+    pointer: int, shape: Sequence[int], dtype: str, wanted: str
 ) -> ArgumentError:
     return ArgumentError(
         "an array cannot be read by bulk copies",
         where=f"array at {pointer:#x}",
         wanted=wanted,
-        got=f"shape {list(shape)} {dtype}{why}",
+        got=f"shape {list(shape)} {dtype}",
         fix="align the array, or pad its rows",
     )

@@ -66,6 +66,12 @@ class CpuMemory:
             path.unlink(missing_ok=True)
         return mapped[0]
 
+    def enter(self) -> int | None:
+        return None
+
+    def restore(self, device: int) -> None:
+        """A CPU needs none."""
+
     def allocate(self, nbytes: int) -> Block:
         """Whole pages for each rank; SymmetricMemoryError as `map`."""
         stride = -(-max(nbytes, 1) // PAGE) * PAGE

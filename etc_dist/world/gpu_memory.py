@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from ctypes import POINTER, byref, c_char, c_int, c_size_t, c_uint, c_void_p
 from typing import Any
 
@@ -53,6 +54,7 @@ class GpuMemory:
         self.ranks_per_gpu, self.mps = ranks_per_gpu, False
         self._sizes: dict[int, int] = {}
         self._cupy: Any = None
+        self._thread = threading.local()
         agreement.agree(self._bind)
         ids = agreement.agree(self._new_id)
         before = agreement.agree(self._free_memory)[agreement.rank]
@@ -64,6 +66,20 @@ class GpuMemory:
         except WorldError:
             self._finalize()
             raise
+
+    def enter(self) -> int | None:
+        before = int(self._cupy.cuda.runtime.getDevice())
+        if before != self._device:
+            self._cupy.cuda.Device(self._device).use()
+        if not hasattr(self._thread, "has_context"):
+            # NOTE: the driver's own functions need a context, which only functions of
+            # the runtime make current in a new thread.
+            self._cupy.cuda.runtime.free(0)
+            self._thread.has_context = True
+        return before if before != self._device else None
+
+    def restore(self, device: int) -> None:
+        self._cupy.cuda.Device(device).use()
 
     def allocate(self, nbytes: int) -> Block:
         """Zeroed blocks; SymmetricMemoryError where heap or GPU cannot hold them."""

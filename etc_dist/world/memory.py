@@ -26,7 +26,8 @@ class Block:
 
 
 class Backend(Protocol):
-    """An allocator of symmetric memory; every method is collective.
+    """An allocator of symmetric memory; its methods are collective, but for `enter`
+    and `restore`.
 
     Callers agree on each call first, so all ranks take part.
     """
@@ -38,6 +39,13 @@ class Backend(Protocol):
     """The largest number of ranks that share one GPU; 1 where none is shared."""
     mps: bool
     """Whether CUDA MPS serves this rank's GPU."""
+
+    def enter(self) -> int | None:
+        """Make `device` the current one of this thread. Returns the GPU that was, if it
+        was another. Local."""
+
+    def restore(self, device: int) -> None:
+        """Make the GPU that `enter` returned the current one again. Local."""
 
     def allocate(self, nbytes: int) -> Block:
         """A zeroed block on every rank, or the same error on every rank."""

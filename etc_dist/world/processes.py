@@ -18,6 +18,7 @@ from types import FrameType, TracebackType
 from etc_dist.errors import EtcDistError
 from etc_dist.messages import flush_output, show_message
 from etc_dist.world import rank_errors
+from etc_dist.world.memory import Backend
 
 YIELDING = 5e-3
 """Seconds for which a waiting rank yields before its first sleep."""
@@ -196,12 +197,15 @@ class Exclusive:
     A second thread, a forked child, and user code that a call has called get a
     WorldError, without any effect. An exception that leaves a call breaks the world
     through `leave`, as the ranks would pair different calls, except for an EtcDistError
-    of this package: all ranks raise it.
+    of this package: all ranks raise it. During a call the world's GPU is current.
     """
 
-    def __init__(self, leave: Callable[[str], None], alone: bool = False):
+    def __init__(
+        self, leave: Callable[[str], None], backend: Backend, alone: bool = False
+    ):
         """`alone`: there are no other ranks."""
-        self._leave, self._alone = leave, alone
+        self._leave, self._backend, self._alone = leave, backend, alone
+        self._device: int | None = None  # that was current before the call
         # The thread of the current call, and the method that entered first. One key, so
         # that both appear and go at once, also between threads and for signal handlers.
         self._current: dict[None, tuple[int, FrameType]] = {}
@@ -213,8 +217,11 @@ class Exclusive:
                 raise rank_errors.forked()
             entry = get_ident(), sys._getframe(1)
             found = self._current.setdefault(None, entry)
-            if found is not entry and not self._contains(found, *entry):
+            if found is not entry and self._contains(found, *entry):
+                return
+            if found is not entry:
                 self._take_over(found, entry)
+            self._device = self._backend.enter()
         except EtcDistError:
             raise
         except BaseException as error:  # of a signal handler
@@ -232,6 +239,8 @@ class Exclusive:
         if error is not None and not _forked:
             self._check(error, ends)
         if ends:
+            if self._device is not None:
+                self._backend.restore(self._device)
             self._current.clear()
 
     def refuse_nested(self) -> None:

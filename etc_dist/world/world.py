@@ -79,7 +79,9 @@ class World:
         """Objects that other layers cache until the world is closed."""
         self._closed = False
         self.exclusive = Exclusive(
-            lambda why: agreement.leave(why, INTERRUPTED), alone=self.size == 1
+            lambda why: agreement.leave(why, INTERRUPTED),
+            backend,
+            alone=self.size == 1,
         )
         """Entered by every collective call, up to its launch."""
         agreement.report = self.exclusive.report

@@ -3,6 +3,8 @@ program, its calls and outputs."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 import etc_dist
@@ -128,6 +130,20 @@ def test_two_operations_take_turns(kind, world, make, problem):
         op(p.x, p.w, p.out)
         op.synchronize()
         p.check_exact(p.out)
+
+
+def test_a_new_shape_may_come_from_a_new_thread(kind, world, make, problem):
+    op = make(kind)
+    for rows, run in ((16, lambda call: call()), (8, in_thread)):
+        p = problem(kind, (rows * world.size, 16, 24))
+        run(lambda p=p: op(p.x, p.w, p.out))
+        op.synchronize()
+        p.check_exact(p.out)
+
+
+def in_thread(call):
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result()
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -60,6 +60,30 @@ def test_calls_in_turn_from_different_threads_work(own):
         own.barrier()
 
 
+class Gpus:
+    """A backend on GPU 1, in a thread whose current GPU is 0."""
+
+    def __init__(self):
+        self.current = 0
+
+    def enter(self):
+        before, self.current = self.current, 1
+        return before if before != 1 else None
+
+    def restore(self, device):
+        self.current = device
+
+
+def test_the_gpu_of_the_world_is_current_during_a_call():
+    gpus = Gpus()
+    exclusive = processes.Exclusive(pytest.fail, gpus)
+    for before in (0, 1):
+        gpus.current = before
+        with exclusive:
+            assert gpus.current == 1
+        assert gpus.current == before
+
+
 @pytest.mark.mpi(max_size=2)
 @pytest.mark.parametrize("run", [in_thread, lambda call: call()])
 def test_call_whose_end_is_interrupted_breaks_the_world(run, own):
