@@ -3,6 +3,8 @@ and prints which of them passed. Also on GPUs, which the ranks may share."""
 
 import traceback
 from dataclasses import replace
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -10,6 +12,7 @@ from torch import Tensor, nn
 
 import etc_dist.torch
 from etc_dist import Settings, World, start
+from etc_dist.models import load
 from etc_dist.torch import ColumnParallelLinear, RowParallelLinear
 
 BF16 = torch.bfloat16
@@ -191,7 +194,7 @@ def check_linear_modules() -> None:
     assert_close(row.weight.grad, narrow.weight.grad[:, own])
 
 
-def tiny(kind: str, seed: int = 0) -> nn.Module:
+def tiny(kind: str, seed: int = 0, **changes: Any) -> nn.Module:
     """A model of transformers with random weights, the same on all ranks."""
     import transformers
 
@@ -200,7 +203,7 @@ def tiny(kind: str, seed: int = 0) -> nn.Module:
     config |= {"head_dim": 8, "moe_intermediate_size": 32, "num_experts": 8}
     config |= {"num_local_experts": 8, "num_experts_per_tok": 2, "dtype": BF16}
     torch.manual_seed(seed)
-    made = getattr(transformers, f"{kind}Config")(**config)
+    made = getattr(transformers, f"{kind}Config")(**config | changes)
     return getattr(transformers, f"{kind}ForCausalLM")(made).to(BF16).eval()
 
 
@@ -237,6 +240,27 @@ def check_compiled_modules() -> None:
     with torch.no_grad():
         compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
         assert torch.equal(compiled(x), model(x))
+
+
+def check_loaded_model() -> None:
+    model = tiny("Llama", head_dim=64, rope_theta=1e4, eos_token_id=None)
+    ids = [5, 40, 3, 17, 9, 60, 22]
+    with TemporaryDirectory() as own:
+        folders = [own]
+        if dist.get_rank() == 0:
+            model.save_pretrained(own)
+        dist.broadcast_object_list(folders, 0)  # after rank 0 has saved it
+        loaded = load(folders[0], positions=32, batch=1)
+        dist.barrier()
+    with loaded:
+        new = loaded.generate([ids], max_new_tokens=4)[0]
+        loaded.step(ids, [0] * len(ids), range(len(ids)), [[0]])
+        part = torch.from_dlpack(loaded.logits.astype("float32"))
+    with torch.no_grad():
+        expected = model(torch.tensor([ids])).logits[0]
+    assert_close(joined(part, 1), expected.float())
+    assert len(new) == 4
+    assert new[0] == joined(part, 1)[-1].argmax()
 
 
 def check_captured_calls() -> None:
