@@ -14,6 +14,7 @@ from pathlib import Path
 
 from etc_dist.cache import Cache, Entry
 from etc_dist.codegen import Source, generate, title_of
+from etc_dist.codegen.cuda import ENTRY
 from etc_dist.errors import BuildError
 from etc_dist.messages import show_message
 from etc_dist.runtime.build_advice import advice, errors_of
@@ -146,6 +147,8 @@ def _facts(log: str) -> dict[str, object]:
         if re.search(r"C75\d\d|warning|setmaxnreg", line)
         and "-diag-suppress" not in line  # NVRTC's hint after any warnings
     ]
+    calls = set(re.findall(r"Function properties for (\S+)", log)) - {ENTRY}
+    remarks += [f"not inlined: {name}" for name in sorted(calls)]
     return {
         "registers": total(r"Used (\d+) registers"),
         "spill_bytes": total(r"(\d+) bytes spill"),

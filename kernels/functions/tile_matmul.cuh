@@ -51,8 +51,7 @@ struct TileFamily {
     const bool is_gated = __shfl_sync(~0u, kVariants & work.variant, 0) != 0;
     bool going = true;
     const TileSize size = TileSize::of(work.size);
-    // NOTE: not inlined otherwise, and wgmmas serialized.
-    const auto run_tile = [&](auto number) __attribute__((always_inline)) {
+    const auto run_tile = [&](auto number) ETC_INLINE {
       constexpr u32 kPacked = kAll[decltype(number)::value];
       going = TileOf<kIsHalf, kPacked, Epilogue>{{control, buffer}}
                   .template compute<kVariants != 0>(

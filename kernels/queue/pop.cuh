@@ -78,7 +78,7 @@ struct WorkQueue {
     if (run.aborted() || ptx::load_relaxed(u64(&run.control()->faults)) != 0) return;
     Waiter who{kLaneOf<Program, Queue>, ~0u, 0};
     EventRef event{};
-    Program::QueuedCalls::each([&](auto call) {
+    Program::QueuedCalls::each([&](auto call) ETC_INLINE {
       using Call = decltype(call);
       if (Call::kCall > who.call) return;
       const i32 groups = Call::group_units(run.g) > 0 ? Call::groups(run.g) : 0;

@@ -103,7 +103,7 @@ template <class Call, bool kIsEmpty, class Program>
 ETC_DEVICE uint2 reserve(const Run<Program>& run, i32 owner, u32 groups) {
   using Queue = typename Call::Queue;
   const auto& g = run.g;
-  const auto add = [&](u32 word, u32 n) {
+  const auto add = [&](u32 word, u32 n) ETC_INLINE {
     u32 old = 0;
     if (ptx::lane() == 0) {
       old = ptx::fetch_add<kPeersPush<Program>>(run.event_address(owner, word), n);

@@ -124,14 +124,14 @@ template <class Call, int n, class Program>
 ETC_DEVICE void notify_and_release_each(
     const Run<Program>& run, const typename Call::Coord& c, u32 parts, bool has_one) {
   if constexpr (n < Call::kNotifies) {
-    Call::template notified<n>(run.g, c, [&](auto event, i32 owner, auto element) {
+    Call::template notified<n>(run.g, c, [&](auto event, i32 owner, auto element) ETC_INLINE {
       using Event = decltype(event);
       const EventRef ref = Call::notify(run.g, c, n);
       const u32 step = parts * Call::notify_step(n);
       const bool is_met =
           has_one && count_event(run, ref, step) + step == Event::target(run.g, owner, element);
       __syncwarp();  // one lane's acquire covers the whole warp
-      Releases<Event>::each([&](auto r) {
+      Releases<Event>::each([&](auto r) ETC_INLINE {
         release_each<decltype(r)>(run, owner, element, ref.index, is_met);
       });
     });
@@ -145,7 +145,7 @@ template <class Call, int n = 0, class Program>
 ETC_DEVICE void notify_and_release(
     const Run<Program>& run, const typename Call::Coord& c, u32 parts) {
   if constexpr (n < Call::kNotifies) {
-    Call::template notified<n>(run.g, c, [&](auto event, i32 owner, auto element) {
+    Call::template notified<n>(run.g, c, [&](auto event, i32 owner, auto element) ETC_INLINE {
       using Event = decltype(event);
       const EventRef ref = Call::notify(run.g, c, n);
       const u32 step = parts * Call::notify_step(n);
@@ -155,7 +155,7 @@ ETC_DEVICE void notify_and_release(
       if (old + step != Event::target(run.g, owner, element)) return;
       __syncwarp();  // lane 0's acquire covers the whole warp
       Releases<Event>::each(
-          [&](auto r) { release<decltype(r)>(run, owner, element, ref.index); });
+          [&](auto r) ETC_INLINE { release<decltype(r)>(run, owner, element, ref.index); });
     });
     notify_and_release<Call, n + 1>(run, c, parts);
   }
@@ -176,13 +176,13 @@ ETC_DEVICE void notify_ranks(
   const EventRef ref = Call::notify(run.g, c, minimum(lane, Call::kNotifies - 1));
   const bool has_one = lane < Call::kNotifies;
   if (has_one) ptx::fence_acq_rel<true>();
-  Call::template notified<0>(run.g, c, [&](auto event, i32, auto element) {
+  Call::template notified<0>(run.g, c, [&](auto event, i32, auto element) ETC_INLINE {
     using Event = decltype(event);
     const u32 step = parts * Call::notify_step(0);
     const bool is_met = has_one && count_event(run, ref, step) + step ==
                                        Event::target(run.g, ref.rank, element);
     __syncwarp();  // one lane's acquire covers the whole warp
-    Releases<Event>::each([&](auto r) {
+    Releases<Event>::each([&](auto r) ETC_INLINE {
       release_each<decltype(r)>(run, ref.rank, element, ref.index, is_met);
     });
   });
@@ -192,7 +192,7 @@ ETC_DEVICE void notify_ranks(
 // of `kThreads` threads of every worker.
 template <int kThreads, class Program>
 ETC_DEVICE void release_empty(const Run<Program>& run) {
-  Program::QueuedCalls::each([&](auto call) {
+  Program::QueuedCalls::each([&](auto call) ETC_INLINE {
     using Call = decltype(call);
     constexpr int kTo = Call::kFreeWaits > 0 ? Call::kFreeWaits : Call::kWaits;
     if constexpr ((Call::kMaybeZero & kFirstBits<kTo>) != 0) {

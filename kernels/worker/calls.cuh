@@ -89,7 +89,7 @@ struct LoopedCalls : List {
   template <class... Inner, class Args, class F>
   ETC_DEVICE static void visit_items(const Args& g, i32 unit, i32 turn, F& f) {
     bool found = false;
-    const auto try_item = [&](auto item) {
+    const auto try_item = [&](auto item) ETC_INLINE {
       found = in_item<decltype(item)>(g, unit);
       if (found) enter(item, g, unit, turn, f);
     };

@@ -102,10 +102,10 @@ class TensorLane {
     const Admission admission(base_);
     bool is_admitted = kByTicket && admission.wait(), lost = kByTicket && !is_admitted;
     if (lost) return false;
-    Units(run_, base_).each(knows_first(), published, [&](i32 unit, Next& next) {
+    Units(run_, base_).each(knows_first(), published, [&](i32 unit, Next& next) ETC_INLINE {
       bool going = true;
       Waiter who{kTensorLane, 0, 0};
-      Calls::visit(run_.g, unit, [&](auto call, i32 u) {
+      Calls::visit(run_.g, unit, [&](auto call, i32 u) ETC_INLINE {
         using Call = decltype(call);
         const i32 t = task_of<Call>(u);
         if (t < 0) return;
@@ -162,7 +162,7 @@ class TensorLane {
     typename Computes::Counters counters;
     bool going = true;
     for (WorkItem a; (a = units_.template consume<Program::kDynamic>(consumed)).unit >= 0;) {
-      visit_task(a.unit, [&](auto call, i32 t) {
+      visit_task(a.unit, [&](auto call, i32 t) ETC_INLINE {
         using Call = decltype(call);
         if constexpr (has_role<Call>(kStoreRole)) {
           using Compute = ComputeOf<Call>;
@@ -195,7 +195,7 @@ class TensorLane {
       while (!__all_sync(~0u, units_.is_full(consumed))) transfer.try_one();
       const WorkItem a = units_.consume(consumed);
       if (a.unit < 0) break;
-      visit_task(a.unit, [&](auto call, i32 t) {
+      visit_task(a.unit, [&](auto call, i32 t) ETC_INLINE {
         using Call = decltype(call);
         if constexpr (has_role<Call>(kGatherRole)) {
           going = going &&
@@ -234,7 +234,7 @@ class TensorLane {
       u32 index = 0, variant = 0;
       Waiter who{kTensorLane, 0, 0};
       const u64 begin = trace.now();
-      visit_task(a.unit, [&](auto call, i32 t) {
+      visit_task(a.unit, [&](auto call, i32 t) ETC_INLINE {
         using Call = decltype(call);
         who = Waiter{kTensorLane, Call::kCall, u32(t)};
         if constexpr (has_role<Call>(kComputeRole)) {
@@ -254,8 +254,7 @@ class TensorLane {
           if (size > 0) last = index;
         }
         if (going && size > 0) {
-          // NOTE: calls of the code of all tiles are not inlined otherwise, and wgmmas serialized.
-          const auto run = [&](auto compute) __attribute__((always_inline)) {
+          const auto run = [&](auto compute) ETC_INLINE {
             using Compute = decltype(compute);
             going = compute.template compute<variants<Compute>(Calls{})>(
                 run_, stages, Work{size, variant, kHasData ? units_.data(entry) : 0},
@@ -266,7 +265,7 @@ class TensorLane {
       }
       if (kHasData && a.unit >= 0) units_.release(entry);
       if (kStoresInCompute && a.unit >= 0) {
-        visit_task(a.unit, [&](auto call, i32 t) {
+        visit_task(a.unit, [&](auto call, i32 t) ETC_INLINE {
           using Call = decltype(call);
           if constexpr (has_role<Call>(kComputeRole) && !has_role<Call>(kStoreRole)) {
             going = notify_stored<Call>(t, who, going);
@@ -311,7 +310,7 @@ class TensorLane {
                 i32(blockIdx.x) < Call::units(run_.g);
         if constexpr (Calls::kHasLoops) {  // its loop may have no turns
           bool is_first = false;
-          Calls::visit(run_.g, i32(blockIdx.x), [&](auto found, i32) {
+          Calls::visit(run_.g, i32(blockIdx.x), [&](auto found, i32) ETC_INLINE {
             is_first = kIsSame<decltype(found), Call>;
           });
           ready = ready && is_first;
@@ -339,7 +338,7 @@ class TensorLane {
       units_.write_data(published, words);
     }
     units_.publish(published, {unit, size | run, u32(next.taken)});
-    return Function::load(run_, stages, c, size, [&](u32 n) {
+    return Function::load(run_, stages, c, size, [&](u32 n) ETC_INLINE {
       if constexpr (kByTicket) {
         const u32 count = Function::stages(run_, size).count;
         Units(run_, base_).draw_early(n, count, stages.outstanding(), next);
@@ -366,7 +365,7 @@ class TensorLane {
 
   // The compute threads: waits until no earlier task uses the buffer.
   ETC_DEVICE bool wait_buffer(typename Computes::Counters& counters) const {
-    return Computes::template each<Program>(base_, [&](auto compute) {
+    return Computes::template each<Program>(base_, [&](auto compute) ETC_INLINE {
       return compute.wait_buffer(run_, counters.template of<decltype(compute)>());
     });
   }
@@ -394,7 +393,9 @@ class TensorLane {
   }
   template <class F>
   ETC_DEVICE void visit_task(i32 unit, F f) const {
-    Calls::visit(run_.g, unit, [&](auto call, i32 u) { f(call, task_of<decltype(call)>(u)); });
+    Calls::visit(run_.g, unit, [&](auto call, i32 u) ETC_INLINE {
+      f(call, task_of<decltype(call)>(u));
+    });
   }
 
   // `consumed` counts the work items of this warp. A task that reads before its last wait consumes
@@ -412,7 +413,7 @@ class TensorLane {
     if constexpr (Call::kReadsBeforeWait) {
       // Waits once, however often the body calls it.
       bool has_waited = Program::kDynamic, met = true;
-      const auto wait = [&] {
+      const auto wait = [&]() ETC_INLINE {
         if (!has_waited) met = wait_last(consumed);
         has_waited = true;
         return met;

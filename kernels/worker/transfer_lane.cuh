@@ -31,7 +31,7 @@ class TransferLane {
       if (Program::kDynamic && unit_ < 0) return Step::kNotReady;
       if (unit_ >= total_) return Step::kEmpty;
       bool ran = false;
-      Calls::visit(run_.g, unit_, [&](auto call, i32 t) {
+      Calls::visit(run_.g, unit_, [&](auto call, i32 t) ETC_INLINE {
         using Call = decltype(call);
         const auto c = Call::at(run_.g, t);
         bool ready = false;
@@ -57,7 +57,7 @@ class TransferLane {
       for (;;) {
         if (!draw_waiting() || unit_ >= total_) return;
         bool aborted = false;
-        Calls::visit(run_.g, unit_, [&](auto call, i32 t) {
+        Calls::visit(run_.g, unit_, [&](auto call, i32 t) ETC_INLINE {
           using Call = decltype(call);
           const auto c = Call::at(run_.g, t);
           bool ready = true;

@@ -110,6 +110,13 @@ def test_a_body_of_the_users_own_is_compiled(tmp_path, settings):
     assert f'#include "{tmp_path}/fill.cuh"' in text.read_text()
 
 
+def test_a_function_that_is_not_inlined_is_a_remark(tmp_path, settings):
+    seven = "__noinline__ float seven(int n) { return n + 7.0f; }\n"
+    cubin = build(filling(tmp_path, "seven(i)", includes=seven), settings)
+    (remark,) = cubin.remarks
+    assert re.fullmatch(r"not inlined: \w*seven\w*", remark)
+
+
 # --------------------------------------------------------------------------- cache
 
 
