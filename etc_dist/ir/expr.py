@@ -390,7 +390,15 @@ def substitute(expr: Expr, values: Mapping[str, Expr]) -> Expr:
 
 
 def ceildiv(a: Expr | int, b: Expr | int) -> Expr:
-    """a / b, rounded up."""
+    """a / b, rounded up, of a positive b. GraphError for a number below 1."""
+    if isinstance(b, int) and b < 1:
+        raise GraphError(
+            "ceildiv has no divisor below 1",
+            where=f"ceildiv({a}, {b})",
+            wanted="b >= 1",
+            got=f"b = {b}",
+            fix="divide by a positive number",
+        )
     return op("//", op("-", op("+", a, b), 1), b)
 
 

@@ -79,9 +79,12 @@ class Batch:
         Raises ArgumentError for a prompt that is empty, has ids outside the vocabulary
         or does not fit the positions, and without a free place or pages."""
         model = self._model
-        ends = checked_stop(model.config.stop_tokens if stop is None else stop)
+        vocabulary = model.config.vocabulary
+        if stop is None:  # no row has an id outside of the vocabulary
+            stop = [n for n in model.config.stop_tokens if n < vocabulary]
+        ends = checked_stop(stop, vocabulary)
         (chosen,) = checked_sampling(sampling, 1, model.world.size, "batch.add")
-        tokens = checked_prompt(prompt, model.config.vocabulary)
+        tokens = checked_prompt(prompt, vocabulary)
         count = 1
         if max_new_tokens is not None:
             count = expect_range(max_new_tokens, 1, None, "max_new_tokens")
@@ -190,14 +193,23 @@ def _extend(request: Request, tokens: Sequence[int]) -> None:
             request.is_done = len(request.tokens) == request.limit
 
 
-def checked_stop(stop: Any) -> frozenset[int]:
-    """Ids that end a text. TypeError unless they are a collection of integers."""
+def checked_stop(stop: Any, vocabulary: int) -> frozenset[int]:
+    """Ids that end a text. TypeError unless they are a collection of integers,
+    ArgumentError for ids outside of the vocabulary."""
     if isinstance(stop, (str, bytes)) or not isinstance(stop, Iterable):
         raise TypeError(f"stop expects a list of ids, got {type(stop).__name__}")
     ends = list(stop)
     for token in ends:
         if not is_integer(token):
             raise TypeError(f"stop expects ids, got {type(token).__name__}")
+        if not 0 <= token < vocabulary:
+            raise ArgumentError(
+                "a stop token does not exist",
+                where="stop=",
+                wanted=f"ids of 0 .. {vocabulary - 1}",
+                got=f"id {token}",
+                fix="use the tokenizer of this model",
+            )
     return frozenset(map(int, ends))
 
 

@@ -123,7 +123,8 @@ class Model:
         vocabulary, more prompts than `batch`, texts longer than `positions`, and a
         cache with too few free pages."""
         expect_type(prompts, (list, tuple, np.ndarray), "prompts")
-        ends = None if stop is None else checked_stop(stop)  # once: an iterator, too
+        # Once, since it may be an iterator.
+        ends = stop if stop is None else checked_stop(stop, self.config.vocabulary)
         chosen = self._checked_sampling(sampling, len(prompts), "model.generate")
         with Batch(self) as batch:
             requests = [

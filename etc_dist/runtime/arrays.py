@@ -114,6 +114,7 @@ def inspect(name: str, value: Any) -> Array:
     library = library_of(type(value))
     if library == "torch":
         _refuse_without_memory(name, value)
+        _refuse_gradient(name, value)
         return Array(
             value.data_ptr(),
             tuple(value.shape),
@@ -196,6 +197,23 @@ def _refuse_without_memory(name: str, tensor: Any) -> None:
     )
 
 
+def _needs_gradient(tensor: Any) -> bool:
+    return bool(tensor.requires_grad and sys.modules["torch"].is_grad_enabled())
+
+
+def _refuse_gradient(name: str, tensor: Any) -> None:
+    """Raise ArgumentError for a torch tensor whose gradient torch would not compute."""
+    if _needs_gradient(tensor):
+        raise ArgumentError(
+            f"argument {name} needs a gradient, which this function does not have",
+            where=f"argument {name}",
+            wanted="tensors without requires_grad, or torch.no_grad()",
+            got="requires_grad=True",
+            fix="call torch.ops.etc_dist or a module of etc_dist.torch to train; "
+            "otherwise pass tensor.detach()",
+        )
+
+
 def dtype_of(value: Any) -> str:
     """The name of an array's dtype; empty if it has none."""
     return str(getattr(value, "dtype", "")).removeprefix("torch.")
@@ -212,7 +230,8 @@ def identity(value: Any) -> Any:
         return None
     library = library_of(type(value))
     if library == "torch":
-        return value.data_ptr(), value.shape, value.stride(), value.dtype
+        gradient = _needs_gradient(value)
+        return value.data_ptr(), value.shape, value.stride(), value.dtype, gradient
     if library == "cupy":
         return value.data.ptr, value.shape, value.strides, value.dtype
     return UNKNOWN

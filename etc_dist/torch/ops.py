@@ -173,7 +173,7 @@ def moe(
 def world_of(group_name: str) -> World:
     """The world of a process group, by its name; "" for the current world."""
     world = _open.get(group_name)
-    if world is None or world.closed:
+    if world is None or world.broken:  # also if it was closed
         world = of_group(group_name) if group_name else current()
         _open[group_name] = world
     return world

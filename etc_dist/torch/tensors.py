@@ -17,9 +17,9 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16}
 def as_array(tensor: Tensor) -> Any:
     """The same memory as an array of the backend: the tensor itself on a GPU, a NumPy
     array on the CPU."""
-    if tensor.is_cuda:
-        return tensor
     plain = tensor.detach() if tensor.requires_grad else tensor
+    if tensor.is_cuda:
+        return plain
     bits = _BITS.get(tensor.dtype)
     if bits is None:
         return plain.numpy()

@@ -152,6 +152,7 @@ class Agreement:
         self._unusable = "it was closed"
         if self._board is not None:
             self._board.close()
+            self._board = None
 
     def _begin(self) -> None:
         if self._unusable is not None:

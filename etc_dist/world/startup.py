@@ -114,12 +114,12 @@ def current() -> World:
 
 
 def of_group(name: str) -> World:
-    """The open world over torch's process group of this name; WorldError if there is
-    none."""
+    """The open world over torch's process group of this name, one that is not broken
+    if there is any; WorldError if there is none."""
     _forget_closed()
-    for world in _worlds:
-        if world.group_name == name:
-            return world
+    found = [world for world in _worlds if world.group_name == name]
+    if found:
+        return next((world for world in found if not world.broken), found[0])
     raise WorldError(
         "there is no world over this process group",
         where="an operation of torch",

@@ -297,8 +297,11 @@ class World:
         # that its peers do not wait for it.
         if getattr(sys, "last_value", None) is not None:
             self._agreement.leave("this rank ended with an error", FAILED)
+        was_broken = self.broken
         try:
             self.close()
+            if not was_broken:
+                return
         except BaseException as error:
             # The exit code must not be 0, whether calls or a last run failed.
             self._agreement.leave("it was not closed by all ranks", UNCLOSED)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from etc_dist.ir import Symbol, equal, select
+from etc_dist.errors import GraphError
+from etc_dist.ir import Symbol, ceildiv, equal, select
 from etc_dist.ir.expr import wrap
 
 N, M = Symbol("n", "dim"), Symbol("m", "dim")
@@ -49,3 +50,9 @@ def test_a_comparison_is_not_a_number():
 def test_select_takes_a_comparison_only(condition):
     with pytest.raises(TypeError, match=r"expects a comparison.*equal\(a, b\)"):
         select(condition, N, M)
+
+
+@pytest.mark.parametrize("divisor", [0, -3])
+def test_ceildiv_takes_a_positive_divisor(divisor):
+    with pytest.raises(GraphError, match="ceildiv has no divisor below 1"):
+        ceildiv(N, divisor)

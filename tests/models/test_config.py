@@ -49,6 +49,10 @@ def test_null_is_the_default(name, value, tmp_path):
     assert getattr(found, name) == value
 
 
+def test_mixtral_has_another_base_without_one(tmp_path):
+    assert write(tmp_path, **MIXTRAL, rope_theta=None).rope_base == 1e6
+
+
 def test_scaled_rotations_are_slower(tmp_path):
     plain = write(tmp_path).cos_sin(2)[1]
     linear = write(tmp_path, rope_scaling={"type": "linear", "factor": 4})
@@ -77,6 +81,7 @@ def test_scaled_rotations_are_slower(tmp_path):
         ({"vocab_size": 10**30}, "vocab_size: an integer from 1 to 16777216"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps: a positive number"),
         ({"rope_theta": float("inf")}, "rope_theta: a positive number"),
+        ({"rope_parameters": {"rope_theta": 5e5}}, "one rope_theta"),
         ({"eos_token_id": [1, "a"]}, "eos_token_id: ids of tokens"),
         ({"tie_word_embeddings": "false"}, "tie_word_embeddings true or false"),
         ({"layer_types": ["sliding_attention"]}, "layer_types full_attention"),

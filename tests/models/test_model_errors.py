@@ -62,6 +62,13 @@ def test_a_wrong_stop_token_takes_no_request(model, stop):
     assert model.pages.free_requests == 2
 
 
+def test_a_stop_token_outside_of_the_vocabulary_takes_no_request(model):
+    for token in (-1, model.config.vocabulary, 2**31):
+        with pytest.raises(ArgumentError, match=f"id {token}"):
+            model.generate([[1]], stop=[token])
+    assert model.pages.free_requests == 2
+
+
 def test_stop_tokens_may_come_from_an_iterator(model):
     (whole,) = model.generate([[3]], max_new_tokens=4, stop=())
     prompts = [[3], [3]]

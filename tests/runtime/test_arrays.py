@@ -26,7 +26,7 @@ class Tensor:
 
     dtype, shape = "torch.bfloat16", (4, 8)
     device = SimpleNamespace(type="cuda", index=3)
-    bytes = 64
+    bytes, requires_grad = 64, False
 
     def data_ptr(self) -> int:
         return 4096
@@ -129,6 +129,21 @@ def test_a_tensor_without_its_elements_is_refused(attribute, value, got):
     setattr(x, attribute, value)
     with pytest.raises(ArgumentError, match=f"memory of x [^$]*{got}"):
         inspect("x", x)
+
+
+def test_a_tensor_whose_gradient_would_be_lost_is_refused(monkeypatch):
+    enabled = [True]
+    torch = SimpleNamespace(is_grad_enabled=lambda: enabled[0])
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    x = Tensor()
+    before = identity(x)
+    x.requires_grad = True
+    assert identity(x) != before
+    with pytest.raises(ArgumentError, match=r"x needs a gradient[^$]*etc_dist\.torch"):
+        inspect("x", x)
+    enabled[0] = False
+    assert identity(x) == before
+    assert inspect("x", x).owner is x
 
 
 def test_a_masked_array_is_refused():

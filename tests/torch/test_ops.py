@@ -4,8 +4,9 @@ import pytest
 import torch
 import torch.distributed._symmetric_memory
 
-import etc_dist.torch  # noqa: F401
+import etc_dist.torch
 from etc_dist.errors import ArgumentError, WorldError
+from etc_dist.world import start
 
 pytestmark = pytest.mark.torch
 ops = torch.ops.etc_dist
@@ -78,6 +79,16 @@ def test_wrong_arguments_are_refused(group):
         ops.matmul(x.float(), x.float().t())
     with pytest.raises(WorldError, match="no world over this process group"):
         ops.fused_matmul_reduce_scatter(x, x.t(), "sum", 0, "another")
+
+
+def test_a_broken_world_is_replaced_by_another_over_its_group(group, monkeypatch):
+    name, x = group.group_name, random(16, 8)
+    broken = start(group.settings, process_group=torch.distributed.group.WORLD)
+    broken.leave("a failure of this rank alone")
+    monkeypatch.setitem(etc_dist.torch.ops._open, name, broken)
+    y = ops.fused_matmul_reduce_scatter(x, x.t(), "sum", 0, name)
+    broken.close()
+    torch.testing.assert_close(y, x @ x.t())
 
 
 def test_layers_of_one_shape_share_a_program(group, compiled):

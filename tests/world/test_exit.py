@@ -27,6 +27,10 @@ del os.environ["LAUNCH_RANKS"]  # as under another launcher
 )
 
 
+def test_a_world_that_is_not_closed_is_closed_at_exit_in_silence():
+    assert run_job(START) == (0, "")
+
+
 def test_a_call_that_one_rank_makes_alone_ends_all_with_its_error():
     source = """
 if world.rank == 1:
