@@ -167,8 +167,8 @@ class Model:
         steps, or of this one. table [requests, most_pages]: the pages of each request,
         see `PageTable`. All are integers on the host, of 1 to `most_rows` rows.
 
-        Raises ArgumentError, before anything runs, for numbers out of range, or that
-        differ between ranks."""
+        Raises ArgumentError, before anything runs, for numbers out of range, for two
+        rows at one place of the cache, and for numbers that differ between ranks."""
         found: Array = self.steps(ids, requests, positions, table, count=1)[0]
         return found
 

@@ -25,6 +25,12 @@ class UsedPages:
     positions: Array
 
     @cached_property
+    def has_shared(self) -> bool:
+        """Whether several places of the table have the same page."""
+        pages = self.table[self.table != UNUSED]
+        return len(np.unique(pages)) < len(pages)
+
+    @cached_property
     def digest(self) -> bytes:
         return blake2b(self.table.tobytes(), digest_size=16).digest()
 

@@ -168,7 +168,8 @@ def check_rows(
     if _are_rows(arrays, most_rows) and _is_table(pages_of, pages):
         used = pages.examine(pages_of)
         limits = _limits(vocabulary, len(pages.table), most_positions)
-        found = _found(arrays, used, limits, steps, stops, sampling)
+        size = pages.page_size
+        found = _found(arrays, used, size, limits, steps, stops, sampling)
         if found is not None:
             return found
     raise _refusal(
@@ -204,12 +205,13 @@ def _limits(vocabulary: int, requests: int, positions: int) -> Array:
 def _found(
     arrays: Sequence[Array],
     used: UsedPages,
+    page_size: int,
     limits: Array,
     steps: int,
     stops: Sequence[Collection[int]] | None,
     sampling: Sequence[Sampling | None] | None,
 ) -> StepRows | None:
-    """None if a number is out of range."""
+    """None if a number is out of range, or two rows have one place in the cache."""
     count = len(arrays[0])
     numbers = np.empty((4, count), np.int64)
     for row, values in enumerate(arrays):
@@ -230,6 +232,9 @@ def _found(
         return None
     if np.count_nonzero(last > used.positions[requests]):
         return None
+    is_plain = not used.has_shared and len(set(requests.tolist())) == count
+    if not is_plain and _shared_place(used.table, page_size, numbers) is not None:
+        return None
     of_stops: Array | None = None
     if stops is not None:
         if len(stops) != count or max(map(len, stops)) > MOST_STOPS:
@@ -240,6 +245,21 @@ def _found(
     chosen = None if sampling is None else row_sampling(count, sampling)
     of_rows = numbers.astype(np.int32)
     return StepRows(of_rows, int(last.max()), of_stops, chosen, used)
+
+
+def _shared_place(table: Array, page_size: int, numbers: Array) -> int | None:
+    """The first row that writes a position of the cache that a row before it writes.
+    numbers: ids, requests, positions and ends."""
+    _, requests, positions, ends = numbers
+    counts = ends - positions
+    rows = np.repeat(np.arange(len(counts)), counts)
+    first = np.cumsum(counts) - counts
+    written = positions[rows] + np.arange(len(rows)) - first[rows]
+    pages = table[requests[rows], written // page_size]
+    places = pages * np.int64(page_size) + written % page_size
+    _, kept = np.unique(places, return_index=True)
+    again = np.delete(np.arange(len(places)), kept)
+    return int(rows[again[0]]) if len(again) else None
 
 
 def _refusal(
@@ -297,6 +317,12 @@ def _refusal(
         last = (given["ends"] - 1) // pages.page_size
         used = np.arange(pages_of.shape[1]) <= last[:, None]
         expect("pages", pages_of[given["requests"]][used], pages.count)
+    if not faults:
+        names = "ids", "requests", "positions", "ends"
+        numbers = np.stack([given[name] for name in names])
+        row = _shared_place(pages_of, pages.page_size, numbers)
+        got = f"row {row} and one before it with one page and place"
+        faults.append(("another position of the cache for each row", got))
     return ArgumentError(
         "the rows of a step do not fit the model",
         where="model.step",
