@@ -391,7 +391,8 @@ def substitute(expr: Expr, values: Mapping[str, Expr]) -> Expr:
 
 def ceildiv(a: Expr | int, b: Expr | int) -> Expr:
     """a / b, rounded up, of a positive b. GraphError for a number below 1."""
-    if isinstance(b, int) and b < 1:
+    divisor = wrap(b)
+    if isinstance(divisor, Const) and divisor.value < 1:
         raise GraphError(
             "ceildiv has no divisor below 1",
             where=f"ceildiv({a}, {b})",

@@ -174,7 +174,8 @@ def parse_config(given: Mapping[str, Any], path: Path) -> ModelConfig:
     heads = size("num_attention_heads")
     rope = _rope(given, path)
     bases = {"rope_theta": given.get("rope_theta"), "of rope": rope.get("rope_theta")}
-    if None not in bases.values() and len(set(bases.values())) > 1:
+    first, second = bases.values()
+    if None not in (first, second) and first != second:
         raise _refused(path, "one rope_theta", repr(bases), "correct it")
     base = 1e6 if name == MIXTRAL else 1e4  # the defaults of transformers
     found = ModelConfig(
@@ -190,7 +191,7 @@ def parse_config(given: Mapping[str, Any], path: Path) -> ModelConfig:
         head_dim=size("head_dim", size("hidden_size") // heads),
         positions=size("max_position_embeddings"),
         norm_eps=number("rms_norm_eps"),
-        rope_base=number("rope_theta", rope.get("rope_theta") or base),
+        rope_base=number("rope_theta", rope.get("rope_theta", base)),
         rope=rope,
         is_tied=given.get("tie_word_embeddings") is True,
         stop_tokens=_stop_tokens(given.get("eos_token_id"), path),

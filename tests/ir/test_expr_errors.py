@@ -52,7 +52,7 @@ def test_select_takes_a_comparison_only(condition):
         select(condition, N, M)
 
 
-@pytest.mark.parametrize("divisor", [0, -3])
+@pytest.mark.parametrize("divisor", [0, -3, np.int64(-3)])
 def test_ceildiv_takes_a_positive_divisor(divisor):
     with pytest.raises(GraphError, match="ceildiv has no divisor below 1"):
         ceildiv(N, divisor)

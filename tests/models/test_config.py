@@ -82,6 +82,8 @@ def test_scaled_rotations_are_slower(tmp_path):
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps: a positive number"),
         ({"rope_theta": float("inf")}, "rope_theta: a positive number"),
         ({"rope_parameters": {"rope_theta": 5e5}}, "one rope_theta"),
+        ({"rope_theta": [1], "rope_parameters": {"rope_theta": 1}}, "one rope_theta"),
+        ({"rope_theta": None, "rope_parameters": {"rope_theta": 0}}, "rope_theta: a"),
         ({"eos_token_id": [1, "a"]}, "eos_token_id: ids of tokens"),
         ({"tie_word_embeddings": "false"}, "tie_word_embeddings true or false"),
         ({"layer_types": ["sliding_attention"]}, "layer_types full_attention"),
