@@ -83,6 +83,9 @@ class GgufFile:
             fix = "give a GGUF file, or the folder of a Hugging Face model"
             got = f"{type(error).__name__}: {error}"
             raise self.refused("a complete GGUF file", got, fix) from error
+        if self._reader.byte_order == "S":  # swapped: its tensors are read as they are
+            fix = "use a file for machines like this one"
+            raise self.refused("the byte order of this machine", "the other", fix)
 
     def get(self, key: str, default: Any = None) -> Any:
         """A value of the metadata."""

@@ -19,9 +19,14 @@ SIZES = {
 }
 
 
-def write(path, architecture="llama", tensors=None, metadata=None, **changes):
+LITTLE, BIG = gguf.GGUFEndian.LITTLE, gguf.GGUFEndian.BIG
+
+
+def write(
+    path, architecture="llama", tensors=None, metadata=None, order=LITTLE, **changes
+):
     """metadata: by whole keys. changes: to SIZES, by keys of the architecture."""
-    writer = gguf.GGUFWriter(path, architecture)
+    writer = gguf.GGUFWriter(path, architecture, False, order)
     writer.add_float32(f"{architecture}.attention.layer_norm_rms_epsilon", 1e-5)
     add = {
         int: writer.add_uint32,
@@ -62,6 +67,7 @@ def test_files_that_are_not_complete_are_refused_by_name(tmp_path, size):
     [
         ({}, "model.embed_tokens.weight: missing"),
         ({"architecture": "gpt2"}, "gpt2 of a GGUF file"),
+        ({"order": BIG}, "the byte order of this machine"),
         ({"block_count": 0}, "num_hidden_layers: an integer from 1"),
         ({"tensors": {"output_norm.weight": np.ones(64, "i4")}}, "weight: I32"),
         ({"tensors": {"rope_freqs.weight": np.zeros(32, "f4")}}, "factors of head_dim"),
