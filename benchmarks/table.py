@@ -2,7 +2,7 @@
 
 .venv/bin/python benchmarks/table.py            # write them
 .venv/bin/python benchmarks/table.py --check    # exit code 1 if one is stale
-.venv/bin/python benchmarks/table.py --picture  # draw docs/schedules.png, too
+.venv/bin/python benchmarks/table.py --picture  # draw docs/*.png, too
 
 In the README, the summary of all operations lies between two lines:
 
@@ -63,6 +63,10 @@ PICTURE = """
 
 ![Speed-up over the unfused baseline, over tokens for the mixture of experts and over \
 rows for the MLP](schedules.png)
+"""
+DECODE_PICTURE = """
+![Time of a decode step over the batch, and the time of the bytes that it reads]\
+(decode.png)
 """
 SECTIONS = {
     "matmul_reduce_scatter": "GEMM + Reduce-Scatter",
@@ -231,7 +235,8 @@ def decode_table(records: Sequence[Record]) -> str:
     rows = [
         {
             "model": model(r),
-            "device": r.device,
+            "ranks": ranks(r),
+            "schedule": r.schedule,
             "batch": f"{r.batch}",
             "context": f"{r.context}",
             "limit": f"{r.limit_ms:.3f}",
@@ -239,9 +244,19 @@ def decode_table(records: Sequence[Record]) -> str:
             "% of limit": f"{r.of_limit:.0%}",
             "commit": short(r.commit),
         }
-        for r in latest(found, lambda r: (model(r), r.device, r.batch, r.context))
+        for r in latest(
+            found,
+            lambda r: (
+                model(r),
+                r.world_size,
+                r.device,
+                r.schedule,
+                r.context,
+                r.batch,
+            ),
+        )
     ]
-    return f"\n## Decode step on one GPU\n{table(rows)}" if rows else ""
+    return f"\n## Decode step\n{table(rows)}{DECODE_PICTURE}" if rows else ""
 
 
 def soak_table(records: Sequence[Record]) -> str:
@@ -312,7 +327,7 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(["", *lines, ""])
 
 
-def ranks(r: FusedRecord) -> str:
+def ranks(r: Record) -> str:
     return f"{r.world_size} rank" + "s" * (r.world_size > 1)
 
 
@@ -379,11 +394,51 @@ def draw(records: Sequence[Record], path: Path) -> None:
     figure.savefig(path)
 
 
+def draw_decode(records: Sequence[Record], path: Path) -> None:
+    """Draw a panel for each model: the times of its greedy steps over the batch."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    found = [
+        r
+        for r in records
+        if isinstance(r, DecodeRecord)
+        and (r.routing or "uniform", r.sampling or "None") == ("uniform", "None")
+        and r.steps_per_launch == 1
+    ]
+    models = sorted({r.model for r in found})
+    figure = Figure(figsize=(5.6 * len(models), 4.0), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(1, len(models), squeeze=False)[0]
+    for axes, model in zip(panels, models, strict=True):
+        mine = [r for r in found if r.model == model]
+
+        def curve(r: DecodeRecord) -> tuple[Any, ...]:
+            return r.world_size, r.device, r.context, r.schedule
+
+        last = latest(mine, lambda r: (*curve(r), r.batch))
+        for number, (_, points) in enumerate(groupby(last, curve)):
+            known, color = list(points), f"C{number}"
+            xs, first = [r.batch for r in known], known[0]
+            label = f"{ranks(first)}, context {first.context}, {first.schedule}"
+            axes.plot(xs, [r.ours_ms for r in known], "o-", color=color, label=label)
+            axes.plot(xs, [r.limit_ms for r in known], ":", color=color)
+        axes.plot([], [], ":", color="grey", label="the bytes that are read")
+        axes.set_xscale("log", base=2)
+        axes.set_ylim(bottom=0.0)
+        axes.set_xlabel("batch")
+        axes.set_ylabel("ms a step")
+        axes.set_title(model)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small")
+    figure.savefig(path)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Generate the tables of the results.")
     add = parser.add_argument
     add("--check", action="store_true", help="write nothing; 1 if a table would change")
-    add("--picture", action="store_true", help="draw docs/schedules.png, too")
+    add("--picture", action="store_true", help="draw schedules.png, decode.png, too")
     add("--root", type=Path, default=ROOT, help="the folder of README.md and docs")
     add("--results", type=Path, default=RESULTS, help="the folder of the records")
     options = parser.parse_args(arguments)
@@ -395,6 +450,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     if options.picture:
         draw(records, results.with_name("schedules.png"))
+        draw_decode(records, results.with_name("decode.png"))
     stale = [p for p, t in fresh.items() if not p.exists() or p.read_text() != t]
     for path in stale:
         if options.check:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ from benchmarks.records import (
     FusedRecord,
     MoEParallelRecord,
     MoERecord,
+    Record,
     SoakRecord,
     load,
 )
 from benchmarks.table import (
     decode_table,
     draw,
+    draw_decode,
     main,
     newest,
     rows_of,
@@ -136,6 +139,9 @@ def test_operation_without_records_is_refused_by_name(
     assert "no records of matmul_reduce_scatter" in capsys.readouterr().err
 
 
-def test_picture_is_drawn(tmp_path: Path) -> None:
-    draw(list(load()), tmp_path / "schedules.png")
-    assert (tmp_path / "schedules.png").read_bytes().startswith(b"\x89PNG")
+@pytest.mark.parametrize("picture", [draw, draw_decode])
+def test_pictures_are_drawn(
+    picture: Callable[[list[Record], Path], None], tmp_path: Path
+) -> None:
+    picture(list(load()), tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
