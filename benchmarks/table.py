@@ -235,6 +235,7 @@ def decode_table(records: Sequence[Record]) -> str:
     rows = [
         {
             "model": model(r),
+            "device": r.device,
             "ranks": ranks(r),
             "schedule": r.schedule,
             "batch": f"{r.batch}",
