@@ -227,6 +227,19 @@ class ProofRecord(Record):
     proof_ms: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class FirstTokenRecord(Record):
+    """The start of a model with a bundle."""
+
+    model: str
+    batch: int
+    positions: int
+    """Of a request, at most."""
+    first_token_s: float
+    """From the weights in the GPU's memory to the first id on the host."""
+    protocol: str
+
+
 KINDS: Mapping[str, type[Record]] = {
     "proof": ProofRecord,
     "matmul": MatmulRecord,
@@ -237,6 +250,7 @@ KINDS: Mapping[str, type[Record]] = {
     "moe_tensor_parallel": MoEParallelRecord,
     "moe_expert_parallel": MoEParallelRecord,
     "decode": DecodeRecord,
+    "first_token": FirstTokenRecord,
     "soak": SoakRecord,
     "routings": SoakRecord,
     "task_cost": TaskCostRecord,

@@ -28,6 +28,7 @@ from benchmarks.records import (
     ROOT,
     CompileRecord,
     DecodeRecord,
+    FirstTokenRecord,
     FusedRecord,
     MoEParallelRecord,
     MoERecord,
@@ -136,7 +137,7 @@ def page(records: Sequence[Record]) -> str:
     parts = [PREFACE]
     for op, title in SECTIONS.items():
         parts += [f"\n## {title}\n", section(op, records)]
-    parts += [decode_table(records), PICTURE]
+    parts += [decode_table(records), first_token_table(records), PICTURE]
     parts += [soak_table(records), cost_table(records), build_table(records)]
     return "".join(parts)
 
@@ -258,6 +259,22 @@ def decode_table(records: Sequence[Record]) -> str:
         )
     ]
     return f"\n## Decode step\n{table(rows)}{DECODE_PICTURE}" if rows else ""
+
+
+def first_token_table(records: Sequence[Record]) -> str:
+    """The last start of each model and device with a bundle."""
+    found = [r for r in records if isinstance(r, FirstTokenRecord)]
+    rows = [
+        {
+            "model": r.model,
+            "device": r.device,
+            "first token": f"{r.first_token_s:.2f} s",
+            "commit": short(r.commit),
+        }
+        for r in latest(found, lambda r: (r.model, r.device))
+    ]
+    title = "From weights in memory to the first token, with a bundle"
+    return f"\n## {title}\n{table(rows)}" if rows else ""
 
 
 def soak_table(records: Sequence[Record]) -> str:

@@ -37,6 +37,7 @@ ROOT = Path(__file__).parents[2]
         (1, "decode"),
         (1, "decode --models small-experts --routing zipf --per-launch 2"),
         (2, "decode"),
+        pytest.param(1, "first_token", marks=pytest.mark.exhaustive),
     ],
 )
 def test_results_are_checked_and_nothing_is_measured(
