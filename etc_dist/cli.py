@@ -99,6 +99,8 @@ def _add_bundle(command: argparse.ArgumentParser) -> None:
         ("batch", "requests at once"),
         ("positions", "of a request"),
         ("page-size", "positions of a page"),
+        ("pages", "of the cache"),
+        ("steps-per-launch", "ids of a request that a launch computes"),
         ("ranks", "GPUs of the model"),
         ("workers", "SMs of a GPU; default: 132"),
     ):
@@ -111,6 +113,7 @@ def build_model(options: argparse.Namespace) -> int:
     """Write the bundle of the model that is named."""
     # NOTE: here, since other programs need no models.
     from etc_dist.models.bundle import bundle_model
+    from etc_dist.models.loading import DEFAULTS
 
     if len(options.names) != 1:
         raise ArgumentError(
@@ -120,8 +123,7 @@ def build_model(options: argparse.Namespace) -> int:
             got=" ".join(options.names) or "no name",
             fix="etc-dist build MODEL --bundle FOLDER",
         )
-    names = ("batch", "positions", "page_size", "dtype", "schedule", "ranks", "workers")
-    chosen = {name: getattr(options, name) for name in names}
+    chosen = {name: getattr(options, name) for name in (*DEFAULTS, "ranks", "workers")}
     given = {name: value for name, value in chosen.items() if value is not None}
     print(bundle_model(options.names[0], options.bundle, arch=options.arch, **given))
     return 0

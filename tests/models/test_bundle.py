@@ -25,7 +25,7 @@ pytestmark = pytest.mark.mpi(max_size=4)
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 SPLIT = {"num_attention_heads": 12, "intermediate_size": 192, "vocab_size": 576}
 """That 2 and 4 ranks can split."""
-OPTIONS: dict[str, Any] = {"batch": 3, "positions": 200, "page_size": 16}
+OPTIONS: dict[str, Any] = {"batch": 3, "positions": 200, "page_size": 16, "pages": 30}
 
 
 @pytest.fixture
@@ -86,6 +86,7 @@ def test_a_model_with_a_bundle_compiles_and_proves_nothing(
     with load(folder, bundle=bundle, world=world) as loaded:
         assert (loaded.batch, loaded.positions, loaded.pages.page_size) == (3, 200, 16)
         found = loaded.generate(prompts, max_new_tokens=4)
+        assert loaded.pages.count == 30
         assert len(loaded.generate([prompts[1]], max_new_tokens=20)[0]) == 20
     if not changes:
         for prompt, new in zip(prompts, found, strict=True):
@@ -122,12 +123,15 @@ def test_the_command_of_the_documentation_builds_bundles(
     made = tmp_path / "made"
     [line] = re.findall(r"etc-dist (build FOLDER --bundle .*)", PAGE.read_text())
     places = {"FOLDER": str(folder), "BUNDLE": str(made)}
+    assert "`--steps-per-launch 8 --pages 4096`" in PAGE.read_text()
     options = ["--positions", "64", "--schedule", "dynamic", "--workers", "4"]
+    options += ["--steps-per-launch", "2", "--pages", "9"]
     command = [places.get(word, word) for word in line.split()]
     assert cli.main([*command, *options]) == 0
     assert "/made: 1 program in" in capsys.readouterr().out
     parameters = json.loads((made / "manifest.json").read_text())["parameters"]
-    assert (parameters["batch"], parameters["schedule"]) == (32, "dynamic")
+    expected = {"batch": 32, "schedule": "dynamic", "steps_per_launch": 2, "pages": 9}
+    assert parameters.items() >= expected.items()
 
 
 @pytest.mark.parametrize(
@@ -139,6 +143,8 @@ def test_the_command_of_the_documentation_builds_bundles(
         (["FOLDER", "--page-size", "24"], "page_size is not supported"),
         (["FOLDER", "--batch", "0"], "batch is out of range"),
         (["FOLDER", "--workers", "0"], "workers is out of range"),
+        (["FOLDER", "--pages", "0"], "pages is out of range"),
+        (["FOLDER", "--steps-per-launch", "0"], "steps_per_launch is out of range"),
         (["FOLDER", "--ranks", "3"], "cannot be split"),
         (["FOLDER", "--schedule", "best"], "unknown schedule"),
         (["FOLDER", "--dtype", "float32"], "bfloat16 or float16"),
