@@ -12,8 +12,7 @@ from __future__ import annotations
 import sys
 
 import etc_dist
-from etc_dist.models import load, load_tokenizer, packaged_model
-from etc_dist.models.tokenizer import TextStream
+from etc_dist.models import TextStream, load, load_tokenizer, packaged_model
 
 QUESTION = "What is the capital of France?"
 

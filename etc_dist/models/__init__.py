@@ -22,17 +22,29 @@ extras.py       packages that only models need
 """
 
 from etc_dist.models.batch import Batch as Batch
+from etc_dist.models.batch import Request as Request
+from etc_dist.models.config import ModelConfig as ModelConfig
+from etc_dist.models.config import read_config as read_config
 from etc_dist.models.extras import packaged_model as packaged_model
 from etc_dist.models.loading import load as load
 from etc_dist.models.model import Model as Model
+from etc_dist.models.pages import PageTable as PageTable
 from etc_dist.models.sampling import Sampling as Sampling
+from etc_dist.models.tokenizer import TextStream as TextStream
 from etc_dist.models.tokenizer import load_tokenizer as load_tokenizer
+from etc_dist.models.weights import weight_shapes as weight_shapes
 
 __all__ = [
     "Batch",
     "Model",
+    "ModelConfig",
+    "PageTable",
+    "Request",
     "Sampling",
+    "TextStream",
     "load",
     "load_tokenizer",
     "packaged_model",
+    "read_config",
+    "weight_shapes",
 ]

@@ -23,8 +23,9 @@ class Request:
     """A request of a batch; made by `Batch.add`.
 
     tokens: the ids of its prompt, and those that were generated. cached: how many of
-    them are in the cache. limit: the length at which it ends. number: its row of the
-    page table, which a later request may use again. is_done: whether it has ended."""
+    them are in the cache. limit: the length at which it ends, its prompt included.
+    stop: the ids that end it. number: its row of the page table, which a later request
+    may use again. is_done: whether it has ended."""
 
     tokens: list[int]
     prompt_length: int

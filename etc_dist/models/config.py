@@ -43,8 +43,13 @@ VARIANT_FIX = "use a model of which each variant is implemented"
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The sizes of a model. inner: of an MLP, or of each expert. rope: its scaling, as
-    config.json has it. stop_tokens: the ids that end a text. mixture: its experts."""
+    """The sizes of a model; made by `read_config`.
+
+    architecture: as in config.json. hidden: the width of a row. inner: of an MLP, or of
+    each expert. vocabulary: number of ids. heads, kv_heads: of queries, and of keys and
+    values. positions: the longest text. rope_base, rope: of the rotary embedding, its
+    theta and its scaling as config.json has it. is_tied: the embedding is the output
+    head. stop_tokens: the ids that end a text. mixture: its experts."""
 
     architecture: str
     layers: int
@@ -88,7 +93,8 @@ class ModelConfig:
 
 
 def read_config(folder: str | Path) -> ModelConfig:
-    """The configuration in `folder`.
+    """The configuration of the model in `folder`, from its config.json and the stop
+    tokens of its generation_config.json.
 
     Raises ArgumentError for a folder without a model, and for a model of another
     architecture or with a variant that is not implemented."""

@@ -59,9 +59,10 @@ class Model:
         bundle: Bundle | None = None,
         world: World | None = None,
     ) -> None:
-        """weights: of this rank, by the names of `decoder_graph`, as `load_weights`
-        returns them, or on the GPU. bundle: its program and proofs are used. Other
-        options: as for `load`."""
+        """weights: NumPy arrays or arrays on the GPU, all bfloat16 or all float16, by
+        the names and of the shapes of `weight_shapes(config)`; on several ranks those
+        of this rank's part. bundle: its program and proofs are used. Other options: as
+        for `load`."""
         self.config, self.world = config, world_or_current(world)
         self.part = Part(self.world.rank, self.world.size)
         own = self.part.config(config)

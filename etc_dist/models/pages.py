@@ -36,11 +36,11 @@ class UsedPages:
 
 
 class PageTable:
-    """The table of pages of up to `requests` requests, and which of `count` pages are
-    free.
+    """The pages of a model's cache, `model.pages`: which request has which, and which
+    of `count` are free. `Batch` adds and removes requests here.
 
-    table [requests, most_pages]: position p of request q is in page
-    table[q, p // page_size]."""
+    table [requests, most_pages], int32 on the host: position p of request q is in page
+    table[q, p // page_size]; -1 where it has none."""
 
     def __init__(
         self, requests: int, most_pages: int, page_size: int, count: int

@@ -84,7 +84,8 @@ class Tokenizer:
 
 
 class TextStream:
-    """The text of tokens that come one by one."""
+    """The text of tokens that come one by one: `print(text.add([id]), end="")` for
+    each id, then `print(text.end())`."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

@@ -102,8 +102,9 @@ def _listed(faults: list[str], most: int = 4) -> str:
 def weight_shapes(
     config: ModelConfig, part: Part = WHOLE
 ) -> dict[str, tuple[int, ...]]:
-    """The shapes of the weights by the names of `decoder_graph`, of one part; w_head of
-    a tied model is its embedding."""
+    """The shapes of a model's weights by name: those of all layers stacked, matrices
+    [.., out, in] as in `torch.nn.Linear`. A tied model has no w_head: it uses rows of
+    the embedding. part: of a rank, `Part(rank, ranks)`; default: the whole model."""
     all_ids, config = config.vocabulary, part.config(config)
     layers, hidden, inner = config.layers, config.hidden, config.inner
     heads = config.heads * config.head_dim
@@ -147,10 +148,11 @@ def check_weights(weights: Any, config: ModelConfig, part: Part = WHOLE) -> str:
         raise ArgumentError(
             "the weights do not fit the model",
             where="argument weights of a model",
-            wanted="contiguous arrays by the names of decoder_graph, of the sizes of "
-            "the configuration, all bfloat16 or all float16",
+            wanted="contiguous arrays by the names and of the shapes of "
+            "weight_shapes(config), all bfloat16 or all float16",
             got=_listed(faults),
-            fix="load them with load() or load_weights()",
+            fix="make the arrays as weight_shapes(config) lists them, or load the "
+            "model by load()",
         )
     return dtypes[0]
 
