@@ -24,7 +24,10 @@ PLAIN = {"has_bias": False, "is_transposed": False, "is_concatenated": True}
 
 
 def register_experts() -> None:
-    """Make `model.set_experts_implementation("etc_dist")` of transformers possible."""
+    """Register the experts implementation "etc_dist" of transformers 5, for
+    `model.set_experts_implementation("etc_dist")`: `torch.ops.etc_dist.moe_experts` by
+    the choices of the model's router. Each rank runs all experts. Experts with a bias,
+    another activation than SiLU or another layout raise ArgumentError at their call."""
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
     ALL_EXPERTS_FUNCTIONS.register(NAME, _experts_forward)
@@ -69,11 +72,13 @@ def moe_experts(
     down: Tensor,
     group_name: str = "",
 ) -> Tensor:
-    """y = sum over k of weights_k * expert ids_k of x: x [M, H], ids and weights [M, k]
-    -> [M, H], by gate_up [E, 2 I, H] and down [E, H, I] of all experts on each rank.
+    """The sum over k of weights[:, k] * expert ids[:, k] of x [M, H] -> [M, H], where
+    an expert is (silu(x @ gate.T) * (x @ up.T)) @ down.T. No gradients.
 
-    The ids of a token are all different. On GPUs k is a multiple of 4. The weights are
-    used in fp32. The group "" is the current world, whose ranks make the same calls."""
+    ids [M, K], of any integer dtype: from 0 to E - 1, those of a token all
+    different. weights [M, K], of any dtype: used in fp32. gate_up [E, 2 I, H], rows of
+    gate, then those of up; down [E, H, I]: all experts on each rank. On GPUs K is a
+    multiple of 4. Groups and errors: as for the other operations (ops.py)."""
     world = ops.world_of(group_name)
     try:
         rows = x.contiguous()

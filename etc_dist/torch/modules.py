@@ -62,8 +62,9 @@ def _parameter(source: Tensor, part: Tensor | None = None) -> nn.Parameter:
 
 
 class _ParallelLinear(nn.Module):
-    """`weight` [N, K] is this rank's shard, and `dim` the axis of the rows that are
-    gathered or scattered."""
+    """weight: this rank's shard, as in nn.Linear. group: a ProcessGroup or its name;
+    default: torch's default group. dim: the axis of x and y that is gathered or
+    scattered, not the last, counted from 0."""
 
     def __init__(
         self,
@@ -80,8 +81,9 @@ class _ParallelLinear(nn.Module):
 
 
 class ColumnParallelLinear(_ParallelLinear):
-    """AllGather + GEMM: x [..., K], of which each rank has its part along `dim`, gives
-    all rows and this rank's columns of x @ weight.T + bias. With gradients.
+    """AllGather + GEMM, as Megatron-LM's with sequence parallelism: each rank has its
+    part of x along `dim`, and gets its N / W columns of x @ weight.T + bias for all of
+    x: [M / W, K] -> [M, N / W] with dim 0. bfloat16 or float16. With gradients.
 
     weight [N / W, K] and bias [N / W] are kept by reference."""
 
@@ -89,7 +91,8 @@ class ColumnParallelLinear(_ParallelLinear):
     def from_linear(
         cls, linear: nn.Linear, *, group: Group = None, dim: int = 0
     ) -> Self:
-        """This rank's shard of a whole nn.Linear."""
+        """This rank's shard of a whole nn.Linear: a copy on several ranks.
+        ArgumentError unless the number of ranks divides out_features."""
         ranks = ranks_of(group)
         own = _split(linear.weight.shape[0], ranks, "out_features")
         bias = linear.bias
@@ -105,8 +108,9 @@ class ColumnParallelLinear(_ParallelLinear):
 
 
 class RowParallelLinear(_ParallelLinear):
-    """GEMM + Reduce-Scatter: of the sum over ranks of x [..., K / W] @ weight.T, each
-    rank gets its part along `dim`, + bias. With gradients.
+    """GEMM + Reduce-Scatter, as Megatron-LM's with sequence parallelism: of the sum
+    over ranks of x [..., K / W] @ weight.T, each rank gets its part along `dim`, +
+    bias: [M, K / W] -> [M / W, N] with dim 0. bfloat16 or float16. With gradients.
 
     weight [N, K / W] and the whole bias [N] are kept by reference."""
 
@@ -114,7 +118,8 @@ class RowParallelLinear(_ParallelLinear):
     def from_linear(
         cls, linear: nn.Linear, *, group: Group = None, dim: int = 0
     ) -> Self:
-        """This rank's shard of a whole nn.Linear: a copy on several ranks."""
+        """This rank's shard of a whole nn.Linear: a copy on several ranks.
+        ArgumentError unless the number of ranks divides in_features."""
         ranks = ranks_of(group)
         own = _split(linear.weight.shape[1], ranks, "in_features")
         weight = _parameter(linear.weight, linear.weight[:, own])
@@ -136,13 +141,16 @@ class _Linear(nn.Module):
 
 
 class MLP(nn.Module):
-    """(silu(x @ gate.T) * (x @ up.T)) @ down.T as one kernel a rank.
+    """`etc_dist.MLP` as a module: (silu(x @ gate.T) * (x @ up.T)) @ down.T as one
+    kernel per rank, x [..., H] -> [..., H]. bfloat16 or float16.
 
-    gate, up [I / W, H] and down [H, I / W]: this rank's shard, kept by reference. x
-    [..., H] are this rank's rows. replicated: x is the same on all ranks, and so is the
-    result: each rank computes a part of the rows, which are then gathered.
+    gate, up [I / W, H] and down [H, I / W]: this rank's shard, kept by reference. x has
+    this rank's rows, equally many on all ranks. replicated: x is the same on all ranks,
+    and so is the result: each rank computes a part of the rows, which are then
+    gathered. group: as for `ColumnParallelLinear`.
 
-    Where a gradient is needed, it runs the two collectives instead."""
+    Where a gradient is needed, it runs the two collectives instead: their sums are
+    rounded at other places."""
 
     def __init__(
         self,
@@ -162,7 +170,10 @@ class MLP(nn.Module):
     def from_block(
         cls, block: nn.Module, *, group: Group = None, replicated: bool = False
     ) -> Self:
-        """This rank's shard of a block of transformers with whole weights."""
+        """This rank's shard of a block of transformers, a module with gate_proj,
+        up_proj and down_proj without bias: a copy on several ranks. ArgumentError
+        unless the number of ranks divides the inner size. The activation is not read.
+        """
         ranks = ranks_of(group)
         gate, up, down = (
             getattr(block, f"{part}_proj").weight for part in ("gate", "up", "down")
@@ -197,12 +208,15 @@ class _Experts(nn.Module):
 
 
 class MoE(nn.Module):
-    """`etc_dist.MoE` as a module, without gradients: x [..., H] -> [..., H].
+    """`etc_dist.MoE` as a module, one kernel per rank, without gradients: x [..., H] ->
+    [..., H]. bfloat16 or float16.
 
     router [E, H], gate_up and down, this rank's shard of the experts, are kept by
-    reference. replicated: x and the result are the same on all ranks. Otherwise, with
-    parallel="tensor" on several ranks, x [M, H] is the same and the result is this
-    rank's part of its rows; with parallel="expert" each rank has its own rows."""
+    reference; their shapes and the options are those of `torch.ops.etc_dist.moe`.
+    replicated: x and the result are the same on all ranks. Otherwise, with
+    parallel="tensor" on several ranks, x [M, H] is the same and the result [M / W, H]
+    this rank's part of the rows; with parallel="expert" each rank has its own rows.
+    group: as for `ColumnParallelLinear`."""
 
     def __init__(
         self,
@@ -230,8 +244,9 @@ class MoE(nn.Module):
         group: Group = None,
         replicated: bool = False,
     ) -> Self:
-        """This rank's shard of a sparse block of transformers with whole weights, of
-        Qwen3-MoE or Mixtral: a copy if `parallel` is "tensor" on several ranks."""
+        """This rank's shard of a sparse block of transformers, of Qwen3-MoE, Mixtral
+        or OLMoE, with its top_k and norm_topk_prob: a copy if `parallel` is "tensor" on
+        several ranks. ArgumentError for blocks that compute something else."""
         ranks = ranks_of(group)
         found = read_sparse_block(block)
         own = found.share(parallel, ranks.rank, ranks.size)

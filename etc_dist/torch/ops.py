@@ -1,5 +1,11 @@
 """The operations `torch.ops.etc_dist`; the collectives have the signatures of
-`torch.ops.symm_mem`.
+`torch.ops.symm_mem` (torch/distributed/_symmetric_memory).
+
+Of all of them: tensors are bfloat16 or float16 (all of one dtype), on the device of the
+world; results have the dtype of the first argument. A group is named by
+`group.group_name`; "" is the current world. All ranks of the group make the same calls.
+Wrong arguments of any rank raise ArgumentError on all, before a launch; a group over
+which no world was started raises WorldError. W is the number of ranks.
 
 NOTE: registered by torch.library.Library, since a call of a function that the decorator
 `custom_op` has registered takes longer.
@@ -48,24 +54,28 @@ _open: dict[str, World] = {}
 def fused_matmul_reduce_scatter(
     A: Tensor, B: Tensor, reduce_op: str, scatter_dim: int, group_name: str
 ) -> Tensor:
-    """The sum (or the average) over the ranks of a group of A [..., K] @ B [K, N], of
-    which each rank gets its part along `scatter_dim`. Collective.
+    """A [..., K] @ B [K, N], summed over the ranks ("sum") or averaged ("avg"). Returns
+    this rank's part along `scatter_dim`, an axis of A but the last, in a multiple of W:
+    A [M, K] and scatter_dim 0 give [M / W, N]. With gradients.
 
-    bfloat16 or float16. B may be a transposed view; other strides, and a `scatter_dim`
-    that is not the outermost axis in memory, cost a copy. Precision and errors as for
-    `etc_dist.MatmulReduceScatter`."""
+    B may be a transposed view; other strides of B, and a `scatter_dim` that is not the
+    outermost axis of A in memory, cost a copy. A rank's product is rounded to the
+    dtype; the products are added in fp32, in rank order."""
+    op = "fused_matmul_reduce_scatter"
     world = world_of(group_name)
     try:
-        _check_dims(A, B, scatter_dim, "scatter_dim")
+        _check_dims(op, A, B, scatter_dim, "scatter_dim")
         if reduce_op not in REDUCTIONS:
-            raise _refusal("reduce_op", f"{' or '.join(REDUCTIONS)}", repr(reduce_op))
+            wanted = " or ".join(REDUCTIONS)
+            raise _refusal(op, "reduce_op", wanted, repr(reduce_op))
         x, w = as_rows(A, scatter_dim), as_weight(B)
         if A.shape[scatter_dim] % world.size:
-            got = f"{A.shape[scatter_dim]} on {world.size} ranks"
-            raise _refusal("A.shape[scatter_dim]", "a multiple of the ranks", got)
+            got = str(A.shape[scatter_dim])
+            wanted = f"a multiple of {world.size}, the number of ranks"
+            raise _refusal(op, "A.shape[scatter_dim]", wanted, got)
         out = A.new_empty(x.shape[0] // world.size, w.shape[0])
     except Exception as error:
-        refuse(world, error, "fused_matmul_reduce_scatter")
+        refuse(world, error, op)
     kept(world, MatmulReduceScatter)(as_array(x), as_array(w), as_array(out))
     if reduce_op == "avg":
         out /= world.size
@@ -80,20 +90,23 @@ def fused_all_gather_matmul(
     *,
     return_A: bool = True,
 ) -> tuple[Tensor | None, list[Tensor]]:
-    """A [..., K] of all ranks, joined along `gather_dim` in rank order, @ each of Bs
-    [K, N]. Collective; Bs as B of `fused_matmul_reduce_scatter`.
+    """The A [..., K] of all ranks, joined along `gather_dim` in rank order, @ each B
+    [K, N] of Bs. Returns (joined A, products): A [M, K] and gather_dim 0 give products
+    [W M, N]. `gather_dim` is an axis of A but the last. With gradients.
 
-    Each of Bs gathers A again, since that is hidden by its GEMM. With `return_A`, the
-    first result is the joined A, gathered by torch.distributed; otherwise None."""
+    Each B gathers A again, overlapped with its GEMM. The joined A is gathered by
+    torch.distributed; without `return_A` it is None. Copies as for
+    `fused_matmul_reduce_scatter`; accumulated in fp32, rounded once."""
+    op = "fused_all_gather_matmul"
     world = world_of(group_name)
     try:
         for B in Bs:
-            _check_dims(A, B, gather_dim, "gather_dim")
+            _check_dims(op, A, B, gather_dim, "gather_dim")
         x, ws = as_rows(A, gather_dim), [as_weight(B) for B in Bs]
         rows = x.shape[0] * world.size
         outs = [A.new_empty(rows, w.shape[0]) for w in ws]
     except Exception as error:
-        refuse(world, error, "fused_all_gather_matmul")
+        refuse(world, error, op)
     multiply, source = kept(world, AllGatherMatmul), as_array(x)
     for w, out in zip(ws, outs, strict=True):
         multiply(source, as_array(w), as_array(out))
@@ -104,16 +117,17 @@ def fused_all_gather_matmul(
 
 
 def matmul(A: Tensor, B: Tensor, group_name: str = "") -> Tensor:
-    """A [..., K] @ B [K, N] on each rank, without communication; all ranks make the
-    same call. The group "" is the current world. B as in
-    `fused_matmul_reduce_scatter`."""
+    """A [..., K] @ B [K, N] -> [..., N] on each rank, without communication. With
+    gradients. Copies as for `fused_matmul_reduce_scatter`; accumulated in fp32, rounded
+    once."""
+    op = "matmul"
     world = world_of(group_name)
     try:
-        _check_dims(A, B, 0, "A")
+        _check_dims(op, A, B, 0, "A")
         x, w = as_rows(A, 0), as_weight(B)
         out = A.new_empty(x.shape[0], w.shape[0])
     except Exception as error:
-        refuse(world, error, "matmul")
+        refuse(world, error, op)
     kept(world, Matmul)(as_array(x), as_array(w), as_array(out))
     return from_rows(out, A.shape, 0)
 
@@ -121,9 +135,10 @@ def matmul(A: Tensor, B: Tensor, group_name: str = "") -> Tensor:
 def mlp(
     x: Tensor, gate: Tensor, up: Tensor, down: Tensor, group_name: str = ""
 ) -> Tensor:
-    """`etc_dist.MLP` of a rank's shards of the weights: x [..., H] -> [..., H], each
-    rank its own rows. The group "" is the current world. Layers of one shape share
-    their program and buffers."""
+    """(silu(x @ gate.T) * (x @ up.T)) @ down.T of the rows of all ranks, as
+    `etc_dist.MLP`. x [..., H]: this rank's rows, equally many on all ranks; gate and up
+    [I / W, H], down [H, I / W]: its shards, contiguous. Returns [..., H], for the same
+    rows. No gradients. Calls of one shape share a program and its buffers."""
     world = world_of(group_name)
     try:
         rows = as_rows(x, 0)
@@ -145,9 +160,15 @@ def moe(
     parallel: str = "tensor",
     group_name: str = "",
 ) -> Tensor:
-    """`etc_dist.MoE` of these weights: x [..., H] -> [..., H]. With parallel="tensor"
-    on several ranks x is [M, H], and the result this rank's part of the rows. The group
-    "" is the current world. Layers of one shape share their program and buffers."""
+    """A mixture of experts with its router, as `etc_dist.MoE`: router [E, H]. No
+    gradients. Calls of one shape share a program and its buffers.
+
+    parallel="tensor": gate_up [E, 2 I / W, H] and down [E, H, I / W] are shards of each
+    expert; x [M, H] is the same on all ranks, M a multiple of W, and the result
+    [M / W, H] this rank's part of the rows. parallel="expert": gate_up [E / W, 2 I, H]
+    and down [E / W, H, I] are this rank's experts; x [..., H] are its tokens, equally
+    many on all ranks, and the result has the shape of x. On one rank both give the
+    shape of x. top_k, normalize and limits: as for `etc_dist.MoE`."""
     world = world_of(group_name)
     try:
         rows = as_rows(x, 0)
@@ -202,13 +223,15 @@ def gather_rows(rows: Tensor, group_name: str) -> Tensor:
     return out
 
 
-def _check_dims(A: Tensor, B: Tensor, dim: int, name: str) -> None:
+def _check_dims(op: str, A: Tensor, B: Tensor, dim: int, name: str) -> None:
     axes = A.dim()
     if axes < 2 or B.dim() != 2:
         shapes = f"A {list(A.shape)}, B {list(B.shape)}"
-        raise _refusal("A, B", "A [..., K] of two axes or more, and B [K, N]", shapes)
+        wanted = "A [..., K] of two axes or more, and B [K, N]"
+        raise _refusal(op, "A, B", wanted, shapes)
     if not 0 <= dim < axes - 1:
-        raise _refusal(name, f"0 to {axes - 2}, an axis of A but the last", str(dim))
+        wanted = f"0 to {axes - 2}, an axis of A but the last"
+        raise _refusal(op, name, wanted, str(dim))
 
 
 def refuse(world: World, error: Exception, name: str) -> NoReturn:
@@ -216,13 +239,13 @@ def refuse(world: World, error: Exception, name: str) -> NoReturn:
     world.refuse(as_refusal(error, f"the arguments of {name}"))
 
 
-def _refusal(name: str, wanted: str, got: str) -> ArgumentError:
+def _refusal(op: str, name: str, wanted: str, got: str) -> ArgumentError:
     return ArgumentError(
         f"the argument {name} cannot be used",
-        where="an operation of torch.ops.etc_dist",
+        where=f"torch.ops.etc_dist.{op}",
         wanted=f"{name}: {wanted}",
         got=got,
-        fix="correct it; nothing was launched on any rank",
+        fix=f"correct {name}; nothing was launched on any rank",
     )
 
 

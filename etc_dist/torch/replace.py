@@ -23,10 +23,13 @@ def replace(model: Model, *, group: Group = None, parallel: str = "tensor") -> M
 
     Every rank passes the whole model, and runs it on the same tokens. On one rank the
     weights are kept by reference, and the names of parameters stay the same; on several
-    each rank keeps its shard of the replaced weights. `parallel` is that of MoE.
+    each rank keeps its shard of the replaced weights. group: a ProcessGroup or its
+    name; default: torch's default group. parallel: how experts are split over its
+    ranks: "tensor" (a shard of each) or "expert" (some of them).
 
-    Raises ArgumentError, and changes nothing, if the model has no such block or one
-    that computes more than they do."""
+    Raises ArgumentError, and changes nothing, if the model has no such block, or one
+    with a bias, another activation than SiLU, a dtype other than bfloat16 and float16,
+    or sizes that the ranks do not divide."""
     found = list(_find(model))
     made: list[tuple[nn.Module, str, nn.Module]] = []
     for parent, name, block in found:
