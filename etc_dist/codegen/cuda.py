@@ -166,10 +166,10 @@ def _check_roles(plan: Plan) -> None:
         raise CodegenError(
             f"graph {graph.name} has a GEMM that writes to a peer's memory",
             where=f"plan {graph.name}",
-            wanted="results on the own rank, except of functions that forward them, "
-            "and copies of a result on other ranks",
+            wanted="results in this rank's memory, except of matmul_send and of the "
+            "epilogue store_on_ranks",
             got="; ".join(far),
-            fix="write to the own rank, and send the result by another call",
+            fix="write to this rank's memory, and send that by a call of push_rows()",
         )
     if narrow := [c for c in calls if c.function.cluster != lane.cluster]:
         raise CodegenError(
@@ -186,7 +186,7 @@ def _check_roles(plan: Plan) -> None:
             where=f"plan {graph.name}",
             wanted=f"shared= of at most {MAX_SHARED_BYTES - STAGE_OFFSET} bytes",
             got=f"{buffer}",
-            fix="use less, or smaller tiles",
+            fix="lower shared= of these device functions, or use smaller tiles",
         )
 
 
@@ -293,7 +293,7 @@ def _check_names(call: Call, constants: Mapping[str, int]) -> None:
                 where=f"call {call.name}",
                 wanted=f"names other than {', '.join(sorted(known))}",
                 got=", ".join(taken),
-                fix="rename them",
+                fix="rename these constants",
             )
         known |= set(function.constants)
 

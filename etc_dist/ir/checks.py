@@ -45,11 +45,11 @@ def check_members(
     ]
     if foreign:
         raise GraphError(
-            f"call {call.name} uses what this graph does not have",
+            f"call {call.name} uses tensors or events of another graph",
             where=where,
             wanted="tensors and event tensors made by this g",
             got=", ".join(foreign),
-            fix="make them in this graph function",
+            fix="make them in this graph function, by g.local(...), g.events(...), ...",
         )
     inputs = [str(r) for r in call.writes if r.tensor.kind == "input"]
     if inputs:
@@ -108,7 +108,7 @@ def check_extents(
             where=where,
             wanted="the same shape on every rank",
             got=", ".join(found),
-            fix="use the largest shape of all ranks",
+            fix="use the same shape on all ranks, as large as the largest needs",
         )
 
 
@@ -288,7 +288,8 @@ def _check_far(call: Call, where: str) -> None:
             wanted="writes=[tensor.on(r)[...]], notifies=[events.on(r)[...]], with the "
             "same rank r in both",
             got=", ".join(map(str, (*call.writes, *call.notifies))),
-            fix="notify other events in a task that waits for this one's",
+            fix="write and notify once here, and notify further events in a call that "
+            "waits for this one's on rank r",
         )
 
 

@@ -357,5 +357,5 @@ def _check_lane(made: DeviceFunction) -> None:
             wanted="; ".join(wanted),
             got=f"lane {made.lane!r}, cluster {made.cluster}, reads_before_wait "
             f"{made.reads_before_wait}, roles {made.roles}, streams {made.streams}",
-            fix="use the tensor lane, or change these terms",
+            fix="use lane='tensor', or change these arguments of device_function",
         )

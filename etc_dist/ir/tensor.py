@@ -214,7 +214,7 @@ def _region(tensor: Tensor, rank: Expr | None, index: Any) -> Region:
                     where=f"{tensor.name}[...]",
                     wanted="start:stop, : or tile(i, size)",
                     got=f"step {part.step}",
-                    fix="drop the step",
+                    fix="write start:stop without a step",
                 )
             start = wrap(0 if part.start is None else part.start)
             stop = extent if part.stop is None else wrap(part.stop)
@@ -225,7 +225,7 @@ def _region(tensor: Tensor, rank: Expr | None, index: Any) -> Region:
                     where=f"{tensor.name}[{start}:{stop}]",
                     wanted="start and stop counted from the beginning",
                     got=f"{start}:{stop}",
-                    fix="write the extent minus a number for places from the end",
+                    fix="write n - 2 instead of -2, where n is the extent of the axis",
                 )
             starts.append(start)
             sizes.append(size)

@@ -218,7 +218,7 @@ class Operation:
                 where=self._table.name,
                 wanted=f"an open {self._table.name}",
                 got="a call after close()",
-                fix="make a new one",
+                fix=f"make a new {self._table.name}, or call it before close()",
             )
 
 

@@ -97,7 +97,7 @@ def split_tile(graph: str, tile: int, piece: tuple[int, int]) -> tuple[int, int]
             where=graph,
             wanted="tile_size: a multiple of both numbers of piece",
             got=f"tile_size = {tile}, piece = {tuple(piece)}",
-            fix="choose both sizes",
+            fix="choose a tile_size that both numbers of piece divide",
         )
     return tile // rows, tile // columns
 

@@ -109,8 +109,8 @@ def _too_large(
     return ArgumentError(
         f"the arrays are too large for {plan.graph.name} on GPUs",
         where=f"{plan.graph.name}, {', '.join(f'{k}={v}' for k, v in dims.items())}",
-        wanted="dims, units and offsets of events with absolute values below "
-        "2147483648, as indices on GPUs have 32 bits",
+        wanted="dims, numbers of tasks and offsets of events with absolute values "
+        "below 2147483648, as indices on GPUs have 32 bits",
         got=", ".join(f"{n.removeprefix('dim_')} = {v}" for n, v in large.items()),
         fix="split the call into several, along the largest axis",
     )

@@ -56,8 +56,9 @@ def out_of_range(records: Sequence[RangeRecord]) -> ArgumentError:
         where="; ".join(map(str, records[:SHOWN])) + more,
         wanted=first.wanted,
         got=first.got,
-        fix="correct the tensors that these maps load from, inputs or what tasks "
-        "compute, or the call's maps, order or empty_until",
+        fix="correct the values in the tensors that these expressions load (inputs, or "
+        "results of earlier tasks), or the expressions, order= or empty_until= of "
+        "the call",
     )
 
 

@@ -320,7 +320,8 @@ def _cannot_grow(name: str, dims: Mapping[str, int]) -> WorldError:
         where=f"{name}, {', '.join(f'{k}={v}' for k, v in dims.items())}",
         wanted="a shape that fits the memory which captured CUDA graphs refer to",
         got="a larger one",
-        fix="run the largest shape once before capturing, or use another operation",
+        fix="run the largest shape once before the first capture, or make another "
+        "program or operation for this shape",
     )
 
 

@@ -59,7 +59,7 @@ def encode(
         raise _refused(pointer, shape, dtype, wanted)
     if code:
         raise WorldError(
-            "the GPU's driver did not describe an array",
+            "the CUDA driver made no TMA descriptor of an array",
             where=f"array at {pointer:#x}, shape {list(shape)} {dtype}",
             wanted="cuTensorMapEncodeTiled to return 0",
             got=f"error {code} of the CUDA driver",
@@ -91,7 +91,7 @@ def _refused(
     pointer: int, shape: Sequence[int], dtype: str, wanted: str
 ) -> ArgumentError:
     return ArgumentError(
-        "an array cannot be read by bulk copies",
+        "an array cannot be read by TMA",
         where=f"array at {pointer:#x}",
         wanted=wanted,
         got=f"shape {list(shape)} {dtype}",

@@ -215,9 +215,9 @@ def _check_arguments(
         raise ArgumentError(
             "the graph cannot be evaluated at these dims",
             where=where,
-            wanted="a value for every named number of the graph",
+            wanted="a value for every number of g.let",
             got=f"{error}, at {dict(dims)}",
-            fix="give other dims",
+            fix="give dims at which all numbers of g.let can be computed",
         ) from error
     if workers < 1 or workers % cluster:
         raise ArgumentError(
@@ -225,7 +225,7 @@ def _check_arguments(
             where=where,
             wanted=f"a multiple of {cluster}, the workers of a cluster",
             got=str(workers),
-            fix="launch whole clusters",
+            fix="give another number of workers",
         )
     loadable = [t.name for t in graph.tensors if t.dtype == "int32"]
     for name, values in tensors.items():
@@ -241,7 +241,7 @@ def _check_arguments(
             raise ArgumentError(
                 f"runtime tensor {name} is not given for all ranks",
                 where=where,
-                wanted=f"{graph.world_size} arrays, one a rank",
+                wanted=f"{graph.world_size} arrays, one for each rank",
                 got=f"{len(values)}",
                 fix="gather the tensor's values from all ranks",
             )

@@ -50,7 +50,7 @@ def test_a_reference_out_of_range_is_named():
     wrong = with_call(plan, "send", notifies=(ref.events.on(RANK + 1)[0],))
     with pytest.raises(GraphError, match=r"a rank of 0 \.\. 1") as caught:
         run_ring(wrong)
-    assert caught.value.what == "call send has a reference out of range"
+    assert caught.value.what == "an index of call send is out of range"
 
 
 @pytest.mark.parametrize("inputs", [None, [[1]], [{"x": [0.0] * 4}]])

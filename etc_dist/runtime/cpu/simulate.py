@@ -201,7 +201,8 @@ class _Run:
             where=f"graph {self._plan.graph.name}",
             wanted="waits that are all met",
             got="\n          ".join(lines),
-            fix="correct the events' counts and coordinate maps, or the order of tasks",
+            fix="correct expects= of these events, the indices in waits= and "
+            "notifies=, or order= of the calls",
         )
 
 
@@ -218,5 +219,5 @@ def _check_complete(plan: Plan, arrays: Sequence[Mapping[str, Array]]) -> None:
                 where=f"graph {plan.graph.name}, rank {rank}",
                 wanted=f"all {missing.size} elements written",
                 got=f"{int(missing.sum())} unwritten, the first at [{first}]",
-                fix="write all elements that the bodies read",
+                fix="make the writes= of the calls cover the whole output",
             )

@@ -213,9 +213,9 @@ def _outside(
     if loaded:
         return range_error(task, f"{wanted}, in {what}", numbers)
     return GraphError(
-        f"call {task.call.name} has a reference out of range",
+        f"an index of call {task.call.name} is out of range",
         where=f"{task.where}: {what}",
         wanted=wanted,
         got=numbers,
-        fix="correct the coordinate map of this reference",
+        fix="correct the index expression of this region or event in g.call()",
     )

@@ -86,7 +86,7 @@ def make_lane_workers(plan: Plan, workers: int) -> list[LaneWorker]:
     """The lane workers of one rank; all ranks have the same."""
     if workers < 1 or workers % plan.cluster:
         raise ArgumentError(
-            "these workers cannot run the plan",
+            "this number of workers cannot run the plan",
             where=f"plan of graph {plan.graph.name}",
             wanted=f"a positive multiple of {plan.cluster}, the plan's cluster",
             got=f"{workers} workers",
