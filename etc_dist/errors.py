@@ -206,7 +206,7 @@ class WorkersRecord:
 @dataclass(frozen=True)
 class RangeRecord:
     """One task whose data do not fit the graph, such as indices out of range: `wanted`
-    names the maps, `got` their values as far as they are known."""
+    names the index expressions, `got` their values as far as they are known."""
 
     rank: int
     worker: int

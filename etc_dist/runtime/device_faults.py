@@ -90,11 +90,12 @@ def _range_record(
     call, task = _task(plan, fault, plan.graph.environment(dims, rank))
     regions = [r for r in (*call.reads, *call.writes) if r.is_loaded]
     events = [*call.loaded_waits, *(ref for ref in call.notifies if ref.is_loaded)]
-    maps = ", ".join(dict.fromkeys(map(str, (*regions, *events))))
+    loading = ", ".join(dict.fromkeys(map(str, (*regions, *events))))
     lane = LANES[int(fault["lane"])]
     if fault["event"] == NOT_EMPTY:
         return not_empty(rank, int(fault["worker"]), lane, task)
-    wanted = f"elements, regions, ranks, loads and 32-bit results in range, in {maps}"
+    wanted = "elements, regions, ranks, loads and 32-bit results in range, in "
+    wanted += loading
     got = "one out of range"
     return RangeRecord(rank, int(fault["worker"]), lane, task, wanted, got)
 

@@ -26,8 +26,8 @@ REMEMBERED = 1024
 class RunCheck:
     """Checks the runs of one plan, on all ranks alike.
 
-    Tensors that maps load from are written once. So after a run they have the values
-    that were loaded, and `verify` can enumerate the run."""
+    Tensors that index expressions load from are written once. So after a run they have
+    the values that were loaded, and `verify` can enumerate the run."""
 
     def __init__(self, plan: Plan, world: World, workers: int):
         self._plan, self._world, self._workers = plan, world, workers

@@ -1,9 +1,9 @@
 """Plans: the assignment of tasks to workers, as index arithmetic, never as a table.
 
 A lane's tasks are the tasks of its calls, one call after the other, in a loop turn by
-turn. A *unit* is what
-the lane assigns at once: one task, or, in a lane whose workers run in clusters of two,
-one task that both run together or two tasks that each runs alone.
+turn (a turn is one iteration). A *unit* is what the lane assigns at once: one task, or,
+in a lane whose workers run in clusters of two, one task that both run together or two
+tasks that each runs alone.
 
 A strided lane assigns unit u to cluster u % clusters. Units of a ticket lane are
 claimed in order with an atomic ticket: on the tensor lane by clusters, on the transfer

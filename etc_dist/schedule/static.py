@@ -12,9 +12,9 @@ def schedule_static(graph: GraphFunction) -> Plan:
     """The static plan of `graph`: each lane runs its calls in the graph's order.
 
     Tasks of the tensor lane are assigned round-robin (the paper's base policy), or
-    claimed dynamically (atomic ticket) if the work of some depends on data and is not
-    even. Tasks of the transfer lane are claimed dynamically. ScheduleError for a graph
-    without calls."""
+    claimed by an atomic ticket if the work of some depends on data and is not even.
+    Tasks of the transfer lane are claimed by an atomic ticket. ScheduleError for a
+    graph without calls."""
     require_calls(graph)
     lanes = []
     for name in (TENSOR, TRANSFER):

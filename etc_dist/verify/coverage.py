@@ -13,7 +13,7 @@ from etc_dist.verify.violations import Fault, Tally
 
 def check_once(tasks: Enumeration, cells: Cells, kind: str, tally: Tally) -> None:
     """Refuse cells that are written more than once. `kind` describes the tensor: an
-    output, or a tensor that maps load from."""
+    output, or a tensor that index expressions load from."""
     written = np.flatnonzero(cells.write)
     cell = cells.cell[written]
     twice = np.flatnonzero(np.diff(cell) == 0)
@@ -59,7 +59,8 @@ def check_reads(tasks: Enumeration, cells: Cells, ordered: bool, tally: Tally) -
             f"{tasks.name(int(cells.task[bad[0]]))} {cells.verb(int(bad[0]))} "
             f"{cells.name(int(cells.cell[bad[0]]))}, which no {others}"
         )
-        fix = "write all elements that are read, or read less"
+        fix = "extend the written regions to all elements that are read, or shrink the "
+        fix += "read region"
         fault = Fault(GraphError, text, fix, int(bad.size))
         tally.add(("unwritten", cells.tensor.name), fault)
 

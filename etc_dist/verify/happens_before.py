@@ -23,7 +23,8 @@ class HappensBefore:
     A task that waits for an element is ordered after all tasks that notify it. Tasks
     of a strided lane that a worker runs alone are ordered by the worker's sequence.
     All others are ordered by events only: tasks of a cluster overlap, and tasks of
-    ticket and queue lanes run concurrently. `level` rises along every ordered step."""
+    ticket and queue lanes run concurrently. `level` is a topological order: it rises
+    along every ordered step."""
 
     tasks: Enumeration
     level: Array
@@ -84,14 +85,14 @@ class HappensBefore:
 
     @cached_property
     def _alike(self) -> tuple[Array, Array]:
-        """For each task, the number of those that notify the same elements, and of
-        those that wait for the same ones."""
+        """For each task, its equivalence class by the elements that it notifies, and
+        by those that it waits for."""
         return _numbered(self.tasks.notify), _numbered(self.tasks.wait)
 
     def search_events(self, first: Array, second: Array) -> Mask:
-        """Pairs ordered by a chain of steps that begins and ends with an event: alike
-        for all tasks that notify the same elements, and that wait for the same ones.
-        Fast where many pairs have the same kind."""
+        """Pairs ordered by a chain of steps that begins and ends with an event. Such an
+        order depends only on the elements that the first task notifies and those that
+        the second waits for, so one pair of each equivalence class is searched."""
         notifies, waits = self._alike
         kinds = notifies[first] * (int(waits.max(initial=0)) + 1) + waits[second]
         _, one, kind = np.unique(kinds, return_index=True, return_inverse=True)

@@ -93,8 +93,9 @@ def _access(
 
 
 def check_own_writes(tasks: Enumeration, cells: Cells, tally: Tally) -> None:
-    """Refuse tasks that write elements which their own maps load: the body on the
-    device evaluates its maps at any time, before and after its writes."""
+    """Refuse tasks that write elements which their own index expressions load: the
+    device evaluates these expressions at any time, before and after the task's writes.
+    """
     if not cells.cell.size or (cells.phase >= EARLY).all():
         return
     new = (np.diff(cells.cell, prepend=-1) != 0) | (
@@ -106,7 +107,8 @@ def check_own_writes(tasks: Enumeration, cells: Cells, tally: Tally) -> None:
     if own.size:
         text = (
             f"{tasks.name(int(cells.task[own[0]]))} writes "
-            f"{cells.name(int(cells.cell[own[0]]))}, from which its own maps load"
+            f"{cells.name(int(cells.cell[own[0]]))}, which its own index expressions "
+            "load"
         )
         fix = "write to another tensor, or in another task"
         fault = Fault(RaceError, text, fix, int(own.size))

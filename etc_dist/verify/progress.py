@@ -132,7 +132,7 @@ def _without_order(tasks: Enumeration) -> Enumeration:
 def suppose_events(tasks: Enumeration) -> tuple[Enumeration, Array]:
     """`tasks` with each unknown event tensor as one element, and the rounds of
     `run_queues` for them. All waits for the tensor wait for that element, all
-    notifications notify it. This orders more than the plan does; if the result is
+    notifications notify it: an over-approximation of the order of tasks. If it is
     cyclic, some rounds are NONE."""
     first, names = tasks.elements.total, sorted(tasks.unknown_events)
     wait, notify = tasks.wait.copy(), tasks.notify.copy()

@@ -86,8 +86,8 @@ def verify(
     * each order is a bijection onto its grid; a run of empty tasks ends after its first
       one, and no gathering task follows it;
     * ranks, event elements and regions are in range; only far functions write to, or
-      notify, a rank of another host; operands have the equal sizes,
-      and lie apart, as their device function declares;
+      notify, a rank of another host; operands have equal sizes and do not overlap
+      where their device function declares it;
     * every event element gets exactly the notifications it expects, on a rank where
       some task waits for it; the queues of all lanes run to their end;
     * two tasks that touch the same memory, one of them writing, are ordered by events
@@ -173,7 +173,7 @@ def _check_tasks(tasks: Enumeration, rounds: Array, stuck: list[Fault]) -> list[
     level = np.zeros_like(rounds)
     supposed = tasks
     if tasks.unknown_events:
-        # A pair that even the supposed events do not order is a race in any case.
+        # They order more than the plan does: a pair without an order is a race.
         supposed, rounds = suppose_events(tasks)
     if not stuck and (rounds != NONE).all():
         order = order_tasks(supposed, rounds)
@@ -186,7 +186,8 @@ def _check_tasks(tasks: Enumeration, rounds: Array, stuck: list[Fault]) -> list[
             if complete:
                 check_complete(cells, tally)
         elif cells.tensor in loaded:
-            check_once(tasks, cells, "a tensor that maps load from", tally)
+            kind = "a tensor that index expressions load from"
+            check_once(tasks, cells, kind, tally)
         check_own_writes(tasks, cells, tally)
         if complete and not cells.tensor.is_given:
             check_reads(tasks, cells, races is not None, tally)
@@ -278,16 +279,16 @@ def _check_structure(plan: Plan) -> list[Fault]:
 
 
 def _check_loaded(graph: GraphFunction) -> list[Fault]:
-    """Refuse writes that could change a value after a map has loaded it: a run is
-    checked with the values that the tensors have at its end."""
+    """Refuse writes that could change a value after an index expression has loaded it:
+    a run is checked with the values that the tensors have at its end."""
     loaded = graph.loaded_tensors()
     fix = "load from an input, or from a local tensor whose written regions have no "
     fix += "loads"
     return [
         Fault(
             GraphError,
-            f"call {call.name} writes {region}, a loaded region of a tensor that maps "
-            "load from",
+            f"call {call.name} writes {region}, a loaded region of a tensor that index "
+            "expressions load from",
             fix,
         )
         for call in graph.calls

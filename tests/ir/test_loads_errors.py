@@ -57,7 +57,7 @@ def test_a_number_that_is_needed_before_the_run_cannot_be_loaded(place, what, ki
 def test_a_named_number_cannot_be_loaded(kind):
     error = refused(lambda g, number: g.let("many", number + 1), kind)
     assert error.where == "graph body"
-    assert error.fix == "write the load in the maps that use it"
+    assert error.fix == "write the load in the index expressions that use it"
 
 
 @pytest.mark.parametrize("index", [(), (0, 0)])

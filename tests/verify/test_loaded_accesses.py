@@ -250,7 +250,7 @@ def test_a_notified_element_with_a_loaded_count_is_ordered_after_that_count():
     check(build(lambda g: body(g, orders=False, cross_rank=True)), workers=4)
 
 
-def test_a_task_that_writes_what_its_maps_load_is_refused():
+def test_a_task_that_writes_what_its_indices_load_is_refused():
     def body(g: Graph) -> None:
         table = g.local("table", (4,), "int32")
         y = g.output("y", (4,), "float32")
@@ -258,9 +258,7 @@ def test_a_task_that_writes_what_its_maps_load_is_refused():
         g.call(touch(0, 2), g.grid(b=1), name="add", writes=writes)
 
     error = refused(build(body))
-    assert "add[b=0] on rank 0 writes table[1:2] on rank 0, from which its own" in (
-        error.got
-    )
+    assert "add[b=0] on rank 0 writes table[1:2] on rank 0, which its own" in error.got
 
 
 def loaded_twice(g: Graph, *, kind: str = "local", again: Callable[..., Any]) -> None:
@@ -283,14 +281,14 @@ def test_a_second_write_of_a_loaded_tensor_is_refused():
         "\n    - table[2:3] on rank 0 is written by fill[w=0] on rank 0 and by "
         "again[a=0] on rank 0"
     )
-    assert "each element of a tensor that maps load from" in error.fix
+    assert "each element of a tensor that index expressions load from" in error.fix
 
 
 def test_a_loaded_region_of_a_loaded_tensor_is_refused():
     error = refused(build(lambda g: loaded_twice(g, again=lambda t: t[t.load(1)])))
     assert error.got == (
         "\n    - call again writes table[table[1]], a loaded region of a tensor that "
-        "maps load from"
+        "index expressions load from"
     )
 
 
