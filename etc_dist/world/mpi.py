@@ -6,8 +6,11 @@ import atexit
 import ctypes
 import os
 import pickle
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from types import ModuleType, NoneType
 from typing import TYPE_CHECKING, Any, cast
@@ -28,10 +31,27 @@ _unfinished: list[object] = []
 """Requests that were given up, with the memory that MPI still uses."""
 
 
-def import_mpi() -> ModuleType:
-    """mpi4py's MPI, started; WorldError where it cannot be used."""
+_JOB = {
+    "PMI_RANK": "PMI_SIZE",
+    "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE",
+    "PMIX_RANK": "SLURM_NTASKS",
+}
+"""Variables of launchers: this process's rank, and the number of ranks."""
+_END_LATE = """
+import os, select, sys
+process, limit, text = sys.argv[1:]
+if not select.select([0], [], [], float(limit))[0]:
+    os.write(2, text.encode())
+    os.kill(int(process), 9)
+"""
+
+
+def import_mpi(limit: float) -> ModuleType:
+    """mpi4py's MPI, started; WorldError where it cannot be used. The process ends if
+    other ranks do not start MPI within `limit` seconds."""
     try:
-        from mpi4py import MPI
+        with _ends_after(limit):
+            from mpi4py import MPI
     except (ImportError, RuntimeError) as fault:
         raise WorldError(
             "MPI cannot be used",
@@ -42,6 +62,27 @@ def import_mpi() -> ModuleType:
             "then start with mpirun -n <ranks> python ...",
         ) from fault
     return MPI
+
+
+@contextmanager
+def _ends_after(limit: float) -> Iterator[None]:
+    """Show an error and end this process after `limit` seconds.
+
+    NOTE: by another process, since mpi4py keeps Python's lock while MPI_Init waits for
+    all ranks."""
+    job = next(((r, n) for r, n in _JOB.items() if r in os.environ), None)
+    if job is None or "mpi4py.MPI" in sys.modules:
+        yield
+        return
+    rank, size = (os.environ.get(name, "?") for name in job)
+    error = rank_errors.not_together(rank, size, limit)
+    text = f"{type(error).__name__}: {error}\n"
+    command = [sys.executable, "-I", "-S", "-c", _END_LATE, str(os.getpid())]
+    ending = subprocess.Popen([*command, str(limit), text], stdin=subprocess.PIPE)
+    try:
+        yield
+    finally:
+        ending.communicate()
 
 
 def check_comm(mpi: ModuleType, comm: Any) -> None:

@@ -64,7 +64,7 @@ def not_a_member() -> ArgumentError:
     )
 
 
-def not_together(rank: int, size: int, limit: float) -> WorldError:
+def not_together(rank: int | str, size: int | str, limit: float) -> WorldError:
     """Not all ranks of the communicator or process group called `start`."""
     return WorldError(
         "not all ranks called start",

@@ -160,7 +160,7 @@ def _find_ranks(comm: Any, group: Any) -> _Ranks:
             getattr(group, "group_name", ""),
             lambda: process_groups.device_of(group),
         )
-    library = mpi.import_mpi()
+    library = mpi.import_mpi(Settings.world_limit)
     mpi.keep_children_out_of_mpi()
     return _Ranks(
         lambda limit: mpi.MpiGather(mpi.duplicate(library, comm, limit)),

@@ -31,6 +31,20 @@ def test_a_world_that_is_not_closed_is_closed_at_exit_in_silence():
     assert run_job(START) == (0, "")
 
 
+@pytest.mark.parametrize("end", ["sys.exit(0)", "time.sleep(30)"])
+def test_ranks_whose_peer_does_not_start_mpi_end_with_an_error(end):
+    source = f"""
+Settings.world_limit = 1.0
+if os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")) == "1":
+    {end}
+start(CPU)
+"""
+    code, output = run_job(IMPORTS + source, 2, "--grace", "0.2")
+    assert code not in (0, 124)
+    assert "[rank 0] WorldError: not all ranks called start" in output
+    assert "start of the world, rank 0 of 2" in output
+
+
 def test_a_call_that_one_rank_makes_alone_ends_all_with_its_error():
     source = """
 if world.rank == 1:
