@@ -122,6 +122,10 @@ class Batch:
         Returns the requests with new tokens, and those that have ended, which leave the
         batch: none, while prompts are read. ArgumentError for a batch without requests.
         """
+        with self._model.world.exclusive:  # so that an interrupt leaves no half step
+            return self._step()
+
+    def _step(self) -> list[Request]:
         parts = self._choose()
         steps = self._choose_steps(parts)
         ids: list[int] = []
@@ -147,13 +151,16 @@ class Batch:
         )
         changed, end = [], 0
         for request, count in parts:
-            request.cached, end = request.cached + count, end + count
-            if request.cached == len(request.tokens):
+            cached, end = request.cached + count, end + count
+            if cached == len(request.tokens):
                 tokens = found[:, end - 1]
-                _extend(request, tokens[tokens >= 0].tolist())
+                tokens = tokens[tokens >= 0].tolist()
+                _extend(request, tokens)
+                cached += len(tokens) - 1
                 changed.append(request)
                 if request.is_done:
                     self.remove(request)
+            request.cached = cached
         return changed
 
     def _choose_steps(self, parts: Sequence[tuple[Request, int]]) -> int:
@@ -185,7 +192,6 @@ class Batch:
 
 def _extend(request: Request, tokens: Sequence[int]) -> None:
     """Adds tokens, of which only the last may be a stop token."""
-    request.cached += len(tokens) - 1
     for token in tokens:
         if token in request.stop:
             request.is_done = True

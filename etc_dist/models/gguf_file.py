@@ -4,6 +4,7 @@ names that a Hugging Face folder has."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -86,11 +87,20 @@ class GgufFile:
         if self._reader.byte_order == "S":  # swapped: its tensors are read as they are
             fix = "use a file for machines like this one"
             raise self.refused("the byte order of this machine", "the other", fix)
+        tensors = sorted(self._reader.tensors, key=lambda t: int(t.data_offset))
+        for one, after in pairwise(tensors):
+            if one.data_offset + one.n_bytes > after.data_offset:
+                got = f"{one.name} and {after.name}"
+                raise self.refused("tensors that do not overlap", got, "copy it again")
 
     def get(self, key: str, default: Any = None) -> Any:
         """A value of the metadata."""
         field = self._reader.get_field(key)
-        return default if field is None else field.contents()
+        try:
+            return default if field is None else field.contents()
+        except UnicodeDecodeError as error:
+            wanted = f"{key}: texts in UTF-8"
+            raise self.refused(wanted, str(error), "use another file") from error
 
     def config(self) -> ModelConfig:
         kind = self.get("general.architecture")
@@ -144,11 +154,11 @@ class GgufFile:
             "expert_weights_norm": mixture.normalizes,
         }
         found = []
-        for name, field in self._reader.fields.items():
+        for name in self._reader.fields:
             prefix, _, key = name.partition(".")
             if prefix != kind or key in KEYS:
                 continue
-            value = field.contents()
+            value = self.get(name)
             if key not in neutral or value != neutral[key]:
                 found.append(f"{name} = {value!r}")
         if found:

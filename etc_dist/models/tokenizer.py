@@ -241,7 +241,16 @@ def _of_gguf(file: GgufFile) -> Tokenizer:
         wanted = f"tokenizer.ggml.model gpt2, with tokenizer.ggml.pre {known}"
         fix = "use the Hugging Face folder of this model, or token ids"
         raise _refused(file.path, wanted, f"{kind}, {split}", fix)
-    texts = file.get("tokenizer.ggml.tokens")
+    texts = file.get("tokenizer.ggml.tokens", ())
+    kinds = file.get("tokenizer.ggml.token_type", ())
+    numbers = {
+        name: file.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")
+    }
+    numbers = {name: number for name, number in numbers.items() if number is not None}
+    if not texts or max(len(kinds), *(n + 1 for n in numbers.values()), 0) > len(texts):
+        wanted = "tokenizer.ggml.tokens, one for each type, for bos and for eos"
+        got = f"{len(texts)} tokens, {len(kinds)} types, {numbers}"
+        raise _refused(file.path, wanted, got, "use another file")
     merges = [tuple(one.split(" ")) for one in file.get("tokenizer.ggml.merges", ())]
     vocabulary = {text: number for number, text in enumerate(texts)}
     for pair in merges:
@@ -262,18 +271,13 @@ def _of_gguf(file: GgufFile) -> Tokenizer:
     words = pre.ByteLevel(add_prefix_space=False, use_regex=split == DIGITS)
     tokens.pre_tokenizer = pre.Sequence([first, words])
     tokens.decoder = tokenizers.decoders.ByteLevel()
-    kinds = file.get("tokenizer.ggml.token_type", ())
     for number, kind in enumerate(kinds):
         added = tokenizers.AddedToken(texts[number], normalized=False)
         if kind == CONTROL:
             tokens.add_special_tokens([added])
         elif kind == USER_DEFINED:
             tokens.add_tokens([added])
-    numbers = {
-        f"{name}_token": file.get(f"tokenizer.ggml.{name}_token_id")
-        for name in ("bos", "eos")
-    }
-    special = {name: texts[n] for name, n in numbers.items() if n is not None}
+    special = {f"{name}_token": texts[n] for name, n in numbers.items()}
     return Tokenizer(tokens, file.get("tokenizer.chat_template"), special)
 
 

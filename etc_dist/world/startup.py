@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import NoneType
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
 _worlds: list[World] = []
 """The worlds in the order of their start, without those that are closed."""
+_starting = threading.Lock()
+"""Held by the thread that starts a world."""
 
 
 def start(
@@ -75,6 +78,22 @@ def start(
         raise rank_errors.forked()
     for world in _worlds:
         world.exclusive.refuse_nested()
+    if not _starting.acquire(blocking=False):
+        name = threading.current_thread().name
+        raise rank_errors.second_thread("another thread", f"thread {name!r}")
+    try:
+        return _start_alone(settings, comm, process_group, abort_on_uncaught)
+    finally:
+        _starting.release()
+
+
+def _start_alone(
+    settings: Settings | None,
+    comm: MPI.Intracomm | None,
+    process_group: ProcessGroup | None,
+    abort_on_uncaught: bool,
+) -> World:
+    """`start`, by one thread at a time."""
     ranks = _find_ranks(comm, process_group)
     processes.watch_forks()
     limit = Settings.world_limit

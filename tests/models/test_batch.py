@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from etc_dist.errors import ArgumentError
+from etc_dist.errors import ArgumentError, WorldError
 from etc_dist.models import Batch, Sampling, load
 from etc_dist.models.pages import PageTable
+from etc_dist.settings import Settings
+from etc_dist.world import start
 from tests.models.small import make_model
 
 ONE_RANK = pytest.mark.mpi(max_size=1)
@@ -96,6 +98,22 @@ def test_a_step_that_fails_leaves_the_model_usable(folder, one_rank, steps):
             while not batch.is_done:
                 batch.step()
         assert [request.new_tokens] == wanted
+
+
+@ONE_RANK
+def test_a_step_that_is_interrupted_breaks_the_world(folder, one_rank, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    own = start(Settings(backend="cpu"))
+    with load(folder, **OPTIONS, world=own) as model, Batch(model) as batch:
+        batch.add([3, 4], max_new_tokens=6)
+        monkeypatch.setattr("etc_dist.models.batch._extend", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            batch.step()
+        with pytest.raises(WorldError, match="a call was interrupted"):
+            batch.step()
+    own.close()
 
 
 @ONE_RANK

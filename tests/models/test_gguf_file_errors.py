@@ -84,3 +84,19 @@ def test_files_that_are_not_complete_are_refused_by_name(tmp_path, size):
 def test_models_that_are_not_supported_are_refused(tmp_path, changes, text):
     write(tmp_path / "model.gguf", **changes)
     assert text in refusal(tmp_path / "model.gguf")
+
+
+def test_texts_that_are_not_utf8_are_refused(tmp_path):
+    path = tmp_path / "model.gguf"
+    write(path, **{"rope.scaling.type": "linear"})
+    path.write_bytes(path.read_bytes().replace(b"linear", b"\xff" * 6))
+    assert "llama.rope.scaling.type: texts in UTF-8" in refusal(path)
+
+
+def test_tensors_that_overlap_are_refused(tmp_path, monkeypatch):
+    path = tmp_path / "model.gguf"
+    write(path, tensors={name: np.ones(64, np.float32) for name in "ab"})
+    text = path.read_bytes()
+    second = text.rindex((256).to_bytes(8, "little"), 0, text.index(b"\0\0\x80?"))
+    path.write_bytes(text[:second] + (224).to_bytes(8, "little") + text[second + 8 :])
+    assert "tensors that do not overlap" in refusal(path)

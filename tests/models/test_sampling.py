@@ -53,8 +53,8 @@ def test_without_choice_the_most_likely_ids_follow(folder, one_rank, sampling):
 @ONE_RANK
 def test_ids_of_a_step_have_the_probabilities_of_its_logits(folder, one_rank):
     with load(folder, batch=128, positions=16, world=one_rank) as model:
-        table = np.zeros((128, 1), np.int32)  # all rows write the same to the cache
-        of_rows = [7] * 128, [0] * 128, [0] * 128, table
+        table = np.arange(128, dtype=np.int32)[:, None]
+        of_rows = [7] * 128, range(128), [0] * 128, table  # with equal logits
         found = np.concatenate(
             [
                 model.steps(

@@ -142,6 +142,20 @@ def test_words_of_a_gguf_file_are_split_as_its_tokenizer_says(
     assert load_tokenizer(path).encode(text) == expected
 
 
+@pytest.mark.parametrize(
+    "metadata", [{}, {"tokens": ["a"], "bos_token_id": 1}], ids=["none", "bos"]
+)
+def test_a_gguf_file_that_lacks_tokens_is_refused(tmp_path, metadata):
+    pytest.importorskip("gguf")
+    from tests.models.test_gguf_file_errors import write
+
+    metadata = {"model": "gpt2", "pre": "qwen2", **metadata}
+    path = tmp_path / "model.gguf"
+    write(path, metadata={f"tokenizer.ggml.{n}": v for n, v in metadata.items()})
+    with pytest.raises(ArgumentError, match=r"tokenizer\.ggml\.tokens, one for each"):
+        load_tokenizer(path)
+
+
 def test_the_end_of_a_text_may_be_an_incomplete_character():
     class Bytes:
         def decode(self, ids):

@@ -53,6 +53,19 @@ def test_call_while_another_thread_is_inside_one_is_refused_by_name(own):
     own.barrier()
 
 
+@pytest.mark.mpi(max_size=1)
+def test_threads_that_start_at_once_start_one_world(own, monkeypatch):
+    def second(*_):
+        with pytest.raises(WorldError, match="another thread was inside a call"):
+            in_thread(lambda: start(own.settings))
+        raise WorldError("none", where="", wanted="", got="", fix="")
+
+    monkeypatch.setattr("etc_dist.world.startup._find_ranks", second)
+    for _ in range(2):
+        with pytest.raises(WorldError, match="none"):
+            start(own.settings)
+
+
 @pytest.mark.mpi(max_size=2)
 def test_calls_in_turn_from_different_threads_work(own):
     for _ in range(3):
