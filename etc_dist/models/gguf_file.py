@@ -182,7 +182,9 @@ class GgufFile:
         )
 
     def _rope(self, of: Any) -> dict[str, Any]:
-        kind = of("rope.scaling.type", "none")
+        # As llama.cpp: a factor without a type is a linear one.
+        is_linear = of("rope.scaling.factor", 1.0) not in (0.0, 1.0)
+        kind = of("rope.scaling.type", "linear" if is_linear else "none")
         factors = [t for t in self._reader.tensors if t.name == FACTORS]
         if factors and kind != "none":
             return {"rope_type": f"{kind} with {FACTORS}"}

@@ -100,3 +100,10 @@ def test_tensors_that_overlap_are_refused(tmp_path, monkeypatch):
     second = text.rindex((256).to_bytes(8, "little"), 0, text.index(b"\0\0\x80?"))
     path.write_bytes(text[:second] + (224).to_bytes(8, "little") + text[second + 8 :])
     assert "tensors that do not overlap" in refusal(path)
+
+
+@pytest.mark.parametrize(("factor", "kind"), [(4.0, "linear"), (1.0, "default")])
+def test_a_factor_of_rope_without_a_type_is_linear(tmp_path, factor, kind):
+    path = tmp_path / "model.gguf"
+    write(path, **{"rope.scaling.factor": factor})
+    assert GgufFile(path).config().rope["rope_type"] == kind
