@@ -43,7 +43,7 @@ from etc_dist.codegen.tiles import check_tiles, row_multiples
 from etc_dist.errors import CodegenError
 from etc_dist.ir.call import RANK, Call
 from etc_dist.ir.event import EventRef
-from etc_dist.ir.expr import Const
+from etc_dist.ir.expr import Const, Symbol
 from etc_dist.ir.function import FORWARD, TENSOR, TRANSFER
 from etc_dist.ir.tensor import Tensor
 from etc_dist.schedule.loops import Item, Loop
@@ -235,6 +235,7 @@ def _call(plan: Plan, lane: Lane, call: Call, number: int, arguments: Arguments)
         "kWrites": len(call.writes),
         "kMayBeIdle": int(_may_be_idle(call)),
         "kLoadsAhead": int(_loads_ahead(plan, call)),
+        "kWaitsAhead": call.streams_after or 0,
         "kReadsBeforeWait": int(bool(function.reads_before_wait)),
         "kHasRuns": int(_has_runs(plan, call)),
     }
@@ -251,7 +252,9 @@ def _call(plan: Plan, lane: Lane, call: Call, number: int, arguments: Arguments)
     lines += _numbers(plan, call)
     pace = "0" if call.pace == Const(0) else f"g.{pace_name(call.name)}"
     lines.append(method("i32 pace", pace))
-    order = ", ".join(text(e) for e in call.order)
+    # The extents of a grid that has a task are positive.
+    extents = {a.extent.name for a in call.axes if isinstance(a.extent, Symbol)}
+    order = ", ".join(text(e, extents) for e in call.order)
     lines.append(method("Coord at", f"{{{order}}}", "i32 t"))
     if call.empty_until is not None and constants["kHasRuns"]:
         lines.append(method("i32 empty_until", text(call.empty_until), "i32 t"))
@@ -320,10 +323,13 @@ def _may_be_idle(call: Call) -> bool:
 
 
 def _loads_ahead(plan: Plan, call: Call) -> bool:
-    """Whether streamed operands can be loaded before a task's waits are met: no task
-    writes them, and which part of them a task reads depends on no data."""
+    """Whether streamed operands can be loaded before a task's waits are met, or but the
+    first ones: no task writes them, and which part of them a task reads depends on no
+    data, or on some that is known by then."""
     streams = call.function.streams
-    if not streams or _is_dynamic(plan) or call.is_loaded or not call.waits:
+    if not streams or _is_dynamic(plan) or not call.waits:
+        return False
+    if call.is_loaded and call.streams_after is None:
         return False
     return all(call.reads[n].tensor.kind == "input" for n in streams)
 

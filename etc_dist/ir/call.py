@@ -63,6 +63,9 @@ class Call:
     number of their name."""
     even: bool = False
     """Whether tasks of equal work come first, then those that write nothing."""
+    streams_after: int | None = None
+    """The number of waits after which the indices are valid that a task loads, and its
+    streamed operands may be loaded; None: all."""
 
     @property
     def loop_axes(self) -> tuple[Coordinate, ...]:
@@ -123,6 +126,8 @@ class Call:
             lines.append(f"  pace {self.pace} ns")
         if self.even:
             lines.append("  even")
+        if self.streams_after is not None:
+            lines.append(f"  streams after {self.streams_after} of its waits")
         if self.empty_until is not None:
             lines.append(f"  empty from t, empty until {self.empty_until}")
         for n, region in enumerate(self.reads):

@@ -27,6 +27,7 @@ def check_call(call: Call, where: str, known: Set[str]) -> None:
     _check_ranks(call, where)
     _check_far(call, where)
     _check_reads_before_wait(call, where)
+    _check_streams_after(call, where)
     _check_pace(call, where)
 
 
@@ -303,6 +304,28 @@ def _check_reads_before_wait(call: Call, where: str) -> None:
             got=f"{len(call.waits)} waits, {'' if call.is_loaded else 'not '}loaded",
             fix="use a device function without reads_before_wait=",
         )
+
+
+def _check_streams_after(call: Call, where: str) -> None:
+    """Operands that are streamed before the last waits are inputs, and no wait is
+    loaded."""
+    after, streams = call.streams_after, call.function.streams
+    if after is None:
+        return
+    expect_type(after, int, f"{where}: streams_after=")
+    kinds = {call.reads[n].tensor.kind for n in streams}
+    if 0 < after < len(call.waits) and not call.loaded_waits and kinds == {"input"}:
+        return
+    waits = f"{len(call.waits)} waits, {len(call.loaded_waits)} of them loaded"
+    raise GraphError(
+        f"call {call.name} cannot load streamed operands before its last wait",
+        where=where,
+        wanted="0 < streams_after < the number of waits, of which none is loaded, and "
+        "a function that streams inputs",
+        got=f"streams_after={after}, {waits}, streams {list(streams)} of kinds "
+        f"{sorted(kinds)}",
+        fix="omit streams_after=",
+    )
 
 
 def _check_pace(call: Call, where: str) -> None:

@@ -268,6 +268,7 @@ class Graph:
         empty_until: Until | None = None,
         values: Mapping[str, Expr | int] | None = None,
         even: bool = False,
+        streams_after: int | None = None,
     ) -> Call:
         """Add `function` over `grid`, one task for each coordinate. A task waits for
         all `waits`, runs on the regions `reads` and `writes`, then notifies all
@@ -277,7 +278,9 @@ class Graph:
         nanoseconds between the starts of tasks of the transfer lane. name: default the
         function's. empty_until: maps t to the end of a run of tasks that write nothing
         if task t does not. values: the numbers that parameters of the body get. even:
-        tasks of equal work come first, then those that write nothing.
+        tasks of equal work come first, then those that write nothing. streams_after:
+        the number of waits after which a task that loads may begin with the operands
+        that its function streams.
 
         Raises GraphError for a call that cannot be correct, TypeError for an argument
         of a wrong type."""
@@ -302,6 +305,7 @@ class Graph:
             len(self._loops),
             named_values(values, where),
             even,
+            streams_after,
         )
         check_members(made, where, self._tensors, self._events)
         check_call(made, where, self._values())

@@ -29,8 +29,9 @@ NONE = -1
 
 WAITING, BEGINNING, EARLY, BODY = range(4)
 """The phases of a task that access memory: loads that determine its loaded waits, after
-its waits without loads; loads that determine its accesses and notifications; reads by
-its body before its last wait is met; all other accesses by its body."""
+its waits without loads, or its streamed operands, after its first waits; other loads
+that determine its accesses and notifications; reads by its body before its last wait is
+met; all other accesses by its body."""
 
 
 @dataclass(frozen=True)
@@ -145,14 +146,15 @@ class Enumeration:
 
     @cached_property
     def free_wait(self) -> Array:
-        """`wait` without loaded waits, and without the last wait of tasks that read
-        early."""
+        """`wait` without loaded waits, and without the last waits of tasks that read or
+        stream early."""
         free = self.wait.copy()
         for block in self.blocks:
-            last = len(block.call.waits) - 1
+            end = len(block.call.waits) - bool(block.call.function.reads_before_wait)
+            if block.call.streams_after is not None:
+                end = block.call.streams_after
             for k, ref in enumerate(block.call.waits):
-                is_last = k == last and bool(block.call.function.reads_before_wait)
-                if is_last or ref in block.call.loaded_waits:
+                if k >= end or ref in block.call.loaded_waits:
                     free[block.base : block.base + block.count, k] = NONE
         return free
 

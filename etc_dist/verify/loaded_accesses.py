@@ -17,6 +17,7 @@ from etc_dist.ir.expr import Const, Load
 from etc_dist.ir.graph import GraphFunction
 from etc_dist.ir.loads import Guard, guarded_loads, loads_of, under
 from etc_dist.ir.tensor import Region
+from etc_dist.schedule.plan import QUEUE
 from etc_dist.verify.cells import Cells
 from etc_dist.verify.enumeration import (
     BEGINNING,
@@ -37,9 +38,11 @@ def load_accesses(
     """The loads of the block's tasks; `given` names the tensors with known values."""
     found: list[Access] = []
     call = block.call
+    # All waits of a task from a queue are met before it starts.
+    streams = call.streams_after is not None and block.lane.policy != QUEUE
     for phase, exprs in (
         (WAITING, waiting_exprs(call)),
-        (BEGINNING, working_exprs(call)),
+        (WAITING if streams else BEGINNING, working_exprs(call)),
     ):
         for load, guards in dict.fromkeys(guarded_loads(exprs)):
             access = _access(block, graph, given, load, guards, phase, tally)

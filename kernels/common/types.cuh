@@ -11,6 +11,9 @@ ETC_DEVICE Integer floordiv(Integer a, Integer b) {
   return (a % b != 0 && ((a < 0) != (b < 0))) ? q - 1 : q;
 }
 ETC_DEVICE i32 floormod(i32 a, i32 b) { return a - floordiv(a, b) * b; }
+// The same of numbers that are not negative, which takes half of the instructions.
+ETC_DEVICE i32 div_natural(i32 a, i32 b) { return i32(u32(a) / u32(b)); }
+ETC_DEVICE i32 mod_natural(i32 a, i32 b) { return i32(u32(a) % u32(b)); }
 ETC_DEVICE bool fits_i32(i64 v) { return v == i64(i32(v)); }
 ETC_DEVICE constexpr i32 minimum(i32 a, i32 b) { return a < b ? a : b; }
 ETC_DEVICE constexpr i32 maximum(i32 a, i32 b) { return a > b ? a : b; }

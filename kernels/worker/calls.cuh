@@ -48,6 +48,12 @@ struct CallList {
     ((found || !in_call<Calls>(g, unit) ? false : (found = true, f(Calls{}, unit), true)), ...);
   }
 
+  // The units of a call from `unit` of it on.
+  template <class Call, class Args>
+  ETC_DEVICE static i32 left(const Args& g, i32 unit) {
+    return Call::units(g) - unit;
+  }
+
  private:
   template <class Call, class Args>
   ETC_DEVICE static bool in_call(const Args& g, i32& unit) {
@@ -83,6 +89,12 @@ struct LoopedCalls : List {
   ETC_DEVICE static void visit(const Args& g, i32 unit, F&& f) {
     visit_items<Items...>(g, unit, 0, f);
   }
+  // As left() of CallList, of the same turn.
+  template <class Call, class Args>
+  ETC_DEVICE static i32 left(const Args& g, i32 unit) {
+    const i32 units = Call::units(g);
+    return units - mod_natural(unit, units);
+  }
 
  private:
   // The unit of one turn of these items; `turn` counts the turns of all loops around them.
@@ -102,7 +114,7 @@ struct LoopedCalls : List {
   template <class Turns, class... Inner, class Args, class F>
   ETC_DEVICE static void enter(
       Loop<Turns, Inner...>, const Args& g, i32 unit, i32 turn, F& f) {
-    const i32 period = Turns::period(g), inner = unit / period;
+    const i32 period = Turns::period(g), inner = div_natural(unit, period);
     visit_items<Inner...>(g, unit - inner * period, turn * Turns::turns(g) + inner, f);
   }
   template <class Item, class Args>

@@ -22,7 +22,9 @@ class ClaimedUnits {
       : run_(run), base_(base), items_(base) {}
 
   // Calls f(unit, next) for each unit while it returns true. `published` counts the work items that
-  // f publishes; f may draw the next ticket early. is_begun: the first unit is not passed to f.
+  // f publishes; f may draw the next ticket early. Where units are neither drawn nor popped, f may
+  // run some of the cluster's next ones, too, and sets `unit` to the last of them. is_begun: the
+  // first unit is not passed to f.
   template <class F>
   ETC_DEVICE void each(bool is_begun, const u32& published, F f) const {
     const i32 clusters = i32(gridDim.x) / Program::kTensorCluster;

@@ -86,14 +86,41 @@ struct WaitCache {
     }
     return is_unfenced = true;
   }
+  // Whether the event of the n-th wait is met; if so, it is known from now on.
+  template <class Program>
+  ETC_DEVICE bool look(const Run<Program>& run, int n, const EventRef& event) {
+    if (n < kMost && index[n] == event.index) return true;
+    if (!event_is_met(run, event)) return false;
+    if (n < kMost) index[n] = event.index;
+    return is_unfenced = true;
+  }
 };
+
+// Waits for the n-th event of a task, unless it is known to be met.
+template <bool kSleeps, class Program, class Call>
+ETC_DEVICE bool wait_event_once(
+    const Run<Program>& run, const typename Call::Coord& c, int n, Waiter& who,
+    WaitCache& cache) {
+  const EventRef event = Call::wait(run.g, c, n);
+  return !cache.update(n, event) || wait_event<kSleeps>(run, event, who);
+}
+// Whether those after the first kWaitsAhead are met, of a task that loads none of them.
+template <class Program, class Call>
+ETC_DEVICE bool late_waits_are_met(
+    const Run<Program>& run, const typename Call::Coord& c, WaitCache& cache) {
+  bool met = true;
+#pragma unroll
+  for (int n = Call::kWaitsAhead; n < Call::kWaits; ++n) {
+    met = met && cache.look(run, n, Call::wait(run.g, c, n));
+  }
+  return met;
+}
 
 template <bool kSleeps, class Program, class Call>
 ETC_DEVICE bool wait_events(
     const Run<Program>& run, const typename Call::Coord& c, Waiter& who, WaitCache& cache) {
   const auto wait = [&](int n) {
-    const EventRef event = Call::wait(run.g, c, n);
-    return !cache.update(n, event) || wait_event<kSleeps>(run, event, who);
+    return wait_event_once<kSleeps, Program, Call>(run, c, n, who, cache);
   };
 #pragma unroll
   for (int n = 0; n < Call::kFreeWaits; ++n) {

@@ -49,6 +49,16 @@ class TensorLane {
     return has_role<Call>(kComputeRole) && !has_role<Call>(kStoreRole);
   });
 
+  // Whether the producer thread passes from one unit of a call to its own next one.
+  template <class Call>
+  static constexpr bool kRepeats = has_role<Call>(kLoadRole) && !kByTicket;
+  // Whether the producer thread completes the tasks of a call that have nothing to write, without
+  // publishing them: of a function whose other roles would only notify for them.
+  template <class Call>
+  static constexpr bool kSkipsEmpty = Call::kLoads && !kByTicket && Call::kPeers == 0 &&
+                                      !Call::kNotifiesPeers &&
+                                      Call::kRoles == (kLoadRole | kComputeRole);
+
  public:
   ETC_DEVICE TensorLane(const Run<Program>& run, u8* shared)
       : run_(run),
@@ -102,48 +112,66 @@ class TensorLane {
     const Admission admission(base_);
     bool is_admitted = kByTicket && admission.wait(), lost = kByTicket && !is_admitted;
     if (lost) return false;
-    Units(run_, base_).each(knows_first(), published, [&](i32 unit, Next& next) ETC_INLINE {
+    Units(run_, base_).each(knows_first(), published, [&](i32& unit, Next& next) ETC_INLINE {
       bool going = true;
       Waiter who{kTensorLane, 0, 0};
       Calls::visit(run_.g, unit, [&](auto call, i32 u) ETC_INLINE {
         using Call = decltype(call);
-        const i32 t = task_of<Call>(u);
-        if (t < 0) return;
-        if (!is_admitted && (published > 0 || !loads_at_once<Call>())) {
-          going = is_admitted = admission.wait();
-          if (!going) return;
-        }
-        const auto c = Call::at(run_.g, t);
-        who = Waiter{kTensorLane, Call::kCall, u32(t)};
-        if constexpr (Program::kDynamic) {
-          going = is_in_range<Program, Call>(run_, c, who);
-        } else if constexpr (Call::kReadsBeforeWait) {
-          going = wait_some<Program, Call>(run_, c, 0, Call::kWaits - 1, who);
-          if (!going) return;
-          units_.publish(published, {unit, 0});
-          going = wait_some<Program, Call>(run_, c, Call::kWaits - 1, Call::kWaits, who);
-          if constexpr (kByTicket) units_.wait_begun(published);
-        } else {
-          if constexpr (Call::kLoadsAhead) {
-            going = load_ahead<Call>(c, stages, who);
+        const auto lead_unit = [&]() ETC_INLINE {
+          const i32 t = task_of<Call>(u);
+          if (t < 0) return;
+          if (!is_admitted && (published > 0 || !loads_at_once<Call>())) {
+            going = is_admitted = admission.wait();
             if (!going) return;
           }
-          going = wait_events<false, Program, Call>(run_, c, who, seen);
-        }
-        if (!going) return;
-        if constexpr (has_role<Call>(kLoadRole)) {
-          if constexpr (FunctionOf<Call>::kWritesPeers) {
-            going = wait_starts<Program, Call>(run_, c, who, entered);
+          const auto c = Call::at(run_.g, t);
+          who = Waiter{kTensorLane, Call::kCall, u32(t)};
+          if constexpr (Program::kDynamic) {
+            going = is_in_range<Program, Call>(run_, c, who);
+          } else if constexpr (Call::kReadsBeforeWait) {
+            going = wait_some<Program, Call>(run_, c, 0, Call::kWaits - 1, who);
             if (!going) return;
+            units_.publish(published, {unit, 0});
+            going = wait_some<Program, Call>(run_, c, Call::kWaits - 1, Call::kWaits, who);
+            if constexpr (kByTicket) units_.wait_begun(published);
+          } else {
+            if constexpr (Call::kLoadsAhead) {
+              going = load_ahead<Call>(c, stages, who, seen);
+              if (!going) return;
+            }
+            going = wait_events<false, Program, Call>(run_, c, who, seen);
           }
-          if (Call::kWaits > 0 && (Program::kDynamic || seen.is_unfenced)) {
-            // Orders other threads' writes before the bulk copies of this task.
-            ptx::fence_proxy_async_global();
-            seen.is_unfenced = false;
+          if (!going) return;
+          if constexpr (kSkipsEmpty<Call>) {
+            if (FunctionOf<Call>::size(run_, c) == 0) return notify_empty<Call>(c);
           }
-          going = load<Call>(c, t, unit, published, stages, next);
+          if constexpr (has_role<Call>(kLoadRole)) {
+            if constexpr (FunctionOf<Call>::kWritesPeers) {
+              going = wait_starts<Program, Call>(run_, c, who, entered);
+              if (!going) return;
+            }
+            if (Call::kWaits > 0 && (Program::kDynamic || seen.is_unfenced)) {
+              // Orders other threads' writes before the bulk copies of this task.
+              ptx::fence_proxy_async_global();
+              seen.is_unfenced = false;
+            }
+            going = load<Call>(c, t, unit, published, stages, next);
+          } else {
+            units_.publish(published, {unit, 0});
+          }
+        };
+        if constexpr (kRepeats<Call>) {
+          // NOTE: units of a call follow each other without a search for their call.
+          const i32 clusters = i32(gridDim.x) / Program::kTensorCluster;
+          i32 left = Calls::template left<Call>(run_.g, u);
+#pragma unroll 1
+          for (;; u += clusters, unit += clusters) {
+            lead_unit();
+            left -= clusters;
+            if (!going || left <= 0) break;
+          }
         } else {
-          units_.publish(published, {unit, 0});
+          lead_unit();
         }
       });
       if (!going) report(run_, who);
@@ -346,21 +374,43 @@ class TensorLane {
     });
   }
 
-  // While the events of a task are not met, begins its stages with the streamed operands, which no
-  // task writes. False if the program was aborted.
+  // While the events of a task are not met, but for the first kWaitsAhead ones, begins its stages
+  // with the streamed operands, which no task writes. False if the program was aborted.
   template <class Call>
   ETC_DEVICE bool load_ahead(
-      const typename Call::Coord& c, StageLoader<Program>& stages, Waiter& who) const {
+      const typename Call::Coord& c, StageLoader<Program>& stages, Waiter& who,
+      WaitCache& seen) const {
     using Function = FunctionOf<Call>;
+    if constexpr (Call::kWaitsAhead > 0) {
+#pragma unroll
+      for (int n = 0; n < Call::kWaitsAhead; ++n) {
+        if (!wait_event_once<false, Program, Call>(run_, c, n, who, seen)) return false;
+      }
+    }
+    // NOTE: before what is loaded for the task, which would be loaded again after each poll.
+    if (late_waits_are_met<Program, Call>(run_, c, seen)) return true;
+    if constexpr (Call::kLoads) {
+      if (!Call::in_range(run_.g, c)) return who.fail(kOutOfRange, 0, 0);
+    }
     const u32 size = Function::size(run_, c);
     const RingStages all = Function::stages(run_, size);
     stages.start_ahead();
     for (u32 n = 0; n < all.count && stages.has_room_ahead(all.bytes); ++n) {
-      if (waits_are_met<Program, Call>(run_, c, who)) return true;
+      if (n > 0 && late_waits_are_met<Program, Call>(run_, c, seen)) return true;
       if (!Function::load_ahead(run_, stages, c, size, n)) return false;
       stages.add_ahead();
     }
     return true;
+  }
+
+  // The producer thread, for a task that has nothing to write.
+  template <class Call>
+  ETC_DEVICE void notify_empty(const typename Call::Coord& c) const {
+    ptx::fence_acq_rel<false>();
+#pragma unroll
+    for (int n = 0; n < Call::kNotifies; ++n) {
+      notify_event(run_, Call::notify(run_.g, c, n), Call::notify_step(n));
+    }
   }
 
   // The compute threads: waits until no earlier task uses the buffer.
@@ -383,7 +433,7 @@ class TensorLane {
     } else if constexpr (Program::kDynamic || Calls::kHasLoops) {
       constexpr i32 kShare = Program::kTensorCluster / Call::kCluster;
       const i32 size = Call::group_size(run_.g), units = Call::group_units(run_.g);
-      const i32 group = unit / units;
+      const i32 group = div_natural(unit, units);
       const i32 member = (unit - group * units) * kShare + i32(ptx::worker()) % kShare;
       return member < size ? group * size + member : -1;
     } else {

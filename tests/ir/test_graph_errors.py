@@ -363,6 +363,22 @@ def test_a_task_without_waits_cannot_read_early():
     assert error.got == "0 waits, not loaded"
 
 
+@pytest.mark.parametrize(
+    ("after", "got"),
+    [
+        (1, "streams_after=1, 1 waits, 0 of them loaded, streams [0] of kinds ['input"),
+        (0, "streams_after=0, 1 waits"),
+    ],
+)
+def test_a_task_with_one_wait_cannot_stream_before_its_last_one(after, got):
+    g = Graph("one", 1)
+    x, e = g.input("x", (4,), "float32"), g.events("e", (1,), expects=1)
+    streaming = function(reads=1, roles=("load", "compute"), streams=(0,))
+    options = {"reads": [x[:]], "waits": [e[0]], "streams_after": after}
+    error = refused(lambda: g.call(streaming, g.grid(i=1), **options))
+    assert error.got.startswith(got)
+
+
 @pytest.mark.parametrize("claim", ["let", "dims"])
 def test_a_value_cannot_share_the_name_of_a_coordinate(claim):
     g = Graph("one", 1)
