@@ -13,12 +13,15 @@ from etc_dist.ir import DeviceFunction, Extent, Operand
 from etc_dist.ir.function import TENSOR
 
 
-def add_experts_norm(routing: Routing, eps: float) -> DeviceFunction:
+def add_experts_norm(
+    routing: Routing, eps: float, *, early: bool = False
+) -> DeviceFunction:
     """place and weights [rows, top_k], outputs [any, columns], residual [rows,
     columns], gain [columns] -> the residual plus the weighted sum of a row's outputs,
     in the order of its choices, and the RMSNorm of this sum, both [rows, columns]. A
     place below 0 has no output. Computed in fp32, rounded once; the sum may replace the
-    residual. On GPUs one row."""
+    residual. On GPUs one row. early: all but the outputs may be read before the last
+    wait."""
 
     def body(
         place: Any,
@@ -55,6 +58,7 @@ def add_experts_norm(routing: Routing, eps: float) -> DeviceFunction:
         2,
         body,
         gathers=(2,),
+        reads_before_wait=(0, 1, 3, 4) if early else (),
         tile=tile,
         constants={"kEps": float(eps)},
     )

@@ -100,6 +100,10 @@ class PagedCache:
             "table": Operand((Extent(begins=0), Extent(whole=True)), "int32"),
         }
 
+    def before_wait(self, first: int) -> tuple[int, ...]:
+        """The positions of `operands`, from `first` on."""
+        return tuple(range(first, first + 4 + (self.norm_eps is not None)))
+
     @property
     def pages(self) -> Operand:
         """All pages of one head."""
@@ -115,11 +119,12 @@ class PagedCache:
         return np.where(here, position + 1, 0)
 
 
-def append_kv(paged: PagedCache) -> DeviceFunction:
+def append_kv(paged: PagedCache, *, early: bool = False) -> DeviceFunction:
     """k and v [rows, head_dim] of one head, gain [head_dim] if keys are normalized,
     cos_sin [positions, head_dim], request and position [rows], table [requests,
     most_pages] -> the rows' places in the cache [pages, 2, page_size, head_dim], with
-    keys that are normalized and rotated."""
+    keys that are normalized and rotated. early: all but k and v may be read before the
+    last wait."""
 
     def body(k: Any, v: Any, *others: Any) -> None:
         *gain, cos_sin, request, position, table, cache = others
@@ -134,4 +139,6 @@ def append_kv(paged: PagedCache) -> DeviceFunction:
 
     row = Operand(("rows", Extent(paged.head_dim, begins=8)), paged.element)
     reads = {"k": row, "v": row, **paged.operands("rows")}
-    return paged.function("append_kv", body, reads, {"cache": paged.pages})
+    writes = {"cache": paged.pages}
+    before = paged.before_wait(2) if early else ()
+    return paged.function(*("append_kv", body, reads, writes), reads_before_wait=before)

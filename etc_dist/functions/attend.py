@@ -28,11 +28,13 @@ SLICE_POSITIONS = 128
 have some each."""
 
 
-def attend(paged: PagedCache, slice_positions: int = SLICE_POSITIONS) -> DeviceFunction:
+def attend(
+    paged: PagedCache, slice_positions: int = SLICE_POSITIONS, *, early: bool = False
+) -> DeviceFunction:
     """q [rows, group * head_dim] of query heads of one head of the cache, gain
     [head_dim] if they are normalized, cos_sin, request, position, table, cache -> sums
     [rows, group, head_dim] and stats [rows, group, 2], in fp32. On GPUs one row and at
-    most HEADS heads.
+    most HEADS heads. early: all but q and the cache may be read before the last wait.
 
     The task is slice `s`, a coordinate, of `slices`, a dim or named number. A row uses
     as many of them, a power of two, as have `slice_positions` each. sums: the
@@ -76,7 +78,11 @@ def attend(paged: PagedCache, slice_positions: int = SLICE_POSITIONS) -> DeviceF
     }
     cache = len(reads) - 1 - (paged.norm_eps is None)
     constants = {"kScale": float(scale), "kSlicePositions": slice_positions}
-    return paged.function("attend", body, reads, writes, constants, gathers=(cache,))
+    return paged.function(
+        *("attend", body, reads, writes, constants),
+        gathers=(cache,),
+        reads_before_wait=paged.before_wait(1) if early else (),
+    )
 
 
 def slice_of(length: int, s: int, slices: int, least: int) -> Any:

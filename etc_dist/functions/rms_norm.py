@@ -30,17 +30,18 @@ def rms_norm(dtype: str, eps: float) -> DeviceFunction:
     return _function("rms_norm", dtype, eps, body, reads=2, writes=1)
 
 
-def add_rms_norm(dtype: str, eps: float) -> DeviceFunction:
+def add_rms_norm(dtype: str, eps: float, *, early: bool = False) -> DeviceFunction:
     """x and residual [rows, columns], gain [columns] -> their sum, rounded, and its
     RMSNorm, both [rows, columns]. The sum may be written in place of x or residual. On
-    GPUs one row."""
+    GPUs one row. early: all but x may be read before the last wait."""
 
     def body(x: Any, residual: Any, gain: Any, total: Any, y: Any) -> None:
         sums = x.astype(np.float32) + residual.astype(np.float32)
         total[...] = sums.astype(total.dtype)
         y[...] = normalized(total, gain, eps).astype(y.dtype)
 
-    return _function("add_rms_norm", dtype, eps, body, reads=3, writes=2)
+    before = (1, 2) if early else ()
+    return _function("add_rms_norm", dtype, eps, body, reads=3, writes=2, before=before)
 
 
 def embed_norm(dtype: str, eps: float) -> DeviceFunction:
@@ -69,6 +70,7 @@ def _function(
     reads: int,
     writes: int,
     others: Mapping[int, Operand] | None = None,
+    before: tuple[int, ...] = (),
 ) -> DeviceFunction:
     """others: the operands that are not rows."""
     columns = Extent(name="columns", multiple=8, begins=8)
@@ -84,5 +86,6 @@ def _function(
         reads=reads,
         writes=writes,
         constants={"kEps": float(eps), "kIsHalf": int(dtype == "float16")},
+        reads_before_wait=before,
         tile=tile,
     )

@@ -23,14 +23,15 @@ NONE = -1
 """The expert and the place of a row that belongs to no request."""
 
 
-def route_rows(routing: Routing) -> DeviceFunction:
+def route_rows(routing: Routing, *, early: bool = False) -> DeviceFunction:
     """logits [rows, experts] (fp32), position [rows] -> ids, weights (fp32) and place
-    [rows, top_k]; of each tile its expert and its number of rows, 0 for unused ones
-    [tiles]. int32 but for logits and weights.
+    [rows, top_k]; tiles [tiles, 2], of each its expert and its number of rows, 0 for
+    unused ones. int32 but for logits and weights.
 
     Rows with a position below 0 choose no expert. `tile_rows`, `stride`: see above.
     `gathers`: if 1, place is where each chosen row lies among those of all tiles. If 0,
-    an expert has one tile, with all rows of the step in their order."""
+    an expert has one tile, with all rows of the step in their order. early: position
+    may be read before the last wait."""
 
     def body(
         logits: Any,
@@ -38,8 +39,7 @@ def route_rows(routing: Routing) -> DeviceFunction:
         ids: Any,
         weights: Any,
         place: Any,
-        tile_expert: Any,
-        tile_count: Any,
+        tiles: Any,
         *,
         tile_rows: int,
         stride: int,
@@ -48,7 +48,7 @@ def route_rows(routing: Routing) -> DeviceFunction:
         ids[...], weights[...] = best_experts(logits, routing.top_k, routing.normalize)
         unused = position < 0
         ids[unused], weights[unused], place[...] = NONE, 0, NONE
-        tile_expert[...] = tile_count[...] = 0
+        tiles[...] = 0
         first = 0
         for expert in range(routing.experts):
             rows, choice = np.nonzero(ids == expert)
@@ -56,20 +56,21 @@ def route_rows(routing: Routing) -> DeviceFunction:
             tile, within = np.divmod(number, tile_rows)
             place[rows, choice] = (first + tile) * stride + within
             counts = np.bincount(tile) if gathers else [len(logits)] * bool(len(rows))
-            tiles = slice(first, first + len(counts))
-            tile_expert[tiles], tile_count[tiles] = expert, counts
-            first += len(counts)
+            end = first + len(counts)
+            tiles[first:end, 0], tiles[first:end, 1] = expert, counts
+            first = end
 
     rows = Extent(most=MOST_ROWS, name="rows")
     choices = rows, routing.top_k
-    tiles = Operand(("tiles",), "int32", leading=True)
     tile = {
         0: Operand((rows, routing.experts), "float32"),
         1: Operand((rows,), "int32", leading=True),
         2: Operand(choices, "int32", leading=True),
         3: Operand(choices, "float32"),
         4: Operand(choices, "int32", leading=True),
-        5: tiles,
-        6: tiles,
+        5: Operand(("tiles", 2), "int32", leading=True),
     }
-    return routing.function("route_rows", TENSOR, 2, 5, body, tile=tile)
+    before = (1,) if early else ()
+    return routing.function(
+        *("route_rows", TENSOR, 2, 4, body), reads_before_wait=before, tile=tile
+    )

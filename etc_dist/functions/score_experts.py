@@ -15,9 +15,12 @@ GROUP_EXPERTS = 32
 """The largest number of experts of a task."""
 
 
-def score_experts(routing: Routing, most: int = GROUP_EXPERTS) -> DeviceFunction:
+def score_experts(
+    routing: Routing, most: int = GROUP_EXPERTS, *, early: bool = False
+) -> DeviceFunction:
     """x [32, hidden], router [experts, hidden] of a group of at most `most` (8, 16 or
-    32) -> logits [32, experts] in fp32."""
+    32) -> logits [32, experts] in fp32. early: router may be read before the last
+    wait."""
 
     def body(x: Any, router: Any, logits: Any) -> None:
         logits[...] = x.astype(np.float32) @ router.astype(np.float32).T
@@ -30,6 +33,10 @@ def score_experts(routing: Routing, most: int = GROUP_EXPERTS) -> DeviceFunction
         2: Operand((rows, logits_columns), "float32"),
     }
     constants = {"kMostScored": most}
+    before = (1,) if early else ()
     return routing.function(
-        "score_experts", TENSOR, 2, 1, body, tile=tile, constants=constants
+        *("score_experts", TENSOR, 2, 1, body),
+        reads_before_wait=before,
+        tile=tile,
+        constants=constants,
     )

@@ -285,7 +285,7 @@ class _Calls:
         (h,) = grid = g.grid(h=heads)
         keys = [sizes.heads + h, sizes.heads + heads + h]
         g.call(
-            append_kv(sizes.paged),
+            append_kv(sizes.paged, early=True),
             grid,
             reads=[
                 *(self.qkv[:, tile(n, dim)] for n in keys),
@@ -293,7 +293,7 @@ class _Calls:
                 *self._places(step),
             ],
             writes=[self.cache[layer, :, :, h, :, :]],
-            waits=[self.done["qkv"][step, layer]],
+            waits=[self.ready[step, layer], self.done["qkv"][step, layer]],
             notifies=[appended[step, layer, h]],
         )
         r, i, s = grid = g.grid(r=rows, i=heads * tiles, s=self.slices)
@@ -301,7 +301,7 @@ class _Calls:
         first, count = kv_head * group + skipped, minimum(HEADS, group - skipped)
         of_heads = span(first, count)
         g.call(
-            attend(sizes.paged),
+            attend(sizes.paged, early=True),
             grid,
             reads=[
                 self.qkv[own, span(first * dim, count * dim)],
@@ -313,7 +313,7 @@ class _Calls:
                 self.sums[own, of_heads, s, :],
                 self.stats[own, of_heads, s, :],
             ],
-            waits=[appended[step, layer, kv_head]],
+            waits=[self.ready[step, layer], appended[step, layer, kv_head]],
             notifies=[attended[step, layer, r, kv_head // each]],
         )
         r, p = grid = g.grid(r=rows, p=pieces)
@@ -331,20 +331,21 @@ class _Calls:
         """The dense MLP of a layer."""
         step, layer = turn
         middle, ready, y = self.middle[turn], self.ready[step, layer + 1], self.normed
-        self.add_norm("mlp_norm", layer, "o", turn, middle, y)
+        self.add_norm("mlp_norm", layer, "o", turn, self.ready[turn], middle, y)
         self.multiply("gate_up", y, self.active, middle, turn)
         activated = self.done["gate_up"][turn]
         self.multiply("down", self.active, self.deltas["down"], activated, turn)
-        self.add_norm("norm", layer + 1, "down", turn, ready, y)
+        self.add_norm("norm", layer + 1, "down", turn, middle, ready, y)
 
     def mix(self, mixture: MixtureCalls, turn: Turn) -> None:
         """The mixture of experts of a layer."""
         step, layer = turn
         middle, ready = self.middle[turn], self.ready[step, layer + 1]
-        self.add_norm("mlp_norm", layer, "o", turn, middle, mixture.x)
-        ended = mixture.add(turn, middle)
+        ended, x = self.ready[turn], mixture.x
+        self.add_norm("mlp_norm", layer, "o", turn, ended, middle, x)
+        waits = mixture.add(turn, middle)
         gain, eps = self.gains["norm"][layer + 1, :], self.sizes.norm_eps
-        mixture.add_norm(turn, ended, ready, self.residual, gain, self.normed, eps)
+        mixture.add_norm(turn, waits, ready, self.residual, gain, self.normed, eps)
 
     def add_norm(
         self,
@@ -352,24 +353,28 @@ class _Calls:
         number: Expr,
         of: str,
         turn: Turn,
+        ended: EventRef,
         notify: EventRef,
         y: Tensor,
     ) -> None:
-        """Adds the results of matmul `of` to the residual, and normalizes it by gain
-        `number` of `name`."""
+        """Adds the results of matmul `of` to the residual, which is there after event
+        `ended`, and normalizes it by gain `number` of `name`."""
         g, delta = self.g, self.deltas[of]
         (r,) = grid = g.grid(r=self.rows)
         own = span(r, 1), slice(None)
         is_sum = delta.kind == "symmetric"
-        function = add_ranks_norm if is_sum else add_rms_norm
-        added = delta[:, *own] if is_sum else delta[own]
+        of_norm = self.sizes.dtype, self.sizes.norm_eps
+        if is_sum:
+            function, added = add_ranks_norm(*of_norm), delta[:, *own]
+        else:
+            function, added = add_rms_norm(*of_norm, early=True), delta[own]
         g.call(
-            function(self.sizes.dtype, self.sizes.norm_eps),
+            function,
             grid,
             name=f"add_{name}",
             reads=[added, self.residual[own], self.gains[name][number, :]],
             writes=[self.residual[own], y[own]],
-            waits=[self.done[of][turn]],
+            waits=[*([] if is_sum else [ended]), self.done[of][turn]],
             notifies=[notify],
         )
 

@@ -98,9 +98,10 @@ class MixtureCalls:
         self.stride = g.let("expert_stride", maximum(stride, self.down.rows))
         self.gathers = g.let("gathers", select(rows <= self.tile_rows, 0, 1))
         choices = g.let("choices", rows * top_k)
-        split = self.gathers * (choices // self.tile_rows)
-        # The most tiles that any routing needs.
-        self.tiles = g.let("expert_tiles", minimum(choices, experts + split))
+        # The most tiles that any routing needs: that in which all experts have a row.
+        more = maximum(0, choices - experts) // self.tile_rows
+        used = minimum(choices, experts + self.gathers * more)
+        self.tiles = g.let("expert_tiles", used)
         places = g.let("expert_places", self.tiles * self.stride)
         self._add_buffers(places)
 
@@ -113,18 +114,17 @@ class MixtureCalls:
         self.weights = g.local("expert_weights", choices, "float32")
         # NOTE: indices that are loaded are written once a run: one array a turn.
         self.place = g.local("expert_place", (*turns, *choices), "int32")
-        of_tiles = *turns, self.tiles
-        self.expert = g.local("tile_expert", of_tiles, "int32")
-        self.count = g.local("tile_count", of_tiles, "int32")
+        # The expert and the rows of a tile, next to each other, to be loaded at once.
+        self.tile = g.local("expert_tile", (*turns, self.tiles, 2), "int32")
         self.active = g.local("expert_active", (places, self.inner), dtype)
         self.outputs = g.local("expert_outputs", (places, self.hidden), dtype)
 
-    def add(self, turn: Turn, ready: EventRef) -> EventRef:
-        """The calls of a layer, once its rows are in x; returns the event of all
-        outputs."""
+    def add(self, turn: Turn, ready: EventRef) -> list[EventRef]:
+        """The calls of a layer, once its rows are in x; returns the events of the
+        routing and of all outputs."""
         scored = self._score(turn, ready)
-        routed = self._route(turn, scored)
-        return self._multiply(turn, self._gather(turn, routed))
+        routed = self._route(turn, ready, scored)
+        return [routed, self._multiply(turn, self._gather(turn, routed))]
 
     def _score(self, turn: Turn, ready: EventRef) -> EventRef:
         g, routing = self.g, self.routing
@@ -135,7 +135,7 @@ class MixtureCalls:
         of_block = span(b * BLOCK, minimum(BLOCK, self.rows - b * BLOCK))
         of_group = tile(e, SCORED)
         g.call(
-            score_experts(routing, SCORED),
+            score_experts(routing, SCORED, early=True),
             grid,
             reads=[self.x[of_block, :], self.router[turn[1], of_group, :]],
             writes=[self.logits[of_block, of_group]],
@@ -144,22 +144,21 @@ class MixtureCalls:
         )
         return scored[turn]
 
-    def _route(self, turn: Turn, scored: EventRef) -> EventRef:
+    def _route(self, turn: Turn, ready: EventRef, scored: EventRef) -> EventRef:
         g, (step, layer) = self.g, turn
         routed = g.events("routed", self.turns, expects=1)
         rows = span(0, minimum(MOST_ROWS, self.rows))
         g.call(
-            route_rows(self.routing),
+            route_rows(self.routing, early=True),
             g.grid(one=1),
             reads=[self.logits[rows, :], self.position[step, rows]],
             writes=[
                 self.experts[layer, rows, :],
                 self.weights[rows, :],
                 self.place[step, layer, rows, :],
-                self.expert[step, layer, :],
-                self.count[step, layer, :],
+                self.tile[step, layer, :, :],
             ],
-            waits=[scored],
+            waits=[ready, scored],
             notifies=[routed[turn]],
             values={
                 "tile_rows": self.tile_rows,
@@ -201,7 +200,7 @@ class MixtureCalls:
         produced = g.events("produced", self.turns, expects=tiles * across[1])
         r, j = grid = g.grid(r=tiles, j=across[0])
         columns = tile(j, widths[0])
-        expert = self.expert.load(*turn, r)
+        expert = self.tile.load(*turn, r, 0)
         first = self.gathers * (self.rows + r * self.stride)
         self._call(
             *("expert_up", self.up, swiglu, grid),
@@ -212,6 +211,7 @@ class MixtureCalls:
             writes=[self.active[self._places(turn, r), columns]],
             waits=waits,
             notifies=[activated[*turn, r]],
+            streams_after=1,
         )
         r, j = grid = g.grid(r=tiles, j=across[1])
         columns = tile(j, widths[1])
@@ -220,11 +220,12 @@ class MixtureCalls:
             *("expert_down", self.down, store, grid),
             reads=[
                 self.active[places, :],
-                self.w_down[layer, self.expert.load(*turn, r), columns, :],
+                self.w_down[layer, self.tile.load(*turn, r, 0), columns, :],
             ],
             writes=[self.outputs[places, columns]],
-            waits=[activated[*turn, r]],
+            waits=[waits[0], activated[*turn, r]],
             notifies=[produced[turn]],
+            streams_after=1,
         )
         return produced[turn]
 
@@ -241,7 +242,7 @@ class MixtureCalls:
         )
 
     def _rows_of(self, turn: Turn, r: Expr) -> Expr:
-        return minimum(self.tile_rows, self.count.load(*turn, r))
+        return minimum(self.tile_rows, self.tile.load(*turn, r, 1))
 
     def _places(self, turn: Turn, r: Expr) -> Any:
         """The rows of tile r."""
@@ -250,7 +251,7 @@ class MixtureCalls:
     def add_norm(
         self,
         turn: Turn,
-        waits: EventRef,
+        waits: list[EventRef],
         notifies: EventRef,
         residual: Tensor,
         gain: Region,
@@ -262,7 +263,7 @@ class MixtureCalls:
         (r,) = grid = g.grid(r=self.rows)
         own = span(r, 1), slice(None)
         g.call(
-            add_experts_norm(self.routing, eps),
+            add_experts_norm(self.routing, eps, early=True),
             grid,
             reads=[
                 self.place[*turn, *own],
@@ -272,6 +273,6 @@ class MixtureCalls:
                 gain,
             ],
             writes=[residual[own], normed[own]],
-            waits=[waits],
+            waits=waits,
             notifies=[notifies],
         )

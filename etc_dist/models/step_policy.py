@@ -23,8 +23,9 @@ MOST_STEPS = 128
 """Steps of a launch."""
 MEAN_ROWS = 3
 """Rows of an expert's tile, as a multiple of the mean of all experts."""
-TASK_US = 0.3
-"""Of a tile of an expert: the begin of a task."""
+TASK_US = 2.0
+"""Of a tile of an expert: what its loading thread does before the first load, as far as
+the ring of stages does not hide it."""
 LEAST_TILE = 8
 """Rows of such a tile at least: the tensor cores multiply no fewer."""
 
@@ -125,7 +126,7 @@ class StepPolicy:
             if self.workers is None:
                 return tiles
             of_all = groups * tiles * shape.columns
-            waves = 2 * groups * tiles / self.workers
+            waves = -(-2 * groups * tiles // self.workers)
             return TASK_US * waves + estimate(shape, height, of_all, k, self.workers)
 
         known = [

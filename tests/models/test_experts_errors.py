@@ -44,6 +44,10 @@ WAITS = [
 ]
 """Calls, waits, and a number of rows for which the wait is needed: an event of gathered
 rows comes after that of the routing."""
+STREAMS, EARLY = ("expert_down_matmul", 0, MANY), ("add_experts_norm", 0, MANY)
+"""Waits after which weights are loaded, and rows are read. The last wait of these tasks
+comes after it: it suffices where the first index is loaded, and for a queue's tasks."""
+WAITS.remove(("route_rows", 0, MANY))  # its reads are ordered by that of the embedding
 BOTH = pytest.mark.parametrize("schedule", ["static", "dynamic"])
 
 
@@ -60,17 +64,18 @@ def data_of(rows: int) -> dict[str, Any]:
     assert SIZES.mixture is not None
     function = route_rows(SIZES.mixture.routing("bfloat16"))
     rng = np.random.default_rng(rows)
-    tiles = min(rows * TOP_K, EXPERTS + (rows > 8) * (rows * TOP_K // 8))
+    more = max(0, rows * TOP_K - EXPERTS) // 8
+    tiles = min(rows * TOP_K, EXPERTS + (rows > 8) * more)
     place = np.zeros((STEPS, LAYERS, rows, TOP_K), np.int32)
-    expert, count = np.zeros((2, STEPS, LAYERS, tiles), np.int32)
+    of_tiles = np.zeros((STEPS, LAYERS, tiles, 2), np.int32)
     for turn in np.ndindex(STEPS, LAYERS):
         logits = rng.standard_normal((rows, EXPERTS)).astype(np.float32)
         ids, weights = np.zeros((2, rows, TOP_K), np.float32)
-        of_turn = place[turn], expert[turn], count[turn]
+        of_turn = place[turn], of_tiles[turn]
         numbers = {"tile_rows": 8, "stride": 8, "gathers": int(rows > 8)}
         position = np.zeros(rows, np.int32)
         function.body(logits, position, ids, weights, *of_turn, **numbers)
-    found = {"expert_place": place, "tile_expert": expert, "tile_count": count}
+    found = {"expert_place": place, "expert_tile": of_tiles}
     found["worst"] = np.zeros(CHECKS, np.int32)
     return {name: [array] for name, array in found.items()}
 
@@ -97,8 +102,12 @@ def test_a_mixture_is_proved(rows, schedule):
 
 
 @BOTH
-@pytest.mark.parametrize(("name", "number", "rows"), WAITS)
+@pytest.mark.parametrize(
+    ("name", "number", "rows"), [one for one in WAITS if one != STREAMS]
+)
 def test_each_wait_is_needed(name, number, rows, schedule):
+    if (name, number, rows) == EARLY and schedule == "dynamic":
+        pytest.skip("a task from a queue begins after all of its waits")
     waits = call_of(name).waits
     got = refused(schedule, rows, name, waits=waits[:number] + waits[number + 1 :])
     assert f"{name}[" in got or waits[number].events.name in got
@@ -110,6 +119,8 @@ def test_each_wait_is_needed(name, number, rows, schedule):
 def test_a_wait_for_the_layer_before_is_refused_with_the_layer(
     name, number, rows, schedule
 ):
+    if (name, number, rows) in (STREAMS, EARLY) and schedule == "dynamic":
+        pytest.skip("a task from a queue begins after all of its waits")
     waits = list(call_of(name).waits)
     step, layer, *others = waits[number].index
     before = select(equal(layer, TURN), TURN - 1, layer)
