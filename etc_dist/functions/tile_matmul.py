@@ -88,11 +88,12 @@ class TileShape:
 
     @property
     def may_be_gated(self) -> bool:
-        """Whether gate and up have equal numbers of whole eights, in separate warps;
-        tiles of the CPU backend have no eights."""
+        """Whether gate and up have equal numbers of whole eights, in separate warps,
+        and one worker all sums of both; tiles of the CPU backend have no eights."""
         is_narrow = self.swapped and self.worker_columns < 64
+        apart = self.swapped and self.split == "k" and self.worker_columns > 64
         odd = self.worker_columns % 16 == 8
-        return self.worker_columns % 8 != 0 or not (odd or is_narrow)
+        return self.worker_columns % 8 != 0 or not (odd or is_narrow or apart)
 
     def strip_columns(self, gated: bool) -> int:
         """Columns of y in a strip, over which an epilogue may reduce: those that one

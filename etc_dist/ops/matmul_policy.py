@@ -8,6 +8,7 @@ from etc_dist.functions.tile_matmul import TileShape
 
 SHAPES = (
     *(TileShape(r, 64, "k", swapped=True) for r in (32, 64)),
+    TileShape(64, 80, "k", swapped=True),
     *(TileShape(r, c, swapped=True) for r in (8, 16, 32, 64) for c in (128, 256)),
     *(
         TileShape(r, c, swapped=True)
@@ -20,6 +21,8 @@ SHAPES = (
 """The tiles that one program has."""
 MOST_SWAPPED_ROWS = 64
 """Tiles of fewer rows serve no more rows than they have."""
+IN_ONE_WAVE = (TileShape(64, 80, "k", swapped=True),)
+"""Chosen for one tile down and one wave only: other times were not measured."""
 GATED = tuple(number for number, one in enumerate(SHAPES) if one.may_be_gated)
 """Those that may be gated."""
 SM_BYTES_PER_US = 78_000
@@ -55,9 +58,16 @@ def choose(
     times = {
         number: estimate(one, m, n, k, workers)
         for number, one in enumerate(shapes)
-        if (one.may_be_gated or not gated) and not (one.swapped and one.rows < few)
+        if (one.may_be_gated or not gated)
+        and not (one.swapped and one.rows < few)
+        and (one not in IN_ONE_WAVE or _fits_at_once(one, m, n, workers))
     }
     return min(times, key=times.__getitem__)
+
+
+def _fits_at_once(shape: TileShape, m: int, n: int, workers: int) -> bool:
+    """Whether each pair of workers has at most one tile, and the tiles have all rows."""
+    return m <= shape.rows and -(-n // shape.columns) <= workers // 2
 
 
 def estimate(shape: TileShape, m: int, n: int, k: int, workers: int) -> float:

@@ -18,7 +18,8 @@ struct SwappedTile {
   // Of a warpgroup.
   static constexpr u32 kColumns = kTakesTurns ? kShape.columns : kShape.columns / 2;
   static constexpr bool kGates = !kTakesTurns || kColumns == 64;
-  static_assert(kColumns <= 64 && kColumns % 8 == 0 && (kTakesTurns || !kExchanges));
+  static_assert(kColumns <= 64 && kColumns % 8 == 0);
+  using Pair = PairExchange<kEights, !kTakesTurns>;
 
   u32 control, buffer;
 
@@ -29,9 +30,9 @@ struct SwappedTile {
       const Run<Program>& run, StageReader<Program>& stages, u32 count, u32 words, bool is_gated,
       u32& exchanged) const {
     const u32 wg = __shfl_sync(~0u, ptx::thread() >> 7, 0);
-    const PairExchange pair{control};
+    const Pair pair{{control}};
     if constexpr (kExchanges) {
-      if (ptx::thread() == 0) pair.begin<kEights>();
+      if (ptx::thread() == 0) pair.begin();
     }
     // NOTE: kept warp-uniform, so that descriptors stay in uniform registers.
     const u32 base = stages.descriptor_base() | 0x10000u;
@@ -46,14 +47,16 @@ struct SwappedTile {
       if (wg == 0) {
         u32 first = 0, end = kEights;
         if constexpr (kExchanges) {
-          lost = pair.add<kEights>(run, d, buffer + kHalfBuffer, exchanged, lost);
-          first = pair.first<kEights>(ptx::worker() & 1);
-          end = pair.first<kEights>((ptx::worker() & 1) + 1);
+          lost = pair.add(run, d, wg, buffer + kHalfBuffer, exchanged, lost);
+          first = pair.first(wg), end = pair.end(wg);
         }
         if (kMayBeGated && kGates && is_gated) gate_warps(d);
         if (!lost) finish(run, words, d, 0, first, end);
       }
-      if constexpr (kExchanges) ++exchanged;
+    } else if constexpr (kExchanges) {
+      lost = pair.add(run, d, wg, buffer, exchanged, lost);
+      // Each worker finishes the columns of one warpgroup.
+      if (!lost && wg == (ptx::worker() & 1)) finish(run, words, d, wg, 0, kEights);
     } else if (kMayBeGated && is_gated) {
       lost = combine(d, wg, lost, [](float& sum, float up) { gate(sum, up); });
       if (wg == 0 && !lost) finish(run, words, d, 0, 0, kEights);
@@ -61,6 +64,7 @@ struct SwappedTile {
       lost = ptx::named_barrier_any<128>(2 + wg, lost);
       if (!lost) finish(run, words, d, wg, 0, kEights);
     }
+    if constexpr (kExchanges) ++exchanged;
     return !lost;
   }
 

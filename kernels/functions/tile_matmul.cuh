@@ -5,7 +5,7 @@
 // A program has a list of shapes, of which each launch chooses one. A worker has `rows` rows of x
 // and `columns` rows of w. The pair splits the columns of a tile, or its rows, in which case each
 // worker loads half of w's rows for both, or k, in which case each adds the other's sums to its own
-// for half of the rows of x. One thread loads stages of `depth` boxes of 64 elements of k; two
+// for half of the tile. One thread loads stages of `depth` boxes of 64 elements of k; two
 // warpgroups multiply, and store the tile themselves: through shared memory, so that whole lines
 // are written.
 //
@@ -36,7 +36,7 @@ struct TileFamily {
   struct Counters {
     u32 exchanged = 0;
   };
-  ETC_DEVICE void init() const { PairExchange{control}.init(); }
+  ETC_DEVICE void init() const { PairBarriers{control}.init(); }
   // The buffer is used between named barriers of the warps that share it.
   template <class Program>
   ETC_DEVICE bool wait_buffer(const Run<Program>&, const Counters&) const {

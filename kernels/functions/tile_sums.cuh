@@ -21,8 +21,8 @@ ETC_DEVICE void combine_four(float (&d)[kCount], u32 j, u32 shared, F f) {
   f(d[4 * j + 2], __uint_as_float(v.z)), f(d[4 * j + 3], __uint_as_float(v.w));
 }
 
-// The two workers of a pair send each other sums.
-struct PairExchange {
+// Of the two workers of a pair that send each other sums.
+struct PairBarriers {
   u32 control;
 
   // `arrived`: the other worker's sums for the own rows; `ready`: it can receive those of its rows.
@@ -32,44 +32,49 @@ struct PairExchange {
     ptx::mbarrier_init(arrived(), 1);
     ptx::mbarrier_init(ready(), 1);
   }
+};
 
-  // The eights of rows, of kEights, that worker `half` of the pair adds begin here.
-  template <u32 kEights>
-  ETC_DEVICE static u32 first(u32 half) {
-    return (half * kEights + 1) / 2;
+// kIsWhole: a worker receives all sums of one warpgroup, the one with its number in the pair; else
+// those of half of the rows, in the first warpgroup.
+template <u32 kEights, bool kIsWhole>
+struct PairExchange : PairBarriers {
+  // The eights of rows, of kEights, that warpgroup `wg` of this worker finishes: [first, end).
+  ETC_DEVICE static u32 first(u32) { return kIsWhole ? 0 : begin_of(ptx::worker() & 1); }
+  ETC_DEVICE static u32 end(u32 wg) {
+    const u32 half = ptx::worker() & 1;
+    return kIsWhole ? (wg == half ? kEights : 0) : begin_of(half + 1);
   }
 
   // One thread, when a task begins: nothing uses the own buffer, and the other worker may send.
-  template <u32 kEights>
   ETC_DEVICE void begin() const {
     const u32 half = ptx::worker() & 1;
-    const u32 received = first<kEights>(half + 1) - first<kEights>(half);
+    const u32 received = kIsWhole ? kEights : begin_of(half + 1) - begin_of(half);
     if (received == 0) return;
     ptx::mbarrier_arrive_expect(arrived(), received * 2048);
     ptx::mbarrier_arrive_cluster_release(ready(), half ^ 1);
   }
 
-  // The first warpgroup of a worker: adds the other's sums, to be found at `sums`, for the own
-  // eights. `n` counts these calls. True if the program was aborted.
-  template <u32 kEights, class Program>
+  // A warpgroup: sends the other worker the sums that it finishes, and adds those from it, to be
+  // found at `sums`. `n` counts the tasks. True if the program was aborted.
+  template <class Program>
   ETC_DEVICE bool add(
-      const Run<Program>& run, float (&d)[kEights * 4], u32 sums, u32 n, bool lost) const {
-    const u32 half = ptx::worker() & 1, thread = ptx::thread();
-    const u32 first = PairExchange::first<kEights>(half);
-    const u32 end = PairExchange::first<kEights>(half + 1);
+      const Run<Program>& run, float (&d)[kEights * 4], u32 wg, u32 sums, u32 n,
+      bool lost) const {
+    const u32 half = ptx::worker() & 1;
+    const u32 first = PairExchange::first(wg), end = PairExchange::end(wg);
     const bool receives = first < end, sends = end - first < kEights;
     if (!lost && sends) lost = !wait_mbarrier<true>(run, ready(), n & 1);
-    if (ptx::named_barrier_any<128>(2, lost)) return true;
-    sums += thread * 16;
-    const u32 place = half == 0 ? end : 0;  // of the other worker's first eight
+    if (ptx::named_barrier_any<128>(2 + wg, lost)) return true;
+    sums += (ptx::thread() & 127) * 16;
+    const u32 place = !kIsWhole && half == 0 ? end : 0;  // of the other worker's first eight
+    const u32 to = ptx::cluster_address(sums, half ^ 1);
+    const u32 counter = ptx::cluster_address(arrived(), half ^ 1);
 #pragma unroll
     for (u32 j = 0; j < kEights; ++j) {
       if (j >= first && j < end) continue;
-#pragma unroll
-      for (u32 i = 0; i < 4; ++i) {
-        const u32 to = sums + (j - place) * 2048 + 4 * i;
-        ptx::store_async_cluster(to, __float_as_uint(d[4 * j + i]), arrived(), half ^ 1);
-      }
+      const uint4 four{__float_as_uint(d[4 * j]), __float_as_uint(d[4 * j + 1]),
+                       __float_as_uint(d[4 * j + 2]), __float_as_uint(d[4 * j + 3])};
+      ptx::store16_async_cluster(to + (j - place) * 2048, four, counter);
     }
     if (receives) lost = !wait_mbarrier(run, arrived(), n & 1);
     const auto add = [](float& sum, float other) { sum += other; };
@@ -77,8 +82,11 @@ struct PairExchange {
     for (u32 j = 0; j < kEights; ++j) {
       if (j >= first && j < end) combine_four(d, j, sums + (j - first) * 2048, add);
     }
-    return ptx::named_barrier_any<128>(2, lost);
+    return ptx::named_barrier_any<128>(2 + wg, lost);
   }
+
+ private:
+  ETC_DEVICE static u32 begin_of(u32 half) { return (half * kEights + 1) / 2; }
 };
 
 // The mainloop of a warpgroup, which multiplies every kStep-th box of a stage; w and x: descriptors
@@ -112,7 +120,8 @@ ETC_DEVICE bool multiply_boxes(
 
 // Half of the buffer: what a warpgroup stores. Where the warpgroups take turns, the first half
 // receives the sums of the second one, and then what is stored; the second half, those of the other
-// worker. All compute threads meet after a task: the buffer is free for the next one.
+// worker. Else the whole buffer receives those, and half of it then what is stored. All compute
+// threads meet after a task: the buffer is free for the next one.
 constexpr u32 kHalfBuffer = 8192;
 
 }  // namespace etc

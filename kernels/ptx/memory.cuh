@@ -230,6 +230,20 @@ ETC_DEVICE void store_async_cluster(u32 address, u32 v, u32 barrier, u32 worker)
       "r"(v), "r"(barrier), "r"(worker)
       : "memory");
 }
+// The address of the same offset in the shared memory of worker `worker` of the cluster.
+ETC_DEVICE u32 cluster_address(u32 address, u32 worker) {
+  u32 found;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(found) : "r"(address), "r"(worker));
+  return found;
+}
+// Stores to such an address; the mbarrier at another one, of the same worker, counts the 16 bytes.
+ETC_DEVICE void store16_async_cluster(u32 address, uint4 v, u32 barrier) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.u32 [%0], {%1, %2, %3, %4}, "
+      "[%5];" ::"r"(address),
+      "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(barrier)
+      : "memory");
+}
 ETC_DEVICE u32 load_shared(u32 address) {
   u32 v;
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");

@@ -153,6 +153,7 @@ CASES = {
     "stages": Case(partial(copied_twice, 1), lambda: copies(2000), BOTH),
     "gathered": Case(partial(gathered_last, 1), lambda: gathered(200, 264)),
     "exchanged": shaped(PAIRS, 200, 200, 600),
+    "exchanged columns": shaped(TileShape(64, 80, "k", swapped=True), 200, 328, 600),
     "turns": shaped(TileShape(64, 128, swapped=True), 200, 200, 600),
     "gated pairs": gated_by(PAIRS),
     "gated warps": gated_by(TileShape(64, 128, swapped=True)),

@@ -132,7 +132,12 @@ BROKEN = {
             "ptx::mbarrier_arrive_cluster_release": "ptx::mbarrier_arrive_cluster",
         },
         "gated pairs": {
-            "return ptx::named_barrier_any<128>(2, lost);": "return lost;",
+            "return ptx::named_barrier_any<128>(2 + wg, lost);": "return lost;",
+        },
+        "exchanged columns": {
+            "!wait_mbarrier<true>(run, ready(), n & 1)": "false",
+            "!wait_mbarrier(run, arrived(), n & 1)": "false",
+            "return ptx::named_barrier_any<128>(2 + wg, lost);": "return lost;",
         },
     },
     "functions/rows_tile": {
@@ -286,7 +291,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 HANDS_OVER = re.compile(
     r"\b(task\.sync|__syncwarp|named_barrier\w*|cluster_(barrier|arrive|wait)|"
-    r"mbarrier_(try_wait|arrive)\w*|store_async\w*|wait_(mbarrier|event|peer|stores)\w*|"
+    r"mbarrier_(try_wait|arrive)\w*|store\d*_async\w*|wait_(mbarrier|event|peer|stores)\w*|"
     r"fence_\w+|fetch_add_ac\w+|load_acquire|store_release|wgmma_wait|notify_event)[<(]"
 )
 """Functions that order accesses of one thread before those of another."""

@@ -31,6 +31,7 @@ FEW = (
     TileShape(64, 64, "k", swapped=True),
     TileShape(8, 80, swapped=True),
     TileShape(64, 256, swapped=True),
+    TileShape(64, 80, "k", swapped=True),
     TileShape(128, 128),
     TileShape(256, 128, "rows"),
 )

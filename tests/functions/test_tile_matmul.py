@@ -44,6 +44,7 @@ def test_each_shape_gates_its_columns(number, gated_program):
 def test_tiles_are_gated_if_half_of_a_workers_columns_are_eights():
     assert not TileShape(128, 112).may_be_gated
     assert TileShape(128, 160).may_be_gated and TileShape(8, 64, "k", True).may_be_gated
+    assert not TileShape(64, 80, "k", True).may_be_gated  # of two workers
 
 
 def test_a_worker_loads_one_weight_or_half_of_both():

@@ -239,9 +239,10 @@ static void complete_op(const AsyncOp& what) {
     free(what.copies);
   } else {
     const Access writes = counted(*what.worker, what.barrier, what.known, kPlain, true);
-    access_shared(*what.worker, what.shared, 4, writes);
-    memcpy(at(*what.worker, what.shared, 4, 4), &what.value, 4);
-    complete(*what.worker, what.barrier, 4, what.known);
+    const uint32_t bytes = what.count * 4;
+    access_shared(*what.worker, what.shared, bytes, writes);
+    memcpy(at(*what.worker, what.shared, bytes, bytes), what.words, bytes);
+    complete(*what.worker, what.barrier, bytes, what.known);
   }
   drop(what.known.view);
 }

@@ -150,10 +150,24 @@ inline void store_shared16(u32 address, uint4 v) {
 inline uint4 load_shared16(u32 address) { return load_shared_as<uint4>(address); }
 inline uint2 load_shared8(u32 address) { return load_shared_as<uint2>(address); }
 inline u32 load_shared(u32 address) { return load_shared_as<u32>(address); }
-inline void store_async_cluster(u32 address, u32 v, u32 barrier, u32 worker) {
+inline emulation::AsyncOp words_to(u32 address, u32 barrier, u32 worker, u32 count) {
   constexpr u32 kOffset = (1u << emulation::kPlace) - 1;
-  emulation::AsyncOp what{emulation::AsyncOp::kWord, emulation::own->worker->cluster[worker]};
-  what.shared = address & kOffset, what.barrier = barrier & kOffset, what.value = v;
+  emulation::AsyncOp what{emulation::AsyncOp::kWords, emulation::own->worker->cluster[worker]};
+  what.shared = address & kOffset, what.barrier = barrier & kOffset, what.count = count;
+  return what;
+}
+inline void store_async_cluster(u32 address, u32 v, u32 barrier, u32 worker) {
+  emulation::AsyncOp what = words_to(address, barrier, worker, 1);
+  what.words[0] = v;
+  emulation::issue_async(what);
+}
+inline u32 cluster_address(u32 address, u32 worker) {
+  const u32 offset = address & ((1u << emulation::kPlace) - 1);
+  return offset | emulation::own->worker->cluster[worker]->place << emulation::kPlace;
+}
+inline void store16_async_cluster(u32 address, uint4 v, u32 barrier) {
+  emulation::AsyncOp what = words_to(address, barrier, address >> emulation::kPlace, 4);
+  memcpy(what.words, &v, sizeof v);
   emulation::issue_async(what);
 }
 inline u8* shared_memory() { return emulation::own->worker->shared; }
