@@ -2,7 +2,8 @@
 
 launch/mpirun -n 1 benchmarks/first_token.py --models qwen3-8b
 
-The bundle is built before, by another process, as `etc-dist build MODEL --bundle` does.
+The bundle is built before, by another process, as
+`.venv/bin/etc-dist build MODEL --bundle` does.
 """
 
 from __future__ import annotations
