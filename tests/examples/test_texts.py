@@ -21,6 +21,7 @@ from etc_dist.verify.verify import verify
 
 ROOT = Path(__file__).parents[2]
 TEXTS = [ROOT / "README.md", ROOT / "etc_dist/README.md", *ROOT.glob("docs/*.md")]
+LINKED = [*TEXTS, *(ROOT / name for name in ("CHANGELOG.md", "benchmarks/README.md"))]
 COMMANDED = [*TEXTS, ROOT / "benchmarks/README.md", *ROOT.glob("benchmarks/*.py")]
 
 
@@ -55,9 +56,22 @@ def found(pattern: str, paths: list[Path] = TEXTS) -> list[tuple[Path, str]]:
     ]
 
 
+def anchors(page: Path) -> set[str]:
+    """Those of the headings of a page, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    plain = (re.sub(r"[^\w\- ]", "", title.lower()) for title in titles)
+    return {title.replace(" ", "-") for title in plain}
+
+
 def test_links_lead_somewhere():
-    links = [(path, link) for path, link in found(r"\]\(([^)#]+)") if "://" not in link]
-    assert [pair for pair in links if not (pair[0].parent / pair[1]).exists()] == []
+    lost = []
+    for path, link in found(r"\]\(([^)\s]+)", LINKED):
+        if "://" not in link:
+            file, _, anchor = link.partition("#")
+            page = path.parent / file if file else path
+            if not page.exists() or (anchor and anchor not in anchors(page)):
+                lost.append((path.name, link))
+    assert lost == []
 
 
 def test_files_named_in_texts_exist():
