@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 
 import etc_dist
-from benchmarks.harness import say
+from benchmarks.harness import numbers, say
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.config import ModelConfig
 from etc_dist.models.model import Model
@@ -70,12 +70,14 @@ def step_cost(world: World, weights: dict[str, Any], rows: int) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Time the host in a model's step.")
     parser.add_argument("--cpu", action="store_true", help="on the CPU backend")
-    backend = {"ETC_DIST_BACKEND": "cpu"} if parser.parse_args().cpu else {}
+    parser.add_argument("--rows", type=numbers, default=ROWS, help="of each step")
+    options = parser.parse_args()
+    backend = {"ETC_DIST_BACKEND": "cpu"} if options.cpu else {}
     settings = Settings.load({**os.environ, **backend})
     world = etc_dist.start(replace(settings, verify=0))  # without checks of the data
     element = numpy_dtype("bfloat16")
     weights = {name: np.zeros(s, element) for name, s in weight_shapes(CONFIG).items()}
-    for rows in ROWS:
+    for rows in options.rows:
         cost = step_cost(world, weights, rows)
         say(world, f"{rows:4} rows: {cost:.1f} us")
     world.close()

@@ -3,6 +3,7 @@ nothing, and finds wrong results."""
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
 from functools import partial
@@ -18,52 +19,75 @@ from benchmarks.device import Device
 from benchmarks.harness import begin, failures
 from benchmarks.workload import SMALL
 
-ROOT = Path(__file__).parents[2]
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+ONE, TWO = pytest.mark.mpi(max_size=1), pytest.mark.mpi(min_size=2, max_size=2)
+
+
+def run_script(
+    command: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> str:
+    """Run a benchmark in this process, on all ranks; what it printed."""
+    name, *options = command.split()
+    path = str(BENCHMARKS / f"{name}.py")
+    monkeypatch.setattr(sys, "argv", [path, "--cpu", *options])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(path, run_name="__main__")
+    printed = capfd.readouterr()
+    assert end.value.code == 0, printed.out + printed.err
+    return printed.out
 
 
 @pytest.mark.parametrize(
-    ("ranks", "command"),
+    "command",
     [
-        (2, "matmul_reduce_scatter"),
-        (2, "all_gather_matmul"),
-        (1, "matmul --layout kn"),
-        (2, "mlp --schedule dynamic"),
-        (1, "moe --tokens 1,50"),
-        (2, "moe --parallel tensor"),
-        (2, "moe --parallel expert --routing zipf"),
-        (1, "soak --calls 20"),
-        pytest.param(2, "soak --calls 20", marks=pytest.mark.exhaustive),
-        (1, "task_cost"),
-        (1, "decode"),
-        (1, "decode --models small-experts --routing zipf --per-launch 2"),
-        (2, "decode"),
-        pytest.param(1, "first_token", marks=pytest.mark.exhaustive),
+        pytest.param("matmul --layout kn", marks=ONE),
+        pytest.param("moe --tokens 1,50", marks=ONE),
+        pytest.param("soak --calls 8", marks=ONE),
+        pytest.param("soak --calls 20", marks=[TWO, pytest.mark.exhaustive]),
+        pytest.param("task_cost", marks=ONE),
+        pytest.param(
+            "decode --models small-experts --batches 3 --routing zipf --per-launch 2",
+            marks=ONE,
+        ),
+        pytest.param("matmul_reduce_scatter", marks=TWO),
+        pytest.param("all_gather_matmul", marks=TWO),
+        pytest.param("mlp --schedule dynamic", marks=TWO),
+        pytest.param("moe --parallel tensor", marks=TWO),
+        pytest.param("moe --parallel expert --routing zipf", marks=TWO),
+        pytest.param("decode", marks=TWO),
+        pytest.param("first_token", marks=[ONE, pytest.mark.exhaustive]),
     ],
 )
 def test_results_are_checked_and_nothing_is_measured(
-    ranks: int, command: str, tmp_path: Path
+    command: str,
+    world: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    name, *options = command.split()
-    launch = [sys.executable, str(ROOT / "launch" / "mpirun"), "-n", str(ranks)]
-    script = [str(ROOT / "benchmarks" / f"{name}.py"), "--cpu", *options]
     path = tmp_path / "some.jsonl"
-    done = subprocess.run(
-        [*launch, *script, "--record", str(path)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "checks results and measures nothing" in done.stdout
-    assert "_ms" not in done.stdout and "seconds" not in done.stdout
+    printed = run_script(f"{command} --record {path}", monkeypatch, capfd)
+    assert ("checks results and measures nothing" in printed) == (world.rank == 0)
+    assert "_ms" not in printed and "seconds" not in printed
     assert not path.exists()
 
 
-def test_the_cost_of_a_step_is_measured_without_a_gpu() -> None:
-    command = [sys.executable, str(ROOT / "benchmarks" / "step_cost.py"), "--cpu"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count(" us\n") == 4
+def test_a_benchmark_is_a_script(tmp_path: Path) -> None:
+    mpirun = [sys.executable, str(BENCHMARKS.parent / "launch" / "mpirun"), "-n", "1"]
+    script = [str(BENCHMARKS / "matmul.py"), "--cpu"]
+    done = subprocess.run(
+        [*mpirun, *script], cwd=tmp_path, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "bitwise_equal True" in done.stdout
+
+
+def test_the_cost_of_a_step_is_measured_without_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    printed = run_script("step_cost --rows 1,8", monkeypatch, capfd)
+    assert printed.count(" us\n") == 2
 
 
 @pytest.mark.parametrize(
