@@ -106,38 +106,25 @@ def test_hosts_of_a_graph_are_equal():
         exchange_hosts(4, local_size=3)
 
 
-@pytest.mark.parametrize("schedule", ["static", "dynamic"])
-def test_rows_are_exchanged_between_hosts(schedule):
+@pytest.fixture(scope="module")
+def job():
+    """What the ranks of one job print: an exchange under each schedule, refusals, and
+    an error of a task."""
     source = """
-with world, compiled(SCHEDULE) as program:
-    for turn in range(3):
-        y = program.run(x=rows_of(world.rank) + turn)["y"]
-        assert (y == expected + np.float32(turn)).all()
-    y = program.run(x=rows_of(world.rank, 9))["y"]
-    show("equal", bool((y == np.concatenate([rows_of(r, 9) for r in range(4)])).all()))
-"""
-    code, output = run_on_hosts(PROGRAM + source.replace("SCHEDULE", repr(schedule)))
-    assert code == 0, output
-    assert output.count("equal True") == 4
+for schedule in ("static", "dynamic"):
+    with compiled(schedule) as program:
+        for turn in range(3):
+            y = program.run(x=rows_of(world.rank) + turn)["y"]
+            assert (y == expected + np.float32(turn)).all()
+        y = program.run(x=rows_of(world.rank, 9))["y"]
+        longer = np.concatenate([rows_of(r, 9) for r in range(4)])
+        show(schedule, bool((y == longer).all()))
 
-
-def test_graphs_for_one_host_are_refused_on_all_ranks():
-    source = """
 import ml_dtypes
 x = np.ones((32, 8), ml_dtypes.bfloat16)
 refused(lambda: etc_dist.matmul_reduce_scatter(x, x[:8]))
 refused(lambda: compiled(direct=True).run(x=rows_of(world.rank)))
-world.close()
-"""
-    code, output = run_on_hosts(PROGRAM + source)
-    assert code == 0, output
-    assert output.count("uses the memory of ranks on other hosts") == 4
-    assert output.count("got: 2 hosts of 2 ranks to do: start all ranks on one") == 4
-    assert output.count("GraphError: graph exchange_hosts is not correct") == 4
 
-
-def test_error_of_a_task_ends_the_run_on_all_hosts_and_the_next_one_is_right():
-    source = """
 program = compiled()
 def fails(*_):
     raise KeyError("x")
@@ -150,17 +137,34 @@ except (EtcDistError, KeyError) as error:
     show(type(error).__name__, getattr(error, "what", ""))
 if world.rank == 3:
     workers.run_body = run_body
-show("equal", bool((program.run(x=rows_of(world.rank))["y"] == expected).all()))
+equal = (program.run(x=rows_of(world.rank))["y"] == expected).all()
+show("after the error", bool(equal))
 world.close()
 """
     code, output = run_on_hosts(PROGRAM + source)
     assert code == 0, output
-    assert output.count("WorldError a task failed on rank 3") == 3
-    assert output.count("KeyError") == 1
-    assert output.count("equal True") == 4
+    return output
 
 
-@pytest.mark.parametrize("dead", ["[2]", "[2, 3]"])
+def test_rows_are_exchanged_between_hosts(job):
+    assert job.count("static True") == job.count("dynamic True") == 4
+
+
+def test_graphs_for_one_host_are_refused_on_all_ranks(job):
+    assert job.count("uses the memory of ranks on other hosts") == 4
+    assert job.count("got: 2 hosts of 2 ranks to do: start all ranks on one") == 4
+    assert job.count("GraphError: graph exchange_hosts is not correct") == 4
+
+
+def test_error_of_a_task_ends_the_run_on_all_hosts_and_the_next_one_is_right(job):
+    assert job.count("WorldError a task failed on rank 3") == 3
+    assert job.count("KeyError") == 1
+    assert job.count("after the error True") == 4
+
+
+@pytest.mark.parametrize(
+    "dead", ["[2, 3]", pytest.param("[2]", marks=pytest.mark.exhaustive)]
+)
 def test_run_in_which_ranks_are_killed_ends_on_the_other_host(dead):
     source = """
 program = compiled()
