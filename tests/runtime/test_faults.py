@@ -183,7 +183,9 @@ print("the loop came to its end")
 """
 
 
-@pytest.mark.parametrize("death", ["exit", "kill", "inside"])
+@pytest.mark.parametrize(
+    "death", ["kill", "inside", pytest.param("exit", marks=pytest.mark.exhaustive)]
+)
 def test_ranks_that_survive_a_death_raise_a_named_error(death, tmp_path):
     script = tmp_path / "loop.py"
     script.write_text(LOOP)
