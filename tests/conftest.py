@@ -88,6 +88,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
+@pytest.fixture(scope="session")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The kernels with all mutations, of which none is selected: a program is compiled
+    once for tests of the kernels and for tests of their mutations."""
+    from tests.emulate.mutations import write_mutated
+
+    folder = tmp_path_factory.mktemp("mutated") / "kernels"
+    write_mutated(folder)
+    return folder
+
+
 LIMIT = 0.5
 """Seconds that a wait may last in `short_timeout`."""
 

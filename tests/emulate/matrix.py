@@ -65,7 +65,8 @@ def experts(tokens: int, hidden: int, inner: int, always: tuple[str, ...]) -> Ca
 def few(tokens: int, hidden: int, tasks: int, always: tuple[str, ...]) -> Case:
     options = {"experts": 16, "top_k": 3, "product_tasks": tasks}
     graph = partial(moe_few_tokens_graph, 1, **options)
-    return Case(graph, lambda: moe(tokens, 16, 3, hidden, 56, "bfloat16"), always)
+    given = partial(moe, tokens, 16, 3, hidden, 56, "bfloat16")
+    return Case(graph, given, always, schedule="dynamic")
 
 
 def experts_of_two(parallel: str, tokens: int, always: tuple[str, ...]) -> Case:
@@ -104,7 +105,7 @@ CASES = {
         dtype="float16",
     ),
     "few": few(3, 104, 8, DYNAMIC),
-    "wide": few(1, 1000, 1, DYNAMIC),  # more pairs than scratch has room for
+    "wide": few(1, 1000, 1, NEVER),  # more pairs than scratch has room for
     "few, many tasks": few(1, 200, 132, NEVER),
     "moe of two, by expert": experts_of_two("expert", 20, STATIC),
     "moe of two, by expert, wider": experts_of_two("expert", 150, NEVER),
@@ -146,7 +147,9 @@ CASES = {
         partial(counted_late, 1), lambda: numbers(1), DYNAMIC, schedule="dynamic"
     ),
     "scratch": Case(partial(matmul_and_scratch, 1), lambda: matmul(300, 264, 136)),
-    "mixed": Case(partial(three_matmuls, 1), lambda: four_matmuls(300, 264, 200)),
+    "mixed": Case(
+        partial(three_matmuls, 1), lambda: four_matmuls(300, 264, 200), NEVER
+    ),
     "pairs": Case(
         partial(square_tiles_and_pairs, 1), lambda: tiles(256, 256, 64), workers=2
     ),

@@ -48,7 +48,7 @@ def copies(g: Graph) -> None:
 
 
 def test_bodies_call_functions_of_cuda_math(folder):
-    graph = one_task(1, body="math_functions", dtype="float32", lane="transfer")
+    graph = one_task(1, body="math_functions", dtype="float32", lane="tensor")
     exp, log = math.exp(V), math.log(V)
     expected = [V**-0.5, exp, 2**V, exp, log, math.log2(V), log, math.tanh(V)]
     expected += [V**0.5, math.erf(V), V, V, 1, 1 / V, V, 1, exp, V**0.5, V**-0.5, 1 / V]
@@ -69,7 +69,7 @@ def test_bodies_call_functions_of_a_warp(folder):
 
 def test_same_seed_repeats_a_run_and_inputs_stay_as_they_are(folder):
     graph = one_task(1, body="math_functions", dtype="float32", lane="tensor")
-    emulator = Emulator(graph, folder=folder, schedule="dynamic", workers=1)
+    emulator = Emulator(graph, folder=folder, workers=1)
     inputs, dims = [{"x": np.ones(4, np.float32)}], {"n": 4, "m": 32}
     found, again = (emulator.run(inputs, dims, seed=3, runs=2) for _ in range(2))
     assert found[0]["y"].tobytes() == again[0]["y"].tobytes()

@@ -31,9 +31,9 @@ def matrix() -> list[Any]:
 
 
 @pytest.mark.parametrize(("case", "schedule"), matrix())
-def test_program_gives_the_reference(case, schedule, folder):
+def test_program_gives_the_reference(case, schedule, folder, kernels):
     options = {"schedule": schedule, "workers": case.workers}
-    program = Emulator(case.graph(), folder=folder, **options)
+    program = Emulator(case.graph(), folder=folder, kernels=kernels, **options)
     check(program, *case.given(), case.dtype)
 
 

@@ -9,8 +9,7 @@ from etc_dist.emulate import Emulator
 from tests.emulate.turned_layers import layers_to_turn, products_of, turned_layers
 
 
-@pytest.mark.parametrize("schedule", ["static", "dynamic"])
-@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize(("layers", "schedule"), [(1, "dynamic"), (3, "static")])
 def test_layers_of_matmuls_run_turn_by_turn(layers, schedule, folder):
     given = layers_to_turn(layers)
     options = {"schedule": schedule, "workers": 4, "folder": folder}
