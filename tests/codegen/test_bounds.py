@@ -163,10 +163,11 @@ def host_says(
     return True
 
 
+many = settings(max_examples=25 * settings().max_examples)
 VALUES = st.integers(-1, 4) | st.sampled_from([-(2**31), 2**31 - 5])
 
 
-@settings(max_examples=400)
+@many
 @given(
     st.lists(VALUES, min_size=2 * ROWS, max_size=2 * ROWS),
     st.lists(VALUES, min_size=ROWS, max_size=ROWS),
@@ -193,7 +194,7 @@ def chosen(g: Graph) -> None:
     g.call(f, grid, reads=[x[tile(start, 1)], x[tile(wide, 1)]])
 
 
-@settings(max_examples=400)
+@many
 @given(
     st.lists(VALUES, min_size=2 * ROWS, max_size=2 * ROWS),
     st.lists(VALUES, min_size=ROWS, max_size=ROWS),

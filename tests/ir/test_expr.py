@@ -160,10 +160,10 @@ def larger(draw: st.DrawFn, parts: st.SearchStrategy[Pair]) -> Pair:
 
 EXPRESSIONS = st.recursive(LEAVES, larger, max_leaves=8)
 VALUES = st.tuples(*[st.integers(-50, 50)] * 3)
-quiet = settings(max_examples=300)
+many = settings(max_examples=20 * settings().max_examples)
 
 
-@quiet
+@many
 @given(EXPRESSIONS, VALUES)
 def test_value_and_text_mean_what_python_computes(pair, values):
     expr, unfolded = pair
@@ -173,7 +173,7 @@ def test_value_and_text_mean_what_python_computes(pair, values):
     assert eval(str(expr), {**FUNCTIONS, **env}) == expected
 
 
-@quiet
+@many
 @given(EXPRESSIONS)
 def test_text_read_back_gives_the_same_expression(pair):
     names = {**NAMES, "min": minimum, "max": maximum}
@@ -181,7 +181,7 @@ def test_text_read_back_gives_the_same_expression(pair):
     assert wrap(eval(str(pair[0]), names)) == pair[0]
 
 
-@quiet
+@many
 @given(EXPRESSIONS, st.lists(VALUES, min_size=1, max_size=5))
 def test_arrays_are_evaluated_element_by_element(pair, rows):
     columns = dict(zip(NAMES, np.array(rows).T, strict=True))
@@ -190,7 +190,7 @@ def test_arrays_are_evaluated_element_by_element(pair, rows):
     assert whole.tolist() == singles
 
 
-@quiet
+@many
 @given(EXPRESSIONS, VALUES, VALUES)
 def test_interval_contains_the_value(pair, values, others):
     ends = zip(NAMES, values, others, strict=True)

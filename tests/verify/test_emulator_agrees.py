@@ -114,7 +114,7 @@ def results(plan: Any, steps: list[Step]) -> set[str]:
     return found
 
 
-@settings(max_examples=150)
+@settings(max_examples=10 * settings().max_examples)
 @given(
     steps=st.lists(STEPS, min_size=1, max_size=4),
     backwards=rarely(True, False),
