@@ -158,6 +158,14 @@ def first_always(cases: Iterable[tuple[Any, ...]], count: int) -> list[Any]:
     return [pytest.param(*case, marks=m) for case, m in zip(cases, marks, strict=False)]
 
 
+def some_of(cases: Iterable[Any], step: int) -> list[Any]:
+    """Cases of a parametrized test, of which all but each `step`-th are exhaustive."""
+    return [
+        pytest.param(case, marks=[pytest.mark.exhaustive] if number % step else [])
+        for number, case in enumerate(cases)
+    ]
+
+
 # Few examples are the same ones each time, so that a run repeats the last one.
 hypothesis.settings.register_profile(
     "few", hypothesis.settings(deadline=None, derandomize=True, max_examples=4)

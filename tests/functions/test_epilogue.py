@@ -62,7 +62,7 @@ def str_of(value):
     ("what", "shapes"),
     [
         (gated_sums, tuple(shape for shape in FEW if shape.may_be_gated)),
-        *((what, FEW) for what in (all_kinds, *OTHERS)),
+        (all_kinds, FEW),
         *(pytest.param(*case, marks=exhaustive) for case in EVERY),
         *(pytest.param(what, SHAPES, marks=exhaustive) for what in OTHERS),
     ],
@@ -108,7 +108,10 @@ def test_arrays_may_be_matrices_of_stacks(shape, folder):
         np.testing.assert_allclose(got, wanted, rtol=0.01, atol=0.01)
 
 
-@pytest.mark.parametrize(("ranks", "schedule"), [(3, "static"), (2, "dynamic")])
+@pytest.mark.parametrize(
+    ("ranks", "schedule"),
+    [(3, "static"), pytest.param(2, "dynamic", marks=exhaustive)],
+)
 def test_a_tile_is_stored_on_all_ranks(ranks, schedule, folder):
     graph = summed(ranks, shapes=FEW)
     emulator = Emulator(graph, schedule=schedule, workers=2, folder=folder)

@@ -16,6 +16,7 @@ from etc_dist.layers.mlp_tiles import (
 )
 from etc_dist.ops.matmul_policy import GATED, SHAPES
 from etc_dist.runtime.memory_plan import Capacity, plan_memory
+from tests.conftest import some_of
 from tests.layers.programs import SCHEDULES
 
 MANY, TILES = "mlp_graph", "mlp_tiles_graph"
@@ -69,7 +70,7 @@ def test_one_rank_has_one_program(one_rank, make, compiled):
 
 
 @pytest.mark.mpi(max_size=2)
-@pytest.mark.parametrize("number", GATED)
+@pytest.mark.parametrize("number", some_of(GATED, 8))
 def test_any_tiles_give_the_result(number, make, monkeypatch):
     """Two blocks and more of all ranks' rows; tails of rows, hidden and inner."""
     shapes = {"gate_up_shape": number, "down_shape": (number + 5) % len(SHAPES)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from typing import Any
 
@@ -29,6 +28,7 @@ from tests.layers.programs import (
 )
 from tests.layers.reference import ROUTINGS, TOLERANCE
 
+exhaustive = pytest.mark.exhaustive
 programs = pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
 mixtures = [name for name, program in PROGRAMS.items() if isinstance(program, Experts)]
 
@@ -58,8 +58,8 @@ def test_program_is_proved_at_odd_shapes(program, data, pairs):
 
 
 @programs
-def test_program_is_proved_on_any_number_of_ranks(program):
-    for world in program.worlds:
+def test_program_is_proved_on_few_and_many_ranks(program):
+    for world in {program.worlds[0], 3, 8} & {*program.worlds}:
         graph = program.small(world, **program.experts(world))
         prove(program, graph, program.dims(world, program.sizes), 4)
 
@@ -177,20 +177,30 @@ def test_tiles_of_the_gpu_give_the_reference(program, dtype, rng):
         assert answer.error(out["y"]) < 1.5 * TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize("routing", ROUTINGS)
-@pytest.mark.parametrize("name", mixtures)
-def test_any_routing_gives_the_reference(name, routing, rng, seed):
+def routings() -> list[Any]:
+    """Each program with each routing and number of tokens, of which a routing has one
+    without --all: a full tile of ten rows, one row more, and many tiles."""
+    counts = (41, 11, 10, 1)
+    return [
+        pytest.param(name, routing, count, marks=[] if always else [exhaustive])
+        for name in mixtures
+        for number, routing in enumerate(ROUTINGS)
+        for count in counts
+        for always in [count == counts[number % len(counts)]]
+    ]
+
+
+@pytest.mark.parametrize(("name", "routing", "count"), routings())
+def test_any_routing_gives_the_reference(name, routing, count, rng, seed):
     program = PROGRAMS[name]
-    # A full tile of ten rows, one row more, and many tiles.
-    counts = zip((1, 10, 11, 41), itertools.cycle(SCHEDULES))
-    for count, schedule in counts:
-        world = 4 if program.world == 2 and count == 11 else program.world
-        tokens = max(1, min(count, program.most[0]) // world)
-        ids = ROUTINGS[routing](rng, world * tokens)
-        sizes, top_k = (tokens, 24, 16), ids.shape[1]
-        inputs, answers = program.inputs(rng, world, sizes, top_k=top_k, ids=ids)
-        plan = SCHEDULES[schedule](program.small(world, top_k=top_k))
-        dims = program.dims(world, sizes)
-        outputs = simulate(plan, inputs, dims, seed=seed, workers=8).outputs
-        for answer, out in zip(answers, outputs, strict=True):
-            answer.check(out["y"])
+    schedule = "dynamic" if count in (10, 41) else "static"
+    world = 4 if program.world == 2 and count == 11 else program.world
+    tokens = max(1, min(count, program.most[0]) // world)
+    ids = ROUTINGS[routing](rng, world * tokens)
+    sizes, top_k = (tokens, 24, 16), ids.shape[1]
+    inputs, answers = program.inputs(rng, world, sizes, top_k=top_k, ids=ids)
+    plan = SCHEDULES[schedule](program.small(world, top_k=top_k))
+    dims = program.dims(world, sizes)
+    outputs = simulate(plan, inputs, dims, seed=seed, workers=8).outputs
+    for answer, out in zip(answers, outputs, strict=True):
+        answer.check(out["y"])

