@@ -8,7 +8,8 @@
 A test that fails in any run fails the suite. So does a test that every run skipped,
 and a run that did not come to its end. The last line is the sum over all runs.
 
-Without a GPU, a few processes share the tests of one process, and those of one rank.
+Without a GPU, a few processes share the tests of one process and of one rank, and the
+runs of more ranks, which mostly wait, go on at the same time.
 
 Tests marked `exhaustive` run with --all only: before each commit that changes kernels/.
 """
@@ -16,22 +17,25 @@ Tests marked `exhaustive` run with --all only: before each commit that changes k
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parent.parent
 CPU_RANKS = (1, 2, 4)
 SHARED_RANKS = (2, 4)
 MOST_WORKERS = 4
-EXTRA_WORKERS = 1  # many tests wait for processes that they started
+POLL = 0.1  # seconds
 LIMIT, LIMIT_OF_ALL = 900.0, 3600.0  # seconds of a run, on a slow machine
 ALL = ("--all", "--timeout=600")  # seconds of an exhaustive test
 NOTHING_COLLECTED = 5  # pytest's exit code
@@ -40,9 +44,9 @@ TIMED_OUT = 124  # launch/mpirun's exit code
 
 @dataclass(frozen=True)
 class Run:
-    """One start of pytest; `ranks` is 0 for tests without MPI. Up to one rank needs no
-    mpirun, so that `workers` processes can share the tests. `sharing`: options of
-    launch/mpirun for more ranks than GPUs."""
+    """One start of pytest; `ranks` is 0 for tests without MPI. Several `workers` share
+    the tests of one process and of one rank, which needs no mpirun. `sharing`: options
+    of launch/mpirun for more ranks than GPUs."""
 
     name: str
     ranks: int = 0
@@ -52,7 +56,7 @@ class Run:
 
     @property
     def by_mpirun(self) -> bool:
-        return self.ranks > 0 and self.workers == 1
+        return self.ranks > 0
 
     def command(self, arguments: Sequence[str], limit: float) -> list[str]:
         # No colours, since ranks write to pipes. Time limits by a thread, since a
@@ -61,7 +65,7 @@ class Run:
         if self.workers > 1:
             pytest += ["-n", str(self.workers), "--dist", "worksteal"]
         if not self.by_mpirun:
-            which = ["--with-mpi", "-m", "mpi"] if self.ranks else ["-m", "not mpi"]
+            which = ["--with-mpi"] if self.workers > 1 else ["-m", "not mpi"]
             return [*pytest, *which, *arguments]
         mpirun = [sys.executable, str(ROOT / "launch" / "mpirun")]
         mpirun += ["-n", str(self.ranks), "--time-limit", str(limit), *self.sharing]
@@ -127,12 +131,10 @@ def plan(
     gpus: int, shared_ranks: Iterable[int] = SHARED_RANKS, sharing: str = "--share-gpu"
 ) -> list[Run]:
     """The runs for a machine with this many GPUs."""
-    workers = 1 if gpus else min(EXTRA_WORKERS + (os.cpu_count() or 1), MOST_WORKERS)
+    workers = 1 if gpus else min(max(os.cpu_count() or 1, 2), MOST_WORKERS)
     runs = [Run("one process", workers=workers)]
-    runs += [
-        Run(f"{rank_word(n)}, cpu", n, "cpu", workers if n == 1 else 1)
-        for n in CPU_RANKS
-    ]
+    least = 1 if workers == 1 else 2
+    runs += [Run(f"{rank_word(n)}, cpu", n, "cpu") for n in CPU_RANKS if n >= least]
     on_gpus = sorted(n for n in {1, 2, gpus} if 0 < n <= gpus)
     runs += [Run(f"{rank_word(n)}, cuda", n, "cuda") for n in on_gpus]
     for n in sorted(n for n in shared_ranks if 0 < gpus < n):
@@ -172,9 +174,59 @@ def judge(
     return Verdict(passed, len(complaints), skipped, tuple(complaints))
 
 
-def execute(run: Run, arguments: Sequence[str], limit: float, whole: bool) -> Result:
-    """Execute one run, with the output of this process."""
-    print(f"\n=== {run.name} ===", flush=True)
+def execute_all(
+    runs: Sequence[Run], arguments: Sequence[str], limit: float, whole: bool
+) -> list[Result]:
+    """Execute all runs. Where the first one has many workers, the others go on beside
+    it, one after another, and their output follows at the end."""
+    split = 1 if runs[0].workers > 1 else len(runs)
+    options = arguments, limit, whole
+    with tempfile.TemporaryFile("w+") as kept:
+        results = run_together(
+            execute_lane(runs[:split], *options),
+            execute_lane(runs[split:], *options, kept),
+        )
+        kept.seek(0)
+        shutil.copyfileobj(kept, sys.stdout)
+    return results
+
+
+Steps = Generator[bool, None, Any]
+"""Values are whether the first test has begun."""
+
+
+def execute_lane(runs: Sequence[Run], *options: Any) -> Steps:
+    results: list[Result] = []
+    for run in runs:
+        results.append((yield from execute(run, *options)))
+    return results
+
+
+def run_together(first: Steps, second: Steps) -> list[Result]:
+    """Advance both lanes until their ends. The second one begins with the first one's
+    tests, whose modules are then compiled."""
+    found: dict[Steps, list[Result]] = {}
+    with contextlib.closing(first), contextlib.closing(second):
+        has_begun = False
+        while len(found) < 2:
+            for lane in {first, second if has_begun else first} - found.keys():
+                try:
+                    has_begun |= next(lane)
+                except StopIteration as end:
+                    found[lane], has_begun = end.value, True
+            time.sleep(POLL)
+    return found[first] + found[second]
+
+
+def execute(
+    run: Run,
+    arguments: Sequence[str],
+    limit: float,
+    whole: bool,
+    output: IO[str] | None = None,
+) -> Steps:
+    """Execute one run, step by step. `output`: in place of that of this process."""
+    print(f"\n=== {run.name} ===", file=output, flush=True)
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "outcomes"
@@ -183,17 +235,19 @@ def execute(run: Run, arguments: Sequence[str], limit: float, whole: bool) -> Re
             cwd=ROOT,
             env=run.environment(path),
             start_new_session=True,
+            stdout=output,
+            stderr=output,
         )
+        # launch/mpirun keeps the limit itself and shows the stack of each rank.
+        end = started + limit + 30 * run.by_mpirun
         try:
-            # launch/mpirun keeps the limit itself and shows the stack of each rank.
-            code = process.wait(limit + 30 * run.by_mpirun)
-        except subprocess.TimeoutExpired:
-            code = TIMED_OUT
+            while (code := process.poll()) is None and time.monotonic() < end:
+                yield path.exists()
         finally:
             end_group(process, signal.SIGTERM if run.by_mpirun else signal.SIGABRT)
         outcomes = read_outcomes(path)
     fault = ""
-    if code == TIMED_OUT:
+    if code is None or code == TIMED_OUT:
         fault = f"was ended after {limit:g} s"
     elif code == NOTHING_COLLECTED:
         fault = "has no tests" if whole else ""
@@ -296,10 +350,8 @@ def main() -> int:
     gpus = count_gpus()
     if not gpus:
         print("no NVIDIA GPU here: tests marked gpu are left out")
-    results = [
-        execute(run, arguments, limit, whole)
-        for run in plan(gpus, options.shared_ranks, options.mps)
-    ]
+    runs = plan(gpus, options.shared_ranks, options.mps)
+    results = execute_all(runs, arguments, limit, whole)
     verdict = judge(results, gpus, needs_exhaustive=options.all and whole)
     report(results, verdict)
     return 1 if verdict.failed else 0

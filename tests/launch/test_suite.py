@@ -1,5 +1,6 @@
 """launch/suite.py: the sum of the runs, and outcomes that fail the suite."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -75,7 +76,9 @@ def test_run_that_did_not_end_is_a_failure():
 def test_plan_runs_on_one_on_two_and_on_all_gpus(gpus, cuda_ranks):
     runs = suite.plan(gpus, shared_ranks=())
     assert [r.ranks for r in runs if r.backend == "cuda"] == cuda_ranks
-    assert [r.ranks for r in runs if r.backend != "cuda"] == [0, 1, 2, 4]
+    assert [r.ranks for r in runs if r.backend != "cuda"] == (
+        [0, 1, 2, 4] if gpus else [0, 2, 4]
+    )
 
 
 @pytest.mark.parametrize(
@@ -108,12 +111,49 @@ def test_unfinished_test_counts_as_failed(tmp_path):
     assert [(o.test, o.outcome) for o in outcomes] == [("a", "passed"), ("b", "failed")]
 
 
-def test_tests_without_ranks_share_processes_where_no_gpu_is(monkeypatch):
+def test_processes_share_tests_of_up_to_one_rank_where_no_gpu_is(monkeypatch):
     monkeypatch.setattr(suite.os, "cpu_count", lambda: 3)
-    alone, *_ = suite.plan(0)
-    assert " -n 4 " in " ".join(alone.command([], 9))
-    one_rank = " ".join(suite.plan(0)[1].command([], 9))
-    assert " -n 4 " in one_rank and one_rank.endswith(" --with-mpi -m mpi")
-    assert "launch/mpirun -n 1 " in " ".join(suite.plan(2)[1].command([], 9))
-    one_process, *_ = suite.plan(2)
-    assert "-n" not in one_process.command([], 9)
+    shared, *_ = suite.plan(0)
+    command = " ".join(shared.command([], 9))
+    assert " -n 3 " in command and command.endswith(" --with-mpi")
+    alone, one_rank, *_ = suite.plan(2)
+    assert "-n" not in alone.command([], 9)
+    assert alone.command([], 9)[-2:] == ["-m", "not mpi"]
+    assert "launch/mpirun -n 1 " in " ".join(one_rank.command([], 9))
+
+
+BESIDE = """
+import os, pathlib, sys, time
+own, other = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
+open(os.environ["LAUNCH_OUTCOMES"], "w").close()
+own.touch()
+while not other.exists():
+    time.sleep(0.01)
+print(own.name)
+"""
+
+
+def test_runs_of_ranks_go_on_beside_the_first_one(monkeypatch, capfd, tmp_path):
+    """Each waits for the other one's file. The output of ranks comes last."""
+    first, second = (str(tmp_path / name) for name in ("first", "second"))
+
+    def command(run, *_):
+        files = (second, first) if run.ranks else (first, second)
+        return [sys.executable, "-c", BESIDE, *files]
+
+    monkeypatch.setattr(suite.Run, "command", command)
+    runs = [suite.Run("one process", workers=2), TWO]
+    results = suite.execute_all(runs, [], 20.0, whole=False)
+    assert [(result.run, result.fault) for result in results] == [(r, "") for r in runs]
+    lines = capfd.readouterr().out.split("\n")
+    assert lines == [
+        *("", "=== one process ===", "first"),
+        *("", "=== 2 ranks ===", "second", ""),
+    ]
+
+
+def test_a_run_that_lasts_too_long_is_ended(monkeypatch):
+    sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+    monkeypatch.setattr(suite.Run, "command", lambda *_: sleep)
+    [result] = suite.execute_all([suite.Run("one process")], [], 0.3, whole=False)
+    assert result.fault == "was ended after 0.3 s"
