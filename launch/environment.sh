@@ -29,6 +29,10 @@ prepare() {
         export PYTHONPATH
     else
         PYTHON=.venv/bin/python
+        # Python compiles the modules that it imports, and keeps them: much faster than
+        # compiling all that is installed.
+        export PIP_NO_COMPILE=1
+        unset PYTHONDONTWRITEBYTECODE
         "$PYTHON" -c '' 2>/dev/null || make_venv
         install_missing base "$@" $(gpu_extra)
         PYTHON=$PWD/$PYTHON
