@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etc_dist.errors import GraphError, RaceError
@@ -143,6 +143,7 @@ def check_bits(
 
 
 @programs
+@settings(max_examples=settings().max_examples // 2)
 @given(data=st.data(), seed=st.integers(0, 2**32 - 1))
 def test_odd_shapes_give_the_same_bits_near_fp32(program, data, seed):
     world, options, sizes = program.draw_case(data, most_ranks=3, most_rows=9)
