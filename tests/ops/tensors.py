@@ -16,6 +16,7 @@ class Tensor:
     """The attributes of a torch tensor that calls use, over a NumPy array."""
 
     device = SimpleNamespace(type="cpu")
+    requires_grad = False
 
     def __init__(self, array: Host):
         self.array = array
