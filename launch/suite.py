@@ -177,8 +177,8 @@ def judge(
 def execute_all(
     runs: Sequence[Run], arguments: Sequence[str], limit: float, whole: bool
 ) -> list[Result]:
-    """Execute all runs. Where the first one has many workers, the others go on beside
-    it, one after another, and their output follows at the end."""
+    """Execute all runs. Where the first one has many workers, the others run at the
+    same time, one after another, and their output follows at the end."""
     split = 1 if runs[0].workers > 1 else len(runs)
     options = arguments, limit, whole
     with tempfile.TemporaryFile("w+") as kept:

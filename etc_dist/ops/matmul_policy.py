@@ -66,7 +66,7 @@ def choose(
 
 
 def _fits_at_once(shape: TileShape, m: int, n: int, workers: int) -> bool:
-    """Whether each pair of workers has at most one tile, and the tiles have all rows."""
+    """Whether a pair of workers has at most one tile, and the tiles have all rows."""
     return m <= shape.rows and -(-n // shape.columns) <= workers // 2
 
 

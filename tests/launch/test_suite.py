@@ -122,7 +122,7 @@ def test_processes_share_tests_of_up_to_one_rank_where_no_gpu_is(monkeypatch):
     assert "launch/mpirun -n 1 " in " ".join(one_rank.command([], 9))
 
 
-BESIDE = """
+IN_PARALLEL = """
 import os, pathlib, sys, time
 own, other = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
 open(os.environ["LAUNCH_OUTCOMES"], "w").close()
@@ -139,7 +139,7 @@ def test_runs_of_ranks_go_on_beside_the_first_one(monkeypatch, capfd, tmp_path):
 
     def command(run, *_):
         files = (second, first) if run.ranks else (first, second)
-        return [sys.executable, "-c", BESIDE, *files]
+        return [sys.executable, "-c", IN_PARALLEL, *files]
 
     monkeypatch.setattr(suite.Run, "command", command)
     runs = [suite.Run("one process", workers=2), TWO]
