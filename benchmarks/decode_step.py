@@ -97,7 +97,8 @@ class Decoder:
         self.columns = self.part.span(config.vocabulary, own.vocabulary)
         sizes = own.sizes(PAGE_SIZE)
         self.matmuls = sizes.matmuls
-        graph = decoder_graph(world.size, sizes=sizes)
+        early = schedule == "static"
+        graph = decoder_graph(world.size, sizes=sizes, early=early)
         self.program: Program = compile(graph, world, schedule=schedule)
         workers = self.program.workers if isinstance(device, Gpu) else None
         self.policy = StepPolicy(own, workers)

@@ -57,6 +57,7 @@ def decoder_graph(
     sizes: DecoderSizes,
     shapes: Sequence[TileShape] = STEP_SHAPES,
     best_columns: int = BEST_COLUMNS,
+    early: bool = True,
 ) -> None:
     """ids and position [steps + 1, rows], of which the first row is given, and the next
     ones are those of later steps; request and end [rows], stop [rows, stops], sampling
@@ -70,8 +71,11 @@ def decoder_graph(
 
     On several ranks heads, inner width and the vocabulary of logits are split: `sizes`,
     weights, cache and logits are those of a rank, the embedding has all ids, and all
-    ranks get the same next_ids."""
-    calls = _Calls(g, sizes, shapes)
+    ranks get the same next_ids.
+
+    early: tasks begin before their last wait, and have one more, for what they read
+    then. A dynamic schedule begins none early: it has less code without."""
+    calls = _Calls(g, sizes, shapes, early)
     calls.check()
     with g.loop(step=calls.steps) as step:
         calls.embed(step)
@@ -85,9 +89,9 @@ class _Calls:
     """The tensors of a decoder, and its calls."""
 
     def __init__(
-        self, g: Graph, sizes: DecoderSizes, shapes: Sequence[TileShape]
+        self, g: Graph, sizes: DecoderSizes, shapes: Sequence[TileShape], early: bool
     ) -> None:
-        self.g, self.sizes, self.shapes = g, sizes, shapes
+        self.g, self.sizes, self.shapes, self.early = g, sizes, shapes, early
         self.steps, self.samples = g.dims("steps samples")
         self.rows, self.layers, self.hidden, self.inner = g.dims(
             "rows layers hidden inner"
@@ -153,7 +157,7 @@ class _Calls:
         if sizes.mixture is not None:
             of = self.rows, self.steps, layers, hidden, inner
             self.mixture = MixtureCalls(
-                g, sizes.mixture, dtype, self.shapes, of, self.position
+                g, sizes.mixture, dtype, self.shapes, of, self.position, self.early
             )
 
     def _add_buffers(self) -> None:
@@ -278,6 +282,7 @@ class _Calls:
         )
         combined = g.events("combined", turns, expects=rows * pieces)
         self.done["combine"] = combined
+        known = [self.ready[step, layer]] if self.early else []
 
         def gain(name: str) -> list[Region]:
             return [self.gains[name][layer, :]] if name in self.gains else []
@@ -285,7 +290,7 @@ class _Calls:
         (h,) = grid = g.grid(h=heads)
         keys = [sizes.heads + h, sizes.heads + heads + h]
         g.call(
-            append_kv(sizes.paged, early=True),
+            append_kv(sizes.paged, early=self.early),
             grid,
             reads=[
                 *(self.qkv[:, tile(n, dim)] for n in keys),
@@ -293,7 +298,7 @@ class _Calls:
                 *self._places(step),
             ],
             writes=[self.cache[layer, :, :, h, :, :]],
-            waits=[self.ready[step, layer], self.done["qkv"][step, layer]],
+            waits=[*known, self.done["qkv"][step, layer]],
             notifies=[appended[step, layer, h]],
         )
         r, i, s = grid = g.grid(r=rows, i=heads * tiles, s=self.slices)
@@ -301,7 +306,7 @@ class _Calls:
         first, count = kv_head * group + skipped, minimum(HEADS, group - skipped)
         of_heads = span(first, count)
         g.call(
-            attend(sizes.paged, early=True),
+            attend(sizes.paged, early=self.early),
             grid,
             reads=[
                 self.qkv[own, span(first * dim, count * dim)],
@@ -313,7 +318,7 @@ class _Calls:
                 self.sums[own, of_heads, s, :],
                 self.stats[own, of_heads, s, :],
             ],
-            waits=[self.ready[step, layer], appended[step, layer, kv_head]],
+            waits=[*known, appended[step, layer, kv_head]],
             notifies=[attended[step, layer, r, kv_head // each]],
         )
         r, p = grid = g.grid(r=rows, p=pieces)
@@ -363,18 +368,18 @@ class _Calls:
         (r,) = grid = g.grid(r=self.rows)
         own = span(r, 1), slice(None)
         is_sum = delta.kind == "symmetric"
-        of_norm = self.sizes.dtype, self.sizes.norm_eps
+        of_norm, early = (self.sizes.dtype, self.sizes.norm_eps), self.early
         if is_sum:
             function, added = add_ranks_norm(*of_norm), delta[:, *own]
         else:
-            function, added = add_rms_norm(*of_norm, early=True), delta[own]
+            function, added = add_rms_norm(*of_norm, early=early), delta[own]
         g.call(
             function,
             grid,
             name=f"add_{name}",
             reads=[added, self.residual[own], self.gains[name][number, :]],
             writes=[self.residual[own], y[own]],
-            waits=[*([] if is_sum else [ended]), self.done[of][turn]],
+            waits=[*([ended] if early and not is_sum else []), self.done[of][turn]],
             notifies=[notify],
         )
 

@@ -74,10 +74,12 @@ class MixtureCalls:
         shapes: Sequence[TileShape],
         sizes: Sequence[Expr],
         position: Tensor,
+        early: bool,
     ) -> None:
-        """sizes: the rows, the steps, the layers, the hidden and the inner size."""
+        """sizes: the rows, the steps, the layers, the hidden and the inner size. early:
+        tasks begin before their last wait."""
         rows, steps, layers, hidden, inner = sizes
-        self.g, self.routing = g, mixture.routing(dtype)
+        self.g, self.routing, self.early = g, mixture.routing(dtype), early
         self.rows, self.hidden, self.inner = rows, hidden, inner
         self.turns = steps, layers
         self.position = position
@@ -120,11 +122,16 @@ class MixtureCalls:
         self.outputs = g.local("expert_outputs", (places, self.hidden), dtype)
 
     def add(self, turn: Turn, ready: EventRef) -> list[EventRef]:
-        """The calls of a layer, once its rows are in x; returns the events of the
-        routing and of all outputs."""
+        """The calls of a layer, once its rows are in x; returns the events that its
+        outputs and all that is read with them wait for."""
         scored = self._score(turn, ready)
         routed = self._route(turn, ready, scored)
-        return [routed, self._multiply(turn, self._gather(turn, routed))]
+        produced = self._multiply(turn, self._gather(turn, routed))
+        return [*self._known(routed), produced]
+
+    def _known(self, event: EventRef) -> list[EventRef]:
+        """The wait for what tasks read before their last wait."""
+        return [event] if self.early else []
 
     def _score(self, turn: Turn, ready: EventRef) -> EventRef:
         g, routing = self.g, self.routing
@@ -135,7 +142,7 @@ class MixtureCalls:
         of_block = span(b * BLOCK, minimum(BLOCK, self.rows - b * BLOCK))
         of_group = tile(e, SCORED)
         g.call(
-            score_experts(routing, SCORED, early=True),
+            score_experts(routing, SCORED, early=self.early),
             grid,
             reads=[self.x[of_block, :], self.router[turn[1], of_group, :]],
             writes=[self.logits[of_block, of_group]],
@@ -149,7 +156,7 @@ class MixtureCalls:
         routed = g.events("routed", self.turns, expects=1)
         rows = span(0, minimum(MOST_ROWS, self.rows))
         g.call(
-            route_rows(self.routing, early=True),
+            route_rows(self.routing, early=self.early),
             g.grid(one=1),
             reads=[self.logits[rows, :], self.position[step, rows]],
             writes=[
@@ -158,7 +165,7 @@ class MixtureCalls:
                 self.place[step, layer, rows, :],
                 self.tile[step, layer, :, :],
             ],
-            waits=[ready, scored],
+            waits=[*self._known(ready), scored],
             notifies=[routed[turn]],
             values={
                 "tile_rows": self.tile_rows,
@@ -211,7 +218,7 @@ class MixtureCalls:
             writes=[self.active[self._places(turn, r), columns]],
             waits=waits,
             notifies=[activated[*turn, r]],
-            streams_after=1,
+            streams_after=1 if self.early else None,
         )
         r, j = grid = g.grid(r=tiles, j=across[1])
         columns = tile(j, widths[1])
@@ -223,9 +230,9 @@ class MixtureCalls:
                 self.w_down[layer, self.tile.load(*turn, r, 0), columns, :],
             ],
             writes=[self.outputs[places, columns]],
-            waits=[waits[0], activated[*turn, r]],
+            waits=[*self._known(waits[0]), activated[*turn, r]],
             notifies=[produced[turn]],
-            streams_after=1,
+            streams_after=1 if self.early else None,
         )
         return produced[turn]
 
@@ -263,7 +270,7 @@ class MixtureCalls:
         (r,) = grid = g.grid(r=self.rows)
         own = span(r, 1), slice(None)
         g.call(
-            add_experts_norm(self.routing, eps, early=True),
+            add_experts_norm(self.routing, eps, early=self.early),
             grid,
             reads=[
                 self.place[*turn, *own],

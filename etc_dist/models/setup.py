@@ -86,7 +86,7 @@ class ModelSetup:
 
     def graph(self) -> GraphFunction:
         sizes = self.own.sizes(self.page_size, self.dtype)
-        return decoder_graph(self.ranks, sizes=sizes)
+        return decoder_graph(self.ranks, sizes=sizes, early=self.schedule == "static")
 
     def parameters(self) -> dict[str, Any]:
         """By name, for the manifest of a bundle."""

@@ -27,7 +27,8 @@ SHAPES = (TileShape(8, 128, swapped=True), TileShape(128, 128))
 SIZES = DecoderSizes(
     *(6, 2, 64), page_size=16, mixture=Mixture(EXPERTS, TOP_K, normalizes=True)
 )
-GRAPH = decoder_graph(1, sizes=SIZES, shapes=SHAPES, best_columns=64)
+OPTIONS = {"sizes": SIZES, "shapes": SHAPES, "best_columns": 64}
+GRAPH = decoder_graph(1, **OPTIONS)
 CALLS = (
     "score_experts",
     "route_rows",
@@ -96,9 +97,16 @@ def call_of(name: str) -> Any:
 
 
 @BOTH
+@pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("rows", [FEW, MANY])
-def test_a_mixture_is_proved(rows, schedule):
-    check(schedule, rows)
+def test_a_mixture_is_proved(rows, early, schedule):
+    check(schedule, rows, decoder_graph(1, **OPTIONS, early=early))
+
+
+def test_a_program_that_begins_no_task_early_has_one_wait_for_each():
+    graph = decoder_graph(1, **OPTIONS, early=False)
+    twice = [call.name for call in graph.calls if len(call.waits) > 1]
+    assert twice == ["expert_up_matmul"]  # it waits for gathered rows, too
 
 
 @BOTH
