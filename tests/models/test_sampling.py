@@ -24,18 +24,18 @@ def test_a_text_depends_on_its_seed_alone(folder, one_rank):
     options = {"batch": 4, "positions": 64, "world": one_rank}
     warm = Sampling(temperature=2.0, top_k=40, top_p=0.9, seed=11)
     with load(folder, steps_per_launch=4, **options) as model:
-        (alone,) = model.generate([[5, 6]], max_new_tokens=12, sampling=warm)
+        (alone,) = model.generate([[5, 6]], max_new_tokens=6, sampling=warm)
         others = [None, warm, Sampling(seed=3), Sampling(seed=11, top_p=0.5)]
         prompts = [[9] * 20, [5, 6], [5, 6], [7]]
-        texts = model.generate(prompts, max_new_tokens=12, sampling=others)
+        texts = model.generate(prompts, max_new_tokens=6, sampling=others)
         assert texts[1] == alone
         assert texts[2] != alone
-        assert texts[0] == model.generate([[9] * 20], max_new_tokens=12)[0]
-        assert list(model.stream([5, 6], max_new_tokens=12, sampling=warm)) == alone
+        assert texts[0] == model.generate([[9] * 20], max_new_tokens=6)[0]
+        assert list(model.stream([5, 6], max_new_tokens=6, sampling=warm)) == alone
         other = Sampling(temperature=2.0, top_k=40, top_p=0.9, seed=12)
-        assert model.generate([[5, 6]], max_new_tokens=12, sampling=other) != [alone]
+        assert model.generate([[5, 6]], max_new_tokens=6, sampling=other) != [alone]
     with load(folder, **options) as model:  # one step a launch
-        assert model.generate([[5, 6]], max_new_tokens=12, sampling=warm) == [alone]
+        assert model.generate([[5, 6]], max_new_tokens=6, sampling=warm) == [alone]
 
 
 @ONE_RANK

@@ -34,9 +34,9 @@ def launch(run, model, ids, position, steps, end):
 
 
 @pytest.mark.parametrize("schedule", ["static", "dynamic", "emulated"])
-def test_three_steps_give_the_bits_of_single_launches(schedule, rng):
+def test_three_steps_give_the_bits_of_single_launches(schedule, rng, folder, kernels):
     if schedule == "emulated":
-        emulator = Emulator(decoder(), workers=6)
+        emulator = Emulator(decoder(), workers=6, folder=folder, kernels=kernels)
         run = lambda given, dims: emulator.run([given], dims)[0]  # noqa: E731
     else:
         plan = SCHEDULES[schedule](decoder())
@@ -62,7 +62,7 @@ def test_three_steps_give_the_bits_of_single_launches(schedule, rng):
 
 
 @pytest.fixture
-def folder(tmp_path, rng):
+def model_folder(tmp_path, rng):
     return make_model(tmp_path, rng)
 
 
@@ -72,12 +72,12 @@ def cache_of(model):
 
 
 @pytest.mark.mpi(max_size=1)
-def test_a_text_has_the_same_bits_at_any_number_of_steps(folder, rng, one_rank):
+def test_a_text_has_the_same_bits_at_any_number_of_steps(model_folder, rng, one_rank):
     prompts = [rng.integers(520, size=n).tolist() for n in (3, 40, 1)]
     texts, caches = [], []
     for steps in (1, 3, 32):
         with load(
-            folder, batch=3, positions=128, steps_per_launch=steps, world=one_rank
+            model_folder, batch=3, positions=128, steps_per_launch=steps, world=one_rank
         ) as model:
             model._arrays["cache"][...] = 0
             texts.append(model.generate(prompts, max_new_tokens=35))
@@ -88,8 +88,8 @@ def test_a_text_has_the_same_bits_at_any_number_of_steps(folder, rng, one_rank):
 
 
 @pytest.mark.mpi(max_size=1)
-def test_a_stop_token_ends_one_request_and_its_cache(folder, rng, one_rank):
-    with load(folder, positions=64, steps_per_launch=8, world=one_rank) as model:
+def test_a_stop_token_ends_one_request_and_its_cache(model_folder, rng, one_rank):
+    with load(model_folder, positions=64, steps_per_launch=8, world=one_rank) as model:
         table = np.array([[0], [1]])
         step = [5, 9], [0, 1], [0, 0], table
         whole = model.steps(*step, count=8)
@@ -116,8 +116,8 @@ def test_a_stop_token_ends_one_request_and_its_cache(folder, rng, one_rank):
         ({"count": 4, "stops": []}, "stops of 1 rows"),
     ],
 )
-def test_steps_that_do_not_fit_are_refused(folder, one_rank, options, text):
-    with load(folder, positions=64, steps_per_launch=4, world=one_rank) as model:
+def test_steps_that_do_not_fit_are_refused(model_folder, one_rank, options, text):
+    with load(model_folder, positions=64, steps_per_launch=4, world=one_rank) as model:
         table = np.array([[0]])
         with pytest.raises(ArgumentError, match=text):
             model.steps([1], [0], [0], table, **options)
