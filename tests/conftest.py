@@ -71,6 +71,12 @@ def world() -> Iterator[Any]:
     started.close()
 
 
+def expect_cpu_ranks(world: Any, ranks: int) -> None:
+    """Skip a test on GPUs, and on another number of ranks."""
+    if (world.backend, world.size) != ("cpu", ranks):
+        pytest.skip(f"for {ranks} ranks of the CPU backend")
+
+
 @pytest.fixture
 def one_rank(world: Any) -> Any:
     """The world, where it has no other rank than this."""

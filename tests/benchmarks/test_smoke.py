@@ -18,6 +18,7 @@ from benchmarks import decode, soak
 from benchmarks.device import Device
 from benchmarks.harness import begin, failures
 from benchmarks.workload import SMALL
+from tests.conftest import expect_cpu_ranks
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 ONE, TWO = pytest.mark.mpi(max_size=1), pytest.mark.mpi(min_size=2, max_size=2)
@@ -39,33 +40,36 @@ def run_script(
 
 
 @pytest.mark.parametrize(
-    "command",
+    ("ranks", "command"),
     [
-        pytest.param("matmul --layout kn", marks=ONE),
-        pytest.param("moe --tokens 1,50", marks=ONE),
-        pytest.param("soak --calls 8", marks=ONE),
-        pytest.param("soak --calls 20", marks=[TWO, pytest.mark.exhaustive]),
-        pytest.param("task_cost", marks=ONE),
+        pytest.param(1, "matmul --layout kn", marks=ONE),
+        pytest.param(1, "moe --tokens 1,50", marks=ONE),
+        pytest.param(1, "soak --calls 8", marks=ONE),
+        pytest.param(2, "soak --calls 20", marks=[TWO, pytest.mark.exhaustive]),
+        pytest.param(1, "task_cost", marks=ONE),
         pytest.param(
+            1,
             "decode --models small-experts --batches 3 --routing zipf --per-launch 2",
             marks=ONE,
         ),
-        pytest.param("matmul_reduce_scatter", marks=TWO),
-        pytest.param("all_gather_matmul", marks=TWO),
-        pytest.param("mlp --schedule dynamic", marks=TWO),
-        pytest.param("moe --parallel tensor", marks=TWO),
-        pytest.param("moe --parallel expert --routing zipf", marks=TWO),
-        pytest.param("decode", marks=TWO),
-        pytest.param("first_token", marks=[ONE, pytest.mark.exhaustive]),
+        pytest.param(2, "matmul_reduce_scatter", marks=TWO),
+        pytest.param(2, "all_gather_matmul", marks=TWO),
+        pytest.param(2, "mlp --schedule dynamic", marks=TWO),
+        pytest.param(2, "moe --parallel tensor", marks=TWO),
+        pytest.param(2, "moe --parallel expert --routing zipf", marks=TWO),
+        pytest.param(2, "decode", marks=TWO),
+        pytest.param(1, "first_token", marks=[ONE, pytest.mark.exhaustive]),
     ],
 )
 def test_results_are_checked_and_nothing_is_measured(
+    ranks: int,
     command: str,
     world: Any,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
+    expect_cpu_ranks(world, ranks)
     path = tmp_path / "some.jsonl"
     printed = run_script(f"{command} --record {path}", monkeypatch, capfd)
     assert ("checks results and measures nothing" in printed) == (world.rank == 0)

@@ -18,6 +18,17 @@ SHAPES = (TileShape(FEW_ROWS, 64, "k", swapped=True), TileShape(128, 128))
 """Tiles for few rows and for many."""
 
 
+MOST_RANKS = 4
+"""The models of these tests can be divided by no more."""
+
+
+@pytest.fixture(autouse=True)
+def few_ranks(request: pytest.FixtureRequest) -> None:
+    names = {"world", "one_rank"}.intersection(request.fixturenames)
+    if names and request.getfixturevalue("world").size > MOST_RANKS:
+        pytest.skip(f"for at most {MOST_RANKS} ranks")
+
+
 @pytest.fixture(scope="module")
 def decoder_of(world: World) -> Iterator[Callable[[DecoderSizes], Program]]:
     """The programs are closed after the module's tests."""
