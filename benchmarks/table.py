@@ -4,9 +4,9 @@
 .venv/bin/python benchmarks/table.py --check    # exit code 1 if one is stale
 .venv/bin/python benchmarks/table.py --picture  # draw docs/*.png, too
 
-In the README, the summary of all operations lies between two lines:
+In the README, the summaries of all operations and of decoders lie between two lines:
 
-    <!-- table: summary -->
+    <!-- table: summary -->, or: decode
     <!-- end -->
 """
 
@@ -39,7 +39,7 @@ from benchmarks.records import (
 )
 
 MARKED = re.compile(
-    r"(?P<begin><!-- table: summary -->\n).*?(?P<end><!-- end -->)", re.S
+    r"(?P<begin><!-- table: (?P<name>\w+) -->\n).*?(?P<end><!-- end -->)", re.S
 )
 SCHEDULES = ("static", "dynamic")
 PREFACE = """\
@@ -261,6 +261,33 @@ def decode_table(records: Sequence[Record]) -> str:
     return f"\n## Decode step\n{table(rows)}{DECODE_PICTURE}" if rows else ""
 
 
+def decode_summary(records: Sequence[Record]) -> str:
+    """The last greedy steps on one GPU: a row for each model and context, a column for
+    each batch."""
+    found = [r for r in greedy(records) if r.world_size == 1]
+    last = latest(found, lambda r: (r.model, r.context, r.device, r.batch))
+    batches = sorted({r.batch for r in last})
+    rows = []
+    for (model, context, device), some in groupby(
+        last, lambda r: (r.model, r.context, r.device)
+    ):
+        of = {r.batch: f"{r.ours_ms:.2f} ({r.limit_ms:.2f})" for r in some}
+        names = {"model": model, "context": f"{context}", "GPU": device}
+        rows.append(names | {f"batch {b}": of.get(b, "") for b in batches})
+    return table(rows) if rows else ""
+
+
+def greedy(records: Sequence[Record]) -> list[DecodeRecord]:
+    """The plain steps of decoders: no uneven experts, sampling or several a launch."""
+    return [
+        r
+        for r in records
+        if isinstance(r, DecodeRecord)
+        and (r.routing or "uniform", r.sampling or "None") == ("uniform", "None")
+        and r.steps_per_launch == 1
+    ]
+
+
 def first_token_table(records: Sequence[Record]) -> str:
     """The last start of each model and device with a bundle."""
     found = [r for r in records if isinstance(r, FirstTokenRecord)]
@@ -380,8 +407,11 @@ def short(commit: str) -> str:
 
 
 def render(text: str, records: Sequence[Record]) -> str:
-    """A text with its marked table generated again."""
-    return MARKED.sub(lambda m: m["begin"] + summary(records) + "\n" + m["end"], text)
+    """A text with its marked tables generated again."""
+    tables = {"summary": summary, "decode": decode_summary}
+    return MARKED.sub(
+        lambda m: m["begin"] + tables[m["name"]](records) + "\n" + m["end"], text
+    )
 
 
 def draw(records: Sequence[Record], path: Path) -> None:
@@ -417,13 +447,7 @@ def draw_decode(records: Sequence[Record], path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    found = [
-        r
-        for r in records
-        if isinstance(r, DecodeRecord)
-        and (r.routing or "uniform", r.sampling or "None") == ("uniform", "None")
-        and r.steps_per_launch == 1
-    ]
+    found = greedy(records)
     models = sorted({r.model for r in found})
     figure = Figure(figsize=(5.6 * len(models), 4.0), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)

@@ -20,6 +20,7 @@ from benchmarks.records import (
     load,
 )
 from benchmarks.table import (
+    decode_summary,
     decode_table,
     draw,
     draw_decode,
@@ -118,6 +119,12 @@ def test_last_decode_step_of_each_batch_is_shown(values: dict[str, Any]) -> None
     rows = decode_table([DecodeRecord(**{**step, **c}) for c in ({}, old)]).splitlines()
     wanted = "| llama3-8b | NVIDIA H200 | 8 ranks | static | 8 | 512 | 0.160 | 0.200 | "
     assert rows[5] == wanted + "80% | 0123456789-dirty |"
+    one = DecodeRecord(**{**step, "world_size": 1})
+    assert decode_summary([one]).splitlines()[1:] == [
+        "| model | context | GPU | batch 8 |",
+        "|---|--:|---|--:|",
+        "| llama3-8b | 512 | NVIDIA H200 | 0.20 (0.16) |",
+    ]
     assert not rows[6]
     assert decode_table([]) == ""
 
