@@ -29,6 +29,10 @@ DIGITS = "smollm"
 """The name of GPT-2's pattern, with each digit a word."""
 CONTROL, USER_DEFINED = 3, 4
 """Kinds of tokens in a GGUF file that are never the result of merges."""
+SPECIAL = tuple(
+    f"{n}_token" for n in ["bos", "eos", "unk", "sep", "pad", "cls", "mask"]
+)
+"""Special tokens of tokenizer_config.json that a template may name."""
 MOST_IDS = 2**32
 SAFE_JINJA = 3, 1, 6
 """Earlier releases let a template run any code (CVE-2025-27516)."""
@@ -147,6 +151,7 @@ def render(
     try:
         made = environment.from_string(template)
         given = {"messages": messages, "add_generation_prompt": True}
+        given |= {"tools": None, "documents": None}
         return str(made.render(given, **special))
     except Exception as error:  # a template runs any expression
         raise ArgumentError(
@@ -196,17 +201,11 @@ def _of_folder(folder: Path) -> Tokenizer:
     tokens.no_truncation()
     tokens.no_padding()
     config = folder / "tokenizer_config.json"
-    given: Any = {}
-    if config.is_file():
-        try:
-            given = json.loads(config.read_text("utf-8"))
-        except (OSError, RecursionError, ValueError) as error:
-            raise _refused(config, "a JSON object", str(error), "correct it") from error
-    if not isinstance(given, dict):
-        raise _refused(config, "a JSON object", type(given).__name__, "correct it")
+    given = _read_object(config)
+    older = _read_object(folder / "special_tokens_map.json")
     texts = {}
-    for name in ("bos_token", "eos_token"):
-        value = given.get(name)
+    for name in SPECIAL:
+        value = given[name] if name in given else older.get(name)
         text = value.get("content") if isinstance(value, dict) else value
         if isinstance(text, str):
             texts[name] = text
@@ -218,6 +217,19 @@ def _of_folder(folder: Path) -> Tokenizer:
     if separate.is_file():
         template = separate.read_text("utf-8")
     return Tokenizer(tokens, _default_template(template, config), texts)
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """The object of a JSON file, empty if there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        given = json.loads(path.read_text("utf-8"))
+    except (OSError, RecursionError, ValueError) as error:
+        raise _refused(path, "a JSON object", str(error), "correct it") from error
+    if not isinstance(given, dict):
+        raise _refused(path, "a JSON object", type(given).__name__, "correct it")
+    return given
 
 
 def _default_template(given: Any, path: Path) -> str | None:

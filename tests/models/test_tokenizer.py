@@ -65,6 +65,16 @@ def test_conversations_are_written_by_the_template(tmp_path, template):
     assert tokenizer.chat("a é") == [4, 0, 5]
 
 
+def test_a_template_has_what_transformers_gives_it(tmp_path):
+    (tmp_path / "special_tokens_map.json").write_text('{"bos_token": "user"}')
+    template = (
+        "{% if tools is none and documents is none %}"
+        "{{ bos_token }}{{ pad_token }}{{ messages[0].content }}{% endif %}"
+    )
+    tokenizer = made(tmp_path, {"chat_template": template, "pad_token": " "})
+    assert tokenizer.chat("a é") == [4, 0, 5]
+
+
 @pytest.mark.parametrize(
     ("template", "got"),
     [
