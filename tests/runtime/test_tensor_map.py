@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from etc_dist.errors import ArgumentError
+from etc_dist.errors import ArgumentError, WorldError
 from etc_dist.ir.function import TmaBox
 from etc_dist.runtime import tensor_map
 
@@ -65,8 +65,14 @@ def test_halves_must_be_multiples_of_eight_rows(driver: Driver, rows: int) -> No
     assert caught.value.wanted == "halves of a multiple of 8 rows"
 
 
-def test_a_driver_error_is_raised_with_its_code(driver: Driver) -> None:
+def test_invalid_values_are_the_arrays_and_other_codes_the_drivers_fault(
+    driver: Driver,
+) -> None:
     driver.code = 1
     with pytest.raises(ArgumentError) as caught:
         encode((40, 60), TmaBox(16, 32))
-    assert caught.value.got == "shape [40, 60] bfloat16 (driver code 1)"
+    assert caught.value.got == "shape [40, 60] bfloat16"
+    driver.code = 999
+    with pytest.raises(WorldError) as failed:
+        encode((40, 64), TmaBox(16, 32))
+    assert failed.value.got == "error 999 of the CUDA driver"
