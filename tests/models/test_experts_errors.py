@@ -109,26 +109,27 @@ def test_a_program_that_begins_no_task_early_has_one_wait_for_each():
     assert twice == ["expert_up_matmul"]  # it waits for gathered rows, too
 
 
-@BOTH
-@pytest.mark.parametrize(
-    ("name", "number", "rows"), [one for one in WAITS if one != STREAMS]
-)
+def with_schedules(waits):
+    """The waits that are needed under each schedule: a task from a queue begins after
+    all of its waits."""
+    late = [wait for wait in waits if wait not in (STREAMS, EARLY)]
+    cases = {"static": waits, "dynamic": late}
+    every = [(*wait, name) for name, some in cases.items() for wait in some]
+    return pytest.mark.parametrize(("name", "number", "rows", "schedule"), every)
+
+
+@with_schedules([wait for wait in WAITS if wait != STREAMS])
 def test_each_wait_is_needed(name, number, rows, schedule):
-    if (name, number, rows) == EARLY and schedule == "dynamic":
-        pytest.skip("a task from a queue begins after all of its waits")
     waits = call_of(name).waits
     got = refused(schedule, rows, name, waits=waits[:number] + waits[number + 1 :])
     assert f"{name}[" in got or waits[number].events.name in got
     assert ", layer=" in got
 
 
-@BOTH
-@pytest.mark.parametrize(("name", "number", "rows"), WAITS)
+@with_schedules(WAITS)
 def test_a_wait_for_the_layer_before_is_refused_with_the_layer(
     name, number, rows, schedule
 ):
-    if (name, number, rows) in (STREAMS, EARLY) and schedule == "dynamic":
-        pytest.skip("a task from a queue begins after all of its waits")
     waits = list(call_of(name).waits)
     step, layer, *others = waits[number].index
     before = select(equal(layer, TURN), TURN - 1, layer)
