@@ -414,15 +414,31 @@ def render(text: str, records: Sequence[Record]) -> str:
     )
 
 
-def draw(records: Sequence[Record], path: Path) -> None:
-    """Draw a panel for each operation whose schedules are compared."""
+def panels(count: int) -> tuple[Any, Any]:
+    """A figure with a row of panels, and these."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(5.6 * len(COMPARED), 4.0), dpi=120, layout="constrained")
+    figure = Figure(figsize=(5.6 * count, 4.0), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
-    panels = zip(figure.subplots(1, len(COMPARED)), COMPARED.items(), strict=True)
-    for axes, (op, world) in panels:
+    return figure, figure.subplots(1, count, squeeze=False)[0]
+
+
+def finish(axes: Any, title: str, x: str, y: str, columns: int = 1) -> None:
+    """The axes, title and legend of a panel whose curves are drawn."""
+    axes.set_xscale("log", base=2)
+    axes.set_ylim(bottom=0.0)
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.set_title(title)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small", ncols=columns)
+
+
+def draw(records: Sequence[Record], path: Path) -> None:
+    """Draw a panel for each operation whose schedules are compared."""
+    figure, row = panels(len(COMPARED))
+    for axes, (op, world) in zip(row, COMPARED.items(), strict=True):
         mine = [r for r in newest(records) if (r.op, r.world_size) == (op, world)]
         for number, (model, found) in enumerate(groupby(mine, lambda r: r.model)):
             known = list(found)
@@ -432,27 +448,18 @@ def draw(records: Sequence[Record], path: Path) -> None:
                 label = f"{model}, {schedule}"
                 axes.plot(xs, ys, style, color=f"C{number}", label=label)
         axes.axhline(1.0, color="grey", linewidth=0.8)
-        axes.set_xscale("log", base=2)
-        axes.set_ylim(bottom=0.0)
-        axes.set_xlabel("tokens" if op == "moe" else "rows of all ranks")
-        axes.set_ylabel("speed-up over unfused")
-        axes.set_title(f"{op}, {ranks(mine[0])}, {mine[0].device}")
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize="small", ncols=2)
+        title = f"{op}, {ranks(mine[0])}, {mine[0].device}"
+        x = "tokens" if op == "moe" else "rows of all ranks"
+        finish(axes, title, x, "speed-up over unfused", columns=2)
     figure.savefig(path)
 
 
 def draw_decode(records: Sequence[Record], path: Path) -> None:
     """Draw a panel for each model: the times of its greedy steps over the batch."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     found = greedy(records)
     models = sorted({r.model for r in found})
-    figure = Figure(figsize=(5.6 * len(models), 4.0), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
-    panels = figure.subplots(1, len(models), squeeze=False)[0]
-    for axes, model in zip(panels, models, strict=True):
+    figure, row = panels(len(models))
+    for axes, model in zip(row, models, strict=True):
         mine = [r for r in found if r.model == model]
 
         def curve(r: DecodeRecord) -> tuple[Any, ...]:
@@ -466,13 +473,7 @@ def draw_decode(records: Sequence[Record], path: Path) -> None:
             axes.plot(xs, [r.ours_ms for r in known], "o-", color=color, label=label)
             axes.plot(xs, [r.limit_ms for r in known], ":", color=color)
         axes.plot([], [], ":", color="grey", label="the bytes that are read")
-        axes.set_xscale("log", base=2)
-        axes.set_ylim(bottom=0.0)
-        axes.set_xlabel("batch")
-        axes.set_ylabel("ms a step")
-        axes.set_title(model)
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize="small")
+        finish(axes, model, "batch", "ms a step")
     figure.savefig(path)
 
 
