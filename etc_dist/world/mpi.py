@@ -70,11 +70,11 @@ def _ends_after(limit: float) -> Iterator[None]:
 
     NOTE: by another process, since mpi4py keeps Python's lock while MPI_Init waits for
     all ranks."""
-    job = next(((r, n) for r, n in _JOB.items() if r in os.environ), None)
-    if job is None or "mpi4py.MPI" in sys.modules:
+    job = next(((r, n) for r, n in _JOB.items() if r in os.environ), ("", ""))
+    rank, size = (os.environ.get(name, "?") for name in job)
+    if not job[0] or size == "1" or "mpi4py.MPI" in sys.modules:
         yield
         return
-    rank, size = (os.environ.get(name, "?") for name in job)
     error = rank_errors.not_together(rank, size, limit)
     text = f"{type(error).__name__}: {error}\n"
     command = [sys.executable, "-I", "-S", "-c", _END_LATE, str(os.getpid())]
