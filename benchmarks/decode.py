@@ -17,6 +17,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.decode_launches import model_calls, single_launches
 from benchmarks.decode_reference import reference_logits
 from benchmarks.decode_step import MODELS, ROUTINGS, SMALL_MODELS, Decoder
 from benchmarks.decode_torch import torch_logits
@@ -38,6 +39,8 @@ from etc_dist.models import Sampling
 CHECKED_LAYERS = 2
 SAMPLING = Sampling(temperature=0.6, top_k=20, top_p=0.95)
 """That of Qwen3."""
+ON_RANKS = Sampling(temperature=0.6)
+"""Several ranks have no other one."""
 ERROR, GAP = 0.016, 0.12
 """The allowed error of the logits, and the allowed distance of the chosen id's logit
 from the largest in the reference, relative to the root mean square of all logits."""
@@ -134,28 +137,6 @@ def is_timed(device: Device) -> TypeGuard[Gpu]:
     return isinstance(device, Gpu) and device.world.ranks_per_gpu == 1
 
 
-def wrong_steps(decoder: Decoder, batch: int, outs: Sequence[Any]) -> list[str]:
-    """Failed checks of a launch of several steps against a launch for each."""
-    if decoder.steps == 1:
-        return []
-    xp, logits = decoder.device.xp, outs[0].copy()
-    arrays, found = decoder.arrays(batch, decoder.config.layers), []
-    call = decoder.call(arrays)
-    for _ in range(decoder.steps):
-        call()
-        found.append(arrays["next_ids"][0].copy())
-        arrays["ids"][0] = arrays["next_ids"][0]
-        arrays["position"][0] += 1
-        arrays["end"] += 1
-    decoder.program.synchronize()
-    wrong = []
-    if not bool((xp.stack(found) == outs[1]).all()):
-        wrong.append("a launch of several steps gives other ids than single launches")
-    if not bool((logits.view("int16") == arrays["logits"].view("int16")).all()):
-        wrong.append("the logits of the last step have other bits than its own launch")
-    return wrong
-
-
 def benchmark(
     decoder: Decoder, batch: int, repeats: int, steps: int, layers: int
 ) -> tuple[dict[str, Any], list[str]]:
@@ -171,27 +152,41 @@ def benchmark(
     call()
     program.synchronize()
     outs = [arrays["logits"], arrays["next_ids"]]
-    wrong += wrong_steps(decoder, batch, outs)
+    calls = {"ours": call}
+    if decoder.steps > 1:
+        calls["single_launches"], found = single_launches(decoder, arrays)
+        wrong += found
+    if decoder.sampling is not None:
+        calls["greedy"] = decoder.call(arrays, is_greedy=True)
+        calls["greedy"]()
+        call()
+        program.synchronize()
     if is_timed(device):
-        call = captured_ours(device, call)
-    different = mismatches(device, call, outs, steps)
+        calls = {n: captured_ours(device, each) for n, each in calls.items()}
+    launches = -(-steps // decoder.steps)
+    different = mismatches(device, calls["ours"], outs, launches)
     program.synchronize()
-    values |= {"steps": steps, "bitwise_equal": not different}
+    values |= {"steps": launches * decoder.steps, "bitwise_equal": not different}
     values |= {"steps_per_launch": decoder.steps, "sampling": str(decoder.sampling)}
     if decoder.config.mixture is not None:
         values |= {"routing": decoder.routing}
         values |= {"active_experts": decoder.active_experts(arrays)}
     if different:
-        wrong.append(f"the bits of {different} of {steps} steps differ")
+        wrong.append(f"the bits of {different} of {launches} launches differ")
     if is_timed(device):
-        times = measure(device, {"ours": call}, repeats)["ours"]
-        times = [time / decoder.steps for time in times]
+        measured = measure(device, calls, repeats)
+        of_steps = {n: [t / decoder.steps for t in ts] for n, ts in measured.items()}
+        times = of_steps.pop("ours")
         limit = decoder.bytes_read(arrays) / device.rates[0] * 1e3
         spread = tuple(round(float(q), 5) for q in np.percentile(times, (25, 75)))
         values |= {**provenance(program), "repeats": repeats}
         values |= {"ours_ms": round(median(times), 5), "ours_spread_ms": spread}
         values |= {"limit_ms": round(limit, 5)}
         values |= {"of_limit": round(limit / median(times), 4)}
+        values |= {f"{n}_ms": round(median(ts), 5) for n, ts in of_steps.items()}
+    if decoder.steps > 1:
+        found_times, found = model_calls(decoder, batch, repeats)
+        values, wrong = values | found_times, wrong + found
     return values, wrong
 
 
@@ -202,7 +197,7 @@ def main() -> int:
     add = parser.add_argument
     add("--context", type=int, help="512, or 70 on the CPU backend")
     add("--steps", type=int, help="compared bit by bit: 1000, or 3 on the CPU backend")
-    add("--sample", action="store_true", help=f"choose ids by {SAMPLING}")
+    add("--sample", action="store_true", help=f"choose ids by {SAMPLING}, {ON_RANKS}")
     add("--per-launch", type=int, default=1, help="steps of a launch; times are of one")
     add("--checked-layers", type=int, default=CHECKED_LAYERS, help="against fp32")
     add("--routing", choices=ROUTINGS, default=ROUTINGS[0], help="of models of experts")
@@ -218,11 +213,12 @@ def main() -> int:
         shared |= device.facts()
         del shared["baseline"]
     failed = False
+    sampling = SAMPLING if device.world.size == 1 else ON_RANKS
     for name in options.models or [model]:
         decoder = Decoder(
             *(device, name, max(batches), context, options.schedule),
             *(options.per_launch, options.routing),
-            sampling=SAMPLING if options.sample else None,
+            sampling=sampling if options.sample else None,
         )
         # NOTE: a captured program refuses to grow: first run each batch once.
         for batch in batches:

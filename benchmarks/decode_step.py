@@ -146,11 +146,13 @@ class Decoder:
             found["experts"] = xp.full(chosen, -1, np.int32)
         return {**found, "next_ids": xp.empty((steps, batch), np.int32)}
 
-    def call(self, arrays: Mapping[str, Any]) -> Call:
-        """A launch with `arrays`."""
+    def call(self, arrays: Mapping[str, Any], is_greedy: bool = False) -> Call:
+        """A launch with `arrays`, of the tiles and slices of the last step of a launch.
+        is_greedy: without sampling."""
         steps, batch = arrays["next_ids"].shape
-        dims = self.policy.dims(batch, self.context + steps - 1)
-        dims |= {"steps": steps, "samples": int(self.sampling is not None)}
+        dims = self.policy.dims(batch, self.context + self.steps - 1)
+        samples = self.sampling is not None and not is_greedy
+        dims |= {"steps": steps, "samples": int(samples)}
         return partial(self.program.run, dims=dims, **arrays)
 
     def bytes_read(self, arrays: Mapping[str, Any]) -> int:

@@ -124,7 +124,7 @@ class MoEParallelRecord(FusedRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeRecord(Record):
-    """A step of a whole model on one GPU: the next token of each request."""
+    """A step of a whole model: the next token of each request."""
 
     model: str
     batch: int
@@ -155,8 +155,19 @@ class DecodeRecord(Record):
     """By torch, in the same dtype."""
     steps_per_launch: int = 1
     """Times are of one step."""
+    single_launches_ms: float | None = None
+    """With several steps in a launch: a launch for each of them instead, all in one
+    replayed CUDA graph, in turn with ours_ms."""
+    call_ms: float | None = None
+    """Of a call of a model for all steps of a launch, until their ids are on the host,
+    by the host's clock."""
+    single_calls_ms: float | None = None
+    """Of a call for each step instead, with the ids of the one before, in turn with
+    call_ms."""
     sampling: str | None = None
     """How ids are chosen; "None": the most likely ones."""
+    greedy_ms: float | None = None
+    """With sampling: the same step without, in turn with ours_ms."""
     routing: str | None = None
     """How rows choose experts."""
     active_experts: float | None = None

@@ -14,10 +14,11 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from benchmarks import decode, soak
+from benchmarks import decode, decode_launches, soak
 from benchmarks.device import Device
 from benchmarks.harness import begin, failures
 from benchmarks.workload import SMALL
+from etc_dist.models import Model
 from tests.conftest import expect_cpu_ranks
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -57,7 +58,7 @@ def run_script(
         pytest.param(2, "mlp --schedule dynamic", marks=TWO),
         pytest.param(2, "moe --parallel tensor", marks=TWO),
         pytest.param(2, "moe --parallel expert --routing zipf", marks=TWO),
-        pytest.param(2, "decode", marks=TWO),
+        pytest.param(2, "decode --per-launch 2 --sample", marks=TWO),
         pytest.param(1, "first_token", marks=[ONE, pytest.mark.exhaustive]),
     ],
 )
@@ -184,3 +185,27 @@ def test_differing_bits_and_growth_are_faults_of_a_soak() -> None:
     assert [fault.split()[0] for fault in faults] == ["2", "the", "a"]
     kept = soak.Memory(device=0, host=soak.HOST_TOLERANCE)
     assert soak.Result(1.0, 0, kept).faults() == []
+
+
+def test_other_ids_of_single_launches_are_a_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = begin(cpu=True)
+    with device.world:
+        decoder = decode.Decoder(device, SMALL, 2, 70, "static", steps=2)
+        arrays = decoder.arrays(2, decoder.config.layers, decoder.steps)
+        decoder.call(arrays)()
+        _, wrong = decode_launches.single_launches(decoder, arrays)
+        assert wrong == []
+        arrays["next_ids"][1, 0] += 1
+        _, wrong = decode_launches.single_launches(decoder, arrays)
+        assert wrong == [decode_launches.OTHER_IDS]
+        assert decode_launches.model_calls(decoder, 2, 1) == ({}, [])
+        run = Model.steps
+
+        def changed(model: Model, *given: Any, count: int, **options: Any) -> Any:
+            return run(model, *given, count=count, **options) + (count > 1)
+
+        monkeypatch.setattr(Model, "steps", changed)
+        _, wrong = decode_launches.model_calls(decoder, 2, 1)
+        assert wrong == [decode_launches.OTHER_IDS + " of a model"]
