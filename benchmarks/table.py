@@ -65,10 +65,16 @@ PICTURE = """
 ![Speed-up over the unfused baseline, over tokens for the mixture of experts and over \
 rows for the MLP](schedules.png)
 """
-DECODE_PICTURE = """
+DECODE_PICTURES = {
+    False: """
 ![Time of a decode step over the batch, and the time of the bytes that it reads]\
 (decode.png)
-"""
+""",
+    True: """
+![The same on several ranks, tensor parallel](decode_ranks.png)
+""",
+}
+"""The pictures of decode steps on one GPU, and on several."""
 SECTIONS = {
     "matmul_reduce_scatter": "GEMM + Reduce-Scatter",
     "all_gather_matmul": "AllGather + GEMM",
@@ -137,7 +143,8 @@ def page(records: Sequence[Record]) -> str:
     parts = [PREFACE]
     for op, title in SECTIONS.items():
         parts += [f"\n## {title}\n", section(op, records)]
-    parts += [decode_table(records), first_token_table(records), PICTURE]
+    parts += [decode_table(records), launches_table(records), sampling_table(records)]
+    parts += [first_token_table(records), PICTURE]
     parts += [soak_table(records), cost_table(records), build_table(records)]
     return "".join(parts)
 
@@ -233,6 +240,7 @@ def decode_table(records: Sequence[Record]) -> str:
         sampled = "" if r.sampling in (None, "None") else f", {r.sampling}"
         return f"{r.model}{routing}{steps}{sampled}"
 
+    pictures = [DECODE_PICTURES[of] for of in (False, True) if greedy(records, of)]
     rows = [
         {
             "model": model(r),
@@ -258,13 +266,78 @@ def decode_table(records: Sequence[Record]) -> str:
             ),
         )
     ]
-    return f"\n## Decode step\n{table(rows)}{DECODE_PICTURE}" if rows else ""
+    return f"\n## Decode step\n{table(rows)}{''.join(pictures)}" if rows else ""
+
+
+def launches_table(records: Sequence[Record]) -> str:
+    """The last step of several in a launch, against a launch for each."""
+    rows = [
+        names
+        | {
+            "steps": f"{r.steps_per_launch}",
+            "one launch": f"{r.ours_ms:.3f}",
+            "single launches": f"{r.single_launches_ms:.3f}",
+            "one call": f"{r.call_ms:.3f}",
+            "single calls": f"{r.single_calls_ms:.3f}",
+            "commit": short(r.commit),
+        }
+        for names, r in last_steps(records, "single_launches_ms")
+    ]
+    title = "Several steps in a launch, and as many single launches: ms a step"
+    return f"\n## {title}\n{table(rows)}" if rows else ""
+
+
+def sampling_table(records: Sequence[Record]) -> str:
+    """The last step with sampling, against one without."""
+    rows = [
+        names
+        | {
+            "with sampling": f"{r.ours_ms:.3f}",
+            "greedy": f"{r.greedy_ms:.3f}",
+            "sampling": f"{r.sampling}",
+            "commit": short(r.commit),
+        }
+        for names, r in last_steps(records, "greedy_ms")
+    ]
+    return f"\n## Sampling: ms of a step\n{table(rows)}" if rows else ""
+
+
+def last_steps(
+    records: Iterable[Record], field: str
+) -> list[tuple[dict[str, str], DecodeRecord]]:
+    """The last decode records that have a field, and the cells of their names."""
+    found = [
+        r
+        for r in records
+        if isinstance(r, DecodeRecord) and getattr(r, field) is not None
+    ]
+    last = latest(
+        found,
+        lambda r: (
+            *(r.model, r.world_size, r.device, r.schedule, r.routing or ""),
+            *(r.context, r.batch, r.steps_per_launch, r.sampling or ""),
+        ),
+    )
+    return [
+        (
+            {
+                "model": r.model,
+                "device": r.device,
+                "ranks": ranks(r),
+                "schedule": r.schedule,
+                "batch": f"{r.batch}",
+                "context": f"{r.context}",
+            },
+            r,
+        )
+        for r in last
+    ]
 
 
 def decode_summary(records: Sequence[Record]) -> str:
     """The last greedy steps on one GPU: a row for each model and context, a column for
     each batch."""
-    found = [r for r in greedy(records) if r.world_size == 1]
+    found = greedy(records, on_ranks=False)
     last = latest(found, lambda r: (r.model, r.context, r.device, r.batch))
     batches = sorted({r.batch for r in last})
     rows = []
@@ -277,12 +350,14 @@ def decode_summary(records: Sequence[Record]) -> str:
     return table(rows) if rows else ""
 
 
-def greedy(records: Sequence[Record]) -> list[DecodeRecord]:
-    """The plain steps of decoders: no uneven experts, sampling or several a launch."""
+def greedy(records: Sequence[Record], on_ranks: bool) -> list[DecodeRecord]:
+    """The plain steps of decoders, on one rank or on several: no uneven experts,
+    sampling or several a launch."""
     return [
         r
         for r in records
         if isinstance(r, DecodeRecord)
+        and (r.world_size > 1) == on_ranks
         and (r.routing or "uniform", r.sampling or "None") == ("uniform", "None")
         and r.steps_per_launch == 1
     ]
@@ -454,9 +529,9 @@ def draw(records: Sequence[Record], path: Path) -> None:
     figure.savefig(path)
 
 
-def draw_decode(records: Sequence[Record], path: Path) -> None:
+def draw_decode(records: Sequence[Record], path: Path, on_ranks: bool = False) -> None:
     """Draw a panel for each model: the times of its greedy steps over the batch."""
-    found = greedy(records)
+    found = greedy(records, on_ranks)
     models = sorted({r.model for r in found})
     figure, row = panels(len(models))
     for axes, model in zip(row, models, strict=True):
@@ -481,7 +556,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Generate the tables of the results.")
     add = parser.add_argument
     add("--check", action="store_true", help="write nothing; 1 if a table would change")
-    add("--picture", action="store_true", help="draw schedules.png, decode.png, too")
+    add("--picture", action="store_true", help="draw the pictures of docs, too")
     add("--root", type=Path, default=ROOT, help="the folder of README.md and docs")
     add("--results", type=Path, default=RESULTS, help="the folder of the records")
     options = parser.parse_args(arguments)
@@ -494,6 +569,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.picture:
         draw(records, results.with_name("schedules.png"))
         draw_decode(records, results.with_name("decode.png"))
+        if greedy(records, on_ranks=True):
+            draw_decode(records, results.with_name("decode_ranks.png"), on_ranks=True)
     stale = [p for p, t in fresh.items() if not p.exists() or p.read_text() != t]
     for path in stale:
         if options.check:

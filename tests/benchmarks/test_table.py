@@ -24,9 +24,11 @@ from benchmarks.table import (
     decode_table,
     draw,
     draw_decode,
+    launches_table,
     main,
     newest,
     rows_of,
+    sampling_table,
     section,
     soak_table,
     summary,
@@ -112,9 +114,15 @@ def test_last_soak_of_each_kind_is_shown(values: dict[str, Any]) -> None:
     assert rows == ["| soak | NVIDIA H200 | 8 | 20 | 3 | 0 | 0123456789-dirty |"]
 
 
-def test_last_decode_step_of_each_batch_is_shown(values: dict[str, Any]) -> None:
+@pytest.fixture
+def step(values: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a record of a decode step on eight ranks."""
     step = {k: v for k, v in values.items() if k in DecodeRecord.__dataclass_fields__}
-    step |= {"op": "decode", "batch": 8, "context": 512, "policy": "", "steps": 1000}
+    of_decode = {"op": "decode", "batch": 8, "context": 512, "policy": "", "steps": 9}
+    return step | of_decode
+
+
+def test_last_decode_step_of_each_batch_is_shown(step: dict[str, Any]) -> None:
     old = {"date": "2025-01-01", "ours_ms": 9.0}
     rows = decode_table([DecodeRecord(**{**step, **c}) for c in ({}, old)]).splitlines()
     wanted = "| llama3-8b | NVIDIA H200 | 8 ranks | static | 8 | 512 | 0.160 | 0.200 | "
@@ -127,6 +135,31 @@ def test_last_decode_step_of_each_batch_is_shown(values: dict[str, Any]) -> None
     ]
     assert not rows[6]
     assert decode_table([]) == ""
+
+
+def test_several_steps_and_sampling_are_shown_against_their_baselines(
+    step: dict[str, Any],
+) -> None:
+    names = "| llama3-8b | NVIDIA H200 | 8 ranks | static | 8 | 512 | "
+    calls = {"single_launches_ms": 0.21, "call_ms": 0.22, "single_calls_ms": 0.25}
+    several = DecodeRecord(**{**step, "steps_per_launch": 32, **calls})
+    (*_, last) = launches_table([DecodeRecord(**step), several]).splitlines()
+    assert last == names + "32 | 0.200 | 0.210 | 0.220 | 0.250 | 0123456789-dirty |"
+    sampled = DecodeRecord(**{**step, "sampling": "some", "greedy_ms": 0.19})
+    (*_, last) = sampling_table([DecodeRecord(**step), sampled]).splitlines()
+    assert last == names + "0.200 | 0.190 | some | 0123456789-dirty |"
+
+
+def test_steps_on_several_ranks_have_a_picture_of_their_own(
+    step: dict[str, Any], tmp_path: Path
+) -> None:
+    on_ranks = DecodeRecord(**step)
+    one = DecodeRecord(**{**step, "world_size": 1})
+    assert "(decode_ranks.png)" not in decode_table([one])
+    assert "(decode.png)" not in decode_table([on_ranks])
+    assert "(decode_ranks.png)" in decode_table([one, on_ranks])
+    draw_decode([one, on_ranks], tmp_path / "some.png", on_ranks=True)
+    assert (tmp_path / "some.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_check_fails_until_the_results_are_written(tmp_path: Path) -> None:
