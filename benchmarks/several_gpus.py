@@ -19,7 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import records
+from benchmarks import decode_step, records
 from benchmarks.workload import MODELS
 
 PYTEST = ("-m", "pytest", "-q", "--color=no", "--timeout-method=thread", "--with-mpi")
@@ -33,14 +33,19 @@ MOE_TOKENS = (128, 512, 2048, 8192)
 """Of a rank."""
 ROWS = (1024,)
 """Of a rank: 8192 on eight ranks."""
+DECODED = ("qwen3-32b", "qwen3-30b-a3b")
+BATCHES = (1, 8, 32, 128)
+"""Requests of a decode step."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A command of all ranks; `ranks`: the number of GPUs unless given."""
+    """A command of all ranks; `ranks`: the number of GPUs unless given. by_torch: ranks
+    of torchrun instead of mpirun."""
 
     command: tuple[str, ...]
     ranks: int | None = None
+    by_torch: bool = False
 
 
 Known = Sequence[Any]
@@ -81,6 +86,26 @@ def moe(ranks: int, known: Known) -> Iterator[Job]:
                 yield Job(("benchmarks/moe.py", *options, "--tokens", joined(left)))
 
 
+def decode(ranks: int, known: Known) -> Iterator[Job]:
+    for model in DECODED:
+        if decode_step.MODELS[model].kv_heads % ranks:
+            continue
+        done = {
+            r.batch
+            for r in known
+            if r.op == "decode" and (r.model, r.steps_per_launch) == (model, 1)
+        }
+        left = [batch for batch in BATCHES if batch not in done]
+        if left:
+            options = ("--models", model, "--batches", joined(left))
+            yield Job(("benchmarks/decode.py", *options))
+
+
+def torch(ranks: int, known: Known) -> Iterator[Job]:
+    for script in ("examples/torch_tensor_parallel.py", "tests/torch/on_ranks.py"):
+        yield Job((script,), by_torch=True)
+
+
 def memcheck(ranks: int, known: Known) -> Iterator[Job]:
     sanitizer = ("compute-sanitizer", "--tool", "memcheck", "--report-api-errors", "no")
     example = ("python", "examples/mlp.py")
@@ -88,7 +113,8 @@ def memcheck(ranks: int, known: Known) -> Iterator[Job]:
 
 
 PARTS = {
-    part.__name__: part for part in (tests, collectives, few_rows, mlp, moe, memcheck)
+    part.__name__: part
+    for part in (tests, collectives, few_rows, decode, mlp, moe, torch, memcheck)
 }
 
 
@@ -118,10 +144,15 @@ def known_records(ranks: int) -> list[Any]:
 
 def execute(job: Job, ranks: int, limit: float) -> bool:
     """Run a job within `limit` seconds; whether it succeeded."""
-    mpirun = [sys.executable, str(records.ROOT / "launch" / "mpirun")]
-    mpirun += ["-n", str(job.ranks or ranks), "--time-limit", f"{limit:.0f}"]
+    count, seconds = str(job.ranks or ranks), f"{limit:.0f}"
+    if job.by_torch:
+        launcher = ["timeout", seconds, sys.executable, "-m", "torch.distributed.run"]
+        launcher += ["--nproc-per-node", count]
+    else:
+        launcher = [sys.executable, str(records.ROOT / "launch" / "mpirun")]
+        launcher += ["-n", count, "--time-limit", seconds]
     print(f"\n=== {' '.join(job.command)} ===", flush=True)
-    done = subprocess.run([*mpirun, *job.command], cwd=records.ROOT, check=False)
+    done = subprocess.run([*launcher, *job.command], cwd=records.ROOT, check=False)
     return done.returncode == 0
 
 
