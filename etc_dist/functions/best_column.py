@@ -27,7 +27,8 @@ def best_column(dtype: str) -> DeviceFunction:
 
     element = dtype if dtype == "float32" else two_byte(dtype)
     reads = Operand(("rows", Extent(multiple=8, begins=8)), element)
-    return _function("best_column", body, dtype, {0: reads}, 1, reads=1)
+    tile = dict(enumerate([reads, *best_of_rows()]))
+    return _function("best_column", body, dtype, tile, 1, reads=1)
 
 
 def next_token(columns: int) -> DeviceFunction:
@@ -64,7 +65,13 @@ def best_on_rank(columns: int) -> DeviceFunction:
         tiles, best[...] = _best(values)
         best_ids[...] = first + tiles * columns + ids[np.arange(len(ids)), tiles]
 
-    return _function("best_on_rank", body, "float32", _of_tiles(), columns, reads=2)
+    tile = dict(enumerate([*_of_tiles().values(), *best_of_rows()]))
+    return _function("best_on_rank", body, "float32", tile, columns, reads=2)
+
+
+def best_of_rows() -> list[Operand]:
+    """The largest number of each row, and its column: columns of two matrices."""
+    return [Operand(("rows", 1), dtype) for dtype in ("float32", "int32")]
 
 
 def _of_tiles() -> dict[int, Operand]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from etc_dist.functions.best_experts import best_experts
 from etc_dist.functions.routing import BLOCK, Routing
-from etc_dist.ir import DeviceFunction, Operand
+from etc_dist.ir import DeviceFunction, Extent, Operand
 from etc_dist.ir.function import TENSOR
 
 
@@ -26,10 +26,11 @@ def choose_experts(routing: Routing) -> DeviceFunction:
         words = np.bitwise_or.reduce(bits << token[:, None], axis=0)
         chosen[...] = words.view(np.int32)
 
+    rows = Extent(BLOCK, name="rows")
     tile = {
-        0: Operand((BLOCK, routing.experts), "float32"),
-        1: Operand((BLOCK, routing.top_k), "int32"),
-        2: Operand((BLOCK, routing.top_k), "float32"),
+        0: Operand((rows, routing.experts), "float32"),
+        1: Operand((rows, routing.top_k), "int32"),
+        2: Operand((rows, routing.top_k), "float32"),
         3: Operand((routing.experts, 1), "int32"),
     }
     return routing.function("choose_experts", TENSOR, 1, 3, body, tile=tile)

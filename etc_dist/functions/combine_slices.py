@@ -29,6 +29,7 @@ def combine_slices(head_dim: int, dtype: str) -> DeviceFunction:
         total /= np.where(weight == 0, 1, weight)[..., None]
         y[...] = total.reshape(y.shape).astype(y.dtype)
 
+    slices = Extent(name="slices", whole=True)
     return DeviceFunction(
         name="combine_slices",
         body=body,
@@ -38,8 +39,8 @@ def combine_slices(head_dim: int, dtype: str) -> DeviceFunction:
         writes=1,
         constants={"kHeadDim": head_dim, "kIsHalf": int(dtype == "float16")},
         tile={
-            0: Operand(("rows", "heads", Extent(whole=True), head_dim), "float32"),
-            1: Operand(("rows", "heads", Extent(whole=True), 2), "float32"),
+            0: Operand(("rows", "heads", slices, head_dim), "float32"),
+            1: Operand(("rows", "heads", slices, 2), "float32"),
             2: Operand(("rows", Extent(begins=8)), two_byte(dtype)),
         },
     )

@@ -9,6 +9,7 @@ for its part, hence two parts.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,7 @@ def grouped_gated(dtype: str) -> DeviceFunction:
     boxes, element = {0: GATHERED_BOX, 1: GATED_BOX}, two_byte(dtype)
     gathered = Extent(begins=0), Extent(name="k", whole=True)
     weight = Operand((Extent(most=UP_COLUMNS), DEPTH), element, leading=True)
+    # Not those of the weights: a tile of y may have further columns, which become 0.
     columns = Extent(most=UP_COLUMNS, multiple=8, begins=8)
     tile = {
         0: Operand(gathered, element),
@@ -105,12 +107,13 @@ def grouped_gated(dtype: str) -> DeviceFunction:
 
 def _tile(dtype: str, rows: Extent, most: int, result: str) -> dict[int, Operand]:
     """rows [rows, k], a weight [most, k], a result [rows, most]."""
-    inputs, columns = two_byte(dtype), Extent(most=most)
+    inputs, weight_rows = two_byte(dtype), Extent(most=most, name="columns")
+    columns = weight_rows
     if result != "float32":  # it is stored in units of 16 bytes
-        columns = Extent(most=most, multiple=8, begins=8)
+        columns = replace(columns, multiple=8, begins=8)
     return {
         0: Operand((rows, DEPTH), inputs),
-        1: Operand((Extent(most=most), DEPTH), inputs, leading=True),
+        1: Operand((weight_rows, DEPTH), inputs, leading=True),
         2: Operand((rows, columns), result, leading=True),
     }
 
@@ -137,5 +140,5 @@ def thin_float(dtype: str) -> DeviceFunction:
     fp32. On the GPU a tile has 128 rows and columns, but at the edges, and k is all of
     the operands' or a share that ends after a multiple of 128."""
     boxes = {0: ROW_BOX, 1: WEIGHT_BOX}
-    tile = _tile(dtype, Extent(THIN), THIN, "float32")
+    tile = _tile(dtype, Extent(THIN, name="rows"), THIN, "float32")
     return _grouped("thin_float", dtype, _multiply, 2, boxes, tile, thin=True)

@@ -55,6 +55,10 @@ def _multiply_gated(x: Any, gate: Any, up: Any, y: Any) -> None:
 
 
 DEPTH = Extent(name="k", multiple=STAGE_K, not_empty=True)
+ROWS, COLUMNS, HALF_COLUMNS = (
+    Extent(size, name=name)
+    for size, name in ((TILE, "rows"), (TILE, "columns"), (TILE // 2, "columns"))
+)
 
 
 def _tile(dtype: str, *sizes: Extent | int, **fields: Any) -> Operand:
@@ -63,8 +67,8 @@ def _tile(dtype: str, *sizes: Extent | int, **fields: Any) -> Operand:
 
 def _matmul(name: str, w_layout: str, dtype: str, **fields: Any) -> DeviceFunction:
     _check(name, w_layout, dtype)
-    weight = (TILE, DEPTH) if w_layout == "nk" else (DEPTH, TILE)
-    tile = {0: (TILE, DEPTH), 1: weight, 2: (TILE, TILE), **fields.pop("tile", {})}
+    weight = (COLUMNS, DEPTH) if w_layout == "nk" else (DEPTH, COLUMNS)
+    tile = {0: (ROWS, DEPTH), 1: weight, 2: (ROWS, COLUMNS), **fields.pop("tile", {})}
     boxes = {
         0: TmaBox(WORKER_ROWS, STAGE_K),
         1: TmaBox(TILE // 2, STAGE_K) if w_layout == "nk" else TmaBox(STAGE_K, 64),
@@ -122,7 +126,7 @@ def matmul_store(w_layout: str, dtype: str) -> DeviceFunction:
 def matmul_gated(dtype: str) -> DeviceFunction:
     """x tile [256, k], gate and up tiles [128, k] -> silu(x @ gate.T) * (x @ up.T), a
     tile [256, 128] in this rank's memory."""
-    half = TILE // 2, DEPTH
+    half = HALF_COLUMNS, DEPTH
     return _matmul(
         "matmul_gated",
         "nk",
@@ -130,7 +134,7 @@ def matmul_gated(dtype: str) -> DeviceFunction:
         body=_multiply_gated,
         reads=3,
         boxes={2: TmaBox(TILE // 2, STAGE_K), 3: TmaBox(64, 64)},
-        tile={1: half, 2: half, 3: (TILE, TILE // 2)},
+        tile={1: half, 2: half, 3: (ROWS, HALF_COLUMNS)},
         parts=2,
     )
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from etc_dist.functions.best_column import best_of_rows
 from etc_dist.functions.matmul import two_byte
 from etc_dist.functions.philox import gumbel, philox
 from etc_dist.ir import DeviceFunction, Extent, Operand
@@ -58,12 +59,14 @@ def sample_column(dtype: str, columns: int, *, limits: bool) -> DeviceFunction:
     ]
     if limits:
         tile.append(Operand(("rows",), "float32"))
+    reads = len(tile)
+    tile += best_of_rows()
     return DeviceFunction(
         name="sample_column",
         body=body,
         source="functions/sample_column.cuh",
         lane=TENSOR,
-        reads=len(tile),
+        reads=reads,
         writes=2,
         constants={"kIsHalf": int(dtype == "float16"), "kLimits": int(limits)},
         tile=dict(enumerate(tile)),

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,8 @@ def score_experts(
     def body(x: Any, router: Any, logits: Any) -> None:
         logits[...] = x.astype(np.float32) @ router.astype(np.float32).T
 
-    few, rows = Extent(most=most), Extent(most=BLOCK, name="rows")
-    logits_columns = Extent(most=most, multiple=4, begins=4)
+    few, rows = Extent(most=most, name="scored"), Extent(most=BLOCK, name="rows")
+    logits_columns = replace(few, multiple=4, begins=4)
     tile = {
         0: Operand((rows, "hidden"), routing.element, contiguous=True),
         1: Operand((few, "hidden"), routing.element, contiguous=True, leading=True),

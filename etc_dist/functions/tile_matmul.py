@@ -239,9 +239,12 @@ class Tiles:
     ) -> DeviceFunction:
         element, streams = two_byte(dtype), range(1, 1 + len(weights))
         depth = replace(DEPTH, multiple=self.step)
-        factor = Operand((None, depth), element, leading=True, apart=True)
+        x, w = (
+            Operand((size, depth), element, leading=True, apart=True)
+            for size in ("rows", "columns")
+        )
         reads, writes = epilogue.operands(element)
-        operands = [*[factor] * (1 + len(weights)), *reads, *writes]
+        operands = [x, *[w] * len(weights), *reads, *writes]
         return DeviceFunction(
             name="tile_matmul",
             body=partial(_multiply, epilogue),

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 from etc_dist.codegen import generate
+from etc_dist.codegen.tiles import check_tiles
 from etc_dist.errors import CodegenError
-from etc_dist.functions.matmul import matmul_send, matmul_store
+from etc_dist.functions.best_column import best_column, best_on_rank
+from etc_dist.functions.choose_experts import choose_experts
+from etc_dist.functions.combine_slices import combine_slices
+from etc_dist.functions.epilogue import residual, store, swiglu
+from etc_dist.functions.grouped_matmul import (
+    grouped_float,
+    grouped_gated,
+    grouped_store,
+    thin_float,
+)
+from etc_dist.functions.matmul import matmul_gated, matmul_send, matmul_store
 from etc_dist.functions.push_rows import push_rows
+from etc_dist.functions.routing import Routing
+from etc_dist.functions.sample_column import sample_column
+from etc_dist.functions.score_experts import score_experts
 from etc_dist.functions.sum_ranks import sum_ranks
 from etc_dist.functions.sum_slots import sum_slots
-from etc_dist.functions.tile_matmul import TileShape
+from etc_dist.functions.tile_matmul import Tiles, TileShape
 from etc_dist.ir import (
     DeviceFunction,
     Extent,
@@ -73,7 +88,7 @@ def test_the_tile_of_a_matmul_is_fixed(size):
         "call matmul_send: operand 0 does not fit the tile of matmul_send on a GPU"
     )
     assert error.where == f"call matmul_send reads x[d, i * {size} +: {size}, :]"
-    assert "256, k a multiple of 64 not empty], bfloat16" in error.wanted
+    assert "256 rows, k a multiple of 64 not empty], bfloat16" in error.wanted
     assert error.got == f"axis 1: size {size}"
 
 
@@ -92,7 +107,7 @@ def test_sizes_for_the_cpu_backend_are_refused(graph):
     assert "does not fit the tile of" in refused(graph).what
 
 
-def store(size: Any, x: Any = (None, 72), depth: Any = slice(None)) -> Any:
+def stored(size: Any, x: Any = (None, 72), depth: Any = slice(None)) -> Any:
     def index(i: Any, m: Any, x: Tensor, w: Tensor, y: Tensor) -> list[Region]:
         return [
             x[tile(i, size), depth],
@@ -107,12 +122,12 @@ def store(size: Any, x: Any = (None, 72), depth: Any = slice(None)) -> Any:
 @pytest.mark.parametrize(
     "graph, got",
     [
-        (store(64), "axis 0: size 64"),
-        (store(64, x=(64, 72)), "axis 0: size 64"),
-        (store(256, depth=span(0, 24)), "axis 1: size 24"),
-        (store(256, depth=span(8, 64)), ""),
-        (store(256, depth=span(8, minimum(64, 72 - 8))), ""),
-        (store(256), ""),
+        (stored(64), "axis 0: size 64"),
+        (stored(64, x=(64, 72)), "axis 0: size 64"),
+        (stored(256, depth=span(0, 24)), "axis 1: size 24"),
+        (stored(256, depth=span(8, 64)), ""),
+        (stored(256, depth=span(8, minimum(64, 72 - 8))), ""),
+        (stored(256), ""),
     ],
 )
 def test_a_users_matmul_has_tiles_of_256(graph, got):
@@ -236,3 +251,88 @@ def test_all_calls_order_the_elements_of_a_tensor_alike(graph):
 def test_a_copy_at_another_place_of_a_peer_is_refused():
     error = refused(summed(3, shapes=[TileShape(128, 128)], shift=1))
     assert "the place of operand 2 on another rank" in error.wanted
+
+
+def tiles_of(epilogue: Any) -> Any:
+    def made(g: Graph) -> Any:
+        tiles = Tiles(g, "tile", 0, [TileShape(128, 128)])
+        return tiles.matmul("bfloat16", epilogue), tiles.values
+
+    return made
+
+
+OF_8 = Routing(8, 2, True, "bfloat16")
+# Each function with the sizes of its operands: dims by name, with at most this many
+# elements in a region. A capital letter stands for another dim of the same size.
+ALIKE = {
+    "store": (tiles_of(store), "m,k n,k m,n", {"m": 128, "n": 128}),
+    "residual": (tiles_of(residual), "m,k n,k m,n m,n", {"m": 128, "n": 128}),
+    "swiglu": (tiles_of(swiglu), "m,k n,k n,k m,n", {"m": 128, "n": 64}),
+    "nk": (matmul_store("nk", "bfloat16"), "m,k n,k m,n", {"m": 256, "n": 256}),
+    "kn": (matmul_store("kn", "float16"), "m,k k,n m,n", {"m": 256, "n": 256}),
+    "gated": (matmul_gated("bfloat16"), "m,k n,k n,k m,n", {"m": 256, "n": 128}),
+    "grouped": (grouped_store("bfloat16"), "m,k n,k m,n", {"m": 256, "n": 256}),
+    "float": (grouped_float("bfloat16"), "m,k n,k m,n", {"m": 256, "n": 256}),
+    "thin": (thin_float("bfloat16"), "m,k n,k m,n", {"m": 128, "n": 128}),
+    "experts": (grouped_gated("bfloat16"), "t,k c,k c,k m m,c", {"m": 256, "c": 256}),
+    "score": (score_experts(OF_8), "m,k n,k m,n", {"m": 32, "n": 32}),
+    "choose": (choose_experts(OF_8), "m,8 m,2 m,2 8,1", {"m": 32}),
+    "slices": (combine_slices(64, "bfloat16"), "m,h,n,64 m,h,n,2 m,c", {"m": 8}),
+    "best": (best_column("bfloat16"), "m,c m,1 m,1", {}),
+    "rank": (best_on_rank(256), "m,n m,n m,1 m,1", {}),
+    "sample": (
+        sample_column("bfloat16", 256, limits=True),
+        "m,c m,5 m m m,1 m,1",
+        {},
+    ),
+}
+
+
+@graph_function
+def of_sizes(g: Graph, *, name: str, shapes: str) -> None:
+    made, _, most = ALIKE[name]
+    function, values = (made, {}) if isinstance(made, DeviceFunction) else made(g)
+    letters = "chkmntMN"
+    dims = dict(zip(letters, g.dims(" ".join(f"of_{a}" for a in letters)), strict=True))
+    regions = []
+    for n, shape in enumerate(shapes.split()):
+        axes = shape.split(",")
+        operand = function.tile[n]
+        tensor = g.local(
+            f"t{n}",
+            [dims[a] if a in dims else int(a) for a in axes],
+            operand.dtype[0] if operand.dtype else "bfloat16",
+        )
+        limits = [most.get(a.lower()) for a in axes]
+        index = [
+            slice(None) if limit is None else span(0, minimum(limit, dims[a]))
+            for a, limit in zip(axes, limits, strict=True)
+        ]
+        regions.append(tensor[tuple(index)])
+    numbers = {"first": 0} if name in ("rank", "sample") else {}
+    g.call(
+        function,
+        g.grid(j=1),
+        name="call",
+        reads=regions[: function.reads],
+        writes=regions[function.reads :],
+        values={**values, **numbers},
+    )
+
+
+def misfits(shapes: str) -> list[str]:
+    """The shapes with another dim in place of one m or n."""
+    places = [i for i, letter in enumerate(shapes) if letter in "mn"]
+    return [shapes[:i] + shapes[i].upper() + shapes[i + 1 :] for i in places]
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_sizes_that_a_function_takes_from_another_operand_must_be_equal(name):
+    shapes = ALIKE[name][1]
+    check_tiles(of_sizes(1, name=name, shapes=shapes))
+    for wrong in misfits(shapes):
+        with pytest.raises(CodegenError, match="does not fit the tile of") as caught:
+            check_tiles(of_sizes(1, name=name, shapes=wrong))
+        error = caught.value
+        assert {"of_M", "of_N"} & set(re.findall(r"\w+", error.got))
+        assert ", where another " in error.got

@@ -87,7 +87,7 @@ def test_a_residual_must_have_the_rows_and_columns_of_y():
 
     with pytest.raises(CodegenError) as caught:
         generate(schedule_static(shifted(1)))
-    assert caught.value.got == "axis 1: size 64, where another columns is n"
+    assert caught.value.got == "axis 1: size n, where another columns is 64"
 
 
 def test_a_share_of_k_is_a_multiple_of_a_step():
