@@ -192,7 +192,8 @@ def is_forked() -> bool:
 
 
 class Exclusive:
-    """The lock of a world, held by each call up to its launch; reentrant.
+    """The lock of a world, held by each call up to its launch, and that of `start`;
+    reentrant.
 
     A second thread, a forked child, and user code that a call has called get a
     WorldError, without any effect. An exception that leaves a call breaks the world
@@ -201,9 +202,12 @@ class Exclusive:
     """
 
     def __init__(
-        self, leave: Callable[[str], None], backend: Backend, alone: bool = False
+        self,
+        leave: Callable[[str], None],
+        backend: Backend | None,
+        alone: bool = False,
     ):
-        """`alone`: there are no other ranks."""
+        """`backend`: None before there is one. `alone`: there are no other ranks."""
         self._leave, self._backend, self._alone = leave, backend, alone
         self._device: int | None = None  # that was current before the call
         # The thread of the current call, and the method that entered first. One key, so
@@ -221,7 +225,8 @@ class Exclusive:
                 return
             if found is not entry:
                 self._take_over(found, entry)
-            self._device = self._backend.enter()
+            if self._backend is not None:
+                self._device = self._backend.enter()
         except EtcDistError:
             raise
         except BaseException as error:  # of a signal handler
@@ -239,7 +244,7 @@ class Exclusive:
         if error is not None and not _forked:
             self._check(error, ends)
         if ends:
-            if self._device is not None:
+            if self._backend is not None and self._device is not None:
                 self._backend.restore(self._device)
             self._current.clear()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import NoneType
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
 
 _worlds: list[World] = []
 """The worlds in the order of their start, without those that are closed."""
-_starting = threading.Lock()
+_starting = processes.Exclusive(lambda reason: None, None, alone=True)
 """Held by the thread that starts a world."""
 
 
@@ -74,17 +73,10 @@ def start(
     inside another call, raise alone; their peers within the default world_limit.
     The first world that is open is also `current`.
     """
-    if processes.is_forked():
-        raise rank_errors.forked()
-    for world in _worlds:
-        world.exclusive.refuse_nested()
-    if not _starting.acquire(blocking=False):
-        name = threading.current_thread().name
-        raise rank_errors.second_thread("another thread", f"thread {name!r}")
-    try:
+    with _starting:
+        for world in _worlds:
+            world.exclusive.refuse_nested()
         return _start_alone(settings, comm, process_group, abort_on_uncaught)
-    finally:
-        _starting.release()
 
 
 def _start_alone(

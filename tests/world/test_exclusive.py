@@ -1,6 +1,7 @@
 """One thread at a time, and calls that an exception interrupts."""
 
 import signal
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -56,7 +57,7 @@ def test_call_while_another_thread_is_inside_one_is_refused_by_name(own):
 @pytest.mark.mpi(max_size=1)
 def test_threads_that_start_at_once_start_one_world(own, monkeypatch):
     def second(*_):
-        with pytest.raises(WorldError, match="another thread was inside a call"):
+        with pytest.raises(WorldError, match="thread 'MainThread' was inside a call"):
             in_thread(lambda: start(own.settings))
         raise WorldError("none", where="", wanted="", got="", fix="")
 
@@ -64,6 +65,46 @@ def test_threads_that_start_at_once_start_one_world(own, monkeypatch):
     for _ in range(2):
         with pytest.raises(WorldError, match="none"):
             start(own.settings)
+
+
+def interrupted(call, line):
+    """Run `call` up to this line of what holds the lock, and raise there. Returns
+    whether it has so many lines."""
+    left = line
+
+    def trace(frame, event, _):
+        nonlocal left
+        code = frame.f_code
+        if code not in (start.__code__, *LOCK_CODES):
+            return None
+        left -= event == "line"
+        if event == "line" and not left:
+            raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+LOCK_CODES = [
+    getattr(processes.Exclusive, name).__code__ for name in ("__enter__", "__exit__")
+]
+
+
+@pytest.mark.mpi(max_size=1)
+def test_a_start_that_is_interrupted_at_any_line_can_be_made_again(own, monkeypatch):
+    monkeypatch.setattr("etc_dist.world.startup._start_alone", lambda *_: own)
+    line = 1
+    while interrupted(start, line):
+        assert start() is own
+        line += 1
+    assert line > 10
 
 
 @pytest.mark.mpi(max_size=2)
