@@ -122,10 +122,6 @@ class Batch:
         Returns the requests with new tokens, and those that have ended, which leave the
         batch: none, while prompts are read. ArgumentError for a batch without requests.
         """
-        with self._model.world.exclusive:  # so that an interrupt leaves no half step
-            return self._step()
-
-    def _step(self) -> list[Request]:
         parts = self._choose()
         steps = self._choose_steps(parts)
         ids: list[int] = []
@@ -142,13 +138,18 @@ class Batch:
         of_rows = [request for request, count in parts for _ in range(count)]
         sampling = [request.sampling for request in of_rows]
         table = self._model.pages.table
-        found = self._model.steps(
-            *(ids, numbers, positions, table),
-            count=steps,
-            ends=ends,
-            stops=[request.stop for request in of_rows] if steps > 1 else None,
-            sampling=sampling if any(sampling) else None,
-        )
+        with self._model.world.exclusive:  # so that an interrupt leaves no half step
+            found = self._model.steps(
+                *(ids, numbers, positions, table),
+                count=steps,
+                ends=ends,
+                stops=[request.stop for request in of_rows] if steps > 1 else None,
+                sampling=sampling if any(sampling) else None,
+            )
+            return self._add(parts, found)
+
+    def _add(self, parts: Sequence[tuple[Request, int]], found: Any) -> list[Request]:
+        """Adds the ids of a step; the requests that have new ones."""
         changed, end = [], 0
         for request, count in parts:
             cached, end = request.cached + count, end + count
@@ -158,7 +159,7 @@ class Batch:
                 _extend(request, tokens)
                 cached += len(tokens) - 1
                 changed.append(request)
-                if request.is_done:
+                if request.is_done and request in self._requests:
                     self.remove(request)
             request.cached = cached
         return changed

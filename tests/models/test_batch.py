@@ -7,6 +7,7 @@ import pytest
 
 from etc_dist.errors import ArgumentError, WorldError
 from etc_dist.models import Batch, Sampling, load
+from etc_dist.models import batch as batches
 from etc_dist.models.pages import PageTable
 from etc_dist.settings import Settings
 from etc_dist.world import start
@@ -114,6 +115,32 @@ def test_a_step_that_is_interrupted_breaks_the_world(folder, one_rank, monkeypat
         with pytest.raises(WorldError, match="a call was interrupted"):
             batch.step()
     own.close()
+
+
+@ONE_RANK
+def test_requests_that_cannot_be_stepped_do_not_break_the_world(
+    folder, one_rank, monkeypatch
+):
+    with load(folder, world=one_rank, **OPTIONS) as model:
+        wanted = model.generate([[3, 4]], max_new_tokens=2)
+        with Batch(model) as batch:
+            request = batch.add([3, 4], max_new_tokens=2)
+            other = batch.add([5], max_new_tokens=1)
+            request.tokens.clear()  # by mistake
+            with pytest.raises((IndexError, ValueError)):
+                batch.step()
+            request.tokens.extend([3, 4])
+            extend = batches._extend
+
+            def removes(extended, tokens):  # as another thread during a step
+                extend(extended, tokens)
+                if extended is other:
+                    batch.remove(other)
+
+            monkeypatch.setattr(batches, "_extend", removes)
+            batch.step()
+            batch.step()
+        assert [request.new_tokens] == wanted
 
 
 @ONE_RANK
