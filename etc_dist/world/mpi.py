@@ -16,7 +16,7 @@ from types import ModuleType, NoneType
 from typing import TYPE_CHECKING, Any, cast
 
 from etc_dist.errors import WorldError, expect_type
-from etc_dist.messages import flush_output
+from etc_dist.messages import flush_output, show_message
 from etc_dist.world import rank_errors
 from etc_dist.world.processes import Backoff
 
@@ -66,7 +66,8 @@ def import_mpi(limit: float) -> ModuleType:
 
 @contextmanager
 def _ends_after(limit: float) -> Iterator[None]:
-    """Show an error and end this process after `limit` seconds.
+    """Show an error and end this process after `limit` seconds; without this limit
+    where no further process can be started.
 
     NOTE: by another process, since mpi4py keeps Python's lock while MPI_Init waits for
     all ranks."""
@@ -77,8 +78,18 @@ def _ends_after(limit: float) -> Iterator[None]:
         return
     error = rank_errors.not_together(rank, size, limit)
     text = f"{type(error).__name__}: {error}\n"
-    command = [sys.executable, "-I", "-S", "-c", _END_LATE, str(os.getpid())]
-    ending = subprocess.Popen([*command, str(limit), text], stdin=subprocess.PIPE)
+    # An embedded interpreter does not know its program.
+    python = sys.executable or "python3"
+    command = [python, "-I", "-S", "-c", _END_LATE, str(os.getpid()), str(limit), text]
+    try:
+        ending = subprocess.Popen(command, stdin=subprocess.PIPE)
+    except OSError as fault:
+        show_message(
+            f"etc_dist: the start of rank {rank} waits for its peers without a limit, "
+            f"as no process can be started to end it: {fault}\n"
+        )
+        yield
+        return
     try:
         yield
     finally:

@@ -45,6 +45,26 @@ start(CPU)
     assert "start of the world, rank 0 of 2" in output
 
 
+def test_a_start_that_cannot_be_limited_says_so():
+    source = """
+import subprocess
+
+def refuse(*_, **options):
+    raise OSError(12, "Cannot allocate memory")
+
+popen, subprocess.Popen = subprocess.Popen, refuse
+world = start(CPU)
+subprocess.Popen = popen
+world.barrier()
+"""
+    code, output = run_job(IMPORTS + source, 2)
+    assert code == 0
+    for rank in range(2):
+        note = f"[rank {rank}] etc_dist: the start of rank {rank} waits for its peers"
+        assert f"{note} without a limit" in output
+    assert "Cannot allocate memory" in output
+
+
 def test_a_call_that_one_rank_makes_alone_ends_all_with_its_error():
     source = """
 if world.rank == 1:
