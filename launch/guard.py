@@ -78,10 +78,10 @@ class Guard:
     def copy(self, child: subprocess.Popen[bytes]) -> None:
         """Send the child's lines and obey the job's orders until the child ends."""
         selector = selectors.DefaultSelector()
-        parts: dict[IO[bytes], bytes] = {}
+        parts: dict[IO[bytes], list[bytes]] = {}  # of the lines that have not ended
         for stream, kind in ((child.stdout, OUT), (child.stderr, ERR)):
             assert stream is not None
-            parts[stream] = b""
+            parts[stream] = []
             selector.register(stream, selectors.EVENT_READ, kind)
         if self.socket is not None:
             selector.register(self.socket, selectors.EVENT_READ)
@@ -99,13 +99,17 @@ class Guard:
                     continue
                 stream = key.fileobj
                 data = os.read(key.fd, 1 << 16)
-                *lines, parts[stream] = (parts[stream] + data).split(b"\n")
+                *ends, rest = data.split(b"\n")
+                for end in ends:
+                    self.send(key.data, b"".join([*parts[stream], end]))
+                    parts[stream].clear()
+                if rest:
+                    parts[stream].append(rest)
                 if not data:
-                    lines = [parts[stream]] if parts[stream] else []
+                    if parts[stream]:
+                        self.send(key.data, b"".join(parts[stream]))
                     selector.unregister(stream)
                     del parts[stream]
-                for line in lines:
-                    self.send(key.data, line)
             if not ready and child.poll() is not None:
                 return  # a grandchild still holds the output open
 
@@ -167,9 +171,17 @@ class Guard:
             with contextlib.suppress(OSError):
                 self.socket.sendall(HEADER.pack(kind, len(payload)) + payload)
         elif kind in (OUT, ERR):
-            stream = sys.stdout if kind == OUT else sys.stderr
-            tag, text = f"[rank {self.rank}] ", payload.decode(errors="replace")
-            print(tag + text.removeprefix(tag), file=stream, flush=True)
+            show(self.rank, kind, payload)
+
+
+def show(rank: int | None, kind: bytes, line: bytes) -> None:
+    """Write a line of a rank as it is: it may have another encoding than ours."""
+    stream = sys.stdout if kind == OUT else sys.stderr
+    tag = f"[rank {rank}] ".encode()
+    if stream is not None:
+        # Lines of an abort are tagged already.
+        stream.buffer.write(tag + line.removeprefix(tag) + b"\n")
+        stream.buffer.flush()
 
 
 class SharedFile(NamedTuple):

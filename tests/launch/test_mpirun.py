@@ -41,6 +41,20 @@ def test_lines_bear_their_rank_and_are_never_mixed():
     assert all(re.fullmatch(r"\[rank [01]\] \d+ x{2000}", line) for line in lines)
 
 
+def test_lines_of_another_encoding_arrive_as_they_are(monkeypatch):
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    for stream in (1, 2):
+        code, output = launch(f"os.write({stream}, b'\\xc3\\xa9\\xe2\\x88\\x9e\\n')")
+        assert code == 0
+        assert sorted(output.splitlines()) == [f"[rank {r}] \xe9\u221e" for r in (0, 1)]
+
+
+def test_line_of_many_megabytes_arrives_whole():
+    size = 64 << 20
+    code, output = launch(f"os.write(2, b'a'); print('x' * {size})", ranks=1)
+    assert (code, len(output)) == (0, size + len("[rank 0] \n[rank 0] a\n"))
+
+
 def test_ranks_form_one_world_of_the_size_asked_for():
     source = (
         "from mpi4py import MPI; print(MPI.COMM_WORLD.size, os.environ['LAUNCH_RANKS'])"
