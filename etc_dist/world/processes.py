@@ -280,7 +280,7 @@ class Exclusive:
 
     def _check(self, error: BaseException, ends: bool) -> None:
         agreed = isinstance(error, EtcDistError) and (
-            self._alone or not _is_of_user(error)
+            self._alone or not is_of_user(error)
         )
         if not agreed and error is not self._agreed_error:
             self._leave(f"a call was interrupted by {type(error).__name__}")
@@ -311,7 +311,7 @@ def _is_running(method: FrameType) -> bool:
     return False
 
 
-def _is_of_user(error: BaseException) -> bool:
+def is_of_user(error: BaseException) -> bool:
     """Whether user code has raised this error, or has called what raised it."""
     trace = error.__traceback__
     while trace is not None and _is_ours(trace.tb_frame):

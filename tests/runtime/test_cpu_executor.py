@@ -154,17 +154,20 @@ def test_a_slow_task_of_a_peer_is_no_timeout(short_timeout):
     executor.close()
 
 
-def test_an_error_in_a_body_ends_the_run_on_all_ranks(short_timeout):
+@pytest.mark.parametrize("error", [ValueError, ArgumentError, WorldError])
+def test_an_error_in_a_body_ends_the_run_on_all_ranks(error, short_timeout):
     failing = [True]
+    own = issubclass(error, EtcDistError)
+    parts = dict.fromkeys(("where", "wanted", "got", "fix"), "") if own else {}
 
     @device_function(source="", reads=1, writes=1, lane="transfer")
     def broken(x, box):
         if failing[0] and short_timeout.rank == 0:
-            raise ValueError("a fault of rank 0")
+            raise error("a fault of rank 0", **parts)
         box[...] = x
 
     executor = ring_on(short_timeout, function=broken)
-    kind = ValueError if short_timeout.rank == 0 else WorldError
+    kind = error if short_timeout.rank == 0 else WorldError
     with pytest.raises(kind, match="a fault of rank 0") as caught:
         run_ring(executor, short_timeout)
     if short_timeout.rank:

@@ -29,7 +29,7 @@ from etc_dist.runtime.device_faults import Record
 from etc_dist.runtime.trace import TaskRecord, Trace
 from etc_dist.schedule.plan import Plan
 from etc_dist.world import World
-from etc_dist.world.processes import Backoff, is_forked
+from etc_dist.world.processes import Backoff, is_forked, is_of_user
 
 FINISH_SECONDS = 5e-3
 """A bound on the time between reading `aborted` and publishing the end of a run."""
@@ -130,7 +130,7 @@ class CpuExecutor:
         except BaseException as fault:
             if is_forked():  # in a child of a body; the run continues in the parent
                 raise
-            if type(fault) is ArgumentError:  # one of a user may not be picklable
+            if type(fault) is ArgumentError and not is_of_user(fault):
                 self._fail(Report(refusal=fault))
             elif not self._completed():
                 self._fail(Report(fault=_summary(fault)))
