@@ -73,9 +73,12 @@ class MatmulWorkload(Workload):
         rows: int,
         dtype: str = DTYPE,
         layout: str = "nk",
+        has_batch: bool = False,
     ):
+        """has_batch: `deterministic="batch"` is timed, too."""
         super().__init__(device, name, sizes, rows, dtype, layout)
         self.n, self.k = sizes
+        self._has_batch, self._of_batch = has_batch, dict[str, str]()
         if isinstance(device, Gpu):
             self.inputs = max(2, -int(-ROTATED_BYTES // (2 * self.n * self.k)))
 
@@ -106,11 +109,25 @@ class MatmulWorkload(Workload):
         return wide(self.xs[number]) @ wide(self.weights[number]).T
 
     def rivals(self, gpu: Gpu) -> dict[str, Rival]:
-        outs = [gpu.empty(self.out_shape, self.dtype) for _ in range(self.inputs)]
-        arrays = zip(self.xs, self.weights, outs, strict=True)
+        arrays = self._arrays(gpu)
         calls = [captured(gpu, gpu.matmul(*each)) for each in arrays]
         self._baseline = in_turn(calls)
-        return {"baseline": Rival(calls, outs)}
+        rivals = {"baseline": Rival(calls, [out for *_, out in arrays])}
+        if self._has_batch:
+            arrays = self._arrays(gpu)
+            operation = Matmul(world=self.world, deterministic="batch")
+            for each in arrays:  # a first call cannot be captured
+                operation(*each)
+            calls = [captured_ours(gpu, operation, *each) for each in arrays]
+            outs = [out for *_, out in arrays]
+            rivals["batch"] = Rival(calls, outs, (operation,))
+            self._of_batch = {"batch_policy": self._policy(operation)}
+        return rivals
+
+    def _arrays(self, gpu: Gpu) -> list[tuple[Any, Any, Any]]:
+        """The inputs with new outputs."""
+        outs = [gpu.empty(self.out_shape, self.dtype) for _ in range(self.inputs)]
+        return [*zip(self.xs, self.weights, outs, strict=True)]
 
     def parts(self, gpu: Gpu) -> Calls:
         return {"gemm": self._baseline}
@@ -134,18 +151,28 @@ class MatmulWorkload(Workload):
             "N": self.n,
             "K": self.k,
             "w_layout": self.layout,
-            "policy": self._made.policy(
-                self.rows, self.n, self.k, transposed=self.layout == "kn"
-            ),
+            "policy": self._policy(self._made),
+            **self._of_batch,
         }
+
+    def _policy(self, operation: Matmul) -> str:
+        sizes = self.rows, self.n, self.k
+        return operation.policy(*sizes, transposed=self.layout == "kn")
 
 
 def command_line() -> int:
     parser = shapes_parser("Check and time a matrix multiplication.", "matmul", SIZES)
     parser.add_argument("--dtype", choices=DTYPES, default=DTYPE)
     parser.add_argument("--layout", choices=("nk", "kn"), default="nk")
+    text = "also time deterministic='batch', in the same run"
+    parser.add_argument("--batch", action="store_true", help=text)
     options = parser.parse_args()
-    make = partial(MatmulWorkload, dtype=options.dtype, layout=options.layout)
+    make = partial(
+        MatmulWorkload,
+        dtype=options.dtype,
+        layout=options.layout,
+        has_batch=options.batch,
+    )
     device = begin(options.cpu)
     return main(device, make, SIZES, (SMALL, SMALL_ROWS), ROWS, options)
 

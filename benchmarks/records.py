@@ -83,6 +83,10 @@ class MatmulRecord(FusedRecord):
     w_layout: str
     policy: str
     """The tiles that the program chose."""
+    batch_ms: float | None = None
+    """With deterministic="batch", if that was measured, and so on."""
+    batch_error: float | None = None
+    batch_policy: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -107,6 +107,7 @@ def _add_bundle(command: argparse.ArgumentParser) -> None:
         group.add_argument(f"--{name}", type=int, metavar="N", help=help)
     group.add_argument("--dtype", metavar="DTYPE")
     group.add_argument("--schedule", metavar="SCHEDULE")
+    group.add_argument("--deterministic", metavar="GUARANTEE")
 
 
 def build_model(options: argparse.Namespace) -> int:

@@ -44,6 +44,8 @@ MOST_STAGE_BYTES = 64 * 1024
 """Of stages of 128 elements of k."""
 MOST_WIDE_BYTES = 64 * 1024
 """Of stages of 256."""
+TURNS_COLUMNS = 64
+"""Columns of a swapped tile's worker up to which its warpgroups take turns along k."""
 SPLITS = ("columns", "rows", "k")
 """What the two workers of a task may divide, as `TileSplit` in the CUDA half."""
 
@@ -94,6 +96,14 @@ class TileShape:
         apart = self.swapped and self.split == "k" and self.worker_columns > 64
         odd = self.worker_columns % 16 == 8
         return self.worker_columns % 8 != 0 or not (odd or is_narrow or apart)
+
+    @property
+    def k_parts(self) -> int:
+        """Partial sums of an element of y, each of some k, that are added at the end.
+        If there is one, k is added in its order: the same bits as on other such
+        tiles."""
+        turns = 2 if self.swapped and self.worker_columns <= TURNS_COLUMNS else 1
+        return turns * (2 if self.split == "k" else 1)
 
     def strip_columns(self, gated: bool) -> int:
         """Columns of y in a strip, over which an epilogue may reduce: those that one

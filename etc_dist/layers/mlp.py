@@ -19,6 +19,7 @@ from etc_dist.layers.mlp_tiles import (
 )
 from etc_dist.ops.all_gather_matmul import push_packets
 from etc_dist.ops.argument_table import ArgumentTable
+from etc_dist.ops.deterministic import BATCH
 from etc_dist.ops.matmul_policy import SHAPES
 from etc_dist.ops.matmul_reduce_scatter import add_sum_slots
 from etc_dist.ops.operation import Candidate, Operation
@@ -128,7 +129,7 @@ class MLP(Operation):
 
     Two programs: one for a single rank, and for few rows of several ranks, with tiles
     that suit their number; the other overlaps transfers with computation. schedule,
-    trace: as for `etc_dist.compile`.
+    trace: as for `etc_dist.compile`. deterministic: as for `Matmul`.
     """
 
     most_gathered = GATHERED_ROWS
@@ -143,6 +144,7 @@ class MLP(Operation):
         world: World | None = None,
         schedule: str = "static",
         trace: bool | None = None,
+        deterministic: str = "run",
     ):
         world = world_or_current(world)
         self.weights = gate, up, down
@@ -152,10 +154,16 @@ class MLP(Operation):
         self.dtype = known.dtype
         super().__init__(
             table,
-            _candidates(self.sizes, self.most_gathered // world.size, world.size),
+            _candidates(
+                self.sizes,
+                self.most_gathered // world.size,
+                world.size,
+                in_order=deterministic == BATCH,
+            ),
             world,
             schedule=schedule,
             trace=trace,
+            deterministic=deterministic,
             options={"dtype": known.dtype},
             held=self.weights,
             known=known,
@@ -205,7 +213,9 @@ def _table(name: str, world: World) -> ArgumentTable:
     return ArgumentTable(name, world, inputs, "out [rows, hidden]")
 
 
-def _candidates(sizes: Mapping[str, Any], most: int, ranks: int) -> list[Candidate]:
+def _candidates(
+    sizes: Mapping[str, Any], most: int, ranks: int, *, in_order: bool = False
+) -> list[Candidate]:
     """The programs for up to `most` rows of a rank, and for more on several ranks."""
     shapes = sizes.get("shapes", SHAPES)
     tiles = Candidate(
@@ -213,6 +223,8 @@ def _candidates(sizes: Mapping[str, Any], most: int, ranks: int) -> list[Candida
         sizes,
         serves=lambda dims: ranks == 1 or dims["rows"] <= most,
         capacity=lambda dims: capacity_dims(dims, most, shapes),
-        choose=lambda dims, workers: choose_shapes(dims, ranks, workers, shapes),
+        choose=lambda dims, workers: choose_shapes(
+            dims, ranks, workers, shapes, in_order=in_order
+        ),
     )
     return [tiles] if ranks == 1 else [tiles, Candidate(mlp_graph)]

@@ -194,13 +194,22 @@ def _send_back(
 
 
 def choose_shapes(
-    dims: Mapping[str, int], world_size: int, workers: int, shapes: Sequence[TileShape]
+    dims: Mapping[str, int],
+    world_size: int,
+    workers: int,
+    shapes: Sequence[TileShape],
+    *,
+    in_order: bool = False,
 ) -> dict[str, int]:
     """The dims that choose the tiles of a call."""
     tokens, hidden, inner = world_size * dims["rows"], dims["hidden"], dims["inner"]
+    of_each = {
+        "gate_up_shape": (2 * inner, hidden, True),
+        "down_shape": (hidden, inner, False),
+    }
     return {
-        "gate_up_shape": choose(tokens, 2 * inner, hidden, workers, shapes, gated=True),
-        "down_shape": choose(tokens, hidden, inner, workers, shapes),
+        name: choose(tokens, n, k, workers, shapes, gated=gated, in_order=in_order)
+        for name, (n, k, gated) in of_each.items()
     }
 
 

@@ -15,6 +15,7 @@ from etc_dist.layers.moe_few_tokens import (
 from etc_dist.layers.moe_graph import PARALLEL, moe_graph
 from etc_dist.layers.sparse_block import read_sparse_block
 from etc_dist.ops.argument_table import ArgumentTable
+from etc_dist.ops.deterministic import BATCH
 from etc_dist.ops.operation import (
     Candidate,
     Operation,
@@ -55,7 +56,8 @@ class MoE(Operation):
     few_tokens: up to so many tokens on one rank (at most 16, and fewer if a token's
     experts are large; 0 for none) use a program that computes each token separately,
     and keeps its experts' results in fp32 until they are summed. schedule, trace: as
-    for `etc_dist.compile`.
+    for `etc_dist.compile`. deterministic="batch": a token has the same bits for any M;
+    few_tokens is then 0.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class MoE(Operation):
         schedule: str = "static",
         trace: bool | None = None,
         few_tokens: int = FEW_TOKENS,
+        deterministic: str = "run",
     ):
         world = world_or_current(world)
         self.weights = router, gate_up, down
@@ -87,12 +90,15 @@ class MoE(Operation):
         self.dtype, self.normalize, self.parallel = known.dtype, normalize, parallel
         routing = {"experts": experts, "top_k": self.top_k, "normalize": normalize}
         few_tokens = _most_tokens(few_tokens, self.top_k, known.dims, world.size)
+        if deterministic == BATCH:
+            few_tokens, routing["tiles_logits"] = 0, False
         super().__init__(
             table,
             _candidates(routing, parallel, few_tokens, self.sizes),
             world,
             schedule=schedule,
             trace=trace,
+            deterministic=deterministic,
             options={
                 **routing,
                 "parallel": parallel,
@@ -113,6 +119,7 @@ class MoE(Operation):
         schedule: str = "static",
         trace: bool | None = None,
         few_tokens: int = FEW_TOKENS,
+        deterministic: str = "run",
     ) -> MoE:
         """The layer of a Qwen3-MoE or Mixtral block of Hugging Face transformers: its
         gate, experts, top_k and normalization.
@@ -137,6 +144,7 @@ class MoE(Operation):
             schedule=schedule,
             trace=trace,
             few_tokens=few_tokens,
+            deterministic=deterministic,
         )
 
     def __call__(self, x: Any, out: Any = None, *, stream: Any = None) -> Any:

@@ -75,6 +75,7 @@ def moe_graph(
     push_tasks: int = PUSH_TASKS,
     score_tasks: int = SCORE_TASKS,
     combined: int = COMBINED,
+    tiles_logits: bool = True,
 ) -> None:
     """x [tokens, hidden] -> y [tokens, hidden].
 
@@ -102,6 +103,7 @@ def moe_graph(
         push_tasks,
         score_tasks,
         combined,
+        tiles_logits,
     )
     if g.world_size == 1:
         _one_rank(g, routing, sizes)

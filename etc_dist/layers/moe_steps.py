@@ -53,6 +53,9 @@ class Sizes:
     push_tasks: int
     score_tasks: int
     combined: int
+    tiles_logits: bool = True
+    """Whether the logits of many tokens are computed in tiles, which add k in another
+    order."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +141,9 @@ def add_choices(
     size = g.let("scored_experts", 8 + 8 * over[0] + (GROUP_EXPERTS - 16) * over[1])
     groups = g.let("score_groups", ceildiv(experts, size))
     # 1 if logits are computed in tiles, else 0.
-    tiled = g.let("tiled", minimum(1, blocks * groups // (most + 1)))
+    tiled = g.let(
+        "tiled", minimum(int(sizes.tiles_logits), blocks * groups // (most + 1))
+    )
     expects = g.let("logit_tasks", groups + tiled * (wide - groups))
     scored = g.events("scored", (blocks,), expects=expects)
     b, e = grid = g.grid(b=g.let("score_blocks", (1 - tiled) * blocks), e=groups)
@@ -150,17 +155,18 @@ def add_choices(
         writes=[logits[of_block, of_group]],
         notifies=[scored[b]],
     )
-    tiles = g.let("logit_tiles", tiled * ceildiv(blocks, TILE_BLOCKS))
-    n, e = grid = g.grid(n=tiles, e=wide)
-    of_tile, of_group = tile(n, TILE_BLOCKS * block), tile(e, TILE_EXPERTS)
-    g.call(
-        thin_float(routing.dtype),
-        grid,
-        name="score_tiles",
-        reads=[x[of_tile, :], router[of_group, :]],
-        writes=[logits[of_tile, of_group]],
-        notifies=[scored[n]],
-    )
+    if sizes.tiles_logits:
+        tiles = g.let("logit_tiles", tiled * ceildiv(blocks, TILE_BLOCKS))
+        n, e = grid = g.grid(n=tiles, e=wide)
+        of_tile, of_group = tile(n, TILE_BLOCKS * block), tile(e, TILE_EXPERTS)
+        g.call(
+            thin_float(routing.dtype),
+            grid,
+            name="score_tiles",
+            reads=[x[of_tile, :], router[of_group, :]],
+            writes=[logits[of_tile, of_group]],
+            notifies=[scored[n]],
+        )
     # If all tiles are whole, the blocks of each become ready together.
     whole = g.let("whole_tiles", tiled * (1 - minimum(1, blocks % TILE_BLOCKS)))
     together = g.let("tile_blocks", 1 + (TILE_BLOCKS - 1) * whole)

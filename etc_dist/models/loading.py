@@ -28,6 +28,7 @@ DEFAULTS = {
     "schedule": "static",
     "steps_per_launch": 1,
     "pages": None,
+    "deterministic": "run",
 }
 """The options of a model without a bundle."""
 ReadWeights = Callable[[str, Part], dict[str, Any]]
@@ -43,6 +44,7 @@ def load(
     schedule: str | None = None,
     steps_per_launch: int | None = None,
     pages: int | None = None,
+    deterministic: str | None = None,
     bundle: str | Path | None = None,
     world: World | None = None,
 ) -> Model:
@@ -57,9 +59,10 @@ def load(
     or "float16", to which weights are converted. schedule: as for `etc_dist.compile`;
     default: "static". steps_per_launch: ids of a request that one launch computes, at
     most 128; default: 1. pages: of the cache; default: as many as `batch` requests of
-    `positions` tokens need, and at least those of one. bundle: a folder that
-    `etc-dist build MODEL --bundle` wrote: nothing is compiled or proved, and its
-    options are the defaults. world: default: the current one.
+    `positions` tokens need, and at least those of one. deterministic: "run" (default)
+    or "batch": the logits of a position have the same bits in each batch. bundle: a
+    folder that `etc-dist build MODEL --bundle` wrote: nothing is compiled or proved,
+    and its options are the defaults. world: default: the current one.
 
     Raises ArgumentError on every rank for a path without a model, a model that is not
     implemented or that the ranks cannot split, weights that are missing, unknown, of
@@ -74,6 +77,7 @@ def load(
         "schedule": schedule,
         "steps_per_launch": steps_per_launch,
         "pages": pages,
+        "deterministic": deterministic,
     }
     with world.refusing("the arguments of load"):
         found = _read_bundle(bundle)

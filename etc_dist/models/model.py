@@ -21,7 +21,7 @@ from etc_dist.models.part import Part
 from etc_dist.models.rows import NO_ROW, RowArrays, check_rows
 from etc_dist.models.sampling import Sampling, checked_sampling
 from etc_dist.models.setup import ModelSetup
-from etc_dist.models.step_policy import ROWS, StepPolicy, padded
+from etc_dist.models.step_policy import ROWS, padded
 from etc_dist.models.weights import check_weights
 from etc_dist.program import Bound, set_capacity_hint
 from etc_dist.runtime.build import ARCH
@@ -56,6 +56,7 @@ class Model:
         schedule: str = "static",
         steps_per_launch: int = 1,
         pages: int | None = None,
+        deterministic: str = "run",
         bundle: Bundle | None = None,
         world: World | None = None,
     ) -> None:
@@ -74,6 +75,7 @@ class Model:
                     schedule=schedule,
                     steps_per_launch=steps_per_launch,
                     pages=pages,
+                    deterministic=deterministic,
                     ranks=self.world.size,
                 )
                 setup.check()
@@ -89,7 +91,7 @@ class Model:
                 setup.graph(), self.world, schedule=schedule, bundle=bundle
             )
         on_gpu = self.world.backend == "cuda"
-        self._policy = StepPolicy(own, self.program.workers if on_gpu else None)
+        self._policy = setup.policy(self.program.workers if on_gpu else None)
         set_capacity_hint(self.program, self._capacity)
         self._arrays = self._put_all(weights)
         if config.is_tied:  # w_head is a part of the embedding, in one memory

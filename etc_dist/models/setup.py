@@ -17,6 +17,7 @@ from etc_dist.models.part import Part, check_ranks
 from etc_dist.models.rows import MOST_STOPS
 from etc_dist.models.step_policy import MOST_STEPS, ROWS, StepPolicy, step_counts
 from etc_dist.models.weights import weight_shapes
+from etc_dist.ops.deterministic import BATCH, check_deterministic
 from etc_dist.runtime.array_checks import bind_dims
 from etc_dist.runtime.arrays import Array
 
@@ -37,6 +38,7 @@ class ModelSetup:
     schedule: str = "static"
     steps_per_launch: int = 1
     pages: int | None = None
+    deterministic: str = "run"
     ranks: int = 1
 
     def check(self) -> None:
@@ -46,6 +48,7 @@ class ModelSetup:
         expect_range(self.most_positions, 1, self.config.positions, "positions")
         expect_range(self.steps_per_launch, 1, MOST_STEPS, "steps_per_launch")
         check_options(self.schedule, None, "a model")
+        check_deterministic(self.deterministic)
         expect_type(self.page_size, int, "page_size")
         if self.page_size not in PAGE_SIZES:
             raise ArgumentError(
@@ -88,6 +91,10 @@ class ModelSetup:
         sizes = self.own.sizes(self.page_size, self.dtype)
         return decoder_graph(self.ranks, sizes=sizes, early=self.schedule == "static")
 
+    def policy(self, workers: int | None) -> StepPolicy:
+        """Of a rank's steps, on GPUs with so many workers."""
+        return StepPolicy(self.own, workers, in_order=self.deterministic == BATCH)
+
     def parameters(self) -> dict[str, Any]:
         """By name, for the manifest of a bundle."""
         found = asdict(self)
@@ -107,7 +114,7 @@ class ModelSetup:
             "cache": self.cache_shape,
         }
         arrays = {n: Array(0, s, "", "", "C", None, n) for n, s in shapes.items()}
-        for chosen in StepPolicy(self.own, workers).every(self.most_positions):
+        for chosen in self.policy(workers).every(self.most_positions):
             counts = step_counts(self.steps_per_launch)
             for steps, samples in product(counts, range(2)):
                 more = {"steps": steps, "stops": MOST_STOPS, "samples": samples}

@@ -43,11 +43,14 @@ def padded(rows: int) -> int:
 @dataclass(frozen=True)
 class StepPolicy:
     """Chooses the dims of a model's steps. `workers`: of a GPU; None for the CPU
-    backend, on which few tasks are fast."""
+    backend, on which few tasks are fast. in_order: a row has the same bits in each
+    step: all tiles add k in its order, and rows are divided into slices by their length
+    alone."""
 
     config: ModelConfig
     workers: int | None
     shapes: Sequence[TileShape] = STEP_SHAPES
+    in_order: bool = False
     _known: dict[tuple[int, int], dict[str, int]] = field(
         default_factory=dict, repr=False, compare=False
     )
@@ -132,19 +135,24 @@ class StepPolicy:
         known = [
             number
             for number, shape in enumerate(self.shapes)
-            if shape.rows == height and (shape.may_be_gated or not gated)
+            if shape.rows == height and self._may_have(shape, gated)
         ]
         return min(known, key=cost)
 
     def _shape(self, rows: int, n: int, k: int, *, gated: bool) -> int:
         if self.workers is not None:
-            return choose(rows, n, k, self.workers, self.shapes, gated=gated)
+            kinds = {"gated": gated, "in_order": self.in_order}
+            return choose(rows, n, k, self.workers, self.shapes, **kinds)
         tasks = {
             number: -(-rows // s.rows) * -(-n // s.columns)
             for number, s in enumerate(self.shapes)
-            if s.may_be_gated or not gated
+            if self._may_have(s, gated)
         }
         return min(tasks, key=tasks.__getitem__)
+
+    def _may_have(self, shape: TileShape, gated: bool) -> bool:
+        in_order = shape.k_parts == 1 or not self.in_order
+        return in_order and (shape.may_be_gated or not gated)
 
     def _slices(self, rows: int, longest: int) -> int:
         """A power of two, so that there are few shapes to prove."""
@@ -152,5 +160,7 @@ class StepPolicy:
             return 1
         heads = self.config.kv_heads
         tasks = rows * heads * -(-self.config.heads // heads // HEADS)
-        useful = min(self.workers // tasks, longest // SLICE_POSITIONS, MOST_SLICES)
+        useful = min(longest // SLICE_POSITIONS, MOST_SLICES)
+        if not self.in_order:
+            useful = min(useful, self.workers // tasks)
         return 1 << max(0, useful.bit_length() - 1)

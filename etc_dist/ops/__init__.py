@@ -8,5 +8,6 @@ matmul_policy.py           which tiles it uses
 functional.py              the operations as functions
 operation.py               Operation: which program runs a call
 argument_table.py          names and shapes of an operation's arrays
+deterministic.py           which results have the same bits
 order.py                   tile orders
 """

@@ -124,7 +124,8 @@ class AllGatherMatmul(Operation):
     op(x, w, out=None, stream=None): x [M / world_size, K] and w [N, K] on every rank;
     returns out [M, N]: the rows of all ranks, in rank order, times this rank's w.T. w
     may be a transposed view. On GPUs K and N are multiples of 8. Arrays, dtypes,
-    options and errors as for `MatmulReduceScatter`.
+    options and errors as for `MatmulReduceScatter`. A row has the same bits for any M
+    and any number of ranks.
     """
 
     def __init__(
@@ -133,6 +134,7 @@ class AllGatherMatmul(Operation):
         world: World | None = None,
         schedule: str = "static",
         trace: bool | None = None,
+        deterministic: str = "run",
     ):
         world = world_or_current(world)
         table = ArgumentTable(
@@ -148,6 +150,7 @@ class AllGatherMatmul(Operation):
             world,
             schedule=schedule,
             trace=trace,
+            deterministic=deterministic,
             options={},
             transposes=True,
         )

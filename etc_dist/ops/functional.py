@@ -18,6 +18,7 @@ def matmul_reduce_scatter(
     w: Any,
     *,
     partials: str | None = None,
+    deterministic: str = "run",
     out: Any = None,
     stream: Any = None,
 ) -> Any:
@@ -27,35 +28,43 @@ def matmul_reduce_scatter(
     transposed view. partials: None rounds each rank's partial sum to the dtype of x,
     "float32" keeps it in fp32 and takes no transposed w. out: the array to write;
     stream: the stream to run on, by default the current one. Collective, on the current
-    world. See `MatmulReduceScatter` for arrays, precision and errors."""
+    world. See `MatmulReduceScatter` for deterministic, arrays, precision and errors."""
     world = current()
     with world.exclusive:
-        operation = _kept(world, MatmulReduceScatter, partials=partials)
+        operation = _kept(
+            world, MatmulReduceScatter, partials=partials, deterministic=deterministic
+        )
         return operation(x, w, out, stream=stream)
 
 
-def all_gather_matmul(x: Any, w: Any, *, out: Any = None, stream: Any = None) -> Any:
+def all_gather_matmul(
+    x: Any, w: Any, *, deterministic: str = "run", out: Any = None, stream: Any = None
+) -> Any:
     """The rows of all ranks' x, in rank order, @ w.T.
 
     x [M / world_size, K], w [N, K] -> [M, N], bfloat16 or float16; w may be a
     transposed view. out: the array to write; stream: the stream to run on, by default
-    the current one. Collective, on the current world. See `AllGatherMatmul` for arrays
-    and errors."""
+    the current one. Collective, on the current world. See `AllGatherMatmul` for
+    deterministic, arrays and errors."""
     world = current()
     with world.exclusive:
-        return _kept(world, AllGatherMatmul)(x, w, out, stream=stream)
+        operation = _kept(world, AllGatherMatmul, deterministic=deterministic)
+        return operation(x, w, out, stream=stream)
 
 
-def matmul(x: Any, w: Any, *, out: Any = None, stream: Any = None) -> Any:
+def matmul(
+    x: Any, w: Any, *, deterministic: str = "run", out: Any = None, stream: Any = None
+) -> Any:
     """x @ w.T on each rank, without communication.
 
     x [M, K], w [N, K] -> [M, N], bfloat16 or float16; w may be a transposed view. out:
     the array to write; stream: the stream to run on, by default the current one. All
-    ranks of the current world make the same call. See `Matmul` for arrays and
-    errors."""
+    ranks of the current world make the same call. See `Matmul` for deterministic,
+    arrays and errors."""
     world = current()
     with world.exclusive:
-        return _kept(world, Matmul)(x, w, out, stream=stream)
+        operation = _kept(world, Matmul, deterministic=deterministic)
+        return operation(x, w, out, stream=stream)
 
 
 def _kept(world: World, kind: type[Kept], **options: Any) -> Kept:

@@ -11,6 +11,7 @@ from etc_dist.functions.matmul import TILE, matmul_store
 from etc_dist.functions.tile_matmul import Tiles, TileShape
 from etc_dist.ir import Expr, Graph, graph_function
 from etc_dist.ops.argument_table import ArgumentTable
+from etc_dist.ops.deterministic import BATCH
 from etc_dist.ops.matmul_policy import SHAPES, choose
 from etc_dist.ops.operation import Candidate, Operation
 from etc_dist.ops.order import tile_grid
@@ -63,6 +64,9 @@ class Matmul(Operation):
     8. bfloat16 or float16, as x has it; accumulated in fp32, rounded once: the same
     bits on every run. One program serves all sizes; it chooses tiles by M, N and K.
     Ranks make the same calls; arrays and errors as for `MatmulReduceScatter`.
+
+    deterministic="batch": a row of x has the same bits for any M. Slower for up to
+    about 256 rows: fewer kinds of tiles add k in its order.
     """
 
     def __init__(
@@ -71,9 +75,11 @@ class Matmul(Operation):
         world: World | None = None,
         schedule: str = "static",
         trace: bool | None = None,
+        deterministic: str = "run",
     ):
         world = world_or_current(world)
         self._shapes = self.sizes.get("shapes", SHAPES)
+        self._in_order = deterministic == BATCH
         table = ArgumentTable(
             type(self).__name__,
             world,
@@ -85,7 +91,7 @@ class Matmul(Operation):
             matmul_graph,
             self.sizes,
             choose=lambda dims, workers: {
-                "shape": choose(dims["m"], dims["n"], dims["k"], workers, self._shapes)
+                "shape": self._choose(dims["m"], dims["n"], dims["k"], workers)
             },
         )
         super().__init__(
@@ -94,6 +100,7 @@ class Matmul(Operation):
             world,
             schedule=schedule,
             trace=trace,
+            deterministic=deterministic,
             options={},
             transposes=True,
         )
@@ -108,4 +115,7 @@ class Matmul(Operation):
             expect_range(size, 1, None, name)
         if transposed:
             return str(TileShape(TILE, TILE, "rows"))
-        return str(self._shapes[choose(m, n, k, self.program.workers, self._shapes)])
+        return str(self._shapes[self._choose(m, n, k, self.program.workers)])
+
+    def _choose(self, m: int, n: int, k: int, workers: int) -> int:
+        return choose(m, n, k, workers, self._shapes, in_order=self._in_order)

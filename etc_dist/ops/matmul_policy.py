@@ -51,14 +51,17 @@ def choose(
     shapes: Sequence[TileShape] = SHAPES,
     *,
     gated: bool = False,
+    in_order: bool = False,
 ) -> int:
     """The position in `shapes` of the tiles that take the least time for x [m, k] and
-    w [n, k]. gated: of those that may be gated."""
+    w [n, k]. gated: of those that may be gated. in_order: of those that add k in its
+    order, so that a row has the same bits for each m."""
     few = min(m, MOST_SWAPPED_ROWS)
     times = {
         number: estimate(one, m, n, k, workers)
         for number, one in enumerate(shapes)
         if (one.may_be_gated or not gated)
+        and (one.k_parts == 1 or not in_order)
         and not (one.swapped and one.rows < few)
         and (one not in IN_ONE_WAVE or _fits_at_once(one, m, n, workers))
     }

@@ -110,7 +110,8 @@ class MatmulReduceScatter(Operation):
 
     Arrays: NumPy on the CPU backend; CuPy, torch, DLPack or `__cuda_array_interface__`
     on GPUs, not copied. A program is compiled at the first call of a dtype and of a
-    layout of w. schedule, trace: as for `etc_dist.compile`.
+    layout of w. schedule, trace: as for `etc_dist.compile`. deterministic: "run" or
+    "batch"; a row has the same bits for any M with both.
 
     Raises on every rank: ArgumentError if any rank's arrays do not fit or the ranks'
     shapes differ, TypeError if an argument of any rank has a wrong type.
@@ -123,6 +124,7 @@ class MatmulReduceScatter(Operation):
         world: World | None = None,
         schedule: str = "static",
         trace: bool | None = None,
+        deterministic: str = "run",
     ):
         world = world_or_current(world)
         name = type(self).__name__
@@ -142,6 +144,7 @@ class MatmulReduceScatter(Operation):
             world,
             schedule=schedule,
             trace=trace,
+            deterministic=deterministic,
             options={"partials": partials},
             transposes=not partials,
         )

@@ -16,6 +16,7 @@ from etc_dist.compiler import check_options, compile
 from etc_dist.errors import WorldError, as_refusal
 from etc_dist.ir import GraphFunction
 from etc_dist.ops.argument_table import Arguments, ArgumentTable, Known
+from etc_dist.ops.deterministic import GUARANTEES, check_deterministic
 from etc_dist.program import (
     Bound,
     CapacityHint,
@@ -73,6 +74,7 @@ class Operation:
         *,
         schedule: str,
         trace: bool | None,
+        deterministic: str = GUARANTEES[0],
         options: Mapping[str, Any],
         held: Sequence[Any] = (),
         known: Known | None = None,
@@ -92,9 +94,11 @@ class Operation:
         self._calls: OrderedDict[Any, tuple[Program, Bound]] = OrderedDict()
         self._output_shapes: dict[Any, tuple[int, ...]] = {}
         agreed = {**options, **self.sizes, "schedule": schedule}
+        agreed["deterministic"] = deterministic
         with world.exclusive:
             with world.refusing(f"the options of {table.name}"):
                 check_options(schedule, trace, table.name)
+                check_deterministic(deterministic)
             self._agree(", ".join(f"{name}={agreed[name]}" for name in sorted(agreed)))
             if known is not None:
                 for place in reversed(range(len(candidates))):

@@ -12,6 +12,7 @@ from etc_dist.ops.matmul import matmul_graph
 from etc_dist.ops.matmul_policy import GATED, SHAPES
 from tests.emulate.cases import gated, gated_tiles, tiles
 from tests.functions.sizes import odd_sizes
+from tests.ops.arrays import cancelling
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +25,17 @@ def test_each_shape_gives_x_times_w_transposed(shape, program):
     inputs, [answer], dims = tiles(*odd_sizes(SHAPES[shape]))
     [found] = program.run(inputs, {**dims, "shape": shape})
     answer.check(found["y"], "bfloat16")
+
+
+def test_tiles_that_add_k_in_its_order_give_the_same_bits(program, rng):
+    x, w = cancelling(rng, 3, 24, 456)
+    found = {1: set(), 2: set(), 4: set()}
+    for number, shape in enumerate(SHAPES):
+        dims = {"m": 3, "n": 24, "k": 456, "shape": number}
+        [y] = program.run([{"x": x, "w": w}], dims)
+        found[shape.k_parts].add(y["y"].tobytes())
+    assert len(found[1]) == 1
+    assert found[1].isdisjoint(found[2] | found[4])
 
 
 @pytest.fixture(scope="module")

@@ -74,7 +74,9 @@ def test_one_rank_has_one_program(one_rank, make, compiled):
 def test_any_tiles_give_the_result(number, make, monkeypatch):
     """Two blocks and more of all ranks' rows; tails of rows, hidden and inner."""
     shapes = {"gate_up_shape": number, "down_shape": (number + 5) % len(SHAPES)}
-    monkeypatch.setattr("etc_dist.layers.mlp.choose_shapes", lambda *_: shapes)
+    monkeypatch.setattr(
+        "etc_dist.layers.mlp.choose_shapes", lambda *_, in_order: shapes
+    )
     layer = make("mlp", 328, 136)
     layer.check(300 // layer.layer.world.size)
 

@@ -107,3 +107,14 @@ def test_a_layer_of_large_experts_has_one_program(make, monkeypatch):
         for count in (2, 1):
             layer.check(count)
         assert layer.program == name
+
+
+@pytest.mark.mpi
+def test_logits_may_be_added_in_one_order_for_any_number_of_tokens(make):
+    layer = make("moe few tokens", 40, 24, experts=128, deterministic="batch")
+    for count in (1, 1100):  # so many would have logits in tiles
+        layer.check(count)
+        assert layer.program == MANY
+    calls = layer.layer.program.plan.graph.calls
+    assert "score_experts" in {call.name for call in calls}
+    assert "score_tiles" not in {call.name for call in calls}

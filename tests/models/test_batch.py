@@ -54,6 +54,28 @@ def test_requests_that_join_and_leave_do_not_change_others(
         assert model.pages.free_pages == model.pages.count == 12
 
 
+# NumPy may round a row's products differently with another number of rows.
+@ONE_RANK
+@pytest.mark.gpu
+def test_logits_may_have_the_same_bits_in_each_batch(folder, rng, one_rank):
+    options = {"batch": 3, "positions": 300, "page_size": 16, "world": one_rank}
+    prompt, other = (rng.integers(520, size=n).tolist() for n in (20, 290))
+    table = np.arange(3 * 19, dtype=np.int32).reshape(3, 19)
+    positions = list(range(20))
+    with load(folder, deterministic="batch", **options) as model:
+        model.step(prompt, [0] * 20, positions, table)
+        wanted = model.logits.get()
+        for at in range(0, 290, 100):  # a longer request, whose rows join the prompt's
+            more = list(range(at, min(at + 100, 290)))
+            ids = [*prompt, *(other[p] for p in more)]
+            requests = [0] * 20 + [1] * len(more)
+            model.step(ids, requests, [*positions, *more], table)
+            np.testing.assert_array_equal(model.logits.get()[:20], wanted)
+        for at in positions:
+            model.step([prompt[at]], [2], [at], table)
+            np.testing.assert_array_equal(model.logits.get()[0], wanted[at])
+
+
 @ONE_RANK
 def test_a_full_cache_refuses_requests_until_one_ends(folder, one_rank):
     with load(folder, pages=6, world=one_rank, **OPTIONS) as model:

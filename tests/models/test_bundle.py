@@ -13,11 +13,10 @@ import pytest
 import etc_dist
 from etc_dist import cli
 from etc_dist.errors import ArgumentError
-from etc_dist.models import load, model
+from etc_dist.models import load
 from etc_dist.models.bundle import bundle_model
 from etc_dist.models.config import read_config
 from etc_dist.models.setup import ModelSetup
-from etc_dist.models.step_policy import StepPolicy
 from tests.models.small import make_model
 from tests.models.test_model import EXPERTS, expect_best
 
@@ -80,8 +79,9 @@ def test_a_model_with_a_bundle_compiles_and_proves_nothing(
     monkeypatch.setattr("etc_dist.verify.proof.Cache.load", forbidden)
     monkeypatch.setattr("etc_dist.runtime.build.compiler_version", forbidden)
     # The CPU backend takes the tiles of a GPU: otherwise its steps have other dims.
-    of_gpu = lambda config, found: StepPolicy(config, found or workers)  # noqa: E731
-    monkeypatch.setattr(model, "StepPolicy", of_gpu)
+    policy = ModelSetup.policy
+    of_gpu = lambda setup, found: policy(setup, found or workers)  # noqa: E731
+    monkeypatch.setattr(ModelSetup, "policy", of_gpu)
     prompts = [rng.integers(576, size=n).tolist() for n in (1, 40, 7)]
     with load(folder, bundle=bundle, world=world) as loaded:
         assert (loaded.batch, loaded.positions, loaded.pages.page_size) == (3, 64, 16)

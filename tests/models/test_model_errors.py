@@ -126,6 +126,7 @@ def test_steps_that_do_not_fit_are_refused(model, step, text):
         ({"positions": 513}, ArgumentError, "positions is out of range"),
         ({"page_size": 24}, ArgumentError, "page_size is not supported"),
         ({"dtype": "float32"}, ArgumentError, "bfloat16 or float16"),
+        ({"deterministic": "yes"}, ArgumentError, "unknown guarantee"),
         ({"path": 3}, TypeError, "path expects a str or Path"),
         ({"path": "/nowhere"}, ArgumentError, "a readable config.json"),
     ],

@@ -18,6 +18,16 @@ def ones(world: World) -> tuple[Host, Host]:
     return x.astype(numpy_dtype("bfloat16")), w.astype(numpy_dtype("bfloat16"))
 
 
+def cancelling(
+    rng: np.random.Generator, m: int, n: int, k: int, dtype: str = "bfloat16"
+) -> tuple[Host, Host]:
+    """x [m, k] and w [n, k] whose product is 0 but for the rounding of sums, which
+    depends on their order."""
+    x, w = (rng.standard_normal((rows, k // 2)) for rows in (m, n))
+    x, w = np.concatenate([x, x], 1), np.concatenate([w, -w], 1)
+    return x.astype(numpy_dtype(dtype)), w.astype(numpy_dtype(dtype))
+
+
 class Arrays:
     """NumPy arrays on the CPU backend, CuPy arrays on GPUs: the only place that
     knows."""

@@ -37,3 +37,17 @@ def test_one_more_tile_than_workers_takes_another_wave():
     shape = TileShape(128, 128)
     times = [estimate(shape, 128, n, 4096, WORKERS) for n in (66 * 128, 67 * 128)]
     assert times[1] > 1.5 * times[0]
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(("n", "k"), [(4096, 4096), (5120, 25600)])
+def test_k_may_be_added_in_one_order_for_each_number_of_rows(n, k, gated):
+    rows = [*range(1, 400), *range(400, 8193, 37), 8192]
+    parts = {
+        in_order: {
+            SHAPES[choose(m, n, k, WORKERS, gated=gated, in_order=in_order)].k_parts
+            for m in rows
+        }
+        for in_order in (False, True)
+    }
+    assert parts[True] == {1} < parts[False]

@@ -1,0 +1,94 @@
+"""Which results have the same bits: `deterministic`."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from etc_dist import MLP, AllGatherMatmul, Matmul, MatmulReduceScatter, MoE
+from etc_dist.errors import ArgumentError
+from tests.ops.arrays import cancelling
+
+pytestmark = pytest.mark.mpi
+
+ROWS = (1, 5, 16, 33, 64, 100, 300, 1100)
+"""Of a rank: tiles of all kinds, and both programs of the MLP."""
+HIDDEN, INNER = 512, 256
+EXPERTS, TOP_K = 128, 4
+"""So many experts that logits of the most rows would be computed in tiles."""
+
+
+def drawn(rng, *shape):
+    return rng.standard_normal(shape) * shape[-1] ** -0.25
+
+
+OPERATIONS = {
+    "matmul": (Matmul, {}, 1),
+    "reduce_scatter": (MatmulReduceScatter, {}, 0),
+    "reduce_scatter in fp32": (MatmulReduceScatter, {"partials": "float32"}, 0),
+    "all_gather": (AllGatherMatmul, {}, 1),
+}
+"""The operation, its options, and whether a rank passes its own rows alone."""
+
+
+# NumPy may round a row's products differently with another number of rows.
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_row_has_the_same_bits_for_any_number_of_rows(name, world, arrays, rng, make):
+    kind, options, is_own = OPERATIONS[name]
+    op = make(kind, deterministic="batch", **options)
+    most, ranks = ROWS[-1], 1 if is_own else world.size
+    x, w = cancelling(rng, most, HIDDEN, 1024)
+    x, w = arrays.put(np.stack([x] * ranks)), arrays.put(w)
+    found = []
+    for rows in ROWS:
+        given = x[:, :rows].reshape(ranks * rows, -1)
+        found.append(arrays.get(op(given, w))[0])
+    for row in found[1:]:
+        np.testing.assert_array_equal(row, found[0])
+
+
+@pytest.mark.gpu
+@pytest.mark.mpi(max_size=1)
+def test_without_the_option_tiles_for_few_rows_round_in_other_ways(arrays, rng, make):
+    x, w = map(arrays.put, cancelling(rng, 300, HIDDEN, 1024))
+    op = make(Matmul)
+    few, many = (arrays.get(op(x[:rows].copy(), w))[0] for rows in (1, 300))
+    assert (few != many).any()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["mlp", "moe"])
+def test_a_token_has_the_same_bits_for_any_number(name, world, arrays, rng, make):
+    def put(*shape):
+        return arrays.put_as(drawn(rng, *shape), "bfloat16")
+
+    x, inner = put(ROWS[-1] * world.size, HIDDEN), INNER
+    if name == "mlp":
+        weights = put(inner, HIDDEN), put(inner, HIDDEN), put(HIDDEN, inner)
+        kind, options, ranks = MLP, {}, 1
+    else:
+        weights = (
+            put(EXPERTS, HIDDEN),
+            put(EXPERTS, 2 * inner, HIDDEN),
+            put(EXPERTS, HIDDEN, inner),
+        )
+        kind, options, ranks = MoE, {"top_k": TOP_K}, world.size
+    layer = kind(*weights, world=world, deterministic="batch", **options)
+    found = []
+    with layer:
+        for rows in ROWS:
+            given = x[: rows * ranks].copy()
+            given[::rows] = x[0]  # the first one of each rank's part
+            found.append(arrays.get(layer(given))[0])
+    for row in found[1:]:
+        np.testing.assert_array_equal(row, found[0])
+
+
+@pytest.mark.parametrize("kind", [Matmul, AllGatherMatmul, MatmulReduceScatter])
+def test_other_values_are_refused(kind, world):
+    with pytest.raises(ArgumentError, match="unknown guarantee") as caught:
+        kind(world=world, deterministic="always")
+    assert caught.value.wanted == "'run' or 'batch'"
+    with pytest.raises(TypeError, match="deterministic"):
+        kind(world=world, deterministic=True)
