@@ -5,6 +5,7 @@ of a process group: `etc_dist.start(process_group=...)`.
 
 Files, from the user down:
 
+    vllm.py         a plug-in of vLLM
     replace.py      the blocks of a model of Hugging Face transformers
     modules.py      tensor-parallel linear layers, the MLP, the mixture of experts
     experts.py      experts whose router is elsewhere, for transformers

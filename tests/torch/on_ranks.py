@@ -9,11 +9,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import etc_dist.torch
 from etc_dist import Settings, World, start
 from etc_dist.models import load
 from etc_dist.torch import ColumnParallelLinear, RowParallelLinear
+from etc_dist.torch.vllm import swap_collectives
 
 BF16 = torch.bfloat16
 SHAPES = ((32, 16), 0), ((2, 32, 16), 1), ((32, 3, 16), 0)
@@ -261,6 +263,46 @@ def check_loaded_model() -> None:
     assert_close(joined(part, 1), expected.float())
     assert len(new) == 4
     assert new[0] == joined(part, 1)[-1].argmax()
+
+
+def check_graph_of_vllms_pass() -> None:
+    """The operations that vLLM's AsyncTP pass leaves in a graph become ours."""
+    A, wide, narrow = random(16, 32), random(48, 32, seed=1), random(32, 48, seed=2)
+    given = [one.detach() for one in (A, wide.t(), narrow.t())]
+
+    def layer(x: Tensor, up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
+        symm = torch.ops.symm_mem
+        _, (y,) = symm.fused_all_gather_matmul(x, [up], gather_dim=0, group_name=name)
+        y = nn.functional.silu(y)
+        whole, (z,) = symm.fused_all_gather_matmul(x, [up], 0, name)
+        y = y + z + whole.sum()
+        return symm.fused_matmul_reduce_scatter(
+            y, down, "sum", scatter_dim=0, group_name=name
+        )
+
+    captured = make_fx(layer, tracing_mode="fake")(*given)
+    assert swap_collectives(captured.graph) == 3
+    captured.graph.lint()
+    captured.recompile()
+    assert "symm_mem" not in captured.code
+    gathers = captured.graph.find_nodes(
+        op="call_function", target=ops.fused_all_gather_matmul.default
+    )
+    assert [node.kwargs["return_A"] for node in gathers] == [False, True]
+    found = captured(*given)
+    whole = joined(given[0])
+    y = whole @ given[1].float()
+    y = (nn.functional.silu(y) + y + whole.sum()).to(BF16).float()
+    assert_close(found, summed(y @ given[2].float()))
+    # Those that are not served stay.
+    for changed in (
+        [one.float() for one in given],
+        [given[0], random(48, 36).t(), given[2]],
+    ):
+        changed[0] = changed[0].new_empty(16, changed[1].shape[0])
+        captured = make_fx(layer, tracing_mode="fake")(*changed)
+        swap_collectives(captured.graph)
+        assert "symm_mem.fused_all_gather_matmul" in captured.graph.python_code("s").src
 
 
 def check_captured_calls() -> None:
