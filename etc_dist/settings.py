@@ -130,6 +130,12 @@ class _Rule:
     wanted: str
 
 
+def _plain(text: str) -> str:
+    """The text of a number, which Python would also read in digits of other scripts
+    and with "_" between them."""
+    return str(_in_range(text.isascii() and "_" not in text, text))
+
+
 def _parse_flag(text: str) -> bool:
     flags = {"1": True, "true": True, "0": False, "false": False}
     if text.lower() not in flags:
@@ -166,7 +172,9 @@ def _size(value: str) -> str:
 
 def _bytes_of(size: str) -> int:
     """A size as a number; 0 for text that is not a size."""
-    match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)\s*([KMGT]?)", size.strip().upper())
+    match = re.fullmatch(
+        r"(\d{1,18}(?:\.\d+)?)\s*([KMGT]?)", size.strip().upper(), re.ASCII
+    )
     if match is None:
         return 0
     number, suffix = match.groups()
@@ -183,7 +191,7 @@ def _folder(name: str | Path) -> Path:
 
 _SECONDS = _Rule(
     (int, float),
-    float,
+    lambda text: float(_plain(text)),
     _seconds,
     f"a number of seconds above 0 and at most {MAX_SECONDS:.0f}",
 )
@@ -207,7 +215,12 @@ _RULES = {
     "verify": _Rule((bool, int, str), _parse_verify, _verify, '0, 1 or "data"'),
     "trace": _FLAG,
     "timing": _FLAG,
-    "cpu_workers": _Rule(int, int, _workers, f"an integer from 1 to {MAX_CPU_WORKERS}"),
+    "cpu_workers": _Rule(
+        int,
+        lambda text: int(_plain(text)),
+        _workers,
+        f"an integer from 1 to {MAX_CPU_WORKERS}",
+    ),
     "share_gpu": _FLAG,
     "host": _Rule(str, str, str.__str__, "a string"),
 }

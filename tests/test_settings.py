@@ -45,7 +45,10 @@ def test_variables_are_read_by_type():
     [
         ("ETC_DIST_WAIT_LIMIT", "soon", "seconds above 0"),
         ("ETC_DIST_WORLD_LIMIT", "", "at most 1000000"),
+        ("ETC_DIST_WORLD_LIMIT", "\u0663", "at most 1000000"),
         ("ETC_DIST_CPU_WORKERS", "4.5", "an integer"),
+        ("ETC_DIST_CPU_WORKERS", "1_0", "an integer"),
+        ("ETC_DIST_SYMMETRIC_SIZE", "\u0663G", 'such as "8G"'),
         ("ETC_DIST_SYMMETRIC_SIZE", "8 giga", 'such as "8G"'),
         ("ETC_DIST_CACHE", " ", "a folder"),
         ("ETC_DIST_TRACE", "perhaps", "0, 1, true or false"),
