@@ -88,6 +88,11 @@ class GgufFile:
             fix = "use a file for machines like this one"
             raise self.refused("the byte order of this machine", "the other", fix)
         tensors = sorted(self._reader.tensors, key=lambda t: int(t.data_offset))
+        start, unit = self._reader.data_offset, self._reader.alignment
+        for one in tensors:
+            if (one.data_offset - start) % unit:
+                wanted = f"tensors at multiples of {unit} bytes"
+                raise self.refused(wanted, one.name, "copy it again")
         for one, after in pairwise(tensors):
             if one.data_offset + one.n_bytes > after.data_offset:
                 got = f"{one.name} and {after.name}"

@@ -71,7 +71,8 @@ def stack_weights(
             faults.append(f"{name}: {list(stored.shape)} instead of {list(shape)}")
             continue
         to = held[target][own_places[name][1]]
-        to[...] = stored[_cut(part, target, shape, to.shape)]
+        with np.errstate(invalid="ignore", over="ignore"):
+            to[...] = stored[_cut(part, target, shape, to.shape)]
         if not np.isfinite(to.astype(np.float32)).all():
             faults.append(f"{name}: numbers that are not finite")
     faults += [f"{name}: missing" for name in sorted(missing)]

@@ -93,13 +93,18 @@ def test_texts_that_are_not_utf8_are_refused(tmp_path):
     assert "llama.rope.scaling.type: texts in UTF-8" in refusal(path)
 
 
-def test_tensors_that_overlap_are_refused(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [(224, "tensors that do not overlap"), (260, "tensors at multiples of 32 bytes")],
+)
+def test_tensors_at_wrong_places_are_refused(tmp_path, place, words):
     path = tmp_path / "model.gguf"
     write(path, tensors={name: np.ones(64, np.float32) for name in "ab"})
     text = path.read_bytes()
     second = text.rindex((256).to_bytes(8, "little"), 0, text.index(b"\0\0\x80?"))
-    path.write_bytes(text[:second] + (224).to_bytes(8, "little") + text[second + 8 :])
-    assert "tensors that do not overlap" in refusal(path)
+    moved = place.to_bytes(8, "little")
+    path.write_bytes(text[:second] + moved + text[second + 8 :] + bytes(32))
+    assert words in refusal(path)
 
 
 @pytest.mark.parametrize(("factor", "kind"), [(4.0, "linear"), (1.0, "default")])

@@ -147,6 +147,14 @@ def test_tensors_that_do_not_fit_are_named(model, tmp_path, name, array, text):
         load_weights(tmp_path, config, "bfloat16")
 
 
+def test_numbers_too_large_for_the_dtype_are_named(model, tmp_path):
+    config, tensors = model
+    tensors["model.norm.weight"] = np.full(16, 1e38)
+    save(tmp_path / "model.safetensors", tensors, "F32")
+    with pytest.raises(ArgumentError, match="model.norm.weight: .* not finite"):
+        load_weights(tmp_path, config, "float16")
+
+
 def test_a_tensor_in_two_files_is_refused(model, tmp_path):
     config, tensors = model
     save(tmp_path / "model-1.safetensors", tensors)
