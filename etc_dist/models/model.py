@@ -221,10 +221,10 @@ class Model:
             self._last_rows = rows.numbers.shape[1]
             height = padded(self._last_rows)
             given = self._rows.fill(rows, height, steps)
-            dims = self._policy.dims(height, rows.longest)
-            dims |= {"steps": steps, "samples": int(rows.samples)}
-            key = height, *dims.values()
+            key = height, self._policy.length(rows.longest), steps, rows.samples
             if key not in self._bound:
+                dims = self._policy.dims(height, rows.longest)
+                dims |= {"steps": steps, "samples": int(rows.samples)}
                 self._bound[key] = self._bind(given, height, dims)
             bound, found = self._bound[key]
             self.program.launch(bound)

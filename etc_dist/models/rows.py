@@ -28,7 +28,7 @@ UNUSED_ROW = NO_ROW, 0, NO_ROW, 0
 
 
 class StepRows(NamedTuple):
-    """numbers [4, rows]: ids, requests, positions and ends, int32. stops [rows,
+    """numbers [4, rows]: ids, requests, positions and ends. stops [rows,
     MOST_STOPS], or None for none. A row ends before position `end`, and after one of
     its stop tokens. sampling: that of `sample_column`, or None. longest: the last end.
     used: the table of pages."""
@@ -79,13 +79,14 @@ class RowArrays:
         sections = self._sections.get((count, steps))
         if sections is None:
             sections = RowSections(count, steps, self._backend)
+            sections.arrays["table"] = self._table.device
             self._sections[count, steps] = sections
         sections.write(rows)
         if rows.used is not self._used:
             self._table.host[...] = rows.used.table
             self._table.send()
             self._used = rows.used
-        return {**sections.arrays, "table": self._table.device}
+        return sections.arrays
 
 
 class RowSections:
@@ -111,10 +112,8 @@ class RowSections:
             self.arrays[name] = self._memory.device[section].reshape(shape)
             host[name] = self._memory.host[section].reshape(shape)
             first += sizes[name]
-        self._first_rows = (
-            *(host["ids"][0], host["request"]),
-            *(host["position"][0], host["end"]),
-        )
+        self._ids, self._requests = host["ids"][0], host["request"]
+        self._positions, self._ends = host["position"][0], host["end"]
         self._stops, self._sampling = host["stop"], host["sampling"]
         self._sampling[...] = 0
         self._has_stops = self._has_sampling = False
@@ -122,11 +121,14 @@ class RowSections:
 
     def write(self, rows: StepRows) -> None:
         """Set the first rows, the others to none, and send all."""
-        count = rows.numbers.shape[1]
-        for section, values in zip(self._first_rows, rows.numbers, strict=True):
-            section[:count] = values
+        # NOTE: a step takes microseconds: few operations, and no loop.
+        numbers = rows.numbers
+        count = numbers.shape[1]
+        self._ids[:count], self._requests[:count] = numbers[0], numbers[1]
+        self._positions[:count], self._ends[:count] = numbers[2], numbers[3]
         if count < self._used:
-            for section, value in zip(self._first_rows, UNUSED_ROW, strict=True):
+            sections = self._ids, self._requests, self._positions, self._ends
+            for section, value in zip(sections, UNUSED_ROW, strict=True):
                 section[count:] = value
         self._used = count
         if rows.stops is not None or self._has_stops:
@@ -160,10 +162,9 @@ def check_rows(
     the others. stops, sampling: None for none."""
     # NOTE: a step takes microseconds: so all numbers are checked at once, and only an
     # error says which are wrong.
-    of_rows = {"ids": ids, "requests": requests, "positions": positions}
+    arrays = [np.asarray(ids), np.asarray(requests), np.asarray(positions)]
     if ends is not None:
-        of_rows["ends"] = ends
-    arrays = [np.asarray(values) for values in of_rows.values()]
+        arrays.append(np.asarray(ends))
     pages_of = np.asarray(table)
     if _are_rows(arrays, most_rows) and _is_table(pages_of, pages):
         used = pages.examine(pages_of)
@@ -172,6 +173,9 @@ def check_rows(
         found = _found(arrays, used, size, limits, steps, stops, sampling)
         if found is not None:
             return found
+    of_rows = {"ids": ids, "requests": requests, "positions": positions}
+    if ends is not None:
+        of_rows["ends"] = ends
     raise _refusal(
         *(of_rows, table, steps, stops),
         vocabulary=vocabulary,
@@ -216,7 +220,7 @@ def _found(
     numbers = np.empty((4, count), np.int64)
     for row, values in enumerate(arrays):
         numbers[row] = values
-    _, requests, positions, last = numbers
+    requests, positions, last = numbers[1], numbers[2], numbers[3]
     if len(arrays) == 4:
         np.maximum(last, positions + 1, out=last)
     elif steps == 1:
@@ -232,7 +236,8 @@ def _found(
         return None
     if np.count_nonzero(last > used.positions[requests]):
         return None
-    is_plain = not used.has_shared and len(set(requests.tolist())) == count
+    is_plain = count == 1 or np.count_nonzero(np.bincount(requests)) == count
+    is_plain = is_plain and not used.has_shared
     if not is_plain and _shared_place(used.table, page_size, numbers) is not None:
         return None
     of_stops: Array | None = None
@@ -243,8 +248,8 @@ def _found(
         for place, tokens in enumerate(stops):
             of_stops[place, : len(tokens)] = sorted(tokens)
     chosen = None if sampling is None else row_sampling(count, sampling)
-    of_rows = numbers.astype(np.int32)
-    return StepRows(of_rows, int(last.max()), of_stops, chosen, used)
+    longest = int(last[last.argmax()])  # takes less than `max`
+    return StepRows(numbers, longest, of_stops, chosen, used)
 
 
 def _shared_place(table: Array, page_size: int, numbers: Array) -> int | None:

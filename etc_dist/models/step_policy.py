@@ -57,10 +57,14 @@ class StepPolicy:
 
     def dims(self, rows: int, longest: int) -> dict[str, int]:
         """For `rows` rows, which attend to up to `longest` positions each."""
-        key = rows, min(longest // SLICE_POSITIONS, MOST_SLICES)
+        key = rows, self.length(longest)
         if key not in self._known:
             self._known[key] = self._choose(rows, longest)
         return dict(self._known[key])
+
+    def length(self, longest: int) -> int:
+        """A number that is equal for texts of equal dims."""
+        return min(longest // SLICE_POSITIONS, MOST_SLICES)
 
     def _choose(self, rows: int, longest: int) -> dict[str, int]:
         shapes = {
