@@ -21,6 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import decode_step, records
 from benchmarks.workload import MODELS
+from etc_dist.errors import ArgumentError
+from etc_dist.models.part import check_ranks
 
 PYTEST = ("-m", "pytest", "-q", "--color=no", "--timeout-method=thread", "--with-mpi")
 COLLECTIVES = ("matmul_reduce_scatter", "all_gather_matmul")
@@ -88,7 +90,10 @@ def moe(ranks: int, known: Known) -> Iterator[Job]:
 
 def decode(ranks: int, known: Known) -> Iterator[Job]:
     for model in DECODED:
-        if decode_step.MODELS[model].kv_heads % ranks:
+        try:
+            check_ranks(decode_step.MODELS[model], ranks)
+        except ArgumentError as error:
+            print(f"{model} is left out: {error}")
             continue
         done = {
             r.batch
