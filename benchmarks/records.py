@@ -210,6 +210,15 @@ class TaskCostRecord(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class StepCostRecord(Record):
+    """The host's part of a model's step: all but the launch."""
+
+    rows: int
+    host_us: float
+    protocol: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class CompileRecord(Record):
     """From graph to loaded program, on one process."""
 
@@ -269,6 +278,7 @@ KINDS: Mapping[str, type[Record]] = {
     "soak": SoakRecord,
     "routings": SoakRecord,
     "task_cost": TaskCostRecord,
+    "step_cost": StepCostRecord,
     "compile": CompileRecord,
 }
 

@@ -2,13 +2,12 @@
 
 launch/mpirun -n 1 benchmarks/step_cost.py
 
-Prints microseconds for steps of some rows, on either backend. On GPUs the launch itself
-takes about 3 more. Nothing is recorded.
+Prints microseconds for steps of some rows, on either backend, and records them on GPUs,
+where the launch itself takes about 3 more.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
@@ -21,17 +20,23 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 
 import etc_dist
-from benchmarks.harness import numbers, say
+from benchmarks.device import Gpu, open_device
+from benchmarks.harness import numbers, parser_for, provenance, record, say
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.config import ModelConfig
 from etc_dist.models.model import Model
 from etc_dist.models.weights import weight_shapes
+from etc_dist.program import leave_out_launches
 from etc_dist.settings import Settings
 from etc_dist.world import World
 
 ROWS = 1, 8, 32, 128
 POSITIONS = 1024
 ROUNDS, STEPS = 200, 20
+PROTOCOL = (
+    f"model.step of Python lists, without the launch; mean of {STEPS} calls, the "
+    f"fastest of {ROUNDS} rounds"
+)
 CONFIG = ModelConfig(
     architecture="LlamaForCausalLM",
     layers=1,
@@ -50,26 +55,28 @@ CONFIG = ModelConfig(
 )
 
 
-def step_cost(world: World, weights: dict[str, Any], rows: int) -> float:
-    """Microseconds of the fastest rounds: others are those of a busy machine."""
+def step_cost(
+    world: World, weights: dict[str, Any], rows: int
+) -> tuple[float, dict[str, Any]]:
+    """Microseconds of the fastest round, since others are those of a busy machine, and
+    where it ran."""
     with Model(CONFIG, weights, batch=rows, positions=POSITIONS, world=world) as model:
         table = np.arange(model.pages.table.size, dtype=np.int32)
         table = table.reshape(model.pages.table.shape)
         given = [1] * rows, list(range(rows)), [POSITIONS // 2] * rows
         model.step(*given, table)
-        model.program._executor.launch = lambda *_: None  # type: ignore[method-assign]
+        leave_out_launches(model.program)
         rounds = []
         for _ in range(ROUNDS):
             started = time.perf_counter()
             for _ in range(STEPS):
                 model.step(*given, table)
             rounds.append((time.perf_counter() - started) / STEPS * 1e6)
-    return min(rounds)
+        return min(rounds), provenance(model.program)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Time the host in a model's step.")
-    parser.add_argument("--cpu", action="store_true", help="on the CPU backend")
+    parser = parser_for("Time the host in a model's step.", "step_cost")
     parser.add_argument("--rows", type=numbers, default=ROWS, help="of each step")
     options = parser.parse_args()
     backend = {"ETC_DIST_BACKEND": "cpu"} if options.cpu else {}
@@ -77,9 +84,16 @@ def main() -> int:
     world = etc_dist.start(replace(settings, verify=0))  # without checks of the data
     element = numpy_dtype("bfloat16")
     weights = {name: np.zeros(s, element) for name, s in weight_shapes(CONFIG).items()}
+    device = open_device(world)
+    shared: dict[str, Any] = {"op": "step_cost", "protocol": PROTOCOL}
+    if isinstance(device, Gpu):
+        shared |= device.facts()
+        del shared["baseline"]
     for rows in options.rows:
-        cost = step_cost(world, weights, rows)
+        cost, where = step_cost(world, weights, rows)
         say(world, f"{rows:4} rows: {cost:.1f} us")
+        values = {"rows": rows, "host_us": round(cost, 2)}
+        record(device, options.record, {**shared, **where, **values})
     world.close()
     return 0
 

@@ -34,6 +34,7 @@ from benchmarks.records import (
     MoERecord,
     Record,
     SoakRecord,
+    StepCostRecord,
     TaskCostRecord,
     load,
 )
@@ -145,7 +146,8 @@ def page(records: Sequence[Record]) -> str:
         parts += [f"\n## {title}\n", section(op, records)]
     parts += [decode_table(records), launches_table(records), sampling_table(records)]
     parts += [first_token_table(records), PICTURE]
-    parts += [soak_table(records), cost_table(records), build_table(records)]
+    parts += [soak_table(records), cost_table(records), step_cost_table(records)]
+    parts += [build_table(records)]
     return "".join(parts)
 
 
@@ -408,6 +410,22 @@ def cost_table(records: Sequence[Record]) -> str:
         for (device, lane), group in groupby(last, lambda r: (r.device, r.lane))
     ]
     return f"\n## Cost of a task\n{table(rows)}" if rows else ""
+
+
+def step_cost_table(records: Sequence[Record]) -> str:
+    """The host's time in a step, by the number of rows."""
+    found = [r for r in records if isinstance(r, StepCostRecord)]
+    rows = [
+        {
+            "rows": f"{r.rows}",
+            "device": r.device,
+            "host": f"{r.host_us:.1f} us",
+            "commit": short(r.commit),
+        }
+        for r in latest(found, lambda r: (r.device, r.rows))
+    ]
+    title = "Cost of a model's step on the host, without the launch"
+    return f"\n## {title}\n{table(rows)}" if rows else ""
 
 
 def build_table(records: Sequence[Record]) -> str:
