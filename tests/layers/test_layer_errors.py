@@ -307,7 +307,7 @@ def test_ranks_with_other_options_make_no_layer(
 def test_ranks_with_other_dtypes_make_no_layer(build, zeros, world):
     dtype = "float16" if world.rank == 1 else "bfloat16"
     shapes = SHAPES[MLP]
-    with refusal("rank 1: MLP\\(dtype=float16, "):
+    with refusal(r"rank 1: MLP\(.*dtype=float16, "):
         build(MLP, {name: zeros(*shapes[name], dtype=dtype) for name in shapes})
 
 

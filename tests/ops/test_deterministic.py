@@ -42,7 +42,7 @@ def test_a_row_has_the_same_bits_for_any_number_of_rows(name, world, arrays, rng
     x, w = arrays.put(np.stack([x] * ranks)), arrays.put(w)
     found = []
     for rows in ROWS:
-        given = x[:, :rows].reshape(ranks * rows, -1)
+        given = x[:, :rows].copy().reshape(ranks * rows, -1)
         found.append(arrays.get(op(given, w))[0])
     for row in found[1:]:
         np.testing.assert_array_equal(row, found[0])

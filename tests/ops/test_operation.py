@@ -147,14 +147,19 @@ def in_thread(call):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_the_function_keeps_one_operation(kind, dtype, world, problem, compiled):
+def test_the_function_keeps_one_operation(
+    kind, dtype, world, problem, compiled, monkeypatch
+):
     function = FUNCTIONS[kind]
+    monkeypatch.setattr(world, "kept", {})
     for rows, n, k in [(8, 16, 24), (16, 8, 40), (8, 16, 24)]:
         p = problem(kind, (rows * world.size, n, k), dtype)
         assert function(p.x, p.w, out=p.out) is p.out
         p.check_exact(p.out)
         p.check_exact(function(p.x, p.w))
     assert len(compiled) == 1
+    (operation,) = world.kept.values()
+    operation.close()
 
 
 def test_one_operation_takes_every_dtype_and_layout(
