@@ -61,7 +61,7 @@ SMALL_MODEL = replace(
 SMALL_MODELS = {
     SMALL: SMALL_MODEL,
     "small-experts": replace(
-        SMALL_MODEL, inner=40, architecture=QWEN_MOE, mixture=Mixture(16, 4, True)
+        SMALL_MODEL, inner=48, architecture=QWEN_MOE, mixture=Mixture(16, 4, True)
     ),
 }
 """Those that the CPU backend checks."""
@@ -228,9 +228,9 @@ class Decoder:
             axis = SPLIT_AXES.get(name)
             if axis is None:
                 return drawn
-            whole = drawn.shape[axis]
+            whole = drawn.shape[axis - 2]  # of a matrix, or those of all experts
             rows = part.span(whole, whole // part.count)
-            return drawn[rows] if axis == 0 else drawn[:, rows]
+            return drawn[..., rows, :] if axis == 0 else drawn[..., rows]
         heads = [(config.heads, own.heads), *2 * [(config.kv_heads, own.kv_heads)]]
         pieces, first = [], 0
         for count, mine in heads:

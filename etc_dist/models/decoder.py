@@ -349,6 +349,11 @@ class _Calls:
         ended, x = self.ready[turn], mixture.x
         self.add_norm("mlp_norm", layer, "o", turn, ended, middle, x)
         waits = mixture.add(turn, middle)
+        if self.g.world_size > 1:
+            parts = self.deltas["down"]
+            self.done["down"] = mixture.send_sums(turn, waits[-1], parts)
+            self.add_norm("norm", layer + 1, "down", turn, middle, ready, self.normed)
+            return
         gain, eps = self.gains["norm"][layer + 1, :], self.sizes.norm_eps
         mixture.add_norm(turn, waits, ready, self.residual, gain, self.normed, eps)
 

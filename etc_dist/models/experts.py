@@ -9,15 +9,19 @@ has the same bits each time.
 If all rows of the step fit a tile, an expert has one tile, with the rows that did not
 choose it, too: these cost nothing, since few rows are padded anyway. Otherwise the rows
 of each expert are gathered first.
+
+On several ranks each has a part of the inner width of all experts. Every rank routes
+all rows, and the ranks' weighted sums are added as those of a dense MLP.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from etc_dist.functions.add_experts_norm import add_experts_norm
+from etc_dist.functions.combine_rows import combine_rows
 from etc_dist.functions.epilogue import Epilogue, store, swiglu
 from etc_dist.functions.push_rows import push_rows
 from etc_dist.functions.route_rows import MOST_ROWS, route_rows
@@ -26,6 +30,7 @@ from etc_dist.functions.score_experts import score_experts
 from etc_dist.functions.tile_matmul import Tiles, TileShape
 from etc_dist.ir import (
     EventRef,
+    EventTensor,
     Expr,
     Graph,
     Region,
@@ -254,6 +259,30 @@ class MixtureCalls:
     def _places(self, turn: Turn, r: Expr) -> Any:
         """The rows of tile r."""
         return span(r * self.stride, self._rows_of(turn, r))
+
+    def send_sums(self, turn: Turn, wait: EventRef, parts: Tensor) -> EventTensor:
+        """Stores the weighted sum of each row's outputs in the part of this rank in
+        `parts` [ranks, rows, hidden] of all ranks. Returns the events of all of them.
+        """
+        g, world = self.g, self.g.world_size
+        sent = g.events(
+            "experts_sent", self.turns, expects=world * self.rows, cross_rank=True
+        )
+        d, r = grid = g.grid(d=world, r=self.rows)
+        to, own = (g.rank + 1 + d) % world, (span(r, 1), slice(None))
+        g.call(
+            combine_rows(replace(self.routing, split=True)),
+            grid,
+            reads=[
+                self.place[*turn, *own],
+                self.weights[own],
+                self.outputs[:, :],
+            ],
+            writes=[parts.on(to)[g.rank, *own]],
+            waits=[wait],
+            notifies=[sent.on(to)[turn]],
+        )
+        return sent
 
     def add_norm(
         self,

@@ -8,8 +8,8 @@ from etc_dist.errors import ArgumentError
 from etc_dist.models.config import ModelConfig
 
 SPLIT_AXES = {"w_qkv": 0, "w_o": 1, "w_gate": 0, "w_up": 0, "w_down": 1, "w_head": 0}
-"""The weights that are split, by the axis of one layer's matrix. All ranks have the
-others as a whole."""
+"""The weights that are split, by the axis of a matrix, also of each expert. All ranks
+have the others as a whole."""
 EIGHT = 8
 """Inner width and vocabulary of a rank are multiples of this."""
 
@@ -56,8 +56,6 @@ def check_ranks(config: ModelConfig, count: int) -> None:
             config.vocabulary % (EIGHT * count)
         ),
     }
-    if config.mixture is not None:
-        faults["one rank for a mixture of experts"] = count > 1
     broken = [text for text, fault in faults.items() if fault]
     if broken:
         raise ArgumentError(

@@ -50,7 +50,7 @@ struct combine_rows {
         : row(-1), weight(0.0f), own(0) {
       const i32 token = first + task.thread / kTopK, k = task.thread % kTopK;
       if (task.thread < together * kTopK) {
-        const auto place = task.template operand<0>();
+        const auto place = last_axes<2>(task.template operand<0>());
         const auto weights = task.template operand<1>();
         row = i32(ptx::load4_l2(u64(place.at(token, k))));
         weight = __uint_as_float(ptx::load4_l2(u64(weights.at(token, k))));

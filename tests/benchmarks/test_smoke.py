@@ -58,7 +58,11 @@ def run_script(
         pytest.param(2, "mlp --schedule dynamic", marks=TWO),
         pytest.param(2, "moe --parallel tensor", marks=TWO),
         pytest.param(2, "moe --parallel expert --routing zipf", marks=TWO),
-        pytest.param(2, "decode --per-launch 2 --sample", marks=TWO),
+        pytest.param(
+            2,
+            "decode --models small-experts --per-launch 2 --sample",
+            marks=TWO,
+        ),
         pytest.param(1, "first_token", marks=[ONE, pytest.mark.exhaustive]),
     ],
 )

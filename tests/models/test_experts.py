@@ -14,6 +14,7 @@ from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.config import ModelConfig
 from etc_dist.models.decoder import decoder_graph
 from etc_dist.models.experts import Mixture
+from etc_dist.models.part import Part
 from etc_dist.models.sizes import DecoderSizes
 from etc_dist.models.weights import load_weights
 from tests.models.references import MIXTRAL, QWEN_MOE, Plain, draw_folder
@@ -32,6 +33,8 @@ SHAPES = (
 )
 SMALL = {"hidden_size": 72, "num_hidden_layers": 2, "vocab_size": VOCABULARY}
 QWEN = QWEN_MOE | SMALL | {"moe_intermediate_size": 40, "num_attention_heads": 2}
+SPLIT = QWEN | {"moe_intermediate_size": 48, "vocab_size": 528}
+"""For two ranks."""
 FEW = (0.0,) * 4 + (-30.0,) * 28
 EMULATED = [
     # The rows of each request, the tiles of all matmuls.
@@ -52,9 +55,11 @@ def step_of(
     request, position = rng.permutation(np.array(rows, np.int32)).T
     pages = (config.layers, PAGES, 2, config.kv_heads, 16, config.head_dim)
     table = rng.permutation(PAGES)[: REQUESTS * MOST_PAGES]
-    ids = rng.integers(VOCABULARY, size=len(rows))
+    ids = rng.integers(config.vocabulary, size=len(rows))
     chosen = np.full((config.layers, len(rows), config.mixture.top_k), -9, np.int32)
+    logits = np.full((len(rows), config.vocabulary), np.nan, numpy_dtype("bfloat16"))
     given = rows_of(ids, request, position) | {
+        "logits": logits,
         "experts": chosen,
         "cos_sin": config.cos_sin(MOST_PAGES * 16),
         "table": table.reshape(REQUESTS, MOST_PAGES).astype(np.int32),
@@ -68,7 +73,7 @@ def step_of(
         "layers": config.layers,
         "hidden": config.hidden,
     }
-    dims |= {"inner": config.inner, "vocabulary": VOCABULARY, "slices": 1}
+    dims |= {"inner": config.inner, "vocabulary": config.vocabulary, "slices": 1}
     dims |= {"positions": MOST_PAGES * 16, "requests": REQUESTS}
     dims |= {"most_pages": MOST_PAGES, "pages": PAGES}
     names = config.sizes(16).matmuls
@@ -76,29 +81,42 @@ def step_of(
 
 
 @pytest.mark.parametrize(
-    ("given", "schedule", "preference"),
+    ("given", "schedule", "preference", "ranks"),
     [
-        (QWEN, "static", ()),
-        pytest.param(QWEN, "static", FEW, marks=pytest.mark.exhaustive),
-        pytest.param(QWEN, "dynamic", (), marks=pytest.mark.exhaustive),
-        pytest.param(MIXTRAL | SMALL, "static", (), marks=pytest.mark.exhaustive),
+        (QWEN, "static", (), 1),
+        (SPLIT, "static", (), 2),
+        pytest.param(QWEN, "static", FEW, 1, marks=pytest.mark.exhaustive),
+        pytest.param(QWEN, "dynamic", (), 1, marks=pytest.mark.exhaustive),
+        pytest.param(SPLIT, "dynamic", FEW, 2, marks=pytest.mark.exhaustive),
+        pytest.param(MIXTRAL | SMALL, "static", (), 1, marks=pytest.mark.exhaustive),
     ],
 )
-def test_the_cuda_bodies_agree_in_any_order(given, schedule, preference, tmp_path, rng):
+def test_the_cuda_bodies_agree_in_any_order(
+    given, schedule, preference, ranks, tmp_path, rng
+):
     config = draw_folder(tmp_path, rng, given, preference)
-    weights = load_weights(tmp_path, config, "bfloat16")
-    graph = decoder_graph(1, sizes=config.sizes(16), shapes=SHAPES, best_columns=64)
+    parts = [Part(rank, ranks) for rank in range(ranks)]
+    own = parts[0].config(config)
+    weights = [load_weights(tmp_path, config, "bfloat16", part) for part in parts]
+    graph = decoder_graph(ranks, sizes=own.sizes(16), shapes=SHAPES, best_columns=64)
     emulator = Emulator(graph, schedule=schedule, workers=6)
     plain = Plain(tmp_path, config)
-    for seed, (counts, shape) in enumerate(EMULATED):
-        step, dims = step_of(config, counts, shape, rng)
-        [found] = emulator.run([weights | step], dims, seed=seed)
+    for seed, (counts, shape) in enumerate(EMULATED[ranks - 1 :: ranks]):
+        step, dims = step_of(own, counts, shape, rng)
+        every = [mine | {n: a.copy() for n, a in step.items()} for mine in weights]
+        found = emulator.run(every, dims, seed=seed)
+        logits = np.concatenate([one["logits"] for one in found], axis=1)
+        experts, next_ids = found[0]["experts"], found[0]["next_ids"]
+        for one in found:
+            np.testing.assert_array_equal(one["experts"], experts)
+            np.testing.assert_array_equal(one["next_ids"], next_ids)
+        np.testing.assert_array_equal(next_ids[0], logits.argmax(axis=1))
         for r in range(len(counts)):
-            own = np.flatnonzero(step["request"] == r)
-            own = own[np.argsort(step["position"][0, own])]
-            chosen = found["experts"][:, own]
-            wanted = plain.logits(step["ids"][0, own].tolist(), plain.start(), chosen)
-            off = np.linalg.norm(found["logits"][own].astype(np.float32) - wanted)
+            rows = np.flatnonzero(step["request"] == r)
+            rows = rows[np.argsort(step["position"][0, rows])]
+            ids, chosen = step["ids"][0, rows].tolist(), experts[:, rows]
+            wanted = plain.logits(ids, plain.start(), chosen)
+            off = np.linalg.norm(logits[rows].astype(np.float32) - wanted)
             assert off <= 0.02 * np.linalg.norm(wanted)
     assert plain.gap < 0.05
 
