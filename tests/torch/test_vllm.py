@@ -1,9 +1,11 @@
-"""The plug-in of vLLM, in a stand-in for it. tests/torch/on_ranks.py runs a graph as
-that of vLLM's pass on two ranks."""
+"""The plug-in of vLLM, in a stand-in for it; and its pass in vLLM's own modules, where
+these are installed. tests/torch/on_ranks.py runs a graph like that of vLLM's pass."""
 
 from __future__ import annotations
 
 from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from etc_dist.torch import vllm as plugin
 from etc_dist.world import of_group
 from tests.torch import vllm_stand_in
+from tests.torch.test_on_ranks import torchrun
 
 pytestmark = pytest.mark.torch
 
@@ -132,3 +135,9 @@ def test_another_vllm_is_left_alone(registered, monkeypatch, capfd):
     monkeypatch.delattr(registered.parallel_state, "initialize_model_parallel")
     plugin.register()
     assert "this version of vLLM is not supported" in capfd.readouterr().err
+
+
+@pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
+def test_vllms_own_pass_gives_our_operations():
+    done = torchrun(Path(__file__).with_name("vllm_pass.py"))
+    assert done.stdout.count(" passed") == 2, done.stdout
