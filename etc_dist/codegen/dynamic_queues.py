@@ -86,6 +86,8 @@ def call_members(lane: Lane, call: Call) -> list[str]:
     may_be_empty = bool(call.function.roles) and call.name in lane.skipped
     lines.append(f"  static constexpr int kInPasses = {int(is_passing)};")
     lines.append(f"  static constexpr int kMayBeEmpty = {int(may_be_empty)};")
+    for_peers = any(r.events.cross_rank for r in waits)
+    lines.append(f"  static constexpr int kWaitsForPeers = {int(for_peers)};")
     lines.append(f"  static constexpr int kGating = {len(gating)};")
     lines.append(f"  static constexpr u32 kMaybeZero = {maybe_zero}u;")
     lines.append(method("i32 groups", text(lane.groups(call))))

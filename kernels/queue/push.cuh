@@ -29,17 +29,8 @@ ETC_DEVICE Waiter group_waiter(const Run<Program>& run, i32 group) {
 // Orders this thread's reads before its writes to the words and slots of a call's groups. At system
 // scope if one of the call's waits can be met by peers.
 template <class Call, class Program>
-ETC_DEVICE void fence_groups(const Run<Program>& run) {
-  bool has_peers = false;
-#pragma unroll
-  for (int n = 0; n < Call::kWaits; ++n) {
-    has_peers = has_peers || Call::wait(run.g, typename Call::Coord{}, n).cross_rank;
-  }
-  if (has_peers) {
-    ptx::fence_acq_rel<true>();
-  } else {
-    ptx::fence_acq_rel<false>();
-  }
+ETC_DEVICE void fence_groups(const Run<Program>&) {
+  ptx::fence_acq_rel<Call::kWaitsForPeers>();
 }
 
 // In a slot instead of a unit: this slot and all after it are empty, up to the end of the queue's
