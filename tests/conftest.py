@@ -250,6 +250,14 @@ def _is_optional(config: pytest.Config, name: str) -> Callable[[pytest.Item], ob
     return lambda item: not given and item.get_closest_marker(name)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where `-m mpi` selects tests of ranks, files without any are not read."""
+    is_file = collection_path.match("test_*.py")
+    if config.getoption("markexpr") != "mpi" or not is_file:
+        return None
+    return None if "pytest.mark.mpi" in collection_path.read_text() else True
+
+
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
@@ -262,10 +270,13 @@ def pytest_collection_modifyitems(
     }
     counts: dict[str, int] = {}
     for reason, applies in deselect.items():
-        left_out = [item for item in items if applies(item)]
+        kept: list[pytest.Item] = []
+        left_out: list[pytest.Item] = []
+        for item in items:
+            (left_out if applies(item) else kept).append(item)
         if left_out:
             config.hook.pytest_deselected(items=left_out)
-            items[:] = [item for item in items if item not in left_out]
+            items[:] = kept
             counts[reason] = len(left_out)
     for item in items:
         _skip_without_devices(item)
