@@ -54,7 +54,7 @@ class Case:
 
 
 PAIRS = TileShape(64, 64, "k", swapped=True)
-STATIC, DYNAMIC, BOTH, NEVER = ("static",), ("dynamic",), ("static", "dynamic"), ()
+STATIC, DYNAMIC, NEVER = ("static",), ("dynamic",), ()
 
 
 def experts(tokens: int, hidden: int, inner: int, always: tuple[str, ...]) -> Case:
@@ -69,9 +69,11 @@ def few(tokens: int, hidden: int, tasks: int, always: tuple[str, ...]) -> Case:
     return Case(graph, given, always, schedule="dynamic")
 
 
-def experts_of_two(parallel: str, tokens: int, always: tuple[str, ...]) -> Case:
+def experts_of_two(
+    parallel: str, tokens: int, always: tuple[str, ...], workers: int = 4
+) -> Case:
     graph = partial(moe_graph, 2, experts=8, top_k=2, parallel=parallel)
-    return Case(graph, lambda: moe_of_two(parallel, tokens), always)
+    return Case(graph, lambda: moe_of_two(parallel, tokens), always, workers=workers)
 
 
 def shaped(shape: TileShape, *sizes: int) -> Case:
@@ -107,10 +109,10 @@ CASES = {
     "few": few(3, 104, 8, DYNAMIC),
     "wide": few(1, 1000, 1, NEVER),  # more pairs than scratch has room for
     "few, many tasks": few(1, 200, 132, NEVER),
-    "moe of two, by expert": experts_of_two("expert", 20, STATIC),
+    "moe of two, by expert": experts_of_two("expert", 20, STATIC, workers=2),
     "moe of two, by expert, wider": experts_of_two("expert", 150, NEVER),
     "moe of two, by tensor": experts_of_two("tensor", 150, NEVER),
-    "mlp": Case(partial(mlp_graph, 2), lambda: mlp(2, 40, 192, 136)),
+    "mlp": Case(partial(mlp_graph, 2), lambda: mlp(2, 40, 192, 136), NEVER),
     # More than a block of rows; square tiles, then pairs that split k.
     "mlp on tiles": Case(
         partial(mlp_tiles_graph, 2, shapes=[TileShape(128, 128), PAIRS], block=128),
@@ -153,8 +155,8 @@ CASES = {
     "pairs": Case(
         partial(square_tiles_and_pairs, 1), lambda: tiles(256, 256, 64), workers=2
     ),
-    "stages": Case(partial(copied_twice, 1), lambda: copies(2000), BOTH),
-    "gathered": Case(partial(gathered_last, 1), lambda: gathered(200, 264)),
+    "stages": Case(partial(copied_twice, 1), lambda: copies(2000)),
+    "gathered": Case(partial(gathered_last, 1), lambda: gathered(200, 264), NEVER),
     "exchanged": shaped(PAIRS, 200, 200, 600),
     "exchanged columns": shaped(TileShape(64, 80, "k", swapped=True), 200, 328, 600),
     "turns": shaped(TileShape(64, 128, swapped=True), 200, 200, 600),

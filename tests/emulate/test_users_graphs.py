@@ -19,6 +19,8 @@ from etc_dist.runtime.cpu import simulate
 from tests.emulate.cases import check, matmul_of
 from tests.layers.reference import Answer, draw
 
+exhaustive = pytest.mark.exhaustive
+
 
 @graph_function
 def one_of_a_stack(g: Graph) -> None:
@@ -84,7 +86,7 @@ def one_shot_all_reduce(g: Graph, *, dtype: str) -> None:
 
 @pytest.mark.parametrize(
     "dtype",
-    ["bfloat16", "float32", pytest.param("float16", marks=pytest.mark.exhaustive)],
+    ["bfloat16", *(pytest.param(t, marks=exhaustive) for t in ("float32", "float16"))],
 )
 def test_a_one_shot_all_reduce_adds_all_ranks(folder, dtype):
     rng = np.random.default_rng(1)
@@ -139,7 +141,7 @@ def split_of_k(g: Graph, *, dtype: str, parts: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "dtype", ["float16", pytest.param("bfloat16", marks=pytest.mark.exhaustive)]
+    "dtype", ["float16", pytest.param("bfloat16", marks=exhaustive)]
 )
 def test_parts_of_k_are_added(folder, dtype):
     rng = np.random.default_rng(7)
@@ -183,8 +185,8 @@ def sums_of_products(g: Graph, *, dtype: str, w_layout: str) -> None:
 @pytest.mark.parametrize(
     ("dtype", "w_layout"),
     [
-        ("float16", "kn"),
-        pytest.param("bfloat16", "nk", marks=pytest.mark.exhaustive),
+        ("bfloat16", "nk"),
+        pytest.param("float16", "kn", marks=exhaustive),
     ],
 )
 def test_products_of_ranks_are_sent_and_added(folder, dtype, w_layout):
@@ -222,7 +224,10 @@ def share_of_k(g: Graph, *, dtype: str, w_layout: str) -> None:
 
 
 @pytest.mark.parametrize("k", [104, 200])
-@pytest.mark.parametrize(("dtype", "w_layout"), [("bfloat16", "nk"), ("float16", "kn")])
+@pytest.mark.parametrize(
+    ("dtype", "w_layout"),
+    [("bfloat16", "nk"), pytest.param("float16", "kn", marks=exhaustive)],
+)
 def test_a_matmul_of_a_slice_of_k(folder, k, dtype, w_layout):
     rng = np.random.default_rng(k)
     x, w = draw(rng, (300, k), dtype), draw(rng, (40, k), dtype)

@@ -39,7 +39,11 @@ def mixed(g: Graph, *, top_k: int, dtype: str) -> None:
 
 @pytest.mark.parametrize(
     ("top_k", "columns", "dtype"),
-    [(8, 2056, "bfloat16"), (4, 64, "float16"), (20, 8200, "bfloat16")],
+    [
+        pytest.param(8, 2056, "bfloat16", marks=pytest.mark.exhaustive),
+        (4, 64, "float16"),
+        (20, 8200, "bfloat16"),
+    ],
 )
 def test_rows_get_the_weighted_sum_of_their_outputs(top_k, columns, dtype, rng, folder):
     rows = 3
@@ -69,6 +73,6 @@ def test_rows_get_the_weighted_sum_of_their_outputs(top_k, columns, dtype, rng, 
         assert np.all(error <= 2**-8 * np.abs(wanted) + 1e-6)
 
 
-@pytest.mark.parametrize("top_k", [8, 20])
+@pytest.mark.parametrize("top_k", [20, pytest.param(8, marks=pytest.mark.exhaustive)])
 def test_the_cuda_body_compiles_without_spills(top_k):
     check_compiled(mixed(1, top_k=top_k, dtype="bfloat16"))

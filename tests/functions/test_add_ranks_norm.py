@@ -36,7 +36,11 @@ def norms(g: Graph, *, dtype: str) -> None:
 # Of the last one a thread has vectors that it loads again.
 @pytest.mark.parametrize(
     ("ranks", "columns", "dtype"),
-    [(2, 64, "float16"), (5, 2120, "bfloat16"), (8, 8264, "bfloat16")],
+    [
+        (2, 64, "float16"),
+        pytest.param(5, 2120, "bfloat16", marks=pytest.mark.exhaustive),
+        (8, 8264, "bfloat16"),
+    ],
 )
 def test_parts_are_added_in_rank_order(ranks, columns, dtype, rng, folder):
     parts, total = draw(rng, (ranks, 2, columns), dtype), draw(rng, (2, columns), dtype)
@@ -56,6 +60,6 @@ def test_parts_are_added_in_rank_order(ranks, columns, dtype, rng, folder):
         assert np.all(error <= 2**-8 * np.abs(wanted) + 1e-6)
 
 
-@pytest.mark.parametrize("ranks", [2, 8])
+@pytest.mark.parametrize("ranks", [8, pytest.param(2, marks=pytest.mark.exhaustive)])
 def test_the_cuda_bodies_compile_without_spills(ranks):
     check_compiled(norms(ranks, dtype="bfloat16"))

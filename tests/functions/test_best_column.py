@@ -48,22 +48,22 @@ def argmax(g: Graph, *, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_the_first_largest_number_is_found(dtype, rng):
+def test_the_first_largest_number_is_found(dtype, rng, folder):
     x = rng.integers(-9, 3, (20, 2600)).astype(numpy_dtype(dtype))
     x[0], x[1, 7:], x[2, 70:] = -np.inf, np.nan, 5
     x[3, 2599] = np.inf
     wanted = np.nanargmax(x.astype(np.float32), axis=1)
-    for outputs in both(dtype, x, rows_of(20)):
+    for outputs in both(dtype, x, rows_of(20), folder):
         assert outputs["best"].tolist() == wanted.tolist()
         assert outputs["after"].tolist() == [8] * 20
 
 
-def test_a_row_ends_at_its_end_or_after_a_stop_token():
+def test_a_row_ends_at_its_end_or_after_a_stop_token(folder):
     x = np.tile(np.arange(64, dtype=np.float32) % 40, (4, 1))
     rows = rows_of(4)
     rows["position"][1], rows["end"][2] = -1, 8
     rows["stop"][0, 39], rows["stop"][3] = 38, 39
-    for outputs in both("float32", x, rows):
+    for outputs in both("float32", x, rows, folder):
         assert outputs["best"].tolist() == [39, -1, 39, 39]
         assert outputs["after"].tolist() == [8, -1, -1, -1]
 
@@ -75,13 +75,13 @@ def rows_of(rows):
     return given | {"stop": np.full((rows, 40), -1, np.int32)}
 
 
-def both(dtype, x, rows):
+def both(dtype, x, rows, folder):
     """The outputs of both backends."""
     graph, given = argmax(1, dtype=dtype), rows | {"x": x}
     count, columns = x.shape
     dims = {"rows": count, "columns": columns, "stops": rows["stop"].shape[1]}
     yield simulate(schedule_static(graph), [given], dims).outputs[0]
-    yield Emulator(graph).run([given], dims)[0]
+    yield Emulator(graph, folder=folder).run([given], dims)[0]
 
 
 @graph_function
@@ -130,6 +130,8 @@ def test_of_equal_numbers_on_two_ranks_the_first_one_is_found(rng, folder):
             assert outputs[rank]["best"].tolist() == wanted.tolist()
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    "dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.exhaustive)]
+)
 def test_the_cuda_bodies_compile_without_spills(dtype):
     check_compiled(argmax(1, dtype=dtype))

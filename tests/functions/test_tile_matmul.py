@@ -44,6 +44,8 @@ def gated_program(folder) -> Emulator:
     return Emulator(graph, workers=2, folder=folder)
 
 
+# tests/functions/test_epilogue.py gates columns of each kind of tile.
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("number", GATED, ids=lambda n: str(SHAPES[n]))
 def test_each_shape_gates_its_columns(number, gated_program):
     smaller_than_a_half = (3, 8, 72)

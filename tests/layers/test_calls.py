@@ -137,6 +137,7 @@ REPEATED = {
 }
 
 
+@pytest.mark.mpi(max_size=2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_both_schedules_and_repeats_give_the_same_bits(kind, make, arrays):
     rows, hidden, inner, options = REPEATED[kind]
@@ -174,6 +175,7 @@ def test_one_program_serves_any_number_of_rows(kind, make, arrays, compiled):
     ("routing", "schedule"),
     first_always(zip(ROUTINGS, itertools.cycle(SCHEDULES), strict=False), 2),
 )
+@pytest.mark.mpi(max_size=2)
 @pytest.mark.parametrize("kind", MIXTURES)
 def test_tokens_are_routed_to_any_experts(kind, routing, schedule, make, world, rng):
     tokens = {"moe": 290, "moe few tokens": FEW_TOKENS}.get(kind, 33)

@@ -23,7 +23,7 @@ def folder(tmp_path, rng):
 
 
 @ONE_RANK
-@pytest.mark.parametrize("steps", [1, 4])
+@pytest.mark.parametrize("steps", [4, pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_requests_that_join_and_leave_do_not_change_others(
     folder, rng, one_rank, steps
 ):

@@ -67,7 +67,13 @@ def forbidden(*_: Any) -> Any:
     raise AssertionError("compiled, or proved")
 
 
-@pytest.mark.parametrize("changes", [{}, EXPERTS], ids=["dense", "experts"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({}, marks=pytest.mark.mpi(min_size=2), id="dense"),
+        pytest.param(EXPERTS, marks=pytest.mark.mpi(max_size=1), id="experts"),
+    ],
+)
 def test_a_model_with_a_bundle_compiles_and_proves_nothing(
     changes, tmp_path, world, uncompiled, rng, monkeypatch
 ):

@@ -192,7 +192,7 @@ def check_ids(program: Emulator, given: Any, dims: dict[str, int]) -> None:
 )
 def test_the_cuda_bodies_agree_in_any_order(schedule, rng, folder, kernels):
     options = {"schedule": schedule, "folder": folder, "kernels": kernels}
-    emulator = Emulator(decoder(), workers=4, **options)
+    emulator = Emulator(decoder(), workers=2, **options)
     model = draw_model(rng, QWEN, 2)
     for seed, counts in enumerate(EMULATED):
         rows = [(r, at) for r, count in enumerate(counts) for at in range(count)]

@@ -70,7 +70,7 @@ def test_sizes_are_numbers_in_the_arguments(sizes, schedule):
     assert not re.search(r"\b(5120|25600|151936|4096)\b", source.text)
 
 
-FEW_LAYERS, MANY_LAYERS = 2, 20
+FEW_LAYERS, MANY_LAYERS = 2, 6
 STEPS = [[1], [2, 1, 2], [63, 1, 64], [1, 1, 90]]
 """Rows of each request in each step."""
 MIXTURE = Mixture(16, 4, normalizes=True)

@@ -24,9 +24,13 @@ def folder(tmp_path, rng):
     return make_model(tmp_path, rng)
 
 
-@pytest.fixture
-def model(folder, one_rank):
-    with load(folder, batch=2, positions=32, page_size=16, world=one_rank) as model:
+@pytest.fixture(scope="module")
+def model(tmp_path_factory, world):
+    """One for all tests: what is refused changes nothing."""
+    if world.size > 1:
+        pytest.skip("for one rank")
+    folder = make_model(tmp_path_factory.mktemp("model"), np.random.default_rng(3))
+    with load(folder, batch=2, positions=32, page_size=16, world=world) as model:
         yield model
 
 

@@ -81,7 +81,7 @@ def check_logits(folder: Any, config: ModelConfig, ids: Any, logits: Any) -> Non
     [
         (2, 1, True),
         (3, 6, False),
-        (4, 2, True),
+        pytest.param(4, 2, True, marks=pytest.mark.exhaustive),
         pytest.param(2, 2, False, marks=pytest.mark.exhaustive),
         pytest.param(3, 1, False, marks=pytest.mark.exhaustive),
         pytest.param(4, 4, False, marks=pytest.mark.exhaustive),
@@ -118,7 +118,7 @@ def test_all_ranks_have_equal_ids_of_the_largest_logits(
 def test_the_bits_of_logits_depend_on_the_number_of_ranks(tmp_path, rng):
     folder = split_model(tmp_path, rng, 12)
     config, ids, bits = read_config(folder), rng.integers(576, size=5), set()
-    for ranks in (1, 2, 3, 4):
+    for ranks in (1, 2):
         parts = [Part(rank, ranks) for rank in range(ranks)]
         given = [given_on(folder, config, ids, part) for part in parts]
         plan = SCHEDULES["static"](graph_of(config, ranks))
@@ -126,7 +126,7 @@ def test_the_bits_of_logits_depend_on_the_number_of_ranks(tmp_path, rng):
         logits = np.concatenate([one["logits"] for one in found], axis=1)
         check_logits(folder, config, ids, logits)
         bits.add(logits.tobytes())
-    assert len(bits) == 4
+    assert len(bits) == 2
 
 
 @pytest.mark.parametrize(
@@ -143,10 +143,10 @@ def test_the_cuda_bodies_agree_in_any_order(ranks, schedule, tmp_path, rng, fold
     parts = [Part(rank, ranks) for rank in range(ranks)]
     given = [given_on(model, config, ids, part) for part in parts]
     graph = graph_of(config, ranks)
-    program = Emulator(graph, schedule=schedule, workers=4, folder=folder)
+    program = Emulator(graph, schedule=schedule, workers=2, folder=folder)
     dims, first = dims_of(config, ranks, len(ids)), None
     for seed in range(2):
-        found = program.run(given, dims, seed=seed, runs=1 + seed)
+        found = program.run(given, dims, seed=seed)
         logits = np.concatenate([one["logits"] for one in found], axis=1)
         check_logits(model, config, ids, logits)
         for one in found:

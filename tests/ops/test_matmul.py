@@ -8,6 +8,7 @@ import etc_dist.ops.matmul as module
 from etc_dist import Matmul
 from etc_dist.errors import ArgumentError
 from etc_dist.ops.matmul_policy import SHAPES
+from tests.conftest import first_always
 
 pytestmark = pytest.mark.mpi
 
@@ -26,10 +27,13 @@ def test_random_values_come_close_to_fp32(m, dtype, w_layout, make, problem, rng
     assert p.error(p.out) < TOLERANCE[dtype]
 
 
+SIZES = first_always([(70, 520, 200), (3, 8, 8), (300, 1304, 584)], 2)
+
+
 # All tiles of the program, at sizes with several of them and tails of M, N and K.
 @pytest.mark.mpi(max_size=1)
 @pytest.mark.parametrize("shape", range(len(SHAPES)))
-@pytest.mark.parametrize(("m", "n", "k"), [(70, 520, 200), (3, 8, 8), (300, 1304, 584)])
+@pytest.mark.parametrize(("m", "n", "k"), SIZES)
 def test_all_tiles_sum_small_integers_exactly(
     shape, m, n, k, make, problem, monkeypatch
 ):
