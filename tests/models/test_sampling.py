@@ -62,7 +62,7 @@ def test_ids_of_a_step_have_the_probabilities_of_its_logits(folder, one_rank):
                     count=1,
                     sampling=[Sampling(0.5, seed=n * 128 + r) for r in range(128)],
                 )[0]
-                for n in range(20)
+                for n in range(4)
             ]
         )
         logits = model.logits
