@@ -167,7 +167,7 @@ def test_rows_that_a_bin_does_not_expect_are_found():
 def test_epilogues_of_examples_fit_their_numpy_halves(name, few):
     made = graph(name, 1, **few)
     emulator = Emulator(made)
-    for rows in (8, 150):
+    for rows in (8, 152):
         check_epilogue(made, emulator, rows)
 
 
