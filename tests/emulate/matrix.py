@@ -127,7 +127,7 @@ CASES = {
     ),
     "sum, kn": Case(
         partial(matmul_reduce_scatter_graph, 2, w_layout="kn"),
-        lambda: matmul_reduce_scatter(200, "kn"),
+        lambda: matmul_reduce_scatter(100, "kn"),
         DYNAMIC,
     ),
     "sum, few rows": Case(
@@ -141,7 +141,7 @@ CASES = {
         lambda: matmul_reduce_scatter(600),
         NEVER,
     ),
-    "sum in fp32": Case(partial(float_partials_graph, 2), lambda: float_partials(200)),
+    "sum in fp32": Case(partial(float_partials_graph, 2), lambda: float_partials(100)),
     "gather": Case(partial(all_gather_matmul_graph, 2), all_gather_matmul),
     "loops": Case(partial(turned_layers, 1), turned, NEVER),
     "sent": Case(partial(sent_at_once, 2), lambda: numbers(2)),

@@ -27,6 +27,7 @@ from tests.models.test_decoder_sizes import MOST_BYTES, QWEN_32B
 from tests.models.test_model import expect_best
 
 PAGE, POSITIONS = 16, 32
+TWO = pytest.mark.mpi(min_size=2, max_size=2)
 SIZES = {"num_attention_heads": 12, "intermediate_size": 192, "vocab_size": 576}
 """That 2, 3 and 4 ranks can split."""
 
@@ -161,13 +162,13 @@ def folder_of_world(world, tmp_path, rng):
     return split_model(tmp_path, rng, 2 if world.size == 4 else world.size)
 
 
-@pytest.mark.mpi(max_size=4)
+@pytest.mark.mpi(min_size=2, max_size=4)
 @pytest.mark.parametrize(
     ("schedule", "steps"),
     [
         ("static", 1),
-        pytest.param("dynamic", 1, marks=pytest.mark.mpi(max_size=2)),
-        pytest.param("static", 3, marks=pytest.mark.mpi(max_size=2)),
+        pytest.param("dynamic", 1, marks=TWO),
+        pytest.param("static", 3, marks=TWO),
     ],
 )
 def test_all_ranks_generate_the_same_text(schedule, steps, folder_of_world, world, rng):
