@@ -100,7 +100,7 @@ def test_the_cuda_bodies_agree_in_any_order(
     own = parts[0].config(config)
     weights = [load_weights(tmp_path, config, "bfloat16", part) for part in parts]
     graph = decoder_graph(ranks, sizes=own.sizes(16), shapes=SHAPES, best_columns=64)
-    emulator = Emulator(graph, schedule=schedule, workers=2, folder=folder)
+    emulator = Emulator(graph, schedule=schedule, workers=4, folder=folder)
     plain = Plain(tmp_path, config)
     for seed, (counts, shape) in enumerate(steps):
         step, dims = step_of(own, counts, shape, rng)
