@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import etc_dist.ops.matmul as module
 from etc_dist import MLP, AllGatherMatmul, Matmul, MatmulReduceScatter, MoE
 from etc_dist.errors import ArgumentError
+from etc_dist.ops.matmul_policy import SHAPES
 from tests.ops.arrays import cancelling
 
 pytestmark = pytest.mark.mpi
@@ -31,7 +33,7 @@ OPERATIONS = {
 """The operation, its options, and whether a rank passes its own rows alone."""
 
 
-# NumPy may round a row's products differently with another number of rows.
+# NumPy rounds a row's products differently with another number of rows.
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_a_row_has_the_same_bits_for_any_number_of_rows(name, world, arrays, rng, make):
@@ -46,6 +48,26 @@ def test_a_row_has_the_same_bits_for_any_number_of_rows(name, world, arrays, rng
         found.append(arrays.get(op(given, w))[0])
     for row in found[1:]:
         np.testing.assert_array_equal(row, found[0])
+
+
+# The tensor cores add in one order, whichever rows and columns a tile has.
+@pytest.mark.gpu
+@pytest.mark.mpi(max_size=1)
+def test_all_tiles_that_add_k_in_its_order_give_the_same_bits(
+    arrays, rng, make, monkeypatch
+):
+    x, w = map(arrays.put, cancelling(rng, 300, HIDDEN, 1000))
+    op, found = make(Matmul), {}
+    for number, shape in enumerate(SHAPES):
+        monkeypatch.setattr(module, "choose", lambda *_, in_order, n=number: n)
+        rows = x[: 300 - number].copy()  # another call, which chooses again
+        if shape.k_parts == 1:
+            found[str(shape)] = arrays.get(op(rows, w))
+    least = 300 - len(SHAPES)
+    [first, *others] = found
+    for name in others:
+        same = found[name][:least] == found[first][:least]
+        assert same.all(), f"{name} and {first} differ"
 
 
 @pytest.mark.gpu
