@@ -6,7 +6,7 @@ No logic is generated: all control flow is in `kernels/`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,7 +44,7 @@ from etc_dist.errors import CodegenError
 from etc_dist.ir.call import RANK, Call
 from etc_dist.ir.event import EventRef
 from etc_dist.ir.expr import Const, Symbol
-from etc_dist.ir.function import FORWARD, TENSOR, TRANSFER
+from etc_dist.ir.function import FORWARD, TENSOR, TRANSFER, DeviceFunction
 from etc_dist.ir.tensor import Tensor
 from etc_dist.schedule.loops import Item, Loop
 from etc_dist.schedule.plan import QUEUE, STRIDED, TICKET, Lane, Plan
@@ -56,6 +56,8 @@ ELEMENTS = {
     "int32": "i32",
     "float8_e4m3fn": "e4m3",
 }
+TASK_MEMBERS = {"Coord", "c", "g", "running", "scratch", "sync", "thread", "threads"}
+"""What kernels/worker/task.cuh adds to the members of a call."""
 MAX_WORLD = 32
 """A worker has one word with a bit for each peer that has started."""
 ENTRY = "etc_dist_program"
@@ -111,6 +113,7 @@ def generate(plan: Plan, *, trace: bool = False, check: bool = True) -> Source:
     _check_roles(plan)
     functions = [c.function for c in calls]
     functions += [f.epilogue for f in functions if f.epilogue is not None]
+    _check_sources(functions)
     own = sorted({str(function.source) for function in functions})
     users = tuple(Path(s) for s in own if Path(s).is_absolute())
     constants = _constants(plan, calls, trace)
@@ -286,7 +289,7 @@ def _call(plan: Plan, lane: Lane, call: Call, number: int, arguments: Arguments)
 def _check_names(call: Call, constants: Mapping[str, int]) -> None:
     """Refuse constants of a device function, or of its epilogue, that would replace
     others."""
-    known = set(constants)
+    known = {*constants, *TASK_MEMBERS}
     for function in (call.function, call.function.epilogue):
         if function is None:
             continue
@@ -299,6 +302,22 @@ def _check_names(call: Call, constants: Mapping[str, int]) -> None:
                 fix="rename these constants",
             )
         known |= set(function.constants)
+
+
+def _check_sources(functions: Iterable[DeviceFunction]) -> None:
+    """Refuse two CUDA bodies of one name: where their files have equal include guards,
+    the compiler would take the first one for both."""
+    sources: dict[str, str] = {}
+    for function in functions:
+        source = str(function.source)
+        if sources.setdefault(function.name, source) != source:
+            raise CodegenError(
+                f"two device functions are named {function.name}",
+                where=f"{function.name} of {source}",
+                wanted="one CUDA body of each name in a graph",
+                got=f"another one in {sources[function.name]}",
+                fix="rename one of them, and the struct in its file",
+            )
 
 
 def _numbers(plan: Plan, call: Call) -> list[str]:

@@ -40,12 +40,22 @@ def test_a_matmul_that_reads_early_is_refused():
     assert error.wanted == "no reads_before_wait= of a function with roles="
 
 
-def test_a_constant_does_not_replace_a_generated_one():
+@pytest.mark.parametrize("name", ["kFreeWaits", "threads"])
+def test_a_constant_does_not_replace_a_name_of_generated_code(name):
     graph = GRAPHS["user"]
     call = graph.calls[0]
-    function = replace(call.function, constants={"kMine": 1, "kFreeWaits": 0})
+    function = replace(call.function, constants={"kMine": 1, name: 0})
     error = refused(replace(graph, calls=(replace(call, function=function),)))
-    assert error.got == "kFreeWaits"
+    assert error.got == name
+
+
+def test_two_cuda_bodies_of_one_name_are_refused():
+    graph = GRAPHS["user"]
+    call = graph.calls[0]
+    other = replace(call.function, source="/elsewhere/other.cuh")
+    second = replace(call, name="second", function=other)
+    error = refused(replace(graph, calls=(*graph.calls, second)))
+    assert error.what == f"two device functions are named {call.function.name}"
 
 
 @pytest.mark.parametrize(
