@@ -16,13 +16,16 @@ from etc_dist.models.experts import MOST_CHOICES, MOST_EXPERTS, Mixture
 from etc_dist.models.sizes import DecoderSizes
 
 QWEN_MOE, MIXTRAL = "Qwen3MoeForCausalLM", "MixtralForCausalLM"
+LLAMA = "LlamaForCausalLM"
 ARCHITECTURES = {
-    "LlamaForCausalLM": False,
+    LLAMA: False,
     "Qwen3ForCausalLM": True,
     QWEN_MOE: True,
     MIXTRAL: False,
 }
 """The models, and whether they normalize each query and key."""
+STOPS = {LLAMA: 2, MIXTRAL: 2}
+"""The defaults of eos_token_id in transformers, of models that have one."""
 ROPES = ("default", "linear", "llama3", "factors")
 
 ROPE_KEYS = {
@@ -200,7 +203,7 @@ def parse_config(given: Mapping[str, Any], path: Path) -> ModelConfig:
         rope_base=number("rope_theta", rope.get("rope_theta", base)),
         rope=rope,
         is_tied=given.get("tie_word_embeddings") is True,
-        stop_tokens=_stop_tokens(given.get("eos_token_id"), path),
+        stop_tokens=_stop_tokens(given.get("eos_token_id", STOPS.get(name)), path),
         mixture=_mixture(name, given, size),
     )
     _check_variants(given, found, path)

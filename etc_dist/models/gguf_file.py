@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from etc_dist.errors import ArgumentError
-from etc_dist.models.config import QWEN_MOE, ModelConfig, parse_config
+from etc_dist.models.config import LLAMA, QWEN_MOE, ModelConfig, parse_config
 from etc_dist.models.experts import Mixture
 from etc_dist.models.extras import extra_module
 from etc_dist.models.part import WHOLE, Part
 from etc_dist.models.weights import stack_weights
 
 ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
+    "llama": LLAMA,
     "qwen3": "Qwen3ForCausalLM",
     "qwen3moe": QWEN_MOE,
 }

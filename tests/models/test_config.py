@@ -53,6 +53,20 @@ def test_mixtral_has_another_base_without_one(tmp_path):
     assert write(tmp_path, **MIXTRAL, rope_theta=None).rope_base == 1e6
 
 
+@pytest.mark.parametrize(
+    ("architecture", "stops"), [("LlamaForCausalLM", (2,)), ("Qwen3ForCausalLM", ())]
+)
+def test_a_file_without_stop_tokens_has_those_of_its_architecture(
+    architecture, stops, tmp_path
+):
+    write(tmp_path, architectures=[architecture])
+    path = tmp_path / "config.json"
+    given = json.loads(path.read_text())
+    del given["eos_token_id"]
+    path.write_text(json.dumps(given))
+    assert read_config(tmp_path).stop_tokens == stops
+
+
 def test_scaled_rotations_are_slower(tmp_path):
     plain = write(tmp_path).cos_sin(2)[1]
     linear = write(tmp_path, rope_scaling={"type": "linear", "factor": 4})
