@@ -23,8 +23,10 @@ ONE = Const(1)
 
 @dataclass(frozen=True)
 class Axis:
-    """A region along one axis: its first index, its size, the tensor's extent."""
+    """A region along one axis: its first index, its size, the tensor's extent. `kept`:
+    the axis was not indexed by one number."""
 
+    kept: bool
     start: Expr
     size: Expr
     extent: Expr
@@ -99,7 +101,10 @@ def _layout(name: str) -> str:
 
 def _axes(region: Region, derived: Mapping[str, Expr]) -> list[Axis]:
     parts = zip(region.start, region.size, region.tensor.shape, strict=True)
-    return [Axis(*(substitute(e, derived) for e in part)) for part in parts]
+    return [
+        Axis(kept, *(substitute(e, derived) for e in part))
+        for part, kept in zip(parts, region.kept, strict=True)
+    ]
 
 
 def _faults(
@@ -171,7 +176,7 @@ def _extent_faults(wanted: Extent, axis: Axis, names: dict[str, Expr]) -> Iterat
     if wanted.size is not None:
         fits = fits and all(
             interval(size, {}) == (wanted.size, wanted.size)
-            or replace(axis, size=size).reaches_end
+            or (wanted.clipped and replace(axis, size=size).reaches_end)
             for size in alternatives(axis.size)
         )
     if wanted.name:
@@ -186,12 +191,24 @@ def _extent_faults(wanted: Extent, axis: Axis, names: dict[str, Expr]) -> Iterat
             "" if known == axis.size else f", where another {wanted.name} is {known}"
         )
         yield f"size {axis.size}{other}"
+    elif wanted.size is not None and not wanted.clipped:
+        yield from _cut_off(axis)
     if wanted.not_empty and (axis.start.is_loaded or axis.size.is_loaded):
         yield f"from {axis.start}, which may be empty, as its place is loaded"
     if not is_multiple(axis.start, wanted.begins):
         yield f"from {axis.start}"
     if wanted.of is not None and axis.extent != Const(wanted.of):
         yield f"of {axis.extent}"
+
+
+def _cut_off(axis: Axis) -> Iterator[str]:
+    """The faults of a region that its tensor must not clip: at given dims the proof
+    finds them, unless places are loaded."""
+    surplus = op("-", op("+", axis.start, axis.size), axis.extent)
+    if axis.start.is_loaded and axis.kept:
+        yield f"from {axis.start}, where it may be clipped, as its place is loaded"
+    elif interval(surplus, {})[0] > 0:
+        yield f"size {axis.size} from {axis.start}, clipped at {axis.extent}"
 
 
 def _refused(

@@ -26,7 +26,7 @@ def choose_experts(routing: Routing) -> DeviceFunction:
         words = np.bitwise_or.reduce(bits << token[:, None], axis=0)
         chosen[...] = words.view(np.int32)
 
-    rows = Extent(BLOCK, name="rows")
+    rows = Extent(BLOCK, name="rows", clipped=True)
     tile = {
         0: Operand((rows, routing.experts), "float32"),
         1: Operand((rows, routing.top_k), "int32"),

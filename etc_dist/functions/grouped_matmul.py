@@ -140,5 +140,5 @@ def thin_float(dtype: str) -> DeviceFunction:
     fp32. On the GPU a tile has 128 rows and columns, but at the edges, and k is all of
     the operands' or a share that ends after a multiple of 128."""
     boxes = {0: ROW_BOX, 1: WEIGHT_BOX}
-    tile = _tile(dtype, Extent(THIN, name="rows"), THIN, "float32")
+    tile = _tile(dtype, Extent(THIN, name="rows", clipped=True), THIN, "float32")
     return _grouped("thin_float", dtype, _multiply, 2, boxes, tile, thin=True)

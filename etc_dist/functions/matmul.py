@@ -56,7 +56,7 @@ def _multiply_gated(x: Any, gate: Any, up: Any, y: Any) -> None:
 
 DEPTH = Extent(name="k", multiple=STAGE_K, not_empty=True)
 ROWS, COLUMNS, HALF_COLUMNS = (
-    Extent(size, name=name)
+    Extent(size, name=name, clipped=True)
     for size, name in ((TILE, "rows"), (TILE, "columns"), (TILE // 2, "columns"))
 )
 

@@ -31,7 +31,10 @@ def sum_slots(dtype: str) -> DeviceFunction:
     every = Extent(name="world", whole=True)
     rows = Extent(PIECE_ROWS, begins=PIECE_ROWS, of=TILE)
     columns = Extent(PIECE_COLUMNS, begins=PIECE_COLUMNS, of=TILE)
-    piece = PIECE_ROWS, Extent(PIECE_COLUMNS, begins=8)
+    piece = (
+        Extent(PIECE_ROWS, clipped=True),
+        Extent(PIECE_COLUMNS, begins=8, clipped=True),
+    )
     return DeviceFunction(
         name="sum_slots",
         body=_sum_slots,

@@ -21,7 +21,8 @@ WORLD = "world"
 class Extent:
     """The size of a region along one axis. All given conditions must hold.
 
-    size: exactly this many elements, or fewer where the tensor ends.
+    size: exactly this many elements.
+    clipped: or fewer than `size`, where the tensor ends.
     most: at most this many.
     multiple: a multiple of this, or up to the tensor's end.
     begins: the region begins at a multiple of this; 0: at the tensor's first element.
@@ -40,6 +41,7 @@ class Extent:
     whole: bool = False
     of: int | None = None
     not_empty: bool = False
+    clipped: bool = False
 
     def __str__(self) -> str:
         terms = [] if self.size is None else [str(self.size)]
@@ -52,6 +54,7 @@ class Extent:
         terms += ["the whole axis"] * self.whole
         terms += [] if self.of is None else [f"of {self.of}"]
         terms += ["not empty"] * self.not_empty
+        terms += ["clipped at the edge"] * self.clipped
         return " ".join(terms) or "any"
 
 

@@ -1,4 +1,5 @@
-"""The operands of one task: sizes that must be equal, and regions that must be apart.
+"""The operands of one task: sizes that must be equal or complete, and regions that must
+be apart.
 
 Code generation compares sizes as expressions (`codegen/tiles.py`). A region that the
 edge of its tensor clips is smaller, which only the numbers of a shape show.
@@ -15,7 +16,7 @@ import numpy as np
 
 from etc_dist.errors import GraphError
 from etc_dist.ir.expr import Const, Expr
-from etc_dist.ir.operand import WORLD
+from etc_dist.ir.operand import WORLD, Extent
 from etc_dist.ir.tensor import Region
 from etc_dist.verify.enumeration import Array, Block, Enumeration, Mask, rows, task_name
 from etc_dist.verify.unchecked import missing
@@ -50,6 +51,9 @@ class _Operands:
         for one, other in self.equal_axes():
             if self.axis(*one) != self.axis(*other) and self.known(one[0], other[0]):
                 self.compare(one, other, tally)
+        for axis, size in self.exact_axes():
+            if self.known(axis[0]):
+                self.measure(axis, size, tally)
         writes = range(len(self.call.reads), len(self.regions))
         for n in (n for n, operand in self.tile.items() if operand.apart):
             for write in writes:
@@ -64,15 +68,28 @@ class _Operands:
         region = self.regions[n]
         return region.start[k], region.size[k], region.tensor.shape[k]
 
-    def equal_axes(self) -> Iterator[tuple[Axis, Axis]]:
-        """Pairs of axes of different operands that must have equal sizes."""
-        named: dict[str, list[Axis]] = {}
+    def declared(self) -> Iterator[tuple[Axis, Extent]]:
+        """The axes with their extents."""
         for n, operand in self.tile.items():
             extents = operand.extents or ()
             front = len(self.regions[n].start) - len(extents)
             for k, extent in enumerate(extents, front) if front >= 0 else ():
-                if extent.name and extent.name != WORLD:
-                    named.setdefault(extent.name, []).append((n, k))
+                yield (n, k), extent
+
+    def exact_axes(self) -> Iterator[tuple[Axis, int]]:
+        """Axes with a size that the edge of a tensor must not clip."""
+        for axis, extent in self.declared():
+            cut = self.regions[axis[0]].kept[axis[1]] and not extent.clipped
+            if cut and extent.size is not None:
+                yield axis, extent.size
+
+    def equal_axes(self) -> Iterator[tuple[Axis, Axis]]:
+        """Pairs of axes of different operands that must have equal sizes."""
+        named: dict[str, list[Axis]] = {}
+        for axis, extent in self.declared():
+            if extent.name and extent.name != WORLD:
+                named.setdefault(extent.name, []).append(axis)
+        for n, operand in self.tile.items():
             if operand.like is not None:
                 yield from self.like(operand.like, n)
         for axes in named.values():
@@ -120,6 +137,22 @@ class _Operands:
             fix = "clip both regions at the same index, or write the rest elsewhere"
             fault = Fault(GraphError, text, fix, int(bad.size))
             tally.add(("sizes", self.call.name, one, other), fault)
+
+    def measure(self, axis: Axis, size: int, tally: Tally) -> None:
+        """NOTE: the CPU backend also runs regions of other sizes."""
+        low, own, extent = map(self.block.values, self.axis(*axis))
+        bad = np.flatnonzero((own == size) & (low + own > extent))
+        bad = bad[self.runs[bad]] if bad.size else bad
+        if bad.size:
+            t = int(bad[0])
+            has = max(int(extent[t] - low[t]), 0)
+            text = (
+                f"{task_name(self.block, t)} has {has} of {size} along axis {axis[1]} "
+                f"of {self.regions[axis[0]]}, which must be complete"
+            )
+            fix = "make the tensor larger, or give tasks only complete regions"
+            fault = Fault(GraphError, text, fix, int(bad.size))
+            tally.add(("complete", self.call.name, axis), fault)
 
     def separate(self, n: int, write: int, tally: Tally) -> None:
         boxes, ranks = [], []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,22 +11,35 @@ import pytest
 from etc_dist.codegen import generate
 from etc_dist.codegen.tiles import check_tiles
 from etc_dist.errors import CodegenError
+from etc_dist.functions.add_experts_norm import add_experts_norm
+from etc_dist.functions.append_kv import PagedCache, append_kv
+from etc_dist.functions.attend import attend
 from etc_dist.functions.best_column import best_column, best_on_rank
+from etc_dist.functions.check_rows import check_rows
 from etc_dist.functions.choose_experts import choose_experts
+from etc_dist.functions.combine_rows import combine_rows
 from etc_dist.functions.combine_slices import combine_slices
+from etc_dist.functions.down_token import down_token
 from etc_dist.functions.epilogue import residual, store, swiglu
+from etc_dist.functions.gate_up_token import gate_up_token
 from etc_dist.functions.grouped_matmul import (
     grouped_float,
     grouped_gated,
     grouped_store,
     thin_float,
 )
+from etc_dist.functions.locate_rows import locate_rows
 from etc_dist.functions.matmul import matmul_gated, matmul_send, matmul_store
+from etc_dist.functions.pick_token import pick_token
+from etc_dist.functions.plan_tiles import plan_tiles
 from etc_dist.functions.push_rows import push_rows
+from etc_dist.functions.push_tokens import push_tokens
+from etc_dist.functions.route_rows import route_rows
 from etc_dist.functions.routing import Routing
-from etc_dist.functions.sample_column import sample_column
+from etc_dist.functions.sample_column import least_kept, sample_column
 from etc_dist.functions.score_experts import score_experts
-from etc_dist.functions.sum_ranks import sum_ranks
+from etc_dist.functions.share_choices import share_choices
+from etc_dist.functions.sum_ranks import sum_expert_ranks, sum_ranks
 from etc_dist.functions.sum_slots import sum_slots
 from etc_dist.functions.tile_matmul import Tiles, TileShape
 from etc_dist.ir import (
@@ -88,7 +102,7 @@ def test_the_tile_of_a_matmul_is_fixed(size):
         "call matmul_send: operand 0 does not fit the tile of matmul_send on a GPU"
     )
     assert error.where == f"call matmul_send reads x[d, i * {size} +: {size}, :]"
-    assert "256 rows, k a multiple of 64 not empty], bfloat16" in error.wanted
+    assert "256 rows clipped at the edge, k a multiple of 64 not" in error.wanted
     assert error.got == f"axis 1: size {size}"
 
 
@@ -261,7 +275,8 @@ def tiles_of(epilogue: Any) -> Any:
     return made
 
 
-OF_8 = Routing(8, 2, True, "bfloat16")
+OF_8, SPLIT = (Routing(8, 2, True, "bfloat16", split=split) for split in (False, True))
+PAGED = PagedCache(64, 16, norm_eps=1e-6)
 # Each function with the sizes of its operands: dims by name, with at most this many
 # elements in a region. A capital letter stands for another dim of the same size.
 ALIKE = {
@@ -285,6 +300,32 @@ ALIKE = {
         "m,c m,5 m m m,1 m,1",
         {},
     ),
+    "kept": (least_kept("bfloat16"), "1,c 1,5 1", {}),
+    "check": (check_rows(16), "t,c m m t,k m m 5", {}),
+    "pick": (pick_token(OF_8), "1,8 1,2 1,2", {}),
+    "route": (route_rows(OF_8), "m,8 m m,2 m,2 m,2 t,2", {"m": 128}),
+    "share": (share_choices(OF_8), "8,1 m,2 m,2 8,1 m,2 m,2", {}),
+    "locate": (locate_rows(OF_8), "m,2 8,1 8,1 8 m,2", {"m": 32}),
+    "plan": (plan_tiles(OF_8), "8 t 8 m m m m", {}),
+    "push": (push_tokens(OF_8), "m,n m,2 t m,n", {}),
+    "combine": (combine_rows(OF_8), "m,2 m,2 t,n m,n", {}),
+    "add": (add_experts_norm(OF_8, 1e-6), "1,2 1,2 t,n 1,n n 1,n 1,n", {}),
+    "up": (gate_up_token(OF_8), "1,k 1,8 8,n,k 8,n,k 8,c,k 1,2,n", {}),
+    "down": (down_token(OF_8), "1,2 1,2 1,2,k 8,n,k 8,c,k 1,n", {}),
+    "sum": (sum_expert_ranks(SPLIT), "1,m,n m,2 m,n", {}),
+    "append": (append_kv(PAGED), "m,64 m,64 64 t,64 m m t,k t,2,1,16,64", {}),
+    "attend": (
+        attend(PAGED),
+        "1,c 64 t,64 1 1 t,k t,2,1,16,64 1,n,1,64 1,n,1,2",
+        {"c": 512},
+    ),
+}
+NUMBERS = {
+    "rank": ["first"],
+    "sample": ["first"],
+    "check": ["pages", "vocabulary"],
+    "route": ["tile_rows", "stride", "gathers"],
+    "attend": ["slices"],
 }
 
 
@@ -297,7 +338,7 @@ def of_sizes(g: Graph, *, name: str, shapes: str) -> None:
     regions = []
     for n, shape in enumerate(shapes.split()):
         axes = shape.split(",")
-        operand = function.tile[n]
+        operand = function.tile.get(n, Operand())
         tensor = g.local(
             f"t{n}",
             [dims[a] if a in dims else int(a) for a in axes],
@@ -309,10 +350,11 @@ def of_sizes(g: Graph, *, name: str, shapes: str) -> None:
             for a, limit in zip(axes, limits, strict=True)
         ]
         regions.append(tensor[tuple(index)])
-    numbers = {"first": 0} if name in ("rank", "sample") else {}
+    function = replace(function, reads_before_wait=())  # there is no wait
+    numbers = dict.fromkeys(NUMBERS.get(name, []), 1)
     g.call(
         function,
-        g.grid(j=1),
+        g.grid(j=1, s=1),
         name="call",
         reads=regions[: function.reads],
         writes=regions[function.reads :],
@@ -336,3 +378,40 @@ def test_sizes_that_a_function_takes_from_another_operand_must_be_equal(name):
         error = caught.value
         assert {"of_M", "of_N"} & set(re.findall(r"\w+", error.got))
         assert ", where another " in error.got
+
+
+@pytest.mark.parametrize("name", [n for n in ALIKE if re.search("[2-9]", ALIKE[n][1])])
+def test_sizes_that_a_function_has_as_constants_must_be_complete(name):
+    shapes = ALIKE[name][1]
+    for found in re.finditer(r"\b([2-9]|[1-9]\d+)\b", shapes):
+        fewer = str(int(found[0]) - 1)
+        wrong = shapes[: found.start()] + fewer + shapes[found.end() :]
+        with pytest.raises(CodegenError, match="does not fit the tile of") as caught:
+            check_tiles(of_sizes(1, name=name, shapes=wrong))
+        assert f": size {fewer}" in caught.value.got
+
+
+@graph_function
+def picks(g: Graph, *, place: str, experts: int = 8) -> None:
+    m, e = g.dims("m e")
+    at = g.input("at", (1,), "int32")
+    logits = g.local("logits", (m, e if place == "dim" else experts), "float32")
+    ids, weights = (g.local(t[:3], (m, 2), t) for t in ("int32", "float32"))
+    places = {"tile": tile(0, 8), "loaded": span(at.load(0), 8)}
+    (i,) = grid = g.grid(i=m)
+    reads = [logits[i, places.get(place, slice(None))]]
+    writes = [ids[i, :], weights[i, :]]
+    g.call(pick_token(OF_8), grid, name="call", reads=reads, writes=writes)
+
+
+@pytest.mark.parametrize(
+    "graph, got",
+    [
+        (picks(1, place="tile", experts=4), "size 8 from 0, clipped at 4"),
+        (picks(1, place="dim"), "size e"),
+        (picks(1, place="loaded", experts=16), "as its place is loaded"),
+    ],
+)
+def test_a_region_that_may_be_clipped_has_no_size_of_a_constant(graph, got):
+    assert refused(graph).got.endswith(got)
+    assert "pick_token" in source_of(picks(1, place="tile"))

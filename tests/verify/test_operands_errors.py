@@ -1,4 +1,4 @@
-"""Operands of one task that overlap, or that the edges of tensors clip differently."""
+"""Operands of one task that overlap, or that the edges of tensors clip."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import pytest
 from etc_dist.errors import GraphError
 from etc_dist.functions.add_partials import add_partials
 from etc_dist.functions.matmul import matmul_store
+from etc_dist.functions.pick_token import pick_token
 from etc_dist.functions.push_rows import push_rows
+from etc_dist.functions.routing import Routing
 from etc_dist.ir import Graph, GraphFunction, ceildiv, graph_function, tile
 from etc_dist.schedule import schedule_static
 from etc_dist.verify.verify import verify
@@ -71,3 +73,26 @@ def test_regions_of_equal_sizes_that_are_clipped_differently_are_refused(
     with pytest.raises(GraphError, match="has 16 along .* which must be equal"):
         prove(graph, n=16, m=m)
     prove(graph, n=m, m=m)
+
+
+@graph_function
+def picks(g: Graph) -> None:
+    n, e = g.dims("n e")
+    logits = g.input("logits", (n, e), "float32")
+    ids, weights = (g.output(t[:3], (n, 2), t) for t in ("int32", "float32"))
+    i, j = grid = g.grid(i=n, j=ceildiv(e, 8))
+    to = tile(i, 1), tile(j, 2)
+    g.call(
+        pick_token(Routing(8, 2, True, "bfloat16")),
+        grid,
+        reads=[logits[tile(i, 1), tile(j, 8)]],
+        writes=[ids[to], weights[to]],
+    )
+
+
+def test_region_that_is_smaller_than_the_constant_of_a_function_is_refused() -> None:
+    prove(picks(1), n=3, e=8)
+    with pytest.raises(GraphError) as caught:
+        prove(picks(1), n=3, e=6)
+    assert "has 6 of 8 along axis 1 of logits[i +: 1, j * 8 +: 8]" in str(caught.value)
+    assert "2 more like it" in str(caught.value)
