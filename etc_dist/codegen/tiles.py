@@ -67,12 +67,24 @@ def check_tiles(graph: GraphFunction) -> None:
     for call in graph.calls:
         regions = (*call.reads, *call.writes)
         axes = [_axes(region, derived) for region in regions]
-        names: dict[str, Expr] = {WORLD: Const(graph.world_size)}
+        names = {**_names(call, axes), WORLD: Const(graph.world_size)}
         for n, operand in call.function.tile.items():
             faults = list(_faults(operand, n, regions, axes, names))
             if faults:
                 raise _refused(call, n, regions[n], operand, faults)
     _check_layouts(graph)
+
+
+def _names(call: Call, axes: list[list[Axis]]) -> dict[str, Expr]:
+    """The sizes of extents by name: of each, the first one."""
+    names: dict[str, Expr] = {}
+    for n, operand in call.function.tile.items():
+        extents = operand.extents or ()
+        front = max(len(axes[n]) - len(extents), 0)
+        for extent, axis in zip(extents, axes[n][front:], strict=False):
+            if not extent.is_scaled:
+                names.setdefault(extent.name, axis.size)
+    return names
 
 
 def _check_layouts(graph: GraphFunction) -> None:
@@ -179,19 +191,20 @@ def _extent_faults(wanted: Extent, axis: Axis, names: dict[str, Expr]) -> Iterat
             or (wanted.clipped and replace(axis, size=size).reaches_end)
             for size in alternatives(axis.size)
         )
-    if wanted.name:
-        fits = fits and names.setdefault(wanted.name, axis.size) == axis.size
+    known = axis.size
+    if wanted.name and wanted.per is None:
+        base, times = names.get(wanted.name, ONE), Const(wanted.times)
+        known = op("*", base, times)
+        fits = fits and axis.size in (known, op("*", times, base))
     fits = fits and all(
         is_multiple(size, wanted.multiple) or replace(axis, size=size).reaches_end
         for size in alternatives(axis.size)
     )
     if not fits or (wanted.whole and not axis.is_whole):
-        known = names.get(wanted.name, axis.size)
-        other = (
-            "" if known == axis.size else f", where another {wanted.name} is {known}"
-        )
-        yield f"size {axis.size}{other}"
-    elif wanted.size is not None and not wanted.clipped:
+        factor = f"{wanted.times} *" if wanted.times > 1 else "another"
+        other = f", where {factor} {wanted.name} is {known}"
+        yield f"size {axis.size}{other if known != axis.size else ''}"
+    elif wanted.is_exact:
         yield from _cut_off(axis)
     if wanted.not_empty and (axis.start.is_loaded or axis.size.is_loaded):
         yield f"from {axis.start}, which may be empty, as its place is loaded"

@@ -67,8 +67,11 @@ def attend(
             sums[row] = weights @ values
             stats[row] = np.stack([largest, weights.sum(axis=1)], axis=1)
 
+    queries = Extent(
+        most=HEADS * paged.head_dim, begins=8, name="group", times=paged.head_dim
+    )
     reads = {
-        "q": Operand((1, Extent(most=HEADS * paged.head_dim, begins=8)), paged.element),
+        "q": Operand((1, queries), paged.element),
         **paged.operands(1),
         "cache": paged.pages,
     }

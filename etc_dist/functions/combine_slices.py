@@ -30,6 +30,7 @@ def combine_slices(head_dim: int, dtype: str) -> DeviceFunction:
         y[...] = total.reshape(y.shape).astype(y.dtype)
 
     slices = Extent(name="slices", whole=True)
+    columns = Extent(begins=8, name="heads", times=head_dim)
     return DeviceFunction(
         name="combine_slices",
         body=body,
@@ -41,6 +42,6 @@ def combine_slices(head_dim: int, dtype: str) -> DeviceFunction:
         tile={
             0: Operand(("rows", "heads", slices, head_dim), "float32"),
             1: Operand(("rows", "heads", slices, 2), "float32"),
-            2: Operand(("rows", Extent(begins=8)), two_byte(dtype)),
+            2: Operand(("rows", columns), two_byte(dtype)),
         },
     )

@@ -19,7 +19,7 @@ import numpy as np
 
 from etc_dist.errors import GraphError, expect_type
 from etc_dist.functions.matmul import silu
-from etc_dist.ir import DeviceFunction, Extent, Operand
+from etc_dist.ir import DeviceFunction, Expr, Extent, Operand
 from etc_dist.ir.function import TENSOR
 
 PER_ELEMENT, PER_COLUMN, PER_ROW = "per element", "per column", "per row"
@@ -51,8 +51,11 @@ class Epilogue:
         """Whether it reduces the rows of strips."""
         return PER_ROW in self.writes
 
-    def operands(self, y_dtype: str) -> tuple[list[Operand], list[Operand]]:
-        """The regions of the further reads, and of y and the further writes."""
+    def operands(
+        self, y_dtype: str, strip: Expr | None = None
+    ) -> tuple[list[Operand], list[Operand]]:
+        """The regions of the further reads, and of y and the further writes. strip:
+        columns of y in a strip."""
         rows, columns = Extent(name="rows"), Extent(name="columns", begins=8)
         reads = {
             PER_ELEMENT: Operand((rows, columns), leading=True),
@@ -60,7 +63,8 @@ class Epilogue:
             PER_ROW: Operand((rows,), leading=True),
         }
         y = Operand((rows, columns), self.dtype or y_dtype, leading=True)
-        writes = {**reads, PER_ROW: Operand((None, rows), leading=True)}
+        strips = Extent(name="columns", per=strip)
+        writes = {**reads, PER_ROW: Operand((strips, rows), leading=True)}
         if self.mirrors:
             place = 1 + self.weights + len(self.reads)  # that of y
             writes[PER_ELEMENT] = replace(y, mirrors=place)

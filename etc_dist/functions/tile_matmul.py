@@ -253,7 +253,9 @@ class Tiles:
             Operand((size, depth), element, leading=True, apart=True)
             for size in ("rows", "columns")
         )
-        reads, writes = epilogue.operands(element)
+        gated = epilogue.gated
+        strip = self.strip_columns(gated=gated) if epilogue.reduces else None
+        reads, writes = epilogue.operands(element, strip)
         operands = [x, *[w] * len(weights), *reads, *writes]
         return DeviceFunction(
             name="tile_matmul",

@@ -150,6 +150,7 @@ class DeviceFunction:
     def __post_init__(self) -> None:
         _check_types(self)
         _check_operands(self)
+        _check_names(self)
         _check_constants(self)
         _check_body(self)
         for name in ("boxes", "constants", "tile"):
@@ -254,6 +255,21 @@ def _check_operands(made: DeviceFunction) -> None:
                 got=str(positions),
                 fix="count operands from 0: first reads, then writes",
             )
+
+
+def _check_names(made: DeviceFunction) -> None:
+    """A multiple or a part of a named extent needs an operand with this extent."""
+    extents = [e for operand in made.tile.values() for e in operand.extents or ()]
+    names = {e.name for e in extents if not e.is_scaled}
+    bad = [str(e) for e in extents if e.is_scaled and not (e.name and e.name in names)]
+    if bad:
+        raise GraphError(
+            f"tile= of {made} has a multiple or a part of an unknown extent",
+            where=str(made),
+            wanted="times= or per= with the name of an extent that has none of them",
+            got=", ".join(bad),
+            fix="give the extent that is multiplied or divided the same name",
+        )
 
 
 def is_name(text: str) -> bool:

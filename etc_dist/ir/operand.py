@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from etc_dist.errors import GraphError, expect_type
+from etc_dist.ir.expr import Expr
 from etc_dist.ir.tensor import DTYPES
 
 WORLD = "world"
@@ -27,6 +28,9 @@ class Extent:
     multiple: a multiple of this, or up to the tensor's end.
     begins: the region begins at a multiple of this; 0: at the tensor's first element.
     name: equal to all extents of this name in the call; "world": the number of ranks.
+    times: this many times the extents of the name without it.
+    per: one element for each `per` of theirs, or fewer at the end. This is checked at
+    the dims of a run.
     whole: the region covers the axis.
     of: the extent of the tensor itself along the axis.
     not_empty: the region has elements, unless the task writes nothing. This is checked
@@ -42,10 +46,24 @@ class Extent:
     of: int | None = None
     not_empty: bool = False
     clipped: bool = False
+    times: int = 1
+    per: Expr | int | None = None
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the size is a number that the tensor's edge must not clip."""
+        return self.name == WORLD or (self.size is not None and not self.clipped)
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether the size is that of its name times or divided by a number."""
+        return self.times != 1 or self.per is not None
 
     def __str__(self) -> str:
         terms = [] if self.size is None else [str(self.size)]
-        terms += [self.name] * bool(self.name)
+        factor = f"{self.times} * " if self.times > 1 else ""
+        divisor = "" if self.per is None else f" / ({self.per})"
+        terms += [f"{factor}{self.name}{divisor}"] * bool(self.name)
         terms += [] if self.most is None else [f"at most {self.most}"]
         terms += [f"a multiple of {self.multiple}"] * (self.multiple > 1)
         if self.begins != 1:

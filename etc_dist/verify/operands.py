@@ -15,14 +15,14 @@ from itertools import pairwise
 import numpy as np
 
 from etc_dist.errors import GraphError
-from etc_dist.ir.expr import Const, Expr
+from etc_dist.ir.expr import Const, Expr, wrap
 from etc_dist.ir.operand import WORLD, Extent
 from etc_dist.ir.tensor import Region
 from etc_dist.verify.enumeration import Array, Block, Enumeration, Mask, rows, task_name
 from etc_dist.verify.unchecked import missing
 from etc_dist.verify.violations import Fault, Tally
 
-ONE = Const(1)
+ONE, EQUAL = Const(1), Extent()
 Axis = tuple[int, int]
 """An operand by position, and one of its axes."""
 
@@ -35,22 +35,24 @@ def check_operands(tasks: Enumeration, given: Container[str]) -> list[Fault]:
         if block.count and block.call.function.tile:
             # Expressions without a value have been reported.
             with suppress(ArithmeticError, IndexError):
-                _Operands(block, given).check(tally)
+                _Operands(block, given, tasks.plan.graph.world_size).check(tally)
     return tally.faults()
 
 
 class _Operands:
     """The operands of all tasks of a block."""
 
-    def __init__(self, block: Block, given: Container[str]):
+    def __init__(self, block: Block, given: Container[str], world: int):
         self.block, self.call, self.given = block, block.call, given
+        self.world = world
         self.regions = (*block.call.reads, *block.call.writes)
         self.tile = block.call.function.tile
 
     def check(self, tally: Tally) -> None:
-        for one, other in self.equal_axes():
-            if self.axis(*one) != self.axis(*other) and self.known(one[0], other[0]):
-                self.compare(one, other, tally)
+        for one, other, extent in self.equal_axes():
+            same = not extent.is_scaled and self.axis(*one) == self.axis(*other)
+            if not same and self.known(one[0], other[0]):
+                self.compare(one, other, extent, tally)
         for axis, size in self.exact_axes():
             if self.known(axis[0]):
                 self.measure(axis, size, tally)
@@ -79,21 +81,24 @@ class _Operands:
     def exact_axes(self) -> Iterator[tuple[Axis, int]]:
         """Axes with a size that the edge of a tensor must not clip."""
         for axis, extent in self.declared():
-            cut = self.regions[axis[0]].kept[axis[1]] and not extent.clipped
-            if cut and extent.size is not None:
-                yield axis, extent.size
+            if extent.is_exact and self.regions[axis[0]].kept[axis[1]]:
+                yield axis, self.world if extent.size is None else extent.size
 
-    def equal_axes(self) -> Iterator[tuple[Axis, Axis]]:
-        """Pairs of axes of different operands that must have equal sizes."""
+    def equal_axes(self) -> Iterator[tuple[Axis, Axis, Extent]]:
+        """Pairs of axes of different operands that must have equal sizes, or of which
+        the second one is scaled as its extent says."""
         named: dict[str, list[Axis]] = {}
         for axis, extent in self.declared():
-            if extent.name and extent.name != WORLD:
+            if extent.name and extent.name != WORLD and not extent.is_scaled:
                 named.setdefault(extent.name, []).append(axis)
         for n, operand in self.tile.items():
             if operand.like is not None:
-                yield from self.like(operand.like, n)
+                yield from ((*axes, EQUAL) for axes in self.like(operand.like, n))
         for axes in named.values():
-            yield from pairwise(axes)
+            yield from ((*pair, EQUAL) for pair in pairwise(axes))
+        for axis, extent in self.declared():
+            if extent.is_scaled and extent.name in named:
+                yield named[extent.name][0], axis, extent
 
     def like(self, one: int, other: int) -> Iterator[tuple[Axis, Axis]]:
         """Pairs of the axes of two operands, without those of one element."""
@@ -121,19 +126,22 @@ class _Operands:
             runs |= (high > low).all(axis=0)
         return runs
 
-    def compare(self, one: Axis, other: Axis, tally: Tally) -> None:
+    def compare(self, one: Axis, other: Axis, extent: Extent, tally: Tally) -> None:
         sizes = []
-        for n, k in (one, other):
-            low, high = self.box(self.regions[n])
-            sizes.append(high[k] - low[k])
-        bad = np.flatnonzero((sizes[0] != sizes[1]) & self.runs)
+        for axis in (one, other):
+            low, size, end = map(self.block.values, self.axis(*axis))
+            sizes.append(np.maximum(np.minimum(size, end - low), 0))
+        per = self.block.values(wrap(1 if extent.per is None else extent.per))
+        bad = np.flatnonzero(-(-sizes[0] * extent.times // per) != sizes[1])
+        bad = bad[self.runs[bad]] if bad.size else bad
         if bad.size:
             t = int(bad[0])
             has = " and ".join(
                 f"{size[t]} along axis {k} of {self.regions[n]}"
                 for size, (n, k) in zip(sizes, (one, other), strict=True)
             )
-            text = f"{task_name(self.block, t)} has {has}, which must be equal"
+            must = f"be {extent}" if extent.is_scaled else "be equal"
+            text = f"{task_name(self.block, t)} has {has}, which must {must}"
             fix = "clip both regions at the same index, or write the rest elsewhere"
             fault = Fault(GraphError, text, fix, int(bad.size))
             tally.add(("sizes", self.call.name, one, other), fault)

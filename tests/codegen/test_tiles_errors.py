@@ -205,6 +205,15 @@ def test_slots_must_be_those_of_all_ranks():
     assert refused(graph).got == "bfloat16; axis 0: size 2, where another world is 1"
 
 
+def test_slots_of_fewer_ranks_are_refused():
+    def index(i: Any, m: Any, slots: Tensor, y: Tensor) -> list[Region]:
+        return [slots[1:3, tile(i, 32), :], y[tile(i, 32), :]]
+
+    shapes = (2, None, 64), (None, 64)
+    graph = one_call(sum_ranks("bfloat16"), shapes, index, world=2)
+    assert refused(graph).got == "axis 0: size 2 from 1, clipped at 2"
+
+
 def test_a_users_function_declares_its_tile():
     tile_of_f = {
         0: Operand((Extent(most=64), "n"), "float32"),
@@ -292,7 +301,7 @@ ALIKE = {
     "experts": (grouped_gated("bfloat16"), "t,k c,k c,k m m,c", {"m": 256, "c": 256}),
     "score": (score_experts(OF_8), "m,k n,k m,n", {"m": 32, "n": 32}),
     "choose": (choose_experts(OF_8), "m,8 m,2 m,2 8,1", {"m": 32}),
-    "slices": (combine_slices(64, "bfloat16"), "m,h,n,64 m,h,n,2 m,c", {"m": 8}),
+    "slices": (combine_slices(64, "bfloat16"), "m,h,n,64 m,h,n,2 m,64h", {"m": 8}),
     "best": (best_column("bfloat16"), "m,c m,1 m,1", {}),
     "rank": (best_on_rank(256), "m,n m,n m,1 m,1", {}),
     "sample": (
@@ -316,8 +325,8 @@ ALIKE = {
     "append": (append_kv(PAGED), "m,64 m,64 64 t,64 m m t,k t,2,1,16,64", {}),
     "attend": (
         attend(PAGED),
-        "1,c 64 t,64 1 1 t,k t,2,1,16,64 1,n,1,64 1,n,1,2",
-        {"c": 512},
+        "1,256 64 t,64 1 1 t,k t,2,1,16,64 1,4,1,64 1,4,1,2",
+        {},
     ),
 }
 NUMBERS = {
@@ -333,15 +342,20 @@ NUMBERS = {
 def of_sizes(g: Graph, *, name: str, shapes: str) -> None:
     made, _, most = ALIKE[name]
     function, values = (made, {}) if isinstance(made, DeviceFunction) else made(g)
-    letters = "chkmntMN"
+    letters = "chkmntHMN"
     dims = dict(zip(letters, g.dims(" ".join(f"of_{a}" for a in letters)), strict=True))
     regions = []
+
+    def size(text: str) -> Any:
+        digits, letter = re.fullmatch(r"(\d*)([a-zA-Z]?)", text).groups()
+        return int(digits or 1) * (dims[letter] if letter else 1)
+
     for n, shape in enumerate(shapes.split()):
         axes = shape.split(",")
         operand = function.tile.get(n, Operand())
         tensor = g.local(
             f"t{n}",
-            [dims[a] if a in dims else int(a) for a in axes],
+            [size(a) for a in axes],
             operand.dtype[0] if operand.dtype else "bfloat16",
         )
         limits = [most.get(a.lower()) for a in axes]
@@ -363,8 +377,8 @@ def of_sizes(g: Graph, *, name: str, shapes: str) -> None:
 
 
 def misfits(shapes: str) -> list[str]:
-    """The shapes with another dim in place of one m or n."""
-    places = [i for i, letter in enumerate(shapes) if letter in "mn"]
+    """The shapes with another dim in place of one h, m or n."""
+    places = [i for i, letter in enumerate(shapes) if letter in "hmn"]
     return [shapes[:i] + shapes[i].upper() + shapes[i + 1 :] for i in places]
 
 
@@ -376,8 +390,8 @@ def test_sizes_that_a_function_takes_from_another_operand_must_be_equal(name):
         with pytest.raises(CodegenError, match="does not fit the tile of") as caught:
             check_tiles(of_sizes(1, name=name, shapes=wrong))
         error = caught.value
-        assert {"of_M", "of_N"} & set(re.findall(r"\w+", error.got))
-        assert ", where another " in error.got
+        assert {"of_H", "of_M", "of_N"} & set(re.findall(r"\w+", error.got))
+        assert re.search(", where (another|64 \\*) ", error.got)
 
 
 @pytest.mark.parametrize("name", [n for n in ALIKE if re.search("[2-9]", ALIKE[n][1])])
@@ -388,7 +402,9 @@ def test_sizes_that_a_function_has_as_constants_must_be_complete(name):
         wrong = shapes[: found.start()] + fewer + shapes[found.end() :]
         with pytest.raises(CodegenError, match="does not fit the tile of") as caught:
             check_tiles(of_sizes(1, name=name, shapes=wrong))
-        assert f": size {fewer}" in caught.value.got
+        assert re.search(
+            f": size {fewer}|where 64 .* is {64 * int(fewer)}", caught.value.got
+        )
 
 
 @graph_function

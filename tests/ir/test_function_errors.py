@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from etc_dist.errors import GraphError
-from etc_dist.ir import DeviceFunction, Operand, device_function
+from etc_dist.ir import DeviceFunction, Extent, Operand, device_function
 
 
 def copy(x: Any, y: Any) -> None:
@@ -118,3 +118,12 @@ def test_a_device_function_is_not_pickled():
 def test_a_device_function_is_its_own_copy():
     function = made()
     assert deepcopy(function) is function
+
+
+def test_a_multiple_of_an_extent_that_is_not_declared_is_refused():
+    tile = {0: Operand(("m", Extent(name="n", times=64))), 1: Operand(("m", None))}
+    with pytest.raises(
+        GraphError, match="a multiple or a part of an unknown"
+    ) as caught:
+        DeviceFunction("f", print, "f.cuh", "tensor", 1, 1, tile=tile)
+    assert caught.value.got == "64 * n"

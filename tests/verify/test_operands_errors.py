@@ -8,10 +8,13 @@ import pytest
 
 from etc_dist.errors import GraphError
 from etc_dist.functions.add_partials import add_partials
+from etc_dist.functions.combine_slices import combine_slices
+from etc_dist.functions.epilogue import row_squares
 from etc_dist.functions.matmul import matmul_store
 from etc_dist.functions.pick_token import pick_token
 from etc_dist.functions.push_rows import push_rows
 from etc_dist.functions.routing import Routing
+from etc_dist.functions.tile_matmul import Tiles, TileShape
 from etc_dist.ir import Graph, GraphFunction, ceildiv, graph_function, tile
 from etc_dist.schedule import schedule_static
 from etc_dist.verify.verify import verify
@@ -96,3 +99,49 @@ def test_region_that_is_smaller_than_the_constant_of_a_function_is_refused() -> 
         prove(picks(1), n=3, e=6)
     assert "has 6 of 8 along axis 1 of logits[i +: 1, j * 8 +: 8]" in str(caught.value)
     assert "2 more like it" in str(caught.value)
+
+
+@graph_function
+def combined(g: Graph) -> None:
+    h, n = g.dims("h n")
+    sums = g.input("sums", (1, h, 4, 64), "float32")
+    stats = g.input("stats", (1, h, 4, 2), "float32")
+    y = g.output("y", (1, n), "bfloat16")
+    j, *_ = grid = g.grid(j=ceildiv(h, 2))
+    reads = [sums[:, tile(j, 2), :, :], stats[:, tile(j, 2), :, :]]
+    g.call(
+        combine_slices(64, "bfloat16"),
+        grid,
+        reads=reads,
+        writes=[y[:, tile(j, 128)]],
+    )
+
+
+def test_sizes_with_a_factor_are_compared() -> None:
+    prove(combined(1), h=3, n=192)
+    with pytest.raises(GraphError, match=r"has 1 along .* and 128 .* be 64 \* heads"):
+        prove(combined(1), h=3, n=256)
+
+
+@graph_function
+def squares(g: Graph) -> None:
+    m, n, strips = g.dims("m n strips")
+    x, w = g.input("x", (m, 64), "bfloat16"), g.input("w", (n, 64), "bfloat16")
+    y, sums = g.output("y", (m, n), "bfloat16"), g.output("s", (strips, m), "float32")
+    tiles = Tiles(g, "tile", 0, [TileShape(128, 128)])
+    i, j = grid = g.grid(i=ceildiv(m, 128), j=ceildiv(n, 128))
+    rows, columns = tile(i, 128), tile(j, 128)
+    g.call(
+        tiles.matmul("bfloat16", row_squares),
+        grid,
+        reads=[x[rows, :], w[columns, :]],
+        writes=[y[rows, columns], sums[tile(j, tiles.strips()), rows]],
+        values=tiles.values,
+    )
+
+
+def test_an_epilogue_has_a_number_for_each_strip_of_a_tile() -> None:
+    prove(squares(1), m=128, n=200, strips=4)
+    prove(squares(1), m=128, n=136, strips=3)
+    with pytest.raises(GraphError, match=r"has 72 along .* and 1 .* be columns / \(64"):
+        prove(squares(1), m=128, n=200, strips=3)
