@@ -28,8 +28,8 @@ ETC_DEVICE Waiter group_waiter(const Run<Program>& run, i32 group) {
 
 // Orders this thread's reads before its writes to the words and slots of a call's groups. At system
 // scope if one of the call's waits can be met by peers.
-template <class Call, class Program>
-ETC_DEVICE void fence_groups(const Run<Program>&) {
+template <class Call>
+ETC_DEVICE void fence_groups() {
   ptx::fence_acq_rel<Call::kWaitsForPeers>();
 }
 
@@ -198,7 +198,7 @@ ETC_DEVICE void push(const Run<Program>& run, i32 owner, u32 bits, const i32 (&g
   if (Call::kWaits > 1 && units > kFewUnits) {
     // NOTE: lanes store for each other, so each needs the acquires of the others.
     __syncwarp();
-    fence_groups<Call>(run);
+    fence_groups<Call>();
   }
   fill_slots<Call>(run, owner, at.x, 0, units, lanes, group);
   if constexpr (Call::kInPasses) {
@@ -265,7 +265,7 @@ ETC_DEVICE void mark_groups(
   }
   if constexpr (Call::kWaits > 1) {
     if (!__any_sync(~0u, last != 0)) return;
-    fence_groups<Call>(run);
+    fence_groups<Call>();
   }
   push<Call, kCompletesEmpty>(run, owner, last, group);
 }

@@ -61,7 +61,7 @@ ETC_DEVICE void release(const Run<Program>& run, i32 owner, const Coord& element
   using Call = typename R::Call;
   // Groups that a lane checks together.
   constexpr int kCount = R::kInvertible || Call::kFreeWaits < Call::kWaits ? 1 : 4;
-  fence_groups<Call>(run);
+  fence_groups<Call>();
   const auto box = GroupBox<Call>::template of<R>(run.g, owner, element);
 #pragma unroll 1
   for (i32 first = 0; first < box.total; first += 32 * kCount) {
@@ -110,7 +110,7 @@ ETC_DEVICE void release_each(
       const i32 group[1] = {box.total > 0 ? box.group(0) : 0};
       const bool waits =
           is_common && box.total > 0 && R::element(run.g, common, group[0]) == index;
-      fence_groups<Call>(run);
+      fence_groups<Call>();
       mark_groups<Call, true>(run, common, u32(waits), group, 1u << R::kWait);
       is_met = is_met && !is_common;
     } else {

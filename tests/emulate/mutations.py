@@ -168,7 +168,7 @@ BROKEN = {
             "ptx::load_acquire<kPeersPush<Program>>(slot)": "ptx::load_relaxed(slot)",
         },
     },
-    "queue/release": {"queue": {"  fence_groups<Call>(run);": ""}},
+    "queue/release": {"queue": {"  fence_groups<Call>();": ""}},
     "queue/push": {
         "queue": {
             "ptx::store_relaxed(slots + u64(first + k) * 4, kEmptySlot);": "",
