@@ -6,12 +6,12 @@ from collections.abc import Callable
 from threading import Thread
 
 from etc_dist.errors import WorldError
-from etc_dist.world.processes import Backoff
+from etc_dist.world.processes import YIELDING_TO_GPU, Backoff
 
 
 def wait_until(is_done: Callable[[], bool], limit: float, gpu: str) -> None:
     """Poll `is_done`; WorldError naming `gpu` after `limit` seconds."""
-    backoff = Backoff(limit)
+    backoff = Backoff(limit, yielding=YIELDING_TO_GPU)
     while not is_done():
         if not backoff.pause():
             raise _timed_out(gpu, limit)

@@ -22,6 +22,9 @@ from etc_dist.world.memory import Backend
 
 YIELDING = 5e-3
 """Seconds for which a waiting rank yields before its first sleep."""
+YIELDING_TO_GPU = 1.0
+"""The same of a wait for a GPU: the sleeps would make a model's steps longer by up to a
+fiftieth."""
 LONGEST_SLEEP = 1e-3
 """Seconds; bounds the delay of a waiting rank."""
 CHECK_SECONDS = 0.2
@@ -47,9 +50,13 @@ class Backoff:
     """
 
     def __init__(
-        self, limit: float, find_lost: Callable[[], frozenset[int]] | None = None
+        self,
+        limit: float,
+        find_lost: Callable[[], frozenset[int]] | None = None,
+        yielding: float = YIELDING,
     ):
         self._limit = limit
+        self._yielding = yielding
         self._find_lost = find_lost
         self._since: float | None = None
         self._next_check = CHECK_SECONDS
@@ -67,7 +74,7 @@ class Backoff:
         if waited >= self._next_check:
             self._next_check = waited + CHECK_SECONDS
             self._check()
-        if waited < YIELDING:
+        if waited < self._yielding:
             # NOTE: time.sleep(0) costs tens of microseconds of timer set-up on Linux;
             # a plain yield costs half of one and still runs an oversubscribed peer.
             os.sched_yield()

@@ -52,6 +52,12 @@ def test_a_wait_without_end_names_the_gpu():
             wait(never, LIMIT, "GPU 3")
 
 
+def test_the_wait_for_a_step_of_a_model_does_not_sleep(monkeypatch):
+    monkeypatch.setattr("etc_dist.world.processes.time.sleep", pytest.fail)
+    end = time.monotonic() + 0.02  # four times as long as other waits yield
+    wait_until(lambda: time.monotonic() > end, limit=5.0, gpu="GPU 3")
+
+
 def test_a_call_that_ends_in_time_raises_what_it_raises():
     wait_for_call(lambda: None, LIMIT, "GPU 3")
     with pytest.raises(ZeroDivisionError):
