@@ -224,14 +224,15 @@ UNKNOWN = object()
 
 
 def identity(value: Any) -> Any:
-    """A cheap key: equal keys mean the same memory, shape, strides and dtype. None for
-    None; UNKNOWN for NumPy arrays and those of other libraries."""
+    """A cheap key: equal keys mean the same memory, shape, strides and dtype, and for
+    torch the same need of a gradient and of a negation. None for None; UNKNOWN for
+    NumPy arrays and those of other libraries."""
     if value is None:
         return None
     library = library_of(type(value))
     if library == "torch":
-        gradient = _needs_gradient(value)
-        return value.data_ptr(), value.shape, value.stride(), value.dtype, gradient
+        marks = _needs_gradient(value), value.is_neg()
+        return value.data_ptr(), value.shape, value.stride(), value.dtype, marks
     if library == "cupy":
         return value.data.ptr, value.shape, value.strides, value.dtype
     return UNKNOWN

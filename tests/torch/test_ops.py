@@ -81,6 +81,13 @@ def test_wrong_arguments_are_refused(group):
         ops.fused_matmul_reduce_scatter(x, x.t(), "sum", 0, "another")
 
 
+def test_a_negated_view_is_not_taken_for_the_remembered_tensor(group):
+    x, w, out = random(16, 8), random(24, 8), random(16, 24)
+    etc_dist.matmul(x, w, out=out)
+    with pytest.raises(ArgumentError, match="negation"):
+        etc_dist.matmul(torch._neg_view(x), w, out=out)
+
+
 def test_a_broken_world_is_replaced_by_another_over_its_group(group, monkeypatch):
     name, x = group.group_name, random(16, 8)
     broken = start(group.settings, process_group=torch.distributed.group.WORLD)
