@@ -86,6 +86,35 @@ class AllGather(Function):
         return grad_a, None, None, None, *grad_bs
 
 
+class GatherRows(Function):
+    """`gather_rows` with gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, group: str) -> Tensor:
+        ctx.group = group
+        return cast(Tensor, OPS.gather_rows(rows, group))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _scatter(grad, 0, ctx.group), None
+
+
+class ScatterRows(Function):
+    """The reverse of `GatherRows`: this rank's part of the sum over ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, group: str) -> Tensor:
+        ctx.group = group
+        functional = torch.ops._c10d_functional
+        size = size_of(group)
+        part = functional.reduce_scatter_tensor(whole, "sum", size, group)
+        return cast(Tensor, functional.wait_tensor(part))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _gather(grad, 0, ctx.group), None
+
+
 class Matmul(Function):
     """`matmul` with gradients."""
 
@@ -149,10 +178,8 @@ def _scatter(whole: Tensor, dim: int, group: str) -> Tensor:
     """This rank's part along `dim` of the sum over ranks."""
     if size_of(group) == 1:
         return whole
-    functional = torch.ops._c10d_functional
-    first = whole.movedim(dim, 0).contiguous()
-    part = functional.reduce_scatter_tensor(first, "sum", size_of(group), group)
-    return cast(Tensor, functional.wait_tensor(part).movedim(0, dim))
+    part = ScatterRows.apply(whole.movedim(dim, 0).contiguous(), group)
+    return cast(Tensor, part.movedim(0, dim))
 
 
 def _kernel(
@@ -183,6 +210,7 @@ def _register() -> None:
         (ops.matmul, Matmul.apply),
         (ops.mlp, partial(NoGradient.apply, OPS.mlp)),
         (ops.moe, partial(NoGradient.apply, OPS.moe)),
+        (ops.gather_rows, GatherRows.apply),
         (experts.moe_experts, partial(NoGradient.apply, OPS.moe_experts)),
     ):
         kernel = _kernel(function, apply)
