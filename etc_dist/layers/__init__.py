@@ -8,6 +8,7 @@ moe_graph.py         its graph on one rank and on many
 moe_few_tokens.py    its graph for decoding
 moe_steps.py         shared by these graphs
 sparse_block.py      weights of a Hugging Face block
+plain.py             whether a part of a model computes what its class says
 library.py           all programs of the library, for building ahead
 """
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from etc_dist.errors import ArgumentError
+from etc_dist.layers.plain import is_silu, oddity
 
 LINEARS = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
 """An expert's gate, up and down, as Qwen3-MoE and Mixtral name them."""
@@ -76,7 +77,7 @@ def read_sparse_block(block: Any) -> SparseBlock:
     ArgumentError where a part has another class or its own forward (an adapter, a
     quantised layer, a hook), since it may compute something else, and for biases and
     other activations than SiLU."""
-    if not _is_plain(block, BLOCKS):
+    if oddity(block, BLOCKS):
         wanted = f"a {', '.join(BLOCKS)} of transformers"
         raise _refusal(wanted, f"block: {_describe(block)}")
     gate, experts = getattr(block, "gate", None), getattr(block, "experts", None)
@@ -140,28 +141,14 @@ def _unsupported(gate: Any, experts: Any) -> Iterator[str]:
         linears = [n for names in LINEARS for n in names if hasattr(expert, n)]
         parts += [(f"{name}.{n}", getattr(expert, n), ("Linear",)) for n in linears]
     for name, part, classes in parts:
-        if not _is_plain(part, classes):
+        if oddity(part, classes):
             yield f"{name}: {_describe(part)}"
         if getattr(part, "bias", None) is not None:
             yield f"{name}.bias"
         activation = getattr(part, "act_fn", None)
-        known = getattr(activation, "__name__", type(activation).__name__).lower()
-        if activation is not None and not known.startswith(("silu", "swish")):
-            yield f"{name}.act_fn {known}"
-
-
-def _is_plain(part: Any, classes: Sequence[str]) -> bool:
-    """Whether `part` runs the forward of one of these classes, and nothing else."""
-    own = getattr(part, "__dict__", {})
-    hooks = ("forward", "_forward_hooks", "_forward_pre_hooks")
-    if any(own.get(name) for name in hooks):
-        return False
-    for base in type(part).__mro__:
-        if base.__name__ in classes:
-            return base.__module__.partition(".")[0] in ("torch", "transformers")
-        if "forward" in vars(base):
-            return False
-    return False
+        if activation is not None and not is_silu(activation):
+            text = getattr(activation, "__name__", type(activation).__name__).lower()
+            yield f"{name}.act_fn {text}"
 
 
 def _detached(tensor: Any) -> Any:

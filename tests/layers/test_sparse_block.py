@@ -25,13 +25,10 @@ EXPERTS, HIDDEN, INNER, TOP_K = 8, 40, 24, 2
 Weights = Any
 
 
-class SiLU:
-    """Named as in torch."""
-
-
 def part(kind: str, base: type = Part, **attributes: Any) -> Any:
     """An object whose class has this name, in torch or transformers."""
-    library = "torch.nn" if kind in ("Linear", "ModuleList") else "transformers.models"
+    of_torch = kind in ("Linear", "ModuleList", "SiLU")
+    library = "torch.nn" if of_torch else "transformers.models"
     made = type(kind, (base,), {"__module__": library, "forward": None})()
     vars(made).update(attributes)
     return made
@@ -45,7 +42,7 @@ def fused(weights: Weights, **options: Any) -> Any:
     """As transformers 5: the router has the parameters of routing."""
     router, gate_up, down = weights
     experts = part(
-        "Qwen3MoeExperts", gate_up_proj=gate_up, down_proj=down, act_fn=SiLU()
+        "Qwen3MoeExperts", gate_up_proj=gate_up, down_proj=down, act_fn=part("SiLU")
     )
     gate = part("Qwen3MoeTopKRouter", weight=router, top_k=TOP_K, **options)
     return part("Qwen3MoeSparseMoeBlock", gate=gate, experts=experts)
@@ -59,7 +56,7 @@ def listed(weights: Weights, names: tuple[str, ...], **options: Any) -> Any:
     for half, one in zip(halves, down, strict=True):
         weights = zip(names, (*half, one), strict=True)
         linears = {name: part("Linear", weight=w) for name, w in weights}
-        experts.append(part("Qwen3MoeMLP", act_fn=SiLU(), **linears))
+        experts.append(part("Qwen3MoeMLP", act_fn=part("SiLU"), **linears))
     gate = part("Linear", weight=router, bias=None)
     return part("MixtralSparseMoeBlock", gate=gate, experts=experts, **options)
 
@@ -196,8 +193,10 @@ def test_blocks_of_other_classes_are_refused(weights):
     error = refused(mlp)
     assert error.wanted.startswith("a Qwen3MoeSparseMoeBlock, Mixtral")
     assert error.got == "block: SimpleNamespace with down_proj, gate_proj, up_proj"
-    own = type("Routed", (type(fused(weights)),), {"forward": None})
-    assert refused(own(**vars(fused(weights)))).got.startswith("block: Routed with")
+    for name in ("Routed", "MixtralSparseMoeBlock"):  # also of the name of a known one
+        own = type(name, (type(fused(weights)),), {})
+        got = refused(own(**vars(fused(weights)))).got
+        assert got.startswith(f"block: {name} with")
 
 
 def test_experts_with_other_names_are_shown(weights):
@@ -226,7 +225,7 @@ def test_a_bias_of_the_router_is_refused(weights):
     assert refused(block).got == "gate.bias"
 
 
-@pytest.mark.parametrize("activation", ["GELU", "ClippedSiLU"])
+@pytest.mark.parametrize("activation", ["GELU", "ClippedSiLU", "SwishOfBeta"])
 def test_other_activations_are_refused(activation, weights):
     block = fused(weights)
     block.experts.act_fn = part(activation)
@@ -239,6 +238,7 @@ def test_other_activations_are_refused(activation, weights):
         ({"bias": np.zeros(INNER)}, "experts[3].up_proj.bias"),
         ({"forward": print}, "experts[3].up_proj: Linear with forward, weight"),
         ({"_forward_hooks": {0: print}}, "experts[3].up_proj: Linear with weight"),
+        ({"_backward_hooks": {0: print}}, "experts[3].up_proj: Linear with weight"),
     ],
 )
 def test_a_linear_that_may_compute_more_is_refused(change, got, weights):

@@ -1,0 +1,42 @@
+"""Whether a part of a model computes what its class says, and nothing else.
+
+No library is imported: parts are recognised by the names of their classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+LIBRARIES = ("torch", "transformers")
+HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+SILU = ("SiLU", "SiLUActivation")
+
+
+def oddity(part: Any, classes: Collection[str]) -> str:
+    """What is unlike a module of one of these classes of torch or transformers: its
+    class (an adapter, a quantised layer), its own forward, or hooks. Empty if the
+    module runs the forward of its class alone."""
+    kind, own = type(part), getattr(part, "__dict__", {})
+    if kind.__name__ not in classes or not _is_of_library(kind):
+        return f"the class {kind.__name__}"
+    forward = own.get("forward") or getattr(kind, "forward", None)
+    if "forward" in own or not _is_of_library(forward or kind):
+        return "another forward"
+    return "hooks" if any(own.get(name) for name in HOOKS) else ""
+
+
+def is_silu(activation: Any) -> bool:
+    """Whether this is the function SiLU, as a module or torch's function."""
+    if getattr(activation, "__name__", "") == "silu":
+        return _is_of_library(activation)
+    return not oddity(activation, SILU)
+
+
+def _is_of_library(thing: Any) -> bool:
+    return str(thing.__module__).partition(".")[0] in LIBRARIES
