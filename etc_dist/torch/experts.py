@@ -12,6 +12,7 @@ from etc_dist.compiler import compile
 from etc_dist.errors import ArgumentError
 from etc_dist.functions.routing import BLOCK
 from etc_dist.layers.moe_graph import chosen_experts_graph
+from etc_dist.layers.plain import is_silu
 from etc_dist.program import Program
 from etc_dist.torch import ops
 from etc_dist.torch.tensors import as_array, dtype_name
@@ -19,7 +20,14 @@ from etc_dist.world import World
 
 NAME = "etc_dist"
 """The name of the implementation in transformers."""
-PLAIN = {"has_bias": False, "is_transposed": False, "is_concatenated": True}
+PLAIN = {
+    "has_gate": True,
+    "has_bias": False,
+    "has_post_expert_norm": False,
+    "is_transposed": False,
+    "is_concatenated": True,
+    "_is_expert_parallel": False,
+}
 """Attributes of experts in transformers, and the values that are supported."""
 
 
@@ -27,7 +35,8 @@ def register_experts() -> None:
     """Register the experts implementation "etc_dist" of transformers 5, for
     `model.set_experts_implementation("etc_dist")`: `torch.ops.etc_dist.moe_experts` by
     the choices of the model's router. Each rank runs all experts. Experts with a bias,
-    another activation than SiLU or another layout raise ArgumentError at their call."""
+    another activation than SiLU, a gate or norm of their own, or another layout raise
+    ArgumentError at their call."""
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
     ALL_EXPERTS_FUNCTIONS.register(NAME, _experts_forward)
@@ -37,19 +46,13 @@ def _experts_forward(
     self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
 ) -> Tensor:
     """The experts of a block of transformers."""
-    activation = getattr(self, "act_fn", None)
-    text = getattr(activation, "__name__", type(activation).__name__).lower()
-    faults = [
-        f"{name} = {getattr(self, name)}"
-        for name, plain in PLAIN.items()
-        if getattr(self, name, plain) is not plain
-    ]
-    if faults or ("silu" not in text and "swish" not in text):
+    faults = _faults(self)
+    if faults:
         raise ArgumentError(
             "these experts are not supported",
             where=f"experts implementation {NAME!r}, {type(self).__name__}",
-            wanted="SiLU, and weights [E, 2 I, H] and [E, H, I] without bias",
-            got=", ".join([*faults, f"act_fn {text}"]),
+            wanted="silu(gate) * up, weights [E, 2 I, H] and [E, H, I], no bias, norm",
+            got=", ".join(faults),
             fix="use another implementation for this model",
         )
     return cast(
@@ -62,6 +65,27 @@ def _experts_forward(
             self.down_proj,
         ),
     )
+
+
+def _faults(experts: Any) -> list[str]:
+    """What these experts compute that `moe_experts` does not."""
+    from transformers.integrations import moe
+
+    others = [name for name in experts.__dict__ if name.startswith(("has_", "is_"))]
+    found = []
+    for name in dict.fromkeys((*PLAIN, *others)):
+        plain = PLAIN.get(name, False)
+        value = getattr(experts, name, plain)
+        if bool(value) is not plain:
+            found.append(f"{name} = {value}")
+    gate = getattr(experts, "_apply_gate", None)
+    if getattr(gate, "__func__", gate) is not getattr(moe, "_default_apply_gate", None):
+        found.append("_apply_gate of their own")
+    activation = getattr(experts, "act_fn", None)
+    if not is_silu(activation):
+        text = getattr(activation, "__name__", type(activation).__name__).lower()
+        found.append(f"act_fn {text}")
+    return found
 
 
 def moe_experts(
