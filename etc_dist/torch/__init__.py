@@ -7,6 +7,7 @@ Files, from the user down:
 
     vllm.py         a plug-in of vLLM
     replace.py      the blocks of a model of Hugging Face transformers
+    blocks.py       the blocks of transformers and linear layers that are known
     modules.py      tensor-parallel linear layers, the MLP, the mixture of experts
     experts.py      experts whose router is elsewhere, for transformers
     ops.py          the operations and their schemas

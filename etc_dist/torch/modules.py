@@ -11,6 +11,7 @@ from torch.distributed import ProcessGroup
 
 from etc_dist.errors import ArgumentError
 from etc_dist.layers.sparse_block import read_sparse_block
+from etc_dist.torch.blocks import check_linear, check_mlp
 from etc_dist.world import current
 
 OPS = torch.ops.etc_dist
@@ -92,7 +93,9 @@ class ColumnParallelLinear(_ParallelLinear):
         cls, linear: nn.Linear, *, group: Group = None, dim: int = 0
     ) -> Self:
         """This rank's shard of a whole nn.Linear: a copy on several ranks.
-        ArgumentError unless the number of ranks divides out_features."""
+        ArgumentError for other modules, adapters and hooks, and unless the number of
+        ranks divides out_features."""
+        check_linear(linear)
         ranks = ranks_of(group)
         own = _split(linear.weight.shape[0], ranks, "out_features")
         bias = linear.bias
@@ -110,7 +113,8 @@ class ColumnParallelLinear(_ParallelLinear):
 class RowParallelLinear(_ParallelLinear):
     """GEMM + Reduce-Scatter, as Megatron-LM's with sequence parallelism: of the sum
     over ranks of x [..., K / W] @ weight.T, each rank gets its part along `dim`, +
-    bias: [M, K / W] -> [M / W, N] with dim 0. bfloat16 or float16. With gradients.
+    bias: [M, K / W] -> [M / W, N] with dim 0. bfloat16 or float16. With gradients; that
+    of bias is summed over the ranks, whose rows all use it.
 
     weight [N, K / W] and the whole bias [N] are kept by reference."""
 
@@ -118,8 +122,10 @@ class RowParallelLinear(_ParallelLinear):
     def from_linear(
         cls, linear: nn.Linear, *, group: Group = None, dim: int = 0
     ) -> Self:
-        """This rank's shard of a whole nn.Linear: a copy on several ranks.
-        ArgumentError unless the number of ranks divides in_features."""
+        """This rank's shard of a whole nn.Linear, and its bias: on several ranks the
+        weight is a copy. ArgumentError for other modules, adapters and hooks, and
+        unless the number of ranks divides in_features."""
+        check_linear(linear)
         ranks = ranks_of(group)
         own = _split(linear.weight.shape[1], ranks, "in_features")
         weight = _parameter(linear.weight, linear.weight[:, own])
@@ -129,7 +135,11 @@ class RowParallelLinear(_ParallelLinear):
         y = OPS.fused_matmul_reduce_scatter(
             x, self.weight.t(), "sum", self.dim, self.ranks.name
         )
-        return y if self.bias is None else y + self.bias
+        if self.bias is None:
+            return y
+        shared = self.ranks.size > 1
+        bias = _OfAllRanks.apply(self.bias, self.ranks) if shared else self.bias
+        return y + bias
 
 
 class _Linear(nn.Module):
@@ -170,10 +180,11 @@ class MLP(nn.Module):
     def from_block(
         cls, block: nn.Module, *, group: Group = None, replicated: bool = False
     ) -> Self:
-        """This rank's shard of a block of transformers, a module with gate_proj,
-        up_proj and down_proj without bias: a copy on several ranks. ArgumentError
-        unless the number of ranks divides the inner size. The activation is not read.
-        """
+        """This rank's shard of a known MLP of transformers, with gate_proj, up_proj and
+        down_proj: a copy on several ranks. ArgumentError for other classes, adapters,
+        hooks, a bias and other activations than SiLU (blocks.py), and unless the number
+        of ranks divides the inner size."""
+        check_mlp(block)
         ranks = ranks_of(group)
         gate, up, down = (
             getattr(block, f"{part}_proj").weight for part in ("gate", "up", "down")
@@ -295,6 +306,19 @@ def _all_rows(part: Tensor, x: Tensor, ranks: Ranks) -> Tensor:
     return part[: x.shape[:-1].numel()].view(x.shape)
 
 
+class _OfAllRanks(torch.autograd.Function):
+    """A vector that all ranks use for rows of their own: its gradient is the sum."""
+
+    @staticmethod
+    def forward(ctx: Any, vector: Tensor, ranks: Ranks) -> Tensor:
+        ctx.ranks = ranks
+        return vector.view_as(vector)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _whole(grad[None], ctx.ranks).sum(0), None
+
+
 class _Part(torch.autograd.Function):
     """This rank's part of rows that are the same on all ranks, and so are their
     gradients."""
@@ -306,7 +330,7 @@ class _Part(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _whole(grad, ctx.ranks), None
+        return _Whole.apply(grad, ctx.ranks), None
 
 
 class _Whole(torch.autograd.Function):
@@ -319,7 +343,7 @@ class _Whole(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _part(grad, ctx.ranks), None
+        return _Part.apply(grad, ctx.ranks), None
 
 
 def _part(rows: Tensor, ranks: Ranks) -> Tensor:

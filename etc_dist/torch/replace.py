@@ -9,17 +9,17 @@ import torch
 from torch import nn
 
 from etc_dist.errors import ArgumentError, EtcDistError
+from etc_dist.torch.blocks import PROJECTIONS
 from etc_dist.torch.modules import MLP, Group, MoE
 
 Model = TypeVar("Model", bound=nn.Module)
 
-PROJECTIONS = "gate_proj", "up_proj", "down_proj"
 DTYPES = torch.bfloat16, torch.float16
 
 
 def replace(model: Model, *, group: Group = None, parallel: str = "tensor") -> Model:
     """Replace the MLPs and the mixtures of experts of a model of transformers: Llama,
-    Qwen3, Qwen3-MoE, Mixtral and those with the same blocks. Returns the model.
+    Qwen3, Qwen3-MoE, Mixtral and others with known blocks. Returns the model.
 
     Every rank passes the whole model, and runs it on the same tokens. On one rank the
     weights are kept by reference, and the names of parameters stay the same; on several
@@ -27,9 +27,10 @@ def replace(model: Model, *, group: Group = None, parallel: str = "tensor") -> M
     name; default: torch's default group. parallel: how experts are split over its
     ranks: "tensor" (a shard of each) or "expert" (some of them).
 
-    Raises ArgumentError, and changes nothing, if the model has no such block, or one
-    with a bias, another activation than SiLU, a dtype other than bfloat16 and float16,
-    or sizes that the ranks do not divide."""
+    Raises ArgumentError, and changes nothing, if the model has no such block, one of
+    another class or with an adapter, a quantised layer, a hook, a bias, another
+    activation than SiLU or another dtype than bfloat16 and float16, or if the ranks do
+    not divide its sizes."""
     found = list(_find(model))
     made: list[tuple[nn.Module, str, nn.Module]] = []
     for parent, name, block in found:
@@ -38,7 +39,6 @@ def replace(model: Model, *, group: Group = None, parallel: str = "tensor") -> M
                 block, parallel=parallel, group=group, replicated=True
             )
         else:
-            _check(block)
             new = MLP.from_block(block, group=group, replicated=True)
         _check_dtype(new)
         made.append((parent, name, new.train(block.training)))
@@ -57,22 +57,6 @@ def _find(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
             yield model, name, child
         else:
             yield from _find(child)
-
-
-def _check(block: nn.Module) -> None:
-    """Refuse an MLP that computes something else."""
-    faults = [
-        f"{part}.bias"
-        for part in PROJECTIONS
-        if getattr(getattr(block, part), "bias", None) is not None
-    ]
-    activation = getattr(block, "act_fn", None)
-    text = getattr(activation, "__name__", type(activation).__name__).lower()
-    if "silu" not in text and "swish" not in text:
-        faults.append(f"act_fn {text}")
-    if faults:
-        wanted = "MLPs with SiLU and without bias"
-        raise _refusal(wanted, f"{type(block).__name__} with {', '.join(faults)}")
 
 
 def _check_dtype(block: nn.Module) -> None:

@@ -114,6 +114,42 @@ def check_gradients_of_all_gather() -> None:
             assert_close(B.grad, rows(joined(A, dim)).t() @ rows(seen[1]))
 
 
+def check_gradients_of_gradients() -> None:
+    """As of a gradient penalty, summed over the ranks; compared with all ranks' parts
+    in one process."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    torch.manual_seed(0)
+    seen = (torch.randn(32, 24) / 4).to(BF16)
+    for kind in ("all_gather", "reduce_scatter"):
+        x, B = random(*((16, 16) if kind == "all_gather" else (32, 16))), random(16, 24)
+        if kind == "all_gather":
+            whole, (y,) = ops.fused_all_gather_matmul(x, [B], 0, name)
+            y = y + whole.square().sum(-1, keepdim=True)
+        else:
+            y = ops.fused_matmul_reduce_scatter(x, B, "sum", 0, name)
+        loss = (torch.tanh(y) * seen[: len(y)]).float().sum()
+        first = torch.autograd.grad(loss, (x, B), create_graph=True)
+        found = torch.autograd.grad(
+            sum(g.float().square().sum() for g in first), (x, B)
+        )
+
+        parts = [one.to(BF16) for p in (x, B) for one in joined(p).chunk(size)]
+        parts = [part.requires_grad_() for part in parts]
+        xs, Bs = parts[:size], parts[size:]
+        if kind == "all_gather":
+            whole = torch.cat(xs)
+            ys = [whole @ B + whole.square().sum(-1, keepdim=True) for B in Bs]
+        else:
+            total = sum(x @ B for x, B in zip(xs, Bs, strict=True))
+            ys = list(total.chunk(size))
+        loss = sum((torch.tanh(y) * seen[: len(y)]).float().sum() for y in ys)
+        first = torch.autograd.grad(loss, parts, create_graph=True)
+        squares = sum(g.float().square().sum() for g in first)
+        expected = torch.autograd.grad(squares, (xs[rank], Bs[rank]))
+        for one, other in zip(found, expected, strict=True):
+            assert_close(one, other)
+
+
 def check_adjoints() -> None:
     # Over all ranks, <reduce_scatter(A @ B), y> = <A, all_gather(y) @ B.T>.
     A, B, y = random(32, 16), random(16, 24, seed=1), random(16, 24, seed=2)
@@ -184,6 +220,7 @@ def check_linear_modules() -> None:
         dist.broadcast(parameter.data, 0)
     column = ColumnParallelLinear.from_linear(wide, dim=1)
     row = RowParallelLinear.from_linear(narrow, dim=1)
+    row.bias = nn.Parameter(row.bias.detach())  # with a gradient of its own
     x = random(2, 8, 32)
     y = row(nn.functional.silu(column(x)))
     whole = joined(x, 1).to(BF16)
@@ -193,7 +230,9 @@ def check_linear_modules() -> None:
     expected.sum().backward()
     own = slice(24 * dist.get_rank(), 24 * dist.get_rank() + 24)
     assert_close(column.weight.grad, wide.weight.grad[own])
+    assert_close(column.bias.grad, wide.bias.grad[own])
     assert_close(row.weight.grad, narrow.weight.grad[:, own])
+    assert_close(row.bias.grad, narrow.bias.grad)
 
 
 def tiny(kind: str, seed: int = 0, **changes: Any) -> nn.Module:

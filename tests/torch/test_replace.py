@@ -1,10 +1,18 @@
 """Models of transformers with replaced blocks, on one rank."""
 
+import ast
+import inspect
+from pathlib import Path
+
 import pytest
 import torch
+from torch import nn
+from torch.nn.utils import parametrizations
 
 import etc_dist.torch
 from etc_dist.errors import ArgumentError
+from etc_dist.torch import ColumnParallelLinear, MoE, RowParallelLinear
+from etc_dist.torch.blocks import MLPS
 from tests.torch.on_ranks import assert_close, tiny
 
 pytestmark = pytest.mark.torch
@@ -40,6 +48,109 @@ def test_models_that_compute_something_else_are_refused(group):
         etc_dist.torch.replace(torch.nn.Linear(2, 2))
 
 
+class Adapted(nn.Module):
+    """As PEFT's: it shows the weight and bias of its layer, and adds to its result."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.base_layer, self.weight, self.bias = layer, layer.weight, layer.bias
+
+    def forward(self, x):
+        return self.base_layer(x) + 1
+
+
+class Scaled(nn.Linear):
+    def forward(self, x):
+        return 3 * super().forward(x)
+
+
+def scaled(layer):
+    made = Scaled(layer.in_features, layer.out_features, bias=False)
+    made.weight = layer.weight
+    return made
+
+
+def hooked(part, kind="forward"):
+    getattr(part, f"register_{kind}_hook")(lambda *given: None)
+    return part
+
+
+def patched(part):
+    part.forward = lambda x: x
+    return part
+
+
+def with_another_weight(layer):
+    class Quantised(nn.Parameter):
+        pass
+
+    layer.weight = Quantised(layer.weight.detach())
+    return layer
+
+
+PARTS = {
+    "an adapter": (Adapted, "the class Adapted"),
+    "a subclass": (scaled, "the class Scaled"),
+    "a hook": (hooked, "hooks"),
+    "a hook of gradients": (lambda p: hooked(p, "full_backward"), "hooks"),
+    "a patched forward": (patched, "another forward"),
+    "a parametrization": (parametrizations.weight_norm, "the class Parametrized"),
+    "another weight": (with_another_weight, "a weight of Quantised"),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_linear_layers_that_may_compute_more_are_refused(name, group):
+    change, text = PARTS[name]
+    model = tiny("Llama")
+    mlp = model.model.layers[1].mlp
+    mlp.down_proj = change(mlp.down_proj)
+    with pytest.raises(ArgumentError, match=f"down_proj: {text}"):
+        etc_dist.torch.replace(model)
+    assert type(model.model.layers[0].mlp).__name__ == "LlamaMLP"
+    for kind in (ColumnParallelLinear, RowParallelLinear):
+        with pytest.raises(ArgumentError, match=text):
+            kind.from_linear(mlp.down_proj)
+
+
+@pytest.mark.parametrize("change", [hooked, patched])
+def test_blocks_that_may_compute_more_are_refused(change, group, monkeypatch):
+    for kind in ("Llama", "Mixtral"):
+        model = tiny(kind)
+        change(model.model.layers[0].mlp)
+        with pytest.raises(ArgumentError, match="hooks|another forward|block: Mixtral"):
+            etc_dist.torch.replace(model)
+    model = tiny("Mixtral").model.layers[0].mlp
+    change(model.experts.act_fn)
+    with pytest.raises(ArgumentError, match="experts.act_fn silu"):
+        MoE.from_block(model)
+    model = tiny("Llama")
+    monkeypatch.setattr(type(model.model.layers[0].mlp), "forward", lambda self, x: x)
+    with pytest.raises(ArgumentError, match="another forward"):
+        etc_dist.torch.replace(model)
+
+
+def test_known_blocks_compute_what_the_mlp_does():
+    import transformers
+
+    result = "self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))"
+    seen = set()
+    for file in Path(inspect.getfile(transformers)).parent.glob("models/*/modeling_*"):
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.ClassDef) and node.name in MLPS:
+                forward = (
+                    ast.unparse(node).partition("def forward")[2].partition("\n")[2]
+                )
+                forward = forward.replace("hidden_state", "x")
+                lines = [line.strip() for line in forward.splitlines()]
+                assert lines in (
+                    [f"down_proj = {result}", "return down_proj"],
+                    [f"return {result}"],
+                )
+                seen.add(node.name)
+    assert seen >= {"LlamaMLP", "Qwen3MLP", "Qwen3MoeMLP", "MistralMLP"}
+
+
 @pytest.mark.parametrize("kind", ["Qwen3Moe", "Mixtral"])
 @pytest.mark.parametrize("tokens", [7, 40])
 def test_experts_implementation_gives_the_same_logits(kind, tokens, group):
@@ -51,12 +162,33 @@ def test_experts_implementation_gives_the_same_logits(kind, tokens, group):
         assert_close(model(ids).logits, expected)
 
 
-def test_experts_with_another_activation_are_refused(group):
+def clamped(experts, gate_up):
+    gate, up = gate_up.chunk(2, dim=-1)
+    return experts.act_fn(gate.clamp(max=1)) * up
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"act_fn": nn.GELU()}, "act_fn gelu"),
+        ({"act_fn": nn.Hardswish()}, "act_fn hardswish"),
+        ({"act_fn": hooked(nn.SiLU())}, "act_fn silu"),
+        ({"_apply_gate": clamped}, "_apply_gate of their own"),
+        ({"has_post_expert_norm": True}, "has_post_expert_norm = True"),
+        ({"has_another_part": True}, "has_another_part = True"),
+    ],
+)
+def test_experts_that_compute_something_else_are_refused(
+    changes, text, group, monkeypatch
+):
     etc_dist.torch.register_experts()
     model = tiny("Mixtral")
     model.set_experts_implementation("etc_dist")
-    model.model.layers[0].mlp.experts.act_fn = torch.nn.GELU()
-    with torch.no_grad(), pytest.raises(ArgumentError, match="act_fn gelu"):
+    experts = model.model.layers[0].mlp.experts
+    for name, value in changes.items():
+        owner = type(experts) if callable(value) and name[0] == "_" else experts
+        monkeypatch.setattr(owner, name, value, raising=False)
+    with torch.no_grad(), pytest.raises(ArgumentError, match=text):
         model(IDS)
 
 
