@@ -50,7 +50,8 @@ def run_script(
         pytest.param(1, "task_cost", marks=ONE),
         pytest.param(
             1,
-            "decode --models small-experts --batches 3 --routing zipf --per-launch 2",
+            "decode --models small-experts --batches 2 --context 20 --routing zipf "
+            "--per-launch 2",
             marks=ONE,
         ),
         pytest.param(2, "matmul_reduce_scatter", marks=TWO),
