@@ -33,6 +33,10 @@ SPECIAL = tuple(
     f"{n}_token" for n in ["bos", "eos", "unk", "sep", "pad", "cls", "mask"]
 )
 """Special tokens of tokenizer_config.json that a template may name."""
+EXTRA = "extra", "additional"
+"""What begins the names of further special tokens there."""
+FLAGS = "content", "lstrip", "rstrip", "normalized", "single_word"
+"""What decides where a text has an added token."""
 MOST_IDS = 2**32
 SAFE_JINJA = 3, 1, 6
 """Earlier releases let a template run any code (CVE-2025-27516)."""
@@ -212,11 +216,46 @@ def _of_folder(folder: Path) -> Tokenizer:
         elif value is not None:
             wanted = f"{name}: a text, or an object with content"
             raise _refused(config, wanted, repr(value), "correct it")
+    _check_declared(tokens, folder, given, texts)
     template = given.get("chat_template")
     separate = folder / "chat_template.jinja"
     if separate.is_file():
         template = separate.read_text("utf-8")
     return Tokenizer(tokens, _default_template(template, config), texts)
+
+
+def _check_declared(
+    tokens: Any, folder: Path, given: Mapping[str, Any], special: Mapping[str, str]
+) -> None:
+    """Refuse tokens that other files declare otherwise than tokenizer.json, since
+    transformers adds those."""
+    config, path = folder / "tokenizer_config.json", folder / "added_tokens.json"
+    if given.get("split_special_tokens"):
+        fix = "remove it, or give the ids of tokens"
+        raise _refused(config, "no split_special_tokens", "true", fix)
+    declared = {str(n): {"content": text} for text, n in _read_object(path).items()}
+    decoder = given.get("added_tokens_decoder") or {}
+    extra = [given.get(f"{kind}_special_tokens") or () for kind in EXTRA]
+    names = [*special.values()]
+    for some in extra:
+        names += some.values() if isinstance(some, Mapping) else some
+    if not isinstance(decoder, Mapping):
+        got = repr(decoder)[:80]
+        raise _refused(config, "added_tokens_decoder: an object", got, "correct it")
+    known = {str(n): t for n, t in tokens.get_added_tokens_decoder().items()}
+    fix = "add it to tokenizer.json, as save_pretrained of transformers does"
+    for number, token in {**declared, **decoder}.items():
+        own = known.get(number)
+        if not isinstance(token, Mapping) or any(
+            name in FLAGS and value != getattr(own, name, None)
+            for name, value in token.items()
+        ):
+            wanted = f"token {number} as in tokenizer.json"
+            raise _refused(config, wanted, f"{token}", fix)
+    for name in names:
+        text = name.get("content") if isinstance(name, Mapping) else name
+        if not isinstance(text, str) or tokens.token_to_id(text) is None:
+            raise _refused(config, "tokens of tokenizer.json", repr(text), fix)
 
 
 def _read_object(path: Path) -> dict[str, Any]:

@@ -69,10 +69,41 @@ def test_a_template_has_what_transformers_gives_it(tmp_path):
     (tmp_path / "special_tokens_map.json").write_text('{"bos_token": "user"}')
     template = (
         "{% if tools is none and documents is none %}"
-        "{{ bos_token }}{{ pad_token }}{{ messages[0].content }}{% endif %}"
+        "{{ bos_token }} {{ pad_token }} {{ messages[0].content }}{% endif %}"
     )
-    tokenizer = made(tmp_path, {"chat_template": template, "pad_token": " "})
-    assert tokenizer.chat("a é") == [4, 0, 5]
+    tokenizer = made(tmp_path, {"chat_template": template, "pad_token": "d"})
+    assert tokenizer.chat("a é") == [4, 3, 0, 5]
+
+
+def add_end(tokens):
+    tokens.add_special_tokens(["<end>"])
+
+
+END = {"content": "<end>", "special": True, "lstrip": False}
+
+
+@pytest.mark.parametrize(
+    ("config", "got"),
+    [
+        ({"added_tokens_decoder": {"9": {"content": "<im>"}}}, "<im>"),
+        ({"added_tokens_decoder": {"8": {**END, "lstrip": True}}}, "'lstrip': True"),
+        ({"added_tokens_decoder": {"7": END}}, "<end>"),
+        ({"extra_special_tokens": {"image": "<im>"}}, "<im>"),
+        ({"additional_special_tokens": ["<end>", {"content": "<im>"}]}, "<im>"),
+        ({"eos_token": "<im>"}, "<im>"),
+        ({"split_special_tokens": True}, "true"),
+    ],
+    ids=str,
+)
+def test_tokens_that_tokenizer_json_lacks_are_refused(tmp_path, config, got):
+    with pytest.raises(ArgumentError) as caught:
+        made(tmp_path, config, add_end)
+    assert got in caught.value.got
+    same = {"added_tokens_decoder": {"8": END}, "eos_token": "<end>"}
+    assert made(tmp_path, same, add_end).encode("a <end>") == [0, 8]
+    (tmp_path / "added_tokens.json").write_text('{"<im>": 9}')
+    with pytest.raises(ArgumentError, match="token 9 as in tokenizer.json"):
+        made(tmp_path, same, add_end)
 
 
 @pytest.mark.parametrize(
