@@ -55,8 +55,14 @@ def stack_weights(
         raise _refused(path, "weights that fit in memory", str(error)) from error
     missing = set(places)
     faults = []
+    rows = part.span(config.vocabulary, part.config(config).vocabulary)
+    head: Any = None
     for name, stored in _of_experts(tensors, config):
-        if name.endswith(IGNORED) or (config.is_tied and name == "lm_head.weight"):
+        if name.endswith(IGNORED):
+            continue
+        if config.is_tied and name == "lm_head.weight":
+            with np.errstate(invalid="ignore", over="ignore"):
+                head = np.atleast_1d(stored)[rows].astype(numpy_dtype(dtype))
             continue
         if name not in places:
             faults.append(f"{name}: unknown")
@@ -76,11 +82,12 @@ def stack_weights(
         if not np.isfinite(to.astype(np.float32)).all():
             faults.append(f"{name}: numbers that are not finite")
     faults += [f"{name}: missing" for name in sorted(missing)]
+    if config.is_tied:
+        held["w_head"] = held["embedding"][rows]
+        if head is not None and not np.array_equal(head, held["w_head"]):
+            faults.append("lm_head.weight: not the embedding, to which it is tied")
     if faults:
         raise _refused(path, "the tensors of config.json", _listed(faults))
-    if config.is_tied:
-        rows = part.span(config.vocabulary, part.config(config).vocabulary)
-        held["w_head"] = held["embedding"][rows]
     return held
 
 

@@ -155,6 +155,17 @@ def test_numbers_too_large_for_the_dtype_are_named(model, tmp_path):
         load_weights(tmp_path, config, "float16")
 
 
+def test_a_head_of_a_tied_model_is_its_embedding(model, tmp_path):
+    config, tensors = model
+    head = tensors["model.embed_tokens.weight"].copy()
+    save(tmp_path / "model.safetensors", {**tensors, "lm_head.weight": head})
+    load_weights(tmp_path, config, "bfloat16")
+    head[3, 5] += 1
+    save(tmp_path / "model.safetensors", {**tensors, "lm_head.weight": head})
+    with pytest.raises(ArgumentError, match="lm_head.weight: not the embedding"):
+        load_weights(tmp_path, config, "bfloat16")
+
+
 def test_a_tensor_in_two_files_is_refused(model, tmp_path):
     config, tensors = model
     save(tmp_path / "model-1.safetensors", tensors)
