@@ -236,8 +236,17 @@ def test_data_out_of_range_end_the_run(name, value, call, rng):
         simulate(SCHEDULES["static"](graph), [given], dims_of(given, QWEN, 1))
 
 
+LARGE = DecoderSizes(64, 8, 128, 1e-6, normalizes_heads=True)
+"""Of Qwen3-32B."""
+
+
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("sizes", [DecoderSizes(64, 8, 128, 1e-6, True), LLAMA])
-def test_a_program_of_all_tiles_compiles_with_few_spills(sizes):
-    binary = etc_dist.build(decoder_graph(1, sizes=sizes), target="sm_90a")
-    assert binary.spill_bytes <= 32 and binary.remarks == ()
+@pytest.mark.parametrize(
+    ("sizes", "schedule", "spills"),
+    [(LARGE, "static", 32), (LARGE, "dynamic", 96), (LLAMA, "static", 32)],
+)
+def test_a_program_of_all_tiles_is_small_with_few_spills(sizes, schedule, spills):
+    graph = decoder_graph(1, sizes=sizes, early=schedule == "static")
+    binary = etc_dist.build(graph, target="sm_90a", schedule=schedule)
+    assert binary.spill_bytes <= spills and binary.remarks == ()
+    assert len(binary.cubin) <= 10**6

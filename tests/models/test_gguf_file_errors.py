@@ -70,6 +70,10 @@ def test_files_that_are_not_complete_are_refused_by_name(tmp_path, size):
         ({"order": BIG}, "the byte order of this machine"),
         ({"block_count": 0}, "num_hidden_layers: an integer from 1"),
         ({"tensors": {"output_norm.weight": np.ones(64, "i4")}}, "weight: I32"),
+        (
+            {"tensors": {"output_norm.weight": np.full(64, np.nan, "f4")}},
+            "model.norm.weight: numbers that are not finite",
+        ),
         ({"tensors": {"rope_freqs.weight": np.zeros(32, "f4")}}, "factors of head_dim"),
         (
             {"tensors": {"rope_freqs.weight": np.ones(32, "f4")}}

@@ -163,8 +163,9 @@ def loaded_layers(g: Graph) -> None:
         g.call(double_up, g.grid(one=1), **regions)
 
 
-def test_traces_name_the_turn():
-    plan, dims = schedule_static(residual_layers(1)), dims_of(4, 1)
+@BOTH
+def test_traces_name_the_turn(schedule):
+    plan, dims = SCHEDULES[schedule](residual_layers(1)), dims_of(4, 1)
     run = simulate(plan, inputs(4, 1), dims)
     labels = {record.label for record in run.tasks}
     assert {"first[0]", "add_layer[layer=3, 1]", "send[layer=0, 0, 2, 1]"} <= labels
