@@ -146,7 +146,7 @@ def _faults(
             wanted = operand.extents[number - front]
             texts = _extent_faults(wanted, axis, names)
         else:
-            texts = iter(() if axis.is_one else [f"size {axis.size}"])
+            texts = _cut_off(axis) if axis.is_one else iter([f"size {axis.size}"])
         yield from (f"axis {number}: {text}" for text in texts)
 
 

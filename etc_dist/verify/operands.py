@@ -71,11 +71,13 @@ class _Operands:
         return region.start[k], region.size[k], region.tensor.shape[k]
 
     def declared(self) -> Iterator[tuple[Axis, Extent]]:
-        """The axes with their extents."""
+        """The axes with their extents; axes in front of them have one index each."""
         for n, operand in self.tile.items():
-            extents = operand.extents or ()
-            front = len(self.regions[n].start) - len(extents)
-            for k, extent in enumerate(extents, front) if front >= 0 else ():
+            if operand.extents is None:
+                continue
+            front = len(self.regions[n].start) - len(operand.extents)
+            extents = (Extent(1),) * front + operand.extents
+            for k, extent in enumerate(extents) if front >= 0 else ():
                 yield (n, k), extent
 
     def exact_axes(self) -> Iterator[tuple[Axis, int]]:

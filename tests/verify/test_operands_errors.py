@@ -13,6 +13,7 @@ from etc_dist.functions.epilogue import row_squares
 from etc_dist.functions.matmul import matmul_store
 from etc_dist.functions.pick_token import pick_token
 from etc_dist.functions.push_rows import push_rows
+from etc_dist.functions.rms_norm import rms_norm
 from etc_dist.functions.routing import Routing
 from etc_dist.functions.tile_matmul import Tiles, TileShape
 from etc_dist.ir import Graph, GraphFunction, ceildiv, graph_function, tile
@@ -145,3 +146,19 @@ def test_an_epilogue_has_a_number_for_each_strip_of_a_tile() -> None:
     prove(squares(1), m=128, n=136, strips=3)
     with pytest.raises(GraphError, match=r"has 72 along .* and 1 .* be columns / \(64"):
         prove(squares(1), m=128, n=200, strips=3)
+
+
+@graph_function
+def normalised(g: Graph) -> None:
+    stack, m = g.dims("stack m")
+    x, gain = g.input("x", (stack, 1, 8), "bfloat16"), g.input("gain", (8,), "bfloat16")
+    y = g.output("y", (m, 8), "bfloat16")
+    (i,) = grid = g.grid(i=m)
+    reads = [x[tile(i, 1), :, :], gain[:]]
+    g.call(rms_norm("bfloat16", 1e-6), grid, reads=reads, writes=[y[tile(i, 1), :]])
+
+
+def test_index_of_a_further_axis_beyond_the_edge_is_refused() -> None:
+    prove(normalised(1), stack=3, m=3)
+    with pytest.raises(GraphError, match=r"has 0 of 1 along axis 0 of x\[i \+: 1"):
+        prove(normalised(1), stack=2, m=3)
