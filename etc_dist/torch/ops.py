@@ -29,6 +29,7 @@ from etc_dist.ops.matmul_reduce_scatter import MatmulReduceScatter
 from etc_dist.ops.operation import Operation
 from etc_dist.torch.tensors import as_array, as_rows, as_weight, from_rows
 from etc_dist.world import World, current, of_group
+from etc_dist.world.agreement import sign
 
 Kept = TypeVar("Kept", bound=Operation)
 
@@ -60,7 +61,8 @@ def fused_matmul_reduce_scatter(
 
     B may be a transposed view; other strides of B, and a `scatter_dim` that is not the
     outermost axis of A in memory, cost a copy. A rank's product is rounded to the
-    dtype; the products are added in fp32, in rank order."""
+    dtype; the products are added in fp32, in rank order. "avg" divides the rounded sum:
+    in float16 that must be within +-65504."""
     op = "fused_matmul_reduce_scatter"
     world = world_of(group_name)
     try:
@@ -217,6 +219,8 @@ def gather_rows(rows: Tensor, group_name: str) -> Tensor:
     if world.size == 1:
         return rows.clone()
     rows = rows.contiguous()
+    text = f"gather_rows of {list(rows.shape)} {rows.dtype}"
+    world.match_call(sign(text), lambda: text)  # before a wait without our limit
     group = dist.distributed_c10d._resolve_process_group(world.group_name)
     out = rows.new_empty(rows.shape[0] * world.size, rows.shape[1])
     _gather(out, rows, group=group)

@@ -182,6 +182,17 @@ def check_errors_of_one_rank() -> None:
         raise AssertionError("the wrong dim of rank 1 was accepted")
 
 
+def check_gathers_of_two_shapes() -> None:
+    # As backward passes of which only some ranks run: torch alone would wait, or mix.
+    A = random(8 * (1 + dist.get_rank()), 8).detach()
+    try:
+        ops.gather_rows(A, name)
+    except ValueError as error:
+        assert "gather_rows of [16, 8]" in str(error)
+    else:
+        raise AssertionError("gathers of two shapes were paired")
+
+
 class Block(nn.Module):
     """A tensor-parallel layer of a sequence-parallel model."""
 
@@ -220,7 +231,7 @@ def check_linear_modules() -> None:
         dist.broadcast(parameter.data, 0)
     column = ColumnParallelLinear.from_linear(wide, dim=1)
     row = RowParallelLinear.from_linear(narrow, dim=1)
-    row.bias = nn.Parameter(row.bias.detach())  # with a gradient of its own
+    row.bias = nn.Parameter(row.bias.detach())  # not the one of `narrow`
     x = random(2, 8, 32)
     y = row(nn.functional.silu(column(x)))
     whole = joined(x, 1).to(BF16)
