@@ -137,7 +137,8 @@ def test_another_vllm_is_left_alone(registered, monkeypatch, capfd):
     assert "this version of vLLM is not supported" in capfd.readouterr().err
 
 
-@pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
-def test_vllms_own_pass_gives_our_operations():
-    done = torchrun(Path(__file__).with_name("vllm_pass.py"))
-    assert done.stdout.count(" passed") == 2, done.stdout
+if find_spec("vllm") is not None:  # not in CI
+
+    def test_vllms_own_pass_gives_our_operations():
+        done = torchrun(Path(__file__).with_name("vllm_pass.py"))
+        assert done.stdout.count(" passed") == 2, done.stdout
