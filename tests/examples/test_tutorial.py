@@ -18,6 +18,7 @@ COMMANDS = re.findall(r"^```sh\n(.*?)^```\n\n```text\n(.*?)^```", PAGE, re.M | r
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tutorial")
+    (folder / "examples").symlink_to(ROOT / "examples")
     for name, text in FILES:
         (folder / name).write_text(text)
     return folder
