@@ -16,6 +16,8 @@ HOOKS = (
     "_backward_pre_hooks",
 )
 SILU = ("SiLU", "SiLUActivation")
+PLACES = ("torch.nn.modules.", "transformers.")
+"""Of plain classes; torch.ao has others of the same names."""
 
 
 def oddity(part: Any, classes: Collection[str]) -> str:
@@ -23,7 +25,7 @@ def oddity(part: Any, classes: Collection[str]) -> str:
     class (an adapter, a quantised layer), its own forward, or hooks. Empty if the
     module runs the forward of its class alone."""
     kind, own = type(part), getattr(part, "__dict__", {})
-    if kind.__name__ not in classes or not _is_of_library(kind):
+    if kind.__name__ not in classes or not kind.__module__.startswith(PLACES):
         return f"the class {kind.__name__}"
     forward = own.get("forward") or getattr(kind, "forward", None)
     if "forward" in own or not _is_of_library(forward or kind):

@@ -28,7 +28,7 @@ Weights = Any
 def part(kind: str, base: type = Part, **attributes: Any) -> Any:
     """An object whose class has this name, in torch or transformers."""
     of_torch = kind in ("Linear", "ModuleList", "SiLU")
-    library = "torch.nn" if of_torch else "transformers.models"
+    library = "torch.nn.modules.linear" if of_torch else "transformers.models"
     made = type(kind, (base,), {"__module__": library, "forward": None})()
     vars(made).update(attributes)
     return made

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.ao.nn import qat
+from torch.ao.quantization import default_qat_qconfig
 from torch.nn.utils import parametrizations
 
 import etc_dist.torch
@@ -70,6 +72,12 @@ def scaled(layer):
     return made
 
 
+def of_quantized_training(layer):
+    made = qat.Linear(*layer.weight.shape[::-1], False, qconfig=default_qat_qconfig)
+    made.weight = layer.weight
+    return made
+
+
 def hooked(part, kind="forward"):
     getattr(part, f"register_{kind}_hook")(lambda *given: None)
     return part
@@ -91,6 +99,7 @@ def with_another_weight(layer):
 PARTS = {
     "an adapter": (Adapted, "the class Adapted"),
     "a subclass": (scaled, "the class Scaled"),
+    "one of torch.ao": (of_quantized_training, "the class Linear"),
     "a hook": (hooked, "hooks"),
     "a hook of gradients": (lambda p: hooked(p, "full_backward"), "hooks"),
     "a patched forward": (patched, "another forward"),
