@@ -44,7 +44,7 @@ from etc_dist.errors import CodegenError
 from etc_dist.ir.call import RANK, Call
 from etc_dist.ir.event import EventRef
 from etc_dist.ir.expr import Const, Symbol
-from etc_dist.ir.function import FORWARD, TENSOR, TRANSFER, DeviceFunction
+from etc_dist.ir.function import FORWARD, STORE, TENSOR, TRANSFER, DeviceFunction
 from etc_dist.ir.tensor import Tensor
 from etc_dist.schedule.loops import Item, Loop
 from etc_dist.schedule.plan import QUEUE, STRIDED, TICKET, Lane, Plan
@@ -360,10 +360,11 @@ def _notifies_ranks(call: Call) -> bool:
 
 
 def _has_runs(plan: Plan, call: Call) -> bool:
-    """Whether one worker completes runs of empty tasks: of functions with roles, in a
-    lane whose units are claimed dynamically."""
+    """Whether one worker completes runs of empty tasks: its store role does, in a lane
+    whose units are claimed dynamically."""
     is_dynamic = plan.lane(TENSOR).policy != STRIDED
-    return call.empty_until is not None and bool(call.function.roles) and is_dynamic
+    has_runs = call.empty_until is not None and STORE in call.function.roles
+    return has_runs and is_dynamic
 
 
 def _is_dynamic(plan: Plan) -> bool:

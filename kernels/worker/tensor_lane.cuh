@@ -358,6 +358,7 @@ class TensorLane {
     const u32 size = Function::size(run_, c);
     u32 run = 0;
     if constexpr (Call::kHasRuns) {
+      static_assert(has_role<Call>(kStoreRole));  // which completes the run
       if (size == 0 && Units::is_first()) run = take_run<Program, Call>(run_, next.taken, t);
     }
     if constexpr (Function::kDataWords > 0) {

@@ -235,3 +235,58 @@ def test_a_matmul_of_a_slice_of_k(folder, k, dtype, w_layout):
     given = {"x": x, "w": w if w_layout == "nk" else np.ascontiguousarray(w.T)}
     graph, dims = share_of_k(1, dtype=dtype, w_layout=w_layout), {"rows": 300, "n": 40}
     check_both(graph, [given], [answer], {**dims, "k": k}, folder, dtype)
+
+
+@graph_function
+def matmul_of_groups(g: Graph, *, promise: str) -> None:
+    """y [rows, n]: rows of x in groups, each by its own w. z [groups, k]: the first
+    rows of x, after all tasks of a group, some of which are empty."""
+    rows, n, k, groups = g.dims("rows n k groups")
+    x = g.input("x", (rows, k), "bfloat16")
+    w = g.input("w", (groups, n, k), "bfloat16")
+    first, count = (g.input(name, (groups,), "int32") for name in ("first", "count"))
+    y = g.output("y", (rows, n), "bfloat16")
+    z = g.output("z", (groups, k), "bfloat16")
+    tiles = Tiles(g, "tile", 0, [TileShape(8, 64, swapped=True)])
+    blocks, columns = ceildiv(rows, tiles.rows), ceildiv(n, tiles.columns)
+    done = g.events("done", (groups,), expects=blocks * columns)
+    e, b, j = grid = g.grid(e=groups, b=blocks, j=columns)
+    start = minimum(first.load(e) + b * tiles.rows, rows)
+    own = span(start, minimum(tiles.rows, count.load(e) - b * tiles.rows))
+    of_group = blocks * columns
+    ends = {
+        "of its group": lambda t: (t // of_group + 1) * of_group,
+        "of all": lambda t: groups * of_group,
+    }
+    g.call(
+        tiles.matmul("bfloat16"),
+        grid,
+        values=tiles.values,
+        reads=[x[own, :], w[e, tile(j, tiles.columns), :]],
+        writes=[y[own, tile(j, tiles.columns)]],
+        notifies=[done[e]],
+        empty_until=ends[promise],
+    )
+    (e,) = grid = g.grid(e=groups)
+    own = span(e, 1)
+    g.call(push_rows(), grid, reads=[x[own, :]], writes=[z[own, :]], waits=[done[e]])
+
+
+@pytest.mark.parametrize("schedule", ["static", "dynamic"])
+@pytest.mark.parametrize("promise", ["of its group", "of all"])  # the second is wrong
+def test_empty_tasks_of_a_users_matmul_notify(folder, promise, schedule):
+    rng, count = np.random.default_rng(4), np.array([8, 0, 16], np.int32)
+    x, w = (draw(rng, shape, "bfloat16") for shape in ((24, 32), (3, 40, 32)))
+    given = {"x": x, "w": w, "count": count, "first": np.cumsum(count) - count}
+    given["first"] = given["first"].astype(np.int32)
+    program = Emulator(
+        matmul_of_groups(1, promise=promise), schedule=schedule, folder=folder
+    )
+    of_groups = np.split(x, np.cumsum(count)[:-1])
+    products = [matmul_of(*pair) for pair in zip(of_groups, w, strict=True)]
+    parts = zip(*((one.expected, one.magnitude) for one in products), strict=True)
+    answer = Answer(*map(np.concatenate, parts))
+    dims = {"rows": 24, "n": 40, "k": 32, "groups": 3}
+    found = program.run([given], dims=dims)[0]
+    answer.check(found["y"], "bfloat16")
+    np.testing.assert_array_equal(found["z"], x[:3])
