@@ -135,26 +135,31 @@ def write_bundle(bundle: Bundle) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _remove_older(folder)
+        # First: a folder in which a file is missing can be written again.
+        (folder / MANIFEST).write_text(json.dumps(document, indent=1))
         for name, content in files.items():
             (folder / name).write_bytes(content)
-        text = json.dumps(document, indent=1)
-        (folder / MANIFEST).write_text(text)  # last: now there is a bundle
     except OSError as error:
         wanted, fix = "a folder that can be written", "choose another folder"
         raise _refused(folder, wanted, str(error), fix) from error
 
 
 def _remove_older(folder: Path) -> None:
-    """Remove the bundle that is there; ArgumentError for a folder of other files."""
+    """Remove the files of the bundle that is there, and no others; ArgumentError for a
+    folder of other files."""
     present = sorted(path.name for path in folder.iterdir())
     if not present:
         return
-    if MANIFEST not in present:
+    try:
+        document = json.loads((folder / MANIFEST).read_bytes())
+        older = [*document["files"]] if "made_by" in document else None
+    except (KeyError, OSError, RecursionError, TypeError, ValueError):
+        older = None
+    if older is None:
         wanted, fix = "an empty folder, or one with a bundle", "choose another folder"
         raise _refused(folder, wanted, ", ".join(present[:4]), fix)
-    (folder / MANIFEST).unlink()  # first: without it there is no bundle
-    for path in (folder / PROOFS, *folder.glob("*.cubin")):
-        path.unlink(missing_ok=True)
+    for name in older:
+        (folder / Path(name).name).unlink(missing_ok=True)
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:

@@ -93,10 +93,25 @@ def test_a_program_of_other_sources_is_refused(made):
     assert caught.value.fix.startswith("unset ETC_DIST_TRACE, or build it again")
 
 
-def test_a_folder_of_other_files_stays_as_it_is(made, tmp_path):
-    (tmp_path / "mine.txt").write_text("mine")
+@pytest.mark.parametrize("name", ["mine.txt", "manifest.json"])
+def test_a_folder_of_other_files_stays_as_it_is(made, tmp_path, name):
+    text = '{"files": {"mine.txt": 1}}'
+    (tmp_path / name).write_text(text)
     with pytest.raises(ArgumentError, match="an empty folder"):
         write_bundle(replace(made, folder=tmp_path))
     with pytest.raises(ArgumentError, match="a folder that can be written"):
-        write_bundle(replace(made, folder=tmp_path / "mine.txt"))
-    assert (tmp_path / "mine.txt").read_text() == "mine"
+        write_bundle(replace(made, folder=tmp_path / name))
+    assert (tmp_path / name).read_text() == text
+
+
+def test_a_bundle_takes_the_place_of_an_older_one_alone(own, monkeypatch):
+    (own.folder / "mine.cubin").write_text("mine")
+    (cubin,) = own.folder.glob(f"{next(iter(own.programs))}*")
+    with monkeypatch.context() as context:  # an interrupted write can be repeated
+        context.setattr("pathlib.Path.write_bytes", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            write_bundle(own)
+    assert not cubin.exists()
+    write_bundle(own)
+    assert read_bundle(own.folder).programs.keys() == own.programs.keys()
+    assert (own.folder / "mine.cubin").read_text() == "mine"
