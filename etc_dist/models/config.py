@@ -150,6 +150,10 @@ def _rope(given: Mapping[str, Any], path: Path) -> dict[str, Any]:
     if kind == "llama3" and rope["low_freq_factor"] >= rope["high_freq_factor"]:
         wanted = "low_freq_factor below high_freq_factor"
         raise _refused(path, wanted, repr(rope), "correct it")
+    length = "original_max_position_embeddings"
+    if kind == "llama3" and (given.get(length) or rope[length]) != rope[length]:
+        got = f"{given[length]!r}, and {rope[length]} of rope_scaling"
+        raise _refused(path, f"one {length}", got, "correct it")
     return rope
 
 

@@ -28,6 +28,17 @@ SMOL = {
 }
 
 
+LLAMA3 = {
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+}
+
+
 def write(folder, **changes):
     (folder / "config.json").write_text(json.dumps(SMOL | changes))
     return read_config(folder)
@@ -71,14 +82,7 @@ def test_scaled_rotations_are_slower(tmp_path):
     plain = write(tmp_path).cos_sin(2)[1]
     linear = write(tmp_path, rope_scaling={"type": "linear", "factor": 4})
     np.testing.assert_allclose(linear.cos_sin(5)[4], plain, atol=1e-6)
-    scaling = {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    }
-    angles = np.arcsin(write(tmp_path, rope_scaling=scaling).cos_sin(2)[1, 32:])
+    angles = np.arcsin(write(tmp_path, **LLAMA3).cos_sin(2)[1, 32:])
     before = np.arcsin(plain[32:])
     np.testing.assert_allclose(angles[0], before[0], rtol=1e-6)
     np.testing.assert_allclose(angles[-1], before[-1] / 8, rtol=1e-5)
@@ -107,6 +111,7 @@ def test_scaled_rotations_are_slower(tmp_path):
         ({"rope_scaling": [1]}, "rope_scaling: an object"),
         ({"rope_scaling": {"type": ["linear"]}}, "rope_type default or linear"),
         ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor: positive"),
+        (LLAMA3 | {"original_max_position_embeddings": 8}, "one original_max_pos"),
         ({"head_dim": 96}, "head_dim 64 or 128"),
         ({"num_key_value_heads": 2}, "a multiple of num_key_value_heads"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "rope_type default or linear"),
