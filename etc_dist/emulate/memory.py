@@ -25,8 +25,9 @@ MAP = np.dtype(
     ]
 )
 """A tensor map, as `Map` of include/fibers.h."""
-WAIT_LIMIT = 100
-"""Milliseconds that a wait may last, in the time that scheduler.h counts."""
+WAIT_LIMIT = 300
+"""Milliseconds that a wait may last, in the time that scheduler.h counts: the longest
+body of a decoder takes more than 100."""
 
 
 class ProgramMemory:
