@@ -33,11 +33,15 @@ def oddity(part: Any, classes: Collection[str]) -> str:
     return "hooks" if any(own.get(name) for name in HOOKS) else ""
 
 
-def is_silu(activation: Any) -> bool:
-    """Whether this is the function SiLU, as a module or torch's function."""
-    if getattr(activation, "__name__", "") == "silu":
-        return _is_of_library(activation)
-    return not oddity(activation, SILU)
+def odd_activation(activation: Any) -> str:
+    """The name of a function other than SiLU; empty for SiLU, as a module or torch's
+    function."""
+    name = getattr(activation, "__name__", "")
+    is_function = name == "silu"
+    is_silu = (
+        _is_of_library(activation) if is_function else not oddity(activation, SILU)
+    )
+    return "" if is_silu else str(name or type(activation).__name__).lower()
 
 
 def _is_of_library(thing: Any) -> bool:

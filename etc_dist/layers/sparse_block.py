@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from etc_dist.errors import ArgumentError
-from etc_dist.layers.plain import is_silu, oddity
+from etc_dist.layers.plain import odd_activation, oddity
 
 LINEARS = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
 """An expert's gate, up and down, as Qwen3-MoE and Mixtral name them."""
@@ -146,9 +146,8 @@ def _unsupported(gate: Any, experts: Any) -> Iterator[str]:
         if getattr(part, "bias", None) is not None:
             yield f"{name}.bias"
         activation = getattr(part, "act_fn", None)
-        if activation is not None and not is_silu(activation):
-            text = getattr(activation, "__name__", type(activation).__name__).lower()
-            yield f"{name}.act_fn {text}"
+        if activation is not None and (odd := odd_activation(activation)):
+            yield f"{name}.act_fn {odd}"
 
 
 def _detached(tensor: Any) -> Any:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from torch import nn
 
 from etc_dist.errors import ArgumentError
-from etc_dist.layers.plain import is_silu, oddity
+from etc_dist.layers.plain import odd_activation, oddity
 
 PROJECTIONS = "gate_proj", "up_proj", "down_proj"
 MLPS = (
@@ -44,10 +44,9 @@ def check_mlp(block: nn.Module) -> None:
         faults += [f"{name}: {odd}"] if odd else []
         if getattr(linear, "bias", None) is not None:
             faults.append(f"{name}.bias")
-    activation = getattr(block, "act_fn", None)
-    if not is_silu(activation):
-        text = getattr(activation, "__name__", type(activation).__name__).lower()
-        faults.append(f"act_fn {text}")
+    odd = odd_activation(getattr(block, "act_fn", None))
+    if odd:
+        faults.append(f"act_fn {odd}")
     if faults:
         raise ArgumentError(
             "the block cannot be replaced by an MLP",

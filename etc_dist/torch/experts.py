@@ -12,7 +12,7 @@ from etc_dist.compiler import compile
 from etc_dist.errors import ArgumentError
 from etc_dist.functions.routing import BLOCK
 from etc_dist.layers.moe_graph import chosen_experts_graph
-from etc_dist.layers.plain import is_silu
+from etc_dist.layers.plain import odd_activation
 from etc_dist.program import Program
 from etc_dist.torch import ops
 from etc_dist.torch.tensors import as_array, dtype_name
@@ -81,10 +81,9 @@ def _faults(experts: Any) -> list[str]:
     gate = getattr(experts, "_apply_gate", None)
     if getattr(gate, "__func__", gate) is not getattr(moe, "_default_apply_gate", None):
         found.append("_apply_gate of their own")
-    activation = getattr(experts, "act_fn", None)
-    if not is_silu(activation):
-        text = getattr(activation, "__name__", type(activation).__name__).lower()
-        found.append(f"act_fn {text}")
+    odd = odd_activation(getattr(experts, "act_fn", None))
+    if odd:
+        found.append(f"act_fn {odd}")
     return found
 
 
