@@ -244,13 +244,9 @@ def decode_table(records: Sequence[Record]) -> str:
 
     pictures = [DECODE_PICTURES[of] for of in (False, True) if greedy(records, of)]
     rows = [
-        {
+        step_names(r)
+        | {
             "model": model(r),
-            "device": r.device,
-            "ranks": ranks(r),
-            "schedule": r.schedule,
-            "batch": f"{r.batch}",
-            "context": f"{r.context}",
             "limit": f"{r.limit_ms:.3f}",
             "ours": f"{r.ours_ms:.3f}",
             "% of limit": f"{r.of_limit:.0%}",
@@ -320,20 +316,19 @@ def last_steps(
             *(r.context, r.batch, r.steps_per_launch, r.sampling or ""),
         ),
     )
-    return [
-        (
-            {
-                "model": r.model,
-                "device": r.device,
-                "ranks": ranks(r),
-                "schedule": r.schedule,
-                "batch": f"{r.batch}",
-                "context": f"{r.context}",
-            },
-            r,
-        )
-        for r in last
-    ]
+    return [(step_names(r), r) for r in last]
+
+
+def step_names(r: DecodeRecord) -> dict[str, str]:
+    """The cells that say what a step was."""
+    return {
+        "model": r.model,
+        "device": r.device,
+        "ranks": ranks(r),
+        "schedule": r.schedule,
+        "batch": f"{r.batch}",
+        "context": f"{r.context}",
+    }
 
 
 def decode_summary(records: Sequence[Record]) -> str:
