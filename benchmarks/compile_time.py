@@ -27,7 +27,7 @@ from etc_dist.models.step_policy import StepPolicy
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
 from etc_dist.runtime.build import ARCH, Cubin, build, nvrtc_version
-from etc_dist.schedule import schedule_static
+from etc_dist.schedule import SCHEDULES, schedule_static
 from etc_dist.settings import Settings
 from etc_dist.verify.verify import verify
 
@@ -44,11 +44,13 @@ def timed(stage: Callable[[], Result]) -> tuple[Result, float]:
     return result, round((time.perf_counter() - started) * 1e3, 3)
 
 
-def measure(graph: GraphFunction, settings: Settings) -> records.CompileRecord:
+def measure(
+    graph: GraphFunction, schedule: str, settings: Settings
+) -> records.CompileRecord:
     """Every stage of one graph; `settings` has an empty cache."""
     # NOTE: loading the compiler, once per process, is not counted.
     major, minor = nvrtc_version()
-    plan, schedule_ms = timed(lambda: schedule_static(graph))
+    plan, schedule_ms = timed(lambda: SCHEDULES[schedule](graph))
     source, generate_ms = timed(lambda: generate(plan))
     cubin, build_ms = timed(lambda: build(source, settings))
     _, cached_ms = timed(lambda: build(source, settings))
@@ -75,8 +77,9 @@ def measure(graph: GraphFunction, settings: Settings) -> records.CompileRecord:
     )
 
 
-def decoder() -> GraphFunction:
-    return decoder_graph(1, sizes=MODELS[MODEL].sizes(PAGE_SIZE))
+def decoder(schedule: str = "static") -> GraphFunction:
+    sizes, early = MODELS[MODEL].sizes(PAGE_SIZE), schedule == "static"
+    return decoder_graph(1, sizes=sizes, early=early)
 
 
 def proof(rows: int, steps: int) -> records.ProofRecord:
@@ -133,18 +136,18 @@ def main() -> int:
     add("--record", type=Path, help="default: benchmarks/results/compile.jsonl")
     options = parser.parse_args()
     graphs = [
-        matmul_reduce_scatter_graph(options.world_size),
-        all_gather_matmul_graph(options.world_size),
-        decoder(),
+        (matmul_reduce_scatter_graph(options.world_size), "static"),
+        (all_gather_matmul_graph(options.world_size), "static"),
+        *((decoder(schedule), schedule) for schedule in SCHEDULES),
     ]
-    for graph in graphs:
+    for graph, schedule in graphs:
         with tempfile.TemporaryDirectory() as cache:
             settings = replace(Settings.load(), cache=Path(cache))
-            record = measure(graph, settings)
+            record = measure(graph, schedule, settings)
         records.append(record, options.record)
         load = "no GPU" if record.load_ms is None else f"{record.load_ms:.1f} ms"
         print(
-            f"{record.program}: schedule {record.schedule_ms:.1f} ms, source "
+            f"{record.program}, {schedule}: schedule {record.schedule_ms:.1f} ms, source "
             f"{record.generate_ms:.1f} ms ({record.source_lines} lines), cubin "
             f"{record.build_ms:.1f} ms, again {record.cached_ms:.1f} ms, load {load}"
         )

@@ -429,13 +429,14 @@ def build_table(records: Sequence[Record]) -> str:
     rows = [
         {
             "program": r.program,
+            "schedule": r.path.split()[0],
             "build": f"{r.build_ms / 1000:.1f} s",
             "from the cache": f"{r.cached_ms:.0f} ms",
             "cubin": f"{r.cubin_bytes // 1024} KiB",
             "registers": f"{r.registers}",
             "spills": f"{r.spill_bytes} B",
         }
-        for r in latest(found, lambda r: (r.device, r.program))
+        for r in latest(found, lambda r: (r.device, r.program, r.path))
     ]
     return f"\n## Compilation\n{table(rows)}" if rows else ""
 
