@@ -147,8 +147,8 @@ def main() -> int:
         records.append(record, options.record)
         load = "no GPU" if record.load_ms is None else f"{record.load_ms:.1f} ms"
         print(
-            f"{record.program}, {schedule}: schedule {record.schedule_ms:.1f} ms, source "
-            f"{record.generate_ms:.1f} ms ({record.source_lines} lines), cubin "
+            f"{record.program}, {schedule}: schedule {record.schedule_ms:.1f} ms, "
+            f"source {record.generate_ms:.1f} ms ({record.source_lines} lines), cubin "
             f"{record.build_ms:.1f} ms, again {record.cached_ms:.1f} ms, load {load}"
         )
     for rows, steps in PROVED:
