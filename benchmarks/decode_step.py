@@ -21,6 +21,7 @@ from etc_dist.models.part import SPLIT_AXES, Part, check_ranks
 from etc_dist.models.sampling import Sampling, row_sampling
 from etc_dist.models.step_policy import STEP_SHAPES, StepPolicy
 from etc_dist.models.weights import weight_shapes
+from etc_dist.ops.tuning import tuning_of
 
 PAGE_SIZE = 64
 
@@ -101,7 +102,7 @@ class Decoder:
         graph = decoder_graph(world.size, sizes=sizes, early=early)
         self.program: Program = compile(graph, world, schedule=schedule)
         workers = self.program.workers if isinstance(device, Gpu) else None
-        self.policy = StepPolicy(own, workers)
+        self.policy = StepPolicy(own, workers, tuning=tuning_of(world))
         pages = self._pages = -(-(context + steps - 1) // PAGE_SIZE)
         self._most = most
         drawn = self._draw_all(self.part, config.layers)

@@ -1,4 +1,4 @@
-"""The cache on disk of compiled programs and of proofs, private to one user.
+"""The cache on disk of compiled programs, proofs and tunings, private to one user.
 
 An entry is a manifest `KEY.json` and its files `KEY.NAME`. Each is written to a
 temporary file and renamed. The manifest, which holds the SHA-256 of all, is last. So a
@@ -26,7 +26,7 @@ from typing import Any, Generic, TypeVar
 
 FORMAT = 1
 """Of manifests: an entry of another format is made again."""
-LIMITS = {"programs": 4 << 30, "proofs": 16 << 20}
+LIMITS = {"programs": 4 << 30, "proofs": 16 << 20, "tunings": 1 << 20}
 """The kinds of entries, and the bytes on disk that each kind may take."""
 ABANDONED_SECONDS = 3600.0
 """An unfinished file that is older than this was left by a process that ended."""

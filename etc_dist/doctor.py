@@ -21,6 +21,7 @@ from pathlib import Path
 
 from etc_dist.cache import Cache
 from etc_dist.errors import EtcDistError
+from etc_dist.ops.tuning import find_tuning
 from etc_dist.settings import Settings, describe_sharing
 
 GIB = 1 << 30
@@ -84,6 +85,7 @@ def examine() -> Report:
     if settings.share_gpu:
         findings.append(_sharing(gpus.text, os.environ))
     findings.append(_cache(settings.cache))
+    findings.append(_tuning(settings, gpus.text))
     backend, because = _choose(settings.backend, bool(gpus.text))
     return Report(tuple(findings), backend, because)
 
@@ -358,6 +360,18 @@ def _cache(folder: Path) -> Finding:
         for kind, (count, size) in cache.sizes().items()
     ]
     return Finding(topic, f"{folder}, {', '.join(parts)}")
+
+
+def _tuning(settings: Settings, listing: str) -> Finding:
+    """How tiles of matmuls are chosen on the first GPU."""
+    topic = "tile tuning"
+    device = listing.splitlines()[0].split(", ")[1] if listing else ""
+    try:
+        found = find_tuning(settings.tuning, Cache(settings.cache), device)
+    except EtcDistError as error:
+        return Finding(topic, f"{error.what}: {error.where}", error.fix)
+    known = device in ("", found.device)
+    return Finding(topic, found.show(), "" if known else "etc-dist tune")
 
 
 # ---------------------------------------------------------------------------- verdict

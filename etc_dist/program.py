@@ -24,6 +24,7 @@ from etc_dist.runtime.run_check import Loaded, RunCheck, cannot_capture
 from etc_dist.runtime.stream import is_capturing, stream_for
 from etc_dist.runtime.trace import Trace
 from etc_dist.schedule import Plan
+from etc_dist.schedule.plan import Policy
 from etc_dist.verify.proof import prove
 from etc_dist.verify.verify import Verified
 from etc_dist.world import World
@@ -435,6 +436,11 @@ class Program:
 def set_capacity_hint(program: Program, hint: CapacityHint) -> None:
     """Internal, for layers: allocate memory for `hint(dims)` at once."""
     program._capacity_hint = hint
+
+
+def set_policy(program: Program, policy: Policy) -> None:
+    """Internal, for operations: choose the dims that no array has by `policy`."""
+    program.plan = replace(program.plan, policy=policy)
 
 
 def symmetric_bytes(program: Program, name: str) -> Any:

@@ -23,6 +23,7 @@ MAX_BYTES = 1024**5
 """The largest size; no GPU has as much memory."""
 MAX_CPU_WORKERS = 1024
 """More than any GPU has."""
+AUTO = "auto"
 
 
 def default_cache() -> Path:
@@ -35,7 +36,7 @@ def default_cache() -> Path:
 
 @dataclass(frozen=True)
 class Settings:
-    """The eleven settings; `README.md` has the same table (a test compares both)."""
+    """The twelve settings; `README.md` has the same table (a test compares both)."""
 
     backend: str = "auto"
     """ETC_DIST_BACKEND: "cuda", "cpu", or "auto" (cuda where there is a GPU)."""
@@ -47,7 +48,10 @@ class Settings:
     """ETC_DIST_SYMMETRIC_SIZE: size of each rank's symmetric heap on GPUs, at most the
     memory of the GPU."""
     cache: Path = field(default_factory=default_cache)
-    """ETC_DIST_CACHE: folder of compiled programs and of proofs, private to a user."""
+    """ETC_DIST_CACHE: folder of programs, proofs and tunings, private to a user."""
+    tuning: str = AUTO
+    """ETC_DIST_TUNING: "auto" (of `etc-dist tune`, else of the package for this kind of
+    GPU), the name of one of the package, such as "h200", or a file."""
     verify: bool | Literal[0, 1, "data"] = 1
     """ETC_DIST_VERIFY: 1 proves a program before its first run at a shape, and what
     depends on data after each run on the CPU backend; "data" on GPUs, too; 0 none."""
@@ -181,6 +185,10 @@ def _bytes_of(size: str) -> int:
     return int(float(number) * 1024 ** (" KMGT".index(suffix) if suffix else 0))
 
 
+def _name(text: str) -> str:
+    return str.__str__(_in_range(bool(text.strip()) and "\0" not in text, text))
+
+
 def _folder(name: str | Path) -> Path:
     _in_range(bool(str(name).strip()) and "\0" not in str(name), name)
     try:
@@ -212,6 +220,7 @@ _RULES = {
         _folder,
         "a folder, not an empty string; ~ is the home folder, if there is one",
     ),
+    "tuning": _Rule(str, str, _name, "auto, a name of the package, or a file"),
     "verify": _Rule((bool, int, str), _parse_verify, _verify, '0, 1 or "data"'),
     "trace": _FLAG,
     "timing": _FLAG,

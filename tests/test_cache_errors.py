@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 
-from etc_dist.cache import Cache, Entry
+from etc_dist.cache import LIMITS, Cache, Entry
 
 KEY = "0123456789abcdef"
 ENTRY = Entry({"n": 1}, {"cubin": b"code"})
@@ -105,5 +105,5 @@ def test_a_cache_without_fault_is_neither_made_nor_changed(tmp_path, place):
     before = sorted(tmp_path.rglob("*"))
     cache = Cache(tmp_path / place)
     assert cache.fault() == ""
-    assert cache.sizes() == {"programs": (0, 0), "proofs": (0, 0)}
+    assert cache.sizes() == dict.fromkeys(LIMITS, (0, 0))
     assert sorted(tmp_path.rglob("*")) == before

@@ -5,12 +5,15 @@ import os
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from etc_dist import cli, doctor
 from etc_dist.cache import Cache, Entry
+from etc_dist.ops.tuning import default_tuning, save_tuning
+from etc_dist.settings import Settings
 
 # Shortened from a machine with three GPUs, the last of them without NVLink.
 TOPOLOGY = """
@@ -68,7 +71,7 @@ def test_json_has_every_finding_and_the_verdict(no_gpu, capsys):
     topics = {finding["topic"] for finding in report["findings"]}
     assert {"Python", "GPUs", "CuPy", "NVRTC", "NVSHMEM", "NCCL", "MPI"} <= topics
     assert "emulator" in topics
-    assert {"mpirun", "NVLS", "compile cache", "shared memory"} <= topics
+    assert {"mpirun", "NVLS", "compile cache", "shared memory", "tile tuning"} <= topics
     assert report["backend"] == "cpu"
 
 
@@ -104,8 +107,24 @@ def test_cache_that_cannot_be_used_is_pointed_out(tmp_path):
 def test_size_of_the_cache_is_shown(tmp_path):
     Cache(tmp_path / "c").store("programs", "k", Entry({}, {"cubin": bytes(1 << 20)}))
     finding = doctor._cache(tmp_path / "c")
-    assert finding.found == f"{tmp_path}/c, 1 programs in 1.0 MiB, 0 proofs in 0.0 MiB"
+    assert finding.found == (
+        f"{tmp_path}/c, 1 programs in 1.0 MiB, 0 proofs in 0.0 MiB, "
+        "0 tunings in 0.0 MiB"
+    )
     assert finding.fix == ""
+
+
+def test_the_tuning_of_this_kind_of_gpu_is_shown(tmp_path):
+    settings, other = Settings(cache=tmp_path / "c"), LISTING.replace("H200", "GB99")
+    known, unknown = (doctor._tuning(settings, text) for text in (LISTING, other))
+    assert known.found.startswith("NVIDIA H200, of the package, checksum ")
+    assert "since NVIDIA GB99 has none" in unknown.found
+    assert (known.fix, unknown.fix) == ("", "etc-dist tune")
+    own = replace(default_tuning(), device="NVIDIA GB99")
+    save_tuning(Cache(settings.cache), own)
+    found = doctor._tuning(settings, other)
+    assert found.found.startswith("NVIDIA GB99, by etc-dist tune, checksum ")
+    assert doctor._tuning(replace(settings, tuning="/no/file"), "").fix
 
 
 def test_full_output_ends_with_one_line(no_gpu):

@@ -223,8 +223,8 @@ def _candidates(
         sizes,
         serves=lambda dims: ranks == 1 or dims["rows"] <= most,
         capacity=lambda dims: capacity_dims(dims, most, shapes),
-        choose=lambda dims, workers: choose_shapes(
-            dims, ranks, workers, shapes, in_order=in_order
+        policy=lambda tuning, w_layout, dims, workers: choose_shapes(
+            dims, ranks, workers, shapes, in_order=in_order, tuning=tuning
         ),
     )
     return [tiles] if ranks == 1 else [tiles, Candidate(mlp_graph)]

@@ -23,8 +23,10 @@ from etc_dist.ir import (
     tile,
 )
 from etc_dist.layers.mlp_steps import add_tensors
-from etc_dist.ops.matmul_policy import SHAPES, choose
+from etc_dist.ops.matmul_policy import SHAPES, explained
 from etc_dist.ops.order import tile_grid
+from etc_dist.ops.tuning import Tuning
+from etc_dist.schedule.plan import Choice
 
 BLOCK = 256
 """Rows that one event stands for: a multiple of the rows of every tile."""
@@ -200,17 +202,19 @@ def choose_shapes(
     shapes: Sequence[TileShape],
     *,
     in_order: bool = False,
-) -> dict[str, int]:
+    tuning: Tuning,
+) -> list[Choice]:
     """The dims that choose the tiles of a call."""
     tokens, hidden, inner = world_size * dims["rows"], dims["hidden"], dims["inner"]
     of_each = {
         "gate_up_shape": (2 * inner, hidden, True),
         "down_shape": (hidden, inner, False),
     }
-    return {
-        name: choose(tokens, n, k, workers, shapes, gated=gated, in_order=in_order)
+    given = workers, shapes, tuning
+    return [
+        explained(name, (tokens, n, k), *given, gated=gated, in_order=in_order)
         for name, (n, k, gated) in of_each.items()
-    }
+    ]
 
 
 def capacity_dims(

@@ -6,10 +6,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from etc_dist.cache import Cache
 from etc_dist.codegen import generate
 from etc_dist.errors import expect_range
 from etc_dist.models.loading import DEFAULTS, read_model
 from etc_dist.models.setup import ModelSetup
+from etc_dist.ops.tuning import find_tuning
 from etc_dist.runtime.build import ARCH, compiler_version, for_bundle
 from etc_dist.runtime.bundle import Bundle, write_bundle
 from etc_dist.schedule import SCHEDULES
@@ -32,7 +34,9 @@ def bundle_model(
     summary. options: of `load`, and the number of ranks."""
     dtype = options.get("dtype", DEFAULTS["dtype"])
     config, _ = read_model(path, dtype)
-    setup = ModelSetup(config, **{**DEFAULTS, **options})
+    settings = Settings.load()
+    tuning = find_tuning(settings.tuning, Cache(settings.cache), "")
+    setup = ModelSetup(config, **{**DEFAULTS, **options}, tuning=tuning)
     setup.check()
     expect_range(workers, 2, None, "workers")
     return build_bundle(setup, folder, workers, arch)

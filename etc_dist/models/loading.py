@@ -87,7 +87,7 @@ def load(
         check_ranks(config, world.size)
         if found is not None:
             setup = ModelSetup(config, **options, ranks=world.size)
-            found.expect(ARCH, setup.parameters())
+            found.expect(ARCH, setup.of_bundle(found).parameters())
         weights = read_weights(options.pop("dtype"), Part(world.rank, world.size))
     return Model(config, weights, **options, bundle=found, world=world)
 

@@ -23,6 +23,7 @@ from etc_dist.models.sampling import Sampling, checked_sampling
 from etc_dist.models.setup import ModelSetup
 from etc_dist.models.step_policy import ROWS, padded
 from etc_dist.models.weights import check_weights
+from etc_dist.ops.tuning import tuning_of
 from etc_dist.program import Bound, set_capacity_hint
 from etc_dist.runtime.build import ARCH
 from etc_dist.runtime.bundle import Bundle
@@ -82,7 +83,10 @@ class Model:
                 dtype = check_weights(weights, config, self.part)
                 setup = replace(setup, dtype=dtype)
                 if bundle is not None:
+                    setup = setup.of_bundle(bundle)
                     bundle.expect(ARCH, setup.parameters())
+            if bundle is None:
+                setup = replace(setup, tuning=tuning_of(self.world))
             self.batch, self.positions = batch, setup.most_positions
             self.steps_per_launch = steps_per_launch
             most_pages, all_pages = setup.most_pages, setup.all_pages

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from typing import Any
 
@@ -18,8 +18,10 @@ from etc_dist.models.rows import MOST_STOPS
 from etc_dist.models.step_policy import MOST_STEPS, ROWS, StepPolicy, step_counts
 from etc_dist.models.weights import weight_shapes
 from etc_dist.ops.deterministic import BATCH, check_deterministic
+from etc_dist.ops.tuning import Tuning, default_tuning, parse
 from etc_dist.runtime.array_checks import bind_dims
 from etc_dist.runtime.arrays import Array
+from etc_dist.runtime.bundle import Bundle
 
 DEFAULT_POSITIONS = 2048
 UNUSED_FIELDS = ("positions", "rope", "rope_base", "is_tied", "stop_tokens")
@@ -40,6 +42,7 @@ class ModelSetup:
     pages: int | None = None
     deterministic: str = "run"
     ranks: int = 1
+    tuning: Tuning = field(default_factory=default_tuning)
 
     def check(self) -> None:
         """Raise TypeError or ArgumentError for options that no model has."""
@@ -91,9 +94,18 @@ class ModelSetup:
         sizes = self.own.sizes(self.page_size, self.dtype)
         return decoder_graph(self.ranks, sizes=sizes, early=self.schedule == "static")
 
+    def of_bundle(self, bundle: Bundle) -> ModelSetup:
+        """With the bundle's tuning: its proofs are for these tiles."""
+        known = bundle.parameters.get("tuning")
+        if known is None:
+            return self
+        origin = f"of bundle {bundle.folder}"
+        return replace(self, tuning=parse(known, origin, origin))
+
     def policy(self, workers: int | None) -> StepPolicy:
         """Of a rank's steps, on GPUs with so many workers."""
-        return StepPolicy(self.own, workers, in_order=self.deterministic == BATCH)
+        in_order = self.deterministic == BATCH
+        return StepPolicy(self.own, workers, in_order=in_order, tuning=self.tuning)
 
     def parameters(self) -> dict[str, Any]:
         """By name, for the manifest of a bundle."""
@@ -102,6 +114,7 @@ class ModelSetup:
         for name in UNUSED_FIELDS:
             del config[name]
         found |= {"positions": self.most_positions, "pages": self.all_pages}
+        found["tuning"] = self.tuning.document()
         return {**config, **found}
 
     def dims(self, graph: GraphFunction, workers: int) -> Iterator[dict[str, int]]:

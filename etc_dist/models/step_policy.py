@@ -12,6 +12,7 @@ from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.models.config import ModelConfig
 from etc_dist.models.experts import Mixture
 from etc_dist.ops.matmul_policy import MOST_SWAPPED_ROWS, SHAPES, choose, estimate
+from etc_dist.ops.tuning import Tuning, default_tuning
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """The numbers of rows of a step. Others are padded to the next one, so that there are
@@ -51,6 +52,7 @@ class StepPolicy:
     workers: int | None
     shapes: Sequence[TileShape] = STEP_SHAPES
     in_order: bool = False
+    tuning: Tuning = field(default_factory=default_tuning)
     _known: dict[tuple[int, int], dict[str, int]] = field(
         default_factory=dict, repr=False, compare=False
     )
@@ -134,7 +136,8 @@ class StepPolicy:
                 return tiles
             of_all = groups * tiles * shape.columns
             waves = -(-2 * groups * tiles // self.workers)
-            return TASK_US * waves + estimate(shape, height, of_all, k, self.workers)
+            sizes = height, of_all, k, self.workers
+            return TASK_US * waves + estimate(shape, *sizes, self.tuning)
 
         known = [
             number
@@ -146,7 +149,8 @@ class StepPolicy:
     def _shape(self, rows: int, n: int, k: int, *, gated: bool) -> int:
         if self.workers is not None:
             kinds = {"gated": gated, "in_order": self.in_order}
-            return choose(rows, n, k, self.workers, self.shapes, **kinds)
+            sizes = rows, n, k, self.workers
+            return choose(*sizes, self.shapes, **kinds, tuning=self.tuning)
         tasks = {
             number: -(-rows // s.rows) * -(-n // s.columns)
             for number, s in enumerate(self.shapes)

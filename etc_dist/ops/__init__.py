@@ -4,7 +4,8 @@ matmul_reduce_scatter.py   GEMM + Reduce-Scatter: the graph and the user's objec
 float_partials.py          its graph with partial sums in fp32
 all_gather_matmul.py       AllGather + GEMM
 matmul.py                  a matrix multiplication on each rank
-matmul_policy.py           which tiles it uses
+matmul_policy.py           which tiles it uses: a model of their times
+tuning.py                  the constants of the model, by kind of GPU: tuned/
 functional.py              the operations as functions
 operation.py               Operation: which program runs a call
 argument_table.py          names and shapes of an operation's arrays

@@ -150,6 +150,13 @@ class ArgumentTable:
         layout = "kn" if w is not None and w.order == "F" else "nk"
         return Arguments(arrays, dims, dtype, layout, out, is_empty)
 
+    def check_dims(self, dims: Mapping[str, int]) -> None:
+        """ArgumentError unless there is a number for each dim of the inputs."""
+        names = {axis.dim: None for one in self.inputs for axis in one.axes}
+        if dims.keys() != names.keys():
+            got = ", ".join(f"{name}={value}" for name, value in dims.items())
+            raise self.error(f"the dims {', '.join(names)}", got)
+
     def error(self, wanted: str, got: str) -> ArgumentError:
         return ArgumentError(
             f"the arguments do not fit {self.name}",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from etc_dist.compiler import world_or_current
@@ -12,10 +12,15 @@ from etc_dist.functions.tile_matmul import Tiles, TileShape
 from etc_dist.ir import Expr, Graph, graph_function
 from etc_dist.ops.argument_table import ArgumentTable
 from etc_dist.ops.deterministic import BATCH
-from etc_dist.ops.matmul_policy import SHAPES, choose
+from etc_dist.ops.matmul_policy import SHAPES, explained
 from etc_dist.ops.operation import Candidate, Operation
 from etc_dist.ops.order import tile_grid
+from etc_dist.ops.tuning import Tuning, tuning_of
+from etc_dist.schedule.plan import Choice
 from etc_dist.world import World
+
+ONLY = TileShape(TILE, TILE, "rows")
+"""The tiles for transposed weights."""
 
 
 @graph_function
@@ -87,16 +92,9 @@ class Matmul(Operation):
             "out [m, n]",
             transposable="w",
         )
-        candidate = Candidate(
-            matmul_graph,
-            self.sizes,
-            choose=lambda dims, workers: {
-                "shape": self._choose(dims["m"], dims["n"], dims["k"], workers)
-            },
-        )
         super().__init__(
             table,
-            [candidate],
+            [Candidate(matmul_graph, self.sizes, policy=self._choose)],
             world,
             schedule=schedule,
             trace=trace,
@@ -114,8 +112,17 @@ class Matmul(Operation):
         for name, size in zip("mnk", (m, n, k), strict=True):
             expect_range(size, 1, None, name)
         if transposed:
-            return str(TileShape(TILE, TILE, "rows"))
-        return str(self._shapes[self._choose(m, n, k, self.program.workers)])
+            return str(ONLY)
+        workers, dims = self.program.workers, {"m": m, "n": n, "k": k}
+        (choice,) = self._choose(tuning_of(self.world), "nk", dims, workers)
+        return str(self._shapes[choice.value])
 
-    def _choose(self, m: int, n: int, k: int, workers: int) -> int:
-        return choose(m, n, k, workers, self._shapes, in_order=self._in_order)
+    def _choose(
+        self, tuning: Tuning, w_layout: str, dims: Mapping[str, int], workers: int
+    ) -> list[Choice]:
+        if w_layout == "kn":
+            only = f"tiles of {ONLY}: the only ones for transposed weights"
+            return [Choice("shape", 0, lambda: [only])]
+        sizes, in_order = (dims["m"], dims["n"], dims["k"]), self._in_order
+        given = sizes, workers, self._shapes, tuning
+        return [explained("shape", *given, in_order=in_order)]

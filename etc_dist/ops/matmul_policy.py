@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 
 from etc_dist.functions.tile_matmul import TileShape
+from etc_dist.ops.order import ROW_GROUP
+from etc_dist.ops.tuning import Constants, Measured, Tuning, default_tuning
+from etc_dist.schedule.plan import Choice
 
 SHAPES = (
     *(TileShape(r, 64, "k", swapped=True) for r in (32, 64)),
@@ -25,22 +30,136 @@ IN_ONE_WAVE = (TileShape(64, 80, "k", swapped=True),)
 """Chosen for one tile down and one wave only: other times were not measured."""
 GATED = tuple(number for number, one in enumerate(SHAPES) if one.may_be_gated)
 """Those that may be gated."""
-SM_BYTES_PER_US = 78_000
-"""The rate of one SM's bulk copies. This and the next ones fit the times of all tiles
-for five N and K at M = 1 to 1024 on an H200, without the narrow ones for few
-rows: the chosen ones take at most 7 % more than the best ones, 0.3 % on average."""
-MEMORY_BYTES_PER_US = 5_350_000
-IDLE = 0.15
-"""For few rows, one tile: the share of the memory's rate that is lost if no worker
-reads."""
-START_US = 0.01
-"""For few rows: of each pair that has a tile. Both order tiles that differ little."""
-CYCLES_PER_US = 1700
-LAUNCH_US = 8.6
-SWAPPED_US = 1.7
-"""The end of a tile, if it is swapped: its sums go through shared memory."""
-EXCHANGE_US = 0.5
-"""Of a pair that splits k."""
+FEWEST_ROWS = 8
+"""The tensor cores multiply no fewer."""
+NEAR = 1 / 8
+"""Up to this share, other n and k are of one class with measured ones."""
+BOUNDS = ("copies into the SMs", "reads from memory", "the tensor cores")
+NEXT = 3
+"""Further tiles that an explanation lists."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """The numbers of a matrix multiplication on some tiles that its time depends on.
+
+    started: for few rows, the pairs of workers that have a tile. idle: for few rows,
+    the share of pairs that have none. copied, read, cycles: bytes into an SM, bytes
+    from memory and cycles of wgmma, of a stage."""
+
+    stages: int
+    waves: int
+    tasks: int
+    started: int
+    idle: float
+    copied: int
+    read: float
+    cycles: float
+    swapped: bool
+    splits_k: bool
+
+    def stage_us(self, constants: Constants) -> tuple[float, float, float]:
+        """A stage takes the longest of these: its copies, the memory's reads and its
+        wgmmas."""
+        read = self.read / constants.memory_bytes_per_us
+        return (
+            self.copied / constants.sm_bytes_per_us,
+            read * (1 + constants.idle * self.idle),
+            self.cycles / constants.cycles_per_us,
+        )
+
+    def ends(self, constants: Constants) -> int:
+        """The ends of tiles that take time: the next tile's stages are copied during
+        the end of one."""
+        *loaded, multiplied = self.stage_us(constants)
+        return self.waves if multiplied >= max(loaded) else 1
+
+    def us(self, constants: Constants) -> float:
+        """The launch, and for each wave of tiles its stages and its end."""
+        start = constants.start_us * self.started
+        stages = self.stages * max(self.stage_us(constants))
+        end = constants.swapped_us * self.swapped + constants.exchange_us * (
+            self.splits_k
+        )
+        return constants.launch_us + start + stages + self.ends(constants) * end
+
+
+def work_of(shape: TileShape, m: int, n: int, k: int, workers: int) -> Work:
+    """The work of x [m, k] and w [n, k] on tiles of `shape`."""
+    pairs = max(1, workers // 2)
+    down = -(-m // shape.rows)
+    tasks = down * -(-n // shape.columns)
+    waves, active = -(-tasks // pairs), min(tasks, pairs)
+    depth = shape.step  # of the pair
+    few = shape.swapped and down == 1
+    # A wgmma takes half a cycle for each column.
+    blocks = -(-shape.worker_columns // 64) if shape.swapped else 2
+    wide = shape.worker_rows if shape.swapped else shape.worker_columns
+    return Work(
+        stages=waves * -(-k // depth),
+        waves=waves,
+        tasks=tasks,
+        started=active if few else 0,
+        idle=1 - active / pairs if few else 0.0,
+        copied=shape.stage_bytes,
+        read=active * shape.columns * depth * 2 / min(down, pairs),
+        cycles=blocks * shape.depth / 16 * wide / 2,
+        swapped=shape.swapped,
+        splits_k=shape.split == "k",
+    )
+
+
+def estimate(
+    shape: TileShape, m: int, n: int, k: int, workers: int, tuning: Tuning | None = None
+) -> float:
+    """Microseconds by the model."""
+    constants = (tuning or default_tuning()).constants
+    return work_of(shape, m, n, k, workers).us(constants)
+
+
+@dataclass(frozen=True)
+class Rating:
+    """number: of tiles in a sequence of shapes. measured: where, if it was."""
+
+    number: int
+    us: float
+    measured: Measured | None = None
+
+
+def rate(
+    m: int,
+    n: int,
+    k: int,
+    workers: int,
+    shapes: Sequence[TileShape] = SHAPES,
+    *,
+    gated: bool = False,
+    in_order: bool = False,
+    tuning: Tuning | None = None,
+) -> list[Rating]:
+    """The tiles that may serve x [m, k] and w [n, k], the fastest ones first: those
+    that were measured at such sizes, then the others by the model. gated: those that
+    may be gated. in_order: those that add k in its order, so that a row has the same
+    bits for each m."""
+    tuning = tuning or default_tuning()
+    few = min(m, MOST_SWAPPED_ROWS)
+    found = [
+        Rating(number, estimate(one, m, n, k, workers, tuning))
+        for number, one in enumerate(shapes)
+        if (one.may_be_gated or not gated)
+        and (one.k_parts == 1 or not in_order)
+        and not (one.swapped and one.rows < few)
+        and (one not in IN_ONE_WAVE or _fits_at_once(one, m, n, workers))
+    ]
+    found.sort(key=lambda one: one.us)
+    named = {str(shapes[one.number]): one.number for one in found}
+    near = _nearest(tuning, (m, n, k), workers, [shapes[one.number] for one in found])
+    if near is None:
+        return found
+    known = [Rating(named[t], us, near) for t, us in near.us.items() if t in named]
+    known.sort(key=lambda one: one.us)
+    numbers = {one.number for one in known}
+    return known + [one for one in found if one.number not in numbers]
 
 
 def choose(
@@ -52,20 +171,33 @@ def choose(
     *,
     gated: bool = False,
     in_order: bool = False,
+    tuning: Tuning | None = None,
 ) -> int:
-    """The position in `shapes` of the tiles that take the least time for x [m, k] and
-    w [n, k]. gated: of those that may be gated. in_order: of those that add k in its
-    order, so that a row has the same bits for each m."""
-    few = min(m, MOST_SWAPPED_ROWS)
-    times = {
-        number: estimate(one, m, n, k, workers)
-        for number, one in enumerate(shapes)
-        if (one.may_be_gated or not gated)
-        and (one.k_parts == 1 or not in_order)
-        and not (one.swapped and one.rows < few)
-        and (one not in IN_ONE_WAVE or _fits_at_once(one, m, n, workers))
-    }
-    return min(times, key=times.__getitem__)
+    """The position in `shapes` of the fastest tiles; arguments as for `rate`."""
+    kinds = {"gated": gated, "in_order": in_order}
+    return rate(m, n, k, workers, shapes, **kinds, tuning=tuning)[0].number
+
+
+def explained(
+    dim: str,
+    sizes: tuple[int, int, int],
+    workers: int,
+    shapes: Sequence[TileShape],
+    tuning: Tuning,
+    *,
+    gated: bool = False,
+    in_order: bool = False,
+) -> Choice:
+    """`choose` for m, n and k, as the value of a dim, with its reasons."""
+    kinds = {"gated": gated, "in_order": in_order}
+    ratings = rate(*sizes, workers, shapes, **kinds, tuning=tuning)
+    reasons = partial(_explain, sizes, workers, shapes, ratings, tuning)
+    return Choice(dim, ratings[0].number, reasons)
+
+
+def row_class(m: int) -> int:
+    """The largest number of rows that is measured together with m."""
+    return max(FEWEST_ROWS, 1 << (m - 1).bit_length())
 
 
 def _fits_at_once(shape: TileShape, m: int, n: int, workers: int) -> bool:
@@ -73,27 +205,67 @@ def _fits_at_once(shape: TileShape, m: int, n: int, workers: int) -> bool:
     return m <= shape.rows and -(-n // shape.columns) <= workers // 2
 
 
-def estimate(shape: TileShape, m: int, n: int, k: int, workers: int) -> float:
-    """Microseconds: the launch, and for each wave of tiles its stages and its end. A
-    stage takes the longest of its copies, the memory's reads and its wgmmas."""
-    pairs = max(1, workers // 2)
-    down = -(-m // shape.rows)
-    tasks = down * -(-n // shape.columns)
-    waves, active = -(-tasks // pairs), min(tasks, pairs)
-    splits_k = shape.split == "k"
-    depth = shape.depth * (2 if splits_k else 1)  # of the pair
-    copied = shape.stage_bytes / SM_BYTES_PER_US
-    read = active * shape.columns * depth * 2 / min(down, pairs) / MEMORY_BYTES_PER_US
-    start = 0.0
-    if shape.swapped and down == 1:
-        read *= 1 + IDLE * (1 - active / pairs)
-        start = START_US * active
-    # A wgmma takes half a cycle for each column.
-    blocks = -(-shape.worker_columns // 64) if shape.swapped else 2
-    wide = shape.worker_rows if shape.swapped else shape.worker_columns
-    multiplied = blocks * shape.depth / 16 * wide / 2 / CYCLES_PER_US
-    end = SWAPPED_US * shape.swapped + EXCHANGE_US * splits_k
-    stages = waves * -(-k // depth) * max(copied, read, multiplied)
-    # The next tile's stages are copied during the end of one.
-    ends = waves if multiplied >= max(copied, read) else 1
-    return LAUNCH_US + start + stages + ends * end
+def _nearest(
+    tuning: Tuning,
+    sizes: tuple[int, int, int],
+    workers: int,
+    allowed: Sequence[TileShape],
+) -> Measured | None:
+    """The measured sizes of the same class: of as many waves on each of the tiles,
+    among them allowed[0], the model's choice."""
+    m, n, k = sizes
+
+    def serves(one: Measured) -> bool:
+        near = all(abs(a - b) <= NEAR * b for a, b in ((n, one.n), (k, one.k)))
+        if not near or row_class(m) != one.m or str(allowed[0]) not in one.us:
+            return False
+        waves = [
+            {
+                work_of(shape, *at, workers).waves
+                for at in (sizes, (one.m, one.n, one.k))
+            }
+            for shape in allowed
+            if str(shape) in one.us
+        ]
+        return all(len(each) == 1 for each in waves)
+
+    found = filter(serves, tuning.measured if workers == tuning.workers else ())
+    return min(
+        found, key=lambda one: abs(n / one.n - 1) + abs(k / one.k - 1), default=None
+    )
+
+
+def _explain(
+    sizes: tuple[int, int, int],
+    workers: int,
+    shapes: Sequence[TileShape],
+    ratings: Sequence[Rating],
+    tuning: Tuning,
+) -> list[str]:
+    """The reasons for the first one of `ratings`."""
+    best, shape = ratings[0], shapes[ratings[0].number]
+    work, pairs = work_of(shape, *sizes, workers), max(1, workers // 2)
+    stage = work.stage_us(tuning.constants)
+    bound = BOUNDS[stage.index(max(stage))]
+    counts = [_counted(work.tasks, "tile"), _counted(work.waves, "wave")]
+    others = [f"{shapes[one.number]}: {_time(one)}" for one in ratings[1 : 1 + NEXT]]
+    order = f"{ROW_GROUP} tiles down first"
+    return [
+        f"tiles of {shape}: {_time(best)} for {' x '.join(map(str, sizes))}",
+        f"  pairs of workers, {', '.join(counts)} of {pairs} pairs, {order}",
+        f"  {_counted(work.stages, 'stage')} of {max(stage):.2f} us, bound by {bound}; "
+        f"{shape.stage_bytes >> 10} KB, {shape.step} of k",
+        *(f"  next: {each}" for each in others),
+        f"  tuning: {tuning.show()}",
+    ]
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count > 1)}"
+
+
+def _time(one: Rating) -> str:
+    if one.measured is None:
+        return f"{one.us:.1f} us predicted"
+    at = one.measured
+    return f"{one.us:.1f} us measured at {at.m} x {at.n} x {at.k}"

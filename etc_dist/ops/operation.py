@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Self, TypeVar, cast
 
 from etc_dist.compiler import check_options, compile
@@ -17,15 +18,18 @@ from etc_dist.errors import WorldError, as_refusal
 from etc_dist.ir import GraphFunction
 from etc_dist.ops.argument_table import Arguments, ArgumentTable, Known
 from etc_dist.ops.deterministic import GUARANTEES, check_deterministic
+from etc_dist.ops.tuning import Tuning, tuning_of
 from etc_dist.program import (
     Bound,
     CapacityHint,
     Program,
     cannot_capture_first_call,
     set_capacity_hint,
+    set_policy,
 )
 from etc_dist.runtime.arrays import UNKNOWN, empty_like, identity
 from etc_dist.runtime.stream import is_capturing, stream_for
+from etc_dist.schedule.plan import Choice
 from etc_dist.world import World
 from etc_dist.world.agreement import sign
 
@@ -41,8 +45,11 @@ class Candidate:
     options: Mapping[str, Any] = field(default_factory=dict)
     serves: Callable[[Mapping[str, int]], bool] = lambda dims: True
     capacity: CapacityHint | None = None
-    choose: Callable[[Mapping[str, int], int], Mapping[str, int]] = lambda dims, n: {}
-    """Dims of the graph that no array has, from the others and the workers of a GPU."""
+    policy: Callable[[Tuning, str, Mapping[str, int], int], Sequence[Choice]] | None = (
+        None
+    )
+    """Chooses the dims of the graph that no array has, from the tuning of the GPUs, the
+    layout of the weights, the other dims, and the workers of a GPU."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +125,20 @@ class Operation:
             )
         return program
 
+    def show(self, **dims: int) -> str:
+        """Graph, plan and what is not proved of the program that serves a call with
+        these dims, the numbers at that shape, and the chosen tiles with the reasons.
+        Without dims, those of `program`. A program has to be compiled before."""
+        if not dims:
+            return self.program.show()
+        dims = {**self._known.dims, **dims}
+        self._table.check_dims(dims)
+        place = next(i for i, c in enumerate(self._candidates) if c.serves(dims))
+        found = (p for kind, p in self._programs.items() if kind.candidate == place)
+        program = next(found, None) or self.program
+        names = [dim.name for dim in program.plan.graph.dims if dim.name in dims]
+        return program.show(**{name: dims[name] for name in names})
+
     def synchronize(self) -> None:
         """Wait for the last call on every rank; raises its error. Collective."""
         with self.world.exclusive:
@@ -180,8 +201,8 @@ class Operation:
             self._agree(f"first call, {kind.dtype}, w_layout={kind.w_layout}")
             program = self._compile(kind)
         graph = program.plan.graph
-        chosen = self._candidates[place].choose(dims, program.workers)
-        arguments = replace(arguments, dims={**dims, **chosen})
+        dims = program.plan.chosen(dims, program.workers)
+        arguments = replace(arguments, dims=dims)
         tensors = arguments.tensors(graph, self.world.rank)
         bound = program.bind(tensors, arguments.graph_dims(graph))
         self._last = program
@@ -209,9 +230,15 @@ class Operation:
             options["w_layout"] = kind.w_layout
         with self.world.refusing(f"the options of {self._table.name}"):
             graph = candidate.graph(self.world.size, **options)
+        policy = None
+        if candidate.policy is not None:
+            tuning = tuning_of(self.world)
+            policy = partial(candidate.policy, tuning, kind.w_layout)
         program = compile(graph, self.world, schedule=self._schedule, trace=self._trace)
         if candidate.capacity is not None:
             set_capacity_hint(program, candidate.capacity)
+        if policy is not None:
+            set_policy(program, policy)
         self._programs[kind] = program
         return program
 

@@ -1,6 +1,6 @@
 """Scheduling: a graph function becomes a plan, which stays symbolic.
 
-plan.py      lanes and units, as arithmetic; loops.py: the loops of a lane
+plan.py      lanes, units and policies, as arithmetic; loops.py: the loops of a lane
 static.py    the static plan
 dynamic.py   the dynamic plan
 """

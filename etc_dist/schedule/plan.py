@@ -24,8 +24,8 @@ of a later pass after all other units of the lane and the earlier passes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, wraps
 from typing import Any, TypeVar
 
@@ -254,6 +254,20 @@ class Lane:
 
 
 @dataclass(frozen=True)
+class Choice:
+    """The chosen value of a dim that no array has; `reasons()` are lines of text."""
+
+    dim: str
+    value: int
+    reasons: Callable[[], Sequence[str]]
+
+
+Policy = Callable[[Mapping[str, int], int], Sequence[Choice]]
+"""The choices for a run, from its other dims and the number of workers. Neither the
+source nor its arguments depend on them."""
+
+
+@dataclass(frozen=True)
 class Plan:
     """A scheduled graph function. Every worker runs all lanes. The number of resident
     workers is a launch argument, not part of the plan."""
@@ -261,6 +275,7 @@ class Plan:
     graph: GraphFunction
     schedule: str
     lanes: tuple[Lane, ...]
+    policy: Policy | None = field(default=None, repr=False, compare=False)
 
     @property
     def cluster(self) -> int:
@@ -280,9 +295,21 @@ class Plan:
             for t in lane.tasks(call, unit, env):
                 yield call, t
 
+    def chosen(self, dims: Mapping[str, int], workers: int) -> dict[str, int]:
+        """All dims of a run, of which the policy chooses those that are not given."""
+        choices = self.policy(dims, workers) if self.policy is not None else ()
+        return {**{one.dim: one.value for one in choices}, **dims}
+
     def show(self, workers: int | None = None, **dims: int) -> str:
-        """Stable text; with dims and workers, also the numbers at that shape."""
-        graph = self.graph
+        """Stable text; with dims and workers, also the numbers at that shape, and the
+        choices of the policy for dims that are not given."""
+        graph, reasons = self.graph, []
+        if dims and workers and self.policy is not None:
+            for one in self.policy(dims, workers):
+                if one.dim not in dims:
+                    reasons += [f"{one.dim} = {one.value}: {one.reasons()[0]}"]
+                    reasons += one.reasons()[1:]
+            dims = self.chosen(dims, workers)
         env = graph.environment(checked_dims(graph, dims), 0) if dims else None
         lines = [f"plan {self.graph.name} ({self.schedule})"]
         if any(e.cross_rank for e in self.graph.events):
@@ -299,7 +326,7 @@ class Plan:
                 lines.append(
                     f"  {total} units = {total / groups:.2f} waves of {groups}"
                 )
-        return "\n".join(lines) + "\n"
+        return "\n".join(lines + reasons) + "\n"
 
 
 def _show_items(

@@ -15,7 +15,9 @@ from etc_dist.layers.mlp_tiles import (
     mlp_tiles_graph,
 )
 from etc_dist.ops.matmul_policy import GATED, SHAPES
+from etc_dist.ops.tuning import default_tuning
 from etc_dist.runtime.memory_plan import Capacity, plan_memory
+from etc_dist.schedule.plan import Choice
 from tests.conftest import some_of
 from tests.layers.programs import SCHEDULES
 
@@ -67,6 +69,9 @@ def test_one_rank_has_one_program(one_rank, make, compiled):
     layer = make("mlp", 40, 24, gathered=64)
     layer.check(65)
     assert compiled == [TILES]
+    shown = layer.layer.show(rows=65)
+    assert "us predicted for 65 x 48 x 40\n" in shown
+    assert "us predicted for 65 x 40 x 24\n" in shown
 
 
 @pytest.mark.mpi(max_size=2)
@@ -74,8 +79,9 @@ def test_one_rank_has_one_program(one_rank, make, compiled):
 def test_any_tiles_give_the_result(number, make, monkeypatch):
     """Two blocks and more of all ranks' rows; tails of rows, hidden and inner."""
     shapes = {"gate_up_shape": number, "down_shape": (number + 5) % len(SHAPES)}
+    choices = [Choice(name, shape, list) for name, shape in shapes.items()]
     monkeypatch.setattr(
-        "etc_dist.layers.mlp.choose_shapes", lambda *_, in_order: shapes
+        "etc_dist.layers.mlp.choose_shapes", lambda *_, in_order, tuning: choices
     )
     layer = make("mlp", 328, 136)
     layer.check(300 // layer.layer.world.size)
@@ -90,7 +96,8 @@ def test_memory_is_for_any_number_of_gathered_rows(schedule, world_size, first):
 
     def of(rows: int) -> dict[str, int]:
         dims = {"rows": rows, "hidden": 5120, "inner": 25600 // world_size}
-        return dims | choose_shapes(dims, world_size, 132, SHAPES)
+        chosen = choose_shapes(dims, world_size, 132, SHAPES, tuning=default_tuning())
+        return dims | {one.dim: one.value for one in chosen}
 
     for dims in capacity_dims(of(first), most, SHAPES):
         capacity = capacity.grown(plan_memory(plan, dims))

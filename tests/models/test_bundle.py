@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from etc_dist.models import load
 from etc_dist.models.bundle import bundle_model
 from etc_dist.models.config import read_config
 from etc_dist.models.setup import ModelSetup
+from etc_dist.ops.tuning import default_tuning
 from tests.models.small import make_model
 from tests.models.test_model import EXPERTS, expect_best
 
@@ -97,6 +99,21 @@ def test_a_model_with_a_bundle_compiles_and_proves_nothing(
     if not changes:
         for prompt, new in zip(prompts, found, strict=True):
             expect_best(folder, prompt, new)
+
+
+def test_a_model_has_the_tiles_for_which_its_bundle_has_proofs(
+    folder, one_rank, uncompiled, tmp_path, monkeypatch
+):
+    tuning = replace(default_tuning(), device="NVIDIA GB99")
+    path = tmp_path / "tuning.json"
+    path.write_text(json.dumps(tuning.document()))
+    monkeypatch.setenv("ETC_DIST_TUNING", str(path))
+    made = new_bundle(folder, one_rank)
+    monkeypatch.delenv("ETC_DIST_TUNING")
+    with load(folder, bundle=made, world=one_rank) as loaded:
+        assert loaded._policy.tuning == tuning
+    with load(folder, **OPTIONS, world=one_rank) as loaded:
+        assert loaded._policy.tuning == default_tuning()
 
 
 def test_other_options_are_named(folder, bundle, one_rank):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-import etc_dist.ops.matmul as module
 from etc_dist import Matmul
-from etc_dist.errors import ArgumentError
+from etc_dist.errors import ArgumentError, WorldError
 from etc_dist.ops.matmul_policy import SHAPES
+from etc_dist.ops.tuning import tuning_of
+from etc_dist.schedule.plan import Choice
 from tests.conftest import first_always
 
 pytestmark = pytest.mark.mpi
@@ -37,12 +38,40 @@ SIZES = first_always([(70, 520, 200), (3, 8, 8), (300, 1304, 584)], 2)
 def test_all_tiles_sum_small_integers_exactly(
     shape, m, n, k, make, problem, monkeypatch
 ):
-    monkeypatch.setattr(module, "choose", lambda *sizes, in_order: shape)
+    chosen = [Choice("shape", shape, list)]
+    monkeypatch.setattr(Matmul, "_choose", lambda *arguments: chosen)
     op = make(Matmul)
     p = problem(Matmul, (m, n, k))
     op(p.x, p.w, p.out)
     op.synchronize()
     p.check_exact(p.out)
+
+
+def test_show_gives_the_chosen_tiles_and_the_next_ones(make, problem, world):
+    op = make(Matmul)
+    with pytest.raises(WorldError, match="no program yet"):
+        op.show(m=64, n=264, k=136)
+    with pytest.raises(ArgumentError, match=r"wanted: the dims m, k, n\n.*m=64\n"):
+        op.show(m=64)
+    p = problem(Matmul, (64, 264, 136))
+    op(p.x, p.w, p.out)
+    shape = op.policy(64, 264, 136)
+    text = op.show(m=64, n=264, k=136)
+    assert f"tiles of {shape}: " in text and text.count("  next: ") == 3
+    assert text == op.program.show(m=64, n=264, k=136)
+    shown = op.program.plan.show(132, m=64, n=5120, k=25600)
+    assert shown.endswith(
+        "shape = 2: tiles of 64 x 80, split k, swapped: 60.7 us predicted for "
+        "64 x 5120 x 25600\n"
+        "  pairs of workers, 64 tiles, 1 wave of 66 pairs, 8 tiles down first\n"
+        "  100 stages of 0.49 us, bound by reads from memory; 36 KB, 256 of k\n"
+        "  next: 64 x 128, split columns, swapped: 94.7 us predicted\n"
+        "  next: 64 x 64, split k, swapped: 95.5 us predicted\n"
+        "  next: 128 x 112, split columns: 129.4 us predicted\n"
+        f"  tuning: {tuning_of(world).show()}\n"
+    )
+    given = op.program.plan.show(132, m=64, n=5120, k=25600, shape=3)
+    assert "tiles of" not in given and "320 units" in given
 
 
 @pytest.mark.parametrize("sizes", [(0, 8, 8), (8, 0, 8), (8, 8, 0)])

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from etc_dist.functions.tile_matmul import TileShape
-from etc_dist.ops.matmul_policy import SHAPES, choose, estimate
+from etc_dist.ops.matmul_policy import SHAPES, choose, estimate, explained, rate
+from etc_dist.ops.tuning import Measured, default_tuning
 
 WORKERS = 132
 
@@ -31,6 +34,57 @@ def test_the_tiles_measured_best_are_chosen(m, n, k, shape):
 
 def test_few_rows_are_one_tile_down():
     assert all(SHAPES[choose(m, 5120, 25600, WORKERS)].rows >= m for m in range(1, 65))
+
+
+def test_the_choice_follows_the_constants():
+    sizes = 64, 5120, 25600, WORKERS
+    before = default_tuning()
+    for name, factor in {"exchange_us": 100, "cycles_per_us": 1 / 4}.items():
+        value = factor * getattr(before.constants, name)
+        changed = replace(before, constants=replace(before.constants, **{name: value}))
+        assert choose(*sizes, tuning=changed) != choose(*sizes)
+
+
+MEASURED = (
+    Measured(
+        *(64, 5120, 3200),
+        {"64 x 80, split k, swapped": 21.0, "64 x 128, split columns, swapped": 20.0},
+    ),
+    Measured(
+        *(512, 4096, 4096),
+        {"128 x 256, split columns": 30.0, "256 x 128, split rows": 20.0},
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options", "counts"),
+    [
+        ((64, 5120, 3200), {}, True),
+        ((33, 5120, 3200), {}, True),
+        ((64, 5240, 3500), {}, True),
+        ((32, 5120, 3200), {}, False),  # another class of rows
+        ((65, 5120, 3200), {}, False),
+        ((64, 5120, 3608), {}, False),
+        ((64, 5120, 3200), {"in_order": True}, False),  # the model's tiles split k
+        ((400, 4096, 4096), {}, True),
+        ((512, 4224, 4096), {}, False),  # one of the tiles takes two waves
+        ((64, 5120, 3200), {"workers": 78}, False),
+    ],
+)
+def test_measured_tiles_are_preferred_within_their_class(sizes, options, counts):
+    tuning = replace(default_tuning(), measured=MEASURED)
+    workers = options.pop("workers", WORKERS)
+    model = rate(*sizes, workers, **options)
+    found = rate(*sizes, workers, **options, tuning=tuning)
+    if not counts:
+        assert found == model
+        return
+    us = {str(SHAPES[one.number]): one.us for one in found[:2]}
+    assert us in [one.us for one in MEASURED] and found[0].us == 20.0
+    assert sorted(one.number for one in found) == sorted(one.number for one in model)
+    reasons = explained("shape", sizes, workers, SHAPES, tuning).reasons()
+    assert "20.0 us measured at " in reasons[0]
 
 
 def test_one_more_tile_than_workers_takes_another_wave():

@@ -1,0 +1,229 @@
+"""Tunings: what is measured on a kind of GPU to choose the tiles of matmuls.
+
+A tuning has the constants of the model in `matmul_policy.py`, and sizes at which other
+tiles were faster than those of the model. Those in `tuned/` belong to the package;
+`etc-dist tune` measures one and saves it in the cache.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from etc_dist.cache import Cache, Entry, canonical, sha256
+from etc_dist.errors import ArgumentError
+from etc_dist.settings import AUTO
+
+if TYPE_CHECKING:
+    from etc_dist.world import World
+
+FORMAT = 1
+KIND = "tunings"
+"""The kind of entries of the cache."""
+DEFAULT = "h200"
+"""The tuning of GPUs without one of their own."""
+AGAIN = "measure it again: etc-dist tune"
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Of the model of a matmul's time. Times are in microseconds."""
+
+    launch_us: float
+    """Launch, the first loads, and the end of the last tile."""
+    start_us: float
+    """For few rows: of each pair of workers that has a tile."""
+    sm_bytes_per_us: float
+    """The rate of one SM's bulk copies."""
+    memory_bytes_per_us: float
+    idle: float
+    """For few rows, one tile: the share of the memory's rate that is lost if no worker
+    reads."""
+    cycles_per_us: float
+    """Of the tensor cores."""
+    swapped_us: float
+    """The end of a swapped tile: its sums go through shared memory."""
+    exchange_us: float
+    """Of a pair that splits k."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Microseconds of x [m, k] @ w [n, k].T, by the text of its tiles."""
+
+    m: int
+    n: int
+    k: int
+    us: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """workers: of a GPU of the kind `device`. origin: for messages."""
+
+    device: str
+    workers: int
+    constants: Constants
+    measured: tuple[Measured, ...] = ()
+    origin: str = field(default="", compare=False)
+
+    def document(self) -> dict[str, Any]:
+        """For JSON, with a checksum."""
+        found = {"format": FORMAT, **asdict(self)}
+        del found["origin"]
+        found["measured"] = list(found["measured"])
+        return {**found, "checksum": sha256(canonical(found))[:16]}
+
+    @property
+    def checksum(self) -> str:
+        return str(self.document()["checksum"])
+
+    def show(self) -> str:
+        return f"{self.origin}, checksum {self.checksum}"
+
+
+def parse(document: Any, where: str, origin: str) -> Tuning:
+    """The tuning of a document; ArgumentError if it is damaged."""
+    try:
+        numbers = document["constants"]
+        made = Tuning(
+            document["device"],
+            document["workers"],
+            Constants(**numbers),
+            tuple(Measured(**one) for one in document["measured"]),
+            origin,
+        )
+        constants = [numbers[one.name] for one in fields(Constants)]
+        times = [us for one in made.measured for us in one.us.values()]
+        positive = all(math.isfinite(n) and n > 0 for n in (*constants, *times))
+        if positive and document == made.document():
+            return made
+        got = f"checksum {document.get('checksum')}, {made.checksum} of its content"
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        got = repr(error)
+    wanted = f"format {FORMAT}, positive numbers and their checksum"
+    raise _refused(where, wanted, got, AGAIN)
+
+
+def read_tuning(path: Path, origin: str) -> Tuning:
+    """The tuning in a file; ArgumentError if it cannot be read or is damaged."""
+    where = f"file {path}"
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, RecursionError, ValueError) as error:
+        fix = "correct ETC_DIST_TUNING, or write the file: etc-dist tune --output FILE"
+        raise _refused(where, "a file of JSON", str(error), fix) from error
+    return parse(document, where, origin)
+
+
+@cache
+def shipped() -> Mapping[str, Tuning]:
+    """The tunings of the package, by the names that ETC_DIST_TUNING may have."""
+    files = sorted((Path(__file__).parent / "tuned").glob("*.json"))
+    found = {file.stem: read_tuning(file, "") for file in files}
+    return {
+        name: replace(one, origin=f"{one.device}, of the package")
+        for name, one in found.items()
+    }
+
+
+def default_tuning() -> Tuning:
+    return shipped()[DEFAULT]
+
+
+def find_tuning(setting: str, cache: Cache, device: str) -> Tuning:
+    """The tuning for GPUs of the kind `device`; empty without a GPU. ArgumentError for
+    a damaged one, and for a file of another kind of GPU."""
+    if setting in shipped():
+        return shipped()[setting]
+    if setting != AUTO:
+        path = Path(setting).expanduser()
+        found = read_tuning(path, f"file {path}")
+        if device and found.device != device:
+            fix = "measure this GPU (etc-dist tune), or choose another file"
+            raise _refused(f"file {path}", device, found.device, fix)
+        return found
+    own = _load(cache, device) if device else None
+    if own is not None:
+        return own
+    return shipped_for(device)
+
+
+def shipped_for(device: str) -> Tuning:
+    """That of the package for GPUs of the kind `device`, or the default one."""
+    for one in shipped().values():
+        if one.device == device:
+            return one
+    unknown = default_tuning()
+    if not device:
+        return unknown
+    why = f"since {device} has none (etc-dist tune measures it)"
+    return replace(unknown, origin=f"{unknown.origin}, {why}")
+
+
+def save_tuning(cache: Cache, tuning: Tuning) -> None:
+    """For later worlds of this user, in place of an older one."""
+    cache.store(KIND, _key(tuning.device), Entry(tuning.document()))
+
+
+def tuning_of(world: World) -> Tuning:
+    """The tuning of a world's GPUs. Collective at its first call. ArgumentError if the
+    ranks have different ones: they would choose different tiles."""
+    # NOTE: here, since `etc-dist doctor` runs without NumPy.
+    from etc_dist.world.rank_errors import by_rank
+
+    if KIND not in world.kept:
+        cache, setting = Cache(world.settings.cache), world.settings.tuning
+        every = world.agree(lambda: find_tuning(setting, cache, device_of(world)))
+        if len({one.checksum for one in every}) > 1:
+            raise ArgumentError(
+                "the ranks have different tunings",
+                where="the choice of tiles",
+                wanted="the same constants and measured tiles on every rank",
+                got=by_rank({rank: one.show() for rank, one in enumerate(every)}),
+                fix="run etc-dist tune on all ranks together, or set ETC_DIST_TUNING "
+                f"to {' or '.join(shipped())} on every rank",
+            )
+        world.kept[KIND] = every[world.rank]
+    found = world.kept[KIND]
+    assert isinstance(found, Tuning)
+    return found
+
+
+def device_of(world: World) -> str:
+    """The kind of a rank's GPU; empty on the CPU backend."""
+    if world.backend == "cpu":
+        return ""
+    import cupy
+
+    properties = cupy.cuda.runtime.getDeviceProperties(world.device)
+    return str(properties["name"].decode())
+
+
+def _load(cache: Cache, device: str) -> Tuning | None:
+    """The user's own tuning; None if there is none."""
+    key = _key(device)
+    path, entry = cache.root / KIND / f"{key}.json", cache.load(KIND, key)
+    if entry is not None:
+        return parse(entry.facts, f"file {path}", f"{device}, by etc-dist tune")
+    if os.path.lexists(path) and not cache.fault():
+        fix = f"{AGAIN}, or remove the file"
+        raise _refused(f"file {path}", "the file of etc-dist tune", "other bytes", fix)
+    return None
+
+
+def _key(device: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", device.lower())
+
+
+def _refused(where: str, wanted: str, got: str, fix: str) -> ArgumentError:
+    return ArgumentError(
+        "a tuning cannot be used", where=where, wanted=wanted, got=got, fix=fix
+    )

@@ -1,0 +1,130 @@
+"""Tunings: which one is used, and files that are refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from etc_dist import Matmul
+from etc_dist.cache import Cache
+from etc_dist.errors import ArgumentError
+from etc_dist.ops import tuning as module
+from etc_dist.ops.tuning import (
+    Measured,
+    default_tuning,
+    find_tuning,
+    save_tuning,
+    shipped,
+)
+from etc_dist.settings import AUTO
+
+H200 = "NVIDIA H200"
+MEASURED = (Measured(64, 5120, 3200, {"64 x 80, split k, swapped": 21.0}),)
+
+
+@pytest.fixture
+def cache(tmp_path) -> Cache:
+    return Cache(tmp_path / "cache")
+
+
+@pytest.fixture
+def own(cache):
+    """The user's own tuning, of `etc-dist tune`."""
+    made = replace(default_tuning(), measured=MEASURED)
+    save_tuning(cache, made)
+    return made
+
+
+def test_own_tuning_comes_before_that_of_the_package(cache):
+    assert find_tuning(AUTO, cache, H200) == default_tuning()
+    made = replace(default_tuning(), measured=MEASURED)
+    save_tuning(cache, made)
+    assert find_tuning(AUTO, cache, H200) == made
+    assert find_tuning("h200", cache, H200) == default_tuning()
+    assert find_tuning(AUTO, cache, "").show() == default_tuning().show()
+
+
+def test_an_unknown_gpu_has_the_constants_of_an_h200_and_says_so(cache, own):
+    found = find_tuning(AUTO, cache, "NVIDIA GB99")
+    assert found == default_tuning()
+    assert found.show().startswith(
+        "NVIDIA H200, of the package, since NVIDIA GB99 has none (etc-dist tune "
+        "measures it), checksum "
+    )
+
+
+def test_each_tuning_of_the_package_is_of_another_gpu():
+    devices = [one.device for one in shipped().values()]
+    assert H200 in devices and len(set(devices)) == len(devices)
+    assert all(one.workers == 132 for one in shipped().values())
+
+
+@pytest.mark.parametrize(
+    ("change", "got"),
+    [
+        (lambda text: text[:-9], "Unterminated string"),
+        (lambda text: text.replace("8.6", "8.7"), "of its content"),
+        (lambda text: text.replace("8.6", "-8.6"), "of its content"),
+        (lambda text: text.replace("idle", "rest"), "rest"),
+        (lambda text: text.replace("132", '"132"'), "of its content"),
+        (lambda text: "[1]", "TypeError"),
+        (None, "No such file"),
+    ],
+)
+def test_a_damaged_file_is_refused_by_name(change, got, tmp_path, cache):
+    path = tmp_path / "tuning.json"
+    text = json.dumps(default_tuning().document(), indent=1)
+    path.write_text(text)
+    assert find_tuning(str(path), cache, H200) == default_tuning()
+    path.unlink()
+    if change is not None:
+        path.write_text(change(text))
+    with pytest.raises(ArgumentError) as caught:
+        find_tuning(str(path), cache, H200)
+    assert caught.value.what == "a tuning cannot be used"
+    assert caught.value.where == f"file {path}" and got in caught.value.got
+    assert caught.value.wanted and "etc-dist tune" in caught.value.fix
+
+
+def test_a_file_of_another_gpu_is_refused(tmp_path, cache):
+    path = tmp_path / "tuning.json"
+    path.write_text(json.dumps(default_tuning().document()))
+    with pytest.raises(ArgumentError) as caught:
+        find_tuning(str(path), cache, "NVIDIA GB99")
+    assert (caught.value.wanted, caught.value.got) == ("NVIDIA GB99", H200)
+    assert find_tuning(str(path), cache, "") == default_tuning()
+
+
+def test_own_tuning_that_is_damaged_is_refused_until_it_is_measured_again(cache, own):
+    path = cache.root / "tunings" / "nvidia-h200.json"
+    path.write_bytes(path.read_bytes().replace(b"8.6", b"8.7"))
+    with pytest.raises(ArgumentError, match=r"nvidia-h200\.json(.|\n)*remove the file"):
+        find_tuning(AUTO, cache, H200)
+    save_tuning(cache, own)
+    assert find_tuning(AUTO, cache, H200) == own
+
+
+@pytest.mark.mpi(min_size=2)
+def test_ranks_with_different_constants_are_named_on_all(
+    make, problem, world, monkeypatch
+):
+    def find(*arguments):
+        changed = replace(default_tuning().constants, launch_us=9.0 + world.rank)
+        return replace(default_tuning(), constants=changed)
+
+    before = world.kept.pop(module.KIND, None)
+    op, p = make(Matmul), problem(Matmul, (64, 264, 136))
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "find_tuning", find)
+        with pytest.raises(ArgumentError) as caught:
+            op(p.x, p.w, p.out)
+    assert caught.value.what == "the ranks have different tunings"
+    lines = caught.value.got.splitlines()
+    assert len(lines) == world.size and "checksum" in lines[0]
+    assert "set ETC_DIST_TUNING" in caught.value.fix
+    op(p.x, p.w, p.out)
+    op.synchronize()
+    p.check_exact(p.out)
+    assert before is None or world.kept[module.KIND] == before
