@@ -7,16 +7,20 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from etc_dist import doctor
+from etc_dist.cache import Cache
 from etc_dist.errors import ArgumentError, EtcDistError, expect_range
 from etc_dist.layers.library import library_programs
+from etc_dist.ops.tuning import save_tuning
 from etc_dist.runtime.build import ARCH, report
 from etc_dist.runtime.trace_file import read_trace
 from etc_dist.runtime.trace_sums import show_sums
 from etc_dist.schedule import Plan
+from etc_dist.settings import Settings
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,6 +60,8 @@ def _run(options: argparse.Namespace) -> int:
     if options.command == "trace":
         print(show_sums(read_trace(options.file)), end="")
         return 0
+    if options.command == "tune":
+        return tune_gpus(options)
     report = doctor.examine()
     print(report.to_json() if options.json else report.show())
     return 0 if report.backend else 1
@@ -78,6 +84,13 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("trace", help=text, description=text)
     text = "written by program.trace().perfetto(FILE), with ETC_DIST_TRACE=1"
     command.add_argument("file", metavar="FILE", help=text)
+    text = "measure on the GPUs of all ranks which tiles of matmuls are fast; later "
+    text += "worlds of this user choose tiles by the result"
+    command = commands.add_parser("tune", help=text, description=text)
+    text = "N and K of weights, as in 5120x25600,4096x4096; default: those of decoders"
+    command.add_argument("--sizes", metavar="SIZES", help=text)
+    text = "write the result to this file, not to the cache"
+    command.add_argument("--output", type=Path, metavar="FILE", help=text)
     text = "write a model's answer to a prompt"
     command = commands.add_parser("generate", help=text, description=text)
     text = "a Hugging Face folder or a GGUF file; default: SmolLM2-135M-Instruct of "
@@ -108,6 +121,26 @@ def _add_bundle(command: argparse.ArgumentParser) -> None:
     group.add_argument("--dtype", metavar="DTYPE")
     group.add_argument("--schedule", metavar="SCHEDULE")
     group.add_argument("--deterministic", metavar="GUARANTEE")
+
+
+def tune_gpus(options: argparse.Namespace) -> int:
+    """Measure a tuning, and save it. Collective."""
+    # NOTE: here, since the other commands start no world.
+    from etc_dist.ops.tune import SIZES, parse_sizes, tune_world
+    from etc_dist.world import start
+
+    sizes = SIZES if options.sizes is None else parse_sizes(options.sizes)
+    with start(replace(Settings.load(), verify=0)) as world:
+        say = print if world.rank == 0 else lambda text: None
+        say(world.show())
+        made = tune_world(world, sizes, say)
+        place = options.output or Cache(world.settings.cache).root
+        if world.local_rank == 0 and options.output is None:
+            save_tuning(Cache(world.settings.cache), made)
+        elif world.rank == 0:
+            place.write_text(json.dumps(made.document(), indent=1) + "\n")
+        say(f"{made.show()}, saved in {place}")
+    return 0
 
 
 def build_model(options: argparse.Namespace) -> int:

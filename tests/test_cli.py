@@ -1,4 +1,4 @@
-"""The command etc-dist build: which programs it builds."""
+"""The commands etc-dist build, which programs it builds, and etc-dist tune."""
 
 from __future__ import annotations
 
@@ -42,6 +42,22 @@ def test_unknown_name_lists_the_names(built, capsys):
     output = capsys.readouterr().err
     assert "no program of the library has the name 'mlp'" in output
     assert all(name in output for name in PROGRAMS) and built == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "nothing can be measured\n  where:  etc-dist tune\n  wanted: a GPU\n"),
+        (["--sizes", "5120x25600,4095x8"], "got:    5120x25600,4095x8\n"),
+        (["--sizes", "5120"], "wanted: N and K, multiples of 8, as in 5120x25600,"),
+    ],
+)
+def test_tune_without_a_gpu_or_with_odd_sizes_is_refused(
+    options, message, monkeypatch, capsys
+):
+    monkeypatch.setenv("ETC_DIST_BACKEND", "cpu")
+    assert cli.main(["tune", *options]) == 1
+    assert message in capsys.readouterr().err
 
 
 def test_names_are_listed(built, capsys):

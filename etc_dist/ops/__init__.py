@@ -6,6 +6,7 @@ all_gather_matmul.py       AllGather + GEMM
 matmul.py                  a matrix multiplication on each rank
 matmul_policy.py           which tiles it uses: a model of their times
 tuning.py                  the constants of the model, by kind of GPU: tuned/
+tune.py                    measuring them; fit_constants.py: solving for them
 functional.py              the operations as functions
 operation.py               Operation: which program runs a call
 argument_table.py          names and shapes of an operation's arrays

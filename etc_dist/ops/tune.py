@@ -1,0 +1,255 @@
+"""Measuring a tuning: the constants of a GPU, and where other tiles are faster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, replace
+from itertools import product
+from statistics import fmean, median
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from etc_dist.compiler import compile
+from etc_dist.errors import ArgumentError, WorldError
+from etc_dist.ir.tensor import numpy_dtype
+from etc_dist.ops.fit_constants import (
+    Time,
+    fit_constants,
+    lost_by_choice,
+    model_error,
+)
+from etc_dist.ops.matmul import matmul_graph
+from etc_dist.ops.matmul_policy import SHAPES, rate, work_of
+from etc_dist.ops.tuning import (
+    Constants,
+    Measured,
+    Tuning,
+    device_of,
+    parse,
+    shipped_for,
+)
+from etc_dist.world import World
+
+SIZES = (
+    (3584, 4096),
+    (4096, 1792),
+    (4096, 4096),
+    (5120, 3200),
+    (5120, 25600),
+    (6400, 5120),
+    (7168, 8192),
+    (8192, 3584),
+    (12288, 6144),
+    (12288, 12288),
+    (13312, 16384),
+    (16384, 6656),
+)
+"""N and K: of decoders, whole or split over ranks."""
+FITTED_SIZES = tuple(SIZES[place] for place in (0, 2, 4, 8, 11))
+"""Those at which all tiles are measured."""
+ROWS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+FITTED_ROWS = (1, *ROWS[:8])
+BEST = 4
+"""Tiles of other sizes that are measured: the fastest ones by the model."""
+LEAST_GAIN = 0.02
+"""The share of a time by which measured tiles have to be faster than the model's."""
+WARM_UP, REPEATS = 2, 11
+LONG_US = 1000.0
+"""Longer calls are repeated less."""
+PATTERN = 1 << 20
+"""Random elements, of which the arrays are made."""
+BEYOND_CACHE = 1 << 28
+"""Bytes that are read between two calls, at least: more than an L2 cache has."""
+
+
+class Sample(NamedTuple):
+    """x [m, k] @ w [n, k].T on the tiles SHAPES[number]."""
+
+    m: int
+    n: int
+    k: int
+    number: int
+
+
+Timer = Callable[[Sequence[Sample]], list[float]]
+"""The microseconds of each sample, equal on all ranks: of the slowest one."""
+
+
+def tune(
+    measure: Timer,
+    before: Tuning,
+    sizes: Sequence[tuple[int, int]] = SIZES,
+    say: Callable[[str], object] = print,
+) -> Tuning:
+    """The tuning that `measure` gives, for GPUs as those of `before`. `sizes`: pairs
+    of N and K at which measured tiles are preferred."""
+    known: dict[Sample, float] = {}
+
+    def times(samples: Sequence[Sample]) -> list[float]:
+        new = [one for one in dict.fromkeys(samples) if one not in known]
+        known.update(zip(new, measure(new), strict=True))
+        return [known[one] for one in samples]
+
+    fitted: list[Time] = []
+    for (n, k), m in product(FITTED_SIZES, FITTED_ROWS):
+        samples = _samples(before, m, n, k)
+        for one, us in zip(samples, times(samples), strict=True):
+            work = work_of(SHAPES[one.number], m, n, k, before.workers)
+            fitted.append(Time((m, n, k), work, us))
+    solved = fit_constants(fitted, before.constants)
+    constants = Constants(*(float(f"{number:.4g}") for number in astuple(solved)))
+    made = replace(before, constants=constants, measured=())
+    for title, each in (("before", before.constants), ("measured", constants)):
+        lost = lost_by_choice(fitted, each)
+        say(
+            f"{title}: {each}\n  mean error {model_error(fitted, each):.1%} of "
+            f"{len(fitted)} times; its tiles take {fmean(lost):.2%} more than the "
+            f"fastest ones, at most {max(lost):.1%}"
+        )
+    measured = []
+    for (n, k), m in product(sizes, ROWS):
+        samples = _samples(made, m, n, k)[:BEST]
+        found = times(samples)
+        if _gain(found) > LEAST_GAIN:  # measured twice: one may be an accident
+            again = zip(found, measure(samples), strict=True)
+            found = [round(fmean(both), 2) for both in again]
+        if _gain(found) > LEAST_GAIN:
+            named = [str(SHAPES[one.number]) for one in samples]
+            measured.append(Measured(m, n, k, dict(zip(named, found, strict=True))))
+            best = named[found.index(min(found))]
+            say(f"{m} x {n} x {k}: {best}, {found[0]} to {min(found)} us")
+    say(f"other tiles than the model's at {len(measured)} of {len(sizes) * len(ROWS)}")
+    return replace(made, measured=tuple(measured))
+
+
+def tune_world(
+    world: World, sizes: Sequence[tuple[int, int]], say: Callable[[str], object]
+) -> Tuning:
+    """Measure the GPUs of all ranks, each on its own; the same result on all ranks.
+    Collective. WorldError without a GPU for each rank, or if GPUs differ."""
+    _check_world(world)
+    every = [str(one) for one in world.gather(device_of(world))]
+    if len(set(every)) > 1:
+        raise _refused("GPUs of one kind", ", ".join(every), "choose GPUs of one kind")
+    with compile(matmul_graph(world.size), world, trace=False) as program:
+        # NOTE: not the user's own, which may be damaged.
+        before = shipped_for(every[0])
+        before = replace(before, device=every[0], workers=program.workers)
+        timer = GpuTimer(world, program, _most_elements(sizes))
+        made = tune(timer, before, sizes, say)
+    # One rank's, since other hosts may round a solution in another way.
+    first = world.gather(made.document() if world.rank == 0 else None)[0]
+    return parse(first, "rank 0", f"{every[0]}, by etc-dist tune")
+
+
+class GpuTimer:
+    """Times calls on this rank's GPU: events around a call whose launch is enqueued
+    while another kernel reads memory, so that no operand is in the L2 cache."""
+
+    def __init__(self, world: World, program: Any, elements: int) -> None:
+        import cupy
+
+        self._cupy, self._world, self._program = cupy, world, program
+        normal = np.random.default_rng(0).standard_normal(PATTERN, np.float32) / 10
+        pattern = normal.astype(numpy_dtype("bfloat16")).view(np.uint16)
+        count = -(-(elements + BEYOND_CACHE // 2) // PATTERN)
+        self._data = cupy.empty((count, PATTERN), np.uint16)
+        self._data[...] = cupy.asarray(pattern)
+        self._out = cupy.empty(elements, np.uint16)
+        self._found = cupy.empty(16 * count, np.uint32)
+        self._events = [cupy.cuda.Event() for _ in range(2)]
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float]:
+        mine = [self._time(one) for one in samples]
+        every = cast(list[list[float]], self._world.gather(mine))
+        return [max(each) for each in zip(*every, strict=True)]
+
+    def _time(self, sample: Sample) -> float:
+        m, n, k, number = sample
+        flat = self._data.reshape(-1)
+        x, w = _matrix(flat, m, k), _matrix(flat[m * k :], n, k)
+        given = {"x": x, "w": w, "y": _matrix(self._out, m, n)}
+        times: list[float] = []
+        start, end = self._events
+        with self._world.exclusive:
+            bound, _ = self._program.bind_arrays(given, {"shape": number}, None)
+            for _ in range(WARM_UP + REPEATS):
+                self._read_all()
+                start.record()
+                self._program.launch(bound)
+                end.record()
+                end.synchronize()
+                us = 1e3 * self._cupy.cuda.get_elapsed_time(start, end)
+                times.append(us)
+                if us > LONG_US and len(times) > WARM_UP + 1:
+                    break
+        return median(times[WARM_UP:])
+
+    def _read_all(self) -> None:
+        rows = self._data.view(np.uint32).reshape(self._found.size, -1)
+        rows.max(axis=1, out=self._found)
+
+
+def _matrix(flat: Any, rows: int, columns: int) -> Any:
+    """The first elements of an array of 16-bit numbers."""
+    part = flat[: rows * columns].view(numpy_dtype("bfloat16"))
+    return part.reshape(rows, columns)
+
+
+def _gain(times: Sequence[float]) -> float:
+    """How much longer the first time is than the shortest one, as a share."""
+    return times[0] / min(times) - 1
+
+
+def _samples(tuning: Tuning, m: int, n: int, k: int) -> list[Sample]:
+    """All tiles that may serve these sizes, the fastest ones by the model first."""
+    model = replace(tuning, measured=())
+    found = rate(m, n, k, tuning.workers, tuning=model)
+    return [Sample(m, n, k, one.number) for one in found]
+
+
+def _most_elements(sizes: Sequence[tuple[int, int]]) -> int:
+    """Of the inputs, or of the output, of one call."""
+    rows = max(ROWS)
+    every = (*sizes, *FITTED_SIZES)
+    return max(max(rows * k + n * k, rows * n) for n, k in every)
+
+
+def _check_world(world: World) -> None:
+    if world.backend == "cpu":
+        fix = "run it where etc-dist doctor finds a GPU and all it needs"
+        raise _refused("a GPU", world.show(), fix)
+    if world.ranks_per_gpu > 1:
+        fix = "start as many ranks as there are GPUs, or one"
+        raise _refused("a GPU for each rank", world.show(), fix)
+
+
+def _refused(wanted: str, got: str, fix: str) -> WorldError:
+    return WorldError(
+        "nothing can be measured",
+        where="etc-dist tune",
+        wanted=wanted,
+        got=got,
+        fix=fix,
+    )
+
+
+def parse_sizes(text: str) -> list[tuple[int, int]]:
+    """N and K of "5120x25600,4096x4096"."""
+    try:
+        found = [tuple(map(int, one.split("x"))) for one in text.split(",")]
+        good = all(
+            len(one) == 2 and min(one) > 0 and max(one) % 8 == 0 for one in found
+        )
+        if good and all(number % 8 == 0 for one in found for number in one):
+            return [(n, k) for n, k in found]
+    except ValueError:
+        pass
+    raise ArgumentError(
+        "sizes cannot be read",
+        where="etc-dist tune --sizes",
+        wanted="N and K, multiples of 8, as in 5120x25600,4096x4096",
+        got=text,
+        fix="correct them",
+    )
