@@ -59,6 +59,10 @@ def moe(
     return x.new_empty(x.shape if size == 1 else (_rows(x) // size, x.shape[-1]))
 
 
+def scatter_rows(rows: Tensor, group_name: str) -> Tensor:
+    return rows.new_empty(rows.shape[0] // size_of(group_name), *rows.shape[1:])
+
+
 def gather_rows(rows: Tensor, group_name: str) -> Tensor:
     return rows.new_empty(rows.shape[0] * size_of(group_name), rows.shape[1])
 
@@ -80,6 +84,7 @@ def _register() -> None:
         mlp,
         moe,
         gather_rows,
+        scatter_rows,
     ):
         name = f"etc_dist::{function.__name__}"
         torch.library.register_fake(name, function, lib=LIBRARY)

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
+from torch.autograd import Function, forward_ad
 
 from etc_dist.errors import ArgumentError
 from etc_dist.torch import experts, ops
@@ -100,15 +100,12 @@ class GatherRows(Function):
 
 
 class ScatterRows(Function):
-    """The reverse of `GatherRows`: this rank's part of the sum over ranks."""
+    """`scatter_rows` with gradients."""
 
     @staticmethod
     def forward(ctx: Any, whole: Tensor, group: str) -> Tensor:
         ctx.group = group
-        functional = torch.ops._c10d_functional
-        size = size_of(group)
-        part = functional.reduce_scatter_tensor(whole, "sum", size, group)
-        return cast(Tensor, functional.wait_tensor(part))
+        return cast(Tensor, OPS.scatter_rows(whole, group))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
@@ -178,8 +175,22 @@ def _scatter(whole: Tensor, dim: int, group: str) -> Tensor:
     """This rank's part along `dim` of the sum over ranks."""
     if size_of(group) == 1:
         return whole
-    part = ScatterRows.apply(whole.movedim(dim, 0).contiguous(), group)
+    part = OPS.scatter_rows(whole.movedim(dim, 0), group)
     return cast(Tensor, part.movedim(0, dim))
+
+
+def _refuse_tangents(name: str, arguments: Sequence[Any]) -> None:
+    """Raises for tensors of forward-mode derivatives, which would be lost."""
+    lists = (a if isinstance(a, list | tuple) else [a] for a in arguments)
+    tensors = [a for one in lists for a in one if isinstance(a, Tensor)]
+    if any(forward_ad.unpack_dual(a).tangent is not None for a in tensors):
+        raise ArgumentError(
+            "the operation has no forward-mode derivative",
+            where=f"torch.ops.etc_dist.{name}",
+            wanted="tensors without tangents",
+            got="a tensor with one, of torch.func.jvp or torch.autograd.forward_ad",
+            fix="use reverse mode (torch.func.vjp, backward), or torch's own layers",
+        )
 
 
 def _kernel(
@@ -193,6 +204,8 @@ def _kernel(
     name = function.__name__
 
     def run(keyset: Any, *arguments: Any, **options: Any) -> Any:
+        if forward_ad._current_level >= 0:
+            _refuse_tangents(name, arguments)
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
             return apply(*arguments, **options)
         if (keyset & _BELOW).highestPriorityTypeId() in _DEVICES:
@@ -211,6 +224,7 @@ def _register() -> None:
         (ops.mlp, partial(NoGradient.apply, OPS.mlp)),
         (ops.moe, partial(NoGradient.apply, OPS.moe)),
         (ops.gather_rows, GatherRows.apply),
+        (ops.scatter_rows, ScatterRows.apply),
         (experts.moe_experts, partial(NoGradient.apply, OPS.moe_experts)),
     ):
         kernel = _kernel(function, apply)

@@ -45,9 +45,11 @@ SCHEMAS = (
     "moe(Tensor x, Tensor router, Tensor gate_up, Tensor down, int top_k, "
     'bool normalize=True, str parallel="tensor", str group_name="") -> Tensor',
     "gather_rows(Tensor rows, str group_name) -> Tensor",
+    "scatter_rows(Tensor rows, str group_name) -> Tensor",
 )
-# The name that replaces the other one, where torch has it.
+# The names that replace the other ones, where torch has them.
 _gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 _open: dict[str, World] = {}
 """The worlds of the last calls, by the name of their group."""
 
@@ -218,12 +220,27 @@ def gather_rows(rows: Tensor, group_name: str) -> Tensor:
     world = world_of(group_name)
     if world.size == 1:
         return rows.clone()
+    return _exchange("gather_rows", _gather, rows, world, len(rows) * world.size)
+
+
+def scatter_rows(rows: Tensor, group_name: str) -> Tensor:
+    """This rank's part of the sum over ranks of rows [M, K], by torch.distributed."""
+    world = world_of(group_name)
+    if world.size == 1:
+        return rows.clone()
+    return _exchange("scatter_rows", _scatter, rows, world, len(rows) // world.size)
+
+
+def _exchange(
+    name: str, collective: Callable[..., Any], rows: Tensor, world: World, count: int
+) -> Tensor:
+    """`count` rows of a collective of torch.distributed."""
     rows = rows.contiguous()
-    text = f"gather_rows of {list(rows.shape)} {rows.dtype}"
+    text = f"{name} of {list(rows.shape)} {rows.dtype}"
     world.match_call(sign(text), lambda: text)  # before a wait without our limit
     group = dist.distributed_c10d._resolve_process_group(world.group_name)
-    out = rows.new_empty(rows.shape[0] * world.size, rows.shape[1])
-    _gather(out, rows, group=group)
+    out = rows.new_empty(count, *rows.shape[1:])
+    collective(out, rows, group=group)
     return out
 
 
@@ -260,6 +277,7 @@ FUNCTIONS: tuple[Callable[..., Any], ...] = (
     mlp,
     moe,
     gather_rows,
+    scatter_rows,
 )
 
 

@@ -185,12 +185,13 @@ def check_errors_of_one_rank() -> None:
 def check_gathers_of_two_shapes() -> None:
     # As backward passes of which only some ranks run: torch alone would wait, or mix.
     A = random(8 * (1 + dist.get_rank()), 8).detach()
-    try:
-        ops.gather_rows(A, name)
-    except ValueError as error:
-        assert "gather_rows of [16, 8]" in str(error)
-    else:
-        raise AssertionError("gathers of two shapes were paired")
+    for op in (ops.gather_rows, ops.scatter_rows):
+        try:
+            op(A, name)
+        except ValueError as error:
+            assert f"{op.__name__} of [16, 8]" in str(error)
+        else:
+            raise AssertionError("gathers of two shapes were paired")
 
 
 class Block(nn.Module):

@@ -81,6 +81,17 @@ def test_wrong_arguments_are_refused(group):
         ops.fused_matmul_reduce_scatter(x, x.t(), "sum", 0, "another")
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
+@pytest.mark.parametrize("call", CALLS)
+def test_forward_mode_derivatives_are_refused(call, group):
+    name, arguments = CALLS[call]
+    first, *rest = arguments(group.group_name)
+    with torch.no_grad(), torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(first, torch.ones_like(first))
+        with pytest.raises(ArgumentError, match="forward-mode"):
+            getattr(ops, name)(dual, *rest)
+
+
 def test_a_negated_view_is_not_taken_for_the_remembered_tensor(group):
     x, w, out = random(16, 8), random(24, 8), random(16, 24)
     etc_dist.matmul(x, w, out=out)

@@ -48,6 +48,10 @@ def test_models_that_compute_something_else_are_refused(group):
         etc_dist.torch.replace(tiny("Qwen3").float())
     with pytest.raises(ArgumentError, match="Linear with no children"):
         etc_dist.torch.replace(torch.nn.Linear(2, 2))
+    recorded = tiny("Qwen3Moe")
+    recorded.config.output_router_logits = True
+    with pytest.raises(ArgumentError, match="output_router_logits False"):
+        etc_dist.torch.replace(recorded)
 
 
 class Adapted(nn.Module):
