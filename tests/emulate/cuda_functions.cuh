@@ -192,3 +192,13 @@ struct write_first {
 };
 
 }  // namespace etc
+
+// Writes far after y, into memory of the emulator: at the place of another thread's stack.
+template <class Task>
+struct write_stacks {
+  ETC_DEVICE static void run(const Task& task) {
+    int local = 0;
+    int* volatile own = &local;
+    if (task.thread == 0) own[2 << 20] = 1;
+  }
+};

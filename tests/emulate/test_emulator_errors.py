@@ -47,6 +47,7 @@ FAULTS = {
     "vector_race": "a data race at byte 0",
     "vector_too_far": "an access out of bounds of all arrays",
     "vector_writes_input": "an input is written",
+    "write_stacks": "an access out of bounds of all arrays",
     "vector_unaligned": "an access that is not aligned",
 }
 """Bodies of cuda_functions.cuh."""

@@ -90,13 +90,14 @@ void access_shared(const Worker& worker, uint32_t address, uint32_t bytes, const
 static bool is_in(const void* at, const void* begin, uint64_t bytes) {
   return uint64_t(at) - uint64_t(begin) < bytes;
 }
-// An access of the running thread. Its stack and the emulator's memory are not checked.
+// An access of the running thread. Its own stack and the emulator's memory of it are not checked,
+// nor reads of the emulator's other memory.
 static void access(const void* at, uint64_t bytes, Kind kind, bool writes) {
   if (own == nullptr) return;
   if (++accesses > kTurnLimit) {
     fail("a thread that polls memory in a loop without ptx::nanosleep or an acquire");
   }
-  if (is_in(at, stacks, thread_count * kStack)) return;
+  if (is_in(at, stacks + (own - threads) * kStack, kStack)) return;
   if (uint64_t(at) % bytes != 0) fail("an access that is not aligned");
   const Access access = access_of(own->known, kind, writes);
   const Worker& worker = *own->worker;
@@ -105,9 +106,10 @@ static void access(const void* at, uint64_t bytes, Kind kind, bool writes) {
     check_at(worker.blocks, worker.shared, offset, bytes, access, kShared);
   } else if (Range* const range = find_range(uint64_t(at), bytes); range != nullptr) {
     access_range(*range, uint64_t(at), bytes, access);
-  } else if (!is_in(at, threads, thread_count * sizeof *threads) &&
-             !is_in(at, workers, worker_count * sizeof *workers) &&
-             !is_in(at, &__ehdr_start, uint64_t(&_end) - uint64_t(&__ehdr_start))) {
+  } else if (!is_in(at, &__ehdr_start, uint64_t(&_end) - uint64_t(&__ehdr_start)) &&
+             !is_in(at, own, sizeof *own) &&
+             (writes || (!is_in(at, threads, thread_count * sizeof *threads) &&
+                         !is_in(at, workers, worker_count * sizeof *workers)))) {
     fail("an access out of bounds of all arrays");
   }
 }
