@@ -98,9 +98,10 @@ class Call:
         return bool(waiting_loads(self) or working_loads(self))
 
     def keywords(self, env: Mapping[str, Any]) -> dict[str, Any]:
-        """The values of the body's keyword-only parameters."""
+        """The values of the body's keyword-only parameters, without defaults."""
         given = {name: int(value.evaluate(env)) for name, value in self.values}
-        return {n: given[n] if n in given else env[n] for n in self.function.keywords}
+        named = {**env, **given}
+        return {n: named[n] for n in self.function.keywords if n in named}
 
     def coordinates(self, t: Any, env: dict[str, Any]) -> dict[str, Any]:
         """Coordinate name -> value of task `t` (an int or an array of them)."""

@@ -170,7 +170,9 @@ def named_values(
 def _check_keywords(call: Call, where: str, known: Set[str]) -> None:
     given = {name for name, _ in call.values}
     names = known | {axis.symbol.name for axis in call.axes} | given
-    unknown = [name for name in call.function.keywords if name not in names]
+    function = call.function
+    needed = [name for name in function.keywords if name not in function.defaults]
+    unknown = [name for name in needed if name not in names]
     extra = sorted(given - {*call.function.keywords})
     if extra:
         raise GraphError(

@@ -125,11 +125,18 @@ class DeviceFunction:
 
     @cached_property
     def keywords(self) -> tuple[str, ...]:
-        """The keyword-only parameters of the body that have no default."""
+        """The keyword-only parameters of the body."""
         return tuple(
+            p.name for p in _parameters(self.body) if p.kind is Parameter.KEYWORD_ONLY
+        )
+
+    @cached_property
+    def defaults(self) -> frozenset[str]:
+        """The keyword-only parameters that need no value."""
+        return frozenset(
             p.name
             for p in _parameters(self.body)
-            if p.kind is Parameter.KEYWORD_ONLY and p.default is Parameter.empty
+            if p.name in self.keywords and p.default is not Parameter.empty
         )
 
     def __str__(self) -> str:

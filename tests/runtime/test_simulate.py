@@ -107,8 +107,8 @@ def test_a_small_program_gives_literal_values():
 
 
 @device_function(source="", reads=0, writes=1)
-def write_place(y, *, rank, rows, half, i):
-    y[...] = (rank, rows, half, i)
+def write_place(y, *, rank, rows, half, i=7, unknown=0):
+    y[...] = (rank, rows, half, i + unknown)
 
 
 @graph_function
