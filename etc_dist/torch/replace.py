@@ -30,8 +30,8 @@ def replace(model: Model, *, group: Group = None, parallel: str = "tensor") -> M
     Raises ArgumentError, and changes nothing, if the model has no such block, one of
     another class or with an adapter, a quantised layer, a hook, a bias, another
     activation than SiLU or another dtype than bfloat16 and float16, if the ranks do not
-    divide its sizes, or if its config has output_router_logits, which a replaced mixture
-    does not record."""
+    divide its sizes, or if its config has output_router_logits, which replaced blocks
+    do not record."""
     found = list(_find(model))
     config = getattr(model, "config", None)
     if getattr(config, "output_router_logits", False):
