@@ -140,11 +140,10 @@ class Emulator:
     ) -> tuple[str, list[Record]]:
         """The failure of a run: the library's report, and the records of the ranks."""
         key = tuple(dims.values())
-        if key not in self._memory:
-            self._memory[key] = ProgramMemory(
-                self.plan, self.source, dims, self.workers
-            )
-        memory = self._memory[key]
+        # Kept only after a good run: the events and tickets of others have no use.
+        memory = self._memory.pop(key, None)
+        if memory is None:
+            memory = ProgramMemory(self.plan, self.source, dims, self.workers)
         memory.begin()
         report = self._call(memory, arrays, seed, runs)
         records = [
@@ -154,8 +153,8 @@ class Emulator:
                 self.plan, memory.control[rank][0], dims, rank, self.workers
             )
         ]
-        if report or records:
-            del self._memory[key]  # its events and tickets are those of a failed run
+        if not report and not records:
+            self._memory[key] = memory
         return report, records
 
     def _arrays(

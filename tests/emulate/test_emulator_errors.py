@@ -66,6 +66,25 @@ def test_fault_of_a_body_is_an_error_in_four_parts(folder, body):
     assert error.where.endswith(f", in task {body}[0]")
 
 
+def test_memory_of_an_interrupted_run_is_not_used_again(folder, monkeypatch):
+    program = Emulator(gathered_rows(1, row=lambda at, m: at), folder=folder)
+    x = np.arange(48, dtype=np.float32).reshape(12, 4)
+
+    def run(last):
+        at = np.array([1, 0, 0, last], np.int32)
+        return program.run([{"x": x, "at": at}], {"n": 4, "m": 12})[0]["y"]
+
+    assert (run(2) == x[[1, 0, 0, 2]]).all()
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(emulator, "decode", interrupt)
+        run(40000)
+    assert (run(2) == x[[1, 0, 0, 2]]).all()
+
+
+def interrupt(*arguments):
+    raise KeyboardInterrupt
+
+
 def test_a_child_of_a_process_in_a_run_can_run(folder):
     program = Emulator(chosen_task(1, bodies=tuple(FAULTS)), folder=folder)
     with emulator._running:
