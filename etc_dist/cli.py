@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import sys
@@ -26,6 +27,8 @@ from etc_dist.settings import Settings
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns the exit code."""
     options = _parser().parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a model writes any character
     try:
         code = _run(options)
         sys.stdout.flush()

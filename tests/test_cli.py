@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 
 from etc_dist import cli
@@ -35,6 +37,14 @@ def built(monkeypatch):
 def test_programs_are_built_by_name(names, found, built):
     assert cli.main(["build", *names]) == 0
     assert built == found
+
+
+def test_characters_that_the_output_lacks_are_replaced(monkeypatch):
+    written = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding="ascii"))
+    monkeypatch.setattr(cli, "_run", lambda options: print("na\u00efve"))
+    cli.main(["doctor"])
+    assert written.getvalue() == b"na?ve\n"
 
 
 def test_unknown_name_lists_the_names(built, capsys):
