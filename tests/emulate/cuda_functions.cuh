@@ -1,6 +1,7 @@
 // Functions of CUDA C++ that bodies call, one result an element; and bodies that are wrong, some in
 // loops that compilers vectorize or replace by memset.
 #pragma once
+#include "ptx/wgmma_columns.cuh"
 #include "worker/task.cuh"
 
 namespace etc {
@@ -188,6 +189,22 @@ struct write_first {
   ETC_DEVICE static void run(const Task& task) {
     const auto y = task.template operand<1>();
     if (task.thread == 0) *y.at(0) = *task.template operand<0>().at(0);
+  }
+};
+
+// The second of two wgmmas reads shared memory out of bounds.
+template <class Task>
+struct wgmma_too_far {
+  ETC_DEVICE static void run(const Task&) {
+    float d[4] = {};
+    const u32 addresses[] = {16384, 262000};
+    ptx::wgmma_fence();
+    for (const u32 address : addresses) {
+      const u64 at = ptx::matrix_descriptor(address / 16);
+      ptx::wgmma_columns<false, 8>(d, at, at, 1);
+    }
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();
   }
 };
 

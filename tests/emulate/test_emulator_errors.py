@@ -49,6 +49,7 @@ FAULTS = {
     "vector_writes_input": "an input is written",
     "write_stacks": "an access out of bounds of all arrays",
     "vector_unaligned": "an access that is not aligned",
+    "wgmma_too_far": "an access out of bounds of shared memory",
 }
 """Bodies of cuda_functions.cuh."""
 
@@ -83,6 +84,14 @@ def test_memory_of_an_interrupted_run_is_not_used_again(folder, monkeypatch):
 
 def interrupt(*arguments):
     raise KeyboardInterrupt
+
+
+def test_faults_leave_the_memory_of_the_process_intact(folder):
+    program = Emulator(chosen_task(1, bodies=tuple(FAULTS)), folder=folder)
+    dims = {"n": 256, "m": 4, "chosen": list(FAULTS).index("wgmma_too_far")}
+    for seed in range(6):
+        with pytest.raises(EmulationError):
+            program.run([{"x": X}], dims, seed=seed)
 
 
 def test_a_child_of_a_process_in_a_run_can_run(folder):

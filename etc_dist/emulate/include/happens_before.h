@@ -86,9 +86,17 @@ inline uint32_t workers_of_rank;  // their agents are adjacent
 typedef uint32_t Eight __attribute__((vector_size(32), aligned(4)));
 static_assert(kAgents % 8 == 0);
 
+// All views of a run, and those that are not used now: kept, since all have one size.
+inline List<View*> views, unused_views;
 inline View* make_view() {
-  View* const made = static_cast<View*>(malloc(sizeof(View) + kRows * row_size * 4));
-  if (made == nullptr) abort();
+  View* made;
+  if (unused_views.count > 0) {
+    made = unused_views.items[--unused_views.count];
+  } else {
+    made = static_cast<View*>(malloc(sizeof(View) + kRows * row_size * 4));
+    if (made == nullptr) abort();
+    views.add(made);
+  }
   made->uses = 1;
   return made;
 }
@@ -97,7 +105,7 @@ inline View* hold(View* view) {
   return view;
 }
 inline void drop(View* view) {
-  if (view != nullptr && --view->uses == 0) free(view);
+  if (view != nullptr && --view->uses == 0) unused_views.add(view);
 }
 // A copy that may be changed until it is shared.
 inline View* copy(const View* view) {
@@ -123,12 +131,8 @@ inline Memo& memo_of(const View* a, const View* b, Row row) {
   const uint64_t mixed = (uint64_t(a) * 31 + uint64_t(b) + row) * 0x9e3779b97f4a7c15ull;
   return memos[mixed >> 55];
 }
-inline void clear(Memo& memo) {
-  drop(memo.a), drop(memo.b), drop(memo.made);
-  memo = {};
-}
 inline View* note(Memo& memo, View* a, View* b, Row row, View* made) {
-  clear(memo);
+  drop(memo.a), drop(memo.b), drop(memo.made);
   memo = {hold(a), hold(b), hold(made), row};
   return made;
 }
@@ -234,13 +238,12 @@ struct Sum {
     drop(view), view = nullptr, agents.count = 0;
     return all;
   }
-  void end() { drop(view), view = nullptr, agents.end(); }
 };
 inline View* release(AgentView& known) {
   Sum alone;
   alone.add(known);
   View* const all = alone.take();
-  alone.end();
+  alone.agents.end();
   return all;
 }
 

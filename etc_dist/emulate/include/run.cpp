@@ -121,7 +121,7 @@ static void end_run(uint32_t rank) {
     if (threads[t].worker->rank == rank) sum.add(threads[t].known);
   }
   View* const all = sum.take();
-  sum.end();
+  sum.agents.end();
   for (size_t w = 0; w < worker_count; ++w) {
     const Worker& worker = workers[w];
     if (worker.rank != rank) continue;
@@ -206,45 +206,24 @@ static void run_threads(uint32_t ranks, uint32_t runs) {
   while (stores.count > 0) write_store(stores, 0);
 }
 
-// Frees all memory.
+// Frees all memory. All views at once: where a run failed, some counts of uses are wrong.
 static void end_all() {
-  for (; in_flight.count > 0; in_flight.remove(0)) {
-    const AsyncOp& what = in_flight.items[0];
-    for (uint32_t i = 0; what.copies != nullptr && i < what.count; ++i) {
-      drop(what.copies[i].known.view);
-    }
-    free(what.copies), drop(what.known.view);
-  }
-  for (; stores.count > 0; stores.remove(0)) {
-    free(stores.items[0].data), drop(stores.items[0].box.known.view);
-  }
-  const auto end_barrier = [](ThreadBarrier& b) {
-    b.sum.end(), drop(b.known[0]), drop(b.known[1]);
-  };
-  for (size_t t = 0; t < thread_count; ++t) {
-    Thread& thread = threads[t];
-    for (uint32_t i = 0; i < thread.count; ++i) drop(thread.wgmmas[i].known.view);
-    for (uint32_t i = 0; i < thread.copied; ++i) drop(thread.copies[i].known.view);
-    drop(thread.known.view), drop(thread.at_remote_arrival.view);
-    for (View* view : thread.fences.released) drop(view);
-    for (View* view : thread.fences.seen) drop(view);
-  }
+  for (uint32_t i = 0; i < in_flight.count; ++i) free(in_flight.items[i].copies);
+  for (uint32_t i = 0; i < stores.count; ++i) free(stores.items[i].data);
+  in_flight.end(), stores.end();
   for (size_t w = 0; w < worker_count; ++w) {
     Worker& worker = workers[w];
-    if (worker.place == 0) end_barrier(*worker.pair), free(worker.pair);
-    worker.ended.end();
-    for (ThreadBarrier& barrier : worker.named) end_barrier(barrier);
-    for (auto& warp : worker.warps) warp.sum.end(), drop(warp.known[0]), drop(warp.known[1]);
-    for (Phase& phase : worker.phases) phase.sum.end(), drop(phase.known);
+    if (worker.place == 0) worker.pair->sum.agents.end(), free(worker.pair);
+    worker.ended.agents.end();
+    for (ThreadBarrier& barrier : worker.named) barrier.sum.agents.end();
+    for (auto& warp : worker.warps) warp.sum.agents.end();
+    for (Phase& phase : worker.phases) phase.sum.agents.end();
     end_blocks(worker.blocks, (worker.shared_bytes + 15) / 16);
     free(worker.blocks), free(worker.shared), free(worker.last_access);
   }
-  for (Used* used = atoms; used < atoms + kAtoms; ++used) {
-    for (uint32_t r = 0; used->address != 0 && r < kMaxRanks; ++r) {
-      drop(used->atom.within[r]), drop(used->atom.beyond[r]);
-    }
-  }
-  for (Memo& memo : memos) clear(memo);
+  for (uint32_t i = 0; i < views.count; ++i) free(views.items[i]);
+  views.end(), unused_views.end();
+  memset(memos, 0, sizeof memos);
   for (uint32_t i = 0; i < range_count; ++i) {
     if (ranges[i].blocks != nullptr) end_blocks(ranges[i].blocks, ranges[i].count());
     free(ranges[i].blocks);
