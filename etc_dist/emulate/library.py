@@ -20,11 +20,14 @@ from etc_dist.runtime.build_advice import advice, errors_of
 
 INCLUDE = Path(__file__).parent / "include"
 FLAGS = (
-    *("-x", "c++", "-std=c++20", "-O1", "-w", "-fPIC", "-g0"),
-    *("-Xclang", "-O1"),  # zig takes -O1 for -O2
+    *("-x", "c++", "-std=c++20", "-w", "-fPIC", "-g0"),
     *("-fno-exceptions", "-fno-rtti", "-fno-strict-aliasing", "-fno-sanitize=all"),
     "-fstack-clash-protection",  # each page of a stack is touched, so also its guard
     "-mcpu=baseline",  # kept libraries are loaded on other machines, too
+)
+PROGRAM_FLAGS = (
+    *FLAGS,
+    *("-O1", "-Xclang", "-O1"),  # zig takes -O1 for -O2
     # Accesses of vectorized loops, and of loops turned into memset, are not checked.
     *("-fno-vectorize", "-fno-slp-vectorize"),
     *("-fno-builtin-memcpy", "-fno-builtin-memmove", "-fno-builtin-memset"),
@@ -50,7 +53,7 @@ def compile_library(source: Source, kernels: Path, folder: Path | None) -> ctype
         # NOTE: INCLUDE comes first: its ptx/ replaces that of the kernels.
         users = sorted({path.parent for path in source.sources})
         includes = [f"-I{path}" for path in (INCLUDE, kernels, *users)]
-        command = [*FLAGS, *includes, str(text)]
+        command = [*PROGRAM_FLAGS, *includes, str(text)]
         if folder is None:
             _compile(command, library, source)
             return ctypes.CDLL(str(library))
@@ -64,15 +67,15 @@ def compile_library(source: Source, kernels: Path, folder: Path | None) -> ctype
 def _compile(command: list[str], library: Path, source: Source) -> None:
     # By a command that is the same for all programs: zig keeps its result.
     run = str(library.with_name("run.o"))
-    _run([*FLAGS, "-c", str(INCLUDE / "run.cpp"), "-o", run], source)
-    # `-x none`: FLAGS have the language of all files after it.
+    _run([*FLAGS, "-O2", "-c", str(INCLUDE / "run.cpp"), "-o", run], source)
+    # `-x none`: the flags have the language of all files after it.
     _run([*command, "-x", "none", run, "-shared", "-o", str(library)], source)
 
 
 def _digest(text: bytes) -> str:
     """A hash of all that a library depends on. `text` is the program with all files it
     includes; those of run.cpp are in the same folder."""
-    build = "\n".join((*FLAGS, machine(), version("ziglang")))
+    build = "\n".join((*PROGRAM_FLAGS, machine(), version("ziglang")))
     files = [path.read_bytes() for path in sorted(INCLUDE.glob("*.*"))]
     return hashlib.sha256(b"\n".join([build.encode(), text, *files])).hexdigest()[:24]
 

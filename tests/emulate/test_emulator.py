@@ -105,8 +105,8 @@ def test_changed_body_is_compiled_again(folder, tmp_path):
 def test_kept_library_of_other_flags_is_not_loaded(tmp_path, monkeypatch):
     path = tmp_path / "set_all.cuh"
     path.write_text(SET_ALL.replace("VALUE", "3"))
-    for flags in (library.FLAGS, (*library.FLAGS, "-DUNUSED")):
-        monkeypatch.setattr(library, "FLAGS", flags)
+    for flags in (library.PROGRAM_FLAGS, (*library.PROGRAM_FLAGS, "-DUNUSED")):
+        monkeypatch.setattr(library, "PROGRAM_FLAGS", flags)
         Emulator(set_all_graph(1, source=path), folder=tmp_path)
     assert len(list(tmp_path.glob("*.so"))) == 2
 

@@ -2,7 +2,7 @@
 #pragma once
 #include "memory.h"
 
-BEGIN_UNTRACKED_CALLS
+BEGIN_UNTRACKED
 
 namespace emulation {
 
@@ -271,4 +271,4 @@ static void complete_due() {
 
 }  // namespace emulation
 
-END_UNTRACKED_CALLS
+END_UNTRACKED

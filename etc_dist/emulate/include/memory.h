@@ -2,7 +2,7 @@
 #pragma once
 #include "scheduler.h"
 
-BEGIN_UNTRACKED_CALLS
+BEGIN_UNTRACKED
 
 extern "C" __attribute__((visibility("hidden"))) char __ehdr_start, _end;  // of this library
 
@@ -90,15 +90,10 @@ void access_shared(const Worker& worker, uint32_t address, uint32_t bytes, const
 static bool is_in(const void* at, const void* begin, uint64_t bytes) {
   return uint64_t(at) - uint64_t(begin) < bytes;
 }
-// An access of the running thread. Its own stack and the emulator's memory of it are not checked,
-// nor reads of the emulator's other memory.
-static void access(const void* at, uint64_t bytes, Kind kind, bool writes) {
-  if (own == nullptr) return;
-  if (++accesses > kTurnLimit) {
-    fail("a thread that polls memory in a loop without ptx::nanosleep or an acquire");
-  }
-  if (is_in(at, stacks + (own - threads) * kStack, kStack)) return;
-  if (uint64_t(at) % bytes != 0) fail("an access that is not aligned");
+// An access of the running thread to memory that is not its stack.
+__attribute__((noinline)) static void access_memory(
+    const void* at, uint64_t bytes, Kind kind, bool writes) {
+  if ((uint64_t(at) & (bytes - 1)) != 0) fail("an access that is not aligned");
   const Access access = access_of(own->known, kind, writes);
   const Worker& worker = *own->worker;
   const uint64_t offset = uint64_t(at) - uint64_t(worker.shared);
@@ -112,6 +107,15 @@ static void access(const void* at, uint64_t bytes, Kind kind, bool writes) {
                          !is_in(at, workers, worker_count * sizeof *workers)))) {
     fail("an access out of bounds of all arrays");
   }
+}
+// An access of the running thread. Its own stack and the emulator's memory of it are not checked,
+// nor reads of the emulator's other memory.
+static void access(const void* at, uint64_t bytes, Kind kind, bool writes) {
+  if (own == nullptr) return;
+  if (++accesses > kTurnLimit) {
+    fail("a thread that polls memory in a loop without ptx::nanosleep or an acquire");
+  }
+  if (!is_in(at, own->context.uc_stack.ss_sp, kStack)) access_memory(at, bytes, kind, writes);
 }
 void access_atomic(const void* at, uint64_t bytes) { access(at, bytes, kAtomic, true); }
 void use_word(uint64_t address, const Atomic& how) {
@@ -150,4 +154,4 @@ ACCESSES(8, uint64_t)
 ACCESSES(16, void)
 #undef ACCESSES
 
-END_UNTRACKED_CALLS
+END_UNTRACKED

@@ -7,7 +7,7 @@
 
 #include "async_copies.h"
 
-BEGIN_UNTRACKED_CALLS
+BEGIN_UNTRACKED
 
 extern "C" void run_program(const void* arguments);  // entry.h
 
@@ -327,4 +327,4 @@ extern "C" const char* run_emulated(
 
 }  // namespace emulation
 
-END_UNTRACKED_CALLS
+END_UNTRACKED

@@ -2,7 +2,7 @@
 #pragma once
 #include "fibers.h"
 
-BEGIN_UNTRACKED_CALLS
+BEGIN_UNTRACKED
 
 namespace emulation {
 
@@ -123,4 +123,4 @@ const Words* exchange(const char* what, Words words, bool orders) {
 
 }  // namespace emulation
 
-END_UNTRACKED_CALLS
+END_UNTRACKED
