@@ -30,6 +30,7 @@ from benchmarks.records import (
     DecodeRecord,
     FirstTokenRecord,
     FusedRecord,
+    MatmulRecord,
     MoEParallelRecord,
     MoERecord,
     Record,
@@ -58,7 +59,8 @@ bound, the longest of the GEMMs alone, reading the weights and the bytes on the 
 *% of limit* is limit / ours. NxK are one rank's sizes: of the weight for a \
 collective, hidden and inner size for a layer. M counts the rows of all ranks, \
 expert-parallel those of one. *Dynamic* and *Zipf* are the speed-ups under the dynamic \
-schedule and with unevenly used experts; *Triton / ours* compares with vLLM's kernel.
+schedule and with unevenly used experts; *Triton / ours* compares with vLLM's kernel; \
+*deterministic="batch"* is the factor that equal bits for any M cost, mean and worst.
 """
 PICTURE = """
 ## Static and dynamic schedules
@@ -186,7 +188,17 @@ def cells(r: FusedRecord) -> Row:
 def means(shown: Sequence[FusedRecord]) -> list[Row]:
     """A row for each M."""
     by_m = groupby(sorted(shown, key=lambda r: r.M), lambda r: r.M)
-    return [{"M": f"{m}", **mean(list(found))} for m, found in by_m]
+    found = [(m, list(mine)) for m, mine in by_m]
+    return [{"M": f"{m}", **mean(mine), **batch_cost(mine)} for m, mine in found]
+
+
+def batch_cost(records: Sequence[FusedRecord]) -> Row:
+    """The time with the same bits for any M, relative to that without."""
+    timed = [r for r in records if isinstance(r, MatmulRecord) and r.batch_ms]
+    costs = [(r.batch_ms or 0) / r.ours_ms for r in timed]
+    if not costs:
+        return {}
+    return {'deterministic="batch"': f"x {geometric_mean(costs):.2f}, {max(costs):.2f}"}
 
 
 def mean(records: Sequence[FusedRecord]) -> Row:
