@@ -61,8 +61,14 @@ def run_script(
         pytest.param(2, "moe --parallel expert --routing zipf", marks=TWO),
         pytest.param(
             2,
-            "decode --models small-experts --per-launch 2 --sample",
+            "decode --models small-experts --batches 2 --context 20 --per-launch 2 "
+            "--sample",
             marks=TWO,
+        ),
+        pytest.param(
+            2,
+            "decode --models small-experts --per-launch 2 --sample",
+            marks=[TWO, pytest.mark.exhaustive],
         ),
         pytest.param(1, "first_token", marks=[ONE, pytest.mark.exhaustive]),
     ],
@@ -197,7 +203,7 @@ def test_other_ids_of_single_launches_are_a_failure(
 ) -> None:
     device = begin(cpu=True)
     with device.world:
-        decoder = decode.Decoder(device, SMALL, 2, 70, "static", steps=2)
+        decoder = decode.Decoder(device, SMALL, 2, 20, "static", steps=2)
         arrays = decoder.arrays(2, decoder.config.layers, decoder.steps)
         decoder.call(arrays)()
         _, wrong = decode_launches.single_launches(decoder, arrays)

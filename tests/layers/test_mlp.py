@@ -48,7 +48,7 @@ def test_large_gates_make_the_result_exact(world, arrays):
     mlp.close()
 
 
-@pytest.mark.mpi(min_size=2)
+@pytest.mark.mpi(min_size=2, max_size=2)
 def test_gathered_and_many_rows_take_turns(make, arrays, world, compiled):
     layer, most = make("mlp", 264, 136, gathered=64), 64 // world.size
     # Without synchronising in between.

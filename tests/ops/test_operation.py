@@ -19,6 +19,7 @@ FUNCTIONS = {
 pytestmark = [pytest.mark.mpi, pytest.mark.parametrize("kind", FUNCTIONS)]
 schedules = pytest.mark.parametrize("schedule", ["static", "dynamic"])
 layouts = pytest.mark.parametrize("w_layout", ["nk", "kn"])
+on_two = pytest.mark.mpi(max_size=2)
 # NOTE: partial sums are rounded before sending, and their sum once more: an error of
 # one rounding times the root of two. The sums of a gather are in fp32.
 TOLERANCE = {MatmulReduceScatter: 3e-3, AllGatherMatmul: 2.1e-3}
@@ -42,6 +43,7 @@ SHAPES = [(1, 8, 8), (24, 256, 64), (256, 264, 8), (3, 16, 16392)]
 SHAPES += [(40, 520, 72), (264, 96, 40)]
 
 
+@on_two
 @pytest.mark.parametrize(
     ("schedule", "w_layout"),
     first_always(
@@ -61,6 +63,7 @@ def test_one_program_serves_every_shape(
     assert len(compiled) == 1
 
 
+@on_two
 @schedules
 def test_calls_follow_each_other_without_synchronising(
     kind, schedule, world, make, problem
@@ -75,6 +78,7 @@ def test_calls_follow_each_other_without_synchronising(
         p.check_exact(p.out)
 
 
+@on_two
 @layouts
 def test_both_schedules_and_repeats_give_the_same_bits(
     kind, w_layout, world, make, problem, arrays, rng
