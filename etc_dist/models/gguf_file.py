@@ -62,6 +62,16 @@ KEYS = {
     "rope.scaling.original_context_length",  # contained in the factors
 }
 """Metadata of an architecture that is read, or has no effect here."""
+STOPS = ("eos", "eot", "eom")
+STOP_TEXTS = {
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+}
+"""Tokens that end a text: by their role, and by their text, as in llama.cpp. A file
+has one id of a role, where the folder of the same model may have several."""
 TENSORS = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -115,7 +125,8 @@ class GgufFile:
 
         names = {tensor.name for tensor in self._reader.tensors}
         tokens = self.get("tokenizer.ggml.tokens", ())
-        stops = (self.get(f"tokenizer.ggml.{n}_token_id") for n in ("eos", "eot"))
+        stops = [self.get(f"tokenizer.ggml.{n}_token_id") for n in STOPS]
+        stops += [n for n, token in enumerate(tokens) if token in STOP_TEXTS]
         given = {
             "architectures": [ARCHITECTURES.get(kind, f"{kind} of a GGUF file")],
             "hidden_size": of("embedding_length"),

@@ -50,6 +50,14 @@ def test_experts_are_stacked_by_layer(tmp_path, rng):
         np.testing.assert_array_equal(found[name][0], tensors[f"blk.0.{of}.weight"])
 
 
+def test_all_tokens_that_end_a_text_are_stop_tokens(tmp_path):
+    tokens = ["a", "<|endoftext|>", "b", "<|im_end|>", "<|eom_id|>", "c"]
+    metadata = {"tokens": tokens, "eos_token_id": 3, "eom_token_id": 5}
+    named = {f"tokenizer.ggml.{name}": value for name, value in metadata.items()}
+    write(tmp_path / "model.gguf", metadata=named)
+    assert GgufFile(tmp_path / "model.gguf").config().stop_tokens == (1, 3, 4, 5)
+
+
 def test_a_mixture_of_another_architecture_is_refused(tmp_path):
     write(tmp_path / "model.gguf", "llama", expert_count=8)
     with pytest.raises(ArgumentError, match="llama.expert_count = 8"):
