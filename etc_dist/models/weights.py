@@ -14,7 +14,7 @@ from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.config import ARCHITECTURES, MIXTRAL, ModelConfig
 from etc_dist.models.part import SPLIT_AXES, WHOLE, Part
 from etc_dist.models.safetensors_file import FIX, read_tensors
-from etc_dist.runtime.arrays import inspect
+from etc_dist.runtime.arrays import Array, inspect
 
 LAYER = "model.layers.{}."
 MLP_NAMES = ("mlp", "gate_proj", "up_proj", "down_proj")
@@ -22,6 +22,9 @@ EXPERT_NAMES = {MIXTRAL: ("block_sparse_moe", "w1", "w3", "w2")}
 """The MLP or the block of experts in a layer, and its gate, up and down."""
 IGNORED = (".rotary_emb.inv_freq",)
 """The ends of names of tensors that follow from the configuration."""
+EXPONENTS = {"bfloat16": 0x7F80, "float16": 0x7C00}
+AT_ONCE = 1 << 26
+"""Numbers that are examined at once: each takes two bytes meanwhile."""
 
 
 def load_weights(
@@ -152,17 +155,29 @@ def check_weights(weights: Any, config: ModelConfig, part: Part = WHOLE) -> str:
             faults.append(f"{name}: {array} instead of {list(wanted[name])}")
     if len(dtypes) > 1 or not {*dtypes} <= {"bfloat16", "float16"}:
         faults.append(f"dtypes {', '.join(dtypes)}")
+    faults = faults or [
+        f"{name}: numbers that are not finite"
+        for name, array in found.items()
+        if not _is_finite(array)
+    ]
     if faults:
         raise ArgumentError(
             "the weights do not fit the model",
             where="argument weights of a model",
-            wanted="contiguous arrays by the names and of the shapes of "
-            "weight_shapes(config), all bfloat16 or all float16",
+            wanted="contiguous arrays of finite numbers by the names and of the shapes "
+            "of weight_shapes(config), all bfloat16 or all float16",
             got=_listed(faults),
             fix="make the arrays as weight_shapes(config) lists them, or load the "
             "model by load()",
         )
     return dtypes[0]
+
+
+def _is_finite(array: Array) -> bool:
+    """Whether no exponent has all its bits, as those of NaN and infinity have."""
+    bits, exponent = array.words(), EXPONENTS[array.dtype]
+    parts = range(0, len(bits), AT_ONCE)
+    return all((bits[n : n + AT_ONCE] & exponent).max() < exponent for n in parts)
 
 
 def _places(config: ModelConfig) -> dict[str, tuple[str, Any]]:

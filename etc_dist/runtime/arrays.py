@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -52,6 +53,20 @@ class Array:
         float8, which not every library has."""
         is_bits = self.dtype == "uint8" and dtype.startswith("float8")
         return replace(self, dtype=dtype) if is_bits else self
+
+    def words(self) -> Any:
+        """The bits of a contiguous array of two-byte elements, flat and in place: a
+        NumPy array, or a CuPy array of the current stream."""
+        count = prod(self.shape)
+        if self.device == "cpu":
+            memory = (ctypes.c_uint16 * count).from_address(self.pointer)
+            return np.ctypeslib.as_array(memory)
+        import cupy
+
+        device = int(self.device)
+        owned = cupy.cuda.UnownedMemory(self.pointer, 2 * count, self.owner, device)
+        pointer = cupy.cuda.MemoryPointer(owned, 0)
+        return cupy.ndarray(count, np.uint16, memptr=pointer)
 
     def in_shape(self, shape: tuple[int, ...]) -> Array:
         """The same memory as a contiguous array of `shape`."""

@@ -80,6 +80,12 @@ def test_stop_tokens_may_come_from_an_iterator(model):
     assert found == [whole[: whole.index(whole[2])]] * 2
 
 
+def with_nan(array):
+    changed = array.copy()
+    changed.flat[-1] = np.nan
+    return changed
+
+
 @pytest.mark.parametrize(
     ("change", "text"),
     [
@@ -87,6 +93,7 @@ def test_stop_tokens_may_come_from_an_iterator(model):
         (lambda w: w | {"norm": w["norm"][:-1]}, r"norm: \[2, 72\] .* of \[3"),
         (lambda w: w | {"w_o": w["w_o"][..., ::-1]}, "w_o: .* not contiguous"),
         (lambda w: w | {"norm": w["norm"].astype("f4")}, "dtypes bfloat16, float32"),
+        (lambda w: w | {"w_up": with_nan(w["w_up"])}, "w_up: numbers that are not fin"),
     ],
 )
 def test_weights_that_do_not_fit_leave_the_world_usable(change, text, folder, one_rank):
