@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import re
 import subprocess
 import sys
@@ -58,7 +59,7 @@ def test_texts_become_ids_and_texts_again():
     assert [tokenizer.decode([i]) for i in ids[-2:]] == ["2", "4"]
 
 
-def run(*command):
+def run(*command, stderr=subprocess.PIPE):
     done = subprocess.run(
         [sys.executable, *command],
         cwd=ROOT,
@@ -67,7 +68,8 @@ def run(*command):
             "ETC_DIST_BACKEND": "cpu",
             "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}",
         },
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
         text=True,
         timeout=100,
     )
@@ -80,6 +82,18 @@ def test_the_command_writes_an_answer():
     assert done.stdout == "The capital of France is Paris.\n"
     line = r"SmolLM2-135M-Instruct on cpu: 37 tokens read in .* written, .* tokens/s\n"
     assert re.search(line, done.stderr)
+
+
+def test_the_command_takes_a_folder_and_shows_its_progress_on_a_terminal():
+    folder = str(packaged_model())
+    command = "-m", "etc_dist.cli", "generate", folder, QUESTION
+    shown, terminal = pty.openpty()
+    done = run(*command, "--tokens", "2", stderr=terminal)
+    os.close(terminal)
+    text = os.read(shown, 1 << 16).decode()
+    os.close(shown)
+    assert done.stdout == "The capital\n"
+    assert "\r\x1b[Kloading " in text and "\r\x1b[Kprompt: " in text
 
 
 def test_three_ranks_write_one_answer():
