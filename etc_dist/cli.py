@@ -133,6 +133,7 @@ def tune_gpus(options: argparse.Namespace) -> int:
     from etc_dist.world import start
 
     sizes = SIZES if options.sizes is None else parse_sizes(options.sizes)
+    _expect_place(options.output)
     with start(replace(Settings.load(), verify=0)) as world:
         say = print if world.rank == 0 else lambda text: None
         say(world.show())
@@ -144,6 +145,23 @@ def tune_gpus(options: argparse.Namespace) -> int:
             place.write_text(json.dumps(made.document(), indent=1) + "\n")
         say(f"{made.show()}, saved in {place}")
     return 0
+
+
+def _expect_place(output: Path | None) -> None:
+    """ArgumentError if `etc-dist tune` could not save its result."""
+    if output is None:
+        fault = Cache(Settings.load().cache).fault()
+    else:
+        folder = output.absolute().parent
+        fault = "" if os.access(folder, os.W_OK) else f"{folder} cannot be written"
+    if fault:
+        raise ArgumentError(
+            "a tuning cannot be saved",
+            where="etc-dist tune",
+            wanted="a folder that can be written",
+            got=fault,
+            fix="choose another --output FILE, or set ETC_DIST_CACHE",
+        )
 
 
 def build_model(options: argparse.Namespace) -> int:

@@ -102,8 +102,10 @@ def parse(document: Any, where: str, origin: str) -> Tuning:
         )
         constants = [numbers[one.name] for one in fields(Constants)]
         times = [us for one in made.measured for us in one.us.values()]
+        sizes = [n for one in made.measured for n in (one.m, one.n, one.k)]
         positive = all(math.isfinite(n) and n > 0 for n in (*constants, *times))
-        if positive and document == made.document():
+        whole = all(type(n) is int and n > 0 for n in (made.workers, *sizes))
+        if positive and whole and document == made.document():
             return made
         got = f"checksum {document.get('checksum')}, {made.checksum} of its content"
     except (AttributeError, KeyError, TypeError, ValueError) as error:
