@@ -30,8 +30,8 @@ IN_ONE_WAVE = (TileShape(64, 80, "k", swapped=True),)
 """Chosen for one tile down and one wave only: other times were not measured."""
 GATED = tuple(number for number, one in enumerate(SHAPES) if one.may_be_gated)
 """Those that may be gated."""
-FEWEST_ROWS = 8
-"""The tensor cores multiply no fewer."""
+ROW_CLASSES = (8, 16, 32, 64, 96, 128, 200, 256, 400, 512, 800, 1024, 2048, 4096)
+"""A measured time is also for fewer rows, down to the next of these numbers."""
 NEAR = 1 / 8
 """Up to this share, other n and k are of one class with measured ones."""
 BOUNDS = ("copies into the SMs", "reads from memory", "the tensor cores")
@@ -195,9 +195,9 @@ def explained(
     return Choice(dim, ratings[0].number, reasons)
 
 
-def row_class(m: int) -> int:
-    """The largest number of rows that is measured together with m."""
-    return max(FEWEST_ROWS, 1 << (m - 1).bit_length())
+def row_class(m: int) -> int | None:
+    """The number of rows whose times are also for m rows."""
+    return next((most for most in ROW_CLASSES if m <= most), None)
 
 
 def _fits_at_once(shape: TileShape, m: int, n: int, workers: int) -> bool:

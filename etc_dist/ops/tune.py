@@ -20,7 +20,7 @@ from etc_dist.ops.fit_constants import (
     model_error,
 )
 from etc_dist.ops.matmul import matmul_graph
-from etc_dist.ops.matmul_policy import SHAPES, rate, work_of
+from etc_dist.ops.matmul_policy import ROW_CLASSES, SHAPES, rate, work_of
 from etc_dist.ops.tuning import (
     Constants,
     Measured,
@@ -33,24 +33,39 @@ from etc_dist.world import World
 
 SIZES = (
     (3584, 4096),
+    (1280, 8192),
+    (2048, 4096),
     (4096, 1792),
     (4096, 4096),
+    (4096, 14336),
+    (5120, 2048),
     (5120, 3200),
+    (5120, 8192),
     (5120, 25600),
+    (6144, 4096),
     (6400, 5120),
     (7168, 8192),
+    (8192, 1024),
     (8192, 3584),
+    (10240, 5120),
     (12288, 6144),
     (12288, 12288),
     (13312, 16384),
     (16384, 6656),
+    (28672, 4096),
+    (51200, 5120),
 )
 """N and K: of decoders, whole or split over ranks."""
-FITTED_SIZES = tuple(SIZES[place] for place in (0, 2, 4, 8, 11))
+FITTED_SIZES = (
+    (3584, 4096),
+    (4096, 4096),
+    (5120, 25600),
+    (12288, 6144),
+    (16384, 6656),
+)
 """Those at which all tiles are measured."""
-ROWS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-FITTED_ROWS = (1, *ROWS[:8])
-BEST = 4
+FITTED_ROWS = (1, *ROW_CLASSES[:10])
+BEST = 6
 """Tiles of other sizes that are measured: the fastest ones by the model."""
 LEAST_GAIN = 0.02
 """The share of a time by which measured tiles have to be faster than the model's."""
@@ -108,18 +123,20 @@ def tune(
             f"fastest ones, at most {max(lost):.1%}"
         )
     measured = []
-    for (n, k), m in product(sizes, ROWS):
+    for (n, k), m in product(sizes, ROW_CLASSES):
         samples = _samples(made, m, n, k)[:BEST]
         found = times(samples)
         if _gain(found) > LEAST_GAIN:  # measured twice: one may be an accident
             again = zip(found, measure(samples), strict=True)
             found = [round(fmean(both), 2) for both in again]
         if _gain(found) > LEAST_GAIN:
-            named = [str(SHAPES[one.number]) for one in samples]
-            measured.append(Measured(m, n, k, dict(zip(named, found, strict=True))))
-            best = named[found.index(min(found))]
+            fast = sorted((us, one) for us, one in zip(found, samples, strict=True))
+            named = {str(SHAPES[one.number]): us for us, one in fast if us <= found[0]}
+            measured.append(Measured(m, n, k, named))
+            best = next(iter(named))
             say(f"{m} x {n} x {k}: {best}, {found[0]} to {min(found)} us")
-    say(f"other tiles than the model's at {len(measured)} of {len(sizes) * len(ROWS)}")
+    every = len(sizes) * len(ROW_CLASSES)
+    say(f"other tiles than the model's at {len(measured)} of {every}")
     return replace(made, measured=tuple(measured))
 
 
@@ -211,7 +228,7 @@ def _samples(tuning: Tuning, m: int, n: int, k: int) -> list[Sample]:
 
 def _most_elements(sizes: Sequence[tuple[int, int]]) -> int:
     """Of the inputs, or of the output, of one call."""
-    rows = max(ROWS)
+    rows = max(ROW_CLASSES)
     every = (*sizes, *FITTED_SIZES)
     return max(max(rows * k + n * k, rows * n) for n, k in every)
 
