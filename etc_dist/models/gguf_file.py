@@ -69,6 +69,12 @@ STOP_TEXTS = {
     "<|im_end|>",
     "<|eot_id|>",
     "<|eom_id|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<end_of_turn>",
+    "<EOT>",
+    "_<EOT>",
 }
 """Tokens that end a text: by their role, and by their text, as in llama.cpp. A file
 has one id of a role, where the folder of the same model may have several."""

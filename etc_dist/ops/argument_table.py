@@ -151,11 +151,12 @@ class ArgumentTable:
         return Arguments(arrays, dims, dtype, layout, out, is_empty)
 
     def check_dims(self, dims: Mapping[str, int]) -> None:
-        """ArgumentError unless there is a number for each dim of the inputs."""
+        """ArgumentError unless there is a number above 0 for each dim of the inputs."""
         names = {axis.dim: None for one in self.inputs for axis in one.axes}
-        if dims.keys() != names.keys():
+        is_complete = dims.keys() == names.keys()
+        if not is_complete or not all(type(n) is int and n > 0 for n in dims.values()):
             got = ", ".join(f"{name}={value}" for name, value in dims.items())
-            raise self.error(f"the dims {', '.join(names)}", got)
+            raise self.error(f"the dims {', '.join(names)}, of at least 1", got)
 
     def error(self, wanted: str, got: str) -> ArgumentError:
         return ArgumentError(

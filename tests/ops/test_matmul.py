@@ -51,8 +51,9 @@ def test_show_gives_the_chosen_tiles_and_the_next_ones(make, problem, world):
     op = make(Matmul)
     with pytest.raises(WorldError, match="no program yet"):
         op.show(m=64, n=264, k=136)
-    with pytest.raises(ArgumentError, match=r"wanted: the dims m, k, n\n.*m=64\n"):
-        op.show(m=64)
+    for given in ({"m": 64}, {"m": 0, "n": 264, "k": 136}, {"m": 8.5, "n": 8, "k": 8}):
+        with pytest.raises(ArgumentError, match=r"the dims m, k, n, of at least 1\n"):
+            op.show(**given)
     p = problem(Matmul, (64, 264, 136))
     op(p.x, p.w, p.out)
     shape = op.policy(64, 264, 136)
