@@ -183,14 +183,21 @@ class SharedMLP(Operation):
         world: World | None = None,
         schedule: str = "static",
         trace: bool | None = None,
+        deterministic: str = "run",
     ):
         world = world_or_current(world)
         super().__init__(
             _table(type(self).__name__, world),
-            _candidates(self.sizes, MLP.most_gathered // world.size, world.size),
+            _candidates(
+                self.sizes,
+                MLP.most_gathered // world.size,
+                world.size,
+                in_order=deterministic == BATCH,
+            ),
             world,
             schedule=schedule,
             trace=trace,
+            deterministic=deterministic,
             options={},
         )
 

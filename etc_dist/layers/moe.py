@@ -166,6 +166,7 @@ class SharedMoE(Operation):
         normalize: bool,
         parallel: str,
         world: World | None = None,
+        deterministic: str = "run",
     ):
         world = world_or_current(world)
         with world.refusing("the arguments of SharedMoE"):
@@ -175,12 +176,15 @@ class SharedMoE(Operation):
         routing = {"experts": experts, "top_k": top_k, "normalize": normalize}
         dims = {"hidden": hidden, "inner": inner}
         few_tokens = _most_tokens(FEW_TOKENS, top_k, dims, world.size)
+        if deterministic == BATCH:
+            few_tokens, routing["tiles_logits"] = 0, False
         super().__init__(
             table,
             _candidates(routing, parallel, few_tokens, self.sizes),
             world,
             schedule="static",
             trace=None,
+            deterministic=deterministic,
             options={**routing, **dims, "parallel": parallel},
         )
 

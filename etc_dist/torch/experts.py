@@ -101,7 +101,8 @@ def moe_experts(
     ids [M, K], of any integer dtype: from 0 to E - 1, those of a token all
     different. weights [M, K], of any dtype: used in fp32. gate_up [E, 2 I, H], rows of
     gate, then those of up; down [E, H, I]: all experts on each rank. On GPUs K is a
-    multiple of 4. Groups and errors: as for the other operations (ops.py)."""
+    multiple of 4. A token has the same bits for any M. Groups and errors: as for the
+    other operations (ops.py)."""
     world = ops.world_of(group_name)
     try:
         rows = x.contiguous()

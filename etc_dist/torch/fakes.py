@@ -35,12 +35,20 @@ def fused_all_gather_matmul(
     return (made[0], made[1:]) if return_A else (None, made)
 
 
-def matmul(A: Tensor, B: Tensor, group_name: str = "") -> Tensor:
+def matmul(
+    A: Tensor, B: Tensor, group_name: str = "", *, deterministic: str = "run"
+) -> Tensor:
     return from_rows(A.new_empty(_rows(A), B.shape[1]), A.shape, 0)
 
 
 def mlp(
-    x: Tensor, gate: Tensor, up: Tensor, down: Tensor, group_name: str = ""
+    x: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    down: Tensor,
+    group_name: str = "",
+    *,
+    deterministic: str = "run",
 ) -> Tensor:
     return x.new_empty(x.shape)
 
@@ -54,6 +62,8 @@ def moe(
     normalize: bool = True,
     parallel: str = "tensor",
     group_name: str = "",
+    *,
+    deterministic: str = "run",
 ) -> Tensor:
     size = size_of(group_name) if parallel == "tensor" else 1
     return x.new_empty(x.shape if size == 1 else (_rows(x) // size, x.shape[-1]))

@@ -116,27 +116,32 @@ class Matmul(Function):
     """`matmul` with gradients."""
 
     @staticmethod
-    def forward(ctx: Any, A: Tensor, B: Tensor, group: str = "") -> Tensor:
+    def forward(
+        ctx: Any, A: Tensor, B: Tensor, group: str, deterministic: str
+    ) -> Tensor:
         ctx.save_for_backward(A, B)
-        ctx.group = group
-        return cast(Tensor, OPS.matmul(A, B, group))
+        ctx.group, ctx.deterministic = group, deterministic
+        return cast(Tensor, OPS.matmul(A, B, group, deterministic=deterministic))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         A, B = ctx.saved_tensors
-        needs_a, needs_b, *rest = ctx.needs_input_grad
-        grad_a = OPS.matmul(grad, B.t(), ctx.group) if needs_a else None
-        grad_b = _rows(A).t() @ _rows(grad) if needs_b else None
-        return grad_a, grad_b, *(None for _ in rest)
+        needs_a, needs_b = ctx.needs_input_grad[:2]
+        grad_a = grad_b = None
+        if needs_a:
+            grad_a = OPS.matmul(grad, B.t(), ctx.group, deterministic=ctx.deterministic)
+        if needs_b:
+            grad_b = _rows(A).t() @ _rows(grad)
+        return grad_a, grad_b, None, None
 
 
 class NoGradient(Function):
     """A layer without gradients: its backward pass is an error."""
 
     @staticmethod
-    def forward(ctx: Any, op: Any, *arguments: Any) -> Tensor:
-        ctx.name, ctx.inputs = op.__name__, len(arguments) + 1
-        return cast(Tensor, op(*arguments))
+    def forward(ctx: Any, op: Any, options: Any, *arguments: Any) -> Tensor:
+        ctx.name = op.__name__
+        return cast(Tensor, op(*arguments, **options))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
@@ -155,6 +160,16 @@ def _apply_all_gather(
 ) -> tuple[Tensor | None, list[Tensor]]:
     found = AllGather.apply(A, dim, group, return_A, *Bs)
     return (found[0], list(found[1:])) if return_A else (None, list(found))
+
+
+def _apply_matmul(
+    A: Tensor, B: Tensor, group: str = "", *, deterministic: str = "run"
+) -> Tensor:
+    return cast(Tensor, Matmul.apply(A, B, group, deterministic))
+
+
+def _apply_without_gradient(op: Any, *arguments: Any, **options: Any) -> Tensor:
+    return cast(Tensor, NoGradient.apply(op, options, *arguments))
 
 
 def _rows(tensor: Tensor) -> Tensor:
@@ -220,12 +235,12 @@ def _register() -> None:
     for function, apply in (
         (ops.fused_matmul_reduce_scatter, ReduceScatter.apply),
         (ops.fused_all_gather_matmul, _apply_all_gather),
-        (ops.matmul, Matmul.apply),
-        (ops.mlp, partial(NoGradient.apply, OPS.mlp)),
-        (ops.moe, partial(NoGradient.apply, OPS.moe)),
+        (ops.matmul, _apply_matmul),
+        (ops.mlp, partial(_apply_without_gradient, OPS.mlp)),
+        (ops.moe, partial(_apply_without_gradient, OPS.moe)),
         (ops.gather_rows, GatherRows.apply),
         (ops.scatter_rows, ScatterRows.apply),
-        (experts.moe_experts, partial(NoGradient.apply, OPS.moe_experts)),
+        (experts.moe_experts, partial(_apply_without_gradient, OPS.moe_experts)),
     ):
         kernel = _kernel(function, apply)
         ops.LIBRARY.impl(function.__name__, kernel, "Autograd", with_keyset=True)

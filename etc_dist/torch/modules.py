@@ -11,6 +11,7 @@ from torch.distributed import ProcessGroup
 
 from etc_dist.errors import ArgumentError
 from etc_dist.layers.sparse_block import read_sparse_block
+from etc_dist.ops.deterministic import check_deterministic
 from etc_dist.torch.blocks import check_linear, check_mlp
 from etc_dist.world import current
 
@@ -84,7 +85,8 @@ class _ParallelLinear(nn.Module):
 class ColumnParallelLinear(_ParallelLinear):
     """AllGather + GEMM, as Megatron-LM's with sequence parallelism: each rank has its
     part of x along `dim`, and gets its N / W columns of x @ weight.T + bias for all of
-    x: [M / W, K] -> [M, N / W] with dim 0. bfloat16 or float16. With gradients.
+    x: [M / W, K] -> [M, N / W] with dim 0. bfloat16 or float16. With gradients. A row
+    has the same bits for any M.
 
     weight [N / W, K] and bias [N / W] are kept by reference."""
 
@@ -114,7 +116,8 @@ class RowParallelLinear(_ParallelLinear):
     """GEMM + Reduce-Scatter, as Megatron-LM's with sequence parallelism: of the sum
     over ranks of x [..., K / W] @ weight.T, each rank gets its part along `dim`, +
     bias: [M, K / W] -> [M / W, N] with dim 0. bfloat16 or float16. With gradients; that
-    of bias is summed over the ranks, whose rows all use it.
+    of bias is summed over the ranks, whose rows all use it. A row has the same bits for
+    any M.
 
     weight [N, K / W] and the whole bias [N] are kept by reference."""
 
@@ -160,7 +163,7 @@ class MLP(nn.Module):
     gathered. group: as for `ColumnParallelLinear`.
 
     Where a gradient is needed, it runs the two collectives instead: their sums are
-    rounded at other places."""
+    rounded at other places. deterministic: as for `etc_dist.MLP`."""
 
     def __init__(
         self,
@@ -170,15 +173,23 @@ class MLP(nn.Module):
         *,
         group: Group = None,
         replicated: bool = False,
+        deterministic: str = "run",
     ):
         super().__init__()
+        check_deterministic(deterministic)
         self.gate_proj, self.up_proj = _Linear(gate), _Linear(up)
         self.down_proj = _Linear(down)
         self.ranks, self.replicated = ranks_of(group), replicated
+        self.deterministic = deterministic
 
     @classmethod
     def from_block(
-        cls, block: nn.Module, *, group: Group = None, replicated: bool = False
+        cls,
+        block: nn.Module,
+        *,
+        group: Group = None,
+        replicated: bool = False,
+        deterministic: str = "run",
     ) -> Self:
         """This rank's shard of a known MLP of transformers, with gate_proj, up_proj and
         down_proj: a copy on several ranks. ArgumentError for other classes, adapters,
@@ -192,7 +203,13 @@ class MLP(nn.Module):
         own = _split(gate.shape[0], ranks, "intermediate_size")
         weights = _parameter(gate, gate[own]), _parameter(up, up[own])
         narrow = _parameter(down, down[:, own])
-        return cls(*weights, narrow, group=group, replicated=replicated)
+        return cls(
+            *weights,
+            narrow,
+            group=group,
+            replicated=replicated,
+            deterministic=deterministic,
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         rows = _own_rows(x, self.ranks) if self.replicated else x.flatten(0, -2)
@@ -206,7 +223,8 @@ class MLP(nn.Module):
             active = nn.functional.silu(one) * other
             y = OPS.fused_matmul_reduce_scatter(active, down, "sum", 0, name)
         else:
-            y = OPS.mlp(rows, *weights, self.ranks.name)
+            name, deterministic = self.ranks.name, self.deterministic
+            y = OPS.mlp(rows, *weights, name, deterministic=deterministic)
         return _all_rows(y, x, self.ranks) if self.replicated else y.view(x.shape)
 
 
@@ -227,7 +245,7 @@ class MoE(nn.Module):
     replicated: x and the result are the same on all ranks. Otherwise, with
     parallel="tensor" on several ranks, x [M, H] is the same and the result [M / W, H]
     this rank's part of the rows; with parallel="expert" each rank has its own rows.
-    group: as for `ColumnParallelLinear`."""
+    group: as for `ColumnParallelLinear`. deterministic: as for `etc_dist.MoE`."""
 
     def __init__(
         self,
@@ -240,11 +258,14 @@ class MoE(nn.Module):
         parallel: str = "tensor",
         group: Group = None,
         replicated: bool = False,
+        deterministic: str = "run",
     ):
         super().__init__()
+        check_deterministic(deterministic)
         self.gate, self.experts = _Linear(router), _Experts(gate_up, down)
         self.top_k, self.normalize, self.parallel = top_k, normalize, parallel
         self.ranks, self.replicated = ranks_of(group), replicated
+        self.deterministic = deterministic
 
     @classmethod
     def from_block(
@@ -254,6 +275,7 @@ class MoE(nn.Module):
         parallel: str = "tensor",
         group: Group = None,
         replicated: bool = False,
+        deterministic: str = "run",
     ) -> Self:
         """This rank's shard of a sparse block of transformers, of Qwen3-MoE, Mixtral
         or OLMoE, with its top_k and norm_topk_prob: a copy if `parallel` is "tensor" on
@@ -270,6 +292,7 @@ class MoE(nn.Module):
             parallel=parallel,
             group=group,
             replicated=replicated,
+            deterministic=deterministic,
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -279,7 +302,8 @@ class MoE(nn.Module):
             is_tensor = self.parallel == "tensor"
             rows = _padded(rows, self.ranks) if is_tensor else _own_rows(x, self.ranks)
         weights = self.gate.weight, self.experts.gate_up_proj, self.experts.down_proj
-        y = OPS.moe(rows, *weights, *routing, self.ranks.name)
+        name, deterministic = self.ranks.name, self.deterministic
+        y = OPS.moe(rows, *weights, *routing, name, deterministic=deterministic)
         if self.replicated:
             return _all_rows(y, x, self.ranks)
         return y.view(x.shape) if y.shape[0] == rows.shape[0] else y

@@ -7,6 +7,9 @@ world; results have the dtype of the first argument. A group is named by
 Wrong arguments of any rank raise ArgumentError on all, before a launch; a group over
 which no world was started raises WorldError. W is the number of ranks.
 
+deterministic="batch": a row has the same bits for any M. The collectives and
+moe_experts always have them.
+
 NOTE: registered by torch.library.Library, since a call of a function that the decorator
 `custom_op` has registered takes longer.
 """
@@ -40,10 +43,13 @@ SCHEMAS = (
     "str group_name) -> Tensor",
     "fused_all_gather_matmul(Tensor A, Tensor[] Bs, int gather_dim, str group_name, *, "
     "bool return_A=True) -> (Tensor?, Tensor[])",
-    'matmul(Tensor A, Tensor B, str group_name="") -> Tensor',
-    'mlp(Tensor x, Tensor gate, Tensor up, Tensor down, str group_name="") -> Tensor',
+    'matmul(Tensor A, Tensor B, str group_name="", *, str deterministic="run") '
+    "-> Tensor",
+    'mlp(Tensor x, Tensor gate, Tensor up, Tensor down, str group_name="", *, '
+    'str deterministic="run") -> Tensor',
     "moe(Tensor x, Tensor router, Tensor gate_up, Tensor down, int top_k, "
-    'bool normalize=True, str parallel="tensor", str group_name="") -> Tensor',
+    'bool normalize=True, str parallel="tensor", str group_name="", *, '
+    'str deterministic="run") -> Tensor',
     "gather_rows(Tensor rows, str group_name) -> Tensor",
     "scatter_rows(Tensor rows, str group_name) -> Tensor",
 )
@@ -120,7 +126,9 @@ def fused_all_gather_matmul(
     return joined, [from_rows(out, A.shape, gather_dim) for out in outs]
 
 
-def matmul(A: Tensor, B: Tensor, group_name: str = "") -> Tensor:
+def matmul(
+    A: Tensor, B: Tensor, group_name: str = "", *, deterministic: str = "run"
+) -> Tensor:
     """A [..., K] @ B [K, N] -> [..., N] on each rank, without communication. With
     gradients. Copies as for `fused_matmul_reduce_scatter`; accumulated in fp32, rounded
     once."""
@@ -132,12 +140,19 @@ def matmul(A: Tensor, B: Tensor, group_name: str = "") -> Tensor:
         out = A.new_empty(x.shape[0], w.shape[0])
     except Exception as error:
         refuse(world, error, op)
-    kept(world, Matmul)(as_array(x), as_array(w), as_array(out))
+    multiply = kept(world, Matmul, deterministic=deterministic)
+    multiply(as_array(x), as_array(w), as_array(out))
     return from_rows(out, A.shape, 0)
 
 
 def mlp(
-    x: Tensor, gate: Tensor, up: Tensor, down: Tensor, group_name: str = ""
+    x: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    down: Tensor,
+    group_name: str = "",
+    *,
+    deterministic: str = "run",
 ) -> Tensor:
     """(silu(x @ gate.T) * (x @ up.T)) @ down.T of the rows of all ranks, as
     `etc_dist.MLP`. x [..., H]: this rank's rows, equally many on all ranks; gate and up
@@ -150,7 +165,7 @@ def mlp(
     except Exception as error:
         refuse(world, error, "mlp")
     arrays = map(as_array, (rows, gate, up, down, out))
-    kept(world, SharedMLP)(*arrays)
+    kept(world, SharedMLP, deterministic=deterministic)(*arrays)
     return out.view(x.shape)
 
 
@@ -163,6 +178,8 @@ def moe(
     normalize: bool = True,
     parallel: str = "tensor",
     group_name: str = "",
+    *,
+    deterministic: str = "run",
 ) -> Tensor:
     """A mixture of experts with its router, as `etc_dist.MoE`: router [E, H]. No
     gradients. Calls of one shape share a program and its buffers.
@@ -187,6 +204,7 @@ def moe(
             "top_k": top_k,
             "normalize": normalize,
             "parallel": parallel,
+            "deterministic": deterministic,
         }
     except Exception as error:
         refuse(world, error, "moe")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from etc_dist.errors import ArgumentError, EtcDistError
+from etc_dist.ops.deterministic import check_deterministic
 from etc_dist.torch.blocks import PROJECTIONS
 from etc_dist.torch.modules import MLP, Group, MoE
 
@@ -17,7 +18,13 @@ Model = TypeVar("Model", bound=nn.Module)
 DTYPES = torch.bfloat16, torch.float16
 
 
-def replace(model: Model, *, group: Group = None, parallel: str = "tensor") -> Model:
+def replace(
+    model: Model,
+    *,
+    group: Group = None,
+    parallel: str = "tensor",
+    deterministic: str = "run",
+) -> Model:
     """Replace the MLPs and the mixtures of experts of a model of transformers: Llama,
     Qwen3, Qwen3-MoE, Mixtral and others with known blocks. Returns the model.
 
@@ -25,25 +32,30 @@ def replace(model: Model, *, group: Group = None, parallel: str = "tensor") -> M
     weights are kept by reference, and the names of parameters stay the same; on several
     each rank keeps its shard of the replaced weights. group: a ProcessGroup or its
     name; default: torch's default group. parallel: how experts are split over its
-    ranks: "tensor" (a shard of each) or "expert" (some of them).
+    ranks: "tensor" (a shard of each) or "expert" (some of them). deterministic="batch":
+    in the replaced blocks a token has the same bits for any number of tokens.
 
     Raises ArgumentError, and changes nothing, if the model has no such block, one of
     another class or with an adapter, a quantised layer, a hook, a bias, another
     activation than SiLU or another dtype than bfloat16 and float16, if the ranks do not
     divide its sizes, or if its config has output_router_logits, which replaced blocks
     do not record."""
+    check_deterministic(deterministic)
     found = list(_find(model))
     config = getattr(model, "config", None)
     if getattr(config, "output_router_logits", False):
         raise _refusal("a model with config.output_router_logits False", "True")
     made: list[tuple[nn.Module, str, nn.Module]] = []
+    options: dict[str, Any] = {
+        "group": group,
+        "replicated": True,
+        "deterministic": deterministic,
+    }
     for parent, name, block in found:
         if hasattr(block, "experts"):
-            new: nn.Module = MoE.from_block(
-                block, parallel=parallel, group=group, replicated=True
-            )
+            new: nn.Module = MoE.from_block(block, parallel=parallel, **options)
         else:
-            new = MLP.from_block(block, group=group, replicated=True)
+            new = MLP.from_block(block, **options)
         _check_dtype(new)
         made.append((parent, name, new.train(block.training)))
     if not made:

@@ -64,7 +64,10 @@ CALLS = {
 @pytest.mark.parametrize("call", CALLS)
 def test_operations_pass_opcheck(call, group):
     name, arguments = CALLS[call]
-    torch.library.opcheck(getattr(ops, name).default, arguments(group.group_name))
+    op, given = getattr(ops, name).default, arguments(group.group_name)
+    torch.library.opcheck(op, given)
+    if "deterministic" in str(op._schema):
+        torch.library.opcheck(op, given, {"deterministic": "batch"})
 
 
 def test_wrong_arguments_are_refused(group):
@@ -77,6 +80,8 @@ def test_wrong_arguments_are_refused(group):
         ops.fused_all_gather_matmul(x, [x[0]], 0, name)
     with pytest.raises(ArgumentError, match="bfloat16 or float16"):
         ops.matmul(x.float(), x.float().t())
+    with pytest.raises(ArgumentError, match="unknown guarantee"):
+        ops.matmul(x, x.t(), deterministic="always")
     with pytest.raises(WorldError, match="no world over this process group"):
         ops.fused_matmul_reduce_scatter(x, x.t(), "sum", 0, "another")
 

@@ -13,6 +13,7 @@ from torch.nn.utils import parametrizations
 
 import etc_dist.torch
 from etc_dist.errors import ArgumentError
+from etc_dist.layers.mlp_tiles import choose_shapes
 from etc_dist.torch import ColumnParallelLinear, MoE, RowParallelLinear
 from etc_dist.torch.blocks import MLPS
 from tests.torch.on_ranks import assert_close, tiny
@@ -32,6 +33,30 @@ def test_replaced_blocks_give_the_same_logits_with_the_same_weights(kind, group)
         generated = model.generate(IDS, max_new_tokens=3, do_sample=False)
     assert generated.shape == (1, 10)
     assert {name: p.data_ptr() for name, p in model.named_parameters()} == before
+
+
+def test_replaced_blocks_may_give_the_same_bits_for_any_number_of_tokens(
+    group, compiled, monkeypatch
+):
+    in_order = []
+
+    def choose(*given, **options):
+        in_order.append(options["in_order"])
+        return choose_shapes(*given, **options)
+
+    monkeypatch.setattr("etc_dist.layers.mlp.choose_shapes", choose)
+    for deterministic in ("run", "batch"):
+        for kind in ("Qwen3", "Qwen3Moe"):
+            model = tiny(kind, hidden_size=40, head_dim=16)
+            with torch.no_grad():
+                expected = model(IDS).logits
+                etc_dist.torch.replace(model, deterministic=deterministic)
+                assert_close(model(IDS).logits, expected)
+    assert in_order == [False] * 2 + [True] * 2  # of two layers each
+    assert compiled.count("moe_few_tokens_graph") == compiled.count("moe_graph") == 1
+    assert compiled[-1] == "moe_graph"
+    with pytest.raises(ArgumentError, match="unknown guarantee"):
+        etc_dist.torch.replace(tiny("Qwen3"), deterministic="always")
 
 
 def test_models_that_compute_something_else_are_refused(group):
