@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from etc_dist.errors import expect_type
+from etc_dist.errors import ArgumentError, expect_type
 from etc_dist.functions.epilogue import (
     E4M3,
     MOST_E4M3,
@@ -58,12 +58,40 @@ class TileShape:
     each worker half of it for both; or "k": then their sums are added.
     swapped: the rows of w are the rows of the tensor cores' tile, and those of x its
     columns; for few rows of x, of which little padding is multiplied.
+
+    Raises ArgumentError for a shape that GPUs do not have.
     """
 
     rows: int
     columns: int
     split: str = "columns"
     swapped: bool = False
+
+    def __post_init__(self) -> None:
+        rows = {"columns": 128, "rows": 256}.get(self.split, 0)
+        fits = self.rows == rows and self.columns % 16 == 0
+        most = 256
+        if self.swapped:
+            unit = 8 if self.worker_columns <= TURNS_COLUMNS else 16
+            fits = self.split in ("columns", "k") and self.rows in range(8, 65, 8)
+            fits = fits and self.worker_columns % unit == 0
+            most = 128
+        if not fits or not 0 < self.worker_columns <= most:
+            raise ArgumentError(
+                f"GPUs have no tiles of {self}",
+                where="TileShape",
+                wanted="128 rows with split 'columns', or 256 with 'rows', and columns "
+                "in steps of 16, up to 256 of a worker; or swapped with split "
+                "'columns' or 'k': 8 to 64 rows in steps of 8, and columns of a worker "
+                "in steps of 8 up to 64, of 16 up to 128",
+                got=str(self),
+                fix="choose a shape of SHAPES in etc_dist/ops/matmul_policy.py",
+            )
+
+    def serves(self, *, gated: bool, in_order: bool) -> bool:
+        """Whether a matmul may have this shape. in_order: only if k is added in its
+        order."""
+        return (self.may_be_gated or not gated) and (self.k_parts == 1 or not in_order)
 
     def __str__(self) -> str:
         swapped = ", swapped" * self.swapped

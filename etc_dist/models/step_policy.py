@@ -159,8 +159,7 @@ class StepPolicy:
         return min(tasks, key=tasks.__getitem__)
 
     def _may_have(self, shape: TileShape, gated: bool) -> bool:
-        in_order = shape.k_parts == 1 or not self.in_order
-        return in_order and (shape.may_be_gated or not gated)
+        return shape.serves(gated=gated, in_order=self.in_order)
 
     def _slices(self, rows: int, longest: int) -> int:
         """A power of two, so that there are few shapes to prove."""

@@ -146,8 +146,7 @@ def rate(
     found = [
         Rating(number, estimate(one, m, n, k, workers, tuning))
         for number, one in enumerate(shapes)
-        if (one.may_be_gated or not gated)
-        and (one.k_parts == 1 or not in_order)
+        if one.serves(gated=gated, in_order=in_order)
         and not (one.swapped and one.rows < few)
         and (one not in IN_ONE_WAVE or _fits_at_once(one, m, n, workers))
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from etc_dist.emulate import Emulator
+from etc_dist.errors import ArgumentError
 from etc_dist.functions.epilogue import store, swiglu
 from etc_dist.functions.tile_matmul import Tiles, TileShape
 from etc_dist.ir import Graph
@@ -13,6 +14,13 @@ from etc_dist.ops.matmul_policy import GATED, SHAPES
 from tests.emulate.cases import gated, gated_tiles, tiles
 from tests.functions.sizes import odd_sizes
 from tests.ops.arrays import cancelling
+
+EXTREME = (
+    *(TileShape(128, columns) for columns in (16, 512)),
+    *(TileShape(256, columns, "rows") for columns in (16, 256)),
+    *(TileShape(8, columns, swapped=True) for columns in (16, 160)),
+    *(TileShape(rows, 2 * rows, "k", swapped=True) for rows in (8, 64)),
+)
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +60,36 @@ def test_each_shape_gates_its_columns(number, gated_program):
     for size in odd_sizes(SHAPES[number]), smaller_than_a_half:
         inputs, [answer], dims = gated(*size)
         [found] = gated_program.run(inputs, {**dims, "shape": number})
+        answer.check(found["y"], "bfloat16")
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (64, 128),
+        (128, 8),
+        (128, 528),
+        (128, 128, "k"),
+        (256, 512, "rows"),
+        (72, 128, "columns", True),
+        (8, 128, "rows", True),
+        (8, 144, "columns", True),
+        (8, 0, "k", True),
+        (8, 64, "both", True),
+    ],
+)
+def test_shapes_that_gpus_do_not_have_are_refused(shape):
+    with pytest.raises(ArgumentError, match="GPUs have no tiles of") as caught:
+        TileShape(*shape)
+    assert caught.value.got.startswith(f"{shape[0]} x {shape[1]}, split ")
+
+
+def test_the_widest_and_narrowest_tiles_give_x_times_w_transposed(folder):
+    graph = matmul_graph(1, shapes=EXTREME)
+    program = Emulator(graph, workers=2, folder=folder)
+    inputs, [answer], dims = tiles(70, 88, 136)
+    for number in range(len(EXTREME)):
+        [found] = program.run(inputs, {**dims, "shape": number})
         answer.check(found["y"], "bfloat16")
 
 

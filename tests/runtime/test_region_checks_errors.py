@@ -21,7 +21,7 @@ CHUNK, SPLITS = 128, 3
 
 
 def tile_matmul(g: Graph) -> tuple[DeviceFunction, dict[str, Any]]:
-    tiles = Tiles(g, "tile", Const(0), [TileShape(64, 64)])
+    tiles = Tiles(g, "tile", Const(0), [TileShape(128, 128)])
     return tiles.matmul("bfloat16"), tiles.values
 
 
@@ -30,7 +30,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Graph], Any], int, int]] = {
     "matmul_store nk": (lambda g: (matmul_store("nk", "bfloat16"), {}), 256, 256),
     "matmul_store kn": (lambda g: (matmul_store("kn", "bfloat16"), {}), 256, 256),
     "matmul_gated": (lambda g: (matmul_gated("bfloat16"), {}), 256, 128),
-    "tile_matmul": (tile_matmul, 64, 64),
+    "tile_matmul": (tile_matmul, 128, 128),
     "grouped_store": (lambda g: (grouped_store("bfloat16"), {}), 256, 256),
     "thin_float": (lambda g: (thin_float("bfloat16"), {}), 128, 128),
 }
