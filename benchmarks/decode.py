@@ -210,8 +210,7 @@ def main() -> int:
     batches, context = options.rows or batches, options.context or context
     shared: dict[str, Any] = {"op": "decode", "protocol": PROTOCOL}
     if isinstance(device, Gpu):
-        shared |= device.facts()
-        del shared["baseline"]
+        shared |= device.machine()
     failed = False
     sampling = SAMPLING if device.world.size == 1 else ON_RANKS
     for name in options.models or [model]:

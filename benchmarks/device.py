@@ -240,28 +240,31 @@ class Gpu(Device):
         assert tensor.data_ptr() == array.data.ptr, "torch copied a CuPy array"
         return tensor.view(getattr(self.torch, array.dtype.name))
 
-    def facts(self) -> dict[str, Any]:
-        """device, driver, cuda and baseline, for the records."""
+    def machine(self) -> dict[str, Any]:
+        """device, driver and cuda, for the records."""
         cuda = self.xp.cuda.runtime
-        properties = cuda.getDeviceProperties(self._id)
+        runtime = cuda.runtimeGetVersion()
+        return {
+            "device": cuda.getDeviceProperties(self._id)["name"].decode(),
+            "driver": driver_version(),
+            "cuda": f"{runtime // 1000}.{runtime % 1000 // 10}",
+        }
+
+    def facts(self) -> dict[str, Any]:
+        """The machine and the baseline, for the records."""
         number = self._nccl.get_version()
         version = f"{number // 10000}.{number // 100 % 100}.{number % 100}"
         library = "cupy" if self.torch is None else "torch"
         used = import_module(library).__version__
-        runtime = cuda.runtimeGetVersion()
-        return {
-            "device": properties["name"].decode(),
-            "driver": driver_version(),
-            "cuda": f"{runtime // 1000}.{runtime % 1000 // 10}",
-            "baseline": f"cuBLAS by {library} {used}, NCCL {version} without NVLS",
-        }
+        baseline = f"cuBLAS by {library} {used}, NCCL {version} without NVLS"
+        return {**self.machine(), "baseline": baseline}
 
     @cached_property
     def rates(self) -> tuple[float, float]:
         """Bytes a second of its memory and FLOP a second of its tensor cores that a
         limit assumes: for an H200 as measured once, else 94 % of reading a gigabyte and
         the best of cuBLAS, measured now."""
-        if "H200" in self.facts()["device"]:
+        if "H200" in self.machine()["device"]:
             return MEMORY_BYTES_PER_S, FLOP_PER_S
         data, found = self.xp.empty(1 << 28, np.float32), self.xp.zeros(1, np.uint32)
         read = [

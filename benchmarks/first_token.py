@@ -94,8 +94,7 @@ def main() -> int:
     shared: dict[str, Any] = {"op": "first_token", "protocol": PROTOCOL}
     names = [SMALL]
     if isinstance(device, Gpu):
-        shared |= device.facts()
-        del shared["baseline"]
+        shared |= device.machine()
         names = ["qwen3-8b"]
     for name in options.models or names:
         with tempfile.TemporaryDirectory() as temporary:

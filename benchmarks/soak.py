@@ -311,8 +311,7 @@ def main() -> int:
 def record_of(
     gpu: Gpu, cases: Sequence[Case], calls: int, result: Result
 ) -> dict[str, Any]:
-    world, facts = gpu.world, gpu.facts()
-    del facts["baseline"]
+    world, facts = gpu.world, gpu.machine()
     operations = operations_of(cases)
     return {
         "op": "soak",

@@ -113,8 +113,7 @@ def main() -> int:
             calls = runs(device, program)
             text = "rows were copied"
             if isinstance(device, Gpu):
-                facts, cost = device.facts(), cost_ns(device, calls)
-                del facts["baseline"]
+                facts, cost = device.machine(), cost_ns(device, calls)
                 values = {"op": "task_cost", "protocol": PROTOCOL, **facts}
                 values |= {"schedule": schedule, "lane": lane, "task_ns": cost}
                 values |= {"workers": program.workers, **provenance(program)}

@@ -450,15 +450,6 @@ def symmetric_bytes(program: Program, name: str) -> Any:
     return program._executor.symmetric(name)
 
 
-def leave_out_launches(program: Program) -> None:
-    """Internal, for benchmarks: later calls do everything but the launch."""
-    program._executor.launch = _launch_nothing  # type: ignore[method-assign]
-
-
-def _launch_nothing(launch: Any, stream: Any = None) -> None:
-    pass
-
-
 def cannot_capture_first_call(call: str) -> WorldError:
     return WorldError(
         "a program cannot be captured before it has memory for the call",

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.pictures import draw, draw_decode
 from benchmarks.records import (
     ROOT,
     DecodeRecord,
@@ -22,8 +23,6 @@ from benchmarks.records import (
 from benchmarks.table import (
     decode_summary,
     decode_table,
-    draw,
-    draw_decode,
     launches_table,
     main,
     newest,

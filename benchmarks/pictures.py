@@ -1,0 +1,85 @@
+"""The pictures of docs/results.md, drawn by `table.py --picture`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from benchmarks.records import DecodeRecord, Record
+from benchmarks.table import greedy, latest, newest, ranks
+
+SCHEDULES = ("static", "dynamic")
+COMPARED = {"moe": 1, "mlp": 4}
+"""Operations whose schedules the picture compares, and on how many ranks."""
+
+
+def draw_all(records: Sequence[Record], folder: Path) -> None:
+    draw(records, folder / "schedules.png")
+    draw_decode(records, folder / "decode.png")
+    if greedy(records, on_ranks=True):
+        draw_decode(records, folder / "decode_ranks.png", on_ranks=True)
+
+
+def panels(count: int) -> tuple[Any, Any]:
+    """A figure with a row of panels, and these."""
+    figure = Figure(figsize=(5.6 * count, 4.0), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots(1, count, squeeze=False)[0]
+
+
+def finish(axes: Any, title: str, x: str, y: str, columns: int = 1) -> None:
+    """The axes, title and legend of a panel whose curves are drawn."""
+    axes.set_xscale("log", base=2)
+    axes.set_ylim(bottom=0.0)
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.set_title(title)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small", ncols=columns)
+
+
+def draw(records: Sequence[Record], path: Path) -> None:
+    """Draw a panel for each operation whose schedules are compared."""
+    figure, row = panels(len(COMPARED))
+    for axes, (op, world) in zip(row, COMPARED.items(), strict=True):
+        mine = [r for r in newest(records) if (r.op, r.world_size) == (op, world)]
+        for number, (model, found) in enumerate(groupby(mine, lambda r: r.model)):
+            known = list(found)
+            for schedule, style in zip(SCHEDULES, ("o-", "s--"), strict=True):
+                some = [r for r in known if r.schedule == schedule]
+                xs, ys = [r.M for r in some], [r.speedup for r in some]
+                label = f"{model}, {schedule}"
+                axes.plot(xs, ys, style, color=f"C{number}", label=label)
+        axes.axhline(1.0, color="grey", linewidth=0.8)
+        title = f"{op}, {ranks(mine[0])}, {mine[0].device}"
+        x = "tokens" if op == "moe" else "rows of all ranks"
+        finish(axes, title, x, "speed-up over unfused", columns=2)
+    figure.savefig(path)
+
+
+def draw_decode(records: Sequence[Record], path: Path, on_ranks: bool = False) -> None:
+    """Draw a panel for each model: the times of its greedy steps over the batch."""
+    found = greedy(records, on_ranks)
+    models = sorted({r.model for r in found})
+    figure, row = panels(len(models))
+    for axes, model in zip(row, models, strict=True):
+        mine = [r for r in found if r.model == model]
+
+        def curve(r: DecodeRecord) -> tuple[Any, ...]:
+            return r.world_size, r.device, r.context, r.schedule
+
+        last = latest(mine, lambda r: (*curve(r), r.batch))
+        for number, (_, points) in enumerate(groupby(last, curve)):
+            known, color = list(points), f"C{number}"
+            xs, first = [r.batch for r in known], known[0]
+            label = f"{ranks(first)}, context {first.context}, {first.schedule}"
+            axes.plot(xs, [r.ours_ms for r in known], "o-", color=color, label=label)
+            axes.plot(xs, [r.limit_ms for r in known], ":", color=color)
+        axes.plot([], [], ":", color="grey", label="the bytes that are read")
+        finish(axes, model, "batch", "ms a step")
+    figure.savefig(path)
