@@ -153,6 +153,19 @@ def expect_range(value: int, low: int, high: int | None, name: str) -> int:
     return int(value)
 
 
+def expect_choice(value: object, choices: Sequence[object], name: str) -> None:
+    """Raise TypeError or ArgumentError unless `value` is one of `choices`."""
+    expect_type(value, type(choices[0]), name)
+    if value not in choices:
+        raise ArgumentError(
+            f"unknown {name}",
+            where=f"argument {name}",
+            wanted=" or ".join(map(repr, choices)),
+            got=f"{name} = {value!r}",
+            fix="choose one of these",
+        )
+
+
 def as_refusal(error: Exception, what: str) -> EtcDistError:
     """The error that all ranks raise for `error` on one of them: with four parts, and
     a TypeError if it is one."""

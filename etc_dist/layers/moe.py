@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from etc_dist.compiler import world_or_current
-from etc_dist.errors import ArgumentError, expect_range, expect_type
+from etc_dist.errors import expect_choice, expect_range, expect_type
 from etc_dist.layers.moe_few_tokens import (
     FEW_TOKENS,
     moe_few_tokens_graph,
@@ -78,7 +78,7 @@ class MoE(Operation):
         world = world_or_current(world)
         self.weights = router, gate_up, down
         with world.refusing("the arguments of MoE"):
-            _check_parallel(parallel)
+            expect_choice(parallel, PARALLEL, "parallel")
             table = _table(world, parallel)
             known = table.hold(self.weights)
             experts = known.dims["experts"]
@@ -131,7 +131,7 @@ class MoE(Operation):
         and weights in fp32."""
         world = world_or_current(world)
         with world.refusing("the block of MoE.from_torch"):
-            _check_parallel(parallel)
+            expect_choice(parallel, PARALLEL, "parallel")
             found = read_sparse_block(block).share(parallel, world.rank, world.size)
         return cls(
             found.router,
@@ -170,7 +170,7 @@ class SharedMoE(Operation):
     ):
         world = world_or_current(world)
         with world.refusing("the arguments of SharedMoE"):
-            _check_parallel(parallel)
+            expect_choice(parallel, PARALLEL, "parallel")
             table = _table(world, parallel)
             _check_routing(table, experts, top_k, normalize)
         routing = {"experts": experts, "top_k": top_k, "normalize": normalize}
@@ -252,15 +252,3 @@ def _table(world: World, parallel: str) -> ArgumentTable:
         f"out [{tokens}, hidden]",
         empty=tokens,
     )
-
-
-def _check_parallel(parallel: str) -> None:
-    expect_type(parallel, str, "parallel")
-    if parallel not in PARALLEL:
-        raise ArgumentError(
-            "unknown way to split a mixture of experts",
-            where="argument parallel",
-            wanted=f"parallel in {PARALLEL}",
-            got=f"parallel = {parallel!r}",
-            fix="choose one of these",
-        )

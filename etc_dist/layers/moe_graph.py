@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from etc_dist.errors import ArgumentError
+from etc_dist.errors import expect_choice
 from etc_dist.functions.combine_rows import GROUP_TOKENS, combine_rows
 from etc_dist.functions.grouped_matmul import TILE_COLUMNS, UP_COLUMNS
 from etc_dist.functions.push_tokens import push_tokens
@@ -109,16 +109,9 @@ def moe_graph(
         _one_rank(g, routing, sizes)
     elif parallel == "tensor":
         _tensor_parallel(g, routing, sizes)
-    elif parallel == "expert":
-        _expert_parallel(g, routing, sizes)
     else:
-        raise ArgumentError(
-            "unknown way to split a mixture of experts",
-            where="moe_graph",
-            wanted=f"parallel in {PARALLEL}",
-            got=repr(parallel),
-            fix="choose one of these",
-        )
+        expect_choice(parallel, PARALLEL, "parallel")
+        _expert_parallel(g, routing, sizes)
 
 
 @graph_function

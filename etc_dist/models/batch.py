@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from etc_dist.errors import ArgumentError, expect_range, expect_type
-from etc_dist.ir.expr import is_integer
 from etc_dist.models.rows import MOST_STOPS
 from etc_dist.models.sampling import Sampling, checked_sampling
 from etc_dist.models.step_policy import step_counts
@@ -208,8 +207,7 @@ def checked_stop(stop: Any, vocabulary: int) -> frozenset[int]:
         raise TypeError(f"stop expects a list of ids, got {type(stop).__name__}")
     ends = list(stop)
     for token in ends:
-        if not is_integer(token):
-            raise TypeError(f"stop expects ids, got {type(token).__name__}")
+        expect_type(token, int, "each of stop")
         if not 0 <= token < vocabulary:
             raise ArgumentError(
                 "a stop token does not exist",
@@ -224,11 +222,9 @@ def checked_stop(stop: Any, vocabulary: int) -> frozenset[int]:
 def checked_prompt(prompt: Any, vocabulary: int) -> list[int]:
     """The ids of a prompt as integers."""
     expect_type(prompt, (list, tuple, np.ndarray), "a prompt")
-    tokens = []
     for token in prompt:
-        if not is_integer(token):
-            raise TypeError(f"a token expects an int, got {type(token).__name__}")
-        tokens.append(int(token))
+        expect_type(token, int, "a token")
+    tokens = list(map(int, prompt))
     wrong = [token for token in tokens if not 0 <= token < vocabulary]
     if wrong or not tokens:
         raise ArgumentError(

@@ -8,7 +8,7 @@ from types import NoneType
 from typing import Any
 
 from etc_dist.compiler import world_or_current
-from etc_dist.errors import ArgumentError, expect_type
+from etc_dist.errors import expect_choice, expect_type
 from etc_dist.models.config import ModelConfig, read_config
 from etc_dist.models.gguf_file import GgufFile
 from etc_dist.models.model import Model
@@ -100,15 +100,7 @@ def _read_bundle(folder: Any) -> Bundle | None:
 def read_model(path: Any, dtype: Any) -> tuple[ModelConfig, ReadWeights]:
     """The configuration of the model in `path`, and what reads its weights."""
     expect_type(path, (str, Path), "path")
-    expect_type(dtype, str, "dtype")
-    if dtype not in DTYPES:
-        raise ArgumentError(
-            "the dtype of a model is not supported",
-            where="argument dtype",
-            wanted=" or ".join(DTYPES),
-            got=repr(dtype),
-            fix="choose one of these",
-        )
+    expect_choice(dtype, DTYPES, "dtype")
     path = Path(path).expanduser()
     if path.is_file():
         file = GgufFile(path)

@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 from etc_dist.compiler import check_options
-from etc_dist.errors import ArgumentError, expect_range, expect_type
+from etc_dist.errors import expect_choice, expect_range
 from etc_dist.functions.append_kv import PAGE_SIZES
 from etc_dist.ir import GraphFunction
 from etc_dist.models.config import ModelConfig
@@ -52,15 +52,7 @@ class ModelSetup:
         expect_range(self.steps_per_launch, 1, MOST_STEPS, "steps_per_launch")
         check_options(self.schedule, None, "a model")
         check_deterministic(self.deterministic)
-        expect_type(self.page_size, int, "page_size")
-        if self.page_size not in PAGE_SIZES:
-            raise ArgumentError(
-                "page_size is not supported",
-                where="argument page_size",
-                wanted=" or ".join(map(str, PAGE_SIZES)),
-                got=f"page_size = {self.page_size}",
-                fix="choose one of these",
-            )
+        expect_choice(self.page_size, PAGE_SIZES, "page_size")
         expect_range(self.all_pages, self.most_pages, None, "pages")
 
     @property

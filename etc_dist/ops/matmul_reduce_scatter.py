@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from types import NoneType
 from typing import Any
 
 from etc_dist.compiler import world_or_current
-from etc_dist.errors import ArgumentError, expect_type
+from etc_dist.errors import expect_choice
 from etc_dist.functions.matmul import TILE, matmul_send
 from etc_dist.functions.sum_slots import PIECE_COLUMNS, PIECE_ROWS, sum_slots
 from etc_dist.ir import (
@@ -129,7 +128,8 @@ class MatmulReduceScatter(Operation):
         world = world_or_current(world)
         name = type(self).__name__
         with world.refusing(f"the options of {name}"):
-            _check_partials(partials)
+            if partials is not None:
+                expect_choice(partials, ["float32"], "partials")
         graph = float_partials_graph if partials else matmul_reduce_scatter_graph
         table = ArgumentTable(
             name,
@@ -152,15 +152,3 @@ class MatmulReduceScatter(Operation):
 
     def __call__(self, x: Any, w: Any, out: Any = None, *, stream: Any = None) -> Any:
         return self._call((x, w), out, stream)
-
-
-def _check_partials(partials: str | None) -> None:
-    expect_type(partials, (str, NoneType), "partials")
-    if partials not in (None, "float32"):
-        raise ArgumentError(
-            "unknown dtype of partial sums",
-            where="argument partials",
-            wanted="partials: 'float32', or None for the dtype of x",
-            got=f"partials = {partials!r}",
-            fix="choose one of these",
-        )

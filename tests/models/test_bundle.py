@@ -168,14 +168,14 @@ def test_the_command_of_the_documentation_builds_bundles(
         ([], "a bundle is of one model"),
         (["one", "two"], "a bundle is of one model"),
         (["/nowhere"], "a readable config.json"),
-        (["FOLDER", "--page-size", "24"], "page_size is not supported"),
+        (["FOLDER", "--page-size", "24"], "unknown page_size"),
         (["FOLDER", "--batch", "0"], "batch is out of range"),
         (["FOLDER", "--workers", "0"], "workers is out of range"),
         (["FOLDER", "--pages", "0"], "pages is out of range"),
         (["FOLDER", "--steps-per-launch", "0"], "steps_per_launch is out of range"),
         (["FOLDER", "--ranks", "3"], "cannot be split"),
         (["FOLDER", "--schedule", "best"], "unknown schedule"),
-        (["FOLDER", "--dtype", "float32"], "bfloat16 or float16"),
+        (["FOLDER", "--dtype", "float32"], "'bfloat16' or 'float16'"),
     ],
 )
 def test_options_of_the_command_are_checked(options, text, folder, tmp_path, capsys):

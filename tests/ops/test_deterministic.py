@@ -109,7 +109,7 @@ def test_a_token_has_the_same_bits_for_any_number(name, world, arrays, rng, make
 
 @pytest.mark.parametrize("kind", [Matmul, AllGatherMatmul, MatmulReduceScatter])
 def test_other_values_are_refused(kind, world):
-    with pytest.raises(ArgumentError, match="unknown guarantee") as caught:
+    with pytest.raises(ArgumentError, match="unknown deterministic") as caught:
         kind(world=world, deterministic="always")
     assert caught.value.wanted == "'run' or 'batch'"
     with pytest.raises(TypeError, match="deterministic"):

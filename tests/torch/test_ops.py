@@ -80,7 +80,7 @@ def test_wrong_arguments_are_refused(group):
         ops.fused_all_gather_matmul(x, [x[0]], 0, name)
     with pytest.raises(ArgumentError, match="bfloat16 or float16"):
         ops.matmul(x.float(), x.float().t())
-    with pytest.raises(ArgumentError, match="unknown guarantee"):
+    with pytest.raises(ArgumentError, match="unknown deterministic"):
         ops.matmul(x, x.t(), deterministic="always")
     with pytest.raises(WorldError, match="no world over this process group"):
         ops.fused_matmul_reduce_scatter(x, x.t(), "sum", 0, "another")

@@ -55,7 +55,7 @@ def test_replaced_blocks_may_give_the_same_bits_for_any_number_of_tokens(
     assert in_order == [False] * 2 + [True] * 2  # of two layers each
     assert compiled.count("moe_few_tokens_graph") == compiled.count("moe_graph") == 1
     assert compiled[-1] == "moe_graph"
-    with pytest.raises(ArgumentError, match="unknown guarantee"):
+    with pytest.raises(ArgumentError, match="unknown deterministic"):
         etc_dist.torch.replace(tiny("Qwen3"), deterministic="always")
 
 
