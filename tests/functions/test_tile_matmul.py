@@ -84,6 +84,7 @@ def test_shapes_that_gpus_do_not_have_are_refused(shape):
     assert caught.value.got.startswith(f"{shape[0]} x {shape[1]}, split ")
 
 
+@pytest.mark.exhaustive
 def test_the_widest_and_narrowest_tiles_give_x_times_w_transposed(folder):
     graph = matmul_graph(1, shapes=EXTREME)
     program = Emulator(graph, workers=2, folder=folder)
