@@ -108,7 +108,7 @@ def parse(document: Any, where: str, origin: str) -> Tuning:
         if positive and whole and document == made.document():
             return made
         got = f"checksum {document.get('checksum')}, {made.checksum} of its content"
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         got = repr(error)
     wanted = f"format {FORMAT}, positive numbers and their checksum"
     raise _refused(where, wanted, got, AGAIN)
@@ -118,8 +118,8 @@ def read_tuning(path: Path, origin: str) -> Tuning:
     """The tuning in a file; ArgumentError if it cannot be read or is damaged."""
     where = f"file {path}"
     try:
-        document = json.loads(path.read_bytes())
-    except (OSError, RecursionError, ValueError) as error:
+        document = json.loads(path.expanduser().read_bytes())
+    except (OSError, RuntimeError, ValueError) as error:  # also without a home
         fix = "correct ETC_DIST_TUNING, or write the file: etc-dist tune --output FILE"
         raise _refused(where, "a file of JSON", str(error), fix) from error
     return parse(document, where, origin)
@@ -146,7 +146,7 @@ def find_tuning(setting: str, cache: Cache, device: str) -> Tuning:
     if setting in shipped():
         return shipped()[setting]
     if setting != AUTO:
-        path = Path(setting).expanduser()
+        path = Path(setting)
         found = read_tuning(path, f"file {path}")
         if device and found.device != device:
             fix = "measure this GPU (etc-dist tune), or choose another file"

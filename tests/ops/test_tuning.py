@@ -69,6 +69,7 @@ def test_each_tuning_of_the_package_is_of_another_gpu():
         (lambda text: text.replace("8.6", "-8.6"), "of its content"),
         (lambda text: text.replace("idle", "rest"), "rest"),
         (lambda text: text.replace("132", '"132"'), "of its content"),
+        (lambda text: text.replace("8.6", "1" + "0" * 400), "OverflowError"),
         (lambda text: "[1]", "TypeError"),
         (None, "No such file"),
     ],
@@ -86,6 +87,11 @@ def test_a_damaged_file_is_refused_by_name(change, got, tmp_path, cache):
     assert caught.value.what == "a tuning cannot be used"
     assert caught.value.where == f"file {path}" and got in caught.value.got
     assert caught.value.wanted and "etc-dist tune" in caught.value.fix
+
+
+def test_the_home_of_no_user_is_refused(cache):
+    with pytest.raises(ArgumentError, match="file ~nosuchuser/x"):
+        find_tuning("~nosuchuser/x", cache, H200)
 
 
 def test_a_file_of_another_gpu_is_refused(tmp_path, cache):
