@@ -152,13 +152,14 @@ def _expect_place(output: Path | None) -> None:
     if output is None:
         fault = Cache(Settings.load().cache).fault()
     else:
-        folder = output.absolute().parent
-        fault = "" if os.access(folder, os.W_OK) else f"{folder} cannot be written"
+        place = output if output.exists() else output.absolute().parent
+        good = os.access(place, os.W_OK) and not output.is_dir()
+        fault = "" if good else f"{place} cannot be written"
     if fault:
         raise ArgumentError(
             "a tuning cannot be saved",
             where="etc-dist tune",
-            wanted="a folder that can be written",
+            wanted="a file or a folder that can be written",
             got=fault,
             fix="choose another --output FILE, or set ETC_DIST_CACHE",
         )

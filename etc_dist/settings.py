@@ -186,7 +186,12 @@ def _bytes_of(size: str) -> int:
 
 
 def _name(text: str) -> str:
-    return str.__str__(_in_range(bool(text.strip()) and "\0" not in text, text))
+    _in_range(bool(text.strip()) and "\0" not in text, text)
+    try:
+        Path(text).expanduser()
+    except RuntimeError as error:  # no home
+        raise ValueError(str(error)) from error
+    return str.__str__(text)
 
 
 def _folder(name: str | Path) -> Path:
@@ -220,7 +225,9 @@ _RULES = {
         _folder,
         "a folder, not an empty string; ~ is the home folder, if there is one",
     ),
-    "tuning": _Rule(str, str, _name, "auto, a name of the package, or a file"),
+    "tuning": _Rule(
+        str, str, _name, "auto, a name of the package, or a file; ~ is the home folder"
+    ),
     "verify": _Rule((bool, int, str), _parse_verify, _verify, '0, 1 or "data"'),
     "trace": _FLAG,
     "timing": _FLAG,

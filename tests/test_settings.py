@@ -71,6 +71,7 @@ def test_text_that_cannot_be_read_is_refused_by_name(name, value, wanted):
         *(("world_limit", v, "at most 1000000") for v in (1e7, 10**400)),
         *(("symmetric_size", v, "to 1024T") for v in ("x", "0.5", "9" * 9 + "T")),
         *(("cache", value, "a folder") for value in ("", " ", "~no-such-user")),
+        *(("tuning", value, "or a file") for value in ("", "\0", "~no-such-user")),
         ("verify", 2, '0, 1 or "data"'),
         *(("cpu_workers", value, "from 1 to 1024") for value in (0, 10**6)),
     ],

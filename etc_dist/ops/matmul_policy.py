@@ -113,8 +113,9 @@ def estimate(
     shape: TileShape, m: int, n: int, k: int, workers: int, tuning: Tuning | None = None
 ) -> float:
     """Microseconds by the model."""
-    constants = (tuning or default_tuning()).constants
-    return work_of(shape, m, n, k, workers).us(constants)
+    tuning = tuning or default_tuning()
+    us = work_of(shape, m, n, k, workers).us(tuning.constants)
+    return us * tuning.factor(str(shape), m)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, replace
+from dataclasses import replace
 from itertools import product
 from statistics import fmean, median
 from typing import Any, NamedTuple, cast
@@ -13,16 +13,10 @@ import numpy as np
 from etc_dist.compiler import compile
 from etc_dist.errors import ArgumentError, WorldError
 from etc_dist.ir.tensor import numpy_dtype
-from etc_dist.ops.fit_constants import (
-    Time,
-    fit_constants,
-    lost_by_choice,
-    model_error,
-)
+from etc_dist.ops.fit_constants import Time, fit, lost_by_choice, model_error
 from etc_dist.ops.matmul import matmul_graph
 from etc_dist.ops.matmul_policy import ROW_CLASSES, SHAPES, rate, work_of
 from etc_dist.ops.tuning import (
-    Constants,
     Measured,
     Tuning,
     device_of,
@@ -64,7 +58,7 @@ FITTED_SIZES = (
     (16384, 6656),
 )
 """Those at which all tiles are measured."""
-FITTED_ROWS = (1, *ROW_CLASSES[:10])
+FITTED_ROWS = (1, *ROW_CLASSES)
 BEST = 6
 """Tiles of other sizes that are measured: the fastest ones by the model."""
 LEAST_GAIN = 0.02
@@ -110,17 +104,16 @@ def tune(
     for (n, k), m in product(FITTED_SIZES, FITTED_ROWS):
         samples = _samples(before, m, n, k)
         for one, us in zip(samples, times(samples), strict=True):
-            work = work_of(SHAPES[one.number], m, n, k, before.workers)
-            fitted.append(Time((m, n, k), work, us))
-    solved = fit_constants(fitted, before.constants)
-    constants = Constants(*(float(f"{number:.4g}") for number in astuple(solved)))
-    made = replace(before, constants=constants, measured=())
-    for title, each in (("before", before.constants), ("measured", constants)):
+            shape = SHAPES[one.number]
+            work = work_of(shape, m, n, k, before.workers)
+            fitted.append(Time((m, n, k), str(shape), work, us))
+    made = fit(fitted, replace(before, measured=(), factors={}))
+    for title, each in (("before", before), ("measured", made)):
         lost = lost_by_choice(fitted, each)
         say(
-            f"{title}: {each}\n  mean error {model_error(fitted, each):.1%} of "
-            f"{len(fitted)} times; its tiles take {fmean(lost):.2%} more than the "
-            f"fastest ones, at most {max(lost):.1%}"
+            f"{title}: {each.constants}\n  mean error "
+            f"{model_error(fitted, each):.1%} of {len(fitted)} times; its tiles take "
+            f"{fmean(lost):.2%} more than the fastest ones, at most {max(lost):.1%}"
         )
     measured = []
     for (n, k), m in product(sizes, ROW_CLASSES):

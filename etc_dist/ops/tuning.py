@@ -66,12 +66,15 @@ class Measured:
 
 @dataclass(frozen=True)
 class Tuning:
-    """workers: of a GPU of the kind `device`. origin: for messages."""
+    """workers: of a GPU of the kind `device`. factors: the mean of measured times,
+    divided by the model's, by the text of tiles and a class of rows. origin: for
+    messages."""
 
     device: str
     workers: int
     constants: Constants
     measured: tuple[Measured, ...] = ()
+    factors: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     origin: str = field(default="", compare=False)
 
     def document(self) -> dict[str, Any]:
@@ -80,6 +83,15 @@ class Tuning:
         del found["origin"]
         found["measured"] = list(found["measured"])
         return {**found, "checksum": sha256(canonical(found))[:16]}
+
+    def factor(self, tile: str, m: int) -> float:
+        """Of the class of m rows, or of the nearest one that was measured."""
+        known = {
+            int(rows): factor for rows, factor in self.factors.get(tile, {}).items()
+        }
+        if not known:
+            return 1.0
+        return known[min((rows for rows in known if rows >= m), default=max(known))]
 
     @property
     def checksum(self) -> str:
@@ -98,18 +110,22 @@ def parse(document: Any, where: str, origin: str) -> Tuning:
             document["workers"],
             Constants(**numbers),
             tuple(Measured(**one) for one in document["measured"]),
+            document["factors"],
             origin,
         )
         constants = [numbers[one.name] for one in fields(Constants)]
         times = [us for one in made.measured for us in one.us.values()]
+        times += [one for each in made.factors.values() for one in each.values()]
         sizes = [n for one in made.measured for n in (one.m, one.n, one.k)]
         positive = all(math.isfinite(n) and n > 0 for n in (*constants, *times))
         whole = all(type(n) is int and n > 0 for n in (made.workers, *sizes))
         if positive and whole and document == made.document():
             return made
         got = f"checksum {document.get('checksum')}, {made.checksum} of its content"
-    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
         got = repr(error)
+    except (RecursionError, ValueError) as error:
+        got = str(error)
     wanted = f"format {FORMAT}, positive numbers and their checksum"
     raise _refused(where, wanted, got, AGAIN)
 

@@ -87,6 +87,20 @@ def test_measured_tiles_are_preferred_within_their_class(sizes, options, counts)
     assert "20.0 us measured at " in reasons[0]
 
 
+def test_factors_are_those_of_the_nearest_number_of_rows_that_was_measured():
+    few = 5120, 3200
+    first, second = rate(12, *few, WORKERS)[:2]
+    factors = {str(SHAPES[first.number]): {"8": 1.0, "16": 2.0, "64": 3.0}}
+    tuning = replace(default_tuning(), factors=factors)
+    assert choose(12, *few, WORKERS, tuning=tuning) == second.number
+    for m, factor in {1: 1, 8: 1, 9: 2, 17: 3, 64: 3, 100: 3}.items():
+        times = [
+            estimate(SHAPES[first.number], m, *few, WORKERS, one)
+            for one in (tuning, default_tuning())
+        ]
+        assert times[0] == factor * times[1]
+
+
 def test_one_more_tile_than_workers_takes_another_wave():
     shape = TileShape(128, 128)
     times = [estimate(shape, 128, n, 4096, WORKERS) for n in (66 * 128, 67 * 128)]

@@ -57,7 +57,7 @@ def test_an_unknown_gpu_has_the_constants_of_an_h200_and_says_so(cache, own):
 
 def test_each_tuning_of_the_package_is_of_another_gpu():
     devices = [one.device for one in shipped().values()]
-    assert H200 in devices and len(set(devices)) == len(devices)
+    assert {H200, "NVIDIA H100 80GB HBM3"} == {*devices} and len(devices) == 2
     assert all(one.workers == 132 for one in shipped().values())
 
 
@@ -71,6 +71,11 @@ def test_each_tuning_of_the_package_is_of_another_gpu():
         (lambda text: text.replace("132", '"132"'), "of its content"),
         (lambda text: text.replace("8.6", "1" + "0" * 400), "OverflowError"),
         (lambda text: "[1]", "TypeError"),
+        (lambda text: text.replace("8.6", "1" + 400 * "0"), "OverflowError"),
+        (
+            lambda text: text.replace('"NVIDIA H200"', 900 * "[" + 900 * "]"),
+            "recursion",
+        ),
         (None, "No such file"),
     ],
 )
