@@ -219,6 +219,20 @@ class StepCostRecord(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TorchCostRecord(Record):
+    """The host's part of a call of torch.ops.etc_dist."""
+
+    call: str
+    added_us: float
+    """Without the object that it calls."""
+    object_us: float
+    """Of that object, without the launch."""
+    torch: str
+    """Its version."""
+    protocol: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class CompileRecord(Record):
     """From graph to loaded program, on one process."""
 
@@ -279,6 +293,7 @@ KINDS: Mapping[str, type[Record]] = {
     "routings": SoakRecord,
     "task_cost": TaskCostRecord,
     "step_cost": StepCostRecord,
+    "torch_cost": TorchCostRecord,
     "compile": CompileRecord,
 }
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 
 import etc_dist
-from benchmarks.device import Gpu, open_device
+from benchmarks.device import Call, Gpu, open_device
 from benchmarks.harness import numbers, parser_for, provenance, record, say
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.config import ModelConfig
 from etc_dist.models.model import Model
 from etc_dist.models.weights import weight_shapes
+from etc_dist.program import Program
 from etc_dist.settings import Settings
 from etc_dist.world import World
 
@@ -55,25 +57,35 @@ CONFIG = ModelConfig(
 )
 
 
+def without_launches(program: Program) -> AbstractContextManager[Any]:
+    """Calls of a program do everything but the launch."""
+    return patch.object(program._executor, "launch", lambda *_: None)
+
+
+def fastest_us(call: Call, rounds: int, calls: int) -> float:
+    """Microseconds of a call in the fastest round, since others are those of a busy
+    machine."""
+    times = []
+    for _ in range(rounds):
+        started = time.perf_counter()
+        for _ in range(calls):
+            call()
+        times.append((time.perf_counter() - started) / calls * 1e6)
+    return min(times)
+
+
 def step_cost(
     world: World, weights: dict[str, Any], rows: int
 ) -> tuple[float, dict[str, Any]]:
-    """Microseconds of the fastest round, since others are those of a busy machine, and
-    where it ran."""
+    """Microseconds of a step, and where it ran."""
     with Model(CONFIG, weights, batch=rows, positions=POSITIONS, world=world) as model:
         table = np.arange(model.pages.table.size, dtype=np.int32)
         table = table.reshape(model.pages.table.shape)
         given = [1] * rows, list(range(rows)), [POSITIONS // 2] * rows
         model.step(*given, table)
-        rounds = []
-        # Everything but the launch.
-        with patch.object(model.program._executor, "launch", lambda *_: None):
-            for _ in range(ROUNDS):
-                started = time.perf_counter()
-                for _ in range(STEPS):
-                    model.step(*given, table)
-                rounds.append((time.perf_counter() - started) / STEPS * 1e6)
-        return min(rounds), provenance(model.program)
+        with without_launches(model.program):
+            cost = fastest_us(lambda: model.step(*given, table), ROUNDS, STEPS)
+        return cost, provenance(model.program)
 
 
 def main() -> int:

@@ -37,6 +37,7 @@ from benchmarks.records import (
     SoakRecord,
     StepCostRecord,
     TaskCostRecord,
+    TorchCostRecord,
     load,
 )
 
@@ -146,7 +147,7 @@ def page(records: Sequence[Record]) -> str:
     parts += [decode_table(records), launches_table(records), sampling_table(records)]
     parts += [first_token_table(records), PICTURE]
     parts += [soak_table(records), cost_table(records), step_cost_table(records)]
-    parts += [build_table(records)]
+    parts += [torch_cost_table(records), build_table(records)]
     return "".join(parts)
 
 
@@ -429,6 +430,23 @@ def step_cost_table(records: Sequence[Record]) -> str:
         for r in latest(found, lambda r: (r.device, r.rows))
     ]
     title = "Cost of a model's step on the host, without the launch"
+    return f"\n## {title}\n{table(rows)}" if rows else ""
+
+
+def torch_cost_table(records: Sequence[Record]) -> str:
+    """The host's time in a call of a custom operation of torch."""
+    found = [r for r in records if isinstance(r, TorchCostRecord)]
+    rows = [
+        {
+            "operation": f"`{r.call}`",
+            "device": r.device,
+            "its object": f"{r.object_us:.1f} us",
+            "added": f"{r.added_us:.1f} us",
+            "commit": short(r.commit),
+        }
+        for r in latest(found, lambda r: (r.device, r.call))
+    ]
+    title = "Cost of a custom operation of torch on the host, without the launch"
     return f"\n## {title}\n{table(rows)}" if rows else ""
 
 

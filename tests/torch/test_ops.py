@@ -1,5 +1,9 @@
 """The operations of torch.ops.etc_dist in one process."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed._symmetric_memory
@@ -119,3 +123,11 @@ def test_layers_of_one_shape_share_a_program(group, compiled):
     for _ in range(3):
         ops.mlp(x, random(40, 8), random(40, 8), random(8, 40))
     assert len(compiled) <= 1
+
+
+def test_the_cost_of_the_operations_is_measured_without_a_gpu():
+    script = Path(__file__).parents[2] / "benchmarks" / "torch_cost.py"
+    done = subprocess.run(
+        [sys.executable, script, "--cpu"], capture_output=True, text=True, timeout=100
+    )
+    assert done.stdout.count(" us above its object\n") == 4, done.stdout + done.stderr
