@@ -3,14 +3,18 @@
 import subprocess
 import sys
 from pathlib import Path
+from shutil import which
 
 import pytest
 import torch
 import torch.distributed._symmetric_memory
+from torch import nn
 
 import etc_dist.torch
 from etc_dist.errors import ArgumentError, WorldError
+from etc_dist.torch import ColumnParallelLinear, RowParallelLinear
 from etc_dist.world import start
+from tests.torch.on_ranks import assert_close
 
 pytestmark = pytest.mark.torch
 ops = torch.ops.etc_dist
@@ -123,6 +127,25 @@ def test_layers_of_one_shape_share_a_program(group, compiled):
     for _ in range(3):
         ops.mlp(x, random(40, 8), random(40, 8), random(8, 40))
     assert len(compiled) <= 1
+
+
+if which("g++") is not None:  # compiles the rest of the model
+
+    @pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
+    def test_inductor_compiles_a_model(group):
+        model = nn.Sequential(
+            ColumnParallelLinear(random(48, 16)),
+            nn.SiLU(),
+            RowParallelLinear(random(16, 48)),
+        )
+        x = random(32, 16, grad=True)
+        parameters = [x, *model.parameters()]
+        expected, y = model(x), torch.compile(model, fullgraph=True)(x)
+        assert_close(y, expected)
+        wanted = torch.autograd.grad(expected.sum(), parameters)
+        found = torch.autograd.grad(y.sum(), parameters)
+        for one, other in zip(found, wanted, strict=True):
+            assert_close(one, other)
 
 
 def test_the_cost_of_the_operations_is_measured_without_a_gpu():
