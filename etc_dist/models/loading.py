@@ -89,7 +89,8 @@ def load(
             setup = ModelSetup(config, **options, ranks=world.size)
             found.expect(ARCH, setup.of_bundle(found).parameters())
         weights = read_weights(options.pop("dtype"), Part(world.rank, world.size))
-    return Model(config, weights, **options, bundle=found, world=world)
+    # NOTE: the numbers were examined as they were read.
+    return Model(config, weights, **options, bundle=found, are_finite=True, world=world)
 
 
 def _read_bundle(folder: Any) -> Bundle | None:

@@ -59,12 +59,14 @@ class Model:
         pages: int | None = None,
         deterministic: str = "run",
         bundle: Bundle | None = None,
+        are_finite: bool = False,
         world: World | None = None,
     ) -> None:
         """weights: NumPy arrays or arrays on the GPU, all bfloat16 or all float16, by
         the names and of the shapes of `weight_shapes(config)`; on several ranks those
-        of this rank's part. bundle: its program and proofs are used. Other options: as
-        for `load`."""
+        of this rank's part. bundle: its program and proofs are used. are_finite: the
+        caller has examined the weights, as `load` does; otherwise all are read once.
+        Other options: as for `load`."""
         self.config, self.world = config, world_or_current(world)
         self.part = Part(self.world.rank, self.world.size)
         own = self.part.config(config)
@@ -80,7 +82,7 @@ class Model:
                     ranks=self.world.size,
                 )
                 setup.check()
-                dtype = check_weights(weights, config, self.part)
+                dtype = check_weights(weights, config, self.part, are_finite)
                 setup = replace(setup, dtype=dtype)
                 if bundle is not None:
                     setup = setup.of_bundle(bundle)

@@ -143,8 +143,11 @@ def weight_shapes(
     return shapes
 
 
-def check_weights(weights: Any, config: ModelConfig, part: Part = WHOLE) -> str:
-    """The dtype of a model's weights; ArgumentError that names what does not fit."""
+def check_weights(
+    weights: Any, config: ModelConfig, part: Part, are_finite: bool
+) -> str:
+    """The dtype of a model's weights; ArgumentError that names what does not fit.
+    are_finite: the numbers are not examined."""
     expect_type(weights, Mapping, "weights")
     wanted = weight_shapes(config, part)
     faults = [f"{name}: missing" for name in wanted if name not in weights]
@@ -158,7 +161,7 @@ def check_weights(weights: Any, config: ModelConfig, part: Part = WHOLE) -> str:
     faults = faults or [
         f"{name}: numbers that are not finite"
         for name, array in found.items()
-        if not _is_finite(array)
+        if not are_finite and not _is_finite(array)
     ]
     if faults:
         raise ArgumentError(
