@@ -97,9 +97,7 @@ def main() -> int:
         added = added_us(world, case)
         say(world, f"{case.name}: {added:.1f} us above its object")
         if isinstance(device, Gpu):  # NumPy arrays are bound anew in each call
-            facts = device.facts()
-            del facts["baseline"]
-            facts |= provenance(case.operation.program)
+            facts = {**device.machine(), **provenance(case.operation.program)}
             facts |= {"op": "torch_cost", "protocol": PROTOCOL, "call": case.name}
             costs = {"added_us": added, "object_us": object_us(case)}
             say(world, f"{case.name}: the object {costs['object_us']:.1f} us")
