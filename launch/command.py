@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+PRETENDED_HOST = ROOT / "launch" / "pretended_host"
 RANKS_PER_CORE, ALWAYS_ALLOWED = 8, 64
 """The ranks that a host may have: for each core, and in any case."""
 
@@ -70,6 +71,14 @@ def mpirun_command(mpirun: str, options: argparse.Namespace) -> list[str]:
     ).stdout
     open_mpi = "Open MPI" in version or "open-mpi" in version
     command = [mpirun, "-n", str(options.ranks)]
+    if open_mpi and options.pretend_hosts:
+        sys.exit(
+            "launch/mpirun: hosts are pretended by MPICH only\n"
+            f"  where:  --pretend-hosts {options.pretend_hosts}\n"
+            "  wanted: the mpirun of MPICH\n"
+            f"  got:    {mpirun}, of Open MPI\n"
+            "  to do:  pip install mpich, or name its mpirun by LAUNCH_MPIRUN"
+        )
     if open_mpi:
         command += ["--oversubscribe", "--bind-to", "none"]
         if os.geteuid() == 0:
@@ -84,7 +93,16 @@ def mpirun_command(mpirun: str, options: argparse.Namespace) -> list[str]:
             command += ["-f", options.hostfile]
         if options.per_host:
             command += ["-ppn", str(options.per_host)]
+        if options.pretend_hosts:
+            command += ["-launcher", "ssh", "-launcher-exec", str(PRETENDED_HOST)]
+            command += ["-hosts", pretended(options.ranks, options.pretend_hosts)]
     return command
+
+
+def pretended(ranks: int, hosts: int) -> str:
+    """The names of hosts, each with its number of ranks, for MPICH."""
+    counts = [ranks // hosts + (host < ranks % hosts) for host in range(hosts)]
+    return ",".join(f"host-{host}:{count}" for host, count in enumerate(counts))
 
 
 def forwarded() -> list[str]:

@@ -71,7 +71,8 @@ def not_together(rank: int | str, size: int | str, limit: float) -> WorldError:
         where=f"start of the world, rank {rank} of {size}",
         wanted=f"all ranks of the communicator or process group in {limit:g} s",
         got="not all of them",
-        fix="call start on all of its ranks, with the same argument",
+        fix="call start on all of its ranks, with the same argument; check that the "
+        "launcher has started them, on every host",
     )
 
 

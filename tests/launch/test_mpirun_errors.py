@@ -25,6 +25,8 @@ MPIRUN = Path(__file__).parents[2] / "launch" / "mpirun"
         ("--per-host 0 true", "--per-host must be at least 1, not 0"),
         ("--hostfile nowhere true", "--hostfile nowhere: there is no such file"),
         ("--hostfile {self} --mps true", "--mps starts a server on this host alone"),
+        ("--pretend-hosts 2 true", "--pretend-hosts must be at least 1, and at most"),
+        ("--pretend-hosts 1 --per-host 1 true", "--pretend-hosts places ranks itself"),
         ("{folder}", "{folder} is a folder: name a program or a .py file"),
         ("nowhere.py", "nowhere.py: there is no such file"),
     ],
@@ -68,4 +70,19 @@ def test_many_ranks_are_refused_before_anything_is_started(tmp_path):
     )
     assert done.returncode == 2
     for part in ("too many ranks", "where:", "wanted:", "got:    99999", "to do:"):
+        assert part in done.stderr
+
+
+def test_hosts_that_open_mpi_cannot_pretend_are_refused(tmp_path):
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 4.1.6'\n")
+    mpirun.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, str(MPIRUN), "-n", "2", "--pretend-hosts", "2", "true"],
+        env=os.environ | {"LAUNCH_MPIRUN": str(mpirun)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    for part in ("by MPICH only", "where:", "wanted:", "got:", "to do:"):
         assert part in done.stderr

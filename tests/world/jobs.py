@@ -59,20 +59,14 @@ def run_job(source: str, ranks: int = 2, *options: str, **variables: str) -> Job
     return Job(done.returncode, done.stdout)
 
 
-def run_on_hosts(source: str, ranks: int = 4, **variables: str) -> Job:
-    """`run_job` on the pretended hosts nodeA and nodeB, two ranks each."""
-    folder = Path(__file__).parent
+def run_on_hosts(source: str, ranks: int = 4, hosts: int = 2, **variables: str) -> Job:
+    """`run_job` on pretended hosts, on the CPU backend."""
     # NOTE: mpi4py, once imported, starts MPI in this process, or keeps others from it.
     version = subprocess.check_output([find_mpirun(sys.executable), "--version"])
     if b"Open MPI" in version or b"open-mpi" in version:
         pytest.skip("only MPICH starts ranks on pretended hosts")
-    launcher = {
-        "HYDRA_LAUNCHER": "ssh",
-        "HYDRA_LAUNCHER_EXEC": str(folder / "host_agent.sh"),
-        "ETC_DIST_BACKEND": "cpu",
-    }
-    hosts = f"--hostfile={folder / 'hosts.txt'}"
-    return run_job(source, ranks, hosts, **launcher, **variables)
+    variables = {"ETC_DIST_BACKEND": "cpu"} | variables
+    return run_job(source, ranks, "--pretend-hosts", str(hosts), **variables)
 
 
 def run_torch_job(source: str, ranks: int = 2) -> Job:

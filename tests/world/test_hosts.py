@@ -1,10 +1,12 @@
 """Worlds over several hosts: MPICH starts ranks on two pretended hosts."""
 
+from pathlib import Path
+
 import pytest
 
 from etc_dist.errors import WorldError
 from etc_dist.world.hosts import Hosts, arrange
-from tests.world.jobs import run_on_hosts
+from tests.world.jobs import run_job, run_on_hosts
 
 START = """
 import os, sys, time
@@ -75,7 +77,7 @@ except KeyError:
 """
     _, output = run_on_hosts(START + source)
     assert "rank 3 of 4, backend cpu" in output
-    assert output.count("host nodeB (2 of 2 hosts of 2 ranks, connected by MPI)") == 2
+    assert output.count("host host-1 (2 of 2 hosts of 2 ranks, connected by MPI)") == 2
     assert output.count("[0, 1, 2, 3]") == 4
     assert output.count("[1, 1, 0, 0, 0, 0, 0, 0]") == 4
     assert output.count("[True, True, False, False]") == 2
@@ -134,4 +136,23 @@ def test_unequal_hosts_are_refused_on_all_ranks():
     source += "refused(lambda: start(Settings.load()))"
     _, output = run_on_hosts(source, ranks=3)
     assert output.count("the hosts have different numbers of ranks") == 3
-    assert output.count("ranks 0, 1: nodeA rank 2: nodeB to do:") == 3
+    assert output.count("ranks 0, 1: host-0 rank 2: host-1 to do:") == 3
+
+
+def test_a_host_that_never_starts_is_an_error_on_the_others(tmp_path):
+    (tmp_path / "hosts").write_text("host-0:2\nhost-1:2\n")
+    agent = tmp_path / "agent"
+    agent.write_text(
+        f"""#!/bin/sh
+case "$*" in *host-1*) exec sleep 60;; esac
+exec {Path(__file__).parents[2]}/launch/pretended_host "$@"
+"""
+    )
+    agent.chmod(0o755)
+    source = START.replace("world = start", "Settings.world_limit = 0.5\nstart")
+    launcher = {"HYDRA_LAUNCHER": "ssh", "HYDRA_LAUNCHER_EXEC": str(agent)}
+    hosts = "--hostfile", str(tmp_path / "hosts"), "--grace", "1"
+    code, output = run_job(source, 4, *hosts, **launcher)
+    assert code not in (0, 124)
+    for rank in (0, 1):
+        assert f"[rank {rank}]   where:  start of the world, rank {rank} of 4" in output
