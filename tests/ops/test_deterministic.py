@@ -9,6 +9,7 @@ import etc_dist.ops.matmul as module
 from etc_dist import MLP, AllGatherMatmul, Matmul, MatmulReduceScatter, MoE
 from etc_dist.errors import ArgumentError
 from etc_dist.ops.matmul_policy import SHAPES
+from etc_dist.schedule.plan import Choice
 from tests.ops.arrays import cancelling
 
 pytestmark = pytest.mark.mpi
@@ -59,7 +60,8 @@ def test_all_tiles_that_add_k_in_its_order_give_the_same_bits(
     x, w = map(arrays.put, cancelling(rng, 300, HIDDEN, 1000))
     op, found = make(Matmul), {}
     for number, shape in enumerate(SHAPES):
-        monkeypatch.setattr(module, "choose", lambda *_, in_order, n=number: n)
+        chosen = Choice("shape", number, list)
+        monkeypatch.setattr(module, "explained", lambda *_, c=chosen, in_order: c)
         rows = x[: 300 - number].copy()  # another call, which chooses again
         if shape.k_parts == 1:
             found[str(shape)] = arrays.get(op(rows, w))
