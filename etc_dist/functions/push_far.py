@@ -18,8 +18,8 @@ def push_far() -> DeviceFunction:
 
     Both regions are contiguous in memory, with equal sizes and dtypes (any), apart from
     each other. A call writes to `tensor.on(rank)`, and notifies one element of
-    `events.on(rank)`, by the same expression of the rank. The memory that it reads must
-    keep its values until the end of the run.
+    `events.on(rank)`, by the same expression of the rank. What it reads is in a
+    symmetric tensor, and keeps its values until the end of the run.
 
     On GPUs all ranks are on one host so far."""
     return DeviceFunction(

@@ -280,11 +280,13 @@ def _check_ranks(call: Call, where: str) -> None:
 
 
 def _check_far(call: Call, where: str) -> None:
-    """A far function sends one region and one notification, in one message."""
+    """A far function sends one region of symmetric memory and one notification, in one
+    message."""
+    if not call.function.far:
+        return
     ranks = [region.rank for region in call.writes]
     ranks += [ref.rank for ref in call.notifies]
-    alike = len(ranks) == 2 and len(set(ranks)) == 1 and None not in ranks
-    if call.function.far and not alike:
+    if len(ranks) != 2 or len(set(ranks)) > 1 or None in ranks:
         raise GraphError(
             f"call {call.name} does not send one region with one notification",
             where=where,
@@ -293,6 +295,16 @@ def _check_far(call: Call, where: str) -> None:
             got=", ".join(map(str, (*call.writes, *call.notifies))),
             fix="write and notify once here, and notify further events in a call that "
             "waits for this one's on rank r",
+        )
+    # NOTE: transports send registered memory only. And the caller may change its arrays
+    # after the run, while the bytes are on their way.
+    if given := [r for r in call.reads if r.tensor.kind != "symmetric"]:
+        raise GraphError(
+            f"call {call.name} sends a tensor that is not symmetric",
+            where=where,
+            wanted="reads of symmetric tensors",
+            got=", ".join(f"{region}, {region.tensor.kind}" for region in given),
+            fix="copy the rows by push_rows() to a symmetric tensor, and send that",
         )
 
 

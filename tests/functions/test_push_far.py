@@ -36,6 +36,16 @@ def test_a_far_call_sends_one_region_and_one_notification_to_one_rank(notified):
         g.call(push_far(), grid, reads=[x[:]], writes=[region], notifies=notifies)
 
 
+@pytest.mark.parametrize("kind", ["input", "local"])
+def test_only_symmetric_tensors_are_sent(kind):
+    g = Graph("one", 4, 2)
+    y, slots = getattr(g, kind)("y", (4,), "float32"), g.symmetric("s", (4,), "float32")
+    to, arrived = g.rank, g.events("e", (1,), expects=1, cross_rank=True)
+    ends = {"writes": [slots.on(to)[:]], "notifies": [arrived.on(to)[0]]}
+    with pytest.raises(GraphError, match=rf"got: +y\[:\], {kind}"):
+        g.call(push_far(), g.grid(i=1), reads=[y[:]], **ends)
+
+
 def test_kernel_copies_within_a_host(folder):
     program = Emulator(exchange_hosts(2, local_size=1), folder=folder)
     found = program.run([{"x": rows_of(rank)} for rank in range(2)])

@@ -34,6 +34,16 @@ def exchange_hosts(g: Graph, *, direct: bool = False) -> None:
     def block(i: Expr) -> Tile:
         return span(i * BLOCK, minimum(BLOCK, rows - i * BLOCK))
 
+    for k in range(near):
+        (i,) = grid = g.grid(i=blocks)
+        g.call(
+            push_rows(),
+            grid,
+            name=f"share_{k}",
+            reads=[x[block(i), :]],
+            writes=[slots.on(first + k)[g.rank, block(i), :]],
+            notifies=[arrived.on(first + k)[g.rank, i]],
+        )
     for step in range(1, hosts):
         (i,) = grid = g.grid(i=blocks)
         partner = (g.rank + step * near) % g.world_size
@@ -42,8 +52,9 @@ def exchange_hosts(g: Graph, *, direct: bool = False) -> None:
             push_rows() if direct else push_far(),
             grid,
             name=f"send_{step}",
-            reads=[x[block(i), :]],
+            reads=[slots[g.rank, block(i), :]],
             writes=[staged.on(partner)[g.rank, block(i), :]],
+            waits=[arrived[g.rank, i]],
             notifies=[far.on(partner)[g.rank, i]],
         )
         for k in range(near):
@@ -57,16 +68,6 @@ def exchange_hosts(g: Graph, *, direct: bool = False) -> None:
                 waits=[far[source, i]],
                 notifies=[arrived.on(to)[source, i]],
             )
-    for k in range(near):
-        (i,) = grid = g.grid(i=blocks)
-        g.call(
-            push_rows(),
-            grid,
-            name=f"share_{k}",
-            reads=[x[block(i), :]],
-            writes=[slots.on(first + k)[g.rank, block(i), :]],
-            notifies=[arrived.on(first + k)[g.rank, i]],
-        )
     r, i = grid = g.grid(r=g.world_size, i=blocks)
     height = minimum(BLOCK, rows - i * BLOCK)
     g.call(
