@@ -22,17 +22,19 @@ def _sum_slots(slots: Any, y: Any) -> None:
     y[...] = total[: y.shape[0], : y.shape[1]].astype(y.dtype)
 
 
-def sum_slots(dtype: str) -> DeviceFunction:
+def sum_slots(dtype: str, slots: int | None = None) -> DeviceFunction:
     """A piece [world, 1, 1, 32, 64] of slots [world, blocks, columns, 256, 256] that
     `matmul_send` wrote -> y [32, 64]: the sum over ranks in rank order, in fp32.
 
-    dtype: bfloat16 or float16. On GPUs `matmul_send` stores tiles in a special order,
-    so it reads only slots that `matmul_send` wrote; `sum_ranks` adds row-major ones."""
-    every = Extent(name="world", whole=True)
+    dtype: bfloat16 or float16. slots: the number of slots, if not all of the world. On
+    GPUs `matmul_send` stores tiles in a special order, so it reads only slots that
+    `matmul_send` wrote; `sum_ranks` adds row-major ones."""
+    every = Extent(name="world", whole=True) if slots is None else Extent(slots)
+    constants = {} if slots is None else {"kSlots": slots}
     rows = Extent(PIECE_ROWS, begins=PIECE_ROWS, of=TILE)
     columns = Extent(PIECE_COLUMNS, begins=PIECE_COLUMNS, of=TILE)
     piece = (
-        Extent(PIECE_ROWS, clipped=True),
+        Extent(most=PIECE_ROWS),
         Extent(PIECE_COLUMNS, begins=8, clipped=True),
     )
     return DeviceFunction(
@@ -42,11 +44,11 @@ def sum_slots(dtype: str) -> DeviceFunction:
         lane=TRANSFER,
         reads=1,
         writes=1,
-        constants={"kIsHalf": int(dtype == "float16")},
+        constants={"kIsHalf": int(dtype == "float16"), **constants},
         tile={
             0: Operand(
                 (every, 1, 1, rows, columns), two_byte(dtype), layout="matmul_send"
             ),
-            1: Operand(piece, two_byte(dtype)),
+            1: Operand(piece, two_byte(dtype), leading=True),
         },
     )
