@@ -17,18 +17,13 @@ from etc_dist.layers.mlp_tiles import (
     choose_shapes,
     mlp_tiles_graph,
 )
-from etc_dist.ops.all_gather_matmul import push_packets
+from etc_dist.ops.all_gather_matmul import push_packets, source_of
 from etc_dist.ops.argument_table import ArgumentTable
 from etc_dist.ops.deterministic import BATCH
 from etc_dist.ops.matmul_policy import SHAPES
-from etc_dist.ops.matmul_reduce_scatter import add_sum_slots
 from etc_dist.ops.operation import Candidate, Operation
-from etc_dist.ops.order import (
-    ROW_GROUP,
-    grouped_rows,
-    rotated_owners,
-    shards_in_turn,
-)
+from etc_dist.ops.order import ROW_GROUP, grouped_rows, shards_in_turn
+from etc_dist.ops.slots import add_sum_slots, make_slots
 from etc_dist.world import World
 
 COLUMN_GROUP = 16
@@ -85,7 +80,7 @@ def mlp_graph(
     gathered, arrived = push_packets(g, x, blocks, 2 * inner, size, packet_bytes)
     p, i, j = grid = g.grid(p=world - 1, i=blocks, j=wide)
     weights = gate[tile(j, size // 2), :], up[tile(j, size // 2), :]
-    source = (g.rank + 1 + p) % world
+    source = source_of(g, p)
     g.call(
         matmul_gated(dtype),
         grid,
@@ -97,20 +92,19 @@ def mlp_graph(
         order=lambda t: shards_in_turn(t, blocks, wide, ROW_GROUP),
     )
 
-    slots = g.symmetric("slots", (world, blocks, columns, size, size), dtype)
-    ready = g.events("ready", (blocks, columns), expects=world, cross_rank=True)
-    d, i, j = grid = g.grid(d=world, i=blocks, j=columns)
+    slots = make_slots(g, blocks, columns, size, dtype, COLUMN_GROUP)
+    *_, i, j = slots.grid
     g.call(
         matmul_send("nk", dtype),
-        grid,
+        slots.grid,
         name="down_projection",
-        reads=[active[d, tile(i, size), :], down[tile(j, size), :]],
-        writes=[slots.on(d)[g.rank, i, j, :, :]],
-        waits=[activated[d, i]],
-        notifies=[ready.on(d)[i, j]],
-        order=lambda t: rotated_owners(t, world, blocks, columns, COLUMN_GROUP),
+        reads=[active[slots.owner, tile(i, size), :], down[tile(j, size), :]],
+        writes=[slots.slot],
+        waits=[activated[slots.owner, i]],
+        notifies=[slots.ready],
+        order=slots.order,
     )
-    add_sum_slots(g, slots, ready, y, piece)
+    add_sum_slots(g, slots, y, piece)
 
 
 class MLP(Operation):
@@ -157,7 +151,7 @@ class MLP(Operation):
             _candidates(
                 self.sizes,
                 self.most_gathered // world.size,
-                world.size,
+                world,
                 in_order=deterministic == BATCH,
             ),
             world,
@@ -191,7 +185,7 @@ class SharedMLP(Operation):
             _candidates(
                 self.sizes,
                 MLP.most_gathered // world.size,
-                world.size,
+                world,
                 in_order=deterministic == BATCH,
             ),
             world,
@@ -221,9 +215,14 @@ def _table(name: str, world: World) -> ArgumentTable:
 
 
 def _candidates(
-    sizes: Mapping[str, Any], most: int, ranks: int, *, in_order: bool = False
+    sizes: Mapping[str, Any], most: int, world: World, *, in_order: bool = False
 ) -> list[Candidate]:
-    """The programs for up to `most` rows of a rank, and for more on several ranks."""
+    """The programs for up to `most` rows of a rank, and for more on several ranks.
+    Over several hosts the latter serves all."""
+    overlapped = Candidate(mlp_graph, over_hosts=True)
+    if world.hosts.count > 1:
+        return [overlapped]
+    ranks = world.size
     shapes = sizes.get("shapes", SHAPES)
     tiles = Candidate(
         mlp_tiles_graph,
@@ -234,4 +233,4 @@ def _candidates(
             dims, ranks, workers, shapes, in_order=in_order, tuning=tuning
         ),
     )
-    return [tiles] if ranks == 1 else [tiles, Candidate(mlp_graph)]
+    return [tiles] if ranks == 1 else [tiles, overlapped]

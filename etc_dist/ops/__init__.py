@@ -3,6 +3,8 @@
 matmul_reduce_scatter.py   GEMM + Reduce-Scatter: the graph and the user's object
 float_partials.py          its graph with partial sums in fp32
 all_gather_matmul.py       AllGather + GEMM
+slots.py                   tiles of partial sums, sent to their owners, and their sum
+host_sums.py               that sum over several hosts; host_rows.py: gathering there
 matmul.py                  a matrix multiplication on each rank
 matmul_policy.py           which tiles it uses: a model of their times
 tuning.py                  the constants of the model, by kind of GPU: tuned/

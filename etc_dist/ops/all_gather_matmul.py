@@ -16,10 +16,11 @@ from etc_dist.ir import (
     graph_function,
     maximum,
     minimum,
-    span,
     tile,
 )
 from etc_dist.ops.argument_table import ArgumentTable
+from etc_dist.ops.host_rows import Packets, pass_on_rows, send_rows
+from etc_dist.ops.host_sums import near_rank
 from etc_dist.ops.operation import Candidate, Operation
 from etc_dist.ops.order import ROW_GROUP, grouped_rows, shards_in_turn
 from etc_dist.world import World
@@ -45,7 +46,8 @@ def all_gather_matmul_graph(
 
     Every rank pushes its rows to all peers in packets, at a limited rate, first to the
     peer that needs them first. Meanwhile its tensor lane multiplies its own rows, then
-    those of the next rank, and so on, each row block after all its packets."""
+    those of the next rank, and so on, each row block after all its packets. Over
+    several hosts, rows of near ranks come first, and a rank passes on its partners'."""
     rows, n, k = g.dims("rows n k")
     world, size = g.world_size, tile_size
     blocks = g.let("blocks", ceildiv(rows, size))
@@ -69,7 +71,7 @@ def all_gather_matmul_graph(
         return
     gathered, arrived = push_packets(g, x, blocks, n, size, packet_bytes)
     p, i, j = grid = g.grid(p=world - 1, i=blocks, j=columns)
-    source = (g.rank + 1 + p) % world
+    source = source_of(g, p)
     w_tile = w[tile(j, size), :] if w_layout == "nk" else w[:, tile(j, size)]
     g.call(
         multiply,
@@ -82,39 +84,54 @@ def all_gather_matmul_graph(
     )
 
 
+def source_of(g: Graph, p: Expr) -> Expr:
+    """The rank whose rows are multiplied p-th after this rank's own: the next one on
+    this host, and so on, then those of the host before, this rank's partner first."""
+    world, near = g.world_size, g.local_size
+    if near == world:
+        return (g.rank + 1 + p) % world
+    local = (g.rank + 1 + p) % near
+    return near_rank(g, local + world - (p + 1) // near * near) % world
+
+
 def push_packets(
     g: Graph, x: Tensor, blocks: Expr, n: Expr, size: int, packet_bytes: int
 ) -> tuple[Tensor, EventTensor]:
-    """Add the gathering of x [rows, k]: every rank pushes its rows to all peers.
+    """Add the gathering of x [rows, k]: every rank pushes its rows to all peers. Over
+    several hosts, it sends them once to each host, where its partner passes them on.
 
     Returns the gathered rows [world, rows, k] and their events [world, blocks], each
-    complete when all packets of a block of `size` rows have arrived. The rank's own
-    rows stay in x. The pace follows from n, the columns of the GEMM that follows."""
-    world, (rows, k) = g.world_size, x.shape
+    complete when all packets of a block of `size` rows have arrived. A packet ends at
+    the end of its block, as an event counts whole packets. The pace follows
+    from n, the columns of the GEMM that follows."""
+    world, near, (rows, k) = g.world_size, g.local_size, x.shape
     row_bytes = k * x.itemsize
     packet_rows = g.let(
         "packet_rows", maximum(1, minimum(size, packet_bytes // row_bytes))
     )
     packets = g.let("packets", ceildiv(size, packet_rows))
     gathered = g.symmetric("gathered", (world, rows, k), x.dtype)
-    arrived = g.events("arrived", (world, blocks), expects=packets, cross_rank=True)
+    shape = Packets(size, blocks, packet_rows, packets)
+    if near == world:
+        arrived = g.events("arrived", (world, blocks), expects=packets, cross_rank=True)
+    else:
+        arrived = send_rows(g, x, gathered, shape)
 
     sent = packet_rows * row_bytes
-    p, b, q = grid = g.grid(p=world - 1, b=blocks, q=packets)
-    to = (g.rank + (world - 1) - p) % world
-    # A packet ends at the end of its block: an event counts whole packets.
-    first = b * size + q * packet_rows
-    packet = span(first, minimum(packet_rows, size - q * packet_rows))
+    p, b, q = grid = g.grid(p=near - 1, b=blocks, q=packets)
+    to = near_rank(g, (g.rank + (near - 1) - p) % near)
     g.call(
         push_rows(),
         grid,
-        reads=[x[packet, :]],
-        writes=[gathered.on(to)[g.rank, packet, :]],
+        reads=[x[shape.rows(b, q), :]],
+        writes=[gathered.on(to)[g.rank, shape.rows(b, q), :]],
         notifies=[arrived.on(to)[g.rank, b]],
         pace=maximum(
             sent * n // int(NEED_FLOPS_PER_NS * PUSH_LEAD), sent // PUSH_BYTES_PER_NS
         ),
     )
+    if near < world:
+        pass_on_rows(g, gathered, arrived, shape)
     return gathered, arrived
 
 
@@ -125,7 +142,7 @@ class AllGatherMatmul(Operation):
     returns out [M, N]: the rows of all ranks, in rank order, times this rank's w.T. w
     may be a transposed view. On GPUs K and N are multiples of 8. Arrays, dtypes,
     options and errors as for `MatmulReduceScatter`. A row has the same bits for any M
-    and any number of ranks.
+    and any number of ranks and hosts.
     """
 
     def __init__(
@@ -146,7 +163,7 @@ class AllGatherMatmul(Operation):
         )
         super().__init__(
             table,
-            [Candidate(all_gather_matmul_graph, self.sizes)],
+            [Candidate(all_gather_matmul_graph, self.sizes, over_hosts=True)],
             world,
             schedule=schedule,
             trace=trace,

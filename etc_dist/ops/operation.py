@@ -50,6 +50,8 @@ class Candidate:
     )
     """Chooses the dims of the graph that no array has, from the tuning of the GPUs, the
     layout of the weights, the other dims, and the workers of a GPU."""
+    over_hosts: bool = False
+    """Whether the graph can be made for ranks on several hosts."""
 
 
 @dataclass(frozen=True)
@@ -228,6 +230,8 @@ class Operation:
         options = {**candidate.options, "dtype": kind.dtype}
         if self._transposes:
             options["w_layout"] = kind.w_layout
+        if candidate.over_hosts:
+            options["local_size"] = self.world.local_size
         with self.world.refusing(f"the options of {self._table.name}"):
             graph = candidate.graph(self.world.size, **options)
         policy = None

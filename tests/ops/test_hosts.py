@@ -1,0 +1,142 @@
+"""The collectives and the MLP over several hosts, in which a rank sends each tile or
+row once to each host."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from etc_dist.emulate import Emulator
+from etc_dist.ir import GraphFunction
+from etc_dist.ir.tensor import numpy_dtype
+from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
+from etc_dist.ops.float_partials import float_partials_graph
+from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
+from etc_dist.runtime.cpu import simulate
+from etc_dist.schedule import SCHEDULES
+from etc_dist.verify.verify import verify
+from tests.ops.arrays import Host
+from tests.world.jobs import run_on_hosts
+
+exhaustive = pytest.mark.exhaustive
+TILES = {"tile_size": 16, "piece": (4, 8)}
+GRAPHS = {
+    "matmul_reduce_scatter": (matmul_reduce_scatter_graph, TILES),
+    "float_partials": (float_partials_graph, TILES),
+    "all_gather_matmul": (
+        all_gather_matmul_graph,
+        {"tile_size": 16, "packet_bytes": 48},
+    ),
+}
+ROWS, N, K = 21, 40, 8  # two row blocks: packets of three rows, a tile that ends early
+
+
+def integers(world: int, *shape: int, dtype: str = "bfloat16") -> list[Host]:
+    """An array for each rank, whose sums are exact."""
+    rng = np.random.default_rng(world)
+    return [rng.integers(-1, 2, shape).astype(numpy_dtype(dtype)) for _ in range(world)]
+
+
+def example(
+    graph: GraphFunction, rows: int, n: int, k: int, dtype: str = "bfloat16"
+) -> tuple[list[dict[str, Host]], list[Host]]:
+    """Each rank's inputs and expected output."""
+    world = graph.world_size
+    dims = {"rows": rows, "n": n, "k": k}
+    shape = [int(e.evaluate(dims)) for e in graph.tensor("x").shape]
+    xs, ws = (integers(world, *s, dtype=dtype) for s in (shape, (n, k)))
+    products = [
+        x.astype(np.float32) @ w.astype(np.float32).T
+        for x, w in zip(xs, ws, strict=True)
+    ]
+    if graph.name == "all_gather_matmul_graph":
+        whole = np.stack(xs).astype(np.float32)
+        expected = [whole @ w.astype(np.float32).T for w in ws]
+    else:
+        total = sum(product.reshape(world, rows, n) for product in products)
+        expected = list(total)
+    return [{"x": x, "w": w} for x, w in zip(xs, ws, strict=True)], expected
+
+
+@pytest.mark.parametrize(
+    ("world", "local_size"),
+    [(2, 1), (4, 2), *(pytest.param(*s, marks=exhaustive) for s in [(4, 1), (6, 2)])],
+)
+@pytest.mark.parametrize(
+    "schedule", ["static", pytest.param("dynamic", marks=exhaustive)]
+)
+@pytest.mark.parametrize("name", GRAPHS)
+def test_a_graph_over_hosts_is_proved_and_right(name, world, local_size, schedule):
+    make, sizes = GRAPHS[name]
+    plan = SCHEDULES[schedule](make(world, local_size=local_size, **sizes))
+    dims = {"rows": ROWS, "n": N, "k": K}
+    verify(plan, dims, 4)
+    inputs, expected = example(plan.graph, ROWS, N, K)
+    found = simulate(plan, inputs, dims, epochs=2, seed=1).outputs
+    for one, y in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one["y"].astype(np.float32), y)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "local_size"),
+    [
+        ("matmul_reduce_scatter", "bfloat16", 1),
+        *(
+            pytest.param(*case, marks=exhaustive)
+            for case in [
+                ("matmul_reduce_scatter", "float16", 2),
+                ("float_partials", "bfloat16", 1),
+                ("float_partials", "float16", 2),
+                ("all_gather_matmul", "bfloat16", 1),
+            ]
+        ),
+    ],
+)
+def test_kernels_of_graphs_over_hosts(name, dtype, local_size, folder):
+    """With all ranks on one host, whose memory they map."""
+    graph = GRAPHS[name][0](2 * local_size, local_size=local_size, dtype=dtype)
+    inputs, expected = example(graph, 40, 264, 72, dtype)
+    dims = {"rows": 40, "n": 264, "k": 72}
+    found = Emulator(graph, folder=folder).run(inputs, dims, seed=1, runs=2)
+    for one, y in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one["y"].astype(np.float32), y)
+
+
+@pytest.mark.parametrize("ranks", [4, pytest.param(2, marks=exhaustive)])
+def test_operations_run_over_two_hosts(ranks):
+    source = """
+import numpy as np, etc_dist
+from mpi4py import MPI
+from etc_dist.ir.tensor import numpy_dtype
+
+world, rows, n, k = etc_dist.start(), 20, 264, 40
+rng, bf16 = np.random.default_rng(world.rank), numpy_dtype("bfloat16")
+gather = MPI.COMM_WORLD.allgather
+own = slice(world.rank * rows, (world.rank + 1) * rows)
+
+x, w = rng.integers(-1, 2, (rows * world.size, k)), rng.integers(-1, 2, (n, k))
+total = sum(gather(x @ w.T))[own]
+for partials in (None, "float32"):
+    arrays = x.astype(bf16), w.astype(bf16)
+    y = etc_dist.matmul_reduce_scatter(*arrays, partials=partials)
+    assert (y.astype(int) == total.astype(bf16).astype(int)).all()
+y = etc_dist.all_gather_matmul(x[own].astype(bf16), w.T.copy().astype(bf16).T)
+assert (y.astype(int) == np.concatenate(gather(x[own])) @ w.T).all()
+
+shapes = (48, 64), (48, 64), (64, 48), (rows, 64)
+gate, up, down, x = (rng.standard_normal(s).astype(bf16) for s in shapes)
+with etc_dist.MLP(gate, up, down) as mlp:
+    y = mlp(x).copy()
+    assert all((mlp(x) == y).all() for _ in range(5))
+x = np.concatenate(gather(x)).astype(np.float32)
+gate, up, down = (w.astype(np.float32) for w in (gate, up, down))
+left = x @ gate.T
+expected = sum(gather(left / (1 + np.exp(-left)) * (x @ up.T) @ down.T))[own]
+error = np.linalg.norm(y - expected) / np.linalg.norm(expected)
+assert error < 0.006, error
+print("right on", world.hosts.count, "hosts", flush=True)
+world.close()
+"""
+    code, output = run_on_hosts(source, ranks)
+    assert code == 0, output
+    assert output.count("right on 2 hosts") == ranks
