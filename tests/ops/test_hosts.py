@@ -140,3 +140,37 @@ world.close()
     code, output = run_on_hosts(source, ranks)
     assert code == 0, output
     assert output.count("right on 2 hosts") == ranks
+
+
+@exhaustive
+def test_late_messages_do_not_change_bits():
+    source = """
+import random, time
+import numpy as np, etc_dist
+from etc_dist.ir.tensor import numpy_dtype
+from etc_dist.ops.operation import with_sizes
+from etc_dist.world.mpi import MpiChannel
+
+receive, held = MpiChannel.receive, [0.0]
+
+def late(channel, kind):
+    if time.monotonic() < held[0]:
+        return None
+    if random.random() < 0.02:
+        held[0] = time.monotonic() + random.random() * 0.004
+    return receive(channel, kind)
+
+MpiChannel.receive = late
+world, rng = etc_dist.start(), np.random.default_rng(0)
+sums = with_sizes(etc_dist.MatmulReduceScatter, tile_size=16, piece=(4, 8))
+rows = with_sizes(etc_dist.AllGatherMatmul, tile_size=16, packet_bytes=96)
+x, w = (rng.standard_normal((n, 24)).astype(numpy_dtype("bfloat16")) for n in (80, 40))
+operations = sums(), sums(partials="float32"), sums(schedule="dynamic"), rows()
+bits = [{op(x, w).tobytes() for turn in range(20)} for op in operations]
+assert [len(found) for found in bits] == [1] * 4 and bits[0] == bits[2]
+print("the same bits", flush=True)
+world.close()
+"""
+    code, output = run_on_hosts(source)
+    assert code == 0, output
+    assert output.count("the same bits") == 4
