@@ -101,10 +101,14 @@ class Collective(Stepwise):
         return partial(operation, self.xs[number], w, self.outs[number])
 
 
-def main(workload: type[Stepwise]) -> int:
-    """The command line of one workload's file; the exit code."""
+def main(workload: type[Stepwise], with_batch: bool = False) -> int:
+    """The command line of one workload's file; the exit code. with_batch: there is an
+    option for `deterministic="batch"`."""
     title = f"Check and time {workload.op}."
-    options = harness.shapes_parser(title, workload.op, MODELS).parse_args()
+    parser = harness.shapes_parser(title, workload.op, MODELS)
+    if with_batch:
+        harness.add_batch(parser)
+    options = parser.parse_args()
     models = {name: workload.sizes_of(*sizes) for name, sizes in MODELS.items()}
     small = workload.sizes_of(*SMALL_MODEL), SMALL_ROWS
     device = harness.begin(options.cpu)

@@ -23,6 +23,7 @@ from benchmarks.decode_step import MODELS, ROUTINGS, SMALL_MODELS, Decoder
 from benchmarks.decode_torch import torch_logits
 from benchmarks.device import Call, Device, Gpu, wide
 from benchmarks.harness import (
+    add_batch,
     begin,
     described,
     measure,
@@ -138,7 +139,12 @@ def is_timed(device: Device) -> TypeGuard[Gpu]:
 
 
 def benchmark(
-    decoder: Decoder, batch: int, repeats: int, steps: int, layers: int
+    decoder: Decoder,
+    batch: int,
+    repeats: int,
+    steps: int,
+    layers: int,
+    has_batch: bool = False,
 ) -> tuple[dict[str, Any], list[str]]:
     """Check, then, on a GPU, time a step: its part of a record, and its failures."""
     device, program = decoder.device, decoder.program
@@ -161,6 +167,8 @@ def benchmark(
         calls["greedy"]()
         call()
         program.synchronize()
+    if has_batch:
+        calls["batch"] = decoder.call(arrays, in_order=True)
     # NOTE: `calls` keep the arrays of their graphs alive.
     timed = {n: captured_ours(device, c) for n, c in calls.items() if is_timed(device)}
     launches = -(-steps // decoder.steps)
@@ -200,6 +208,7 @@ def main() -> int:
     add("--sample", action="store_true", help=f"choose ids by {SAMPLING}, {ON_RANKS}")
     add("--per-launch", type=int, default=1, help="steps of a launch; times are of one")
     add("--checked-layers", type=int, default=CHECKED_LAYERS, help="against fp32")
+    add_batch(parser)
     add("--routing", choices=ROUTINGS, default=ROUTINGS[0], help="of models of experts")
     options = parser.parse_args()
     device = begin(options.cpu)
@@ -221,13 +230,15 @@ def main() -> int:
         )
         # NOTE: a captured program refuses to grow: first run each batch once.
         for batch in batches:
-            layers, steps = decoder.config.layers, decoder.steps
-            decoder.call(decoder.arrays(batch, layers, steps))()
+            arrays = decoder.arrays(batch, decoder.config.layers, decoder.steps)
+            for in_order in {False, options.batch}:
+                decoder.call(arrays, in_order=in_order)()
         decoder.program.synchronize()
         for batch in batches:
             values, wrong = benchmark(
                 *(decoder, batch, options.repeats, options.steps or compared),
                 min(options.checked_layers, decoder.config.layers),
+                options.batch,
             )
             if is_timed(device) or not on_gpu:
                 failed |= not report(device, options.record, shared, values, wrong)

@@ -147,11 +147,14 @@ class Decoder:
             found["experts"] = xp.full(chosen, -1, np.int32)
         return {**found, "next_ids": xp.empty((steps, batch), np.int32)}
 
-    def call(self, arrays: Mapping[str, Any], is_greedy: bool = False) -> Call:
+    def call(
+        self, arrays: Mapping[str, Any], is_greedy: bool = False, in_order: bool = False
+    ) -> Call:
         """A launch with `arrays`, of the tiles and slices of the last step of a launch.
-        is_greedy: without sampling."""
+        is_greedy: without sampling. in_order: with the same bits in each batch."""
         steps, batch = arrays["next_ids"].shape
-        dims = self.policy.dims(batch, self.context + self.steps - 1)
+        policy = replace(self.policy, in_order=in_order)
+        dims = policy.dims(batch, self.context + self.steps - 1)
         samples = self.sampling is not None and not is_greedy
         dims |= {"steps": steps, "samples": int(samples)}
         return partial(self.program.run, dims=dims, **arrays)

@@ -208,6 +208,12 @@ def shapes_parser(
     return parser
 
 
+def add_batch(parser: argparse.ArgumentParser) -> None:
+    """The option that `Workload.has_batch` follows."""
+    text = "also time deterministic='batch', in the same run"
+    parser.add_argument("--batch", action="store_true", help=text)
+
+
 def numbers(text: str) -> list[int]:
     """The type of an option: numbers separated by commas."""
     return [int(number) for number in text.split(",")]
@@ -289,6 +295,7 @@ def main(
     for name in chosen:
         for count in counts:
             case = make(device, name, sizes[name], count)
+            case.has_batch = getattr(options, "batch", False)
             values, wrong = benchmark(case, options.schedule, options.repeats)
             failed |= not report(
                 device, options.record, {"op": case.op, **shared}, values, wrong

@@ -14,7 +14,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.device import Call, Device, Gpu, wide
-from benchmarks.harness import begin, main, shapes_parser
+from benchmarks.harness import add_batch, begin, main, shapes_parser
 from benchmarks.moe_torch import captured, captured_ours
 from benchmarks.workload import (
     BLOCK,
@@ -73,12 +73,10 @@ class MatmulWorkload(Workload):
         rows: int,
         dtype: str = DTYPE,
         layout: str = "nk",
-        has_batch: bool = False,
     ):
-        """has_batch: `deterministic="batch"` is timed, too."""
         super().__init__(device, name, sizes, rows, dtype, layout)
         self.n, self.k = sizes
-        self._has_batch, self._of_batch = has_batch, dict[str, str]()
+        self._of_batch: dict[str, str] = {}
         if isinstance(device, Gpu):
             self.inputs = max(2, -int(-ROTATED_BYTES // (2 * self.n * self.k)))
 
@@ -113,7 +111,7 @@ class MatmulWorkload(Workload):
         calls = [captured(gpu, gpu.matmul(*each)) for each in arrays]
         self._baseline = in_turn(calls)
         rivals = {"baseline": Rival(calls, [out for *_, out in arrays])}
-        if self._has_batch:
+        if self.has_batch:
             arrays = self._arrays(gpu)
             operation = Matmul(world=self.world, deterministic="batch")
             for each in arrays:  # a first call cannot be captured
@@ -164,15 +162,9 @@ def command_line() -> int:
     parser = shapes_parser("Check and time a matrix multiplication.", "matmul", SIZES)
     parser.add_argument("--dtype", choices=DTYPES, default=DTYPE)
     parser.add_argument("--layout", choices=("nk", "kn"), default="nk")
-    text = "also time deterministic='batch', in the same run"
-    parser.add_argument("--batch", action="store_true", help=text)
+    add_batch(parser)
     options = parser.parse_args()
-    make = partial(
-        MatmulWorkload,
-        dtype=options.dtype,
-        layout=options.layout,
-        has_batch=options.batch,
-    )
+    make = partial(MatmulWorkload, dtype=options.dtype, layout=options.layout)
     device = begin(options.cpu)
     return main(device, make, SIZES, (SMALL, SMALL_ROWS), ROWS, options)
 

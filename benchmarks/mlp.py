@@ -55,10 +55,10 @@ class MLPWorkload(Stepwise):
         # Gathered rows and partial sums use the same links.
         return 2 * self.m * self.n
 
-    def make(self, schedule: str) -> MLP:
+    def make(self, schedule: str, **options: Any) -> MLP:
         gate_up, down = self.weights
         weights = gate_up[: self.k], gate_up[self.k :], down
-        return MLP(*weights, world=self.world, schedule=schedule)
+        return MLP(*weights, world=self.world, schedule=schedule, **options)
 
     def call(self, operation: Any, number: int) -> Call:
         return partial(operation, self.xs[number], self.outs[number])
@@ -88,8 +88,8 @@ class MLPWorkload(Stepwise):
         }
 
     def rivals(self, gpu: Gpu) -> dict[str, Rival]:
-        """The steps, and our two fused collectives one after the other, statically
-        scheduled."""
+        """The steps, our two fused collectives one after the other, and, if wanted, the
+        same bits for any M, statically scheduled."""
         gate_up, down = self.weights
         gather = AllGatherMatmul(world=self.world)
         scatter = MatmulReduceScatter(world=self.world)
@@ -102,8 +102,13 @@ class MLPWorkload(Stepwise):
             "down": partial(scatter, active, down, out),
         }
         two = Rival([partial(run, steps)], [out], (gather, scatter))
-        return {**super().rivals(gpu), "two_ops": two}
+        found = {**super().rivals(gpu), "two_ops": two}
+        if self.has_batch:
+            mlp = self.make("static", deterministic="batch")
+            out = gpu.empty(self.out_shape, self.dtype)
+            found["batch"] = Rival([partial(mlp, self.xs[0], out)], [out], (mlp,))
+        return found
 
 
 if __name__ == "__main__":
-    sys.exit(main(MLPWorkload))
+    sys.exit(main(MLPWorkload, with_batch=True))

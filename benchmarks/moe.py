@@ -28,7 +28,7 @@ from benchmarks.device import (
     Gpu,
     wide,
 )
-from benchmarks.harness import begin, main, shapes_parser
+from benchmarks.harness import add_batch, begin, main, shapes_parser
 from benchmarks.workload import (
     BLOCK,
     DTYPE,
@@ -159,13 +159,14 @@ class MoEWorkload(Workload):
     def out_shape(self) -> tuple[int, int]:
         return self.rows, self.model.hidden
 
-    def make(self, schedule: str) -> Operation:
+    def make(self, schedule: str, **options: Any) -> Operation:
         return MoE(
             *self.weights,
             top_k=self.model.top_k,
             parallel=self.parallel,
             world=self.world,
             schedule=schedule,
+            **options,
         )
 
     def call(self, operation: Any, number: int) -> Call:
@@ -270,6 +271,10 @@ class MoEWorkload(Workload):
             outs = [gpu.from_torch(fused(x)) for x in self._xs]
             calls = [partial(fused, x) for x in self._xs]
             found["triton"] = Rival(self._replayed(gpu, calls), outs)
+        if self.has_batch:
+            moe = self.make("static", deterministic="batch")
+            outs = [gpu.empty(self.out_shape, self.dtype) for _ in self.xs]
+            found["batch"] = Rival(self._own(gpu, moe, outs), outs, (moe,))
         return found
 
     def parts(self, gpu: Gpu) -> Calls:
@@ -282,10 +287,18 @@ class MoEWorkload(Workload):
         calls = super().timed(gpu, ours, rivals)
         if not self.on_one_rank:
             return calls
-        pairs = zip(self.xs, self.outs, strict=True)
-        own = [moe_torch.captured_ours(gpu, ours, *pair) for pair in pairs]
+        own = self._own(gpu, ours, self.outs)
         eager = {"ours_eager": calls["ours"], "baseline_eager": in_turn(self._eager)}
         return {**calls, "ours": in_turn(own), **eager}
+
+    def _own(self, gpu: Gpu, operation: Any, outs: Sequence[Any]) -> list[Call]:
+        """Calls of an operation of ours; on one rank, CUDA graphs of them."""
+        pairs = [*zip(self.xs, outs, strict=True)]
+        if not self.on_one_rank:
+            return [partial(operation, *pair) for pair in pairs]
+        for pair in pairs:  # a first call cannot be captured
+            operation(*pair)
+        return [moe_torch.captured_ours(gpu, operation, *pair) for pair in pairs]
 
     def _replayed(self, gpu: Gpu, calls: Sequence[Call]) -> list[Call]:
         """On one rank, CUDA graphs of the calls."""
@@ -321,6 +334,7 @@ def command_line() -> int:
     add("--parallel", choices=PARALLEL, default="expert", help="on several ranks")
     add("--routing", choices=ROUTINGS[:2], default="uniform")
     add("--triton", action="store_true", help="time vLLM's Triton kernel, on one rank")
+    add_batch(parser)
     options = parser.parse_args()
     if options.triton and not find_spec("vllm"):
         parser.error("--triton: vLLM is not installed")

@@ -63,6 +63,9 @@ class FusedRecord(Record):
     """Host cost of an eager call after the first, by array library."""
     protocol: str
     baseline: str
+    batch_ms: float | None = None
+    """With deterministic="batch", if that was measured."""
+    batch_error: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,10 +86,8 @@ class MatmulRecord(FusedRecord):
     w_layout: str
     policy: str
     """The tiles that the program chose."""
-    batch_ms: float | None = None
-    """With deterministic="batch", if that was measured, and so on."""
-    batch_error: float | None = None
     batch_policy: str | None = None
+    """Those with deterministic="batch"."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,6 +173,8 @@ class DecodeRecord(Record):
     """How ids are chosen; "None": the most likely ones."""
     greedy_ms: float | None = None
     """With sampling: the same step without, in turn with ours_ms."""
+    batch_ms: float | None = None
+    """With deterministic="batch", if that was measured, in turn with ours_ms."""
     routing: str | None = None
     """How rows choose experts."""
     active_experts: float | None = None

@@ -30,7 +30,6 @@ from benchmarks.records import (
     DecodeRecord,
     FirstTokenRecord,
     FusedRecord,
-    MatmulRecord,
     MoEParallelRecord,
     MoERecord,
     Record,
@@ -96,6 +95,7 @@ SHOWN = {
     "moe": {1, 8, 128, 1024, 2048, 8192},
 }
 """The M that the page shows of an operation; of the others, every M."""
+BATCH = 'deterministic="batch"'
 MEANS = {"matmul"}
 """Operations of which the page shows means over models, by M."""
 
@@ -145,7 +145,7 @@ def page(records: Sequence[Record]) -> str:
     for op, title in SECTIONS.items():
         parts += [f"\n## {title}\n", section(op, records)]
     parts += [decode_table(records), launches_table(records), sampling_table(records)]
-    parts += [first_token_table(records), PICTURE]
+    parts += [first_token_table(records), batch_table(records), PICTURE]
     parts += [soak_table(records), cost_table(records), step_cost_table(records)]
     parts += [torch_cost_table(records), build_table(records)]
     return "".join(parts)
@@ -192,11 +192,34 @@ def means(shown: Sequence[FusedRecord]) -> list[Row]:
 
 def batch_cost(records: Sequence[FusedRecord]) -> Row:
     """The time with the same bits for any M, relative to that without."""
-    timed = [r for r in records if isinstance(r, MatmulRecord) and r.batch_ms]
-    costs = [(r.batch_ms or 0) / r.ours_ms for r in timed]
+    costs = [r.batch_ms / r.ours_ms for r in records if r.batch_ms]
     if not costs:
         return {}
-    return {'deterministic="batch"': f"x {geometric_mean(costs):.2f}, {max(costs):.2f}"}
+    return {BATCH: f"x {geometric_mean(costs):.2f}, {max(costs):.2f}"}
+
+
+def batch_table(records: Sequence[Record]) -> str:
+    """What the same bits for any number of rows cost, in layers and models."""
+
+    def count(r: FusedRecord | DecodeRecord) -> int:
+        return r.batch if isinstance(r, DecodeRecord) else r.M
+
+    kinds = FusedRecord | DecodeRecord
+    found = [r for r in records if isinstance(r, kinds) and r.op not in MEANS]
+    timed = [r for r in found if r.batch_ms]
+    rows = [
+        {
+            "operation": f"{r.op} {r.model}",
+            "device": r.device,
+            "rows": f"{count(r)}",
+            "ours": f"{r.ours_ms:.3f} ms",
+            BATCH: f"{r.batch_ms:.3f} ms",
+            "cost": f"x {(r.batch_ms or 0) / r.ours_ms:.2f}",
+            "commit": short(r.commit),
+        }
+        for r in latest(timed, lambda r: (r.op, r.model, r.device, count(r)))
+    ]
+    return f"\n## The same bits for any number of rows\n{table(rows)}" if rows else ""
 
 
 def mean(records: Sequence[FusedRecord]) -> Row:

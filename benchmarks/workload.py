@@ -71,6 +71,9 @@ class Workload(ABC):
     baselines: tuple[str, ...] = ("baseline",)
     """Rivals of which the fastest is the baseline."""
 
+    has_batch = False
+    """Whether `deterministic="batch"` is timed, too."""
+
     def __init__(
         self,
         device: Device,

@@ -54,7 +54,7 @@ class StepPolicy:
     in_order: bool = False
     tuning: Tuning = field(default_factory=default_tuning)
     _known: dict[tuple[int, int], dict[str, int]] = field(
-        default_factory=dict, repr=False, compare=False
+        default_factory=dict, init=False, repr=False, compare=False
     )
 
     def dims(self, rows: int, longest: int) -> dict[str, int]:
