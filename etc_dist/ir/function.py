@@ -247,13 +247,15 @@ def _check_operands(made: DeviceFunction) -> None:
             got=f"reads={made.reads}, writes={made.writes}",
             fix="count the regions that the body is given: first reads, then writes",
         )
-    for name, count in (
-        ("gathers", made.reads),
-        ("reads_before_wait", made.reads),
-        ("streams", made.reads),
-        ("tile", made.reads + made.writes),
+    every = made.reads + made.writes
+    named = [n for o in made.tile.values() for n in (o.like, o.mirrors)]
+    for name, positions, count in (
+        ("gathers", [*made.gathers], made.reads),
+        ("reads_before_wait", [*made.reads_before_wait], made.reads),
+        ("streams", [*made.streams], made.reads),
+        ("tile", [*made.tile], every),
+        ("like= or mirrors", [n for n in named if n is not None], every),
     ):
-        positions = list(getattr(made, name))
         if any(not 0 <= n < count for n in positions):
             raise GraphError(
                 f"{name}= of {made} names an operand that does not exist",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from etc_dist.errors import GraphError, expect_type
+from etc_dist.errors import GraphError, expect_range, expect_type
 from etc_dist.ir.expr import Expr
 from etc_dist.ir.tensor import DTYPES
 
@@ -48,6 +48,13 @@ class Extent:
     clipped: bool = False
     times: int = 1
     per: Expr | int | None = None
+
+    def __post_init__(self) -> None:
+        least = {"size": 1, "most": 1, "multiple": 1, "begins": 0, "times": 1, "per": 1}
+        for name, low in least.items():
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, Expr):
+                expect_range(value, low, None, name)
 
     @property
     def is_exact(self) -> bool:

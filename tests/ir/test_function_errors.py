@@ -110,6 +110,12 @@ def test_a_source_need_not_exist_before_the_build(source):
     assert made(source=source).source == source
 
 
+@pytest.mark.parametrize("name", ["like", "mirrors"])
+def test_an_operand_that_is_like_none_is_refused(name):
+    with pytest.raises(GraphError, match="names an operand that does not exist"):
+        made(tile={0: Operand(**{name: 9})})
+
+
 def test_a_device_function_is_not_pickled():
     with pytest.raises(TypeError, match=r"device function copy cannot be pickled"):
         pickle.dumps(made())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from etc_dist.errors import GraphError
+from etc_dist.errors import ArgumentError, GraphError
 from etc_dist.ir import Extent, Operand
 
 
@@ -25,6 +25,14 @@ def test_the_name_of_an_extent_is_not_a_number():
 def test_extent_of_a_wrong_type_is_a_type_error(size):
     with pytest.raises(TypeError, match="an extent of Operand"):
         Operand((size,))
+
+
+@pytest.mark.parametrize("name", ["most", "multiple", "times", "per"])
+def test_numbers_of_an_extent_are_1_or_more(name):
+    with pytest.raises(ArgumentError, match=f"{name} is out of range"):
+        Extent(**{name: 0})
+    with pytest.raises(TypeError, match=f"{name} expects an int"):
+        Extent(**{name: 1.5})
 
 
 def test_unknown_dtype_of_an_operand_is_refused():
