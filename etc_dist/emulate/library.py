@@ -58,10 +58,31 @@ def compile_library(source: Source, kernels: Path, folder: Path | None) -> ctype
             _compile(command, library, source)
             return ctypes.CDLL(str(library))
         kept = folder / f"{_digest(_run([*command, '-E', '-P'], source))}.so"
-        if not kept.exists() or kept.stat().st_uid != os.geteuid():
+        if not _is_whole(kept):
             _compile(command, library, source)
-            library.replace(kept)  # at once: other processes may build the same
+            _keep(library, kept)
     return ctypes.CDLL(str(kept))
+
+
+def _keep(library: Path, kept: Path) -> None:
+    """Move a library to its place, at once: other processes may build the same."""
+    with library.open("rb") as file:
+        os.fsync(file.fileno())
+    kept.with_suffix(".sha256").write_text(
+        hashlib.sha256(library.read_bytes()).hexdigest()
+    )
+    library.replace(kept)
+
+
+def _is_whole(kept: Path) -> bool:
+    """Whether a library is there, of this user, as it was kept: one that a power loss
+    cut off would end the process."""
+    try:
+        expected = kept.with_suffix(".sha256").read_text()
+        is_own = kept.stat().st_uid == os.geteuid()
+        return is_own and hashlib.sha256(kept.read_bytes()).hexdigest() == expected
+    except FileNotFoundError:
+        return False
 
 
 def _compile(command: list[str], library: Path, source: Source) -> None:
@@ -89,7 +110,7 @@ def _run(arguments: list[str], source: Source) -> bytes:
             "the source did not compile for the emulator",
             where=source.title,
             wanted=f"C++20 with the CUDA functions of {INCLUDE}",
-            got=errors_of(source.text, log)[:4000],
+            got=errors_of(source.text, log)[:4000] or f"exit code {done.returncode}",
             fix=advice(source.text, log),
             source=source.text,
         )

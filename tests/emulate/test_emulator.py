@@ -111,6 +111,18 @@ def test_kept_library_of_other_flags_is_not_loaded(tmp_path, monkeypatch):
     assert len(list(tmp_path.glob("*.so"))) == 2
 
 
+def test_kept_library_that_was_cut_off_is_built_again(tmp_path):
+    path = tmp_path / "set_all.cuh"
+    path.write_text(SET_ALL.replace("VALUE", "4"))
+    Emulator(set_all_graph(1, source=path), folder=tmp_path)
+    [kept] = tmp_path.glob("*.so")
+    whole = kept.read_bytes()
+    kept.unlink()  # what is loaded stays as it is
+    kept.write_bytes(whole[: len(whole) // 2])
+    emulator = Emulator(set_all_graph(1, source=path), folder=tmp_path)
+    assert int(emulator.run([{}], {"n": 4})[0]["y"][0]) == 4
+
+
 def test_threads_run_one_after_another(folder):
     graph = one_task(1, body="math_functions", dtype="float32", lane="tensor")
     emulators = [Emulator(graph, folder=folder) for _ in range(2)]  # of one library
