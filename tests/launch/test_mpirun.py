@@ -221,6 +221,19 @@ def test_job_ended_by_a_signal_leaves_no_files(number, short_folder):
     assert not list(short_folder.glob("ranks-*"))
 
 
+def test_job_whose_output_is_not_read_is_ended():
+    program = "import time\nwhile True: print('line'); time.sleep(0.01)"
+    command = [sys.executable, str(MPIRUN), "-n", "2", sys.executable, "-c", program]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as launcher:
+        assert launcher.stdout is not None and launcher.stderr is not None
+        assert launcher.stdout.readline().endswith("line\n")
+        launcher.stdout.close()
+        assert not launcher.stderr.read()
+    assert launcher.returncode == 128 + signal.SIGPIPE
+
+
 def test_long_folder_for_temporary_files_is_no_obstacle(monkeypatch, tmp_path):
     folder = tmp_path / ("x" * 100)
     folder.mkdir()
