@@ -41,23 +41,36 @@ def sum_expert_ranks(routing: Routing) -> DeviceFunction:
     """partials [world, tokens, columns] -> y [tokens, columns], as `sum_ranks`. Where
     experts are split over ranks, it also reads ids [tokens, top_k] (int32), and adds
     for each token only the partials of ranks that have experts of its choice."""
-    if not routing.split:
-        return sum_ranks(routing.dtype)
+    return _split_sum(routing) if routing.split else sum_ranks(routing.dtype)
 
-    def body(partials: Any, ids: Any, y: Any) -> None:
-        total = np.zeros(y.shape, np.float32)
+
+def sum_host_experts(routing: Routing, parts: int) -> DeviceFunction:
+    """As `sum_expert_ranks` of split experts, over `parts` ranks or hosts with
+    `routing.experts` experts each; it also reads lower, whose length is the number of
+    experts before theirs. Rows of y are not written for tokens that chose none."""
+    return _split_sum(routing, parts)
+
+
+def _split_sum(routing: Routing, parts: int | None = None) -> DeviceFunction:
+    def body(partials: Any, ids: Any, *others: Any) -> None:
+        (*lower, y), total = others, np.zeros(others[-1].shape, np.float32)
+        own = (ids - sum(map(len, lower))) // routing.experts
         for rank, partial in enumerate(partials):
-            here = (ids // routing.experts == rank).any(axis=1)
+            here = (own == rank).any(axis=1)
             total[here] += partial[here].astype(np.float32)
-        y[...] = total.astype(y.dtype)
+        some = ((own >= 0) & (own < len(partials))).any(axis=1)
+        y[some] = total[some].astype(y.dtype)
 
+    reads, constants = (2, {}) if parts is None else (3, {"kParts": parts})
     tile = {
-        0: _partials(routing.element),
+        0: _partials(routing.element, parts),
         1: Operand(("rows", routing.top_k), "int32"),
-        2: Operand(("rows", "columns"), routing.element),
+        reads: Operand(("rows", "columns"), routing.element, leading=parts is not None),
     }
-    return routing.function("sum_ranks", TRANSFER, 2, 1, body, tile=tile)
+    return routing.function(
+        "sum_ranks", TRANSFER, reads, 1, body, tile=tile, constants=constants
+    )
 
 
-def _partials(dtype: str) -> Operand:
-    return Operand(("world", "rows", vector_columns(dtype)), dtype)
+def _partials(dtype: str, parts: int | None = None) -> Operand:
+    return Operand((parts or "world", "rows", vector_columns(dtype)), dtype)

@@ -1,5 +1,6 @@
 // Sums partial results of tokens over ranks: fp32, rank order. kSplit: only ranks that have experts
-// of a token's choice have a partial result.
+// of a token's choice have a partial result. kParts: over that many ranks or hosts, whose experts
+// begin after those of operand 2.
 #pragma once
 #include "worker/task.cuh"
 
@@ -7,14 +8,18 @@ namespace etc {
 
 template <class Task>
 struct sum_ranks {
-  static constexpr int kWorld = Task::kWorld;
+  static constexpr bool kSome = requires { Task::kParts; };
+  static constexpr int kCount = [] {
+    if constexpr (kSome) return Task::kParts;
+    return Task::kWorld;
+  }();
   // NOTE: about eight loads are in flight, as in push_rows: kUnroll x 256 columns of each of
   // kTogether tokens.
-  static constexpr int kUnroll = kWorld > 4 ? 1 : 2, kTogether = kWorld > 2 ? 1 : 2;
+  static constexpr int kUnroll = kCount > 4 ? 1 : 2, kTogether = kCount > 2 ? 1 : 2;
   static_assert(Task::threads == 32);
 
   ETC_DEVICE static void run(const Task& task) {
-    const auto y = task.template operand<Task::kReads>();
+    const auto y = last_axes<2>(task.template operand<Task::kReads>());
     const i32 tokens = y.size[0];
 #pragma unroll 1
     for (i32 first = 0; first < tokens; first += 32) {
@@ -41,7 +46,14 @@ struct sum_ranks {
       u32 ranks = 0;
 #pragma unroll
       for (int k = 0; k < Task::kTopK; ++k) {
-        ranks |= 1u << ptx::load4_l2(u64(ids.at(token, k))) / u32(Task::kExperts);
+        const u32 id = ptx::load4_l2(u64(ids.at(token, k)));
+        if constexpr (kSome) {
+          // NOTE: an expert before theirs is a large number.
+          const u32 own = (id - u32(task.template operand<2>().size[0])) / u32(Task::kExperts);
+          if (own < kCount) ranks |= 1u << own;
+        } else {
+          ranks |= 1u << id / u32(Task::kExperts);
+        }
       }
       return ranks;
     }
@@ -51,16 +63,16 @@ struct sum_ranks {
   // Sums kTogether tokens from `token` on; `own`: the ranks of each, 0 after the last token.
   ETC_DEVICE static void add_up(const Task& task, i32 token, const u32 (&own)[kTogether]) {
     const auto partials = task.template operand<0>();
-    const auto y = task.template operand<Task::kReads>();
+    const auto y = last_axes<2>(task.template operand<Task::kReads>());
     const u64 stride = u64(partials.stride[0]) * sizeof(*partials.base);
     const u32 bytes = u32(y.size[1]) * sizeof(*y.base);
 #pragma unroll 1
     for (u32 begin = task.thread * 16; begin < bytes; begin += kUnroll * 512) {
-      uint4 part[kTogether][kUnroll][kWorld];
+      uint4 part[kTogether][kUnroll][kCount];
 #pragma unroll
       for (int t = 0; t < kTogether; ++t) {
 #pragma unroll
-        for (int r = 0; r < kWorld; ++r) {
+        for (int r = 0; r < kCount; ++r) {
           const u64 from = u64(partials.at(0, token + t)) + r * stride + begin;
 #pragma unroll
           for (int u = 0; u < kUnroll; ++u) {
@@ -81,10 +93,10 @@ struct sum_ranks {
     }
   }
 
-  ETC_DEVICE static uint4 sum(const uint4 (&part)[kWorld]) {
+  ETC_DEVICE static uint4 sum(const uint4 (&part)[kCount]) {
     Sum8<Task::kIsHalf> total;
 #pragma unroll
-    for (int r = 0; r < kWorld; ++r) total.add(part[r]);
+    for (int r = 0; r < kCount; ++r) total.add(part[r]);
     return total.rounded();
   }
 };

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from etc_dist.functions.routing import Routing
-from etc_dist.functions.sum_ranks import sum_expert_ranks
+from etc_dist.functions.sum_ranks import sum_expert_ranks, sum_host_experts
 
 OWN = Routing(2, 2, True, "float32", split=True)  # experts 4 and 5 of four ranks
 IDS = np.array([[7, 4], [0, 1], [5, 3]], np.int32)
@@ -24,3 +24,10 @@ def test_only_partial_sums_of_chosen_ranks_are_added():
     y = np.full((3, 1), np.nan)
     sum_expert_ranks(OWN).body(partials, IDS, y)
     assert y[:, 0].tolist() == [3, 4, 24]
+
+
+def test_only_partial_sums_of_the_host_are_added():
+    y, lower = np.full((3, 1), 7.0), np.empty(4)  # of the second of two hosts
+    partials = np.array([[1, 2, 4], [8, 16, 32]])[:, :, None]
+    sum_host_experts(OWN, 2).body(partials, IDS, lower, y)
+    assert y[:, 0].tolist() == [9, 7, 4]
