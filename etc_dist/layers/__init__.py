@@ -6,6 +6,7 @@ mlp_steps.py         shared by these graphs
 moe.py               MoE
 moe_graph.py         its graph on one rank and on many
 moe_few_tokens.py    its graph for decoding
+moe_hosts.py         its exchange over several hosts
 moe_steps.py         shared by these graphs
 sparse_block.py      weights of a Hugging Face block
 plain.py             whether a part of a model computes what its class says

@@ -213,7 +213,11 @@ def _candidates(
     routing: Mapping[str, Any], parallel: str, few_tokens: int, sizes: Mapping[str, Any]
 ) -> list[Candidate]:
     """The programs for up to `few_tokens`, and for more."""
-    rest = Candidate(moe_graph, {**routing, "parallel": parallel, **sizes})
+    rest = Candidate(
+        moe_graph,
+        {**routing, "parallel": parallel, **sizes},
+        over_hosts=parallel == "expert",
+    )
     if few_tokens <= 0:
         return [rest]
     few = Candidate(

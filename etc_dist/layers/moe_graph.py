@@ -24,6 +24,11 @@ from etc_dist.ir import (
     span,
     tile,
 )
+from etc_dist.layers.moe_hosts import (
+    Exchange,
+    exchange_over_hosts,
+    send_back_over_hosts,
+)
 from etc_dist.layers.moe_steps import (
     SCORE_TASKS,
     Choices,
@@ -257,26 +262,6 @@ def _expert_parallel(g: Graph, routing: Routing, sizes: Sizes) -> None:
     )
     all_x = g.symmetric("all_x", (world * padded, hidden), routing.dtype)
     shared = g.events("shared", (1,), expects=world * blocks, cross_rank=True)
-    # The peer that needs a slot first gets it first; this rank's own is the last.
-    p, b = grid = g.grid(p=world, b=blocks)
-    slot = (p + 1) % world
-    to = (g.rank + (world - 1) - p) % world
-    of_block = span(b * block, minimum(block, tokens - b * block))
-    target = span(slot * padded + b * block, minimum(block, tokens - b * block))
-    g.call(
-        share_choices(own),
-        grid,
-        reads=[
-            choices.chosen[span(to * own.experts, own.experts), b],
-            *(t[of_block, :] for t in (choices.ids, choices.weights)),
-        ],
-        writes=[
-            all_choices.chosen.on(to)[:, slot * blocks + b],
-            *(t.on(to)[target, :] for t in (all_choices.ids, all_choices.weights)),
-        ],
-        waits=[routed[b]],
-        notifies=[shared.on(to)[0]],
-    )
     most = minimum(block, tokens)
     share = maximum(1, ceildiv(world * tokens, sizes.push_tasks))
     pushes = g.let("pushes", ceildiv(most, share))
@@ -284,39 +269,94 @@ def _expert_parallel(g: Graph, routing: Routing, sizes: Sizes) -> None:
     arrived = g.events(
         "arrived", (1,), expects=world * blocks * pushes, cross_rank=True
     )
-
-    def in_turn(t: Expr) -> tuple[Expr, Expr, Expr]:
-        # Local copies use no link, so they run between the others.
-        p, task = last_between(t, world, blocks * pushes)
-        return p, task // pushes, task % pushes
-
-    p, b, i = grid = g.grid(p=world, b=blocks, i=pushes)
-    slot = (p + 1) % world
-    to = (g.rank + (world - 1) - p) % world
-    first = b * block + i * size
-    left = minimum(minimum(size, block - i * size), tokens - first)
-    g.call(
-        push_tokens(own),
-        grid,
-        reads=[
-            *(t[span(first, left), :] for t in (x, choices.ids)),
-            choices.chosen[span(0, to * own.experts), b],
-        ],
-        writes=[all_x.on(to)[span(slot * padded + first, left), :]],
-        waits=[routed[b]],
-        notifies=[arrived.on(to)[0]],
-        order=in_turn,
+    exchange = Exchange(
+        own,
+        tokens,
+        blocks,
+        padded,
+        x,
+        choices,
+        routed,
+        all_x,
+        all_choices,
+        shared,
+        arrived,
+        pushes,
+        size,
     )
+    over_hosts = g.local_size < world
+    (exchange_over_hosts if over_hosts else _exchange)(g, exchange)
 
     rows = world * tokens * min(top_k, own.experts)
     tiles = add_tiles(g, own, all_choices.chosen, rows, [shared[0]])
     outputs = add_projections(g, own, sizes, all_x, tiles, gate_up, down, [arrived[0]])
     lower = choices.chosen[span(0, g.rank * own.experts), 0]
     place, located = add_places(g, own, all_choices, tiles, tokens, [lower])
+    if over_hosts:
+        size = _part_tokens(g, sizes, world * tokens)
+        send_back_over_hosts(g, exchange, place, located, outputs, y, size)
+        return
     sent = Sent(
         place, all_choices.weights, world * tokens, lambda p: (p + 1) % world * padded
     )
     _send_back(g, own, sizes, sent, outputs, located, y, choices.ids)
+
+
+def _exchange(g: Graph, to: Exchange) -> None:
+    """Add the exchange of tokens and choices between the ranks of one host."""
+    world, own, block = g.world_size, to.routing, to.routing.block
+    tokens, blocks, padded, size = to.tokens, to.blocks, to.padded, to.size
+    lists = to.choices.ids, to.choices.weights
+    all_lists = to.all_choices.ids, to.all_choices.weights
+    # The peer that needs a slot first gets it first; this rank's own is the last.
+    p, b = grid = g.grid(p=world, b=blocks)
+    slot = (p + 1) % world
+    at = (g.rank + (world - 1) - p) % world
+    of_block = span(b * block, minimum(block, tokens - b * block))
+    target = span(slot * padded + b * block, minimum(block, tokens - b * block))
+    g.call(
+        share_choices(own),
+        grid,
+        reads=[
+            to.choices.chosen[span(at * own.experts, own.experts), b],
+            *(t[of_block, :] for t in lists),
+        ],
+        writes=[
+            to.all_choices.chosen.on(at)[:, slot * blocks + b],
+            *(t.on(at)[target, :] for t in all_lists),
+        ],
+        waits=[to.routed[b]],
+        notifies=[to.shared.on(at)[0]],
+    )
+
+    def in_turn(t: Expr) -> tuple[Expr, Expr, Expr]:
+        # Local copies use no link, so they run between the others.
+        p, task = last_between(t, world, blocks * to.pushes)
+        return p, task // to.pushes, task % to.pushes
+
+    p, b, i = grid = g.grid(p=world, b=blocks, i=to.pushes)
+    slot = (p + 1) % world
+    at = (g.rank + (world - 1) - p) % world
+    first = b * block + i * size
+    left = minimum(minimum(size, block - i * size), tokens - first)
+    g.call(
+        push_tokens(own),
+        grid,
+        reads=[
+            *(t[span(first, left), :] for t in (to.x, to.choices.ids)),
+            to.choices.chosen[span(0, at * own.experts), b],
+        ],
+        writes=[to.all_x.on(at)[span(slot * padded + first, left), :]],
+        waits=[to.routed[b]],
+        notifies=[to.arrived.on(at)[0]],
+        order=in_turn,
+    )
+
+
+def _part_tokens(g: Graph, sizes: Sizes, total: Expr) -> Expr:
+    """The tokens of a task that sends sums, of `total` tokens."""
+    most = minimum(sizes.part_tokens, total // PART_TASKS)
+    return g.let("part", maximum(1, most))
 
 
 @dataclass(frozen=True)
@@ -344,9 +384,7 @@ def _send_back(
     over ranks: y [tokens, hidden]. ids: of this rank's tokens, if the experts are split
     over the ranks."""
     world, (tokens, hidden) = g.world_size, y.shape
-    size = g.let(
-        "part", maximum(1, minimum(sizes.part_tokens, sent.tokens // PART_TASKS))
-    )
+    size = _part_tokens(g, sizes, sent.tokens)
     groups = g.let("groups", ceildiv(tokens, size))
     partials = g.symmetric("partials", (world, tokens, hidden), y.dtype)
     returned = g.events(

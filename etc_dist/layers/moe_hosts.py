@@ -1,0 +1,354 @@
+"""The exchange of an expert-parallel mixture of experts over several hosts: a token
+goes once to each host, and one sum comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from etc_dist.functions.combine_rows import combine_rows
+from etc_dist.functions.push_far import push_far
+from etc_dist.functions.push_rows import push_rows
+from etc_dist.functions.push_tokens import push_tokens
+from etc_dist.functions.routing import Routing
+from etc_dist.functions.share_choices import share_choices
+from etc_dist.functions.sum_ranks import sum_host_experts
+from etc_dist.ir import (
+    EventRef,
+    EventTensor,
+    Expr,
+    Graph,
+    Region,
+    Tensor,
+    ceildiv,
+    minimum,
+    span,
+    tile,
+)
+from etc_dist.ir.call import Grid
+from etc_dist.ir.tensor import Tile
+from etc_dist.layers.moe_steps import Choices, ExpertOutputs
+from etc_dist.ops.host_sums import host_after, near_rank
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """The tokens of all ranks on each rank, as an expert-parallel mixture needs them.
+
+    A rank has `tokens`, `padded` to whole blocks; x, choices: its own. all_x,
+    all_choices: those of all ranks; slot p of a rank belongs to rank + p. shared,
+    arrived: the events of choices and of tokens. A block of tokens is pushed in
+    `pushes` parts of `size`."""
+
+    routing: Routing
+    tokens: Expr
+    blocks: Expr
+    padded: Expr
+    x: Tensor
+    choices: Choices
+    routed: EventTensor
+    all_x: Tensor
+    all_choices: Choices
+    shared: EventTensor
+    arrived: EventTensor
+    pushes: Expr
+    size: Expr
+
+    def rows(self, b: Expr, first: Expr | int = 0) -> Tile:
+        """The tokens of block b, behind `first` others."""
+        block = self.routing.block
+        return span(first + b * block, minimum(block, self.tokens - b * block))
+
+    def part(self, b: Expr, i: Expr, first: Expr | int = 0) -> Tile:
+        """Part i of the tokens of block b, behind `first` others."""
+        block, start = self.routing.block, i * self.size
+        left = minimum(
+            minimum(self.size, block - start), self.tokens - b * block - start
+        )
+        return span(first + b * block + start, left)
+
+    def slot(self, g: Graph, owner: Expr, at: Expr) -> Expr:
+        """The slot of a rank's tokens on the rank `at`."""
+        return (owner + g.world_size - at) % g.world_size
+
+    def lower(self, rank: Expr | int, b: Expr | int = 0) -> Region:
+        """A region of block b whose length is the number of experts of the ranks
+        before."""
+        return self.choices.chosen[span(0, rank * self.routing.experts), b]
+
+
+def exchange_over_hosts(g: Graph, to: Exchange) -> None:
+    """Add the exchange of tokens and choices. A rank sends all its tokens to its
+    partner on each other host, which passes each on to the near ranks that have experts
+    of its choice.
+
+    NOTE: so messages do not depend on data. With many choices nearly every token needs
+    every host."""
+    world, near, experts = g.world_size, g.local_size, to.routing.experts
+    choices, local = to.choices, g.rank % near
+    came_x, came, known, here = _send_to_hosts(g, to)
+
+    p, b = grid = g.grid(p=near, b=to.blocks)
+    at = near_rank(g, (g.rank + (near - 1) - p) % near)
+    words = choices.chosen[span(at * experts, experts), b]
+    rows = to.rows(b)
+    lists = words, choices.ids[rows, :], choices.weights[rows, :]
+    _share(g, to, "share_choices", grid, lists, (g.rank, at, b), [to.routed[b]])
+    p, b, i = grid = g.grid(p=near, b=to.blocks, i=to.pushes)
+    part = to.part(b, i)
+    tokens = to.x[part, :], choices.ids[part, :]
+    _push(g, to, "push_tokens", grid, tokens, (g.rank, at, b, i), [to.routed[b]])
+
+    s, b, p = grid = g.grid(s=world // near - 1, b=to.blocks, p=near)
+    source = (g.rank + world - (s + 1) * near) % world
+    target = (local + p) % near
+    at = near_rank(g, target)
+    words = came.chosen[
+        span(((s * to.blocks + b) * near + target) * experts, experts), 0
+    ]
+    rows = to.rows(b, s * to.padded)
+    lists = words, came.ids[rows, :], came.weights[rows, :]
+    _share(g, to, "pass_on_choices", grid, lists, (source, at, b), [known[s, b]])
+    s, b, p, i = grid = g.grid(s=world // near - 1, b=to.blocks, p=near, i=to.pushes)
+    part = to.part(b, i, s * to.padded)
+    tokens = came_x[part, :], came.ids[part, :]
+    waits = [to.routed[b], known[s, b], here[s, b]]
+    _push(g, to, "pass_on_tokens", grid, tokens, (source, at, b, i), waits)
+
+
+def _send_to_hosts(
+    g: Graph, to: Exchange
+) -> tuple[Tensor, Choices, EventTensor, EventTensor]:
+    """Send all tokens and choices to the partners. Returns those of the partners, and
+    the events of each block of choices and of tokens."""
+    world, near, routing = g.world_size, g.local_size, to.routing
+    steps, blocks, padded = world // near - 1, to.blocks, to.padded
+    experts, words = routing.experts * world, routing.experts * near
+    # Transfers between hosts read symmetric memory.
+    sent = _choices(g, "sent", to, padded, blocks * experts)
+    came = _choices(g, "came", to, steps * padded, steps * blocks * words)
+    shape, dtype = to.x.shape[1:], to.x.dtype
+    sent_x = g.symmetric("sent_x", (padded, *shape), dtype)
+    came_x = g.symmetric("came_x", (steps * padded, *shape), dtype)
+    staged = g.events("staged_choices", (blocks,), expects=1)
+    staged_x = g.events("staged_tokens", (blocks,), expects=1)
+    of_hosts = (steps, blocks)
+    known = g.events("known", of_hosts, expects=3, cross_rank=True)
+    here = g.events("here", of_hosts, expects=1, cross_rank=True)
+
+    (b,) = grid = g.grid(b=blocks)
+    rows = to.rows(b)
+    g.call(
+        push_rows(),
+        grid,
+        name="stage_tokens",
+        reads=[to.x[rows, :]],
+        writes=[sent_x[rows, :]],
+        notifies=[staged_x[b]],
+    )
+    lists = to.choices.ids[rows, :], to.choices.weights[rows, :]
+    g.call(
+        share_choices(replace(routing, experts=experts)),
+        grid,
+        name="stage_choices",
+        reads=[to.choices.chosen[:, b], *lists],
+        writes=[
+            sent.chosen[tile(b, experts), 0],
+            sent.ids[rows, :],
+            sent.weights[rows, :],
+        ],
+        waits=[to.routed[b]],
+        notifies=[staged[b]],
+    )
+    s, b = grid = g.grid(s=steps, b=blocks)
+    partner = (g.rank + (s + 1) * near) % world
+    rows, place = to.rows(b), to.rows(b, s * padded)
+    of_host = span(b * experts + host_after(g, s) * words, words)
+    for name, source, target, regions, ready, event in (
+        ("tokens", sent_x, came_x, (rows, place), staged_x, here),
+        (
+            "chosen",
+            sent.chosen,
+            came.chosen,
+            (of_host, tile(s * blocks + b, words)),
+            staged,
+            known,
+        ),
+        ("ids", sent.ids, came.ids, (rows, place), staged, known),
+        ("weights", sent.weights, came.weights, (rows, place), staged, known),
+    ):
+        g.call(
+            push_far(),
+            grid,
+            name=f"send_{name}",
+            reads=[source[regions[0], :]],
+            writes=[target.on(partner)[regions[1], :]],
+            waits=[ready[b]],
+            notifies=[event.on(partner)[s, b]],
+        )
+    return came_x, came, known, here
+
+
+def _choices(g: Graph, name: str, to: Exchange, tokens: Expr, words: Expr) -> Choices:
+    """Symmetric tensors for choices, with the words of `chosen` one after the other."""
+    top_k = to.routing.top_k
+    return Choices(
+        g.symmetric(f"{name}_ids", (tokens, top_k), "int32"),
+        g.symmetric(f"{name}_weights", (tokens, top_k), "float32"),
+        g.symmetric(f"{name}_chosen", (words, 1), "int32"),
+    )
+
+
+def _share(
+    g: Graph,
+    to: Exchange,
+    name: str,
+    grid: Grid,
+    lists: Sequence[Region],
+    place: tuple[Expr, Expr, Expr],
+    waits: Sequence[EventRef],
+) -> None:
+    """Copy choices into the slot of rank `owner` on the near rank `at`, block b."""
+    owner, at, b = place
+    slot = to.slot(g, owner, at)
+    rows, every = to.rows(b, slot * to.padded), to.all_choices
+    g.call(
+        share_choices(to.routing),
+        grid,
+        name=name,
+        reads=lists,
+        writes=[
+            every.chosen.on(at)[:, slot * to.blocks + b],
+            every.ids.on(at)[rows, :],
+            every.weights.on(at)[rows, :],
+        ],
+        waits=waits,
+        notifies=[to.shared.on(at)[0]],
+    )
+
+
+def _push(
+    g: Graph,
+    to: Exchange,
+    name: str,
+    grid: Grid,
+    tokens: Sequence[Region],
+    place: tuple[Expr, Expr, Expr, Expr],
+    waits: Sequence[EventRef],
+) -> None:
+    """Copy tokens into the slot of rank `owner` on the near rank `at`, part i of block
+    b."""
+    owner, at, b, i = place
+    part = to.part(b, i, to.slot(g, owner, at) * to.padded)
+    g.call(
+        push_tokens(to.routing),
+        grid,
+        name=name,
+        reads=[*tokens, to.lower(at, b)],
+        writes=[to.all_x.on(at)[part, :]],
+        waits=waits,
+        notifies=[to.arrived.on(at)[0]],
+    )
+
+
+def send_back_over_hosts(
+    g: Graph,
+    to: Exchange,
+    place: Tensor,
+    located: EventRef,
+    outputs: ExpertOutputs,
+    y: Tensor,
+    size: Expr,
+) -> None:
+    """Add the partial sums of all ranks' tokens, `size` at once, in three steps: each
+    is sent to the near rank with the local rank of the token's owner, which adds those
+    of its host; these go to the owner, which adds the hosts': y [tokens, hidden]."""
+    world, near, routing = g.world_size, g.local_size, to.routing
+    hosts, passes, (tokens, hidden) = world // near, outputs.passes, y.shape
+    own = g.rank // near
+    groups = g.let("groups", ceildiv(tokens, size))
+    partials = g.symmetric("partials", (world, tokens, hidden), y.dtype)
+    staged = g.symmetric("staged_sums", (hosts - 1, tokens, hidden), y.dtype)
+    sums = g.symmetric("sums", (hosts, tokens, hidden), y.dtype)
+    returned = g.events(
+        "returned", (passes, hosts, groups), expects=near, cross_rank=True
+    )
+    summed = g.events("summed", (hosts - 1, groups), expects=passes)
+    complete = g.events(
+        "complete", (groups,), expects=hosts - 1 + passes, cross_rank=True
+    )
+
+    def rows(q: Expr, first: Expr | int = 0) -> Tile:
+        return span(first + q * size, minimum(size, tokens - q * size))
+
+    def columns(v: Expr) -> Tile:
+        return tile(v, outputs.pass_columns)
+
+    def of_owner(s: Expr | int, local: Expr, q: Expr) -> Tile:
+        """Tokens of the rank with this local rank on host `host_after(s)`."""
+        owner = host_after(g, s) * near + local
+        return rows(q, to.slot(g, owner, g.rank) * to.padded)
+
+    v, s, p, q = grid = g.grid(v=passes, s=hosts, p=near, q=groups)
+    local = (g.rank + 1 + p) % near
+    of_tokens, at = of_owner(s, local, q), near_rank(g, local)
+    g.call(
+        combine_rows(routing),
+        grid,
+        reads=[
+            place[of_tokens, :],
+            to.all_choices.weights[of_tokens, :],
+            outputs.rows[:, columns(v)],
+        ],
+        writes=[partials.on(at)[s * near + g.rank % near, rows(q), columns(v)]],
+        waits=[outputs.produced[v], located],
+        notifies=[returned.on(at)[v, s, q]],
+    )
+
+    def sum_near(
+        name: str, grid: Grid, s: Expr | int, target: Region, event: EventRef
+    ) -> None:
+        *_, v, q = grid
+        g.call(
+            sum_host_experts(routing, near),
+            grid,
+            name=name,
+            reads=[
+                partials[span(s * near, near), rows(q), columns(v)],
+                to.all_choices.ids[of_owner(s, g.rank % near, q), :],
+                to.lower(own * near),
+            ],
+            writes=[target],
+            waits=[returned[v, s, q]],
+            notifies=[event],
+        )
+
+    s, v, q = grid = g.grid(s=hosts - 1, v=passes, q=groups)
+    target = staged[s, rows(q), columns(v)]
+    sum_near("sum_near", grid, s, target, summed[s, q])
+    s, q = grid = g.grid(s=hosts - 1, q=groups)
+    owner = host_after(g, s) * near + g.rank % near
+    g.call(
+        push_far(),
+        grid,
+        name="send_sums",
+        reads=[staged[s, rows(q), :]],
+        writes=[sums.on(owner)[own, rows(q), :]],
+        waits=[summed[s, q]],
+        notifies=[complete.on(owner)[q]],
+    )
+    v, q = grid = g.grid(v=passes, q=groups)
+    target = sums[own, rows(q), columns(v)]
+    sum_near("sum_own", grid, hosts - 1, target, complete[q])
+    g.call(
+        sum_host_experts(replace(routing, experts=near * routing.experts), hosts),
+        grid,
+        name="sum_hosts",
+        reads=[
+            sums[:, rows(q), columns(v)],
+            to.choices.ids[rows(q), :],
+            to.lower(0),
+        ],
+        writes=[y[rows(q), columns(v)]],
+        waits=[complete[q]],
+    )

@@ -1,0 +1,104 @@
+"""The expert-parallel mixture of experts over several hosts: a token goes once to each
+host, and one sum comes back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from etc_dist.emulate import Emulator
+from etc_dist.layers.moe_graph import moe_graph
+from etc_dist.runtime.cpu import simulate
+from etc_dist.schedule import SCHEDULES
+from etc_dist.verify.verify import verify
+from tests.emulate.cases import named
+from tests.layers.reference import (
+    Answer,
+    draw,
+    draw_experts,
+    moe_reference,
+    own_experts,
+)
+from tests.world.jobs import run_on_hosts
+
+exhaustive = pytest.mark.exhaustive
+SMALL = {
+    **dict.fromkeys(("block", "tile_rows", "up_columns", "tile_columns"), 8),
+    **dict.fromkeys(("part_tokens", "push_tasks", "score_tasks"), 4),
+    "group_tokens": 2,
+    "combined": 8,
+}
+"""Sizes with several blocks, tiles and parts of few tokens."""
+
+
+def example(
+    world: int, experts: int, top_k: int, tokens: int, hidden: int, inner: int
+) -> tuple[list[dict[str, Any]], list[Answer], dict[str, int]]:
+    rng = np.random.default_rng(world)
+    weights = draw_experts(rng, experts, hidden, inner)
+    xs = [draw(rng, (tokens, hidden), "bfloat16") for _ in range(world)]
+    inputs = [
+        {"x": x, **named(own_experts(weights, "expert", rank, world))}
+        for rank, x in enumerate(xs)
+    ]
+    dims = {"tokens": tokens, "hidden": hidden, "inner": inner}
+    return inputs, [moe_reference(x, weights, top_k) for x in xs], dims
+
+
+@pytest.mark.parametrize(
+    ("world", "local_size", "tokens", "schedule"),
+    [
+        (4, 2, 5, "static"),
+        *(
+            pytest.param(*case, marks=exhaustive)
+            for case in [(2, 1, 19, "dynamic"), (4, 1, 19, "static")]
+        ),
+    ],
+)
+def test_the_graph_is_proved_and_right(world, local_size, tokens, schedule):
+    options = {"experts": 16, "top_k": 3, "parallel": "expert", **SMALL}
+    plan = SCHEDULES[schedule](moe_graph(world, local_size=local_size, **options))
+    inputs, answers, dims = example(world, 16, 3, tokens, 24, 16)
+    verify(plan, dims, 4)
+    found = simulate(plan, inputs, dims, epochs=2, seed=1).outputs
+    for answer, one in zip(answers, found, strict=True):
+        answer.check(one["y"])
+
+
+@exhaustive
+@pytest.mark.parametrize(
+    ("world", "local_size", "experts", "top_k", "tokens"),
+    [(2, 1, 8, 2, 20), (4, 2, 16, 4, 40)],
+)
+def test_kernels(world, local_size, experts, top_k, tokens, folder):
+    """With all ranks on one host, whose memory they map."""
+    options = {"experts": experts, "top_k": top_k, "parallel": "expert"}
+    graph = moe_graph(world, local_size=local_size, **options)
+    inputs, answers, dims = example(world, experts, top_k, tokens, 136, 64)
+    found = Emulator(graph, folder=folder).run(inputs, dims, seed=1, runs=2)
+    for answer, one in zip(answers, found, strict=True):
+        answer.check(one["y"])
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=exhaustive)])
+def test_the_layer_runs_over_two_hosts(ranks):
+    source = """
+import etc_dist
+from tests.layers.test_moe_hosts import example
+
+world = etc_dist.start()
+inputs, answers, _ = example(world.size, 8, 2, 20, 64, 32)
+own, answer = inputs[world.rank], answers[world.rank]
+weights = own["router"], own["gate_up"], own["down"]
+with etc_dist.MoE(*weights, top_k=2, parallel="expert") as moe:
+    y = moe(own["x"]).copy()
+    assert all((moe(own["x"]) == y).all() for _ in range(3))
+answer.check(y)
+print("right on", world.hosts.count, "hosts", flush=True)
+world.close()
+"""
+    code, output = run_on_hosts(source, ranks)
+    assert code == 0, output
+    assert output.count("right on 2 hosts") == ranks
