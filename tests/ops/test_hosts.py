@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import etc_dist
 from etc_dist.emulate import Emulator
 from etc_dist.ir import GraphFunction
 from etc_dist.ir.tensor import numpy_dtype
@@ -15,6 +16,7 @@ from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import SCHEDULES
 from etc_dist.verify.verify import verify
+from tests.functions.compiled import check_compiled
 from tests.ops.arrays import Host
 from tests.world.jobs import run_on_hosts
 
@@ -100,6 +102,33 @@ def test_kernels_of_graphs_over_hosts(name, dtype, local_size, folder):
     found = Emulator(graph, folder=folder).run(inputs, dims, seed=1, runs=2)
     for one, y in zip(found, expected, strict=True):
         np.testing.assert_array_equal(one["y"].astype(np.float32), y)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "matmul_reduce_scatter",
+        "all_gather_matmul",
+        pytest.param("float_partials", marks=exhaustive),
+    ],
+)
+def test_a_graph_for_hosts_of_one_rank_runs_on_one_host(name, world, arrays):
+    graph = GRAPHS[name][0](world.size, local_size=1)
+    inputs, expected = example(graph, 264, 520, 72)
+    with etc_dist.compile(graph, world) as program:
+        given = {key: arrays.put(array) for key, array in inputs[world.rank].items()}
+        y = arrays.poisoned(expected[world.rank].shape, "bfloat16")
+        for _ in range(3):
+            program.run(**given, y=y)
+        program.synchronize()
+        np.testing.assert_array_equal(arrays.get(y), expected[world.rank])
+
+
+@exhaustive
+@pytest.mark.parametrize("name", GRAPHS)
+def test_kernels_compile_without_spills(name):
+    check_compiled(GRAPHS[name][0](8, local_size=4))
 
 
 @pytest.mark.parametrize("ranks", [4, pytest.param(2, marks=exhaustive)])
