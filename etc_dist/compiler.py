@@ -126,7 +126,8 @@ def _check(graph: GraphFunction, world: World, schedule: Any, trace: Any) -> Non
             where=f"compile({graph.name})",
             wanted=f"{graph.local_size} ranks on each host, as it was made for",
             got=f"{world.hosts.count} hosts of {world.local_size} ranks",
-            fix="start all ranks on one host; build a graph of your own with "
+            fix="start all ranks on one host, or call what runs on several "
+            "(docs/hosts.md); build a graph of your own with "
             "local_size=world.local_size, and send to other hosts by push_far",
         )
 
