@@ -21,7 +21,7 @@ from benchmarks.decode_step import MODELS, PAGE_SIZE
 from benchmarks.device import driver_version
 from etc_dist.codegen import Source, generate
 from etc_dist.ir import GraphFunction
-from etc_dist.models.decoder import decoder_graph
+from etc_dist.models.decoder import decoder_for
 from etc_dist.models.rows import MOST_STOPS
 from etc_dist.models.step_policy import StepPolicy
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
@@ -78,8 +78,7 @@ def measure(
 
 
 def decoder(schedule: str = "static") -> GraphFunction:
-    sizes, early = MODELS[MODEL].sizes(PAGE_SIZE), schedule == "static"
-    return decoder_graph(1, sizes=sizes, early=early)
+    return decoder_for(schedule, 1, MODELS[MODEL].sizes(PAGE_SIZE))
 
 
 def proof(rows: int, steps: int) -> records.ProofRecord:

@@ -15,11 +15,11 @@ from benchmarks.device import DTYPES, Call, Device, Gpu, seed_of
 from benchmarks.workload import DTYPE, SMALL
 from etc_dist import Program, compile
 from etc_dist.models.config import QWEN_MOE, ModelConfig
-from etc_dist.models.decoder import decoder_graph
+from etc_dist.models.decoder import decoder_for
 from etc_dist.models.experts import Mixture
 from etc_dist.models.part import SPLIT_AXES, Part, check_ranks
 from etc_dist.models.sampling import Sampling, row_sampling
-from etc_dist.models.step_policy import STEP_SHAPES, StepPolicy
+from etc_dist.models.step_policy import StepPolicy, shapes_of
 from etc_dist.models.weights import weight_shapes
 from etc_dist.ops.tuning import tuning_of
 
@@ -98,11 +98,11 @@ class Decoder:
         self.columns = self.part.span(config.vocabulary, own.vocabulary)
         sizes = own.sizes(PAGE_SIZE)
         self.matmuls = sizes.matmuls
-        early = schedule == "static"
-        graph = decoder_graph(world.size, sizes=sizes, early=early)
+        graph = decoder_for(schedule, world.size, sizes)
         self.program: Program = compile(graph, world, schedule=schedule)
         workers = self.program.workers if isinstance(device, Gpu) else None
-        self.policy = StepPolicy(own, workers, tuning=tuning_of(world))
+        shapes = shapes_of(schedule)
+        self.policy = StepPolicy(own, workers, shapes, tuning=tuning_of(world))
         pages = self._pages = -(-(context + steps - 1) // PAGE_SIZE)
         self._most = most
         drawn = self._draw_all(self.part, config.layers)
@@ -178,7 +178,7 @@ class Decoder:
 
     def policy_text(self, batch: int) -> str:
         dims = self.policy.dims(batch, self.context)
-        tiles = [f"{n} {STEP_SHAPES[dims[f'{n}_shape']]}" for n in self.matmuls]
+        tiles = [f"{n} {self.policy.shapes[dims[f'{n}_shape']]}" for n in self.matmuls]
         return "; ".join([*tiles, f"slices {dims['slices']}"])
 
     def _draw_all(self, part: Part, layers: int) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from etc_dist.ir import (
     EventTensor,
     Expr,
     Graph,
+    GraphFunction,
     Region,
     Tensor,
     ceildiv,
@@ -41,13 +42,20 @@ from etc_dist.ir.function import TENSOR
 from etc_dist.models.decoder_ranks import Places, best_of_ranks, buffers_of_sums
 from etc_dist.models.experts import EXPERT_MATMULS, MixtureCalls, Turn
 from etc_dist.models.sizes import DecoderSizes
-from etc_dist.models.step_policy import STEP_SHAPES
+from etc_dist.models.step_policy import STEP_SHAPES, shapes_of
 from etc_dist.ops.order import tile_grid
 
 BEST_COLUMNS = 1024
 """Logits of a row of which one task finds the largest; a multiple of 8."""
 MANY_ROWS = 32
 """From so many rows on, a task combines the slices of all heads of a row."""
+
+
+def decoder_for(schedule: str, ranks: int, sizes: DecoderSizes) -> GraphFunction:
+    """The graph of a model under a schedule. A dynamic one has more code for each call:
+    it has fewer tiles, and begins no task early."""
+    early = schedule == "static"
+    return decoder_graph(ranks, sizes=sizes, shapes=shapes_of(schedule), early=early)
 
 
 @graph_function
@@ -74,7 +82,7 @@ def decoder_graph(
     ranks get the same next_ids.
 
     early: tasks begin before their last wait, and have one more, for what they read
-    then. A dynamic schedule begins none early: it has less code without."""
+    then."""
     calls = _Calls(g, sizes, shapes, early)
     calls.check()
     with g.loop(step=calls.steps) as step:

@@ -12,10 +12,16 @@ from etc_dist.errors import expect_choice, expect_range
 from etc_dist.functions.append_kv import PAGE_SIZES
 from etc_dist.ir import GraphFunction
 from etc_dist.models.config import ModelConfig
-from etc_dist.models.decoder import decoder_graph
+from etc_dist.models.decoder import decoder_for
 from etc_dist.models.part import Part, check_ranks
 from etc_dist.models.rows import MOST_STOPS
-from etc_dist.models.step_policy import MOST_STEPS, ROWS, StepPolicy, step_counts
+from etc_dist.models.step_policy import (
+    MOST_STEPS,
+    ROWS,
+    StepPolicy,
+    shapes_of,
+    step_counts,
+)
 from etc_dist.models.weights import weight_shapes
 from etc_dist.ops.deterministic import BATCH, check_deterministic
 from etc_dist.ops.tuning import Tuning, default_tuning, parse
@@ -84,7 +90,7 @@ class ModelSetup:
 
     def graph(self) -> GraphFunction:
         sizes = self.own.sizes(self.page_size, self.dtype)
-        return decoder_graph(self.ranks, sizes=sizes, early=self.schedule == "static")
+        return decoder_for(self.schedule, self.ranks, sizes)
 
     def of_bundle(self, bundle: Bundle) -> ModelSetup:
         """With the bundle's tuning: its proofs are for these tiles."""
@@ -97,7 +103,8 @@ class ModelSetup:
     def policy(self, workers: int | None) -> StepPolicy:
         """Of a rank's steps, on GPUs with so many workers."""
         in_order = self.deterministic == BATCH
-        return StepPolicy(self.own, workers, in_order=in_order, tuning=self.tuning)
+        shapes = shapes_of(self.schedule)
+        return StepPolicy(self.own, workers, shapes, in_order, self.tuning)
 
     def parameters(self) -> dict[str, Any]:
         """By name, for the manifest of a bundle."""

@@ -14,7 +14,7 @@ from etc_dist.functions.rotary import frequencies, rotary_table
 from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir import GraphFunction
 from etc_dist.ir.tensor import numpy_dtype
-from etc_dist.models.decoder import decoder_graph
+from etc_dist.models.decoder import decoder_for, decoder_graph
 from etc_dist.models.sizes import MATMULS, DecoderSizes
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import SCHEDULES
@@ -246,7 +246,7 @@ LARGE = DecoderSizes(64, 8, 128, 1e-6, normalizes_heads=True)
     [(LARGE, "static", 32), (LARGE, "dynamic", 96), (LLAMA, "static", 32)],
 )
 def test_a_program_of_all_tiles_is_small_with_few_spills(sizes, schedule, spills):
-    graph = decoder_graph(1, sizes=sizes, early=schedule == "static")
+    graph = decoder_for(schedule, 1, sizes)
     binary = etc_dist.build(graph, target="sm_90a", schedule=schedule)
     assert binary.spill_bytes <= spills and binary.remarks == ()
     assert len(binary.cubin) <= 10**6

@@ -11,7 +11,7 @@ import pytest
 
 import etc_dist
 from etc_dist.codegen import generate
-from etc_dist.models.decoder import decoder_graph
+from etc_dist.models.decoder import decoder_for, decoder_graph
 from etc_dist.models.experts import Mixture
 from etc_dist.models.sizes import MATMULS, DecoderSizes
 from etc_dist.models.weights import load_weights
@@ -53,7 +53,7 @@ def dims_of(
 @pytest.mark.parametrize("schedule", ["static", "dynamic"])
 @pytest.mark.parametrize("sizes", [QWEN_32B, MIXED], ids=["dense", "experts"])
 def test_sizes_are_numbers_in_the_arguments(sizes, schedule):
-    plan = SCHEDULES[schedule](decoder_graph(1, sizes=sizes))
+    plan = SCHEDULES[schedule](decoder_for(schedule, 1, sizes))
     source = generate(plan)
     few, deep, many = (
         fill(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from etc_dist.models import step_policy
 from etc_dist.models.config import read_config
-from etc_dist.models.step_policy import ROWS, STEP_SHAPES, StepPolicy
+from etc_dist.models.experts import Mixture
+from etc_dist.models.step_policy import ROWS, StepPolicy, shapes_of
 from tests.models.small import make_model
 
 
@@ -22,12 +25,17 @@ def test_each_choice_is_listed_and_made_once(tmp_path, rng, monkeypatch):
     assert policy.dims(1, 1)
 
 
+@pytest.mark.parametrize("schedule", ["static", "dynamic"])
 @pytest.mark.parametrize("workers", [None, 132])
-def test_the_sums_of_a_row_may_depend_on_its_own_length_alone(tmp_path, rng, workers):
+@pytest.mark.parametrize("mixture", [None, Mixture(8, 2, True)])
+def test_the_sums_of_a_row_may_depend_on_its_own_length_alone(
+    tmp_path, rng, mixture, workers, schedule
+):
     config = read_config(make_model(tmp_path, rng))
-    policy = StepPolicy(config, workers, in_order=True)
+    config = replace(config, mixture=mixture)
+    policy = StepPolicy(config, workers, shapes_of(schedule), in_order=True)
     for dims in policy.every(4096):
-        shapes = [STEP_SHAPES[n] for name, n in dims.items() if "shape" in name]
+        shapes = [policy.shapes[n] for name, n in dims.items() if "shape" in name]
         assert {shape.k_parts for shape in shapes} == {1}
     for longest in (1, 300, 2048, 4096):
         slices = {policy.dims(rows, longest)["slices"] for rows in ROWS}
