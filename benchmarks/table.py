@@ -381,15 +381,15 @@ def decode_summary(records: Sequence[Record]) -> str:
 
 
 def greedy(records: Sequence[Record], on_ranks: bool) -> list[DecodeRecord]:
-    """The plain steps of decoders, on one rank or on several: no uneven experts,
-    sampling or several a launch."""
+    """The plain steps of decoders, on one rank or on several: statically scheduled, no
+    uneven experts, sampling or several a launch."""
     return [
         r
         for r in records
         if isinstance(r, DecodeRecord)
         and (r.world_size > 1) == on_ranks
         and (r.routing or "uniform", r.sampling or "None") == ("uniform", "None")
-        and r.steps_per_launch == 1
+        and (r.schedule, r.steps_per_launch) == ("static", 1)
     ]
 
 
