@@ -99,7 +99,7 @@ def test_a_library_program_compiles_for_other_options(op):
 @pytest.mark.exhaustive  # .ci/run builds the layers' programs
 def test_different_matmuls_are_compiled_into_one_program():
     found = report("three_matmuls", schedule_static(three_matmuls(1)))
-    assert found["spill_bytes"] <= 32
+    assert found["spill_bytes"] == found["stack_bytes"] == 0
     assert (found["remarks"], found["registers"]) == ([], 168)
 
 
