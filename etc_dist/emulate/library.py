@@ -13,6 +13,7 @@ from pathlib import Path
 from platform import machine
 from tempfile import TemporaryDirectory
 
+from etc_dist.cache import sha256
 from etc_dist.codegen import Source
 from etc_dist.errors import BuildError
 from etc_dist.runtime.build import refuse_missing
@@ -68,9 +69,7 @@ def _keep(library: Path, kept: Path) -> None:
     """Move a library to its place, at once: other processes may build the same."""
     with library.open("rb") as file:
         os.fsync(file.fileno())
-    kept.with_suffix(".sha256").write_text(
-        hashlib.sha256(library.read_bytes()).hexdigest()
-    )
+    kept.with_suffix(".sha256").write_text(sha256(library.read_bytes()))
     library.replace(kept)
 
 
@@ -80,7 +79,7 @@ def _is_whole(kept: Path) -> bool:
     try:
         expected = kept.with_suffix(".sha256").read_text()
         is_own = kept.stat().st_uid == os.geteuid()
-        return is_own and hashlib.sha256(kept.read_bytes()).hexdigest() == expected
+        return is_own and sha256(kept.read_bytes()) == expected
     except FileNotFoundError:
         return False
 

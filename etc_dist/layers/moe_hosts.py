@@ -55,12 +55,12 @@ class Exchange:
     size: Expr
 
     def rows(self, b: Expr, first: Expr | int = 0) -> Tile:
-        """The tokens of block b, behind `first` others."""
+        """The tokens of block b, from `first` on."""
         block = self.routing.block
         return span(first + b * block, minimum(block, self.tokens - b * block))
 
     def part(self, b: Expr, i: Expr, first: Expr | int = 0) -> Tile:
-        """Part i of the tokens of block b, behind `first` others."""
+        """Part i of the tokens of block b, from `first` on."""
         block, start = self.routing.block, i * self.size
         left = minimum(
             minimum(self.size, block - start), self.tokens - b * block - start

@@ -30,7 +30,7 @@ SMALL = {
     "group_tokens": 2,
     "combined": 8,
 }
-"""Sizes with several blocks, tiles and parts of few tokens."""
+"""Sizes with several blocks, tiles and small parts."""
 
 
 def example(
