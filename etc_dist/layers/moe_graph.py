@@ -312,8 +312,7 @@ def _exchange(g: Graph, to: Exchange) -> None:
     p, b = grid = g.grid(p=world, b=blocks)
     slot = (p + 1) % world
     at = (g.rank + (world - 1) - p) % world
-    of_block = span(b * block, minimum(block, tokens - b * block))
-    target = span(slot * padded + b * block, minimum(block, tokens - b * block))
+    of_block, target = to.rows(b), to.rows(b, slot * padded)
     g.call(
         share_choices(own),
         grid,
@@ -344,7 +343,7 @@ def _exchange(g: Graph, to: Exchange) -> None:
         grid,
         reads=[
             *(t[span(first, left), :] for t in (to.x, to.choices.ids)),
-            to.choices.chosen[span(0, at * own.experts), b],
+            to.lower(at, b),
         ],
         writes=[to.all_x.on(at)[span(slot * padded + first, left), :]],
         waits=[to.routed[b]],
