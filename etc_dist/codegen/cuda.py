@@ -41,13 +41,13 @@ from etc_dist.codegen.names import (
 )
 from etc_dist.codegen.tiles import check_tiles, row_multiples
 from etc_dist.errors import CodegenError
-from etc_dist.ir.call import RANK, Call
+from etc_dist.ir.call import RANK, TASK, Call
 from etc_dist.ir.event import EventRef
 from etc_dist.ir.expr import Const, Symbol
-from etc_dist.ir.function import FORWARD, STORE, TENSOR, TRANSFER, DeviceFunction
+from etc_dist.ir.function import FORWARD, TENSOR, TRANSFER, DeviceFunction
 from etc_dist.ir.tensor import Tensor
 from etc_dist.schedule.loops import Item, Loop
-from etc_dist.schedule.plan import QUEUE, STRIDED, TICKET, Lane, Plan
+from etc_dist.schedule.plan import QUEUE, TICKET, Lane, Plan
 
 ELEMENTS = {
     "bfloat16": "bf16",
@@ -211,7 +211,7 @@ def _constants(plan: Plan, calls: Sequence[Call], trace: bool) -> dict[str, int]
         "kTrace": int(trace),
         "kDynamic": int(_is_dynamic(plan)),
         "kTensorTickets": int(plan.lane(TENSOR).policy == TICKET),
-        "kHasRuns": int(any(_has_runs(plan, c) for c in calls)),
+        "kLimits": len(_limits(plan)),
     }
 
 
@@ -240,7 +240,7 @@ def _call(plan: Plan, lane: Lane, call: Call, number: int, arguments: Arguments)
         "kLoadsAhead": int(_loads_ahead(plan, call)),
         "kWaitsAhead": call.streams_after or 0,
         "kReadsBeforeWait": int(bool(function.reads_before_wait)),
-        "kHasRuns": int(_has_runs(plan, call)),
+        "kLimit": _limit(plan, call),
     }
     if _notifies_ranks(call):
         constants["kNotifiesRanks"] = 1
@@ -259,8 +259,7 @@ def _call(plan: Plan, lane: Lane, call: Call, number: int, arguments: Arguments)
     extents = {a.extent.name for a in call.axes if isinstance(a.extent, Symbol)}
     order = ", ".join(text(e, extents) for e in call.order)
     lines.append(method("Coord at", f"{{{order}}}", "i32 t"))
-    if call.empty_until is not None and constants["kHasRuns"]:
-        lines.append(method("i32 empty_until", text(call.empty_until), "i32 t"))
+    lines += _surplus(call)
     lines += select("auto operand", list(_operands(call)))
     lines += select("Box box", list(boxes(call, arguments)))
     if any(large := list(boxes(call, arguments, large=True))):
@@ -359,12 +358,29 @@ def _notifies_ranks(call: Call) -> bool:
     return len(call.notifies) > 1 and len(elements) == 1
 
 
-def _has_runs(plan: Plan, call: Call) -> bool:
-    """Whether one worker completes runs of empty tasks: its store role does, in a lane
-    whose units are claimed dynamically."""
-    is_dynamic = plan.lane(TENSOR).policy != STRIDED
-    has_runs = call.empty_until is not None and STORE in call.function.roles
-    return has_runs and is_dynamic
+def _limit(plan: Plan, call: Call) -> int:
+    """A number for the tensor that the call's loaded extent is from; 0 without one."""
+    return 0 if call.count is None else 1 + _limits(plan).index(call.count.tensor)
+
+
+def _limits(plan: Plan) -> list[str]:
+    """The tensors that loaded extents are from."""
+    counts = (call.count for call in plan.graph.calls)
+    return [*dict.fromkeys(count.tensor for count in counts if count is not None)]
+
+
+def _surplus(call: Call) -> Iterator[str]:
+    """Members for the tasks that do not exist: the place of the count, and its value;
+    the end of the block that task t is in."""
+    if call.limited is None or call.count is None:
+        return
+    place = linear(call.count.index, call.count.shape)
+    yield method("i32 count_place", place, "Coord c")
+    yield method("i32 count", text(call.count), "Coord c")
+    along, block = axis_name(call.limited.symbol.name), call.block[1]
+    head = "  ETC_DEVICE static bool is_surplus(Coord c, i32 count)"
+    yield f"{head} {{ return c.{along} >= count; }}"
+    yield method("i32 block_end", text((TASK // block + 1) * block, set()), "i32 t")
 
 
 def _is_dynamic(plan: Plan) -> bool:

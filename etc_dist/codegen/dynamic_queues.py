@@ -19,19 +19,21 @@ from etc_dist.codegen.names import (
     events_name,
     queue_name,
 )
-from etc_dist.ir.call import RANK, Call, row_major
+from etc_dist.ir.call import RANK, Call, row_major, size_of
 from etc_dist.ir.event import EventRef, EventTensor
 from etc_dist.ir.expr import (
     Const,
     Expr,
     Op,
     Symbol,
+    ceildiv,
     maximum,
     minimum,
     substitute,
 )
 from etc_dist.ir.function import TENSOR, TRANSFER
 from etc_dist.ir.graph import GraphFunction
+from etc_dist.schedule.dynamic import is_positive
 from etc_dist.schedule.plan import Lane, Plan
 
 QUEUES = {TENSOR: "TensorQueue", TRANSFER: "TransferQueue"}
@@ -45,19 +47,27 @@ def lane_queue(lane: Lane) -> str:
     lines = [f"struct {QUEUES[lane.name]} {{"]
     lines.append(method("i32 units", text(lane.total)))
     lines.append(method("i32 initial", text(lane.initial)))
-    for word in ("head", "tail", "slots", *(["empty_slots"] if lane.skipped else [])):
+    for word in ("head", "tail", "slots"):
         lines.append(method(f"u32 {word}", f"u32(g.{queue_name(lane.name, word)})"))
-    lines.append(f"  static constexpr int kHasEmptyGroups = {int(bool(lane.skipped))};")
-    if lane.skipped:
-        lines.append(method("i32 first_part", text(lane.first_part)))
-        lines.append("  ETC_DEVICE static i32 end_of_part(const Args& g, i32 slot) {")
-        end = text(lane.first_part)
-        for _, place, units in lane.later_parts():
-            lines.append(f"    if (slot < {text(place)}) return {end};")
+    has_surplus = any(call.limited is not None for call in lane.calls)
+    lines.append(f"  static constexpr int kHasSurplus = {int(has_surplus)};")
+    if has_surplus:
+        surplus = f"u32(g.{queue_name(lane.name, 'surplus')})"
+        lines.append(method("u32 surplus", surplus))
+        lines.append("  ETC_DEVICE static QueuePart part(const Args& g, i32 slot) {")
+        part = f"{{{text(lane.first_part)}, {surplus}}}"
+        for call, place, units in lane.later_parts():
+            lines.append(f"    if (slot < {text(place)}) return {part};")
             begin = place + (_SLOT - place) // maximum(1, units) * units
-            end = text(begin + units)
-        lines += [f"    return {end};", "  }"]
+            part = f"{{{text(begin + units)}, {_later_surplus(call)}}}"
+        lines += [f"    return {part};", "  }"]
     return "\n".join([*lines, "};"])
+
+
+def _later_surplus(call: Call) -> str:
+    if call.limited is None:
+        return "kNoSurplus"
+    return f"u32(g.{queue_name(call.name, 'later_surplus')})"
 
 
 def event_struct(plan: Plan, events: EventTensor) -> str:
@@ -79,13 +89,13 @@ def event_struct(plan: Plan, events: EventTensor) -> str:
 def call_members(lane: Lane, call: Call) -> list[str]:
     """The members of a call's struct that a queue needs."""
     gating, waits = lane.gating(call), _waits(call)
-    maybe_zero = sum(1 << n for n, r in enumerate(waits) if not _is_positive(r.events))
+    maybe_zero = sum(1 << n for n, r in enumerate(waits) if not is_positive(r.events))
     lines = [f"  using Queue = {QUEUES[lane.name]};"]
     lines.append(f"  static constexpr int kQueued = {int(lane.queued(call))};")
     is_passing = call.name in lane.passing
-    may_be_empty = bool(call.function.roles) and call.name in lane.skipped
     lines.append(f"  static constexpr int kInPasses = {int(is_passing)};")
-    lines.append(f"  static constexpr int kMayBeEmpty = {int(may_be_empty)};")
+    has_limit = call.limited in gating
+    lines.append(f"  static constexpr int kLimitsGroups = {int(has_limit)};")
     for_peers = any(r.events.cross_rank for r in waits)
     lines.append(f"  static constexpr int kWaitsForPeers = {int(for_peers)};")
     lines.append(f"  static constexpr int kGating = {len(gating)};")
@@ -107,12 +117,10 @@ def call_members(lane: Lane, call: Call) -> list[str]:
     if is_passing:
         later = next(place for c, place, _ in lane.later_parts() if c is call)
         lines.append(method("i32 first_later", text(later)))
-        for word in (
-            "passed",
-            *(["empty_groups"] if call.name in lane.skipped else []),
-        ):
-            word_at = f"u32(g.{queue_name(call.name, word)})"
-            lines.append(method(f"u32 {word}", word_at))
+        passed = f"u32(g.{queue_name(call.name, 'passed')})"
+        lines.append(method("u32 passed", passed))
+        lines.append(method("u32 later_surplus", _later_surplus(call)))
+    lines += _surplus(lane, call)
     lines.append("  template <int n, class F>")
     lines.append("  ETC_DEVICE static void notified(const Args& g, Coord c, F&& f) {")
     for n, ref in enumerate(call.notifies):
@@ -124,6 +132,29 @@ def call_members(lane: Lane, call: Call) -> list[str]:
             f"{event}::Coord{{{index}}});"
         )
     return [*lines, "  }"]
+
+
+def _surplus(lane: Lane, call: Call) -> Iterator[str]:
+    """Members of a call with a loaded extent: the word with the count of a turn, groups
+    of a turn, and units of a turn, or of a group of it, that exist for a count."""
+    if call.limited is None:
+        return
+    loops, gating = call.loop_axes, lane.gating(call)
+    turn = [axis.symbol for axis in loops]
+    place = linear(turn, [axis.extent for axis in loops])
+    yield method(
+        "u32 known", f"u32(g.{queue_name(call.name, 'known')} + {place})", "Coord c"
+    )
+    inside = [axis for axis in gating if axis not in loops]
+    yield method("i32 turn_groups", text(size_of(inside)))
+    yield method("i32 bound", text(call.limited.extent))
+    count = Symbol("count", "task")
+    if inside:
+        others = size_of([axis for axis in inside if axis != call.limited])
+        units = count * others * lane.pass_units(call)
+    else:
+        units = ceildiv(count * call.block[0], lane.share(call))
+    yield method("i32 units_of", text(units), "i32 count")
 
 
 @dataclass(frozen=True)
@@ -256,10 +287,6 @@ def _at_most(extent: Expr, modulus: Expr) -> bool:
 def _is_fixed(expr: Expr) -> bool:
     """Whether `expr` has no coordinate of the call."""
     return not any(s.kind == "coordinate" for s in expr.symbols())
-
-
-def _is_positive(events: EventTensor) -> bool:
-    return isinstance(events.expects, Const) and events.expects.value > 0
 
 
 def _waits(call: Call) -> tuple[EventRef, ...]:

@@ -21,6 +21,7 @@ from etc_dist.codegen.names import (
     tensor_name,
     units_name,
 )
+from etc_dist.ir.call import size_of
 from etc_dist.ir.event import EventTensor
 from etc_dist.ir.expr import Const, Expr
 from etc_dist.ir.function import SCRATCH_BYTES, TENSOR, TmaBox
@@ -55,7 +56,7 @@ CONTROL = np.dtype(
         ("fault", FAULT, MAX_FAULTS),
     ]
 )
-EVENT_WAIT, PEER_START, INSIDE_WORKER, OUT_OF_RANGE, NOT_EMPTY = range(5)
+EVENT_WAIT, PEER_START, INSIDE_WORKER, OUT_OF_RANGE = range(4)
 
 TRACE_WARPS = 12
 TRACE_RECORD = np.dtype(
@@ -169,15 +170,18 @@ def queue_words(plan: Plan) -> Iterator[tuple[str, Expr]]:
     for lane in plan.lanes:
         if lane.policy != QUEUE:
             continue
-        for part in ("head", "tail", *(["empty_slots"] if lane.skipped else [])):
+        limited = [call for call in lane.calls if call.limited is not None]
+        for part in ("head", "tail", *(["surplus"] if limited else [])):
             yield queue_name(lane.name, part), one
         yield queue_name(lane.name, "slots"), lane.total - lane.initial
         for call in filter(lane.queued, lane.calls):
             yield queue_name(call.name, "states"), lane.groups(call)
+        for call in limited:
+            yield queue_name(call.name, "known"), size_of(call.loop_axes)
         for name in lane.passing:
             yield queue_name(name, "passed"), one
-            if name in lane.skipped:
-                yield queue_name(name, "empty_groups"), one
+            if any(call.name == name for call in limited):
+                yield queue_name(name, "later_surplus"), one
 
 
 def shared_memory(plan: Plan) -> tuple[int, int]:

@@ -41,8 +41,8 @@ def pace_name(call: str) -> str:
 
 def queue_name(owner: str, word: str) -> str:
     """The argument for the position of a queue's words among the counters: the `head`,
-    `tail`, `empty_slots` or `slots` of a lane, the `states` of a call's groups, or the
-    counts of groups that have `passed` to later passes or are `empty_groups`."""
+    `tail`, `surplus` or `slots` of a lane, the `states` of a call's groups, its `known`
+    counts, or the number of groups that have `passed` to later passes."""
     return f"{word}_{owner}"
 
 

@@ -26,7 +26,7 @@ NONE = -1
 def route_rows(routing: Routing, *, early: bool = False) -> DeviceFunction:
     """logits [rows, experts] (fp32), position [rows] -> ids, weights (fp32) and place
     [rows, top_k]; tiles [tiles, 2], of each its expert and its number of rows, 0 for
-    unused ones. int32 but for logits and weights.
+    unused ones; used [1], how many are used. int32 but for logits and weights.
 
     Rows with a position below 0 choose no expert. `tile_rows`, `stride`: see above.
     `gathers`: if 1, place is where each chosen row lies among those of all tiles. If 0,
@@ -40,6 +40,7 @@ def route_rows(routing: Routing, *, early: bool = False) -> DeviceFunction:
         weights: Any,
         place: Any,
         tiles: Any,
+        used: Any,
         *,
         tile_rows: int,
         stride: int,
@@ -59,6 +60,7 @@ def route_rows(routing: Routing, *, early: bool = False) -> DeviceFunction:
             end = first + len(counts)
             tiles[first:end, 0], tiles[first:end, 1] = expert, counts
             first = end
+        used[...] = first
 
     rows = Extent(most=MOST_ROWS, name="rows")
     choices = rows, routing.top_k
@@ -69,8 +71,9 @@ def route_rows(routing: Routing, *, early: bool = False) -> DeviceFunction:
         3: Operand(choices, "float32"),
         4: Operand(choices, "int32", leading=True),
         5: Operand(("tiles", 2), "int32", leading=True),
+        6: Operand((1,), "int32", leading=True),
     }
     before = (1,) if early else ()
     return routing.function(
-        *("route_rows", TENSOR, 2, 4, body), reads_before_wait=before, tile=tile
+        *("route_rows", TENSOR, 2, 5, body), reads_before_wait=before, tile=tile
     )

@@ -10,7 +10,7 @@ dims.py       the numbers given for dims
 checks.py     refusals of calls that are not correct
 """
 
-from etc_dist.ir.call import RANK, TASK, Call
+from etc_dist.ir.call import RANK, TASK, Call, up_to
 from etc_dist.ir.event import EventRef, EventTensor
 from etc_dist.ir.expr import (
     Expr,
@@ -51,4 +51,5 @@ __all__ = [
     "select",
     "span",
     "tile",
+    "up_to",
 ]

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from etc_dist.errors import expect_type
 from etc_dist.ir.event import EventRef
 from etc_dist.ir.expr import Const, Expr, Load, Symbol
 from etc_dist.ir.function import DeviceFunction
@@ -19,10 +20,33 @@ TASK = Symbol("t", "task")
 
 @dataclass(frozen=True)
 class Coordinate:
-    """One axis of a call's grid: its symbol and its symbolic extent."""
+    """One axis of a call's grid: its symbol and its symbolic extent. `count`, if given,
+    is loaded: coordinates from there on have no tasks."""
 
     symbol: Symbol
     extent: Expr
+    count: Load | None = None
+
+    def __str__(self) -> str:
+        if self.count is None:
+            return f"{self.symbol}: {self.extent}"
+        return f"{self.symbol}: {self.count}, at most {self.extent}"
+
+
+@dataclass(frozen=True)
+class UpTo:
+    """The extent of an axis: the loaded `count`, at most `bound`."""
+
+    bound: Expr | int
+    count: Load | None
+
+
+def up_to(bound: Expr | int, count: Expr) -> UpTo:
+    """An extent that is known at run time: `count`, as in `counts.load(0)`, and at most
+    `bound`, which loads nothing. A count below 0 is one of 0."""
+    expect_type(count, Load, "the count of up_to()", fix="write tensor.load(index)")
+    assert isinstance(count, Load)
+    return UpTo(bound, count)
 
 
 class Grid(tuple[Symbol, ...]):
@@ -42,9 +66,11 @@ class Call:
 
     `order` maps the task index t (0 .. tasks - 1) to a coordinate, a bijection onto the
     grid: the sequence in which the lane takes the tasks. Task t begins no earlier than
-    t times `pace` nanoseconds after its worker (0: at once). If task t writes nothing,
-    then all tasks from t to `empty_until` - 1 write nothing. The first `loops` axes are
+    t times `pace` nanoseconds after its worker (0: at once). The first `loops` axes are
     those of the loops around the call: the tasks of a turn are contiguous.
+
+    If an axis has a count, tasks at coordinates from there on are *surplus*: they do
+    not exist. The count is known once the first wait is met.
     """
 
     name: str
@@ -56,7 +82,6 @@ class Call:
     notifies: tuple[EventRef, ...]
     order: tuple[Expr, ...]
     pace: Expr
-    empty_until: Expr | None = None
     loops: int = 0
     values: tuple[tuple[str, Expr], ...] = ()
     """Keyword-only parameters of the body -> what they get, in place of the dim or
@@ -78,8 +103,33 @@ class Call:
 
     @property
     def tasks(self) -> Expr:
-        """The number of tasks on one rank."""
+        """The number of tasks on one rank, surplus ones included."""
         return size_of(self.axes)
+
+    @functools.cached_property
+    def limited(self) -> Coordinate | None:
+        """The axis with a count."""
+        return next((axis for axis in self.axes if axis.count is not None), None)
+
+    @property
+    def count(self) -> Load | None:
+        """The loaded count of the limited axis."""
+        return None if self.limited is None else self.limited.count
+
+    @property
+    def knows_count(self) -> bool:
+        """Whether there is a first wait, alike for all tasks of a turn, that loads
+        nothing."""
+        first, own = self.waits[:1], {a.symbol.name for a in self.axes[self.loops :]}
+        names = {s.name for ref in first for part in ref.parts for s in part.symbols()}
+        return bool(first) and first[0] in self.free_waits and not names & own
+
+    @property
+    def block(self) -> tuple[Expr, Expr]:
+        """Tasks of one coordinate of the limited axis, and of all: surplus tasks are
+        the last ones of each block of so many."""
+        after = self.axes[[axis.count is not None for axis in self.axes].index(True) :]
+        return size_of(after[1:]), size_of(after)
 
     @functools.cached_property
     def free_waits(self) -> tuple[EventRef, ...]:
@@ -116,7 +166,7 @@ class Call:
         return task_label(self.name, self.loop_names, coordinate)
 
     def show(self) -> str:
-        axes = ", ".join(f"{a.symbol}: {a.extent}" for a in self.axes)
+        axes = ", ".join(map(str, self.axes))
         lines = [f"call {self.name}: {self.function.name} [{axes}]"]
         lines.append(f"  lane {self.function.lane}, cluster {self.function.cluster}")
         if self.loops:
@@ -129,8 +179,6 @@ class Call:
             lines.append("  even")
         if self.streams_after is not None:
             lines.append(f"  streams after {self.streams_after} of its waits")
-        if self.empty_until is not None:
-            lines.append(f"  empty from t, empty until {self.empty_until}")
         for n, region in enumerate(self.reads):
             verb = "gathers from" if n in self.function.gathers else "reads"
             verb += " early" * (n in self.function.reads_before_wait)
@@ -169,7 +217,8 @@ def row_major(axes: Sequence[Coordinate], index: Expr) -> tuple[Expr, ...]:
 
 
 def waiting_loads(call: Call) -> tuple[Load, ...]:
-    """The loads that determine a task's loaded waits; valid after `free_waits`."""
+    """The loads that determine a task's loaded waits, valid after `free_waits`, and
+    whether there is a task, valid after the first wait."""
     return loads_of(waiting_exprs(call))
 
 
@@ -180,8 +229,11 @@ def working_loads(call: Call) -> tuple[Load, ...]:
 
 
 def waiting_exprs(call: Call) -> Iterator[Expr]:
-    """The expressions of a task's loaded waits."""
-    return (e for w in call.loaded_waits for e in (*w.parts, w.expects))
+    """The expressions of a task's loaded waits, and the count of its grid."""
+    if call.count is not None:
+        yield call.count
+    for wait in call.loaded_waits:
+        yield from (*wait.parts, wait.expects)
 
 
 def working_exprs(call: Call) -> Iterator[Expr]:

@@ -10,7 +10,8 @@ from etc_dist.errors import GraphError, expect_range, expect_type
 from etc_dist.ir.call import TASK, Call, waiting_loads, working_loads
 from etc_dist.ir.event import EventTensor
 from etc_dist.ir.expr import Const, Expr, Symbol, wrap
-from etc_dist.ir.loads import INT32, UPPER_BOUND, refuse_loads
+from etc_dist.ir.function import TENSOR
+from etc_dist.ir.loads import INT32, UPPER_BOUND, loads_of, refuse_loads
 from etc_dist.ir.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ def check_call(call: Call, where: str, known: Set[str]) -> None:
     _check_far(call, where)
     _check_reads_before_wait(call, where)
     _check_streams_after(call, where)
+    _check_count(call, where, known)
     _check_pace(call, where)
 
 
@@ -242,18 +244,14 @@ def _expressions(call: Call, known: Set[str]) -> Iterator[tuple[str, Expr, Set[s
     for ref in (*call.waits, *call.notifies):
         yield from ((str(ref), e, coordinates) for e in ref.parts)
     yield from ((f"order {e}", e, task) for e in call.order)
-    if call.empty_until is not None:
-        yield f"empty until {call.empty_until}", call.empty_until, task
     yield f"pace {call.pace}", call.pace, known
 
 
 def _check_loads(call: Call, where: str) -> None:
-    until = () if call.empty_until is None else (call.empty_until,)
     for what, exprs in (
         ("the grid", [a.extent for a in call.axes]),
         ("the order", call.order),
         ("the pace", [call.pace]),
-        ("the end of the empty tasks", until),
     ):
         refuse_loads(f"{what} of call {call.name}", where, exprs, UPPER_BOUND)
 
@@ -309,13 +307,16 @@ def _check_far(call: Call, where: str) -> None:
 
 
 def _check_reads_before_wait(call: Call, where: str) -> None:
-    """Early reads need at least one wait, and no loaded index."""
-    if call.function.reads_before_wait and (call.is_loaded or not call.waits):
+    """Early reads need at least one wait, and no load but of the expected count of the
+    last wait."""
+    others = [r for r in call.loaded_waits if r.is_loaded or r is not call.waits[-1]]
+    loads = bool(others or working_loads(call)) or call.limited is not None
+    if call.function.reads_before_wait and (loads or not call.waits):
         raise GraphError(
             f"call {call.name} cannot read before its last wait",
             where=where,
-            wanted="at least one wait, and no index that is loaded",
-            got=f"{len(call.waits)} waits, {'' if call.is_loaded else 'not '}loaded",
+            wanted="at least one wait, and no loads but of the last wait's count",
+            got=f"{len(call.waits)} waits, {'' if loads else 'not '}loaded",
             fix="use a device function without reads_before_wait=",
         )
 
@@ -339,6 +340,29 @@ def _check_streams_after(call: Call, where: str) -> None:
         got=f"streams_after={after}, {waits}, streams {list(streams)} of kinds "
         f"{sorted(kinds)}",
         fix="omit streams_after=",
+    )
+
+
+def _check_count(call: Call, where: str, known: Set[str]) -> None:
+    """A loaded extent depends on loops only, and the first wait, which is alike for all
+    tasks of a turn, orders its load."""
+    counts = [axis.count for axis in call.axes if axis.count is not None]
+    if not counts:
+        return
+    symbols = {s.name for i in counts[0].index for s in i.symbols()}
+    is_plain = symbols <= known | {*call.loop_names} and not loads_of(counts[0].index)
+    is_known = len(counts) == 1 and call.knows_count
+    if is_known and is_plain and call.function.lane == TENSOR:
+        return
+    raise GraphError(
+        f"the grid of call {call.name} cannot have these loaded extents",
+        where=where,
+        wanted="one of them, loaded at an index without coordinates of the grid; a "
+        "function of the tensor lane; and a first wait without loads or coordinates of "
+        "the grid, after which the count is known",
+        got=f"{', '.join(map(str, call.axes))}; waits for "
+        f"{', '.join(map(str, call.waits)) or 'nothing'}; {call.function.lane} lane",
+        fix="name the event of the task that writes the count first in waits=",
     )
 
 

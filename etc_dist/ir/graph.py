@@ -27,6 +27,7 @@ from etc_dist.ir.call import (
     Call,
     Coordinate,
     Grid,
+    UpTo,
     waiting_loads,
     working_loads,
 )
@@ -44,7 +45,7 @@ from etc_dist.ir.expr import Const, Expr, Symbol, wrap
 from etc_dist.ir.function import DeviceFunction, is_name
 from etc_dist.ir.loads import UPPER_BOUND, loads_of, refuse_loads
 from etc_dist.ir.loop import LoopBlock, loop_extent, refuse_open
-from etc_dist.ir.order import Order, Until, run_end, task_order
+from etc_dist.ir.order import Order, task_order
 from etc_dist.ir.tensor import DTYPES, Region, Tensor
 
 RESERVED = {RANK.name, TASK.name, "dims", "self", "stream", "workers"}
@@ -233,13 +234,16 @@ class Graph:
         self._events.append(made)
         return made
 
-    def grid(self, /, **extents: Expr | int) -> Grid:
-        """The axes of a call: coordinate name -> extent."""
-        for name in extents:
+    def grid(self, /, **extents: Expr | int | UpTo) -> Grid:
+        """The axes of a call: coordinate name -> extent. That of one axis may be
+        loaded: up_to(bound, count)."""
+        axes = []
+        for name, extent in extents.items():
             self._claim_coordinate(name)
-        where = f"graph {self.name}: extent of"
-        lengths = {n: wrap(e, f"{where} {n}") for n, e in extents.items()}
-        return Grid([Coordinate(Symbol(n, "coordinate"), lengths[n]) for n in lengths])
+            given = extent if isinstance(extent, UpTo) else UpTo(extent, None)
+            length = wrap(given.bound, f"graph {self.name}: extent of {name}")
+            axes.append(Coordinate(Symbol(name, "coordinate"), length, given.count))
+        return Grid(axes)
 
     def loop(self, /, **turns: Expr | int) -> LoopBlock:
         """A loop over the calls of a block: `with g.loop(layer=layers) as layer:`. Its
@@ -265,7 +269,6 @@ class Graph:
         order: Order | None = None,
         pace: Expr | int = 0,
         name: str | None = None,
-        empty_until: Until | None = None,
         values: Mapping[str, Expr | int] | None = None,
         even: bool = False,
         streams_after: int | None = None,
@@ -276,11 +279,10 @@ class Graph:
 
         order: maps a task index to a coordinate; the default is row-major. pace:
         nanoseconds between the starts of tasks of the transfer lane. name: default the
-        function's. empty_until: maps t to the end of a run of tasks that write nothing
-        if task t does not. values: the numbers that parameters of the body get. even:
-        tasks of equal work come first, then those that write nothing. streams_after:
-        the number of waits after which a task that loads may begin with the operands
-        that its function streams.
+        function's. values: the numbers that parameters of the body get. even: tasks of
+        equal work come first, then those that write nothing. streams_after: the number
+        of waits after which a task that loads may begin with the operands that its
+        function streams.
 
         Raises GraphError for a call that cannot be correct, TypeError for an argument
         of a wrong type."""
@@ -301,7 +303,6 @@ class Graph:
             _members(notifies, EventRef, f"{where}: notifies="),
             task_order(order, self._loops, grid, where),
             wrap(pace, f"{where}: pace="),
-            run_end(empty_until, self._loops, grid, where),
             len(self._loops),
             named_values(values, where),
             even,

@@ -14,8 +14,9 @@ INT32: Interval = -(1 << 31), (1 << 31) - 1
 """The numbers that index arithmetic has on GPUs."""
 
 UPPER_BOUND = (
-    "use an upper bound; a task without work writes a region of size 0, "
-    "span(first.load(i), size.load(i)), and then only waits and notifies"
+    "use an upper bound, in a grid of the tensor lane up_to(bound, count.load(i)); a "
+    "task without work writes a region of size 0, span(first.load(i), size.load(i)), "
+    "and then only waits and notifies"
 )
 
 

@@ -9,7 +9,6 @@ from etc_dist.ir.call import TASK, Coordinate, Grid, row_major, size_of
 from etc_dist.ir.expr import Expr, substitute, wrap
 
 Order = Callable[[Expr], Sequence["Expr | int"]]
-Until = Callable[[Expr], "Expr | int"]
 
 
 def task_order(
@@ -19,6 +18,14 @@ def task_order(
     of a task in its turn to a coordinate of the grid."""
     if order is None:
         return row_major((*loops, *grid.axes), TASK)
+    if any(axis.count is not None for axis in grid.axes):
+        raise GraphError(
+            "order= of a grid with a loaded extent",
+            where=where,
+            wanted="the row-major order, in which surplus tasks follow each other",
+            got=", ".join(map(str, grid.axes)),
+            fix="omit order=, and give the axes of g.grid() in the order of the tasks",
+        )
     parts = order(TASK)
     expect_type(parts, (tuple, list), f"{where}: the result of order=")
     if len(parts) != len(grid):
@@ -36,17 +43,3 @@ def task_order(
     in_turn = {TASK.name: TASK % tasks}
     turns = row_major(loops, TASK // tasks)
     return (*turns, *(substitute(part, in_turn) for part in inner))
-
-
-def run_end(
-    empty_until: Until | None, loops: Sequence[Coordinate], grid: Grid, where: str
-) -> Expr | None:
-    """The end of the run of empty tasks from task t on; `empty_until` maps the index of
-    a task in its turn."""
-    if empty_until is None:
-        return None
-    end = wrap(empty_until(TASK), f"{where}: empty_until=")
-    if not loops:
-        return end
-    in_turn = TASK % size_of(grid.axes)
-    return TASK - in_turn + substitute(end, {TASK.name: in_turn})

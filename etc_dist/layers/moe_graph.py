@@ -289,9 +289,10 @@ def _expert_parallel(g: Graph, routing: Routing, sizes: Sizes) -> None:
 
     rows = world * tokens * min(top_k, own.experts)
     tiles = add_tiles(g, own, all_choices.chosen, rows, [shared[0]])
-    outputs = add_projections(g, own, sizes, all_x, tiles, gate_up, down, [arrived[0]])
+    came = [arrived[0]]
+    outputs = add_projections(g, own, sizes, all_x, tiles, gate_up, down, came)
     lower = choices.chosen[span(0, g.rank * own.experts), 0]
-    place, located = add_places(g, own, all_choices, tiles, tokens, [lower])
+    place, located = add_places(g, own, all_choices, tiles, tokens, [lower], came)
     if over_hosts:
         size = _part_tokens(g, sizes, world * tokens)
         send_back_over_hosts(g, exchange, place, located, outputs, y, size)

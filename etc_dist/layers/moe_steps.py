@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from etc_dist.functions.choose_experts import choose_experts
 from etc_dist.functions.grouped_matmul import grouped_gated, grouped_store, thin_float
 from etc_dist.functions.list_rows import list_rows
 from etc_dist.functions.locate_rows import locate_rows
-from etc_dist.functions.plan_tiles import plan_tiles
+from etc_dist.functions.plan_tiles import TOGETHER, plan_tiles
 from etc_dist.functions.routing import PADDING, Routing
 from etc_dist.functions.score_experts import GROUP_EXPERTS, score_experts
 from etc_dist.ir import (
@@ -25,12 +24,9 @@ from etc_dist.ir import (
     minimum,
     span,
     tile,
+    up_to,
 )
-from etc_dist.ops.order import grouped_rows
 
-TILES_TOGETHER = 2
-"""Row tiles that alternate over the same columns of an expert's weights, which may be
-larger than the L2 cache."""
 SCORE_TASKS = 132
 """The largest number of tasks that compute logits for groups of experts, about one per
 worker. Where many tokens would need more, logits are computed in tiles by GEMMs."""
@@ -78,6 +74,7 @@ class Tiles:
     before: Tensor
     expert_row: Tensor
     tokens: Tensor
+    needed: Tensor
     total: Expr
     most: int
     """The largest number of rows of a tile."""
@@ -194,8 +191,9 @@ def add_tiles(
     """Add the tiles of the rows in chosen [experts, blocks], at most `choices`."""
     experts, blocks = routing.experts, chosen.shape[1]
     choices = g.let("choices", choices)
-    # The most tiles that any routing needs; unused ones stay empty.
-    tiles = g.let("tiles", minimum(choices, experts + choices // routing.tile_rows))
+    # The most tiles that any routing needs, in whole groups.
+    bound = minimum(choices, experts + choices // routing.tile_rows)
+    tiles = g.let("tiles", TOGETHER * ceildiv(bound, TOGETHER))
     total = g.let("rows", choices + PADDING * tiles)
     before = g.local("before", chosen.shape, "int32")
     counts = g.local("counts", (experts,), "int32")
@@ -206,6 +204,7 @@ def add_tiles(
         g.local(f"tile_{name}", (tiles,), "int32")
         for name in ("expert", "row", "rows", "first")
     )
+    needed = g.local("groups_needed", (1,), "int32")
     listed = g.events("listed", (1,), expects=experts)
     planned = g.events("planned", (1,), expects=1)
     (e,) = grid = g.grid(e=experts)
@@ -221,11 +220,11 @@ def add_tiles(
         plan_tiles(routing),
         g.grid(one=1),
         reads=[counts[:], tokens[span(0, most)]],
-        writes=[t[:] for t in (expert_row, expert, row, rows, first)],
+        writes=[t[:] for t in (expert_row, expert, row, rows, first, needed)],
         waits=[listed[0]],
         notifies=[planned[0]],
     )
-    lists = expert, row, rows, first, before, expert_row, tokens
+    lists = expert, row, rows, first, before, expert_row, tokens, needed
     return Tiles(*lists, total, routing.tile_rows, planned[0])
 
 
@@ -256,17 +255,20 @@ def add_projections(
     (count,), rows = tiles.expert.shape, tiles.total
     active = g.local("active", (rows, inner), routing.dtype)
     outputs = g.local("outputs", (rows, hidden), routing.dtype)
-    activated = g.events("activated", (count,), expects=wide)
-    produced = g.events("produced", (passes,), expects=count * per)
+    groups = g.let("tile_groups", count // TOGETHER)
+    needed = tiles.needed.load(0)
+    activated = g.events("activated", (groups, TOGETHER), expects=wide)
+    produced = g.events(
+        "produced", (passes,), expects=lambda s: needed * (TOGETHER * per)
+    )
 
-    r, j = grid = g.grid(r=count, j=wide)
+    q, j, i = grid = g.grid(q=up_to(groups, needed), j=wide, i=TOGETHER)
+    r = q * TOGETHER + i
     expert, row, size = tiles.of(r)
     # NOTE: an empty tile reads nothing. If peers write x, a few rows per task, the
     # proof then does not compare all tiles with all rows: it skips loaded regions.
     has_rows = maximum(minimum(size, 1), 0)
     source = x[:, :] if x.kind == "input" else x[span(0, x.shape[0] * has_rows), :]
-    turns = partial(grouped_rows, blocks=count, columns=wide, group=TILES_TOGETHER)
-    last = count * wide
     skipped = j * up_columns
     width = minimum(up_columns, inner - skipped)
     g.call(
@@ -281,35 +283,22 @@ def add_projections(
         ],
         writes=[active[span(row, size), tile(j, up_columns)]],
         waits=[tiles.planned, *waits],
-        notifies=[activated[r]],
-        order=turns,
-        empty_until=lambda t: _until(t, last, turns(t)[0] % TILES_TOGETHER),
+        notifies=[activated[q, i]],
     )
-    s, r, j = grid = g.grid(s=passes, r=count, j=per)
+    s, q, i, j = grid = g.grid(s=passes, q=up_to(groups, needed), i=TOGETHER, j=per)
+    r = q * TOGETHER + i
     expert, row, size = tiles.of(r)
     of_column = tile(s * per + j, tile_columns)
-
-    def until(t: Expr) -> Expr:
-        this, task = t // (count * per), t % (count * per)
-        return _until(t, (this + 1) * count * per, (this * per + task % per) // columns)
-
     g.call(
         grouped_store(routing.dtype),
         grid,
         name="down_projection",
         reads=[active[span(row, size), :], down[expert, of_column, :]],
         writes=[outputs[span(row, size), of_column]],
-        waits=[activated[r]],
+        waits=[tiles.planned, activated[q, i]],
         notifies=[produced[s]],
-        empty_until=until,
     )
     return ExpertOutputs(outputs, produced, passes, per * tile_columns)
-
-
-def _until(t: Expr, end: Expr, alone: Expr) -> Expr:
-    """The end of the tasks that must be empty if task t is: `end`, since all tiles
-    after an empty one are empty; t + 1 if `alone` is not 0."""
-    return end - minimum(1, alone) * (end - t - 1)
 
 
 def add_places(
@@ -319,9 +308,11 @@ def add_places(
     tiles: Tiles,
     tokens: Expr,
     lower: Sequence[Region] = (),
+    waits: Sequence[EventRef] = (),
 ) -> tuple[Tensor, EventRef]:
     """Add the location of each token's rows: place, of the shape of ids, and the event
-    after which it is valid. tokens: those of each rank whose choices these are."""
+    after which it is valid. tokens: those of each rank whose choices these are. waits:
+    also for these events, for which no other task waits on a rank without tiles."""
     chosen, ids, block = choices.chosen, choices.ids, routing.block
     blocks = chosen.shape[1]
     place = g.local("place", ids.shape, "int32")
@@ -341,7 +332,7 @@ def add_places(
             *lower,
         ],
         writes=[place[of_block, :]],
-        waits=[tiles.planned],
+        waits=[tiles.planned, *waits],
         notifies=[located[0]],
     )
     return place, located[0]

@@ -359,7 +359,7 @@ class _Calls:
         waits = mixture.add(turn, middle)
         if self.g.world_size > 1:
             parts = self.deltas["down"]
-            self.done["down"] = mixture.send_sums(turn, waits[-1], parts)
+            self.done["down"] = mixture.send_sums(turn, waits, parts)
             self.add_norm("norm", layer + 1, "down", turn, middle, ready, self.normed)
             return
         gain, eps = self.gains["norm"][layer + 1, :], self.sizes.norm_eps

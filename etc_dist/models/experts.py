@@ -2,9 +2,9 @@
 
 A router chooses `top_k` experts for each row of a step. The rows of an expert are
 divided into tiles; a tile is a row of tasks of two matmuls, whose weights are those of
-its expert. How many tiles there are, and of which experts, is known at run time; unused
-ones are empty. A row's outputs are added in the order of its choices, so that a step
-has the same bits each time.
+its expert. How many tiles there are, and of which experts, is known at run time. A
+row's outputs are added in the order of its choices, so that a step has the same bits
+each time.
 
 If all rows of the step fit a tile, an expert has one tile, with the rows that did not
 choose it, too: these cost nothing, since few rows are padded anyway. Otherwise the rows
@@ -41,6 +41,7 @@ from etc_dist.ir import (
     select,
     span,
     tile,
+    up_to,
 )
 
 EXPERT_MATMULS = ("expert_up", "expert_down")
@@ -123,6 +124,7 @@ class MixtureCalls:
         self.place = g.local("expert_place", (*turns, *choices), "int32")
         # The expert and the rows of a tile, next to each other, to be loaded at once.
         self.tile = g.local("expert_tile", (*turns, self.tiles, 2), "int32")
+        self.used = g.local("expert_tiles_used", (*turns, 1), "int32")
         self.active = g.local("expert_active", (places, self.inner), dtype)
         self.outputs = g.local("expert_outputs", (places, self.hidden), dtype)
 
@@ -131,8 +133,8 @@ class MixtureCalls:
         outputs and all that is read with them wait for."""
         scored = self._score(turn, ready)
         routed = self._route(turn, ready, scored)
-        produced = self._multiply(turn, self._gather(turn, routed))
-        return [*self._known(routed), produced]
+        complete = self._gather(turn, routed)
+        return [*complete, self._multiply(turn, complete)]
 
     def _known(self, event: EventRef) -> list[EventRef]:
         """The wait for what tasks read before their last wait."""
@@ -169,6 +171,7 @@ class MixtureCalls:
                 self.weights[rows, :],
                 self.place[step, layer, rows, :],
                 self.tile[step, layer, :, :],
+                self.used[step, layer, :],
             ],
             waits=[*self._known(ready), scored],
             notifies=[routed[turn]],
@@ -209,8 +212,13 @@ class MixtureCalls:
             for name, size, width in zip(EXPERT_MATMULS, of, widths, strict=True)
         ]
         activated = g.events("activated", (*self.turns, tiles), expects=across[0])
-        produced = g.events("produced", self.turns, expects=tiles * across[1])
-        r, j = grid = g.grid(r=tiles, j=across[0])
+        produced = g.events(
+            "produced",
+            self.turns,
+            expects=lambda *turn: self.used.load(*turn, 0) * across[1],
+        )
+        used = up_to(tiles, self.used.load(*turn, 0))
+        r, j = grid = g.grid(r=used, j=across[0])
         columns = tile(j, widths[0])
         expert = self.tile.load(*turn, r, 0)
         first = self.gathers * (self.rows + r * self.stride)
@@ -225,7 +233,7 @@ class MixtureCalls:
             notifies=[activated[*turn, r]],
             streams_after=1 if self.early else None,
         )
-        r, j = grid = g.grid(r=tiles, j=across[1])
+        r, j = grid = g.grid(r=used, j=across[1])
         columns = tile(j, widths[1])
         places = self._places(turn, r)
         self._call(
@@ -235,7 +243,7 @@ class MixtureCalls:
                 self.w_down[layer, self.tile.load(*turn, r, 0), columns, :],
             ],
             writes=[self.outputs[places, columns]],
-            waits=[*self._known(waits[0]), activated[*turn, r]],
+            waits=[waits[0], activated[*turn, r]],
             notifies=[produced[turn]],
             streams_after=1 if self.early else None,
         )
@@ -260,7 +268,9 @@ class MixtureCalls:
         """The rows of tile r."""
         return span(r * self.stride, self._rows_of(turn, r))
 
-    def send_sums(self, turn: Turn, wait: EventRef, parts: Tensor) -> EventTensor:
+    def send_sums(
+        self, turn: Turn, waits: list[EventRef], parts: Tensor
+    ) -> EventTensor:
         """Stores the weighted sum of each row's outputs in the part of this rank in
         `parts` [ranks, rows, hidden] of all ranks. Returns the events of all of them.
         """
@@ -279,7 +289,7 @@ class MixtureCalls:
                 self.outputs[:, :],
             ],
             writes=[parts.on(to)[g.rank, *own]],
-            waits=[wait],
+            waits=waits,
             notifies=[sent.on(to)[turn]],
         )
         return sent
@@ -311,4 +321,5 @@ class MixtureCalls:
             writes=[residual[own], normed[own]],
             waits=waits,
             notifies=[notifies],
+            even=True,
         )

@@ -12,7 +12,6 @@ from etc_dist.codegen.layout import (
     EVENT_WAIT,
     INSIDE_WORKER,
     MAX_FAULTS,
-    NOT_EMPTY,
     OUT_OF_RANGE,
     PEER_START,
     notification_unit,
@@ -36,7 +35,7 @@ def decode(
     other records are left out."""
     count = min(int(control["faults"]), MAX_FAULTS)
     found = sorted(control["fault"][:count], key=lambda f: int(f["event"]))
-    invalid = [f for f in found if f["event"] in (OUT_OF_RANGE, NOT_EMPTY)]
+    invalid = [f for f in found if f["event"] == OUT_OF_RANGE]
     if invalid:
         return [_range_record(plan, f, dims, rank) for f in invalid]
     if any(f["event"] != INSIDE_WORKER for f in found):
@@ -57,8 +56,7 @@ def out_of_range(records: Sequence[RangeRecord]) -> ArgumentError:
         wanted=first.wanted,
         got=first.got,
         fix="correct the values in the tensors that these expressions load (inputs, or "
-        "results of earlier tasks), or the expressions, order= or empty_until= of "
-        "the call",
+        "results of earlier tasks), or the expressions or order= of the call",
     )
 
 
@@ -69,13 +67,6 @@ def describe_workers(records: Sequence[Record]) -> str:
     if missing:
         return "; ".join(map(str, missing))
     return "all workers had begun" if counts else ""
-
-
-def not_empty(rank: int, worker: int, lane: str, task: str) -> RangeRecord:
-    """For a task that is not empty, as the `empty_until` of an earlier one requires."""
-    wanted = "nothing to write, as an earlier task of the call writes nothing and its "
-    wanted += "empty_until is after this task"
-    return RangeRecord(rank, worker, lane, task, wanted, "something to write")
 
 
 def _task(plan: Plan, fault: Any, env: dict[str, Any]) -> tuple[Call, str]:
@@ -92,8 +83,6 @@ def _range_record(
     events = [*call.loaded_waits, *(ref for ref in call.notifies if ref.is_loaded)]
     loading = ", ".join(dict.fromkeys(map(str, (*regions, *events))))
     lane = LANES[int(fault["lane"])]
-    if fault["event"] == NOT_EMPTY:
-        return not_empty(rank, int(fault["worker"]), lane, task)
     wanted = "elements, regions, ranks, loads and 32-bit results in range, in "
     wanted += loading
     got = "one out of range"

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from etc_dist.errors import ScheduleError
 from etc_dist.ir.call import RANK, TASK, Call, row_major
-from etc_dist.ir.expr import Expr
+from etc_dist.ir.event import EventTensor
+from etc_dist.ir.expr import Const, Expr
 from etc_dist.ir.function import TENSOR, TRANSFER
 from etc_dist.ir.graph import GraphFunction
 from etc_dist.schedule.plan import QUEUE, Lane, Plan, gating_axes, passing_axes
@@ -23,8 +24,8 @@ def schedule_dynamic(graph: GraphFunction) -> Plan:
 
     Calls without waits keep their order. Tasks of other calls are ordered by group,
     since groups become ready as a whole. Those of the tensor lane's last calls may come
-    in passes, or be skipped if they are empty. Raises ScheduleError for a graph without
-    calls, and for one whose ready tasks cannot be found on the GPU."""
+    in passes. Raises ScheduleError for a graph without calls, and for one whose ready
+    tasks cannot be found on the GPU."""
     require_calls(graph)
     reasons = list(_obstacles(graph))
     if reasons:
@@ -35,7 +36,6 @@ def schedule_dynamic(graph: GraphFunction) -> Plan:
             got="; ".join(reasons),
             fix='use schedule="static"',
         )
-    empty = [c.name for c in graph.calls if _has_empty_groups(c)]
     graph = replace(graph, calls=tuple(map(_in_groups, graph.calls)))
     lanes = []
     for name in (TENSOR, TRANSFER):
@@ -45,8 +45,7 @@ def schedule_dynamic(graph: GraphFunction) -> Plan:
         lane = Lane(name, tuple(mine), QUEUE, cluster)
         last = [c.name for c in mine if lane.share(c) == 1 and _is_last(graph, c)]
         passing = tuple(c.name for c in mine if c.name in last and passing_axes(c))
-        skipped = tuple(name for name in last if name in empty)
-        lanes.append(replace(lane, passing=passing, skipped=skipped))
+        lanes.append(replace(lane, passing=passing))
     return Plan(graph, "dynamic", tuple(lanes))
 
 
@@ -63,15 +62,7 @@ def _in_groups(call: Call) -> Call:
     """`call` in the order of its groups, if it has several."""
     if not gating_axes(call):
         return call
-    return replace(call, order=group_order(call), empty_until=None)
-
-
-def _has_empty_groups(call: Call) -> bool:
-    """Whether groups of `call` may have only empty tasks, all of whose notifications
-    are on their own rank: the warp that releases such a group can complete it."""
-    ranks = [*(r.rank for r in call.writes), *(r.rank for r in call.notifies)]
-    is_own = all(rank is None for rank in ranks)
-    return call.empty_until is not None and bool(gating_axes(call)) and is_own
+    return replace(call, order=group_order(call))
 
 
 def _is_last(graph: GraphFunction, call: Call) -> bool:
@@ -119,12 +110,35 @@ def _obstacles(graph: GraphFunction) -> Iterator[str]:
                 yield f"call {call.name} waits for {ref}, an element that is loaded"
             if ref.events.cross_rank and ref.events.expects.is_loaded:
                 yield f"{ref.events.name} is cross-rank, its expected count is loaded"
+        yield from _surplus_obstacles(call)
         crosses = any(ref.events.cross_rank for ref in call.free_waits)
         if crosses and call.loaded_waits:
             # NOTE: the notifier that meets the other waits checks for a count of zero;
             # a peer cannot load it.
             loaded = ", ".join(map(str, call.loaded_waits))
             yield f"call {call.name} waits for peers and for {loaded}, a loaded count"
+
+
+def _surplus_obstacles(call: Call) -> Iterator[str]:
+    """The reasons why a notifier cannot derive which tasks of a group are surplus."""
+    limited, gating = call.limited, gating_axes(call)
+    if limited is None or not call.knows_count:
+        return
+    first = call.waits[0].events
+    if first.cross_rank or not is_positive(first):
+        after = f"{first.name}, after which it is known, may expect 0 or peers"
+        yield f"call {call.name} has a loaded extent, and {after}"
+    if gating[: call.loops] != call.loop_axes:
+        yield f"call {call.name} has a loaded extent, and no wait names all its loops"
+    is_whole = gating == call.loop_axes and call.axes[call.loops] == limited
+    if limited not in gating and not is_whole:
+        what = f"a loaded extent of {limited.symbol}"
+        yield f"call {call.name} has {what}, which no wait names, after other axes"
+
+
+def is_positive(events: EventTensor) -> bool:
+    """Whether `events` expects at least one notification, for all dims."""
+    return isinstance(events.expects, Const) and events.expects.value > 0
 
 
 def _of_rank(graph: GraphFunction) -> set[str]:

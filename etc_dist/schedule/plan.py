@@ -78,8 +78,6 @@ class Lane:
     cluster: int
     passing: tuple[str, ...] = ()
     """Names of the calls whose groups come in passes."""
-    skipped: tuple[str, ...] = ()
-    """Names of the calls whose groups are skipped if all their tasks are empty."""
 
     def queued(self, call: Call) -> bool:
         """Whether the units of `call` pass through the lane's queue."""
@@ -346,8 +344,6 @@ def _show_items(
             text += f", {lane.groups(item)} groups by ({gating})"
         if item.name in lane.passing:
             text += f" in {lane.passes(item)} passes"
-        if item.name in lane.skipped:
-            text += ", empty ones are skipped"
         yield text
         if env is not None:
             yield f"{indent}  = {int(units.evaluate(env))}"

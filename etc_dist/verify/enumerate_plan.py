@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from etc_dist.errors import GraphError
-from etc_dist.ir.call import TASK, Call, size_of
+from etc_dist.ir.call import TASK, Call
 from etc_dist.ir.event import EventRef
 from etc_dist.ir.expr import Expr
 from etc_dist.ir.tensor import Region
@@ -61,6 +61,7 @@ def enumerate_plan(
         wait,
         notify,
         tuple(accesses),
+        reader.looked(blocks, elements),
         frozenset(reader.unknown_events),
         frozenset(reader.unknown_counts),
         frozenset(reader.unknown_writes),
@@ -130,19 +131,14 @@ class _Reader:
             )
             return None
         self.check_order(call, rank, shape, parts)
-        self.check_runs(lane, call, rank, count)
         if ("order", call.name) in self.tally.found:
             # For the later checks: each task once, in any order.
             parts = [np.asarray(p) for p in np.unravel_index(np.arange(count), shape)]
-        names = (a.symbol.name for a in call.axes)
-        return Block(
-            call,
-            lane,
-            rank,
-            base,
-            count,
-            {**env, **dict(zip(names, parts, strict=True))},
-        )
+        names = [a.symbol.name for a in call.axes]
+        inner = {**env, **dict(zip(names, parts, strict=True))}
+        index = self.existing(call, inner, count)
+        inner.update((name, inner[name][index]) for name in names)
+        return Block(call, lane, rank, base, index.size, inner, index)
 
     def check_order(
         self, call: Call, rank: int, shape: list[int], parts: list[Array]
@@ -180,48 +176,20 @@ class _Reader:
                 "return every coordinate exactly once from order=",
             )
 
-    def check_runs(self, lane: Lane, call: Call, rank: int, count: int) -> None:
-        """Refuse an `empty_until` that is not in t + 1 .. tasks, in a loop those of the
-        turn. Also refuse runs of empty tasks before a call that gathers: a worker could
-        block in the gather before the skipped tasks have notified."""
-        if call.empty_until is None or count == 0:
-            return
-        t = np.arange(count)
-        inner = {**self.environments[rank], TASK.name: t}
-        subject = f"empty_until of call {call.name} on rank {rank}"
-        fix = "return the index after the last task of the run"
+    def may_be_fewer(self, call: Call) -> bool:
+        """Whether an unknown count decides which tasks of `call` exist."""
+        return call.count is not None and not self.known([call.count])
+
+    def existing(self, call: Call, env: dict[str, Any], count: int) -> Array:
+        """The indices of tasks that are not surplus: all, where the count is unknown.
+        Counts out of range are reported for the load itself."""
+        if call.limited is None or call.count is None or self.may_be_fewer(call):
+            return np.arange(count)
         try:
-            end = evaluate(call.empty_until, inner, count)
-        except (ArithmeticError, ValueError) as error:
-            self.fail(("runs", call.name), f"{subject}: {error}", fix)
-            return
-        turn = count // max(1, int(size_of(call.loop_axes).evaluate(inner)))
-        last = t - t % turn + turn
-        bad = np.flatnonzero((end <= t) | (end > last))
-        if bad.size:
-            first = int(bad[0])
-            self.fail(
-                ("runs", call.name),
-                f"{subject}: t={first} gives {int(end[first])}, not one of "
-                f"{first + 1} .. {last[first]}",
-                fix,
-                int(bad.size),
-            )
-        later = lane.calls[lane.calls.index(call) + 1 :]
-        if call.loops:  # the calls before it follow in the next turn
-            same = [c for c in lane.calls if c.loop_axes[:1] == call.loop_axes[:1]]
-            later = (*later, *(c for c in same if c not in (call, *later)))
-        gathers = [c.name for c in later if c.function.gathers]
-        ends = count if not call.loops else 0
-        if call.function.gathers and ((end != t + 1) & (end != ends)).any():
-            gathers.append(call.name)
-        if gathers and lane.policy != QUEUE:
-            self.fail(
-                ("runs before gathers", call.name),
-                f"{subject}: tasks of {', '.join(gathers)}, which gather, follow a run "
-                "of empty tasks",
-                "omit empty_until= before calls that gather",
-            )
+            most = evaluate(call.count, env, count)
+        except IndexError:
+            return np.arange(count)
+        return np.flatnonzero(evaluate(call.limited.symbol, env, count) < most)
 
     # ----------------------------------------------------------------------- events
 
@@ -262,6 +230,22 @@ class _Reader:
                 if ref.events.name not in self.unknown_events:
                     made[block.base : block.base + block.count, k] = found
         return made
+
+    def looked(self, blocks: list[Block], elements: Elements) -> Array:
+        """The elements after which the counts of loaded extents are known: workers wait
+        for them, even if all tasks turn out to be surplus."""
+        found = [np.zeros(0, np.int64)]
+        for block in blocks:
+            call = block.call
+            if call.limited is None:
+                continue
+            loops = call.loop_axes
+            shape = [int(axis.extent.evaluate(block.env)) for axis in loops]
+            turns = np.unravel_index(np.arange(prod(shape)), shape) if loops else ()
+            at = {a.symbol.name: t for a, t in zip(loops, turns, strict=True)}
+            all_turns = replace(block, count=prod(shape), env={**block.env, **at})
+            found.append(self.reference(all_turns, elements, "waits", call.waits[0]))
+        return np.unique(np.concatenate(found))
 
     def reference(
         self, block: Block, elements: Elements, verb: str, ref: EventRef
@@ -325,6 +309,8 @@ class _Reader:
                 self.unknown_writes.add(region.tensor.name)
                 unsure = True
             else:
+                if self.may_be_fewer(block.call):
+                    self.unknown_writes.add(region.tensor.name)
                 found.append(access)
                 active[access.task - block.base] = True
         # A task whose writes are all empty runs no body, and so reads nothing.

@@ -29,16 +29,18 @@ NONE = -1
 
 WAITING, BEGINNING, EARLY, BODY = range(4)
 """The phases of a task that access memory: loads that determine its loaded waits, after
-its waits without loads, or its streamed operands, after its first waits; other loads
-that determine its accesses and notifications; reads by its body before its last wait is
-met; all other accesses by its body."""
+its waits without loads, its streamed operands, after its first waits, or whether it is
+there at all, after its first one; other loads that determine its accesses and
+notifications; reads by its body before its last wait is met; all other accesses by its
+body."""
 
 
 @dataclass(frozen=True)
 class Block:
     """The tasks of one call on one rank, numbered base .. base + count - 1.
 
-    `env` has the rank's numbers, and the coordinates as arrays over the tasks."""
+    `env` has the rank's numbers, and the coordinates as arrays over the tasks; `index`
+    has the tasks' indices in the call: all but those of surplus tasks."""
 
     call: Call
     lane: Lane
@@ -46,6 +48,7 @@ class Block:
     base: int
     count: int
     env: dict[str, Any]
+    index: Array
 
     @property
     def tasks(self) -> Array:
@@ -125,7 +128,8 @@ class Enumeration:
     """All tasks of a plan at given dims and a number of workers.
 
     wait, notify: [tasks, most of any call] element numbers, padded with NONE.
-    unknown_*: names that depend on runtime tensors without given values."""
+    looked: elements that tasks wait for which then turn out to be surplus. unknown_*:
+    names that depend on runtime tensors without given values."""
 
     plan: Plan
     environments: tuple[dict[str, Any], ...]
@@ -136,6 +140,7 @@ class Enumeration:
     wait: Array
     notify: Array
     accesses: tuple[Access, ...]
+    looked: Array
     unknown_events: frozenset[str]
     unknown_counts: frozenset[str]
     unknown_writes: frozenset[str]
@@ -147,12 +152,14 @@ class Enumeration:
     @cached_property
     def free_wait(self) -> Array:
         """`wait` without loaded waits, and without the last waits of tasks that read or
-        stream early."""
+        stream early, or whose grid has a loaded extent."""
         free = self.wait.copy()
         for block in self.blocks:
             end = len(block.call.waits) - bool(block.call.function.reads_before_wait)
             if block.call.streams_after is not None:
                 end = block.call.streams_after
+            if block.call.limited is not None:
+                end = 1
             for k, ref in enumerate(block.call.waits):
                 if k >= end or ref in block.call.loaded_waits:
                     free[block.base : block.base + block.count, k] = NONE
@@ -227,7 +234,7 @@ def place(plan: Plan, blocks: list[Block], workers: int) -> Queues:
             lanes[key] = replace(block.lane, calls=tuple(counted))
         lane = lanes[key]
         here = slice(block.base, block.base + block.count)
-        unit, member = lane.place(block.call, np.arange(block.count), block.env)
+        unit, member = lane.place(block.call, block.index, block.env)
         if lane.share(block.call) > 1:
             slot[here], whole[here] = member, False
         if lane.policy == QUEUE:

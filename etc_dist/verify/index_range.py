@@ -57,8 +57,8 @@ def _check_call(call: Call, known: Mapping[str, Interval]) -> Iterator[Fault]:
 
 def _expressions(call: Call) -> Iterator[Expr]:
     yield from (*(axis.extent for axis in call.axes), *call.order)
-    if call.empty_until is not None:
-        yield call.empty_until
+    if call.count is not None:
+        yield call.count
     for region in (*call.reads, *call.writes):
         yield from (*region.tensor.shape, *region.parts)
         yield from (s + e for s, e in zip(region.start, region.size, strict=True))

@@ -57,6 +57,7 @@ def _check_counts(tasks: Enumeration, counts: Counts, tally: Tally) -> None:
     few = (counts.awaited > 0) & (counts.notified < counts.expected)
     many = (counts.awaited > 0) & (counts.notified > counts.expected)
     idle = (counts.awaited == 0) & (counts.notified > 0)
+    idle[tasks.looked[tasks.looked != NONE]] = False
     for name, first in tasks.elements.first.items():
         size = int(tasks.elements.shape[name].prod(axis=1).sum())
         for kind, wrong in (("few", few), ("many", many), ("idle", idle)):

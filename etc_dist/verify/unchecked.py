@@ -30,8 +30,13 @@ def list_unchecked(plan: Plan, given: Container[str] = ()) -> tuple[str, ...]:
 
 
 def _parts(plan: Plan) -> Iterator[tuple[str, Iterable[Expr]]]:
-    """All parts with expressions: expected counts, event elements, regions."""
+    """All parts with expressions: loaded extents, expected counts, event elements,
+    regions."""
     calls = [call for lane in plan.lanes for call in lane.calls]
+    for call in calls:
+        if call.count is not None:
+            what = f"the tasks of {call.name}, all taken to exist, and orders by them"
+            yield what, (call.count,)
     for event in plan.graph.events:
         yield f"the expected count of {event.name}", (event.expects,)
     for call in calls:

@@ -37,6 +37,7 @@ from etc_dist.verify.progress import (
     suppose_events,
 )
 from etc_dist.verify.races import Races
+from etc_dist.verify.surplus import check_surplus
 from etc_dist.verify.unchecked import list_unchecked
 from etc_dist.verify.violations import Fault, Tally, refuse
 
@@ -83,13 +84,13 @@ def verify(
 
     Proved, for every task of every rank:
 
-    * each order is a bijection onto its grid; a run of empty tasks ends after its first
-      one, and no gathering task follows it;
+    * each order is a bijection onto its grid;
     * ranks, event elements and regions are in range; only far functions write to, or
       notify, a rank of another host; operands have equal sizes and do not overlap
       where their device function declares it;
     * every event element gets exactly the notifications it expects, on a rank where
-      some task waits for it; the queues of all lanes run to their end;
+      some task waits for it, for all counts of loaded extents unless the expected count
+      is loaded, too; the queues of all lanes run to their end;
     * two tasks that touch the same memory, one of them writing, are ordered by events
       or by program order; no task writes what a far function has read. Early reads are
       ordered by all waits but the last;
@@ -125,7 +126,8 @@ def verify(
         faults += check_index_range(plan.graph, tasks.environments)
         faults += check_operands(tasks, tensors)
         counts, found = count_notifications(tasks)
-        faults += found + _check_tasks(tasks, *run_queues(tasks, counts))
+        faults += found + check_surplus(tasks, tensors)
+        faults += _check_tasks(tasks, *run_queues(tasks, counts))
     refuse(subject, where, faults)
     return Verified(
         plan.graph.name,
@@ -302,5 +304,7 @@ def _mismatches(plan: Plan, lane: Lane, call: Call) -> Iterator[str]:
         yield f"{call.function.cluster} workers a task in a lane of {lane.cluster}"
     if lane.queued(call) and call.order != group_order(call):
         yield "tasks that wait for the same events are not contiguous"
+    if call.limited is not None and not call.knows_count:
+        yield "its loaded extent is not known after its first wait"
     if len(call.order) != len(call.axes):
         yield f"order gives {len(call.order)} coordinates for {len(call.axes)} axes"

@@ -39,13 +39,12 @@ static_assert(sizeof(Control) == 64 + kMaxFaults * 32);
 enum LaneId : u32 { kTensorLane = 0, kTransferLane = 1 };
 // The kind of a fault. The first three are waits: for an element of an event tensor, for a peer to
 // start, for another role of the worker. kOutOfRange: an index loaded from a runtime tensor is out
-// of range. kNotEmpty: a task writes something although an empty task before it excludes that.
+// of range.
 enum WaitKind : u32 {
   kEventWait = 0,
   kPeerStart = 1,
   kInsideWorker = 2,
-  kOutOfRange = 3,
-  kNotEmpty = 4
+  kOutOfRange = 3
 };
 
 }  // namespace etc

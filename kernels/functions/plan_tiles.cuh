@@ -1,5 +1,6 @@
-// Divides the rows of all experts into tiles: the first row of each expert, and for each tile its
-// expert, its rows and the index of its first token in the lists of all experts.
+// Divides the rows of all experts into tiles: the first row of each expert; for each tile its expert,
+// its rows and the index of its first token in the lists of all experts; how many groups of tiles are
+// needed.
 #pragma once
 #include "ptx/warp.cuh"
 #include "worker/task.cuh"
@@ -10,6 +11,7 @@ template <class Task>
 struct plan_tiles {
   static constexpr int kExperts = Task::kExperts, kTileRows = Task::kTileRows;
   static constexpr int kPadding = 32;  // alignment of an expert's rows and of its tiles
+  static constexpr int kTogether = 2;  // tiles of a group
   static_assert(kTileRows % kPadding == 0);
   static_assert(kExperts <= 256);
 
@@ -18,6 +20,11 @@ struct plan_tiles {
     if (task.thread < 32) lay_out(task, layout);
     task.sync();
     fill(task, layout);
+    if (task.thread == 0) {
+      constexpr int kLast = kExperts - 1;
+      const i32 tiles = i32(layout.tile[kLast] + tiles_of(layout.tokens[kLast]));
+      *task.template operand<7>().at() = (tiles + kTogether - 1) / kTogether;
+    }
   }
 
  private:

@@ -158,6 +158,7 @@ struct route_rows {
       }
     }
     const i32 used = i32(layout.tile[kExperts]);
+    if (task.thread == 0) *task.template operand<6>().at() = used;
 #pragma unroll 1
     for (i32 tile = used + task.thread; tile < listed.size[kAxis]; tile += Task::threads) {
       write(tile, 0, 0);

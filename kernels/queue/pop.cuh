@@ -1,14 +1,13 @@
 // Claiming units with atomic tickets: of a lane of a static program, or of a queue of a dynamic
-// one. A queue holds units in the order in which they were pushed, except those that come in passes
-// or belong to empty groups.
+// one. A queue holds units in the order in which they were pushed, except those that come in passes.
 #pragma once
 #include "queue/push.cuh"
 
 namespace etc {
 
-// Instead of a unit: not pushed yet; all slots from this one to the end of the queue's part are
-// empty; the lane is finished.
-constexpr i32 kNotYet = -1, kRestIsEmpty = -2, kLaneOver = 0x7fffffff;
+// Instead of a unit: not pushed yet; no unit will be pushed to this slot or one after it in the
+// queue's part; the lane is finished.
+constexpr i32 kNotYet = -1, kRestIsSurplus = -2, kLaneOver = 0x7fffffff;
 
 // Draws the next ticket of a lane of a static program.
 template <class Program>
@@ -16,10 +15,10 @@ ETC_DEVICE u32 draw_ticket(const Run<Program>& run, LaneId lane) {
   return ptx::count_up(u64(&run.control()->tickets[lane][run.epoch & 1]));
 }
 
-// Draws all remaining tickets below `end` of a lane of a static program; returns the first one.
+// Draws all remaining tickets below `end` of a lane of a static program.
 template <class Program>
-ETC_DEVICE u32 draw_up_to(const Run<Program>& run, LaneId lane, u32 end) {
-  return atomicMax(&run.control()->tickets[lane][run.epoch & 1], end);
+ETC_DEVICE void draw_up_to(const Run<Program>& run, LaneId lane, u32 end) {
+  atomicMax(&run.control()->tickets[lane][run.epoch & 1], end);
 }
 
 // For diagnostics: the count of an element, and the first unmet event of a task.
@@ -48,14 +47,12 @@ struct WorkQueue {
     return ptx::count_up(run.event_address(run.g.rank, Queue::head(run.g)));
   }
 
-  ETC_DEVICE static u32 draw_up_to(const Run<Program>& run, u32 end) {
-    const u64 head = run.event_address(run.g.rank, Queue::head(run.g));
-    return atomicMax(reinterpret_cast<u32*>(head), end);
-  }
   // Draws all tickets of the rest of this ticket's part of the queue.
   ETC_DEVICE static void skip_part(const Run<Program>& run, u32 ticket) {
     const u32 initial = u32(Queue::initial(run.g));
-    draw_up_to(run, initial + u32(Queue::end_of_part(run.g, i32(ticket - initial))));
+    const u32 end = initial + u32(Queue::part(run.g, i32(ticket - initial)).end);
+    const u64 head = run.event_address(run.g.rank, Queue::head(run.g));
+    atomicMax(reinterpret_cast<u32*>(head), end);
   }
 
   // The unit of a ticket, which is ready to run, or one of the constants above.
@@ -66,8 +63,16 @@ struct WorkQueue {
     if (ticket >= units) return kLaneOver;
     const u64 slot = run.event_address(g.rank, Queue::slots(g) + ticket - initial);
     const u32 word = ptx::load_acquire<kPeersPush<Program>>(slot);
-    if (Queue::kHasEmptyGroups && word == kEmptySlot) return kRestIsEmpty;
-    return word == 0 ? kNotYet : i32(initial + word - 1);
+    if (word != 0) return i32(initial + word - 1);
+    if constexpr (Queue::kHasSurplus) {
+      // NOTE: slots are filled without gaps. The surplus may still grow.
+      const QueuePart part = Queue::part(g, i32(ticket - initial));
+      if (part.surplus != kNoSurplus) {
+        const u32 surplus = ptx::load_relaxed(run.event_address(g.rank, part.surplus));
+        if (ticket - initial >= u32(part.end) - surplus) return kRestIsSurplus;
+      }
+    }
+    return kNotYet;
   }
 
   // Reports that no unit arrived in time: records the first unmet wait of the earliest call in the
@@ -83,7 +88,12 @@ struct WorkQueue {
       if (Call::kCall > who.call) return;
       const i32 groups = Call::group_units(run.g) > 0 ? Call::groups(run.g) : 0;
       for (i32 group = 0; group < groups; ++group) {
-        if (!find_unmet<Call>(run, Call::group_at(run.g, group), event)) continue;
+        const auto c = Call::group_at(run.g, group);
+        if constexpr (Call::kLimit > 0) {
+          const i32 count = known_count<Call>(run, run.g.rank, c);
+          if (Call::kLimitsGroups && count >= 0 && Call::is_surplus(c, count)) continue;
+        }
+        if (!find_unmet<Call>(run, c, event)) continue;
         who = group_waiter<Call>(run, group);
         return;
       }

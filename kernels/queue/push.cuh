@@ -33,9 +33,38 @@ ETC_DEVICE void fence_groups() {
   ptx::fence_acq_rel<Call::kWaitsForPeers>();
 }
 
-// In a slot instead of a unit: this slot and all after it are empty, up to the end of the queue's
-// part.
-constexpr u32 kEmptySlot = ~0u;
+// Where a part of a queue ends, and the word with the number of units in it that are known to be
+// surplus: slots at its end that stay empty.
+struct QueuePart {
+  i32 end;
+  u32 surplus;
+};
+// Instead of that word: there are none.
+constexpr u32 kNoSurplus = ~0u;
+
+// The count of a call's loaded extent in the turn of the task at `c`; -1 while it is not known.
+template <class Call, class Program>
+ETC_DEVICE i32 known_count(
+    const Run<Program>& run, i32 owner, const typename Call::Coord& c) {
+  return i32(ptx::load_relaxed(run.event_address(owner, Call::known(run.g, c)))) - 1;
+}
+
+// One lane, before it marks the first wait of the first group of a turn: makes the count known.
+template <class Call, class Program>
+ETC_DEVICE void publish_count(const Run<Program>& run, i32 group) {
+  const auto& g = run.g;
+  const auto c = Call::group_at(g, group);
+  const i32 bound = Call::bound(g), count = minimum(maximum(Call::count(g, c), 0), bound);
+  ptx::store_relaxed(run.event_address(g.rank, Call::known(g, c)), u32(count) + 1);
+  const u32 surplus = u32(Call::units_of(g, bound) - Call::units_of(g, count));
+  const auto add = [&](u32 word) ETC_INLINE {
+    ptx::fetch_add<false>(run.event_address(g.rank, word), surplus);
+  };
+  if (surplus > 0) add(Call::Queue::surplus(g));
+  if constexpr (Call::kInPasses) {
+    if (surplus > 0) add(Call::later_surplus(g));
+  }
+}
 
 // Up to this number of units of a group are stored by one lane, more by the whole warp.
 constexpr u32 kFewUnits = 8;
@@ -83,15 +112,14 @@ ETC_DEVICE void fill_slots(
 // Instead of a reservation: the queue is full.
 constexpr u32 kNoRoom = ~0u;
 
-// A whole warp reserves the slots of `groups` groups of a call: of the first pass, in a part that
-// all calls of the lane share, and of the second one, in a part of the call's own (as for later
-// passes). Groups with tasks to run are counted from the first slot on, empty ones from the last
-// one.
+// A whole warp reserves the slots of `groups` groups of a call, with `units` units each: of the first
+// pass, in a part that all calls of the lane share, and of the second one, in a part of the call's
+// own (as for later passes).
 // NOTE: a verified program always has room. If a count loaded from data is too small, late
 // notifications of a peer's last run may increase the words that count slots. Such a reservation
 // must not be stored outside the queue. Its slots stay empty, so the run ends at its wait limit.
-template <class Call, bool kIsEmpty, class Program>
-ETC_DEVICE uint2 reserve(const Run<Program>& run, i32 owner, u32 groups) {
+template <class Call, class Program>
+ETC_DEVICE uint2 reserve(const Run<Program>& run, i32 owner, u32 groups, u32 units) {
   using Queue = typename Call::Queue;
   const auto& g = run.g;
   const auto add = [&](u32 word, u32 n) ETC_INLINE {
@@ -101,17 +129,8 @@ ETC_DEVICE uint2 reserve(const Run<Program>& run, i32 owner, u32 groups) {
     }
     return old;
   };
-  const u32 units = u32(Call::pass_units(g));
-  u32 first, later = 0;
-  if constexpr (kIsEmpty) {
-    first = u32(Queue::first_part(g)) - add(Queue::empty_slots(g), groups * units) - groups * units;
-    if constexpr (Call::kInPasses) {
-      later = u32(Call::groups(g)) - add(Call::empty_groups(g), groups) - groups;
-    }
-  } else {
-    first = add(Queue::tail(g), groups * units);
-    if constexpr (Call::kInPasses) later = add(Call::passed(g), groups);
-  }
+  u32 first = add(Queue::tail(g), groups * units), later = 0;
+  if constexpr (Call::kInPasses) later = add(Call::passed(g), groups);
   first = __shfl_sync(~0u, first, 0);
   bool has_room = first <= u32(Queue::units(g) - Queue::initial(g)) - groups * units;
   if constexpr (Call::kInPasses) {
@@ -123,88 +142,65 @@ ETC_DEVICE uint2 reserve(const Run<Program>& run, i32 owner, u32 groups) {
   return {first, later};
 }
 
-// Whether a group of this rank, whose waits are met, has only empty tasks.
-template <class Call, class Program>
-ETC_DEVICE bool is_empty_group(const Run<Program>& run, i32 group) {
-  const i32 size = Call::group_size(run.g);
-  for (i32 t = group * size; t < (group + 1) * size; ++t) {
-    const auto c = Call::at(run.g, t);
-    if constexpr (Call::kLoads) {
-      if (!Call::waits_in_range(run.g, c) || !Call::in_range(run.g, c)) return false;
+// A whole warp pushes the tasks that exist of each group in `lanes`, whose extent is loaded.
+template <class Call, int kCount, class Program>
+ETC_DEVICE void push_parts(
+    const Run<Program>& run, i32 owner, const u32 (&lanes)[kCount], const i32 (&group)[kCount]) {
+  static_assert(!Call::kInPasses);
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) {
+    for (u32 left = lanes[j]; left != 0; left &= left - 1) {
+      const i32 one = __shfl_sync(~0u, group[j], __ffs(left) - 1);
+      const i32 count = known_count<Call>(run, owner, Call::group_at(run.g, one));
+      const u32 units = u32(Call::units_of(run.g, maximum(count, 0)));
+      if (units == 0) continue;
+      const uint2 at = reserve<Call>(run, owner, 1, units);
+      if (at.x == kNoRoom) return;
+      const u32 first[1] = {left & (0u - left)};
+      const i32 ones[1] = {one};
+      fill_slots<Call>(run, owner, at.x, 0, units, first, ones);
     }
-    if (Call::template Function<Call>::size(run, c) != 0) return false;
-  }
-  return true;
-}
-
-// Performs the notifications of one task for each lane with `has_one`; each lane has fenced.
-template <class Call, int n = 0, class Program>
-ETC_DEVICE void notify_and_release_each(
-    const Run<Program>& run, const typename Call::Coord& c, u32 parts, bool has_one);
-
-// A whole warp notifies for all tasks of each lane's empty group. None of them is pushed; their
-// slots get kEmptySlot.
-template <class Call, class Program>
-ETC_DEVICE void complete_empty_groups(const Run<Program>& run, bool has_one, i32 group) {
-  const auto& g = run.g;
-  const u32 lanes = __ballot_sync(~0u, has_one), groups = __popc(lanes);
-  if (groups == 0) return;
-  __syncwarp();  // one lane's acquire covers the whole warp
-  // NOTE: for other groups, the indices that their tasks load may not be written yet.
-  const i32 known = __shfl_sync(~0u, group, __ffs(lanes) - 1);
-  const uint2 at = reserve<Call, true>(run, g.rank, groups);
-  if (at.x == kNoRoom) return;
-  const u64 slots = run.event_address(g.rank, Call::Queue::slots(g));
-  const u32 units = groups * u32(Call::pass_units(g));
-  const u32 part = u32(Call::groups(g) * Call::pass_units(g));
-  u32 first = at.x;
-#pragma unroll 1
-  for (i32 pass = 0; pass < Call::passes(g); ++pass) {
-    for (u32 k = ptx::lane(); k < units; k += 32) {
-      ptx::store_relaxed(slots + u64(first + k) * 4, kEmptySlot);
-    }
-    first = at.y + u32(pass) * part;
-  }
-  ptx::fence_acq_rel<Call::kNotifiesPeers>();
-  const i32 size = Call::group_size(g);
-  i32 t = (has_one ? group : known) * size;
-#pragma unroll 1
-  for (i32 k = 0; k < size; ++k, ++t) {
-    notify_and_release_each<Call>(run, Call::at(g, t), Call::kCluster, has_one);
   }
 }
 
-// A whole warp pushes group[j] of each lane with bit j in `bits`. With kCompletesEmpty, empty
-// groups are completed instead. Every lane has fenced.
-template <class Call, bool kCompletesEmpty, int kCount, class Program>
+// A whole warp pushes group[j] of each lane with bit j in `bits`, but no surplus ones. Every lane has
+// fenced.
+template <class Call, int kCount, class Program>
 ETC_DEVICE void push(const Run<Program>& run, i32 owner, u32 bits, const i32 (&group)[kCount]) {
   const auto& g = run.g;
-  if constexpr (Call::kMayBeEmpty && kCompletesEmpty) {
-    static_assert(kCount == 1);
-    const bool has_one = bits != 0 && owner == g.rank && is_empty_group<Call>(run, group[0]);
-    if (has_one) bits = 0;
-    complete_empty_groups<Call>(run, has_one, group[0]);
-  }
   u32 lanes[kCount], groups = 0;
 #pragma unroll
   for (int j = 0; j < kCount; ++j) {
-    lanes[j] = __ballot_sync(~0u, bits >> j & 1);
+    bool has_one = bits >> j & 1;
+    if constexpr (Call::kLimitsGroups) {
+      const auto c = Call::group_at(g, group[j]);
+      if (has_one) has_one = !Call::is_surplus(c, known_count<Call>(run, owner, c));
+    }
+    lanes[j] = __ballot_sync(~0u, has_one);
     groups += __popc(lanes[j]);
   }
   if (groups == 0) return;
-  uint2 at = reserve<Call, false>(run, owner, groups);
-  if (at.x == kNoRoom) return;
   const u32 units = u32(Call::pass_units(g));
+  constexpr bool kInParts = Call::kLimit > 0 && !Call::kLimitsGroups;
+  uint2 at{};
+  if constexpr (!kInParts) {
+    at = reserve<Call>(run, owner, groups, units);
+    if (at.x == kNoRoom) return;
+  }
   if (Call::kWaits > 1 && units > kFewUnits) {
     // NOTE: lanes store for each other, so each needs the acquires of the others.
     __syncwarp();
     fence_groups<Call>();
   }
-  fill_slots<Call>(run, owner, at.x, 0, units, lanes, group);
-  if constexpr (Call::kInPasses) {
+  if constexpr (kInParts) {
+    push_parts<Call>(run, owner, lanes, group);
+  } else {
+    fill_slots<Call>(run, owner, at.x, 0, units, lanes, group);
+    if constexpr (Call::kInPasses) {
 #pragma unroll 1
-    for (i32 pass = 1; pass < Call::passes(g); ++pass, at.y += u32(Call::groups(g)) * units) {
-      fill_slots<Call>(run, owner, at.y, u32(pass) * units, units, lanes, group);
+      for (i32 pass = 1; pass < Call::passes(g); ++pass, at.y += u32(Call::groups(g)) * units) {
+        fill_slots<Call>(run, owner, at.y, u32(pass) * units, units, lanes, group);
+      }
     }
   }
 }
@@ -253,7 +249,7 @@ ETC_DEVICE bool mark(const Run<Program>& run, i32 owner, i32 group, u32 bits) {
 
 // A whole warp marks waits `marks` of group[j] if bit j of `waiting` is set, and pushes ready
 // groups.
-template <class Call, bool kCompletesEmpty, int kCount, class Program>
+template <class Call, int kCount, class Program>
 ETC_DEVICE void mark_groups(
     const Run<Program>& run, i32 owner, u32 waiting, const i32 (&group)[kCount], u32 marks) {
   // NOTE: nothing waits for groups without units, so their words might be written after the run.
@@ -267,7 +263,7 @@ ETC_DEVICE void mark_groups(
     if (!__any_sync(~0u, last != 0)) return;
     fence_groups<Call>();
   }
-  push<Call, kCompletesEmpty>(run, owner, last, group);
+  push<Call>(run, owner, last, group);
 }
 
 }  // namespace etc

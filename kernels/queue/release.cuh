@@ -75,7 +75,16 @@ ETC_DEVICE void release(const Run<Program>& run, i32 owner, const Coord& element
       // NOTE: the box may include groups that wait for other elements.
       if (R::element(run.g, owner, group[j]) == index) waiting |= 1u << j;
     }
-    mark_groups<Call, false>(run, owner, waiting, group, 1u << R::kWait);
+    if constexpr (Call::kLimit > 0 && R::kWait == 0) {
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) {
+        const bool is_first = waiting >> j & 1 && group[j] % Call::turn_groups(run.g) == 0;
+        if (is_first) publish_count<Call>(run, group[j]);
+      }
+      __syncwarp();
+      fence_groups<Call>();
+    }
+    mark_groups<Call>(run, owner, waiting, group, 1u << R::kWait);
   }
 }
 
@@ -101,6 +110,7 @@ template <class R, class Program, class Coord>
 ETC_DEVICE void release_each(
     const Run<Program>& run, i32 owner, const Coord& element, u32 index, bool is_met) {
   using Call = typename R::Call;
+  static_assert(Call::kLimit == 0 || R::kWait > 0);
   for (u32 left; (left = __ballot_sync(~0u, is_met)) != 0;) {
     const int first = __ffs(left) - 1;
     const i32 common = __shfl_sync(~0u, owner, first);
@@ -111,31 +121,12 @@ ETC_DEVICE void release_each(
       const bool waits =
           is_common && box.total > 0 && R::element(run.g, common, group[0]) == index;
       fence_groups<Call>();
-      mark_groups<Call, true>(run, common, u32(waits), group, 1u << R::kWait);
+      mark_groups<Call>(run, common, u32(waits), group, 1u << R::kWait);
       is_met = is_met && !is_common;
     } else {
       release<R>(run, common, of_lane(element, first), __shfl_sync(~0u, index, first));
       is_met = is_met && int(ptx::lane()) != first;
     }
-  }
-}
-
-template <class Call, int n, class Program>
-ETC_DEVICE void notify_and_release_each(
-    const Run<Program>& run, const typename Call::Coord& c, u32 parts, bool has_one) {
-  if constexpr (n < Call::kNotifies) {
-    Call::template notified<n>(run.g, c, [&](auto event, i32 owner, auto element) ETC_INLINE {
-      using Event = decltype(event);
-      const EventRef ref = Call::notify(run.g, c, n);
-      const u32 step = parts * Call::notify_step(n);
-      const bool is_met =
-          has_one && count_event(run, ref, step) + step == Event::target(run.g, owner, element);
-      __syncwarp();  // one lane's acquire covers the whole warp
-      Releases<Event>::each([&](auto r) ETC_INLINE {
-        release_each<decltype(r)>(run, owner, element, ref.index, is_met);
-      });
-    });
-    notify_and_release_each<Call, n + 1>(run, c, parts, has_one);
   }
 }
 
@@ -202,7 +193,7 @@ ETC_DEVICE void release_empty(const Run<Program>& run) {
       for (i32 first = warp * 32; first < groups; first += i32(gridDim.x) * kThreads) {
         const i32 group[1] = {first + i32(ptx::lane())};
         const u32 marks = group[0] < groups ? empty_waits<Call>(run, group[0], 0, kTo) : 0;
-        mark_groups<Call, false>(run, run.g.rank, marks != 0, group, marks);
+        mark_groups<Call>(run, run.g.rank, marks != 0, group, marks);
       }
     }
   });

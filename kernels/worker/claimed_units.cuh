@@ -98,8 +98,8 @@ class ClaimedUnits {
         return (unit = TensorUnits::unit_of(run_, u32(next.taken))) != kNotYet;
       });
       if (!came) TensorUnits::report(run_);
-      if constexpr (Program::TensorQueue::kHasEmptyGroups) {
-        if (came && unit == kRestIsEmpty) {
+      if constexpr (Program::TensorQueue::kHasSurplus) {
+        if (came && unit == kRestIsSurplus) {
           if (is_first()) TensorUnits::skip_part(run_, u32(next.taken));
           continue;
         }

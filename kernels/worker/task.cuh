@@ -96,6 +96,22 @@ struct WaitCache {
   }
 };
 
+// The count of a loaded extent that a thread has loaded last. kLimits: the tensors that such counts
+// are from.
+template <int kLimits>
+struct CountCache {
+  i32 limit = 0, place = -1, count = 0;
+
+  template <class Call, class Args>
+  ETC_DEVICE i32 of(const Args& g, const typename Call::Coord& c) {
+    const i32 at = Call::count_place(g, c);
+    if (place != at || (kLimits > 1 && limit != Call::kLimit)) {
+      limit = Call::kLimit, place = at, count = Call::count(g, c);
+    }
+    return count;
+  }
+};
+
 // Waits for the n-th event of a task, unless it is known to be met.
 template <bool kSleeps, class Program, class Call>
 ETC_DEVICE bool wait_event_once(
@@ -137,11 +153,10 @@ ETC_DEVICE bool wait_events(
   return true;
 }
 
-// The waits [from, to) of a task that loads no index.
+// The waits [from, to) of a task that loads nothing but the count of the last one.
 template <class Program, class Call>
 ETC_DEVICE bool wait_some(
     const Run<Program>& run, const typename Call::Coord& c, int from, int to, Waiter& who) {
-  static_assert(!Call::kLoads);
   for (int n = from; n < to; ++n) {
     if (!wait_event<false>(run, Call::wait(run.g, c, n), who)) return false;
   }

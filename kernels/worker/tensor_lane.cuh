@@ -12,7 +12,6 @@
 #include "worker/calls.cuh"
 #include "worker/claimed_units.cuh"
 #include "worker/computes.cuh"
-#include "worker/empty_run.cuh"
 #include "worker/stage_ring.cuh"
 #include "worker/transfer_lane.cuh"
 #include "worker/work_ring.cuh"
@@ -52,12 +51,15 @@ class TensorLane {
   // Whether the producer thread passes from one unit of a call to its own next one.
   template <class Call>
   static constexpr bool kRepeats = has_role<Call>(kLoadRole) && !kByTicket;
-  // Whether the producer thread completes the tasks of a call that have nothing to write, without
-  // publishing them: of a function whose other roles would only notify for them.
+  // Whether the producer thread may get units of tasks that do not exist: none is queued, but a task
+  // that exists may come with one.
   template <class Call>
-  static constexpr bool kSkipsEmpty = Call::kLoads && !kByTicket && Call::kPeers == 0 &&
-                                      !Call::kNotifiesPeers &&
-                                      Call::kRoles == (kLoadRole | kComputeRole);
+  static constexpr bool kMayBeSurplus =
+      Call::kLimit > 0 && (!Program::kDynamic || Call::kCluster != Program::kTensorCluster);
+  // Whether all that such a task loads is known with the count.
+  template <class Call>
+  static constexpr bool kLoadsWithCount =
+      kMayBeSurplus<Call> && !Program::kDynamic && Call::kWaits == 1;
 
  public:
   ETC_DEVICE TensorLane(const Run<Program>& run, u8* shared)
@@ -109,6 +111,7 @@ class TensorLane {
     u32 published = 0, entered = 0;
     StageLoader<Program> stages(base_);
     WaitCache seen;
+    CountCache<Program::kLimits> counts;
     const Admission admission(base_);
     bool is_admitted = kByTicket && admission.wait(), lost = kByTicket && !is_admitted;
     if (lost) return false;
@@ -117,6 +120,7 @@ class TensorLane {
       Waiter who{kTensorLane, 0, 0};
       Calls::visit(run_.g, unit, [&](auto call, i32 u) ETC_INLINE {
         using Call = decltype(call);
+        i32 left = 0;  // units of the call from this one on
         const auto lead_unit = [&]() ETC_INLINE {
           const i32 t = task_of<Call>(u);
           if (t < 0) return;
@@ -126,12 +130,35 @@ class TensorLane {
           }
           const auto c = Call::at(run_.g, t);
           who = Waiter{kTensorLane, Call::kCall, u32(t)};
+          bool fits = true;
+          if constexpr (kMayBeSurplus<Call>) {
+            if constexpr (!Program::kDynamic) {
+              going = wait_event_once<false, Program, Call>(run_, c, 0, who, seen);
+              if (!going) return;
+            }
+            const i32 count = counts.template of<Call>(run_.g, c);
+            // NOTE: before the count is used, so that its load and the others overlap.
+            if constexpr (kLoadsWithCount<Call>) fits = Call::in_range(run_.g, c);
+            if (Call::is_surplus(c, count)) {
+              if constexpr (!Program::kDynamic && Call::kCluster == Program::kTensorCluster) {
+                const i32 others = skip_block<Call>(t, next);
+                if constexpr (kRepeats<Call>) u += others, unit += others, left -= others;
+              }
+              return;
+            }
+          }
           if constexpr (Program::kDynamic) {
             going = is_in_range<Program, Call>(run_, c, who);
+          } else if constexpr (kLoadsWithCount<Call>) {
+            going = fits || who.fail(kOutOfRange, 0, 0);
           } else if constexpr (Call::kReadsBeforeWait) {
             going = wait_some<Program, Call>(run_, c, 0, Call::kWaits - 1, who);
             if (!going) return;
             units_.publish(published, {unit, 0});
+            if constexpr (Call::kLoads) {  // the count of the last wait
+              going = Call::waits_in_range(run_.g, c) || who.fail(kOutOfRange, 0, 0);
+              if (!going) return;
+            }
             going = wait_some<Program, Call>(run_, c, Call::kWaits - 1, Call::kWaits, who);
             if constexpr (kByTicket) units_.wait_begun(published);
           } else {
@@ -142,9 +169,6 @@ class TensorLane {
             going = wait_events<false, Program, Call>(run_, c, who, seen);
           }
           if (!going) return;
-          if constexpr (kSkipsEmpty<Call>) {
-            if (FunctionOf<Call>::size(run_, c) == 0) return notify_empty<Call>(c);
-          }
           if constexpr (has_role<Call>(kLoadRole)) {
             if constexpr (FunctionOf<Call>::kWritesPeers) {
               going = wait_starts<Program, Call>(run_, c, who, entered);
@@ -155,7 +179,7 @@ class TensorLane {
               ptx::fence_proxy_async_global();
               seen.is_unfenced = false;
             }
-            going = load<Call>(c, t, unit, published, stages, next);
+            going = load<Call>(c, unit, published, stages, next);
           } else {
             units_.publish(published, {unit, 0});
           }
@@ -163,7 +187,7 @@ class TensorLane {
         if constexpr (kRepeats<Call>) {
           // NOTE: units of a call follow each other without a search for their call.
           const i32 clusters = i32(gridDim.x) / Program::kTensorCluster;
-          i32 left = Calls::template left<Call>(run_.g, u);
+          left = Calls::template left<Call>(run_.g, u);
 #pragma unroll 1
           for (;; u += clusters, unit += clusters) {
             lead_unit();
@@ -189,21 +213,15 @@ class TensorLane {
     u32 consumed = 0, entered = 0;
     typename Computes::Counters counters;
     bool going = true;
-    for (WorkItem a; (a = units_.template consume<Program::kDynamic>(consumed)).unit >= 0;) {
+    for (WorkItem a; (a = units_.consume(consumed)).unit >= 0;) {
       visit_task(a.unit, [&](auto call, i32 t) ETC_INLINE {
         using Call = decltype(call);
         if constexpr (has_role<Call>(kStoreRole)) {
           using Compute = ComputeOf<Call>;
           Waiter who{kTensorLane, Call::kCall, u32(t)};
           going = going && FunctionOf<Call>::store(
-              run_, compute_object<Compute>(), Call::at(run_.g, t), size_of(a),
+              run_, compute_object<Compute>(), Call::at(run_.g, t), a.size,
               counters.template of<Compute>(), entered, who);
-          if constexpr (Call::kHasRuns) {
-            if (going && a.run() > 0) {
-              going = complete_run<Program, Call>(run_, t, a, entered, who);
-              if (!going) report(run_, who);
-            }
-          }
         }
       });
     }
@@ -227,9 +245,9 @@ class TensorLane {
         using Call = decltype(call);
         if constexpr (has_role<Call>(kGatherRole)) {
           going = going &&
-                  FunctionOf<Call>::gather(run_, stages, Call::at(run_.g, t), size_of(a));
+                  FunctionOf<Call>::gather(run_, stages, Call::at(run_.g, t), a.size);
         } else if constexpr (Ring::kGatherers > 0 && has_role<Call>(kLoadRole)) {
-          stages.skip(FunctionOf<Call>::stages(run_, size_of(a)));
+          stages.skip(FunctionOf<Call>::stages(run_, a.size));
         }
         if constexpr (has_role<Call>(kForwardRole)) {
           using Compute = ComputeOf<Call>;
@@ -276,7 +294,7 @@ class TensorLane {
         }
       });
       if constexpr (Computes::kCount > 0) {
-        const u32 size = size_of(a);
+        const u32 size = a.size;
         if constexpr (Computes::kCount > 1) {
           if (size > 0 && index != last) going = take_buffer(counters, going);
           if (size > 0) last = index;
@@ -322,11 +340,6 @@ class TensorLane {
     return Computes::template make<Program, Compute>(base_);
   }
 
-  // The size of a work item, without the run that it may come with.
-  ETC_DEVICE static u32 size_of(WorkItem a) {
-    return Program::kHasRuns && a.run() > 0 ? 0 : a.size;
-  }
-
   // Whether this worker's first unit is a task of the first call, which waits for nothing: it is
   // not published, which saves 0.2 us when a run begins.
   ETC_DEVICE bool knows_first() const {
@@ -351,22 +364,17 @@ class TensorLane {
   // The load role of a task whose waits are met: publishes it and loads its stages.
   template <class Call>
   ETC_DEVICE bool load(
-      const typename Call::Coord& c, i32 t, i32 unit, u32& published,
+      const typename Call::Coord& c, i32 unit, u32& published,
       StageLoader<Program>& stages, Next& next) const {
     using Function = FunctionOf<Call>;
     static_assert(Call::kCluster == Program::kTensorCluster);
     const u32 size = Function::size(run_, c);
-    u32 run = 0;
-    if constexpr (Call::kHasRuns) {
-      static_assert(has_role<Call>(kStoreRole));  // which completes the run
-      if (size == 0 && Units::is_first()) run = take_run<Program, Call>(run_, next.taken, t);
-    }
     if constexpr (Function::kDataWords > 0) {
       u32 words[Function::kDataWords];
       Function::data(run_, c, size, words);
       units_.write_data(published, words);
     }
-    units_.publish(published, {unit, size | run, u32(next.taken)});
+    units_.publish(published, {unit, size});
     return Function::load(run_, stages, c, size, [&](u32 n) ETC_INLINE {
       if constexpr (kByTicket) {
         const u32 count = Function::stages(run_, size).count;
@@ -404,14 +412,19 @@ class TensorLane {
     return true;
   }
 
-  // The producer thread, for a task that has nothing to write.
+  // The producer thread of a static program, at the surplus task t: skips those after it in its
+  // block. By tickets, claims all of them; else returns how far the last one of this cluster is.
   template <class Call>
-  ETC_DEVICE void notify_empty(const typename Call::Coord& c) const {
-    ptx::fence_acq_rel<false>();
-#pragma unroll
-    for (int n = 0; n < Call::kNotifies; ++n) {
-      notify_event(run_, Call::notify(run_.g, c, n), Call::notify_step(n));
+  ETC_DEVICE i32 skip_block(i32 t, const Next& next) const {
+    const i32 rest = Call::block_end(run_.g, t) - t - 1;
+    if constexpr (kByTicket) {
+      // NOTE: units that are assigned without a ticket have negative tickets.
+      const i32 end = next.taken + 1 + rest;
+      if (Units::is_first() && end > 0) draw_up_to(run_, kTensorLane, u32(end));
+      return 0;
     }
+    const i32 clusters = i32(gridDim.x) / Program::kTensorCluster;
+    return rest / clusters * clusters;
   }
 
   // The compute threads: waits until no earlier task uses the buffer.

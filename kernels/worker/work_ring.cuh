@@ -4,16 +4,11 @@
 
 namespace etc {
 
-// A unit of the tensor lane, or -1 after the last one. `size` is that of the function's roles. An
-// empty unit may carry a run of empty units that the storing warp completes: it begins `run` units
-// later. In a dynamic program the storing warp also reads the ticket. For some functions an item
-// carries words for the compute threads.
+// A unit of the tensor lane, or -1 after the last one. `size` is that of the function's roles. For
+// some functions an item carries words for the compute threads.
 struct WorkItem {
-  static constexpr u32 kRun = 1u << 31;
   i32 unit;
-  u32 size, ticket = 0;
-
-  ETC_DEVICE u32 run() const { return size & kRun ? size - kRun : 0; }
+  u32 size;
 };
 
 // Every consumer reads every item, also after an abort: so all warps of a worker process the same
@@ -22,7 +17,7 @@ class WorkRing {
   static constexpr u32 kEntries = 8;
 
  public:
-  static constexpr u32 kBytes = kEntries * 32 + 8;
+  static constexpr u32 kBytes = kEntries * 24 + 8;
   static_assert(kBytes <= Shared::kWorkBytes);
   static constexpr u32 kMostDataWords = Shared::kDataBytes / kEntries / 8 * 2;
 
@@ -40,7 +35,6 @@ class WorkRing {
   ETC_DEVICE void publish(u32& n, WorkItem a) const {
     wait_empty(n);
     ptx::store_shared8(entry(n), u32(a.unit), a.size);
-    if (a.run() > 0) ptx::store_shared8(ticket(n), a.ticket, 0);
     ptx::mbarrier_arrive(full(n));
     ++n;
   }
@@ -82,12 +76,10 @@ class WorkRing {
     return WorkItem{i32(words.x), words.y};
   }
   // A whole warp.
-  template <bool kTicket = false>
   ETC_DEVICE WorkItem consume(u32& n) const {
     while (!is_full(n)) {
     }
-    WorkItem item = next(n);
-    if (kTicket && item.run() > 0) item.ticket = ptx::load_shared(ticket(n));
+    const WorkItem item = next(n);
     release(n);
     ++n;
     return item;
@@ -111,8 +103,7 @@ class WorkRing {
   ETC_DEVICE u32 full(u32 n) const { return base_ + 8 * (n % kEntries); }
   ETC_DEVICE u32 empty(u32 n) const { return base_ + 8 * (kEntries + n % kEntries); }
   ETC_DEVICE u32 entry(u32 n) const { return base_ + 8 * (2 * kEntries + n % kEntries); }
-  ETC_DEVICE u32 ticket(u32 n) const { return base_ + 8 * (3 * kEntries + n % kEntries); }
-  ETC_DEVICE u32 begun() const { return base_ + 8 * (4 * kEntries); }
+  ETC_DEVICE u32 begun() const { return base_ + 8 * (3 * kEntries); }
 
   u32 base_;
 };

@@ -75,24 +75,20 @@ def test_an_operand_with_a_large_box_has_two_maps():
     ]
 
 
-def test_dynamically_claimed_matmuls_skip_empty_runs():
+def test_a_call_with_a_loaded_extent_tells_which_tasks_exist():
     graph = moe_graph(1, experts=8, top_k=2)
-    text = generate(schedule_static(graph)).text
-    assert text.count("static constexpr int kHasRuns = 1") == 2
-    assert "constexpr int kHasRuns = 1;" in text.partition("struct Call_")[0]
-    ends = re.findall(
-        r"i32 empty_until\(const Args& g, i32 t\) \{ return (.*); \}", text
-    )
-    assert len(ends) == 2 and all("floordiv(t, " in end or " - " in end for end in ends)
-    # Tiles of the second GEMM wait separately; those without rows are not queued.
-    text = generate(schedule_dynamic(graph)).text
-    runs, empty = (f"static constexpr int kHas{w} = 1" for w in ("Runs", "EmptyGroups"))
-    gate_up, down = (
-        re.search(rf"struct Call_{name}_projection {{.*?\n}};", text, re.DOTALL)[0]
-        for name in ("gate_up", "down")
-    )
-    assert runs in gate_up and runs not in down and text.count(empty) == 1
-    assert "kMayBeEmpty = 1" in down and text.count("kMayBeEmpty = 1") == 1
+    texts = [generate(make(graph)).text for make in (schedule_static, schedule_dynamic)]
+    for text, parts in zip(texts, ((0, 0), (0, 1)), strict=True):
+        assert text.count("kLimit = 1;") == 2
+        for name, is_of_groups in zip(("gate_up", "down"), parts, strict=True):
+            call = re.search(
+                rf"struct Call_{name}_proj.*? {{.*?\n}};", text, re.DOTALL
+            )[0]
+            assert (
+                "is_surplus(Coord c, i32 count) { return c.axis_q >= count; }" in call
+            )
+            assert is_of_groups == ("kLimitsGroups = 1" in call)
+    assert "kHasSurplus = 1" in texts[1]
 
 
 def test_increments_are_a_multiple_of_all_parts():

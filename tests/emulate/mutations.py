@@ -10,9 +10,6 @@ from etc_dist.runtime.build import kernels_folder
 LOADER_WAITS = "wait_mbarrier(run, Ring::empty(base_, oldest), Ring::parity(oldest))"
 GATHERER_WAITS = f"""__all_sync(
                  ~0u, {LOADER_WAITS})"""
-NOTIFIES_EACH = (
-    "notify_and_release_each<Call>(run, Call::at(g, t), Call::kCluster, has_one);"
-)
 RELEASE = "ptx::store_release(word, run.epoch);"
 SCRATCH_FENCE = (
     "ptx::fence_proxy_async();  "
@@ -54,11 +51,13 @@ BROKEN = {
             "member < size ? group * size + member : -1": "group * size + member"
         },
         "ahead": {"stages.has_room_ahead(all.bytes)": "true"},
-        "gathered": {"stages.skip(FunctionOf<Call>::stages(run_, size_of(a)));": ""},
+        "gathered": {"stages.skip(FunctionOf<Call>::stages(run_, a.size));": ""},
         "shared": {"published > 0 || !loads_at_once<Call>()": "false"},
         "moe": {
             "ptx::fence_proxy_async_global();": "",
             "    ptx::named_barrier<kComputeThreads>(1);": "",
+            "Call::is_surplus(c, count)": "false",
+            "Call::block_end(run_.g, t) - t - 1": "Call::block_end(run_.g, t) - t",
         },
         "mixed": {"going = wait_buffer(counters);": ""},
         "sent": {"wait_peers<Program, Call>(run_, c, who, entered) && going": "going"},
@@ -171,16 +170,10 @@ BROKEN = {
     "queue/release": {"queue": {"  fence_groups<Call>();": ""}},
     "queue/push": {
         "queue": {
-            "ptx::store_relaxed(slots + u64(first + k) * 4, kEmptySlot);": "",
-            NOTIFIES_EACH: "",
+            "add(Call::Queue::surplus(g));": "",
         },
+        "passes": {"add(Call::later_surplus(g));": ""},
         "counts": {"        ptx::fence_acq_rel<false>();": ""},
-    },
-    "worker/empty_run": {
-        "queue": {
-            "notify_and_release_each<Call>(run, c, Call::kCluster, own < end);": "",
-            "WorkItem::kRun | u32(drawn - ticket)": "0",
-        },
     },
     "functions/row_pairs": {
         "few": {"    task.sync();": ""},

@@ -87,7 +87,6 @@ def two_matmuls(g: Graph) -> None:
         reads=[x[rows, :], w[0, all_columns, :]],
         writes=[half[rows, all_columns]],
         notifies=[begun[r]],
-        empty_until=lambda t: count,
     )
     j, r = grid = g.grid(j=columns, r=count)
     rows = span(r * ROWS, minimum(ROWS, sizes.load(r)))
@@ -99,7 +98,6 @@ def two_matmuls(g: Graph) -> None:
         writes=[y[rows, tile(j, COLUMNS)]],
         waits=[begun[r], known[r]],
         notifies=[done[to.load(r)]],
-        empty_until=lambda t: t + 1,
     )
     (r,) = grid = g.grid(r=count)
     g.call(

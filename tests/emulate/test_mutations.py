@@ -20,7 +20,7 @@ from etc_dist.runtime.build import kernels_folder
 from etc_dist.runtime.cpu import simulate
 from tests.emulate.aborted import check_skipped, sent_in_vain
 from tests.emulate.cases import check
-from tests.emulate.matrix import CASES, Case
+from tests.emulate.matrix import CASES, NEVER, Case, experts
 from tests.emulate.mutations import BROKEN, MUTATIONS
 from tests.functions.test_route_rows import FEW, check_routes, routed, routed_rows
 from tests.functions.test_sample_column import sampled, sampled_given
@@ -52,6 +52,7 @@ def check_equal(program: Emulator, given: Any, dims: dict[str, int]) -> None:
 MUTATED = {
     **CASES,
     "queue": replace(CASES["moe"], schedule="dynamic"),
+    "passes": replace(experts(4, 640, 64, NEVER), schedule="dynamic"),
     "aborted": Case(partial(sent_in_vain, 2, wanted=2), tuple),
     "decoder": Case(decoder, decoder_step),
     "routes": Case(partial(routed, 1, routing=FEW), some_routes),

@@ -14,9 +14,10 @@ from etc_dist.functions.push_rows import push_rows
 from etc_dist.functions.sum_ranks import sum_ranks
 from etc_dist.functions.sum_slots import PIECE_COLUMNS, PIECE_ROWS, sum_slots
 from etc_dist.functions.tile_matmul import Tiles, TileShape
-from etc_dist.ir import Graph, ceildiv, graph_function, minimum, span, tile
+from etc_dist.ir import Graph, ceildiv, graph_function, minimum, span, tile, up_to
+from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.runtime.cpu import simulate
-from tests.emulate.cases import check, matmul_of
+from tests.emulate.cases import PART, check, copy_on, matmul_of
 from tests.layers.reference import Answer, draw
 
 exhaustive = pytest.mark.exhaustive
@@ -238,7 +239,7 @@ def test_a_matmul_of_a_slice_of_k(folder, k, dtype, w_layout):
 
 
 @graph_function
-def matmul_of_groups(g: Graph, *, promise: str) -> None:
+def matmul_of_groups(g: Graph) -> None:
     """y [rows, n]: rows of x in groups, each by its own w. z [groups, k]: the first
     rows of x, after all tasks of a group, some of which are empty."""
     rows, n, k, groups = g.dims("rows n k groups")
@@ -253,11 +254,6 @@ def matmul_of_groups(g: Graph, *, promise: str) -> None:
     e, b, j = grid = g.grid(e=groups, b=blocks, j=columns)
     start = minimum(first.load(e) + b * tiles.rows, rows)
     own = span(start, minimum(tiles.rows, count.load(e) - b * tiles.rows))
-    of_group = blocks * columns
-    ends = {
-        "of its group": lambda t: (t // of_group + 1) * of_group,
-        "of all": lambda t: groups * of_group,
-    }
     g.call(
         tiles.matmul("bfloat16"),
         grid,
@@ -265,7 +261,6 @@ def matmul_of_groups(g: Graph, *, promise: str) -> None:
         reads=[x[own, :], w[e, tile(j, tiles.columns), :]],
         writes=[y[own, tile(j, tiles.columns)]],
         notifies=[done[e]],
-        empty_until=ends[promise],
     )
     (e,) = grid = g.grid(e=groups)
     own = span(e, 1)
@@ -273,15 +268,12 @@ def matmul_of_groups(g: Graph, *, promise: str) -> None:
 
 
 @pytest.mark.parametrize("schedule", ["static", "dynamic"])
-@pytest.mark.parametrize("promise", ["of its group", "of all"])  # the second is wrong
-def test_empty_tasks_of_a_users_matmul_notify(folder, promise, schedule):
+def test_empty_tasks_of_a_users_matmul_notify(folder, schedule):
     rng, count = np.random.default_rng(4), np.array([8, 0, 16], np.int32)
     x, w = (draw(rng, shape, "bfloat16") for shape in ((24, 32), (3, 40, 32)))
     given = {"x": x, "w": w, "count": count, "first": np.cumsum(count) - count}
     given["first"] = given["first"].astype(np.int32)
-    program = Emulator(
-        matmul_of_groups(1, promise=promise), schedule=schedule, folder=folder
-    )
+    program = Emulator(matmul_of_groups(1), schedule=schedule, folder=folder)
     of_groups = np.split(x, np.cumsum(count)[:-1])
     products = [matmul_of(*pair) for pair in zip(of_groups, w, strict=True)]
     parts = zip(*((one.expected, one.magnitude) for one in products), strict=True)
@@ -290,3 +282,92 @@ def test_empty_tasks_of_a_users_matmul_notify(folder, promise, schedule):
     found = program.run([given], dims=dims)[0]
     answer.check(found["y"], "bfloat16")
     np.testing.assert_array_equal(found["z"], x[:3])
+
+
+@graph_function
+def rows_of_turns(g: Graph, *, pairs: bool) -> None:
+    """y [turns, rows, 3, PART]: x [rows, 3, PART], as many rows in each turn as given.
+    seen [turns] has their numbers. pairs: with a matmul by pairs of workers."""
+    turns, rows = g.dims("turns rows")
+    given = g.input("given", (turns,), "int32")
+    size = g.let("size", rows * 3 * PART)
+    x, y = g.input("x", (size,), "int32"), g.state("y", (turns * size,), "int32")
+    seen = g.output("seen", (turns,), "int32")
+    counts, half = (
+        g.local("counts", (turns,), "int32"),
+        g.local("half", y.shape, "int32"),
+    )
+    known = g.events("known", (turns,), expects=1)
+    copied = g.events("copied", (turns, rows), expects=3)
+    done = g.events("done", (turns,), expects=lambda turn: counts.load(turn) * 3)
+    if pairs:
+        a = g.input("a", (TILE, TILE), "bfloat16")
+        product, both = g.output("product", a.shape, "bfloat16"), span(0, TILE)
+        g.call(
+            matmul_store("nk", "bfloat16"),
+            g.grid(one=1),
+            reads=[a[both, :], a[both, :]],
+            writes=[product[both, both]],
+        )
+    with g.loop(turn=turns) as turn:
+        own = span(turn, 1)
+        g.call(
+            copy_on("transfer"),
+            g.grid(i=1),
+            name="count",
+            reads=[given[own]],
+            writes=[counts[own]],
+            notifies=[known[turn]],
+        )
+        r, k = grid = g.grid(r=up_to(rows, counts.load(turn)), k=3)
+        to = half[tile(turn * rows * 3 + r * 3 + k, PART)]
+        g.call(
+            copy_on("tensor"),
+            grid,
+            name="first",
+            reads=[x[tile(r * 3 + k, PART)]],
+            writes=[to],
+            waits=[known[turn]],
+            notifies=[copied[turn, r]],
+        )
+        k, r = grid = g.grid(k=3, r=up_to(rows, counts.load(turn)))
+        place = tile(turn * rows * 3 + r * 3 + k, PART)
+        g.call(
+            copy_on("tensor"),
+            grid,
+            name="second",
+            reads=[half[place]],
+            writes=[y[place]],
+            waits=[known[turn], copied[turn, r]],
+            notifies=[done[turn]],
+        )
+        g.call(
+            copy_on("transfer"),
+            g.grid(i=1),
+            name="see",
+            reads=[counts[own]],
+            writes=[seen[own]],
+            waits=[known[turn], done[turn]],
+        )
+
+
+@pytest.mark.parametrize("schedule", ["static", "dynamic"])
+@pytest.mark.parametrize("pairs", [False, True])
+def test_tasks_beyond_a_loaded_extent_do_not_exist(folder, pairs, schedule):
+    given = np.array([3, 0, 5, 1], np.int32)
+    x = np.arange(5 * 3 * PART, dtype=np.int32)
+    inputs = {"given": given, "x": x, "y": np.full(4 * x.size, -1, np.int32)}
+    if pairs:
+        inputs["a"] = np.eye(TILE).astype(numpy_dtype("bfloat16"))
+    dims = {"turns": 4, "rows": 5}
+    program = Emulator(rows_of_turns(1, pairs=pairs), schedule=schedule, folder=folder)
+    rows = np.arange(5)[:, None] < given
+    wanted = np.where(rows.T[..., None], x.reshape(5, -1), -1).reshape(-1)
+    simulated = simulate(program.plan, [inputs], dims, workers=4)
+    for seed in range(2):
+        [found] = program.run([inputs], dims, seed=seed, runs=2 - seed)
+        for outputs in (found, simulated.outputs[0]):
+            np.testing.assert_array_equal(outputs["y"], wanted)
+            np.testing.assert_array_equal(outputs["seen"], given)
+    tasks = [task.call for task in simulated.tasks]
+    assert tasks.count("second") == 3 * given.sum()

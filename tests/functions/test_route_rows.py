@@ -30,12 +30,16 @@ def routed(g: Graph, *, routing: Routing) -> None:
     weights = g.output("weights", (rows, top_k), "float32")
     place = g.output("place", (rows, top_k), "int32")
     of_tiles = g.output("tile", (tiles, 2), "int32")
+    used = g.output("used", (1,), "int32")
     here = span(0, minimum(MOST_ROWS, rows))
     g.call(
         route_rows(routing),
         g.grid(one=1),
         reads=[logits[here, :], position[here]],
-        writes=[ids[here, :], weights[here, :], place[here, :], of_tiles[:, :]],
+        writes=[
+            *(t[here, :] for t in (ids, weights, place)),
+            *(of_tiles[:, :], used[:]),
+        ],
         values=dict(zip(("tile_rows", "stride", "gathers"), numbers, strict=True)),
     )
 
@@ -84,6 +88,7 @@ def check_routes(found: Any, routing: Routing, given: Any, dims: Any) -> None:
     place, expert, count = expected(ids, dims, routing.experts)
     np.testing.assert_array_equal(found["place"], place)
     np.testing.assert_array_equal(found["tile"], np.stack([expert, count], axis=1))
+    assert found["used"] == np.count_nonzero(count)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from etc_dist.ir import (
@@ -12,6 +14,7 @@ from etc_dist.ir import (
     device_function,
     graph_function,
     tile,
+    up_to,
 )
 from etc_dist.ir.function import TmaBox
 
@@ -84,18 +87,25 @@ def test_the_digest_is_that_of_the_text():
     assert shifted(2).digest() != shifted(2, size=8).digest()
 
 
-def test_runs_of_empty_tasks_are_part_of_the_text():
-    def of(**options):
+def test_a_loaded_extent_is_part_of_the_text():
+    def of(limited):
         g = Graph("one", 1)
         x, y = (
             make(n, (4,), "float32") for make, n in ((g.input, "x"), (g.output, "y"))
         )
-        (i,) = grid = g.grid(i=4)
-        g.call(copy, grid, reads=[x[tile(i, 1)]], writes=[y[tile(i, 1)]], **options)
+        known, counts = g.events("known", (1,), expects=0), g.input("n", (1,), "int32")
+        extent = up_to(4, counts.load(0)) if limited else 4
+        (i,) = grid = g.grid(i=extent)
+        operands = {"reads": [x[tile(i, 1)]], "writes": [y[tile(i, 1)]]}
+        on_tensor = replace(copy, lane="tensor")
+        g.call(on_tensor, grid, **operands, waits=[known[0]])
         return g.finish()
 
-    plain, runs = of(), of(empty_until=lambda t: t + 1)
-    assert "empty until t + 1" in runs.show() and plain.digest() != runs.digest()
+    plain, limited = of(False), of(True)
+    assert "[i: n[0], at most 4]" in limited.show()
+    assert plain.digest() != limited.digest()
+    assert [tensor.name for tensor in limited.loaded_tensors()] == ["n"]
+    assert limited.calls[0].tasks == plain.calls[0].tasks
 
 
 def test_values_of_a_call_are_part_of_the_text():

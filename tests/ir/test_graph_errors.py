@@ -95,7 +95,6 @@ def test_wrong_type_is_a_type_error(act, message):
         ("notifies", lambda x, e: e, "notifies= expects a list or tuple"),
         ("order", lambda x, e: lambda t: t, "order= expects a tuple or list"),
         ("order", lambda x, e: lambda t: (len(3),), "no len"),
-        ("empty_until", lambda x, e: lambda t: None, "empty_until= expects an int"),
         ("pace", lambda x, e: 1.5, "pace= expects an int"),
         ("values", lambda x, e: [1], "values= expects a Mapping"),
         ("values", lambda x, e: {"n": "4"}, "values= expects an int"),
@@ -304,9 +303,8 @@ def test_operands_fit_the_device_function():
         ("e.on(j)[0]", {"notifies": lambda x, e: [e.on(J)[0]]}),
         ("order j", {"order": lambda x, e: lambda t: (J,)}),
         ("pace j", {"pace": lambda x, e: J}),
-        ("empty until j", {"empty_until": lambda x, e: lambda t: J}),
     ],
-    ids=["region", "region's rank", "wait", "notify's rank", "order", "pace", "until"],
+    ids=["region", "region's rank", "wait", "notify's rank", "order", "pace"],
 )
 def test_a_call_uses_the_coordinates_of_its_own_grid(where, fields):
     g = Graph("one", 2)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from etc_dist.errors import GraphError
-from etc_dist.ir import Expr, Graph, device_function, graph_function
+from etc_dist.ir import Expr, Graph, device_function, graph_function, up_to
 
 
 @device_function(source="", reads=0, writes=0)
@@ -78,3 +79,38 @@ def refused(place: Callable[[Graph, Expr], object], kind: str) -> GraphError:
     with pytest.raises(GraphError) as caught:
         graph_function(body)(1)
     return caught.value
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"waits": lambda e, i: []},
+        {"waits": lambda e, i: [e[i], e[0]]},
+        {"count": lambda n, i: n.load(i)},
+        {"count": lambda n, i: n.load(n.load(0))},
+        {"lane": "transfer"},
+        {"more": True},
+        {"order": lambda t: (3 - t,)},
+    ],
+    ids=["no wait", "wait[i]", "count[i]", "count[count]", "lane", "two", "order"],
+)
+def test_a_loaded_extent_is_known_after_the_first_wait(options):
+    g = Graph("body", 1)
+    n, e = g.input("n", (4,), "int32"), g.events("e", (4,), expects=1)
+    (i,) = g.grid(i=4)
+    extents = {"i": up_to(4, options.get("count", lambda n, i: n.load(0))(n, i))}
+    if "more" in options:
+        extents["j"] = up_to(4, n.load(1))
+    function = replace(work, lane=options.get("lane", "tensor"))
+    waits = options.get("waits", lambda e, i: [e[0]])(e, i)
+    with pytest.raises(GraphError) as caught:
+        g.call(function, g.grid(**extents), waits=waits, order=options.get("order"))
+    assert "loaded extent" in caught.value.what
+    assert "i: n[" in caught.value.got and "at most 4" in caught.value.got
+
+
+def test_the_count_of_a_loaded_extent_is_a_load():
+    g = Graph("body", 1)
+    n = g.input("n", (4,), "int32")
+    with pytest.raises(TypeError, match=r"the count of up_to\(\) expects a Load"):
+        up_to(4, n.load(0) * 2)

@@ -30,7 +30,7 @@ from tests.layers.reference import (
 )
 
 SCHEDULES = {"static": schedule_static, "dynamic": schedule_dynamic}
-LOADED = ("tile_expert", "tile_row", "tile_rows", "tile_first")
+LOADED = ("tile_expert", "tile_row", "tile_rows", "tile_first", "groups_needed")
 """The tensors that a program loads from: the tiles of experts with tokens."""
 Sizes = tuple[int, int, int]
 """Rows of a rank's result, hidden, inner."""
@@ -54,7 +54,7 @@ class Program:
     sizes: Sizes
     """A shape at which each event is needed."""
     protects: Mapping[str, str]
-    """Event tensor -> an array that tasks race for without it."""
+    """Event tensor -> an array that tasks race for without it, or what is wrong."""
     corners: Sequence[tuple[int, dict[str, Any], Sizes]] = ()
     """Shapes that are always tested, in addition to random ones."""
     full: Sizes = (40, 40, 24)
@@ -214,10 +214,12 @@ QWEN3, MIXTRAL = {"experts": 128, "top_k": 8}, {"experts": 8, "top_k": 2}
 MOE_TILES = {"block": 8, "tile_rows": 10, "up_columns": 8, "tile_columns": 8}
 MOE_TILES |= {"group_tokens": 4, "passes": 3}
 MANY_TILES = {**MOE_TILES, "part_tokens": 3, "push_tasks": 8, "score_tasks": 1}
-PROTECTS = {"scored": "logits", "routed": "ids", "listed": "ids", "planned": "ids"}
+PROTECTS = {"scored": "logits", "routed": "ids", "listed": "ids"}
+PROTECTS |= {"planned": "loaded extent is not known"}
 PROTECTS |= {"activated": "active", "produced": "outputs", "located": "place"}
 SHARED_PROTECTS = {**PROTECTS, "arrived": "all_x", "returned": "partials"}
-SHARED_PROTECTS |= {name: "all_ids" for name in ("shared", "listed", "planned")}
+SHARED_PROTECTS |= {name: "all_ids" for name in ("shared", "listed")}
+ONE_TILE = {"tile_expert": [0], "tile_row": [0], "tile_rows": [8], "groups_needed": [1]}
 PARALLEL_CORNERS = [
     (2, {"experts": 16, "top_k": 4, "normalize": False}, (8, 40, 12)),
     (4, {"experts": 8, "top_k": 3}, (5, 16, 12)),
@@ -291,6 +293,7 @@ PROGRAMS: dict[str, Program] = {
                 "tile_row": [0, 32],
                 "tile_rows": [5, 5],
                 "tile_first": [24, 40],
+                "groups_needed": [1],
             }
         ],
         protects=PROTECTS,
@@ -324,7 +327,7 @@ PROGRAMS: dict[str, Program] = {
         real=real_moe(4, 1, 2048, split=4),
         world=2,
         sizes=(4, 40, 19),
-        given=[{"tile_expert": [0], "tile_row": [0], "tile_rows": [8]}] * 2,
+        given=[ONE_TILE] * 2,
         protects={**PROTECTS, "returned": "partials"},
         choices=[8],
         corners=PARALLEL_CORNERS,
@@ -340,7 +343,7 @@ PROGRAMS: dict[str, Program] = {
         world=2,
         # Each rank has eight rows of one of its experts.
         sizes=(4, 40, 19),
-        given=[{"tile_expert": [r], "tile_row": [0], "tile_rows": [8]} for r in (0, 1)],
+        given=[{**ONE_TILE, "tile_expert": [r]} for r in (0, 1)],
         protects=SHARED_PROTECTS,
         choices=[8],
         corners=PARALLEL_CORNERS,

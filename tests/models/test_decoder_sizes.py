@@ -26,7 +26,7 @@ QWEN_32B = DecoderSizes(64, 8, 128, 1e-6, normalizes_heads=True)
 MIXED = replace(QWEN_32B, heads=16, kv_heads=2, mixture=Mixture(128, 8, True))
 MOST_BYTES = 4096
 NUMBERS = {"dim", "events", "head", "period", "slots", "states", "tail", "tensor"}
-NUMBERS |= {"units"}
+NUMBERS |= {"units", "known", "surplus"}
 """Of an argument block: dims, and places and counts that follow from them."""
 
 
@@ -68,6 +68,12 @@ def test_sizes_are_numbers_in_the_arguments(sizes, schedule):
         assert "dim_layers" in names
         assert {name.split("_")[0] for name in names} <= NUMBERS
     assert not re.search(r"\b(5120|25600|151936|4096)\b", source.text)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_tasks_of_a_step_are_assigned_without_tickets(ranks):
+    plan = SCHEDULES["static"](decoder_graph(ranks, sizes=MIXED))
+    assert plan.lane("tensor").policy == "strided"
 
 
 FEW_LAYERS, MANY_LAYERS = 2, 6

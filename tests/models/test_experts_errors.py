@@ -37,17 +37,23 @@ CALLS = (
     "expert_down_matmul",
     "add_experts_norm",
 )
+OF_FEW = ("expert_up_matmul", 0), ("add_experts_norm", 0)
 WAITS = [
-    (c.name, n, FEW if (c.name, n) == ("expert_up_matmul", 0) else MANY)
+    (c.name, n, FEW if (c.name, n) in OF_FEW else MANY)
     for c in GRAPH.calls
     if c.name in CALLS
     for n in range(len(c.waits))
 ]
 """Calls, waits, and a number of rows for which the wait is needed: an event of gathered
 rows comes after that of the routing."""
-STREAMS, EARLY = ("expert_down_matmul", 0, MANY), ("add_experts_norm", 0, MANY)
+KNOWN = "expert_up_matmul", 0, FEW
+"""The wait after which a loaded extent is known: no queue could do without."""
+STREAMS, EARLY = ("expert_down_matmul", 0, MANY), ("add_experts_norm", 0, FEW)
 """Waits after which weights are loaded, and rows are read. The last wait of these tasks
 comes after it: it suffices where the first index is loaded, and for a queue's tasks."""
+NO_EXPERTS = "add_experts_norm", 1, MANY
+"""The wait for gathered rows where no expert has any."""
+WAITS.remove(NO_EXPERTS)
 WAITS.remove(("route_rows", 0, MANY))  # its reads are ordered by that of the embedding
 BOTH = pytest.mark.parametrize("schedule", ["static", "dynamic"])
 
@@ -68,22 +74,25 @@ def data_of(rows: int) -> dict[str, Any]:
     more = max(0, rows * TOP_K - EXPERTS) // 8
     tiles = min(rows * TOP_K, EXPERTS + (rows > 8) * more)
     place = np.zeros((STEPS, LAYERS, rows, TOP_K), np.int32)
+    used = np.zeros((STEPS, LAYERS, 1), np.int32)
     of_tiles = np.zeros((STEPS, LAYERS, tiles, 2), np.int32)
     for turn in np.ndindex(STEPS, LAYERS):
         logits = rng.standard_normal((rows, EXPERTS)).astype(np.float32)
         ids, weights = np.zeros((2, rows, TOP_K), np.float32)
-        of_turn = place[turn], of_tiles[turn]
+        of_turn = place[turn], of_tiles[turn], used[turn]
         numbers = {"tile_rows": 8, "stride": 8, "gathers": int(rows > 8)}
         position = np.zeros(rows, np.int32)
         function.body(logits, position, ids, weights, *of_turn, **numbers)
-    found = {"expert_place": place, "expert_tile": of_tiles}
+    found = {"expert_place": place, "expert_tile": of_tiles, "expert_tiles_used": used}
     found["worst"] = np.zeros(CHECKS, np.int32)
     return {name: [array] for name, array in found.items()}
 
 
-def check(schedule: str, rows: int, graph: Any = GRAPH) -> None:
-    plan = SCHEDULES[schedule](graph)
-    verify(plan, dims_of(rows), 4, tensors=data_of(rows))
+def check(
+    schedule: str, rows: int, graph: Any = GRAPH, is_for_all_data: bool = False
+) -> None:
+    data = None if is_for_all_data else data_of(rows)
+    verify(SCHEDULES[schedule](graph), dims_of(rows), 4, tensors=data)
 
 
 def refused(schedule: str, rows: int, name: str, **fields: Any) -> str:
@@ -99,20 +108,33 @@ def call_of(name: str) -> Any:
 @BOTH
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("rows", [FEW, MANY])
-def test_a_mixture_is_proved(rows, early, schedule):
-    check(schedule, rows, decoder_graph(1, **OPTIONS, early=early))
+@pytest.mark.parametrize("is_for_all_data", [False, True])
+def test_a_mixture_is_proved(is_for_all_data, rows, early, schedule):
+    graph = decoder_graph(1, **OPTIONS, early=early)
+    check(schedule, rows, graph, is_for_all_data)
 
 
-def test_a_program_that_begins_no_task_early_has_one_wait_for_each():
+@BOTH
+def test_gathered_rows_are_awaited_where_no_expert_has_any(schedule):
+    name, number, rows = NO_EXPERTS
+    waits = call_of(name).waits
+    graph = change(GRAPH, name, waits=waits[:number] + waits[number + 1 :])
+    with pytest.raises(GraphError, match="gathered.* for which no task waits"):
+        check(schedule, rows, graph, is_for_all_data=True)
+
+
+def test_a_program_that_begins_no_task_early_waits_twice_where_it_loads_counts():
     graph = decoder_graph(1, **OPTIONS, early=False)
-    twice = [call.name for call in graph.calls if len(call.waits) > 1]
-    assert twice == ["expert_up_matmul"]  # it waits for gathered rows, too
+    twice = [call for call in graph.calls if len(call.waits) > 1]
+    names = ["expert_up_matmul", "expert_down_matmul", "add_experts_norm"]
+    assert [call.name for call in twice] == names
+    assert {call.waits[0].events.name for call in twice} == {"routed"}
 
 
 def with_schedules(waits):
     """The waits that are needed under each schedule: a task from a queue begins after
     all of its waits."""
-    late = [wait for wait in waits if wait not in (STREAMS, EARLY)]
+    late = [wait for wait in waits if wait not in (KNOWN, STREAMS, EARLY)]
     cases = {"static": waits, "dynamic": late}
     every = [(*wait, name) for name, some in cases.items() for wait in some]
     return pytest.mark.parametrize(("name", "number", "rows", "schedule"), every)

@@ -11,7 +11,7 @@ import pytest
 
 import etc_dist
 from etc_dist import Program, World
-from etc_dist.codegen.layout import CONTROL, EVENT_WAIT, NOT_EMPTY, OUT_OF_RANGE
+from etc_dist.codegen.layout import CONTROL, EVENT_WAIT, OUT_OF_RANGE
 from etc_dist.errors import (
     ArgumentError,
     EtcDistError,
@@ -268,15 +268,6 @@ def test_range_records_replace_the_waits_that_they_caused():
     )
     (record,) = decode(plan, control(waits), {"n": 4}, 0, 132)
     assert "double_rows[1] waits for filled[0]" in str(record)
-
-
-def test_a_task_that_must_be_empty_is_named():
-    plan = schedule_static(permute(1))
-    fault = (5, 0, 2, 3, NOT_EMPTY, 0, 0, 0)
-    (record,) = decode(plan, control(fault), {"n": 4}, 0, 132)
-    assert isinstance(record, RangeRecord)
-    assert str(record) == "rank 0, worker 5, tensor lane: double_rows[3]"
-    assert record.got == "something to write"
 
 
 def test_many_tasks_out_of_range_are_one_error():

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given as drawn
 from hypothesis import strategies as st
 
-from etc_dist.ir import DeviceFunction, Graph, GraphFunction, graph_function
+from etc_dist.ir import DeviceFunction, Graph, GraphFunction, graph_function, up_to
 from etc_dist.ir.expr import ceildiv
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.layers.mlp import mlp_graph
@@ -188,27 +188,29 @@ def test_odd_groups_of_a_cluster_run_to_their_end():
 
 @graph_function
 def columns(g: Graph, *, then: str = "transfer") -> None:
-    """Rows wait one by one; the last call waits for whole columns."""
+    """Rows, as many as are loaded, wait one by one; the last call waits for whole
+    columns."""
     n, m = g.dims("n m")
+    rows = g.input("rows", (1,), "int32")
+    known = g.events("known", (1,), expects=1)
     begun = g.events("begun", (n,), expects=1)
-    done = g.events("done", (m,), expects=2 * n)
-    (i,) = grid = g.grid(i=n)
-    g.call(touch(), grid, name="begin", notifies=[begun[i]])
-    j, i, _half = grid = g.grid(j=m, i=n, half=2)
-    events = {"waits": [begun[i]], "notifies": [done[j]]}
-    g.call(touch(), grid, name="go", empty_until=lambda t: t + 1, **events)
+    done = g.events("done", (m,), expects=lambda j: 2 * rows.load(0))
+    g.call(touch(), g.grid(one=1), name="know", notifies=[known[0]])
+    few = up_to(n, rows.load(0))
+    (i,) = grid = g.grid(i=few)
+    g.call(touch(), grid, name="begin", waits=[known[0]], notifies=[begun[i]])
+    j, i, _half = grid = g.grid(j=m, i=few, half=2)
+    events = {"waits": [known[0], begun[i]], "notifies": [done[j]]}
+    g.call(touch(), grid, name="go", **events)
     (j,) = grid = g.grid(j=m)
-    g.call(touch(lane=then), grid, name="end", waits=[done[j]])
+    g.call(touch(lane=then), grid, name="end", waits=[known[0], done[j]])
 
 
 def test_the_last_matmul_comes_in_passes():
     plan = schedule_dynamic(columns(1))
     lane = plan.lane("tensor")
-    assert lane.passing == lane.skipped == ("go",)
-    assert (
-        "go: n * (m * 2) units, n groups by (i) in m passes, empty ones are skipped"
-        in plan.show()
-    )
+    assert lane.passing == ("go",)
+    assert "go: n * (m * 2) units, n groups by (i) in m passes" in plan.show()
     for m in range(4):
         env = {"n": 5, "m": m, "rank": 0}
         ((call, place, units),) = lane.later_parts()
@@ -217,16 +219,21 @@ def test_the_last_matmul_comes_in_passes():
             int(count.evaluate(env))
             for count in (lane.first_part, lane.total - lane.initial)
         )
-        assert int(place.evaluate(env)) == first == min(m, 1) * 10
-        assert queued == m * 10
+        assert int(place.evaluate(env)) == first == 5 + min(m, 1) * 10
+        assert queued == 5 + m * 10
         if m > 0:
             verify(plan, {"n": 5, "m": m}, 2)
-    simulate(plan, [{}], {"n": 5, "m": 3}, seed=1)
+    for rows in range(6):
+        given = {"rows": np.array([rows], np.int32)}
+        run = simulate(plan, [given], {"n": 5, "m": 3}, seed=1)
+        names = [record.call for record in run.tasks]
+        counts = [names.count(name) for name in ("begin", "go", "end")]
+        assert counts == [rows, 6 * rows, 3]
 
 
 def test_a_matmul_before_another_one_does_not_come_in_passes():
     lane = schedule_dynamic(columns(1, then="tensor")).lane("tensor")
-    assert lane.passing == lane.skipped == ()
+    assert lane.passing == ()
 
 
 def test_calls_without_waits_come_first_and_keep_their_order():

@@ -15,6 +15,7 @@ from etc_dist.ir import (
     GraphFunction,
     device_function,
     graph_function,
+    up_to,
 )
 from etc_dist.schedule import schedule_dynamic, schedule_static
 from etc_dist.schedule.plan import Plan
@@ -214,3 +215,27 @@ def test_all_reasons_are_listed():
         g.call(touch, grid, waits=[done[counts.load(i)]])
 
     assert len(reason(body).split("; ")) == 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("zero", "known, after which it is known, may expect 0 or peers"),
+        ("loop", "a loaded extent, and no wait names all its loops"),
+        ("inner", "a loaded extent of r, which no wait names, after other axes"),
+    ],
+)
+def test_surplus_tasks_that_no_notifier_can_tell_are_refused(kind, reason):
+    def body(g: Graph) -> None:
+        count = g.input("count", (1,), "int32").load(0)
+        known = g.events("known", (2,), expects=g.dims("n") if kind == "zero" else 1)
+        (i,) = grid = g.grid(i=2)
+        g.call(touch, grid, name="know", notifies=[known[i]])
+        with g.loop(turn=2) as turn:
+            outer = {"a": 2} if kind == "inner" else {}
+            grid = g.grid(**outer, r=up_to(4, count))
+            g.call(touch, grid, waits=[known[0 if kind == "loop" else turn]])
+
+    with pytest.raises(ScheduleError) as caught:
+        schedule_dynamic(build(body))
+    assert reason in caught.value.got

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from dataclasses import replace
-
 import pytest
 
 from etc_dist.errors import DeadlockError, GraphError, RaceError
@@ -93,28 +90,3 @@ def test_a_worker_takes_a_turn_after_the_other_without_events():
     verify(SCHEDULES["static"](turns(1, looped=True)), {}, 1)
     with pytest.raises(RaceError, match=r"w\[layer=0, a=0\].* and r\[layer=0, b=0\]"):
         verify(SCHEDULES["static"](turns(1, looped=True)), {}, 2)
-
-
-def test_a_run_of_empty_tasks_ends_in_its_turn():
-    def body(g: Graph, end: int) -> None:
-        with g.loop(layer=3):
-            f = touch(0, 0)
-            g.call(f, g.grid(i=4), empty_until=lambda t: t * 0 + end)
-
-    verify(SCHEDULES["static"](build(lambda g: body(g, 4))), {}, 2)
-    with pytest.raises(GraphError, match=r"t=0 gives 5, not one of 1 .. 4"):
-        verify(SCHEDULES["static"](build(lambda g: body(g, 5))), {}, 2)
-
-
-def test_a_call_that_gathers_follows_a_run_in_the_next_turn():
-    gathers = replace(touch(1, 0), name="gathers", gathers=(0,))
-
-    def body(g: Graph, looped: bool) -> None:
-        x = g.input("x", (4,), "float32")
-        with g.loop(layer=3) if looped else nullcontext():
-            g.call(gathers, g.grid(a=1), reads=[x[:]])
-            g.call(touch(0, 0), g.grid(i=4), empty_until=lambda t: t * 0 + 4)
-
-    verify(SCHEDULES["static"](build(lambda g: body(g, False))), {}, 2)
-    with pytest.raises(GraphError, match=r"gathers, which gather, follow a run"):
-        verify(SCHEDULES["static"](build(lambda g: body(g, True))), {}, 2)

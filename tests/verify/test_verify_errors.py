@@ -16,11 +16,9 @@ from etc_dist.ir import (
     Graph,
     GraphFunction,
     graph_function,
-    minimum,
     tile,
+    up_to,
 )
-from etc_dist.ir.call import TASK
-from etc_dist.layers.moe_graph import moe_graph
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
 from etc_dist.schedule import schedule_dynamic, schedule_static
@@ -78,27 +76,6 @@ def test_an_order_that_leaves_the_grid_is_refused() -> None:
         g.call(touch(0, 0), g.grid(i=3), order=lambda t: (t + 1,))
 
     assert "t=2 gives [i=3], outside of [3]" in refused(build(body)).got
-
-
-@pytest.mark.parametrize(("until", "got"), [(2, 2), (4, 4)])
-def test_a_run_of_empty_tasks_ends_after_its_task_and_in_the_call(until, got):
-    def body(g: Graph) -> None:
-        g.call(touch(0, 0), g.grid(i=3), empty_until=lambda t: t * 0 + until)
-
-    t = 2 if until == 2 else 0
-    text = f"empty_until of call touch on rank 0: t={t} gives {got}, not one of {t + 1}"
-    assert text in refused(build(body)).got
-
-
-def test_a_gathering_matmul_cannot_follow_a_run_of_empty_tasks():
-    experts = {"tokens": 40, "hidden": 24, "inner": 16}
-    graph = moe_graph(1, experts=8, top_k=2)
-    early = change(graph, "gate_up_projection", empty_until=TASK + 1)
-    verify(schedule_static(early), experts, 4)
-    gate_up = next(c for c in graph.calls if c.name == "gate_up_projection")
-    two = change(graph, gate_up.name, empty_until=minimum(TASK + 2, gate_up.tasks))
-    error = refused(two, 4, **experts)
-    assert "gate_up_projection, which gather, follow a run of empty tasks" in error.got
 
 
 # --------------------------------------------------------------------------- events
@@ -522,3 +499,51 @@ def test_a_proof_of_too_many_accesses_is_refused(monkeypatch):
     with pytest.raises(ArgumentError, match="of tensor part are too many") as caught:
         verify(schedule_static(build(body)), {"n": 10}, 1)
     assert caught.value.got == "55"
+
+
+# ------------------------------------------------------------------- loaded extents
+
+
+def limited(g: Graph, kind: str) -> None:
+    """Tasks of a loaded extent notify the last call."""
+    counts = g.local("counts", (1,), "int32")
+    known = g.events("known", (1,), expects=1)
+    number = 3 if kind == "fixed" else counts.load(0)
+    done = g.events("done", (1,), expects=number)
+    each = g.events("each", (3,), expects=1)
+    late = g.events("late", (1,), expects=0)
+    g.call(touch(0, 1), g.grid(one=1), name="count", writes=[counts[:]],
+           notifies=[known[0]])  # fmt: skip
+    (r,) = grid = g.grid(r=up_to(3, counts.load(0)))
+    waits, notifies = [late[0], known[0]] if kind == "late" else [known[0]], [done[0]]
+    if kind == "each":
+        notifies.append(each[r])
+        g.call(touch(0, 0), g.grid(k=1), name="first", waits=[each[0]])
+    g.call(touch(0, 0), grid, name="some", waits=waits, notifies=notifies)
+    g.call(touch(0, 0), g.grid(z=1), name="last", waits=[known[0], done[0]])
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (
+            "fixed",
+            "last[z=0] on rank 0 waits for done[0] on rank 0, which tasks notify",
+        ),
+        (
+            "each",
+            "first[k=0] on rank 0 waits for each[0] on rank 0, which tasks notify",
+        ),
+        ("late", "writes and some[r=0] on rank 0 loads counts[0:1] on rank 0"),
+    ],
+)
+def test_a_loaded_extent_is_right_for_all_counts(kind, text):
+    verify(schedule_static(build(lambda g: limited(g, "right"))), {}, 2)
+    assert text in refused(build(lambda g: limited(g, kind))).got
+
+
+@pytest.mark.parametrize(("count", "tasks"), [(0, 2), (2, 4), (3, 5)])
+def test_surplus_tasks_are_left_out_of_a_run_with_data(count, tasks):
+    plan = schedule_static(build(lambda g: limited(g, "right")))
+    proof = verify(plan, {}, 2, tensors={"counts": [np.array([count])]})
+    assert proof.tasks == tasks and not proof.unchecked

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -31,17 +32,24 @@ class ReadyQueue:
     ):
         env = dict(env)
         self.left = int(lane.total.evaluate(env))
-        """The number of units that are not taken, ready or not."""
+        """The number of units that are not taken, ready or not, without those that are
+        known to be surplus."""
         self._ready = list(range(int(lane.initial.evaluate(env))))
         self._chance, self._counts = chance, counts
         self._pending = [
             _Pending(lane, c, env) for c in filter(lane.queued, lane.calls)
         ]
 
+    def release(self) -> None:
+        """Find the units that have become ready, or turned out to be surplus."""
+        for pending in self._pending:
+            self.left -= pending.drop(self._counts)
+            ready, surplus = pending.release(self._counts)
+            self._ready += ready
+            self.left -= surplus
+
     def take(self) -> int | None:
         """The number of a ready unit in the lane; None if there is none."""
-        for pending in self._pending:
-            self._ready += pending.release(self._counts)
         if not self._ready:
             return None
         at = self._chance.randrange(len(self._ready))
@@ -60,7 +68,7 @@ class _Pending:
     """The groups of a call that are not ready."""
 
     def __init__(self, lane: Lane, call: Call, env: dict[str, Any]):
-        self.call, self._env = call, env
+        self.call, self._env, self._lane = call, env, lane
         self.size = int(lane.group_size(call).evaluate(env))
         self._units = int(lane.group_units(call).evaluate(env))
         self._first = int(lane.first_unit(call).evaluate(env))
@@ -73,6 +81,7 @@ class _Pending:
             axis.symbol.name: part.evaluate(inner)
             for axis, part in zip(gating, place, strict=True)
         }
+        self._inner, self._gating = inner, gating
         # NOTE: waits depend on no other coordinates. A group with a division by zero
         # counts as ready: its tasks report it.
         with np.errstate(divide="ignore"):
@@ -81,10 +90,40 @@ class _Pending:
                 (ref, _index(ref, inner, count)) for ref in call.loaded_waits
             ]
 
-    def release(self, counts: Counts) -> list[int]:
-        """The units of the groups that have become ready since the last call."""
+    def drop(self, counts: Counts) -> int:
+        """Drop surplus groups whose first wait is met; the number of their units."""
+        limited = self.call.limited
+        if limited not in self._gating or not self.groups.size:
+            return 0
+        known = self._free[0].is_met(self.groups, counts)
+        at = self._inner[limited.symbol.name][self.groups]
+        surplus = known.copy()
+        surplus[known] = at[known] >= self._counts_of(self.groups[known])
+        self.groups = self.groups[~surplus]
+        return int(surplus.sum()) * self._units
+
+    def _counts_of(self, groups: Array) -> Array:
+        """The count of the limited axis, of each group."""
+        assert self.call.count is not None
+        names = [axis.symbol.name for axis in self._gating]
+        env = {**self._env, **{n: self._inner[n][groups] for n in names}}
+        return np.broadcast_to(self.call.count.evaluate(env), groups.shape)
+
+    def _units_of(self, groups: Array) -> Array:
+        """The units of each group that have a task."""
+        if self.call.limited is None or self.call.limited in self._gating:
+            return np.full(groups.shape, self._units)
+        each = int(self.call.block[0].evaluate(self._env))
+        bound = int(self.call.limited.extent.evaluate(self._env))
+        tasks = np.clip(self._counts_of(groups), 0, bound) * each
+        made: Array = -(-tasks // self._lane.share(self.call))
+        return made
+
+    def release(self, counts: Counts) -> tuple[list[int], int]:
+        """The units of the groups that have become ready since the last call, and how
+        many others they have."""
         if not self.groups.size:
-            return []
+            return [], 0
         met: Array = np.ones(self.groups.size, np.bool_)
         for wait in self._free:
             met = met & wait.is_met(self.groups, counts)
@@ -92,9 +131,10 @@ class _Pending:
             for at in np.flatnonzero(met):
                 met[at] = self._is_met(ref, index[:, self.groups[at]], counts)
         ready, self.groups = self.groups[met], self.groups[~met]
-        first = self._first + ready * self._units
-        units = first[:, None] + np.arange(self._units)
-        return [int(unit) for unit in units.reshape(-1)]
+        first, count = self._first + ready * self._units, self._units_of(ready)
+        units = [range(at, at + n) for at, n in zip(first.tolist(), count, strict=True)]
+        surplus = ready.size * self._units - int(count.sum())
+        return [*chain.from_iterable(units)], surplus
 
     def _is_met(self, ref: EventRef, index: Array, counts: Counts) -> bool:
         at = tuple(int(i) for i in index)

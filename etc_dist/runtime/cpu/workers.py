@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 import time
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -18,9 +17,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from etc_dist.errors import ArgumentError, WaitRecord
-from etc_dist.ir.call import TASK, Call
+from etc_dist.ir.call import Call
 from etc_dist.ir.event import EventRef
-from etc_dist.ir.expr import Expr
 from etc_dist.ir.loads import notifier_counts
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.runtime.cpu.arrays import Array
@@ -35,7 +33,6 @@ from etc_dist.runtime.cpu.task import (
     place,
     range_error,
 )
-from etc_dist.runtime.device_faults import not_empty, out_of_range
 from etc_dist.runtime.trace import TaskRecord
 from etc_dist.schedule.plan import QUEUE, STRIDED, TICKET, Lane, Plan
 
@@ -138,8 +135,6 @@ class Workers:
             for lane in plan.lanes
             if lane.policy == QUEUE
         }
-        self._runs: defaultdict[str, tuple[list[tuple[int, int]], list[Task]]]
-        self._runs = defaultdict(lambda: ([], []))
 
     @property
     def done(self) -> bool:
@@ -167,6 +162,9 @@ class Workers:
                 return False
             worker.unit, worker.done = unit, not unit
         for task in worker.unit:
+            if self._is_surplus(task):
+                worker.unit.remove(task)
+                return True
             if self._ready(task):
                 worker.unit.remove(task)
                 self._run(task)
@@ -179,6 +177,7 @@ class Workers:
             return next(self._units[worker.number], [])
         for lane in self._lanes(worker):
             queue = self._queues[lane.name]
+            queue.release()
             if queue.left:
                 index = queue.take()
                 return None if index is None else self._unit(worker, lane, index)
@@ -231,6 +230,17 @@ class Workers:
         self._met(task)
         return task
 
+    def _is_surplus(self, task: Task) -> bool:
+        """Whether `task` is known not to exist, by the count of its grid, which is
+        valid after the first wait."""
+        limited, count = task.call.limited, task.call.count
+        if limited is None or count is None or task.begun:
+            return False
+        ((first, want),) = self._waits(task, task.call.waits[:1])
+        if self._memory.have(first) < want:
+            return False
+        return int(task.env[limited.symbol.name]) >= int(count.evaluate(task.env))
+
     def _ready(self, task: Task) -> bool:
         """Whether `task` may run now; if not, `task.unmet` is its first unmet wait."""
         if task.waits is None:
@@ -278,24 +288,6 @@ class Workers:
             for ref, element in zip(call.notifies, task.notifies, strict=True)
             if any(count.is_loaded for count in notifier_counts(ref))
         }
-        if call.empty_until is not None:
-            self._check_runs(task, call.empty_until)
-
-    def _check_runs(self, task: Task, empty_until: Expr) -> None:
-        """Refuse a task that is not empty although the `empty_until` of an earlier one
-        requires it. The two may begin in any order."""
-        runs, busy = self._runs[task.call.name]
-        if task.idle:
-            until = int(empty_until.evaluate({**task.env, TASK.name: task.t}))
-            runs.append((task.t, until))
-            wrong = [other for other in busy if task.t < other.t < until]
-        else:
-            busy.append(task)
-            wrong = [task for first, until in runs if first < task.t < until]
-        if wrong:
-            first = wrong[0]
-            row = first.rank, first.worker, first.lane, first.label
-            raise out_of_range([not_empty(*row)])
 
     def _run(self, task: Task) -> None:
         if any(self._memory.is_far(access.rank) for access in task.writes):
