@@ -488,7 +488,7 @@ class TensorLane {
       Call::template Function<Body>::run(body);
     }
     ptx::named_barrier<kComputeThreads>(1);
-    if (threadIdx.x < 32) notify_all<Program, Call>(run_, c, 1);
+    if (ptx::warp() == 0) notify_all<Program, Call>(run_, c, 1);
     return true;
   }
 
@@ -501,7 +501,7 @@ class TensorLane {
       if (threadIdx.x == 0) going = wait_peers<Program, Call>(run_, c, who, entered) && going;
     }
     if (ptx::named_barrier_any<kComputeThreads>(1, !going)) return false;
-    if (threadIdx.x < 32) notify_all<Program, Call>(run_, c, 1);
+    if (ptx::warp() == 0) notify_all<Program, Call>(run_, c, 1);
     return true;
   }
 

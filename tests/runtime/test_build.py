@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ import pytest
 from etc_dist.codegen import Source, generate
 from etc_dist.errors import BuildError
 from etc_dist.ir import DeviceFunction, Graph, graph_function
+from etc_dist.layers.mlp_tiles import mlp_tiles_graph
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
+from etc_dist.ops.matmul_policy import SHAPES
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
 from etc_dist.runtime import build as building
 from etc_dist.runtime.build import build, compile_cubin, kernels_folder, report
@@ -65,6 +68,12 @@ def filling(folder: Path, value: str = "7.0f", includes: str = "") -> Source:
     return generate(schedule_static(filled(1)))
 
 
+def count_instructions(cubin: bytes) -> Counter[int]:
+    """By the low 12 bits of each 16 bytes of the file, code or not."""
+    words = memoryview(cubin[: len(cubin) // 16 * 16]).cast("Q")
+    return Counter(word & 0xFFF for word in words[::2])
+
+
 # ------------------------------------------------------------------------ programs
 
 
@@ -94,6 +103,15 @@ def test_a_library_program_compiles_for_other_options(op):
     found = report(op, schedule_static(graph))
     assert found["cubin_bytes"] > 0
     assert found["remarks"] == []
+
+
+def test_the_operands_of_a_wgmma_are_those_of_a_warp(settings):
+    # NOTE: else the compiler moves them from the registers of lanes before each wgmma.
+    graph = mlp_tiles_graph(1, shapes=SHAPES[:6])
+    cubin = build(generate(schedule_static(graph)), settings)
+    wgmma, move = 0x9F0, 0x2CA  # HGMMA, R2UR
+    code = count_instructions(cubin.code)
+    assert code[move] < 4 * code[wgmma] > 100
 
 
 @pytest.mark.exhaustive  # .ci/run builds the layers' programs
