@@ -22,36 +22,45 @@ class Mirror:
             return
         import cupy
 
-        self._cupy, count = cupy, int(np.prod(shape))
-        self._pinned = cupy.cuda.alloc_pinned_memory(4 * count)
-        self.host = np.frombuffer(self._pinned, np.int32, count).reshape(shape)
-        self.host[...] = value
+        self._cupy = cupy
+        self.host, _ = _pinned(cupy, shape, value)
         self.device = cupy.asarray(self.host)
         self._places = self.device.data.ptr, self.host.ctypes.data
-        self._stream: Any = None
 
     def send(self) -> None:
         """Copy to the backend, before later work of the current stream. The host's
         copy may change once that work has ended."""
         if self._cupy is not None:
-            to, source = self._places
-            self._copy(to, source, self._cupy.cuda.runtime.memcpyHostToDevice)
+            # NOTE: the runtime's function; methods of arrays take several microseconds.
+            cuda = self._cupy.cuda
+            stream = cuda.get_current_stream().ptr
+            kind = cuda.runtime.memcpyHostToDevice
+            cuda.runtime.memcpyAsync(*self._places, self.host.nbytes, kind, stream)
 
-    def fetch(self) -> None:
-        """Copy to the host, after earlier work of the current stream."""
-        if self._cupy is not None:
-            source, to = self._places
-            self._copy(to, source, self._cupy.cuda.runtime.memcpyDeviceToHost)
 
-    def wait(self) -> Array:
-        """The host's copy, once what was begun last has ended."""
-        if self._cupy is not None:
-            self._stream.synchronize()
-        return self.host
+class HostArray:
+    """An int32 array on the host, which the backend writes in place: on GPUs through
+    mapped memory, without a copy. It is complete once the work that writes it has
+    ended. device: the array that a program writes."""
 
-    def _copy(self, to: int, source: int, kind: int) -> None:
-        # NOTE: the runtime's function; methods of arrays take several microseconds.
-        self._stream = self._cupy.cuda.get_current_stream()
-        self._cupy.cuda.runtime.memcpyAsync(
-            to, source, self.host.nbytes, kind, self._stream.ptr
-        )
+    def __init__(self, shape: tuple[int, ...], backend: str, value: int) -> None:
+        if backend == "cpu":
+            self.host = np.full(shape, value, np.int32)
+            self.device: Any = self.host
+            return
+        import cupy
+
+        self.host, memory = _pinned(cupy, shape, value)
+        device = cupy.cuda.runtime.getDevice()
+        place = cupy.cuda.UnownedMemory(memory.ptr, self.host.nbytes, memory, device)
+        pointer = cupy.cuda.MemoryPointer(place, 0)
+        self.device = cupy.ndarray(shape, np.int32, pointer)
+
+
+def _pinned(cupy: Any, shape: tuple[int, ...], value: int) -> tuple[Array, Any]:
+    """An array in pinned memory, and that memory."""
+    count = int(np.prod(shape))
+    memory = cupy.cuda.alloc_pinned_memory(4 * count)
+    host = np.frombuffer(memory, np.int32, count).reshape(shape)
+    host[...] = value
+    return host, memory

@@ -15,7 +15,7 @@ from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.batch import Batch, checked_stop
 from etc_dist.models.config import ModelConfig
 from etc_dist.models.experts import Mixture
-from etc_dist.models.mirror import Mirror
+from etc_dist.models.mirror import HostArray
 from etc_dist.models.pages import PageTable
 from etc_dist.models.part import Part
 from etc_dist.models.rows import NO_ROW, RowArrays, check_rows
@@ -110,7 +110,7 @@ class Model:
         if config.mixture is not None:
             most = config.layers * self.most_rows * config.mixture.top_k
             self._chosen = self._empty((most,), "int32")
-        self._bound: dict[tuple[int, ...], tuple[Bound, Mirror]] = {}
+        self._bound: dict[tuple[int, ...], tuple[Bound, Array]] = {}
         self._last_rows = 0
 
     def generate(
@@ -234,9 +234,8 @@ class Model:
                 self._bound[key] = self._bind(given, height, dims)
             bound, found = self._bound[key]
             self.program.launch(bound)
-            found.fetch()
             self.program.synchronize()
-            return found.wait()[:, : self._last_rows].copy()
+            return found[:, : self._last_rows].copy()
 
     @property
     def logits(self) -> Any:
@@ -259,15 +258,15 @@ class Model:
 
     def _bind(
         self, given: Mapping[str, Any], height: int, dims: Mapping[str, int]
-    ) -> tuple[Bound, Mirror]:
+    ) -> tuple[Bound, Array]:
         """A step with `height` rows, and where its ids will be."""
-        found = Mirror((dims["steps"], height), self.world.backend, NO_ROW)
+        found = HostArray((dims["steps"], height), self.world.backend, NO_ROW)
         outputs = {"logits": self._logits[:height], "next_ids": found.device}
         if self.config.mixture is not None:
             outputs["experts"] = self._experts(height, self.config.mixture)
         arrays = {**self._arrays, **given, **outputs}
         bound, _ = self.program.bind_arrays(arrays, dims, None)
-        return bound, found
+        return bound, found.host
 
     def _experts(self, rows: int, mixture: Mixture) -> Any:
         """The array of the experts that a step's rows choose."""

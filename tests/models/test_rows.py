@@ -11,7 +11,7 @@ import pytest
 
 from etc_dist.errors import ArgumentError
 from etc_dist.models import load
-from etc_dist.models.mirror import Mirror
+from etc_dist.models.mirror import HostArray, Mirror
 from etc_dist.models.pages import PageTable
 from etc_dist.models.rows import RowArrays, check_rows
 from etc_dist.models.sampling import Sampling
@@ -86,6 +86,14 @@ def test_a_step_costs_the_host_few_calls(tmp_path, rng, one_rank, monkeypatch):
     assert len(python) < 60 and len(calls) < 300
 
 
+class PinnedMemory(bytearray):
+    """Memory of the host with an address."""
+
+    @property
+    def ptr(self):
+        return ctypes.addressof((ctypes.c_char * len(self)).from_buffer(self))
+
+
 class Memory(SimpleNamespace):
     """The part of CuPy that copies small arrays."""
 
@@ -109,6 +117,17 @@ def test_a_mirror_copies_by_the_stream(monkeypatch):
     mirror.host[1] = 5
     mirror.send()
     assert mirror.device.values.tolist() == [[-1] * 3, [5] * 3]
-    mirror.device.values[0] = 7
-    mirror.fetch()
-    assert mirror.wait().tolist() == [[7] * 3, [5] * 3]
+
+
+def test_a_host_array_is_written_in_place(monkeypatch):
+    """The device's array has the address of the host's."""
+    runtime = Memory(getDevice=lambda: 0)
+    made = {"UnownedMemory": lambda address, *_: address}
+    made["MemoryPointer"] = lambda place, offset: place + offset
+    cuda = Memory(runtime=runtime, **made)
+    cuda.alloc_pinned_memory = PinnedMemory
+    arrays = Memory(cuda=cuda, ndarray=lambda shape, dtype, place: place)
+    monkeypatch.setitem(sys.modules, "cupy", arrays)
+    found = HostArray((2, 3), "cuda", -1)
+    ctypes.memset(found.device, 0, 12)
+    assert found.host.tolist() == [[0] * 3, [-1] * 3]
