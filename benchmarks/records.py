@@ -182,6 +182,26 @@ class DecodeRecord(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DecodeVllmRecord(Record):
+    """The same step by vLLM itself, on one GPU."""
+
+    model: str
+    batch: int
+    context: int
+    """Of the middle one of the steps that were timed."""
+    dtype: str
+    baseline_ms: float
+    """The median of the slopes."""
+    slopes_ms: tuple[float, ...]
+    """Sorted: of the time between two lengths of the output, for each step."""
+    engine: str
+    """Its version, attention and CUDA graphs."""
+    ready_s: float
+    """From the start of its process until it can generate."""
+    protocol: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class SoakRecord(Record):
     """Many runs in a row; their outputs compared bit by bit with the first ones."""
 
@@ -291,6 +311,7 @@ KINDS: Mapping[str, type[Record]] = {
     "moe_tensor_parallel": MoEParallelRecord,
     "moe_expert_parallel": MoEParallelRecord,
     "decode": DecodeRecord,
+    "decode_vllm": DecodeVllmRecord,
     "first_token": FirstTokenRecord,
     "soak": SoakRecord,
     "routings": SoakRecord,

@@ -28,6 +28,7 @@ from benchmarks.records import (
     ROOT,
     CompileRecord,
     DecodeRecord,
+    DecodeVllmRecord,
     FirstTokenRecord,
     FusedRecord,
     MoEParallelRecord,
@@ -58,8 +59,9 @@ bound, the longest of the GEMMs alone, reading the weights and the bytes on the 
 *% of limit* is limit / ours. NxK are one rank's sizes: of the weight for a \
 collective, hidden and inner size for a layer. M counts the rows of all ranks, \
 expert-parallel those of one. *Dynamic* and *Zipf* are the speed-ups under the dynamic \
-schedule and with unevenly used experts; *Triton / ours* compares with vLLM's kernel; \
-*deterministic="batch"* is the factor that equal bits for any M cost, mean and worst.
+schedule and with unevenly used experts; *Triton / ours* compares with vLLM's kernel, \
+*vLLM / ours* with its whole step on the same day; *deterministic="batch"* is the \
+factor that equal bits for any M cost, mean and worst.
 """
 PICTURE = """
 ## Static and dynamic schedules
@@ -96,6 +98,8 @@ SHOWN = {
 }
 """The M that the page shows of an operation; of the others, every M."""
 BATCH = 'deterministic="batch"'
+VLLM = "vLLM", "vLLM / ours"
+"""The columns of vLLM's decode step."""
 MEANS = {"matmul"}
 """Operations of which the page shows means over models, by M."""
 
@@ -275,6 +279,12 @@ def decode_table(records: Sequence[Record]) -> str:
         sampled = "" if r.sampling in (None, "None") else f", {r.sampling}"
         return f"{r.model}{routing}{steps}{sampled}"
 
+    plain, by_vllm = greedy(records, on_ranks=False), vllm_steps(records)
+
+    def against_vllm(r: DecodeRecord) -> Row:
+        ms = by_vllm.get(of_day(r)) if r in plain else None
+        return dict(zip(VLLM, vllm_texts(ms, r, digits=3), strict=True))
+
     pictures = [DECODE_PICTURES[of] for of in (False, True) if greedy(records, of)]
     rows = [
         step_names(r)
@@ -283,6 +293,7 @@ def decode_table(records: Sequence[Record]) -> str:
             "limit": f"{r.limit_ms:.3f}",
             "ours": f"{r.ours_ms:.3f}",
             "% of limit": f"{r.of_limit:.0%}",
+            **against_vllm(r),
             "commit": short(r.commit),
         }
         for r in latest(
@@ -364,19 +375,41 @@ def step_names(r: DecodeRecord) -> dict[str, str]:
     }
 
 
+def vllm_steps(records: Iterable[Record]) -> Mapping[Any, float]:
+    """Milliseconds of vLLM's last step, by `of_day`."""
+    found = [r for r in records if isinstance(r, DecodeVllmRecord)]
+    return {of_day(r): r.baseline_ms for r in latest(found, of_day)}
+
+
+def of_day(r: DecodeRecord | DecodeVllmRecord) -> tuple[object, ...]:
+    """What a step of ours and one of vLLM must share to be compared."""
+    return r.device, r.model, r.batch, r.context, r.date[:10]
+
+
+def vllm_texts(ms: float | None, r: DecodeRecord, digits: int) -> tuple[str, str]:
+    """The texts of vLLM's time and of its ratio to ours, if there is a time."""
+    return ("-", "-") if ms is None else (f"{ms:.{digits}f}", f"{ms / r.ours_ms:.2f}")
+
+
 def decode_summary(records: Sequence[Record]) -> str:
     """The last greedy steps on one GPU: a row for each model and context, a column for
-    each batch."""
+    each batch, and vLLM's for these batches, in order."""
     found = greedy(records, on_ranks=False)
     last = latest(found, lambda r: (r.model, r.context, r.device, r.batch))
-    batches = sorted({r.batch for r in last})
+    batches, by_vllm = sorted({r.batch for r in last}), vllm_steps(records)
     rows = []
     for (model, context, device), some in groupby(
         last, lambda r: (r.model, r.context, r.device)
     ):
-        of = {r.batch: f"{r.ours_ms:.2f} ({r.limit_ms:.2f})" for r in some}
-        names = {"model": model, "context": f"{context}", "GPU": device}
-        rows.append(names | {f"batch {b}": of.get(b, "") for b in batches})
+        of = {r.batch: r for r in some}
+        row = {"model": model, "context": f"{context}", "GPU": device}
+        for b in batches:
+            ours = f"{of[b].ours_ms:.2f} ({of[b].limit_ms:.2f})" if b in of else ""
+            row[f"batch {b}"] = ours
+        texts = [vllm_texts(by_vllm.get(of_day(r)), r, digits=2) for r in of.values()]
+        for title, column in zip(VLLM, zip(*texts, strict=True), strict=True):
+            row[title] = ", ".join(column) if set(column) != {"-"} else "-"
+        rows.append(row)
     return table(rows) if rows else ""
 
 
@@ -502,7 +535,7 @@ def latest(records: Iterable[R], key: Callable[[R], Any]) -> list[R]:
 def table(rows: Sequence[Row]) -> str:
     """Markdown of `rows`. Columns of numbers are aligned to the right."""
     titles = list(rows[0])
-    left = [not re.match(r"[\d.]", rows[0][title]) for title in titles]
+    left = [not re.match(r"[\d.]|-$", rows[0][title]) for title in titles]
     lines = [
         line(titles),
         "|" + "".join("---|" if aligned else "--:|" for aligned in left),

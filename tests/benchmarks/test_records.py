@@ -46,6 +46,7 @@ def test_readme_names_every_field_of_a_record() -> None:
         records.MoERecord,
         records.MoEParallelRecord,
         records.DecodeRecord,
+        records.DecodeVllmRecord,
     ):
         assert {field.name for field in fields(kind)} <= named
 

@@ -13,6 +13,7 @@ from benchmarks.pictures import draw, draw_decode
 from benchmarks.records import (
     ROOT,
     DecodeRecord,
+    DecodeVllmRecord,
     FusedRecord,
     MoEParallelRecord,
     MoERecord,
@@ -125,15 +126,40 @@ def test_last_decode_step_of_each_batch_is_shown(step: dict[str, Any]) -> None:
     old = {"date": "2025-01-01", "ours_ms": 9.0}
     rows = decode_table([DecodeRecord(**{**step, **c}) for c in ({}, old)]).splitlines()
     wanted = "| llama3-8b | NVIDIA H200 | 8 ranks | static | 8 | 512 | 0.160 | 0.200 | "
-    assert rows[5] == wanted + "80% | 0123456789-dirty |"
+    assert rows[5] == wanted + "80% | - | - | 0123456789-dirty |"
     one = DecodeRecord(**{**step, "world_size": 1})
     assert decode_summary([one]).splitlines()[1:] == [
-        "| model | context | GPU | batch 8 |",
-        "|---|--:|---|--:|",
-        "| llama3-8b | 512 | NVIDIA H200 | 0.20 (0.16) |",
+        "| model | context | GPU | batch 8 | vLLM | vLLM / ours |",
+        "|---|--:|---|--:|--:|--:|",
+        "| llama3-8b | 512 | NVIDIA H200 | 0.20 (0.16) | - | - |",
     ]
     assert not rows[6]
     assert decode_table([]) == ""
+
+
+def test_vllm_is_shown_for_plain_steps_of_its_device_and_day(
+    step: dict[str, Any],
+) -> None:
+    one = step | {"world_size": 1}
+    steps = [
+        DecodeRecord(**{**one, **c})
+        for c in ({}, {"batch": 32}, {"schedule": "dynamic"}, {"world_size": 8})
+    ]
+    vllm = {k: v for k, v in one.items() if k in DecodeVllmRecord.__dataclass_fields__}
+    vllm |= {"op": "decode_vllm", "engine": "", "slopes_ms": [], "ready_s": 1.0}
+    changes: list[dict[str, Any]] = [
+        {"baseline_ms": 0.24},
+        {"baseline_ms": 0.25, "date": "2026-01-02T23:59:59+00:00"},
+        {"baseline_ms": 9.0, "date": "2026-01-03T00:00:00+00:00"},
+        {"baseline_ms": 9.0, "batch": 32, "device": "NVIDIA H100"},
+        {"baseline_ms": 9.0, "batch": 32, "context": 4096},
+    ]
+    records = [*steps, *(DecodeVllmRecord(**{**vllm, **c}) for c in changes)]
+    rows = decode_table(records).splitlines()[5:]
+    cells = [" | ".join(row.split(" | ")[-3:-1]) for row in rows if "llama" in row]
+    assert cells == ["- | -", "0.250 | 1.25", "- | -", "- | -"]
+    assert "dynamic | 8" in rows[0]
+    assert "| 0.20 (0.16) | 0.25, - | 1.25, - |" in decode_summary(records)
 
 
 def test_several_steps_and_sampling_are_shown_against_their_baselines(

@@ -1,0 +1,252 @@
+"""vLLM's own decode step, the baseline of decode.py, on one GPU without a network.
+
+python benchmarks/decode_vllm.py --models qwen3-30b-a3b --batches 1,8 --context 512
+
+vLLM may be installed, or only be on PYTHONPATH. Each model has a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from itertools import product
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks import records
+from benchmarks.decode_step import MODELS
+from benchmarks.device import driver_version
+from benchmarks.harness import numbers
+from benchmarks.workload import DTYPE
+from etc_dist.errors import ArgumentError
+from etc_dist.models.config import ModelConfig
+
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_USE_DEEP_GEMM": "0",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+"""Unless set: what lets vLLM start without a network, a tokenizer and a compiler."""
+ATTENTION, GRAPHS = "FLASH_ATTN", "FULL_AND_PIECEWISE"
+SHORT, STEPS, SLOPES = 8, 96, 3
+"""Tokens of a short output, how many a long one has more, and pairs of both."""
+MARGIN = 256
+"""Positions of a request above the context."""
+PROTOCOL = (
+    f"LLM.generate of {SHORT} and {SHORT + STEPS} tokens: the slope, so that prompts "
+    f"cancel; the middle step is at the context; median of {SLOPES} after a warm-up"
+)
+MODEL_TYPES = {"Qwen3ForCausalLM": "qwen3", "Qwen3MoeForCausalLM": "qwen3_moe"}
+
+
+def hf_config(config: ModelConfig) -> dict[str, Any]:
+    """The config.json of a model."""
+    found = {
+        "architectures": [config.architecture],
+        "model_type": MODEL_TYPES[config.architecture],
+        "hidden_size": config.hidden,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_dim,
+        "vocab_size": config.vocabulary,
+        "max_position_embeddings": config.positions,
+        "rms_norm_eps": config.norm_eps,
+        "rope_theta": config.rope_base,
+        "tie_word_embeddings": config.is_tied,
+        "attention_bias": False,
+        "hidden_act": "silu",
+        "torch_dtype": DTYPE,
+        "bos_token_id": 151643,
+        "eos_token_id": 151645,
+    }
+    if config.mixture is None:
+        return found | {"intermediate_size": config.inner}
+    return found | {
+        "moe_intermediate_size": config.inner,
+        "num_experts": config.mixture.experts,
+        "num_experts_per_tok": config.mixture.top_k,
+        "norm_topk_prob": config.mixture.normalizes,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+
+
+def engine_arguments(
+    folder: str, batches: Sequence[int], contexts: Sequence[int]
+) -> dict[str, Any]:
+    """Those of vllm.LLM: the sizes of the model in `folder`, random weights, a CUDA
+    graph of each batch."""
+    graphs = {"cudagraph_capture_sizes": [*batches], "cudagraph_mode": GRAPHS}
+    return {
+        "model": folder,
+        "skip_tokenizer_init": True,
+        "load_format": "dummy",
+        "dtype": DTYPE,
+        "max_model_len": max(contexts) + MARGIN,
+        "max_num_seqs": max(batches),
+        "max_num_batched_tokens": 16384,
+        "gpu_memory_utilization": 0.93,
+        "enable_prefix_caching": False,
+        "disable_log_stats": True,
+        "attention_backend": ATTENTION,
+        "compilation_config": graphs,
+        "seed": 0,
+    }
+
+
+def prompt_length(context: int) -> int:
+    """Of a prompt whose middle step of those that are timed is at `context`."""
+    return context - STEPS // 2 - SHORT
+
+
+def fits(llm: Any, batch: int, context: int) -> bool:
+    """Whether vLLM's cache holds all requests at once; otherwise some would wait."""
+    cache = llm.llm_engine.vllm_config.cache_config
+    longest = prompt_length(context) + SHORT + STEPS
+    needed = batch * -(-longest // cache.block_size)
+    return bool(needed < cache.num_gpu_blocks)  # one block is never used
+
+
+def slopes(seconds: Callable[[int], float]) -> list[float]:
+    """Sorted milliseconds of a step. seconds(tokens): of outputs of so many tokens."""
+    seconds(SHORT)
+    pairs = [(seconds(SHORT + STEPS), seconds(SHORT)) for _ in range(SLOPES)]
+    return sorted((long - short) / STEPS * 1e3 for long, short in pairs)
+
+
+def benchmark(
+    vllm: Any, torch: Any, llm: Any, name: str, batch: int, context: int
+) -> dict[str, Any]:
+    """Time one shape: its part of a record."""
+    drawn = np.random.default_rng(0).integers(
+        MODELS[name].vocabulary, size=(batch, prompt_length(context))
+    )
+    prompts = [{"prompt_token_ids": ids} for ids in drawn.tolist()]
+
+    def seconds(tokens: int) -> float:
+        sampling = vllm.SamplingParams(
+            max_tokens=tokens, ignore_eos=True, temperature=0, detokenize=False
+        )
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        llm.generate(prompts, sampling, use_tqdm=False)
+        return time.perf_counter() - started
+
+    found = slopes(seconds)
+    return {
+        "batch": batch,
+        "context": context,
+        "baseline_ms": round(median(found), 5),
+        "slopes_ms": tuple(round(ms, 5) for ms in found),
+    }
+
+
+def facts(vllm: Any, torch: Any) -> dict[str, Any]:
+    """The fields of a record that no shape changes."""
+    return {
+        "op": "decode_vllm",
+        "world_size": 1,
+        "device": torch.cuda.get_device_properties(0).name,
+        "driver": driver_version(),
+        "cuda": torch.version.cuda,
+        "backend": "cuda",
+        "path": "LLM.generate in one process",
+        "dtype": DTYPE,
+        "engine": f"vLLM {vllm.__version__} {ATTENTION}, CUDA graphs {GRAPHS}",
+        "protocol": PROTOCOL,
+    }
+
+
+def time_model(name: str, options: argparse.Namespace, started: float) -> int:
+    """Time and record all shapes of a model; 1 if the time was too short. started: by
+    the clock of this process."""
+    for variable, value in ENVIRONMENT.items():
+        os.environ.setdefault(variable, value)
+    os.environ["VLLM_PLUGINS"] = ""  # ours would be one
+    vllm, torch = import_module("vllm"), import_module("torch")
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(hf_config(MODELS[name])))
+        llm = vllm.LLM(**engine_arguments(folder, options.batches, options.context))
+        ready = round(time.perf_counter() - started, 1)
+        print(f"{name}: vLLM ready after {ready} s", flush=True)
+        shared = {**facts(vllm, torch), "model": name, "ready_s": ready}
+        for context, batch in product(options.context, options.batches):
+            shape = f"{name}, batch {batch}, context {context}"
+            if time.perf_counter() - started > options.seconds:
+                print(f"stopped after {options.seconds:g} s, before {shape}")
+                return 1
+            if not fits(llm, batch, context):
+                print(f"{shape}: does not fit vLLM's cache, not timed", flush=True)
+                continue
+            values = benchmark(vllm, torch, llm, name, batch, context)
+            print(f"{shape}: {values['baseline_ms']:.3f} ms", flush=True)
+            record = records.parse({**shared, **values, **records.stamp()})
+            records.append(record, options.record)
+    return 0
+
+
+def names(text: str) -> list[str]:
+    """The type of an option: names of models separated by commas."""
+    unknown = set(text.split(",")) - set(MODELS)
+    if unknown:
+        raise argparse.ArgumentTypeError(f"unknown models {sorted(unknown)}")
+    return text.split(",")
+
+
+def contexts(text: str) -> list[int]:
+    """The type of an option: contexts that are longer than half of an output."""
+    found = numbers(text)
+    if prompt_length(min(found)) < 1:
+        raise argparse.ArgumentTypeError(f"wanted at least {1 - prompt_length(0)}")
+    return found
+
+
+def main() -> int:
+    started = time.perf_counter()
+    parser = argparse.ArgumentParser(description="Time vLLM's own decode step.")
+    add = parser.add_argument
+    add("--models", type=names, default=["qwen3-30b-a3b"], help=f"of {[*MODELS]}")
+    add("--batches", type=numbers, default=[1, 8, 32, 128])
+    add("--context", type=contexts, default=[512, 4096], help="one or several")
+    add("--seconds", type=float, default=540, help="of a model; no shape begins later")
+    add("--record", type=Path, help="default: benchmarks/results/decode_vllm.jsonl")
+    options = parser.parse_args()
+    if find_spec("vllm") is None:
+        error = ArgumentError(
+            "vLLM cannot be timed",
+            where=sys.executable,
+            wanted="the package vllm",
+            got="none on its path",
+            fix="install vllm 0.24, or add its folder to PYTHONPATH",
+        )
+        parser.error(str(error))
+    if len(options.models) == 1:
+        return time_model(options.models[0], options, started)
+    command = [sys.executable, *sys.argv]
+    codes = [
+        subprocess.run([*command, "--models", name]).returncode
+        for name in options.models
+    ]
+    return int(any(codes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

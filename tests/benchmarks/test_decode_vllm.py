@@ -1,0 +1,139 @@
+"""vLLM's decode step is timed as the slope between two lengths of the output."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from benchmarks import decode_vllm
+from benchmarks.decode_step import MODELS
+from benchmarks.records import DecodeVllmRecord, load
+from etc_dist.models.config import parse_config
+
+START_S, PROMPT_S, ROW_S = 50.0, 0.5, 0.001
+
+
+class StandIn(ModuleType):
+    """vLLM whose clock advances by fixed times; it counts calls. Of its cache, blocks
+    of 16 positions, 80 are free."""
+
+    __version__ = "0.24.0"
+
+    def __init__(self) -> None:
+        super().__init__("vllm")
+        self.__spec__ = ModuleSpec("vllm", None)
+        self.now = 100.0
+        self.tokens: list[tuple[int, int, int]] = []
+        """Requests, tokens of a prompt and of an output, of each call."""
+        self.SamplingParams = SimpleNamespace
+        cache = SimpleNamespace(block_size=16, num_gpu_blocks=81)
+        config = SimpleNamespace(cache_config=cache)
+        self.llm_engine = SimpleNamespace(vllm_config=config)
+
+    def LLM(self, model: str, **arguments: Any) -> StandIn:
+        path = Path(model) / "config.json"
+        self.config = parse_config(json.loads(path.read_text()), path)
+        self.arguments = arguments
+        self.now += START_S
+        return self
+
+    def generate(self, prompts: list[Any], sampling: Any, use_tqdm: bool) -> None:
+        lengths = {len(prompt["prompt_token_ids"]) for prompt in prompts}
+        self.tokens.append((len(prompts), *lengths, sampling.max_tokens))
+        self.now += PROMPT_S + ROW_S * len(prompts) * sampling.max_tokens
+
+
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    stand_in, torch = StandIn(), ModuleType("torch")
+    properties = SimpleNamespace(name="NVIDIA H200")
+    torch.cuda = SimpleNamespace(  # type: ignore[attr-defined]
+        synchronize=lambda: None, get_device_properties=lambda _: properties
+    )
+    torch.version = SimpleNamespace(cuda="13.0")  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm", stand_in)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    clock = SimpleNamespace(perf_counter=lambda: stand_in.now)
+    monkeypatch.setattr(decode_vllm, "time", clock)
+    for name in (*decode_vllm.ENVIRONMENT, "VLLM_PLUGINS"):
+        monkeypatch.setenv(name, "0")  # restored afterwards
+    return stand_in
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *options: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["decode_vllm.py", *options])
+    return decode_vllm.main()
+
+
+@pytest.mark.parametrize("model", ["qwen3-30b-a3b", "qwen3-32b"])
+def test_slope_of_each_shape_that_fits_is_recorded(
+    model: str,
+    vllm: StandIn,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    where = "--record", str(tmp_path / "some.jsonl")
+    shapes = "--batches", "1,2", "--context", "512,1024"
+    assert run(monkeypatch, "--models", model, *shapes, *where) == 0
+    assert replace(vllm.config, rope={}, stop_tokens=()) == MODELS[model]
+    assert vllm.arguments["max_model_len"] == 1280
+    graphs = {"cudagraph_capture_sizes": [1, 2], "cudagraph_mode": "FULL_AND_PIECEWISE"}
+    assert vllm.arguments["compilation_config"] == graphs
+    outputs = [8, 104, 8, 104, 8, 104, 8]
+    fitting = [(1, 456), (2, 456), (1, 968)]
+    assert vllm.tokens == [(*shape, n) for shape in fitting for n in outputs]
+    assert f"{model}, batch 2, context 1024: does not fit" in capsys.readouterr().out
+    found = [r for r in load(tmp_path) if isinstance(r, DecodeVllmRecord)]
+    assert [(r.batch, r.context) for r in found] == [(1, 512), (2, 512), (1, 1024)]
+    assert [r.baseline_ms for r in found] == [1.0, 2.0, 1.0]
+    assert {(r.model, r.device, r.ready_s) for r in found} == {
+        (model, "NVIDIA H200", START_S)
+    }
+    engine = "vLLM 0.24.0 FLASH_ATTN, CUDA graphs FULL_AND_PIECEWISE"
+    assert {r.engine for r in found} == {engine}
+    assert os.environ["VLLM_PLUGINS"] == ""
+
+
+def test_no_shape_begins_after_the_limit(
+    vllm: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = "--context", "512", "--batches", "1,2", "--seconds", f"{START_S + 1}"
+    assert run(monkeypatch, *options, "--record", str(tmp_path / "some.jsonl")) == 1
+    assert len(list(load(tmp_path))) == 1
+
+
+def test_each_of_several_models_has_a_process_and_one_failure_counts(
+    vllm: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names, codes = ["qwen3-32b", "qwen3-8b"], iter([3, 0])
+    found: list[list[str]] = []
+
+    def start(command: list[str]) -> SimpleNamespace:
+        found.append(command)
+        return SimpleNamespace(returncode=next(codes))
+
+    monkeypatch.setattr(subprocess, "run", start)
+    given = "--models", ",".join(names), "--batches", "1"
+    assert run(monkeypatch, *given) == 1
+    command = [sys.executable, "decode_vllm.py", *given, "--models"]
+    assert found == [[*command, name] for name in names]
+
+
+def test_missing_vllm_and_a_short_context_are_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    for options, text in (((), "the package vllm"), (("--context", "56"), "least 57")):
+        with pytest.raises(SystemExit):
+            run(monkeypatch, *options)
+        assert text in capsys.readouterr().err
