@@ -2,7 +2,7 @@
 
 python benchmarks/decode_vllm.py --models qwen3-30b-a3b --batches 1,8 --context 512
 
-vLLM may be installed, or only be on PYTHONPATH. Each model has a process of its own.
+vLLM may be installed, or only be on PYTHONPATH. Each model has a separate process.
 """
 
 from __future__ import annotations
