@@ -65,10 +65,10 @@ ETC_DEVICE void abort_run(
 template <class Program>
 ETC_DEVICE void record_resident(const Run<Program>& run) {
   Control* control = run.control();
+  // NOTE: this worker has been counted, so 0 means that all have been. The epoch would tell too, but
+  // then every thread would keep it in a register until its end.
   const u32 begun = ptx::load_relaxed(u64(&control->begun));
-  // NOTE: by their parities, so that only that of this run's epoch occupies a register.
-  const bool all = ((ptx::load_relaxed(u64(&control->epoch)) ^ run.epoch) & 1) != 0;
-  atomicCAS(&control->resident, 0u, all ? gridDim.x : begun);
+  atomicCAS(&control->resident, 0u, begun == 0 ? gridDim.x : begun);
 }
 
 // Reports a failed wait: the run was aborted, or the wait timed out.

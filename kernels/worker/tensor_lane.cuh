@@ -198,7 +198,7 @@ class TensorLane {
           lead_unit();
         }
       });
-      if (!going) report(run_, who);
+      if (!going && (is_admitted || admission.wait())) report(run_, who);
       lost = !going;
       return going;
     });
