@@ -249,15 +249,23 @@ def _check_arguments(
                 fix="gather the tensor's values from all ranks",
             )
         tensor = graph.tensor(name)
-        for rank, array in enumerate(values):
+        for rank, array in enumerate(map(np.asarray, values)):
+            if array.dtype.kind not in "iu":
+                raise ArgumentError(
+                    f"runtime tensor {name} has no integers",
+                    where=where,
+                    wanted=f"{name}: an array of int32",
+                    got=f"{array.dtype} on rank {rank}",
+                    fix="give the int32 values that a run would have",
+                )
             env = graph.environment(dims, rank)
             shape = [int(n.evaluate(env)) for n in tensor.shape]
-            if list(np.shape(array)) != shape:
+            if list(array.shape) != shape:
                 raise ArgumentError(
                     f"runtime tensor {name} has another shape",
                     where=where,
                     wanted=f"{name} {shape}",
-                    got=f"{list(np.shape(array))} on rank {rank}",
+                    got=f"{list(array.shape)} on rank {rank}",
                     fix="give the values that a run at these dims would have",
                 )
 

@@ -102,10 +102,18 @@ def test_a_value_out_of_range_is_found_where_it_is_known(bad):
     assert f"move_row[i=1] on rank 0 notifies filled[{bad}] on rank 0" in error.got
 
 
-def test_values_of_the_wrong_shape_are_refused():
-    with pytest.raises(ArgumentError, match=r"expert \[4\]") as caught:
-        check(permute(1), {"expert": [np.zeros(3, np.int32)]})
-    assert caught.value.got == "[3] on rank 0"
+@pytest.mark.parametrize(
+    ("given", "wanted", "got"),
+    [
+        (np.zeros(3, np.int32), "expert [4]", "[3] on rank 0"),
+        (np.zeros(4, np.float32), "expert: an array of int32", "float32 on rank 0"),
+        (np.zeros(4, np.bool_), "expert: an array of int32", "bool on rank 0"),
+    ],
+)
+def test_values_of_the_wrong_shape_or_dtype_are_refused(given, wanted, got):
+    with pytest.raises(ArgumentError) as caught:
+        check(permute(1), {"expert": [given]})
+    assert (caught.value.wanted, caught.value.got) == (wanted, got)
 
 
 def test_values_of_a_tensor_without_loads_are_refused():
