@@ -38,7 +38,7 @@ class EventTensor:
                 got="an event tensor of one rank",
                 fix="declare it cross-rank, or drop .on(...)",
             )
-        return RemoteEvents(self, wrap(rank))
+        return RemoteEvents(self, wrap(rank, f"{self.name}.on(...)"))
 
     def expected(self, coordinate: tuple[Any, ...], env: dict[str, Any]) -> Any:
         """Notifications that the elements at `coordinate` need (int or array)."""
@@ -110,4 +110,5 @@ def _reference(events: EventTensor, rank: Expr | None, index: Any) -> EventRef:
             got=f"{len(parts)}",
             fix="index every axis",
         )
-    return EventRef(events, rank, tuple(wrap(p) for p in parts))
+    where = f"{events.name}[...]"
+    return EventRef(events, rank, tuple(wrap(p, where) for p in parts))

@@ -49,6 +49,11 @@ _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "<=": lambda a, b: a <= b,
     "==": lambda a, b: a == b,
 }
+MOST_DEPTH = 200
+"""The most nested operations of an expression in a graph: they are visited by
+recursion."""
+OPERAND = "a symbolic expression"
+"""A part of an expression, as a place in messages."""
 _PRECEDENCE = {"+": 1, "-": 1, "*": 2, "//": 2, "%": 2}
 
 
@@ -65,6 +70,10 @@ def _missing(operator: str, fix: str) -> Callable[..., Never]:
 class Expr:
     """Base of all index expressions; immutable, compared by structure."""
 
+    def __post_init__(self) -> None:
+        # NOTE: at once, from its parts: later it might take too many recursive calls.
+        _ = self.depth
+
     def __eq__(self, other: object) -> bool:
         if isinstance(other, NUMBERS):
             return bool(self)
@@ -72,6 +81,11 @@ class Expr:
 
     def __hash__(self) -> int:
         return hash(self._terms)
+
+    @cached_property
+    def depth(self) -> int:
+        """The most operations that are nested in it."""
+        return 1 + max((child.depth for child in self.children()), default=-1)
 
     @cached_property
     def _terms(self) -> tuple[object, ...]:
@@ -320,9 +334,19 @@ def is_integer(value: object) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
-def wrap(value: Expr | int, where: str = "a symbolic expression") -> Expr:
-    """An `Expr` from an `Expr` or a Python integer, given at `where`."""
+def wrap(value: Expr | int, where: str = OPERAND) -> Expr:
+    """An `Expr` from an `Expr` or a Python integer, given at `where`. GraphError for
+    one of a graph that is nested too deeply."""
     if isinstance(value, Expr):
+        if where != OPERAND and value.depth > MOST_DEPTH:
+            raise GraphError(
+                "an index expression has too many nested operations",
+                where=where,
+                wanted=f"at most {MOST_DEPTH}",
+                got=f"{value.depth}",
+                fix="write fewer operations, such as a product in place of a repeated "
+                "sum, or name parts without coordinates by g.let",
+            )
         return value
     if is_integer(value):
         return Const(int(value))

@@ -168,7 +168,7 @@ class Graph:
 
     def let(self, name: str, value: Expr | int) -> Expr:
         """A named number derived from dims: computed on the host, once a run."""
-        value = wrap(value)
+        value = wrap(value, f"graph {self.name}: the named number {name}")
         fix = "write the load in the index expressions that use it"
         what, where = f"the named number {name}", f"graph {self.name}"
         refuse_loads(what, where, [value], fix)

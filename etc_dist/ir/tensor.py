@@ -76,7 +76,7 @@ class Tensor:
                 got=f"a tensor of kind {self.kind!r}",
                 fix="declare it symmetric, or drop .on(...)",
             )
-        return RemoteTensor(self, wrap(rank))
+        return RemoteTensor(self, wrap(rank, f"{self.name}.on(...)"))
 
     def load(self, *index: Expr | int) -> Expr:
         """An element as a symbolic integer, read when the program runs (int32)."""
@@ -96,7 +96,8 @@ class Tensor:
                 got=f"{len(index)}",
                 fix="index every axis",
             )
-        return Load(self.name, self.shape, tuple(wrap(i) for i in index))
+        where = f"{self.name}.load(...)"
+        return Load(self.name, self.shape, tuple(wrap(i, where) for i in index))
 
     @property
     def is_given(self) -> bool:
@@ -233,4 +234,11 @@ def _region(tensor: Tensor, rank: Expr | None, index: Any) -> Region:
             starts.append(wrap(part))
             sizes.append(wrap(1))
         kept.append(isinstance(part, (Tile, slice)))
-    return Region(tensor, rank, tuple(starts), tuple(sizes), tuple(kept))
+    where = f"{tensor.name}[...]"
+    return Region(
+        tensor,
+        rank,
+        tuple(wrap(part, where) for part in starts),
+        tuple(wrap(part, where) for part in sizes),
+        tuple(kept),
+    )

@@ -5,9 +5,23 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from etc_dist.codegen import generate
 from etc_dist.errors import GraphError
-from etc_dist.ir import Symbol, ceildiv, equal, select
-from etc_dist.ir.expr import wrap
+from etc_dist.ir import (
+    Graph,
+    GraphFunction,
+    Symbol,
+    ceildiv,
+    equal,
+    graph_function,
+    maximum,
+    minimum,
+    select,
+    tile,
+)
+from etc_dist.ir.expr import MOST_DEPTH, Expr, wrap
+from etc_dist.schedule import schedule_static
+from tests.verify.test_verify import touch
 
 N, M = Symbol("n", "dim"), Symbol("m", "dim")
 
@@ -56,3 +70,43 @@ def test_select_takes_a_comparison_only(condition):
 def test_ceildiv_takes_a_positive_divisor(divisor):
     with pytest.raises(GraphError, match="ceildiv has no divisor below 1"):
         ceildiv(N, divisor)
+
+
+def graph_of(place: str, depth: int) -> GraphFunction:
+    """A graph whose expression at one place has `depth` nested operations."""
+
+    def nested(value: Expr, at: str) -> Expr:
+        for k in range(depth if at == place else 0):
+            value = minimum(value, M) if k % 2 else maximum(value, 0)
+        return value
+
+    @graph_function
+    def made(g: Graph) -> None:
+        n, m = g.dims("n m")
+        count = g.let("count", nested(n, "let"))
+        x, at = g.input("x", (n,), "float32"), g.input("at", (m,), "int32")
+        y = g.output("y", (nested(n, "shape"),), "float32")
+        ready = g.events("ready", (n,), expects=lambda e: nested(e, "expects"))
+        (i,) = grid = g.grid(i=nested(count, "grid"))
+        g.call(
+            touch(1, 1),
+            grid,
+            reads=[x[tile(nested(i, "region"), 1)]],
+            writes=[y[at.load(nested(i, "load"))]],
+            waits=[ready[nested(i, "event")]],
+            order=lambda t: (nested(t, "order"),),
+        )
+
+    return made(1)
+
+
+PLACES = ["let", "shape", "expects", "grid", "region", "load", "event", "order"]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_more_nested_operations_than_are_allowed_are_refused(place):
+    assert generate(schedule_static(graph_of(place, MOST_DEPTH - 1))).text
+    with pytest.raises(GraphError, match="too many nested operations") as caught:
+        graph_of(place, 1000)
+    assert caught.value.wanted == f"at most {MOST_DEPTH}"
+    assert caught.value.got == "1000" and caught.value.where
