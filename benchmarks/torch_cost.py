@@ -52,7 +52,7 @@ def cases(world: World, where: str) -> Iterator[Case]:
     made = [torch.randn(SIZE, SIZE, device=where).bfloat16() for _ in range(5)]
     x, gate, up, down, _ = made
     arrays, weight = [as_array(one) for one in made], gate.t()
-    calls: dict[type[Operation], Call] = {
+    calls: dict[type[Operation], partial[Any]] = {
         Matmul: partial(OPS.matmul, x, weight),
         MatmulReduceScatter: partial(
             OPS.fused_matmul_reduce_scatter, x, weight, "sum", 0, ""
@@ -67,8 +67,8 @@ def cases(world: World, where: str) -> Iterator[Case]:
         operation: Any
         [operation] = (one for one in world.kept.values() if type(one) is kind)
         given = arrays if kind is SharedMLP else [*arrays[:2], arrays[-1]]
-        name = call.func.__name__  # type: ignore[attr-defined]
-        yield Case(name, call, operation, partial(operation, *given))
+        object_call = partial(operation, *given)
+        yield Case(call.func.__name__, call, operation, object_call)
 
 
 def added_us(world: World, case: Case) -> float:
