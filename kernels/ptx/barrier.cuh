@@ -87,13 +87,16 @@ ETC_DEVICE bool named_barrier_any(u32 id, bool value) {
   return any;
 }
 
-// The two halves of cluster_barrier(); every thread of the cluster executes both.
-ETC_DEVICE void cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+// A barrier of all threads of a cluster, after which they see the mbarriers whose initialisation
+// others have fenced. Every thread executes both halves. NOTE: an arrival that also releases other
+// writes compiles to MEMBAR.GPU, which delays the first loads of a run by half a microsecond.
+ETC_DEVICE void cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 ETC_DEVICE void cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
+// The same for all writes, and arrivals at mbarriers of the other worker.
 ETC_DEVICE void cluster_barrier() {
   asm volatile(
       "barrier.cluster.arrive.release.aligned;\n"

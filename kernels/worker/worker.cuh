@@ -110,7 +110,7 @@ ETC_DEVICE void run_worker(const typename Program::Args& g) {
     if (lane == 0) tensor.init();
     __syncwarp();
     if constexpr (Program::kCluster > 1) {
-      ptx::cluster_arrive();
+      ptx::cluster_arrive_relaxed();
     } else {
       ptx::named_barrier_arrive<kWorkerThreads>(kInitBarrier);
     }
@@ -125,7 +125,8 @@ ETC_DEVICE void run_worker(const typename Program::Args& g) {
     // A peer may abort at any moment: the threads of a worker must agree.
     const bool is_skipped = ptx::named_barrier_any<kWorkerThreads - 32>(kAgreeBarrier, is_aborted);
     if constexpr (Program::kCluster > 1) {
-      ptx::cluster_barrier();
+      ptx::cluster_arrive_relaxed();
+      ptx::cluster_wait();
     } else {
       ptx::named_barrier<kWorkerThreads>(kInitBarrier);
     }

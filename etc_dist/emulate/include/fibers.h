@@ -112,7 +112,7 @@ struct Thread {
   uint32_t id;
   bool has_begun = false;
   Turn* next;
-  uint32_t cluster_turn = 0;  // the turn before its last cluster_arrive()
+  uint32_t cluster_turn = 0;  // the turn before its last cluster_arrive_relaxed()
   WgmmaOp wgmmas[64];
   uint32_t count = 0, ends[8], groups = 0;  // of wgmmas; the end of each group
   uint32_t wgmmas_done = 0;

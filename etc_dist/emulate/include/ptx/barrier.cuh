@@ -44,7 +44,7 @@ template <int kThreads>
 void named_barrier_arrive(u32 id) {
   emulation::own->worker->named[id].arrive(kThreads, false);
 }
-inline void cluster_arrive() {
+inline void cluster_arrive_relaxed() {
   constexpr u32 kCount = emulation::kMaxCluster * emulation::kThreads;
   emulation::own->cluster_turn = emulation::own->worker->pair->turn;
   emulation::own->worker->pair->arrive(kCount, false);
@@ -53,7 +53,7 @@ inline void cluster_wait() {
   emulation::own->worker->pair->wait(emulation::own->cluster_turn);
 }
 inline void cluster_barrier() {
-  cluster_arrive();
+  cluster_arrive_relaxed();
   cluster_wait();
 }
 
