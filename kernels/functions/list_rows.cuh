@@ -16,8 +16,10 @@ struct list_rows {
     const auto tokens = task.template operand<2>();
     const i32 blocks = chosen.size[1];
     u32 sum = 0;  // tokens so far
+    // NOTE: counted for all threads, not from each one's first block: see ptx::warp().
 #pragma unroll 1
-    for (i32 first = task.thread; first - task.thread < blocks; first += kAtOnce * kThreads) {
+    for (i32 begin = 0; begin < blocks; begin += kAtOnce * kThreads) {
+      const i32 first = begin + task.thread;
       u32 word[kAtOnce];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
@@ -27,7 +29,7 @@ struct list_rows {
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const i32 b = first + i * kThreads;
-        if (b - task.thread >= blocks) break;
+        if (begin + i * kThreads >= blocks) break;
         if (b >= blocks) word[i] = 0;
         u32 row = count(task, __popc(word[i]), sum);
         if (b < blocks) *before.at(0, b) = i32(row);

@@ -17,7 +17,7 @@ struct plan_tiles {
 
   ETC_DEVICE static void run(const Task& task) {
     const Layout layout(task.scratch);
-    if (task.thread < 32) lay_out(task, layout);
+    if (ptx::warp() == 0) lay_out(task, layout);
     task.sync();
     fill(task, layout);
     if (task.thread == 0) {

@@ -188,7 +188,8 @@ ETC_DEVICE void release_empty(const Run<Program>& run) {
     constexpr int kTo = Call::kFreeWaits > 0 ? Call::kFreeWaits : Call::kWaits;
     if constexpr ((Call::kMaybeZero & kFirstBits<kTo>) != 0) {
       const i32 groups = Call::groups(run.g);
-      const i32 warp = i32(blockIdx.x * kThreads + threadIdx.x) / 32;
+      // NOTE: by ptx::warp(), as in all branches of whole warps in which lanes meet.
+      const i32 warp = i32(blockIdx.x * (kThreads / 32) + ptx::warp());
 #pragma unroll 1
       for (i32 first = warp * 32; first < groups; first += i32(gridDim.x) * kThreads) {
         const i32 group[1] = {first + i32(ptx::lane())};

@@ -62,9 +62,11 @@ class TensorLane {
       kMayBeSurplus<Call> && !Program::kDynamic && Call::kWaits == 1;
 
  public:
+  // NOTE: by warp_max(), so that the compiler does not compute the address again where a body uses
+  // scratch memory in a branch that divides a warp: see ptx::warp().
   ETC_DEVICE TensorLane(const Run<Program>& run, u8* shared)
       : run_(run),
-        base_(ptx::shared_address(shared)),
+        base_(ptx::warp_max(ptx::shared_address(shared))),
         units_(base_),
         scratch_(reinterpret_cast<u32*>(shared + kBufferOffset<Program>)) {}
 
