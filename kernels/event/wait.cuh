@@ -65,8 +65,8 @@ ETC_DEVICE void abort_run(
 template <class Program>
 ETC_DEVICE void record_resident(const Run<Program>& run) {
   Control* control = run.control();
-  // NOTE: this worker has been counted, so 0 means that all have been. The epoch would tell too, but
-  // then every thread would keep it in a register until its end.
+  // NOTE: this worker has been counted, so 0 means that all have been. A comparison of epochs would
+  // occupy a register of every thread until its end.
   const u32 begun = ptx::load_relaxed(u64(&control->begun));
   atomicCAS(&control->resident, 0u, begun == 0 ? gridDim.x : begun);
 }
