@@ -42,7 +42,7 @@ from etc_dist.codegen.names import (
 from etc_dist.codegen.tiles import check_tiles, row_multiples
 from etc_dist.errors import CodegenError
 from etc_dist.ir.call import RANK, TASK, Call
-from etc_dist.ir.event import EventRef
+from etc_dist.ir.event import EventRef, EventTensor
 from etc_dist.ir.expr import Const, Symbol
 from etc_dist.ir.function import FORWARD, TENSOR, TRANSFER, DeviceFunction
 from etc_dist.ir.tensor import Tensor
@@ -61,6 +61,8 @@ TASK_MEMBERS = {"Coord", "c", "g", "running", "scratch", "sync", "thread", "thre
 MAX_WORLD = 32
 """A worker has one word with a bit for each peer that has started."""
 ENTRY = "etc_dist_program"
+FAR_HEADER, FAR_TRANSPORT = "far/nvshmem.cuh", "Nvshmem"
+"""The transport to far ranks: its header, and the struct there."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,8 @@ class Source:
     workspace: int
     sources: tuple[Path, ...]
     traced: bool
+    has_far: bool
+    """Whether it is linked with the transport to far ranks."""
     row_multiples: Mapping[Tensor, int]
     """The number that the row length of a tensor must be a multiple of."""
 
@@ -106,6 +110,15 @@ def generate(plan: Plan, *, trace: bool = False, check: bool = True) -> Source:
             got=str(graph.world_size),
             fix="use fewer ranks in one program",
         )
+    if plan.has_far and _is_dynamic(plan):
+        raise CodegenError(
+            f"graph {graph.name} has a dynamic plan over several hosts",
+            where=f"plan {graph.name}",
+            wanted='the schedule "static" on GPUs of several hosts: a notification '
+            "from another host cannot release tasks, as no code of this GPU runs then",
+            got=f"the schedule {plan.schedule!r}",
+            fix='pass schedule="static", or set ETC_DIST_BACKEND=cpu',
+        )
     if check:
         check_tiles(graph)
     arguments = Arguments.of(plan)
@@ -117,9 +130,10 @@ def generate(plan: Plan, *, trace: bool = False, check: bool = True) -> Source:
     own = sorted({str(function.source) for function in functions})
     users = tuple(Path(s) for s in own if Path(s).is_absolute())
     constants = _constants(plan, calls, trace)
+    headers = (*([FAR_HEADER] if plan.has_far else []), "worker/worker.cuh")
     blocks = [
         f"// {graph.name} on {graph.world_size} ranks, {plan.schedule} schedule",
-        "\n".join(f'#include "{name}"' for name in ("worker/worker.cuh", *own)),
+        "\n".join(f'#include "{name}"' for name in (*headers, *own)),
         "namespace etc {",
         "\n".join(f"constexpr int {k} = {v};" for k, v in constants.items()),
         arguments.text(),
@@ -144,6 +158,7 @@ def generate(plan: Plan, *, trace: bool = False, check: bool = True) -> Source:
         workspace=max((c.function.workspace for c in calls), default=0),
         sources=users,
         traced=trace,
+        has_far=plan.has_far,
         row_multiples=row_multiples(graph),
     )
 
@@ -244,6 +259,8 @@ def _call(plan: Plan, lane: Lane, call: Call, number: int, arguments: Arguments)
     }
     if _notifies_ranks(call):
         constants["kNotifiesRanks"] = 1
+    if plan.has_far and function.far:
+        constants["kFar"] = 1
     _check_names(call, constants)
     declared = {**constants, **own}
     lines += [f"  static constexpr {constant(k, v)};" for k, v in declared.items()]
@@ -418,7 +435,14 @@ def _wait(plan: Plan, ref: EventRef) -> str:
     unit = notification_unit(plan, ref.events)
     expects = text(ref.expects)
     scope = str(ref.events.cross_rank).lower()
+    if plan.has_far and _has_far_notifiers(plan, ref.events):
+        scope += ", true"
     return f"{{g.rank, {_index(ref)}, u32({expects}) * {unit}u, {scope}}}"
+
+
+def _has_far_notifiers(plan: Plan, events: EventTensor) -> bool:
+    far = [call for call in plan.graph.calls if call.function.far]
+    return any(ref.events == events for call in far for ref in call.notifies)
 
 
 def _notify(ref: EventRef) -> str:
@@ -442,6 +466,8 @@ def _program(plan: Plan, constants: Mapping[str, int]) -> str:
         lists.append(f"  using QueuedCalls = CallList<{', '.join(queued)}>;")
         lists += [f"  using {queue} = etc::{queue};" for queue in QUEUES.values()]
     aliases = [f"  static constexpr int {n} = etc::{n};" for n in constants]
+    if plan.has_far:
+        aliases.append(f"  using Far = {FAR_TRANSPORT};")
     return "\n".join(
         [
             "struct Program {",

@@ -52,7 +52,8 @@ CONTROL = np.dtype(
         ("faults", "u4"),
         ("shape", "u4"),
         ("resident", "u4"),
-        ("unused", "u4", 7),
+        ("ended", "u4"),
+        ("unused", "u4", 6),
         ("fault", FAULT, MAX_FAULTS),
     ]
 )
@@ -71,7 +72,9 @@ TRACE_RECORD = np.dtype(
 )
 
 MAP_BYTES = 128
-UNSIGNED = ("event_capacity", "trace_capacity", "shape")
+FAR_SENDERS = "far_senders"
+"""The argument with a bit for each far rank that may send to this one."""
+UNSIGNED = ("event_capacity", "trace_capacity", "shape", FAR_SENDERS)
 """Arguments of type u32."""
 
 
@@ -97,6 +100,8 @@ class Arguments:
     def of(cls, plan: Plan) -> Arguments:
         graph = plan.graph
         integers = ["event_capacity", "trace_capacity", "shape", "rank"]
+        if plan.has_far:
+            integers.append(FAR_SENDERS)
         integers += [dim_name(s.name) for s in graph.dims]
         integers += [dim_name(s.name) for s, _ in graph.derived]
         integers += [events_name(events.name) for events in graph.events]

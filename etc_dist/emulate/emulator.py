@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from threading import Lock
@@ -57,6 +58,8 @@ class Emulator:
         Only this user may be able to write it. By default the library is compiled
         each time (about a second).
     kernels: the device code, if not that of this installation.
+    has_far: ranks map the memory of those of their own host only, as on GPUs of several
+        hosts of graph.local_size ranks.
 
     Raises BuildError where the bodies do not compile or there is no C++ compiler, and
     ArgumentError or TypeError for arguments that do not fit."""
@@ -69,9 +72,10 @@ class Emulator:
         workers: int = 4,
         folder: str | Path | None = None,
         kernels: Path | None = None,
+        has_far: bool = False,
     ):
         _check(graph, schedule, workers, folder)
-        self.plan = SCHEDULES[schedule](graph)
+        self.plan = replace(SCHEDULES[schedule](graph), has_far=has_far)
         self.source = generate(self.plan, trace=False)
         self.workers = workers
         if workers % self.source.cluster:

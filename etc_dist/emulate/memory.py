@@ -50,6 +50,8 @@ class ProgramMemory:
         self._scratch += [block[capacity.tensors_offset :] for block in self._symmetric]
         self.arrays: list[Array] = [*self.control, self._status, *self._symmetric]
         self.arrays += [*self._local, *self._workspace]
+        near = plan.graph.local_size
+        blocks = [block.ctypes.data for block in self._symmetric]
         self._arguments = [
             fill(
                 plan,
@@ -58,7 +60,10 @@ class ProgramMemory:
                 rank,
                 capacity,
                 Places(
-                    peers=[block.ctypes.data for block in self._symmetric],
+                    peers=[
+                        0 if plan.has_far and r // near != rank // near else address
+                        for r, address in enumerate(blocks)
+                    ],
                     control=self.control[rank].ctypes.data,
                     status=self._status.ctypes.data,
                     workspace=self._workspace[rank].ctypes.data,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from etc_dist.codegen import Source
-from etc_dist.codegen.layout import periods
+from etc_dist.codegen.layout import FAR_SENDERS, periods
 from etc_dist.codegen.names import (
     dim_name,
     events_name,
@@ -34,7 +34,7 @@ class Places:
     """Addresses of a rank's memory; a limit in nanoseconds, a capacity in records."""
 
     peers: Sequence[int]
-    """Every rank's symmetric block."""
+    """Every rank's symmetric block; 0 for far ranks."""
     control: int
     status: int
     workspace: int
@@ -72,6 +72,9 @@ def fill(
         **{events_name(name): at for name, at in memory.event_bases.items()},
         **memory.queue_bases,
     }
+    if plan.has_far:
+        senders = sum(1 << r for r in far_senders(plan, dims, rank, places.peers))
+        integers[FAR_SENDERS] = int(np.uint32(senders).astype(np.int32))
     for lane in plan.lanes:
         for call in lane.calls:
             integers[units_name(call.name)] = int(lane.turn_units(call).evaluate(env))
@@ -88,6 +91,23 @@ def fill(
     for name, offset in memory.local.items():
         a[tensor_name(name)] = places.local + offset
     return a
+
+
+def far_senders(
+    plan: Plan, dims: Mapping[str, int], rank: int, peers: Sequence[int]
+) -> list[int]:
+    """The far ranks, whose address is 0, that may send to `rank`."""
+    graph, found = plan.graph, []
+    to = [c.writes[0].rank for c in graph.calls if c.function.far]
+    for sender in (r for r, address in enumerate(peers) if not address):
+        env = graph.environment(dims, sender)
+        for one in to:
+            assert one is not None
+            known = all(symbol.name in env for symbol in one.symbols())
+            if not known or one.is_loaded or one.evaluate(env) == rank:
+                found.append(sender)
+                break
+    return found
 
 
 def _check_rows(source: Source, env: Mapping[str, Any], where: str) -> None:

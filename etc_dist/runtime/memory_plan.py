@@ -29,6 +29,7 @@ class MemoryPlan:
     symmetric_bytes: int
     local: Mapping[str, int]
     local_bytes: int
+    has_far: bool = False
 
 
 def plan_memory(plan: Plan, dims: Mapping[str, int]) -> MemoryPlan:
@@ -67,6 +68,7 @@ def plan_memory(plan: Plan, dims: Mapping[str, int]) -> MemoryPlan:
         ends["symmetric"],
         offsets["local"],
         ends["local"],
+        plan.has_far,
     )
 
 
@@ -77,6 +79,8 @@ class Capacity:
     events: int = 0
     symmetric: int = 0
     local: int = 0
+    has_far: bool = False
+    """Whether each counter has a word for the notifications of far ranks."""
 
     def holds(self, plan: MemoryPlan) -> bool:
         return (
@@ -90,12 +94,14 @@ class Capacity:
             max(self.events, plan.event_count, 64),
             max(self.symmetric, plan.symmetric_bytes),
             max(self.local, plan.local_bytes),
+            plan.has_far,
         )
 
     @property
     def tensors_offset(self) -> int:
         """The offset of symmetric tensors: after the head and both event areas."""
-        return aligned(HEAD_BYTES + 2 * 4 * self.events)
+        size = 4 + 8 * self.has_far
+        return aligned(HEAD_BYTES + 2 * size * self.events)
 
     @property
     def block_bytes(self) -> int:

@@ -274,6 +274,8 @@ class Plan:
     schedule: str
     lanes: tuple[Lane, ...]
     policy: Policy | None = field(default=None, repr=False, compare=False)
+    has_far: bool = False
+    """Whether ranks of other hosts do not map this one's memory."""
 
     @property
     def cluster(self) -> int:

@@ -9,13 +9,19 @@ namespace etc {
 // begun; `abort` is set by a rank whose wait times out. Two areas of event counters follow:
 // epoch e counts in area e % 2 and clears the other one, which no peer accesses before this
 // rank has started epoch e + 1.
+// For far ranks, whose memory is not mapped: `far_started[r]` counts the epochs that rank r has
+// begun, they add to all eight bytes of `abort`, and two areas of 64-bit words for their
+// notifications follow the counters.
 struct SymmetricHead {
   u32 started[64];
-  u32 abort;
-  u32 unused[191];
+  u32 abort, abort_high;
+  u32 unused[62];
+  u64 far_started[32];
+  u32 unused_end[64];
 };
 static_assert(sizeof(SymmetricHead) == 1024);
 constexpr u32 kAbortOffset = 64 * sizeof(u32);
+constexpr u32 kFarStartedOffset = 128 * sizeof(u32);
 
 // The record of a failed wait, from which the host makes an error.
 struct Fault {
@@ -31,7 +37,8 @@ struct Control {
   u32 faults;         // number of faults; the first kMaxFaults are recorded
   u32 shape;          // number of the shape of the run that failed
   u32 resident;       // workers that had begun when a wait failed; 0 if none failed
-  u32 unused[7];
+  u32 ended;          // workers that have ended, in programs with far ranks
+  u32 unused[6];
   Fault fault[kMaxFaults];
 };
 static_assert(sizeof(Control) == 64 + kMaxFaults * 32);

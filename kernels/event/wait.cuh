@@ -7,6 +7,11 @@
 
 namespace etc {
 
+// Whether some ranks are far: on other hosts, where their memory is not mapped. `Program::Far` is
+// the transport to them, such as far/nvshmem.cuh.
+template <class Program>
+constexpr bool kHasFar = requires { typename Program::Far; };
+
 // The state of a run that every thread holds.
 template <class Program>
 struct Run {
@@ -21,6 +26,17 @@ struct Run {
   ETC_DEVICE u64 event_address(i32 rank, u32 index) const {
     return g.peer[rank] + sizeof(SymmetricHead) + (u64(epoch & 1) * g.event_capacity + index) * 4;
   }
+  // Whether `rank` is far: g.peer[rank] is 0.
+  ETC_DEVICE bool is_far(i32 rank) const {
+    if constexpr (!kHasFar<Program>) return false;
+    return g.peer[rank] == 0;
+  }
+  // This rank's words that far ranks add to: for an element, and for the epochs of `rank`.
+  ETC_DEVICE u64 far_word(u32 index) const {
+    const u64 words = self() + sizeof(SymmetricHead) + u64(g.event_capacity) * 8;
+    return words + (u64(epoch & 1) * g.event_capacity + index) * 8;
+  }
+  ETC_DEVICE u64 far_started(i32 rank) const { return self() + kFarStartedOffset + u64(rank) * 8; }
   ETC_DEVICE bool aborted() const { return ptx::load_relaxed(self() + kAbortOffset) != 0; }
   // Reports to the host that the run was aborted, by any rank.
   ETC_DEVICE void signal_host() const { ptx::store_relaxed(g.status, 1); }
@@ -43,7 +59,7 @@ struct Waiter {
 // and reports for itself.
 constexpr Waiter kInWorker{kTensorLane, 0, 0};
 
-// Aborts the run on all ranks and records why.
+// Aborts the run on all ranks whose memory is mapped, and records why.
 template <class Program>
 ETC_DEVICE void abort_run(
     const Run<Program>& run, const Waiter& who, u32 kind, u32 index, u32 have, u32 want) {
@@ -56,6 +72,7 @@ ETC_DEVICE void abort_run(
   }
   ptx::fence_acq_rel<true>();
   for (int r = 0; r < Program::kWorld; ++r) {
+    if (run.is_far(r)) continue;  // end_far() aborts it
     ptx::store_relaxed(run.g.peer[r] + kAbortOffset, 1);
   }
 }
@@ -83,8 +100,14 @@ ETC_DEVICE void report(const Run<Program>& run, const Waiter& who) {
   u32 have = 0;
   if (who.kind == kEventWait) {
     have = ptx::load_relaxed(run.event_address(run.g.rank, who.index));
+    if constexpr (kHasFar<Program>) have += u32(ptx::load_acquire_u64(run.far_word(who.index)));
   } else if (who.kind == kPeerStart) {
     have = ptx::load_relaxed(run.self() + u64(who.index) * 4);
+    if constexpr (kHasFar<Program>) {
+      if (run.is_far(i32(who.index))) {
+        have = u32(ptx::load_acquire_u64(run.far_started(i32(who.index))));
+      }
+    }
   }
   abort_run(run, who, who.kind, who.index, have, who.want);
 }
@@ -130,8 +153,11 @@ template <class Program>
 ETC_DEVICE bool event_is_met(const Run<Program>& run, const EventRef& event) {
   if (event.target == 0) return true;
   const u64 address = run.event_address(run.g.rank, event.index);
-  const u32 have = event.cross_rank ? ptx::load_acquire<true>(address)
-                                    : ptx::load_acquire<false>(address);
+  u32 have = event.cross_rank ? ptx::load_acquire<true>(address)
+                              : ptx::load_acquire<false>(address);
+  if constexpr (kHasFar<Program>) {
+    if (event.far) have += u32(ptx::load_acquire_u64(run.far_word(event.index)));
+  }
   return i32(have - event.target) >= 0;
 }
 
@@ -164,7 +190,13 @@ ETC_DEVICE u32 count_event(const Run<Program>& run, const EventRef& event, u32 s
 template <class Program>
 ETC_DEVICE bool peer_has_started(const Run<Program>& run, i32 rank, u32& entered) {
   if (rank == run.g.rank || ((entered >> rank) & 1)) return true;
-  if (i32(ptx::load_acquire<true>(run.self() + u64(rank) * 4) - run.epoch) < 0) return false;
+  u32 begun;
+  if (run.is_far(rank)) {
+    begun = u32(ptx::load_acquire_u64(run.far_started(rank)));
+  } else {
+    begun = ptx::load_acquire<true>(run.self() + u64(rank) * 4);
+  }
+  if (i32(begun - run.epoch) < 0) return false;
   entered |= 1u << rank;
   return true;
 }

@@ -1,10 +1,23 @@
-// Copies a region to any rank. All ranks map each other's memory so far: a copy by plain stores.
+// Copies a region to any rank: by stores where its memory is mapped, else by one message of the
+// transport to far ranks.
 #pragma once
 #include "functions/push_rows.cuh"
 
 namespace etc {
 
 template <class Task>
-struct push_far : push_rows<Task> {};
+struct push_far : push_rows<Task> {
+  // To a far rank: the region, then `step` added to the word at `word` there. `self`: this rank's
+  // symmetric block, with the same layout.
+  template <class Far>
+  ETC_DEVICE static void send(const Task& task, u64 self, u64 word, u32 step) {
+    const auto x = task.template operand<0>();
+    // NOTE: the block of a far rank has the address 0, so this is the place in the block.
+    const auto arrived = task.template operand<1>();
+    const u64 count = x.count() < arrived.count() ? x.count() : arrived.count();
+    const u64 to = self + u64(arrived.at());
+    Far::put(u64(x.at()), to, count * sizeof(*x.base), word, step, arrived.rank);
+  }
+};
 
 }  // namespace etc

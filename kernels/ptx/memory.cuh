@@ -21,6 +21,11 @@ ETC_DEVICE u32 load_acquire(u64 address) {
   }
   return v;
 }
+ETC_DEVICE u64 load_acquire_u64(u64 address) {
+  u64 v;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(address) : "memory");
+  return v;
+}
 ETC_DEVICE u32 load_relaxed(u64 address) {
   u32 v;
   asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(address) : "memory");

@@ -28,6 +28,16 @@ constexpr bool kSharesRegisters =
 template <class Program>
 constexpr bool kStoreWarpBegins = !TensorLane<Program>::kHasStoreWarp;
 
+// Notifies a far rank that sends to this one of the epoch.
+template <class Program>
+ETC_DEVICE void begin_far(const Run<Program>& run, i32 rank) {
+  if constexpr (kHasFar<Program>) {
+    if (((run.g.far_senders >> rank) & 1) == 0) return;
+    ptx::fence_acq_rel<true>();
+    Program::Far::add(run.far_started(run.g.rank), 1, rank);
+  }
+}
+
 // By this warp of each worker, or by all of its threads. Does nothing in an aborted run.
 // NOTE: a branch around all of it costs registers, which some programs cannot spare.
 template <class Program>
@@ -38,17 +48,27 @@ ETC_DEVICE void begin_epoch(const Run<Program>& run, bool is_aborted) {
   const u32 next = (run.epoch + 1) & 1;
   if (blockIdx.x == 0) {
     if (thread < Program::kWorld && !is_aborted) {
-      const u64 word = g.peer[thread] + u64(g.rank) * 4;
-      ptx::store_release(word, run.epoch);
+      if (run.is_far(i32(thread))) {
+        begin_far(run, i32(thread));
+      } else {
+        const u64 word = g.peer[thread] + u64(g.rank) * 4;
+        ptx::store_release(word, run.epoch);
+      }
     }
     constexpr u32 kPair = kStoreWarpBegins<Program> ? 15 : 32;
     if (thread / 2 == kPair) run.control()->tickets[thread % 2][next] = 0;
   }
   u32* counters = reinterpret_cast<u32*>(
       run.self() + sizeof(SymmetricHead) + u64(next) * g.event_capacity * 4);
+  u64* words = nullptr;
+  if constexpr (kHasFar<Program>) {
+    const u64 both = run.self() + sizeof(SymmetricHead) + u64(g.event_capacity) * 8;
+    words = reinterpret_cast<u64*>(both + u64(next) * g.event_capacity * 8);
+  }
   const u32 count = is_aborted ? 0 : g.event_capacity;
   for (u32 i = blockIdx.x * kThreads + thread; i < count; i += gridDim.x * kThreads) {
     counters[i] = 0;
+    if constexpr (kHasFar<Program>) words[i] = 0;
   }
 }
 
@@ -60,6 +80,24 @@ ETC_DEVICE void leave_epoch(const Run<Program>& run) {
   if (ptx::fetch_add_acq_rel(u64(&control->begun), 1) != gridDim.x - 1) return;
   ptx::store_relaxed(u64(&control->begun), 0);
   ptx::store_relaxed(u64(&control->epoch), run.epoch + 1);
+}
+
+// One thread, once its whole worker has ended. The last worker aborts the run on far ranks, if it
+// was aborted here, and waits until all that this rank has sent has arrived. So the next run may
+// write what this one sent, and after a failed run no message arrives any more.
+template <class Program>
+ETC_DEVICE void end_far(const Run<Program>& run) {
+  if constexpr (kHasFar<Program>) {
+    Control* control = run.control();
+    if (ptx::fetch_add_acq_rel(u64(&control->ended), 1) != gridDim.x - 1) return;
+    ptx::store_relaxed(u64(&control->ended), 0);
+    const i32 aborted = run.aborted() ? Program::kWorld : 0;
+#pragma unroll 1
+    for (i32 r = 0; r < aborted; ++r) {
+      if (run.is_far(r)) Program::Far::add(run.self() + kAbortOffset, 1, r);
+    }
+    Program::Far::quiet();
+  }
 }
 
 // The roles of all warps but the producer's. Whether they ran to their end.
@@ -147,6 +185,7 @@ ETC_DEVICE void run_worker(const typename Program::Args& g) {
     const u64 now = ptx::global_timer();
     while (ptx::global_timer() - now < 100000) ptx::nanosleep(1000);
   }
+  if (threadIdx.x == 0) end_far(run);
   if constexpr (Program::kCluster > 1) {
     if (tensor.sends()) ptx::cluster_barrier();
   }

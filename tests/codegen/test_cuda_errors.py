@@ -12,8 +12,9 @@ from etc_dist.functions.grouped_matmul import grouped_gated, thin_float
 from etc_dist.functions.matmul import matmul_store
 from etc_dist.ir import DeviceFunction, Graph, graph_function, span, tile
 from etc_dist.ir.function import TmaBox
-from etc_dist.schedule import schedule_static
+from etc_dist.schedule import schedule_dynamic, schedule_static
 from tests.codegen.graphs import GRAPHS, three_matmuls
+from tests.runtime.exchange_hosts import exchange_hosts
 
 
 def refused(graph) -> CodegenError:
@@ -26,6 +27,13 @@ def test_too_many_ranks_are_refused():
     graph = replace(GRAPHS["user"], world_size=33)
     error = refused(graph)
     assert (error.wanted, error.got) == ("at most 32 ranks", "33")
+
+
+def test_a_dynamic_plan_with_far_ranks_is_refused():
+    plan = schedule_dynamic(exchange_hosts(2, local_size=1))
+    generate(plan)
+    with pytest.raises(CodegenError, match="dynamic plan over several hosts"):
+        generate(replace(plan, has_far=True))
 
 
 def test_a_matmul_that_reads_early_is_refused():

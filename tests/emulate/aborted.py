@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,8 @@ import numpy as np
 from etc_dist.codegen.layout import ABORT_OFFSET, CONTROL, HEAD_BYTES
 from etc_dist.emulate import Emulator
 from etc_dist.emulate.memory import ProgramMemory
-from etc_dist.ir import Graph, graph_function, tile
+from etc_dist.functions.push_far import push_far
+from etc_dist.ir import Graph, graph_function, span, tile
 from etc_dist.ir.tensor import numpy_dtype
 from tests.emulate.cases import PART, copy_on
 
@@ -40,16 +42,56 @@ def sent_in_vain(g: Graph, *, wanted: int | None = None) -> None:
     g.call(copy_on("tensor"), grid, name="keep", reads=[x[part]], writes=[z[part]])
 
 
-class Aborted:
-    """Both ranks of `sent_in_vain`; in the first run a wait times out on either."""
+@graph_function
+def sent_far_in_vain(g: Graph) -> None:
+    """`sent_in_vain` by one message, for ranks of two hosts."""
+    n = g.dims("n")
+    x, count = g.input("x", (n,), "bfloat16"), g.input("count", (8,), "int32")
+    y, z = (g.output(name, (n,), "bfloat16") for name in "yz")
+    box, kept = (g.symmetric(name, (n,), "bfloat16") for name in ("box", "kept"))
+    came = g.events("came", (1,), expects=count.load(0), cross_rank=True)
+    ready = g.events("ready", (1,), expects=1)
+    whole, one = span(0, n), g.grid(i=1)
+    other = (g.rank + 1) % 2
+    copy = copy_on("transfer")
+    g.call(
+        copy,
+        one,
+        name="keep",
+        reads=[x[whole]],
+        writes=[kept[whole]],
+        notifies=[ready[0]],
+    )
+    g.call(
+        push_far(),
+        one,
+        name="send",
+        reads=[kept[whole]],
+        writes=[box.on(other)[whole]],
+        waits=[ready[0]],
+        notifies=[came.on(other)[0]],
+    )
+    g.call(
+        copy, one, name="take", reads=[box[whole]], writes=[y[whole]], waits=[came[0]]
+    )
+    g.call(copy_on("tensor"), one, name="keep_own", reads=[x[whole]], writes=[z[whole]])
 
-    def __init__(self, program: Emulator, seed: int = 0):
+
+class Aborted:
+    """Both ranks of `sent_in_vain`; in the first run a wait times out on those that
+    wait for two notifications."""
+
+    def __init__(
+        self, program: Emulator, seed: int = 0, counts: Sequence[int] = (2, 2)
+    ):
         self.program, self.seed = program, seed
         self.memory = ProgramMemory(program.plan, program.source, DIMS, program.workers)
         self.memory.begin()
         numbers = np.arange(DIMS["n"]).astype(numpy_dtype("bfloat16"))
-        count = np.full(8, 2, np.int32)
-        inputs = [{"x": numbers + rank, "count": count} for rank in range(2)]
+        inputs = [
+            {"x": numbers + rank, "count": np.full(8, count, np.int32)}
+            for rank, count in enumerate(counts)
+        ]
         ranks = range(2)
         self.arrays = [program._arrays(rank, inputs[rank], DIMS) for rank in ranks]
 
@@ -66,6 +108,12 @@ class Aborted:
         start = HEAD_BYTES // 4 + epoch % 2 * capacity
         return self.words(rank)[start : start + capacity]
 
+    def far_area(self, rank: int, epoch: int) -> Host:
+        """The words for far notifications of an epoch, as 64-bit words."""
+        capacity = int(self.memory._arguments[rank]["event_capacity"])
+        start = HEAD_BYTES // 8 + (1 + epoch % 2) * capacity
+        return self.words(rank).view(np.uint64)[start : start + capacity]
+
     def reset(self) -> None:
         """Reset the counters as the host of a GPU does."""
         for rank, control in enumerate(self.memory.control):
@@ -74,6 +122,8 @@ class Aborted:
             self.words(rank)[: HEAD_BYTES // 4] = 0
             for epoch in range(2):
                 self.area(rank, epoch)[:] = 0
+                if self.program.plan.has_far:
+                    self.far_area(rank, epoch)[:] = 0
 
 
 def check_skipped(program: Emulator) -> None:

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from etc_dist.codegen.layout import ABORT_OFFSET
 from etc_dist.emulate import Emulator
 from tests.conftest import first_always
-from tests.emulate.aborted import DIMS, Aborted, check_skipped, sent_in_vain
+from tests.emulate.aborted import (
+    DIMS,
+    Aborted,
+    check_skipped,
+    sent_far_in_vain,
+    sent_in_vain,
+)
 from tests.emulate.cases import PART
 
 
@@ -29,6 +36,23 @@ def test_after_a_reset_the_program_is_right_again(folder, seed):
             assert (held["y"] == runs.arrays[1 - rank]["x"]).all()
             assert runs.memory.control[rank]["epoch"] == 4
             held["count"][:] = 2
+
+
+def test_an_abort_on_one_host_ends_the_run_on_the_other(folder):
+    graph = sent_far_in_vain(2, local_size=1)
+    runs = Aborted(Emulator(graph, folder=folder, has_far=True), counts=(2, 1))
+    assert runs.run(1) == ""
+    assert [int(c["faults"][0]) for c in runs.memory.control] == [1, 0]
+    for rank in range(2):
+        assert runs.words(rank)[ABORT_OFFSET // 4] > 0
+        assert runs.far_area(rank, 1)[:2].tolist() == [1, 0]
+        assert runs.area(rank, 1)[:2].tolist() == [0, 1]
+    runs.reset()
+    runs.arrays[0]["count"][:] = 1
+    assert runs.run(3) == ""
+    for rank, held in enumerate(runs.arrays):
+        assert (held["y"] == runs.arrays[1 - rank]["x"]).all()
+        assert runs.words(rank)[ABORT_OFFSET // 4] == 0
 
 
 @pytest.mark.parametrize("reserved", [1, 2**30])

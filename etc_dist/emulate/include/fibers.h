@@ -213,6 +213,9 @@ UNTRACKED uint32_t change_word(uint64_t address, const Atomic& how, Change chang
 // A bulk store of the running thread: of a box, or of `bytes` to `global` if there is no map.
 // Shared memory is read some turns later, and global memory is written after that.
 void issue_store(const AsyncOp& box, uint64_t global, uint32_t bytes);
+// The argument block of a rank's run.
+const void* arguments_of(uint32_t rank);
+
 // Waits until all but the last `pending` groups have read, or also written.
 void wait_stores(uint32_t pending, bool are_written);
 

@@ -21,6 +21,8 @@ static T* make(size_t count) {
   return made;
 }
 
+const void* arguments_of(uint32_t rank) { return arguments[rank]; }
+
 static void run_thread() {
   run_program(arguments[own->worker->rank]);
   if (own->count > 0) fail("wgmma instructions that no thread waited for");

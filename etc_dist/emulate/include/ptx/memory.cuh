@@ -49,6 +49,7 @@ template <bool kSystem>
 u32 load_acquire(u64 address) {
   return load_word(address, kSystem, kAcquires);
 }
+inline u64 load_acquire_u64(u64 address) { return load_word(address, true, kAcquires); }
 inline u32 load_relaxed(u64 address) { return load_word(address, true, !kAcquires); }
 inline void store_relaxed(u64 address, u32 v) {
   emulation::change_word(address, {true, !kReads, kWrites}, [&](u32) { return v; });

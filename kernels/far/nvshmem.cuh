@@ -1,0 +1,40 @@
+// The transport to far ranks by NVSHMEM's device API. Another one needs the same three functions.
+//
+// Addresses are in this rank's symmetric block: the message is for the same place in the block of
+// `rank`. Words are only changed by messages, which are atomic with each other.
+// NOTE: the functions are linked from far/nvshmem.cu, as NVSHMEM's headers take seconds to compile.
+#pragma once
+#include "ptx/memory.cuh"
+#include "ptx/warp.cuh"
+
+extern "C" {
+__device__ void etc_far_put(
+    const void* from, void* to, unsigned long long bytes, void* word, unsigned long long value,
+    int rank);
+__device__ void etc_far_add(void* word, unsigned long long value, int rank);
+__device__ void etc_far_quiet();
+}
+
+namespace etc {
+
+struct Nvshmem {
+  // By one warp: sends `bytes` from `from` to `to`, then adds `value` to the 64-bit word `word`.
+  // `from` must keep its content until quiet() returns, also that of a later thread.
+  ETC_DEVICE static void put(u64 from, u64 to, u64 bytes, u64 word, u64 value, i32 rank) {
+    // The host and the network card read what other workers have written.
+    if (ptx::lane() == 0) ptx::fence_acq_rel<true>();
+    __syncwarp();
+    etc_far_put(
+        reinterpret_cast<const void*>(from), reinterpret_cast<void*>(to), bytes,
+        reinterpret_cast<void*>(word), value, rank);
+  }
+  // By one thread: adds `value` to the 64-bit word `word`. What the thread has written before is
+  // not part of the message.
+  ETC_DEVICE static void add(u64 word, u64 value, i32 rank) {
+    etc_far_add(reinterpret_cast<void*>(word), value, rank);
+  }
+  // By one thread: waits until all messages of this rank so far have arrived.
+  ETC_DEVICE static void quiet() { etc_far_quiet(); }
+};
+
+}  // namespace etc
