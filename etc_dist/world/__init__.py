@@ -11,6 +11,8 @@ Files, from the user down:
     choice.py       the visible GPUs of a rank; the backend of all ranks
     memory.py       SymmetricMemory, and the interface of a backend
     gpu_memory.py   backend "cuda": NVSHMEM's symmetric heap
+    nvshmem.py      NVSHMEM's host library; far_transport.py: its transport between
+                    hosts
     cpu_memory.py   backend "cpu": shared memory of a host
     hosts.py        Hosts: near and far ranks
     agreement.py    Agreement: all ranks make the same call, or raise the same error;

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 
 from etc_dist.errors import ArgumentError, WorldError
 from etc_dist.settings import Settings
-from etc_dist.world import gpu_memory
+from etc_dist.world.nvshmem import load_library
 from etc_dist.world.rank_errors import by_rank
 
 BACKENDS = ("auto", "cpu", "cuda")
@@ -75,17 +75,12 @@ def choose(reports: Sequence[Report]) -> Choice:
     """The backend for these ranks (reports by rank); the same answer on each.
 
     Raises ArgumentError for settings that are unknown or differ between ranks, and
-    WorldError for GPUs on several hosts, or for "cuda" where a rank cannot use it.
+    WorldError for "cuda" where a rank cannot use it.
     """
     backend = _common_backend(reports)
     if backend == "cpu":
         return Choice("cpu", "requested")
     obstacles = find_obstacles(reports)
-    if not obstacles and len({report.node for report in reports}) > 1:
-        fix = "start all ranks on one host, or set ETC_DIST_BACKEND=cpu"
-        raise several_hosts(
-            "GPUs on several hosts", [report.host for report in reports], fix
-        )
     if not obstacles:
         ranks_per_gpu = max(Counter(report.gpu for report in reports).values())
         return Choice("cuda", ranks_per_gpu=ranks_per_gpu)
@@ -161,21 +156,15 @@ def _common_backend(reports: Sequence[Report]) -> str:
     return backend
 
 
-def several_hosts(what: str, hosts: Sequence[str], fix: str) -> WorldError:
-    """The error for `what` with ranks on these hosts, by rank."""
+def groups_on_several_hosts(hosts: Sequence[str]) -> WorldError:
+    """The error for a process group with ranks on these hosts, by rank."""
     return WorldError(
-        f"{what} are not supported yet",
+        "process groups on several hosts are not supported yet",
         where="start of the world",
         wanted="all ranks on one host",
         got=by_rank(dict(enumerate(hosts))),
-        fix=fix,
+        fix="start the ranks on one host, or without process_group by mpirun",
     )
-
-
-def groups_on_several_hosts(hosts: Sequence[str]) -> WorldError:
-    """The error for a process group with ranks on these hosts, by rank."""
-    fix = "start the ranks on one host, or without process_group by mpirun"
-    return several_hosts("process groups on several hosts", hosts, fix)
 
 
 def find_gpus() -> Gpus:
@@ -194,7 +183,7 @@ def find_gpus() -> Gpus:
     if not pci_ids:
         return Gpus(missing="no GPU is visible (see CUDA_VISIBLE_DEVICES)")
     try:
-        gpu_memory.load_library()
+        load_library()
     except Exception as fault:
         return Gpus(missing=f"NVSHMEM's host library is not found ({_short(fault)})")
     return Gpus(pci_ids)

@@ -1,21 +1,24 @@
-"""The "cuda" backend: NVSHMEM's symmetric heap on GPUs that map each other's memory.
+"""The "cuda" backend: NVSHMEM's symmetric heap on GPUs. Those of a host map each
+other's memory.
 
-NVSHMEM's host library is called by ctypes. It is initialised with a unique id from
-rank 0, since NVSHMEM's MPI bootstrap supports only Open MPI.
+NVSHMEM is initialised with a unique id from rank 0, since its MPI bootstrap supports
+only Open MPI.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
+import socket
 import threading
-from ctypes import POINTER, byref, c_char, c_int, c_size_t, c_uint, c_void_p
 from typing import Any
 
 from etc_dist.errors import ArgumentError, SymmetricMemoryError, WorldError
 from etc_dist.settings import describe_sharing
+from etc_dist.world import far_transport
 from etc_dist.world.agreement import Agreement
+from etc_dist.world.hosts import Hosts
 from etc_dist.world.memory import ALIGNMENT, Block
+from etc_dist.world.nvshmem import NvshmemLibrary, load_library
 
 # Bytes of the heap for NVSHMEM itself and for gaps between blocks, in addition to the
 # setting's.
@@ -41,14 +44,19 @@ class GpuMemory:
     name = "cuda"
 
     def __init__(
-        self, agreement: Agreement, device: int, heap_size: int, ranks_per_gpu: int = 1
+        self,
+        agreement: Agreement,
+        hosts: Hosts,
+        device: int,
+        heap_size: int,
+        ranks_per_gpu: int = 1,
     ):
         """Bind this rank to CUDA `device` and start NVSHMEM; collective.
 
         Raises WorldError on every rank where any step fails on any rank, ArgumentError
         where a heap is larger than its GPU.
         """
-        self._agreement, self._heap_size = agreement, heap_size
+        self._agreement, self._hosts, self._heap_size = agreement, hosts, heap_size
         self._device = device
         self.device: int | str = device
         self.ranks_per_gpu, self.mps = ranks_per_gpu, False
@@ -56,6 +64,12 @@ class GpuMemory:
         self._cupy: Any = None
         self._thread = threading.local()
         agreement.agree(self._bind)
+        names = agreement.agree(socket.gethostname)
+        far_transport.expect_equal(agreement.agree(self._library.version))
+        library = self._path
+        self._transport = agreement.agree(
+            lambda: far_transport.prepare(names, library)
+        )[agreement.rank]
         ids = agreement.agree(self._new_id)
         before = agreement.agree(self._free_memory)[agreement.rank]
         agreement.agree(lambda: self._start(ids[0]))
@@ -89,7 +103,9 @@ class GpuMemory:
         self._sizes[address] = size
         self._taken = max(self._taken, sum(self._sizes.values()))
         addresses = self._addresses(address)
-        peers = tuple(self._view(peer, nbytes) for peer in addresses)
+        peers: tuple[Any, ...] = tuple(
+            self._view(peer, nbytes) if peer else None for peer in addresses
+        )
 
         def zero() -> None:
             peers[self._agreement.rank].fill(0)
@@ -114,7 +130,12 @@ class GpuMemory:
         text = f"NVSHMEM {self._library.version()}, GPU {self._device}: {gpu}"
         if self.ranks_per_gpu > 1:
             text += f", {describe_sharing(self.ranks_per_gpu, self.mps)}"
+        if self._hosts.count > 1:
+            text += f", far ranks by {self._transport}"
         return text
+
+    def init_module(self, module: int) -> None:
+        self._library.init_module(module)
 
     def _bind(self) -> None:
         if _owner is not None:
@@ -135,7 +156,8 @@ class GpuMemory:
         self.mps = bool(attribute(_MPS_ENABLED, self._device))
         self._refuse_large_heap()
         size = self._heap_size + _ALLOWANCE
-        self._library = NvshmemLibrary(load_library(), size)
+        self._path = load_library()
+        self._library = NvshmemLibrary(self._path, size)
 
     def _refuse_large_heap(self) -> None:
         """ArgumentError for a heap that the GPU can never hold.
@@ -170,20 +192,20 @@ class GpuMemory:
         _owner = None
 
     def _require_mapped_peers(self) -> None:
-        """Refuse worlds whose GPUs cannot load and store in each other's memory."""
+        """Refuse hosts whose GPUs cannot load and store in each other's memory."""
         address = self._align(ALIGNMENT)
         addresses = self._addresses(address)
 
         def check() -> None:
-            unmapped = [rank for rank, peer in enumerate(addresses) if not peer]
+            unmapped = [rank for rank in self._hosts.near if not addresses[rank]]
             if unmapped:
                 raise WorldError(
                     "some GPUs cannot reach each other's memory",
                     where=f"rank {self._agreement.rank}, GPU {self._device}",
-                    wanted="every rank's memory mapped by NVSHMEM (NVLink, one host)",
+                    wanted="the memory of all ranks of this host mapped by NVSHMEM",
                     got=f"no mapping of ranks {unmapped}",
-                    fix="use GPUs of one host with peer access (nvidia-smi topo -m); "
-                    "other hosts and GPUs without peer access are not supported yet",
+                    fix="use GPUs with peer access on each host (nvidia-smi topo -m); "
+                    "GPUs of a host without peer access are not supported yet",
                 )
 
         try:
@@ -205,8 +227,11 @@ class GpuMemory:
         return address
 
     def _addresses(self, address: int) -> tuple[int, ...]:
-        ranks = range(self._agreement.size)
-        return tuple(self._library.peer_address(address, rank) for rank in ranks)
+        """The same block on each rank; 0 for far ranks, also where it is mapped."""
+        found = [0] * self._hosts.size
+        for rank in self._hosts.near:
+            found[rank] = self._library.peer_address(address, rank)
+        return tuple(found)
 
     def _view(self, address: int, nbytes: int) -> Any:
         """uint8 [nbytes] at `address`.
@@ -245,135 +270,13 @@ class GpuMemory:
         self._cupy.cuda.runtime.deviceSynchronize()
 
 
-# NVSHMEM's host library: the few calls that symmetric memory needs.
-
-_WITH_UNIQUE_ID = 1 << 3
-
-
-def _versioned(structure: type[ctypes.Structure]) -> int:
-    # Version 1 in the high half, and the size of the structure.
-    return (1 << 16) + ctypes.sizeof(structure)
-
-
-class _UniqueId(ctypes.Structure):
-    _fields_ = [("version", c_int), ("internal", c_char * 124)]
-
-
-class _UniqueIdArgs(ctypes.Structure):
-    _fields_ = [
-        ("version", c_int),
-        ("id", POINTER(_UniqueId)),
-        ("rank", c_int),
-        ("size", c_int),
-    ]
-
-
-class _InitArgs(ctypes.Structure):
-    _fields_ = [
-        ("version", c_int),
-        ("unique_id", _UniqueIdArgs),
-        ("content", c_char * 96),
-    ]
-
-
-class _InitAttributes(ctypes.Structure):
-    _fields_ = [("version", c_int), ("mpi_comm", c_void_p), ("args", _InitArgs)]
-
-
-_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
-    "nvshmemx_get_uniqueid": (c_int, [POINTER(_UniqueId)]),
-    "nvshmemx_set_attr_uniqueid_args": (
-        c_int,
-        [c_int, c_int, POINTER(_UniqueId), POINTER(_InitAttributes)],
-    ),
-    "nvshmemx_hostlib_init_attr": (c_int, [c_uint, POINTER(_InitAttributes)]),
-    "nvshmemx_hostlib_finalize": (None, []),
-    "nvshmemx_vendor_get_version_info": (c_int, [POINTER(c_int)] * 3),
-    "nvshmem_align": (c_void_p, [c_size_t, c_size_t]),
-    "nvshmem_free": (None, [c_void_p]),
-    "nvshmem_ptr": (c_void_p, [c_void_p, c_int]),
-}
-
-
 def _is_taken_at_start() -> bool:
     """Whether the user has switched off the heap that grows."""
     value = os.environ.get("NVSHMEM_DISABLE_CUDA_VMM", "0").strip().lower()
     return value not in ("", "0", "n", "no", "f", "false", "off")
 
 
-def load_library() -> str:
-    """Load NVSHMEM into the process, and return its path; starts nothing.
-
-    NVLink multicast (NVLS) and network transports are switched off before, unless the
-    user has set them: neither is used here, and multicast objects cost start-up
-    time and fail on hosts that forbid them.
-    """
-    os.environ.setdefault("NVSHMEM_DISABLE_NVLS", "1")
-    os.environ.setdefault("NVSHMEM_REMOTE_TRANSPORT", "none")
-    from cuda import pathfinder
-
-    return str(pathfinder.load_nvidia_dynamic_lib("nvshmem_host").abs_path)
-
-
-class NvshmemLibrary:
-    """The functions of the library at `path`; their error codes raise WorldError."""
-
-    def __init__(self, path: str, heap_size: int):
-        os.environ["NVSHMEM_SYMMETRIC_SIZE"] = str(heap_size)
-        self._library = ctypes.CDLL(path)
-        for name, (result, arguments) in _SIGNATURES.items():
-            function = getattr(self._library, name)
-            function.restype, function.argtypes = result, arguments
-
-    def version(self) -> str:
-        parts = c_int(), c_int(), c_int()
-        self._library.nvshmemx_vendor_get_version_info(*map(byref, parts))
-        return ".".join(str(part.value) for part in parts)
-
-    def unique_id(self) -> bytes:
-        """The id of a new world, made on one rank for all."""
-        made = _UniqueId(version=_versioned(_UniqueId))
-        self._check("nvshmemx_get_uniqueid", byref(made))
-        return bytes(made)
-
-    def start(self, rank: int, size: int, unique_id: bytes) -> None:
-        """Begin as `rank` of `size`; collective; this rank's CUDA device is current."""
-        made = _UniqueId.from_buffer_copy(unique_id)
-        attributes = _InitAttributes(version=_versioned(_InitAttributes))
-        attributes.args.version = _versioned(_InitArgs)
-        attributes.args.unique_id.version = _versioned(_UniqueIdArgs)
-        self._check(
-            "nvshmemx_set_attr_uniqueid_args",
-            rank,
-            size,
-            byref(made),
-            byref(attributes),
-        )
-        self._check("nvshmemx_hostlib_init_attr", _WITH_UNIQUE_ID, byref(attributes))
-
-    def align(self, alignment: int, nbytes: int) -> int:
-        """A symmetric block's local address, or 0 if there is none; collective."""
-        return self._library.nvshmem_align(alignment, nbytes) or 0
-
-    def free(self, address: int) -> None:
-        """Free a block; collective."""
-        self._library.nvshmem_free(address)
-
-    def peer_address(self, address: int, rank: int) -> int:
-        """The same block on `rank` as mapped here, or 0 if it is not mapped."""
-        return self._library.nvshmem_ptr(address, rank) or 0
-
-    def finalize(self) -> None:
-        """End NVSHMEM in this process; collective."""
-        self._library.nvshmemx_hostlib_finalize()
-
-    def _check(self, name: str, *arguments: Any) -> None:
-        code = getattr(self._library, name)(*arguments)
-        if code:
-            raise WorldError(
-                "NVSHMEM did not start",
-                where=f"{name}, NVSHMEM {self.version()}",
-                wanted="return code 0",
-                got=f"return code {code}",
-                fix="set NVSHMEM_DEBUG=INFO and read NVSHMEM's messages",
-            )
+def init_module(module: int) -> None:
+    """Let the code of a loaded module call NVSHMEM, which is started."""
+    assert _owner is not None
+    _owner.init_module(module)

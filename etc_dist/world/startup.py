@@ -225,7 +225,8 @@ def _start(
     backend: Backend = memory
     if choice.backend == "cuda":
         size = settings.symmetric_bytes
-        backend = GpuMemory(agreement, own.device, size, choice.ranks_per_gpu)
+        shared = choice.ranks_per_gpu
+        backend = GpuMemory(agreement, hosts, own.device, size, shared)
     return World(settings, objects, hosts, channel, agreement, backend, choice.reason)
 
 

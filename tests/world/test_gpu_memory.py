@@ -7,8 +7,9 @@ import pytest
 
 from etc_dist.errors import ArgumentError, SymmetricMemoryError, WorldError
 from etc_dist.settings import describe_sharing
-from etc_dist.world import gpu_memory
+from etc_dist.world import far_transport, gpu_memory
 from etc_dist.world.gpu_memory import GpuMemory
+from etc_dist.world.hosts import Hosts
 
 
 class OneRank:
@@ -26,6 +27,9 @@ class FakeLibrary:
 
     def __init__(self, path, heap_size):
         self.held = {}
+
+    def version(self):
+        return "3.4.5"
 
     def unique_id(self):
         return b"id"
@@ -76,8 +80,9 @@ def memory(monkeypatch):
     monkeypatch.setattr(gpu_memory, "NvshmemLibrary", FakeLibrary)
     monkeypatch.setattr(gpu_memory, "load_library", lambda: "libnvshmem.so")
     monkeypatch.setattr(gpu_memory, "_owner", None)
-    return lambda heap_size=4096, ranks_per_gpu=1: GpuMemory(
-        OneRank(), 0, heap_size, ranks_per_gpu
+    monkeypatch.setenv(far_transport.VARIABLE, "none")
+    return lambda heap_size=4096, ranks_per_gpu=1, hosts=1: GpuMemory(
+        OneRank(), Hosts(0, hosts, 1), 0, heap_size, ranks_per_gpu
     )
 
 
@@ -88,6 +93,12 @@ def test_heap_is_counted_and_refused_before_nvshmem_is_called(memory):
         heap.allocate(1)
     heap.free(blocks[2])
     assert heap.allocate(2048).addresses == (12288,)
+
+
+def test_far_ranks_have_no_address(memory):
+    block = memory(hosts=2).allocate(1)
+    assert block.addresses[0] > 0 and block.peers[0] is not None
+    assert (block.addresses[1], block.peers[1]) == (0, None)
 
 
 @pytest.mark.parametrize("size", [(80 << 30) + 1, 999 << 40])
