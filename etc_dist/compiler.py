@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count
 from types import NoneType
 from typing import Any
@@ -58,6 +59,7 @@ def compile(
         with _timed("codegen", settings):
             tracing = settings.trace if trace is None else trace
             on_gpus = world.backend != "cpu"
+            plan = replace(plan, has_far=on_gpus and world.hosts.count > 1)
             source = generate(plan, trace=tracing, check=on_gpus)
         executor = _executor(plan, world, source, bundle)
         parts.append((plan, executor, source.text))

@@ -17,6 +17,7 @@ from etc_dist.codegen import Source, generate, title_of
 from etc_dist.codegen.cuda import ENTRY
 from etc_dist.errors import BuildError
 from etc_dist.messages import show_message
+from etc_dist.runtime import far_link
 from etc_dist.runtime.build_advice import advice, errors_of
 from etc_dist.runtime.bundle import Bundle
 from etc_dist.runtime.includes import headers
@@ -84,7 +85,7 @@ def build(
         entry, cached = Cache(settings.cache).fetch(
             "programs",
             _key(source, included, arch, compiler_version()),
-            lambda: _compile(source, included, arch),
+            lambda: _compile(source, included, arch, settings),
             limit=settings.world_limit / 2,  # before other ranks time out
         )
     facts = {name: entry.facts[name] for name in FACTS}
@@ -120,6 +121,8 @@ def refuse_missing(source: Source, kernels: Path) -> None:
 
 def _key(source: Source, included: Mapping[str, str], arch: str, compiler: str) -> str:
     kept = [field.name for field in fields(Cubin)]
+    if source.has_far:
+        compiler += far_link.versions(kernels_folder())
     parts = (source.text, arch, OPTIONS, compiler, kept, sorted(included))
     digest = hashlib.sha256(repr(parts).encode(errors="surrogateescape"))
     for _, text in sorted(included.items()):
@@ -127,9 +130,14 @@ def _key(source: Source, included: Mapping[str, str], arch: str, compiler: str) 
     return digest.hexdigest()[:32]
 
 
-def _compile(source: Source, included: Mapping[str, str], arch: str) -> Entry:
+def _compile(
+    source: Source, included: Mapping[str, str], arch: str, settings: Settings
+) -> Entry:
     started = time.perf_counter()
-    cubin, log = compile_cubin(source.text, included, arch)
+    if source.has_far:
+        cubin, log = _compile_far(source, included, arch, settings)
+    else:
+        cubin, log = compile_cubin(source.text, included, arch)
     seconds = time.perf_counter() - started
     if seconds > SLOW_SECONDS:
         show_message(f"etc_dist: compiled {source.title} in {seconds:.1f} s\n")
@@ -199,6 +207,23 @@ def compile_cubin(
     """Compile `text`, which includes these headers by name, to (cubin, log). Raises
     BuildError with the numbered source."""
     return _run(text, included, [f"--gpu-architecture={arch}", *OPTIONS], "CUBIN")
+
+
+def _compile_far(
+    source: Source, included: Mapping[str, str], arch: str, settings: Settings
+) -> tuple[bytes, str]:
+    """As `compile_cubin`, with the transport to far ranks."""
+    virtual = f"--gpu-architecture={arch.replace('sm', 'compute')}"
+
+    def compile(text: str, texts: Mapping[str, str], options: Sequence[str]) -> bytes:
+        return _run(text, texts, [virtual, *far_link.OPTIONS, *options], "LTOIR")[0]
+
+    store, kernels = Cache(settings.cache), kernels_folder()
+    version = compiler_version()
+    bridge = far_link.compile_bridge(compile, kernels, version, arch, store)
+    own = [o for o in OPTIONS if o.startswith(("--std", "--no-source"))]
+    program = compile(source.text, included, own)
+    return far_link.link({"program": program, "nvshmem": bridge}, arch, source.title)
 
 
 def _run(

@@ -36,6 +36,7 @@ from etc_dist.runtime.tensor_map import encode
 from etc_dist.runtime.trace import Trace
 from etc_dist.runtime.waiting import failed, wait_for_call, wait_until
 from etc_dist.schedule import Plan
+from etc_dist.world.gpu_memory import init_module
 
 if TYPE_CHECKING:
     from etc_dist.world import SymmetricMemory, World
@@ -79,7 +80,7 @@ class GpuExecutor:
 
         self.plan, self.world, self.source = plan, world, source
         self._cupy = cupy
-        self._function = _load(cupy, source, cubin)
+        self._module, self._function = _load(cupy, source, cubin)
         self._shared = source.shared_bytes
         count = int(cupy.cuda.Device().attributes["MultiProcessorCount"])
         self.workers = resident_workers(
@@ -297,6 +298,9 @@ class GpuExecutor:
 
     def _make_local(self, capacity: Capacity) -> None:
         self._local = self._cupy.empty(max(16, capacity.local), np.uint8)
+        if self.source.has_far:
+            # NOTE: after each allocation, which may change NVSHMEM's state.
+            init_module(self._module.ptr)
 
     def _fill(self, dims: Mapping[str, int], number: int) -> np.ndarray[Any, Any]:
         assert self._block is not None
@@ -325,8 +329,8 @@ def _cannot_grow(name: str, dims: Mapping[str, int]) -> WorldError:
     )
 
 
-def _load(cupy: Any, source: Source, cubin: Cubin) -> Any:
-    """The kernel as CuPy's Function, which keeps its module loaded."""
+def _load(cupy: Any, source: Source, cubin: Cubin) -> tuple[Any, Any]:
+    """The module, and the kernel as CuPy's Function, which keeps it loaded."""
     try:
         # From memory, so that the verified bytes are loaded.
         module = cupy.cuda.Module()
@@ -335,7 +339,7 @@ def _load(cupy: Any, source: Source, cubin: Cubin) -> Any:
         cupy.cuda.driver.funcSetAttribute(
             function.ptr, MAX_DYNAMIC_SHARED_BYTES, source.shared_bytes
         )
-        return function
+        return module, function
     except Exception as error:
         raise BuildError(
             "the compiled program does not load",

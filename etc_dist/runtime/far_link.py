@@ -1,0 +1,159 @@
+"""Links programs over several hosts with NVSHMEM's device code, by nvJitLink.
+
+The code behind the transport, `kernels/far/nvshmem.cu`, takes seconds to compile: once
+for each version of NVSHMEM and of the compiler, to LTO-IR, which the cache keeps. The
+link optimizes it and the program as a whole.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from ctypes import byref, c_char_p, c_int, c_size_t, c_void_p
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from etc_dist.cache import Cache, Entry
+from etc_dist.errors import BuildError
+
+OPTIONS = ("-default-device", "-dlto", "-rdc=true")
+"""Of NVRTC, for LTO-IR."""
+BRIDGE = Path("far", "nvshmem.cu")
+_LTO_IR = 3
+"""nvJitLink's number of this kind of input."""
+
+Compile = Callable[[str, Mapping[str, str], Sequence[str]], bytes]
+"""(text, headers, options) -> LTO-IR."""
+
+
+def versions(kernels: Path) -> str:
+    """All that the linked code depends on, other than the compiler and the program."""
+    text = (kernels / BRIDGE).read_bytes()
+    numbers = ".".join(map(str, _linker_version()))
+    bridge = hashlib.sha256(text).hexdigest()
+    return f"NVSHMEM {nvshmem_version()}, nvJitLink {numbers}, {bridge}"
+
+
+def compile_bridge(
+    compile: Compile, kernels: Path, compiler: str, arch: str, store: Cache
+) -> bytes:
+    """The LTO-IR of NVSHMEM's device code."""
+    text = (kernels / BRIDGE).read_text()
+
+    def make() -> Entry:
+        folders = [f"-I{folder}" for folder in include_folders()]
+        code = compile(text, {}, ["--std=c++17", *folders])
+        return Entry({}, {"ltoir": code})
+
+    parts = f"{versions(kernels)} {compiler} {arch} {OPTIONS}"
+    key = hashlib.sha256(parts.encode()).hexdigest()[:32]
+    entry, _ = store.fetch("programs", key, make, limit=120)
+    return entry.files["ltoir"]
+
+
+def nvshmem_version() -> str:
+    """The version of NVSHMEM's headers, for example 3.4.5."""
+    path = _folder("nvshmem") / "non_abi" / "nvshmem_version.h"
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise _missing("the headers of NVSHMEM", str(error)) from error
+    parts = ("MAJOR", "MINOR", "PATCH")
+    found = [re.search(rf"NVSHMEM_VENDOR_{p}_VERSION\s+(\d+)", text) for p in parts]
+    return ".".join(part[1] for part in found if part is not None)
+
+
+def include_folders() -> list[Path]:
+    """The headers of NVSHMEM, of the CUDA runtime and of libcu++."""
+    return [_folder("nvshmem"), _folder("cudart"), _folder("cccl")]
+
+
+def _folder(library: str) -> Path:
+    from cuda import pathfinder
+
+    try:
+        found = pathfinder.find_nvidia_header_directory(library)
+    except Exception as error:
+        raise _missing(f"the headers of {library}", str(error)) from error
+    if not found and library == "cccl":
+        cupy = find_spec("cupy")  # found, not imported
+        inside = "_core/include/cupy/_cccl/libcudacxx"
+        if cupy is not None and cupy.origin is not None:
+            found = str(Path(cupy.origin).parent / inside)
+    if not found or not Path(found).is_dir():
+        raise _missing(f"the headers of {library}", "not found")
+    return Path(found)
+
+
+def link(codes: Mapping[str, bytes], arch: str, where: str) -> tuple[bytes, str]:
+    """LTO-IR by name -> (cubin, log). BuildError where it does not link."""
+    library = _nvjitlink()
+    options = (c_char_p * 3)(f"-arch={arch}".encode(), b"-lto", b"-verbose")
+    handle = c_void_p()
+
+    def check(name: str, *arguments: Any) -> None:
+        if code := getattr(library, name)(*arguments):
+            raise BuildError(
+                "a program over several hosts did not link",
+                where=where,
+                wanted=f"return code 0 of {name}",
+                got=f"return code {code}\n{_log(handle)}",
+                fix="install nvidia-nvjitlink of the compiler's version or newer, and "
+                "run `etc-dist doctor`",
+            )
+
+    check("nvJitLinkCreate", byref(handle), len(options), options)
+    try:
+        for name, code in codes.items():
+            given = code, c_size_t(len(code)), name.encode()
+            check("nvJitLinkAddData", handle, _LTO_IR, *given)
+        check("nvJitLinkComplete", handle)
+        size = c_size_t()
+        check("nvJitLinkGetLinkedCubinSize", handle, byref(size))
+        cubin = ctypes.create_string_buffer(size.value)
+        check("nvJitLinkGetLinkedCubin", handle, cubin)
+        return cubin.raw, _log(handle)
+    finally:
+        library.nvJitLinkDestroy(byref(handle))
+
+
+def _log(handle: c_void_p) -> str:
+    library, texts = _nvjitlink(), []
+    for kind in ("Error", "Info"):
+        size = c_size_t()
+        getattr(library, f"nvJitLinkGet{kind}LogSize")(handle, byref(size))
+        text = ctypes.create_string_buffer(size.value + 1)
+        getattr(library, f"nvJitLinkGet{kind}Log")(handle, text)
+        texts.append(text.value.decode(errors="replace"))
+    return "".join(texts)
+
+
+def _linker_version() -> tuple[int, int]:
+    major, minor = c_int(), c_int()
+    _nvjitlink().nvJitLinkVersion(byref(major), byref(minor))
+    return major.value, minor.value
+
+
+@cache
+def _nvjitlink() -> ctypes.CDLL:
+    try:
+        from cuda import pathfinder
+
+        found = pathfinder.load_nvidia_dynamic_lib("nvJitLink")
+        return ctypes.CDLL(found.abs_path)
+    except Exception as error:
+        raise _missing("nvJitLink", str(error)) from error
+
+
+def _missing(what: str, got: str) -> BuildError:
+    return BuildError(
+        f"{what} cannot be found, which programs over several hosts need",
+        where="etc_dist.runtime.far_link",
+        wanted="nvJitLink, and the headers of NVSHMEM and of CUDA",
+        got=got.splitlines()[0] if got else "nothing",
+        fix="in the checkout of etc_dist: pip install -e '.[cu13]' (or [cu12])",
+    )
