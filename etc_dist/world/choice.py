@@ -39,6 +39,8 @@ class Report:
     gpus: Gpus
     chosen: int | None = None
     """The CUDA device that the process uses already, in torch."""
+    machine: str = ""
+    """Equal exactly on ranks of one machine, on which hosts may be pretended."""
 
     @property
     def device(self) -> int:
@@ -56,9 +58,9 @@ class Report:
         return self.local_rank % count if self.settings.share_gpu else self.local_rank
 
     @property
-    def gpu(self) -> tuple[int, str]:
+    def gpu(self) -> tuple[str, str]:
         """Equal exactly for ranks that use the same GPU."""
-        return self.node, self.gpus.pci_ids[self.device]
+        return self.machine, self.gpus.pci_ids[self.device]
 
 
 @dataclass(frozen=True)

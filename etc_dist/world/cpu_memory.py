@@ -24,10 +24,14 @@ FOLDER = Path("/dev/shm")
 PAGE = mmap.PAGESIZE
 
 
+def machine_key() -> str:
+    """Equal exactly on ranks of one machine."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
 def host_key() -> str:
     """Equal exactly on ranks that share the files in `FOLDER`."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot} {FOLDER.stat().st_dev}"
+    return f"{machine_key()} {FOLDER.stat().st_dev}"
 
 
 class CpuMemory:

@@ -25,7 +25,7 @@ from etc_dist.world.choice import (
     find_gpus,
     groups_on_several_hosts,
 )
-from etc_dist.world.cpu_memory import CpuMemory, host_key
+from etc_dist.world.cpu_memory import CpuMemory, host_key, machine_key
 from etc_dist.world.gpu_memory import GpuMemory
 from etc_dist.world.hosts import Hosts, arrange
 from etc_dist.world.hosts_board import HostsBoard
@@ -258,4 +258,5 @@ def _report(settings: Settings, ranks: _Ranks, rank: int, keys: list[str]) -> Re
         settings=settings,
         gpus=find_gpus() if wants_gpus else Gpus(missing="not looked for"),
         chosen=ranks.device(),
+        machine=machine_key(),
     )

@@ -82,6 +82,23 @@ def test_kernels(world, local_size, experts, top_k, tokens, folder):
         answer.check(one["y"])
 
 
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("kind", ["mlp many rows", "moe expert-parallel"])
+def test_layers_repeat_their_bits(kind, make, arrays, world):
+    """On one host, or on several: late messages do not change them."""
+    layer = make(kind, 136, 64)
+    layer.check(20)
+    x, out, answer = layer.rows(20)
+    found = set()
+    for _ in range(5 if world.backend == "cpu" else 100):
+        layer.layer(x, out)
+        layer.layer.synchronize()
+        found.add(arrays.get(out).tobytes())
+        out[...] = np.nan
+    assert len(found) == 1
+    answer.check(np.frombuffer(found.pop(), np.float32).reshape(20, 136))
+
+
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=exhaustive)])
 def test_the_layer_runs_over_two_hosts(ranks):
     source = """

@@ -106,15 +106,17 @@ def test_kernels_of_graphs_over_hosts(name, dtype, local_size, folder):
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize(
-    "name",
+    ("name", "local_size"),
     [
-        "matmul_reduce_scatter",
-        "all_gather_matmul",
-        pytest.param("float_partials", marks=exhaustive),
+        ("matmul_reduce_scatter", 1),
+        ("all_gather_matmul", 1),
+        pytest.param("float_partials", 1, marks=exhaustive),
+        *(pytest.param(name, None, marks=exhaustive) for name in GRAPHS),
     ],
 )
-def test_a_graph_for_hosts_of_one_rank_runs_on_one_host(name, world, arrays):
-    graph = GRAPHS[name][0](world.size, local_size=1)
+def test_a_graph_for_hosts_runs_on_this_world(name, local_size, world, arrays):
+    """Hosts of one rank, or those of the world."""
+    graph = GRAPHS[name][0](world.size, local_size=local_size or world.local_size)
     inputs, expected = example(graph, 264, 520, 72)
     with etc_dist.compile(graph, world) as program:
         given = {key: arrays.put(array) for key, array in inputs[world.rank].items()}
