@@ -75,17 +75,18 @@ def include_folders() -> list[Path]:
 def _folder(library: str) -> Path:
     from cuda import pathfinder
 
+    found, fault = None, "not found"
     try:
         found = pathfinder.find_nvidia_header_directory(library)
     except Exception as error:
-        raise _missing(f"the headers of {library}", str(error)) from error
+        fault = str(error)
     if not found and library == "cccl":
         cupy = find_spec("cupy")  # found, not imported
         inside = "_core/include/cupy/_cccl/libcudacxx"
         if cupy is not None and cupy.origin is not None:
             found = str(Path(cupy.origin).parent / inside)
     if not found or not Path(found).is_dir():
-        raise _missing(f"the headers of {library}", "not found")
+        raise _missing(f"the headers of {library}", fault)
     return Path(found)
 
 
