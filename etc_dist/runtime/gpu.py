@@ -36,7 +36,7 @@ from etc_dist.runtime.tensor_map import encode
 from etc_dist.runtime.trace import Trace
 from etc_dist.runtime.waiting import failed, wait_for_call, wait_until
 from etc_dist.schedule import Plan
-from etc_dist.world.gpu_memory import init_module
+from etc_dist.world.gpu_memory import library
 
 if TYPE_CHECKING:
     from etc_dist.world import SymmetricMemory, World
@@ -80,7 +80,10 @@ class GpuExecutor:
 
         self.plan, self.world, self.source = plan, world, source
         self._cupy = cupy
-        self._module, self._function = _load(cupy, source, cubin)
+        module, self._function = _load(cupy, source, cubin)
+        self._far_module = module if source.has_far else None
+        if self._far_module is not None:
+            library().init_module(module.ptr)
         self._shared = source.shared_bytes
         count = int(cupy.cuda.Device().attributes["MultiProcessorCount"])
         self.workers = resident_workers(
@@ -272,10 +275,16 @@ class GpuExecutor:
 
     def close(self) -> None:
         """Free the memory. Collective, idempotent; does nothing on a broken world."""
-        if self._block is not None and not self.world.broken:
+        if self.world.broken:
+            return
+        if self._block is not None:
             self.finish()
             self._block.free()
             self._block = None
+        if self._far_module is not None:
+            # Later modules would make NVSHMEM write to all that it knows.
+            library().end_module(self._far_module.ptr)
+            self._far_module = None
 
     def symmetric(self, name: str) -> Any:
         """This rank's bytes of a symmetric tensor, as laid out for the last run."""
@@ -298,9 +307,6 @@ class GpuExecutor:
 
     def _make_local(self, capacity: Capacity) -> None:
         self._local = self._cupy.empty(max(16, capacity.local), np.uint8)
-        if self.source.has_far:
-            # NOTE: after each allocation, which may change NVSHMEM's state.
-            init_module(self._module.ptr)
 
     def _fill(self, dims: Mapping[str, int], number: int) -> np.ndarray[Any, Any]:
         assert self._block is not None

@@ -134,8 +134,10 @@ class GpuMemory:
             text += f", far ranks by {self._transport}"
         return text
 
-    def init_module(self, module: int) -> None:
-        self._library.init_module(module)
+    @property
+    def library(self) -> NvshmemLibrary:
+        """NVSHMEM, for device code that calls it."""
+        return self._library
 
     def _bind(self) -> None:
         if _owner is not None:
@@ -276,7 +278,7 @@ def _is_taken_at_start() -> bool:
     return value not in ("", "0", "n", "no", "f", "false", "off")
 
 
-def init_module(module: int) -> None:
-    """Let the code of a loaded module call NVSHMEM, which is started."""
+def library() -> NvshmemLibrary:
+    """NVSHMEM, which is started."""
     assert _owner is not None
-    _owner.init_module(module)
+    return _owner.library

@@ -53,6 +53,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "nvshmemx_hostlib_finalize": (None, []),
     "nvshmemx_vendor_get_version_info": (c_int, [POINTER(c_int)] * 3),
     "nvshmemx_cumodule_init": (c_int, [c_void_p]),
+    "nvshmemx_cumodule_finalize": (c_int, [c_void_p]),
     "nvshmem_align": (c_void_p, [c_size_t, c_size_t]),
     "nvshmem_free": (None, [c_void_p]),
     "nvshmem_ptr": (c_void_p, [c_void_p, c_int]),
@@ -123,6 +124,10 @@ class NvshmemLibrary:
     def init_module(self, module: int) -> None:
         """Let the code of a loaded module call NVSHMEM."""
         self._check("nvshmemx_cumodule_init", module)
+
+    def end_module(self, module: int) -> None:
+        """End `init_module`, before the module is unloaded."""
+        self._check("nvshmemx_cumodule_finalize", module)
 
     def finalize(self) -> None:
         """End NVSHMEM in this process; collective."""
