@@ -282,7 +282,6 @@ class GpuExecutor:
             self._block.free()
             self._block = None
         if self._far_module is not None:
-            # Later modules would make NVSHMEM write to all that it knows.
             library().end_module(self._far_module.ptr)
             self._far_module = None
 

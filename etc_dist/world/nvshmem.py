@@ -79,6 +79,7 @@ class NvshmemLibrary:
     def __init__(self, path: str, heap_size: int):
         os.environ["NVSHMEM_SYMMETRIC_SIZE"] = str(heap_size)
         self._library = ctypes.CDLL(path)
+        self._modules: set[int] = set()
         for name, (result, arguments) in _SIGNATURES.items():
             function = getattr(self._library, name)
             function.restype, function.argtypes = result, arguments
@@ -124,13 +125,18 @@ class NvshmemLibrary:
     def init_module(self, module: int) -> None:
         """Let the code of a loaded module call NVSHMEM."""
         self._check("nvshmemx_cumodule_init", module)
+        self._modules.add(module)
 
     def end_module(self, module: int) -> None:
-        """End `init_module`, before the module is unloaded."""
+        """End `init_module`. NOTE: before the module is unloaded, since NVSHMEM writes
+        to all that it knows when another one comes."""
+        self._modules.remove(module)
         self._check("nvshmemx_cumodule_finalize", module)
 
     def finalize(self) -> None:
         """End NVSHMEM in this process; collective."""
+        for module in list(self._modules):
+            self.end_module(module)
         self._library.nvshmemx_hostlib_finalize()
 
     def _check(self, name: str, *arguments: Any) -> None:
