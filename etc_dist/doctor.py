@@ -269,6 +269,7 @@ def _libraries(extra: str) -> Iterator[Finding]:
     yield finding("emulator", _run_python(_ZIG), emulate)
     version = "nvshmemx_vendor_get_version_info"
     yield finding("NVSHMEM", _library("nvshmem_host", version, 3))
+    yield finding("nvJitLink", _library("nvJitLink", "nvJitLinkVersion", 2))
     yield finding("NCCL", _library("nccl", "ncclGetVersion", 1))
 
 
@@ -315,7 +316,8 @@ def describe_hosts(environ: Mapping[str, str]) -> Finding:
     near = number("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
     every = number("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
     here = f"{near} of {every} ranks on this host" if near and every else "one rank"
-    connected = "by MPI on the cpu backend, not on GPUs"
+    transport = environ.get("NVSHMEM_REMOTE_TRANSPORT", "ibrc")
+    connected = f"by MPI, GPUs by NVSHMEM's transport {transport}"
     return Finding("hosts", f"{here}; several hosts are connected {connected}")
 
 

@@ -19,9 +19,7 @@ def push_far() -> DeviceFunction:
     Both regions are contiguous in memory, with equal sizes and dtypes (any), apart from
     each other. A call writes to `tensor.on(rank)`, and notifies one element of
     `events.on(rank)`, by the same expression of the rank. What it reads is in a
-    symmetric tensor, and keeps its values until the end of the run.
-
-    On GPUs all ranks are on one host so far."""
+    symmetric tensor, and keeps its values until the end of the run."""
     return DeviceFunction(
         name="push_far",
         body=_push_far,

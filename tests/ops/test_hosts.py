@@ -80,26 +80,30 @@ def test_a_graph_over_hosts_is_proved_and_right(name, world, local_size, schedul
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype", "local_size"),
+    ("name", "dtype", "local_size", "has_far"),
     [
-        ("matmul_reduce_scatter", "bfloat16", 1),
+        ("matmul_reduce_scatter", "bfloat16", 1, True),
         *(
             pytest.param(*case, marks=exhaustive)
             for case in [
-                ("matmul_reduce_scatter", "float16", 2),
-                ("float_partials", "bfloat16", 1),
-                ("float_partials", "float16", 2),
-                ("all_gather_matmul", "bfloat16", 1),
+                ("matmul_reduce_scatter", "bfloat16", 1, False),
+                ("matmul_reduce_scatter", "float16", 2, False),
+                ("float_partials", "bfloat16", 1, False),
+                ("float_partials", "float16", 2, True),
+                ("all_gather_matmul", "bfloat16", 1, False),
+                ("all_gather_matmul", "bfloat16", 2, True),
             ]
         ),
     ],
 )
-def test_kernels_of_graphs_over_hosts(name, dtype, local_size, folder):
-    """With all ranks on one host, whose memory they map."""
+def test_kernels_of_graphs_over_hosts(name, dtype, local_size, has_far, folder):
+    """By the transport to far ranks; or with all ranks on one host, whose memory they
+    map."""
     graph = GRAPHS[name][0](2 * local_size, local_size=local_size, dtype=dtype)
     inputs, expected = example(graph, 40, 264, 72, dtype)
     dims = {"rows": 40, "n": 264, "k": 72}
-    found = Emulator(graph, folder=folder).run(inputs, dims, seed=1, runs=2)
+    program = Emulator(graph, folder=folder, has_far=has_far)
+    found = program.run(inputs, dims, seed=1, runs=2)
     for one, y in zip(found, expected, strict=True):
         np.testing.assert_array_equal(one["y"].astype(np.float32), y)
 
