@@ -36,7 +36,7 @@ def compiled(text: str, world: int) -> tuple[dict[str, int], int]:
 @pytest.mark.parametrize("name", GRAPHS)
 def test_numpy_and_the_compiler_place_every_argument_alike(name, world):
     plan = schedule_static(replace(GRAPHS[name], world_size=world))
-    arguments = Arguments.of(plan)
+    arguments = Arguments.of(replace(plan, has_far=world == 8))
     offsets, size = compiled(arguments.text(), world)
     dtype = arguments.dtype
     assert dtype.names == tuple(offsets)

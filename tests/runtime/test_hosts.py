@@ -5,10 +5,12 @@ from functools import partial
 import numpy as np
 import pytest
 
+from etc_dist.emulate import Emulator
 from etc_dist.errors import GraphError, RaceError
 from etc_dist.functions.push_far import push_far
 from etc_dist.functions.push_rows import push_rows
 from etc_dist.ir import Graph, graph_function
+from etc_dist.runtime.argument_block import far_senders
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import schedule_dynamic, schedule_static
 from etc_dist.verify.verify import verify
@@ -31,6 +33,20 @@ def compiled(schedule="static", **options):
         exchange_hosts(4, local_size=2, **options), world, schedule=schedule)
 """
 )
+
+
+def test_kernels_of_the_exchange_send_to_far_ranks(folder):
+    program = Emulator(exchange_hosts(4, local_size=2), folder=folder, has_far=True)
+    inputs = [{"x": rows_of(rank)} for rank in range(4)]
+    expected = np.concatenate([given["x"] for given in inputs])
+    for found in program.run(inputs, runs=3):
+        np.testing.assert_array_equal(found["y"], expected)
+
+
+def test_far_ranks_that_send_are_found_from_the_graph():
+    plan = schedule_static(exchange_hosts(6, local_size=2))
+    assert far_senders(plan, DIMS, 1, [8, 8, 0, 0, 0, 0]) == [3, 5]
+    assert far_senders(plan, DIMS, 1, [8] * 6) == []
 
 
 @pytest.mark.parametrize("local_size", [1, 2, 4])
