@@ -72,8 +72,18 @@ ETC_DEVICE void abort_run(
   }
   ptx::fence_acq_rel<true>();
   for (int r = 0; r < Program::kWorld; ++r) {
-    if (run.is_far(r)) continue;  // end_far() aborts it
+    if (run.is_far(r)) continue;  // later, by abort_far()
     ptx::store_relaxed(run.g.peer[r] + kAbortOffset, 1);
+  }
+}
+
+// One thread, at the end of a run: aborts it on far ranks, if it was aborted here.
+template <class Program>
+ETC_DEVICE void abort_far(const Run<Program>& run) {
+  const i32 ranks = run.aborted() ? Program::kWorld : 0;
+#pragma unroll 1
+  for (i32 r = 0; r < ranks; ++r) {
+    if (run.is_far(r)) Program::Far::add(run.self() + kAbortOffset, 1, r);
   }
 }
 

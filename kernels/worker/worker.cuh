@@ -91,11 +91,7 @@ ETC_DEVICE void end_far(const Run<Program>& run) {
     Control* control = run.control();
     if (ptx::fetch_add_acq_rel(u64(&control->ended), 1) != gridDim.x - 1) return;
     ptx::store_relaxed(u64(&control->ended), 0);
-    const i32 aborted = run.aborted() ? Program::kWorld : 0;
-#pragma unroll 1
-    for (i32 r = 0; r < aborted; ++r) {
-      if (run.is_far(r)) Program::Far::add(run.self() + kAbortOffset, 1, r);
-    }
+    abort_far(run);
     Program::Far::quiet();
   }
 }
