@@ -1,6 +1,6 @@
 """Links programs over several hosts with NVSHMEM's device code, by nvJitLink.
 
-The code behind the transport, `kernels/far/nvshmem.cu`, takes seconds to compile: once
+The code of the transport, `kernels/far/nvshmem.cu`, takes seconds to compile: once
 for each version of NVSHMEM and of the compiler, to LTO-IR, which the cache keeps. The
 link optimizes it and the program as a whole.
 """

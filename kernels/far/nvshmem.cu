@@ -1,4 +1,4 @@
-// NVSHMEM's device code behind far/nvshmem.cuh: compiled once, and linked with each program over
+// The functions that far/nvshmem.cuh declares: compiled once, and linked with each program over
 // hosts. All of it is inlined: linking NVSHMEM's archive would make ptxas ignore setmaxnreg.
 #include <cuda/std/type_traits>
 // NVSHMEM uses std::, which NVRTC has only as cuda::std.
