@@ -137,29 +137,33 @@ class TransferLane {
     const u64 begin = trace_.now();
     __syncwarp();  // lane 0's acquire covers the whole warp
     // NOTE: the lane index is read here, or values that a body derives from it stay in registers.
-    if (!send_far<Call>(c)) {
-      if (!is_idle<Call>(run_.g, c)) {
-        Call::template Function<Task<Program, Call, 32>>::run(
-            Task<Program, Call, 32>(run_.g, c, i32(ptx::lane()), nullptr));
+    if constexpr (kSendsFar<Call>) {
+      if (send_far<Call>(c)) {
+        trace_.add(kTransferLane, Call::kCall, u32(t), begin);
+        return;
       }
-      __syncwarp();
-      notify_all<Program, Call>(run_, c, 1);
     }
+    if (!is_idle<Call>(run_.g, c)) {
+      Call::template Function<Task<Program, Call, 32>>::run(
+          Task<Program, Call, 32>(run_.g, c, i32(ptx::lane()), nullptr));
+    }
+    __syncwarp();
+    notify_all<Program, Call>(run_, c, 1);
     trace_.add(kTransferLane, Call::kCall, u32(t), begin);
   }
 
+  // Whether tasks may send to a far rank.
+  template <class Call>
+  static constexpr bool kSendsFar = kHasFar<Program> && requires { Call::kFar; };
   // If the task's rank is far, sends its region and its notification in one message.
   template <class Call>
   ETC_DEVICE bool send_far(const typename Call::Coord& c) const {
-    if constexpr (kHasFar<Program> && requires { Call::kFar; }) {
-      const EventRef event = Call::notify(run_.g, c, 0);
-      if (!run_.is_far(event.rank)) return false;
-      Call::template Function<Task<Program, Call, 32>>::template send<typename Program::Far>(
-          Task<Program, Call, 32>(run_.g, c, i32(ptx::lane()), nullptr), run_.self(),
-          run_.far_word(event.index), Call::notify_step(0));
-      return true;
-    }
-    return false;
+    const EventRef event = Call::notify(run_.g, c, 0);
+    if (!run_.is_far(event.rank)) return false;
+    Call::template Function<Task<Program, Call, 32>>::template send<typename Program::Far>(
+        Task<Program, Call, 32>(run_.g, c, i32(ptx::lane()), nullptr), run_.self(),
+        run_.far_word(event.index), Call::notify_step(0));
+    return true;
   }
 
   const Run<Program>& run_;
