@@ -42,7 +42,7 @@ from etc_dist.codegen.names import (
 from etc_dist.codegen.tiles import check_tiles, row_multiples
 from etc_dist.errors import CodegenError
 from etc_dist.ir.call import RANK, TASK, Call
-from etc_dist.ir.event import EventRef, EventTensor
+from etc_dist.ir.event import EventRef
 from etc_dist.ir.expr import Const, Symbol
 from etc_dist.ir.function import FORWARD, TENSOR, TRANSFER, DeviceFunction
 from etc_dist.ir.tensor import Tensor
@@ -435,14 +435,7 @@ def _wait(plan: Plan, ref: EventRef) -> str:
     unit = notification_unit(plan, ref.events)
     expects = text(ref.expects)
     scope = str(ref.events.cross_rank).lower()
-    if plan.has_far and _has_far_notifiers(plan, ref.events):
-        scope += ", true"
     return f"{{g.rank, {_index(ref)}, u32({expects}) * {unit}u, {scope}}}"
-
-
-def _has_far_notifiers(plan: Plan, events: EventTensor) -> bool:
-    far = [call for call in plan.graph.calls if call.function.far]
-    return any(ref.events == events for call in far for ref in call.notifies)
 
 
 def _notify(ref: EventRef) -> str:

@@ -163,10 +163,12 @@ template <class Program>
 ETC_DEVICE bool event_is_met(const Run<Program>& run, const EventRef& event) {
   if (event.target == 0) return true;
   const u64 address = run.event_address(run.g.rank, event.index);
-  u32 have = event.cross_rank ? ptx::load_acquire<true>(address)
-                              : ptx::load_acquire<false>(address);
+  const u32 have = event.cross_rank ? ptx::load_acquire<true>(address)
+                                    : ptx::load_acquire<false>(address);
   if constexpr (kHasFar<Program>) {
-    if (event.far) have += u32(ptx::load_acquire_u64(run.far_word(event.index)));
+    u32 far = 0;
+    if (event.cross_rank) far = u32(ptx::load_acquire_u64(run.far_word(event.index)));
+    return i32(have + far - event.target) >= 0;
   }
   return i32(have - event.target) >= 0;
 }
