@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from ctypes import POINTER, byref, c_char, c_int, c_size_t, c_uint, c_void_p
-from typing import Any
+from typing import Any, NoReturn
 
 from etc_dist.errors import WorldError
 from etc_dist.world import far_transport
@@ -43,6 +43,9 @@ class _InitAttributes(ctypes.Structure):
     _fields_ = [("version", c_int), ("mpi_comm", c_void_p), ("args", _InitArgs)]
 
 
+_INITIALIZED = 2
+"""The first of NVSHMEM's states in which it can be used."""
+
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "nvshmemx_get_uniqueid": (c_int, [POINTER(_UniqueId)]),
     "nvshmemx_set_attr_uniqueid_args": (
@@ -50,6 +53,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         [c_int, c_int, POINTER(_UniqueId), POINTER(_InitAttributes)],
     ),
     "nvshmemx_hostlib_init_attr": (c_int, [c_uint, POINTER(_InitAttributes)]),
+    "nvshmemx_init_status": (c_int, []),
     "nvshmemx_hostlib_finalize": (None, []),
     "nvshmemx_vendor_get_version_info": (c_int, [POINTER(c_int)] * 3),
     "nvshmemx_cumodule_init": (c_int, [c_void_p]),
@@ -109,6 +113,11 @@ class NvshmemLibrary:
             byref(attributes),
         )
         self._check("nvshmemx_hostlib_init_attr", _WITH_UNIQUE_ID, byref(attributes))
+        # NOTE: it returns 0 also where no transport reaches a rank, to try again in the
+        # next call, which ends the process then.
+        status = self._library.nvshmemx_init_status()
+        if status < _INITIALIZED:
+            self._fail("nvshmemx_init_status", f"at least {_INITIALIZED}", status)
 
     def align(self, alignment: int, nbytes: int) -> int:
         """A symmetric block's local address, or 0 if there is none; collective."""
@@ -142,11 +151,14 @@ class NvshmemLibrary:
     def _check(self, name: str, *arguments: Any) -> None:
         code = getattr(self._library, name)(*arguments)
         if code:
-            raise WorldError(
-                "NVSHMEM did not start",
-                where=f"{name}, NVSHMEM {self.version()}",
-                wanted="return code 0",
-                got=f"return code {code}",
-                fix="set NVSHMEM_DEBUG=INFO and read NVSHMEM's messages; on several "
-                f"hosts {far_transport.VARIABLE} must name one that works there",
-            )
+            self._fail(name, "0", code)
+
+    def _fail(self, name: str, wanted: str, code: int) -> NoReturn:
+        raise WorldError(
+            "NVSHMEM did not start",
+            where=f"{name}, NVSHMEM {self.version()}",
+            wanted=f"return code {wanted}",
+            got=f"return code {code}",
+            fix="set NVSHMEM_DEBUG=INFO and read NVSHMEM's messages; on several "
+            f"hosts {far_transport.VARIABLE} must name one that works there",
+        )

@@ -1,11 +1,13 @@
 """NVSHMEM's transport between hosts, before NVSHMEM starts."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 
 from etc_dist.errors import WorldError
 from etc_dist.world.far_transport import VARIABLE, expect_equal, prepare
+from etc_dist.world.nvshmem import NvshmemLibrary
 
 HOSTS = ["a", "a", "b", "b"]
 
@@ -26,6 +28,26 @@ def test_a_missing_transport_is_named(value, got, monkeypatch, tmp_path):
     with pytest.raises(WorldError, match="no transport to other hosts") as caught:
         prepare(HOSTS, str(tmp_path / "libnvshmem_host.so.3"))
     assert got in caught.value.got
+
+
+@pytest.mark.parametrize("status", [1, 2, 3, 4])
+def test_nvshmem_that_reaches_no_far_rank_did_not_start(status):
+    calls = dict.fromkeys(
+        (
+            "nvshmemx_set_attr_uniqueid_args",
+            "nvshmemx_hostlib_init_attr",
+            "nvshmemx_vendor_get_version_info",
+        ),
+        lambda *given: 0,
+    )
+    library = object.__new__(NvshmemLibrary)
+    library._library = SimpleNamespace(**calls, nvshmemx_init_status=lambda: status)
+    if status > 1:
+        library.start(0, 2, bytes(128))
+        return
+    with pytest.raises(WorldError, match="NVSHMEM did not start") as caught:
+        library.start(0, 2, bytes(128))
+    assert (caught.value.got, VARIABLE in caught.value.fix) == ("return code 1", True)
 
 
 def test_versions_that_differ_are_named():
