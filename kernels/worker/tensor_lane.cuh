@@ -63,10 +63,12 @@ class TensorLane {
 
  public:
   // NOTE: by warp_max(), so that the compiler does not compute the address again where a body uses
-  // scratch memory in a branch that divides a warp: see ptx::warp().
+  // scratch memory in a branch that divides a warp: see ptx::warp(). In programs with loops it would
+  // only occupy a register.
   ETC_DEVICE TensorLane(const Run<Program>& run, u8* shared)
       : run_(run),
-        base_(ptx::warp_max(ptx::shared_address(shared))),
+        base_(Calls::kHasLoops ? ptx::shared_address(shared)
+                               : ptx::warp_max(ptx::shared_address(shared))),
         units_(base_),
         scratch_(reinterpret_cast<u32*>(shared + kBufferOffset<Program>)) {}
 
@@ -200,7 +202,8 @@ class TensorLane {
           lead_unit();
         }
       });
-      if (!going && (is_admitted || admission.wait())) report(run_, who);
+      // Before that only a run that was aborted fails, or the compute threads report it.
+      if (!going && is_admitted) report(run_, who);
       lost = !going;
       return going;
     });
