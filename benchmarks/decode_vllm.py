@@ -1,6 +1,6 @@
 """vLLM's own decode step, the baseline of decode.py, on one GPU without a network.
 
-python benchmarks/decode_vllm.py --models qwen3-30b-a3b --batches 1,8 --context 512
+.venv/bin/python benchmarks/decode_vllm.py --models qwen3-30b-a3b --context 512
 
 vLLM may be installed, or only be on PYTHONPATH. Each model has a separate process.
 """
