@@ -31,10 +31,12 @@ struct Run {
     if constexpr (!kHasFar<Program>) return false;
     return g.peer[rank] == 0;
   }
-  // This rank's words that far ranks add to: for an element, and for the epochs of `rank`.
-  ETC_DEVICE u64 far_word(u32 index) const {
+  // This rank's words that far ranks add to: for an element, now or in epoch `of`, and for the
+  // epochs of `rank`.
+  ETC_DEVICE u64 far_word(u32 index) const { return far_word(index, epoch); }
+  ETC_DEVICE u64 far_word(u32 index, u32 of) const {
     const u64 words = self() + sizeof(SymmetricHead) + u64(g.event_capacity) * 8;
-    return words + (u64(epoch & 1) * g.event_capacity + index) * 8;
+    return words + (u64(of & 1) * g.event_capacity + index) * 8;
   }
   ETC_DEVICE u64 far_started(i32 rank) const { return self() + kFarStartedOffset + u64(rank) * 8; }
   ETC_DEVICE bool aborted() const { return ptx::load_relaxed(self() + kAbortOffset) != 0; }

@@ -136,13 +136,13 @@ class TransferLane {
   ETC_DEVICE void execute(const typename Call::Coord& c, i32 t) {
     const u64 begin = trace_.now();
     __syncwarp();  // lane 0's acquire covers the whole warp
-    // NOTE: the lane index is read here, or values that a body derives from it stay in registers.
     if constexpr (kSendsFar<Call>) {
       if (send_far<Call>(c)) {
         trace_.add(kTransferLane, Call::kCall, u32(t), begin);
         return;
       }
     }
+    // NOTE: the lane index is read here, or values that a body derives from it stay in registers.
     if (!is_idle<Call>(run_.g, c)) {
       Call::template Function<Task<Program, Call, 32>>::run(
           Task<Program, Call, 32>(run_.g, c, i32(ptx::lane()), nullptr));

@@ -61,10 +61,7 @@ ETC_DEVICE void begin_epoch(const Run<Program>& run, bool is_aborted) {
   u32* counters = reinterpret_cast<u32*>(
       run.self() + sizeof(SymmetricHead) + u64(next) * g.event_capacity * 4);
   u64* words = nullptr;
-  if constexpr (kHasFar<Program>) {
-    const u64 both = run.self() + sizeof(SymmetricHead) + u64(g.event_capacity) * 8;
-    words = reinterpret_cast<u64*>(both + u64(next) * g.event_capacity * 8);
-  }
+  if constexpr (kHasFar<Program>) words = reinterpret_cast<u64*>(run.far_word(0, next));
   const u32 count = is_aborted ? 0 : g.event_capacity;
   for (u32 i = blockIdx.x * kThreads + thread; i < count; i += gridDim.x * kThreads) {
     counters[i] = 0;
