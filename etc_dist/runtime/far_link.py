@@ -8,7 +8,6 @@ link optimizes it and the program as a whole.
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import byref, c_char_p, c_int, c_size_t, c_void_p
@@ -17,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from etc_dist.cache import Cache, Entry
+from etc_dist.cache import Cache, Entry, sha256
 from etc_dist.errors import BuildError
 
 OPTIONS = ("-default-device", "-dlto", "-rdc=true")
@@ -34,8 +33,7 @@ def versions(kernels: Path) -> str:
     """All that the linked code depends on, other than the compiler and the program."""
     text = (kernels / BRIDGE).read_bytes()
     numbers = ".".join(map(str, _linker_version()))
-    bridge = hashlib.sha256(text).hexdigest()
-    return f"NVSHMEM {nvshmem_version()}, nvJitLink {numbers}, {bridge}"
+    return f"NVSHMEM {nvshmem_version()}, nvJitLink {numbers}, {sha256(text)}"
 
 
 def compile_bridge(
@@ -50,7 +48,7 @@ def compile_bridge(
         return Entry({}, {"ltoir": code})
 
     parts = f"{versions(kernels)} {compiler} {arch} {OPTIONS}"
-    key = hashlib.sha256(parts.encode()).hexdigest()[:32]
+    key = sha256(parts.encode())[:32]
     entry, _ = store.fetch("programs", key, make, limit=120)
     return entry.files["ltoir"]
 
