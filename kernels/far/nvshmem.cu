@@ -8,15 +8,13 @@ using cuda::std::is_same;
 using cuda::std::is_signed;
 using cuda::std::is_unsigned;
 }  // namespace std
+// NOTE: before the first header, which in newer versions of NVSHMEM decides by it.
 #define NVSHMEM_ENABLE_ALL_DEVICE_INLINING
 #include <non_abi/nvshmem_build_options.h>
 // These need headers that NVRTC does not have.
 #undef NVSHMEM_IBGDA_SUPPORT
 #undef NVSHMEM_IBGDA_SUPPORT_GPUMEM_ONLY
 #undef NVSHMEM_GPUNETIO_SUPPORT
-#ifndef NVSHMEM_ENABLE_ALL_DEVICE_INLINING
-#define NVSHMEM_ENABLE_ALL_DEVICE_INLINING
-#endif
 #include <nvshmem.h>
 #include <nvshmemx.h>
 
