@@ -40,12 +40,15 @@ def waits_in_range(call: Call) -> Iterable[Condition]:
     return dict.fromkeys(c for ref in call.loaded_waits for c in _wait(ref))
 
 
-def in_range(call: Call, world: int) -> Iterable[Condition]:
-    """The range checks of loaded accesses and notifications."""
+def in_range(call: Call, world: int, has_far: bool = False) -> Iterable[Condition]:
+    """The range checks of loaded accesses and notifications. has_far: on other hosts
+    there are at most the partners of far functions."""
     regions = (*call.reads, *call.writes)
     accessed = (c for region in regions for c in _region(region, world))
     notified = (c for ref in call.notifies for c in _notified(ref, world))
-    return dict.fromkeys([*accessed, *notified])
+    ranks = [region.rank for region in regions] + [ref.rank for ref in call.notifies]
+    reached = (c for r in ranks if has_far for c in _reached(r, call.function.far))
+    return dict.fromkeys([*accessed, *notified, *reached])
 
 
 def _wait(ref: EventRef) -> Iterator[Condition]:
@@ -86,6 +89,12 @@ def _rank(rank: Expr | None, world: int) -> Iterator[Condition]:
     if rank is not None and rank.is_loaded:
         yield from _loads(rank, is_compared=True)
         yield from _below(rank, Const(world))
+
+
+def _reached(rank: Expr | None, far: bool) -> Iterator[Condition]:
+    if rank is not None and rank.is_loaded:
+        check = f"reaches({text(rank)}, g.rank)" if far else f"has({text(rank)})"
+        yield Condition(f"g.peer.{check}", _depth_of_use(rank))
 
 
 def _loads(expr: Expr, is_compared: bool = False) -> Iterator[Condition]:

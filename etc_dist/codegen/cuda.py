@@ -58,8 +58,9 @@ ELEMENTS = {
 }
 TASK_MEMBERS = {"Coord", "c", "g", "running", "scratch", "sync", "thread", "threads"}
 """What kernels/worker/task.cuh adds to the members of a call."""
-MAX_WORLD = 32
-"""A worker has one word with a bit for each peer that has started."""
+MAX_NEAR = 32
+"""The most ranks of a host: a worker has one word with a bit for each that has
+started."""
 ENTRY = "etc_dist_program"
 FAR_HEADER, FAR_TRANSPORT = "far/nvshmem.cuh", "Nvshmem"
 """The transport to far ranks: its header, and the struct there."""
@@ -102,13 +103,14 @@ def generate(plan: Plan, *, trace: bool = False, check: bool = True) -> Source:
     that no kernel supports. With `check`, also for regions that the CUDA bodies do not
     support; the CPU backend runs these."""
     graph = plan.graph
-    if graph.world_size > MAX_WORLD:
+    near = graph.local_size if plan.has_far else graph.world_size
+    if near > MAX_NEAR:
         raise CodegenError(
             f"graph {graph.name} has too many ranks",
             where=f"plan {graph.name}",
-            wanted=f"at most {MAX_WORLD} ranks",
-            got=str(graph.world_size),
-            fix="use fewer ranks in one program",
+            wanted=f"at most {MAX_NEAR} ranks on a host",
+            got=str(near),
+            fix="start fewer ranks on each host",
         )
     if plan.has_far and _is_dynamic(plan):
         raise CodegenError(
@@ -217,8 +219,11 @@ def _reaches_peers(call: Call, n: int) -> bool:
 
 def _constants(plan: Plan, calls: Sequence[Call], trace: bool) -> dict[str, int]:
     shared_bytes, buffer_bytes = shared_memory(plan)
+    graph = plan.graph
+    hosts = {"kNear": graph.local_size, "kHosts": graph.world_size // graph.local_size}
     return {
-        "kWorld": plan.graph.world_size,
+        "kWorld": graph.world_size,
+        **(hosts if plan.has_far else {}),
         "kCluster": plan.cluster,
         "kTensorCluster": plan.lane(TENSOR).cluster,
         "kSharedBytes": shared_bytes,
@@ -290,7 +295,7 @@ def _call(plan: Plan, lane: Lane, call: Call, number: int, arguments: Arguments)
     ]
     lines += indexed("u32 notify_step", steps, "int n")
     waits_fit = conjunction(waits_in_range(call))
-    fits = conjunction(in_range(call, plan.graph.world_size))
+    fits = conjunction(in_range(call, plan.graph.world_size, plan.has_far))
     lines += block("bool waits_in_range", waits_fit)
     lines += block("bool in_range", fits)
     if _is_dynamic(plan):

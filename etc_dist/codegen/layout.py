@@ -6,7 +6,7 @@ generated source asserts the sizes of the argument block and of shared memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,8 +73,10 @@ TRACE_RECORD = np.dtype(
 
 MAP_BYTES = 128
 FAR_SENDERS = "far_senders"
-"""The argument with a bit for each far rank that may send to this one."""
-UNSIGNED = ("event_capacity", "trace_capacity", "shape", FAR_SENDERS)
+"""The argument with a bit for each host whose partner may send to this rank."""
+FIRST_NEAR = "first_near"
+"""The argument for the lowest rank of this host."""
+UNSIGNED = ("event_capacity", "trace_capacity", "shape")
 """Arguments of type u32."""
 
 
@@ -94,14 +96,15 @@ class Arguments:
     maps: tuple[Map, ...]
     addresses: tuple[str, ...]
     integers: tuple[str, ...]
-    world_size: int
+    near: int
+    """The ranks of a host."""
+    far_hosts: int
+    """The hosts, where ranks are far; else 0."""
 
     @classmethod
     def of(cls, plan: Plan) -> Arguments:
         graph = plan.graph
         integers = ["event_capacity", "trace_capacity", "shape", "rank"]
-        if plan.has_far:
-            integers.append(FAR_SENDERS)
         integers += [dim_name(s.name) for s in graph.dims]
         integers += [dim_name(s.name) for s, _ in graph.derived]
         integers += [events_name(events.name) for events in graph.events]
@@ -111,7 +114,9 @@ class Arguments:
         integers += [name for name, _ in queue_words(plan)]
         addresses = ["control", "status", "workspace", "trace", "wait_limit"]
         addresses += [tensor_name(t.name) for t in graph.tensors]
-        return cls(_maps(plan), tuple(addresses), tuple(integers), graph.world_size)
+        near = graph.local_size if plan.has_far else graph.world_size
+        hosts = graph.world_size // near if plan.has_far else 0
+        return cls(_maps(plan), tuple(addresses), tuple(integers), near, hosts)
 
     def map_of(self, tensor: Tensor, box: TmaBox) -> str:
         # By hash: == refuses to compare a number of rows with an expression.
@@ -129,16 +134,20 @@ class Arguments:
             formats.append(("u1", MAP_BYTES))
             offsets.append(at)
             at += MAP_BYTES
-        names.append("peer")
-        formats.append(("u8", self.world_size))
-        offsets.append(at)
-        at += 8 * self.world_size
-        for kind, size, group in (("u8", 8, self.addresses), ("i4", 4, self.integers)):
+        far = self.far_hosts > 0
+        groups: list[tuple[Any, Sequence[str]]] = [
+            (("u8", self.near), ["peer"]),
+            ("u8", [FIRST_NEAR] if far else []),
+            ("u8", self.addresses),
+            ("i4", self.integers),
+            (("u4", -(-self.far_hosts // 32)), [FAR_SENDERS] if far else []),
+        ]
+        for kind, group in groups:
             for name in group:
                 names.append(name)
                 formats.append(kind)
                 offsets.append(at)
-                at += size
+                at += np.dtype(kind).itemsize
         unit = MAP_BYTES if self.maps else 8
         return np.dtype(
             {
@@ -153,11 +162,14 @@ class Arguments:
         """The same block as a C++ struct."""
         lines = ["struct Args {"]
         lines += [f"  TensorMap {m.name};" for m in self.maps]
-        lines.append("  u64 peer[kWorld];")
+        far = self.far_hosts > 0
+        lines.append(f"  {'NearBlocks<kNear> peer' if far else 'u64 peer[kWorld]'};")
         lines += [f"  u64 {name};" for name in self.addresses]
         for name in self.integers:
             kind = "u32" if name in UNSIGNED else "i32"
             lines.append(f"  {kind} {name};")
+        if far:
+            lines.append(f"  u32 {FAR_SENDERS}[{-(-self.far_hosts // 32)}];")
         lines += ["};", f"static_assert(sizeof(Args) == {self.dtype.itemsize});"]
         return "\n".join(lines)
 

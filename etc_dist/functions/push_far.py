@@ -13,8 +13,8 @@ def _push_far(x: Any, arrived: Any) -> None:
 
 
 def push_far() -> DeviceFunction:
-    """A region of a tensor -> a copy in the memory of any rank, also of another host,
-    with one notification there.
+    """A region of a tensor -> a copy in the memory of a rank of this host, or of a
+    partner: a rank of another host with this local rank. With one notification there.
 
     Both regions are contiguous in memory, with equal sizes and dtypes (any), apart from
     each other. A call writes to `tensor.on(rank)`, and notifies one element of

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from etc_dist.codegen import Source
-from etc_dist.codegen.layout import FAR_SENDERS, periods
+from etc_dist.codegen.layout import FAR_SENDERS, FIRST_NEAR, periods
 from etc_dist.codegen.names import (
     dim_name,
     events_name,
@@ -60,7 +60,9 @@ def fill(
     _check_rows(source, env, f"graph {graph.name}")
     refuse_empty(graph, env)
     a = np.zeros((), source.arguments.dtype)
-    a["peer"] = places.peers
+    near = source.arguments.near
+    first = rank - rank % near
+    a["peer"] = places.peers[first : first + near]
     for name in ("control", "status", "workspace", "trace", "wait_limit"):
         a[name] = getattr(places, name)
     integers = {
@@ -73,8 +75,9 @@ def fill(
         **memory.queue_bases,
     }
     if plan.has_far:
-        senders = sum(1 << r for r in far_senders(plan, dims, rank, places.peers))
-        integers[FAR_SENDERS] = int(np.uint32(senders).astype(np.int32))
+        a[FIRST_NEAR] = first
+        for host in far_senders(plan, dims, rank):
+            a[FAR_SENDERS][host // 32] |= np.uint32(1 << host % 32)
     for lane in plan.lanes:
         for call in lane.calls:
             integers[units_name(call.name)] = int(lane.turn_units(call).evaluate(env))
@@ -93,19 +96,20 @@ def fill(
     return a
 
 
-def far_senders(
-    plan: Plan, dims: Mapping[str, int], rank: int, peers: Sequence[int]
-) -> list[int]:
-    """The far ranks, whose address is 0, that may send to `rank`."""
+def far_senders(plan: Plan, dims: Mapping[str, int], rank: int) -> list[int]:
+    """The hosts whose partner of `rank` may send to it."""
     graph, found = plan.graph, []
+    near = graph.local_size
     to = [c.writes[0].rank for c in graph.calls if c.function.far]
-    for sender in (r for r, address in enumerate(peers) if not address):
-        env = graph.environment(dims, sender)
+    for host in range(graph.world_size // near):
+        if host == rank // near:
+            continue
+        env = graph.environment(dims, host * near + rank % near)
         for one in to:
             assert one is not None
             known = all(symbol.name in env for symbol in one.symbols())
             if not known or one.is_loaded or one.evaluate(env) == rank:
-                found.append(sender)
+                found.append(host)
                 break
     return found
 
@@ -152,7 +156,7 @@ def bind(
     for m in source.arguments.maps:
         tensor, pointer = m.tensor, int(block[tensor_name(m.tensor.name)])
         if tensor.kind == "symmetric":
-            pointer += int(block["peer"][rank])
+            pointer += int(block["peer"][rank % source.arguments.near])
         shape = [int(s.evaluate(env)) for s in tensor.shape]
         block[m.name] = encode(
             pointer, shape, tensor.dtype, tensor.itemsize, m.box.at(env)

@@ -29,7 +29,8 @@ class MemoryPlan:
     symmetric_bytes: int
     local: Mapping[str, int]
     local_bytes: int
-    has_far: bool = False
+    far_hosts: int = 0
+    """The hosts, where ranks are far."""
 
 
 def plan_memory(plan: Plan, dims: Mapping[str, int]) -> MemoryPlan:
@@ -68,7 +69,7 @@ def plan_memory(plan: Plan, dims: Mapping[str, int]) -> MemoryPlan:
         ends["symmetric"],
         offsets["local"],
         ends["local"],
-        plan.has_far,
+        graph.world_size // graph.local_size if plan.has_far else 0,
     )
 
 
@@ -79,8 +80,9 @@ class Capacity:
     events: int = 0
     symmetric: int = 0
     local: int = 0
-    has_far: bool = False
-    """Whether each counter has a word for the notifications of far ranks."""
+    far_hosts: int = 0
+    """The hosts, where ranks are far: then each counter has a word for notifications of
+    far ranks, and each host has a word."""
 
     def holds(self, plan: MemoryPlan) -> bool:
         return (
@@ -94,14 +96,14 @@ class Capacity:
             max(self.events, plan.event_count, 64),
             max(self.symmetric, plan.symmetric_bytes),
             max(self.local, plan.local_bytes),
-            plan.has_far,
+            plan.far_hosts,
         )
 
     @property
     def tensors_offset(self) -> int:
         """The offset of symmetric tensors: after the head and both event areas."""
-        size = 4 + 8 * self.has_far
-        return aligned(HEAD_BYTES + 2 * size * self.events)
+        size = 4 + 8 * (self.far_hosts > 0)
+        return aligned(HEAD_BYTES + 2 * size * self.events + 8 * self.far_hosts)
 
     @property
     def block_bytes(self) -> int:

@@ -1,11 +1,12 @@
-"""Memory of other hosts: only far device functions reach it, and what they send stays
-as it is."""
+"""Memory of other hosts: only far device functions reach it, only that of partners, and
+what they send stays as it is."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from etc_dist.errors import GraphError, RaceError
+from etc_dist.ir import Call
 from etc_dist.verify.cells import Cells
 from etc_dist.verify.enumeration import NONE, Array, Enumeration
 from etc_dist.verify.races import reads_before_writes
@@ -13,26 +14,35 @@ from etc_dist.verify.violations import Fault, Tally
 
 
 def check_far(tasks: Enumeration) -> list[Fault]:
-    """Refuse writes and notifications on other hosts by functions that are not far."""
+    """Refuse writes and notifications on other hosts by functions that are not far, and
+    on ranks there that are not partners."""
     size = tasks.plan.graph.local_size
     tally = Tally()
     # NONE, as an index, selects the last entry: no rank.
     rank_of = np.concatenate((tasks.elements.rank, [NONE]))
     for block in tasks.blocks:
-        if block.call.function.far:
-            continue
-        host = block.rank // size
         ranks = rank_of[tasks.notify[block.base : block.base + block.count]]
         for k, ref in enumerate(block.call.notifies):
-            bad = np.flatnonzero((ranks[:, k] != NONE) & (ranks[:, k] // size != host))
+            reached = _reaches(block.call, block.rank, ranks[:, k], size)
+            bad = np.flatnonzero((ranks[:, k] != NONE) & ~reached)
             _add(tasks, f"notifies {ref}", block.base + bad, ranks[bad, k], tally)
     for access in tasks.accesses:
-        bad = np.flatnonzero(access.rank // size != tasks.rank[access.task] // size)
-        task = access.task[bad]
-        if bad.size and not tasks.block(int(task[0])).call.function.far:
+        own = tasks.rank[access.task]
+        away = np.flatnonzero(access.rank // size != own // size)
+        if away.size:
+            call = tasks.block(int(access.task[away[0]])).call
+            bad = away[~_reaches(call, own[away], access.rank[away], size)]
             what = f"writes {access.region}"
-            _add(tasks, what, task, access.rank[bad], tally)
+            _add(tasks, what, access.task[bad], access.rank[bad], tally)
     return tally.faults()
+
+
+def _reaches(call: Call, own: Array | int, rank: Array, size: int) -> Array:
+    """Which of these ranks are near ones, or partners where the function is far."""
+    reached: Array = rank // size == own // size
+    if call.function.far:
+        reached = reached | ((rank - own) % size == 0)
+    return reached
 
 
 def check_kept(tasks: Enumeration, cells: Cells, tally: Tally) -> None:
@@ -61,6 +71,9 @@ def _add(tasks: Enumeration, what: str, task: Array, rank: Array, tally: Tally) 
             f"{tasks.name(int(task[0]))} {what}, on rank {rank[0]}: a rank of another "
             f"host, with {tasks.plan.graph.local_size} ranks on each"
         )
+        call = tasks.block(int(task[0])).call
         fix = "send rows to ranks of other hosts by push_far"
-        call = tasks.block(int(task[0])).call.name
-        tally.add((call, what), Fault(GraphError, text, fix, int(task.size)))
+        if call.function.far:
+            text += ", where its partner has another number"
+            fix = "send rows to the rank of this number there, which passes them on"
+        tally.add((call.name, what), Fault(GraphError, text, fix, int(task.size)))

@@ -5,23 +5,36 @@
 
 namespace etc {
 
-// The head of each rank's symmetric block. `started[r]` is the last epoch that rank r has
-// begun; `abort` is set by a rank whose wait times out. Two areas of event counters follow:
-// epoch e counts in area e % 2 and clears the other one, which no peer accesses before this
-// rank has started epoch e + 1.
-// For far ranks, whose memory is not mapped: `far_started[r]` counts the epochs that rank r has
-// begun, they add to all eight bytes of `abort`, and two areas of 64-bit words for their
-// notifications follow the counters.
+// The head of each rank's symmetric block. `started[r]` is the last epoch that near rank r has
+// begun, counted from the first one of the host; `abort` is set by a rank whose wait times out. Two
+// areas of event counters follow: epoch e counts in area e % 2 and clears the other one, which no
+// peer accesses before this rank has started epoch e + 1.
+// For far ranks, whose memory is not mapped: they add to all eight bytes of `abort`. Two areas of
+// 64-bit words for their notifications follow the counters, then a word for each host: the epochs
+// that this rank's partner there has begun.
 struct SymmetricHead {
   u32 started[64];
   u32 abort, abort_high;
-  u32 unused[62];
-  u64 far_started[32];
-  u32 unused_end[64];
+  u32 unused[190];
 };
 static_assert(sizeof(SymmetricHead) == 1024);
 constexpr u32 kAbortOffset = 64 * sizeof(u32);
-constexpr u32 kFarStartedOffset = 128 * sizeof(u32);
+
+// The blocks of a host's ranks, of which `first` is the lowest; 0 for all other ranks.
+template <int kNear>
+struct NearBlocks {
+  u64 block[kNear];
+  u64 first;
+
+  ETC_DEVICE bool has(i32 rank) const { return u32(rank) - u32(first) < u32(kNear); }
+  ETC_DEVICE u64 operator[](i32 rank) const {
+    return has(rank) ? block[u32(rank) - u32(first)] : 0;
+  }
+  // Whether `rank` is one of them, or a partner of `own`.
+  ETC_DEVICE bool reaches(i32 rank, i32 own) const {
+    return has(rank) || (rank - own) % kNear == 0;
+  }
+};
 
 // The record of a failed wait, from which the host makes an error.
 struct Fault {

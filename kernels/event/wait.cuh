@@ -12,6 +12,13 @@ namespace etc {
 template <class Program>
 constexpr bool kHasFar = requires { typename Program::Far; };
 
+// The number of near ranks, those of this host.
+template <class Program>
+constexpr int near_ranks() {
+  if constexpr (kHasFar<Program>) return Program::kNear;
+  else return Program::kWorld;
+}
+
 // The state of a run that every thread holds.
 template <class Program>
 struct Run {
@@ -26,19 +33,35 @@ struct Run {
   ETC_DEVICE u64 event_address(i32 rank, u32 index) const {
     return g.peer[rank] + sizeof(SymmetricHead) + (u64(epoch & 1) * g.event_capacity + index) * 4;
   }
-  // Whether `rank` is far: g.peer[rank] is 0.
+  // Whether `rank` is far: then g.peer[rank] is 0.
   ETC_DEVICE bool is_far(i32 rank) const {
-    if constexpr (!kHasFar<Program>) return false;
-    return g.peer[rank] == 0;
+    if constexpr (kHasFar<Program>) return !g.peer.has(rank);
+    return false;
+  }
+  // The number of near rank `rank` among those of its host.
+  ETC_DEVICE i32 local(i32 rank) const {
+    if constexpr (kHasFar<Program>) return rank - i32(g.peer.first);
+    return rank;
+  }
+  // The block of a near rank, by its number there.
+  ETC_DEVICE u64 near_block(i32 local) const {
+    if constexpr (kHasFar<Program>) return g.peer.block[local];
+    else return g.peer[local];
+  }
+  // The rank of this rank's number on another host.
+  ETC_DEVICE i32 partner(i32 host) const {
+    return host * near_ranks<Program>() + local(g.rank);
   }
   // This rank's words that far ranks add to: for an element, now or in epoch `of`, and for the
-  // epochs of `rank`.
+  // epochs of the partner on `host`.
   ETC_DEVICE u64 far_word(u32 index) const { return far_word(index, epoch); }
   ETC_DEVICE u64 far_word(u32 index, u32 of) const {
     const u64 words = self() + sizeof(SymmetricHead) + u64(g.event_capacity) * 8;
     return words + (u64(of & 1) * g.event_capacity + index) * 8;
   }
-  ETC_DEVICE u64 far_started(i32 rank) const { return self() + kFarStartedOffset + u64(rank) * 8; }
+  ETC_DEVICE u64 far_started(i32 host) const {
+    return far_word(0, 0) + (u64(g.event_capacity) * 2 + host) * 8;
+  }
   ETC_DEVICE bool aborted() const { return ptx::load_relaxed(self() + kAbortOffset) != 0; }
   // Reports to the host that the run was aborted, by any rank.
   ETC_DEVICE void signal_host() const { ptx::store_relaxed(g.status, 1); }
@@ -73,19 +96,24 @@ ETC_DEVICE void abort_run(
         Fault{blockIdx.x, who.lane, who.call, who.task, kind, index, have, want};
   }
   ptx::fence_acq_rel<true>();
-  for (int r = 0; r < Program::kWorld; ++r) {
-    if (run.is_far(r)) continue;  // later, by abort_far()
-    ptx::store_relaxed(run.g.peer[r] + kAbortOffset, 1);
+  for (int r = 0; r < near_ranks<Program>(); ++r) {
+    ptx::store_relaxed(run.near_block(r) + kAbortOffset, 1);
   }
 }
 
-// One thread, at the end of a run: aborts it on far ranks, if it was aborted here.
+// One thread, at the end of a run: if it was aborted here, aborts it on near ranks, of which a
+// partner may have aborted this one alone, and on partners.
 template <class Program>
 ETC_DEVICE void abort_far(const Run<Program>& run) {
-  const i32 ranks = run.aborted() ? Program::kWorld : 0;
+  if (!run.aborted()) return;
 #pragma unroll 1
-  for (i32 r = 0; r < ranks; ++r) {
-    if (run.is_far(r)) Program::Far::add(run.self() + kAbortOffset, 1, r);
+  for (i32 r = 0; r < near_ranks<Program>(); ++r) {
+    ptx::store_relaxed(run.near_block(r) + kAbortOffset, 1);
+  }
+#pragma unroll 1
+  for (i32 host = 0; host < Program::kHosts; ++host) {
+    const i32 partner = run.partner(host);
+    if (run.is_far(partner)) Program::Far::add(run.self() + kAbortOffset, 1, partner);
   }
 }
 
@@ -98,6 +126,17 @@ ETC_DEVICE void record_resident(const Run<Program>& run) {
   // occupy a register of every thread until its end.
   const u32 begun = ptx::load_relaxed(u64(&control->begun));
   atomicCAS(&control->resident, 0u, begun == 0 ? gridDim.x : begun);
+}
+
+// The last epoch that another rank, which may be far, has begun.
+template <class Program>
+ETC_DEVICE u32 epoch_of(const Run<Program>& run, i32 rank) {
+  if constexpr (kHasFar<Program>) {
+    if (run.is_far(rank)) {
+      return u32(ptx::load_acquire_u64(run.far_started(rank / near_ranks<Program>())));
+    }
+  }
+  return ptx::load_acquire<true>(run.self() + u64(run.local(rank)) * 4);
 }
 
 // Reports a failed wait: the run was aborted, or the wait timed out.
@@ -114,11 +153,10 @@ ETC_DEVICE void report(const Run<Program>& run, const Waiter& who) {
     have = ptx::load_relaxed(run.event_address(run.g.rank, who.index));
     if constexpr (kHasFar<Program>) have += u32(ptx::load_acquire_u64(run.far_word(who.index)));
   } else if (who.kind == kPeerStart) {
-    have = ptx::load_relaxed(run.self() + u64(who.index) * 4);
     if constexpr (kHasFar<Program>) {
-      if (run.is_far(i32(who.index))) {
-        have = u32(ptx::load_acquire_u64(run.far_started(i32(who.index))));
-      }
+      have = epoch_of(run, i32(who.index));
+    } else {
+      have = ptx::load_relaxed(run.self() + u64(who.index) * 4);
     }
   }
   abort_run(run, who, who.kind, who.index, have, who.want);
@@ -200,18 +238,14 @@ ETC_DEVICE u32 count_event(const Run<Program>& run, const EventRef& event, u32 s
 }
 
 // The handshake: `rank` has begun this epoch. So it no longer reads data of the last one, and its
-// next counters are clear. `entered` caches the result, one bit per rank.
+// next counters are clear. `entered` caches the result, one bit per near rank.
 template <class Program>
 ETC_DEVICE bool peer_has_started(const Run<Program>& run, i32 rank, u32& entered) {
-  if (rank == run.g.rank || ((entered >> rank) & 1)) return true;
-  u32 begun;
-  if (run.is_far(rank)) {
-    begun = u32(ptx::load_acquire_u64(run.far_started(rank)));
-  } else {
-    begun = ptx::load_acquire<true>(run.self() + u64(rank) * 4);
-  }
-  if (i32(begun - run.epoch) < 0) return false;
-  entered |= 1u << rank;
+  const i32 bit = run.local(rank);
+  const bool is_far = run.is_far(rank);
+  if (rank == run.g.rank || (!is_far && ((entered >> bit) & 1))) return true;
+  if (i32(epoch_of(run, rank) - run.epoch) < 0) return false;
+  if (!is_far) entered |= 1u << bit;
   return true;
 }
 template <class Program>

@@ -28,13 +28,17 @@ constexpr bool kSharesRegisters =
 template <class Program>
 constexpr bool kStoreWarpBegins = !TensorLane<Program>::kHasStoreWarp;
 
-// Notifies a far rank that sends to this one of the epoch.
+// Notifies the partners that send to this rank of the epoch; with `threads` threads.
 template <class Program>
-ETC_DEVICE void begin_far(const Run<Program>& run, i32 rank) {
+ETC_DEVICE void begin_far(const Run<Program>& run, u32 thread, u32 threads) {
   if constexpr (kHasFar<Program>) {
-    if (((run.g.far_senders >> rank) & 1) == 0) return;
-    ptx::fence_acq_rel<true>();
-    Program::Far::add(run.far_started(run.g.rank), 1, rank);
+    const u64 word = run.far_started(run.g.rank / near_ranks<Program>());
+#pragma unroll 1
+    for (u32 host = thread; host < u32(Program::kHosts); host += threads) {
+      if (((run.g.far_senders[host / 32] >> (host % 32)) & 1) == 0) continue;
+      ptx::fence_acq_rel<true>();
+      Program::Far::add(word, 1, run.partner(i32(host)));
+    }
   }
 }
 
@@ -47,14 +51,11 @@ ETC_DEVICE void begin_epoch(const Run<Program>& run, bool is_aborted) {
   const auto& g = run.g;
   const u32 next = (run.epoch + 1) & 1;
   if (blockIdx.x == 0) {
-    if (thread < Program::kWorld && !is_aborted) {
-      if (run.is_far(i32(thread))) {
-        begin_far(run, i32(thread));
-      } else {
-        const u64 word = g.peer[thread] + u64(g.rank) * 4;
-        ptx::store_release(word, run.epoch);
-      }
+    if (thread < near_ranks<Program>() && !is_aborted) {
+      const u64 word = run.near_block(thread) + u64(run.local(g.rank)) * 4;
+      ptx::store_release(word, run.epoch);
     }
+    if (kHasFar<Program> && !is_aborted) begin_far(run, thread, kThreads);
     constexpr u32 kPair = kStoreWarpBegins<Program> ? 15 : 32;
     if (thread / 2 == kPair) run.control()->tickets[thread % 2][next] = 0;
   }

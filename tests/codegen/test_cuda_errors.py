@@ -26,7 +26,7 @@ def refused(graph) -> CodegenError:
 def test_too_many_ranks_are_refused():
     graph = replace(GRAPHS["user"], world_size=33)
     error = refused(graph)
-    assert (error.wanted, error.got) == ("at most 32 ranks", "33")
+    assert (error.wanted, error.got) == ("at most 32 ranks on a host", "33")
 
 
 def test_a_dynamic_plan_with_far_ranks_is_refused():

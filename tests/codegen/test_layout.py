@@ -19,25 +19,28 @@ from tests.codegen.graphs import GRAPHS
 TYPES = {"TensorMap": (128, 128), "u64": (8, 8), "u32": (4, 4), "i32": (4, 4)}
 
 
-def compiled(text: str, world: int) -> tuple[dict[str, int], int]:
+def compiled(text: str, near: int) -> tuple[dict[str, int], int]:
     """Offsets of the members and size of a struct, by the rules of C."""
+    blocks = "u64 peer[kWorld];\n  u64 first_near;"
+    text = text.replace("NearBlocks<kNear> peer;", blocks)
     offsets: dict[str, int] = {}
     at = largest = 0
-    for kind, name, many in re.findall(r"^  (\w+) (\w+)(\[kWorld\])?;$", text, re.M):
+    for kind, name, many in re.findall(r"^  (\w+) (\w+)(?:\[(\w+)\])?;$", text, re.M):
         size, alignment = TYPES[kind]
         at = -(-at // alignment) * alignment
         offsets[name] = at
-        at += size * (world if many else 1)
+        at += size * (near if many == "kWorld" else int(many or 1))
         largest = max(largest, alignment)
     return offsets, -(-at // largest) * largest
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 8])
+@pytest.mark.parametrize("hosts", [1, 2, 128])
+@pytest.mark.parametrize("near", [1, 3, 8])
 @pytest.mark.parametrize("name", GRAPHS)
-def test_numpy_and_the_compiler_place_every_argument_alike(name, world):
-    plan = schedule_static(replace(GRAPHS[name], world_size=world))
-    arguments = Arguments.of(replace(plan, has_far=world == 8))
-    offsets, size = compiled(arguments.text(), world)
+def test_numpy_and_the_compiler_place_every_argument_alike(name, near, hosts):
+    graph = replace(GRAPHS[name], world_size=hosts * near, local_size=near)
+    arguments = Arguments.of(replace(schedule_static(graph), has_far=hosts > 1))
+    offsets, size = compiled(arguments.text(), near)
     dtype = arguments.dtype
     assert dtype.names == tuple(offsets)
     assert {n: dtype.fields[n][1] for n in dtype.names} == offsets

@@ -44,7 +44,7 @@ def sent_in_vain(g: Graph, *, wanted: int | None = None) -> None:
 
 @graph_function
 def sent_far_in_vain(g: Graph) -> None:
-    """`sent_in_vain` by one message, for ranks of two hosts."""
+    """`sent_in_vain` by one message, for partners on two hosts."""
     n = g.dims("n")
     x, count = g.input("x", (n,), "bfloat16"), g.input("count", (8,), "int32")
     y, z = (g.output(name, (n,), "bfloat16") for name in "yz")
@@ -52,7 +52,7 @@ def sent_far_in_vain(g: Graph) -> None:
     came = g.events("came", (1,), expects=count.load(0), cross_rank=True)
     ready = g.events("ready", (1,), expects=1)
     whole, one = span(0, n), g.grid(i=1)
-    other = (g.rank + 1) % 2
+    other = (g.rank + g.local_size) % g.world_size
     copy = copy_on("transfer")
     g.call(
         copy,
@@ -78,7 +78,7 @@ def sent_far_in_vain(g: Graph) -> None:
 
 
 class Aborted:
-    """Both ranks of `sent_in_vain`; in the first run a wait times out on those that
+    """All ranks of `sent_in_vain`; in the first run a wait times out on those that
     wait for two notifications."""
 
     def __init__(
@@ -92,8 +92,9 @@ class Aborted:
             {"x": numbers + rank, "count": np.full(8, count, np.int32)}
             for rank, count in enumerate(counts)
         ]
-        ranks = range(2)
-        self.arrays = [program._arrays(rank, inputs[rank], DIMS) for rank in ranks]
+        self.arrays = [
+            program._arrays(rank, given, DIMS) for rank, given in enumerate(inputs)
+        ]
 
     def run(self, runs: int) -> str:
         return self.program._call(self.memory, self.arrays, self.seed, runs)
@@ -119,11 +120,8 @@ class Aborted:
         for rank, control in enumerate(self.memory.control):
             control[:] = np.zeros(1, CONTROL)
             control["epoch"] = 1
-            self.words(rank)[: HEAD_BYTES // 4] = 0
-            for epoch in range(2):
-                self.area(rank, epoch)[:] = 0
-                if self.program.plan.has_far:
-                    self.far_area(rank, epoch)[:] = 0
+            first_tensor = int(self.memory._arguments[rank]["tensor_box"])
+            self.words(rank)[: first_tensor // 4] = 0
 
 
 def check_skipped(program: Emulator) -> None:

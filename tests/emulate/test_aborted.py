@@ -55,6 +55,15 @@ def test_an_abort_on_one_host_ends_the_run_on_the_other(folder):
         assert runs.words(rank)[ABORT_OFFSET // 4] == 0
 
 
+def test_an_abort_of_one_rank_reaches_all_ranks_of_all_hosts(folder):
+    graph = sent_far_in_vain(4, local_size=2)
+    program = Emulator(graph, folder=folder, has_far=True, workers=1)
+    runs = Aborted(program, counts=(1, 1, 1, 1))
+    runs.words(0)[ABORT_OFFSET // 4] = 1  # as a message of rank 2
+    assert runs.run(1) == ""
+    assert all(runs.words(rank)[ABORT_OFFSET // 4] > 0 for rank in range(4))
+
+
 @pytest.mark.parametrize("reserved", [1, 2**30])
 def test_slots_that_do_not_fit_the_queue_are_not_stored(folder, reserved):
     graph = sent_in_vain(2, wanted=1)

@@ -3,18 +3,23 @@ row once to each host."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import etc_dist
+from etc_dist.codegen import generate
 from etc_dist.emulate import Emulator
 from etc_dist.ir import GraphFunction
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
 from etc_dist.ops.float_partials import float_partials_graph
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
+from etc_dist.runtime.argument_block import Places, fill
 from etc_dist.runtime.cpu import simulate
-from etc_dist.schedule import SCHEDULES
+from etc_dist.runtime.memory_plan import Capacity, plan_memory
+from etc_dist.schedule import SCHEDULES, schedule_static
 from etc_dist.verify.verify import verify
 from tests.functions.compiled import check_compiled
 from tests.ops.arrays import Host
@@ -106,6 +111,27 @@ def test_kernels_of_graphs_over_hosts(name, dtype, local_size, has_far, folder):
     found = program.run(inputs, dims, seed=1, runs=2)
     for one, y in zip(found, expected, strict=True):
         np.testing.assert_array_equal(one["y"].astype(np.float32), y)
+
+
+@pytest.mark.parametrize(("hosts", "near"), [(8, 8), (128, 8), (1024, 1)])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_tables_of_many_ranks_are_by_near_rank_and_by_host(name, hosts, near):
+    graph = GRAPHS[name][0](hosts * near, local_size=near)
+    plan = replace(schedule_static(graph), has_far=True)
+    dims, rank = {"rows": 256, "n": 256, "k": 64}, near * (hosts // 2)
+    peers = [0] * rank + [1024 * (r + 1) for r in range(near)]
+    places = Places(peers, control=1, status=1, workspace=1, local=1, wait_limit=1)
+    capacity = Capacity().grown(plan_memory(plan, dims))
+    block = fill(plan, generate(plan), dims, rank, capacity, places)
+    assert (block["peer"].tolist(), block["first_near"]) == (peers[rank:], rank)
+    bits = np.unpackbits(block["far_senders"].view(np.uint8), bitorder="little")
+    others = [host for host in range(hosts) if host != hosts // 2]
+    assert np.flatnonzero(bits).tolist() == others
+
+
+def test_a_graph_of_64_ranks_is_proved():
+    graph = matmul_reduce_scatter_graph(64, local_size=8, **TILES)
+    verify(schedule_static(graph), {"rows": 16, "n": 16, "k": 8}, 2)
 
 
 @pytest.mark.mpi(min_size=2)

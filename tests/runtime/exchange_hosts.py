@@ -14,12 +14,12 @@ BLOCK = 2
 
 
 @graph_function
-def exchange_hosts(g: Graph, *, direct: bool = False) -> None:
+def exchange_hosts(g: Graph, *, direct: bool = False, astray: int = 0) -> None:
     """x [rows, n] on each rank -> y [world * rows, n]: the rows of all ranks.
 
     A rank sends its rows to its near ranks, and to its partner on each other host,
     which passes them on to its near ranks. direct: send to near ranks of partners
-    without a far function, which is wrong."""
+    without a far function, astray: to the ranks that follow partners; both wrong."""
     rows, n = g.dims("rows n")
     near, hosts = g.local_size, g.world_size // g.local_size
     first = g.rank - g.rank % near
@@ -46,7 +46,7 @@ def exchange_hosts(g: Graph, *, direct: bool = False) -> None:
         )
     for step in range(1, hosts):
         (i,) = grid = g.grid(i=blocks)
-        partner = (g.rank + step * near) % g.world_size
+        partner = (g.rank + step * near + astray) % g.world_size
         source = (g.rank - step * near + g.world_size) % g.world_size
         g.call(
             push_rows() if direct else push_far(),

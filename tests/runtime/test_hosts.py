@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from etc_dist.emulate import Emulator
-from etc_dist.errors import GraphError, RaceError
+from etc_dist.errors import ArgumentError, GraphError, RaceError
 from etc_dist.functions.push_far import push_far
 from etc_dist.functions.push_rows import push_rows
 from etc_dist.ir import Graph, graph_function
@@ -35,9 +35,11 @@ def compiled(schedule="static", **options):
 )
 
 
-def test_kernels_of_the_exchange_send_to_far_ranks(folder):
-    program = Emulator(exchange_hosts(4, local_size=2), folder=folder, has_far=True)
-    inputs = [{"x": rows_of(rank)} for rank in range(4)]
+@pytest.mark.parametrize(("hosts", "near"), [(2, 2), (5, 1)])
+def test_kernels_of_the_exchange_send_to_far_ranks(hosts, near, folder):
+    graph = exchange_hosts(hosts * near, local_size=near)
+    program = Emulator(graph, folder=folder, has_far=True)
+    inputs = [{"x": rows_of(rank)} for rank in range(hosts * near)]
     expected = np.concatenate([given["x"] for given in inputs])
     for found in program.run(inputs, runs=3):
         np.testing.assert_array_equal(found["y"], expected)
@@ -45,8 +47,7 @@ def test_kernels_of_the_exchange_send_to_far_ranks(folder):
 
 def test_far_ranks_that_send_are_found_from_the_graph():
     plan = schedule_static(exchange_hosts(6, local_size=2))
-    assert far_senders(plan, DIMS, 1, [8, 8, 0, 0, 0, 0]) == [3, 5]
-    assert far_senders(plan, DIMS, 1, [8] * 6) == []
+    assert far_senders(plan, DIMS, 1) == [1, 2]
 
 
 @pytest.mark.parametrize("local_size", [1, 2, 4])
@@ -69,6 +70,79 @@ def test_direct_access_to_another_host_is_refused():
     assert "on rank 2: a rank of another host, with 2 ranks on each" in caught.value.got
     assert "push_far" in caught.value.fix
     verify(schedule_static(exchange_hosts(4, direct=True)), DIMS, 4)
+
+
+def test_sending_to_other_ranks_than_partners_is_refused():
+    plan = schedule_static(exchange_hosts(4, local_size=2, astray=1))
+    with pytest.raises(GraphError) as caught:
+        verify(plan, DIMS, 4)
+    assert "send_1[i=0] on rank 0 writes staged.on(" in caught.value.got
+    assert "where its partner has another number" in caught.value.got
+    inputs = [{"x": rows_of(rank)} for rank in range(4)]
+    with pytest.raises(GraphError) as caught:
+        simulate(plan, inputs, DIMS, check=False)
+    assert "or a partner" in caught.value.wanted
+
+
+@graph_function
+def chosen_rank(g: Graph, *, far: bool) -> None:
+    """x of each rank goes to the rank that its data names."""
+    x, to = g.input("x", (4,), "float32"), g.input("to", (4,), "int32").load(0)
+    y = g.output("y", (4,), "float32")
+    own = g.symmetric("own", (4,), "float32")
+    box = g.symmetric("box", (g.world_size, 4), "float32")
+    ready = g.events("ready", (1,), expects=1)
+    here = g.events("here", (1,), expects=1, cross_rank=True)
+    one = g.grid(i=1)
+    g.call(
+        push_rows(),
+        one,
+        name="copy",
+        reads=[x[:]],
+        writes=[own[:]],
+        notifies=[ready[0]],
+    )
+    g.call(
+        push_far() if far else push_rows(),
+        one,
+        name="send",
+        reads=[own[:]],
+        writes=[box.on(to)[0, :]],
+        waits=[ready[0]],
+        notifies=[here.on(to)[0]],
+    )
+    g.call(
+        push_rows(),
+        one,
+        name="take",
+        reads=[box[0, :]],
+        writes=[y[:]],
+        waits=[here[0]],
+    )
+
+
+@pytest.mark.parametrize(
+    ("far", "step", "is_right"),
+    [(True, 2, True), (True, 3, False), (False, 2, False)],
+    ids=["partner", "other", "without a far function"],
+)
+def test_data_chooses_only_partners_of_other_hosts(far, step, is_right, folder):
+    program = Emulator(
+        chosen_rank(4, local_size=2, far=far), folder=folder, has_far=True
+    )
+    inputs = [
+        {"x": rows_of(rank)[0], "to": np.full(4, (rank + step) % 4, np.int32)}
+        for rank in range(4)
+    ]
+    if is_right:
+        found = program.run(inputs, runs=2)
+        assert all(
+            (found[r]["y"] == rows_of((r + step) % 4)[0]).all() for r in range(4)
+        )
+    else:
+        with pytest.raises(ArgumentError, match="data of a run does not fit") as caught:
+            program.run(inputs)
+        assert "ranks" in caught.value.wanted
 
 
 def test_memory_that_was_sent_is_not_written_in_the_same_run():

@@ -178,9 +178,12 @@ class Resolver:
         if not 0 <= number < self._world_size:
             wanted = f"a rank of 0 .. {self._world_size - 1}"
             raise _outside(task, what, wanted, (number,), rank.is_loaded)
-        if number not in self._near and not task.call.function.far:
-            wanted = f"a rank of this host, {self._near[0]} .. {self._near[-1]}"
-            raise _outside(task, what, wanted, (number,), rank.is_loaded)
+        if number not in self._near:
+            far = task.call.function.far
+            if not far or (number - self._rank) % len(self._near):
+                wanted = f"a rank of this host, {self._near[0]} .. {self._near[-1]}"
+                wanted += ", or a partner" * far
+                raise _outside(task, what, wanted, (number,), rank.is_loaded)
         return number
 
 
