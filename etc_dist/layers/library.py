@@ -9,11 +9,17 @@ from etc_dist.layers.mlp import mlp_graph
 from etc_dist.layers.mlp_tiles import mlp_tiles_graph
 from etc_dist.layers.moe_few_tokens import moe_few_tokens_graph
 from etc_dist.layers.moe_graph import PARALLEL, moe_graph
-from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
+from etc_dist.ops.all_gather_matmul import (
+    all_gather_matmul_graph,
+    gathered_matmul_graph,
+)
 from etc_dist.ops.argument_table import DTYPES
 from etc_dist.ops.float_partials import float_partials_graph
 from etc_dist.ops.matmul import matmul_graph
-from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
+from etc_dist.ops.matmul_reduce_scatter import (
+    matmul_reduce_scatter_graph,
+    returned_matmul_graph,
+)
 from etc_dist.schedule import Plan, schedule_dynamic, schedule_static
 
 W_LAYOUTS = ("nk", "kn")
@@ -47,9 +53,10 @@ def _graphs() -> Iterator[tuple[str, GraphFunction]]:
         for w_layout in W_LAYOUTS:
             graph = matmul_graph(1, dtype=dtype, w_layout=w_layout)
             yield f"{graph.name} 1 {dtype} {w_layout}", graph
-    for world_size in (4, 8):
-        graph = float_partials_graph(world_size)
-        yield f"{graph.name} {world_size} {DTYPES[0]}", graph
+    for make in (float_partials_graph, returned_matmul_graph, gathered_matmul_graph):
+        for world_size in (4, 8):
+            graph = make(world_size)
+            yield f"{graph.name} {world_size} {DTYPES[0]}", graph
     for world_size in WORLD_SIZES[1:]:
         for dtype in DTYPES:
             graph = mlp_graph(world_size, dtype=dtype)

@@ -12,14 +12,11 @@ from etc_dist.functions.push_rows import PACKET_BYTES
 from etc_dist.functions.sum_slots import PIECE_COLUMNS, PIECE_ROWS
 from etc_dist.ir import Graph, ceildiv, graph_function, tile
 from etc_dist.layers.mlp_steps import add_tensors
-from etc_dist.layers.mlp_tiles import (
-    capacity_dims,
-    choose_shapes,
-    mlp_tiles_graph,
-)
+from etc_dist.layers.mlp_tiles import choose_shapes, mlp_tiles_graph
 from etc_dist.ops.all_gather_matmul import push_packets, source_of
 from etc_dist.ops.argument_table import ArgumentTable
 from etc_dist.ops.deterministic import BATCH
+from etc_dist.ops.few_rows import MOST_ROWS, capacity_dims, has_few_rows
 from etc_dist.ops.matmul_policy import SHAPES
 from etc_dist.ops.operation import Candidate, Operation
 from etc_dist.ops.order import ROW_GROUP, grouped_rows, shards_in_turn
@@ -29,8 +26,6 @@ from etc_dist.world import World
 COLUMN_GROUP = 16
 """Columns of output tiles that are sent to all owners before the next ones: with fewer,
 the down projection starts on rows whose activations are not complete yet."""
-GATHERED_ROWS = 1024
-"""Rows of all ranks at most that are gathered first; more are computed as they come."""
 
 
 @graph_function
@@ -126,7 +121,7 @@ class MLP(Operation):
     trace: as for `etc_dist.compile`. deterministic: as for `Matmul`.
     """
 
-    most_gathered = GATHERED_ROWS
+    most_gathered = MOST_ROWS
     """Internal: the rows of all ranks that the first program serves, on several."""
 
     def __init__(
@@ -150,7 +145,7 @@ class MLP(Operation):
             table,
             _candidates(
                 self.sizes,
-                self.most_gathered // world.size,
+                self.most_gathered,
                 world,
                 in_order=deterministic == BATCH,
             ),
@@ -184,7 +179,7 @@ class SharedMLP(Operation):
             _table(type(self).__name__, world),
             _candidates(
                 self.sizes,
-                MLP.most_gathered // world.size,
+                MLP.most_gathered,
                 world,
                 in_order=deterministic == BATCH,
             ),
@@ -217,7 +212,7 @@ def _table(name: str, world: World) -> ArgumentTable:
 def _candidates(
     sizes: Mapping[str, Any], most: int, world: World, *, in_order: bool = False
 ) -> list[Candidate]:
-    """The programs for up to `most` rows of a rank, and for more on several ranks.
+    """The programs for up to `most` rows of all ranks, and for more on several ranks.
     Over several hosts the latter serves all."""
     overlapped = Candidate(mlp_graph, over_hosts=True)
     if world.hosts.count > 1:
@@ -227,8 +222,10 @@ def _candidates(
     tiles = Candidate(
         mlp_tiles_graph,
         sizes,
-        serves=lambda dims: ranks == 1 or dims["rows"] <= most,
-        capacity=lambda dims: capacity_dims(dims, most, shapes),
+        serves=lambda dims: ranks == 1 or has_few_rows(dims["rows"], ranks, most),
+        capacity=lambda dims: capacity_dims(
+            dims, most // ranks, shapes, ["gate_up_shape", "down_shape"]
+        ),
         policy=lambda tuning, w_layout, dims, workers: choose_shapes(
             dims, ranks, workers, shapes, in_order=in_order, tuning=tuning
         ),

@@ -3,6 +3,7 @@
 matmul_reduce_scatter.py   GEMM + Reduce-Scatter: the graph and the user's object
 float_partials.py          its graph with partial sums in fp32
 all_gather_matmul.py       AllGather + GEMM
+few_rows.py                both for few rows: gathered first, returned at the end
 slots.py                   tiles of partial sums, sent to their owners, and their sum
 host_sums.py               that sum over several hosts; host_rows.py: gathering there
 matmul.py                  a matrix multiplication on each rank

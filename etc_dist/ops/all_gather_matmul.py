@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from etc_dist.compiler import world_or_current
 from etc_dist.functions.matmul import TILE, matmul_store
 from etc_dist.functions.push_rows import PACKET_BYTES, push_rows
+from etc_dist.functions.tile_matmul import Tiles, TileShape
 from etc_dist.ir import (
     EventTensor,
     Expr,
@@ -19,8 +21,10 @@ from etc_dist.ir import (
     tile,
 )
 from etc_dist.ops.argument_table import ArgumentTable
+from etc_dist.ops.few_rows import RowBlocks, with_few_rows
 from etc_dist.ops.host_rows import Packets, pass_on_rows, send_rows
 from etc_dist.ops.host_sums import near_rank
+from etc_dist.ops.matmul_policy import SHAPES
 from etc_dist.ops.operation import Candidate, Operation
 from etc_dist.ops.order import ROW_GROUP, grouped_rows, shards_in_turn
 from etc_dist.world import World
@@ -135,14 +139,32 @@ def push_packets(
     return gathered, arrived
 
 
+@graph_function
+def gathered_matmul_graph(
+    g: Graph, *, dtype: str = "bfloat16", shapes: Sequence[TileShape] = SHAPES
+) -> None:
+    """x [rows, k] on each rank, w [n, k] -> y [world * rows, n], for few rows: all are
+    gathered before they are multiplied. The dim `shape` chooses the tiles."""
+    rows, n, k, shape = g.dims("rows n k shape")
+    tokens = g.let("tokens", g.world_size * rows)
+    x = g.input("x", (rows, k), dtype)
+    w = g.input("w", (n, k), dtype)
+    y = g.output("y", (tokens, n), dtype)
+    blocks = RowBlocks(g, tokens)
+    all_x, arrived = blocks.gather(x)
+    tiles = Tiles(g, "tile", shape, shapes)
+    function = tiles.matmul(dtype)
+    blocks.multiply("matmul", tiles, function, (all_x, [w], y), tiles.columns, arrived)
+
+
 class AllGatherMatmul(Operation):
     """AllGather + GEMM as a reusable object.
 
     op(x, w, out=None, stream=None): x [M / world_size, K] and w [N, K] on every rank;
     returns out [M, N]: the rows of all ranks, in rank order, times this rank's w.T. w
     may be a transposed view. On GPUs K and N are multiples of 8. Arrays, dtypes,
-    options and errors as for `MatmulReduceScatter`. A row has the same bits for any M
-    and any number of ranks and hosts.
+    options and errors as for `MatmulReduceScatter`. With deterministic="batch" a row
+    also has the same bits for any number of ranks and hosts.
     """
 
     def __init__(
@@ -163,7 +185,12 @@ class AllGatherMatmul(Operation):
         )
         super().__init__(
             table,
-            [Candidate(all_gather_matmul_graph, self.sizes, over_hosts=True)],
+            with_few_rows(
+                gathered_matmul_graph,
+                Candidate(all_gather_matmul_graph, self.sizes, over_hosts=True),
+                world,
+                deterministic,
+            ),
             world,
             schedule=schedule,
             trace=trace,

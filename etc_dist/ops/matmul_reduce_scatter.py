@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from etc_dist.compiler import world_or_current
 from etc_dist.errors import expect_choice
 from etc_dist.functions.matmul import TILE, matmul_send
 from etc_dist.functions.sum_slots import PIECE_COLUMNS, PIECE_ROWS
+from etc_dist.functions.tile_matmul import Tiles, TileShape
 from etc_dist.ir import Graph, ceildiv, graph_function, tile
 from etc_dist.ops.argument_table import ArgumentTable
+from etc_dist.ops.few_rows import RowBlocks, with_few_rows
 from etc_dist.ops.float_partials import float_partials_graph
+from etc_dist.ops.matmul_policy import SHAPES
 from etc_dist.ops.operation import Candidate, Operation
 from etc_dist.ops.slots import add_sum_slots, make_slots
 from etc_dist.world import World
@@ -57,6 +61,22 @@ def matmul_reduce_scatter_graph(
     add_sum_slots(g, slots, y, piece)
 
 
+@graph_function
+def returned_matmul_graph(
+    g: Graph, *, dtype: str = "bfloat16", shapes: Sequence[TileShape] = SHAPES
+) -> None:
+    """x [world * rows, k], w [n, k] -> y [rows, n] on each rank, for few rows: they
+    return to their owners once all of their tiles are computed. The dim `shape` chooses
+    the tiles."""
+    rows, n, k, shape = g.dims("rows n k shape")
+    tokens = g.let("tokens", g.world_size * rows)
+    x = g.input("x", (tokens, k), dtype)
+    w = g.input("w", (n, k), dtype)
+    y = g.output("y", (rows, n), dtype)
+    tiles = Tiles(g, "tile", shape, shapes)
+    RowBlocks(g, tokens).multiply_and_return("matmul", tiles, (x, w, y), None)
+
+
 class MatmulReduceScatter(Operation):
     """GEMM + Reduce-Scatter as a reusable object.
 
@@ -73,8 +93,10 @@ class MatmulReduceScatter(Operation):
 
     Arrays: NumPy on the CPU backend; CuPy, torch, DLPack or `__cuda_array_interface__`
     on GPUs, not copied. A program is compiled at the first call of a dtype and of a
-    layout of w. schedule, trace: as for `etc_dist.compile`. deterministic: "run" or
-    "batch"; a row has the same bits for any M with both.
+    layout of w, and another one at the first call with few rows (on one host, up to
+    1024 rows of all ranks, and w not transposed): it sends rows once their sums are
+    complete, and has tiles that suit their number. schedule, trace: as for
+    `etc_dist.compile`. deterministic: as for `Matmul`.
 
     Raises on every rank: ArgumentError if any rank's arrays do not fit or the ranks'
     shapes differ, TypeError if an argument of any rank has a wrong type.
@@ -95,6 +117,10 @@ class MatmulReduceScatter(Operation):
             if partials is not None:
                 expect_choice(partials, ["float32"], "partials")
         graph = float_partials_graph if partials else matmul_reduce_scatter_graph
+        candidates = [Candidate(graph, self.sizes, over_hosts=True)]
+        if not partials:
+            given = candidates[0], world, deterministic
+            candidates = with_few_rows(returned_matmul_graph, *given)
         table = ArgumentTable(
             name,
             world,
@@ -104,7 +130,7 @@ class MatmulReduceScatter(Operation):
         )
         super().__init__(
             table,
-            [Candidate(graph, self.sizes, over_hosts=True)],
+            candidates,
             world,
             schedule=schedule,
             trace=trace,

@@ -44,6 +44,8 @@ class Candidate:
     graph: Callable[..., GraphFunction]
     options: Mapping[str, Any] = field(default_factory=dict)
     serves: Callable[[Mapping[str, int]], bool] = lambda dims: True
+    w_layouts: Sequence[str] = ("nk", "kn")
+    """Those of w that it serves."""
     capacity: CapacityHint | None = None
     policy: Callable[[Tuning, str, Mapping[str, int], int], Sequence[Choice]] | None = (
         None
@@ -52,6 +54,9 @@ class Candidate:
     layout of the weights, the other dims, and the workers of a GPU."""
     over_hosts: bool = False
     """Whether the graph can be made for ranks on several hosts."""
+
+    def accepts(self, dims: Mapping[str, int], w_layout: str) -> bool:
+        return w_layout in self.w_layouts and self.serves(dims)
 
 
 @dataclass(frozen=True)
@@ -135,8 +140,11 @@ class Operation:
             return self.program.show()
         dims = {**self._known.dims, **dims}
         self._table.check_dims(dims)
-        place = next(i for i, c in enumerate(self._candidates) if c.serves(dims))
-        found = (p for kind, p in self._programs.items() if kind.candidate == place)
+        found = (
+            program
+            for kind, program in self._programs.items()
+            if kind.candidate == self._place(dims, kind.w_layout)
+        )
         program = next(found, None) or self.program
         names = [dim.name for dim in program.plan.graph.dims if dim.name in dims]
         return program.show(**{name: dims[name] for name in names})
@@ -194,7 +202,7 @@ class Operation:
     def _run_new(self, arguments: Arguments, key: Any, stream: Any) -> None:
         """Run a call that is not remembered, and remember it."""
         dims = arguments.dims
-        place = next(i for i, c in enumerate(self._candidates) if c.serves(dims))
+        place = self._place(dims, arguments.w_layout)
         kind = Kind(place, arguments.dtype, arguments.w_layout)
         program = self._programs.get(kind)
         if program is None:
@@ -219,6 +227,11 @@ class Operation:
         if len(self._calls) > REMEMBERED_CALLS:
             self._calls.popitem(last=False)
 
+    def _place(self, dims: Mapping[str, int], w_layout: str) -> int:
+        """That of the first candidate that serves a call."""
+        accepts = (one.accepts(dims, w_layout) for one in self._candidates)
+        return next(place for place, does in enumerate(accepts) if does)
+
     def _agree(self, text: str) -> None:
         """Raise on every rank if the ranks make different steps of this operation."""
         text = f"{self._table.name}({text})"
@@ -228,7 +241,7 @@ class Operation:
         """Compile a candidate; collective."""
         candidate = self._candidates[kind.candidate]
         options = {**candidate.options, "dtype": kind.dtype}
-        if self._transposes:
+        if self._transposes and len(candidate.w_layouts) > 1:
             options["w_layout"] = kind.w_layout
         if candidate.over_hosts:
             options["local_size"] = self.world.local_size

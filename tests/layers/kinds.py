@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from etc_dist import World
-from etc_dist.layers.mlp import GATHERED_ROWS, MLP
+from etc_dist.layers.mlp import MLP
 from etc_dist.layers.moe import MoE
 from etc_dist.layers.moe_few_tokens import FEW_TOKENS
+from etc_dist.ops.few_rows import MOST_ROWS
 from tests.layers.reference import (
     Answer,
     aim,
@@ -35,7 +36,7 @@ class DenseRows:
         hidden: int,
         inner: int,
         dtype: str = "bfloat16",
-        gathered: int = GATHERED_ROWS,
+        gathered: int = MOST_ROWS,
         **options: Any,
     ):
         self._arrays, self._rank = arrays, world.rank

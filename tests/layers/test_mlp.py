@@ -8,12 +8,9 @@ import numpy as np
 import pytest
 
 from etc_dist.errors import ArgumentError, WorldError
-from etc_dist.layers.mlp import GATHERED_ROWS, MLP
-from etc_dist.layers.mlp_tiles import (
-    capacity_dims,
-    choose_shapes,
-    mlp_tiles_graph,
-)
+from etc_dist.layers.mlp import MLP
+from etc_dist.layers.mlp_tiles import choose_shapes, mlp_tiles_graph
+from etc_dist.ops.few_rows import MOST_ROWS, capacity_dims
 from etc_dist.ops.matmul_policy import GATED, SHAPES
 from etc_dist.ops.tuning import default_tuning
 from etc_dist.runtime.memory_plan import Capacity, plan_memory
@@ -22,6 +19,7 @@ from tests.conftest import some_of
 from tests.layers.programs import SCHEDULES
 
 MANY, TILES = "mlp_graph", "mlp_tiles_graph"
+CHOSEN = ("gate_up_shape", "down_shape")
 
 
 @pytest.mark.mpi
@@ -92,14 +90,14 @@ def test_any_tiles_give_the_result(number, make, monkeypatch):
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_memory_is_for_any_number_of_gathered_rows(schedule, world_size, first):
     plan = SCHEDULES[schedule](mlp_tiles_graph(world_size))
-    most, capacity = GATHERED_ROWS // world_size, Capacity()
+    most, capacity = MOST_ROWS // world_size, Capacity()
 
     def of(rows: int) -> dict[str, int]:
         dims = {"rows": rows, "hidden": 5120, "inner": 25600 // world_size}
         chosen = choose_shapes(dims, world_size, 132, SHAPES, tuning=default_tuning())
         return dims | {one.dim: one.value for one in chosen}
 
-    for dims in capacity_dims(of(first), most, SHAPES):
+    for dims in capacity_dims(of(first), most, SHAPES, CHOSEN):
         capacity = capacity.grown(plan_memory(plan, dims))
     calls = [plan_memory(plan, of(rows)) for rows in range(1, most + 1, 3)]
     assert all(capacity.holds(call) for call in calls)

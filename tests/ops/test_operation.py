@@ -60,7 +60,8 @@ def test_one_program_serves_every_shape(
         op(p.x, p.w, p.out)
         op.synchronize()
         p.check_exact(p.out)
-    assert len(compiled) == 1
+    # One for whole blocks of rows, one for fewer.
+    assert len(compiled) == (1 if w_layout == "kn" else 2)
 
 
 @on_two
@@ -162,7 +163,7 @@ def test_the_function_keeps_one_operation(
         p.check_exact(p.out)
         p.check_exact(function(p.x, p.w))
     assert len(compiled) == 1
-    (operation,) = world.kept.values()
+    (operation,) = (kept for kept in world.kept.values() if isinstance(kept, kind))
     operation.close()
 
 

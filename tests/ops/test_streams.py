@@ -97,5 +97,5 @@ def test_a_captured_graph_can_be_replayed(kind, make, problem, world):
     if world.size == 1:
         return  # nothing is gathered, so there may be nothing to grow
     with pytest.raises(WorldError, match="cannot grow any more"):
-        large = problem(kind, shape_for(world, 5000))
+        large = problem(kind, (70 * world.size, 8192, 8192))
         op(large.x, large.w, large.out)

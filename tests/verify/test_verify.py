@@ -12,8 +12,15 @@ from hypothesis import strategies as st
 
 from etc_dist.errors import ArgumentError, RaceError
 from etc_dist.ir import DeviceFunction, Graph, GraphFunction, graph_function, tile
-from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
-from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
+from etc_dist.ops.all_gather_matmul import (
+    all_gather_matmul_graph,
+    gathered_matmul_graph,
+)
+from etc_dist.ops.matmul_policy import SHAPES
+from etc_dist.ops.matmul_reduce_scatter import (
+    matmul_reduce_scatter_graph,
+    returned_matmul_graph,
+)
 from etc_dist.schedule import schedule_static
 from etc_dist.verify.verify import Verified, verify
 
@@ -57,6 +64,12 @@ def test_all_gather_is_correct_at_odd_shapes(
 @pytest.mark.parametrize("op", [matmul_reduce_scatter_graph, all_gather_matmul_graph])
 def test_real_shapes_are_correct(op: Callable[[int], GraphFunction]) -> None:
     check(op(8), 132, rows=1024, n=13312, k=6656)
+
+
+@pytest.mark.parametrize("op", [returned_matmul_graph, gathered_matmul_graph])
+@pytest.mark.parametrize("shape", [0, len(SHAPES) // 2, len(SHAPES) - 1])
+def test_few_rows_are_correct(op: Callable[[int], GraphFunction], shape: int) -> None:
+    check(op(3), 8, rows=100, n=264, k=72, shape=shape)
 
 
 def test_verified_counts_all_ranks_and_shows_them() -> None:

@@ -1,0 +1,212 @@
+"""Products of few rows on several ranks: rows are gathered before they are multiplied,
+and returned to their owners afterwards, on tiles that suit their number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from etc_dist.functions.matmul import TILE
+from etc_dist.functions.push_rows import push_rows
+from etc_dist.functions.sum_ranks import sum_ranks
+from etc_dist.functions.tile_matmul import Tiles, TileShape
+from etc_dist.ir import (
+    DeviceFunction,
+    EventRef,
+    EventTensor,
+    Expr,
+    Graph,
+    GraphFunction,
+    Tensor,
+    ceildiv,
+    minimum,
+    span,
+    tile,
+)
+from etc_dist.ops.deterministic import BATCH
+from etc_dist.ops.matmul_policy import SHAPES, explained
+from etc_dist.ops.operation import Candidate
+from etc_dist.ops.order import tile_grid
+from etc_dist.ops.tuning import Tuning
+from etc_dist.schedule.plan import Choice
+from etc_dist.world import World
+
+BLOCK = 256
+"""Rows that one event stands for: a multiple of the rows of every tile."""
+SUMMED = 1024
+"""Columns of a row whose partial sums one warp adds."""
+MOST_ROWS = 1024
+"""Rows of all ranks at most that are gathered first; more are computed as they come."""
+
+
+def has_few_rows(rows: int, world_size: int, most: int = MOST_ROWS) -> bool:
+    """Whether `rows` of each rank are few. The other graphs multiply each rank's rows
+    in blocks of TILE: whole blocks are computed as they come, however few they are."""
+    return rows * world_size <= most and rows % TILE != 0
+
+
+def with_few_rows(
+    graph: Callable[..., GraphFunction],
+    many: Candidate,
+    world: World,
+    deterministic: str,
+) -> list[Candidate]:
+    """The candidates of a product of x [., k] and w [n, k]: `graph`, with the dim
+    `shape`, for few rows, and `many`. Over several hosts, and with other sizes of its
+    tiles, the latter serves all."""
+    size = world.size
+    if world.hosts.count > 1 or many.options:
+        return [many]
+
+    def choose(
+        tuning: Tuning, w_layout: str, dims: Mapping[str, int], workers: int
+    ) -> list[Choice]:
+        sizes = size * dims["rows"], dims["n"], dims["k"]
+        given = sizes, workers, SHAPES, tuning
+        return [explained("shape", *given, in_order=deterministic == BATCH)]
+
+    few = Candidate(
+        graph,
+        serves=lambda dims: has_few_rows(dims["rows"], size),
+        w_layouts=("nk",),
+        capacity=lambda dims: capacity_dims(dims, MOST_ROWS // size, SHAPES, ["shape"]),
+        policy=choose,
+    )
+    return [few, many]
+
+
+def capacity_dims(
+    dims: Mapping[str, int],
+    most: int,
+    shapes: Sequence[TileShape],
+    names: Sequence[str],
+) -> list[Mapping[str, int]]:
+    """Calls that need the most memory of those up to `most` rows: a dynamic plan has
+    queues, which are the longest for the smallest tiles. `names`: the dims that choose
+    tiles, by position in `shapes`."""
+    areas = [shape.rows * shape.columns for shape in shapes]
+    smallest = areas.index(min(areas))
+    rows = max(most, dims["rows"])
+    return [{**dims, "rows": rows, **dict.fromkeys(names, smallest)}]
+
+
+class RowBlocks:
+    """The blocks of all ranks' rows of a graph that events stand for."""
+
+    def __init__(self, g: Graph, tokens: Expr, block: int = BLOCK) -> None:
+        self.g, self.tokens, self.block = g, tokens, block
+        self.count = g.let("blocks", ceildiv(tokens, block))
+
+    def rows(self, i: Expr) -> Expr:
+        """The rows of block i."""
+        return minimum(self.block, self.tokens - i * self.block)
+
+    def gather(self, x: Tensor) -> tuple[Tensor, EventTensor | None]:
+        """Push every rank's rows of x [rows, k] to all: all ranks' [tokens, k], and the
+        events of its blocks. On one rank x itself, which needs no events."""
+        g, (rows, k), world = self.g, x.shape, self.g.world_size
+        if world == 1:
+            return x, None
+        all_x = g.symmetric("all_x", (self.tokens, k), x.dtype)
+        arrived = g.events("arrived", (self.count,), expects=self.rows, cross_rank=True)
+        p, r = grid = g.grid(p=world, r=rows)
+        to, row = (g.rank + (world - 1) - p) % world, g.rank * rows + r
+        g.call(
+            push_rows(),
+            grid,
+            reads=[x[span(r, 1), :]],
+            writes=[all_x.on(to)[span(row, 1), :]],
+            notifies=[arrived.on(to)[row // self.block]],
+        )
+        return all_x, arrived
+
+    def multiply(
+        self,
+        name: str,
+        tiles: Tiles,
+        function: DeviceFunction,
+        operands: tuple[Tensor, Sequence[Tensor], Tensor],
+        width: Expr,
+        waits: EventTensor | None,
+        notifies: str | None = None,
+    ) -> EventTensor | None:
+        """Add a product of x and weights, `width` rows of each a tile, into y: waits
+        for the rows of x, and notifies new events once a block is complete."""
+        g, (x, weights, y) = self.g, operands
+        shape = self.tokens, y.shape[1]
+        of_task = tile_grid(g, f"{name}_", shape, tiles.rows, width)
+        complete = None
+        if notifies is not None:
+            complete = g.events(
+                notifies,
+                (self.count,),
+                expects=lambda i: of_task.across * ceildiv(self.rows(i), tiles.rows),
+            )
+        block = of_task.rows.start // self.block
+
+        def of(events: EventTensor | None) -> list[EventRef]:
+            return [] if events is None else [events[block]]
+
+        g.call(
+            function,
+            of_task.grid,
+            name=f"{name}_projection",
+            reads=[x[of_task.rows, :], *(w[of_task.columns, :] for w in weights)],
+            writes=[y[of_task.rows, of_task.columns]],
+            waits=of(waits),
+            notifies=of(complete),
+            order=of_task.order,
+            values=tiles.values,
+        )
+        return complete
+
+    def multiply_and_return(
+        self,
+        name: str,
+        tiles: Tiles,
+        operands: tuple[Tensor, Tensor, Tensor],
+        waits: EventTensor | None,
+        summed: int = SUMMED,
+    ) -> None:
+        """Add the product of x [tokens, k] and w [n, k], summed over the ranks: y
+        [rows, n], each rank its own rows. On one rank that is the product itself."""
+        g, (x, w, y) = self.g, operands
+        function, width = tiles.matmul(y.dtype), tiles.columns
+        if g.world_size == 1:
+            self.multiply(name, tiles, function, (x, [w], y), width, waits)
+            return
+        product = g.local("product", (self.tokens, y.shape[1]), y.dtype)
+        given = (x, [w], product), width, waits
+        produced = self.multiply(name, tiles, function, *given, "produced")
+        assert produced is not None  # it has a name
+        self._send_back(product, produced, y, summed)
+
+    def _send_back(
+        self, product: Tensor, produced: EventTensor, y: Tensor, summed: int
+    ) -> None:
+        """Return the rows of product [tokens, n] to their owners, which add those of
+        all ranks: y [rows, n]."""
+        g, (rows, n), world = self.g, y.shape, self.g.world_size
+        parts = g.symmetric("parts", (world, rows, n), y.dtype)
+        returned = g.events("returned", (rows,), expects=world, cross_rank=True)
+        # One's own come last: they do not have to travel.
+        p, r = grid = g.grid(p=world, r=rows)
+        owner = (g.rank + 1 + p) % world
+        row = owner * rows + r
+        g.call(
+            push_rows(),
+            grid,
+            name="send_back",
+            reads=[product[span(row, 1), :]],
+            writes=[parts.on(owner)[g.rank, span(r, 1), :]],
+            waits=[produced[row // self.block]],
+            notifies=[returned.on(owner)[r]],
+        )
+        r, c = grid = g.grid(r=rows, c=g.let("pieces", ceildiv(n, summed)))
+        of_piece = span(r, 1), tile(c, summed)
+        g.call(
+            sum_ranks(y.dtype),
+            grid,
+            reads=[parts[:, *of_piece]],
+            writes=[y[of_piece]],
+            waits=[returned[r]],
+        )

@@ -1,0 +1,92 @@
+"""The collectives of few rows: which they are, and the program that serves them."""
+
+from __future__ import annotations
+
+import pytest
+
+from etc_dist import AllGatherMatmul, MatmulReduceScatter
+from etc_dist.ops.all_gather_matmul import gathered_matmul_graph
+from etc_dist.ops.few_rows import MOST_ROWS, capacity_dims, has_few_rows
+from etc_dist.ops.matmul_policy import SHAPES, choose
+from etc_dist.ops.matmul_reduce_scatter import returned_matmul_graph
+from etc_dist.runtime.memory_plan import Capacity, plan_memory
+from etc_dist.schedule.plan import Choice
+from tests.conftest import some_of
+from tests.layers.programs import SCHEDULES
+
+GRAPHS = {
+    MatmulReduceScatter: (returned_matmul_graph, "matmul_reduce_scatter_graph"),
+    AllGatherMatmul: (gathered_matmul_graph, "all_gather_matmul_graph"),
+}
+kinds = pytest.mark.parametrize("kind", GRAPHS)
+
+
+@pytest.mark.parametrize(
+    ("rows", "world_size", "are_few"),
+    [
+        (1, 8, True),
+        (128, 8, True),
+        (129, 8, False),
+        (255, 4, True),
+        (256, 4, False),
+        (256, 2, False),
+        (300, 2, True),
+        (1000, 1, True),
+    ],
+)
+def test_few_rows_are_no_whole_blocks(rows, world_size, are_few):
+    assert has_few_rows(rows, world_size) == are_few
+
+
+@pytest.mark.mpi
+@kinds
+def test_few_rows_whole_blocks_and_transposed_weights_take_turns(
+    kind, world, make, problem, compiled
+):
+    few, many = GRAPHS[kind][0](1).name, GRAPHS[kind][1]
+    most = MOST_ROWS // world.size
+    op, calls, names = make(kind), [], []
+    # Without synchronising in between.
+    for rows, w_layout in [(1, "nk"), (256, "nk"), (most - 1, "nk"), (40, "kn")]:
+        calls.append(problem(kind, (rows * world.size, 264, 72), w_layout=w_layout))
+        op(calls[-1].x, calls[-1].w, calls[-1].out)
+        names.append(op.program.plan.graph.name)
+    op.synchronize()
+    for p in calls:
+        p.check_exact(p.out)
+    assert names == [few, many, few, many]
+    assert compiled == [few, many, many]
+    shown = op.show(rows=1, n=264, k=72)
+    assert f"us predicted for {world.size} x 264 x 72\n" in shown
+
+
+@pytest.mark.mpi(max_size=2)
+@kinds
+@pytest.mark.parametrize("number", some_of(range(len(SHAPES)), 8))
+def test_any_tiles_give_the_result(kind, number, world, make, problem, monkeypatch):
+    """Two blocks and more of all ranks' rows; tails of rows and columns."""
+    monkeypatch.setattr(
+        "etc_dist.ops.few_rows.explained",
+        lambda dim, *_, in_order: Choice(dim, number, list),
+    )
+    op, p = make(kind), problem(kind, (300 // world.size * world.size, 328, 136))
+    op(p.x, p.w, p.out)
+    op.synchronize()
+    p.check_exact(p.out)
+
+
+# After calls whose tiles are large, others have more tasks.
+@kinds
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_memory_is_for_any_number_of_few_rows(kind, schedule):
+    plan, most = SCHEDULES[schedule](GRAPHS[kind][0](4)), MOST_ROWS // 4
+    capacity = Capacity()
+
+    def of(rows: int) -> dict[str, int]:
+        shape = choose(4 * rows, 5120, 6400, 132)
+        return {"rows": rows, "n": 5120, "k": 6400, "shape": shape}
+
+    for dims in capacity_dims(of(97), most, SHAPES, ["shape"]):
+        capacity = capacity.grown(plan_memory(plan, dims))
+    calls = [plan_memory(plan, of(rows)) for rows in range(1, most + 1, 3)]
+    assert all(capacity.holds(call) for call in calls)
