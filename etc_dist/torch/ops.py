@@ -27,6 +27,7 @@ from etc_dist.errors import ArgumentError, as_refusal
 from etc_dist.layers.mlp import SharedMLP
 from etc_dist.layers.moe import SharedMoE
 from etc_dist.ops.all_gather_matmul import AllGatherMatmul
+from etc_dist.ops.deterministic import BATCH
 from etc_dist.ops.matmul import Matmul
 from etc_dist.ops.matmul_reduce_scatter import MatmulReduceScatter
 from etc_dist.ops.operation import Operation
@@ -86,7 +87,9 @@ def fused_matmul_reduce_scatter(
         out = A.new_empty(x.shape[0] // world.size, w.shape[0])
     except Exception as error:
         refuse(world, error, op)
-    kept(world, MatmulReduceScatter)(as_array(x), as_array(w), as_array(out))
+    kept(world, MatmulReduceScatter, deterministic=BATCH)(
+        as_array(x), as_array(w), as_array(out)
+    )
     if reduce_op == "avg":
         out /= world.size
     return from_rows(out, A.shape, scatter_dim)
@@ -117,7 +120,7 @@ def fused_all_gather_matmul(
         outs = [A.new_empty(rows, w.shape[0]) for w in ws]
     except Exception as error:
         refuse(world, error, op)
-    multiply, source = kept(world, AllGatherMatmul), as_array(x)
+    multiply, source = kept(world, AllGatherMatmul, deterministic=BATCH), as_array(x)
     for w, out in zip(ws, outs, strict=True):
         multiply(source, as_array(w), as_array(out))
     joined = None
