@@ -17,6 +17,8 @@ from etc_dist.cache import Cache
 from etc_dist.errors import ArgumentError, EtcDistError, expect_range
 from etc_dist.layers.library import library_programs
 from etc_dist.ops.tuning import save_tuning
+from etc_dist.predict.command import add_options as add_predict_options
+from etc_dist.predict.command import run as predict
 from etc_dist.runtime.build import ARCH, report
 from etc_dist.runtime.trace_file import read_trace
 from etc_dist.runtime.trace_sums import show_sums
@@ -63,6 +65,8 @@ def _run(options: argparse.Namespace) -> int:
     if options.command == "trace":
         print(show_sums(read_trace(options.file)), end="")
         return 0
+    if options.command == "predict":
+        return predict(options)
     if options.command == "tune":
         return tune_gpus(options)
     report = doctor.examine()
@@ -87,6 +91,8 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("trace", help=text, description=text)
     text = "written by program.trace().perfetto(FILE), with ETC_DIST_TRACE=1"
     command.add_argument("file", metavar="FILE", help=text)
+    text = "predict the time of an operation on several hosts, by simulation"
+    add_predict_options(commands.add_parser("predict", help=text, description=text))
     text = "measure on the GPUs of all ranks which tiles of matmuls are fast; later "
     text += "worlds of this user choose tiles by the result"
     command = commands.add_parser("tune", help=text, description=text)

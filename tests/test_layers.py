@@ -2,7 +2,7 @@
 
 errors, messages, settings <- cache <- ir <- schedule <- verify <- codegen <- runtime
                  <- compiler, program, ahead, emulate <- functions <- ops <- layers
-                 <- models, torch <- cli, doctor;
+                 <- models, torch, predict <- cli, doctor;
 world needs only errors, messages and settings, functions only ir
 """
 
@@ -26,7 +26,7 @@ LAYERS = [
     {"functions"},
     {"ops"},
     {"layers"},
-    {"models", "torch"},
+    {"models", "torch", "predict"},
     {"cli", "doctor"},
 ]
 HEIGHT = {name: height for height, names in enumerate(LAYERS) for name in names}

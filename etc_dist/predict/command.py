@@ -1,0 +1,118 @@
+"""The command `etc-dist predict`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from etc_dist.errors import ArgumentError, expect_range
+from etc_dist.ops.tuning import Tuning, default_tuning
+from etc_dist.predict.machine import (
+    FAR_GBS,
+    FAR_LATENCY_US,
+    MESSAGE_US,
+    NEAR_GBS,
+    NEAR_LATENCY_US,
+    Link,
+    Machine,
+)
+from etc_dist.predict.simulation import Prediction
+from etc_dist.predict.table import (
+    HOSTS,
+    OPERATIONS,
+    draw,
+    predict_hosts,
+    show_heading,
+    show_line,
+    show_machine,
+)
+from etc_dist.runtime.trace import Trace
+from etc_dist.runtime.trace_file import read_trace
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("operation", metavar="OPERATION", help=", ".join(OPERATIONS))
+    text = "of each rank, such as rows=256 n=8192 k=3584"
+    add("dims", nargs="+", metavar="DIM=N", help=text)
+    hosts = ",".join(map(str, HOSTS))
+    text = "numbers of hosts; default: %(default)s"
+    add("--hosts", default=hosts, metavar="N,N,...", help=text)
+    for name, kind, default, text in (
+        ("local-size", int, 8, "ranks of a host"),
+        ("workers", int, 132, "SMs of a rank"),
+        ("far-gbs", float, FAR_GBS, "GB/s from a rank to other hosts"),
+        ("far-latency-us", float, FAR_LATENCY_US, "of a message to another host"),
+        ("message-us", float, MESSAGE_US, "of the link for a message, at least"),
+        ("near-gbs", float, NEAR_GBS, "GB/s from a rank to those of its host"),
+    ):
+        text += "; default: %(default)s"
+        add(f"--{name}", type=kind, default=default, metavar="N", help=text)
+    text = "take the times of tasks from a traced run on several hosts, written by "
+    text += "program.trace().perfetto(FILE); default: a model of the GPU"
+    add("--trace", metavar="FILE", help=text)
+    add("--plot", type=Path, metavar="FILE", help="draw the times to this file")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print a line for each number of hosts."""
+    far = Link("far", options.far_gbs, options.far_latency_us, options.message_us)
+    near = Link("near", options.near_gbs, NEAR_LATENCY_US)
+    machine = Machine(options.workers, near, far)
+    source: Trace | Tuning = default_tuning()
+    origin = f"by a model of {default_tuning().device}"
+    if options.trace is not None:
+        source, origin = read_trace(options.trace), f"of the trace {options.trace}"
+    counts = predict_hosts(
+        options.operation,
+        parse_dims(options.dims),
+        parse_hosts(options.hosts),
+        options.local_size,
+        machine,
+        source,
+    )
+    title = f"{options.operation}({', '.join(options.dims)})"
+    found: list[Prediction] = []
+    for one in counts:
+        if not found:
+            print(
+                f"{title}, {options.local_size} ranks a host: predicted, not measured"
+            )
+            print(f"{show_machine(machine, origin)}{show_heading()}")
+        print(show_line(one), flush=True)
+        found.append(one)
+    if options.plot is not None:
+        draw(found, f"{title}, {options.local_size} ranks a host", options.plot)
+    return 0
+
+
+def parse_dims(texts: Sequence[str]) -> dict[str, int]:
+    """Texts such as "rows=256"; ArgumentError for others."""
+    found = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if not (name and value.isascii() and value.isdigit()):
+            raise ArgumentError(
+                "the dims of a prediction cannot be read",
+                where="etc-dist predict",
+                wanted="a name and a number each, as in rows=256 n=8192 k=3584",
+                got=repr(text),
+                fix="correct it",
+            )
+        found[name] = int(value)
+    return found
+
+
+def parse_hosts(text: str) -> list[int]:
+    """Numbers of hosts, separated by commas; ArgumentError for other texts."""
+    parts = text.split(",")
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        raise ArgumentError(
+            "the numbers of hosts cannot be read",
+            where="etc-dist predict",
+            wanted="--hosts N,N,..., each at least 1",
+            got=repr(text),
+            fix="separate numbers by commas",
+        )
+    return [expect_range(int(part), 1, None, "--hosts") for part in parts]

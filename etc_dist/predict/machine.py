@@ -1,0 +1,62 @@
+"""The machine of a prediction. Times are in microseconds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+from etc_dist.errors import ArgumentError, expect_range
+
+NEAR_GBS, NEAR_LATENCY_US = 340.0, 1.0
+"""Over NVLink: the best rate of one GPU of eight H200 that send at once was measured,
+the latency is assumed."""
+FAR_GBS, FAR_LATENCY_US, MESSAGE_US = 50.0, 3.0, 2.0
+"""Of a network with 400 Gbit/s a GPU: assumed, not measured."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """What a rank sends goes one message after the other: each occupies the link for
+    the longer of `message_us` and its bytes at `gbs` (1e9 bytes a second), and arrives
+    `latency_us` later."""
+
+    name: str
+    gbs: float
+    latency_us: float = 0.0
+    message_us: float = 0.0
+
+    def __post_init__(self) -> None:
+        numbers = {f.name: getattr(self, f.name) for f in fields(self)[1:]}
+        good = all(math.isfinite(n) and n >= 0 for n in numbers.values())
+        if not good or self.gbs == 0:
+            raise ArgumentError(
+                f"the {self.name} link cannot be simulated",
+                where=f"the {self.name} link of a prediction",
+                wanted="a bandwidth above 0 GB/s, a latency and a cost of a message of "
+                "at least 0 us, all finite",
+                got=", ".join(f"{name} = {n:g}" for name, n in numbers.items()),
+                fix="correct the numbers",
+            )
+
+    @property
+    def bytes_per_us(self) -> float:
+        return 1e3 * self.gbs
+
+    def service_us(self, nbytes: float) -> float:
+        """How long a message occupies the link."""
+        return max(self.message_us, nbytes / self.bytes_per_us)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """workers: of a rank. launch_us: of a run, outside of its tasks. poll_us: from a
+    notification on, until a task that waits for it begins."""
+
+    workers: int = 132
+    near: Link = Link("near", NEAR_GBS, NEAR_LATENCY_US)
+    far: Link = Link("far", FAR_GBS, FAR_LATENCY_US, MESSAGE_US)
+    launch_us: float = 8.6
+    poll_us: float = 1.0
+
+    def __post_init__(self) -> None:
+        expect_range(self.workers, 1, None, "workers")

@@ -1,0 +1,107 @@
+"""Predictions for several numbers of hosts, as a table and as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from etc_dist.errors import ArgumentError, expect_range
+from etc_dist.ir import GraphFunction
+from etc_dist.layers.mlp import mlp_graph
+from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
+from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
+from etc_dist.ops.tuning import Tuning
+from etc_dist.predict.machine import Machine
+from etc_dist.predict.simulation import Prediction, simulate_run
+from etc_dist.predict.tasks import rank_tasks
+from etc_dist.predict.times import model_times, traced_times
+from etc_dist.runtime.trace import Trace
+from etc_dist.schedule import schedule_static
+
+OPERATIONS: Mapping[str, Callable[..., GraphFunction]] = {
+    "all_gather_matmul": all_gather_matmul_graph,
+    "matmul_reduce_scatter": matmul_reduce_scatter_graph,
+    "mlp": mlp_graph,
+}
+HOSTS = (2, 4, 8, 16, 32, 64, 128)
+
+
+def find_operation(name: str) -> Callable[..., GraphFunction]:
+    """The graph of an operation; ArgumentError for an unknown name."""
+    if name not in OPERATIONS:
+        raise ArgumentError(
+            f"{name!r} cannot be predicted",
+            where="etc-dist predict",
+            wanted=" or ".join(OPERATIONS),
+            got=repr(name),
+            fix="choose one of these",
+        )
+    return OPERATIONS[name]
+
+
+def predict_hosts(
+    name: str,
+    dims: Mapping[str, int],
+    hosts: Sequence[int],
+    local_size: int,
+    machine: Machine,
+    source: Trace | Tuning,
+) -> Iterator[Prediction]:
+    """A prediction for each number of hosts of `local_size` ranks. source: of the times
+    of tasks. Errors as for `rank_tasks` and `traced_times`."""
+    make = find_operation(name)
+    expect_range(local_size, 1, None, "local_size")
+    for count in hosts:
+        graph = make(count * local_size, local_size=local_size)
+        tasks = rank_tasks(schedule_static(graph), dims)
+        if isinstance(source, Trace):
+            times = traced_times(tasks, source)
+        else:
+            times = model_times(tasks, source.constants)
+        yield simulate_run(tasks, times, machine)
+
+
+def show_machine(machine: Machine, origin: str) -> str:
+    """What a prediction assumes."""
+    links = "".join(
+        f"{link.name} link: {link.gbs:g} GB/s, {link.latency_us:g} us, "
+        f"{link.message_us:g} us a message\n"
+        for link in (machine.far, machine.near)
+    )
+    return f"times of tasks: {origin}, {machine.workers} workers a rank\n{links}"
+
+
+def show_heading() -> str:
+    titles = ("predicted us", "GEMM us", "near us", "far us", "bound us", "share")
+    return f"{'hosts':>5}  {'ranks':>5}" + "".join(f"{t:>14}" for t in titles)
+
+
+def show_line(one: Prediction) -> str:
+    numbers = (one.us, one.tensor_us, one.near_us, one.far_us, one.bound_us)
+    texts = "".join(f"{us:>14.1f}" for us in numbers)
+    return f"{one.hosts:>5}  {one.ranks:>5}{texts}{one.bound_us / one.us:>14.1%}"
+
+
+def draw(found: Sequence[Prediction], title: str, path: Path) -> None:
+    """Draw the predicted times and their bounds over the number of hosts."""
+    # Imported here, as Matplotlib is slow to import.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.0, 4.4), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes: Any = figure.subplots()
+    hosts = [one.hosts for one in found]
+    axes.plot(hosts, [one.us / 1e3 for one in found], "o-", label="predicted")
+    for number, name in enumerate(found[0].bounds, 1):
+        times = [one.bounds[name] / 1e3 for one in found]
+        axes.plot(hosts, times, ":", color=f"C{number}", label=f"bound: {name}")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xlabel("hosts")
+    axes.set_ylabel("ms")
+    axes.set_title(f"Prediction, not a measurement: {title}", fontsize="medium")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
+    figure.savefig(path)

@@ -1,0 +1,92 @@
+"""What cannot be predicted, and what the command says of it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from etc_dist import cli
+from etc_dist.errors import ArgumentError
+from etc_dist.layers.moe_graph import moe_graph
+from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
+from etc_dist.ops.tuning import default_tuning
+from etc_dist.predict.tasks import rank_tasks
+from etc_dist.predict.times import model_times, traced_times
+from etc_dist.runtime.trace import TaskRecord, Trace
+from etc_dist.schedule import schedule_dynamic, schedule_static
+from tests.predict.test_simulation import send_rows
+
+SUMS = ["matmul_reduce_scatter", "rows=256", "n=512", "k=64", "--hosts", "2"]
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (
+            [*SUMS, "--far-gbs", "-1"],
+            "far link cannot be simulated.*of a prediction.*above 0 GB/s.*gbs = -1,",
+        ),
+        (
+            [*SUMS, "--message-us", "nan"],
+            "the far link cannot be simulated.*all finite.*message_us = nan.*correct",
+        ),
+        (
+            ["conv", "rows=8"],
+            "'conv' cannot be predicted.*wanted: all_gather_matmul or.*choose one",
+        ),
+        (
+            ["mlp", "rows"],
+            "dims of a prediction cannot be read.*as in rows=256.*'rows'.*correct it",
+        ),
+        (["mlp", "rows=8"], "dims do not fit.*rows, hidden, inner.*got:    rows=8"),
+        ([*SUMS, "--hosts", "2;4"], "hosts cannot be read.*'2;4'.*by commas"),
+        ([*SUMS, "--hosts", "0"], "--hosts is out of range"),
+        ([*SUMS, "--workers", "0"], "workers is out of range"),
+        ([*SUMS, "--local-size", "0"], "local_size is out of range"),
+        ([*SUMS, "--trace", "nothing"], "a trace cannot be read.*nothing"),
+    ],
+)
+def test_the_command_refuses_bad_input_by_name(words, parts, capsys):
+    assert cli.main(["predict", *words]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == "" and re.search(parts, captured.err, re.DOTALL)
+
+
+def test_a_trace_of_another_plan_is_refused():
+    tasks = rank_tasks(
+        schedule_static(all_gather_matmul_graph(2, local_size=1)),
+        {"rows": 256, "n": 256, "k": 64},
+    )
+    trace = Trace.of([TaskRecord(0, 0, "tensor", 0, 9, "matmul_send", 0)])
+    with pytest.raises(ArgumentError) as error:
+        traced_times(tasks, trace)
+    assert error.value.what == "the trace is of another plan"
+    assert error.value.where == "graph all_gather_matmul_graph, 2 ranks"
+    assert "send_rows" in error.value.wanted
+    assert "no matmul_own" in error.value.got and "matmul_send" in error.value.got
+
+
+@pytest.mark.parametrize(
+    ("plan", "got"),
+    [
+        (
+            schedule_static(
+                moe_graph(2, local_size=1, experts=8, top_k=2, parallel="expert")
+            ),
+            "loads in ",
+        ),
+        (schedule_dynamic(send_rows(2, local_size=1)), "a dynamic schedule"),
+    ],
+)
+def test_tasks_that_depend_on_data_are_refused(plan, got):
+    dims = {dim.name: 256 for dim in plan.graph.dims}
+    with pytest.raises(ArgumentError, match="cannot be predicted") as error:
+        rank_tasks(plan, dims)
+    assert got in error.value.got
+
+
+def test_the_model_knows_matmuls_alone():
+    tasks = rank_tasks(schedule_static(send_rows(2, local_size=1)), {"rows": 3, "n": 8})
+    with pytest.raises(ArgumentError, match="time of call fill is not known"):
+        model_times(tasks, default_tuning().constants)

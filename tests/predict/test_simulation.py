@@ -1,0 +1,148 @@
+"""Predicted runs, with times that are computed by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from etc_dist.functions.push_far import push_far
+from etc_dist.functions.push_rows import push_rows
+from etc_dist.ir import Graph, graph_function
+from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
+from etc_dist.ops.tuning import default_tuning
+from etc_dist.predict.machine import Link, Machine
+from etc_dist.predict.simulation import Times, simulate_run
+from etc_dist.predict.table import OPERATIONS, predict_hosts
+from etc_dist.predict.tasks import FAR, NEAR, rank_tasks
+from etc_dist.predict.times import traced_times
+from etc_dist.runtime.trace import TaskRecord, Trace
+from etc_dist.schedule import schedule_static
+from tests.world.jobs import run_on_hosts
+
+DIMS = {
+    "all_gather_matmul": {"rows": 512, "n": 1024, "k": 512},
+    "matmul_reduce_scatter": {"rows": 512, "n": 1024, "k": 512},
+    "mlp": {"rows": 512, "hidden": 512, "inner": 512},
+}
+NO_TIME = Link("near", 1.0)
+MACHINE = Machine(workers=1, near=NO_TIME, launch_us=0, poll_us=0)
+
+
+@graph_function
+def send_rows(g: Graph) -> None:
+    """Each row is filled by the tensor lane, sent to the next host, and used there."""
+    rows, n = g.dims("rows n")
+    there = (g.rank + 1) % g.world_size
+    x = g.input("x", (rows, n), "float32")
+    y = g.output("y", (rows, n), "float32")
+    staged = g.symmetric("staged", (rows, n), "float32")
+    arrived = g.symmetric("arrived", (rows, n), "float32")
+    ready = g.events("ready", (rows,), expects=1)
+    come = g.events("come", (rows,), expects=1, cross_rank=True)
+    (i,) = grid = g.grid(i=rows)
+    fill = {"reads": [x[i, :]], "writes": [staged[i, :]], "notifies": [ready[i]]}
+    g.call(push_rows(lane="tensor"), grid, name="fill", **fill)
+    send = {"reads": [staged[i, :]], "writes": [arrived.on(there)[i, :]]}
+    events = {"waits": [ready[i]], "notifies": [come.on(there)[i]]}
+    g.call(push_far(), grid, name="send", **send, **events)
+    use = {"reads": [arrived[i, :]], "writes": [y[i, :]], "waits": [come[i]]}
+    g.call(push_rows(), grid, name="use", **use)
+
+
+def predict_three(link: Link, **times: float) -> float:
+    """The time of three rows of 20,000 bytes on 2 hosts x 1."""
+    plan = schedule_static(send_rows(2, local_size=1))
+    tasks = rank_tasks(plan, {"rows": 3, "n": 5000})
+    return simulate_run(tasks, Times(times, {}), replace(MACHINE, far=link)).us
+
+
+@pytest.mark.parametrize(
+    ("gbs", "us"),
+    [
+        # Rows are filled at 10, 20 and 30, and sent 1 later. The last message occupies
+        # the link for its cost of 4, arrives 5 later, and is acknowledged 5 later.
+        (10, 30 + 1 + 4 + 5 + 5),
+        # A message occupies the link for 20, from 11 on.
+        (1, 11 + 3 * 20 + 5 + 5),
+    ],
+)
+def test_a_run_takes_as_long_as_by_hand(gbs, us):
+    link = Link("far", gbs, latency_us=5, message_us=4)
+    assert predict_three(link, fill=10, send=1, use=2) == us
+
+
+def test_sending_waits_for_the_start_of_the_other_host():
+    # The start occupies the link for 4 and arrives at 104; the first message ends at
+    # 109, the last one at 117, and both latencies follow.
+    link = Link("far", 10, latency_us=100, message_us=4)
+    assert predict_three(link, fill=0, send=1, use=2) == 104 + 1 + 3 * 4 + 200
+
+
+def test_what_follows_the_last_message_counts():
+    link = Link("far", 10, latency_us=1, message_us=4)
+    assert predict_three(link, fill=10, send=1, use=50) == 30 + 1 + 4 + 1 + 50
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_more_bandwidth_is_never_slower(name):
+    far, source = (
+        [Link("far", gbs, 3, 2) for gbs in (0.1, 1, 10, 100)],
+        default_tuning(),
+    )
+    found = [
+        next(predict_hosts(name, DIMS[name], [3], 2, Machine(8, far=link), source))
+        for link in far
+    ]
+    times = [one.us for one in found]
+    assert times == sorted(times, reverse=True) and times[0] > 2 * times[-1]
+    assert all(one.us > one.bound_us for one in found)
+    assert found[0].bound_by == "far bytes"
+
+
+def test_bytes_of_a_rank():
+    """A tile goes once to each other host, but for tiles that stay on the rank, through
+    the near rank with the owner's local rank."""
+    plan = schedule_static(matmul_reduce_scatter_graph(6, local_size=2))
+    tasks = rank_tasks(plan, DIMS["matmul_reduce_scatter"])
+    tile = 256 * 256 * 2
+    assert tasks.sent_bytes(FAR) == 2 * (2 * 4) * tile
+    assert tasks.sent_bytes(NEAR) == 3 * (2 * 4) * tile
+    assert tasks.partners == 2 and tasks.hosts == 3
+
+
+def test_times_are_means_of_a_trace():
+    plan = schedule_static(send_rows(2, local_size=1))
+    tasks = rank_tasks(plan, {"rows": 3, "n": 8})
+    records = [
+        TaskRecord(rank, 0, lane, 0, ns, call, rank)
+        for call, lane in (("fill", "tensor"), ("send", "transfer.0"), ("use", "t"))
+        for rank, ns in enumerate((1000, 3000))
+    ]
+    times = traced_times(tasks, Trace.of(records))
+    assert times == Times({"fill": 2.0, "send": 2.0, "use": 2.0}, {})
+
+
+def test_a_traced_run_over_hosts_has_the_times_of_far_tasks():
+    source = """
+import numpy as np, etc_dist
+from etc_dist.predict.tasks import rank_tasks
+from etc_dist.predict.times import traced_times
+from tests.runtime.exchange_hosts import exchange_hosts, rows_of
+
+world = etc_dist.start()
+graph = exchange_hosts(2, local_size=1)
+with etc_dist.compile(graph, world, trace=True) as program:
+    program.run(x=rows_of(world.rank), y=np.zeros((10, 4), np.float32))
+    trace = program.trace()
+sent = [r for r in trace.records if r.call == "send_1"]
+assert sorted(r.rank for r in sent) == [0, 0, 0, 1, 1, 1], sent
+tasks = rank_tasks(program.plan, {"rows": 5, "n": 4})
+times = traced_times(tasks, trace)
+assert all(us > 0 for us in times.tasks.values()), times
+print("traced", flush=True)
+world.close()
+"""
+    code, output = run_on_hosts(source, 2)
+    assert code == 0, output
+    assert output.count("traced") == 2
