@@ -2,6 +2,8 @@
 must keep their bits, and memory must not grow.
 
 launch/mpirun -n 4 --mps benchmarks/soak.py --calls 10000
+
+Over several hosts: what runs there, in one dtype.
 """
 
 from __future__ import annotations
@@ -108,10 +110,11 @@ class Case:
 def cases_of(device: Device) -> Iterator[Case]:
     """All cases, made on all ranks in the same order. Collective."""
     few = None if isinstance(device, Gpu) else 1  # only the smallest shape
-    for schedule in SCHEDULES:
+    several_hosts = device.world.hosts.count > 1
+    for schedule in schedules_of(device):
         made: list[Workload]
         for workload in (MatmulReduceScatterWorkload, AllGatherMatmulWorkload):
-            for dtype, layout in WEIGHTS:
+            for dtype, layout in WEIGHTS[:1] if several_hosts else WEIGHTS:
                 made = [
                     workload(device, "soak", (n, k), rows, dtype, layout)
                     for rows, n, k in COLLECTIVE_SHAPES[:few]
@@ -119,11 +122,16 @@ def cases_of(device: Device) -> Iterator[Case]:
                 yield from fixed(made, schedule)
         made = [MLPWorkload(device, "soak", MLP_SIZES, n) for n in MLP_ROWS[:few]]
         yield from fixed(made, schedule)
-        for parallel in PARALLEL:
+        for parallel in () if several_hosts else PARALLEL:
             some = layers(device, MOE, MOE_TOKENS[:few], parallel)
             yield from fixed(some, schedule)
-    for parallel in PARALLEL if device.world.size > 1 else PARALLEL[:1]:
+    kinds = ("expert",) if several_hosts else PARALLEL
+    for parallel in kinds if device.world.size > 1 else PARALLEL[:1]:
         yield from routed(device, parallel)
+
+
+def schedules_of(device: Device) -> Sequence[str]:
+    return SCHEDULES[:1] if device.world.hosts.count > 1 else SCHEDULES
 
 
 def layers(
@@ -144,12 +152,12 @@ def fixed(made: Sequence[Workload], schedule: str) -> Iterator[Case]:
 
 
 def routed(device: Device, parallel: str) -> Iterator[Case]:
-    """New tokens and a new routing at each call; both schedules, and the first one
+    """New tokens and a new routing at each call; all schedules, and the first one
     again, must give the same bits."""
     model, counts = CPU_ROUTED if not isinstance(device, Gpu) else ROUTED
     # The most tokens first: a program grows only between runs.
     made = layers(device, model, sorted(counts, reverse=True), parallel)
-    operations = [made[0].make(schedule) for schedule in SCHEDULES]
+    operations = [made[0].make(schedule) for schedule in schedules_of(device)]
     for case in made:
         case.weights = made[0].weights
         name = f"{case.op} routed, {case.rows} tokens"
@@ -318,7 +326,7 @@ def record_of(
         "world_size": world.size,
         "backend": world.backend,
         "path": f"{len(operations)} operations and layers, "
-        f"{' and '.join(SCHEDULES)} schedules, {world.backend} backend, "
+        f"{' and '.join(schedules_of(gpu))} schedules, {world.backend} backend, "
         f"{operations[0].program.workers} workers",
         **facts,
         "cases": len(cases),
