@@ -301,6 +301,33 @@ class FirstTokenRecord(Record):
     protocol: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class PredictRecord(Record):
+    """A predicted and a measured run over pretended hosts that share a GPU."""
+
+    program: str
+    dims: Mapping[str, int]
+    setting: str
+    delay_us: float
+    """Of the transport, in addition to its own."""
+    rate_gbs: float
+    """The limit of the transport; 0: none."""
+    link_gbs: float
+    latency_us: float
+    message_us: float
+    """Those of the prediction's link."""
+    workers: int
+    measured_us: float
+    predicted_us: float
+    ratio: float
+    """Predicted over measured."""
+    bounds_us: Mapping[str, float]
+    bound_by: str
+    """The largest of the bounds."""
+    bitwise_equal: bool
+    protocol: str
+
+
 KINDS: Mapping[str, type[Record]] = {
     "proof": ProofRecord,
     "matmul": MatmulRecord,
@@ -319,6 +346,7 @@ KINDS: Mapping[str, type[Record]] = {
     "step_cost": StepCostRecord,
     "torch_cost": TorchCostRecord,
     "compile": CompileRecord,
+    "predict": PredictRecord,
 }
 
 

@@ -20,6 +20,7 @@ from benchmarks.harness import begin, failures
 from benchmarks.workload import SMALL
 from etc_dist.models import Model
 from tests.conftest import expect_cpu_ranks
+from tests.world.jobs import run_on_hosts
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 ONE, TWO = pytest.mark.mpi(max_size=1), pytest.mark.mpi(min_size=2, max_size=2)
@@ -220,3 +221,18 @@ def test_other_ids_of_single_launches_are_a_failure(
         monkeypatch.setattr(Model, "steps", changed)
         _, wrong = decode_launches.model_calls(decoder, 2, 1)
         assert wrong == [decode_launches.OTHER_IDS + " of a model"]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("command", ["predict", "soak --calls 20"])
+def test_results_are_checked_over_two_hosts(command: str) -> None:
+    name, *options = command.split()
+    path = str(BENCHMARKS / f"{name}.py")
+    source = f"""
+import runpy, sys
+sys.argv = {[path, "--cpu", *options]}
+runpy.run_path({path!r}, run_name="__main__")
+"""
+    code, output = run_on_hosts(source, 2)
+    assert code == 0, output
+    assert f"{name}: passed" in output

@@ -1,0 +1,305 @@
+"""Compare predicted with measured times of the collectives over two hosts, where the
+transport has several delays and rates.
+
+export NVSHMEM_REMOTE_TRANSPORT=ibrc FAR_PLUGIN=.../nvshmem_transport_ibrc.so.3
+launch/mpirun -n 2 --pretend-hosts 2 --mps bash tests/far_transport/rank.sh \\
+    python benchmarks/predict.py
+
+The link as such is measured by messages alone, the times of tasks by a trace of the
+fastest setting, with the two ranks that share the GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any, cast
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.device import Call, Device, Gpu
+from benchmarks.harness import begin, parser_for, record, say
+from etc_dist import compile
+from etc_dist.functions.push_far import push_far
+from etc_dist.functions.push_rows import push_rows
+from etc_dist.ir import Graph, GraphFunction, graph_function
+from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
+from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
+from etc_dist.predict.machine import Link, Machine
+from etc_dist.predict.simulation import Prediction, Times, simulate_run
+from etc_dist.predict.tasks import rank_tasks
+from etc_dist.predict.times import show_times, traced_times
+from etc_dist.program import Program
+from etc_dist.runtime import gpu as gpu_backend
+from etc_dist.runtime.occupancy import resident_workers
+from etc_dist.runtime.trace import Trace
+
+PLUGIN = "FAR_PLUGIN"
+"""The environment variable with the file of the transport."""
+WORKERS = 4
+"""Of a rank: few, so that computing takes longer than the transport's own time."""
+BLOCKS, RUNS = 5, 4
+"""Measured blocks of runs, of which the median counts."""
+SMALL, LARGE, MANY = 32, 32768, 32
+"""Floats of a message, and messages, by which the link is measured."""
+LINK_BOUND_TOLERANCE = 0.15
+"""The allowed error where the bytes bound the run."""
+PROTOCOL = (
+    f"{RUNS} runs in a row by the host's clock, max over ranks, median of {BLOCKS} "
+    "blocks; tasks by the mean of a trace of the first setting"
+)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the transport adds to its own delay, and its largest rate; 0: no limit."""
+
+    name: str
+    delay_us: float
+    gbs: float
+
+
+SETTINGS = (
+    Setting("fast", 0, 0),
+    Setting("even", 200, 0.45),
+    Setting("slow", 1000, 0.1),
+)
+SHAPES: Mapping[str, tuple[Callable[..., GraphFunction], dict[str, int]]] = {
+    "matmul_reduce_scatter": (
+        matmul_reduce_scatter_graph,
+        {"rows": 1024, "n": 2048, "k": 32768},
+    ),
+    "all_gather_matmul": (
+        all_gather_matmul_graph,
+        {"rows": 1024, "n": 32768, "k": 4096},
+    ),
+}
+CPU_DIMS = {"rows": 264, "n": 520, "k": 72}
+
+
+@graph_function
+def send_many(g: Graph) -> None:
+    """x [messages, floats] -> y of the partner, by as many messages."""
+    messages, floats = g.dims("messages floats")
+    partner = (g.rank + 1) % g.world_size
+    x = g.input("x", (messages, floats), "float32")
+    y = g.output("y", (messages, floats), "float32")
+    staged = g.symmetric("staged", (messages, floats), "float32")
+    arrived = g.symmetric("arrived", (messages, floats), "float32")
+    ready = g.events("ready", (messages,), expects=1)
+    come = g.events("come", (messages,), expects=1, cross_rank=True)
+    (i,) = grid = g.grid(i=messages)
+    g.call(
+        push_rows(),
+        grid,
+        name="stage",
+        reads=[x[i, :]],
+        writes=[staged[i, :]],
+        notifies=[ready[i]],
+    )
+    g.call(
+        push_far(),
+        grid,
+        name="send",
+        reads=[staged[i, :]],
+        writes=[arrived.on(partner)[i, :]],
+        waits=[ready[i]],
+        notifies=[come.on(partner)[i]],
+    )
+    g.call(
+        push_rows(),
+        grid,
+        name="collect",
+        reads=[arrived[i, :]],
+        writes=[y[i, :]],
+        waits=[come[i]],
+    )
+
+
+def use_workers(most: int) -> None:
+    """Let later programs have at most so many workers on a GPU."""
+
+    def limited(name: str, **shares: int) -> int:
+        return min(most, resident_workers(name, **shares))
+
+    setattr(gpu_backend, resident_workers.__name__, limited)
+
+
+def set_transport(device: Device, setting: Setting) -> None:
+    """On all ranks. Collective."""
+    device.synchronize()
+    device.world.barrier()
+    if isinstance(device, Gpu):
+        library = ctypes.CDLL(os.environ[PLUGIN])
+        library.far_transport_set(
+            *map(ctypes.c_double, (setting.delay_us, setting.gbs, 0.0))
+        )
+    device.world.barrier()
+
+
+def measure(device: Device, program: Program, call: Call) -> float:
+    """Microseconds of a run, the slowest rank's. Collective."""
+    call()
+    program.synchronize()
+    blocks = []
+    for _ in range(BLOCKS if isinstance(device, Gpu) else 1):
+        device.synchronize()
+        device.world.barrier()
+        begun = time.perf_counter()
+        for _ in range(RUNS):
+            call()
+        device.synchronize()
+        mine = (time.perf_counter() - begun) / RUNS * 1e6
+        program.synchronize()
+        blocks.append(max(cast(list[float], device.world.gather(mine))))
+    return median(blocks)
+
+
+def measure_link(device: Device, machine: Machine) -> Link:
+    """The transport's own link, which needs no setting: small messages give the cost of
+    a message, large ones the rate, a single one the latency."""
+    times = {}
+    with compile(send_many(2, local_size=1), device.world) as program:
+        for messages, floats in ((1, SMALL), (MANY, SMALL), (1, LARGE), (MANY, LARGE)):
+            x = device.random((messages, floats), "float32", "x")
+            y = device.xp.zeros_like(x)
+            call = partial(program.run, x=x, y=y)
+            times[messages, floats] = measure(device, program, call)
+    message, large = (
+        max((times[MANY, n] - times[1, n]) / (MANY - 1), 0.1) for n in (SMALL, LARGE)
+    )
+    # A start, a message and an acknowledgement pass the link one after the other.
+    passes = times[1, SMALL] - machine.launch_us - 2 * message
+    gbs = LARGE * 4 / max(large, message) / 1e3
+    return Link("far", gbs, max(passes / 3, 0.0), message)
+
+
+def with_setting(own: Link, setting: Setting) -> Link:
+    gbs = min(own.gbs, setting.gbs or own.gbs)
+    return Link("far", gbs, own.latency_us + setting.delay_us, own.message_us)
+
+
+class Case:
+    """A collective at one shape."""
+
+    def __init__(self, device: Device, name: str, dims: Mapping[str, int]):
+        self.name, self.dims, self.device = name, dict(dims), device
+        world = device.world
+        graph = SHAPES[name][0](world.size, local_size=1)
+        env = graph.environment(self.dims, world.rank)
+        self.arrays = {}
+        for tensor in (*graph.inputs(), *graph.outputs()):
+            shape = tuple(int(n.evaluate(env)) for n in tensor.shape)
+            text = f"{tensor.name} {world.rank}"
+            self.arrays[tensor.name] = device.random(shape, tensor.dtype, text)
+        with compile(graph, world, trace=True) as program:
+            for _ in range(3):
+                program.run(**self.arrays)
+            program.synchronize()
+            self.trace: Trace = program.trace()
+        self.program = compile(graph, world)
+        self.tasks = rank_tasks(self.program.plan, self.dims)
+        self.first: Any = None
+
+    def times(self) -> Times:
+        return traced_times(self.tasks, self.trace)
+
+    def predict(self, link: Link) -> Prediction:
+        machine = Machine(workers=self.program.workers, far=link)
+        return simulate_run(self.tasks, self.times(), machine)
+
+    def run(self) -> None:
+        self.program.run(**self.arrays)
+
+    def repeats(self) -> bool:
+        """Whether the result has the first one's bits, on all ranks. Collective."""
+        self.device.synchronize()
+        y = self.arrays["y"]
+        if self.first is None:
+            self.first = y.copy()
+        same = not bool(self.device.differs(y, self.first))
+        return all(cast(list[bool], self.device.world.gather(same)))
+
+
+def compare(device: Device, case: Case, own: Link, setting: Setting) -> dict[str, Any]:
+    """The fields of a record. Collective."""
+    set_transport(device, setting)
+    measured = measure(device, case.program, case.run)
+    link = with_setting(own, setting)
+    found = case.predict(link)
+    return {
+        "program": case.name,
+        "dims": dict(case.dims),
+        "setting": setting.name,
+        "delay_us": setting.delay_us,
+        "rate_gbs": setting.gbs,
+        "link_gbs": round(link.gbs, 4),
+        "latency_us": round(link.latency_us, 1),
+        "message_us": round(link.message_us, 1),
+        "workers": case.program.workers,
+        "measured_us": round(measured, 1),
+        "predicted_us": round(found.us, 1),
+        "ratio": round(found.us / measured, 4),
+        "bounds_us": {name: round(us, 1) for name, us in found.bounds.items()},
+        "bound_by": found.bound_by,
+        "bitwise_equal": case.repeats(),
+        "protocol": PROTOCOL,
+    }
+
+
+def fault(values: Mapping[str, Any]) -> str:
+    """What is wrong with a comparison; empty: nothing."""
+    if not values["bitwise_equal"]:
+        return "the bits differ from the first setting's"
+    wrong = abs(values["ratio"] - 1) > LINK_BOUND_TOLERANCE
+    if values["bound_by"] == "far bytes" and wrong:
+        return f"ratio {values['ratio']}, wanted within {LINK_BOUND_TOLERANCE:.0%}"
+    return ""
+
+
+def main() -> int:
+    parser = parser_for("Compare predicted with measured times.", "predict")
+    parser.add_argument("--workers", type=int, default=WORKERS, help="of a rank")
+    options: argparse.Namespace = parser.parse_args()
+    device = begin(options.cpu)
+    world, measures = device.world, isinstance(device, Gpu)
+    use_workers(options.workers)
+    set_transport(device, SETTINGS[0])
+    own = measure_link(device, Machine(workers=options.workers))
+    say(world, f"the link by itself: {own}")
+    wrong = []
+    for name, (_, dims) in SHAPES.items():
+        case = Case(device, name, dims if measures else CPU_DIMS)
+        say(world, f"{name}, traced:\n{show_times(case.times())}")
+        for setting in SETTINGS:
+            values = compare(device, case, own, setting)
+            say(world, ", ".join(f"{k} {v}" for k, v in values.items()))
+            if measures and (found := fault(values)):
+                wrong.append(f"FAILED: {name}, {setting.name}: {found}")
+            if isinstance(device, Gpu):
+                plan = case.program.plan
+                shared = {
+                    "op": "predict",
+                    "world_size": world.size,
+                    "backend": world.backend,
+                    "path": f"{plan.graph.name}, {plan.schedule} schedule, "
+                    f"{world.hosts.count} pretended hosts",
+                    **device.machine(),
+                }
+                record(device, options.record, {**shared, **values})
+        case.program.close()
+    say(world, "\n".join(wrong) or "predict: passed")
+    world.close()
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
