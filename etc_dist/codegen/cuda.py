@@ -61,7 +61,9 @@ TASK_MEMBERS = {"Coord", "c", "g", "running", "scratch", "sync", "thread", "thre
 MAX_NEAR = 32
 """The most ranks of a host: a worker has one word with a bit for each that has
 started."""
-ENTRY = "etc_dist_program"
+ENTRY, QUIET = "etc_dist_program", "etc_dist_quiet"
+"""The kernel; that of programs with far ranks which waits until all messages of this
+rank have arrived."""
 FAR_HEADER, FAR_TRANSPORT = "far/nvshmem.cuh", "Nvshmem"
 """The transport to far ranks: its header, and the struct there."""
 
@@ -502,5 +504,12 @@ def _entry(plan: Plan) -> str:
     return (
         f'extern "C" __global__ {cluster}__launch_bounds__(etc::kWorkerThreads, 1)\n'
         f"void {ENTRY}(const __grid_constant__ etc::Args g) {{\n"
-        "  etc::run_worker<etc::Program>(g);\n}"
+        "  etc::run_worker<etc::Program>(g);\n}" + (_QUIET if plan.has_far else "")
     )
+
+
+_QUIET = f"""
+
+extern "C" __global__ void {QUIET}() {{
+  etc::Program::Far::quiet();
+}}"""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from etc_dist.cache import Cache, Entry
 from etc_dist.codegen import Source, generate, title_of
-from etc_dist.codegen.cuda import ENTRY
+from etc_dist.codegen.cuda import ENTRY, QUIET
 from etc_dist.errors import BuildError
 from etc_dist.messages import show_message
 from etc_dist.runtime import far_link
@@ -155,10 +155,10 @@ def _facts(log: str) -> dict[str, object]:
         if re.search(r"C75\d\d|warning|setmaxnreg", line)
         and "-diag-suppress" not in line  # NVRTC's hint after any warnings
     ]
-    calls = set(re.findall(r"Function properties for (\S+)", log)) - {ENTRY}
+    calls = set(re.findall(r"Function properties for (\S+)", log)) - {ENTRY, QUIET}
     remarks += [f"not inlined: {name}" for name in sorted(calls)]
     return {
-        "registers": total(r"Used (\d+) registers"),
+        "registers": max(map(int, re.findall(r"Used (\d+) registers", log)), default=0),
         "spill_bytes": total(r"(\d+) bytes spill"),
         "stack_bytes": total(r"(\d+) bytes stack frame"),
         "remarks": remarks,

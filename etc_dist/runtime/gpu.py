@@ -17,6 +17,7 @@ import numpy as np
 
 from etc_dist.cache import Recent
 from etc_dist.codegen import Source
+from etc_dist.codegen.cuda import QUIET
 from etc_dist.codegen.layout import (
     CONTROL,
     TRACE_RECORD,
@@ -84,6 +85,7 @@ class GpuExecutor:
         self._far_module = module if source.has_far else None
         if self._far_module is not None:
             library().init_module(module.ptr)
+            self._quiet = module.get_function(QUIET)
         self._shared = source.shared_bytes
         count = int(cupy.cuda.Device().attributes["MultiProcessorCount"])
         self.workers = resident_workers(
@@ -234,6 +236,11 @@ class GpuExecutor:
     def reset(self) -> None:
         """Clear the state of a failed run and restart at epoch 1. All ranks call it
         between two barriers, with no run in flight."""
+        if self._far_module is not None and self._block is not None:
+            # Messages of a failed run may still be on their way.
+            self._quiet((1,), (1,), ())
+            self.finish()
+            self.world.barrier()
         control = np.zeros(1, CONTROL)
         control["epoch"] = 1
         self._control.set(control.view(np.uint8))

@@ -101,11 +101,10 @@ ETC_DEVICE void abort_run(
   }
 }
 
-// One thread, at the end of a run: if it was aborted here, aborts it on near ranks, of which a
+// One thread, at the end of a run that was aborted here: aborts it on near ranks, of which a
 // partner may have aborted this one alone, and on partners.
 template <class Program>
 ETC_DEVICE void abort_far(const Run<Program>& run) {
-  if (!run.aborted()) return;
 #pragma unroll 1
   for (i32 r = 0; r < near_ranks<Program>(); ++r) {
     ptx::store_relaxed(run.near_block(r) + kAbortOffset, 1);

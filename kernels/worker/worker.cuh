@@ -80,17 +80,20 @@ ETC_DEVICE void leave_epoch(const Run<Program>& run) {
   ptx::store_relaxed(u64(&control->epoch), run.epoch + 1);
 }
 
-// One thread, once its whole worker has ended. The last worker aborts the run on far ranks, if it
-// was aborted here, and waits until all that this rank has sent has arrived. So the next run may
-// write what this one sent, and after a failed run no message arrives any more.
+// One thread, once its whole worker has ended. The last worker waits until all that this rank has
+// sent has arrived, so the next run may write what this one sent. In an aborted run it aborts far
+// ranks instead: messages to a rank that has ended never arrive. The host waits for the others.
 template <class Program>
 ETC_DEVICE void end_far(const Run<Program>& run) {
   if constexpr (kHasFar<Program>) {
     Control* control = run.control();
     if (ptx::fetch_add_acq_rel(u64(&control->ended), 1) != gridDim.x - 1) return;
     ptx::store_relaxed(u64(&control->ended), 0);
-    abort_far(run);
-    Program::Far::quiet();
+    if (run.aborted()) {
+      abort_far(run);
+    } else {
+      Program::Far::quiet();
+    }
   }
 }
 
