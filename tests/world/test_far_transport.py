@@ -1,6 +1,8 @@
 """NVSHMEM's transport between hosts, before NVSHMEM starts."""
 
 import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -55,3 +57,32 @@ def test_versions_that_differ_are_named():
     with pytest.raises(WorldError, match="different versions of NVSHMEM") as caught:
         expect_equal(["3.4.5", "3.4.5", "3.5.0", "3.5.0"])
     assert caught.value.got.splitlines()[0].startswith("ranks 0, 1: 3.4.5")
+
+
+@pytest.mark.parametrize(
+    ("end", "is_named"),
+    [
+        ("Thread(target=libc.exit, args=(-1,)).start(); time.sleep(60)", True),
+        ("exit_notice.withdraw(); libc.exit(-1)", False),
+        ("sys.exit(255)", False),
+    ],
+)
+def test_a_process_that_native_code_ends_names_the_error(end, is_named):
+    program = f"""
+import ctypes, sys, time
+from threading import Thread
+from etc_dist.world import exit_notice
+libc = ctypes.CDLL(None)
+exit_notice.announce(3, "host-1", "100% of ibrc")
+{end}
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 255
+    if is_named:
+        lines = done.stdout.splitlines()
+        assert "WorldError: the process of this rank was ended by exit()" in lines[0]
+        assert "rank 3, host host-1" in lines[1] and "100% of ibrc" in lines[2]
+    else:
+        assert done.stdout == ""
