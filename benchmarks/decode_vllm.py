@@ -1,6 +1,7 @@
-"""vLLM's own decode step, the baseline of decode.py, on one GPU without a network.
+"""vLLM's own decode step, the baseline of decode.py, without a network.
 
 .venv/bin/python benchmarks/decode_vllm.py --models qwen3-30b-a3b --context 512
+.venv/bin/python benchmarks/decode_vllm.py --ranks 4    # tensor-parallel
 
 vLLM may be installed, or only be on PYTHONPATH. Each model has a separate process.
 """
@@ -41,9 +42,11 @@ ENVIRONMENT = {
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_USE_DEEP_GEMM": "0",
+    "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
     "TOKENIZERS_PARALLELISM": "false",
 }
-"""Unless set: what lets vLLM start without a network, a tokenizer and a compiler."""
+"""Unless set: what lets vLLM start without a network, a tokenizer and a compiler, and
+keeps it from NVLink multicast."""
 ATTENTION, GRAPHS = "FLASH_ATTN", "FULL_AND_PIECEWISE"
 SHORT, STEPS, SLOPES = 8, 96, 3
 """Tokens of a short output, how many a long one has more, and pairs of both."""
@@ -90,12 +93,18 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
 
 
 def engine_arguments(
-    folder: str, batches: Sequence[int], contexts: Sequence[int]
+    folder: str, batches: Sequence[int], contexts: Sequence[int], ranks: int
 ) -> dict[str, Any]:
     """Those of vllm.LLM: the sizes of the model in `folder`, random weights, a CUDA
     graph of each batch."""
-    graphs = {"cudagraph_capture_sizes": [*batches], "cudagraph_mode": GRAPHS}
+    graphs: dict[str, Any] = {
+        "cudagraph_capture_sizes": [*batches],
+        "cudagraph_mode": GRAPHS,
+    }
+    if ranks > 1:  # that pass is compiled by FlashInfer, and may use multicast
+        graphs["pass_config"] = {"fuse_allreduce_rms": False}
     return {
+        "tensor_parallel_size": ranks,
         "model": folder,
         "skip_tokenizer_init": True,
         "load_format": "dummy",
@@ -159,16 +168,16 @@ def benchmark(
     }
 
 
-def facts(vllm: Any, torch: Any) -> dict[str, Any]:
+def facts(vllm: Any, torch: Any, ranks: int) -> dict[str, Any]:
     """The fields of a record that no shape changes."""
     return {
         "op": "decode_vllm",
-        "world_size": 1,
+        "world_size": ranks,
         "device": torch.cuda.get_device_properties(0).name,
         "driver": driver_version(),
         "cuda": torch.version.cuda,
         "backend": "cuda",
-        "path": "LLM.generate in one process",
+        "path": "LLM.generate in one process" + ", a worker a GPU" * (ranks > 1),
         "dtype": DTYPE,
         "engine": f"vLLM {vllm.__version__} {ATTENTION}, CUDA graphs {GRAPHS}",
         "protocol": PROTOCOL,
@@ -184,10 +193,11 @@ def time_model(name: str, options: argparse.Namespace, started: float) -> int:
     vllm, torch = import_module("vllm"), import_module("torch")
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(hf_config(MODELS[name])))
-        llm = vllm.LLM(**engine_arguments(folder, options.batches, options.context))
+        shapes = options.batches, options.context
+        llm = vllm.LLM(**engine_arguments(folder, *shapes, options.ranks))
         ready = round(time.perf_counter() - started, 1)
         print(f"{name}: vLLM ready after {ready} s", flush=True)
-        shared = {**facts(vllm, torch), "model": name, "ready_s": ready}
+        shared = {**facts(vllm, torch, options.ranks), "model": name, "ready_s": ready}
         for context, batch in product(options.context, options.batches):
             shape = f"{name}, batch {batch}, context {context}"
             if time.perf_counter() - started > options.seconds:
@@ -226,6 +236,7 @@ def main() -> int:
     add("--models", type=names, default=["qwen3-30b-a3b"], help=f"of {[*MODELS]}")
     add("--batches", type=numbers, default=[1, 8, 32, 128])
     add("--context", type=contexts, default=[512, 4096], help="one or several")
+    add("--ranks", type=int, default=1, help="GPUs that share each model")
     add("--seconds", type=float, default=540, help="of a model; no shape begins later")
     add("--record", type=Path, help="default: benchmarks/results/decode_vllm.jsonl")
     options = parser.parse_args()

@@ -183,7 +183,7 @@ class DecodeRecord(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeVllmRecord(Record):
-    """The same step by vLLM itself, on one GPU."""
+    """The same step by vLLM itself, tensor-parallel on several ranks."""
 
     model: str
     batch: int

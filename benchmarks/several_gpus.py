@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +44,12 @@ BATCHES = (1, 8, 32, 128)
 @dataclass(frozen=True)
 class Job:
     """A command of all ranks; `ranks`: the number of GPUs unless given. by_torch: ranks
-    of torchrun instead of mpirun."""
+    of torchrun instead of mpirun. launched: otherwise it starts its ranks by itself."""
 
     command: tuple[str, ...]
     ranks: int | None = None
     by_torch: bool = False
+    launched: bool = True
 
 
 Known = Sequence[Any]
@@ -104,6 +106,12 @@ def decode(ranks: int, known: Known) -> Iterator[Job]:
         if left:
             options = ("--models", model, "--batches", joined(left))
             yield Job(("benchmarks/decode.py", *options))
+        done = {r.batch for r in known if (r.op, r.model) == ("decode_vllm", model)}
+        left = [batch for batch in BATCHES if batch not in done]
+        if left and find_spec("vllm") is not None:
+            options = ("--models", model, "--batches", joined(left))
+            script = "benchmarks/decode_vllm.py", *options, "--context", "512"
+            yield Job(script, launched=False)
 
 
 def torch(ranks: int, known: Known) -> Iterator[Job]:
@@ -150,14 +158,18 @@ def known_records(ranks: int) -> list[Any]:
 def execute(job: Job, ranks: int, limit: float) -> bool:
     """Run a job within `limit` seconds; whether it succeeded."""
     count, seconds = str(job.ranks or ranks), f"{limit:.0f}"
-    if job.by_torch:
+    command = job.command
+    if not job.launched:
+        launcher = ["timeout", seconds, sys.executable]
+        command = *command, "--ranks", count
+    elif job.by_torch:
         launcher = ["timeout", seconds, sys.executable, "-m", "torch.distributed.run"]
         launcher += ["--nproc-per-node", count]
     else:
         launcher = [sys.executable, str(records.ROOT / "launch" / "mpirun")]
         launcher += ["-n", count, "--time-limit", seconds]
     print(f"\n=== {' '.join(job.command)} ===", flush=True)
-    done = subprocess.run([*launcher, *job.command], cwd=records.ROOT, check=False)
+    done = subprocess.run([*launcher, *command], cwd=records.ROOT, check=False)
     return done.returncode == 0
 
 

@@ -279,7 +279,8 @@ def decode_table(records: Sequence[Record]) -> str:
         sampled = "" if r.sampling in (None, "None") else f", {r.sampling}"
         return f"{r.model}{routing}{steps}{sampled}"
 
-    plain, by_vllm = greedy(records, on_ranks=False), vllm_steps(records)
+    plain = [*greedy(records, on_ranks=False), *greedy(records, on_ranks=True)]
+    by_vllm = vllm_steps(records)
 
     def against_vllm(r: DecodeRecord) -> Row:
         ms = by_vllm.get(of_day(r)) if r in plain else None
@@ -383,7 +384,7 @@ def vllm_steps(records: Iterable[Record]) -> Mapping[Any, float]:
 
 def of_day(r: DecodeRecord | DecodeVllmRecord) -> tuple[object, ...]:
     """What a step of ours and one of vLLM must share to be compared."""
-    return r.device, r.model, r.batch, r.context, r.date[:10]
+    return r.device, r.world_size, r.model, r.batch, r.context, r.date[:10]
 
 
 def vllm_texts(ms: float | None, r: DecodeRecord, digits: int) -> tuple[str, str]:

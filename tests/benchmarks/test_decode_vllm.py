@@ -104,6 +104,20 @@ def test_slope_of_each_shape_that_fits_is_recorded(
     assert os.environ["VLLM_PLUGINS"] == ""
 
 
+def test_ranks_share_a_model_without_multicast(
+    vllm: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = "--context", "512", "--batches", "1", "--ranks", "2"
+    monkeypatch.delenv("VLLM_ALLREDUCE_USE_SYMM_MEM")
+    assert run(monkeypatch, *options, "--record", str(tmp_path / "some.jsonl")) == 0
+    assert vllm.arguments["tensor_parallel_size"] == 2
+    passes = vllm.arguments["compilation_config"]["pass_config"]
+    assert passes == {"fuse_allreduce_rms": False}
+    assert os.environ["VLLM_ALLREDUCE_USE_SYMM_MEM"] == "0"
+    (record,) = load(tmp_path)
+    assert record.world_size == 2
+
+
 def test_no_shape_begins_after_the_limit(
     vllm: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
