@@ -6,7 +6,8 @@ launch/mpirun -n 2 --pretend-hosts 2 --mps bash tests/far_transport/rank.sh \\
     python benchmarks/predict.py
 
 The link as such is measured by messages alone, the times of tasks by a trace of the
-fastest setting, with the two ranks that share the GPU.
+fastest setting, with the two ranks that share the GPU. --records compares predictions
+by the model of a GPU with the records of one host, without a GPU.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any, cast
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks import records
 from benchmarks.device import Call, Device, Gpu
 from benchmarks.harness import begin, parser_for, record, say
 from etc_dist import compile
@@ -33,14 +35,16 @@ from etc_dist.functions.push_rows import push_rows
 from etc_dist.ir import Graph, GraphFunction, graph_function
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
+from etc_dist.ops.tuning import default_tuning
 from etc_dist.predict.machine import Link, Machine
 from etc_dist.predict.simulation import Prediction, Times, simulate_run
 from etc_dist.predict.tasks import rank_tasks
-from etc_dist.predict.times import show_times, traced_times
+from etc_dist.predict.times import model_times, show_times, traced_times
 from etc_dist.program import Program
 from etc_dist.runtime import gpu as gpu_backend
 from etc_dist.runtime.occupancy import resident_workers
 from etc_dist.runtime.trace import Trace
+from etc_dist.schedule import schedule_static
 
 PLUGIN = "FAR_PLUGIN"
 """The environment variable with the file of the transport."""
@@ -265,10 +269,32 @@ def fault(values: Mapping[str, Any]) -> str:
     return ""
 
 
+def compare_records() -> None:
+    """Print the predictions for all records of the collectives on several GPUs."""
+    constants = default_tuning().constants
+    for one in records.load():
+        if not isinstance(one, records.FusedRecord) or one.op not in SHAPES:
+            continue
+        graph = SHAPES[one.op][0](one.world_size)
+        dims = {"rows": one.M // one.world_size, "n": one.N, "k": one.K}
+        tasks = rank_tasks(schedule_static(graph), dims)
+        us = simulate_run(tasks, model_times(tasks, constants), Machine()).us
+        print(
+            f"{one.op} on {one.world_size} {one.device} at {one.commit}: "
+            f"{one.M} x {one.N} x {one.K}, predicted {us:.1f} us, measured "
+            f"{one.ours_ms * 1e3:.1f} us, ratio {us / one.ours_ms / 1e3:.3f}"
+        )
+
+
 def main() -> int:
     parser = parser_for("Compare predicted with measured times.", "predict")
+    text = "compare predictions with the records of one host, and end"
+    parser.add_argument("--records", action="store_true", help=text)
     parser.add_argument("--workers", type=int, default=WORKERS, help="of a rank")
     options: argparse.Namespace = parser.parse_args()
+    if options.records:
+        compare_records()
+        return 0
     device = begin(options.cpu)
     world, measures = device.world, isinstance(device, Gpu)
     use_workers(options.workers)

@@ -2,7 +2,7 @@
 
 All ranks do the same, so rank 0 stands for every rank: when a task of rank 0 sends to
 another rank, the same task of other ranks sends to rank 0, and both arrive at the same
-time. Each rank has a network card of its own. Of the handshake between hosts, the last
+time. Each rank has one network card. Of the handshake between hosts, the last
 message counts for all.
 """
 

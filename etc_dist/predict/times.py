@@ -19,7 +19,7 @@ from etc_dist.runtime.trace import Trace
 FORWARDS = " (forward)"
 """The end of a call's name in the records of warps that forward its tiles."""
 WARP_BYTES_PER_US, TASK_US = 3000.0, 1.0
-"""Of a warp that copies or adds, and of its task besides: assumed, not measured."""
+"""Of a warp that copies or adds, and the fixed cost of its task: both assumed."""
 
 
 def traced_times(tasks: RankTasks, trace: Trace) -> Times:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -98,6 +100,23 @@ def test_more_bandwidth_is_never_slower(name):
     assert times == sorted(times, reverse=True) and times[0] > 2 * times[-1]
     assert all(one.us > one.bound_us for one in found)
     assert found[0].bound_by == "far bytes"
+
+
+def test_the_docs_have_the_predictions():
+    text = Path(__file__).parents[2].joinpath("docs", "hosts.md").read_text()
+    (line,) = re.findall(r"^\| 4 \| (.*) \|$", text, re.MULTILINE)
+    cells = []
+    for name, n, k in (
+        ("matmul_reduce_scatter", 8192, 3584),
+        ("matmul_reduce_scatter", 8192, 512),
+        ("all_gather_matmul", 3584, 8192),
+        ("all_gather_matmul", 512, 8192),
+    ):
+        dims = {"rows": 256, "n": n, "k": k}
+        (one,) = predict_hosts(name, dims, [4], 8, Machine(), default_tuning())
+        bound = one.bound_by.removesuffix(" bytes")
+        cells.append(f"{one.us / 1e3:.2f} ({one.bound_us / one.us:.0%}, {bound})")
+    assert line.replace(" %", "%").split(" | ") == cells
 
 
 def test_bytes_of_a_rank():
