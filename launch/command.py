@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -64,8 +65,11 @@ def too_many_ranks(options: argparse.Namespace) -> str:
     )
 
 
-def mpirun_command(mpirun: str, options: argparse.Namespace) -> list[str]:
-    """mpirun with the flags that its kind needs, up to the ranks' command."""
+def mpirun_command(
+    mpirun: str, options: argparse.Namespace, environment: Mapping[str, str]
+) -> list[str]:
+    """mpirun with the flags that its kind needs, up to the ranks' command.
+    `environment`: that of all ranks."""
     version = subprocess.run(
         [mpirun, "--version"], capture_output=True, text=True, check=False
     ).stdout
@@ -85,7 +89,8 @@ def mpirun_command(mpirun: str, options: argparse.Namespace) -> list[str]:
             command.append("--allow-run-as-root")
         if options.hostfile:
             command += ["--hostfile", options.hostfile]
-            command += [part for name in forwarded() for part in ("-x", name)]
+            for name in forwarded(environment):
+                command += ["-x", name]
         if options.per_host:
             command += ["--map-by", f"ppr:{options.per_host}:node"]
     else:
@@ -105,13 +110,14 @@ def pretended(ranks: int, hosts: int) -> str:
     return ",".join(f"host-{host}:{count}" for host, count in enumerate(counts))
 
 
-def forwarded() -> list[str]:
-    """Variables that Open MPI passes to other hosts."""
-    prefixes = ("ETC_DIST_", "LAUNCH_", "NVSHMEM_", "NCCL_", "CUDA_", "PYTHON")
+def forwarded(environment: Mapping[str, str]) -> list[str]:
+    """Variables that Open MPI is told to pass to other hosts; MPICH passes all."""
+    own = ("ETC_DIST_", "LAUNCH_", "CUDA_", "PYTHON", "OMP_", "OPENBLAS_", "MKL_")
+    transports = ("NVSHMEM_", "NCCL_", "UCX_", "FI_")
     return sorted(
         name
-        for name in os.environ
-        if name.startswith(prefixes) or name in ("PATH", "LD_LIBRARY_PATH")
+        for name in environment
+        if name.startswith(own + transports) or name in ("PATH", "LD_LIBRARY_PATH")
     )
 
 
