@@ -1,6 +1,6 @@
 """The error for a process that native code ends by exit().
 
-NVSHMEM does so where its transport to other hosts fails: in a thread of its own, in
+NVSHMEM does so where its transport to other hosts fails: in a separate thread, in
 which no Python code can run safely. So C's printf prints the text.
 """
 

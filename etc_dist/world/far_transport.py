@@ -43,15 +43,18 @@ def prepare(names: Sequence[str], library: str) -> str:
 
 def _fault(name: str, library: str) -> str:
     """Why the plug-in of a transport does not load; empty if it does."""
-    major = library.rpartition(".so.")[2].partition(".")[0]
-    file = f"nvshmem_transport_{name}.so.{major}"
-    # By its name first: NVSHMEM, too, takes one that is loaded already.
-    for place in (file, str(Path(library).parent / file)):
-        try:
-            ctypes.CDLL(place)
-            return ""
-        except OSError as error:
-            fault = str(error)
+    folder, stem = Path(library).parent, f"nvshmem_transport_{name}.so."
+    # NOTE: in newer versions of NVSHMEM plug-ins have another number than the library.
+    installed = sorted(path.name for path in folder.glob(f"{stem}*"))
+    number = library.rpartition(".so.")[2].partition(".")[0]
+    for file in installed or [stem + number]:
+        # By its name first: NVSHMEM, too, takes one that is loaded already.
+        for place in (file, str(folder / file)):
+            try:
+                ctypes.CDLL(place)
+                return ""
+            except OSError as error:
+                fault = str(error)
     return fault
 
 

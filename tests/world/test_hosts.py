@@ -1,5 +1,7 @@
 """Worlds over several hosts: MPICH starts ranks on two pretended hosts."""
 
+import _ctypes
+import shutil
 from pathlib import Path
 
 import pytest
@@ -137,6 +139,56 @@ def test_unequal_hosts_are_refused_on_all_ranks():
     _, output = run_on_hosts(source, ranks=3)
     assert output.count("the hosts have different numbers of ranks") == 3
     assert output.count("ranks 0, 1: host-0 rank 2: host-1 to do:") == 3
+
+
+BAD_INPUT = """
+from unittest.mock import patch
+from etc_dist.world import far_transport, gpu_memory
+from tests.world.test_gpu_memory import FakeCupy, FakeLibrary
+
+host = os.environ["ETC_DIST_HOST"]
+is_other = host == "host-1"
+with patch.dict(os.environ, {"ETC_DIST_SYMMETRIC_SIZE": "2M" if is_other else "1M"}):
+    refused(lambda: start(Settings.load()))
+with patch("etc_dist.world.hosts.MOST_RANKS", 3):
+    refused(lambda: start(Settings.load()))
+
+world = start(Settings.load())
+sys.modules["cupy"] = FakeCupy()
+gpu_memory.socket.gethostname = lambda: host
+gpu_memory.load_library = lambda: "FOLDER/libnvshmem_host.so.3"
+
+def start_nvshmem(transport, version):
+    class Library(FakeLibrary):
+        def version(self):
+            return version
+    variables = {far_transport.VARIABLE: transport}
+    with patch.object(gpu_memory, "NvshmemLibrary", Library):
+        with patch.dict(os.environ, variables):
+            gpu_memory.GpuMemory(world, world.hosts, 0, 1 << 20)
+
+refused(lambda: start_nvshmem("ibrc", "3.8.0" if is_other else "3.4.5"))
+refused(lambda: start_nvshmem("none" if is_other else "ibrc", "3.4.5"))
+refused(lambda: start_nvshmem("ucx", "3.4.5"))
+world.close()
+"""
+
+
+def test_bad_input_on_several_hosts_is_named_on_all_ranks(tmp_path):
+    # NVSHMEM's transports may have another number than its library.
+    shutil.copy(_ctypes.__file__, tmp_path / "nvshmem_transport_ibrc.so.7")
+    source = START.replace("world = start(Settings.load())", "") + BAD_INPUT
+    code, output = run_on_hosts(source.replace("FOLDER", str(tmp_path)))
+    assert code == 0, output
+    for text in (
+        "ArgumentError: the ranks have different settings of symmetric_size",
+        "WorldError: the world has too many ranks",
+        "WorldError: the ranks have different versions of NVSHMEM",
+        "got: none, as the variable says",
+        "where: ranks 2, 3: host",
+        "nvshmem_transport_ucx.so",
+    ):
+        assert output.count(text) == 4, output
 
 
 def test_a_host_that_never_starts_is_an_error_on_the_others(tmp_path):
