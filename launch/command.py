@@ -111,7 +111,7 @@ def pretended(ranks: int, hosts: int) -> str:
 
 
 def forwarded(environment: Mapping[str, str]) -> list[str]:
-    """Variables that Open MPI is told to pass to other hosts; MPICH passes all."""
+    """Variables that Open MPI passes to other hosts by name; MPICH passes all."""
     own = ("ETC_DIST_", "LAUNCH_", "CUDA_", "PYTHON", "OMP_", "OPENBLAS_", "MKL_")
     transports = ("NVSHMEM_", "NCCL_", "UCX_", "FI_")
     return sorted(

@@ -23,7 +23,8 @@ def announce(rank: int, host: str, transport: str) -> None:
         "the process of this rank was ended by exit() in native code",
         where=f"rank {rank}, host {host}",
         wanted=f"a transport to other hosts that works ({transport})",
-        got="exit(), which NVSHMEM calls where its transport fails; see its messages",
+        got="exit(), by NVSHMEM where its transport fails, or by MPI where another "
+        "rank has ended the job; see the messages before",
         fix="look for a rank that ended before; else set NVSHMEM_DEBUG=WARN, and check "
         "the network",
     )

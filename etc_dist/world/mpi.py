@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from etc_dist.errors import WorldError, expect_type
 from etc_dist.messages import flush_output, show_message
-from etc_dist.world import rank_errors
+from etc_dist.world import exit_notice, rank_errors
 from etc_dist.world.processes import Backoff
 
 if TYPE_CHECKING:
@@ -208,6 +208,7 @@ class MpiGather:
         flush_output()
         # NOTE: MPI also ends the processes that forward the output.
         time.sleep(READ_SECONDS)
+        exit_notice.withdraw()
         self._comm.Abort(1)
 
     def library(self) -> str:

@@ -124,6 +124,8 @@ os._exit(0)
 
 def test_an_uncaught_exception_ends_all_hosts():
     source = """
+from etc_dist.world import exit_notice
+exit_notice.announce(world.rank, "a", "ibrc")  # as with NVSHMEM
 if world.rank == 1:
     raise KeyError("x")
 world.barrier()
@@ -131,6 +133,7 @@ world.barrier()
     code, output = run_on_hosts(START + source)
     assert code not in (0, 124)
     assert "KeyError: 'x'" in output
+    assert "rank 1, host a" not in output
 
 
 def test_unequal_hosts_are_refused_on_all_ranks():
