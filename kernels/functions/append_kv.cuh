@@ -22,7 +22,7 @@ struct append_kv {
     const i32 c = task.thread % 4, rows = k.size[0];
     // Whole warps take part, since lanes exchange values.
 #pragma unroll 1
-    for (i32 first = task.thread / 32 * 8; first < rows; first += Task::threads / 4) {
+    for (i32 first = i32(ptx::warp()) * 8; first < rows; first += Task::threads / 4) {
       const i32 n = first + task.thread % 32 / 4;
       const bool exists = n < rows;
       typename Rows::Row row{};

@@ -71,7 +71,7 @@ struct attend {
     ETC_DEVICE Warp(const Task& task_, const Row& row_, const Slice& slice_)
         : task(task_), row(row_), slice(slice_), pages(task_) {
       table = Rows::pages(task, row.length > 0 ? row.request : 0);
-      warp = task.thread / 32, g = task.thread % 32 / 4, c = task.thread % 4;
+      warp = i32(ptx::warp()), g = task.thread % 32 / 4, c = task.thread % 4;
       most[0] = most[1] = minus_infinity();
       sum[0] = sum[1] = 0.0f;
 #pragma unroll

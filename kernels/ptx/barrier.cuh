@@ -63,23 +63,25 @@ ETC_DEVICE bool mbarrier_try_wait_cluster(u32 barrier, u32 parity) {
       : "memory");
   return done;
 }
+// Whole warps, kThreads in all.
+// NOTE: aligned, so that the compiler knows that the lanes of a warp are together: see ptx::warp().
 template <int kThreads>
 ETC_DEVICE void named_barrier(u32 id) {
-  asm volatile("barrier.cta.sync %0, %1;" ::"r"(id), "n"(kThreads) : "memory");
+  asm volatile("barrier.cta.sync.aligned %0, %1;" ::"r"(id), "n"(kThreads) : "memory");
 }
 // A whole warp, which does not wait: the others of the kThreads do.
 template <int kThreads>
 ETC_DEVICE void named_barrier_arrive(u32 id) {
   asm volatile("barrier.cta.arrive %0, %1;" ::"r"(id), "n"(kThreads) : "memory");
 }
-// True on all threads of the barrier if `value` is true on any.
+// The same; true on all threads if `value` is true on any.
 template <int kThreads>
 ETC_DEVICE bool named_barrier_any(u32 id, bool value) {
   u32 any;
   asm volatile(
       "{.reg .pred p, q;\n"
       "setp.ne.u32 p, %1, 0;\n"
-      "barrier.cta.red.or.pred q, %2, %3, p;\n"
+      "barrier.cta.red.or.aligned.pred q, %2, %3, p;\n"
       "selp.u32 %0, 1, 0, q;}"
       : "=r"(any)
       : "r"(u32(value)), "r"(id), "n"(kThreads)

@@ -441,7 +441,12 @@ class TensorLane {
   // The same where another function used it before: also meets all compute threads.
   ETC_DEVICE bool take_buffer(typename Computes::Counters& counters, bool going) const {
     if (going) going = wait_buffer(counters);
-    return !ptx::named_barrier_any<kComputeThreads>(1, !going);
+    return meet(going);
+  }
+  // The compute threads meet. Whether all are going.
+  // NOTE: first those of a warp, else the compiler does not know that they go on together.
+  ETC_DEVICE static bool meet(bool going) {
+    return !ptx::named_barrier_any<kComputeThreads>(1, !__all_sync(~0u, going));
   }
 
   // The task of a call's unit that this worker runs; -1 if there is none for it.
@@ -467,16 +472,21 @@ class TensorLane {
     });
   }
 
+  // The compute threads meet, once the ranks that a task writes to have begun.
+  template <class Call>
+  ETC_DEVICE bool meet_peers(const typename Call::Coord& c, const Waiter& who, bool going) const {
+    if constexpr (Call::kPeers > 0) {
+      u32 entered = 0;
+      if (threadIdx.x == 0) going = wait_peers<Program, Call>(run_, c, who, entered) && going;
+    }
+    return meet(going);
+  }
   // `consumed` counts the work items of this warp. A task that reads before its last wait consumes
   // a second one once the wait is met.
   template <class Call>
   ETC_DEVICE bool run_body(i32 t, Waiter who, bool going, u32& consumed) const {
     const auto c = Call::at(run_.g, t);
-    if constexpr (Call::kPeers > 0) {
-      u32 entered = 0;
-      if (threadIdx.x == 0) going = wait_peers<Program, Call>(run_, c, who, entered) && going;
-    }
-    if (ptx::named_barrier_any<kComputeThreads>(1, !going)) return false;
+    if (!meet_peers<Call>(c, who, going)) return false;
     using Body = Task<Program, Call, kComputeThreads>;
     const Body body(run_.g, c, i32(ptx::thread()), scratch_);
     if constexpr (Call::kReadsBeforeWait) {
@@ -501,11 +511,7 @@ class TensorLane {
   template <class Call>
   ETC_DEVICE bool notify_stored(i32 t, Waiter who, bool going) const {
     const auto c = Call::at(run_.g, t);
-    if constexpr (Call::kPeers > 0) {
-      u32 entered = 0;
-      if (threadIdx.x == 0) going = wait_peers<Program, Call>(run_, c, who, entered) && going;
-    }
-    if (ptx::named_barrier_any<kComputeThreads>(1, !going)) return false;
+    if (!meet_peers<Call>(c, who, going)) return false;
     if (ptx::warp() == 0) notify_all<Program, Call>(run_, c, 1);
     return true;
   }

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import etc_dist
 from etc_dist.ir import GraphFunction
 
 
-def check_compiled(graph: GraphFunction) -> None:
+def check_compiled(graph: GraphFunction, schedule: str = "static") -> bytes:
     """The CUDA bodies of `graph` compile without spills and warnings."""
-    binary = etc_dist.build(graph, target="sm_90a")
+    binary = etc_dist.build(graph, target="sm_90a", schedule=schedule)
     assert (binary.spill_bytes, binary.stack_bytes, binary.remarks) == (0, 0, ())
+    return binary.cubin
+
+
+def check_wgmmas(cubin: bytes) -> None:
+    """The compiler knows that the operands of wgmmas are alike for a warp. Else it
+    moves them from the registers of lanes before each wgmma."""
+    words = memoryview(cubin[: len(cubin) // 16 * 16]).cast("Q")
+    code = Counter(word & 0xFFF for word in words[::2])  # of 16 bytes, code or not
+    wgmma, move = 0x9F0, 0x2CA  # HGMMA, R2UR
+    assert code[move] < 3 * code[wgmma] > 100
