@@ -23,9 +23,12 @@ def refused(graph) -> CodegenError:
     return caught.value
 
 
-def test_too_many_ranks_are_refused():
-    graph = replace(GRAPHS["user"], world_size=33)
-    error = refused(graph)
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_too_many_ranks_of_a_host_are_refused(hosts):
+    graph = replace(GRAPHS["user"], world_size=33 * hosts, local_size=33)
+    with pytest.raises(CodegenError, match="has too many ranks") as caught:
+        generate(replace(schedule_static(graph), has_far=hosts > 1))
+    error = caught.value
     assert (error.wanted, error.got) == ("at most 32 ranks on a host", "33")
 
 
