@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Self, TypeVar, cast
+from typing import Any, NoReturn, Self, TypeVar, cast
 
 from etc_dist.compiler import check_options, compile
 from etc_dist.errors import WorldError, as_refusal
@@ -113,7 +113,7 @@ class Operation:
             with world.refusing(f"the options of {table.name}"):
                 check_options(schedule, trace, table.name)
                 check_deterministic(deterministic)
-            self._agree(", ".join(f"{name}={agreed[name]}" for name in sorted(agreed)))
+            self._agree(_listed({name: agreed[name] for name in sorted(agreed)}))
             if known is not None:
                 for place in reversed(range(len(candidates))):
                     self._compile(Kind(place, known.dtype, "nk"))
@@ -122,20 +122,12 @@ class Operation:
     def program(self) -> Program:
         """The program of the last call; before a call, that of the main graph."""
         program = self._last or next(iter(self._programs.values()), None)
-        if program is None:
-            raise WorldError(
-                f"{self._table.name} has no program yet",
-                where=f"{self._table.name}.program",
-                wanted="a call before, which compiles the program",
-                got="no call",
-                fix="make a call first",
-            )
-        return program
+        return program or self._refuse_early("program", "no call")
 
     def show(self, **dims: int) -> str:
         """Graph, plan and what is not proved of the program that serves a call with
         these dims, the numbers at that shape, and the chosen tiles with the reasons.
-        Without dims, those of `program`. A program has to be compiled before."""
+        Without dims, those of `program`. WorldError before a call has compiled it."""
         if not dims:
             return self.program.show()
         dims = {**self._known.dims, **dims}
@@ -145,7 +137,9 @@ class Operation:
             for kind, program in self._programs.items()
             if kind.candidate == self._place(dims, kind.w_layout)
         )
-        program = next(found, None) or self.program
+        program = next(found, None) or self._refuse_early(
+            f"show({_listed(dims)})", "no call that the same program serves"
+        )
         names = [dim.name for dim in program.plan.graph.dims if dim.name in dims]
         return program.show(**{name: dims[name] for name in names})
 
@@ -208,7 +202,8 @@ class Operation:
         if program is None:
             if is_capturing(self.world.backend, stream):
                 self.world.refuse(cannot_capture_first_call(self._table.name))
-            self._agree(f"first call, {kind.dtype}, w_layout={kind.w_layout}")
+            shape = _listed(dims)
+            self._agree(f"first call, {shape}, {kind.dtype}, w_layout={kind.w_layout}")
             program = self._compile(kind)
         graph = program.plan.graph
         dims = program.plan.chosen(dims, program.workers)
@@ -259,6 +254,15 @@ class Operation:
         self._programs[kind] = program
         return program
 
+    def _refuse_early(self, name: str, got: str) -> NoReturn:
+        raise WorldError(
+            f"{self._table.name} has no program yet",
+            where=f"{self._table.name}.{name}",
+            wanted="a call before, which compiles the program",
+            got=got,
+            fix="make a call first",
+        )
+
     def _check_open(self) -> None:
         if self._closed:
             raise WorldError(
@@ -268,6 +272,10 @@ class Operation:
                 got="a call after close()",
                 fix=f"make a new {self._table.name}, or call it before close()",
             )
+
+
+def _listed(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in values.items())
 
 
 Kept = TypeVar("Kept", bound=Operation)

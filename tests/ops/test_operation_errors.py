@@ -177,6 +177,15 @@ def test_a_rank_with_other_shapes_than_its_peers_is_named(refused, arrays, world
 
 
 @pytest.mark.mpi(min_size=2)
+def test_first_calls_of_several_programs_are_refused(kind, make, arrays, world):
+    rows = 256 if world.rank == 1 else 8
+    x = arrays.put_as(np.zeros((rows * world.size, 24)), "bfloat16")
+    w = arrays.put_as(np.zeros((16, 24)), "bfloat16")
+    with refusal(ArgumentError, r"rank 1: \w+\(first call, rows=\d+, k=24, n=16,"):
+        make(kind)(x, w)
+
+
+@pytest.mark.mpi(min_size=2)
 def test_ranks_that_call_different_operations_are_refused(make, arrays, world):
     ops = [make(kind) for kind in FUNCTIONS]
     x = arrays.put_as(np.zeros((8 * world.size, 24)), "bfloat16")
