@@ -455,7 +455,7 @@ def cannot_capture_first_call(call: str) -> WorldError:
         "a program cannot be captured before it has memory for the call",
         where=call,
         wanted="a call of this size, or a larger one, before capturing",
-        got="none; layers have programs of their own for some sizes",
+        got="none; operations have programs of their own for some sizes",
         fix="make the call once, then capture it",
     )
 

@@ -93,10 +93,11 @@ class MatmulReduceScatter(Operation):
 
     Arrays: NumPy on the CPU backend; CuPy, torch, DLPack or `__cuda_array_interface__`
     on GPUs, not copied. A program is compiled at the first call of a dtype and of a
-    layout of w, and another one at the first call with few rows (on one host, up to
-    1024 rows of all ranks, and w not transposed): it sends rows once their sums are
-    complete, and has tiles that suit their number. schedule, trace: as for
-    `etc_dist.compile`. deterministic: as for `Matmul`.
+    layout of w, and another one at the first call with few rows: on one host, at most
+    1024 of all ranks, not a multiple of 256 on each, and w not transposed. It sends
+    rows once their sums are complete, has tiles that suit their number, and takes
+    memory for 1024 at once. schedule, trace: as for `etc_dist.compile`. deterministic:
+    as for `Matmul`.
 
     Raises on every rank: ArgumentError if any rank's arrays do not fit or the ranks'
     shapes differ, TypeError if an argument of any rank has a wrong type.
