@@ -117,6 +117,7 @@ struct Peer {
 
 class Engine {
   static constexpr size_t kChunk = 4 << 20;
+  static constexpr u64 kSoon = 100000;  // ns
 
  public:
   std::recursive_mutex mutex;
@@ -229,7 +230,8 @@ class Engine {
   // Sets when the message arrives; returns until when it occupies the link.
   u64 schedule(Message& message, u64 bytes) {
     const u64 now = now_ns();
-    free_ = (free_ > now ? free_ : now) + (gbs > 0 ? u64(double(bytes) / gbs) : 0);
+    // NOTE: a message that comes soon after another one has waited for this thread, not the link.
+    free_ = (free_ + kSoon > now ? free_ : now) + (gbs > 0 ? u64(double(bytes) / gbs) : 0);
     message.due = free_ + latency();
     return free_;
   }
