@@ -7,7 +7,8 @@
 //   g++ -O2 -shared -fPIC -std=c++17 -Wl,-soname,$NAME -o $NAME transport.cpp -ldl -pthread
 //   LD_PRELOAD=$PWD/$NAME NVSHMEM_REMOTE_TRANSPORT=ibrc COMMAND
 //
-// Messages of a rank go one after the other, through buffers of the host. Environment variables
+// Messages of a rank go one after the other, through buffers of the host, by copies of the GPU:
+// so nothing but kernels may be enqueued behind a run until it has ended. Environment variables
 // make them slower, far_transport_set() changes that later:
 //   FAR_DELAY_US   from the end of a message until it arrives, and until it is acknowledged
 //   FAR_GBS        1e9 bytes a second, at which a rank sends (0: no limit)
