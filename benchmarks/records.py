@@ -341,6 +341,7 @@ KINDS: Mapping[str, type[Record]] = {
     "decode_vllm": DecodeVllmRecord,
     "first_token": FirstTokenRecord,
     "soak": SoakRecord,
+    "soak_hosts": SoakRecord,
     "routings": SoakRecord,
     "task_cost": TaskCostRecord,
     "step_cost": StepCostRecord,

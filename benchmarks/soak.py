@@ -325,7 +325,7 @@ def record_of(
     world, facts = gpu.world, gpu.machine()
     operations = operations_of(cases)
     return {
-        "op": "soak",
+        "op": "soak" if world.hosts.count == 1 else "soak_hosts",
         "world_size": world.size,
         "backend": world.backend,
         "path": f"{len(operations)} operations and layers, "
