@@ -30,6 +30,11 @@ from etc_dist.predict.table import (
 from etc_dist.runtime.trace import Trace
 from etc_dist.runtime.trace_file import read_trace
 
+MOST = 2**31 - 1
+"""The most that a dim can be."""
+PLOTS = (".pdf", ".png", ".svg")
+"""The kinds of files that a picture is drawn to."""
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
@@ -57,6 +62,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print a line for each number of hosts."""
+    if options.plot is not None:
+        check_plot(options.plot)
     far = Link("far", options.far_gbs, options.far_latency_us, options.message_us)
     near = Link("near", options.near_gbs, NEAR_LATENCY_US)
     machine = Machine(options.workers, near, far)
@@ -88,20 +95,32 @@ def run(options: argparse.Namespace) -> int:
 
 
 def parse_dims(texts: Sequence[str]) -> dict[str, int]:
-    """Texts such as "rows=256"; ArgumentError for others."""
-    found = {}
+    """Texts such as "rows=256", of other names each; ArgumentError for others."""
+    found: dict[str, int] = {}
     for text in texts:
         name, _, value = text.partition("=")
-        if not (name and value.isascii() and value.isdigit()):
+        if not (name and value.isascii() and value.isdigit()) or name in found:
             raise ArgumentError(
                 "the dims of a prediction cannot be read",
                 where="etc-dist predict",
-                wanted="a name and a number each, as in rows=256 n=8192 k=3584",
+                wanted="each name once, with a number, as in rows=256 n=8192 k=3584",
                 got=repr(text),
                 fix="correct it",
             )
-        found[name] = int(value)
+        found[name] = expect_range(int(value), 1, MOST, name)
     return found
+
+
+def check_plot(path: Path) -> None:
+    """ArgumentError for a file that no picture can be drawn to."""
+    if path.suffix not in PLOTS or path.is_dir() or not path.parent.is_dir():
+        raise ArgumentError(
+            "the picture of a prediction cannot be drawn",
+            where="etc-dist predict --plot",
+            wanted=f"a file in an existing folder: {', '.join(PLOTS)}",
+            got=repr(str(path)),
+            fix="name another file",
+        )
 
 
 def parse_hosts(text: str) -> list[int]:

@@ -14,11 +14,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from etc_dist.errors import DeadlockError
+from etc_dist.errors import DeadlockError, expect_range
 from etc_dist.ir.function import FORWARD, TENSOR
 from etc_dist.predict.machine import Link, Machine
 from etc_dist.predict.tasks import FAR, NEAR, OWN, RankTasks
 
+MOST_WORKERS = 1024
+"""Of a rank."""
 TRANSFER_WARPS, WARPS = 2, 10
 """Of a worker: those of the transfer lane, and those with the compute warps, which join
 it at the end of the tensor lane."""
@@ -137,7 +139,8 @@ class _Run:
         tensor = lanes.pop(TENSOR, [])
         self._transfer = deque(unit for lane in lanes.values() for unit in lane)
         cluster = tasks.plan.lane(TENSOR).cluster
-        count = max(1, machine.workers // cluster)
+        expect_range(machine.workers, cluster, MOST_WORKERS, "workers")
+        count = machine.workers // cluster
         self._cluster = cluster
         self._queues = [deque(tensor[c::count]) for c in range(count)]
         self.tensor_us = sum(unit.us for unit in tensor) / count

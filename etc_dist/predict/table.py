@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from etc_dist.codegen.cuda import MAX_NEAR
 from etc_dist.errors import ArgumentError, expect_range
 from etc_dist.ir import GraphFunction
 from etc_dist.layers.mlp import mlp_graph
@@ -18,6 +19,7 @@ from etc_dist.predict.tasks import rank_tasks
 from etc_dist.predict.times import model_times, traced_times
 from etc_dist.runtime.trace import Trace
 from etc_dist.schedule import schedule_static
+from etc_dist.world.hosts import MOST_RANKS
 
 OPERATIONS: Mapping[str, Callable[..., GraphFunction]] = {
     "all_gather_matmul": all_gather_matmul_graph,
@@ -49,9 +51,12 @@ def predict_hosts(
     source: Trace | Tuning,
 ) -> Iterator[Prediction]:
     """A prediction for each number of hosts of `local_size` ranks. source: of the times
-    of tasks. Errors as for `rank_tasks` and `traced_times`."""
+    of tasks. Errors as for `rank_tasks` and `traced_times`; ArgumentError for more
+    ranks than a world can have."""
     make = find_operation(name)
-    expect_range(local_size, 1, None, "local_size")
+    expect_range(local_size, 1, MAX_NEAR, "local_size")
+    for count in hosts:
+        expect_range(count * local_size, 1, MOST_RANKS, "hosts * local_size")
     for count in hosts:
         graph = make(count * local_size, local_size=local_size)
         tasks = rank_tasks(schedule_static(graph), dims)

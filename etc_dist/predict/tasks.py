@@ -20,6 +20,8 @@ from etc_dist.schedule.plan import QUEUE, Lane, Plan
 
 Array = npt.NDArray[np.int64]
 
+MOST_TASKS = 2_000_000
+"""Of a call on a rank: as many are simulated in minutes."""
 OWN, NEAR, FAR = range(3)
 """Where a task writes: on its rank, on a near rank, on a rank of another host."""
 
@@ -145,6 +147,14 @@ class _Reader:
                 wanted="as many tasks on each rank: one rank stands for all",
                 got=f"{min(counts)} to {max(counts)} tasks",
                 fix="choose dims for which ranks do the same work",
+            )
+        if counts[0] > MOST_TASKS:
+            raise ArgumentError(
+                f"the run of {self.graph.name} cannot be predicted",
+                where=f"call {call.name}",
+                wanted=f"at most {MOST_TASKS} tasks of a call on a rank",
+                got=f"{counts[0]} tasks",
+                fix="choose smaller dims, or fewer hosts",
             )
         return counts[0]
 
