@@ -13,7 +13,7 @@ struct append_kv {
   ETC_DEVICE static void run(const Task& task) {
     run(task, [] { return true; });
   }
-  // ready(): keys and values are there. What the rows are is loaded before.
+  // ready(): keys and values are there. What the rows are is loaded before, and their angles.
   template <class Ready>
   ETC_DEVICE static void run(const Task& task, Ready ready) {
     const auto k = task.template operand<0>();
@@ -28,7 +28,8 @@ struct append_kv {
       typename Rows::Row row{};
       if (exists) row = Rows::row(task, n);
       const bool is_in_range = row.length > 0;
-      const u64 angles = Rows::cos_sin(task, is_in_range ? row.position : 0);
+      const typename Vector::Angles angles(
+          Rows::cos_sin(task, is_in_range ? row.position : 0), c, is_in_range);
       u32 page = ~0u;
       if (is_in_range) {
         page = ptx::load4_l2(
@@ -38,7 +39,7 @@ struct append_kv {
       Vector key, value;
       key.load(u64(k.at(exists ? n : 0)), c, exists);
       value.load(u64(v.at(exists ? n : 0)), c, exists);
-      key.template rotate<Task::kNormalizes>(Rows::gain(task), Task::kEps, angles, c, is_in_range);
+      key.template rotate<Task::kNormalizes>(angles, Rows::gain(task), Task::kEps, c);
       if (page < pages.count) {
         const u64 to = pages.key(page, row.position % Task::kPageSize) + c * 16;
 #pragma unroll
