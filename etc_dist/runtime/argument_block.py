@@ -76,7 +76,7 @@ def fill(
     }
     if plan.has_far:
         a[FIRST_NEAR] = first
-        for host in far_senders(plan, dims, rank):
+        for host in far_senders(plan, rank):
             a[FAR_SENDERS][host // 32] |= np.uint32(1 << host % 32)
     for lane in plan.lanes:
         for call in lane.calls:
@@ -96,15 +96,17 @@ def fill(
     return a
 
 
-def far_senders(plan: Plan, dims: Mapping[str, int], rank: int) -> list[int]:
-    """The hosts whose partner of `rank` may send to it."""
+def far_senders(plan: Plan, rank: int) -> list[int]:
+    """The hosts whose partner of `rank` may send to it.
+
+    NOTE: at any dims, as these partners count the epochs of the program."""
     graph, found = plan.graph, []
     near = graph.local_size
     to = [c.writes[0].rank for c in graph.calls if c.function.far]
     for host in range(graph.world_size // near):
         if host == rank // near:
             continue
-        env = graph.environment(dims, host * near + rank % near)
+        env = {RANK.name: host * near + rank % near}
         for one in to:
             assert one is not None
             known = all(symbol.name in env for symbol in one.symbols())

@@ -47,7 +47,34 @@ def test_kernels_of_the_exchange_send_to_far_ranks(hosts, near, folder):
 
 def test_far_ranks_that_send_are_found_from_the_graph():
     plan = schedule_static(exchange_hosts(6, local_size=2))
-    assert far_senders(plan, DIMS, 1) == [1, 2]
+    assert far_senders(plan, 1) == [1, 2]
+
+
+def test_a_run_may_send_to_other_hosts_than_the_last_one(folder):
+    """Each rank counts the epochs of all partners that send to it at any dims."""
+
+    @graph_function
+    def send_on(g: Graph) -> None:
+        n, hops = g.dims("n hops")
+        x, y = g.input("x", (n,), "float32"), g.output("y", (n,), "float32")
+        own, box = (g.symmetric(name, (n,), "float32") for name in ("own", "box"))
+        ready = g.events("ready", (1,), expects=1)
+        here = g.events("here", (1,), expects=1, cross_rank=True)
+        to, copy = (g.rank + hops) % g.world_size, partial(g.call, push_rows())
+        sent = {"writes": [box.on(to)[:]], "notifies": [here.on(to)[0]]}
+        one = g.grid(i=1)
+        copy(one, name="keep", reads=[x[:]], writes=[own[:]], notifies=[ready[0]])
+        g.call(push_far(), one, reads=[own[:]], waits=[ready[0]], **sent)
+        copy(one, name="take", reads=[box[:]], writes=[y[:]], waits=[here[0]])
+
+    program = Emulator(send_on(3, local_size=1), folder=folder, has_far=True)
+    inputs = [{"x": rows_of(rank)[0]} for rank in range(3)]
+    program.run(inputs, {"n": 4, "hops": 1})
+    (memory,) = program._memory.values()
+    for block in memory._arguments:
+        block["dim_hops"] = 2
+    found = program.run(inputs, {"n": 4, "hops": 1})
+    assert all((found[r]["y"] == rows_of((r - 2) % 3)[0]).all() for r in range(3))
 
 
 @pytest.mark.parametrize("local_size", [1, 2, 4])
