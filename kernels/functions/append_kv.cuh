@@ -13,7 +13,7 @@ struct append_kv {
   ETC_DEVICE static void run(const Task& task) {
     run(task, [] { return true; });
   }
-  // ready(): keys and values are there. What the rows are is loaded before, and their angles.
+  // ready(): keys and values are there. What the rows are is loaded before.
   template <class Ready>
   ETC_DEVICE static void run(const Task& task, Ready ready) {
     const auto k = task.template operand<0>();
@@ -28,8 +28,7 @@ struct append_kv {
       typename Rows::Row row{};
       if (exists) row = Rows::row(task, n);
       const bool is_in_range = row.length > 0;
-      const typename Vector::Angles angles(
-          Rows::cos_sin(task, is_in_range ? row.position : 0), c, is_in_range);
+      const u64 angles = Rows::cos_sin(task, is_in_range ? row.position : 0);
       u32 page = ~0u;
       if (is_in_range) {
         page = ptx::load4_l2(
@@ -39,7 +38,7 @@ struct append_kv {
       Vector key, value;
       key.load(u64(k.at(exists ? n : 0)), c, exists);
       value.load(u64(v.at(exists ? n : 0)), c, exists);
-      key.template rotate<Task::kNormalizes>(angles, Rows::gain(task), Task::kEps, c);
+      key.template rotate<Task::kNormalizes>(Rows::gain(task), Task::kEps, angles, c, is_in_range);
       if (page < pages.count) {
         const u64 to = pages.key(page, row.position % Task::kPageSize) + c * 16;
 #pragma unroll

@@ -12,12 +12,11 @@ template <class Task>
 struct attend {
   using Rows = PagedRows<Task, 1>;
   using Row = typename Rows::Row;
-  using Query = Head<Task::kHeadDim, Task::kIsHalf>;
 
   ETC_DEVICE static void run(const Task& task) {
     run(task, [] { return true; });
   }
-  // ready(): the queries and the cache are there. What the row is is loaded before, and its angles.
+  // ready(): the queries and the cache are there. What the row is is loaded before.
   // NOTE: one row and at most eight heads, since loops over them need registers for addresses.
   template <class Ready>
   ETC_DEVICE static void run(const Task& task, Ready ready) {
@@ -83,16 +82,15 @@ struct attend {
     ETC_DEVICE bool multiply(u64 q, i32 heads, Ready ready) {
       next = slice.first + warp;
       find_page();
-      Query query;
-      const bool is_head = g < heads, is_in_range = row.length > 0;
-      const typename Query::Angles angles(
-          Rows::cos_sin(task, is_in_range ? row.position : 0), c, is_in_range);
       if (!ready()) return false;
       fetch_keys();
-      // NOTE: else the compiler moves the loads of the keys behind all that waits for the query.
-      ptx::named_barrier<32>(8 + warp);
+      Head<kDim, Task::kIsHalf> query;
+      const bool is_head = g < heads;
       query.load(q + (is_head ? g : 0) * kDim * 2, c, is_head);
-      query.template rotate<Task::kNormalizes>(angles, Rows::gain(task), Task::kEps, c);
+      const bool is_in_range = row.length > 0;
+      query.template rotate<Task::kNormalizes>(
+          Rows::gain(task), Task::kEps, Rows::cos_sin(task, is_in_range ? row.position : 0), c,
+          is_in_range);
       // NOTE: programs with matmuls have no registers left for the query.
 #pragma unroll
       for (int i = 0; i < kVectors; ++i) ptx::store_shared16(kept(i), query.vector[i]);
