@@ -81,11 +81,9 @@ class GpuExecutor:
 
         self.plan, self.world, self.source = plan, world, source
         self._cupy = cupy
-        module, self._function = _load(cupy, source, cubin)
-        self._far_module = module if source.has_far else None
-        if self._far_module is not None:
-            library().init_module(module.ptr)
-            self._quiet = module.get_function(QUIET)
+        self._module, self._function = _load(cupy, source, cubin)
+        self._quiet = self._module.get_function(QUIET) if source.has_far else None
+        self._is_known = False  # to NVSHMEM
         self._shared = source.shared_bytes
         count = int(cupy.cuda.Device().attributes["MultiProcessorCount"])
         self.workers = resident_workers(
@@ -121,6 +119,8 @@ class GpuExecutor:
     def grow(self, *shapes: Mapping[str, int]) -> None:
         """Allocate memory for runs at these dims. Collective; no run is in flight."""
         self.world.agree_done(lambda: self._refuse_if_captured(shapes[-1]))
+        if self._quiet is not None and not self._is_known:
+            self.world.agree_done(self._begin_far)
         capacity = self._capacity
         for dims in shapes:
             capacity = capacity.grown(plan_memory(self.plan, dims))
@@ -137,6 +137,12 @@ class GpuExecutor:
         self._block, self._capacity = block, capacity
         self.reset()
         self.world.barrier()
+
+    def _begin_far(self) -> None:
+        """Let the kernel call NVSHMEM. NOTE: not before all ranks have compiled it: one
+        that is refused is unloaded without `close`."""
+        library().init_module(self._module.ptr)
+        self._is_known = True
 
     def _refuse_if_captured(self, dims: Mapping[str, int]) -> None:
         if self._captured:
@@ -236,7 +242,7 @@ class GpuExecutor:
     def reset(self) -> None:
         """Clear the state of a failed run and restart at epoch 1. All ranks call it
         between two barriers, with no run in flight."""
-        if self._far_module is not None and self._block is not None:
+        if self._quiet is not None and self._block is not None:
             # Messages of a failed run may still be on their way.
             self._quiet((1,), (1,), ())
             self.finish()
@@ -288,9 +294,9 @@ class GpuExecutor:
             self.finish()
             self._block.free()
             self._block = None
-        if self._far_module is not None:
-            library().end_module(self._far_module.ptr)
-            self._far_module = None
+        if self._is_known:
+            library().end_module(self._module.ptr)
+            self._is_known = False
 
     def symmetric(self, name: str) -> Any:
         """This rank's bytes of a symmetric tensor, as laid out for the last run."""
