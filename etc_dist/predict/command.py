@@ -54,7 +54,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     ):
         text += "; default: %(default)s"
         add(f"--{name}", type=kind, default=default, metavar="N", help=text)
-    text = "take the times of tasks from a traced run on several hosts, written by "
+    text = "take the times of tasks from a traced run on several hosts, at the same "
+    text += "sizes of tensors but for the number of ranks, written by "
     text += "program.trace().perfetto(FILE); default: a model of the GPU"
     add("--trace", metavar="FILE", help=text)
     add("--plot", type=Path, metavar="FILE", help="draw the times to this file")
@@ -68,9 +69,11 @@ def run(options: argparse.Namespace) -> int:
     near = Link("near", options.near_gbs, NEAR_LATENCY_US)
     machine = Machine(options.workers, near, far)
     source: Trace | Tuning = default_tuning()
-    origin = f"by a model of {default_tuning().device}"
+    origin, notes = f"by a model of {default_tuning().device}", ""
     if options.trace is not None:
-        source, origin = read_trace(options.trace), f"of the trace {options.trace}"
+        source = trace = read_trace(options.trace)
+        origin = f"of the trace {options.trace}"
+        notes = "".join(f"note of the trace: {note}\n" for note in trace.notes)
     counts = predict_hosts(
         options.operation,
         parse_dims(options.dims),
@@ -86,7 +89,7 @@ def run(options: argparse.Namespace) -> int:
             print(
                 f"{title}, {options.local_size} ranks a host: predicted, not measured"
             )
-            print(f"{show_machine(machine, origin)}{show_heading()}")
+            print(f"{show_machine(machine, origin)}{notes}{show_heading()}")
         print(show_line(one), flush=True)
         found.append(one)
     if options.plot is not None:

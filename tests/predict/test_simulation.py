@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from etc_dist import cli
 from etc_dist.functions.push_far import push_far
 from etc_dist.functions.push_rows import push_rows
 from etc_dist.ir import Graph, graph_function
@@ -165,3 +166,14 @@ world.close()
     code, output = run_on_hosts(source, 2)
     assert code == 0, output
     assert output.count("traced") == 2
+
+
+def test_the_command_prints_the_notes_of_a_trace(tmp_path, capsys):
+    calls = ("matmul_send", "sum_own", "sum_near", "send_sums", "sum_hosts")
+    records = [TaskRecord(0, 0, "tensor", 0, 9, call, 0) for call in calls]
+    file = str(tmp_path / "trace.json")
+    Trace.of(records, ["Times of CPUs."]).perfetto(file)
+    sizes = ["rows=256", "n=512", "k=64", "--hosts", "2", "--local-size", "1"]
+    words = ["predict", "matmul_reduce_scatter", *sizes, "--trace", file]
+    assert cli.main(words) == 0
+    assert "\nnote of the trace: Times of CPUs.\nhosts " in capsys.readouterr().out
