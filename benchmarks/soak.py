@@ -100,8 +100,9 @@ class Case:
             self.refresh(seed)
             poison(self.out)
             first()
-            # NOTE: by a kernel: a copy by the GPU's copy engine would wait for the run,
-            # and those of a transport that it needs (tests/far_transport) for this one.
+            # NOTE: by a kernel. A soak over tests/far_transport hung once, with a copy
+            # by the copy engine here. The copy is suspected to block those of the
+            # transport, which the run needs; this was not reproduced.
             bits, kept = self.out.view(np.uint16), self.first.view(np.uint16)
             self.workload.device.xp.bitwise_or(bits, 0, out=kept)
         for call in calls:

@@ -1,4 +1,5 @@
 #!/bin/bash
-# A rank of launch/mpirun --pretend-hosts whose host has its name for NVSHMEM, too, with the
-# transport FAR_PLUGIN, the file nvshmem_transport_ibrc.so.3. Needs root. rank.sh COMMAND...
+# rank.sh COMMAND...: a rank of launch/mpirun --pretend-hosts, with the host name ETC_DIST_HOST, by
+# which NVSHMEM distinguishes hosts, and the transport FAR_PLUGIN (transport.cpp, built as
+# nvshmem_transport_ibrc.so.3). Needs root.
 exec unshare --uts bash -c 'hostname "$ETC_DIST_HOST"; LD_PRELOAD=$FAR_PLUGIN exec "$@"' _ "$@"

@@ -7,9 +7,10 @@
 //   g++ -O2 -shared -fPIC -std=c++17 -Wl,-soname,$NAME -o $NAME transport.cpp -ldl -pthread
 //   LD_PRELOAD=$PWD/$NAME NVSHMEM_REMOTE_TRANSPORT=ibrc COMMAND
 //
-// Messages of a rank go one after the other, through buffers of the host, by copies of the GPU:
-// so nothing but kernels may be enqueued behind a run until it has ended. Environment variables
-// make them slower, far_transport_set() changes that later:
+// Messages of a rank go one after the other, through host buffers, by cuMemcpyAsync. A soak hung
+// once that enqueued copies after a run. They are suspected to block the transport's copies, which
+// was not reproduced: until a run has ended, enqueue only kernels after it. Environment variables
+// make messages slower, far_transport_set() changes that later:
 //   FAR_DELAY_US   from the end of a message until it arrives, and until it is acknowledged
 //   FAR_GBS        1e9 bytes a second, at which a rank sends (0: no limit)
 //   FAR_RANDOM_US  a random delay up to this, in addition; messages of a pair keep their order

@@ -1,7 +1,8 @@
 """Two ranks of the transport in one process: what arrives, and when.
 
 two_ranks.py TRANSPORT DRIVER DELAY_US GBS: prints the microseconds until a put of 1 MB
-with a signal has arrived, until 16 signals have, and until all are acknowledged."""
+with a signal has arrived, until 16 more signals have, and until all are
+acknowledged."""
 
 import ctypes
 import sys
