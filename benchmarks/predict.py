@@ -3,11 +3,12 @@ transport has several delays and rates.
 
 export NVSHMEM_REMOTE_TRANSPORT=ibrc FAR_PLUGIN=.../nvshmem_transport_ibrc.so.3
 launch/mpirun -n 2 --pretend-hosts 2 --mps bash tests/far_transport/rank.sh \\
-    python benchmarks/predict.py
+    .venv/bin/python benchmarks/predict.py
 
-The link as such is measured by messages alone, the times of tasks by a trace of the
-fastest setting, with the two ranks that share the GPU. --records compares predictions
-by the model of a GPU with the records of one host, without a GPU.
+The link alone is measured by a graph of messages, the times of tasks by a trace of the
+fastest setting, while both ranks share the GPU. --records compares predictions by the
+model of a GPU with the records of one host, without a GPU. New records with few rows
+are of another program, which is not simulated: ignore their ratios.
 """
 
 from __future__ import annotations

@@ -4,5 +4,6 @@ machine.py     workers, links between ranks, and what is assumed of them
 tasks.py       the tasks of one rank: what they wait for, notify and send
 simulation.py  the run of one rank, event by event
 times.py       how long a task takes: by a trace, or by a model of the GPU
-report.py      several numbers of hosts, as a table and a picture
+table.py       several numbers of hosts, as a table and a picture
+command.py     `etc-dist predict`
 """

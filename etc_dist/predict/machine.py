@@ -8,16 +8,16 @@ from dataclasses import dataclass, fields
 from etc_dist.errors import ArgumentError, expect_range
 
 NEAR_GBS, NEAR_LATENCY_US = 340.0, 1.0
-"""Over NVLink: the best rate of one GPU of eight H200 that send at once was measured,
-the latency is assumed."""
+"""Over NVLink. Measured: the best rate of a GPU, while eight H200 send to each other.
+Assumed: the latency."""
 FAR_GBS, FAR_LATENCY_US, MESSAGE_US = 50.0, 3.0, 2.0
 """Of a network with 400 Gbit/s a GPU: assumed, not measured."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """What a rank sends goes one message after the other: each occupies the link for
-    the longer of `message_us` and its bytes at `gbs` (1e9 bytes a second), and arrives
+    """A rank's messages are sent one after the other: each occupies the link for the
+    longer of `message_us` and its bytes at `gbs` (1e9 bytes a second), and arrives
     `latency_us` later."""
 
     name: str
@@ -49,8 +49,8 @@ class Link:
 
 @dataclass(frozen=True)
 class Machine:
-    """workers: of a rank. launch_us: of a run, outside of its tasks. poll_us: from a
-    notification on, until a task that waits for it begins."""
+    """workers: of a rank. launch_us: of a run, outside of its tasks, as in the model of
+    an H200. poll_us: assumed, from a notification until a task that waits begins."""
 
     workers: int = 132
     near: Link = Link("near", NEAR_GBS, NEAR_LATENCY_US)

@@ -2,8 +2,8 @@
 
 All ranks do the same, so rank 0 stands for every rank: when a task of rank 0 sends to
 another rank, the same task of other ranks sends to rank 0, and both arrive at the same
-time. Each rank has one network card. Of the handshake between hosts, the last
-message counts for all.
+time. Each rank has one network card. All far ranks count as started when the last of
+their messages of the handshake has arrived.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from etc_dist.predict.tasks import FAR, NEAR, OWN, RankTasks
 MOST_WORKERS = 1024
 """Of a rank."""
 TRANSFER_WARPS, WARPS = 2, 10
-"""Of a worker: those of the transfer lane, and those with the compute warps, which join
-it at the end of the tensor lane."""
+"""Warps of a worker in the transfer lane: before and after the compute warps join it,
+at the end of the tensor lane."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class _Server:
         self.link, self.free = link, 0.0
 
     def send(self, now: float, nbytes: float) -> float:
-        """When a message of now arrives."""
+        """When a message that is sent now arrives."""
         self.free = max(now, self.free) + self.link.service_us(nbytes)
         return self.free + self.link.latency_us
 
@@ -100,7 +100,7 @@ class _Server:
 @dataclass
 class _Unit:
     """Tasks that a lane runs at once, not before `due`. missing: their unmet waits.
-    wake: of the workers or the warp that will run it."""
+    wake: starts the cluster or the warp that runs it."""
 
     us: float
     due: float
