@@ -1,5 +1,5 @@
-"""Products of few rows on several ranks: rows are gathered before they are multiplied,
-and returned to their owners afterwards, on tiles that suit their number."""
+"""GEMMs with few rows on several ranks: rows are gathered before they are multiplied,
+and returned to their owners afterwards. Their number decides the tile shape."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ BLOCK = 256
 SUMMED = 1024
 """Columns of a row whose partial sums one warp adds."""
 MOST_ROWS = 1024
-"""Rows of all ranks at most that are gathered first; more are computed as they come."""
+"""The most rows of all ranks that are gathered first; more are computed on arrival."""
 
 
 def has_few_rows(rows: int, world_size: int, most: int = MOST_ROWS) -> bool:
     """Whether `rows` of each rank are few. The other graphs multiply each rank's rows
-    in blocks of TILE: whole blocks are computed as they come, however few they are."""
+    in blocks of TILE: whole blocks are computed on arrival, however few they are."""
     return rows * world_size <= most and rows % TILE != 0
 
 
@@ -50,9 +50,9 @@ def with_few_rows(
     world: World,
     deterministic: str,
 ) -> list[Candidate]:
-    """The candidates of a product of x [., k] and w [n, k]: `graph`, with the dim
-    `shape`, for few rows, and `many`. Over several hosts, and with other sizes of its
-    tiles, the latter serves all."""
+    """The candidates of a GEMM of x [., k] and w [n, k]: `graph`, with the dim `shape`,
+    for few rows, and `many`. Over several hosts, and if `many` has options, such as its
+    tile size, it serves all calls."""
     size = world.size
     if world.hosts.count > 1 or many.options:
         return [many]
@@ -80,8 +80,8 @@ def capacity_dims(
     shapes: Sequence[TileShape],
     names: Sequence[str],
 ) -> list[Mapping[str, int]]:
-    """Calls that need the most memory of those up to `most` rows: a dynamic plan has
-    queues, which are the longest for the smallest tiles. `names`: the dims that choose
+    """The calls up to `most` rows that need the most memory: the queues of a dynamic
+    plan are longest for the smallest tiles. `names`: the dims that choose
     tiles, by position in `shapes`."""
     areas = [shape.rows * shape.columns for shape in shapes]
     smallest = areas.index(min(areas))
@@ -129,7 +129,7 @@ class RowBlocks:
         waits: EventTensor | None,
         notifies: str | None = None,
     ) -> EventTensor | None:
-        """Add a product of x and weights, `width` rows of each a tile, into y: waits
+        """Add a GEMM of x and weights, `width` rows of each a tile, into y: it waits
         for the rows of x, and notifies new events once a block is complete."""
         g, (x, weights, y) = self.g, operands
         shape = self.tokens, y.shape[1]
@@ -167,8 +167,8 @@ class RowBlocks:
         waits: EventTensor | None,
         summed: int = SUMMED,
     ) -> None:
-        """Add the product of x [tokens, k] and w [n, k], summed over the ranks: y
-        [rows, n], each rank its own rows. On one rank that is the product itself."""
+        """Add the GEMM of x [tokens, k] and w [n, k], summed over the ranks: y
+        [rows, n] has a rank's own rows. On one rank there is nothing to sum or send."""
         g, (x, w, y) = self.g, operands
         function, width = tiles.matmul(y.dtype), tiles.columns
         if g.world_size == 1:
@@ -183,12 +183,12 @@ class RowBlocks:
     def _send_back(
         self, product: Tensor, produced: EventTensor, y: Tensor, summed: int
     ) -> None:
-        """Return the rows of product [tokens, n] to their owners, which add those of
-        all ranks: y [rows, n]."""
+        """Send the rows of product [tokens, n] to their owners, which sum those of all
+        ranks into y [rows, n]."""
         g, (rows, n), world = self.g, y.shape, self.g.world_size
         parts = g.symmetric("parts", (world, rows, n), y.dtype)
         returned = g.events("returned", (rows,), expects=world, cross_rank=True)
-        # One's own come last: they do not have to travel.
+        # A rank's own rows come last: they need no transfer.
         p, r = grid = g.grid(p=world, r=rows)
         owner = (g.rank + 1 + p) % world
         row = owner * rows + r

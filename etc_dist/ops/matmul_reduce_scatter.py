@@ -66,8 +66,8 @@ def returned_matmul_graph(
     g: Graph, *, dtype: str = "bfloat16", shapes: Sequence[TileShape] = SHAPES
 ) -> None:
     """x [world * rows, k], w [n, k] -> y [rows, n] on each rank, for few rows: they
-    return to their owners once all of their tiles are computed. The dim `shape` chooses
-    the tiles."""
+    are sent to their owners once all of their tiles are computed. The dim `shape`
+    chooses the tiles."""
     rows, n, k, shape = g.dims("rows n k shape")
     tokens = g.let("tokens", g.world_size * rows)
     x = g.input("x", (tokens, k), dtype)
@@ -94,10 +94,10 @@ class MatmulReduceScatter(Operation):
     Arrays: NumPy on the CPU backend; CuPy, torch, DLPack or `__cuda_array_interface__`
     on GPUs, not copied. A program is compiled at the first call of a dtype and of a
     layout of w, and another one at the first call with few rows: on one host, at most
-    1024 of all ranks, not a multiple of 256 on each, and w not transposed. It sends
-    rows once their sums are complete, has tiles that suit their number, and takes
-    memory for 1024 at once. schedule, trace: as for `etc_dist.compile`. deterministic:
-    as for `Matmul`.
+    1024 of all ranks, not a multiple of 256 on each, and w not transposed. The latter
+    sends a row once all of its tiles are computed, chooses tiles by the number of rows,
+    and allocates memory for 1024 rows at once. schedule, trace: as for
+    `etc_dist.compile`. deterministic: as for `Matmul`.
 
     Raises on every rank: ArgumentError if any rank's arrays do not fit or the ranks'
     shapes differ, TypeError if an argument of any rank has a wrong type.

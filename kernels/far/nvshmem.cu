@@ -8,7 +8,7 @@ using cuda::std::is_same;
 using cuda::std::is_signed;
 using cuda::std::is_unsigned;
 }  // namespace std
-// NOTE: before the first header, which in newer versions of NVSHMEM decides by it.
+// NOTE: defined before the first header, in which newer versions of NVSHMEM read it.
 #define NVSHMEM_ENABLE_ALL_DEVICE_INLINING
 #include <non_abi/nvshmem_build_options.h>
 // These need headers that NVRTC does not have.

@@ -1,4 +1,5 @@
-// The transport to far ranks by NVSHMEM's device API. Another one needs the same three functions.
+// The transport to far ranks by NVSHMEM's device API. Another transport needs the same three
+// functions.
 //
 // Addresses are in this rank's symmetric block: the message is for the same place in the block of
 // `rank`. Words are only changed by messages, which are atomic with each other.
@@ -19,7 +20,7 @@ namespace etc {
 
 struct Nvshmem {
   // By one warp: sends `bytes` from `from` to `to`, then adds `value` to the 64-bit word `word`.
-  // `from` must keep its content until quiet() returns, also that of a later thread.
+  // `from` must keep its content until a later quiet() returns, in any thread.
   ETC_DEVICE static void put(u64 from, u64 to, u64 bytes, u64 word, u64 value, i32 rank) {
     // The host and the network card read what other workers have written.
     if (ptx::lane() == 0) ptx::fence_acq_rel<true>();
