@@ -154,6 +154,7 @@ LOOP = """
 import os, signal, sys
 import etc_dist
 from etc_dist.functions import sum_slots
+from etc_dist.ops.operation import with_sizes
 from tests.ops.arrays import Arrays
 from tests.ops.ring import ring
 import numpy as np
@@ -169,7 +170,8 @@ def body(slots, y):
 
 body.original = sum_slots._sum_slots
 sum_slots._sum_slots = body
-op = etc_dist.MatmulReduceScatter(world=world)
+# With a size, few rows are multiplied by the graph of many, which has this body.
+op = with_sizes(etc_dist.MatmulReduceScatter, tile_size=256)(world=world)
 x, w = (Arrays(world.backend).put(np.ones((16, 16), np.float16)) for _ in "xw")
 while calls < 1000:
     calls += 1
