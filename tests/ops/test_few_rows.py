@@ -1,4 +1,4 @@
-"""The collectives of few rows: which they are, and the program that serves them."""
+"""The collectives with few rows: which they are, and the program that serves them."""
 
 from __future__ import annotations
 
