@@ -43,13 +43,12 @@ BATCHES = (1, 8, 32, 128)
 
 @dataclass(frozen=True)
 class Job:
-    """A command of all ranks; `ranks`: the number of GPUs unless given. by_torch: ranks
-    of torchrun instead of mpirun. launched: otherwise it starts its ranks by itself."""
+    """A command of all ranks; `ranks`: the number of GPUs unless given. launcher: what
+    starts the ranks: mpirun, torchrun or the command itself."""
 
     command: tuple[str, ...]
     ranks: int | None = None
-    by_torch: bool = False
-    launched: bool = True
+    launcher: str = "mpirun"
 
 
 Known = Sequence[Any]
@@ -58,6 +57,9 @@ Known = Sequence[Any]
 
 def tests(ranks: int, known: Known) -> Iterator[Job]:
     yield Job(("python", *PYTEST, "-m", "mpi", "tests"))
+    # Ranks that are killed, of jobs that these tests start.
+    deaths = "tests/runtime/test_faults.py", "-k", "death", "--durations=3"
+    yield Job(("-m", "pytest", "-q", "--color=no", *deaths), launcher="itself")
     if not any(record.op == "soak" for record in known):
         yield Job(("benchmarks/soak.py",))
 
@@ -111,12 +113,12 @@ def decode(ranks: int, known: Known) -> Iterator[Job]:
         if left and find_spec("vllm") is not None:
             options = ("--models", model, "--batches", joined(left))
             script = "benchmarks/decode_vllm.py", *options, "--context", "512"
-            yield Job(script, launched=False)
+            yield Job((*script, "--ranks", str(ranks)), launcher="itself")
 
 
 def torch(ranks: int, known: Known) -> Iterator[Job]:
     for script in ("examples/torch_tensor_parallel.py", "tests/torch/on_ranks.py"):
-        yield Job((script,), by_torch=True)
+        yield Job((script,), launcher="torchrun")
 
 
 def memcheck(ranks: int, known: Known) -> Iterator[Job]:
@@ -158,18 +160,16 @@ def known_records(ranks: int) -> list[Any]:
 def execute(job: Job, ranks: int, limit: float) -> bool:
     """Run a job within `limit` seconds; whether it succeeded."""
     count, seconds = str(job.ranks or ranks), f"{limit:.0f}"
-    command = job.command
-    if not job.launched:
+    if job.launcher == "itself":
         launcher = ["timeout", seconds, sys.executable]
-        command = *command, "--ranks", count
-    elif job.by_torch:
+    elif job.launcher == "torchrun":
         launcher = ["timeout", seconds, sys.executable, "-m", "torch.distributed.run"]
         launcher += ["--nproc-per-node", count]
     else:
         launcher = [sys.executable, str(records.ROOT / "launch" / "mpirun")]
         launcher += ["-n", count, "--time-limit", seconds]
     print(f"\n=== {' '.join(job.command)} ===", flush=True)
-    done = subprocess.run([*launcher, *command], cwd=records.ROOT, check=False)
+    done = subprocess.run([*launcher, *job.command], cwd=records.ROOT, check=False)
     return done.returncode == 0
 
 
