@@ -105,13 +105,12 @@ def generate(plan: Plan, *, trace: bool = False, check: bool = True) -> Source:
     that no kernel supports. With `check`, also for regions that the CUDA bodies do not
     support; the CPU backend runs these."""
     graph = plan.graph
-    near = graph.local_size if plan.has_far else graph.world_size
-    if near > MAX_NEAR:
+    if plan.near > MAX_NEAR:
         raise CodegenError(
             f"graph {graph.name} has too many ranks",
             where=f"plan {graph.name}",
             wanted=f"at most {MAX_NEAR} ranks on a host",
-            got=str(near),
+            got=str(plan.near),
             fix="start fewer ranks on each host",
         )
     if plan.has_far and _is_dynamic(plan):
@@ -221,10 +220,9 @@ def _reaches_peers(call: Call, n: int) -> bool:
 
 def _constants(plan: Plan, calls: Sequence[Call], trace: bool) -> dict[str, int]:
     shared_bytes, buffer_bytes = shared_memory(plan)
-    graph = plan.graph
-    hosts = {"kNear": graph.local_size, "kHosts": graph.world_size // graph.local_size}
+    hosts = {"kNear": plan.near, "kHosts": plan.far_hosts}
     return {
-        "kWorld": graph.world_size,
+        "kWorld": plan.graph.world_size,
         **(hosts if plan.has_far else {}),
         "kCluster": plan.cluster,
         "kTensorCluster": plan.lane(TENSOR).cluster,

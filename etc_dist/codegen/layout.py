@@ -101,6 +101,11 @@ class Arguments:
     far_hosts: int
     """The hosts, where ranks are far; else 0."""
 
+    @property
+    def sender_words(self) -> int:
+        """The words of `FAR_SENDERS`; 0 where no ranks are far."""
+        return -(-self.far_hosts // 32)
+
     @classmethod
     def of(cls, plan: Plan) -> Arguments:
         graph = plan.graph
@@ -114,9 +119,8 @@ class Arguments:
         integers += [name for name, _ in queue_words(plan)]
         addresses = ["control", "status", "workspace", "trace", "wait_limit"]
         addresses += [tensor_name(t.name) for t in graph.tensors]
-        near = graph.local_size if plan.has_far else graph.world_size
-        hosts = graph.world_size // near if plan.has_far else 0
-        return cls(_maps(plan), tuple(addresses), tuple(integers), near, hosts)
+        hosts = plan.near, plan.far_hosts
+        return cls(_maps(plan), tuple(addresses), tuple(integers), *hosts)
 
     def map_of(self, tensor: Tensor, box: TmaBox) -> str:
         # By hash: == refuses to compare a number of rows with an expression.
@@ -134,13 +138,13 @@ class Arguments:
             formats.append(("u1", MAP_BYTES))
             offsets.append(at)
             at += MAP_BYTES
-        far = self.far_hosts > 0
+        senders = self.sender_words
         groups: list[tuple[Any, Sequence[str]]] = [
             (("u8", self.near), ["peer"]),
-            ("u8", [FIRST_NEAR] if far else []),
+            ("u8", [FIRST_NEAR] if senders else []),
             ("u8", self.addresses),
             ("i4", self.integers),
-            (("u4", -(-self.far_hosts // 32)), [FAR_SENDERS] if far else []),
+            (("u4", senders), [FAR_SENDERS] if senders else []),
         ]
         for kind, group in groups:
             for name in group:
@@ -162,14 +166,16 @@ class Arguments:
         """The same block as a C++ struct."""
         lines = ["struct Args {"]
         lines += [f"  TensorMap {m.name};" for m in self.maps]
-        far = self.far_hosts > 0
-        lines.append(f"  {'NearBlocks<kNear> peer' if far else 'u64 peer[kWorld]'};")
+        senders = self.sender_words
+        lines.append(
+            f"  {'NearBlocks<kNear> peer' if senders else 'u64 peer[kWorld]'};"
+        )
         lines += [f"  u64 {name};" for name in self.addresses]
         for name in self.integers:
             kind = "u32" if name in UNSIGNED else "i32"
             lines.append(f"  {kind} {name};")
-        if far:
-            lines.append(f"  u32 {FAR_SENDERS}[{-(-self.far_hosts // 32)}];")
+        if senders:
+            lines.append(f"  u32 {FAR_SENDERS}[{senders}];")
         lines += ["};", f"static_assert(sizeof(Args) == {self.dtype.itemsize});"]
         return "\n".join(lines)
 

@@ -60,9 +60,8 @@ def fill(
     _check_rows(source, env, f"graph {graph.name}")
     refuse_empty(graph, env)
     a = np.zeros((), source.arguments.dtype)
-    near = source.arguments.near
-    first = rank - rank % near
-    a["peer"] = places.peers[first : first + near]
+    first = rank - rank % plan.near
+    a["peer"] = places.peers[first : first + plan.near]
     for name in ("control", "status", "workspace", "trace", "wait_limit"):
         a[name] = getattr(places, name)
     integers = {

@@ -69,7 +69,7 @@ def plan_memory(plan: Plan, dims: Mapping[str, int]) -> MemoryPlan:
         ends["symmetric"],
         offsets["local"],
         ends["local"],
-        graph.world_size // graph.local_size if plan.has_far else 0,
+        plan.far_hosts,
     )
 
 

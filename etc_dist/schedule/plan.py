@@ -278,6 +278,16 @@ class Plan:
     """Whether ranks of other hosts do not map this one's memory."""
 
     @property
+    def near(self) -> int:
+        """The ranks that map each other's memory: those of a host, or all."""
+        return self.graph.local_size if self.has_far else self.graph.world_size
+
+    @property
+    def far_hosts(self) -> int:
+        """The hosts, where ranks are far; else 0."""
+        return self.graph.world_size // self.near if self.has_far else 0
+
+    @property
     def cluster(self) -> int:
         """Workers of a cluster: the largest cluster of any lane."""
         return max((lane.cluster for lane in self.lanes), default=1)
