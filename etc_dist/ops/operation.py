@@ -224,8 +224,8 @@ class Operation:
 
     def _place(self, dims: Mapping[str, int], w_layout: str) -> int:
         """That of the first candidate that serves a call."""
-        accepts = (one.accepts(dims, w_layout) for one in self._candidates)
-        return next(place for place, does in enumerate(accepts) if does)
+        candidates = enumerate(self._candidates)
+        return next(place for place, one in candidates if one.accepts(dims, w_layout))
 
     def _agree(self, text: str) -> None:
         """Raise on every rank if the ranks make different steps of this operation."""

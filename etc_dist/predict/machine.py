@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 from etc_dist.errors import ArgumentError, expect_range
+from etc_dist.ops.tuning import default_tuning
 
 NEAR_GBS, NEAR_LATENCY_US = 340.0, 1.0
 """Over NVLink. Measured: the best rate of a GPU, while eight H200 send to each other.
@@ -49,13 +50,16 @@ class Link:
 
 @dataclass(frozen=True)
 class Machine:
-    """workers: of a rank. launch_us: of a run, outside of its tasks, as in the model of
-    an H200. poll_us: assumed, from a notification until a task that waits begins."""
+    """workers: of a rank. launch_us: of a run, outside of its tasks, by default that of
+    the model of an H200. poll_us: assumed, from a notification until a task that waits
+    begins."""
 
     workers: int = 132
     near: Link = Link("near", NEAR_GBS, NEAR_LATENCY_US)
     far: Link = Link("far", FAR_GBS, FAR_LATENCY_US, MESSAGE_US)
-    launch_us: float = 8.6
+    launch_us: float = field(
+        default_factory=lambda: default_tuning().constants.launch_us
+    )
     poll_us: float = 1.0
 
     def __post_init__(self) -> None:

@@ -279,7 +279,9 @@ class _Run:
     def _forward(self, cluster: int, task: int, now: float) -> None:
         """Have the transfer lane's warps of a cluster send a tile."""
         warps = [
-            worker * WARPS + w for worker in self._workers(cluster) for w in (0, 1)
+            worker * WARPS + w
+            for worker in self._workers(cluster)
+            for w in range(TRANSFER_WARPS)
         ]
         self._parts[task] = len(warps)
         for warp in warps:

@@ -14,10 +14,8 @@ from etc_dist.ops.matmul_policy import work_of
 from etc_dist.ops.tuning import Constants
 from etc_dist.predict.simulation import Times
 from etc_dist.predict.tasks import OWN, CallTasks, RankTasks
-from etc_dist.runtime.trace import Trace
+from etc_dist.runtime.trace import FORWARDED, Trace
 
-FORWARDS = " (forward)"
-"""The end of a call's name in the records of warps that forward its tiles."""
 WARP_BYTES_PER_US, TASK_US = 3000.0, 1.0
 """Of a warp that copies or adds, and the fixed cost of its task: both assumed."""
 
@@ -30,9 +28,9 @@ def traced_times(tasks: RankTasks, trace: Trace) -> Times:
         found[record.call].append(record.end_ns - record.start_ns)
     us = {name: fmean(times) / 1e3 for name, times in found.items()}
     wanted = {c.call.name for c in tasks.calls if c.count and not c.idle.all()}
-    forwards = {c.call.name + FORWARDS for c in tasks.calls if _is_forwarded(c)}
+    forwards = {c.call.name + FORWARDED for c in tasks.calls if _is_forwarded(c)}
     known = {c.call.name for c in tasks.calls}
-    known |= {name + FORWARDS for name in known}
+    known |= {name + FORWARDED for name in known}
     missing, foreign = (wanted | forwards) - us.keys(), us.keys() - known
     if missing or foreign:
         lists = (
@@ -48,7 +46,7 @@ def traced_times(tasks: RankTasks, trace: Trace) -> Times:
         )
     return Times(
         {c.call.name: us.get(c.call.name, 0.0) for c in tasks.calls},
-        {name.removesuffix(FORWARDS): us[name] for name in forwards},
+        {name.removesuffix(FORWARDED): us[name] for name in forwards},
     )
 
 
@@ -82,15 +80,15 @@ def model_times(tasks: RankTasks, constants: Constants) -> Times:
 
 
 def _is_forwarded(tasks: CallTasks) -> bool:
-    away = FORWARD in tasks.call.function.roles and bool((tasks.target != OWN).any())
-    return away
+    forwards = FORWARD in tasks.call.function.roles
+    return forwards and bool((tasks.target != OWN).any())
 
 
 def show_times(times: Times) -> str:
     """A line for each call."""
     both: Mapping[str, float] = {
         **times.tasks,
-        **{name + FORWARDS: us for name, us in times.forwards.items()},
+        **{name + FORWARDED: us for name, us in times.forwards.items()},
     }
     width = max(map(len, both), default=0)
     return "".join(f"  {name:{width}}  {us:8.2f} us\n" for name, us in both.items())

@@ -16,6 +16,8 @@ from etc_dist.ir.function import LANES, TRANSFER
 from etc_dist.schedule.plan import Plan
 
 NO_TASKS = "trace: no tasks\n"
+FORWARDED = " (forward)"
+"""The end of a call's name in the records of warps that forward its tiles."""
 _GPU_CLOCK = "GPUs do not share a clock: each rank's time begins with its first task."
 
 
@@ -224,7 +226,7 @@ def _gpu_records(
             if lane == TRANSFER:
                 lane = f"{lane}.{warps.index(warp[row])}"
                 # The transfer lane forwards the tile of a task of the tensor lane.
-                name += "" if call.function.lane == TRANSFER else " (forward)"
+                name += "" if call.function.lane == TRANSFER else FORWARDED
             begin, end = int(found["begin"][row]), int(found["end"][row])
             at = (rank, int(worker[row]), lane)
             span = (begin - origin, end - origin)
