@@ -7,10 +7,13 @@
 //   g++ -O2 -shared -fPIC -std=c++17 -Wl,-soname,$NAME -o $NAME transport.cpp -ldl -pthread
 //   LD_PRELOAD=$PWD/$NAME NVSHMEM_REMOTE_TRANSPORT=ibrc COMMAND
 //
-// Messages of a rank go one after the other, through host buffers, by cuMemcpyAsync. A soak hung
-// once that enqueued copies after a run. They are suspected to block the transport's copies, which
-// was not reproduced: until a run has ended, enqueue only kernels after it. Environment variables
-// make messages slower, far_transport_set() changes that later:
+// Messages of a rank go one after the other, through host buffers, by cuMemcpyAsync. Until a run has
+// ended, make no call that loads CUDA code: the call waits for the run, and the transport's copies
+// for the call, so that the run ends by its time limit. Measured: the first use of a CuPy kernel
+// after a run hangs, 300 runs with a kernel after each that has run before are right. A soak with
+// small copies on the GPU after runs hung, too; large copies did not.
+//
+// Environment variables make messages slower, far_transport_set() changes that later:
 //   FAR_DELAY_US   from the end of a message until it arrives, and until it is acknowledged
 //   FAR_GBS        1e9 bytes a second, at which a rank sends (0: no limit)
 //   FAR_RANDOM_US  a random delay up to this, in addition; messages of a pair keep their order
