@@ -23,9 +23,9 @@ from typing import Any
 from etc_dist.functions.add_experts_norm import add_experts_norm
 from etc_dist.functions.combine_rows import combine_rows
 from etc_dist.functions.epilogue import Epilogue, store, swiglu
-from etc_dist.functions.push_rows import push_rows
 from etc_dist.functions.route_rows import MOST_ROWS, route_rows
 from etc_dist.functions.routing import BLOCK, Routing
+from etc_dist.functions.scatter_row import scatter_row
 from etc_dist.functions.score_experts import score_experts
 from etc_dist.functions.tile_matmul import Tiles, TileShape
 from etc_dist.ir import (
@@ -48,6 +48,8 @@ EXPERT_MATMULS = ("expert_up", "expert_down")
 """The matmuls of the experts; the dims `<name>_shape` choose their tiles."""
 SCORED = 8
 """Experts whose logits a task computes."""
+PIECES = 2
+"""Tasks that copy a row: for all rows at most as many as there are warps for it."""
 Turn = tuple[Expr, Expr]
 """A step, and a layer of it."""
 MOST_EXPERTS, MOST_CHOICES = 256, 32
@@ -184,24 +186,30 @@ class MixtureCalls:
         return routed[turn]
 
     def _gather(self, turn: Turn, routed: EventRef) -> list[EventRef]:
-        """Copies each choice of a row to its place, where rows are gathered. Returns
-        the events after which the tiles are complete."""
+        """Copies each row to the places of its choices, where rows are gathered.
+        Returns the events after which the tiles are complete."""
         g, top_k = self.g, self.routing.top_k
         moved = g.let("gathered_rows", self.gathers * self.rows)
-        gathered = g.events("gathered", self.turns, expects=moved * top_k)
-        r, k = grid = g.grid(r=moved, k=top_k)
-        place = self.place.load(*turn, r, k)
-        count = minimum(1, place + 1)  # a row of no request has no place
+        width = g.let("gather_columns", ceildiv(self.hidden, 8 * PIECES) * 8)
+        pieces = g.let("gather_pieces", ceildiv(self.hidden, width))
+        gathered = g.events("gathered", self.turns, expects=moved * pieces)
+        r, j = grid = g.grid(r=moved, j=pieces)
+        columns = tile(j, width)
+        places = [self.place.load(*turn, r, k) for k in range(top_k)]
         g.call(
-            push_rows(),
+            scatter_row(top_k, self.routing.dtype),
             grid,
             name="gather",
-            reads=[self.x[span(r, count), :]],
-            writes=[self.x[span(self.rows + maximum(0, place), count), :]],
+            reads=[self.x[span(r, 1), columns]],
+            writes=[self.x[self._gathered(place), columns] for place in places],
             waits=[routed],
             notifies=[gathered[turn]],
         )
         return [routed, gathered[turn]]
+
+    def _gathered(self, place: Expr) -> Any:
+        """The row of a place; none where a row of no request has no place."""
+        return span(self.rows + maximum(0, place), minimum(1, place + 1))
 
     def _multiply(self, turn: Turn, waits: list[EventRef]) -> EventRef:
         g, layer, tiles = self.g, turn[1], self.tiles
