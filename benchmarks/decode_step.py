@@ -179,7 +179,8 @@ class Decoder:
     def policy_text(self, batch: int) -> str:
         dims = self.policy.dims(batch, self.context)
         tiles = [f"{n} {self.policy.shapes[dims[f'{n}_shape']]}" for n in self.matmuls]
-        return "; ".join([*tiles, f"slices {dims['slices']}"])
+        heads = f"{dims['attend_heads']} heads of the cache a task"
+        return "; ".join([*tiles, f"slices {dims['slices']}", heads])
 
     def _draw_all(self, part: Part, layers: int) -> dict[str, Any]:
         """The weights and the cache of the first layers: a part of them."""

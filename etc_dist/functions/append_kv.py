@@ -104,10 +104,9 @@ class PagedCache:
         """The positions of `operands`, from `first` on."""
         return tuple(range(first, first + 4 + (self.norm_eps is not None)))
 
-    @property
-    def pages(self) -> Operand:
-        """All pages of one head."""
-        sizes = (Extent(whole=True), 2, 1, self.page_size, self.head_dim)
+    def pages(self, heads: Extent | int = 1) -> Operand:
+        """All pages of some heads."""
+        sizes = (Extent(whole=True), 2, heads, self.page_size, self.head_dim)
         return Operand(sizes, self.element, leading=True)
 
     def lengths(self, cos_sin: Any, request: Any, position: Any, table: Any) -> Any:
@@ -139,6 +138,6 @@ def append_kv(paged: PagedCache, *, early: bool = False) -> DeviceFunction:
 
     row = Operand(("rows", Extent(paged.head_dim, begins=8)), paged.element)
     reads = {"k": row, "v": row, **paged.operands("rows")}
-    writes = {"cache": paged.pages}
+    writes = {"cache": paged.pages()}
     before = paged.before_wait(2) if early else ()
     return paged.function(*("append_kv", body, reads, writes), reads_before_wait=before)

@@ -20,7 +20,9 @@ from etc_dist.functions.append_kv import PagedCache
 from etc_dist.ir import DeviceFunction, Extent, Operand
 
 HEADS = 8
-"""Query heads of a task, at most."""
+"""Query heads of one head of the cache in a task, at most."""
+TOGETHER = 4
+"""Heads of the cache in a task, at most: each has two warps then."""
 BLOCK = 16
 """Positions that a warp multiplies at once."""
 SLICE_POSITIONS = 128
@@ -29,12 +31,18 @@ have some each."""
 
 
 def attend(
-    paged: PagedCache, slice_positions: int = SLICE_POSITIONS, *, early: bool = False
+    paged: PagedCache,
+    slice_positions: int = SLICE_POSITIONS,
+    *,
+    group: int = HEADS,
+    early: bool = False,
 ) -> DeviceFunction:
-    """q [rows, group * head_dim] of query heads of one head of the cache, gain
-    [head_dim] if they are normalized, cos_sin, request, position, table, cache -> sums
-    [rows, group, head_dim] and stats [rows, group, 2], in fp32. On GPUs one row and at
-    most HEADS heads. early: all but q and the cache may be read before the last wait.
+    """q [rows, heads * head_dim], gain [head_dim] if queries are normalized, cos_sin,
+    request, position, table, cache -> sums [rows, heads, head_dim] and stats [rows,
+    heads, 2], in fp32. The cache has one head for each `group` query heads, the last
+    one may have fewer. On GPUs one row, 1, 2 or 4 heads of the cache, which share the
+    warps of a worker, and at most HEADS query heads of each. early: all but q and the
+    cache may be read before the last wait.
 
     The task is slice `s`, a coordinate, of `slices`, a dim or named number. A row uses
     as many of them, a power of two, as have `slice_positions` each. sums: the
@@ -47,6 +55,7 @@ def attend(
         *gain, cos_sin, request, position, table, cache, sums, stats = others
         sums[...] = 0
         stats[...] = (-np.inf, 0)
+        cache = cache.reshape(len(cache), 2, -1, paged.page_size, paged.head_dim)
         lengths = paged.lengths(cos_sin, request, position, table)
         for row in np.flatnonzero(lengths):
             at = slice_of(int(lengths[row]), s, slices, slice_positions)
@@ -55,32 +64,38 @@ def attend(
             numbers, slots = numbers[is_page], at[is_page] % paged.page_size
             if len(numbers) == 0:
                 continue
-            keys, values = (
-                cache[numbers, i, slots].astype(np.float32) for i in range(2)
-            )
             heads = q[row].reshape(-1, paged.head_dim)
             angles = cos_sin[position[row]]
             heads = paged.rotated(heads, gain[0] if gain else None, angles)
-            scores = heads.astype(np.float32) @ keys.T * scale
-            largest = scores.max(axis=1)
-            weights = np.exp2(scores - largest[:, None])
-            sums[row] = weights @ values
-            stats[row] = np.stack([largest, weights.sum(axis=1)], axis=1)
+            for n in range(cache.shape[2]):
+                keys, values = (
+                    cache[numbers, i, n, slots].astype(np.float32) for i in range(2)
+                )
+                own = slice(n * group, (n + 1) * group)
+                scores = heads[own].astype(np.float32) @ keys.T * scale
+                largest = scores.max(axis=1)
+                weights = np.exp2(scores - largest[:, None])
+                sums[row, own] = weights @ values
+                stats[row, own] = np.stack([largest, weights.sum(axis=1)], axis=1)
 
-    queries = Extent(
-        most=HEADS * paged.head_dim, begins=8, name="group", times=paged.head_dim
-    )
+    dim = paged.head_dim
+    queries = Extent(most=TOGETHER * group * dim, begins=8, name="heads", times=dim)
+    heads = Extent(most=TOGETHER, name="heads", per=group)
     reads = {
         "q": Operand((1, queries), paged.element),
         **paged.operands(1),
-        "cache": paged.pages,
+        "cache": paged.pages(heads),
     }
     writes = {
-        "sums": Operand((1, "group", 1, paged.head_dim), "float32"),
-        "stats": Operand((1, "group", 1, 2), "float32"),
+        "sums": Operand((1, "heads", 1, dim), "float32"),
+        "stats": Operand((1, "heads", 1, 2), "float32"),
     }
     cache = len(reads) - 1 - (paged.norm_eps is None)
-    constants = {"kScale": float(scale), "kSlicePositions": slice_positions}
+    constants = {
+        "kGroup": group,
+        "kScale": float(scale),
+        "kSlicePositions": slice_positions,
+    }
     return paged.function(
         *("attend", body, reads, writes, constants),
         gathers=(cache,),

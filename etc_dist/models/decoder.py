@@ -13,7 +13,7 @@ from typing import Any
 
 from etc_dist.functions.add_ranks_norm import add_ranks_norm
 from etc_dist.functions.append_kv import append_kv
-from etc_dist.functions.attend import HEADS, attend
+from etc_dist.functions.attend import HEADS, TOGETHER, attend
 from etc_dist.functions.best_column import best_column, next_token
 from etc_dist.functions.check_rows import CHECKS, add_row_checks
 from etc_dist.functions.combine_slices import combine_slices
@@ -72,7 +72,8 @@ def decoder_graph(
     [rows, 5], table [requests, most_pages] -> next_ids [steps, rows],
     and logits [rows, vocabulary] of the last step; cache is updated. `next_token`
     describes how rows end, `sample_column` how tokens are chosen if the dim `samples`
-    is 1; if it is 0, they are the most likely ones.
+    is 1; if it is 0, they are the most likely ones. A task attends to `attend_heads`
+    heads of the cache, 1, 2 or 4.
 
     Weights have the layer as first axis, norms as `norm` [layers + 1, hidden]: before
     attention of each layer, and the last one.
@@ -105,6 +106,7 @@ class _Calls:
             "rows layers hidden inner"
         )
         self.vocabulary, self.slices = g.dims("vocabulary slices")
+        self.attend_heads = g.dims("attend_heads")
         self.all_ids = self.vocabulary
         if g.world_size > 1:
             self.all_ids = g.let("all_ids", g.world_size * self.vocabulary)
@@ -278,15 +280,17 @@ class _Calls:
         g, sizes, rows = self.g, self.sizes, self.rows
         dim, group, heads = sizes.head_dim, sizes.group, sizes.kv_heads
         turns = self.steps, self.layers
-        appended = g.events("appended", (*turns, heads), expects=1)
-        # Slices are combined by one task for each head of the cache, or for each row.
-        pieces = g.let("combine_pieces", select(rows < MANY_ROWS, heads, 1))
-        each = g.let("combine_heads", select(rows < MANY_ROWS, 1, heads))
         tiles = -(-group // HEADS)
+        together = self._heads_together(tiles)
+        count = g.let("attend_count", heads // together)
+        appended = g.events("appended", (*turns, count), expects=together)
+        # Slices are combined by one task for some heads of the cache, or for each row.
+        pieces = g.let("combine_pieces", select(rows < MANY_ROWS, count, 1))
+        each = g.let("combine_heads", select(rows < MANY_ROWS, together, heads))
         attended = g.events(
             "attended",
             (*turns, rows, pieces),
-            expects=each * tiles * self.slices,
+            expects=ceildiv(count, pieces) * tiles * self.slices,
         )
         combined = g.events("combined", turns, expects=rows * pieces)
         self.done["combine"] = combined
@@ -307,27 +311,29 @@ class _Calls:
             ],
             writes=[self.cache[layer, :, :, h, :, :]],
             waits=[*known, self.done["qkv"][step, layer]],
-            notifies=[appended[step, layer, h]],
+            notifies=[appended[step, layer, h // together]],
         )
-        r, i, s = grid = g.grid(r=rows, i=heads * tiles, s=self.slices)
-        own, kv_head, skipped = span(r, 1), i // tiles, i % tiles * HEADS
-        first, count = kv_head * group + skipped, minimum(HEADS, group - skipped)
-        of_heads = span(first, count)
+        r, i, s = grid = g.grid(r=rows, i=count * tiles, s=self.slices)
+        own, skipped = span(r, 1), i % tiles * HEADS
+        kv_heads = tile(i // tiles, together)
+        first = kv_heads.start * group + skipped
+        queries = together * minimum(HEADS, group - skipped)
+        of_heads = span(first, queries)
         g.call(
-            attend(sizes.paged, early=self.early),
+            attend(sizes.paged, group=min(group, HEADS), early=self.early),
             grid,
             reads=[
-                self.qkv[own, span(first * dim, count * dim)],
+                self.qkv[own, span(first * dim, queries * dim)],
                 *gain("q_norm"),
                 *self._places(step, own),
-                self.cache[layer, :, :, kv_head, :, :],
+                self.cache[layer, :, :, kv_heads, :, :],
             ],
             writes=[
                 self.sums[own, of_heads, s, :],
                 self.stats[own, of_heads, s, :],
             ],
-            waits=[*known, appended[step, layer, kv_head]],
-            notifies=[attended[step, layer, r, kv_head // each]],
+            waits=[*known, appended[step, layer, i // tiles]],
+            notifies=[attended[step, layer, r, kv_heads.start // each]],
         )
         r, p = grid = g.grid(r=rows, p=pieces)
         own, of_piece = span(r, 1), tile(p, each * group)
@@ -339,6 +345,16 @@ class _Calls:
             waits=[attended[step, layer, r, p]],
             notifies=[combined[step, layer]],
         )
+
+    def _heads_together(self, tiles: int) -> Expr:
+        """The heads of the cache of a task of attention: `attend_heads`, if that is a
+        power of two and a task has all queries of a head."""
+        heads = self.sizes.kv_heads
+        together: Expr | int = 1
+        for number in (2, TOGETHER):
+            if tiles == 1 and heads % number == 0:
+                together = select(self.attend_heads < number, together, number)
+        return self.g.let("heads_together", together)
 
     def add_mlp(self, turn: Turn) -> None:
         """The dense MLP of a layer."""

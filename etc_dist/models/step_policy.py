@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from etc_dist.functions.attend import HEADS, SLICE_POSITIONS
+from etc_dist.functions.attend import HEADS, SLICE_POSITIONS, TOGETHER
 from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.models.config import ModelConfig
 from etc_dist.models.experts import Mixture
@@ -29,6 +29,9 @@ DYNAMIC_SHAPES = (
 """Those under the dynamic schedule, whose program has more code for each call. By the
 model of times, the matmuls of Qwen3 take 1.7 % longer than with all, in the mean."""
 MOST_SLICES = 16
+TOGETHER_POSITIONS = MOST_SLICES * SLICE_POSITIONS
+"""Tasks of several heads of the cache are for shorter texts: the positions of the
+longest one are not shared by as many workers."""
 MOST_STEPS = 128
 """Steps of a launch."""
 MEAN_ROWS = 3
@@ -60,7 +63,7 @@ class StepPolicy:
     """Chooses the dims of a model's steps. `workers`: of a GPU; None for the CPU
     backend, on which few tasks are fast. in_order: a row has the same bits in each
     step: all tiles add k in its order, and rows are divided into slices by their length
-    alone."""
+    alone, each of which has all warps of a worker."""
 
     config: ModelConfig
     workers: int | None
@@ -89,7 +92,11 @@ class StepPolicy:
         }
         if self.config.mixture is not None:
             shapes |= self._expert_shapes(rows, self.config.mixture)
-        return {**shapes, "slices": self._slices(rows, longest)}
+        return {
+            **shapes,
+            "slices": self._slices(rows, longest),
+            "attend_heads": self._attend_heads(rows, longest),
+        }
 
     def every(self, positions: int) -> list[Mapping[str, int]]:
         """All choices, for texts of up to `positions`."""
@@ -179,9 +186,25 @@ class StepPolicy:
         """A power of two, so that there are few shapes to prove."""
         if self.workers is None:
             return 1
-        heads = self.config.kv_heads
-        tasks = rows * heads * -(-self.config.heads // heads // HEADS)
         useful = min(longest // SLICE_POSITIONS, MOST_SLICES)
         if not self.in_order:
-            useful = min(useful, self.workers // tasks)
+            useful = min(useful, self.workers // self._attend_tasks(rows))
         return 1 << max(0, useful.bit_length() - 1)
+
+    def _attend_heads(self, rows: int, longest: int) -> int:
+        """More than one where the tasks would else be more than the workers."""
+        if self.workers is None or self.in_order or longest >= TOGETHER_POSITIONS:
+            return 1
+        heads, together = self.config.kv_heads, 1
+        if self.config.heads > heads * HEADS:
+            return 1
+        while self._attend_tasks(rows) > self.workers * together:
+            if together == TOGETHER or heads % (2 * together) > 0:
+                break
+            together *= 2
+        return together
+
+    def _attend_tasks(self, rows: int) -> int:
+        """Those of a slice and of one head of the cache each."""
+        heads = self.config.kv_heads
+        return rows * heads * -(-self.config.heads // heads // HEADS)

@@ -7,7 +7,8 @@ namespace etc {
 
 // A warp multiplies 16 positions, the rows of a tile of the tensor cores, by eight query heads, its
 // columns. Keys and values go from memory to the registers of these tiles, without shared memory.
-// Warps take every eighth block of positions; their results are added in order.
+// The warps of a head of the cache take its blocks of positions in turn; their results are added in
+// order.
 template <class Task>
 struct attend {
   using Rows = PagedRows<Task, 1>;
@@ -17,20 +18,19 @@ struct attend {
     run(task, [] { return true; });
   }
   // ready(): the queries and the cache are there. What the row is is loaded before.
-  // NOTE: one row and at most eight heads, since loops over them need registers for addresses.
+  // NOTE: one row and at most eight heads a warp, since loops need registers for addresses.
   template <class Ready>
   ETC_DEVICE static void run(const Task& task, Ready ready) {
-    const auto q = task.template operand<0>();
-    const i32 heads = q.size[1] / kDim;
     const Row row = Rows::row(task, 0);
     const Slice slice(row.length, task.c.axis_s, task.number_slices(task.g));
     Warp warp(task, row, slice);
-    if (!warp.multiply(u64(q.at()), heads, ready)) return;
-    warp.store(heads);
+    if (!warp.multiply(ready)) return;
+    warp.store();
   }
 
  private:
   static constexpr i32 kDim = Task::kHeadDim, kHeads = 8, kBlock = 16, kWarps = Task::threads / 32;
+  static_assert(kWarps == kHeads && Task::kGroup <= kHeads);
   static constexpr int kVectors = kDim / 32;  // of a key, in each lane of four
   static constexpr int kParts = kDim / 64;    // of a value: 64 elements, in eight lanes
   // Blocks of positions, and the end of the last one.
@@ -59,7 +59,9 @@ struct attend {
     const Slice& slice;
     Pages<Task, Rows::kEnd> pages;
     u64 table;  // the request's pages
-    i32 warp, g, c;
+    i32 own;    // the warp's number among all
+    i32 shift;  // log2 of the warps of a head
+    i32 g, c;
     u32 numbers;  // lane n has the page of the n-th block of 32
     u32 page;     // of the block that is being loaded
     i32 next;     // and the number of this block
@@ -71,7 +73,9 @@ struct attend {
     ETC_DEVICE Warp(const Task& task_, const Row& row_, const Slice& slice_)
         : task(task_), row(row_), slice(slice_), pages(task_) {
       table = Rows::pages(task, row.length > 0 ? row.request : 0);
-      warp = i32(ptx::warp()), g = task.thread % 32 / 4, c = task.thread % 4;
+      own = i32(ptx::warp()), g = lane() / 4u, c = lane() % 4u;
+      shift = 31 - __clz(kWarps / pages.heads);
+      pages.base += head() * pages.head_bytes;
       most[0] = most[1] = minus_infinity();
       sum[0] = sum[1] = 0.0f;
 #pragma unroll
@@ -79,14 +83,15 @@ struct attend {
     }
 
     template <class Ready>
-    ETC_DEVICE bool multiply(u64 q, i32 heads, Ready ready) {
-      next = slice.first + warp;
+    ETC_DEVICE bool multiply(Ready ready) {
+      next = slice.first + among();
       find_page();
       if (!ready()) return false;
       fetch_keys();
       Head<kDim, Task::kIsHalf> query;
-      const bool is_head = g < heads;
-      query.load(q + (is_head ? g : 0) * kDim * 2, c, is_head);
+      const bool is_head = g < queries();
+      const i32 number = head() * Task::kGroup + (is_head ? g : 0);
+      query.load(u64(task.template operand<0>().at(0, number * kDim)), c, is_head);
       const bool is_in_range = row.length > 0;
       query.template rotate<Task::kNormalizes>(
           Rows::gain(task), Task::kEps, Rows::cos_sin(task, is_in_range ? row.position : 0), c,
@@ -96,7 +101,7 @@ struct attend {
       for (int i = 0; i < kVectors; ++i) ptx::store_shared16(kept(i), query.vector[i]);
       fetch_values();
 #pragma unroll 1
-      for (i32 at = next; at < slice.end; at += kWarps) {
+      for (i32 at = next; at < slice.end; at = next) {
         float score[4] = {};
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
@@ -110,7 +115,7 @@ struct attend {
           const bool is_there = is_page && at * kBlock + g + i / 2 * 8 < slice.length;
           score[i] = is_there ? score[i] * Task::kScale : minus_infinity();
         }
-        next = at + kWarps;
+        next = at + (1 << shift);
         find_page();
         fetch_keys();
         add_up(score);
@@ -119,23 +124,45 @@ struct attend {
       return true;
     }
 
-    // The results of all warps.
-    ETC_DEVICE void store(i32 heads) {
-      const i32 thread = i32(ptx::thread()), own = thread / 32, lane = thread % 32;
+    // The results of all warps. Each adds up a share of the queries of its head. What it adds is
+    // contiguous: results of query q begin at entry (head() * kHeads + q) << shift.
+    ETC_DEVICE void store() {
+      const i32 lane = Warp::lane(), share = kHeads >> shift;
+      const i32 first = among() * share, number = head() * Task::kGroup + first;
       const auto sums = task.template operand<Rows::kEnd + 1>();
       const auto stats = task.template operand<Rows::kEnd + 2>();
-      float2* const of_warp = reinterpret_cast<float2*>(task.scratch);  // [kWarps][kHeads]
-      float2* const parts = of_warp + kWarps * kHeads;                  // [kWarps][kHeads][32]
+      float2* const of_warp = reinterpret_cast<float2*>(task.scratch);  // [kWarps * kHeads]
+      float2* const parts = of_warp + kWarps * kHeads;                  // [kWarps * kHeads][32]
+      const i32 begin = (head() * kHeads << shift) + among();
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
 #pragma unroll
         for (int step = 4; step < 32; step *= 2) sum[j] += __shfl_xor_sync(~0u, sum[j], step);
-        if (lane < 4) of_warp[own * kHeads + 2 * lane + j] = make_float2(most[j], sum[j]);
+        const i32 entry = begin + (2 * lane + j << shift);
+        if (lane < 4) of_warp[entry] = make_float2(most[j], sum[j]);
       }
       task.sync();
       float factor[2];
+      float2* to[2];
 #pragma unroll
-      for (int j = 0; j < 2; ++j) factor[j] = weight(most[j], largest(of_warp, lane % 4 * 2 + j));
+      for (int j = 0; j < 2; ++j) {
+        const i32 entry = begin + (lane % 4 * 2 + j << shift);
+        factor[j] = weight(most[j], largest(of_warp + entry - among()));
+        to[j] = parts + entry * 32 + lane / 4 * 4;
+      }
+      const i32 own_queries = minimum(queries() - first, share);
+      if (lane < own_queries) {
+        const float2* const from = of_warp + own * kWarps + (lane << shift);
+        const float most_of_all = largest(from);
+        float weights = 0.0f;
+#pragma unroll
+        for (i32 w = 0; w < kWarps; ++w) {
+          const float2 one = from[among(w)];
+          if (w >> shift == 0) weights += one.y * weight(one.x, most_of_all);
+        }
+        *reinterpret_cast<float2*>(stats.at(0, number + lane)) =
+            make_float2(most_of_all, weights);
+      }
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
 #pragma unroll
@@ -143,41 +170,41 @@ struct attend {
           const float* const of = total[part * 4 + t];
 #pragma unroll
           for (int j = 0; j < 2; ++j) {
-            parts[(own * kHeads + lane % 4 * 2 + j) * 32 + lane / 4 * 4 + t] =
-                make_float2(of[j] * factor[j], of[2 + j] * factor[j]);
+            to[j][t] = make_float2(of[j] * factor[j], of[2 + j] * factor[j]);
           }
         }
         task.sync();
-        if (own < heads) {
-          float2 all = {};
+        float2 all = {};
+        float* of_query = sums.at(0, number, 0, part * 64 + lane * 2);
 #pragma unroll
-          for (i32 w = 0; w < kWarps; ++w) {
-            const float2 one = parts[(w * kHeads + own) * 32 + lane];
-            all = make_float2(all.x + one.x, all.y + one.y);
-          }
-          *reinterpret_cast<float2*>(sums.at(0, own, 0, part * 64 + lane * 2)) = all;
+        for (i32 i = 0; i < kWarps; i += 2) {
+          const float2* const from = parts + (own * kWarps + i) * 32 + lane;
+          all = make_float2(all.x + from[0].x + from[32].x, all.y + from[0].y + from[32].y);
+          if (among(i + 2) != 0) continue;
+          if (i >> shift < own_queries) *reinterpret_cast<float2*>(of_query) = all;
+          of_query += sums.stride[1];
+          all = {};
         }
         task.sync();
       }
-      if (thread < heads) {
-        const float most_of_all = largest(of_warp, thread);
-        float weights = 0.0f;
-#pragma unroll
-        for (i32 w = 0; w < kWarps; ++w) {
-          const float2 one = of_warp[w * kHeads + thread];
-          weights += one.y * weight(one.x, most_of_all);
-        }
-        *reinterpret_cast<float2*>(stats.at(0, thread)) =
-            make_float2(most_of_all, weights);
-      }
-      task.sync();
     }
 
    private:
-    ETC_DEVICE static float largest(const float2* of_warp, i32 column) {
+    // NOTE: unsigned, since the compiler computes it again in the loop.
+    ETC_DEVICE u32 lane() const { return u32(task.thread) % 32; }
+    // The warp's head, a warp's number among those of this head, and the head's queries.
+    ETC_DEVICE i32 head() const { return own >> shift; }
+    ETC_DEVICE i32 among(i32 warp) const { return warp & ((1 << shift) - 1); }
+    ETC_DEVICE i32 among() const { return among(own); }
+    ETC_DEVICE i32 queries() const {
+      const i32 all = task.template operand<0>().size[1] / kDim;
+      return minimum(all - head() * Task::kGroup, Task::kGroup);
+    }
+    // NOTE: of a head's warps, some again.
+    ETC_DEVICE float largest(const float2* of_warp) const {
       float most = minus_infinity();
 #pragma unroll
-      for (i32 w = 0; w < kWarps; ++w) most = fmaxf(most, of_warp[w * kHeads + column].x);
+      for (i32 w = 0; w < kWarps; ++w) most = fmaxf(most, of_warp[among(w)].x);
       return most;
     }
     ETC_DEVICE static float weight(float score, float most) {
@@ -186,24 +213,26 @@ struct attend {
 
     // The address of this lane's i-th vector of the query, after what store() writes first.
     ETC_DEVICE u32 kept(int i) const {
-      const i32 at = (warp * kVectors + i) * 32 + g * 4 + c;
+      const i32 at = (own * kVectors + i) * 32 + g * 4 + c;
       return ptx::shared_address(task.scratch) + kWarps * kHeads * u32(sizeof(float2)) + at * 16;
     }
     // The page of block `next`.
     ETC_DEVICE void find_page() {
-      const i32 n = (next - slice.first) / kWarps % 32;
+      const i32 n = (u32(next - slice.first) >> shift) % 32;
       if (n == 0) {
-        const i32 own = next + task.thread % 32 * kWarps;
+        const i32 at = next + (lane() << shift);
         numbers = ~0u;
-        if (own < slice.end) {
-          numbers = ptx::load4_l2(table + own * kBlock / Task::kPageSize * 4);
+        if (at < slice.end) {
+          numbers = ptx::load4_l2(table + u32(at) * kBlock / Task::kPageSize * 4);
         }
       }
       page = __shfl_sync(~0u, numbers, n);
     }
+    // Where block `next` begins in its page.
+    ETC_DEVICE i32 slot() const { return u32(next) * kBlock % Task::kPageSize; }
     ETC_DEVICE void fetch_keys() {
       const bool is_page = next < slice.end && page < pages.count;
-      const u64 from = pages.key(is_page ? page : 0, next * kBlock % Task::kPageSize + g) + c * 16;
+      const u64 from = pages.key(is_page ? page : 0, slot() + g) + c * 16;
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const bool is_there = is_page && next * kBlock + g + r * 8 < slice.length;
@@ -217,8 +246,8 @@ struct attend {
     // NOTE: zeros after the last position, where the cache may have NaNs.
     ETC_DEVICE void fetch_values() {
       const bool is_page = next < slice.end && page < pages.count;
-      const u64 from = pages.key(is_page ? page : 0, next * kBlock % Task::kPageSize + 2 * c) +
-                       pages.value_bytes + g * 16;
+      const u64 from =
+          pages.key(is_page ? page : 0, slot() + 2 * c) + pages.value_bytes + g * 16;
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
         const i32 apart = r / 2 * 8 + r % 2;

@@ -40,11 +40,12 @@ struct PagedRows {
   }
 };
 
-// All pages of one head: the last five axes are pages, 2, heads, kPageSize, kHeadDim.
+// All pages of the first head: the last five axes are pages, 2, heads, kPageSize, kHeadDim.
 template <class Task, int kOperand>
 struct Pages {
   u64 base, page_bytes, value_bytes;  // between pages; from a key to its value
-  u32 count;
+  u32 count, head_bytes;
+  i32 heads;
 
   ETC_DEVICE explicit Pages(const Task& task) {
     const auto cache = task.template operand<kOperand>();
@@ -53,6 +54,8 @@ struct Pages {
     page_bytes = u64(cache.stride[kAxis]) * 2;
     value_bytes = u64(cache.stride[kAxis + 1]) * 2;
     count = u32(cache.size[kAxis]);
+    heads = cache.size[kAxis + 2];
+    head_bytes = u32(cache.stride[kAxis + 2]) * 2;
   }
   ETC_DEVICE u64 key(u32 page, i32 slot) const {
     return base + page * page_bytes + u32(slot) * u64(Task::kHeadDim * 2);

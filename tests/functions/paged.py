@@ -12,7 +12,7 @@ from etc_dist.functions.append_kv import PagedCache, append_kv
 from etc_dist.functions.attend import HEADS, attend
 from etc_dist.functions.combine_slices import combine_slices
 from etc_dist.functions.rotary import frequencies, rotary_table
-from etc_dist.ir import Graph, graph_function, minimum, span, tile
+from etc_dist.ir import Graph, ceildiv, graph_function, minimum, span, tile
 from tests.layers.reference import draw
 
 Array = np.ndarray[Any, Any]
@@ -21,9 +21,12 @@ SLICE_POSITIONS = 16
 
 
 @graph_function
-def attention(g: Graph, *, paged: PagedCache, group: int, layer: int = 1) -> None:
+def attention(
+    g: Graph, *, paged: PagedCache, group: int, together: int = 1, layer: int = 1
+) -> None:
     """qkv [rows, (group + 2) * kv_heads * head_dim] -> y [rows, group * kv_heads *
-    head_dim], with the cache of `layer` of two."""
+    head_dim], with the cache of `layer` of two. together: heads of the cache that a
+    task attends to, at most."""
     rows, kv_heads, width = g.dims("rows kv_heads width")
     positions, requests, most_pages, pages = g.dims(
         "positions requests most_pages pages"
@@ -42,8 +45,12 @@ def attention(g: Graph, *, paged: PagedCache, group: int, layer: int = 1) -> Non
     stats = g.local("stats", (rows, heads, parts, 2), "float32")
     y = g.output("y", (rows, heads * dim), dtype)
     tiles = -(-group // HEADS)
-    appended = g.events("appended", (kv_heads,), expects=1)
-    attended = g.events("attended", (rows, kv_heads), expects=parts * tiles)
+    tasks = ceildiv(kv_heads, together)
+    appended = g.events(
+        *("appended", (tasks,)),
+        expects=lambda n: minimum(together, kv_heads - n * together),
+    )
+    attended = g.events("attended", (rows, tasks), expects=parts * tiles)
 
     def gain(n: int) -> list[Any]:
         return [] if paged.norm_eps is None else [gains[n][layer, :]]
@@ -60,14 +67,14 @@ def attention(g: Graph, *, paged: PagedCache, group: int, layer: int = 1) -> Non
             *(cos_sin[:, :], request[:], position[:], table[:, :]),
         ],
         writes=[cache[layer, :, :, h, :, :]],
-        notifies=[appended[h]],
+        notifies=[appended[h // together]],
     )
-    r, i, s = grid = g.grid(r=rows, i=kv_heads * tiles, s=parts)
-    h, first, own = i // tiles, i % tiles * HEADS, span(r, 1)
-    count = minimum(HEADS, group - first)
-    first = first + h * group
+    r, i, s = grid = g.grid(r=rows, i=tasks * tiles, s=parts)
+    h, first, own = tile(i // tiles, together), i % tiles * HEADS, span(r, 1)
+    count = together * minimum(HEADS, group - first)
+    first = first + h.start * group
     g.call(
-        attend(paged, SLICE_POSITIONS),
+        attend(paged, SLICE_POSITIONS, group=min(group, HEADS)),
         grid,
         reads=[
             qkv[own, span(first * dim, count * dim)],
@@ -79,8 +86,8 @@ def attention(g: Graph, *, paged: PagedCache, group: int, layer: int = 1) -> Non
             sums[own, span(first, count), s, :],
             stats[own, span(first, count), s, :],
         ],
-        waits=[appended[h]],
-        notifies=[attended[r, h]],
+        waits=[appended[i // tiles]],
+        notifies=[attended[r, i // tiles]],
         values={"slices": parts},
     )
     r, h = grid = g.grid(r=rows, h=kv_heads)
@@ -90,7 +97,7 @@ def attention(g: Graph, *, paged: PagedCache, group: int, layer: int = 1) -> Non
         grid,
         reads=[sums[own, of_group, :, :], stats[own, of_group, :, :]],
         writes=[y[own, tile(h, group * dim)]],
-        waits=[attended[r, h]],
+        waits=[attended[r, h // together]],
     )
 
 

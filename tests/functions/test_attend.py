@@ -15,12 +15,12 @@ from tests.functions.paged import EPS, attention, dims_of, draw_step, expected
 
 RAGGED = [[0], [15], [16], [40, 41, 42], [63, 64], [130]]
 """Positions of the rows of each request: decoding, and parts of prompts."""
-CASES = [  # cache, group, heads of the cache, slices
-    (PagedCache(64, 16, "bfloat16", EPS), 3, 2, 3),
-    (PagedCache(64, 64, "bfloat16"), 1, 2, 2),
-    (PagedCache(128, 64, "bfloat16"), 8, 1, 1),
-    (PagedCache(128, 16, "bfloat16", EPS), 5, 1, 4),
-    (PagedCache(64, 16, "float16"), 9, 1, 1),
+CASES = [  # cache, group, heads of the cache, those of a task, slices
+    (PagedCache(64, 16, "bfloat16", EPS), 3, 2, 1, 3),
+    (PagedCache(64, 64, "bfloat16"), 1, 2, 2, 2),
+    (PagedCache(128, 64, "bfloat16"), 8, 4, 4, 1),
+    (PagedCache(128, 16, "bfloat16", EPS), 5, 1, 1, 4),
+    (PagedCache(64, 16, "float16"), 9, 1, 1, 1),
 ]
 TOLERANCE = {"bfloat16": 5e-3, "float16": 6e-4}
 SOME = pytest.mark.parametrize("case", some_of(CASES, 2), ids=str)
@@ -37,8 +37,8 @@ def check(found, given, paged, group):
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_rows_attend_to_all_positions_up_to_their_own(case, rng):
-    paged, group, kv_heads, slices = case
-    graph = attention(1, paged=paged, group=group)
+    paged, group, kv_heads, together, slices = case
+    graph = attention(1, paged=paged, group=group, together=together)
     given = draw_step(rng, paged, group, kv_heads, RAGGED)
     run = simulate(schedule_static(graph), [given], dims_of(given, slices))
     check(run.outputs[0], given, paged, group)
@@ -46,8 +46,8 @@ def test_rows_attend_to_all_positions_up_to_their_own(case, rng):
 
 @SOME
 def test_the_cuda_bodies_agree(case, rng, folder):
-    paged, group, kv_heads, slices = case
-    graph = attention(1, paged=paged, group=group)
+    paged, group, kv_heads, together, slices = case
+    graph = attention(1, paged=paged, group=group, together=together)
     given = draw_step(rng, paged, group, kv_heads, RAGGED)
     emulator = Emulator(graph, folder=folder)
     [found] = emulator.run([given], dims_of(given, slices))
@@ -56,8 +56,8 @@ def test_the_cuda_bodies_agree(case, rng, folder):
 
 @SOME
 def test_the_cuda_bodies_compile_without_spills(case):
-    paged, group, *_ = case
-    check_compiled(attention(1, paged=paged, group=group))
+    paged, group, _, together, _ = case
+    check_compiled(attention(1, paged=paged, group=group, together=together))
 
 
 def test_results_do_not_depend_on_slices(rng):

@@ -89,11 +89,17 @@ class Steps:
         self.given = {name: self.arrays.put(a) for name, a in self.given.items()}
 
     def run(
-        self, rows: Rows, *, slices: int = 1, shape: int = 0, unused: int = 0
+        self,
+        rows: Rows,
+        *,
+        slices: int = 1,
+        heads: int = 1,
+        shape: int = 0,
+        unused: int = 0,
     ) -> tuple[Array, Array]:
-        """The logits and the next ids of all rows, in order. shape: of the tiles of all
-        matmuls. unused: rows more that belong to no request. The program gets the rows
-        in any order."""
+        """The logits and the next ids of all rows, in order. heads: of the cache, in a
+        task. shape: of the tiles of all matmuls. unused: rows more that belong to no
+        request. The program gets the rows in any order."""
         places = [
             (new, request, self.lengths[request] + n)
             for request, ids in rows
@@ -113,7 +119,7 @@ class Steps:
         if self.mixture is not None:
             chosen = self.dims["layers"], count, self.mixture.top_k
             arrays["experts"] = self.arrays.put(np.full(chosen, -9, np.int32))
-        dims = self.dims | {"rows": count, "slices": slices}
+        dims = self.dims | {"rows": count, "slices": slices, "attend_heads": heads}
         dims |= {f"{name}_shape": shape for name in self.matmuls}
         seen = {name: inspect(name, array) for name, array in arrays.items()}
         with self.program.world.exclusive:

@@ -44,6 +44,7 @@ def dims_of(
         "most_pages": 64,
         "pages": 64 * rows,
         "slices": 1 + 15 // rows,
+        "attend_heads": 1,
         "steps": steps,
         "stops": 1,
         "samples": 0,

@@ -75,7 +75,12 @@ def step_of(
         "layers": config.layers,
         "hidden": config.hidden,
     }
-    dims |= {"inner": config.inner, "vocabulary": config.vocabulary, "slices": 1}
+    dims |= {
+        "inner": config.inner,
+        "vocabulary": config.vocabulary,
+        "slices": 1,
+        "attend_heads": 1,
+    }
     dims |= {"positions": MOST_PAGES * 16, "requests": REQUESTS}
     dims |= {"most_pages": MOST_PAGES, "pages": PAGES}
     names = config.sizes(16).matmuls

@@ -63,7 +63,13 @@ def dims_of(rows: int) -> dict[str, int]:
     pages = {"requests": rows, "most_pages": 64, "pages": 64 * rows}
     shapes = {f"{name}_shape": 0 for name in SIZES.matmuls}
     loops = {"steps": STEPS, "layers": LAYERS, "samples": 0}
-    return {"rows": rows, "stops": 1, "slices": 2} | loops | sizes | pages | shapes
+    return (
+        {"rows": rows, "stops": 1, "slices": 2, "attend_heads": 1}
+        | loops
+        | sizes
+        | pages
+        | shapes
+    )
 
 
 def data_of(rows: int) -> dict[str, Any]:

@@ -65,7 +65,14 @@ def dims_of(config: ModelConfig, ranks: int, rows: int) -> dict[str, int]:
     dims = {f"{name}_shape": n % 2 for n, name in enumerate(MATMULS)}
     dims |= {n: getattr(own, n) for n in ("layers", "hidden", "inner", "vocabulary")}
     dims |= {"rows": rows, "positions": POSITIONS, "requests": 1, "most_pages": 2}
-    return dims | {"pages": 2, "slices": 2, "steps": 1, "stops": 1, "samples": 0}
+    return dims | {
+        "pages": 2,
+        "slices": 2,
+        "attend_heads": 1,
+        "steps": 1,
+        "stops": 1,
+        "samples": 0,
+    }
 
 
 def check_logits(folder: Any, config: ModelConfig, ids: Any, logits: Any) -> None:
