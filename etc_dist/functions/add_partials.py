@@ -30,7 +30,7 @@ def vector_columns(dtype: str) -> Extent:
     return Extent(name="columns", multiple=8, begins=8)
 
 
-def add_partials(dtype: str) -> DeviceFunction:
+def add_partials(dtype: str, lane: str = TRANSFER) -> DeviceFunction:
     """fp32 partials [n, rows, columns] -> their sum in `dtype`, in this rank's memory
     or in a peer's. On GPUs columns are multiples of 8."""
     result = dtype if dtype == "float32" else two_byte(dtype)
@@ -38,7 +38,7 @@ def add_partials(dtype: str) -> DeviceFunction:
         name="add_partials",
         body=_add,
         source="functions/add_partials.cuh",
-        lane=TRANSFER,
+        lane=lane,
         reads=1,
         writes=1,
         constants={"kIsHalf": int(dtype == "float16")},

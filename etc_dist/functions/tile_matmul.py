@@ -58,6 +58,8 @@ class TileShape:
     each worker half of it for both; or "k": then their sums are added.
     swapped: the rows of w are the rows of the tensor cores' tile, and those of x its
     columns; for few rows of x, of which little padding is multiplied.
+    slices: equal parts of k, each a separate task, whose sums the graph adds: `Tiles`
+    are those of a slice.
 
     Raises ArgumentError for a shape that GPUs do not have.
     """
@@ -66,6 +68,7 @@ class TileShape:
     columns: int
     split: str = "columns"
     swapped: bool = False
+    slices: int = 1
 
     def __post_init__(self) -> None:
         rows = {"columns": 128, "rows": 256}.get(self.split, 0)
@@ -95,7 +98,8 @@ class TileShape:
 
     def __str__(self) -> str:
         swapped = ", swapped" * self.swapped
-        return f"{self.rows} x {self.columns}, split {self.split}{swapped}"
+        slices = f", {self.slices} slices of k" if self.slices > 1 else ""
+        return f"{self.rows} x {self.columns}, split {self.split}{swapped}{slices}"
 
     @property
     def worker_rows(self) -> int:
@@ -131,7 +135,7 @@ class TileShape:
         If there is one, k is added in its order: the same bits as on other such
         tiles."""
         turns = 2 if self.swapped and self.worker_columns <= TURNS_COLUMNS else 1
-        return turns * (2 if self.split == "k" else 1)
+        return self.slices * turns * (2 if self.split == "k" else 1)
 
     def strip_columns(self, gated: bool) -> int:
         """Columns of y in a strip, over which an epilogue may reduce: those that one
@@ -226,7 +230,7 @@ class Tiles:
     ) -> None:
         self._g, self._name, self._shape = g, name, wrap(shape)
         self._numbers: dict[str, Expr] = {}
-        self._shapes = tuple(shapes)
+        self._shapes = tuple(replace(shape, slices=1) for shape in shapes)
         self._packed = [s.packed(number) for number, s in enumerate(self._shapes)]
         self.rows = self._number("rows", [s.rows for s in shapes])
         self.columns = self._number("columns", [s.columns for s in shapes])
@@ -268,7 +272,7 @@ class Tiles:
     def _number(self, name: str, values: Sequence[int]) -> Expr:
         """A number of the graph for each name, made once."""
         if name not in self._numbers:
-            value = _chosen(self._shape, values)
+            value = chosen(self._shape, values)
             self._numbers[name] = self._g.let(f"{self._name}_{name}", value)
         return self._numbers[name]
 
@@ -316,9 +320,9 @@ class Tiles:
         )
 
 
-def _chosen(shape: Expr, values: Sequence[int]) -> Expr:
-    """values[shape]."""
-    chosen: Expr = Const(values[-1])
-    for number, value in reversed(list(enumerate(values[:-1]))):
-        chosen = select(equal(shape, number), value, chosen)
-    return chosen
+def chosen(number: Expr, values: Sequence[int]) -> Expr:
+    """values[number]."""
+    value: Expr = Const(values[-1])
+    for n, other in reversed(list(enumerate(values[:-1]))):
+        value = select(equal(number, n), other, value)
+    return value

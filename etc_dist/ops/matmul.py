@@ -12,9 +12,10 @@ from etc_dist.functions.tile_matmul import Tiles, TileShape
 from etc_dist.ir import Expr, Graph, graph_function
 from etc_dist.ops.argument_table import ArgumentTable
 from etc_dist.ops.deterministic import BATCH
-from etc_dist.ops.matmul_policy import SHAPES, explained
+from etc_dist.ops.matmul_policy import SHAPES, SLICED, explained
 from etc_dist.ops.operation import Candidate, Operation
 from etc_dist.ops.order import tile_grid
+from etc_dist.ops.sliced_matmul import choose_slices, sliced_candidate
 from etc_dist.ops.tuning import Tuning, tuning_of
 from etc_dist.schedule.plan import Choice
 from etc_dist.world import World
@@ -67,7 +68,8 @@ class Matmul(Operation):
     op(x, w, out=None, stream=None): x [M, K], w [N, K] -> out [M, N]. w may be a
     transposed view, w.T of a contiguous [K, N] array. On GPUs K and N are multiples of
     8. bfloat16 or float16, as x has it; accumulated in fp32, rounded once: the same
-    bits on every run. One program serves all sizes; it chooses tiles by M, N and K.
+    bits on every run. One program serves all sizes, and chooses tiles by M, N and K;
+    another one those of few tiles and a large K, which it divides into slices.
     Ranks make the same calls; arrays and errors as for `MatmulReduceScatter`.
 
     deterministic="batch": a row of x has the same bits for any M. Slower for up to
@@ -92,9 +94,13 @@ class Matmul(Operation):
             "out [m, n]",
             transposable="w",
         )
+        whole = Candidate(matmul_graph, self.sizes, policy=self._choose)
+        self._slices: Candidate | None = None
+        if not self._in_order and not self.sizes:
+            self._slices = sliced_candidate(world)
         super().__init__(
             table,
-            [Candidate(matmul_graph, self.sizes, policy=self._choose)],
+            [whole] if self._slices is None else [self._slices, whole],
             world,
             schedule=schedule,
             trace=trace,
@@ -114,8 +120,10 @@ class Matmul(Operation):
         if transposed:
             return str(ONLY)
         workers, dims = self.program.workers, {"m": m, "n": n, "k": k}
-        (choice,) = self._choose(tuning_of(self.world), "nk", dims, workers)
-        return str(self._shapes[choice.value])
+        given = tuning_of(self.world), "nk", dims, workers
+        if self._slices and self._slices.serves(dims):
+            return str(SLICED[choose_slices(*given)[0].value])
+        return str(self._shapes[self._choose(*given)[0].value])
 
     def _choose(
         self, tuning: Tuning, w_layout: str, dims: Mapping[str, int], workers: int

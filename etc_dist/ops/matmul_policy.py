@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from etc_dist.functions.tile_matmul import TileShape
@@ -24,12 +24,26 @@ SHAPES = (
     *(TileShape(256, c, "rows") for c in (64, 80, 112, 128, 160, 192, 256)),
 )
 """The tiles that one program has."""
+SLICED = tuple(
+    replace(TileShape(*shape), slices=slices)
+    for shape in ((128, 256), (256, 256, "rows"))
+    for slices in (2, 3, 4)
+)
+"""Those of a program for few tiles and a large k, whose slices are separate tasks."""
+MOST_SLICED_ROWS = 512
+"""Rows of x at most that are multiplied in slices: of more, it was not faster."""
 MOST_SWAPPED_ROWS = 64
 """Tiles of fewer rows serve no more rows than they have."""
 IN_ONE_WAVE = (TileShape(64, 80, "k", swapped=True),)
 """Chosen for one tile down and one wave only: other times were not measured."""
 GATED = tuple(number for number, one in enumerate(SHAPES) if one.may_be_gated)
 """Those that may be gated."""
+ADD_US, ADDED_BYTES_PER_US = 3.0, 2_000_000
+"""What slices of k cost, as measured: an event, and partial sums that are stored and
+added."""
+SURE = 0.85
+"""Slices of k are chosen if by the model they take at most this share of the time of
+whole tiles: it is wrong by a seventh for them."""
 ROW_CLASSES = (8, 16, 32, 64, 96, 128, 200, 256, 400, 512, 800, 1024, 2048, 4096)
 """A measured time is also for fewer rows, down to the next of these numbers."""
 NEAR = 1 / 8
@@ -45,7 +59,7 @@ class Work:
 
     started: for few rows, the pairs of workers that have a tile. idle: for few rows,
     the share of pairs that have none. copied, read, cycles: bytes into an SM, bytes
-    from memory and cycles of wgmma, of a stage."""
+    from memory and cycles of wgmma, of a stage. added: bytes of partial sums."""
 
     stages: int
     waves: int
@@ -57,6 +71,7 @@ class Work:
     cycles: float
     swapped: bool
     splits_k: bool
+    added: int
 
     def stage_us(self, constants: Constants) -> tuple[float, float, float]:
         """A stage takes the longest of these: its copies, the memory's reads and its
@@ -81,6 +96,8 @@ class Work:
         end = constants.swapped_us * self.swapped + constants.exchange_us * (
             self.splits_k
         )
+        if self.added:
+            end += ADD_US + self.added / ADDED_BYTES_PER_US
         return constants.launch_us + start + stages + self.ends(constants) * end
 
 
@@ -88,7 +105,7 @@ def work_of(shape: TileShape, m: int, n: int, k: int, workers: int) -> Work:
     """The work of x [m, k] and w [n, k] on tiles of `shape`."""
     pairs = max(1, workers // 2)
     down = -(-m // shape.rows)
-    tasks = down * -(-n // shape.columns)
+    tasks = down * -(-n // shape.columns) * shape.slices
     waves, active = -(-tasks // pairs), min(tasks, pairs)
     depth = shape.step  # of the pair
     few = shape.swapped and down == 1
@@ -96,7 +113,7 @@ def work_of(shape: TileShape, m: int, n: int, k: int, workers: int) -> Work:
     blocks = -(-shape.worker_columns // 64) if shape.swapped else 2
     wide = shape.worker_rows if shape.swapped else shape.worker_columns
     return Work(
-        stages=waves * -(-k // depth),
+        stages=waves * -(-k // (depth * shape.slices)),
         waves=waves,
         tasks=tasks,
         started=active if few else 0,
@@ -106,6 +123,7 @@ def work_of(shape: TileShape, m: int, n: int, k: int, workers: int) -> Work:
         cycles=blocks * shape.depth / 16 * wide / 2,
         swapped=shape.swapped,
         splits_k=shape.split == "k",
+        added=shape.slices * m * n * 4 if shape.slices > 1 else 0,
     )
 
 
@@ -115,7 +133,7 @@ def estimate(
     """Microseconds by the model."""
     tuning = tuning or default_tuning()
     us = work_of(shape, m, n, k, workers).us(tuning.constants)
-    return us * tuning.factor(str(shape), m)
+    return us * tuning.factor(str(replace(shape, slices=1)), m)
 
 
 @dataclass(frozen=True)
@@ -160,6 +178,17 @@ def rate(
     known.sort(key=lambda one: one.us)
     numbers = {one.number for one in known}
     return known + [one for one in found if one.number not in numbers]
+
+
+def is_sliced(m: int, n: int, k: int, workers: int, tuning: Tuning) -> bool:
+    """Whether slices of k are surely faster than whole tiles."""
+    if m > MOST_SLICED_ROWS:
+        return False
+    whole, sliced = (
+        rate(m, n, k, workers, shapes, tuning=tuning)[0].us
+        for shapes in (SHAPES, SLICED)
+    )
+    return sliced < SURE * whole
 
 
 def choose(

@@ -6,16 +6,15 @@ namespace etc {
 
 template <class Task>
 struct Partials {
-  static_assert(Task::threads == 32);
   static constexpr int kAtOnce = 4;  // partials in flight
   using Sum = float[8];
 
-  // Calls f(row, column) for each vector of eight columns, divided among the lanes.
+  // Calls f(row, column) for each vector of eight columns, divided among the threads.
   template <class F>
   ETC_DEVICE static void each(const Task& task, i32 rows, i32 columns, F f) {
     const i32 across = columns / 8;
 #pragma unroll 1
-    for (i32 i = task.thread; i < rows * across; i += 32) f(i / across, i % across * 8);
+    for (i32 i = task.thread; i < rows * across; i += Task::threads) f(i / across, i % across * 8);
   }
 
   // Adds eight adjacent columns of a row to `sum`.

@@ -16,6 +16,7 @@ from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
 from etc_dist.ops.float_partials import float_partials_graph
 from etc_dist.ops.matmul import matmul_graph
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
+from etc_dist.ops.sliced_matmul import sliced_matmul_graph
 from tests.codegen.graphs import three_matmuls
 from tests.emulate.cases import (
     Given,
@@ -79,6 +80,12 @@ def experts_of_two(
 def shaped(shape: TileShape, *sizes: int) -> Case:
     """One of the shapes of tests/functions/test_tile_matmul.py."""
     return Case(partial(matmul_graph, 1, shapes=[shape]), lambda: tiles(*sizes), NEVER)
+
+
+def sliced(shape: TileShape, *sizes: int) -> Case:
+    """In slices of k, whose sums other workers add."""
+    graph = partial(sliced_matmul_graph, 1, shapes=[shape])
+    return Case(graph, lambda: tiles(*sizes))
 
 
 def applied_to(shape: TileShape) -> Case:
@@ -164,6 +171,7 @@ CASES = {
     "gated warps": gated_by(TileShape(64, 128, swapped=True)),
     "gated groups": gated_by(TileShape(64, 256, swapped=True)),
     "shared": shaped(TileShape(256, 64, "rows"), 300, 264, 200),
+    "sliced": sliced(TileShape(128, 128, slices=3), 200, 136, 392),
     "swapped epilogue": applied_to(PAIRS),
     "epilogue": applied_to(TileShape(128, 160)),
 }
