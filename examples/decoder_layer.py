@@ -13,7 +13,6 @@ import etc_dist
 from etc_dist import graph_function, tile
 from etc_dist.functions.append_kv import PagedCache, append_kv
 from etc_dist.functions.attend import attend
-from etc_dist.functions.combine_slices import combine_slices
 from etc_dist.functions.epilogue import residual, store, swiglu
 from etc_dist.functions.rms_norm import rms_norm
 from etc_dist.functions.rotary import frequencies, rotary_table
@@ -92,22 +91,16 @@ def decoder_layer(g):
     sums = g.local("sums", (rows, heads * GROUP, 1, DIM), "float32")
     stats = g.local("stats", (rows, heads * GROUP, 1, 2), "float32")
     attention = local("attention", heads * GROUP * DIM)
-    each = {"r": rows, "h": heads}
 
     def attend_row(r, h, s):
-        own, group = span(r, 1), tile(h, GROUP)
-        q = qkv[own, tile(h, GROUP * DIM)]
-        to = [sums[own, group, s, :], stats[own, group, s, :]]
-        return [q, *places(own), cache[:, :, h, :, :]], to
+        own, of_head = span(r, 1), tile(h, GROUP * DIM)
+        none = [z[own, tile(h, GROUP), span(s, 0), :] for z in (sums, stats)]
+        reads = [qkv[own, of_head], *places(own), cache[:, :, h, :, :]]
+        return reads, [*none, attention[own, of_head]]
 
-    def combine(r, h):
-        own, group = span(r, 1), tile(h, GROUP)
-        reads = [sums[own, group, :, :], stats[own, group, :, :]]
-        return reads, [attention[own, tile(h, GROUP * DIM)]]
-
+    axes = {"r": rows, "h": heads, "s": 1}
     one = {"slices": g.let("slices", 1)}
-    phase("attend", attend(PAGED), each | {"s": 1}, attend_row, values=one)
-    phase("combine", combine_slices(DIM, TYPE), each, combine)
+    phase("attend", attend(PAGED), axes, attend_row, values=one)
 
     middle, again = local("middle", hidden), local("again", hidden)
     active = local("active", inner)

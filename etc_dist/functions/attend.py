@@ -38,24 +38,26 @@ def attend(
     early: bool = False,
 ) -> DeviceFunction:
     """q [rows, heads * head_dim], gain [head_dim] if queries are normalized, cos_sin,
-    request, position, table, cache -> sums [rows, heads, head_dim] and stats [rows,
-    heads, 2], in fp32. The cache has one head for each `group` query heads, the last
-    one may have fewer. On GPUs one row, 1, 2 or 4 heads of the cache, which share the
-    warps of a worker, and at most HEADS query heads of each. early: all but q and the
-    cache may be read before the last wait.
+    request, position, table, cache -> sums [rows, heads, 1, head_dim] and stats [rows,
+    heads, 1, 2] in fp32, or y [rows, heads * head_dim]: those of no slice or rows are
+    left out. The cache has one head for each `group` query heads, the last one may have
+    fewer. On GPUs one row, 1, 2 or 4 heads of the cache, which share the warps of a
+    worker, and at most HEADS query heads of each. early: all but q and the cache may be
+    read before the last wait.
 
     The task is slice `s`, a coordinate, of `slices`, a dim or named number. A row uses
     as many of them, a power of two, as have `slice_positions` each. sums: the
     values, weighted by 2 ** (score - largest), where scores are in units of log 2;
     stats: the largest score, and the sum of the weights. A slice without positions has
-    stats (-inf, 0)."""
-    scale = score_scale(paged.head_dim)
+    stats (-inf, 0). y: the result of a row that is one slice, in the bits that
+    `combine_slices` gives it."""
+    dim, scale = paged.head_dim, score_scale(paged.head_dim)
 
     def body(q: Any, *others: Any, s: int, slices: int) -> None:
-        *gain, cos_sin, request, position, table, cache, sums, stats = others
-        sums[...] = 0
-        stats[...] = (-np.inf, 0)
-        cache = cache.reshape(len(cache), 2, -1, paged.page_size, paged.head_dim)
+        *gain, cos_sin, request, position, table, cache, sums, stats, y = others
+        total = np.zeros((len(q), q.shape[1] // dim, dim), np.float32)
+        most, weight = np.full(total.shape[:2], -np.inf), np.zeros(total.shape[:2])
+        cache = cache.reshape(len(cache), 2, -1, paged.page_size, dim)
         lengths = paged.lengths(cos_sin, request, position, table)
         for row in np.flatnonzero(lengths):
             at = slice_of(int(lengths[row]), s, slices, slice_positions)
@@ -64,7 +66,7 @@ def attend(
             numbers, slots = numbers[is_page], at[is_page] % paged.page_size
             if len(numbers) == 0:
                 continue
-            heads = q[row].reshape(-1, paged.head_dim)
+            heads = q[row].reshape(-1, dim)
             angles = cos_sin[position[row]]
             heads = paged.rotated(heads, gain[0] if gain else None, angles)
             for n in range(cache.shape[2]):
@@ -73,12 +75,17 @@ def attend(
                 )
                 own = slice(n * group, (n + 1) * group)
                 scores = heads[own].astype(np.float32) @ keys.T * scale
-                largest = scores.max(axis=1)
-                weights = np.exp2(scores - largest[:, None])
-                sums[row, own] = weights @ values
-                stats[row, own] = np.stack([largest, weights.sum(axis=1)], axis=1)
+                most[row, own] = scores.max(axis=1)
+                weights = np.exp2(scores - scores.max(axis=1, keepdims=True))
+                total[row, own] = weights @ values
+                weight[row, own] = weights.sum(axis=1)
+        sums[...] = total[:, :, None]
+        stats[...] = np.stack([most, weight], axis=2)[:, :, None]
+        if len(y):
+            total /= np.where(weight == 0, 1, weight).astype(np.float32)[..., None]
+            y[...] = total.reshape(y.shape).astype(y.dtype)
 
-    dim = paged.head_dim
+    columns = Extent(begins=8, name="heads", times=dim)
     queries = Extent(most=TOGETHER * group * dim, begins=8, name="heads", times=dim)
     heads = Extent(most=TOGETHER, name="heads", per=group)
     reads = {
@@ -87,8 +94,9 @@ def attend(
         "cache": paged.pages(heads),
     }
     writes = {
-        "sums": Operand((1, "heads", 1, dim), "float32"),
-        "stats": Operand((1, "heads", 1, 2), "float32"),
+        "sums": Operand((1, "heads", Extent(most=1), dim), "float32"),
+        "stats": Operand((1, "heads", Extent(most=1), 2), "float32"),
+        "y": Operand((Extent(most=1), columns), paged.element),
     }
     cache = len(reads) - 1 - (paged.norm_eps is None)
     constants = {

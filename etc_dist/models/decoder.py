@@ -230,7 +230,7 @@ class _Calls:
     def add_layer(self, turn: Turn) -> None:
         self.multiply("qkv", self.normed, self.qkv, self.ready[turn], turn)
         self.attend(*turn)
-        attended = self.done["combine"][turn]
+        attended = self.attended[*turn, self.rows, 0]
         self.multiply("o", self.attention, self.deltas["o"], attended, turn)
         if self.mixture is None:
             self.add_mlp(turn)
@@ -285,15 +285,20 @@ class _Calls:
         count = g.let("attend_count", heads // together)
         appended = g.events("appended", (*turns, count), expects=together)
         # Slices are combined by one task for some heads of the cache, or for each row.
-        pieces = g.let("combine_pieces", select(rows < MANY_ROWS, count, 1))
-        each = g.let("combine_heads", select(rows < MANY_ROWS, together, heads))
+        # The only slice of a row is not: its tasks notify the last element.
+        whole = g.let("whole_rows", select(self.slices < 2, 1, 0))
+        few = g.let("few_rows", select(rows < MANY_ROWS, 1 - whole, 0))
+        each = g.let("combine_heads", select(few < 1, heads, together))
+        pieces = g.let("combine_pieces", heads // each)
+        combines = g.let("combine_tasks", pieces * (1 - whole))
+        of_last = rows * select(whole < 1, pieces, count * tiles)
+        of_piece = each // together * tiles * self.slices
         attended = g.events(
             "attended",
-            (*turns, rows, pieces),
-            expects=ceildiv(count, pieces) * tiles * self.slices,
+            (*turns, rows + 1, pieces),
+            expects=lambda *at: select(at[-2] < rows, of_piece, of_last),
         )
-        combined = g.events("combined", turns, expects=rows * pieces)
-        self.done["combine"] = combined
+        self.attended = attended
         known = [self.ready[step, layer]] if self.early else []
 
         def gain(name: str) -> list[Region]:
@@ -329,13 +334,18 @@ class _Calls:
                 self.cache[layer, :, :, kv_heads, :, :],
             ],
             writes=[
-                self.sums[own, of_heads, s, :],
-                self.stats[own, of_heads, s, :],
+                self.sums[own, of_heads, span(s, 1 - whole), :],
+                self.stats[own, of_heads, span(s, 1 - whole), :],
+                self.attention[span(r, whole), span(first * dim, queries * dim)],
             ],
             waits=[*known, appended[step, layer, i // tiles]],
-            notifies=[attended[step, layer, r, kv_heads.start // each]],
+            notifies=[
+                attended[
+                    *(step, layer, select(whole < 1, r, rows)), kv_heads.start // each
+                ]
+            ],
         )
-        r, p = grid = g.grid(r=rows, p=pieces)
+        r, p = grid = g.grid(r=rows, p=combines)
         own, of_piece = span(r, 1), tile(p, each * group)
         g.call(
             combine_slices(dim, sizes.dtype),
@@ -343,7 +353,7 @@ class _Calls:
             reads=[self.sums[own, of_piece, :, :], self.stats[own, of_piece, :, :]],
             writes=[self.attention[own, tile(p, each * group * dim)]],
             waits=[attended[step, layer, r, p]],
-            notifies=[combined[step, layer]],
+            notifies=[attended[step, layer, rows, 0]],
         )
 
     def _heads_together(self, tiles: int) -> Expr:

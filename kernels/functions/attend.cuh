@@ -131,6 +131,7 @@ struct attend {
       const i32 first = among() * share, number = head() * Task::kGroup + first;
       const auto sums = task.template operand<Rows::kEnd + 1>();
       const auto stats = task.template operand<Rows::kEnd + 2>();
+      const auto y = task.template operand<Rows::kEnd + 3>();
       float2* const of_warp = reinterpret_cast<float2*>(task.scratch);  // [kWarps * kHeads]
       float2* const parts = of_warp + kWarps * kHeads;                  // [kWarps * kHeads][32]
       const i32 begin = (head() * kHeads << shift) + among();
@@ -151,6 +152,7 @@ struct attend {
         to[j] = parts + entry * 32 + lane / 4 * 4;
       }
       const i32 own_queries = minimum(queries() - first, share);
+      float scale = 0.0f;
       if (lane < own_queries) {
         const float2* const from = of_warp + own * kWarps + (lane << shift);
         const float most_of_all = largest(from);
@@ -160,8 +162,11 @@ struct attend {
           const float2 one = from[among(w)];
           if (w >> shift == 0) weights += one.y * weight(one.x, most_of_all);
         }
-        *reinterpret_cast<float2*>(stats.at(0, number + lane)) =
-            make_float2(most_of_all, weights);
+        if (weights != 0.0f) scale = 1.0f / weights;
+        if (stats.size[2] > 0) {
+          *reinterpret_cast<float2*>(stats.at(0, number + lane)) =
+              make_float2(most_of_all, weights);
+        }
       }
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
@@ -175,14 +180,19 @@ struct attend {
         }
         task.sync();
         float2 all = {};
-        float* of_query = sums.at(0, number, 0, part * 64 + lane * 2);
+        float* sum_to = sums.at(0, number, 0, part * 64 + lane * 2);
+        u64 y_to = u64(y.at(0, number * kDim + part * 64 + lane * 2));
 #pragma unroll
         for (i32 i = 0; i < kWarps; i += 2) {
           const float2* const from = parts + (own * kWarps + i) * 32 + lane;
           all = make_float2(all.x + from[0].x + from[32].x, all.y + from[0].y + from[32].y);
           if (among(i + 2) != 0) continue;
-          if (i >> shift < own_queries) *reinterpret_cast<float2*>(of_query) = all;
-          of_query += sums.stride[1];
+          const float by = __shfl_sync(~0u, scale, i >> shift);
+          if (i >> shift < own_queries) {
+            if (sums.size[2] > 0) *reinterpret_cast<float2*>(sum_to) = all;
+            if (y.size[0] > 0) ptx::store4(y_to, pack<Task::kIsHalf>(all.x * by, all.y * by));
+          }
+          sum_to += sums.stride[1], y_to += kDim * 2;
           all = {};
         }
         task.sync();

@@ -22,16 +22,23 @@ SLICE_POSITIONS = 16
 
 @graph_function
 def attention(
-    g: Graph, *, paged: PagedCache, group: int, together: int = 1, layer: int = 1
+    g: Graph,
+    *,
+    paged: PagedCache,
+    group: int,
+    together: int = 1,
+    layer: int = 1,
+    is_whole: bool = False,
 ) -> None:
     """qkv [rows, (group + 2) * kv_heads * head_dim] -> y [rows, group * kv_heads *
     head_dim], with the cache of `layer` of two. together: heads of the cache that a
-    task attends to, at most."""
+    task attends to, at most. is_whole: all positions are one slice, and `attend` writes
+    y."""
     rows, kv_heads, width = g.dims("rows kv_heads width")
     positions, requests, most_pages, pages = g.dims(
         "positions requests most_pages pages"
     )
-    parts = g.dims("parts")
+    parts, whole = g.dims("parts"), int(is_whole)
     dim, dtype = paged.head_dim, paged.dtype
     heads = group * kv_heads
     qkv = g.input("qkv", (rows, width), dtype)
@@ -83,13 +90,15 @@ def attention(
             cache[layer, :, :, h, :, :],
         ],
         writes=[
-            sums[own, span(first, count), s, :],
-            stats[own, span(first, count), s, :],
+            *(x[own, span(first, count), span(s, 1 - whole), :] for x in (sums, stats)),
+            y[span(r, whole), span(first * dim, count * dim)],
         ],
         waits=[appended[i // tiles]],
-        notifies=[attended[r, i // tiles]],
+        notifies=[] if is_whole else [attended[r, i // tiles]],
         values={"slices": parts},
     )
+    if is_whole:
+        return
     r, h = grid = g.grid(r=rows, h=kv_heads)
     own, of_group = span(r, 1), tile(h, group)
     g.call(
