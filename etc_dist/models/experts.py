@@ -21,9 +21,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from etc_dist.functions.add_experts_norm import add_experts_norm
+from etc_dist.functions.choose_rows import CHOSEN_ROWS, choose_rows
 from etc_dist.functions.combine_rows import combine_rows
 from etc_dist.functions.epilogue import Epilogue, store, swiglu
-from etc_dist.functions.route_rows import MOST_ROWS, route_rows
+from etc_dist.functions.route_rows import MOST_AT_ONCE, MOST_ROWS, route_rows
 from etc_dist.functions.routing import BLOCK, Routing
 from etc_dist.functions.scatter_row import scatter_row
 from etc_dist.functions.score_experts import score_experts
@@ -36,6 +37,7 @@ from etc_dist.ir import (
     Region,
     Tensor,
     ceildiv,
+    equal,
     maximum,
     minimum,
     select,
@@ -107,6 +109,10 @@ class MixtureCalls:
         self.tile_rows = g.let("expert_tile_rows", fits)
         self.stride = g.let("expert_stride", maximum(stride, self.down.rows))
         self.gathers = g.let("gathers", select(rows <= self.tile_rows, 0, 1))
+        # Few rows choose their experts where they are routed, which saves an event.
+        self.at_once = g.let("rows_at_once", select(rows <= MOST_AT_ONCE, rows, 0))
+        self.before = g.let("rows_before", rows - self.at_once)
+        self.choosing = g.let("choose_blocks", ceildiv(self.before, CHOSEN_ROWS))
         choices = g.let("choices", rows * top_k)
         # The most tiles that any routing needs: that in which all experts have a row.
         more = maximum(0, choices - experts) // self.tile_rows
@@ -134,7 +140,8 @@ class MixtureCalls:
         """The calls of a layer, once its rows are in x; returns the events that its
         outputs and all that is read with them wait for."""
         scored = self._score(turn, ready)
-        routed = self._route(turn, ready, scored)
+        chosen = self._choose(turn, ready, scored)
+        routed = self._route(turn, ready, chosen)
         complete = self._gather(turn, routed)
         return [*complete, self._multiply(turn, complete)]
 
@@ -142,11 +149,18 @@ class MixtureCalls:
         """The wait for what tasks read before their last wait."""
         return [event] if self.early else []
 
-    def _score(self, turn: Turn, ready: EventRef) -> EventRef:
+    def _score(self, turn: Turn, ready: EventRef) -> EventTensor:
+        """Returns the events of logits [..., 0], and those of choices [..., 1]."""
         g, routing = self.g, self.routing
         blocks = g.let("score_blocks", ceildiv(self.rows, BLOCK))
         groups = -(-routing.experts // SCORED)
-        scored = g.events("scored", self.turns, expects=blocks * groups)
+        scored = g.events(
+            "scored",
+            (*self.turns, 2),
+            expects=lambda *at: select(
+                equal(at[-1], 0), blocks * groups, self.choosing
+            ),
+        )
         b, e = grid = g.grid(b=blocks, e=groups)
         of_block = span(b * BLOCK, minimum(BLOCK, self.rows - b * BLOCK))
         of_group = tile(e, SCORED)
@@ -156,26 +170,47 @@ class MixtureCalls:
             reads=[self.x[of_block, :], self.router[turn[1], of_group, :]],
             writes=[self.logits[of_block, of_group]],
             waits=[ready],
-            notifies=[scored[turn]],
+            notifies=[scored[*turn, 0]],
         )
-        return scored[turn]
+        return scored
 
-    def _route(self, turn: Turn, ready: EventRef, scored: EventRef) -> EventRef:
+    def _choose(self, turn: Turn, ready: EventRef, scored: EventTensor) -> EventRef:
+        """The choices of rows, unless they are few. Returns the event after which rows
+        can be routed."""
+        g, (step, layer) = self.g, turn
+        (b,) = grid = g.grid(b=self.choosing)
+        own = tile(b, CHOSEN_ROWS)
+        g.call(
+            choose_rows(self.routing, early=self.early),
+            grid,
+            reads=[self.logits[own, :], self.position[step, own]],
+            writes=[self.experts[layer, own, :], self.weights[own, :]],
+            waits=[*self._known(ready), scored[*turn, 0]],
+            notifies=[scored[*turn, 1]],
+        )
+        return scored[*turn, g.let("chosen", minimum(1, self.before))]
+
+    def _route(self, turn: Turn, ready: EventRef, chosen: EventRef) -> EventRef:
         g, (step, layer) = self.g, turn
         routed = g.events("routed", self.turns, expects=1)
-        rows = span(0, minimum(MOST_ROWS, self.rows))
+        new = span(0, minimum(MOST_AT_ONCE, self.at_once))
+        every = span(0, minimum(MOST_ROWS, self.rows))
         g.call(
             route_rows(self.routing, early=self.early),
             g.grid(one=1),
-            reads=[self.logits[rows, :], self.position[step, rows]],
+            reads=[
+                self.logits[new, :],
+                self.position[step, new],
+                self.experts[layer, every, :],
+            ],
             writes=[
-                self.experts[layer, rows, :],
-                self.weights[rows, :],
-                self.place[step, layer, rows, :],
+                self.experts[layer, new, :],
+                self.weights[new, :],
+                self.place[step, layer, every, :],
                 self.tile[step, layer, :, :],
                 self.used[step, layer, :],
             ],
-            waits=[*self._known(ready), scored],
+            waits=[*self._known(ready), chosen],
             notifies=[routed[turn]],
             values={
                 "tile_rows": self.tile_rows,

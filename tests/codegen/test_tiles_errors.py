@@ -17,6 +17,7 @@ from etc_dist.functions.attend import attend
 from etc_dist.functions.best_column import best_column, best_on_rank
 from etc_dist.functions.check_rows import check_rows
 from etc_dist.functions.choose_experts import choose_experts
+from etc_dist.functions.choose_rows import choose_rows
 from etc_dist.functions.combine_rows import combine_rows
 from etc_dist.functions.combine_slices import combine_slices
 from etc_dist.functions.down_token import down_token
@@ -37,6 +38,7 @@ from etc_dist.functions.push_tokens import push_tokens
 from etc_dist.functions.route_rows import route_rows
 from etc_dist.functions.routing import Routing
 from etc_dist.functions.sample_column import least_kept, sample_column
+from etc_dist.functions.scatter_row import scatter_row
 from etc_dist.functions.score_experts import score_experts
 from etc_dist.functions.share_choices import share_choices
 from etc_dist.functions.sum_ranks import sum_expert_ranks, sum_ranks
@@ -312,7 +314,13 @@ ALIKE = {
     "kept": (least_kept("bfloat16"), "1,c 1,5 1", {}),
     "check": (check_rows(16), "t,c m m t,k m m 5", {}),
     "pick": (pick_token(OF_8), "1,8 1,2 1,2", {}),
-    "route": (route_rows(OF_8), "m,8 m m,2 m,2 m,2 t,2 1", {"m": 128}),
+    "choose rows": (choose_rows(OF_8), "m,8 m m,2 m,2", {"m": 8}),
+    "route": (
+        route_rows(OF_8),
+        "m,8 m n,2 m,2 m,2 n,2 t,2 1",
+        {"m": 16, "n": 128},
+    ),
+    "scatter": (scatter_row(2, "bfloat16"), "1,n 1,n 1,n", {}),
     "share": (share_choices(OF_8), "8,1 m,2 m,2 8,1 m,2 m,2", {}),
     "locate": (locate_rows(OF_8), "m,2 8,1 8,1 8 m,2", {"m": 32}),
     "plan": (plan_tiles(OF_8), "8 t 8 m m m m 1", {}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,10 @@ import pytest
 
 from etc_dist.emulate import Emulator
 from etc_dist.functions.best_experts import best_experts
-from etc_dist.functions.route_rows import MOST_ROWS, route_rows
+from etc_dist.functions.choose_rows import CHOSEN_ROWS, choose_rows
+from etc_dist.functions.route_rows import MOST_AT_ONCE, MOST_ROWS, route_rows
 from etc_dist.functions.routing import Routing
-from etc_dist.ir import Graph, graph_function, minimum, span
+from etc_dist.ir import Graph, ceildiv, graph_function, minimum, span, tile
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import schedule_static
 from tests.functions.compiled import check_compiled
@@ -21,25 +23,36 @@ QWEN, FEW = Routing(128, 8, True, "bfloat16"), Routing(24, 4, False, "bfloat16")
 
 @graph_function
 def routed(g: Graph, *, routing: Routing) -> None:
-    rows, tiles = g.dims("rows tiles")
+    """The dim `before`: the rows that choose in tasks before, all or none."""
+    rows, before, tiles = g.dims("rows before tiles")
     numbers = g.dims("tile_rows stride gathers")
     top_k = routing.top_k
     logits = g.input("logits", (rows, routing.experts), "float32")
     position = g.input("position", (rows,), "int32")
-    ids = g.output("ids", (rows, top_k), "int32")
+    ids = g.state("ids", (rows, top_k), "int32")
     weights = g.output("weights", (rows, top_k), "float32")
     place = g.output("place", (rows, top_k), "int32")
     of_tiles = g.output("tile", (tiles, 2), "int32")
     used = g.output("used", (1,), "int32")
+    blocks = g.let("blocks", ceildiv(before, CHOSEN_ROWS))
+    chosen = g.events("chosen", (1,), expects=blocks)
+    (b,) = grid = g.grid(b=blocks)
+    own = tile(b, CHOSEN_ROWS)
+    g.call(
+        choose_rows(routing),
+        grid,
+        reads=[logits[own, :], position[own]],
+        writes=[ids[own, :], weights[own, :]],
+        notifies=[chosen[0]],
+    )
+    new = span(0, minimum(MOST_AT_ONCE, rows - before))
     here = span(0, minimum(MOST_ROWS, rows))
     g.call(
         route_rows(routing),
         g.grid(one=1),
-        reads=[logits[here, :], position[here]],
-        writes=[
-            *(t[here, :] for t in (ids, weights, place)),
-            *(of_tiles[:, :], used[:]),
-        ],
+        reads=[logits[new, :], position[new], ids[here, :]],
+        writes=[ids[new, :], weights[new, :], place[here, :], of_tiles[:, :], used[:]],
+        waits=[chosen[0]],
         values=dict(zip(("tile_rows", "stride", "gathers"), numbers, strict=True)),
     )
 
@@ -75,7 +88,9 @@ def routed_rows(
     logits -= skew * np.log1p(np.arange(routing.experts))
     position = rng.integers(-1, 5, rows) if rows > 1 else np.zeros(1)
     given = {"logits": logits.astype(np.float32), "position": position.astype(np.int32)}
-    dims = {"rows": rows, "tile_rows": tile_rows, "stride": tile_rows + 8}
+    given["ids"] = np.full((rows, routing.top_k), 9, np.int32)
+    dims = {"rows": rows, "before": rows if rows > MOST_AT_ONCE else 0}
+    dims |= {"tile_rows": tile_rows, "stride": tile_rows + 8}
     return given, dims | {"gathers": gathers, "tiles": 2 * routing.experts}
 
 
@@ -96,6 +111,7 @@ def check_routes(found: Any, routing: Routing, given: Any, dims: Any) -> None:
     [
         (QWEN, 1, 8, 0, 0),
         (QWEN, 7, 8, 0, 1),
+        (FEW, 16, 8, 1, 0),
         (QWEN, 40, 8, 1, 0),
         (QWEN, 128, 32, 1, 2),
         (FEW, 128, 64, 1, 0),
@@ -108,7 +124,7 @@ def test_tiles_have_the_rows_of_their_experts(
     given, dims = routed_rows(rng, routing, rows, tile_rows, gathers, skew)
     graph = routed(1, routing=routing)
     for found in (
-        simulate(schedule_static(graph), [given], dims).outputs[0],
+        simulate(schedule_static(graph), [deepcopy(given)], dims).outputs[0],
         Emulator(graph, folder=folder).run([given], dims)[0],
     ):
         check_routes(found, routing, given, dims)

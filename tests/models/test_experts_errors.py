@@ -31,6 +31,7 @@ OPTIONS = {"sizes": SIZES, "shapes": SHAPES, "best_columns": 64}
 GRAPH = decoder_graph(1, **OPTIONS)
 CALLS = (
     "score_experts",
+    "choose_rows",
     "route_rows",
     "gather",
     "expert_up_matmul",
@@ -54,7 +55,9 @@ comes after it: it suffices where the first index is loaded, and for a queue's t
 NO_EXPERTS = "add_experts_norm", 1, MANY
 """The wait for gathered rows where no expert has any."""
 WAITS.remove(NO_EXPERTS)
-WAITS.remove(("route_rows", 0, MANY))  # its reads are ordered by that of the embedding
+for routing in ("choose_rows", "route_rows"):
+    WAITS.remove((routing, 0, MANY))  # their reads are ordered by that of the embedding
+WAITS.append(("route_rows", 1, FEW))
 BOTH = pytest.mark.parametrize("schedule", ["static", "dynamic"])
 
 
@@ -84,11 +87,12 @@ def data_of(rows: int) -> dict[str, Any]:
     of_tiles = np.zeros((STEPS, LAYERS, tiles, 2), np.int32)
     for turn in np.ndindex(STEPS, LAYERS):
         logits = rng.standard_normal((rows, EXPERTS)).astype(np.float32)
-        ids, weights = np.zeros((2, rows, TOP_K), np.float32)
+        weights = np.zeros((rows, TOP_K), np.float32)
+        known, ids = np.zeros((2, rows, TOP_K), np.int32)
         of_turn = place[turn], of_tiles[turn], used[turn]
         numbers = {"tile_rows": 8, "stride": 8, "gathers": int(rows > 8)}
         position = np.zeros(rows, np.int32)
-        function.body(logits, position, ids, weights, *of_turn, **numbers)
+        function.body(logits, position, known, ids, weights, *of_turn, **numbers)
     found = {"expert_place": place, "expert_tile": of_tiles, "expert_tiles_used": used}
     found["worst"] = np.zeros(CHECKS, np.int32)
     return {name: [array] for name, array in found.items()}

@@ -1,0 +1,22 @@
+// The top-k experts of up to 8 rows, a warp for each, and their weights.
+#pragma once
+#include "functions/row_choices.cuh"
+
+namespace etc {
+
+template <class Task>
+struct choose_rows {
+  ETC_DEVICE static void run(const Task& task) {
+    run(task, [] { return true; });
+  }
+  // ready(): the logits are there.
+  template <class Ready>
+  ETC_DEVICE static void run(const Task& task, Ready ready) {
+    if (!ready()) return;
+    RowChoices<Task>::template choose<1>(
+        task, task.template operand<0>(), task.template operand<1>(), task.template operand<2>(),
+        task.template operand<3>(), [](i32, i32, i32) {});
+  }
+};
+
+}  // namespace etc
