@@ -162,8 +162,15 @@ class TileShape:
     def _bytes_of(self, depth: int) -> int:
         return (self.worker_rows + self.worker_columns) * depth * 2
 
+    @property
+    def code(self) -> tuple[int, ...]:
+        """Shapes with equal ones have the same code of the compute warps."""
+        sizes = (self.worker_rows, self.worker_columns, self.depth)
+        return (int(not self.swapped), *sizes, int(self.split == "k"))
+
     def packed(self, number: int) -> int:
-        """The shape as the CUDA half reads it: tile `number` of a program."""
+        """The shape as the CUDA half reads it; `number` is that of its code in a
+        program."""
         fields = (
             (number, 6),
             (SPLITS.index(self.split), 2),
@@ -176,6 +183,18 @@ class TileShape:
         for field, bits in reversed(fields):
             value = value << bits | field
         return value
+
+
+def _packed(shapes: Sequence[TileShape]) -> list[int]:
+    """The shapes with the numbers of their codes: swapped tiles come first, by rows."""
+    codes = sorted({shape.code for shape in shapes})
+    return [shape.packed(codes.index(shape.code)) for shape in shapes]
+
+
+def _codes(packed: Sequence[int]) -> tuple[int, ...]:
+    """One shape of each code, by number: one whose pairs split rows, if any does."""
+    one = {shape & 63: shape for shape in sorted(packed)}
+    return tuple(one[number] for number in sorted(one))
 
 
 def _strip_columns(worker_columns: int, swapped: bool, gated: bool) -> int:
@@ -231,7 +250,7 @@ class Tiles:
         self._g, self._name, self._shape = g, name, wrap(shape)
         self._numbers: dict[str, Expr] = {}
         self._shapes = tuple(replace(shape, slices=1) for shape in shapes)
-        self._packed = [s.packed(number) for number, s in enumerate(self._shapes)]
+        self._packed = _packed(self._shapes)
         self.rows = self._number("rows", [s.rows for s in shapes])
         self.columns = self._number("columns", [s.columns for s in shapes])
         """Rows of w, of one matrix."""
@@ -315,7 +334,7 @@ class Tiles:
                 "kReduces": int(epilogue.reduces),
                 "kWeights": epilogue.weights,
                 "kAxes": tuple(len(each.extents or ()) for each in (*reads, *writes)),
-                "kTiles": tuple(self._packed),
+                "kTiles": _codes(self._packed),
             },
         )
 

@@ -175,7 +175,7 @@ struct GroupedMatmul : GroupedTile {
     // NOTE: initialized, though the first wgmma does not add: otherwise the registers of all
     // numbers of columns would be live throughout the lane's loop.
     float d[kIsThin ? 2 : kBlocks][kColumns / 2] = {};
-    bool lost = multiply_stages<kStageBytes>(run, stages, steps, is_gathered, [&](u32 at, u32 k) {
+    bool lost = multiply_stages(run, stages, steps, kStageBytes, is_gathered, [&](u32 at, u32 k) {
 #pragma unroll
       for (u32 part = 0; part < kParts; ++part) {
         const u32 x = x0 + (at + part * kColumns * kRowBytes) / 16;

@@ -18,18 +18,18 @@ ETC_DEVICE u32 num_steps(const Run<Program>& run, const typename Call::Coord& c)
   return (u32(x.size[x.kRank - 1]) + kStageDepth - 1) / kStageDepth;
 }
 
-// A compute warpgroup reads `steps` stages: multiply(at, k) issues the wgmmas of stage k, which
-// begins `at` bytes after the ring's first one. Returns whether a wait was given up. is_gathered:
-// other threads have written to the stages, not only bulk copies.
+// A compute warpgroup reads `steps` stages of `stage_bytes`: multiply(at, k) issues the wgmmas of
+// stage k, which begins `at` bytes after the ring's first one. Returns whether a wait was given up.
+// is_gathered: other threads have written to the stages, not only bulk copies.
 // NOTE: after an abort a warp goes through all steps without waits: wgmma needs all four warps, and
 // they may see the abort at different steps. They agree at the end of the tile whether to leave.
-template <u32 kStageBytes, class Program, class Multiply>
+template <class Program, class Multiply>
 ETC_DEVICE bool multiply_stages(
-    const Run<Program>& run, StageReader<Program>& stages, u32 steps, bool is_gathered,
-    Multiply multiply) {
+    const Run<Program>& run, StageReader<Program>& stages, u32 steps, u32 stage_bytes,
+    bool is_gathered, Multiply multiply) {
   bool lost = false;
   for (u32 k = 0; k < steps; ++k) {
-    const u32 at = stages.next(kStageBytes);
+    const u32 at = stages.next(stage_bytes);
     if (!lost) lost = !stages.wait_full(run);
     lost = __any_sync(~0u, lost);
     if (is_gathered) ptx::fence_proxy_async_shared();

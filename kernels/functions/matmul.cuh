@@ -73,7 +73,7 @@ struct Matmul {
 #pragma unroll
       for (float& v : d) v = 0;
     }
-    bool lost = multiply_stages<kStageBytes>(run, stages, work.size, false, [&](u32 at, u32 k) {
+    bool lost = multiply_stages(run, stages, work.size, kStageBytes, false, [&](u32 at, u32 k) {
       const u32 x = x0 + (at >> 4), w = w0 + (at >> 4);
 #pragma unroll
       for (u32 q = 0; q < 4; ++q) {

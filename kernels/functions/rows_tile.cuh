@@ -1,30 +1,44 @@
-// A tile of many rows of x.
+// Tiles of many rows of x.
 #pragma once
 #include "functions/tile_epilogue.cuh"
 #include "functions/tile_sums.cuh"
 
 namespace etc {
 
-// 128 rows of x, 64 for each warpgroup; any multiple of 8 rows of w.
-template <bool kIsHalf, u32 kPacked, class Epilogue>
-struct RowsTile {
-  static constexpr TileShape kShape = TileShape::of(kPacked);
-  static constexpr u32 kColumns = kShape.columns, kDepth = kShape.depth, kEights = kColumns / 8;
-  static constexpr u32 kBoxX = kShape.box_x(), kBoxW = kShape.box_w();
-  static_assert(kShape.rows == 128 && kShape.split != kSplitK);
-
+// 128 rows of x, 64 for each warpgroup; any multiple of 8 rows of w. Each number of them has its
+// own code.
+template <bool kIsHalf, class Epilogue, class Tiles>
+struct RowsTiles {
+  static_assert(Tiles::kFirst.rows == 128);
   u32 control, buffer;
 
   template <bool kMayBeGated, class Program>
   ETC_DEVICE bool compute(
-      const Run<Program>& run, StageReader<Program>& stages, u32 count, u32 words, bool is_gated,
-      u32&) const {
+      const Run<Program>& run, StageReader<Program>& stages, u32 count, u32 at_shape, u32 words,
+      bool is_gated, u32&) const {
+    bool going = true;
+    Tiles::with(ptx::load_shared(at_shape) & 63, [&](auto tile) ETC_INLINE {
+      going = compute_one<decltype(tile)::value, kMayBeGated>(
+          run, stages, count, words, is_gated);
+    });
+    return going;
+  }
+
+ private:
+  template <u32 kPacked, bool kMayBeGated, class Program>
+  ETC_DEVICE bool compute_one(
+      const Run<Program>& run, StageReader<Program>& stages, u32 count, u32 words,
+      bool is_gated) const {
+    constexpr TileShape kShape = TileShape::of(kPacked);
+    constexpr u32 kColumns = kShape.columns;
+    static_assert(kShape.split != kSplitK);
     const u32 wg = __shfl_sync(~0u, ptx::thread() >> 7, 0);
     const u32 base = stages.descriptor_base() | 0x10000u;
-    const u32 w0 = __shfl_sync(~0u, base, 0);
-    const u32 x0 = __shfl_sync(~0u, base + (kDepth * kBoxW + wg * 64 * 128) / 16, 0);
+    const u32 first_x = kShape.depth * kShape.box_w() + wg * 64 * 128;
+    Boxes boxes{0, 0, kShape.box_w(), kShape.box_x(), kShape.bytes(), 64};
+    boxes.w = __shfl_sync(~0u, base, 0), boxes.x = __shfl_sync(~0u, base + first_x / 16, 0);
     float d[kColumns / 2];
-    bool lost = multiply_boxes<kIsHalf, kPacked, 1, 64>(run, stages, count, w0, x0, d);
+    bool lost = multiply_boxes<kIsHalf, false, kShape.depth>(run, stages, count, boxes, d);
     if constexpr (kMayBeGated && kColumns % 16 == 0) {
       if (is_gated) {
 #pragma unroll
@@ -35,20 +49,19 @@ struct RowsTile {
     }
     lost = ptx::named_barrier_any<128>(2 + wg, lost);
     if constexpr (Epilogue::kOnlyRounds) {
-      if (!lost) store(run, words, d, wg);
+      if (!lost) store<kColumns>(run, words, d, wg);
     } else {
-      if (!lost) apply(run, words, d, wg);
+      if (!lost) apply<kColumns>(run, words, d, wg);
     }
     return !lost;
   }
 
- private:
   // The epilogue: of a warp's 16 rows of y, 8 rows of 64 columns at a time, through its own part of
   // the buffer.
-  template <class Program>
+  template <u32 kColumns, class Program>
   ETC_DEVICE void apply(
       const Run<Program>& run, u32 words, const float (&d)[kColumns / 2], u32 wg) const {
-    constexpr u32 kUsed = Epilogue::kIsGated ? kEights / 2 : kEights;
+    constexpr u32 kUsed = Epilogue::kIsGated ? kColumns / 8 / 2 : kColumns / 8;
     const u32 thread = ptx::thread() & 127, lane = thread & 31, warp = thread >> 5;
     const u32 rows = buffer + wg * kHalfBuffer + warp * 2048, in_eight = lane % 4 * 2;
     const i32 column = i32(lane % 8 * 8);
@@ -81,7 +94,7 @@ struct RowsTile {
   }
 
   // A warp's 16 rows of y, 64 columns at a time, through its own part of the buffer.
-  template <class Program>
+  template <u32 kColumns, class Program>
   ETC_DEVICE void store(
       const Run<Program>& run, u32 place, const float (&d)[kColumns / 2], u32 wg) const {
     const u32 thread = ptx::thread() & 127, lane = thread & 31, warp = thread >> 5;
@@ -89,10 +102,10 @@ struct RowsTile {
     const u32 first = wg * 64 + warp * 16, unit = lane % 8;
     const auto whole = Epilogue::Place::read(place);
 #pragma unroll
-    for (u32 g = 0; g < kEights; g += 8) {
+    for (u32 g = 0; g < kColumns / 8; g += 8) {
       if (g * 8 >= u32(whole.columns)) break;
 #pragma unroll
-      for (u32 j = g; j < g + 8 && j < kEights; ++j) {
+      for (u32 j = g; j < g + 8 && j < kColumns / 8; ++j) {
         ptx::store_matrix2(
             out + in_row * 128 + (((j - g) ^ (in_row & 7)) << 4),
             pack<kIsHalf>(d[4 * j], d[4 * j + 1]), pack<kIsHalf>(d[4 * j + 2], d[4 * j + 3]));
@@ -103,7 +116,7 @@ struct RowsTile {
 #pragma unroll
         for (u32 i = 0; i < 4; ++i) {
           const u32 row = i * 4 + lane / 8;
-          if (first + row < u32(to.rows) && column < u32(to.columns) && g + unit < kEights) {
+          if (first + row < u32(to.rows) && column < u32(to.columns) && g + unit < kColumns / 8) {
             ptx::store16(
                 to.at + u64(first + row) * to.row_bytes + column * 2,
                 ptx::load_shared16(out + row * 128 + ((unit ^ (row & 7)) << 4)));

@@ -1,4 +1,4 @@
-// A tile whose rows of w are the rows of the tensor cores' tile.
+// Tiles whose rows of w are the rows of the tensor cores' tile.
 #pragma once
 #include "functions/tile_epilogue.cuh"
 #include "functions/tile_sums.cuh"
@@ -7,77 +7,106 @@ namespace etc {
 
 // Up to 64 rows of x; up to 128 rows of w. Of at most 64, the warpgroups take turns along k; of
 // more, each has half. Where these are fewer than 64, the tensor cores multiply what follows them,
-// too.
-template <bool kIsHalf, u32 kPacked, class Epilogue>
-struct SwappedTile {
-  static constexpr TileShape kShape = TileShape::of(kPacked);
-  static constexpr u32 kRows = kShape.rows, kDepth = kShape.depth, kEights = kRows / 8;
-  static constexpr u32 kBoxX = kShape.box_x(), kBoxW = kShape.box_w();
-  static constexpr bool kTakesTurns = kShape.columns <= 64;
-  static constexpr bool kExchanges = kShape.split == kSplitK;
-  // Of a warpgroup.
-  static constexpr u32 kColumns = kTakesTurns ? kShape.columns : kShape.columns / 2;
-  static constexpr bool kGates = !kTakesTurns || kColumns == 64;
-  static_assert(kColumns <= 64 && kColumns % 8 == 0);
-  using Pair = PairExchange<kEights, !kTakesTurns>;
+// too. Tiles of as many rows of x share their code.
+template <bool kIsHalf, class Epilogue, class Tiles>
+struct SwappedTiles {
+  static constexpr u32 kRows = Tiles::kFirst.rows, kEights = kRows / 8;
+  // Which kinds of tiles there are.
+  static constexpr bool kTurns = Tiles::any([](TileShape s) { return s.halves() == 0; });
+  static constexpr bool kHalves = Tiles::any([](TileShape s) { return s.halves() == 1; });
+  static constexpr bool kSplitTurns =
+      Tiles::any([](TileShape s) { return s.halves() == 0 && s.split == kSplitK; });
+  static constexpr bool kSplitHalves =
+      Tiles::any([](TileShape s) { return s.halves() == 1 && s.split == kSplitK; });
+  static constexpr bool kFour =
+      Tiles::any([](TileShape s) { return s.warpgroup_boxes() == 4; });
 
   u32 control, buffer;
 
-  // The 256 compute threads; `exchanged` counts tiles of which the pair split k. Of a gated tile,
+  // The 256 compute threads; `at_shape`: the shared address of the shape; `exchanged` counts tiles of which the pair split k. Of a gated tile,
   // the first half of the weights' rows are those of gate.
   template <bool kMayBeGated, class Program>
   ETC_DEVICE bool compute(
-      const Run<Program>& run, StageReader<Program>& stages, u32 count, u32 words, bool is_gated,
-      u32& exchanged) const {
+      const Run<Program>& run, StageReader<Program>& stages, u32 count, u32 at_shape, u32 words,
+      bool is_gated, u32& exchanged) const {
     const u32 wg = __shfl_sync(~0u, ptx::thread() >> 7, 0);
-    const Pair pair{{control}};
-    if constexpr (kExchanges) {
-      if (ptx::thread() == 0) pair.begin();
-    }
-    // NOTE: kept warp-uniform, so that descriptors stay in uniform registers.
-    const u32 base = stages.descriptor_base() | 0x10000u;
-    const u32 w0 = __shfl_sync(~0u, base + wg * (kTakesTurns ? kBoxW : kColumns * 128) / 16, 0);
-    const u32 first_x = kDepth * kBoxW + (kTakesTurns ? wg * kBoxX : 0);
-    const u32 x0 = __shfl_sync(~0u, base + first_x / 16, 0);
     float d[kRows / 2];
-    constexpr u32 kStep = kTakesTurns ? 2 : 1;
-    bool lost = multiply_boxes<kIsHalf, kPacked, kStep, kColumns>(run, stages, count, w0, x0, d);
-    if constexpr (kTakesTurns) {
-      lost = combine(d, wg, lost, [](float& sum, float other) { sum += other; });
-      if (wg == 0) {
-        u32 first = 0, end = kEights;
-        if constexpr (kExchanges) {
+    bool lost = multiply(run, stages, count, read_shape(at_shape), wg, d);
+    const TileShape shape = read_shape(at_shape);
+    const bool exchanges = (kSplitTurns || kSplitHalves) && shape.split == kSplitK;
+    u32 first = 0, end = kEights;  // eights of rows that this warpgroup finishes
+    if (kTurns && (!kHalves || shape.halves() == 0)) {
+      lost = combine(d, wg, exchanges, lost, [](float& sum, float other) { sum += other; });
+      if (wg == 1) {
+        end = 0;
+      } else {
+        if (kSplitTurns && exchanges) {
+          const PairExchange<kEights, false> pair{{control}};
           lost = pair.add(run, d, wg, buffer + kHalfBuffer, exchanged, lost);
           first = pair.first(wg), end = pair.end(wg);
         }
-        if (kMayBeGated && kGates && is_gated) gate_warps(d);
-        if (!lost) finish(run, words, d, 0, first, end);
+        if (kMayBeGated && is_gated) gate_warps(d);
       }
-    } else if constexpr (kExchanges) {
-      lost = pair.add(run, d, wg, buffer, exchanged, lost);
+    } else if (kSplitHalves && exchanges) {
       // Each worker finishes the columns of one warpgroup.
-      if (!lost && wg == (ptx::worker() & 1)) finish(run, words, d, wg, 0, kEights);
+      const PairExchange<kEights, true> pair{{control}};
+      lost = pair.add(run, d, wg, buffer, exchanged, lost);
+      end = pair.end(wg);
     } else if (kMayBeGated && is_gated) {
-      lost = combine(d, wg, lost, [](float& sum, float up) { gate(sum, up); });
-      if (wg == 0 && !lost) finish(run, words, d, 0, 0, kEights);
+      lost = combine(d, wg, false, lost, [](float& sum, float up) { gate(sum, up); });
+      if (wg == 1) end = 0;
     } else {
       lost = ptx::named_barrier_any<128>(2 + wg, lost);
-      if (!lost) finish(run, words, d, wg, 0, kEights);
     }
-    if constexpr (kExchanges) ++exchanged;
+    if (exchanges) ++exchanged;
+    if (end > 0 && !lost) finish(run, words, shape, d, wg, first, end);
     return !lost;
   }
 
  private:
   static constexpr i32 kNoColumn = 0x7fffffff;
 
-  // Whether eight columns, number `unit`, are the warpgroup's.
-  ETC_DEVICE static bool has_unit(u32 unit) { return kColumns == 64 || unit * 8 < kColumns; }
+  // NOTE: kept warp-uniform, so that descriptors stay in uniform registers; and read anew after the
+  // mainloop, which the compiler would otherwise divide by what follows it.
+  ETC_DEVICE static TileShape read_shape(u32 shared) {
+    return TileShape::of(__shfl_sync(~0u, ptx::load_shared(shared), 0));
+  }
+
+  // The mainloop.
+  template <class Program>
+  ETC_DEVICE bool multiply(
+      const Run<Program>& run, StageReader<Program>& stages, u32 count, const TileShape& shape,
+      u32 wg, float (&d)[kRows / 2]) const {
+    if ((kSplitTurns || kSplitHalves) && shape.split == kSplitK && ptx::thread() == 0) {
+      if (kSplitTurns && (!kSplitHalves || shape.halves() == 0)) {
+        PairExchange<kEights, false>{{control}}.begin();
+      } else {
+        PairExchange<kEights, true>{{control}}.begin();
+      }
+    }
+    const u32 base = stages.descriptor_base() | 0x10000u, turns = 1 - shape.halves();
+    const u32 apart = shape.box_w() >> shape.halves();  // of the warpgroups
+    const u32 first_x = shape.depth * shape.box_w() + wg * turns * shape.box_x();
+    const Boxes boxes{
+        __shfl_sync(~0u, base + wg * apart / 16, 0), __shfl_sync(~0u, base + first_x / 16, 0),
+        shape.box_w() << turns, shape.box_x() << turns, shape.bytes(), shape.warpgroup_columns()};
+    bool lost = false;
+    const auto multiply_by = [&](auto number) ETC_INLINE {
+      lost = multiply_boxes<kIsHalf, true, decltype(number)::value>(run, stages, count, boxes, d);
+    };
+    if (kFour && shape.warpgroup_boxes() == 4) {
+      if constexpr (kFour) multiply_by(Number<4u>{});
+    } else {
+      multiply_by(Number<2u>{});
+    }
+    return lost;
+  }
+
   ETC_DEVICE static void gate(float& sum, float up) { sum = Epilogue::combine(sum, up); }
 
   // Combines the first warpgroup's sums with the second one's, four eights of rows at a time.
   template <class F>
-  ETC_DEVICE bool combine(float (&d)[kRows / 2], u32 wg, bool lost, F f) const {
+  ETC_DEVICE bool combine(float (&d)[kRows / 2], u32 wg, bool exchanges, bool lost, F f) const {
     const u32 sums = buffer + (ptx::thread() & 127) * 16;
 #pragma unroll
     for (u32 first = 0; first < kEights; first += 4) {
@@ -97,7 +126,7 @@ struct SwappedTile {
       }
     }
     // The sums have been read: the tile is stored in their place.
-    if (wg == 0 && !kExchanges) ptx::named_barrier<128>(2);
+    if (wg == 0 && !exchanges) ptx::named_barrier<128>(2);
     return lost;
   }
 
@@ -120,25 +149,27 @@ struct SwappedTile {
   // A warpgroup's columns of y and eights of rows [first, end).
   template <class Program>
   ETC_DEVICE void finish(
-      const Run<Program>& run, u32 words, const float (&d)[kRows / 2], u32 wg, u32 first,
-      u32 end) const {
+      const Run<Program>& run, u32 words, const TileShape& shape, const float (&d)[kRows / 2],
+      u32 wg, u32 first, u32 end) const {
     if constexpr (Epilogue::kOnlyRounds) {
-      store(run, words, d, wg, first, end);
+      store(run, words, shape, d, wg, first, end);
     } else {
-      apply(run, words, d, wg, first, end);
+      apply(run, words, shape, d, wg, first, end);
     }
   }
 
   // The epilogue, for 32 rows at a time.
   template <class Program>
   ETC_DEVICE void apply(
-      const Run<Program>& run, u32 words, const float (&d)[kRows / 2], u32 wg, u32 first,
-      u32 end) const {
+      const Run<Program>& run, u32 words, const TileShape& shape, const float (&d)[kRows / 2],
+      u32 wg, u32 first, u32 end) const {
     constexpr u32 kTogether = 4;  // eights of rows
-    constexpr i32 kStrip = Epilogue::kIsGated && kTakesTurns ? 32 : kColumns;
+    const u32 columns = shape.warpgroup_columns();
+    const i32 strip = Epilogue::kIsGated && shape.halves() == 0 ? 32 : i32(columns);
     const u32 thread = ptx::thread() & 127, lane = thread & 31, warp = thread >> 5;
     const u32 rows = buffer + wg * kHalfBuffer, row = lane % 4 * 2, in_eight = lane / 4;
-    const i32 column = has_unit(thread % 8) ? i32(wg * kColumns + thread % 8 * 8) : kNoColumn;
+    const u32 of_unit = thread % 8 * 8;
+    const i32 column = of_unit < columns ? i32(wg * columns + of_unit) : kNoColumn;
     const auto row_of = [&](u32 n) { return i32(n * 16 + thread / 8); };
     TileEights<Program, typename Epilogue::Call, (kRows + 15) / 16> eights(
         run, words, first * 8, end * 8);
@@ -162,7 +193,7 @@ struct SwappedTile {
           eights.take(pass, n, row_of(n), column, rows, u32(row_of(n)) - f * 8);
         }
       }
-      eights.end(pass, column, kStrip, row_of);
+      eights.end(pass, column, strip, row_of);
     }
   }
 
@@ -170,8 +201,8 @@ struct SwappedTile {
   // rows of 128 bytes.
   template <class Program>
   ETC_DEVICE void store(
-      const Run<Program>& run, u32 place, const float (&d)[kRows / 2], u32 wg, u32 first,
-      u32 end) const {
+      const Run<Program>& run, u32 place, const TileShape& shape, const float (&d)[kRows / 2],
+      u32 wg, u32 first, u32 end) const {
     const u32 thread = ptx::thread() & 127, lane = thread & 31, warp = thread >> 5;
     const u32 out = buffer + wg * kHalfBuffer;
     const u32 matrix = warp * 2 + (lane >> 3 & 1), in_row = lane & 7;
@@ -184,13 +215,14 @@ struct SwappedTile {
     }
     ptx::named_barrier<128>(2 + wg);
     const auto whole = Epilogue::Place::read(place);
-    const u32 unit = thread % 8, column = wg * kColumns + unit * 8;
+    const u32 columns = shape.warpgroup_columns();
+    const u32 unit = thread % 8, column = wg * columns + unit * 8;
     whole.each_rank(run, place, [&](const auto& to) {
 #pragma unroll
       for (u32 i = 0; i < (kRows + 15) / 16; ++i) {
         const u32 row = i * 16 + thread / 8;
         const bool is_row = row >= first * 8 && row < minimum(end * 8, u32(to.rows));
-        if (is_row && has_unit(unit) && column < u32(to.columns)) {
+        if (is_row && unit * 8 < columns && column < u32(to.columns)) {
           ptx::store16(
               to.at + u64(row) * to.row_bytes + column * 2,
               ptx::load_shared16(out + row * 128 + ((unit ^ (row & 7)) << 4)));

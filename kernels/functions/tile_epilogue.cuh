@@ -28,7 +28,7 @@ struct AppliedEpilogue {
     if constexpr (kIsGated) return Call::template Epilogue<Call>::combine(gate, up);
     return gate;
   }
-  ETC_DEVICE static void write(const TilePart& part, const Coord& c, u32 (&words)[kWords]) {
+  ETC_DEVICE static void write(const TilePart& part, const Coord& c, u32* words) {
     words[0] = u32(part.rows) | u32(part.columns) << 16;
     words[1] = u32(part.row) | u32(part.column) << 16;
 #pragma unroll

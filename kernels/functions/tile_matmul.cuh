@@ -9,11 +9,11 @@
 // warpgroups multiply, and store the tile themselves: through shared memory, so that whole lines
 // are written.
 //
-// SwappedTile: the rows of w are the rows of the tensor cores' tile and those of x its columns, of
+// SwappedTiles: the rows of w are the rows of the tensor cores' tile and those of x its columns, of
 // which any multiple of 8 is possible: few rows of x are multiplied with little padding. Of up to
 // 64 rows of w, the warpgroups take turns along k, and the second one's sums are added to the first
 // one's; of more, each has half. The number of rows is chosen so that the tiles fit the workers.
-// RowsTile: 128 rows of x, 64 for each warpgroup, and any multiple of 8 rows of w, so that the
+// RowsTiles: 128 rows of x, 64 for each warpgroup, and any multiple of 8 rows of w, so that the
 // number of tiles can be made to fit the workers.
 #pragma once
 #include "functions/rows_tile.cuh"
@@ -21,18 +21,45 @@
 
 namespace etc {
 
-// The tile of a shape.
+// The tiles of a program, in the order of their numbers: the swapped ones first, by rows.
+template <u32... kTiles>
+struct TileList {
+  static constexpr u32 kAll[] = {kTiles...}, kCount = sizeof...(kTiles);
+
+  // The end of the tiles from `first` on that are alike but for their columns.
+  ETC_DEVICE static constexpr u32 end_of(u32 first) {
+    const TileShape shape = TileShape::of(kAll[first]);
+    u32 end = first + 1;
+    for (; end < kCount; ++end) {
+      const TileShape next = TileShape::of(kAll[end]);
+      if (next.is_swapped != shape.is_swapped || next.rows != shape.rows) break;
+    }
+    return end;
+  }
+  // Calls f(TileRange) for those like tile `number`.
+  template <u32 kFirst = 0, class F>
+  ETC_DEVICE static void with_alike(u32 number, F f) {
+    constexpr u32 kEnd = end_of(kFirst);
+    if (kEnd == kCount || number < kEnd) {
+      f(TileRange<TileList, kFirst, kEnd>{});
+    } else if constexpr (kEnd < kCount) {
+      with_alike<kEnd>(number, f);
+    }
+  }
+};
+
+// Those that are alike.
 template <
-    bool kIsHalf, u32 kPacked, class Epilogue, bool kIsSwapped = TileShape::of(kPacked).is_swapped>
-struct TileOf : RowsTile<kIsHalf, kPacked, Epilogue> {};
-template <bool kIsHalf, u32 kPacked, class Epilogue>
-struct TileOf<kIsHalf, kPacked, Epilogue, true> : SwappedTile<kIsHalf, kPacked, Epilogue> {};
+    bool kIsHalf, class Epilogue, class Tiles, bool kIsSwapped = bool(Tiles::kFirst.is_swapped)>
+struct TilesOf : RowsTiles<kIsHalf, Epilogue, Tiles> {};
+template <bool kIsHalf, class Epilogue, class Tiles>
+struct TilesOf<kIsHalf, Epilogue, Tiles, true> : SwappedTiles<kIsHalf, Epilogue, Tiles> {};
 
 // All tiles of a program that have this epilogue.
 template <bool kIsHalf, class Epilogue, u32... kTiles>
 struct TileFamily {
   u32 control, buffer;
-  static constexpr u32 kAll[] = {kTiles...}, kControlBytes = 16;
+  static constexpr u32 kControlBytes = 16;
   struct Counters {
     u32 exchanged = 0;
   };
@@ -50,14 +77,12 @@ struct TileFamily {
     static_assert(2 * kHalfBuffer <= Program::kBufferBytes);
     const bool is_gated = __shfl_sync(~0u, kVariants & work.variant, 0) != 0;
     bool going = true;
-    const TileSize size = TileSize::of(work.size);
-    const auto run_tile = [&](auto number) ETC_INLINE {
-      constexpr u32 kPacked = kAll[decltype(number)::value];
-      going = TileOf<kIsHalf, kPacked, Epilogue>{{control, buffer}}
+    const u32 at_shape = work.data + 4 * Epilogue::kWords;
+    TileList<kTiles...>::with_alike(ptx::load_shared(at_shape) & 63, [&](auto tiles) ETC_INLINE {
+      going = TilesOf<kIsHalf, Epilogue, decltype(tiles)>{{control, buffer}}
                   .template compute<kVariants != 0>(
-                      run, stages, size.stages, work.data, is_gated, counters.exchanged);
-    };
-    with_number<sizeof...(kTiles)>(size.number, run_tile);
+                      run, stages, work.size, at_shape, work.data, is_gated, counters.exchanged);
+    });
     return going;
   }
 
@@ -76,7 +101,7 @@ template <class Call>
 struct tile_matmul : Roles {
   using Compute = typename FamilyOf<Call, sizeof(Call::kTiles) / sizeof(int)>::Family;
   using Epilogue = typename EpilogueOf<Call>::Type;
-  static constexpr u32 kDataWords = Epilogue::kWords;
+  static constexpr u32 kDataWords = Epilogue::kWords + 1;  // then the shape
   static constexpr u32 kVariant = Call::kGated;
   static constexpr bool kWritesPeers = Epilogue::kOnlyRounds && Call::kWrites > 1;
   static constexpr bool kMulticast = Compute::kMulticast;
@@ -106,17 +131,18 @@ struct tile_matmul : Roles {
     }
     const TileShape shape = shape_of(run);
     const u32 depth = shape.depth << u32(shape.split == kSplitK);
-    return TileSize{(num_steps<Call>(run, c) + depth - 1) / depth, shape.number}.packed();
+    return (num_steps<Call>(run, c) + depth - 1) / depth;
   }
   template <class Program>
   ETC_DEVICE static RingStages stages(const Run<Program>& run, u32 size) {
-    return {TileSize::of(size).stages, shape_of(run).bytes()};
+    return {size, shape_of(run).bytes()};
   }
 
   template <class Program>
   ETC_DEVICE static void data(
       const Run<Program>& run, const typename Call::Coord& c, u32,
       u32 (&words)[kDataWords]) {
+    words[Epilogue::kWords] = packed_shape(run);
     const TileShape shape = shape_of(run);
     const auto y = last_axes<2>(Call::template operand<Call::kReads>(run.g, c));
     const i32 wide = i32(Call::kGated ? shape.columns / 2 : shape.columns);
@@ -154,8 +180,8 @@ struct tile_matmul : Roles {
     const Weights w(run, c, shape, size);
     if (shape.split == kSplitRows) x.y += half() * i32(shape.rows);
     x.x += first_k(shape, size);
-    const u32 bytes = shape.bytes(), count = TileSize::of(size).stages;
-    for (u32 n = 0; n < count; ++n) {
+    const u32 bytes = shape.bytes();
+    for (u32 n = 0; n < size; ++n) {
       Stage stage;
       if (Call::kLoadsAhead && loader.is_begun()) {
         stage = loader.next_begun(bytes);
@@ -187,14 +213,18 @@ struct tile_matmul : Roles {
   }
 
   template <class Program>
+  ETC_DEVICE static u32 packed_shape(const Run<Program>& run) {
+    return u32(Call::number_packed_tile(run.g));
+  }
+  template <class Program>
   ETC_DEVICE static TileShape shape_of(const Run<Program>& run) {
-    return TileShape::of(u32(Call::number_packed_tile(run.g)));
+    return TileShape::of(packed_shape(run));
   }
   ETC_DEVICE static i32 half() { return i32(blockIdx.x & 1); }
   // Where this worker begins along k.
   ETC_DEVICE static i32 first_k(const TileShape& shape, u32 size) {
     if (shape.split != kSplitK) return 0;
-    return half() * i32(TileSize::of(size).stages * shape.depth * kStageDepth);
+    return half() * i32(size * shape.depth * kStageDepth);
   }
   // The first boxes of the rows of weights that this worker loads: of gate and up, or of one
   // matrix.

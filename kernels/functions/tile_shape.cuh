@@ -1,4 +1,4 @@
-// The shape of a matrix multiplication's tiles, and a task's size and place.
+// The shape of a matrix multiplication's tiles, and a task's place.
 #pragma once
 #include "worker/task.cuh"
 
@@ -18,14 +18,33 @@ struct TileShape {
   ETC_DEVICE constexpr u32 box_w() const { return columns * 128; }
   // A stage: its boxes of w, then those of x.
   ETC_DEVICE constexpr u32 bytes() const { return depth * (box_x() + box_w()); }
+  // Of a swapped tile: 0 if the warpgroups take turns along k; 1 if each has half of the columns.
+  // NOTE: without comparisons, at which the compiler would divide the code.
+  ETC_DEVICE constexpr u32 halves() const { return (columns - 1) >> 6; }
+  ETC_DEVICE constexpr u32 warpgroup_columns() const { return columns >> halves(); }
+  // Boxes of a stage that a warpgroup multiplies.
+  ETC_DEVICE constexpr u32 warpgroup_boxes() const { return depth >> (1 - halves()); }
 };
 
-// The size of a task in its work item.
-struct TileSize {
-  u32 stages, number;
+// The tiles [kBegin, kEnd) of those of a program.
+template <class All, u32 kBegin, u32 kEnd>
+struct TileRange {
+  static constexpr TileShape kFirst = TileShape::of(All::kAll[kBegin]);
 
-  ETC_DEVICE u32 packed() const { return stages | number << 24; }
-  ETC_DEVICE static TileSize of(u32 v) { return {v & 0xffffffu, v >> 24}; }
+  // Whether f(shape) of any.
+  template <class F>
+  ETC_DEVICE static constexpr bool any(F f) {
+    for (u32 n = kBegin; n < kEnd; ++n) {
+      if (f(TileShape::of(All::kAll[n]))) return true;
+    }
+    return false;
+  }
+  // Calls f(Number<packed>{}) for tile `number`.
+  template <class F>
+  ETC_DEVICE static void with(u32 number, F f) {
+    with_number<kEnd - kBegin, kBegin>(
+        number, [&](auto n) ETC_INLINE { f(Number<All::kAll[decltype(n)::value]>{}); });
+  }
 };
 
 // A worker's part of a task's tile of y: where it begins, and its size, clipped at the edges of y.
@@ -43,7 +62,7 @@ struct TilePlace {
   i32 rows, columns;  // clipped at the edges of y
   u32 peers;          // a bit for each
 
-  ETC_DEVICE void write(u32 (&words)[kWords]) const {
+  ETC_DEVICE void write(u32* words) const {
     words[0] = u32(at), words[1] = u32(at >> 32), words[2] = row_bytes;
     words[3] = u32(rows) | u32(columns) << 16;
     if constexpr (kHasPeers) words[4] = peers;

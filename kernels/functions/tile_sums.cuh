@@ -89,30 +89,36 @@ struct PairExchange : PairBarriers {
   ETC_DEVICE static u32 begin_of(u32 half) { return (half * kEights + 1) / 2; }
 };
 
-// The mainloop of a warpgroup, which multiplies every kStep-th box of a stage; w and x: descriptors
-// of its first boxes in the ring's first stage; kUsed: rows of the tensor cores' tile whose sums
-// count. Returns whether a wait was given up.
-template <bool kIsHalf, u32 kPacked, u32 kStep, u32 kUsed, u32 kCount, class Program>
+// The boxes of a stage that a warpgroup multiplies: descriptors of the first ones in the ring's
+// first stage, and the bytes from one to the next.
+struct Boxes {
+  u32 w, x, next_w, next_x;
+  u32 bytes;  // of a stage
+  u32 rows;   // of the tensor cores' tile, whose sums count
+};
+
+// The mainloop of a warpgroup, for kBoxes of a stage. kIsSwapped: the rows of w are the rows of the
+// tensor cores' tile. Returns whether a wait was given up.
+template <bool kIsHalf, bool kIsSwapped, u32 kBoxes, u32 kCount, class Program>
 ETC_DEVICE bool multiply_boxes(
-    const Run<Program>& run, StageReader<Program>& stages, u32 count, u32 w, u32 x,
+    const Run<Program>& run, StageReader<Program>& stages, u32 count, const Boxes& boxes,
     float (&d)[kCount]) {
-  constexpr TileShape kShape = TileShape::of(kPacked);
 #pragma unroll
   for (float& sum : d) sum = 0;
   const auto multiply = [&](u32 begin, u32) {
 #pragma unroll
-    for (u32 box = 0; box < kShape.depth; box += kStep) {
-      const u32 at_w = w + (begin + box * kShape.box_w()) / 16;
-      const u32 at_x = x + (begin + box * kShape.box_x()) / 16;
+    for (u32 box = 0; box < kBoxes; ++box) {
+      const u32 at_w = boxes.w + (begin + box * boxes.next_w) / 16;
+      const u32 at_x = boxes.x + (begin + box * boxes.next_x) / 16;
 #pragma unroll
       for (u32 q = 0; q < 4; ++q) {
-        const u64 rows = ptx::matrix_descriptor((kShape.is_swapped ? at_w : at_x) + 2 * q);
-        const u64 columns = ptx::matrix_descriptor((kShape.is_swapped ? at_x : at_w) + 2 * q);
-        ptx::wgmma_columns<kIsHalf, 2 * kCount, false, kUsed>(d, rows, columns, 1);
+        const u64 rows = ptx::matrix_descriptor((kIsSwapped ? at_w : at_x) + 2 * q);
+        const u64 columns = ptx::matrix_descriptor((kIsSwapped ? at_x : at_w) + 2 * q);
+        ptx::wgmma_columns<kIsHalf, 2 * kCount>(d, rows, columns, 1, boxes.rows);
       }
     }
   };
-  const bool lost = multiply_stages<kShape.bytes()>(run, stages, count, false, multiply);
+  const bool lost = multiply_stages(run, stages, count, boxes.bytes, false, multiply);
 #pragma unroll
   for (float& sum : d) ptx::keep_order(sum);
   return lost;

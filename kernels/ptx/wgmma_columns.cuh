@@ -89,9 +89,10 @@ namespace etc::ptx {
   }
 
 // d = a * b, added to d if `accumulate`. a is k-major; b is k-major or, if kTransposeB, n-major.
-// Only the first kRows rows of a matter: the others may be anything.
-template <bool kIsHalf, int kColumns, bool kTransposeB = false, int kRows = 64>
-ETC_DEVICE void wgmma_columns(float (&d)[kColumns / 2], u64 a, u64 b, i32 accumulate) {
+// Only the first `rows` rows of a matter: the others may be anything.
+template <bool kIsHalf, int kColumns, bool kTransposeB = false>
+ETC_DEVICE void wgmma_columns(
+    float (&d)[kColumns / 2], u64 a, u64 b, i32 accumulate, [[maybe_unused]] u32 rows = 64) {
   static_assert(kColumns % 8 == 0 && 8 <= kColumns && kColumns <= 256);
   ETC_COLUMNS(8, "8", ETC_L1, "%4", "%5", "%6", "%7", ETC_P1)
   ETC_COLUMNS(16, "16", ETC_L2, "%8", "%9", "%10", "%11", ETC_P2)

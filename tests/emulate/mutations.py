@@ -95,7 +95,7 @@ BROKEN = {
             "ptx::named_barrier<128>(2 + wg);  // the rows are complete": "",
         },
         "turns": {
-            "if (wg == 0 && !kExchanges) ptx::named_barrier<128>(2);": "",
+            "if (wg == 0 && !exchanges) ptx::named_barrier<128>(2);": "",
             "if (first > 0) ptx::named_barrier<256>(1);": "",
             "ptx::named_barrier_any<256>(1, lost)": "lost",
         },
@@ -106,7 +106,7 @@ BROKEN = {
             "ptx::named_barrier<128>(2);  // up's sums are in the buffer": "",
         },
         "gated groups": {
-            "if (wg == 0 && !kExchanges) ptx::named_barrier<128>(2);": "",
+            "if (wg == 0 && !exchanges) ptx::named_barrier<128>(2);": "",
             "if (first > 0) ptx::named_barrier<256>(1);": "",
             "ptx::named_barrier_any<256>(1, lost)": "lost",
         },
