@@ -145,7 +145,7 @@ def test_a_damaged_bundle_is_refused(folder, bundle, one_rank):
 
 @pytest.mark.mpi(max_size=1)
 def test_the_command_of_the_documentation_builds_bundles(
-    folder, tmp_path, uncompiled, capsys
+    folder, tmp_path, uncompiled, one_rank, capsys
 ):
     made = tmp_path / "made"
     [line] = re.findall(r"etc-dist (build FOLDER --bundle .*)", PAGE.read_text())
@@ -159,6 +159,10 @@ def test_the_command_of_the_documentation_builds_bundles(
     parameters = json.loads((made / "manifest.json").read_text())["parameters"]
     expected = {"batch": 32, "schedule": "dynamic", "steps_per_launch": 2, "pages": 9}
     assert parameters.items() >= expected.items()
+    assert "\nwith load(FOLDER, bundle=BUNDLE) as model:\n" in PAGE.read_text()
+    if one_rank.backend == "cpu":  # a GPU has more workers
+        with load(folder, bundle=made, world=one_rank) as loaded:
+            assert (loaded.batch, loaded.steps_per_launch) == (32, 2)
 
 
 @pytest.mark.mpi(max_size=1)

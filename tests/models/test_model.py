@@ -7,11 +7,9 @@ import pytest
 
 from etc_dist.models import load
 from etc_dist.models.config import read_config
-from etc_dist.models.weights import load_weights
 from tests.conftest import some_of
-from tests.models.references import Plain
+from tests.models.references import MIXTRAL, Plain, draw_folder
 from tests.models.small import make_model
-from tests.models.test_decoder import reference
 
 pytestmark = pytest.mark.mpi(max_size=1)
 KINDS = ["Qwen3ForCausalLM", "LlamaForCausalLM"]
@@ -24,9 +22,8 @@ def folder(tmp_path, rng):
 
 def expect_best(folder, prompt, new):
     """Each new id has the largest logit after those before, but for rounding."""
-    config = read_config(folder)
-    weights = load_weights(folder, config, "bfloat16")
-    logits = reference(weights, config.sizes(16), [*prompt, *new])[len(prompt) - 1 : -1]
+    plain = Plain(folder, read_config(folder))
+    logits = plain.logits([*prompt, *new], plain.start())[len(prompt) - 1 : -1]
     chosen = logits[np.arange(len(new)), new]
     assert np.all(chosen > logits.max(axis=1) - 0.05 * np.abs(logits).max())
 
@@ -52,18 +49,20 @@ EXPERTS = {
     "num_experts_per_tok": 4,
     "tie_word_embeddings": True,
 }
+SMALL_MIXTRAL = MIXTRAL | {"hidden_size": 64, "num_hidden_layers": 2}
 
 
-def test_a_mixture_of_experts_continues_prompts(tmp_path, rng, one_rank):
-    folder = make_model(tmp_path, rng, **EXPERTS)
-    prompts = [rng.integers(520, size=n).tolist() for n in (1, 150, 7)]
-    with load(folder, positions=200, page_size=16, world=one_rank) as model:
+@pytest.mark.parametrize("kind", ["qwen3-moe", "mixtral"])
+def test_a_mixture_of_experts_continues_prompts(kind, tmp_path, rng, one_rank):
+    if kind == "mixtral":
+        draw_folder(tmp_path, rng, SMALL_MIXTRAL)
+    else:
+        make_model(tmp_path, rng, **EXPERTS)
+    prompts = [rng.integers(504, size=n).tolist() for n in (1, 150, 7)]
+    with load(tmp_path, positions=200, page_size=16, world=one_rank) as model:
         found = model.generate(prompts, max_new_tokens=3)
-    plain = Plain(folder, read_config(folder))
     for prompt, new in zip(prompts, found, strict=True):
-        logits = plain.logits([*prompt, *new], plain.start())[len(prompt) - 1 : -1]
-        chosen = logits[np.arange(3), new]
-        assert np.all(chosen > logits.max(axis=1) - 0.05 * np.abs(logits).max())
+        expect_best(tmp_path, prompt, new)
 
 
 def test_a_stop_token_ends_a_text(folder, one_rank):

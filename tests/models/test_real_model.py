@@ -115,6 +115,7 @@ OUTPUTS = {
 
 @pytest.mark.parametrize("name", LISTINGS)
 def test_listings_of_the_page_run(name, tmp_path):
+    assert PAGE.count("```python\n") == len(LISTINGS) == len(OUTPUTS)
     (tmp_path / name).write_text(LISTINGS[name])
     assert run(str(tmp_path / name)).stdout.startswith(OUTPUTS[name])
 

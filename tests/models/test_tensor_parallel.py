@@ -24,16 +24,18 @@ from tests.models.small import make_model
 from tests.models.steps import row_arrays
 from tests.models.test_decoder import reference
 from tests.models.test_decoder_sizes import MOST_BYTES, QWEN_32B
-from tests.models.test_model import expect_best
+from tests.models.test_model import EXPERTS, expect_best
 
 PAGE, POSITIONS = 16, 32
 TWO = pytest.mark.mpi(min_size=2, max_size=2)
 SIZES = {"num_attention_heads": 12, "intermediate_size": 192, "vocab_size": 576}
 """That 2, 3 and 4 ranks can split."""
+SPLIT_EXPERTS = EXPERTS | {"moe_intermediate_size": 96}
 
 
 def split_model(folder: Any, rng: Any, kv_heads: int, **changes: Any) -> Any:
-    return make_model(folder, rng, num_key_value_heads=kv_heads, **SIZES, **changes)
+    sizes = SIZES | {"num_key_value_heads": kv_heads} | changes
+    return make_model(folder, rng, **sizes)
 
 
 def graph_of(config: ModelConfig, ranks: int) -> Any:
@@ -93,6 +95,7 @@ def check_logits(folder: Any, config: ModelConfig, ids: Any, logits: Any) -> Non
         pytest.param(2, 2, False, marks=pytest.mark.exhaustive),
         pytest.param(3, 1, False, marks=pytest.mark.exhaustive),
         pytest.param(4, 4, False, marks=pytest.mark.exhaustive),
+        pytest.param(8, 4, True, marks=pytest.mark.exhaustive),
     ],
 )
 def test_all_ranks_have_equal_ids_of_the_largest_logits(
@@ -100,6 +103,7 @@ def test_all_ranks_have_equal_ids_of_the_largest_logits(
 ):
     kind = "LlamaForCausalLM" if tied else "Qwen3ForCausalLM"
     changes = {"architectures": [kind], "tie_word_embeddings": tied}
+    changes |= {"num_attention_heads": 8 if ranks == 8 else 12}
     folder = split_model(tmp_path, rng, kv_heads, **changes)
     config, ids = read_config(folder), rng.integers(576, size=11)
     parts = [Part(rank, ranks) for rank in range(ranks)]
@@ -165,30 +169,40 @@ def test_the_cuda_bodies_agree_in_any_order(ranks, schedule, tmp_path, rng, fold
 
 @pytest.fixture
 def folder_of_world(world, tmp_path, rng):
+    return model_of_world(world, tmp_path, rng)
+
+
+def model_of_world(world, tmp_path, rng, **changes):
     """A model, equal on all ranks, of which each rank has a head of the cache."""
-    return split_model(tmp_path, rng, 2 if world.size == 4 else world.size)
+    kv_heads = 2 if world.size == 4 else world.size
+    return split_model(tmp_path, rng, kv_heads, **changes)
 
 
 @pytest.mark.mpi(min_size=2, max_size=4)
 @pytest.mark.parametrize(
-    ("schedule", "steps"),
+    ("schedule", "steps", "changes"),
     [
-        ("static", 1),
-        pytest.param("dynamic", 1, marks=TWO),
-        pytest.param("static", 3, marks=TWO),
+        ("static", 1, {}),
+        ("static", 1, SPLIT_EXPERTS),
+        pytest.param("dynamic", 1, {}, marks=TWO),
+        pytest.param("static", 3, {}, marks=TWO),
     ],
+    ids=["dense", "experts", "dynamic", "three-steps"],
 )
-def test_all_ranks_generate_the_same_text(schedule, steps, folder_of_world, world, rng):
+def test_all_ranks_generate_the_same_text(
+    schedule, steps, changes, tmp_path, world, rng
+):
+    folder = model_of_world(world, tmp_path, rng, **changes)
     prompts = [rng.integers(576, size=n).tolist() for n in (1, 18, 7)]
     options = {"batch": 3, "positions": 64, "page_size": PAGE, "world": world}
     chosen = {"schedule": schedule, "steps_per_launch": steps}
-    with load(folder_of_world, **chosen, **options) as model:
+    with load(folder, **chosen, **options) as model:
         found = model.generate(prompts, max_new_tokens=4)
         assert [len(new) for new in found] == [4, 4, 4]
         assert world.gather(found) == [found] * world.size
         assert model.generate(prompts, max_new_tokens=4) == found
     for prompt, new in zip(prompts, found, strict=True):
-        expect_best(folder_of_world, prompt, new)
+        expect_best(folder, prompt, new)
 
 
 @pytest.mark.mpi(max_size=4)
