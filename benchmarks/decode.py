@@ -152,7 +152,7 @@ def benchmark(
     values |= {"context": decoder.context, "dtype": DTYPE}
     values |= {"schedule": program.plan.schedule, "policy": decoder.policy_text(batch)}
     errors, wrong = check(decoder, batch, layers)
-    values |= errors
+    values |= {**errors, "checked_layers": layers}
     arrays = decoder.arrays(batch, decoder.config.layers, decoder.steps)
     call = decoder.call(arrays)
     call()

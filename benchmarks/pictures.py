@@ -1,4 +1,5 @@
-"""The pictures of docs/results.md, drawn by `table.py --picture`."""
+"""The pictures of docs/results.md, drawn by `table.py --picture`: among them figures 14
+and 17 of the paper (decode.png), and 18 (decode_ranks.png)."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from benchmarks.records import DecodeRecord, Record
-from benchmarks.table import greedy, latest, newest, ranks
+from benchmarks.table import greedy, latest, newest, of_day, ranks, vllm_steps
 
 SCHEDULES = ("static", "dynamic")
 COMPARED = {"moe": 1, "mlp": 4}
@@ -63,8 +64,9 @@ def draw(records: Sequence[Record], path: Path) -> None:
 
 
 def draw_decode(records: Sequence[Record], path: Path, on_ranks: bool = False) -> None:
-    """Draw a panel for each model: the times of its greedy steps over the batch."""
-    found = greedy(records, on_ranks)
+    """Draw a panel for each model: the times of its greedy steps over the batch, and
+    those of vLLM on the same day."""
+    found, by_vllm = greedy(records, on_ranks), vllm_steps(records)
     models = sorted({r.model for r in found})
     figure, row = panels(len(models))
     for axes, model in zip(row, models, strict=True):
@@ -80,6 +82,11 @@ def draw_decode(records: Sequence[Record], path: Path, on_ranks: bool = False) -
             label = f"{ranks(first)}, context {first.context}, {first.schedule}"
             axes.plot(xs, [r.ours_ms for r in known], "o-", color=color, label=label)
             axes.plot(xs, [r.limit_ms for r in known], ":", color=color)
+            timed = [r for r in known if of_day(r) in by_vllm]
+            xs, ys = [r.batch for r in timed], [by_vllm[of_day(r)] for r in timed]
+            axes.plot(xs, ys, "x--", color=color)
+        if any(of_day(r) in by_vllm for r in last):
+            axes.plot([], [], "x--", color="grey", label="vLLM")
         axes.plot([], [], ":", color="grey", label="the bytes that are read")
         finish(axes, model, "batch", "ms a step")
     figure.savefig(path)

@@ -154,6 +154,8 @@ class DecodeRecord(Record):
     ours_spread_ms: tuple[float, float]
     """First and third quartile."""
     protocol: str
+    checked_layers: int | None = None
+    """Layers of which `error`, `row_error` and `torch_row_error` are, with the head."""
     row_error: float | None = None
     """The same of a row, the median of all."""
     torch_row_error: float | None = None

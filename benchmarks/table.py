@@ -71,7 +71,7 @@ rows for the MLP](schedules.png)
 """
 DECODE_PICTURES = {
     False: """
-![Time of a decode step over the batch, and the time of the bytes that it reads]\
+![Time of a decode step over the batch, of vLLM's, and of the bytes that are read]\
 (decode.png)
 """,
     True: """
