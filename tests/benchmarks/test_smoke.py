@@ -6,6 +6,7 @@ from __future__ import annotations
 import runpy
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -170,6 +171,18 @@ def test_wrong_logits_or_ids_of_a_step_are_failures(
         monkeypatch.setattr(decoder.program, "run", changed)
         _, wrong = decode.check(decoder, 2)
         assert any(each.startswith(text) for each in wrong)
+
+
+def test_the_error_of_a_step_may_grow_with_its_layers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    deep = replace(decode.SMALL_MODELS[SMALL], layers=16)
+    monkeypatch.setitem(decode.SMALL_MODELS, SMALL, deep)
+    device = begin(cpu=True)
+    with device.world:
+        decoder = decode.Decoder(device, SMALL, 2, 20, "static")
+        errors, wrong = decode.check(decoder, 2, 16)
+        assert wrong == [] and errors["error"] > decode.ERROR
 
 
 def test_experts_other_than_the_best_are_a_failure(
