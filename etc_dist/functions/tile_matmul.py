@@ -32,7 +32,9 @@ from etc_dist.ir import (
     Graph,
     Operand,
     TmaBox,
+    ceildiv,
     equal,
+    minimum,
     select,
 )
 from etc_dist.ir.expr import Const, wrap
@@ -178,6 +180,7 @@ class TileShape:
             (self.depth // STAGE_K, 3),
             (self.worker_rows // 8, 6),
             (self.worker_columns // 8, 6),
+            (0, 6),  # rows that are loaded in a run
         )
         value = 0
         for field, bits in reversed(fields):
@@ -242,22 +245,40 @@ def _apply(epilogue: Epilogue, sums: Sequence[Any], arrays: Sequence[Any]) -> No
 class Tiles:
     """The tiles of one matrix multiplication of a graph `g`, of which the number
     `shape` chooses one in a run. Their sizes are numbers of the graph, whose names
-    begin with `name`."""
+    begin with `name`.
+
+    all_rows: the rows of x, if they are to be divided evenly into as many tiles as the
+    shape's, in a multiple of 8 for each worker: bulk copies beyond the edge of x take
+    longer than those of fewer rows."""
 
     def __init__(
-        self, g: Graph, name: str, shape: Expr | int, shapes: Sequence[TileShape]
+        self,
+        g: Graph,
+        name: str,
+        shape: Expr | int,
+        shapes: Sequence[TileShape],
+        all_rows: Expr | None = None,
     ) -> None:
         self._g, self._name, self._shape = g, name, wrap(shape)
         self._numbers: dict[str, Expr] = {}
         self._shapes = tuple(replace(shape, slices=1) for shape in shapes)
         self._packed = _packed(self._shapes)
-        self.rows = self._number("rows", [s.rows for s in shapes])
+        most = self._number("rows", [s.rows for s in shapes])
+        own = self._number("x_box", [s.worker_rows for s in shapes])
+        self.rows, self._x_box = most, own
+        if all_rows is not None:
+            workers = most // own  # that divide the rows of a tile
+            parts = ceildiv(all_rows, most) * workers
+            even = minimum(own, ceildiv(ceildiv(all_rows, parts), 8) * 8)
+            self._x_box = g.let(f"{name}_own_rows", even)
+            self.rows = g.let(f"{name}_even_rows", self._x_box * workers)
         self.columns = self._number("columns", [s.columns for s in shapes])
         """Rows of w, of one matrix."""
         self.step = max(s.step for s in shapes)
         """A task's share of k is a multiple of this, or ends where k ends."""
-        self._x_box = self._number("x_box", [s.worker_rows for s in shapes])
-        self.values = {"packed_tile": self._number("tile", self._packed)}
+        packed = self._number("packed", self._packed)
+        loaded = self._x_box // 8 * (1 << 24)
+        self.values = {"packed_tile": g.let(f"{name}_tile", packed + loaded)}
         """For `g.call`."""
 
     def matmul(self, dtype: str, epilogue: Epilogue = store) -> DeviceFunction:

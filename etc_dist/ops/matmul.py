@@ -45,7 +45,7 @@ def matmul_graph(
     columns: Expr | int = tile_size
     values: dict[str, Expr] = {}
     if w_layout == "nk":
-        tiles = Tiles(g, "tile", shape, shapes)
+        tiles = Tiles(g, "tile", shape, shapes, m)
         function, values = tiles.matmul(dtype), tiles.values
         rows, columns = tiles.rows, tiles.columns
     else:

@@ -45,7 +45,7 @@ def sliced_matmul_graph(
     x, w = g.input("x", (m, k), dtype), g.input("w", (n, k), dtype)
     y = g.output("y", (m, n), dtype)
     slices = g.let("slices", chosen(shape, [one.slices for one in shapes]))
-    tiles = Tiles(g, "tile", shape, shapes)
+    tiles = Tiles(g, "tile", shape, shapes, m)
     depth = g.let("slice_k", ceildiv(ceildiv(k, slices), tiles.step) * tiles.step)
     count = g.let("slice_count", ceildiv(k, depth))
     down = g.let("down", ceildiv(m, tiles.rows))

@@ -146,9 +146,9 @@ struct tile_matmul : Roles {
     const TileShape shape = shape_of(run);
     const auto y = last_axes<2>(Call::template operand<Call::kReads>(run.g, c));
     const i32 wide = i32(Call::kGated ? shape.columns / 2 : shape.columns);
-    const i32 row = shape.split == kSplitRows ? half() * i32(shape.rows) : 0;
+    const i32 row = shape.split == kSplitRows ? half() * i32(shape.loaded) : 0;
     const i32 column = shape.split == kSplitColumns ? half() * wide : 0;
-    const i32 rows = minimum(maximum(y.size[0] - row, 0), i32(shape.rows));
+    const i32 rows = minimum(maximum(y.size[0] - row, 0), i32(shape.loaded));
     const i32 columns = minimum(maximum(y.size[1] - column, 0), wide);
     if constexpr (Epilogue::kOnlyRounds) {
       const u64 at = u64(y.at(row, column));
@@ -166,7 +166,7 @@ struct tile_matmul : Roles {
       u32 size, u32 n) {
     const TileShape shape = shape_of(run);
     Stage stage;
-    if (!loader.begin(run, shape.bytes(), shape.bytes(), false, stage)) return false;
+    if (!loader.begin(run, shape.bytes(), shape.loaded_bytes(), false, stage)) return false;
     load_weights(stage, shape, Weights(run, c, shape, size), n);
     return true;
   }
@@ -178,7 +178,7 @@ struct tile_matmul : Roles {
     const TileShape shape = shape_of(run);
     Box x = Call::template box<0>(run.g, c);
     const Weights w(run, c, shape, size);
-    if (shape.split == kSplitRows) x.y += half() * i32(shape.rows);
+    if (shape.split == kSplitRows) x.y += half() * i32(shape.loaded);
     x.x += first_k(shape, size);
     const u32 bytes = shape.bytes();
     for (u32 n = 0; n < size; ++n) {
@@ -186,7 +186,7 @@ struct tile_matmul : Roles {
       if (Call::kLoadsAhead && loader.is_begun()) {
         stage = loader.next_begun(bytes);
       } else {
-        if (!loader.begin(run, bytes, bytes, false, stage)) return false;
+        if (!loader.begin(run, bytes, shape.loaded_bytes(), false, stage)) return false;
         if constexpr (Call::kLoadsAhead) loader.start_ahead();
         load_weights(stage, shape, w, n);
       }

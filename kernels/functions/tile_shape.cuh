@@ -6,18 +6,21 @@ namespace etc {
 
 enum TileSplit : u32 { kSplitColumns, kSplitRows, kSplitK };
 
-// A shape as the host packs it, with its number among those of the program; sizes of a worker.
+// A shape as the host packs it, with its number among those of the program; sizes of a worker. Of a
+// tile's rows it loads `loaded` in this launch.
 struct TileShape {
-  u32 number, split, is_swapped, depth, rows, columns;
+  u32 number, split, is_swapped, depth, rows, columns, loaded;
 
   ETC_DEVICE static constexpr TileShape of(u32 packed) {
     return {packed & 63,         packed >> 6 & 3,           packed >> 8 & 1,
-            packed >> 9 & 7,     (packed >> 12 & 63) * 8,   (packed >> 18 & 63) * 8};
+            packed >> 9 & 7,     (packed >> 12 & 63) * 8,   (packed >> 18 & 63) * 8,
+            (packed >> 24 & 63) * 8};
   }
   ETC_DEVICE constexpr u32 box_x() const { return rows * 128; }
   ETC_DEVICE constexpr u32 box_w() const { return columns * 128; }
   // A stage: its boxes of w, then those of x.
   ETC_DEVICE constexpr u32 bytes() const { return depth * (box_x() + box_w()); }
+  ETC_DEVICE constexpr u32 loaded_bytes() const { return depth * (loaded * 128 + box_w()); }
   // Of a swapped tile: 0 if the warpgroups take turns along k; 1 if each has half of the columns.
   // NOTE: without comparisons, at which the compiler would divide the code.
   ETC_DEVICE constexpr u32 halves() const { return (columns - 1) >> 6; }

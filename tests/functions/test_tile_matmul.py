@@ -35,6 +35,26 @@ def test_each_shape_gives_x_times_w_transposed(shape, program):
     answer.check(found["y"], "bfloat16")
 
 
+@pytest.mark.parametrize(
+    ("rows", "tile", "own", "each"),
+    [
+        (200, TileShape(128, 128), 104, 104),
+        (96, TileShape(128, 112), 96, 96),
+        (96, TileShape(64, 128, swapped=True), 48, 48),
+        (1000, TileShape(256, 256, "rows"), 128, 256),
+        (400, TileShape(256, 160, "rows"), 104, 208),
+        (3, TileShape(8, 64, "k", swapped=True), 8, 8),
+    ],
+)
+def test_rows_are_divided_evenly_into_tiles(rows, tile, own, each):
+    graph = matmul_graph(1, shapes=[tile])
+    env = graph.environment({"m": rows, "n": 512, "k": 64, "shape": 0}, 0)
+    assert env["tile_own_rows"] == own
+    assert env["tile_even_rows"] == each
+    assert env["tiles_down"] == -(-rows // tile.rows)
+    assert env["tile_tile"] >> 24 == own // 8
+
+
 def test_tiles_that_add_k_in_its_order_give_the_same_bits(program, rng):
     x, w = cancelling(rng, 3, 24, 456)
     found = {1: set(), 2: set(), 4: set()}
