@@ -23,9 +23,14 @@ struct attend {
   ETC_DEVICE static void run(const Task& task, Ready ready) {
     const Row row = Rows::row(task, 0);
     const Slice slice(row.length, task.c.axis_s, task.number_slices(task.g));
-    Warp warp(task, row, slice);
-    if (!warp.multiply(ready)) return;
-    warp.store();
+    // NOTE: tasks of one head are those of few rows, whose time counts most: no number of warps to
+    // compute with.
+    const Pages<Task, Rows::kEnd> pages(task);
+    if (pages.heads == 1) {
+      attend_to<kWarps>(task, row, slice, ready);
+    } else {
+      attend_to<0>(task, row, slice, ready);
+    }
   }
 
  private:
@@ -53,14 +58,26 @@ struct attend {
     uint4 key[2][kVectors], value[4][kParts];
   };
 
+  template <int kWarpsOfHead, class Ready>
+  ETC_DEVICE static void attend_to(
+      const Task& task, const Row& row, const Slice& slice, Ready ready) {
+    Warp<kWarpsOfHead> warp(task, row, slice);
+    if (!warp.multiply(ready)) return;
+    warp.store();
+  }
+
+  // kWarpsOfHead: the warps of a head of the cache, or 0 if these are known only at run time.
+  template <int kWarpsOfHead>
   struct Warp {
+    static constexpr bool kHasAll = kWarpsOfHead == kWarps;
+
     const Task& task;
     const Row& row;
     const Slice& slice;
     Pages<Task, Rows::kEnd> pages;
     u64 table;  // the request's pages
     i32 own;    // the warp's number among all
-    i32 shift;  // log2 of the warps of a head
+    i32 known_shift;
     i32 g, c;
     u32 numbers;  // lane n has the page of the n-th block of 32
     u32 page;     // of the block that is being loaded
@@ -74,7 +91,7 @@ struct attend {
         : task(task_), row(row_), slice(slice_), pages(task_) {
       table = Rows::pages(task, row.length > 0 ? row.request : 0);
       own = i32(ptx::warp()), g = lane() / 4u, c = lane() % 4u;
-      shift = 31 - __clz(kWarps / pages.heads);
+      known_shift = 31 - __clz(kWarps / pages.heads);
       pages.base += head() * pages.head_bytes;
       most[0] = most[1] = minus_infinity();
       sum[0] = sum[1] = 0.0f;
@@ -115,7 +132,7 @@ struct attend {
           const bool is_there = is_page && at * kBlock + g + i / 2 * 8 < slice.length;
           score[i] = is_there ? score[i] * Task::kScale : minus_infinity();
         }
-        next = at + (1 << shift);
+        next = at + (1 << shift());
         find_page();
         fetch_keys();
         add_up(score);
@@ -125,21 +142,21 @@ struct attend {
     }
 
     // The results of all warps. Each adds up a share of the queries of its head. What it adds is
-    // contiguous: results of query q begin at entry (head() * kHeads + q) << shift.
+    // contiguous: results of query q begin at entry (head() * kHeads + q) << shift().
     ETC_DEVICE void store() {
-      const i32 lane = Warp::lane(), share = kHeads >> shift;
+      const i32 lane = Warp::lane(), share = kHeads >> shift();
       const i32 first = among() * share, number = head() * Task::kGroup + first;
       const auto sums = task.template operand<Rows::kEnd + 1>();
       const auto stats = task.template operand<Rows::kEnd + 2>();
       const auto y = task.template operand<Rows::kEnd + 3>();
       float2* const of_warp = reinterpret_cast<float2*>(task.scratch);  // [kWarps * kHeads]
       float2* const parts = of_warp + kWarps * kHeads;                  // [kWarps * kHeads][32]
-      const i32 begin = (head() * kHeads << shift) + among();
+      const i32 begin = (head() * kHeads << shift()) + among();
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
 #pragma unroll
         for (int step = 4; step < 32; step *= 2) sum[j] += __shfl_xor_sync(~0u, sum[j], step);
-        const i32 entry = begin + (2 * lane + j << shift);
+        const i32 entry = begin + (2 * lane + j << shift());
         if (lane < 4) of_warp[entry] = make_float2(most[j], sum[j]);
       }
       task.sync();
@@ -147,20 +164,20 @@ struct attend {
       float2* to[2];
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        const i32 entry = begin + (lane % 4 * 2 + j << shift);
+        const i32 entry = begin + (lane % 4 * 2 + j << shift());
         factor[j] = weight(most[j], largest(of_warp + entry - among()));
         to[j] = parts + entry * 32 + lane / 4 * 4;
       }
       const i32 own_queries = minimum(queries() - first, share);
       float scale = 0.0f;
       if (lane < own_queries) {
-        const float2* const from = of_warp + own * kWarps + (lane << shift);
+        const float2* const from = of_warp + own * kWarps + (lane << shift());
         const float most_of_all = largest(from);
         float weights = 0.0f;
 #pragma unroll
         for (i32 w = 0; w < kWarps; ++w) {
           const float2 one = from[among(w)];
-          if (w >> shift == 0) weights += one.y * weight(one.x, most_of_all);
+          if (w >> shift() == 0) weights += one.y * weight(one.x, most_of_all);
         }
         if (weights != 0.0f) scale = 1.0f / weights;
         if (stats.size[2] > 0) {
@@ -187,8 +204,8 @@ struct attend {
           const float2* const from = parts + (own * kWarps + i) * 32 + lane;
           all = make_float2(all.x + from[0].x + from[32].x, all.y + from[0].y + from[32].y);
           if (among(i + 2) != 0) continue;
-          const float by = __shfl_sync(~0u, scale, i >> shift);
-          if (i >> shift < own_queries) {
+          const float by = __shfl_sync(~0u, scale, i >> shift());
+          if (i >> shift() < own_queries) {
             if (sums.size[2] > 0) *reinterpret_cast<float2*>(sum_to) = all;
             if (y.size[0] > 0) ptx::store4(y_to, pack<Task::kIsHalf>(all.x * by, all.y * by));
           }
@@ -202,10 +219,14 @@ struct attend {
    private:
     // NOTE: unsigned, since the compiler computes it again in the loop.
     ETC_DEVICE u32 lane() const { return u32(task.thread) % 32; }
+    // log2 of the warps of a head.
+    ETC_DEVICE i32 shift() const {
+      return kWarpsOfHead > 0 ? 31 - __clz(kWarpsOfHead) : known_shift;
+    }
     // The warp's head, a warp's number among those of this head, and the head's queries.
-    ETC_DEVICE i32 head() const { return own >> shift; }
-    ETC_DEVICE i32 among(i32 warp) const { return warp & ((1 << shift) - 1); }
-    ETC_DEVICE i32 among() const { return among(own); }
+    ETC_DEVICE i32 head() const { return kHasAll ? 0 : own >> shift(); }
+    ETC_DEVICE i32 among(i32 warp) const { return warp & ((1 << shift()) - 1); }
+    ETC_DEVICE i32 among() const { return kHasAll ? own : among(own); }
     ETC_DEVICE i32 queries() const {
       const i32 all = task.template operand<0>().size[1] / kDim;
       return minimum(all - head() * Task::kGroup, Task::kGroup);
@@ -228,9 +249,9 @@ struct attend {
     }
     // The page of block `next`.
     ETC_DEVICE void find_page() {
-      const i32 n = (u32(next - slice.first) >> shift) % 32;
+      const i32 n = (u32(next - slice.first) >> shift()) % 32;
       if (n == 0) {
-        const i32 at = next + (lane() << shift);
+        const i32 at = next + (lane() << shift());
         numbers = ~0u;
         if (at < slice.end) {
           numbers = ptx::load4_l2(table + u32(at) * kBlock / Task::kPageSize * 4);
