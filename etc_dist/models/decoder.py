@@ -249,7 +249,7 @@ class _Calls:
         symmetric, that of each rank at its place on all. turn: the step, and the layer,
         if each has weights."""
         g, dtype = self.g, self.sizes.dtype
-        tiles = Tiles(g, name, self.shape[name], self.shapes)
+        tiles = Tiles(g, name, self.shape[name], self.shapes, self.rows)
         weights = self.weights[name]
         to = Places(g, y)
         if len(weights) == 1:

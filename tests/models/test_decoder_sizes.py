@@ -14,6 +14,7 @@ from etc_dist.codegen import generate
 from etc_dist.models.decoder import decoder_for, decoder_graph
 from etc_dist.models.experts import Mixture
 from etc_dist.models.sizes import MATMULS, DecoderSizes
+from etc_dist.models.step_policy import STEP_SHAPES
 from etc_dist.models.weights import load_weights
 from etc_dist.runtime.argument_block import Places, fill
 from etc_dist.runtime.memory_plan import Capacity
@@ -75,6 +76,15 @@ def test_sizes_are_numbers_in_the_arguments(sizes, schedule):
 def test_tasks_of_a_step_are_assigned_without_tickets(ranks):
     plan = SCHEDULES["static"](decoder_graph(ranks, sizes=MIXED))
     assert plan.lane("tensor").policy == "strided"
+
+
+def test_the_rows_of_a_step_are_divided_evenly_into_tiles():
+    graph = decoder_graph(1, sizes=QWEN_32B)
+    for rows, height, each in ((24, 32, 24), (48, 64, 48), (96, 64, 48), (128, 64, 64)):
+        shape = next(n for n, s in enumerate(STEP_SHAPES) if s.rows == height)
+        shapes = {f"{name}_shape": shape for name in MATMULS}
+        env = graph.environment(dims_of(1, rows) | shapes, 0)
+        assert {env[f"{name}_even_rows"] for name in MATMULS} == {each}
 
 
 FEW_LAYERS, MANY_LAYERS = 2, 6
