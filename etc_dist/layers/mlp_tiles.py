@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from etc_dist.functions.epilogue import swiglu
-from etc_dist.functions.tile_matmul import Tiles, TileShape
+from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir import Graph, graph_function
 from etc_dist.layers.mlp_steps import add_tensors
 from etc_dist.ops.few_rows import BLOCK, SUMMED, RowBlocks
@@ -41,7 +41,7 @@ def mlp_tiles_graph(
     blocks = RowBlocks(g, tokens, block)
     all_x, arrived = blocks.gather(x)
     active = g.local("active", (tokens, inner), dtype)
-    tiles = Tiles(g, "gate_up", gate_up_shape, shapes)
+    tiles = blocks.tiles("gate_up", gate_up_shape, shapes)
     activated = blocks.multiply(
         "gate_up",
         tiles,
@@ -51,7 +51,7 @@ def mlp_tiles_graph(
         arrived,
         "activated",
     )
-    tiles = Tiles(g, "down", down_shape, shapes)
+    tiles = blocks.tiles("down", down_shape, shapes)
     blocks.multiply_and_return("down", tiles, (active, down, y), activated, summed)
 
 

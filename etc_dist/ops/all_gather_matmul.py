@@ -8,7 +8,7 @@ from typing import Any
 from etc_dist.compiler import world_or_current
 from etc_dist.functions.matmul import TILE, matmul_store
 from etc_dist.functions.push_rows import PACKET_BYTES, push_rows
-from etc_dist.functions.tile_matmul import Tiles, TileShape
+from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir import (
     EventTensor,
     Expr,
@@ -152,7 +152,7 @@ def gathered_matmul_graph(
     y = g.output("y", (tokens, n), dtype)
     blocks = RowBlocks(g, tokens)
     all_x, arrived = blocks.gather(x)
-    tiles = Tiles(g, "tile", shape, shapes)
+    tiles = blocks.tiles("tile", shape, shapes)
     function = tiles.matmul(dtype)
     blocks.multiply("matmul", tiles, function, (all_x, [w], y), tiles.columns, arrived)
 

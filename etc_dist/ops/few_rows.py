@@ -100,6 +100,11 @@ class RowBlocks:
         """The rows of block i."""
         return minimum(self.block, self.tokens - i * self.block)
 
+    def tiles(self, name: str, shape: Expr, shapes: Sequence[TileShape]) -> Tiles:
+        """The tiles of a matmul. They divide the rows of a single block evenly."""
+        rows = minimum(self.tokens, self.block)
+        return Tiles(self.g, name, shape, shapes, rows)
+
     def gather(self, x: Tensor) -> tuple[Tensor, EventTensor | None]:
         """Push every rank's rows of x [rows, k] to all: all ranks' [tokens, k], and the
         events of its blocks. On one rank x itself, which needs no events."""

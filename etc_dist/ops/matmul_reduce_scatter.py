@@ -9,7 +9,7 @@ from etc_dist.compiler import world_or_current
 from etc_dist.errors import expect_choice
 from etc_dist.functions.matmul import TILE, matmul_send
 from etc_dist.functions.sum_slots import PIECE_COLUMNS, PIECE_ROWS
-from etc_dist.functions.tile_matmul import Tiles, TileShape
+from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir import Graph, ceildiv, graph_function, tile
 from etc_dist.ops.argument_table import ArgumentTable
 from etc_dist.ops.few_rows import RowBlocks, with_few_rows
@@ -73,8 +73,9 @@ def returned_matmul_graph(
     x = g.input("x", (tokens, k), dtype)
     w = g.input("w", (n, k), dtype)
     y = g.output("y", (rows, n), dtype)
-    tiles = Tiles(g, "tile", shape, shapes)
-    RowBlocks(g, tokens).multiply_and_return("matmul", tiles, (x, w, y), None)
+    blocks = RowBlocks(g, tokens)
+    tiles = blocks.tiles("tile", shape, shapes)
+    blocks.multiply_and_return("matmul", tiles, (x, w, y), None)
 
 
 class MatmulReduceScatter(Operation):

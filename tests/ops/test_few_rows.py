@@ -39,6 +39,17 @@ def test_few_rows_are_no_whole_blocks(rows, world_size, are_few):
     assert has_few_rows(rows, world_size) == are_few
 
 
+@kinds
+@pytest.mark.parametrize(
+    ("rows", "height", "each"), [(24, 128, 96), (50, 128, 104), (50, 256, 208)]
+)
+def test_rows_of_one_block_are_divided_evenly(kind, rows, height, each):
+    shape = next(n for n, s in enumerate(SHAPES) if s.rows == height)
+    graph, dims = GRAPHS[kind][0](4), {"n": 512, "k": 64, "shape": shape}
+    assert graph.environment(dims | {"rows": rows}, 0)["tile_even_rows"] == each
+    assert graph.environment(dims | {"rows": 70}, 0)["tile_even_rows"] == height
+
+
 @pytest.mark.mpi
 @kinds
 def test_few_rows_whole_blocks_and_transposed_weights_take_turns(
