@@ -72,9 +72,11 @@ struct GroupedTile {
 
   template <u32 n, class F>
   ETC_DEVICE static void with_columns(u32 rows, F f) {
-    if (rows == n) {
+    if constexpr (n == kMaxRows) {
       f(Number<n>{});
-    } else if constexpr (n < kMaxRows) {
+    } else if (rows == n) {
+      f(Number<n>{});
+    } else {
       with_columns<n + kPiece>(rows, f);
     }
   }
@@ -124,12 +126,10 @@ struct GroupedMatmul : GroupedTile {
       const auto multiply_by = [&](auto columns, auto blocks, auto thin) {
         going = multiply<kVariants, decltype(blocks)::value, decltype(columns)::value,
                          decltype(thin)::value>(
-            run, stages, size.steps, work.variant, turn, counters.round);
+            run, stages, size, work.variant, turn, counters.round);
       };
       if (size.kind != kNarrow) {
-        with_columns<kPiece>(size.rows, [&](auto columns) {
-          multiply_by(columns, Number<2>{}, Number<0>{});
-        });
+        multiply_by(Number<kMaxRows>{}, Number<2>{}, Number<0>{});
       } else if (kHasThin && size.rows == kThinRows) {
         if constexpr (kHasThin) {
           multiply_by(Number<kThinRows>{}, Number<1>{}, Number<1>{});
@@ -150,20 +150,21 @@ struct GroupedMatmul : GroupedTile {
     u32 row_bytes;
     i32 rows, columns;
   };
-  // Without the columns of the turn before.
-  ETC_DEVICE Place read_place(i32 skipped, u32 item_bytes) const {
+  // Without the columns of the turn before; of `rows` at most.
+  ETC_DEVICE Place read_place(i32 skipped, u32 item_bytes, u32 rows) const {
     const uint2 at = ptx::load_shared8(place()), rest = ptx::load_shared8(place() + 8);
     return {(u64(at.y) << 32 | at.x) + u32(skipped) * item_bytes, rest.x,
-            i32(rest.y & 0xffffu), i32(rest.y >> 16) - skipped};
+            minimum(i32(rest.y & 0xffffu), i32(rows)), i32(rest.y >> 16) - skipped};
   }
 
-  // One block of a narrow or thin tile, with stages of twice the depth; otherwise two.
+  // One block of a narrow or thin tile, of kColumns, with stages of twice the depth; otherwise two,
+  // of up to kColumns: each number of columns has its main loop, and all end in the same code.
   // NOTE: a thin tile has two sums, one for each half of a stage: a long chain of additions is less
   // exact, and the result selects experts.
   template <u32 kVariants, int kBlocks, int kColumns, bool kIsThin, class Program>
   ETC_DEVICE bool multiply(
-      const Run<Program>& run, StageReader<Program>& stages, u32 steps, u32 variant, u32 turn,
-      u32 round) const {
+      const Run<Program>& run, StageReader<Program>& stages, const Size& size, u32 variant,
+      u32 turn, u32 round) const {
     const u32 thread = ptx::thread();
     const u32 wg = __shfl_sync(~0u, thread >> 7, 0);
     constexpr u32 kBlockBytes = 64 * kRowBytes, kParts = 2 / kBlocks;
@@ -172,26 +173,41 @@ struct GroupedMatmul : GroupedTile {
     const bool is_gathered = (kVariants & variant & kGathered) != 0;
     const u32 x0 = __shfl_sync(~0u, own, 0);
     const u32 w0 = __shfl_sync(~0u, own + (kBytesX + wg * kBlocks * kBlockBytes) / 16, 0);
-    // NOTE: initialized, though the first wgmma does not add: otherwise the registers of all
-    // numbers of columns would be live throughout the lane's loop.
+    // NOTE: initialized, though the first wgmma does not add: otherwise these registers would be
+    // live throughout the lane's loop.
     float d[kIsThin ? 2 : kBlocks][kColumns / 2] = {};
-    bool lost = multiply_stages(run, stages, steps, kStageBytes, is_gathered, [&](u32 at, u32 k) {
 #pragma unroll
-      for (u32 part = 0; part < kParts; ++part) {
-        const u32 x = x0 + (at + part * kColumns * kRowBytes) / 16;
-        const u32 w = w0 + (at + part * kBoxBytes) / 16;
+    for (auto& sums : d) {
 #pragma unroll
-        for (u32 q = 0; q < 4; ++q) {
+      for (float& v : sums) ptx::keep_order(v);  // zero here, not after fewer columns
+    }
+    bool lost = false;
+    const auto multiply_columns = [&](auto columns) ETC_INLINE {
+      constexpr int n = decltype(columns)::value;
+      const auto multiply = [&](u32 at, u32 k) {
 #pragma unroll
-          for (u32 b = 0; b < kBlocks; ++b) {
-            ptx::wgmma_columns<kIsHalf, kColumns>(
-                d[kIsThin ? part : b],
-                ptx::matrix_descriptor<kBlocks>(w + b * (8 * kRowBytes / 16) + 2 * q),
-                ptx::matrix_descriptor(x + 2 * q), (k | (kIsThin ? 0 : part) | q) != 0);
+        for (u32 part = 0; part < kParts; ++part) {
+          const u32 x = x0 + (at + part * n * kRowBytes) / 16;
+          const u32 w = w0 + (at + part * kBoxBytes) / 16;
+#pragma unroll
+          for (u32 q = 0; q < 4; ++q) {
+#pragma unroll
+            for (u32 b = 0; b < kBlocks; ++b) {
+              ptx::wgmma_columns<kIsHalf, n>(
+                  reinterpret_cast<float(&)[n / 2]>(d[kIsThin ? part : b]),
+                  ptx::matrix_descriptor<kBlocks>(w + b * (8 * kRowBytes / 16) + 2 * q),
+                  ptx::matrix_descriptor(x + 2 * q), (k | (kIsThin ? 0 : part) | q) != 0);
+            }
           }
         }
-      }
-    });
+      };
+      lost = multiply_stages(run, stages, size.steps, kStageBytes, is_gathered, multiply);
+    };
+    if constexpr (kBlocks == 1) {
+      multiply_columns(Number<u32(kColumns)>{});
+    } else {
+      with_columns<kPiece>(size.rows, multiply_columns);
+    }
     if (!lost) lost = !wait_mbarrier(run, placed(), round & 1);
 #pragma unroll
     for (auto& sums : d) {
@@ -207,15 +223,15 @@ struct GroupedMatmul : GroupedTile {
         for (int i = 0; i < kColumns / 2; ++i) d[0][i] += d[1][i];
       }
       if constexpr (kIsThin || kIsFloat) {
-        put_float<kBlocks, kColumns>(read_place(skipped, 4), d);
+        put_float<kBlocks, kColumns>(read_place(skipped, 4, size.rows), d);
       } else if (is_gated) {
-        put<Program, kBlocks, kColumns>(skipped, [&](int i, int n) {
+        put<Program, kBlocks, kColumns>(size.rows, skipped, [&](int i, int n) {
           const float* gate = d[0] + i * 4 + n * 2;
           const float* up = kBlocks == 1 ? gate + 2 : d[kBlocks - 1] + i * 4 + n * 2;
           return pack<kIsHalf>(silu(gate[0]) * up[0], silu(gate[1]) * up[1]);
         });
       } else {
-        put<Program, 2 * kBlocks, kColumns>(skipped, [&](int i, int n) {
+        put<Program, 2 * kBlocks, kColumns>(size.rows, skipped, [&](int i, int n) {
           const float* v = d[n % kBlocks] + i * 4 + n / kBlocks * 2;
           return pack<kIsHalf>(v[0], v[1]);
         });
@@ -224,10 +240,11 @@ struct GroupedMatmul : GroupedTile {
     return !lost;
   }
 
-  // Stores a warpgroup's part of kColumns rows, of which a warp has kUnits times eight elements
-  // each: value(i, n) are two of unit n of the rows from 8 i on, in the layout of wgmma's result.
+  // Stores a warpgroup's part of `rows`, up to kColumns, of which a warp has kUnits times eight
+  // elements each: value(i, n) are two of unit n of the rows from 8 i on, in the layout of wgmma's
+  // result.
   template <class Program, int kUnits, int kColumns, class Value>
-  ETC_DEVICE void put(i32 skipped, Value value) const {
+  ETC_DEVICE void put(u32 rows, i32 skipped, Value value) const {
     constexpr i32 kRow = 4 * kUnits, kStep = 128 / kRow;  // units of a row; rows of a store
     constexpr i32 kMost = i32(kOutBytes) / (kRow * 16);
     constexpr int kEights = kUnits == 1 ? 2 : 4 / kUnits;  // of rows, in one instruction
@@ -244,10 +261,14 @@ struct GroupedMatmul : GroupedTile {
     u64 at = 0, step = 0;
 #pragma unroll
     for (i32 first = 0; first < kColumns; first += kMost) {
-      if (first > 0) ptx::named_barrier<128>(2 + wg);
+      if (first > 0) {
+        if (first >= i32(rows)) break;
+        ptx::named_barrier<128>(2 + wg);
+      }
 #pragma unroll
       for (int i = 0; i < kMost / 8 && first / 8 + i < kColumns / 8; i += kEights) {
         const int n = first / 8 + i;
+        if (i > 0 && i % 2 == 0 && n * 8 >= i32(rows)) break;
         if constexpr (kUnits == 1) {
           ptx::store_matrix2_transposed(in + i * 128 * kRow, value(n, 0), value(n + 1, 0));
         } else {
@@ -259,7 +280,7 @@ struct GroupedMatmul : GroupedTile {
       }
       ptx::named_barrier<128>(2 + wg);
       if (first == 0) {  // NOTE: not earlier: registers are scarce
-        const Place to = read_place(skipped, 2);
+        const Place to = read_place(skipped, 2, rows);
         const i32 column = (i32(wg) * kRow + unit) * 8;
         left = column < to.columns ? to.rows - row : 0;
         at = to.at + u64(row) * to.row_bytes + column * 2;
@@ -268,7 +289,7 @@ struct GroupedMatmul : GroupedTile {
       const u32 from = spot(u32(row), u32(unit));
 #pragma unroll
       for (i32 i = 0; i < kMost && first + i < kColumns; i += kStep, at += step) {
-        if ((kColumns % kStep == 0 || row < kColumns - first - i) && first + i < left) {
+        if (first + i < left) {
           ptx::store16(at, ptx::load_shared16(from + i * (kRow * 16)));
         }
       }
@@ -283,6 +304,7 @@ struct GroupedMatmul : GroupedTile {
     const u64 at = to.at + u64(row) * to.row_bytes + column * 4;
 #pragma unroll
     for (i32 i = 0; i < kColumns; i += 8) {
+      if (i % kPiece == 0 && i >= to.rows) break;
 #pragma unroll
       for (i32 n = 0; n < 4 * kBlocks; ++n) {
         const i32 r = i + n % 2, c = n / 2 * 8;  // of the warp's columns, eight of either block
