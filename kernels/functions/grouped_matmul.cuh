@@ -87,11 +87,7 @@ struct GroupedRoles : Roles, GroupedTile {
     if (packed == 0) return true;
     const Size size = Size::of(packed);
     if (size.few > 0) return gather_few(run, stages, c, size);
-    bool going = true;
-    with_columns<kPiece>(size.rows, [&](auto rows) {
-      going = gather_many<decltype(rows)::value / 8>(run, stages, c, size);
-    });
-    return going;
+    return gather_many(run, stages, c, size);
   }
 
   // The store warp writes the place of this task's tile, and waits until it is stored.
@@ -155,21 +151,20 @@ struct GroupedRoles : Roles, GroupedTile {
     return true;
   }
 
-  // More rows: each warp has four of eight neighbours, of which a lane copies 16 bytes each, kEach
-  // rows a lane.
+  // More rows: each warp has four of eight neighbours, of which a lane copies 16 bytes each.
   // NOTE: such copies belong to the generic proxy: a fence is needed before wgmma reads them.
-  template <u32 kEach, class Program>
+  template <class Program>
   ETC_DEVICE static bool gather_many(
       const Run<Program>& run, StageGatherer<Program>& stages, const Coord& c, const Size& size) {
     const auto x = Call::template operand<0>(run.g, c);
     const auto tokens = Call::template operand<Call::kReads - 1>(run.g, c);
     const u32 thread = ptx::thread(), unit = thread % 8, first = thread / 8 % 8;
     const u32 to = first * kRowBytes + ((unit ^ first) << 4), row_bytes = u32(x.size[1]) * 2;
-    u32 offset[kEach];  // from x's first row to this lane's, in units of 16 bytes
+    u32 offset[kMaxRows / 8];  // from x's first row to this lane's, in units of 16 bytes
 #pragma unroll
-    for (u32 i = 0; i < kEach; ++i) {
+    for (u32 i = 0; i < kMaxRows / 8; ++i) {
       const i32 row = minimum(i32(size.first_row<false>() + first + i * 8), tokens.size[0] - 1);
-      const u32 token = ptx::load4_l2(u64(tokens.at(row)));
+      const u32 token = i * 8 < size.rows ? ptx::load4_l2(u64(tokens.at(row))) : 0;
       offset[i] = token * (row_bytes / 16) + unit;
     }
     for (u32 turn = 0; turn < size.turns(); ++turn) {
@@ -181,9 +176,22 @@ struct GroupedRoles : Roles, GroupedTile {
           const u32 at = stage.at + part * (kPiece * kRowBytes) + to;
           const u32 bytes = column + unit * 16 < row_bytes ? 16 : 0;
           const u64 from = u64(x.at()) + column;
+          const auto copy_two = [&](u32 i) ETC_INLINE {
 #pragma unroll
-          for (u32 i = 0; i < kEach; ++i) {
-            ptx::copy16_async(at + i * 8 * kRowBytes, from + u64(offset[i]) * 16, bytes);
+            for (u32 n = 2 * i; n < 2 * i + 2; ++n) {
+              ptx::copy16_async(at + n * 8 * kRowBytes, from + u64(offset[n]) * 16, bytes);
+            }
+          };
+          switch (size.rows / kPiece) {
+            default: copy_two(8); [[fallthrough]];
+            case 8: copy_two(7); [[fallthrough]];
+            case 7: copy_two(6); [[fallthrough]];
+            case 6: copy_two(5); [[fallthrough]];
+            case 5: copy_two(4); [[fallthrough]];
+            case 4: copy_two(3); [[fallthrough]];
+            case 3: copy_two(2); [[fallthrough]];
+            case 2: copy_two(1); [[fallthrough]];
+            case 1: copy_two(0);
           }
         }
         ptx::mbarrier_arrive_copied(stage.full);
