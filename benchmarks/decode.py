@@ -89,8 +89,8 @@ def check(
         / xp.sqrt((wanted**2).mean())
     )
     # The rounding errors of layers add up at least like independent ones.
-    leeway = max(layers / CHECKED_LAYERS, 1.0) ** 0.5
-    most_error = max(most_error, leeway * ERROR)
+    most_error = max(most_error, max(layers / CHECKED_LAYERS, 1.0) ** 0.5 * ERROR)
+    leeway = most_error / ERROR
     if not error <= most_error:  # also for NaN
         wrong.append(f"error {error:.2e}, wanted {most_error:.1e}")
     is_greedy = decoder.sampling is None
