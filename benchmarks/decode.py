@@ -40,8 +40,6 @@ from etc_dist.models import Sampling
 CHECKED_LAYERS = 2
 SAMPLING = Sampling(temperature=0.6, top_k=20, top_p=0.95)
 """That of Qwen3."""
-ON_RANKS = Sampling(temperature=0.6)
-"""Several ranks have no other one."""
 ERROR, GAP = 0.016, 0.12
 """The allowed error of the logits, and the allowed distance of the chosen id's logit
 from the largest in the reference, relative to the root mean square of all logits."""
@@ -210,7 +208,7 @@ def main() -> int:
     add = parser.add_argument
     add("--context", type=int, help="512, or 70 on the CPU backend")
     add("--steps", type=int, help="compared bit by bit: 1000, or 3 on the CPU backend")
-    add("--sample", action="store_true", help=f"choose ids by {SAMPLING}, {ON_RANKS}")
+    add("--sample", action="store_true", help=f"choose ids by {SAMPLING}")
     add("--per-launch", type=int, default=1, help="steps of a launch; times are of one")
     add("--checked-layers", type=int, default=CHECKED_LAYERS, help="against fp32")
     add_batch(parser)
@@ -226,12 +224,11 @@ def main() -> int:
     if isinstance(device, Gpu):
         shared |= device.machine()
     failed = False
-    sampling = SAMPLING if device.world.size == 1 else ON_RANKS
     for name in options.models or [model]:
         decoder = Decoder(
             *(device, name, max(batches), context, options.schedule),
             *(options.per_launch, options.routing),
-            sampling=sampling if options.sample else None,
+            sampling=SAMPLING if options.sample else None,
         )
         # NOTE: a captured program refuses to grow: first run each batch once.
         for batch in batches:

@@ -28,18 +28,17 @@ SCALE, TOP_P, TOP_K, SEED, NUMBERS = 0, 1, 2, slice(3, 5), 5
 """Of `sampling`: places and number."""
 
 
-def sample_column(dtype: str, columns: int, *, limits: bool) -> DeviceFunction:
-    """x [rows, columns], tile `j` (a coordinate) of `dtype`, sampling, position [rows],
-    with `limits` the least logit of each row [rows] -> values [rows] in fp32
-    and ids [rows] (int32) as `best_column`: of the sums.
+def sample_column(dtype: str, columns: int) -> DeviceFunction:
+    """x [rows, columns], tile `j` (a coordinate) of `dtype`, sampling, position and the
+    least logit of each row [rows] -> values [rows] in fp32 and ids [rows] (int32) as
+    `best_column`: of the sums.
 
     `first`: the number of the tensor's first column, a dim or named number."""
 
     def body(*operands: Any, j: int, first: int) -> None:
-        x, sampling, position, *least, values, ids = operands
+        x, sampling, position, least, values, ids = operands
         numbers = np.where(np.isnan(x), -np.inf, x).astype(np.float32)
-        if least:
-            numbers = np.where(numbers < least[0][:, None], -np.inf, numbers)
+        numbers = np.where(numbers < least[:, None], -np.inf, numbers)
         column = first + j * columns + np.arange(x.shape[1])
         counter = np.zeros((*x.shape, 4), np.uint32)
         counter[..., 0] = column // 4
@@ -52,23 +51,21 @@ def sample_column(dtype: str, columns: int, *, limits: bool) -> DeviceFunction:
         best = sums.argmax(axis=1)
         values[...], ids[...] = sums[np.arange(len(x)), best], best
 
-    tile: list[Operand] = [
+    tile = [
         Operand(("rows", Extent(multiple=8, begins=8)), two_byte(dtype)),
         Operand(("rows", NUMBERS), "int32"),
         Operand(("rows",), "int32", leading=True),
+        Operand(("rows",), "float32"),
+        *best_of_rows(),
     ]
-    if limits:
-        tile.append(Operand(("rows",), "float32"))
-    reads = len(tile)
-    tile += best_of_rows()
     return DeviceFunction(
         name="sample_column",
         body=body,
         source="functions/sample_column.cuh",
         lane=TENSOR,
-        reads=reads,
+        reads=4,
         writes=2,
-        constants={"kIsHalf": int(dtype == "float16"), "kLimits": int(limits)},
+        constants={"kIsHalf": int(dtype == "float16")},
         tile=dict(enumerate(tile)),
     )
 

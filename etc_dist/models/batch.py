@@ -83,7 +83,7 @@ class Batch:
         if stop is None:  # no row has an id outside of the vocabulary
             stop = [n for n in model.config.stop_tokens if n < vocabulary]
         ends = checked_stop(stop, vocabulary)
-        (chosen,) = checked_sampling(sampling, 1, model.world.size, "batch.add")
+        (chosen,) = checked_sampling(sampling, 1, "batch.add")
         tokens = checked_prompt(prompt, vocabulary)
         count = 1
         if max_new_tokens is not None:

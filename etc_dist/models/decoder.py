@@ -39,7 +39,12 @@ from etc_dist.ir import (
     tile,
 )
 from etc_dist.ir.function import TENSOR
-from etc_dist.models.decoder_ranks import Places, best_of_ranks, buffers_of_sums
+from etc_dist.models.decoder_ranks import (
+    Places,
+    best_of_ranks,
+    buffers_of_sums,
+    rows_of_ranks,
+)
 from etc_dist.models.experts import EXPERT_MATMULS, MixtureCalls, Turn
 from etc_dist.models.sizes import DecoderSizes
 from etc_dist.models.step_policy import STEP_SHAPES, shapes_of
@@ -445,13 +450,13 @@ class _Calls:
         first = g.let("first_id", g.rank * self.vocabulary)
         (j,) = grid = g.grid(j=tiles - greedy_tiles)
         g.call(
-            sample_column(self.sizes.dtype, best_columns, limits=bool(least)),
+            sample_column(self.sizes.dtype, best_columns),
             grid,
             reads=[
                 self.logits[:, tile(j, best_columns)],
                 self.sampling[:, :],
                 self.position[step, :],
-                *least,
+                least,
             ],
             writes=[values[:, j], columns[:, j]],
             waits=[wait],
@@ -485,13 +490,13 @@ class _Calls:
             notifies=[self.begun[step + 1]],
         )
 
-    def _find_least(self, step: Expr) -> tuple[list[Region], EventRef]:
+    def _find_least(self, step: Expr) -> tuple[Region, EventRef]:
         """The smallest logit of each row that may be chosen by chance, and the event of
         all of them."""
-        g, logits = self.g, self.done["head"][step]
-        if g.world_size > 1:
-            return [], logits  # the logits of a row are on several ranks
+        g, of_row, wait = self.g, self.logits, self.done["head"][step]
         sampled = g.let("sampled_rows", select(self.samples < 1, 0, self.rows))
+        if g.world_size > 1:
+            of_row, wait = rows_of_ranks(g, of_row, sampled, self.steps, step, wait)
         least = g.local("least", (self.rows,), "float32")
         limited = g.events("limited", (self.steps,), expects=sampled)
         (r,) = grid = g.grid(r=sampled)
@@ -499,12 +504,12 @@ class _Calls:
         g.call(
             least_kept(self.sizes.dtype),
             grid,
-            reads=[self.logits[own, :], self.sampling[own, :]],
+            reads=[of_row[own, :], self.sampling[own, :]],
             writes=[least[own]],
-            waits=[logits],
+            waits=[wait],
             notifies=[limited[step]],
         )
-        return [least[:]], limited[step]
+        return least[:], limited[step]
 
     def finish(self) -> None:
         """The ids of all steps."""

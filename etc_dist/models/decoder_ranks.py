@@ -13,7 +13,9 @@ from dataclasses import dataclass
 
 from etc_dist.functions.best_column import best_on_rank
 from etc_dist.functions.epilogue import Epilogue, store, store_on_ranks
-from etc_dist.ir import EventRef, EventTensor, Expr, Graph, Region, Tensor
+from etc_dist.functions.push_rows import push_rows
+from etc_dist.ir import EventRef, EventTensor, Expr, Graph, Region, Tensor, span
+from etc_dist.ir.function import TENSOR
 from etc_dist.ir.tensor import Tile
 
 
@@ -63,6 +65,36 @@ class Places:
 
     def elements(self, events: EventTensor, turn: tuple[Expr, ...]) -> list[EventRef]:
         return [events[turn], *(events.on(peer)[turn] for peer in self.peers)]
+
+
+def rows_of_ranks(
+    g: Graph,
+    part: Tensor,
+    rows: Expr,
+    steps: Expr | int,
+    step: Expr | int,
+    wait: EventRef,
+) -> tuple[Tensor, EventRef]:
+    """The first `rows` rows of `part` [rows, columns] of all ranks, side by side in
+    rank order, and the event of their arrival in a step. The next step stores into them
+    again: before, it waits for a result of each rank that follows from them."""
+    columns = part.shape[1]
+    shape = rows, g.world_size * columns
+    gathered = g.symmetric(f"rank_{part.name}", shape, part.dtype)
+    name, expects = f"{part.name}_arrived", rows * g.world_size
+    arrived = g.events(name, (steps,), expects=expects, cross_rank=True)
+    r, d = grid = g.grid(r=rows, d=g.world_size)
+    to = (g.rank + 1 + d) % g.world_size
+    g.call(
+        push_rows(TENSOR),
+        grid,
+        name=f"push_{part.name}",
+        reads=[part[span(r, 1), :]],
+        writes=[gathered.on(to)[span(r, 1), span(g.rank * columns, columns)]],
+        waits=[wait],
+        notifies=[arrived.on(to)[step]],
+    )
+    return gathered, arrived[step]
 
 
 def best_of_ranks(

@@ -134,7 +134,7 @@ class Model:
         expect_type(prompts, (list, tuple, np.ndarray), "prompts")
         # Once, since it may be an iterator.
         ends = stop if stop is None else checked_stop(stop, self.config.vocabulary)
-        chosen = self._checked_sampling(sampling, len(prompts), "model.generate")
+        chosen = checked_sampling(sampling, len(prompts), "model.generate")
         with Batch(self) as batch:
             requests = [
                 batch.add(
@@ -214,7 +214,7 @@ class Model:
                     stops=stops,
                     sampling=None
                     if sampling is None
-                    else self._checked_sampling(sampling, np.size(ids), "model.steps"),
+                    else checked_sampling(sampling, np.size(ids), "model.steps"),
                     vocabulary=self.config.vocabulary,
                     most_rows=self.most_rows,
                     most_positions=self.positions,
@@ -272,11 +272,6 @@ class Model:
         """The array of the experts that a step's rows choose."""
         shape = self.config.layers, rows, mixture.top_k
         return self._chosen[: prod(shape)].reshape(shape)
-
-    def _checked_sampling(
-        self, given: Any, count: int, where: str
-    ) -> list[Sampling | None]:
-        return checked_sampling(given, count, self.world.size, where)
 
     def _capacity(self, dims: Mapping[str, int]) -> list[Mapping[str, int]]:
         """The dims of all steps, whose memory is allocated at once."""

@@ -56,11 +56,6 @@ class Sampling:
                 fix="pass numbers in this range",
             )
 
-    @property
-    def limits(self) -> bool:
-        """Whether tokens are left out."""
-        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1)
-
     @cached_property
     def numbers(self) -> tuple[int, ...]:
         """As `sample_column` reads them."""
@@ -82,9 +77,7 @@ def row_sampling(rows: int, given: Sequence[Sampling | None]) -> Array:
     return np.array([*numbers, *(rows - len(given)) * [MOST_LIKELY]], np.int32)
 
 
-def checked_sampling(
-    given: Any, count: int, ranks: int, where: str
-) -> list[Sampling | None]:
+def checked_sampling(given: Any, count: int, where: str) -> list[Sampling | None]:
     """`given` for each of `count`: one for all, or a sequence."""
     if given is None or isinstance(given, Sampling):
         given = [given] * count
@@ -98,14 +91,5 @@ def checked_sampling(
             wanted=f"{count}, or one for all",
             got=str(len(given)),
             fix="pass a list of equal length",
-        )
-    limited = [one for one in given if one is not None and one.limits]
-    if limited and ranks > 1:
-        raise ArgumentError(
-            "top_k and top_p are not supported on several ranks",
-            where=where,
-            wanted="a temperature alone",
-            got=str(limited[0]),
-            fix="leave out top_k and top_p, or load the model on one rank",
         )
     return list(given)

@@ -34,18 +34,17 @@ struct sample_column {
       }
       best.reduce();
       if (lane == 0) {
-        *task.template operand<kReads>().at(row) = best.value;
-        *task.template operand<kReads + 1>().at(row) = best.column;
+        *task.template operand<4>().at(row) = best.value;
+        *task.template operand<5>().at(row) = best.column;
       }
     }
   }
 
  private:
   static constexpr int kAtOnce = 4;  // vectors in flight a lane
-  static constexpr int kReads = Task::kReads;
 
   struct Row {
-    float scale, least = minus_infinity();
+    float scale, least;
     u32 seed[2], position;
     i32 before;  // columns before the tile
 
@@ -54,9 +53,7 @@ struct sample_column {
       scale = __uint_as_float(ptx::load4_l2(sampling));
       seed[0] = ptx::load4_l2(sampling + 12), seed[1] = ptx::load4_l2(sampling + 16);
       position = ptx::load4_l2(u64(task.template operand<2>().at() + row));
-      if constexpr (Task::kLimits != 0) {
-        least = __uint_as_float(ptx::load4_l2(u64(task.template operand<3>().at(row))));
-      }
+      least = __uint_as_float(ptx::load4_l2(u64(task.template operand<3>().at(row))));
       before = task.number_first(task.g) + task.template operand<0>().start[1];
     }
     // Eight columns. If all are below the least one, without any arithmetic.
@@ -101,12 +98,15 @@ struct least_kept {
     const i32 top_k = i32(ptx::load4_l2(sampling + 8));
     Search search(task, scale);
     u32 least = 0;
-    if (scale > 0.0f && top_k > 0) {
-      least = search.template run<false>(0, float(minimum(top_k, search.columns)));
-    }
-    if (scale > 0.0f && top_p < 1.0f) {
-      search.largest = search.largest_of_row();
-      least = search.template run<true>(least, top_p);
+    // By top_k, then by top_p.
+    // NOTE: not unrolled, since the code is large.
+#pragma unroll 1
+    for (int n = 0; n < 2; ++n) {
+      const bool weighs = n == 1;
+      if (!(scale > 0.0f && (weighs ? top_p < 1.0f : top_k > 0))) continue;
+      if (weighs) search.largest = search.largest_of_row();
+      const float goal = weighs ? top_p : float(minimum(top_k, search.columns));
+      least = search.run(weighs, least, goal);
     }
     if (task.thread == 0) {
       *task.template operand<2>().at() = least > 0 ? number(least) : minus_infinity();
@@ -138,10 +138,9 @@ struct least_kept {
       from = u64(x.at()), columns = x.size[1];
     }
 
-    // The largest key that at least `goal` logits reach; kWeighs: logits that have `goal` of the
+    // The largest key that at least `goal` logits reach; weighs: logits that have `goal` of the
     // probability of all that reach `least`.
-    template <bool kWeighs>
-    ETC_DEVICE u32 run(u32 least, float goal) const {
+    ETC_DEVICE u32 run(bool weighs, u32 least, float goal) const {
       u32 found = 0;
 #pragma unroll 1
       for (int shift = 14; shift >= 0; shift -= 2) {
@@ -151,14 +150,14 @@ struct least_kept {
           const float logit = unpack<Task::kIsHalf>(bits).x;
           const u32 own = key(bits, logit);
           if (own == 0 || own < found || own < least) return;
-          const float weight = kWeighs ? ptx::exp2((logit - largest) * scale) : 1.0f;
+          const float weight = weighs ? ptx::exp2((logit - largest) * scale) : 1.0f;
 #pragma unroll
           for (int n = 0; n < 4; ++n) {
             if (own >= found + n * step) sum[n] += weight;
           }
         });
         total(sum);
-        if (kWeighs && shift == 14) goal *= sum[0];
+        if (weighs && shift == 14) goal *= sum[0];
 #pragma unroll
         for (int n = 3; n > 0; --n) {
           if (sum[n] >= goal) {

@@ -44,7 +44,7 @@ def sampled(g: Graph, *, width: int, dtype: str = "bfloat16") -> None:
     )
     (j,) = grid = g.grid(j=tiles)
     g.call(
-        sample_column(dtype, width, limits=True),
+        sample_column(dtype, width),
         grid,
         reads=[x[:, tile(j, width)], sampling[:, :], position[:], least[:]],
         writes=[values[:, j], ids[:, j]],

@@ -8,7 +8,7 @@ import pytest
 from etc_dist.errors import ArgumentError
 from etc_dist.models import Sampling, load
 from tests.models.small import make_model
-from tests.models.test_tensor_parallel import split_model
+from tests.models.test_tensor_parallel import DRAWN, ids_of_one_rank, split_model
 
 ONE_RANK = pytest.mark.mpi(max_size=1)
 RANKS = pytest.mark.mpi(min_size=2, max_size=2)
@@ -105,14 +105,19 @@ def test_one_sampling_for_each_prompt_is_expected(folder, one_rank):
 
 
 @RANKS
-def test_ranks_draw_the_same_ids_by_temperature_alone(world, tmp_path, rng):
+@pytest.mark.parametrize("schedule", ["static", "dynamic"])
+def test_ranks_draw_the_ids_of_one_rank(schedule, world, tmp_path, rng):
     folder = split_model(tmp_path, rng, 2)
-    with load(folder, positions=64, world=world) as model:
+    ids, count = rng.integers(576, size=len(DRAWN)), len(DRAWN)
+    rows = ids, [0] * count, range(count), [[0]]
+    with load(folder, positions=64, schedule=schedule, world=world) as model:
+        found = model.steps(*rows, count=1, sampling=DRAWN)
+        own = model.logits if world.backend == "cpu" else model.logits.get()
+        logits = np.concatenate(world.gather(own.astype(np.float32)), axis=1)
+        assert found[0].tolist() == ids_of_one_rank(logits)
         texts = [
-            model.generate([[1, 2]], max_new_tokens=8, sampling=Sampling(seed=seed))
-            for seed in (1, 1, 2)
+            model.generate([[1, 2]], max_new_tokens=8, sampling=one)
+            for one in (DRAWN[0], DRAWN[0], DRAWN[4])
         ]
         assert world.gather(texts) == [texts] * world.size
         assert texts[0] == texts[1] != texts[2]
-        with pytest.raises(ArgumentError, match="not supported on several ranks"):
-            model.generate([[1]], max_new_tokens=1, sampling=Sampling(top_k=3))

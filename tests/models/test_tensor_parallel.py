@@ -14,11 +14,13 @@ from etc_dist.models import load
 from etc_dist.models.config import ModelConfig, read_config
 from etc_dist.models.decoder import decoder_graph
 from etc_dist.models.part import Part
+from etc_dist.models.sampling import Sampling, row_sampling
 from etc_dist.models.sizes import MATMULS
 from etc_dist.models.weights import load_weights
 from etc_dist.runtime.cpu import simulate
 from etc_dist.schedule import SCHEDULES
 from tests.functions.compiled import check_compiled, check_wgmmas
+from tests.functions.test_sample_column import run as run_alone
 from tests.models.conftest import SHAPES
 from tests.models.small import make_model
 from tests.models.steps import row_arrays
@@ -30,6 +32,17 @@ PAGE, POSITIONS = 16, 32
 TWO = pytest.mark.mpi(min_size=2, max_size=2)
 SIZES = {"num_attention_heads": 12, "intermediate_size": 192, "vocab_size": 576}
 """That 2, 3 and 4 ranks can split."""
+DRAWN = [
+    replace(one, seed=seed)
+    for seed in range(4)
+    for one in (
+        Sampling(50.0, top_k=2),
+        Sampling(5.0, top_p=0.1),
+        Sampling(50.0, top_k=40, top_p=0.1),
+        Sampling(0.0),
+    )
+]
+"""Of the rows of a step."""
 SPLIT_EXPERTS = EXPERTS | {"moe_intermediate_size": 96}
 
 
@@ -75,6 +88,13 @@ def dims_of(config: ModelConfig, ranks: int, rows: int) -> dict[str, int]:
         "stops": 1,
         "samples": 0,
     }
+
+
+def ids_of_one_rank(logits: Any, first: int = 0) -> Any:
+    """The ids that one rank draws for the first rows of DRAWN from its logits."""
+    count = len(logits)
+    found, _ = run_alone(logits, DRAWN[:count], np.arange(first, first + count))
+    return found
 
 
 def check_logits(folder: Any, config: ModelConfig, ids: Any, logits: Any) -> None:
@@ -127,6 +147,30 @@ def test_all_ranks_have_equal_ids_of_the_largest_logits(
         assert chosen > last.max() - 0.05 * np.abs(last).max()
 
 
+@pytest.mark.parametrize(
+    ("ranks", "schedule"), [(2, "static"), (2, "dynamic"), (3, "static")]
+)
+def test_ranks_draw_the_ids_of_one_rank_in_each_step(ranks, schedule, tmp_path, rng):
+    folder = split_model(tmp_path, rng, ranks)
+    config, ids = read_config(folder), rng.integers(576, size=15)
+    plan = SCHEDULES[schedule](graph_of(config, ranks))
+    parts = [Part(rank, ranks) for rank in range(ranks)]
+    for steps in (1, 2):
+        given = [
+            given_on(folder, config, ids, part, steps)
+            | {"sampling": row_sampling(15, DRAWN[:15])}
+            for part in parts
+        ]
+        dims = dims_of(config, ranks, 15) | {"steps": steps, "samples": 1}
+        found = simulate(plan, given, dims).outputs
+        logits = np.concatenate([one["logits"] for one in found], axis=1)
+        wanted = ids_of_one_rank(logits, steps - 1)
+        if steps == 2:  # of the last row
+            wanted[:-1] = [-1] * 14
+        for one in found:
+            assert one["next_ids"][-1].tolist() == wanted
+
+
 def test_the_bits_of_logits_depend_on_the_number_of_ranks(tmp_path, rng):
     folder = split_model(tmp_path, rng, 12)
     config, ids, bits = read_config(folder), rng.integers(576, size=5), set()
@@ -150,6 +194,7 @@ def test_the_bits_of_logits_depend_on_the_number_of_ranks(tmp_path, rng):
     ],
 )
 def test_the_cuda_bodies_agree_in_any_order(ranks, schedule, tmp_path, rng, folder):
+    """Of ids of the largest logits, and of ids by chance."""
     model = split_model(tmp_path, rng, ranks)
     config, ids = read_config(model), rng.integers(576, size=3)
     parts = [Part(rank, ranks) for rank in range(ranks)]
@@ -158,11 +203,13 @@ def test_the_cuda_bodies_agree_in_any_order(ranks, schedule, tmp_path, rng, fold
     program = Emulator(graph, schedule=schedule, workers=2, folder=folder)
     dims, first = dims_of(config, ranks, len(ids)), None
     for seed in range(2):
-        found = program.run(given, dims, seed=seed)
+        given = [one | {"sampling": row_sampling(3, seed * DRAWN[:3])} for one in given]
+        found = program.run(given, dims | {"samples": seed}, seed=seed)
         logits = np.concatenate([one["logits"] for one in found], axis=1)
         check_logits(model, config, ids, logits)
+        wanted = ids_of_one_rank(logits) if seed else logits.argmax(axis=1)
         for one in found:
-            np.testing.assert_array_equal(one["next_ids"][0], logits.argmax(axis=1))
+            np.testing.assert_array_equal(one["next_ids"][0], wanted)
         first = logits if first is None else first
         np.testing.assert_array_equal(logits, first)
 

@@ -28,7 +28,7 @@ GRAPH = decoder_graph(
     best_columns=64,
 )
 DIMS = {**dims_of(layers=5, rows=3), "slices": 2, "steps": 2}
-DIMS |= {"hidden": 72, "inner": 136, "vocabulary": 520}
+DIMS |= {"hidden": 72, "inner": 136, "vocabulary": 520, "samples": 1}
 SENT = [
     (call.name, n)
     for call in GRAPH.calls
@@ -36,6 +36,8 @@ SENT = [
     if wait.events.cross_rank
 ]
 """Waits for what peers send."""
+WAITS = [*SENT, ("push_logits", 0), ("sample_column", 0)]
+"""And those between logits and ids by chance, which peers wait for."""
 OPTIONS = {"batch": 1, "positions": POSITIONS, "page_size": PAGE}
 TABLE = np.arange(2)[None]
 
@@ -58,7 +60,7 @@ def test_sizes_that_ranks_cannot_split_are_named(ranks, changes, text, tmp_path,
 
 
 @pytest.mark.parametrize("schedule", ["static", "dynamic"])
-@pytest.mark.parametrize(("name", "number"), SENT)
+@pytest.mark.parametrize(("name", "number"), WAITS)
 def test_a_missing_wait_for_peers_is_refused_with_its_layer(name, number, schedule):
     waits = call_of(name).waits
     kept = waits[:number] + waits[number + 1 :]
