@@ -103,6 +103,7 @@ def attend(
         "kGroup": group,
         "kScale": float(scale),
         "kSlicePositions": slice_positions,
+        "kHasCopies": int(early),
     }
     return paged.function(
         *("attend", body, reads, writes, constants),

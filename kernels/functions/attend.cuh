@@ -24,10 +24,10 @@ struct attend {
     const Row row = Rows::row(task, 0);
     const Slice slice(row.length, task.c.axis_s, task.number_slices(task.g));
     // NOTE: tasks of one head are those of few rows, whose time counts most: no number of warps to
-    // compute with.
+    // compute with. Dynamic programs have no registers for two copies.
     const Pages<Task, Rows::kEnd> pages(task);
-    if (pages.heads == 1) {
-      attend_to<kWarps>(task, row, slice, ready);
+    if (Task::kHasCopies && pages.heads == 1) {
+      if constexpr (Task::kHasCopies) attend_to<kWarps>(task, row, slice, ready);
     } else {
       attend_to<0>(task, row, slice, ready);
     }
