@@ -68,8 +68,8 @@ class Matmul(Operation):
     op(x, w, out=None, stream=None): x [M, K], w [N, K] -> out [M, N]. w may be a
     transposed view, w.T of a contiguous [K, N] array. On GPUs K and N are multiples of
     8. bfloat16 or float16, as x has it; accumulated in fp32, rounded once: the same
-    bits on every run. One program serves all sizes, and chooses tiles by M, N and K;
-    another one those of few tiles and a large K, which it divides into slices.
+    bits on every run. One program serves all sizes, and chooses tiles by M, N and K,
+    except where there are few tiles and K is large: a second one divides K into slices.
     Ranks make the same calls; arrays and errors as for `MatmulReduceScatter`.
 
     deterministic="batch": a row of x has the same bits for any M. Slower for up to

@@ -1,8 +1,8 @@
 """Matrix multiplication in slices of k, for few tiles and a large k.
 
 The tasks of a slice store its sums in fp32; others add those of all slices in order, so
-that a call has the same bits each time. A program of its own: where this code was in
-that of `matmul.py`, whole tiles took 2 to 5 % longer.
+that a call has the same bits each time. A separate program: where this code was in that
+of `matmul.py`, whole tiles took 2 to 5 % longer.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ struct attend {
   ETC_DEVICE static void run(const Task& task, Ready ready) {
     const Row row = Rows::row(task, 0);
     const Slice slice(row.length, task.c.axis_s, task.number_slices(task.g));
-    // NOTE: tasks of one head are those of few rows, whose time counts most: no number of warps to
-    // compute with. Dynamic programs have no registers for two copies.
+    // NOTE: a copy in which the number of warps is a constant, for steps with a small batch. Dynamic
+    // programs have no registers for two copies.
     const Pages<Task, Rows::kEnd> pages(task);
     if (Task::kHasCopies && pages.heads == 1) {
       if constexpr (Task::kHasCopies) attend_to<kWarps>(task, row, slice, ready);

@@ -12,7 +12,7 @@ struct scatter_row {
     const auto x = task.template operand<0>();
     const u64 from = u64(x.at());
     const u32 bytes = u32(x.size[1]) * u32(sizeof(*x.base));
-    // NOTE: loaded before the first store, behind which the compiler moves no load of an index.
+    // NOTE: loaded before the first store: the compiler does not move loads of indices across it.
     u64 to[kCopies];
     locate<0>(task, to);
     constexpr u32 kStep = Task::threads * 16;

@@ -23,8 +23,9 @@ struct SwappedTiles {
 
   u32 control, buffer;
 
-  // The 256 compute threads; `at_shape`: the shared address of the shape; `exchanged` counts tiles of which the pair split k. Of a gated tile,
-  // the first half of the weights' rows are those of gate.
+  // The 256 compute threads; `at_shape`: the shared address of the shape; `exchanged` counts tiles
+  // of which the pair split k. Of a gated tile, the first half of the weights' rows are those of
+  // gate.
   template <bool kMayBeGated, class Program>
   ETC_DEVICE bool compute(
       const Run<Program>& run, StageReader<Program>& stages, u32 count, u32 at_shape, u32 words,
