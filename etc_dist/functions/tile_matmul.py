@@ -50,6 +50,8 @@ TURNS_COLUMNS = 64
 """Columns of a swapped tile's worker up to which its warpgroups take turns along k."""
 SPLITS = ("columns", "rows", "k")
 """What the two workers of a task may divide, as `TileSplit` in the CUDA half."""
+LOADED_BIT = 24
+"""From this bit of a packed shape on stand the rows that a worker loads, in eights."""
 
 
 @dataclass(frozen=True)
@@ -171,8 +173,8 @@ class TileShape:
         return (int(not self.swapped), *sizes, int(self.split == "k"))
 
     def packed(self, number: int) -> int:
-        """The shape as the CUDA half reads it; `number` is that of its code in a
-        program."""
+        """The shape as the CUDA half reads it, below LOADED_BIT; `number` is that of
+        its code in a program."""
         fields = (
             (number, 6),
             (SPLITS.index(self.split), 2),
@@ -180,7 +182,6 @@ class TileShape:
             (self.depth // STAGE_K, 3),
             (self.worker_rows // 8, 6),
             (self.worker_columns // 8, 6),
-            (0, 6),  # rows that are loaded in a run
         )
         value = 0
         for field, bits in reversed(fields):
@@ -277,7 +278,7 @@ class Tiles:
         self.step = max(s.step for s in shapes)
         """A task's share of k is a multiple of this, or ends where k ends."""
         packed = self._number("packed", self._packed)
-        loaded = self._x_box // 8 * (1 << 24)
+        loaded = self._x_box // 8 * (1 << LOADED_BIT)
         self.values = {"packed_tile": g.let(f"{name}_tile", packed + loaded)}
         """For `g.call`."""
 
