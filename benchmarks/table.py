@@ -58,10 +58,11 @@ Times vary with the day and the machine, so compare speed-ups. *Limit* is a lowe
 bound, the longest of the GEMMs alone, reading the weights and the bytes on the wire; \
 *% of limit* is limit / ours. NxK are one rank's sizes: of the weight for a \
 collective, hidden and inner size for a layer. M counts the rows of all ranks, \
-expert-parallel those of one. *Dynamic* and *Zipf* are the speed-ups under the dynamic \
-schedule and with unevenly used experts; *Triton / ours* compares with vLLM's kernel, \
-*vLLM / ours* with its whole step on the same day; *deterministic="batch"* is the \
-factor that equal bits for any M cost, mean and worst.
+expert-parallel those of one. *From, to* are the lowest and the highest speed-up. \
+*Dynamic* and *Zipf* are the speed-ups under the dynamic schedule and with unevenly \
+used experts. *Triton / ours* compares with vLLM's kernel, *vLLM / ours* with its \
+whole step on the same day. *deterministic="batch"* is its time relative to the \
+default's, mean and worst.
 """
 PICTURE = """
 ## Static and dynamic schedules
@@ -71,7 +72,7 @@ rows for the MLP](schedules.png)
 """
 DECODE_PICTURES = {
     False: """
-![Time of a decode step over the batch, of vLLM's, and of the bytes that are read]\
+![Time of a decode step by batch: ours, vLLM's, and the limit of its reads]\
 (decode.png)
 """,
     True: """
@@ -326,7 +327,7 @@ def launches_table(records: Sequence[Record]) -> str:
         }
         for names, r in last_steps(records, "single_launches_ms")
     ]
-    title = "Several steps in a launch, and as many single launches: ms a step"
+    title = "Several steps in a launch, against single launches: ms per step"
     return f"\n## {title}\n{table(rows)}" if rows else ""
 
 
@@ -342,7 +343,7 @@ def sampling_table(records: Sequence[Record]) -> str:
         }
         for names, r in last_steps(records, "greedy_ms")
     ]
-    return f"\n## Sampling: ms of a step\n{table(rows)}" if rows else ""
+    return f"\n## Sampling: ms per step\n{table(rows)}" if rows else ""
 
 
 def last_steps(
@@ -513,12 +514,14 @@ def build_table(records: Sequence[Record]) -> str:
     rows = [
         {
             "program": r.program,
+            "device": "no GPU" if r.device == "none" else r.device,
             "schedule": r.path.split()[0],
             "build": f"{r.build_ms / 1000:.1f} s",
             "from the cache": f"{r.cached_ms:.0f} ms",
             "cubin": f"{r.cubin_bytes // 1024} KiB",
             "registers": f"{r.registers}",
             "spills": f"{r.spill_bytes} B",
+            "commit": short(r.commit),
         }
         for r in latest(found, lambda r: (r.device, r.program, r.path))
     ]
