@@ -179,7 +179,7 @@ class Decoder:
     def policy_text(self, batch: int) -> str:
         dims = self.policy.dims(batch, self.context)
         tiles = [f"{n} {self.policy.shapes[dims[f'{n}_shape']]}" for n in self.matmuls]
-        heads = f"{dims['attend_heads']} heads of the cache a task"
+        heads = f"{dims['attend_heads']} KV heads a task"
         return "; ".join([*tiles, f"slices {dims['slices']}", heads])
 
     def _draw_all(self, part: Part, layers: int) -> dict[str, Any]:

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 class Request:
     """A request of a batch; made by `Batch.add`.
 
-    tokens: the ids of its prompt, and those that were generated. cached: how many of
-    them are in the cache. limit: the length at which it ends, its prompt included.
-    stop: the ids that end it. number: its row of the page table, which a later request
-    may use again. is_done: whether it has ended."""
+    tokens: the ids of its prompt, then the generated ones. cached: how many of them are
+    in the cache. limit: the length at which it ends, its prompt included. stop: the ids
+    that end it. number: its row of the page table, which later requests reuse. is_done:
+    whether it has ended."""
 
     tokens: list[int]
     prompt_length: int
@@ -42,12 +42,13 @@ class Request:
 
 
 class Batch:
-    """Requests of a model, which join and leave between steps. Each step runs the
-    positions that are not in the cache yet: one of each request that is being decoded,
-    and parts of prompts. A context manager that ends all requests.
+    """Requests of a model, which join and leave between steps: continuous batching. A
+    step runs positions that are not in the cache yet: one of each request that is being
+    decoded, and parts of prompts. A context manager, which ends all requests.
 
     Requests do not change each other's ids, with one exception: a matmul may round
-    differently with another number of rows, which counts if logits are almost equal."""
+    differently with another number of rows, which matters if two logits are almost
+    equal. With `deterministic="batch"` there is no exception."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -73,11 +74,11 @@ class Batch:
         stop: Collection[int] | None = None,
         sampling: Sampling | None = None,
     ) -> Request:
-        """A request, whose pages are reserved until it has ended or is removed. Options
+        """Adds a request, and reserves its pages until it ends or is removed. Options:
         as of `Model.generate`.
 
         Raises ArgumentError for a prompt that is empty, has ids outside the vocabulary
-        or does not fit the positions, and without a free place or pages."""
+        or does not fit the positions, and if no place or too few pages are free."""
         model = self._model
         vocabulary = model.config.vocabulary
         if stop is None:  # no row has an id outside of the vocabulary
@@ -117,10 +118,10 @@ class Batch:
         self._model.pages.remove(request.number)
 
     def step(self) -> list[Request]:
-        """Run one step, or several in one launch if all requests are being decoded.
-        Returns the requests with new tokens, and those that have ended, which leave the
-        batch: none, while prompts are read. ArgumentError for a batch without requests.
-        """
+        """Runs one step, or several in one launch if all requests are being decoded.
+        Returns the requests with new tokens or that have ended; the latter leave the
+        batch. While prompts are processed the list may be empty. Raises ArgumentError
+        for a batch without requests."""
         parts = self._choose()
         steps = self._choose_steps(parts)
         ids: list[int] = []
@@ -148,7 +149,7 @@ class Batch:
             return self._add(parts, found)
 
     def _add(self, parts: Sequence[tuple[Request, int]], found: Any) -> list[Request]:
-        """Adds the ids of a step; the requests that have new ones."""
+        """Adds the ids of a step. Returns the requests that have new ones."""
         changed, end = [], 0
         for request, count in parts:
             cached, end = request.cached + count, end + count
@@ -164,7 +165,7 @@ class Batch:
         return changed
 
     def _choose_steps(self, parts: Sequence[tuple[Request, int]]) -> int:
-        """At most as many as some request needs."""
+        """The steps of the next launch: no more than any request needs."""
         most = self._model.steps_per_launch
         for request, count in parts:
             is_decoded = count == 1 and request.cached + 1 == len(request.tokens)
@@ -175,7 +176,7 @@ class Batch:
 
     def _choose(self) -> list[tuple[Request, int]]:
         """The requests of the next step, and the number of positions of each. Those
-        with the fewest come first, so that prompts do not delay the others."""
+        with the fewest come first, so that prompts do not delay decoding."""
         pending = [
             (len(request.tokens) - request.cached, request)
             for request in self._requests

@@ -51,14 +51,14 @@ from etc_dist.models.step_policy import STEP_SHAPES, shapes_of
 from etc_dist.ops.order import tile_grid
 
 BEST_COLUMNS = 1024
-"""Logits of a row of which one task finds the largest; a multiple of 8."""
+"""Logits of a row among which one task finds the largest; a multiple of 8."""
 MANY_ROWS = 32
-"""From so many rows on, a task combines the slices of all heads of a row."""
+"""With at least so many rows, a task combines the slices of all heads of a row."""
 
 
 def decoder_for(schedule: str, ranks: int, sizes: DecoderSizes) -> GraphFunction:
-    """The graph of a model under a schedule. A dynamic one has more code for each call:
-    it has fewer tiles, and begins no task early."""
+    """The graph of a model under a schedule. A dynamic program has more code per call:
+    so it has fewer tile shapes, and its tasks read nothing before their last wait."""
     early = schedule == "static"
     return decoder_graph(ranks, sizes=sizes, shapes=shapes_of(schedule), early=early)
 
@@ -72,23 +72,26 @@ def decoder_graph(
     best_columns: int = BEST_COLUMNS,
     early: bool = True,
 ) -> None:
-    """ids and position [steps + 1, rows], of which the first row is given, and the next
-    ones are those of later steps; request and end [rows], stop [rows, stops], sampling
-    [rows, 5], table [requests, most_pages] -> next_ids [steps, rows],
-    and logits [rows, vocabulary] of the last step; cache is updated. `next_token`
-    describes how rows end, `sample_column` how tokens are chosen if the dim `samples`
-    is 1; if it is 0, they are the most likely ones. A task attends to `attend_heads`
-    heads of the cache, 1, 2 or 4.
+    """`steps` steps of a model, for `rows` rows.
 
-    Weights have the layer as first axis, norms as `norm` [layers + 1, hidden]: before
-    attention of each layer, and the last one.
+    Inputs, int32: request and end [rows], stop [rows, stops], sampling [rows, 5], table
+    [requests, most_pages]. States: ids and position [steps + 1, rows], int32, whose
+    first row is given and whose row s + 1 step s writes; cache. Results: next_ids
+    [steps, rows], int32, and logits [rows, vocabulary] of the last step.
+
+    `next_token` describes how rows end. If the dim `samples` is 1, `sample_column`
+    chooses tokens; if it is 0, the most likely ones are chosen. The dim `attend_heads`,
+    1, 2 or 4, is the number of KV heads of an attention task.
+
+    Weights have the layer as first axis. `norm` [layers + 1, hidden] has the gains
+    before attention of each layer, then that of the final norm.
 
     On several ranks heads, inner width and the vocabulary of logits are split: `sizes`,
-    weights, cache and logits are those of a rank, the embedding has all ids, and all
+    weights, cache and logits are those of a rank. The embedding has all ids, and all
     ranks get the same next_ids.
 
-    early: tasks begin before their last wait, and have one more, for what they read
-    then."""
+    early: tasks may read operands before their last wait is met. They have one more
+    wait, for these operands."""
     calls = _Calls(g, sizes, shapes, early)
     calls.check()
     with g.loop(step=calls.steps) as step:
@@ -203,8 +206,8 @@ class _Calls:
         self.middle = g.events("middle", (self.steps, self.layers), expects=rows)
 
     def check(self) -> None:
-        """The errors of rows that are out of range. They end the run before it touches
-        the cache."""
+        """Adds the checks of rows. A row out of range ends the run before it writes the
+        cache."""
         rows = [*self._places(0), self.end[:], self.ids[0, :]]
         notified = [self.ready[0, 0]]
         page_size, cache = self.sizes.page_size, self.cache
@@ -215,7 +218,7 @@ class _Calls:
         return [self.cos_sin[:, :], *of_rows, self.table[:, :]]
 
     def embed(self, step: Expr) -> None:
-        """The rows of the ids, and their first norm."""
+        """The embeddings of the ids, and the first norm."""
         g = self.g
         (r,) = grid = g.grid(r=self.rows)
         own = span(r, 1), slice(None)
@@ -250,9 +253,9 @@ class _Calls:
         wait: EventRef,
         turn: tuple[Expr] | Turn,
     ) -> None:
-        """y = x @ w.T, and events `name` that are met once it is complete. If y is
-        symmetric, that of each rank at its place on all. turn: the step, and the layer,
-        if each has weights."""
+        """y = x @ w.T; the events `done[name]` are met once it is complete. A symmetric
+        y [ranks, ...] gets the result of each rank, on all ranks. turn: the step, and
+        the layer if each layer has weights."""
         g, dtype = self.g, self.sizes.dtype
         tiles = Tiles(g, name, self.shape[name], self.shapes, self.rows)
         weights = self.weights[name]
@@ -281,7 +284,7 @@ class _Calls:
         )
 
     def attend(self, step: Expr, layer: Expr) -> None:
-        """Appends to the cache of `layer`, and attends to it."""
+        """Appends keys and values to the cache of `layer`, and attends to it."""
         g, sizes, rows = self.g, self.sizes, self.rows
         dim, group, heads = sizes.head_dim, sizes.group, sizes.kv_heads
         turns = self.steps, self.layers
@@ -289,8 +292,9 @@ class _Calls:
         together = self._heads_together(tiles)
         count = g.let("attend_count", heads // together)
         appended = g.events("appended", (*turns, count), expects=together)
-        # Slices are combined by one task for some heads of the cache, or for each row.
-        # The only slice of a row is not: its tasks notify the last element.
+        # With few rows, a task combines the slices of some KV heads of a row, else of
+        # all. A single slice needs no combination: attention writes the result, and
+        # notifies the last element of `attended`.
         whole = g.let("whole_rows", select(self.slices < 2, 1, 0))
         few = g.let("few_rows", select(rows < MANY_ROWS, 1 - whole, 0))
         each = g.let("combine_heads", select(few < 1, heads, together))
@@ -362,8 +366,8 @@ class _Calls:
         )
 
     def _heads_together(self, tiles: int) -> Expr:
-        """The heads of the cache of a task of attention: `attend_heads`, if that is a
-        power of two and a task has all queries of a head."""
+        """The KV heads of an attention task: `attend_heads`, rounded down to 1, 2 or 4
+        and to a divisor of all; 1 if a KV head has more queries than a task."""
         heads = self.sizes.kv_heads
         together: Expr | int = 1
         for number in (2, TOGETHER):
@@ -406,8 +410,9 @@ class _Calls:
         notify: EventRef,
         y: Tensor,
     ) -> None:
-        """Adds the results of matmul `of` to the residual, which is there after event
-        `ended`, and normalizes it by gain `number` of `name`."""
+        """Adds the result of matmul `of` to the residual, and normalizes the sum into y
+        with gain `number` of `name`. ended: the event after which the residual can be
+        read."""
         g, delta = self.g, self.deltas[of]
         (r,) = grid = g.grid(r=self.rows)
         own = span(r, 1), slice(None)
@@ -491,8 +496,8 @@ class _Calls:
         )
 
     def _find_least(self, step: Expr) -> tuple[Region, EventRef]:
-        """The smallest logit of each row that may be chosen by chance, and the event of
-        all of them."""
+        """The smallest logit of each row that top_k and top_p keep, and the event that
+        is met once those of all rows are known."""
         g, of_row, wait = self.g, self.logits, self.done["head"][step]
         sampled = g.let("sampled_rows", select(self.samples < 1, 0, self.rows))
         if g.world_size > 1:
@@ -512,7 +517,7 @@ class _Calls:
         return least[:], limited[step]
 
     def finish(self) -> None:
-        """The ids of all steps."""
+        """Copies the ids of all steps to the output."""
         self.g.call(
             push_rows(TENSOR),
             self.g.grid(one=1),

@@ -1,9 +1,9 @@
 """What the ranks of a decoder's step send to each other.
 
 Each rank stores its part of a sum on all ranks, and each adds the parts in rank order,
-so that all have the same bits. Two sums of a layer use a buffer each. A rank stores
-into a buffer again only after the sum in between, to which each rank adds its part once
-it has read the buffer: no further event is needed.
+so that all have the same bits. The two sums of a layer have separate buffers. A rank
+overwrites a buffer only after the other sum, to which every rank contributes only after
+it has read the first buffer. So no further event is needed.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from etc_dist.ir.tensor import Tile
 def buffers_of_sums(
     g: Graph, names: Sequence[str], shape: tuple[Expr, ...], dtype: str
 ) -> dict[str, Tensor]:
-    """Where the results of matmuls are added: one buffer on a single rank, else one for
-    each matmul, [ranks, *shape]."""
+    """Buffers for the results of matmuls `names`, before they are added to the
+    residual: one for all on a single rank, else [ranks, *shape] for each."""
     if g.world_size == 1:
         return dict.fromkeys(names, g.local("delta", shape, dtype))
     parts: tuple[Expr | int, ...] = (g.world_size, *shape)
@@ -37,8 +37,8 @@ def other_ranks(g: Graph) -> list[Expr]:
 
 @dataclass(frozen=True)
 class Places:
-    """Where the tiles of a matmul are stored: in y, or, if y is symmetric, in the part
-    of this rank in y of all ranks."""
+    """Where the tiles of a matmul are stored: in y, or if y [ranks, ...] is symmetric,
+    in this rank's part of y on every rank."""
 
     g: Graph
     y: Tensor
@@ -58,7 +58,8 @@ class Places:
         return [self.y[own], *(self.y.on(peer)[own] for peer in self.peers)]
 
     def events(self, name: str, shape: Sequence[Expr], tiles: Expr) -> EventTensor:
-        """Each is met once the tiles of all ranks that store there are complete."""
+        """An element is met once all ranks that store into this y have stored `tiles`
+        tiles."""
         expects = tiles * (1 + len(self.peers)) if self.peers else tiles
         is_sent = bool(self.peers)
         return self.g.events(name, shape, expects=expects, cross_rank=is_sent)
@@ -76,8 +77,8 @@ def rows_of_ranks(
     wait: EventRef,
 ) -> tuple[Tensor, EventRef]:
     """The first `rows` rows of `part` [rows, columns] of all ranks, side by side in
-    rank order, and the event of their arrival in a step. The next step stores into them
-    again: before, it waits for a result of each rank that follows from them."""
+    rank order, and the event of their arrival in `step`. The next step overwrites them.
+    It begins only after results of all ranks that depend on them."""
     columns = part.shape[1]
     shape = rows, g.world_size * columns
     gathered = g.symmetric(f"rank_{part.name}", shape, part.dtype)
@@ -106,11 +107,11 @@ def best_of_ranks(
     step: Expr | int,
     wait: EventRef,
 ) -> tuple[Tensor, Tensor, EventRef]:
-    """The largest number of each row on each rank [rows, ranks], and its column among
-    those of all ranks, which have `columns` each; and the event of their arrival in a
-    step.
+    """The largest number of each row on each rank, fp32 [rows, ranks]; its column among
+    those of all ranks, int32 [rows, ranks]; and the event of their arrival in `step`.
 
-    of_tiles: those of this rank's tiles of `tile_columns`, [rows, tiles]."""
+    of_tiles: the same two of this rank's tiles of `tile_columns`, [rows, tiles].
+    columns: those of one rank."""
     values, ids = of_tiles
     shape = values.shape[0], g.world_size
     first = g.let("first_column", g.rank * columns)

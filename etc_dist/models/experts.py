@@ -1,17 +1,17 @@
 """The mixture of experts of a decoder's layers.
 
 A router chooses `top_k` experts for each row of a step. The rows of an expert are
-divided into tiles; a tile is a row of tasks of two matmuls, whose weights are those of
-its expert. How many tiles there are, and of which experts, is known at run time. A
-row's outputs are added in the order of its choices, so that a step has the same bits
-each time.
+divided into tiles. Two matmuls compute a tile with the weights of its expert, by a row
+of tasks each. The number of tiles and their experts are known only at run time. A row's
+outputs are added in the order of its choices, so that a step has the same bits each
+time.
 
-If all rows of the step fit a tile, an expert has one tile, with the rows that did not
-choose it, too: these cost nothing, since few rows are padded anyway. Otherwise the rows
-of each expert are gathered first.
+If all rows of the step fit one tile, each chosen expert has one tile with all rows.
+The rows that did not choose it cost nothing, since the tensor cores pad few rows
+anyway. Otherwise the rows of each expert are gathered first.
 
 On several ranks each has a part of the inner width of all experts. Every rank routes
-all rows, and the ranks' weighted sums are added as those of a dense MLP.
+all rows, and the ranks' weighted sums are added as for a dense MLP.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ EXPERT_MATMULS = ("expert_up", "expert_down")
 SCORED = 8
 """Experts whose logits a task computes."""
 PIECES = 2
-"""Tasks that copy a row: for all rows at most as many as there are warps for it."""
+"""Tasks that copy a row: 256 for 128 rows, and an H200 has 264 transfer warps."""
 Turn = tuple[Expr, Expr]
 """A step, and a layer of it."""
 MOST_EXPERTS, MOST_CHOICES = 256, 32
-"""Experts, in a multiple of 8, and those of a row, that the CUDA bodies support."""
+"""The most experts, a multiple of 8, and choices of a row, of the CUDA bodies."""
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """The experts of each layer, those that a row chooses, and whether the weights of
-    these are normalized to a sum of 1."""
+    """experts: of a layer. top_k: experts of a row. normalizes: whether the weights of
+    a row's experts are divided by their sum."""
 
     experts: int
     top_k: int
@@ -72,9 +72,9 @@ class Mixture:
 
 
 class MixtureCalls:
-    """The tensors of the mixture of a step with `rows` rows, and its calls in a layer.
+    """The tensors of the mixture of a step, and its calls in a layer.
 
-    x: where a layer's rows are, before those that are gathered."""
+    x: a layer's rows, followed by their gathered copies."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class MixtureCalls:
         early: bool,
     ) -> None:
         """sizes: the rows, the steps, the layers, the hidden and the inner size. early:
-        tasks begin before their last wait."""
+        tasks may read operands before their last wait is met."""
         rows, steps, layers, hidden, inner = sizes
         self.g, self.routing, self.early = g, mixture.routing(dtype), early
         self.rows, self.hidden, self.inner = rows, hidden, inner
@@ -103,18 +103,18 @@ class MixtureCalls:
         self.w_down = g.input("w_down", (layers, experts, hidden, inner), dtype)
         self.experts = g.state("experts", (layers, rows, top_k), "int32")
 
-        # Both matmuls have the same tiles of rows: as many as fit either's tile, at
-        # places where no bulk copy reads rows of the next tile.
+        # Both matmuls use the same row tiles: no more rows than both tile shapes have,
+        # at a stride at which no bulk copy reads rows of the next tile.
         fits, stride = minimum(self.up.rows, self.down.rows), self.up.rows
         self.tile_rows = g.let("expert_tile_rows", fits)
         self.stride = g.let("expert_stride", maximum(stride, self.down.rows))
         self.gathers = g.let("gathers", select(rows <= self.tile_rows, 0, 1))
-        # Few rows choose their experts where they are routed, which saves an event.
+        # Few rows choose their experts in the routing task, which saves an event.
         self.at_once = g.let("rows_at_once", select(rows <= MOST_AT_ONCE, rows, 0))
         self.before = g.let("rows_before", rows - self.at_once)
         self.choosing = g.let("choose_blocks", ceildiv(self.before, CHOSEN_ROWS))
         choices = g.let("choices", rows * top_k)
-        # The most tiles that any routing needs: that in which all experts have a row.
+        # The most tiles of any routing: one per expert, full ones for further choices.
         more = maximum(0, choices - experts) // self.tile_rows
         used = minimum(choices, experts + self.gathers * more)
         self.tiles = g.let("expert_tiles", used)
@@ -128,17 +128,17 @@ class MixtureCalls:
         self.x = g.local("expert_x", (gathered, self.hidden), dtype)
         self.logits = g.local("router_logits", (rows, self.routing.experts), "float32")
         self.weights = g.local("expert_weights", choices, "float32")
-        # NOTE: indices that are loaded are written once a run: one array a turn.
+        # NOTE: loaded indices may be written once per run, so each turn has its own.
         self.place = g.local("expert_place", (*turns, *choices), "int32")
-        # The expert and the rows of a tile, next to each other, to be loaded at once.
+        # The expert and the number of rows of a tile, adjacent: one load for both.
         self.tile = g.local("expert_tile", (*turns, self.tiles, 2), "int32")
         self.used = g.local("expert_tiles_used", (*turns, 1), "int32")
         self.active = g.local("expert_active", (places, self.inner), dtype)
         self.outputs = g.local("expert_outputs", (places, self.hidden), dtype)
 
     def add(self, turn: Turn, ready: EventRef) -> list[EventRef]:
-        """The calls of a layer, once its rows are in x; returns the events that its
-        outputs and all that is read with them wait for."""
+        """Adds the calls of a layer. ready: its rows are in x. Returns the events after
+        which its outputs, places and weights can be read."""
         scored = self._score(turn, ready)
         chosen = self._choose(turn, ready, scored)
         routed = self._route(turn, ready, chosen)
@@ -146,11 +146,11 @@ class MixtureCalls:
         return [*complete, self._multiply(turn, complete)]
 
     def _known(self, event: EventRef) -> list[EventRef]:
-        """The wait for what tasks read before their last wait."""
+        """The wait for operands that tasks read before their last wait is met."""
         return [event] if self.early else []
 
     def _score(self, turn: Turn, ready: EventRef) -> EventTensor:
-        """Returns the events of logits [..., 0], and those of choices [..., 1]."""
+        """Returns events [..., 2]: 0 for the logits, 1 for the choices."""
         g, routing = self.g, self.routing
         blocks = g.let("score_blocks", ceildiv(self.rows, BLOCK))
         groups = -(-routing.experts // SCORED)
@@ -175,8 +175,8 @@ class MixtureCalls:
         return scored
 
     def _choose(self, turn: Turn, ready: EventRef, scored: EventTensor) -> EventRef:
-        """The choices of rows, unless they are few. Returns the event after which rows
-        can be routed."""
+        """Chooses the experts of the rows, unless these are few. Returns the event that
+        routing waits for."""
         g, (step, layer) = self.g, turn
         (b,) = grid = g.grid(b=self.choosing)
         own = tile(b, CHOSEN_ROWS)
@@ -221,8 +221,8 @@ class MixtureCalls:
         return routed[turn]
 
     def _gather(self, turn: Turn, routed: EventRef) -> list[EventRef]:
-        """Copies each row to the places of its choices, where rows are gathered.
-        Returns the events after which the tiles are complete."""
+        """If rows are gathered, copies each to the places of its choices. Returns the
+        events after which the tiles are complete."""
         g, top_k = self.g, self.routing.top_k
         moved = g.let("gathered_rows", self.gathers * self.rows)
         width = g.let("gather_columns", ceildiv(self.hidden, 8 * PIECES) * 8)
@@ -243,7 +243,7 @@ class MixtureCalls:
         return [routed, gathered[turn]]
 
     def _gathered(self, place: Expr) -> Any:
-        """The row of a place; none where a row of no request has no place."""
+        """The row of x at a place; empty for place -1, of a row without a request."""
         return span(self.rows + maximum(0, place), minimum(1, place + 1))
 
     def _multiply(self, turn: Turn, waits: list[EventRef]) -> EventRef:
@@ -314,9 +314,9 @@ class MixtureCalls:
     def send_sums(
         self, turn: Turn, waits: list[EventRef], parts: Tensor
     ) -> EventTensor:
-        """Stores the weighted sum of each row's outputs in the part of this rank in
-        `parts` [ranks, rows, hidden] of all ranks. Returns the events of all of them.
-        """
+        """Stores the weighted sum of each row's outputs in this rank's part of `parts`
+        [ranks, rows, hidden] on all ranks. Returns events that are met once the parts
+        of all ranks have arrived."""
         g, world = self.g, self.g.world_size
         sent = g.events(
             "experts_sent", self.turns, expects=world * self.rows, cross_rank=True
@@ -347,7 +347,7 @@ class MixtureCalls:
         normed: Tensor,
         eps: float,
     ) -> None:
-        """Adds the outputs to the residual, and normalizes it."""
+        """Adds the weighted outputs to the residual, and normalizes the sum."""
         g = self.g
         (r,) = grid = g.grid(r=self.rows)
         own = span(r, 1), slice(None)

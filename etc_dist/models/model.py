@@ -42,8 +42,9 @@ class Model:
     On several ranks, each holds a part of the heads, the inner width and the logits.
     All calls are collective, with equal arguments, and give equal results.
 
-    batch: requests at once. positions: length of a request, its prompt included.
-    most_rows: rows of a step, 128. pages: the `PageTable` of the cache.
+    batch: the most concurrent requests. positions: the most positions of a request,
+    its prompt included. most_rows: the most rows of a step, 128. pages: the `PageTable`
+    of the cache.
     """
 
     def __init__(
@@ -65,8 +66,8 @@ class Model:
         """weights: NumPy arrays or arrays on the GPU, all bfloat16 or all float16, by
         the names and of the shapes of `weight_shapes(config)`; on several ranks those
         of this rank's part. bundle: its program and proofs are used. are_finite: the
-        caller has examined the weights, as `load` does; otherwise all are read once.
-        Other options: as for `load`."""
+        caller has checked that the weights are finite, as `load` does; otherwise this
+        reads them all once. Other options and errors: as for `load`."""
         self.config, self.world = config, world_or_current(world)
         self.part = Part(self.world.rank, self.world.size)
         own = self.part.config(config)
@@ -193,15 +194,15 @@ class Model:
         stops: Sequence[Collection[int]] | None = None,
         sampling: Sampling | Sequence[Sampling | None] | None = None,
     ) -> Array:
-        """`count` steps in one launch, at most `steps_per_launch`. Each continues the
-        rows of the one before: row r with the id that was found, at the next position,
-        below ends[r]. A row also ends after one of the up to 8 ids of stops[r].
-        ends: default: the last row of each request takes part in all steps, the others
-        in one. `table` has the pages of all these positions. sampling: one for all
-        rows, or a list; default: the most likely id.
+        """`count` steps in one launch, at most `steps_per_launch`. Each step continues
+        the rows of the one before: row r with the id that was found, at the next
+        position, while that is below ends[r]. A row also ends after one of the up to 8
+        ids of stops[r]. ends [rows], default: the last row of each request takes part
+        in all steps, other rows in one. `table` has the pages of all these positions.
+        sampling: one for all rows, or a list; default: the most likely id.
 
         Returns the ids that were found, int32 [count, rows] on the host; -1 for rows
-        that have ended. Otherwise as `step`."""
+        that have ended. Other arguments and errors: as for `step`."""
         with self.world.exclusive:
             try:
                 steps = count

@@ -46,7 +46,7 @@ def check_ranks(config: ModelConfig, count: int) -> None:
     heads, kv_heads = config.heads, config.kv_heads
     faults = {
         f"{heads} heads, a multiple of the ranks": heads % count,
-        f"{kv_heads} heads of the cache, a multiple or a divisor of the ranks": (
+        f"{kv_heads} KV heads, a multiple or a divisor of the ranks": (
             kv_heads % count and count % kv_heads
         ),
         f"inner width {config.inner}, a multiple of {EIGHT} on each rank": (

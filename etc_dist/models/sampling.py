@@ -22,13 +22,13 @@ class Sampling:
     """A token is drawn from softmax(logits / temperature), or is the most likely one if
     temperature is 0.
 
-    temperature: 0, or 0.01 to 100. top_k: only the top_k largest logits take part; 0:
-    all. top_p: of these, only the most likely ones that together have this probability,
-    above 0, at most 1. Logits equal to the smallest one that is left take part, too.
-    seed: an integer from 0, below 2**64. The random numbers depend on it and on a
-    token's position in its text, not on other requests.
+    temperature: 0, or 0.01 to 100. top_k: keep only the top_k largest logits; 0: all.
+    top_p: of these, keep only the most likely ones that together have this probability,
+    above 0, at most 1. Logits equal to the smallest kept one are kept, too. seed: an
+    integer from 0, below 2**64. The random numbers depend on it and on a token's
+    position in its text, not on other requests.
 
-    Raises ArgumentError for numbers out of range."""
+    Raises ArgumentError for numbers out of range, TypeError for other types."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -71,14 +71,14 @@ MOST_LIKELY = NUMBERS * (0,)
 
 
 def row_sampling(rows: int, given: Sequence[Sampling | None]) -> Array:
-    """`sampling` [rows, 5] of `sample_column`. None, and no entry: the most likely
-    token."""
+    """`sampling` [rows, 5], int32, of `sample_column`. Rows with None or without an
+    entry get the most likely token."""
     numbers = [MOST_LIKELY if one is None else one.numbers for one in given]
     return np.array([*numbers, *(rows - len(given)) * [MOST_LIKELY]], np.int32)
 
 
 def checked_sampling(given: Any, count: int, where: str) -> list[Sampling | None]:
-    """`given` for each of `count`: one for all, or a sequence."""
+    """A list of `count` entries from `given`: one for all, or a sequence of as many."""
     if given is None or isinstance(given, Sampling):
         given = [given] * count
     expect_type(given, (list, tuple), "sampling")

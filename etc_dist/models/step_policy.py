@@ -1,4 +1,5 @@
-"""The numbers of a step that its arrays leave open: rows, tiles and slices."""
+"""The dims of a step that its arrays do not determine: rows with padding, tile shapes,
+and how attention is divided."""
 
 from __future__ import annotations
 
@@ -26,21 +27,21 @@ DYNAMIC_SHAPES = (
     *(TileShape(r, c, swapped=True) for r, c in ((16, 64), (32, 192))),
     *(TileShape(128, c) for c in (112, 256)),
 )
-"""Those under the dynamic schedule, whose program has more code for each call. By the
-model of times, the matmuls of Qwen3 take 1.7 % longer than with all, in the mean."""
+"""Those of dynamic programs, which have more code per call. By the model of times, the
+matmuls of Qwen3 take 1.7 % longer on average than with all shapes."""
 MOST_SLICES = 16
 TOGETHER_POSITIONS = MOST_SLICES * SLICE_POSITIONS
-"""Tasks of several heads of the cache are for shorter texts: the positions of the
-longest one are not shared by as many workers."""
+"""From this length on, an attention task has one KV head: the longest request is then
+divided among more workers."""
 MOST_STEPS = 128
-"""Steps of a launch."""
+"""Steps of a launch, at most."""
 MEAN_ROWS = 3
 """Rows of an expert's tile, as a multiple of the mean of all experts."""
 TASK_US = 2.0
-"""Of a tile of an expert: what its loading thread does before the first load, as far as
-the ring of stages does not hide it."""
+"""Microseconds for each tile of an expert: the work of its loading thread before the
+first load, where the ring of stages does not hide it."""
 LEAST_TILE = 8
-"""Rows of such a tile at least: the tensor cores multiply no fewer."""
+"""The fewest rows of such a tile: the smallest N of wgmma."""
 
 
 def shapes_of(schedule: str) -> Sequence[TileShape]:
@@ -60,10 +61,10 @@ def padded(rows: int) -> int:
 
 @dataclass(frozen=True)
 class StepPolicy:
-    """Chooses the dims of a model's steps. `workers`: of a GPU; None for the CPU
-    backend, on which few tasks are fast. in_order: a row has the same bits in each
-    step: all tiles add k in its order, and rows are divided into slices by their length
-    alone, each of which has all warps of a worker."""
+    """Chooses the dims of a model's steps. workers: of a GPU; None for the CPU backend,
+    on which few tasks are fast. in_order: a row has the same bits in every batch. Then
+    all tiles add over k in order, the slices of a row depend on its length alone, and a
+    slice has all warps of a worker."""
 
     config: ModelConfig
     workers: int | None
@@ -82,7 +83,7 @@ class StepPolicy:
         return dict(self._known[key])
 
     def length(self, longest: int) -> int:
-        """A number that is equal for texts of equal dims."""
+        """A number of which the dims of a step depend, instead of on `longest`."""
         return min(longest // SLICE_POSITIONS, MOST_SLICES)
 
     def _choose(self, rows: int, longest: int) -> dict[str, int]:
@@ -126,8 +127,8 @@ class StepPolicy:
         return found
 
     def _expert_shapes(self, rows: int, mixture: Mixture) -> dict[str, int]:
-        """Tiles of as many rows as most experts have, and the widths that take the
-        least time for as many experts as rows of a uniform choice have."""
+        """Tiles with the rows that most experts have, and the fastest widths for the
+        expected number of chosen experts, if rows choose uniformly."""
         mean = rows * mixture.top_k / mixture.experts
         heights = sorted({shape.rows for shape in self.shapes})
         wanted = min(rows, max(LEAST_TILE, math.ceil(MEAN_ROWS * mean)))
@@ -148,7 +149,8 @@ class StepPolicy:
     def _grouped_shape(
         self, height: int, groups: int, n: int, k: int, *, gated: bool = False
     ) -> int:
-        """The tiles of `height` rows for matrices [n, k] of `groups` experts."""
+        """The position of the fastest shape of `height` rows, for weights [n, k] of
+        `groups` experts."""
 
         def cost(number: int) -> float:
             shape = self.shapes[number]
@@ -192,7 +194,7 @@ class StepPolicy:
         return 1 << max(0, useful.bit_length() - 1)
 
     def _attend_heads(self, rows: int, longest: int) -> int:
-        """More than one where the tasks would else be more than the workers."""
+        """More than one only if there would otherwise be more tasks than workers."""
         if self.workers is None or self.in_order or longest >= TOGETHER_POSITIONS:
             return 1
         heads, together = self.config.kv_heads, 1
@@ -205,6 +207,6 @@ class StepPolicy:
         return together
 
     def _attend_tasks(self, rows: int) -> int:
-        """Those of a slice and of one head of the cache each."""
+        """The tasks of one slice of each row, with one KV head each."""
         heads = self.config.kv_heads
         return rows * heads * -(-self.config.heads // heads // HEADS)

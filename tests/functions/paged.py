@@ -31,7 +31,7 @@ def attention(
     is_whole: bool = False,
 ) -> None:
     """qkv [rows, (group + 2) * kv_heads * head_dim] -> y [rows, group * kv_heads *
-    head_dim], with the cache of `layer` of two. together: heads of the cache that a
+    head_dim], with the cache of `layer` of two. together: KV heads that a
     task attends to, at most. is_whole: all positions are one slice, and `attend` writes
     y."""
     rows, kv_heads, width = g.dims("rows kv_heads width")

@@ -105,7 +105,7 @@ def check_logits(folder: Any, config: ModelConfig, ids: Any, logits: Any) -> Non
     assert error < 0.02 * np.linalg.norm(wanted)
 
 
-# Some ranks have the same head of the cache, others one or two each.
+# Some ranks share a KV head, others have one or two each.
 @pytest.mark.parametrize(
     ("ranks", "kv_heads", "tied"),
     [
@@ -220,7 +220,7 @@ def folder_of_world(world, tmp_path, rng):
 
 
 def model_of_world(world, tmp_path, rng, **changes):
-    """A model, equal on all ranks, of which each rank has a head of the cache."""
+    """A model, equal on all ranks, of which each rank has one KV head."""
     kv_heads = 2 if world.size == 4 else world.size
     return split_model(tmp_path, rng, kv_heads, **changes)
 

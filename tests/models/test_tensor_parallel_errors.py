@@ -46,7 +46,7 @@ TABLE = np.arange(2)[None]
     ("ranks", "changes", "text"),
     [
         (3, {"num_attention_heads": 8}, "8 heads, a multiple of the ranks"),
-        (3, {"num_key_value_heads": 2}, "2 heads of the cache, a multiple or a div"),
+        (3, {"num_key_value_heads": 2}, "2 KV heads, a multiple or a divisor of"),
         (4, {"intermediate_size": 200}, "inner width 200, a multiple of 8 on each"),
         (2, {"vocab_size": 520}, "vocabulary 520, a multiple of 8 on each rank"),
     ],
