@@ -31,8 +31,9 @@ def vector_columns(dtype: str) -> Extent:
 
 
 def add_partials(dtype: str, lane: str = TRANSFER) -> DeviceFunction:
-    """fp32 partials [n, rows, columns] -> their sum in `dtype`, in this rank's memory
-    or in a peer's. On GPUs columns are multiples of 8."""
+    """fp32 partials [n, rows, columns] -> their sum [rows, columns] in `dtype`, in this
+    rank's memory or in a peer's. On GPUs columns are multiples of 8. lane: "transfer"
+    or "tensor"."""
     result = dtype if dtype == "float32" else two_byte(dtype)
     return DeviceFunction(
         name="add_partials",

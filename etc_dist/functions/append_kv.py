@@ -1,4 +1,4 @@
-"""Keys and values of new positions into a paged cache; CUDA half in
+"""Storing keys and values of new positions in a paged KV cache; CUDA half in
 `kernels/functions/append_kv.cuh`.
 
 A row of a step is one position of one request: row r has position[r] of request[r].
@@ -6,8 +6,8 @@ Several rows may belong to one request. A row with a position below 0 belongs to
 The cache of a layer is [pages, 2, heads, page_size, head_dim], keys and then values.
 Position p of request q is in page table[q, p // page_size], at p % page_size.
 
-Rows and pages that are out of range are left out by every function that reads them;
-`check_rows` makes an error of them.
+Every function ignores rows and pages that are out of range; `check_rows` raises an
+error for them.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class PagedCache:
         constants: Mapping[str, float] | None = None,
         **fields: Any,
     ) -> DeviceFunction:
-        """reads: without the gain of the RMSNorm, which is operand `gain` if there is
-        one. constants: in addition to those of the cache."""
+        """reads: operand `gain`, that of the RMSNorm, is left out without a norm.
+        constants: in addition to those of the cache."""
         tile = [o for n, o in reads.items() if n != "gain" or self.norm_eps is not None]
         count = len(tile)
         return DeviceFunction(
@@ -91,7 +91,9 @@ class PagedCache:
         return rotated(heads, cos_sin, gain, self.norm_eps or 0.0).astype(heads.dtype)
 
     def operands(self, rows: int | str) -> dict[str, Operand]:
-        """What all functions read about their rows: `row_places` describes it."""
+        """What every function reads about its rows: gain [head_dim], cos_sin
+        [positions, head_dim] in fp32, request and position [rows] and table [requests,
+        most_pages] in int32."""
         return {
             "gain": Operand((self.head_dim,), self.element, leading=True),
             "cos_sin": Operand((Extent(begins=0), self.head_dim), "float32"),
@@ -119,11 +121,10 @@ class PagedCache:
 
 
 def append_kv(paged: PagedCache, *, early: bool = False) -> DeviceFunction:
-    """k and v [rows, head_dim] of one head, gain [head_dim] if keys are normalized,
-    cos_sin [positions, head_dim], request and position [rows], table [requests,
-    most_pages] -> the rows' places in the cache [pages, 2, page_size, head_dim], with
-    keys that are normalized and rotated. early: all but k and v may be read before the
-    last wait."""
+    """k and v [rows, head_dim] of one KV head, and `PagedCache.operands` of the rows ->
+    the rows' places in the head's cache [pages, 2, page_size, head_dim]. Keys are
+    normalized, if there is a norm, and rotated. k, v and cache are in the cache's
+    dtype. early: all reads but k and v may come before the last wait is met."""
 
     def body(k: Any, v: Any, *others: Any) -> None:
         *gain, cos_sin, request, position, table, cache = others

@@ -1,10 +1,10 @@
 """Attention over a paged cache; CUDA half in `kernels/functions/attend.cuh`.
 
 `append_kv.py` describes rows, pages and the cache. A row attends to all positions of
-its request up to its own. These are divided into slices, in units of BLOCK, each of
-which is a task; `combine_slices` combines the results. The number of slices that a row
-uses depends on its own length, so that its sums have the same bits in each batch with
-enough slices.
+its request up to its own. These are divided into slices of whole blocks of BLOCK
+positions. Each slice is a task, and `combine_slices` combines the results. The number
+of slices that a row uses depends on its length, so that its sums have the same bits in
+each batch with enough slices.
 
 Sources: slices as in Flash-Decoding (Dao et al., 2023), pages as in PagedAttention
 (Kwon et al., SOSP 2023).
@@ -20,14 +20,14 @@ from etc_dist.functions.append_kv import PagedCache
 from etc_dist.ir import DeviceFunction, Extent, Operand
 
 HEADS = 8
-"""Query heads of one head of the cache in a task, at most."""
+"""The most query heads of a KV head in a task."""
 TOGETHER = 4
-"""Heads of the cache in a task, at most: each has two warps then."""
+"""The most KV heads of a task: each then has two warps."""
 BLOCK = 16
 """Positions that a warp multiplies at once."""
 SLICE_POSITIONS = 128
-"""Positions that a slice has at least, unless it is the only one: the warps of a worker
-have some each."""
+"""The fewest positions of a slice that is not the only one: a block for each of the 8
+warps of a worker."""
 
 
 def attend(
@@ -37,20 +37,25 @@ def attend(
     group: int = HEADS,
     early: bool = False,
 ) -> DeviceFunction:
-    """q [rows, heads * head_dim], gain [head_dim] if queries are normalized, cos_sin,
-    request, position, table, cache -> sums [rows, heads, 1, head_dim] and stats [rows,
-    heads, 1, 2] in fp32, or y [rows, heads * head_dim]: those of no slice or rows are
-    left out. The cache has one head for each `group` query heads, the last one may have
-    fewer. On GPUs one row, 1, 2 or 4 heads of the cache, which share the warps of a
-    worker, and at most HEADS query heads of each. early: all but q and the cache may be
-    read before the last wait.
+    """q [rows, heads * head_dim], `PagedCache.operands` of the rows, and cache [pages,
+    2, KV heads, page_size, head_dim] -> the results of slice `s` (a coordinate) of
+    `slices` (a dim or named number):
 
-    The task is slice `s`, a coordinate, of `slices`, a dim or named number. A row uses
-    as many of them, a power of two, as have `slice_positions` each. sums: the
-    values, weighted by 2 ** (score - largest), where scores are in units of log 2;
-    stats: the largest score, and the sum of the weights. A slice without positions has
-    stats (-inf, 0). y: the result of a row that is one slice, in the bits that
-    `combine_slices` gives it."""
+    * sums [rows, heads, 1, head_dim] in fp32: the values, weighted by 2 ** (score -
+      largest score), with scores in units of log 2.
+    * stats [rows, heads, 1, 2] in fp32: the largest score, and the sum of the weights;
+      (-inf, 0) for a slice without positions.
+    * y [rows, heads * head_dim]: the result of a row with a single slice. It has the
+      bits that `combine_slices` gives.
+
+    Either sums and stats or y may be empty: axis 2 of sums and stats, or the rows of y,
+    have size 0. q, cache and y are in the cache's dtype.
+
+    A row uses at most as many slices, a power of two, as have `slice_positions` each.
+    Each KV head has `group` query heads, the last one may have fewer. On GPUs a task
+    has one row, 1, 2 or 4 KV heads, which share the warps of a worker, and at most
+    HEADS query heads of each. early: all reads but q and the cache may come before the
+    last wait is met."""
     dim, scale = paged.head_dim, score_scale(paged.head_dim)
 
     def body(q: Any, *others: Any, s: int, slices: int) -> None:
@@ -113,7 +118,8 @@ def attend(
 
 
 def slice_of(length: int, s: int, slices: int, least: int) -> Any:
-    """The positions of slice `s`; least: positions that a slice has."""
+    """The positions of slice `s` of a row of `length` positions. least: the fewest
+    positions of a slice."""
     most = max(1, length // least)
     used = min(slices, 1 << (most.bit_length() - 1))
     blocks = -(-length // BLOCK)

@@ -1,4 +1,4 @@
-"""The experts of some rows of a step; CUDA half in
+"""Choosing the experts of some rows of a step; CUDA half in
 `kernels/functions/choose_rows.cuh`."""
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from etc_dist.ir import DeviceFunction, Extent, Operand
 from etc_dist.ir.function import TENSOR
 
 CHOSEN_ROWS = 8
-"""Rows for which a task chooses: one for each warp."""
+"""The most rows of a task: one for each warp."""
 NONE = -1
 """The expert and the place of a row that belongs to no request."""
 
 
 def choices_of_rows(logits: Any, position: Any, routing: Routing) -> tuple[Any, Any]:
-    """ids and weights [rows, top_k], as `best_experts` gives them. Rows with a position
-    below 0 choose no expert."""
+    """ids and weights [rows, top_k], as of `best_experts`. A row with a position below
+    0 has ids NONE and weights 0."""
     ids, weights = best_experts(logits, routing.top_k, routing.normalize)
     ids[position < 0], weights[position < 0] = NONE, 0
     return ids, weights
 
 
 def choose_rows(routing: Routing, *, early: bool = False) -> DeviceFunction:
-    """logits [8, experts] (fp32), position [8] (int32) -> ids (int32) and weights
-    (fp32) [8, top_k], those of `choices_of_rows`; or fewer rows. early: position may be
-    read before the last wait."""
+    """logits [rows, experts] (fp32), position [rows] (int32) -> ids (int32) and weights
+    (fp32) [rows, top_k], those of `choices_of_rows`. On GPUs up to 8 rows. early:
+    position may be read before the last wait is met."""
 
     def body(logits: Any, position: Any, ids: Any, weights: Any) -> None:
         ids[...], weights[...] = choices_of_rows(logits, position, routing)

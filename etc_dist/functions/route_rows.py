@@ -1,10 +1,10 @@
-"""The experts of a step's rows, and the tiles of the experts' rows; CUDA half in
+"""Routing of a step's rows to experts, and the tiles of the experts' rows; CUDA half in
 `kernels/functions/route_rows.cuh`.
 
-A row chooses `top_k` experts, as `best_experts` gives them. Few rows choose in this
-task, which saves an event; more choose in tasks of `choose_rows`. The rows that chose
-an expert are divided into tiles, which are numbered by expert. Tile t has a place for
-up to `stride` rows, from row t * stride on, of which at most `tile_rows` are used.
+A row chooses `top_k` experts by `best_experts`. Few rows choose in this task, which
+saves an event; otherwise tasks of `choose_rows` have chosen before. The rows of an
+expert are divided into tiles, and tiles are numbered in the order of experts. Tile t
+has the `stride` places from t * stride on, and uses at most the first `tile_rows`.
 """
 
 from __future__ import annotations
@@ -19,21 +19,24 @@ from etc_dist.ir import DeviceFunction, Extent, Operand
 from etc_dist.ir.function import TENSOR
 
 MOST_ROWS = 128
-"""Rows of a step at most."""
+"""The most rows of a step."""
 MOST_AT_ONCE = 16
-"""Rows for which the task chooses at most: two for each warp."""
+"""The most rows that choose in this task: two for each warp."""
 
 
 def route_rows(routing: Routing, *, early: bool = False) -> DeviceFunction:
-    """logits [new, experts] (fp32) and position [new] of the first rows, at most 16;
-    ids [rows, top_k], of which those of later rows are known -> ids and weights (fp32)
-    [new, top_k] of the first rows, as `choices_of_rows` gives them; place [rows,
-    top_k]; tiles [tiles, 2], of each its expert and its number of rows, 0 for unused
-    ones; used [1], how many are used. int32 but for logits and weights.
+    """The first `new` rows, at most 16, choose their experts; those of the other rows
+    are known. int32, except logits and weights (fp32):
 
-    `tile_rows`, `stride`: see above. `gathers`: if 1, place is where each chosen row
-    lies among those of all tiles. If 0, an expert has one tile, with all rows of the
-    step in their order. early: position may be read before the last wait."""
+    logits [new, experts] and position [new] of the first rows; ids [rows, top_k], read
+    from row `new` on -> ids and weights [new, top_k] of the first rows, those of
+    `choices_of_rows`; place [rows, top_k], that of each choice, or NONE; tiles [tiles,
+    2], expert and number of rows of each tile, (0, 0) for unused ones; used [1], the
+    number of used tiles.
+
+    `tile_rows`, `stride`: see above. `gathers`: 1 if a tile has only the rows that
+    chose its expert; 0 if each chosen expert has one tile with all rows of the step, in
+    their order. early: position may be read before the last wait is met."""
 
     def body(
         logits: Any,

@@ -1,15 +1,14 @@
-"""The next token by chance; CUDA half in `kernels/functions/sample_column.cuh`.
+"""Sampling the next token; CUDA half in `kernels/functions/sample_column.cuh`.
 
 A row has a `sampling` [5] of int32: the bits of 1 / temperature and of top_p in fp32,
-top_k, and the two words of its seed. Its token is the column with the largest
-sum of the scaled logit and a random number of the Gumbel distribution, which chooses
-each column with the probability that softmax gives it. The number is that of the row's
-seed, the row's position and the column: it does not depend on other rows, on the
-number of ranks, or on how columns are divided into tiles. A row whose first number is 0
-gets the column of the largest logit.
+top_k, and the two words of its seed. Its token is the column with the largest sum of
+scaled logit and Gumbel noise: this chooses each column with its softmax probability.
+The noise depends only on the row's seed, the row's position and the column: not on
+other rows, the number of ranks, or the division of columns into tiles. A row whose
+first number is 0 gets the column of the largest logit.
 
-Before, `least_kept` finds the smallest logit that top_k and top_p leave. Of logits that
-are equal to it, all are kept. A top_k of 0 and a top_p of 1 keep all columns.
+`least_kept` runs before, and finds the smallest logit that top_k and top_p keep. All
+logits equal to it are kept. A top_k of 0 and a top_p of 1 keep all columns.
 """
 
 from __future__ import annotations
@@ -25,15 +24,16 @@ from etc_dist.ir import DeviceFunction, Extent, Operand
 from etc_dist.ir.function import TENSOR
 
 SCALE, TOP_P, TOP_K, SEED, NUMBERS = 0, 1, 2, slice(3, 5), 5
-"""Of `sampling`: places and number."""
+"""The positions of these numbers in `sampling`, and its length."""
 
 
 def sample_column(dtype: str, columns: int) -> DeviceFunction:
-    """x [rows, columns], tile `j` (a coordinate) of `dtype`, sampling, position and the
-    least logit of each row [rows] -> values [rows] in fp32 and ids [rows] (int32) as
-    `best_column`: of the sums.
+    """x [rows, columns] of `dtype`, which is tile `j` (a coordinate) of the logits;
+    sampling [rows, 5] and position [rows] in int32; least [rows] in fp32, of
+    `least_kept` -> values [rows] in fp32 and ids [rows] in int32: the largest sum of a
+    row, and its column in the tile, as of `best_column`. columns: those of a tile.
 
-    `first`: the number of the tensor's first column, a dim or named number."""
+    `first`: the id of the tensor's first column, a dim or named number."""
 
     def body(*operands: Any, j: int, first: int) -> None:
         x, sampling, position, least, values, ids = operands
@@ -71,14 +71,14 @@ def sample_column(dtype: str, columns: int) -> DeviceFunction:
 
 
 def least_kept(dtype: str) -> DeviceFunction:
-    """x [rows, columns] of `dtype`, sampling -> least [rows] in fp32, the smallest
-    logit that is kept. On GPUs one row.
+    """x [rows, columns] of `dtype`, sampling [rows, 5] in int32 -> least [rows] in
+    fp32, the smallest logit that is kept; -inf for rows that keep all. On GPUs one row.
 
-    By top_k, the largest number that at least top_k logits reach; of these, by top_p,
-    the largest one such that those that reach it have top_p of the probability, or
-    more. -inf for rows that keep all.
+    top_k keeps the logits that are at least as large as the top_k-th largest. Of these,
+    top_p keeps the largest ones: just as many as together have at least top_p of their
+    probability.
 
-    On GPUs both are found by a search over the 16 bits of a logit, two bits a pass: 8
+    On GPUs both are found by a search over the 16 bits of a logit, two bits per pass: 8
     passes over the row for top_k, and 9 for top_p."""
 
     def body(x: Any, sampling: Any, least: Any) -> None:

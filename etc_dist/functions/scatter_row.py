@@ -1,4 +1,4 @@
-"""Copies of a row; CUDA half in `kernels/functions/scatter_row.cuh`."""
+"""Copying a row to several places; CUDA half in `kernels/functions/scatter_row.cuh`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from etc_dist.ir.function import TRANSFER
 
 
 def scatter_row(copies: int, dtype: str) -> DeviceFunction:
-    """x [1, columns] -> `copies` copies of it, each [1, columns], or [0, columns] where
-    there is none. On GPUs columns are a multiple of 8, and apart from x."""
+    """x [1, columns] of `dtype` -> `copies` regions, each a copy [1, columns], or empty
+    [0, columns]. On GPUs columns are a multiple of 8, and no region overlaps x."""
 
     def body(x: Any, *places: Any) -> None:
         for place in places:

@@ -1,10 +1,10 @@
 """Dense matrix multiplication on tiles of many shapes; CUDA half in
 `kernels/functions/tile_matmul.cuh`.
 
-All compute x @ w.T with fp32 accumulators, w stored [n, k], or two such products. An
-epilogue decides what they store of the sums: see `functions/epilogue.py`. A cluster of
-two workers runs one task. Which shape is fast depends on the sizes: see
-`ops/matmul_policy.py`.
+All compute x @ w.T with fp32 accumulators and w stored [n, k], or two such products
+(gate and up). An epilogue computes what is stored from the sums: see
+`functions/epilogue.py`. A cluster of two workers runs one task. The fastest shape
+depends on the sizes: see `ops/matmul_policy.py`.
 """
 
 from __future__ import annotations
@@ -41,29 +41,31 @@ from etc_dist.ir.expr import Const, wrap
 from etc_dist.ir.function import COMPUTE, LOAD, TENSOR
 
 BUFFER_BYTES = 16384
-"""Shared memory through which tiles are stored."""
+"""Shared memory through which the epilogue stores a tile."""
 MOST_STAGE_BYTES = 64 * 1024
-"""Of stages of 128 elements of k."""
+"""The most bytes of a stage of 128 elements of k."""
 MOST_WIDE_BYTES = 64 * 1024
-"""Of stages of 256."""
+"""The most bytes of a stage of 256 elements of k."""
 TURNS_COLUMNS = 64
-"""Columns of a swapped tile's worker up to which its warpgroups take turns along k."""
+"""In swapped tiles with at most so many columns per worker, the two warpgroups multiply
+alternate boxes along k."""
 SPLITS = ("columns", "rows", "k")
 """What the two workers of a task may divide, as `TileSplit` in the CUDA half."""
 LOADED_BIT = 24
-"""From this bit of a packed shape on stand the rows that a worker loads, in eights."""
+"""In the number that the CUDA half reads, the lowest bit of the rows of x that a worker
+loads, in units of 8. The packed shape is in the bits below."""
 
 
 @dataclass(frozen=True)
 class TileShape:
     """A task's tile of y: `rows` of x by `columns` rows of w.
 
-    split: what the two workers divide. "columns"; "rows": then the pair loads w once,
-    each worker half of it for both; or "k": then their sums are added.
-    swapped: the rows of w are the rows of the tensor cores' tile, and those of x its
-    columns; for few rows of x, of which little padding is multiplied.
-    slices: equal parts of k, each a separate task, whose sums the graph adds: `Tiles`
-    are those of a slice.
+    split: what the two workers divide: "columns"; "rows", where each worker loads half
+    of w for both (TMA multicast); or "k", where their sums are added.
+    swapped: rows of w are the M of wgmma, and rows of x its N. For few rows of x, which
+    then need little padding.
+    slices: split-K: equal parts of k, each a separate task. The graph adds their sums;
+    `Tiles` are those of one slice.
 
     Raises ArgumentError for a shape that GPUs do not have.
     """
@@ -96,7 +98,7 @@ class TileShape:
             )
 
     def serves(self, *, gated: bool, in_order: bool) -> bool:
-        """Whether a matmul may have this shape. in_order: only if k is added in its
+        """Whether a matmul may have this shape. in_order: the matmul must add over k in
         order."""
         return (self.may_be_gated or not gated) and (self.k_parts == 1 or not in_order)
 
@@ -115,19 +117,20 @@ class TileShape:
 
     @property
     def loaded_columns(self) -> int:
-        """Rows of w that one worker loads at once."""
+        """Rows of w in one TMA box of a worker."""
         return self.columns if self.split == "k" else self.columns // 2
 
     @property
     def gated_columns(self) -> int:
-        """Rows of gate or up that one worker loads at once."""
+        """Rows of gate or of up in one TMA box of a worker."""
         whole = self.split == "rows"  # each worker loads one of them
         return self.loaded_columns if whole else self.loaded_columns // 2
 
     @property
     def may_be_gated(self) -> bool:
-        """Whether gate and up have equal numbers of whole eights, in separate warps,
-        and one worker all sums of both; tiles of the CPU backend have no eights."""
+        """Whether gate and up can share a tile: each has a whole number of 8 columns,
+        in separate warps, and one worker has the complete sums of both. Tiles of the
+        CPU backend may have other sizes."""
         is_narrow = self.swapped and self.worker_columns < 64
         apart = self.swapped and self.split == "k" and self.worker_columns > 64
         odd = self.worker_columns % 16 == 8
@@ -135,28 +138,27 @@ class TileShape:
 
     @property
     def k_parts(self) -> int:
-        """Partial sums of an element of y, each of some k, that are added at the end.
-        If there is one, k is added in its order: the same bits as on other such
-        tiles."""
+        """The number of partial sums over k of an element of y. If it is 1, the sum
+        over k is in order: it has the same bits on all such tiles."""
         turns = 2 if self.swapped and self.worker_columns <= TURNS_COLUMNS else 1
         return self.slices * turns * (2 if self.split == "k" else 1)
 
     def strip_columns(self, gated: bool) -> int:
-        """Columns of y in a strip, over which an epilogue may reduce: those that one
-        warp stores."""
+        """Columns of y in a strip, over which an epilogue may reduce a row: those that
+        one warp stores."""
         return _strip_columns(self.worker_columns, self.swapped, gated)
 
     @property
     def depth(self) -> int:
-        """k of a stage. Wide stages stream weights faster, but some must be in flight
-        while one is multiplied."""
+        """Elements of k in a stage. Wide stages stream weights faster, but several
+        stages must fit in shared memory."""
         if self.swapped and self._bytes_of(4 * STAGE_K) <= MOST_WIDE_BYTES:
             return 4 * STAGE_K
         return (2 if self._bytes_of(2 * STAGE_K) <= MOST_STAGE_BYTES else 1) * STAGE_K
 
     @property
     def step(self) -> int:
-        """k that the two workers multiply at once."""
+        """Elements of k in a stage of both workers."""
         return self.depth * (2 if self.split == "k" else 1)
 
     @property
@@ -168,13 +170,13 @@ class TileShape:
 
     @property
     def code(self) -> tuple[int, ...]:
-        """Shapes with equal ones have the same code of the compute warps."""
+        """A key: shapes with equal keys share the code of the compute warps."""
         sizes = (self.worker_rows, self.worker_columns, self.depth)
         return (int(not self.swapped), *sizes, int(self.split == "k"))
 
     def packed(self, number: int) -> int:
-        """The shape as the CUDA half reads it, below LOADED_BIT; `number` is that of
-        its code in a program."""
+        """The shape in bits below LOADED_BIT, as the CUDA half reads it. number: that
+        of its code in a program."""
         fields = (
             (number, 6),
             (SPLITS.index(self.split), 2),
@@ -190,13 +192,13 @@ class TileShape:
 
 
 def _packed(shapes: Sequence[TileShape]) -> list[int]:
-    """The shapes with the numbers of their codes: swapped tiles come first, by rows."""
+    """The packed shapes. Codes are numbered with swapped tiles first, by rows."""
     codes = sorted({shape.code for shape in shapes})
     return [shape.packed(codes.index(shape.code)) for shape in shapes]
 
 
 def _codes(packed: Sequence[int]) -> tuple[int, ...]:
-    """One shape of each code, by number: one whose pairs split rows, if any does."""
+    """A packed shape of each code, by number: one with split "rows" if there is one."""
     one = {shape & 63: shape for shape in sorted(packed)}
     return tuple(one[number] for number in sorted(one))
 
@@ -231,8 +233,8 @@ def _multiply(epilogue: Epilogue, *arrays: Any, packed_tile: int) -> None:
 
 
 def _apply(epilogue: Epilogue, sums: Sequence[Any], arrays: Sequence[Any]) -> None:
-    """Call the NumPy half. It gets y of float8 in fp32, which is rounded as on GPUs:
-    numbers too large become the largest ones."""
+    """Call the epilogue's NumPy half. A float8 y is passed in fp32, then rounded as on
+    GPUs: clamped to the largest numbers."""
     before = len(epilogue.reads)
     y = arrays[before]
     if epilogue.dtype != E4M3:
@@ -244,13 +246,13 @@ def _apply(epilogue: Epilogue, sums: Sequence[Any], arrays: Sequence[Any]) -> No
 
 
 class Tiles:
-    """The tiles of one matrix multiplication of a graph `g`, of which the number
-    `shape` chooses one in a run. Their sizes are numbers of the graph, whose names
-    begin with `name`.
+    """The tiles of one matrix multiplication of a graph `g`. In a run, the number
+    `shape` selects one of `shapes`. Sizes of tiles are numbers of the graph, whose
+    names begin with `name`.
 
-    all_rows: the rows of x, if they are to be divided evenly into as many tiles as the
-    shape's, in a multiple of 8 for each worker: bulk copies beyond the edge of x take
-    longer than those of fewer rows."""
+    all_rows: the rows of x, to divide them evenly among tiles. Tiles then have at most
+    the shape's rows, a multiple of 8 for each worker, and their number does not change:
+    bulk copies beyond the edge of x take longer than copies of fewer rows."""
 
     def __init__(
         self,
@@ -268,26 +270,26 @@ class Tiles:
         own = self._number("x_box", [s.worker_rows for s in shapes])
         self.rows, self._x_box = most, own
         if all_rows is not None:
-            workers = most // own  # that divide the rows of a tile
+            workers = most // own  # 2 if they divide the rows of a tile
             parts = ceildiv(all_rows, most) * workers
             even = minimum(own, ceildiv(ceildiv(all_rows, parts), 8) * 8)
             self._x_box = g.let(f"{name}_own_rows", even)
             self.rows = g.let(f"{name}_even_rows", self._x_box * workers)
         self.columns = self._number("columns", [s.columns for s in shapes])
-        """Rows of w, of one matrix."""
+        """Rows of w in a tile."""
         self.step = max(s.step for s in shapes)
-        """A task's share of k is a multiple of this, or ends where k ends."""
+        """A task's part of k is a multiple of this, or ends where k ends."""
         packed = self._number("packed", self._packed)
         loaded = self._x_box // 8 * (1 << LOADED_BIT)
         self.values = {"packed_tile": g.let(f"{name}_tile", packed + loaded)}
-        """For `g.call`."""
+        """Pass as `values=` of `g.call`."""
 
     def matmul(self, dtype: str, epilogue: Epilogue = store) -> DeviceFunction:
-        """x tile [rows, k], w tile [columns, k], and the arrays of `epilogue`'s reads
-        -> y tile [rows, columns], in this rank's memory, and its writes. For a gated
-        epilogue: gate and up tiles [columns / 2, k] -> y tile [rows, columns / 2], for
-        shapes that `may_be_gated`. Tiles may end at the tensors' edges; a row of y is
-        a multiple of 8."""
+        """x tile [rows, k], w tile [columns, k] in `dtype`, and the epilogue's reads ->
+        y tile [rows, columns] in this rank's memory, and the epilogue's other writes.
+        For a gated epilogue: gate and up tiles [columns / 2, k] -> y tile [rows,
+        columns / 2], for shapes with `may_be_gated`. Tiles may end at the tensors'
+        edges; the columns of y are a multiple of 8. TypeError for other epilogues."""
         expect_type(epilogue, Epilogue, "epilogue of Tiles.matmul()")
         if epilogue.gated:
             box = self._number("gated_box", [s.gated_columns for s in self._shapes])
@@ -311,7 +313,7 @@ class Tiles:
         return self._number("half_columns", [s.columns // 2 for s in self._shapes])
 
     def _number(self, name: str, values: Sequence[int]) -> Expr:
-        """A number of the graph for each name, made once."""
+        """values[shape], as a number of the graph that is made once per name."""
         if name not in self._numbers:
             value = chosen(self._shape, values)
             self._numbers[name] = self._g.let(f"{self._name}_{name}", value)

@@ -1,5 +1,5 @@
 """GEMMs with few rows on several ranks: rows are gathered before they are multiplied,
-and returned to their owners afterwards. Their number decides the tile shape."""
+and returned to their owners afterwards. The number of rows selects the tile shape."""
 
 from __future__ import annotations
 
@@ -31,16 +31,17 @@ from etc_dist.schedule.plan import Choice
 from etc_dist.world import World
 
 BLOCK = 256
-"""Rows that one event stands for: a multiple of the rows of every tile."""
+"""Rows for which there is one event: a multiple of the rows of every tile shape."""
 SUMMED = 1024
 """Columns of a row whose partial sums one warp adds."""
 MOST_ROWS = 1024
-"""The most rows of all ranks that are gathered first; more are computed on arrival."""
+"""The most rows, over all ranks, that are gathered first; more are multiplied as they
+arrive."""
 
 
 def has_few_rows(rows: int, world_size: int, most: int = MOST_ROWS) -> bool:
-    """Whether `rows` of each rank are few. The other graphs multiply each rank's rows
-    in blocks of TILE: whole blocks are computed on arrival, however few they are."""
+    """Whether `rows` of each rank are few: at most `most` on all ranks, and not whole
+    blocks of TILE, which the other graphs multiply as they arrive."""
     return rows * world_size <= most and rows % TILE != 0
 
 
@@ -50,9 +51,9 @@ def with_few_rows(
     world: World,
     deterministic: str,
 ) -> list[Candidate]:
-    """The candidates of a GEMM of x [., k] and w [n, k]: `graph`, with the dim `shape`,
-    for few rows, and `many`. Over several hosts, and if `many` has options, such as its
-    tile size, it serves all calls."""
+    """The candidates of a GEMM of x [rows, k] and w [n, k]: `graph`, with the dim
+    `shape`, for few rows, and `many`. Only `many` on several hosts, and if it has
+    options such as a tile size."""
     size = world.size
     if world.hosts.count > 1 or many.options:
         return [many]
@@ -81,8 +82,8 @@ def capacity_dims(
     names: Sequence[str],
 ) -> list[Mapping[str, int]]:
     """The calls up to `most` rows that need the most memory: the queues of a dynamic
-    plan are longest for the smallest tiles. `names`: the dims that choose
-    tiles, by position in `shapes`."""
+    plan are longest for the smallest tiles. names: the dims that select tile shapes, by
+    position in `shapes`."""
     areas = [shape.rows * shape.columns for shape in shapes]
     smallest = areas.index(min(areas))
     rows = max(most, dims["rows"])
@@ -90,7 +91,7 @@ def capacity_dims(
 
 
 class RowBlocks:
-    """The blocks of all ranks' rows of a graph that events stand for."""
+    """All ranks' rows of a graph in blocks, with one event for each block."""
 
     def __init__(self, g: Graph, tokens: Expr, block: int = BLOCK) -> None:
         self.g, self.tokens, self.block = g, tokens, block
@@ -101,13 +102,13 @@ class RowBlocks:
         return minimum(self.block, self.tokens - i * self.block)
 
     def tiles(self, name: str, shape: Expr, shapes: Sequence[TileShape]) -> Tiles:
-        """The tiles of a matmul. They divide the rows of a single block evenly."""
+        """The tiles of a matmul, which divide the rows of a block evenly."""
         rows = minimum(self.tokens, self.block)
         return Tiles(self.g, name, shape, shapes, rows)
 
     def gather(self, x: Tensor) -> tuple[Tensor, EventTensor | None]:
-        """Push every rank's rows of x [rows, k] to all: all ranks' [tokens, k], and the
-        events of its blocks. On one rank x itself, which needs no events."""
+        """Push this rank's rows of x [rows, k] to all ranks. Returns all ranks' rows
+        [tokens, k], and the events of their blocks. On one rank x itself, and None."""
         g, (rows, k), world = self.g, x.shape, self.g.world_size
         if world == 1:
             return x, None
@@ -134,8 +135,9 @@ class RowBlocks:
         waits: EventTensor | None,
         notifies: str | None = None,
     ) -> EventTensor | None:
-        """Add a GEMM of x and weights, `width` rows of each a tile, into y: it waits
-        for the rows of x, and notifies new events once a block is complete."""
+        """Add a GEMM of x and weights into y, with `width` rows of each weight in a
+        tile. waits: the events of the blocks of x. notifies: the name of new events,
+        one per block of y, which are returned."""
         g, (x, weights, y) = self.g, operands
         shape = self.tokens, y.shape[1]
         of_task = tile_grid(g, f"{name}_", shape, tiles.rows, width)
@@ -172,8 +174,8 @@ class RowBlocks:
         waits: EventTensor | None,
         summed: int = SUMMED,
     ) -> None:
-        """Add the GEMM of x [tokens, k] and w [n, k], summed over the ranks: y
-        [rows, n] has a rank's own rows. On one rank there is nothing to sum or send."""
+        """Add the GEMM of x [tokens, k] and w [n, k], summed over the ranks, of which y
+        [rows, n] gets this rank's rows. On one rank nothing is summed or sent."""
         g, (x, w, y) = self.g, operands
         function, width = tiles.matmul(y.dtype), tiles.columns
         if g.world_size == 1:
@@ -188,8 +190,8 @@ class RowBlocks:
     def _send_back(
         self, product: Tensor, produced: EventTensor, y: Tensor, summed: int
     ) -> None:
-        """Send the rows of product [tokens, n] to their owners, which sum those of all
-        ranks into y [rows, n]."""
+        """Send the rows of product [tokens, n] to their owners, which add those of all
+        ranks into y [rows, n], in rank order."""
         g, (rows, n), world = self.g, y.shape, self.g.world_size
         parts = g.symmetric("parts", (world, rows, n), y.dtype)
         returned = g.events("returned", (rows,), expects=world, cross_rank=True)

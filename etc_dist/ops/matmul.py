@@ -33,10 +33,10 @@ def matmul_graph(
     shapes: Sequence[TileShape] = SHAPES,
     tile_size: int = TILE,
 ) -> None:
-    """x [m, k], w [n, k] or [k, n] -> y [m, n], on each rank its own.
+    """x [m, k], w [n, k] or [k, n] -> y [m, n] in `dtype`, on each rank its own.
 
-    The dim `shape` chooses one of `shapes`, by position. For w [k, n] there is one
-    choice: square tiles of `tile_size`."""
+    The dim `shape` selects one of `shapes`, by position. w [k, n] always has square
+    tiles of `tile_size`."""
     m, n, k, shape = g.dims("m n k shape")
     x = g.input("x", (m, k), dtype)
     w = g.input("w", (n, k) if w_layout == "nk" else (k, n), dtype)
@@ -67,13 +67,13 @@ class Matmul(Operation):
 
     op(x, w, out=None, stream=None): x [M, K], w [N, K] -> out [M, N]. w may be a
     transposed view, w.T of a contiguous [K, N] array. On GPUs K and N are multiples of
-    8. bfloat16 or float16, as x has it; accumulated in fp32, rounded once: the same
-    bits on every run. One program serves all sizes, and chooses tiles by M, N and K,
-    except where there are few tiles and K is large: a second one divides K into slices.
+    8. All are bfloat16 or float16, as x is. Sums are in fp32 and rounded once: the same
+    bits on every run. One program serves all sizes, and selects tile shapes by M, N and
+    K. For few tiles and a large K, a second program divides K into slices (split-K).
     Ranks make the same calls; arrays and errors as for `MatmulReduceScatter`.
 
     deterministic="batch": a row of x has the same bits for any M. Slower for up to
-    about 256 rows: fewer kinds of tiles add k in its order.
+    about 256 rows, since fewer tile shapes add over K in order.
     """
 
     def __init__(
@@ -113,8 +113,8 @@ class Matmul(Operation):
         return self._call((x, w), out, stream)
 
     def policy(self, m: int, n: int, k: int, *, transposed: bool = False) -> str:
-        """The tiles that serve x [m, k] and w [n, k], of which a transposed view may be
-        given; after a first call."""
+        """The tile shape for x [m, k] and w [n, k], as text. transposed: w is the
+        transposed view of a [k, n] array. Raises WorldError before a first call."""
         for name, size in zip("mnk", (m, n, k), strict=True):
             expect_range(size, 1, None, name)
         if transposed:

@@ -1,4 +1,4 @@
-"""Which tiles a matrix multiplication uses: a model of their times."""
+"""The choice of a matrix multiplication's tile shape, by a model of its time."""
 
 from __future__ import annotations
 
@@ -29,37 +29,40 @@ SLICED = tuple(
     for shape in ((128, 256), (256, 256, "rows"))
     for slices in (2, 3, 4)
 )
-"""Those of a program for few tiles and a large k, whose slices are separate tasks."""
+"""Those of the split-K program, for few tiles and a large k."""
 MOST_SLICED_ROWS = 512
-"""Rows of x at most that are multiplied in slices: of more, it was not faster."""
+"""The most rows of x that are multiplied in slices: with more it was not faster."""
 MOST_SWAPPED_ROWS = 64
-"""Tiles of fewer rows serve no more rows than they have."""
+"""The most rows of a swapped tile. One with fewer rows must hold all rows of x."""
 IN_ONE_WAVE = (TileShape(64, 80, "k", swapped=True),)
-"""Chosen for one tile down and one wave only: other times were not measured."""
+"""Chosen only if one tile holds all rows, in one wave: others were not measured."""
 GATED = tuple(number for number, one in enumerate(SHAPES) if one.may_be_gated)
 """Those that may be gated."""
 ADD_US, ADDED_BYTES_PER_US = 3.0, 2_000_000
-"""What slices of k cost, as measured: an event, and partial sums that are stored and
-added."""
+"""The measured cost of slices of k: microseconds for an event, and the rate at which
+partial sums are stored and added."""
 SURE = 0.85
-"""Slices of k are chosen if by the model they take at most this share of the time of
-whole tiles: it is wrong by a seventh for them."""
+"""Slices of k are chosen if by the model they take less than this share of the time
+without: the model is wrong by up to a seventh for them."""
 ROW_CLASSES = (8, 16, 32, 64, 96, 128, 200, 256, 400, 512, 800, 1024, 2048, 4096)
-"""A measured time is also for fewer rows, down to the next of these numbers."""
+"""A time measured with one of these numbers of rows also serves fewer rows, down to
+the next number."""
 NEAR = 1 / 8
-"""Up to this share, other n and k are of one class with measured ones."""
+"""A measured time also serves n and k that differ by up to this share."""
 BOUNDS = ("copies into the SMs", "reads from memory", "the tensor cores")
 NEXT = 3
-"""Further tiles that an explanation lists."""
+"""Further tile shapes that an explanation lists."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """The numbers of a matrix multiplication on some tiles that its time depends on.
+    """The numbers that determine the time of a matrix multiplication on a tile shape.
 
-    started: for few rows, the pairs of workers that have a tile. idle: for few rows,
-    the share of pairs that have none. copied, read, cycles: bytes into an SM, bytes
-    from memory and cycles of wgmma, of a stage. added: bytes of partial sums."""
+    stages: of a pair of workers, in all its waves. started: for few rows, the pairs of
+    workers that have a tile. idle: for few rows, the share of pairs without one.
+    copied, read, cycles: for one stage, bytes copied into an SM, bytes read from memory
+    and cycles of wgmma. added: bytes of partial sums of all slices; 0 without slices.
+    """
 
     stages: int
     waves: int
@@ -84,8 +87,8 @@ class Work:
         )
 
     def ends(self, constants: Constants) -> int:
-        """The ends of tiles that take time: the next tile's stages are copied during
-        the end of one."""
+        """The number of tile ends that add to the time. If loads are the bound, only
+        the last: the stages of the next tile are loaded during the others."""
         *loaded, multiplied = self.stage_us(constants)
         return self.waves if multiplied >= max(loaded) else 1
 
@@ -138,7 +141,8 @@ def estimate(
 
 @dataclass(frozen=True)
 class Rating:
-    """number: of tiles in a sequence of shapes. measured: where, if it was."""
+    """The time of a tile shape. number: its position in a sequence of shapes. measured:
+    the sizes at which it was measured; None if it is predicted."""
 
     number: int
     us: float
@@ -156,10 +160,10 @@ def rate(
     in_order: bool = False,
     tuning: Tuning | None = None,
 ) -> list[Rating]:
-    """The tiles that may serve x [m, k] and w [n, k], the fastest ones first: those
-    that were measured at such sizes, then the others by the model. gated: those that
-    may be gated. in_order: those that add k in its order, so that a row has the same
-    bits for each m."""
+    """The tile shapes that can serve x [m, k] and w [n, k]: first those measured at
+    such sizes, then the others by the model, each group the fastest first. gated: only
+    shapes for gated matmuls. in_order: only shapes that add over k in order, so that a
+    row has the same bits for any m."""
     tuning = tuning or default_tuning()
     few = min(m, MOST_SWAPPED_ROWS)
     found = [
@@ -181,7 +185,7 @@ def rate(
 
 
 def is_sliced(m: int, n: int, k: int, workers: int, tuning: Tuning) -> bool:
-    """Whether slices of k are surely faster than whole tiles."""
+    """Whether slices of k are faster than whole tiles by the safe margin SURE."""
     if m > MOST_SLICED_ROWS:
         return False
     whole, sliced = (
@@ -202,7 +206,7 @@ def choose(
     in_order: bool = False,
     tuning: Tuning | None = None,
 ) -> int:
-    """The position in `shapes` of the fastest tiles; arguments as for `rate`."""
+    """The position of the fastest shape in `shapes`; arguments as for `rate`."""
     kinds = {"gated": gated, "in_order": in_order}
     return rate(m, n, k, workers, shapes, **kinds, tuning=tuning)[0].number
 
@@ -225,12 +229,12 @@ def explained(
 
 
 def row_class(m: int) -> int | None:
-    """The number of rows whose times are also for m rows."""
+    """The number of rows whose measured times serve m rows; None above all."""
     return next((most for most in ROW_CLASSES if m <= most), None)
 
 
 def _fits_at_once(shape: TileShape, m: int, n: int, workers: int) -> bool:
-    """Whether a pair of workers has at most one tile, and the tiles have all rows."""
+    """Whether one tile holds all rows, and each pair of workers has at most one."""
     return m <= shape.rows and -(-n // shape.columns) <= workers // 2
 
 
@@ -240,8 +244,8 @@ def _nearest(
     workers: int,
     allowed: Sequence[TileShape],
 ) -> Measured | None:
-    """The measured sizes of the same class: of as many waves on each of the tiles,
-    among them allowed[0], the model's choice."""
+    """The nearest measured sizes that serve `sizes`: with as many waves on each of the
+    shapes, and with a time of allowed[0], the model's choice."""
     m, n, k = sizes
 
     def serves(one: Measured) -> bool:
