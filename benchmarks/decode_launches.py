@@ -29,8 +29,9 @@ def single_launches(
     for number in range(steps):
         own = decoder.arrays(batch, decoder.config.layers)
         own["logits"] = of_steps[0]["logits"] if of_steps else own["logits"]
-        own["ids"][0] = arrays["ids"][number]
-        own["position"][0] += number
+        if number:
+            own["ids"] = arrays["next_ids"][number - 1].copy()
+        own["position"] += number
         own["end"] += number
         of_steps.append(own)
     calls: list[Callable[..., Any]] = [decoder.call(own) for own in of_steps]

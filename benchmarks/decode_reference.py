@@ -23,7 +23,7 @@ def reference_logits(
     square of all."""
     xp, dim = device.xp, config.head_dim
     heads, kv_heads = config.heads, config.kv_heads
-    ids = arrays["ids"][0]
+    ids = arrays["ids"]
     rows, last = len(ids), context - 1
     cos, sin = xp.split(arrays["cos_sin"][last], 2)
 

@@ -129,13 +129,12 @@ class Decoder:
         for name in found.keys() - {"embedding", "w_head"}:
             found[name] = found[name][: layers + (name == "norm")]
         rows = np.arange(batch, dtype=np.int32)
-        ids, position = (np.full((steps + 1, batch), -1, np.int32) for _ in range(2))
-        ids[0], position[0] = rows * 37 % config.vocabulary, self.context - 1
+        position = np.full(batch, self.context - 1, np.int32)
         of_rows = {
-            "ids": ids,
+            "ids": rows * 37 % config.vocabulary,
             "position": position,
             "request": rows,
-            "end": position[0] + steps,
+            "end": position + steps,
             "stop": np.full((batch, 1), -1, np.int32),
             "sampling": row_sampling(batch, [self.sampling] * batch),
         }

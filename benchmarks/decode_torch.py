@@ -14,7 +14,7 @@ def torch_logits(
 ) -> Any:
     """As `reference_logits`; the rows have the `experts` of `tensors`."""
     linear, dim = torch.nn.functional.linear, config.head_dim
-    ids = tensors["ids"][0].long()
+    ids = tensors["ids"].long()
     rows, last = len(ids), context - 1
 
     def norm(x: Any, gain: Any) -> Any:

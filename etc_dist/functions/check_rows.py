@@ -28,25 +28,29 @@ table of pages; a page of one of its positions; its token."""
 def add_row_checks(
     g: Graph,
     page_size: int,
-    rows: Sequence[Region],
+    cos_sin: Tensor,
+    table: Tensor,
     cache: Tensor,
     embedding: Tensor,
-    notifies: Sequence[EventRef] = (),
+    given: Sequence[Region],
+    copies: Sequence[Region],
+    copied: EventRef | None = None,
+    checked: Sequence[EventRef] = (),
 ) -> None:
-    """Adds calls that end the run with an error if rows are out of range. Otherwise
-    each event of `notifies` is notified CHECKS times.
+    """Adds calls that copy rows, and end the run with an error if some are out of
+    range. Otherwise each event of `checked` is notified CHECKS times.
 
-    rows: what `check_rows` reads. cache: that of all layers, [layers, pages, ...].
-    embedding: [vocabulary, ...]."""
-    cos_sin, _, _, table, *_ = (region.tensor for region in rows)
+    given, copies: request, position, end and ids. cache: that of all layers,
+    [layers, pages, ...]. embedding: [vocabulary, ...]. copied: notified once all copies
+    are complete."""
     worst = g.local("worst", (CHECKS,), "int32")
-    checked = g.events("checked", (1,), expects=1)
+    found = g.events("found_worst", (1,), expects=1)
     g.call(
         check_rows(page_size),
         g.grid(one=1),
-        reads=rows,
-        writes=[worst[:]],
-        notifies=[checked[0]],
+        reads=[cos_sin[:, :], table[:, :], *given],
+        writes=[worst[:], *copies],
+        notifies=[found[0], *([] if copied is None else [copied])],
         values={"pages": cache.shape[1], "vocabulary": embedding.shape[0]},
     )
     for name, element in (
@@ -61,31 +65,33 @@ def add_row_checks(
             g.grid(one=1),
             name=name,
             reads=[element],
-            waits=[checked[0]],
-            notifies=notifies,
+            waits=[found[0]],
+            notifies=checked,
         )
 
 
 def check_rows(page_size: int) -> DeviceFunction:
-    """cos_sin [positions, ...], request and position [rows], table [requests,
-    most_pages], end and ids [rows] -> worst [5]: of each kind, a number that is out of
-    range, or 0.
+    """cos_sin [positions, ...], table [requests, most_pages], request, position, end
+    and ids [rows] -> worst [5]: of each kind, a number that is out of range, or 0; and
+    copies of the rows, which are read once.
 
     `pages` and `vocabulary`: dims or named numbers. A row has the positions from its
     own to end - 1; one with a position below 0 has none."""
 
     def body(
         cos_sin: Any,
+        table: Any,
         request: Any,
         position: Any,
-        table: Any,
         end: Any,
         ids: Any,
         worst: Any,
-        *,
+        *copies: Any,
         pages: int,
         vocabulary: int,
     ) -> None:
+        for copy, given in zip(copies, (request, position, end, ids), strict=True):
+            copy[...] = given
         here = position >= 0
         known = here & (request >= 0) & (request < len(table))
         last = np.maximum(position, end - 1)
@@ -106,14 +112,15 @@ def check_rows(page_size: int) -> DeviceFunction:
         source="functions/check_rows.cuh",
         lane=TENSOR,
         reads=6,
-        writes=1,
+        writes=5,
         constants={"kPageSize": page_size},
         tile={
             0: Operand((Extent(begins=0), None), "float32"),
-            1: Operand(("rows",), "int32"),
-            3: Operand((Extent(begins=0), Extent(whole=True)), "int32"),
-            **dict.fromkeys((2, 4, 5), Operand(("rows",), "int32", leading=True)),
+            1: Operand((Extent(begins=0), Extent(whole=True)), "int32"),
+            2: Operand(("rows",), "int32"),
+            **{n: Operand(("rows",), "int32", leading=True) for n in (3, 4, 5)},
             6: Operand((CHECKS,), "int32"),
+            **{n: Operand(("rows",), "int32", leading=True) for n in (7, 8, 9, 10)},
         },
     )
 

@@ -74,10 +74,10 @@ def decoder_graph(
 ) -> None:
     """`steps` steps of a model, for `rows` rows.
 
-    Inputs, int32: request and end [rows], stop [rows, stops], sampling [rows, 5], table
-    [requests, most_pages]. States: ids and position [steps + 1, rows], int32, whose
-    first row is given and whose row s + 1 step s writes; cache. Results: next_ids
-    [steps, rows], int32, and logits [rows, vocabulary] of the last step.
+    Inputs, int32: ids, position, request and end [rows], which are read once and may be
+    in mapped host memory; stop [rows, stops], sampling [rows, 5], table [requests,
+    most_pages]. State: cache. Results: next_ids [steps, rows], int32, and logits
+    [rows, vocabulary] of the last step.
 
     `next_token` describes how rows end. If the dim `samples` is 1, `sample_column`
     chooses tokens; if it is 0, the most likely ones are chosen. The dim `attend_heads`,
@@ -137,10 +137,12 @@ class _Calls:
         )
         positions, requests, stops = g.dims("positions requests stops")
         most_pages, pages = g.dims("most_pages pages")
-        self.ids = g.state("ids", (self.steps + 1, self.rows), "int32")
-        self.position = g.state("position", (self.steps + 1, self.rows), "int32")
-        self.request = g.input("request", (self.rows,), "int32")
-        self.end = g.input("end", (self.rows,), "int32")
+        names = "request", "position", "end", "ids"
+        self.given = [g.input(name, (self.rows,), "int32") for name in names]
+        self.ids = g.local("step_ids", (self.steps + 1, self.rows), "int32")
+        self.position = g.local("step_position", (self.steps + 1, self.rows), "int32")
+        self.request = g.local("row_request", (self.rows,), "int32")
+        self.end = g.local("row_end", (self.rows,), "int32")
         self.stop = g.input("stop", (self.rows, stops), "int32")
         self.sampling = g.input("sampling", (self.rows, NUMBERS), "int32")
         self.table = g.input("table", (requests, most_pages), "int32")
@@ -194,10 +196,8 @@ class _Calls:
         shape = rows, sizes.heads, self.slices
         self.sums = g.local("sums", (*shape, sizes.head_dim), "float32")
         self.stats = g.local("stats", (*shape, 2), "float32")
-        # The rows of a step: those of the first one are given.
-        self.begun = g.events(
-            "begun", (self.steps + 1,), expects=lambda i: select(equal(i, 0), 0, 1)
-        )
+        # The rows of each step: those of the first one are given.
+        self.begun = g.events("begun", (self.steps + 1,), expects=1)
         self.ready = g.events(
             "ready",
             (self.steps, self.layers + 1),
@@ -206,12 +206,15 @@ class _Calls:
         self.middle = g.events("middle", (self.steps, self.layers), expects=rows)
 
     def check(self) -> None:
-        """Adds the checks of rows. A row out of range ends the run before it writes the
-        cache."""
-        rows = [*self._places(0), self.end[:], self.ids[0, :]]
-        notified = [self.ready[0, 0]]
-        page_size, cache = self.sizes.page_size, self.cache
-        add_row_checks(self.g, page_size, rows, cache, self.embedding, notified)
+        """Adds copies of the given rows, and their checks. A row out of range ends the
+        run before it writes the cache."""
+        copies = self.request[:], self.position[0, :], self.end[:], self.ids[0, :]
+        add_row_checks(
+            *(self.g, self.sizes.page_size, self.cos_sin, self.table),
+            *(self.cache, self.embedding, [one[:] for one in self.given], copies),
+            copied=self.begun[0],
+            checked=[self.ready[0, 0]],
+        )
 
     def _places(self, step: Expr | int, rows: Any = slice(None)) -> list[Region]:
         of_rows = self.request[rows], self.position[step, rows]

@@ -18,7 +18,7 @@ from etc_dist.models.experts import Mixture
 from etc_dist.models.mirror import HostArray
 from etc_dist.models.pages import PageTable
 from etc_dist.models.part import Part
-from etc_dist.models.rows import NO_ROW, RowArrays, check_rows
+from etc_dist.models.rows import NO_ROW, RowArrays, RowChecks
 from etc_dist.models.sampling import Sampling, checked_sampling
 from etc_dist.models.setup import ModelSetup
 from etc_dist.models.step_policy import ROWS, padded
@@ -107,6 +107,9 @@ class Model:
         self._arrays["cos_sin"] = self._put(config.cos_sin(self.positions))
         self._arrays["cache"] = self._empty(setup.cache_shape, dtype)
         self._rows = RowArrays(self.pages.table.shape, self.world.backend)
+        self._checks = RowChecks(
+            config.vocabulary, self.most_rows, self.positions, self.pages
+        )
         self._logits = self._empty((self.most_rows, own.vocabulary), dtype)
         if config.mixture is not None:
             most = config.layers * self.most_rows * config.mixture.top_k
@@ -208,7 +211,7 @@ class Model:
                 steps = count
                 if type(count) is not int or not 1 <= count <= self.steps_per_launch:
                     steps = expect_range(count, 1, self.steps_per_launch, "count")
-                rows = check_rows(
+                rows = self._checks.check(
                     *(ids, requests, positions, table),
                     steps=steps,
                     ends=ends,
@@ -216,10 +219,6 @@ class Model:
                     sampling=None
                     if sampling is None
                     else checked_sampling(sampling, np.size(ids), "model.steps"),
-                    vocabulary=self.config.vocabulary,
-                    most_rows=self.most_rows,
-                    most_positions=self.positions,
-                    pages=self.pages,
                 )
             except Exception as error:
                 self.world.refuse(as_refusal(error, "the arguments of a step"))
@@ -227,7 +226,7 @@ class Model:
                 self.world.match_call(rows.signature(), rows.describe)
             self._last_rows = rows.numbers.shape[1]
             height = padded(self._last_rows)
-            given = self._rows.fill(rows, height, steps)
+            given = self._rows.fill(rows, height)
             key = height, self._policy.length(rows.longest), steps, rows.samples
             if key not in self._bound:
                 dims = self._policy.dims(height, rows.longest)
@@ -235,7 +234,9 @@ class Model:
                 self._bound[key] = self._bind(given, height, dims)
             bound, found = self._bound[key]
             self.program.launch(bound)
-            self.program.synchronize()
+            fault = self.program.await_end()
+            if fault is not None:
+                raise fault
             return found[:, : self._last_rows].copy()
 
     @property

@@ -49,8 +49,7 @@ class PageTable:
         self.page_size, self.count = page_size, count
         self._pages = list(reversed(range(count)))
         self._requests = list(reversed(range(requests)))
-        self._given: Array | None = None
-        self._used = self._examine(self.table)
+        self._given: tuple[Any, ...] = ()
 
     @property
     def free_requests(self) -> int:
@@ -98,18 +97,21 @@ class PageTable:
         row[...] = UNUSED
         self._requests.append(request)
 
-    def examine(self, table: Array) -> UsedPages:
+    def examine(self, given: Any) -> UsedPages | None:
         """The pages in a table of integers [requests, pages], at most as large as this
-        one. The same object for the same numbers."""
-        given = self._given
-        if (
-            given is None
-            or given.shape != table.shape
-            or given.dtype != table.dtype
-            or given.tobytes() != table.tobytes()
-        ):
-            self._given, self._used = table.copy(), self._examine(table)
+        one; None for another one. The same object for the same numbers."""
+        table = np.asarray(given)
+        key = table.shape, table.dtype, table.tobytes()
+        if key != self._given:
+            if not self._fits(table):
+                return None
+            self._given, self._used = key, self._examine(table)
         return self._used
+
+    def _fits(self, table: Array) -> bool:
+        is_table = table.ndim == 2 and table.dtype.kind in "iu"
+        (height, width), most = table.shape if is_table else (0, 0), self.table.shape
+        return 0 < height <= most[0] and 0 < width <= most[1]
 
     def _examine(self, table: Array) -> UsedPages:
         whole = np.full(self.table.shape, UNUSED, np.int64)

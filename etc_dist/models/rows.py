@@ -7,14 +7,13 @@ import struct
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from itertools import chain
-from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from etc_dist.errors import ArgumentError
 from etc_dist.functions.sample_column import NUMBERS, SCALE
-from etc_dist.models.mirror import Mirror
+from etc_dist.models.mirror import HostArray, Mirror
 from etc_dist.models.pages import UNUSED, PageTable, UsedPages
 from etc_dist.models.sampling import Sampling, row_sampling
 
@@ -25,15 +24,18 @@ MOST_STOPS = 8
 """Stop tokens of a row that steps in one launch look for."""
 NO_ROW = -1
 """A stop token of none."""
-UNUSED_ROW = NO_ROW, 0, NO_ROW, 0
-"""Id, request, position and end of a row of no request."""
+IDS, POSITIONS, REQUESTS, ENDS = range(4)
+"""Of the numbers of rows."""
+UNUSED_ROW = np.array([[NO_ROW], [NO_ROW], [0], [0]])
+"""The numbers of a row of no request."""
 
 
 class StepRows(NamedTuple):
-    """numbers [4, rows]: ids, requests, positions and ends. stops [rows,
-    MOST_STOPS], or None for none. A row ends before position `end`, and after one of
-    its stop tokens. sampling: that of `sample_column`, or None. longest: the last end.
-    used: the table of pages."""
+    """numbers [4, rows]: ids, positions, requests and ends. stops [rows,
+    MOST_STOPS], or None for none. A row has a step at its position, and others below
+    its end, until one of its stop tokens. sampling: that of `sample_column`, or None.
+    longest: the number of positions of the longest request. used: the table of pages.
+    """
 
     numbers: Array
     longest: int
@@ -55,7 +57,7 @@ class StepRows(NamedTuple):
         return int.from_bytes(digest.digest(), "little") >> 1
 
     def describe(self) -> str:
-        names = "ids", "requests", "positions", "ends"
+        names = "ids", "positions", "requests", "ends"
         named = dict(zip(names, self.numbers, strict=True))
         named |= {"table": self.used.table.ravel()}
         for name in ("stops", "sampling"):
@@ -67,22 +69,22 @@ class StepRows(NamedTuple):
 
 class RowArrays:
     """The arrays of a model's steps, in the memory of its backend: they stay at their
-    place, so that calls can be prepared once for each number of rows and steps."""
+    place, so that calls can be prepared once for each number of rows."""
 
     def __init__(self, table: tuple[int, ...], backend: str) -> None:
         self._backend = backend
         self._table = Mirror(table, backend, UNUSED)
         self._used: UsedPages | None = None
-        self._sections: dict[tuple[int, int], RowSections] = {}
+        self._sections: dict[int, RowSections] = {}
 
-    def fill(self, rows: StepRows, count: int, steps: int) -> dict[str, Any]:
+    def fill(self, rows: StepRows, count: int) -> dict[str, Any]:
         """The arrays of `rows` by the names of `decoder_graph`, padded to `count` rows
         with some that belong to no request."""
-        sections = self._sections.get((count, steps))
+        sections = self._sections.get(count)
         if sections is None:
-            sections = RowSections(count, steps, self._backend)
+            sections = RowSections(count, self._backend)
             sections.arrays["table"] = self._table.device
-            self._sections[count, steps] = sections
+            self._sections[count] = sections
         sections.write(rows)
         if rows.used is not self._used:
             self._table.host[...] = rows.used.table
@@ -92,119 +94,181 @@ class RowArrays:
 
 
 class RowSections:
-    """The arrays of steps with `count` rows, in one memory. ids and position have a row
-    more for each step, which the program writes."""
+    """The arrays of steps with `count` rows. The numbers of rows change in each step:
+    the program reads them from the host's memory. Others are sent if they change."""
 
-    def __init__(self, count: int, steps: int, backend: str) -> None:
-        shapes = {
-            "ids": (steps + 1, count),
-            "position": (steps + 1, count),
-            "stop": (count, MOST_STOPS),
-            "sampling": (count, NUMBERS),
-            "request": (count,),
-            "end": (count,),
+    def __init__(self, count: int, backend: str) -> None:
+        # NOTE: arrays begin at multiples of 16 bytes.
+        whole = HostArray((len(UNUSED_ROW), -(-count // 4) * 4), backend, 0)
+        self._numbers, self._used = whole.host[:, :count], count
+        self._numbers[...] = UNUSED_ROW
+        ids, position, request, end = (row[:count] for row in whole.device)
+        self._stops = Mirror((count, MOST_STOPS), backend, NO_ROW)
+        self._sampling = Mirror((count, NUMBERS), backend, 0)
+        self._is_plain = True
+        """Whether no row has stop tokens, or is sampled."""
+        self.arrays: dict[str, Any] = {
+            "ids": ids,
+            "position": position,
+            "request": request,
+            "end": end,
+            "stop": self._stops.device,
+            "sampling": self._sampling.device,
         }
-        # NOTE: sections begin at multiples of 16 bytes.
-        sizes = {name: -(-prod(shape) // 4) * 4 for name, shape in shapes.items()}
-        self._memory = Mirror((sum(sizes.values()),), backend, NO_ROW)
-        self.arrays: dict[str, Any] = {}
-        host, first = {}, 0
-        for name, shape in shapes.items():
-            section = slice(first, first + prod(shape))
-            self.arrays[name] = self._memory.device[section].reshape(shape)
-            host[name] = self._memory.host[section].reshape(shape)
-            first += sizes[name]
-        self._ids, self._requests = host["ids"][0], host["request"]
-        self._positions, self._ends = host["position"][0], host["end"]
-        self._stops, self._sampling = host["stop"], host["sampling"]
-        self._sampling[...] = 0
-        self._has_stops = self._has_sampling = False
-        self._used = count  # all are to be set
 
     def write(self, rows: StepRows) -> None:
-        """Set the first rows, the others to none, and send all."""
+        """Set the first rows, and the others to none."""
         # NOTE: a step takes microseconds: few operations, and no loop.
         numbers = rows.numbers
         count = numbers.shape[1]
-        self._ids[:count], self._requests[:count] = numbers[0], numbers[1]
-        self._positions[:count], self._ends[:count] = numbers[2], numbers[3]
+        self._numbers[:, :count] = numbers
         if count < self._used:
-            sections = self._ids, self._requests, self._positions, self._ends
-            for section, value in zip(sections, UNUSED_ROW, strict=True):
-                section[count:] = value
+            self._numbers[:, count:] = UNUSED_ROW
         self._used = count
-        if rows.stops is not None or self._has_stops:
-            self._stops[...] = NO_ROW
-            self._stops[:count] = NO_ROW if rows.stops is None else rows.stops
-            self._has_stops = rows.stops is not None
-        if rows.sampling is not None or self._has_sampling:
-            self._sampling[...] = 0
-            self._sampling[:count] = 0 if rows.sampling is None else rows.sampling
-            self._has_sampling = rows.sampling is not None
-        self._memory.send()
+        is_plain = rows.stops is None and rows.sampling is None
+        if not (is_plain and self._is_plain):
+            _update(self._stops, rows.stops, NO_ROW)
+            _update(self._sampling, rows.sampling, 0)
+        self._is_plain = is_plain
 
 
-def check_rows(
-    ids: Any,
-    requests: Any,
-    positions: Any,
-    table: Any,
-    *,
-    steps: int,
-    ends: Any,
-    stops: Sequence[Collection[int]] | None,
-    sampling: Sequence[Sampling | None] | None,
-    vocabulary: int,
-    most_rows: int,
-    most_positions: int,
-    pages: PageTable,
-) -> StepRows:
-    """The numbers of steps as int32 arrays; ArgumentError names all that are out of
-    range. ends: None for `steps` positions of the last row of each request, and one of
-    the others. stops, sampling: None for none."""
+def _update(mirror: Mirror, first: Array | None, value: int) -> None:
+    """Sets the first rows, or none, and the others to `value`. Sends what differs."""
+    wanted = np.full_like(mirror.host, value)
+    if first is not None:
+        wanted[: len(first)] = first
+    if not np.array_equal(wanted, mirror.host):
+        mirror.host[...] = wanted
+        mirror.send()
+
+
+class _Known(NamedTuple):
+    """What is known of rows of the same requests in each step. requests: their bytes,
+    int64. limits [4, rows]: what the numbers of each row are below. are_apart: whether
+    no two rows can have one place in the cache."""
+
+    requests: bytes
+    used: UsedPages | None
+    limits: Array
+    are_apart: bool
+
+
+class RowChecks:
+    """The checks of a model's steps. They take less time for rows of the same requests
+    as in the step before."""
+
     # NOTE: a step takes microseconds: so all numbers are checked at once, and only an
     # error says which are wrong.
-    of_rows = {"ids": ids, "requests": requests, "positions": positions}
-    if ends is not None:
-        of_rows["ends"] = ends
-    numbers = _numbers(list(of_rows.values()), most_rows)
-    pages_of = np.asarray(table)
-    if numbers is not None and _is_table(pages_of, pages):
-        used = pages.examine(pages_of)
-        limits = _limits(vocabulary, len(pages.table), most_positions)
-        open_ends = ends is None
-        size = pages.page_size
-        found = _found(numbers, open_ends, used, size, limits, steps, stops, sampling)
-        if found is not None:
-            return found
-    raise _refusal(
-        *(of_rows, table, steps, stops),
-        vocabulary=vocabulary,
-        most_rows=most_rows,
-        most_positions=most_positions,
-        pages=pages,
-    )
 
+    def __init__(
+        self, vocabulary: int, most_rows: int, most_positions: int, pages: PageTable
+    ) -> None:
+        self._vocabulary, self._most_rows = vocabulary, most_rows
+        self._most_positions, self._pages = most_positions, pages
+        self._known = _Known(b"", None, np.empty(0), False)
 
-def _numbers(given: Sequence[Any], most_rows: int) -> Array | None:
-    """Integers of the rows as int64 [4, rows], of which the last may be left open. None
-    for other numbers, another number of rows, or numbers of different shapes."""
-    if _are_lists(given, most_rows):
-        # NOTE: `struct` reads a list in a third of NumPy's time.
-        numbers = np.empty((4, len(given[0])), np.int64)
-        try:
-            _packer(len(given) * numbers.shape[1])(numbers, 0, *chain(*given))
+    def check(
+        self,
+        ids: Any,
+        requests: Any,
+        positions: Any,
+        table: Any,
+        *,
+        steps: int = 1,
+        ends: Any = None,
+        stops: Sequence[Collection[int]] | None = None,
+        sampling: Sequence[Sampling | None] | None = None,
+    ) -> StepRows:
+        """The numbers of steps; ArgumentError names all that are out of range. ends:
+        None for `steps` positions of the last row of each request, and one of the
+        others. stops, sampling: None for none."""
+        given = [ids, positions, requests]
+        if ends is not None:
+            given.append(ends)
+        numbers, used = self._numbers(given), self._pages.examine(table)
+        if numbers is not None and used is not None:
+            default = steps if ends is None else 0
+            found = self._found(numbers, used, default, stops, sampling)
+            if found is not None:
+                return found
+        of_rows = {"ids": ids, "requests": requests, "positions": positions}
+        if ends is not None:
+            of_rows["ends"] = ends
+        raise _refusal(
+            *(of_rows, table, steps, stops),
+            vocabulary=self._vocabulary,
+            most_rows=self._most_rows,
+            most_positions=self._most_positions,
+            pages=self._pages,
+        )
+
+    def _numbers(self, given: Sequence[Any]) -> Array | None:
+        """Integers of the rows as int64 [4, rows]; 0 for numbers that are not given.
+        None for others than integers, another number of rows, and different shapes."""
+        if not _are_lists(given, self._most_rows):
+            arrays = [np.asarray(values) for values in given]
+            if not _are_rows(arrays, self._most_rows):
+                return None
+            given = [values.tolist() for values in arrays]
+        ids, positions, requests, *ends = given
+        count = len(ids)
+        numbers = np.zeros((4, count), np.int64)
+        try:  # NOTE: `struct` reads a list in a third of NumPy's time.
+            pack = _packer(len(given) * count)
+            pack(numbers, 0, *ids, *positions, *requests, *chain(*ends))
         except struct.error:  # not an integer of 64 bits
-            pass
-        else:
-            return numbers
-    arrays = [np.asarray(values) for values in given]
-    if not _are_rows(arrays, most_rows):
-        return None
-    numbers = np.empty((4, len(arrays[0])), np.int64)
-    for row, values in enumerate(arrays):
-        numbers[row] = values
-    return numbers
+            return None
+        return numbers
+
+    def _found(
+        self,
+        numbers: Array,
+        used: UsedPages,
+        steps: int,
+        stops: Sequence[Collection[int]] | None,
+        sampling: Sequence[Sampling | None] | None,
+    ) -> StepRows | None:
+        """None if a number is out of range, or two rows have one place in the cache.
+        steps: of the last row of each request; 0 if ends are given."""
+        known, requests = self._known, numbers[REQUESTS]
+        bits = requests.tobytes()
+        if known.used is not used or known.requests != bits:
+            if np.any(requests.view(np.uint64) >= len(used.table)):
+                return None
+            known = self._known = self._examine(bits, requests, used)
+        positions, ends = numbers[POSITIONS], numbers[ENDS]
+        if steps == 0:
+            np.maximum(ends, 0, out=ends)
+        elif steps > 1:
+            ends[...] = _default_ends(requests, positions, steps)
+        # As unsigned numbers, those below 0 are large.
+        if np.count_nonzero(numbers.view(np.uint64) >= known.limits):
+            return None
+        size = self._pages.page_size
+        if not known.are_apart and _shared_place(used.table, size, numbers) is not None:
+            return None
+        count = len(requests)
+        of_stops: Array | None = None
+        if stops is not None:
+            if len(stops) != count or max(map(len, stops)) > MOST_STOPS:
+                return None
+            of_stops = np.full((count, MOST_STOPS), NO_ROW, np.int32)
+            for place, tokens in enumerate(stops):
+                of_stops[place, : len(tokens)] = sorted(tokens)
+        chosen = None if sampling is None else row_sampling(count, sampling)
+        longest = _largest(positions) + 1
+        if steps != 1:
+            longest = max(longest, _largest(ends))
+        return StepRows(numbers, longest, of_stops, chosen, used)
+
+    def _examine(self, bits: bytes, requests: Array, used: UsedPages) -> _Known:
+        """What is known of rows of `requests`, all of which exist."""
+        most = np.minimum(used.positions.take(requests), self._most_positions)
+        limits = np.empty((4, len(requests)), np.uint64)
+        limits[IDS], limits[REQUESTS] = self._vocabulary, len(used.table)
+        limits[POSITIONS], limits[ENDS] = most, most + 1
+        are_apart = len(np.unique(requests)) == len(requests) and not used.has_shared
+        return _Known(bits, used, limits, are_apart)
 
 
 def _are_lists(given: Sequence[Any], most_rows: int) -> bool:
@@ -234,69 +298,15 @@ def _are_rows(arrays: Sequence[Array], most_rows: int) -> bool:
     return len(shape) == 1 and 0 < shape[0] <= most_rows
 
 
-def _is_table(table: Array, pages: PageTable) -> bool:
-    height, width = pages.table.shape
-    is_whole = table.ndim == 2 and table.dtype.kind in "iu"
-    return is_whole and 0 < table.shape[0] <= height and 0 < table.shape[1] <= width
-
-
-@cache
-def _limits(vocabulary: int, requests: int, positions: int) -> Array:
-    """The numbers that ids, requests, positions and ends are below."""
-    limits = vocabulary, requests, positions, positions + 1
-    return np.array(limits, np.uint64)[:, None]
-
-
-def _found(
-    numbers: Array,
-    open_ends: bool,
-    used: UsedPages,
-    page_size: int,
-    limits: Array,
-    steps: int,
-    stops: Sequence[Collection[int]] | None,
-    sampling: Sequence[Sampling | None] | None,
-) -> StepRows | None:
-    """None if a number is out of range, or two rows have one place in the cache.
-    open_ends: the last row of `numbers` is to be set."""
-    count = numbers.shape[1]
-    requests, positions, last = numbers[1], numbers[2], numbers[3]
-    if not open_ends:
-        np.maximum(last, positions + 1, out=last)
-    elif steps == 1:
-        np.add(positions, 1, out=last)
-    else:
-        # The latest row of a request is found only among those that there are.
-        are_known = requests.view(np.uint64) < limits[1, 0]
-        if not are_known.all():
-            return None
-        last[...] = _default_ends(requests, positions, steps)
-    # As unsigned numbers, those below 0 are large.
-    if np.count_nonzero(numbers.view(np.uint64) >= limits):
-        return None
-    if np.count_nonzero(last > used.positions.take(requests)):
-        return None
-    is_plain = count == 1 or np.count_nonzero(np.bincount(requests)) == count
-    is_plain = is_plain and not used.has_shared
-    if not is_plain and _shared_place(used.table, page_size, numbers) is not None:
-        return None
-    of_stops: Array | None = None
-    if stops is not None:
-        if len(stops) != count or max(map(len, stops)) > MOST_STOPS:
-            return None
-        of_stops = np.full((count, MOST_STOPS), NO_ROW, np.int32)
-        for place, tokens in enumerate(stops):
-            of_stops[place, : len(tokens)] = sorted(tokens)
-    chosen = None if sampling is None else row_sampling(count, sampling)
-    longest = int(last[last.argmax()])  # takes less than `max`
-    return StepRows(numbers, longest, of_stops, chosen, used)
+def _largest(numbers: Array) -> int:
+    return int(numbers[numbers.argmax()])  # takes less than `max`
 
 
 def _shared_place(table: Array, page_size: int, numbers: Array) -> int | None:
     """The first row that writes a position of the cache that a row before it writes.
-    numbers: ids, requests, positions and ends."""
-    _, requests, positions, ends = numbers
-    counts = ends - positions
+    numbers: ids, positions, requests and ends."""
+    _, positions, requests, ends = numbers
+    counts = np.maximum(ends - positions, 1)
     rows = np.repeat(np.arange(len(counts)), counts)
     first = np.cumsum(counts) - counts
     written = positions[rows] + np.arange(len(rows)) - first[rows]
@@ -363,7 +373,7 @@ def _refusal(
         used = np.arange(pages_of.shape[1]) <= last[:, None]
         expect("pages", pages_of[given["requests"]][used], pages.count)
     if not faults:
-        names = "ids", "requests", "positions", "ends"
+        names = "ids", "positions", "requests", "ends"
         numbers = np.stack([given[name] for name in names])
         row = _shared_place(pages_of, pages.page_size, numbers)
         got = f"row {row} and one before it with one page and place"

@@ -11,6 +11,8 @@ from etc_dist.world.processes import YIELDING_TO_GPU, Backoff
 
 def wait_until(is_done: Callable[[], bool], limit: float, gpu: str) -> None:
     """Poll `is_done`; WorldError naming `gpu` after `limit` seconds."""
+    if is_done():
+        return
     backoff = Backoff(limit, yielding=YIELDING_TO_GPU)
     while not is_done():
         if not backoff.pause():

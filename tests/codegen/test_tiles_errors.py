@@ -308,7 +308,7 @@ ALIKE = {
     "rank": (best_on_rank(256), "m,n m,n m,1 m,1", {}),
     "sample": (sample_column("bfloat16", 256), "m,c m,5 m m m,1 m,1", {}),
     "kept": (least_kept("bfloat16"), "1,c 1,5 1", {}),
-    "check": (check_rows(16), "t,c m m t,k m m 5", {}),
+    "check": (check_rows(16), "t,c t,k m m m m 5 m m m m", {}),
     "pick": (pick_token(OF_8), "1,8 1,2 1,2", {}),
     "choose rows": (choose_rows(OF_8), "m,8 m m,2 m,2", {"m": 8}),
     "route": (

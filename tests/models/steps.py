@@ -24,16 +24,15 @@ NOWHERE = 2**30
 
 
 def row_arrays(
-    ids: Any, request: Any, position: Any, steps: int = 1, end: Any = None
+    ids: Any, request: Any, position: Any, end: Any = None
 ) -> dict[str, Array]:
-    """The arrays of a decoder's rows. end: default: all take part in all steps."""
+    """The arrays of a decoder's rows. end: default: all have one step."""
     ids, request, position = (np.array(a, np.int32) for a in (ids, request, position))
-    after = np.full((steps, len(ids)), -1, np.int32)
     return {
-        "ids": np.concatenate([ids[None], after]),
-        "position": np.concatenate([position[None], after]),
+        "ids": ids,
+        "position": position,
         "request": request,
-        "end": np.array(position + steps if end is None else end, np.int32),
+        "end": np.array(position + 1 if end is None else end, np.int32),
         "stop": np.full((len(ids), 1), -1, np.int32),
         "sampling": np.zeros((len(ids), 5), np.int32),
     }

@@ -97,20 +97,19 @@ def reference(model: Any, sizes: DecoderSizes, ids: list[int]) -> Array:
     return norm(x, w["norm"][-1]) @ w["w_head"].T
 
 
-def rows_of(ids: Any, request: Any, position: Any, **options: Any) -> dict[str, Array]:
+def rows_of(ids: Any, request: Any, position: Any, end: Any = None) -> dict[str, Array]:
     """The arrays of the rows of steps."""
     logits = np.full((len(ids), VOCABULARY), np.nan, numpy_dtype("bfloat16"))
-    return row_arrays(ids, request, position, **options) | {"logits": logits}
+    return row_arrays(ids, request, position, end) | {"logits": logits}
 
 
 def dims_of(
-    given: Any, sizes: DecoderSizes, slices: int, heads: int = 1
+    given: Any, sizes: DecoderSizes, slices: int, heads: int = 1, steps: int = 1
 ) -> dict[str, int]:
     dims = {name: n % 2 for n, name in enumerate(f"{n}_shape" for n in MATMULS)}
-    steps, rows = given["ids"].shape
     return dims | {
-        "steps": steps - 1,
-        "rows": rows,
+        "steps": steps,
+        "rows": len(given["ids"]),
         "stops": given["stop"].shape[1],
         "layers": len(given["w_o"]),
         "hidden": HIDDEN,
@@ -184,7 +183,7 @@ def check_ids(program: Emulator, given: Any, dims: dict[str, int]) -> None:
     """Run a `decoder_step`: its ids are those of the largest logits."""
     [found] = program.run([given], dims)
     model = {n: a for n, a in given.items() if n not in ROWS}
-    ids = given["ids"][0]
+    ids = given["ids"]
     expected = reference(model, QWEN, ids[[0, 1, 3, 4]].tolist())
     logits = np.insert(expected, 2, reference(model, QWEN, [ids[2]]), axis=0)
     chosen = logits[np.arange(5), found["next_ids"][0]]

@@ -13,29 +13,30 @@ from etc_dist.errors import ArgumentError
 from etc_dist.models import load
 from etc_dist.models.mirror import HostArray, Mirror
 from etc_dist.models.pages import PageTable
-from etc_dist.models.rows import RowArrays, check_rows
+from etc_dist.models.rows import RowArrays, RowChecks
 from etc_dist.models.sampling import Sampling
 from tests.models.small import make_model
 
 TABLE = np.array([[0, 1], [2, 3]])
 
 
+def make_checks():
+    return RowChecks(520, 8, 30, PageTable(2, 2, 16, 4))
+
+
 def checked(ids, requests, positions, table=TABLE, **options):
-    limits = {"vocabulary": 520, "most_rows": 8, "most_positions": 30}
-    given = {"steps": 1, "ends": None, "stops": None, "sampling": None, **options}
-    pages = PageTable(2, 2, 16, 4)
-    return check_rows(ids, requests, positions, table, **given, **limits, pages=pages)
+    return make_checks().check(ids, requests, positions, table, **options)
 
 
 def test_rows_that_are_not_used_belong_to_no_request():
     arrays = RowArrays((2, 2), "cpu")
     more = {"stops": [{4}, {5}, {6}], "sampling": 3 * [Sampling(seed=2)]}
-    arrays.fill(checked([1, 2, 3], [0, 1, 0], [5, 6, 7], **more), 4, 1)
-    found = arrays.fill(checked([8, 9], [1, 0], [3, 2]), 4, 1)
-    assert found["ids"][0].tolist() == [8, 9, -1, -1]
-    assert found["position"][0].tolist() == [3, 2, -1, -1]
+    arrays.fill(checked([1, 2, 3], [0, 1, 0], [5, 6, 7], **more), 4)
+    found = arrays.fill(checked([8, 9], [1, 0], [3, 2]), 4)
+    assert found["ids"].tolist() == [8, 9, -1, -1]
+    assert found["position"].tolist() == [3, 2, -1, -1]
     assert found["request"].tolist() == [1, 0, 0, 0]
-    assert found["end"].tolist() == [4, 3, 0, 0]
+    assert found["end"].tolist() == [0, 0, 0, 0]
     assert np.all(found["stop"] == -1) and np.all(found["sampling"] == 0)
     assert found["table"].tolist() == TABLE.tolist()
 
@@ -46,7 +47,7 @@ def test_a_table_that_changes_in_place_is_seen():
     assert pages.examine(table) is pages.examine(table.copy())
     table[0, 1] = 7
     assert pages.examine(table).positions.tolist() == [16, 32]
-    assert arrays.fill(checked([1], [1], [0]), 1, 1)["table"].tolist() == TABLE.tolist()
+    assert arrays.fill(checked([1], [1], [0]), 1)["table"].tolist() == TABLE.tolist()
 
 
 @pytest.mark.parametrize(
@@ -67,6 +68,36 @@ def test_a_table_that_changes_in_place_is_seen():
 def test_numbers_out_of_range_are_named(rows, options, text):
     with pytest.raises(ArgumentError, match=text):
         checked(*rows, **options)
+
+
+def outcome(checks, *given, **options):
+    try:
+        return checks.check(*given, **options).numbers.tolist()
+    except (ArgumentError, TypeError) as error:
+        return str(error)
+
+
+def test_what_is_known_of_requests_changes_no_check():
+    """The same steps, one after another and each alone."""
+    checks, short, shared = make_checks(), [[0, -1], [2, 3]], [[0, 1], [2, 0]]
+    steps = [
+        (([1, 2], [0, 1], [15, 29], TABLE), {}),
+        (([3, 520], [0, 1], [16, 3], TABLE), {}),
+        (([3, 4], [0, 1], [16, 30], TABLE), {}),
+        (([3, 4], [0.0, 1.0], [16, 29], TABLE), {}),
+        (([3, 4], [1, 0], [29, 15], short), {"ends": [-5, 16]}),
+        (([3, 4], [1, 0], [29, 16], short), {}),
+        (([3, 4], [0, 0], [3, 4], short), {"steps": 3}),
+        (([3, 4], [0, 0], [4, 4], short), {}),
+        (([3, 4], [0, 1], [3, 19], shared), {}),
+        (([3, 4], [0, 1], [3, 18], shared), {}),
+        (([3, 4], [0, 2], [3, 18], shared), {}),
+        (([3], [0], [3], shared), {}),
+    ]
+    found = [outcome(checks, *given, **options) for given, options in steps]
+    assert found == [outcome(make_checks(), *g, **options) for g, options in steps]
+    are_errors = [isinstance(one, str) for one in found]
+    assert are_errors == [n in (1, 2, 3, 5, 7, 8, 10) for n in range(len(steps))]
 
 
 @pytest.mark.mpi(max_size=1)

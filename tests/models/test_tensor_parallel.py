@@ -71,7 +71,7 @@ def given_on(
         "cache": np.full(pages, np.nan, given["norm"].dtype),
         "table": np.arange(2, dtype=np.int32)[None],
         "logits": np.full((count, own.vocabulary), np.nan, given["norm"].dtype),
-        **row_arrays(ids, np.zeros(count), np.arange(count), steps, end),
+        **row_arrays(ids, np.zeros(count), np.arange(count), end),
     }
 
 
