@@ -1,14 +1,13 @@
-// Attention of some heads over a slice of a paged cache's positions.
+// Attention of some query heads over a slice of the positions of a paged KV cache.
 #pragma once
 #include "functions/paged_rows.cuh"
 #include "functions/rotary.cuh"
 
 namespace etc {
 
-// A warp multiplies 16 positions, the rows of a tile of the tensor cores, by eight query heads, its
-// columns. Keys and values go from memory to the registers of these tiles, without shared memory.
-// The warps of a head of the cache take its blocks of positions in turn; their results are added in
-// order.
+// A warp multiplies a block of 16 positions, the M of an mma, by eight query heads, its N. Keys and
+// values are loaded from global memory into mma fragments, without shared memory. The blocks of a
+// KV head are distributed round-robin over its warps, whose results are added in order.
 template <class Task>
 struct attend {
   using Rows = PagedRows<Task, 1>;
@@ -17,14 +16,14 @@ struct attend {
   ETC_DEVICE static void run(const Task& task) {
     run(task, [] { return true; });
   }
-  // ready(): the queries and the cache are there. What the row is is loaded before.
-  // NOTE: one row and at most eight heads a warp, since loops need registers for addresses.
+  // ready() waits for the queries and the cache; false after an abort. The row is loaded before.
+  // NOTE: one row and at most eight heads per warp, since loops need registers for addresses.
   template <class Ready>
   ETC_DEVICE static void run(const Task& task, Ready ready) {
     const Row row = Rows::row(task, 0);
     const Slice slice(row.length, task.c.axis_s, task.number_slices(task.g));
-    // NOTE: a copy in which the number of warps is a constant, for steps with a small batch. Dynamic
-    // programs have no registers for two copies.
+    // NOTE: for one KV head, a copy of the code with a constant number of warps: faster for small
+    // batches. Dynamic programs have no registers for two copies.
     const Pages<Task, Rows::kEnd> pages(task);
     if (Task::kHasCopies && pages.heads == 1) {
       if constexpr (Task::kHasCopies) attend_to<kWarps>(task, row, slice, ready);
@@ -36,13 +35,13 @@ struct attend {
  private:
   static constexpr i32 kDim = Task::kHeadDim, kHeads = 8, kBlock = 16, kWarps = Task::threads / 32;
   static_assert(kWarps == kHeads && Task::kGroup <= kHeads);
-  static constexpr int kVectors = kDim / 32;  // of a key, in each lane of four
+  static constexpr int kVectors = kDim / 32;  // of a key, in each of four lanes
   static constexpr int kParts = kDim / 64;    // of a value: 64 elements, in eight lanes
   // Blocks of positions, and the end of the last one.
   struct Slice {
     i32 first, end, length;
 
-    // Short rows have fewer slices, a power of two; the other ones are empty.
+    // Short rows use fewer slices, a power of two; the other slices are empty.
     ETC_DEVICE Slice(i32 length_, i32 s, i32 slices) : length(length_) {
       const i32 blocks = (length + kBlock - 1) / kBlock;
       const i32 most = maximum(1, length / Task::kSlicePositions);
@@ -52,8 +51,8 @@ struct attend {
     }
   };
 
-  // A block's keys and values. Lane g * 4 + c has of keys g and g + 8 the elements that Head
-  // describes, and of values 2 c + {0, 1, 8, 9} the elements 8 g + {0 .. 7} of each part.
+  // The fragments of a block. Lane g * 4 + c has the elements of keys g and g + 8 that Head
+  // describes, and elements 8 g + {0 .. 7} of each part of values 2 c + {0, 1, 8, 9}.
   struct Block {
     uint4 key[2][kVectors], value[4][kParts];
   };
@@ -66,7 +65,7 @@ struct attend {
     warp.store();
   }
 
-  // kWarpsOfHead: the warps of a head of the cache, or 0 if these are known only at run time.
+  // kWarpsOfHead: the warps of a KV head, or 0 if their number is known only at run time.
   template <int kWarpsOfHead>
   struct Warp {
     static constexpr bool kHasAll = kWarpsOfHead == kWarps;
@@ -75,15 +74,15 @@ struct attend {
     const Row& row;
     const Slice& slice;
     Pages<Task, Rows::kEnd> pages;
-    u64 table;  // the request's pages
-    i32 own;    // the warp's number among all
+    u64 table;  // the address of the request's page numbers
+    i32 own;    // the index of the warp in the worker
     i32 known_shift;
     i32 g, c;
-    u32 numbers;  // lane n has the page of the n-th block of 32
-    u32 page;     // of the block that is being loaded
-    i32 next;     // and the number of this block
+    u32 numbers;  // of pages: lane n has that of the n-th of the warp's next 32 blocks
+    u32 page;     // of the block that is loaded next
+    i32 next;     // the index of this block
     Block block;
-    // For columns 2 c and 2 c + 1: largest score, sum of weights over this lane's rows.
+    // For query heads 2 c and 2 c + 1: the largest score; the sum of weights over this lane's rows.
     float most[2], sum[2];
     float total[kDim / 16][4];
 
@@ -113,7 +112,7 @@ struct attend {
       query.template rotate<Task::kNormalizes>(
           Rows::gain(task), Task::kEps, Rows::cos_sin(task, is_in_range ? row.position : 0), c,
           is_in_range);
-      // NOTE: programs with matmuls have no registers left for the query.
+      // NOTE: the query is in shared memory: programs with matmuls have no registers left for it.
 #pragma unroll
       for (int i = 0; i < kVectors; ++i) ptx::store_shared16(kept(i), query.vector[i]);
       fetch_values();
@@ -141,8 +140,8 @@ struct attend {
       return true;
     }
 
-    // The results of all warps. Each adds up a share of the queries of its head. What it adds is
-    // contiguous: results of query q begin at entry (head() * kHeads + q) << shift().
+    // Each warp combines the results of its head's warps for a share of the head's queries, and
+    // stores them. Those for query q are adjacent, from entry (head() * kHeads + q) << shift() on.
     ETC_DEVICE void store() {
       const i32 lane = Warp::lane(), share = kHeads >> shift();
       const i32 first = among() * share, number = head() * Task::kGroup + first;
@@ -217,13 +216,13 @@ struct attend {
     }
 
    private:
-    // NOTE: unsigned, since the compiler computes it again in the loop.
+    // NOTE: unsigned, which is cheaper: the compiler recomputes it in the loop.
     ETC_DEVICE u32 lane() const { return u32(task.thread) % 32; }
-    // log2 of the warps of a head.
+    // log2 of the number of warps of a head.
     ETC_DEVICE i32 shift() const {
       return kWarpsOfHead > 0 ? 31 - __clz(kWarpsOfHead) : known_shift;
     }
-    // The warp's head, a warp's number among those of this head, and the head's queries.
+    // The warp's KV head; a warp's index among those of its head; the head's number of queries.
     ETC_DEVICE i32 head() const { return kHasAll ? 0 : own >> shift(); }
     ETC_DEVICE i32 among(i32 warp) const { return warp & ((1 << shift()) - 1); }
     ETC_DEVICE i32 among() const { return kHasAll ? own : among(own); }
@@ -231,7 +230,7 @@ struct attend {
       const i32 all = task.template operand<0>().size[1] / kDim;
       return minimum(all - head() * Task::kGroup, Task::kGroup);
     }
-    // NOTE: of a head's warps, some again.
+    // NOTE: reads a head's warps several times if they are fewer than kWarps.
     ETC_DEVICE float largest(const float2* of_warp) const {
       float most = minus_infinity();
 #pragma unroll
@@ -242,12 +241,12 @@ struct attend {
       return most == minus_infinity() ? 0.0f : ptx::exp2(score - most);
     }
 
-    // The address of this lane's i-th vector of the query, after what store() writes first.
+    // The shared address of this lane's i-th vector of the query, beyond store()'s first array.
     ETC_DEVICE u32 kept(int i) const {
       const i32 at = (own * kVectors + i) * 32 + g * 4 + c;
       return ptx::shared_address(task.scratch) + kWarps * kHeads * u32(sizeof(float2)) + at * 16;
     }
-    // The page of block `next`.
+    // Sets `page` to that of block `next`.
     ETC_DEVICE void find_page() {
       const i32 n = (u32(next - slice.first) >> shift()) % 32;
       if (n == 0) {
@@ -259,7 +258,7 @@ struct attend {
       }
       page = __shfl_sync(~0u, numbers, n);
     }
-    // Where block `next` begins in its page.
+    // The position in its page at which block `next` begins.
     ETC_DEVICE i32 slot() const { return u32(next) * kBlock % Task::kPageSize; }
     ETC_DEVICE void fetch_keys() {
       const bool is_page = next < slice.end && page < pages.count;
@@ -274,7 +273,7 @@ struct attend {
         }
       }
     }
-    // NOTE: zeros after the last position, where the cache may have NaNs.
+    // NOTE: zeros beyond the last position, where the cache may contain NaNs.
     ETC_DEVICE void fetch_values() {
       const bool is_page = next < slice.end && page < pages.count;
       const u64 from =
@@ -291,8 +290,8 @@ struct attend {
       }
     }
 
-    // Adds the block's values with their weights. score: of positions g and g + 8, by columns
-    // 2 c and 2 c + 1.
+    // Online softmax: rescales the sums, and adds the block's values with their weights. score: of
+    // positions g (0, 1) and g + 8 (2, 3), for query heads 2 c and 2 c + 1.
     ETC_DEVICE void add_up(const float (&score)[4]) {
       float p[4], scale[2];
 #pragma unroll
@@ -324,14 +323,15 @@ struct attend {
           float(&to)[4] = total[part * 4 + t];
 #pragma unroll
           for (int i = 0; i < 4; ++i) to[i] *= scale[i % 2];
-          // Rows g and g + 8 of the tile are neighbouring elements of the value.
+          // Rows g and g + 8 of the mma are adjacent elements of the value.
           ptx::mma_16x8x16<Task::kIsHalf>(
               to, lower(v[0][t], v[1][t]), upper(v[0][t], v[1][t]), lower(v[2][t], v[3][t]),
               upper(v[2][t], v[3][t]), b0, b1);
         }
       }
     }
-    // From row g and columns 2 c, 2 c + 1 of eight rows to column g and rows 2 c, 2 c + 1.
+    // Transposes an 8 x 8 fragment: from row g, columns 2 c and 2 c + 1 to column g, rows 2 c and
+    // 2 c + 1.
     ETC_DEVICE u32 transposed(u32 v) const {
       const u32 even = __shfl_sync(~0u, v, c * 8 + g / 2);
       const u32 odd = __shfl_sync(~0u, v, c * 8 + 4 + g / 2);

@@ -1,4 +1,4 @@
-// The top-k experts of up to 8 rows, a warp for each, and their weights.
+// The top-k experts of up to 8 rows and their weights, one warp per row.
 #pragma once
 #include "functions/row_choices.cuh"
 
@@ -9,7 +9,7 @@ struct choose_rows {
   ETC_DEVICE static void run(const Task& task) {
     run(task, [] { return true; });
   }
-  // ready(): the logits are there.
+  // ready() waits for the logits; false after an abort.
   template <class Ready>
   ETC_DEVICE static void run(const Task& task, Ready ready) {
     if (!ready()) return;

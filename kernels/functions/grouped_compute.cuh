@@ -1,26 +1,25 @@
 // Grouped matrix multiplication: tiles of up to 288 rows of x, all of one group, by 512 rows of
 // that group's weight, by clusters of two workers.
 //
-// The number of rows of a tile is known only at run time. So the rows of wgmma's A are rows of the
-// weight, 64 at a time, and its N, any multiple of 16, are the rows of x. Two warpgroups multiply
-// 2 x 64 rows of the weight each. The kinds of tiles:
+// The number of rows of x in a tile is known only at run time. So rows of the weight are the M of
+// wgmma, 64 at a time, and rows of x its N, any multiple of 16. Each of two warpgroups multiplies
+// 2 x 64 rows of the weight. The kinds of tiles:
 //   short   up to 144 rows, bound by the bytes of the weight: each worker of the pair multiplies
 //           all rows by half of the weight's rows;
 //   long    more rows: each worker multiplies half of the rows by both halves of the weight in
 //           turn. The pair shares the weight by multicast;
-//   half    at most 256 rows of the weight: shared in the same way, in one turn;
-//   narrow  as half, with at most 16 rows of x: stages of twice the depth, for as many bytes in
-//           flight;
-//   thin    stages as of a narrow tile, a weight of at most 128 rows, which the pair shares, and 64
-//           rows of x in each worker.
+//   half    at most 256 rows of the weight, shared like those of a long tile, in one turn;
+//   narrow  as half, with at most 16 rows of x, and stages of twice the depth to keep equally many
+//           bytes in flight;
+//   thin    at most 128 rows of the weight, which the pair shares, 64 rows of x in each worker, and
+//           stages as of a narrow tile.
 //
-// The rows of the weight are in two blocks of 64, alternating in groups of eight, so that a warp
-// has 32 neighbouring ones. A gated tile needs the same rows of two weights, gate and up: these
-// alternate in groups of eight, in stages as in memory. So a thread has both factors of each of its
-// results.
+// The rows of the weight are in two blocks of 64, which alternate in groups of eight, so that a
+// warp has 32 adjacent rows. A gated tile needs the same rows of two weights, gate and up, which
+// alternate in groups of eight in the stages. So a thread has both factors of each result.
 //
 // The warpgroups transpose a finished tile in the buffer and store it from registers: bulk stores
-// would delay the next use of the buffer. The store warp computes the place of the tile, and
+// would delay the next use of the buffer. The store warp computes the address of the tile, and
 // notifies once all of it is stored.
 #pragma once
 #include "ptx/warp.cuh"
@@ -30,20 +29,20 @@
 namespace etc {
 
 struct GroupedTile {
-  static constexpr u32 kPiece = 16;     // rows of x in a small box,
-  static constexpr u32 kLarge = 64;     // and in a large one
-  static constexpr u32 kMaxRows = 144;  // of a worker
+  static constexpr u32 kPiece = 16;     // rows of x in a small box
+  static constexpr u32 kLarge = 64;     // rows of x in a large box
+  static constexpr u32 kMaxRows = 144;  // of x in a worker
   static constexpr u32 kRowBytes = kStageDepth * 2;
   static constexpr u32 kBoxRows = 128, kBoxBytes = kBoxRows * kRowBytes;  // of the weight
   static constexpr u32 kBytesX = kMaxRows * kRowBytes, kBytesW = 2 * kBoxBytes;
   static constexpr u32 kStageBytes = kBytesX + kBytesW;
   static constexpr u32 kOutBytes = 96 * 128;  // of a warpgroup's part of the buffer
   static constexpr u32 kFew = 8;  // gathered rows of x that bulk copies load, one by one
-  static constexpr u32 kThinRows = kLarge;  // of a worker, of a thin tile; else a narrow one's
+  static constexpr u32 kThinRows = kLarge;  // rows of x of a worker in a thin tile
   enum Kind : u32 { kNarrow, kShort, kHalf, kLong };
   enum Variant : u32 { kGated = 1, kThin = 2, kGathered = 4 };
 
-  // The size of a task: no rows for an empty tile, of no rows or columns.
+  // The size of a task; rows is 0 if the tile has no rows or columns.
   struct Size {
     u32 steps, rows;  // of a worker
     Kind kind;
@@ -53,8 +52,8 @@ struct GroupedTile {
     ETC_DEVICE static Size of(u32 v) {
       return {v & 0xffffu, v >> 16 & 0xffu, static_cast<Kind>(v >> 24 & 3), v >> 26};
     }
-    // A long tile takes the halves of the weight in turn. Of a short or narrow one each worker has
-    // one half, and the other kinds have only one.
+    // A long tile multiplies the halves of the weight in turn. In a short or narrow tile each
+    // worker has one half. The other kinds have a single half.
     ETC_DEVICE u32 turns() const { return kind == kLong ? 2 : 1; }
     ETC_DEVICE bool is_shared() const { return kind >= kHalf; }
     ETC_DEVICE u32 depth() const { return kind == kNarrow ? 2 : 1; }  // of a stage, in kStageDepth
@@ -82,18 +81,18 @@ struct GroupedTile {
   }
 };
 
-// kIsFloat: the result is in fp32. That of a thin tile always is.
+// kIsFloat: the result is in fp32, as is always that of a thin tile.
 template <bool kIsHalf, bool kIsFloat>
 struct GroupedMatmul : GroupedTile {
   u32 control, buffer;
   static constexpr u32 kControlBytes = 40;
-  // Tiles.
+  // round: the number of tiles.
   struct Counters {
     u32 round;
   };
 
-  // mbarriers. `placed`: the store warp has written the place of a tile; `stored`: a warpgroup has
-  // stored its part. Then the place.
+  // mbarriers. `placed`: the store warp has written the place of a tile. `stored`: a warpgroup has
+  // stored its part. The place follows them.
   ETC_DEVICE u32 placed() const { return control; }
   ETC_DEVICE u32 stored(u32 wg) const { return control + 8 + 8 * wg; }
   ETC_DEVICE u32 place() const { return control + 24; }
@@ -108,7 +107,7 @@ struct GroupedMatmul : GroupedTile {
     for (u32 wg = 0; wg < 2; ++wg) ptx::mbarrier_init(stored(wg), 128);
   }
 
-  // No other warps use the buffer.
+  // Nothing to wait for: no other warps use the buffer.
   template <class Program>
   ETC_DEVICE bool wait_buffer(const Run<Program>&, const Counters&) const {
     return true;
@@ -144,21 +143,22 @@ struct GroupedMatmul : GroupedTile {
   }
 
  private:
-  // The place of a worker's part of a tile: its first element, rows and columns.
+  // A worker's part of a tile of y: the address of its first element, its rows and columns.
   struct Place {
     u64 at;
     u32 row_bytes;
     i32 rows, columns;
   };
-  // Without the columns of the turn before; of `rows` at most.
+  // The place without its first `skipped` columns, and with at most `rows` rows.
   ETC_DEVICE Place read_place(i32 skipped, u32 item_bytes, u32 rows) const {
     const uint2 at = ptx::load_shared8(place()), rest = ptx::load_shared8(place() + 8);
     return {(u64(at.y) << 32 | at.x) + u32(skipped) * item_bytes, rest.x,
             minimum(i32(rest.y & 0xffffu), i32(rows)), i32(rest.y >> 16) - skipped};
   }
 
-  // One block of a narrow or thin tile, of kColumns, with stages of twice the depth; otherwise two,
-  // of up to kColumns: each number of columns has its main loop, and all end in the same code.
+  // kBlocks: 1 for narrow and thin tiles, whose wgmmas have kColumns columns and whose stages have
+  // twice the depth. 2 for other tiles: each number of columns up to kColumns has its own mainloop,
+  // and all share the epilogue.
   // NOTE: a thin tile has two sums, one for each half of a stage: a long chain of additions is less
   // exact, and the result selects experts.
   template <u32 kVariants, int kBlocks, int kColumns, bool kIsThin, class Program>
@@ -179,7 +179,7 @@ struct GroupedMatmul : GroupedTile {
 #pragma unroll
     for (auto& sums : d) {
 #pragma unroll
-      for (float& v : sums) ptx::keep_order(v);  // zero here, not after fewer columns
+      for (float& v : sums) ptx::keep_order(v);  // zeroed here, not in a later branch
     }
     bool lost = false;
     const auto multiply_columns = [&](auto columns) ETC_INLINE {
@@ -214,7 +214,7 @@ struct GroupedMatmul : GroupedTile {
 #pragma unroll
       for (float& v : sums) ptx::keep_order(v);  // read after the wait, not before
     }
-    // All threads have left the buffer, and the place is that of this tile.
+    // No thread uses the buffer any more, and the place is that of this tile.
     lost = ptx::named_barrier_any<128>(2 + wg, lost);
     if (!lost) {
       const i32 skipped = (i32(turn) * i32(2 * kBoxRows)) >> u32(is_gated);
@@ -240,16 +240,16 @@ struct GroupedMatmul : GroupedTile {
     return !lost;
   }
 
-  // Stores a warpgroup's part of `rows`, up to kColumns, of which a warp has kUnits times eight
-  // elements each: value(i, n) are two of unit n of the rows from 8 i on, in the layout of wgmma's
-  // result.
+  // Stores a warpgroup's part of `rows` rows, at most kColumns. Of each row a warp has kUnits units
+  // of eight elements. value(i, n): two elements of unit n of rows 8 i and following, in the layout
+  // of wgmma's result.
   template <class Program, int kUnits, int kColumns, class Value>
   ETC_DEVICE void put(u32 rows, i32 skipped, Value value) const {
     constexpr i32 kRow = 4 * kUnits, kStep = 128 / kRow;  // units of a row; rows of a store
     constexpr i32 kMost = i32(kOutBytes) / (kRow * 16);
     constexpr int kEights = kUnits == 1 ? 2 : 4 / kUnits;  // of rows, in one instruction
     const u32 thread = ptx::thread(), lane = thread & 31, wg = thread >> 7;
-    // The order of a row's units differs from that of its neighbours, to avoid bank conflicts.
+    // The units of a row are swizzled, to avoid bank conflicts.
     auto spot = [&](u32 row, u32 unit) {
       const u32 turned = kRow < 8 ? row / 2 % kRow : row % 8;
       return out<Program>(wg) + row * (kRow * 16) + ((unit ^ turned) << 4);
@@ -296,7 +296,7 @@ struct GroupedMatmul : GroupedTile {
     }
   }
 
-  // The same for fp32.
+  // The same in fp32, directly from registers.
   template <int kBlocks, int kColumns, int kSums>
   ETC_DEVICE static void put_float(const Place& to, const float (&d)[kSums][kColumns / 2]) {
     const u32 thread = ptx::thread(), lane = thread & 31, warp = thread >> 5;

@@ -1,5 +1,5 @@
-// Grouped matrix multiplication: how a task is loaded, gathered and stored. The tiles and the
-// multiplication are in grouped_compute.cuh.
+// Grouped matrix multiplication: loading, gathering and storing of a task. The tiles and the
+// mainloop are in grouped_compute.cuh.
 #pragma once
 #include "functions/grouped_compute.cuh"
 
@@ -41,8 +41,8 @@ struct GroupedRoles : Roles, GroupedTile {
     return {Size::of(packed).steps * Size::of(packed).turns(), kStageBytes};
   }
 
-  // The rows of x end where the tile ends, not where a bulk copy does: rows after them are
-  // multiplied too, but not stored.
+  // A bulk copy may load rows of x beyond the end of the tile. These are multiplied too, but not
+  // stored.
   template <class Program, class Loaded>
   ETC_DEVICE static bool load(
       const Run<Program>& run, StageLoader<Program>& stages, const Coord& c, u32 packed,
@@ -70,7 +70,7 @@ struct GroupedRoles : Roles, GroupedTile {
     return true;
   }
 
-  // The weight of stage n.
+  // Loads the weight of stage n before the last wait.
   template <class Program>
   ETC_DEVICE static bool load_ahead(
       const Run<Program>& run, StageLoader<Program>& stages, const Coord& c, u32 packed, u32 n) {
@@ -127,7 +127,7 @@ struct GroupedRoles : Roles, GroupedTile {
     return true;
   }
 
-  // Few rows: a lane of the first warp copies one of them in bulk.
+  // Few rows: each lane of the first warp loads one row by bulk copies.
   template <class Program>
   ETC_DEVICE static bool gather_few(
       const Run<Program>& run, StageGatherer<Program>& stages, const Coord& c, const Size& size) {
@@ -151,7 +151,7 @@ struct GroupedRoles : Roles, GroupedTile {
     return true;
   }
 
-  // More rows: each warp has four of eight neighbours, of which a lane copies 16 bytes each.
+  // More rows: a warp has four of each eight adjacent rows, and a lane copies 16 bytes of each.
   // NOTE: such copies belong to the generic proxy: a fence is needed before wgmma reads them.
   template <class Program>
   ETC_DEVICE static bool gather_many(
@@ -219,7 +219,7 @@ struct GroupedRoles : Roles, GroupedTile {
           to + own * (kPiece * kRowBytes), at(x, 0, 2 * k + own), stage.full, 3);
       return;
     }
-    bool is_own = own == 0;  // of a short tile, one worker loads every other box for both
+    bool is_own = own == 0;  // in a short tile, each worker loads every other box for both
     for (u32 i = 0; i < size.rows;) {
       const bool is_large = i + kLarge <= size.rows;
       const Box box = at(is_large ? large : x, size.first_row<false>() + i, k);
@@ -289,11 +289,11 @@ struct grouped_store : GroupedRoles<Call> {
 template <class Call>
 struct grouped_gated : grouped_store<Call> {};
 
-// In fp32: kIsFloat.
+// With kIsFloat: the result is in fp32.
 template <class Call>
 struct grouped_float : grouped_store<Call> {};
 
-// In fp32, of a weight of at most 128 rows: kIsThin.
+// With kIsThin: the result is in fp32, and the weight has at most 128 rows.
 template <class Call>
 struct thin_float : grouped_store<Call> {};
 

@@ -1,4 +1,4 @@
-// The mainloop of a GEMM, and what the GEMM functions have in common.
+// The mainloop of a GEMM, and further code that the GEMM functions share.
 #pragma once
 #include "ptx/bulk_copy.cuh"
 #include "ptx/wgmma.cuh"
@@ -11,7 +11,7 @@ namespace etc {
 
 constexpr u32 kStageDepth = 64;  // k of a box, and of most stages
 
-// The stages of kStageDepth that the k of a task takes; its first operand is x.
+// The number of boxes of kStageDepth along the k of a task, whose first operand is x.
 template <class Call, class Program>
 ETC_DEVICE u32 num_steps(const Run<Program>& run, const typename Call::Coord& c) {
   const auto x = Call::template operand<0>(run.g, c);
@@ -19,10 +19,10 @@ ETC_DEVICE u32 num_steps(const Run<Program>& run, const typename Call::Coord& c)
 }
 
 // A compute warpgroup reads `steps` stages of `stage_bytes`: multiply(at, k) issues the wgmmas of
-// stage k, which begins `at` bytes after the ring's first one. Returns whether a wait was given up.
-// is_gathered: other threads have written to the stages, not only bulk copies.
-// NOTE: after an abort a warp goes through all steps without waits: wgmma needs all four warps, and
-// they may see the abort at different steps. They agree at the end of the tile whether to leave.
+// stage k, which begins `at` bytes after the ring's first one. Returns whether a wait has failed.
+// is_gathered: threads have written to the stages, not only bulk copies.
+// NOTE: after an abort a warp executes all steps without waits: wgmma needs all four warps, and
+// they may observe the abort at different steps. They agree at the end of the tile.
 template <class Program, class Multiply>
 ETC_DEVICE bool multiply_stages(
     const Run<Program>& run, StageReader<Program>& stages, u32 steps, u32 stage_bytes,
@@ -46,7 +46,7 @@ ETC_DEVICE bool multiply_stages(
   return lost;
 }
 
-// The store warp, once the result of a task is in this rank's memory.
+// The store warp notifies, once the result of a task is in this rank's memory.
 template <class Call, class Program>
 ETC_DEVICE bool notify_own_rank(
     const Run<Program>& run, const typename Call::Coord& c, u32& entered, Waiter who) {

@@ -1,5 +1,5 @@
-// The tiles of the experts' rows, of up to 128 rows, and the top-k experts and the weights of the
-// first rows, at most 16; those of the others are known.
+// Routes up to 128 rows to tiles of their experts. The first rows, at most 16, choose their top-k
+// experts and weights here; the choices of the others are read.
 #pragma once
 #include "functions/row_choices.cuh"
 
@@ -9,15 +9,15 @@ template <class Task>
 struct route_rows {
   static constexpr i32 kTopK = Task::kTopK, kExperts = Task::kExperts;
   static constexpr i32 kWarps = Task::threads / 32;
-  static constexpr i32 kMost = 128, kWords = kMost / 32;  // rows, and words with a bit for each
-  static constexpr i32 kPerLane = (kExperts + 31) / 32;   // adjacent experts of a lane
-  static constexpr u32 kNone = 0xffff;          // the choice of an unused row
+  static constexpr i32 kMost = 128, kWords = kMost / 32;  // the most rows; a bit for each
+  static constexpr i32 kPerLane = (kExperts + 31) / 32;   // adjacent experts for each lane
+  static constexpr u32 kNone = 0xffff;          // the choice of a row without a request
   using Choices = RowChoices<Task>;
 
   ETC_DEVICE static void run(const Task& task) {
     run(task, [] { return true; });
   }
-  // ready(): the logits are there.
+  // ready() waits for the logits and the known choices; false after an abort.
   template <class Ready>
   ETC_DEVICE static void run(const Task& task, Ready ready) {
     static_assert(kExperts <= Task::threads);
@@ -44,8 +44,9 @@ struct route_rows {
   }
 
  private:
-  // In scratch memory: for each 32 rows a word of each expert, with a bit for each row that chose
-  // it; the first tile of each expert, then the number of all tiles; and the choices of each row.
+  // In scratch memory. chosen [kWords][kExperts]: a bit for each row that chose the expert. tile
+  // [kExperts + 1]: the first tile of each expert, then the number of tiles. choice [kMost][kTopK]:
+  // the experts of each row.
   struct Layout {
     static constexpr i32 kBytes = (kExperts * (kWords + 1) + 1) * 4 + kMost * kTopK * 2;
     u32 *chosen, *tile;
@@ -55,13 +56,13 @@ struct route_rows {
         : chosen(scratch),
           tile(scratch + kExperts * kWords),
           choice(reinterpret_cast<u16*>(tile + kExperts + 1)) {}
-    // Choice i is an expert, or -1.
+    // Sets choice i, an expert or -1.
     ETC_DEVICE void mark(i32 i, i32 expert) const {
       const i32 row = i / kTopK;
       choice[i] = u16(expert);
       if (expert >= 0) atomicOr(&chosen[row / 32 * kExperts + expert], 1u << row % 32);
     }
-    // The number of rows that chose an expert, of those before row `end`.
+    // The number of rows before row `end` that chose an expert.
     ETC_DEVICE i32 count(i32 expert, i32 end = kMost) const {
       i32 sum = 0;
 #pragma unroll
@@ -88,7 +89,7 @@ struct route_rows {
         [&](i32 row, i32 k, i32 expert) { layout.mark(row * kTopK + k, expert); });
   }
 
-  // Choices [from, to), which have been made before.
+  // Reads the known choices [from, to).
   ETC_DEVICE static void read(const Task& task, const Layout& layout, i32 from, i32 to) {
     constexpr int kEach = (kMost * kTopK + Task::threads - 1) / Task::threads;
     const u64 ids = u64(task.template operand<2>().at());
@@ -109,7 +110,7 @@ struct route_rows {
     return gathers ? (rows + most - 1) / most : minimum(rows, 1);
   }
 
-  // By one warp.
+  // One warp computes the first tile of each expert: a prefix sum.
   ETC_DEVICE static void number_tiles(
       i32 lane, const Layout& layout, i32 most, bool gathers) {
     i32 tiles[kPerLane], sum = 0;
@@ -129,7 +130,7 @@ struct route_rows {
     }
   }
 
-  // A thread writes the tiles of an expert, then all threads the unused ones.
+  // One thread writes the tiles of an expert; then all threads clear the unused tiles.
   ETC_DEVICE static void list_tiles(
       const Task& task, const Layout& layout, i32 most, bool gathers, i32 rows) {
     const auto listed = task.template operand<6>();
@@ -153,6 +154,7 @@ struct route_rows {
     }
   }
 
+  // Writes the place of each choice.
   ETC_DEVICE static void locate(
       const Task& task, const Layout& layout, i32 most, bool gathers, i32 rows) {
     const auto place = task.template operand<5>();

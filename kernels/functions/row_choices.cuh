@@ -1,4 +1,4 @@
-// The top-k experts of a step's rows, and their weights.
+// The top-k experts of a step's rows and their weights.
 #pragma once
 #include "functions/best_experts.cuh"
 #include "worker/task.cuh"
@@ -10,8 +10,8 @@ struct RowChoices {
   static constexpr i32 kTopK = Task::kTopK, kWarps = Task::threads / 32;
   using Best = BestExperts<Task::kExperts, kTopK, Task::kNormalize>;
 
-  // Each warp chooses for up to kRows rows in parallel. A row with a position below 0 has no
-  // experts: -1. `mark` gets each row, the number of a choice, and its expert.
+  // Each warp chooses for up to kRows rows in parallel. A row with a position below 0 has expert -1
+  // and weight 0. Calls mark(row, k, expert) for choice k of each row.
   template <int kRows, class Logits, class Position, class Ids, class Weights, class Mark>
   ETC_DEVICE static void choose(
       const Task& task, const Logits& logits, const Position& position, const Ids& ids,
@@ -23,7 +23,7 @@ struct RowChoices {
     const auto row = [&](int n) { return task.thread / 32 + n * kWarps; };
 #pragma unroll
     for (int n = 0; n < kRows; ++n) {
-      // Rows after the last one read it again.
+      // NOTE: beyond the last row, that row is read again.
       const i32 known = minimum(row(n), rows - 1);
       is_used[n] = i32(ptx::load4_l2(u64(position.at() + known))) >= 0;
       Best::read(u64(logits.at(known, lane * Best::kEach)), lane, picks.keys[n]);
@@ -44,7 +44,7 @@ struct RowChoices {
     }
   }
 
-  // The element of a row's choice; axes before these two have one index each.
+  // The element of choice k of a row. The last axes are rows and choices, others have size 1.
   template <class Choices>
   ETC_DEVICE static auto* at_choice(const Choices& choices, i32 row, i32 k) {
     return choices.at() + row * choices.stride[Choices::kRank - 2] + k;

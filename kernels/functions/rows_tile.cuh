@@ -1,12 +1,12 @@
-// Tiles of many rows of x.
+// Tiles with 128 rows of x per worker.
 #pragma once
 #include "functions/tile_epilogue.cuh"
 #include "functions/tile_sums.cuh"
 
 namespace etc {
 
-// 128 rows of x, 64 for each warpgroup; any multiple of 8 rows of w. Each number of them has its
-// own code.
+// 128 rows of x, the M of wgmma, 64 for each warpgroup; any multiple of 8 rows of w, its N. Each
+// number of rows of w has its own code.
 template <bool kIsHalf, class Epilogue, class Tiles>
 struct RowsTiles {
   static_assert(Tiles::kFirst.rows == 128);
@@ -56,7 +56,7 @@ struct RowsTiles {
     return !lost;
   }
 
-  // The epilogue: of a warp's 16 rows of y, 8 rows of 64 columns at a time, through its own part of
+  // The epilogue of a warp's 16 rows of y: 8 rows of 64 columns at a time, through its own part of
   // the buffer.
   template <u32 kColumns, class Program>
   ETC_DEVICE void apply(
@@ -93,7 +93,7 @@ struct RowsTiles {
     }
   }
 
-  // A warp's 16 rows of y, 64 columns at a time, through its own part of the buffer.
+  // Stores a warp's 16 rows of y, 64 columns at a time, through its own part of the buffer.
   template <u32 kColumns, class Program>
   ETC_DEVICE void store(
       const Run<Program>& run, u32 place, const float (&d)[kColumns / 2], u32 wg) const {

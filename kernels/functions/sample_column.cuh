@@ -1,4 +1,4 @@
-// The next token of each row by chance: a warp a row; and what top_k and top_p keep.
+// Sampling of the next token, one warp per row; and the smallest logit that top_k and top_p keep.
 #pragma once
 #include "common/philox.cuh"
 #include "functions/best_column.cuh"
@@ -41,7 +41,7 @@ struct sample_column {
   }
 
  private:
-  static constexpr int kAtOnce = 4;  // vectors in flight a lane
+  static constexpr int kAtOnce = 4;  // vectors in flight per lane
 
   struct Row {
     float scale, least;
@@ -56,7 +56,7 @@ struct sample_column {
       least = __uint_as_float(ptx::load4_l2(u64(task.template operand<3>().at(row))));
       before = task.number_first(task.g) + task.template operand<0>().start[1];
     }
-    // Eight columns. If all are below the least one, without any arithmetic.
+    // Adds eight columns; returns early if all are below `least`.
     ETC_DEVICE void add(Best& best, uint4 v, i32 at) const {
       const u32 word[4] = {v.x, v.y, v.z, v.w};
       bool is_kept = false;
@@ -116,7 +116,7 @@ struct least_kept {
  private:
   static constexpr int kAtOnce = 4, kWarps = Task::threads / 32;
 
-  // The bits of a logit as a number of the same order; 0 for NaN, which is left out.
+  // The bits of a logit as an integer that sorts like it; 0 for NaN, which is ignored.
   ETC_DEVICE static u32 key(u32 bits, float logit) {
     const u32 ordered = bits ^ ((bits & 0x8000u) != 0 ? 0xffffu : 0x8000u);
     return logit == logit ? ordered : 0;
@@ -126,7 +126,7 @@ struct least_kept {
     return unpack<Task::kIsHalf>(bits).x;
   }
 
-  // NOTE: sums have the same order each time: the same bits for the same row.
+  // NOTE: sums are in a fixed order, so that a row always has the same bits.
   struct Search {
     const Task& task;
     u64 from;
@@ -138,8 +138,8 @@ struct least_kept {
       from = u64(x.at()), columns = x.size[1];
     }
 
-    // The largest key that at least `goal` logits reach; weighs: logits that have `goal` of the
-    // probability of all that reach `least`.
+    // The largest key such that at least `goal` logits are not below it. weighs: the largest such
+    // that these logits have `goal` of the probability of all that are not below `least`.
     ETC_DEVICE u32 run(bool weighs, u32 least, float goal) const {
       u32 found = 0;
 #pragma unroll 1
@@ -196,7 +196,7 @@ struct least_kept {
           const i32 at = first + i * Task::threads * 8;
           v[i] = ptx::load16_l2_if(at < columns, from + at * 2);
         }
-        // NOTE: not unrolled, since the code is large; v[0] is the next vector, v[0].x its next pair.
+        // NOTE: not unrolled: the code is large. v[0] is the next vector, v[0].x its next pair.
 #pragma unroll 1
         for (int i = 0; i < kAtOnce * 4; ++i) {
           if (first + i / 4 * Task::threads * 8 >= columns) break;
@@ -208,7 +208,7 @@ struct least_kept {
         }
       }
     }
-    // The sums of all threads, for each of them.
+    // All threads get the sums over all threads.
     ETC_DEVICE void total(float (&sum)[4]) const {
       float* const parts = reinterpret_cast<float*>(task.scratch);
 #pragma unroll

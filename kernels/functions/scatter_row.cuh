@@ -12,7 +12,7 @@ struct scatter_row {
     const auto x = task.template operand<0>();
     const u64 from = u64(x.at());
     const u32 bytes = u32(x.size[1]) * u32(sizeof(*x.base));
-    // NOTE: loaded before the first store: the compiler does not move loads of indices across it.
+    // NOTE: addresses before any store: the compiler does not move loads of indices across one.
     u64 to[kCopies];
     locate<0>(task, to);
     constexpr u32 kStep = Task::threads * 16;
@@ -35,7 +35,7 @@ struct scatter_row {
   }
 
  private:
-  // The addresses of the places; 0 for those without a row.
+  // The addresses of the copies; 0 for an empty region.
   template <int n>
   ETC_DEVICE static void locate(const Task& task, u64 (&to)[kCopies]) {
     if constexpr (n < kCopies) {

@@ -1,17 +1,18 @@
-// Tiles whose rows of w are the rows of the tensor cores' tile.
+// Swapped tiles: rows of w are the M of wgmma, rows of x its N.
 #pragma once
 #include "functions/tile_epilogue.cuh"
 #include "functions/tile_sums.cuh"
 
 namespace etc {
 
-// Up to 64 rows of x; up to 128 rows of w. Of at most 64, the warpgroups take turns along k; of
-// more, each has half. Where these are fewer than 64, the tensor cores multiply what follows them,
-// too. Tiles of as many rows of x share their code.
+// Up to 64 rows of x and up to 128 rows of w. With at most 64 rows of w, the warpgroups multiply
+// alternate boxes along k; with more, each has half of these rows. wgmma always multiplies 64 rows:
+// if there are fewer, it reads the memory that follows, and these sums are not used. Tiles with
+// equally many rows of x share their code.
 template <bool kIsHalf, class Epilogue, class Tiles>
 struct SwappedTiles {
   static constexpr u32 kRows = Tiles::kFirst.rows, kEights = kRows / 8;
-  // Which kinds of tiles there are.
+  // The kinds of tiles among `Tiles`.
   static constexpr bool kTurns = Tiles::any([](TileShape s) { return s.halves() == 0; });
   static constexpr bool kHalves = Tiles::any([](TileShape s) { return s.halves() == 1; });
   static constexpr bool kSplitTurns =
@@ -23,9 +24,9 @@ struct SwappedTiles {
 
   u32 control, buffer;
 
-  // The 256 compute threads; `at_shape`: the shared address of the shape; `exchanged` counts tiles
-  // of which the pair split k. Of a gated tile, the first half of the weights' rows are those of
-  // gate.
+  // Called by the 256 compute threads. `at_shape`: the shared address of the packed shape.
+  // `exchanged` counts tiles with split k. In a gated tile, the first half of the rows of w are
+  // those of gate.
   template <bool kMayBeGated, class Program>
   ETC_DEVICE bool compute(
       const Run<Program>& run, StageReader<Program>& stages, u32 count, u32 at_shape, u32 words,
@@ -35,7 +36,7 @@ struct SwappedTiles {
     bool lost = multiply(run, stages, count, read_shape(at_shape), wg, d);
     const TileShape shape = read_shape(at_shape);
     const bool exchanges = (kSplitTurns || kSplitHalves) && shape.split == kSplitK;
-    u32 first = 0, end = kEights;  // eights of rows that this warpgroup finishes
+    u32 first = 0, end = kEights;  // groups of eight rows that this warpgroup finishes
     if (kTurns && (!kHalves || shape.halves() == 0)) {
       lost = combine(d, wg, exchanges, lost, [](float& sum, float other) { sum += other; });
       if (wg == 1) {
@@ -67,8 +68,8 @@ struct SwappedTiles {
  private:
   static constexpr i32 kNoColumn = 0x7fffffff;
 
-  // NOTE: kept warp-uniform, so that descriptors stay in uniform registers; and read anew after the
-  // mainloop, which the compiler would otherwise divide by what follows it.
+  // NOTE: warp-uniform, so that descriptors stay in uniform registers. Read again after the
+  // mainloop: otherwise the compiler makes a copy of the mainloop for each later branch.
   ETC_DEVICE static TileShape read_shape(u32 shared) {
     return TileShape::of(__shfl_sync(~0u, ptx::load_shared(shared), 0));
   }
@@ -86,7 +87,7 @@ struct SwappedTiles {
       }
     }
     const u32 base = stages.descriptor_base() | 0x10000u, turns = 1 - shape.halves();
-    const u32 apart = shape.box_w() >> shape.halves();  // of the warpgroups
+    const u32 apart = shape.box_w() >> shape.halves();  // bytes between the warpgroups' boxes
     const u32 first_x = shape.depth * shape.box_w() + wg * turns * shape.box_x();
     const Boxes boxes{
         __shfl_sync(~0u, base + wg * apart / 16, 0), __shfl_sync(~0u, base + first_x / 16, 0),
@@ -105,7 +106,7 @@ struct SwappedTiles {
 
   ETC_DEVICE static void gate(float& sum, float up) { sum = Epilogue::combine(sum, up); }
 
-  // Combines the first warpgroup's sums with the second one's, four eights of rows at a time.
+  // Combines the first warpgroup's sums with the second one's, four groups of rows at a time.
   template <class F>
   ETC_DEVICE bool combine(float (&d)[kRows / 2], u32 wg, bool exchanges, bool lost, F f) const {
     const u32 sums = buffer + (ptx::thread() & 127) * 16;
@@ -131,7 +132,7 @@ struct SwappedTiles {
     return lost;
   }
 
-  // The first warpgroup: warps 0 and 1 have gate's sums, 2 and 3 up's of the same columns.
+  // In the first warpgroup, warps 0 and 1 have gate's sums, 2 and 3 up's of the same columns.
   ETC_DEVICE void gate_warps(float (&d)[kRows / 2]) const {
     const u32 thread = ptx::thread() & 127, up = buffer + kHalfBuffer + thread % 64 * 16;
 #pragma unroll
@@ -147,7 +148,7 @@ struct SwappedTiles {
     }
   }
 
-  // A warpgroup's columns of y and eights of rows [first, end).
+  // Applies the epilogue to a warpgroup's columns of y and groups of rows [first, end).
   template <class Program>
   ETC_DEVICE void finish(
       const Run<Program>& run, u32 words, const TileShape& shape, const float (&d)[kRows / 2],
@@ -164,7 +165,7 @@ struct SwappedTiles {
   ETC_DEVICE void apply(
       const Run<Program>& run, u32 words, const TileShape& shape, const float (&d)[kRows / 2],
       u32 wg, u32 first, u32 end) const {
-    constexpr u32 kTogether = 4;  // eights of rows
+    constexpr u32 kTogether = 4;  // groups of rows
     const u32 columns = shape.warpgroup_columns();
     const i32 strip = Epilogue::kIsGated && shape.halves() == 0 ? 32 : i32(columns);
     const u32 thread = ptx::thread() & 127, lane = thread & 31, warp = thread >> 5;
@@ -198,8 +199,8 @@ struct SwappedTiles {
     }
   }
 
-  // A warpgroup's columns of y and eights of rows [first, end), transposed in shared memory into
-  // rows of 128 bytes.
+  // Stores a warpgroup's columns of y and groups of rows [first, end), transposed in shared memory
+  // into rows of 128 bytes.
   template <class Program>
   ETC_DEVICE void store(
       const Run<Program>& run, u32 place, const TileShape& shape, const float (&d)[kRows / 2],

@@ -1,4 +1,4 @@
-// How the tiles of a matrix multiplication apply their epilogue: see functions/epilogue.cuh.
+// Applying an epilogue to the tiles of a matrix multiplication: see functions/epilogue.cuh.
 #pragma once
 #include "epilogues/swiglu.cuh"
 #include "functions/epilogue.cuh"
@@ -6,7 +6,7 @@
 
 namespace etc {
 
-// For the calls whose epilogue only rounds, all of one Compute: a gated one is swiglu.
+// For calls whose epilogue only rounds, which share one Compute. A gated one is swiglu.
 template <bool kHasPeers>
 struct RoundedTile {
   static constexpr bool kOnlyRounds = true, kIsGated = false;
@@ -57,15 +57,15 @@ struct EpilogueOf<Call, true> {
   using Type = RoundedTile<(Call::kWorld > 1)>;
 };
 
-// Sums on their way from the accumulators to rows: the shared address of half an eight, within rows
-// of 64 columns.
+// The offset in shared memory of half a group of eight columns, in rows of 64 fp32 sums: swizzled
+// against bank conflicts.
 ETC_DEVICE u32 place_of_sums(u32 row, u32 eight, u32 half) {
   const u32 place = eight ^ (row & 7);
   return row * 256 + place * 32 + (half ^ (place >> 2 & 1)) * 16;
 }
 
-// The eights of a thread: of kRows rows, whose eights of 64 columns belong to eight lanes. All are
-// taken in one pass, or where a row's result changes them, in two: the first one reduces.
+// A thread's groups of eight columns, in kRows rows: eight lanes have the 64 columns of a row.
+// There is one pass over them, or two if a row's reduction changes its elements: the first reduces.
 template <class Program, class Call, u32 kRows>
 class TileEights {
   using Applied = AppliedEpilogue<Call>;

@@ -1,32 +1,30 @@
 // Dense matrix multiplication y = x @ w.T on tiles of many shapes, by clusters of two workers; or
-// gated: silu(x @ gate.T) * (x @ up.T), where half of a tile's columns are rows of gate, and the
-// same rows of up follow them.
+// gated: silu(x @ gate.T) * (x @ up.T), where half of a tile's columns are rows of gate, followed
+// by the same rows of up.
 //
-// A program has a list of shapes, of which each launch chooses one. A worker has `rows` rows of x
-// and `columns` rows of w. The pair splits the columns of a tile, or its rows, in which case each
-// worker loads half of w's rows for both, or k, in which case each adds the other's sums to its own
-// for half of the tile. One thread loads stages of `depth` boxes of 64 elements of k; two
-// warpgroups multiply, and store the tile themselves: through shared memory, so that whole lines
-// are written.
+// A program has a list of shapes; each launch selects one. A worker has `rows` rows of x and
+// `columns` rows of w. The two workers of a pair split the columns of a tile; or its rows, where
+// each loads half of w's rows for both by multicast; or k, where each adds the other's sums to its
+// own for half of the tile. One thread loads stages of `depth` boxes of 64 elements of k. Two
+// warpgroups multiply and store the tile, through shared memory to write whole lines.
 //
-// SwappedTiles: the rows of w are the rows of the tensor cores' tile and those of x its columns, of
-// which any multiple of 8 is possible: few rows of x are multiplied with little padding. Of up to
-// 64 rows of w, the warpgroups take turns along k, and the second one's sums are added to the first
-// one's; of more, each has half. The number of rows is chosen so that the tiles fit the workers.
-// RowsTiles: 128 rows of x, 64 for each warpgroup, and any multiple of 8 rows of w, so that the
-// number of tiles can be made to fit the workers.
+// SwappedTiles: rows of w are the M of wgmma and rows of x its N, any multiple of 8: few rows of x
+// need little padding. With up to 64 rows of w, the warpgroups multiply alternate boxes along k,
+// and their sums are added; with more, each has half of the rows of w.
+// RowsTiles: 128 rows of x, 64 for each warpgroup, and any multiple of 8 rows of w.
+// In both, the rows of w are chosen so that the number of tiles fits the number of workers.
 #pragma once
 #include "functions/rows_tile.cuh"
 #include "functions/swapped_tile.cuh"
 
 namespace etc {
 
-// The tiles of a program, in the order of their numbers: the swapped ones first, by rows.
+// The tile shapes of a program in the order of their numbers: swapped ones first, by rows.
 template <u32... kTiles>
 struct TileList {
   static constexpr u32 kAll[] = {kTiles...}, kCount = sizeof...(kTiles);
 
-  // The end of the tiles from `first` on that are alike but for their columns.
+  // The end of the shapes from `first` on that share code: equal but for columns, depth and split.
   ETC_DEVICE static constexpr u32 end_of(u32 first) {
     const TileShape shape = TileShape::of(kAll[first]);
     u32 end = first + 1;
@@ -36,7 +34,7 @@ struct TileList {
     }
     return end;
   }
-  // Calls f(TileRange) for those like tile `number`.
+  // Calls f(TileRange) for the range that contains shape `number`.
   template <u32 kFirst = 0, class F>
   ETC_DEVICE static void with_alike(u32 number, F f) {
     constexpr u32 kEnd = end_of(kFirst);
@@ -48,14 +46,14 @@ struct TileList {
   }
 };
 
-// Those that are alike.
+// The code of a TileRange.
 template <
     bool kIsHalf, class Epilogue, class Tiles, bool kIsSwapped = bool(Tiles::kFirst.is_swapped)>
 struct TilesOf : RowsTiles<kIsHalf, Epilogue, Tiles> {};
 template <bool kIsHalf, class Epilogue, class Tiles>
 struct TilesOf<kIsHalf, Epilogue, Tiles, true> : SwappedTiles<kIsHalf, Epilogue, Tiles> {};
 
-// All tiles of a program that have this epilogue.
+// All tile shapes of a program with one epilogue.
 template <bool kIsHalf, class Epilogue, u32... kTiles>
 struct TileFamily {
   u32 control, buffer;
@@ -89,7 +87,7 @@ struct TileFamily {
   static constexpr bool kMulticast = (false || ... || (TileShape::of(kTiles).split == kSplitRows));
 };
 
-// TileFamily of the first n tiles of a call.
+// TileFamily of the first n shapes of a call.
 template <class Call, int n, u32... kTiles>
 struct FamilyOf : FamilyOf<Call, n - 1, u32(Call::kTiles[n - 1]), kTiles...> {};
 template <class Call, u32... kTiles>
@@ -122,7 +120,7 @@ struct tile_matmul : Roles {
     if constexpr (Call::kGated) ptx::prefetch_map(Call::template box<2>(run.g, c));
   }
 
-  // The stages of a worker; 0 for a task that has nothing to write.
+  // The number of stages of a worker; 0 for a task with nothing to write.
   template <class Program>
   ETC_DEVICE static u32 size(const Run<Program>& run, const typename Call::Coord& c) {
     if constexpr (Call::kLoads) {
@@ -159,7 +157,7 @@ struct tile_matmul : Roles {
     }
   }
 
-  // Begins stage n of a task with its boxes of w.
+  // Begins stage n of a task by loading its boxes of w.
   template <class Program>
   ETC_DEVICE static bool load_ahead(
       const Run<Program>& run, StageLoader<Program>& loader, const typename Call::Coord& c,
@@ -201,7 +199,7 @@ struct tile_matmul : Roles {
   }
 
  private:
-  // The ranks that get a copy of y.
+  // A bit for each rank that gets a copy of y.
   template <int n = 1, class Program>
   ETC_DEVICE static u32 peers(const Run<Program>& run, const typename Call::Coord& c) {
     if constexpr (n == Call::kWrites) {
@@ -221,13 +219,12 @@ struct tile_matmul : Roles {
     return TileShape::of(packed_shape(run));
   }
   ETC_DEVICE static i32 half() { return i32(blockIdx.x & 1); }
-  // Where this worker begins along k.
+  // The first k of this worker.
   ETC_DEVICE static i32 first_k(const TileShape& shape, u32 size) {
     if (shape.split != kSplitK) return 0;
     return half() * i32(size * shape.depth * kStageDepth);
   }
-  // The first boxes of the rows of weights that this worker loads: of gate and up, or of one
-  // matrix.
+  // The first boxes of the weights that this worker loads: of one matrix, or of gate and up.
   struct Weights {
     Box first, up;
 
@@ -272,8 +269,8 @@ struct tile_matmul : Roles {
     }
   }
 
-  // The boxes of a stage, neighbours along k.
-  // NOTE: unrolled: memory delivers more if neighbours are requested together.
+  // Calls f(box, from) for the boxes of a stage, which are adjacent along k.
+  // NOTE: unrolled: memory throughput is higher if adjacent boxes are requested together.
   template <class F>
   ETC_DEVICE static void each_box(const TileShape& shape, const Box& first, F f) {
     constexpr u32 kMostDepth = 4;

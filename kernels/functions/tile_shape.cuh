@@ -1,4 +1,4 @@
-// The shape of a matrix multiplication's tiles, and a task's place.
+// The shape of a matrix multiplication's tiles, and the place of a tile in y.
 #pragma once
 #include "worker/task.cuh"
 
@@ -6,8 +6,9 @@ namespace etc {
 
 enum TileSplit : u32 { kSplitColumns, kSplitRows, kSplitK };
 
-// A shape as the host packs it, with its number among those of the program; sizes of a worker. Of a
-// tile's rows it loads `loaded` in this launch.
+// A shape as the host packs it. number: of its code in the program. depth: boxes of 64 k in a
+// stage. rows, columns: of a worker. loaded: the rows of x that a worker loads in this launch, at
+// most `rows`.
 struct TileShape {
   u32 number, split, is_swapped, depth, rows, columns, loaded;
 
@@ -18,23 +19,24 @@ struct TileShape {
   }
   ETC_DEVICE constexpr u32 box_x() const { return rows * 128; }
   ETC_DEVICE constexpr u32 box_w() const { return columns * 128; }
-  // A stage: its boxes of w, then those of x.
+  // The bytes of a stage in shared memory: boxes of w, then boxes of x.
   ETC_DEVICE constexpr u32 bytes() const { return depth * (box_x() + box_w()); }
   ETC_DEVICE constexpr u32 loaded_bytes() const { return depth * (loaded * 128 + box_w()); }
-  // Of a swapped tile: 0 if the warpgroups take turns along k; 1 if each has half of the columns.
-  // NOTE: without comparisons, at which the compiler would divide the code.
+  // Of a swapped tile: 0 if the warpgroups multiply alternate boxes along k, 1 if each has half of
+  // the columns.
+  // NOTE: without comparisons, for which the compiler would duplicate the code.
   ETC_DEVICE constexpr u32 halves() const { return (columns - 1) >> 6; }
   ETC_DEVICE constexpr u32 warpgroup_columns() const { return columns >> halves(); }
-  // Boxes of a stage that a warpgroup multiplies.
+  // The boxes of a stage that a warpgroup multiplies.
   ETC_DEVICE constexpr u32 warpgroup_boxes() const { return depth >> (1 - halves()); }
 };
 
-// The tiles [kBegin, kEnd) of those of a program.
+// The tile shapes [kBegin, kEnd) of a program.
 template <class All, u32 kBegin, u32 kEnd>
 struct TileRange {
   static constexpr TileShape kFirst = TileShape::of(All::kAll[kBegin]);
 
-  // Whether f(shape) of any.
+  // Whether f(shape) holds for any of them.
   template <class F>
   ETC_DEVICE static constexpr bool any(F f) {
     for (u32 n = kBegin; n < kEnd; ++n) {
@@ -42,7 +44,7 @@ struct TileRange {
     }
     return false;
   }
-  // Calls f(Number<packed>{}) for tile `number`.
+  // Calls f(Number<packed>{}) for the shape `number`.
   template <class F>
   ETC_DEVICE static void with(u32 number, F f) {
     with_number<kEnd - kBegin, kBegin>(
@@ -50,20 +52,21 @@ struct TileRange {
   }
 };
 
-// A worker's part of a task's tile of y: where it begins, and its size, clipped at the edges of y.
+// A worker's part of a task's tile of y: its first row and column in the tile, and its size,
+// clipped at the edges of y.
 struct TilePart {
   i32 row, column, rows, columns;
 };
 
-// Where that part lies in y, and the peers that get a copy at the same place: the words of a work
-// item.
+// The address of that part in y, and the peers that get a copy at the same place. It is passed to
+// the compute warps in the words of a work item.
 template <bool kHasPeers>
 struct TilePlace {
   static constexpr int kWords = kHasPeers ? 5 : 4;
   u64 at;
   u32 row_bytes;
   i32 rows, columns;  // clipped at the edges of y
-  u32 peers;          // a bit for each
+  u32 peers;          // a bit for each rank
 
   ETC_DEVICE void write(u32* words) const {
     words[0] = u32(at), words[1] = u32(at >> 32), words[2] = row_bytes;
@@ -76,9 +79,9 @@ struct TilePlace {
     return {u64(v.x) | u64(v.y) << 32, v.z, i32(v.w & 0xffffu), i32(v.w >> 16), peers};
   }
 
-  // Calls f(place) for each peer, the next rank first, so that each receives from one at a time;
-  // then for the own rank. `words`: the shared address of the words.
-  // NOTE: read again for each rank, so that they occupy no registers in between.
+  // Calls f(place) for each peer, then for the own rank. The next rank comes first, so that each
+  // rank receives from one at a time. `words`: the shared address of the words.
+  // NOTE: the words are read again for each rank, so that they occupy no registers in between.
   template <class Program, class F>
   ETC_DEVICE void each_rank(const Run<Program>& run, u32 words, F f) const {
     if constexpr (kHasPeers) {

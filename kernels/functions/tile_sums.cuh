@@ -1,4 +1,4 @@
-// The sums of a warpgroup, and their exchange with other threads.
+// The mainloop of dense tiles, and the exchange of sums between threads.
 #pragma once
 #include "functions/mainloop.cuh"
 #include "functions/tile_shape.cuh"
@@ -6,14 +6,14 @@
 
 namespace etc {
 
-// A thread's four sums of an eight of columns j, through shared memory.
+// Stores a thread's four sums of group j of eight columns in shared memory.
 template <u32 kCount>
 ETC_DEVICE void store_four(const float (&d)[kCount], u32 j, u32 shared) {
   ptx::store_shared16(
       shared, {__float_as_uint(d[4 * j]), __float_as_uint(d[4 * j + 1]),
                __float_as_uint(d[4 * j + 2]), __float_as_uint(d[4 * j + 3])});
 }
-// Calls f(sum, other) for each of them, with those of another thread.
+// Calls f(sum, other) for each of these, with another thread's sums from shared memory.
 template <u32 kCount, class F>
 ETC_DEVICE void combine_four(float (&d)[kCount], u32 j, u32 shared, F f) {
   const uint4 v = ptx::load_shared16(shared);
@@ -21,11 +21,12 @@ ETC_DEVICE void combine_four(float (&d)[kCount], u32 j, u32 shared, F f) {
   f(d[4 * j + 2], __uint_as_float(v.z)), f(d[4 * j + 3], __uint_as_float(v.w));
 }
 
-// Of the two workers of a pair that send each other sums.
+// mbarriers of the two workers of a pair, which send each other sums.
 struct PairBarriers {
   u32 control;
 
-  // `arrived`: the other worker's sums for the own rows; `ready`: it can receive those of its rows.
+  // `arrived`: the other worker's sums for this worker's part. `ready`: the other worker can
+  // receive sums.
   ETC_DEVICE u32 arrived() const { return control; }
   ETC_DEVICE u32 ready() const { return control + 8; }
   ETC_DEVICE void init() const {
@@ -34,18 +35,18 @@ struct PairBarriers {
   }
 };
 
-// kIsWhole: a worker receives all sums of one warpgroup, the one with its number in the pair; else
-// those of half of the rows, in the first warpgroup.
+// kIsWhole: worker n of the pair receives all sums of warpgroup n; otherwise those of half of the
+// rows, for the first warpgroup. kEights: the rows, in groups of eight.
 template <u32 kEights, bool kIsWhole>
 struct PairExchange : PairBarriers {
-  // The eights of rows, of kEights, that warpgroup `wg` of this worker finishes: [first, end).
+  // The groups of rows that warpgroup `wg` of this worker finishes: [first, end).
   ETC_DEVICE static u32 first(u32) { return kIsWhole ? 0 : begin_of(ptx::worker() & 1); }
   ETC_DEVICE static u32 end(u32 wg) {
     const u32 half = ptx::worker() & 1;
     return kIsWhole ? (wg == half ? kEights : 0) : begin_of(half + 1);
   }
 
-  // One thread, when a task begins: nothing uses the own buffer, and the other worker may send.
+  // One thread, when a task begins: this worker's buffer is free, so the other worker may send.
   ETC_DEVICE void begin() const {
     const u32 half = ptx::worker() & 1;
     const u32 received = kIsWhole ? kEights : begin_of(half + 1) - begin_of(half);
@@ -54,8 +55,8 @@ struct PairExchange : PairBarriers {
     ptx::mbarrier_arrive_cluster_release(ready(), half ^ 1);
   }
 
-  // A warpgroup: sends the other worker the sums that it finishes, and adds those from it, to be
-  // found at `sums`. `n` counts the tasks. True if the program was aborted.
+  // A warpgroup sends the sums that the other worker finishes, and adds those that it receives, at
+  // shared address `sums`. `n` counts the tasks. True if the run was aborted.
   template <class Program>
   ETC_DEVICE bool add(
       const Run<Program>& run, float (&d)[kEights * 4], u32 wg, u32 sums, u32 n,
@@ -66,7 +67,7 @@ struct PairExchange : PairBarriers {
     if (!lost && sends) lost = !wait_mbarrier<true>(run, ready(), n & 1);
     if (ptx::named_barrier_any<128>(2 + wg, lost)) return true;
     sums += (ptx::thread() & 127) * 16;
-    const u32 place = !kIsWhole && half == 0 ? end : 0;  // of the other worker's first eight
+    const u32 place = !kIsWhole && half == 0 ? end : 0;  // the other worker's first group
     const u32 to = ptx::cluster_address(sums, half ^ 1);
     const u32 counter = ptx::cluster_address(arrived(), half ^ 1);
 #pragma unroll
@@ -89,16 +90,16 @@ struct PairExchange : PairBarriers {
   ETC_DEVICE static u32 begin_of(u32 half) { return (half * kEights + 1) / 2; }
 };
 
-// The boxes of a stage that a warpgroup multiplies: descriptors of the first ones in the ring's
-// first stage, and the bytes from one to the next.
+// The boxes of a stage that a warpgroup multiplies. w, x: descriptors of the first ones in the
+// ring's first stage; next_w, next_x: bytes from one box to the next.
 struct Boxes {
   u32 w, x, next_w, next_x;
   u32 bytes;  // of a stage
-  u32 rows;   // of the tensor cores' tile, whose sums count
+  u32 rows;   // of the M of wgmma whose sums are used
 };
 
-// The mainloop of a warpgroup, for kBoxes of a stage. kIsSwapped: the rows of w are the rows of the
-// tensor cores' tile. Returns whether a wait was given up.
+// The mainloop of a warpgroup, with kBoxes boxes of each stage. kIsSwapped: rows of w are the M of
+// wgmma. Returns whether a wait has failed.
 template <bool kIsHalf, bool kIsSwapped, u32 kBoxes, u32 kCount, class Program>
 ETC_DEVICE bool multiply_boxes(
     const Run<Program>& run, StageReader<Program>& stages, u32 count, const Boxes& boxes,
@@ -124,10 +125,11 @@ ETC_DEVICE bool multiply_boxes(
   return lost;
 }
 
-// Half of the buffer: what a warpgroup stores. Where the warpgroups take turns, the first half
-// receives the sums of the second one, and then what is stored; the second half, those of the other
-// worker. Else the whole buffer receives those, and half of it then what is stored. All compute
-// threads meet after a task: the buffer is free for the next one.
+// Each warpgroup stores its tile through its half of the buffer. Before:
+//   alternate boxes   the first half receives the sums of the second warpgroup, the second half
+//                     those of the other worker;
+//   half the columns  the whole buffer receives the sums of the other worker.
+// All compute threads synchronise after a task, so that the buffer is free for the next one.
 constexpr u32 kHalfBuffer = 8192;
 
 }  // namespace etc

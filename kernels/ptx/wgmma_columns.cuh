@@ -89,7 +89,7 @@ namespace etc::ptx {
   }
 
 // d = a * b, added to d if `accumulate`. a is k-major; b is k-major or, if kTransposeB, n-major.
-// Only the first `rows` rows of a matter: the others may be anything.
+// rows: the caller uses only the results of the first `rows` rows of a; the others may be anything.
 template <bool kIsHalf, int kColumns, bool kTransposeB = false>
 ETC_DEVICE void wgmma_columns(
     float (&d)[kColumns / 2], u64 a, u64 b, i32 accumulate, [[maybe_unused]] u32 rows = 64) {
