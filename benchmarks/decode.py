@@ -39,15 +39,16 @@ from etc_dist.models import Sampling
 
 CHECKED_LAYERS = 2
 SAMPLING = Sampling(temperature=0.6, top_k=20, top_p=0.95)
-"""That of Qwen3."""
+"""The sampling that Qwen3 recommends."""
 ERROR, GAP = 0.016, 0.12
-"""The allowed error of the logits, and the allowed distance of the chosen id's logit
-from the largest in the reference, relative to the root mean square of all logits."""
+"""For CHECKED_LAYERS, the allowed relative error of the logits; and how far the chosen
+id's logit may be below the largest in the reference, relative to the root mean square
+of all logits."""
 MOST_OF_TORCH = 1.1
-"""The error of a row, the median of all, relative to torch's in the same dtype."""
+"""The allowed error relative to torch's in the same dtype."""
 ROUTER_GAP = 0.06
-"""The allowed distance of a chosen expert's logit from that of one that is not, in
-units of the root mean square. This and the limits above are for CHECKED_LAYERS."""
+"""For CHECKED_LAYERS, how far a chosen expert's logit may be below one that was not
+chosen, relative to the root mean square."""
 PROTOCOL = (
     "2 ms device sleep, event, replayed CUDA graph, event; median after "
     f"{WARM_UP} warm-ups"
@@ -57,7 +58,8 @@ PROTOCOL = (
 def check(
     decoder: Decoder, batch: int, layers: int = CHECKED_LAYERS
 ) -> tuple[dict[str, float], list[str]]:
-    """The errors of a step of the first layers, and failed checks."""
+    """Runs a step of the first `layers` layers. Returns its errors, and a text for each
+    check that failed."""
     device, xp = decoder.device, decoder.device.xp
     arrays = decoder.arrays(batch, layers)
     logits, ids = arrays["logits"], arrays["next_ids"][0]

@@ -64,8 +64,8 @@ def draw(records: Sequence[Record], path: Path) -> None:
 
 
 def draw_decode(records: Sequence[Record], path: Path, on_ranks: bool = False) -> None:
-    """Draw a panel for each model: the times of its greedy steps over the batch, and
-    those of vLLM on the same day."""
+    """Draw a panel for each model: the times of its greedy steps by batch, and those of
+    vLLM on the same day."""
     found, by_vllm = greedy(records, on_ranks), vllm_steps(records)
     models = sorted({r.model for r in found})
     figure, row = panels(len(models))

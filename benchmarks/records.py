@@ -139,48 +139,49 @@ class DecodeRecord(Record):
     dtype: str
     schedule: str
     policy: str
-    """The tiles and slices that the step policy chose."""
+    """The tile shapes, slices and KV heads per task that the step policy chose."""
     ours_ms: float
     limit_ms: float
-    """The bytes of weights and cache that a step reads, at the rate of the memory."""
+    """One read of the weights and the cache that a step uses, at the memory rate."""
     of_limit: float
     error: float
-    """Of the logits of the first layers and the head: the relative Frobenius norm
-    against fp32."""
+    """Of the logits, after `checked_layers` layers and the output head: the relative
+    Frobenius norm against fp32."""
     steps: int
-    """Steps whose logits and ids were compared bit by bit with the first ones."""
+    """Steps whose logits and ids were compared bit for bit with those of the first."""
     bitwise_equal: bool
     repeats: int
     ours_spread_ms: tuple[float, float]
     """First and third quartile."""
     protocol: str
     checked_layers: int | None = None
-    """Layers of which `error`, `row_error` and `torch_row_error` are, with the head."""
+    """The layers that were run for `error`, `row_error` and `torch_row_error`."""
     row_error: float | None = None
-    """The same of a row, the median of all."""
+    """The median over the rows of a row's relative error."""
     torch_row_error: float | None = None
-    """By torch, in the same dtype."""
+    """The same for torch's logits in the same dtype."""
     steps_per_launch: int = 1
-    """Times are of one step."""
+    """All times are of one step."""
     single_launches_ms: float | None = None
-    """With several steps in a launch: a launch for each of them instead, all in one
-    replayed CUDA graph, in turn with ours_ms."""
+    """With several steps in a launch: the time of a step with a launch for each, all in
+    one replayed CUDA graph. Measured in turn with ours_ms."""
     call_ms: float | None = None
-    """Of a call of a model for all steps of a launch, until their ids are on the host,
-    by the host's clock."""
+    """The time of a step in a call of a model for all steps of a launch, until the ids
+    are on the host, by the host's clock."""
     single_calls_ms: float | None = None
-    """Of a call for each step instead, with the ids of the one before, in turn with
-    call_ms."""
+    """The time of a step with a call for each, which gets the ids of the one before.
+    Measured in turn with call_ms."""
     sampling: str | None = None
     """How ids are chosen; "None": the most likely ones."""
     greedy_ms: float | None = None
-    """With sampling: the same step without, in turn with ours_ms."""
+    """With sampling: the time of the same step without. Measured in turn with ours_ms.
+    """
     batch_ms: float | None = None
-    """With deterministic="batch", if that was measured, in turn with ours_ms."""
+    """With deterministic="batch", if measured: in turn with ours_ms."""
     routing: str | None = None
     """How rows choose experts."""
     active_experts: float | None = None
-    """Experts of a layer that a step reads: the mean over the layers."""
+    """Experts that a step reads in a layer: the mean over the layers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,12 +191,13 @@ class DecodeVllmRecord(Record):
     model: str
     batch: int
     context: int
-    """Of the middle one of the steps that were timed."""
+    """Positions at the middle of the timed steps."""
     dtype: str
     baseline_ms: float
     """The median of the slopes."""
     slopes_ms: tuple[float, ...]
-    """Sorted: of the time between two lengths of the output, for each step."""
+    """Sorted. A slope: the difference of the times for two output lengths, divided by
+    the difference of the lengths."""
     engine: str
     """Its version, attention and CUDA graphs."""
     ready_s: float

@@ -43,8 +43,8 @@ BATCHES = (1, 8, 32, 128)
 
 @dataclass(frozen=True)
 class Job:
-    """A command of all ranks; `ranks`: the number of GPUs unless given. launcher: what
-    starts the ranks: mpirun, torchrun or the command itself."""
+    """A command that runs on all ranks. ranks: their number; None for that of GPUs.
+    launcher: "mpirun", "torchrun", or "itself" for a command that starts its ranks."""
 
     command: tuple[str, ...]
     ranks: int | None = None

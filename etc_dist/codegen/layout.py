@@ -97,13 +97,13 @@ class Arguments:
     addresses: tuple[str, ...]
     integers: tuple[str, ...]
     near: int
-    """The ranks of a host."""
+    """The number of ranks that map each other's memory."""
     far_hosts: int
-    """The hosts, where ranks are far; else 0."""
+    """The number of hosts in a program with far ranks, else 0."""
 
     @property
     def sender_words(self) -> int:
-        """The words of `FAR_SENDERS`; 0 where no ranks are far."""
+        """The number of words of `FAR_SENDERS`; 0 without far ranks."""
         return -(-self.far_hosts // 32)
 
     @classmethod

@@ -1,5 +1,5 @@
-"""The graph of the dense MLP in which every rank computes the rows of all ranks, on
-tiles of the shapes that suit their number."""
+"""The graph of the dense MLP in which every rank computes the rows of all ranks. The
+number of rows selects the tile shapes."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ def mlp_tiles_graph(
 
     gate, up [inner, hidden] and down [hidden, inner] are a rank's shard of the weights.
     Every rank gathers the rows of all, multiplies them by gate and up into activations,
-    and these by down. A row returns to its owner once all of its tiles are computed,
-    and the owner adds the ranks' in fp32. A single rank reads x and writes y directly.
+    and these by down. Once all tiles of a row are computed, the rank sends its partial
+    sum to the row's owner, which adds those of all ranks in fp32. A single rank reads x
+    and writes y directly.
 
-    The dims `gate_up_shape` and `down_shape` choose the tiles of the two products, by
+    The dims `gate_up_shape` and `down_shape` select the tiles of the two GEMMs, by
     position in `shapes`.
     """
     x, y, (gate, up), down = add_tensors(g, dtype)
@@ -64,7 +65,7 @@ def choose_shapes(
     in_order: bool = False,
     tuning: Tuning,
 ) -> list[Choice]:
-    """The dims that choose the tiles of a call."""
+    """The dims that select the tile shapes of a call."""
     tokens, hidden, inner = world_size * dims["rows"], dims["hidden"], dims["inner"]
     of_each = {
         "gate_up_shape": (2 * inner, hidden, True),

@@ -1,4 +1,4 @@
-"""GEMM + Reduce-Scatter: y = the sum over ranks of x @ w.T, this rank's rows of it."""
+"""GEMM + Reduce-Scatter: y is this rank's rows of the sum over ranks of x @ w.T."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from etc_dist.ops.slots import add_sum_slots, make_slots
 from etc_dist.world import World
 
 COLUMN_GROUP = 1
-"""Columns of tiles that are sent to all owners before the next ones: measured best."""
+"""Columns of tiles that are sent to all owners before the next: measured fastest."""
 
 
 @graph_function
@@ -65,9 +65,9 @@ def matmul_reduce_scatter_graph(
 def returned_matmul_graph(
     g: Graph, *, dtype: str = "bfloat16", shapes: Sequence[TileShape] = SHAPES
 ) -> None:
-    """x [world * rows, k], w [n, k] -> y [rows, n] on each rank, for few rows: they
-    are sent to their owners once all of their tiles are computed. The dim `shape`
-    chooses the tiles."""
+    """x [world * rows, k], w [n, k] -> y [rows, n] on each rank, for few rows. A row is
+    sent to its owner once all of its tiles are computed. The dim `shape` selects one of
+    `shapes`, by position."""
     rows, n, k, shape = g.dims("rows n k shape")
     tokens = g.let("tokens", g.world_size * rows)
     x = g.input("x", (tokens, k), dtype)
@@ -93,11 +93,11 @@ class MatmulReduceScatter(Operation):
     hosts each host's sum is rounded once more, except with partials="float32".
 
     Arrays: NumPy on the CPU backend; CuPy, torch, DLPack or `__cuda_array_interface__`
-    on GPUs, not copied. A program is compiled at the first call of a dtype and of a
-    layout of w, and another one at the first call with few rows: on one host, at most
-    1024 of all ranks, not a multiple of 256 on each, and w not transposed. The latter
-    sends a row once all of its tiles are computed, chooses tiles by the number of rows,
-    and allocates memory for 1024 rows at once. schedule, trace: as for
+    on GPUs, not copied. The first call with a dtype and a layout of w compiles a
+    program. The first call with few rows compiles another one: on one host, at most
+    1024 rows of all ranks, not a multiple of 256 on each, and w not transposed. The
+    latter sends a row once all of its tiles are computed, selects tile shapes by the
+    number of rows, and allocates memory for 1024 rows at once. schedule, trace: as for
     `etc_dist.compile`. deterministic: as for `Matmul`.
 
     Raises on every rank: ArgumentError if any rank's arrays do not fit or the ranks'

@@ -50,9 +50,9 @@ class Link:
 
 @dataclass(frozen=True)
 class Machine:
-    """workers: of a rank. launch_us: of a run, outside of its tasks, by default that of
-    the model of an H200. poll_us: assumed, from a notification until a task that waits
-    begins."""
+    """The hardware of every rank. workers: of a rank. launch_us: the time of a run
+    outside of its tasks; default: that of the model of an H200. poll_us: from a
+    notification until a waiting task begins: assumed, not measured."""
 
     workers: int = 132
     near: Link = Link("near", NEAR_GBS, NEAR_LATENCY_US)

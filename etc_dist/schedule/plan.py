@@ -275,16 +275,16 @@ class Plan:
     lanes: tuple[Lane, ...]
     policy: Policy | None = field(default=None, repr=False, compare=False)
     has_far: bool = False
-    """Whether ranks of other hosts do not map this one's memory."""
+    """Whether there are far ranks: on other hosts, without a mapping of this memory."""
 
     @property
     def near(self) -> int:
-        """The ranks that map each other's memory: those of a host, or all."""
+        """The number of ranks that map each other's memory: those of a host, or all."""
         return self.graph.local_size if self.has_far else self.graph.world_size
 
     @property
     def far_hosts(self) -> int:
-        """The hosts, where ranks are far; else 0."""
+        """The number of hosts in a program with far ranks, else 0."""
         return self.graph.world_size // self.near if self.has_far else 0
 
     @property
