@@ -53,9 +53,9 @@ def attend(
 
     A row uses at most as many slices, a power of two, as have `slice_positions` each.
     Each KV head has `group` query heads, the last one may have fewer. On GPUs a task
-    has one row, 1, 2 or 4 KV heads, which share the warps of a worker, and at most
-    HEADS query heads of each. early: all reads but q and the cache may come before the
-    last wait is met."""
+    has one row, at most TOGETHER KV heads, which share the warps of a worker, and at
+    most HEADS query heads of each. early: all reads but q and the cache may come before
+    the last wait is met."""
     dim, scale = paged.head_dim, score_scale(paged.head_dim)
 
     def body(q: Any, *others: Any, s: int, slices: int) -> None:

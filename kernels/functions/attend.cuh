@@ -91,7 +91,8 @@ struct attend {
       table = Rows::pages(task, row.length > 0 ? row.request : 0);
       own = i32(ptx::warp()), g = lane() / 4u, c = lane() % 4u;
       known_shift = 31 - __clz(kWarps / pages.heads);
-      pages.base += head() * pages.head_bytes;
+      // Of three KV heads, the warps of a fourth one read the last one again.
+      if constexpr (!kHasAll) pages.base += minimum(head(), pages.heads - 1) * pages.head_bytes;
       most[0] = most[1] = minus_infinity();
       sum[0] = sum[1] = 0.0f;
 #pragma unroll

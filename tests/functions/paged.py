@@ -78,7 +78,8 @@ def attention(
     )
     r, i, s = grid = g.grid(r=rows, i=tasks * tiles, s=parts)
     h, first, own = tile(i // tiles, together), i % tiles * HEADS, span(r, 1)
-    count = together * minimum(HEADS, group - first)
+    here = minimum(together, kv_heads - h.start)
+    count = here * minimum(HEADS, group - first)
     first = first + h.start * group
     g.call(
         attend(paged, SLICE_POSITIONS, group=min(group, HEADS)),
@@ -122,8 +123,9 @@ def draw_step(
     dim, page = paged.head_dim, paged.page_size
     most_pages = 1 + max((max(p) // page for p in rows if len(p)), default=0)
     pages = len(rows) * most_pages + 1
-    table = rng.permutation(pages)[: len(rows) * most_pages]
-    table = table.reshape(len(rows), most_pages)
+    order = rng.permutation(pages)
+    order = np.roll(order, -order.argmax())  # the last page is used
+    table = order[: len(rows) * most_pages].reshape(len(rows), most_pages)
     cache = draw(rng, (2, pages, 2, kv_heads, page, dim), paged.dtype)
     used = np.zeros((pages, page), bool)
     for request, positions in enumerate(rows):

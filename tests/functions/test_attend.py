@@ -16,7 +16,7 @@ from tests.functions.paged import EPS, attention, dims_of, draw_step, expected
 RAGGED = [[0], [15], [16], [40, 41, 42], [63, 64], [130]]
 """Positions of the rows of each request: decoding, and parts of prompts."""
 CASES = [  # cache, group, KV heads, those of a task, slices
-    (PagedCache(64, 16, "bfloat16", EPS), 3, 2, 1, 3),
+    (PagedCache(64, 16, "bfloat16", EPS), 3, 3, 4, 3),
     (PagedCache(64, 64, "bfloat16"), 1, 2, 2, 2),
     (PagedCache(128, 64, "bfloat16"), 8, 4, 4, 1),
     (PagedCache(128, 16, "bfloat16", EPS), 5, 1, 1, 4),
