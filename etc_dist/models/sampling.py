@@ -15,6 +15,8 @@ from etc_dist.functions.sample_column import NUMBERS, SCALE, SEED, TOP_K, TOP_P
 Array = np.ndarray[Any, Any]
 TEMPERATURES = (0.01, 100.0)
 MOST_SEED = 2**64 - 1
+LEAST_TOP_P = float(np.finfo(np.float32).tiny)
+"""In fp32 a smaller one may be 0, for which no token is kept."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,8 @@ class Sampling:
         """As `sample_column` reads them."""
         row = np.zeros(NUMBERS, np.uint32)
         if self.temperature > 0:
-            numbers = np.array([1 / self.temperature, self.top_p], np.float32)
+            top_p = max(self.top_p, LEAST_TOP_P)
+            numbers = np.array([1 / self.temperature, top_p], np.float32)
             row[[SCALE, TOP_P]], row[TOP_K] = numbers.view(np.uint32), self.top_k
             row[SEED] = self.seed & 0xFFFFFFFF, self.seed >> 32
         return tuple(row.view(np.int32).tolist())
