@@ -35,9 +35,9 @@ def next_token(columns: int) -> DeviceFunction:
     """values and ids [rows, tiles] of tiles of `columns`, position and end [rows], stop
     [rows, stops] -> tokens and next_position [rows] (int32).
 
-    A row with a position below 0 has no step: its token is -1. The token of another one
-    is the column of the largest number, and its next position follows, below `end`,
-    unless the token is one of its `stop`. A row that has ended gets position -1."""
+    A row with a position below 0 has no step: its token is -1. The token of another row
+    is the column of its largest number. Its next position is -1, which ends the row, if
+    it would reach `end` or the token is in `stop`; else the position after its own."""
 
     def body(
         values: Any, ids: Any, position: Any, end: Any, stop: Any, *to: Any

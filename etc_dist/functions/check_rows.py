@@ -1,10 +1,10 @@
-"""Errors for the rows of a step that are out of range; CUDA half in
+"""Checking the rows of a step, on the device; CUDA half in
 `kernels/functions/check_rows.cuh`.
 
-`append_kv.py` describes rows and pages. `check_rows` looks for a wrong number of each
-kind; then calls of `expect_in_range` use them as loaded indices, which must be in
-range: the error of the run names the call and the tensor. `add_row_checks` adds all
-these calls to a graph.
+`append_kv.py` describes rows and pages. `check_rows` finds a number out of range of
+each kind. Calls of `expect_in_range` then use these numbers as loaded indices. An index
+out of range ends the run with an error that names the call and the tensor.
+`add_row_checks` adds all these calls to a graph.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ CHECKS = 5
 """Kinds of numbers that are checked."""
 
 REQUEST, POSITION, PAGE_INDEX, PAGE, TOKEN = range(CHECKS)
-"""Of `worst`: a row's request, its last position, and the place of this position in the
-table of pages; a page of one of its positions; its token."""
+"""The elements of `worst`: a row's request; its last position; the index of this
+position in the table of pages; a page of one of its positions; its token."""
 
 
 def add_row_checks(

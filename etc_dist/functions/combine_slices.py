@@ -1,4 +1,4 @@
-"""The results of slices of attention; CUDA half in
+"""Combining the slices of attention; CUDA half in
 `kernels/functions/combine_slices.cuh`."""
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from etc_dist.ir.function import TENSOR
 
 def combine_slices(head_dim: int, dtype: str) -> DeviceFunction:
     """sums [rows, heads, slices, head_dim] and stats [rows, heads, slices, 2] of
-    `attend` -> y [rows, heads * head_dim], combined in order; zeros where no slice has
-    positions."""
+    `attend`, in fp32 -> y [rows, heads * head_dim] in `dtype`, combined in order; zeros
+    for a row without positions."""
 
     def body(sums: Any, stats: Any, y: Any) -> None:
         most, weights = stats[..., 0], stats[..., 1]

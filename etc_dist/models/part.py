@@ -16,14 +16,14 @@ EIGHT = 8
 
 @dataclass(frozen=True)
 class Part:
-    """That of `rank`, of `count` ranks."""
+    """The part of `rank`, of `count` ranks."""
 
     rank: int = 0
     count: int = 1
 
     def config(self, whole: ModelConfig) -> ModelConfig:
-        """The sizes of this part; of a vocabulary, the ids that have logits here. Heads
-        of the cache that are fewer than the ranks are those of several ranks each."""
+        """The sizes of this part. vocabulary: the ids that have logits here. If there
+        are fewer KV heads than ranks, several ranks have the same KV head."""
         return replace(
             whole,
             heads=whole.heads // self.count,

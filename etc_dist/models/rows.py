@@ -23,19 +23,19 @@ Array = np.ndarray[Any, Any]
 MOST_STOPS = 8
 """Stop tokens of a row that steps in one launch look for."""
 NO_ROW = -1
-"""A stop token of none."""
+"""A stop token that no id equals: for none."""
 IDS, POSITIONS, REQUESTS, ENDS = range(4)
-"""Of the numbers of rows."""
+"""The rows of `StepRows.numbers`."""
 UNUSED_ROW = np.array([[NO_ROW], [NO_ROW], [0], [0]])
-"""The numbers of a row of no request."""
+"""The numbers of a row without a request."""
 
 
 class StepRows(NamedTuple):
-    """numbers [4, rows]: ids, positions, requests and ends. stops [rows,
-    MOST_STOPS], or None for none. A row has a step at its position, and others below
-    its end, until one of its stop tokens. sampling: that of `sample_column`, or None.
-    longest: the number of positions of the longest request. used: the table of pages.
-    """
+    """The rows of steps. numbers [4, rows]: ids, positions, requests and ends. stops
+    [rows, MOST_STOPS], or None for none. A row has a step at its position, then at each
+    next one below its end, until a stop token. sampling: that of `sample_column`, or
+    None. longest: the number of positions of the longest request. used: the table of
+    pages."""
 
     numbers: Array
     longest: int
@@ -45,7 +45,7 @@ class StepRows(NamedTuple):
 
     @property
     def samples(self) -> bool:
-        """Whether a token is chosen by chance."""
+        """Whether any row is sampled, with a temperature above 0."""
         return self.sampling is not None and bool(self.sampling[:, SCALE].any())
 
     def signature(self) -> int:
@@ -68,8 +68,8 @@ class StepRows(NamedTuple):
 
 
 class RowArrays:
-    """The arrays of a model's steps, in the memory of its backend: they stay at their
-    place, so that calls can be prepared once for each number of rows."""
+    """The arrays of a model's steps, in the memory of its backend. Their addresses do
+    not change, so that calls can be prepared once for each number of rows."""
 
     def __init__(self, table: tuple[int, ...], backend: str) -> None:
         self._backend = backend
@@ -79,7 +79,7 @@ class RowArrays:
 
     def fill(self, rows: StepRows, count: int) -> dict[str, Any]:
         """The arrays of `rows` by the names of `decoder_graph`, padded to `count` rows
-        with some that belong to no request."""
+        with rows without a request."""
         sections = self._sections.get(count)
         if sections is None:
             sections = RowSections(count, self._backend)
@@ -262,7 +262,7 @@ class RowChecks:
         return StepRows(numbers, longest, of_stops, chosen, used)
 
     def _examine(self, bits: bytes, requests: Array, used: UsedPages) -> _Known:
-        """What is known of rows of `requests`, all of which exist."""
+        """The limits of rows of `requests`, all of which exist."""
         most = np.minimum(used.positions.take(requests), self._most_positions)
         limits = np.empty((4, len(requests)), np.uint64)
         limits[IDS], limits[REQUESTS] = self._vocabulary, len(used.table)

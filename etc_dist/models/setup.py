@@ -36,7 +36,8 @@ UNUSED_FIELDS = ("positions", "rope", "rope_base", "is_tied", "stop_tokens")
 
 @dataclass(frozen=True)
 class ModelSetup:
-    """config: of the whole model. ranks: of the world. Others: as for `load`."""
+    """The options of a model, and what follows from them. config: of the whole model.
+    ranks: of the world. tuning: that of the step policy. Others: as for `load`."""
 
     config: ModelConfig
     batch: int = 8
@@ -101,7 +102,7 @@ class ModelSetup:
         return replace(self, tuning=parse(known, origin, origin))
 
     def policy(self, workers: int | None) -> StepPolicy:
-        """Of a rank's steps, on GPUs with so many workers."""
+        """The policy of a rank's steps. workers: SMs of the GPU; None: on the CPU."""
         in_order = self.deterministic == BATCH
         shapes = shapes_of(self.schedule)
         return StepPolicy(self.own, workers, shapes, in_order, self.tuning)
@@ -117,7 +118,7 @@ class ModelSetup:
         return {**config, **found}
 
     def dims(self, graph: GraphFunction, workers: int) -> Iterator[dict[str, int]]:
-        """The dims of all steps, on GPUs with so many workers."""
+        """The dims of all steps, on GPUs with `workers` SMs."""
         shapes = {
             **weight_shapes(self.config, Part(0, self.ranks)),
             "w_head": (self.own.vocabulary, self.own.hidden),

@@ -83,7 +83,7 @@ class StepPolicy:
         return dict(self._known[key])
 
     def length(self, longest: int) -> int:
-        """A number of which the dims of a step depend, instead of on `longest`."""
+        """The bucket of `longest`: dims depend only on it and on the rows."""
         return min(longest // SLICE_POSITIONS, MOST_SLICES)
 
     def _choose(self, rows: int, longest: int) -> dict[str, int]:

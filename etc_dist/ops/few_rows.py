@@ -174,8 +174,8 @@ class RowBlocks:
         waits: EventTensor | None,
         summed: int = SUMMED,
     ) -> None:
-        """Add the GEMM of x [tokens, k] and w [n, k], summed over the ranks, of which y
-        [rows, n] gets this rank's rows. On one rank nothing is summed or sent."""
+        """Add the GEMM of x [tokens, k] and w [n, k], summed over the ranks. y [rows,
+        n] gets this rank's rows of the sum. On one rank nothing is summed or sent."""
         g, (x, w, y) = self.g, operands
         function, width = tiles.matmul(y.dtype), tiles.columns
         if g.world_size == 1:
