@@ -126,7 +126,7 @@ def are_best(decoder: Decoder, logits: Any, ids: Any) -> bool:
 
 
 def mismatches(device: Device, call: Call, outs: Sequence[Any], steps: int) -> int:
-    """Of `steps` steps, those whose bits differ from the ones that are in `outs`."""
+    """How many of `steps` steps give other bits than `outs` has."""
     differ, flags = differing_of(device), device.xp.zeros(steps, "int8")
     firsts = [out.copy() for out in outs]
     for number in range(steps):

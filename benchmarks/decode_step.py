@@ -65,7 +65,7 @@ SMALL_MODELS = {
         SMALL_MODEL, inner=48, architecture=QWEN_MOE, mixture=Mixture(16, 4, True)
     ),
 }
-"""Those that the CPU backend checks."""
+"""The models that the CPU backend checks."""
 ROUTINGS = ("uniform", "zipf", "one set")
 """How rows choose experts, see `routing_bias` of moe.py."""
 COMMON, PREFERRED = 32.0, 1 / 16
@@ -115,8 +115,8 @@ class Decoder:
         self.given = {n: device.xp.asarray(a) for n, a in self.given.items()}
 
     def whole(self, batch: int, layers: int) -> dict[str, Any]:
-        """Those of `arrays` that a single rank has; the cache is new, and no experts
-        are chosen."""
+        """The `arrays` of a single rank that has the whole model, with a new cache and
+        no chosen experts."""
         arrays = self.arrays(batch, layers)
         if self.part.count == 1:
             return arrays
@@ -159,8 +159,8 @@ class Decoder:
         return partial(self.program.run, dims=dims, **arrays)
 
     def bytes_read(self, arrays: Mapping[str, Any]) -> int:
-        """Of this rank's weights and cache, once each, in a step that has run; of the
-        experts, those that it chose."""
+        """The bytes of this rank's weights and cache, once each, in a step that has
+        run. Of the experts only those that the step chose count."""
         config, batch = self.part.config(self.config), arrays["logits"].shape[0]
         sizes = {n: a.nbytes for n, a in self.weights.items() if n != "embedding"}
         if config.mixture is not None:

@@ -87,7 +87,7 @@ class MatmulRecord(FusedRecord):
     policy: str
     """The tiles that the program chose."""
     batch_policy: str | None = None
-    """Those with deterministic="batch"."""
+    """The tiles with deterministic="batch"."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ class MoERecord(FusedRecord):
     triton: str | None = None
     """The version of the Triton kernel, if one was timed."""
     triton_ms: float | None = None
-    """Of a replayed CUDA graph."""
+    """The time of a replayed CUDA graph."""
     triton_error: float | None = None
 
 
@@ -251,9 +251,9 @@ class TorchCostRecord(Record):
 
     call: str
     added_us: float
-    """Without the object that it calls."""
+    """The host's time without that of the object that it calls."""
     object_us: float
-    """Of that object, without the launch."""
+    """The host's time of that object, without the launch."""
     torch: str
     """Its version."""
     protocol: str
@@ -285,9 +285,9 @@ class ProofRecord(Record):
     model: str
     rows: int
     steps: int
-    """Of one launch."""
+    """Steps of one launch."""
     positions: int
-    """Of a request, at most."""
+    """The most positions of a request."""
     tasks: int
     proof_ms: float
 
@@ -299,7 +299,7 @@ class FirstTokenRecord(Record):
     model: str
     batch: int
     positions: int
-    """Of a request, at most."""
+    """The most positions of a request."""
     first_token_s: float
     """From the weights in the GPU's memory to the first id on the host."""
     protocol: str
@@ -313,13 +313,13 @@ class PredictRecord(Record):
     dims: Mapping[str, int]
     setting: str
     delay_us: float
-    """Of the transport, in addition to its own."""
+    """The delay that was added to the transport's own."""
     rate_gbs: float
     """The limit of the transport; 0: none."""
     link_gbs: float
     latency_us: float
     message_us: float
-    """Those of the prediction's link."""
+    """The parameters of the prediction's link: link_gbs, latency_us and message_us."""
     workers: int
     measured_us: float
     predicted_us: float

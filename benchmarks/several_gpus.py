@@ -29,13 +29,13 @@ PYTEST = ("-m", "pytest", "-q", "--color=no", "--timeout-method=thread", "--with
 COLLECTIVES = ("matmul_reduce_scatter", "all_gather_matmul")
 TWO_MODELS = ("qwen3-32b", "llama3-70b")
 FEW_ROWS = (8, 32, 128, 256, 512, 1024, 2048)
-"""Of all ranks together."""
+"""Rows of all ranks together."""
 MLP_ROWS = (8, 32, 128, 512, 1024, 2048, 4096, 8192, 16384)
-"""Of all ranks together."""
+"""Rows of all ranks together."""
 MOE_TOKENS = (128, 512, 2048, 8192)
-"""Of a rank."""
+"""Tokens of a rank."""
 ROWS = (1024,)
-"""Of a rank: 8192 on eight ranks."""
+"""Rows of a rank: 8192 on eight ranks."""
 DECODED = ("qwen3-32b", "qwen3-30b-a3b")
 BATCHES = (1, 8, 32, 128)
 """Requests of a decode step."""

@@ -29,7 +29,7 @@ SLICED = tuple(
     for shape in ((128, 256), (256, 256, "rows"))
     for slices in (2, 3, 4)
 )
-"""Those of the split-K program, for few tiles and a large k."""
+"""The tiles of the split-K program, for few tiles and a large k."""
 MOST_SLICED_ROWS = 512
 """The most rows of x that are multiplied in slices: with more it was not faster."""
 MOST_SWAPPED_ROWS = 64
@@ -37,7 +37,7 @@ MOST_SWAPPED_ROWS = 64
 IN_ONE_WAVE = (TileShape(64, 80, "k", swapped=True),)
 """Chosen only if one tile holds all rows, in one wave: others were not measured."""
 GATED = tuple(number for number, one in enumerate(SHAPES) if one.may_be_gated)
-"""Those that may be gated."""
+"""The positions of shapes that may be gated."""
 ADD_US, ADDED_BYTES_PER_US = 3.0, 2_000_000
 """The measured cost of slices of k: microseconds for an event, and the rate at which
 partial sums are stored and added."""

@@ -45,7 +45,7 @@ class Candidate:
     options: Mapping[str, Any] = field(default_factory=dict)
     serves: Callable[[Mapping[str, int]], bool] = lambda dims: True
     w_layouts: Sequence[str] = ("nk", "kn")
-    """Those of w that it serves."""
+    """The layouts of w that it serves."""
     capacity: CapacityHint | None = None
     policy: Callable[[Tuning, str, Mapping[str, int], int], Sequence[Choice]] | None = (
         None
@@ -223,7 +223,7 @@ class Operation:
             self._calls.popitem(last=False)
 
     def _place(self, dims: Mapping[str, int], w_layout: str) -> int:
-        """That of the first candidate that serves a call."""
+        """The position of the first candidate that serves a call."""
         candidates = enumerate(self._candidates)
         return next(place for place, one in candidates if one.accepts(dims, w_layout))
 

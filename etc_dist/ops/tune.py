@@ -57,17 +57,17 @@ FITTED_SIZES = (
     (12288, 6144),
     (16384, 6656),
 )
-"""Those at which all tiles are measured."""
+"""The sizes at which all tile shapes are measured."""
 FITTED_ROWS = (1, *ROW_CLASSES)
 BEST = 6
-"""Tiles of other sizes that are measured: the fastest ones by the model."""
+"""Tile shapes that are measured at other sizes: the fastest ones by the model."""
 LEAST_GAIN = 0.02
 """The share of a time by which measured tiles have to be faster than the model's."""
 WARM_UP, REPEATS = 2, 11
 LONG_US = 1000.0
 """Longer calls are repeated less."""
 PATTERN = 1 << 20
-"""Random elements, of which the arrays are made."""
+"""Random elements, which fill the arrays by repetition."""
 BEYOND_CACHE = 1 << 28
 """Bytes that are read between two calls, at least: more than an L2 cache has."""
 
@@ -220,7 +220,7 @@ def _samples(tuning: Tuning, m: int, n: int, k: int) -> list[Sample]:
 
 
 def _most_elements(sizes: Sequence[tuple[int, int]]) -> int:
-    """Of the inputs, or of the output, of one call."""
+    """The most elements of an input or an output of one call."""
     rows = max(ROW_CLASSES)
     every = (*sizes, *FITTED_SIZES)
     return max(max(rows * k + n * k, rows * n) for n, k in every)

@@ -34,12 +34,12 @@ AGAIN = "measure it again: etc-dist tune"
 
 @dataclass(frozen=True)
 class Constants:
-    """Of the model of a matmul's time. Times are in microseconds."""
+    """The constants of the model of a matmul's time. Times are in microseconds."""
 
     launch_us: float
     """Launch, the first loads, and the end of the last tile."""
     start_us: float
-    """For few rows: of each pair of workers that has a tile."""
+    """For few rows: the time for each pair of workers that has a tile."""
     sm_bytes_per_us: float
     """The rate of one SM's bulk copies."""
     memory_bytes_per_us: float
@@ -47,11 +47,11 @@ class Constants:
     """For few rows, one tile: the share of the memory's rate that is lost if no worker
     reads."""
     cycles_per_us: float
-    """Of the tensor cores."""
+    """The rate of the tensor cores."""
     swapped_us: float
     """The end of a swapped tile: its sums go through shared memory."""
     exchange_us: float
-    """Of a pair that splits k."""
+    """The exchange of sums of a pair that splits k."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Tuning:
         return {**found, "checksum": sha256(canonical(found))[:16]}
 
     def factor(self, tile: str, m: int) -> float:
-        """Of the class of m rows, or of the nearest one that was measured."""
+        """The factor of the class of m rows, or of the nearest measured class."""
         known = {
             int(rows): factor for rows, factor in self.factors.get(tile, {}).items()
         }
@@ -175,7 +175,7 @@ def find_tuning(setting: str, cache: Cache, device: str) -> Tuning:
 
 
 def shipped_for(device: str) -> Tuning:
-    """That of the package for GPUs of the kind `device`, or the default one."""
+    """The package's tuning for GPUs of the kind `device`, or the default one."""
     for one in shipped().values():
         if one.device == device:
             return one
