@@ -7,6 +7,7 @@ Ranks that share a GPU are checked, not timed.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks import records
 from benchmarks.decode_launches import model_calls, single_launches
 from benchmarks.decode_reference import reference_logits
 from benchmarks.decode_step import MODELS, ROUTINGS, SMALL_MODELS, Decoder
@@ -37,6 +39,8 @@ from benchmarks.soak import differing_of
 from benchmarks.workload import DTYPE, SMALL, WARM_UP
 from etc_dist.models import Sampling
 
+Shapes = dict[tuple[int, str, int, int], float]
+"""Milliseconds by ranks, model, context and batch."""
 CHECKED_LAYERS = 2
 SAMPLING = Sampling(temperature=0.6, top_k=20, top_p=0.95)
 """The sampling that Qwen3 recommends."""
@@ -139,6 +143,17 @@ def mismatches(device: Device, call: Call, outs: Sequence[Any], steps: int) -> i
     return sum(cast(list[int], device.world.gather(int(flags.sum()))))
 
 
+def vllm_steps(path: Path, device: str) -> Shapes:
+    """Milliseconds of vLLM's last step of each shape, of the records in `path` that are
+    of today and of this kind of GPU."""
+    found: Shapes = {}
+    for r in map(records.parse, map(json.loads, path.read_text().splitlines())):
+        is_own = (r.device, r.date[:10]) == (device, records.now()[:10])
+        if isinstance(r, records.DecodeVllmRecord) and is_own:
+            found[r.world_size, r.model, r.context, r.batch] = r.baseline_ms
+    return found
+
+
 def is_timed(device: Device) -> TypeGuard[Gpu]:
     return isinstance(device, Gpu) and device.world.ranks_per_gpu == 1
 
@@ -149,9 +164,11 @@ def benchmark(
     repeats: int,
     steps: int,
     layers: int,
+    baselines: Shapes,
     has_batch: bool = False,
 ) -> tuple[dict[str, Any], list[str]]:
-    """Check, then, on a GPU, time a step: its part of a record, and its failures."""
+    """Check, then, on a GPU, time a step: its part of a record, and its failures.
+    baselines: of plain steps."""
     device, program = decoder.device, decoder.program
     values: dict[str, Any] = {"model": decoder.name, "batch": batch}
     values |= {"context": decoder.context, "dtype": DTYPE}
@@ -197,6 +214,9 @@ def benchmark(
         values |= {"limit_ms": round(limit, 5)}
         values |= {"of_limit": round(limit / median(times), 4)}
         values |= {f"{n}_ms": round(median(ts), 5) for n, ts in of_steps.items()}
+        shape = device.world.size, decoder.name, decoder.context, batch
+        if decoder.is_plain and shape in baselines:
+            values |= {"baseline_ms": baselines[shape]}
     if decoder.steps > 1:
         found_times, found = model_calls(decoder, batch, repeats)
         values, wrong = values | found_times, wrong + found
@@ -213,6 +233,7 @@ def main() -> int:
     add("--sample", action="store_true", help=f"choose ids by {SAMPLING}")
     add("--per-launch", type=int, default=1, help="steps of a launch; times are of one")
     add("--checked-layers", type=int, default=CHECKED_LAYERS, help="against fp32")
+    add("--vllm", type=Path, help="file of decode_vllm.py's records on this machine")
     add_batch(parser)
     add("--routing", choices=ROUTINGS, default=ROUTINGS[0], help="of models of experts")
     options = parser.parse_args()
@@ -223,8 +244,11 @@ def main() -> int:
     )
     batches, context = options.rows or batches, options.context or context
     shared: dict[str, Any] = {"op": "decode", "protocol": PROTOCOL}
+    baselines: Shapes = {}
     if isinstance(device, Gpu):
         shared |= device.machine()
+        if options.vllm is not None:
+            baselines = vllm_steps(options.vllm, shared["device"])
     failed = False
     for name in options.models or [model]:
         decoder = Decoder(
@@ -242,7 +266,7 @@ def main() -> int:
             values, wrong = benchmark(
                 *(decoder, batch, options.repeats, options.steps or compared),
                 min(options.checked_layers, decoder.config.layers),
-                options.batch,
+                *(baselines, options.batch),
             )
             if is_timed(device) or not on_gpu:
                 failed |= not report(device, options.record, shared, values, wrong)

@@ -114,6 +114,12 @@ class Decoder:
         }
         self.given = {n: device.xp.asarray(a) for n, a in self.given.items()}
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the most likely ids are chosen, a step a launch, uniform experts."""
+        is_greedy = self.sampling is None and self.steps == 1
+        return is_greedy and self.routing == ROUTINGS[0]
+
     def whole(self, batch: int, layers: int) -> dict[str, Any]:
         """The `arrays` of a single rank that has the whole model, with a new cache and
         no chosen experts."""

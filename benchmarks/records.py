@@ -178,6 +178,8 @@ class DecodeRecord(Record):
     """
     batch_ms: float | None = None
     """With deterministic="batch", if measured: in turn with ours_ms."""
+    baseline_ms: float | None = None
+    """vLLM's step, if measured: by decode_vllm.py on the same machine before."""
     routing: str | None = None
     """How rows choose experts."""
     active_experts: float | None = None

@@ -99,6 +99,12 @@ def decode(ranks: int, known: Known) -> Iterator[Job]:
         except ArgumentError as error:
             print(f"{model} is left out: {error}")
             continue
+        done = {r.batch for r in known if (r.op, r.model) == ("decode_vllm", model)}
+        left = [batch for batch in BATCHES if batch not in done]
+        if left and find_spec("vllm") is not None:
+            options = ("--models", model, "--batches", joined(left))
+            script = "benchmarks/decode_vllm.py", *options, "--context", "512"
+            yield Job((*script, "--ranks", str(ranks)), launcher="itself")
         done = {
             r.batch
             for r in known
@@ -107,13 +113,9 @@ def decode(ranks: int, known: Known) -> Iterator[Job]:
         left = [batch for batch in BATCHES if batch not in done]
         if left:
             options = ("--models", model, "--batches", joined(left))
-            yield Job(("benchmarks/decode.py", *options))
-        done = {r.batch for r in known if (r.op, r.model) == ("decode_vllm", model)}
-        left = [batch for batch in BATCHES if batch not in done]
-        if left and find_spec("vllm") is not None:
-            options = ("--models", model, "--batches", joined(left))
-            script = "benchmarks/decode_vllm.py", *options, "--context", "512"
-            yield Job((*script, "--ranks", str(ranks)), launcher="itself")
+            by_vllm = records.RESULTS / "decode_vllm.jsonl"
+            baseline = ("--vllm", str(by_vllm)) if by_vllm.exists() else ()
+            yield Job(("benchmarks/decode.py", *options, *baseline))
 
 
 def torch(ranks: int, known: Known) -> Iterator[Job]:

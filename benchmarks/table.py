@@ -2,7 +2,6 @@
 
 .venv/bin/python benchmarks/table.py            # write them
 .venv/bin/python benchmarks/table.py --check    # exit code 1 if one is stale
-.venv/bin/python benchmarks/table.py --picture  # draw docs/*.png, too
 
 In the README, the summaries of all operations and of decoders lie between two lines:
 
@@ -28,7 +27,6 @@ from benchmarks.records import (
     ROOT,
     CompileRecord,
     DecodeRecord,
-    DecodeVllmRecord,
     FirstTokenRecord,
     FusedRecord,
     MoEParallelRecord,
@@ -61,7 +59,7 @@ collective, hidden and inner size for a layer. M counts the rows of all ranks, \
 expert-parallel those of one. *From, to* are the lowest and the highest speed-up. \
 *Dynamic* and *Zipf* are the speed-ups under the dynamic schedule and with unevenly \
 used experts. *Triton / ours* compares with vLLM's kernel, *vLLM / ours* with its \
-whole step on the same day. *deterministic="batch"* is its time relative to the \
+whole step in the same run. *deterministic="batch"* is its time relative to the \
 default's, mean and worst.
 """
 PICTURE = """
@@ -280,13 +278,6 @@ def decode_table(records: Sequence[Record]) -> str:
         sampled = "" if r.sampling in (None, "None") else f", {r.sampling}"
         return f"{r.model}{routing}{steps}{sampled}"
 
-    plain = [*greedy(records, on_ranks=False), *greedy(records, on_ranks=True)]
-    by_vllm = vllm_steps(records)
-
-    def against_vllm(r: DecodeRecord) -> Row:
-        ms = by_vllm.get(of_day(r)) if r in plain else None
-        return dict(zip(VLLM, vllm_texts(ms, r, digits=3), strict=True))
-
     pictures = [DECODE_PICTURES[of] for of in (False, True) if greedy(records, of)]
     rows = [
         step_names(r)
@@ -295,7 +286,7 @@ def decode_table(records: Sequence[Record]) -> str:
             "limit": f"{r.limit_ms:.3f}",
             "ours": f"{r.ours_ms:.3f}",
             "% of limit": f"{r.of_limit:.0%}",
-            **against_vllm(r),
+            **dict(zip(VLLM, vllm_texts(r, digits=3), strict=True)),
             "commit": short(r.commit),
         }
         for r in latest(
@@ -377,19 +368,9 @@ def step_names(r: DecodeRecord) -> dict[str, str]:
     }
 
 
-def vllm_steps(records: Iterable[Record]) -> Mapping[Any, float]:
-    """Milliseconds of vLLM's last step, by `of_day`."""
-    found = [r for r in records if isinstance(r, DecodeVllmRecord)]
-    return {of_day(r): r.baseline_ms for r in latest(found, of_day)}
-
-
-def of_day(r: DecodeRecord | DecodeVllmRecord) -> tuple[object, ...]:
-    """What a step of ours and one of vLLM must share to be compared."""
-    return r.device, r.world_size, r.model, r.batch, r.context, r.date[:10]
-
-
-def vllm_texts(ms: float | None, r: DecodeRecord, digits: int) -> tuple[str, str]:
+def vllm_texts(r: DecodeRecord, digits: int) -> tuple[str, str]:
     """The texts of vLLM's time and of its ratio to ours, if there is a time."""
+    ms = r.baseline_ms
     return ("-", "-") if ms is None else (f"{ms:.{digits}f}", f"{ms / r.ours_ms:.2f}")
 
 
@@ -398,7 +379,7 @@ def decode_summary(records: Sequence[Record]) -> str:
     each batch, and vLLM's for these batches, in order."""
     found = greedy(records, on_ranks=False)
     last = latest(found, lambda r: (r.model, r.context, r.device, r.batch))
-    batches, by_vllm = sorted({r.batch for r in last}), vllm_steps(records)
+    batches = sorted({r.batch for r in last})
     rows = []
     for (model, context, device), some in groupby(
         last, lambda r: (r.model, r.context, r.device)
@@ -408,7 +389,7 @@ def decode_summary(records: Sequence[Record]) -> str:
         for b in batches:
             ours = f"{of[b].ours_ms:.2f} ({of[b].limit_ms:.2f})" if b in of else ""
             row[f"batch {b}"] = ours
-        texts = [vllm_texts(by_vllm.get(of_day(r)), r, digits=2) for r in of.values()]
+        texts = [vllm_texts(r, digits=2) for r in of.values()]
         for title, column in zip(VLLM, zip(*texts, strict=True), strict=True):
             row[title] = ", ".join(column) if set(column) != {"-"} else "-"
         rows.append(row)
@@ -594,7 +575,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Generate the tables of the results.")
     add = parser.add_argument
     add("--check", action="store_true", help="write nothing; 1 if a table would change")
-    add("--picture", action="store_true", help="draw the pictures of docs, too")
     add("--root", type=Path, default=ROOT, help="the folder of README.md and docs")
     add("--results", type=Path, default=RESULTS, help="the folder of the records")
     options = parser.parse_args(arguments)
@@ -604,10 +584,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         fresh = {readme: render(readme.read_text(), records), results: page(records)}
     except ValueError as error:
         parser.error(str(error))
-    if options.picture:
-        from benchmarks.pictures import draw_all
-
-        draw_all(records, results.parent)
     stale = [p for p, t in fresh.items() if not p.exists() or p.read_text() != t]
     for path in stale:
         if options.check:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.pictures import draw, draw_decode
+from benchmarks.decode import vllm_steps
+from benchmarks.plot import draw, draw_decode
 from benchmarks.records import (
     ROOT,
     DecodeRecord,
@@ -19,7 +20,9 @@ from benchmarks.records import (
     MoERecord,
     Record,
     SoakRecord,
+    append,
     load,
+    now,
 )
 from benchmarks.table import (
     decode_summary,
@@ -119,7 +122,7 @@ def step(values: dict[str, Any]) -> dict[str, Any]:
     """The fields of a record of a decode step on eight ranks."""
     step = {k: v for k, v in values.items() if k in DecodeRecord.__dataclass_fields__}
     of_decode = {"op": "decode", "batch": 8, "context": 512, "policy": "", "steps": 9}
-    return step | of_decode
+    return step | of_decode | {"baseline_ms": None}
 
 
 def test_last_decode_step_of_each_batch_is_shown(step: dict[str, Any]) -> None:
@@ -137,29 +140,27 @@ def test_last_decode_step_of_each_batch_is_shown(step: dict[str, Any]) -> None:
     assert decode_table([]) == ""
 
 
-def test_vllm_is_shown_for_plain_steps_of_its_device_and_day(
-    step: dict[str, Any],
+def test_steps_are_shown_beside_those_of_vllm(
+    step: dict[str, Any], tmp_path: Path
 ) -> None:
-    one = step | {"world_size": 1}
-    steps = [
-        DecodeRecord(**{**one, **c})
-        for c in ({}, {"batch": 32}, {"schedule": "dynamic"}, {"world_size": 8})
-    ]
-    vllm = {k: v for k, v in one.items() if k in DecodeVllmRecord.__dataclass_fields__}
+    vllm = {k: v for k, v in step.items() if k in DecodeVllmRecord.__dataclass_fields__}
     vllm |= {"op": "decode_vllm", "engine": "", "slopes_ms": [], "ready_s": 1.0}
+    vllm |= {"date": now(), "world_size": 1, "baseline_ms": 0.24}
     changes: list[dict[str, Any]] = [
-        {"baseline_ms": 0.24},
-        {"baseline_ms": 0.25, "date": "2026-01-02T23:59:59+00:00"},
+        {},
+        {"baseline_ms": 0.25},
         {"baseline_ms": 9.0, "date": "2026-01-03T00:00:00+00:00"},
         {"baseline_ms": 9.0, "batch": 32, "device": "NVIDIA H100"},
-        {"baseline_ms": 9.0, "batch": 32, "context": 4096},
     ]
-    records = [*steps, *(DecodeVllmRecord(**{**vllm, **c}) for c in changes)]
-    rows = decode_table(records).splitlines()[5:]
-    cells = [" | ".join(row.split(" | ")[-3:-1]) for row in rows if "llama" in row]
-    assert cells == ["- | -", "0.250 | 1.25", "- | -", "- | -"]
-    assert "dynamic | 8" in rows[0]
-    assert "| 0.20 (0.16) | 0.25, - | 1.25, - |" in decode_summary(records)
+    path = tmp_path / "vllm.jsonl"
+    for change in changes:
+        append(DecodeVllmRecord(**{**vllm, **change}), path)
+    shape = 1, "llama3-8b", 512, 8
+    assert vllm_steps(path, "NVIDIA H200") == {shape: 0.25}
+    one = DecodeRecord(**{**step, "world_size": 1, "baseline_ms": 0.25})
+    rows = decode_table([one]).splitlines()
+    assert " | 80% | 0.250 | 1.25 | " in rows[5]
+    assert "| 0.20 (0.16) | 0.25 | 1.25 |" in decode_summary([one])
 
 
 def test_several_steps_and_sampling_are_shown_against_their_baselines(

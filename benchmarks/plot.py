@@ -1,18 +1,25 @@
-"""The pictures of docs/results.md, drawn by `table.py --picture`: among them figures 14
-and 17 of the paper (decode.png), and 18 (decode_ranks.png)."""
+"""Draws the figures of docs/results.md from the records: among them those of the
+paper's figures 14 and 17 (decode.png), and 18 (decode_ranks.png).
+
+.venv/bin/python benchmarks/plot.py
+"""
 
 from __future__ import annotations
 
+import argparse
+import sys
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from benchmarks.records import DecodeRecord, Record
-from benchmarks.table import greedy, latest, newest, of_day, ranks, vllm_steps
+from benchmarks.records import RESULTS, ROOT, DecodeRecord, Record, load
+from benchmarks.table import greedy, latest, newest, ranks
 
 SCHEDULES = ("static", "dynamic")
 COMPARED = {"moe": 1, "mlp": 4}
@@ -64,9 +71,8 @@ def draw(records: Sequence[Record], path: Path) -> None:
 
 
 def draw_decode(records: Sequence[Record], path: Path, on_ranks: bool = False) -> None:
-    """Draw a panel for each model: the times of its greedy steps by batch, and those of
-    vLLM on the same day."""
-    found, by_vllm = greedy(records, on_ranks), vllm_steps(records)
+    """Draw a panel for each model: its greedy steps' times by batch, and vLLM's."""
+    found = greedy(records, on_ranks)
     models = sorted({r.model for r in found})
     figure, row = panels(len(models))
     for axes, model in zip(row, models, strict=True):
@@ -82,11 +88,25 @@ def draw_decode(records: Sequence[Record], path: Path, on_ranks: bool = False) -
             label = f"{ranks(first)}, context {first.context}, {first.schedule}"
             axes.plot(xs, [r.ours_ms for r in known], "o-", color=color, label=label)
             axes.plot(xs, [r.limit_ms for r in known], ":", color=color)
-            timed = [r for r in known if of_day(r) in by_vllm]
-            xs, ys = [r.batch for r in timed], [by_vllm[of_day(r)] for r in timed]
+            timed = [r for r in known if r.baseline_ms is not None]
+            xs, ys = [r.batch for r in timed], [r.baseline_ms for r in timed]
             axes.plot(xs, ys, "x--", color=color)
-        if any(of_day(r) in by_vllm for r in last):
+        if any(r.baseline_ms is not None for r in last):
             axes.plot([], [], "x--", color="grey", label="vLLM")
         axes.plot([], [], ":", color="grey", label="the bytes that are read")
         finish(axes, model, "batch", "ms a step")
     figure.savefig(path)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Draw the figures of the results.")
+    add = parser.add_argument
+    add("--folder", type=Path, default=ROOT / "docs", help="of the figures")
+    add("--results", type=Path, default=RESULTS, help="the folder of the records")
+    options = parser.parse_args(arguments)
+    draw_all(list(load(options.results)), options.folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
