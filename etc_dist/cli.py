@@ -25,6 +25,14 @@ from etc_dist.runtime.trace_sums import show_sums
 from etc_dist.schedule import Plan
 from etc_dist.settings import Settings
 
+SAMPLING = {
+    "temperature": (float, "that logits are divided by, 0.01 to 100; default: 1"),
+    "top_k": (int, "largest logits that are kept; default: all"),
+    "top_p": (float, "probability of the tokens that are kept; default: 1"),
+    "seed": (int, "of the random numbers; default: 0"),
+}
+"""Options of `generate`: types and help texts."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns the exit code."""
@@ -58,9 +66,13 @@ def _run(options: argparse.Namespace) -> int:
     if options.command == "generate":
         # NOTE: here, since the other commands need no models.
         from etc_dist.models.chat import answer
+        from etc_dist.models.sampling import Sampling
 
         expect_range(options.tokens, 1, None, "--tokens")
-        answer(options.model, options.prompt, options.tokens)
+        given = {name: getattr(options, name) for name in SAMPLING}
+        given = {name: value for name, value in given.items() if value is not None}
+        sampling = Sampling(**given) if given else None
+        answer(options.model, options.prompt, options.tokens, sampling)
         return 0
     if options.command == "trace":
         print(show_sums(read_trace(options.file)), end="")
@@ -108,6 +120,11 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("prompt", metavar="PROMPT", help="a message to the model")
     text = "tokens to write at most; default: %(default)s"
     command.add_argument("--tokens", type=int, default=256, metavar="N", help=text)
+    text = "with one of these options tokens are drawn, as by models.Sampling"
+    group = command.add_argument_group("sampling", text)
+    for name, (kind, help) in SAMPLING.items():
+        option = f"--{name.replace('_', '-')}"
+        group.add_argument(option, type=kind, metavar="X", help=help)
     return parser
 
 

@@ -12,6 +12,7 @@ from typing import Self, TextIO
 from etc_dist.models.batch import Batch
 from etc_dist.models.extras import PACKAGED, packaged_model
 from etc_dist.models.loading import load
+from etc_dist.models.sampling import Sampling
 from etc_dist.models.tokenizer import TextStream, load_tokenizer
 from etc_dist.world import World, start
 
@@ -44,9 +45,12 @@ class Progress:
         self.show("")
 
 
-def answer(folder: str | None, prompt: str, max_new_tokens: int) -> None:
+def answer(
+    folder: str | None, prompt: str, max_new_tokens: int, sampling: Sampling | None
+) -> None:
     """Print the answer of the model in `folder` (default: the packaged one) to a
-    prompt, and on stderr what it does and its speed: on rank 0 alone."""
+    prompt, and on stderr what it does and its speed: on rank 0 alone. sampling: None
+    for the most likely tokens."""
     with start() as world, Progress(_of_rank_0(sys.stderr, world)) as progress:
         out = _of_rank_0(sys.stdout, world)
         path = packaged_model() if folder is None else Path(folder)
@@ -56,7 +60,7 @@ def answer(folder: str | None, prompt: str, max_new_tokens: int) -> None:
         ids = tokenizer.chat(prompt)
         with load(path, batch=1, world=world) as model, Batch(model) as requests:
             room = min(max_new_tokens, max(1, model.positions - len(ids)))
-            request = requests.add(ids, max_new_tokens=room)
+            request = requests.add(ids, max_new_tokens=room, sampling=sampling)
             text, sent, began = TextStream(tokenizer), 0, time.perf_counter()
             first = began
             while not requests.is_done:

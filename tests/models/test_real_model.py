@@ -96,6 +96,15 @@ def test_the_command_takes_a_folder_and_shows_its_progress_on_a_terminal():
     assert "\r\x1b[Kloading " in text and "\r\x1b[Kprompt: " in text
 
 
+@pytest.mark.parametrize(
+    ("options", "is_best"), [(("--top-k", "1"), True), (("--seed", "1"), False)]
+)
+def test_the_command_draws_tokens(options, is_best):
+    command = "-m", "etc_dist.cli", "generate", QUESTION, "--tokens", "2"
+    found = run(*command, "--temperature", "100", *options).stdout
+    assert (found == "The capital\n") == is_best
+
+
 def test_three_ranks_write_one_answer():
     command = "-m", "etc_dist.cli", "generate", QUESTION
     done = run("launch/mpirun", "-n", "3", sys.executable, *command)
