@@ -47,10 +47,10 @@ struct PairExchange : PairBarriers {
   }
 
   // One thread, when a task begins: this worker's buffer is free, so the other worker may send.
+  // Even if it receives nothing: `n` of add() counts all tasks.
   ETC_DEVICE void begin() const {
     const u32 half = ptx::worker() & 1;
     const u32 received = kIsWhole ? kEights : begin_of(half + 1) - begin_of(half);
-    if (received == 0) return;
     ptx::mbarrier_arrive_expect(arrived(), received * 2048);
     ptx::mbarrier_arrive_cluster_release(ready(), half ^ 1);
   }
