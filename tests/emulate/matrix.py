@@ -129,7 +129,9 @@ CASES = {
     ),
     # Pairs of which one worker sends all sums, then others of the same program.
     "mlp on pairs": Case(
-        partial(mlp_tiles_graph, 1, shapes=[TileShape(8, 64, "k", swapped=True), PAIRS]),
+        partial(
+            mlp_tiles_graph, 1, shapes=[TileShape(8, 64, "k", swapped=True), PAIRS]
+        ),
         lambda: mlp(1, 8, 64, 32, gate_up_shape=0, down_shape=1),
         workers=2,
     ),
