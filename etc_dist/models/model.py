@@ -243,7 +243,8 @@ class Model:
     def logits(self) -> Any:
         """The logits of the last step [rows, vocabulary] in the model's dtype: a NumPy
         or CuPy array that the next step overwrites. On several ranks, an equal part of
-        the vocabulary on each, in rank order."""
+        the vocabulary on each, in rank order. Those of rows that had ended before the
+        last step are undefined."""
         return self._logits[: self._last_rows]
 
     def close(self) -> None:
