@@ -69,7 +69,7 @@ def new_bundle(folder, world):
 
 
 def forbidden(*_: Any) -> Any:
-    raise AssertionError("compiled, or proved")
+    raise AssertionError("compiled, proved, or captured")
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def forbidden(*_: Any) -> Any:
         pytest.param(EXPERTS, marks=pytest.mark.mpi(max_size=1), id="experts"),
     ],
 )
-def test_a_model_with_a_bundle_compiles_and_proves_nothing(
+def test_a_model_with_a_bundle_compiles_proves_and_captures_nothing(
     changes, tmp_path, world, uncompiled, rng, monkeypatch
 ):
     if changes and world.size > 1:
@@ -89,6 +89,8 @@ def test_a_model_with_a_bundle_compiles_and_proves_nothing(
     monkeypatch.setattr("etc_dist.verify.proof.verify", forbidden)
     monkeypatch.setattr("etc_dist.verify.proof.Cache.load", forbidden)
     monkeypatch.setattr("etc_dist.runtime.build.compiler_version", forbidden)
+    if world.backend == "cuda":
+        monkeypatch.setattr("cupy.cuda.Stream.begin_capture", forbidden)
     # The CPU backend takes the tiles of a GPU: otherwise its steps have other dims.
     policy = ModelSetup.policy
     of_gpu = lambda setup, found: policy(setup, found or workers)  # noqa: E731
