@@ -238,7 +238,11 @@ class Program:
         out of range in its data."""
         with self.world.exclusive:
             self.check_open()
-            fault = self._agree_on_end()
+            self.await_run()
+
+    def await_run(self) -> None:
+        """As `synchronize`, after a launch in the same call."""
+        fault = self._agree_on_end()
         if fault is not None:
             raise fault
 

@@ -234,9 +234,7 @@ class Model:
                 self._bound[key] = self._bind(given, height, dims)
             bound, found = self._bound[key]
             self.program.launch(bound)
-            fault = self.program.await_end()
-            if fault is not None:
-                raise fault
+            self.program.await_run()
             return found[:, : self._last_rows].copy()
 
     @property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -136,6 +138,18 @@ def test_a_step_that_is_interrupted_breaks_the_world(folder, one_rank, monkeypat
             batch.step()
         with pytest.raises(WorldError, match="a call was interrupted"):
             batch.step()
+    own.close()
+
+
+@ONE_RANK
+def test_a_world_that_breaks_in_a_step_gives_no_ids(folder, one_rank, monkeypatch):
+    own = start(Settings(backend="cpu", verify=0))
+    with load(folder, **OPTIONS, world=own) as model:
+        # At the end of a launch, as another thread may.
+        leave = partial(own.leave, "the server ends")
+        monkeypatch.setattr(model.program._run_check, "warn", leave)
+        with pytest.raises(WorldError, match="the server ends"):
+            model.generate([[3, 4]], max_new_tokens=1)
     own.close()
 
 
