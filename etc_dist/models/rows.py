@@ -205,20 +205,14 @@ class RowChecks:
     def _numbers(self, given: Sequence[Any]) -> Array | None:
         """Integers of the rows as int64 [4, rows]; 0 for numbers that are not given.
         None for others than integers, another number of rows, and different shapes."""
-        if not _are_lists(given, self._most_rows):
-            arrays = [np.asarray(values) for values in given]
-            if not _are_rows(arrays, self._most_rows):
-                return None
-            given = [values.tolist() for values in arrays]
-        ids, positions, requests, *ends = given
-        count = len(ids)
-        numbers = np.zeros((4, count), np.int64)
-        try:  # NOTE: `struct` reads a list in a third of NumPy's time.
-            pack = _packer(len(given) * count)
-            pack(numbers, 0, *ids, *positions, *requests, *chain(*ends))
-        except struct.error:  # not an integer of 64 bits
+        if _are_lists(given, self._most_rows):
+            numbers = _packed(given)
+            if numbers is not None:
+                return numbers
+        arrays = [np.asarray(values) for values in given]
+        if not _are_rows(arrays, self._most_rows):
             return None
-        return numbers
+        return _packed([values.tolist() for values in arrays])
 
     def _found(
         self,
@@ -282,6 +276,20 @@ def _are_lists(given: Sequence[Any], most_rows: int) -> bool:
         if type(values[0]) is bool:
             return False
     return True
+
+
+def _packed(given: Sequence[list[Any]]) -> Array | None:
+    """Lists of equal lengths as int64 [4, rows]; None if `struct` takes one of the
+    numbers for no integer of 64 bits."""
+    ids, positions, requests, *ends = given
+    count = len(ids)
+    numbers = np.zeros((4, count), np.int64)
+    try:  # NOTE: `struct` reads a list in a third of NumPy's time.
+        pack = _packer(len(given) * count)
+        pack(numbers, 0, *ids, *positions, *requests, *chain(*ends))
+    except struct.error:
+        return None
+    return numbers
 
 
 @cache
@@ -402,4 +410,6 @@ def _integers(name: str, value: Any, axes: int) -> Array:
             f"{name} expects integers with {axes} axes, on the host, got "
             f"{type(value).__name__} with {array.ndim} of {array.dtype}"
         )
+    if array.dtype == np.uint64 and np.any(array > np.iinfo(np.int64).max):
+        return array.astype(object)  # which has numbers of any size
     return array.astype(np.int64)

@@ -54,7 +54,9 @@ def test_a_table_that_changes_in_place_is_seen():
     ("rows", "options", "text"),
     [
         (([2**40], [0], [0]), {}, f"ids: {2**40}"),
-        ((np.array([2**64 - 1], np.uint64), [0], [0]), {}, "ids: "),
+        ((np.array([2**64 - 1], np.uint64), [0], [0]), {}, f"ids: {2**64 - 1}"),
+        (([1], [0], [0]), {"ends": np.array([2**63], np.uint64)}, f"ends: {2**63}"),
+        (([1], [0], [0]), {"table": np.array([[2**63]], np.uint64)}, f"pages: {2**63}"),
         (([1], [2**40], [0]), {"steps": 2}, f"requests: {2**40}"),
         (([1], [0], [30]), {}, "positions: 30"),
         (([1], [0], [29]), {"ends": [31]}, "ends: 31"),
@@ -68,6 +70,11 @@ def test_a_table_that_changes_in_place_is_seen():
 def test_numbers_out_of_range_are_named(rows, options, text):
     with pytest.raises(ArgumentError, match=text):
         checked(*rows, **options)
+
+
+def test_bools_of_numpy_beside_integers_are_integers():
+    found = checked([1, np.True_], [0, np.True_], [5, np.False_])
+    assert found.numbers[:3].tolist() == [[1, 1], [5, 0], [0, 1]]
 
 
 def outcome(checks, *given, **options):
