@@ -246,6 +246,7 @@ class RowChecks:
         if stops is not None:
             if len(stops) != count or max(map(len, stops)) > MOST_STOPS:
                 return None
+            _integers("stops", list(chain(*stops)), 1)
             of_stops = np.full((count, MOST_STOPS), NO_ROW, np.int32)
             for place, tokens in enumerate(stops):
                 of_stops[place, : len(tokens)] = sorted(tokens)

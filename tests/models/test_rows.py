@@ -72,6 +72,12 @@ def test_numbers_out_of_range_are_named(rows, options, text):
         checked(*rows, **options)
 
 
+@pytest.mark.parametrize("stops", [[{1.5}], [{True}], ["5"], [{"x"}]])
+def test_stops_of_other_types_are_refused(stops):
+    with pytest.raises(TypeError, match="stops expects integers"):
+        checked([1], [0], [0], stops=stops)
+
+
 def test_bools_of_numpy_beside_integers_are_integers():
     found = checked([1, np.True_], [0, np.True_], [5, np.False_])
     assert found.numbers[:3].tolist() == [[1, 1], [5, 0], [0, 1]]
