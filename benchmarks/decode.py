@@ -98,6 +98,8 @@ def check(
     if not error <= most_error:  # also for NaN
         wrong.append(f"error {error:.2e}, wanted {most_error:.1e}")
     is_greedy = decoder.sampling is None
+    errors |= {"id_gap": gap} if is_greedy else {}
+    errors |= {"router_gap": below} if decoder.config.mixture is not None else {}
     if is_greedy and not are_best(decoder, wide(logits), ids):
         wrong.append("an id is not that of the largest logit")
     if not below <= leeway * ROUTER_GAP:

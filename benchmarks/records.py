@@ -160,6 +160,12 @@ class DecodeRecord(Record):
     """The median over the rows of a row's relative error."""
     torch_row_error: float | None = None
     """The same for torch's logits in the same dtype."""
+    id_gap: float | None = None
+    """How far the logit of a chosen id is below the largest one in fp32, at most,
+    relative to the root mean square of all logits."""
+    router_gap: float | None = None
+    """How far the router's logit of a chosen expert is below that of another one in
+    fp32, at most, relative to the root mean square."""
     steps_per_launch: int = 1
     """All times are of one step."""
     single_launches_ms: float | None = None
