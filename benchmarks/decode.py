@@ -7,7 +7,6 @@ Ranks that share a GPU are checked, not timed.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -149,7 +148,7 @@ def vllm_steps(path: Path, device: str) -> Shapes:
     """Milliseconds of vLLM's last step of each shape, of the records in `path` that are
     of today and of this kind of GPU."""
     found: Shapes = {}
-    for r in map(records.parse, map(json.loads, path.read_text().splitlines())):
+    for r in records.read(path):
         is_own = (r.device, r.date[:10]) == (device, records.now()[:10])
         if isinstance(r, records.DecodeVllmRecord) and is_own:
             found[r.world_size, r.model, r.context, r.batch] = r.baseline_ms

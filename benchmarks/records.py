@@ -395,14 +395,20 @@ def append(record: Record, path: Path | None = None) -> None:
 
 
 def load(folder: Path = RESULTS) -> Iterator[Record]:
-    """Every record in `folder`, oldest first in each file. Raises ValueError, with
-    the file and line, for a line that is not a record."""
+    """Every record in `folder`, oldest first in each file. Raises ValueError as
+    `read`."""
     for path in sorted(folder.glob("*.jsonl")):
-        for number, line in enumerate(path.read_text().splitlines(), 1):
-            try:
-                yield parse(json.loads(line))
-            except (ValueError, KeyError) as fault:
-                raise ValueError(f"{path}:{number}: {fault}") from fault
+        yield from read(path)
+
+
+def read(path: Path) -> Iterator[Record]:
+    """The records of a file, in order. Raises ValueError, with the file and line, for a
+    line that is not a record."""
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        try:
+            yield parse(json.loads(line))
+        except (ValueError, KeyError) as fault:
+            raise ValueError(f"{path}:{number}: {fault}") from fault
 
 
 def parse(values: Mapping[str, Any]) -> Record:
