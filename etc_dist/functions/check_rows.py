@@ -118,9 +118,10 @@ def check_rows(page_size: int) -> DeviceFunction:
             0: Operand((Extent(begins=0), None), "float32"),
             1: Operand((Extent(begins=0), Extent(whole=True)), "int32"),
             2: Operand(("rows",), "int32"),
-            **{n: Operand(("rows",), "int32", leading=True) for n in (3, 4, 5)},
+            **dict.fromkeys(
+                (3, 4, 5, 7, 8, 9, 10), Operand(("rows",), "int32", leading=True)
+            ),
             6: Operand((CHECKS,), "int32"),
-            **{n: Operand(("rows",), "int32", leading=True) for n in (7, 8, 9, 10)},
         },
     )
 

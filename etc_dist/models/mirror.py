@@ -39,9 +39,9 @@ class Mirror:
 
 
 class HostArray:
-    """An int32 array on the host, which the backend writes in place: on GPUs through
-    mapped memory, without a copy. It is complete once the work that writes it has
-    ended. device: the array that a program writes."""
+    """An int32 array on the host, which the backend reads or writes in place: on GPUs
+    through mapped memory, without a copy. What a run writes is complete once it has
+    ended, and what it reads may change then. device: the array of the program."""
 
     def __init__(self, shape: tuple[int, ...], backend: str, value: int) -> None:
         if backend == "cpu":

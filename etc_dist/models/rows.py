@@ -25,7 +25,8 @@ MOST_STOPS = 8
 NO_ROW = -1
 """A stop token that no id equals: for none."""
 IDS, POSITIONS, REQUESTS, ENDS = range(4)
-"""The rows of `StepRows.numbers`."""
+NAMES = "ids", "positions", "requests", "ends"
+"""The rows of `StepRows.numbers`, and what they are called in errors."""
 UNUSED_ROW = np.array([[NO_ROW], [NO_ROW], [0], [0]])
 """The numbers of a row without a request."""
 
@@ -57,8 +58,7 @@ class StepRows(NamedTuple):
         return int.from_bytes(digest.digest(), "little") >> 1
 
     def describe(self) -> str:
-        names = "ids", "positions", "requests", "ends"
-        named = dict(zip(names, self.numbers, strict=True))
+        named = dict(zip(NAMES, self.numbers, strict=True))
         named |= {"table": self.used.table.ravel()}
         for name in ("stops", "sampling"):
             array = getattr(self, name)
@@ -382,8 +382,7 @@ def _refusal(
         used = np.arange(pages_of.shape[1]) <= last[:, None]
         expect("pages", pages_of[given["requests"]][used], pages.count)
     if not faults:
-        names = "ids", "positions", "requests", "ends"
-        numbers = np.stack([given[name] for name in names])
+        numbers = np.stack([given[name] for name in NAMES])
         row = _shared_place(pages_of, pages.page_size, numbers)
         got = f"row {row} and one before it with one page and place"
         faults.append(("another position of the cache for each row", got))
