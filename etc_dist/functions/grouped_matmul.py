@@ -38,10 +38,12 @@ def _multiply(rows: Any, weights: Any, y: Any) -> None:
     y[...] = _product(rows, weights).astype(y.dtype)
 
 
-def _multiply_gated(x: Any, gate: Any, up: Any, tokens: Any, y: Any) -> None:
-    if not y.size:
-        return
-    rows = x[tokens]
+def _multiply_gathered(x: Any, gate: Any, up: Any, tokens: Any, y: Any) -> None:
+    if y.size:
+        _multiply_gated(x[tokens], gate, up, y)
+
+
+def _multiply_gated(rows: Any, gate: Any, up: Any, y: Any) -> None:
     y[...] = (silu(_product(rows, gate)) * _product(rows, up)).astype(y.dtype)
 
 
@@ -83,25 +85,33 @@ def _grouped(
     )
 
 
-def grouped_gated(dtype: str) -> DeviceFunction:
+def grouped_gated(dtype: str, gathers: bool = True) -> DeviceFunction:
     """x [tokens, k], an expert's gate and up [256, k], the same rows of the two halves
     of one matrix, tokens [288] -> silu(rows @ gate.T) * (rows @ up.T), a tile [288,
     256], rounded once, where rows are those of x that `tokens` name. On the GPU a tile
     has at most 288 rows, and its columns begin at a multiple of 8 and are 256 or 128,
-    but at the matrix' edge."""
-    boxes, element = {0: GATHERED_BOX, 1: GATED_BOX}, two_byte(dtype)
-    gathered = Extent(begins=0), Extent(name="k", whole=True)
+    but at the matrix' edge.
+
+    Without gathers: rows [288, k] in place of x, and no tokens."""
+    element = two_byte(dtype)
     weight = Operand((Extent(most=UP_COLUMNS), DEPTH), element, leading=True)
     # Not those of the weights: a tile of y may have further columns, which become 0.
     columns = Extent(most=UP_COLUMNS, multiple=8, begins=8)
+    result = Operand((ROWS, columns), element, leading=True)
+    if not gathers:
+        rows = Operand((ROWS, DEPTH), element)
+        tile = {0: rows, 1: weight, 2: weight, 3: result}
+        boxes = {0: ROW_BOX, 1: GATED_BOX}
+        return _grouped("grouped_gated", dtype, _multiply_gated, 3, boxes, tile)
+    gathered = Extent(begins=0), Extent(name="k", whole=True)
     tile = {
         0: Operand(gathered, element),
         1: weight,
         2: weight,
         3: Operand((ROWS,), "int32"),
-        4: Operand((ROWS, columns), element, leading=True),
+        4: result,
     }
-    body = _multiply_gated
+    boxes, body = {0: GATHERED_BOX, 1: GATED_BOX}, _multiply_gathered
     return _grouped("grouped_gated", dtype, body, 4, boxes, tile, gathers=(0,))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from etc_dist.ir import GraphFunction
 from etc_dist.layers.mlp import mlp_graph
 from etc_dist.layers.mlp_tiles import mlp_tiles_graph
+from etc_dist.layers.moe import PACKED_INNER
 from etc_dist.layers.moe_few_tokens import moe_few_tokens_graph
 from etc_dist.layers.moe_graph import PARALLEL, moe_graph
 from etc_dist.ops.all_gather_matmul import (
@@ -25,11 +26,11 @@ from etc_dist.schedule import Plan, schedule_dynamic, schedule_static
 
 W_LAYOUTS = ("nk", "kn")
 WORLD_SIZES = (1, 2, 3, 4, 5, 6, 7, 8)
-MIXTURES: Mapping[str, tuple[int, int]] = {
-    "qwen3-30b-a3b": (128, 8),
-    "mixtral-8x7b": (8, 2),
+MIXTURES: Mapping[str, tuple[int, int, int]] = {
+    "qwen3-30b-a3b": (128, 8, 768),
+    "mixtral-8x7b": (8, 2, 14336),
 }
-"""The number of experts, and the experts of a token."""
+"""The number of experts, the experts of a token, and the inner width of all ranks."""
 
 
 def library_programs() -> Iterator[tuple[str, Plan]]:
@@ -71,13 +72,18 @@ def _graphs() -> Iterator[tuple[str, GraphFunction]]:
     ):
         graph = mlp_tiles_graph(world_size, dtype=dtype)
         yield f"{graph.name} {world_size} {dtype}", graph
-    for model, (experts, top_k) in MIXTURES.items():
+    for model, (experts, top_k, inner) in MIXTURES.items():
+        routing = {"experts": experts, "top_k": top_k}
+        packs = inner >= PACKED_INNER
         for dtype in DTYPES:
-            for make in (moe_graph, moe_few_tokens_graph):
-                graph = make(1, experts=experts, top_k=top_k, dtype=dtype)
-                yield f"{graph.name} {model} {dtype}", graph
+            graph = moe_graph(1, **routing, packs=packs, dtype=dtype)
+            yield f"{graph.name} {model} {dtype}", graph
+            graph = moe_few_tokens_graph(1, **routing, dtype=dtype)
+            yield f"{graph.name} {model} {dtype}", graph
         for parallel in PARALLEL:
-            graph = moe_graph(4, experts=experts, top_k=top_k, parallel=parallel)
+            share = 4 if parallel == "tensor" else 1
+            packs = inner // share >= PACKED_INNER
+            graph = moe_graph(4, **routing, packs=packs, parallel=parallel)
             yield f"{graph.name} {model} {parallel} 4 {DTYPES[0]}", graph
 
 
@@ -86,7 +92,7 @@ def _dynamic_graphs() -> Iterator[tuple[str, GraphFunction]]:
     yield "mlp_graph 4", mlp_graph(4)
     for world_size in (1, 4):
         yield f"mlp_tiles_graph {world_size}", mlp_tiles_graph(world_size)
-    model, (experts, top_k) = next(iter(MIXTURES.items()))
+    model, (experts, top_k, _) = next(iter(MIXTURES.items()))
     for make in (moe_graph, moe_few_tokens_graph):
         graph = make(1, experts=experts, top_k=top_k)
         yield f"{graph.name} {model}", graph

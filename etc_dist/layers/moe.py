@@ -27,6 +27,9 @@ __all__ = ["MoE", "moe_graph"]
 
 EXPERTS = tuple(range(8, 257, 8))
 MAX_CHOICES = 16
+PACKED_INNER = 4096
+"""The inner width of a rank from which on rows are copied to their tiles first: copies
+take as long for any width, and each column of an expert gains."""
 
 
 class MoE(Operation):
@@ -59,6 +62,8 @@ class MoE(Operation):
     for `etc_dist.compile`. deterministic="batch": a token has the same bits for any M;
     few_tokens is then 0.
     """
+
+    packed_inner = PACKED_INNER
 
     def __init__(
         self,
@@ -94,7 +99,10 @@ class MoE(Operation):
             few_tokens, routing["tiles_logits"] = 0, False
         super().__init__(
             table,
-            _candidates(routing, parallel, few_tokens, self.sizes),
+            _candidates(
+                *(routing, parallel, few_tokens, self.sizes),
+                packs=known.dims["inner"] >= self.packed_inner,
+            ),
             world,
             schedule=schedule,
             trace=trace,
@@ -180,7 +188,10 @@ class SharedMoE(Operation):
             few_tokens, routing["tiles_logits"] = 0, False
         super().__init__(
             table,
-            _candidates(routing, parallel, few_tokens, self.sizes),
+            _candidates(
+                *(routing, parallel, few_tokens, self.sizes),
+                packs=inner >= PACKED_INNER,
+            ),
             world,
             schedule="static",
             trace=None,
@@ -210,12 +221,16 @@ def _most_tokens(
 
 
 def _candidates(
-    routing: Mapping[str, Any], parallel: str, few_tokens: int, sizes: Mapping[str, Any]
+    routing: Mapping[str, Any],
+    parallel: str,
+    few_tokens: int,
+    sizes: Mapping[str, Any],
+    packs: bool,
 ) -> list[Candidate]:
     """The programs for up to `few_tokens`, and for more."""
     rest = Candidate(
         moe_graph,
-        {**routing, "parallel": parallel, **sizes},
+        {**routing, "parallel": parallel, "packs": packs, **sizes},
         over_hosts=parallel == "expert",
     )
     if few_tokens <= 0:

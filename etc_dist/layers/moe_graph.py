@@ -81,6 +81,7 @@ def moe_graph(
     score_tasks: int = SCORE_TASKS,
     combined: int = COMBINED,
     tiles_logits: bool = True,
+    packs: bool = False,
 ) -> None:
     """x [tokens, hidden] -> y [tokens, hidden].
 
@@ -109,6 +110,7 @@ def moe_graph(
         score_tasks,
         combined,
         tiles_logits,
+        packs,
     )
     if g.world_size == 1:
         _one_rank(g, routing, sizes)
@@ -189,7 +191,9 @@ def _combine(
 ) -> None:
     """Add the combination of each token's rows into y, on one rank."""
     tokens = y.shape[0]
-    place, located = add_places(g, routing, choices, tiles, tokens)
+    place, located = add_places(
+        g, routing, choices, tiles, tokens, waits=outputs.before
+    )
     size = sizes.group_tokens
     groups = g.let("groups", ceildiv(tokens, size))
     width = g.let("pass_columns", outputs.pass_columns)
@@ -230,7 +234,9 @@ def _tensor_parallel(g: Graph, routing: Routing, sizes: Sizes) -> None:
     chosen = choices.chosen
     tiles = add_tiles(g, routing, chosen, tokens * routing.top_k, [routed[0]])
     outputs = add_projections(g, routing, sizes, x, tiles, gate_up, down)
-    place, located = add_places(g, routing, choices, tiles, tokens)
+    place, located = add_places(
+        g, routing, choices, tiles, tokens, waits=outputs.before
+    )
     sent = Sent(
         place, choices.weights, tokens, lambda p: (g.rank + 1 + p) % world * shard
     )
@@ -292,7 +298,9 @@ def _expert_parallel(g: Graph, routing: Routing, sizes: Sizes) -> None:
     came = [arrived[0]]
     outputs = add_projections(g, own, sizes, all_x, tiles, gate_up, down, came)
     lower = choices.chosen[span(0, g.rank * own.experts), 0]
-    place, located = add_places(g, own, all_choices, tiles, tokens, [lower], came)
+    place, located = add_places(
+        g, own, all_choices, tiles, tokens, [lower], outputs.before
+    )
     if over_hosts:
         size = _part_tokens(g, sizes, world * tokens)
         send_back_over_hosts(g, exchange, place, located, outputs, y, size)

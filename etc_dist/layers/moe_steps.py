@@ -9,6 +9,7 @@ from etc_dist.functions.choose_experts import choose_experts
 from etc_dist.functions.grouped_matmul import grouped_gated, grouped_store, thin_float
 from etc_dist.functions.list_rows import list_rows
 from etc_dist.functions.locate_rows import locate_rows
+from etc_dist.functions.pack_rows import PACKED_ROWS, pack_rows
 from etc_dist.functions.plan_tiles import TOGETHER, plan_tiles
 from etc_dist.functions.routing import PADDING, Routing
 from etc_dist.functions.score_experts import GROUP_EXPERTS, score_experts
@@ -32,6 +33,8 @@ SCORE_TASKS = 132
 worker. Where many tokens would need more, logits are computed in tiles by GEMMs."""
 TILE_BLOCKS, TILE_EXPERTS = 4, 128
 """Blocks of tokens, and experts, of a tile of logits."""
+FIRST_PACKED = 2
+"""Groups of tiles whose rows are waited for before the others'."""
 MANY_TOKENS = 17
 """With fewer, a task has half as many columns, so that more workers read weights. Where
 ranks exchange tokens, their capacity counts."""
@@ -52,6 +55,9 @@ class Sizes:
     tiles_logits: bool = True
     """Whether the logits of many tokens are computed in tiles, which add k in another
     order."""
+    packs: bool = False
+    """Whether rows of x are copied to their tiles first. Otherwise each task of the
+    first projection gathers its own, which is slower if an expert has many columns."""
 
 
 @dataclass(frozen=True)
@@ -85,15 +91,21 @@ class Tiles:
         rows = minimum(self.most, self.rows.load(r))
         return self.expert.load(r), self.row.load(r), rows
 
+    def numbers(self, r: Expr, size: Expr, skipped: Expr | int = 0) -> Region:
+        """The tokens of `size` rows of tile r, after the first `skipped`."""
+        return self.tokens[span(self.first.load(r) + skipped, size)]
+
 
 @dataclass(frozen=True)
 class ExpertOutputs:
-    """The experts' output rows. Pass s of the columns is valid after `produced[s]`."""
+    """The experts' output rows. Pass s of the columns is valid after `produced[s]`.
+    before: events for which no other task waits on a rank without tiles."""
 
     rows: Tensor
     produced: EventTensor
     passes: Expr
     pass_columns: Expr
+    before: Sequence[EventRef]
 
 
 def add_inputs(
@@ -265,22 +277,21 @@ def add_projections(
     q, j, i = grid = g.grid(q=up_to(groups, needed), j=wide, i=TOGETHER)
     r = q * TOGETHER + i
     expert, row, size = tiles.of(r)
-    # NOTE: an empty tile reads nothing. If peers write x, a few rows per task, the
-    # proof then does not compare all tiles with all rows: it skips loaded regions.
-    has_rows = maximum(minimum(size, 1), 0)
-    source = x[:, :] if x.kind == "input" else x[span(0, x.shape[0] * has_rows), :]
     skipped = j * up_columns
     width = minimum(up_columns, inner - skipped)
+    weights = [gate_up[expert, span(n + skipped, width), :] for n in (0, inner)]
+    before: Sequence[EventRef] = waits
+    if sizes.packs:
+        packed, ready = _pack_rows(g, routing, x, tiles, waits)
+        reads, waits = [packed[span(row, size), :], *weights], [ready[_part_of(q)]]
+        before = ready[0], ready[ready.shape[0] - 1]
+    else:
+        reads = [_some_of(x, size), *weights, tiles.numbers(r, size)]
     g.call(
-        grouped_gated(routing.dtype),
+        grouped_gated(routing.dtype, gathers=not sizes.packs),
         grid,
         name="gate_up_projection",
-        reads=[
-            source,
-            gate_up[expert, span(skipped, width), :],
-            gate_up[expert, span(inner + skipped, width), :],
-            tiles.tokens[span(tiles.first.load(r), size)],
-        ],
+        reads=reads,
         writes=[active[span(row, size), tile(j, up_columns)]],
         waits=[tiles.planned, *waits],
         notifies=[activated[q, i]],
@@ -298,7 +309,53 @@ def add_projections(
         waits=[tiles.planned, activated[q, i]],
         notifies=[produced[s]],
     )
-    return ExpertOutputs(outputs, produced, passes, per * tile_columns)
+    return ExpertOutputs(outputs, produced, passes, per * tile_columns, before)
+
+
+def _pack_rows(
+    g: Graph, routing: Routing, x: Tensor, tiles: Tiles, waits: Sequence[EventRef]
+) -> tuple[Tensor, EventTensor]:
+    """Add copies of the rows of x to their tiles: rows by expert, and two events, or
+    one: of the first FIRST_PACKED groups of tiles, and of the others."""
+    groups, parts = tiles.expert.shape[0] // TOGETHER, -(-tiles.most // PACKED_ROWS)
+    packed = g.local("packed", (tiles.total, x.shape[1]), routing.dtype)
+    first = minimum(groups, FIRST_PACKED)
+    shape = (g.let("packed_parts", 1 + minimum(1, groups - first)),)
+    per_group = TOGETHER * parts
+    ready = g.events(
+        "packed_groups",
+        shape,
+        expects=lambda n: per_group * (first + n * (groups - 2 * first)),
+    )
+    q, i, c = grid = g.grid(q=groups, i=TOGETHER, c=parts)
+    r = q * TOGETHER + i
+    _, row, size = tiles.of(r)
+    skipped = minimum(size, c * PACKED_ROWS)
+    some = minimum(size - skipped, PACKED_ROWS)
+    g.call(
+        pack_rows(routing.dtype),
+        grid,
+        reads=[_some_of(x, some), tiles.numbers(r, some, skipped)],
+        writes=[packed[span(row + skipped, some), :]],
+        waits=[tiles.planned, *waits],
+        notifies=[ready[_part_of(q)]],
+    )
+    return packed, ready
+
+
+def _part_of(q: Expr) -> Expr:
+    """The event of `packed_groups` for group q."""
+    return minimum(q // FIRST_PACKED, 1)
+
+
+def _some_of(x: Tensor, size: Expr) -> Region:
+    """All rows of x; of x that other tasks write, none for a tile of size 0.
+
+    NOTE: if peers write x, a few rows per task, the proof then does not compare all
+    tiles with all rows: it skips loaded regions."""
+    if x.kind == "input":
+        return x[:, :]
+    return x[span(0, x.shape[0] * maximum(minimum(size, 1), 0)), :]
 
 
 def add_places(

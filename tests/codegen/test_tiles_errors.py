@@ -31,6 +31,7 @@ from etc_dist.functions.grouped_matmul import (
 )
 from etc_dist.functions.locate_rows import locate_rows
 from etc_dist.functions.matmul import matmul_gated, matmul_send, matmul_store
+from etc_dist.functions.pack_rows import pack_rows
 from etc_dist.functions.pick_token import pick_token
 from etc_dist.functions.plan_tiles import plan_tiles
 from etc_dist.functions.push_rows import push_rows
@@ -301,6 +302,12 @@ ALIKE = {
     "float": (grouped_float("bfloat16"), "m,k n,k m,n", {"m": 256, "n": 256}),
     "thin": (thin_float("bfloat16"), "m,k n,k m,n", {"m": 128, "n": 128}),
     "experts": (grouped_gated("bfloat16"), "t,k c,k c,k m m,c", {"m": 256, "c": 256}),
+    "packed experts": (
+        grouped_gated("bfloat16", gathers=False),
+        "m,k c,k c,k m,c",
+        {"m": 256, "c": 256},
+    ),
+    "pack": (pack_rows("bfloat16"), "t,n m m,n", {}),
     "score": (score_experts(OF_8), "m,k n,k m,n", {"m": 32, "n": 32}),
     "choose": (choose_experts(OF_8), "m,8 m,2 m,2 8,1", {"m": 32}),
     "slices": (combine_slices(64, "bfloat16"), "m,h,n,64 m,h,n,2 m,64h", {"m": 8}),

@@ -58,8 +58,14 @@ PAIRS = TileShape(64, 64, "k", swapped=True)
 STATIC, DYNAMIC, NEVER = ("static",), ("dynamic",), ()
 
 
-def experts(tokens: int, hidden: int, inner: int, always: tuple[str, ...]) -> Case:
-    graph = partial(moe_graph, 1, experts=8, top_k=2)
+def experts(
+    tokens: int,
+    hidden: int,
+    inner: int,
+    always: tuple[str, ...],
+    packs: bool = False,
+) -> Case:
+    graph = partial(moe_graph, 1, experts=8, top_k=2, packs=packs)
     return Case(graph, lambda: moe(tokens, 8, 2, hidden, inner, "bfloat16"), always)
 
 
@@ -105,6 +111,7 @@ CASES = {
     "moe, half as many columns": experts(300, 64, 72, NEVER),
     "moe": experts(300, 320, 264, NEVER),
     "moe, long tiles of two turns": experts(680, 640, 200, NEVER),
+    "moe, packed": experts(300, 136, 200, STATIC, packs=True),
     "moe, more blocks of tokens than lanes": experts(1100, 8, 8, NEVER),
     "moe, many tokens": experts(8200, 8, 8, NEVER),  # more blocks than threads
     "moe, logits in tiles": Case(

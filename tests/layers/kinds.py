@@ -8,7 +8,7 @@ import numpy as np
 
 from etc_dist import World
 from etc_dist.layers.mlp import MLP
-from etc_dist.layers.moe import MoE
+from etc_dist.layers.moe import PACKED_INNER, MoE
 from etc_dist.layers.moe_few_tokens import FEW_TOKENS
 from etc_dist.ops.few_rows import MOST_ROWS
 from tests.layers.reference import (
@@ -69,7 +69,8 @@ class DenseRows:
 
 class ExpertRows(DenseRows):
     """A mixture of experts on this world's ranks; every rank draws the weights and
-    tokens of all. By default, few tokens use the program for many."""
+    tokens of all. By default, few tokens use the program for many. packed_inner: the
+    inner width from which on rows are copied to their tiles."""
 
     def __init__(
         self,
@@ -84,6 +85,7 @@ class ExpertRows(DenseRows):
         dtype: str = "bfloat16",
         parallel: str = "tensor",
         few_tokens: int = 0,
+        packed_inner: int = PACKED_INNER,
         **options: Any,
     ):
         self._arrays, self._rng = arrays, np.random.default_rng(seed)
@@ -94,7 +96,8 @@ class ExpertRows(DenseRows):
         own = own_experts(self._host, parallel, world.rank, world.size)
         self.weights = [arrays.put(weight.copy()) for weight in own]
         options |= {"parallel": parallel, "world": world, "few_tokens": few_tokens}
-        self.layer = MoE(*self.weights, top_k=top_k, **options)
+        layer = type("MoE", (MoE,), {"packed_inner": packed_inner})
+        self.layer = layer(*self.weights, top_k=top_k, **options)
 
     def rows(self, count: int, ids: Any = None) -> tuple[Any, Any, Answer]:
         """(x, out, answer) of `count` tokens a rank, new ones each time; all ranks'
@@ -123,6 +126,12 @@ KINDS: dict[str, tuple[type[DenseRows], dict[str, Any], str, range]] = {
     "moe expert-parallel": (
         ExpertRows,
         {"parallel": "expert"},
+        "moe_graph",
+        range(1, 99),
+    ),
+    "moe packed": (
+        ExpertRows,
+        {"parallel": "expert", "packed_inner": 1},
         "moe_graph",
         range(1, 99),
     ),

@@ -103,6 +103,7 @@ SHAPES["moe tensor-parallel"] = SHAPES["moe expert-parallel"] = [
     (160, 72, 320, experts(8, 8)),
     (530, 264, 64, experts(40, 1)),
 ]
+SHAPES["moe packed"] = SHAPES["moe expert-parallel"]
 
 
 @pytest.mark.parametrize(
@@ -134,6 +135,7 @@ REPEATED = {
     "moe few tokens": (FEW_TOKENS, 520, 264, experts(16, 4)),
     "moe tensor-parallel": (35, 72, 64, experts(16, 4)),
     "moe expert-parallel": (35, 72, 64, experts(16, 4)),
+    "moe packed": (35, 72, 64, experts(16, 4)),
 }
 
 
