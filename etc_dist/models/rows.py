@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from itertools import chain
 from typing import Any, NamedTuple
@@ -32,11 +32,11 @@ UNUSED_ROW = np.array([[NO_ROW], [NO_ROW], [0], [0]])
 
 
 class StepRows(NamedTuple):
-    """The rows of steps. numbers [4, rows]: ids, positions, requests and ends. stops
-    [rows, MOST_STOPS], or None for none. A row has a step at its position, then at each
-    next one below its end, until a stop token. sampling: that of `sample_column`, or
-    None. longest: the number of positions of the longest request. used: the table of
-    pages."""
+    """The rows of steps. numbers [4, rows]: ids, positions, requests and ends, until
+    `RowChecks` checks as many rows again. stops [rows, MOST_STOPS], or None for none. A
+    row has a step at its position, then at each next one below its end, until a stop
+    token. sampling: that of `sample_column`, or None. longest: the number of positions
+    of the longest request. used: the table of pages."""
 
     numbers: Array
     longest: int
@@ -100,8 +100,9 @@ class RowSections:
     def __init__(self, count: int, backend: str) -> None:
         # NOTE: arrays begin at multiples of 16 bytes.
         whole = HostArray((len(UNUSED_ROW), -(-count // 4) * 4), backend, 0)
-        self._numbers, self._used = whole.host[:, :count], count
-        self._numbers[...] = UNUSED_ROW
+        self._numbers = whole.host[:, :count]
+        self._first = self._numbers[:, :0]
+        """The rows that were written last."""
         ids, position, request, end = (row[:count] for row in whole.device)
         self._stops = Mirror((count, MOST_STOPS), backend, NO_ROW)
         self._sampling = Mirror((count, NUMBERS), backend, 0)
@@ -120,11 +121,10 @@ class RowSections:
         """Set the first rows, and the others to none."""
         # NOTE: a step takes microseconds: few operations, and no loop.
         numbers = rows.numbers
-        count = numbers.shape[1]
-        self._numbers[:, :count] = numbers
-        if count < self._used:
-            self._numbers[:, count:] = UNUSED_ROW
-        self._used = count
+        if self._first.shape != numbers.shape:
+            self._numbers[...] = UNUSED_ROW
+            self._first = self._numbers[:, : numbers.shape[1]]
+        self._first[...] = numbers
         is_plain = rows.stops is None and rows.sampling is None
         if not (is_plain and self._is_plain):
             _update(self._stops, rows.stops, NO_ROW)
@@ -140,6 +140,45 @@ def _update(mirror: Mirror, first: Array | None, value: int) -> None:
     if not np.array_equal(wanted, mirror.host):
         mirror.host[...] = wanted
         mirror.send()
+
+
+class _Numbers:
+    """Integers of `count` rows, int64, and what their checks compute: arrays that all
+    steps of as many rows share, since making them takes most of a check."""
+
+    def __init__(self, count: int) -> None:
+        self.all = np.zeros((4, count), np.int64)
+        self._memory = self.all.data
+        self.unsigned = self.all.view(np.uint64)
+        """The same; those below 0 are large."""
+        _, self.positions, self.requests, self.ends = self.all
+        self._outside = np.empty((4, count), np.bool_)
+        # NOTE: `struct` reads a list in a third of NumPy's time. Its x is a zero.
+        self._pack = struct.Struct(f"{3 * count}q{8 * count}x").pack_into
+        self._pack_ends = struct.Struct(f"{4 * count}q").pack_into
+
+    def read(
+        self,
+        ids: list[Any],
+        positions: list[Any],
+        requests: list[Any],
+        ends: list[Any] | None = None,
+    ) -> bool:
+        """Set them from lists of `count` numbers; ends are 0 if they are not given.
+        False if `struct` takes one of the numbers for no integer of 64 bits."""
+        try:
+            if ends is None:
+                self._pack(self._memory, 0, *ids, *positions, *requests)
+            else:
+                self._pack_ends(self._memory, 0, *ids, *positions, *requests, *ends)
+        except struct.error:
+            return False
+        return True
+
+    def are_below(self, limits: Array) -> bool:
+        """Whether all are from 0, below their limit, uint64 [4, count]."""
+        np.greater_equal(self.unsigned, limits, self._outside)
+        return 1 not in self._outside.tobytes()  # takes less than `any`
 
 
 class _Known(NamedTuple):
@@ -166,6 +205,7 @@ class RowChecks:
         self._vocabulary, self._most_rows = vocabulary, most_rows
         self._most_positions, self._pages = most_positions, pages
         self._known = _Known(b"", None, np.empty(0), False)
+        self._numbers = cache(_Numbers)
 
     def check(
         self,
@@ -185,7 +225,7 @@ class RowChecks:
         given = [ids, positions, requests]
         if ends is not None:
             given.append(ends)
-        numbers, used = self._numbers(given), self._pages.examine(table)
+        numbers, used = self._read(given), self._pages.examine(table)
         if numbers is not None and used is not None:
             default = steps if ends is None else 0
             found = self._found(numbers, used, default, stops, sampling)
@@ -202,21 +242,22 @@ class RowChecks:
             pages=self._pages,
         )
 
-    def _numbers(self, given: Sequence[Any]) -> Array | None:
-        """Integers of the rows as int64 [4, rows]; 0 for numbers that are not given.
-        None for others than integers, another number of rows, and different shapes."""
+    def _read(self, given: Sequence[Any]) -> _Numbers | None:
+        """Integers of the rows. None for others than integers, another number of rows,
+        and different shapes."""
         if _are_lists(given, self._most_rows):
-            numbers = _packed(given)
-            if numbers is not None:
+            numbers = self._numbers(len(given[0]))
+            if numbers.read(*given):
                 return numbers
         arrays = [np.asarray(values) for values in given]
         if not _are_rows(arrays, self._most_rows):
             return None
-        return _packed([values.tolist() for values in arrays])
+        numbers = self._numbers(len(arrays[0]))
+        return numbers if numbers.read(*[a.tolist() for a in arrays]) else None
 
     def _found(
         self,
-        numbers: Array,
+        numbers: _Numbers,
         used: UsedPages,
         steps: int,
         stops: Sequence[Collection[int]] | None,
@@ -224,22 +265,21 @@ class RowChecks:
     ) -> StepRows | None:
         """None if a number is out of range, or two rows have one place in the cache.
         steps: of the last row of each request; 0 if ends are given."""
-        known, requests = self._known, numbers[REQUESTS]
+        known, requests = self._known, numbers.requests
         bits = requests.tobytes()
         if known.used is not used or known.requests != bits:
             if np.any(requests.view(np.uint64) >= len(used.table)):
                 return None
             known = self._known = self._examine(bits, requests, used)
-        positions, ends = numbers[POSITIONS], numbers[ENDS]
+        positions, ends = numbers.positions, numbers.ends
         if steps == 0:
             np.maximum(ends, 0, out=ends)
         elif steps > 1:
             ends[...] = _default_ends(requests, positions, steps)
-        # As unsigned numbers, those below 0 are large.
-        if np.count_nonzero(numbers.view(np.uint64) >= known.limits):
+        if not numbers.are_below(known.limits):
             return None
-        size = self._pages.page_size
-        if not known.are_apart and _shared_place(used.table, size, numbers) is not None:
+        size, found = self._pages.page_size, numbers.all
+        if not known.are_apart and _shared_place(used.table, size, found) is not None:
             return None
         count = len(requests)
         of_stops: Array | None = None
@@ -254,7 +294,7 @@ class RowChecks:
         longest = _largest(positions) + 1
         if steps != 1:
             longest = max(longest, _largest(ends))
-        return StepRows(numbers, longest, of_stops, chosen, used)
+        return StepRows(found, longest, of_stops, chosen, used)
 
     def _examine(self, bits: bytes, requests: Array, used: UsedPages) -> _Known:
         """The limits of rows of `requests`, all of which exist."""
@@ -268,35 +308,13 @@ class RowChecks:
 
 def _are_lists(given: Sequence[Any], most_rows: int) -> bool:
     """Whether these are lists of equal lengths, and do not begin with a bool."""
-    first = given[0]
-    if type(first) is not list or not 0 < len(first) <= most_rows:
+    count = len(given[0]) if type(given[0]) is list else 0
+    if not 0 < count <= most_rows:
         return False
     for values in given:
-        if type(values) is not list or len(values) != len(first):
-            return False
-        if type(values[0]) is bool:
+        if type(values) is not list or len(values) != count or type(values[0]) is bool:
             return False
     return True
-
-
-def _packed(given: Sequence[list[Any]]) -> Array | None:
-    """Lists of equal lengths as int64 [4, rows]; None if `struct` takes one of the
-    numbers for no integer of 64 bits."""
-    ids, positions, requests, *ends = given
-    count = len(ids)
-    numbers = np.zeros((4, count), np.int64)
-    try:  # NOTE: `struct` reads a list in a third of NumPy's time.
-        pack = _packer(len(given) * count)
-        pack(numbers, 0, *ids, *positions, *requests, *chain(*ends))
-    except struct.error:
-        return None
-    return numbers
-
-
-@cache
-def _packer(count: int) -> Callable[..., None]:
-    """Writes integers of 64 bits."""
-    return struct.Struct(f"{count}q").pack_into
 
 
 def _are_rows(arrays: Sequence[Array], most_rows: int) -> bool:
@@ -307,8 +325,8 @@ def _are_rows(arrays: Sequence[Array], most_rows: int) -> bool:
     return len(shape) == 1 and 0 < shape[0] <= most_rows
 
 
-def _largest(numbers: Array) -> int:
-    return int(numbers[numbers.argmax()])  # takes less than `max`
+def _largest(numbers: Array) -> Any:
+    return numbers.item(numbers.argmax())  # takes less than `max`
 
 
 def _shared_place(table: Array, page_size: int, numbers: Array) -> int | None:
