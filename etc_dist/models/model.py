@@ -18,7 +18,7 @@ from etc_dist.models.experts import Mixture
 from etc_dist.models.mirror import HostArray
 from etc_dist.models.pages import PageTable
 from etc_dist.models.part import Part
-from etc_dist.models.rows import NO_ROW, RowArrays, RowChecks
+from etc_dist.models.rows import NO_ROW, RowArrays, RowChecks, StepRows
 from etc_dist.models.sampling import Sampling, checked_sampling
 from etc_dist.models.setup import ModelSetup
 from etc_dist.models.step_policy import ROWS, padded
@@ -115,6 +115,10 @@ class Model:
             most = config.layers * self.most_rows * config.mixture.top_k
             self._chosen = self._empty((most,), "int32")
         self._bound: dict[tuple[int, ...], tuple[Bound, Array]] = {}
+        """By the number of rows with padding, the bucket of lengths, the number of
+        steps, and whether any row is sampled."""
+        self._prepared: dict[tuple[int, ...], tuple[int, Bound, Array]] = {}
+        """The same by the number of rows without padding."""
         self._last_rows = 0
 
     def generate(
@@ -212,7 +216,10 @@ class Model:
                 if type(count) is not int or not 1 <= count <= self.steps_per_launch:
                     steps = expect_range(count, 1, self.steps_per_launch, "count")
                 rows = self._checks.check(
-                    *(ids, requests, positions, table),
+                    ids,
+                    requests,
+                    positions,
+                    table,
                     steps=steps,
                     ends=ends,
                     stops=stops,
@@ -225,17 +232,16 @@ class Model:
             if self.world.size > 1:
                 self.world.match_call(rows.signature(), rows.describe)
             self._last_rows = rows.numbers.shape[1]
-            height = padded(self._last_rows)
-            given = self._rows.fill(rows, height)
-            key = height, self._policy.length(rows.longest), steps, rows.samples
-            if key not in self._bound:
-                dims = self._policy.dims(height, rows.longest)
-                dims |= {"steps": steps, "samples": int(rows.samples)}
-                self._bound[key] = self._bind(given, height, dims)
-            bound, found = self._bound[key]
+            length = self._policy.length(rows.longest)
+            key = self._last_rows, length, steps, rows.samples
+            prepared = self._prepared.get(key)
+            if prepared is None:
+                prepared = self._prepared[key] = self._prepare(rows, steps)
+            height, bound, found = prepared
+            self._rows.fill(rows, height)
             self.program.launch(bound)
             self.program.await_run()
-            return found[:, : self._last_rows].copy()
+            return found.copy()
 
     @property
     def logits(self) -> Any:
@@ -248,6 +254,7 @@ class Model:
     def close(self) -> None:
         """Free the program's memory; the arrays are freed with the model."""
         self._bound.clear()
+        self._prepared.clear()
         self.program.close()
 
     def __enter__(self) -> Self:
@@ -256,6 +263,19 @@ class Model:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.close()
+
+    def _prepare(self, rows: StepRows, steps: int) -> tuple[int, Bound, Array]:
+        """The number of rows with padding, the call, and where its ids will be."""
+        count = rows.numbers.shape[1]
+        height = padded(count)
+        key = height, self._policy.length(rows.longest), steps, rows.samples
+        if key not in self._bound:
+            dims = self._policy.dims(height, rows.longest)
+            dims |= {"steps": steps, "samples": int(rows.samples)}
+            given = self._rows.fill(rows, height)
+            self._bound[key] = self._bind(given, height, dims)
+        bound, found = self._bound[key]
+        return height, bound, found[:, :count]
 
     def _bind(
         self, given: Mapping[str, Any], height: int, dims: Mapping[str, int]
