@@ -73,15 +73,13 @@ class Agreement:
         """Called with each error that all ranks raise."""
         self._board: Board | None = None
         self._calls = 0
-        self._unusable: str | None = None
+        self._unusable = ""
+        self.broken = False
+        """No further call is possible: why is in `_unusable`."""
 
     def use_board(self, board: Board) -> None:
         """Compare calls on `board` from now on, not by messages. Collective."""
         self._board = board
-
-    @property
-    def broken(self) -> bool:
-        return self._unusable is not None
 
     @property
     def lost_process(self) -> bool:
@@ -142,20 +140,20 @@ class Agreement:
     def leave(self, text: str, reason: int = LOST) -> None:
         """Leave the world: later calls here, and the peers' next ones, raise."""
         # A forked child shares the board of its parent, which stays.
-        if self._unusable is None and not is_forked():
+        if not self.broken and not is_forked():
             if self._board is not None:
                 self._board.leave(reason)
-            self._unusable = text
+            self._unusable, self.broken = text, True
 
     def close(self) -> None:
         """End all calls. Local, after the last call."""
-        self._unusable = "it was closed"
+        self._unusable, self.broken = "it was closed", True
         if self._board is not None:
             self._board.close()
             self._board = None
 
     def _begin(self) -> None:
-        if self._unusable is not None:
+        if self.broken:
             raise rank_errors.unusable(self._where(), self._unusable)
         self._calls += 1
 
@@ -190,7 +188,7 @@ class Agreement:
 
     def _run(self, step: Callable[[], T], text: str) -> T:
         """This rank's result of a step that succeeded on every rank."""
-        if self._unusable is not None:
+        if self.broken:
             raise rank_errors.unusable(self._where(), self._unusable)
         try:
             result = step()
