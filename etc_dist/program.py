@@ -211,7 +211,8 @@ class Program:
         grows = False
         try:
             self._refuse_after_failure()
-            if self._run_check.is_wanted and is_capturing(self.backend, stream):
+            is_checked = self._run_check.is_wanted
+            if is_checked and is_capturing(self.backend, stream):
                 self.world.refuse(cannot_capture(bound.text))
             if bound.launch is None or not executor.is_current(bound.launch):
                 grows = self._make_ready(bound)
@@ -225,7 +226,7 @@ class Program:
             self._grow(bound)
         self._reported = False
         executor.launch(bound.launch, stream)
-        if self._run_check.is_wanted:
+        if is_checked:
             self.synchronize()
             read = partial(executor.loaded, bound.launch)
             self._run_check.check(read, bound.dims)
