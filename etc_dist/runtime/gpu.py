@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -202,7 +203,7 @@ class GpuExecutor:
             0,
         )
 
-    @property
+    @cached_property
     def _gpu(self) -> str:
         return f"GPU {self.world.device} of rank {self.world.rank}"
 
@@ -259,7 +260,7 @@ class GpuExecutor:
         """Wait for the last run, on the stream that it was launched on."""
         stream = self._stream
         if stream is not None:
-            self._wait(wait_until, lambda: self._order.is_done(stream))
+            self._wait(wait_until, partial(self._order.is_done, stream))
 
     def finish(self) -> None:
         """Wait for all work of this GPU, replayed graphs included."""
