@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Collection, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -142,20 +142,35 @@ def _update(mirror: Mirror, first: Array | None, value: int) -> None:
         mirror.send()
 
 
+class _Known(NamedTuple):
+    """What is known of rows of the same requests in each step. limits, uint32 [4,
+    rows]: what the numbers of each row are below. are_apart: whether no two rows can
+    have one place in the cache."""
+
+    used: UsedPages
+    limits: Array
+    are_apart: bool
+
+
 class _Numbers:
-    """Integers of `count` rows, int64, and what their checks compute: arrays that all
-    steps of as many rows share, since making them takes most of a check."""
+    """Integers of `count` rows, int32, and what their checks compute: arrays that all
+    steps of as many rows share, since making them takes most of a check. known: of
+    these requests, or None."""
 
     def __init__(self, count: int) -> None:
-        self.all = np.zeros((4, count), np.int64)
-        self._memory = self.all.data
-        self.unsigned = self.all.view(np.uint64)
-        """The same; those below 0 are large."""
-        _, self.positions, self.requests, self.ends = self.all
+        self.all = np.zeros((4, count), np.int32)
+        self.ids, self.positions, self.requests, self.ends = self.all
+        self._unsigned = self.all.view(np.uint32)
         self._outside = np.empty((4, count), np.bool_)
+        self.known: _Known | None = None
         # NOTE: `struct` reads a list in a third of NumPy's time. Its x is a zero.
-        self._pack = struct.Struct(f"{3 * count}q{8 * count}x").pack_into
-        self._pack_ends = struct.Struct(f"{4 * count}q").pack_into
+        integers, zeros = struct.Struct(f"{count}i"), struct.Struct(f"{4 * count}x")
+        self._pack = integers.pack
+        self._set_ids = partial(integers.pack_into, self.ids.data, 0)
+        self._set_positions = partial(integers.pack_into, self.positions.data, 0)
+        self._set_ends = partial(integers.pack_into, self.ends.data, 0)
+        self._clear_ends = partial(zeros.pack_into, self.ends.data, 0)
+        self._requests = b""
 
     def read(
         self,
@@ -165,36 +180,32 @@ class _Numbers:
         ends: list[Any] | None = None,
     ) -> bool:
         """Set them from lists of `count` numbers; ends are 0 if they are not given.
-        False if `struct` takes one of the numbers for no integer of 64 bits."""
+        False if `struct` takes one of the numbers for no integer of 32 bits."""
         try:
+            self._set_ids(*ids)
+            self._set_positions(*positions)
             if ends is None:
-                self._pack(self._memory, 0, *ids, *positions, *requests)
+                self._clear_ends()
             else:
-                self._pack_ends(self._memory, 0, *ids, *positions, *requests, *ends)
+                self._set_ends(*ends)
+            packed = self._pack(*requests)
         except struct.error:
             return False
+        if packed != self._requests:
+            self.requests[...] = np.frombuffer(packed, np.int32)
+            self._requests, self.known = packed, None
         return True
 
     def are_below(self, limits: Array) -> bool:
-        """Whether all are from 0, below their limit, uint64 [4, count]."""
-        np.greater_equal(self.unsigned, limits, self._outside)
+        """Whether all are from 0, below their limit, uint32 [4, count]."""
+        # As unsigned numbers, those below 0 are large.
+        np.greater_equal(self._unsigned, limits, self._outside)
         return 1 not in self._outside.tobytes()  # takes less than `any`
-
-
-class _Known(NamedTuple):
-    """What is known of rows of the same requests in each step. requests: their bytes,
-    int64. limits [4, rows]: what the numbers of each row are below. are_apart: whether
-    no two rows can have one place in the cache."""
-
-    requests: bytes
-    used: UsedPages | None
-    limits: Array
-    are_apart: bool
 
 
 class RowChecks:
     """The checks of a model's steps. They take less time for rows of the same requests
-    as in the step before."""
+    as in the last step of as many rows."""
 
     # NOTE: a step takes microseconds: so all numbers are checked at once, and only an
     # error says which are wrong.
@@ -204,7 +215,6 @@ class RowChecks:
     ) -> None:
         self._vocabulary, self._most_rows = vocabulary, most_rows
         self._most_positions, self._pages = most_positions, pages
-        self._known = _Known(b"", None, np.empty(0), False)
         self._numbers = cache(_Numbers)
 
     def check(
@@ -244,7 +254,7 @@ class RowChecks:
 
     def _read(self, given: Sequence[Any]) -> _Numbers | None:
         """Integers of the rows. None for others than integers, another number of rows,
-        and different shapes."""
+        different shapes, and numbers that are too large or small for any row."""
         if _are_lists(given, self._most_rows):
             numbers = self._numbers(len(given[0]))
             if numbers.read(*given):
@@ -252,6 +262,8 @@ class RowChecks:
         arrays = [np.asarray(values) for values in given]
         if not _are_rows(arrays, self._most_rows):
             return None
+        # Ends have no lower limit.
+        arrays[ENDS:] = [np.maximum(ends, 0) for ends in arrays[ENDS:]]
         numbers = self._numbers(len(arrays[0]))
         return numbers if numbers.read(*[a.tolist() for a in arrays]) else None
 
@@ -265,12 +277,11 @@ class RowChecks:
     ) -> StepRows | None:
         """None if a number is out of range, or two rows have one place in the cache.
         steps: of the last row of each request; 0 if ends are given."""
-        known, requests = self._known, numbers.requests
-        bits = requests.tobytes()
-        if known.used is not used or known.requests != bits:
-            if np.any(requests.view(np.uint64) >= len(used.table)):
+        known, requests = numbers.known, numbers.requests
+        if known is None or known.used is not used:
+            if np.any(requests.view(np.uint32) >= len(used.table)):
                 return None
-            known = self._known = self._examine(bits, requests, used)
+            known = numbers.known = self._examine(requests, used)
         positions, ends = numbers.positions, numbers.ends
         if steps == 0:
             np.maximum(ends, 0, out=ends)
@@ -296,14 +307,14 @@ class RowChecks:
             longest = max(longest, _largest(ends))
         return StepRows(found, longest, of_stops, chosen, used)
 
-    def _examine(self, bits: bytes, requests: Array, used: UsedPages) -> _Known:
+    def _examine(self, requests: Array, used: UsedPages) -> _Known:
         """The limits of rows of `requests`, all of which exist."""
         most = np.minimum(used.positions.take(requests), self._most_positions)
-        limits = np.empty((4, len(requests)), np.uint64)
+        limits = np.empty((4, len(requests)), np.uint32)
         limits[IDS], limits[REQUESTS] = self._vocabulary, len(used.table)
         limits[POSITIONS], limits[ENDS] = most, most + 1
         are_apart = len(np.unique(requests)) == len(requests) and not used.has_shared
-        return _Known(bits, used, limits, are_apart)
+        return _Known(used, limits, are_apart)
 
 
 def _are_lists(given: Sequence[Any], most_rows: int) -> bool:

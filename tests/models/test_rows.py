@@ -113,6 +113,20 @@ def test_what_is_known_of_requests_changes_no_check():
     assert are_errors == [n in (1, 2, 3, 5, 7, 8, 10) for n in range(len(steps))]
 
 
+def test_what_is_known_of_requests_ends_with_their_table():
+    checks, short = make_checks(), [[0, -1], [2, 3]]
+    two, one = ([1, 2], [0, 1], [16, 16]), ([1], [0], [16])
+    found = [outcome(checks, *given, TABLE) for given in (two, one, two)]
+    assert [numbers[1] for numbers in found] == [[16, 16], [16], [16, 16]]
+    assert "pages: -1" in outcome(checks, *one, short)
+    assert "pages: -1" in outcome(checks, *two, short)
+
+
+@pytest.mark.parametrize("ends", [[-(2**40)], np.array([-(2**40)])])
+def test_an_end_has_no_lower_limit(ends):
+    assert checked([1], [0], [5], ends=ends).numbers.tolist() == [[1], [5], [0], [0]]
+
+
 @pytest.mark.mpi(max_size=1)
 def test_a_step_costs_the_host_few_calls(tmp_path, rng, one_rank, monkeypatch):
     folder, calls = make_model(tmp_path, rng), []
