@@ -180,7 +180,8 @@ class _Numbers:
         ends: list[Any] | None = None,
     ) -> bool:
         """Set them from lists of `count` numbers; ends are 0 if they are not given.
-        False if `struct` takes one of the numbers for no integer of 32 bits."""
+        False for lists of other lengths, for lists that begin with a bool, and if
+        `struct` takes one of the numbers for no integer of 32 bits."""
         try:
             self._set_ids(*ids)
             self._set_positions(*positions)
@@ -194,7 +195,8 @@ class _Numbers:
         if packed != self._requests:
             self.requests[...] = np.frombuffer(packed, np.int32)
             self._requests, self.known = packed, None
-        return True
+        first = type(ids[0]), type(positions[0]), type(requests[0])
+        return bool not in first and (ends is None or type(ends[0]) is not bool)
 
     def are_below(self, limits: Array) -> bool:
         """Whether all are from 0, below their limit, uint32 [4, count]."""
@@ -232,10 +234,8 @@ class RowChecks:
         """The numbers of steps; ArgumentError names all that are out of range. ends:
         None for `steps` positions of the last row of each request, and one of the
         others. stops, sampling: None for none."""
-        given = [ids, positions, requests]
-        if ends is not None:
-            given.append(ends)
-        numbers, used = self._read(given), self._pages.examine(table)
+        numbers = self._read(ids, positions, requests, ends)
+        used = self._pages.examine(table)
         if numbers is not None and used is not None:
             default = steps if ends is None else 0
             found = self._found(numbers, used, default, stops, sampling)
@@ -252,13 +252,21 @@ class RowChecks:
             pages=self._pages,
         )
 
-    def _read(self, given: Sequence[Any]) -> _Numbers | None:
+    def _read(
+        self, ids: Any, positions: Any, requests: Any, ends: Any
+    ) -> _Numbers | None:
         """Integers of the rows. None for others than integers, another number of rows,
         different shapes, and numbers that are too large or small for any row."""
-        if _are_lists(given, self._most_rows):
-            numbers = self._numbers(len(given[0]))
-            if numbers.read(*given):
-                return numbers
+        are_lists = type(ids) is type(positions) is type(requests) is list
+        if are_lists and (ends is None or type(ends) is list):
+            count = len(ids)
+            if 0 < count <= self._most_rows:
+                numbers = self._numbers(count)
+                if numbers.read(ids, positions, requests, ends):
+                    return numbers
+        given = [ids, positions, requests]
+        if ends is not None:
+            given.append(ends)
         arrays = [np.asarray(values) for values in given]
         if not _are_rows(arrays, self._most_rows):
             return None
@@ -292,16 +300,16 @@ class RowChecks:
         size, found = self._pages.page_size, numbers.all
         if not known.are_apart and _shared_place(used.table, size, found) is not None:
             return None
-        count = len(requests)
         of_stops: Array | None = None
         if stops is not None:
+            count = len(requests)
             if len(stops) != count or max(map(len, stops)) > MOST_STOPS:
                 return None
             _integers("stops", list(chain(*stops)), 1)
             of_stops = np.full((count, MOST_STOPS), NO_ROW, np.int32)
             for place, tokens in enumerate(stops):
                 of_stops[place, : len(tokens)] = sorted(tokens)
-        chosen = None if sampling is None else row_sampling(count, sampling)
+        chosen = None if sampling is None else row_sampling(len(requests), sampling)
         longest = _largest(positions) + 1
         if steps != 1:
             longest = max(longest, _largest(ends))
@@ -315,17 +323,6 @@ class RowChecks:
         limits[POSITIONS], limits[ENDS] = most, most + 1
         are_apart = len(np.unique(requests)) == len(requests) and not used.has_shared
         return _Known(used, limits, are_apart)
-
-
-def _are_lists(given: Sequence[Any], most_rows: int) -> bool:
-    """Whether these are lists of equal lengths, and do not begin with a bool."""
-    count = len(given[0]) if type(given[0]) is list else 0
-    if not 0 < count <= most_rows:
-        return False
-    for values in given:
-        if type(values) is not list or len(values) != count or type(values[0]) is bool:
-            return False
-    return True
 
 
 def _are_rows(arrays: Sequence[Array], most_rows: int) -> bool:
