@@ -33,6 +33,7 @@ class RunCheck:
         self._plan, self._world, self._workers = plan, world, workers
         self._names = tuple(tensor.name for tensor in plan.graph.loaded_tensors())
         self._unchecked = list_unchecked(plan)
+        self._has_warned = False
         self._correct: OrderedDict[tuple[Any, ...], None] = OrderedDict()
 
     @property
@@ -73,7 +74,10 @@ class RunCheck:
     def warn(self) -> None:
         """Warn, once per process, that runs are not checked, if the proof leaves parts
         out and the settings require a proof."""
-        if self._unchecked and self._world.settings.verify and self._world.rank == 0:
+        if self._has_warned or not self._unchecked:
+            return
+        if self._world.settings.verify and self._world.rank == 0:
+            self._has_warned = True
             _warn(
                 f"etc_dist: {self._plan.graph.name}: what depends on run-time data is "
                 "not proved (program.show() lists it); ETC_DIST_VERIFY=data checks "
