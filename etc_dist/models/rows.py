@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import struct
 from collections.abc import Collection, Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ from etc_dist.errors import ArgumentError
 from etc_dist.functions.sample_column import NUMBERS, SCALE
 from etc_dist.models.mirror import HostArray, Mirror
 from etc_dist.models.pages import UNUSED, PageTable, UsedPages
+from etc_dist.models.row_numbers import Known, RowNumbers
 from etc_dist.models.sampling import Sampling, row_sampling
 
 Array = np.ndarray[Any, Any]
@@ -142,69 +142,6 @@ def _update(mirror: Mirror, first: Array | None, value: int) -> None:
         mirror.send()
 
 
-class _Known(NamedTuple):
-    """What is known of rows of the same requests in each step. limits, uint32 [4,
-    rows]: what the numbers of each row are below. are_apart: whether no two rows can
-    have one place in the cache."""
-
-    used: UsedPages
-    limits: Array
-    are_apart: bool
-
-
-class _Numbers:
-    """Integers of `count` rows, int32, and what their checks compute: arrays that all
-    steps of as many rows share, since making them takes most of a check. known: of
-    these requests, or None."""
-
-    def __init__(self, count: int) -> None:
-        self.all = np.zeros((4, count), np.int32)
-        self.ids, self.positions, self.requests, self.ends = self.all
-        self._unsigned = self.all.view(np.uint32)
-        self._outside = np.empty((4, count), np.bool_)
-        self.known: _Known | None = None
-        # NOTE: `struct` reads a list in a third of NumPy's time. Its x is a zero.
-        integers, zeros = struct.Struct(f"{count}i"), struct.Struct(f"{4 * count}x")
-        self._pack = integers.pack
-        self._set_ids = partial(integers.pack_into, self.ids.data, 0)
-        self._set_positions = partial(integers.pack_into, self.positions.data, 0)
-        self._set_ends = partial(integers.pack_into, self.ends.data, 0)
-        self._clear_ends = partial(zeros.pack_into, self.ends.data, 0)
-        self._requests = b""
-
-    def read(
-        self,
-        ids: list[Any],
-        positions: list[Any],
-        requests: list[Any],
-        ends: list[Any] | None = None,
-    ) -> bool:
-        """Set them from lists of `count` numbers; ends are 0 if they are not given.
-        False for lists of other lengths, for lists that begin with a bool, and if
-        `struct` takes one of the numbers for no integer of 32 bits."""
-        try:
-            self._set_ids(*ids)
-            self._set_positions(*positions)
-            if ends is None:
-                self._clear_ends()
-            else:
-                self._set_ends(*ends)
-            packed = self._pack(*requests)
-        except struct.error:
-            return False
-        if packed != self._requests:
-            self.requests[...] = np.frombuffer(packed, np.int32)
-            self._requests, self.known = packed, None
-        first = type(ids[0]), type(positions[0]), type(requests[0])
-        return bool not in first and (ends is None or type(ends[0]) is not bool)
-
-    def are_below(self, limits: Array) -> bool:
-        """Whether all are from 0, below their limit, uint32 [4, count]."""
-        # As unsigned numbers, those below 0 are large.
-        np.greater_equal(self._unsigned, limits, self._outside)
-        return 1 not in self._outside.tobytes()  # takes less than `any`
-
-
 class RowChecks:
     """The checks of a model's steps. They take less time for rows of the same requests
     as in the last step of as many rows."""
@@ -217,7 +154,7 @@ class RowChecks:
     ) -> None:
         self._vocabulary, self._most_rows = vocabulary, most_rows
         self._most_positions, self._pages = most_positions, pages
-        self._numbers = cache(_Numbers)
+        self._numbers = cache(RowNumbers)
 
     def check(
         self,
@@ -254,7 +191,7 @@ class RowChecks:
 
     def _read(
         self, ids: Any, positions: Any, requests: Any, ends: Any
-    ) -> _Numbers | None:
+    ) -> RowNumbers | None:
         """Integers of the rows. None for others than integers, another number of rows,
         different shapes, and numbers that are too large or small for any row."""
         are_lists = type(ids) is type(positions) is type(requests) is list
@@ -271,13 +208,13 @@ class RowChecks:
         if not _are_rows(arrays, self._most_rows):
             return None
         # Ends have no lower limit.
-        arrays[ENDS:] = [np.maximum(ends, 0) for ends in arrays[ENDS:]]
+        arrays[ENDS:] = [np.maximum(values, 0) for values in arrays[ENDS:]]
         numbers = self._numbers(len(arrays[0]))
         return numbers if numbers.read(*[a.tolist() for a in arrays]) else None
 
     def _found(
         self,
-        numbers: _Numbers,
+        numbers: RowNumbers,
         used: UsedPages,
         steps: int,
         stops: Sequence[Collection[int]] | None,
@@ -315,14 +252,14 @@ class RowChecks:
             longest = max(longest, _largest(ends))
         return StepRows(found, longest, of_stops, chosen, used)
 
-    def _examine(self, requests: Array, used: UsedPages) -> _Known:
+    def _examine(self, requests: Array, used: UsedPages) -> Known:
         """The limits of rows of `requests`, all of which exist."""
         most = np.minimum(used.positions.take(requests), self._most_positions)
         limits = np.empty((4, len(requests)), np.uint32)
         limits[IDS], limits[REQUESTS] = self._vocabulary, len(used.table)
         limits[POSITIONS], limits[ENDS] = most, most + 1
         are_apart = len(np.unique(requests)) == len(requests) and not used.has_shared
-        return _Known(used, limits, are_apart)
+        return Known(used, limits, are_apart)
 
 
 def _are_rows(arrays: Sequence[Array], most_rows: int) -> bool:
