@@ -192,11 +192,16 @@ class GpuExecutor:
     def _enqueue(self, launch: Launch, stream: Any) -> None:
         self._dims = launch.dims
         self._shapes.put(launch.shape, launch.dims)
-        # NOTE: the driver call itself; CuPy's wrapper takes microseconds.
+        # NOTE: the driver call itself; CuPy's wrapper takes microseconds, and unpacked
+        # tuples would take a third of one.
         self._cupy.cuda.driver.launchKernel(
             self._function.ptr,
-            *(self.workers, 1, 1),
-            *(WORKER_THREADS, 1, 1),
+            self.workers,
+            1,
+            1,
+            WORKER_THREADS,
+            1,
+            1,
             self._shared,
             stream.ptr,
             launch.parameters,
