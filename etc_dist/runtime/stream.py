@@ -125,9 +125,11 @@ class LaunchOrder:
             status = runtime.streamQuery(stream.ptr)
         else:
             status = runtime.eventQuery(self._event.ptr)
-        if status not in (0, _NOT_READY):
+        if status == 0:
+            return True
+        if status != _NOT_READY:
             raise runtime.CUDARuntimeError(status)
-        return bool(status == 0)
+        return False
 
     def _keeps(self, stream: Any) -> bool:
         """Whether a stream lives as long as its CuPy object: CuPy made it, or it is a
