@@ -34,7 +34,7 @@ from etc_dist.world import World
 
 ROWS = 1, 8, 32, 128
 POSITIONS = 1024
-ROUNDS, STEPS = 200, 20
+ROUNDS, STEPS = 4000, 20
 PROTOCOL = (
     f"model.step of Python lists, without the launch; mean of {STEPS} calls, the "
     f"fastest of {ROUNDS} rounds"
