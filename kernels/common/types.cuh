@@ -80,16 +80,6 @@ ETC_DEVICE float silu(float v) {
   // NOTE: __expf takes three more instructions, and its extra accuracy is lost in adding 1.
   return __fdividef(v, 1.0f + ptx::exp2(v * -1.4426950408889634f));
 }
-// Two at once with one division less, since units for special functions bound the ends of tiles.
-// Below -43 the result, which is above -1e-17, is 0: otherwise the product could overflow.
-ETC_DEVICE float2 silu(float a, float b) {
-  const auto divisor = [](float v) {
-    return 1.0f + ptx::exp2(fminf(v * -1.4426950408889634f, 63.0f));
-  };
-  const auto kept = [](float v) { return v < -43.0f ? 0.0f : v; };
-  const float of_a = divisor(a), of_b = divisor(b), inverse = __fdividef(1.0f, of_a * of_b);
-  return make_float2(kept(a) * (of_b * inverse), kept(b) * (of_a * inverse));
-}
 
 // Eight neighbouring elements, added in float and rounded once.
 template <bool kIsHalf>

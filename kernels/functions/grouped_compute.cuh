@@ -228,8 +228,7 @@ struct GroupedMatmul : GroupedTile {
         put<Program, kBlocks, kColumns>(size.rows, skipped, [&](int i, int n) {
           const float* gate = d[0] + i * 4 + n * 2;
           const float* up = kBlocks == 1 ? gate + 2 : d[kBlocks - 1] + i * 4 + n * 2;
-          const float2 activated = silu(gate[0], gate[1]);
-          return pack<kIsHalf>(activated.x * up[0], activated.y * up[1]);
+          return pack<kIsHalf>(silu(gate[0]) * up[0], silu(gate[1]) * up[1]);
         });
       } else {
         put<Program, 2 * kBlocks, kColumns>(size.rows, skipped, [&](int i, int n) {

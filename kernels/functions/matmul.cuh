@@ -84,10 +84,7 @@ struct Matmul {
     });
     if (is_gated) {
 #pragma unroll
-      for (int i = 0; i < 64; i += 2) {
-        const float2 activated = silu(d[i], d[i + 1]);
-        d[i] = activated.x * d[i + 64], d[i + 1] = activated.y * d[i + 65];
-      }
+      for (int i = 0; i < 64; ++i) d[i] = silu(d[i]) * d[i + 64];
     }
     if (!lost) lost = !put<(kVariants & kGated) != 0>(run, d, is_gated, wg, counters.round);
     return !ptx::named_barrier_any<128>(2 + wg, lost);
