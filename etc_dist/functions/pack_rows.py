@@ -10,7 +10,7 @@ from etc_dist.ir import DeviceFunction, Extent, Operand
 from etc_dist.ir.function import TRANSFER
 
 PACKED_ROWS = 4
-"""Rows of a task: few, since a warp copies them one after the other."""
+"""Rows of a task: few, since one warp copies them in sequence."""
 
 
 def pack_rows(dtype: str) -> DeviceFunction:

@@ -28,8 +28,8 @@ __all__ = ["MoE", "moe_graph"]
 EXPERTS = tuple(range(8, 257, 8))
 MAX_CHOICES = 16
 PACKED_INNER = 4096
-"""The inner width of a rank from which on rows are copied to their tiles first: copies
-take as long for any width, and each column of an expert gains."""
+"""The smallest inner width of a rank for which rows are first copied to their tiles.
+The cost of the copies does not depend on the width, and the gain grows with it."""
 
 
 class MoE(Operation):
@@ -64,6 +64,7 @@ class MoE(Operation):
     """
 
     packed_inner = PACKED_INNER
+    """The smallest inner width for copies of rows."""
 
     def __init__(
         self,
@@ -190,7 +191,7 @@ class SharedMoE(Operation):
             table,
             _candidates(
                 *(routing, parallel, few_tokens, self.sizes),
-                packs=inner >= PACKED_INNER,
+                packs=inner >= MoE.packed_inner,
             ),
             world,
             schedule="static",

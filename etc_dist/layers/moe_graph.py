@@ -96,6 +96,8 @@ def moe_graph(
     world * shard. parallel = "expert": each rank has different tokens, the whole router
     and a shard of the experts.
 
+    packs: rows of x are first copied to their tiles.
+
     The sizes from `block` to group_tokens are fixed on the GPU. On the CPU backend they
     are free, but block is at most 32 and a multiple of group_tokens.
     """
@@ -135,6 +137,7 @@ def chosen_experts_graph(
     tile_columns: int = TILE_COLUMNS,
     group_tokens: int = GROUP_TOKENS,
     combined: int = COMBINED,
+    packs: bool = False,
 ) -> None:
     """`moe_graph` on one rank for tokens whose experts are chosen already: ids and
     weights [tokens, top_k]; chosen [experts, blocks], of which bit i is set if token i
@@ -149,6 +152,7 @@ def chosen_experts_graph(
         PUSH_TASKS,
         SCORE_TASKS,
         combined,
+        packs=packs,
     )
     tokens, hidden, inner = g.dims("tokens hidden inner")
     blocks = g.let("blocks", ceildiv(tokens, block))

@@ -34,7 +34,8 @@ worker. Where many tokens would need more, logits are computed in tiles by GEMMs
 TILE_BLOCKS, TILE_EXPERTS = 4, 128
 """Blocks of tokens, and experts, of a tile of logits."""
 FIRST_PACKED = 2
-"""Groups of tiles whose rows are waited for before the others'."""
+"""Groups of tiles with an event of their own for their copied rows, so that the first
+projection starts early."""
 MANY_TOKENS = 17
 """With fewer, a task has half as many columns, so that more workers read weights. Where
 ranks exchange tokens, their capacity counts."""
@@ -56,7 +57,7 @@ class Sizes:
     """Whether the logits of many tokens are computed in tiles, which add k in another
     order."""
     packs: bool = False
-    """Whether rows of x are copied to their tiles first. Otherwise each task of the
+    """Whether rows of x are first copied to their tiles. Otherwise each task of the
     first projection gathers its own, which is slower if an expert has many columns."""
 
 
@@ -99,7 +100,8 @@ class Tiles:
 @dataclass(frozen=True)
 class ExpertOutputs:
     """The experts' output rows. Pass s of the columns is valid after `produced[s]`.
-    before: events for which no other task waits on a rank without tiles."""
+    before: events for which the tasks of `add_places` must wait, too: on a rank without
+    tiles no other task does."""
 
     rows: Tensor
     produced: EventTensor
@@ -250,7 +252,8 @@ def add_projections(
     down: Tensor,
     waits: Sequence[EventRef] = (),
 ) -> ExpertOutputs:
-    """Add both projections; the first one gathers its rows from x, after `waits`."""
+    """Add both projections. After `waits`, the first one gathers its rows of x, or they
+    are first copied to their tiles."""
     _, hidden, inner = down.shape
     many = 1 + x.shape[0] // MANY_TOKENS
     up_columns, tile_columns = (
@@ -315,8 +318,9 @@ def add_projections(
 def _pack_rows(
     g: Graph, routing: Routing, x: Tensor, tiles: Tiles, waits: Sequence[EventRef]
 ) -> tuple[Tensor, EventTensor]:
-    """Add copies of the rows of x to their tiles: rows by expert, and two events, or
-    one: of the first FIRST_PACKED groups of tiles, and of the others."""
+    """Add tasks that copy rows of x to `packed`, in the order of the tiles. Event 0 is
+    that of the first FIRST_PACKED groups of tiles, event 1 that of the others, if there
+    are any."""
     groups, parts = tiles.expert.shape[0] // TOGETHER, -(-tiles.most // PACKED_ROWS)
     packed = g.local("packed", (tiles.total, x.shape[1]), routing.dtype)
     first = minimum(groups, FIRST_PACKED)
@@ -349,10 +353,10 @@ def _part_of(q: Expr) -> Expr:
 
 
 def _some_of(x: Tensor, size: Expr) -> Region:
-    """All rows of x; of x that other tasks write, none for a tile of size 0.
+    """All rows of x. If other tasks write x: none for a task of size 0.
 
-    NOTE: if peers write x, a few rows per task, the proof then does not compare all
-    tiles with all rows: it skips loaded regions."""
+    NOTE: peers write x a few rows per task. The proof skips loaded regions, so it does
+    not compare all tasks with all rows."""
     if x.kind == "input":
         return x[:, :]
     return x[span(0, x.shape[0] * maximum(minimum(size, 1), 0)), :]

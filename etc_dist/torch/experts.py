@@ -11,6 +11,7 @@ from torch import Tensor
 from etc_dist.compiler import compile
 from etc_dist.errors import ArgumentError
 from etc_dist.functions.routing import BLOCK
+from etc_dist.layers.moe import PACKED_INNER
 from etc_dist.layers.moe_graph import chosen_experts_graph
 from etc_dist.layers.plain import odd_activation
 from etc_dist.program import Program
@@ -121,7 +122,8 @@ def moe_experts(
     except Exception as error:
         ops.refuse(world, error, "moe_experts")
     if rows.shape[0]:
-        _program(world, experts, count, dtype_name(x)).run(**arrays)
+        packs = down.shape[2] >= PACKED_INNER
+        _program(world, experts, count, dtype_name(x), packs).run(**arrays)
     return out
 
 
@@ -137,14 +139,16 @@ def _bits(ids: Tensor, experts: int) -> Tensor:
     return words.t().contiguous()
 
 
-def _program(world: World, experts: int, count: int, dtype: str) -> Program:
+def _program(
+    world: World, experts: int, count: int, dtype: str, packs: bool
+) -> Program:
     """The program of `world` for these experts, compiled at the first use."""
-    key = "torch", chosen_experts_graph, experts, count, dtype
+    key = "torch", chosen_experts_graph, experts, count, dtype, packs
     found = world.kept.get(key)
     if found is None:
         with world.refusing("the arguments of moe_experts"):
             graph = chosen_experts_graph(
-                world.size, experts=experts, top_k=count, dtype=dtype
+                world.size, experts=experts, top_k=count, dtype=dtype, packs=packs
             )
         found = world.kept[key] = compile(graph, world)
     return cast(Program, found)

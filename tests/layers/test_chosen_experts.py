@@ -25,8 +25,8 @@ def chosen_words(ids: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.mpi(max_size=2)
-@pytest.mark.parametrize("tokens", [1, 32, 70])
-def test_result_is_the_weighted_sum_of_the_chosen_experts(tokens, world, rng):
+@pytest.mark.parametrize(("tokens", "packs"), [(1, True), (32, False), (70, True)])
+def test_result_is_the_weighted_sum_of_the_chosen_experts(tokens, packs, world, rng):
     logits = rng.standard_normal((tokens, EXPERTS)).astype(np.float32)
     ids, weights = best_experts(logits, TOP_K, True)
     x = rng.standard_normal((tokens, HIDDEN)).astype(bfloat16)
@@ -34,7 +34,7 @@ def test_result_is_the_weighted_sum_of_the_chosen_experts(tokens, world, rng):
     down = rng.standard_normal((EXPERTS, HIDDEN, INNER)).astype(bfloat16)
     arrays = {"x": x, "ids": ids.astype(np.int32), "weights": weights}
     arrays |= {"chosen": chosen_words(ids), "gate_up": gate_up, "down": down}
-    graph = chosen_experts_graph(world.size, experts=EXPERTS, top_k=TOP_K)
+    graph = chosen_experts_graph(world.size, experts=EXPERTS, top_k=TOP_K, packs=packs)
     with etc_dist.compile(graph, world) as program:
         on = Arrays(world.backend)
         given = {name: on.put(array) for name, array in arrays.items()}

@@ -3,8 +3,10 @@ tokens."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from etc_dist.emulate import Emulator
 from etc_dist.layers.moe import MoE
 from etc_dist.layers.moe_few_tokens import (
     FEW_TOKENS,
@@ -12,6 +14,7 @@ from etc_dist.layers.moe_few_tokens import (
     moe_few_tokens_graph,
     most_tokens,
 )
+from etc_dist.layers.moe_graph import moe_graph
 from tests.layers.reference import draw, draw_experts, moe_reference
 
 FEW, MANY = "moe_few_tokens_graph", "moe_graph"
@@ -118,3 +121,20 @@ def test_logits_may_be_added_in_one_order_for_any_number_of_tokens(make):
     calls = layer.layer.program.plan.graph.calls
     assert "score_experts" in {call.name for call in calls}
     assert "score_tiles" not in {call.name for call in calls}
+
+
+def test_a_token_has_the_same_bits_beside_any_others(rng, folder):
+    """In the CUDA bodies, where neighbouring rows share instructions."""
+    dims = {"tokens": 64, "hidden": 128, "inner": 256}
+    options = {"experts": 8, "top_k": 8, "dtype": "float16", "tiles_logits": False}
+    emulator = Emulator(moe_graph(1, packs=True, **options), folder=folder)
+    weights = draw_experts(rng, 8, dims["hidden"], dims["inner"], "float16")
+    given = dict(zip(("router", "gate_up", "down"), weights, strict=True))
+    x = draw(rng, (dims["tokens"], dims["hidden"]), "float16")
+    others = x.copy()
+    others[1::2] = draw(rng, (len(x) // 2, dims["hidden"]), "float16")
+    first, second = (
+        emulator.run([{"x": a, **given}], dims)[0]["y"] for a in (x, others)
+    )
+    np.testing.assert_array_equal(first[::2], second[::2])
+    assert (first[1::2] != second[1::2]).any()

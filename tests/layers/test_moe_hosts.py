@@ -51,6 +51,7 @@ def example(
     ("world", "local_size", "tokens", "schedule"),
     [
         (4, 2, 5, "static"),
+        (2, 1, 3, "dynamic"),
         *(
             pytest.param(*case, marks=exhaustive)
             for case in [(2, 1, 19, "dynamic"), (4, 1, 19, "static")]
@@ -59,6 +60,7 @@ def example(
 )
 def test_the_graph_is_proved_and_right(world, local_size, tokens, schedule):
     options = {"experts": 16, "top_k": 3, "parallel": "expert", **SMALL}
+    options["packs"] = tokens < 5
     plan = SCHEDULES[schedule](moe_graph(world, local_size=local_size, **options))
     inputs, answers, dims = example(world, 16, 3, tokens, 24, 16)
     verify(plan, dims, 4)
