@@ -1,5 +1,5 @@
-"""Draws the figures of docs/results.md from the records: among them those of the
-paper's figures 14 and 17 (decode.png), and 18 (decode_ranks.png).
+"""Draws the figures of docs/results.md from the records. decode.png corresponds to
+figures 14 and 17 of the paper, decode_ranks.png to figure 18.
 
 .venv/bin/python benchmarks/plot.py
 """

@@ -164,8 +164,8 @@ class DecodeRecord(Record):
     """How far the logit of a chosen id is below the largest one in fp32, at most,
     relative to the root mean square of all logits."""
     router_gap: float | None = None
-    """How far the router's logit of a chosen expert is below that of another one in
-    fp32, at most, relative to the root mean square."""
+    """How far the router's logit of a chosen expert is below that of one that was not
+    chosen in fp32, at most, relative to the root mean square of the router's logits."""
     steps_per_launch: int = 1
     """All times are of one step."""
     single_launches_ms: float | None = None
@@ -185,7 +185,7 @@ class DecodeRecord(Record):
     batch_ms: float | None = None
     """With deterministic="batch", if measured: in turn with ours_ms."""
     baseline_ms: float | None = None
-    """vLLM's step, if measured: by decode_vllm.py on the same machine before."""
+    """vLLM's step, if decode_vllm.py measured it on the same day and kind of GPU."""
     routing: str | None = None
     """How rows choose experts."""
     active_experts: float | None = None

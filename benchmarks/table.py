@@ -59,8 +59,8 @@ collective, hidden and inner size for a layer. M counts the rows of all ranks, \
 expert-parallel those of one. *From, to* are the lowest and the highest speed-up. \
 *Dynamic* and *Zipf* are the speed-ups under the dynamic schedule and with unevenly \
 used experts. *Triton / ours* compares with vLLM's kernel, *vLLM / ours* with its \
-whole step in the same run. *deterministic="batch"* is its time relative to the \
-default's, mean and worst.
+whole step on the same day and kind of GPU. *deterministic="batch"* is its time \
+relative to the default's, mean and worst.
 """
 PICTURE = """
 ## Static and dynamic schedules

@@ -40,8 +40,8 @@ class Mirror:
 
 class HostArray:
     """An int32 array on the host, which the backend reads or writes in place: on GPUs
-    through mapped memory, without a copy. What a run writes is complete once it has
-    ended, and what it reads may change then. device: the array of the program."""
+    through mapped memory, without a copy. What a run writes is complete, and what
+    it reads may be changed, only after it has ended. device: the program's array."""
 
     def __init__(self, shape: tuple[int, ...], backend: str, value: int) -> None:
         if backend == "cpu":

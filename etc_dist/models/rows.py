@@ -26,7 +26,7 @@ NO_ROW = -1
 """A stop token that no id equals: for none."""
 IDS, POSITIONS, REQUESTS, ENDS = range(4)
 NAMES = "ids", "positions", "requests", "ends"
-"""The rows of `StepRows.numbers`, and what they are called in errors."""
+"""The rows of `StepRows.numbers`, and their names in errors."""
 UNUSED_ROW = np.array([[NO_ROW], [NO_ROW], [0], [0]])
 """The numbers of a row without a request."""
 
