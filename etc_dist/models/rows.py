@@ -242,10 +242,12 @@ class RowChecks:
             count = len(requests)
             if len(stops) != count or max(map(len, stops)) > MOST_STOPS:
                 return None
-            _integers("stops", list(chain(*stops)), 1)
+            tokens = _integers("stops", list(chain(*stops)), 1)
+            if np.any((tokens < 0) | (tokens >= self._vocabulary)):
+                return None
             of_stops = np.full((count, MOST_STOPS), NO_ROW, np.int32)
-            for place, tokens in enumerate(stops):
-                of_stops[place, : len(tokens)] = sorted(tokens)
+            for place, of_row in enumerate(stops):
+                of_stops[place, : len(of_row)] = sorted(of_row)
         chosen = None if sampling is None else row_sampling(len(requests), sampling)
         longest = _largest(positions) + 1
         if steps != 1:
@@ -321,6 +323,7 @@ def _refusal(
         most = max(map(len, stops), default=0)
         if most > MOST_STOPS:
             faults.append((f"at most {MOST_STOPS} stops of each row", f"{most}"))
+        expect("stops", _integers("stops", list(chain(*stops)), 1), vocabulary)
     height, width = pages.table.shape
     if not (0 < pages_of.shape[0] <= height and 0 < pages_of.shape[1] <= width):
         wanted = f"table of up to {height} requests and {width} pages of each"

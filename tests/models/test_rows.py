@@ -64,6 +64,8 @@ def test_a_table_that_changes_in_place_is_seen():
         (([1], [1], [0]), {"table": [[0]]}, "requests: 1"),
         (([1], [0], [0]), {"stops": [{1}, {2}]}, "stops of 2"),
         (([1], [0], [0]), {"stops": [set(range(9))]}, "9"),
+        (([1], [0], [0]), {"stops": [{2**31}]}, f"stops: {2**31}"),
+        (([1], [0], [0]), {"stops": [{1, -5}]}, "stops: -5"),
         (([1, 2], [0, 0], [0, 1]), {"ends": [2, 2]}, "row 1 and one before it"),
     ],
 )
