@@ -57,9 +57,15 @@ Known = Sequence[Any]
 
 def tests(ranks: int, known: Known) -> Iterator[Job]:
     yield Job(("python", *PYTEST, "-m", "mpi", "tests"))
-    # Ranks that are killed, of jobs that these tests start.
-    deaths = "tests/runtime/test_faults.py", "-k", "death", "--durations=3"
-    yield Job(("-m", "pytest", "-q", "--color=no", *deaths), launcher="itself")
+
+
+def deaths(ranks: int, known: Known) -> Iterator[Job]:
+    # The tests start jobs, and kill one of their ranks.
+    killed = "tests/runtime/test_faults.py", "-k", "death", "--durations=3"
+    yield Job(("-m", "pytest", "-q", "--color=no", *killed), launcher="itself")
+
+
+def soak(ranks: int, known: Known) -> Iterator[Job]:
     if not any(record.op == "soak" for record in known):
         yield Job(("benchmarks/soak.py",))
 
@@ -131,7 +137,10 @@ def memcheck(ranks: int, known: Known) -> Iterator[Job]:
 
 PARTS = {
     part.__name__: part
-    for part in (tests, collectives, few_rows, decode, mlp, moe, torch, memcheck)
+    for part in (
+        *(tests, deaths, soak, collectives, few_rows),
+        *(decode, mlp, moe, torch, memcheck),
+    )
 }
 
 
