@@ -220,8 +220,6 @@ PROTECTS |= {"activated": "active", "produced": "outputs", "located": "place"}
 SHARED_PROTECTS = {**PROTECTS, "arrived": "all_x", "returned": "partials"}
 SHARED_PROTECTS |= {name: "all_ids" for name in ("shared", "listed")}
 ONE_TILE = {"tile_expert": [0], "tile_row": [0], "tile_rows": [8], "groups_needed": [1]}
-PACKED = {"packs": True}, {"packed_groups": "packed"}
-"""Tiles and events of a mixture whose rows are copied to their tiles."""
 PARALLEL_CORNERS = [
     (2, {"experts": 16, "top_k": 4, "normalize": False}, (8, 40, 12)),
     (4, {"experts": 8, "top_k": 3}, (5, 16, 12)),
@@ -352,13 +350,20 @@ PROGRAMS: dict[str, Program] = {
         full=(110, 40, 24),
     ),
 }
-for _name in ("moe", "moe expert-parallel"):
-    _program = PROGRAMS[_name]
-    PROGRAMS[f"{_name}, packed"] = replace(
-        _program,
-        tiles={**_program.tiles, **PACKED[0]},
-        protects={**_program.protects, **PACKED[1]},
+
+
+def packed(program: Program) -> Program:
+    """A mixture whose rows are first copied to their tiles."""
+    return replace(
+        program,
+        tiles={**program.tiles, "packs": True},
+        protects={**program.protects, "packed_groups": "packed"},
     )
+
+
+PROGRAMS |= {
+    f"{name}, packed": packed(PROGRAMS[name]) for name in ("moe", "moe expert-parallel")
+}
 
 
 def without(graph: GraphFunction, event: str, *verbs: str) -> GraphFunction:

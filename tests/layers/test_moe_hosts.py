@@ -48,19 +48,19 @@ def example(
 
 
 @pytest.mark.parametrize(
-    ("world", "local_size", "tokens", "schedule"),
+    ("world", "local_size", "tokens", "schedule", "packs"),
     [
-        (4, 2, 5, "static"),
-        (2, 1, 3, "dynamic"),
+        (4, 2, 5, "static", False),
+        (2, 1, 3, "dynamic", True),
         *(
-            pytest.param(*case, marks=exhaustive)
+            pytest.param(*case, False, marks=exhaustive)
             for case in [(2, 1, 19, "dynamic"), (4, 1, 19, "static")]
         ),
     ],
 )
-def test_the_graph_is_proved_and_right(world, local_size, tokens, schedule):
+def test_the_graph_is_proved_and_right(world, local_size, tokens, schedule, packs):
     options = {"experts": 16, "top_k": 3, "parallel": "expert", **SMALL}
-    options["packs"] = tokens < 5
+    options["packs"] = packs
     plan = SCHEDULES[schedule](moe_graph(world, local_size=local_size, **options))
     inputs, answers, dims = example(world, 16, 3, tokens, 24, 16)
     verify(plan, dims, 4)
