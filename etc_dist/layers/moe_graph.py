@@ -48,6 +48,10 @@ PASSES, PARALLEL_PASSES = 2, 4
 """The largest number of passes over the output columns, on one rank and on several. One
 is combined while the next is computed. More passes shorten the tail, which is longer
 where sums are sent, but a tile's activations are read again in each."""
+WIDE_COLUMNS, WIDE_PASSES = TILE_COLUMNS // 2, 8
+"""Columns of a task of the down projection, and passes, where wide experts are divided
+among ranks: a rank has few such tasks, each of which takes long. With smaller ones the
+last round of the rank with most rows is shorter."""
 COMBINED = 256
 """Columns that a warp combines in one step."""
 COMBINE_TASKS = 1584
@@ -74,7 +78,7 @@ def moe_graph(
     block: int = BLOCK,
     tile_rows: int = TILE_ROWS,
     up_columns: int = UP_COLUMNS,
-    tile_columns: int = TILE_COLUMNS,
+    tile_columns: int | None = None,
     group_tokens: int = GROUP_TOKENS,
     part_tokens: int = PART_TOKENS,
     push_tasks: int = PUSH_TASKS,
@@ -96,16 +100,21 @@ def moe_graph(
     world * shard. parallel = "expert": each rank has different tokens, the whole router
     and a shard of the experts.
 
-    packs: rows of x are first copied to their tiles.
+    packs: rows of x are first copied to their tiles, for experts that are wide.
 
     The sizes from `block` to group_tokens are fixed on the GPU. On the CPU backend they
     are free, but block is at most 32 and a multiple of group_tokens.
     """
     routing = Routing(experts, top_k, normalize, dtype, block, tile_rows)
+    most_passes, columns = PASSES, TILE_COLUMNS
+    if g.world_size > 1:
+        most_passes = PARALLEL_PASSES
+        if packs and parallel == "expert":
+            most_passes, columns = WIDE_PASSES, WIDE_COLUMNS
     sizes = Sizes(
-        passes or (PASSES if g.world_size == 1 else PARALLEL_PASSES),
+        passes or most_passes,
         up_columns,
-        tile_columns,
+        tile_columns or columns,
         group_tokens,
         part_tokens,
         push_tasks,
