@@ -161,42 +161,45 @@ ETC_DEVICE void report(const Run<Program>& run, const Waiter& who) {
   abort_run(run, who, who.kind, who.index, have, who.want);
 }
 
-// Polls until `poll()` is true; false if the program was aborted or `limit` nanoseconds passed.
-// kSleeps sleeps between polls, for waits off the critical path. kWarp: all lanes poll and leave
-// together. The clock counts steps of about a millisecond; `abort` is read once per step.
+// The time of a wait. The clock counts steps of about a millisecond.
 // NOTE: steps are counted in 32 bits. The host accepts limits of up to 1e6 s, so that twice the
 // limit has fewer than 2^31 steps.
-template <bool kSleeps, bool kWarp = false, class Program, class Poll>
-ETC_DEVICE bool spin(const Run<Program>& run, u64 limit, Poll poll) {
-  constexpr int kStep = 20;
+struct Patience {
+  static constexpr int kStep = 20;
   u32 begin = 0, seen = 0;
-  while (!poll()) {  // one call of poll(): a second one would double the inlined code
-    if constexpr (kSleeps) ptx::nanosleep(100);
+
+  // After a poll: false if the program was aborted or `limit` nanoseconds passed since the first
+  // poll. kWarp: all lanes alike. `abort` is read once per step.
+  template <bool kWarp, class Program>
+  ETC_DEVICE bool lasts(const Run<Program>& run, u64 limit) {
     u32 now = u32(ptx::global_timer() >> kStep);
     if constexpr (kWarp) now = __shfl_sync(~0u, now, 0);
-    if (now == seen) continue;
+    if (now == seen) return true;
     begin = seen == 0 ? now : begin;
     const bool is_first = seen == 0;
     seen = now;
-    if (is_first) continue;
+    if (is_first) return true;
     bool ended = run.aborted();
     if constexpr (kWarp) ended = __any_sync(~0u, ended);
-    if (ended || now - begin > u32(limit >> kStep)) return false;
+    return !ended && now - begin <= u32(limit >> kStep);
+  }
+};
+
+// Polls until `poll()` is true; false if the program was aborted or `limit` nanoseconds passed.
+// kSleeps sleeps between polls, for waits off the critical path. kWarp: all lanes poll and leave
+// together.
+template <bool kSleeps, bool kWarp = false, class Program, class Poll>
+ETC_DEVICE bool spin(const Run<Program>& run, u64 limit, Poll poll) {
+  Patience patience;
+  while (!poll()) {  // one call of poll(): a second one would double the inlined code
+    if constexpr (kSleeps) ptx::nanosleep(100);
+    if (!patience.template lasts<kWarp>(run, limit)) return false;
   }
   return true;
 }
 
 // Pacing of a lane: whether the low word of the clock has reached `due`.
 ETC_DEVICE bool is_due(u32 due) { return i32(u32(ptx::global_timer()) - due) >= 0; }
-// Waits until `due`; false if the run was aborted.
-template <class Program>
-ETC_DEVICE bool wait_until_due(const Run<Program>& run, u32 due) {
-  while (!is_due(due)) {
-    ptx::nanosleep(200);
-    if (run.aborted()) return false;
-  }
-  return true;
-}
 
 template <class Program>
 ETC_DEVICE bool event_is_met(const Run<Program>& run, const EventRef& event) {

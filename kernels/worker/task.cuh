@@ -49,25 +49,28 @@ struct Task : Call {
   }
 };
 
+// Whether all waits of a task are met; otherwise `who` names the first that is not.
 // The first kFreeWaits waits of a task load no index. Only after them are the runtime tensors valid
 // from which its other index maps load; loaded indices may be out of range.
 template <class Program, class Call>
 ETC_DEVICE bool waits_are_met(const Run<Program>& run, const typename Call::Coord& c, Waiter& who) {
-  bool met = true;
+  const auto is_met = [&](int n) {
+    const EventRef event = Call::wait(run.g, c, n);
+    return event_is_met(run, event) || who.fail(kEventWait, event.index, event.target);
+  };
 #pragma unroll
   for (int n = 0; n < Call::kFreeWaits; ++n) {
-    met = met && event_is_met(run, Call::wait(run.g, c, n));
+    if (!is_met(n)) return false;
   }
   if constexpr (Call::kLoads) {
-    if (!met) return false;
     if (!Call::waits_in_range(run.g, c)) return who.fail(kOutOfRange, 0, 0);
 #pragma unroll
     for (int n = Call::kFreeWaits; n < Call::kWaits; ++n) {
-      met = met && event_is_met(run, Call::wait(run.g, c, n));
+      if (!is_met(n)) return false;
     }
-    if (met && !Call::in_range(run.g, c)) return who.fail(kOutOfRange, 0, 0);
+    if (!Call::in_range(run.g, c)) return who.fail(kOutOfRange, 0, 0);
   }
-  return met;
+  return true;
 }
 
 // For each of the first waits of a task, the event of the thread's previous wait at this position.
@@ -209,15 +212,16 @@ ETC_DEVICE bool wait_peers(
   return false;
 }
 
+// Whether all ranks that a task writes to have begun; otherwise `who` names the first that has not.
 template <class Program, class Call>
 ETC_DEVICE bool peers_have_started(
-    const Run<Program>& run, const typename Call::Coord& c, u32& entered) {
-  bool started = true;
+    const Run<Program>& run, const typename Call::Coord& c, Waiter& who, u32& entered) {
 #pragma unroll
   for (int n = 0; n < Call::kPeers; ++n) {
-    started = started && peer_has_started(run, Call::peer(run.g, c, n), entered);
+    const i32 peer = Call::peer(run.g, c, n);
+    if (!peer_has_started(run, peer, entered)) return who.fail(kPeerStart, u32(peer), run.epoch);
   }
-  return started;
+  return true;
 }
 
 // By a whole warp, after a barrier of all threads that wrote the task's data.

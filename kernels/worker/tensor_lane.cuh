@@ -235,17 +235,23 @@ class TensorLane {
     return going;
   }
 
-  // A warp of the transfer lane, before it runs that lane alone: the forward and gather roles.
-  ETC_DEVICE bool assist(
-      u32 half, TransferLane<Program>& transfer, Tracer<Program>& trace) const {
+  // A warp runs the transfer lane. `assists`: until the tensor lane ends, the warp also has the
+  // forward and gather roles there.
+  // NOTE: the same loop for both kinds of warps, so that the code of the lane's tasks exists once.
+  ETC_DEVICE bool run_transfers(bool assists, u32 half, Tracer<Program>& trace) const {
+    TransferLane<Program> transfer(run_, trace);
     u32 consumed = 0, entered = 0;
     StageGatherer<Program> stages(base_);
     typename Computes::Counters counters;
     bool going = true;
     for (;;) {
-      while (!__all_sync(~0u, units_.is_full(consumed))) transfer.try_one();
+      if (!kIsAssisted || !assists || !__all_sync(~0u, units_.is_full(consumed))) {
+        if (!transfer.step(!kIsAssisted || !assists)) break;
+        continue;
+      }
       const WorkItem a = units_.consume(consumed);
-      if (a.unit < 0) break;
+      assists = a.unit >= 0;
+      if (!assists) continue;
       visit_task(a.unit, [&](auto call, i32 t) ETC_INLINE {
         using Call = decltype(call);
         if constexpr (has_role<Call>(kGatherRole)) {
@@ -259,7 +265,7 @@ class TensorLane {
           const Waiter who{kTensorLane, Call::kCall, u32(t)};
           going = going && FunctionOf<Call>::forward(
               run_, compute_object<Compute>(), Call::at(run_.g, t), half,
-              counters.template of<Compute>(), entered, who, trace, [&] { transfer.try_one(); });
+              counters.template of<Compute>(), entered, who, trace, [&] { transfer.step(false); });
         }
       });
     }

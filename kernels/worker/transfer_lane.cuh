@@ -15,73 +15,72 @@ class TransferLane {
   using Calls = typename Program::TransferCalls;
 
  public:
-  enum class Step { kRan, kNotReady, kEmpty, kAborted };
-
   ETC_DEVICE TransferLane(const Run<Program>& run, Tracer<Program>& trace)
       : run_(run), trace_(trace), entered_(0), unit_(-1), has_ticket_(false) {
     total_ = Program::kDynamic ? kLaneOver : Calls::units(run.g);
   }
 
-  // Runs the claimed task if it is ready; never blocks.
-  ETC_DEVICE Step try_one() {
+  // Runs the claimed task if it is ready. is_alone: the warp has nothing else to do, so it waits
+  // until then. In that case the result is false if no unit is left, or if the unit could not run
+  // in time or the run was aborted.
+  ETC_DEVICE bool step(bool is_alone) {
     if constexpr (Calls::kCount == 0) {
-      return Step::kEmpty;
+      return !is_alone;
     } else {
-      draw();
-      if (Program::kDynamic && unit_ < 0) return Step::kNotReady;
-      if (unit_ >= total_) return Step::kEmpty;
-      bool ran = false;
-      Calls::visit(run_.g, unit_, [&](auto call, i32 t) ETC_INLINE {
-        using Call = decltype(call);
-        const auto c = Call::at(run_.g, t);
-        bool ready = false;
-        if (lane_index() == 0) {
-          Waiter who{kTransferLane, Call::kCall, u32(t)};
-          ready = (!is_paced<Call>() || is_due(due<Call>(t))) && is_ready<Call>(c, who) &&
-                  peers_have_started<Program, Call>(run_, c, entered_);
-          if (who.kind == kOutOfRange) report(run_, who);
-        }
-        if (!__shfl_sync(~0u, int(ready), 0)) return;
-        execute<Call>(c, t);
-        ran = true;
-      });
-      if (!ran) return Step::kNotReady;
-      unit_ = -1;
-      return Step::kRan;
-    }
-  }
-
-  // Runs the rest of the lane; returns when no unit is left or the run is aborted.
-  ETC_DEVICE void drain() {
-    if constexpr (Calls::kCount > 0) {
-      for (;;) {
-        if (!draw_waiting() || unit_ >= total_) return;
-        bool aborted = false;
-        Calls::visit(run_.g, unit_, [&](auto call, i32 t) ETC_INLINE {
-          using Call = decltype(call);
-          const auto c = Call::at(run_.g, t);
-          bool ready = true;
-          if (lane_index() == 0) {
-            Waiter who{kTransferLane, Call::kCall, u32(t)};
-            ready = (!is_paced<Call>() || wait_until_due(run_, due<Call>(t))) &&
-                    wait_ready<Call>(c, who) &&
-                    wait_peers<Program, Call>(run_, c, who, entered_);
-            if (!ready) report(run_, who);
-          }
-          aborted = !__shfl_sync(~0u, int(ready), 0);
-          if (!aborted) execute<Call>(c, t);
-        });
-        if (aborted) return;
-        unit_ = -1;
-      }
+      Waiter who{kTransferLane, 0, 0};
+      const Result result = try_one(is_alone, who);
+      if (result == kEmpty) return !is_alone;
+      if (result == kRan || (result == kNotReady && !is_alone)) return true;
+      if (lane_index() == 0) report_wait(who);
+      return !is_alone;
     }
   }
 
  private:
+  enum Result : int { kRan, kNotReady, kEmpty, kFailed };
+
+  // kNotReady only if the warp is not alone. who: on lane 0, what the unit waits for.
+  ETC_DEVICE Result try_one(bool is_alone, Waiter& who) {
+    if (!draw(is_alone)) return is_alone ? kFailed : kNotReady;
+    if (unit_ >= total_) return kEmpty;
+    Result result = kNotReady;
+    Calls::visit(run_.g, unit_, [&](auto call, i32 t) ETC_INLINE {
+      using Call = decltype(call);
+      const auto c = Call::at(run_.g, t);
+      if (lane_index() == 0) {
+        who = {kTransferLane, Call::kCall, u32(t)};
+        result = wait_ready<Call>(c, t, is_alone, who);
+      }
+      result = static_cast<Result>(__shfl_sync(~0u, int(result), 0));
+      if (result == kRan) execute<Call>(c, t);
+    });
+    if (result == kRan) unit_ = -1;
+    return result;
+  }
+
+  // One lane. In a dynamic program the unit may not have been pushed.
+  ETC_DEVICE void report_wait(const Waiter& who) const {
+    if constexpr (Program::kDynamic) {
+      using TransferUnits = WorkQueue<Program, typename Program::TransferQueue>;
+      if (unit_ < 0) return TransferUnits::report(run_);
+    }
+    report(run_, who);
+  }
+
   ETC_DEVICE static i32 lane_index() { return threadIdx.x % 32; }
 
-  // In a dynamic program the unit may not be pushed yet.
-  ETC_DEVICE void draw() {
+  // Claims a unit, unless there is one. In a dynamic program it may not be pushed: false then, or,
+  // if the warp is alone, if it was not pushed in time or the run was aborted.
+  ETC_DEVICE bool draw(bool is_alone) {
+    if constexpr (Program::kDynamic) {
+      const auto poll = [&] { return draw_once(), unit_ >= 0 || !is_alone; };
+      return spin<true, true>(run_, run_.g.wait_limit, poll) && unit_ >= 0;
+    } else {
+      draw_once();
+      return true;
+    }
+  }
+  ETC_DEVICE void draw_once() {
     if (unit_ >= 0) return;
     i32 next = 0;
     if (lane_index() == 0) {
@@ -96,31 +95,32 @@ class TransferLane {
     unit_ = __shfl_sync(~0u, next, 0);
     has_ticket_ = unit_ < 0;
   }
-  // False if the run was aborted.
-  ETC_DEVICE bool draw_waiting() {
-    if constexpr (Program::kDynamic) {
-      using TransferUnits = WorkQueue<Program, typename Program::TransferQueue>;
-      const bool arrived =
-          spin<true, true>(run_, run_.g.wait_limit, [&] { return draw(), unit_ >= 0; });
-      if (!arrived && lane_index() == 0) TransferUnits::report(run_);
-      return arrived;
-    } else {
-      draw();
-      return true;
+
+  // One lane. kNotReady only if the warp is not alone.
+  template <class Call>
+  ETC_DEVICE Result wait_ready(
+      const typename Call::Coord& c, i32 t, bool is_alone, Waiter& who) {
+    Patience patience;
+    while (!is_ready<Call>(c, t, who)) {
+      if (who.kind == kOutOfRange) return kFailed;
+      if (!is_alone) return kNotReady;
+      ptx::nanosleep(100);
+      if (!patience.template lasts<false>(run_, run_.g.wait_limit)) return kFailed;
     }
+    return kRan;
   }
 
   // One lane. A unit of a dynamic program is ready once it is pushed.
   template <class Call>
-  ETC_DEVICE bool is_ready(const typename Call::Coord& c, Waiter& who) const {
-    if constexpr (Program::kDynamic) return is_in_range<Program, Call>(run_, c, who);
-    return waits_are_met<Program, Call>(run_, c, who);
-  }
-  template <class Call>
-  ETC_DEVICE bool wait_ready(const typename Call::Coord& c, Waiter& who) const {
-    if constexpr (Program::kDynamic) return is_in_range<Program, Call>(run_, c, who);
-    WaitCache none;
-    return wait_events<true, Program, Call>(run_, c, who, none);
+  ETC_DEVICE bool is_ready(const typename Call::Coord& c, i32 t, Waiter& who) {
+    if (is_paced<Call>() && !is_due(due<Call>(t))) return false;
+    bool ready;
+    if constexpr (Program::kDynamic) {
+      ready = is_in_range<Program, Call>(run_, c, who);
+    } else {
+      ready = waits_are_met<Program, Call>(run_, c, who);
+    }
+    return ready && peers_have_started<Program, Call>(run_, c, who, entered_);
   }
 
   template <class Call>

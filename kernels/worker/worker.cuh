@@ -102,25 +102,20 @@ template <class Program>
 ETC_DEVICE bool run_roles(
     const Run<Program>& run, const TensorLane<Program>& tensor, Tracer<Program>& trace, u32 warp,
     u32 lane) {
+  const bool computes = warp < kProducerWarp, stores = warp == kProducerWarp + 1;
   bool going = true;
-  if (warp > kProducerWarp) {
-    if constexpr (kSharesRegisters<Program>) ptx::registers_shrink<kServiceRegisters>();
-    if (warp == kProducerWarp + 1) {
-      if (lane == 0) leave_epoch(run);
-      if constexpr (kStoreWarpBegins<Program>) begin_epoch(run, false);
-      if constexpr (TensorLane<Program>::kHasStoreWarp) going = tensor.store();
-    } else {
-      TransferLane<Program> transfer(run, trace);
-      if constexpr (TensorLane<Program>::kIsAssisted) {
-        going = tensor.assist(warp - 10, transfer, trace);
-      }
-      transfer.drain();
-    }
-  } else {
+  if (computes) {
     if constexpr (kSharesRegisters<Program>) ptx::registers_grow<kComputeRegisters>();
     going = tensor.compute(trace);
-    TransferLane<Program> transfer(run, trace);
-    transfer.drain();
+  }
+  // NOTE: the compute warps, too, once they have computed: the transfer lane is the same code.
+  if constexpr (kSharesRegisters<Program>) ptx::registers_shrink<kServiceRegisters>();
+  if (stores) {
+    if (lane == 0) leave_epoch(run);
+    if constexpr (kStoreWarpBegins<Program>) begin_epoch(run, false);
+    if constexpr (TensorLane<Program>::kHasStoreWarp) going = tensor.store();
+  } else {
+    going = tensor.run_transfers(!computes, warp - 10, trace) && going;
   }
   __syncwarp();
   return going;
