@@ -161,15 +161,15 @@ ETC_DEVICE void report(const Run<Program>& run, const Waiter& who) {
   abort_run(run, who, who.kind, who.index, have, who.want);
 }
 
-// The time of a wait. The clock counts steps of about a millisecond.
+// How long a wait has lasted. The clock counts steps of about a millisecond.
 // NOTE: steps are counted in 32 bits. The host accepts limits of up to 1e6 s, so that twice the
 // limit has fewer than 2^31 steps.
 struct Patience {
   static constexpr int kStep = 20;
   u32 begin = 0, seen = 0;
 
-  // After a poll: false if the program was aborted or `limit` nanoseconds passed since the first
-  // poll. kWarp: all lanes alike. `abort` is read once per step.
+  // After each poll: false if the program was aborted, or if `limit` nanoseconds have passed since
+  // the first call. Both are tested once per step. kWarp: all lanes call it, with the same result.
   template <bool kWarp, class Program>
   ETC_DEVICE bool lasts(const Run<Program>& run, u64 limit) {
     u32 now = u32(ptx::global_timer() >> kStep);
@@ -198,7 +198,7 @@ ETC_DEVICE bool spin(const Run<Program>& run, u64 limit, Poll poll) {
   return true;
 }
 
-// Pacing of a lane: whether the low word of the clock has reached `due`.
+// Pacing of a lane: whether the low word of the clock has reached `due`; for 2^31 ns after it.
 ETC_DEVICE bool is_due(u32 due) { return i32(u32(ptx::global_timer()) - due) >= 0; }
 
 template <class Program>

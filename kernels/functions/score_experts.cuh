@@ -22,7 +22,8 @@ struct score_experts {
   ETC_DEVICE static void run(const Task& task, Ready ready) {
     const i32 experts = num_experts(task.template operand<1>());
     if (experts <= 8) return score<1>(task, ready);
-    // NOTE: 16 experts as 32, for less code: the loads of absent rows find the last one in L1.
+    // NOTE: of up to 32 experts, 9 to 16 are scored by the code for 32: absent rows load the last
+    // one again, from L1.
     if constexpr (Task::kMostScored > 8) score<(Task::kMostScored > 16 ? 4 : 2)>(task, ready);
   }
 

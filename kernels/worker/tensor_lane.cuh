@@ -236,7 +236,7 @@ class TensorLane {
   }
 
   // A warp runs the transfer lane. `assists`: until the tensor lane ends, the warp also has the
-  // forward and gather roles there.
+  // forward and gather roles there; `half` is its number among those that assist.
   // NOTE: the same loop for both kinds of warps, so that the code of the lane's tasks exists once.
   ETC_DEVICE bool run_transfers(bool assists, u32 half, Tracer<Program>& trace) const {
     TransferLane<Program> transfer(run_, trace);
@@ -251,7 +251,10 @@ class TensorLane {
       }
       const WorkItem a = units_.consume(consumed);
       assists = a.unit >= 0;
-      if (!assists) continue;
+      if (!assists) {
+        if (!going) report(run_, kInWorker);
+        continue;
+      }
       visit_task(a.unit, [&](auto call, i32 t) ETC_INLINE {
         using Call = decltype(call);
         if constexpr (has_role<Call>(kGatherRole)) {
@@ -269,7 +272,6 @@ class TensorLane {
         }
       });
     }
-    if (!going) report(run_, kInWorker);
     return going;
   }
 

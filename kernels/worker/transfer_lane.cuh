@@ -21,8 +21,8 @@ class TransferLane {
   }
 
   // Runs the claimed task if it is ready. is_alone: the warp has nothing else to do, so it waits
-  // until then. In that case the result is false if no unit is left, or if the unit could not run
-  // in time or the run was aborted.
+  // until the task is ready. False, only if it is alone: no unit is left, the unit could not run in
+  // time, or the run was aborted.
   ETC_DEVICE bool step(bool is_alone) {
     if constexpr (Calls::kCount == 0) {
       return !is_alone;
@@ -39,7 +39,8 @@ class TransferLane {
  private:
   enum Result : int { kRan, kNotReady, kEmpty, kFailed };
 
-  // kNotReady only if the warp is not alone. who: on lane 0, what the unit waits for.
+  // kNotReady only if the warp is not alone: a unit below total_ belongs to a call. who: on lane 0,
+  // what the unit waits for.
   ETC_DEVICE Result try_one(bool is_alone, Waiter& who) {
     if (!draw(is_alone)) return is_alone ? kFailed : kNotReady;
     if (unit_ >= total_) return kEmpty;
@@ -69,8 +70,8 @@ class TransferLane {
 
   ETC_DEVICE static i32 lane_index() { return threadIdx.x % 32; }
 
-  // Claims a unit, unless there is one. In a dynamic program it may not be pushed: false then, or,
-  // if the warp is alone, if it was not pushed in time or the run was aborted.
+  // Claims a unit, unless there is one. False in a dynamic program: not alone, if it has not been
+  // pushed; alone, if it was not pushed in time or the run was aborted.
   ETC_DEVICE bool draw(bool is_alone) {
     if constexpr (Program::kDynamic) {
       const auto poll = [&] { return draw_once(), unit_ >= 0 || !is_alone; };
@@ -96,14 +97,24 @@ class TransferLane {
     has_ticket_ = unit_ < 0;
   }
 
-  // One lane. kNotReady only if the warp is not alone.
+  // One lane. kNotReady only if the warp is not alone. Each wait has the limit, the pace has none.
   template <class Call>
   ETC_DEVICE Result wait_ready(
       const typename Call::Coord& c, i32 t, bool is_alone, Waiter& who) {
+    // NOTE: before the other waits, since a unit is due for 2 s only: see is_due().
+    while (is_paced<Call>() && !is_due(due<Call>(t))) {
+      if (!is_alone) return kNotReady;
+      ptx::nanosleep(200);
+      if (run_.aborted()) return kFailed;
+    }
     Patience patience;
-    while (!is_ready<Call>(c, t, who)) {
+    u32 kind = who.kind, index = who.index;
+    while (!is_ready<Call>(c, who)) {
       if (who.kind == kOutOfRange) return kFailed;
       if (!is_alone) return kNotReady;
+      if (who.kind != kind || who.index != index) {
+        patience = {}, kind = who.kind, index = who.index;
+      }
       ptx::nanosleep(100);
       if (!patience.template lasts<false>(run_, run_.g.wait_limit)) return kFailed;
     }
@@ -112,8 +123,7 @@ class TransferLane {
 
   // One lane. A unit of a dynamic program is ready once it is pushed.
   template <class Call>
-  ETC_DEVICE bool is_ready(const typename Call::Coord& c, i32 t, Waiter& who) {
-    if (is_paced<Call>() && !is_due(due<Call>(t))) return false;
+  ETC_DEVICE bool is_ready(const typename Call::Coord& c, Waiter& who) {
     bool ready;
     if constexpr (Program::kDynamic) {
       ready = is_in_range<Program, Call>(run_, c, who);

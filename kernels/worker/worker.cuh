@@ -107,8 +107,11 @@ ETC_DEVICE bool run_roles(
   if (computes) {
     if constexpr (kSharesRegisters<Program>) ptx::registers_grow<kComputeRegisters>();
     going = tensor.compute(trace);
+    // All have grown before any shrinks.
+    if constexpr (kSharesRegisters<Program>) ptx::named_barrier<kProducerWarp * 32>(1);
   }
-  // NOTE: the compute warps, too, once they have computed: the transfer lane is the same code.
+  // NOTE: the compute warps, too: they run the same code of the transfer lane as the service warps,
+  // whose registers are fewer.
   if constexpr (kSharesRegisters<Program>) ptx::registers_shrink<kServiceRegisters>();
   if (stores) {
     if (lane == 0) leave_epoch(run);

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from etc_dist.emulate import Emulator
+from etc_dist.emulate.memory import WAIT_LIMIT
 from etc_dist.functions.add_partials import add_partials
 from etc_dist.functions.epilogue import partial
 from etc_dist.functions.matmul import TILE, matmul_send, matmul_store
@@ -42,6 +43,22 @@ def test_rows_of_a_stack_are_pushed(folder, n):
     x = draw(np.random.default_rng(n), (3, 20, n), "bfloat16")
     program = Emulator(one_of_a_stack(1), folder=folder)
     check(program, [{"x": x}], [copied(x[1])], {"rows": 20, "n": n})
+
+
+@graph_function
+def rows_at_a_pace(g: Graph, *, pace: int) -> None:
+    """y [rows, n] = x [rows, n], two rows a task, each `pace` ns after the last."""
+    rows, n = g.dims("rows n")
+    x, y = g.input("x", (rows, n), "bfloat16"), g.output("y", (rows, n), "bfloat16")
+    (i,) = grid = g.grid(i=ceildiv(rows, 2))
+    part = tile(i, 2)
+    g.call(push_rows(), grid, reads=[x[part, :]], writes=[y[part, :]], pace=pace)
+
+
+def test_a_pace_has_no_limit(folder):
+    x = draw(np.random.default_rng(3), (4, 16), "bfloat16")
+    program = Emulator(rows_at_a_pace(1, pace=2 * WAIT_LIMIT * 10**6), folder=folder)
+    check(program, [{"x": x}], [copied(x)], {"rows": 4, "n": 16})
 
 
 @graph_function
