@@ -9,7 +9,7 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -21,6 +21,8 @@ from benchmarks.decode_step import MODELS, PAGE_SIZE
 from benchmarks.device import driver_version
 from etc_dist.codegen import Source, generate
 from etc_dist.ir import GraphFunction
+from etc_dist.layers.library import MIXTURES
+from etc_dist.layers.moe_graph import moe_graph
 from etc_dist.models.decoder import decoder_for
 from etc_dist.models.rows import MOST_STOPS
 from etc_dist.models.step_policy import StepPolicy
@@ -32,7 +34,8 @@ from etc_dist.settings import Settings
 from etc_dist.verify.verify import verify
 
 Result = TypeVar("Result")
-MODEL, POSITIONS, WORKERS = "qwen3-32b", 4096, 132
+MODEL, MIXTURE = "qwen3-32b", "qwen3-30b-a3b"
+POSITIONS, WORKERS = 4096, 132
 PROVED = ((1, 1), (8, 1), (128, 1), (8, 3))
 """Rows of a step, and steps of a launch."""
 
@@ -45,7 +48,7 @@ def timed(stage: Callable[[], Result]) -> tuple[Result, float]:
 
 
 def measure(
-    graph: GraphFunction, schedule: str, settings: Settings
+    name: str, graph: GraphFunction, schedule: str, settings: Settings
 ) -> records.CompileRecord:
     """Every stage of one graph; `settings` has an empty cache."""
     # NOTE: loading the compiler, once per process, is not counted.
@@ -64,7 +67,7 @@ def measure(
         backend="cuda",
         path=f"{plan.schedule} schedule, NVRTC, {ARCH}",
         **records.stamp(),
-        program=graph.name,
+        program=name,
         schedule_ms=schedule_ms,
         generate_ms=generate_ms,
         build_ms=build_ms,
@@ -79,6 +82,15 @@ def measure(
 
 def decoder(schedule: str = "static") -> GraphFunction:
     return decoder_for(schedule, 1, MODELS[MODEL].sizes(PAGE_SIZE))
+
+
+def mixtures() -> Iterator[tuple[str, GraphFunction]]:
+    """The programs with the most code of those that have no model, by name."""
+    experts, top_k, _ = MIXTURES[MIXTURE]
+    for world_size, parallel in ((1, "tensor"), (4, "tensor"), (4, "expert")):
+        graph = moe_graph(world_size, experts=experts, top_k=top_k, parallel=parallel)
+        name = graph.name if world_size == 1 else f"{graph.name} {parallel}"
+        yield name, graph
 
 
 def proof(rows: int, steps: int) -> records.ProofRecord:
@@ -134,15 +146,19 @@ def main() -> int:
     add("--world-size", type=int, default=8)
     add("--record", type=Path, help="default: benchmarks/results/compile.jsonl")
     options = parser.parse_args()
-    graphs = [
-        (matmul_reduce_scatter_graph(options.world_size), "static"),
-        (all_gather_matmul_graph(options.world_size), "static"),
-        *((decoder(schedule), schedule) for schedule in ("static", "dynamic")),
+    ops = [
+        make(options.world_size)
+        for make in (matmul_reduce_scatter_graph, all_gather_matmul_graph)
     ]
-    for graph, schedule in graphs:
+    graphs = [(graph.name, graph, "static") for graph in ops]
+    for schedule in ("static", "dynamic"):
+        graphs += [(name, graph, schedule) for name, graph in mixtures()]
+        graph = decoder(schedule)
+        graphs.append((graph.name, graph, schedule))
+    for name, graph, schedule in graphs:
         with tempfile.TemporaryDirectory() as cache:
             settings = replace(Settings.load(), cache=Path(cache))
-            record = measure(graph, schedule, settings)
+            record = measure(name, graph, schedule, settings)
         records.append(record, options.record)
         load = "no GPU" if record.load_ms is None else f"{record.load_ms:.1f} ms"
         print(
