@@ -190,14 +190,11 @@ struct GroupedMatmul : GroupedTile {
           const u32 x = x0 + (at + part * n * kRowBytes) / 16;
           const u32 w = w0 + (at + part * kBoxBytes) / 16;
 #pragma unroll
-          for (u32 q = 0; q < 4; ++q) {
-#pragma unroll
-            for (u32 b = 0; b < kBlocks; ++b) {
-              ptx::wgmma_columns<kIsHalf, n>(
-                  reinterpret_cast<float(&)[n / 2]>(d[kIsThin ? part : b]),
-                  ptx::matrix_descriptor<kBlocks>(w + b * (8 * kRowBytes / 16) + 2 * q),
-                  ptx::matrix_descriptor(x + 2 * q), (k | (kIsThin ? 0 : part) | q) != 0);
-            }
+          for (u32 b = 0; b < kBlocks; ++b) {
+            ptx::wgmma_box<kIsHalf, n>(
+                reinterpret_cast<float(&)[n / 2]>(d[kIsThin ? part : b]),
+                ptx::matrix_descriptor<kBlocks>(w + b * (8 * kRowBytes / 16)),
+                ptx::matrix_descriptor(x), (k | (kIsThin ? 0 : part)) != 0);
           }
         }
       };

@@ -75,12 +75,8 @@ struct Matmul {
     }
     bool lost = multiply_stages(run, stages, work.size, kStageBytes, false, [&](u32 at, u32 k) {
       const u32 x = x0 + (at >> 4), w = w0 + (at >> 4);
-#pragma unroll
-      for (u32 q = 0; q < 4; ++q) {
-        ptx::wgmma_columns<kIsHalf, kColumns, kWeightIsKN>(
-            d, ptx::matrix_descriptor(x + 2 * q), ptx::matrix_descriptor(w + kStepW * q),
-            (k | q) != 0);
-      }
+      ptx::wgmma_box<kIsHalf, kColumns, kWeightIsKN, kStepW>(
+          d, ptx::matrix_descriptor(x), ptx::matrix_descriptor(w), k != 0);
     });
     if (is_gated) {
 #pragma unroll

@@ -111,12 +111,9 @@ ETC_DEVICE bool multiply_boxes(
     for (u32 box = 0; box < kBoxes; ++box) {
       const u32 at_w = boxes.w + (begin + box * boxes.next_w) / 16;
       const u32 at_x = boxes.x + (begin + box * boxes.next_x) / 16;
-#pragma unroll
-      for (u32 q = 0; q < 4; ++q) {
-        const u64 rows = ptx::matrix_descriptor((kIsSwapped ? at_w : at_x) + 2 * q);
-        const u64 columns = ptx::matrix_descriptor((kIsSwapped ? at_x : at_w) + 2 * q);
-        ptx::wgmma_columns<kIsHalf, 2 * kCount>(d, rows, columns, 1, boxes.rows);
-      }
+      const u64 rows = ptx::matrix_descriptor(kIsSwapped ? at_w : at_x);
+      const u64 columns = ptx::matrix_descriptor(kIsSwapped ? at_x : at_w);
+      ptx::wgmma_box<kIsHalf, 2 * kCount>(d, rows, columns, 1, boxes.rows);
     }
   };
   const bool lost = multiply_stages(run, stages, count, boxes.bytes, false, multiply);

@@ -192,7 +192,7 @@ struct write_first {
   }
 };
 
-// The second of two wgmmas reads shared memory out of bounds.
+// The second of two boxes is read out of the bounds of shared memory.
 template <class Task>
 struct wgmma_too_far {
   ETC_DEVICE static void run(const Task&) {
@@ -201,7 +201,7 @@ struct wgmma_too_far {
     ptx::wgmma_fence();
     for (const u32 address : addresses) {
       const u64 at = ptx::matrix_descriptor(address / 16);
-      ptx::wgmma_columns<false, 8>(d, at, at, 1);
+      ptx::wgmma_box<false, 8>(d, at, at, 1);
     }
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();

@@ -3,9 +3,13 @@
 
 namespace etc::ptx {
 
-template <bool kIsHalf, int kColumns, bool kTransposeB = false>
-void wgmma_columns(float (&d)[kColumns / 2], u64 a, u64 b, i32 accumulate, u32 rows = 64) {
-  add_wgmma({d, a, b, kColumns, i32(rows), accumulate != 0, kIsHalf, kTransposeB});
+template <bool kIsHalf, int kColumns, bool kTransposeB = false, u32 kStepB = 2>
+void wgmma_box(float (&d)[kColumns / 2], u64 a, u64 b, i32 accumulate, u32 rows = 64) {
+  for (u32 q = 0; q < 4; ++q) {
+    const bool adds = accumulate != 0 || q > 0;
+    add_wgmma(
+        {d, a + 2 * q, b + kStepB * q, kColumns, i32(rows), adds, kIsHalf, kTransposeB});
+  }
 }
 
 }  // namespace etc::ptx
