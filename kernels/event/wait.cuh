@@ -215,9 +215,9 @@ ETC_DEVICE bool event_is_met(const Run<Program>& run, const EventRef& event) {
   return i32(have - event.target) >= 0;
 }
 
-template <bool kSleeps, class Program>
+template <class Program>
 ETC_DEVICE bool wait_event(const Run<Program>& run, const EventRef& event, Waiter& who) {
-  return spin<kSleeps>(run, run.g.wait_limit, [&] { return event_is_met(run, event); }) ||
+  return spin<false>(run, run.g.wait_limit, [&] { return event_is_met(run, event); }) ||
          who.fail(kEventWait, event.index, event.target);
 }
 

@@ -116,12 +116,12 @@ struct CountCache {
 };
 
 // Waits for the n-th event of a task, unless it is known to be met.
-template <bool kSleeps, class Program, class Call>
+template <class Program, class Call>
 ETC_DEVICE bool wait_event_once(
     const Run<Program>& run, const typename Call::Coord& c, int n, Waiter& who,
     WaitCache& cache) {
   const EventRef event = Call::wait(run.g, c, n);
-  return !cache.update(n, event) || wait_event<kSleeps>(run, event, who);
+  return !cache.update(n, event) || wait_event(run, event, who);
 }
 // Whether those after the first kWaitsAhead are met, of a task that loads none of them.
 template <class Program, class Call>
@@ -135,11 +135,11 @@ ETC_DEVICE bool late_waits_are_met(
   return met;
 }
 
-template <bool kSleeps, class Program, class Call>
+template <class Program, class Call>
 ETC_DEVICE bool wait_events(
     const Run<Program>& run, const typename Call::Coord& c, Waiter& who, WaitCache& cache) {
   const auto wait = [&](int n) {
-    return wait_event_once<kSleeps, Program, Call>(run, c, n, who, cache);
+    return wait_event_once<Program, Call>(run, c, n, who, cache);
   };
 #pragma unroll
   for (int n = 0; n < Call::kFreeWaits; ++n) {
@@ -161,7 +161,7 @@ template <class Program, class Call>
 ETC_DEVICE bool wait_some(
     const Run<Program>& run, const typename Call::Coord& c, int from, int to, Waiter& who) {
   for (int n = from; n < to; ++n) {
-    if (!wait_event<false>(run, Call::wait(run.g, c, n), who)) return false;
+    if (!wait_event(run, Call::wait(run.g, c, n), who)) return false;
   }
   return true;
 }

@@ -137,7 +137,7 @@ class TensorLane {
           bool fits = true;
           if constexpr (kMayBeSurplus<Call>) {
             if constexpr (!Program::kDynamic) {
-              going = wait_event_once<false, Program, Call>(run_, c, 0, who, seen);
+              going = wait_event_once<Program, Call>(run_, c, 0, who, seen);
               if (!going) return;
             }
             const i32 count = counts.template of<Call>(run_.g, c);
@@ -170,7 +170,7 @@ class TensorLane {
               going = load_ahead<Call>(c, stages, who, seen);
               if (!going) return;
             }
-            going = wait_events<false, Program, Call>(run_, c, who, seen);
+            going = wait_events<Program, Call>(run_, c, who, seen);
           }
           if (!going) return;
           if constexpr (has_role<Call>(kLoadRole)) {
@@ -406,7 +406,7 @@ class TensorLane {
     if constexpr (Call::kWaitsAhead > 0) {
 #pragma unroll
       for (int n = 0; n < Call::kWaitsAhead; ++n) {
-        if (!wait_event_once<false, Program, Call>(run_, c, n, who, seen)) return false;
+        if (!wait_event_once<Program, Call>(run_, c, n, who, seen)) return false;
       }
     }
     // NOTE: before what is loaded for the task, which would be loaded again after each poll.
