@@ -1,6 +1,6 @@
 """Sums of fp32 partial results; CUDA half in `kernels/functions/add_partials.cuh`.
 
-Partial results are those of split-K slices or of ranks. They are added in order."""
+Partial results, of ranks, are added in order."""
 
 from __future__ import annotations
 
@@ -30,16 +30,15 @@ def vector_columns(dtype: str) -> Extent:
     return Extent(name="columns", multiple=8, begins=8)
 
 
-def add_partials(dtype: str, lane: str = TRANSFER) -> DeviceFunction:
+def add_partials(dtype: str) -> DeviceFunction:
     """fp32 partials [n, rows, columns] -> their sum [rows, columns] in `dtype`, in this
-    rank's memory or in a peer's. On GPUs columns are multiples of 8. lane: "transfer"
-    or "tensor"."""
+    rank's memory or in a peer's. On GPUs columns are multiples of 8."""
     result = dtype if dtype == "float32" else two_byte(dtype)
     return DeviceFunction(
         name="add_partials",
         body=_add,
         source="functions/add_partials.cuh",
-        lane=lane,
+        lane=TRANSFER,
         reads=1,
         writes=1,
         constants={"kIsHalf": int(dtype == "float16")},

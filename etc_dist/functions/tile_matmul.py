@@ -42,10 +42,10 @@ from etc_dist.ir.function import COMPUTE, LOAD, TENSOR
 
 BUFFER_BYTES = 16384
 """Shared memory through which the epilogue stores a tile."""
-MOST_STAGE_BYTES = 64 * 1024
-"""The most bytes of a stage of 128 elements of k."""
 MOST_WIDE_BYTES = 64 * 1024
-"""The most bytes of a stage of 256 elements of k."""
+"""The most bytes of a stage of 256 elements of k, in swapped tiles."""
+MOST_SPLIT_BYTES = 48 * 1024
+"""The most bytes of a stage of 128 elements of k, in other tiles whose k is split."""
 TURNS_COLUMNS = 64
 """In swapped tiles with at most so many columns per worker, the two warpgroups multiply
 alternate boxes along k."""
@@ -64,8 +64,6 @@ class TileShape:
     of w for both (TMA multicast); or "k", where their sums are added.
     swapped: rows of w are the M of wgmma, and rows of x its N. For few rows of x, which
     then need little padding.
-    slices: split-K: equal parts of k, each a separate task. The graph adds their sums;
-    `Tiles` are those of one slice.
 
     Raises ArgumentError for a shape that GPUs do not have.
     """
@@ -74,10 +72,9 @@ class TileShape:
     columns: int
     split: str = "columns"
     swapped: bool = False
-    slices: int = 1
 
     def __post_init__(self) -> None:
-        rows = {"columns": 128, "rows": 256}.get(self.split, 0)
+        rows = {"columns": 128, "rows": 256, "k": 128}.get(self.split, 0)
         fits = self.rows == rows and self.columns % 16 == 0
         most = 256
         if self.swapped:
@@ -89,8 +86,8 @@ class TileShape:
             raise ArgumentError(
                 f"GPUs have no tiles of {self}",
                 where="TileShape",
-                wanted="128 rows with split 'columns', or 256 with 'rows', and columns "
-                "in steps of 16, up to 256 of a worker; or swapped with split "
+                wanted="128 rows with split 'columns' or 'k', or 256 with 'rows', and "
+                "columns in steps of 16, up to 256 of a worker; or swapped with split "
                 "'columns' or 'k': 8 to 64 rows in steps of 8, and columns of a worker "
                 "in steps of 8 up to 64, of 16 up to 128",
                 got=str(self),
@@ -104,8 +101,7 @@ class TileShape:
 
     def __str__(self) -> str:
         swapped = ", swapped" * self.swapped
-        slices = f", {self.slices} slices of k" if self.slices > 1 else ""
-        return f"{self.rows} x {self.columns}, split {self.split}{swapped}{slices}"
+        return f"{self.rows} x {self.columns}, split {self.split}{swapped}"
 
     @property
     def worker_rows(self) -> int:
@@ -141,7 +137,7 @@ class TileShape:
         """The number of partial sums over k of an element of y. If it is 1, the sum
         over k is in order: it has the same bits on all such tiles."""
         turns = 2 if self.swapped and self.worker_columns <= TURNS_COLUMNS else 1
-        return self.slices * turns * (2 if self.split == "k" else 1)
+        return turns * (2 if self.split == "k" else 1)
 
     def strip_columns(self, gated: bool) -> int:
         """Columns of y in a strip, over which an epilogue may reduce a row: those that
@@ -152,9 +148,11 @@ class TileShape:
     def depth(self) -> int:
         """Elements of k in a stage. Wide stages stream weights faster, but several
         stages must fit in shared memory."""
-        if self.swapped and self._bytes_of(4 * STAGE_K) <= MOST_WIDE_BYTES:
-            return 4 * STAGE_K
-        return (2 if self._bytes_of(2 * STAGE_K) <= MOST_STAGE_BYTES else 1) * STAGE_K
+        if self.swapped:
+            wide = self._bytes_of(4 * STAGE_K) <= MOST_WIDE_BYTES
+            return (4 if wide else 2) * STAGE_K
+        few = self.split == "k" and self._bytes_of(2 * STAGE_K) <= MOST_SPLIT_BYTES
+        return (2 if few else 1) * STAGE_K
 
     @property
     def step(self) -> int:
@@ -172,7 +170,7 @@ class TileShape:
     def code(self) -> tuple[int, ...]:
         """A key: shapes with equal keys share the code of the compute warps."""
         sizes = (self.worker_rows, self.worker_columns, self.depth)
-        return (int(not self.swapped), *sizes, int(self.split == "k"))
+        return (int(not self.swapped), *sizes, int(self.swapped and self.split == "k"))
 
     def packed(self, number: int) -> int:
         """The shape in bits below LOADED_BIT, as the CUDA half reads it. number: that
@@ -198,9 +196,12 @@ def _packed(shapes: Sequence[TileShape]) -> list[int]:
 
 
 def _codes(packed: Sequence[int]) -> tuple[int, ...]:
-    """A packed shape of each code, by number: one with split "rows" if there is one."""
-    one = {shape & 63: shape for shape in sorted(packed)}
-    return tuple(one[number] for number in sorted(one))
+    """A packed shape for each code, by number. They differ at most in how the pair
+    splits a tile: of that it has all bits."""
+    codes: dict[int, int] = {}
+    for shape in packed:
+        codes[shape & 63] = codes.get(shape & 63, 0) | shape
+    return tuple(codes[number] for number in sorted(codes))
 
 
 def _strip_columns(worker_columns: int, swapped: bool, gated: bool) -> int:
@@ -264,7 +265,7 @@ class Tiles:
     ) -> None:
         self._g, self._name, self._shape = g, name, wrap(shape)
         self._numbers: dict[str, Expr] = {}
-        self._shapes = tuple(replace(shape, slices=1) for shape in shapes)
+        self._shapes = tuple(shapes)
         self._packed = _packed(self._shapes)
         most = self._number("rows", [s.rows for s in shapes])
         own = self._number("x_box", [s.worker_rows for s in shapes])

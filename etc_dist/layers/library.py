@@ -21,7 +21,6 @@ from etc_dist.ops.matmul_reduce_scatter import (
     matmul_reduce_scatter_graph,
     returned_matmul_graph,
 )
-from etc_dist.ops.sliced_matmul import sliced_matmul_graph
 from etc_dist.schedule import Plan, schedule_dynamic, schedule_static
 
 W_LAYOUTS = ("nk", "kn")
@@ -55,7 +54,6 @@ def _graphs() -> Iterator[tuple[str, GraphFunction]]:
         for w_layout in W_LAYOUTS:
             graph = matmul_graph(1, dtype=dtype, w_layout=w_layout)
             yield f"{graph.name} 1 {dtype} {w_layout}", graph
-    yield f"sliced_matmul_graph 1 {DTYPES[0]}", sliced_matmul_graph(1)
     for make in (float_partials_graph, returned_matmul_graph, gathered_matmul_graph):
         for world_size in (4, 8):
             graph = make(world_size)

@@ -18,7 +18,11 @@ from etc_dist.ops.tuning import Tuning, default_tuning
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """The numbers of rows of a step. Others are padded to the next one, so that there are
 few shapes to prove."""
-STEP_SHAPES = tuple(shape for shape in SHAPES if shape.rows <= ROWS[-1])
+STEP_SHAPES = tuple(
+    shape
+    for shape in SHAPES
+    if shape.rows <= ROWS[-1] and (shape.swapped or shape.split == "columns")
+)
 """Larger tiles would only add code."""
 DYNAMIC_SHAPES = (
     *(TileShape(64, c, "k", swapped=True) for c in (64, 80)),

@@ -132,7 +132,7 @@ def _row(one: Time, bound: int, ends: int) -> list[float]:
         work.stages * size * (bound == place)
         for place, size in enumerate((work.copied, work.read, work.cycles))
     )
-    ended = ends * work.swapped, ends * work.splits_k
+    ended = ends * work.swapped, ends * work.exchanged
     row = [1, work.started, copied, read, read * work.idle, cycles, *ended]
     return [value / one.us for value in row]
 

@@ -12,10 +12,9 @@ from etc_dist.functions.tile_matmul import Tiles, TileShape
 from etc_dist.ir import Expr, Graph, graph_function
 from etc_dist.ops.argument_table import ArgumentTable
 from etc_dist.ops.deterministic import BATCH
-from etc_dist.ops.matmul_policy import SHAPES, SLICED, explained
+from etc_dist.ops.matmul_policy import SHAPES, explained
 from etc_dist.ops.operation import Candidate, Operation
 from etc_dist.ops.order import tile_grid
-from etc_dist.ops.sliced_matmul import choose_slices, sliced_candidate
 from etc_dist.ops.tuning import Tuning, tuning_of
 from etc_dist.schedule.plan import Choice
 from etc_dist.world import World
@@ -69,8 +68,7 @@ class Matmul(Operation):
     transposed view, w.T of a contiguous [K, N] array. On GPUs K and N are multiples of
     8. All are bfloat16 or float16, as x is. Sums are in fp32 and rounded once: the same
     bits on every run. One program serves all sizes, and selects tile shapes by M, N and
-    K. For few tiles and a large K, a second program divides K into slices (split-K).
-    Ranks make the same calls; arrays and errors as for `MatmulReduceScatter`.
+    K. Ranks make the same calls; arrays and errors as for `MatmulReduceScatter`.
 
     deterministic="batch": a row of x has the same bits for any M. Slower for up to
     about 256 rows, since fewer tile shapes add over K in order.
@@ -94,13 +92,9 @@ class Matmul(Operation):
             "out [m, n]",
             transposable="w",
         )
-        whole = Candidate(matmul_graph, self.sizes, policy=self._choose)
-        self._slices: Candidate | None = None
-        if not self._in_order and not self.sizes:
-            self._slices = sliced_candidate(world)
         super().__init__(
             table,
-            [whole] if self._slices is None else [self._slices, whole],
+            [Candidate(matmul_graph, self.sizes, policy=self._choose)],
             world,
             schedule=schedule,
             trace=trace,
@@ -120,10 +114,8 @@ class Matmul(Operation):
         if transposed:
             return str(ONLY)
         workers, dims = self.program.workers, {"m": m, "n": n, "k": k}
-        given = tuning_of(self.world), "nk", dims, workers
-        if self._slices and self._slices.serves(dims):
-            return str(SLICED[choose_slices(*given)[0].value])
-        return str(self._shapes[self._choose(*given)[0].value])
+        choice = self._choose(tuning_of(self.world), "nk", dims, workers)[0]
+        return str(self._shapes[choice.value])
 
     def _choose(
         self, tuning: Tuning, w_layout: str, dims: Mapping[str, int], workers: int

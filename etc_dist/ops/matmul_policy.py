@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from etc_dist.functions.tile_matmul import TileShape
@@ -20,30 +20,22 @@ SHAPES = (
         for r in (8, 16, 32)
         for c in (64, 80, 112, 160, 192)
     ),
-    *(TileShape(128, c) for c in (112, 128, 160, 224, 256)),
-    *(TileShape(256, c, "rows") for c in (64, 80, 112, 128, 160, 192, 256)),
+    *(TileShape(128, c) for c in (112, 128, 160, 192, 224, 256)),
+    *(TileShape(256, c, "rows") for c in (64, 80, 112, 128, 160, 192, 208, 224, 256)),
+    *(TileShape(128, c, "k") for c in (64, 80, 96, 112, 128)),
+    *(TileShape(128, c, "k") for c in (160, 192, 208, 224, 256)),
 )
 """The tiles that one program has."""
-SLICED = tuple(
-    replace(TileShape(*shape), slices=slices)
-    for shape in ((128, 256), (256, 256, "rows"))
-    for slices in (2, 3, 4)
-)
-"""The tiles of the split-K program, for few tiles and a large k."""
-MOST_SLICED_ROWS = 512
-"""The most rows of x that are multiplied in slices: with more it was not faster."""
 MOST_SWAPPED_ROWS = 64
 """The most rows of a swapped tile. One with fewer rows must hold all rows of x."""
+ONLY_SWAPPED_ROWS = 32
+"""Up to so many rows of x, other tiles were never faster."""
 IN_ONE_WAVE = (TileShape(64, 80, "k", swapped=True),)
 """Chosen only if one tile holds all rows, in one wave: others were not measured."""
 GATED = tuple(number for number, one in enumerate(SHAPES) if one.may_be_gated)
 """The positions of shapes that may be gated."""
-ADD_US, ADDED_BYTES_PER_US = 3.0, 2_000_000
-"""The measured cost of slices of k: microseconds for an event, and the rate at which
-partial sums are stored and added."""
-SURE = 0.85
-"""Slices of k are chosen if by the model they take less than this share of the time
-without: the model is wrong by up to a seventh for them."""
+EXCHANGED_COLUMNS = 64
+"""The unit of sums that a pair exchanges."""
 ROW_CLASSES = (8, 16, 32, 64, 96, 128, 200, 256, 400, 512, 800, 1024, 2048, 4096)
 """A time measured with one of these numbers of rows also serves fewer rows, down to
 the next number."""
@@ -61,7 +53,8 @@ class Work:
     stages: of a pair of workers, in all its waves. started: for few rows, the pairs of
     workers that have a tile. idle: for few rows, the share of pairs without one.
     copied, read, cycles: for one stage, bytes copied into an SM, bytes read from memory
-    and cycles of wgmma. added: bytes of partial sums of all slices; 0 without slices.
+    and cycles of wgmma. exchanged: the columns whose sums the workers of a pair
+    exchange, in units of 64; 0 if they do not split k.
     """
 
     stages: int
@@ -73,8 +66,7 @@ class Work:
     read: float
     cycles: float
     swapped: bool
-    splits_k: bool
-    added: int
+    exchanged: float
 
     def stage_us(self, constants: Constants) -> tuple[float, float, float]:
         """A stage takes the longest of these: its copies, the memory's reads and its
@@ -96,11 +88,8 @@ class Work:
         """The launch, and for each wave of tiles its stages and its end."""
         start = constants.start_us * self.started
         stages = self.stages * max(self.stage_us(constants))
-        end = constants.swapped_us * self.swapped + constants.exchange_us * (
-            self.splits_k
-        )
-        if self.added:
-            end += ADD_US + self.added / ADDED_BYTES_PER_US
+        end = constants.swapped_us * self.swapped
+        end += constants.exchange_us * self.exchanged
         return constants.launch_us + start + stages + self.ends(constants) * end
 
 
@@ -108,7 +97,7 @@ def work_of(shape: TileShape, m: int, n: int, k: int, workers: int) -> Work:
     """The work of x [m, k] and w [n, k] on tiles of `shape`."""
     pairs = max(1, workers // 2)
     down = -(-m // shape.rows)
-    tasks = down * -(-n // shape.columns) * shape.slices
+    tasks = down * -(-n // shape.columns)
     waves, active = -(-tasks // pairs), min(tasks, pairs)
     depth = shape.step  # of the pair
     few = shape.swapped and down == 1
@@ -116,7 +105,7 @@ def work_of(shape: TileShape, m: int, n: int, k: int, workers: int) -> Work:
     blocks = -(-shape.worker_columns // 64) if shape.swapped else 2
     wide = shape.worker_rows if shape.swapped else shape.worker_columns
     return Work(
-        stages=waves * -(-k // (depth * shape.slices)),
+        stages=waves * -(-k // depth),
         waves=waves,
         tasks=tasks,
         started=active if few else 0,
@@ -125,8 +114,7 @@ def work_of(shape: TileShape, m: int, n: int, k: int, workers: int) -> Work:
         read=active * shape.columns * depth * 2 / min(down, pairs),
         cycles=blocks * shape.depth / 16 * wide / 2,
         swapped=shape.swapped,
-        splits_k=shape.split == "k",
-        added=shape.slices * m * n * 4 if shape.slices > 1 else 0,
+        exchanged=(shape.split == "k") * shape.worker_columns / EXCHANGED_COLUMNS,
     )
 
 
@@ -136,7 +124,7 @@ def estimate(
     """Microseconds by the model."""
     tuning = tuning or default_tuning()
     us = work_of(shape, m, n, k, workers).us(tuning.constants)
-    return us * tuning.factor(str(replace(shape, slices=1)), m)
+    return us * tuning.factor(str(shape), m)
 
 
 @dataclass(frozen=True)
@@ -166,12 +154,18 @@ def rate(
     row has the same bits for any m."""
     tuning = tuning or default_tuning()
     few = min(m, MOST_SWAPPED_ROWS)
-    found = [
-        Rating(number, estimate(one, m, n, k, workers, tuning))
+    numbers = [
+        number
         for number, one in enumerate(shapes)
         if one.serves(gated=gated, in_order=in_order)
         and not (one.swapped and one.rows < few)
         and (one not in IN_ONE_WAVE or _fits_at_once(one, m, n, workers))
+    ]
+    if m <= ONLY_SWAPPED_ROWS:
+        numbers = [one for one in numbers if shapes[one].swapped] or numbers
+    found = [
+        Rating(number, estimate(shapes[number], m, n, k, workers, tuning))
+        for number in numbers
     ]
     found.sort(key=lambda one: one.us)
     named = {str(shapes[one.number]): one.number for one in found}
@@ -180,19 +174,8 @@ def rate(
         return found
     known = [Rating(named[t], us, near) for t, us in near.us.items() if t in named]
     known.sort(key=lambda one: one.us)
-    numbers = {one.number for one in known}
-    return known + [one for one in found if one.number not in numbers]
-
-
-def is_sliced(m: int, n: int, k: int, workers: int, tuning: Tuning) -> bool:
-    """Whether slices of k are faster than whole tiles by the safe margin SURE."""
-    if m > MOST_SLICED_ROWS:
-        return False
-    whole, sliced = (
-        rate(m, n, k, workers, shapes, tuning=tuning)[0].us
-        for shapes in (SHAPES, SLICED)
-    )
-    return sliced < SURE * whole
+    first = {one.number for one in known}
+    return known + [one for one in found if one.number not in first]
 
 
 def choose(

@@ -1,4 +1,4 @@
-// Adds fp32 partial sums, of split-K slices or of ranks, in order.
+// Adds fp32 partial sums of ranks in order.
 #pragma once
 #include "worker/task.cuh"
 

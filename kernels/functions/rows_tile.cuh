@@ -6,62 +6,116 @@
 namespace etc {
 
 // 128 rows of x, the M of wgmma, 64 for each warpgroup; any multiple of 8 rows of w, its N. Each
-// number of rows of w has its own code.
+// number of rows of w has its own mainloop; all else is shared. If the pair splits k, its worker n
+// finishes the rows of warpgroup n: the other worker's sums for them come in a stage of the ring,
+// after those of the tile.
 template <bool kIsHalf, class Epilogue, class Tiles>
 struct RowsTiles {
   static_assert(Tiles::kFirst.rows == 128);
+  static constexpr u32 kMost = Tiles::most_columns();  // of a worker's tile
+  static constexpr bool kExchanges = Tiles::any([](TileShape s) { return s.may_split(kSplitK); });
   u32 control, buffer;
 
   template <bool kMayBeGated, class Program>
   ETC_DEVICE bool compute(
       const Run<Program>& run, StageReader<Program>& stages, u32 count, u32 at_shape, u32 words,
-      bool is_gated, u32&) const {
-    bool going = true;
-    Tiles::with(ptx::load_shared(at_shape) & 63, [&](auto tile) ETC_INLINE {
-      going = compute_one<decltype(tile)::value, kMayBeGated>(
-          run, stages, count, words, is_gated);
-    });
-    return going;
-  }
-
- private:
-  template <u32 kPacked, bool kMayBeGated, class Program>
-  ETC_DEVICE bool compute_one(
-      const Run<Program>& run, StageReader<Program>& stages, u32 count, u32 words,
-      bool is_gated) const {
-    constexpr TileShape kShape = TileShape::of(kPacked);
-    constexpr u32 kColumns = kShape.columns;
-    static_assert(kShape.split != kSplitK);
+      bool is_gated, u32 (&exchanged)[2]) const {
     const u32 wg = __shfl_sync(~0u, ptx::thread() >> 7, 0);
-    const u32 base = stages.descriptor_base() | 0x10000u;
-    const u32 first_x = kShape.depth * kShape.box_w() + wg * 64 * 128;
-    Boxes boxes{0, 0, kShape.box_w(), kShape.box_x(), kShape.bytes(), 64};
-    boxes.w = __shfl_sync(~0u, base, 0), boxes.x = __shfl_sync(~0u, base + first_x / 16, 0);
-    float d[kColumns / 2];
-    bool lost = multiply_boxes<kIsHalf, false, kShape.depth>(run, stages, count, boxes, d);
-    if constexpr (kMayBeGated && kColumns % 16 == 0) {
+    float d[kMost / 2];
+    bool lost = false;
+    Tiles::with(ptx::load_shared(at_shape) & 63, [&](auto tile) ETC_INLINE {
+      lost = multiply<decltype(tile)::value>(run, stages, count, wg, d);
+    });
+    bool finishes = true;
+    if constexpr (kExchanges) {
+      const TileShape shape = read_shape(at_shape);
+      if (shape.split == kSplitK) {
+        finishes = wg == (ptx::worker() & 1);
+        lost = exchange(run, stages, shape.columns, d, finishes, exchanged[1]++, lost);
+      }
+    }
+    if constexpr (kMayBeGated) {
       if (is_gated) {
-#pragma unroll
-        for (u32 i = 0; i < kColumns / 4; ++i) {
-          d[i] = Epilogue::combine(d[i], d[i + kColumns / 4]);
-        }
+        Tiles::with(ptx::load_shared(at_shape) & 63, [&](auto tile) ETC_INLINE {
+          combine<TileShape::of(decltype(tile)::value).columns>(d);
+        });
       }
     }
     lost = ptx::named_barrier_any<128>(2 + wg, lost);
-    if constexpr (Epilogue::kOnlyRounds) {
-      if (!lost) store<kColumns>(run, words, d, wg);
-    } else {
-      if (!lost) apply<kColumns>(run, words, d, wg);
+    if (!lost && finishes) {
+      if constexpr (Epilogue::kOnlyRounds) {
+        store(run, words, d, wg);
+      } else {
+        apply(run, words, read_shape(at_shape).columns, d, wg);
+      }
     }
     return !lost;
   }
 
+ private:
+  ETC_DEVICE static TileShape read_shape(u32 shared) {
+    return TileShape::of(__shfl_sync(~0u, ptx::load_shared(shared), 0));
+  }
+
+  template <u32 kPacked, class Program>
+  ETC_DEVICE bool multiply(
+      const Run<Program>& run, StageReader<Program>& stages, u32 count, u32 wg,
+      float (&d)[kMost / 2]) const {
+    constexpr TileShape kShape = TileShape::of(kPacked);
+    const u32 base = stages.descriptor_base() | 0x10000u;
+    const u32 first_x = kShape.depth * kShape.box_w() + wg * 64 * 128;
+    Boxes boxes{0, 0, kShape.box_w(), kShape.box_x(), kShape.bytes(), 64};
+    boxes.w = __shfl_sync(~0u, base, 0), boxes.x = __shfl_sync(~0u, base + first_x / 16, 0);
+    return multiply_boxes<kIsHalf, false, kShape.depth, kShape.columns>(
+        run, stages, count, boxes, d);
+  }
+
+  // A warpgroup that finishes its rows adds the sums of the other worker to its own. The others
+  // send theirs. `n` counts the exchanges. True if the run was aborted.
+  template <class Program>
+  ETC_DEVICE bool exchange(
+      const Run<Program>& run, StageReader<Program>& stages, u32 columns, float (&d)[kMost / 2],
+      bool finishes, u32 n, bool lost) const {
+    const u32 own = stages.address(stages.next(columns * 256)) + (ptx::thread() & 127) * 16;
+    if (finishes) {
+      if (!lost) lost = !stages.wait_full(run);
+#pragma unroll
+      for (u32 j = 0; j < kMost / 8; ++j) {
+        if (j * 8 >= columns) continue;
+        combine_four(d, j, own + j * 2048, [](float& sum, float other) { sum += other; });
+      }
+    } else {
+      if (!lost) lost = !wait_mbarrier<true>(run, PairBarriers{control}.room(), n & 1);
+      lost = __any_sync(~0u, lost);
+      const u32 other = (ptx::worker() & 1) ^ 1, full = ptx::cluster_address(stages.full(), other);
+      const u32 to = ptx::cluster_address(own, other), end = lost ? 0 : columns;
+#pragma unroll
+      for (u32 j = 0; j < kMost / 8; ++j) {
+        if (j * 8 < end) ptx::store16_async_cluster(to + j * 2048, d + 4 * j, full);
+      }
+    }
+    lost = __any_sync(~0u, lost);
+    __syncwarp();  // the sums have been read
+    if (!lost) stages.template release<true>(stages.count() - 1);
+    return lost;
+  }
+
+  // Combines gate's sums with those of up, which follow them.
+  template <u32 kColumns>
+  ETC_DEVICE static void combine(float (&d)[kMost / 2]) {
+    if constexpr (kColumns % 16 == 0) {
+#pragma unroll
+      for (u32 i = 0; i < kColumns / 4; ++i) d[i] = Epilogue::combine(d[i], d[i + kColumns / 4]);
+    }
+  }
+
   // The epilogue of a warp's 16 rows of y: 8 rows of 64 columns at a time, through its own part of
   // the buffer.
-  template <u32 kColumns, class Program>
+  template <class Program>
   ETC_DEVICE void apply(
-      const Run<Program>& run, u32 words, const float (&d)[kColumns / 2], u32 wg) const {
-    constexpr u32 kUsed = Epilogue::kIsGated ? kColumns / 8 / 2 : kColumns / 8;
+      const Run<Program>& run, u32 words, u32 columns, const float (&d)[kMost / 2],
+      u32 wg) const {
+    constexpr u32 kShare = Epilogue::kIsGated ? 2 : 1, kUsed = kMost / 8 / kShare;
     const u32 thread = ptx::thread() & 127, lane = thread & 31, warp = thread >> 5;
     const u32 rows = buffer + wg * kHalfBuffer + warp * 2048, in_eight = lane % 4 * 2;
     const i32 column = i32(lane % 8 * 8);
@@ -89,23 +143,23 @@ struct RowsTiles {
           __syncwarp();  // the rows have been read
         }
       }
-      eights.end(pass, column, kUsed * 8, row_of);
+      eights.end(pass, column, i32(columns / kShare), row_of);
     }
   }
 
   // Stores a warp's 16 rows of y, 64 columns at a time, through its own part of the buffer.
-  template <u32 kColumns, class Program>
+  template <class Program>
   ETC_DEVICE void store(
-      const Run<Program>& run, u32 place, const float (&d)[kColumns / 2], u32 wg) const {
+      const Run<Program>& run, u32 place, const float (&d)[kMost / 2], u32 wg) const {
     const u32 thread = ptx::thread() & 127, lane = thread & 31, warp = thread >> 5;
     const u32 out = buffer + wg * kHalfBuffer + warp * 2048, in_row = lane & 15;
     const u32 first = wg * 64 + warp * 16, unit = lane % 8;
     const auto whole = Epilogue::Place::read(place);
 #pragma unroll
-    for (u32 g = 0; g < kColumns / 8; g += 8) {
+    for (u32 g = 0; g < kMost / 8; g += 8) {
       if (g * 8 >= u32(whole.columns)) break;
 #pragma unroll
-      for (u32 j = g; j < g + 8 && j < kColumns / 8; ++j) {
+      for (u32 j = g; j < g + 8 && j < kMost / 8; ++j) {
         ptx::store_matrix2(
             out + in_row * 128 + (((j - g) ^ (in_row & 7)) << 4),
             pack<kIsHalf>(d[4 * j], d[4 * j + 1]), pack<kIsHalf>(d[4 * j + 2], d[4 * j + 3]));
@@ -116,7 +170,7 @@ struct RowsTiles {
 #pragma unroll
         for (u32 i = 0; i < 4; ++i) {
           const u32 row = i * 4 + lane / 8;
-          if (first + row < u32(to.rows) && column < u32(to.columns) && g + unit < kColumns / 8) {
+          if (first + row < u32(to.rows) && column < u32(to.columns)) {
             ptx::store16(
                 to.at + u64(first + row) * to.row_bytes + column * 2,
                 ptx::load_shared16(out + row * 128 + ((unit ^ (row & 7)) << 4)));

@@ -30,7 +30,8 @@ struct SwappedTiles {
   template <bool kMayBeGated, class Program>
   ETC_DEVICE bool compute(
       const Run<Program>& run, StageReader<Program>& stages, u32 count, u32 at_shape, u32 words,
-      bool is_gated, u32& exchanged) const {
+      bool is_gated, u32 (&exchanges_so_far)[2]) const {
+    u32& exchanged = exchanges_so_far[0];
     const u32 wg = __shfl_sync(~0u, ptx::thread() >> 7, 0);
     float d[kRows / 2];
     bool lost = multiply(run, stages, count, read_shape(at_shape), wg, d);
@@ -94,7 +95,8 @@ struct SwappedTiles {
         shape.box_w() << turns, shape.box_x() << turns, shape.bytes(), shape.warpgroup_columns()};
     bool lost = false;
     const auto multiply_by = [&](auto number) ETC_INLINE {
-      lost = multiply_boxes<kIsHalf, true, decltype(number)::value>(run, stages, count, boxes, d);
+      lost = multiply_boxes<kIsHalf, true, decltype(number)::value, kRows>(
+          run, stages, count, boxes, d);
     };
     if (kFour && shape.warpgroup_boxes() == 4) {
       if constexpr (kFour) multiply_by(Number<4u>{});

@@ -57,9 +57,10 @@ struct TilesOf<kIsHalf, Epilogue, Tiles, true> : SwappedTiles<kIsHalf, Epilogue,
 template <bool kIsHalf, class Epilogue, u32... kTiles>
 struct TileFamily {
   u32 control, buffer;
-  static constexpr u32 kControlBytes = 16;
+  static constexpr u32 kControlBytes = 24;
+  // Tiles whose k is split, swapped ones and those of rows.
   struct Counters {
-    u32 exchanged = 0;
+    u32 exchanged[2] = {};
   };
   ETC_DEVICE void init() const { PairBarriers{control}.init(); }
   // The buffer is used between named barriers of the warps that share it.
@@ -84,7 +85,10 @@ struct TileFamily {
     return going;
   }
 
-  static constexpr bool kMulticast = (false || ... || (TileShape::of(kTiles).split == kSplitRows));
+  static constexpr bool kMulticast = (false || ... || TileShape::of(kTiles).may_split(kSplitRows));
+  static constexpr bool kExchanges =
+      (false || ... ||
+       (TileShape::of(kTiles).may_split(kSplitK) && !TileShape::of(kTiles).is_swapped));
 };
 
 // TileFamily of the first n shapes of a call.
@@ -101,6 +105,7 @@ struct tile_matmul : Roles {
   using Epilogue = typename EpilogueOf<Call>::Type;
   static constexpr u32 kDataWords = Epilogue::kWords + 1;  // then the shape
   static constexpr u32 kVariant = Call::kGated;
+  static constexpr u32 kLeastStages = 5;  // in the ring, for loads of two stages together
   static constexpr bool kWritesPeers = Epilogue::kOnlyRounds && Call::kWrites > 1;
   static constexpr bool kMulticast = Compute::kMulticast;
   template <class Program>
@@ -133,7 +138,8 @@ struct tile_matmul : Roles {
   }
   template <class Program>
   ETC_DEVICE static RingStages stages(const Run<Program>& run, u32 size) {
-    return {size, shape_of(run).bytes()};
+    const TileShape shape = shape_of(run);
+    return {size, shape.bytes(), Compute::kExchanges ? shape.exchanged_bytes() : 0};
   }
 
   template <class Program>
@@ -179,21 +185,52 @@ struct tile_matmul : Roles {
     if (shape.split == kSplitRows) x.y += half() * i32(shape.loaded);
     x.x += first_k(shape, size);
     const u32 bytes = shape.bytes();
-    for (u32 n = 0; n < size; ++n) {
-      Stage stage;
-      if (Call::kLoadsAhead && loader.is_begun()) {
-        stage = loader.next_begun(bytes);
-      } else {
-        if (!loader.begin(run, bytes, shape.loaded_bytes(), false, stage)) return false;
-        if constexpr (Call::kLoadsAhead) loader.start_ahead();
-        load_weights(stage, shape, w, n);
-      }
+    const auto load_x = [&](const Stage& stage) ETC_INLINE {
       const u32 to = stage.at + shape.depth * shape.box_w();
       each_box(shape, x, [&](u32 box, const Box& from) {
         ptx::load_box(to + box * shape.box_x(), from, stage.full, kEvictLast);
       });
       x.x += i32(shape.depth * kStageDepth);
+    };
+    const auto begin = [&](Stage& stage) ETC_INLINE {
+      return loader.begin(run, bytes, shape.loaded_bytes(), false, stage);
+    };
+    u32 n = 0;
+    if constexpr (Call::kLoadsAhead) {
+      for (; n < size && loader.is_begun(); ++n) {
+        load_x(loader.next_begun(bytes));
+        loaded(n + 1);
+      }
+    }
+    // NOTE: two loops, each of them short: the loading thread's time for a stage bounds many tiles.
+    if (shape.depth == 1 && kLeastStages * bytes <= StageRing<Program>::kBytes) {
+      // Adjacent boxes of two stages together, for the memory's throughput; and two short stages
+      // free their memory earlier than a long one.
+      for (; n + 1 < size; n += 2) {
+        Stage stage, next;
+        if (!begin(stage) || !begin(next)) return false;
+        load_weights(stage, shape, w, n);
+        load_weights(next, shape, w, n + 1);
+        load_x(stage);
+        load_x(next);
+        loaded(n + 1);
+        loaded(n + 2);
+      }
+    }
+    for (; n < size; ++n) {
+      Stage stage;
+      if (!begin(stage)) return false;
+      load_weights(stage, shape, w, n);
+      load_x(stage);
       loaded(n + 1);
+    }
+    if constexpr (Compute::kExchanges) {
+      using Computes = ComputesOf<typename Program::TensorCalls>;
+      const u32 control = Computes::template make<Program, Compute>(loader.base()).control;
+      const u32 exchanged = shape.exchanged_bytes();
+      if (exchanged > 0) {
+        return loader.begin_exchange(run, exchanged, PairBarriers{control}.room());
+      }
     }
     return true;
   }

@@ -4,6 +4,7 @@
 
 namespace etc {
 
+// What the two workers of a pair divide.
 enum TileSplit : u32 { kSplitColumns, kSplitRows, kSplitK };
 
 // A shape as the host packs it. number: of its code in the program. depth: boxes of 64 k in a
@@ -17,11 +18,17 @@ struct TileShape {
             packed >> 9 & 7,     (packed >> 12 & 63) * 8,   (packed >> 18 & 63) * 8,
             (packed >> 24 & 63) * 8};
   }
+  // Of the shape that stands for all with the same code: it has the bits of all their splits.
+  ETC_DEVICE constexpr bool may_split(TileSplit by) const { return (split & by) != 0; }
   ETC_DEVICE constexpr u32 box_x() const { return rows * 128; }
   ETC_DEVICE constexpr u32 box_w() const { return columns * 128; }
   // The bytes of a stage in shared memory: boxes of w, then boxes of x.
   ETC_DEVICE constexpr u32 bytes() const { return depth * (box_x() + box_w()); }
   ETC_DEVICE constexpr u32 loaded_bytes() const { return depth * (loaded * 128 + box_w()); }
+  // Of tiles of rows whose k is split: the bytes of the sums that a worker receives.
+  ETC_DEVICE constexpr u32 exchanged_bytes() const {
+    return split == kSplitK && !is_swapped ? columns * 256 : 0;
+  }
   // Of a swapped tile: 0 if the warpgroups multiply alternate boxes along k, 1 if each has half of
   // the columns.
   // NOTE: without comparisons, for which the compiler would duplicate the code.
@@ -43,6 +50,14 @@ struct TileRange {
       if (f(TileShape::of(All::kAll[n]))) return true;
     }
     return false;
+  }
+  ETC_DEVICE static constexpr u32 most_columns() {
+    u32 most = 0;
+    for (u32 n = kBegin; n < kEnd; ++n) {
+      const u32 columns = TileShape::of(All::kAll[n]).columns;
+      most = columns > most ? columns : most;
+    }
+    return most;
   }
   // Calls f(Number<packed>{}) for the shape `number`.
   template <class F>

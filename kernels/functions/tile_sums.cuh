@@ -25,13 +25,16 @@ ETC_DEVICE void combine_four(float (&d)[kCount], u32 j, u32 shared, F f) {
 struct PairBarriers {
   u32 control;
 
-  // `arrived`: the other worker's sums for this worker's part. `ready`: the other worker can
-  // receive sums.
+  // Of swapped tiles. `arrived`: the other worker's sums for this worker's part. `ready`: the other
+  // worker can receive sums.
   ETC_DEVICE u32 arrived() const { return control; }
   ETC_DEVICE u32 ready() const { return control + 8; }
+  // Of tiles of rows: the other worker has a stage for sums.
+  ETC_DEVICE u32 room() const { return control + 16; }
   ETC_DEVICE void init() const {
     ptx::mbarrier_init(arrived(), 1);
     ptx::mbarrier_init(ready(), 1);
+    ptx::mbarrier_init(room(), 1);
   }
 };
 
@@ -73,9 +76,7 @@ struct PairExchange : PairBarriers {
 #pragma unroll
     for (u32 j = 0; j < kEights; ++j) {
       if (j >= first && j < end) continue;
-      const uint4 four{__float_as_uint(d[4 * j]), __float_as_uint(d[4 * j + 1]),
-                       __float_as_uint(d[4 * j + 2]), __float_as_uint(d[4 * j + 3])};
-      ptx::store16_async_cluster(to + (j - place) * 2048, four, counter);
+      ptx::store16_async_cluster(to + (j - place) * 2048, d + 4 * j, counter);
     }
     if (receives) lost = !wait_mbarrier(run, arrived(), n & 1);
     const auto add = [](float& sum, float other) { sum += other; };
@@ -98,14 +99,14 @@ struct Boxes {
   u32 rows;   // of the M of wgmma whose sums are used
 };
 
-// The mainloop of a warpgroup, with kBoxes boxes of each stage. kIsSwapped: rows of w are the M of
-// wgmma. Returns whether a wait has failed.
-template <bool kIsHalf, bool kIsSwapped, u32 kBoxes, u32 kCount, class Program>
+// The mainloop of a warpgroup, with kBoxes boxes of each stage, for the first kColumns / 2 sums of
+// a thread. kIsSwapped: rows of w are the M of wgmma. Returns whether a wait has failed.
+template <bool kIsHalf, bool kIsSwapped, u32 kBoxes, u32 kColumns, u32 kCount, class Program>
 ETC_DEVICE bool multiply_boxes(
     const Run<Program>& run, StageReader<Program>& stages, u32 count, const Boxes& boxes,
     float (&d)[kCount]) {
 #pragma unroll
-  for (float& sum : d) sum = 0;
+  for (u32 i = 0; i < kColumns / 2; ++i) d[i] = 0;
   const auto multiply = [&](u32 begin, u32) {
 #pragma unroll
     for (u32 box = 0; box < kBoxes; ++box) {
@@ -113,12 +114,12 @@ ETC_DEVICE bool multiply_boxes(
       const u32 at_x = boxes.x + (begin + box * boxes.next_x) / 16;
       const u64 rows = ptx::matrix_descriptor(kIsSwapped ? at_w : at_x);
       const u64 columns = ptx::matrix_descriptor(kIsSwapped ? at_x : at_w);
-      ptx::wgmma_box<kIsHalf, 2 * kCount>(d, rows, columns, 1, boxes.rows);
+      ptx::wgmma_box<kIsHalf, kColumns>(d, rows, columns, 1, boxes.rows);
     }
   };
   const bool lost = multiply_stages(run, stages, count, boxes.bytes, false, multiply);
 #pragma unroll
-  for (float& sum : d) ptx::keep_order(sum);
+  for (u32 i = 0; i < kColumns / 2; ++i) ptx::keep_order(d[i]);
   return lost;
 }
 

@@ -97,14 +97,14 @@ namespace etc::ptx {
     }                                                                                     \
   }
 
-// d = a * b, added to d if `accumulate`: a box of a stage, four steps of k. a is k-major; b is
-// k-major or, if kTransposeB, n-major. kStepB: 16 k further in b, in units of 16 bytes.
+// The first sums of d = a * b, added to them if `accumulate`: a box of a stage, four steps of k. a
+// is k-major; b is k-major or, if kTransposeB, n-major. kStepB: 16 k further in b, in units of 16 bytes.
 // rows: the caller uses only the results of the first `rows` rows of a; the others may be anything.
 // NOTE: the four steps in one statement: each moves all registers of d in the compiler's code.
-template <bool kIsHalf, int kColumns, bool kTransposeB = false, u32 kStepB = 2>
+template <bool kIsHalf, int kColumns, bool kTransposeB = false, u32 kStepB = 2, u32 kSums>
 ETC_DEVICE void wgmma_box(
-    float (&d)[kColumns / 2], u64 a, u64 b, i32 accumulate, [[maybe_unused]] u32 rows = 64) {
-  static_assert(kColumns % 8 == 0 && 8 <= kColumns && kColumns <= 256);
+    float (&d)[kSums], u64 a, u64 b, i32 accumulate, [[maybe_unused]] u32 rows = 64) {
+  static_assert(kColumns % 8 == 0 && 8 <= kColumns && kColumns <= 256 && kColumns <= 2 * kSums);
   ETC_COLUMNS(8, "8", ETC_L1, "%4", "%5", "%6", "%7", "%8", ETC_P1)
   ETC_COLUMNS(16, "16", ETC_L2, "%8", "%9", "%10", "%11", "%12", ETC_P2)
   ETC_COLUMNS(24, "24", ETC_L3, "%12", "%13", "%14", "%15", "%16", ETC_P3)

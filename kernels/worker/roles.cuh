@@ -20,7 +20,8 @@
 //             with streams: earlier), and its result goes to the other roles in the WorkItem. Both
 //             workers of a cluster compute the same size.
 //   stages()  number and bytes of the ring stages that a task of this size uses
-//   load()    begins each stage in order; calls loaded(n) after the n-th one, counted from 1.
+//   load()    begins each stage in order; calls loaded(n) after the n-th one, counted from 1. The
+//             last one may be an exchange: StageLoader::begin_exchange().
 //             With streams=, `bool load_ahead(run, StageLoader&, c, size, n)` begins stage n and
 //             loads the streamed operands alone, before the waits are met. While
 //             StageLoader::is_begun(), load() takes next_begun() and loads the other operands.
@@ -82,9 +83,9 @@ constexpr bool has_role(Role role) {
   return (Call::kRoles & role) != 0;
 }
 
-// The stages of a task, all of the same size.
+// The stages of a task, all of the same size; then one of `exchanged` bytes, unless they are 0.
 struct RingStages {
-  u32 count, bytes;
+  u32 count, bytes, exchanged = 0;
 };
 
 // What the compute threads receive of a task. `data`: shared address of the words of data(), which

@@ -9,6 +9,7 @@
 // multicast write to the same place and mbarrier in both. So a function with the load role runs on
 // the whole cluster, and size() must return the same in both workers.
 #pragma once
+#include "worker/admission.cuh"
 #include "worker/calls.cuh"
 #include "worker/roles.cuh"
 #include "worker/shared.cuh"
@@ -137,15 +138,37 @@ class StagePlacer {
       ++n_;
       return true;
     }
+    if (bytes != bytes_) [[unlikely]] start_laps(bytes);
     at = Ring::place(head_, bytes);
-    while (oldest_ != n_ && !(n_ - oldest_ < Ring::kSlots && fits(at, bytes, tail_))) {
-      if (!wait_empty(oldest_)) return false;
-      if (++oldest_ != n_) tail_ = begins_.get(oldest_);
+    if (full_ > 0) [[likely]] {
+      if (n_ - oldest_ == full_ && !wait_empty(oldest_++)) return false;
+    } else {
+      while (oldest_ != n_ && !(n_ - oldest_ < Ring::kSlots && fits(at, bytes, tail_))) {
+        if (!wait_empty(oldest_)) return false;
+        if (++oldest_ != n_) tail_ = begins_.get(oldest_);
+      }
+      if (oldest_ == n_) tail_ = at;
+      if (at == 0) {
+        full_ = minimum(lap_, Ring::kSlots);
+        lap_ = 1;
+      } else if (lap_ > 0) {
+        ++lap_;
+      }
     }
     begins_.put(n_, at);
-    if (oldest_ == n_) tail_ = at;
     head_ = at + bytes;
     ++n_;
+    return true;
+  }
+
+  // Calls wait_empty(n) for the outstanding stages up to `last`, in order. False if one returns
+  // false.
+  template <class WaitEmpty>
+  ETC_DEVICE bool pass(u32 last, WaitEmpty wait_empty) {
+    while (oldest_ != n_ && i32(last - oldest_) >= 0) {
+      if (!wait_empty(oldest_)) return false;
+      if (++oldest_ != n_ && Ring::kUniform == 0) tail_ = begins_.get(oldest_);
+    }
     return true;
   }
 
@@ -158,6 +181,7 @@ class StagePlacer {
 
   // Passes over stages that other threads fill.
   ETC_DEVICE void skip(RingStages stages) {
+    const u32 exchanged = stages.exchanged;
     if constexpr (Ring::kUniform > 0) {
       n_ += stages.count;
       if (n_ - oldest_ > Ring::kCount) oldest_ = n_ - Ring::kCount;
@@ -165,15 +189,23 @@ class StagePlacer {
     }
     if (stages.count > Ring::kSlots) {  // only the last kSlots can be outstanding
       const u32 count = stages.count - Ring::kSlots;
+      bytes_ = full_ = 0;
       head_ = head_after(count, stages.bytes);
       oldest_ = n_ += count;
       stages.count = Ring::kSlots;
     }
     u32 at;
-    for (u32 i = 0; i < stages.count; ++i) next(stages.bytes, at, [](u32) { return true; });
+    const auto is_empty = [](u32) { return true; };
+    for (u32 i = 0; i < stages.count; ++i) next(stages.bytes, at, is_empty);
+    if (exchanged > 0) next(exchanged, at, is_empty);
   }
 
  private:
+  ETC_DEVICE void start_laps(u32 bytes) {
+    if (full_ > 0) tail_ = begins_.get(oldest_);
+    bytes_ = bytes, lap_ = 0;
+    full_ = n_ > 0 ? 0 : minimum(Ring::kBytes / bytes, Ring::kSlots);
+  }
   // Whether a stage at `at` overlaps none of the outstanding ones, of which the oldest begins at
   // `tail` and the newest ends at head_. They lie in [tail, head_), or around the ring's end.
   ETC_DEVICE bool fits(u32 at, u32 bytes, u32 tail) const {
@@ -188,6 +220,10 @@ class StagePlacer {
 
   u32 n_ = 0, head_ = 0;     // stages so far, and where the last one ends
   u32 oldest_ = 0, tail_ = 0;  // the oldest outstanding stage, and where it begins
+  // Stages of `bytes_` follow each other. lap_: how many since the last one at the ring's first
+  // byte, or 0. full_: the outstanding ones at most, if all of the ring is theirs: then a stage goes
+  // where the `full_`-th one before it was, or one that is empty; tail_ is not kept, nor lap_.
+  u32 bytes_ = 0, lap_ = 0, full_ = 0;
   Begins begins_;
 };
 
@@ -207,21 +243,36 @@ class StageLoader {
  public:
   ETC_DEVICE explicit StageLoader(u32 base) : base_(base), placer_(Begins{base}) {}
 
+  // The worker's shared memory.
+  ETC_DEVICE u32 base() const { return base_; }
+
   // Begins the next stage of `bytes` once there is room: bulk copies will write `expected` bytes.
   // Unless is_gathered, no other threads write to it. False if the program was aborted.
   ETC_DEVICE bool begin(
       const Run<Program>& run, u32 bytes, u32 expected, bool is_gathered, Stage& stage) {
     const u32 n = placer_.cursor().n;
     u32 at;
-    const bool has_room = placer_.next(bytes, at, [&](u32 oldest) {
-      return wait_mbarrier(run, Ring::empty(base_, oldest), Ring::parity(oldest));
-    });
-    if (!has_room) return false;
+    if (!placer_.next(bytes, at, wait_empty(run))) return false;
     stage = Ring::stage(base_, n, at);
     ptx::mbarrier_arrive_expect(stage.full, expected);
     if (Ring::kGatherers > 0 && !is_gathered) {
       ptx::mbarrier_arrive_many(stage.full, Ring::kGatherers);
     }
+    return true;
+  }
+
+  // Begins a stage that the other worker of the pair fills, with `bytes` of its sums. `room`: an
+  // mbarrier of the other worker, which learns that it may do so.
+  // NOTE: only once the exchange before is over: the other worker waits for each phase of `room`.
+  ETC_DEVICE bool begin_exchange(const Run<Program>& run, u32 bytes, u32 room) {
+    const u32 n = placer_.cursor().n;
+    Stage stage;
+    if (has_exchanged_ && !placer_.pass(exchange_, wait_empty(run))) return false;
+    if (!begin(run, bytes, bytes, false, stage)) return false;
+    has_exchanged_ = true, exchange_ = n;
+    // The first loads do not wait for the other worker, whose mbarriers must be initialized.
+    if (!Admission(base_).wait()) return false;
+    ptx::mbarrier_arrive_cluster_release(room, (ptx::worker() & 1) ^ 1);
     return true;
   }
 
@@ -243,8 +294,16 @@ class StageLoader {
   ETC_DEVICE u32 outstanding() const { return placer_.outstanding(); }
 
  private:
+  ETC_DEVICE auto wait_empty(const Run<Program>& run) const {
+    return [&run, base = base_](u32 n) ETC_INLINE {
+      return wait_mbarrier(run, Ring::empty(base, n), Ring::parity(n));
+    };
+  }
+
   u32 base_;
   StagePlacer<Program, Begins> placer_;
+  bool has_exchanged_ = false;
+  u32 exchange_ = 0;            // the last stage of begin_exchange()
   u32 ahead_ = 0;               // stages that load_ahead() has begun and load() has not seen
   StageCursor<Program> begun_;  // the position of the first of them
 };
@@ -303,6 +362,8 @@ class StageReader {
 
   // The shared address of a stage that begins `at` bytes after the ring's first one.
   ETC_DEVICE u32 address(u32 at) const { return base_ + Shared::kStageOffset + at; }
+  // The mbarrier of the stage that next() returned last.
+  ETC_DEVICE u32 full() const { return Ring::full(base_, cursor_.n - 1); }
 
   // Stages that next() has passed.
   ETC_DEVICE u32 count() const { return cursor_.n; }
@@ -311,8 +372,7 @@ class StageReader {
   // Waits for the stage that next() returned last. False if the program was aborted.
   ETC_DEVICE bool wait_full(const Run<Program>& run) {
     const u64 begin = Program::kTrace ? ptx::global_timer() : 0;
-    const bool came =
-        wait_mbarrier(run, Ring::full(base_, cursor_.n - 1), Ring::parity(cursor_.n - 1));
+    const bool came = wait_mbarrier(run, full(), Ring::parity(cursor_.n - 1));
     if constexpr (Program::kTrace) empty_ns_ += u32(ptx::global_timer() - begin);
     return came;
   }
@@ -324,12 +384,20 @@ class StageReader {
   }
   // A whole warp, once, after it has read stage n, counted from 0.
   // NOTE: an arrival at another worker's mbarrier may overtake earlier loads from shared memory. A
-  // function that reads stages by loads, not by wgmma, must have used the values before.
+  // function that reads stages by loads, not by wgmma, must have used the values before, or say
+  // kIsLoaded.
+  template <bool kIsLoaded = false>
   ETC_DEVICE void release(u32 n) const {
     const u32 lane = threadIdx.x % 32, empty = Ring::empty(base_, n);
     if constexpr (Ring::kReaders > 1) {
       if (is_multicast_) {
-        if (lane < Ring::kReaders) ptx::mbarrier_arrive_cluster(empty, lane);
+        if (lane < Ring::kReaders) {
+          if constexpr (kIsLoaded) {
+            ptx::mbarrier_arrive_cluster_release(empty, lane);
+          } else {
+            ptx::mbarrier_arrive_cluster(empty, lane);
+          }
+        }
       } else {
         if (lane == 0) ptx::mbarrier_arrive_many(empty, Ring::kReaders);
       }

@@ -16,7 +16,6 @@ from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
 from etc_dist.ops.float_partials import float_partials_graph
 from etc_dist.ops.matmul import matmul_graph
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
-from etc_dist.ops.sliced_matmul import sliced_matmul_graph
 from tests.codegen.graphs import three_matmuls
 from tests.emulate.cases import (
     Given,
@@ -37,7 +36,7 @@ from tests.emulate.cases import (
     square_tiles_and_pairs,
     tiles,
 )
-from tests.emulate.stages import copied_twice, copies, gathered, gathered_last
+from tests.emulate.stages import SIZES, copied_twice, copies, gathered, gathered_last
 from tests.emulate.turned_layers import turned, turned_layers
 from tests.functions.epilogues import all_kinds, applied, applied_given
 
@@ -86,12 +85,6 @@ def experts_of_two(
 def shaped(shape: TileShape, *sizes: int) -> Case:
     """One of the shapes of tests/functions/test_tile_matmul.py."""
     return Case(partial(matmul_graph, 1, shapes=[shape]), lambda: tiles(*sizes), NEVER)
-
-
-def sliced(shape: TileShape, *sizes: int) -> Case:
-    """In slices of k, whose sums other workers add."""
-    graph = partial(sliced_matmul_graph, 1, shapes=[shape])
-    return Case(graph, lambda: tiles(*sizes))
 
 
 def applied_to(shape: TileShape) -> Case:
@@ -178,15 +171,19 @@ CASES = {
         partial(square_tiles_and_pairs, 1), lambda: tiles(256, 256, 64), workers=2
     ),
     "stages": Case(partial(copied_twice, 1), lambda: copies(2000)),
+    "short stages": Case(
+        partial(copied_twice, 1, sizes=SIZES[::-1]), lambda: copies(2000), NEVER
+    ),
     "gathered": Case(partial(gathered_last, 1), lambda: gathered(200, 264), NEVER),
     "exchanged": shaped(PAIRS, 200, 200, 600),
     "exchanged columns": shaped(TileShape(64, 80, "k", swapped=True), 200, 328, 600),
+    "exchanged rows": shaped(TileShape(128, 208, "k"), 200, 648, 600),
+    "exchanged often": shaped(TileShape(128, 64, "k"), 200, 520, 64),
     "turns": shaped(TileShape(64, 128, swapped=True), 200, 200, 600),
     "gated pairs": gated_by(PAIRS),
     "gated warps": gated_by(TileShape(64, 128, swapped=True)),
     "gated groups": gated_by(TileShape(64, 256, swapped=True)),
     "shared": shaped(TileShape(256, 64, "rows"), 300, 264, 200),
-    "sliced": sliced(TileShape(128, 128, slices=3), 200, 136, 392),
     "swapped epilogue": applied_to(PAIRS),
     "epilogue": applied_to(TileShape(128, 160)),
 }

@@ -7,9 +7,11 @@ from pathlib import Path
 
 from etc_dist.runtime.build import kernels_folder
 
-LOADER_WAITS = "wait_mbarrier(run, Ring::empty(base_, oldest), Ring::parity(oldest))"
-GATHERER_WAITS = f"""__all_sync(
-                 ~0u, {LOADER_WAITS})"""
+LOADER_WAITS = "wait_mbarrier(run, Ring::empty(base, n), Ring::parity(n))"
+GATHERER_WAITS = (
+    "__all_sync(\n                 ~0u, "
+    "wait_mbarrier(run, Ring::empty(base_, oldest), Ring::parity(oldest)))"
+)
 RELEASE = "ptx::store_release(word, run.epoch);"
 SCRATCH_FENCE = (
     "ptx::fence_proxy_async();  "
@@ -34,10 +36,17 @@ BROKEN = {
         },
         "stages": {
             "tail < head_ ? is_after || is_before : is_after && is_before": "true",
-            "n_ - oldest_ < Ring::kSlots": "true",
+            "minimum(Ring::kBytes / bytes, Ring::kSlots)": "Ring::kBytes / bytes",
         },
+        "short stages": {"n_ - oldest_ < Ring::kSlots": "true"},
         "mixed": {"head + bytes <= kBytes ? head : 0": "head"},
         "shared": {"Ring::multicasts(run)": "false"},
+        "exchanged often": {"!placer_.pass(exchange_, wait_empty(run))": "false"},
+        "exchanged rows": {
+            "if (!Admission(base_).wait()) return false;": "",
+            "if (full_ > 0) tail_ = begins_.get(oldest_);": "",
+            "ptx::mbarrier_arrive_cluster_release": "ptx::mbarrier_arrive_cluster",
+        },
     },
     "worker/calls": {
         "loops": {
@@ -84,6 +93,11 @@ BROKEN = {
         },
     },
     "functions/rows_tile": {
+        "exchanged rows": {
+            "__syncwarp();  // the sums have been read": "",
+            "!stages.wait_full(run)": "false",
+            "!wait_mbarrier<true>(run, PairBarriers{control}.room(), n & 1)": "false",
+        },
         "epilogue": {
             "__syncwarp();  // the rows are complete": "",
             "__syncwarp();  // the rows have been read": "",
@@ -123,7 +137,11 @@ BROKEN = {
         "sum, few rows": {
             RELEASE: RELEASE.replace("release", "relaxed"),
         },
-        "aborted": {"run.aborted()": "false"},
+        "aborted": {
+            "ptx::named_barrier_any<kWorkerThreads - 32>(kAgreeBarrier, is_aborted)": (
+                "false"
+            ),
+        },
     },
     "functions/choose_experts": {
         "moe": {

@@ -3,6 +3,7 @@ different sizes, no store role, tasks that gather after tasks that do not."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,16 +41,19 @@ def copy_stages(rows: int) -> DeviceFunction:
     )
 
 
+SIZES = (8, 300), (24, 170)
+
+
 @graph_function
-def copied_twice(g: Graph) -> None:
-    """y is x, copied tile by tile in stages of one size, then of another."""
+def copied_twice(g: Graph, *, sizes: Sequence[tuple[int, int]] = SIZES) -> None:
+    """y is x, copied in stages of one size, then of another. sizes: rows of a stage and
+    of a task."""
     rows = g.dims("rows")
     x, y = g.input("x", (rows, 64), "bfloat16"), g.output("y", (rows, 64), "bfloat16")
     half = g.local("half", (rows, 64), "bfloat16")
-    steps = ((x, half, 8, 300), (half, y, 24, 170))
-    tiles = g.let("tiles", ceildiv(rows, 300))
+    tiles = g.let("tiles", ceildiv(rows, sizes[0][1]))
     copied = g.events("copied", (1,), expects=tiles)
-    for source, to, stage, size in steps:
+    for source, to, (stage, size) in ((x, half, sizes[0]), (half, y, sizes[1])):
         (r,) = grid = g.grid(r=ceildiv(rows, size))
         g.call(
             copy_stages(stage),

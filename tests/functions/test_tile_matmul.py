@@ -18,6 +18,7 @@ from tests.ops.arrays import cancelling
 EXTREME = (
     *(TileShape(128, columns) for columns in (16, 512)),
     *(TileShape(256, columns, "rows") for columns in (16, 256)),
+    *(TileShape(128, columns, "k") for columns in (16, 256)),
     *(TileShape(8, columns, swapped=True) for columns in (16, 160)),
     *(TileShape(rows, 2 * rows, "k", swapped=True) for rows in (8, 64)),
 )
@@ -89,7 +90,8 @@ def test_each_shape_gates_its_columns(number, gated_program):
         (64, 128),
         (128, 8),
         (128, 528),
-        (128, 128, "k"),
+        (128, 272, "k"),
+        (256, 128, "k"),
         (256, 512, "rows"),
         (72, 128, "columns", True),
         (8, 128, "rows", True),

@@ -8,9 +8,13 @@ import pytest
 
 from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ops.matmul_policy import SHAPES, choose, estimate, explained, rate
-from etc_dist.ops.tuning import Measured, default_tuning
+from etc_dist.ops.tuning import Constants, Measured, Tuning
 
 WORKERS = 132
+MODEL = Tuning(
+    "a GPU", WORKERS, Constants(8.6, 0.01, 78000, 5350000, 0.15, 1700, 1.7, 4.0)
+)
+"""Without measured times."""
 
 
 @pytest.mark.parametrize(
@@ -18,13 +22,12 @@ WORKERS = 132
     [
         (1, 4096, 4096, TileShape(8, 64, swapped=True)),
         (8, 10240, 5120, TileShape(8, 160, swapped=True)),
-        (32, 12288, 6144, TileShape(32, 192, swapped=True)),
-        (64, 4096, 4096, TileShape(64, 64, "k", swapped=True)),
         (64, 5120, 25600, TileShape(64, 80, "k", swapped=True)),
-        (64, 7168, 8192, TileShape(64, 128, swapped=True)),
-        (64, 10240, 5120, TileShape(64, 256, swapped=True)),
-        (128, 5120, 25600, TileShape(128, 112)),
+        (128, 5120, 25600, TileShape(128, 80, "k")),
         (128, 10240, 5120, TileShape(128, 160)),
+        (256, 7168, 8192, TileShape(256, 112, "rows")),
+        (512, 6400, 5120, TileShape(256, 208, "rows")),
+        (1024, 3584, 4096, TileShape(256, 224, "rows")),
         (8192, 4096, 4096, TileShape(256, 256, "rows")),
     ],
 )
@@ -38,11 +41,10 @@ def test_few_rows_are_one_tile_down():
 
 def test_the_choice_follows_the_constants():
     sizes = 64, 5120, 25600, WORKERS
-    before = default_tuning()
     for name, factor in {"exchange_us": 100, "cycles_per_us": 1 / 4}.items():
-        value = factor * getattr(before.constants, name)
-        changed = replace(before, constants=replace(before.constants, **{name: value}))
-        assert choose(*sizes, tuning=changed) != choose(*sizes)
+        value = factor * getattr(MODEL.constants, name)
+        changed = replace(MODEL, constants=replace(MODEL.constants, **{name: value}))
+        assert choose(*sizes, tuning=changed) != choose(*sizes, tuning=MODEL)
 
 
 MEASURED = (
@@ -73,9 +75,9 @@ MEASURED = (
     ],
 )
 def test_measured_tiles_are_preferred_within_their_class(sizes, options, counts):
-    tuning = replace(default_tuning(), measured=MEASURED)
+    tuning = replace(MODEL, measured=MEASURED)
     workers = options.pop("workers", WORKERS)
-    model = rate(*sizes, workers, **options)
+    model = rate(*sizes, workers, **options, tuning=MODEL)
     found = rate(*sizes, workers, **options, tuning=tuning)
     if not counts:
         assert found == model
@@ -89,14 +91,14 @@ def test_measured_tiles_are_preferred_within_their_class(sizes, options, counts)
 
 def test_factors_are_those_of_the_nearest_number_of_rows_that_was_measured():
     few = 5120, 3200
-    first, second = rate(12, *few, WORKERS)[:2]
+    first, second = rate(12, *few, WORKERS, tuning=MODEL)[:2]
     factors = {str(SHAPES[first.number]): {"8": 1.0, "16": 2.0, "64": 3.0}}
-    tuning = replace(default_tuning(), factors=factors)
+    tuning = replace(MODEL, factors=factors)
     assert choose(12, *few, WORKERS, tuning=tuning) == second.number
     for m, factor in {1: 1, 8: 1, 9: 2, 17: 3, 64: 3, 100: 3}.items():
         times = [
             estimate(SHAPES[first.number], m, *few, WORKERS, one)
-            for one in (tuning, default_tuning())
+            for one in (tuning, MODEL)
         ]
         assert times[0] == factor * times[1]
 

@@ -19,18 +19,22 @@ from etc_dist.ops import tune as module
 from etc_dist.ops.matmul import matmul_graph
 from etc_dist.ops.matmul_policy import SHAPES, choose, estimate
 from etc_dist.ops.tune import GpuTimer, Sample, tune, tune_world
-from etc_dist.ops.tuning import Constants, default_tuning
+from etc_dist.ops.tuning import Constants, Tuning
 
 WORKERS = 132
 ROWS, WIDTHS = (1, 12, 33, 64, 100, 256, 400, 1000, 3000), (1536, 5120, 7168, 10240)
 DEPTHS = 1024, 4096, 25600
 
 
+MODEL = Tuning(
+    "NVIDIA H200", WORKERS, Constants(8.6, 0.01, 78000, 5350000, 0.15, 1700, 1.7, 2.0)
+)
+"""Without measured times."""
+
+
 def tuning_like(factors):
-    constants = zip(astuple(default_tuning().constants), factors, strict=True)
-    return replace(
-        default_tuning(), constants=Constants(*(a * b for a, b in constants))
-    )
+    constants = zip(astuple(MODEL.constants), factors, strict=True)
+    return replace(MODEL, constants=Constants(*(a * b for a, b in constants)))
 
 
 def timer(tuning, faster=None):
@@ -48,7 +52,7 @@ def timer(tuning, faster=None):
 @given(st.lists(st.floats(0.7, 1.4), min_size=8, max_size=8))
 def test_constants_that_give_the_times_are_found(factors):
     true = tuning_like(factors)
-    made = tune(timer(true), default_tuning(), [], say=str)
+    made = tune(timer(true), MODEL, [], say=str)
     for m, n, k in product(ROWS, WIDTHS, DEPTHS):
         right, found = (
             SHAPES[choose(m, n, k, WORKERS, tuning=t)] for t in (true, made)
@@ -63,7 +67,7 @@ def test_noise_of_a_percent_costs_no_more_than_a_percent(rng):
     def measure(samples):
         return [us * (1 + rng.normal() / 100) for us in timer(true)(samples)]
 
-    made = tune(measure, default_tuning(), [], say=str)
+    made = tune(measure, MODEL, [], say=str)
     for m, n, k in product(ROWS, WIDTHS, DEPTHS):
         tiles = [SHAPES[choose(m, n, k, WORKERS, tuning=t)] for t in (true, made)]
         times = [estimate(one, m, n, k, WORKERS, true) for one in tiles]
@@ -72,11 +76,9 @@ def test_noise_of_a_percent_costs_no_more_than_a_percent(rng):
 
 def test_tiles_that_are_faster_than_by_the_model_are_kept():
     sizes = 512, 7168, 2048
-    second = module._samples(default_tuning(), *sizes)[1]
+    second = module._samples(MODEL, *sizes)[1]
     said = []
-    made = tune(
-        timer(default_tuning(), second), default_tuning(), [sizes[1:]], said.append
-    )
+    made = tune(timer(MODEL, second), MODEL, [sizes[1:]], said.append)
     assert [(one.m, one.n, one.k) for one in made.measured] == [sizes]
     assert choose(*sizes, WORKERS, tuning=made) == second.number
     assert choose(*sizes, WORKERS) != second.number
@@ -107,7 +109,7 @@ def measuring(world, monkeypatch):
 def test_the_slowest_rank_counts_and_all_have_its_tuning(world, measuring):
     made = tune_world(world, [], say=str)
     assert made.device == "NVIDIA GB99"
-    launch = default_tuning().constants.launch_us + world.size - 1
+    launch = MODEL.constants.launch_us + world.size - 1
     assert made.constants.launch_us == pytest.approx(launch, rel=0.02)
     assert len({str(one) for one in world.gather(made.document())}) == 1
 

@@ -21,6 +21,7 @@ from etc_dist.ops.tuning import (
 from etc_dist.settings import AUTO
 
 H200 = "NVIDIA H200"
+LAUNCH = str(default_tuning().constants.launch_us)
 MEASURED = (Measured(64, 5120, 3200, {"64 x 80, split k, swapped": 21.0}),)
 
 
@@ -65,11 +66,11 @@ def test_each_tuning_of_the_package_is_of_another_gpu():
     ("change", "got"),
     [
         (lambda text: text[:-9], "Unterminated string"),
-        (lambda text: text.replace("8.6", "8.7"), "of its content"),
-        (lambda text: text.replace("8.6", "-8.6"), "of its content"),
+        (lambda text: text.replace(LAUNCH, "8.7"), "of its content"),
+        (lambda text: text.replace(LAUNCH, f"-{LAUNCH}"), "of its content"),
         (lambda text: text.replace("idle", "rest"), "rest"),
         (lambda text: text.replace("132", '"132"'), "of its content"),
-        (lambda text: text.replace("8.6", "1" + "0" * 400), "OverflowError"),
+        (lambda text: text.replace(LAUNCH, "1" + "0" * 400), "OverflowError"),
         (lambda text: "[1]", "TypeError"),
         (
             lambda text: text.replace('"NVIDIA H200"', 900 * "[" + 900 * "]"),
@@ -109,7 +110,7 @@ def test_a_file_of_another_gpu_is_refused(tmp_path, cache):
 
 def test_own_tuning_that_is_damaged_is_refused_until_it_is_measured_again(cache, own):
     path = cache.root / "tunings" / "nvidia-h200.json"
-    path.write_bytes(path.read_bytes().replace(b"8.6", b"8.7"))
+    path.write_bytes(path.read_bytes().replace(LAUNCH.encode(), b"8.7"))
     with pytest.raises(ArgumentError, match=r"nvidia-h200\.json(.|\n)*remove the file"):
         find_tuning(AUTO, cache, H200)
     save_tuning(cache, own)
