@@ -27,7 +27,8 @@ SHAPES = (
 )
 """The tiles that one program has."""
 MOST_SWAPPED_ROWS = 64
-"""The most rows of a swapped tile. One with fewer rows must hold all rows of x."""
+"""The most rows of a swapped tile. One with fewer rows must hold all rows of x. Of
+those that do and differ in nothing else, the one with the fewest rows is chosen."""
 ONLY_SWAPPED_ROWS = 32
 """Up to so many rows of x, other tiles were never faster."""
 IN_ONE_WAVE = (TileShape(64, 80, "k", swapped=True),)
@@ -137,6 +138,19 @@ class Rating:
     measured: Measured | None = None
 
 
+def serving(
+    m: int, n: int, workers: int, shapes: Sequence[TileShape] = SHAPES
+) -> list[int]:
+    """The positions of the shapes that can serve x [m, k] and w [n, k]."""
+    few = min(m, MOST_SWAPPED_ROWS)
+    return [
+        number
+        for number, one in enumerate(shapes)
+        if not (one.swapped and one.rows < few)
+        and (one not in IN_ONE_WAVE or _fits_at_once(one, m, n, workers))
+    ]
+
+
 def rate(
     m: int,
     n: int,
@@ -148,24 +162,27 @@ def rate(
     in_order: bool = False,
     tuning: Tuning | None = None,
 ) -> list[Rating]:
-    """The tile shapes that can serve x [m, k] and w [n, k]: first those measured at
+    """The tile shapes to choose from for x [m, k] and w [n, k]: first those measured at
     such sizes, then the others by the model, each group the fastest first. gated: only
     shapes for gated matmuls. in_order: only shapes that add over k in order, so that a
     row has the same bits for any m."""
     tuning = tuning or default_tuning()
-    few = min(m, MOST_SWAPPED_ROWS)
     numbers = [
         number
-        for number, one in enumerate(shapes)
-        if one.serves(gated=gated, in_order=in_order)
-        and not (one.swapped and one.rows < few)
-        and (one not in IN_ONE_WAVE or _fits_at_once(one, m, n, workers))
+        for number in serving(m, n, workers, shapes)
+        if shapes[number].serves(gated=gated, in_order=in_order)
     ]
     if m <= ONLY_SWAPPED_ROWS:
         numbers = [one for one in numbers if shapes[one].swapped] or numbers
+    fewest: dict[tuple[str, int], int] = {}
+    for one in (shapes[number] for number in numbers):
+        if one.swapped:
+            kind = one.split, one.columns
+            fewest[kind] = min(one.rows, fewest.get(kind, one.rows))
     found = [
-        Rating(number, estimate(shapes[number], m, n, k, workers, tuning))
-        for number in numbers
+        Rating(number, estimate(one, m, n, k, workers, tuning))
+        for number, one in ((number, shapes[number]) for number in numbers)
+        if not one.swapped or one.rows == fewest[one.split, one.columns]
     ]
     found.sort(key=lambda one: one.us)
     named = {str(shapes[one.number]): one.number for one in found}

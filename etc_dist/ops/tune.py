@@ -15,7 +15,7 @@ from etc_dist.errors import ArgumentError, WorldError
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.ops.fit_constants import Time, fit, lost_by_choice, model_error
 from etc_dist.ops.matmul import matmul_graph
-from etc_dist.ops.matmul_policy import ROW_CLASSES, SHAPES, rate, work_of
+from etc_dist.ops.matmul_policy import ROW_CLASSES, SHAPES, rate, serving, work_of
 from etc_dist.ops.tuning import (
     Measured,
     Tuning,
@@ -102,7 +102,7 @@ def tune(
 
     fitted: list[Time] = []
     for (n, k), m in product(FITTED_SIZES, FITTED_ROWS):
-        samples = _samples(before, m, n, k)
+        samples = [Sample(m, n, k, number) for number in serving(m, n, before.workers)]
         for one, us in zip(samples, times(samples), strict=True):
             shape = SHAPES[one.number]
             work = work_of(shape, m, n, k, before.workers)

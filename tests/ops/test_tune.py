@@ -27,7 +27,7 @@ DEPTHS = 1024, 4096, 25600
 
 
 MODEL = Tuning(
-    "NVIDIA H200", WORKERS, Constants(8.6, 0.01, 78000, 5350000, 0.15, 1700, 1.7, 2.0)
+    "NVIDIA H200", WORKERS, Constants(8.6, 0.01, 78000, 5350000, 0.15, 1700, 1.7, 0.5)
 )
 """Without measured times."""
 
