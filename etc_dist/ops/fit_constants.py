@@ -17,7 +17,7 @@ ROUNDS = 40
 """Solutions for one beginning, at most."""
 SCALES = (0.7, 1.4)
 """Of one of the first rates, of SMs, memory or tensor cores."""
-PRIOR = 1e-3
+PRIOR = 1e-5
 """The weight of the first constants, for those that no time depends on."""
 ERROR_SHARE = 0.25
 """The weight of the model's error against the time that its choices lose."""
