@@ -139,7 +139,7 @@ struct tile_matmul : Roles {
   template <class Program>
   ETC_DEVICE static RingStages stages(const Run<Program>& run, u32 size) {
     const TileShape shape = shape_of(run);
-    return {size, shape.bytes(), Compute::kExchanges ? shape.exchanged_bytes() : 0};
+    return {size, shape.bytes(), exchanged_bytes(shape, size)};
   }
 
   template <class Program>
@@ -227,7 +227,7 @@ struct tile_matmul : Roles {
     if constexpr (Compute::kExchanges) {
       using Computes = ComputesOf<typename Program::TensorCalls>;
       const u32 control = Computes::template make<Program, Compute>(loader.base()).control;
-      const u32 exchanged = shape.exchanged_bytes();
+      const u32 exchanged = exchanged_bytes(shape, size);
       if (exchanged > 0) {
         return loader.begin_exchange(run, exchanged, PairBarriers{control}.room());
       }
@@ -236,6 +236,10 @@ struct tile_matmul : Roles {
   }
 
  private:
+  // The bytes of sums that a worker receives; 0 for a task with nothing to write.
+  ETC_DEVICE static u32 exchanged_bytes(const TileShape& shape, u32 size) {
+    return Compute::kExchanges && size > 0 ? shape.exchanged_bytes() : 0;
+  }
   // A bit for each rank that gets a copy of y.
   template <int n = 1, class Program>
   ETC_DEVICE static u32 peers(const Run<Program>& run, const typename Call::Coord& c) {
