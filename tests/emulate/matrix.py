@@ -135,6 +135,17 @@ CASES = {
         lambda: mlp(1, 8, 64, 32, gate_up_shape=0, down_shape=1),
         workers=2,
     ),
+    # Bulk copies follow sums that one worker of a pair got from the other.
+    "mlp, shared, then exchanged": Case(
+        partial(
+            mlp_tiles_graph,
+            1,
+            shapes=[TileShape(256, 64, "rows"), TileShape(128, 64, "k")],
+        ),
+        lambda: mlp(1, 300, 264, 136, gate_up_shape=0, down_shape=1),
+        DYNAMIC,
+        workers=2,
+    ),
     # Weights that are loaded ahead fill the ring.
     "ahead": Case(
         partial(mlp_tiles_graph, 1, shapes=[TileShape(128, 256)]),

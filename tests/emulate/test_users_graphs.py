@@ -256,7 +256,7 @@ def test_a_matmul_of_a_slice_of_k(folder, k, dtype, w_layout):
 
 
 @graph_function
-def matmul_of_groups(g: Graph) -> None:
+def matmul_of_groups(g: Graph, *, shape: TileShape) -> None:
     """y [rows, n]: rows of x in groups, each by its own w. z [groups, k]: the first
     rows of x, after all tasks of a group, some of which are empty."""
     rows, n, k, groups = g.dims("rows n k groups")
@@ -265,7 +265,7 @@ def matmul_of_groups(g: Graph) -> None:
     first, count = (g.input(name, (groups,), "int32") for name in ("first", "count"))
     y = g.output("y", (rows, n), "bfloat16")
     z = g.output("z", (groups, k), "bfloat16")
-    tiles = Tiles(g, "tile", 0, [TileShape(8, 64, swapped=True)])
+    tiles = Tiles(g, "tile", 0, [shape])
     blocks, columns = ceildiv(rows, tiles.rows), ceildiv(n, tiles.columns)
     done = g.events("done", (groups,), expects=blocks * columns)
     e, b, j = grid = g.grid(e=groups, b=blocks, j=columns)
@@ -284,13 +284,17 @@ def matmul_of_groups(g: Graph) -> None:
     g.call(push_rows(), grid, reads=[x[own, :]], writes=[z[own, :]], waits=[done[e]])
 
 
+@pytest.mark.parametrize(
+    "shape", [TileShape(8, 64, swapped=True), TileShape(128, 64, "k")], ids=str
+)
 @pytest.mark.parametrize("schedule", ["static", "dynamic"])
-def test_empty_tasks_of_a_users_matmul_notify(folder, schedule):
+def test_empty_tasks_of_a_users_matmul_notify(folder, schedule, shape):
     rng, count = np.random.default_rng(4), np.array([8, 0, 16], np.int32)
     x, w = (draw(rng, shape, "bfloat16") for shape in ((24, 32), (3, 40, 32)))
     given = {"x": x, "w": w, "count": count, "first": np.cumsum(count) - count}
     given["first"] = given["first"].astype(np.int32)
-    program = Emulator(matmul_of_groups(1), schedule=schedule, folder=folder)
+    graph = matmul_of_groups(1, shape=shape)
+    program = Emulator(graph, schedule=schedule, folder=folder, workers=2)
     of_groups = np.split(x, np.cumsum(count)[:-1])
     products = [matmul_of(*pair) for pair in zip(of_groups, w, strict=True)]
     parts = zip(*((one.expected, one.magnitude) for one in products), strict=True)
