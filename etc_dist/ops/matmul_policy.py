@@ -22,8 +22,7 @@ SHAPES = (
     ),
     *(TileShape(128, c) for c in (112, 128, 160, 192, 224, 256)),
     *(TileShape(256, c, "rows") for c in (64, 80, 112, 128, 160, 192, 208, 224, 256)),
-    *(TileShape(128, c, "k") for c in (64, 80, 96, 112, 128)),
-    *(TileShape(128, c, "k") for c in (160, 192, 208, 224, 256)),
+    *(TileShape(128, c, "k") for c in (64, 80, 96, 112, 128, 160, 192, 208, 224, 256)),
 )
 """The tiles that one program has."""
 MOST_SWAPPED_ROWS = 64
@@ -167,21 +166,21 @@ def rate(
     shapes for gated matmuls. in_order: only shapes that add over k in order, so that a
     row has the same bits for any m."""
     tuning = tuning or default_tuning()
-    numbers = [
-        number
+    left = {
+        number: shapes[number]
         for number in serving(m, n, workers, shapes)
         if shapes[number].serves(gated=gated, in_order=in_order)
-    ]
+    }
+    swapped = {number: one for number, one in left.items() if one.swapped}
     if m <= ONLY_SWAPPED_ROWS:
-        numbers = [one for one in numbers if shapes[one].swapped] or numbers
+        left = swapped or left
     fewest: dict[tuple[str, int], int] = {}
-    for one in (shapes[number] for number in numbers):
-        if one.swapped:
-            kind = one.split, one.columns
-            fewest[kind] = min(one.rows, fewest.get(kind, one.rows))
+    for one in swapped.values():
+        kind = one.split, one.columns
+        fewest[kind] = min(one.rows, fewest.get(kind, one.rows))
     found = [
         Rating(number, estimate(one, m, n, k, workers, tuning))
-        for number, one in ((number, shapes[number]) for number in numbers)
+        for number, one in left.items()
         if not one.swapped or one.rows == fewest[one.split, one.columns]
     ]
     found.sort(key=lambda one: one.us)

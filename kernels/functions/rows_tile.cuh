@@ -6,9 +6,9 @@
 namespace etc {
 
 // 128 rows of x, the M of wgmma, 64 for each warpgroup; any multiple of 8 rows of w, its N. Each
-// number of rows of w has its own mainloop; all else is shared. If the pair splits k, its worker n
-// finishes the rows of warpgroup n: the other worker's sums for them come in a stage of the ring,
-// after those of the tile.
+// number of rows of w, and of boxes in a stage, has its own mainloop; all else is shared. If the
+// pair splits k, its worker n finishes the rows of warpgroup n: the other worker's sums for them
+// come in a stage of the ring, after those of the tile.
 template <bool kIsHalf, class Epilogue, class Tiles>
 struct RowsTiles {
   static_assert(Tiles::kFirst.rows == 128);
@@ -19,7 +19,7 @@ struct RowsTiles {
   template <bool kMayBeGated, class Program>
   ETC_DEVICE bool compute(
       const Run<Program>& run, StageReader<Program>& stages, u32 count, u32 at_shape, u32 words,
-      bool is_gated, u32 (&exchanged)[2]) const {
+      bool is_gated, u32& exchanged) const {
     const u32 wg = __shfl_sync(~0u, ptx::thread() >> 7, 0);
     float d[kMost / 2];
     bool lost = false;
@@ -31,7 +31,7 @@ struct RowsTiles {
       const TileShape shape = read_shape(at_shape);
       if (shape.split == kSplitK) {
         finishes = wg == (ptx::worker() & 1);
-        lost = exchange(run, stages, shape.columns, d, finishes, exchanged[1]++, lost);
+        lost = exchange(run, stages, shape, d, finishes, exchanged++, lost);
       }
     }
     if constexpr (kMayBeGated) {
@@ -53,10 +53,6 @@ struct RowsTiles {
   }
 
  private:
-  ETC_DEVICE static TileShape read_shape(u32 shared) {
-    return TileShape::of(__shfl_sync(~0u, ptx::load_shared(shared), 0));
-  }
-
   template <u32 kPacked, class Program>
   ETC_DEVICE bool multiply(
       const Run<Program>& run, StageReader<Program>& stages, u32 count, u32 wg,
@@ -74,9 +70,10 @@ struct RowsTiles {
   // send theirs. `n` counts the exchanges. True if the run was aborted.
   template <class Program>
   ETC_DEVICE bool exchange(
-      const Run<Program>& run, StageReader<Program>& stages, u32 columns, float (&d)[kMost / 2],
-      bool finishes, u32 n, bool lost) const {
-    const u32 own = stages.address(stages.next(columns * 256)) + (ptx::thread() & 127) * 16;
+      const Run<Program>& run, StageReader<Program>& stages, const TileShape& shape,
+      float (&d)[kMost / 2], bool finishes, u32 n, bool lost) const {
+    const u32 at = stages.next(shape.exchanged_bytes()), columns = shape.columns;
+    const u32 own = stages.address(at) + (ptx::thread() & 127) * 16;
     if (finishes) {
       if (!lost) lost = !stages.wait_full(run);
 #pragma unroll

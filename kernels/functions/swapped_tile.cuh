@@ -30,8 +30,7 @@ struct SwappedTiles {
   template <bool kMayBeGated, class Program>
   ETC_DEVICE bool compute(
       const Run<Program>& run, StageReader<Program>& stages, u32 count, u32 at_shape, u32 words,
-      bool is_gated, u32 (&exchanges_so_far)[2]) const {
-    u32& exchanged = exchanges_so_far[0];
+      bool is_gated, u32& exchanged) const {
     const u32 wg = __shfl_sync(~0u, ptx::thread() >> 7, 0);
     float d[kRows / 2];
     bool lost = multiply(run, stages, count, read_shape(at_shape), wg, d);
@@ -68,12 +67,6 @@ struct SwappedTiles {
 
  private:
   static constexpr i32 kNoColumn = 0x7fffffff;
-
-  // NOTE: warp-uniform, so that descriptors stay in uniform registers. Read again after the
-  // mainloop: otherwise the compiler makes a copy of the mainloop for each later branch.
-  ETC_DEVICE static TileShape read_shape(u32 shared) {
-    return TileShape::of(__shfl_sync(~0u, ptx::load_shared(shared), 0));
-  }
 
   // The mainloop.
   template <class Program>

@@ -58,7 +58,7 @@ template <bool kIsHalf, class Epilogue, u32... kTiles>
 struct TileFamily {
   u32 control, buffer;
   static constexpr u32 kControlBytes = 24;
-  // Tiles whose k is split, swapped ones and those of rows.
+  // Tiles whose k is split: those of rows, and swapped ones.
   struct Counters {
     u32 exchanged[2] = {};
   };
@@ -80,7 +80,8 @@ struct TileFamily {
     TileList<kTiles...>::with_alike(ptx::load_shared(at_shape) & 63, [&](auto tiles) ETC_INLINE {
       going = TilesOf<kIsHalf, Epilogue, decltype(tiles)>{{control, buffer}}
                   .template compute<kVariants != 0>(
-                      run, stages, work.size, at_shape, work.data, is_gated, counters.exchanged);
+                      run, stages, work.size, at_shape, work.data, is_gated,
+                      counters.exchanged[decltype(tiles)::kFirst.is_swapped]);
     });
     return going;
   }

@@ -38,6 +38,13 @@ struct TileShape {
   ETC_DEVICE constexpr u32 warpgroup_boxes() const { return depth >> (1 - halves()); }
 };
 
+// The shape of a work item, at a shared address.
+// NOTE: warp-uniform, so that descriptors stay in uniform registers. Read again after the
+// mainloop: otherwise the compiler makes a copy of the mainloop for each later branch.
+ETC_DEVICE TileShape read_shape(u32 shared) {
+  return TileShape::of(__shfl_sync(~0u, ptx::load_shared(shared), 0));
+}
+
 // The tile shapes [kBegin, kEnd) of a program.
 template <class All, u32 kBegin, u32 kEnd>
 struct TileRange {

@@ -1,13 +1,13 @@
-// The ring of stages: shared memory that a loading thread and, for some tasks, gathering warps
-// fill, and that the compute warps empty.
+// The ring of stages: shared memory that a loading thread and, for some tasks, gathering warps or
+// the compute warps of the other worker fill, and that the compute warps empty.
 //
 // Stages lie one after the other. A stage begins where the one before ends if it fits there, else
 // at the beginning of the ring: loader, gatherers and compute warps each compute its place from the
 // sizes alone. The n-th stage has the mbarriers full(n % kSlots) and empty(n % kSlots), whose
 // parity is n / kSlots % 2.
 // NOTE: both workers of a cluster must place the same sequence of stages, since bulk copies with
-// multicast write to the same place and mbarrier in both. So a function with the load role runs on
-// the whole cluster, and size() must return the same in both workers.
+// multicast, and exchanges of sums, write to the same place and mbarrier in both. So a function
+// with the load role runs on the whole cluster, and size() must return the same in both workers.
 #pragma once
 #include "worker/admission.cuh"
 #include "worker/calls.cuh"
@@ -181,7 +181,6 @@ class StagePlacer {
 
   // Passes over stages that other threads fill.
   ETC_DEVICE void skip(RingStages stages) {
-    const u32 exchanged = stages.exchanged;
     if constexpr (Ring::kUniform > 0) {
       n_ += stages.count;
       if (n_ - oldest_ > Ring::kCount) oldest_ = n_ - Ring::kCount;
@@ -197,7 +196,7 @@ class StagePlacer {
     u32 at;
     const auto is_empty = [](u32) { return true; };
     for (u32 i = 0; i < stages.count; ++i) next(stages.bytes, at, is_empty);
-    if (exchanged > 0) next(exchanged, at, is_empty);
+    if (stages.exchanged > 0) next(stages.exchanged, at, is_empty);
   }
 
  private:
@@ -221,8 +220,8 @@ class StagePlacer {
   u32 n_ = 0, head_ = 0;     // stages so far, and where the last one ends
   u32 oldest_ = 0, tail_ = 0;  // the oldest outstanding stage, and where it begins
   // Stages of `bytes_` follow each other. lap_: how many since the last one at the ring's first
-  // byte, or 0. full_: the outstanding ones at most, if all of the ring is theirs: then a stage goes
-  // where the `full_`-th one before it was, or one that is empty; tail_ is not kept, nor lap_.
+  // byte, or 0. full_: how many can be outstanding, once the ring holds no others; else 0. Then a
+  // new stage needs at most the `full_`-th one before it to be empty; tail_ and lap_ are not kept.
   u32 bytes_ = 0, lap_ = 0, full_ = 0;
   Begins begins_;
 };
@@ -247,7 +246,7 @@ class StageLoader {
   ETC_DEVICE u32 base() const { return base_; }
 
   // Begins the next stage of `bytes` once there is room: bulk copies will write `expected` bytes.
-  // Unless is_gathered, no other threads write to it. False if the program was aborted.
+  // Unless is_gathered, no gathering warps write to it. False if the program was aborted.
   ETC_DEVICE bool begin(
       const Run<Program>& run, u32 bytes, u32 expected, bool is_gathered, Stage& stage) {
     const u32 n = placer_.cursor().n;
@@ -267,9 +266,9 @@ class StageLoader {
   ETC_DEVICE bool begin_exchange(const Run<Program>& run, u32 bytes, u32 room) {
     const u32 n = placer_.cursor().n;
     Stage stage;
-    if (has_exchanged_ && !placer_.pass(exchange_, wait_empty(run))) return false;
+    if (!placer_.pass(exchange_, wait_empty(run))) return false;
     if (!begin(run, bytes, bytes, false, stage)) return false;
-    has_exchanged_ = true, exchange_ = n;
+    exchange_ = n;
     // The first loads do not wait for the other worker, whose mbarriers must be initialized.
     if (!Admission(base_).wait()) return false;
     ptx::mbarrier_arrive_cluster_release(room, (ptx::worker() & 1) ^ 1);
@@ -302,8 +301,7 @@ class StageLoader {
 
   u32 base_;
   StagePlacer<Program, Begins> placer_;
-  bool has_exchanged_ = false;
-  u32 exchange_ = 0;            // the last stage of begin_exchange()
+  u32 exchange_ = ~0u;          // the last stage of begin_exchange(); at first before all stages
   u32 ahead_ = 0;               // stages that load_ahead() has begun and load() has not seen
   StageCursor<Program> begun_;  // the position of the first of them
 };

@@ -22,7 +22,11 @@ MODEL = Tuning(
     [
         (1, 4096, 4096, TileShape(8, 64, swapped=True)),
         (8, 10240, 5120, TileShape(8, 160, swapped=True)),
+        (32, 12288, 6144, TileShape(32, 192, swapped=True)),
+        (64, 4096, 4096, TileShape(128, 64, "k")),
         (64, 5120, 25600, TileShape(64, 80, "k", swapped=True)),
+        (64, 7168, 8192, TileShape(64, 128, swapped=True)),
+        (64, 10240, 5120, TileShape(128, 160)),
         (128, 5120, 25600, TileShape(128, 80, "k")),
         (128, 10240, 5120, TileShape(128, 160)),
         (256, 7168, 8192, TileShape(256, 112, "rows")),
