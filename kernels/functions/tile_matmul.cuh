@@ -198,13 +198,15 @@ struct tile_matmul : Roles {
     };
     u32 n = 0;
     if constexpr (Call::kLoadsAhead) {
+#pragma unroll 1  // 300 instructions for each call
       for (; n < size && loader.is_begun(); ++n) {
         load_x(loader.next_begun(bytes));
         loaded(n + 1);
       }
     }
     // NOTE: two loops, each of them short: the loading thread's time for a stage bounds many tiles.
-    if (shape.depth == 1 && kLeastStages * bytes <= StageRing<Program>::kBytes) {
+    using Ring = StageRing<Program>;
+    if (Ring::kHasFastPaths && shape.depth == 1 && kLeastStages * bytes <= Ring::kBytes) {
       // Adjacent boxes of two stages together, for the memory's throughput; and two short stages
       // free their memory earlier than a long one.
       for (; n + 1 < size; n += 2) {
@@ -292,7 +294,7 @@ struct tile_matmul : Roles {
     const i32 k = i32(n * shape.depth * kStageDepth);
     const Box first{w.first.map, w.first.x + k, w.first.y, w.first.z};
     const u32 half_box = shape.box_w() / 2;
-    if (shape.split == kSplitRows) {
+    if (kMulticast && shape.split == kSplitRows) {
       const u32 to = stage.at + u32(half()) * half_box;
       each_box(shape, first, [&](u32 box, const Box& from) {
         ptx::load_box_multicast(to + box * shape.box_w(), from, stage.full, 3);

@@ -41,6 +41,11 @@ ETC_DEVICE constexpr u32 uniform_stage_bytes(CallList<Calls...>) {
 template <class Program>
 struct StageRing {
   using Calls = typename Program::TensorCalls;
+  // Whether loads have code of their own for runs of equal stages, which takes the loading thread
+  // less time. Each call has a copy of it.
+  // NOTE: not in loops, where more of the code then misses the instruction cache: a decoder of five
+  // matmuls had 5300 instructions more, and each layer took 4 us longer.
+  static constexpr bool kHasFastPaths = !Calls::kHasLoops;
   static constexpr u32 kSlots = 16;  // stages between the loader and the compute warps at most
   static constexpr u32 kAlignment = 1024;
   static constexpr u32 kBytes = Calls::kRoles == 0 ? 0
@@ -121,6 +126,7 @@ struct StageCursor {
 template <class Program, class Begins>
 class StagePlacer {
   using Ring = StageRing<Program>;
+  static constexpr bool kCountsLaps = Ring::kHasFastPaths;  // see full_
 
  public:
   ETC_DEVICE explicit StagePlacer(Begins begins) : begins_(begins) {}
@@ -138,9 +144,9 @@ class StagePlacer {
       ++n_;
       return true;
     }
-    if (bytes != bytes_) [[unlikely]] start_laps(bytes);
+    if (kCountsLaps && bytes != bytes_) [[unlikely]] start_laps(bytes);
     at = Ring::place(head_, bytes);
-    if (full_ > 0) [[likely]] {
+    if (kCountsLaps && full_ > 0) [[likely]] {
       if (n_ - oldest_ == full_ && !wait_empty(oldest_++)) return false;
     } else {
       while (oldest_ != n_ && !(n_ - oldest_ < Ring::kSlots && fits(at, bytes, tail_))) {
@@ -148,11 +154,13 @@ class StagePlacer {
         if (++oldest_ != n_) tail_ = begins_.get(oldest_);
       }
       if (oldest_ == n_) tail_ = at;
-      if (at == 0) {
-        full_ = minimum(lap_, Ring::kSlots);
-        lap_ = 1;
-      } else if (lap_ > 0) {
-        ++lap_;
+      if constexpr (kCountsLaps) {
+        if (at == 0) {
+          full_ = minimum(lap_, Ring::kSlots);
+          lap_ = 1;
+        } else if (lap_ > 0) {
+          ++lap_;
+        }
       }
     }
     begins_.put(n_, at);
