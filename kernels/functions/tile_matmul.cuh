@@ -205,8 +205,7 @@ struct tile_matmul : Roles {
       }
     }
     // NOTE: two loops, each of them short: the loading thread's time for a stage bounds many tiles.
-    using Ring = StageRing<Program>;
-    if (Ring::kHasFastPaths && shape.depth == 1 && kLeastStages * bytes <= Ring::kBytes) {
+    if (shape.depth == 1 && kLeastStages * bytes <= StageRing<Program>::kBytes) {
       // Adjacent boxes of two stages together, for the memory's throughput; and two short stages
       // free their memory earlier than a long one.
       for (; n + 1 < size; n += 2) {

@@ -41,11 +41,6 @@ ETC_DEVICE constexpr u32 uniform_stage_bytes(CallList<Calls...>) {
 template <class Program>
 struct StageRing {
   using Calls = typename Program::TensorCalls;
-  // Whether loads have code of their own for runs of equal stages, which takes the loading thread
-  // less time. Each call has a copy of it.
-  // NOTE: not in loops, where more of the code then misses the instruction cache: a decoder of five
-  // matmuls had 5300 instructions more, and each layer took 4 us longer.
-  static constexpr bool kHasFastPaths = !Calls::kHasLoops;
   static constexpr u32 kSlots = 16;  // stages between the loader and the compute warps at most
   static constexpr u32 kAlignment = 1024;
   static constexpr u32 kBytes = Calls::kRoles == 0 ? 0
@@ -126,7 +121,10 @@ struct StageCursor {
 template <class Program, class Begins>
 class StagePlacer {
   using Ring = StageRing<Program>;
-  static constexpr bool kCountsLaps = Ring::kHasFastPaths;  // see full_
+  // See full_. Each call that loads has a copy of the code.
+  // NOTE: not in loops, where more code then misses the instruction cache: a decoder of five matmuls
+  // with 5300 instructions more, also for other reasons, took 4 us longer for each layer.
+  static constexpr bool kCountsLaps = !Program::TensorCalls::kHasLoops;
 
  public:
   ETC_DEVICE explicit StagePlacer(Begins begins) : begins_(begins) {}
