@@ -245,10 +245,10 @@ static void report_fault(int signal, siginfo_t* info, void*) {
 }
 
 // NOTE: a loop that accesses memory ends by its number of accesses; this one finds others.
+static uint64_t checked_turns;
 static void check_turns(int, siginfo_t*, void*) {
-  static uint64_t before;
-  if (turns == before) fail("a loop without end, which accesses no memory");
-  before = turns;
+  if (turns == checked_turns) fail("a loop without end, which accesses no memory");
+  checked_turns = turns;
 }
 
 // While it lives, check_turns is called from time to time.
@@ -259,6 +259,7 @@ struct TurnTimer {
   struct sigaction before;
 
   TurnTimer() {
+    checked_turns = UINT64_MAX;  // a run before may have ended at any turn
     struct sigaction action = {};
     action.sa_sigaction = check_turns, action.sa_flags = SA_NODEFER | SA_ONSTACK | SA_SIGINFO;
     sigaction(kSignal, &action, &before);
