@@ -64,6 +64,8 @@ class TileShape:
     of w for both (TMA multicast); or "k", where their sums are added.
     swapped: rows of w are the M of wgmma, and rows of x its N. For few rows of x, which
     then need little padding.
+    deep: of tiles that are not swapped: stages of 128 elements of k, not of 64. They
+    need less code to load, but their memory is free again later.
 
     Raises ArgumentError for a shape that GPUs do not have.
     """
@@ -72,6 +74,7 @@ class TileShape:
     columns: int
     split: str = "columns"
     swapped: bool = False
+    deep: bool = False
 
     def __post_init__(self) -> None:
         rows = {"columns": 128, "rows": 256, "k": 128}.get(self.split, 0)
@@ -80,7 +83,7 @@ class TileShape:
         if self.swapped:
             unit = 8 if self.worker_columns <= TURNS_COLUMNS else 16
             fits = self.split in ("columns", "k") and self.rows in range(8, 65, 8)
-            fits = fits and self.worker_columns % unit == 0
+            fits = fits and self.worker_columns % unit == 0 and not self.deep
             most = 128
         if not fits or not 0 < self.worker_columns <= most:
             raise ArgumentError(
@@ -89,8 +92,8 @@ class TileShape:
                 wanted="128 rows with split 'columns' or 'k', or 256 with 'rows', and "
                 "columns in steps of 16, up to 256 of a worker; or swapped with split "
                 "'columns' or 'k': 8 to 64 rows in steps of 8, and columns of a worker "
-                "in steps of 8 up to 64, of 16 up to 128",
-                got=str(self),
+                "in steps of 8 up to 64, of 16 up to 128, not deep",
+                got=f"{self}{', deep' * self.deep}",
                 fix="choose a shape of SHAPES in etc_dist/ops/matmul_policy.py",
             )
 
@@ -152,7 +155,7 @@ class TileShape:
             wide = self._bytes_of(4 * STAGE_K) <= MOST_WIDE_BYTES
             return (4 if wide else 2) * STAGE_K
         few = self.split == "k" and self._bytes_of(2 * STAGE_K) <= MOST_SPLIT_BYTES
-        return (2 if few else 1) * STAGE_K
+        return (2 if few or self.deep else 1) * STAGE_K
 
     @property
     def step(self) -> int:

@@ -87,6 +87,7 @@ struct TileFamily {
   }
 
   static constexpr bool kMulticast = (false || ... || TileShape::of(kTiles).may_split(kSplitRows));
+  static constexpr bool kHasShortStages = (false || ... || (TileShape::of(kTiles).depth == 1));
   static constexpr bool kExchanges =
       (false || ... ||
        (TileShape::of(kTiles).may_split(kSplitK) && !TileShape::of(kTiles).is_swapped));
@@ -205,7 +206,8 @@ struct tile_matmul : Roles {
       }
     }
     // NOTE: two loops, each of them short: the loading thread's time for a stage bounds many tiles.
-    if (shape.depth == 1 && kLeastStages * bytes <= StageRing<Program>::kBytes) {
+    if (Compute::kHasShortStages && shape.depth == 1 &&
+        kLeastStages * bytes <= StageRing<Program>::kBytes) {
       // Adjacent boxes of two stages together, for the memory's throughput; and two short stages
       // free their memory earlier than a long one.
       for (; n + 1 < size; n += 2) {

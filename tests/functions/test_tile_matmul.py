@@ -17,6 +17,7 @@ from tests.ops.arrays import cancelling
 
 EXTREME = (
     *(TileShape(128, columns) for columns in (16, 512)),
+    *(TileShape(128, columns, deep=True) for columns in (16, 256)),
     *(TileShape(256, columns, "rows") for columns in (16, 256)),
     *(TileShape(128, columns, "k") for columns in (16, 256)),
     *(TileShape(8, columns, swapped=True) for columns in (16, 160)),
@@ -98,6 +99,7 @@ def test_each_shape_gates_its_columns(number, gated_program):
         (8, 144, "columns", True),
         (8, 0, "k", True),
         (8, 64, "both", True),
+        (64, 128, "columns", True, True),
     ],
 )
 def test_shapes_that_gpus_do_not_have_are_refused(shape):
