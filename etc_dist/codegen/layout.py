@@ -31,8 +31,8 @@ from etc_dist.schedule.plan import QUEUE, Lane, Plan
 
 MAX_SHARED_BYTES = 232448
 """Shared memory that a worker may have."""
-STAGE_OFFSET = 2048
-"""Where the ring of stages begins; before it lie mbarriers and work items."""
+MOST_STAGE_OFFSET = 2048
+"""Where the ring of stages begins, at most; before it lie mbarriers and work items."""
 HEAD_BYTES = 1024
 ABORT_OFFSET = 256
 ALIGNMENT = 1024
@@ -208,13 +208,13 @@ def queue_words(plan: Plan) -> Iterator[tuple[str, Expr]]:
 
 
 def shared_memory(plan: Plan) -> tuple[int, int]:
-    """Bytes of a worker's shared memory, and of the buffer at its end. If any function
-    has roles, the ring of stages gets the rest."""
+    """Bytes of a worker's shared memory, and of the buffer at its end, which bodies use
+    as scratch memory. If any function has roles, the ring of stages gets the rest."""
     functions = [call.function for call in plan.lane(TENSOR).calls]
-    buffer = max((f.shared for f in functions), default=SCRATCH_BYTES)
-    buffer = -(-max(buffer, SCRATCH_BYTES) // ALIGNMENT) * ALIGNMENT
+    needs = [f.shared if f.roles else max(f.shared, SCRATCH_BYTES) for f in functions]
+    buffer = -(-max(needs, default=SCRATCH_BYTES) // ALIGNMENT) * ALIGNMENT
     has_roles = any(f.roles for f in functions)
-    return MAX_SHARED_BYTES if has_roles else STAGE_OFFSET + buffer, buffer
+    return MAX_SHARED_BYTES if has_roles else MOST_STAGE_OFFSET + buffer, buffer
 
 
 def notification_unit(plan: Plan, events: EventTensor) -> int:

@@ -46,8 +46,6 @@ struct ComputeList {
     ((bytes += n++ < end ? (Computes::kControlBytes + 7) / 8 * 8 : 0), ...);
     return bytes;
   }
-  static_assert(control_bytes(kCount) <= Shared::kWorkOffset - Shared::kControlOffset);
-
   template <class Program, class Compute>
   ETC_DEVICE static Compute make(u32 base) {
     constexpr u32 kControl = Shared::kControlOffset + control_bytes(index<Compute>());
@@ -111,5 +109,20 @@ ETC_DEVICE constexpr i32 data_words(CallList<Calls...>) {
   (count(Calls{}), ...);
   return most;
 }
+
+// Offsets in a worker's shared memory. The host knows only how large the last can be.
+template <class Program>
+struct SharedOf {
+  using Calls = typename Program::TensorCalls;
+  using Computes = ComputesOf<Calls>;
+  static constexpr u32 kAlignment = 1024;  // of the ring of stages
+  // Words that work items carry: places of 16 bytes, which a compute thread may read at once.
+  static constexpr u32 kDataWords = (u32(data_words(Calls{})) + 3) / 4 * 4;
+  static_assert(kDataWords <= Shared::kMostDataWords);
+  static constexpr u32 kDataOffset =
+      (Shared::kControlOffset + Computes::control_bytes(Computes::kCount) + 15) / 16 * 16;
+  static constexpr u32 kDataEnd = kDataOffset + Shared::kWorkItems * 4 * kDataWords;
+  static constexpr u32 kStageOffset = (kDataEnd + kAlignment - 1) / kAlignment * kAlignment;
+};
 
 }  // namespace etc

@@ -5,18 +5,16 @@
 
 namespace etc {
 
-// Offsets. The host computes Program::kSharedBytes and Program::kBufferBytes with the same
-// kStageOffset.
+// Offsets. Those after kControlOffset are a program's: SharedOf in worker/computes.cuh.
 struct Shared {
   static constexpr u32 kStageBarrierOffset = 0;  // of the stage ring
-  static constexpr u32 kControlOffset = 256;     // of the Compute objects of a program
-  static constexpr u32 kWorkOffset = 512;        // work items, and the channel for tickets
-  static constexpr u32 kBeginOffset = 1024;      // where outstanding stages begin
-  static constexpr u32 kDataOffset = 1152;       // words that work items carry
-  static constexpr u32 kStageOffset = 2048;
+  static constexpr u32 kWorkOffset = 256;        // work items, and the channel for tickets
+  static constexpr u32 kBeginOffset = 512;       // where outstanding stages begin
+  static constexpr u32 kControlOffset = 640;     // of the Compute objects of a program
 
   static constexpr u32 kWorkBytes = kBeginOffset - kWorkOffset;
-  static constexpr u32 kDataBytes = kStageOffset - kDataOffset;
+  static constexpr u32 kWorkItems = 8;       // that the ring of work items holds
+  static constexpr u32 kMostDataWords = 28;  // that a work item carries
   // Of the buffer, at the end of shared memory: scratch memory of bodies has this many bytes.
   static constexpr u32 kScratchBytes = 24576;
 };

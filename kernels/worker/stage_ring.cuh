@@ -10,9 +10,7 @@
 // with the load role runs on the whole cluster, and size() must return the same in both workers.
 #pragma once
 #include "worker/admission.cuh"
-#include "worker/calls.cuh"
-#include "worker/roles.cuh"
-#include "worker/shared.cuh"
+#include "worker/computes.cuh"
 
 namespace etc {
 
@@ -42,11 +40,10 @@ template <class Program>
 struct StageRing {
   using Calls = typename Program::TensorCalls;
   static constexpr u32 kSlots = 16;  // stages between the loader and the compute warps at most
-  static constexpr u32 kAlignment = 1024;
-  static constexpr u32 kBytes = Calls::kRoles == 0 ? 0
-      : (kBufferOffset<Program> - Shared::kStageOffset) / kAlignment * kAlignment;
-  static_assert(16 * kSlots <= Shared::kControlOffset - Shared::kStageBarrierOffset);
-  static_assert(8 * kSlots <= Shared::kDataOffset - Shared::kBeginOffset);
+  static constexpr u32 kBytes =
+      Calls::kRoles == 0 ? 0 : kBufferOffset<Program> - SharedOf<Program>::kStageOffset;
+  static_assert(16 * kSlots <= Shared::kWorkOffset - Shared::kStageBarrierOffset);
+  static_assert(8 * kSlots <= Shared::kControlOffset - Shared::kBeginOffset);
 
   // Where all stages have the same size, stage n has place n % kCount: less to compute between the
   // end of one stage and the beginning of the next.
@@ -86,7 +83,7 @@ struct StageRing {
   ETC_DEVICE static u32 empty(u32 base, u32 n) { return full(base, n) + 8 * kSlots; }
   ETC_DEVICE static u32 parity(u32 n) { return n / kSlots & 1; }
   ETC_DEVICE static Stage stage(u32 base, u32 n, u32 place) {
-    return {base + Shared::kStageOffset + place, full(base, n)};
+    return {base + SharedOf<Program>::kStageOffset + place, full(base, n)};
   }
   // Where a stage begins after one that ends at `head`.
   ETC_DEVICE static u32 place(u32 head, u32 bytes) { return head + bytes <= kBytes ? head : 0; }
@@ -361,11 +358,11 @@ class StageReader {
   // The ring's first byte in matrix descriptors, in units of 16 bytes.
   // NOTE: a shared address has the worker's number in its cluster above bit 23.
   ETC_DEVICE u32 descriptor_base() const {
-    return ((base_ + Shared::kStageOffset) & 0x3ffffu) >> 4;
+    return ((base_ + SharedOf<Program>::kStageOffset) & 0x3ffffu) >> 4;
   }
 
   // The shared address of a stage that begins `at` bytes after the ring's first one.
-  ETC_DEVICE u32 address(u32 at) const { return base_ + Shared::kStageOffset + at; }
+  ETC_DEVICE u32 address(u32 at) const { return base_ + SharedOf<Program>::kStageOffset + at; }
   // The mbarrier of the stage that next() returned last.
   ETC_DEVICE u32 full() const { return Ring::full(base_, cursor_.n - 1); }
 

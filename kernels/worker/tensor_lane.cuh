@@ -316,7 +316,7 @@ class TensorLane {
           const auto run = [&](auto compute) ETC_INLINE {
             using Compute = decltype(compute);
             going = compute.template compute<variants<Compute>(Calls{})>(
-                run_, stages, Work{size, variant, kHasData ? units_.data(entry) : 0},
+                run_, stages, Work{size, variant, kHasData ? units_.data<Program>(entry) : 0},
                 counters.template of<Compute>());
           };
           Computes::template visit<Program>(base_, index, run);
@@ -385,7 +385,7 @@ class TensorLane {
     if constexpr (Function::kDataWords > 0) {
       u32 words[Function::kDataWords];
       Function::data(run_, c, size, words);
-      units_.write_data(published, words);
+      units_.write_data<Program>(published, words);
     }
     units_.publish(published, {unit, size});
     return Function::load(run_, stages, c, size, [&](u32 n) ETC_INLINE {

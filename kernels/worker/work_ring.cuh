@@ -1,6 +1,6 @@
 // The ring through which a worker's producer thread publishes units to the other warps.
 #pragma once
-#include "worker/shared.cuh"
+#include "worker/computes.cuh"
 
 namespace etc {
 
@@ -14,12 +14,11 @@ struct WorkItem {
 // Every consumer reads every item, also after an abort: so all warps of a worker process the same
 // units and leave together.
 class WorkRing {
-  static constexpr u32 kEntries = 8;
+  static constexpr u32 kEntries = Shared::kWorkItems;
 
  public:
   static constexpr u32 kBytes = kEntries * 24 + 8;
   static_assert(kBytes <= Shared::kWorkBytes);
-  static constexpr u32 kMostDataWords = Shared::kDataBytes / kEntries / 8 * 2;
 
   ETC_DEVICE explicit WorkRing(u32 base) : base_(base + Shared::kWorkOffset) {}
 
@@ -40,19 +39,20 @@ class WorkRing {
   }
 
   // The words of item n; before it is published.
-  template <u32 kWords>
+  template <class Program, u32 kWords>
   ETC_DEVICE void write_data(u32 n, const u32 (&words)[kWords]) const {
-    static_assert(kWords <= kMostDataWords);
     wait_empty(n);
 #pragma unroll
     for (u32 i = 0; i < kWords; i += 2) {
-      ptx::store_shared8(data(n) + 4 * i, words[i], i + 1 < kWords ? words[i + 1] : 0);
+      ptx::store_shared8(data<Program>(n) + 4 * i, words[i], i + 1 < kWords ? words[i + 1] : 0);
     }
   }
   // Their shared address.
+  template <class Program>
   ETC_DEVICE u32 data(u32 n) const {
-    const u32 offset = Shared::kDataOffset - Shared::kWorkOffset;
-    return base_ + offset + 4 * kMostDataWords * (n % kEntries);
+    using Offsets = SharedOf<Program>;
+    const u32 offset = Offsets::kDataOffset - Shared::kWorkOffset;
+    return base_ + offset + 4 * Offsets::kDataWords * (n % kEntries);
   }
 
   // For a producer that must not run ahead; `consumers`: the warps that call begin().

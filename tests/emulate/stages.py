@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from etc_dist.codegen.layout import MAX_SHARED_BYTES, STAGE_OFFSET
+from etc_dist.codegen.layout import ALIGNMENT, MAX_SHARED_BYTES
 from etc_dist.functions.grouped_matmul import grouped_gated, grouped_store
 from etc_dist.functions.matmul import silu
 from etc_dist.ir import DeviceFunction, Graph, ceildiv, graph_function, span, tile
@@ -18,7 +18,8 @@ from tests.emulate.cases import Given
 from tests.layers.reference import Answer, draw
 
 RING_BYTES = 20 * 1024
-"""More than 16 of the smallest stages, and no multiple of the large ones."""
+"""More than 16 of the smallest stages, and no multiple of the large ones. It begins
+after ALIGNMENT bytes."""
 
 
 def copy_stages(rows: int) -> DeviceFunction:
@@ -35,7 +36,7 @@ def copy_stages(rows: int) -> DeviceFunction:
         reads=1,
         writes=1,
         roles=(LOAD, COMPUTE),
-        shared=MAX_SHARED_BYTES - STAGE_OFFSET - RING_BYTES,
+        shared=MAX_SHARED_BYTES - ALIGNMENT - RING_BYTES,
         boxes={0: TmaBox(8, 64)},
         constants={"kRows": rows},
     )
