@@ -44,7 +44,8 @@ def _is_natural(expr: Expr, naturals: Set[str]) -> bool:
         return expr.kind != "derived" or expr.name in naturals
     if not isinstance(expr, Op) or expr.name == "-":
         return False
-    return _is_natural(expr.left, naturals) and _is_natural(expr.right, naturals)
+    both = (_is_natural(side, naturals) for side in (expr.left, expr.right))
+    return any(both) if expr.name == "max" else all(both)
 
 
 def condition_text(condition: Comparison) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from etc_dist.errors import ArgumentError
-from etc_dist.ir import RANK, Expr, Graph, ceildiv, minimum, tile
+from etc_dist.ir import RANK, Expr, Graph, ceildiv, maximum, minimum, tile
 from etc_dist.ir.call import Grid
 from etc_dist.ir.order import Order
 from etc_dist.ir.tensor import Tile
@@ -19,10 +19,15 @@ def grouped_rows(
 ) -> tuple[Expr, Expr]:
     """(i, j): groups of `group` row blocks, columns inside, rows innermost, so that a
     wave of workers shares few operand tiles in L2."""
-    g = t // (group * columns)
-    height = minimum(group, blocks - g * group)
-    rest = t - g * (group * columns)
+    g, rest = t // (group * columns), t % (group * columns)
+    height = _some_of(group, blocks, g)
     return g * group + rest % height, rest // height
+
+
+def _some_of(group: int, total: Expr | int, g: Expr) -> Expr:
+    """The size of the g-th group of `total`. The maximum shows that it is positive:
+    generated code then divides in half as many instructions."""
+    return maximum(1, minimum(group, total - g * group))
 
 
 class TileGrid(NamedTuple):
@@ -70,9 +75,9 @@ def rotated_owners(
     """(d, i, j): for each group of columns, all owners in turn, the next rank first and
     this rank last. Traffic is spread over all peers at any time, and the output
     completes group by group."""
-    g = t // (world * blocks * group)
-    width = minimum(group, columns - g * group)
-    rest = t - g * (world * blocks * group)
+    tiles = world * blocks * group
+    g, rest = t // tiles, t % tiles
+    width = _some_of(group, columns, g)
     inner = rest % (blocks * width)
     owner = (RANK + 1 + rest // (blocks * width)) % world
     return owner, inner % blocks, g * group + inner // blocks

@@ -58,7 +58,7 @@ template <bool kIsHalf, class Epilogue, u32... kTiles>
 struct TileFamily {
   u32 control, buffer;
   static constexpr u32 kControlBytes = 24;
-  // Tiles whose k is split: those of rows, and swapped ones.
+  // Exchanges of sums so far: of RowsTiles, and of SwappedTiles.
   struct Counters {
     u32 exchanged[2] = {};
   };
@@ -87,6 +87,12 @@ struct TileFamily {
   }
 
   static constexpr bool kMulticast = (false || ... || TileShape::of(kTiles).may_split(kSplitRows));
+  static constexpr u32 kMostStageBytes = [] {
+    u32 most = 0;
+    ((most = maximum(most, TileShape::of(kTiles).bytes())), ...);
+    return most;
+  }();
+  // Whether any shape has stages of one box, which are begun in pairs.
   static constexpr bool kHasShortStages = (false || ... || (TileShape::of(kTiles).depth == 1));
   static constexpr bool kExchanges =
       (false || ... ||
@@ -135,8 +141,9 @@ struct tile_matmul : Roles {
       if (y.size[0] <= 0 || y.size[1] <= 0) return 0;
     }
     const TileShape shape = shape_of(run);
-    const u32 depth = shape.depth << u32(shape.split == kSplitK);
-    return (num_steps<Call>(run, c) + depth - 1) / depth;
+    const u32 depth = shape.depth << u32(shape.split == kSplitK);  // 1, 2, 4 or 8
+    const u32 logarithm = (depth >> 1) - (depth >> 3);
+    return (num_steps<Call>(run, c) + depth - 1) >> logarithm;
   }
   template <class Program>
   ETC_DEVICE static RingStages stages(const Run<Program>& run, u32 size) {
@@ -187,6 +194,7 @@ struct tile_matmul : Roles {
     if (shape.split == kSplitRows) x.y += half() * i32(shape.loaded);
     x.x += first_k(shape, size);
     const u32 bytes = shape.bytes();
+    static_assert(Compute::kMostStageBytes <= StageRing<Program>::kBytes);
     const auto load_x = [&](const Stage& stage) ETC_INLINE {
       const u32 to = stage.at + shape.depth * shape.box_w();
       each_box(shape, x, [&](u32 box, const Box& from) {
@@ -199,7 +207,7 @@ struct tile_matmul : Roles {
     };
     u32 n = 0;
     if constexpr (Call::kLoadsAhead) {
-#pragma unroll 1  // 300 instructions for each call
+#pragma unroll 1  // unrolled, it adds 300 to 400 instructions to each call
       for (; n < size && loader.is_begun(); ++n) {
         load_x(loader.next_begun(bytes));
         loaded(n + 1);
