@@ -208,8 +208,9 @@ def queue_words(plan: Plan) -> Iterator[tuple[str, Expr]]:
 
 
 def shared_memory(plan: Plan) -> tuple[int, int]:
-    """Bytes of a worker's shared memory, and of the buffer at its end, which bodies use
-    as scratch memory. If any function has roles, the ring of stages gets the rest."""
+    """Bytes of a worker's shared memory, and of the buffer at its end: the scratch
+    memory of bodies, and what functions with roles declare as `shared`. If any function
+    has roles, the ring of stages gets the rest."""
     functions = [call.function for call in plan.lane(TENSOR).calls]
     needs = [f.shared if f.roles else max(f.shared, SCRATCH_BYTES) for f in functions]
     buffer = -(-max(needs, default=SCRATCH_BYTES) // ALIGNMENT) * ALIGNMENT

@@ -64,8 +64,9 @@ class TileShape:
     of w for both (TMA multicast); or "k", where their sums are added.
     swapped: rows of w are the M of wgmma, and rows of x its N. For few rows of x, which
     then need little padding.
-    deep: of tiles that are not swapped: stages of 128 elements of k, not of 64. They
-    need less code to load, but their memory is free again later.
+    deep: only of tiles that are not swapped: stages of 128 elements of k. By default
+    they have 64, or 128 if k is split and the stage is small. Deep stages need less
+    code in the loading thread, but release shared memory in larger pieces.
 
     Raises ArgumentError for a shape that GPUs do not have.
     """
@@ -93,7 +94,7 @@ class TileShape:
                 "columns in steps of 16, up to 256 of a worker; or swapped with split "
                 "'columns' or 'k': 8 to 64 rows in steps of 8, and columns of a worker "
                 "in steps of 8 up to 64, of 16 up to 128, not deep",
-                got=f"{self}{', deep' * self.deep}",
+                got=str(self),
                 fix="choose a shape of SHAPES in etc_dist/ops/matmul_policy.py",
             )
 
@@ -103,8 +104,13 @@ class TileShape:
         return (self.may_be_gated or not gated) and (self.k_parts == 1 or not in_order)
 
     def __str__(self) -> str:
-        swapped = ", swapped" * self.swapped
-        return f"{self.rows} x {self.columns}, split {self.split}{swapped}"
+        others = ", swapped" * self.swapped + ", deep" * self.deep
+        return f"{self.rows} x {self.columns}, split {self.split}{others}"
+
+    @property
+    def key(self) -> str:
+        """The name in a Tuning: deep tiles have the times of the others."""
+        return str(replace(self, deep=False))
 
     @property
     def worker_rows(self) -> int:

@@ -23,8 +23,9 @@ STEP_SHAPES = tuple(
     for shape in SHAPES
     if shape.rows <= ROWS[-1] and (shape.swapped or shape.split == "columns")
 )
-"""Larger tiles would only add code, of which the instruction cache holds little. Steps
-were not measured with tiles of 128 rows whose k is split."""
+"""The tiles of static programs. Larger ones would only add code, of which the
+instruction cache holds little; therefore those of 128 rows have deep stages. Steps were
+not measured with tiles of 128 rows whose k is split."""
 DYNAMIC_SHAPES = (
     *(TileShape(64, c, "k", swapped=True) for c in (64, 80)),
     *(TileShape(r, 256, swapped=True) for r in (8, 16, 64)),

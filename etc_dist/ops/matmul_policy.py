@@ -124,7 +124,7 @@ def estimate(
     """Microseconds by the model."""
     tuning = tuning or default_tuning()
     us = work_of(shape, m, n, k, workers).us(tuning.constants)
-    return us * tuning.factor(str(shape), m)
+    return us * tuning.factor(shape.key, m)
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ def rate(
         if not one.swapped or one.rows == fewest[one.split, one.columns]
     ]
     found.sort(key=lambda one: one.us)
-    named = {str(shapes[one.number]): one.number for one in found}
+    named = {shapes[one.number].key: one.number for one in found}
     near = _nearest(tuning, (m, n, k), workers, [shapes[one.number] for one in found])
     if near is None:
         return found
@@ -249,7 +249,7 @@ def _nearest(
 
     def serves(one: Measured) -> bool:
         near = all(abs(a - b) <= NEAR * b for a, b in ((n, one.n), (k, one.k)))
-        if not near or row_class(m) != one.m or str(allowed[0]) not in one.us:
+        if not near or row_class(m) != one.m or allowed[0].key not in one.us:
             return False
         waves = [
             {
@@ -257,7 +257,7 @@ def _nearest(
                 for at in (sizes, (one.m, one.n, one.k))
             }
             for shape in allowed
-            if str(shape) in one.us
+            if shape.key in one.us
         ]
         return all(len(each) == 1 for each in waves)
 

@@ -81,7 +81,7 @@ struct RowsTiles {
         if (j * 8 >= columns) continue;
         combine_four(d, j, own + j * 2048, [](float& sum, float other) { sum += other; });
       }
-      ptx::fence_proxy_async_shared();  // before later bulk copies
+      ptx::fence_proxy_async_shared();  // before copies that reuse it
     } else {
       if (!lost) lost = !wait_mbarrier<true>(run, PairBarriers{control}.room(), n & 1);
       lost = __any_sync(~0u, lost);

@@ -38,9 +38,9 @@ struct TileShape {
   ETC_DEVICE constexpr u32 warpgroup_boxes() const { return depth >> (1 - halves()); }
 };
 
-// The shape of a work item, at a shared address.
-// NOTE: warp-uniform, so that descriptors stay in uniform registers. Read again after the
-// mainloop: otherwise the compiler makes a copy of the mainloop for each later branch.
+// The packed shape of a work item, at a shared address.
+// NOTE: the result is warp-uniform, so that descriptors stay in uniform registers. Callers read it
+// again after the mainloop: otherwise the compiler copies the mainloop for each later branch.
 ETC_DEVICE TileShape read_shape(u32 shared) {
   return TileShape::of(__shfl_sync(~0u, ptx::load_shared(shared), 0));
 }

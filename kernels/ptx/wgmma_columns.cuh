@@ -97,9 +97,9 @@ namespace etc::ptx {
     }                                                                                     \
   }
 
-// The first kColumns / 2 elements of d: a * b of a box of a stage, four steps of k, added to them
-// if `accumulate`. a is k-major; b is k-major or, if kTransposeB, n-major. kStepB: 16 k further in
-// b, in units of 16 bytes.
+// Multiplies a box of a stage, four steps of 16 k: d = a * b, or d += a * b if `accumulate`, in the
+// first kColumns / 2 elements of d. a is k-major; b is k-major or, if kTransposeB, n-major. kStepB:
+// 16 k further in b, in units of 16 bytes.
 // rows: the caller uses only the results of the first `rows` rows of a; the others may be anything.
 // NOTE: the four steps in one statement: each moves all registers of d in the compiler's code.
 template <bool kIsHalf, int kColumns, bool kTransposeB = false, u32 kStepB = 2, u32 kSums>

@@ -110,13 +110,14 @@ ETC_DEVICE constexpr i32 data_words(CallList<Calls...>) {
   return most;
 }
 
-// Offsets in a worker's shared memory. The host knows only how large the last can be.
+// Offsets in a worker's shared memory that depend on the program. The host only assumes that
+// kStageOffset is at most MOST_STAGE_OFFSET in codegen/layout.py.
 template <class Program>
 struct SharedOf {
   using Calls = typename Program::TensorCalls;
   using Computes = ComputesOf<Calls>;
   static constexpr u32 kAlignment = 1024;  // of the ring of stages
-  // Words that work items carry: places of 16 bytes, which a compute thread may read at once.
+  // Words of a work item, padded so that compute threads can load 16 bytes at once.
   static constexpr u32 kDataWords = (u32(data_words(Calls{})) + 3) / 4 * 4;
   static_assert(kDataWords <= Shared::kMostDataWords);
   static constexpr u32 kDataOffset =

@@ -5,7 +5,7 @@
 
 namespace etc {
 
-// Offsets. Those after kControlOffset are a program's: SharedOf in worker/computes.cuh.
+// Offsets that are the same in all programs; SharedOf in worker/computes.cuh has the others.
 struct Shared {
   static constexpr u32 kStageBarrierOffset = 0;  // of the stage ring
   static constexpr u32 kWorkOffset = 256;        // work items, and the channel for tickets
@@ -15,7 +15,8 @@ struct Shared {
   static constexpr u32 kWorkBytes = kBeginOffset - kWorkOffset;
   static constexpr u32 kWorkItems = 8;       // that the ring of work items holds
   static constexpr u32 kMostDataWords = 28;  // that a work item carries
-  // Of the buffer, at the end of shared memory: scratch memory of bodies has this many bytes.
+  // Scratch memory of bodies, in the buffer at the end of shared memory. The buffer may be smaller
+  // if a program has no bodies on the tensor lane.
   static constexpr u32 kScratchBytes = 24576;
 };
 

@@ -5,9 +5,10 @@
 // at the beginning of the ring: loader, gatherers and compute warps each compute its place from the
 // sizes alone. The n-th stage has the mbarriers full(n % kSlots) and empty(n % kSlots), whose
 // parity is n / kSlots % 2.
-// NOTE: both workers of a cluster must place the same sequence of stages, since bulk copies with
-// multicast, and exchanges of sums, write to the same place and mbarrier in both. So a function
-// with the load role runs on the whole cluster, and size() must return the same in both workers.
+// NOTE: both workers of a cluster must place the same sequence of stages: bulk copies with
+// multicast write to the same place and mbarrier in both, exchanges of sums to those of the other
+// worker. So a function with the load role runs on the whole cluster, and size() returns the same
+// in both.
 #pragma once
 #include "worker/admission.cuh"
 #include "worker/computes.cuh"
@@ -118,9 +119,9 @@ struct StageCursor {
 template <class Program, class Begins>
 class StagePlacer {
   using Ring = StageRing<Program>;
-  // See full_. Each call that loads has a copy of the code.
-  // NOTE: not in loops, where more code then misses the instruction cache: a decoder of five matmuls
-  // with 5300 instructions more, also for other reasons, took 4 us longer for each layer.
+  // Whether to keep full_ and lap_: a fast path for runs of stages of one size.
+  // NOTE: not in programs with loops. Each call that loads has its own copy of this code, and the
+  // body of a loop like a decoder's layer exceeds the instruction cache already.
   static constexpr bool kCountsLaps = !Program::TensorCalls::kHasLoops;
 
  public:
@@ -223,8 +224,8 @@ class StagePlacer {
   u32 n_ = 0, head_ = 0;     // stages so far, and where the last one ends
   u32 oldest_ = 0, tail_ = 0;  // the oldest outstanding stage, and where it begins
   // Stages of `bytes_` follow each other. lap_: how many since the last one at the ring's first
-  // byte, or 0. full_: how many can be outstanding, once the ring holds no others; else 0. Then a
-  // new stage needs at most the `full_`-th one before it to be empty; tail_ and lap_ are not kept.
+  // byte, or 0. full_: 0 until all outstanding stages have that size, then how many the ring holds:
+  // a new stage waits only for the one `full_` before it. tail_ and lap_ are not updated meanwhile.
   u32 bytes_ = 0, lap_ = 0, full_ = 0;
   Begins begins_;
 };
@@ -304,7 +305,7 @@ class StageLoader {
 
   u32 base_;
   StagePlacer<Program, Begins> placer_;
-  u32 exchange_ = ~0u;          // the last stage of begin_exchange(); at first before all stages
+  u32 exchange_ = ~0u;          // the last stage of begin_exchange(); -1: none yet
   u32 ahead_ = 0;               // stages that load_ahead() has begun and load() has not seen
   StageCursor<Program> begun_;  // the position of the first of them
 };

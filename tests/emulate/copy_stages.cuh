@@ -23,6 +23,7 @@ struct StageCopy {
   template <u32, class Program>
   ETC_DEVICE bool compute(
       const Run<Program>& run, StageReader<Program>& stages, const Work& work, Counters&) const {
+    static_assert(StageRing<Program>::kBytes == 20 * 1024, "RING_BYTES in stages.py");
     const uint2 place = ptx::load_shared8(work.data);
     const u64 to = u64(place.y) << 32 | place.x;
     bool lost = false;

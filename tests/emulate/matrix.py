@@ -135,8 +135,8 @@ CASES = {
         lambda: mlp(1, 8, 64, 32, gate_up_shape=0, down_shape=1),
         workers=2,
     ),
-    # Bulk copies follow sums that one worker of a pair got from the other.
-    "mlp, shared, then exchanged": Case(
+    # Bulk copies reuse a stage from which sums of the other worker were read.
+    "mlp, multicast, then exchanged": Case(
         partial(
             mlp_tiles_graph,
             1,
@@ -188,7 +188,7 @@ CASES = {
     "gathered": Case(partial(gathered_last, 1), lambda: gathered(200, 264), NEVER),
     "exchanged": shaped(PAIRS, 200, 200, 600),
     "exchanged columns": shaped(TileShape(64, 80, "k", swapped=True), 200, 328, 600),
-    "exchanged rows": shaped(TileShape(128, 208, "k"), 200, 648, 600),
+    "exchanged rows": shaped(TileShape(128, 224, "k"), 200, 648, 600),
     "exchanged often": shaped(TileShape(128, 64, "k"), 200, 520, 64),
     "turns": shaped(TileShape(64, 128, swapped=True), 200, 200, 600),
     "gated pairs": gated_by(PAIRS),

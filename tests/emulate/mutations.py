@@ -41,9 +41,11 @@ BROKEN = {
         "short stages": {"n_ - oldest_ < Ring::kSlots": "true"},
         "mixed": {"head + bytes <= kBytes ? head : 0": "head"},
         "shared": {"Ring::multicasts(run)": "false"},
-        "exchanged often": {"!placer_.pass(exchange_, wait_empty(run))": "false"},
-        "exchanged rows": {
+        "exchanged often": {
+            "!placer_.pass(exchange_, wait_empty(run))": "false",
             "if (!Admission(base_).wait()) return false;": "",
+        },
+        "exchanged rows": {
             "if (full_ > 0) tail_ = begins_.get(oldest_);": "",
             "ptx::mbarrier_arrive_cluster_release": "ptx::mbarrier_arrive_cluster",
         },
@@ -93,8 +95,8 @@ BROKEN = {
         },
     },
     "functions/rows_tile": {
-        "mlp, shared, then exchanged": {
-            "ptx::fence_proxy_async_shared();  // before later bulk copies": "",
+        "mlp, multicast, then exchanged": {
+            "ptx::fence_proxy_async_shared();  // before copies that reuse it": "",
         },
         "exchanged rows": {
             "__syncwarp();  // the sums have been read": "",

@@ -18,8 +18,8 @@ from tests.emulate.cases import Given
 from tests.layers.reference import Answer, draw
 
 RING_BYTES = 20 * 1024
-"""More than 16 of the smallest stages, and no multiple of the large ones. It begins
-after ALIGNMENT bytes."""
+"""More than 16 of the smallest stages, and no multiple of the large ones. The ring
+begins at offset ALIGNMENT: these programs need no more for mbarriers and work items."""
 
 
 def copy_stages(rows: int) -> DeviceFunction:

@@ -290,7 +290,7 @@ def matmul_of_groups(g: Graph, *, shape: TileShape) -> None:
 @pytest.mark.parametrize("schedule", ["static", "dynamic"])
 def test_empty_tasks_of_a_users_matmul_notify(folder, schedule, shape):
     rng, count = np.random.default_rng(4), np.array([8, 0, 16], np.int32)
-    x, w = (draw(rng, shape, "bfloat16") for shape in ((24, 32), (3, 40, 32)))
+    x, w = (draw(rng, size, "bfloat16") for size in ((24, 32), (3, 40, 32)))
     given = {"x": x, "w": w, "count": count, "first": np.cumsum(count) - count}
     given["first"] = given["first"].astype(np.int32)
     graph = matmul_of_groups(1, shape=shape)

@@ -14,7 +14,7 @@ from etc_dist.models.decoder import decoder_graph
 from etc_dist.models.sizes import DecoderSizes
 
 FEW_ROWS = 16
-SHAPES = (TileShape(FEW_ROWS, 64, "k", swapped=True), TileShape(128, 128))
+SHAPES = (TileShape(FEW_ROWS, 64, "k", swapped=True), TileShape(128, 128, deep=True))
 """Tiles for few rows and for many."""
 
 

@@ -23,7 +23,7 @@ from tests.layers.reference import draw
 from tests.models.steps import row_arrays
 
 Array = np.ndarray[Any, Any]
-SHAPES = (TileShape(16, 64, "k", swapped=True), TileShape(128, 128))
+SHAPES = (TileShape(16, 64, "k", swapped=True), TileShape(128, 128, deep=True))
 QWEN = DecoderSizes(6, 2, 64, normalizes_heads=True, page_size=16)
 LLAMA = DecoderSizes(4, 4, 64, norm_eps=1e-5)
 HIDDEN, INNER, VOCABULARY = 72, 136, 520

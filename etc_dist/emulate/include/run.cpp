@@ -259,7 +259,7 @@ struct TurnTimer {
   struct sigaction before;
 
   TurnTimer() {
-    checked_turns = UINT64_MAX;  // a run before may have ended at any turn
+    checked_turns = UINT64_MAX;  // unlike the last count of an earlier run
     struct sigaction action = {};
     action.sa_sigaction = check_turns, action.sa_flags = SA_NODEFER | SA_ONSTACK | SA_SIGINFO;
     sigaction(kSignal, &action, &before);
