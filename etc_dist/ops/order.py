@@ -20,11 +20,11 @@ def grouped_rows(
     """(i, j): groups of `group` row blocks, columns inside, rows innermost, so that a
     wave of workers shares few operand tiles in L2."""
     g, rest = t // (group * columns), t % (group * columns)
-    height = _some_of(group, blocks, g)
+    height = _group_size(group, blocks, g)
     return g * group + rest % height, rest // height
 
 
-def _some_of(group: int, total: Expr | int, g: Expr) -> Expr:
+def _group_size(group: int, total: Expr | int, g: Expr) -> Expr:
     """The size of the g-th group of `total`. The maximum shows that it is positive:
     generated code then divides in half as many instructions."""
     return maximum(1, minimum(group, total - g * group))
@@ -77,7 +77,7 @@ def rotated_owners(
     completes group by group."""
     tiles = world * blocks * group
     g, rest = t // tiles, t % tiles
-    width = _some_of(group, columns, g)
+    width = _group_size(group, columns, g)
     inner = rest % (blocks * width)
     owner = (RANK + 1 + rest // (blocks * width)) % world
     return owner, inner % blocks, g * group + inner // blocks

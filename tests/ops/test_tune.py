@@ -81,6 +81,7 @@ def test_tiles_that_are_faster_than_by_the_model_are_kept():
     made = tune(timer(MODEL, second), MODEL, [sizes[1:]], said.append)
     assert [(one.m, one.n, one.k) for one in made.measured] == [sizes]
     assert choose(*sizes, WORKERS, tuning=made) == second.number
+    assert choose(*sizes, WORKERS, tuning=MODEL) != second.number
     assert any(f"512 x 7168 x 2048: {SHAPES[second.number]}, " in text for text in said)
 
 
