@@ -10,10 +10,12 @@ from etc_dist.ir import DeviceFunction, Extent, Operand
 from etc_dist.ir.function import TRANSFER
 
 PACKED_ROWS = 4
-"""Rows of a task: few, since one warp copies them in sequence."""
+"""Rows of a task of the transfer lane: few, since one warp copies them in sequence."""
+TENSOR_ROWS = 8
+"""Rows of a task of the tensor lane: one for each warp."""
 
 
-def pack_rows(dtype: str) -> DeviceFunction:
+def pack_rows(dtype: str, lane: str = TRANSFER) -> DeviceFunction:
     """x [tokens, columns] of `dtype`, numbers [rows] (int32) -> packed [rows, columns]:
     the rows of x with these numbers. On GPUs columns are a multiple of 8."""
 
@@ -25,7 +27,7 @@ def pack_rows(dtype: str) -> DeviceFunction:
         name="pack_rows",
         body=body,
         source="functions/pack_rows.cuh",
-        lane=TRANSFER,
+        lane=lane,
         reads=2,
         writes=1,
         gathers=(0,),

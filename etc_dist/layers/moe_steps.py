@@ -9,7 +9,7 @@ from etc_dist.functions.choose_experts import choose_experts
 from etc_dist.functions.grouped_matmul import grouped_gated, grouped_store, thin_float
 from etc_dist.functions.list_rows import list_rows
 from etc_dist.functions.locate_rows import locate_rows
-from etc_dist.functions.pack_rows import PACKED_ROWS, pack_rows
+from etc_dist.functions.pack_rows import PACKED_ROWS, TENSOR_ROWS, pack_rows
 from etc_dist.functions.plan_tiles import TOGETHER, plan_tiles
 from etc_dist.functions.routing import PADDING, Routing
 from etc_dist.functions.score_experts import GROUP_EXPERTS, score_experts
@@ -23,19 +23,22 @@ from etc_dist.ir import (
     ceildiv,
     maximum,
     minimum,
+    select,
     span,
     tile,
     up_to,
 )
+from etc_dist.ir.function import TENSOR, TRANSFER
 
 SCORE_TASKS = 132
 """The largest number of tasks that compute logits for groups of experts, about one per
 worker. Where many tokens would need more, logits are computed in tiles by GEMMs."""
 TILE_BLOCKS, TILE_EXPERTS = 4, 128
 """Blocks of tokens, and experts, of a tile of logits."""
-FIRST_PACKED = 2
-"""Groups of tiles with an event of their own for their copied rows, so that the first
-projection starts early."""
+PART_GROUPS, PARTS = 2, 4
+"""Groups of tiles that share an event for their copied rows, and the number of such
+events, of which the last is that of all further groups. The tensor lane copies the
+first part, since the first projection waits for it."""
 MANY_TOKENS = 17
 """With fewer, a task has half as many columns, so that more workers read weights. Where
 ranks exchange tokens, their capacity counts."""
@@ -287,7 +290,8 @@ def add_projections(
     if sizes.packs:
         packed, ready = _pack_rows(g, routing, x, tiles, waits)
         reads, waits = [packed[span(row, size), :], *weights], [ready[_part_of(q)]]
-        before = ready[0], ready[ready.shape[0] - 1]
+        last = ready.shape[0] - 1
+        before = [ready[minimum(n, last)] for n in range(PARTS)]
     else:
         reads = [_some_of(x, size), *weights, tiles.numbers(r, size)]
     g.call(
@@ -316,40 +320,52 @@ def add_projections(
 
 
 def _pack_rows(
-    g: Graph, routing: Routing, x: Tensor, tiles: Tiles, waits: Sequence[EventRef]
+    g: Graph,
+    routing: Routing,
+    x: Tensor,
+    tiles: Tiles,
+    waits: Sequence[EventRef],
 ) -> tuple[Tensor, EventTensor]:
-    """Add tasks that copy rows of x to `packed`, in the order of the tiles. Event 0 is
-    that of the first FIRST_PACKED groups of tiles, event 1 that of the others, if there
-    are any."""
-    groups, parts = tiles.expert.shape[0] // TOGETHER, -(-tiles.most // PACKED_ROWS)
+    """Add tasks that copy rows of x to `packed`, in the order of the tiles. Event n is
+    that of part n of them."""
+    groups = tiles.expert.shape[0] // TOGETHER
     packed = g.local("packed", (tiles.total, x.shape[1]), routing.dtype)
-    first = minimum(groups, FIRST_PACKED)
-    shape = (g.let("packed_parts", 1 + minimum(1, groups - first)),)
-    per_group = TOGETHER * parts
-    ready = g.events(
-        "packed_groups",
-        shape,
-        expects=lambda n: per_group * (first + n * (groups - 2 * first)),
-    )
-    q, i, c = grid = g.grid(q=groups, i=TOGETHER, c=parts)
-    r = q * TOGETHER + i
-    _, row, size = tiles.of(r)
-    skipped = minimum(size, c * PACKED_ROWS)
-    some = minimum(size - skipped, PACKED_ROWS)
-    g.call(
-        pack_rows(routing.dtype),
-        grid,
-        reads=[_some_of(x, some), tiles.numbers(r, some, skipped)],
-        writes=[packed[span(row + skipped, some), :]],
-        waits=[tiles.planned, *waits],
-        notifies=[ready[_part_of(q)]],
-    )
+    first = g.let("first_packed", minimum(groups, PART_GROUPS))
+    # Tasks of a tile: few on the tensor lane, which copies the first part.
+    few, many = (-(-tiles.most // n) for n in (TENSOR_ROWS, PACKED_ROWS))
+
+    def expected(n: Expr) -> Expr:
+        most = select(n < PARTS - 1, PART_GROUPS, groups)
+        size = minimum(most, groups - n * PART_GROUPS)
+        return TOGETHER * size * select(n < 1, few, many)
+
+    parts = g.let("packed_parts", minimum(PARTS, ceildiv(groups, PART_GROUPS)))
+    ready = g.events("packed_groups", (parts,), expects=expected)
+    for lane, name, begin, count, rows in (
+        (TENSOR, "pack_first_rows", 0, first, TENSOR_ROWS),
+        (TRANSFER, "pack_rows", first, groups - first, PACKED_ROWS),
+    ):
+        n, i, c = grid = g.grid(q=count, i=TOGETHER, c=-(-tiles.most // rows))
+        q = begin + n
+        r = q * TOGETHER + i
+        _, row, size = tiles.of(r)
+        skipped = minimum(size, c * rows)
+        some = minimum(size - skipped, rows)
+        g.call(
+            pack_rows(routing.dtype, lane),
+            grid,
+            name=name,
+            reads=[_some_of(x, some), tiles.numbers(r, some, skipped)],
+            writes=[packed[span(row + skipped, some), :]],
+            waits=[tiles.planned, *waits],
+            notifies=[ready[_part_of(q)]],
+        )
     return packed, ready
 
 
 def _part_of(q: Expr) -> Expr:
-    """The event of `packed_groups` for group q."""
-    return minimum(q // FIRST_PACKED, 1)
+    """The part of group q."""
+    return minimum(q // PART_GROUPS, PARTS - 1)
 
 
 def _some_of(x: Tensor, size: Expr) -> Region:

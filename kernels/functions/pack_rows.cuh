@@ -1,4 +1,4 @@
-// Copies chosen rows to adjacent places, one after the other.
+// Copies chosen rows to adjacent places. Each warp copies one row after the other.
 #pragma once
 #include "functions/copy_row.cuh"
 #include "worker/task.cuh"
@@ -8,7 +8,7 @@ namespace etc {
 template <class Task>
 struct pack_rows {
   static constexpr int kUnroll = 8;
-  static_assert(Task::threads == 32);
+  static constexpr i32 kWarps = Task::threads / 32;
 
   ETC_DEVICE static void run(const Task& task) {
     const auto x = task.template operand<0>();
@@ -16,9 +16,9 @@ struct pack_rows {
     const auto packed = task.template operand<2>();
     const u32 bytes = u32(x.size[1]) * u32(sizeof(*x.base));
 #pragma unroll 1
-    for (i32 n = 0; n < numbers.size[0]; ++n) {
+    for (i32 n = task.thread / 32; n < numbers.size[0]; n += kWarps) {
       const i32 row = i32(ptx::load4_l2(u64(numbers.at(n))));
-      copy_row<kUnroll>(task.thread, u64(packed.at(n)), u64(x.at(row)), bytes);
+      copy_row<kUnroll>(task.thread % 32, u64(packed.at(n)), u64(x.at(row)), bytes);
     }
   }
 };
