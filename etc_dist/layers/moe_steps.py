@@ -36,9 +36,9 @@ worker. Where many tokens would need more, logits are computed in tiles by GEMMs
 TILE_BLOCKS, TILE_EXPERTS = 4, 128
 """Blocks of tokens, and experts, of a tile of logits."""
 PART_GROUPS, PARTS = 2, 4
-"""Groups of tiles that share an event for their copied rows, and the number of such
-events, of which the last is that of all further groups. The tensor lane copies the
-first part, since the first projection waits for it."""
+"""Groups of tiles in a part, and the largest number of parts. Each part has an event
+for its copied rows. The last one has all further groups. The tensor lane copies the
+rows of the first one, since the first projection waits for it."""
 MANY_TOKENS = 17
 """With fewer, a task has half as many columns, so that more workers read weights. Where
 ranks exchange tokens, their capacity counts."""
@@ -290,7 +290,7 @@ def add_projections(
     if sizes.packs:
         packed, ready = _pack_rows(g, routing, x, tiles, waits)
         reads, waits = [packed[span(row, size), :], *weights], [ready[_part_of(q)]]
-        last = ready.shape[0] - 1
+        last = maximum(0, ready.shape[0] - 1)  # repeated if there are fewer parts
         before = [ready[minimum(n, last)] for n in range(PARTS)]
     else:
         reads = [_some_of(x, size), *weights, tiles.numbers(r, size)]
@@ -320,14 +320,10 @@ def add_projections(
 
 
 def _pack_rows(
-    g: Graph,
-    routing: Routing,
-    x: Tensor,
-    tiles: Tiles,
-    waits: Sequence[EventRef],
+    g: Graph, routing: Routing, x: Tensor, tiles: Tiles, waits: Sequence[EventRef]
 ) -> tuple[Tensor, EventTensor]:
-    """Add tasks that copy rows of x to `packed`, in the order of the tiles. Event n is
-    that of part n of them."""
+    """Add tasks that copy rows of x to `packed`, in the order of the tiles. After
+    event n those of part n are copied."""
     groups = tiles.expert.shape[0] // TOGETHER
     packed = g.local("packed", (tiles.total, x.shape[1]), routing.dtype)
     first = g.let("first_packed", minimum(groups, PART_GROUPS))

@@ -1,4 +1,4 @@
-// Copies chosen rows to adjacent places. Each warp copies one row after the other.
+// Copies chosen rows to adjacent places. Warps take the rows in turn.
 #pragma once
 #include "functions/copy_row.cuh"
 #include "worker/task.cuh"
@@ -9,6 +9,7 @@ template <class Task>
 struct pack_rows {
   static constexpr int kUnroll = 8;
   static constexpr i32 kWarps = Task::threads / 32;
+  static_assert(Task::threads % 32 == 0);
 
   ETC_DEVICE static void run(const Task& task) {
     const auto x = task.template operand<0>();

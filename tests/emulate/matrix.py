@@ -63,9 +63,11 @@ def experts(
     inner: int,
     always: tuple[str, ...],
     packs: bool = False,
+    count: int = 8,
 ) -> Case:
-    graph = partial(moe_graph, 1, experts=8, top_k=2, packs=packs)
-    return Case(graph, lambda: moe(tokens, 8, 2, hidden, inner, "bfloat16"), always)
+    graph = partial(moe_graph, 1, experts=count, top_k=2, packs=packs)
+    given = partial(moe, tokens, count, 2, hidden, inner, "bfloat16")
+    return Case(graph, given, always)
 
 
 def few(tokens: int, hidden: int, tasks: int, always: tuple[str, ...]) -> Case:
@@ -104,7 +106,7 @@ CASES = {
     "moe, half as many columns": experts(300, 64, 72, NEVER),
     "moe": experts(300, 320, 264, NEVER),
     "moe, long tiles of two turns": experts(680, 640, 200, NEVER),
-    "moe, packed": experts(300, 136, 200, STATIC, packs=True),
+    "moe, packed": experts(300, 136, 200, STATIC + DYNAMIC, True, 16),
     "moe, more blocks of tokens than lanes": experts(1100, 8, 8, NEVER),
     "moe, many tokens": experts(8200, 8, 8, NEVER),  # more blocks than threads
     "moe, logits in tiles": Case(
