@@ -337,11 +337,11 @@ def _pack_rows(
 
     parts = g.let("packed_parts", minimum(PARTS, ceildiv(groups, PART_GROUPS)))
     ready = g.events("packed_groups", (parts,), expects=expected)
-    for lane, name, begin, count, rows in (
-        (TENSOR, "pack_first_rows", 0, first, TENSOR_ROWS),
-        (TRANSFER, "pack_rows", first, groups - first, PACKED_ROWS),
+    for lane, name, begin, count, rows, tasks in (
+        (TENSOR, "pack_first_rows", 0, first, TENSOR_ROWS, few),
+        (TRANSFER, "pack_rows", first, groups - first, PACKED_ROWS, many),
     ):
-        n, i, c = grid = g.grid(q=count, i=TOGETHER, c=-(-tiles.most // rows))
+        n, i, c = grid = g.grid(q=count, i=TOGETHER, c=tasks)
         q = begin + n
         r = q * TOGETHER + i
         _, row, size = tiles.of(r)
