@@ -43,10 +43,12 @@ struct GroupedRoles : Roles, GroupedTile {
 
   // A bulk copy may load rows of x beyond the end of the tile. These are multiplied too, but not
   // stored.
-  template <class Program, class Loaded>
+  template <class Program, class Publish, class Loaded>
   ETC_DEVICE static bool load(
       const Run<Program>& run, StageLoader<Program>& stages, const Coord& c, u32 packed,
-      Loaded loaded) {
+      Publish publish, Loaded loaded) {
+    stages.wait_init();
+    publish();
     if (packed == 0) return true;
     const Size size = Size::of(packed);
     // NOTE: before the loop: otherwise runtime tensors are loaded for each stage.

@@ -169,10 +169,12 @@ struct MatmulRoles : Roles {
     return {steps, Compute::kStageBytes};
   }
 
-  template <class Program, class Loaded>
+  template <class Program, class Publish, class Loaded>
   ETC_DEVICE static bool load(
       const Run<Program>& run, StageLoader<Program>& stages, const Coord& c, u32 steps,
-      Loaded loaded) {
+      Publish publish, Loaded loaded) {
+    stages.wait_init();
+    publish();
     const u32 half = blockIdx.x & 1;
     Box x = Call::template box<0>(run.g, c), w = Call::template box<1>(run.g, c);
     x.y += half * Compute::kRows;

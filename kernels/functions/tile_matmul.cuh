@@ -120,10 +120,6 @@ struct tile_matmul : Roles {
   ETC_DEVICE static bool multicasts(const Run<Program>& run) {
     return shape_of(run).split == kSplitRows;
   }
-  template <class Program>
-  ETC_DEVICE static bool sends(const Run<Program>& run) {
-    return shape_of(run).split != kSplitColumns;
-  }
 
   template <class Program>
   ETC_DEVICE static void prefetch_maps(const Run<Program>& run) {
@@ -184,10 +180,10 @@ struct tile_matmul : Roles {
     return true;
   }
 
-  template <class Program, class Loaded>
+  template <class Program, class Publish, class Loaded>
   ETC_DEVICE static bool load(
       const Run<Program>& run, StageLoader<Program>& loader, const typename Call::Coord& c,
-      u32 size, Loaded loaded) {
+      u32 size, Publish publish, Loaded loaded) {
     const TileShape shape = shape_of(run);
     Box x = Call::template box<0>(run.g, c);
     const Weights w(run, c, shape, size);
@@ -205,7 +201,19 @@ struct tile_matmul : Roles {
     const auto begin = [&](Stage& stage) ETC_INLINE {
       return loader.begin(run, bytes, shape.loaded_bytes(), false, stage);
     };
+    loader.wait_init();
     u32 n = 0;
+    if constexpr (kLoadsAtOnce<Call>) {
+      if (loader.is_fresh()) {
+        const Stage stage = loader.begin_first(shape.loaded_bytes());
+        load_weights(stage, shape, w, n);
+        load_x(stage);
+        loader.end_first(bytes);
+        ++n;
+        loaded(n);
+      }
+    }
+    publish();
     if constexpr (Call::kLoadsAhead) {
 #pragma unroll 1  // unrolled, it adds 300 to 400 instructions to each call
       for (; n < size && loader.is_begun(); ++n) {

@@ -66,8 +66,8 @@ struct PairExchange : PairBarriers {
       bool lost) const {
     const u32 half = ptx::worker() & 1;
     const u32 first = PairExchange::first(wg), end = PairExchange::end(wg);
-    const bool receives = first < end, sends = end - first < kEights;
-    if (!lost && sends) lost = !wait_mbarrier<true>(run, ready(), n & 1);
+    const bool receives = first < end;
+    if (!lost) lost = !wait_mbarrier<true>(run, ready(), n & 1);
     if (ptx::named_barrier_any<128>(2 + wg, lost)) return true;
     sums += (ptx::thread() & 127) * 16;
     const u32 place = !kIsWhole && half == 0 ? end : 0;  // the other worker's first group

@@ -1,4 +1,5 @@
-// Whether the tasks of a run are to run: what the producer thread waits for after its first loads.
+// What the producer thread waits for: before its first loads until all mbarriers are initialized,
+// after these until it is known whether the tasks of the run are to run.
 #pragma once
 #include "worker/ticket_channel.cuh"
 
@@ -6,12 +7,22 @@ namespace etc {
 
 class Admission {
   static constexpr u32 kOffset = Shared::kWorkOffset + WorkRing::kBytes + TicketChannel::kBytes;
-  static_assert(kOffset + 16 <= Shared::kWorkOffset + Shared::kWorkBytes);
+  static_assert(kOffset + 24 <= Shared::kWorkOffset + Shared::kWorkBytes);
 
  public:
   ETC_DEVICE explicit Admission(u32 base) : barrier_(base + kOffset) {}
 
-  ETC_DEVICE void init() const { ptx::mbarrier_init(barrier_, 1); }
+  // The producer thread.
+  ETC_DEVICE void init() const {
+    ptx::mbarrier_init(barrier_, 1);
+    ptx::mbarrier_init(initialized(), 1);
+  }
+  // One thread, once all mbarriers are initialized, those of the other worker of a cluster, too.
+  ETC_DEVICE void open() const { ptx::mbarrier_arrive(initialized()); }
+  ETC_DEVICE void wait_open() const {
+    while (!ptx::mbarrier_try_wait(initialized(), 0)) {
+    }
+  }
   // One thread.
   ETC_DEVICE void publish(bool runs) const {
     ptx::store_shared8(barrier_ + 8, runs, 0);
@@ -24,6 +35,8 @@ class Admission {
   }
 
  private:
+  ETC_DEVICE u32 initialized() const { return barrier_ + 16; }
+
   u32 barrier_;
 };
 

@@ -9,6 +9,7 @@ namespace etc {
 template <class Program>
 class ClaimedUnits {
   using Calls = typename Program::TensorCalls;
+  static constexpr bool kByTicket = Program::kDynamic || Program::kTensorTickets;
 
  public:
   // The cluster's next ticket, its n-th, and the one that was taken last.
@@ -24,9 +25,10 @@ class ClaimedUnits {
   // Calls f(unit, next) for each unit while it returns true. `published` counts the work items that
   // f publishes; f may draw the next ticket early. Where units are neither drawn nor popped, f may
   // run some of the cluster's next ones, too, and sets `unit` to the last of them. is_begun: the
-  // first unit is not passed to f.
+  // first unit is not passed to f. Afterwards the second worker of a cluster sends nothing more to
+  // the first one. False if the program was aborted before that.
   template <class F>
-  ETC_DEVICE void each(bool is_begun, const u32& published, F f) const {
+  ETC_DEVICE bool each(bool is_begun, const u32& published, F f) const {
     const i32 clusters = i32(gridDim.x) / Program::kTensorCluster;
     i32 unit = i32(blockIdx.x) / Program::kTensorCluster;
     Next next;
@@ -45,6 +47,10 @@ class ClaimedUnits {
       for (; unit < total && f(unit, next); unit += clusters) {
       }
     }
+    if constexpr (kByTicket && Program::kTensorCluster > 1) {
+      if (is_first()) return TicketChannel(base_).wait_received(run_, next.n);
+    }
+    return true;
   }
 
   // Draws the next ticket without a wait, after n of the `count` stages of a unit have been loaded:

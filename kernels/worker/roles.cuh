@@ -7,7 +7,7 @@
 //   role      threads            member; all but size() and stages() return false after an abort
 //   load      warp 8, one lane   u32 size(run, c)
 //                                RingStages stages(run, size)
-//                                bool load(run, StageLoader&, c, size, loaded)
+//                                bool load(run, StageLoader&, c, size, publish, loaded)
 //   gather    warps 10 and 11    bool gather(run, StageGatherer&, c, size)
 //   compute   warps 0 to 7       using Compute = a struct, see below
 //   store     warp 9             bool store(run, compute, c, size, counters, entered, who)
@@ -20,8 +20,10 @@
 //             with streams: earlier), and its result goes to the other roles in the WorkItem. Both
 //             workers of a cluster compute the same size.
 //   stages()  number and bytes of the ring stages that a task of this size uses
-//   load()    begins each stage in order; calls loaded(n) after the n-th one, counted from 1. The
-//             last one may be an exchange: StageLoader::begin_exchange().
+//   load()    calls StageLoader::wait_init(), then publish() once, which passes the task to the
+//             other roles. Begins each stage in order; calls loaded(n) after the n-th one, counted
+//             from 1. The last one may be an exchange: StageLoader::begin_exchange(). The very first
+//             stage of a launch may begin before publish(), so that its loads start early.
 //             With streams=, `bool load_ahead(run, StageLoader&, c, size, n)` begins stage n and
 //             loads the streamed operands alone, before the waits are met. While
 //             StageLoader::is_begun(), load() takes next_begun() and loads the other operands.
@@ -36,11 +38,7 @@
 //   kVariant     a constant of the call that its Compute receives
 //   kUniformStageBytes  the bytes of all stages of the function, where they are known
 //   kMulticast   workers of a cluster write to one another's stages
-//   multicasts(run)  whether they do so in this launch, or may: the first task's loads then wait
-//                until the other worker has begun
-//   sends(run)   whether they write to one another's shared memory in any way in this launch, or
-//                may: then they end together (after an abort, one may still write when the other
-//                ends)
+//   multicasts(run)  whether they do so in this launch, or may
 //   kWritesPeers the compute threads write to peers: the loading thread then waits until these have
 //                started
 //   prefetch_maps(run)  one thread, at the start of a launch: fetches the tensor maps of the loads
@@ -99,10 +97,6 @@ struct Roles {
   static constexpr bool kMulticast = false, kWritesPeers = false;
   template <class Program>
   ETC_DEVICE static bool multicasts(const Run<Program>&) {
-    return true;
-  }
-  template <class Program>
-  ETC_DEVICE static bool sends(const Run<Program>&) {
     return true;
   }
   template <class Program>

@@ -37,6 +37,15 @@ ETC_DEVICE constexpr u32 uniform_stage_bytes(CallList<Calls...>) {
   return is_uniform ? bytes : 0;
 }
 
+// Whether a call's first loads wait for nothing.
+template <class Call>
+constexpr bool kLoadsAtOnce = has_role<Call>(kLoadRole) && Call::kWaits == 0 && !Call::kLoads;
+// Whether the first loads of a launch may begin before it is known that it is not skipped.
+template <class Program>
+constexpr bool kLoadsEarly =
+    !Program::kDynamic && !Program::kTensorTickets &&
+    Program::TensorCalls::any([](auto call) { return kLoadsAtOnce<decltype(call)>; });
+
 template <class Program>
 struct StageRing {
   using Calls = typename Program::TensorCalls;
@@ -89,11 +98,14 @@ struct StageRing {
   // Where a stage begins after one that ends at `head`.
   ETC_DEVICE static u32 place(u32 head, u32 bytes) { return head + bytes <= kBytes ? head : 0; }
 
-  // One thread.
-  ETC_DEVICE static void init(u32 base) {
-    for (u32 n = 0; n < kSlots; ++n) {
-      ptx::mbarrier_init(full(base, n), 1 + kGatherers);
-      ptx::mbarrier_init(empty(base, n), 8 * kReaders);
+  // One thread: every kParts-th slot, from the first one on.
+  template <u32 kParts>
+  ETC_DEVICE static void init(u32 base, u32 first) {
+#pragma unroll
+    for (u32 n = 0; n < kSlots; n += kParts) {
+      if (n + first >= kSlots) break;
+      ptx::mbarrier_init(full(base, n + first), 1 + kGatherers);
+      ptx::mbarrier_init(empty(base, n + first), 8 * kReaders);
     }
   }
 };
@@ -129,6 +141,15 @@ class StagePlacer {
 
   ETC_DEVICE StageCursor<Program> cursor() const { return {n_, head_}; }
   ETC_DEVICE u32 outstanding() const { return n_ - oldest_; }
+
+  // The very first stage, at the ring's first byte.
+  ETC_DEVICE void first(u32 bytes) {
+    n_ = 1;
+    if constexpr (Ring::kUniform > 0) return;
+    if constexpr (kCountsLaps) bytes_ = bytes, full_ = minimum(Ring::kBytes / bytes, Ring::kSlots);
+    begins_.put(0, 0);
+    head_ = bytes;
+  }
 
   // The next stage: calls wait_empty(n) for each stage n that has to be empty first, in order.
   // False if one returns false.
@@ -249,6 +270,14 @@ class StageLoader {
   // The worker's shared memory.
   ETC_DEVICE u32 base() const { return base_; }
 
+  // Waits until the mbarriers are initialized. load() calls it before it begins a stage.
+  ETC_DEVICE void wait_init() {
+    if constexpr (kLoadsEarly<Program>) {
+      if (!is_initialized_) Admission(base_).wait_open();
+      is_initialized_ = true;
+    }
+  }
+
   // Begins the next stage of `bytes` once there is room: bulk copies will write `expected` bytes.
   // Unless is_gathered, no gathering warps write to it. False if the program was aborted.
   ETC_DEVICE bool begin(
@@ -264,6 +293,18 @@ class StageLoader {
     return true;
   }
 
+  // Whether no stage has begun.
+  ETC_DEVICE bool is_fresh() const { return placer_.cursor().n == 0; }
+  // begin() of the very first stage; after its loads end_first().
+  // NOTE: with as few instructions before the loads as possible.
+  ETC_DEVICE Stage begin_first(u32 expected) const {
+    const Stage stage = Ring::stage(base_, 0, 0);
+    ptx::mbarrier_arrive_expect(stage.full, expected);
+    if (Ring::kGatherers > 0) ptx::mbarrier_arrive_many(stage.full, Ring::kGatherers);
+    return stage;
+  }
+  ETC_DEVICE void end_first(u32 bytes) { placer_.first(bytes); }
+
   // Begins a stage that the other worker of the pair fills, with `bytes` of its sums. `room`: an
   // mbarrier of the other worker, which learns that it may do so.
   // NOTE: only once the exchange before is over: the other worker waits for each phase of `room`.
@@ -273,10 +314,13 @@ class StageLoader {
     if (!placer_.pass(exchange_, wait_empty(run))) return false;
     if (!begin(run, bytes, bytes, false, stage)) return false;
     exchange_ = n;
-    // The first loads do not wait for the other worker, whose mbarriers must be initialized.
-    if (!Admission(base_).wait()) return false;
     ptx::mbarrier_arrive_cluster_release(room, (ptx::worker() & 1) ^ 1);
     return true;
+  }
+
+  // Waits until all stages have been released. False if the program was aborted.
+  ETC_DEVICE bool wait_released(const Run<Program>& run) {
+    return placer_.pass(placer_.cursor().n, wait_empty(run));
   }
 
   // Stages that load_ahead() begins, of one task.
@@ -308,6 +352,7 @@ class StageLoader {
   u32 exchange_ = ~0u;          // the last stage of begin_exchange(); -1: none yet
   u32 ahead_ = 0;               // stages that load_ahead() has begun and load() has not seen
   StageCursor<Program> begun_;  // the position of the first of them
+  bool is_initialized_ = false;
 };
 
 // A gathering warp's view of the ring.

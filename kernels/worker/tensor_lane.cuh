@@ -73,34 +73,35 @@ class TensorLane {
         scratch_(reinterpret_cast<u32*>(shared + kBufferOffset<Program>)) {}
 
   // The producer thread, before any role begins.
-  ETC_DEVICE void init() const {
-    units_.init(kConsumers);
+  ETC_DEVICE void init_producer() const {
     Admission(base_).init();
-    if constexpr (kByTicket) {
+    ptx::mbarrier_init_fence();
+  }
+  // One thread of each of kWarps other warps: a share of all other mbarriers.
+  // NOTE: instructions that run for the first time are slow to fetch. One thread took 0.6 us for all
+  // mbarriers, before the first loads.
+  template <u32 kWarps>
+  ETC_DEVICE void init(u32 warp) const {
+    units_.init<kWarps>(warp, kConsumers);
+    if (kByTicket && warp == kWarps - 1) {
       units_.init_begun(kComputeThreads / 32);
       TicketChannel(base_).init();
     }
     if constexpr (kHasRoles) {
-      Ring::init(base_);
-      Computes::template each<Program>(base_, [](auto compute) { return compute.init(), true; });
+      Ring::template init<kWarps>(base_, warp);
+      if (warp == kWarps - 2) {
+        Computes::template each<Program>(base_, [](auto compute) { return compute.init(), true; });
+      }
     }
     ptx::mbarrier_init_fence();
     // Only bulk copies and messages in a cluster need it.
     if constexpr (kHasRoles || Program::kCluster > 1) ptx::fence_proxy_async_shared();
   }
 
-  // One other thread, once all have begun in both workers of the cluster: whether tasks are to run.
+  // One thread, once all mbarriers are initialized, those of the other worker of a cluster, too.
+  ETC_DEVICE void open() const { Admission(base_).open(); }
+  // One thread, once all of the worker agree: whether tasks are to run.
   ETC_DEVICE void admit(bool runs) const { Admission(base_).publish(runs); }
-
-  // Whether workers of a cluster write to one another's shared memory in this launch: then each
-  // stays until the end of the other one.
-  ETC_DEVICE bool sends() const {
-    return kByTicket || Calls::any([&](auto call) {
-      using Call = decltype(call);
-      if constexpr (Call::kRoles != 0) return FunctionOf<Call>::sends(run_);
-      return false;
-    });
-  }
 
   // Another thread, as early as possible: fetches the tensor maps of the first call.
   ETC_DEVICE void prefetch_maps() const {
@@ -110,16 +111,19 @@ class TensorLane {
     });
   }
 
-  // The producer thread. Whether it ran to its end; false, too, if the run is skipped.
+  // The producer thread. Whether it ran to its end; false, too, if the run is skipped. Afterwards
+  // the other worker of the cluster writes nothing more to this one's shared memory, which the
+  // compute threads do not await.
   ETC_DEVICE bool lead() const {
     u32 published = 0, entered = 0;
     StageLoader<Program> stages(base_);
     WaitCache seen;
     CountCache<Program::kLimits> counts;
     const Admission admission(base_);
+    if constexpr (!kLoadsEarly<Program>) admission.wait_open();
     bool is_admitted = kByTicket && admission.wait(), lost = kByTicket && !is_admitted;
     if (lost) return false;
-    Units(run_, base_).each(knows_first(), published, [&](i32& unit, Next& next) ETC_INLINE {
+    const auto lead_call = [&](i32& unit, Next& next) ETC_INLINE {
       bool going = true;
       Waiter who{kTensorLane, 0, 0};
       Calls::visit(run_.g, unit, [&](auto call, i32 u) ETC_INLINE {
@@ -128,7 +132,8 @@ class TensorLane {
         const auto lead_unit = [&]() ETC_INLINE {
           const i32 t = task_of<Call>(u);
           if (t < 0) return;
-          if (!is_admitted && (published > 0 || !loads_at_once<Call>())) {
+          if constexpr (!kLoadsAtOnce<Call>) stages.wait_init();
+          if (!is_admitted && (published > 0 || !kLoadsAtOnce<Call>)) {
             going = is_admitted = admission.wait();
             if (!going) return;
           }
@@ -206,11 +211,19 @@ class TensorLane {
       if (!going && is_admitted) report(run_, who);
       lost = !going;
       return going;
-    });
+    };
+    const bool ended = Units(run_, base_).each(knows_first(), published, lead_call);
+    stages.wait_init();
     units_.publish(published, {-1, 0});
-    // The loads of a single task may be in flight when the run is skipped.
-    if constexpr (kHasRoles) lost = lost || !(is_admitted || admission.wait());
-    return !lost;
+    if constexpr (kHasRoles) {
+      // The loads of a single task may be in flight when the run is skipped.
+      lost = lost || !(is_admitted || admission.wait());
+      // The other worker releases this one's stages.
+      if constexpr (Ring::kReaders > 1) {
+        if (!lost && Ring::multicasts(run_)) lost = !stages.wait_released(run_);
+      }
+    }
+    return ended && !lost;
   }
 
   // One warp: the store role.
@@ -338,16 +351,6 @@ class TensorLane {
   }
 
  private:
-  // Whether the first task's loads may begin before other threads and the other worker do: they
-  // wait for nothing, and do not write to the other worker.
-  template <class Call>
-  ETC_DEVICE bool loads_at_once() const {
-    if constexpr (has_role<Call>(kLoadRole) && Call::kWaits == 0 && !Call::kLoads) {
-      return !FunctionOf<Call>::multicasts(run_);
-    }
-    return false;
-  }
-
   template <class Compute>
   ETC_DEVICE Compute compute_object() const {
     return Computes::template make<Program, Compute>(base_);
@@ -382,13 +385,15 @@ class TensorLane {
     using Function = FunctionOf<Call>;
     static_assert(Call::kCluster == Program::kTensorCluster);
     const u32 size = Function::size(run_, c);
-    if constexpr (Function::kDataWords > 0) {
-      u32 words[Function::kDataWords];
-      Function::data(run_, c, size, words);
-      units_.write_data<Program>(published, words);
-    }
-    units_.publish(published, {unit, size});
-    return Function::load(run_, stages, c, size, [&](u32 n) ETC_INLINE {
+    const auto publish = [&]() ETC_INLINE {
+      if constexpr (Function::kDataWords > 0) {
+        u32 words[Function::kDataWords];
+        Function::data(run_, c, size, words);
+        units_.write_data<Program>(published, words);
+      }
+      units_.publish(published, {unit, size});
+    };
+    return Function::load(run_, stages, c, size, publish, [&](u32 n) ETC_INLINE {
       if constexpr (kByTicket) {
         const u32 count = Function::stages(run_, size).count;
         Units(run_, base_).draw_early(n, count, stages.outstanding(), next);

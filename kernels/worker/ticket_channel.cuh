@@ -20,9 +20,14 @@ class TicketChannel {
   // The n-th ticket; false if the program was aborted.
   template <class Program>
   ETC_DEVICE bool send(const Run<Program>& run, u32 n, u32 ticket) const {
-    if (!wait(run, empty(), (n & 1) ^ 1)) return false;
+    if (!wait_received(run, n)) return false;
     write(n, ticket);
     return true;
+  }
+  // Waits until the second worker has received the first n tickets.
+  template <class Program>
+  ETC_DEVICE bool wait_received(const Run<Program>& run, u32 n) const {
+    return wait(run, empty(), (n & 1) ^ 1);
   }
   // The same without waiting; false if the previous ticket has not been received. It has been once
   // its unit is running.

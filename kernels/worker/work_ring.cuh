@@ -22,11 +22,14 @@ class WorkRing {
 
   ETC_DEVICE explicit WorkRing(u32 base) : base_(base + Shared::kWorkOffset) {}
 
-  // `consumers`: the number of warps that consume.
-  ETC_DEVICE void init(u32 consumers) const {
-    for (u32 n = 0; n < kEntries; ++n) {
-      ptx::mbarrier_init(full(n), 1);
-      ptx::mbarrier_init(empty(n), consumers);
+  // Of every kParts-th item, from the first one on. `consumers`: the number of warps that consume.
+  template <u32 kParts>
+  ETC_DEVICE void init(u32 first, u32 consumers) const {
+#pragma unroll
+    for (u32 n = 0; n < kEntries; n += kParts) {
+      if (n + first >= kEntries) break;
+      ptx::mbarrier_init(full(n + first), 1);
+      ptx::mbarrier_init(empty(n + first), consumers);
     }
   }
 

@@ -12,6 +12,7 @@ namespace etc {
 
 constexpr int kWorkerThreads = 384;
 constexpr u32 kProducerWarp = 8;
+constexpr int kOtherWarps = kWorkerThreads / 32 - 1;
 // Named barriers; those from 0 to 3 have other uses.
 constexpr u32 kInitBarrier = 4, kAgreeBarrier = 5;
 
@@ -42,12 +43,14 @@ ETC_DEVICE void begin_far(const Run<Program>& run, u32 thread, u32 threads) {
   }
 }
 
-// By this warp of each worker, or by all of its threads. Does nothing in an aborted run.
+// By this warp of each worker, or by all but the producer's. Does nothing in an aborted run.
 // NOTE: a branch around all of it costs registers, which some programs cannot spare.
 template <class Program>
 ETC_DEVICE void begin_epoch(const Run<Program>& run, bool is_aborted) {
-  constexpr u32 kThreads = kStoreWarpBegins<Program> ? 32 : kWorkerThreads;
-  const u32 thread = kStoreWarpBegins<Program> ? threadIdx.x % 32 : threadIdx.x;
+  constexpr u32 kThreads = kStoreWarpBegins<Program> ? 32 : kOtherWarps * 32;
+  const bool is_later = threadIdx.x > kProducerWarp * 32;
+  const u32 thread =
+      kStoreWarpBegins<Program> ? threadIdx.x % 32 : threadIdx.x - 32 * u32(is_later);
   const auto& g = run.g;
   const u32 next = (run.epoch + 1) & 1;
   if (blockIdx.x == 0) {
@@ -107,6 +110,10 @@ ETC_DEVICE bool run_roles(
   if (computes) {
     if constexpr (kSharesRegisters<Program>) ptx::registers_grow<kComputeRegisters>();
     going = tensor.compute(trace);
+    if constexpr (Program::TransferCalls::kCount == 0) {
+      __syncwarp();
+      return going;
+    }
     // All have grown before any shrinks.
     if constexpr (kSharesRegisters<Program>) ptx::named_barrier<kProducerWarp * 32>(1);
   }
@@ -130,17 +137,11 @@ ETC_DEVICE void run_worker(const typename Program::Args& g) {
   const Run<Program> run{g, control->epoch, u32(ptx::global_timer())};
   const TensorLane<Program> tensor(run, ptx::shared_memory());
   const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  if (threadIdx.x == kWorkerThreads - 1) tensor.prefetch_maps();
-
-  // NOTE: a run that starts after an abort is skipped: it publishes no start and runs no task.
-  // Notifications of the aborted run may still arrive, and no run may count in their area.
-  const bool is_aborted = run.aborted();
-  if constexpr (!kStoreWarpBegins<Program>) begin_epoch(run, is_aborted);
   Tracer<Program> trace(run);
   bool lost = false;  // whether a role ended early
   if (warp == kProducerWarp) {
-    // NOTE: it does not wait for the others, so that the first loads are issued at once.
-    if (lane == 0) tensor.init();
+    // NOTE: it prepares the first loads while the other warps initialize most mbarriers.
+    if (lane == 0) tensor.init_producer();
     __syncwarp();
     if constexpr (Program::kCluster > 1) {
       ptx::cluster_arrive_relaxed();
@@ -155,14 +156,23 @@ ETC_DEVICE void run_worker(const typename Program::Args& g) {
     __syncwarp();
     if constexpr (Program::kCluster > 1) ptx::cluster_wait();
   } else {
-    // A peer may abort at any moment: the threads of a worker must agree.
-    const bool is_skipped = ptx::named_barrier_any<kWorkerThreads - 32>(kAgreeBarrier, is_aborted);
+    if (threadIdx.x == kWorkerThreads - 1) tensor.prefetch_maps();
+    // NOTE: a run that starts after an abort is skipped: it publishes no start and runs no task.
+    // Notifications of the aborted run may still arrive, and no run may count in their area.
+    const bool is_aborted = run.aborted();
+    const u32 share = ptx::warp();
+    if (lane == 0) tensor.template init<kOtherWarps>(share - u32(share > kProducerWarp));
+    __syncwarp();
     if constexpr (Program::kCluster > 1) {
       ptx::cluster_arrive_relaxed();
       ptx::cluster_wait();
     } else {
       ptx::named_barrier<kWorkerThreads>(kInitBarrier);
     }
+    if (warp == 0 && lane == 0) tensor.open();
+    if constexpr (!kStoreWarpBegins<Program>) begin_epoch(run, is_aborted);
+    // A peer may abort at any moment: the threads of a worker must agree.
+    const bool is_skipped = ptx::named_barrier_any<kOtherWarps * 32>(kAgreeBarrier, is_aborted);
     if (threadIdx.x == 0) tensor.admit(!is_skipped);
     if (is_skipped) {
       if (threadIdx.x == 0) {
@@ -181,9 +191,6 @@ ETC_DEVICE void run_worker(const typename Program::Args& g) {
     while (ptx::global_timer() - now < 100000) ptx::nanosleep(1000);
   }
   if (threadIdx.x == 0) end_far(run);
-  if constexpr (Program::kCluster > 1) {
-    if (tensor.sends()) ptx::cluster_barrier();
-  }
 }
 
 }  // namespace etc

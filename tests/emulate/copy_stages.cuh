@@ -62,10 +62,12 @@ struct copy_stages : Roles {
     const u64 to = u64(Call::template operand<1>(run.g, c).at());
     words[0] = u32(to), words[1] = u32(to >> 32);
   }
-  template <class Program, class Loaded>
+  template <class Program, class Publish, class Loaded>
   ETC_DEVICE static bool load(
       const Run<Program>& run, StageLoader<Program>& stages, const Coord& c, u32 rows,
-      Loaded loaded) {
+      Publish publish, Loaded loaded) {
+    stages.wait_init();
+    publish();
     const Box x = Call::template box<0>(run.g, c);
     for (u32 n = 0; n * Call::kRows < rows; ++n) {
       Stage stage;

@@ -43,7 +43,6 @@ BROKEN = {
         "shared": {"Ring::multicasts(run)": "false"},
         "exchanged often": {
             "!placer_.pass(exchange_, wait_empty(run))": "false",
-            "if (!Admission(base_).wait()) return false;": "",
         },
         "exchanged rows": {
             "if (full_ > 0) tail_ = begins_.get(oldest_);": "",
@@ -63,7 +62,10 @@ BROKEN = {
         },
         "ahead": {"stages.has_room_ahead(all.bytes)": "true"},
         "gathered": {"stages.skip(FunctionOf<Call>::stages(run_, a.size));": ""},
-        "shared": {"published > 0 || !loads_at_once<Call>()": "false"},
+        "shared": {
+            "published > 0 || !kLoadsAtOnce<Call>": "false",
+            "!stages.wait_released(run_)": "false",
+        },
         "moe": {
             "ptx::fence_proxy_async_global();": "",
             "    ptx::named_barrier<kComputeThreads>(1);": "",
@@ -130,7 +132,12 @@ BROKEN = {
             "ptx::named_barrier_any<256>(1, lost)": "lost",
         },
     },
-    "worker/admission": {"shared": {"!ptx::mbarrier_try_wait(barrier_, 0)": "false"}},
+    "worker/admission": {
+        "shared": {
+            "!ptx::mbarrier_try_wait(barrier_, 0)": "false",
+            "!ptx::mbarrier_try_wait(initialized(), 0)": "false",
+        },
+    },
     "functions/rms_norm": {"decoder": {"task.sync();": ""}},
     "functions/check_rows": {"decoder": {"task.sync();": ""}},
     "functions/attend": {
@@ -138,12 +145,11 @@ BROKEN = {
     },
     "worker/worker": {
         "few": {"ptx::named_barrier<kWorkerThreads>(kInitBarrier);": ""},
-        "moe": {"if (tensor.sends()) ptx::cluster_barrier();": ""},
         "sum, few rows": {
             RELEASE: RELEASE.replace("release", "relaxed"),
         },
         "aborted": {
-            "ptx::named_barrier_any<kWorkerThreads - 32>(kAgreeBarrier, is_aborted)": (
+            "ptx::named_barrier_any<kOtherWarps * 32>(kAgreeBarrier, is_aborted)": (
                 "false"
             ),
         },
@@ -156,6 +162,7 @@ BROKEN = {
     },
     "worker/ticket_channel": {
         "moe": {
+            "wait(run, empty(), (n & 1) ^ 1)": "true",
             "ptx::mbarrier_arrive_cluster(empty(), 0);": "",
             "base_ + 16 + 4 * (n & 1)": "base_ + 16",
         },

@@ -67,8 +67,8 @@ void arrive(Worker& worker, uint32_t address, uint32_t count, bool releases) {
   } else {
     now.sum.add_before(own->at_remote_arrival), now.sum.add_wgmmas(own->known);
     drop(own->at_remote_arrival.view), own->at_remote_arrival = own->known.issue();
-    worker.last_access[own->known.agent] = own->at_remote_arrival.clock;
   }
+  if (&worker != own->worker) worker.last_access[now.agent] = now.clock;
   at.pending = int16_t(at.pending - int(count));
   settle(at, now);
 }

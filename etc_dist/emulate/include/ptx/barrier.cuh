@@ -52,10 +52,6 @@ inline void cluster_arrive_relaxed() {
 inline void cluster_wait() {
   emulation::own->worker->pair->wait(emulation::own->cluster_turn);
 }
-inline void cluster_barrier() {
-  cluster_arrive_relaxed();
-  cluster_wait();
-}
 
 }  // namespace etc::ptx
 
