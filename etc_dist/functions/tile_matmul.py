@@ -82,18 +82,22 @@ class TileShape:
         fits = self.rows == rows and self.columns % 16 == 0
         most = 256
         if self.swapped:
+            parts = 2 if self.split == "rows" else 1
             unit = 8 if self.worker_columns <= TURNS_COLUMNS else 16
-            fits = self.split in ("columns", "k") and self.rows in range(8, 65, 8)
-            fits = fits and self.worker_columns % unit == 0 and not self.deep
+            fits = self.split in SPLITS and self.rows % (8 * parts) == 0
+            fits = fits and 8 <= self.worker_rows <= 64 and not self.deep
+            fits = fits and self.worker_columns % unit == 0
+            if self.split == "rows":
+                fits = fits and self.columns > TURNS_COLUMNS
             most = 128
         if not fits or not 0 < self.worker_columns <= most:
             raise ArgumentError(
                 f"GPUs have no tiles of {self}",
                 where="TileShape",
                 wanted="128 rows with split 'columns' or 'k', or 256 with 'rows', and "
-                "columns in steps of 16, up to 256 of a worker; or swapped with split "
-                "'columns' or 'k': 8 to 64 rows in steps of 8, and columns of a worker "
-                "in steps of 8 up to 64, of 16 up to 128, not deep",
+                "columns in steps of 16, up to 256 of a worker; or swapped, not deep: "
+                "of a worker 8 to 64 rows in steps of 8, and columns in steps of 8 up "
+                "to 64, unless split is 'rows', or of 16 from 80 to 128",
                 got=str(self),
                 fix="choose a shape of SHAPES in etc_dist/ops/matmul_policy.py",
             )
@@ -159,7 +163,7 @@ class TileShape:
         stages must fit in shared memory."""
         if self.swapped:
             wide = self._bytes_of(4 * STAGE_K) <= MOST_WIDE_BYTES
-            return (4 if wide else 2) * STAGE_K
+            return (4 if wide and self.split != "rows" else 2) * STAGE_K
         few = self.split == "k" and self._bytes_of(2 * STAGE_K) <= MOST_SPLIT_BYTES
         return (2 if few or self.deep else 1) * STAGE_K
 

@@ -21,11 +21,12 @@ few shapes to prove."""
 STEP_SHAPES = tuple(
     replace(shape, deep=not shape.swapped)
     for shape in SHAPES
-    if shape.rows <= ROWS[-1] and (shape.swapped or shape.split == "columns")
+    if shape.rows <= ROWS[-1]
+    and (shape.split == "columns" or (shape.swapped and shape.split == "k"))
 )
-"""The tiles of static programs. Larger ones would only add code, of which the
-instruction cache holds little; therefore those of 128 rows have deep stages. Steps were
-not measured with tiles of 128 rows whose k is split."""
+"""The tiles of static programs. Larger ones, or multicast, would only add code, of
+which the instruction cache holds little; therefore those of 128 rows have deep stages.
+Steps were not measured with tiles of 128 rows whose k is split."""
 DYNAMIC_SHAPES = (
     *(TileShape(64, c, "k", swapped=True) for c in (64, 80)),
     *(TileShape(r, 256, swapped=True) for r in (8, 16, 64)),

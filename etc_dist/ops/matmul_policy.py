@@ -20,18 +20,19 @@ SHAPES = (
         for r in (8, 16, 32)
         for c in (64, 80, 112, 160, 192)
     ),
+    TileShape(64, 192, swapped=True),
+    TileShape(64, 112, "k", swapped=True),
+    *(TileShape(r, c, "rows", swapped=True) for r in (64, 128) for c in (80, 128)),
     *(TileShape(128, c) for c in (112, 128, 160, 192, 224, 256)),
     *(TileShape(256, c, "rows") for c in (64, 80, 112, 128, 160, 192, 208, 224, 256)),
     *(TileShape(128, c, "k") for c in (64, 80, 96, 112, 128, 160, 192, 208, 224, 256)),
 )
 """The tiles that one program has."""
 MOST_SWAPPED_ROWS = 64
-"""The most rows of a swapped tile. One with fewer rows must hold all rows of x. Of
-those that do and differ in nothing else, the one with the fewest rows is chosen."""
+"""A swapped tile with fewer rows must hold all rows of x. Of those that hold them and
+differ in nothing else, the one with the fewest rows is chosen."""
 ONLY_SWAPPED_ROWS = 32
 """Up to so many rows of x, other tiles were never faster."""
-IN_ONE_WAVE = (TileShape(64, 80, "k", swapped=True),)
-"""Chosen only if one tile holds all rows, in one wave: others were not measured."""
 GATED = tuple(number for number, one in enumerate(SHAPES) if one.may_be_gated)
 """The positions of shapes that may be gated."""
 EXCHANGED_COLUMNS = 64
@@ -140,13 +141,14 @@ class Rating:
 def serving(
     m: int, n: int, workers: int, shapes: Sequence[TileShape] = SHAPES
 ) -> list[int]:
-    """The positions of the shapes that can serve x [m, k] and w [n, k]."""
+    """The positions of the shapes that can serve x [m, k] and w [n, k]. Swapped tiles
+    whose rows are divided serve only if both workers have rows."""
     few = min(m, MOST_SWAPPED_ROWS)
     return [
         number
         for number, one in enumerate(shapes)
         if not (one.swapped and one.rows < few)
-        and (one not in IN_ONE_WAVE or _fits_at_once(one, m, n, workers))
+        and not (one.swapped and one.split == "rows" and m <= one.worker_rows)
     ]
 
 
@@ -176,12 +178,13 @@ def rate(
         left = swapped or left
     fewest: dict[tuple[str, int], int] = {}
     for one in swapped.values():
-        kind = one.split, one.columns
-        fewest[kind] = min(one.rows, fewest.get(kind, one.rows))
+        if one.rows >= m:
+            kind = one.split, one.columns
+            fewest[kind] = min(one.rows, fewest.get(kind, one.rows))
     found = [
         Rating(number, estimate(one, m, n, k, workers, tuning))
         for number, one in left.items()
-        if not one.swapped or one.rows == fewest[one.split, one.columns]
+        if not one.swapped or one.rows <= fewest.get((one.split, one.columns), one.rows)
     ]
     found.sort(key=lambda one: one.us)
     named = {shapes[one.number].key: one.number for one in found}
@@ -230,11 +233,6 @@ def explained(
 def row_class(m: int) -> int | None:
     """The number of rows whose measured times serve m rows; None above all."""
     return next((most for most in ROW_CLASSES if m <= most), None)
-
-
-def _fits_at_once(shape: TileShape, m: int, n: int, workers: int) -> bool:
-    """Whether one tile holds all rows, and each pair of workers has at most one."""
-    return m <= shape.rows and -(-n // shape.columns) <= workers // 2
 
 
 def _nearest(

@@ -197,6 +197,8 @@ CASES = {
     "gated warps": gated_by(TileShape(64, 128, swapped=True)),
     "gated groups": gated_by(TileShape(64, 256, swapped=True)),
     "shared": shaped(TileShape(256, 64, "rows"), 300, 264, 200),
+    "shared, swapped": shaped(TileShape(64, 80, "rows", swapped=True), 200, 328, 600),
+    "shared, swapped, gated": gated_by(TileShape(128, 128, "rows", swapped=True)),
     "swapped epilogue": applied_to(PAIRS),
     "epilogue": applied_to(TileShape(128, 160)),
 }

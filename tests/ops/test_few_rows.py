@@ -6,6 +6,7 @@ import pytest
 
 from etc_dist import AllGatherMatmul, MatmulReduceScatter
 from etc_dist.errors import WorldError
+from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ops.all_gather_matmul import gathered_matmul_graph
 from etc_dist.ops.few_rows import MOST_ROWS, capacity_dims, has_few_rows
 from etc_dist.ops.matmul_policy import SHAPES, choose
@@ -44,7 +45,7 @@ def test_few_rows_are_no_whole_blocks(rows, world_size, are_few):
     ("rows", "height", "each"), [(24, 128, 96), (50, 128, 104), (50, 256, 208)]
 )
 def test_rows_of_one_block_are_divided_evenly(kind, rows, height, each):
-    shape = next(n for n, s in enumerate(SHAPES) if s.rows == height)
+    shape = SHAPES.index(TileShape(height, 128, "columns" if height == 128 else "rows"))
     graph, dims = GRAPHS[kind][0](4), {"n": 512, "k": 64, "shape": shape}
     assert graph.environment(dims | {"rows": rows}, 0)["tile_even_rows"] == each
     assert graph.environment(dims | {"rows": 70}, 0)["tile_even_rows"] == height

@@ -25,11 +25,13 @@ MODEL = Tuning(
         (32, 12288, 6144, TileShape(32, 192, swapped=True)),
         (64, 4096, 4096, TileShape(64, 80, "k", swapped=True)),
         (64, 5120, 25600, TileShape(64, 80, "k", swapped=True)),
-        (64, 7168, 8192, TileShape(64, 128, swapped=True)),
-        (64, 10240, 5120, TileShape(128, 160)),
+        (64, 4096, 1792, TileShape(64, 128, "rows", swapped=True)),
+        (64, 7168, 8192, TileShape(64, 128, "rows", swapped=True)),
+        (64, 10240, 5120, TileShape(64, 256, swapped=True)),
         (128, 5120, 25600, TileShape(128, 80, "k")),
         (128, 10240, 5120, TileShape(128, 160)),
-        (128, 13312, 16384, TileShape(128, 256)),
+        (128, 5120, 3200, TileShape(128, 80, "rows", swapped=True)),
+        (128, 13312, 16384, TileShape(128, 224)),
         (256, 5120, 3200, TileShape(256, 80, "rows")),
         (256, 7168, 8192, TileShape(256, 112, "rows")),
         (512, 6400, 5120, TileShape(256, 208, "rows")),
@@ -55,7 +57,7 @@ def test_the_choice_follows_the_constants():
 
 MEASURED = (
     Measured(
-        *(64, 5120, 3200),
+        *(64, 5120, 25600),
         {"64 x 80, split k, swapped": 21.0, "64 x 128, split columns, swapped": 20.0},
     ),
     Measured(
@@ -68,16 +70,16 @@ MEASURED = (
 @pytest.mark.parametrize(
     ("sizes", "options", "counts"),
     [
-        ((64, 5120, 3200), {}, True),
-        ((33, 5120, 3200), {}, True),
-        ((64, 5240, 3500), {}, True),
-        ((32, 5120, 3200), {}, False),  # another class of rows
-        ((65, 5120, 3200), {}, False),
-        ((64, 5120, 3608), {}, False),
-        ((64, 5120, 3200), {"in_order": True}, False),  # the model's tiles split k
+        ((64, 5120, 25600), {}, True),
+        ((33, 5120, 25600), {}, True),
+        ((64, 5240, 28000), {}, True),
+        ((32, 5120, 25600), {}, False),  # another class of rows
+        ((65, 5120, 25600), {}, False),
+        ((64, 5120, 28808), {}, False),
+        ((64, 5120, 25600), {"in_order": True}, False),  # the model's tiles split k
         ((450, 4096, 4096), {}, True),
         ((512, 4224, 4096), {}, False),  # one of the tiles takes two waves
-        ((64, 5120, 3200), {"workers": 78}, False),
+        ((64, 5120, 25600), {"workers": 78}, False),
     ],
 )
 def test_measured_tiles_are_preferred_within_their_class(sizes, options, counts):
