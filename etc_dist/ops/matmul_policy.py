@@ -138,11 +138,9 @@ class Rating:
     measured: Measured | None = None
 
 
-def serving(
-    m: int, n: int, workers: int, shapes: Sequence[TileShape] = SHAPES
-) -> list[int]:
-    """The positions of the shapes that can serve x [m, k] and w [n, k]. Swapped tiles
-    whose rows are divided serve only if both workers have rows."""
+def serving(m: int, shapes: Sequence[TileShape] = SHAPES) -> list[int]:
+    """The positions of the shapes that can serve m rows. Swapped tiles whose rows are
+    divided serve only if both workers have rows."""
     few = min(m, MOST_SWAPPED_ROWS)
     return [
         number
@@ -161,18 +159,22 @@ def rate(
     *,
     gated: bool = False,
     in_order: bool = False,
+    multicast: bool | None = None,
     tuning: Tuning | None = None,
 ) -> list[Rating]:
     """The tile shapes to choose from for x [m, k] and w [n, k]: first those measured at
     such sizes, then the others by the model, each group the fastest first. gated: only
     shapes for gated matmuls. in_order: only shapes that add over k in order, so that a
-    row has the same bits for any m."""
+    row has the same bits for any m. multicast: whether the workers of a pair load for
+    each other, where shapes allow the choice."""
     tuning = tuning or default_tuning()
     left = {
         number: shapes[number]
-        for number in serving(m, n, workers, shapes)
+        for number in serving(m, shapes)
         if shapes[number].serves(gated=gated, in_order=in_order)
     }
+    if multicast is not None:
+        left = {n: s for n, s in left.items() if s.multicasts == multicast} or left
     swapped = {number: one for number, one in left.items() if one.swapped}
     if m <= ONLY_SWAPPED_ROWS:
         left = swapped or left
@@ -222,10 +224,12 @@ def explained(
     *,
     gated: bool = False,
     in_order: bool = False,
+    multicast: bool | None = None,
 ) -> Choice:
-    """`choose` for m, n and k, as the value of a dim, with its reasons."""
+    """`choose` for m, n and k, as the value of a dim, with its reasons; arguments as
+    for `rate`."""
     kinds = {"gated": gated, "in_order": in_order}
-    ratings = rate(*sizes, workers, shapes, **kinds, tuning=tuning)
+    ratings = rate(*sizes, workers, shapes, **kinds, multicast=multicast, tuning=tuning)
     reasons = partial(_explain, sizes, workers, shapes, ratings, tuning)
     return Choice(dim, ratings[0].number, reasons)
 

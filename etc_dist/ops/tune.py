@@ -102,7 +102,7 @@ def tune(
 
     fitted: list[Time] = []
     for (n, k), m in product(FITTED_SIZES, FITTED_ROWS):
-        samples = [Sample(m, n, k, number) for number in serving(m, n, before.workers)]
+        samples = [Sample(m, n, k, number) for number in serving(m)]
         for one, us in zip(samples, times(samples), strict=True):
             shape = SHAPES[one.number]
             work = work_of(shape, m, n, k, before.workers)

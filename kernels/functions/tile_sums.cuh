@@ -50,12 +50,13 @@ struct PairExchange : PairBarriers {
   }
 
   // One thread, when a task begins: this worker's buffer is free, so the other worker may send.
-  // Even if it receives nothing: `n` of add() counts all tasks.
+  // NOTE: `n` of add() counts all tasks. A worker that receives nothing does not arrive at the other
+  // one, which would not wait for it and might have ended; that one arrives in its place.
   ETC_DEVICE void begin() const {
     const u32 half = ptx::worker() & 1;
-    const u32 received = kIsWhole ? kEights : begin_of(half + 1) - begin_of(half);
-    ptx::mbarrier_arrive_expect(arrived(), received * 2048);
-    ptx::mbarrier_arrive_cluster_release(ready(), half ^ 1);
+    ptx::mbarrier_arrive_expect(arrived(), received(half) * 2048);
+    if (received(half ^ 1) == 0) ptx::mbarrier_arrive(ready());
+    if (received(half) > 0) ptx::mbarrier_arrive_cluster_release(ready(), half ^ 1);
   }
 
   // A warpgroup sends the sums that the other worker finishes, and adds those that it receives, at
@@ -66,8 +67,8 @@ struct PairExchange : PairBarriers {
       bool lost) const {
     const u32 half = ptx::worker() & 1;
     const u32 first = PairExchange::first(wg), end = PairExchange::end(wg);
-    const bool receives = first < end;
-    if (!lost) lost = !wait_mbarrier<true>(run, ready(), n & 1);
+    const bool receives = first < end, sends = end - first < kEights;
+    if (!lost && sends) lost = !wait_mbarrier<true>(run, ready(), n & 1);
     if (ptx::named_barrier_any<128>(2 + wg, lost)) return true;
     sums += (ptx::thread() & 127) * 16;
     const u32 place = !kIsWhole && half == 0 ? end : 0;  // the other worker's first group
@@ -88,6 +89,10 @@ struct PairExchange : PairBarriers {
   }
 
  private:
+  // The groups of rows whose sums worker `half` receives.
+  ETC_DEVICE static u32 received(u32 half) {
+    return kIsWhole ? kEights : begin_of(half + 1) - begin_of(half);
+  }
   ETC_DEVICE static u32 begin_of(u32 half) { return (half * kEights + 1) / 2; }
 };
 

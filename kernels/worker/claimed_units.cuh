@@ -26,7 +26,7 @@ class ClaimedUnits {
   // f publishes; f may draw the next ticket early. Where units are neither drawn nor popped, f may
   // run some of the cluster's next ones, too, and sets `unit` to the last of them. is_begun: the
   // first unit is not passed to f. Afterwards the second worker of a cluster sends nothing more to
-  // the first one. False if the program was aborted before that.
+  // the first one. False if a unit could not be claimed, or the program was aborted before that.
   template <class F>
   ETC_DEVICE bool each(bool is_begun, const u32& published, F f) const {
     const i32 clusters = i32(gridDim.x) / Program::kTensorCluster;
@@ -35,12 +35,15 @@ class ClaimedUnits {
     if constexpr (Program::kDynamic) {
       while (next_unit(next, published, unit) && f(unit, next)) {
       }
+      if (unit != kLaneOver) return false;
     } else if constexpr (Program::kTensorTickets) {
       const i32 total = Calls::units(run_.g);
       next.taken = unit - clusters;
-      while (unit < total && f(unit, next) && draw(next, published)) {
+      bool going = true;
+      while (unit < total && f(unit, next) && (going = draw(next, published))) {
         unit = clusters + next.taken;
       }
+      if (!going) return false;
     } else {
       const i32 total = Calls::units(run_.g);
       if (is_begun) unit += clusters;

@@ -314,6 +314,7 @@ class StageLoader {
     if (!placer_.pass(exchange_, wait_empty(run))) return false;
     if (!begin(run, bytes, bytes, false, stage)) return false;
     exchange_ = n;
+    // In a run that is skipped, too: then both workers stay for a while.
     ptx::mbarrier_arrive_cluster_release(room, (ptx::worker() & 1) ^ 1);
     return true;
   }

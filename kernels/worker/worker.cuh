@@ -184,11 +184,12 @@ ETC_DEVICE void run_worker(const typename Program::Args& g) {
     }
   }
 
-  // NOTE: where a role ended early, bulk loads and tickets may still be in flight to the shared
-  // memory of the worker or of its pair; they arrive well within this time.
+  // NOTE: where a role ended early, the other worker of the cluster may still write to this one's
+  // shared memory, by bulk loads, tickets, sums and arrivals. It stops at its next wait, which looks
+  // for an abort once a millisecond.
   if (ptx::named_barrier_any<kWorkerThreads>(0, lost)) {
     const u64 now = ptx::global_timer();
-    while (ptx::global_timer() - now < 100000) ptx::nanosleep(1000);
+    while (ptx::global_timer() - now < 4000000) ptx::nanosleep(1000);
   }
   if (threadIdx.x == 0) end_far(run);
 }
