@@ -117,6 +117,11 @@ class TileShape:
         return str(replace(self, deep=False))
 
     @property
+    def multicasts(self) -> bool:
+        """Whether the workers of a pair load for each other."""
+        return self.split == "rows"
+
+    @property
     def worker_rows(self) -> int:
         return self.rows // 2 if self.split == "rows" else self.rows
 

@@ -65,14 +65,13 @@ def choose_shapes(
     in_order: bool = False,
     tuning: Tuning,
 ) -> list[Choice]:
-    """The dims that select the tile shapes of a call."""
+    """The dims that select the tile shapes of a call. The larger matmul's tiles decide
+    whether workers load for each other: if only one of the two does so, the workers of
+    a pair wait for each other in both."""
     tokens, hidden, inner = world_size * dims["rows"], dims["hidden"], dims["inner"]
-    of_each = {
-        "gate_up_shape": (2 * inner, hidden, True),
-        "down_shape": (hidden, inner, False),
-    }
+    up, down = (tokens, 2 * inner, hidden), (tokens, hidden, inner)
     given = workers, shapes, tuning
-    return [
-        explained(name, (tokens, n, k), *given, gated=gated, in_order=in_order)
-        for name, (n, k, gated) in of_each.items()
-    ]
+    first = explained("gate_up_shape", up, *given, gated=True, in_order=in_order)
+    shared = shapes[first.value].multicasts
+    second = explained("down_shape", down, *given, in_order=in_order, multicast=shared)
+    return [first, second]

@@ -85,6 +85,18 @@ def test_any_tiles_give_the_result(number, make, monkeypatch):
     layer.check(300 // layer.layer.world.size)
 
 
+@pytest.mark.parametrize(("hidden", "inner"), [(5120, 3200), (8192, 3584)])
+def test_both_matmuls_multicast_or_neither(hidden, inner):
+    both = set[bool]()
+    for rows in (8, 32, 64, 96, 128, 200, 256, 1024, 8192):
+        dims = {"rows": rows, "hidden": hidden, "inner": inner}
+        chosen = choose_shapes(dims, 1, 132, SHAPES, tuning=default_tuning())
+        up, down = (SHAPES[one.value].multicasts for one in chosen)
+        assert up == down
+        both.add(up)
+    assert both == {False, True}
+
+
 # After calls whose tiles are large, others have more tasks.
 @pytest.mark.parametrize(("world_size", "first"), [(1, 514), (4, 97)])
 @pytest.mark.parametrize("schedule", SCHEDULES)
