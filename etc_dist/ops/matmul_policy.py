@@ -146,7 +146,7 @@ def serving(m: int, shapes: Sequence[TileShape] = SHAPES) -> list[int]:
         number
         for number, one in enumerate(shapes)
         if not (one.swapped and one.rows < few)
-        and not (one.swapped and one.split == "rows" and m <= one.worker_rows)
+        and not (one.swapped and one.multicasts and m <= one.worker_rows)
     ]
 
 
@@ -165,8 +165,8 @@ def rate(
     """The tile shapes to choose from for x [m, k] and w [n, k]: first those measured at
     such sizes, then the others by the model, each group the fastest first. gated: only
     shapes for gated matmuls. in_order: only shapes that add over k in order, so that a
-    row has the same bits for any m. multicast: whether the workers of a pair load for
-    each other, where shapes allow the choice."""
+    row has the same bits for any m. multicast: if given, only shapes with it, or only
+    those without, if there are any."""
     tuning = tuning or default_tuning()
     left = {
         number: shapes[number]
@@ -174,7 +174,8 @@ def rate(
         if shapes[number].serves(gated=gated, in_order=in_order)
     }
     if multicast is not None:
-        left = {n: s for n, s in left.items() if s.multicasts == multicast} or left
+        alike = {at: one for at, one in left.items() if one.multicasts == multicast}
+        left = alike or left
     swapped = {number: one for number, one in left.items() if one.swapped}
     if m <= ONLY_SWAPPED_ROWS:
         left = swapped or left

@@ -47,7 +47,6 @@ struct GroupedRoles : Roles, GroupedTile {
   ETC_DEVICE static bool load(
       const Run<Program>& run, StageLoader<Program>& stages, const Coord& c, u32 packed,
       Publish publish, Loaded loaded) {
-    stages.wait_init();
     publish();
     if (packed == 0) return true;
     const Size size = Size::of(packed);

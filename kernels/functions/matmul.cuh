@@ -173,7 +173,6 @@ struct MatmulRoles : Roles {
   ETC_DEVICE static bool load(
       const Run<Program>& run, StageLoader<Program>& stages, const Coord& c, u32 steps,
       Publish publish, Loaded loaded) {
-    stages.wait_init();
     publish();
     const u32 half = blockIdx.x & 1;
     Box x = Call::template box<0>(run.g, c), w = Call::template box<1>(run.g, c);

@@ -201,14 +201,14 @@ struct tile_matmul : Roles {
     const auto begin = [&](Stage& stage) ETC_INLINE {
       return loader.begin(run, bytes, shape.loaded_bytes(), false, stage);
     };
-    loader.wait_init();
     u32 n = 0;
     if constexpr (kLoadsAtOnce<Call>) {
       if (loader.is_fresh()) {
+        loader.wait_initialized();
         const Stage stage = loader.begin_first(shape.loaded_bytes());
         load_weights(stage, shape, w, n);
         load_x(stage);
-        loader.end_first(bytes);
+        loader.advance_first(bytes);
         ++n;
         loaded(n);
       }

@@ -50,8 +50,8 @@ struct PairExchange : PairBarriers {
   }
 
   // One thread, when a task begins: this worker's buffer is free, so the other worker may send.
-  // NOTE: `n` of add() counts all tasks. A worker that receives nothing does not arrive at the other
-  // one, which would not wait for it and might have ended; that one arrives in its place.
+  // NOTE: a phase of ready() ends for each task, as `n` of add() counts. If the other worker receives
+  // nothing, this one arrives at its own ready(): it would not wait for an arrival of the other.
   ETC_DEVICE void begin() const {
     const u32 half = ptx::worker() & 1;
     ptx::mbarrier_arrive_expect(arrived(), received(half) * 2048);

@@ -1,5 +1,5 @@
-// What the producer thread waits for: before its first loads until all mbarriers are initialized,
-// after these until it is known whether the tasks of the run are to run.
+// Two waits of the producer thread: until all mbarriers are initialized, and until it is known
+// whether the tasks of the run are to run.
 #pragma once
 #include "worker/ticket_channel.cuh"
 
@@ -18,8 +18,8 @@ class Admission {
     ptx::mbarrier_init(initialized(), 1);
   }
   // One thread, once all mbarriers are initialized, those of the other worker of a cluster, too.
-  ETC_DEVICE void open() const { ptx::mbarrier_arrive(initialized()); }
-  ETC_DEVICE void wait_open() const {
+  ETC_DEVICE void publish_initialized() const { ptx::mbarrier_arrive(initialized()); }
+  ETC_DEVICE void wait_initialized() const {
     while (!ptx::mbarrier_try_wait(initialized(), 0)) {
     }
   }

@@ -25,8 +25,8 @@ class ClaimedUnits {
   // Calls f(unit, next) for each unit while it returns true. `published` counts the work items that
   // f publishes; f may draw the next ticket early. Where units are neither drawn nor popped, f may
   // run some of the cluster's next ones, too, and sets `unit` to the last of them. is_begun: the
-  // first unit is not passed to f. Afterwards the second worker of a cluster sends nothing more to
-  // the first one. False if a unit could not be claimed, or the program was aborted before that.
+  // first unit is not passed to f. With tickets, the first worker of a cluster then waits until the
+  // second one has received all of them. False after an abort; without meaning if f returned false.
   template <class F>
   ETC_DEVICE bool each(bool is_begun, const u32& published, F f) const {
     const i32 clusters = i32(gridDim.x) / Program::kTensorCluster;

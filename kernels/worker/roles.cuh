@@ -20,10 +20,11 @@
 //             with streams: earlier), and its result goes to the other roles in the WorkItem. Both
 //             workers of a cluster compute the same size.
 //   stages()  number and bytes of the ring stages that a task of this size uses
-//   load()    calls StageLoader::wait_init(), then publish() once, which passes the task to the
-//             other roles. Begins each stage in order; calls loaded(n) after the n-th one, counted
-//             from 1. The last one may be an exchange: StageLoader::begin_exchange(). The very first
-//             stage of a launch may begin before publish(), so that its loads start early.
+//   load()    calls publish() once, which passes the task to the other roles. Begins each stage in
+//             order; calls loaded(n) after the n-th one, counted from 1. The last one may be an
+//             exchange: StageLoader::begin_exchange(). To start its loads early, the first stage of
+//             a launch may begin before publish(): after StageLoader::wait_initialized(), by
+//             begin_first() and advance_first().
 //             With streams=, `bool load_ahead(run, StageLoader&, c, size, n)` begins stage n and
 //             loads the streamed operands alone, before the waits are met. While
 //             StageLoader::is_begun(), load() takes next_begun() and loads the other operands.

@@ -37,10 +37,10 @@ ETC_DEVICE constexpr u32 uniform_stage_bytes(CallList<Calls...>) {
   return is_uniform ? bytes : 0;
 }
 
-// Whether a call's first loads wait for nothing.
+// Whether a call's first loads depend on no event and on no count that is loaded.
 template <class Call>
 constexpr bool kLoadsAtOnce = has_role<Call>(kLoadRole) && Call::kWaits == 0 && !Call::kLoads;
-// Whether the first loads of a launch may begin before it is known that it is not skipped.
+// Whether the first loads of a launch may begin before it is known whether the launch is skipped.
 template <class Program>
 constexpr bool kLoadsEarly =
     !Program::kDynamic && !Program::kTensorTickets &&
@@ -98,7 +98,7 @@ struct StageRing {
   // Where a stage begins after one that ends at `head`.
   ETC_DEVICE static u32 place(u32 head, u32 bytes) { return head + bytes <= kBytes ? head : 0; }
 
-  // One thread: every kParts-th slot, from the first one on.
+  // One thread: slots first, first + kParts and so on.
   template <u32 kParts>
   ETC_DEVICE static void init(u32 base, u32 first) {
 #pragma unroll
@@ -144,11 +144,12 @@ class StagePlacer {
 
   // The very first stage, at the ring's first byte.
   ETC_DEVICE void first(u32 bytes) {
+    if constexpr (Ring::kUniform == 0) {
+      if constexpr (kCountsLaps) start_laps(bytes);
+      begins_.put(0, 0);
+      head_ = bytes;
+    }
     n_ = 1;
-    if constexpr (Ring::kUniform > 0) return;
-    if constexpr (kCountsLaps) bytes_ = bytes, full_ = minimum(Ring::kBytes / bytes, Ring::kSlots);
-    begins_.put(0, 0);
-    head_ = bytes;
   }
 
   // The next stage: calls wait_empty(n) for each stage n that has to be empty first, in order.
@@ -270,10 +271,10 @@ class StageLoader {
   // The worker's shared memory.
   ETC_DEVICE u32 base() const { return base_; }
 
-  // Waits until the mbarriers are initialized. load() calls it before it begins a stage.
-  ETC_DEVICE void wait_init() {
+  // Waits until the mbarriers are initialized. Without kLoadsEarly, lead() has waited before.
+  ETC_DEVICE void wait_initialized() {
     if constexpr (kLoadsEarly<Program>) {
-      if (!is_initialized_) Admission(base_).wait_open();
+      if (!is_initialized_) Admission(base_).wait_initialized();
       is_initialized_ = true;
     }
   }
@@ -295,7 +296,7 @@ class StageLoader {
 
   // Whether no stage has begun.
   ETC_DEVICE bool is_fresh() const { return placer_.cursor().n == 0; }
-  // begin() of the very first stage; after its loads end_first().
+  // begin() of the very first stage; after its loads advance_first().
   // NOTE: with as few instructions before the loads as possible.
   ETC_DEVICE Stage begin_first(u32 expected) const {
     const Stage stage = Ring::stage(base_, 0, 0);
@@ -303,7 +304,7 @@ class StageLoader {
     if (Ring::kGatherers > 0) ptx::mbarrier_arrive_many(stage.full, Ring::kGatherers);
     return stage;
   }
-  ETC_DEVICE void end_first(u32 bytes) { placer_.first(bytes); }
+  ETC_DEVICE void advance_first(u32 bytes) { placer_.first(bytes); }
 
   // Begins a stage that the other worker of the pair fills, with `bytes` of its sums. `room`: an
   // mbarrier of the other worker, which learns that it may do so.
@@ -314,7 +315,7 @@ class StageLoader {
     if (!placer_.pass(exchange_, wait_empty(run))) return false;
     if (!begin(run, bytes, bytes, false, stage)) return false;
     exchange_ = n;
-    // In a run that is skipped, too: then both workers stay for a while.
+    // NOTE: safe in a skipped run: both workers then stay for a while before they end.
     ptx::mbarrier_arrive_cluster_release(room, (ptx::worker() & 1) ^ 1);
     return true;
   }

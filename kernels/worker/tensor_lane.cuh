@@ -99,8 +99,8 @@ class TensorLane {
   }
 
   // One thread, once all mbarriers are initialized, those of the other worker of a cluster, too.
-  ETC_DEVICE void open() const { Admission(base_).open(); }
-  // One thread, once all of the worker agree: whether tasks are to run.
+  ETC_DEVICE void publish_initialized() const { Admission(base_).publish_initialized(); }
+  // One thread, after the other warps agree: whether tasks are to run.
   ETC_DEVICE void admit(bool runs) const { Admission(base_).publish(runs); }
 
   // Another thread, as early as possible: fetches the tensor maps of the first call.
@@ -111,16 +111,16 @@ class TensorLane {
     });
   }
 
-  // The producer thread. Whether it ran to its end; false, too, if the run is skipped. Afterwards
-  // the other worker of the cluster writes nothing more to this one's shared memory, which the
-  // compute threads do not await.
+  // The producer thread. True if it ran to its end, false after an abort or in a skipped run. If
+  // true, the other worker of the cluster only writes to this one's shared memory what the compute
+  // threads wait for.
   ETC_DEVICE bool lead() const {
     u32 published = 0, entered = 0;
     StageLoader<Program> stages(base_);
     WaitCache seen;
     CountCache<Program::kLimits> counts;
     const Admission admission(base_);
-    if constexpr (!kLoadsEarly<Program>) admission.wait_open();
+    if constexpr (!kLoadsEarly<Program>) admission.wait_initialized();
     bool is_admitted = kByTicket && admission.wait(), lost = kByTicket && !is_admitted;
     if (lost) return false;
     const auto lead_call = [&](i32& unit, Next& next) ETC_INLINE {
@@ -132,7 +132,7 @@ class TensorLane {
         const auto lead_unit = [&]() ETC_INLINE {
           const i32 t = task_of<Call>(u);
           if (t < 0) return;
-          if constexpr (!kLoadsAtOnce<Call>) stages.wait_init();
+          if constexpr (!kLoadsAtOnce<Call>) stages.wait_initialized();
           if (!is_admitted && (published > 0 || !kLoadsAtOnce<Call>)) {
             going = is_admitted = admission.wait();
             if (!going) return;
@@ -213,7 +213,7 @@ class TensorLane {
       return going;
     };
     const bool ended = Units(run_, base_).each(knows_first(), published, lead_call);
-    stages.wait_init();
+    stages.wait_initialized();
     units_.publish(published, {-1, 0});
     if constexpr (kHasRoles) {
       // The loads of a single task may be in flight when the run is skipped.
@@ -386,6 +386,7 @@ class TensorLane {
     static_assert(Call::kCluster == Program::kTensorCluster);
     const u32 size = Function::size(run_, c);
     const auto publish = [&]() ETC_INLINE {
+      stages.wait_initialized();
       if constexpr (Function::kDataWords > 0) {
         u32 words[Function::kDataWords];
         Function::data(run_, c, size, words);

@@ -22,7 +22,7 @@ class WorkRing {
 
   ETC_DEVICE explicit WorkRing(u32 base) : base_(base + Shared::kWorkOffset) {}
 
-  // Of every kParts-th item, from the first one on. `consumers`: the number of warps that consume.
+  // Of items first, first + kParts and so on. `consumers`: the number of warps that consume.
   template <u32 kParts>
   ETC_DEVICE void init(u32 first, u32 consumers) const {
 #pragma unroll

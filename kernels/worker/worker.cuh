@@ -43,14 +43,15 @@ ETC_DEVICE void begin_far(const Run<Program>& run, u32 thread, u32 threads) {
   }
 }
 
-// By this warp of each worker, or by all but the producer's. Does nothing in an aborted run.
+// By this warp of each worker, or by all warps except the producer's. Does nothing in an aborted
+// run.
 // NOTE: a branch around all of it costs registers, which some programs cannot spare.
 template <class Program>
 ETC_DEVICE void begin_epoch(const Run<Program>& run, bool is_aborted) {
   constexpr u32 kThreads = kStoreWarpBegins<Program> ? 32 : kOtherWarps * 32;
-  const bool is_later = threadIdx.x > kProducerWarp * 32;
+  const bool is_after_producer = threadIdx.x > kProducerWarp * 32;
   const u32 thread =
-      kStoreWarpBegins<Program> ? threadIdx.x % 32 : threadIdx.x - 32 * u32(is_later);
+      kStoreWarpBegins<Program> ? threadIdx.x % 32 : threadIdx.x - 32 * u32(is_after_producer);
   const auto& g = run.g;
   const u32 next = (run.epoch + 1) & 1;
   if (blockIdx.x == 0) {
@@ -110,7 +111,7 @@ ETC_DEVICE bool run_roles(
   if (computes) {
     if constexpr (kSharesRegisters<Program>) ptx::registers_grow<kComputeRegisters>();
     going = tensor.compute(trace);
-    if constexpr (Program::TransferCalls::kCount == 0) {
+    if constexpr (Program::TransferCalls::kCount == 0) {  // their work is done
       __syncwarp();
       return going;
     }
@@ -169,7 +170,7 @@ ETC_DEVICE void run_worker(const typename Program::Args& g) {
     } else {
       ptx::named_barrier<kWorkerThreads>(kInitBarrier);
     }
-    if (warp == 0 && lane == 0) tensor.open();
+    if (warp == 0 && lane == 0) tensor.publish_initialized();
     if constexpr (!kStoreWarpBegins<Program>) begin_epoch(run, is_aborted);
     // A peer may abort at any moment: the threads of a worker must agree.
     const bool is_skipped = ptx::named_barrier_any<kOtherWarps * 32>(kAgreeBarrier, is_aborted);
@@ -185,8 +186,8 @@ ETC_DEVICE void run_worker(const typename Program::Args& g) {
   }
 
   // NOTE: where a role ended early, the other worker of the cluster may still write to this one's
-  // shared memory, by bulk loads, tickets, sums and arrivals. It stops at its next wait, which looks
-  // for an abort once a millisecond.
+  // shared memory, by bulk loads, tickets, sums and arrivals. Its waits test for an abort about every
+  // millisecond, but not at first: it stops within 2 ms.
   if (ptx::named_barrier_any<kWorkerThreads>(0, lost)) {
     const u64 now = ptx::global_timer();
     while (ptx::global_timer() - now < 4000000) ptx::nanosleep(1000);

@@ -66,7 +66,6 @@ struct copy_stages : Roles {
   ETC_DEVICE static bool load(
       const Run<Program>& run, StageLoader<Program>& stages, const Coord& c, u32 rows,
       Publish publish, Loaded loaded) {
-    stages.wait_init();
     publish();
     const Box x = Call::template box<0>(run.g, c);
     for (u32 n = 0; n * Call::kRows < rows; ++n) {

@@ -63,7 +63,6 @@ BROKEN = {
         "ahead": {"stages.has_room_ahead(all.bytes)": "true"},
         "gathered": {"stages.skip(FunctionOf<Call>::stages(run_, a.size));": ""},
         "shared": {
-            "published > 0 || !kLoadsAtOnce<Call>": "false",
             "!stages.wait_released(run_)": "false",
         },
         "moe": {

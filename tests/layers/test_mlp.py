@@ -85,12 +85,13 @@ def test_any_tiles_give_the_result(number, make, monkeypatch):
     layer.check(300 // layer.layer.world.size)
 
 
+@pytest.mark.parametrize("ranks", [1, 4])
 @pytest.mark.parametrize(("hidden", "inner"), [(5120, 3200), (8192, 3584)])
-def test_both_matmuls_multicast_or_neither(hidden, inner):
+def test_both_matmuls_multicast_or_neither(hidden, inner, ranks):
     both = set[bool]()
     for rows in (8, 32, 64, 96, 128, 200, 256, 1024, 8192):
-        dims = {"rows": rows, "hidden": hidden, "inner": inner}
-        chosen = choose_shapes(dims, 1, 132, SHAPES, tuning=default_tuning())
+        dims = {"rows": rows // ranks, "hidden": hidden, "inner": inner}
+        chosen = choose_shapes(dims, ranks, 132, SHAPES, tuning=default_tuning())
         up, down = (SHAPES[one.value].multicasts for one in chosen)
         assert up == down
         both.add(up)

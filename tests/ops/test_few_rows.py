@@ -42,10 +42,16 @@ def test_few_rows_are_no_whole_blocks(rows, world_size, are_few):
 
 @kinds
 @pytest.mark.parametrize(
-    ("rows", "height", "each"), [(24, 128, 96), (50, 128, 104), (50, 256, 208)]
+    ("rows", "tile", "each"),
+    [
+        (24, TileShape(128, 128), 96),
+        (50, TileShape(128, 128), 104),
+        (50, TileShape(256, 128, "rows"), 208),
+        (50, TileShape(128, 128, "rows", swapped=True), 112),
+    ],
 )
-def test_rows_of_one_block_are_divided_evenly(kind, rows, height, each):
-    shape = SHAPES.index(TileShape(height, 128, "columns" if height == 128 else "rows"))
+def test_rows_of_one_block_are_divided_evenly(kind, rows, tile, each):
+    shape, height = SHAPES.index(tile), tile.rows
     graph, dims = GRAPHS[kind][0](4), {"n": 512, "k": 64, "shape": shape}
     assert graph.environment(dims | {"rows": rows}, 0)["tile_even_rows"] == each
     assert graph.environment(dims | {"rows": 70}, 0)["tile_even_rows"] == height

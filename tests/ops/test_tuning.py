@@ -69,7 +69,10 @@ def test_each_tuning_of_the_package_is_of_another_gpu():
         (lambda text: text.replace(LAUNCH, "8.7", 1), "of its content"),
         (lambda text: text.replace(LAUNCH, f"-{LAUNCH}", 1), "of its content"),
         (lambda text: text.replace("idle", "rest"), "rest"),
-        (lambda text: text.replace(": 132,", ': "132",'), "of its content"),
+        (
+            lambda text: text.replace('"workers": 132', '"workers": "132"'),
+            "of its content",
+        ),
         (lambda text: text.replace(LAUNCH, "1" + "0" * 400, 1), "OverflowError"),
         (lambda text: "[1]", "TypeError"),
         (

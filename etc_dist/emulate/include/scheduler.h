@@ -94,7 +94,7 @@ bool ThreadBarrier::wait(uint32_t seen) {
   next.turn = &turn, next.seen = seen;
   while (!next.is_due()) yield();
   next.turn = nullptr;
-  own->known.acquire(known[seen & 1]);  // it may have learned more since it arrived
+  own->known.acquire(known[seen & 1]);  // its clock may have advanced since it arrived
   return any[seen & 1];
 }
 bool ThreadBarrier::arrive_and_wait(uint32_t count, bool value) {
