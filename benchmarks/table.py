@@ -42,6 +42,8 @@ from benchmarks.records import (
 MARKED = re.compile(
     r"(?P<begin><!-- table: (?P<name>\w+) -->\n).*?(?P<end><!-- end -->)", re.S
 )
+H200 = "H200"
+"""The GPUs of the summary."""
 PREFACE = """\
 # Results
 
@@ -252,10 +254,11 @@ def variants(shown: Sequence[FusedRecord], records: Sequence[Record]) -> list[Ro
 
 
 def summary(records: Sequence[Record]) -> str:
-    """One row for each operation, on the most ranks that were measured."""
+    """One row for each operation, on the most ranks that were measured, of H200."""
     rows = []
+    of_h200 = [r for r in records if H200 in getattr(r, "device", "")]
     for op, title in SECTIONS.items():
-        mine = rows_of(op, records)
+        mine = rows_of(op, of_h200)
         rows.append(
             {
                 "operation": title,
