@@ -271,7 +271,8 @@ class StageLoader {
   // The worker's shared memory.
   ETC_DEVICE u32 base() const { return base_; }
 
-  // Waits until the mbarriers are initialized. Without kLoadsEarly, lead() has waited before.
+  // Waits until the mbarriers are initialized. Without kLoadsEarly, this thread has done it, and
+  // waits for admission before each task.
   ETC_DEVICE void wait_initialized() {
     if constexpr (kLoadsEarly<Program>) {
       if (!is_initialized_) Admission(base_).wait_initialized();

@@ -72,10 +72,14 @@ class TensorLane {
         units_(base_),
         scratch_(reinterpret_cast<u32*>(shared + kBufferOffset<Program>)) {}
 
-  // The producer thread, before any role begins.
+  // The producer thread, before any role begins: the mbarriers that no other warp initializes.
   ETC_DEVICE void init_producer() const {
     Admission(base_).init();
-    ptx::mbarrier_init_fence();
+    if constexpr (kLoadsEarly<Program>) {
+      ptx::mbarrier_init_fence();
+    } else {
+      init<1>(0);
+    }
   }
   // One thread of each of kWarps other warps: a share of all other mbarriers.
   // NOTE: instructions that run for the first time are slow to fetch. One thread took 0.6 us for all
@@ -89,7 +93,7 @@ class TensorLane {
     }
     if constexpr (kHasRoles) {
       Ring::template init<kWarps>(base_, warp);
-      if (warp == kWarps - 2) {
+      if (kWarps == 1 || warp == kWarps - 2) {
         Computes::template each<Program>(base_, [](auto compute) { return compute.init(), true; });
       }
     }
@@ -120,7 +124,6 @@ class TensorLane {
     WaitCache seen;
     CountCache<Program::kLimits> counts;
     const Admission admission(base_);
-    if constexpr (!kLoadsEarly<Program>) admission.wait_initialized();
     bool is_admitted = kByTicket && admission.wait(), lost = kByTicket && !is_admitted;
     if (lost) return false;
     const auto lead_call = [&](i32& unit, Next& next) ETC_INLINE {

@@ -43,15 +43,14 @@ ETC_DEVICE void begin_far(const Run<Program>& run, u32 thread, u32 threads) {
   }
 }
 
-// By this warp of each worker, or by all warps except the producer's. Does nothing in an aborted
-// run.
+// By the store warp of each worker; or by this one and the transfer lane's two, or by all warps.
+// Does nothing in an aborted run.
 // NOTE: a branch around all of it costs registers, which some programs cannot spare.
 template <class Program>
 ETC_DEVICE void begin_epoch(const Run<Program>& run, bool is_aborted) {
-  constexpr u32 kThreads = kStoreWarpBegins<Program> ? 32 : kOtherWarps * 32;
-  const bool is_after_producer = threadIdx.x > kProducerWarp * 32;
-  const u32 thread =
-      kStoreWarpBegins<Program> ? threadIdx.x % 32 : threadIdx.x - 32 * u32(is_after_producer);
+  constexpr u32 kWarps = kStoreWarpBegins<Program> ? 1 : kLoadsEarly<Program> ? 3 : 12;
+  constexpr u32 kThreads = kWarps * 32;
+  const u32 thread = threadIdx.x - (kWarps < 12 ? (kProducerWarp + 1) * 32 : 0);
   const auto& g = run.g;
   const u32 next = (run.epoch + 1) & 1;
   if (blockIdx.x == 0) {
@@ -140,8 +139,17 @@ ETC_DEVICE void run_worker(const typename Program::Args& g) {
   const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   Tracer<Program> trace(run);
   bool lost = false;  // whether a role ended early
+  // NOTE: a run that starts after an abort is skipped: it publishes no start and runs no task.
+  // Notifications of the aborted run may still arrive, and no run may count in their area.
+  bool is_aborted = false;
+  if constexpr (!kLoadsEarly<Program>) {
+    if (threadIdx.x == kWorkerThreads - 1) tensor.prefetch_maps();
+    is_aborted = run.aborted();
+    if constexpr (!kStoreWarpBegins<Program>) begin_epoch(run, is_aborted);
+  }
   if (warp == kProducerWarp) {
-    // NOTE: it prepares the first loads while the other warps initialize most mbarriers.
+    // NOTE: if loads can begin early, it prepares them while the other warps initialize mbarriers.
+    // In other programs that order would only cost registers, which some cannot spare.
     if (lane == 0) tensor.init_producer();
     __syncwarp();
     if constexpr (Program::kCluster > 1) {
@@ -157,23 +165,27 @@ ETC_DEVICE void run_worker(const typename Program::Args& g) {
     __syncwarp();
     if constexpr (Program::kCluster > 1) ptx::cluster_wait();
   } else {
-    if (threadIdx.x == kWorkerThreads - 1) tensor.prefetch_maps();
-    // NOTE: a run that starts after an abort is skipped: it publishes no start and runs no task.
-    // Notifications of the aborted run may still arrive, and no run may count in their area.
-    const bool is_aborted = run.aborted();
-    const u32 share = ptx::warp();
-    if (lane == 0) tensor.template init<kOtherWarps>(share - u32(share > kProducerWarp));
-    __syncwarp();
-    if constexpr (Program::kCluster > 1) {
-      ptx::cluster_arrive_relaxed();
-      ptx::cluster_wait();
-    } else {
-      ptx::named_barrier<kWorkerThreads>(kInitBarrier);
+    const auto meet = [&]() ETC_INLINE {  // all mbarriers are initialized
+      if constexpr (Program::kCluster > 1) {
+        ptx::cluster_arrive_relaxed();
+        ptx::cluster_wait();
+      } else {
+        ptx::named_barrier<kWorkerThreads>(kInitBarrier);
+      }
+    };
+    if constexpr (kLoadsEarly<Program>) {
+      if (threadIdx.x == kWorkerThreads - 1) tensor.prefetch_maps();
+      is_aborted = run.aborted();
+      const u32 share = ptx::warp();
+      if (lane == 0) tensor.template init<kOtherWarps>(share - u32(share > kProducerWarp));
+      __syncwarp();
+      meet();
+      if (warp == 0 && lane == 0) tensor.publish_initialized();
+      if (!kStoreWarpBegins<Program> && warp > kProducerWarp) begin_epoch(run, is_aborted);
     }
-    if (warp == 0 && lane == 0) tensor.publish_initialized();
-    if constexpr (!kStoreWarpBegins<Program>) begin_epoch(run, is_aborted);
     // A peer may abort at any moment: the threads of a worker must agree.
     const bool is_skipped = ptx::named_barrier_any<kOtherWarps * 32>(kAgreeBarrier, is_aborted);
+    if constexpr (!kLoadsEarly<Program>) meet();
     if (threadIdx.x == 0) tensor.admit(!is_skipped);
     if (is_skipped) {
       if (threadIdx.x == 0) {
