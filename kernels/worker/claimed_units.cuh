@@ -9,7 +9,6 @@ namespace etc {
 template <class Program>
 class ClaimedUnits {
   using Calls = typename Program::TensorCalls;
-  static constexpr bool kByTicket = Program::kDynamic || Program::kTensorTickets;
 
  public:
   // The cluster's next ticket, its n-th, and the one that was taken last.
@@ -50,7 +49,7 @@ class ClaimedUnits {
       for (; unit < total && f(unit, next); unit += clusters) {
       }
     }
-    if constexpr (kByTicket && Program::kTensorCluster > 1) {
+    if constexpr (kDrawsTickets<Program> && Program::kTensorCluster > 1) {
       if (is_first()) return TicketChannel(base_).wait_received(run_, next.n);
     }
     return true;

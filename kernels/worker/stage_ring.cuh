@@ -43,7 +43,7 @@ constexpr bool kLoadsAtOnce = has_role<Call>(kLoadRole) && Call::kWaits == 0 && 
 // Whether the first loads of a launch may begin before it is known whether the launch is skipped.
 template <class Program>
 constexpr bool kLoadsEarly =
-    !Program::kDynamic && !Program::kTensorTickets &&
+    !kDrawsTickets<Program> &&
     Program::TensorCalls::any([](auto call) { return kLoadsAtOnce<decltype(call)>; });
 
 template <class Program>

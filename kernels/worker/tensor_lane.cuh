@@ -34,7 +34,7 @@ class TensorLane {
 
  private:
   static constexpr int kComputeThreads = 256;
-  static constexpr bool kByTicket = Program::kDynamic || Program::kTensorTickets;
+  static constexpr bool kByTicket = kDrawsTickets<Program>;
   // Whether the compute threads may know a worker's first unit without a work item.
   static constexpr bool kKnowsFirst = !kHasRoles && !kByTicket && Program::kTensorCluster == 1;
   // Warps that read the work items: those that compute, store and assist.

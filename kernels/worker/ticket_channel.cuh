@@ -5,6 +5,10 @@
 
 namespace etc {
 
+// Whether clusters draw tickets for their units of the tensor lane.
+template <class Program>
+constexpr bool kDrawsTickets = Program::kDynamic || Program::kTensorTickets;
+
 class TicketChannel {
   static constexpr u32 kOffset = Shared::kWorkOffset + WorkRing::kBytes;
  public:
