@@ -19,7 +19,7 @@ from etc_dist.codegen.dynamic_queues import (
     lane_queue,
     releases,
 )
-from etc_dist.codegen.expression import linear, text
+from etc_dist.codegen.expression import extents, linear, text
 from etc_dist.codegen.layout import (
     MAX_SHARED_BYTES,
     MOST_STAGE_OFFSET,
@@ -43,7 +43,7 @@ from etc_dist.codegen.tiles import check_tiles, row_multiples
 from etc_dist.errors import CodegenError
 from etc_dist.ir.call import RANK, TASK, Call
 from etc_dist.ir.event import EventRef
-from etc_dist.ir.expr import Const, Symbol
+from etc_dist.ir.expr import Const
 from etc_dist.ir.function import FORWARD, TENSOR, TRANSFER, DeviceFunction
 from etc_dist.ir.tensor import Tensor
 from etc_dist.schedule.loops import Item, Loop
@@ -150,7 +150,7 @@ def generate(plan: Plan, *, trace: bool = False, check: bool = True) -> Source:
             blocks.append(_call(plan, lane, call, number, arguments))
     if _is_dynamic(plan):
         blocks += releases(plan)
-    blocks += [_loop(*member) for member in periods(plan)]
+    blocks += [_loop(*member, arguments) for member in periods(plan)]
     blocks += [_program(plan, constants), "}  // namespace etc", _entry(plan)]
     return Source(
         text="\n\n".join(blocks) + "\n",
@@ -277,9 +277,8 @@ def _call(plan: Plan, lane: Lane, call: Call, number: int, arguments: Arguments)
     lines += _numbers(plan, call)
     pace = "0" if call.pace == Const(0) else f"g.{pace_name(call.name)}"
     lines.append(method("i32 pace", pace))
-    # The extents of a grid that has a task are positive.
-    extents = {a.extent.name for a in call.axes if isinstance(a.extent, Symbol)}
-    order = ", ".join(text(e, extents) for e in call.order)
+    divisors = arguments.divisor_texts
+    order = ", ".join(text(e, extents(call), divisors) for e in call.order)
     lines.append(method("Coord at", f"{{{order}}}", "i32 t"))
     lines += _surplus(call)
     lines += select("auto operand", list(_operands(call)))
@@ -303,6 +302,9 @@ def _call(plan: Plan, lane: Lane, call: Call, number: int, arguments: Arguments)
     elif lane.has_loops:
         lines.append(method("i32 group_size", text(lane.group_size(call))))
         lines.append(method("i32 group_units", text(lane.group_units(call))))
+    if _is_dynamic(plan) or lane.has_loops:
+        by_units = arguments.divisor_text(lane.group_units(call))
+        lines.append(method("Divisor by_group_units", by_units))
     lines.append("};")
     return "\n".join(lines)
 
@@ -478,10 +480,12 @@ def _program(plan: Plan, constants: Mapping[str, int]) -> str:
     )
 
 
-def _loop(period: str, lane: Lane, loop: Loop) -> str:
+def _loop(period: str, lane: Lane, loop: Loop, arguments: Arguments) -> str:
     lines = [f"struct {loop_type(lane.name, loop.name)} {{"]
     lines.append(method("i32 turns", text(loop.axis.extent)))
     lines.append(method("i32 period", f"g.{period}"))
+    by_period = arguments.divisor_text(lane.period(loop))
+    lines.append(method("Divisor by_period", by_period))
     return "\n".join([*lines, "};"])
 
 

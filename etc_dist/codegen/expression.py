@@ -3,9 +3,10 @@ the task's coordinate `c`, the task index is `t`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 
 from etc_dist.codegen.names import axis_name, dim_name, tensor_name
+from etc_dist.ir.call import Call
 from etc_dist.ir.expr import Comparison, Const, Expr, Load, Op, Select, Symbol
 
 _CALLS = {"//": "floordiv", "%": "floormod", "min": "minimum", "max": "maximum"}
@@ -13,26 +14,65 @@ _NATURAL = {"//": "div_natural", "%": "mod_natural"}
 """For numbers that are not negative."""
 
 
-def text(expr: Expr, naturals: Set[str] | None = None) -> str:
+def text(
+    expr: Expr,
+    naturals: Set[str] | None = None,
+    divisors: Mapping[Expr, str] | None = None,
+) -> str:
     """`expr` as an i32 expression. naturals: the numbers of `g.let` in it that are not
-    negative where it is evaluated; None for unknown ones."""
+    negative where it is evaluated; None for unknown ones. divisors: the arguments for
+    divisors that the host prepares."""
     if isinstance(expr, Const):
         return str(expr.value)
     if isinstance(expr, Symbol):
         return _symbol(expr)
     if isinstance(expr, Load):
-        place = text(_place(expr.index, expr.shape), naturals)
+        place = text(_place(expr.index, expr.shape), naturals, divisors)
         return f"load_index(g.{tensor_name(expr.tensor)}, {place})"
     if isinstance(expr, Select):
-        chosen = f"{text(expr.then, naturals)} : {text(expr.other, naturals)}"
-        return f"({condition_text(expr.condition)} ? {chosen})"
+        sides = (text(side, naturals, divisors) for side in (expr.then, expr.other))
+        chosen = " : ".join(sides)
+        condition = condition_text(expr.condition, naturals, divisors)
+        return f"({condition} ? {chosen})"
     assert isinstance(expr, Op)
-    left, right = text(expr.left, naturals), text(expr.right, naturals)
-    if expr.name in _NATURAL and naturals is not None and _is_natural(expr, naturals):
+    left = text(expr.left, naturals, divisors)
+    right = text(expr.right, naturals, divisors)
+    if _divides_naturals(expr, naturals):
+        if divisors and expr.right in divisors:
+            by = divisors[expr.right]
+            if expr.name == "//":
+                return f"div_by({left}, {by})"
+            return f"mod_by({left}, {right}, {by})"
         return f"{_NATURAL[expr.name]}({left}, {right})"
     if expr.name in _CALLS:
         return f"{_CALLS[expr.name]}({left}, {right})"
     return f"({left} {expr.name} {right})"
+
+
+def fixed_divisors(call: Call) -> Iterator[Expr]:
+    """What the order of `call` divides by and a launch knows."""
+    naturals = extents(call)
+    stack: list[Expr] = [*call.order]
+    while stack:
+        node = stack.pop()
+        stack.extend(reversed(node.children()))
+        if not isinstance(node, Op) or not _divides_naturals(node, naturals):
+            continue
+        kinds = {symbol.kind for symbol in node.right.symbols()}
+        if kinds and kinds <= {"dim", "derived"} and not node.right.is_loaded:
+            yield node.right
+
+
+def extents(call: Call) -> set[str]:
+    """The numbers of `g.let` that are extents of a grid. If it has a task, these are
+    positive."""
+    return {a.extent.name for a in call.axes if isinstance(a.extent, Symbol)}
+
+
+def _divides_naturals(expr: Op, naturals: Set[str] | None) -> bool:
+    if expr.name not in _NATURAL or naturals is None:
+        return False
+    return _is_natural(expr, naturals)
 
 
 def _is_natural(expr: Expr, naturals: Set[str]) -> bool:
@@ -48,9 +88,14 @@ def _is_natural(expr: Expr, naturals: Set[str]) -> bool:
     return any(both) if expr.name == "max" else all(both)
 
 
-def condition_text(condition: Comparison) -> str:
-    """`condition` as a bool expression."""
-    left, right = text(condition.left), text(condition.right)
+def condition_text(
+    condition: Comparison,
+    naturals: Set[str] | None = None,
+    divisors: Mapping[Expr, str] | None = None,
+) -> str:
+    """`condition` as a bool expression; for the rest see `text`."""
+    left = text(condition.left, naturals, divisors)
+    right = text(condition.right, naturals, divisors)
     return f"({left} {condition.name} {right})"
 
 

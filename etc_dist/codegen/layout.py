@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from etc_dist.codegen.expression import fixed_divisors
 from etc_dist.codegen.names import (
     dim_name,
+    divisor_name,
     events_name,
     pace_name,
     period_name,
@@ -91,11 +93,14 @@ class Map:
 
 @dataclass(frozen=True)
 class Arguments:
-    """The argument block of a program: tensor maps, then addresses, then integers."""
+    """The argument block of a program: tensor maps, then addresses, integers and
+    divisors."""
 
     maps: tuple[Map, ...]
     addresses: tuple[str, ...]
     integers: tuple[str, ...]
+    divisors: tuple[Expr, ...]
+    """Positive numbers that the host prepares to divide by, see `prepared_divisor`."""
     near: int
     """The number of ranks that map each other's memory."""
     far_hosts: int
@@ -120,7 +125,25 @@ class Arguments:
         addresses = ["control", "status", "workspace", "trace", "wait_limit"]
         addresses += [tensor_name(t.name) for t in graph.tensors]
         hosts = plan.near, plan.far_hosts
-        return cls(_maps(plan), tuple(addresses), tuple(integers), *hosts)
+        divisors = [e for e in _divisors(plan) if not isinstance(e, Const)]
+        own = tuple(dict.fromkeys(divisors))
+        return cls(_maps(plan), tuple(addresses), tuple(integers), own, *hosts)
+
+    @property
+    def divisor_names(self) -> dict[Expr, str]:
+        return {expr: divisor_name(n) for n, expr in enumerate(self.divisors)}
+
+    @property
+    def divisor_texts(self) -> dict[Expr, str]:
+        """The divisors on the device."""
+        return {expr: f"g.{name}" for expr, name in self.divisor_names.items()}
+
+    def divisor_text(self, expr: Expr) -> str:
+        """The same for one that may be a constant."""
+        if isinstance(expr, Const):
+            factor, shift = prepared_divisor(expr.value)
+            return f"Divisor{{{factor}, {shift}}}"
+        return self.divisor_texts[expr]
 
     def map_of(self, tensor: Tensor, box: TmaBox) -> str:
         # By hash: == refuses to compare a number of rows with an expression.
@@ -144,6 +167,7 @@ class Arguments:
             ("u8", [FIRST_NEAR] if senders else []),
             ("u8", self.addresses),
             ("i4", self.integers),
+            (("u4", 2), list(self.divisor_names.values())),
             (("u4", senders), [FAR_SENDERS] if senders else []),
         ]
         for kind, group in groups:
@@ -174,10 +198,33 @@ class Arguments:
         for name in self.integers:
             kind = "u32" if name in UNSIGNED else "i32"
             lines.append(f"  {kind} {name};")
+        lines += [f"  Divisor {name};" for name in self.divisor_names.values()]
         if senders:
             lines.append(f"  u32 {FAR_SENDERS}[{senders}];")
         lines += ["};", f"static_assert(sizeof(Args) == {self.dtype.itemsize});"]
         return "\n".join(lines)
+
+
+def prepared_divisor(value: int) -> tuple[int, int]:
+    """(factor, shift) with n // value == (2 n * factor >> 32) >> shift for all n from 0
+    to 2**31 - 1; (0, 0) for a value that is not positive, by which nothing is divided.
+
+    With value <= 2**shift, factor is 2**(31 + shift) / value, rounded up: too large by
+    less than 1. So n * factor / 2**(31 + shift) exceeds n / value by less than
+    2**31 / 2**(31 + shift) <= 1 / value, which changes no quotient."""
+    if value <= 0:
+        return 0, 0
+    shift = (value - 1).bit_length()
+    return -(-(1 << 31 + shift) // value), shift
+
+
+def _divisors(plan: Plan) -> Iterator[Expr]:
+    for lane in plan.lanes:
+        for call in lane.calls:
+            yield from fixed_divisors(call)
+            if lane.has_loops or lane.policy == QUEUE:
+                yield lane.group_units(call)
+        yield from (lane.period(loop) for loop in loops_in(lane.items))
 
 
 def periods(plan: Plan) -> Iterator[tuple[str, Lane, Loop]]:

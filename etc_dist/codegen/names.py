@@ -34,6 +34,11 @@ def period_name(lane: str, loop: str) -> str:
     return f"period_{lane}_{loop}"
 
 
+def divisor_name(number: int) -> str:
+    """The argument for a number that the host has prepared to divide by."""
+    return f"divisor_{number}"
+
+
 def pace_name(call: str) -> str:
     """The argument for a call's pace, in nanoseconds per task."""
     return f"pace_{call}"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from etc_dist.errors import ArgumentError
-from etc_dist.ir import RANK, Expr, Graph, ceildiv, maximum, minimum, tile
+from etc_dist.ir import RANK, Expr, Graph, ceildiv, maximum, minimum, select, tile
 from etc_dist.ir.call import Grid
+from etc_dist.ir.expr import wrap
 from etc_dist.ir.order import Order
 from etc_dist.ir.tensor import Tile
 
@@ -20,8 +21,11 @@ def grouped_rows(
     """(i, j): groups of `group` row blocks, columns inside, rows innermost, so that a
     wave of workers shares few operand tiles in L2."""
     g, rest = t // (group * columns), t % (group * columns)
-    height = _group_size(group, blocks, g)
-    return g * group + rest % height, rest // height
+    # NOTE: a launch knows both numbers, so that the host prepares the divisions.
+    last = maximum(1, blocks % group)
+    is_whole = g < wrap(blocks) // group
+    i = select(is_whole, rest % group, rest % last)
+    return g * group + i, select(is_whole, rest // group, rest // last)
 
 
 def _group_size(group: int, total: Expr | int, g: Expr) -> Expr:

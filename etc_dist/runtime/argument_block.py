@@ -9,7 +9,12 @@ from typing import Any
 import numpy as np
 
 from etc_dist.codegen import Source
-from etc_dist.codegen.layout import FAR_SENDERS, FIRST_NEAR, periods
+from etc_dist.codegen.layout import (
+    FAR_SENDERS,
+    FIRST_NEAR,
+    periods,
+    prepared_divisor,
+)
 from etc_dist.codegen.names import (
     dim_name,
     events_name,
@@ -88,6 +93,8 @@ def fill(
         raise _too_large(plan, dims, large)
     for name, value in integers.items():
         a[name] = value
+    for divisor, name in source.arguments.divisor_names.items():
+        a[name] = prepared_divisor(int(divisor.evaluate(env)))
     for name, offset in memory.symmetric.items():
         a[tensor_name(name)] = capacity.tensors_offset + offset
     for name, offset in memory.local.items():

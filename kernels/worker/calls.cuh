@@ -93,7 +93,7 @@ struct LoopedCalls : List {
   template <class Call, class Args>
   ETC_DEVICE static i32 left(const Args& g, i32 unit) {
     const i32 units = Call::units(g);
-    return units - mod_natural(unit, units);
+    return units - mod_by(unit, units, Call::by_group_units(g));
   }
 
  private:
@@ -114,7 +114,7 @@ struct LoopedCalls : List {
   template <class Turns, class... Inner, class Args, class F>
   ETC_DEVICE static void enter(
       Loop<Turns, Inner...>, const Args& g, i32 unit, i32 turn, F& f) {
-    const i32 period = Turns::period(g), inner = div_natural(unit, period);
+    const i32 period = Turns::period(g), inner = div_by(unit, Turns::by_period(g));
     visit_items<Inner...>(g, unit - inner * period, turn * Turns::turns(g) + inner, f);
   }
   template <class Item, class Args>

@@ -474,7 +474,7 @@ class TensorLane {
     } else if constexpr (Program::kDynamic || Calls::kHasLoops) {
       constexpr i32 kShare = Program::kTensorCluster / Call::kCluster;
       const i32 size = Call::group_size(run_.g), units = Call::group_units(run_.g);
-      const i32 group = div_natural(unit, units);
+      const i32 group = div_by(unit, Call::by_group_units(run_.g));
       const i32 member = (unit - group * units) * kShare + i32(ptx::worker()) % kShare;
       return member < size ? group * size + member : -1;
     } else {

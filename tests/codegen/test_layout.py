@@ -7,16 +7,30 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from etc_dist.codegen import Arguments, generate
-from etc_dist.codegen.layout import CONTROL, FAULT, TRACE_RECORD, notification_unit
+from etc_dist.codegen.layout import (
+    CONTROL,
+    FAULT,
+    TRACE_RECORD,
+    notification_unit,
+    prepared_divisor,
+)
 from etc_dist.layers.moe_graph import moe_graph
 from etc_dist.schedule import schedule_dynamic, schedule_static
 from etc_dist.settings import MAX_SECONDS
 from tests.codegen.graphs import GRAPHS
 
 # Sizes and alignments of the members on the device.
-TYPES = {"TensorMap": (128, 128), "u64": (8, 8), "u32": (4, 4), "i32": (4, 4)}
+TYPES = {
+    "TensorMap": (128, 128),
+    "u64": (8, 8),
+    "u32": (4, 4),
+    "i32": (4, 4),
+    "Divisor": (8, 4),
+}
 
 
 def compiled(text: str, near: int) -> tuple[dict[str, int], int]:
@@ -111,3 +125,22 @@ def test_records_have_the_sizes_that_the_device_code_names():
 def test_longest_limit_fits_the_steps_that_the_device_counts():
     # Twice the limit, as for waits inside a worker, in steps of 2**20 ns.
     assert 1 <= int(2 * MAX_SECONDS * 1e9) >> 20 < 2**31
+
+
+NATURALS = st.integers(0, 2**31 - 1)
+
+
+@given(NATURALS, st.one_of(st.integers(1, 64), NATURALS.map(lambda n: max(n, 1))))
+@example(2**31 - 1, 1)
+@example(2**31 - 1, 2**31 - 1)
+@example(2**31 - 2, 2**31 - 1)
+@example(2**31 - 1, 2**30 + 1)
+def test_prepared_divisors_divide_every_natural_number(number, value):
+    factor, shift = prepared_divisor(value)
+    assert 0 <= factor < 2**32 and 0 <= shift < 32
+    # As div_by() of kernels/common/types.cuh, in 32 bits.
+    assert (2 * number * factor >> 32) >> shift == number // value
+
+
+def test_nothing_is_divided_by_zero():
+    assert prepared_divisor(0) == (0, 0)
