@@ -62,7 +62,9 @@ struct Run {
   ETC_DEVICE u64 far_started(i32 host) const {
     return far_word(0, 0) + (u64(g.event_capacity) * 2 + host) * 8;
   }
-  ETC_DEVICE bool aborted() const { return ptx::load_relaxed(self() + kAbortOffset) != 0; }
+  // Not 0 once the run is aborted.
+  ETC_DEVICE u32 abort_word() const { return ptx::load_relaxed(self() + kAbortOffset); }
+  ETC_DEVICE bool aborted() const { return abort_word() != 0; }
   // Reports to the host that the run was aborted, by any rank.
   ETC_DEVICE void signal_host() const { ptx::store_relaxed(g.status, 1); }
 };

@@ -92,8 +92,6 @@ struct TileFamily {
     ((most = maximum(most, TileShape::of(kTiles).bytes())), ...);
     return most;
   }();
-  // Whether any shape has stages of one box, which are begun in pairs.
-  static constexpr bool kHasShortStages = (false || ... || (TileShape::of(kTiles).depth == 1));
   static constexpr bool kExchanges =
       (false || ... ||
        (TileShape::of(kTiles).may_split(kSplitK) && !TileShape::of(kTiles).is_swapped));
@@ -113,7 +111,6 @@ struct tile_matmul : Roles {
   using Epilogue = typename EpilogueOf<Call>::Type;
   static constexpr u32 kDataWords = Epilogue::kWords + 1;  // then the shape
   static constexpr u32 kVariant = Call::kGated;
-  static constexpr u32 kLeastStages = 5;  // in the ring, for loads of two stages together
   static constexpr bool kWritesPeers = Epilogue::kOnlyRounds && Call::kWrites > 1;
   static constexpr bool kMulticast = Compute::kMulticast;
   template <class Program>
@@ -180,69 +177,59 @@ struct tile_matmul : Roles {
     return true;
   }
 
+  // NOTE: two stages: while these are read, the code of load() is fetched.
+  template <class Program, class Ready>
+  ETC_DEVICE static void load_first(
+      const Run<Program>& run, StageLoader<Program>& loader, const typename Call::Coord& c,
+      Ready ready) {
+    static_assert(2 * Compute::kMostStageBytes <= StageRing<Program>::kBytes);
+    const TileShape shape = shape_of(run);
+    const u32 count = size(run, c);
+    const Weights w(run, c, shape, count);
+    const Box x = first_x(run, c, shape, count);
+    ready();
+#pragma unroll 1
+    for (u32 n = 0; n < minimum(count, 2); ++n) {
+      const Stage stage = loader.begin_first(shape.bytes(), shape.loaded_bytes());
+      load_weights(stage, shape, w, n);
+      load_x(stage, shape, x, n);
+    }
+  }
+
   template <class Program, class Publish, class Loaded>
   ETC_DEVICE static bool load(
       const Run<Program>& run, StageLoader<Program>& loader, const typename Call::Coord& c,
       u32 size, Publish publish, Loaded loaded) {
     const TileShape shape = shape_of(run);
-    Box x = Call::template box<0>(run.g, c);
+    const Box x = first_x(run, c, shape, size);
     const Weights w(run, c, shape, size);
-    if (shape.split == kSplitRows) x.y += half() * i32(shape.loaded);
-    x.x += first_k(shape, size);
     const u32 bytes = shape.bytes();
     static_assert(Compute::kMostStageBytes <= StageRing<Program>::kBytes);
-    const auto load_x = [&](const Stage& stage) ETC_INLINE {
-      const u32 to = stage.at + shape.depth * shape.box_w();
-      each_box(shape, x, [&](u32 box, const Box& from) {
-        ptx::load_box(to + box * shape.box_x(), from, stage.full, kEvictLast);
-      });
-      x.x += i32(shape.depth * kStageDepth);
-    };
-    const auto begin = [&](Stage& stage) ETC_INLINE {
-      return loader.begin(run, bytes, shape.loaded_bytes(), false, stage);
-    };
     u32 n = 0;
-    if constexpr (kLoadsAtOnce<Call>) {
-      if (loader.is_fresh()) {
-        loader.wait_initialized();
-        const Stage stage = loader.begin_first(shape.loaded_bytes());
-        load_weights(stage, shape, w, n);
-        load_x(stage);
-        loader.advance_first(bytes);
-        ++n;
-        loaded(n);
-      }
-    }
     publish();
+    if constexpr (kLoadsAtOnce<Call>) n = loader.take_first(bytes);
     if constexpr (Call::kLoadsAhead) {
 #pragma unroll 1  // unrolled, it adds 300 to 400 instructions to each call
       for (; n < size && loader.is_begun(); ++n) {
-        load_x(loader.next_begun(bytes));
+        load_x(loader.next_begun(bytes), shape, x, n);
         loaded(n + 1);
       }
     }
-    // NOTE: two loops, each of them short: the loading thread's time for a stage bounds many tiles.
-    if (Compute::kHasShortStages && shape.depth == 1 &&
-        kLeastStages * bytes <= StageRing<Program>::kBytes) {
-      // Adjacent boxes of two stages together, for the memory's throughput; and two short stages
-      // free their memory earlier than a long one.
-      for (; n + 1 < size; n += 2) {
-        Stage stage, next;
-        if (!begin(stage) || !begin(next)) return false;
-        load_weights(stage, shape, w, n);
-        load_weights(next, shape, w, n + 1);
-        load_x(stage);
-        load_x(next);
-        loaded(n + 1);
-        loaded(n + 2);
-      }
+    const u32 begun = n;
+    const auto load_stage = [&](const Stage& stage, u32 i) ETC_INLINE {
+      load_weights(stage, shape, w, begun + i);
+      load_x(stage, shape, x, begun + i);
+      loaded(begun + i + 1);
+    };
+    if (loader.is_in_laps(bytes)) {
+      n = size;
+      const u32 expected = shape.loaded_bytes();
+      if (!loader.begin_in_laps(run, bytes, expected, size - begun, load_stage)) return false;
     }
     for (; n < size; ++n) {
       Stage stage;
-      if (!begin(stage)) return false;
-      load_weights(stage, shape, w, n);
-      load_x(stage);
-      loaded(n + 1);
+      if (!loader.begin(run, bytes, shape.loaded_bytes(), false, stage)) return false;
+      load_stage(stage, n - begun);
     }
     if constexpr (Compute::kExchanges) {
       using Computes = ComputesOf<typename Program::TensorCalls>;
@@ -285,6 +272,19 @@ struct tile_matmul : Roles {
     if (shape.split != kSplitK) return 0;
     return half() * i32(size * shape.depth * kStageDepth);
   }
+  // Whether each worker of a pair loads half of the weights for both.
+  ETC_DEVICE static bool shares_weights(const TileShape& shape) {
+    return kMulticast && shape.split == kSplitRows;
+  }
+  // The first box of x that this worker loads.
+  template <class Program>
+  ETC_DEVICE static Box first_x(
+      const Run<Program>& run, const typename Call::Coord& c, const TileShape& shape, u32 size) {
+    Box x = Call::template box<0>(run.g, c);
+    if (shape.split == kSplitRows) x.y += half() * i32(shape.loaded);
+    x.x += first_k(shape, size);
+    return x;
+  }
   // The first boxes of the weights that this worker loads: of one matrix, or of gate and up.
   struct Weights {
     Box first, up;
@@ -306,12 +306,20 @@ struct tile_matmul : Roles {
     }
   };
 
+  ETC_DEVICE static void load_x(
+      const Stage& stage, const TileShape& shape, const Box& x, u32 n) {
+    const Box first{x.map, x.x + i32(n * shape.depth * kStageDepth), x.y, x.z};
+    const u32 to = stage.at + shape.depth * shape.box_w();
+    each_box(shape, first, [&](u32 box, const Box& from) {
+      ptx::load_box(to + box * shape.box_x(), from, stage.full, kEvictLast);
+    });
+  }
   ETC_DEVICE static void load_weights(
       const Stage& stage, const TileShape& shape, const Weights& w, u32 n) {
     const i32 k = i32(n * shape.depth * kStageDepth);
     const Box first{w.first.map, w.first.x + k, w.first.y, w.first.z};
     const u32 half_box = shape.box_w() / 2;
-    if (kMulticast && shape.split == kSplitRows) {
+    if (shares_weights(shape)) {
       const u32 to = stage.at + u32(half()) * half_box;
       each_box(shape, first, [&](u32 box, const Box& from) {
         ptx::load_box_multicast(to + box * shape.box_w(), from, stage.full, 3);
@@ -334,12 +342,15 @@ struct tile_matmul : Roles {
   // NOTE: unrolled: memory throughput is higher if adjacent boxes are requested together.
   template <class F>
   ETC_DEVICE static void each_box(const TileShape& shape, const Box& first, F f) {
-    constexpr u32 kMostDepth = 4;
-#pragma unroll
-    for (u32 box = 0; box < kMostDepth; ++box) {
-      const Box from{first.map, first.x + i32(box * kStageDepth), first.y, first.z};
-      if (box < shape.depth) f(box, from);
-    }
+    const auto each = [&](u32 box) ETC_INLINE {
+      f(box, Box{first.map, first.x + i32(box * kStageDepth), first.y, first.z});
+    };
+    each(0);
+    if (shape.depth == 1) return;
+    each(1);
+    if (shape.depth == 2) return;
+    each(2);
+    each(3);
   }
 };
 

@@ -16,6 +16,13 @@ ETC_DEVICE bool elect_one() {
   return is_elected != 0;
 }
 
+// The value of a load, which is not used before.
+// NOTE: otherwise the compiler compares it before a barrier, and the warp waits for it there.
+ETC_DEVICE u32 used_here(u32 v) {
+  asm volatile("" : "+r"(v)::"memory");
+  return v;
+}
+
 // The index of this worker, and of this thread in its worker and in its warp.
 // NOTE: volatile, so that it is read again at each use, and neither it nor values derived from it
 // occupy registers in between.
@@ -34,6 +41,14 @@ ETC_DEVICE u32 lane() {
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(v));
   return v;
 }
+// The same value; by one thread of a warp.
+// NOTE: the compiler then keeps it, and what it computes from it, in uniform registers.
+ETC_DEVICE u32 uniform(u32 v) {
+  u32 r;
+  asm volatile("redux.sync.max.u32 %0, %1, %2;" : "=r"(r) : "r"(v), "r"(1u << lane()));
+  return r;
+}
+
 // The number of this warp in its worker; by whole warps.
 // NOTE: the compiler knows that it is the same in all lanes. After a branch that might divide a
 // warp, and in which lanes meet again, it computes the addresses of later wgmmas per lane: four

@@ -24,8 +24,8 @@ class Admission {
     }
   }
   // One thread.
-  ETC_DEVICE void publish(bool runs) const {
-    ptx::store_shared8(barrier_ + 8, runs, 0);
+  ETC_DEVICE void publish(bool runs, u32 epoch) const {
+    ptx::store_shared8(barrier_ + 8, runs, epoch);
     ptx::mbarrier_arrive(barrier_);
   }
   ETC_DEVICE bool wait() const {
@@ -33,6 +33,8 @@ class Admission {
     }
     return ptx::load_shared(barrier_ + 8) != 0;
   }
+  // Then the run's epoch.
+  ETC_DEVICE u32 epoch() const { return ptx::load_shared(barrier_ + 12); }
 
  private:
   ETC_DEVICE u32 initialized() const { return barrier_ + 16; }

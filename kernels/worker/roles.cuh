@@ -22,9 +22,7 @@
 //   stages()  number and bytes of the ring stages that a task of this size uses
 //   load()    calls publish() once, which passes the task to the other roles. Begins each stage in
 //             order; calls loaded(n) after the n-th one, counted from 1. The last one may be an
-//             exchange: StageLoader::begin_exchange(). To start its loads early, the first stage of
-//             a launch may begin before publish(): after StageLoader::wait_initialized(), by
-//             begin_first() and advance_first().
+//             exchange: StageLoader::begin_exchange().
 //             With streams=, `bool load_ahead(run, StageLoader&, c, size, n)` begins stage n and
 //             loads the streamed operands alone, before the waits are met. While
 //             StageLoader::is_begun(), load() takes next_begun() and loads the other operands.
@@ -43,6 +41,9 @@
 //   kWritesPeers the compute threads write to peers: the loading thread then waits until these have
 //                started
 //   prefetch_maps(run)  one thread, at the start of a launch: fetches the tensor maps of the loads
+//   load_first(run, StageLoader&, c, ready)  for a launch's first task, which waits for nothing: calls
+//                ready(), and may then begin its first stages by StageLoader::begin_first(). load()
+//                learns their number by take_first(). The tasks of the launch may be skipped.
 //   kDataWords   words of the WorkItem that `void data(run, c, size, u32 (&words)[kDataWords])`,
 //                on the loading thread, fills for the compute threads
 //
@@ -102,6 +103,10 @@ struct Roles {
   }
   template <class Program>
   ETC_DEVICE static void prefetch_maps(const Run<Program>&) {}
+  template <class Program, class Loader, class Coord, class Ready>
+  ETC_DEVICE static void load_first(const Run<Program>&, Loader&, const Coord&, Ready ready) {
+    ready();
+  }
 };
 
 }  // namespace etc

@@ -37,14 +37,23 @@ ETC_DEVICE constexpr u32 uniform_stage_bytes(CallList<Calls...>) {
   return is_uniform ? bytes : 0;
 }
 
-// Whether a call's first loads depend on no event and on no count that is loaded.
+// Whether a call's first loads depend on no event, no rank and no count that is loaded.
 template <class Call>
-constexpr bool kLoadsAtOnce = has_role<Call>(kLoadRole) && Call::kWaits == 0 && !Call::kLoads;
-// Whether the first loads of a launch may begin before it is known whether the launch is skipped.
+constexpr bool loads_at_once() {
+  if constexpr (!has_role<Call>(kLoadRole) || Call::kWaits > 0 || Call::kLoads) return false;
+  else return !Call::template Function<Call>::kWritesPeers;
+}
+template <class Call>
+constexpr bool kLoadsAtOnce = loads_at_once<Call>();
+template <class First, class... Others>
+constexpr bool first_loads_at_once(CallList<First, Others...>) {
+  return kLoadsAtOnce<First>;
+}
+constexpr bool first_loads_at_once(CallList<>) { return false; }
+// Whether the first loads of a launch begin before it is known whether the launch is skipped.
 template <class Program>
-constexpr bool kLoadsEarly =
-    !kDrawsTickets<Program> &&
-    Program::TensorCalls::any([](auto call) { return kLoadsAtOnce<decltype(call)>; });
+constexpr bool kLoadsEarly = !kDrawsTickets<Program> && !Program::TensorCalls::kHasLoops &&
+                             first_loads_at_once(typename Program::TensorCalls{});
 
 template <class Program>
 struct StageRing {
@@ -142,14 +151,13 @@ class StagePlacer {
   ETC_DEVICE StageCursor<Program> cursor() const { return {n_, head_}; }
   ETC_DEVICE u32 outstanding() const { return n_ - oldest_; }
 
-  // The very first stage, at the ring's first byte.
-  ETC_DEVICE void first(u32 bytes) {
+  // The first `count` stages, from the ring's first byte on.
+  ETC_DEVICE void first(u32 bytes, u32 count) {
     if constexpr (Ring::kUniform == 0) {
       if constexpr (kCountsLaps) start_laps(bytes);
-      begins_.put(0, 0);
-      head_ = bytes;
+      for (; n_ < count; ++n_, head_ += bytes) begins_.put(n_, head_);
     }
-    n_ = 1;
+    n_ = count;
   }
 
   // The next stage: calls wait_empty(n) for each stage n that has to be empty first, in order.
@@ -184,6 +192,28 @@ class StagePlacer {
     begins_.put(n_, at);
     head_ = at + bytes;
     ++n_;
+    return true;
+  }
+
+  // Whether the next stage, of `bytes`, continues a run of equal ones, see full_.
+  ETC_DEVICE bool is_in_laps(u32 bytes) const {
+    return kCountsLaps && Ring::kUniform == 0 && bytes == bytes_ && full_ > 0;
+  }
+  // If is_in_laps(): next() for `count` stages; calls begin(n, at) for each. By one thread of a warp.
+  // NOTE: a short loop. The loading thread's time for a stage bounds many tiles.
+  template <class WaitEmpty, class Begin>
+  ETC_DEVICE bool next_in_laps(u32 bytes, u32 count, WaitEmpty wait_empty, Begin begin) {
+    u32 n = ptx::uniform(n_), head = ptx::uniform(head_), oldest = ptx::uniform(oldest_);
+    const u32 full = ptx::uniform(full_), end = n + count;
+#pragma unroll 1
+    for (; n != end; ++n) {
+      const u32 at = Ring::place(head, bytes);
+      if (n - oldest == full && !wait_empty(oldest++)) return false;
+      begins_.put(n, at);
+      begin(n, at);
+      head = at + bytes;
+    }
+    n_ = n, head_ = head, oldest_ = oldest;
     return true;
   }
 
@@ -271,15 +301,6 @@ class StageLoader {
   // The worker's shared memory.
   ETC_DEVICE u32 base() const { return base_; }
 
-  // Waits until the mbarriers are initialized. Without kLoadsEarly, this thread has done it, and
-  // waits for admission before each task.
-  ETC_DEVICE void wait_initialized() {
-    if constexpr (kLoadsEarly<Program>) {
-      if (!is_initialized_) Admission(base_).wait_initialized();
-      is_initialized_ = true;
-    }
-  }
-
   // Begins the next stage of `bytes` once there is room: bulk copies will write `expected` bytes.
   // Unless is_gathered, no gathering warps write to it. False if the program was aborted.
   ETC_DEVICE bool begin(
@@ -295,17 +316,37 @@ class StageLoader {
     return true;
   }
 
-  // Whether no stage has begun.
-  ETC_DEVICE bool is_fresh() const { return placer_.cursor().n == 0; }
-  // begin() of the very first stage; after its loads advance_first().
-  // NOTE: with as few instructions before the loads as possible.
-  ETC_DEVICE Stage begin_first(u32 expected) const {
-    const Stage stage = Ring::stage(base_, 0, 0);
+  // begin() for `count` stages of `bytes`, if is_in_laps(bytes): calls f(stage, i) for the i-th one
+  // once it has begun.
+  ETC_DEVICE bool is_in_laps(u32 bytes) const { return placer_.is_in_laps(bytes); }
+  template <class F>
+  ETC_DEVICE bool begin_in_laps(
+      const Run<Program>& run, u32 bytes, u32 expected, u32 count, F f) {
+    u32 i = 0;
+    return placer_.next_in_laps(bytes, count, wait_empty(run), [&](u32 n, u32 at) ETC_INLINE {
+      const Stage stage = Ring::stage(base_, n, at);
+      ptx::mbarrier_arrive_expect(stage.full, expected);
+      if (Ring::kGatherers > 0) ptx::mbarrier_arrive_many(stage.full, Ring::kGatherers);
+      f(stage, i++);
+    });
+  }
+
+  // For load_first(): begin() of the ring's next stage, of which none is to be emptied before.
+  // NOTE: with as few instructions before the first loads as possible.
+  ETC_DEVICE Stage begin_first(u32 bytes, u32 expected) {
+    const Stage stage = Ring::stage(base_, first_, first_ * bytes);
     ptx::mbarrier_arrive_expect(stage.full, expected);
     if (Ring::kGatherers > 0) ptx::mbarrier_arrive_many(stage.full, Ring::kGatherers);
+    ++first_;
     return stage;
   }
-  ETC_DEVICE void advance_first(u32 bytes) { placer_.first(bytes); }
+  // For load(): the number of the task's stages that load_first() has begun.
+  ETC_DEVICE u32 take_first(u32 bytes) {
+    const u32 count = first_;
+    if (count > 0) placer_.first(bytes, count);
+    first_ = 0;
+    return count;
+  }
 
   // Begins a stage that the other worker of the pair fills, with `bytes` of its sums. `room`: an
   // mbarrier of the other worker, which learns that it may do so.
@@ -355,7 +396,7 @@ class StageLoader {
   u32 exchange_ = ~0u;          // the last stage of begin_exchange(); -1: none yet
   u32 ahead_ = 0;               // stages that load_ahead() has begun and load() has not seen
   StageCursor<Program> begun_;  // the position of the first of them
-  bool is_initialized_ = false;
+  u32 first_ = 0;               // stages that load_first() has begun and load() has not seen
 };
 
 // A gathering warp's view of the ring.

@@ -65,7 +65,7 @@ class TensorLane {
   // NOTE: by warp_max(), so that the compiler does not compute the address again where a body uses
   // scratch memory in a branch that divides a warp: see ptx::warp(). In programs with loops it would
   // only occupy a register.
-  ETC_DEVICE TensorLane(const Run<Program>& run, u8* shared)
+  ETC_DEVICE TensorLane(Run<Program>& run, u8* shared)
       : run_(run),
         base_(Calls::kHasLoops ? ptx::shared_address(shared)
                                : ptx::warp_max(ptx::shared_address(shared))),
@@ -105,7 +105,7 @@ class TensorLane {
   // One thread, once all mbarriers are initialized, those of the other worker of a cluster, too.
   ETC_DEVICE void publish_initialized() const { Admission(base_).publish_initialized(); }
   // One thread, after the other warps agree: whether tasks are to run.
-  ETC_DEVICE void admit(bool runs) const { Admission(base_).publish(runs); }
+  ETC_DEVICE void admit(bool runs, u32 epoch) const { Admission(base_).publish(runs, epoch); }
 
   // Another thread, as early as possible: fetches the tensor maps of the first call.
   ETC_DEVICE void prefetch_maps() const {
@@ -123,9 +123,13 @@ class TensorLane {
     StageLoader<Program> stages(base_);
     WaitCache seen;
     CountCache<Program::kLimits> counts;
+    begin_first(stages);
     const Admission admission(base_);
-    bool is_admitted = kByTicket && admission.wait(), lost = kByTicket && !is_admitted;
+    // NOTE: other programs wait before their first task: here it would cost some of them registers.
+    constexpr bool kWaitsFirst = kByTicket || kLoadsEarly<Program>;
+    bool is_admitted = kWaitsFirst && admission.wait(), lost = kWaitsFirst && !is_admitted;
     if (lost) return false;
+    if constexpr (kLoadsEarly<Program>) run_.epoch = admission.epoch();
     const auto lead_call = [&](i32& unit, Next& next) ETC_INLINE {
       bool going = true;
       Waiter who{kTensorLane, 0, 0};
@@ -135,8 +139,7 @@ class TensorLane {
         const auto lead_unit = [&]() ETC_INLINE {
           const i32 t = task_of<Call>(u);
           if (t < 0) return;
-          if constexpr (!kLoadsAtOnce<Call>) stages.wait_initialized();
-          if (!is_admitted && (published > 0 || !kLoadsAtOnce<Call>)) {
+          if (!is_admitted) {
             going = is_admitted = admission.wait();
             if (!going) return;
           }
@@ -216,10 +219,8 @@ class TensorLane {
       return going;
     };
     const bool ended = Units(run_, base_).each(knows_first(), published, lead_call);
-    stages.wait_initialized();
     units_.publish(published, {-1, 0});
     if constexpr (kHasRoles) {
-      // The loads of a single task may be in flight when the run is skipped.
       lost = lost || !(is_admitted || admission.wait());
       // The other worker releases this one's stages.
       if constexpr (Ring::kReaders > 1) {
@@ -380,6 +381,22 @@ class TensorLane {
     return ready;
   }
 
+  // The producer thread, at the start: waits until all mbarriers are initialized, and begins the
+  // first stages of a task that waits for nothing.
+  ETC_DEVICE void begin_first(StageLoader<Program>& stages) const {
+    if constexpr (kLoadsEarly<Program>) {
+      Calls::first([&](auto call) ETC_INLINE {
+        using Call = decltype(call);
+        if constexpr (kLoadsAtOnce<Call>) {
+          const auto ready = [&]() ETC_INLINE { Admission(base_).wait_initialized(); };
+          const i32 unit = i32(blockIdx.x) / Program::kTensorCluster;
+          if (unit >= Call::units(run_.g)) return ready();
+          FunctionOf<Call>::load_first(run_, stages, Call::at(run_.g, unit), ready);
+        }
+      });
+    }
+  }
+
   // The load role of a task whose waits are met: publishes it and loads its stages.
   template <class Call>
   ETC_DEVICE bool load(
@@ -389,7 +406,6 @@ class TensorLane {
     static_assert(Call::kCluster == Program::kTensorCluster);
     const u32 size = Function::size(run_, c);
     const auto publish = [&]() ETC_INLINE {
-      stages.wait_initialized();
       if constexpr (Function::kDataWords > 0) {
         u32 words[Function::kDataWords];
         Function::data(run_, c, size, words);
@@ -544,7 +560,7 @@ class TensorLane {
     return true;
   }
 
-  const Run<Program>& run_;
+  Run<Program>& run_;  // its epoch is known once the run is admitted
   u32 base_;  // shared address
   WorkRing units_;
   u32* scratch_;

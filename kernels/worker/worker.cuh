@@ -134,7 +134,8 @@ ETC_DEVICE bool run_roles(
 template <class Program>
 ETC_DEVICE void run_worker(const typename Program::Args& g) {
   const Control* control = reinterpret_cast<const Control*>(g.control);
-  const Run<Program> run{g, control->epoch, u32(ptx::global_timer())};
+  // NOTE: where loads can begin early, what is loaded here would delay the fence after init().
+  Run<Program> run{g, kLoadsEarly<Program> ? 0 : control->epoch, u32(ptx::global_timer())};
   const TensorLane<Program> tensor(run, ptx::shared_memory());
   const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   Tracer<Program> trace(run);
@@ -149,7 +150,8 @@ ETC_DEVICE void run_worker(const typename Program::Args& g) {
   }
   if (warp == kProducerWarp) {
     // NOTE: if loads can begin early, it prepares them while the other warps initialize mbarriers.
-    // In other programs that order would only cost registers, which some cannot spare.
+    // In other programs that order would only cost registers, which some cannot spare. It gets the
+    // run's epoch with its admission.
     if (lane == 0) tensor.init_producer();
     __syncwarp();
     if constexpr (Program::kCluster > 1) {
@@ -175,18 +177,22 @@ ETC_DEVICE void run_worker(const typename Program::Args& g) {
     };
     if constexpr (kLoadsEarly<Program>) {
       if (threadIdx.x == kWorkerThreads - 1) tensor.prefetch_maps();
-      is_aborted = run.aborted();
       const u32 share = ptx::warp();
       if (lane == 0) tensor.template init<kOtherWarps>(share - u32(share > kProducerWarp));
       __syncwarp();
+      // NOTE: not by the compute warps: the load would delay the thread that publishes.
+      u32 aborted = 0;
+      if (share > kProducerWarp) aborted = run.abort_word();
       meet();
       if (warp == 0 && lane == 0) tensor.publish_initialized();
+      run.epoch = control->epoch;
+      is_aborted = ptx::used_here(aborted) != 0;
       if (!kStoreWarpBegins<Program> && warp > kProducerWarp) begin_epoch(run, is_aborted);
     }
     // A peer may abort at any moment: the threads of a worker must agree.
     const bool is_skipped = ptx::named_barrier_any<kOtherWarps * 32>(kAgreeBarrier, is_aborted);
     if constexpr (!kLoadsEarly<Program>) meet();
-    if (threadIdx.x == 0) tensor.admit(!is_skipped);
+    if (threadIdx.x == 0) tensor.admit(!is_skipped, run.epoch);
     if (is_skipped) {
       if (threadIdx.x == 0) {
         run.signal_host();
