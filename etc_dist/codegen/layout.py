@@ -207,12 +207,13 @@ class Arguments:
 
 def prepared_divisor(value: int) -> tuple[int, int]:
     """(factor, shift) with n // value == (2 n * factor >> 32) >> shift for all n from 0
-    to 2**31 - 1; (0, 0) for a value that is not positive, by which nothing is divided.
+    to 2**31 - 1. (0, 0), which gives 0, for larger values, and for those that are not
+    positive, by which nothing is divided.
 
     With value <= 2**shift, factor is 2**(31 + shift) / value, rounded up: too large by
     less than 1. So n * factor / 2**(31 + shift) exceeds n / value by less than
     2**31 / 2**(31 + shift) <= 1 / value, which changes no quotient."""
-    if value <= 0:
+    if not 0 < value < 2**31:
         return 0, 0
     shift = (value - 1).bit_length()
     return -(-(1 << 31 + shift) // value), shift

@@ -24,6 +24,7 @@ from etc_dist.codegen.names import (
 )
 from etc_dist.errors import ArgumentError
 from etc_dist.ir.call import RANK
+from etc_dist.ir.expr import Expr
 from etc_dist.ir.function import TmaBox
 from etc_dist.runtime.memory_plan import Capacity, plan_memory
 from etc_dist.runtime.region_checks import refuse_empty
@@ -94,12 +95,20 @@ def fill(
     for name, value in integers.items():
         a[name] = value
     for divisor, name in source.arguments.divisor_names.items():
-        a[name] = prepared_divisor(int(divisor.evaluate(env)))
+        a[name] = prepared_divisor(_value(divisor, env))
     for name, offset in memory.symmetric.items():
         a[tensor_name(name)] = capacity.tensors_offset + offset
     for name, offset in memory.local.items():
         a[tensor_name(name)] = places.local + offset
     return a
+
+
+def _value(divisor: Expr, env: Mapping[str, Any]) -> int:
+    """0 for a divisor that itself divides by zero: tasks select another expression."""
+    try:
+        return int(divisor.evaluate(env))
+    except ZeroDivisionError:
+        return 0
 
 
 def far_senders(plan: Plan, rank: int) -> list[int]:

@@ -24,7 +24,7 @@ template <class Program>
 struct Run {
   using Args = typename Program::Args;
   const Args& g;
-  u32 epoch;
+  u32 epoch;  // 0 in the producer thread until the run is admitted, if loads begin early
   u32 start;  // when this worker began: the low word of the clock, ns
 
   // This rank's symmetric block.

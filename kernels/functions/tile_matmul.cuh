@@ -177,19 +177,19 @@ struct tile_matmul : Roles {
     return true;
   }
 
-  // NOTE: two stages: while these are read, the code of load() is fetched.
+  // NOTE: two stages, if they fit: while these are read, the code of load() is fetched.
   template <class Program, class Ready>
   ETC_DEVICE static void load_first(
       const Run<Program>& run, StageLoader<Program>& loader, const typename Call::Coord& c,
       Ready ready) {
-    static_assert(2 * Compute::kMostStageBytes <= StageRing<Program>::kBytes);
+    constexpr u32 kMost = 2 * Compute::kMostStageBytes <= StageRing<Program>::kBytes ? 2 : 1;
     const TileShape shape = shape_of(run);
     const u32 count = size(run, c);
     const Weights w(run, c, shape, count);
     const Box x = first_x(run, c, shape, count);
     ready();
 #pragma unroll 1
-    for (u32 n = 0; n < minimum(count, 2); ++n) {
+    for (u32 n = 0; n < minimum(count, kMost); ++n) {
       const Stage stage = loader.begin_first(shape.bytes(), shape.loaded_bytes());
       load_weights(stage, shape, w, n);
       load_x(stage, shape, x, n);

@@ -41,9 +41,11 @@
 //   kWritesPeers the compute threads write to peers: the loading thread then waits until these have
 //                started
 //   prefetch_maps(run)  one thread, at the start of a launch: fetches the tensor maps of the loads
-//   load_first(run, StageLoader&, c, ready)  for a launch's first task, which waits for nothing: calls
-//                ready(), and may then begin its first stages by StageLoader::begin_first(). load()
-//                learns their number by take_first(). The tasks of the launch may be skipped.
+//   load_first(run, StageLoader&, c, ready)  for a launch's first task, which waits for nothing:
+//                calls ready(), and may then begin the task's first stages by
+//                StageLoader::begin_first(): as many as fit in the ring, all of the same bytes, none
+//                of them gathered. load() learns their number by take_first() before it begins
+//                another one. The launch may be skipped, and run.epoch is not known yet.
 //   kDataWords   words of the WorkItem that `void data(run, c, size, u32 (&words)[kDataWords])`,
 //                on the loading thread, fills for the compute threads
 //

@@ -199,7 +199,8 @@ class StagePlacer {
   ETC_DEVICE bool is_in_laps(u32 bytes) const {
     return kCountsLaps && Ring::kUniform == 0 && bytes == bytes_ && full_ > 0;
   }
-  // If is_in_laps(): next() for `count` stages; calls begin(n, at) for each. By one thread of a warp.
+  // If is_in_laps(): next() for `count` stages; calls begin(n, at) for each. By one thread of a
+  // warp.
   // NOTE: a short loop. The loading thread's time for a stage bounds many tiles.
   template <class WaitEmpty, class Begin>
   ETC_DEVICE bool next_in_laps(u32 bytes, u32 count, WaitEmpty wait_empty, Begin begin) {
@@ -210,6 +211,7 @@ class StagePlacer {
       const u32 at = Ring::place(head, bytes);
       if (n - oldest == full && !wait_empty(oldest++)) return false;
       begins_.put(n, at);
+      if constexpr (kDrawsTickets<Program>) n_ = n + 1, oldest_ = oldest;  // for outstanding()
       begin(n, at);
       head = at + bytes;
     }

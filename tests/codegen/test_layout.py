@@ -142,5 +142,6 @@ def test_prepared_divisors_divide_every_natural_number(number, value):
     assert (2 * number * factor >> 32) >> shift == number // value
 
 
-def test_nothing_is_divided_by_zero():
-    assert prepared_divisor(0) == (0, 0)
+@pytest.mark.parametrize("value", [-3, 0, 2**31, 2**32 + 1])
+def test_other_values_give_the_quotient_zero(value):
+    assert prepared_divisor(value) == (0, 0)

@@ -8,7 +8,7 @@ from etc_dist.codegen import generate
 from etc_dist.emulate.memory import ProgramMemory
 from etc_dist.errors import ArgumentError
 from etc_dist.functions.sum_ranks import sum_ranks
-from etc_dist.ir import Graph, graph_function, tile
+from etc_dist.ir import Expr, Graph, equal, graph_function, maximum, select, tile
 from etc_dist.runtime.argument_block import Places, fill
 from etc_dist.runtime.memory_plan import Capacity, plan_memory
 from etc_dist.schedule import schedule_static
@@ -48,6 +48,30 @@ def test_a_dim_beyond_32_bits_is_refused():
     with pytest.raises(ArgumentError, match="2147483648, as indices") as caught:
         filled(2**31)
     assert caught.value.got == "n = 2147483648"
+
+
+def test_a_divisor_that_no_task_divides_by_is_zero():
+    @graph_function
+    def scattered(g: Graph) -> None:
+        m, n = g.dims("m n")
+        y = g.output("y", (4, m), "float32")
+        parts = g.symmetric("parts", (g.world_size, 4, m), "float32")
+        (i,) = grid = g.grid(i=4)
+        reads, writes = [parts[:, tile(i, 1), :]], [y[tile(i, 1), :]]
+
+        def order(t: Expr) -> tuple[Expr]:
+            return (select(equal(n, 0), t, t // maximum(1, m // n)),)
+
+        g.call(sum_ranks("float32"), grid, reads=reads, writes=writes, order=order)
+
+    plan = schedule_static(scattered(1))
+    source = generate(plan)
+    names = source.arguments.divisor_names
+    (name,) = (name for expr, name in names.items() if expr.depth > 0)
+    places = Places((0,), control=0, status=0, workspace=0, local=0, wait_limit=1)
+    for n, prepared in ((0, [0, 0]), (8, [2**31, 0])):
+        block = fill(plan, source, {"m": 8, "n": n}, 0, Capacity(), places)
+        assert list(block[name]) == prepared
 
 
 def test_events_beyond_32_bits_are_refused():
