@@ -19,7 +19,7 @@ from etc_dist.codegen.dynamic_queues import (
     lane_queue,
     releases,
 )
-from etc_dist.codegen.expression import extents, linear, text
+from etc_dist.codegen.expression import extent_names, linear, text
 from etc_dist.codegen.layout import (
     MAX_SHARED_BYTES,
     MOST_STAGE_OFFSET,
@@ -278,7 +278,7 @@ def _call(plan: Plan, lane: Lane, call: Call, number: int, arguments: Arguments)
     pace = "0" if call.pace == Const(0) else f"g.{pace_name(call.name)}"
     lines.append(method("i32 pace", pace))
     divisors = arguments.divisor_texts
-    order = ", ".join(text(e, extents(call), divisors) for e in call.order)
+    order = ", ".join(text(e, extent_names(call), divisors) for e in call.order)
     lines.append(method("Coord at", f"{{{order}}}", "i32 t"))
     lines += _surplus(call)
     lines += select("auto operand", list(_operands(call)))

@@ -20,8 +20,8 @@ def text(
     divisors: Mapping[Expr, str] | None = None,
 ) -> str:
     """`expr` as an i32 expression. naturals: the numbers of `g.let` in it that are not
-    negative where it is evaluated; None for unknown ones. divisors: the arguments for
-    divisors that the host prepares."""
+    negative where it is evaluated; None for unknown ones. divisors: the C++ text of
+    those that the host prepares."""
     if isinstance(expr, Const):
         return str(expr.value)
     if isinstance(expr, Symbol):
@@ -50,8 +50,8 @@ def text(
 
 
 def fixed_divisors(call: Call) -> Iterator[Expr]:
-    """What the order of `call` divides by and a launch knows."""
-    naturals = extents(call)
+    """The divisors in the order of `call` that depend on dims alone."""
+    naturals = extent_names(call)
     stack: list[Expr] = [*call.order]
     while stack:
         node = stack.pop()
@@ -63,9 +63,9 @@ def fixed_divisors(call: Call) -> Iterator[Expr]:
             yield node.right
 
 
-def extents(call: Call) -> set[str]:
-    """The numbers of `g.let` that are extents of a grid. If it has a task, these are
-    positive."""
+def extent_names(call: Call) -> set[str]:
+    """The numbers of `g.let` that are extents of the grid of `call`: positive wherever
+    it has a task."""
     return {a.extent.name for a in call.axes if isinstance(a.extent, Symbol)}
 
 

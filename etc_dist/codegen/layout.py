@@ -100,7 +100,7 @@ class Arguments:
     addresses: tuple[str, ...]
     integers: tuple[str, ...]
     divisors: tuple[Expr, ...]
-    """Positive numbers that the host prepares to divide by, see `prepared_divisor`."""
+    """Numbers that the host prepares to divide by, see `prepared_divisor`."""
     near: int
     """The number of ranks that map each other's memory."""
     far_hosts: int
@@ -126,8 +126,8 @@ class Arguments:
         addresses += [tensor_name(t.name) for t in graph.tensors]
         hosts = plan.near, plan.far_hosts
         divisors = [e for e in _divisors(plan) if not isinstance(e, Const)]
-        own = tuple(dict.fromkeys(divisors))
-        return cls(_maps(plan), tuple(addresses), tuple(integers), own, *hosts)
+        unique = tuple(dict.fromkeys(divisors))
+        return cls(_maps(plan), tuple(addresses), tuple(integers), unique, *hosts)
 
     @property
     def divisor_names(self) -> dict[Expr, str]:
@@ -135,11 +135,11 @@ class Arguments:
 
     @property
     def divisor_texts(self) -> dict[Expr, str]:
-        """The divisors on the device."""
+        """The C++ text of each."""
         return {expr: f"g.{name}" for expr, name in self.divisor_names.items()}
 
     def divisor_text(self, expr: Expr) -> str:
-        """The same for one that may be a constant."""
+        """The C++ text of a prepared divisor: an argument, or for a Const a literal."""
         if isinstance(expr, Const):
             factor, shift = prepared_divisor(expr.value)
             return f"Divisor{{{factor}, {shift}}}"

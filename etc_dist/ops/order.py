@@ -21,11 +21,12 @@ def grouped_rows(
     """(i, j): groups of `group` row blocks, columns inside, rows innermost, so that a
     wave of workers shares few operand tiles in L2."""
     g, rest = t // (group * columns), t % (group * columns)
-    # NOTE: a launch knows both numbers, so that the host prepares the divisions.
-    last = maximum(1, blocks % group)
-    is_whole = g < wrap(blocks) // group
-    i = select(is_whole, rest % group, rest % last)
-    return g * group + i, select(is_whole, rest // group, rest // last)
+    # NOTE: a launch knows both divisors, so that the host prepares them. It cannot
+    # prepare a height that depends on g.
+    last_height = maximum(1, blocks % group)
+    is_full = g < wrap(blocks) // group
+    i = select(is_full, rest % group, rest % last_height)
+    return g * group + i, select(is_full, rest // group, rest // last_height)
 
 
 def _group_size(group: int, total: Expr | int, g: Expr) -> Expr:

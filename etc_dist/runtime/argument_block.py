@@ -95,7 +95,7 @@ def fill(
     for name, value in integers.items():
         a[name] = value
     for divisor, name in source.arguments.divisor_names.items():
-        a[name] = prepared_divisor(_value(divisor, env))
+        a[name] = prepared_divisor(_divisor_value(divisor, env))
     for name, offset in memory.symmetric.items():
         a[tensor_name(name)] = capacity.tensors_offset + offset
     for name, offset in memory.local.items():
@@ -103,7 +103,7 @@ def fill(
     return a
 
 
-def _value(divisor: Expr, env: Mapping[str, Any]) -> int:
+def _divisor_value(divisor: Expr, env: Mapping[str, Any]) -> int:
     """0 for a divisor that itself divides by zero: tasks select another expression."""
     try:
         return int(divisor.evaluate(env))

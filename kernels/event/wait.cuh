@@ -24,7 +24,9 @@ template <class Program>
 struct Run {
   using Args = typename Program::Args;
   const Args& g;
-  u32 epoch;  // 0 in the producer thread until the run is admitted, if loads begin early
+  // With kLoadsEarly: 0 until the mbarriers are initialized; in the producer thread, until its
+  // admission. The other threads of its warp never read it.
+  u32 epoch;
   u32 start;  // when this worker began: the low word of the clock, ns
 
   // This rank's symmetric block.

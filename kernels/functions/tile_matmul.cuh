@@ -177,19 +177,19 @@ struct tile_matmul : Roles {
     return true;
   }
 
-  // NOTE: two stages, if they fit: while these are read, the code of load() is fetched.
+  // Begins two stages, if they fit. NOTE: while these are read, the code of load() is fetched.
   template <class Program, class Ready>
   ETC_DEVICE static void load_first(
       const Run<Program>& run, StageLoader<Program>& loader, const typename Call::Coord& c,
       Ready ready) {
-    constexpr u32 kMost = 2 * Compute::kMostStageBytes <= StageRing<Program>::kBytes ? 2 : 1;
+    constexpr u32 kFirstStages = 2 * Compute::kMostStageBytes <= StageRing<Program>::kBytes ? 2 : 1;
     const TileShape shape = shape_of(run);
     const u32 count = size(run, c);
     const Weights w(run, c, shape, count);
     const Box x = first_x(run, c, shape, count);
     ready();
 #pragma unroll 1
-    for (u32 n = 0; n < minimum(count, kMost); ++n) {
+    for (u32 n = 0; n < minimum(count, kFirstStages); ++n) {
       const Stage stage = loader.begin_first(shape.bytes(), shape.loaded_bytes());
       load_weights(stage, shape, w, n);
       load_x(stage, shape, x, n);
@@ -207,7 +207,7 @@ struct tile_matmul : Roles {
     static_assert(Compute::kMostStageBytes <= StageRing<Program>::kBytes);
     u32 n = 0;
     publish();
-    if constexpr (kLoadsAtOnce<Call>) n = loader.take_first(bytes);
+    if constexpr (kLoadsEarly<Program> && kLoadsAtOnce<Call>) n = loader.take_first(bytes);
     if constexpr (Call::kLoadsAhead) {
 #pragma unroll 1  // unrolled, it adds 300 to 400 instructions to each call
       for (; n < size && loader.is_begun(); ++n) {

@@ -1,5 +1,5 @@
 // Two waits of the producer thread: until all mbarriers are initialized, and until it is known
-// whether the tasks of the run are to run.
+// whether the tasks of the run are to run, and its epoch.
 #pragma once
 #include "worker/ticket_channel.cuh"
 
@@ -23,7 +23,7 @@ class Admission {
     while (!ptx::mbarrier_try_wait(initialized(), 0)) {
     }
   }
-  // One thread.
+  // One thread of another warp.
   ETC_DEVICE void publish(bool runs, u32 epoch) const {
     ptx::store_shared8(barrier_ + 8, runs, epoch);
     ptx::mbarrier_arrive(barrier_);
@@ -33,7 +33,7 @@ class Admission {
     }
     return ptx::load_shared(barrier_ + 8) != 0;
   }
-  // Then the run's epoch.
+  // After wait(): the epoch of publish().
   ETC_DEVICE u32 epoch() const { return ptx::load_shared(barrier_ + 12); }
 
  private:

@@ -21,8 +21,8 @@
 //             workers of a cluster compute the same size.
 //   stages()  number and bytes of the ring stages that a task of this size uses
 //   load()    calls publish() once, which passes the task to the other roles. Begins each stage in
-//             order; calls loaded(n) after the n-th one, counted from 1. The last one may be an
-//             exchange: StageLoader::begin_exchange().
+//             order; calls loaded(n) after the n-th one, counted from 1, but not for those of
+//             load_first(). The last one may be an exchange: StageLoader::begin_exchange().
 //             With streams=, `bool load_ahead(run, StageLoader&, c, size, n)` begins stage n and
 //             loads the streamed operands alone, before the waits are met. While
 //             StageLoader::is_begun(), load() takes next_begun() and loads the other operands.
@@ -42,10 +42,10 @@
 //                started
 //   prefetch_maps(run)  one thread, at the start of a launch: fetches the tensor maps of the loads
 //   load_first(run, StageLoader&, c, ready)  for a launch's first task, which waits for nothing:
-//                calls ready(), and may then begin the task's first stages by
-//                StageLoader::begin_first(): as many as fit in the ring, all of the same bytes, none
-//                of them gathered. load() learns their number by take_first() before it begins
-//                another one. The launch may be skipped, and run.epoch is not known yet.
+//                calls ready() once, and may then begin the task's first stages by
+//                StageLoader::begin_first(): as many as fit in the ring, all of the same bytes,
+//                none of them gathered. load() learns their number by take_first() before it
+//                begins another one. The launch may be skipped; run.epoch is not known yet.
 //   kDataWords   words of the WorkItem that `void data(run, c, size, u32 (&words)[kDataWords])`,
 //                on the loading thread, fills for the compute threads
 //

@@ -37,7 +37,7 @@ ETC_DEVICE constexpr u32 uniform_stage_bytes(CallList<Calls...>) {
   return is_uniform ? bytes : 0;
 }
 
-// Whether a call's first loads depend on no event, no rank and no count that is loaded.
+// Whether a call's first loads wait for nothing: no event, no start of a peer, no loaded count.
 template <class Call>
 constexpr bool loads_at_once() {
   if constexpr (!has_role<Call>(kLoadRole) || Call::kWaits > 0 || Call::kLoads) return false;
@@ -201,7 +201,8 @@ class StagePlacer {
   }
   // If is_in_laps(): next() for `count` stages; calls begin(n, at) for each. By one thread of a
   // warp.
-  // NOTE: a short loop. The loading thread's time for a stage bounds many tiles.
+  // NOTE: a short loop. The loading thread's time for a stage bounds many tiles: with one more
+  // ptx::uniform() in the loop, some take a sixth longer.
   template <class WaitEmpty, class Begin>
   ETC_DEVICE bool next_in_laps(u32 bytes, u32 count, WaitEmpty wait_empty, Begin begin) {
     u32 n = ptx::uniform(n_), head = ptx::uniform(head_), oldest = ptx::uniform(oldest_);
@@ -318,9 +319,9 @@ class StageLoader {
     return true;
   }
 
-  // begin() for `count` stages of `bytes`, if is_in_laps(bytes): calls f(stage, i) for the i-th one
-  // once it has begun.
   ETC_DEVICE bool is_in_laps(u32 bytes) const { return placer_.is_in_laps(bytes); }
+  // If is_in_laps(bytes): begin() for `count` stages that are not gathered. Calls f(stage, i) for
+  // the i-th one once it has begun. False if the program was aborted.
   template <class F>
   ETC_DEVICE bool begin_in_laps(
       const Run<Program>& run, u32 bytes, u32 expected, u32 count, F f) {

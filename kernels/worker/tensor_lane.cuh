@@ -4,8 +4,8 @@
 // In each worker one producer thread claims units, waits for their events and publishes them as
 // work items. All other warps of the lane process the same items in the same order, each in its
 // roles: see worker/roles.cuh. The producer thread has the load role, and loads as far ahead as the
-// ring of stages has room. A first unit that is known at launch and waits for nothing is not
-// published.
+// ring of stages has room. In programs without roles and tickets, a first unit that waits for
+// nothing is not published.
 #pragma once
 #include "ptx/bulk_copy.cuh"
 #include "worker/admission.cuh"
@@ -125,7 +125,8 @@ class TensorLane {
     CountCache<Program::kLimits> counts;
     begin_first(stages);
     const Admission admission(base_);
-    // NOTE: other programs wait before their first task: here it would cost some of them registers.
+    // NOTE: other programs wait before their first task, to save registers; so does this form of
+    // the code.
     constexpr bool kWaitsFirst = kByTicket || kLoadsEarly<Program>;
     bool is_admitted = kWaitsFirst && admission.wait(), lost = kWaitsFirst && !is_admitted;
     if (lost) return false;
@@ -560,7 +561,7 @@ class TensorLane {
     return true;
   }
 
-  Run<Program>& run_;  // its epoch is known once the run is admitted
+  Run<Program>& run_;  // lead() sets its epoch, if loads begin early
   u32 base_;  // shared address
   WorkRing units_;
   u32* scratch_;

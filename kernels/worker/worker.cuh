@@ -150,8 +150,8 @@ ETC_DEVICE void run_worker(const typename Program::Args& g) {
   }
   if (warp == kProducerWarp) {
     // NOTE: if loads can begin early, it prepares them while the other warps initialize mbarriers.
-    // In other programs that order would only cost registers, which some cannot spare. It gets the
-    // run's epoch with its admission.
+    // In other programs that order would only cost registers, which some cannot spare. The producer
+    // thread gets the run's epoch with its admission.
     if (lane == 0) tensor.init_producer();
     __syncwarp();
     if constexpr (Program::kCluster > 1) {
@@ -177,16 +177,16 @@ ETC_DEVICE void run_worker(const typename Program::Args& g) {
     };
     if constexpr (kLoadsEarly<Program>) {
       if (threadIdx.x == kWorkerThreads - 1) tensor.prefetch_maps();
-      const u32 share = ptx::warp();
-      if (lane == 0) tensor.template init<kOtherWarps>(share - u32(share > kProducerWarp));
+      const u32 own = ptx::warp();
+      if (lane == 0) tensor.template init<kOtherWarps>(own - u32(own > kProducerWarp));
       __syncwarp();
       // NOTE: not by the compute warps: the load would delay the thread that publishes.
       u32 aborted = 0;
-      if (share > kProducerWarp) aborted = run.abort_word();
+      if (own > kProducerWarp) aborted = run.abort_word();
       meet();
       if (warp == 0 && lane == 0) tensor.publish_initialized();
       run.epoch = control->epoch;
-      is_aborted = ptx::used_here(aborted) != 0;
+      is_aborted = ptx::defer_use(aborted) != 0;
       if (!kStoreWarpBegins<Program> && warp > kProducerWarp) begin_epoch(run, is_aborted);
     }
     // A peer may abort at any moment: the threads of a worker must agree.

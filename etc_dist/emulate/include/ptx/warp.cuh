@@ -8,7 +8,7 @@ inline u32 thread() { return threadIdx.x; }
 inline u32 lane() { return threadIdx.x % 32; }
 inline u32 warp() { return __shfl_sync(~0u, threadIdx.x / 32, 0); }
 inline u32 uniform(u32 v) { return v; }
-inline u32 used_here(u32 v) { return v; }
+inline u32 defer_use(u32 v) { return v; }
 inline bool elect_one() {
   emulation::exchange("elect_one", {});
   return lane() == 0;
