@@ -311,11 +311,7 @@ class StageLoader {
     const u32 n = placer_.cursor().n;
     u32 at;
     if (!placer_.next(bytes, at, wait_empty(run))) return false;
-    stage = Ring::stage(base_, n, at);
-    ptx::mbarrier_arrive_expect(stage.full, expected);
-    if (Ring::kGatherers > 0 && !is_gathered) {
-      ptx::mbarrier_arrive_many(stage.full, Ring::kGatherers);
-    }
+    stage = start(n, at, expected, is_gathered);
     return true;
   }
 
@@ -327,21 +323,15 @@ class StageLoader {
       const Run<Program>& run, u32 bytes, u32 expected, u32 count, F f) {
     u32 i = 0;
     return placer_.next_in_laps(bytes, count, wait_empty(run), [&](u32 n, u32 at) ETC_INLINE {
-      const Stage stage = Ring::stage(base_, n, at);
-      ptx::mbarrier_arrive_expect(stage.full, expected);
-      if (Ring::kGatherers > 0) ptx::mbarrier_arrive_many(stage.full, Ring::kGatherers);
-      f(stage, i++);
+      f(start(n, at, expected, false), i++);
     });
   }
 
   // For load_first(): begin() of the ring's next stage, of which none is to be emptied before.
   // NOTE: with as few instructions before the first loads as possible.
   ETC_DEVICE Stage begin_first(u32 bytes, u32 expected) {
-    const Stage stage = Ring::stage(base_, first_, first_ * bytes);
-    ptx::mbarrier_arrive_expect(stage.full, expected);
-    if (Ring::kGatherers > 0) ptx::mbarrier_arrive_many(stage.full, Ring::kGatherers);
-    ++first_;
-    return stage;
+    const u32 n = first_++;
+    return start(n, n * bytes, expected, false);
   }
   // For load(): the number of the task's stages that load_first() has begun.
   ETC_DEVICE u32 take_first(u32 bytes) {
@@ -388,6 +378,15 @@ class StageLoader {
   ETC_DEVICE u32 outstanding() const { return placer_.outstanding(); }
 
  private:
+  // Stage n, at `at`, which is empty: bulk copies will write `expected` bytes.
+  ETC_DEVICE Stage start(u32 n, u32 at, u32 expected, bool is_gathered) const {
+    const Stage stage = Ring::stage(base_, n, at);
+    ptx::mbarrier_arrive_expect(stage.full, expected);
+    if (Ring::kGatherers > 0 && !is_gathered) {
+      ptx::mbarrier_arrive_many(stage.full, Ring::kGatherers);
+    }
+    return stage;
+  }
   ETC_DEVICE auto wait_empty(const Run<Program>& run) const {
     return [&run, base = base_](u32 n) ETC_INLINE {
       return wait_mbarrier(run, Ring::empty(base, n), Ring::parity(n));
