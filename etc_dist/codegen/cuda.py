@@ -461,7 +461,9 @@ def _program(plan: Plan, constants: Mapping[str, int]) -> str:
         lists.append(f"  using {alias} = {calls};")
     if _is_dynamic(plan):
         queued = [
-            call_type(c.name) for lane in plan.lanes for c in lane.calls if c.waits
+            call_type(c.name)
+            for lane in plan.lanes
+            for c in filter(lane.queued, lane.calls)
         ]
         lists.append(f"  using QueuedCalls = CallList<{', '.join(queued)}>;")
         lists += [f"  using {queue} = etc::{queue};" for queue in QUEUES.values()]

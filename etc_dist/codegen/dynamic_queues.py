@@ -177,7 +177,7 @@ def releases(plan: Plan) -> Iterator[str]:
     found = [
         _Release(ref.events, lane, call, n, ref)
         for lane in plan.lanes
-        for call in lane.calls
+        for call in filter(lane.queued, lane.calls)
         for n, ref in enumerate(_waits(call))
     ]
     for release in found:

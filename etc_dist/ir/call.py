@@ -91,6 +91,9 @@ class Call:
     streams_after: int | None = None
     """The number of waits after which the indices are valid that a task loads, and its
     streamed operands may be loaded; None: all."""
+    in_order: bool = False
+    """Whether a dynamic schedule claims tasks that wait in their order, instead of
+    when they are ready."""
 
     @property
     def loop_axes(self) -> tuple[Coordinate, ...]:
@@ -177,6 +180,8 @@ class Call:
             lines.append(f"  pace {self.pace} ns")
         if self.even:
             lines.append("  even")
+        if self.in_order:
+            lines.append("  in order")
         if self.streams_after is not None:
             lines.append(f"  streams after {self.streams_after} of its waits")
         for n, region in enumerate(self.reads):

@@ -85,6 +85,7 @@ def moe_few_tokens_graph(
         writes=[ids[token, :], weights[token, :]],
         waits=[routed[m]],
         notifies=[picked[m]],
+        in_order=True,
     )
 
     active = g.local("active", (tokens, top_k, inner), dtype)
@@ -112,6 +113,7 @@ def moe_few_tokens_graph(
         writes=[active[token, :, span(first, left)]],
         waits=[routed[m]],
         notifies=[activated[m]],
+        in_order=True,
     )
 
     width = g.let("down_columns", 2 * ceildiv(hidden, 2 * of_token))
@@ -131,4 +133,5 @@ def moe_few_tokens_graph(
         ],
         writes=[y[token, of_block]],
         waits=[picked[m], activated[m]],
+        in_order=True,
     )

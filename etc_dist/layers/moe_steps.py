@@ -194,6 +194,7 @@ def add_choices(
         writes=[*(t[of_block, :] for t in (ids, weights)), chosen[:, this]],
         waits=[scored[n - (tiled - whole) * (n - n // TILE_BLOCKS)]],
         notifies=[routed[this if each else 0]],
+        in_order=True,
     )
     return Choices(ids, weights, chosen)
 
@@ -207,6 +208,8 @@ def add_tiles(
 ) -> Tiles:
     """Add the tiles of the rows in chosen [experts, blocks], at most `choices`."""
     experts, blocks = routing.experts, chosen.shape[1]
+    # Nothing else is ready meanwhile, unless tokens come from peers.
+    in_order = not any(ref.events.cross_rank for ref in waits)
     choices = g.let("choices", choices)
     # The most tiles that any routing needs, in whole groups.
     bound = minimum(choices, experts + choices // routing.tile_rows)
@@ -232,6 +235,7 @@ def add_tiles(
         writes=[before[e, :], tokens[tile(e, most)], counts[e]],
         waits=waits,
         notifies=[listed[0]],
+        in_order=in_order,
     )
     g.call(
         plan_tiles(routing),
@@ -240,6 +244,7 @@ def add_tiles(
         writes=[t[:] for t in (expert_row, expert, row, rows, first, needed)],
         waits=[listed[0]],
         notifies=[planned[0]],
+        in_order=in_order,
     )
     lists = expert, row, rows, first, before, expert_row, tokens, needed
     return Tiles(*lists, total, routing.tile_rows, planned[0])
@@ -392,6 +397,7 @@ def add_places(
     located = g.events("located", (1,), expects=blocks)
     (b,) = grid = g.grid(b=blocks)
     of_block = tile(b, block)
+    in_order = not waits
     if routing.split:
         left = tokens - b % ceildiv(tokens, block) * block
         of_block = span(b * block, minimum(block, left))
@@ -407,5 +413,6 @@ def add_places(
         writes=[place[of_block, :]],
         waits=[tiles.planned, *waits],
         notifies=[located[0]],
+        in_order=in_order,
     )
     return place, located[0]

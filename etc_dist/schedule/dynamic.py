@@ -11,7 +11,14 @@ from etc_dist.ir.event import EventTensor
 from etc_dist.ir.expr import Const, Expr
 from etc_dist.ir.function import TENSOR, TRANSFER
 from etc_dist.ir.graph import GraphFunction
-from etc_dist.schedule.plan import QUEUE, Lane, Plan, gating_axes, passing_axes
+from etc_dist.schedule.plan import (
+    QUEUE,
+    Lane,
+    Plan,
+    gating_axes,
+    is_queued,
+    passing_axes,
+)
 from etc_dist.schedule.static import require_calls, schedule_static
 
 MOST_WAITS = 32
@@ -22,17 +29,19 @@ def schedule_dynamic(graph: GraphFunction) -> Plan:
     """The dynamic plan of `graph`: both lanes take tasks from a queue. The task that
     makes the last notification of an event pushes the tasks that wait for it.
 
-    Calls without waits keep their order. Tasks of other calls are ordered by group,
-    since groups become ready as a whole. Those of the tensor lane's last calls may come
-    in passes. Raises ScheduleError for a graph without calls, and for one whose ready
-    tasks cannot be found on the GPU."""
+    Calls that are not queued keep their order. Tasks of other calls are ordered by
+    group, since groups become ready as a whole. Those of the tensor lane's last calls
+    may come in passes. Raises ScheduleError for a graph without calls, for one whose
+    ready tasks cannot be found on the GPU, and for one whose calls in order depend on
+    queued ones."""
     require_calls(graph)
     reasons = list(_obstacles(graph))
     if reasons:
         raise ScheduleError(
             f"graph {graph.name} cannot be scheduled dynamically",
             where=f"graph {graph.name}",
-            wanted="waits that determine without loads which tasks an event releases",
+            wanted="waits that determine without loads which tasks an event releases, "
+            "and calls in order that depend only on such calls",
             got="; ".join(reasons),
             fix='use schedule="static"',
         )
@@ -40,11 +49,11 @@ def schedule_dynamic(graph: GraphFunction) -> Plan:
     lanes = []
     for name in (TENSOR, TRANSFER):
         mine = [c for c in graph.calls if c.function.lane == name]
-        mine.sort(key=lambda c: bool(c.waits))
+        mine.sort(key=lambda c: (is_queued(c), bool(c.waits)))
         cluster = max((c.function.cluster for c in mine), default=1)
         lane = Lane(name, tuple(mine), QUEUE, cluster)
-        last = [c.name for c in mine if lane.share(c) == 1 and _is_last(graph, c)]
-        passing = tuple(c.name for c in mine if c.name in last and passing_axes(c))
+        last = [c for c in mine if lane.share(c) == 1 and _is_last(graph, c)]
+        passing = tuple(c.name for c in last if is_queued(c) and passing_axes(c))
         lanes.append(replace(lane, passing=passing))
     return Plan(graph, "dynamic", tuple(lanes))
 
@@ -59,8 +68,8 @@ def schedule_auto(graph: GraphFunction) -> Plan:
 
 
 def _in_groups(call: Call) -> Call:
-    """`call` in the order of its groups, if it has several."""
-    if not gating_axes(call):
+    """`call` in the order of its groups, if it has several in a queue."""
+    if not is_queued(call) or not gating_axes(call):
         return call
     return replace(call, order=group_order(call))
 
@@ -98,11 +107,12 @@ def group_order(call: Call) -> tuple[Expr, ...]:
 def _obstacles(graph: GraphFunction) -> Iterator[str]:
     """The reasons why a notifier cannot derive the groups that an event releases."""
     own = _of_rank(graph)
-    for call in graph.calls:
+    yield from order_obstacles(graph)
+    for call in filter(is_queued, graph.calls):
         if len(call.waits) > MOST_WAITS:
             excess = f"{len(call.waits)} waits, more than {MOST_WAITS}"
             yield f"call {call.name} has {excess}"
-        for axis in call.axes if call.waits else ():
+        for axis in call.axes:
             if any(symbol.name in own for symbol in axis.extent.symbols()):
                 yield f"the grid of call {call.name}, which waits, depends on the rank"
         for ref in call.waits:
@@ -117,6 +127,23 @@ def _obstacles(graph: GraphFunction) -> Iterator[str]:
             # a peer cannot load it.
             loaded = ", ".join(map(str, call.loaded_waits))
             yield f"call {call.name} waits for peers and for {loaded}, a loaded count"
+
+
+def order_obstacles(graph: GraphFunction) -> Iterator[str]:
+    """The reasons why workers might wait forever in tasks that are claimed in order:
+    all of them might, while queued tasks have no worker."""
+    for call in graph.calls:
+        if not call.waits or is_queued(call):
+            continue
+        if call.limited is not None:
+            yield f"call {call.name} is in order, and its extent is loaded"
+        for ref in call.waits:
+            for other in filter(is_queued, graph.calls):
+                if any(made.events.name == ref.events.name for made in other.notifies):
+                    yield (
+                        f"call {call.name} is in order, and waits for {ref}, which "
+                        f"the queued call {other.name} notifies"
+                    )
 
 
 def _surplus_obstacles(call: Call) -> Iterator[str]:

@@ -8,14 +8,14 @@ tasks that each runs alone.
 A strided lane assigns unit u to cluster u % clusters. Units of a ticket lane are
 claimed in order with an atomic ticket: on the tensor lane by clusters, on the transfer
 lane by several warps of every worker, and by the warps of the tensor lane once that is
-empty. Units of a queue lane are claimed in the same way: first those of calls without
-waits, in order, then all others in the order in which they become ready. Its calls are
-sorted accordingly: those without waits first.
+empty. Units of a queue lane are claimed in the same way: first, in order, those of
+calls that are not queued: without waits, then `in_order`; at last all others in the
+order in which they become ready. Its calls are sorted accordingly.
 
 The tasks of a call in a queue lane form *groups* that wait for the same events and so
 become ready together: one group for each value of the coordinates in the waits. A unit
-never spans two groups. In other lanes, and without waits, all tasks of a call are one
-group, or those of each turn of the loops around it.
+never spans two groups. In other lanes, and if it is not queued, all tasks of a call are
+one group, or those of each turn of the loops around it.
 
 A group may be split into *passes*, one for each value of the coordinates that precede
 all coordinates in the waits. Tasks of the first pass are queued like all others, those
@@ -43,6 +43,11 @@ def gating_axes(call: Call) -> tuple[Coordinate, ...]:
     parts = [part for ref in call.waits for part in ref.parts]
     names = {symbol.name for part in parts for symbol in part.symbols()}
     return tuple(axis for axis in call.axes if axis.symbol.name in names)
+
+
+def is_queued(call: Call) -> bool:
+    """Whether a dynamic schedule claims the tasks of `call` when they are ready."""
+    return bool(call.waits) and not (call.in_order and not call.loops)
 
 
 def passing_axes(call: Call) -> tuple[Coordinate, ...]:
@@ -81,7 +86,7 @@ class Lane:
 
     def queued(self, call: Call) -> bool:
         """Whether the units of `call` pass through the lane's queue."""
-        return self.policy == QUEUE and bool(call.waits)
+        return self.policy == QUEUE and is_queued(call)
 
     @cached_property
     def items(self) -> tuple[Item, ...]:
@@ -178,7 +183,7 @@ class Lane:
 
     @property
     def initial(self) -> Expr:
-        """Units that are ready from the start: those of calls without waits."""
+        """Units of calls that are not queued: they are claimed first, in order."""
         return self._sum([c for c in self.calls if not self.queued(c)])
 
     def place(self, call: Call, t: Any, env: dict[str, Any]) -> tuple[Any, Any]:

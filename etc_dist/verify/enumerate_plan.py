@@ -15,7 +15,7 @@ from etc_dist.ir.call import TASK, Call
 from etc_dist.ir.event import EventRef
 from etc_dist.ir.expr import Expr
 from etc_dist.ir.tensor import Region
-from etc_dist.schedule.plan import QUEUE, Lane, Plan
+from etc_dist.schedule.plan import Lane, Plan
 from etc_dist.verify.enumeration import (
     BODY,
     EARLY,
@@ -318,7 +318,10 @@ class _Reader:
         for n, region in enumerate(block.call.reads):
             access = self.access(block, region, False, active, runs)
             if access is not None:
-                function, from_queue = block.call.function, block.lane.policy == QUEUE
+                function, from_queue = (
+                    block.call.function,
+                    block.lane.queued(block.call),
+                )
                 # All waits of a task from a queue are met before it starts.
                 early = n in function.reads_before_wait and not from_queue
                 phase, gathered = EARLY if early else BODY, n in function.gathers

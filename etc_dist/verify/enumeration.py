@@ -237,7 +237,7 @@ def place(plan: Plan, blocks: list[Block], workers: int) -> Queues:
         unit, member = lane.place(block.call, block.index, block.env)
         if lane.share(block.call) > 1:
             slot[here], whole[here] = member, False
-        if lane.policy == QUEUE:
+        if lane.policy == QUEUE and (lane.queued(block.call) or not block.call.waits):
             queue[here] = np.arange(len(names), len(names) + block.count)
             names += [f"the {lane.name} lane of rank {block.rank}"] * block.count
             continue

@@ -17,7 +17,6 @@ from etc_dist.ir.expr import Const, Load
 from etc_dist.ir.graph import GraphFunction
 from etc_dist.ir.loads import Guard, guarded_loads, loads_of, under
 from etc_dist.ir.tensor import Region
-from etc_dist.schedule.plan import QUEUE
 from etc_dist.verify.cells import Cells
 from etc_dist.verify.enumeration import (
     BEGINNING,
@@ -39,7 +38,7 @@ def load_accesses(
     found: list[Access] = []
     call = block.call
     # All waits of a task from a queue are met before it starts.
-    streams = call.streams_after is not None and block.lane.policy != QUEUE
+    streams = call.streams_after is not None and not block.lane.queued(call)
     for phase, exprs in (
         (WAITING, waiting_exprs(call)),
         (WAITING if streams else BEGINNING, working_exprs(call)),

@@ -13,6 +13,7 @@ struct Span {
 // The calls that wait for an event tensor; generated for each event tensor.
 template <class... Rs>
 struct ReleaseList {
+  static constexpr int kCount = sizeof...(Rs);
   template <class F>
   ETC_DEVICE static void each(F f) {
     (f(Rs{}), ...);
@@ -140,6 +141,10 @@ ETC_DEVICE void notify_and_release(
       using Event = decltype(event);
       const EventRef ref = Call::notify(run.g, c, n);
       const u32 step = parts * Call::notify_step(n);
+      if constexpr (Releases<Event>::kCount == 0) {  // no queued call waits for it
+        if (ptx::lane() == 0) notify_event(run, ref, step);
+        return;
+      }
       u32 old = 0;
       if (ptx::lane() == 0) old = count_event(run, ref, step);
       old = __shfl_sync(~0u, old, 0);

@@ -4,6 +4,10 @@
 
 namespace etc {
 
+// Whether the units of a call come from a queue, once all their waits are met.
+template <class Call>
+constexpr bool kIsQueued = requires { requires Call::kQueued != 0; };
+
 template <class... Calls>
 struct CallList {
   static constexpr int kCount = sizeof...(Calls);

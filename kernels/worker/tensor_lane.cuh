@@ -55,11 +55,11 @@ class TensorLane {
   // that exists may come with one.
   template <class Call>
   static constexpr bool kMayBeSurplus =
-      Call::kLimit > 0 && (!Program::kDynamic || Call::kCluster != Program::kTensorCluster);
+      Call::kLimit > 0 && (!kIsQueued<Call> || Call::kCluster != Program::kTensorCluster);
   // Whether all that such a task loads is known with the count.
   template <class Call>
   static constexpr bool kLoadsWithCount =
-      kMayBeSurplus<Call> && !Program::kDynamic && Call::kWaits == 1;
+      kMayBeSurplus<Call> && !kIsQueued<Call> && Call::kWaits == 1;
 
  public:
   // NOTE: by warp_max(), so that the compiler does not compute the address again where a body uses
@@ -148,7 +148,7 @@ class TensorLane {
           who = Waiter{kTensorLane, Call::kCall, u32(t)};
           bool fits = true;
           if constexpr (kMayBeSurplus<Call>) {
-            if constexpr (!Program::kDynamic) {
+            if constexpr (!kIsQueued<Call>) {
               going = wait_event_once<Program, Call>(run_, c, 0, who, seen);
               if (!going) return;
             }
@@ -156,14 +156,14 @@ class TensorLane {
             // NOTE: before the count is used, so that its load and the others overlap.
             if constexpr (kLoadsWithCount<Call>) fits = Call::in_range(run_.g, c);
             if (Call::is_surplus(c, count)) {
-              if constexpr (!Program::kDynamic && Call::kCluster == Program::kTensorCluster) {
+              if constexpr (!kIsQueued<Call> && Call::kCluster == Program::kTensorCluster) {
                 const i32 others = skip_block<Call>(t, next);
                 if constexpr (kRepeats<Call>) u += others, unit += others, left -= others;
               }
               return;
             }
           }
-          if constexpr (Program::kDynamic) {
+          if constexpr (kIsQueued<Call>) {
             going = is_in_range<Program, Call>(run_, c, who);
           } else if constexpr (kLoadsWithCount<Call>) {
             going = fits || who.fail(kOutOfRange, 0, 0);
@@ -190,7 +190,7 @@ class TensorLane {
               going = wait_starts<Program, Call>(run_, c, who, entered);
               if (!going) return;
             }
-            if (Call::kWaits > 0 && (Program::kDynamic || seen.is_unfenced)) {
+            if (Call::kWaits > 0 && (kIsQueued<Call> || seen.is_unfenced)) {
               // Orders other threads' writes before the bulk copies of this task.
               ptx::fence_proxy_async_global();
               seen.is_unfenced = false;
@@ -525,7 +525,7 @@ class TensorLane {
     const Body body(run_.g, c, i32(ptx::thread()), scratch_);
     if constexpr (Call::kReadsBeforeWait) {
       // Waits once, however often the body calls it.
-      bool has_waited = Program::kDynamic, met = true;
+      bool has_waited = kIsQueued<Call>, met = true;
       const auto wait = [&]() ETC_INLINE {
         if (!has_waited) met = wait_last(consumed);
         has_waited = true;

@@ -9,7 +9,7 @@ namespace etc {
 
 // One warp of the lane. Units are claimed in order with an atomic ticket. A warp holds a claimed
 // unit until it can run, so the order alone determines that the lane cannot deadlock. In a dynamic
-// program a warp holds a ticket until its unit is pushed; that unit can run.
+// program it may hold a ticket whose unit has not been pushed; a unit from the queue can run.
 template <class Program>
 class TransferLane {
   using Calls = typename Program::TransferCalls;
@@ -121,11 +121,11 @@ class TransferLane {
     return kRan;
   }
 
-  // One lane. A unit of a dynamic program is ready once it is pushed.
+  // One lane. A unit of a queued call is ready once it is pushed.
   template <class Call>
   ETC_DEVICE bool is_ready(const typename Call::Coord& c, Waiter& who) {
     bool ready;
-    if constexpr (Program::kDynamic) {
+    if constexpr (kIsQueued<Call>) {
       ready = is_in_range<Program, Call>(run_, c, who);
     } else {
       ready = waits_are_met<Program, Call>(run_, c, who);

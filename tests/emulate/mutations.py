@@ -196,7 +196,7 @@ BROKEN = {
             "ptx::load_acquire<kPeersPush<Program>>(slot)": "ptx::load_relaxed(slot)",
         },
     },
-    "queue/release": {"queue": {"  fence_groups<Call>();": ""}},
+    "queue/release": {"queue, mlp": {"  fence_groups<Call>();": ""}},
     "queue/push": {
         "queue": {
             "add(Call::Queue::surplus(g));": "",

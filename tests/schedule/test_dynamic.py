@@ -15,6 +15,7 @@ from etc_dist.ir.expr import ceildiv
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.layers.mlp import mlp_graph
 from etc_dist.layers.moe import moe_graph
+from etc_dist.layers.moe_few_tokens import moe_few_tokens_graph
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph
 from etc_dist.ops.matmul_reduce_scatter import matmul_reduce_scatter_graph
 from etc_dist.runtime.cpu import simulate
@@ -234,6 +235,61 @@ def test_the_last_matmul_comes_in_passes():
 def test_a_matmul_before_another_one_does_not_come_in_passes():
     lane = schedule_dynamic(columns(1, then="tensor")).lane("tensor")
     assert lane.passing == ()
+
+
+@graph_function
+def steps(g: Graph, *, in_order: bool, turns: int = 0) -> None:
+    """`begin`, `middle` and `end`, each after all tasks of the one before."""
+    n = g.dims("n")
+    events = [g.events(name, (turns + 1,), expects=n) for name in ("begun", "half")]
+
+    def add(turn: Any) -> None:
+        begun, half = (one[turn] for one in events)
+        grid = g.grid(i=n)
+        g.call(touch(), grid, name="end", waits=[half])
+        passed = {"waits": [begun], "notifies": [half], "in_order": in_order}
+        g.call(touch(), grid, name="middle", **passed)
+        g.call(touch(), grid, name="begin", notifies=[begun])
+
+    if turns:
+        with g.loop(turn=turns) as turn:
+            add(turn)
+    else:
+        add(0)
+
+
+def test_calls_in_order_are_claimed_first():
+    for in_order, order, initial in (
+        (False, ["begin", "end", "middle"], 7),
+        (True, ["begin", "middle", "end"], 14),
+    ):
+        plan = schedule_dynamic(steps(1, in_order=in_order))
+        lane = plan.lane("tensor")
+        assert [call.name for call in lane.calls] == order
+        assert int(lane.initial.evaluate({"n": 7, "rank": 0})) == initial
+        verify(plan, {"n": 7}, 4)
+
+
+def test_in_a_loop_no_call_is_in_order():
+    plan = schedule_dynamic(steps(1, in_order=True, turns=3))
+    assert int(plan.lane("tensor").initial.evaluate({"n": 7, "rank": 0})) == 21
+    verify(plan, {"n": 7}, 4)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 16])
+@pytest.mark.parametrize("tokens", [1, 40, 150])
+def test_experts_in_order_run_on_any_number_of_workers(tokens, workers, rng):
+    graph = moe_few_tokens_graph(1, experts=8, top_k=2)
+    if tokens > 1:
+        graph = moe_graph(1, experts=8, top_k=2)
+        workers *= 2
+    dims = {"tokens": tokens, "hidden": 16, "inner": 24}
+    given = inputs(graph, dims, rng)
+    (static,) = simulate(schedule_static(graph), given, dims, check=False).outputs
+    plan = schedule_dynamic(graph)
+    options = {"seed": workers, "workers": workers, "epochs": 2, "check": False}
+    (found,) = simulate(plan, given, dims, **options).outputs
+    assert found["y"].tobytes() == static["y"].tobytes()
 
 
 def test_calls_without_waits_come_first_and_keep_their_order():

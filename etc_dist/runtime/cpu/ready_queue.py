@@ -1,7 +1,8 @@
 """The queue of ready units of a lane on one rank.
 
 It is not first-in-first-out: a worker takes a random ready unit, so that no program
-relies on an order that the plan does not guarantee.
+relies on an order that the plan does not guarantee. It guarantees that of the initial
+units, if some of them wait.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ class ReadyQueue:
         self.left = int(lane.total.evaluate(env))
         """The number of units that are not taken, ready or not, without those that are
         known to be surplus."""
-        self._ready = list(range(int(lane.initial.evaluate(env))))
+        initial = range(int(lane.initial.evaluate(env)))
+        waits = any(c.waits and not lane.queued(c) for c in lane.calls)
+        self._ready = [] if waits else list(initial)
+        self._in_order = iter(initial if waits else ())
         self._chance, self._counts = chance, counts
         self._pending = [
             _Pending(lane, c, env) for c in filter(lane.queued, lane.calls)
@@ -49,7 +53,12 @@ class ReadyQueue:
             self.left -= surplus
 
     def take(self) -> int | None:
-        """The number of a ready unit in the lane; None if there is none."""
+        """The number of a unit in the lane, which is ready, or comes first in order;
+        None if there is none."""
+        following = next(self._in_order, None)
+        if following is not None:
+            self.left -= 1
+            return following
         if not self._ready:
             return None
         at = self._chance.randrange(len(self._ready))
