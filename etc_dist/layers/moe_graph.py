@@ -348,6 +348,7 @@ def _exchange(g: Graph, to: Exchange) -> None:
         ],
         waits=[to.routed[b]],
         notifies=[to.shared.on(at)[0]],
+        in_order=True,
     )
 
     def in_turn(t: Expr) -> tuple[Expr, Expr, Expr]:
@@ -371,6 +372,7 @@ def _exchange(g: Graph, to: Exchange) -> None:
         waits=[to.routed[b]],
         notifies=[to.arrived.on(at)[0]],
         order=in_turn,
+        in_order=True,
     )
 
 

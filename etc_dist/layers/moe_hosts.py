@@ -159,6 +159,7 @@ def _send_to_hosts(
         ],
         waits=[to.routed[b]],
         notifies=[staged[b]],
+        in_order=True,
     )
     s, b = grid = g.grid(s=steps, b=blocks)
     partner = (g.rank + (s + 1) * near) % world
@@ -185,6 +186,7 @@ def _send_to_hosts(
             writes=[target.on(partner)[regions[1], :]],
             waits=[ready[b]],
             notifies=[event.on(partner)[s, b]],
+            in_order=True,
         )
     return came_x, came, known, here
 
@@ -224,6 +226,7 @@ def _share(
         ],
         waits=waits,
         notifies=[to.shared.on(at)[0]],
+        in_order=True,
     )
 
 
@@ -248,6 +251,7 @@ def _push(
         writes=[to.all_x.on(at)[part, :]],
         waits=waits,
         notifies=[to.arrived.on(at)[0]],
+        in_order=True,
     )
 
 

@@ -208,8 +208,6 @@ def add_tiles(
 ) -> Tiles:
     """Add the tiles of the rows in chosen [experts, blocks], at most `choices`."""
     experts, blocks = routing.experts, chosen.shape[1]
-    # Nothing else is ready meanwhile, unless tokens come from peers.
-    in_order = not any(ref.events.cross_rank for ref in waits)
     choices = g.let("choices", choices)
     # The most tiles that any routing needs, in whole groups.
     bound = minimum(choices, experts + choices // routing.tile_rows)
@@ -235,7 +233,7 @@ def add_tiles(
         writes=[before[e, :], tokens[tile(e, most)], counts[e]],
         waits=waits,
         notifies=[listed[0]],
-        in_order=in_order,
+        in_order=True,
     )
     g.call(
         plan_tiles(routing),
@@ -244,7 +242,7 @@ def add_tiles(
         writes=[t[:] for t in (expert_row, expert, row, rows, first, needed)],
         waits=[listed[0]],
         notifies=[planned[0]],
-        in_order=in_order,
+        in_order=True,
     )
     lists = expert, row, rows, first, before, expert_row, tokens, needed
     return Tiles(*lists, total, routing.tile_rows, planned[0])
