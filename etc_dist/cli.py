@@ -152,6 +152,7 @@ def _add_bundle(command: argparse.ArgumentParser) -> None:
 def tune_gpus(options: argparse.Namespace) -> int:
     """Measure a tuning, and save it. Collective."""
     # NOTE: here, since the other commands start no world.
+    from etc_dist.layers.tune_mlp import tune_mlp
     from etc_dist.ops.tune import SIZES, parse_sizes, tune_world
     from etc_dist.world import start
 
@@ -160,7 +161,7 @@ def tune_gpus(options: argparse.Namespace) -> int:
     with start(replace(Settings.load(), verify=0)) as world:
         say = print if world.rank == 0 else lambda text: None
         say(world.show())
-        made = tune_world(world, sizes, say)
+        made = tune_mlp(world, tune_world(world, sizes, say), sizes, say)
         place = options.output or Cache(world.settings.cache).root
         if world.local_rank == 0 and options.output is None:
             save_tuning(Cache(world.settings.cache), made)

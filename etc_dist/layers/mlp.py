@@ -11,8 +11,9 @@ from etc_dist.functions.matmul import TILE, matmul_gated, matmul_send
 from etc_dist.functions.push_rows import PACKET_BYTES
 from etc_dist.functions.sum_slots import PIECE_COLUMNS, PIECE_ROWS
 from etc_dist.ir import Graph, ceildiv, graph_function, tile
+from etc_dist.layers.mlp_policy import choose_shapes
 from etc_dist.layers.mlp_steps import add_tensors
-from etc_dist.layers.mlp_tiles import choose_shapes, mlp_tiles_graph
+from etc_dist.layers.mlp_tiles import mlp_tiles_graph
 from etc_dist.ops.all_gather_matmul import push_packets, source_of
 from etc_dist.ops.argument_table import ArgumentTable
 from etc_dist.ops.deterministic import BATCH

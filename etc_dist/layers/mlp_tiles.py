@@ -3,16 +3,14 @@ number of rows selects the tile shapes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from etc_dist.functions.epilogue import swiglu
 from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir import Graph, graph_function
 from etc_dist.layers.mlp_steps import add_tensors
 from etc_dist.ops.few_rows import BLOCK, SUMMED, RowBlocks
-from etc_dist.ops.matmul_policy import SHAPES, explained
-from etc_dist.ops.tuning import Tuning
-from etc_dist.schedule.plan import Choice
+from etc_dist.ops.matmul_policy import SHAPES
 
 
 @graph_function
@@ -54,24 +52,3 @@ def mlp_tiles_graph(
     )
     tiles = blocks.tiles("down", down_shape, shapes)
     blocks.multiply_and_return("down", tiles, (active, down, y), activated, summed)
-
-
-def choose_shapes(
-    dims: Mapping[str, int],
-    world_size: int,
-    workers: int,
-    shapes: Sequence[TileShape],
-    *,
-    in_order: bool = False,
-    tuning: Tuning,
-) -> list[Choice]:
-    """The dims that select the tile shapes of a call. The larger matmul's tiles decide
-    whether workers load for each other: if only one of the two does so, the workers of
-    a pair wait for each other in both."""
-    tokens, hidden, inner = world_size * dims["rows"], dims["hidden"], dims["inner"]
-    up, down = (tokens, 2 * inner, hidden), (tokens, hidden, inner)
-    given = workers, shapes, tuning
-    first = explained("gate_up_shape", up, *given, gated=True, in_order=in_order)
-    shared = shapes[first.value].multicasts
-    second = explained("down_shape", down, *given, in_order=in_order, multicast=shared)
-    return [first, second]

@@ -45,6 +45,8 @@ NEAR = 1 / 8
 BOUNDS = ("copies into the SMs", "reads from memory", "the tensor cores")
 NEXT = 3
 """Further tile shapes that an explanation lists."""
+Sizes = tuple[int, int, int]
+"""M, N and K."""
 
 
 @dataclass(frozen=True)
@@ -159,23 +161,18 @@ def rate(
     *,
     gated: bool = False,
     in_order: bool = False,
-    multicast: bool | None = None,
     tuning: Tuning | None = None,
 ) -> list[Rating]:
     """The tile shapes to choose from for x [m, k] and w [n, k]: first those measured at
     such sizes, then the others by the model, each group the fastest first. gated: only
     shapes for gated matmuls. in_order: only shapes that add over k in order, so that a
-    row has the same bits for any m. multicast: if given, only shapes with it, or only
-    those without, if there are any."""
+    row has the same bits for any m."""
     tuning = tuning or default_tuning()
     left = {
         number: shapes[number]
         for number in serving(m, shapes)
         if shapes[number].serves(gated=gated, in_order=in_order)
     }
-    if multicast is not None:
-        alike = {at: one for at, one in left.items() if one.multicasts == multicast}
-        left = alike or left
     swapped = {number: one for number, one in left.items() if one.swapped}
     if m <= ONLY_SWAPPED_ROWS:
         left = swapped or left
@@ -218,20 +215,19 @@ def choose(
 
 def explained(
     dim: str,
-    sizes: tuple[int, int, int],
+    sizes: Sizes,
     workers: int,
     shapes: Sequence[TileShape],
     tuning: Tuning,
     *,
     gated: bool = False,
     in_order: bool = False,
-    multicast: bool | None = None,
 ) -> Choice:
     """`choose` for m, n and k, as the value of a dim, with its reasons; arguments as
     for `rate`."""
     kinds = {"gated": gated, "in_order": in_order}
-    ratings = rate(*sizes, workers, shapes, **kinds, multicast=multicast, tuning=tuning)
-    reasons = partial(_explain, sizes, workers, shapes, ratings, tuning)
+    ratings = rate(*sizes, workers, shapes, **kinds, tuning=tuning)
+    reasons = partial(explain, sizes, workers, shapes, ratings, tuning)
     return Choice(dim, ratings[0].number, reasons)
 
 
@@ -240,9 +236,18 @@ def row_class(m: int) -> int | None:
     return next((most for most in ROW_CLASSES if m <= most), None)
 
 
+def is_near(sizes: tuple[int, int], measured: tuple[int, int]) -> bool:
+    """Whether times measured with two numbers serve two others."""
+    return all(abs(a - b) <= NEAR * b for a, b in zip(sizes, measured, strict=True))
+
+
+def waves_of(shape: TileShape, sizes: Sizes, workers: int) -> int:
+    return work_of(shape, *sizes, workers).waves
+
+
 def _nearest(
     tuning: Tuning,
-    sizes: tuple[int, int, int],
+    sizes: Sizes,
     workers: int,
     allowed: Sequence[TileShape],
 ) -> Measured | None:
@@ -251,18 +256,15 @@ def _nearest(
     m, n, k = sizes
 
     def serves(one: Measured) -> bool:
-        near = all(abs(a - b) <= NEAR * b for a, b in ((n, one.n), (k, one.k)))
+        near = is_near((n, k), (one.n, one.k))
         if not near or row_class(m) != one.m or allowed[0].key not in one.us:
             return False
-        waves = [
-            {
-                work_of(shape, *at, workers).waves
-                for at in (sizes, (one.m, one.n, one.k))
-            }
+        at = one.m, one.n, one.k
+        return all(
+            waves_of(shape, sizes, workers) == waves_of(shape, at, workers)
             for shape in allowed
             if shape.key in one.us
-        ]
-        return all(len(each) == 1 for each in waves)
+        )
 
     found = filter(serves, tuning.measured if workers == tuning.workers else ())
     return min(
@@ -270,8 +272,8 @@ def _nearest(
     )
 
 
-def _explain(
-    sizes: tuple[int, int, int],
+def explain(
+    sizes: Sizes,
     workers: int,
     shapes: Sequence[TileShape],
     ratings: Sequence[Rating],

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from statistics import fmean, median
@@ -119,10 +120,10 @@ def tune(
     for (n, k), m in product(sizes, ROW_CLASSES):
         samples = _samples(made, m, n, k)[:BEST]
         found = times(samples)
-        if _gain(found) > LEAST_GAIN:  # measured twice: one may be an accident
+        if gain_of(found) > LEAST_GAIN:  # measured twice: one may be an accident
             again = zip(found, measure(samples), strict=True)
             found = [round(fmean(both), 2) for both in again]
-        if _gain(found) > LEAST_GAIN:
+        if gain_of(found) > LEAST_GAIN:
             fast = sorted((us, one) for us, one in zip(found, samples, strict=True))
             named = {str(SHAPES[one.number]): us for us, one in fast if us <= found[0]}
             measured.append(Measured(m, n, k, named))
@@ -153,9 +154,10 @@ def tune_world(
     return parse(first, "rank 0", f"{every[0]}, by etc-dist tune")
 
 
-class GpuTimer:
-    """Times calls on this rank's GPU: events around a call whose launch is enqueued
-    while another kernel reads memory, so that no operand is in the L2 cache."""
+class CallTimer(ABC):
+    """Times calls of a program on this rank's GPU: events around a call whose launch is
+    enqueued while another kernel reads memory, so that no operand is in the L2 cache.
+    elements: of all inputs of a call, and of its output, at most."""
 
     def __init__(self, world: World, program: Any, elements: int) -> None:
         import cupy
@@ -170,20 +172,32 @@ class GpuTimer:
         self._found = cupy.empty(16 * count, np.uint32)
         self._events = [cupy.cuda.Event() for _ in range(2)]
 
-    def __call__(self, samples: Sequence[Sample]) -> list[float]:
+    def __call__(self, samples: Sequence[Any]) -> list[float]:
         mine = [self._time(one) for one in samples]
         every = cast(list[list[float]], self._world.gather(mine))
         return [max(each) for each in zip(*every, strict=True)]
 
-    def _time(self, sample: Sample) -> float:
-        m, n, k, number = sample
-        flat = self._data.reshape(-1)
-        x, w = _matrix(flat, m, k), _matrix(flat[m * k :], n, k)
-        given = {"x": x, "w": w, "y": _matrix(self._out, m, n)}
+    @abstractmethod
+    def _time(self, sample: Any) -> float:
+        """The microseconds of a sample on this rank."""
+
+    def time_call(
+        self,
+        inputs: Mapping[str, tuple[int, int]],
+        output: tuple[str, int, int],
+        dims: Mapping[str, int],
+    ) -> float:
+        """The same of a call on matrices of these names and sizes."""
+        flat, at, given = self._data.reshape(-1), 0, {}
+        for name, (rows, columns) in inputs.items():
+            given[name] = _matrix(flat[at:], rows, columns)
+            at += rows * columns
+        name, rows, columns = output
+        given[name] = _matrix(self._out, rows, columns)
         times: list[float] = []
         start, end = self._events
         with self._world.exclusive:
-            bound, _ = self._program.bind_arrays(given, {"shape": number}, None)
+            bound, _ = self._program.bind_arrays(given, dims, None)
             for _ in range(WARM_UP + REPEATS):
                 self._read_all()
                 start.record()
@@ -201,13 +215,22 @@ class GpuTimer:
         rows.max(axis=1, out=self._found)
 
 
+class GpuTimer(CallTimer):
+    """Times matmuls."""
+
+    def _time(self, sample: Sample) -> float:
+        m, n, k, number = sample
+        sizes = {"x": (m, k), "w": (n, k)}
+        return self.time_call(sizes, ("y", m, n), {"shape": number})
+
+
 def _matrix(flat: Any, rows: int, columns: int) -> Any:
     """The first elements of an array of 16-bit numbers."""
     part = flat[: rows * columns].view(numpy_dtype("bfloat16"))
     return part.reshape(rows, columns)
 
 
-def _gain(times: Sequence[float]) -> float:
+def gain_of(times: Sequence[float]) -> float:
     """How much longer the first time is than the shortest one, as a share."""
     return times[0] / min(times) - 1
 

@@ -1,8 +1,8 @@
 """Tunings: what is measured on a kind of GPU to choose the tiles of matmuls.
 
 A tuning has the constants of the model in `matmul_policy.py`, and sizes at which other
-tiles were faster than those of the model. Those in `tuned/` belong to the package;
-`etc-dist tune` measures one and saves it in the cache.
+tiles were faster than those of the model; also of pairs of tiles in an MLP. Those in
+`tuned/` belong to the package; `etc-dist tune` measures one and saves it in the cache.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from etc_dist.settings import AUTO
 if TYPE_CHECKING:
     from etc_dist.world import World
 
-FORMAT = 1
+FORMAT = 2
 KIND = "tunings"
 """The kind of entries of the cache."""
 DEFAULT = "h200"
@@ -65,6 +65,17 @@ class Measured:
 
 
 @dataclass(frozen=True)
+class MeasuredPair:
+    """Microseconds of an MLP for m rows of all ranks, with `inner` of this one, by the
+    texts of gate_up's and down's tiles, joined by " + "."""
+
+    m: int
+    hidden: int
+    inner: int
+    us: Mapping[str, float]
+
+
+@dataclass(frozen=True)
 class Tuning:
     """workers: of a GPU of the kind `device`. factors: the mean of measured times,
     divided by the model's, by the text of tiles and a class of rows. origin: for
@@ -75,13 +86,15 @@ class Tuning:
     constants: Constants
     measured: tuple[Measured, ...] = ()
     factors: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    pairs: tuple[MeasuredPair, ...] = ()
     origin: str = field(default="", compare=False)
 
     def document(self) -> dict[str, Any]:
         """For JSON, with a checksum."""
         found = {"format": FORMAT, **asdict(self)}
         del found["origin"]
-        found["measured"] = list(found["measured"])
+        for name in ("measured", "pairs"):
+            found[name] = list(found[name])
         return {**found, "checksum": sha256(canonical(found))[:16]}
 
     def factor(self, tile: str, m: int) -> float:
@@ -111,12 +124,15 @@ def parse(document: Any, where: str, origin: str) -> Tuning:
             Constants(**numbers),
             tuple(Measured(**one) for one in document["measured"]),
             document["factors"],
+            tuple(MeasuredPair(**one) for one in document["pairs"]),
             origin,
         )
         constants = [numbers[one.name] for one in fields(Constants)]
         times = [us for one in made.measured for us in one.us.values()]
+        times += [us for one in made.pairs for us in one.us.values()]
         times += [one for each in made.factors.values() for one in each.values()]
         sizes = [n for one in made.measured for n in (one.m, one.n, one.k)]
+        sizes += [n for one in made.pairs for n in (one.m, one.hidden, one.inner)]
         positive = all(math.isfinite(n) and n > 0 for n in (*constants, *times))
         whole = all(type(n) is int and n > 0 for n in (made.workers, *sizes))
         if positive and whole and document == made.document():

@@ -9,7 +9,8 @@ import pytest
 
 from etc_dist.errors import ArgumentError, WorldError
 from etc_dist.layers.mlp import MLP
-from etc_dist.layers.mlp_tiles import choose_shapes, mlp_tiles_graph
+from etc_dist.layers.mlp_policy import choose_shapes
+from etc_dist.layers.mlp_tiles import mlp_tiles_graph
 from etc_dist.ops.few_rows import MOST_ROWS, capacity_dims
 from etc_dist.ops.matmul_policy import GATED, SHAPES
 from etc_dist.ops.tuning import default_tuning

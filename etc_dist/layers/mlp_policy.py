@@ -1,0 +1,165 @@
+"""The choice of the MLP's two tile shapes, as a pair: their times alone do not add up.
+
+A matmul after one on other tiles waits for its code, which no instruction cache holds.
+Down reads its activations only after the last of them is written, so tiles that read
+much of them take longer than alone. And if only one of the two multicasts, the workers
+of a pair wait for each other in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from typing import NamedTuple
+
+from etc_dist.functions.tile_matmul import TileShape
+from etc_dist.ops.matmul_policy import (
+    Rating,
+    Sizes,
+    explain,
+    is_near,
+    rate,
+    row_class,
+    waves_of,
+)
+from etc_dist.ops.tuning import MeasuredPair, Tuning
+from etc_dist.schedule.plan import Choice
+
+SWITCH_US = 2.0
+"""How much longer a pair of two tile shapes takes than their times alone; 1 to 2 us on
+an H200."""
+
+
+class Pair(NamedTuple):
+    """The ratings of gate_up's and down's tiles, and the time of both. measured: the
+    sizes at which it was measured; None if it is predicted."""
+
+    up: Rating
+    down: Rating
+    us: float
+    measured: MeasuredPair | None = None
+
+
+def sizes_of(m: int, hidden: int, inner: int) -> tuple[Sizes, Sizes]:
+    """M, N and K of gate_up and of down."""
+    return (m, 2 * inner, hidden), (m, hidden, inner)
+
+
+def pair_key(up: TileShape, down: TileShape) -> str:
+    return f"{up.key} + {down.key}"
+
+
+def rate_pairs(
+    m: int,
+    hidden: int,
+    inner: int,
+    workers: int,
+    shapes: Sequence[TileShape],
+    *,
+    in_order: bool = False,
+    tuning: Tuning,
+) -> list[Pair]:
+    """The pairs to choose from for m rows: first those measured at such sizes, then the
+    others by the times of the two matmuls, each group the fastest first."""
+    first, second = sizes_of(m, hidden, inner)
+    ups, downs = (
+        rate(*sizes, workers, shapes, gated=gated, in_order=in_order, tuning=tuning)
+        for sizes, gated in ((first, True), (second, False))
+    )
+    every = [
+        Pair(up, down, up.us + down.us + SWITCH_US * (up.number != down.number))
+        for up, down in product(ups, downs)
+    ]
+    found = [
+        one
+        for one in every
+        if shapes[one.up.number].multicasts == shapes[one.down.number].multicasts
+    ] or every
+    most = max(map(_measured_parts, found))
+    found.sort(key=lambda one: (_measured_parts(one) < most, one.us))
+    near = _nearest(tuning, (m, hidden, inner), workers, shapes)
+    if near is None:
+        return found
+    named = {pair_key(shapes[a.number], shapes[b.number]): (a, b) for a, b, *_ in found}
+    known = [Pair(*named[key], us, near) for key, us in near.us.items() if key in named]
+    return sorted(known, key=lambda one: one.us) + found
+
+
+def _measured_parts(pair: Pair) -> int:
+    """How many of the two matmuls have a measured time."""
+    return sum(one.measured is not None for one in (pair.up, pair.down))
+
+
+def _nearest(
+    tuning: Tuning,
+    sizes: tuple[int, int, int],
+    workers: int,
+    shapes: Sequence[TileShape],
+) -> MeasuredPair | None:
+    """The nearest measured sizes that serve `sizes`, with as many waves."""
+    m, hidden, inner = sizes
+    by_key = {shape.key: shape for shape in shapes}
+
+    def serves(one: MeasuredPair) -> bool:
+        if row_class(m) != one.m or not is_near(
+            (hidden, inner), (one.hidden, one.inner)
+        ):
+            return False
+        at = sizes_of(one.m, one.hidden, one.inner)
+        return all(
+            waves_of(by_key[key], here, workers)
+            == waves_of(by_key[key], there, workers)
+            for pair in one.us
+            for key, here, there in zip(
+                pair.split(" + "), sizes_of(*sizes), at, strict=True
+            )
+            if key in by_key
+        )
+
+    found = filter(serves, tuning.pairs if workers == tuning.workers else ())
+    return min(
+        found,
+        key=lambda one: abs(hidden / one.hidden - 1) + abs(inner / one.inner - 1),
+        default=None,
+    )
+
+
+def choose_shapes(
+    dims: Mapping[str, int],
+    world_size: int,
+    workers: int,
+    shapes: Sequence[TileShape],
+    *,
+    in_order: bool = False,
+    tuning: Tuning,
+) -> list[Choice]:
+    """The dims that select the tile shapes of a call."""
+    tokens, hidden, inner = world_size * dims["rows"], dims["hidden"], dims["inner"]
+    pairs = rate_pairs(
+        *(tokens, hidden, inner, workers, shapes), in_order=in_order, tuning=tuning
+    )
+    best = pairs[0]
+    sizes = sizes_of(tokens, hidden, inner)
+
+    def reasons(own: int, text: str) -> Callable[[], list[str]]:
+        def explained() -> list[str]:
+            every = dict.fromkeys((pair.up, pair.down)[own] for pair in pairs)
+            chosen, *others = every
+            ratings = [chosen, *sorted(others, key=lambda one: one.us)]
+            lines = explain(sizes[own], workers, shapes, ratings, tuning)
+            return [lines[0], f"  {text}: {_time(best)}", *lines[1:]]
+
+        return explained
+
+    up, down = best.up.number, best.down.number
+    return [
+        Choice("gate_up_shape", up, reasons(0, f"with down on {shapes[down]}")),
+        Choice("down_shape", down, reasons(1, f"after gate_up on {shapes[up]}")),
+    ]
+
+
+def _time(pair: Pair) -> str:
+    if pair.measured is None:
+        return f"{pair.us:.1f} us together, predicted"
+    at = pair.measured
+    return f"{pair.us:.1f} us together, measured at {at.m} x {at.hidden} x {at.inner}"
