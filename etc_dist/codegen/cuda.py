@@ -368,6 +368,7 @@ def _loads_ahead(plan: Plan, call: Call) -> bool:
     """Whether streamed operands can be loaded before a task's waits are met, or but the
     first ones: no task writes them, and which part of them a task reads depends on no
     data, or on some that is known by then."""
+    # NOTE: nor in an unqueued call of a dynamic plan, although the proof allows for it.
     streams = call.function.streams
     if not streams or _is_dynamic(plan) or not call.waits:
         return False

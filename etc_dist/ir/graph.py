@@ -272,7 +272,7 @@ class Graph:
         values: Mapping[str, Expr | int] | None = None,
         even: bool = False,
         streams_after: int | None = None,
-        in_order: bool = False,
+        queued: bool = True,
     ) -> Call:
         """Add `function` over `grid`, one task for each coordinate. A task waits for
         all `waits`, runs on the regions `reads` and `writes`, then notifies all
@@ -283,8 +283,8 @@ class Graph:
         function's. values: the numbers that parameters of the body get. even: tasks of
         equal work come first, then those that write nothing. streams_after: the number
         of waits after which a task that loads may begin with the operands that its
-        function streams. in_order: a dynamic schedule claims the tasks in order and
-        early, and they wait in place, unless the call is in a loop.
+        function streams. queued: if not, a dynamic schedule claims the tasks first, in
+        order, and they wait in place, unless the call is in a loop.
 
         Raises GraphError for a call that cannot be correct, TypeError for an argument
         of a wrong type."""
@@ -293,7 +293,7 @@ class Graph:
         expect_type(function, DeviceFunction, "g.call()", fix=fix)
         expect_type(grid, Grid, "the grid of g.call()")
         expect_type(even, bool, "even= of g.call()")
-        expect_type(in_order, bool, "in_order= of g.call()")
+        expect_type(queued, bool, "queued= of g.call()")
         name = self._claim(name or function.name)
         where = f"graph {self.name}, call {name}"
         made = Call(
@@ -310,7 +310,7 @@ class Graph:
             named_values(values, where),
             even,
             streams_after,
-            in_order,
+            queued,
         )
         check_members(made, where, self._tensors, self._events)
         check_call(made, where, self._values())

@@ -2,8 +2,8 @@
 
 A matmul after one on other tiles waits for its code, which no instruction cache holds.
 Down reads its activations only after the last of them is written, so tiles that read
-much of them take longer than alone. And if only one of the two multicasts, the workers
-of a pair wait for each other in both.
+much of them take longer than alone: only measured pairs account for that. And if only
+one of the two multicasts, the workers of a pair wait for each other in both.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ from etc_dist.ops.matmul_policy import (
 from etc_dist.ops.tuning import MeasuredPair, Tuning
 from etc_dist.schedule.plan import Choice
 
+JOINED = " + "
+"""Between the keys of gate_up's and down's tiles."""
 SWITCH_US = 2.0
-"""How much longer a pair of two tile shapes takes than their times alone; 1 to 2 us on
-an H200."""
+"""Added to the time of a pair of two different tile shapes: the fetch of the second
+one's code. Measured on an H200 only."""
 
 
 class Pair(NamedTuple):
@@ -46,7 +48,7 @@ def sizes_of(m: int, hidden: int, inner: int) -> tuple[Sizes, Sizes]:
 
 
 def pair_key(up: TileShape, down: TileShape) -> str:
-    return f"{up.key} + {down.key}"
+    return JOINED.join((up.key, down.key))
 
 
 def rate_pairs(
@@ -59,8 +61,8 @@ def rate_pairs(
     in_order: bool = False,
     tuning: Tuning,
 ) -> list[Pair]:
-    """The pairs to choose from for m rows: first those measured at such sizes, then the
-    others by the times of the two matmuls, each group the fastest first."""
+    """The pairs to choose from for m rows: first measured ones, then those of which
+    most matmuls have a measured time, then the rest, each group the fastest first."""
     first, second = sizes_of(m, hidden, inner)
     ups, downs = (
         rate(*sizes, workers, shapes, gated=gated, in_order=in_order, tuning=tuning)
@@ -111,7 +113,7 @@ def _nearest(
             == waves_of(by_key[key], there, workers)
             for pair in one.us
             for key, here, there in zip(
-                pair.split(" + "), sizes_of(*sizes), at, strict=True
+                pair.split(JOINED), sizes_of(*sizes), at, strict=True
             )
             if key in by_key
         )

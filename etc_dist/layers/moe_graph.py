@@ -102,6 +102,8 @@ def moe_graph(
 
     packs: rows of x are first copied to their tiles, for experts that are wide.
 
+    Calls up to the plan of the tiles have queued=False: nothing else is ready before.
+
     The sizes from `block` to group_tokens are fixed on the GPU. On the CPU backend they
     are free, but block is at most 32 and a multiple of group_tokens.
     """
@@ -348,7 +350,7 @@ def _exchange(g: Graph, to: Exchange) -> None:
         ],
         waits=[to.routed[b]],
         notifies=[to.shared.on(at)[0]],
-        in_order=True,
+        queued=False,
     )
 
     def in_turn(t: Expr) -> tuple[Expr, Expr, Expr]:
@@ -372,7 +374,7 @@ def _exchange(g: Graph, to: Exchange) -> None:
         waits=[to.routed[b]],
         notifies=[to.arrived.on(at)[0]],
         order=in_turn,
-        in_order=True,
+        queued=False,
     )
 
 

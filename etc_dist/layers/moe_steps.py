@@ -194,7 +194,7 @@ def add_choices(
         writes=[*(t[of_block, :] for t in (ids, weights)), chosen[:, this]],
         waits=[scored[n - (tiled - whole) * (n - n // TILE_BLOCKS)]],
         notifies=[routed[this if each else 0]],
-        in_order=True,
+        queued=False,
     )
     return Choices(ids, weights, chosen)
 
@@ -233,7 +233,7 @@ def add_tiles(
         writes=[before[e, :], tokens[tile(e, most)], counts[e]],
         waits=waits,
         notifies=[listed[0]],
-        in_order=True,
+        queued=False,
     )
     g.call(
         plan_tiles(routing),
@@ -242,7 +242,7 @@ def add_tiles(
         writes=[t[:] for t in (expert_row, expert, row, rows, first, needed)],
         waits=[listed[0]],
         notifies=[planned[0]],
-        in_order=True,
+        queued=False,
     )
     lists = expert, row, rows, first, before, expert_row, tokens, needed
     return Tiles(*lists, total, routing.tile_rows, planned[0])
@@ -395,7 +395,6 @@ def add_places(
     located = g.events("located", (1,), expects=blocks)
     (b,) = grid = g.grid(b=blocks)
     of_block = tile(b, block)
-    in_order = not waits
     if routing.split:
         left = tokens - b % ceildiv(tokens, block) * block
         of_block = span(b * block, minimum(block, left))
@@ -411,6 +410,6 @@ def add_places(
         writes=[place[of_block, :]],
         waits=[tiles.planned, *waits],
         notifies=[located[0]],
-        in_order=in_order,
+        queued=bool(waits),
     )
     return place, located[0]

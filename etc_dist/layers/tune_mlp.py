@@ -5,25 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
-from statistics import fmean
 from typing import NamedTuple
 
 from etc_dist.compiler import compile
 from etc_dist.layers.mlp_policy import pair_key, rate_pairs
 from etc_dist.layers.mlp_tiles import mlp_tiles_graph
 from etc_dist.ops.matmul_policy import ROW_CLASSES, SHAPES
-from etc_dist.ops.tune import LEAST_GAIN, CallTimer, gain_of
-from etc_dist.ops.tuning import MeasuredPair, Tuning, parse
+from etc_dist.ops.tune import CallTimer, confirm, shown
+from etc_dist.ops.tuning import MeasuredPair, Tuning
 from etc_dist.world import World
 
 BEST_PAIRS = 16
 """Pairs that are measured: the fastest ones by the model."""
 MOST_KEPT = 4
-"""Of these, those whose times are kept."""
+"""The most pairs of one size whose times are kept."""
 
 
 class PairSample(NamedTuple):
-    """An MLP for m rows of all ranks, on the tiles SHAPES[up] and SHAPES[down]."""
+    """An MLP for m rows, on the tiles SHAPES[up] and SHAPES[down]."""
 
     m: int
     hidden: int
@@ -54,20 +53,14 @@ def tune_pairs(
             PairSample(m, hidden, inner, one.up.number, one.down.number)
             for one in rated[:BEST_PAIRS]
         ]
-        found = measure(samples)
-        if gain_of(found) > LEAST_GAIN:  # measured twice: one may be an accident
-            again = zip(found, measure(samples), strict=True)
-            found = [round(fmean(both), 2) for both in again]
-        if gain_of(found) > LEAST_GAIN:
-            fast = sorted((us, one) for us, one in zip(found, samples, strict=True))
+        fast = confirm(measure, samples, measure(samples))
+        if fast:
             named = {
                 pair_key(SHAPES[one.up], SHAPES[one.down]): us
                 for us, one in fast[:MOST_KEPT]
-                if us <= found[0]
             }
             pairs.append(MeasuredPair(m, hidden, inner, named))
-            best = next(iter(named))
-            say(f"{m} x {hidden} x {inner}: {best}, {found[0]} to {min(found)} us")
+            say(f"{m} x {hidden} x {inner}: {shown(fast, named)}")
     every = len(sizes) * len(ROW_CLASSES)
     say(f"other pairs than the model's at {len(pairs)} of {every}")
     return replace(made, pairs=tuple(pairs))
@@ -79,25 +72,24 @@ def tune_mlp(
     sizes: Sequence[tuple[int, int]],
     say: Callable[[str], object],
 ) -> Tuning:
-    """`made` with measured pairs for the MLPs in `sizes`, pairs of N and K; the same
-    result on all ranks. Collective."""
-    pairs = mlp_sizes(sizes)
-    if not pairs:
-        return replace(made, pairs=())
-    with compile(mlp_tiles_graph(world.size), world, trace=False) as program:
+    """`made` with measured pairs for the MLPs in `sizes`, pairs of N and K. Only on one
+    rank: on several, the time of communication would be part of the times."""
+    mlps, made = mlp_sizes(sizes), replace(made, pairs=())
+    if world.size > 1:
+        say("pairs of tiles of the MLP are measured on one rank only")
+    if world.size > 1 or not mlps:
+        return made
+    with compile(mlp_tiles_graph(1), world, trace=False) as program:
         most = max(ROW_CLASSES)
-        elements = max(most * hidden + 3 * hidden * inner for hidden, inner in pairs)
-        made = tune_pairs(PairTimer(world, program, elements), made, pairs, say)
-    first = world.gather(made.document() if world.rank == 0 else None)[0]
-    return parse(first, "rank 0", made.origin)
+        elements = max(most * hidden + 3 * hidden * inner for hidden, inner in mlps)
+        return tune_pairs(MlpTimer(world, program, elements), made, mlps, say)
 
 
-class PairTimer(CallTimer):
-    """Times MLPs."""
+class MlpTimer(CallTimer):
+    """Times MLPs on one rank."""
 
     def _time(self, sample: PairSample) -> float:
-        m, hidden, inner, up, down = sample
-        rows = max(1, m // self._world.size)
+        rows, hidden, inner, up, down = sample
         sizes = {"gate": (inner, hidden), "up": (inner, hidden)}
         sizes |= {"down": (hidden, inner), "x": (rows, hidden)}
         dims = {"gate_up_shape": up, "down_shape": down}

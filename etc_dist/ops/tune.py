@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from statistics import fmean, median
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -65,8 +65,6 @@ BEST = 6
 LEAST_GAIN = 0.02
 """The share of a time by which measured tiles have to be faster than the model's."""
 WARM_UP, REPEATS = 2, 11
-LONG_US = 1000.0
-"""Longer calls are repeated less."""
 PATTERN = 1 << 20
 """Random elements, which fill the arrays by repetition."""
 BEYOND_CACHE = 1 << 28
@@ -82,6 +80,8 @@ class Sample(NamedTuple):
     number: int
 
 
+Chosen = TypeVar("Chosen", bound=tuple[int, ...])
+"""A sample: numbers of sizes and of tiles."""
 Timer = Callable[[Sequence[Sample]], list[float]]
 """The microseconds of each sample, equal on all ranks: of the slowest one."""
 
@@ -119,16 +119,11 @@ def tune(
     measured = []
     for (n, k), m in product(sizes, ROW_CLASSES):
         samples = _samples(made, m, n, k)[:BEST]
-        found = times(samples)
-        if gain_of(found) > LEAST_GAIN:  # measured twice: one may be an accident
-            again = zip(found, measure(samples), strict=True)
-            found = [round(fmean(both), 2) for both in again]
-        if gain_of(found) > LEAST_GAIN:
-            fast = sorted((us, one) for us, one in zip(found, samples, strict=True))
-            named = {str(SHAPES[one.number]): us for us, one in fast if us <= found[0]}
+        fast = confirm(measure, samples, times(samples))
+        if fast:
+            named = {str(SHAPES[one.number]): us for us, one in fast}
             measured.append(Measured(m, n, k, named))
-            best = next(iter(named))
-            say(f"{m} x {n} x {k}: {best}, {found[0]} to {min(found)} us")
+            say(f"{m} x {n} x {k}: {shown(fast, named)}")
     every = len(sizes) * len(ROW_CLASSES)
     say(f"other tiles than the model's at {len(measured)} of {every}")
     return replace(made, measured=tuple(measured))
@@ -147,7 +142,7 @@ def tune_world(
         # NOTE: not the user's own, which may be damaged.
         before = shipped_for(every[0])
         before = replace(before, device=every[0], workers=program.workers)
-        timer = GpuTimer(world, program, _most_elements(sizes))
+        timer = MatmulTimer(world, program, _most_elements(sizes))
         made = tune(timer, before, sizes, say)
     # One rank's, since other hosts may round a solution in another way.
     first = world.gather(made.document() if world.rank == 0 else None)[0]
@@ -157,7 +152,7 @@ def tune_world(
 class CallTimer(ABC):
     """Times calls of a program on this rank's GPU: events around a call whose launch is
     enqueued while another kernel reads memory, so that no operand is in the L2 cache.
-    elements: of all inputs of a call, and of its output, at most."""
+    elements: at most those of all inputs of a call together, and of its output."""
 
     def __init__(self, world: World, program: Any, elements: int) -> None:
         import cupy
@@ -187,7 +182,7 @@ class CallTimer(ABC):
         output: tuple[str, int, int],
         dims: Mapping[str, int],
     ) -> float:
-        """The same of a call on matrices of these names and sizes."""
+        """The microseconds of a call, with matrices of these names and sizes."""
         flat, at, given = self._data.reshape(-1), 0, {}
         for name, (rows, columns) in inputs.items():
             given[name] = _matrix(flat[at:], rows, columns)
@@ -204,10 +199,7 @@ class CallTimer(ABC):
                 self._program.launch(bound)
                 end.record()
                 end.synchronize()
-                us = 1e3 * self._cupy.cuda.get_elapsed_time(start, end)
-                times.append(us)
-                if us > LONG_US and len(times) > WARM_UP + 1:
-                    break
+                times.append(1e3 * self._cupy.cuda.get_elapsed_time(start, end))
         return median(times[WARM_UP:])
 
     def _read_all(self) -> None:
@@ -215,7 +207,7 @@ class CallTimer(ABC):
         rows.max(axis=1, out=self._found)
 
 
-class GpuTimer(CallTimer):
+class MatmulTimer(CallTimer):
     """Times matmuls."""
 
     def _time(self, sample: Sample) -> float:
@@ -230,7 +222,29 @@ def _matrix(flat: Any, rows: int, columns: int) -> Any:
     return part.reshape(rows, columns)
 
 
-def gain_of(times: Sequence[float]) -> float:
+def confirm(
+    measure: Callable[[Sequence[Chosen]], list[float]],
+    samples: Sequence[Chosen],
+    found: Sequence[float],
+) -> list[tuple[float, Chosen]]:
+    """The samples that took no longer than the first one, the model's choice, with
+    their times, the fastest first; none if that gains too little. found: the times of
+    `samples`, measured here once more, since one may be an accident."""
+    if _gain(found) > LEAST_GAIN:
+        again = zip(found, measure(samples), strict=True)
+        found = [round(fmean(both), 2) for both in again]
+    if _gain(found) <= LEAST_GAIN:
+        return []
+    fast = sorted((us, one) for us, one in zip(found, samples, strict=True))
+    return [(us, one) for us, one in fast if us <= found[0]]
+
+
+def shown(fast: Sequence[tuple[float, object]], named: Mapping[str, float]) -> str:
+    """The fastest tiles, and the times of the model's choice and of these."""
+    return f"{next(iter(named))}, {fast[-1][0]} to {fast[0][0]} us"
+
+
+def _gain(times: Sequence[float]) -> float:
     """How much longer the first time is than the shortest one, as a share."""
     return times[0] / min(times) - 1
 

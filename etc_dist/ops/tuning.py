@@ -1,8 +1,9 @@
 """Tunings: what is measured on a kind of GPU to choose the tiles of matmuls.
 
 A tuning has the constants of the model in `matmul_policy.py`, and sizes at which other
-tiles were faster than those of the model; also of pairs of tiles in an MLP. Those in
-`tuned/` belong to the package; `etc-dist tune` measures one and saves it in the cache.
+tiles were faster than those of the model, and MLPs at which other pairs of tiles were.
+Those in `tuned/` belong to the package; `etc-dist tune` measures one and saves it in
+the cache.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ class Measured:
 
 @dataclass(frozen=True)
 class MeasuredPair:
-    """Microseconds of an MLP for m rows of all ranks, with `inner` of this one, by the
-    texts of gate_up's and down's tiles, joined by " + "."""
+    """Microseconds of the MLP, by pair of tiles ("gate_up + down"). m: rows of all
+    ranks; inner: one rank's."""
 
     m: int
     hidden: int
@@ -117,6 +118,8 @@ class Tuning:
 def parse(document: Any, where: str, origin: str) -> Tuning:
     """The tuning of a document; ArgumentError if it is damaged."""
     try:
+        if document["format"] != FORMAT:
+            raise ValueError(f"format {document['format']}")
         numbers = document["constants"]
         made = Tuning(
             document["device"],

@@ -1,4 +1,5 @@
-"""Dynamic scheduling: a task is queued once all its waits are met."""
+"""Dynamic scheduling: tasks of queued calls are pushed once their waits are met, all
+others are claimed before."""
 
 from __future__ import annotations
 
@@ -27,13 +28,13 @@ MOST_WAITS = 32
 
 def schedule_dynamic(graph: GraphFunction) -> Plan:
     """The dynamic plan of `graph`: both lanes take tasks from a queue. The task that
-    makes the last notification of an event pushes the tasks that wait for it.
+    makes the last notification of an event pushes the queued tasks that wait for it.
 
-    Calls that are not queued keep their order. Tasks of other calls are ordered by
-    group, since groups become ready as a whole. Those of the tensor lane's last calls
-    may come in passes. Raises ScheduleError for a graph without calls, for one whose
-    ready tasks cannot be found on the GPU, and for one whose calls in order depend on
-    queued ones."""
+    Unqueued calls keep their order. Tasks of other calls are ordered by group, since
+    groups become ready as a whole. Those of the tensor lane's last calls may come in
+    passes. Raises ScheduleError for a graph without calls, for one whose ready tasks
+    cannot be found on the GPU, and for an unqueued call that waits for a queued one or
+    has a loaded extent."""
     require_calls(graph)
     reasons = list(_obstacles(graph))
     if reasons:
@@ -41,7 +42,7 @@ def schedule_dynamic(graph: GraphFunction) -> Plan:
             f"graph {graph.name} cannot be scheduled dynamically",
             where=f"graph {graph.name}",
             wanted="waits that determine without loads which tasks an event releases, "
-            "and calls in order that depend only on such calls",
+            "and no call with queued=False after a queued one or with a loaded extent",
             got="; ".join(reasons),
             fix='use schedule="static"',
         )
@@ -52,9 +53,12 @@ def schedule_dynamic(graph: GraphFunction) -> Plan:
         mine.sort(key=lambda c: (is_queued(c), bool(c.waits)))
         cluster = max((c.function.cluster for c in mine), default=1)
         lane = Lane(name, tuple(mine), QUEUE, cluster)
-        last = [c for c in mine if lane.share(c) == 1 and _is_last(graph, c)]
-        passing = tuple(c.name for c in last if is_queued(c) and passing_axes(c))
-        lanes.append(replace(lane, passing=passing))
+        passing = [
+            call.name
+            for call in filter(is_queued, mine)
+            if lane.share(call) == 1 and passing_axes(call) and _is_last(graph, call)
+        ]
+        lanes.append(replace(lane, passing=tuple(passing)))
     return Plan(graph, "dynamic", tuple(lanes))
 
 
@@ -105,7 +109,7 @@ def group_order(call: Call) -> tuple[Expr, ...]:
 
 
 def _obstacles(graph: GraphFunction) -> Iterator[str]:
-    """The reasons why a notifier cannot derive the groups that an event releases."""
+    """The reasons why `graph` has no dynamic plan."""
     own = _of_rank(graph)
     yield from order_obstacles(graph)
     for call in filter(is_queued, graph.calls):
@@ -130,19 +134,19 @@ def _obstacles(graph: GraphFunction) -> Iterator[str]:
 
 
 def order_obstacles(graph: GraphFunction) -> Iterator[str]:
-    """The reasons why workers might wait forever in tasks that are claimed in order:
-    all of them might, while queued tasks have no worker."""
+    """The reasons why unqueued calls are refused: all workers could hold tasks that
+    wait for a queued one, and claimed tickets of surplus tasks cannot be skipped."""
     for call in graph.calls:
         if not call.waits or is_queued(call):
             continue
         if call.limited is not None:
-            yield f"call {call.name} is in order, and its extent is loaded"
+            yield f"call {call.name} has queued=False, and its extent is loaded"
         for ref in call.waits:
             for other in filter(is_queued, graph.calls):
                 if any(made.events.name == ref.events.name for made in other.notifies):
                     yield (
-                        f"call {call.name} is in order, and waits for {ref}, which "
-                        f"the queued call {other.name} notifies"
+                        f"call {call.name} has queued=False, and waits for {ref}, "
+                        f"which the queued call {other.name} notifies"
                     )
 
 

@@ -9,8 +9,8 @@ A strided lane assigns unit u to cluster u % clusters. Units of a ticket lane ar
 claimed in order with an atomic ticket: on the tensor lane by clusters, on the transfer
 lane by several warps of every worker, and by the warps of the tensor lane once that is
 empty. Units of a queue lane are claimed in the same way: first, in order, those of
-calls that are not queued: without waits, then `in_order`; at last all others in the
-order in which they become ready. Its calls are sorted accordingly.
+calls that are not queued: without waits, then with `queued=False`; at last all others
+in the order in which they become ready. Its calls are sorted accordingly.
 
 The tasks of a call in a queue lane form *groups* that wait for the same events and so
 become ready together: one group for each value of the coordinates in the waits. A unit
@@ -47,7 +47,7 @@ def gating_axes(call: Call) -> tuple[Coordinate, ...]:
 
 def is_queued(call: Call) -> bool:
     """Whether a dynamic schedule claims the tasks of `call` when they are ready."""
-    return bool(call.waits) and not (call.in_order and not call.loops)
+    return bool(call.waits) and (call.queued or bool(call.loops))
 
 
 def passing_axes(call: Call) -> tuple[Coordinate, ...]:
@@ -90,8 +90,8 @@ class Lane:
 
     @cached_property
     def items(self) -> tuple[Item, ...]:
-        """The calls in their loops. A queue has no loops: its tasks run when they are
-        ready."""
+        """The calls in their loops. A queue lane has none: calls in loops are queued,
+        or wait for nothing."""
         return self.calls if self.policy == QUEUE else nest(self.calls)
 
     @property

@@ -318,12 +318,10 @@ class _Reader:
         for n, region in enumerate(block.call.reads):
             access = self.access(block, region, False, active, runs)
             if access is not None:
-                function, from_queue = (
-                    block.call.function,
-                    block.lane.queued(block.call),
-                )
+                function = block.call.function
                 # All waits of a task from a queue are met before it starts.
-                early = n in function.reads_before_wait and not from_queue
+                reads_early = n in function.reads_before_wait
+                early = reads_early and not block.lane.queued(block.call)
                 phase, gathered = EARLY if early else BODY, n in function.gathers
                 found.append(replace(access, phase=phase, gathered=gathered))
         return found

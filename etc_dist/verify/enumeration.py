@@ -63,7 +63,8 @@ class Block:
 class Queues:
     """The sequences in which tasks are claimed, by rising position. A queue has the
     units of one cluster in a strided lane, or all units of a ticket lane on one rank.
-    In a queue lane each task is a separate queue: no task delays another."""
+    In a queue lane the unqueued tasks that wait are one such queue, and each other task
+    is a separate one: it delays no task."""
 
     queue: Array
     position: Array

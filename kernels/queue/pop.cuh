@@ -38,8 +38,8 @@ ETC_DEVICE bool find_unmet(
   return false;
 }
 
-// The queue of a lane of a dynamic program. A consumer draws a ticket, and owns the unit that is
-// pushed to the slot of that number.
+// The queue of a lane of a dynamic program. A consumer draws a ticket, and owns the initial unit of
+// that number, whose waits may be unmet, or the unit that is pushed to its slot.
 template <class Program, class Queue>
 struct WorkQueue {
   ETC_DEVICE static u32 draw(const Run<Program>& run) {
@@ -55,7 +55,7 @@ struct WorkQueue {
     atomicMax(reinterpret_cast<u32*>(head), end);
   }
 
-  // The unit of a ticket, which is ready to run, or one of the constants above.
+  // The unit of a ticket, which is initial or ready to run, or one of the constants above.
   ETC_DEVICE static i32 unit_of(const Run<Program>& run, u32 ticket) {
     const auto& g = run.g;
     const u32 initial = u32(Queue::initial(g)), units = u32(Queue::units(g));

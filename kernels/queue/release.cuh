@@ -10,7 +10,7 @@ struct Span {
   i32 low, count;
 };
 
-// The calls that wait for an event tensor; generated for each event tensor.
+// The queued calls that wait for an event tensor; generated for each event tensor.
 template <class... Rs>
 struct ReleaseList {
   static constexpr int kCount = sizeof...(Rs);

@@ -40,7 +40,8 @@
 //   multicasts(run)  whether they do so in this launch, or may
 //   kWritesPeers the compute threads write to peers: the loading thread then waits until these have
 //                started
-//   prefetch_maps(run)  one thread, at the start of a launch: fetches the tensor maps of the loads
+//   prefetch_maps(run)  one thread, at the start of a launch, or while a wait is not met: fetches
+//                the tensor maps of the loads
 //   load_first(run, StageLoader&, c, ready)  for a launch's first task, which waits for nothing:
 //                calls ready() once, and may then begin the task's first stages by
 //                StageLoader::begin_first(): as many as fit in the ring, all of the same bytes,

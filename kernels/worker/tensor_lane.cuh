@@ -437,7 +437,7 @@ class TensorLane {
     }
     // NOTE: before what is loaded for the task, which would be loaded again after each poll.
     if (late_waits_are_met<Program, Call>(run_, c, seen)) return true;
-    Function::prefetch_maps(run_);  // that of x, too, which is loaded after the wait
+    Function::prefetch_maps(run_);  // x is loaded right after the wait
     if constexpr (Call::kLoads) {
       if (!Call::in_range(run_.g, c)) return who.fail(kOutOfRange, 0, 0);
     }

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from etc_dist.layers import tune_mlp as module
-from etc_dist.layers.mlp_policy import choose_shapes, pair_key, rate_pairs
+from etc_dist.layers.mlp_policy import pair_key, rate_pairs
 from etc_dist.layers.tune_mlp import PairSample, mlp_sizes, tune_mlp, tune_pairs
 from etc_dist.ops.matmul_policy import SHAPES
 from etc_dist.ops.tuning import default_tuning, parse
@@ -23,17 +23,9 @@ def model_us(sample):
     return {(one.up.number, one.down.number): one.us for one in rated}[tuple(numbers)]
 
 
-def chosen(tuning, m, hidden, inner, ranks=1):
-    dims = {"rows": m // ranks, "hidden": hidden, "inner": inner}
-    found = choose_shapes(dims, ranks, WORKERS, SHAPES, tuning=tuning)
-    assert [one.dim for one in found] == ["gate_up_shape", "down_shape"]
-    return [one.value for one in found], found[0].reasons()
-
-
-def test_a_pair_that_is_faster_than_the_models_is_kept_and_chosen():
+def test_a_pair_that_is_faster_than_the_models_is_kept():
     sizes = 128, 5120, 3200
-    first, *others = rate_pairs(*sizes, WORKERS, SHAPES, tuning=MODEL)
-    best = others[7]
+    best = rate_pairs(*sizes, WORKERS, SHAPES, tuning=MODEL)[7]
     fast = PairSample(*sizes, best.up.number, best.down.number)
     said = []
 
@@ -47,26 +39,6 @@ def test_a_pair_that_is_faster_than_the_models_is_kept_and_chosen():
     assert any(text.startswith(f"128 x 5120 x 3200: {key}, ") for text in said)
     assert parse(made.document(), "here", "") == made
 
-    us = made.pairs[0].us[key]
-    for near in (sizes, (100, 5120, 3200), (128, 5152, 3168)):
-        numbers, reasons = chosen(made, *near)
-        assert numbers == [best.up.number, best.down.number]
-        text = f"  with down on {SHAPES[best.down.number]}: {us:.1f} us together, "
-        assert reasons[1] == text + "measured at 128 x 5120 x 3200"
-    for far in ((96, 5120, 3200), (200, 5120, 3200), (128, 6400, 3200)):
-        numbers, reasons = chosen(made, *far)
-        assert numbers == chosen(MODEL, *far)[0]
-        assert reasons[1].endswith(" us together, predicted")
-    assert chosen(made, *sizes, ranks=4)[0] == [best.up.number, best.down.number]
-    assert chosen(MODEL, *sizes)[0] == [first.up.number, first.down.number]
-
-
-def test_two_shapes_in_a_row_cost_the_fetch_of_code():
-    rated = rate_pairs(8, 8192, 3584, WORKERS, SHAPES, tuning=MODEL)
-    for one in rated:
-        extra = one.us - one.up.us - one.down.us
-        assert (extra == pytest.approx(0)) == (one.up.number == one.down.number)
-
 
 def test_only_mlps_whose_two_matmuls_are_tuned_are_measured():
     sizes = [(6400, 5120), (5120, 3200), (4096, 4096), (4096, 1793), (3586, 4096)]
@@ -74,19 +46,28 @@ def test_only_mlps_whose_two_matmuls_are_tuned_are_measured():
 
 
 @pytest.mark.mpi
-def test_all_ranks_get_the_pairs_of_the_slowest(world, monkeypatch):
-    class Slower(module.PairTimer):
+def test_pairs_are_measured_on_one_rank(world, monkeypatch):
+    class Timer(module.MlpTimer):
         def __init__(self, world, program, elements):
             self._world = world
 
         def _time(self, sample):
-            fast = sample.up == sample.down and self._world.rank == 0
-            return 10.0 if fast else 20.0 + self._world.rank + sample.down / 100
+            return 10.0 + (sample.up != sample.down or sample.up != slow)
 
-    monkeypatch.setattr(module, "PairTimer", Slower)
+    slow = rate_pairs(64, 5120, 3200, WORKERS, SHAPES, tuning=MODEL)[5].up.number
+    monkeypatch.setattr(module, "MlpTimer", Timer)
     monkeypatch.setattr(module, "ROW_CLASSES", (64,))
-    sizes = [(6400, 5120), (5120, 3200)]
-    made = tune_mlp(world, MODEL, sizes, say=str)
-    every = world.gather(made.document())
-    assert len({str(one) for one in every}) == 1
-    assert tune_mlp(world, made, [], say=str).pairs == ()
+    said = []
+    made = tune_mlp(world, MODEL, [(6400, 5120), (5120, 3200)], said.append)
+    if world.size > 1:
+        assert made.pairs == ()
+        assert said == ["pairs of tiles of the MLP are measured on one rank only"]
+    else:
+        (one,) = made.pairs
+        assert (one.m, one.hidden, one.inner) == (64, 5120, 3200)
+        assert min(one.us.values()) == 10
+        assert said[-1] == "other pairs than the model's at 1 of 1"
+
+
+def test_without_an_mlp_in_the_sizes_nothing_is_measured(world):
+    assert tune_mlp(world, default_tuning(), [(5120, 3200)], say=str).pairs == ()

@@ -18,7 +18,7 @@ from etc_dist.errors import WorldError
 from etc_dist.ops import tune as module
 from etc_dist.ops.matmul import matmul_graph
 from etc_dist.ops.matmul_policy import SHAPES, choose, estimate
-from etc_dist.ops.tune import GpuTimer, Sample, tune, tune_world
+from etc_dist.ops.tune import MatmulTimer, Sample, tune, tune_world
 from etc_dist.ops.tuning import Constants, Tuning
 
 WORKERS = 132
@@ -89,7 +89,7 @@ def test_tiles_that_are_faster_than_by_the_model_are_kept():
 def measuring(world, monkeypatch):
     """`tune_world` with simulated times, of which each rank's are longer."""
 
-    class Slower(GpuTimer):
+    class Slower(MatmulTimer):
         def __init__(self, world, program, elements):
             self._world, self._program = world, program
 
@@ -100,7 +100,7 @@ def measuring(world, monkeypatch):
             )
             return us + self._world.rank
 
-    monkeypatch.setattr(module, "GpuTimer", Slower)
+    monkeypatch.setattr(module, "MatmulTimer", Slower)
     monkeypatch.setattr(module, "_check_world", lambda world: None)
     monkeypatch.setattr(module, "device_of", lambda world: "NVIDIA GB99")
 
@@ -140,6 +140,6 @@ def test_calls_are_timed_on_arrays_of_each_size(world, monkeypatch):
     monkeypatch.setattr(clock, "get_elapsed_time", lambda *_: next(times) / 1e3)
     monkeypatch.setattr(module, "BEYOND_CACHE", 1 << 20)
     with compile(matmul_graph(world.size), world) as program:
-        measure = GpuTimer(world, program, 300 * 520)
+        measure = MatmulTimer(world, program, 300 * 520)
         found = measure([Sample(70, 520, 136, 2), Sample(300, 264, 136, 25)])
     assert found == [8, 21]  # medians of 3 ... 13 and 16 ... 26

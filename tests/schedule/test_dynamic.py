@@ -238,8 +238,9 @@ def test_a_matmul_before_another_one_does_not_come_in_passes():
 
 
 @graph_function
-def steps(g: Graph, *, in_order: bool, turns: int = 0) -> None:
-    """`begin`, `middle` and `end`, each after all tasks of the one before."""
+def steps(g: Graph, *, queued: bool, turns: int = 0) -> None:
+    """`begin`, `middle` and `end`, each after all tasks of the one before. The graph
+    has them in reverse, since the plan sorts them."""
     n = g.dims("n")
     events = [g.events(name, (turns + 1,), expects=n) for name in ("begun", "half")]
 
@@ -247,7 +248,7 @@ def steps(g: Graph, *, in_order: bool, turns: int = 0) -> None:
         begun, half = (one[turn] for one in events)
         grid = g.grid(i=n)
         g.call(touch(), grid, name="end", waits=[half])
-        passed = {"waits": [begun], "notifies": [half], "in_order": in_order}
+        passed = {"waits": [begun], "notifies": [half], "queued": queued}
         g.call(touch(), grid, name="middle", **passed)
         g.call(touch(), grid, name="begin", notifies=[begun])
 
@@ -258,31 +259,31 @@ def steps(g: Graph, *, in_order: bool, turns: int = 0) -> None:
         add(0)
 
 
-def test_calls_in_order_are_claimed_first():
-    for in_order, order, initial in (
-        (False, ["begin", "end", "middle"], 7),
-        (True, ["begin", "middle", "end"], 14),
+def test_unqueued_calls_are_claimed_first():
+    for queued, order, initial in (
+        (True, ["begin", "end", "middle"], 7),
+        (False, ["begin", "middle", "end"], 14),
     ):
-        plan = schedule_dynamic(steps(1, in_order=in_order))
+        plan = schedule_dynamic(steps(1, queued=queued))
         lane = plan.lane("tensor")
         assert [call.name for call in lane.calls] == order
         assert int(lane.initial.evaluate({"n": 7, "rank": 0})) == initial
         verify(plan, {"n": 7}, 4)
 
 
-def test_in_a_loop_no_call_is_in_order():
-    plan = schedule_dynamic(steps(1, in_order=True, turns=3))
+def test_in_a_loop_every_call_that_waits_is_queued():
+    plan = schedule_dynamic(steps(1, queued=False, turns=3))
     assert int(plan.lane("tensor").initial.evaluate({"n": 7, "rank": 0})) == 21
     verify(plan, {"n": 7}, 4)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 16])
 @pytest.mark.parametrize("tokens", [1, 40, 150])
-def test_experts_in_order_run_on_any_number_of_workers(tokens, workers, rng):
+def test_experts_run_on_any_number_of_workers(tokens, workers, rng):
     graph = moe_few_tokens_graph(1, experts=8, top_k=2)
     if tokens > 1:
         graph = moe_graph(1, experts=8, top_k=2)
-        workers *= 2
+        workers *= 2  # matmuls run on pairs
     dims = {"tokens": tokens, "hidden": 16, "inner": 24}
     given = inputs(graph, dims, rng)
     (static,) = simulate(schedule_static(graph), given, dims, check=False).outputs

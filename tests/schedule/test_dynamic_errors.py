@@ -191,52 +191,54 @@ def test_a_wait_for_peers_and_for_a_loaded_count_is_refused():
 
 
 @graph_function
-def ordered(g: Graph, *, first: bool = False, second: bool = True) -> None:
-    """Two calls that each wait, of which either may be in order."""
+def waiting(g: Graph, *, first: bool = True) -> None:
+    """Two calls that wait, of which the second one is not queued."""
     events = [g.events(name, (4,), expects=1) for name in ("begun", "done")]
     (i,) = grid = g.grid(i=4)
     made = [name[i] for name in events]
     g.call(touch, grid, name="begin", notifies=[made[0]])
-    waits = {"waits": [made[0]], "notifies": [made[1]], "in_order": first}
+    waits = {"waits": [made[0]], "notifies": [made[1]], "queued": first}
     g.call(touch, grid, name="first", **waits)
-    g.call(touch, grid, name="second", waits=[made[1]], in_order=second)
+    g.call(touch, grid, name="second", waits=[made[1]], queued=False)
 
 
-def test_a_call_in_order_after_a_queued_one_is_refused():
-    expected = "call second is in order, and waits for done[i], which the queued call "
+def test_an_unqueued_call_after_a_queued_one_is_refused():
+    expected = (
+        "call second has queued=False, and waits for done[i], which the queued call "
+    )
     expected += "first notifies"
     with pytest.raises(ScheduleError) as caught:
-        schedule_dynamic(ordered(1))
+        schedule_dynamic(waiting(1))
     assert caught.value.got == expected
-    plan = schedule_dynamic(ordered(1, first=True))
-    queued = replace(plan.graph.calls[1], in_order=False)
+    plan = schedule_dynamic(waiting(1, first=False))
+    queued = replace(plan.graph.calls[1], queued=True)
     calls = (plan.graph.calls[0], queued, plan.graph.calls[2])
     lanes = (replace(plan.lanes[0], calls=calls), plan.lanes[1])
     torn = replace(plan, graph=replace(plan.graph, calls=calls), lanes=lanes)
     assert expected in refused(torn).got
 
 
-def test_a_call_in_order_with_a_loaded_extent_is_refused():
+def test_an_unqueued_call_with_a_loaded_extent_is_refused():
     def body(g: Graph) -> None:
         counts = g.input("counts", (1,), "int32")
         done = g.events("done", (1,), expects=1)
         grid = g.grid(i=up_to(4, counts.load(0)))
-        g.call(touch, grid, waits=[done[0]], in_order=True)
+        g.call(touch, grid, waits=[done[0]], queued=False)
 
-    assert reason(body) == "call touch is in order, and its extent is loaded"
+    assert reason(body) == "call touch has queued=False, and its extent is loaded"
 
 
 def test_tasks_in_an_order_that_deadlocks_are_found():
-    def body(g: Graph, in_order: bool) -> None:
+    def body(g: Graph, queued: bool) -> None:
         done = g.events("done", (9,), expects=1)
         g.call(touch, g.grid(one=1), name="begin", notifies=[done[8]])
         (i,) = grid = g.grid(i=8)
         events = {"waits": [done[i + 1]], "notifies": [done[i]]}
-        g.call(touch, grid, name="back", in_order=in_order, **events)
+        g.call(touch, grid, name="back", queued=queued, **events)
         g.call(touch, g.grid(two=1), name="end", waits=[done[0]])
 
-    verify(schedule_dynamic(build(lambda g: body(g, False))), {}, workers=4)
-    error = refused(schedule_dynamic(build(lambda g: body(g, True))))
+    verify(schedule_dynamic(build(lambda g: body(g, True))), {}, workers=4)
+    error = refused(schedule_dynamic(build(lambda g: body(g, False))))
     assert isinstance(error, DeadlockError)
     assert "back[i=0] on rank 0 waits for done[1] on rank 0" in error.got
 

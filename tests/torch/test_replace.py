@@ -13,7 +13,7 @@ from torch.nn.utils import parametrizations
 
 import etc_dist.torch
 from etc_dist.errors import ArgumentError
-from etc_dist.layers.mlp_tiles import choose_shapes
+from etc_dist.layers.mlp_policy import choose_shapes
 from etc_dist.torch import ColumnParallelLinear, MoE, RowParallelLinear
 from etc_dist.torch.blocks import MLPS
 from tests.torch.on_ranks import assert_close, tiny

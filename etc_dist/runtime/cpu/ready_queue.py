@@ -1,8 +1,8 @@
 """The queue of ready units of a lane on one rank.
 
 It is not first-in-first-out: a worker takes a random ready unit, so that no program
-relies on an order that the plan does not guarantee. It guarantees that of the initial
-units, if some of them wait.
+relies on the order in which units become ready. Initial units are taken in order if any
+of them waits, else at random.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ReadyQueue:
         initial = range(int(lane.initial.evaluate(env)))
         waits = any(c.waits and not lane.queued(c) for c in lane.calls)
         self._ready = [] if waits else list(initial)
-        self._in_order = iter(initial if waits else ())
+        self._initial = iter(initial if waits else ())
         self._chance, self._counts = chance, counts
         self._pending = [
             _Pending(lane, c, env) for c in filter(lane.queued, lane.calls)
@@ -55,7 +55,7 @@ class ReadyQueue:
     def take(self) -> int | None:
         """The number of a unit in the lane, which is ready, or comes first in order;
         None if there is none."""
-        following = next(self._in_order, None)
+        following = next(self._initial, None)
         if following is not None:
             self.left -= 1
             return following

@@ -100,7 +100,8 @@ class Workers:
     """All workers of one rank in one epoch, over `memory`.
 
     `env` has the rank's dims, derived numbers and the arrays that expressions load
-    from. `seed` determines the order in which units of a queue lane are taken.
+    from. `seed` determines the order in which units of a queue lane are taken, if
+    the plan does not.
     """
 
     def __init__(
