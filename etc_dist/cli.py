@@ -16,7 +16,7 @@ from etc_dist import doctor
 from etc_dist.cache import Cache
 from etc_dist.errors import ArgumentError, EtcDistError, expect_range
 from etc_dist.layers.library import library_programs
-from etc_dist.ops.tuning import save_tuning
+from etc_dist.ops.tuning import Tuning, save_tuning
 from etc_dist.predict.command import add_options as add_predict_options
 from etc_dist.predict.command import run as predict
 from etc_dist.runtime.build import ARCH, report
@@ -161,13 +161,18 @@ def tune_gpus(options: argparse.Namespace) -> int:
     with start(replace(Settings.load(), verify=0)) as world:
         say = print if world.rank == 0 else lambda text: None
         say(world.show())
-        made = tune_mlp(world, tune_world(world, sizes, say), sizes, say)
         place = options.output or Cache(world.settings.cache).root
-        if world.local_rank == 0 and options.output is None:
-            save_tuning(Cache(world.settings.cache), made)
-        elif world.rank == 0:
-            place.write_text(json.dumps(made.document(), indent=1) + "\n")
-        say(f"{made.show()}, saved in {place}")
+
+        def save(made: Tuning) -> None:
+            if world.local_rank == 0 and options.output is None:
+                save_tuning(Cache(world.settings.cache), made)
+            elif world.rank == 0:
+                place.write_text(json.dumps(made.document(), indent=1) + "\n")
+            say(f"{made.show()}, saved in {place}")
+
+        made = tune_world(world, sizes, say)
+        save(made)
+        save(tune_mlp(world, made, sizes, say))
     return 0
 
 

@@ -461,12 +461,10 @@ def _program(plan: Plan, constants: Mapping[str, int]) -> str:
             calls = f"LoopedCalls<{calls}, {_items(lane, lane.items)}>"
         lists.append(f"  using {alias} = {calls};")
     if _is_dynamic(plan):
-        queued = [
-            call_type(c.name)
-            for lane in plan.lanes
-            for c in filter(lane.queued, lane.calls)
+        waiting = [
+            call_type(c.name) for lane in plan.lanes for c in lane.calls if c.waits
         ]
-        lists.append(f"  using QueuedCalls = CallList<{', '.join(queued)}>;")
+        lists.append(f"  using WaitingCalls = CallList<{', '.join(waiting)}>;")
         lists += [f"  using {queue} = etc::{queue};" for queue in QUEUES.values()]
     aliases = [f"  static constexpr int {n} = etc::{n};" for n in constants]
     if plan.has_far:

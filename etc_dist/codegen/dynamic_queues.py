@@ -89,7 +89,10 @@ def event_struct(plan: Plan, events: EventTensor) -> str:
 def call_members(lane: Lane, call: Call) -> list[str]:
     """The members of a call's struct that a queue needs."""
     gating, waits = lane.gating(call), _waits(call)
-    maybe_zero = sum(1 << n for n, r in enumerate(waits) if not is_positive(r.events))
+    maybe_zero = 0
+    if lane.queued(call):  # others may have more waits than a word has bits
+        zeros = (n for n, r in enumerate(waits) if not is_positive(r.events))
+        maybe_zero = sum(1 << n for n in zeros)
     lines = [f"  using Queue = {QUEUES[lane.name]};"]
     lines.append(f"  static constexpr int kQueued = {int(lane.queued(call))};")
     is_passing = call.name in lane.passing

@@ -8,7 +8,7 @@ one of the two multicasts, the workers of a pair wait for each other in both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from itertools import product
 from typing import NamedTuple
 
@@ -22,11 +22,9 @@ from etc_dist.ops.matmul_policy import (
     row_class,
     waves_of,
 )
-from etc_dist.ops.tuning import MeasuredPair, Tuning
+from etc_dist.ops.tuning import JOINED, MeasuredPair, Tuning
 from etc_dist.schedule.plan import Choice
 
-JOINED = " + "
-"""Between the keys of gate_up's and down's tiles."""
 SWITCH_US = 2.0
 """Added to the time of a pair of two different tile shapes: the fetch of the second
 one's code. Measured on an H200 only."""
@@ -79,10 +77,10 @@ def rate_pairs(
     ] or every
     most = max(map(_measured_parts, found))
     found.sort(key=lambda one: (_measured_parts(one) < most, one.us))
-    near = _nearest(tuning, (m, hidden, inner), workers, shapes)
+    named = {pair_key(shapes[a.number], shapes[b.number]): (a, b) for a, b, *_ in found}
+    near = _nearest(tuning, (m, hidden, inner), workers, shapes, named.keys())
     if near is None:
         return found
-    named = {pair_key(shapes[a.number], shapes[b.number]): (a, b) for a, b, *_ in found}
     known = [Pair(*named[key], us, near) for key, us in near.us.items() if key in named]
     return sorted(known, key=lambda one: one.us) + found
 
@@ -97,8 +95,10 @@ def _nearest(
     sizes: tuple[int, int, int],
     workers: int,
     shapes: Sequence[TileShape],
+    allowed: Set[str],
 ) -> MeasuredPair | None:
-    """The nearest measured sizes that serve `sizes`, with as many waves."""
+    """The nearest measured sizes that serve `sizes`: with as many waves, and with a
+    time of an allowed pair."""
     m, hidden, inner = sizes
     by_key = {shape.key: shape for shape in shapes}
 
@@ -106,6 +106,8 @@ def _nearest(
         if row_class(m) != one.m or not is_near(
             (hidden, inner), (one.hidden, one.inner)
         ):
+            return False
+        if not allowed & one.us.keys():
             return False
         at = sizes_of(one.m, one.hidden, one.inner)
         return all(
@@ -145,9 +147,10 @@ def choose_shapes(
 
     def reasons(own: int, text: str) -> Callable[[], list[str]]:
         def explained() -> list[str]:
-            every = dict.fromkeys((pair.up, pair.down)[own] for pair in pairs)
-            chosen, *others = every
-            ratings = [chosen, *sorted(others, key=lambda one: one.us)]
+            found = [(pair.up, pair.down)[own] for pair in pairs]
+            by_number = {one.number: one for one in reversed(found)}
+            chosen = by_number.pop(found[0].number)
+            ratings = [chosen, *sorted(by_number.values(), key=lambda one: one.us)]
             lines = explain(sizes[own], workers, shapes, ratings, tuning)
             return [lines[0], f"  {text}: {_time(best)}", *lines[1:]]
 

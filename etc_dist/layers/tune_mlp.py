@@ -43,10 +43,10 @@ def tune_pairs(
     sizes: Sequence[tuple[int, int]],
     say: Callable[[str], object] = print,
 ) -> Tuning:
-    """`made` with the pairs of tiles that `measure` finds to be faster than those that
-    `made` chooses. `sizes`: pairs of hidden and inner size."""
-    made = replace(made, pairs=())
-    pairs = []
+    """`made` with the pairs of tiles that `measure` finds to be faster than the model's
+    at these `sizes`, pairs of hidden and inner size. At others it keeps its own."""
+    others = [one for one in made.pairs if (one.hidden, one.inner) not in sizes]
+    made, pairs = replace(made, pairs=()), []
     for (hidden, inner), m in product(sizes, ROW_CLASSES):
         rated = rate_pairs(m, hidden, inner, made.workers, SHAPES, tuning=made)
         samples = [
@@ -63,7 +63,7 @@ def tune_pairs(
             say(f"{m} x {hidden} x {inner}: {shown(fast, named)}")
     every = len(sizes) * len(ROW_CLASSES)
     say(f"other pairs than the model's at {len(pairs)} of {every}")
-    return replace(made, pairs=tuple(pairs))
+    return replace(made, pairs=(*pairs, *others))
 
 
 def tune_mlp(
@@ -74,7 +74,7 @@ def tune_mlp(
 ) -> Tuning:
     """`made` with measured pairs for the MLPs in `sizes`, pairs of N and K. Only on one
     rank: on several, the time of communication would be part of the times."""
-    mlps, made = mlp_sizes(sizes), replace(made, pairs=())
+    mlps = mlp_sizes(sizes)
     if world.size > 1:
         say("pairs of tiles of the MLP are measured on one rank only")
     if world.size > 1 or not mlps:

@@ -140,8 +140,10 @@ def tune_world(
         raise _refused("GPUs of one kind", ", ".join(every), "choose GPUs of one kind")
     with compile(matmul_graph(world.size), world, trace=False) as program:
         # NOTE: not the user's own, which may be damaged.
-        before = shipped_for(every[0])
-        before = replace(before, device=every[0], workers=program.workers)
+        known = shipped_for(every[0])
+        before = replace(known, device=every[0], workers=program.workers)
+        if (known.device, known.workers) != (before.device, before.workers):
+            before = replace(before, pairs=())
         timer = MatmulTimer(world, program, _most_elements(sizes))
         made = tune(timer, before, sizes, say)
     # One rank's, since other hosts may round a solution in another way.

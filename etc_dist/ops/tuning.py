@@ -31,6 +31,8 @@ KIND = "tunings"
 DEFAULT = "h200"
 """The tuning of GPUs without one of their own."""
 AGAIN = "measure it again: etc-dist tune"
+JOINED = " + "
+"""Between the two tiles of a measured pair."""
 
 
 @dataclass(frozen=True)
@@ -137,8 +139,12 @@ def parse(document: Any, where: str, origin: str) -> Tuning:
         sizes = [n for one in made.measured for n in (one.m, one.n, one.k)]
         sizes += [n for one in made.pairs for n in (one.m, one.hidden, one.inner)]
         positive = all(math.isfinite(n) and n > 0 for n in (*constants, *times))
+        named = all(
+            one.us and all(key.count(JOINED) == 1 for key in one.us)
+            for one in made.pairs
+        )
         whole = all(type(n) is int and n > 0 for n in (made.workers, *sizes))
-        if positive and whole and document == made.document():
+        if positive and whole and named and document == made.document():
             return made
         got = f"checksum {document.get('checksum')}, {made.checksum} of its content"
     except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
@@ -245,9 +251,14 @@ def device_of(world: World) -> str:
 
 
 def _load(cache: Cache, device: str) -> Tuning | None:
-    """The user's own tuning; None if there is none."""
+    """The user's own tuning, or the package's in place of one of an older format; None
+    if there is none."""
     key = _key(device)
     path, entry = cache.root / KIND / f"{key}.json", cache.load(KIND, key)
+    if entry is not None and entry.facts.get("format") in range(1, FORMAT):
+        found = shipped_for(device)
+        why = f"since that of {path} has an older format (etc-dist tune measures it)"
+        return replace(found, origin=f"{found.origin}, {why}")
     if entry is not None:
         return parse(entry.facts, f"file {path}", f"{device}, by etc-dist tune")
     if os.path.lexists(path) and not cache.fault():

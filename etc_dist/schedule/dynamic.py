@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 
 from etc_dist.errors import ScheduleError
 from etc_dist.ir.call import RANK, TASK, Call, row_major
@@ -36,15 +37,17 @@ def schedule_dynamic(graph: GraphFunction) -> Plan:
     cannot be found on the GPU, and for an unqueued call that waits for a queued one or
     has a loaded extent."""
     require_calls(graph)
-    reasons = list(_obstacles(graph))
+    unqueued = list(order_obstacles(graph))
+    reasons = [*unqueued, *_obstacles(graph)]
     if reasons:
+        omit = "omit queued=False, or " * bool(unqueued)
         raise ScheduleError(
             f"graph {graph.name} cannot be scheduled dynamically",
             where=f"graph {graph.name}",
             wanted="waits that determine without loads which tasks an event releases, "
             "and no call with queued=False after a queued one or with a loaded extent",
             got="; ".join(reasons),
-            fix='use schedule="static"',
+            fix=f'{omit}use schedule="static"',
         )
     graph = replace(graph, calls=tuple(map(_in_groups, graph.calls)))
     lanes = []
@@ -66,7 +69,8 @@ def schedule_auto(graph: GraphFunction) -> Plan:
     """The dynamic plan if the graph loads from runtime tensors and can be scheduled
     dynamically, else the static plan."""
     require_calls(graph)
-    if any(call.is_loaded for call in graph.calls) and not any(_obstacles(graph)):
+    obstacles = chain(order_obstacles(graph), _obstacles(graph))
+    if any(call.is_loaded for call in graph.calls) and not any(obstacles):
         return schedule_dynamic(graph)
     return schedule_static(graph)
 
@@ -109,9 +113,8 @@ def group_order(call: Call) -> tuple[Expr, ...]:
 
 
 def _obstacles(graph: GraphFunction) -> Iterator[str]:
-    """The reasons why `graph` has no dynamic plan."""
+    """The reasons why a notifier cannot derive the groups that an event releases."""
     own = _of_rank(graph)
-    yield from order_obstacles(graph)
     for call in filter(is_queued, graph.calls):
         if len(call.waits) > MOST_WAITS:
             excess = f"{len(call.waits)} waits, more than {MOST_WAITS}"

@@ -106,9 +106,10 @@ def run_queues(tasks: Enumeration, counts: Counts) -> tuple[Array, list[Fault]]:
 
     In a round every queue advances to its first task with a wait that earlier rounds do
     not meet. A ticket lane counts as one queue: its first task that has not run is
-    always claimed next or already, so more workers never make less progress. In a
-    queue lane every ready task runs: each task counts as a queue. An element with a
-    wrong count, reported already, counts as met after all its notifiers."""
+    always claimed next or already, so more workers never make less progress. So do the
+    unqueued tasks of a queue lane that wait; there every other task that is ready runs,
+    and counts as a queue. An element with a wrong count, reported already, counts as
+    met after all its notifiers."""
     run = _Run(tasks, counts)
     run.finish()
     if not run.rest.size:

@@ -83,19 +83,28 @@ struct WorkQueue {
     if (run.aborted() || ptx::load_relaxed(u64(&run.control()->faults)) != 0) return;
     Waiter who{kLaneOf<Program, Queue>, ~0u, 0};
     EventRef event{};
-    Program::QueuedCalls::each([&](auto call) ETC_INLINE {
+    Program::WaitingCalls::each([&](auto call) ETC_INLINE {
       using Call = decltype(call);
       if (Call::kCall > who.call) return;
-      const i32 groups = Call::group_units(run.g) > 0 ? Call::groups(run.g) : 0;
-      for (i32 group = 0; group < groups; ++group) {
-        const auto c = Call::group_at(run.g, group);
-        if constexpr (Call::kLimit > 0) {
-          const i32 count = known_count<Call>(run, run.g.rank, c);
-          if (Call::kLimitsGroups && count >= 0 && Call::is_surplus(c, count)) continue;
+      if constexpr (kIsQueued<Call>) {
+        const i32 groups = Call::group_units(run.g) > 0 ? Call::groups(run.g) : 0;
+        for (i32 group = 0; group < groups; ++group) {
+          const auto c = Call::group_at(run.g, group);
+          if constexpr (Call::kLimit > 0) {
+            const i32 count = known_count<Call>(run, run.g.rank, c);
+            if (Call::kLimitsGroups && count >= 0 && Call::is_surplus(c, count)) continue;
+          }
+          if (!find_unmet<Call>(run, c, event)) continue;
+          who = group_waiter<Call>(run, group);
+          return;
         }
-        if (!find_unmet<Call>(run, c, event)) continue;
-        who = group_waiter<Call>(run, group);
-        return;
+      } else {  // its wait may be the cause, even if that of a worker ends later
+#pragma unroll 1
+        for (i32 t = 0; t < Call::tasks(run.g); ++t) {
+          if (!find_unmet<Call>(run, Call::at(run.g, t), event)) continue;
+          who = {kLaneOf<Program, typename Call::Queue>, Call::kCall, u32(t)};
+          return;
+        }
       }
     });
     if (who.call == ~0u) {

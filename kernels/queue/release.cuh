@@ -175,6 +175,10 @@ ETC_DEVICE void notify_ranks(
   Call::template notified<0>(run.g, c, [&](auto event, i32, auto element) ETC_INLINE {
     using Event = decltype(event);
     const u32 step = parts * Call::notify_step(0);
+    if constexpr (Releases<Event>::kCount == 0) {
+      if (has_one) notify_event(run, ref, step);
+      return;
+    }
     const bool is_met = has_one && count_event(run, ref, step) + step ==
                                        Event::target(run.g, ref.rank, element);
     __syncwarp();  // one lane's acquire covers the whole warp
@@ -188,7 +192,7 @@ ETC_DEVICE void notify_ranks(
 // of `kThreads` threads of every worker.
 template <int kThreads, class Program>
 ETC_DEVICE void release_empty(const Run<Program>& run) {
-  Program::QueuedCalls::each([&](auto call) ETC_INLINE {
+  Program::WaitingCalls::each([&](auto call) ETC_INLINE {
     using Call = decltype(call);
     constexpr int kTo = Call::kFreeWaits > 0 ? Call::kFreeWaits : Call::kWaits;
     if constexpr ((Call::kMaybeZero & kFirstBits<kTo>) != 0) {

@@ -146,3 +146,34 @@ def check_skipped(program: Emulator) -> None:
         assert (runs.memory._symmetric[rank] == before[rank]).all()
         assert runs.memory.control[rank]["epoch"] == 7
         assert runs.memory.control[rank]["resident"] == 0
+
+
+@graph_function
+def copied_in_vain(g: Graph, *, lane: str) -> None:
+    """y is x, by three copies, of which the second one, on `lane`, waits for a
+    notification too many. It is not queued, the third one is."""
+    n = g.dims("n")
+    x, y = g.input("x", (n,), "bfloat16"), g.output("y", (n,), "bfloat16")
+    a, b = (g.local(name, (n,), "bfloat16") for name in "ab")
+    parts = g.let("parts", n // PART)
+    begun = g.events("begun", (1,), expects=parts + 1)
+    copied = g.events("copied", (parts,), expects=1)
+    (i,) = grid = g.grid(i=parts)
+    part, copy = tile(i, PART), copy_on("tensor")
+    g.call(
+        *(copy, grid),
+        name="begin",
+        reads=[x[part]],
+        writes=[a[part]],
+        notifies=[begun[0]],
+    )
+    g.call(
+        *(copy_on(lane), grid),
+        name="middle",
+        reads=[a[part]],
+        writes=[b[part]],
+        waits=[begun[0]],
+        notifies=[copied[i]],
+        queued=False,
+    )
+    g.call(copy, grid, name="end", reads=[b[part]], writes=[y[part]], waits=[copied[i]])

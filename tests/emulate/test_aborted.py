@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from etc_dist.codegen.layout import ABORT_OFFSET
 from etc_dist.emulate import Emulator
+from etc_dist.errors import WaitTimeoutError
+from etc_dist.ir.tensor import numpy_dtype
 from tests.conftest import first_always
 from tests.emulate.aborted import (
     DIMS,
     Aborted,
     check_skipped,
+    copied_in_vain,
     sent_far_in_vain,
     sent_in_vain,
 )
@@ -76,3 +80,16 @@ def test_slots_that_do_not_fit_the_queue_are_not_stored(folder, reserved):
     for rank in range(2):
         unused = places["slots_transfer"] + DIMS["n"] // PART
         assert not runs.area(rank, 1)[unused:].any()
+
+
+@pytest.mark.parametrize("workers", [2, 8])
+@pytest.mark.parametrize("lane", ["tensor", "transfer"])
+def test_the_wait_that_is_the_cause_is_named(folder, lane, workers):
+    """Whichever wait reaches its limit first: those for queued tasks follow from it."""
+    graph = copied_in_vain(1, lane=lane)
+    program = Emulator(graph, schedule="dynamic", folder=folder, workers=workers)
+    x = np.zeros(4 * PART, numpy_dtype("bfloat16"))
+    for seed in range(4):
+        cause = r"middle\[\d\] waits for begun\[0\]: have 4, want 5"
+        with pytest.raises(WaitTimeoutError, match=cause):
+            program.run([{"x": x}], {"n": 4 * PART}, seed=seed)

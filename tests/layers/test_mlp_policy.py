@@ -8,7 +8,7 @@ import pytest
 
 from etc_dist.layers.mlp_policy import choose_shapes, pair_key, rate_pairs
 from etc_dist.ops.matmul_policy import SHAPES
-from etc_dist.ops.tuning import MeasuredPair, default_tuning
+from etc_dist.ops.tuning import MeasuredPair, default_tuning, shipped
 
 WORKERS = 132
 MODEL = replace(default_tuning(), measured=(), pairs=())
@@ -71,3 +71,18 @@ def test_pairs_that_cannot_serve_are_passed_over(measured):
     assert not all(one.serves(gated=False, in_order=True) for one in both)
     found, _ = chosen(tuning, *SIZES, in_order=True)
     assert all(SHAPES[number].serves(gated=False, in_order=True) for number in found)
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_reasons_are_shown_at_all_measured_sizes(name):
+    tuning = shipped()[name]
+    sizes = {(one.m, one.k, one.n // 2) for one in tuning.measured if one.n % 2 == 0}
+    sizes |= {(one.m, one.n, one.k) for one in tuning.measured}
+    sizes |= {(one.m, one.hidden, one.inner) for one in tuning.pairs}
+    for m, hidden, inner in sizes:
+        dims = {"rows": m, "hidden": hidden, "inner": inner}
+        workers = tuning.workers
+        for choice in choose_shapes(dims, 1, workers, SHAPES, tuning=tuning):
+            first, together, *_ = choice.reasons()
+            assert f"tiles of {SHAPES[choice.value]}: " in first
+            assert " us together, " in together

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from etc_dist import Matmul
-from etc_dist.cache import Cache
+from etc_dist.cache import Cache, Entry
 from etc_dist.errors import ArgumentError
 from etc_dist.ops import tuning as module
 from etc_dist.ops.tuning import (
@@ -84,6 +84,7 @@ def test_each_tuning_of_the_package_is_of_another_gpu():
             lambda text: text.replace('"NVIDIA H200"', 900 * "[" + 900 * "]"),
             "recursion",
         ),
+        (lambda text: text.replace(" + ", " and ", 1), "of its content"),
         (None, "No such file"),
     ],
 )
@@ -123,6 +124,15 @@ def test_own_tuning_that_is_damaged_is_refused_until_it_is_measured_again(cache,
         find_tuning(AUTO, cache, H200)
     save_tuning(cache, own)
     assert find_tuning(AUTO, cache, H200) == own
+
+
+def test_own_tuning_of_an_older_format_is_passed_over_visibly(cache, own):
+    old = own.document() | {"format": 1}
+    del old["pairs"]
+    cache.store("tunings", "nvidia-h200", Entry(old))
+    found = find_tuning(AUTO, cache, H200)
+    assert found == default_tuning()
+    assert "nvidia-h200.json has an older format (etc-dist tune" in found.show()
 
 
 @pytest.mark.mpi(min_size=2)

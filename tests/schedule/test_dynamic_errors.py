@@ -225,7 +225,10 @@ def test_an_unqueued_call_with_a_loaded_extent_is_refused():
         grid = g.grid(i=up_to(4, counts.load(0)))
         g.call(touch, grid, waits=[done[0]], queued=False)
 
-    assert reason(body) == "call touch has queued=False, and its extent is loaded"
+    with pytest.raises(ScheduleError) as caught:
+        schedule_dynamic(build(body))
+    assert caught.value.got == "call touch has queued=False, and its extent is loaded"
+    assert caught.value.fix == 'omit queued=False, or use schedule="static"'
 
 
 def test_tasks_in_an_order_that_deadlocks_are_found():
