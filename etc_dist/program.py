@@ -24,7 +24,7 @@ from etc_dist.runtime.run_check import Loaded, RunCheck, cannot_capture
 from etc_dist.runtime.stream import is_capturing, stream_for
 from etc_dist.runtime.trace import Trace
 from etc_dist.schedule import Plan
-from etc_dist.schedule.plan import Policy
+from etc_dist.schedule.plan import Choice, Policy
 from etc_dist.verify.proof import prove
 from etc_dist.verify.verify import Verified
 from etc_dist.world import World
@@ -32,6 +32,8 @@ from etc_dist.world.agreement import sign
 
 MOST_PROOFS = 4096
 """The proved shapes that a program remembers."""
+MOST_CHOICES = 32
+"""The dims whose choices by a policy a program remembers."""
 
 RunStatus = tuple[bool, list[Record]]
 """Whether a rank's run failed, and the records of its failed waits and tasks."""
@@ -444,8 +446,19 @@ def set_capacity_hint(program: Program, hint: CapacityHint) -> None:
 
 
 def set_policy(program: Program, policy: Policy) -> None:
-    """Internal, for operations: choose the dims that no array has by `policy`."""
-    program.plan = replace(program.plan, policy=policy)
+    """Internal, for operations: choose the dims that no array has by `policy`, which is
+    asked once for the same dims: a choice takes milliseconds."""
+    known: Recent[tuple[object, ...], Sequence[Choice]] = Recent(MOST_CHOICES)
+
+    def choose(dims: Mapping[str, int], workers: int) -> Sequence[Choice]:
+        key = (workers, *sorted(dims.items()))
+        found = known.get(key)
+        if found is None:
+            found = policy(dims, workers)
+            known.put(key, found)
+        return found
+
+    program.plan = replace(program.plan, policy=choose)
 
 
 def symmetric_bytes(program: Program, name: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,10 @@ from etc_dist.errors import ArgumentError, RaceError, WorldError
 from etc_dist.functions.add_partials import add_partials
 from etc_dist.functions.push_rows import push_rows
 from etc_dist.ir import Graph, graph_function, tile
+from etc_dist.ops.matmul import matmul_graph
+from etc_dist.program import set_policy
+from etc_dist.schedule import schedule_static
+from etc_dist.schedule.plan import Choice
 from etc_dist.verify.proof import prove
 from tests.ops.arrays import Arrays
 from tests.ops.ring import ring
@@ -302,3 +307,24 @@ def test_a_closed_program_says_so(program, inputs, arrays):
     for use in (lambda: program.run(**inputs()), program.synchronize):
         with pytest.raises(WorldError, match="the program is closed"):
             use()
+
+
+def test_a_policy_is_asked_once_for_the_same_dims():
+    asked = []
+
+    def policy(dims, workers):
+        asked.append((dict(dims), workers))
+        return [Choice("shape", len(asked), list)]
+
+    program = SimpleNamespace(plan=schedule_static(matmul_graph(1)))
+    set_policy(program, policy)
+    sizes = {"m": 8, "n": 16, "k": 24}
+    for dims, workers, chosen in (
+        (sizes, 4, 1),
+        (dict(reversed(sizes.items())), 4, 1),
+        (sizes | {"m": 9}, 4, 2),
+        (sizes, 6, 3),
+        (sizes, 4, 1),
+    ):
+        assert program.plan.chosen(dims, workers) == dims | {"shape": chosen}
+    assert asked == [(sizes, 4), (sizes | {"m": 9}, 4), (sizes, 6)]

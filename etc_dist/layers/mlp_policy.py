@@ -8,7 +8,7 @@ one of the two multicasts, the workers of a pair wait for each other in both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import NamedTuple
 
@@ -17,9 +17,8 @@ from etc_dist.ops.matmul_policy import (
     Rating,
     Sizes,
     explain,
-    is_near,
+    nearest,
     rate,
-    row_class,
     waves_of,
 )
 from etc_dist.ops.tuning import JOINED, MeasuredPair, Tuning
@@ -77,55 +76,45 @@ def rate_pairs(
     ] or every
     most = max(map(_measured_parts, found))
     found.sort(key=lambda one: (_measured_parts(one) < most, one.us))
-    named = {pair_key(shapes[a.number], shapes[b.number]): (a, b) for a, b, *_ in found}
-    near = _nearest(tuning, (m, hidden, inner), workers, shapes, named.keys())
+    allowed = {(one.up.number, one.down.number): (one.up, one.down) for one in found}
+    by_key = {shape.key: number for number, shape in enumerate(shapes)}
+
+    def numbers(key: str) -> tuple[int | None, ...]:
+        """The positions in `shapes` of the tiles of a measured pair."""
+        return tuple(map(by_key.get, key.split(JOINED)))
+
+    def serves(one: MeasuredPair) -> bool:
+        """Whether an allowed pair was measured, and all tiles have as many waves."""
+        there = sizes_of(one.m, one.hidden, one.inner)
+        pairs = [*map(numbers, one.us)]
+        return any(pair in allowed for pair in pairs) and all(
+            waves_of(shapes[number], here, workers)
+            == waves_of(shapes[number], at, workers)
+            for pair in pairs
+            for number, here, at in zip(pair, (first, second), there, strict=True)
+            if number is not None
+        )
+
+    near = nearest(
+        tuning.pairs if workers == tuning.workers else (),
+        m,
+        (hidden, inner),
+        lambda one: (one.hidden, one.inner),
+        serves,
+    )
     if near is None:
         return found
-    known = [Pair(*named[key], us, near) for key, us in near.us.items() if key in named]
+    known = [
+        Pair(*allowed[pair], us, near)
+        for pair, us in zip(map(numbers, near.us), near.us.values(), strict=True)
+        if pair in allowed
+    ]
     return sorted(known, key=lambda one: one.us) + found
 
 
 def _measured_parts(pair: Pair) -> int:
     """How many of the two matmuls have a measured time."""
-    return sum(one.measured is not None for one in (pair.up, pair.down))
-
-
-def _nearest(
-    tuning: Tuning,
-    sizes: tuple[int, int, int],
-    workers: int,
-    shapes: Sequence[TileShape],
-    allowed: Set[str],
-) -> MeasuredPair | None:
-    """The nearest measured sizes that serve `sizes`: with as many waves, and with a
-    time of an allowed pair."""
-    m, hidden, inner = sizes
-    by_key = {shape.key: shape for shape in shapes}
-
-    def serves(one: MeasuredPair) -> bool:
-        if row_class(m) != one.m or not is_near(
-            (hidden, inner), (one.hidden, one.inner)
-        ):
-            return False
-        if not allowed & one.us.keys():
-            return False
-        at = sizes_of(one.m, one.hidden, one.inner)
-        return all(
-            waves_of(by_key[key], here, workers)
-            == waves_of(by_key[key], there, workers)
-            for pair in one.us
-            for key, here, there in zip(
-                pair.split(JOINED), sizes_of(*sizes), at, strict=True
-            )
-            if key in by_key
-        )
-
-    found = filter(serves, tuning.pairs if workers == tuning.workers else ())
-    return min(
-        found,
-        key=lambda one: abs(hidden / one.hidden - 1) + abs(inner / one.inner - 1),
-        default=None,
-    )
+    return (pair.up.measured is not None) + (pair.down.measured is not None)
 
 
 def choose_shapes(

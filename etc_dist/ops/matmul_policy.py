@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ops.order import ROW_GROUP
-from etc_dist.ops.tuning import Constants, Measured, Tuning, default_tuning
+from etc_dist.ops.tuning import (
+    Constants,
+    Measured,
+    MeasuredPair,
+    Tuning,
+    default_tuning,
+)
 from etc_dist.schedule.plan import Choice
 
 SHAPES = (
@@ -47,6 +54,7 @@ NEXT = 3
 """Further tile shapes that an explanation lists."""
 Sizes = tuple[int, int, int]
 """M, N and K."""
+Known = TypeVar("Known", Measured, MeasuredPair)
 
 
 @dataclass(frozen=True)
@@ -236,9 +244,25 @@ def row_class(m: int) -> int | None:
     return next((most for most in ROW_CLASSES if m <= most), None)
 
 
-def is_near(sizes: tuple[int, int], measured: tuple[int, int]) -> bool:
-    """Whether times measured with two numbers serve two others."""
-    return all(abs(a - b) <= NEAR * b for a, b in zip(sizes, measured, strict=True))
+def nearest(
+    measured: Iterable[Known],
+    m: int,
+    sizes: tuple[int, int],
+    sizes_of: Callable[[Known], tuple[int, int]],
+    serves: Callable[[Known], bool],
+) -> Known | None:
+    """The one of `measured` whose two sizes are nearest to `sizes`, of those near
+    enough, of the class of m rows, and that serve. sizes_of: the sizes of one."""
+
+    def distances(one: Known) -> list[float]:
+        return [abs(a / b - 1) for a, b in zip(sizes, sizes_of(one), strict=True)]
+
+    def is_near(one: Known) -> bool:
+        pairs = zip(sizes, sizes_of(one), strict=True)
+        return row_class(m) == one.m and all(abs(a - b) <= NEAR * b for a, b in pairs)
+
+    found = (one for one in measured if is_near(one) and serves(one))
+    return min(found, key=lambda one: sum(distances(one)), default=None)
 
 
 def waves_of(shape: TileShape, sizes: Sizes, workers: int) -> int:
@@ -253,23 +277,18 @@ def _nearest(
 ) -> Measured | None:
     """The nearest measured sizes that serve `sizes`: with as many waves on each of the
     shapes, and with a time of allowed[0], the model's choice."""
-    m, n, k = sizes
 
     def serves(one: Measured) -> bool:
-        near = is_near((n, k), (one.n, one.k))
-        if not near or row_class(m) != one.m or allowed[0].key not in one.us:
-            return False
         at = one.m, one.n, one.k
-        return all(
+        return allowed[0].key in one.us and all(
             waves_of(shape, sizes, workers) == waves_of(shape, at, workers)
             for shape in allowed
             if shape.key in one.us
         )
 
-    found = filter(serves, tuning.measured if workers == tuning.workers else ())
-    return min(
-        found, key=lambda one: abs(n / one.n - 1) + abs(k / one.k - 1), default=None
-    )
+    m, n, k = sizes
+    measured = tuning.measured if workers == tuning.workers else ()
+    return nearest(measured, m, (n, k), lambda one: (one.n, one.k), serves)
 
 
 def explain(
