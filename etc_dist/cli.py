@@ -172,7 +172,9 @@ def tune_gpus(options: argparse.Namespace) -> int:
 
         made = tune_world(world, sizes, say)
         save(made)
-        save(tune_mlp(world, made, sizes, say))
+        with_pairs = tune_mlp(world, made, sizes, say)
+        if with_pairs is not made:
+            save(with_pairs)
     return 0
 
 

@@ -18,6 +18,7 @@ from etc_dist.schedule.plan import (
     Lane,
     Plan,
     gating_axes,
+    is_claimed_early,
     is_queued,
     passing_axes,
 )
@@ -37,7 +38,7 @@ def schedule_dynamic(graph: GraphFunction) -> Plan:
     cannot be found on the GPU, and for an unqueued call that waits for a queued one or
     has a loaded extent."""
     require_calls(graph)
-    unqueued = list(order_obstacles(graph))
+    unqueued = list(unqueued_obstacles(graph))
     reasons = [*unqueued, *_obstacles(graph)]
     if reasons:
         omit = "omit queued=False, or " * bool(unqueued)
@@ -69,7 +70,7 @@ def schedule_auto(graph: GraphFunction) -> Plan:
     """The dynamic plan if the graph loads from runtime tensors and can be scheduled
     dynamically, else the static plan."""
     require_calls(graph)
-    obstacles = chain(order_obstacles(graph), _obstacles(graph))
+    obstacles = chain(unqueued_obstacles(graph), _obstacles(graph))
     if any(call.is_loaded for call in graph.calls) and not any(obstacles):
         return schedule_dynamic(graph)
     return schedule_static(graph)
@@ -136,12 +137,10 @@ def _obstacles(graph: GraphFunction) -> Iterator[str]:
             yield f"call {call.name} waits for peers and for {loaded}, a loaded count"
 
 
-def order_obstacles(graph: GraphFunction) -> Iterator[str]:
+def unqueued_obstacles(graph: GraphFunction) -> Iterator[str]:
     """The reasons why unqueued calls are refused: all workers could hold tasks that
     wait for a queued one, and claimed tickets of surplus tasks cannot be skipped."""
-    for call in graph.calls:
-        if not call.waits or is_queued(call):
-            continue
+    for call in filter(is_claimed_early, graph.calls):
         if call.limited is not None:
             yield f"call {call.name} has queued=False, and its extent is loaded"
         for ref in call.waits:

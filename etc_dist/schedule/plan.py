@@ -50,6 +50,12 @@ def is_queued(call: Call) -> bool:
     return bool(call.waits) and (call.queued or bool(call.loops))
 
 
+def is_claimed_early(call: Call) -> bool:
+    """Whether a dynamic schedule claims the tasks of `call` before their waits are
+    met."""
+    return bool(call.waits) and not is_queued(call)
+
+
 def passing_axes(call: Call) -> tuple[Coordinate, ...]:
     """The axes that precede all of `gating_axes`."""
     gating = gating_axes(call)

@@ -15,7 +15,7 @@ from etc_dist.errors import ArgumentError, GraphError, expect_type
 from etc_dist.ir.call import Call
 from etc_dist.ir.dims import checked_dims
 from etc_dist.ir.graph import GraphFunction
-from etc_dist.schedule.dynamic import group_order, order_obstacles
+from etc_dist.schedule.dynamic import group_order, unqueued_obstacles
 from etc_dist.schedule.plan import QUEUE, Lane, Plan
 from etc_dist.verify.cells import all_cells, merged
 from etc_dist.verify.coverage import (
@@ -285,7 +285,7 @@ def _check_structure(plan: Plan) -> list[Fault]:
                 f"call {call.name}: {text}" for text in _mismatches(plan, lane, call)
             ]
     if any(lane.policy == QUEUE for lane in plan.lanes):
-        texts += order_obstacles(graph)
+        texts += unqueued_obstacles(graph)
     fix = "build graphs by graph_function and plans by a function of etc_dist.schedule"
     return [Fault(GraphError, text, fix) for text in texts] + _check_loaded(graph)
 

@@ -98,7 +98,7 @@ struct WorkQueue {
           who = group_waiter<Call>(run, group);
           return;
         }
-      } else {  // its wait may be the cause, even if that of a worker ends later
+      } else {  // claimed early: the wait of such a task may be the cause
 #pragma unroll 1
         for (i32 t = 0; t < Call::tasks(run.g); ++t) {
           if (!find_unmet<Call>(run, Call::at(run.g, t), event)) continue;
