@@ -447,7 +447,7 @@ def set_capacity_hint(program: Program, hint: CapacityHint) -> None:
 
 def set_policy(program: Program, policy: Policy) -> None:
     """Internal, for operations: choose the dims that no array has by `policy`, which is
-    asked once for the same dims: a choice takes milliseconds."""
+    called once for equal dims: a choice takes milliseconds."""
     known: Recent[tuple[object, ...], Sequence[Choice]] = Recent(MOST_CHOICES)
 
     def choose(dims: Mapping[str, int], workers: int) -> Sequence[Choice]:

@@ -309,12 +309,12 @@ def test_a_closed_program_says_so(program, inputs, arrays):
             use()
 
 
-def test_a_policy_is_asked_once_for_the_same_dims():
-    asked = []
+def test_a_policy_is_called_once_for_equal_dims():
+    calls = []
 
     def policy(dims, workers):
-        asked.append((dict(dims), workers))
-        return [Choice("shape", len(asked), list)]
+        calls.append((dict(dims), workers))
+        return [Choice("shape", len(calls), list)]
 
     program = SimpleNamespace(plan=schedule_static(matmul_graph(1)))
     set_policy(program, policy)
@@ -327,4 +327,4 @@ def test_a_policy_is_asked_once_for_the_same_dims():
         (sizes, 4, 1),
     ):
         assert program.plan.chosen(dims, workers) == dims | {"shape": chosen}
-    assert asked == [(sizes, 4), (sizes | {"m": 9}, 4), (sizes, 6)]
+    assert calls == [(sizes, 4), (sizes | {"m": 9}, 4), (sizes, 6)]
