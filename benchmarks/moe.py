@@ -2,6 +2,7 @@
 
 launch/mpirun -n 1 benchmarks/moe.py --models qwen3-30b-a3b --tokens 1,128,4096
 launch/mpirun -n 1 benchmarks/moe.py --triton    # vLLM's Triton kernel, too
+launch/mpirun -n 1 benchmarks/moe.py --models olmoe-1b-7b --tokens 128 --experts 9
 launch/mpirun -n 4 benchmarks/moe.py --parallel expert --routing zipf
 """
 
@@ -29,11 +30,13 @@ from benchmarks.device import (
     wide,
 )
 from benchmarks.harness import add_batch, begin, main, shapes_parser
+from benchmarks.records import FEW
 from benchmarks.workload import (
     BLOCK,
     DTYPE,
     LINK_BYTES_PER_S,
     PROTOCOL,
+    SMALL,
     WARM_UP,
     Calls,
     Rival,
@@ -59,7 +62,12 @@ MODELS: Mapping[str, Model] = {
     "qwen3-30b-a3b": Model(2048, 768, 128, 8),
     "mixtral-8x7b": Model(4096, 14336, 8, 2),
 }
-SMALL, SMALL_TOKENS = Model(128, 64, 16, 4), 16
+OTHERS: Mapping[str, Model] = {
+    "olmoe-1b-7b": Model(2048, 1024, 64, 8),
+    "deepseek-v2-lite": Model(2048, 1408, 64, 6),
+}
+"""Measured only if they are named."""
+SMALL_MODEL, SMALL_TOKENS = Model(128, 64, 16, 4), 16
 TOKENS = (1, 8, 32, 128, 512, 1024, 2048, 4096, 8192)
 TOKENS_PER_RANK = (128, 512, 2048, 8192)
 INPUTS = 3
@@ -212,7 +220,7 @@ class MoEWorkload(Workload):
             "experts": self.model.experts,
             "top_k": self.model.top_k,
             "active_experts": round(self.loads[2], 2),
-            **({} if self.on_one_rank else {"routing": self.routing}),
+            "routing": self.routing,
             **self.facts,
         }
 
@@ -309,7 +317,7 @@ class MoEWorkload(Workload):
 def routing_bias(routing: str, model: Model, seed: int) -> Any:
     """The logits that a routing adds to every token's, by expert. "zipf" chooses the
     e-th of the experts, in random order, about in proportion to 1 / e; "one set" the
-    same experts for all tokens, "half" none of half of them."""
+    same experts for all tokens, "half" none of half of them, "N experts" only N."""
     order = np.random.default_rng(seed).permutation(model.experts)
     bias = np.zeros(model.experts, np.float32)
     if routing == "zipf":
@@ -318,6 +326,8 @@ def routing_bias(routing: str, model: Model, seed: int) -> Any:
         bias[order[: model.top_k]] = FAR
     elif routing == "half":
         bias[order[: model.experts // 2]] = -FAR
+    elif routing.endswith(FEW):
+        bias[order[int(routing.removesuffix(FEW)) :]] = -FAR
     return bias
 
 
@@ -329,25 +339,33 @@ def limit_ms(model: Model, tokens: float, active: float) -> float:
 
 
 def command_line() -> int:
-    parser = shapes_parser("Check and time a mixture of experts.", "<op>", MODELS)
+    title, known = "Check and time a mixture of experts.", {**MODELS, **OTHERS}
+    parser = shapes_parser(title, "<op>", known)
     add = parser.add_argument
     add("--parallel", choices=PARALLEL, default="expert", help="on several ranks")
     add("--routing", choices=ROUTINGS[:2], default="uniform")
+    add("--experts", type=int, help="from which all tokens choose, at least top_k")
     add("--triton", action="store_true", help="time vLLM's Triton kernel, on one rank")
     add_batch(parser)
     options = parser.parse_args()
     if options.triton and not find_spec("vllm"):
         parser.error("--triton: vLLM is not installed")
+    models = known if options.models else MODELS
+    for name in options.models or ([SMALL] if options.cpu else [*models]):
+        sizes = {**models, SMALL: SMALL_MODEL}[name]
+        if options.experts and not sizes.top_k <= options.experts <= sizes.experts:
+            parser.error(f"--experts: {sizes.top_k} to {sizes.experts} of {name}")
 
     def make(device: Device, name: str, sizes: Any, rows: int) -> MoEWorkload:
         alone = device.world.size == 1
-        how = "tensor" if alone else options.parallel, options.routing
+        few = options.experts and f"{options.experts}{FEW}"
+        how = "tensor" if alone else options.parallel, few or options.routing
         triton = options.triton and alone
         return MoEWorkload(device, name, sizes, rows, DTYPE, *how, triton)
 
     device = begin(options.cpu)
     tokens = TOKENS if device.world.size == 1 else TOKENS_PER_RANK
-    return main(device, make, MODELS, (SMALL, SMALL_TOKENS), tokens, options)
+    return main(device, make, models, (SMALL_MODEL, SMALL_TOKENS), tokens, options)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+FEW = " experts"
+"""The end of the name of a routing, after the number of experts that it chooses from.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +94,15 @@ class MatmulRecord(FusedRecord):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ChainRecord(FusedRecord):
+    """Matrix multiplications one after the other on one GPU, from N to K elements of a
+    row and back; gemm_ms is the baseline's, limit_ms that of memory or tensor cores."""
+
+    policy: str
+    """The two tile shapes that the program chose."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class MoERecord(FusedRecord):
     """A mixture of experts on one GPU. M is the number of tokens, N the hidden size, K
     the inner one; ours_ms, baseline_ms and gemm_ms are those of replayed CUDA graphs;
@@ -100,6 +112,8 @@ class MoERecord(FusedRecord):
     top_k: int
     active_experts: float
     """Experts with at least one token: the mean over the inputs."""
+    routing: str = "uniform"
+    """The distribution of tokens over experts; "N experts": all choose from N."""
     ours_eager_ms: float
     baseline_eager_ms: float
     triton: str | None = None
@@ -343,6 +357,7 @@ class PredictRecord(Record):
 KINDS: Mapping[str, type[Record]] = {
     "proof": ProofRecord,
     "matmul": MatmulRecord,
+    "chain": ChainRecord,
     "matmul_reduce_scatter": FusedRecord,
     "all_gather_matmul": FusedRecord,
     "mlp": LayerRecord,

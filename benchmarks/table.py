@@ -23,8 +23,10 @@ from typing import Any, TypeVar
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.records import (
+    FEW,
     RESULTS,
     ROOT,
+    ChainRecord,
     CompileRecord,
     DecodeRecord,
     FirstTokenRecord,
@@ -150,7 +152,8 @@ def page(records: Sequence[Record]) -> str:
     for op, title in SECTIONS.items():
         parts += [f"\n## {title}\n", section(op, records)]
     parts += [decode_table(records), launches_table(records), sampling_table(records)]
-    parts += [first_token_table(records), batch_table(records), PICTURE]
+    parts += [first_token_table(records), chain_table(records), few_table(records)]
+    parts += [batch_table(records), PICTURE]
     parts += [soak_table(records), cost_table(records), step_cost_table(records)]
     parts += [torch_cost_table(records), build_table(records)]
     return "".join(parts)
@@ -201,6 +204,49 @@ def batch_cost(records: Sequence[FusedRecord]) -> Row:
     if not costs:
         return {}
     return {BATCH: f"x {geometric_mean(costs):.2f}, {max(costs):.2f}"}
+
+
+def chain_table(records: Sequence[Record]) -> str:
+    """Matrix multiplications one after the other in one program."""
+    rows = [
+        {
+            "model": r.model,
+            "device": r.device,
+            "M": f"{r.M}",
+            "limit": f"{r.limit_ms:.3f}",
+            "cuBLAS": f"{r.baseline_ms:.3f}",
+            "ours": f"{r.ours_ms:.3f}",
+            "% of limit": f"{r.of_limit:.0%}",
+            "tiles": r.policy,
+            "schedule": r.schedule,
+            "commit": short(r.commit),
+        }
+        for r in newest(records)
+        if isinstance(r, ChainRecord)
+    ]
+    title = "Eight matrix multiplications one after the other in one program"
+    return f"\n## {title}\n{table(rows)}" if rows else ""
+
+
+def few_table(records: Sequence[Record]) -> str:
+    """Mixtures of which all tokens choose from few experts, on one GPU."""
+    found = [r for r in newest(records) if routing(r).endswith(FEW)]
+    rows = [
+        {
+            "model": r.model,
+            "device": r.device,
+            "tokens": f"{r.M}",
+            "all choose from": routing(r),
+            "limit": f"{r.limit_ms:.3f}",
+            "baseline": f"{r.baseline_ms:.3f}",
+            "ours": f"{r.ours_ms:.3f}",
+            "ours / limit": f"{r.ours_ms / r.limit_ms:.2f}",
+            "schedule": r.schedule,
+            "commit": short(r.commit),
+        }
+        for r in found
+    ]
+    return f"\n## Many tokens on few experts\n{table(rows)}" if rows else ""
 
 
 def batch_table(records: Sequence[Record]) -> str:
@@ -537,7 +583,7 @@ def ranks(r: Record) -> str:
 
 
 def routing(r: FusedRecord) -> str:
-    return r.routing if isinstance(r, MoEParallelRecord) else ""
+    return r.routing if isinstance(r, MoERecord | MoEParallelRecord) else ""
 
 
 def span(texts: Sequence[str]) -> str:

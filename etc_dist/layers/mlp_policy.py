@@ -65,17 +65,7 @@ def rate_pairs(
         rate(*sizes, workers, shapes, gated=gated, in_order=in_order, tuning=tuning)
         for sizes, gated in ((first, True), (second, False))
     )
-    every = [
-        Pair(up, down, up.us + down.us + SWITCH_US * (up.number != down.number))
-        for up, down in product(ups, downs)
-    ]
-    found = [
-        one
-        for one in every
-        if shapes[one.up.number].multicasts == shapes[one.down.number].multicasts
-    ] or every
-    most = max(map(_measured_parts, found))
-    found.sort(key=lambda one: (_measured_parts(one) < most, one.us))
+    found = combined(ups, downs, shapes)
     allowed = {(one.up.number, one.down.number): (one.up, one.down) for one in found}
     by_key = {shape.key: number for number, shape in enumerate(shapes)}
 
@@ -110,6 +100,25 @@ def rate_pairs(
         if pair in allowed
     ]
     return sorted(known, key=lambda one: one.us) + found
+
+
+def combined(
+    ups: Sequence[Rating], downs: Sequence[Rating], shapes: Sequence[TileShape]
+) -> list[Pair]:
+    """Pairs of the tiles of two matmuls, one after the other: first those of which most
+    matmuls have a measured time, then the rest, each group the fastest first. Without
+    those of which only one multicasts, if there are others."""
+    every = [
+        Pair(up, down, up.us + down.us + SWITCH_US * (up.number != down.number))
+        for up, down in product(ups, downs)
+    ]
+    found = [
+        one
+        for one in every
+        if shapes[one.up.number].multicasts == shapes[one.down.number].multicasts
+    ] or every
+    most = max(map(_measured_parts, found))
+    return sorted(found, key=lambda one: (_measured_parts(one) < most, one.us))
 
 
 def _measured_parts(pair: Pair) -> int:

@@ -46,7 +46,8 @@ def run_script(
     ("ranks", "command"),
     [
         pytest.param(1, "matmul --layout kn", marks=ONE),
-        pytest.param(1, "moe --tokens 1,50", marks=ONE),
+        pytest.param(1, "chain --rows-per-rank 1,20 --schedule dynamic", marks=ONE),
+        pytest.param(1, "moe --tokens 1,50 --experts 5", marks=ONE),
         pytest.param(1, "soak --calls 8", marks=ONE),
         pytest.param(2, "soak --calls 20", marks=[TWO, pytest.mark.exhaustive]),
         pytest.param(1, "task_cost", marks=ONE),

@@ -13,6 +13,7 @@ from benchmarks.decode import vllm_steps
 from benchmarks.plot import draw, draw_decode
 from benchmarks.records import (
     ROOT,
+    ChainRecord,
     DecodeRecord,
     DecodeVllmRecord,
     FusedRecord,
@@ -25,8 +26,10 @@ from benchmarks.records import (
     now,
 )
 from benchmarks.table import (
+    chain_table,
     decode_summary,
     decode_table,
+    few_table,
     launches_table,
     main,
     newest,
@@ -100,6 +103,30 @@ def test_speed_up_with_uneven_experts_is_a_column(values: dict[str, Any]) -> Non
     changes = [{"routing": "uniform"}, {"routing": "zipf", "speedup": 1.9}]
     records = [MoEParallelRecord(**{**moe, **c}) for c in changes]
     assert "| 2.00 | 80% | 1.90 |" in section("moe_expert_parallel", records)
+
+
+def test_many_tokens_on_few_experts_are_a_table_of_their_own(
+    values: dict[str, Any],
+) -> None:
+    values |= {**EXPERTS, "op": "moe", "world_size": 1, "M": 128}
+    values |= {"ours_eager_ms": 0.2, "baseline_eager_ms": 0.3}
+    uniform = MoERecord(**values)
+    few = MoERecord(**values | {"routing": "9 experts", "ours_ms": 0.24})
+    assert rows_of("moe", [uniform, few]) == [uniform]
+    assert few_table([uniform]) == ""
+    (*_, last) = few_table([uniform, few]).splitlines()
+    assert "| 128 | 9 experts | 0.160 | 0.300 | 0.240 | 1.50 | static |" in last
+
+
+def test_a_chain_is_shown_with_its_tiles(values: dict[str, Any]) -> None:
+    values |= {"op": "chain", "world_size": 1, "M": 8}
+    old, new = (
+        ChainRecord(**values, policy=policy) for policy in ("old tiles", "8 x 64")
+    )
+    (*_, last) = chain_table([old, new]).splitlines()
+    assert last.startswith("| llama3-8b | NVIDIA H200 | 8 | 0.160 | 0.300 | 0.200 |")
+    assert "| 80% | 8 x 64 | static |" in last
+    assert chain_table([]) == "" and len(newest([old, new])) == 1
 
 
 def test_summary_has_the_mean_and_the_range_of_each_operation() -> None:
