@@ -21,9 +21,9 @@ from benchmarks.decode_step import MODELS, PAGE_SIZE
 from benchmarks.device import driver_version
 from etc_dist.codegen import Source, generate
 from etc_dist.ir import GraphFunction
-from etc_dist.layers.library import MIXTURES
 from etc_dist.layers.moe_graph import moe_graph
 from etc_dist.models.decoder import decoder_for
+from etc_dist.models.library import MIXTURES
 from etc_dist.models.rows import MOST_STOPS
 from etc_dist.models.step_policy import StepPolicy
 from etc_dist.ops.all_gather_matmul import all_gather_matmul_graph

@@ -15,7 +15,7 @@ from pathlib import Path
 from etc_dist import doctor
 from etc_dist.cache import Cache
 from etc_dist.errors import ArgumentError, EtcDistError, expect_range
-from etc_dist.layers.library import library_programs
+from etc_dist.models.library import library_programs
 from etc_dist.ops.tuning import Tuning, save_tuning
 from etc_dist.predict.command import add_options as add_predict_options
 from etc_dist.predict.command import run as predict

@@ -1,4 +1,4 @@
-"""Every program of the library, for building ahead of time."""
+"""The programs of the library, for building ahead of time; of models, examples."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from etc_dist.layers.mlp_tiles import mlp_tiles_graph
 from etc_dist.layers.moe import PACKED_INNER
 from etc_dist.layers.moe_few_tokens import moe_few_tokens_graph
 from etc_dist.layers.moe_graph import PARALLEL, moe_graph
+from etc_dist.models.decoder import decoder_for
+from etc_dist.models.experts import Mixture
+from etc_dist.models.sizes import DecoderSizes
 from etc_dist.ops.all_gather_matmul import (
     all_gather_matmul_graph,
     gathered_matmul_graph,
@@ -30,6 +33,16 @@ MIXTURES: Mapping[str, tuple[int, int, int]] = {
     "mixtral-8x7b": (8, 2, 14336),
 }
 """The number of experts, the experts of a token, and the inner width of all ranks."""
+DECODERS: Mapping[str, tuple[int, DecoderSizes]] = {
+    "qwen3-32b": (1, DecoderSizes(64, 8, 128, normalizes_heads=True)),
+    "qwen3-32b of 4": (4, DecoderSizes(16, 2, 128, normalizes_heads=True)),
+    "qwen3-30b-a3b": (
+        1,
+        DecoderSizes(32, 4, 128, normalizes_heads=True, mixture=Mixture(128, 8, True)),
+    ),
+    "llama3-8b": (1, DecoderSizes(32, 8, 128)),
+}
+"""Examples of models: the ranks, and the sizes of one."""
 
 
 def library_programs() -> Iterator[tuple[str, Plan]]:
@@ -83,6 +96,9 @@ def _graphs() -> Iterator[tuple[str, GraphFunction]]:
             packs = inner // share >= PACKED_INNER
             graph = moe_graph(4, **routing, packs=packs, parallel=parallel)
             yield f"{graph.name} {model} {parallel} 4 {DTYPES[0]}", graph
+    for model, (ranks, sizes) in DECODERS.items():
+        graph = decoder_for("static", ranks, sizes)
+        yield f"{graph.name} {model} {sizes.dtype}", graph
 
 
 def _dynamic_graphs() -> Iterator[tuple[str, GraphFunction]]:
