@@ -93,7 +93,7 @@ def _matmul(name: str, w_layout: str, dtype: str, **fields: Any) -> DeviceFuncti
             for n in tile
         },
         constants={
-            "kGated": int(name == "matmul_gated"),
+            "kGated": int(reads == 3),
             "kWeightIsKN": int(w_layout == "kn"),
             "kIsHalf": int(dtype == "float16"),
         },

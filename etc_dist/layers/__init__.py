@@ -11,7 +11,6 @@ moe_hosts.py         its exchange over several hosts
 moe_steps.py         shared by these graphs
 sparse_block.py      weights of a Hugging Face block
 plain.py             whether a part of a model computes what its class says
-library.py           all programs of the library, for building ahead
 """
 
 from etc_dist.layers.mlp import MLP

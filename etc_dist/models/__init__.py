@@ -18,6 +18,7 @@ decoder.py      the graph of a decoder's step
 sizes.py        the sizes that its program is compiled for
 experts.py      the mixture of experts in it
 sampling.py     how a token is chosen
+library.py      the programs of the library, for building ahead of time
 extras.py       packages that only models need
 """
 

@@ -119,7 +119,7 @@ struct GroupedMatmul : GroupedTile {
       const Run<Program>& run, StageReader<Program>& stages, const Work& work,
       Counters& counters) const {
     const Size size = Size::of(work.size);
-    constexpr bool kHasThin = (kVariants & kThin) != 0;
+    constexpr bool kMayBeThin = (kVariants & kThin) != 0;
     bool going = true;
     for (u32 turn = 0; turn < size.turns() && going; ++turn) {
       const auto multiply_by = [&](auto columns, auto blocks, auto thin) {
@@ -129,8 +129,8 @@ struct GroupedMatmul : GroupedTile {
       };
       if (size.kind != kNarrow) {
         multiply_by(Number<kMaxRows>{}, Number<2>{}, Number<0>{});
-      } else if (kHasThin && size.rows == kThinRows) {
-        if constexpr (kHasThin) {
+      } else if (kMayBeThin && size.rows == kThinRows) {
+        if constexpr (kMayBeThin) {
           multiply_by(Number<kThinRows>{}, Number<1>{}, Number<1>{});
         }
       } else {

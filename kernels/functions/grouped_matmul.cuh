@@ -10,15 +10,15 @@ template <class Call>
 struct GroupedRoles : Roles, GroupedTile {
   using Compute = GroupedMatmul<Call::kIsHalf, Call::kIsFloat>;
   using Coord = typename Call::Coord;
-  static constexpr bool kGathers = has_role<Call>(kGatherRole);
+  static constexpr bool kIsGathered = has_role<Call>(kGatherRole);
   static constexpr u32 kVariant =
-      (Call::kGated ? kGated : 0) | (Call::kIsThin ? kThin : 0) | (kGathers ? kGathered : 0);
+      (Call::kGated ? kGated : 0) | (Call::kIsThin ? kThin : 0) | (kIsGathered ? kGathered : 0);
   static constexpr u32 kUniformStageBytes = kStageBytes;
   static constexpr bool kMulticast = true;
 
   template <class Program>
   ETC_DEVICE static u32 size(const Run<Program>& run, const Coord& c) {
-    constexpr int kOfRows = kGathers ? Call::kReads - 1 : 0;
+    constexpr int kOfRows = kIsGathered ? Call::kReads - 1 : 0;
     const u32 rows = minimum(Call::template operand<kOfRows>(run.g, c).size[0], 2 * kMaxRows);
     if (rows == 0) return 0;
     if constexpr (Call::kIsThin) {
@@ -33,7 +33,7 @@ struct GroupedRoles : Roles, GroupedTile {
     const u32 padded = (share + kPiece - 1) / kPiece * kPiece;
     const Kind kind = is_narrow ? kNarrow : is_half ? kHalf : is_shared ? kLong : kShort;
     const u32 steps = num_steps<Call>(run, c);
-    const u32 few = kGathers && rows <= kFew ? rows : 0;
+    const u32 few = kIsGathered && rows <= kFew ? rows : 0;
     return Size{is_narrow ? (steps + 1) / 2 : steps, padded, kind, few}.packed();
   }
   template <class Program>
@@ -53,7 +53,7 @@ struct GroupedRoles : Roles, GroupedTile {
     // NOTE: before the loop: otherwise runtime tensors are loaded for each stage.
     const Box w = Call::template box<1>(run.g, c);
     Box x{}, large_x{};
-    if constexpr (!kGathers) {
+    if constexpr (!kIsGathered) {
       x = Call::template box<0>(run.g, c), large_x = Call::template large_box<0>(run.g, c);
     }
     for (u32 turn = 0; turn < size.turns(); ++turn) {
@@ -64,7 +64,7 @@ struct GroupedRoles : Roles, GroupedTile {
         } else if (!begin_stage(run, stages, size, turn, k, w, stage)) {
           return false;
         }
-        if constexpr (!kGathers) fill_x(size, stage, k, x, large_x);
+        if constexpr (!kIsGathered) fill_x(size, stage, k, x, large_x);
         loaded(turn * size.steps + k + 1);
       }
     }
@@ -121,7 +121,7 @@ struct GroupedRoles : Roles, GroupedTile {
   ETC_DEVICE static bool begin_stage(
       const Run<Program>& run, StageLoader<Program>& stages, const Size& size, u32 turn, u32 k,
       const Box& w, Stage& stage) {
-    const u32 rows = kGathers ? size.few : size.rows;
+    const u32 rows = kIsGathered ? size.few : size.rows;
     const u32 expected = size.depth() * rows * kRowBytes + kBytesW;
     if (!stages.begin(run, kStageBytes, expected, rows == 0, stage)) return false;
     fill_w(size, stage, turn, k, w);

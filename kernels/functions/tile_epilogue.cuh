@@ -48,7 +48,13 @@ struct AppliedEpilogue {
   }
 };
 
-template <class Call, bool kOnlyRounds = Call::template Epilogue<Call>::kOnlyRounds>
+// Whether the epilogue of a call is one of those that share RoundedTile.
+template <class Call>
+constexpr bool only_rounds() {
+  using Epilogue = typename Call::template Epilogue<Call>;
+  return Epilogue::kOnlyRounds && (!Call::kGated || kIsSame<Epilogue, swiglu<Call>>);
+}
+template <class Call, bool kOnlyRounds = only_rounds<Call>()>
 struct EpilogueOf {
   using Type = AppliedEpilogue<Call>;
 };

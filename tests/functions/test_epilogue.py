@@ -22,6 +22,7 @@ from tests.functions.epilogues import (
     applied_to_a_stack,
     gated_sums,
     inputs_of,
+    only_rounded,
     unchanged,
 )
 from tests.functions.sizes import odd_sizes
@@ -62,6 +63,7 @@ def str_of(value):
     ("what", "shapes"),
     [
         (gated_sums, tuple(shape for shape in FEW if shape.may_be_gated)),
+        (only_rounded, tuple(shape for shape in FEW if shape.may_be_gated)),
         (all_kinds, FEW),
         *(pytest.param(*case, marks=exhaustive) for case in EVERY),
         *(pytest.param(what, SHAPES, marks=exhaustive) for what in OTHERS),

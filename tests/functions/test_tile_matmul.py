@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from etc_dist.emulate import Emulator
 from etc_dist.errors import ArgumentError
 from etc_dist.functions.epilogue import store, swiglu
 from etc_dist.functions.tile_matmul import Tiles, TileShape
-from etc_dist.ir import Graph
+from etc_dist.ir import Graph, graph_function
+from etc_dist.ops.argument_table import DTYPES
 from etc_dist.ops.matmul import matmul_graph
 from etc_dist.ops.matmul_policy import GATED, SHAPES
-from tests.emulate.cases import gated, gated_tiles, tiles
+from etc_dist.ops.order import tile_grid
+from tests.emulate.cases import gated, gated_tiles, matmul_of, tiles
 from tests.functions.sizes import odd_sizes
+from tests.layers.reference import draw
 from tests.ops.arrays import cancelling
 
+FEW = (
+    TileShape(8, 64, "k", swapped=True),
+    TileShape(64, 256, swapped=True),
+    TileShape(128, 112),
+    TileShape(128, 64, "k"),
+    TileShape(256, 128, "rows"),
+)
 EXTREME = (
     *(TileShape(128, columns) for columns in (16, 512)),
     *(TileShape(128, columns, deep=True) for columns in (16, 256)),
@@ -35,6 +46,59 @@ def test_each_shape_gives_x_times_w_transposed(shape, program):
     inputs, [answer], dims = tiles(*odd_sizes(SHAPES[shape]))
     [found] = program.run(inputs, {**dims, "shape": shape})
     answer.check(found["y"], "bfloat16")
+
+
+@graph_function
+def both_dtypes(g: Graph) -> None:
+    """y = x @ w.T in bfloat16, and the same in float16, in one program."""
+    m, n, k, shape = g.dims("m n k shape")
+    for dtype in DTYPES:
+        x, w, y = (
+            make(f"{name}_{dtype}", extents, dtype)
+            for make, name, extents in (
+                (g.input, "x", (m, k)),
+                (g.input, "w", (n, k)),
+                (g.output, "y", (m, n)),
+            )
+        )
+        tiles = Tiles(g, dtype, shape, FEW, m)
+        of = tile_grid(g, dtype, (m, n), tiles.rows, tiles.columns)
+        g.call(
+            tiles.matmul(dtype),
+            of.grid,
+            name=dtype,
+            reads=[x[of.rows, :], w[of.columns, :]],
+            writes=[y[of.rows, of.columns]],
+            order=of.order,
+            values=tiles.values,
+        )
+
+
+def test_one_program_multiplies_in_both_dtypes(folder):
+    program = Emulator(both_dtypes(1), workers=2, folder=folder)
+    rng = np.random.default_rng(7)
+    for number, shape in enumerate(FEW):
+        m, n, k = odd_sizes(shape)
+        arrays = {
+            f"{name}_{dtype}": draw(rng, (rows, k), dtype)
+            for dtype in DTYPES
+            for name, rows in (("x", m), ("w", n))
+        }
+        [found] = program.run([arrays], {"m": m, "n": n, "k": k, "shape": number})
+        for dtype in DTYPES:
+            answer = matmul_of(arrays[f"x_{dtype}"], arrays[f"w_{dtype}"])
+            answer.check(found[f"y_{dtype}"], dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_transposed_weights_of_odd_sizes_are_multiplied(dtype, folder):
+    graph = matmul_graph(1, dtype=dtype, w_layout="kn")
+    program, rng = Emulator(graph, workers=2, folder=folder), np.random.default_rng(8)
+    m, n, k = 300, 264, 72
+    x, w = draw(rng, (m, k), dtype), draw(rng, (k, n), dtype)
+    dims = {"m": m, "n": n, "k": k, "shape": 0}
+    [found] = program.run([{"x": x, "w": w}], dims)
+    matmul_of(x, w.T).check(found["y"], dtype)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import etc_dist
-from etc_dist import AllGatherMatmul, MatmulReduceScatter
+from etc_dist import AllGatherMatmul, Matmul, MatmulReduceScatter
 from etc_dist.errors import (
     ArgumentError,
     ScheduleError,
@@ -31,6 +31,7 @@ pytestmark = pytest.mark.mpi(max_size=2)
 FUNCTIONS = {
     MatmulReduceScatter: etc_dist.matmul_reduce_scatter,
     AllGatherMatmul: etc_dist.all_gather_matmul,
+    Matmul: etc_dist.matmul,
 }
 
 Call = tuple[Any, Any, Any]
@@ -173,7 +174,7 @@ def test_a_rank_with_other_shapes_than_its_peers_is_named(refused, arrays, world
     rows = 16 if world.rank == 1 else 8
     x = arrays.put_as(np.zeros((rows * world.size, 24)), "bfloat16")
     w = arrays.put_as(np.zeros((16, 24)), "bfloat16")
-    refused((x, w, None), r"rank 1: \w+\(rows=\d+, n=16, k=24(, shape=\d+)?\)")
+    refused((x, w, None), r"rank 1: \w+\((rows|m)=\d+, n=16, k=24(, shape=\d+)?\)")
 
 
 @pytest.mark.mpi(min_size=2)
@@ -181,7 +182,7 @@ def test_first_calls_of_several_programs_are_refused(kind, make, arrays, world):
     rows = 256 if world.rank == 1 else 8
     x = arrays.put_as(np.zeros((rows * world.size, 24)), "bfloat16")
     w = arrays.put_as(np.zeros((16, 24)), "bfloat16")
-    with refusal(ArgumentError, r"rank 1: \w+\(first call, rows=\d+, k=24, n=16,"):
+    with refusal(ArgumentError, r"rank 1: \w+\(first call, (rows|m)=\d+, k=24, n=16,"):
         make(kind)(x, w)
 
 
@@ -304,6 +305,7 @@ def test_a_closed_operation_is_named_in_the_error(op, good):
 
 
 @pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("kind", [MatmulReduceScatter, AllGatherMatmul])
 def test_exhausted_symmetric_memory_leaves_the_operation_usable(
     op, kind, good, problem, world, monkeypatch
 ):
