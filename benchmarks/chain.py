@@ -130,6 +130,7 @@ class ChainWorkload(Workload):
 
     op = "chain"
     protocol = PROTOCOL
+    spreads_nan = True
     leeway = baseline_leeway = COUNT**0.5
     """Each result is rounded."""
 
@@ -196,6 +197,8 @@ def command_line() -> int:
     title = "Check and time matrix multiplications one after the other."
     options = shapes_parser(title, "chain", MODELS).parse_args()
     device = begin(options.cpu)
+    if device.world.size > 1:
+        raise SystemExit("chain.py: it runs on one rank")
     return main(device, ChainWorkload, MODELS, (SMALL, SMALL_ROWS), ROWS, options)
 
 

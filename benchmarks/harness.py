@@ -7,6 +7,7 @@ import argparse
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, cast
@@ -37,22 +38,31 @@ def check(case: Workload, ours: Operation) -> tuple[dict[str, Any], list[Any]]:
     the references. Collective."""
     numbers = range(case.inputs)
     calls = [case.call(ours, number) for number in numbers]
-    equal = [bitwise_equal(case.device, ours, calls[n], case.outs[n]) for n in numbers]
+    equal = [
+        bitwise_equal(
+            case.device, ours, calls[n], case.outs[n], partial(case.spoil, ours, n)
+        )
+        for n in numbers
+    ]
     references = [case.reference(number) for number in numbers]
     error = case.device.relative_error(case.outs, references)
     return {"error": error, "bitwise_equal": all(equal)}, references
 
 
-def bitwise_equal(device: Device, operation: Operation, call: Call, out: Any) -> bool:
+def bitwise_equal(
+    device: Device, operation: Operation, call: Call, out: Any, spoil: Call
+) -> bool:
     """Whether three runs of a call give equal bits on all ranks; leaves the last in
     `out`, which the call fills.
 
-    Before each run, the output and the operation's own symmetric memory are poisoned:
-    an element that a run does not write or wait for is NaN."""
+    Before each run, the output and the operation's own symmetric memory are poisoned,
+    and its local memory by `spoil`, where it can: an element there that a run does not
+    write or wait for is NaN."""
     call()  # gives the operation memory of this size
     operation.synchronize()
     results = []
     for _ in range(3):
+        spoil()
         device.poison(out)
         device.poison_staging(operation)
         device.synchronize()
@@ -215,8 +225,11 @@ def add_batch(parser: argparse.ArgumentParser) -> None:
 
 
 def numbers(text: str) -> list[int]:
-    """The type of an option: numbers separated by commas."""
-    return [int(number) for number in text.split(",")]
+    """The type of an option: positive numbers separated by commas."""
+    found = [int(number) for number in text.split(",")]
+    if min(found) < 1:
+        raise argparse.ArgumentTypeError(f"{min(found)} is not positive")
+    return found
 
 
 def begin(cpu: bool) -> Device:

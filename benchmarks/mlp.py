@@ -25,6 +25,7 @@ class MLPWorkload(Stepwise):
     [M / W, N]: N is the hidden size, K a rank's shard of the inner one."""
 
     op = "mlp"
+    spreads_nan = True
     alone: Mapping[str, tuple[str, ...]] = {
         "gemm": ("gate_up", "down"),
         "collective": ("all_gather", "reduce_scatter"),

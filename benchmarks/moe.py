@@ -66,7 +66,7 @@ OTHERS: Mapping[str, Model] = {
     "olmoe-1b-7b": Model(2048, 1024, 64, 8),
     "deepseek-v2-lite": Model(2048, 1408, 64, 6),
 }
-"""Measured only if they are named."""
+"""Measured only with `--experts`."""
 SMALL_MODEL, SMALL_TOKENS = Model(128, 64, 16, 4), 16
 TOKENS = (1, 8, 32, 128, 512, 1024, 2048, 4096, 8192)
 TOKENS_PER_RANK = (128, 512, 2048, 8192)
@@ -128,12 +128,18 @@ class MoEWorkload(Workload):
         return self.device.xp.concatenate(bits).view(DTYPES[self.dtype])
 
     def tokens(self, rank: int, number: int) -> Any:
-        """A rank's own tokens; the first column is 1: the router's adds the bias."""
+        """A rank's own tokens. One column is 1: the router's adds the bias."""
         name = f"{self.name} x {number} of rank {rank}"
         shape = self.rows, self.model.hidden
         x = self.device.random(shape, "float32", name, 1.0)
-        x[:, 0] = 1
+        x[:, : self.biases] = 0
+        x[:, min(number, self.biases - 1)] = 1
         return x.astype(DTYPES[self.dtype])
+
+    @property
+    def biases(self) -> int:
+        """With few experts each input has others, so that none are in L2."""
+        return self.inputs if self.routing.endswith(FEW) else 1
 
     def whole(self) -> SparseBlock:
         """The weights of all ranks, scaled to keep the deviation of x."""
@@ -147,8 +153,9 @@ class MoEWorkload(Workload):
             self.device.random(shape, self.dtype, f"{self.name} {name}", summed**-0.5)
             for name, (shape, summed) in shapes.items()
         )
-        bias = routing_bias(self.routing, self.model, experts)
-        router[:, 0] = self.device.xp.asarray(bias).astype(router.dtype)
+        for n in range(self.biases):
+            bias = routing_bias(self.routing, self.model, experts + n)
+            router[:, n] = self.device.xp.asarray(bias).astype(router.dtype)
         return SparseBlock(router, gate_up, down, top_k, True)
 
     def make_weights(self) -> tuple[Any, ...]:
@@ -344,22 +351,28 @@ def command_line() -> int:
     add = parser.add_argument
     add("--parallel", choices=PARALLEL, default="expert", help="on several ranks")
     add("--routing", choices=ROUTINGS[:2], default="uniform")
-    add("--experts", type=int, help="from which all tokens choose, at least top_k")
+    add("--experts", type=int, help="of which all tokens choose, with --models")
     add("--triton", action="store_true", help="time vLLM's Triton kernel, on one rank")
     add_batch(parser)
     options = parser.parse_args()
     if options.triton and not find_spec("vllm"):
         parser.error("--triton: vLLM is not installed")
-    models = known if options.models else MODELS
-    for name in options.models or ([SMALL] if options.cpu else [*models]):
+    models, few = known if options.models else MODELS, options.experts
+    if few is not None and not options.models:
+        parser.error("--experts: name the models with --models")
+    if few is not None and options.routing != ROUTINGS[0]:
+        parser.error("--experts and --routing exclude each other")
+    for name in options.models or ():
         sizes = {**models, SMALL: SMALL_MODEL}[name]
-        if options.experts and not sizes.top_k <= options.experts <= sizes.experts:
-            parser.error(f"--experts: {sizes.top_k} to {sizes.experts} of {name}")
+        if few is None and name in OTHERS:
+            parser.error(f"{name} is measured with --experts only")
+        if few is not None and not sizes.top_k <= few < sizes.experts:
+            parser.error(f"--experts: {sizes.top_k} to {sizes.experts - 1} of {name}")
 
     def make(device: Device, name: str, sizes: Any, rows: int) -> MoEWorkload:
         alone = device.world.size == 1
-        few = options.experts and f"{options.experts}{FEW}"
-        how = "tensor" if alone else options.parallel, few or options.routing
+        routing = options.routing if few is None else f"{few}{FEW}"
+        how = "tensor" if alone else options.parallel, routing
         triton = options.triton and alone
         return MoEWorkload(device, name, sizes, rows, DTYPE, *how, triton)
 

@@ -19,7 +19,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from benchmarks.records import RESULTS, ROOT, DecodeRecord, Record, load
-from benchmarks.table import greedy, latest, newest, ranks
+from benchmarks.table import greedy, is_uniform, latest, newest, ranks
 
 SCHEDULES = ("static", "dynamic")
 COMPARED = {"moe": 1, "mlp": 4}
@@ -55,7 +55,11 @@ def draw(records: Sequence[Record], path: Path) -> None:
     """Draw a panel for each operation whose schedules are compared."""
     figure, row = panels(len(COMPARED))
     for axes, (op, world) in zip(row, COMPARED.items(), strict=True):
-        mine = [r for r in newest(records) if (r.op, r.world_size) == (op, world)]
+        mine = [
+            r
+            for r in newest(records)
+            if (r.op, r.world_size) == (op, world) and is_uniform(r)
+        ]
         for number, (model, found) in enumerate(groupby(mine, lambda r: r.model)):
             known = list(found)
             for schedule, style in zip(SCHEDULES, ("o-", "s--"), strict=True):

@@ -113,7 +113,7 @@ class MoERecord(FusedRecord):
     active_experts: float
     """Experts with at least one token: the mean over the inputs."""
     routing: str = "uniform"
-    """The distribution of tokens over experts; "N experts": all choose from N."""
+    """As in MoEParallelRecord; "N experts": all tokens choose from N."""
     ours_eager_ms: float
     baseline_eager_ms: float
     triton: str | None = None
@@ -136,7 +136,7 @@ class MoEParallelRecord(FusedRecord):
     active_experts: float
     """Experts with at least one token: the mean over the inputs."""
     routing: str
-    """The distribution of tokens over experts: "uniform" or "zipf"."""
+    """The distribution of tokens over experts: "uniform", "zipf" or "N experts"."""
     baselines_ms: Mapping[str, float]
     """By the collectives that they use."""
 
@@ -268,6 +268,30 @@ class StepCostRecord(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class EpilogueRecord(Record):
+    """A matrix multiplication with the epilogue of an example, `model`, and one that
+    only stores, on the same tiles."""
+
+    model: str
+    M: int
+    N: int
+    K: int
+    dtype: str
+    schedule: str
+    policy: str
+    """The tiles."""
+    ours_ms: float
+    store_ms: float
+    of_store: float
+    """ours_ms / store_ms."""
+    error: float
+    """Relative Frobenius norm, against fp32."""
+    bitwise_equal: bool
+    repeats: int
+    protocol: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class TorchCostRecord(Record):
     """The host's part of a call of torch.ops.etc_dist."""
 
@@ -358,6 +382,7 @@ KINDS: Mapping[str, type[Record]] = {
     "proof": ProofRecord,
     "matmul": MatmulRecord,
     "chain": ChainRecord,
+    "epilogue": EpilogueRecord,
     "matmul_reduce_scatter": FusedRecord,
     "all_gather_matmul": FusedRecord,
     "mlp": LayerRecord,

@@ -29,6 +29,7 @@ from benchmarks.records import (
     ChainRecord,
     CompileRecord,
     DecodeRecord,
+    EpilogueRecord,
     FirstTokenRecord,
     FusedRecord,
     MoEParallelRecord,
@@ -138,7 +139,7 @@ def rows_of(section: str, records: Iterable[Record]) -> list[FusedRecord]:
     known = [
         r
         for r in newest(records)
-        if (r.op, r.schedule) == (op, "static") and routing(r) in ("", "uniform")
+        if (r.op, r.schedule) == (op, "static") and is_uniform(r)
     ]
     wanted = int(ranks) if ranks else max((r.world_size for r in known), default=0)
     if found := [r for r in known if r.world_size == wanted]:
@@ -153,7 +154,7 @@ def page(records: Sequence[Record]) -> str:
         parts += [f"\n## {title}\n", section(op, records)]
     parts += [decode_table(records), launches_table(records), sampling_table(records)]
     parts += [first_token_table(records), chain_table(records), few_table(records)]
-    parts += [batch_table(records), PICTURE]
+    parts += [epilogue_table(records), batch_table(records), PICTURE]
     parts += [soak_table(records), cost_table(records), step_cost_table(records)]
     parts += [torch_cost_table(records), build_table(records)]
     return "".join(parts)
@@ -222,15 +223,37 @@ def chain_table(records: Sequence[Record]) -> str:
             "commit": short(r.commit),
         }
         for r in newest(records)
-        if isinstance(r, ChainRecord)
+        if isinstance(r, ChainRecord) and r.world_size == 1
     ]
     title = "Eight matrix multiplications one after the other in one program"
     return f"\n## {title}\n{table(rows)}" if rows else ""
 
 
+def epilogue_table(records: Sequence[Record]) -> str:
+    """The last time of each example's epilogue, against the plain store."""
+    found = [r for r in records if isinstance(r, EpilogueRecord)]
+    rows = [
+        {
+            "epilogue": r.model,
+            "device": r.device,
+            "M": f"{r.M}",
+            "NxK": f"{r.N}x{r.K}",
+            "store": f"{r.store_ms:.4f}",
+            "ours": f"{r.ours_ms:.4f}",
+            "ours / store": f"{r.of_store:.3f}",
+            "tiles": r.policy,
+            "commit": short(r.commit),
+        }
+        for r in latest(found, lambda r: (r.model, r.device, r.M, r.N, r.K))
+    ]
+    return f"\n## Epilogues of the examples\n{table(rows)}" if rows else ""
+
+
 def few_table(records: Sequence[Record]) -> str:
-    """Mixtures of which all tokens choose from few experts, on one GPU."""
-    found = [r for r in newest(records) if routing(r).endswith(FEW)]
+    """Mixtures of which all tokens choose from few experts, on one H200: the limit is
+    that of an H200."""
+    of_one = [r for r in newest(records) if isinstance(r, MoERecord)]
+    found = [r for r in of_one if routing(r).endswith(FEW) and H200 in r.device]
     rows = [
         {
             "model": r.model,
@@ -257,7 +280,7 @@ def batch_table(records: Sequence[Record]) -> str:
 
     kinds = FusedRecord | DecodeRecord
     found = [r for r in records if isinstance(r, kinds) and r.op not in MEANS]
-    timed = [r for r in found if r.batch_ms]
+    timed = [r for r in found if r.batch_ms and is_uniform(r)]
     rows = [
         {
             "operation": f"{r.op} {r.model}",
@@ -289,12 +312,13 @@ def variants(shown: Sequence[FusedRecord], records: Sequence[Record]) -> list[Ro
     timed = newest(r for r in records if isinstance(r, MoERecord) and r.triton_ms)
     found: dict[tuple[object, ...], dict[str, str]] = {shape(r): {} for r in shown}
     for r in known:
-        if r.schedule == "dynamic":
+        if r.schedule == "dynamic" and is_uniform(r):
             found[shape(r)]["dynamic"] = f"{r.speedup:.2f}"
-        elif routing(r) == "zipf":
+        elif r.schedule == "static" and routing(r) == "zipf":
             found[shape(r)]["Zipf"] = f"{r.speedup:.2f}"
     for r in timed:
-        if shape(r) in found and isinstance(r, MoERecord) and r.schedule == "static":
+        is_shown = shape(r) in found and r.schedule == "static" and is_uniform(r)
+        if is_shown and isinstance(r, MoERecord):
             found[shape(r)]["Triton / ours"] = f"{(r.triton_ms or 0) / r.ours_ms:.2f}"
     return [found[shape(r)] for r in shown]
 
@@ -582,8 +606,14 @@ def ranks(r: Record) -> str:
     return f"{r.world_size} rank" + "s" * (r.world_size > 1)
 
 
-def routing(r: FusedRecord) -> str:
-    return r.routing if isinstance(r, MoERecord | MoEParallelRecord) else ""
+def routing(r: Record) -> str:
+    """The distribution of tokens over experts; "" where there is none."""
+    kinds = MoERecord | MoEParallelRecord | DecodeRecord
+    return r.routing or "" if isinstance(r, kinds) else ""
+
+
+def is_uniform(r: Record) -> bool:
+    return routing(r) in ("", "uniform")
 
 
 def span(texts: Sequence[str]) -> str:

@@ -10,6 +10,8 @@ from functools import cached_property
 from itertools import cycle
 from typing import Any
 
+import numpy as np
+
 from benchmarks.device import Call, Device, Gpu
 from etc_dist.ops.operation import Operation
 
@@ -70,6 +72,9 @@ class Workload(ABC):
     the arrays' dtype, and each step stores its result."""
     baselines: tuple[str, ...] = ("baseline",)
     """Rivals of which the fastest is the baseline."""
+
+    spreads_nan = False
+    """Whether NaNs in x reach all local memory of the operation."""
 
     has_batch = False
     """Whether `deterministic="batch"` is timed, too."""
@@ -145,6 +150,19 @@ class Workload(ABC):
         own = [self.call(ours, number) for number in range(self.inputs)]
         others = {name: in_turn(rival.calls) for name, rival in rivals.items()}
         return {"ours": in_turn(own), **others, **self.parts(gpu)}
+
+    def spoil(self, operation: Operation, number: int) -> None:
+        """If NaNs reach all local memory, fill it with them: results of an earlier run
+        are lost. Collective."""
+        if not self.spreads_nan:
+            return
+        # NOTE: the bits, since CuPy assigns no arrays of bfloat16.
+        bits = self.xs[number].view(np.uint16)
+        kept = bits.copy()
+        bits.fill(0xFFFF)
+        self.call(operation, number)()
+        operation.synchronize()
+        bits[...] = kept
 
     def draw(self, name: str, rank: int, *shape: int) -> Any:
         """The same numbers on every rank that draws this name and rank."""

@@ -15,7 +15,9 @@ from pathlib import Path
 from etc_dist import doctor
 from etc_dist.cache import Cache
 from etc_dist.errors import ArgumentError, EtcDistError, expect_range
+from etc_dist.models.bundle import bundle_model
 from etc_dist.models.library import library_programs
+from etc_dist.models.loading import DEFAULTS
 from etc_dist.ops.tuning import Tuning, save_tuning
 from etc_dist.predict.command import add_options as add_predict_options
 from etc_dist.predict.command import run as predict
@@ -198,10 +200,6 @@ def _expect_place(output: Path | None) -> None:
 
 def build_model(options: argparse.Namespace) -> int:
     """Write the bundle of the model that is named."""
-    # NOTE: here, since other programs need no models.
-    from etc_dist.models.bundle import bundle_model
-    from etc_dist.models.loading import DEFAULTS
-
     if len(options.names) != 1:
         raise ArgumentError(
             "a bundle is of one model",

@@ -47,7 +47,9 @@ def run_script(
     [
         pytest.param(1, "matmul --layout kn", marks=ONE),
         pytest.param(1, "chain --rows-per-rank 1,20 --schedule dynamic", marks=ONE),
-        pytest.param(1, "moe --tokens 1,50 --experts 5", marks=ONE),
+        pytest.param(1, "epilogues", marks=ONE),
+        pytest.param(1, "moe --tokens 1,50", marks=ONE),
+        pytest.param(1, "moe --models small --tokens 40,50 --experts 5", marks=ONE),
         pytest.param(1, "soak --calls 8", marks=ONE),
         pytest.param(2, "soak --calls 20", marks=[TWO, pytest.mark.exhaustive]),
         pytest.param(1, "task_cost", marks=ONE),
@@ -89,6 +91,8 @@ def test_results_are_checked_and_nothing_is_measured(
     printed = run_script(f"{command} --record {path}", monkeypatch, capfd)
     assert ("checks results and measures nothing" in printed) == (world.rank == 0)
     assert "_ms" not in printed and "seconds" not in printed
+    if "--experts 5" in command:
+        assert printed.count("active_experts 5, routing 5 experts") == 2
     assert not path.exists()
 
 

@@ -16,6 +16,7 @@ from benchmarks.records import (
     ChainRecord,
     DecodeRecord,
     DecodeVllmRecord,
+    EpilogueRecord,
     FusedRecord,
     MoEParallelRecord,
     MoERecord,
@@ -26,9 +27,11 @@ from benchmarks.records import (
     now,
 )
 from benchmarks.table import (
+    batch_table,
     chain_table,
     decode_summary,
     decode_table,
+    epilogue_table,
     few_table,
     launches_table,
     main,
@@ -114,8 +117,24 @@ def test_many_tokens_on_few_experts_are_a_table_of_their_own(
     few = MoERecord(**values | {"routing": "9 experts", "ours_ms": 0.24})
     assert rows_of("moe", [uniform, few]) == [uniform]
     assert few_table([uniform]) == ""
+    others = {"triton_ms": 9.0, "batch_ms": 9.0, "schedule": "static"}
+    mixed = [uniform, MoERecord(**values | others | {"routing": "9 experts"})]
+    mixed.append(MoERecord(**values | {"schedule": "dynamic", "routing": "zipf"}))
+    assert section("moe", mixed).count("9.0") == 0
+    assert "dynamic" not in section("moe", mixed)
+    assert batch_table(mixed) == ""
     (*_, last) = few_table([uniform, few]).splitlines()
     assert "| 128 | 9 experts | 0.160 | 0.300 | 0.240 | 1.50 | static |" in last
+
+
+def test_an_epilogue_is_shown_beside_the_plain_store(values: dict[str, Any]) -> None:
+    kept = ("dtype", "schedule", "error", "bitwise_equal", "repeats", "protocol")
+    of_one = {name: values[name] for name in (*SOAK, *kept)}
+    of_one |= {"op": "epilogue", "model": "fp8", "M": 64, "N": 5120, "K": 25600}
+    times = {"policy": "8 x 64", "ours_ms": 0.0707, "store_ms": 0.07, "of_store": 1.01}
+    (*_, last) = epilogue_table([EpilogueRecord(**of_one, **times)]).splitlines()
+    assert "| 64 | 5120x25600 | 0.0700 | 0.0707 | 1.010 | 8 x 64 |" in last
+    assert epilogue_table([]) == ""
 
 
 def test_a_chain_is_shown_with_its_tiles(values: dict[str, Any]) -> None:

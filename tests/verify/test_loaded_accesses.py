@@ -11,6 +11,7 @@ import pytest
 
 from etc_dist.errors import ArgumentError, DeadlockError, GraphError, RaceError
 from etc_dist.ir import (
+    DeviceFunction,
     Expr,
     Graph,
     GraphFunction,
@@ -22,6 +23,7 @@ from etc_dist.ir import (
     span,
 )
 from etc_dist.ir.expr import Const
+from etc_dist.ir.function import TENSOR
 from etc_dist.schedule import schedule_dynamic, schedule_static
 from etc_dist.settings import Settings
 from etc_dist.verify.proof import prove
@@ -30,6 +32,14 @@ from tests.runtime.permute import EXPERTS, computed, permute
 from tests.verify.test_verify import touch
 
 ROUTING = [0, 2, 1, 1]
+
+
+def streaming() -> DeviceFunction:
+    """Streams the first of two reads."""
+    roles = ("load", "compute")
+    return DeviceFunction(
+        "stream", print, "x.cuh", TENSOR, 2, 1, roles=roles, streams=(0,)
+    )
 
 
 def build(body: Callable[[Graph], None]) -> GraphFunction:
@@ -192,6 +202,43 @@ def test_a_loaded_wait_orders_what_the_regions_load():
     error = refused(build(lambda g: late(g, waits=False)), workers=4)
     assert "use[c=0] on rank 0 loads table[0:1] on rank 0" in error.got
     assert "table[1:2]" not in error.got
+
+
+@pytest.mark.parametrize("known", [0, 1])
+def test_a_task_that_streams_early_loads_after_its_first_wait(known):
+    """Its index is written before the event of its wait `known`."""
+
+    def body(g: Graph) -> None:
+        table = g.local("table", (1,), "int32")
+        x, y = g.input("x", (8,), "float32"), g.output("y", (4,), "float32")
+        made = g.local("made", (4,), "float32")
+        events = [g.events(name, (1,), expects=1) for name in ("first", "second")]
+        outcomes = [made[:], table[:]] if known else [table[:], made[:]]
+        for n, (written, event) in enumerate(zip(outcomes, events, strict=True)):
+            g.call(
+                touch(0, 1),
+                g.grid(**{f"a{n}": 1}),
+                name=f"write{n}",
+                writes=[written],
+                notifies=[event[0]],
+            )
+        g.call(
+            streaming(),
+            g.grid(b=1),
+            name="use",
+            reads=[x[span(table.load(0), 4)], made[:]],
+            writes=[y[:]],
+            waits=[event[0] for event in events],
+            streams_after=1,
+        )
+
+    graph = build(body)
+    verify(schedule_dynamic(graph), {}, 4)  # all waits are met before
+    if known:
+        error = refused(graph, workers=4)
+        assert "use[b=0] on rank 0 loads table[0:1] on rank 0" in error.got
+    else:
+        check(graph, workers=4)
 
 
 def test_no_sequence_orders_loads():
