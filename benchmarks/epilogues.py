@@ -111,7 +111,8 @@ class Fp8(Example):
         values = np.arange(256, dtype=np.uint8).view(matmul_fp8.FP8)
         width = self.shape.strip_columns(False)
         scales = arrays["scales"].T.repeat(width, axis=1)[:, : self.n]
-        return self.device.xp.asarray(values.astype(np.float32))[arrays["y"]] * scales
+        numbers_of = self.device.xp.asarray(values.astype(np.float32))
+        return numbers_of[arrays["y"].astype(np.int32)] * scales
 
     def expected(self, arrays: Arrays, product: Any) -> Any:
         return product
