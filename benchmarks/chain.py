@@ -17,7 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.device import Call, Gpu, wide
+from benchmarks.device import Call, Gpu, roofline_ms, wide
 from benchmarks.harness import begin, main, shapes_parser
 from benchmarks.moe_torch import captured, captured_ours
 from benchmarks.workload import BLOCK, WARM_UP, Calls, Rival, Workload, run
@@ -87,15 +87,11 @@ class Chain(Operation):
     def __init__(self, world: World, schedule: str):
         axes = [sizes_of(n, "hidden", "inner") for n in range(COUNT)]
         weights = [f"w{n} [{rows}, {k}]" for n, (rows, k) in enumerate(axes)]
-        table = ArgumentTable(
-            *("Chain", world, ["x [rows, hidden]", *weights], "out [rows, hidden]")
-        )
+        inputs = ["x [rows, hidden]", *weights]
+        table = ArgumentTable("Chain", world, inputs, "out [rows, hidden]")
         candidate = Candidate(chain_graph, w_layouts=("nk",), policy=self._choose)
         super().__init__(
-            *(table, [candidate], world),
-            schedule=schedule,
-            trace=None,
-            options={},
+            table, [candidate], world, schedule=schedule, trace=None, options={}
         )
 
     def __call__(self, *arrays: Any, stream: Any = None) -> Any:
@@ -182,10 +178,9 @@ class ChainWorkload(Workload):
 
     def limits(self, gemm_ms: float) -> tuple[float, float]:
         assert isinstance(self.device, Gpu)
-        bytes_per_s, flop_per_s = self.device.rates
         elements = sum(weight.size for weight in self.weights)
-        read = 2 * elements / bytes_per_s
-        return 1e3 * max(read, 2 * self.rows * elements / flop_per_s), 0.0
+        flops = 2 * self.rows * elements
+        return roofline_ms(2 * elements, flops, self.device.rates), 0.0
 
     def fields(self) -> dict[str, Any]:
         hidden, inner = self.sizes

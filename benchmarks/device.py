@@ -47,6 +47,12 @@ reinterpret_cast<Eight*>(&out[0])[i] = y;
 """
 
 
+def roofline_ms(moved: float, flops: float, rates: tuple[float, float]) -> float:
+    """The longer time: moving bytes, or computing. rates: as `Gpu.rates`."""
+    bytes_per_s, flop_per_s = rates
+    return 1e3 * max(moved / bytes_per_s, flops / flop_per_s)
+
+
 class Device:
     """One rank's arrays. `xp` is the array library: NumPy here, CuPy on GPUs.
 

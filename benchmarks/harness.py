@@ -175,12 +175,19 @@ def benchmark(
 
 def failures(values: Mapping[str, Any], case: Workload) -> list[str]:
     """Failed checks, the same on all ranks."""
-    found = []
+    allowed = {}
     for name in (name for name in values if name.endswith("error")):
         leeway = case.leeway if name == "error" else case.baseline_leeway
-        allowed = TOLERANCE[case.dtype] * leeway
-        if not values[name] <= allowed:  # also for NaN
-            found.append(f"{name} {values[name]:.2e}, wanted {allowed:.1e}")
+        allowed[name] = TOLERANCE[case.dtype] * leeway
+    return wrong_results(values, allowed)
+
+
+def wrong_results(values: Mapping[str, Any], allowed: Mapping[str, float]) -> list[str]:
+    """What is wrong with errors and bits. allowed: the largest errors, by name."""
+    found = []
+    for name, most in allowed.items():
+        if not values[name] <= most:  # also for NaN
+            found.append(f"{name} {values[name]:.2e}, wanted {most:.1e}")
     if not values["bitwise_equal"]:
         found.append("the bits of three runs differ")
     return found

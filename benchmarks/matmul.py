@@ -13,7 +13,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.device import Call, Device, Gpu, wide
+from benchmarks.device import Call, Device, Gpu, roofline_ms, wide
 from benchmarks.harness import add_batch, begin, main, shapes_parser
 from benchmarks.moe_torch import captured, captured_ours
 from benchmarks.workload import (
@@ -58,6 +58,11 @@ PROTOCOL = (
 )
 
 
+def taking_turns(n: int, k: int) -> int:
+    """The number of weights [n, k] that take turns."""
+    return max(2, -int(-ROTATED_BYTES // (2 * n * k)))
+
+
 class MatmulWorkload(Workload):
     """x [M, K] and w [N, K] -> [M, N], with weights that take turns."""
 
@@ -78,7 +83,7 @@ class MatmulWorkload(Workload):
         self.n, self.k = sizes
         self._of_batch: dict[str, str] = {}
         if isinstance(device, Gpu):
-            self.inputs = max(2, -int(-ROTATED_BYTES // (2 * self.n * self.k)))
+            self.inputs = taking_turns(self.n, self.k)
 
     def x(self, rank: int, number: int = 0) -> Any:
         return self.draw("x", rank, self.rows, self.k)
@@ -138,10 +143,9 @@ class MatmulWorkload(Workload):
 
     def limits(self, gemm_ms: float) -> tuple[float, float]:
         assert isinstance(self.device, Gpu)
-        bytes_per_s, flop_per_s = self.device.rates
         moved = 2 * (self.n * self.k + self.rows * (self.n + self.k))
-        busy = 2 * self.rows * self.n * self.k / flop_per_s
-        return 1e3 * max(moved / bytes_per_s, busy), 0.0
+        flops = 2 * self.rows * self.n * self.k
+        return roofline_ms(moved, flops, self.device.rates), 0.0
 
     def fields(self) -> dict[str, Any]:
         return {

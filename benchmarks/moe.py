@@ -27,6 +27,7 @@ from benchmarks.device import (
     Call,
     Device,
     Gpu,
+    roofline_ms,
     wide,
 )
 from benchmarks.harness import add_batch, begin, main, shapes_parser
@@ -341,8 +342,8 @@ def routing_bias(routing: str, model: Model, seed: int) -> Any:
 def limit_ms(model: Model, tokens: float, active: float) -> float:
     """The longer time: reading the active experts' weights, or the GEMMs."""
     weights = 3 * model.hidden * model.inner
-    read = active * weights * 2 / MEMORY_BYTES_PER_S
-    return 1e3 * max(read, tokens * model.top_k * 2 * weights / FLOP_PER_S)
+    flops = tokens * model.top_k * 2 * weights
+    return roofline_ms(active * weights * 2, flops, (MEMORY_BYTES_PER_S, FLOP_PER_S))
 
 
 def command_line() -> int:
@@ -357,7 +358,8 @@ def command_line() -> int:
     options = parser.parse_args()
     if options.triton and not find_spec("vllm"):
         parser.error("--triton: vLLM is not installed")
-    models, few = known if options.models else MODELS, options.experts
+    models = known if options.models else MODELS
+    few = options.experts
     if few is not None and not options.models:
         parser.error("--experts: name the models with --models")
     if few is not None and options.routing != ROUTINGS[0]:

@@ -226,7 +226,7 @@ def chain_table(records: Sequence[Record]) -> str:
         if isinstance(r, ChainRecord) and r.world_size == 1
     ]
     title = "Eight matrix multiplications one after the other in one program"
-    return f"\n## {title}\n{table(rows)}" if rows else ""
+    return titled(title, rows)
 
 
 def epilogue_table(records: Sequence[Record]) -> str:
@@ -246,7 +246,7 @@ def epilogue_table(records: Sequence[Record]) -> str:
         }
         for r in latest(found, lambda r: (r.model, r.device, r.M, r.N, r.K))
     ]
-    return f"\n## Epilogues of the examples\n{table(rows)}" if rows else ""
+    return titled("Epilogues of the examples", rows)
 
 
 def few_table(records: Sequence[Record]) -> str:
@@ -269,7 +269,7 @@ def few_table(records: Sequence[Record]) -> str:
         }
         for r in found
     ]
-    return f"\n## Many tokens on few experts\n{table(rows)}" if rows else ""
+    return titled("Many tokens on few experts", rows)
 
 
 def batch_table(records: Sequence[Record]) -> str:
@@ -293,7 +293,7 @@ def batch_table(records: Sequence[Record]) -> str:
         }
         for r in latest(timed, lambda r: (r.op, r.model, r.device, count(r)))
     ]
-    return f"\n## The same bits for any number of rows\n{table(rows)}" if rows else ""
+    return titled("The same bits for any number of rows", rows)
 
 
 def mean(records: Sequence[FusedRecord]) -> Row:
@@ -309,7 +309,14 @@ def mean(records: Sequence[FusedRecord]) -> Row:
 def variants(shown: Sequence[FusedRecord], records: Sequence[Record]) -> list[Row]:
     """For each record, the cells of the other records of its shape."""
     known = [r for r in newest(records) if shape(r) in {shape(s) for s in shown}]
-    timed = newest(r for r in records if isinstance(r, MoERecord) and r.triton_ms)
+    timed = newest(
+        r
+        for r in records
+        if isinstance(r, MoERecord)
+        and r.triton_ms
+        and r.schedule == "static"
+        and is_uniform(r)
+    )
     found: dict[tuple[object, ...], dict[str, str]] = {shape(r): {} for r in shown}
     for r in known:
         if r.schedule == "dynamic" and is_uniform(r):
@@ -317,8 +324,7 @@ def variants(shown: Sequence[FusedRecord], records: Sequence[Record]) -> list[Ro
         elif r.schedule == "static" and routing(r) == "zipf":
             found[shape(r)]["Zipf"] = f"{r.speedup:.2f}"
     for r in timed:
-        is_shown = shape(r) in found and r.schedule == "static" and is_uniform(r)
-        if is_shown and isinstance(r, MoERecord):
+        if shape(r) in found and isinstance(r, MoERecord):
             found[shape(r)]["Triton / ours"] = f"{(r.triton_ms or 0) / r.ours_ms:.2f}"
     return [found[shape(r)] for r in shown]
 
@@ -374,7 +380,7 @@ def decode_table(records: Sequence[Record]) -> str:
             ),
         )
     ]
-    return f"\n## Decode step\n{table(rows)}{''.join(pictures)}" if rows else ""
+    return titled("Decode step", rows) + "".join(pictures)
 
 
 def launches_table(records: Sequence[Record]) -> str:
@@ -392,7 +398,7 @@ def launches_table(records: Sequence[Record]) -> str:
         for names, r in last_steps(records, "single_launches_ms")
     ]
     title = "Several steps in a launch, against single launches: ms per step"
-    return f"\n## {title}\n{table(rows)}" if rows else ""
+    return titled(title, rows)
 
 
 def sampling_table(records: Sequence[Record]) -> str:
@@ -407,7 +413,7 @@ def sampling_table(records: Sequence[Record]) -> str:
         }
         for names, r in last_steps(records, "greedy_ms")
     ]
-    return f"\n## Sampling: ms per step\n{table(rows)}" if rows else ""
+    return titled("Sampling: ms per step", rows)
 
 
 def last_steps(
@@ -495,7 +501,7 @@ def first_token_table(records: Sequence[Record]) -> str:
         for r in latest(found, lambda r: (r.model, r.device))
     ]
     title = "From weights in memory to the first token, with a bundle"
-    return f"\n## {title}\n{table(rows)}" if rows else ""
+    return titled(title, rows)
 
 
 def soak_table(records: Sequence[Record]) -> str:
@@ -514,7 +520,7 @@ def soak_table(records: Sequence[Record]) -> str:
         }
         for r in last
     ]
-    return f"\n## Soak\n{table(rows)}" if rows else ""
+    return titled("Soak", rows)
 
 
 def cost_table(records: Sequence[Record]) -> str:
@@ -526,7 +532,7 @@ def cost_table(records: Sequence[Record]) -> str:
         | {r.schedule: f"{r.task_ns / 1000:.2f} us" for r in group}
         for (device, lane), group in groupby(last, lambda r: (r.device, r.lane))
     ]
-    return f"\n## Cost of a task\n{table(rows)}" if rows else ""
+    return titled("Cost of a task", rows)
 
 
 def step_cost_table(records: Sequence[Record]) -> str:
@@ -542,7 +548,7 @@ def step_cost_table(records: Sequence[Record]) -> str:
         for r in latest(found, lambda r: (r.device, r.rows))
     ]
     title = "Cost of a model's step on the host, without the launch"
-    return f"\n## {title}\n{table(rows)}" if rows else ""
+    return titled(title, rows)
 
 
 def torch_cost_table(records: Sequence[Record]) -> str:
@@ -559,7 +565,7 @@ def torch_cost_table(records: Sequence[Record]) -> str:
         for r in latest(found, lambda r: (r.device, r.call))
     ]
     title = "Cost of a custom operation of torch on the host, without the launch"
-    return f"\n## {title}\n{table(rows)}" if rows else ""
+    return titled(title, rows)
 
 
 def build_table(records: Sequence[Record]) -> str:
@@ -579,7 +585,7 @@ def build_table(records: Sequence[Record]) -> str:
         }
         for r in latest(found, lambda r: (r.device, r.program, r.path))
     ]
-    return f"\n## Compilation\n{table(rows)}" if rows else ""
+    return titled("Compilation", rows)
 
 
 def latest(records: Iterable[R], key: Callable[[R], Any]) -> list[R]:
@@ -588,6 +594,11 @@ def latest(records: Iterable[R], key: Callable[[R], Any]) -> list[R]:
     for r in sorted(records, key=lambda r: r.date):
         last[key(r)] = r
     return [last[k] for k in sorted(last)]
+
+
+def titled(title: str, rows: Sequence[Row]) -> str:
+    """A section of one table; "" without rows."""
+    return f"\n## {title}\n{table(rows)}" if rows else ""
 
 
 def table(rows: Sequence[Row]) -> str:

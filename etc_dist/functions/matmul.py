@@ -93,7 +93,7 @@ def _matmul(name: str, w_layout: str, dtype: str, **fields: Any) -> DeviceFuncti
             for n in tile
         },
         constants={
-            "kGated": int(reads == 3),
+            "kGated": int(reads == 3),  # x, gate and up
             "kWeightIsKN": int(w_layout == "kn"),
             "kIsHalf": int(dtype == "float16"),
         },
