@@ -1,8 +1,8 @@
 """Dense matrix multiplication on tiles of many shapes; CUDA half in
 `kernels/functions/tile_matmul.cuh`.
 
-All compute x @ w.T with fp32 accumulators and w stored [n, k], or two such products
-(gate and up). An epilogue computes what is stored from the sums: see
+All compute x @ w.T with fp32 accumulators and w stored [n, k] or [k, n], or two such
+products (gate and up). An epilogue computes what is stored from the sums: see
 `functions/epilogue.py`. A cluster of two workers runs one task. The fastest shape
 depends on the sizes: see `ops/matmul_policy.py`.
 """
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from etc_dist.errors import ArgumentError, expect_type
+from etc_dist.errors import ArgumentError, GraphError, expect_type
 from etc_dist.functions.epilogue import (
     E4M3,
     MOST_E4M3,
@@ -31,6 +31,8 @@ from etc_dist.ir import (
     Expr,
     Graph,
     Operand,
+    Region,
+    Tensor,
     TmaBox,
     ceildiv,
     equal,
@@ -49,6 +51,8 @@ MOST_SPLIT_BYTES = 48 * 1024
 TURNS_COLUMNS = 64
 """In swapped tiles with at most so many columns per worker, the two warpgroups multiply
 alternate boxes along k."""
+CHUNK_COLUMNS = 64
+"""Columns of a TMA box of weights that are stored [k, n]."""
 SPLITS = ("columns", "rows", "k")
 """What the two workers of a task may divide, as `TileSplit` in the CUDA half."""
 LOADED_BIT = 24
@@ -151,6 +155,12 @@ class TileShape:
         return self.worker_columns % 8 != 0 or not (odd or is_narrow or apart)
 
     @property
+    def may_be_transposed(self) -> bool:
+        """Whether w may be stored [k, n]: a worker loads whole boxes of columns."""
+        whole = self.worker_columns // (2 if self.split == "rows" else 1)
+        return whole % CHUNK_COLUMNS == 0
+
+    @property
     def k_parts(self) -> int:
         """The number of partial sums over k of an element of y. If it is 1, the sum
         over k is in order: it has the same bits on all such tiles."""
@@ -227,10 +237,12 @@ def _strip_columns(worker_columns: int, swapped: bool, gated: bool) -> int:
     return own // 2 if swapped and own > 64 else own
 
 
-def _multiply(epilogue: Epilogue, *arrays: Any, packed_tile: int) -> None:
+def _multiply(epilogue: Epilogue, is_kn: bool, *arrays: Any, packed_tile: int) -> None:
     x, *rest = arrays
     weights, rest = rest[: epilogue.weights], rest[epilogue.weights :]
-    sums = [x.astype(np.float32) @ w.astype(np.float32).T for w in weights]
+    if not is_kn:
+        weights = [w.T for w in weights]
+    sums = [x.astype(np.float32) @ w.astype(np.float32) for w in weights]
     if not epilogue.reduces:
         _apply(epilogue, sums, rest)
         return
@@ -264,6 +276,25 @@ def _apply(epilogue: Epilogue, sums: Sequence[Any], arrays: Sequence[Any]) -> No
     y[...] = np.clip(wide, -MOST_E4M3, MOST_E4M3).astype(y.dtype)
 
 
+def shapes_for(w_layout: str, shapes: Sequence[TileShape]) -> Sequence[TileShape]:
+    """Those of `shapes` that serve weights [n, k] ("nk") or [k, n] ("kn"). GraphError
+    if none does."""
+    found = {
+        "nk": shapes,
+        "kn": [shape for shape in shapes if shape.may_be_transposed],
+    }.get(w_layout)
+    if found:
+        return found
+    raise GraphError(
+        "no tiles serve the weights",
+        where=f"shapes_for({w_layout!r}, ...)",
+        wanted='"nk", or "kn" and tiles of which a worker loads a multiple of '
+        f"{CHUNK_COLUMNS} columns",
+        got=f"{w_layout!r} and {', '.join(map(str, shapes)) or 'no tiles'}",
+        fix="choose shapes with may_be_transposed, or store the weights as [n, k]",
+    )
+
+
 class Tiles:
     """The tiles of one matrix multiplication of a graph `g`. In a run, the number
     `shape` selects one of `shapes`. Sizes of tiles are numbers of the graph, whose
@@ -271,7 +302,10 @@ class Tiles:
 
     all_rows: the rows of x, to divide them evenly among tiles. Tiles then have at most
     the shape's rows, a multiple of 8 for each worker, and their number does not change:
-    bulk copies beyond the edge of x take longer than copies of fewer rows."""
+    bulk copies beyond the edge of x take longer than copies of fewer rows.
+
+    w_layout: "nk" for weights [n, k], "kn" for [k, n]. Then `shape` selects one of
+    `shapes_for("kn", shapes)`."""
 
     def __init__(
         self,
@@ -280,8 +314,11 @@ class Tiles:
         shape: Expr | int,
         shapes: Sequence[TileShape],
         all_rows: Expr | None = None,
+        w_layout: str = "nk",
     ) -> None:
         self._g, self._name, self._shape = g, name, wrap(shape)
+        self.w_layout = w_layout
+        shapes = [*shapes_for(w_layout, shapes)]
         self._numbers: dict[str, Expr] = {}
         self._shapes = tuple(shapes)
         self._packed = _packed(self._shapes)
@@ -307,14 +344,34 @@ class Tiles:
         """x tile [rows, k], w tile [columns, k] in `dtype`, and the epilogue's reads ->
         y tile [rows, columns] in this rank's memory, and the epilogue's other writes.
         For a gated epilogue: gate and up tiles [columns / 2, k] -> y tile [rows,
-        columns / 2], for shapes with `may_be_gated`. Tiles may end at the tensors'
-        edges; the columns of y are a multiple of 8. TypeError for other epilogues."""
+        columns / 2], for shapes with `may_be_gated`. With the layout "kn" the w tile is
+        [k, columns], and no epilogue is gated. Tiles may end at the tensors' edges; the
+        columns of y are a multiple of 8. TypeError for other epilogues."""
         expect_type(epilogue, Epilogue, "epilogue of Tiles.matmul()")
-        if epilogue.gated:
-            box = self._number("gated_box", [s.gated_columns for s in self._shapes])
+        self._check_gated(epilogue)
+        if self.w_layout == "kn":
+            box = TmaBox(STAGE_K, CHUNK_COLUMNS)
+        elif epilogue.gated:
+            gated = [s.gated_columns for s in self._shapes]
+            box = TmaBox(self._number("gated_box", gated), STAGE_K)
         else:
-            box = self._number("w_box", [s.loaded_columns for s in self._shapes])
+            loaded = [s.loaded_columns for s in self._shapes]
+            box = TmaBox(self._number("w_box", loaded), STAGE_K)
         return self._function(dtype, epilogue, [box] * epilogue.weights)
+
+    def of(self, w: Tensor, columns: Any) -> Region:
+        """The region of the weights for some columns of y."""
+        return w[:, columns] if self.w_layout == "kn" else w[columns, :]
+
+    def _check_gated(self, epilogue: Epilogue) -> None:
+        if epilogue.gated and self.w_layout == "kn":
+            raise GraphError(
+                "weights [k, n] have no gated epilogues",
+                where=f"Tiles({self._name!r}).matmul()",
+                wanted="an epilogue of one weight",
+                got=str(epilogue),
+                fix="store gate and up as [n, k]",
+            )
 
     def strip_columns(self, *, gated: bool = False) -> Expr:
         """Columns of y in a strip of a tile."""
@@ -339,13 +396,17 @@ class Tiles:
         return self._numbers[name]
 
     def _function(
-        self, dtype: str, epilogue: Epilogue, weights: Sequence[Expr]
+        self, dtype: str, epilogue: Epilogue, weights: Sequence[TmaBox]
     ) -> DeviceFunction:
         element, streams = two_byte(dtype), range(1, 1 + len(weights))
         depth = replace(DEPTH, multiple=self.step)
+        is_kn = self.w_layout == "kn"
         x, w = (
-            Operand((size, depth), element, leading=True, apart=True)
-            for size in ("rows", "columns")
+            Operand(size, element, leading=True, apart=True)
+            for size in (
+                ("rows", depth),
+                (depth, "columns") if is_kn else ("columns", depth),
+            )
         )
         gated = epilogue.gated
         strip = self.strip_columns(gated=gated) if epilogue.reduces else None
@@ -353,7 +414,7 @@ class Tiles:
         operands = [x, *[w] * len(weights), *reads, *writes]
         return DeviceFunction(
             name="tile_matmul",
-            body=partial(_multiply, epilogue),
+            body=partial(_multiply, epilogue, is_kn),
             source="functions/tile_matmul.cuh",
             lane=TENSOR,
             reads=1 + len(weights) + len(reads),
@@ -365,9 +426,7 @@ class Tiles:
             shared=BUFFER_BYTES,
             boxes={
                 0: TmaBox(self._x_box, STAGE_K),
-                **{
-                    n: TmaBox(w, STAGE_K) for n, w in zip(streams, weights, strict=True)
-                },
+                **dict(zip(streams, weights, strict=True)),
             },
             tile=dict(enumerate(operands)),
             epilogue=epilogue.half,
@@ -376,6 +435,7 @@ class Tiles:
                 "kGated": int(epilogue.gated),
                 "kReduces": int(epilogue.reduces),
                 "kWeights": epilogue.weights,
+                "kWeightIsKN": int(is_kn),
                 "kAxes": tuple(len(each.extents or ()) for each in (*reads, *writes)),
                 "kTiles": _codes(self._packed),
             },

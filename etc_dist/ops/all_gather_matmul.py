@@ -141,18 +141,23 @@ def push_packets(
 
 @graph_function
 def gathered_matmul_graph(
-    g: Graph, *, dtype: str = "bfloat16", shapes: Sequence[TileShape] = SHAPES
+    g: Graph,
+    *,
+    dtype: str = "bfloat16",
+    w_layout: str = "nk",
+    shapes: Sequence[TileShape] = SHAPES,
 ) -> None:
-    """x [rows, k] on each rank, w [n, k] -> y [world * rows, n], for few rows: all are
-    gathered before they are multiplied. The dim `shape` chooses the tiles."""
+    """x [rows, k] on each rank, w [n, k] or [k, n] -> y [world * rows, n], for few
+    rows: all are gathered before they are multiplied. The dim `shape` selects one of
+    `shapes_for(w_layout, shapes)`, by position."""
     rows, n, k, shape = g.dims("rows n k shape")
     tokens = g.let("tokens", g.world_size * rows)
     x = g.input("x", (rows, k), dtype)
-    w = g.input("w", (n, k), dtype)
+    w = g.input("w", (n, k) if w_layout == "nk" else (k, n), dtype)
     y = g.output("y", (tokens, n), dtype)
     blocks = RowBlocks(g, tokens)
     all_x, arrived = blocks.gather(x)
-    tiles = blocks.tiles("tile", shape, shapes)
+    tiles = blocks.tiles("tile", shape, shapes, w_layout)
     function = tiles.matmul(dtype)
     blocks.multiply("matmul", tiles, function, (all_x, [w], y), tiles.columns, arrived)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from etc_dist.functions.matmul import TILE
 from etc_dist.functions.push_rows import push_rows
 from etc_dist.functions.sum_ranks import sum_ranks
-from etc_dist.functions.tile_matmul import Tiles, TileShape
+from etc_dist.functions.tile_matmul import Tiles, TileShape, shapes_for
 from etc_dist.ir import (
     DeviceFunction,
     EventRef,
@@ -62,14 +62,21 @@ def with_few_rows(
         tuning: Tuning, w_layout: str, dims: Mapping[str, int], workers: int
     ) -> list[Choice]:
         sizes = size * dims["rows"], dims["n"], dims["k"]
-        given = sizes, workers, SHAPES, tuning
+        given = sizes, workers, shapes_for(w_layout, SHAPES), tuning
         return [explained("shape", *given, in_order=deterministic == BATCH)]
+
+    def capacity(dims: Mapping[str, int]) -> list[Mapping[str, int]]:
+        """For either layout of w: positions beyond the shapes select the last one."""
+        most = MOST_ROWS // size
+        shapes = [shapes_for(w_layout, SHAPES) for w_layout in ("nk", "kn")]
+        return [
+            each for one in shapes for each in capacity_dims(dims, most, one, ["shape"])
+        ]
 
     few = Candidate(
         graph,
         serves=lambda dims: has_few_rows(dims["rows"], size),
-        w_layouts=("nk",),
-        capacity=lambda dims: capacity_dims(dims, MOST_ROWS // size, SHAPES, ["shape"]),
+        capacity=capacity,
         policy=choose,
     )
     return [few, many]
@@ -101,10 +108,16 @@ class RowBlocks:
         """The rows of block i."""
         return minimum(self.block, self.tokens - i * self.block)
 
-    def tiles(self, name: str, shape: Expr, shapes: Sequence[TileShape]) -> Tiles:
+    def tiles(
+        self,
+        name: str,
+        shape: Expr,
+        shapes: Sequence[TileShape],
+        w_layout: str = "nk",
+    ) -> Tiles:
         """The tiles of a matmul, which divide the rows of a block evenly."""
         rows = minimum(self.tokens, self.block)
-        return Tiles(self.g, name, shape, shapes, rows)
+        return Tiles(self.g, name, shape, shapes, rows, w_layout)
 
     def gather(self, x: Tensor) -> tuple[Tensor, EventTensor | None]:
         """Push this rank's rows of x [rows, k] to all ranks. Returns all ranks' rows
@@ -157,7 +170,10 @@ class RowBlocks:
             function,
             of_task.grid,
             name=f"{name}_projection",
-            reads=[x[of_task.rows, :], *(w[of_task.columns, :] for w in weights)],
+            reads=[
+                x[of_task.rows, :],
+                *(tiles.of(w, of_task.columns) for w in weights),
+            ],
             writes=[y[of_task.rows, of_task.columns]],
             waits=of(waits),
             notifies=of(complete),

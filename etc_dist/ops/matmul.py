@@ -7,9 +7,8 @@ from typing import Any
 
 from etc_dist.compiler import world_or_current
 from etc_dist.errors import expect_range
-from etc_dist.functions.matmul import TILE, matmul_store
-from etc_dist.functions.tile_matmul import Tiles, TileShape
-from etc_dist.ir import Expr, Graph, graph_function
+from etc_dist.functions.tile_matmul import Tiles, TileShape, shapes_for
+from etc_dist.ir import Graph, graph_function
 from etc_dist.ops.argument_table import ArgumentTable
 from etc_dist.ops.deterministic import BATCH
 from etc_dist.ops.matmul_policy import SHAPES, explained
@@ -19,9 +18,6 @@ from etc_dist.ops.tuning import Tuning, tuning_of
 from etc_dist.schedule.plan import Choice
 from etc_dist.world import World
 
-ONLY = TileShape(TILE, TILE, "rows")
-"""The tiles for transposed weights."""
-
 
 @graph_function
 def matmul_graph(
@@ -30,31 +26,22 @@ def matmul_graph(
     dtype: str = "bfloat16",
     w_layout: str = "nk",
     shapes: Sequence[TileShape] = SHAPES,
-    tile_size: int = TILE,
 ) -> None:
     """x [m, k], w [n, k] or [k, n] -> y [m, n] in `dtype`, on each rank its own.
 
-    The dim `shape` selects one of `shapes`, by position. w [k, n] always has square
-    tiles of `tile_size`."""
+    The dim `shape` selects one of `shapes`, by position; for w [k, n] of those that
+    serve it."""
     m, n, k, shape = g.dims("m n k shape")
     x = g.input("x", (m, k), dtype)
     w = g.input("w", (n, k) if w_layout == "nk" else (k, n), dtype)
     y = g.output("y", (m, n), dtype)
-    rows: Expr | int = tile_size
-    columns: Expr | int = tile_size
-    values: dict[str, Expr] = {}
-    if w_layout == "nk":
-        tiles = Tiles(g, "tile", shape, shapes, m)
-        function, values = tiles.matmul(dtype), tiles.values
-        rows, columns = tiles.rows, tiles.columns
-    else:
-        function = matmul_store(w_layout, dtype)
-    of = tile_grid(g, "", (m, n), rows, columns)
-    weights = w[of.columns, :] if w_layout == "nk" else w[:, of.columns]
+    tiles = Tiles(g, "tile", shape, shapes, m, w_layout)
+    function, values = tiles.matmul(dtype), tiles.values
+    of = tile_grid(g, "", (m, n), tiles.rows, tiles.columns)
     g.call(
         function,
         of.grid,
-        reads=[x[of.rows, :], weights],
+        reads=[x[of.rows, :], tiles.of(w, of.columns)],
         writes=[y[of.rows, of.columns]],
         order=of.order,
         values=values,
@@ -111,18 +98,14 @@ class Matmul(Operation):
         transposed view of a [k, n] array. Raises WorldError before a first call."""
         for name, size in zip("mnk", (m, n, k), strict=True):
             expect_range(size, 1, None, name)
-        if transposed:
-            return str(ONLY)
         workers, dims = self.program.workers, {"m": m, "n": n, "k": k}
-        choice = self._choose(tuning_of(self.world), "nk", dims, workers)[0]
-        return str(self._shapes[choice.value])
+        layout = "kn" if transposed else "nk"
+        choice = self._choose(tuning_of(self.world), layout, dims, workers)[0]
+        return str(shapes_for(layout, self._shapes)[choice.value])
 
     def _choose(
         self, tuning: Tuning, w_layout: str, dims: Mapping[str, int], workers: int
     ) -> list[Choice]:
-        if w_layout == "kn":
-            only = f"tiles of {ONLY}: the only ones for transposed weights"
-            return [Choice("shape", 0, lambda: [only])]
         sizes, in_order = (dims["m"], dims["n"], dims["k"]), self._in_order
-        given = sizes, workers, self._shapes, tuning
+        given = sizes, workers, shapes_for(w_layout, self._shapes), tuning
         return [explained("shape", *given, in_order=in_order)]

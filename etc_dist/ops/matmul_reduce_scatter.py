@@ -63,18 +63,22 @@ def matmul_reduce_scatter_graph(
 
 @graph_function
 def returned_matmul_graph(
-    g: Graph, *, dtype: str = "bfloat16", shapes: Sequence[TileShape] = SHAPES
+    g: Graph,
+    *,
+    dtype: str = "bfloat16",
+    w_layout: str = "nk",
+    shapes: Sequence[TileShape] = SHAPES,
 ) -> None:
-    """x [world * rows, k], w [n, k] -> y [rows, n] on each rank, for few rows. A row is
-    sent to its owner once all of its tiles are computed. The dim `shape` selects one of
-    `shapes`, by position."""
+    """x [world * rows, k], w [n, k] or [k, n] -> y [rows, n] on each rank, for few
+    rows. A row is sent to its owner once all of its tiles are computed. The dim `shape`
+    selects one of `shapes_for(w_layout, shapes)`, by position."""
     rows, n, k, shape = g.dims("rows n k shape")
     tokens = g.let("tokens", g.world_size * rows)
     x = g.input("x", (tokens, k), dtype)
-    w = g.input("w", (n, k), dtype)
+    w = g.input("w", (n, k) if w_layout == "nk" else (k, n), dtype)
     y = g.output("y", (rows, n), dtype)
     blocks = RowBlocks(g, tokens)
-    tiles = blocks.tiles("tile", shape, shapes)
+    tiles = blocks.tiles("tile", shape, shapes, w_layout)
     blocks.multiply_and_return("matmul", tiles, (x, w, y), None)
 
 
@@ -95,9 +99,9 @@ class MatmulReduceScatter(Operation):
     Arrays: NumPy on the CPU backend; CuPy, torch, DLPack or `__cuda_array_interface__`
     on GPUs, not copied. The first call with a dtype and a layout of w compiles a
     program. The first call with few rows compiles another one: on one host, at most
-    1024 rows of all ranks, not a multiple of 256 on each, and w not transposed. The
-    latter sends a row once all of its tiles are computed, selects tile shapes by the
-    number of rows, and allocates memory for 1024 rows at once. schedule, trace: as for
+    1024 rows of all ranks, and not a multiple of 256 on each. The latter sends a row
+    once all of its tiles are computed, selects tile shapes by the number of rows, and
+    allocates memory for 1024 rows at once. schedule, trace: as for
     `etc_dist.compile`. deterministic: as for `Matmul`.
 
     Raises on every rank: ArgumentError if any rank's arrays do not fit or the ranks'

@@ -65,7 +65,6 @@ struct Matmul {
     const u32 x0 = __shfl_sync(~0u, (own + wg * (kBytesX / 32)) | 0x10000u, 0);
     const u32 leading = kWeightIsKN ? (kChunkBytes >> 4) << 16 : 0x10000u;
     const u32 w0 = __shfl_sync(~0u, (own + kBytesX / 16) | leading, 0);
-    constexpr u32 kStepW = kWeightIsKN ? 128 : 2;  // 16 k further, in units of 16 bytes
     const bool is_gated = (kVariants & work.variant & kGated) != 0;
     float d[128];
     if constexpr (ComputesOf<typename Program::TensorCalls>::kCount > 1) {
@@ -75,7 +74,7 @@ struct Matmul {
     }
     bool lost = multiply_stages(run, stages, work.size, kStageBytes, false, [&](u32 at, u32 k) {
       const u32 x = x0 + (at >> 4), w = w0 + (at >> 4);
-      ptx::wgmma_box<kIsHalf, kColumns, kWeightIsKN, kStepW>(
+      ptx::wgmma_box<kIsHalf, kColumns, false, kWeightIsKN>(
           d, ptx::matrix_descriptor(x), ptx::matrix_descriptor(w), k != 0);
     });
     if (is_gated) {

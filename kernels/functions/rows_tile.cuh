@@ -9,7 +9,7 @@ namespace etc {
 // number of rows of w, and of boxes in a stage, has its own mainloop; all else is shared. If the
 // pair splits k, its worker n finishes the rows of warpgroup n: the other worker's sums for them
 // come in a stage of the ring, after those of the tile.
-template <bool kIsHalf, class Epilogue, class Tiles>
+template <bool kIsHalf, bool kIsKN, class Epilogue, class Tiles>
 struct RowsTiles {
   static_assert(Tiles::kFirst.rows == 128);
   static constexpr u32 kMost = Tiles::most_columns();  // of a worker's tile
@@ -58,11 +58,12 @@ struct RowsTiles {
       const Run<Program>& run, StageReader<Program>& stages, u32 count, u32 wg,
       float (&d)[kMost / 2]) const {
     constexpr TileShape kShape = TileShape::of(kPacked);
-    const u32 base = stages.descriptor_base() | 0x10000u;
+    const u32 begin = stages.descriptor_base();
+    const u32 w = begin | kLeadingOfW<kIsKN>, x = begin | 0x10000u;
     const u32 first_x = kShape.depth * kShape.box_w() + wg * 64 * 128;
     Boxes boxes{0, 0, kShape.box_w(), kShape.box_x(), kShape.bytes(), 64};
-    boxes.w = __shfl_sync(~0u, base, 0), boxes.x = __shfl_sync(~0u, base + first_x / 16, 0);
-    return multiply_boxes<kIsHalf, false, kShape.depth, kShape.columns>(
+    boxes.w = __shfl_sync(~0u, w, 0), boxes.x = __shfl_sync(~0u, x + first_x / 16, 0);
+    return multiply_boxes<kIsHalf, kIsKN, false, kShape.depth, kShape.columns>(
         run, stages, count, boxes, d);
   }
 

@@ -9,7 +9,7 @@ namespace etc {
 // alternate boxes along k; with more, each has half of these rows. wgmma always multiplies 64 rows:
 // if there are fewer, it reads the memory that follows, and these sums are not used. Tiles with
 // equally many rows of x share their code.
-template <bool kIsHalf, class Epilogue, class Tiles>
+template <bool kIsHalf, bool kIsKN, class Epilogue, class Tiles>
 struct SwappedTiles {
   static constexpr u32 kRows = Tiles::kFirst.rows, kEights = kRows / 8;
   // The kinds of tiles among `Tiles`.
@@ -80,15 +80,16 @@ struct SwappedTiles {
         PairExchange<kEights, true>{{control}}.begin();
       }
     }
-    const u32 base = stages.descriptor_base() | 0x10000u, turns = 1 - shape.halves();
+    const u32 begin = stages.descriptor_base(), turns = 1 - shape.halves();
+    const u32 w = begin | kLeadingOfW<kIsKN>, x = begin | 0x10000u;
     const u32 apart = shape.box_w() >> shape.halves();  // bytes between the warpgroups' boxes
     const u32 first_x = shape.depth * shape.box_w() + wg * turns * shape.box_x();
     const Boxes boxes{
-        __shfl_sync(~0u, base + wg * apart / 16, 0), __shfl_sync(~0u, base + first_x / 16, 0),
+        __shfl_sync(~0u, w + wg * apart / 16, 0), __shfl_sync(~0u, x + first_x / 16, 0),
         shape.box_w() << turns, shape.box_x() << turns, shape.bytes(), shape.warpgroup_columns()};
     bool lost = false;
     const auto multiply_by = [&](auto number) ETC_INLINE {
-      lost = multiply_boxes<kIsHalf, true, decltype(number)::value, kRows>(
+      lost = multiply_boxes<kIsHalf, kIsKN, true, decltype(number)::value, kRows>(
           run, stages, count, boxes, d);
     };
     if (kFour && shape.warpgroup_boxes() == 4) {

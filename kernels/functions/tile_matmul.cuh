@@ -48,13 +48,15 @@ struct TileList {
 
 // The code of a TileRange.
 template <
-    bool kIsHalf, class Epilogue, class Tiles, bool kIsSwapped = bool(Tiles::kFirst.is_swapped)>
-struct TilesOf : RowsTiles<kIsHalf, Epilogue, Tiles> {};
-template <bool kIsHalf, class Epilogue, class Tiles>
-struct TilesOf<kIsHalf, Epilogue, Tiles, true> : SwappedTiles<kIsHalf, Epilogue, Tiles> {};
+    bool kIsHalf, bool kIsKN, class Epilogue, class Tiles,
+    bool kIsSwapped = bool(Tiles::kFirst.is_swapped)>
+struct TilesOf : RowsTiles<kIsHalf, kIsKN, Epilogue, Tiles> {};
+template <bool kIsHalf, bool kIsKN, class Epilogue, class Tiles>
+struct TilesOf<kIsHalf, kIsKN, Epilogue, Tiles, true>
+    : SwappedTiles<kIsHalf, kIsKN, Epilogue, Tiles> {};
 
 // All tile shapes of a program with one epilogue.
-template <bool kIsHalf, class Epilogue, u32... kTiles>
+template <bool kIsHalf, bool kIsKN, class Epilogue, u32... kTiles>
 struct TileFamily {
   u32 control, buffer;
   static constexpr u32 kControlBytes = 24;
@@ -78,7 +80,7 @@ struct TileFamily {
     bool going = true;
     const u32 at_shape = work.data + 4 * Epilogue::kWords;
     TileList<kTiles...>::with_alike(ptx::load_shared(at_shape) & 63, [&](auto tiles) ETC_INLINE {
-      going = TilesOf<kIsHalf, Epilogue, decltype(tiles)>{{control, buffer}}
+      going = TilesOf<kIsHalf, kIsKN, Epilogue, decltype(tiles)>{{control, buffer}}
                   .template compute<kVariants != 0>(
                       run, stages, work.size, at_shape, work.data, is_gated,
                       counters.exchanged[decltype(tiles)::kFirst.is_swapped]);
@@ -102,7 +104,8 @@ template <class Call, int n, u32... kTiles>
 struct FamilyOf : FamilyOf<Call, n - 1, u32(Call::kTiles[n - 1]), kTiles...> {};
 template <class Call, u32... kTiles>
 struct FamilyOf<Call, 0, kTiles...> {
-  using Family = TileFamily<bool(Call::kIsHalf), typename EpilogueOf<Call>::Type, kTiles...>;
+  using Family = TileFamily<
+      bool(Call::kIsHalf), bool(Call::kWeightIsKN), typename EpilogueOf<Call>::Type, kTiles...>;
 };
 
 template <class Call>
@@ -300,9 +303,10 @@ struct tile_matmul : Roles {
         first.y += own / 2, up.y += own / 2;
         up.x += first_k(shape, size);
       } else {
-        first.y += shape.split == kSplitRows ? half() * i32(shape.columns / 2) : own;
+        i32& row = Call::kWeightIsKN ? first.x : first.y;
+        row += shape.split == kSplitRows ? half() * i32(shape.columns / 2) : own;
       }
-      first.x += first_k(shape, size);
+      (Call::kWeightIsKN ? first.y : first.x) += first_k(shape, size);
     }
   };
 
@@ -317,6 +321,10 @@ struct tile_matmul : Roles {
   ETC_DEVICE static void load_weights(
       const Stage& stage, const TileShape& shape, const Weights& w, u32 n) {
     const i32 k = i32(n * shape.depth * kStageDepth);
+    if constexpr (Call::kWeightIsKN) {
+      static_assert(!Call::kGated);
+      return load_chunks(stage, shape, {w.first.map, w.first.x, w.first.y + k, w.first.z});
+    }
     const Box first{w.first.map, w.first.x + k, w.first.y, w.first.z};
     const u32 half_box = shape.box_w() / 2;
     if (shares_weights(shape)) {
@@ -338,19 +346,47 @@ struct tile_matmul : Roles {
     }
   }
 
+  // Weights [k, n], from box `first` on: copies of 64 k by 64 columns.
+  ETC_DEVICE static void load_chunks(
+      const Stage& stage, const TileShape& shape, const Box& first) {
+    const auto each = [&](u32 begin, u32 bytes, auto load) ETC_INLINE {
+      each_number(shape, [&](u32 box) {
+        const u32 to = stage.at + begin + box * shape.box_w();
+        const i32 k = first.y + i32(box * kStageDepth);
+#pragma unroll 1
+        for (u32 n = 0; n < bytes; n += kChunkBytes) {
+          load(to + n, Box{first.map, first.x + i32(n / 128), k, first.z});
+        }
+      });
+    };
+    if (shares_weights(shape)) {
+      const u32 own = shape.box_w() / 2;
+      each(u32(half()) * own, own, [&](u32 to, const Box& from) {
+        ptx::load_box_multicast(to, from, stage.full, 3);
+      });
+    } else {
+      each(0, shape.box_w(), [&](u32 to, const Box& from) {
+        ptx::load_box(to, from, stage.full, kEvictFirst);
+      });
+    }
+  }
+
   // Calls f(box, from) for the boxes of a stage, which are adjacent along k.
   // NOTE: unrolled: memory throughput is higher if adjacent boxes are requested together.
   template <class F>
   ETC_DEVICE static void each_box(const TileShape& shape, const Box& first, F f) {
-    const auto each = [&](u32 box) ETC_INLINE {
+    each_number(shape, [&](u32 box) ETC_INLINE {
       f(box, Box{first.map, first.x + i32(box * kStageDepth), first.y, first.z});
-    };
-    each(0);
+    });
+  }
+  template <class F>
+  ETC_DEVICE static void each_number(const TileShape& shape, F f) {
+    f(0);
     if (shape.depth == 1) return;
-    each(1);
+    f(1);
     if (shape.depth == 2) return;
-    each(2);
-    each(3);
+    f(2);
+    f(3);
   }
 };
 

@@ -4,6 +4,9 @@
 
 namespace etc {
 
+// Of weights [k, n], a copy of 64 rows of k by 64 columns.
+constexpr u32 kChunkColumns = 64, kChunkBytes = kChunkColumns * 128;
+
 // What the two workers of a pair divide.
 enum TileSplit : u32 { kSplitColumns, kSplitRows, kSplitK };
 

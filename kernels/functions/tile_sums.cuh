@@ -104,9 +104,15 @@ struct Boxes {
   u32 rows;   // of the M of wgmma whose sums are used
 };
 
+// Bits of the descriptor of w: the distance of 64 rows of w if they are stored [k, n].
+template <bool kIsKN>
+constexpr u32 kLeadingOfW = (kIsKN ? kChunkBytes >> 4 : 1u) << 16;
+
 // The mainloop of a warpgroup, with kBoxes boxes of each stage, for the first kColumns / 2 sums of
-// a thread. kIsSwapped: rows of w are the M of wgmma. Returns whether a wait has failed.
-template <bool kIsHalf, bool kIsSwapped, u32 kBoxes, u32 kColumns, u32 kCount, class Program>
+// a thread. kIsKN: w is stored [k, n]. kIsSwapped: rows of w are the M of wgmma. Returns whether a
+// wait has failed.
+template <
+    bool kIsHalf, bool kIsKN, bool kIsSwapped, u32 kBoxes, u32 kColumns, u32 kCount, class Program>
 ETC_DEVICE bool multiply_boxes(
     const Run<Program>& run, StageReader<Program>& stages, u32 count, const Boxes& boxes,
     float (&d)[kCount]) {
@@ -119,7 +125,8 @@ ETC_DEVICE bool multiply_boxes(
       const u32 at_x = boxes.x + (begin + box * boxes.next_x) / 16;
       const u64 rows = ptx::matrix_descriptor(kIsSwapped ? at_w : at_x);
       const u64 columns = ptx::matrix_descriptor(kIsSwapped ? at_x : at_w);
-      ptx::wgmma_box<kIsHalf, kColumns>(d, rows, columns, 1, boxes.rows);
+      ptx::wgmma_box<kIsHalf, kColumns, kIsKN && kIsSwapped, kIsKN && !kIsSwapped>(
+          d, rows, columns, 1, boxes.rows);
     }
   };
   const bool lost = multiply_stages(run, stages, count, boxes.bytes, false, multiply);

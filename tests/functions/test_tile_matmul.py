@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from etc_dist.emulate import Emulator
-from etc_dist.errors import ArgumentError
+from etc_dist.errors import ArgumentError, GraphError
 from etc_dist.functions.epilogue import store, swiglu
-from etc_dist.functions.tile_matmul import Tiles, TileShape
+from etc_dist.functions.tile_matmul import Tiles, TileShape, shapes_for
 from etc_dist.ir import Graph, graph_function
 from etc_dist.ops.argument_table import DTYPES
 from etc_dist.ops.matmul import matmul_graph
@@ -91,14 +91,15 @@ def test_one_program_multiplies_in_both_dtypes(folder):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_transposed_weights_of_odd_sizes_are_multiplied(dtype, folder):
+def test_each_shape_for_transposed_weights_multiplies_by_them(dtype, folder):
     graph = matmul_graph(1, dtype=dtype, w_layout="kn")
     program, rng = Emulator(graph, workers=2, folder=folder), np.random.default_rng(8)
-    m, n, k = 300, 264, 72
-    x, w = draw(rng, (m, k), dtype), draw(rng, (k, n), dtype)
-    dims = {"m": m, "n": n, "k": k, "shape": 0}
-    [found] = program.run([{"x": x, "w": w}], dims)
-    matmul_of(x, w.T).check(found["y"], dtype)
+    for number, shape in enumerate(shapes_for("kn", SHAPES)):
+        m, n, k = odd_sizes(shape)
+        x, w = draw(rng, (m, k), dtype), draw(rng, (k, n), dtype)
+        dims = {"m": m, "n": n, "k": k, "shape": number}
+        [found] = program.run([{"x": x, "w": w}], dims)
+        matmul_of(x, w.T).check(found["y"], dtype)
 
 
 @pytest.mark.parametrize(
@@ -170,6 +171,21 @@ def test_shapes_that_gpus_do_not_have_are_refused(shape):
     with pytest.raises(ArgumentError, match="GPUs have no tiles of") as caught:
         TileShape(*shape)
     assert caught.value.got.startswith(f"{shape[0]} x {shape[1]}, split ")
+
+
+def test_layouts_and_shapes_without_tiles_are_refused():
+    assert shapes_for("nk", SHAPES) is SHAPES
+    for w_layout, shapes, got in (
+        ("kn", [TileShape(128, 112)], "'kn' and 128 x 112, split columns"),
+        ("nn", SHAPES[:1], "'nn' and 32 x 64, split k, swapped"),
+        ("nk", [], "'nk' and no tiles"),
+    ):
+        with pytest.raises(GraphError, match="no tiles serve the weights") as caught:
+            Tiles(Graph("one", 1), "tile", 0, shapes, w_layout=w_layout)
+        assert caught.value.got == got
+    tiles = Tiles(Graph("one", 1), "tile", 0, [TileShape(128, 128)], w_layout="kn")
+    with pytest.raises(GraphError, match="have no gated epilogues"):
+        tiles.matmul("bfloat16", swiglu)
 
 
 @pytest.mark.exhaustive

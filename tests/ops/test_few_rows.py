@@ -6,7 +6,7 @@ import pytest
 
 from etc_dist import AllGatherMatmul, MatmulReduceScatter
 from etc_dist.errors import WorldError
-from etc_dist.functions.tile_matmul import TileShape
+from etc_dist.functions.tile_matmul import TileShape, shapes_for
 from etc_dist.ops.all_gather_matmul import gathered_matmul_graph
 from etc_dist.ops.few_rows import MOST_ROWS, capacity_dims, has_few_rows
 from etc_dist.ops.matmul_policy import SHAPES, choose
@@ -76,22 +76,32 @@ def test_few_rows_whole_blocks_and_transposed_weights_take_turns(
     op.synchronize()
     for p in calls:
         p.check_exact(p.out)
-    assert names == [few, many, few, many]
-    assert compiled == [few, many, many]
+    assert names == [few, many, few, few]
+    assert compiled == [few, many, few]  # the last one for w [k, n]
     shown = op.show(rows=1, n=264, k=72)
     assert f"us predicted for {world.size} x 264 x 72\n" in shown
 
 
 @pytest.mark.mpi(max_size=2)
 @kinds
-@pytest.mark.parametrize("number", some_of(range(len(SHAPES)), 8))
-def test_any_tiles_give_the_result(kind, number, world, make, problem, monkeypatch):
+@pytest.mark.parametrize(
+    ("w_layout", "number"),
+    [
+        pytest.param(w_layout, *one.values, marks=one.marks)
+        for w_layout in ("nk", "kn")
+        for one in some_of(range(len(shapes_for(w_layout, SHAPES))), 8)
+    ],
+)
+def test_any_tiles_give_the_result(
+    kind, w_layout, number, world, make, problem, monkeypatch
+):
     """Two blocks and more of all ranks' rows; tails of rows and columns."""
     monkeypatch.setattr(
         "etc_dist.ops.few_rows.explained",
         lambda dim, *_, in_order: Choice(dim, number, list),
     )
-    op, p = make(kind), problem(kind, (300 // world.size * world.size, 328, 136))
+    sizes = 300 // world.size * world.size, 328, 136
+    op, p = make(kind), problem(kind, sizes, w_layout=w_layout)
     op(p.x, p.w, p.out)
     op.synchronize()
     p.check_exact(p.out)

@@ -6,6 +6,7 @@ import pytest
 
 from etc_dist import Matmul
 from etc_dist.errors import ArgumentError, WorldError
+from etc_dist.functions.tile_matmul import shapes_for
 from etc_dist.ops.matmul_policy import SHAPES
 from etc_dist.ops.tuning import tuning_of
 from etc_dist.schedule.plan import Choice
@@ -33,15 +34,18 @@ SIZES = first_always([(70, 520, 200), (3, 8, 8), (300, 1304, 584)], 2)
 
 # All tiles of the program, at sizes with several of them and tails of M, N and K.
 @pytest.mark.mpi(max_size=1)
-@pytest.mark.parametrize("shape", range(len(SHAPES)))
+@pytest.mark.parametrize(
+    ("w_layout", "shape"),
+    [(of, n) for of in ("nk", "kn") for n in range(len(shapes_for(of, SHAPES)))],
+)
 @pytest.mark.parametrize(("m", "n", "k"), SIZES)
 def test_all_tiles_sum_small_integers_exactly(
-    shape, m, n, k, make, problem, monkeypatch
+    w_layout, shape, m, n, k, make, problem, monkeypatch
 ):
     chosen = [Choice("shape", shape, list)]
     monkeypatch.setattr(Matmul, "_choose", lambda *arguments: chosen)
     op = make(Matmul)
-    p = problem(Matmul, (m, n, k))
+    p = problem(Matmul, (m, n, k), w_layout=w_layout)
     op(p.x, p.w, p.out)
     op.synchronize()
     p.check_exact(p.out)

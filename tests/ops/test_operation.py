@@ -60,8 +60,7 @@ def test_one_program_serves_every_shape(
         op(p.x, p.w, p.out)
         op.synchronize()
         p.check_exact(p.out)
-    # One for whole blocks of rows, one for fewer.
-    assert len(compiled) == (1 if w_layout == "kn" else 2)
+    assert len(compiled) == 2  # one for whole blocks of rows, one for fewer
 
 
 @on_two

@@ -72,7 +72,8 @@ struct WgmmaOp {
   float* sums;
   uint64_t a, b;
   int columns, rows;  // rows of a beyond these are not read
-  bool adds, is_half, is_kn;  // b has its rows along k
+  bool adds, is_half;
+  bool a_is_kn, b_is_kn;  // rows along the other axis than k, of 64 elements
   AgentView known;                // of a warp's first thread
 };
 struct Copy {

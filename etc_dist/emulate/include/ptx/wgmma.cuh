@@ -46,12 +46,13 @@ inline void check_operands(const emulation::WgmmaOp& p, u32 first) {
   emulation::Worker& worker = *emulation::own->worker;
   const u32 count = ++worker.warps[threadIdx.x / 32].read;
   const emulation::Access read{&p.known, p.known.wgmmas(), count, emulation::kAsync, false};
-  for (u32 i = 0; i < 32 && first + i / 2 < u32(p.rows); ++i) {
-    access_shared(worker, place_of(p.a, first + i / 2, i % 2 * 8, false), 16, read);
+  for (u32 i = 0; i < 32; ++i) {  // eight elements each
+    const u32 row = first + (p.a_is_kn ? i / 16 * 8 : i / 2), k = p.a_is_kn ? i % 16 : i % 2 * 8;
+    if (row < u32(p.rows)) access_shared(worker, place_of(p.a, row, k, p.a_is_kn), 16, read);
   }
   for (u32 i = threadIdx.x / 32 % 4; i < u32(p.columns) * 2; i += 4) {  // eight elements each
-    const u32 row = p.is_kn ? i / 16 * 8 : i / 2, k = p.is_kn ? i % 16 : i % 2 * 8;
-    access_shared(worker, place_of(p.b, row, k, p.is_kn), 16, read);
+    const u32 row = p.b_is_kn ? i / 16 * 8 : i / 2, k = p.b_is_kn ? i % 16 : i % 2 * 8;
+    access_shared(worker, place_of(p.b, row, k, p.b_is_kn), 16, read);
   }
 }
 template <bool kIsHalf>
@@ -60,7 +61,7 @@ UNTRACKED void multiply(const emulation::WgmmaOp& p) {
   float a[2][16], b[16];
   for (u32 half = 0; half < 2; ++half) {
     if (row + half * 8 < u32(p.rows)) {
-      read_row<kIsHalf>(a[half], p.a, row + half * 8, false);
+      read_row<kIsHalf>(a[half], p.a, row + half * 8, p.a_is_kn);
     } else {
       for (float& unknown : a[half]) unknown = __builtin_nanf("");
     }
@@ -68,7 +69,7 @@ UNTRACKED void multiply(const emulation::WgmmaOp& p) {
   if (threadIdx.x % 32 == 0) check_operands(p, row);
   for (i32 i = 0; i < p.columns / 4; ++i) {
     const u32 column = u32(i) / 2 * 8 + thread % 4 * 2 + u32(i) % 2;
-    read_row<kIsHalf>(b, p.b, column, p.is_kn);
+    read_row<kIsHalf>(b, p.b, column, p.b_is_kn);
     for (i32 half = 0; half < 2; ++half) {
       float& sum = p.sums[i / 2 * 4 + half * 2 + i % 2];
       float v = p.adds ? sum : 0.0f;

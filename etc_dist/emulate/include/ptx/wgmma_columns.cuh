@@ -3,12 +3,14 @@
 
 namespace etc::ptx {
 
-template <bool kIsHalf, int kColumns, bool kTransposeB = false, u32 kStepB = 2, u32 kSums>
+template <
+    bool kIsHalf, int kColumns, bool kTransposeA = false, bool kTransposeB = false, u32 kSums>
 void wgmma_box(float (&d)[kSums], u64 a, u64 b, i32 accumulate, u32 rows = 64) {
   for (u32 q = 0; q < 4; ++q) {
     const bool adds = accumulate != 0 || q > 0;
+    const u64 in_a = a + (kTransposeA ? 128 : 2) * q, in_b = b + (kTransposeB ? 128 : 2) * q;
     add_wgmma(
-        {d, a + 2 * q, b + kStepB * q, kColumns, i32(rows), adds, kIsHalf, kTransposeB});
+        {d, in_a, in_b, kColumns, i32(rows), adds, kIsHalf, kTransposeA, kTransposeB});
   }
 }
 
