@@ -108,10 +108,14 @@ class Chain(Operation):
     def _choose(
         self, tuning: Tuning, w_layout: str, dims: Mapping[str, int], workers: int
     ) -> list[Choice]:
-        """As for the MLP."""
+        """As for the MLP, but without its measured pairs of tiles."""
         hidden, inner = dims["hidden"], dims["inner"]
         ups, downs = (
-            rate(dims["rows"], *sizes_of(n, hidden, inner), workers, tuning=tuning)
+            rate(
+                *(dims["rows"], *sizes_of(n, hidden, inner), workers),
+                in_blocks=True,
+                tuning=tuning,
+            )
             for n in range(2)
         )
         best = combined(ups, downs, SHAPES)[0]

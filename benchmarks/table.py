@@ -57,9 +57,11 @@ newest record of a shape, on the most GPUs of one host that were measured. Times
 medians in milliseconds.
 
 *Baseline* is the unfused computation in the same run; *speed-up* is baseline / ours. \
-Times vary with the day and the machine, so compare speed-ups. *Limit* is a lower \
-bound, the longest of the GEMMs alone, reading the weights and the bytes on the wire; \
-*% of limit* is limit / ours. NxK are one rank's sizes: of the weight for a \
+Times vary with the day and the machine, so compare speed-ups. *Limit* is the \
+roofline time; for collectives and MLPs it is the time of cuBLAS's GEMMs alone, or of \
+the wire if longer, which a fused program can beat. *% of limit* is limit / ours. The \
+page leaves out some M of MLPs and of mixtures of experts, which the README's means \
+include. NxK are one rank's sizes: of the weight for a \
 collective, hidden and inner size for a layer. M counts the rows of all ranks, \
 expert-parallel those of one. *From, to* are the lowest and the highest speed-up. \
 *Dynamic* and *Zipf* are the speed-ups under the dynamic schedule and with unevenly \

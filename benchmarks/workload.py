@@ -152,8 +152,7 @@ class Workload(ABC):
         return {"ours": in_turn(own), **others, **self.parts(gpu)}
 
     def spoil(self, operation: Operation, number: int) -> None:
-        """If NaNs reach all local memory, fill it with them: results of an earlier run
-        are lost. Collective."""
+        """Overwrites intermediate results with NaN, if `spreads_nan`. Collective."""
         if not self.spreads_nan:
             return
         # NOTE: the bits, since CuPy assigns no arrays of bfloat16.

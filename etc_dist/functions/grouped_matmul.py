@@ -28,7 +28,7 @@ MOST_ROWS = 288
 """Rows of a tile at most."""
 ROWS = Extent(most=MOST_ROWS, name="rows")
 DEPTH = Extent(name="k", multiple=2 * STAGE_K, not_empty=True)
-"""k, or a share of it: stages are of up to 128."""
+"""k, or a slice of it. A stage has up to 128 elements of k."""
 ROW_BOX, WEIGHT_BOX = TmaBox(16, STAGE_K, large=64), TmaBox(128, STAGE_K)
 GATED_BOX = TmaBox(128, STAGE_K, halves=True)
 GATHERED_BOX = TmaBox(1, STAGE_K)
@@ -90,7 +90,7 @@ def grouped_gated(dtype: str, gathers: bool = True) -> DeviceFunction:
     of one matrix, tokens [288] -> silu(rows @ gate.T) * (rows @ up.T), a tile [288,
     256], rounded once, where rows are those of x that `tokens` name. On the GPU a tile
     has at most 288 rows, and its columns begin at a multiple of 8 and are 256 or 128,
-    but at the matrix' edge.
+    fewer at the matrix' edge.
 
     Without gathers: rows [288, k] in place of x, and no tokens."""
     element = two_byte(dtype)
@@ -131,8 +131,8 @@ def _tile(dtype: str, rows: Extent, most: int, result: str) -> dict[int, Operand
 def grouped_store(dtype: str) -> DeviceFunction:
     """rows [288, k], an expert's weights [512, k] -> rows @ weights.T. On the GPU a
     tile has at most 288 rows, and its columns begin at a multiple of 8 and are 512 or
-    256, but at the matrix' edge; a row of the matrix is a multiple of 16 bytes.
-    A share of k ends there, too, or after a multiple of 128."""
+    256, fewer at the matrix' edge; a row of the matrix is a multiple of 16 bytes.
+    A slice of k has a multiple of 128 elements, but for the last."""
     boxes = {0: ROW_BOX, 1: WEIGHT_BOX}
     tile = _tile(dtype, ROWS, TILE_COLUMNS, two_byte(dtype))
     return _grouped("grouped_store", dtype, _multiply, 2, boxes, tile)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from etc_dist.errors import ArgumentError, GraphError, expect_type
+from etc_dist.errors import ArgumentError, GraphError, expect_choice, expect_type
 from etc_dist.functions.epilogue import (
     E4M3,
     MOST_E4M3,
@@ -53,6 +53,16 @@ TURNS_COLUMNS = 64
 alternate boxes along k."""
 CHUNK_COLUMNS = 64
 """Columns of a TMA box of weights that are stored [k, n]."""
+MOST_FEW_ROWS = 64
+"""The most rows of x of a worker in a swapped tile for few rows."""
+MOST_TALL_ROWS, TALL_COLUMNS = 288, 128
+"""In swapped tiles for more rows, the most of them, and the columns of a worker."""
+LEAST_ROWS = 16
+"""Rows of tiles that cannot divide a block evenly."""
+MOST_BOX_ROWS = 256
+"""The most rows of a TMA box. A worker loads more rows of x in two boxes."""
+W_LAYOUTS = ("nk", "kn")
+"""How weights are stored: [n, k] or [k, n]."""
 SPLITS = ("columns", "rows", "k")
 """What the two workers of a task may divide, as `TileSplit` in the CUDA half."""
 LOADED_BIT = 24
@@ -66,8 +76,8 @@ class TileShape:
 
     split: what the two workers divide: "columns"; "rows", where each worker loads half
     of w for both (TMA multicast); or "k", where their sums are added.
-    swapped: rows of w are the M of wgmma, and rows of x its N. For few rows of x, which
-    then need little padding.
+    swapped: rows of w are the M of wgmma, and rows of x its N. For few rows of x, or
+    for a number of rows between two multiples of 128, which then need little padding.
     deep: only of tiles that are not swapped: stages of 128 elements of k. By default
     they have 64, or 128 if k is split and the stage is small. Deep stages need less
     code in the loading thread, but release shared memory in larger pieces.
@@ -89,10 +99,14 @@ class TileShape:
             parts = 2 if self.split == "rows" else 1
             unit = 8 if self.worker_columns <= TURNS_COLUMNS else 16
             fits = self.split in SPLITS and self.rows % (8 * parts) == 0
-            fits = fits and 8 <= self.worker_rows <= 64 and not self.deep
+            fits = fits and 8 <= self.worker_rows <= MOST_FEW_ROWS and not self.deep
             fits = fits and self.worker_columns % unit == 0
             if self.split == "rows":
                 fits = fits and self.columns > TURNS_COLUMNS
+            if self.is_tall:
+                fits = self.split == "columns" and self.rows <= MOST_TALL_ROWS
+                fits = fits and self.rows % 16 == 0 and not self.deep
+                fits = fits and self.worker_columns == TALL_COLUMNS
             most = 128
         if not fits or not 0 < self.worker_columns <= most:
             raise ArgumentError(
@@ -101,7 +115,8 @@ class TileShape:
                 wanted="128 rows with split 'columns' or 'k', or 256 with 'rows', and "
                 "columns in steps of 16, up to 256 of a worker; or swapped, not deep: "
                 "of a worker 8 to 64 rows in steps of 8, and columns in steps of 8 up "
-                "to 64, unless split is 'rows', or of 16 from 80 to 128",
+                "to 64, unless split is 'rows', or of 16 from 80 to 128; or with split "
+                "'columns' and 256 columns, and 80 to 288 rows in steps of 16",
                 got=str(self),
                 fix="choose a shape of SHAPES in etc_dist/ops/matmul_policy.py",
             )
@@ -119,6 +134,11 @@ class TileShape:
     def key(self) -> str:
         """The name in a Tuning: deep tiles have the times of the others."""
         return str(replace(self, deep=False))
+
+    @property
+    def is_tall(self) -> bool:
+        """Whether it is swapped, but for more than a few rows of x."""
+        return self.swapped and self.worker_rows > MOST_FEW_ROWS
 
     @property
     def multicasts(self) -> bool:
@@ -146,13 +166,11 @@ class TileShape:
 
     @property
     def may_be_gated(self) -> bool:
-        """Whether gate and up can share a tile: each has a whole number of 8 columns,
-        in separate warps, and one worker has the complete sums of both. Tiles of the
-        CPU backend may have other sizes."""
+        """Whether gate and up can share a tile: each has a multiple of 8 columns of a
+        worker, in separate warps, and one worker has the complete sums of both."""
         is_narrow = self.swapped and self.worker_columns < 64
         apart = self.swapped and self.split == "k" and self.worker_columns > 64
-        odd = self.worker_columns % 16 == 8
-        return self.worker_columns % 8 != 0 or not (odd or is_narrow or apart)
+        return not (self.worker_columns % 16 == 8 or is_narrow or apart)
 
     @property
     def may_be_transposed(self) -> bool:
@@ -176,6 +194,8 @@ class TileShape:
     def depth(self) -> int:
         """Elements of k in a stage. Wide stages stream weights faster, but several
         stages must fit in shared memory."""
+        if self.is_tall:
+            return STAGE_K
         if self.swapped:
             wide = self._bytes_of(4 * STAGE_K) <= MOST_WIDE_BYTES
             return (4 if wide and self.split != "rows" else 2) * STAGE_K
@@ -196,7 +216,7 @@ class TileShape:
 
     @property
     def code(self) -> tuple[int, ...]:
-        """A key: shapes with equal keys share the code of the compute warps."""
+        """A key: shapes with equal keys have the same mainloop."""
         sizes = (self.worker_rows, self.worker_columns, self.depth)
         return (int(not self.swapped), *sizes, int(self.swapped and self.split == "k"))
 
@@ -278,19 +298,20 @@ def _apply(epilogue: Epilogue, sums: Sequence[Any], arrays: Sequence[Any]) -> No
 
 def shapes_for(w_layout: str, shapes: Sequence[TileShape]) -> Sequence[TileShape]:
     """Those of `shapes` that serve weights [n, k] ("nk") or [k, n] ("kn"). GraphError
-    if none does."""
-    found = {
-        "nk": shapes,
-        "kn": [shape for shape in shapes if shape.may_be_transposed],
-    }.get(w_layout)
+    if none does, ArgumentError for another layout."""
+    expect_choice(w_layout, W_LAYOUTS, "w_layout")
+    found = shapes
+    if w_layout == "kn":
+        found = [shape for shape in shapes if shape.may_be_transposed]
     if found:
         return found
     raise GraphError(
         "no tiles serve the weights",
         where=f"shapes_for({w_layout!r}, ...)",
-        wanted='"nk", or "kn" and tiles of which a worker loads a multiple of '
-        f"{CHUNK_COLUMNS} columns",
-        got=f"{w_layout!r} and {', '.join(map(str, shapes)) or 'no tiles'}",
+        wanted="tiles"
+        + f" of which a worker loads a multiple of {CHUNK_COLUMNS} columns"
+        * (w_layout == "kn"),
+        got=", ".join(map(str, shapes)) or "none",
         fix="choose shapes with may_be_transposed, or store the weights as [n, k]",
     )
 
@@ -305,7 +326,11 @@ class Tiles:
     bulk copies beyond the edge of x take longer than copies of fewer rows.
 
     w_layout: "nk" for weights [n, k], "kn" for [k, n]. Then `shape` selects one of
-    `shapes_for("kn", shapes)`."""
+    `shapes_for("kn", shapes)`.
+
+    blocks: if `all_rows` are those of one of several blocks, a multiple of LEAST_ROWS,
+    their number. No tile may then be in two blocks: a shape that cannot divide them
+    evenly has LEAST_ROWS."""
 
     def __init__(
         self,
@@ -315,6 +340,7 @@ class Tiles:
         shapes: Sequence[TileShape],
         all_rows: Expr | None = None,
         w_layout: str = "nk",
+        blocks: Expr | int = 1,
     ) -> None:
         self._g, self._name, self._shape = g, name, wrap(shape)
         self.w_layout = w_layout
@@ -323,20 +349,27 @@ class Tiles:
         self._shapes = tuple(shapes)
         self._packed = _packed(self._shapes)
         most = self._number("rows", [s.rows for s in shapes])
-        own = self._number("x_box", [s.worker_rows for s in shapes])
-        self.rows, self._x_box = most, own
+        own = self._number("worker_rows", [s.worker_rows for s in shapes])
+        boxes = [-(-s.worker_rows // MOST_BOX_ROWS) for s in shapes]
+        count = self._number("x_boxes", boxes) if max(boxes) > 1 else wrap(1)
+        self.rows = most
         if all_rows is not None:
             workers = most // own  # 2 if they divide the rows of a tile
-            parts = ceildiv(all_rows, most) * workers
-            even = minimum(own, ceildiv(ceildiv(all_rows, parts), 8) * 8)
-            self._x_box = g.let(f"{name}_own_rows", even)
-            self.rows = g.let(f"{name}_even_rows", self._x_box * workers)
+            parts, unit = ceildiv(all_rows, most) * workers, 8 * count
+            even = minimum(own, ceildiv(ceildiv(all_rows, parts), unit) * unit)
+            left = all_rows % (even * workers) * minimum(1, blocks - 1)
+            even = select(equal(left, 0), even, LEAST_ROWS // workers)
+            own = g.let(f"{name}_own_rows", even)
+            self.rows = g.let(f"{name}_even_rows", own * workers)
+        self._x_box = own
+        if max(boxes) > 1:
+            self._x_box = g.let(f"{name}_x_box", own // count)
         self.columns = self._number("columns", [s.columns for s in shapes])
         """Rows of w in a tile."""
         self.step = max(s.step for s in shapes)
         """A task's part of k is a multiple of this, or ends where k ends."""
         packed = self._number("packed", self._packed)
-        loaded = self._x_box // 8 * (1 << LOADED_BIT)
+        loaded = own // 8 * (1 << LOADED_BIT)
         self.values = {"packed_tile": g.let(f"{name}_tile", packed + loaded)}
         """Pass as `values=` of `g.call`."""
 

@@ -62,7 +62,13 @@ def rate_pairs(
     most matmuls have a measured time, then the rest, each group the fastest first."""
     first, second = sizes_of(m, hidden, inner)
     ups, downs = (
-        rate(*sizes, workers, shapes, gated=gated, in_order=in_order, tuning=tuning)
+        rate(
+            *(*sizes, workers, shapes),
+            gated=gated,
+            in_order=in_order,
+            in_blocks=True,
+            tuning=tuning,
+        )
         for sizes, gated in ((first, True), (second, False))
     )
     found = combined(ups, downs, shapes)
@@ -78,8 +84,8 @@ def rate_pairs(
         there = sizes_of(one.m, one.hidden, one.inner)
         pairs = [*map(numbers, one.us)]
         return any(pair in allowed for pair in pairs) and all(
-            waves_of(shapes[number], here, workers)
-            == waves_of(shapes[number], at, workers)
+            waves_of(shapes[number], here, workers, True)
+            == waves_of(shapes[number], at, workers, True)
             for pair in pairs
             for number, here, at in zip(pair, (first, second), there, strict=True)
             if number is not None
@@ -149,7 +155,7 @@ def choose_shapes(
             by_number = {one.number: one for one in reversed(found)}
             chosen = by_number.pop(found[0].number)
             ratings = [chosen, *sorted(by_number.values(), key=lambda one: one.us)]
-            lines = explain(sizes[own], workers, shapes, ratings, tuning)
+            lines = explain(sizes[own], workers, shapes, ratings, tuning, True)
             return [lines[0], f"  {text}: {_time(best)}", *lines[1:]]
 
         return explained

@@ -9,8 +9,8 @@ from etc_dist.functions.epilogue import swiglu
 from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir import Graph, graph_function
 from etc_dist.layers.mlp_steps import add_tensors
-from etc_dist.ops.few_rows import BLOCK, SUMMED, RowBlocks
-from etc_dist.ops.matmul_policy import SHAPES
+from etc_dist.ops.few_rows import SUMMED, RowBlocks
+from etc_dist.ops.matmul_policy import BLOCK, SHAPES
 
 
 @graph_function

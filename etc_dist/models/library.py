@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from etc_dist.functions.tile_matmul import W_LAYOUTS
 from etc_dist.ir import GraphFunction
 from etc_dist.layers.mlp import mlp_graph
 from etc_dist.layers.mlp_tiles import mlp_tiles_graph
@@ -26,7 +27,6 @@ from etc_dist.ops.matmul_reduce_scatter import (
 )
 from etc_dist.schedule import Plan, schedule_dynamic, schedule_static
 
-W_LAYOUTS = ("nk", "kn")
 WORLD_SIZES = (1, 2, 3, 4, 5, 6, 7, 8)
 MIXTURES: Mapping[str, tuple[int, int, int]] = {
     "qwen3-30b-a3b": (128, 8, 768),
@@ -67,10 +67,13 @@ def _graphs() -> Iterator[tuple[str, GraphFunction]]:
         for w_layout in W_LAYOUTS:
             graph = matmul_graph(1, dtype=dtype, w_layout=w_layout)
             yield f"{graph.name} 1 {dtype} {w_layout}", graph
-    for make in (float_partials_graph, returned_matmul_graph, gathered_matmul_graph):
-        for world_size in (4, 8):
-            graph = make(world_size)
-            yield f"{graph.name} {world_size} {DTYPES[0]}", graph
+    for world_size in (4, 8):
+        graph = float_partials_graph(world_size)
+        yield f"{graph.name} {world_size} {DTYPES[0]}", graph
+    for make in (returned_matmul_graph, gathered_matmul_graph):
+        for world_size, w_layout in ((4, "nk"), (4, "kn"), (8, "nk")):
+            graph = make(world_size, w_layout=w_layout)
+            yield f"{graph.name} {world_size} {DTYPES[0]} {w_layout}", graph
     for world_size in WORLD_SIZES[1:]:
         for dtype in DTYPES:
             graph = mlp_graph(world_size, dtype=dtype)

@@ -23,15 +23,13 @@ from etc_dist.ir import (
     tile,
 )
 from etc_dist.ops.deterministic import BATCH
-from etc_dist.ops.matmul_policy import SHAPES, explained
+from etc_dist.ops.matmul_policy import BLOCK, BLOCK_UNIT, SHAPES, explained
 from etc_dist.ops.operation import Candidate
 from etc_dist.ops.order import tile_grid
 from etc_dist.ops.tuning import Tuning
 from etc_dist.schedule.plan import Choice
 from etc_dist.world import World
 
-BLOCK = 256
-"""Rows for which there is one event: a multiple of the rows of every tile shape."""
 SUMMED = 1024
 """Columns of a row whose partial sums one warp adds."""
 MOST_ROWS = 1024
@@ -51,8 +49,8 @@ def with_few_rows(
     world: World,
     deterministic: str,
 ) -> list[Candidate]:
-    """The candidates of a GEMM of x [rows, k] and w [n, k]: `graph`, with the dim
-    `shape`, for few rows, and `many`. Only `many` on several hosts, and if it has
+    """The candidates of a GEMM of x [rows, k] and w [n, k] or [k, n]: `graph`, with the
+    dim `shape`, for few rows, and `many`. Only `many` on several hosts, and if it has
     options such as a tile size."""
     size = world.size
     if world.hosts.count > 1 or many.options:
@@ -63,7 +61,8 @@ def with_few_rows(
     ) -> list[Choice]:
         sizes = size * dims["rows"], dims["n"], dims["k"]
         given = sizes, workers, shapes_for(w_layout, SHAPES), tuning
-        return [explained("shape", *given, in_order=deterministic == BATCH)]
+        in_order = deterministic == BATCH
+        return [explained("shape", *given, in_order=in_order, in_blocks=True)]
 
     def capacity(dims: Mapping[str, int]) -> list[Mapping[str, int]]:
         """For either layout of w: positions beyond the shapes select the last one."""
@@ -98,11 +97,14 @@ def capacity_dims(
 
 
 class RowBlocks:
-    """All ranks' rows of a graph in blocks, with one event for each block."""
+    """All ranks' rows of a graph in blocks, with one event for each block: see BLOCK.
+    most: the most rows of a block."""
 
-    def __init__(self, g: Graph, tokens: Expr, block: int = BLOCK) -> None:
-        self.g, self.tokens, self.block = g, tokens, block
-        self.count = g.let("blocks", ceildiv(tokens, block))
+    def __init__(self, g: Graph, tokens: Expr, most: int = BLOCK) -> None:
+        self.g, self.tokens = g, tokens
+        self.count = g.let("blocks", ceildiv(tokens, most))
+        units = ceildiv(ceildiv(tokens, self.count), BLOCK_UNIT)
+        self.block = g.let("block_rows", minimum(most, BLOCK_UNIT * units))
 
     def rows(self, i: Expr) -> Expr:
         """The rows of block i."""
@@ -117,7 +119,7 @@ class RowBlocks:
     ) -> Tiles:
         """The tiles of a matmul, which divide the rows of a block evenly."""
         rows = minimum(self.tokens, self.block)
-        return Tiles(self.g, name, shape, shapes, rows, w_layout)
+        return Tiles(self.g, name, shape, shapes, rows, w_layout, self.count)
 
     def gather(self, x: Tensor) -> tuple[Tensor, EventTensor | None]:
         """Push this rank's rows of x [rows, k] to all ranks. Returns all ranks' rows

@@ -30,6 +30,7 @@ SHAPES = (
     TileShape(64, 192, swapped=True),
     TileShape(64, 112, "k", swapped=True),
     *(TileShape(r, c, "rows", swapped=True) for r in (64, 128) for c in (80, 128)),
+    *(TileShape(r, 256, swapped=True) for r in (144, 160, 176, 208, 240, 272, 288)),
     *(TileShape(128, c) for c in (112, 128, 160, 192, 224, 256)),
     *(TileShape(256, c, "rows") for c in (64, 80, 112, 128, 160, 192, 208, 224, 256)),
     *(TileShape(128, c, "k") for c in (64, 80, 96, 112, 128, 160, 192, 208, 224, 256)),
@@ -40,8 +41,16 @@ MOST_SWAPPED_ROWS = 64
 differ in nothing else, the one with the fewest rows is chosen."""
 ONLY_SWAPPED_ROWS = 32
 """Up to so many rows of x, other tiles were never faster."""
+TALL_ROWS = range(129, 2561)
+"""The numbers of rows of x for which tall tiles serve: with fewer or more rows, others
+were faster."""
 GATED = tuple(number for number, one in enumerate(SHAPES) if one.may_be_gated)
 """The positions of shapes that may be gated."""
+BLOCK = 256
+"""The most rows of a block of rows, for which there is one event. If there are several,
+they are equal but for the last: no tile is in two of them."""
+BLOCK_UNIT = 16
+"""Their rows are a multiple of this, so that half a block is a whole tile."""
 EXCHANGED_COLUMNS = 64
 """The unit of sums that a pair exchanges."""
 ROW_CLASSES = (8, 16, 32, 64, 96, 128, 200, 256, 400, 512, 800, 1024, 2048, 4096)
@@ -96,7 +105,8 @@ class Work:
         return self.waves if multiplied >= max(loaded) else 1
 
     def us(self, constants: Constants) -> float:
-        """The launch, and for each wave of tiles its stages and its end."""
+        """The launch, the stages of all waves, and the ends of tiles that loads do not
+        hide."""
         start = constants.start_us * self.started
         stages = self.stages * max(self.stage_us(constants))
         end = constants.swapped_us * self.swapped
@@ -104,14 +114,28 @@ class Work:
         return constants.launch_us + start + stages + self.ends(constants) * end
 
 
-def work_of(shape: TileShape, m: int, n: int, k: int, workers: int) -> Work:
-    """The work of x [m, k] and w [n, k] on tiles of `shape`."""
+def tiles_down(shape: TileShape, m: int, in_blocks: bool) -> int:
+    """The number of tiles that m rows are divided into. in_blocks: none is in two
+    blocks."""
+    if not in_blocks or m <= BLOCK:
+        return -(-m // shape.rows)
+    block = -(-m // -(-m // BLOCK))
+    block += -block % BLOCK_UNIT
+    return -(-m * -(-block // shape.rows) // block)
+
+
+def work_of(
+    shape: TileShape, m: int, n: int, k: int, workers: int, in_blocks: bool = False
+) -> Work:
+    """The work of x [m, k] and w [n, k] on tiles of `shape`; in_blocks: see
+    `tiles_down`."""
     pairs = max(1, workers // 2)
-    down = -(-m // shape.rows)
+    down = tiles_down(shape, m, in_blocks)
     tasks = down * -(-n // shape.columns)
     waves, active = -(-tasks // pairs), min(tasks, pairs)
     depth = shape.step  # of the pair
-    few = shape.swapped and down == 1
+    swapped = shape.swapped and not shape.is_tall
+    few = swapped and down == 1
     # A wgmma takes half a cycle for each column.
     blocks = -(-shape.worker_columns // 64) if shape.swapped else 2
     wide = shape.worker_rows if shape.swapped else shape.worker_columns
@@ -124,17 +148,23 @@ def work_of(shape: TileShape, m: int, n: int, k: int, workers: int) -> Work:
         copied=shape.stage_bytes,
         read=active * shape.columns * depth * 2 / min(down, pairs),
         cycles=blocks * shape.depth / 16 * wide / 2,
-        swapped=shape.swapped,
+        swapped=swapped,
         exchanged=(shape.split == "k") * shape.worker_columns / EXCHANGED_COLUMNS,
     )
 
 
 def estimate(
-    shape: TileShape, m: int, n: int, k: int, workers: int, tuning: Tuning | None = None
+    shape: TileShape,
+    m: int,
+    n: int,
+    k: int,
+    workers: int,
+    tuning: Tuning | None = None,
+    in_blocks: bool = False,
 ) -> float:
-    """Microseconds by the model."""
+    """Microseconds by the model; in_blocks: see `tiles_down`."""
     tuning = tuning or default_tuning()
-    us = work_of(shape, m, n, k, workers).us(tuning.constants)
+    us = work_of(shape, m, n, k, workers, in_blocks).us(tuning.constants)
     return us * tuning.factor(shape.key, m)
 
 
@@ -150,13 +180,14 @@ class Rating:
 
 def serving(m: int, shapes: Sequence[TileShape] = SHAPES) -> list[int]:
     """The positions of the shapes that can serve m rows. Swapped tiles whose rows are
-    divided serve only if both workers have rows."""
+    divided serve only if both workers have rows; tall ones, TALL_ROWS."""
     few = min(m, MOST_SWAPPED_ROWS)
     return [
         number
         for number, one in enumerate(shapes)
         if not (one.swapped and one.rows < few)
         and not (one.swapped and one.multicasts and m <= one.worker_rows)
+        and not (one.is_tall and m not in TALL_ROWS)
     ]
 
 
@@ -169,18 +200,22 @@ def rate(
     *,
     gated: bool = False,
     in_order: bool = False,
+    in_blocks: bool = False,
     tuning: Tuning | None = None,
 ) -> list[Rating]:
     """The tile shapes to choose from for x [m, k] and w [n, k]: first those measured at
     such sizes, then the others by the model, each group the fastest first. gated: only
     shapes for gated matmuls. in_order: only shapes that add over k in order, so that a
-    row has the same bits for any m."""
+    row has the same bits for any m. in_blocks: see `tiles_down`."""
     tuning = tuning or default_tuning()
     left = {
         number: shapes[number]
         for number in serving(m, shapes)
         if shapes[number].serves(gated=gated, in_order=in_order)
     }
+    if in_blocks and m > BLOCK:  # the others cannot divide every block evenly
+        whole = {n: one for n, one in left.items() if one.is_tall or not one.swapped}
+        left = whole or left
     swapped = {number: one for number, one in left.items() if one.swapped}
     if m <= ONLY_SWAPPED_ROWS:
         left = swapped or left
@@ -190,13 +225,14 @@ def rate(
             kind = one.split, one.columns
             fewest[kind] = min(one.rows, fewest.get(kind, one.rows))
     found = [
-        Rating(number, estimate(one, m, n, k, workers, tuning))
+        Rating(number, estimate(one, m, n, k, workers, tuning, in_blocks))
         for number, one in left.items()
         if not one.swapped or one.rows <= fewest.get((one.split, one.columns), one.rows)
     ]
     found.sort(key=lambda one: one.us)
     named = {shapes[one.number].key: one.number for one in found}
-    near = _nearest(tuning, (m, n, k), workers, [shapes[one.number] for one in found])
+    allowed = [shapes[one.number] for one in found]
+    near = _nearest(tuning, (m, n, k), workers, allowed, in_blocks)
     if near is None:
         return found
     known = [Rating(named[t], us, near) for t, us in near.us.items() if t in named]
@@ -230,12 +266,13 @@ def explained(
     *,
     gated: bool = False,
     in_order: bool = False,
+    in_blocks: bool = False,
 ) -> Choice:
     """`choose` for m, n and k, as the value of a dim, with its reasons; arguments as
     for `rate`."""
-    kinds = {"gated": gated, "in_order": in_order}
+    kinds = {"gated": gated, "in_order": in_order, "in_blocks": in_blocks}
     ratings = rate(*sizes, workers, shapes, **kinds, tuning=tuning)
-    reasons = partial(explain, sizes, workers, shapes, ratings, tuning)
+    reasons = partial(explain, sizes, workers, shapes, ratings, tuning, in_blocks)
     return Choice(dim, ratings[0].number, reasons)
 
 
@@ -265,8 +302,8 @@ def nearest(
     return min(found, key=lambda one: sum(distances(one)), default=None)
 
 
-def waves_of(shape: TileShape, sizes: Sizes, workers: int) -> int:
-    return work_of(shape, *sizes, workers).waves
+def waves_of(shape: TileShape, sizes: Sizes, workers: int, in_blocks: bool) -> int:
+    return work_of(shape, *sizes, workers, in_blocks).waves
 
 
 def _nearest(
@@ -274,6 +311,7 @@ def _nearest(
     sizes: Sizes,
     workers: int,
     allowed: Sequence[TileShape],
+    in_blocks: bool,
 ) -> Measured | None:
     """The nearest measured sizes that serve `sizes`: with as many waves on each of the
     shapes, and with a time of allowed[0], the model's choice."""
@@ -281,7 +319,8 @@ def _nearest(
     def serves(one: Measured) -> bool:
         at = one.m, one.n, one.k
         return allowed[0].key in one.us and all(
-            waves_of(shape, sizes, workers) == waves_of(shape, at, workers)
+            waves_of(shape, sizes, workers, in_blocks)
+            == waves_of(shape, at, workers, in_blocks)
             for shape in allowed
             if shape.key in one.us
         )
@@ -297,10 +336,11 @@ def explain(
     shapes: Sequence[TileShape],
     ratings: Sequence[Rating],
     tuning: Tuning,
+    in_blocks: bool = False,
 ) -> list[str]:
     """The reasons for the first one of `ratings`."""
     best, shape = ratings[0], shapes[ratings[0].number]
-    work, pairs = work_of(shape, *sizes, workers), max(1, workers // 2)
+    work, pairs = work_of(shape, *sizes, workers, in_blocks), max(1, workers // 2)
     stage = work.stage_us(tuning.constants)
     bound = BOUNDS[stage.index(max(stage))]
     counts = [_counted(work.tasks, "tile"), _counted(work.waves, "wave")]
@@ -312,7 +352,7 @@ def explain(
         f"  {_counted(work.stages, 'stage')} of {max(stage):.2f} us, bound by {bound}; "
         f"{shape.stage_bytes >> 10} KB, {shape.step} of k",
         *(f"  next: {each}" for each in others),
-        f"  tuning: {tuning.show()}",
+        f"  tuning: {tuning.show()}; its times are of w [n, k]",
     ]
 
 

@@ -126,15 +126,17 @@ class Operation:
 
     def show(self, **dims: int) -> str:
         """Graph, plan and what is not proved of the program that serves a call with
-        these dims, the numbers at that shape, and the chosen tiles with the reasons.
-        Without dims, those of `program`. WorldError before a call has compiled it."""
+        these dims, the numbers at that shape, and the chosen tiles with the reasons. Of
+        several such programs, that of the last call. Without dims, those of `program`.
+        WorldError before a call has compiled it."""
         if not dims:
             return self.program.show()
         dims = {**self._known.dims, **dims}
         self._table.check_dims(dims)
+        programs = self._programs.items()
         found = (
             program
-            for kind, program in self._programs.items()
+            for kind, program in sorted(programs, key=lambda one: one[1] != self._last)
             if kind.candidate == self._place(dims, kind.w_layout)
         )
         program = next(found, None) or self._refuse_early(

@@ -3,14 +3,15 @@
 //
 // The number of rows of x in a tile is known only at run time. So rows of the weight are the M of
 // wgmma, 64 at a time, and rows of x its N, any multiple of 16. Each of two warpgroups multiplies
-// 2 x 64 rows of the weight. The kinds of tiles:
+// 2 x 64 rows of the weight, or 64 in narrow and thin tiles. The kinds of tiles:
 //   short   up to 144 rows, bound by the bytes of the weight: each worker of the pair multiplies
 //           all rows by half of the weight's rows;
 //   long    more rows: each worker multiplies half of the rows by both halves of the weight in
 //           turn. The pair shares the weight by multicast;
 //   half    at most 256 rows of the weight, shared like those of a long tile, in one turn;
-//   narrow  as half, with at most 16 rows of x, and stages of twice the depth to keep equally many
-//           bytes in flight;
+//   narrow  at most 16 rows of x and 256 of the weight: each worker multiplies all rows of x by
+//           half of the weight's rows. Stages have twice the depth, to keep equally many bytes in
+//           flight;
 //   thin    at most 128 rows of the weight, which the pair shares, 64 rows of x in each worker, and
 //           stages as of a narrow tile.
 //

@@ -63,6 +63,10 @@ struct RowsTiles {
     const u32 first_x = kShape.depth * kShape.box_w() + wg * 64 * 128;
     Boxes boxes{0, 0, kShape.box_w(), kShape.box_x(), kShape.bytes(), 64};
     boxes.w = __shfl_sync(~0u, w, 0), boxes.x = __shfl_sync(~0u, x + first_x / 16, 0);
+    // NOTE: the sums that this tile does not have: undefined, these registers would be live
+    // throughout the lane's loop.
+#pragma unroll
+    for (u32 i = kShape.columns / 2; i < kMost / 2; ++i) d[i] = 0;
     return multiply_boxes<kIsHalf, kIsKN, false, kShape.depth, kShape.columns>(
         run, stages, count, boxes, d);
   }

@@ -5,13 +5,14 @@
 
 namespace etc {
 
-// Up to 64 rows of x and up to 128 rows of w. With at most 64 rows of w, the warpgroups multiply
-// alternate boxes along k; with more, each has half of these rows. wgmma always multiplies 64 rows:
-// if there are fewer, it reads the memory that follows, and these sums are not used. Tiles with
-// equally many rows of x share their code.
+// Up to 64 rows of x and up to 128 rows of w; or tall ones, of up to 288 rows of x and 128 of w.
+// With at most 64 rows of w, the warpgroups multiply alternate boxes along k; with more, each has
+// half of these rows. wgmma always multiplies 64 rows: if there are fewer, it reads the memory that
+// follows, and these sums are not used. Tiles with equally many rows of x share their code.
 template <bool kIsHalf, bool kIsKN, class Epilogue, class Tiles>
 struct SwappedTiles {
   static constexpr u32 kRows = Tiles::kFirst.rows, kEights = kRows / 8;
+  static constexpr bool kIsTall = Tiles::kFirst.is_tall();
   // The kinds of tiles among `Tiles`.
   static constexpr bool kTurns = Tiles::any([](TileShape s) { return s.halves() == 0; });
   static constexpr bool kHalves = Tiles::any([](TileShape s) { return s.halves() == 1; });
@@ -92,7 +93,9 @@ struct SwappedTiles {
       lost = multiply_boxes<kIsHalf, kIsKN, true, decltype(number)::value, kRows>(
           run, stages, count, boxes, d);
     };
-    if (kFour && shape.warpgroup_boxes() == 4) {
+    if constexpr (kIsTall) {
+      multiply_by(Number<1u>{});
+    } else if (kFour && shape.warpgroup_boxes() == 4) {
       if constexpr (kFour) multiply_by(Number<4u>{});
     } else {
       multiply_by(Number<2u>{});
@@ -205,28 +208,34 @@ struct SwappedTiles {
     const u32 out = buffer + wg * kHalfBuffer;
     const u32 matrix = warp * 2 + (lane >> 3 & 1), in_row = lane & 7;
     const u32 in = out + in_row * 128 + ((matrix ^ in_row) << 4);
-#pragma unroll
-    for (u32 j = 0; j < kEights; ++j) {
-      ptx::store_matrix2_transposed(
-          in + j * 1024, pack<kIsHalf>(d[4 * j], d[4 * j + 1]),
-          pack<kIsHalf>(d[4 * j + 2], d[4 * j + 3]));
-    }
-    ptx::named_barrier<128>(2 + wg);
     const auto whole = Epilogue::Place::read(place);
     const u32 columns = shape.warpgroup_columns();
     const u32 unit = thread % 8, column = wg * columns + unit * 8;
-    whole.each_rank(run, place, [&](const auto& to) {
+    constexpr u32 kTogether = 8;  // groups of rows that the buffer holds
 #pragma unroll
-      for (u32 i = 0; i < (kRows + 15) / 16; ++i) {
-        const u32 row = i * 16 + thread / 8;
-        const bool is_row = row >= first * 8 && row < minimum(end * 8, u32(to.rows));
-        if (is_row && unit * 8 < columns && column < u32(to.columns)) {
-          ptx::store16(
-              to.at + u64(row) * to.row_bytes + column * 2,
-              ptx::load_shared16(out + row * 128 + ((unit ^ (row & 7)) << 4)));
-        }
+    for (u32 f = 0; f < kEights; f += kTogether) {
+      if (f > 0 && f * 8 >= u32(whole.rows)) break;
+      if (f > 0) ptx::named_barrier<128>(2 + wg);  // the rows have been read
+#pragma unroll
+      for (u32 j = f; j < f + kTogether && j < kEights; ++j) {
+        ptx::store_matrix2_transposed(
+            in + (j - f) * 1024, pack<kIsHalf>(d[4 * j], d[4 * j + 1]),
+            pack<kIsHalf>(d[4 * j + 2], d[4 * j + 3]));
       }
-    });
+      ptx::named_barrier<128>(2 + wg);
+      whole.each_rank(run, place, [&](const auto& to) {
+#pragma unroll
+        for (u32 i = 0; i < kTogether / 2 && i * 16 < kRows; ++i) {
+          const u32 in_rows = i * 16 + thread / 8, row = f * 8 + in_rows;
+          const bool is_row = row >= first * 8 && row < minimum(end * 8, u32(to.rows));
+          if (is_row && unit * 8 < columns && column < u32(to.columns)) {
+            ptx::store16(
+                to.at + u64(row) * to.row_bytes + column * 2,
+                ptx::load_shared16(out + in_rows * 128 + ((unit ^ (row & 7)) << 4)));
+          }
+        }
+      });
+    }
   }
 };
 

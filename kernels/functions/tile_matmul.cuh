@@ -2,14 +2,14 @@
 // gated: silu(x @ gate.T) * (x @ up.T), where half of a tile's columns are rows of gate, followed
 // by the same rows of up.
 //
-// A program has a list of shapes; each launch selects one. A worker has `rows` rows of x and
+// A call has a list of shapes; each run selects one. A worker has `rows` rows of x and
 // `columns` rows of w. The two workers of a pair split the columns of a tile; or its rows, where
 // each loads half of w's rows for both by multicast; or k, where each adds the other's sums to its
 // own for half of the tile. One thread loads stages of `depth` boxes of 64 elements of k. Two
 // warpgroups multiply and store the tile, through shared memory to write whole lines.
 //
-// SwappedTiles: rows of w are the M of wgmma and rows of x its N, any multiple of 8: few rows of x
-// need little padding. With up to 64 rows of w, the warpgroups multiply alternate boxes along k,
+// SwappedTiles: rows of w are the M of wgmma and rows of x its N, any multiple of 8, so that x
+// needs little padding. With up to 64 rows of w, the warpgroups multiply alternate boxes along k,
 // and their sums are added; with more, each has half of the rows of w.
 // RowsTiles: 128 rows of x, 64 for each warpgroup, and any multiple of 8 rows of w.
 // In both, the rows of w are chosen so that the number of tiles fits the number of workers.
@@ -24,7 +24,8 @@ template <u32... kTiles>
 struct TileList {
   static constexpr u32 kAll[] = {kTiles...}, kCount = sizeof...(kTiles);
 
-  // The end of the shapes from `first` on that share code: equal but for columns, depth and split.
+  // The end of the shapes from `first` on that share a compute function, in which each has its own
+  // mainloop: equal but for columns, depth and split.
   ETC_DEVICE static constexpr u32 end_of(u32 first) {
     const TileShape shape = TileShape::of(kAll[first]);
     u32 end = first + 1;
@@ -89,6 +90,8 @@ struct TileFamily {
   }
 
   static constexpr bool kMulticast = (false || ... || TileShape::of(kTiles).may_split(kSplitRows));
+  static constexpr bool kMayHaveTwoBoxes =
+      (false || ... || TileShape::of(kTiles).has_two_boxes());
   static constexpr u32 kMostStageBytes = [] {
     u32 most = 0;
     ((most = maximum(most, TileShape::of(kTiles).bytes())), ...);
@@ -317,6 +320,12 @@ struct tile_matmul : Roles {
     each_box(shape, first, [&](u32 box, const Box& from) {
       ptx::load_box(to + box * shape.box_x(), from, stage.full, kEvictLast);
     });
+    if constexpr (Compute::kMayHaveTwoBoxes) {  // of tall tiles, whose stages have one box of k
+      if (!shape.has_two_boxes()) return;
+      const u32 rows = shape.loaded / 2;
+      const Box second{first.map, first.x, first.y + i32(rows), first.z};
+      ptx::load_box(to + rows * 128, second, stage.full, kEvictLast);
+    }
   }
   ETC_DEVICE static void load_weights(
       const Stage& stage, const TileShape& shape, const Weights& w, u32 n) {

@@ -10,9 +10,9 @@ constexpr u32 kChunkColumns = 64, kChunkBytes = kChunkColumns * 128;
 // What the two workers of a pair divide.
 enum TileSplit : u32 { kSplitColumns, kSplitRows, kSplitK };
 
-// A shape as the host packs it. number: of its code in the program. depth: boxes of 64 k in a
-// stage. rows, columns: of a worker. loaded: the rows of x that a worker loads in this launch, at
-// most `rows`.
+// A shape as the host packs it. number: of its mainloop in the program. depth: boxes of 64 k in a
+// stage; in Python elements of k. rows, columns: of a worker; in Python of a pair's tile. loaded:
+// the rows of x that a worker loads in this launch, at most `rows`.
 struct TileShape {
   u32 number, split, is_swapped, depth, rows, columns, loaded;
 
@@ -21,7 +21,8 @@ struct TileShape {
             packed >> 9 & 7,     (packed >> 12 & 63) * 8,   (packed >> 18 & 63) * 8,
             (packed >> 24 & 63) * 8};
   }
-  // Of the shape that stands for all with the same code: it has the bits of all their splits.
+  // Only for an element of kTiles, which has the bits of all splits with its mainloop; not for
+  // kSplitColumns, which is 0.
   ETC_DEVICE constexpr bool may_split(TileSplit by) const { return (split & by) != 0; }
   ETC_DEVICE constexpr u32 box_x() const { return rows * 128; }
   ETC_DEVICE constexpr u32 box_w() const { return columns * 128; }
@@ -32,6 +33,9 @@ struct TileShape {
   ETC_DEVICE constexpr u32 exchanged_bytes() const {
     return split == kSplitK && !is_swapped ? columns * 256 : 0;
   }
+  // Whether it is swapped, but has more than a few rows of x; and whether x has two boxes.
+  ETC_DEVICE constexpr bool is_tall() const { return is_swapped != 0 && rows > 64; }
+  ETC_DEVICE constexpr bool has_two_boxes() const { return rows > 256; }
   // Of a swapped tile: 0 if the warpgroups multiply alternate boxes along k, 1 if each has half of
   // the columns.
   // NOTE: without comparisons, for which the compiler would duplicate the code.

@@ -100,6 +100,7 @@ def gated_by(shape: TileShape) -> Case:
     return Case(graph, lambda: gated(200, 200, 600), NEVER)
 
 
+TALL = TileShape(144, 256, swapped=True)
 CASES = {
     "moe, tiles of one row": experts(1, 64, 64, DYNAMIC),
     "moe, narrow tiles": experts(40, 136, 200, STATIC),
@@ -127,6 +128,13 @@ CASES = {
         partial(mlp_tiles_graph, 2, shapes=[TileShape(128, 128), PAIRS], block=128),
         lambda: mlp(2, 70, 192, 136, gate_up_shape=0, down_shape=1),
         DYNAMIC,
+        workers=2,
+    ),
+    # Two blocks of rows, each one tall tile, or two in a tile's rows.
+    "mlp on tall tiles": Case(
+        partial(mlp_tiles_graph, 1, shapes=[TALL, TileShape(256, 256, "rows")]),
+        lambda: mlp(1, 264, 72, 40, gate_up_shape=0, down_shape=1),
+        NEVER,
         workers=2,
     ),
     # Pairs of which one worker sends all sums, then others of the same program.

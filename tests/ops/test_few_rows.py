@@ -6,10 +6,10 @@ import pytest
 
 from etc_dist import AllGatherMatmul, MatmulReduceScatter
 from etc_dist.errors import WorldError
-from etc_dist.functions.tile_matmul import TileShape, shapes_for
+from etc_dist.functions.tile_matmul import LEAST_ROWS, TileShape, shapes_for
 from etc_dist.ops.all_gather_matmul import gathered_matmul_graph
 from etc_dist.ops.few_rows import MOST_ROWS, capacity_dims, has_few_rows
-from etc_dist.ops.matmul_policy import SHAPES, choose
+from etc_dist.ops.matmul_policy import BLOCK, SHAPES, choose, tiles_down
 from etc_dist.ops.matmul_reduce_scatter import returned_matmul_graph
 from etc_dist.runtime.memory_plan import Capacity, plan_memory
 from etc_dist.schedule.plan import Choice
@@ -48,13 +48,31 @@ def test_few_rows_are_no_whole_blocks(rows, world_size, are_few):
         (50, TileShape(128, 128), 104),
         (50, TileShape(256, 128, "rows"), 208),
         (50, TileShape(128, 128, "rows", swapped=True), 112),
+        (70, TileShape(128, 128), 72),
+        (70, TileShape(256, 128, "rows"), 144),
+        (70, TileShape(144, 256, swapped=True), 144),
+        (70, TileShape(128, 128, "rows", swapped=True), 16),
+        (256, TileShape(208, 256, swapped=True), 128),
     ],
 )
-def test_rows_of_one_block_are_divided_evenly(kind, rows, tile, each):
-    shape, height = SHAPES.index(tile), tile.rows
-    graph, dims = GRAPHS[kind][0](4), {"n": 512, "k": 64, "shape": shape}
-    assert graph.environment(dims | {"rows": rows}, 0)["tile_even_rows"] == each
-    assert graph.environment(dims | {"rows": 70}, 0)["tile_even_rows"] == height
+def test_rows_of_a_block_are_divided_evenly(kind, rows, tile, each):
+    graph, dims = GRAPHS[kind][0](4), {"n": 512, "k": 64, "rows": rows}
+    env = graph.environment(dims | {"shape": SHAPES.index(tile)}, 0)
+    assert env["tile_even_rows"] == each
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_no_tile_is_in_two_blocks(shape):
+    graph, dims = gathered_matmul_graph(1, shapes=[shape]), {"n": 64, "k": 64}
+    for rows in (257, 264, 300, 400, 513, 600, 777, 1000, 1100, 2100, 4097):
+        env = graph.environment(dims | {"rows": rows, "shape": 0}, 0)
+        each = env["tile_even_rows"]
+        assert env["block_rows"] % each == 0
+        assert env["block_rows"] <= BLOCK < env["block_rows"] * env["blocks"]
+        if each != LEAST_ROWS:
+            assert -(-rows // each) == tiles_down(shape, rows, in_blocks=True)
+        else:
+            assert shape.swapped and not shape.is_tall
 
 
 @pytest.mark.mpi
@@ -98,7 +116,7 @@ def test_any_tiles_give_the_result(
     """Two blocks and more of all ranks' rows; tails of rows and columns."""
     monkeypatch.setattr(
         "etc_dist.ops.few_rows.explained",
-        lambda dim, *_, in_order: Choice(dim, number, list),
+        lambda dim, *_, in_order, in_blocks: Choice(dim, number, list),
     )
     sizes = 300 // world.size * world.size, 328, 136
     op, p = make(kind), problem(kind, sizes, w_layout=w_layout)

@@ -73,10 +73,14 @@ def test_show_gives_the_chosen_tiles_and_the_next_ones(make, problem, world):
         "  next: 64 x 112, split k, swapped: 37.2 us predicted\n"
         "  next: 64 x 80, split rows, swapped: 37.7 us predicted\n"
         "  next: 128 x 80, split k: 39.5 us predicted\n"
-        f"  tuning: {tuning_of(world).show()}\n"
+        f"  tuning: {tuning_of(world).show()}; its times are of w [n, k]\n"
     )
     given = op.program.plan.show(132, m=64, n=5120, k=25600, shape=3)
     assert "tiles of" not in given and "320 units" in given
+    p = problem(Matmul, (64, 264, 136), w_layout="kn")
+    op(p.x, p.w, p.out)
+    shown = op.show(m=64, n=264, k=136)
+    assert text != shown == op.program.show(m=64, n=264, k=136)
 
 
 @pytest.mark.parametrize("sizes", [(0, 8, 8), (8, 0, 8), (8, 8, 0)])
