@@ -104,7 +104,7 @@ class TileShape:
             if self.split == "rows":
                 fits = fits and self.columns > TURNS_COLUMNS
             if self.is_tall:
-                fits = self.split == "columns" and self.rows <= MOST_TALL_ROWS
+                fits = self.split != "rows" and self.rows <= MOST_TALL_ROWS
                 fits = fits and self.rows % 16 == 0 and not self.deep
                 fits = fits and self.worker_columns == TALL_COLUMNS
             most = 128
@@ -115,8 +115,9 @@ class TileShape:
                 wanted="128 rows with split 'columns' or 'k', or 256 with 'rows', and "
                 "columns in steps of 16, up to 256 of a worker; or swapped, not deep: "
                 "of a worker 8 to 64 rows in steps of 8, and columns in steps of 8 up "
-                "to 64, unless split is 'rows', or of 16 from 80 to 128; or with split "
-                "'columns' and 256 columns, and 80 to 288 rows in steps of 16",
+                "to 64, unless split is 'rows', or of 16 from 80 to 128; or swapped, "
+                "not deep, unless split is 'rows': of a worker 128 columns and 80 to "
+                "288 rows in steps of 16",
                 got=str(self),
                 fix="choose a shape of SHAPES in etc_dist/ops/matmul_policy.py",
             )
@@ -218,7 +219,8 @@ class TileShape:
     def code(self) -> tuple[int, ...]:
         """A key: shapes with equal keys have the same mainloop."""
         sizes = (self.worker_rows, self.worker_columns, self.depth)
-        return (int(not self.swapped), *sizes, int(self.swapped and self.split == "k"))
+        apart = self.swapped and not self.is_tall and self.split == "k"
+        return (int(not self.swapped), *sizes, int(apart))
 
     def packed(self, number: int) -> int:
         """The shape in bits below LOADED_BIT, as the CUDA half reads it. number: that

@@ -31,6 +31,7 @@ SHAPES = (
     TileShape(64, 112, "k", swapped=True),
     *(TileShape(r, c, "rows", swapped=True) for r in (64, 128) for c in (80, 128)),
     *(TileShape(r, 256, swapped=True) for r in (144, 160, 176, 208, 240, 272, 288)),
+    *(TileShape(r, 128, "k", swapped=True) for r in (144, 160, 208, 240, 272, 288)),
     *(TileShape(128, c) for c in (112, 128, 160, 192, 224, 256)),
     *(TileShape(256, c, "rows") for c in (64, 80, 112, 128, 160, 192, 208, 224, 256)),
     *(TileShape(128, c, "k") for c in (64, 80, 96, 112, 128, 160, 192, 208, 224, 256)),
@@ -139,6 +140,7 @@ def work_of(
     # A wgmma takes half a cycle for each column.
     blocks = -(-shape.worker_columns // 64) if shape.swapped else 2
     wide = shape.worker_rows if shape.swapped else shape.worker_columns
+    exchanged = shape.rows if shape.is_tall else shape.worker_columns
     return Work(
         stages=waves * -(-k // depth),
         waves=waves,
@@ -149,7 +151,7 @@ def work_of(
         read=active * shape.columns * depth * 2 / min(down, pairs),
         cycles=blocks * shape.depth / 16 * wide / 2,
         swapped=swapped,
-        exchanged=(shape.split == "k") * shape.worker_columns / EXCHANGED_COLUMNS,
+        exchanged=(shape.split == "k") * exchanged / EXCHANGED_COLUMNS,
     )
 
 

@@ -31,7 +31,8 @@ struct RowsTiles {
       const TileShape shape = read_shape(at_shape);
       if (shape.split == kSplitK) {
         finishes = wg == (ptx::worker() & 1);
-        lost = exchange(run, stages, shape, d, finishes, exchanged++, lost);
+        const StageExchange exchange{{control}, shape.exchanged_bytes(), shape.columns};
+        lost = exchange.add(run, stages, d, finishes, exchanged++, lost);
       }
     }
     if constexpr (kMayBeGated) {
@@ -69,38 +70,6 @@ struct RowsTiles {
     for (u32 i = kShape.columns / 2; i < kMost / 2; ++i) d[i] = 0;
     return multiply_boxes<kIsHalf, kIsKN, false, kShape.depth, kShape.columns>(
         run, stages, count, boxes, d);
-  }
-
-  // A warpgroup that finishes its rows adds the sums of the other worker to its own. The others
-  // send theirs. `n` counts the exchanges. True if the run was aborted.
-  template <class Program>
-  ETC_DEVICE bool exchange(
-      const Run<Program>& run, StageReader<Program>& stages, const TileShape& shape,
-      float (&d)[kMost / 2], bool finishes, u32 n, bool lost) const {
-    const u32 at = stages.next(shape.exchanged_bytes()), columns = shape.columns;
-    const u32 own = stages.address(at) + (ptx::thread() & 127) * 16;
-    if (finishes) {
-      if (!lost) lost = !stages.wait_full(run);
-#pragma unroll
-      for (u32 j = 0; j < kMost / 8; ++j) {
-        if (j * 8 >= columns) continue;
-        combine_four(d, j, own + j * 2048, [](float& sum, float other) { sum += other; });
-      }
-      ptx::fence_proxy_async_shared();  // before copies that reuse it
-    } else {
-      if (!lost) lost = !wait_mbarrier<true>(run, PairBarriers{control}.room(), n & 1);
-      lost = __any_sync(~0u, lost);
-      const u32 other = (ptx::worker() & 1) ^ 1, full = ptx::cluster_address(stages.full(), other);
-      const u32 to = ptx::cluster_address(own, other), end = lost ? 0 : columns;
-#pragma unroll
-      for (u32 j = 0; j < kMost / 8; ++j) {
-        if (j * 8 < end) ptx::store16_async_cluster(to + j * 2048, d + 4 * j, full);
-      }
-    }
-    lost = __any_sync(~0u, lost);
-    __syncwarp();  // the sums have been read
-    if (!lost) stages.template release<true>(stages.count() - 1);
-    return lost;
   }
 
   // Combines gate's sums with those of up, which follow them.

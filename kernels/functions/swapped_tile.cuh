@@ -19,7 +19,8 @@ struct SwappedTiles {
   static constexpr bool kSplitTurns =
       Tiles::any([](TileShape s) { return s.halves() == 0 && s.split == kSplitK; });
   static constexpr bool kSplitHalves =
-      Tiles::any([](TileShape s) { return s.halves() == 1 && s.split == kSplitK; });
+      Tiles::any([](TileShape s) { return s.halves() == 1 && s.may_split(kSplitK); });
+  static constexpr bool kExchanges = kSplitTurns || kSplitHalves;
   static constexpr bool kFour =
       Tiles::any([](TileShape s) { return s.warpgroup_boxes() == 4; });
 
@@ -36,9 +37,15 @@ struct SwappedTiles {
     float d[kRows / 2];
     bool lost = multiply(run, stages, count, read_shape(at_shape), wg, d);
     const TileShape shape = read_shape(at_shape);
-    const bool exchanges = (kSplitTurns || kSplitHalves) && shape.split == kSplitK;
+    const bool exchanges = kExchanges && shape.split == kSplitK;
     u32 first = 0, end = kEights;  // groups of eight rows that this warpgroup finishes
-    if (kTurns && (!kHalves || shape.halves() == 0)) {
+    if (kIsTall && kExchanges && shape.split == kSplitK) {
+      const bool finishes = wg == (ptx::worker() & 1);
+      const StageExchange exchange{{control}, shape.exchanged_bytes(), kRows};
+      lost = exchange.add(run, stages, d, finishes, exchanged, lost);
+      lost = ptx::named_barrier_any<128>(2 + wg, lost);
+      if (!finishes) end = 0;
+    } else if (kTurns && (!kHalves || shape.halves() == 0)) {
       lost = combine(d, wg, exchanges, lost, [](float& sum, float other) { sum += other; });
       if (wg == 1) {
         end = 0;
@@ -50,7 +57,7 @@ struct SwappedTiles {
         }
         if (kMayBeGated && is_gated) gate_warps(d);
       }
-    } else if (kSplitHalves && exchanges) {
+    } else if (!kIsTall && kSplitHalves && exchanges) {
       // Each worker finishes the columns of one warpgroup.
       const PairExchange<kEights, true> pair{{control}};
       lost = pair.add(run, d, wg, buffer, exchanged, lost);
@@ -74,7 +81,7 @@ struct SwappedTiles {
   ETC_DEVICE bool multiply(
       const Run<Program>& run, StageReader<Program>& stages, u32 count, const TileShape& shape,
       u32 wg, float (&d)[kRows / 2]) const {
-    if ((kSplitTurns || kSplitHalves) && shape.split == kSplitK && ptx::thread() == 0) {
+    if (!kIsTall && kExchanges && shape.split == kSplitK && ptx::thread() == 0) {
       if (kSplitTurns && (!kSplitHalves || shape.halves() == 0)) {
         PairExchange<kEights, false>{{control}}.begin();
       } else {

@@ -61,7 +61,7 @@ template <bool kIsHalf, bool kIsKN, class Epilogue, u32... kTiles>
 struct TileFamily {
   u32 control, buffer;
   static constexpr u32 kControlBytes = 24;
-  // Exchanges of sums so far: of RowsTiles, and of SwappedTiles.
+  // Exchanges of sums so far: in the buffer, and in stages.
   struct Counters {
     u32 exchanged[2] = {};
   };
@@ -84,7 +84,7 @@ struct TileFamily {
       going = TilesOf<kIsHalf, kIsKN, Epilogue, decltype(tiles)>{{control, buffer}}
                   .template compute<kVariants != 0>(
                       run, stages, work.size, at_shape, work.data, is_gated,
-                      counters.exchanged[decltype(tiles)::kFirst.is_swapped]);
+                      counters.exchanged[decltype(tiles)::kFirst.uses_stage()]);
     });
     return going;
   }
@@ -99,7 +99,7 @@ struct TileFamily {
   }();
   static constexpr bool kExchanges =
       (false || ... ||
-       (TileShape::of(kTiles).may_split(kSplitK) && !TileShape::of(kTiles).is_swapped));
+       (TileShape::of(kTiles).may_split(kSplitK) && TileShape::of(kTiles).uses_stage()));
 };
 
 // TileFamily of the first n shapes of a call.

@@ -29,10 +29,12 @@ struct TileShape {
   // The bytes of a stage in shared memory: boxes of w, then boxes of x.
   ETC_DEVICE constexpr u32 bytes() const { return depth * (box_x() + box_w()); }
   ETC_DEVICE constexpr u32 loaded_bytes() const { return depth * (loaded * 128 + box_w()); }
-  // Of tiles of rows whose k is split: the bytes of the sums that a worker receives.
+  // Of RowsTiles and tall tiles whose k is split: the bytes of the sums that a worker receives.
   ETC_DEVICE constexpr u32 exchanged_bytes() const {
-    return split == kSplitK && !is_swapped ? columns * 256 : 0;
+    return split == kSplitK && uses_stage() ? (is_swapped ? rows : columns) * 256 : 0;
   }
+  // Whether they exchange sums in a stage of the ring, and not in the buffer.
+  ETC_DEVICE constexpr bool uses_stage() const { return !is_swapped || is_tall(); }
   // Whether it is swapped, but has more than a few rows of x; and whether x has two boxes.
   ETC_DEVICE constexpr bool is_tall() const { return is_swapped != 0 && rows > 64; }
   ETC_DEVICE constexpr bool has_two_boxes() const { return rows > 256; }

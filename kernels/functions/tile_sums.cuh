@@ -96,6 +96,44 @@ struct PairExchange : PairBarriers {
   ETC_DEVICE static u32 begin_of(u32 half) { return (half * kEights + 1) / 2; }
 };
 
+// Worker n of the pair finishes the sums of warpgroup n. The other worker's come in a stage of the
+// ring of `bytes` bytes, after those of the tile. columns: of wgmma's N that the tile has.
+struct StageExchange : PairBarriers {
+  u32 bytes, columns;
+
+  // A warpgroup that finishes its sums adds those of the other worker to them. The others send
+  // theirs. `n` counts the exchanges. True if the run was aborted.
+  template <u32 kCount, class Program>
+  ETC_DEVICE bool add(
+      const Run<Program>& run, StageReader<Program>& stages, float (&d)[kCount], bool finishes,
+      u32 n, bool lost) const {
+    const u32 at = stages.next(bytes);
+    const u32 own = stages.address(at) + (ptx::thread() & 127) * 16;
+    if (finishes) {
+      if (!lost) lost = !stages.wait_full(run);
+#pragma unroll
+      for (u32 j = 0; j < kCount / 4; ++j) {
+        if (j * 8 >= columns) continue;
+        combine_four(d, j, own + j * 2048, [](float& sum, float other) { sum += other; });
+      }
+      ptx::fence_proxy_async_shared();  // before copies that reuse it
+    } else {
+      if (!lost) lost = !wait_mbarrier<true>(run, room(), n & 1);
+      lost = __any_sync(~0u, lost);
+      const u32 other = (ptx::worker() & 1) ^ 1, full = ptx::cluster_address(stages.full(), other);
+      const u32 to = ptx::cluster_address(own, other), end = lost ? 0 : columns;
+#pragma unroll
+      for (u32 j = 0; j < kCount / 4; ++j) {
+        if (j * 8 < end) ptx::store16_async_cluster(to + j * 2048, d + 4 * j, full);
+      }
+    }
+    lost = __any_sync(~0u, lost);
+    __syncwarp();  // the sums have been read
+    if (!lost) stages.template release<true>(stages.count() - 1);
+    return lost;
+  }
+};
+
 // The boxes of a stage that a warpgroup multiplies. w, x: descriptors of the first ones in the
 // ring's first stage; next_w, next_x: bytes from one box to the next.
 struct Boxes {

@@ -97,16 +97,16 @@ BROKEN = {
             "!wait_mbarrier(run, arrived(), n & 1)": "false",
             "return ptx::named_barrier_any<128>(2 + wg, lost);": "return lost;",
         },
-    },
-    "functions/rows_tile": {
         "mlp, multicast, then exchanged": {
             "ptx::fence_proxy_async_shared();  // before copies that reuse it": "",
         },
         "exchanged rows": {
             "__syncwarp();  // the sums have been read": "",
             "!stages.wait_full(run)": "false",
-            "!wait_mbarrier<true>(run, PairBarriers{control}.room(), n & 1)": "false",
+            "!wait_mbarrier<true>(run, room(), n & 1)": "false",
         },
+    },
+    "functions/rows_tile": {
         "epilogue": {
             "__syncwarp();  // the rows are complete": "",
             "__syncwarp();  // the rows have been read": "",
@@ -122,6 +122,8 @@ BROKEN = {
             "if (first > 0) ptx::named_barrier<256>(1);": "",
             "ptx::named_barrier_any<256>(1, lost)": "lost",
         },
+        "tall": {f"if (f > 0) {ROWS_ARE_READ}": ""},
+        "exchanged tall": {"if (!finishes) end = 0;": ""},
         "gated pairs": {
             "ptx::named_barrier<128>(2);  // up's sums are in the buffer": "",
         },
