@@ -27,6 +27,9 @@ from etc_dist.schedule.plan import Choice
 SWITCH_US = 2.0
 """Added to the time of a pair of two different tile shapes: the fetch of the second
 one's code. Measured on an H200 only."""
+MOST_SLOWER = 1.15
+"""Measured pairs serve a size if one of them takes at most so many times as long as the
+fastest pair, by the model: others may be much faster for fewer rows of a class."""
 
 
 class Pair(NamedTuple):
@@ -73,6 +76,8 @@ def rate_pairs(
     )
     found = combined(ups, downs, shapes)
     allowed = {(one.up.number, one.down.number): (one.up, one.down) for one in found}
+    by_model = {(one.up.number, one.down.number): one.us for one in found}
+    most = MOST_SLOWER * min(by_model.values(), default=0.0)
     by_key = {shape.key: number for number, shape in enumerate(shapes)}
 
     def numbers(key: str) -> tuple[int | None, ...]:
@@ -80,10 +85,12 @@ def rate_pairs(
         return tuple(map(by_key.get, key.split(JOINED)))
 
     def serves(one: MeasuredPair) -> bool:
-        """Whether an allowed pair was measured, and all tiles have as many waves."""
+        """Whether a pair was measured that is about as fast here as any other by the
+        model, and all tiles have as many waves."""
         there = sizes_of(one.m, one.hidden, one.inner)
         pairs = [*map(numbers, one.us)]
-        return any(pair in allowed for pair in pairs) and all(
+        times = [by_model[pair] for pair in pairs if pair in by_model]
+        return min(times, default=most + 1) <= most and all(
             waves_of(shapes[number], here, workers, True)
             == waves_of(shapes[number], at, workers, True)
             for pair in pairs

@@ -98,7 +98,7 @@ def capacity_dims(
 
 class RowBlocks:
     """All ranks' rows of a graph in blocks, with one event for each block: see BLOCK.
-    most: the most rows of a block."""
+    most: the most rows of a block, a multiple of BLOCK_UNIT."""
 
     def __init__(self, g: Graph, tokens: Expr, most: int = BLOCK) -> None:
         self.g, self.tokens = g, tokens

@@ -42,9 +42,9 @@ MOST_SWAPPED_ROWS = 64
 differ in nothing else, the one with the fewest rows is chosen."""
 ONLY_SWAPPED_ROWS = 32
 """Up to so many rows of x, other tiles were never faster."""
-TALL_ROWS = range(129, 2561)
-"""The numbers of rows of x for which tall tiles serve: with fewer or more rows, others
-were faster."""
+TALL_ROWS = range(129, 1281)
+"""The numbers of rows of x for which tall tiles serve: with fewer rows others were
+faster, and from 2048 on too, if calls follow each other."""
 GATED = tuple(number for number, one in enumerate(SHAPES) if one.may_be_gated)
 """The positions of shapes that may be gated."""
 BLOCK = 256
