@@ -55,12 +55,10 @@ CHUNK_COLUMNS = 64
 """Columns of a TMA box of weights that are stored [k, n]."""
 MOST_FEW_ROWS = 64
 """The most rows of x of a worker in a swapped tile for few rows."""
-MOST_TALL_ROWS, TALL_COLUMNS = 288, 128
+MOST_TALL_ROWS, TALL_COLUMNS = 256, 128
 """In swapped tiles for more rows, the most of them, and the columns of a worker."""
 LEAST_ROWS = 16
 """Rows of tiles that cannot divide a block evenly."""
-MOST_BOX_ROWS = 256
-"""The most rows of a TMA box. A worker loads more rows of x in two boxes."""
 W_LAYOUTS = ("nk", "kn")
 """How weights are stored: [n, k] or [k, n]."""
 SPLITS = ("columns", "rows", "k")
@@ -117,7 +115,7 @@ class TileShape:
                 "of a worker 8 to 64 rows in steps of 8, and columns in steps of 8 up "
                 "to 64, unless split is 'rows', or of 16 from 80 to 128; or swapped, "
                 "not deep, unless split is 'rows': of a worker 128 columns and 80 to "
-                "288 rows in steps of 16",
+                "256 rows in steps of 16",
                 got=str(self),
                 fix="choose a shape of SHAPES in etc_dist/ops/matmul_policy.py",
             )
@@ -352,20 +350,16 @@ class Tiles:
         self._packed = _packed(self._shapes)
         most = self._number("rows", [s.rows for s in shapes])
         own = self._number("worker_rows", [s.worker_rows for s in shapes])
-        boxes = [-(-s.worker_rows // MOST_BOX_ROWS) for s in shapes]
-        count = self._number("x_boxes", boxes) if max(boxes) > 1 else wrap(1)
         self.rows = most
         if all_rows is not None:
             workers = most // own  # 2 if they divide the rows of a tile
-            parts, unit = ceildiv(all_rows, most) * workers, 8 * count
-            even = minimum(own, ceildiv(ceildiv(all_rows, parts), unit) * unit)
+            parts = ceildiv(all_rows, most) * workers
+            even = minimum(own, ceildiv(ceildiv(all_rows, parts), 8) * 8)
             left = all_rows % (even * workers) * minimum(1, blocks - 1)
             even = select(equal(left, 0), even, LEAST_ROWS // workers)
             own = g.let(f"{name}_own_rows", even)
             self.rows = g.let(f"{name}_even_rows", own * workers)
         self._x_box = own
-        if max(boxes) > 1:
-            self._x_box = g.let(f"{name}_x_box", own // count)
         self.columns = self._number("columns", [s.columns for s in shapes])
         """Rows of w in a tile."""
         self.step = max(s.step for s in shapes)

@@ -21,7 +21,10 @@ struct RowsTiles {
       const Run<Program>& run, StageReader<Program>& stages, u32 count, u32 at_shape, u32 words,
       bool is_gated, u32& exchanged) const {
     const u32 wg = __shfl_sync(~0u, ptx::thread() >> 7, 0);
+    // NOTE: all of them, though a tile may have fewer columns: undefined registers would be live
+    // throughout the lane's loop.
     float d[kMost / 2];
+    clear(d);
     bool lost = false;
     Tiles::with(ptx::load_shared(at_shape) & 63, [&](auto tile) ETC_INLINE {
       lost = multiply<decltype(tile)::value>(run, stages, count, wg, d);
@@ -64,10 +67,6 @@ struct RowsTiles {
     const u32 first_x = kShape.depth * kShape.box_w() + wg * 64 * 128;
     Boxes boxes{0, 0, kShape.box_w(), kShape.box_x(), kShape.bytes(), 64};
     boxes.w = __shfl_sync(~0u, w, 0), boxes.x = __shfl_sync(~0u, x + first_x / 16, 0);
-    // NOTE: the sums that this tile does not have: undefined, these registers would be live
-    // throughout the lane's loop.
-#pragma unroll
-    for (u32 i = kShape.columns / 2; i < kMost / 2; ++i) d[i] = 0;
     return multiply_boxes<kIsHalf, kIsKN, false, kShape.depth, kShape.columns>(
         run, stages, count, boxes, d);
   }

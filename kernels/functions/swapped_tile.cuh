@@ -5,7 +5,7 @@
 
 namespace etc {
 
-// Up to 64 rows of x and up to 128 rows of w; or tall ones, of up to 288 rows of x and 128 of w.
+// Up to 64 rows of x and up to 128 rows of w; or tall ones, of up to 256 rows of x and 128 of w.
 // With at most 64 rows of w, the warpgroups multiply alternate boxes along k; with more, each has
 // half of these rows. wgmma always multiplies 64 rows: if there are fewer, it reads the memory that
 // follows, and these sums are not used. Tiles with equally many rows of x share their code.
@@ -35,6 +35,7 @@ struct SwappedTiles {
       bool is_gated, u32& exchanged) const {
     const u32 wg = __shfl_sync(~0u, ptx::thread() >> 7, 0);
     float d[kRows / 2];
+    clear(d);
     bool lost = multiply(run, stages, count, read_shape(at_shape), wg, d);
     const TileShape shape = read_shape(at_shape);
     const bool exchanges = kExchanges && shape.split == kSplitK;

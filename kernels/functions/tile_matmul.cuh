@@ -90,8 +90,6 @@ struct TileFamily {
   }
 
   static constexpr bool kMulticast = (false || ... || TileShape::of(kTiles).may_split(kSplitRows));
-  static constexpr bool kMayHaveTwoBoxes =
-      (false || ... || TileShape::of(kTiles).has_two_boxes());
   static constexpr u32 kMostStageBytes = [] {
     u32 most = 0;
     ((most = maximum(most, TileShape::of(kTiles).bytes())), ...);
@@ -320,12 +318,6 @@ struct tile_matmul : Roles {
     each_box(shape, first, [&](u32 box, const Box& from) {
       ptx::load_box(to + box * shape.box_x(), from, stage.full, kEvictLast);
     });
-    if constexpr (Compute::kMayHaveTwoBoxes) {  // of tall tiles, whose stages have one box of k
-      if (!shape.has_two_boxes()) return;
-      const u32 rows = shape.loaded / 2;
-      const Box second{first.map, first.x, first.y + i32(rows), first.z};
-      ptx::load_box(to + rows * 128, second, stage.full, kEvictLast);
-    }
   }
   ETC_DEVICE static void load_weights(
       const Stage& stage, const TileShape& shape, const Weights& w, u32 n) {

@@ -34,10 +34,9 @@ struct TileShape {
     return split == kSplitK && uses_stage() ? (is_swapped ? rows : columns) * 256 : 0;
   }
   // Whether they exchange sums in a stage of the ring, and not in the buffer.
-  ETC_DEVICE constexpr bool uses_stage() const { return !is_swapped || is_tall(); }
-  // Whether it is swapped, but has more than a few rows of x; and whether x has two boxes.
+  ETC_DEVICE constexpr bool uses_stage() const { return rows > 64; }
+  // Whether it is swapped, but has more than a few rows of x.
   ETC_DEVICE constexpr bool is_tall() const { return is_swapped != 0 && rows > 64; }
-  ETC_DEVICE constexpr bool has_two_boxes() const { return rows > 256; }
   // Of a swapped tile: 0 if the warpgroups multiply alternate boxes along k, 1 if each has half of
   // the columns.
   // NOTE: without comparisons, for which the compiler would duplicate the code.

@@ -134,6 +134,16 @@ struct StageExchange : PairBarriers {
   }
 };
 
+// Sets sums to 0, here and not in a later branch.
+template <u32 kCount>
+ETC_DEVICE void clear(float (&d)[kCount]) {
+#pragma unroll
+  for (float& v : d) {
+    v = 0;
+    ptx::keep_order(v);
+  }
+}
+
 // The boxes of a stage that a warpgroup multiplies. w, x: descriptors of the first ones in the
 // ring's first stage; next_w, next_x: bytes from one box to the next.
 struct Boxes {
@@ -146,18 +156,14 @@ struct Boxes {
 template <bool kIsKN>
 constexpr u32 kLeadingOfW = (kIsKN ? kChunkBytes >> 4 : 1u) << 16;
 
-// The mainloop of a warpgroup, with kBoxes boxes of each stage, for the first kColumns / 2 sums of
-// a thread. kIsKN: w is stored [k, n]. kIsSwapped: rows of w are the M of wgmma, and there may be
-// more columns than one wgmma has. Returns whether a wait has failed.
+// The mainloop of a warpgroup, with kBoxes boxes of each stage: adds to the first kColumns / 2 sums
+// of a thread. kIsKN: w is stored [k, n]. kIsSwapped: rows of w are the M of wgmma. Returns whether a
+// wait has failed.
 template <
     bool kIsHalf, bool kIsKN, bool kIsSwapped, u32 kBoxes, u32 kColumns, u32 kCount, class Program>
 ETC_DEVICE bool multiply_boxes(
     const Run<Program>& run, StageReader<Program>& stages, u32 count, const Boxes& boxes,
     float (&d)[kCount]) {
-#pragma unroll
-  for (u32 i = 0; i < kColumns / 2; ++i) d[i] = 0;
-  constexpr u32 kPiece = kColumns > 256 ? kColumns / 2 : kColumns;
-  static_assert(kPiece == kColumns || kIsSwapped);
   const auto multiply = [&](u32 begin, u32) {
 #pragma unroll
     for (u32 box = 0; box < kBoxes; ++box) {
@@ -165,13 +171,8 @@ ETC_DEVICE bool multiply_boxes(
       const u32 at_x = boxes.x + (begin + box * boxes.next_x) / 16;
       const u64 rows = ptx::matrix_descriptor(kIsSwapped ? at_w : at_x);
       const u64 columns = ptx::matrix_descriptor(kIsSwapped ? at_x : at_w);
-      ptx::wgmma_box<kIsHalf, kPiece, kIsKN && kIsSwapped, kIsKN && !kIsSwapped>(
+      ptx::wgmma_box<kIsHalf, kColumns, kIsKN && kIsSwapped, kIsKN && !kIsSwapped>(
           d, rows, columns, 1, boxes.rows);
-      if constexpr (kPiece < kColumns) {
-        ptx::wgmma_box<kIsHalf, kPiece, kIsKN>(
-            reinterpret_cast<float(&)[kPiece / 2]>(d[kPiece / 2]), rows,
-            ptx::matrix_descriptor(at_x + kPiece * 128 / 16), 1, boxes.rows);
-      }
     }
   };
   const bool lost = multiply_stages(run, stages, count, boxes.bytes, false, multiply);

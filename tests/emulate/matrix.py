@@ -200,7 +200,7 @@ CASES = {
     "exchanged columns": shaped(TileShape(64, 80, "k", swapped=True), 200, 328, 600),
     "exchanged rows": shaped(TileShape(128, 224, "k"), 200, 648, 600),
     "exchanged tall": shaped(TileShape(144, 128, "k", swapped=True), 280, 200, 600),
-    "tall": shaped(TileShape(272, 256, swapped=True), 270, 264, 136),
+    "tall": shaped(TileShape(240, 256, swapped=True), 238, 264, 136),
     "exchanged often": shaped(TileShape(128, 64, "k"), 200, 520, 64),
     "turns": shaped(TileShape(64, 128, swapped=True), 200, 200, 600),
     "gated pairs": gated_by(PAIRS),

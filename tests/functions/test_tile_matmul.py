@@ -168,7 +168,7 @@ def test_each_shape_gates_its_columns(number, gated_program):
         (144, 256, "k", True),
         (152, 256, "columns", True),
         (144, 128, "columns", True),
-        (304, 256, "columns", True),
+        (272, 256, "columns", True),
     ],
 )
 def test_shapes_that_gpus_do_not_have_are_refused(shape):
