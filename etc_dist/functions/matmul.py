@@ -13,13 +13,17 @@ from typing import Any
 import numpy as np
 
 from etc_dist.errors import GraphError, expect_type
-from etc_dist.ir import DeviceFunction, Extent, Operand, TmaBox
+from etc_dist.ir import DeviceFunction, Extent, Operand, Region, Tensor, TmaBox
 from etc_dist.ir.function import COMPUTE, FORWARD, LOAD, STORE, TENSOR
 
 TILE = 256
 """Rows and columns of a tile on the GPU."""
 STAGE_K = 64
 """Elements of k in one stage of the shared-memory ring."""
+W_LAYOUTS = ("nk", "kn")
+"""How weights are stored: [n, k] or [k, n]."""
+CHUNK_COLUMNS = 64
+"""Columns of a TMA box of weights that are stored [k, n]."""
 WORKER_ROWS = 128
 IMAGE_BYTES = WORKER_ROWS * TILE * 2
 """The shared-memory image of a worker's half of a tile, as it is sent."""
@@ -28,6 +32,16 @@ IMAGE_BYTES = WORKER_ROWS * TILE * 2
 def two_byte(dtype: str) -> str:
     """The dtype that a CUDA body made for `dtype` reads: float16, else bfloat16."""
     return "float16" if dtype == "float16" else "bfloat16"
+
+
+def weight_shape(w_layout: str, n: Any, k: Any) -> tuple[Any, Any]:
+    """The shape of w."""
+    return (n, k) if w_layout == "nk" else (k, n)
+
+
+def weight_columns(w_layout: str, w: Tensor, columns: Any) -> Region:
+    """The part of w that some columns of x @ w.T need."""
+    return w[columns, :] if w_layout == "nk" else w[:, columns]
 
 
 def silu(values: Any) -> Any:
@@ -67,11 +81,13 @@ def _tile(dtype: str, *sizes: Extent | int, **fields: Any) -> Operand:
 
 def _matmul(name: str, w_layout: str, dtype: str, **fields: Any) -> DeviceFunction:
     _check(name, w_layout, dtype)
-    weight = (COLUMNS, DEPTH) if w_layout == "nk" else (DEPTH, COLUMNS)
+    weight = weight_shape(w_layout, COLUMNS, DEPTH)
     tile = {0: (ROWS, DEPTH), 1: weight, 2: (ROWS, COLUMNS), **fields.pop("tile", {})}
     boxes = {
         0: TmaBox(WORKER_ROWS, STAGE_K),
-        1: TmaBox(TILE // 2, STAGE_K) if w_layout == "nk" else TmaBox(STAGE_K, 64),
+        1: TmaBox(TILE // 2, STAGE_K)
+        if w_layout == "nk"
+        else TmaBox(STAGE_K, CHUNK_COLUMNS),
     }
     boxes.update(fields.pop("boxes", {}))
     layouts = fields.pop("layouts", {})
@@ -103,7 +119,7 @@ def _matmul(name: str, w_layout: str, dtype: str, **fields: Any) -> DeviceFuncti
 
 def _check(name: str, w_layout: str, dtype: str) -> None:
     for option, value, known in (
-        ("w_layout", w_layout, ("nk", "kn")),
+        ("w_layout", w_layout, W_LAYOUTS),
         ("dtype", dtype, ("bfloat16", "float16", "float32")),  # the last on the CPU
     ):
         expect_type(value, str, f"{option} of {name}()")

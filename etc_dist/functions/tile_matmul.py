@@ -25,7 +25,15 @@ from etc_dist.functions.epilogue import (
     Epilogue,
     store,
 )
-from etc_dist.functions.matmul import DEPTH, STAGE_K, two_byte
+from etc_dist.functions.matmul import (
+    CHUNK_COLUMNS,
+    DEPTH,
+    STAGE_K,
+    W_LAYOUTS,
+    two_byte,
+    weight_columns,
+    weight_shape,
+)
 from etc_dist.ir import (
     DeviceFunction,
     Expr,
@@ -51,16 +59,12 @@ MOST_SPLIT_BYTES = 48 * 1024
 TURNS_COLUMNS = 64
 """In swapped tiles with at most so many columns per worker, the two warpgroups multiply
 alternate boxes along k."""
-CHUNK_COLUMNS = 64
-"""Columns of a TMA box of weights that are stored [k, n]."""
 MOST_FEW_ROWS = 64
 """The most rows of x of a worker in a swapped tile for few rows."""
 MOST_TALL_ROWS, TALL_COLUMNS = 256, 128
 """In swapped tiles for more rows, the most of them, and the columns of a worker."""
 LEAST_ROWS = 16
 """Rows of tiles that cannot divide a block evenly."""
-W_LAYOUTS = ("nk", "kn")
-"""How weights are stored: [n, k] or [k, n]."""
 SPLITS = ("columns", "rows", "k")
 """What the two workers of a task may divide, as `TileSplit` in the CUDA half."""
 LOADED_BIT = 24
@@ -344,9 +348,8 @@ class Tiles:
     ) -> None:
         self._g, self._name, self._shape = g, name, wrap(shape)
         self.w_layout = w_layout
-        shapes = [*shapes_for(w_layout, shapes)]
+        self._shapes = shapes = tuple(shapes_for(w_layout, shapes))
         self._numbers: dict[str, Expr] = {}
-        self._shapes = tuple(shapes)
         self._packed = _packed(self._shapes)
         most = self._number("rows", [s.rows for s in shapes])
         own = self._number("worker_rows", [s.worker_rows for s in shapes])
@@ -390,7 +393,7 @@ class Tiles:
 
     def of(self, w: Tensor, columns: Any) -> Region:
         """The region of the weights for some columns of y."""
-        return w[:, columns] if self.w_layout == "kn" else w[columns, :]
+        return weight_columns(self.w_layout, w, columns)
 
     def _check_gated(self, epilogue: Epilogue) -> None:
         if epilogue.gated and self.w_layout == "kn":
@@ -434,7 +437,7 @@ class Tiles:
             Operand(size, element, leading=True, apart=True)
             for size in (
                 ("rows", depth),
-                (depth, "columns") if is_kn else ("columns", depth),
+                weight_shape(self.w_layout, "columns", depth),
             )
         )
         gated = epilogue.gated

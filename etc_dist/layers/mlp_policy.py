@@ -75,9 +75,8 @@ def rate_pairs(
         for sizes, gated in ((first, True), (second, False))
     )
     found = combined(ups, downs, shapes)
-    allowed = {(one.up.number, one.down.number): (one.up, one.down) for one in found}
-    by_model = {(one.up.number, one.down.number): one.us for one in found}
-    most = MOST_SLOWER * min(by_model.values(), default=0.0)
+    allowed = {(one.up.number, one.down.number): one for one in found}
+    most = MOST_SLOWER * min(one.us for one in found)
     by_key = {shape.key: number for number, shape in enumerate(shapes)}
 
     def numbers(key: str) -> tuple[int | None, ...]:
@@ -89,8 +88,8 @@ def rate_pairs(
         model, and all tiles have as many waves."""
         there = sizes_of(one.m, one.hidden, one.inner)
         pairs = [*map(numbers, one.us)]
-        times = [by_model[pair] for pair in pairs if pair in by_model]
-        return min(times, default=most + 1) <= most and all(
+        is_fast = any(pair in allowed and allowed[pair].us <= most for pair in pairs)
+        return is_fast and all(
             waves_of(shapes[number], here, workers, True)
             == waves_of(shapes[number], at, workers, True)
             for pair in pairs
@@ -108,7 +107,7 @@ def rate_pairs(
     if near is None:
         return found
     known = [
-        Pair(*allowed[pair], us, near)
+        allowed[pair]._replace(us=us, measured=near)
         for pair, us in zip(map(numbers, near.us), near.us.values(), strict=True)
         if pair in allowed
     ]

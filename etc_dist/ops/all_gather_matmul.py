@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from etc_dist.compiler import world_or_current
-from etc_dist.functions.matmul import TILE, matmul_store
+from etc_dist.functions.matmul import TILE, matmul_store, weight_columns, weight_shape
 from etc_dist.functions.push_rows import PACKET_BYTES, push_rows
 from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir import (
@@ -57,12 +57,12 @@ def all_gather_matmul_graph(
     blocks = g.let("blocks", ceildiv(rows, size))
     columns = g.let("columns", ceildiv(n, size))
     x = g.input("x", (rows, k), dtype)
-    w = g.input("w", (n, k) if w_layout == "nk" else (k, n), dtype)
+    w = g.input("w", weight_shape(w_layout, n, k), dtype)
     y = g.output("y", (world, rows, n), dtype)
     multiply = matmul_store(w_layout, dtype)
 
     i, j = grid = g.grid(i=blocks, j=columns)
-    w_tile = w[tile(j, size), :] if w_layout == "nk" else w[:, tile(j, size)]
+    w_tile = weight_columns(w_layout, w, tile(j, size))
     g.call(
         multiply,
         grid,
@@ -76,7 +76,7 @@ def all_gather_matmul_graph(
     gathered, arrived = push_packets(g, x, blocks, n, size, packet_bytes)
     p, i, j = grid = g.grid(p=world - 1, i=blocks, j=columns)
     source = source_of(g, p)
-    w_tile = w[tile(j, size), :] if w_layout == "nk" else w[:, tile(j, size)]
+    w_tile = weight_columns(w_layout, w, tile(j, size))
     g.call(
         multiply,
         grid,
@@ -153,7 +153,7 @@ def gathered_matmul_graph(
     rows, n, k, shape = g.dims("rows n k shape")
     tokens = g.let("tokens", g.world_size * rows)
     x = g.input("x", (rows, k), dtype)
-    w = g.input("w", (n, k) if w_layout == "nk" else (k, n), dtype)
+    w = g.input("w", weight_shape(w_layout, n, k), dtype)
     y = g.output("y", (tokens, n), dtype)
     blocks = RowBlocks(g, tokens)
     all_x, arrived = blocks.gather(x)

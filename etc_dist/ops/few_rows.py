@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from etc_dist.functions.matmul import TILE
+from etc_dist.functions.matmul import TILE, W_LAYOUTS
 from etc_dist.functions.push_rows import push_rows
 from etc_dist.functions.sum_ranks import sum_ranks
 from etc_dist.functions.tile_matmul import Tiles, TileShape, shapes_for
@@ -67,7 +67,7 @@ def with_few_rows(
     def capacity(dims: Mapping[str, int]) -> list[Mapping[str, int]]:
         """For either layout of w: positions beyond the shapes select the last one."""
         most = MOST_ROWS // size
-        shapes = [shapes_for(w_layout, SHAPES) for w_layout in ("nk", "kn")]
+        shapes = [shapes_for(w_layout, SHAPES) for w_layout in W_LAYOUTS]
         return [
             each for one in shapes for each in capacity_dims(dims, most, one, ["shape"])
         ]
@@ -103,7 +103,7 @@ class RowBlocks:
     def __init__(self, g: Graph, tokens: Expr, most: int = BLOCK) -> None:
         self.g, self.tokens = g, tokens
         self.count = g.let("blocks", ceildiv(tokens, most))
-        units = ceildiv(ceildiv(tokens, self.count), BLOCK_UNIT)
+        units = ceildiv(tokens, self.count * BLOCK_UNIT)
         self.block = g.let("block_rows", minimum(most, BLOCK_UNIT * units))
 
     def rows(self, i: Expr) -> Expr:

@@ -7,6 +7,7 @@ from typing import Any
 
 from etc_dist.compiler import world_or_current
 from etc_dist.errors import expect_range
+from etc_dist.functions.matmul import weight_shape
 from etc_dist.functions.tile_matmul import Tiles, TileShape, shapes_for
 from etc_dist.ir import Graph, graph_function
 from etc_dist.ops.argument_table import ArgumentTable
@@ -33,7 +34,7 @@ def matmul_graph(
     serve it."""
     m, n, k, shape = g.dims("m n k shape")
     x = g.input("x", (m, k), dtype)
-    w = g.input("w", (n, k) if w_layout == "nk" else (k, n), dtype)
+    w = g.input("w", weight_shape(w_layout, n, k), dtype)
     y = g.output("y", (m, n), dtype)
     tiles = Tiles(g, "tile", shape, shapes, m, w_layout)
     function, values = tiles.matmul(dtype), tiles.values

@@ -120,8 +120,8 @@ def tiles_down(shape: TileShape, m: int, in_blocks: bool) -> int:
     blocks."""
     if not in_blocks or m <= BLOCK:
         return -(-m // shape.rows)
-    block = -(-m // -(-m // BLOCK))
-    block += -block % BLOCK_UNIT
+    units = -(-m // (-(-m // BLOCK) * BLOCK_UNIT))
+    block = units * BLOCK_UNIT
     return -(-m * -(-block // shape.rows) // block)
 
 

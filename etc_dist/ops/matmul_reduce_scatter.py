@@ -7,7 +7,7 @@ from typing import Any
 
 from etc_dist.compiler import world_or_current
 from etc_dist.errors import expect_choice
-from etc_dist.functions.matmul import TILE, matmul_send
+from etc_dist.functions.matmul import TILE, matmul_send, weight_columns, weight_shape
 from etc_dist.functions.sum_slots import PIECE_COLUMNS, PIECE_ROWS
 from etc_dist.functions.tile_matmul import TileShape
 from etc_dist.ir import Graph, ceildiv, graph_function, tile
@@ -43,7 +43,7 @@ def matmul_reduce_scatter_graph(
     blocks = g.let("blocks", ceildiv(rows, size))
     columns = g.let("columns", ceildiv(n, size))
     x = g.input("x", (world, rows, k), dtype)
-    w = g.input("w", (n, k) if w_layout == "nk" else (k, n), dtype)
+    w = g.input("w", weight_shape(w_layout, n, k), dtype)
     y = g.output("y", (rows, n), dtype)
     slots = make_slots(g, blocks, columns, size, dtype, COLUMN_GROUP)
     *_, i, j = slots.grid
@@ -52,7 +52,7 @@ def matmul_reduce_scatter_graph(
         slots.grid,
         reads=[
             x[slots.owner, tile(i, size), :],
-            w[tile(j, size), :] if w_layout == "nk" else w[:, tile(j, size)],
+            weight_columns(w_layout, w, tile(j, size)),
         ],
         writes=[slots.slot],
         notifies=[slots.ready],
@@ -75,7 +75,7 @@ def returned_matmul_graph(
     rows, n, k, shape = g.dims("rows n k shape")
     tokens = g.let("tokens", g.world_size * rows)
     x = g.input("x", (tokens, k), dtype)
-    w = g.input("w", (n, k) if w_layout == "nk" else (k, n), dtype)
+    w = g.input("w", weight_shape(w_layout, n, k), dtype)
     y = g.output("y", (rows, n), dtype)
     blocks = RowBlocks(g, tokens)
     tiles = blocks.tiles("tile", shape, shapes, w_layout)

@@ -15,6 +15,7 @@ from typing import Any, NoReturn, Self, TypeVar, cast
 
 from etc_dist.compiler import check_options, compile
 from etc_dist.errors import WorldError, as_refusal
+from etc_dist.functions.matmul import W_LAYOUTS
 from etc_dist.ir import GraphFunction
 from etc_dist.ops.argument_table import Arguments, ArgumentTable, Known
 from etc_dist.ops.deterministic import GUARANTEES, check_deterministic
@@ -44,7 +45,7 @@ class Candidate:
     graph: Callable[..., GraphFunction]
     options: Mapping[str, Any] = field(default_factory=dict)
     serves: Callable[[Mapping[str, int]], bool] = lambda dims: True
-    w_layouts: Sequence[str] = ("nk", "kn")
+    w_layouts: Sequence[str] = W_LAYOUTS
     """The layouts of w that it serves."""
     capacity: CapacityHint | None = None
     policy: Callable[[Tuning, str, Mapping[str, int], int], Sequence[Choice]] | None = (

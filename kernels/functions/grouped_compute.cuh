@@ -176,12 +176,9 @@ struct GroupedMatmul : GroupedTile {
     const u32 w0 = __shfl_sync(~0u, own + (kBytesX + wg * kBlocks * kBlockBytes) / 16, 0);
     // NOTE: initialized, though the first wgmma does not add: otherwise these registers would be
     // live throughout the lane's loop.
-    float d[kIsThin ? 2 : kBlocks][kColumns / 2] = {};
+    float d[kIsThin ? 2 : kBlocks][kColumns / 2];
 #pragma unroll
-    for (auto& sums : d) {
-#pragma unroll
-      for (float& v : sums) ptx::keep_order(v);  // zeroed here, not in a later branch
-    }
+    for (auto& sums : d) clear(sums);
     bool lost = false;
     const auto multiply_columns = [&](auto columns) ETC_INLINE {
       constexpr int n = decltype(columns)::value;

@@ -11,6 +11,22 @@ namespace etc {
 
 constexpr u32 kStageDepth = 64;  // k of a box, and of most stages
 
+// Of weights [k, n] or of a tile, 64 rows of 64 elements.
+constexpr u32 kChunkBytes = 64 * 64 * 2;
+// Bits of the descriptor of w: the distance of 64 rows of w if they are stored [k, n].
+template <bool kIsKN>
+constexpr u32 kLeadingOfW = (kIsKN ? kChunkBytes >> 4 : 1u) << 16;
+
+// Sets sums to 0, here and not in a later branch.
+template <u32 kCount>
+ETC_DEVICE void clear(float (&d)[kCount]) {
+#pragma unroll
+  for (float& v : d) {
+    v = 0;
+    ptx::keep_order(v);
+  }
+}
+
 // The number of boxes of kStageDepth along the k of a task, whose first operand is x.
 template <class Call, class Program>
 ETC_DEVICE u32 num_steps(const Run<Program>& run, const typename Call::Coord& c) {

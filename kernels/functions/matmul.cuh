@@ -15,7 +15,6 @@ struct Matmul {
   static constexpr u32 kRows = 128, kColumns = 256;  // of a worker's part of a tile
   static constexpr u32 kBytesX = kRows * kStageDepth * 2, kBytesW = kColumns * kStageDepth * 2;
   static constexpr u32 kStageBytes = kBytesX + kBytesW;
-  static constexpr u32 kChunkBytes = 64 * 64 * 2;  // 64 x 64 elements of the output
   static constexpr u32 kRounds = 2;  // in which a warpgroup stores its four chunks
   static constexpr u32 kRoundBytes = 2 * kChunkBytes;
   static constexpr u32 kImageBytes = kRows * kColumns * 2;
@@ -63,8 +62,7 @@ struct Matmul {
     // NOTE: kept warp-uniform, so that descriptors stay in uniform registers.
     const u32 own = stages.descriptor_base();
     const u32 x0 = __shfl_sync(~0u, (own + wg * (kBytesX / 32)) | 0x10000u, 0);
-    const u32 leading = kWeightIsKN ? (kChunkBytes >> 4) << 16 : 0x10000u;
-    const u32 w0 = __shfl_sync(~0u, (own + kBytesX / 16) | leading, 0);
+    const u32 w0 = __shfl_sync(~0u, (own + kBytesX / 16) | kLeadingOfW<kWeightIsKN>, 0);
     const bool is_gated = (kVariants & work.variant & kGated) != 0;
     float d[128];
     if constexpr (ComputesOf<typename Program::TensorCalls>::kCount > 1) {
@@ -192,7 +190,7 @@ struct MatmulRoles : Roles {
         const i32 n = w.x + i32(half) * 128, at = w.y + depth;
         ptx::load_box_multicast(part, {w.map, n, at, w.z}, stage.full, 3);
         ptx::load_box_multicast(
-            part + Compute::kChunkBytes, {w.map, n + 64, at, w.z}, stage.full, 3);
+            part + kChunkBytes, {w.map, n + 64, at, w.z}, stage.full, 3);
       } else {
         const i32 row = w.y + (Call::kGated ? 0 : i32(half) * 128);
         ptx::load_box_multicast(part, {w.map, w.x + depth, row, w.z}, stage.full, 3);
@@ -221,7 +219,7 @@ struct matmul_store : MatmulRoles<Call> {
         const i32 column = y.x + i32((h * 2 + chunk) * 64);
         ptx::store_box(
             {y.map, column, y.y + i32(wg * 64), y.z},
-            matmul.template out<Program>(wg) + chunk * Compute::kChunkBytes);
+            matmul.template out<Program>(wg) + chunk * kChunkBytes);
       }
     });
     if (!done) return false;

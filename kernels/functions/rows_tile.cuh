@@ -33,9 +33,9 @@ struct RowsTiles {
     if constexpr (kExchanges) {
       const TileShape shape = read_shape(at_shape);
       if (shape.split == kSplitK) {
-        finishes = wg == (ptx::worker() & 1);
-        const StageExchange exchange{{control}, shape.exchanged_bytes(), shape.columns};
-        lost = exchange.add(run, stages, d, finishes, exchanged++, lost);
+        const StageExchange exchange{{control}, shape.columns};
+        lost = exchange.add(run, stages, d, wg, exchanged++, lost);
+        finishes = exchange.finishes(wg);
       }
     }
     if constexpr (kMayBeGated) {

@@ -40,12 +40,11 @@ struct SwappedTiles {
     const TileShape shape = read_shape(at_shape);
     const bool exchanges = kExchanges && shape.split == kSplitK;
     u32 first = 0, end = kEights;  // groups of eight rows that this warpgroup finishes
-    if (kIsTall && kExchanges && shape.split == kSplitK) {
-      const bool finishes = wg == (ptx::worker() & 1);
-      const StageExchange exchange{{control}, shape.exchanged_bytes(), kRows};
-      lost = exchange.add(run, stages, d, finishes, exchanged, lost);
+    if (kIsTall && exchanges) {
+      const StageExchange exchange{{control}, kRows};
+      lost = exchange.add(run, stages, d, wg, exchanged, lost);
       lost = ptx::named_barrier_any<128>(2 + wg, lost);
-      if (!finishes) end = 0;
+      if (!exchange.finishes(wg)) end = 0;
     } else if (kTurns && (!kHalves || shape.halves() == 0)) {
       lost = combine(d, wg, exchanges, lost, [](float& sum, float other) { sum += other; });
       if (wg == 1) {
@@ -58,7 +57,7 @@ struct SwappedTiles {
         }
         if (kMayBeGated && is_gated) gate_warps(d);
       }
-    } else if (!kIsTall && kSplitHalves && exchanges) {
+    } else if (kSplitHalves && exchanges) {
       // Each worker finishes the columns of one warpgroup.
       const PairExchange<kEights, true> pair{{control}};
       lost = pair.add(run, d, wg, buffer, exchanged, lost);

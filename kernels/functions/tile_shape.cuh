@@ -4,11 +4,11 @@
 
 namespace etc {
 
-// Of weights [k, n], a copy of 64 rows of k by 64 columns.
-constexpr u32 kChunkColumns = 64, kChunkBytes = kChunkColumns * 128;
-
 // What the two workers of a pair divide.
 enum TileSplit : u32 { kSplitColumns, kSplitRows, kSplitK };
+
+// The bytes of sums that a worker receives in a stage, for `columns` of wgmma's N.
+ETC_DEVICE constexpr u32 exchanged_bytes(u32 columns) { return columns * 256; }
 
 // A shape as the host packs it. number: of its mainloop in the program. depth: boxes of 64 k in a
 // stage; in Python elements of k. rows, columns: of a worker; in Python of a pair's tile. loaded:
@@ -29,14 +29,15 @@ struct TileShape {
   // The bytes of a stage in shared memory: boxes of w, then boxes of x.
   ETC_DEVICE constexpr u32 bytes() const { return depth * (box_x() + box_w()); }
   ETC_DEVICE constexpr u32 loaded_bytes() const { return depth * (loaded * 128 + box_w()); }
-  // Of RowsTiles and tall tiles whose k is split: the bytes of the sums that a worker receives.
-  ETC_DEVICE constexpr u32 exchanged_bytes() const {
-    return split == kSplitK && uses_stage() ? (is_swapped ? rows : columns) * 256 : 0;
-  }
-  // Whether they exchange sums in a stage of the ring, and not in the buffer.
+  // Whether the workers exchange sums in a stage of the ring, and not in the buffer.
   ETC_DEVICE constexpr bool uses_stage() const { return rows > 64; }
   // Whether it is swapped, but has more than a few rows of x.
-  ETC_DEVICE constexpr bool is_tall() const { return is_swapped != 0 && rows > 64; }
+  ETC_DEVICE constexpr bool is_tall() const { return is_swapped != 0 && uses_stage(); }
+  // The bytes of such a stage; 0 if there is none.
+  ETC_DEVICE constexpr u32 exchanged_bytes() const {
+    if (split != kSplitK || !uses_stage()) return 0;
+    return etc::exchanged_bytes(is_swapped ? rows : columns);
+  }
   // Of a swapped tile: 0 if the warpgroups multiply alternate boxes along k, 1 if each has half of
   // the columns.
   // NOTE: without comparisons, for which the compiler would duplicate the code.

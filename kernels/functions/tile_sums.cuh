@@ -25,11 +25,11 @@ ETC_DEVICE void combine_four(float (&d)[kCount], u32 j, u32 shared, F f) {
 struct PairBarriers {
   u32 control;
 
-  // Of swapped tiles. `arrived`: the other worker's sums for this worker's part. `ready`: the other
+  // Of exchanges in the buffer. `arrived`: the other worker's sums for this worker's part. `ready`: the other
   // worker can receive sums.
   ETC_DEVICE u32 arrived() const { return control; }
   ETC_DEVICE u32 ready() const { return control + 8; }
-  // Of tiles of rows: the other worker has a stage for sums.
+  // Of exchanges in stages: the other worker has a stage for sums.
   ETC_DEVICE u32 room() const { return control + 16; }
   ETC_DEVICE void init() const {
     ptx::mbarrier_init(arrived(), 1);
@@ -97,19 +97,21 @@ struct PairExchange : PairBarriers {
 };
 
 // Worker n of the pair finishes the sums of warpgroup n. The other worker's come in a stage of the
-// ring of `bytes` bytes, after those of the tile. columns: of wgmma's N that the tile has.
+// ring, after those of the tile. columns: of wgmma's N that the tile has.
 struct StageExchange : PairBarriers {
-  u32 bytes, columns;
+  u32 columns;
+
+  ETC_DEVICE static bool finishes(u32 wg) { return wg == (ptx::worker() & 1); }
 
   // A warpgroup that finishes its sums adds those of the other worker to them. The others send
   // theirs. `n` counts the exchanges. True if the run was aborted.
   template <u32 kCount, class Program>
   ETC_DEVICE bool add(
-      const Run<Program>& run, StageReader<Program>& stages, float (&d)[kCount], bool finishes,
-      u32 n, bool lost) const {
-    const u32 at = stages.next(bytes);
+      const Run<Program>& run, StageReader<Program>& stages, float (&d)[kCount], u32 wg, u32 n,
+      bool lost) const {
+    const u32 at = stages.next(exchanged_bytes(columns));
     const u32 own = stages.address(at) + (ptx::thread() & 127) * 16;
-    if (finishes) {
+    if (finishes(wg)) {
       if (!lost) lost = !stages.wait_full(run);
 #pragma unroll
       for (u32 j = 0; j < kCount / 4; ++j) {
@@ -134,16 +136,6 @@ struct StageExchange : PairBarriers {
   }
 };
 
-// Sets sums to 0, here and not in a later branch.
-template <u32 kCount>
-ETC_DEVICE void clear(float (&d)[kCount]) {
-#pragma unroll
-  for (float& v : d) {
-    v = 0;
-    ptx::keep_order(v);
-  }
-}
-
 // The boxes of a stage that a warpgroup multiplies. w, x: descriptors of the first ones in the
 // ring's first stage; next_w, next_x: bytes from one box to the next.
 struct Boxes {
@@ -151,10 +143,6 @@ struct Boxes {
   u32 bytes;  // of a stage
   u32 rows;   // of the M of wgmma whose sums are used
 };
-
-// Bits of the descriptor of w: the distance of 64 rows of w if they are stored [k, n].
-template <bool kIsKN>
-constexpr u32 kLeadingOfW = (kIsKN ? kChunkBytes >> 4 : 1u) << 16;
 
 // The mainloop of a warpgroup, with kBoxes boxes of each stage: adds to the first kColumns / 2 sums
 // of a thread. kIsKN: w is stored [k, n]. kIsSwapped: rows of w are the M of wgmma. Returns whether a

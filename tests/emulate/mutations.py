@@ -123,7 +123,7 @@ BROKEN = {
             "ptx::named_barrier_any<256>(1, lost)": "lost",
         },
         "tall": {f"if (f > 0) {ROWS_ARE_READ}": ""},
-        "exchanged tall": {"if (!finishes) end = 0;": ""},
+        "exchanged tall": {"if (!exchange.finishes(wg)) end = 0;": ""},
         "gated pairs": {
             "ptx::named_barrier<128>(2);  // up's sums are in the buffer": "",
         },
