@@ -113,7 +113,6 @@ class Chain(Operation):
         ups, downs = (
             rate(
                 *(dims["rows"], *sizes_of(n, hidden, inner), workers),
-                in_blocks=True,
                 tuning=tuning,
             )
             for n in range(2)

@@ -17,6 +17,7 @@ from etc_dist.ops.matmul_policy import (
     Rating,
     Sizes,
     explain,
+    is_divided,
     nearest,
     rate,
     waves_of,
@@ -58,18 +59,21 @@ def rate_pairs(
     workers: int,
     shapes: Sequence[TileShape],
     *,
+    world_size: int = 1,
     in_order: bool = False,
     tuning: Tuning,
 ) -> list[Pair]:
-    """The pairs to choose from for m rows: first measured ones, then those of which
-    most matmuls have a measured time, then the rest, each group the fastest first."""
+    """The pairs to choose from for m rows of all ranks: first measured ones, then those
+    of which most matmuls have a measured time, then the rest, each group the fastest
+    first."""
+    in_blocks = is_divided(m, world_size)
     first, second = sizes_of(m, hidden, inner)
     ups, downs = (
         rate(
             *(*sizes, workers, shapes),
             gated=gated,
             in_order=in_order,
-            in_blocks=True,
+            in_blocks=in_blocks,
             tuning=tuning,
         )
         for sizes, gated in ((first, True), (second, False))
@@ -90,8 +94,8 @@ def rate_pairs(
         pairs = [*map(numbers, one.us)]
         is_fast = any(pair in allowed and allowed[pair].us <= most for pair in pairs)
         return is_fast and all(
-            waves_of(shapes[number], here, workers, True)
-            == waves_of(shapes[number], at, workers, True)
+            waves_of(shapes[number], here, workers, in_blocks)
+            == waves_of(shapes[number], at, workers, in_blocks)
             for pair in pairs
             for number, here, at in zip(pair, (first, second), there, strict=True)
             if number is not None
@@ -150,7 +154,10 @@ def choose_shapes(
     """The dims that select the tile shapes of a call."""
     tokens, hidden, inner = world_size * dims["rows"], dims["hidden"], dims["inner"]
     pairs = rate_pairs(
-        *(tokens, hidden, inner, workers, shapes), in_order=in_order, tuning=tuning
+        *(tokens, hidden, inner, workers, shapes),
+        world_size=world_size,
+        in_order=in_order,
+        tuning=tuning,
     )
     best = pairs[0]
     sizes = sizes_of(tokens, hidden, inner)
@@ -161,7 +168,9 @@ def choose_shapes(
             by_number = {one.number: one for one in reversed(found)}
             chosen = by_number.pop(found[0].number)
             ratings = [chosen, *sorted(by_number.values(), key=lambda one: one.us)]
-            lines = explain(sizes[own], workers, shapes, ratings, tuning, True)
+            in_blocks = is_divided(tokens, world_size)
+            given = sizes[own], workers, shapes, ratings, tuning, in_blocks
+            lines = explain(*given)
             return [lines[0], f"  {text}: {_time(best)}", *lines[1:]]
 
         return explained

@@ -23,7 +23,14 @@ from etc_dist.ir import (
     tile,
 )
 from etc_dist.ops.deterministic import BATCH
-from etc_dist.ops.matmul_policy import BLOCK, BLOCK_UNIT, SHAPES, explained
+from etc_dist.ops.matmul_policy import (
+    BLOCK,
+    BLOCK_UNIT,
+    MOST_ALONE,
+    SHAPES,
+    explained,
+    is_divided,
+)
 from etc_dist.ops.operation import Candidate
 from etc_dist.ops.order import tile_grid
 from etc_dist.ops.tuning import Tuning
@@ -61,8 +68,8 @@ def with_few_rows(
     ) -> list[Choice]:
         sizes = size * dims["rows"], dims["n"], dims["k"]
         given = sizes, workers, shapes_for(w_layout, SHAPES), tuning
-        in_order = deterministic == BATCH
-        return [explained("shape", *given, in_order=in_order, in_blocks=True)]
+        in_order, in_blocks = deterministic == BATCH, is_divided(sizes[0], size)
+        return [explained("shape", *given, in_order=in_order, in_blocks=in_blocks)]
 
     def capacity(dims: Mapping[str, int]) -> list[Mapping[str, int]]:
         """For either layout of w: positions beyond the shapes select the last one."""
@@ -97,12 +104,16 @@ def capacity_dims(
 
 
 class RowBlocks:
-    """All ranks' rows of a graph in blocks, with one event for each block: see BLOCK.
-    most: the most rows of a block, a multiple of BLOCK_UNIT."""
+    """All ranks' rows of a graph in blocks, with one event for each block: see BLOCK
+    and `is_divided`. most: the most rows of a block, a multiple of BLOCK_UNIT."""
 
     def __init__(self, g: Graph, tokens: Expr, most: int = BLOCK) -> None:
         self.g, self.tokens = g, tokens
-        self.count = g.let("blocks", ceildiv(tokens, most))
+        count = ceildiv(tokens, most)
+        if g.world_size == 1:
+            more = minimum(1, (tokens - 1) // MOST_ALONE)  # 0 or 1
+            count, most = 1 + more * (count - 1), max(most, MOST_ALONE)
+        self.count = g.let("blocks", count)
         units = ceildiv(tokens, self.count * BLOCK_UNIT)
         self.block = g.let("block_rows", minimum(most, BLOCK_UNIT * units))
 

@@ -50,6 +50,9 @@ GATED = tuple(number for number, one in enumerate(SHAPES) if one.may_be_gated)
 BLOCK = 256
 """The most rows of a block of rows, for which there is one event. If there are several,
 they are equal but for the last: no tile is in two of them."""
+MOST_ALONE = 1280
+"""On one rank, the most rows that are one block: none arrive during the multiplication,
+and tiles divide all of them evenly."""
 BLOCK_UNIT = 16
 """Their rows are a multiple of this, so that half a block is a whole tile."""
 EXCHANGED_COLUMNS = 64
@@ -113,6 +116,11 @@ class Work:
         end = constants.swapped_us * self.swapped
         end += constants.exchange_us * self.exchanged
         return constants.launch_us + start + stages + self.ends(constants) * end
+
+
+def is_divided(m: int, world_size: int) -> bool:
+    """Whether m rows of all ranks may be several blocks."""
+    return world_size > 1 or m > MOST_ALONE
 
 
 def tiles_down(shape: TileShape, m: int, in_blocks: bool) -> int:

@@ -132,6 +132,13 @@ CASES = {
     ),
     # Two blocks of rows, each one tall tile, or two in a tile's rows.
     "mlp on tall tiles": Case(
+        partial(mlp_tiles_graph, 2, shapes=[TALL, TileShape(256, 256, "rows")]),
+        lambda: mlp(2, 132, 72, 40, gate_up_shape=0, down_shape=1),
+        NEVER,
+        workers=2,
+    ),
+    # The same on one rank: one block, which two tiles divide.
+    "mlp on tall tiles of a block": Case(
         partial(mlp_tiles_graph, 1, shapes=[TALL, TileShape(256, 256, "rows")]),
         lambda: mlp(1, 264, 72, 40, gate_up_shape=0, down_shape=1),
         NEVER,

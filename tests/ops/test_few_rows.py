@@ -9,7 +9,7 @@ from etc_dist.errors import WorldError
 from etc_dist.functions.tile_matmul import LEAST_ROWS, TileShape, shapes_for
 from etc_dist.ops.all_gather_matmul import gathered_matmul_graph
 from etc_dist.ops.few_rows import MOST_ROWS, capacity_dims, has_few_rows
-from etc_dist.ops.matmul_policy import BLOCK, SHAPES, choose, tiles_down
+from etc_dist.ops.matmul_policy import BLOCK, SHAPES, choose, is_divided, tiles_down
 from etc_dist.ops.matmul_reduce_scatter import returned_matmul_graph
 from etc_dist.runtime.memory_plan import Capacity, plan_memory
 from etc_dist.schedule.plan import Choice
@@ -63,9 +63,9 @@ def test_rows_of_a_block_are_divided_evenly(kind, rows, tile, each):
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_no_tile_is_in_two_blocks(shape):
-    graph, dims = gathered_matmul_graph(1, shapes=[shape]), {"n": 64, "k": 64}
-    for rows in (257, 264, 300, 400, 513, 600, 777, 1000, 1100, 2100, 4097):
-        env = graph.environment(dims | {"rows": rows, "shape": 0}, 0)
+    graph, dims = gathered_matmul_graph(2, shapes=[shape]), {"n": 64, "k": 64}
+    for rows in (258, 264, 300, 400, 514, 600, 778, 1000, 1100, 2100, 4098):
+        env = graph.environment(dims | {"rows": rows // 2, "shape": 0}, 0)
         each = env["tile_even_rows"]
         assert env["block_rows"] % each == 0
         assert env["block_rows"] <= BLOCK < env["block_rows"] * env["blocks"]
@@ -73,6 +73,18 @@ def test_no_tile_is_in_two_blocks(shape):
             assert -(-rows // each) == tiles_down(shape, rows, in_blocks=True)
         else:
             assert shape.swapped and not shape.is_tall
+
+
+@pytest.mark.parametrize(("rows", "blocks"), [(264, 1), (1280, 1), (1281, 6)])
+def test_rows_of_one_rank_are_one_block_that_tiles_divide(rows, blocks):
+    shape = TileShape(144, 256, swapped=True)
+    graph = gathered_matmul_graph(1, shapes=[shape])
+    env = graph.environment({"n": 64, "k": 64, "rows": rows, "shape": 0}, 0)
+    assert env["blocks"] == blocks
+    in_blocks = is_divided(rows, 1)
+    assert in_blocks == (blocks > 1)
+    down = tiles_down(shape, rows, in_blocks)
+    assert -(-rows // env["tile_even_rows"]) == down
 
 
 @pytest.mark.mpi
