@@ -18,7 +18,9 @@ from etc_dist.ir import (
     GraphFunction,
     Tensor,
     ceildiv,
+    equal,
     minimum,
+    select,
     span,
     tile,
 )
@@ -38,7 +40,14 @@ from etc_dist.schedule.plan import Choice
 from etc_dist.world import World
 
 SUMMED = 1024
-"""Columns of a row whose partial sums one warp adds."""
+"""Columns of a row whose partial sums one warp adds; half of them, in one round of
+loads, for up to SUMMED_FEW rows of all ranks."""
+SUMMED_FEW = 128
+PUSHED, PIECES = 2048, 4
+"""For up to PUSHED_FEW rows of all ranks, one warp pushes PUSHED columns of a row, in
+one round of loads; a multiple of them where that makes more than PIECES pieces. Of more
+rows it pushes whole ones: pieces of 128 rows took longer."""
+PUSHED_FEW = 32
 MOST_ROWS = 1024
 """The most rows, over all ranks, that are gathered first; more are multiplied as they
 arrive."""
@@ -139,14 +148,21 @@ class RowBlocks:
         if world == 1:
             return x, None
         all_x = g.symmetric("all_x", (self.tokens, k), x.dtype)
-        arrived = g.events("arrived", (self.count,), expects=self.rows, cross_rank=True)
-        p, r = grid = g.grid(p=world, r=rows)
+        width = self._pushed("pushed", k)
+        pieces = g.let("pushes", ceildiv(k, width))
+        arrived = g.events(
+            "arrived",
+            (self.count,),
+            expects=lambda i: self.rows(i) * pieces,
+            cross_rank=True,
+        )
+        p, r, c = grid = g.grid(p=world, r=rows, c=pieces)
         to, row = (g.rank + (world - 1) - p) % world, g.rank * rows + r
         g.call(
             push_rows(),
             grid,
-            reads=[x[span(r, 1), :]],
-            writes=[all_x.on(to)[span(row, 1), :]],
+            reads=[x[span(r, 1), tile(c, width)]],
+            writes=[all_x.on(to)[span(row, 1), tile(c, width)]],
             notifies=[arrived.on(to)[row // self.block]],
         )
         return all_x, arrived
@@ -216,6 +232,17 @@ class RowBlocks:
         assert produced is not None  # it has a name
         self._send_back(product, produced, y, summed)
 
+    def _width(self, name: str, most: int, few: Expr | int, many: Expr | int) -> Expr:
+        """The columns of a row in one task: `few` for up to `most` rows of all ranks,
+        else `many`."""
+        are_few = equal((self.tokens - 1) // most, 0)
+        return self.g.let(f"{name}_columns", select(are_few, few, many))
+
+    def _pushed(self, name: str, columns: Expr) -> Expr:
+        """The columns of a row that one task pushes."""
+        few = PUSHED * ceildiv(columns, PIECES * PUSHED)
+        return self._width(name, PUSHED_FEW, few, columns)
+
     def _send_back(
         self, product: Tensor, produced: EventTensor, y: Tensor, summed: int
     ) -> None:
@@ -223,22 +250,27 @@ class RowBlocks:
         ranks into y [rows, n], in rank order."""
         g, (rows, n), world = self.g, y.shape, self.g.world_size
         parts = g.symmetric("parts", (world, rows, n), y.dtype)
-        returned = g.events("returned", (rows,), expects=world, cross_rank=True)
+        width = self._pushed("sent", n)
+        pieces = g.let("sends", ceildiv(n, width))
+        returned = g.events(
+            "returned", (rows,), expects=world * pieces, cross_rank=True
+        )
         # A rank's own rows come last: they need no transfer.
-        p, r = grid = g.grid(p=world, r=rows)
+        p, r, c = grid = g.grid(p=world, r=rows, c=pieces)
         owner = (g.rank + 1 + p) % world
         row = owner * rows + r
         g.call(
             push_rows(),
             grid,
             name="send_back",
-            reads=[product[span(row, 1), :]],
-            writes=[parts.on(owner)[g.rank, span(r, 1), :]],
+            reads=[product[span(row, 1), tile(c, width)]],
+            writes=[parts.on(owner)[g.rank, span(r, 1), tile(c, width)]],
             waits=[produced[row // self.block]],
             notifies=[returned.on(owner)[r]],
         )
-        r, c = grid = g.grid(r=rows, c=g.let("pieces", ceildiv(n, summed)))
-        of_piece = span(r, 1), tile(c, summed)
+        width = self._width("summed", SUMMED_FEW, summed // 2, summed)
+        r, c = grid = g.grid(r=rows, c=g.let("pieces", ceildiv(n, width)))
+        of_piece = span(r, 1), tile(c, width)
         g.call(
             sum_ranks(y.dtype),
             grid,

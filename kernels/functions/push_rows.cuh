@@ -22,15 +22,18 @@ struct push_rows {
       return;
     }
     constexpr u64 kStep = Task::threads * 16;
-    u64 i = task.thread * 16;
-    for (; i + (kUnroll - 1) * kStep < bytes; i += kUnroll * kStep) {
+#pragma unroll 1
+    for (u64 i = task.thread * 16; i < bytes; i += kUnroll * kStep) {
       uint4 v[kUnroll];
 #pragma unroll
-      for (int u = 0; u < kUnroll; ++u) v[u] = ptx::load16_l2(from + i + u * kStep);
+      for (int u = 0; u < kUnroll; ++u) {
+        v[u] = ptx::load16_l2_if(i + u * kStep < bytes, from + i + u * kStep);
+      }
 #pragma unroll
-      for (int u = 0; u < kUnroll; ++u) ptx::store16(to + i + u * kStep, v[u]);
+      for (int u = 0; u < kUnroll; ++u) {
+        if (i + u * kStep < bytes) ptx::store16(to + i + u * kStep, v[u]);
+      }
     }
-    for (; i < bytes; i += kStep) ptx::store16(to + i, ptx::load16_l2(from + i));
   }
 };
 

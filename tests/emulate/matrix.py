@@ -130,6 +130,13 @@ CASES = {
         DYNAMIC,
         workers=2,
     ),
+    # Three pieces of a row of x, and of a row of partial sums.
+    "mlp of long rows": Case(
+        partial(mlp_tiles_graph, 2, shapes=[TileShape(128, 128), PAIRS]),
+        lambda: mlp(2, 3, 4104, 24, gate_up_shape=0, down_shape=1),
+        NEVER,
+        workers=2,
+    ),
     # Two blocks of rows, each one tall tile, or two in a tile's rows.
     "mlp on tall tiles": Case(
         partial(mlp_tiles_graph, 2, shapes=[TALL, TileShape(256, 256, "rows")]),

@@ -137,6 +137,38 @@ def test_any_tiles_give_the_result(
     p.check_exact(p.out)
 
 
+@pytest.mark.parametrize(
+    ("rows", "columns", "pushed", "summed"),
+    [
+        (32, 2048, 2048, 512),
+        (32, 8200, 4096, 512),
+        (128, 8200, 8200, 512),
+        (132, 5120, 5120, 1024),
+    ],
+)
+def test_few_rows_are_pushed_and_summed_in_pieces(rows, columns, pushed, summed):
+    env = returned_matmul_graph(4).environment(
+        {"n": columns, "k": 64, "rows": rows // 4, "shape": 0}, 0
+    )
+    assert env["sent_columns"] == pushed
+    assert env["sends"] == -(-columns // pushed)
+    assert env["summed_columns"] == summed
+    env = gathered_matmul_graph(4).environment(
+        {"n": 64, "k": columns, "rows": rows // 4, "shape": 0}, 0
+    )
+    assert env["pushed_columns"] == pushed
+
+
+@pytest.mark.mpi
+@kinds
+def test_pieces_of_long_rows_are_exchanged(kind, make, problem, world):
+    """Two pieces and the rest of x, and of sums."""
+    op, p = make(kind), problem(kind, (2 * world.size, 4104, 4104))
+    op(p.x, p.w, p.out)
+    op.synchronize()
+    p.check_exact(p.out)
+
+
 # After calls whose tiles are large, others have more tasks.
 @kinds
 @pytest.mark.parametrize("schedule", SCHEDULES)
