@@ -30,7 +30,7 @@ COLLECTIVES = ("matmul_reduce_scatter", "all_gather_matmul")
 TWO_MODELS = ("qwen3-32b", "llama3-70b")
 FEW_ROWS = (8, 32, 128, 256, 512, 1024, 2048)
 """Rows of all ranks together."""
-MLP_ROWS = (8, 32, 128, 512, 1024, 2048, 4096, 8192, 16384)
+MLP_ROWS = (8, 32, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """Rows of all ranks together."""
 MOE_TOKENS = (128, 512, 2048, 8192)
 """Tokens of a rank."""

@@ -56,18 +56,19 @@ hold all shapes and fields: change the records, not this page. \
 newest record of a shape, on the most GPUs of one host that were measured. Times are \
 medians in milliseconds.
 
-*Baseline* is the unfused computation in the same run; *speed-up* is baseline / ours. \
-Times vary with the day and the machine, so compare speed-ups. *Limit* is the \
-roofline time; for collectives and MLPs it is the time of cuBLAS's GEMMs alone, or of \
-the wire if longer, which a fused program can beat. *% of limit* is limit / ours. The \
-page leaves out some M of MLPs and of mixtures of experts, which the README's means \
-include. NxK are one rank's sizes: of the weight for a \
-collective, hidden and inner size for a layer. M counts the rows of all ranks, \
-expert-parallel those of one. *From, to* are the lowest and the highest speed-up. \
-*Dynamic* and *Zipf* are the speed-ups under the dynamic schedule and with unevenly \
-used experts. *Triton / ours* compares with vLLM's kernel, *vLLM / ours* with its \
-whole step on the same day and kind of GPU. *deterministic="batch"* is its time \
-relative to the default's, mean and worst.
+Times vary with the day and the machine, so compare speed-ups. The columns:
+
+* *NxK*: one rank's sizes, of the weight for a collective, hidden and inner size for a \
+layer. *M*: the rows of all ranks; of expert-parallel layers, the rows of one rank.
+* *Baseline*: the unfused computation in the same run. *Speed-up*: baseline / ours. \
+*From, to*: the lowest and the highest speed-up.
+* *Limit*: the roofline time; for collectives and MLPs the time of cuBLAS's GEMMs \
+alone, or of the transfer between ranks if that is longer, which a fused program can \
+beat. *% of limit*: limit / ours.
+* *Dynamic*, *Zipf*: the speed-ups under the dynamic schedule, and with unevenly used \
+experts. *Triton / ours*: vLLM's kernel in the same run. *vLLM / ours*: vLLM's whole \
+step on the same day and kind of GPU.
+* *deterministic="batch"*: its time divided by the default's, mean and worst.
 """
 PICTURE = """
 ## Static and dynamic schedules
@@ -97,12 +98,6 @@ SECTIONS = {
 }
 """Titles of the page by operation, with the number of ranks where it is not the most
 that were measured."""
-SHOWN = {
-    "mlp 1": {8, 32, 128, 512, 1024, 4096},
-    "mlp": {8, 128, 512, 4096, 16384},
-    "moe": {1, 8, 128, 1024, 2048, 8192},
-}
-"""The M that the page shows of an operation; of the others, every M."""
 BATCH = 'deterministic="batch"'
 VLLM = "vLLM", "vLLM / ours"
 """The columns of vLLM's decode step."""
@@ -164,7 +159,7 @@ def page(records: Sequence[Record]) -> str:
 
 def section(op: str, records: Sequence[Record]) -> str:
     """A table of an operation for each device."""
-    shown = [r for r in rows_of(op, records) if r.M in SHOWN.get(op, {r.M})]
+    shown = rows_of(op, records)
     parts = []
     for _, found in groupby(shown, lambda r: r.device):
         mine = list(found)

@@ -114,12 +114,12 @@ class TileShape:
             raise ArgumentError(
                 f"GPUs have no tiles of {self}",
                 where="TileShape",
-                wanted="128 rows with split 'columns' or 'k', or 256 with 'rows', and "
-                "columns in steps of 16, up to 256 of a worker; or swapped, not deep: "
-                "of a worker 8 to 64 rows in steps of 8, and columns in steps of 8 up "
-                "to 64, unless split is 'rows', or of 16 from 80 to 128; or swapped, "
-                "not deep, unless split is 'rows': of a worker 128 columns and 80 to "
-                "256 rows in steps of 16",
+                wanted="(1) not swapped: 128 rows with split 'columns' or 'k', or 256 "
+                "with 'rows', and columns in steps of 16, up to 256 of a worker; (2) "
+                "swapped, not deep: of a worker 8 to 64 rows in steps of 8, and "
+                "columns in steps of 8 up to 64 (not with split 'rows') or of 16 from "
+                "80 to 128; (3) swapped, not deep, split 'columns' or 'k': of a worker "
+                "128 columns, and 80 to 256 rows in steps of 16",
                 got=str(self),
                 fix="choose a shape of SHAPES in etc_dist/ops/matmul_policy.py",
             )
@@ -309,13 +309,20 @@ def shapes_for(w_layout: str, shapes: Sequence[TileShape]) -> Sequence[TileShape
         found = [shape for shape in shapes if shape.may_be_transposed]
     if found:
         return found
+    where = f"shapes_for({w_layout!r}, ...)"
+    if not shapes:
+        raise GraphError(
+            "no tile shapes are given",
+            where=where,
+            wanted="at least one TileShape",
+            got="none",
+            fix="pass SHAPES of etc_dist/ops/matmul_policy.py, or some of them",
+        )
     raise GraphError(
         "no tiles serve the weights",
-        where=f"shapes_for({w_layout!r}, ...)",
-        wanted="tiles"
-        + f" of which a worker loads a multiple of {CHUNK_COLUMNS} columns"
-        * (w_layout == "kn"),
-        got=", ".join(map(str, shapes)) or "none",
+        where=where,
+        wanted=f"tiles of which a worker loads a multiple of {CHUNK_COLUMNS} columns",
+        got=", ".join(map(str, shapes)),
         fix="choose shapes with may_be_transposed, or store the weights as [n, k]",
     )
 
@@ -325,16 +332,17 @@ class Tiles:
     `shape` selects one of `shapes`. Sizes of tiles are numbers of the graph, whose
     names begin with `name`.
 
-    all_rows: the rows of x, to divide them evenly among tiles. Tiles then have at most
-    the shape's rows, a multiple of 8 for each worker, and their number does not change:
-    bulk copies beyond the edge of x take longer than copies of fewer rows.
+    all_rows: the rows of x, or of each block of them, to divide them evenly among
+    tiles. Tiles then have at most the shape's rows, a multiple of 8 for each worker,
+    and their number does not change: bulk copies beyond the edge of x take longer than
+    copies of fewer rows.
 
     w_layout: "nk" for weights [n, k], "kn" for [k, n]. Then `shape` selects one of
     `shapes_for("kn", shapes)`.
 
-    blocks: if `all_rows` are those of one of several blocks, a multiple of LEAST_ROWS,
-    their number. No tile may then be in two blocks: a shape that cannot divide them
-    evenly has LEAST_ROWS."""
+    blocks: the number of blocks. If there are several, `all_rows` is a multiple of
+    LEAST_ROWS, and no tile is in two blocks: of a shape that cannot divide a block
+    evenly, tiles have LEAST_ROWS."""
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ from etc_dist.ops.matmul_policy import (
     Rating,
     Sizes,
     explain,
-    is_divided,
+    has_blocks,
     nearest,
     rate,
     waves_of,
@@ -29,8 +29,9 @@ SWITCH_US = 2.0
 """Added to the time of a pair of two different tile shapes: the fetch of the second
 one's code. Measured on an H200 only."""
 MOST_SLOWER = 1.15
-"""Measured pairs serve a size if one of them takes at most so many times as long as the
-fastest pair, by the model: others may be much faster for fewer rows of a class."""
+"""Measured pairs serve a size only if by the model one of them takes at most so many
+times as long as the fastest pair. Their times also serve fewer rows (see ROW_CLASSES),
+for which others may be much faster."""
 
 
 class Pair(NamedTuple):
@@ -66,7 +67,7 @@ def rate_pairs(
     """The pairs to choose from for m rows of all ranks: first measured ones, then those
     of which most matmuls have a measured time, then the rest, each group the fastest
     first."""
-    in_blocks = is_divided(m, world_size)
+    in_blocks = has_blocks(m, world_size)
     first, second = sizes_of(m, hidden, inner)
     ups, downs = (
         rate(
@@ -168,7 +169,7 @@ def choose_shapes(
             by_number = {one.number: one for one in reversed(found)}
             chosen = by_number.pop(found[0].number)
             ratings = [chosen, *sorted(by_number.values(), key=lambda one: one.us)]
-            in_blocks = is_divided(tokens, world_size)
+            in_blocks = has_blocks(tokens, world_size)
             given = sizes[own], workers, shapes, ratings, tuning, in_blocks
             lines = explain(*given)
             return [lines[0], f"  {text}: {_time(best)}", *lines[1:]]

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from etc_dist.functions.attend import HEADS, SLICE_POSITIONS, TOGETHER
-from etc_dist.functions.tile_matmul import TileShape
+from etc_dist.functions.tile_matmul import MOST_FEW_ROWS, TileShape
 from etc_dist.models.config import ModelConfig
 from etc_dist.models.experts import Mixture
-from etc_dist.ops.matmul_policy import MOST_SWAPPED_ROWS, SHAPES, choose, estimate
+from etc_dist.ops.matmul_policy import SHAPES, choose, estimate
 from etc_dist.ops.tuning import Tuning, default_tuning
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
@@ -141,7 +141,7 @@ class StepPolicy:
         heights = sorted({shape.rows for shape in self.shapes})
         wanted = min(rows, max(LEAST_TILE, math.ceil(MEAN_ROWS * mean)))
         fitting = [n for n in heights if n >= wanted] or heights
-        height = min(fitting[0], max(n for n in heights if n <= MOST_SWAPPED_ROWS))
+        height = min(fitting[0], max(n for n in heights if n <= MOST_FEW_ROWS))
         unused = (1 - mixture.top_k / mixture.experts) ** rows
         groups = math.ceil(mixture.experts * (1 - unused))
         config = self.config

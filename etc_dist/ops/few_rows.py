@@ -28,10 +28,10 @@ from etc_dist.ops.deterministic import BATCH
 from etc_dist.ops.matmul_policy import (
     BLOCK,
     BLOCK_UNIT,
-    MOST_ALONE,
+    ONE_BLOCK,
     SHAPES,
     explained,
-    is_divided,
+    has_blocks,
 )
 from etc_dist.ops.operation import Candidate
 from etc_dist.ops.order import tile_grid
@@ -40,14 +40,15 @@ from etc_dist.schedule.plan import Choice
 from etc_dist.world import World
 
 SUMMED = 1024
-"""Columns of a row whose partial sums one warp adds; half of them, in one round of
-loads, for up to SUMMED_FEW rows of all ranks."""
+"""Columns of a row whose partial sums one warp adds."""
 SUMMED_FEW = 128
-PUSHED, PIECES = 2048, 4
-"""For up to PUSHED_FEW rows of all ranks, one warp pushes PUSHED columns of a row, in
-one round of loads; a multiple of them where that makes more than PIECES pieces. Of more
-rows it pushes whole ones: pieces of 128 rows took longer."""
-PUSHED_FEW = 32
+"""With up to so many rows on all ranks, a warp adds half as many columns, which it
+loads at once."""
+PUSHED = 2048
+"""Columns of a row that one warp pushes, which it loads at once, with up to PUSHED_FEW
+rows on all ranks; or a multiple of them, so that a row has at most PIECES pieces. With
+more rows a warp pushes whole ones: at 128 rows, dividing them was slower."""
+PUSHED_FEW, PIECES = 32, 4
 MOST_ROWS = 1024
 """The most rows, over all ranks, that are gathered first; more are multiplied as they
 arrive."""
@@ -77,11 +78,11 @@ def with_few_rows(
     ) -> list[Choice]:
         sizes = size * dims["rows"], dims["n"], dims["k"]
         given = sizes, workers, shapes_for(w_layout, SHAPES), tuning
-        in_order, in_blocks = deterministic == BATCH, is_divided(sizes[0], size)
+        in_order, in_blocks = deterministic == BATCH, has_blocks(sizes[0], size)
         return [explained("shape", *given, in_order=in_order, in_blocks=in_blocks)]
 
     def capacity(dims: Mapping[str, int]) -> list[Mapping[str, int]]:
-        """For either layout of w: positions beyond the shapes select the last one."""
+        """For either layout of w. A position beyond the shapes selects the last one."""
         most = MOST_ROWS // size
         shapes = [shapes_for(w_layout, SHAPES) for w_layout in W_LAYOUTS]
         return [
@@ -113,15 +114,16 @@ def capacity_dims(
 
 
 class RowBlocks:
-    """All ranks' rows of a graph in blocks, with one event for each block: see BLOCK
-    and `is_divided`. most: the most rows of a block, a multiple of BLOCK_UNIT."""
+    """All ranks' rows of a graph in blocks, with one event for each block: see BLOCK.
+    Up to ONE_BLOCK rows of a single rank are one block. most: the most rows of a block
+    otherwise, a multiple of BLOCK_UNIT."""
 
     def __init__(self, g: Graph, tokens: Expr, most: int = BLOCK) -> None:
         self.g, self.tokens = g, tokens
         count = ceildiv(tokens, most)
         if g.world_size == 1:
-            more = minimum(1, (tokens - 1) // MOST_ALONE)  # 0 or 1
-            count, most = 1 + more * (count - 1), max(most, MOST_ALONE)
+            more = minimum(1, (tokens - 1) // ONE_BLOCK)  # 0 or 1
+            count, most = 1 + more * (count - 1), max(most, ONE_BLOCK)
         self.count = g.let("blocks", count)
         units = ceildiv(tokens, self.count * BLOCK_UNIT)
         self.block = g.let("block_rows", minimum(most, BLOCK_UNIT * units))

@@ -30,8 +30,7 @@ def matmul_graph(
 ) -> None:
     """x [m, k], w [n, k] or [k, n] -> y [m, n] in `dtype`, on each rank its own.
 
-    The dim `shape` selects one of `shapes`, by position; for w [k, n] of those that
-    serve it."""
+    The dim `shape` selects one of `shapes_for(w_layout, shapes)`, by position."""
     m, n, k, shape = g.dims("m n k shape")
     x = g.input("x", (m, k), dtype)
     w = g.input("w", weight_shape(w_layout, n, k), dtype)

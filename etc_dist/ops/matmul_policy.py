@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from etc_dist.functions.tile_matmul import TileShape
+from etc_dist.functions.tile_matmul import MOST_FEW_ROWS, TileShape
 from etc_dist.ops.order import ROW_GROUP
 from etc_dist.ops.tuning import (
     Constants,
@@ -37,26 +37,25 @@ SHAPES = (
     *(TileShape(128, c, "k") for c in (64, 80, 96, 112, 128, 160, 192, 208, 224, 256)),
 )
 """The tiles that one program has."""
-MOST_SWAPPED_ROWS = 64
-"""A swapped tile with fewer rows must hold all rows of x. Of those that hold them and
-differ in nothing else, the one with the fewest rows is chosen."""
 ONLY_SWAPPED_ROWS = 32
 """Up to so many rows of x, other tiles were never faster."""
 TALL_ROWS = range(129, 1281)
-"""The numbers of rows of x for which tall tiles serve: with fewer rows others were
-faster, and from 2048 on too, if calls follow each other."""
+"""The numbers of rows of x for which tall tiles serve. With fewer rows others were
+faster; at 2048 rows, where tall ones gained 2 % in single calls, three of 12 sizes took
+1 to 9 % longer in CUDA graphs."""
 GATED = tuple(number for number, one in enumerate(SHAPES) if one.may_be_gated)
 """The positions of shapes that may be gated."""
 BLOCK = 256
-"""The most rows of a block of rows, for which there is one event. If there are several,
-they are equal but for the last: no tile is in two of them."""
-MOST_ALONE = 1280
-"""On one rank, the most rows that are one block: none arrive during the multiplication,
-and tiles divide all of them evenly."""
+"""The most rows of a block if there are several. A block of rows has one event, and no
+tile is in two blocks. They have equally many rows, but for the last."""
+ONE_BLOCK = 1280
+"""On one rank, up to so many rows are one block, which tiles divide evenly: no rows
+arrive during the multiplication."""
 BLOCK_UNIT = 16
-"""Their rows are a multiple of this, so that half a block is a whole tile."""
-EXCHANGED_COLUMNS = 64
-"""The unit of sums that a pair exchanges."""
+"""The rows of a block are a multiple of this if there are several, so that half a block
+may be a tile."""
+EXCHANGE_UNIT = 64
+"""The unit of the extent of sums that a pair exchanges."""
 ROW_CLASSES = (8, 16, 32, 64, 96, 128, 200, 256, 400, 512, 800, 1024, 2048, 4096)
 """A time measured with one of these numbers of rows also serves fewer rows, down to
 the next number."""
@@ -77,7 +76,8 @@ class Work:
     stages: of a pair of workers, in all its waves. started: for few rows, the pairs of
     workers that have a tile. idle: for few rows, the share of pairs without one.
     copied, read, cycles: for one stage, bytes copied into an SM, bytes read from memory
-    and cycles of wgmma. exchanged: the columns whose sums the workers of a pair
+    and cycles of wgmma. swapped: whether tiles are swapped ones for few rows.
+    exchanged: the columns, or of tall tiles the rows, whose sums the workers of a pair
     exchange, in units of 64; 0 if they do not split k.
     """
 
@@ -118,14 +118,15 @@ class Work:
         return constants.launch_us + start + stages + self.ends(constants) * end
 
 
-def is_divided(m: int, world_size: int) -> bool:
-    """Whether m rows of all ranks may be several blocks."""
-    return world_size > 1 or m > MOST_ALONE
+def has_blocks(m: int, world_size: int) -> bool:
+    """Whether m rows of all ranks are divided into blocks of up to BLOCK rows."""
+    return world_size > 1 or m > ONE_BLOCK
 
 
 def tiles_down(shape: TileShape, m: int, in_blocks: bool) -> int:
     """The number of tiles that m rows are divided into. in_blocks: none is in two
-    blocks."""
+    blocks; then not for swapped tiles for few rows, which may not divide a block
+    evenly."""
     if not in_blocks or m <= BLOCK:
         return -(-m // shape.rows)
     units = -(-m // (-(-m // BLOCK) * BLOCK_UNIT))
@@ -159,7 +160,7 @@ def work_of(
         read=active * shape.columns * depth * 2 / min(down, pairs),
         cycles=blocks * shape.depth / 16 * wide / 2,
         swapped=swapped,
-        exchanged=(shape.split == "k") * exchanged / EXCHANGED_COLUMNS,
+        exchanged=(shape.split == "k") * exchanged / EXCHANGE_UNIT,
     )
 
 
@@ -189,9 +190,10 @@ class Rating:
 
 
 def serving(m: int, shapes: Sequence[TileShape] = SHAPES) -> list[int]:
-    """The positions of the shapes that can serve m rows. Swapped tiles whose rows are
-    divided serve only if both workers have rows; tall ones, TALL_ROWS."""
-    few = min(m, MOST_SWAPPED_ROWS)
+    """The positions of the shapes that can serve m rows. Swapped tiles for few rows
+    must hold all of up to MOST_FEW_ROWS; those whose rows are divided serve only if
+    both workers have rows. Tall tiles serve TALL_ROWS."""
+    few = min(m, MOST_FEW_ROWS)
     return [
         number
         for number, one in enumerate(shapes)
@@ -229,6 +231,7 @@ def rate(
     swapped = {number: one for number, one in left.items() if one.swapped}
     if m <= ONLY_SWAPPED_ROWS:
         left = swapped or left
+    # Of those that hold all rows and differ in nothing else, the one with fewest rows.
     fewest: dict[tuple[str, int], int] = {}
     for one in swapped.values():
         if one.rows >= m:
@@ -362,7 +365,7 @@ def explain(
         f"  {_counted(work.stages, 'stage')} of {max(stage):.2f} us, bound by {bound}; "
         f"{shape.stage_bytes >> 10} KB, {shape.step} of k",
         *(f"  next: {each}" for each in others),
-        f"  tuning: {tuning.show()}; its times are of w [n, k]",
+        f"  tuning: {tuning.show()}, measured with weights [n, k]",
     ]
 
 

@@ -127,9 +127,10 @@ class Operation:
 
     def show(self, **dims: int) -> str:
         """Graph, plan and what is not proved of the program that serves a call with
-        these dims, the numbers at that shape, and the chosen tiles with the reasons. Of
-        several such programs, that of the last call. Without dims, those of `program`.
-        WorldError before a call has compiled it."""
+        these dims, the numbers at that shape, and the chosen tiles with the reasons. If
+        several programs serve them (dtypes, layouts of weights), the one of the last
+        call is shown. Without dims, shows `program`, without numbers. WorldError before
+        a call has compiled it."""
         if not dims:
             return self.program.show()
         dims = {**self._known.dims, **dims}

@@ -11,9 +11,9 @@ namespace etc {
 
 constexpr u32 kStageDepth = 64;  // k of a box, and of most stages
 
-// Of weights [k, n] or of a tile, 64 rows of 64 elements.
+// The bytes of 64 rows of 64 elements, of weights [k, n] or of a tile of y.
 constexpr u32 kChunkBytes = 64 * 64 * 2;
-// Bits of the descriptor of w: the distance of 64 rows of w if they are stored [k, n].
+// The leading dimension's byte offset in the matrix descriptor of w.
 template <bool kIsKN>
 constexpr u32 kLeadingOfW = (kIsKN ? kChunkBytes >> 4 : 1u) << 16;
 

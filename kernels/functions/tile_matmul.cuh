@@ -24,8 +24,8 @@ template <u32... kTiles>
 struct TileList {
   static constexpr u32 kAll[] = {kTiles...}, kCount = sizeof...(kTiles);
 
-  // The end of the shapes from `first` on that share a compute function, in which each has its own
-  // mainloop: equal but for columns, depth and split.
+  // The end of the shapes from `first` on that share a compute function: equal but for columns,
+  // depth and split.
   ETC_DEVICE static constexpr u32 end_of(u32 first) {
     const TileShape shape = TileShape::of(kAll[first]);
     u32 end = first + 1;

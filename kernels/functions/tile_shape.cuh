@@ -21,7 +21,7 @@ struct TileShape {
             packed >> 9 & 7,     (packed >> 12 & 63) * 8,   (packed >> 18 & 63) * 8,
             (packed >> 24 & 63) * 8};
   }
-  // Only for an element of kTiles, which has the bits of all splits with its mainloop; not for
+  // Only for an element of kTiles: its split has the bits of all splits of its mainloop. Not for
   // kSplitColumns, which is 0.
   ETC_DEVICE constexpr bool may_split(TileSplit by) const { return (split & by) != 0; }
   ETC_DEVICE constexpr u32 box_x() const { return rows * 128; }
@@ -29,11 +29,11 @@ struct TileShape {
   // The bytes of a stage in shared memory: boxes of w, then boxes of x.
   ETC_DEVICE constexpr u32 bytes() const { return depth * (box_x() + box_w()); }
   ETC_DEVICE constexpr u32 loaded_bytes() const { return depth * (loaded * 128 + box_w()); }
-  // Whether the workers exchange sums in a stage of the ring, and not in the buffer.
+  // If k is split: whether the workers exchange sums in a stage of the ring, or in the buffer.
   ETC_DEVICE constexpr bool uses_stage() const { return rows > 64; }
   // Whether it is swapped, but has more than a few rows of x.
   ETC_DEVICE constexpr bool is_tall() const { return is_swapped != 0 && uses_stage(); }
-  // The bytes of such a stage; 0 if there is none.
+  // The bytes of the stage in which a worker receives the other one's sums; 0 if there is none.
   ETC_DEVICE constexpr u32 exchanged_bytes() const {
     if (split != kSplitK || !uses_stage()) return 0;
     return etc::exchanged_bytes(is_swapped ? rows : columns);

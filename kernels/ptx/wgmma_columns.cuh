@@ -103,8 +103,8 @@ template <bool kIsTransposed>
 constexpr u32 kStepOf = kIsTransposed ? 128 : 2;
 
 // Multiplies a box of a stage, four steps of 16 k: d = a * b, or d += a * b if `accumulate`, in the
-// first kColumns / 2 elements of d. a and b are k-major or, if kTransposeA or kTransposeB, rows of
-// 64 elements along their other axis.
+// first kColumns / 2 elements of d. a and b are K-major, or MN-major if kTransposeA or kTransposeB:
+// then a row of 64 elements runs along m or n.
 // rows: the caller uses only the results of the first `rows` rows of a; the others may be anything.
 // NOTE: the four steps in one statement: each moves all registers of d in the compiler's code.
 template <

@@ -9,7 +9,7 @@ from etc_dist.errors import WorldError
 from etc_dist.functions.tile_matmul import LEAST_ROWS, TileShape, shapes_for
 from etc_dist.ops.all_gather_matmul import gathered_matmul_graph
 from etc_dist.ops.few_rows import MOST_ROWS, capacity_dims, has_few_rows
-from etc_dist.ops.matmul_policy import BLOCK, SHAPES, choose, is_divided, tiles_down
+from etc_dist.ops.matmul_policy import BLOCK, SHAPES, choose, has_blocks, tiles_down
 from etc_dist.ops.matmul_reduce_scatter import returned_matmul_graph
 from etc_dist.runtime.memory_plan import Capacity, plan_memory
 from etc_dist.schedule.plan import Choice
@@ -81,7 +81,7 @@ def test_rows_of_one_rank_are_one_block_that_tiles_divide(rows, blocks):
     graph = gathered_matmul_graph(1, shapes=[shape])
     env = graph.environment({"n": 64, "k": 64, "rows": rows, "shape": 0}, 0)
     assert env["blocks"] == blocks
-    in_blocks = is_divided(rows, 1)
+    in_blocks = has_blocks(rows, 1)
     assert in_blocks == (blocks > 1)
     down = tiles_down(shape, rows, in_blocks)
     assert -(-rows // env["tile_even_rows"]) == down

@@ -73,7 +73,7 @@ def test_show_gives_the_chosen_tiles_and_the_next_ones(make, problem, world):
         "  next: 64 x 112, split k, swapped: 37.2 us predicted\n"
         "  next: 64 x 80, split rows, swapped: 37.7 us predicted\n"
         "  next: 128 x 80, split k: 39.5 us predicted\n"
-        f"  tuning: {tuning_of(world).show()}; its times are of w [n, k]\n"
+        f"  tuning: {tuning_of(world).show()}, measured with weights [n, k]\n"
     )
     given = op.program.plan.show(132, m=64, n=5120, k=25600, shape=3)
     assert "tiles of" not in given and "320 units" in given

@@ -73,7 +73,7 @@ struct WgmmaOp {
   uint64_t a, b;
   int columns, rows;  // rows of a beyond these are not read
   bool adds, is_half;
-  bool a_is_kn, b_is_kn;  // rows along the other axis than k, of 64 elements
+  bool a_is_kn, b_is_kn;  // MN-major
   AgentView known;                // of a warp's first thread
 };
 struct Copy {
