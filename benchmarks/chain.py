@@ -26,7 +26,7 @@ from etc_dist.ir import EventTensor, Graph, Tensor, graph_function
 from etc_dist.layers.mlp_policy import combined
 from etc_dist.ops.argument_table import ArgumentTable
 from etc_dist.ops.few_rows import RowBlocks
-from etc_dist.ops.matmul_policy import SHAPES, rate
+from etc_dist.ops.matmul_policy import SHAPES, has_blocks, rate
 from etc_dist.ops.operation import Candidate, Operation
 from etc_dist.ops.tuning import Tuning, tuning_of
 from etc_dist.schedule.plan import Choice
@@ -113,6 +113,7 @@ class Chain(Operation):
         ups, downs = (
             rate(
                 *(dims["rows"], *sizes_of(n, hidden, inner), workers),
+                in_blocks=has_blocks(dims["rows"], self.world.size),
                 tuning=tuning,
             )
             for n in range(2)

@@ -29,9 +29,9 @@ SWITCH_US = 2.0
 """Added to the time of a pair of two different tile shapes: the fetch of the second
 one's code. Measured on an H200 only."""
 MOST_SLOWER = 1.15
-"""Measured pairs serve a size only if by the model one of them takes at most so many
-times as long as the fastest pair. Their times also serve fewer rows (see ROW_CLASSES),
-for which others may be much faster."""
+"""Measured pairs serve a size only if the fastest of them takes, as measured or by the
+model, at most so many times as long as the model's fastest pair. Their times also serve
+fewer rows (see ROW_CLASSES), for which others may be much faster."""
 
 
 class Pair(NamedTuple):
@@ -89,14 +89,21 @@ def rate_pairs(
         return tuple(map(by_key.get, key.split(JOINED)))
 
     def serves(one: MeasuredPair) -> bool:
-        """Whether a pair was measured that is about as fast here as any other by the
-        model, and all tiles have as many waves."""
+        """Whether its fastest pair here is about as fast as the model's, and all tiles
+        have as many waves as when they were measured, on one rank."""
         there = sizes_of(one.m, one.hidden, one.inner)
         pairs = [*map(numbers, one.us)]
-        is_fast = any(pair in allowed and allowed[pair].us <= most for pair in pairs)
-        return is_fast and all(
+        known = [
+            (us, allowed[pair].us)
+            for pair, us in zip(pairs, one.us.values(), strict=True)
+            if pair in allowed
+        ]
+        if not known:
+            return False
+        measured_us, predicted_us = min(known)
+        return min(measured_us, predicted_us) <= most and all(
             waves_of(shapes[number], here, workers, in_blocks)
-            == waves_of(shapes[number], at, workers, in_blocks)
+            == waves_of(shapes[number], at, workers, has_blocks(one.m, 1))
             for pair in pairs
             for number, here, at in zip(pair, (first, second), there, strict=True)
             if number is not None
@@ -160,7 +167,7 @@ def choose_shapes(
         in_order=in_order,
         tuning=tuning,
     )
-    best = pairs[0]
+    best, in_blocks = pairs[0], has_blocks(tokens, world_size)
     sizes = sizes_of(tokens, hidden, inner)
 
     def reasons(own: int, text: str) -> Callable[[], list[str]]:
@@ -169,9 +176,7 @@ def choose_shapes(
             by_number = {one.number: one for one in reversed(found)}
             chosen = by_number.pop(found[0].number)
             ratings = [chosen, *sorted(by_number.values(), key=lambda one: one.us)]
-            in_blocks = has_blocks(tokens, world_size)
-            given = sizes[own], workers, shapes, ratings, tuning, in_blocks
-            lines = explain(*given)
+            lines = explain(sizes[own], workers, shapes, ratings, tuning, in_blocks)
             return [lines[0], f"  {text}: {_time(best)}", *lines[1:]]
 
         return explained

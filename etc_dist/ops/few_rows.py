@@ -28,7 +28,7 @@ from etc_dist.ops.deterministic import BATCH
 from etc_dist.ops.matmul_policy import (
     BLOCK,
     BLOCK_UNIT,
-    ONE_BLOCK,
+    BLOCKS_IN_ONE,
     SHAPES,
     explained,
     has_blocks,
@@ -42,8 +42,8 @@ from etc_dist.world import World
 SUMMED = 1024
 """Columns of a row whose partial sums one warp adds."""
 SUMMED_FEW = 128
-"""With up to so many rows on all ranks, a warp adds half as many columns, which it
-loads at once."""
+"""With up to so many rows on all ranks, a warp adds half as many columns: on up to four
+ranks it loads them at once."""
 PUSHED = 2048
 """Columns of a row that one warp pushes, which it loads at once, with up to PUSHED_FEW
 rows on all ranks; or a multiple of them, so that a row has at most PIECES pieces. With
@@ -105,7 +105,8 @@ def capacity_dims(
     names: Sequence[str],
 ) -> list[Mapping[str, int]]:
     """The calls up to `most` rows that need the most memory: the queues of a dynamic
-    plan are longest for the smallest tiles. names: the dims that select tile shapes, by
+    plan are longest for the smallest tiles, and for whole rows of MOST_ROWS rather than
+    for pieces of few. names: the dims that select tile shapes, by
     position in `shapes`."""
     areas = [shape.rows * shape.columns for shape in shapes]
     smallest = areas.index(min(areas))
@@ -115,15 +116,15 @@ def capacity_dims(
 
 class RowBlocks:
     """All ranks' rows of a graph in blocks, with one event for each block: see BLOCK.
-    Up to ONE_BLOCK rows of a single rank are one block. most: the most rows of a block
-    otherwise, a multiple of BLOCK_UNIT."""
+    On one rank they are a single block if BLOCKS_IN_ONE could hold them. most: the most
+    rows of a block otherwise, a multiple of BLOCK_UNIT."""
 
     def __init__(self, g: Graph, tokens: Expr, most: int = BLOCK) -> None:
         self.g, self.tokens = g, tokens
         count = ceildiv(tokens, most)
         if g.world_size == 1:
-            more = minimum(1, (tokens - 1) // ONE_BLOCK)  # 0 or 1
-            count, most = 1 + more * (count - 1), max(most, ONE_BLOCK)
+            most *= BLOCKS_IN_ONE
+            count = select(equal((tokens - 1) // most, 0), 1, count)
         self.count = g.let("blocks", count)
         units = ceildiv(tokens, self.count * BLOCK_UNIT)
         self.block = g.let("block_rows", minimum(most, BLOCK_UNIT * units))
@@ -235,8 +236,8 @@ class RowBlocks:
         self._send_back(product, produced, y, summed)
 
     def _width(self, name: str, most: int, few: Expr | int, many: Expr | int) -> Expr:
-        """The columns of a row in one task: `few` for up to `most` rows of all ranks,
-        else `many`."""
+        """The columns of a row in one task, as a number of the graph: `few` for up to
+        `most` rows of all ranks, else `many`."""
         are_few = equal((self.tokens - 1) // most, 0)
         return self.g.let(f"{name}_columns", select(are_few, few, many))
 

@@ -48,9 +48,9 @@ GATED = tuple(number for number, one in enumerate(SHAPES) if one.may_be_gated)
 BLOCK = 256
 """The most rows of a block if there are several. A block of rows has one event, and no
 tile is in two blocks. They have equally many rows, but for the last."""
-ONE_BLOCK = 1280
-"""On one rank, up to so many rows are one block, which tiles divide evenly: no rows
-arrive during the multiplication."""
+BLOCKS_IN_ONE = 5
+"""On one rank, rows for up to so many blocks are a single one, which tiles divide
+evenly: no rows arrive during the multiplication."""
 BLOCK_UNIT = 16
 """The rows of a block are a multiple of this if there are several, so that half a block
 may be a tile."""
@@ -120,7 +120,7 @@ class Work:
 
 def has_blocks(m: int, world_size: int) -> bool:
     """Whether m rows of all ranks are divided into blocks of up to BLOCK rows."""
-    return world_size > 1 or m > ONE_BLOCK
+    return world_size > 1 or m > BLOCKS_IN_ONE * BLOCK
 
 
 def tiles_down(shape: TileShape, m: int, in_blocks: bool) -> int:
@@ -327,13 +327,14 @@ def _nearest(
     in_blocks: bool,
 ) -> Measured | None:
     """The nearest measured sizes that serve `sizes`: with as many waves on each of the
-    shapes, and with a time of allowed[0], the model's choice."""
+    shapes as when they were measured, without blocks, and with a time of allowed[0],
+    the model's choice."""
 
     def serves(one: Measured) -> bool:
         at = one.m, one.n, one.k
         return allowed[0].key in one.us and all(
             waves_of(shape, sizes, workers, in_blocks)
-            == waves_of(shape, at, workers, in_blocks)
+            == waves_of(shape, at, workers, False)
             for shape in allowed
             if shape.key in one.us
         )

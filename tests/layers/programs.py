@@ -265,7 +265,7 @@ PROGRAMS: dict[str, Program] = {
             "produced": "product",
             "returned": "parts",
         },
-        corners=[(n, {}, (20, 37, 19)) for n in (1, 2, 5)],
+        corners=[(1, {}, (90, 37, 19)), *((n, {}, (20, 37, 19)) for n in (1, 2, 5))],
     ),
     "mlp many rows": Program(
         graph=mlp_graph,

@@ -76,7 +76,7 @@ def test_one_rank_has_one_program(one_rank, make, compiled):
 @pytest.mark.mpi(max_size=2)
 @pytest.mark.parametrize("number", some_of(GATED, 8))
 def test_any_tiles_give_the_result(number, make, monkeypatch):
-    """Two blocks and more of all ranks' rows; tails of rows, hidden and inner."""
+    """Two blocks and more of several ranks' rows; tails of rows, hidden and inner."""
     shapes = {"gate_up_shape": number, "down_shape": (number + 5) % len(SHAPES)}
     choices = [Choice(name, shape, list) for name, shape in shapes.items()]
     monkeypatch.setattr(

@@ -6,9 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from etc_dist.layers.mlp_policy import choose_shapes, pair_key, rate_pairs
+from etc_dist.functions.tile_matmul import TileShape
+from etc_dist.layers.mlp_policy import (
+    MOST_SLOWER,
+    choose_shapes,
+    pair_key,
+    rate_pairs,
+)
+from etc_dist.layers.mlp_tiles import mlp_tiles_graph
 from etc_dist.ops.matmul_policy import SHAPES
 from etc_dist.ops.tuning import MeasuredPair, default_tuning, shipped
+from tests.ops.tile_counts import tiles_in, tiles_of
 
 WORKERS = 132
 MODEL = replace(default_tuning(), measured=(), pairs=())
@@ -86,3 +94,49 @@ def test_reasons_are_shown_at_all_measured_sizes(name):
             first, together, *_ = choice.reasons()
             assert f"tiles of {SHAPES[choice.value]}: " in first
             assert " us together, " in together
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(("hidden", "inner"), [(5120, 3200), (8192, 3584)])
+@pytest.mark.parametrize("rows", range(258, 1340, 54))
+def test_the_policy_counts_the_tiles_of_the_graph(ranks, hidden, inner, rows):
+    dims = {"rows": rows // ranks, "hidden": hidden, "inner": inner}
+    tuning = default_tuning()
+    choices = choose_shapes(dims, ranks, WORKERS, SHAPES, tuning=tuning)
+    sizes = rows, hidden, inner, WORKERS, SHAPES
+    best = rate_pairs(*sizes, world_size=ranks, tuning=tuning)[0]
+    assert [one.value for one in choices] == [best.up.number, best.down.number]
+    shapes = {one.dim: one.value for one in choices}
+    env = mlp_tiles_graph(ranks).environment(dims | shapes, 0)
+    for one, name in zip(choices, ("gate_up", "down"), strict=True):
+        assert tiles_in(one.reasons()) == tiles_of(env, name)
+
+
+def test_measured_waves_are_those_of_one_rank():
+    """Of 400 rows of two ranks a block has 208: down has one more row of tiles."""
+    sizes = 400, 5120, 1024
+    tiles = TileShape(128, 128, "k"), TileShape(160, 256, swapped=True)
+    pair = MeasuredPair(*sizes, {pair_key(*tiles): 1.0})
+    tuning = replace(MODEL, pairs=(pair,))
+    one, two = (
+        rate_pairs(*sizes, WORKERS, SHAPES, world_size=ranks, tuning=tuning)
+        for ranks in (1, 2)
+    )
+    assert one[0].measured == pair
+    assert two[0].measured is None
+
+
+@pytest.mark.parametrize(
+    ("slow_us", "fast_us", "serves"), [(2.0, 3.0, False), (1.1, 3.0, True)]
+)
+def test_the_fastest_of_measured_pairs_must_be_fast(slow_us, fast_us, serves):
+    """Times relative to the model's choice, the second pair. It does not vouch for the
+    first one."""
+    rated = rate_pairs(*SIZES, WORKERS, SHAPES, tuning=MODEL)
+    best = rated[0]
+    slow = next(one for one in rated if one.us > MOST_SLOWER * best.us)
+    keys = [pair_key(SHAPES[o.up.number], SHAPES[o.down.number]) for o in (slow, best)]
+    times = slow_us * best.us, fast_us * best.us
+    pair = MeasuredPair(*SIZES, dict(zip(keys, times, strict=True)))
+    found = rate_pairs(*SIZES, WORKERS, SHAPES, tuning=replace(MODEL, pairs=(pair,)))
+    assert (found[0].measured == pair) == serves

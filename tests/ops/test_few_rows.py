@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 
 from etc_dist import AllGatherMatmul, MatmulReduceScatter
 from etc_dist.errors import WorldError
 from etc_dist.functions.tile_matmul import LEAST_ROWS, TileShape, shapes_for
 from etc_dist.ops.all_gather_matmul import gathered_matmul_graph
-from etc_dist.ops.few_rows import MOST_ROWS, capacity_dims, has_few_rows
-from etc_dist.ops.matmul_policy import BLOCK, SHAPES, choose, has_blocks, tiles_down
+from etc_dist.ops.few_rows import (
+    MOST_ROWS,
+    capacity_dims,
+    has_few_rows,
+    with_few_rows,
+)
+from etc_dist.ops.matmul_policy import (
+    BLOCK,
+    SHAPES,
+    choose,
+    has_blocks,
+    rate,
+    tiles_down,
+)
 from etc_dist.ops.matmul_reduce_scatter import returned_matmul_graph
+from etc_dist.ops.operation import Candidate
+from etc_dist.ops.tuning import default_tuning
 from etc_dist.runtime.memory_plan import Capacity, plan_memory
 from etc_dist.schedule.plan import Choice
+from etc_dist.world import World
 from tests.conftest import some_of
 from tests.layers.programs import SCHEDULES
+from tests.ops.tile_counts import tiles_in, tiles_of
 
 GRAPHS = {
     MatmulReduceScatter: (returned_matmul_graph, "matmul_reduce_scatter_graph"),
@@ -125,7 +144,7 @@ def test_few_rows_whole_blocks_and_transposed_weights_take_turns(
 def test_any_tiles_give_the_result(
     kind, w_layout, number, world, make, problem, monkeypatch
 ):
-    """Two blocks and more of all ranks' rows; tails of rows and columns."""
+    """Two blocks and more of several ranks' rows; tails of rows and columns."""
     monkeypatch.setattr(
         "etc_dist.ops.few_rows.explained",
         lambda dim, *_, in_order, in_blocks: Choice(dim, number, list),
@@ -135,6 +154,22 @@ def test_any_tiles_give_the_result(
     op(p.x, p.w, p.out)
     op.synchronize()
     p.check_exact(p.out)
+
+
+@kinds
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("rows", range(258, 1340, 54))
+def test_the_policy_counts_the_tiles_of_the_graph(kind, ranks, rows):
+    graph = GRAPHS[kind][0]
+    hosts = SimpleNamespace(count=1)
+    world = cast(World, SimpleNamespace(size=ranks, hosts=hosts))
+    few, _ = with_few_rows(graph, Candidate(graph), world, "run")
+    dims = {"rows": rows // ranks, "n": 7168, "k": 8192}
+    [choice] = few.policy(default_tuning(), "nk", dims, 132)
+    best = rate(rows, 7168, 8192, 132, in_blocks=ranks > 1 or rows > 1280)[0]
+    assert choice.value == best.number
+    env = graph(ranks).environment(dims | {"shape": choice.value}, 0)
+    assert tiles_in(choice.reasons()) == tiles_of(env, "matmul")
 
 
 @pytest.mark.parametrize(
@@ -159,7 +194,7 @@ def test_few_rows_are_pushed_and_summed_in_pieces(rows, columns, pushed, summed)
     assert env["pushed_columns"] == pushed
 
 
-@pytest.mark.mpi
+@pytest.mark.mpi(min_size=2)
 @kinds
 def test_pieces_of_long_rows_are_exchanged(kind, make, problem, world):
     """Two pieces and the rest of x, and of sums."""
