@@ -9,7 +9,7 @@ import pytest
 from etc_dist.emulate import Emulator
 from etc_dist.emulate.memory import WAIT_LIMIT
 from etc_dist.functions.add_partials import add_partials
-from etc_dist.functions.epilogue import partial
+from etc_dist.functions.epilogue import E4M3, partial
 from etc_dist.functions.matmul import TILE, matmul_send, matmul_store
 from etc_dist.functions.push_rows import push_rows
 from etc_dist.functions.sum_ranks import sum_ranks
@@ -62,18 +62,22 @@ def test_a_pace_has_no_limit(folder):
 
 
 @graph_function
-def parts_of_rows(g: Graph) -> None:
-    """y [rows, 8] = x[:, 3:11], of x [rows, 16]: not aligned to 16 bytes."""
+def parts_of_rows(g: Graph, *, dtype: str) -> None:
+    """y [rows, 16] = x[:, 3:19], of x [rows, 32]: 7 columns and then 9, which are not
+    aligned to 16 bytes. In float8, two tasks write the two bytes of a pair."""
     rows = g.dims("rows")
-    x, y = g.input("x", (rows, 16), "bfloat16"), g.output("y", (rows, 8), "bfloat16")
-    (i,) = grid = g.grid(i=rows)
-    g.call(push_rows(), grid, reads=[x[i, 3:11]], writes=[y[i, :]])
+    x, y = g.input("x", (rows, 32), dtype), g.output("y", (rows, 16), dtype)
+    i, j = grid = g.grid(i=rows, j=2)
+    first, count = 7 * j, 7 + 2 * j
+    part = x[i, span(3 + first, count)]
+    g.call(push_rows(), grid, reads=[part], writes=[y[i, span(first, count)]])
 
 
-def test_a_part_of_a_row_may_begin_anywhere(folder):
-    x = draw(np.random.default_rng(3), (5, 16), "bfloat16")
-    program = Emulator(parts_of_rows(1), folder=folder)
-    check(program, [{"x": x}], [copied(x[:, 3:11])], {"rows": 5})
+@pytest.mark.parametrize("dtype", ["bfloat16", E4M3])
+def test_a_part_of_a_row_may_begin_anywhere(folder, dtype):
+    x = np.random.default_rng(3).standard_normal((5, 32)).astype(numpy_dtype(dtype))
+    program = Emulator(parts_of_rows(1, dtype=dtype), folder=folder)
+    check(program, [{"x": x}], [copied(x[:, 3:19])], {"rows": 5})
 
 
 @graph_function

@@ -256,10 +256,12 @@ struct Cell {
   Kind kind;
   uint32_t* by_agent;
 };
-// 16 bytes, the size of most accesses; split into pairs of bytes where they differ.
+// 16 bytes, the size of most accesses; split into pairs of bytes where they differ, and into bytes
+// where single ones are accessed. unit: the bytes of a part.
 struct Block {
   Cell whole;
   Cell* parts;
+  uint32_t unit;
 };
 struct Read {
   uint32_t reader, clock, next;
@@ -427,21 +429,32 @@ inline uint32_t copy_reads(uint32_t from) {
   }
   return made;
 }
-inline void split(Block& block) {
-  block.parts = static_cast<Cell*>(malloc(8 * sizeof(Cell)));
-  if (block.parts == nullptr) abort();
-  for (int i = 0; i < 8; ++i) {
-    block.parts[i] = block.whole;
+// Sets copies[0] to a cell and the others to copies of it.
+inline void copy_cell(const Cell& cell, Cell* copies, uint32_t count) {
+  for (uint32_t i = 0; i < count; ++i) {
+    copies[i] = cell;
     if (i == 0) continue;
-    block.parts[i].read = copy_reads(block.whole.read);
-    if (block.whole.by_agent == nullptr) continue;
-    block.parts[i].by_agent = static_cast<uint32_t*>(malloc(row_size * 4));
-    if (block.parts[i].by_agent == nullptr) abort();
-    memcpy(block.parts[i].by_agent, block.whole.by_agent, row_size * 4);
+    copies[i].read = copy_reads(cell.read);
+    if (cell.by_agent == nullptr) continue;
+    copies[i].by_agent = static_cast<uint32_t*>(malloc(row_size * 4));
+    if (copies[i].by_agent == nullptr) abort();
+    memcpy(copies[i].by_agent, cell.by_agent, row_size * 4);
   }
+}
+// Splits a block into parts of `unit` bytes, 2 or 1.
+inline void split(Block& block, uint32_t unit) {
+  Cell* const before = block.parts;
+  const uint32_t count = before == nullptr ? 1 : 16 / block.unit, copies = 16 / unit / count;
+  block.unit = unit, block.parts = static_cast<Cell*>(malloc(16 / unit * sizeof(Cell)));
+  if (block.parts == nullptr) abort();
+  for (uint32_t i = 0; i < count; ++i) {
+    copy_cell(before == nullptr ? block.whole : before[i], block.parts + i * copies, copies);
+  }
+  free(before);
 }
 inline void check(Block* blocks, uint64_t offset, uint64_t bytes, const Access& access, Row row) {
   const uint64_t end = offset + bytes;
+  const uint32_t unit = (offset | bytes) % 2 == 0 ? 2 : 1;
   for (uint64_t at = offset / 16 * 16; at < end; at += 16) {
     Block& block = blocks[at / 16];
     const bool is_whole = offset <= at && at + 16 <= end;
@@ -449,10 +462,10 @@ inline void check(Block* blocks, uint64_t offset, uint64_t bytes, const Access& 
       check_cell(block.whole, access, row, at);
       continue;
     }
-    if (block.parts == nullptr) split(block);
-    for (uint64_t i = 0; i < 8; ++i) {
-      const uint64_t part = at + i * 2;
-      if (part + 2 > offset && part < end) check_cell(block.parts[i], access, row, part);
+    if (block.parts == nullptr || block.unit > unit) split(block, unit);
+    for (uint64_t i = 0; i * block.unit < 16; ++i) {
+      const uint64_t part = at + i * block.unit;
+      if (part + block.unit > offset && part < end) check_cell(block.parts[i], access, row, part);
     }
     if (is_whole && access.writes) {  // all parts are equal now
       block.whole = block.parts[0];

@@ -81,7 +81,9 @@ static void end_blocks(Block* blocks, uint64_t count) {
   for (uint64_t i = 0; i < count; ++i) {
     const Block& block = blocks[i];
     if (block.parts == nullptr) free(block.whole.by_agent);
-    for (int k = 0; block.parts != nullptr && k < 8; ++k) free(block.parts[k].by_agent);
+    for (uint32_t k = 0; block.parts != nullptr && k * block.unit < 16; ++k) {
+      free(block.parts[k].by_agent);
+    }
     free(block.parts);
   }
 }
