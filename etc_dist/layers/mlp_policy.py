@@ -88,23 +88,25 @@ def rate_pairs(
         """The positions in `shapes` of the tiles of a measured pair."""
         return tuple(map(by_key.get, key.split(JOINED)))
 
+    def timed(one: MeasuredPair) -> list[tuple[float, Pair]]:
+        """Its times of pairs to choose from, and these pairs as predicted."""
+        return [
+            (us, allowed[pair])
+            for key, us in one.us.items()
+            if (pair := numbers(key)) in allowed
+        ]
+
     def serves(one: MeasuredPair) -> bool:
         """Whether its fastest pair here is about as fast as the model's, and all tiles
         have as many waves as when they were measured, on one rank."""
         there = sizes_of(one.m, one.hidden, one.inner)
-        pairs = [*map(numbers, one.us)]
-        known = [
-            (us, allowed[pair].us)
-            for pair, us in zip(pairs, one.us.values(), strict=True)
-            if pair in allowed
-        ]
-        if not known:
+        times = [(us, pair.us) for us, pair in timed(one)]
+        if not times or min(min(times)) > most:  # both times of the fastest one
             return False
-        measured_us, predicted_us = min(known)
-        return min(measured_us, predicted_us) <= most and all(
+        return all(
             waves_of(shapes[number], here, workers, in_blocks)
             == waves_of(shapes[number], at, workers, has_blocks(one.m, 1))
-            for pair in pairs
+            for pair in map(numbers, one.us)
             for number, here, at in zip(pair, (first, second), there, strict=True)
             if number is not None
         )
@@ -118,11 +120,7 @@ def rate_pairs(
     )
     if near is None:
         return found
-    known = [
-        allowed[pair]._replace(us=us, measured=near)
-        for pair, us in zip(map(numbers, near.us), near.us.values(), strict=True)
-        if pair in allowed
-    ]
+    known = [pair._replace(us=us, measured=near) for us, pair in timed(near)]
     return sorted(known, key=lambda one: one.us) + found
 
 

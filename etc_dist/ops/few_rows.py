@@ -106,8 +106,8 @@ def capacity_dims(
 ) -> list[Mapping[str, int]]:
     """The calls up to `most` rows that need the most memory: the queues of a dynamic
     plan are longest for the smallest tiles, and MOST_ROWS whole rows need more than the
-    pieces of fewer rows. names: the dims that select tile shapes, by
-    position in `shapes`."""
+    pieces of fewer rows. names: the dims that select tile shapes, by position in
+    `shapes`."""
     areas = [shape.rows * shape.columns for shape in shapes]
     smallest = areas.index(min(areas))
     rows = max(most, dims["rows"])

@@ -13,7 +13,7 @@ constexpr u32 kStageDepth = 64;  // k of a box, and of most stages
 
 // The bytes of 64 rows of 64 elements, of weights [k, n] or of a tile of y.
 constexpr u32 kChunkBytes = 64 * 64 * 2;
-// The leading dimension's byte offset in the matrix descriptor of w.
+// The bits of w's matrix descriptor that hold the leading dimension's byte offset.
 template <bool kIsKN>
 constexpr u32 kLeadingOfW = (kIsKN ? kChunkBytes >> 4 : 1u) << 16;
 

@@ -25,8 +25,8 @@ ETC_DEVICE void combine_four(float (&d)[kCount], u32 j, u32 shared, F f) {
 struct PairBarriers {
   u32 control;
 
-  // Of exchanges in the buffer. `arrived`: the other worker's sums for this worker's part. `ready`: the other
-  // worker can receive sums.
+  // Of exchanges in the buffer. `arrived`: the other worker's sums for this worker's part. `ready`:
+  // the other worker can receive sums.
   ETC_DEVICE u32 arrived() const { return control; }
   ETC_DEVICE u32 ready() const { return control + 8; }
   // Of exchanges in stages: the other worker has a stage for sums.
@@ -145,8 +145,8 @@ struct Boxes {
 };
 
 // The mainloop of a warpgroup, with kBoxes boxes of each stage: adds to the first kColumns / 2 sums
-// of a thread. kIsKN: w is stored [k, n]. kIsSwapped: rows of w are the M of wgmma. Returns whether a
-// wait has failed.
+// of a thread. kIsKN: w is stored [k, n]. kIsSwapped: rows of w are the M of wgmma. Returns whether
+// a wait has failed.
 template <
     bool kIsHalf, bool kIsKN, bool kIsSwapped, u32 kBoxes, u32 kColumns, u32 kCount, class Program>
 ETC_DEVICE bool multiply_boxes(

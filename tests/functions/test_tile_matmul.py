@@ -179,12 +179,14 @@ def test_shapes_that_gpus_do_not_have_are_refused(shape):
 
 def test_layouts_and_shapes_without_tiles_are_refused():
     assert shapes_for("nk", SHAPES) is SHAPES
-    for shapes, what, got in (
-        ([TileShape(128, 112)], "no tiles serve the w", "128 x 112, split columns"),
-        ([], "no tile shapes are given", "none"),
+    narrow = TileShape(128, 112)
+    for w_layout, shapes, what, got in (
+        ("kn", [narrow], "no tiles serve the weights", "128 x 112, split columns"),
+        ("kn", [], "no tile shapes are given", "none"),
+        ("nk", [], "no tile shapes are given", "none"),
     ):
         with pytest.raises(GraphError, match=what) as caught:
-            Tiles(Graph("one", 1), "tile", 0, shapes, w_layout="kn")
+            Tiles(Graph("one", 1), "tile", 0, shapes, w_layout=w_layout)
         assert caught.value.got == got
     with pytest.raises(ArgumentError, match="unknown w_layout"):
         shapes_for("nn", SHAPES)
