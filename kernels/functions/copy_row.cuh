@@ -1,23 +1,23 @@
-// Copies a row of a tensor, by one warp.
+// Copies bytes that are contiguous on both sides, such as a row of a tensor.
 #pragma once
 #include "ptx/memory.cuh"
 
 namespace etc {
 
-// Copies `bytes` with kUnroll 16-byte accesses in flight per thread.
-template <int kUnroll>
-ETC_DEVICE void copy_row(i32 thread, u64 to, u64 from, u32 bytes) {
+// kThreads threads copy `bytes`, with kUnroll 16-byte accesses in flight per thread.
+template <int kUnroll, u32 kThreads = 32, class Bytes>
+ETC_DEVICE void copy_row(i32 thread, u64 to, u64 from, Bytes bytes) {
+  constexpr Bytes kStep = kThreads * 16;
 #pragma unroll 1
-  for (u32 begin = thread * 16; begin < bytes; begin += kUnroll * 512) {
+  for (Bytes begin = thread * 16; begin < bytes; begin += kUnroll * kStep) {
     uint4 v[kUnroll];
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      const u64 place = from + begin + u * 512;
-      v[u] = begin + u * 512 < bytes ? ptx::load16_l2(place) : uint4{};
+      v[u] = ptx::load16_l2_if(begin + u * kStep < bytes, from + begin + u * kStep);
     }
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      if (begin + u * 512 < bytes) ptx::store16(to + begin + u * 512, v[u]);
+      if (begin + u * kStep < bytes) ptx::store16(to + begin + u * kStep, v[u]);
     }
   }
 }

@@ -2,6 +2,7 @@
 // NOTE: eight 16-byte accesses in flight per thread keep NVLink's queues short. More of them, or
 // bulk copies, slow down the loads of the tensor lane.
 #pragma once
+#include "functions/copy_row.cuh"
 #include "worker/task.cuh"
 
 namespace etc {
@@ -21,19 +22,7 @@ struct push_rows {
       for (u64 i = task.thread; i < count; i += Task::threads) gathered.at()[i] = x.at()[i];
       return;
     }
-    constexpr u64 kStep = Task::threads * 16;
-#pragma unroll 1
-    for (u64 i = task.thread * 16; i < bytes; i += kUnroll * kStep) {
-      uint4 v[kUnroll];
-#pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-        v[u] = ptx::load16_l2_if(i + u * kStep < bytes, from + i + u * kStep);
-      }
-#pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-        if (i + u * kStep < bytes) ptx::store16(to + i + u * kStep, v[u]);
-      }
-    }
+    copy_row<kUnroll, Task::threads>(task.thread, to, from, bytes);
   }
 };
 
