@@ -18,8 +18,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from benchmarks.cells import latest, ranks
+from benchmarks.decode_tables import greedy
 from benchmarks.records import RESULTS, ROOT, DecodeRecord, Record, load
-from benchmarks.table import greedy, is_uniform, latest, newest, ranks
+from benchmarks.table import is_uniform, newest
 
 SCHEDULES = ("static", "dynamic")
 COMPARED = {"moe": 1, "mlp": 4}

@@ -14,14 +14,21 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 from statistics import geometric_mean
-from typing import Any, TypeVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.cells import Row, latest, short, span, table, titled
+from benchmarks.decode_tables import (
+    decode_summary,
+    decode_table,
+    first_token_table,
+    launches_table,
+    sampling_table,
+)
 from benchmarks.records import (
     FEW,
     RESULTS,
@@ -30,7 +37,6 @@ from benchmarks.records import (
     CompileRecord,
     DecodeRecord,
     EpilogueRecord,
-    FirstTokenRecord,
     FusedRecord,
     MoEParallelRecord,
     MoERecord,
@@ -76,16 +82,6 @@ PICTURE = """
 ![Speed-up over the unfused baseline, over tokens for the mixture of experts and over \
 rows for the MLP](schedules.png)
 """
-DECODE_PICTURES = {
-    False: """
-![Time of a decode step by batch: ours, vLLM's, and the limit of its reads]\
-(decode.png)
-""",
-    True: """
-![The same on several ranks, tensor parallel](decode_ranks.png)
-""",
-}
-"""The pictures of decode steps on one GPU, and on several."""
 SECTIONS = {
     "matmul_reduce_scatter": "GEMM + Reduce-Scatter",
     "all_gather_matmul": "AllGather + GEMM",
@@ -99,14 +95,8 @@ SECTIONS = {
 """Titles of the page by operation, with the number of ranks where it is not the most
 that were measured."""
 BATCH = 'deterministic="batch"'
-VLLM = "vLLM", "vLLM / ours"
-"""The columns of vLLM's decode step."""
 MEANS = {"matmul"}
 """Operations of which the page shows means over models, by M."""
-
-R = TypeVar("R", bound=Record)
-Row = Mapping[str, str]
-"""Cells by the titles of their columns."""
 
 
 def newest(records: Iterable[Record]) -> list[FusedRecord]:
@@ -343,164 +333,6 @@ def summary(records: Sequence[Record]) -> str:
     return table(rows)
 
 
-def decode_table(records: Sequence[Record]) -> str:
-    """The last step of each model, device, batch and context."""
-    found = [r for r in records if isinstance(r, DecodeRecord)]
-
-    def model(r: DecodeRecord) -> str:
-        routing = "" if r.routing in (None, "uniform") else f", {r.routing} routing"
-        is_one = r.steps_per_launch == 1
-        steps = "" if is_one else f", {r.steps_per_launch} steps a launch"
-        sampled = "" if r.sampling in (None, "None") else f", {r.sampling}"
-        return f"{r.model}{routing}{steps}{sampled}"
-
-    pictures = [DECODE_PICTURES[of] for of in (False, True) if greedy(records, of)]
-    rows = [
-        step_names(r)
-        | {
-            "model": model(r),
-            "limit": f"{r.limit_ms:.3f}",
-            "ours": f"{r.ours_ms:.3f}",
-            "% of limit": f"{r.of_limit:.0%}",
-            **dict(zip(VLLM, vllm_texts(r, digits=3), strict=True)),
-            "commit": short(r.commit),
-        }
-        for r in latest(
-            found,
-            lambda r: (
-                model(r),
-                r.world_size,
-                r.device,
-                r.schedule,
-                r.context,
-                r.batch,
-            ),
-        )
-    ]
-    return titled("Decode step", rows) + "".join(pictures)
-
-
-def launches_table(records: Sequence[Record]) -> str:
-    """The last step of several in a launch, against a launch for each."""
-    rows = [
-        names
-        | {
-            "steps": f"{r.steps_per_launch}",
-            "one launch": f"{r.ours_ms:.3f}",
-            "single launches": f"{r.single_launches_ms:.3f}",
-            "one call": f"{r.call_ms:.3f}",
-            "single calls": f"{r.single_calls_ms:.3f}",
-            "commit": short(r.commit),
-        }
-        for names, r in last_steps(records, "single_launches_ms")
-    ]
-    title = "Several steps in a launch, against single launches: ms per step"
-    return titled(title, rows)
-
-
-def sampling_table(records: Sequence[Record]) -> str:
-    """The last step with sampling, against one without."""
-    rows = [
-        names
-        | {
-            "with sampling": f"{r.ours_ms:.3f}",
-            "greedy": f"{r.greedy_ms:.3f}",
-            "sampling": f"{r.sampling}",
-            "commit": short(r.commit),
-        }
-        for names, r in last_steps(records, "greedy_ms")
-    ]
-    return titled("Sampling: ms per step", rows)
-
-
-def last_steps(
-    records: Iterable[Record], field: str
-) -> list[tuple[dict[str, str], DecodeRecord]]:
-    """The last decode records that have a field, and the cells of their names."""
-    found = [
-        r
-        for r in records
-        if isinstance(r, DecodeRecord) and getattr(r, field) is not None
-    ]
-    last = latest(
-        found,
-        lambda r: (
-            *(r.model, r.world_size, r.device, r.schedule, r.routing or ""),
-            *(r.context, r.batch, r.steps_per_launch, r.sampling or ""),
-        ),
-    )
-    return [(step_names(r), r) for r in last]
-
-
-def step_names(r: DecodeRecord) -> dict[str, str]:
-    """The cells that name a step."""
-    return {
-        "model": r.model,
-        "device": r.device,
-        "ranks": ranks(r),
-        "schedule": r.schedule,
-        "batch": f"{r.batch}",
-        "context": f"{r.context}",
-    }
-
-
-def vllm_texts(r: DecodeRecord, digits: int) -> tuple[str, str]:
-    """The texts of vLLM's time and of its ratio to ours, if there is a time."""
-    ms = r.baseline_ms
-    return ("-", "-") if ms is None else (f"{ms:.{digits}f}", f"{ms / r.ours_ms:.2f}")
-
-
-def decode_summary(records: Sequence[Record]) -> str:
-    """The last greedy steps on one GPU: a row for each model and context, a column for
-    each batch, and vLLM's for these batches, in order."""
-    found = greedy(records, on_ranks=False)
-    last = latest(found, lambda r: (r.model, r.context, r.device, r.batch))
-    batches = sorted({r.batch for r in last})
-    rows = []
-    for (model, context, device), some in groupby(
-        last, lambda r: (r.model, r.context, r.device)
-    ):
-        of = {r.batch: r for r in some}
-        row = {"model": model, "context": f"{context}", "GPU": device}
-        for b in batches:
-            ours = f"{of[b].ours_ms:.2f} ({of[b].limit_ms:.2f})" if b in of else ""
-            row[f"batch {b}"] = ours
-        texts = [vllm_texts(r, digits=2) for r in of.values()]
-        for title, column in zip(VLLM, zip(*texts, strict=True), strict=True):
-            row[title] = ", ".join(column) if set(column) != {"-"} else "-"
-        rows.append(row)
-    return table(rows) if rows else ""
-
-
-def greedy(records: Sequence[Record], on_ranks: bool) -> list[DecodeRecord]:
-    """The plain steps of decoders, on one rank or on several: statically scheduled, no
-    uneven experts, sampling or several a launch."""
-    return [
-        r
-        for r in records
-        if isinstance(r, DecodeRecord)
-        and (r.world_size > 1) == on_ranks
-        and (r.routing or "uniform", r.sampling or "None") == ("uniform", "None")
-        and (r.schedule, r.steps_per_launch) == ("static", 1)
-    ]
-
-
-def first_token_table(records: Sequence[Record]) -> str:
-    """The last start of each model and device with a bundle."""
-    found = [r for r in records if isinstance(r, FirstTokenRecord)]
-    rows = [
-        {
-            "model": r.model,
-            "device": r.device,
-            "first token": f"{r.first_token_s:.2f} s",
-            "commit": short(r.commit),
-        }
-        for r in latest(found, lambda r: (r.model, r.device))
-    ]
-    title = "From weights in memory to the first token, with a bundle"
-    return titled(title, rows)
-
-
 def soak_table(records: Sequence[Record]) -> str:
     """The last soak of each kind, device and number of ranks."""
     found = [r for r in records if isinstance(r, SoakRecord) and r.backend == "cuda"]
@@ -585,35 +417,6 @@ def build_table(records: Sequence[Record]) -> str:
     return titled("Compilation", rows)
 
 
-def latest(records: Iterable[R], key: Callable[[R], Any]) -> list[R]:
-    """The last record for each key, sorted by key."""
-    last: dict[Any, R] = {}
-    for r in sorted(records, key=lambda r: r.date):
-        last[key(r)] = r
-    return [last[k] for k in sorted(last)]
-
-
-def titled(title: str, rows: Sequence[Row]) -> str:
-    """A section of one table; "" without rows."""
-    return f"\n## {title}\n{table(rows)}" if rows else ""
-
-
-def table(rows: Sequence[Row]) -> str:
-    """Markdown of `rows`. Columns of numbers are aligned to the right."""
-    titles = list(rows[0])
-    left = [not re.match(r"[\d.]|-$", rows[0][title]) for title in titles]
-    lines = [
-        line(titles),
-        "|" + "".join("---|" if aligned else "--:|" for aligned in left),
-        *(line(row.values()) for row in rows),
-    ]
-    return "\n".join(["", *lines, ""])
-
-
-def ranks(r: Record) -> str:
-    return f"{r.world_size} rank" + "s" * (r.world_size > 1)
-
-
 def routing(r: Record) -> str:
     """The distribution of tokens over experts; "" where there is none."""
     kinds = MoERecord | MoEParallelRecord | DecodeRecord
@@ -622,14 +425,6 @@ def routing(r: Record) -> str:
 
 def is_uniform(r: Record) -> bool:
     return routing(r) in ("", "uniform")
-
-
-def span(texts: Sequence[str]) -> str:
-    return texts[0] if len(texts) == 1 else f"{texts[0]} to {texts[-1]}"
-
-
-def line(texts: Iterable[str]) -> str:
-    return "|" + "".join(f" {text} |" if text else " |" for text in texts)
 
 
 def origin(records: Sequence[FusedRecord]) -> str:
@@ -643,11 +438,6 @@ def origin(records: Sequence[FusedRecord]) -> str:
         f"{first.world_size} x {first.device}, {first.dtype}; {dates}; commit "
         f"{commits}; errors up to {error}; baseline: {baselines}.\n"
     )
-
-
-def short(commit: str) -> str:
-    head, dash, state = commit.partition("-")
-    return head[:10] + dash + state
 
 
 def render(text: str, records: Sequence[Record]) -> str:

@@ -10,6 +10,12 @@ from typing import Any
 import pytest
 
 from benchmarks.decode import vllm_steps
+from benchmarks.decode_tables import (
+    decode_summary,
+    decode_table,
+    launches_table,
+    sampling_table,
+)
 from benchmarks.plot import draw, draw_decode
 from benchmarks.records import (
     ROOT,
@@ -29,15 +35,11 @@ from benchmarks.records import (
 from benchmarks.table import (
     batch_table,
     chain_table,
-    decode_summary,
-    decode_table,
     epilogue_table,
     few_table,
-    launches_table,
     main,
     newest,
     rows_of,
-    sampling_table,
     section,
     soak_table,
     summary,
