@@ -1,4 +1,4 @@
-"""Tables in Markdown, and the texts of their cells."""
+"""Tables in Markdown: the records that they show, and the texts of their cells."""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@
 
 namespace etc {
 
-// kThreads threads copy `bytes`, with kUnroll 16-byte accesses in flight per thread.
+// kThreads threads copy `bytes`, with kUnroll 16-byte accesses in flight per thread. Both addresses
+// and `bytes` are multiples of 16.
 template <int kUnroll, u32 kThreads = 32, class Bytes>
 ETC_DEVICE void copy_row(i32 thread, u64 to, u64 from, Bytes bytes) {
   constexpr Bytes kStep = kThreads * 16;
