@@ -61,7 +61,7 @@ def enumerate_plan(
         wait,
         notify,
         tuple(accesses),
-        reader.looked(blocks, elements),
+        reader.count_events(blocks, elements),
         frozenset(reader.unknown_events),
         frozenset(reader.unknown_counts),
         frozenset(reader.unknown_writes),
@@ -231,13 +231,13 @@ class _Reader:
                     made[block.base : block.base + block.count, k] = found
         return made
 
-    def looked(self, blocks: list[Block], elements: Elements) -> Array:
-        """The elements after which the counts of loaded extents are known: workers wait
-        for them, even if all tasks turn out to be surplus."""
+    def count_events(self, blocks: list[Block], elements: Elements) -> Array:
+        """The elements after which the counts of loaded extents are known, of grids
+        that are not empty at the bounds of these extents."""
         found = [np.zeros(0, np.int64)]
         for block in blocks:
             call = block.call
-            if call.limited is None:
+            if call.limited is None or not int(call.tasks.evaluate(block.env)):
                 continue
             loops = call.loop_axes
             shape = [int(axis.extent.evaluate(block.env)) for axis in loops]
@@ -245,7 +245,8 @@ class _Reader:
             at = {a.symbol.name: t for a, t in zip(loops, turns, strict=True)}
             all_turns = replace(block, count=prod(shape), env={**block.env, **at})
             found.append(self.reference(all_turns, elements, "waits", call.waits[0]))
-        return np.unique(np.concatenate(found))
+        each: Array = np.unique(np.concatenate(found))
+        return each[each != NONE]
 
     def reference(
         self, block: Block, elements: Elements, verb: str, ref: EventRef

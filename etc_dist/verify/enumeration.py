@@ -129,8 +129,9 @@ class Enumeration:
     """All tasks of a plan at given dims and a number of workers.
 
     wait, notify: [tasks, most of any call] element numbers, padded with NONE.
-    looked: elements that tasks wait for which then turn out to be surplus. unknown_*:
-    names that depend on runtime tensors without given values."""
+    count_events: elements after which the counts of loaded extents are known; workers
+    wait for them, even if all tasks turn out to be surplus. unknown_*: names that
+    depend on runtime tensors without given values."""
 
     plan: Plan
     environments: tuple[dict[str, Any], ...]
@@ -141,7 +142,7 @@ class Enumeration:
     wait: Array
     notify: Array
     accesses: tuple[Access, ...]
-    looked: Array
+    count_events: Array
     unknown_events: frozenset[str]
     unknown_counts: frozenset[str]
     unknown_writes: frozenset[str]

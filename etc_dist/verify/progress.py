@@ -54,10 +54,11 @@ def count_notifications(tasks: Enumeration) -> tuple[Counts, list[Fault]]:
 
 
 def _check_counts(tasks: Enumeration, counts: Counts, tally: Tally) -> None:
-    few = (counts.awaited > 0) & (counts.notified < counts.expected)
-    many = (counts.awaited > 0) & (counts.notified > counts.expected)
-    idle = (counts.awaited == 0) & (counts.notified > 0)
-    idle[tasks.looked[tasks.looked != NONE]] = False
+    awaited = counts.awaited > 0
+    awaited[tasks.count_events] = True
+    few = awaited & (counts.notified < counts.expected)
+    many = awaited & (counts.notified > counts.expected)
+    idle = ~awaited & (counts.notified > 0)
     for name, first in tasks.elements.first.items():
         size = int(tasks.elements.shape[name].prod(axis=1).sum())
         for kind, wrong in (("few", few), ("many", many), ("idle", idle)):
@@ -79,7 +80,7 @@ def _count_fault(
             "wait for it in a task of that rank, or drop the notification",
             times,
         )
-    waiter = tasks.name(_first(tasks.wait, element))
+    waiter = _waiter(tasks, element)
     if kind == "few":
         return Fault(
             DeadlockError,
@@ -97,8 +98,9 @@ def _count_fault(
     )
 
 
-def _first(table: Array, element: int) -> int:
-    return int(np.flatnonzero((table == element).any(axis=1))[0])
+def _waiter(tasks: Enumeration, element: int) -> str:
+    waiters = np.flatnonzero((tasks.wait == element).any(axis=1))
+    return tasks.name(int(waiters[0])) if waiters.size else "a surplus task"
 
 
 def run_queues(tasks: Enumeration, counts: Counts) -> tuple[Array, list[Fault]]:

@@ -547,3 +547,34 @@ def test_surplus_tasks_are_left_out_of_a_run_with_data(count, tasks):
     plan = schedule_static(build(lambda g: limited(g, "right")))
     proof = verify(plan, {}, 2, tensors={"counts": [np.array([count])]})
     assert proof.tasks == tasks and not proof.unchecked
+
+
+def empty(g: Graph, expects: int = 1) -> None:
+    """A rank notifies its peer, where only a grid with a loaded extent waits."""
+    columns = g.dims("columns")
+    counts = g.input("counts", (1,), "int32")
+    y = g.local("y", (4, columns), "float32")
+    go = g.events("go", (1,), expects=expects, cross_rank=True)
+    peer = go.on((g.rank + 1) % g.world_size)[0]
+    g.call(touch(0, 0), g.grid(p=1), name="tag", notifies=[peer])
+    i, j = grid = g.grid(i=up_to(4, counts.load(0)), j=columns)
+    some = {"writes": [y[tile(i, 1), tile(j, 1)]], "waits": [go[0]]}
+    g.call(touch(0, 1), grid, name="some", **some)
+
+
+@pytest.mark.parametrize("columns", [0, 1])
+@pytest.mark.parametrize("tensors", [None, {"counts": [np.array([0])] * 2}])
+def test_an_empty_grid_of_a_loaded_extent_waits_for_no_event(columns, tensors):
+    plan = schedule_static(build(empty, 2))
+    if columns:
+        verify(plan, {"columns": columns}, 2, tensors)
+    else:
+        with pytest.raises(GraphError, match="go.0. on rank 0 is notified 1 times"):
+            verify(plan, {"columns": columns}, 2, tensors)
+
+
+def test_surplus_tasks_wait_for_the_event_before_their_count():
+    plan = schedule_static(build(lambda g: empty(g, expects=2), 2))
+    tensors = {"counts": [np.array([0])] * 2}
+    with pytest.raises(DeadlockError, match="a surplus task waits for go.0.*make 1"):
+        verify(plan, {"columns": 1}, 2, tensors)
