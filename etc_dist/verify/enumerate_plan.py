@@ -245,8 +245,9 @@ class _Reader:
             at = {a.symbol.name: t for a, t in zip(loops, turns, strict=True)}
             all_turns = replace(block, count=prod(shape), env={**block.env, **at})
             found.append(self.reference(all_turns, elements, "waits", call.waits[0]))
-        each: Array = np.unique(np.concatenate(found))
-        return each[each != NONE]
+        each = np.unique(np.concatenate(found))
+        known: Array = each[each != NONE]
+        return known
 
     def reference(
         self, block: Block, elements: Elements, verb: str, ref: EventRef
