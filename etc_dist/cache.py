@@ -24,6 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from etc_dist.files import open_file
+
 FORMAT = 1
 """Of manifests: an entry of another format is made again."""
 LIMITS = {"programs": 4 << 30, "proofs": 16 << 20, "tunings": 1 << 20}
@@ -276,10 +278,8 @@ def _lock(lock: int, limit: float) -> bool:
 
 def _read(path: Path) -> bytes:
     """A regular file of this user's; OSError for anything else."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-    with open(os.open(path, flags), "rb") as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+    with open_file(path, os.O_NOFOLLOW) as file:
+        if os.fstat(file.fileno()).st_uid != os.geteuid():
             raise OSError(f"{path} is not a file of this user's")
         return file.read()
 

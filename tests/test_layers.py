@@ -1,8 +1,8 @@
 """Imports go one way: from the right of this line to its left.
 
-errors, messages, settings <- cache <- ir <- schedule <- verify <- codegen <- runtime
-                 <- compiler, program, ahead, emulate <- functions <- ops <- layers
-                 <- models, torch, predict <- cli, doctor;
+errors, files, messages, settings <- cache <- ir <- schedule <- verify <- codegen
+                 <- runtime <- compiler, program, ahead, emulate <- functions <- ops
+                 <- layers <- models, torch, predict <- cli, doctor;
 world needs only errors, messages and settings, functions only ir
 """
 
@@ -15,7 +15,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "etc_dist"
 LAYERS = [
-    {"errors", "messages", "settings"},
+    {"errors", "files", "messages", "settings"},
     {"cache"},
     {"ir"},
     {"schedule"},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from etc_dist.errors import ArgumentError
+from etc_dist.files import read_object
 from etc_dist.functions.rotary import HEAD_DIMS, frequencies, rotary_table
 from etc_dist.models.experts import MOST_CHOICES, MOST_EXPERTS, Mixture
 from etc_dist.models.sizes import DecoderSizes
@@ -103,12 +103,10 @@ def read_config(folder: str | Path) -> ModelConfig:
     architecture or with a variant that is not implemented."""
     path = Path(folder) / "config.json"
     try:
-        given = json.loads(path.read_text())
-    except (OSError, RecursionError, ValueError) as error:
+        given = read_object(path)
+    except (OSError, ValueError) as error:
         fix = "give the folder of a Hugging Face model, with config.json"
         raise _refused(path, "a readable config.json", str(error), fix) from error
-    if not isinstance(given, dict):
-        raise _refused(path, "a JSON object", type(given).__name__, "correct the file")
     return replace(parse_config(given, path), **_generation(path))
 
 
@@ -116,11 +114,15 @@ def _generation(path: Path) -> dict[str, Any]:
     """What generation_config.json changes."""
     path = path.with_name("generation_config.json")
     try:
-        given = json.loads(path.read_text())
-        stop = given["eos_token_id"]
-    except (KeyError, OSError, RecursionError, TypeError, ValueError):
+        given = read_object(path)
+    except FileNotFoundError:
         return {}
-    return {"stop_tokens": _stop_tokens(stop, path)}
+    except (OSError, ValueError) as error:
+        fix = "correct the file, or remove it"
+        raise _refused(path, "a JSON object", str(error), fix) from error
+    if "eos_token_id" not in given:
+        return {}
+    return {"stop_tokens": _stop_tokens(given["eos_token_id"], path)}
 
 
 def _stop_tokens(stop: Any, path: Path) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from etc_dist.errors import ArgumentError
+from etc_dist.files import open_file
 from etc_dist.ir.tensor import numpy_dtype
 
 STORED = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
@@ -23,7 +24,8 @@ def read_tensors(file: Path) -> list[tuple[str, Any]]:
     Raises ArgumentError for a damaged file. The tensors must fill it without gaps from
     the header to the end, each with the bytes of its dtype and shape."""
     try:
-        data = np.memmap(file, np.uint8, "r")
+        with open_file(file) as content:
+            data = np.memmap(content, np.uint8, "r")
         header, data = _split(data)
         entries = [(*_fields(name, given), name) for name, given in header.items()]
         tensors, at = [], 0

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from etc_dist.errors import ArgumentError, expect_type
+from etc_dist.files import read_file, read_object
 from etc_dist.ir.expr import is_integer
 from etc_dist.models.config import read_config
 from etc_dist.models.extras import extra_module
@@ -197,7 +198,7 @@ def _of_folder(folder: Path) -> Tokenizer:
     tokenizers = extra_module("tokenizers")
     file = folder / "tokenizer.json"
     try:
-        tokens = tokenizers.Tokenizer.from_str(file.read_text("utf-8"))
+        tokens = tokenizers.Tokenizer.from_str(read_file(file).decode())
     except Exception as error:  # the package raises Exception itself
         fix = "add the model's tokenizer.json, or use token ids"
         raise _refused(file, "a readable tokenizer.json", str(error), fix) from error
@@ -219,8 +220,12 @@ def _of_folder(folder: Path) -> Tokenizer:
     _check_declared(tokens, folder, given, texts)
     template = given.get("chat_template")
     separate = folder / "chat_template.jinja"
-    if separate.is_file():
-        template = separate.read_text("utf-8")
+    try:
+        template = read_file(separate).decode()
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        raise _refused(separate, "a text in UTF-8", str(error), "correct it") from error
     return Tokenizer(tokens, _default_template(template, config), texts)
 
 
@@ -260,15 +265,12 @@ def _check_declared(
 
 def _read_object(path: Path) -> dict[str, Any]:
     """The object of a JSON file, empty if there is no such file."""
-    if not path.is_file():
-        return {}
     try:
-        given = json.loads(path.read_text("utf-8"))
-    except (OSError, RecursionError, ValueError) as error:
+        return read_object(path)
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
         raise _refused(path, "a JSON object", str(error), "correct it") from error
-    if not isinstance(given, dict):
-        raise _refused(path, "a JSON object", type(given).__name__, "correct it")
-    return given
 
 
 def _default_template(given: Any, path: Path) -> str | None:

@@ -8,7 +8,6 @@ the cache.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from etc_dist.cache import Cache, Entry, canonical, sha256
 from etc_dist.errors import ArgumentError
+from etc_dist.files import read_object
 from etc_dist.settings import AUTO
 
 if TYPE_CHECKING:
@@ -159,10 +159,10 @@ def read_tuning(path: Path, origin: str) -> Tuning:
     """The tuning in a file; ArgumentError if it cannot be read or is damaged."""
     where = f"file {path}"
     try:
-        document = json.loads(path.expanduser().read_bytes())
+        document = read_object(path.expanduser())
     except (OSError, RuntimeError, ValueError) as error:  # also without a home
         fix = "correct ETC_DIST_TUNING, or write the file: etc-dist tune --output FILE"
-        raise _refused(where, "a file of JSON", str(error), fix) from error
+        raise _refused(where, "a JSON file", str(error), fix) from error
     return parse(document, where, origin)
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from etc_dist.cache import Entry, canonical, sha256
 from etc_dist.errors import ArgumentError
+from etc_dist.files import parse_object, read_file, read_object
 from etc_dist.verify.proof import verifier_digest
 
 FORMAT = 1
@@ -104,7 +105,7 @@ def read_bundle(folder: Path) -> Bundle:
         }
         named = ("architecture", "compiler", "workers", "parameters")
         of_all = {name: manifest[name] for name in named}
-        proofs = json.loads(files[PROOFS])
+        proofs = parse_object(files[PROOFS])
         return Bundle(folder, **of_all, programs=programs, proofs=proofs)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, ArgumentError):
@@ -151,9 +152,9 @@ def _remove_older(folder: Path) -> None:
     if not present:
         return
     try:
-        document = json.loads((folder / MANIFEST).read_bytes())
+        document = read_object(folder / MANIFEST)
         older = [*document["files"]] if "made_by" in document else None
-    except (KeyError, OSError, RecursionError, TypeError, ValueError):
+    except (KeyError, OSError, TypeError, ValueError):
         older = None
     if older is None:
         wanted, fix = "an empty folder, or one with a bundle", "choose another folder"
@@ -165,19 +166,19 @@ def _remove_older(folder: Path) -> None:
 def _read_manifest(folder: Path) -> dict[str, Any]:
     path, wanted = folder / MANIFEST, f"a manifest of format {FORMAT}, not damaged"
     try:
-        document = json.loads(path.read_bytes())
-        digest = document.pop("digest", None)
-    except (AttributeError, OSError, RecursionError, TypeError, ValueError) as error:
+        document = read_object(path)
+    except (OSError, ValueError) as error:
         raise _refused(path, wanted, str(error), BUILD) from error
+    digest = document.pop("digest", None)
     if document.get("format") != FORMAT or digest != sha256(canonical(document)):
         got = f"format {document.get('format')}, SHA-256 {digest}"
         raise _refused(path, wanted, got, BUILD)
-    return dict(document)
+    return document
 
 
 def _read(path: Path, digest: str) -> bytes:
     try:
-        content = path.read_bytes()
+        content = read_file(path)
     except OSError as error:
         raise _refused(path, "the file", str(error), BUILD) from error
     if sha256(content) != digest:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 
 import pytest
@@ -43,6 +44,15 @@ def test_a_file_that_is_missing_is_named(own, name):
     [path] = own.folder.glob(name)
     path.unlink()
     assert refused(own.folder).where == f"bundle {path}"
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "proofs.json", "*.cubin"])
+def test_a_fifo_in_place_of_a_file_is_refused_by_name(own, name):
+    [path] = own.folder.glob(name)
+    path.unlink()
+    os.mkfifo(path)
+    error = refused(own.folder)
+    assert error.where == f"bundle {path}" and "not a regular file" in error.got
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "proofs.json", "*.cubin"])
