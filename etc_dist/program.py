@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, Self, cast
 
+import numpy as np
+
 from etc_dist.cache import Recent
 from etc_dist.errors import (
     ArgumentError,
@@ -132,9 +134,9 @@ class Program:
     ) -> dict[str, Any]:
         """Run on arrays by tensor name. All inputs and states are required; dims follow
         from their shapes, except those that no array has as an axis: `dims`. States are
-        updated in place. An output that is not given is made like another array of its
-        dtype. Returns the outputs by name, valid in the order of `stream` (default: the
-        current one).
+        updated in place. An output that is not given is allocated, by the library of
+        the other arrays. Returns the outputs by name, valid in the order of `stream`
+        (default: the current one).
 
         Raises on every rank: ArgumentError if any rank's arrays do not fit, TypeError
         if one is not an array; GraphError, DeadlockError or RaceError if the program is
@@ -191,16 +193,15 @@ class Program:
         outputs: dict[str, Any] = {}
         for tensor in graph.outputs():
             name = tensor.name
-            if name not in arrays:
-                like = next((a for a in seen.values() if a.dtype == tensor.dtype), None)
-                if like is None:
-                    self._check(expected, seen, outputs=False)
-                    raise _cannot_make_output(graph.name, name, tensor.dtype)
-                outputs[name] = empty_like(like.owner, expected[name].shape, stream)
-                seen[name] = inspect(name, outputs[name]).of_dtype(tensor.dtype)
-            else:
+            if name in arrays:
                 outputs[name] = arrays[name]
-        self._check(expected, seen)
+                continue
+            owner, dtype = self._like(tensor.dtype, seen)
+            outputs[name] = empty_like(owner, expected[name].shape, stream, dtype)
+            seen[name] = inspect(name, outputs[name]).of_dtype(tensor.dtype)
+        device, may_be_empty = self.world.device, self.backend == "cpu"
+        every = [*expected.values()]
+        check_arrays(graph.name, every, seen, device, may_be_empty=may_be_empty)
         return self.bind(seen, dims), outputs
 
     def launch(self, bound: Bound, stream: Any = None) -> None:
@@ -303,18 +304,15 @@ class Program:
             expected[tensor.name] = Expected(tensor.name, shape, tensor.dtype, written)
         return expected
 
-    def _check(
-        self,
-        expected: Mapping[str, Expected],
-        arrays: Mapping[str, Array],
-        *,
-        outputs: bool = True,
-    ) -> None:
-        left_out = set() if outputs else {t.name for t in self.plan.graph.outputs()}
-        checked = [e for e in expected.values() if e.name not in left_out]
-        device, may_be_empty = self.world.device, self.backend == "cpu"
-        name = self.plan.graph.name
-        check_arrays(name, checked, arrays, device, may_be_empty=may_be_empty)
+    def _like(self, dtype: str, arrays: Mapping[str, Array]) -> tuple[Any, str]:
+        """The owner of an array whose library allocates an output, and the output's
+        dtype; no dtype if that is the array's."""
+        alike = (array for array in arrays.values() if array.dtype == dtype)
+        if (array := next(alike, None)) is not None:
+            return array.owner, ""
+        if (array := next(iter(arrays.values()), None)) is not None:
+            return array.owner, dtype
+        return np.empty(0) if self.backend == "cpu" else None, dtype
 
     def _make_ready(self, bound: Bound) -> bool:
         """Prove and prepare a call; True if the program needs more memory for it.
@@ -475,14 +473,4 @@ def cannot_capture_first_call(call: str) -> WorldError:
         wanted="a call of this size, or a larger one, before capturing",
         got="none; operations have programs of their own for some sizes",
         fix="make the call once, then capture it",
-    )
-
-
-def _cannot_make_output(graph: str, name: str, dtype: str) -> ArgumentError:
-    return ArgumentError(
-        f"output {name} cannot be made",
-        where=graph,
-        wanted=f"another array of dtype {dtype}, whose library is used",
-        got="none",
-        fix=f"pass {name}=",
     )

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from ml_dtypes import bfloat16
 
 import etc_dist
 from etc_dist import Program
 from etc_dist.errors import ArgumentError, RaceError, WorldError
 from etc_dist.functions.add_partials import add_partials
 from etc_dist.functions.push_rows import push_rows
-from etc_dist.ir import Graph, graph_function, tile
+from etc_dist.ir import Graph, device_function, graph_function, tile
 from etc_dist.ops.matmul import matmul_graph
 from etc_dist.program import set_policy
 from etc_dist.schedule import schedule_static
@@ -25,6 +27,19 @@ from tests.ops.arrays import Arrays
 from tests.ops.ring import ring
 
 pytestmark = pytest.mark.mpi(max_size=2)
+
+
+@device_function(
+    source=Path(__file__).parent / "runtime" / "fill_ones.cuh", reads=0, writes=1
+)
+def fill_ones(y: Any) -> None:
+    y[...] = 1
+
+
+@graph_function
+def ones(g: Graph) -> None:
+    y = g.output("y", (g.dims("n"),), "float32")
+    g.call(fill_ones, g.grid(i=1), writes=[y[:]])
 
 
 @graph_function
@@ -253,10 +268,20 @@ def test_outputs_that_overlap_are_refused(compiled, arrays):
         compiled(copies).run(a=a, b=a, y=both[:4], z=both[3:])
 
 
-def test_an_output_of_a_dtype_that_no_input_has_is_passed(compiled, arrays):
-    a = arrays.poisoned((1, 4, 8), "float32")
-    with pytest.raises(ArgumentError, match=r"output y cannot be made[^$]*pass y="):
-        compiled(rounded).run(a=a)
+def test_an_output_of_a_dtype_that_no_input_has_is_allocated(compiled, arrays):
+    a = np.arange(32, dtype=np.float32).reshape(1, 4, 8)
+    program = compiled(rounded)
+    y = program.run(a=arrays.put(a))["y"]
+    program.synchronize()
+    assert type(y) is type(arrays.put(a))
+    np.testing.assert_array_equal(arrays.get(y), a[0].astype(bfloat16))
+
+
+def test_an_output_of_a_graph_without_inputs_is_allocated(compiled, arrays):
+    program = compiled(ones)
+    y = program.run(dims={"n": 8})["y"]
+    program.synchronize()
+    np.testing.assert_array_equal(arrays.get(y), np.ones(8, np.float32))
 
 
 def test_an_output_of_float8_is_made_as_bits_like_its_input(compiled, arrays):

@@ -15,6 +15,7 @@ import numpy as np
 
 from etc_dist.errors import ArgumentError
 from etc_dist.ir.tensor import DTYPES as SIZES
+from etc_dist.ir.tensor import numpy_dtype
 
 
 @dataclass(frozen=True)
@@ -253,19 +254,24 @@ def identity(value: Any) -> Any:
     return UNKNOWN
 
 
-def empty_like(owner: Any, shape: tuple[int, ...], stream: Any = None) -> Any:
-    """A new array of `shape` with the library, dtype and device of `owner`, an
-    `Array.owner`; for use on the CuPy stream `stream`, by default on the library's
-    current one."""
+def empty_like(
+    owner: Any, shape: tuple[int, ...], stream: Any = None, dtype: str = ""
+) -> Any:
+    """A new array of `shape` with the library and device of `owner`, an `Array.owner`
+    (None: CuPy), and with `dtype`, by default that of `owner`; for use on the CuPy
+    stream `stream`, by default on the library's current one. CuPy has no float8: uint8.
+    """
     if isinstance(owner, np.ndarray):
-        return np.empty(shape, owner.dtype)
+        return np.empty(shape, numpy_dtype(dtype) if dtype else owner.dtype)
     if hasattr(owner, "new_empty"):
+        kind = getattr(sys.modules["torch"], dtype) if dtype else None
         with _torch_stream(owner, stream):
-            return owner.new_empty(shape)
+            return owner.new_empty(shape, dtype=kind)
     import cupy
 
+    bits = "uint8" if dtype.startswith("float8") else dtype
     with stream or nullcontext():
-        return cupy.empty(shape, owner.dtype)
+        return cupy.empty(shape, numpy_dtype(bits) if bits else owner.dtype)
 
 
 def _torch_stream(tensor: Any, stream: Any) -> AbstractContextManager[Any]:

@@ -178,7 +178,7 @@ def test_a_tensor_is_made_on_the_stream_of_its_use(stream, expected, monkeypatch
     )
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setattr(
-        Tensor, "new_empty", lambda x, shape: current[-1], raising=False
+        Tensor, "new_empty", lambda x, shape, dtype: current[-1], raising=False
     )
     given = None if stream is None else SimpleNamespace(ptr=stream)
     assert (empty_like(Tensor(), (4,), given), current) == (expected, [7])

@@ -12,6 +12,7 @@ from torch import nn
 
 import etc_dist.torch
 from etc_dist.errors import ArgumentError, WorldError
+from etc_dist.runtime.arrays import empty_like
 from etc_dist.torch import ColumnParallelLinear, RowParallelLinear
 from etc_dist.world import start
 from tests.torch.on_ranks import assert_close
@@ -31,6 +32,13 @@ def test_signatures_are_those_of_symm_mem():
         own = getattr(ops, name).default._schema
         theirs = getattr(torch.ops.symm_mem, name).default._schema
         assert str(own).partition("::")[2] == str(theirs).partition("::")[2]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn])
+def test_torch_allocates_an_output_of_another_dtype(dtype):
+    name = str(dtype).removeprefix("torch.")
+    made = empty_like(random(2), (3, 4), dtype=name)
+    assert (made.shape, made.dtype) == ((3, 4), dtype)
 
 
 CALLS = {
