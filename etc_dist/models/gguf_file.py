@@ -1,10 +1,9 @@
-"""Models in one GGUF file, by the package `gguf`: configuration and weights, with the
-names that a Hugging Face folder has."""
+"""Models in one GGUF file: configuration and weights, with the names that a Hugging
+Face folder has. The package `gguf` dequantizes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from etc_dist.errors import ArgumentError
 from etc_dist.models.config import LLAMA, QWEN_MOE, ModelConfig, parse_config
 from etc_dist.models.experts import Mixture
 from etc_dist.models.extras import extra_module
+from etc_dist.models.gguf_reader import GgufTensor, read_gguf
 from etc_dist.models.part import WHOLE, Part
 from etc_dist.models.weights import stack_weights
 
@@ -92,36 +92,22 @@ class GgufFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        gguf = extra_module("gguf")
-        self._dequantize = gguf.quants.dequantize
+        self._dequantize = extra_module("gguf").quants.dequantize
         try:
-            self._reader = gguf.GGUFReader(path)
-        except (OSError, ValueError, IndexError) as error:
-            fix = "give a GGUF file, or the folder of a Hugging Face model"
-            got = f"{type(error).__name__}: {error}"
-            raise self.refused("a complete GGUF file", got, fix) from error
-        if self._reader.byte_order == "S":  # swapped: its tensors are read as they are
-            fix = "use a file for machines like this one"
-            raise self.refused("the byte order of this machine", "the other", fix)
-        tensors = sorted(self._reader.tensors, key=lambda t: int(t.data_offset))
-        start, unit = self._reader.data_offset, self._reader.alignment
-        for one in tensors:
-            if (one.data_offset - start) % unit:
-                wanted = f"tensors at multiples of {unit} bytes"
-                raise self.refused(wanted, one.name, "copy it again")
-        for one, after in pairwise(tensors):
-            if one.data_offset + one.n_bytes > after.data_offset:
-                got = f"{one.name} and {after.name}"
-                raise self.refused("tensors that do not overlap", got, "copy it again")
+            self._content = read_gguf(path)
+        except (OSError, ValueError) as error:
+            fix = "give a complete GGUF file, or the folder of a Hugging Face model"
+            raise self.refused("a complete GGUF file", str(error), fix) from error
 
     def get(self, key: str, default: Any = None) -> Any:
-        """A value of the metadata."""
-        field = self._reader.get_field(key)
-        try:
-            return default if field is None else field.contents()
-        except UnicodeDecodeError as error:
+        """A value of the metadata: a number, a text or a list."""
+        value = self._content.metadata.get(key, default)
+        texts = value if isinstance(value, list) else [value]
+        wrong = [text for text in texts if isinstance(text, bytes)]
+        if wrong:
             wanted = f"{key}: texts in UTF-8"
-            raise self.refused(wanted, str(error), "use another file") from error
+            raise self.refused(wanted, repr(wrong[0][:40]), "use another file")
+        return value.tolist() if isinstance(value, np.ndarray) else value
 
     def config(self) -> ModelConfig:
         kind = self.get("general.architecture")
@@ -129,7 +115,7 @@ class GgufFile:
         def of(key: str, default: Any = None) -> Any:
             return self.get(f"{kind}.{key}", default)
 
-        names = {tensor.name for tensor in self._reader.tensors}
+        names = {tensor.name for tensor in self._content.tensors}
         tokens = self.get("tokenizer.ggml.tokens", ())
         stops = [self.get(f"tokenizer.ggml.{n}_token_id") for n in STOPS]
         stops += [n for n, token in enumerate(tokens) if token in STOP_TEXTS]
@@ -176,7 +162,7 @@ class GgufFile:
             "expert_weights_norm": mixture.normalizes,
         }
         found = []
-        for name in self._reader.fields:
+        for name in self._content.metadata:
             prefix, _, key = name.partition(".")
             if prefix != kind or key in KEYS:
                 continue
@@ -207,7 +193,7 @@ class GgufFile:
         # As llama.cpp: a factor without a type is a linear one.
         is_linear = of("rope.scaling.factor", 1.0) not in (0.0, 1.0)
         kind = of("rope.scaling.type", "linear" if is_linear else "none")
-        factors = [t for t in self._reader.tensors if t.name == FACTORS]
+        factors = [t for t in self._content.tensors if t.name == FACTORS]
         if factors and kind != "none":
             return {"rope_type": f"{kind} with {FACTORS}"}
         if factors:
@@ -219,7 +205,7 @@ class GgufFile:
     def tensors(self, config: ModelConfig) -> Iterator[tuple[str, Any]]:
         paired = self.get("general.architecture") in PAIRED
         heads = {"attn_q": config.heads, "attn_k": config.kv_heads}
-        for tensor in self._reader.tensors:
+        for tensor in self._content.tensors:
             if tensor.name == FACTORS:
                 continue
             values = self._values(tensor)
@@ -236,12 +222,12 @@ class GgufFile:
             for expert, part in enumerate(parts):
                 yield f"model.layers.{layer}.{own.format(expert)}.weight", part
 
-    def _values(self, tensor: Any) -> Any:
+    def _values(self, tensor: GgufTensor) -> Any:
         try:
-            return self._dequantize(tensor.data, tensor.tensor_type)
+            return self._dequantize(tensor.data, tensor.kind)
         except NotImplementedError as error:
             wanted = "tensors of a type that the package gguf can dequantize"
-            got = f"{tensor.name}: {tensor.tensor_type.name}"
+            got = f"{tensor.name}: {tensor.kind.name}"
             fix = "use a file of another quantization"
             raise self.refused(wanted, got, fix) from error
 

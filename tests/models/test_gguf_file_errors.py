@@ -67,7 +67,7 @@ def test_files_that_are_not_complete_are_refused_by_name(tmp_path, size):
     [
         ({}, "model.embed_tokens.weight: missing"),
         ({"architecture": "gpt2"}, "gpt2 of a GGUF file"),
-        ({"order": BIG}, "the byte order of this machine"),
+        ({"order": BIG}, "the other byte order"),
         ({"block_count": 0}, "num_hidden_layers: an integer from 1"),
         ({"tensors": {"output_norm.weight": np.ones(64, "i4")}}, "weight: I32"),
         (
@@ -99,7 +99,7 @@ def test_texts_that_are_not_utf8_are_refused(tmp_path):
 
 @pytest.mark.parametrize(
     ("place", "words"),
-    [(224, "tensors that do not overlap"), (260, "tensors at multiples of 32 bytes")],
+    [(224, "a and b: tensors that overlap"), (260, "b: at 260 instead of a multiple")],
 )
 def test_tensors_at_wrong_places_are_refused(tmp_path, place, words):
     path = tmp_path / "model.gguf"

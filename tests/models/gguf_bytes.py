@@ -1,0 +1,48 @@
+"""GGUF files written byte by byte."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+UINT32, BOOL, TEXT, ARRAY, INT64 = 4, 7, 8, 9, 11
+F32, Q8_0 = 0, 8
+
+
+def text(value: str | bytes) -> bytes:
+    content = value.encode() if isinstance(value, str) else value
+    return struct.pack("<Q", len(content)) + content
+
+
+def array(kind: int, values: Sequence[bytes], count: int | None = None) -> bytes:
+    """count: that of the file, if it is another one than that of `values`."""
+    count = len(values) if count is None else count
+    return struct.pack("<IQ", kind, count) + b"".join(values)
+
+
+def tensor(
+    name: str, shape: Sequence[int], kind: int = F32, offset: int = 0, axes: int = 0
+) -> bytes:
+    """shape: columns first. axes: of the file, if it has another number than shape."""
+    sizes = struct.pack(f"<I{len(shape)}Q", axes or len(shape), *shape)
+    return text(name) + sizes + struct.pack("<IQ", kind, offset)
+
+
+def gguf(
+    metadata: Mapping[str, tuple[int, bytes]] | Sequence[tuple[str, tuple[int, bytes]]],
+    tensors: Sequence[bytes] = (),
+    data: bytes = b"",
+    *,
+    unit: int = 32,
+    **changes: Any,
+) -> bytes:
+    """metadata: types and values by key. changes: to magic, version, num_tensors and
+    num_keys of the file."""
+    pairs = list(metadata.items() if isinstance(metadata, Mapping) else metadata)
+    head = {"magic": b"GGUF", "version": 3}
+    head |= {"num_tensors": len(tensors), "num_keys": len(pairs)}
+    start = struct.pack("<4sIQQ", *(head | changes).values())
+    keys = [text(n) + struct.pack("<I", kind) + value for n, (kind, value) in pairs]
+    header = b"".join([start, *keys, *tensors])
+    return header + bytes(-len(header) % unit) + data
