@@ -43,6 +43,8 @@ SAFE_JINJA = 3, 1, 6
 """Earlier releases let a template run any code (CVE-2025-27516)."""
 INCOMPLETE = "\ufffd"
 """The end of a text whose last character needs further tokens."""
+MOST_BYTES = 4
+"""Of a character, and thus its tokens."""
 
 
 class Tokenizer:
@@ -56,6 +58,8 @@ class Tokenizer:
     ) -> None:
         self._tokens = tokens
         self.chat_template, self._special = chat_template, dict(special)
+        added = tokens.get_added_tokens_decoder().items()
+        self._invisible = {number for number, token in added if token.special}
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without a template. Names of special tokens in it become
@@ -68,11 +72,13 @@ class Tokenizer:
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids, without special tokens. TypeError unless all are integers
         from 0."""
-        numbers = list(ids)
-        for number in numbers:
-            if not is_integer(number) or not 0 <= number < MOST_IDS:
-                raise TypeError(f"ids of tokens are integers from 0, got {number!r}")
-        return str(self._tokens.decode(numbers, skip_special_tokens=True))
+        return str(self._tokens.decode(_checked_ids(ids), skip_special_tokens=True))
+
+    def visible(self, ids: Iterable[int]) -> list[tuple[int, str]]:
+        """Ids and their tokens, without those that `decode` leaves out: special and
+        unknown ones."""
+        tokens = [(n, self._tokens.id_to_token(n)) for n in _checked_ids(ids)]
+        return [(n, text) for n, text in tokens if text and n not in self._invisible]
 
     def chat(self, messages: str | Sequence[Mapping[str, str]]) -> list[int]:
         """The ids of a conversation, up to the beginning of the model's answer.
@@ -94,25 +100,38 @@ class Tokenizer:
 
 class TextStream:
     """The text of tokens that come one by one: `print(text.add([id]), end="")` for
-    each id, then `print(text.end())`."""
+    each id, then `print(text.end())`. Each id costs the same, however long the text is.
+    """
+
+    # NOTE: the first words of a text, and bytes, are decoded by what is before them. So
+    # ids are decoded together with those of the last complete character.
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._ids: list[int] = []
-        self._sent = ""
+        self._context: list[int] = []
+        self._pending: list[int] = []
+        self._num_sent = 0  # characters of the context's text
 
     def add(self, ids: Iterable[int]) -> str:
         """The text that these ids add, up to the last complete character."""
-        self._ids += ids
-        text = self._tokenizer.decode(self._ids)
-        if text.endswith(INCOMPLETE):
-            return ""
-        new, self._sent = text[len(self._sent) :], text
-        return new
+        return "".join([self._add(*one) for one in self._tokenizer.visible(ids)])
 
     def end(self) -> str:
         """What is left of the text, with a mark for an incomplete character."""
-        return self._tokenizer.decode(self._ids)[len(self._sent) :]
+        text = self._tokenizer.decode(self._context + self._pending)
+        return text[self._num_sent :]
+
+    def _add(self, number: int, token: str) -> str:
+        self._pending.append(number)
+        text = self._tokenizer.decode(self._context + self._pending)
+        is_mark = token.endswith(INCOMPLETE)  # written by the model
+        num_held = int(text.endswith(INCOMPLETE) and not is_mark)
+        if num_held and len(self._pending) < MOST_BYTES:
+            return ""
+        new = text[self._num_sent : len(text) - num_held]
+        self._context, self._pending = self._pending, []
+        self._num_sent = len(self._tokenizer.decode(self._context)) - num_held
+        return new
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
@@ -126,6 +145,14 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         file = GgufFile(path)
         return _checked(_of_gguf(file), file.config().vocabulary, path)
     return _checked(_of_folder(path), read_config(path).vocabulary, path)
+
+
+def _checked_ids(ids: Iterable[int]) -> list[int]:
+    numbers = list(ids)
+    for number in numbers:
+        if not is_integer(number) or not 0 <= number < MOST_IDS:
+            raise TypeError(f"ids of tokens are integers from 0, got {number!r}")
+    return numbers
 
 
 def render(

@@ -8,7 +8,6 @@ import pytest
 
 from etc_dist.errors import ArgumentError
 from etc_dist.models import load_tokenizer
-from etc_dist.models.tokenizer import TextStream
 from tests.models.small import CONFIG
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -195,13 +194,3 @@ def test_a_gguf_file_that_lacks_tokens_is_refused(tmp_path, metadata):
     write(path, metadata={f"tokenizer.ggml.{n}": v for n, v in metadata.items()})
     with pytest.raises(ArgumentError, match=r"tokenizer\.ggml\.tokens, one for each"):
         load_tokenizer(path)
-
-
-def test_the_end_of_a_text_may_be_an_incomplete_character():
-    class Bytes:
-        def decode(self, ids):
-            return bytes(ids).decode(errors="replace")
-
-    text = TextStream(Bytes())
-    assert text.add(b"a\xc3") == ""
-    assert text.end() == "a\ufffd"
