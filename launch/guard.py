@@ -25,7 +25,7 @@ from typing import IO, NamedTuple
 HEADER = struct.Struct(">cI")  # kind and length of a message to launch/mpirun
 HELLO, OUT, ERR, EXIT = b"h", b"o", b"e", b"x"  # kinds of message
 SHARED, LEFT = b"s", b"l"  # a file of MPICH's; the rank left without MPI_Finalize
-DUMP, KILL, RELEASE = b"D", b"K", b"R"  # orders from launch/mpirun
+INTERRUPT, DUMP, KILL, RELEASE = b"I", b"D", b"K", b"R"  # orders from launch/mpirun
 
 SHARED_PREFIX = "/dev/shm/mpich_shm_"
 SEARCH_SECONDS = 0.02  # between two searches for MPICH's file
@@ -64,6 +64,8 @@ class Guard:
         try:
             child = subprocess.Popen(
                 command,
+                # mpirun gives rank 0 an input; that of the others may never end.
+                stdin=subprocess.DEVNULL if self.rank else None,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 close_fds=False,  # MPICH's ranks use an open file to reach mpirun
@@ -124,6 +126,8 @@ class Guard:
 
     def obey(self, child: subprocess.Popen[bytes]) -> bool:
         orders = self.receive()
+        if INTERRUPT in orders:
+            child.send_signal(signal.SIGINT)
         if DUMP in orders:
             child.send_signal(signal.SIGABRT)  # Python's fault handler shows the stack
         if KILL in orders or not orders:  # no orders: launch/mpirun has ended

@@ -18,12 +18,15 @@ rank = int(os.environ.get('PMI_RANK') or os.environ['OMPI_COMM_WORLD_RANK'])
 """
 
 
-def launch(source: str, *options: str, ranks: int = 2) -> tuple[int, str]:
+def launch(
+    source: str, *options: str, ranks: int = 2, text: str = ""
+) -> tuple[int, str]:
     """Exit code and output of a Python program on some ranks, which must end long
-    before they would by themselves, in a minute."""
+    before they would by themselves, in a minute. `text` is the standard input."""
     command = [sys.executable, str(MPIRUN), "-n", str(ranks), *options]
     done = subprocess.run(
         [*command, "python", "-c", f"{RANK}\n{source}"],
+        input=text,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -262,16 +265,70 @@ def test_tag_that_a_line_bears_already_is_not_repeated():
     ]
 
 
-def test_abort_ends_all_ranks():
-    source = """
+@pytest.mark.parametrize("code", [7, 256])
+def test_abort_ends_all_ranks_and_is_a_failure(code):
+    """mpirun's exit code has the low 8 bits alone, 0 of 256."""
+    source = f"""
 from mpi4py import MPI
 import time
 if MPI.COMM_WORLD.rank == 1:
-    MPI.COMM_WORLD.Abort(7)
+    MPI.COMM_WORLD.Abort({code})
 time.sleep(60)
 """
-    code, _ = launch(source)
-    assert code != 0
+    assert launch(source)[0] == (code % 256 or 1)
+
+
+def test_ranks_without_an_exit_code_are_named(monkeypatch, tmp_path):
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text("#!/bin/sh\nexit 0\n")
+    mpirun.chmod(0o755)
+    monkeypatch.setenv("LAUNCH_MPIRUN", str(mpirun))
+    assert launch("") == (1, "[mpirun] ranks 0, 1 ended without an exit code\n")
+
+
+def test_rank_0_reads_the_standard_input_and_the_others_an_empty_one():
+    source = "import sys; print(sys.stdin.read().split())"
+    code, output = launch(source, ranks=3, text="one two\n")
+    expected = [f"[rank {r}] {[]}" for r in (1, 2)]
+    assert code == 0
+    assert sorted(output.splitlines()) == ["[rank 0] ['one', 'two']", *expected]
+
+
+IN_FINALLY = """
+import time
+try:
+    print("waits")
+    time.sleep(60)
+finally:
+    print("begins")
+    time.sleep({seconds})
+    print("ends")
+"""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "interrupts", "ends"), [(0.3, 1, 2), (60, 1, 0), (60, 2, 0)]
+)
+def test_interrupt_gives_ranks_time_and_a_second_one_ends_them(
+    seconds, interrupts, ends
+):
+    source = IN_FINALLY.format(seconds=seconds)
+    command = [sys.executable, str(MPIRUN), "-n", "2", "python", "-c", source]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as launcher:
+        lines = [launcher.stdout.readline() for _ in range(2)]
+        launcher.send_signal(signal.SIGINT)
+        lines += [launcher.stdout.readline() for _ in range(2)]
+        began = time.monotonic()
+        if interrupts == 2:
+            launcher.send_signal(signal.SIGINT)
+        rest = launcher.stdout.read()
+    assert ["begins" in line for line in lines] == [False, False, True, True]
+    assert rest.count("ends") == ends
+    assert launcher.returncode == 128 + signal.SIGINT
+    if interrupts == 1 and not ends:
+        assert time.monotonic() - began >= 1.5
 
 
 def test_command_that_does_not_exist_is_named():
