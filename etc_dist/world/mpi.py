@@ -219,9 +219,9 @@ class MpiGather:
     def finalized(self) -> bool:
         return bool(self._mpi.Is_finalized())
 
-    def abort_at_exit(self) -> None:
+    def abort_at_exit(self, code: int) -> None:
         # In place of MPI_Finalize, which waits for every rank.
-        self._mpi._set_abort_status(1)
+        self._mpi._set_abort_status(code)
         time.sleep(READ_SECONDS)
 
 

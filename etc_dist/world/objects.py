@@ -60,8 +60,8 @@ class ObjectGather(Protocol):
     def abort(self) -> None:
         """End this process, and so all ranks, once its output is read."""
 
-    def abort_at_exit(self) -> None:
-        """End all ranks when this process exits, with an exit code that is not 0. Its
+    def abort_at_exit(self, code: int) -> None:
+        """End all ranks when this process exits, with an exit code of 1 to 255. Its
         other exit handlers still run."""
 
     def finalized(self) -> bool:

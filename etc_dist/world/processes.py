@@ -27,6 +27,8 @@ YIELDING_TO_GPU = 1.0
 fiftieth."""
 LONGEST_SLEEP = 1e-3
 """Seconds; bounds the delay of a waiting rank."""
+LAUNCHED = "LAUNCH_RANKS"
+"""The variable that launch/mpirun sets for its ranks."""
 CHECK_SECONDS = 0.2
 """Seconds between two searches for lost ranks."""
 _PASSING = ("contextlib", "functools")
@@ -355,6 +357,7 @@ class AbortOnUncaught:
     def __init__(self, rank: int, abort: Callable[[], object]):
         """`abort` ends all ranks."""
         self._rank, self._abort = rank, abort
+        self._is_launched = LAUNCHED in os.environ
         self._previous = sys.excepthook
         self._removed = False
 
@@ -381,7 +384,16 @@ class AbortOnUncaught:
         else:
             _write(self._rank, [f"uncaught {kind.__name__}; all ranks are ended"])
             self._previous(kind, error, trace)
-        self._abort()
+        # launch/mpirun interrupts all ranks, whose `finally` blocks may still run, and
+        # ends those that remain.
+        if not (self._is_launched and issubclass(kind, KeyboardInterrupt)):
+            self._abort()
+
+
+def exit_code(error: SystemExit) -> int:
+    """The exit code of a process that `error` ends, as the parent reads it."""
+    code = error.code
+    return code & 0xFF if isinstance(code, int) else int(code is not None)
 
 
 def show_error(rank: int, error: BaseException) -> None:

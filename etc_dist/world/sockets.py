@@ -128,7 +128,7 @@ class SocketGather:
         for connection in connections.values():
             connection.setblocking(False)
         self._ended: set[int] = set()
-        self._fails = False
+        self._exit_code = 0
         # NOTE: handlers run in the reverse order, so those of later users before this.
         atexit.register(self._exit)
 
@@ -168,11 +168,11 @@ class SocketGather:
         atexit.unregister(self._exit)
 
     def abort(self) -> None:
-        self.abort_at_exit()
+        self.abort_at_exit(1)
         self._exit()
 
-    def abort_at_exit(self) -> None:
-        self._fails = True
+    def abort_at_exit(self, code: int) -> None:
+        self._exit_code = code
 
     def finalized(self) -> bool:
         return False
@@ -181,6 +181,6 @@ class SocketGather:
         return self._library
 
     def _exit(self) -> None:
-        if self._fails:
+        if self._exit_code:
             flush_output()
-            os._exit(1)
+            os._exit(self._exit_code)

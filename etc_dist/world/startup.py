@@ -96,7 +96,7 @@ def _start_alone(
         # Exchanges the settings of all ranks; an error on one is raised on all.
         every = agreement.agree(lambda: _check(ranks, settings))
         world = _start(every[objects.rank], ranks, objects, monitor, agreement)
-        if world.size > 1 and (abort_on_uncaught or "LAUNCH_RANKS" in os.environ):
+        if world.size > 1 and (abort_on_uncaught or processes.LAUNCHED in os.environ):
             world.abort_on_uncaught()
         world.group_name = ranks.group
         _forget_closed()

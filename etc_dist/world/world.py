@@ -78,6 +78,8 @@ class World:
         self.kept: dict[object, object] = {}
         """Objects that other layers cache until the world is closed."""
         self._closed = False
+        self._exit_code = 0
+        """That of a SystemExit which has left the with block."""
         self.exclusive = Exclusive(
             lambda why: agreement.leave(why, INTERRUPTED),
             backend,
@@ -91,11 +93,15 @@ class World:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> None:
         if kind is None:
             self.close()
-        else:
-            self._agreement.leave(f"{kind.__name__} left its with block", BLOCK_LEFT)
+            return
+        self._agreement.leave(f"{kind.__name__} left its with block", BLOCK_LEFT)
+        if isinstance(error, SystemExit):
+            self._exit_code = processes.exit_code(error)
 
     @property
     def broken(self) -> bool:
@@ -306,7 +312,7 @@ class World:
             # The exit code must not be 0, whether calls or a last run failed.
             self._agreement.leave("it was not closed by all ranks", UNCLOSED)
             processes.show_error(self.rank, error)
-            self._objects.abort_at_exit()
-        if self._agreement.lost_process:
-            # MPI would wait forever for the ended process to finalize.
-            self._objects.abort_at_exit()
+            self._objects.abort_at_exit(1)
+        if self._exit_code or self._agreement.lost_process:
+            # MPI would wait for ranks that still run, forever for an ended one.
+            self._objects.abort_at_exit(self._exit_code or 1)

@@ -1,8 +1,14 @@
 """Output and exit codes of ranks that end differently."""
 
+import os
+import signal
+import subprocess
+import sys
+import time
+
 import pytest
 
-from tests.world.jobs import run_job
+from tests.world.jobs import MPIRUN, run_job
 
 IMPORTS = """
 import os, sys, time
@@ -146,3 +152,67 @@ time.sleep(1)
     assert code == 0, output
     assert "rank 1: left the world: an exception left its with block" in output
     assert "[rank 1] ValueError of one rank False" in output
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"), [("3", 3), ("256 + 4", 4), ("'a text'", 1)]
+)
+def test_exit_code_of_the_rank_that_left_its_with_block_is_that_of_the_job(
+    code, expected
+):
+    source = f"""
+with start(CPU) as world:
+    if world.rank == 1:
+        sys.exit({code})
+    time.sleep(30)
+"""
+    began = time.monotonic()
+    assert run_job(IMPORTS + source).code == expected
+    assert time.monotonic() - began < 20
+
+
+def test_exit_with_code_0_in_a_with_block_does_not_end_the_others():
+    source = """
+with start(CPU) as world:
+    if world.rank == 1:
+        sys.exit(0)
+    time.sleep(0.5)
+    print("not ended", flush=True)
+    try:
+        world.barrier()
+    except WorldError as error:
+        print(error.got, flush=True)
+"""
+    code, output = run_job(IMPORTS + source)
+    assert "[rank 0] not ended" in output
+    assert "[rank 0] rank 1: left the world: an exception left its with block" in output
+    assert code == 0
+
+
+INTERRUPTED = """
+with start(CPU) as world:
+    try:
+        print("waits", flush=True)
+        if world.rank == 1:
+            world.barrier()
+        time.sleep(30)
+    finally:
+        time.sleep(world.rank)
+        print("cleaned up", flush=True)
+"""
+
+
+def test_interrupt_of_the_job_lets_finally_blocks_of_all_ranks_run():
+    command = [sys.executable, str(MPIRUN), "-n", "2", "python", "-c"]
+    with subprocess.Popen(
+        [*command, IMPORTS + INTERRUPTED],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"LAUNCH_PYTHON": sys.executable},
+    ) as job:
+        for _ in range(2):
+            assert job.stdout.readline().endswith("waits\n")
+        job.send_signal(signal.SIGINT)
+        output = job.stdout.read()
+    assert sorted(output.splitlines()) == [f"[rank {n}] cleaned up" for n in (0, 1)]
+    assert job.returncode == 128 + signal.SIGINT
