@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -15,46 +16,75 @@ from etc_dist.ir.tensor import numpy_dtype
 
 STORED = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 MAX_SIZE = 2**63
+MAX_HEADER = 100_000_000
+"""Bytes of a header, as the package safetensors allows."""
 FIX = "load the complete files of one model, in bfloat16, float16 or float32"
+DTYPES = f"tensors in {', '.join(STORED.values())}"
 
 
-def read_tensors(file: Path) -> list[tuple[str, Any]]:
-    """The tensors with their names, mapped from disk.
+def weights_error(path: Path, wanted: str, got: str, fix: str = FIX) -> ArgumentError:
+    return ArgumentError(
+        "the model cannot be loaded", where=str(path), wanted=wanted, got=got, fix=fix
+    )
 
-    Raises ArgumentError for a damaged file. The tensors must fill it without gaps from
+
+def read_tensors(
+    file: Path, names: Collection[str] | None = None
+) -> list[tuple[str, Any]]:
+    """The tensors with their names, mapped from disk. names: those to read; default:
+    all.
+
+    Raises ArgumentError for a damaged file, for names that it lacks, and for tensors of
+    other dtypes than those of STORED. All tensors must fill the file without gaps from
     the header to the end, each with the bytes of its dtype and shape."""
     try:
         with open_file(file) as content:
             data = np.memmap(content, np.uint8, "r")
         header, data = _split(data)
         entries = [(*_fields(name, given), name) for name, given in header.items()]
-        tensors, at = [], 0
+        tensors, unread, at = [], [], 0
         for begin, end, shape, dtype, name in sorted(entries):
-            size = prod(shape) * numpy_dtype(dtype).itemsize
+            stored = STORED.get(dtype)
+            size = end - begin
+            if stored is not None:
+                size = prod(shape) * numpy_dtype(stored).itemsize
             if (begin, end) != (at, at + size) or end > len(data):
                 wanted = f"{at} to {at + size} of {len(data)} bytes"
                 raise ValueError(f"{name}: bytes {begin} to {end} instead of {wanted}")
-            part = np.asarray(data[begin:end]).view(numpy_dtype(dtype))
-            tensors.append((name, part.reshape(shape)))
             at = end
+            if names is not None and name not in names:
+                continue
+            if stored is None:
+                unread.append(f"{name}: {dtype}")
+                continue
+            part = np.asarray(data[begin:end]).view(numpy_dtype(stored))
+            tensors.append((name, part.reshape(shape)))
         if at != len(data):
             raise ValueError(f"{len(data) - at} bytes after the last tensor")
     except (OSError, RecursionError, ValueError) as error:
-        raise ArgumentError(
-            "the model cannot be loaded",
-            where=str(file),
-            wanted="a complete safetensors file",
-            got=f"{type(error).__name__}: {error}",
-            fix=FIX,
-        ) from error
+        got = f"{type(error).__name__}: {error}"
+        raise weights_error(file, "a complete safetensors file", got) from error
+    if unread:
+        raise weights_error(file, DTYPES, listed(unread))
+    missing = sorted(set(names or ()).difference(name for name, _ in tensors))
+    if missing:
+        wanted = "the tensors that the index has in this file"
+        raise weights_error(file, wanted, f"none of {listed(missing)}")
     return tensors
+
+
+def listed(texts: list[str], most: int = 4) -> str:
+    """The first texts, and how many more there are."""
+    more = f"; and {len(texts) - most} more" if len(texts) > most else ""
+    return "; ".join(texts[:most]) + more
 
 
 def _split(data: Any) -> tuple[dict[str, Any], Any]:
     """The header and the bytes of the tensors."""
     end = 8 + int.from_bytes(data[:8].tobytes(), "little")
-    if not 8 < end <= len(data):
-        raise ValueError(f"a header that ends at {end} of {len(data)} bytes")
+    if not 8 < end <= min(len(data), 8 + MAX_HEADER):
+        limits = f"{len(data)} bytes, and at most {MAX_HEADER}"
+        raise ValueError(f"a header that ends at {end} of {limits}")
     header = json.loads(data[8:end].tobytes(), object_pairs_hook=_unique)
     if not isinstance(header, dict):
         raise ValueError("a header that is not a JSON object")
@@ -74,8 +104,6 @@ def _fields(name: str, given: Any) -> tuple[int, int, list[int], str]:
     match given:
         case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [begin, end]}:
             sizes = [begin, end, *shape]
-            if dtype in STORED and all(
-                type(s) is int and 0 <= s < MAX_SIZE for s in sizes
-            ):
-                return begin, end, shape, STORED[dtype]
+            if all(type(s) is int and 0 <= s < MAX_SIZE for s in sizes):
+                return begin, end, shape, dtype
     raise ValueError(f"{name}: {str(given)[:120]}")

@@ -141,7 +141,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     not implemented, and for one with ids that the model does not have."""
     expect_type(path, (str, Path), "path")
     path = Path(path).expanduser()
-    if path.is_file():
+    if not path.is_dir():
         file = GgufFile(path)
         return _checked(_of_gguf(file), file.config().vocabulary, path)
     return _checked(_of_folder(path), read_config(path).vocabulary, path)

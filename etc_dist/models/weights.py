@@ -13,7 +13,8 @@ from etc_dist.errors import ArgumentError, expect_type
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.config import ARCHITECTURES, MIXTRAL, ModelConfig
 from etc_dist.models.part import SPLIT_AXES, WHOLE, Part
-from etc_dist.models.safetensors_file import FIX, read_tensors
+from etc_dist.models.safetensors_file import listed, weights_error
+from etc_dist.models.weight_files import read_folder
 from etc_dist.runtime.arrays import Array, inspect
 
 LAYER = "model.layers.{}."
@@ -35,7 +36,7 @@ def load_weights(
 
     Raises ArgumentError that names the tensors that are missing, unknown, stored more
     than once, of another shape or dtype, or with numbers that are not finite."""
-    return stack_weights(_tensors(Path(folder)), config, dtype, Path(folder), part)
+    return stack_weights(read_folder(Path(folder)), config, dtype, Path(folder), part)
 
 
 def stack_weights(
@@ -55,12 +56,13 @@ def stack_weights(
             for name, shape in weight_shapes(config, part).items()
         }
     except (MemoryError, ValueError) as error:
-        raise _refused(path, "weights that fit in memory", str(error)) from error
+        raise weights_error(path, "weights that fit in memory", str(error)) from error
     missing = set(places)
     faults = []
     rows = part.span(config.vocabulary, part.config(config).vocabulary)
     head: Any = None
-    for name, stored in _of_experts(tensors, config):
+    for stored_name, stored in _of_experts(tensors, config):
+        name = _full_name(stored_name, places)
         if name.endswith(IGNORED):
             continue
         if config.is_tied and name == "lm_head.weight":
@@ -90,7 +92,7 @@ def stack_weights(
         if head is not None and not np.array_equal(head, held["w_head"]):
             faults.append("lm_head.weight: not the embedding, to which it is tied")
     if faults:
-        raise _refused(path, "the tensors of config.json", _listed(faults))
+        raise weights_error(path, "the tensors of config.json", listed(faults))
     return held
 
 
@@ -103,11 +105,6 @@ def _cut(
         part.span(size, mine) if n == axis else slice(None)
         for n, (size, mine) in enumerate(zip(shape, own, strict=True))
     )
-
-
-def _listed(faults: list[str], most: int = 4) -> str:
-    more = f"; and {len(faults) - most} more" if len(faults) > most else ""
-    return "; ".join(faults[:most]) + more
 
 
 def weight_shapes(
@@ -169,7 +166,7 @@ def check_weights(
             where="argument weights of a model",
             wanted="contiguous arrays of finite numbers by the names and of the shapes "
             "of weight_shapes(config), all bfloat16 or all float16",
-            got=_listed(faults),
+            got=listed(faults),
             fix="make the arrays as weight_shapes(config) lists them, or load the "
             "model by load()",
         )
@@ -219,13 +216,21 @@ def _places(config: ModelConfig) -> dict[str, tuple[str, Any]]:
     return places
 
 
+def _full_name(name: str, places: Mapping[str, Any]) -> str:
+    """The name of a tensor in a file of the whole model. Files of the base model, which
+    has no output head, lack the prefix."""
+    prefixed = f"model.{name}"
+    return prefixed if prefixed in places else name
+
+
 def _of_experts(
     tensors: Iterable[tuple[str, Any]], config: ModelConfig
 ) -> Iterator[tuple[str, Any]]:
     """Those of all experts of a layer, [experts, rows, columns], one by one. Rows of
     gate_up_proj are those of gate, then those of up."""
     block, gate, up, down = EXPERT_NAMES.get(config.architecture, MLP_NAMES)
-    for name, stored in tensors:
+    for stored_name, stored in tensors:
+        name = stored_name.replace(".mlp.", f".{block}.")  # as Mixtral in transformers
         head, _, kind = name.rpartition(f".{block}.experts.")
         if not head or kind not in ("gate_up_proj", "down_proj") or stored.ndim != 3:
             yield name, stored
@@ -237,22 +242,3 @@ def _of_experts(
                 parts = {gate: matrix[:half], up: matrix[half:]}
             for part, rows in parts.items():
                 yield f"{head}.{block}.experts.{expert}.{part}.weight", rows
-
-
-def _tensors(folder: Path) -> Iterator[tuple[str, Any]]:
-    """All tensors of the safetensors files of a folder, by name, mapped from disk."""
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise _refused(folder, "files *.safetensors", "none")
-    for file in files:
-        yield from read_tensors(file)
-
-
-def _refused(path: Path, wanted: str, got: str) -> ArgumentError:
-    return ArgumentError(
-        "the model cannot be loaded",
-        where=str(path),
-        wanted=wanted,
-        got=got,
-        fix=FIX,
-    )

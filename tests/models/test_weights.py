@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from etc_dist.errors import ArgumentError
 from etc_dist.models.config import parse_config
-from etc_dist.models.safetensors_file import STORED
+from etc_dist.models.safetensors_file import MAX_HEADER, STORED, read_tensors
 from etc_dist.models.weights import EXPERT_NAMES, MLP_NAMES, load_weights
 from tests.models.references import save
 from tests.models.test_config import SMOL
@@ -81,7 +82,8 @@ def test_weights_of_experts_are_stacked(mixture, tmp_path):
         np.testing.assert_array_equal(found[to][1, 5], wanted)
 
 
-def test_stacks_of_experts_are_the_same_weights(mixture, tmp_path):
+@pytest.mark.parametrize("names", ["of the files", "of transformers"])
+def test_stacks_of_experts_are_the_same_weights(mixture, tmp_path, names):
     config, tensors, block, (gate, up, down) = mixture
     save(tmp_path / "model.safetensors", tensors)
     wanted = load_weights(tmp_path, config, "bfloat16")
@@ -94,6 +96,8 @@ def test_stacks_of_experts_are_the_same_weights(mixture, tmp_path):
         gates = np.concatenate([stack(head, gate), stack(head, up)], axis=1)
         tensors[f"{head}.gate_up_proj"] = gates
         tensors[f"{head}.down_proj"] = stack(head, down)
+    if names == "of transformers":  # those of state_dict()
+        tensors = {n.replace("block_sparse_moe", "mlp"): a for n, a in tensors.items()}
     save(tmp_path / "model.safetensors", tensors)
     found = load_weights(tmp_path, config, "bfloat16")
     for name, array in wanted.items():
@@ -106,6 +110,28 @@ def test_an_expert_that_is_missing_is_named(mixture, tmp_path):
     del tensors[name]
     save(tmp_path / "model.safetensors", tensors)
     with pytest.raises(ArgumentError, match=f"{name}: missing"):
+        load_weights(tmp_path, config, "bfloat16")
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_names_of_the_base_model_have_no_prefix(model, tmp_path, is_tied):
+    config, tensors = replace(model[0], is_tied=is_tied), model[1]
+    if not is_tied:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + 1
+    save(tmp_path / "model.safetensors", tensors)
+    wanted = load_weights(tmp_path, config, "bfloat16")
+    bare = {name.removeprefix("model."): array for name, array in tensors.items()}
+    save(tmp_path / "model.safetensors", bare)
+    found = load_weights(tmp_path, config, "bfloat16")
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(found[name], array)
+
+
+def test_a_name_with_and_without_its_prefix_is_stored_twice(model, tmp_path):
+    config, tensors = model
+    tensors["norm.weight"] = tensors["model.norm.weight"]
+    save(tmp_path / "model.safetensors", tensors)
+    with pytest.raises(ArgumentError, match="model.norm.weight: stored more than once"):
         load_weights(tmp_path, config, "bfloat16")
 
 
@@ -201,7 +227,6 @@ NORM, HEAD = "model.norm.weight", "model.embed_tokens.weight"
         (NORM, {"shape": [16, 2]}),
         (NORM, {"shape": [2**62, 2**62, 0]}),
         (NORM, {"dtype": "F32"}),
-        (NORM, {"dtype": "I8"}),
         (HEAD, {"data_offsets": None}),
     ],
 )
@@ -238,7 +263,16 @@ def test_headers_that_are_not_of_tensors_are_refused(
         load_weights(tmp_path, model[0], "bfloat16")
 
 
+def test_a_header_beyond_the_limit_is_not_read(tmp_path):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes((MAX_HEADER + 1).to_bytes(8, "little"))
+    os.truncate(path, MAX_HEADER + 99)
+    with pytest.raises(ArgumentError, match="at most 100000000"):
+        read_tensors(path)
+
+
 def test_sizes_beyond_memory_are_refused(model, tmp_path):
+    save(tmp_path / "model.safetensors", model[1])
     config = replace(model[0], hidden=2**24, inner=2**24, vocabulary=2**24)
     with pytest.raises(ArgumentError, match="weights that fit in memory"):
         load_weights(tmp_path, config, "bfloat16")
