@@ -8,6 +8,9 @@
 A test that fails in any run fails the suite. So does a test that every run skipped,
 and a run that did not come to its end. The last line is the sum over all runs.
 
+A run may last as long as it needs. It is ended when no test has begun or ended for
+300 seconds, more than one test may take.
+
 Without a GPU, a few processes share the tests of one process and of one rank, and the
 runs of more ranks, which mostly wait, go on at the same time.
 
@@ -36,10 +39,9 @@ CPU_RANKS = (1, 2, 4)
 SHARED_RANKS = (2, 4)
 MOST_WORKERS = 4
 POLL = 0.1  # seconds
-LIMIT, LIMIT_OF_ALL = 900.0, 3600.0  # seconds of a run, on a slow machine
+STALL, STALL_OF_ALL = 300.0, 900.0  # seconds in which no test begins or ends
 ALL = ("--all", "--timeout=600")  # seconds of an exhaustive test
 NOTHING_COLLECTED = 5  # pytest's exit code
-TIMED_OUT = 124  # launch/mpirun's exit code
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Run:
     def by_mpirun(self) -> bool:
         return self.ranks > 0
 
-    def command(self, arguments: Sequence[str], limit: float) -> list[str]:
+    def command(self, arguments: Sequence[str]) -> list[str]:
         # No colours, since ranks write to pipes. Time limits by a thread, since a
         # blocked MPI call handles no signal.
         pytest = [sys.executable, "-m", "pytest", "--color=no"]
@@ -68,7 +70,7 @@ class Run:
             which = ["--with-mpi"] if self.workers > 1 else ["-m", "not mpi"]
             return [*pytest, *which, *arguments]
         mpirun = [sys.executable, str(ROOT / "launch" / "mpirun")]
-        mpirun += ["-n", str(self.ranks), "--time-limit", str(limit), *self.sharing]
+        mpirun += ["-n", str(self.ranks), *self.sharing]
         pytest += ["--timeout-method=thread", "--with-mpi", "-m", "mpi"]
         return mpirun + pytest + list(arguments)
 
@@ -146,8 +148,8 @@ def plan(
 def judge(
     results: Iterable[Result], gpus: int, needs_exhaustive: bool = False
 ) -> Verdict:
-    """Add up; a test that every run skipped counts as failed, not as skipped.
-    `needs_exhaustive`: so does a suite without an exhaustive test."""
+    """Add up; a test that every run skipped counts as failed, not as skipped, unless
+    some run did not come to its end. `needs_exhaustive`: so does a suite without an exhaustive test."""
     results = tuple(results)
     most = max((r.run.ranks for r in results if r.run.backend == "cuda"), default=0)
     complaints = [f"{r.run.name}: {r.fault}" for r in results if r.fault]
@@ -163,9 +165,10 @@ def judge(
         complaints.append("every run: --all selected no exhaustive test")
     passed = sum(r.count("passed") for r in results)
     skipped = sum(r.count("skipped") for r in results)
+    is_complete = not any(r.fault for r in results)
     for test, outcomes in sorted(by_test.items()):
         last = outcomes[-1]
-        if any(o.outcome != "skipped" for o in outcomes):
+        if any(o.outcome != "skipped" for o in outcomes) or not is_complete:
             continue
         if last.devices > gpus or (last.devices and last.min_size > most):
             continue  # no fault of the test: a machine with more GPUs runs it
@@ -175,12 +178,12 @@ def judge(
 
 
 def execute_all(
-    runs: Sequence[Run], arguments: Sequence[str], limit: float, whole: bool
+    runs: Sequence[Run], arguments: Sequence[str], stall: float, whole: bool
 ) -> list[Result]:
     """Execute all runs. Where the first one has many workers, the others run at the
     same time, one after another, and their output follows at the end."""
     split = 1 if runs[0].workers > 1 else len(runs)
-    options = arguments, limit, whole
+    options = arguments, stall, whole
     with tempfile.TemporaryFile("w+") as kept:
         results = run_together(
             execute_lane(runs[:split], *options),
@@ -221,34 +224,36 @@ def run_together(first: Steps, second: Steps) -> list[Result]:
 def execute(
     run: Run,
     arguments: Sequence[str],
-    limit: float,
+    stall: float,
     whole: bool,
     output: IO[str] | None = None,
 ) -> Steps:
-    """Execute one run, step by step. `output`: in place of that of this process."""
+    """Execute one run, step by step. It is ended where `stall` seconds pass without the
+    begin or end of a test. `output`: in place of that of this process."""
     print(f"\n=== {run.name} ===", file=output, flush=True)
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "outcomes"
         process = subprocess.Popen(
-            run.command(arguments, limit),
+            run.command(arguments),
             cwd=ROOT,
             env=run.environment(path),
             start_new_session=True,
             stdout=output,
             stderr=output,
         )
-        # launch/mpirun keeps the limit itself and shows the stack of each rank.
-        end = started + limit + 30 * run.by_mpirun
+        size, end = 0, started + stall
         try:
             while (code := process.poll()) is None and time.monotonic() < end:
+                if path.exists() and path.stat().st_size != size:
+                    size, end = path.stat().st_size, time.monotonic() + stall
                 yield path.exists()
         finally:
             end_group(process, signal.SIGTERM if run.by_mpirun else signal.SIGABRT)
         outcomes = read_outcomes(path)
     fault = ""
-    if code is None or code == TIMED_OUT:
-        fault = f"was ended after {limit:g} s"
+    if code is None:
+        fault = f"was ended, as no test had begun or ended for {stall:g} s"
     elif code == NOTHING_COLLECTED:
         fault = "has no tests" if whole else ""
     elif code > 1 or code < 0:
@@ -321,12 +326,6 @@ def report(results: Sequence[Result], verdict: Verdict) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="launch/test", allow_abbrev=False)
     parser.add_argument(
-        "--time-limit",
-        type=float,
-        metavar="SECONDS",
-        help=f"of each run (default {LIMIT:g}, with --all {LIMIT_OF_ALL:g})",
-    )
-    parser.add_argument(
         "--shared-ranks",
         type=numbers,
         default=SHARED_RANKS,
@@ -344,14 +343,14 @@ def main() -> int:
         "--all", action="store_true", help="run the tests marked exhaustive, too"
     )
     options, arguments = parser.parse_known_args()
-    limit = options.time_limit or (LIMIT_OF_ALL if options.all else LIMIT)
     whole = not arguments
     arguments = [*(ALL if options.all else []), *(arguments or ["tests"])]
     gpus = count_gpus()
     if not gpus:
         print("no NVIDIA GPU here: tests marked gpu are left out")
     runs = plan(gpus, options.shared_ranks, options.mps)
-    results = execute_all(runs, arguments, limit, whole)
+    stall = STALL_OF_ALL if options.all else STALL
+    results = execute_all(runs, arguments, stall, whole)
     verdict = judge(results, gpus, needs_exhaustive=options.all and whole)
     report(results, verdict)
     return 1 if verdict.failed else 0

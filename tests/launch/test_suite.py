@@ -96,7 +96,7 @@ def test_ranks_share_gpus_where_there_are_fewer(gpus, shared, ranks):
     sharing = [run for run in runs if run.sharing]
     assert [run.ranks for run in sharing] == ranks
     for run in sharing:
-        assert " --mps " in " ".join(run.command([], 9))
+        assert " --mps " in " ".join(run.command([]))
         assert run.environment(Path("x"))["ETC_DIST_BACKEND"] == "cuda"
 
 
@@ -114,12 +114,12 @@ def test_unfinished_test_counts_as_failed(tmp_path):
 def test_processes_share_tests_of_up_to_one_rank_where_no_gpu_is(monkeypatch):
     monkeypatch.setattr(suite.os, "cpu_count", lambda: 3)
     shared, *_ = suite.plan(0)
-    command = " ".join(shared.command([], 9))
+    command = " ".join(shared.command([]))
     assert " -n 3 " in command and command.endswith(" --with-mpi")
     alone, one_rank, *_ = suite.plan(2)
-    assert "-n" not in alone.command([], 9)
-    assert alone.command([], 9)[-2:] == ["-m", "not mpi"]
-    assert "launch/mpirun -n 1 " in " ".join(one_rank.command([], 9))
+    assert "-n" not in alone.command([])
+    assert alone.command([])[-2:] == ["-m", "not mpi"]
+    assert "launch/mpirun -n 1 " in " ".join(one_rank.command([]))
 
 
 IN_PARALLEL = """
@@ -152,8 +152,28 @@ def test_runs_of_ranks_go_on_beside_the_first_one(monkeypatch, capfd, tmp_path):
     ]
 
 
-def test_a_run_that_lasts_too_long_is_ended(monkeypatch):
-    sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
-    monkeypatch.setattr(suite.Run, "command", lambda *_: sleep)
-    [result] = suite.execute_all([suite.Run("one process")], [], 0.3, whole=False)
-    assert result.fault == "was ended after 0.3 s"
+SLOW = """
+import os, time
+for test in range({tests}):
+    time.sleep(0.7)
+    with open(os.environ["LAUNCH_OUTCOMES"], "a") as file:
+        file.write('{{"test": "%d", "outcome": "passed"}}\\n' % test)
+time.sleep({rest})
+"""
+
+
+@pytest.mark.parametrize(("tests", "rest", "is_ended"), [(6, 0, False), (1, 60, True)])
+def test_a_run_is_ended_where_no_test_ends_however_long_it_lasts(
+    tests, rest, is_ended, monkeypatch
+):
+    slow = [sys.executable, "-c", SLOW.format(tests=tests, rest=rest)]
+    monkeypatch.setattr(suite.Run, "command", lambda *_: slow)
+    [result] = suite.execute_all([suite.Run("one process")], [], 3.0, whole=False)
+    fault = "was ended, as no test had begun or ended for 3 s"
+    assert result.fault == is_ended * fault
+    assert len(result.outcomes) == tests
+
+
+def test_skips_are_not_judged_where_a_run_did_not_end():
+    verdict = judge((Outcome("a", "skipped"),), fault="was ended")
+    assert verdict.complaints == ("1 rank: was ended",)
