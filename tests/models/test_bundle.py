@@ -173,7 +173,7 @@ def test_the_command_of_the_documentation_builds_bundles(
     [
         ([], "a bundle is of one model"),
         (["one", "two"], "a bundle is of one model"),
-        (["/nowhere"], "a readable config.json"),
+        (["/nowhere"], "the folder of a Hugging Face model"),
         (["FOLDER", "--page-size", "24"], "unknown page_size"),
         (["FOLDER", "--batch", "0"], "batch is out of range"),
         (["FOLDER", "--workers", "0"], "workers is out of range"),

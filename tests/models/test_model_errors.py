@@ -139,7 +139,7 @@ def test_steps_that_do_not_fit_are_refused(model, step, text):
         ({"dtype": "float32"}, ArgumentError, "'bfloat16' or 'float16'"),
         ({"deterministic": "yes"}, ArgumentError, "unknown deterministic"),
         ({"path": 3}, TypeError, "path expects a str or Path"),
-        ({"path": "/nowhere"}, ArgumentError, "a readable config.json"),
+        ({"path": "/nowhere"}, ArgumentError, "the folder of a Hugging Face model"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(folder, one_rank, options, kind, text):
