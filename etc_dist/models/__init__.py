@@ -9,6 +9,7 @@ config.py       sizes and variants, from the config.json of a model
 weights.py      the weights of its safetensors files
 gguf_file.py    configuration and weights of a GGUF file
 gguf_reader.py  its metadata and tensors, with all sizes checked
+gguf_split.py   the parts of a model in several files
 pages.py        the pages of the cache
 rows.py         the numbers of a step
 mirror.py       arrays that the host and the backend exchange

@@ -1,4 +1,4 @@
-"""Models in one GGUF file: configuration and weights, with the names that a Hugging
+"""Models in GGUF files: configuration and weights, with the names that a Hugging
 Face folder has. The package `gguf` dequantizes."""
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from etc_dist.errors import ArgumentError
 from etc_dist.models.config import LLAMA, QWEN_MOE, ModelConfig, parse_config
 from etc_dist.models.experts import Mixture
 from etc_dist.models.extras import extra_module
-from etc_dist.models.gguf_reader import GgufTensor, read_gguf
+from etc_dist.models.gguf_reader import GgufTensor
+from etc_dist.models.gguf_split import read_parts
 from etc_dist.models.part import WHOLE, Part
+from etc_dist.models.safetensors_file import weights_error
 from etc_dist.models.weights import stack_weights
 
 ARCHITECTURES = {
@@ -86,18 +87,14 @@ TENSORS = {
 
 
 class GgufFile:
-    """A GGUF file of a model.
+    """The model in a GGUF file, or in parts of which `path` is one.
 
-    Raises ArgumentError for a file that cannot be read."""
+    Raises ArgumentError for files that cannot be read, and parts that are missing."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._dequantize = extra_module("gguf").quants.dequantize
-        try:
-            self._content = read_gguf(path)
-        except (OSError, ValueError) as error:
-            fix = "give a complete GGUF file, or the folder of a Hugging Face model"
-            raise self.refused("a complete GGUF file", str(error), fix) from error
+        self._content = read_parts(path)
 
     def get(self, key: str, default: Any = None) -> Any:
         """A value of the metadata: a number, a text or a list."""
@@ -106,7 +103,9 @@ class GgufFile:
         wrong = [text for text in texts if isinstance(text, bytes)]
         if wrong:
             wanted = f"{key}: texts in UTF-8"
-            raise self.refused(wanted, repr(wrong[0][:40]), "use another file")
+            raise weights_error(
+                self.path, wanted, repr(wrong[0][:40]), "use another file"
+            )
         return value.tolist() if isinstance(value, np.ndarray) else value
 
     def config(self) -> ModelConfig:
@@ -172,22 +171,13 @@ class GgufFile:
         if found:
             wanted = "no variants beyond those of docs/models.md"
             fix = "use another file, or the Hugging Face folder of this model"
-            raise self.refused(wanted, ", ".join(found), fix)
+            raise weights_error(self.path, wanted, ", ".join(found), fix)
 
     def weights(
         self, config: ModelConfig, dtype: str, part: Part = WHOLE
     ) -> dict[str, Any]:
         """As `load_weights`."""
         return stack_weights(self.tensors(config), config, dtype, self.path, part)
-
-    def refused(self, wanted: str, got: str, fix: str) -> ArgumentError:
-        return ArgumentError(
-            "the model cannot be loaded",
-            where=str(self.path),
-            wanted=wanted,
-            got=got,
-            fix=fix,
-        )
 
     def _rope(self, of: Any) -> dict[str, Any]:
         # As llama.cpp: a factor without a type is a linear one.
@@ -229,7 +219,7 @@ class GgufFile:
             wanted = "tensors of a type that the package gguf can dequantize"
             got = f"{tensor.name}: {tensor.kind.name}"
             fix = "use a file of another quantization"
-            raise self.refused(wanted, got, fix) from error
+            raise weights_error(self.path, wanted, got, fix) from error
 
 
 def _halves(rows: Any, heads: int) -> Any:
