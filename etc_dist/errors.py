@@ -12,7 +12,8 @@ EtcDistError
  ├── EmulationError       a CUDA body that the emulator ran is wrong
  ├── WorldError           processes, GPUs or symmetric memory are not as needed
  │    └── SymmetricMemoryError   the symmetric heap is exhausted
- └── WaitTimeoutError     a wait was not met within the time limit; the run was ended
+ ├── WaitTimeoutError     a wait was not met within the time limit; the run was ended
+ └── NotFiniteError       a step of a model gave logits from which no id follows
 
 A message has four parts: what failed, where, what was wanted and got, what to do.
 A wrong Python type is a plain TypeError, raised by `expect_type`.
@@ -249,4 +250,24 @@ class WaitTimeoutError(EtcDistError, TimeoutError):
         records: Sequence[WaitRecord] = (),
     ):
         self.records = tuple(records)
+        super().__init__(what, where=where, wanted=wanted, got=got, fix=fix)
+
+
+class NotFiniteError(EtcDistError, ArithmeticError):
+    """Logits of a step are NaN or +inf, or a row has no finite one.
+
+    `requests` lists the numbers of the requests whose logits these are.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str,
+        wanted: str,
+        got: str,
+        fix: str,
+        requests: Sequence[int] = (),
+    ):
+        self.requests = tuple(requests)
         super().__init__(what, where=where, wanted=wanted, got=got, fix=fix)

@@ -14,6 +14,7 @@ from etc_dist.errors import (
     DeadlockError,
     EtcDistError,
     GraphError,
+    NotFiniteError,
     RaceError,
     SymmetricMemoryError,
     WaitRecord,
@@ -60,6 +61,7 @@ def test_an_error_survives_pickling(kind):
         (RaceError, (GraphError,)),
         (SymmetricMemoryError, (WorldError, MemoryError)),
         (WaitTimeoutError, (TimeoutError,)),
+        (NotFiniteError, (ArithmeticError,)),
     ],
 )
 def test_an_error_is_also_what_python_would_raise(kind, parents):

@@ -3,7 +3,8 @@
 
 Rows are divided into tiles of columns, each a task of `best_column`; `next_token` takes
 the best of these, and prepares the rows for their next step. Of equal numbers the first
-one counts. NaNs do not count.
+one counts. A NaN is larger than all numbers, so that the largest number of a row is
+finite if and only if the row has a finite number, no NaN and no +inf.
 """
 
 from __future__ import annotations
@@ -16,11 +17,15 @@ from etc_dist.functions.matmul import two_byte
 from etc_dist.ir import DeviceFunction, Extent, Operand
 from etc_dist.ir.function import TENSOR
 
+NO_TOKEN, NOT_FINITE = -1, -2
+"""The token of a row that has no step, and of one whose largest number is not finite.
+"""
+
 
 def best_column(dtype: str) -> DeviceFunction:
     """x [rows, columns], a tile of `dtype` -> values [rows] in fp32, ids [rows]
-    (int32): the largest number of each row, and its column in the tile. -inf and 0 for
-    a row without numbers."""
+    (int32): the largest number of each row, and its column in the tile, which is
+    undefined for a NaN."""
 
     def body(x: Any, values: Any, ids: Any) -> None:
         ids[...], values[...] = _best(x.astype(np.float32))
@@ -35,9 +40,13 @@ def next_token(columns: int) -> DeviceFunction:
     """values and ids [rows, tiles] of tiles of `columns`, position and end [rows], stop
     [rows, stops] -> tokens and next_position [rows] (int32).
 
-    A row with a position below 0 has no step: its token is -1. The token of another row
-    is the column of its largest number. Its next position is -1, which ends the row, if
-    it would reach `end` or the token is in `stop`; else the position after its own."""
+    A row with a position below 0 has no step: its token is NO_TOKEN. The token of
+    another row is the column of its largest number. Its next position is -1, which ends
+    the row, if it would reach `end` or the token is in `stop`; else the position after
+    its own.
+
+    If the largest number of a row with a step is not finite, its token is NOT_FINITE,
+    and all rows end."""
 
     def body(
         values: Any, ids: Any, position: Any, end: Any, stop: Any, *to: Any
@@ -45,9 +54,11 @@ def next_token(columns: int) -> DeviceFunction:
         tokens, next_position = to
         tiles, _ = _best(values)
         best = tiles * columns + ids[np.arange(len(ids)), tiles]
-        tokens[...] = np.where(position >= 0, best, -1)
+        finite = np.isfinite(values[np.arange(len(ids)), tiles])
+        best = np.where(position < 0, NO_TOKEN, np.where(finite, best, NOT_FINITE))
+        tokens[...] = best
         ends = (position < 0) | (position + 1 >= end)
-        ends |= (stop == best[:, None]).any(axis=1)
+        ends |= (stop == best[:, None]).any(axis=1) | (best == NOT_FINITE).any()
         next_position[...] = np.where(ends, -1, position + 1)
 
     row = Operand(("rows",), "int32", leading=True)
@@ -83,9 +94,8 @@ def _of_tiles() -> dict[int, Operand]:
 
 def _best(x: Any) -> tuple[Any, Any]:
     """The column of the largest number of each row, and this number."""
-    numbers = np.where(np.isnan(x), np.float32(-np.inf), x)
-    columns = numbers.argmax(axis=1)
-    return columns, numbers[np.arange(len(x)), columns]
+    columns = x.argmax(axis=1)  # of a NaN, if there is one
+    return columns, x[np.arange(len(x)), columns]
 
 
 def _function(

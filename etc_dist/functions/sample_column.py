@@ -5,7 +5,8 @@ top_k, and the two words of its seed. Its token is the column with the largest s
 scaled logit and Gumbel noise: this chooses each column with its softmax probability.
 The noise depends only on the row's seed, the row's position and the column: not on
 other rows, the number of ranks, or the division of columns into tiles. A row whose
-first number is 0 gets the column of the largest logit.
+first number is 0 gets the column of the largest logit. As in `best_column.py`, a NaN is
+larger than all sums.
 
 `least_kept` runs before, and finds the smallest logit that top_k and top_p keep. All
 logits equal to it are kept. A top_k of 0 and a top_p of 1 keep all columns.
@@ -37,7 +38,7 @@ def sample_column(dtype: str, columns: int) -> DeviceFunction:
 
     def body(*operands: Any, j: int, first: int) -> None:
         x, sampling, position, least, values, ids = operands
-        numbers = np.where(np.isnan(x), -np.inf, x).astype(np.float32)
+        numbers = x.astype(np.float32)
         numbers = np.where(numbers < least[:, None], -np.inf, numbers)
         column = first + j * columns + np.arange(x.shape[1])
         counter = np.zeros((*x.shape, 4), np.uint32)
@@ -72,7 +73,8 @@ def sample_column(dtype: str, columns: int) -> DeviceFunction:
 
 def least_kept(dtype: str) -> DeviceFunction:
     """x [rows, columns] of `dtype`, sampling [rows, 5] in int32 -> least [rows] in
-    fp32, the smallest logit that is kept; -inf for rows that keep all. On GPUs one row.
+    fp32, the smallest logit that is kept; -inf for rows that keep all. NaNs do not
+    count. On GPUs one row.
 
     top_k keeps the logits that are at least as large as the top_k-th largest. Of these,
     top_p keeps the largest ones: just as many as together have at least top_p of their

@@ -16,6 +16,7 @@ mirror.py       arrays that the host and the backend exchange
 step_policy.py  tiles and slices of a step
 setup.py        what the program of a model depends on
 bundle.py       the program and its proofs, for other processes
+finite.py       the error for logits that are not finite
 decoder.py      the graph of a decoder's step
 sizes.py        the sizes that its program is compiled for
 experts.py      the mixture of experts in it

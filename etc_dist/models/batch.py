@@ -120,8 +120,11 @@ class Batch:
     def step(self) -> list[Request]:
         """Runs one step, or several in one launch if all requests are being decoded.
         Returns the requests with new tokens or that have ended; the latter leave the
-        batch. While prompts are processed the list may be empty. Raises ArgumentError
-        for a batch without requests."""
+        batch. While prompts are processed the list may be empty.
+
+        Raises ArgumentError for a batch without requests. After a NotFiniteError the
+        requests are as before the step: without those of its `requests`, the batch can
+        go on."""
         parts = self._choose()
         steps = self._choose_steps(parts)
         ids: list[int] = []

@@ -79,7 +79,8 @@ def decoder_graph(
     most_pages]. State: cache. Results: next_ids [steps, rows], int32, and logits
     [rows, vocabulary] of the last step.
 
-    `next_token` describes how rows end. If the dim `samples` is 1, `sample_column`
+    `next_token` describes how rows end, and the ids of rows that have ended or whose
+    logits are not finite. If the dim `samples` is 1, `sample_column`
     chooses tokens; if it is 0, the most likely ones are chosen. The dim `attend_heads`,
     1, 2 or 4, is the number of KV heads of an attention task.
 

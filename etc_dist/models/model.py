@@ -15,6 +15,7 @@ from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.batch import Batch, checked_stop
 from etc_dist.models.config import ModelConfig
 from etc_dist.models.experts import Mixture
+from etc_dist.models.finite import expect_finite
 from etc_dist.models.mirror import HostArray
 from etc_dist.models.pages import PageTable
 from etc_dist.models.part import Part
@@ -98,6 +99,7 @@ class Model:
                 setup.graph(), self.world, schedule=schedule, bundle=bundle
             )
         on_gpu = self.world.backend == "cuda"
+        self._dtype = dtype
         self._policy = setup.policy(self.program.workers if on_gpu else None)
         set_capacity_hint(self.program, self._capacity)
         self._arrays = self._put_all(weights)
@@ -138,7 +140,7 @@ class Model:
 
         Raises ArgumentError before the first step for an empty prompt, ids outside the
         vocabulary, more prompts than `batch`, texts longer than `positions`, and a
-        cache with too few free pages."""
+        cache with too few free pages; NotFiniteError for logits as of `step`."""
         expect_type(prompts, (list, tuple, np.ndarray), "prompts")
         # Once, since it may be an iterator.
         ends = stop if stop is None else checked_stop(stop, self.config.vocabulary)
@@ -185,7 +187,9 @@ class Model:
         see `PageTable`. All are integers on the host, of 1 to `most_rows` rows.
 
         Raises ArgumentError, before anything runs, for numbers out of range, for two
-        rows at one place of the cache, and for numbers that differ between ranks."""
+        rows at one place of the cache, and for numbers that differ between ranks.
+        Raises NotFiniteError, after the step, if a row's logits have a NaN, +inf or no
+        finite number."""
         found: Array = self.steps(ids, requests, positions, table, count=1)[0]
         return found
 
@@ -209,7 +213,8 @@ class Model:
         sampling: one for all rows, or a list; default: the most likely id.
 
         Returns the ids that were found, int32 [count, rows] on the host; -1 for rows
-        that have ended. Other arguments and errors: as for `step`."""
+        that have ended. If logits are not finite, all rows end at their step. Other
+        arguments and errors: as for `step`."""
         with self.world.exclusive:
             try:
                 steps = count
@@ -241,7 +246,9 @@ class Model:
             self._rows.fill(rows, height)
             self.program.launch(bound)
             self.program.await_run()
-            return found.copy()
+            found_ids: Array = found.copy()
+            expect_finite(rows, found_ids, self._dtype)
+            return found_ids
 
     @property
     def logits(self) -> Any:

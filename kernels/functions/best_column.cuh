@@ -4,14 +4,19 @@
 
 namespace etc {
 
-// The best of the numbers so far. NaNs do not count.
+// The best of the numbers so far. After reduce(), `value` is a NaN if one of them is.
 struct Best {
   float value = minus_infinity();
   i32 column = 0;
+  bool has_nan = false;
 
   ETC_DEVICE void add(float v, i32 at) {
     if (v > value || (v == value && at < column)) value = v, column = at;
+    note_nan(v);
   }
+  // NOTE: costs one instruction, into a predicate.
+  ETC_DEVICE void note_nan(float v) { has_nan = has_nan || v != v; }
+  ETC_DEVICE bool is_finite() const { return fabsf(value) < -minus_infinity(); }
   // Of all lanes.
   ETC_DEVICE void reduce() {
 #pragma unroll
@@ -19,6 +24,7 @@ struct Best {
       const float other = __shfl_xor_sync(~0u, value, step);
       add(other, __shfl_xor_sync(~0u, column, step));
     }
+    if (__any_sync(~0u, has_nan)) value = __uint_as_float(0x7fffffffu);
   }
 };
 
@@ -96,18 +102,29 @@ struct BestOfTiles {
   }
 };
 
+// Tokens: of a row that has no step, and of one whose largest number is not finite.
+constexpr i32 kNoToken = -1, kNotFinite = -2;
+
 template <class Task>
 struct next_token {
   ETC_DEVICE static void run(const Task& task) {
+    i32* const next_position = task.template operand<6>().at();
+    bool all_end = false;
     BestOfTiles<Task>::each_row(task, [&](i32 row, i32 lane, const Best& best) {
       const i32 position = at<2>(task, row);
+      const bool has_step = position >= 0, is_finite = best.is_finite();
+      const i32 token = is_finite ? best.column : kNotFinite;
       const bool continues =
-          position >= 0 && position + 1 < at<3>(task, row) && !stops(task, row, best.column);
+          has_step && position + 1 < at<3>(task, row) && !stops(task, row, token);
+      all_end = all_end || (has_step && !is_finite);
       if (lane == 0) {
-        *(task.template operand<5>().at() + row) = position < 0 ? -1 : best.column;
-        *(task.template operand<6>().at() + row) = continues ? position + 1 : -1;
+        *(task.template operand<5>().at() + row) = has_step ? token : kNoToken;
+        next_position[row] = continues ? position + 1 : -1;
       }
     });
+    if (!ptx::named_barrier_any<Task::threads>(1, all_end)) return;
+    const i32 rows = task.template operand<0>().size[0];
+    for (i32 row = task.thread; row < rows; row += Task::threads) next_position[row] = -1;
   }
 
  private:

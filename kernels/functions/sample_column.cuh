@@ -64,6 +64,7 @@ struct sample_column {
       for (int i = 0; i < 4; ++i) {
         const float2 pair = unpack<Task::kIsHalf>(word[i]);
         is_kept = is_kept || pair.x >= least || pair.y >= least;
+        best.note_nan(pair.x), best.note_nan(pair.y);
       }
       if (!is_kept) return;
       uint4 bits = {};

@@ -193,7 +193,18 @@ BROKEN = {
         "moe": {"ptx::mbarrier_try_wait(full(n), n / kEntries & 1)": "true"},
     },
     "functions/route_rows": {"routes": {"task.sync();": ""}},
-    "functions/sample_column": {"samples": {"task.sync();": ""}},
+    "functions/sample_column": {
+        "samples": {
+            "task.sync();": "",
+            "best.note_nan(pair.x), best.note_nan(pair.y);": "",
+        },
+    },
+    "functions/best_column": {
+        "spoiled": {
+            "has_nan || v != v": "false",
+            "ptx::named_barrier_any<Task::threads>(1, all_end)": "all_end",
+        },
+    },
     "functions/plan_tiles": {"moe": {"    task.sync();": ""}},
     "functions/score_experts": {"moe": {"    task.sync();": ""}},
     "queue/pop": {

@@ -22,6 +22,7 @@ from tests.emulate.aborted import check_skipped, sent_in_vain
 from tests.emulate.cases import check
 from tests.emulate.matrix import CASES, NEVER, Case, experts
 from tests.emulate.mutations import BROKEN, MUTATIONS
+from tests.functions.test_best_column import argmax, rows_of
 from tests.functions.test_route_rows import FEW, check_routes, routed, routed_rows
 from tests.functions.test_sample_column import sampled, sampled_given
 from tests.models.test_decoder import check_ids, decoder, decoder_step
@@ -38,7 +39,16 @@ def check_some_routes(program: Emulator, given: Any, dims: dict[str, int]) -> No
 
 def some_samples() -> Any:
     x = np.random.default_rng(2).standard_normal((4, 600))
+    x[2, 17] = np.nan
     return sampled_given(x, [Sampling(1.0, 5, 0.9, seed=n) for n in range(4)])
+
+
+def spoiled_rows() -> Any:
+    """Twenty rows, one of which has a NaN among numbers."""
+    x = np.random.default_rng(3).standard_normal((20, 600)).astype(np.float32)
+    x[13, 400] = np.nan
+    rows = rows_of(20) | {"x": x}
+    return rows, {"rows": 20, "columns": 600, "stops": 40}
 
 
 def check_equal(program: Emulator, given: Any, dims: dict[str, int]) -> None:
@@ -58,12 +68,14 @@ MUTATED = {
     "decoder": Case(decoder, decoder_step),
     "routes": Case(partial(routed, 1, routing=FEW), some_routes),
     "samples": Case(partial(sampled, 1, width=64), some_samples),
+    "spoiled": Case(partial(argmax, 1, dtype="float32"), spoiled_rows),
 }
 CHECKS = {
     "aborted": check_skipped,
     "decoder": check_ids,
     "routes": check_some_routes,
     "samples": check_equal,
+    "spoiled": check_equal,
 }
 HANDS_OVER = re.compile(
     r"\b(task\.sync|__syncwarp|named_barrier\w*|cluster_(barrier|arrive|wait)|"
@@ -109,7 +121,7 @@ def run(name: str, number: int, folder: Path, kernels: Path) -> None:
         mutation.value = 0  # for other tests of this library
 
 
-@pytest.mark.parametrize("name", ["decoder", "routes", "samples"])
+@pytest.mark.parametrize("name", ["decoder", "routes", "samples", "spoiled"])
 def test_what_is_not_broken_gives_the_reference(name, folder, kernels):
     run(name, 0, folder, kernels)
 

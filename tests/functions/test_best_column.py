@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 
 from etc_dist.emulate import Emulator
-from etc_dist.functions.best_column import best_column, next_token
+from etc_dist.functions.best_column import (
+    NO_TOKEN,
+    NOT_FINITE,
+    best_column,
+    next_token,
+)
 from etc_dist.ir import Graph, ceildiv, graph_function, tile
 from etc_dist.ir.tensor import numpy_dtype
 from etc_dist.models.decoder_ranks import best_of_ranks
@@ -50,9 +55,9 @@ def argmax(g: Graph, *, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_the_first_largest_number_is_found(dtype, rng, folder):
     x = rng.integers(-9, 3, (20, 2600)).astype(numpy_dtype(dtype))
-    x[0], x[1, 7:], x[2, 70:] = -np.inf, np.nan, 5
-    x[3, 2599] = np.inf
-    wanted = np.nanargmax(x.astype(np.float32), axis=1)
+    x[0, :2599], x[1, 7:], x[2, 70:] = -np.inf, -np.inf, 5
+    x[3, 2599] = 9
+    wanted = x.astype(np.float32).argmax(axis=1)
     for outputs in both(dtype, x, rows_of(20), folder):
         assert outputs["best"].tolist() == wanted.tolist()
         assert outputs["after"].tolist() == [8] * 20
@@ -66,6 +71,38 @@ def test_a_row_ends_at_its_end_or_after_a_stop_token(folder):
     for outputs in both("float32", x, rows, folder):
         assert outputs["best"].tolist() == [39, -1, 39, 39]
         assert outputs["after"].tolist() == [8, -1, -1, -1]
+
+
+SPOILED = {
+    "no finite number": (slice(None), -np.inf),
+    "a NaN": (0, np.nan),
+    "a NaN at the end": (2599, np.nan),
+    "only NaNs": (slice(None), np.nan),
+    "infinity": (1300, np.inf),
+}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("spoiled", SPOILED)
+def test_a_row_that_is_not_finite_ends_all_rows(dtype, spoiled, rng, folder):
+    x = rng.integers(-9, 3, (20, 2600)).astype(numpy_dtype(dtype))
+    columns, value = SPOILED[spoiled]
+    wanted = x.argmax(axis=1)
+    x[13, columns] = value
+    wanted[13] = NOT_FINITE
+    for outputs in both(dtype, x, rows_of(20), folder):
+        assert outputs["best"].tolist() == wanted.tolist()
+        assert outputs["after"].tolist() == [-1] * 20
+
+
+def test_a_row_without_a_step_may_have_any_numbers(folder):
+    x = np.tile(np.arange(64, dtype=np.float32), (9, 1))
+    x[3] = np.nan
+    rows = rows_of(9)
+    rows["position"][3] = -1
+    for outputs in both("float32", x, rows, folder):
+        assert outputs["best"].tolist() == [63] * 3 + [NO_TOKEN] + [63] * 5
+        assert outputs["after"].tolist() == [8] * 3 + [-1] + [8] * 5
 
 
 def rows_of(rows):
@@ -118,16 +155,29 @@ def argmax_of_ranks(g: Graph) -> None:
 
 def test_of_equal_numbers_on_two_ranks_the_first_one_is_found(rng, folder):
     x = rng.integers(-9, 3, (20, 3 * WIDTH)).astype(np.float32)
-    x[0] = np.nan
-    graph, dims = argmax_of_ranks(3), {"rows": 20, "columns": WIDTH}
-    parts = [rows_of(20) | {"x": part.copy()} for part in np.split(x, 3, axis=1)]
-    wanted = np.where(np.isnan(x), -np.inf, x).argmax(axis=1)
-    for outputs in (
-        simulate(schedule_static(graph), parts, dims).outputs,
-        Emulator(graph, folder=folder).run(parts, dims),
-    ):
-        for rank in range(3):
-            assert outputs[rank]["best"].tolist() == wanted.tolist()
+    wanted = x.argmax(axis=1)
+    for outputs in ranks_of(x, folder):
+        assert outputs["best"].tolist() == wanted.tolist()
+        assert outputs["after"].tolist() == [8] * 20
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_all_ranks_find_a_row_that_is_not_finite_on_one(value, rng, folder):
+    x = rng.integers(-9, 3, (20, 3 * WIDTH)).astype(np.float32)
+    wanted = x.argmax(axis=1)
+    x[7, WIDTH + 5] = value
+    wanted[7] = NOT_FINITE
+    for outputs in ranks_of(x, folder):
+        assert outputs["best"].tolist() == wanted.tolist()
+        assert outputs["after"].tolist() == [-1] * 20
+
+
+def ranks_of(x, folder):
+    """The outputs of three ranks, of both backends."""
+    graph, dims = argmax_of_ranks(3), {"rows": len(x), "columns": WIDTH}
+    parts = [rows_of(len(x)) | {"x": part.copy()} for part in np.split(x, 3, axis=1)]
+    yield from simulate(schedule_static(graph), parts, dims).outputs
+    yield from Emulator(graph, folder=folder).run(parts, dims)
 
 
 @pytest.mark.parametrize(

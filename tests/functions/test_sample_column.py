@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from etc_dist.emulate import Emulator
-from etc_dist.functions.best_column import next_token
+from etc_dist.functions.best_column import NOT_FINITE, next_token
 from etc_dist.functions.philox import philox
 from etc_dist.functions.sample_column import NUMBERS, least_kept, sample_column
 from etc_dist.ir import Graph, ceildiv, graph_function, span, tile
@@ -141,16 +141,37 @@ def test_tokens_have_the_probabilities_of_softmax(options, kept):
 
 def test_both_backends_give_the_same_tokens(rng, emulator):
     x = rng.standard_normal((16, 600)) * 3
-    x[5, :40], x[6, 100:] = np.nan, -np.inf
+    x[5, :40], x[6, 100:] = -np.inf, -np.inf
     options = [(0.0, 0, 1.0), (1.0, 0, 1.0), (0.7, 20, 0.9), (1.3, 0, 0.5), (2.0, 7, 1)]
     sampling = [Sampling(*options[n % 5], seed=n) for n in range(16)]
     tokens, least = run(x, sampling)
     found, found_least = run(x, sampling, emulator=emulator)
     assert (found, found_least) == (tokens, least)
     rounded = x.astype(numpy_dtype("bfloat16")).astype(np.float32)
-    assert tokens[::5] == np.nanargmax(rounded[::5], axis=1).tolist()
-    order = np.sort(np.nan_to_num(rounded, nan=-np.inf), axis=1)[:, ::-1]
+    assert tokens[::5] == rounded[::5].argmax(axis=1).tolist()
+    order = np.sort(rounded, axis=1)[:, ::-1]
     np.testing.assert_array_equal(least[4::5], order[4::5, 6])
+
+
+@pytest.mark.parametrize("spoiled", [np.nan, np.inf, -np.inf])
+def test_a_row_that_is_not_finite_has_no_token(spoiled, rng, emulator):
+    x = rng.standard_normal((16, 600))
+    x[:, 3] = spoiled
+    if spoiled < 0:
+        x[...] = spoiled
+    options = [(0.0, 0, 1.0), (1.0, 0, 1.0), (0.7, 5, 0.9), (1.3, 0, 0.5), (2.0, 7, 1)]
+    sampling = [Sampling(*options[n % 5], seed=n) for n in range(16)]
+    for used in (None, emulator):
+        tokens, _ = run(x, sampling, emulator=used)
+        assert tokens == [NOT_FINITE] * 16
+
+
+def test_numbers_that_the_temperature_makes_infinite_have_no_token(emulator):
+    x = np.full((4, 600), 2e38)
+    for used in (None, emulator):
+        tokens, _ = run(x, [Sampling(0.5), Sampling(1.0)] * 2, emulator=used)
+        assert tokens[0] == NOT_FINITE
+        assert tokens[1] >= 0
 
 
 @pytest.mark.parametrize(

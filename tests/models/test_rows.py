@@ -132,7 +132,7 @@ def test_an_end_has_no_lower_limit(ends):
 @pytest.mark.mpi(max_size=1)
 def test_a_step_costs_the_host_few_calls(tmp_path, rng, one_rank, monkeypatch):
     folder, calls = make_model(tmp_path, rng), []
-    rows = [1] * 8, list(range(8)), [3] * 8
+    rows = [1] * 8, list(range(8)), [0] * 8
     with load(folder, batch=8, positions=64, world=one_rank) as model:
         table = np.arange(8, dtype=np.int32)[:, None]
         model.step(*rows, table)
