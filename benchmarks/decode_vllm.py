@@ -33,7 +33,7 @@ from benchmarks.device import driver_version
 from benchmarks.harness import numbers
 from benchmarks.workload import DTYPE
 from etc_dist.errors import ArgumentError
-from etc_dist.models.config import ModelConfig
+from etc_dist.models.config import MODEL_TYPES, ModelConfig
 
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -56,7 +56,6 @@ PROTOCOL = (
     f"LLM.generate of {SHORT} and {SHORT + STEPS} tokens: the slope, so that prompts "
     f"cancel; the middle step is at the context; median of {SLOPES} after a warm-up"
 )
-MODEL_TYPES = {"Qwen3ForCausalLM": "qwen3", "Qwen3MoeForCausalLM": "qwen3_moe"}
 
 
 def hf_config(config: ModelConfig) -> dict[str, Any]:

@@ -6,6 +6,8 @@ batch.py        requests that are decoded together
 tokenizer.py    texts as token ids, and the chat template
 chat.py         the command `etc-dist generate`
 config.py       sizes and variants, from the config.json of a model
+fields.py       the fields of that file, and what each does here
+rope.py         the rotary embedding, from the same file
 weights.py      the weights of its safetensors files
 gguf_file.py    configuration and weights of a GGUF file
 gguf_reader.py  its metadata and tensors, with all sizes checked

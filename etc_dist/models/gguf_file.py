@@ -138,8 +138,7 @@ class GgufFile:
             "num_experts_per_tok": of("expert_used_count"),
             "norm_topk_prob": True,
         }
-        known = {key: value for key, value in given.items() if value is not None}
-        config = parse_config(known, self.path)
+        config = parse_config(given, self.path)
         self._refuse_variants(kind, config)
         return config
 

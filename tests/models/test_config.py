@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from etc_dist.errors import ArgumentError
 from etc_dist.models.config import read_config
 from etc_dist.models.experts import Mixture
 
+SAVED = Path(__file__).parents[1] / "golden/models/test_fields_of_transformers"
 SMOL = {
     "architectures": ["LlamaForCausalLM"],
     "eos_token_id": 2,
@@ -37,6 +38,7 @@ LLAMA3 = {
         "original_max_position_embeddings": 8192,
     }
 }
+QWEN = {"architectures": ["Qwen3ForCausalLM"]}
 
 
 def write(folder, **changes):
@@ -88,41 +90,6 @@ def test_scaled_rotations_are_slower(tmp_path):
     np.testing.assert_allclose(angles[-1], before[-1] / 8, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("changes", "text"),
-    [
-        ({"architectures": ["GPT2LMHeadModel"]}, "LlamaForCausalLM or Qwen3"),
-        ({"architectures": []}, "LlamaForCausalLM or Qwen3"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers: an integer from 1"),
-        ({"num_hidden_layers": 1.5}, "num_hidden_layers: an integer from 1"),
-        ({"vocab_size": None}, "vocab_size: an integer from 1"),
-        ({"vocab_size": 10**30}, "vocab_size: an integer from 1 to 16777216"),
-        ({"rms_norm_eps": float("nan")}, "rms_norm_eps: a positive number"),
-        ({"rope_theta": float("inf")}, "rope_theta: a positive number"),
-        ({"rope_parameters": {"rope_theta": 5e5}}, "one rope_theta"),
-        ({"rope_theta": [1], "rope_parameters": {"rope_theta": 1}}, "one rope_theta"),
-        ({"rope_theta": None, "rope_parameters": {"rope_theta": 0}}, "rope_theta: a"),
-        ({"eos_token_id": [1, "a"]}, "eos_token_id: ids of tokens"),
-        ({"tie_word_embeddings": "false"}, "tie_word_embeddings true or false"),
-        ({"layer_types": ["sliding_attention"]}, "layer_types full_attention"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 1"),
-        ({"rope_scaling": {"type": "factors"}}, "factors of head_dim / 2 pairs"),
-        ({"rope_parameters": {"full_attention": {}}}, "one scaling for all layers"),
-        ({"rope_scaling": [1]}, "rope_scaling: an object"),
-        ({"rope_scaling": {"type": ["linear"]}}, "rope_type default or linear"),
-        ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor: positive"),
-        (LLAMA3 | {"original_max_position_embeddings": 8}, "one original_max_pos"),
-        ({"head_dim": 96}, "head_dim 64 or 128"),
-        ({"num_key_value_heads": 2}, "a multiple of num_key_value_heads"),
-        ({"rope_scaling": {"rope_type": "yarn"}}, "rope_type default or linear"),
-        ({"attention_bias": True}, "no attention_bias"),
-    ],
-)
-def test_models_that_are_not_implemented_are_refused(changes, text, tmp_path):
-    with pytest.raises(ArgumentError, match=text):
-        write(tmp_path, **changes)
-
-
 EXPERTS = {
     "architectures": ["Qwen3MoeForCausalLM"],
     "intermediate_size": None,
@@ -157,39 +124,86 @@ def test_mixtures_of_experts_are_read(changes, mixture, inner, tmp_path):
     assert found.sizes(page_size=16).mixture == mixture
 
 
+FULL = ["full_attention"] * SMOL["num_hidden_layers"]
+WINDOW = {"use_sliding_window": True, "sliding_window": 4096}
+
+
 @pytest.mark.parametrize(
-    ("changes", "text"),
+    ("base", "changes"),
     [
-        (EXPERTS | {"num_experts": 12}, "experts in a multiple of 8"),
-        (EXPERTS | {"num_experts": 512}, "num_experts: an integer from 1 to 256"),
-        (EXPERTS | {"num_experts_per_tok": 33}, "num_experts_per_tok: an integer"),
-        (EXPERTS | {"moe_intermediate_size": None}, "moe_intermediate_size: an"),
-        (EXPERTS | {"shared_expert_intermediate_size": 64}, "no shared experts"),
-        (EXPERTS | {"mlp_only_layers": [0]}, "no mlp_only_layers"),
-        (EXPERTS | {"decoder_sparse_step": 2}, "decoder_sparse_step 1"),
-        (EXPERTS | {"norm_topk_prob": "yes"}, "norm_topk_prob true or false"),
-        (EXPERTS | {"scoring_func": "sigmoid"}, "scoring_func softmax"),
-        (EXPERTS | {"n_group": 4}, "no groups of experts"),
-        (EXPERTS | {"routed_scaling_factor": 2.5}, "routed_scaling_factor 1"),
-        (MIXTRAL | {"num_local_experts": None}, "num_local_experts: an integer"),
-        (MIXTRAL | {"num_experts_per_tok": 9}, "an integer from 1 to 8"),
-        (MIXTRAL | {"sliding_window": 4096}, "sliding_window null"),
+        ({}, {"model_type": "llama"}),
+        ({}, {"is_llama_config": True, "rope_interleaved": False, "pruned_heads": {}}),
+        ({}, {"attention_bias": True, "mlp_bias": True}),
+        ({}, {"use_sliding_window": True, "sliding_window": None}),
+        ({}, {"sliding_window": SMOL["max_position_embeddings"]}),
+        ({}, WINDOW | {"layer_types": FULL}),
+        ({}, {"use_qk_norm": False, "num_experts": 0}),
+        (QWEN, {"use_qk_norm": True, "sliding_window": 4096}),
+        (QWEN, WINDOW | {"max_window_layers": 30}),
+        (QWEN, WINDOW | {"layer_types": FULL}),
+        (EXPERTS, {"num_local_experts": 128, "scoring_func": "softmax", "n_group": 1}),
+        (EXPERTS, {"shared_expert_intermediate_size": 0, "qkv_bias": False}),
+        (MIXTRAL, {"norm_topk_prob": True, "use_sliding_window": True}),
+        (LLAMA3, {"rope_parameters": LLAMA3["rope_scaling"]}),
     ],
 )
-def test_mixtures_that_are_not_implemented_are_refused(changes, text, tmp_path):
-    with pytest.raises(ArgumentError, match=text):
-        write(tmp_path, **changes)
+def test_neutral_values_change_nothing(base, changes, tmp_path):
+    assert write(tmp_path, **base, **changes) == write(tmp_path, **base)
 
 
-@pytest.mark.parametrize("text", [None, "", "[]", "{"])
-def test_a_folder_without_a_model_is_refused(text, tmp_path):
-    if text is not None:
-        (tmp_path / "config.json").write_text(text)
-    with pytest.raises(ArgumentError, match="the model cannot be loaded"):
-        read_config(tmp_path)
+def test_the_architecture_follows_from_the_model_type(tmp_path):
+    config = write(tmp_path, architectures=None, model_type="qwen3")
+    assert config == write(tmp_path, **QWEN)
 
 
-def test_generation_config_without_ids_is_refused(tmp_path):
-    (tmp_path / "generation_config.json").write_text('{"eos_token_id": "a"}')
-    with pytest.raises(ArgumentError, match="eos_token_id: ids of tokens"):
-        write(tmp_path)
+def test_a_field_that_is_missing_has_its_default(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
+    config = read_config(tmp_path)
+    assert (config.hidden, config.head_dim, config.kv_heads) == (4096, 128, 32)
+    (tmp_path / "config.json").write_text('{"model_type": "mixtral"}')
+    config = read_config(tmp_path)
+    assert (config.norm_eps, config.mixture) == (1e-5, Mixture(8, 2, True))
+
+
+def test_a_scaling_without_its_length_has_that_of_the_model(tmp_path):
+    scaling = LLAMA3["rope_scaling"].copy()
+    del scaling["original_max_position_embeddings"]
+    assert write(tmp_path, rope_scaling=scaling) == write(tmp_path, **LLAMA3)
+
+
+@pytest.mark.parametrize(
+    ("name", "stops", "mixture"),
+    [
+        ("LlamaForCausalLM", (2,), None),
+        ("Qwen3ForCausalLM", (), None),
+        ("Qwen3MoeForCausalLM", (), Mixture(128, 8, False)),
+        ("MixtralForCausalLM", (2,), Mixture(8, 2, True)),
+    ],
+)
+def test_files_that_transformers_wrote_are_read(name, stops, mixture, tmp_path):
+    text = (SAVED / f"test_saved_configurations-{name}.txt").read_text()
+    (tmp_path / "config.json").write_text(text)
+    config = read_config(tmp_path)
+    assert (config.architecture, config.stop_tokens) == (name, stops)
+    assert (config.hidden, config.heads, config.mixture) == (256, 4, mixture)
+    assert config.rope_base == (1e6 if name == "MixtralForCausalLM" else 1e4)
+
+
+@pytest.mark.parametrize(
+    ("generation", "stops"),
+    [
+        ({}, (2,)),
+        ({"eos_token_id": None}, (2,)),
+        ({"eos_token_id": -1}, (2,)),
+        ({"eos_token_id": 7}, (7,)),
+        ({"eos_token_id": [7, 2], "repetition_penalty": 1.05}, (7, 2)),
+    ],
+)
+def test_stop_tokens_are_those_of_the_generation_config(generation, stops, tmp_path):
+    (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    assert write(tmp_path).stop_tokens == stops
+
+
+@pytest.mark.parametrize("stop", [None, -1, []])
+def test_a_model_may_have_no_stop_token(stop, tmp_path):
+    assert write(tmp_path, eos_token_id=stop).stop_tokens == ()

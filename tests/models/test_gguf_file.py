@@ -60,5 +60,5 @@ def test_all_tokens_that_end_a_text_are_stop_tokens(tmp_path):
 
 def test_a_mixture_of_another_architecture_is_refused(tmp_path):
     write(tmp_path / "model.gguf", "llama", expert_count=8)
-    with pytest.raises(ArgumentError, match="llama.expert_count = 8"):
+    with pytest.raises(ArgumentError, match="no num_experts"):
         GgufFile(tmp_path / "model.gguf").config()

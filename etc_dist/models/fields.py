@@ -1,0 +1,148 @@
+"""The fields of config.json and generation_config.json, and what each of them does.
+
+A field is honoured, refused unless its value is neutral, not applied since it concerns
+decoding, or without influence. The table of docs/models.md has the same names. Any
+other field is refused unless it is null, false or empty, since it may change results.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from etc_dist.errors import ArgumentError
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+HONOURED = _names(
+    """
+    architectures eos_token_id head_dim hidden_size intermediate_size layer_types
+    max_position_embeddings max_window_layers model_type moe_intermediate_size
+    norm_topk_prob num_attention_heads num_experts num_experts_per_tok
+    num_hidden_layers num_key_value_heads num_local_experts
+    original_max_position_embeddings rms_norm_eps rope_parameters rope_scaling
+    rope_theta sliding_window tie_word_embeddings use_qk_norm use_sliding_window
+    vocab_size
+    """
+)
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "attention_chunk_size": (),
+    "attention_multiplier": (),
+    "bad_words_ids": ([],),
+    "begin_suppress_tokens": ([],),
+    "compression_config": (),
+    "constraints": ([],),
+    "decoder_sparse_step": (1,),
+    "embedding_multiplier": (1,),
+    "exponential_decay_length_penalty": (),
+    "first_k_dense_replace": (0,),
+    "force_words_ids": ([],),
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
+    "guidance_scale": (1,),
+    "hidden_act": ("silu", "swish"),
+    "is_causal": (True,),
+    "is_encoder_decoder": (False,),
+    "logits_scaling": (1,),
+    "mlp_only_layers": ([],),
+    "moe_layer_freq": (1,),
+    "n_group": (1,),
+    "n_shared_experts": (0,),
+    "num_nextn_predict_layers": (0,),
+    "partial_rotary_factor": (1,),
+    "per_layer_config": ({},),
+    "quantization": (),
+    "quantization_config": (),
+    "residual_multiplier": (1,),
+    "rope_interleaved": (False,),
+    "routed_scaling_factor": (1,),
+    "scoring_func": ("softmax",),
+    "sequence_bias": ([], {}),
+    "shared_expert_intermediate_size": (0,),
+    "stop_strings": ([],),
+    "suppress_tokens": ([],),
+    "token_healing": (False,),
+    "topk_group": (1,),
+    "topk_method": ("greedy",),
+    "watermarking_config": (),
+}
+"""Refused unless null or one of these values."""
+DECODING = _names(
+    """
+    assistant_confidence_threshold assistant_early_exit assistant_ensemble_weight
+    assistant_lookbehind diversity_penalty do_sample dola_layers early_stopping
+    encoder_no_repeat_ngram_size encoder_repetition_penalty epsilon_cutoff eta_cutoff
+    is_assistant length_penalty max_length max_matching_ngram_size max_new_tokens
+    max_time min_length min_new_tokens min_p no_repeat_ngram_size
+    num_assistant_tokens num_assistant_tokens_schedule num_beam_groups num_beams
+    num_return_sequences penalty_alpha prompt_lookup_num_tokens remove_invalid_values
+    renormalize_logits repetition_penalty speculation_type target_lookbehind
+    temperature top_h top_k top_p typical_p use_mtp
+    """
+)
+"""Not applied: how tokens are chosen is an argument of `generate`."""
+UNUSED = _names(
+    """
+    _attn_implementation _attn_implementation_autoset _attn_implementation_internal
+    _commit_hash _experts_implementation _experts_implementation_internal
+    _flash_attn_2_enabled _from_model_config _name_or_path _output_attentions
+    attention_bias attention_dropout attn_implementation auto_map aux_loss_alpha
+    bos_token_id cache_config cache_implementation chunk_size_feed_forward
+    classifier_dropout compile_config continuous_batching_config
+    decoder_start_token_id disable_compile dtype embd_pdrop finetuning_task
+    gradient_checkpointing hidden_dropout id2label initializer_range is_decoder
+    is_llama_config label2id low_memory max_cache_len max_sequence_length mlp_bias
+    model_max_length name_or_path num_labels output_attentions output_hidden_states
+    output_logits output_router_logits output_scores pad_token_id prefill_chunk_size
+    pretraining_tp problem_type resid_pdrop return_dict return_dict_in_generate
+    router_aux_loss_coef router_jitter_noise sep_token_id seq_aux tokenizer_class
+    torch_dtype transformers.js_config transformers_version unsloth_fixed
+    unsloth_version use_bfloat16 use_cache
+    """
+)
+"""Training, notes, outputs and implementations of other libraries. Whether layers have
+biases is known from the tensors, and dtypes are those of `load`."""
+EMPTY: tuple[Any, ...] = (False, "", [], {})
+VARIANT_FIX = "use a model of which each variant is implemented"
+
+
+def refuse_fields(given: Mapping[str, Any], path: Path) -> None:
+    """Raise ArgumentError that names the fields of the file `path` that are unknown or
+    not neutral."""
+    others = given.keys() - HONOURED - DECODING - UNUSED
+    faults = sorted(name for name in others if not _is_neutral(name, given[name]))
+    if faults:
+        wanted = "; ".join(map(_wanted, faults))
+        got = "; ".join(f"{name} = {_short(given[name])}" for name in faults)
+        fix = f"{VARIANT_FIX}, or remove a field that does not change its results"
+        raise refused(path, wanted, got, fix)
+
+
+def _wanted(name: str) -> str:
+    if name not in NEUTRAL:
+        return f"no unknown field {name}"
+    return f"{name} {' or '.join([*map(json.dumps, NEUTRAL[name]), 'null'])}"
+
+
+def _short(value: Any, most: int = 60) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
+def _is_neutral(name: str, value: Any) -> bool:
+    # Bool is an int in Python: 0 is not false here.
+    return value is None or any(
+        value == one and isinstance(value, bool) == isinstance(one, bool)
+        for one in NEUTRAL.get(name, EMPTY)
+    )
+
+
+def refused(path: Path, wanted: str, got: str, fix: str) -> ArgumentError:
+    return ArgumentError(
+        "the model cannot be loaded", where=str(path), wanted=wanted, got=got, fix=fix
+    )

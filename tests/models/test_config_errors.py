@@ -1,0 +1,110 @@
+"""Configurations that are refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from etc_dist.errors import ArgumentError
+from etc_dist.models.config import read_config
+from tests.models.test_config import EXPERTS, LLAMA3, MIXTRAL, QWEN, write
+
+LINEAR = {"rope_type": "linear", "factor": 4.0}
+WINDOW = {"use_sliding_window": True, "sliding_window": 4096}
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "LlamaForCausalLM or Qwen3"),
+        ({"architectures": []}, "LlamaForCausalLM or Qwen3"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers: an integer from 1"),
+        ({"num_hidden_layers": 1.5}, "num_hidden_layers: an integer from 1"),
+        ({"vocab_size": None}, "vocab_size: an integer from 1"),
+        ({"vocab_size": 10**30}, "vocab_size: an integer from 1 to 16777216"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps: a positive number"),
+        ({"rope_theta": float("inf")}, "rope_theta: a positive number"),
+        ({"rope_parameters": {"rope_theta": 5e5}}, "one rope_theta"),
+        ({"rope_theta": [1], "rope_parameters": {"rope_theta": 1}}, "one rope_theta"),
+        ({"rope_theta": None, "rope_parameters": {"rope_theta": 0}}, "rope_theta: a"),
+        ({"eos_token_id": [1, "a"]}, "eos_token_id: ids of tokens"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings true or false"),
+        ({"layer_types": ["sliding_attention"]}, "layer_types full_attention"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 1"),
+        ({"rope_scaling": {"type": "factors"}}, "factors of head_dim / 2 pairs"),
+        ({"rope_parameters": {"full_attention": {}}}, "one scaling for all layers"),
+        ({"rope_scaling": [1]}, "rope_scaling: an object"),
+        ({"rope_scaling": {"type": ["linear"]}}, "rope_type default or linear"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor: positive"),
+        (LLAMA3 | {"original_max_position_embeddings": 8}, "one original_max_pos"),
+        ({"head_dim": 96}, "head_dim 64 or 128"),
+        ({"num_key_value_heads": 2}, "a multiple of num_key_value_heads"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "rope_type default or linear"),
+        ({"model_type": "granite"}, "model_type 'llama' of LlamaForCausalLM"),
+        ({"architectures": None, "model_type": "gpt2"}, "and model_type 'gpt2'"),
+        ({"sliding_window": 4096}, "no sliding window"),
+        ({"num_experts": 8}, "no num_experts"),
+        ({"use_qk_norm": True}, "use_qk_norm false"),
+        ({"rope_scaling": {"type": "linear", "rope_type": "default"}}, "one type of"),
+        ({"rope_scaling": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor 1"),
+        ({"rope_scaling": {"factor": 4}}, "type default without factor"),
+        ({"rope_scaling": LINEAR, "rope_parameters": LINEAR | {"factor": 8}}, "equal"),
+        (
+            QWEN | {"use_sliding_window": True, "sliding_window": 64},
+            "no sliding window",
+        ),
+        (QWEN | {"layer_types": ["sliding_attention"] * 30}, "layer_types full"),
+        (QWEN | {"use_qk_norm": False}, "use_qk_norm true"),
+    ],
+)
+def test_models_that_are_not_implemented_are_refused(changes, text, tmp_path):
+    with pytest.raises(ArgumentError, match=text):
+        write(tmp_path, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        (EXPERTS | {"num_experts": 12}, "experts in a multiple of 8"),
+        (EXPERTS | {"num_experts": 512}, "num_experts: an integer from 1 to 256"),
+        (EXPERTS | {"num_experts_per_tok": 33}, "num_experts_per_tok: an integer"),
+        (EXPERTS | {"moe_intermediate_size": None}, "moe_intermediate_size: an"),
+        (EXPERTS | {"norm_topk_prob": "yes"}, "norm_topk_prob true or false"),
+        (EXPERTS | {"num_local_experts": 64}, "one number of experts"),
+        (EXPERTS | WINDOW, "no sliding window"),
+        (EXPERTS | WINDOW | {"max_window_layers": 30}, "no sliding window"),
+        (MIXTRAL | {"num_local_experts": None}, "num_experts: an integer"),
+        (MIXTRAL | {"num_experts_per_tok": 9}, "an integer from 1 to 8"),
+        (MIXTRAL | {"sliding_window": 4096}, "no sliding window"),
+        (MIXTRAL | {"layer_types": ["full_attention"] * 30} | WINDOW, "no sliding"),
+        (MIXTRAL | {"norm_topk_prob": False}, "norm_topk_prob true"),
+    ],
+)
+def test_mixtures_that_are_not_implemented_are_refused(changes, text, tmp_path):
+    with pytest.raises(ArgumentError, match=text):
+        write(tmp_path, **changes)
+
+
+@pytest.mark.parametrize("text", [None, "", "[]", "{"])
+def test_a_folder_without_a_model_is_refused(text, tmp_path):
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ArgumentError, match="the model cannot be loaded"):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b'{"eos_token_id": "a"}', "eos_token_id: ids of tokens"),
+        (b'{"eos_token_id": 2.0}', "eos_token_id: ids of tokens"),
+        (b'{"eos_token_id": [2, 7],', "a JSON object"),
+        ('{"eos_token_id": [2, 7]'.encode("utf-16"), "a JSON object"),
+        (b"[2, 7]", "a JSON object"),
+        (b'{"suppress_tokens": [2]}', r"suppress_tokens \[\] or null"),
+    ],
+)
+def test_a_wrong_generation_config_is_refused_by_name(content, text, tmp_path):
+    (tmp_path / "generation_config.json").write_bytes(content)
+    with pytest.raises(ArgumentError, match=text) as caught:
+        write(tmp_path)
+    assert caught.value.where == str(tmp_path / "generation_config.json")

@@ -1,0 +1,92 @@
+"""Fields of config.json that are honoured, or change nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from etc_dist.errors import ArgumentError
+from etc_dist.models.fields import DECODING, HONOURED, NEUTRAL, UNUSED
+from tests.models.test_config import EXPERTS, LLAMA3, MIXTRAL, QWEN, write
+
+PAGE = (Path(__file__).parents[2] / "docs/models.md").read_text()
+LINEAR = {"type": "linear", "factor": 4}
+WINDOW = {"use_sliding_window": True, "sliding_window": 64}
+CHANGES = {
+    "architectures": ({}, ["Qwen3ForCausalLM"]),
+    "eos_token_id": ({}, 7),
+    "head_dim": ({}, 128),
+    "hidden_size": ({}, 1152),
+    "intermediate_size": ({}, 768),
+    "layer_types": ({}, ["sliding_attention"] * 30),
+    "max_position_embeddings": ({}, 4096),
+    "max_window_layers": (QWEN | WINDOW | {"max_window_layers": 30}, 29),
+    "model_type": ({}, "qwen3"),
+    "moe_intermediate_size": (EXPERTS, 64),
+    "norm_topk_prob": (EXPERTS, False),
+    "num_attention_heads": ({}, 18),
+    "num_experts": (EXPERTS, 64),
+    "num_experts_per_tok": (EXPERTS, 4),
+    "num_hidden_layers": ({}, 15),
+    "num_key_value_heads": ({}, 9),
+    "num_local_experts": (MIXTRAL, 16),
+    "original_max_position_embeddings": (LLAMA3, 4096),
+    "rms_norm_eps": ({}, 1e-6),
+    "rope_parameters": ({}, LINEAR),
+    "rope_scaling": ({}, LINEAR),
+    "rope_theta": ({}, 5e5),
+    "sliding_window": (MIXTRAL, 64),
+    "tie_word_embeddings": ({}, False),
+    "use_qk_norm": ({}, True),
+    "use_sliding_window": (QWEN | {"sliding_window": 64}, True),
+    "vocab_size": ({}, 32000),
+}
+"""A value of each field that is honoured, and what else config.json has."""
+
+
+def test_each_field_that_is_honoured_changes_the_model(tmp_path):
+    assert CHANGES.keys() == HONOURED
+    for name, (base, value) in CHANGES.items():
+        before = write(tmp_path, **base)
+        try:
+            assert write(tmp_path, **base | {name: value}) != before, name
+        except ArgumentError as error:
+            assert error.where == str(tmp_path / "config.json")
+
+
+def test_other_fields_change_nothing(tmp_path):
+    values = dict.fromkeys(DECODING | UNUSED, 12345)
+    values |= {name: values[-1] for name, values in NEUTRAL.items() if values}
+    empty = {"a": None, "b": False, "c": "", "d": [], "e": {}}
+    config = write(tmp_path, **values, **empty)
+    assert config == write(tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps(values | empty))
+    assert write(tmp_path) == config
+
+
+def test_no_field_is_listed_twice():
+    tables = HONOURED, NEUTRAL.keys(), DECODING, UNUSED
+    assert len(frozenset().union(*tables)) == sum(map(len, tables))
+
+
+def neutral(name):
+    values = " or ".join(f"`{json.dumps(value)}`" for value in NEUTRAL[name])
+    return f" ({values})" if values else ""
+
+
+ROWS = {
+    "Honoured": [f"`{name}`" for name in HONOURED],
+    "Refused unless null, or the value in parentheses": [
+        f"`{name}`{neutral(name)}" for name in NEUTRAL
+    ],
+    "Not applied": [f"`{name}`" for name in DECODING],
+    "Without influence": [f"`{name}`" for name in UNUSED],
+    "Any other": ["refused unless null, false or empty"],
+}
+
+
+@pytest.mark.parametrize("title", ROWS)
+def test_the_documentation_has_each_field(title):
+    assert f"| {title} | {', '.join(sorted(ROWS[title]))} |" in PAGE.splitlines()
