@@ -46,36 +46,34 @@ def ring_all_gather(g: Graph) -> None:
         reads=[x[span(i * BLOCK, height), :]],
         writes=[y[block(g.rank), :]],
     )
-    if world == 1:
-        return
     g.call(
         push,
         grid,
         name="send",
         reads=[x[span(i * BLOCK, height), :]],
         writes=[ring.on(following)[block(g.rank), :]],
-        notifies=[arrived.on(following)[g.rank, i]],
+        notifies=[arrived.on(following)[g.rank, i].when(world > 1)],
     )
-    for step in range(1, world):
-        source = (g.rank + world - step) % world
-        if step < world - 1:
-            g.call(
-                push,
-                grid,
-                name=f"forward_{step}",
-                reads=[ring[block(source), :]],
-                writes=[ring.on(following)[block(source), :]],
-                waits=[arrived[source, i]],
-                notifies=[arrived.on(following)[source, i]],
-            )
-        g.call(
-            push,
-            grid,
-            name=f"copy_{step}",
-            reads=[ring[block(source), :]],
-            writes=[y[block(source), :]],
-            waits=[arrived[source, i]],
-        )
+    # Step by step, the rows of the previous rank, of the one before it, and so on.
+    step, i = grid = g.grid(step=world - 1, i=blocks)
+    source = (g.rank + world - 1 - step) % world
+    g.call(
+        push,
+        g.grid(step=max(world - 2, 0), i=blocks),
+        name="forward",
+        reads=[ring[block(source), :]],
+        writes=[ring.on(following)[block(source), :]],
+        waits=[arrived[source, i]],
+        notifies=[arrived.on(following)[source, i]],
+    )
+    g.call(
+        push,
+        grid,
+        name="copy",
+        reads=[ring[block(source), :]],
+        writes=[y[block(source), :]],
+        waits=[arrived[source, i]],
+    )
 
 
 def main() -> None:

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple, TypeGuard
 
 from etc_dist.codegen.expression import condition_text, text, wide
-from etc_dist.ir.call import Call
+from etc_dist.ir.call import RANK, Call
 from etc_dist.ir.event import EventRef
 from etc_dist.ir.expr import Const, Expr, Load, Op, Select
+from etc_dist.ir.guard import Guard
 from etc_dist.ir.loads import may_overflow, notifier_counts
 from etc_dist.ir.tensor import Region
 
@@ -46,7 +47,7 @@ def in_range(call: Call, world: int, has_far: bool = False) -> Iterable[Conditio
     regions = (*call.reads, *call.writes)
     accessed = (c for region in regions for c in _region(region, world))
     notified = (c for ref in call.notifies for c in _notified(ref, world))
-    ranks = [region.rank for region in regions] + [ref.rank for ref in call.notifies]
+    ranks = [region.rank for region in regions] + [*map(_rank_of, call.notifies)]
     reached = (c for r in ranks if has_far for c in _reached(r, call.function.far))
     return dict.fromkeys([*accessed, *notified, *reached])
 
@@ -58,17 +59,25 @@ def _wait(ref: EventRef) -> Iterator[Condition]:
 
 def _notified(ref: EventRef, world: int) -> Iterator[Condition]:
     yield from _element(ref)
-    yield from _rank(ref.rank, world)
+    yield from _rank(_rank_of(ref), world)
     for count in notifier_counts(ref):
         yield from _loads(count)
+
+
+def _rank_of(ref: EventRef) -> Expr | None:
+    """The rank of a notification, this one if there is none."""
+    return None if ref.rank is None else ref.guarded(ref.rank, RANK)
 
 
 def _element(ref: EventRef) -> Iterator[Condition]:
     if not ref.is_loaded:
         return
+    yield from _loads(ref.holds)
     for part, extent in zip(ref.index, ref.events.shape, strict=True):
-        yield from _loads(part, is_compared=True)
-        yield from _below(part, extent)
+        conditions = [*_loads(part, is_compared=True), *_below(part, extent)]
+        for guard in reversed(ref.guards):
+            conditions = [*_where(guard, conditions)]
+        yield from conditions
 
 
 def _region(region: Region, world: int) -> Iterator[Condition]:
@@ -120,10 +129,18 @@ def _selected(expr: Select) -> Iterator[Condition]:
     operands = (expr.condition.left, expr.condition.right)
     for operand in operands:
         yield from _loads(operand)
-    depth, holds = max(map(_depth_of_use, operands)), condition_text(expr.condition)
-    for choice, excuse in ((expr.then, f"!{holds}"), (expr.other, holds)):
-        for inner in _loads(choice):
-            yield Condition(f"{excuse} || ({inner.text})", max(inner.depth, depth))
+    for choice, holds in ((expr.then, True), (expr.other, False)):
+        yield from _where((expr.condition, holds), _loads(choice))
+
+
+def _where(guard: Guard, conditions: Iterable[Condition]) -> Iterator[Condition]:
+    """`conditions` for tasks for which `guard` is met."""
+    comparison, holds = guard
+    depth = max(map(_depth_of_use, (comparison.left, comparison.right)))
+    condition = condition_text(comparison)
+    excuse = f"!{condition}" if holds else condition
+    for inner in conditions:
+        yield Condition(f"{excuse} || ({inner.text})", max(inner.depth, depth))
 
 
 def _has_loaded_divisor(expr: Expr) -> TypeGuard[Op]:

@@ -264,6 +264,8 @@ def _call(plan: Plan, lane: Lane, call: Call, number: int, arguments: Arguments)
     }
     if _notifies_ranks(call):
         constants["kNotifiesRanks"] = 1
+    if any(ref.guards for ref in call.notifies):
+        constants["kNotifiesWhen"] = 1
     if plan.has_far and function.far:
         constants["kFar"] = 1
     _check_names(call, constants)
@@ -380,7 +382,8 @@ def _loads_ahead(plan: Plan, call: Call) -> bool:
 def _notifies_ranks(call: Call) -> bool:
     """Whether all notifications are for the same element, on several ranks."""
     elements = {(r.events.name, r.index) for r in call.notifies}
-    return len(call.notifies) > 1 and len(elements) == 1
+    is_conditional = any(r.guards for r in call.notifies)
+    return len(call.notifies) > 1 and len(elements) == 1 and not is_conditional
 
 
 def _limit(plan: Plan, call: Call) -> int:
@@ -430,8 +433,9 @@ def _operands(call: Call) -> Iterator[str]:
 
 
 def _peers(call: Call) -> list[str]:
-    ranks = [r.rank for r in call.writes] + [r.rank for r in call.notifies]
-    return list(dict.fromkeys(text(rank) for rank in ranks if rank is not None))
+    ranks = [r.rank for r in call.writes if r.rank is not None]
+    ranks += [r.guarded(r.rank, RANK) for r in call.notifies if r.rank is not None]
+    return list(dict.fromkeys(map(text, ranks)))
 
 
 def _index(ref: EventRef) -> str:
@@ -443,13 +447,20 @@ def _wait(plan: Plan, ref: EventRef) -> str:
     unit = notification_unit(plan, ref.events)
     expects = text(ref.expects)
     scope = str(ref.events.cross_rank).lower()
-    return f"{{g.rank, {_index(ref)}, u32({expects}) * {unit}u, {scope}}}"
+    return _when(ref, f"{{g.rank, {_index(ref)}, u32({expects}) * {unit}u, {scope}}}")
 
 
 def _notify(ref: EventRef) -> str:
     rank = "g.rank" if ref.rank is None else text(ref.rank)
     scope = str(ref.events.cross_rank).lower()
-    return f"{{{rank}, {_index(ref)}, 0, {scope}}}"
+    return _when(ref, f"{{{rank}, {_index(ref)}, 0, {scope}}}")
+
+
+def _when(ref: EventRef, element: str) -> str:
+    """`element` for tasks that wait for it or notify it."""
+    if not ref.guards:
+        return element
+    return f"{text(ref.holds)} ? EventRef{element} : no_event()"
 
 
 def _program(plan: Plan, constants: Mapping[str, int]) -> str:

@@ -91,7 +91,7 @@ def call_members(lane: Lane, call: Call) -> list[str]:
     gating, waits = lane.gating(call), _waits(call)
     maybe_zero = 0
     if lane.queued(call):  # others may have more waits than a word has bits
-        zeros = (n for n, r in enumerate(waits) if not is_positive(r.events))
+        zeros = (n for n, r in enumerate(waits) if not is_positive(r))
         maybe_zero = sum(1 << n for n in zeros)
     lines = [f"  using Queue = {QUEUES[lane.name]};"]
     lines.append(f"  static constexpr int kQueued = {int(lane.queued(call))};")
@@ -130,10 +130,10 @@ def call_members(lane: Lane, call: Call) -> list[str]:
         rank = "g.rank" if ref.rank is None else text(ref.rank)
         index = ", ".join(text(part) for part in ref.index)
         event = event_type(ref.events.name)
-        lines.append(
-            f"    if constexpr (n == {n}) f({event}{{}}, {rank}, "
-            f"{event}::Coord{{{index}}});"
-        )
+        call_f = f"f({event}{{}}, {rank}, {event}::Coord{{{index}}});"
+        if ref.guards:
+            call_f = f"if ({text(ref.holds)}) {call_f}"
+        lines.append(f"    if constexpr (n == {n}) {call_f}")
     return [*lines, "  }"]
 
 
@@ -209,7 +209,13 @@ def _release_struct(graph: GraphFunction, release: _Release) -> str:
         "  ETC_DEVICE static u32 element(const Args& g, i32 owner, i32 group) {"
     )
     lines.append("    const auto c = Call::group_at(g, group);")
-    lines.append(f"    return {_index(release.events, index)};")
+    element = _index(release.events, index)
+    # NOTE: a loaded condition may not be known yet. Then a group for which it does not
+    # hold is marked as well, which changes nothing: its wait is met.
+    has_state = len(release.call.waits) > 1
+    if ref.guards and not (ref.holds.is_loaded and has_state):
+        element = f"{text(_on_owner(graph, ref.holds))} ? {element} : kNoElement"
+    lines.append(f"    return {element};")
     return "\n".join([*lines, "  }", "};"])
 
 

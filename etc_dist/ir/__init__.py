@@ -6,6 +6,7 @@ function.py   device functions; operand.py: the regions that their CUDA bodies n
 tensor.py     tensors and regions
 event.py      event tensors
 expr.py       symbolic integers; loads.py: loads in them; interval.py: their bounds
+guard.py      conditions of expressions, and of waits and notifications
 dims.py       the numbers given for dims
 checks.py     refusals of calls that are not correct
 """

@@ -284,12 +284,13 @@ def _check_far(call: Call, where: str) -> None:
         return
     ranks = [region.rank for region in call.writes]
     ranks += [ref.rank for ref in call.notifies]
-    if len(ranks) != 2 or len(set(ranks)) > 1 or None in ranks:
+    may_lack_one = any(ref.guards for ref in call.notifies)
+    if len(ranks) != 2 or len(set(ranks)) > 1 or None in ranks or may_lack_one:
         raise GraphError(
             f"call {call.name} does not send one region with one notification",
             where=where,
             wanted="writes=[tensor.on(r)[...]], notifies=[events.on(r)[...]], with the "
-            "same rank r in both",
+            "same rank r in both, and without .when(...)",
             got=", ".join(map(str, (*call.writes, *call.notifies))),
             fix="write and notify once here, and notify further events in a call that "
             "waits for this one's on rank r",

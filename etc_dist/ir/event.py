@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from etc_dist.errors import GraphError
-from etc_dist.ir.expr import Expr, Symbol, substitute, wrap
+from etc_dist.ir.expr import Comparison, Const, Expr, Symbol, substitute, wrap
+from etc_dist.ir.guard import Guard, guard_of, guard_text, is_met, under
+
+_NONE = Const(0)
 
 
 @dataclass(frozen=True)
@@ -67,23 +70,49 @@ class RemoteEvents:
 @dataclass(frozen=True)
 class EventRef:
     """An element of an event tensor, as expressions of a task's coordinates. `rank` is
-    None for the task's rank."""
+    None for the task's rank. Tasks for which some of `guards` is not met neither wait
+    for it nor notify it."""
 
     events: EventTensor
     rank: Expr | None
     index: tuple[Expr, ...]
+    guards: tuple[Guard, ...] = ()
+
+    def when(self, condition: Comparison | Expr | bool) -> EventRef:
+        """This element for tasks for which `condition` holds; others neither wait for
+        it nor notify it, and do not evaluate its index.
+
+        condition: a comparison (<, <=, >, >= of expressions, or equal()), or an
+        expression of coordinates, dims and loads, which holds unless it is 0. All
+        conditions of `.when(a).when(b)` must hold."""
+        guard = guard_of(condition, f"{self}.when(...)")
+        if is_met(guard):
+            return self
+        return replace(self, guards=(*self.guards, guard))
+
+    def guarded(self, expr: Expr, default: Expr = _NONE) -> Expr:
+        """`expr` for tasks that wait for the element or notify it, else `default`."""
+        return under(self.guards, expr, default)
+
+    @cached_property
+    def holds(self) -> Expr:
+        """1 for tasks that wait for the element or notify it, else 0."""
+        return self.guarded(Const(1))
 
     @cached_property
     def expects(self) -> Expr:
-        """The notifications that this element needs."""
+        """The notifications that a task waits for."""
         names = (a.name for a in self.events.axes)
         axes = dict(zip(names, self.index, strict=True))
-        return substitute(self.events.expects, axes)
+        return self.guarded(substitute(self.events.expects, axes))
 
-    @property
+    @cached_property
     def parts(self) -> tuple[Expr, ...]:
-        """The expressions that select the element."""
-        return (*self.index, *(() if self.rank is None else (self.rank,)))
+        """The expressions that select the element, and whether it is selected."""
+        parts = (*self.index, *(() if self.rank is None else (self.rank,)))
+        if not self.guards:
+            return parts
+        return (self.holds, *map(self.guarded, parts))
 
     @cached_property
     def is_loaded(self) -> bool:
@@ -92,7 +121,10 @@ class EventRef:
 
     def __str__(self) -> str:
         where = "" if self.rank is None else f".on({self.rank})"
-        return f"{self.events.name}{where}[{', '.join(map(str, self.index))}]"
+        element = f"{self.events.name}{where}[{', '.join(map(str, self.index))}]"
+        if not self.guards:
+            return element
+        return f"{element} when {' and '.join(map(guard_text, self.guards))}"
 
 
 def make_axes(name: str, count: int) -> tuple[Symbol, ...]:

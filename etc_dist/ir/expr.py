@@ -267,7 +267,8 @@ class Load(Expr):
 
 @dataclass(frozen=True)
 class Comparison:
-    """A condition of `select`: not a number, and without a truth value in Python."""
+    """A condition of `select` or `when`: not a number, and without a truth value in
+    Python."""
 
     name: str  # "<" | "<=" | "=="
     left: Expr

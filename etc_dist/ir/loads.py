@@ -7,7 +7,8 @@ from typing import Any
 
 from etc_dist.errors import GraphError
 from etc_dist.ir.event import EventRef
-from etc_dist.ir.expr import Comparison, Const, Expr, Load, Op, Select, Symbol
+from etc_dist.ir.expr import Const, Expr, Load, Op, Select, Symbol
+from etc_dist.ir.guard import Guard
 from etc_dist.ir.interval import Interval, combine, hull
 
 INT32: Interval = -(1 << 31), (1 << 31) - 1
@@ -23,10 +24,6 @@ UPPER_BOUND = (
 def loads_of(exprs: Iterable[Expr]) -> tuple[Load, ...]:
     """The loads in `exprs`, inner ones included, each once."""
     return tuple(dict.fromkeys(load for e in exprs for load in e.loads()))
-
-
-Guard = tuple[Comparison, bool]
-"""A comparison, and whether it must hold or must not."""
 
 
 def guarded_loads(exprs: Iterable[Expr]) -> Iterator[tuple[Load, tuple[Guard, ...]]]:
@@ -49,14 +46,6 @@ def _guarded(
         return
     for child in expr.children():
         yield from _guarded(child, guards)
-
-
-def under(guards: Iterable[Guard], expr: Expr, default: Expr) -> Expr:
-    """`expr` where all `guards` are met, else `default`."""
-    for condition, holds in reversed(tuple(guards)):
-        then, other = (expr, default) if holds else (default, expr)
-        expr = Select(condition, then, other)
-    return expr
 
 
 def may_overflow(expr: Expr) -> bool:

@@ -165,7 +165,7 @@ class _Reader:
         rank, nbytes, every = (np.zeros(count, np.int64) for _ in range(3))
         for ref in call.notifies:
             if ref.rank is not None:
-                rank = np.maximum(rank, self._rank(ref.rank, env, count))
+                rank = np.maximum(rank, self._rank(ref.guarded(ref.rank), env, count))
         for region in call.writes:
             size = _nbytes(region, env, count)
             every += size
@@ -192,7 +192,7 @@ class _Reader:
         """The tasks of `rank` whose notification `ref` goes to rank 0."""
         if ref.rank is None:
             return t if rank == 0 else t[:0]
-        return np.flatnonzero(self._rank(ref.rank, env, len(t)) == 0)
+        return np.flatnonzero(self._rank(ref.guarded(ref.rank), env, len(t)) == 0)
 
     def _mirrored(self, call: Call, t: Array) -> Iterator[tuple[Array, Array]]:
         if all(ref.rank is None for ref in call.notifies):
@@ -208,12 +208,17 @@ class _Reader:
     def _elements(
         self, ref: EventRef, env: dict[str, Any], t: Array
     ) -> tuple[Array, Array]:
-        """The tasks `t`, and the elements that `ref` names for them. All elements are
-        of the rank 0, where shapes are those of any rank."""
+        """Those of the tasks `t` for which `ref` names an element, and that element.
+        All elements are of the rank 0, where shapes are those of any rank."""
+
+        def value_of(expr: Expr) -> Array:
+            value = np.asarray(expr.evaluate(env), np.int64)
+            return value[t] if value.ndim else np.full(len(t), value)
+
+        t = t[value_of(ref.holds) != 0]
         element = np.zeros(len(t), np.int64)
         for part, extent in zip(ref.index, ref.events.shape, strict=True):
-            value = np.asarray(part.evaluate(env), np.int64)
-            value = value[t] if value.ndim else np.full(len(t), value)
+            value = value_of(ref.guarded(part))
             element = element * int(extent.evaluate(self.envs[0])) + value
         return t, element + self.first[ref.events.name]
 

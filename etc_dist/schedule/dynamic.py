@@ -9,7 +9,7 @@ from itertools import chain
 
 from etc_dist.errors import ScheduleError
 from etc_dist.ir.call import RANK, TASK, Call, row_major
-from etc_dist.ir.event import EventTensor
+from etc_dist.ir.event import EventRef
 from etc_dist.ir.expr import Const, Expr
 from etc_dist.ir.function import TENSOR, TRANSFER
 from etc_dist.ir.graph import GraphFunction
@@ -41,14 +41,16 @@ def schedule_dynamic(graph: GraphFunction) -> Plan:
     unqueued = list(unqueued_obstacles(graph))
     reasons = [*unqueued, *_obstacles(graph)]
     if reasons:
-        omit = "omit queued=False, or " * bool(unqueued)
+        change = "omit queued=False, or " * bool(unqueued)
+        if not unqueued and _may_be_unqueued(graph):
+            change = "pass queued=False to each call that waits, or "
         raise ScheduleError(
             f"graph {graph.name} cannot be scheduled dynamically",
             where=f"graph {graph.name}",
             wanted="waits that determine without loads which tasks an event releases, "
             "and no call with queued=False after a queued one or with a loaded extent",
             got="; ".join(reasons),
-            fix=f'{omit}use schedule="static"',
+            fix=f'{change}use schedule="static"',
         )
     graph = replace(graph, calls=tuple(map(_in_groups, graph.calls)))
     lanes = []
@@ -124,10 +126,12 @@ def _obstacles(graph: GraphFunction) -> Iterator[str]:
             if any(symbol.name in own for symbol in axis.extent.symbols()):
                 yield f"the grid of call {call.name}, which waits, depends on the rank"
         for ref in call.waits:
-            if ref.is_loaded:
+            if any(part.is_loaded for part in ref.index):
                 yield f"call {call.name} waits for {ref}, an element that is loaded"
             if ref.events.cross_rank and ref.events.expects.is_loaded:
                 yield f"{ref.events.name} is cross-rank, its expected count is loaded"
+            elif ref.events.cross_rank and _decides_alone(call, ref):
+                yield f"call {call.name} waits for {ref} alone, by a loaded condition"
         yield from _surplus_obstacles(call)
         crosses = any(ref.events.cross_rank for ref in call.free_waits)
         if crosses and call.loaded_waits:
@@ -152,14 +156,21 @@ def unqueued_obstacles(graph: GraphFunction) -> Iterator[str]:
                     )
 
 
+def _may_be_unqueued(graph: GraphFunction) -> bool:
+    """Whether `graph` has a dynamic plan if no call is queued."""
+    calls = tuple(replace(call, queued=False) for call in graph.calls)
+    graph = replace(graph, calls=calls)
+    return not any(chain(unqueued_obstacles(graph), _obstacles(graph)))
+
+
 def _surplus_obstacles(call: Call) -> Iterator[str]:
     """The reasons why a notifier cannot derive which tasks of a group are surplus."""
     limited, gating = call.limited, gating_axes(call)
     if limited is None or not call.knows_count:
         return
-    first = call.waits[0].events
-    if first.cross_rank or not is_positive(first):
-        after = f"{first.name}, after which it is known, may expect 0 or peers"
+    first = call.waits[0]
+    if first.events.cross_rank or not is_positive(first):
+        after = f"{first.events.name}, after which it is known, may expect 0 or peers"
         yield f"call {call.name} has a loaded extent, and {after}"
     if gating[: call.loops] != call.loop_axes:
         yield f"call {call.name} has a loaded extent, and no wait names all its loops"
@@ -169,9 +180,15 @@ def _surplus_obstacles(call: Call) -> Iterator[str]:
         yield f"call {call.name} has {what}, which no wait names, after other axes"
 
 
-def is_positive(events: EventTensor) -> bool:
-    """Whether `events` expects at least one notification, for all dims."""
-    return isinstance(events.expects, Const) and events.expects.value > 0
+def _decides_alone(call: Call, ref: EventRef) -> bool:
+    """Whether a loaded condition of `ref` decides whether a group waits at all. A peer
+    cannot load it."""
+    return ref.holds.is_loaded and len(call.waits) == 1
+
+
+def is_positive(ref: EventRef) -> bool:
+    """Whether a wait for `ref` is for at least one notification, for all dims."""
+    return isinstance(ref.expects, Const) and ref.expects.value > 0
 
 
 def _of_rank(graph: GraphFunction) -> set[str]:

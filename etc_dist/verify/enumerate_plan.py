@@ -255,10 +255,11 @@ class _Reader:
         does = "waits for" if verb == "waits" else "notifies"
         where = f"{block.call.name} {does} {ref}"
         try:
+            holds = block.values(ref.holds) != 0
             rank = np.full(block.count, block.rank)
             if ref.rank is not None:
-                rank = block.values(ref.rank)
-            index = rows(block, ref.index).T
+                rank = block.values(ref.guarded(ref.rank))
+            index = rows(block, [*map(ref.guarded, ref.index)]).T
         except IndexError:  # reported for the load itself
             return np.full(block.count, NONE)
         except ArithmeticError as error:
@@ -268,7 +269,7 @@ class _Reader:
         self.check_rank(block, where, rank)
         foreign = (rank < 0) | (rank >= self.world)
         shape = elements.shape[ref.events.name][np.where(foreign, block.rank, rank)]
-        outside = ((index < 0) | (index >= shape)).any(axis=1) & ~foreign
+        outside = ((index < 0) | (index >= shape)).any(axis=1) & ~foreign & holds
         if outside.any():
             t = int(np.flatnonzero(outside)[0])
             self.fail(
@@ -278,7 +279,7 @@ class _Reader:
                 f"keep the index of {ref} inside of the event tensor",
                 int(outside.sum()),
             )
-        wrong = foreign | outside
+        wrong = foreign | outside | ~holds
         element = np.zeros(block.count, np.int64)
         for axis in range(index.shape[1]):
             element = element * shape[:, axis] + index[:, axis]

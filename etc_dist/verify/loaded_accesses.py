@@ -15,7 +15,8 @@ from etc_dist.errors import GraphError, RaceError
 from etc_dist.ir.call import waiting_exprs, working_exprs
 from etc_dist.ir.expr import Const, Load
 from etc_dist.ir.graph import GraphFunction
-from etc_dist.ir.loads import Guard, guarded_loads, loads_of, under
+from etc_dist.ir.guard import Guard, under
+from etc_dist.ir.loads import guarded_loads, loads_of
 from etc_dist.ir.tensor import Region
 from etc_dist.verify.cells import Cells
 from etc_dist.verify.enumeration import (

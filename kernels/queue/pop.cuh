@@ -33,7 +33,7 @@ ETC_DEVICE bool find_unmet(
   for (int n = 0; n < Call::kWaits; ++n) {
     if (n == Call::kFreeWaits && !Call::waits_in_range(run.g, c)) return false;
     event = Call::wait(run.g, c, n);
-    if (i32(have(run, event) - event.target) < 0) return true;
+    if (event.target != 0 && i32(have(run, event) - event.target) < 0) return true;
   }
   return false;
 }

@@ -31,6 +31,8 @@ from tests.layers.reference import (
     own_experts,
     reference,
 )
+from tests.runtime.running_sums import inputs
+from tests.runtime.running_sums import reference as reference_sums
 
 SEEDS = [0, 1]
 """Orders of events; one more with --all."""
@@ -185,6 +187,13 @@ def some_numbers() -> tuple[dict[str, Any], Any]:
     sizes, x = (np.arange(40, dtype=np.int32) % k for k in (2, 7))
     y = np.full(40, -1, np.int32)
     return {"sizes": sizes, "x": x, "y": y}, np.where(sizes, x, -1)
+
+
+def sums(kind: str) -> Given:
+    """For running_sums."""
+    given = inputs(11)
+    sums = reference_sums(given, kind)
+    return [given], [Answer(sums, np.abs(sums))], {"n": 11}
 
 
 @graph_function

@@ -34,11 +34,13 @@ from tests.emulate.cases import (
     numbers,
     sent_at_once,
     square_tiles_and_pairs,
+    sums,
     tiles,
 )
 from tests.emulate.stages import SIZES, copied_twice, copies, gathered, gathered_last
 from tests.emulate.turned_layers import turned, turned_layers
 from tests.functions.epilogues import all_kinds, applied, applied_given
+from tests.runtime.running_sums import running_sums
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class Case:
 
 PAIRS = TileShape(64, 64, "k", swapped=True)
 STATIC, DYNAMIC, NEVER = ("static",), ("dynamic",), ()
+BOTH = ("static", "dynamic")
 
 
 def experts(
@@ -197,6 +200,18 @@ CASES = {
     "sent": Case(partial(sent_at_once, 2), lambda: numbers(2)),
     "counts": Case(
         partial(counted_late, 1), lambda: numbers(1), DYNAMIC, schedule="dynamic"
+    ),
+    "conditions": Case(
+        partial(running_sums, 1, kind="local"),
+        lambda: sums("local"),
+        BOTH,
+        dtype="float16",
+    ),
+    "conditions of dims": Case(
+        partial(running_sums, 1, kind="dims"),
+        lambda: sums("dims"),
+        BOTH,
+        dtype="float16",
     ),
     "scratch": Case(partial(matmul_and_scratch, 1), lambda: matmul(300, 264, 136)),
     "mixed": Case(

@@ -173,6 +173,9 @@ BROKEN = {
     },
     "worker/task": {
         "moe": {"      ptx::fence_acq_rel<Call::kNotifiesPeers>();": ""},
+        "conditions of dims": {
+            "notifies_when<Call>() && event.index == kNoElement": "false",
+        },
         "queue": {
             "if (ptx::lane() == 0) ptx::fence_acq_rel<Call::kNotifiesPeers>();": "",
         },
@@ -219,6 +222,7 @@ BROKEN = {
         },
         "passes": {"add(Call::later_surplus(g));": ""},
         "counts": {"        ptx::fence_acq_rel<false>();": ""},
+        "queue, conditions": {"Call::wait(run.g, c, n).target == 0": "false"},
     },
     "functions/row_pairs": {
         "few": {"    task.sync();": ""},
@@ -237,6 +241,7 @@ BROKEN = {
         },
     },
     "event/wait": {
+        "conditions of dims": {"if (event.target == 0) return true;": ""},
         "sent": {"ptx::load_acquire<true>(address)": "ptx::load_relaxed(address)"},
         "sum, few rows": {"i32(epoch_of(run, rank) - run.epoch) < 0": "false"},
     },

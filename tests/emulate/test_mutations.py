@@ -63,6 +63,7 @@ MUTATED = {
     **CASES,
     "queue": replace(CASES["moe"], schedule="dynamic"),
     "queue, mlp": replace(CASES["mlp"], schedule="dynamic"),
+    "queue, conditions": replace(CASES["conditions"], schedule="dynamic"),
     "passes": replace(experts(4, 640, 64, NEVER), schedule="dynamic"),
     "aborted": Case(partial(sent_in_vain, 2, wanted=2), tuple),
     "decoder": Case(decoder, decoder_step),

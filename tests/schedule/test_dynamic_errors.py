@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -150,7 +151,7 @@ def test_an_element_out_of_range_names_its_task():
 def reason(body: Callable[[Graph], None], world_size: int = 2) -> str:
     with pytest.raises(ScheduleError) as caught:
         schedule_dynamic(build(body, world_size))
-    assert caught.value.fix == 'use schedule="static"'
+    assert caught.value.fix.endswith('use schedule="static"')
     return caught.value.got
 
 
@@ -271,6 +272,40 @@ def test_all_reasons_are_listed():
         g.call(touch, grid, waits=[done[counts.load(i)]])
 
     assert len(reason(body).split("; ")) == 3
+
+
+@pytest.mark.parametrize("in_loop", [False, True])
+def test_unqueued_calls_are_offered_where_they_help(in_loop):
+    def body(g: Graph, queued: bool = True) -> None:
+        counts = g.input("counts", (4,), "int32")
+        done = g.events("done", (4,), expects=counts.load, cross_rank=True)
+        (d,) = grid = g.grid(d=2)
+        g.call(touch, grid, name="first", notifies=[done.on(d)[0]])
+        with g.loop(turn=2) if in_loop else nullcontext():
+            g.call(touch, g.grid(k=1), waits=[done[0]], queued=queued)
+
+    with pytest.raises(ScheduleError) as caught:
+        schedule_dynamic(build(body, 2))
+    offer = "pass queued=False to each call that waits, or " * (not in_loop)
+    assert caught.value.fix == f'{offer}use schedule="static"'
+    if not in_loop:
+        schedule_dynamic(build(lambda g: body(g, queued=False), 2))
+
+
+def test_a_peer_cannot_load_the_condition_of_an_only_wait():
+    def body(g: Graph, waits: int = 1) -> None:
+        counts = g.input("counts", (4,), "int32")
+        begun = g.events("begun", (1,), expects=1)
+        done = g.events("done", (4,), expects=1, cross_rank=True)
+        g.call(touch, g.grid(b=1), name="begin", notifies=[begun[0]])
+        (i,) = grid = g.grid(i=4)
+        wait = done[i].when(counts.load(i))
+        g.call(touch, grid, waits=[wait, begun[0]][:waits])
+
+    assert reason(body) == (
+        "call touch waits for done[i] when counts[i] alone, by a loaded condition"
+    )
+    schedule_dynamic(build(lambda g: body(g, waits=2)))
 
 
 @pytest.mark.parametrize(

@@ -138,20 +138,26 @@ class _Pending:
             met = met & wait.is_met(self.groups, counts)
         for ref, index in self._loaded:
             for at in np.flatnonzero(met):
-                met[at] = self._is_met(ref, index[:, self.groups[at]], counts)
+                group = int(self.groups[at])
+                met[at] = self._is_met(ref, group, index[:, group], counts)
         ready, self.groups = self.groups[met], self.groups[~met]
         first, count = self._first + ready * self._units, self._units_of(ready)
         units = [range(at, at + n) for at, n in zip(first.tolist(), count, strict=True)]
         surplus = ready.size * self._units - int(count.sum())
         return [*chain.from_iterable(units)], surplus
 
-    def _is_met(self, ref: EventRef, index: Array, counts: Counts) -> bool:
+    def _is_met(self, ref: EventRef, group: int, index: Array, counts: Counts) -> bool:
         at = tuple(int(i) for i in index)
         try:
-            want = ref.events.expected(at, self._env)
+            want = ref.expects.evaluate(self._of_group(group))
             return bool(counts(ref.events.name)[at] >= want)
         except (ArithmeticError, IndexError):
-            return True  # the task reports it
+            return True  # the task reports it, unless its condition does not hold
+
+    def _of_group(self, group: int) -> dict[str, Any]:
+        """The symbols' values, with the coordinates in the waits of a group."""
+        names = [axis.symbol.name for axis in self._gating]
+        return {**self._env, **{name: int(self._inner[name][group]) for name in names}}
 
 
 @dataclass(frozen=True)
@@ -166,7 +172,7 @@ class _Wait:
     def of(cls, ref: EventRef, env: dict[str, Any], count: int) -> _Wait:
         index = _index(ref, env, count)
         try:
-            want = ref.events.expected(tuple(index), env)
+            want = ref.expects.evaluate(env)
         except ArithmeticError:
             want = 0
         return cls(ref, index, np.broadcast_to(want, count))
@@ -177,7 +183,7 @@ class _Wait:
         limits = np.array(have.shape, np.int64)[:, None]
         wrong = (index < 0) | (index >= limits)
         outside: Array = np.logical_or.reduce(wrong, axis=0)
-        met = outside.copy()  # the task reports it
+        met = outside.copy()  # the task reports it, unless its condition does not hold
         inside = tuple(index[:, ~outside])
         met[~outside] = have[inside] >= want[~outside]
         return met

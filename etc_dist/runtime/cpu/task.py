@@ -138,6 +138,10 @@ class Resolver:
         self._near = range(rank - rank % size, rank - rank % size + size)
         self._shapes = shapes
 
+    def holds(self, ref: EventRef, task: Task) -> bool:
+        """Whether the task waits for `ref`, or notifies it."""
+        return _value(ref.holds, task, ref, "the condition of ") != 0
+
     def element(self, ref: EventRef, task: Task) -> Element:
         """The element `ref`. If it is out of range: ArgumentError for a loaded index,
         else GraphError."""

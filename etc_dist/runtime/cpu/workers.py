@@ -275,18 +275,21 @@ class Workers:
     def _waits(
         self, task: Task, refs: Sequence[EventRef]
     ) -> Iterator[tuple[Element, int]]:
+        resolver = self._resolver
         for ref in refs:
-            yield self._resolver.element(ref, task), self._resolver.expected(ref, task)
+            if resolver.holds(ref, task):
+                yield resolver.element(ref, task), resolver.expected(ref, task)
 
     def _begin(self, task: Task) -> None:
         task.begun = True
         access, call = self._resolver.access, task.call
         task.reads = tuple(access(region, task) for region in call.reads)
         task.writes = tuple(access(region, task) for region in call.writes)
-        task.notifies = tuple(self._resolver.element(r, task) for r in call.notifies)
+        notified = [r for r in call.notifies if self._resolver.holds(r, task)]
+        task.notifies = tuple(self._resolver.element(ref, task) for ref in notified)
         task.most = {
             element: self._resolver.expected(ref, task)
-            for ref, element in zip(call.notifies, task.notifies, strict=True)
+            for ref, element in zip(notified, task.notifies, strict=True)
             if any(count.is_loaded for count in notifier_counts(ref))
         }
 

@@ -1,0 +1,83 @@
+"""Conditional waits and notifications, on both backends and under both schedules."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import etc_dist
+from etc_dist.ir import (
+    Graph,
+    device_function,
+    graph_function,
+    maximum,
+    minimum,
+    span,
+    tile,
+)
+from etc_dist.runtime.cpu import simulate
+from etc_dist.schedule import SCHEDULES
+from tests.ops.arrays import Arrays
+from tests.runtime.running_sums import KINDS, inputs, reference, running_sums
+
+
+@device_function(source="", reads=2, writes=1)
+def double(x, before, y):
+    y[...] = 2 * (x if len(before) == 0 else before).sum(axis=1, keepdims=True)
+
+
+@graph_function
+def doubled(g: Graph) -> None:
+    """y [layers, n]: each row is twice the sum of the row before, the first of x."""
+    layers, n = g.dims("layers n")
+    x, y = g.input("x", (1, n), "float32"), g.output("y", (layers, n), "float32")
+    ready = g.events("ready", (layers,), expects=n)
+    with g.loop(layer=layers) as layer:
+        (j,) = grid = g.grid(j=n)
+        before = y[span(maximum(layer - 1, 0), minimum(layer, 1)), :]
+        g.call(
+            double,
+            grid,
+            reads=[x[:, :], before],
+            writes=[y[tile(layer, 1), tile(j, 1)]],
+            waits=[ready[layer - 1].when(layer > 0)],
+            notifies=[ready[layer].when(layer + 1 < layers)],
+        )
+
+
+both = pytest.mark.parametrize("schedule", ["static", "dynamic"])
+all_kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+@both
+@all_kinds
+@pytest.mark.parametrize("n", [0, 1, 2, 11])
+def test_tasks_wait_and_notify_where_their_conditions_hold(n, kind, schedule, seed):
+    plan = SCHEDULES[schedule](running_sums(1, kind=kind))
+    given = inputs(n, seed)
+    run = simulate(plan, [given], {"n": n}, seed=seed, workers=3, epochs=2)
+    np.testing.assert_array_equal(run.outputs[0]["y"], reference(given, kind))
+
+
+@both
+@pytest.mark.parametrize("layers", [0, 1, 4])
+def test_turns_of_a_loop_need_no_event_before_and_after_them(layers, schedule, seed):
+    plan, x = SCHEDULES[schedule](doubled(1)), np.ones((1, 3), np.float32)
+    run = simulate(plan, [{"x": x}], {"layers": layers, "n": 3}, seed=seed, workers=2)
+    expected = [[6.0 ** (layer + 1)] * 3 for layer in range(layers)]
+    assert run.outputs[0]["y"].tolist() == expected
+
+
+@pytest.mark.mpi
+@both
+@all_kinds
+def test_a_program_with_conditions_fits_numpy(kind, schedule, world):
+    arrays = Arrays(world.backend)
+    with etc_dist.compile(
+        running_sums(world.size, kind=kind), world, schedule=schedule
+    ) as program:
+        for n in (1, 40, 17):
+            given = inputs(n, world.rank)
+            y = program.run(**{k: arrays.put(v) for k, v in given.items()})["y"]
+            program.synchronize()
+            np.testing.assert_array_equal(arrays.get(y), reference(given, kind))

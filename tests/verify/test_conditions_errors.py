@@ -1,0 +1,96 @@
+"""Conditional waits and notifications whose conditions do not fit each other."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from etc_dist.errors import DeadlockError, GraphError, RaceError
+from etc_dist.ir import Graph, graph_function
+from etc_dist.schedule import SCHEDULES
+from etc_dist.verify.verify import verify
+from tests.runtime.programs import send
+from tests.runtime.running_sums import running_sums
+
+both = pytest.mark.parametrize("schedule", ["static", "dynamic"])
+JOINS = np.array([0, 1, 1, 0, 1], np.int32)
+
+
+def refused(error, kind, schedule, **options) -> str:
+    plan = SCHEDULES[schedule](running_sums(1, kind=kind, **options))
+    tensors = {"joins": [JOINS], "own": [JOINS]}
+    with pytest.raises(error) as caught:
+        verify(plan, {"n": 5}, 2, tensors)
+    return caught.value.got
+
+
+@both
+@pytest.mark.parametrize("kind", ["dims", "local"])
+def test_a_wait_without_its_condition_is_never_met(kind, schedule):
+    got = refused(DeadlockError, kind, schedule, waits_when=False)
+    assert "add_before[i=3] on rank 0 waits for summed[2] on rank 0; the wait" in got
+    assert "(and" not in got
+
+
+@both
+@pytest.mark.parametrize("kind", ["dims", "local"])
+def test_a_notification_without_its_condition_is_for_no_task(kind, schedule):
+    got = refused(GraphError, kind, schedule, notifies_when=False)
+    assert "summed[2] on rank 0 is notified 1 times, and no task waits for it" in got
+    assert "(and 1 more like it)" in got
+
+
+@graph_function
+def neighbours(g: Graph, *, holds: str) -> None:
+    """y[i] = z[i - 1] for i > 0, which task i - 1 has written."""
+    n = g.dims("n")
+    x, y = g.input("x", (n, 4), "float32"), g.output("y", (n, 4), "float32")
+    z = g.local("z", (n, 4), "float32")
+    ready = g.events("ready", (n,), expects=1)
+    (i,) = grid = g.grid(i=n)
+    last = n - 1 - i
+    g.call(
+        send,
+        grid,
+        name="make",
+        reads=[x[i, :]],
+        writes=[z[i, :]],
+        notifies=[ready[i].when(i < n - 1)],
+    )
+    wait = {
+        "right": ready[i - 1].when(i > 0),
+        "too often": ready[i - 1].when(i >= 0),
+        "never": ready[i - 1].when(False),
+        "reversed": ready[i - 1].when(last),
+    }[holds]
+    g.call(send, grid, reads=[z[(i + n - 1) % n, :]], writes=[y[i, :]], waits=[wait])
+
+
+@pytest.mark.parametrize(
+    ("holds", "error", "words"),
+    [
+        ("too often", GraphError, r"send\[i=0\] .*waits for ready\[-1\] .*outside of"),
+        ("never", GraphError, r"ready\[0\] on rank 0 is notified 1 times, and no task"),
+        ("reversed", GraphError, r"outside of"),
+    ],
+)
+def test_a_condition_that_is_wrong_is_refused(holds, error, words):
+    plan = SCHEDULES["static"](neighbours(1, holds=holds))
+    with pytest.raises(error, match=words):
+        verify(plan, {"n": 4}, 2)
+
+
+def test_a_task_without_its_wait_races():
+    """Task 0 reads the last row, for which it does not wait."""
+    plan = SCHEDULES["static"](neighbours(1, holds="right"))
+    with pytest.raises(RaceError, match=r"make\[i=3\].* send\[i=0\].*no event orders"):
+        verify(plan, {"n": 4}, 2)
+
+
+def test_data_that_contradicts_conditions_is_found():
+    plan = SCHEDULES["static"](running_sums(1, kind="input", waits_when=False))
+    assert verify(plan, {"n": 5}, 2).unchecked != ()
+    ones = np.array([0, 1, 1, 1, 1], np.int32)
+    assert verify(plan, {"n": 5}, 2, {"joins": [ones]}).unchecked == ()
+    with pytest.raises(DeadlockError, match=r"summed\[2\]"):
+        verify(plan, {"n": 5}, 2, {"joins": [JOINS]})
