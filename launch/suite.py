@@ -149,7 +149,8 @@ def judge(
     results: Iterable[Result], gpus: int, needs_exhaustive: bool = False
 ) -> Verdict:
     """Add up; a test that every run skipped counts as failed, not as skipped, unless
-    some run did not come to its end. `needs_exhaustive`: so does a suite without an exhaustive test."""
+    some run did not come to its end. `needs_exhaustive`: so does a suite without an
+    exhaustive test."""
     results = tuple(results)
     most = max((r.run.ranks for r in results if r.run.backend == "cuda"), default=0)
     complaints = [f"{r.run.name}: {r.fault}" for r in results if r.fault]
