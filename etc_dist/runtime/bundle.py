@@ -8,6 +8,9 @@ as a whole, and checked before anything of it is used.
 from __future__ import annotations
 
 import json
+import os
+import re
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -23,6 +26,10 @@ from etc_dist.verify.proof import verifier_digest
 
 FORMAT = 1
 MANIFEST, PROOFS = "manifest.json", "proofs.json"
+OWN_NAME = re.compile(rf"{re.escape(PROOFS)}|[0-9a-f]{{32}}\.cubin")
+"""The files that a bundle has beside its manifest."""
+OF_OTHERS = 0o022
+"""The mode bits with which other users can write."""
 BUILD = "build it again: etc-dist build MODEL --bundle FOLDER"
 
 
@@ -51,8 +58,11 @@ class Bundle:
 
     def expect(self, architecture: str, parameters: Mapping[str, Any]) -> None:
         """ArgumentError unless the bundle was built for these."""
-        given = {"architecture": self.architecture, **_plain(self.parameters)}
-        wanted = {"architecture": architecture, **_plain(parameters)}
+        given = {"architecture": self.architecture}
+        self._compare(
+            "was built for another GPU", {"architecture": architecture}, given
+        )
+        given, wanted = _plain(self.parameters), _plain(parameters)
         self._compare("was built for something else", wanted, given)
 
     def expect_workers(self, workers: int) -> None:
@@ -89,8 +99,10 @@ class Bundle:
 
 
 def read_bundle(folder: Path) -> Bundle:
-    """The bundle in `folder`. ArgumentError if a file is missing or damaged, or other
-    versions made it."""
+    """The bundle in `folder`. ArgumentError if a file is missing or damaged, if others
+    may have written it, or other versions made it."""
+    for path in (folder, folder / MANIFEST):
+        _refuse_of_others(folder, path)
     manifest = _read_manifest(folder)
     try:
         if manifest["made_by"] != made_by():
@@ -136,31 +148,47 @@ def write_bundle(bundle: Bundle) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _remove_older(folder)
+        folder.chmod(folder.stat().st_mode & ~OF_OTHERS)
         # First: a folder in which a file is missing can be written again.
-        (folder / MANIFEST).write_text(json.dumps(document, indent=1))
-        for name, content in files.items():
+        manifest = json.dumps(document, indent=1).encode()
+        for name, content in {MANIFEST: manifest, **files}.items():
             (folder / name).write_bytes(content)
+            (folder / name).chmod(0o644)
     except OSError as error:
         wanted, fix = "a folder that can be written", "choose another folder"
         raise _refused(folder, wanted, str(error), fix) from error
 
 
 def _remove_older(folder: Path) -> None:
-    """Remove the files of the bundle that is there, and no others; ArgumentError for a
-    folder of other files."""
+    """Remove the programs and proofs of the bundle that is there, and nothing else;
+    ArgumentError for a folder of other files, or with a manifest that is damaged."""
     present = sorted(path.name for path in folder.iterdir())
     if not present:
         return
     try:
-        document = read_object(folder / MANIFEST)
-        older = [*document["files"]] if "made_by" in document else None
-    except (KeyError, OSError, TypeError, ValueError):
-        older = None
-    if older is None:
+        files = [*_read_manifest(folder)["files"]]
+    except (ArgumentError, KeyError, TypeError) as error:
         wanted, fix = "an empty folder, or one with a bundle", "choose another folder"
-        raise _refused(folder, wanted, ", ".join(present[:4]), fix)
-    for name in older:
-        (folder / Path(name).name).unlink(missing_ok=True)
+        raise _refused(folder, wanted, ", ".join(present[:4]), fix) from error
+    for name in filter(OWN_NAME.fullmatch, files):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _refuse_of_others(folder: Path, path: Path) -> None:
+    """ArgumentError if another user may have written the folder or a file in it: a GPU
+    runs the programs, and proofs are believed."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise _refused(path, "the file", str(error), BUILD) from error
+    mode = stat.S_IMODE(found.st_mode)
+    if found.st_uid not in (os.geteuid(), 0) or mode & OF_OTHERS:
+        raise _refused(
+            path,
+            f"of user {os.geteuid()} or root, and writable by no other",
+            f"of user {found.st_uid}, mode {mode:04o}",
+            f"if you trust it: chown -R $(id -u) {folder}; chmod -R go-w {folder}",
+        )
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
@@ -177,6 +205,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _read(path: Path, digest: str) -> bytes:
+    _refuse_of_others(path.parent, path)
     try:
         content = read_file(path)
     except OSError as error:

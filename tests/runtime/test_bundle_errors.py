@@ -31,11 +31,11 @@ def own(made, tmp_path):
     return copy
 
 
-def refused(folder):
+def refused(folder, fix="etc-dist build"):
     with pytest.raises(ArgumentError) as caught:
         read_bundle(folder)
     assert caught.value.what == "a bundle cannot be used"
-    assert "etc-dist build" in caught.value.fix
+    assert fix in caught.value.fix
     return caught.value
 
 
@@ -86,13 +86,53 @@ def test_a_manifest_of_others_is_refused(own, change):
 
 def test_another_configuration_is_named(made):
     with pytest.raises(ArgumentError) as caught:
-        made.expect("sm_100a", {"layers": 3})
+        made.expect(ARCH, {"layers": 3})
     assert caught.value.what == "a bundle was built for something else"
     wanted, got = caught.value.wanted, caught.value.got
-    assert wanted == "architecture='sm_100a', layers=3, factors=None"
-    assert got == f"architecture={ARCH!r}, layers=2, factors=[1, 2]"
+    assert wanted == "layers=3, factors=None"
+    assert got == "layers=2, factors=[1, 2]"
     with pytest.raises(ArgumentError, match="another GPU\n.*\n.* workers=132\n"):
         made.expect_workers(132)
+
+
+def test_another_gpu_is_named_though_models_have_an_architecture(made):
+    parameters = {"architecture": "LlamaForCausalLM"}
+    model = replace(made, parameters=parameters)
+    model.expect(ARCH, parameters)
+    with pytest.raises(ArgumentError, match="another GPU") as caught:
+        model.expect("sm_100a", parameters)
+    assert caught.value.wanted == "architecture='sm_100a'"
+    assert caught.value.got == f"architecture={ARCH!r}"
+
+
+@pytest.mark.parametrize("name", ["", "manifest.json", "proofs.json", "*.cubin"])
+@pytest.mark.parametrize("mode", [0o020, 0o002])
+def test_what_other_users_can_write_is_refused(name, mode, own):
+    [path] = own.folder.glob(name) if name else [own.folder]
+    path.chmod(path.stat().st_mode | mode)
+    error = refused(own.folder, fix="chmod -R go-w")
+    assert error.where == f"bundle {path}" and "mode 0" in error.got
+    path.chmod(path.stat().st_mode & ~mode)
+    read_bundle(own.folder)
+
+
+def test_what_belongs_to_another_user_is_refused(own, monkeypatch):
+    user = own.folder.stat().st_uid
+    monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+    if user == 0:  # root's files are fine
+        read_bundle(own.folder)
+        os.chown(own.folder / "proofs.json", 2, -1)
+    error = refused(own.folder, fix="chown -R")
+    assert error.got.startswith(f"of user {user or 2}, mode 0")
+
+
+def test_files_are_for_one_writer_whatever_the_umask(made, tmp_path):
+    before = os.umask(0)
+    try:
+        write_bundle(replace(made, folder=tmp_path / "bundle"))
+    finally:
+        os.umask(before)
+    read_bundle(tmp_path / "bundle")
 
 
 def test_a_program_of_other_sources_is_refused(made):
@@ -112,6 +152,25 @@ def test_a_folder_of_other_files_stays_as_it_is(made, tmp_path, name):
     with pytest.raises(ArgumentError, match="a folder that can be written"):
         write_bundle(replace(made, folder=tmp_path / name))
     assert (tmp_path / name).read_text() == text
+
+
+@pytest.mark.parametrize("change", [{"files": {"mine.txt": 1}}, {"more": 1}])
+def test_a_manifest_of_others_removes_nothing(change, made, own):
+    """Signed, with a name that no bundle has; and not signed."""
+    path, mine = own.folder / "manifest.json", own.folder / "mine.txt"
+    document = {**json.loads(path.read_text()), **change}
+    if "files" in change:
+        del document["digest"]
+        document["digest"] = bundles.sha256(bundles.canonical(document))
+    path.write_text(json.dumps(document))
+    mine.write_text("mine")
+    if "files" in change:
+        write_bundle(own)
+    else:
+        with pytest.raises(ArgumentError, match="an empty folder"):
+            write_bundle(own)
+        assert path.read_text() == json.dumps(document)
+    assert mine.read_text() == "mine"
 
 
 def test_a_bundle_takes_the_place_of_an_older_one_alone(own, monkeypatch):
