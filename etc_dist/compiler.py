@@ -7,14 +7,17 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib import import_module
 from itertools import count
 from types import NoneType
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from etc_dist.cache import sha256
 from etc_dist.codegen import Source, generate
 from etc_dist.errors import ScheduleError, WorldError, as_refusal, expect_type
 from etc_dist.ir import GraphFunction
+from etc_dist.ir.bodies import digest_bodies
 from etc_dist.ir.graph import expect_graph
 from etc_dist.messages import show_message
 from etc_dist.program import Executor, Program
@@ -22,6 +25,7 @@ from etc_dist.runtime.bundle import Bundle
 from etc_dist.schedule import SCHEDULES, Plan
 from etc_dist.settings import Settings
 from etc_dist.world import World, current
+from etc_dist.world.rank_errors import by_rank
 
 
 def compile(
@@ -44,12 +48,12 @@ def compile(
 
     Raises the error of the stage that fails: ScheduleError, CodegenError, BuildError;
     TypeError for arguments of a wrong type; WorldError if the ranks have different
-    graphs or numbers of workers."""
+    graphs, bodies of device functions, numbers of workers, or versions of etc_dist."""
     world = world_or_current(world)
     settings = world.settings
     parts: list[tuple[Plan, Executor, str]] = []
 
-    def make() -> tuple[str, int]:
+    def make() -> tuple[dict[str, str], int]:
         try:
             _check(graph, world, schedule, trace)
         except TypeError as error:
@@ -61,15 +65,22 @@ def compile(
             on_gpus = world.backend != "cpu"
             plan = replace(plan, has_far=on_gpus and world.hosts.count > 1)
             source = generate(plan, trace=tracing, check=on_gpus)
-        executor = _executor(plan, world, source, bundle)
+        executor, code = _executor(plan, world, source, bundle)
         parts.append((plan, executor, source.text))
-        return f"{graph.digest()} {plan.schedule}", executor.workers
+        facts = {
+            "etc_dist": import_module(__package__).__version__,
+            "graph": graph.digest(),
+            "schedule": plan.schedule,
+            "code": code,
+        }
+        return facts, executor.workers
 
     with world.exclusive:
         # An error of one rank is raised on all.
-        digests, workers = zip(*world.agree(make), strict=True)
-        if len(set(digests)) > 1:
-            raise _different_graphs(graph, digests)
+        facts, workers = zip(*world.agree(make), strict=True)
+        for name in DIFFERENT:
+            if len({of_rank[name] for of_rank in facts}) > 1:
+                raise _different_programs(graph, name, [f[name] for f in facts])
         if len(set(workers)) > 1:
             raise _different_workers(graph, workers)
         plan, executor, text = parts[0]
@@ -83,12 +94,12 @@ _numbers: WeakKeyDictionary[World, Iterator[int]] = WeakKeyDictionary()
 
 def _executor(
     plan: Plan, world: World, source: Source, bundle: Bundle | None
-) -> Executor:
-    """The plan on this world's backend."""
+) -> tuple[Executor, str]:
+    """The plan on this world's backend, and a digest of the code that it runs."""
     if world.backend == "cpu":
         from etc_dist.runtime.cpu import CpuExecutor
 
-        return CpuExecutor(plan, world)
+        return CpuExecutor(plan, world), digest_bodies(plan.graph)
     from etc_dist.runtime.build import build
     from etc_dist.runtime.gpu import GpuExecutor
 
@@ -98,7 +109,7 @@ def _executor(
         executor = GpuExecutor(plan, world, source, cubin)
     if bundle is not None:
         bundle.expect_workers(executor.workers)
-    return executor
+    return executor, sha256(cubin.code)[:16]
 
 
 def world_or_current(world: Any) -> World:
@@ -148,13 +159,29 @@ def check_options(schedule: Any, trace: Any, call: str) -> None:
         )
 
 
-def _different_graphs(graph: GraphFunction, digests: Sequence[str]) -> WorldError:
+DIFFERENT = {
+    "etc_dist": ("versions of etc_dist", "install the same version on every host"),
+    "graph": ("graphs", "build the graph from the same options on every rank"),
+    "schedule": ("schedules", "pass the same schedule on every rank"),
+    "code": (
+        "bodies of device functions",
+        "use the same source files, compiler and enclosed values on every rank; a body "
+        "gets the number of its rank as a keyword-only parameter `rank`",
+    ),
+}
+"""What makes a program, in the order of comparison: plural and advice."""
+
+
+def _different_programs(
+    graph: GraphFunction, name: str, found: Sequence[str]
+) -> WorldError:
+    what, fix = DIFFERENT[name]
     return WorldError(
-        f"the ranks have different graphs {graph.name}",
+        f"the ranks have different {what} for {graph.name}",
         where=f"compile({graph.name})",
-        wanted="the same graph and schedule on every rank",
-        got=", ".join(f"rank {r}: {d}" for r, d in enumerate(digests)),
-        fix="build the graph from the same options on every rank",
+        wanted=f"the same {what} on every rank",
+        got=by_rank({rank: f"{name} {one}" for rank, one in enumerate(found)}),
+        fix=fix,
     )
 
 

@@ -91,10 +91,53 @@ def test_ranks_with_different_numbers_of_workers_are_refused(brief):
 @pytest.mark.mpi(min_size=2)
 def test_ranks_with_different_schedules_are_refused(world):
     schedule = "dynamic" if world.rank == 1 else "static"
-    with pytest.raises(EtcDistError, match="the same graph and schedule") as caught:
+    with pytest.raises(WorldError, match="different schedules") as caught:
         etc_dist.compile(add_row_sum(world.size), world, schedule=schedule)
     assert "dynamic" in caught.value.got
     assert "static" in caught.value.got
+
+
+def fill_with(value, text="y[...] = value"):
+    """A graph whose body is `text`, with `value` enclosed or as a default."""
+    names = {"device_function": etc_dist.device_function}
+    exec(
+        f"def make(value):\n @device_function(source='fill.cuh', reads=0, writes=1)\n"
+        f" def fill(y):\n  {text}\n return fill",
+        names,
+    )
+
+    @graph_function
+    def filled(g):
+        y = g.output("y", (1,), "float32")
+        g.call(names["make"](value), g.grid(i=1), writes=[y[:]])
+
+    return filled
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize(
+    "graphs",
+    [
+        (fill_with(1), fill_with(2)),
+        (fill_with(1), fill_with(1, "y[...] = value + 1")),
+    ],
+    ids=["enclosed value", "text"],
+)
+def test_ranks_with_different_bodies_are_refused(graphs, world):
+    with pytest.raises(WorldError, match="different bodies of device functions"):
+        etc_dist.compile(graphs[world.rank == 1](world.size), world)
+    if world.backend == "cpu":  # there is no CUDA body
+        etc_dist.compile(fill_with(1)(world.size), world).close()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_ranks_with_different_versions_are_refused(world, monkeypatch):
+    with monkeypatch.context() as context:
+        context.setattr(etc_dist, "__version__", f"9.{world.rank}")
+        with pytest.raises(WorldError, match="different versions of etc_dist") as found:
+            etc_dist.compile(ring(world.size), world)
+    assert found.value.got.startswith("rank 0: etc_dist 9.0")
+    etc_dist.compile(ring(world.size), world).close()
 
 
 @pytest.mark.parametrize("schedule", ["static", "dynamic", "auto"])

@@ -2,7 +2,8 @@
 
 graph.py      graph functions; loop.py: loops over calls
 call.py       calls, and their loads from runtime tensors; order.py: their task orders
-function.py   device functions; operand.py: the regions that their CUDA bodies need
+function.py   device functions; operand.py: the regions that their CUDA bodies need;
+              bodies.py: the digest of their NumPy bodies
 tensor.py     tensors and regions
 event.py      event tensors
 expr.py       symbolic integers; loads.py: loads in them; interval.py: their bounds
