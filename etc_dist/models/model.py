@@ -29,6 +29,7 @@ from etc_dist.program import Bound, set_capacity_hint
 from etc_dist.runtime.build import ARCH
 from etc_dist.runtime.bundle import Bundle
 from etc_dist.world import World
+from etc_dist.world.agreement import sign
 
 Array = np.ndarray[Any, Any]
 
@@ -89,6 +90,8 @@ class Model:
                 if bundle is not None:
                     setup = setup.of_bundle(bundle)
                     bundle.expect(ARCH, setup.parameters())
+            text = setup.show()
+            self.world.match_call(sign(text), lambda: text)
             if bundle is None:
                 setup = replace(setup, tuning=tuning_of(self.world))
             self.batch, self.positions = batch, setup.most_positions

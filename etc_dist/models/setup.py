@@ -89,6 +89,13 @@ class ModelSetup:
         pages = self.config.layers, self.all_pages, 2, self.own.kv_heads
         return (*pages, self.page_size, self.config.head_dim)
 
+    def show(self) -> str:
+        """The model and its options, which all ranks have in common."""
+        options = asdict(self)
+        del options["tuning"]  # that of the world
+        named = {**options.pop("config"), **options}
+        return f"Model({', '.join(f'{name}={value}' for name, value in named.items())})"
+
     def graph(self) -> GraphFunction:
         sizes = self.own.sizes(self.page_size, self.dtype)
         return decoder_for(self.schedule, self.ranks, sizes)

@@ -87,6 +87,7 @@ def fused_matmul_reduce_scatter(
         out = A.new_empty(x.shape[0] // world.size, w.shape[0])
     except Exception as error:
         refuse(world, error, op)
+    agree_on(world, op, scatter_dim, reduce_op)
     kept(world, MatmulReduceScatter, deterministic=BATCH)(
         as_array(x), as_array(w), as_array(out)
     )
@@ -120,6 +121,7 @@ def fused_all_gather_matmul(
         outs = [A.new_empty(rows, w.shape[0]) for w in ws]
     except Exception as error:
         refuse(world, error, op)
+    agree_on(world, op, gather_dim)
     multiply, source = kept(world, AllGatherMatmul, deterministic=BATCH), as_array(x)
     for w, out in zip(ws, outs, strict=True):
         multiply(source, as_array(w), as_array(out))
@@ -232,6 +234,14 @@ def kept(world: World, kind: type[Kept], **options: Any) -> Kept:
     if found is None:
         found = world.kept[key] = kind(world=world, **options)
     return cast(Kept, found)
+
+
+def agree_on(world: World, op: str, dim: int, reduce_op: str = REDUCTIONS[0]) -> None:
+    """Compare options that no program has. ArgumentError on all ranks if they differ:
+    a rank with the defaults goes on to the launch, which is another call."""
+    if (dim, reduce_op) != (0, REDUCTIONS[0]):
+        text = f"{op}(along axis {dim}, {reduce_op})"
+        world.match_call(sign(text), lambda: text)
 
 
 def gather_rows(rows: Tensor, group_name: str) -> Tensor:

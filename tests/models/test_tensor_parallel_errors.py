@@ -121,6 +121,31 @@ def test_a_file_that_one_rank_cannot_read_is_refused_on_all(tmp_path, rng, world
 
 
 @pytest.mark.mpi(min_size=2, max_size=4)
+@pytest.mark.parametrize(
+    ("option", "values"),
+    [("deterministic", ("run", "batch")), ("batch", (1, 2)), ("page_size", (16, 32))],
+)
+def test_options_that_differ_between_ranks_are_refused_on_all(
+    option, values, tmp_path, rng, world
+):
+    folder = split_model(tmp_path, rng, 12)
+    options = OPTIONS | {option: values[world.rank == 1]}
+    with pytest.raises(ArgumentError, match="do not make the same call") as caught:
+        load(folder, world=world, **options)
+    assert all(f"{option}={value}" in caught.value.got for value in values)
+
+
+@pytest.mark.mpi(min_size=2, max_size=4)
+def test_a_field_of_the_model_that_differs_is_refused_on_all(tmp_path, rng, world):
+    """Neither the program nor any shape depends on it."""
+    base = 1e4 if world.rank == 1 else 2e4
+    folder = split_model(tmp_path, rng, 12, rope_theta=base)
+    with pytest.raises(ArgumentError, match="do not make the same call") as caught:
+        load(folder, world=world, **OPTIONS)
+    assert "rope_base=10000.0" in caught.value.got
+
+
+@pytest.mark.mpi(min_size=2, max_size=4)
 def test_rows_that_differ_between_ranks_are_refused_on_all(tmp_path, rng, world):
     with load(split_model(tmp_path, rng, 12), world=world, **OPTIONS) as model:
         with pytest.raises(ArgumentError, match=r"ids \[1\]"):

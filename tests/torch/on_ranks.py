@@ -13,6 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import etc_dist.torch
 from etc_dist import Settings, World, start
+from etc_dist.errors import ArgumentError
 from etc_dist.models import load
 from etc_dist.torch import ColumnParallelLinear, RowParallelLinear
 from etc_dist.torch.vllm import swap_collectives
@@ -68,6 +69,27 @@ def check_reduce_scatter() -> None:
             y = ops.fused_matmul_reduce_scatter(A, B, "avg", dim, name)
             mean = summed(A.float() @ B.float(), dim) / dist.get_world_size()
             assert_close(y, mean)
+
+
+def check_options_that_differ_are_refused() -> None:
+    A, B = random(4, 4, 16), random(16, 8)
+    is_first = dist.get_rank() == 0
+    calls = [
+        lambda: ops.fused_matmul_reduce_scatter(
+            A, B, "sum", 0 if is_first else 1, name
+        ),
+        lambda: ops.fused_matmul_reduce_scatter(
+            A, B, "sum" if is_first else "avg", 0, name
+        ),
+        lambda: ops.fused_all_gather_matmul(A, [B], 1 if is_first else 0, name),
+    ]
+    for call in calls:
+        try:
+            call()
+        except ArgumentError as error:
+            assert "the ranks do not make the same call" in str(error)
+        else:
+            raise AssertionError("accepted")
 
 
 def check_all_gather() -> None:
