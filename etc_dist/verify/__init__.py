@@ -5,6 +5,9 @@ enumerate_plan.py   a plan at a shape: every task with its waits and accesses
 enumeration.py      the arrays that hold them
 progress.py         counts of notifications, and the run of all queues
 happens_before.py   the happens-before relation of tasks
+task_classes.py     classes of tasks that the order does not distinguish
+rows.py             equal rows of a table
+boxes.py            all accesses of a tensor, and those of them that differ
 cells.py, races.py  accesses of one place that nothing orders
 coverage.py         elements written twice or never
 loaded_accesses.py  loads in index expressions, as reads

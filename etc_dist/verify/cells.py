@@ -1,22 +1,23 @@
 """Accesses by cell: the parts of a tensor that every access covers entirely or not.
 
-A tensor is cut along every start and end of a box that some task accesses. The cells
-lie between the cuts.
+The cells lie between the cuts of all axes (see `boxes.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from etc_dist.errors import ArgumentError
 from etc_dist.ir.tensor import Tensor
-from etc_dist.verify.enumeration import BODY, EARLY, Access, Array, Enumeration, Mask
+from etc_dist.verify.boxes import Boxes, boxes_of
+from etc_dist.verify.enumeration import BODY, EARLY, Array, Enumeration, Mask
 
-MOST_CELLS = 50_000_000
-"""A limit on the memory of a proof: of all tasks' accesses of one tensor."""
+MANY_CELLS, MOST_CELLS = 4_000_000, 50_000_000
+"""Limits on the memory of a proof, of all tasks' accesses of one tensor: before equal
+cells are left out, and after that."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,8 @@ class Cells:
 
     tensor: Tensor
     rank: int
-    cuts: list[Array]
+    low: list[Array]
+    high: list[Array]
     cell: Array
     task: Array
     write: Mask
@@ -36,7 +38,7 @@ class Cells:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(len(c) - 1 for c in self.cuts)
+        return tuple(len(low) for low in self.low)
 
     def verb(self, entry: int) -> str:
         if self.write[entry]:
@@ -45,17 +47,20 @@ class Cells:
 
     def name(self, cell: int) -> str:
         parts = [
-            f"{cuts[i]}:{cuts[i + 1]}"
-            for cuts, i in zip(
-                self.cuts, np.unravel_index(cell, self.shape), strict=True
+            f"{low[i]}:{high[i]}"
+            for low, high, i in zip(
+                self.low, self.high, np.unravel_index(cell, self.shape), strict=True
             )
         ]
         return f"{self.tensor.name}[{', '.join(parts)}] on rank {self.rank}"
 
 
-def all_cells(tasks: Enumeration, level: Array) -> Iterator[Cells]:
+def all_cells(
+    tasks: Enumeration, level: Array, classes: Array, *, reduced: bool
+) -> Iterator[Cells]:
     """The cells of every tensor on every rank, except those with values before the run
-    that no task writes."""
+    that no task writes. Where cells are `reduced`, or many, those are left out that
+    `classes` of tasks access as they access others."""
     place = np.empty(tasks.tasks, np.int64)
     place[np.argsort(level, kind="stable")] = np.arange(tasks.tasks)
     for tensor in tasks.plan.graph.tensors:
@@ -64,45 +69,31 @@ def all_cells(tasks: Enumeration, level: Array) -> Iterator[Cells]:
             continue
         for rank, env in enumerate(tasks.environments):
             extent = [int(n.evaluate(env)) for n in tensor.shape]
-            yield _cells(tensor, rank, extent, mine, place)
+            boxes = boxes_of(tensor, rank, extent, mine)
+            if reduced or boxes.cells > MANY_CELLS:
+                boxes = boxes.reduced(classes)
+            if boxes.cells > MOST_CELLS:
+                raise _too_many(tensor, boxes.cells)
+            yield _cells(boxes, place)
 
 
-def _cells(
-    tensor: Tensor, rank: int, extent: list[int], accesses: list[Access], place: Array
-) -> Cells:
-    here = [(a, np.flatnonzero(a.rank == rank)) for a in accesses]
-    axes = len(extent)
-
-    def gather(parts: list[Array], empty: Array) -> Array:
-        return np.concatenate([empty, *parts], axis=-1)
-
-    none = np.zeros((axes, 0), np.int64)
-    low = gather([a.low[:, at] for a, at in here], none)
-    high = gather([a.high[:, at] for a, at in here], none)
-    task = gather([a.task[at] for a, at in here], np.zeros(0, np.int64))
-    sizes = [at.size for _, at in here]
-    write = np.repeat([a.write for a, _ in here], sizes).astype(bool)
-    phase = np.repeat([a.phase for a, _ in here], sizes).astype(np.int64)
-    gathered = np.repeat([a.gathered for a, _ in here], sizes).astype(bool)
-    by_level = np.argsort(place[task], kind="stable")
-    low, high, task = low[:, by_level], high[:, by_level], task[by_level]
-    write, phase, gathered = write[by_level], phase[by_level], gathered[by_level]
-    cuts = [
-        np.unique(np.concatenate(([0, extent[k]], low[k], high[k])))
-        for k in range(axes)
-    ]
-    begin = [np.searchsorted(c, part) for c, part in zip(cuts, low, strict=True)]
-    end = [np.searchsorted(c, part) for c, part in zip(cuts, high, strict=True)]
-    count = [e - b for b, e in zip(begin, end, strict=True)]
-    total = np.prod(count, axis=0, dtype=np.float64)
-    if total.sum() > MOST_CELLS:
-        raise _too_many(tensor, total.sum())
-    box, cell = _expand(cuts, begin, count, total.astype(np.int64))
+def _cells(boxes: Boxes, place: Array) -> Cells:
+    boxes = boxes.of(np.argsort(place[boxes.task], kind="stable"))
+    shape = [len(low) for low in boxes.low]
+    box, cell = _expand(shape, boxes.begin, boxes.end - boxes.begin)
     by_cell = np.argsort(cell, kind="stable")
-    box = box[by_cell]
-    cell = cell[by_cell]
-    kinds = write[box], phase[box], gathered[box]
-    return Cells(tensor, rank, cuts, cell, task[box], *kinds)
+    box, cell = box[by_cell], cell[by_cell]
+    return Cells(
+        boxes.tensor,
+        boxes.rank,
+        boxes.low,
+        boxes.high,
+        cell,
+        boxes.task[box],
+        boxes.write[box],
+        boxes.phase[box],
+        boxes.gathered[box],
+    )
 
 
 def _too_many(tensor: Tensor, cells: float) -> ArgumentError:
@@ -116,15 +107,14 @@ def _too_many(tensor: Tensor, cells: float) -> ArgumentError:
     )
 
 
-def _expand(
-    cuts: list[Array], begin: list[Array], count: list[Array], total: Array
-) -> tuple[Array, Array]:
+def _expand(shape: list[int], begin: Array, count: Array) -> tuple[Array, Array]:
     """(box, cell) for each cell of each box."""
+    total = np.prod(count, axis=0, dtype=np.int64)
     box = np.repeat(np.arange(total.size), total)
     rest = np.arange(box.size) - np.repeat(np.cumsum(total) - total, total)
     cell = np.zeros(box.size, np.int64)
     stride = 1
-    for axis in reversed(range(len(cuts))):
+    for axis in reversed(range(len(shape))):
         if (count[axis] == 1).all():
             at = begin[axis][box]
         else:
@@ -132,7 +122,7 @@ def _expand(
             at = begin[axis][box] + rest % width
             rest = rest // width
         cell += at * stride
-        stride *= len(cuts[axis]) - 1
+        stride *= shape[axis]
     return box, cell
 
 
@@ -150,5 +140,7 @@ def merged(cells: Cells) -> Cells:
     phase = np.minimum.reduceat(cells.phase, at)
     cell, task = cells.cell[at], cells.task[at]
     gathered = np.logical_and.reduceat(cells.gathered | cells.write, at)
-    kinds = write, phase, gathered & ~write
-    return Cells(cells.tensor, cells.rank, cells.cuts, cell, task, *kinds)
+    gathered = gathered & ~write
+    return replace(
+        cells, cell=cell, task=task, write=write, phase=phase, gathered=gathered
+    )

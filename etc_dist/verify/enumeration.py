@@ -168,7 +168,7 @@ class Enumeration:
         return free
 
     @cached_property
-    def _turn(self) -> tuple[Array, Array]:
+    def turn(self) -> tuple[Array, Array]:
         """Of each task: the number of its loops, NONE without, and of its turn."""
         loops, turn = np.full((2, self.tasks), NONE)
         known: dict[tuple[str, ...], int] = {}
@@ -184,7 +184,7 @@ class Enumeration:
 
     def is_later_turn(self, first: Array, second: Array) -> Mask:
         """Whether the second task is in the same loops, in a later turn."""
-        loops, turn = self._turn
+        loops, turn = self.turn
         is_same = (loops[first] == loops[second]) & (loops[first] != NONE)
         later: Mask = is_same & (turn[second] > turn[first])
         return later

@@ -9,7 +9,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from etc_dist.verify.enumeration import NONE, Array, Enumeration, Mask
+from etc_dist.verify.enumeration import NONE, Array, Enumeration, Mask, Queues
+from etc_dist.verify.rows import first_rows, row_numbers
 
 WORD = 64
 BUDGET = 2**24
@@ -23,11 +24,18 @@ class HappensBefore:
     A task that waits for an element is ordered after all tasks that notify it. Tasks
     of a strided lane that a worker runs alone are ordered by the worker's sequence.
     All others are ordered by events only: tasks of a cluster overlap, and tasks of
-    ticket and queue lanes run concurrently. `level` is a topological order: it rises
-    along every ordered step."""
+    ticket and queue lanes run concurrently.
 
-    tasks: Enumeration
+    The tables have a row for each node: a task, or a class of tasks. `level` is a
+    topological order: it rises along every ordered step. Without `queues`, events alone
+    order tasks."""
+
     level: Array
+    wait: Array
+    free_wait: Array
+    notify: Array
+    elements: int
+    queues: Queues | None = None
 
     def direct(self, first: Array, second: Array, early: Mask) -> Mask:
         """Pairs ordered by one step: one event, or one cluster's sequence. `early`: the
@@ -36,17 +44,17 @@ class HappensBefore:
 
     def _by_event(self, first: Array, second: Array, early: Mask) -> Mask:
         found = np.zeros(first.shape, bool)
-        for notified in self.tasks.notify.T:
+        for notified in self.notify.T:
             left = notified[first]
-            for awaited, free in zip(
-                self.tasks.wait.T, self.tasks.free_wait.T, strict=True
-            ):
+            for awaited, free in zip(self.wait.T, self.free_wait.T, strict=True):
                 right = np.where(early, free[second], awaited[second])
                 found |= (left == right) & (left != NONE)
         return found
 
     def _by_program(self, first: Array, second: Array) -> Mask:
-        q = self.tasks.queues
+        q = self.queues
+        if q is None:
+            return np.zeros(first.shape, bool)
         same: Mask = q.strided[first] & q.strided[second]
         same &= q.queue[first] == q.queue[second]
         same &= q.position[first] < q.position[second]
@@ -60,7 +68,7 @@ class HappensBefore:
         by_level = np.lexsort((first, self.level[first]))
         new = np.diff(first[by_level], prepend=NONE) != 0
         sources, source = first[by_level][new], np.cumsum(new) - 1
-        width = WORD * max(1, min(WORD, BUDGET // max(1, self.tasks.tasks)))
+        width = WORD * max(1, min(WORD, BUDGET // max(1, self.level.size)))
         previous = self._previous()
         steps, levels = self._steps()
         for start in range(0, sources.size, width):
@@ -78,16 +86,17 @@ class HappensBefore:
                 words[few] = 0
                 for before in previous:
                     words[few] |= reached[before[at], word]
-                for awaited in self.tasks.free_wait.T:
+                for awaited in self.free_wait.T:
                     words[few] |= met[awaited[at], word]
             found[pairs] = (words >> (bit % WORD).astype(np.uint64)) & np.uint64(1) != 0
+        found &= first != second
         return found
 
     @cached_property
     def _alike(self) -> tuple[Array, Array]:
-        """For each task, its equivalence class by the elements that it notifies, and
+        """For each node, its equivalence class by the elements that it notifies, and
         by those that it waits for."""
-        return _numbered(self.tasks.notify), _numbered(self.tasks.wait)
+        return row_numbers(self.notify.T), row_numbers(self.wait.T)
 
     def search_events(self, first: Array, second: Array) -> Mask:
         """Pairs ordered by a chain of steps that begins and ends with an event. Such an
@@ -99,7 +108,7 @@ class HappensBefore:
         first, second = first[one], second[one]
         found = np.zeros(first.shape, bool)
         by_level = np.argsort(self.level[first], kind="stable")
-        width = WORD * max(1, min(WORD, BUDGET // max(1, self.tasks.tasks)))
+        width = WORD * max(1, min(WORD, BUDGET // max(1, self.level.size)))
         previous = self._previous()
         steps, levels = self._steps()
         for start in range(0, first.size, width):
@@ -109,23 +118,25 @@ class HappensBefore:
             _, met = self._reached(first[pairs], previous, steps[here], by_event=True)
             bit = np.arange(pairs.size)
             words = np.zeros(pairs.size, np.uint64)
-            for awaited in self.tasks.wait.T:
+            for awaited in self.wait.T:
                 words |= met[awaited[second[pairs]], bit // WORD]
             found[pairs] = (words >> (bit % WORD).astype(np.uint64)) & np.uint64(1) != 0
         return found[kind]
 
     def _steps(self) -> tuple[list[Array], Array]:
-        """The tasks, level by level, and the levels."""
+        """The nodes, level by level, and the levels."""
         order = np.argsort(self.level, kind="stable")
         cuts = np.flatnonzero(np.diff(self.level[order])) + 1
         levels = self.level[order][np.concatenate(([0], cuts))]
         return np.split(order, cuts), levels
 
     def _previous(self) -> Array:
-        """[worker of the cluster, task] -> the previous task of that worker."""
-        q = self.tasks.queues
-        workers = max((lane.cluster for lane in self.tasks.plan.lanes), default=1)
-        previous = np.full((workers, self.tasks.tasks), NONE)
+        """[worker of the cluster, node] -> the previous node of that worker."""
+        q = self.queues
+        if q is None:
+            return np.zeros((0, self.level.size), np.int64)
+        workers = int(q.slot.max(initial=0)) + 1
+        previous = np.full((workers, self.level.size), NONE)
         for worker in range(workers):
             mine = np.flatnonzero(q.strided & (q.whole | (q.slot == worker)))
             mine = mine[np.lexsort((q.position[mine], q.queue[mine]))]
@@ -141,31 +152,31 @@ class HappensBefore:
         *,
         by_event: bool = False,
     ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-        """[task, word]: bit b is set for sources[b] and all tasks of `steps` after it;
-        and [element, word]: for the elements that these tasks notify. by_event: only
-        for tasks that an event of sources[b] orders after it."""
+        """[node, word]: bit b is set for sources[b] and all nodes of `steps` after it;
+        and [element, word]: for the elements that these nodes notify. by_event: only
+        for nodes that an event of sources[b] orders after it."""
         words = -(-sources.size // WORD)
         # NOTE: the last row stays zero: NONE, as an index, selects it.
-        tasks = np.zeros((self.tasks.tasks + 1, words), np.uint64)
-        elements = np.zeros((self.tasks.elements.total + 1, words), np.uint64)
+        nodes = np.zeros((self.level.size + 1, words), np.uint64)
+        elements = np.zeros((self.elements + 1, words), np.uint64)
         bit = np.arange(sources.size)
         own = np.zeros((sources.size, words), np.uint64)
         own[bit, bit // WORD] = np.uint64(1) << (bit % WORD).astype(np.uint64)
         if by_event:
-            for notified in self.tasks.notify.T:
+            for notified in self.notify.T:
                 _merge(elements, notified[sources], own)
         else:
-            np.bitwise_or.at(tasks, sources, own)
+            np.bitwise_or.at(nodes, sources, own)
         for step in steps:
-            mine = tasks[step]
+            mine = nodes[step]
             for before in previous:
-                mine |= tasks[before[step]]
-            for awaited in self.tasks.wait.T:
+                mine |= nodes[before[step]]
+            for awaited in self.wait.T:
                 mine |= elements[awaited[step]]
-            tasks[step] = mine
-            for notified in self.tasks.notify.T:
+            nodes[step] = mine
+            for notified in self.notify.T:
                 _merge(elements, notified[step], mine)
-        return tasks, elements
+        return nodes, elements
 
 
 def _merge(
@@ -181,17 +192,22 @@ def _merge(
     elements[ordered[starts]] |= np.bitwise_or.reduceat(bits[some], starts, axis=0)
 
 
-def _numbered(rows: Array) -> Array:
-    """A number for each row of a table, equal for equal rows."""
-    number = np.zeros(len(rows), np.int64)
-    for column in rows.T:
-        most = int(column.max(initial=0)) + 2
-        number = np.unique(number * most + column + 1, return_inverse=True)[1]
-    return number
-
-
 def order_tasks(tasks: Enumeration, rounds: Array) -> HappensBefore:
     """The relation of `tasks`, given the round in which each one runs."""
     position = np.where(tasks.queues.strided, tasks.queues.position, 0)
     deepest = int(position.max(initial=0)) + 1
-    return HappensBefore(tasks, rounds * deepest + position)
+    return HappensBefore(
+        rounds * deepest + position,
+        tasks.wait,
+        tasks.free_wait,
+        tasks.notify,
+        tasks.elements.total,
+        tasks.queues,
+    )
+
+
+def order_by_events(tasks: Enumeration, rounds: Array, classes: Array) -> HappensBefore:
+    """The relation of `classes_by_event`, without the steps by program order."""
+    one = first_rows([classes])
+    tables = (tasks.wait[one], tasks.free_wait[one], tasks.notify[one])
+    return HappensBefore(rounds[one], *tables, tasks.elements.total)

@@ -30,8 +30,9 @@ class Races:
     """Collects the pairs that no single step orders, over all tensors, to search for
     chains of steps once."""
 
-    def __init__(self, tasks: Enumeration, order: HappensBefore):
-        self.tasks, self.order = tasks, order
+    def __init__(self, tasks: Enumeration, order: HappensBefore, node: Array):
+        """node: of each task, in `order`."""
+        self.tasks, self.order, self.node = tasks, order, node
         self.suspects: list[Pairs] = []
         self._count, self._most = 0, MOST_SUSPECTS
         self.unwritten: list[Pairs] = []
@@ -41,7 +42,8 @@ class Races:
         before, after, unwritten = _neighbours(cells)
         for first, second in (before, after):
             early = np.isin(cells.phase[second], PARTLY_WAITED)
-            direct = self.order.direct(cells.task[first], cells.task[second], early)
+            nodes = self.node[cells.task[first]], self.node[cells.task[second]]
+            direct = self.order.direct(*nodes, early)
             loose = np.flatnonzero(~direct)
             if loose.size:
                 self.suspects.append((cells, first[loose], second[loose]))
@@ -69,7 +71,7 @@ class Races:
         second = np.concatenate([cells.task[b] for cells, _, b in self.suspects])
         phase = np.concatenate([cells.phase[b] for cells, _, b in self.suspects])
         loose = np.isin(phase, PARTLY_WAITED)
-        loose |= ~self.order.search_events(first, second)
+        loose |= ~self.order.search_events(self.node[first], self.node[second])
         kept, begin = [], 0
         for cells, a, b in self.suspects:
             mine = loose[begin : begin + a.size]
@@ -83,12 +85,13 @@ class Races:
         """The pairs, with a mask of those that a chain of steps orders."""
         if not pairs:
             return
-        first = np.concatenate([cells.task[a] for cells, a, _ in pairs])
-        second = np.concatenate([cells.task[b] for cells, _, b in pairs])
+        first = self.node[np.concatenate([cells.task[a] for cells, a, _ in pairs])]
+        second = self.node[np.concatenate([cells.task[b] for cells, _, b in pairs])]
         phase = np.concatenate([cells.phase[b] for cells, _, b in pairs])
-        both = (first * self.tasks.tasks + second) * 2 + np.isin(phase, PARTLY_WAITED)
+        count = self.order.level.size
+        both = (first * count + second) * 2 + np.isin(phase, PARTLY_WAITED)
         each, where = np.unique(both, return_inverse=True)
-        pair = np.divmod(each // 2, self.tasks.tasks)
+        pair = np.divmod(each // 2, count)
         ordered = self.order.search(*pair, each % 2 == 1)[where]
         begin = 0
         for cells, a, b in pairs:

@@ -8,6 +8,7 @@ import numpy as np
 
 from etc_dist.errors import DeadlockError, GraphError
 from etc_dist.verify.enumeration import NONE, Array, Enumeration, Mask, rows
+from etc_dist.verify.rows import first_rows, row_numbers
 from etc_dist.verify.unchecked import missing
 from etc_dist.verify.violations import Fault, Tally
 
@@ -77,11 +78,11 @@ def _since(tasks: Enumeration, given: Container[str]) -> Array:
         if axis is None or count is None or not missing([count], given):
             continue
         index = rows(block, count.index)
-        turns, number = np.unique(index, axis=1, return_inverse=True)
+        turns = index[:, first_rows(index)]
         keys = [(block.rank, count.tensor, *turn) for turn in turns.T.tolist()]
         each = np.array([counts.setdefault(k, len(counts) + 1) for k in keys], np.int64)
         at = block.values(axis.symbol) + 1
-        since[block.tasks] = each[number.reshape(-1)] * COUNTS + at
+        since[block.tasks] = each[row_numbers(index)] * COUNTS + at
     return since
 
 

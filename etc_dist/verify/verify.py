@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -17,7 +17,7 @@ from etc_dist.ir.dims import checked_dims
 from etc_dist.ir.graph import GraphFunction
 from etc_dist.schedule.dynamic import group_order, unqueued_obstacles
 from etc_dist.schedule.plan import QUEUE, Lane, Plan
-from etc_dist.verify.cells import all_cells, merged
+from etc_dist.verify.cells import Cells, all_cells, merged
 from etc_dist.verify.coverage import (
     check_complete,
     check_once,
@@ -27,7 +27,7 @@ from etc_dist.verify.coverage import (
 from etc_dist.verify.enumerate_plan import enumerate_plan
 from etc_dist.verify.enumeration import NONE, Array, Enumeration
 from etc_dist.verify.far import check_far, check_kept
-from etc_dist.verify.happens_before import order_tasks
+from etc_dist.verify.happens_before import order_by_events, order_tasks
 from etc_dist.verify.index_range import check_index_range
 from etc_dist.verify.loaded_accesses import check_own_writes
 from etc_dist.verify.operands import check_operands
@@ -38,6 +38,7 @@ from etc_dist.verify.progress import (
 )
 from etc_dist.verify.races import Races
 from etc_dist.verify.surplus import check_surplus
+from etc_dist.verify.task_classes import classes_by_event, classes_by_order
 from etc_dist.verify.unchecked import list_unchecked
 from etc_dist.verify.violations import Fault, Tally, refuse
 
@@ -170,18 +171,46 @@ def _check_tasks(tasks: Enumeration, rounds: Array, stuck: list[Fault]) -> list[
     """Check the accesses of tasks, given the round in which each one runs.
 
     If some task never runs, tasks have no order: only coverage is checked."""
-    tally = Tally()
-    races: Races | None = None
-    level = np.zeros_like(rounds)
+    faults = list(stuck)
     supposed = tasks
     if tasks.unknown_events:
         # They order more than the plan does: a pair without an order is a race.
         supposed, rounds = suppose_events(tasks)
     if not stuck and (rounds != NONE).all():
-        order = order_tasks(supposed, rounds)
-        races, level = Races(tasks, order), order.level
+        faults += _check_accesses(tasks, supposed, rounds)
+    else:
+        classes = classes_by_order(supposed, rounds)
+        every = all_cells(tasks, np.zeros_like(rounds), classes, reduced=False)
+        faults += _check_cells(tasks, every, None)
+    if not tasks.unknown_events:
+        faults += check_remote_writes(tasks)
+    return faults + check_far(tasks)
+
+
+def _check_accesses(
+    tasks: Enumeration, supposed: Enumeration, rounds: Array
+) -> list[Fault]:
+    """Check accesses, first one for each class of tasks that events do not distinguish.
+
+    Events alone order fewer tasks than the plan does: without a fault in that order,
+    there is none. Otherwise all accesses are checked, in the order of the plan."""
+    classes = classes_by_event(supposed, rounds)
+    order = order_by_events(supposed, rounds, classes)
+    reduced = all_cells(tasks, rounds, classes, reduced=True)
+    if not _check_cells(tasks, reduced, Races(tasks, order, classes)):
+        return []
+    classes, order = classes_by_order(supposed, rounds), order_tasks(supposed, rounds)
+    every = all_cells(tasks, order.level, classes, reduced=False)
+    return _check_cells(tasks, every, Races(tasks, order, np.arange(tasks.tasks)))
+
+
+def _check_cells(
+    tasks: Enumeration, every: Iterable[Cells], races: Races | None
+) -> list[Fault]:
+    """Check the accesses of each cell; without `races`, only their coverage."""
+    tally = Tally()
     loaded = tasks.plan.graph.loaded_tensors()
-    for cells in all_cells(tasks, level):
+    for cells in every:
         complete = cells.tensor.name not in tasks.unknown_writes
         if cells.tensor.kind == "output":
             check_once(tasks, cells, "an output", tally)
@@ -196,12 +225,7 @@ def _check_tasks(tasks: Enumeration, rounds: Array, stuck: list[Fault]) -> list[
         if races is not None:
             races.check(merged(cells), complete)
             check_kept(tasks, cells, tally)
-    faults = stuck + tally.faults()
-    if races is not None:
-        faults += races.faults()
-    if not tasks.unknown_events:
-        faults += check_remote_writes(tasks)
-    return faults + check_far(tasks)
+    return tally.faults() + (races.faults() if races is not None else [])
 
 
 def _check_arguments(

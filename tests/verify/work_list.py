@@ -1,0 +1,56 @@
+"""A decode step whose work list is a result: a task for each page of each request."""
+
+from __future__ import annotations
+
+from etc_dist.ir import DeviceFunction, Graph, graph_function, span, up_to
+
+
+def touch(reads: int, writes: int) -> DeviceFunction:
+    return DeviceFunction(
+        f"touch_{reads}_{writes}", print, "x.cuh", "tensor", reads, writes
+    )
+
+
+@graph_function
+def decode_list(g: Graph, *, starts: bool = True) -> None:
+    """`plan` writes the list and the number of its items. An item names its request,
+    which expects as many notifications as it has pages. Without `starts`, nothing
+    orders the requests after the list."""
+    requests, pages = g.dims("requests pages")
+    items = g.let("items", requests * pages)
+    table = g.input("table", (requests, pages), "int32")
+    q, y = (
+        make(name, (requests, 128), "float32")
+        for make, name in ((g.input, "q"), (g.output, "y"))
+    )
+    cache = g.input("cache", (items, 64, 128), "float32")
+    count, start, total = (
+        g.local(name, (size,), "int32")
+        for name, size in (("count", requests), ("start", requests), ("total", 1))
+    )
+    request, page = (g.local(name, (items,), "int32") for name in ("request", "page"))
+    part = g.local("part", (items, 128), "float32")
+    planned = g.events("planned", (1,), expects=1)
+    done = g.events("done", (requests,), expects=lambda r: count.load(r))
+    lists = [tensor[:] for tensor in (count, start, total, request, page)]
+    g.call(touch(0, 5), g.grid(one=1), name="plan", writes=lists, notifies=[planned[0]])
+    (i,) = grid = g.grid(i=up_to(items, total.load(0)))
+    mine = request.load(i)
+    g.call(
+        touch(2, 1),
+        grid,
+        name="attend",
+        reads=[q[mine, :], cache[table.load(mine, page.load(i)), :, :]],
+        writes=[part[i, :]],
+        waits=[planned[0]],
+        notifies=[done[mine]],
+    )
+    (r,) = grid = g.grid(r=requests)
+    g.call(
+        touch(1, 1),
+        grid,
+        name="combine",
+        reads=[part[span(start.load(r), count.load(r)), :]],
+        writes=[y[r, :]],
+        waits=[planned[0], done[r]] if starts else [done[r]],
+    )
