@@ -45,11 +45,21 @@ def read_object(path: str | Path) -> dict[str, Any]:
 
 
 def parse_object(content: bytes) -> dict[str, Any]:
-    """The object of a JSON text; ValueError for anything else."""
+    """The object of a JSON text; ValueError for anything else, and for a name with two
+    values, of which other readers take the last one."""
     try:
-        document = json.loads(content)
+        document = json.loads(content, object_pairs_hook=_object)
     except RecursionError as error:
         raise ValueError("arrays or objects that are nested too deeply") from error
     if not isinstance(document, dict):
         raise ValueError(f"a JSON object expected, got {type(document).__name__}")
+    return document
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    document = dict(pairs)
+    if len(document) < len(pairs):
+        for name, value in pairs:
+            if value != document[name]:
+                raise ValueError(f"{name!r} has two values")
     return document

@@ -52,6 +52,12 @@ def test_texts_that_are_not_of_a_json_object_are_a_value_error(text):
         parse_object(text)
 
 
+def test_a_name_with_two_values_is_refused():
+    assert parse_object(b'{"a": {"b": 1, "c": 2, "b": 1}}') == {"a": {"b": 1, "c": 2}}
+    with pytest.raises(ValueError, match="'b' has two values"):
+        parse_object(b'{"a": {"b": 1, "c": 2, "b": 3}}')
+
+
 def test_an_object_is_read_whatever_the_locale_is(tmp_path):
     (tmp_path / "file").write_bytes('{"a": "é"}'.encode())
     assert read_object(tmp_path / "file") == {"a": "é"}
