@@ -92,7 +92,9 @@ def stack_weights(
         if head is not None and not np.array_equal(head, held["w_head"]):
             faults.append("lm_head.weight: not the embedding, to which it is tied")
     if faults:
-        raise weights_error(path, "the tensors of config.json", listed(faults))
+        raise weights_error(
+            path, "the tensors of config.json, without biases", listed(faults)
+        )
     return held
 
 
