@@ -7,6 +7,7 @@ package starts nothing.
 Files, from the user down:
 
     startup.py      start, current: settings, ranks, backend
+    launcher.py     the variables of launchers: ranks alone, children of ranks
     world.py        World: the interface for the rest of etc_dist
     choice.py       the visible GPUs of a rank; the backend of all ranks
     memory.py       SymmetricMemory, and the interface of a backend

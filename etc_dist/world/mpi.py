@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from etc_dist.errors import WorldError, expect_type
 from etc_dist.messages import flush_output, show_message
-from etc_dist.world import exit_notice, rank_errors
+from etc_dist.world import exit_notice, launcher, rank_errors
 from etc_dist.world.processes import Backoff
 
 if TYPE_CHECKING:
@@ -31,12 +31,6 @@ _unfinished: list[object] = []
 """Requests that were given up, with the memory that MPI still uses."""
 
 
-_JOB = {
-    "PMI_RANK": "PMI_SIZE",
-    "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE",
-    "PMIX_RANK": "SLURM_NTASKS",
-}
-"""Variables of launchers: this process's rank, and the number of ranks."""
 _END_LATE = """
 import os, select, sys
 process, limit, text = sys.argv[1:]
@@ -47,8 +41,10 @@ if not select.select([0], [], [], float(limit))[0]:
 
 
 def import_mpi(limit: float) -> ModuleType:
-    """mpi4py's MPI, started; WorldError where it cannot be used. The process ends if
-    other ranks do not start MPI within `limit` seconds."""
+    """mpi4py's MPI, started; WorldError where it cannot be used, also in a process that
+    a rank has started. The process ends if other ranks do not start MPI within `limit`
+    seconds."""
+    launcher.refuse_child()
     try:
         with _ends_after(limit):
             from mpi4py import MPI
@@ -61,6 +57,7 @@ def import_mpi(limit: float) -> ModuleType:
             fix="pip install mpi4py mpich, or install mpi4py for the site's own MPI; "
             "then start with mpirun -n <ranks> python ...",
         ) from fault
+    launcher.mark_rank()
     return MPI
 
 
@@ -71,11 +68,11 @@ def _ends_after(limit: float) -> Iterator[None]:
 
     NOTE: by another process, since mpi4py keeps Python's lock while MPI_Init waits for
     all ranks."""
-    job = next(((r, n) for r, n in _JOB.items() if r in os.environ), ("", ""))
-    rank, size = (os.environ.get(name, "?") for name in job)
-    if not job[0] or size == "1" or "mpi4py.MPI" in sys.modules:
+    place = launcher.mpi_place()
+    if place is None or place[1] == "1" or "mpi4py.MPI" in sys.modules:
         yield
         return
+    rank, size = place
     error = rank_errors.not_together(rank, size, limit)
     text = f"{type(error).__name__}: {error}\n"
     # An embedded interpreter does not know its program.

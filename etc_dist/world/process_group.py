@@ -15,13 +15,13 @@ from etc_dist.errors import WorldError, expect_type
 from etc_dist.world import rank_errors
 from etc_dist.world.choice import groups_on_several_hosts
 from etc_dist.world.cpu_memory import host_key
+from etc_dist.world.launcher import is_mpi_rank
 from etc_dist.world.processes import Backoff
 from etc_dist.world.sockets import SocketGather, connect_all, listen
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-_MPI_LAUNCHERS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 _starts: Counter[str] = Counter()
 """How many worlds this process has started over a group, by its name."""
 
@@ -42,7 +42,7 @@ def default_group() -> ProcessGroup | None:
 
     WorldError for a rank of torchrun without one: as a world of MPI, it would be alone.
     """
-    if any(name in os.environ for name in _MPI_LAUNCHERS):
+    if is_mpi_rank():
         return None
     loaded = "torch.distributed" in sys.modules
     if "TORCHELASTIC_RUN_ID" in os.environ or (

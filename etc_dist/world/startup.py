@@ -14,7 +14,7 @@ import numpy as np
 
 from etc_dist.errors import EtcDistError, WorldError, as_refusal, expect_type
 from etc_dist.settings import Settings
-from etc_dist.world import mpi, processes, rank_errors
+from etc_dist.world import launcher, mpi, processes, rank_errors
 from etc_dist.world import process_group as process_groups
 from etc_dist.world.agreement import Agreement, Board, SignatureBoard, board_bytes
 from etc_dist.world.choice import (
@@ -67,8 +67,8 @@ def start(
     ranks that launch/mpirun has started.
 
     Raises the same error on every rank: WorldError where MPI, GPUs or NVSHMEM are
-    missing or the ranks' hosts do not fit, TypeError for arguments of a wrong type,
-    ArgumentError for settings out of range.
+    missing, the ranks' hosts do not fit, or MPI sees one rank of several; TypeError for
+    arguments of a wrong type, ArgumentError for settings out of range.
     Ranks that pass another communicator or group, do not call `start`, or call it
     inside another call, raise alone; their peers within the default world_limit.
     The first world that is open is also `current`.
@@ -172,6 +172,8 @@ def _find_ranks(comm: Any, group: Any) -> _Ranks:
             lambda: process_groups.device_of(group),
         )
     library = mpi.import_mpi(Settings.world_limit)
+    if comm is None and library.COMM_WORLD.size == 1:
+        launcher.refuse_alone()
     mpi.keep_children_out_of_mpi()
     return _Ranks(
         lambda limit: mpi.MpiGather(mpi.duplicate(library, comm, limit)),

@@ -1,0 +1,112 @@
+"""The variables of launchers: whether this process is a rank of a job, and of which."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+
+from etc_dist.errors import WorldError
+
+MPI_RANKS = {
+    "PMI_RANK": "PMI_SIZE",
+    "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE",
+    "PMIX_RANK": "SLURM_NTASKS",
+}
+"""Of MPI's launchers: this process's rank, and the number of ranks."""
+_OTHER_RANKS = {
+    "MV2_COMM_WORLD_RANK": "MV2_COMM_WORLD_SIZE",
+    "FLUX_TASK_RANK": "FLUX_JOB_SIZE",
+    "RANK": "WORLD_SIZE",  # of torch's env://, which torchrun and operators set
+}
+_IN_SLURM_STEP = ("SLURM_STEP_ID", "SLURM_STEPID")
+_MARK = "_ETC_DIST_RANK"
+"""The process and the job of the rank that has set it."""
+
+
+def is_mpi_rank() -> bool:
+    """Whether a launcher of MPI has started this process."""
+    return any(name in os.environ for name in MPI_RANKS)
+
+
+def mpi_place() -> tuple[str, str] | None:
+    """This process's rank and the number of ranks, as an MPI launcher gives them."""
+    for rank, size in MPI_RANKS.items():
+        if rank in os.environ:
+            return os.environ[rank], os.environ.get(size, "?")
+    return None
+
+
+def refuse_alone() -> None:
+    """WorldError where a launcher has started several ranks, though MPI sees only this
+    one: each would be a world, and return its own part of each result."""
+    if found := next(_several(), None):
+        raise WorldError(
+            "one rank of several would be a world of its own",
+            where="start of the world",
+            wanted="MPI that connects the ranks of this launcher, or an initialised "
+            "torch.distributed",
+            got=f"1 rank in MPI, and {found}",
+            fix="start the ranks by launch/mpirun or the mpirun of mpi4py's MPI, or "
+            "call torch.distributed.init_process_group() first; for a world of this "
+            "process alone, unset these variables or pass comm=MPI.COMM_SELF",
+        )
+
+
+def _several() -> Iterator[str]:
+    """The variables of launchers with several ranks. Where MPI's own launcher has
+    started one rank, others' variables come from around it."""
+    names = MPI_RANKS if is_mpi_rank() else _OTHER_RANKS
+    for rank, size in names.items():
+        if rank in os.environ and _number(size) > 1:
+            yield f"{rank}={os.environ[rank]}, {size}={os.environ[size]}"
+    if is_mpi_rank():
+        return
+    # NOTE: the script of a batch job has SLURM_NTASKS and SLURM_PROCID=0, too.
+    if _number("SLURM_PROCID") > 0 or any(
+        name in os.environ for name in _IN_SLURM_STEP
+    ):
+        for size in ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"):
+            if _number(size) > 1:
+                rank = os.environ.get("SLURM_PROCID")
+                yield f"SLURM_PROCID={own}, {size}={os.environ[size]}"
+
+
+def _number(name: str) -> int:
+    text = os.environ.get(name, "")
+    return int(text) if text.isascii() and text.isdigit() else 0
+
+
+def mark_rank() -> None:
+    """Note in the environment that this process is the rank of its job."""
+    if is_mpi_rank():
+        os.environ[_MARK] = f"{os.getpid()} {_job()}"
+
+
+def refuse_child() -> None:
+    """WorldError in a process that a rank has started with the variables of its job:
+    MPI would take it for the rank itself."""
+    process, _, job = os.environ.get(_MARK, "").partition(" ")
+    is_other = process and process != str(os.getpid()) and is_mpi_rank()
+    if is_other and _job() in (job, ""):
+        names = [n for n in os.environ if n.startswith(("PMI", "OMPI_", "HYDI_"))]
+        raise WorldError(
+            "a process that a rank has started cannot start a world",
+            where=f"process {os.getpid()}",
+            wanted="start() in the process that the launcher has started",
+            got=f"the variables of the job of process {process}: {', '.join(names)}",
+            fix="start it without these variables, as a world of one rank; or by a "
+            "launcher of its own",
+        )
+
+
+def _job() -> str:
+    """What distinguishes this job from others on the host; "" if the connection to its
+    launcher was closed, as in most child processes."""
+    if "PMIX_NAMESPACE" in os.environ:
+        return os.environ["PMIX_NAMESPACE"]
+    try:
+        found = os.fstat(_number("PMI_FD"))
+    except OSError:
+        return ""
+    return f"{found.st_dev}:{found.st_ino}" if stat.S_ISSOCK(found.st_mode) else ""
