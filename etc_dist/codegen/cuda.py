@@ -264,6 +264,8 @@ def _call(plan: Plan, lane: Lane, call: Call, number: int, arguments: Arguments)
     }
     if _notifies_ranks(call):
         constants["kNotifiesRanks"] = 1
+    if call.limited is not None and not call.waits_for_count:
+        constants["kCountIsGiven"] = 1
     if any(ref.guards for ref in call.notifies):
         constants["kNotifiesWhen"] = 1
     if plan.has_far and function.far:

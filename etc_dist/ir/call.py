@@ -70,7 +70,8 @@ class Call:
     those of the loops around the call: the tasks of a turn are contiguous.
 
     If an axis has a count, tasks at coordinates from there on are *surplus*: they do
-    not exist. The count is known once the first wait is met.
+    not exist. The count is known once the first wait is met, or, from an array of the
+    caller, at once.
     """
 
     name: str
@@ -120,12 +121,20 @@ class Call:
         return None if self.limited is None else self.limited.count
 
     @property
-    def knows_count(self) -> bool:
-        """Whether there is a first wait, alike for all tasks of a turn, that loads
-        nothing."""
+    def waits_for_count(self) -> bool:
+        """Whether tasks know the count once their first wait is met: it is alike for
+        all tasks of a turn, and loads nothing."""
+        if self.limited is None:
+            return False
         first, own = self.waits[:1], {a.symbol.name for a in self.axes[self.loops :]}
         names = {s.name for ref in first for part in ref.parts for s in part.symbols()}
         return bool(first) and first[0] in self.free_waits and not names & own
+
+    @property
+    def knows_count(self) -> bool:
+        """Whether tasks know the count: after their first wait, or at once."""
+        is_given = self.count is not None and self.count.is_given
+        return self.waits_for_count or is_given
 
     @property
     def block(self) -> tuple[Expr, Expr]:

@@ -345,8 +345,8 @@ def _check_streams_after(call: Call, where: str) -> None:
 
 
 def _check_count(call: Call, where: str, known: Set[str]) -> None:
-    """A loaded extent depends on loops only, and the first wait, which is alike for all
-    tasks of a turn, orders its load."""
+    """A loaded extent depends on loops only. It is an array's of the caller, or the
+    first wait, which is alike for all tasks of a turn, orders its load."""
     counts = [axis.count for axis in call.axes if axis.count is not None]
     if not counts:
         return
@@ -359,8 +359,8 @@ def _check_count(call: Call, where: str, known: Set[str]) -> None:
         f"the grid of call {call.name} cannot have these loaded extents",
         where=where,
         wanted="one of them, loaded at an index without coordinates of the grid; a "
-        "function of the tensor lane; and a first wait without loads or coordinates of "
-        "the grid, after which the count is known",
+        "function of the tensor lane; and a count of an input or a state, or a first "
+        "wait without loads or coordinates of the grid, after which it is known",
         got=f"{', '.join(map(str, call.axes))}; waits for "
         f"{', '.join(map(str, call.waits)) or 'nothing'}; {call.function.lane} lane",
         fix="name the event of the task that writes the count first in waits=",

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Never
 
@@ -239,11 +239,13 @@ class Op(Expr):
 
 @dataclass(frozen=True, eq=False)
 class Load(Expr):
-    """An element of a runtime tensor of int32, known only when the program runs."""
+    """An element of a runtime tensor of int32, known only when the program runs.
+    is_given: the tensor is the caller's, with all its values from the start."""
 
     tensor: str
     shape: tuple[Expr, ...]
     index: tuple[Expr, ...]
+    is_given: bool = False
 
     def children(self) -> tuple[Expr, ...]:
         return (*self.index, *self.shape)
@@ -407,7 +409,7 @@ def substitute(expr: Expr, values: Mapping[str, Expr]) -> Expr:
         return op(expr.name, left, right)
     if isinstance(expr, Load):
         index = tuple(substitute(i, values) for i in expr.index)
-        return Load(expr.tensor, expr.shape, index)
+        return replace(expr, index=index)
     if isinstance(expr, Select):
         left, right, then, other = (substitute(e, values) for e in expr.children())
         return select(Comparison(expr.condition.name, left, right), then, other)

@@ -97,7 +97,8 @@ class Tensor:
                 fix="index every axis",
             )
         where = f"{self.name}.load(...)"
-        return Load(self.name, self.shape, tuple(wrap(i, where) for i in index))
+        at = tuple(wrap(i, where) for i in index)
+        return Load(self.name, self.shape, at, self.is_given)
 
     @property
     def is_given(self) -> bool:

@@ -118,6 +118,10 @@ def group_order(call: Call) -> tuple[Expr, ...]:
 def _obstacles(graph: GraphFunction) -> Iterator[str]:
     """The reasons why a notifier cannot derive the groups that an event releases."""
     own = _of_rank(graph)
+    for call in graph.calls:
+        if call.limited is not None and not call.waits_for_count:
+            what = f"call {call.name} has a loaded extent"
+            yield f"{what}, and its tasks have no first wait in common"
     for call in filter(is_queued, graph.calls):
         if len(call.waits) > MOST_WAITS:
             excess = f"{len(call.waits)} waits, more than {MOST_WAITS}"
@@ -166,7 +170,7 @@ def _may_be_unqueued(graph: GraphFunction) -> bool:
 def _surplus_obstacles(call: Call) -> Iterator[str]:
     """The reasons why a notifier cannot derive which tasks of a group are surplus."""
     limited, gating = call.limited, gating_axes(call)
-    if limited is None or not call.knows_count:
+    if limited is None or not call.waits_for_count:
         return
     first = call.waits[0]
     if first.events.cross_rank or not is_positive(first):

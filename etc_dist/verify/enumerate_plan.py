@@ -237,7 +237,7 @@ class _Reader:
         found = [np.zeros(0, np.int64)]
         for block in blocks:
             call = block.call
-            if call.limited is None or not int(call.tasks.evaluate(block.env)):
+            if not call.waits_for_count or not int(call.tasks.evaluate(block.env)):
                 continue
             loops = call.loop_axes
             shape = [int(axis.extent.evaluate(block.env)) for axis in loops]

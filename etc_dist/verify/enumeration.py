@@ -160,7 +160,7 @@ class Enumeration:
             end = len(block.call.waits) - bool(block.call.function.reads_before_wait)
             if block.call.streams_after is not None:
                 end = block.call.streams_after
-            if block.call.limited is not None:
+            if block.call.waits_for_count:
                 end = 1
             for k, ref in enumerate(block.call.waits):
                 if k >= end or ref in block.call.loaded_waits:

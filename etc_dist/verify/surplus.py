@@ -40,7 +40,7 @@ def check_surplus(tasks: Enumeration, given: Container[str]) -> list[Fault]:
     awaited = tasks.wait[waiter, slot]
     # Surplus tasks wait once, too: for the event after which the count is known.
     limited = np.repeat(
-        [block.call.limited is not None for block in tasks.blocks],
+        [block.call.waits_for_count for block in tasks.blocks],
         [block.count for block in tasks.blocks],
     )
     by = np.where(limited[waiter] & (slot == 0), ALWAYS, since[waiter])

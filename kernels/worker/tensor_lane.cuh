@@ -56,10 +56,13 @@ class TensorLane {
   template <class Call>
   static constexpr bool kMayBeSurplus =
       Call::kLimit > 0 && (!kIsQueued<Call> || Call::kCluster != Program::kTensorCluster);
+  // Whether the count is known without a wait.
+  template <class Call>
+  static constexpr bool kCountIsGiven = requires { Call::kCountIsGiven; };
   // Whether all that such a task loads is known with the count.
   template <class Call>
   static constexpr bool kLoadsWithCount =
-      kMayBeSurplus<Call> && !kIsQueued<Call> && Call::kWaits == 1;
+      kMayBeSurplus<Call> && !kIsQueued<Call> && Call::kWaits == int(!kCountIsGiven<Call>);
 
  public:
   // NOTE: by warp_max(), so that the compiler does not compute the address again where a body uses
@@ -148,7 +151,7 @@ class TensorLane {
           who = Waiter{kTensorLane, Call::kCall, u32(t)};
           bool fits = true;
           if constexpr (kMayBeSurplus<Call>) {
-            if constexpr (!kIsQueued<Call>) {
+            if constexpr (!kIsQueued<Call> && !kCountIsGiven<Call>) {
               going = wait_event_once<Program, Call>(run_, c, 0, who, seen);
               if (!going) return;
             }

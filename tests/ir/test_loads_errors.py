@@ -96,7 +96,7 @@ def refused(place: Callable[[Graph, Expr], object], kind: str) -> GraphError:
 )
 def test_a_loaded_extent_is_known_after_the_first_wait(options):
     g = Graph("body", 1)
-    n, e = g.input("n", (4,), "int32"), g.events("e", (4,), expects=1)
+    n, e = g.local("n", (4,), "int32"), g.events("e", (4,), expects=1)
     (i,) = g.grid(i=4)
     extents = {"i": up_to(4, options.get("count", lambda n, i: n.load(0))(n, i))}
     if "more" in options:
@@ -107,6 +107,13 @@ def test_a_loaded_extent_is_known_after_the_first_wait(options):
         g.call(function, g.grid(**extents), waits=waits, order=options.get("order"))
     assert "loaded extent" in caught.value.what
     assert "i: n[" in caught.value.got and "at most 4" in caught.value.got
+
+
+def test_a_count_of_an_input_needs_no_wait():
+    g = Graph("body", 1)
+    n = g.input("n", (4,), "int32")
+    call = g.call(work, g.grid(i=up_to(4, n.load(0))))
+    assert call.knows_count and not call.waits_for_count
 
 
 def test_the_count_of_a_loaded_extent_is_a_load():

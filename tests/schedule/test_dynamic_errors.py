@@ -18,7 +18,7 @@ from etc_dist.ir import (
     graph_function,
     up_to,
 )
-from etc_dist.schedule import schedule_dynamic, schedule_static
+from etc_dist.schedule import schedule_auto, schedule_dynamic, schedule_static
 from etc_dist.schedule.plan import Plan
 from etc_dist.verify.verify import verify
 
@@ -272,6 +272,21 @@ def test_all_reasons_are_listed():
         g.call(touch, grid, waits=[done[counts.load(i)]])
 
     assert len(reason(body).split("; ")) == 3
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_count_without_a_common_first_wait_is_refused(waits):
+    def body(g: Graph) -> None:
+        counts = g.input("counts", (1,), "int32")
+        done = g.events("done", (4,), expects=1)
+        (i,) = grid = g.grid(i=up_to(4, counts.load(0)))
+        g.call(touch, grid, waits=[done[i]] if waits else [])
+
+    assert reason(body) == (
+        "call touch has a loaded extent, and its tasks have no first wait in common"
+    )
+    graph = build(body)
+    assert schedule_auto(graph) == schedule_static(graph)
 
 
 @pytest.mark.parametrize("in_loop", [False, True])

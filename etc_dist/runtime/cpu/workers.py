@@ -232,14 +232,15 @@ class Workers:
         return task
 
     def _is_surplus(self, task: Task) -> bool:
-        """Whether `task` is known not to exist, by the count of its grid, which is
-        valid after the first wait."""
+        """Whether `task` is known not to exist, by the count of its grid, which may be
+        valid only after the first wait."""
         limited, count = task.call.limited, task.call.count
         if limited is None or count is None or task.begun:
             return False
-        ((first, want),) = self._waits(task, task.call.waits[:1])
-        if self._memory.have(first) < want:
-            return False
+        known_after = task.call.waits[:1] if task.call.waits_for_count else ()
+        for element, want in self._waits(task, known_after):
+            if self._memory.have(element) < want:
+                return False
         return int(task.env[limited.symbol.name]) >= int(count.evaluate(task.env))
 
     def _ready(self, task: Task) -> bool:
