@@ -63,12 +63,10 @@ def _several() -> Iterator[str]:
     if is_mpi_rank():
         return
     # NOTE: the script of a batch job has SLURM_NTASKS and SLURM_PROCID=0, too.
-    if _number("SLURM_PROCID") > 0 or any(
-        name in os.environ for name in _IN_SLURM_STEP
-    ):
+    own = os.environ.get("SLURM_PROCID", "")
+    if own not in ("", "0") or any(name in os.environ for name in _IN_SLURM_STEP):
         for size in ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"):
             if _number(size) > 1:
-                rank = os.environ.get("SLURM_PROCID")
                 yield f"SLURM_PROCID={own}, {size}={os.environ[size]}"
 
 
