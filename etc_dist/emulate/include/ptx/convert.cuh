@@ -24,6 +24,11 @@ inline u8 to_e4m3(float v) {
   return u8(sign | ((rounded >> 20) - (120 << 3)));
 }
 inline u16 to_e4m3x2(float low, float high) { return u16(to_e4m3(low) | to_e4m3(high) << 8); }
+inline float from_e4m3(u8 bits) {
+  if ((bits & 0x7f) == 0x7f) return NAN;
+  const float size = same_bits<float>(u32(bits & 0x7f) << 20) * 0x1p120f;
+  return bits & 0x80 ? -size : size;
+}
 inline float exp2(float v) { return exp2f(v); }
 inline float tanh(float v) { return tanhf(v); }
 
