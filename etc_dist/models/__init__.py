@@ -3,7 +3,11 @@
 loading.py      load: a model from a folder or a file
 model.py        Model: weights, cache and program; generate, step
 batch.py        requests that are decoded together
-tokenizer.py    texts as token ids, and the chat template
+tokenizer.py    texts and conversations as token ids, and texts of ids
+chat_template.py     conversations as text
+tokenizer_config.py  what the JSON files of a tokenizer declare
+tokenizer_files.py   the tokenizer in a folder
+tokenizer_gguf.py    the tokenizer in a GGUF file
 chat.py         the command `etc-dist generate`
 config.py       sizes and variants, from the config.json of a model
 fields.py       the fields of that file, and what each does here
@@ -37,7 +41,7 @@ from etc_dist.models.model import Model as Model
 from etc_dist.models.pages import PageTable as PageTable
 from etc_dist.models.sampling import Sampling as Sampling
 from etc_dist.models.tokenizer import TextStream as TextStream
-from etc_dist.models.tokenizer import load_tokenizer as load_tokenizer
+from etc_dist.models.tokenizer_files import load_tokenizer as load_tokenizer
 from etc_dist.models.weights import weight_shapes as weight_shapes
 
 __all__ = [

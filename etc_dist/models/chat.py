@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
+from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TextIO
+from typing import Any, Self, TextIO
 
+from etc_dist.errors import ArgumentError
 from etc_dist.models.batch import Batch
 from etc_dist.models.extras import PACKAGED, packaged_model
 from etc_dist.models.loading import load
 from etc_dist.models.sampling import Sampling
-from etc_dist.models.tokenizer import TextStream, load_tokenizer
+from etc_dist.models.tokenizer import TextStream
+from etc_dist.models.tokenizer_files import load_tokenizer
 from etc_dist.world import World, start
 
 
@@ -46,18 +50,24 @@ class Progress:
 
 
 def answer(
-    folder: str | None, prompt: str, max_new_tokens: int, sampling: Sampling | None
+    folder: str | None,
+    prompt: str,
+    max_new_tokens: int,
+    sampling: Sampling | None,
+    template_arguments: Sequence[str] = (),
 ) -> None:
     """Print the answer of the model in `folder` (default: the packaged one) to a
     prompt, and on stderr what it does and its speed: on rank 0 alone. sampling: None
-    for the most likely tokens."""
+    for the most likely tokens. template_arguments: keyword arguments of
+    `Tokenizer.chat`, as NAME=VALUE."""
+    arguments = dict(map(_template_argument, template_arguments))
     with start() as world, Progress(_of_rank_0(sys.stderr, world)) as progress:
         out = _of_rank_0(sys.stdout, world)
         path = packaged_model() if folder is None else Path(folder)
         name = PACKAGED if folder is None else path.name
         progress.show(f"loading {name}")
         tokenizer = load_tokenizer(path)
-        ids = tokenizer.chat(prompt)
+        ids = tokenizer.chat(prompt, **arguments)
         with load(path, batch=1, world=world) as model, Batch(model) as requests:
             room = min(max_new_tokens, max(1, model.positions - len(ids)))
             request = requests.add(ids, max_new_tokens=room, sampling=sampling)
@@ -80,6 +90,23 @@ def answer(
             f"{name} on {world.backend}: {len(ids)} tokens read in "
             f"{first - began:.1f} s, {sent} written{speed}"
         )
+
+
+def _template_argument(text: str) -> tuple[str, Any]:
+    """NAME=VALUE, whose value is JSON, or a text."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier() or name == "messages":
+        raise ArgumentError(
+            "an argument of the chat template cannot be read",
+            where="etc-dist generate --template-argument",
+            wanted="NAME=VALUE, as in enable_thinking=false",
+            got=repr(text),
+            fix="give a name that the model's chat template takes",
+        )
+    try:
+        return name, json.loads(value)
+    except (RecursionError, ValueError):
+        return name, value
 
 
 def _of_rank_0(stream: TextIO, world: World) -> TextIO:

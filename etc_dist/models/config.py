@@ -19,6 +19,7 @@ from etc_dist.models.rope import (
     rope_rates,
 )
 from etc_dist.models.sizes import DecoderSizes
+from etc_dist.models.tokenizer_config import end_tokens
 
 LLAMA, QWEN = "LlamaForCausalLM", "Qwen3ForCausalLM"
 QWEN_MOE, MIXTRAL = "Qwen3MoeForCausalLM", "MixtralForCausalLM"
@@ -132,8 +133,8 @@ class ModelConfig:
 
 
 def read_config(folder: str | Path) -> ModelConfig:
-    """The configuration of the model in `folder`, from its config.json and the stop
-    tokens of its generation_config.json.
+    """The configuration of the model in `folder`, from its config.json, and the stop
+    tokens of its generation_config.json and its tokenizer.
 
     Raises ArgumentError for a folder without a model, and for a model of another
     architecture or with a variant that is not implemented."""
@@ -143,7 +144,8 @@ def read_config(folder: str | Path) -> ModelConfig:
     except (OSError, ValueError) as error:
         fix = "give the folder of a Hugging Face model, with config.json"
         raise refused(path, "a readable config.json", str(error), fix) from error
-    return replace(parse_config(given, path), **_generation(path))
+    config = replace(parse_config(given, path), **_generation(path))
+    return replace(config, stop_tokens=_with_end_tokens(config, path.parent))
 
 
 def _generation(path: Path) -> dict[str, Any]:
@@ -159,6 +161,16 @@ def _generation(path: Path) -> dict[str, Any]:
     refuse_fields(given, path)
     stops = _stop_tokens(given.get("eos_token_id"), path)
     return {"stop_tokens": stops} if stops else {}
+
+
+def _with_end_tokens(config: ModelConfig, folder: Path) -> tuple[int, ...]:
+    """The stop tokens, and what ends a text by the files of the tokenizer."""
+    ends = end_tokens(folder)
+    if any(end >= config.vocabulary for end in ends):
+        wanted = f"an eos_token below {config.vocabulary}, as the model has"
+        fix = "use the tokenizer of this model"
+        raise refused(folder / "tokenizer_config.json", wanted, f"id {ends}", fix)
+    return tuple(dict.fromkeys((*config.stop_tokens, *ends)))
 
 
 def _stop_tokens(stop: Any, path: Path) -> tuple[int, ...]:

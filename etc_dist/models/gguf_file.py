@@ -63,7 +63,7 @@ KEYS = {
     "rope.scaling.original_context_length",  # contained in the factors
 }
 """Metadata of an architecture that is read, or has no effect here."""
-STOPS = ("eos", "eot", "eom")
+STOPS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 STOP_TEXTS = {
     "<|endoftext|>",
     "<|end_of_text|>",
@@ -107,6 +107,10 @@ class GgufFile:
                 self.path, wanted, repr(wrong[0][:40]), "use another file"
             )
         return value.tolist() if isinstance(value, np.ndarray) else value
+
+    def key_names(self) -> tuple[str, ...]:
+        """The keys of the metadata."""
+        return tuple(self._content.metadata)
 
     def config(self) -> ModelConfig:
         kind = self.get("general.architecture")

@@ -29,6 +29,7 @@ def write(
     writer = gguf.GGUFWriter(path, architecture, False, order)
     writer.add_float32(f"{architecture}.attention.layer_norm_rms_epsilon", 1e-5)
     add = {
+        bool: writer.add_bool,
         int: writer.add_uint32,
         float: writer.add_float32,
         str: writer.add_string,

@@ -9,7 +9,7 @@ import pytest
 from etc_dist.errors import ArgumentError
 from etc_dist.models.loading import read_model
 from etc_dist.models.part import WHOLE
-from etc_dist.models.tokenizer import load_tokenizer
+from etc_dist.models.tokenizer_files import load_tokenizer
 from tests.models.small import make_model
 from tests.models.test_tokenizer import made as make_tokenizer
 

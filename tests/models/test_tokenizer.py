@@ -90,7 +90,6 @@ END = {"content": "<end>", "special": True, "lstrip": False}
         ({"extra_special_tokens": {"image": "<im>"}}, "<im>"),
         ({"additional_special_tokens": ["<end>", {"content": "<im>"}]}, "<im>"),
         ({"eos_token": "<im>"}, "<im>"),
-        ({"split_special_tokens": True}, "true"),
     ],
     ids=str,
 )
@@ -136,7 +135,11 @@ def test_a_jinja_with_an_open_sandbox_is_refused(tmp_path, monkeypatch):
         ([], "a JSON object"),
         ({"bos_token": {}}, "bos_token: a text"),
         ({"bos_token": [1]}, "bos_token: a text"),
-        ({"chat_template": [{"name": "tool_use", "template": "d"}]}, "one named"),
+        ({"chat_template": [{"name": "default"}]}, "chat_template: a text"),
+        ({"chat_template": 2}, "chat_template: a text"),
+        ({"extra_special_tokens": "<im>"}, "extra_special_tokens: texts"),
+        ({"additional_special_tokens": [1]}, "additional_special_tokens: texts"),
+        ({"added_tokens_decoder": ["a"]}, "added_tokens_decoder: an object"),
     ],
     ids=str,
 )
@@ -148,49 +151,17 @@ def test_a_damaged_tokenizer_config_is_refused(tmp_path, config, wanted):
 
 @pytest.mark.parametrize(
     "messages",
-    [["a"], [{"role": "user"}], [{"role": "user", "content": None}]],
+    [
+        ["a"],
+        [{"content": "a"}],
+        [{"role": "user"}],
+        [{"role": "user", "content": None}],
+        [{"role": "user", "content": ["a"]}],
+        [{"role": "user", "content": [{"type": "text"}]}],
+        [{"role": "user", "content": "a", "time": object()}],
+    ],
     ids=str,
 )
 def test_messages_have_a_role_and_a_content(tmp_path, messages):
-    with pytest.raises(TypeError, match="message"):
+    with pytest.raises(TypeError, match="message|value for the chat template"):
         made(tmp_path).chat(messages)
-
-
-@pytest.mark.parametrize(
-    ("split", "text", "expected"),
-    [
-        ("llama-bpe", "hello", [4]),
-        ("qwen2", "hello", [5, 1, 1, 2]),
-        ("qwen2", "e\u0301", [6]),
-    ],
-)
-def test_words_of_a_gguf_file_are_split_as_its_tokenizer_says(
-    tmp_path, split, text, expected
-):
-    pytest.importorskip("gguf")
-    from tests.models.test_gguf_file_errors import write
-
-    tokens = ["h", "l", "o", "e", "hello", "he", "\u00c3\u00a9", "\u00c3", "\u00a9"]
-    metadata = {
-        "model": "gpt2",
-        "pre": split,
-        "tokens": tokens,
-        "merges": ["h e", "\u00c3 \u00a9"],
-    }
-    path = tmp_path / "model.gguf"
-    write(path, metadata={f"tokenizer.ggml.{n}": v for n, v in metadata.items()})
-    assert load_tokenizer(path).encode(text) == expected
-
-
-@pytest.mark.parametrize(
-    "metadata", [{}, {"tokens": ["a"], "bos_token_id": 1}], ids=["none", "bos"]
-)
-def test_a_gguf_file_that_lacks_tokens_is_refused(tmp_path, metadata):
-    pytest.importorskip("gguf")
-    from tests.models.test_gguf_file_errors import write
-
-    metadata = {"model": "gpt2", "pre": "qwen2", **metadata}
-    path = tmp_path / "model.gguf"
-    write(path, metadata={f"tokenizer.ggml.{n}": v for n, v in metadata.items()})
-    with pytest.raises(ArgumentError, match=r"tokenizer\.ggml\.tokens, one for each"):
-        load_tokenizer(path)

@@ -79,7 +79,7 @@ class Counted(Tokenizer):
 def of(kind):
     tokens = KINDS[kind]()
     tokens.add_special_tokens(SPECIAL)
-    return tokens, Counted(tokens, None, {})
+    return tokens, Counted(tokens, {}, {})
 
 
 def streamed(tokenizer, ids):

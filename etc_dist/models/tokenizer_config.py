@@ -1,0 +1,245 @@
+"""What tokenizer_config.json and the files that belong to it declare.
+
+Where files disagree, the precedence is that of transformers: tokenizer.json decides how
+texts are split, special_tokens_map.json names special tokens unless
+tokenizer_config.json has added_tokens_decoder, and templates in files of their own
+replace all others. The table of docs/models.md has the names of the fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from etc_dist.errors import ArgumentError
+from etc_dist.files import read_file, read_object
+
+SPECIAL = tuple(
+    f"{n}_token" for n in ["bos", "eos", "unk", "sep", "pad", "cls", "mask"]
+)
+"""Special tokens that every tokenizer may have."""
+EXTRA, LISTED = "extra_special_tokens", "additional_special_tokens"
+NAMED = "model_specific_special_tokens", EXTRA
+"""Objects of further special tokens by name; the last one may be a list."""
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+HONOURED = frozenset(
+    (
+        *SPECIAL,
+        *NAMED,
+        LISTED,
+        "add_bos_token",
+        "add_eos_token",
+        "added_tokens_decoder",
+        "chat_template",
+        "clean_up_tokenization_spaces",
+    )
+)
+CLEANS_BPE = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "auto_map": (None, {}),
+    CLEANS_BPE: (None, False),
+    "fast_tokenizer_files": (None, [], ["tokenizer.json"]),
+    "fix_mistral_regex": (None, False),
+    "split_special_tokens": (None, False),
+}
+"""Refused unless absent or one of these values."""
+UNUSED = _names(
+    """
+    _json_padding _json_truncation _spm_precompiled_charsmap add_prefix_space backend
+    chat_control_tokens device_map errors extra_ids files_loaded from_slow gguf_file
+    init_inputs is_local legacy local_files_only max_len max_length merges merges_file
+    model_input_names model_max_length name_or_path pad_to_multiple_of
+    pad_token_type_id padding_side post_processor processor_class response_schema
+    response_template sp_model_kwargs spaces_between_special_tokens stride
+    tokenizer tokenizer_class tokenizer_file tokenizer_object tokenizer_padding
+    tokenizer_truncation tokenizer_type transformers_version truncation
+    truncation_side truncation_strategy unk_id use_default_system_prompt use_fast
+    verbose vocab vocab_file
+    """
+)
+"""Without influence: tokenizer.json decides, texts are not cut or padded, or notes."""
+FLAGS = "content", "lstrip", "rstrip", "normalized", "single_word"
+"""What decides where a text has an added token."""
+DEFAULT = "default"
+TEMPLATES = "additional_chat_templates"
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """fields: of tokenizer_config.json. named: special tokens by the names that
+    templates use. unnamed: other special tokens. Each is a text or an object. added:
+    tokens by their ids."""
+
+    path: Path
+    fields: Mapping[str, Any]
+    named: Mapping[str, str | Mapping[str, Any]]
+    unnamed: tuple[str | Mapping[str, Any], ...]
+    added: Mapping[str, Mapping[str, Any]]
+
+    def texts(self) -> dict[str, str]:
+        return {name: content(token) for name, token in self.named.items()}
+
+
+def read_special(folder: Path) -> SpecialTokens:
+    """What the JSON files in `folder`, except tokenizer.json, declare.
+
+    Raises ArgumentError for a damaged file, and for a field that is not implemented."""
+    path, older = (
+        folder / f"{name}.json" for name in ("tokenizer_config", "special_tokens_map")
+    )
+    fields, declared = read_optional(path), read_optional(older)
+    for name, values in NEUTRAL.items():
+        if fields.get(name) not in values:
+            fix = "remove it, if tokenizer.json has the whole tokenizer"
+            got = repr(fields[name])[:80]
+            raise refused(path, f"no {name}, which is not implemented", got, fix)
+    _expect_special(fields, path)
+    _expect_special(declared, older)
+    added = fields.get("added_tokens_decoder")
+    declared = fields if added is not None else _merged(fields, declared)
+    added = {} if added is None else added
+    if not isinstance(added, dict) or not all(map(is_token, added.values())):
+        wanted = "added_tokens_decoder: an object of tokens"
+        raise refused(path, wanted, repr(added)[:80], "correct it")
+    listed = read_optional(folder / "added_tokens.json").items()
+    return SpecialTokens(
+        path,
+        fields,
+        dict(_named(declared)),
+        tuple(_unnamed(declared)),
+        {**{str(number): {"content": text} for text, number in listed}, **added},
+    )
+
+
+def end_tokens(folder: Path) -> tuple[int, ...]:
+    """The id of the eos_token, as far as the files in `folder` have it."""
+    special = read_special(folder)
+    text = special.texts().get("eos_token")
+    if text is None:
+        return ()
+    ids = {t["content"]: int(n) for n, t in special.added.items() if n.isdecimal()}
+    path = folder / "tokenizer.json"
+    if text not in ids and path.exists():
+        ids = _ids(read_optional(path), path)
+        if text not in ids:
+            fix = "add it to tokenizer.json, or correct it"
+            raise refused(special.path, "eos_token: in tokenizer.json", text, fix)
+    return (ids[text],) if text in ids else ()
+
+
+def read_templates(special: SpecialTokens) -> dict[str, str]:
+    """Chat templates by name, "default" for that without one."""
+    folder = special.path.parent
+    files = {p.stem: p for p in sorted((folder / TEMPLATES).glob("*.jinja"))}
+    single = folder / "chat_template.jinja"
+    if single.exists():
+        files = {DEFAULT: single, **files}
+    if files:
+        return {name: _read_text(path) for name, path in files.items()}
+    given = special.fields.get("chat_template")
+    if isinstance(given, str):
+        return {DEFAULT: given}
+    entries = [] if given is None else given
+    if isinstance(entries, list) and all(isinstance(t, dict) for t in entries):
+        templates = {t.get("name"): t.get("template") for t in entries}
+        pairs = (*templates, *templates.values())
+        if len(templates) == len(entries) and all(isinstance(x, str) for x in pairs):
+            return templates
+    wanted = "chat_template: a text, or a list of templates with different names"
+    raise refused(special.path, wanted, repr(given)[:80], "correct it")
+
+
+def is_token(value: Any) -> bool:
+    """Whether a value of a JSON file is a token."""
+    if isinstance(value, dict):
+        flags = (value[name] for name in FLAGS[1:] if name in value)
+        value = value.get("content") if all(type(f) is bool for f in flags) else None
+    return isinstance(value, str)
+
+
+def content(token: str | Mapping[str, Any]) -> str:
+    return token if isinstance(token, str) else str(token["content"])
+
+
+def read_optional(path: Path) -> dict[str, Any]:
+    """The object of a JSON file, empty if there is no such file."""
+    try:
+        return read_object(path)
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise refused(path, "a JSON object", str(error), "correct it") from error
+
+
+def refused(path: Path, wanted: str, got: str, fix: str) -> ArgumentError:
+    return ArgumentError(
+        "the tokenizer cannot be used", where=str(path), wanted=wanted, got=got, fix=fix
+    )
+
+
+def _expect_special(given: Mapping[str, Any], path: Path) -> None:
+    """Refuse special tokens that are no tokens."""
+    for name in SPECIAL:
+        if given.get(name) is not None and not is_token(given[name]):
+            wanted = f"{name}: a text, or an object with content"
+            raise refused(path, wanted, repr(given[name])[:80], "correct it")
+    for name in (*NAMED, LISTED):
+        tokens = given.get(name) or []
+        some = tokens.values() if isinstance(tokens, dict) else tokens
+        if not isinstance(tokens, (dict, list)) or not all(map(is_token, some)):
+            wanted = f"{name}: texts, or objects with content"
+            raise refused(path, wanted, repr(tokens)[:80], "correct it")
+
+
+def _merged(given: Mapping[str, Any], older: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of both files: those of the older one, and both lists."""
+    merged = {**given, **older}
+    first, second = given.get(EXTRA), older.get(EXTRA)
+    if isinstance(first, list) and isinstance(second, list):
+        merged[EXTRA] = first + second
+    return merged
+
+
+def _named(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, token in given.items():
+        if name.endswith("_token") and is_token(token):
+            yield name, token
+    for name in NAMED:
+        if isinstance(given.get(name), dict):
+            yield from given[name].items()
+
+
+def _unnamed(given: Mapping[str, Any]) -> Iterator[Any]:
+    for name in (*NAMED, LISTED):
+        tokens = given.get(name) or []
+        if isinstance(tokens, list):
+            yield from tokens
+        elif name == LISTED:
+            yield from tokens.values()
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return read_file(path).decode()
+    except (OSError, ValueError) as error:
+        raise refused(path, "a text in UTF-8", str(error), "correct it") from error
+
+
+def _ids(given: Mapping[str, Any], path: Path) -> dict[str, int]:
+    """The ids of tokens in tokenizer.json, by their texts."""
+    try:
+        tokens = given["model"]["vocab"]
+        if not isinstance(tokens, dict):  # with scores
+            tokens = {token[0]: number for number, token in enumerate(tokens)}
+        added = {token["content"]: token["id"] for token in given["added_tokens"]}
+        return {**tokens, **added}
+    except (KeyError, IndexError, TypeError) as error:
+        wanted = "a tokenizer.json with model.vocab and added_tokens"
+        raise refused(path, wanted, repr(error), "correct it") from error

@@ -1,0 +1,128 @@
+"""The tokenizer in the folder of a model, by the package `tokenizers`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from etc_dist.errors import ArgumentError, expect_type
+from etc_dist.files import read_file
+from etc_dist.models.config import read_config
+from etc_dist.models.extras import extra_module
+from etc_dist.models.gguf_file import GgufFile
+from etc_dist.models.tokenizer import Tokenizer
+from etc_dist.models.tokenizer_config import (
+    FLAGS,
+    SpecialTokens,
+    content,
+    read_special,
+    read_templates,
+    refused,
+)
+from etc_dist.models.tokenizer_gguf import gguf_tokenizer
+
+SURROUNDING = {"add_bos_token": "bos_token", "add_eos_token": "eos_token"}
+ADD_TOKEN = "add it to tokenizer.json, as save_pretrained of transformers does"
+
+
+def load_tokenizer(path: str | Path) -> Tokenizer:
+    """The tokenizer of the model in `path`, as for `load`.
+
+    Raises ArgumentError for a path without one, for files that are damaged or that
+    declare what is not implemented, and for ids that the model does not have."""
+    expect_type(path, (str, Path), "path")
+    path = Path(path).expanduser()
+    if not path.is_dir():
+        file = GgufFile(path)
+        tokenizer, vocabulary = gguf_tokenizer(file), file.config().vocabulary
+    else:
+        tokenizer, vocabulary = _of_folder(path), read_config(path).vocabulary
+    largest = tokenizer.largest_id()
+    if largest >= vocabulary:
+        wanted = f"ids of 0 .. {vocabulary - 1}, as the model has"
+        raise refused(path, wanted, f"id {largest}", "use the tokenizer of this model")
+    return tokenizer
+
+
+def _of_folder(folder: Path) -> Tokenizer:
+    tokenizers = extra_module("tokenizers")
+    file = folder / "tokenizer.json"
+    try:
+        tokens = tokenizers.Tokenizer.from_str(read_file(file).decode())
+    except Exception as error:  # the package raises Exception itself
+        fix = "add the model's tokenizer.json, or use token ids"
+        raise refused(file, "a readable tokenizer.json", str(error), fix) from error
+    # Settings of the training: each text is encoded as a whole, and alone.
+    tokens.no_truncation()
+    tokens.no_padding()
+    special = read_special(folder)
+    is_bpe = isinstance(tokens.model, tokenizers.models.BPE)
+    if special.fields.get("clean_up_tokenization_spaces") and not is_bpe:
+        wanted = "clean_up_tokenization_spaces: false, unless the model is BPE"
+        raise refused(special.path, wanted, "true", "set it to false")
+    _expect_added(tokens, special)
+    _add_special(tokens, special)
+    return Tokenizer(
+        tokens,
+        read_templates(special),
+        special.texts(),
+        conflict=_conflict(tokens, special),
+    )
+
+
+def _expect_added(tokens: Any, special: SpecialTokens) -> None:
+    """Refuse added tokens that tokenizer.json lacks or has with other flags, since
+    transformers adds those."""
+    known = {str(n): t for n, t in tokens.get_added_tokens_decoder().items()}
+    for number, token in special.added.items():
+        own = known.get(number)
+        if any(
+            name in FLAGS and value != getattr(own, name, None)
+            for name, value in token.items()
+        ):
+            wanted = f"token {number} as in tokenizer.json"
+            raise refused(special.path, wanted, f"{token}", ADD_TOKEN)
+
+
+def _add_special(tokens: Any, special: SpecialTokens) -> None:
+    """Make the tokens that are declared as special ones special in texts, too."""
+    tokenizers = extra_module("tokenizers")
+    known = {t.content: t for t in tokens.get_added_tokens_decoder().values()}
+    named = special.texts().values()
+    for token in (*special.named.values(), *special.unnamed):
+        text = content(token)
+        if tokens.token_to_id(text) is None:
+            raise refused(
+                special.path, "tokens of tokenizer.json", repr(text), ADD_TOKEN
+            )
+        own = known.get(text)
+        if own is not None and (own.special or text not in named):
+            continue
+        if own is None:
+            given = token if isinstance(token, dict) else {}
+            flags = {name: given[name] for name in FLAGS[1:] if name in given}
+            own = tokenizers.AddedToken(text, special=True, **flags)
+        own.special = True
+        known[text] = own
+        tokens.add_special_tokens([own])
+
+
+def _conflict(tokens: Any, special: SpecialTokens) -> ArgumentError | None:
+    """What makes the special tokens around a text ambiguous."""
+    encoding = tokens.encode("a")
+    marks = encoding.special_tokens_mask
+    num_before = marks.index(0) if 0 in marks else 1
+    before, after = encoding.ids[:num_before], encoding.ids[num_before:]
+    texts = special.texts()
+    for flag, ids in zip(SURROUNDING, (before, after), strict=True):
+        number = tokens.token_to_id(texts.get(SURROUNDING[flag], ""))
+        is_added = number is not None and number in ids
+        wanted = special.fields.get(flag)
+        if wanted is not None and wanted is not is_added:
+            return refused(
+                special.path,
+                f"{flag}: {str(is_added).lower()}, as tokenizer.json has it",
+                f"{wanted!r}",
+                "correct the wrong one of both files, or give add_special_tokens=False",
+            )
+    return None

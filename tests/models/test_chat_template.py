@@ -1,0 +1,131 @@
+"""Conversations as text: parts of messages, tools, and arguments of templates."""
+
+from __future__ import annotations
+
+import pytest
+
+from etc_dist.errors import ArgumentError
+from etc_dist.models.chat_template import ChatTemplate, contents, conversation
+
+pytest.importorskip("jinja2")
+EACH = "{% for m in messages %}"
+WRITES = {
+    "text": EACH + "{{ m.content }}|{% endfor %}",
+    "trimmed text": EACH + "{{ m.content | trim }}|{% endfor %}",
+    "only text": EACH + "{{ m.content if m.content is string else '' }}|{% endfor %}",
+    "sum": EACH + "{{ m.content + '|' }}{% endfor %}",
+    "parts": EACH + "{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for part in m.content %}{% if part.type == 'image' %}<im>{% else %}"
+    "{{ part.text }}{% endif %}{% endfor %}{% endif %}|{% endfor %}",
+}
+CALL = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
+
+
+def text(value):
+    return {"type": "text", "text": value}
+
+
+def chat(template, messages, special=None, **arguments):
+    return ChatTemplate(template).chat(conversation(messages), arguments, special or {})
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_text_parts_are_written_by_every_template(name):
+    messages = [
+        {"role": "user", "content": [text("a"), text("'text'")]},
+        {"role": "assistant", "content": "b"},
+    ]
+    between = "" if name == "parts" else "\n"
+    assert chat(WRITES[name], messages) == f"a{between}'text'|b|"
+
+
+def test_a_list_that_is_written_as_json_is_written_as_text():
+    template = EACH + "{{ m.content | tojson }}{% endfor %}"
+    assert chat(template, [{"role": "tool", "content": [text("a")]}]) == '"a"'
+
+
+@pytest.mark.parametrize("name", WRITES)
+@pytest.mark.parametrize("kind", ["image", "image_url"])
+def test_parts_that_a_template_does_not_take_are_refused(name, kind):
+    message = {"role": "user", "content": [text("a"), {"type": kind, "url": "x"}]}
+    if (name, kind) == ("parts", "image"):
+        assert chat(WRITES[name], [message]) == "a<im>|"
+        return
+    template = WRITES[name].replace("{% else %}{{ part", "{% elif part.text %}{{ part")
+    with pytest.raises(ArgumentError, match=f"has the type '{kind}'"):
+        chat(template, [message])
+
+
+def test_content_may_be_none_with_other_fields():
+    template = EACH + (
+        "{% if m.content is defined %}{{ m.content }}{% endif %}"
+        "{% for call in m.tool_calls or [] %}{{ call.function | tojson }}{% endfor %}"
+        "{% endfor %}"
+    )
+    messages = [
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "content": "a"},
+    ]
+    assert chat(template, messages) == '{"name": "f", "arguments": {"x": 1}}a'
+
+
+def test_what_a_model_wrote_may_be_marked():
+    template = EACH + (
+        "{% generation %}\n{% set word = m.content %}{{ word }}{% endgeneration %}"
+        "{{ word }};{% endfor %}"
+    )
+    assert chat(template, "a") == "a;"
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "thinking", "reasoning"])
+def test_a_reasoning_has_each_name_that_templates_use(name):
+    template = EACH + "{{ m.thinking }}{{ m.reasoning_content }}{% endfor %}"
+    assert chat(template, [{"role": "assistant", "content": "a", name: "b"}]) == "bb"
+
+
+def test_templates_have_the_arguments_of_the_call():
+    template = "{{ bos_token }}{{ tools | tojson }}{{ documents[0].text }}{{ x }}"
+    given = {"tools": [{"name": "é"}], "documents": [{"text": "d"}], "x": False}
+    written = chat(template, "a", special={"bos_token": "<s>"}, **given)
+    assert written == '<s>[{"name": "é"}]dFalse'
+    assert chat("{{ bos_token }}", "a", {"bos_token": "<s>"}, bos_token="") == ""
+
+
+@pytest.mark.parametrize("name", ["tools", "documents", "enable_thinking"])
+def test_arguments_that_a_template_would_drop_are_refused(name):
+    with pytest.raises(ArgumentError, match=f"does not take '{name}'"):
+        chat(WRITES["text"], "a", **{name: []})
+    defined = f"{{% if not {name} is defined %}}{{% set {name} = 2 %}}{{% endif %}}"
+    assert chat(f"{defined}{{{{ {name} }}}}", "a", **{name: []}) == "[]"
+
+
+@pytest.mark.parametrize("value", [object(), {1, 2}, b"a"], ids=["object", "set", "b"])
+def test_a_template_gets_json_data_alone(value):
+    with pytest.raises(TypeError, match="a value for the chat template"):
+        chat("{{ x }}", "a", x=[value])
+
+
+def test_a_conversation_has_messages():
+    with pytest.raises(ArgumentError, match="a conversation has no messages"):
+        conversation([])
+
+
+def test_without_a_template_texts_are_joined():
+    messages = [
+        {"role": "user", "content": [text("a"), text("b")]},
+        {"role": "user", "content": "c"},
+    ]
+    assert contents(conversation(messages)) == "a\nb\nc"
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ({"content": [{"type": "image"}]}, "has the type 'image'"),
+        ({"tool_calls": [CALL]}, "tool_calls"),
+    ],
+    ids=str,
+)
+def test_without_a_template_messages_with_more_than_texts_are_refused(message, words):
+    with pytest.raises(ArgumentError, match=words):
+        contents(conversation([{"role": "user", **message}]))

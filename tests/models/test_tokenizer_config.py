@@ -1,0 +1,223 @@
+"""What the JSON files of a tokenizer declare: end tokens, special ones, templates."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from etc_dist.errors import ArgumentError
+from etc_dist.models import load_tokenizer, read_config
+from etc_dist.models.tokenizer_config import NEUTRAL
+from tests.models.small import CONFIG
+
+tokenizers = pytest.importorskip("tokenizers")
+WORDS = ["a", "b", "<s>", "</s>", "<im>", "<snd>", "<end>"]
+SPECIAL = ["<s>", "</s>"]
+LISTED = {"additional_special_tokens": ["<im>", "<snd>"]}
+
+
+def write(folder, change=lambda tokens: None, **files):
+    """files: objects or texts, by names without .json."""
+    known = {word: number for number, word in enumerate(WORDS)}
+    tokens = tokenizers.Tokenizer(tokenizers.models.WordLevel(known, unk_token="a"))
+    tokens.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    tokens.add_special_tokens(SPECIAL)
+    change(tokens)
+    (folder / "tokenizer.json").write_text(tokens.to_str())
+    for name, value in ({"config": CONFIG} | files).items():
+        text = value if isinstance(value, str) else json.dumps(value)
+        (folder / f"{name}.json").write_text(text)
+    return folder
+
+
+DECODER = {"added_tokens_decoder": {"3": {"content": "</s>"}}}
+
+
+@pytest.mark.parametrize(
+    ("files", "stops"),
+    [
+        ({}, ()),
+        ({"tokenizer_config": {"eos_token": "</s>"}}, (3,)),
+        ({"tokenizer_config": {"eos_token": {"content": "<end>"}}}, (6,)),
+        ({"tokenizer_config": DECODER | {"eos_token": "</s>"}}, (3,)),
+        ({"special_tokens_map": {"eos_token": {"content": "</s>"}}}, (3,)),
+        (
+            {
+                "config": CONFIG | {"eos_token_id": 1},
+                "tokenizer_config": {"eos_token": "</s>"},
+            },
+            (1, 3),
+        ),
+        (
+            {
+                "config": CONFIG | {"eos_token_id": 1},
+                "generation_config": {"eos_token_id": [0, 3]},
+                "tokenizer_config": {"eos_token": "</s>"},
+            },
+            (0, 3),
+        ),
+        (
+            {
+                "tokenizer_config": {"eos_token": "</s>"},
+                "special_tokens_map": {"eos_token": "<end>"},
+            },
+            (6,),
+        ),
+        (
+            {
+                "tokenizer_config": DECODER | {"eos_token": "</s>"},
+                "special_tokens_map": {"eos_token": "<end>"},
+            },
+            (3,),
+        ),
+    ],
+    ids=str,
+)
+def test_the_end_token_of_the_tokenizer_is_a_stop_token(tmp_path, files, stops):
+    assert read_config(write(tmp_path, **files)).stop_tokens == stops
+
+
+def test_an_end_token_without_an_id_is_not_needed_where_no_tokenizer_is(tmp_path):
+    write(tmp_path, tokenizer_config={"eos_token": "</s>"})
+    (tmp_path / "tokenizer.json").unlink()
+    assert read_config(tmp_path).stop_tokens == ()
+
+
+def test_an_end_token_may_have_a_score(tmp_path):
+    model = {"vocab": [["a", 0.0], ["</s>", -1.5]]}
+    text = json.dumps({"model": model, "added_tokens": []})
+    write(tmp_path, tokenizer_config={"eos_token": "</s>"}, tokenizer=text)
+    assert read_config(tmp_path).stop_tokens == (1,)
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "wanted"),
+    [
+        ("tokenizer_config", {"tokenizer_config": "{"}, "a JSON object"),
+        ("special_tokens_map", {"special_tokens_map": "[]"}, "a JSON object"),
+        (
+            "special_tokens_map",
+            {"special_tokens_map": {"eos_token": 3}},
+            "eos_token: a",
+        ),
+        ("added_tokens", {"added_tokens": "a"}, "a JSON object"),
+        ("tokenizer", {"tokenizer": "{"}, "a JSON object"),
+        ("tokenizer", {"tokenizer": "{}"}, "model.vocab and added_tokens"),
+        (
+            "tokenizer_config",
+            {"tokenizer_config": {"eos_token": "<x>"}},
+            "in tokenizer.",
+        ),
+        (
+            "tokenizer_config",
+            {"tokenizer": {"model": {"vocab": {"</s>": 600}}, "added_tokens": []}},
+            "an eos_token below 520",
+        ),
+    ],
+    ids=str,
+)
+def test_damaged_files_are_refused_by_name(tmp_path, name, files, wanted):
+    files = {"tokenizer_config": {"eos_token": "</s>"}} | files
+    with pytest.raises(ArgumentError) as caught:
+        read_config(write(tmp_path, **files))
+    assert caught.value.where == str(tmp_path / f"{name}.json")
+    assert wanted in caught.value.wanted
+
+
+NAMES = "{{ bos_token }} {{ image_token }} {{ sound }}"
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"tokenizer_config": {"image_token": "<im>", **LISTED}},
+        {
+            "tokenizer_config": {
+                "image_token": {"content": "<im>"},
+                "model_specific_special_tokens": {"sound": "<snd>"},
+            }
+        },
+        {"tokenizer_config": {"extra_special_tokens": {"sound": {"content": "<snd>"}}}},
+        {"special_tokens_map": {"image_token": "<im>", "sound": 3}},
+        {
+            "tokenizer_config": DECODER,
+            "special_tokens_map": {"image_token": "<im>", "bos_token": "<end>"},
+        },
+    ],
+    ids=str,
+)
+def test_templates_have_special_tokens_with_names_of_their_own(tmp_path, files):
+    own = files.get("tokenizer_config", {}) | {
+        "chat_template": NAMES,
+        "bos_token": "<s>",
+    }
+    write(tmp_path, **files | {"tokenizer_config": own})
+    text = str(files)
+    is_named = "image_token" in text and DECODER not in files.values()
+    ids = [2, *[4] * is_named, *[5] * ("'sound': '" in text or "'sound': {" in text)]
+    assert load_tokenizer(tmp_path).chat("a") == ids
+
+
+@pytest.mark.parametrize(
+    "config", [{"image_token": "<im>"}, {"extra_special_tokens": ["<im>"]}, LISTED]
+)
+def test_declared_special_tokens_are_special_in_texts(tmp_path, config):
+    tokenizer = load_tokenizer(write(tmp_path, tokenizer_config=config))
+    assert tokenizer.encode("b<im>b") == [1, 4, 1]
+    assert tokenizer.decode([1, 4]) == "b"
+
+
+@pytest.mark.parametrize("name", NEUTRAL)
+def test_fields_that_are_not_implemented_are_refused(tmp_path, name):
+    write(tmp_path, tokenizer_config={name: ["other.json"]})
+    with pytest.raises(ArgumentError, match=f"no {name}, which is not implemented"):
+        load_tokenizer(tmp_path)
+    write(tmp_path, tokenizer_config={name: NEUTRAL[name][-1]})
+    load_tokenizer(tmp_path)
+
+
+def test_decoded_texts_that_are_cleaned_up_are_refused(tmp_path):
+    write(tmp_path, tokenizer_config={"clean_up_tokenization_spaces": True})
+    with pytest.raises(ArgumentError, match="unless the model is BPE"):
+        load_tokenizer(tmp_path)
+
+
+def surround(tokens):
+    tokens.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 2), ("</s>", 3)]
+    )
+
+
+@pytest.mark.parametrize("flag", ["add_bos_token", "add_eos_token"])
+@pytest.mark.parametrize("change", [surround, lambda tokens: None])
+def test_files_that_disagree_on_tokens_around_a_text_are_refused(
+    tmp_path, flag, change
+):
+    names = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": "b"}
+    is_added = change is surround
+    write(tmp_path, change, tokenizer_config=names | {flag: is_added})
+    ids = [2, 0, 3] if is_added else [0]
+    assert load_tokenizer(tmp_path).encode("a") == ids
+    write(tmp_path, change, tokenizer_config=names | {flag: not is_added})
+    tokenizer = load_tokenizer(tmp_path)
+    with pytest.raises(ArgumentError, match=f"{flag}: {is_added}".lower()):
+        tokenizer.encode("a")
+    assert tokenizer.encode("a", add_special_tokens=False) == [0]
+    assert tokenizer.chat("a") == [1]
+
+
+def test_templates_in_files_replace_those_of_the_configuration(tmp_path):
+    named = [{"name": "default", "template": "a"}, {"name": "rag", "template": "b"}]
+    write(tmp_path, tokenizer_config={"chat_template": named})
+    tokenizer = load_tokenizer(tmp_path)
+    assert [tokenizer.chat("c"), tokenizer.chat("c", chat_template="rag")] == [[0], [1]]
+    folder = tmp_path / "additional_chat_templates"
+    folder.mkdir()
+    (folder / "tool_use.jinja").write_text("{{ tools | length }}</s>")
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.chat("c", tools=[{}]) == [0, 3]
+    with pytest.raises(ArgumentError, match="tool_use"):
+        tokenizer.chat("c")  # it has no default
+    (tmp_path / "chat_template.jinja").write_text("<s>")
+    assert load_tokenizer(tmp_path).chat("c") == [2]

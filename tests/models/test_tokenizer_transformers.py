@@ -1,0 +1,145 @@
+"""Texts and conversations as ids, as transformers makes them, where it is installed."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from importlib.util import find_spec
+from textwrap import dedent
+
+import pytest
+
+from etc_dist.models import load_tokenizer
+from etc_dist.models.tokenizer_config import HONOURED, NEUTRAL, UNUSED
+from tests.models.test_tokenizer_config import write
+
+tokenizers = pytest.importorskip("tokenizers")
+NAMES = {"bos_token": "<s>", "eos_token": "</s>"}
+TEXTS = ["a b", "<s>a", " <im> <snd>b", "", "a</s> <end>"]
+EACH = "{% for m in messages %}{{ m.role }} {{ m.content }} {{ eos_token }}{% endfor %}"
+TEMPLATES = {
+    "without bos": EACH,
+    "with bos": "{{ bos_token }}" + EACH,
+    "with names": "{{ image_token }}{{ sound }}" + EACH,
+}
+CONFIGS = {
+    "none": {},
+    "bos": {**NAMES, "add_bos_token": False},
+    "names": {
+        **NAMES,
+        "image_token": "<im>",
+        "extra_special_tokens": {"sound": "<snd>"},
+    },
+    "list": {**NAMES, "extra_special_tokens": ["<snd>", "<end>"]},
+    "older list": {**NAMES, "additional_special_tokens": ["<im>"]},
+    "decoder": {**NAMES, "added_tokens_decoder": {"2": {"content": "<s>"}}},
+}
+FILES = {
+    "alone": {},
+    "others": {"special_tokens_map": {"bos_token": "<end>", "pad_token": "<im>"}},
+    "objects": {
+        "special_tokens_map": {"eos_token": {"content": "<im>", "lstrip": True}}
+    },
+}
+SURROUNDINGS = {"nothing": "$A", "bos": "<s> $A", "both": "<s> $A </s>"}
+MESSAGES = [
+    {"role": "user", "content": "a <snd>"},
+    {"role": "assistant", "content": None, "reasoning": "b", "tool_calls": [{}]},
+    {"role": "user", "content": "<s> b"},
+]
+TAKES = (
+    "{{ tools | tojson }} {{ documents }} {{ enable_thinking }} "
+    "{% for m in messages %}{% generation %}{% if m.content is string %}{{ m.content }}"
+    "{% else %}{% for p in m.content or [] %}{{ p.text }} {% endfor %}{% endif %} "
+    "{{ m.reasoning_content }} {{ m.tool_calls }} {% endgeneration %}{% endfor %}"
+    "{% if add_generation_prompt %}b{% endif %}"
+)
+
+
+def surround(single):
+    def change(tokens):
+        special = [("<s>", 2), ("</s>", 3)]
+        tokens.add_tokens([tokenizers.AddedToken("<snd>", lstrip=True)])
+        tokens.post_processor = tokenizers.processors.TemplateProcessing(
+            single=single, special_tokens=special
+        )
+
+    return change
+
+
+if find_spec("transformers"):
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+    def both(folder, template, config, surrounding="$A", **files):
+        own = {"clean_up_tokenization_spaces": False, "chat_template": template}
+        write(folder, surround(surrounding), tokenizer_config=own | config, **files)
+        return load_tokenizer(folder), PreTrainedTokenizerFast.from_pretrained(folder)
+
+    @pytest.mark.parametrize("files", FILES)
+    @pytest.mark.parametrize("config", CONFIGS)
+    @pytest.mark.parametrize("around", SURROUNDINGS)
+    def test_texts_have_the_ids_of_transformers(tmp_path, around, config, files):
+        around, own = SURROUNDINGS[around], dict(CONFIGS[config])
+        if around != "$A":
+            own.pop("add_bos_token", None)
+        ours, theirs = both(tmp_path, EACH, own, around, **FILES[files])
+        for text in TEXTS:
+            for flag in (True, False):
+                ids = theirs.encode(text, add_special_tokens=flag)
+                assert ours.encode(text, add_special_tokens=flag) == ids
+                assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+
+    @pytest.mark.parametrize("template", TEMPLATES)
+    @pytest.mark.parametrize("config", CONFIGS)
+    def test_conversations_have_the_ids_of_transformers(tmp_path, template, config):
+        own = CONFIGS[config].copy()
+        own.pop("add_bos_token", None)
+        ours, theirs = both(tmp_path, TEMPLATES[template], own, "<s> $A")
+        assert ours.chat(MESSAGES) == ids_of(theirs, MESSAGES)
+
+    def ids_of(tokenizer, messages, **given):
+        given = {"add_generation_prompt": True, "return_dict": False} | given
+        return tokenizer.apply_chat_template(messages, **given)
+
+    def test_templates_get_what_transformers_gives(tmp_path):
+        ours, theirs = both(tmp_path, TAKES, NAMES)
+        parts = [{"role": "a", "content": [{"type": "text", "text": "a"}] * 2}]
+        given = {"tools": [{"b": 1}], "documents": [{"text": "b"}]}
+        for messages in (MESSAGES, parts):
+            for more in ({}, given, {"enable_thinking": False}):
+                for flag in (True, False):
+                    more = {**more, "add_generation_prompt": flag}
+                    ids = ids_of(theirs, messages, **more)
+                    assert ours.chat(messages, **more) == ids
+
+    def test_named_templates_are_chosen_as_by_transformers(tmp_path):
+        named = {"default": "a", "tool_use": "b", "rag": "<s>"}
+        named = [{"name": name, "template": text} for name, text in named.items()]
+        ours, theirs = both(tmp_path, named, {})
+        assert ours.chat("a") == ids_of(theirs, MESSAGES) == [0]
+        assert ours.chat("a", chat_template="rag") == [2]
+        assert ids_of(theirs, MESSAGES, tools=[]) == [1]
+        named[1]["template"] = "b{{ tools }}"
+        ours, theirs = both(tmp_path, named, {})
+        assert ours.chat("a", tools=[]) == ids_of(theirs, MESSAGES, tools=[])
+
+    def fields_of_transformers():
+        """Fields that the classes of tokenizers read."""
+        for function in (
+            PreTrainedTokenizerBase.__init__,
+            PreTrainedTokenizerBase._from_pretrained,
+            PreTrainedTokenizerFast.__init__,
+        ):
+            for node in ast.walk(ast.parse(dedent(inspect.getsource(function)))):
+                if not isinstance(node, ast.Call) or not node.args:
+                    continue
+                first, called = node.args[0], ast.unparse(node.func)
+                if called.startswith(("kwargs.", "init_kwargs.")) and isinstance(
+                    getattr(first, "value", None), str
+                ):
+                    yield first.value
+
+    def test_all_fields_of_transformers_are_known():
+        names = set(fields_of_transformers())
+        assert len(names) > 30
+        assert names - HONOURED - NEUTRAL.keys() - UNUSED == set()
