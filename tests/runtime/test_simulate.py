@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etc_dist.errors import ArgumentError, GraphError
-from etc_dist.ir import ceildiv, device_function, graph_function, span, tile
+from etc_dist.ir import ceildiv, device_function, graph_function, span, tile, up_to
 from etc_dist.runtime.cpu import simulate
 from etc_dist.runtime.cpu.simulate import ProcessMemory
 from etc_dist.schedule import schedule_dynamic, schedule_static
@@ -127,6 +127,34 @@ def test_body_gets_dims_and_coordinates_by_name(schedule):
     run = simulate(plan, [{}, {}], {"rows": 5, "four": 4})
     for rank, outputs in enumerate(run.outputs):
         assert outputs["y"].tolist() == [[rank, 5, 2, i] for i in range(5)]
+
+
+@device_function(source="", reads=0, writes=0)
+def start_rows():
+    pass
+
+
+@device_function(source="", reads=0, writes=1)
+def write_one(y):
+    y[...] = 1
+
+
+@graph_function
+def counted_rows(g):
+    """The first rows of y [3, 1] become 1, as many as count says."""
+    count, y = g.input("count", (1,), "int32"), g.state("y", (3, 1), "float32")
+    known = g.events("known", (1,), expects=1)
+    ready = g.events("ready", (3, 1), expects=1)
+    g.call(start_rows, g.grid(one=1), name="start", notifies=[known[0]])
+    i, j = grid = g.grid(i=up_to(3, count.load(0)), j=1)
+    g.call(start_rows, grid, waits=[known[0]], notifies=[ready[i, j]])
+    g.call(write_one, grid, waits=[known[0], ready[i, j]], writes=[y[i, tile(j, 1)]])
+
+
+def test_a_loaded_extent_beside_an_axis_of_one_task():
+    plan = schedule_dynamic(counted_rows(1))
+    given = {"count": np.array([2], np.int32), "y": np.zeros((3, 1), np.float32)}
+    assert simulate(plan, [given], {}).outputs[0]["y"].tolist() == [[1], [1], [0]]
 
 
 def test_expected_counts_may_come_from_a_runtime_tensor():

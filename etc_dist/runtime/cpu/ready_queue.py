@@ -87,7 +87,7 @@ class _Pending:
         place = row_major(gating, TASK)
         inner = {**env, TASK.name: self.groups}
         inner |= {
-            axis.symbol.name: part.evaluate(inner)
+            axis.symbol.name: np.broadcast_to(part.evaluate(inner), count)
             for axis, part in zip(gating, place, strict=True)
         }
         self._inner, self._gating = inner, gating
