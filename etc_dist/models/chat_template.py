@@ -19,6 +19,8 @@ SAFE_JINJA = 3, 1, 6
 """Earlier releases let a template run any code (CVE-2025-27516)."""
 REASONING = "reasoning_content", "thinking", "reasoning"
 """The names that a message may have for its reasoning; templates use the first two."""
+SPEAKERS = "system", "developer", "user", "assistant"
+"""Roles whose messages are texts; those of other ones, such as tools, may be data."""
 WHERE = "the model's chat template"
 
 
@@ -85,9 +87,10 @@ class ChatTemplate:
                 expect_texts(parts[n])
                 fit[n] = _joined(parts[n])
                 continue
-            for idx, part in enumerate(some):
+            for idx, part in enumerate(parts[n]):
                 others = {**marked, n: some[:idx] + some[idx + 1 :]}
-                if self._shown(messages, others, values) == listed:
+                is_text = part["type"] == "text"
+                if not is_text and self._shown(messages, others, values) == listed:
                     raise _part_refused(part)
         return _with_contents(messages, fit)
 
@@ -134,6 +137,7 @@ def contents(messages: Iterable[Mapping[str, Any]]) -> str:
             expect_texts(message["content"])
             texts.append(_joined(message["content"]))
         else:
+            expect_type(message["content"], str, "'content' of a message")
             texts.append(message["content"])
     return "\n".join(texts)
 
@@ -149,7 +153,12 @@ def missing_template(got: str) -> None:
 
 
 def has_parts(message: Mapping[str, Any]) -> bool:
-    return isinstance(message.get("content"), list)
+    """Whether the content is a list of parts, not data of a tool."""
+    some = message.get("content")
+    return isinstance(some, list) and (
+        message["role"] in SPEAKERS
+        or any(isinstance(part, dict) and part.get("type") == "text" for part in some)
+    )
 
 
 def expect_texts(parts: Iterable[Mapping[str, Any]]) -> None:
@@ -176,7 +185,8 @@ def _message(message: Any) -> dict[str, Any]:
     expect_type(message, Mapping, "a message")
     fields = {key: value for key, value in plain(message).items() if value is not None}
     expect_type(fields.get("role"), str, "'role' of a message")
-    if "content" in fields or fields.keys() <= {"role", "name"}:
+    is_needed = fields.keys() <= {"role", "name"}
+    if is_needed or (fields["role"] in SPEAKERS and "content" in fields):
         expect_type(fields.get("content"), (str, list), "'content' of a message")
     for part in fields["content"] if has_parts(fields) else ():
         expect_type(part, dict, "a part of a message")

@@ -69,6 +69,25 @@ def test_content_may_be_none_with_other_fields():
     assert chat(template, messages) == '{"name": "f", "arguments": {"x": 1}}a'
 
 
+def test_messages_that_a_template_leaves_out_may_have_parts():
+    template = EACH + "{{ m.content if m.role == 'user' else '' }}{% endfor %}"
+    messages = [
+        {"role": "tool", "content": [text("a")]},
+        {"role": "user", "content": "b"},
+    ]
+    assert chat(template, messages) == "b"
+
+
+@pytest.mark.parametrize("data", [{"x": [1]}, [1, {"type": "function"}], 3])
+def test_a_result_of_a_tool_may_be_data(data):
+    template = EACH + "{{ m.content | string }}{% endfor %}"
+    assert chat(template, [{"role": "tool", "content": data}]) == str(data)
+    with pytest.raises(TypeError, match="of a message"):
+        contents(conversation([{"role": "tool", "content": data}]))
+    with pytest.raises(TypeError, match="of a message"):
+        conversation([{"role": "user", "content": data}])
+
+
 def test_what_a_model_wrote_may_be_marked():
     template = EACH + (
         "{% generation %}\n{% set word = m.content %}{{ word }}{% endgeneration %}"
